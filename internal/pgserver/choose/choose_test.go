@@ -1,0 +1,134 @@
+package choose
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+)
+
+var errBroken = errors.New("broken")
+
+func works(name string) way {
+	return func(context.Context) (*Server, error) {
+		return &Server{Description: name, stop: func(context.Context) error { return nil }}, nil
+	}
+}
+
+func fails(name string) way {
+	return func(context.Context) (*Server, error) {
+		return nil, fmt.Errorf("%s: %w\nmore about it", name, errBroken)
+	}
+}
+
+func TestTheFirstWayThatWorksIsTaken(t *testing.T) {
+	t.Parallel()
+	server, err := first(t.Context(), []way{works("one"), fails("two")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := server.String(), "PostgreSQL for the tests: one"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestAWayThatIsPassedOverIsSaidInTheSameLine(t *testing.T) {
+	t.Parallel()
+	server, err := first(t.Context(), []way{fails("one"), works("two"), fails("three")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := server.String(), "PostgreSQL for the tests: two (not one: broken)"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestWithoutAnyWayTheErrorSaysWhyAndWhatToDo(t *testing.T) {
+	t.Parallel()
+	_, err := first(t.Context(), []way{fails("one"), func(context.Context) (*Server, error) { return nil, pgserver.ErrNoBinaries }})
+	for _, want := range []error{ErrNoServer, errBroken, pgserver.ErrNoBinaries} {
+		if !errors.Is(err, want) {
+			t.Errorf("error is not %q: %v", want, err)
+		}
+	}
+	if !strings.Contains(err.Error(), remedy) {
+		t.Errorf("error does not say what to do: %v", err)
+	}
+}
+
+func TestANamedServerIsUsedAndNotStopped(t *testing.T) {
+	running, err := pgserver.Start(t.Context(), pgserver.Config{Settings: Settings()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := running.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Setenv(DatabaseEnv, running.URL("postgres"))
+	t.Setenv(ServerEnv, "")
+	server, err := Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if server.URL != running.URL("postgres") || !strings.HasPrefix(server.Description, "PostgreSQL "+running.Version()) {
+		t.Errorf("got %s at %s", server.Description, server.URL)
+	}
+	if err := server.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	conn, err := pgconn.Connect(t.Context(), server.URL)
+	if err != nil {
+		t.Fatalf("a server that is not ours was stopped: %v", err)
+	}
+	if err := conn.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	t.Setenv(ServerEnv, "the one on the shelf")
+	if server, err = Start(t.Context()); err != nil || server.Description != "the one on the shelf" {
+		t.Errorf("got %v, %v", server, err)
+	}
+}
+
+func TestANamedServerThatDoesNotAnswerIsNotReplaced(t *testing.T) {
+	t.Setenv(DatabaseEnv, "postgres:///postgres?host="+t.TempDir())
+	server, err := Start(t.Context())
+	if !errors.Is(err, ErrNoServer) {
+		t.Fatalf("got %v, %v; want ErrNoServer", server, err)
+	}
+	if !strings.Contains(err.Error(), DatabaseEnv) {
+		t.Errorf("error does not name %s: %v", DatabaseEnv, err)
+	}
+}
+
+func TestWithoutANamedServerOneIsStarted(t *testing.T) {
+	t.Setenv(DatabaseEnv, "")
+	server, err := Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(server)
+	conn, err := pgconn.Connect(t.Context(), server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), "create database another").ReadAll(); err != nil {
+		t.Error(err)
+	}
+	if err := conn.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := server.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if conn, err := pgconn.Connect(t.Context(), server.URL); err == nil {
+		_ = conn.Close(t.Context())
+		t.Error("the server still answers")
+	}
+}

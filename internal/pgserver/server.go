@@ -1,0 +1,340 @@
+// This file is the life of a server: start, connect, promote, stop.
+
+package pgserver
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Superuser is the role that owns the server and that URL connects as.
+const Superuser = "postgres"
+
+// pollInterval is how often we look whether a server has become what we wait for.
+const pollInterval = 10 * time.Millisecond
+
+// Config says what server to start. The zero value is a server as PostgreSQL's
+// defaults have it, on a socket only.
+type Config struct {
+	Binaries   Binaries          // which PostgreSQL; the zero value asks Find
+	Settings   map[string]string // server settings, such as "fsync": "off"
+	InitdbArgs []string          // more arguments for initdb
+	TCP        bool              // also listen on a free port of 127.0.0.1, with a password
+	Log        io.Writer         // gets the server's log as well, if not nil
+}
+
+// Server is a running PostgreSQL, or one that was stopped by Crash or Kill and
+// can be started again.
+type Server struct {
+	cfg      Config
+	as       *account
+	dir      *directory
+	port     int
+	password string
+	log      *tail
+
+	mu      sync.Mutex // held by what changes the fields below
+	process *process
+}
+
+// Start makes a new database cluster and starts a server on it. It returns when
+// the server accepts connections. The server lives until Stop, or until this
+// process ends; ctx bounds the start only.
+func Start(ctx context.Context, cfg Config) (*Server, error) {
+	s, err := prepareServer(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("pgserver: start: %w", err)
+	}
+	if err := s.initdb(ctx); err != nil {
+		return nil, fmt.Errorf("pgserver: start: %w", errors.Join(err, s.dir.remove()))
+	}
+	if err := s.firstStart(ctx); err != nil {
+		return nil, fmt.Errorf("pgserver: start: %w", errors.Join(err, s.dir.remove()))
+	}
+	return s, nil
+}
+
+// Standby starts a hot standby that streams from s. Its settings are those of
+// s with cfg's on top. It returns when the standby accepts connections and
+// receives.
+func (s *Server) Standby(ctx context.Context, cfg Config) (*Server, error) {
+	settings := maps.Clone(s.cfg.Settings) // a standby's limits must not be below its primary's
+	if settings == nil {
+		settings = map[string]string{}
+	}
+	maps.Copy(settings, cfg.Settings)
+	cfg.Settings, cfg.Binaries = settings, s.cfg.Binaries
+	standby, err := prepareServer(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("pgserver: standby: %w", err)
+	}
+	standby.password = s.password // passwords are part of what is copied
+	err = run(ctx, standby.dir.socket(), standby.as, cfg.Binaries.tool("pg_basebackup"),
+		"--dbname", s.URL("postgres"), "--pgdata", standby.dir.data(),
+		"--write-recovery-conf", "--checkpoint=fast", "--wal-method=stream", "--no-sync")
+	if err == nil {
+		err = standby.firstStart(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pgserver: standby: %w", errors.Join(err, standby.dir.remove()))
+	}
+	if err := standby.await(ctx, standby.process, "select exists (select from pg_stat_wal_receiver where status = 'streaming')"); err != nil {
+		return nil, fmt.Errorf("pgserver: standby does not receive: %w%s",
+			errors.Join(err, standby.Stop(context.WithoutCancel(ctx))), quoted(standby.log.String()))
+	}
+	return standby, nil
+}
+
+// Promote makes a standby a primary. It returns when it can write.
+func (s *Server) Promote(ctx context.Context) error {
+	conn, err := pgconn.Connect(ctx, s.URL("postgres"))
+	if err != nil {
+		return fmt.Errorf("pgserver: promote: %w", err)
+	}
+	_, err = conn.Exec(ctx, "select pg_promote(wait => false)").ReadAll()
+	if err = errors.Join(err, conn.Close(ctx)); err != nil {
+		return fmt.Errorf("pgserver: promote: %w", err)
+	}
+	if err := s.await(ctx, s.current(), "select not pg_is_in_recovery()"); err != nil {
+		return fmt.Errorf("pgserver: promote: %w", err)
+	}
+	return nil
+}
+
+// Restart stops the server if it runs, and starts it on the same data, at the
+// same address. It works after Crash and Kill, too.
+func (s *Server) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.shutDown(ctx); err != nil {
+		return fmt.Errorf("pgserver: restart: %w", err)
+	}
+	if err := s.launch(ctx); err != nil {
+		return fmt.Errorf("pgserver: restart: %w", err)
+	}
+	return nil
+}
+
+// Crash makes the server end at once, without a checkpoint and without a word
+// to its clients but the end of their connections: what pg_ctl calls an
+// immediate shutdown. The next Restart recovers from the log.
+func (s *Server) Crash() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.crash(); err != nil {
+		return fmt.Errorf("pgserver: crash: %w", err)
+	}
+	return nil
+}
+
+// Kill kills the server and all its processes with SIGKILL, as a failing
+// machine would.
+func (s *Server) Kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.process.signalAll(syscall.SIGKILL); err != nil {
+		return fmt.Errorf("pgserver: kill: %w", err)
+	}
+	<-s.process.done
+	return nil
+}
+
+// Freeze stops all processes of the server in their tracks until Thaw: it keeps
+// its connections and answers nothing.
+func (s *Server) Freeze() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.process.signalAll(sigFreeze); err != nil {
+		return fmt.Errorf("pgserver: freeze: %w", err)
+	}
+	return nil
+}
+
+// Thaw lets a frozen server go on.
+func (s *Server) Thaw() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.process.signalAll(sigThaw); err != nil {
+		return fmt.Errorf("pgserver: thaw: %w", err)
+	}
+	return nil
+}
+
+// Stop shuts the server down and removes all that is left of it. Connections
+// are cut. When ctx is done first, the server is made to crash instead: it is
+// gone in every case. A second Stop does nothing.
+func (s *Server) Stop(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.shutDown(ctx)
+	if err != nil {
+		err = s.crash()
+	}
+	if err = errors.Join(err, s.dir.remove()); err != nil {
+		return fmt.Errorf("pgserver: stop: %w", err)
+	}
+	return nil
+}
+
+// URL returns a connection string for a database of the server, for the
+// superuser, through the socket. pgx, psql and every other libpq program
+// understand it.
+func (s *Server) URL(database string) string {
+	u := url.URL{
+		Scheme:   "postgres",
+		User:     url.User(Superuser),
+		Path:     "/" + database,
+		RawQuery: url.Values{"host": {s.dir.socket()}, "port": {strconv.Itoa(s.port)}}.Encode(),
+	}
+	return u.String()
+}
+
+// TCPURL is as URL, through TCP with a password. It is empty if the server does
+// not listen there.
+func (s *Server) TCPURL(database string) string {
+	if !s.cfg.TCP {
+		return ""
+	}
+	u := url.URL{
+		Scheme:   "postgres",
+		User:     url.UserPassword(Superuser, s.password),
+		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
+		Path:     "/" + database,
+		RawQuery: "sslmode=disable",
+	}
+	return u.String()
+}
+
+// PID returns the process id of the postmaster that runs, or ran last.
+func (s *Server) PID() int { return s.current().cmd.Process.Pid }
+
+// DataDir returns the directory of the database cluster.
+func (s *Server) DataDir() string { return s.dir.data() }
+
+// Version returns the server's version, such as 15.18.
+func (s *Server) Version() string { return s.cfg.Binaries.Version }
+
+// Description says for people which server this is, such as "PostgreSQL 15.18
+// from /usr/lib/postgresql/15/bin".
+func (s *Server) Description() string { return s.cfg.Binaries.String() }
+
+// LogTail returns the last lines of the server's log.
+func (s *Server) LogTail() string { return s.log.String() }
+
+// current returns the postmaster that runs, or ran last.
+func (s *Server) current() *process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.process
+}
+
+// prepareServer makes everything but the cluster.
+func prepareServer(ctx context.Context, cfg Config) (*Server, error) {
+	err := supported()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Binaries == (Binaries{}) {
+		if cfg.Binaries, err = Find(); err != nil {
+			return nil, err
+		}
+	}
+	s := &Server{cfg: cfg, log: &tail{also: cfg.Log}, password: rand.Text()}
+	if s.as, err = serverAccount(); err != nil {
+		return nil, err
+	}
+	if s.dir, err = makeDirectory(ctx, cfg.Binaries, s.as); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// shutDown stops the server in good order, if it runs.
+func (s *Server) shutDown(ctx context.Context) error {
+	if err := s.process.signalAll(sigThaw); err != nil { // a frozen one would not hear
+		return err
+	}
+	if err := s.process.signal(syscall.SIGINT); err != nil { // a fast shutdown
+		return err
+	}
+	return s.process.wait(ctx)
+}
+
+// crash stops the server at once. The postmaster itself sees to it that its
+// children end within seconds, so there is nothing to bound the wait with.
+func (s *Server) crash() error {
+	if err := s.process.signalAll(sigThaw); err != nil {
+		return err
+	}
+	if err := s.process.signal(syscall.SIGQUIT); err != nil {
+		return err
+	}
+	<-s.process.done
+	return nil
+}
+
+// launch starts the postmaster and waits until it accepts connections.
+func (s *Server) launch(ctx context.Context) error {
+	cmd := exec.Command(s.cfg.Binaries.tool("postgres"), "-D", s.dir.data(), "-c", "config_file="+s.dir.config())
+	cmd.Stdout, cmd.Stderr = s.log, s.log
+	cmd.ExtraFiles = []*os.File{s.dir.lock} // see removeStale
+	prepare(cmd, s.dir.data(), s.as, syscall.SIGQUIT)
+	p, err := startProcess(cmd)
+	if err != nil {
+		return err
+	}
+	s.process = p
+	if err := s.await(ctx, p, "select true"); err != nil {
+		return fmt.Errorf("the server does not come up: %w%s", errors.Join(err, s.crash()), quoted(s.log.String()))
+	}
+	return nil
+}
+
+// await waits until the query returns true. A server that is not there yet
+// counts as false; one that has ended is an error, and so is the end of ctx.
+func (s *Server) await(ctx context.Context, p *process, query string) error {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		yes, err := s.ask(ctx, query)
+		if yes {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("postgres ended: %w", errors.Join(p.err, err))
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		case <-ticker.C:
+		}
+	}
+}
+
+// ask runs a query that returns one boolean.
+func (s *Server) ask(ctx context.Context, query string) (yes bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // a starting server may leave an attempt without an answer
+	defer cancel()
+	conn, err := pgconn.Connect(ctx, s.URL("postgres"))
+	if err != nil {
+		return false, err
+	}
+	results, err := conn.Exec(ctx, query).ReadAll()
+	if err := errors.Join(err, conn.Close(ctx)); err != nil {
+		return false, err
+	}
+	return string(results[0].Rows[0][0]) == "t", nil
+}

@@ -1,0 +1,154 @@
+// With runs a command with a PostgreSQL server for its tests:
+//
+//	go run ./internal/pgserver/with go test ./...
+//
+// It decides once which server that is (see package choose), starts it, tells
+// the command through PGXLOCK_TEST_DATABASE and PGXLOCK_TEST_SERVER, passes
+// signals on to it, stops the server whatever happens, and exits with the
+// command's code. With --throw-away it never takes a server that somebody else
+// runs, and tells the command through PGXLOCK_DEMO_DATABASE and
+// PGXLOCK_DEMO_SERVER instead: that is for the demo. If there is no server to be had, and it runs as root on
+// Debian, it installs one with scripts/install-postgres first: run it in the
+// project's root directory.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgserver/choose"
+)
+
+const (
+	installScript = "scripts/install-postgres"
+	stopPatience  = 30 * time.Second
+
+	// Exit codes of our own, as env and sh have them.
+	exitUsage    = 2
+	exitNoServer = 125
+	exitNotFound = 127
+	exitSignal   = 128 // plus the signal that ended the command
+)
+
+func main() {
+	args := os.Args[1:]
+	names := forTests
+	if len(args) > 0 && args[0] == "--throw-away" {
+		args = args[1:]
+		names = forDemo
+		_ = os.Unsetenv(choose.DatabaseEnv) // fails for malformed names only
+	}
+	if len(args) > 0 && args[0] == "--" {
+		args = args[1:]
+	}
+	if len(args) == 0 {
+		fmt.Fprintln(os.Stderr, "usage: with [--throw-away] [--] command [argument ...]")
+		os.Exit(exitUsage)
+	}
+	os.Exit(with(args, names))
+}
+
+// environment is the variables that tell the command of its server.
+type environment struct{ url, description string }
+
+var (
+	forTests = environment{choose.DatabaseEnv, choose.ServerEnv}
+	forDemo  = environment{"PGXLOCK_DEMO_DATABASE", "PGXLOCK_DEMO_SERVER"}
+)
+
+// with runs the command with a server, and returns the code to exit with.
+func with(args []string, names environment) int {
+	// From here on no signal ends us before the server is stopped.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+
+	server, err := start(signals)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "with:", err)
+		return exitNoServer
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+		defer cancel()
+		if err := server.Stop(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "with:", err)
+		}
+	}()
+	fmt.Fprintln(os.Stderr, server)
+	return run(args, names, server, signals)
+}
+
+// start starts the chosen server, and installs one if that is what it takes. A
+// signal ends it.
+func start(signals <-chan os.Signal) (*choose.Server, error) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go func() {
+		select {
+		case sig := <-signals:
+			cancel(fmt.Errorf("got signal: %v", sig))
+		case <-ctx.Done():
+		}
+	}()
+	server, err := choose.Start(ctx)
+	if errors.Is(err, pgserver.ErrNoBinaries) && os.Geteuid() == 0 && isDebian() {
+		install := exec.CommandContext(ctx, installScript)
+		install.Stdout, install.Stderr = os.Stderr, os.Stderr
+		if failed := install.Run(); failed != nil {
+			return nil, fmt.Errorf("%w\n%s: %w", err, installScript, failed)
+		}
+		server, err = choose.Start(ctx)
+	}
+	return server, err
+}
+
+func isDebian() bool {
+	_, err := os.Stat("/etc/debian_version")
+	return err == nil
+}
+
+// run runs the command to its end.
+func run(args []string, names environment, server *choose.Server, signals <-chan os.Signal) int {
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(),
+		names.url+"="+server.URL,
+		names.description+"="+server.Description)
+	if err := cmd.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, "with:", err)
+		return exitNotFound
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	for {
+		select {
+		case sig := <-signals:
+			_ = cmd.Process.Signal(sig) // fails only if the command has just ended
+		case err := <-done:
+			return exitCode(err)
+		}
+	}
+}
+
+// exitCode is the code of a command that ended with err.
+func exitCode(err error) int {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case !errors.As(err, &exit):
+		fmt.Fprintln(os.Stderr, "with:", err)
+		return 1
+	}
+	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return exitSignal + int(status.Signal())
+	}
+	return exit.ExitCode()
+}

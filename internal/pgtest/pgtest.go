@@ -1,0 +1,125 @@
+// Package pgtest gives each test a database of its own on a real PostgreSQL
+// server. It is the one way in which the project's tests get to a server.
+//
+//	func TestMain(m *testing.M) { pgtest.Main(m) }
+//
+//	func TestSomething(t *testing.T) {
+//		db := pgtest.New(t)
+//		db.Exec(t, "create table ...")
+//		use(db.Pool)
+//	}
+//
+// package choose says which server that is. If there is none, tests fail: a
+// lock that was tried against nothing was not tried.
+package pgtest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// patience bounds each thing we do for a test. It is far more than any of them
+// takes on a slow machine; it turns a hang into a message.
+const patience = 30 * time.Second
+
+// DB is a fresh, empty database that one test has for itself.
+type DB struct {
+	Pool *pgxpool.Pool // with pgx's defaults
+	URL  string        // connection string, for whoever takes one
+	Name string        // the database's name
+}
+
+// New makes a database for the test. It is dropped when the test and its
+// subtests are over, whoever is still connected to it.
+func New(tb testing.TB) *DB {
+	tb.Helper()
+	url := serverURL(tb)
+	name := createDatabase(tb, url)
+	db := &DB{Name: name, URL: withDatabase(tb, url, name)}
+	db.Pool = Pool(tb, db.URL) // closed before the database is dropped: cleanups run last to first
+	return db
+}
+
+// Pool connects a pool to the given connection string, closed when the test is
+// over. Each of configure may change the pool's configuration first.
+func Pool(tb testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	tb.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		tb.Fatalf("pgtest: pool: %v", err)
+	}
+	for _, f := range configure {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config) // connects when it is used first
+	if err != nil {
+		tb.Fatalf("pgtest: pool: %v", err)
+	}
+	tb.Cleanup(func() { closePool(tb, pool) })
+	return pool
+}
+
+// closePool closes the pool, which waits for all its connections to come back:
+// a test that lost one should hear of it, not hang.
+func closePool(tb testing.TB, pool *pgxpool.Pool) {
+	tb.Helper()
+	closed := make(chan struct{})
+	go func() {
+		pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		tb.Errorf("pgtest: %d connections were not given back to the pool", pool.Stat().AcquiredConns())
+	}
+}
+
+// NewPool connects another pool to the database, closed when the test is over, as
+// another instance of a program would have.
+func (db *DB) NewPool(tb testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	tb.Helper()
+	return Pool(tb, db.URL, configure...)
+}
+
+// Connect opens a connection of its own to the database, closed when the test
+// is over.
+func (db *DB) Connect(tb testing.TB) *pgx.Conn {
+	tb.Helper()
+	return Connect(tb, db.URL)
+}
+
+// Connect opens a connection, closed when the test is over.
+func Connect(tb testing.TB, url string) *pgx.Conn {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		tb.Fatalf("pgtest: connect: %v", err)
+	}
+	tb.Cleanup(func() {
+		// The test's own context is done by now. The test may have cut the
+		// connection, so an error here says nothing.
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_ = conn.Close(ctx)
+	})
+	return conn
+}
+
+// Exec runs SQL in the database, and fails the test if that fails. Without
+// arguments, sql may be several statements.
+func (db *DB) Exec(tb testing.TB, sql string, args ...any) pgconn.CommandTag {
+	tb.Helper()
+	tag, err := db.Pool.Exec(tb.Context(), sql, args...)
+	if err != nil {
+		tb.Fatalf("pgtest: %v\n%s", err, sql)
+	}
+	return tag
+}

@@ -1,0 +1,111 @@
+package pgtest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+func TestEveryTestHasAnEmptyDatabaseOfItsOwn(t *testing.T) {
+	t.Parallel()
+	a, b := New(t), New(t)
+	a.Exec(t, "create table here (n int); insert into here values (1), (2)")
+	if n := a.Exec(t, "update here set n = $1", 7).RowsAffected(); n != 2 {
+		t.Errorf("updated %d rows, want 2", n)
+	}
+	for _, test := range []struct {
+		db   *DB
+		want bool
+	}{{a, true}, {b, false}} {
+		var exists bool
+		if err := test.db.Connect(t).QueryRow(t.Context(), "select to_regclass('here') is not null").Scan(&exists); err != nil {
+			t.Fatal(err)
+		}
+		if exists != test.want {
+			t.Errorf("table is in %s: %t, want %t", test.db.Name, exists, test.want)
+		}
+	}
+}
+
+func TestDatabasesAreMadeConcurrently(t *testing.T) {
+	t.Parallel()
+	for i := range 8 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			New(t).Exec(t, "create table t ()")
+		})
+	}
+}
+
+func TestTheDatabaseIsDroppedWithConnectionsOpen(t *testing.T) {
+	t.Parallel()
+	var name string
+	var left *pgx.Conn
+	t.Run("a test that leaves a connection", func(t *testing.T) {
+		db := New(t)
+		name = db.Name
+		conn, err := pgx.Connect(t.Context(), db.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = conn
+	})
+	defer left.Close(context.Background())
+	var exists bool
+	err := Connect(t, serverURL(t)).QueryRow(t.Context(), "select exists (select from pg_database where datname = $1)", name).Scan(&exists)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exists {
+		t.Errorf("%s is still there", name)
+	}
+	if err := left.Ping(t.Context()); err == nil {
+		t.Error("the connection to the dropped database still works")
+	}
+}
+
+func TestAPrivateServerMayBeBroken(t *testing.T) {
+	t.Parallel()
+	server := Private(t, pgserver.Config{Settings: map[string]string{"max_connections": "23"}})
+	var limit, fsync, synchronousCommit string
+	row := Connect(t, server.URL("postgres")).QueryRow(t.Context(),
+		"select current_setting('max_connections'), current_setting('fsync'), current_setting('synchronous_commit')")
+	if err := row.Scan(&limit, &fsync, &synchronousCommit); err != nil {
+		t.Fatal(err)
+	}
+	if limit != "23" || fsync != "off" || synchronousCommit != "on" {
+		t.Errorf("max_connections %s, fsync %s, synchronous_commit %s; want 23, off, on", limit, fsync, synchronousCommit)
+	}
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheDatabaseOfAConnectionStringIsReplaced(t *testing.T) {
+	t.Parallel()
+	for _, connString := range []string{
+		"postgres://u:p%2F@h:6/old?sslmode=disable&application_name=x",
+		"postgresql://u:p%2F@h:6?dbname=old&sslmode=disable&application_name=x",
+		"host=h port=6 user=u password=p/ dbname=old sslmode=disable application_name=x",
+	} {
+		changed, err := replaceDatabase(connString, "new")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := pgconn.ParseConfig(changed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := fmt.Sprint(c.Host, c.Port, c.User, c.Password, c.Database, c.RuntimeParams["application_name"], c.TLSConfig == nil)
+		if want := fmt.Sprint("h", uint16(6), "u", "p/", "new", "x", true); got != want {
+			t.Errorf("%s became %s: %s, want %s", connString, changed, got, want)
+		}
+	}
+}
