@@ -1,0 +1,312 @@
+// Package migrations installs and upgrades pgxlock's tables and functions.
+//
+// The files are golang-migrate pairs of plain SQL; FS holds them for programs
+// that run golang-migrate, or another tool, themselves. Each up file is one
+// statement: it takes effect as a whole or not at all, whoever runs it (psql
+// with or without -1, golang-migrate's library or command, [Up]), and it
+// records its version itself, so that every way knows what another one did.
+//
+// This is a package of its own so that a program that only locks does not link
+// golang-migrate.
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+
+	"github.com/golang-migrate/migrate/v4"
+	"github.com/golang-migrate/migrate/v4/database"
+	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	"github.com/golang-migrate/migrate/v4/source"
+	"github.com/golang-migrate/migrate/v4/source/iofs"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+)
+
+// FS holds the migrations, NNNNNN_name.up.sql and NNNNNN_name.down.sql, in its
+// root. A file never changes once it was released.
+//
+//go:embed 0*.sql
+var FS embed.FS
+
+// Table is the name of the version table, for those who run golang-migrate
+// themselves (x-migrations-table=pgxlock_migrations).
+const Table = "pgxlock_migrations"
+
+//go:embed sql/session.sql
+var sessionSQL string
+
+//go:embed sql/create_schema.sql
+var createSchemaSQL string
+
+//go:embed sql/check_schema.sql
+var checkSchemaSQL string
+
+//go:embed sql/version_table.sql
+var versionTableSQL string
+
+//go:embed sql/target.sql
+var targetSQL string
+
+//go:embed sql/bare_path.sql
+var barePathSQL string
+
+//go:embed sql/in_schema.sql
+var inSchemaSQL string
+
+//go:embed sql/installed.sql
+var installedSQL string
+
+//go:embed sql/repair.sql
+var repairSQL string
+
+// Config says where and how to migrate. A nil *Config means the zero value.
+type Config struct {
+	// Schema is created if it does not exist, and closed to PUBLIC then. Empty:
+	// the schema that search_path names first on a new connection of the pool.
+	Schema string
+
+	// Force lets Down remove leases that are live, under their holders.
+	Force bool
+}
+
+// Up brings the schema to the newest version, and does nothing where it is
+// there already. It adopts what psql or golang-migrate's command installed, and
+// a table distributed_locks with functions acquire_lock and release_lock of the
+// widespread form that pgxlock replaces: their callers go on as before.
+//
+// After a pg_upgrade, or a restore into another cluster, acquires fail until Up
+// was run once: it lifts the fencing tokens above all that were ever given out.
+//
+// Up connects by itself, with the pool's configuration and hooks, and needs a
+// session of its own: give it a direct connection or a pooler in session mode.
+// Several may run at once. An error leaves the schema as it was. Locks on the
+// tables are waited for at most 2 s (SQLSTATE 55P03): run it again when the
+// transaction that was in the way has ended. When ctx ends, a file that has
+// begun is finished.
+func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
+	return connect(ctx, "up", pool, cfg, func(db *handle) error {
+		if _, err := db.ExecContext(ctx, createSchemaSQL); err != nil {
+			return err
+		}
+		if err := step(ctx, db, (*migrate.Migrate).Up); err != nil {
+			return err
+		}
+		_, err := db.ExecContext(ctx, repairSQL)
+		return err
+	})
+}
+
+// Down removes everything, the newest version first. A table and functions that
+// Up adopted are given back as they were, with their rows. It refuses while
+// leases are live (SQLSTATE 55006), unless cfg.Force is set.
+func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
+	return connect(ctx, "down", pool, cfg, func(db *handle) error {
+		if v, err := installedVersion(ctx, db); err != nil || v == 0 {
+			return err
+		}
+		return step(ctx, db, (*migrate.Migrate).Down)
+	})
+}
+
+// Version returns the version that is installed, 0 for none, and the newest one
+// that this package has.
+func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, newest uint, err error) {
+	err = connect(ctx, "version", pool, cfg, func(db *handle) error {
+		installed, err = installedVersion(ctx, db)
+		return err
+	})
+	return installed, newestVersion(), err
+}
+
+// Repair clears the dirty mark that golang-migrate leaves when a file failed
+// (the file itself left nothing behind), and lifts the fencing tokens if the
+// database was moved or restored. Up does both, too.
+func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
+	return connect(ctx, "repair", pool, cfg, func(db *handle) error {
+		if v, err := installedVersion(ctx, db); err != nil {
+			return err
+		} else if v == 0 {
+			return errors.New("nothing is installed here; run Up (pgxlock migrate up)")
+		}
+		if err := step(ctx, db, func(*migrate.Migrate) error { return nil }); err != nil {
+			return err
+		}
+		_, err := db.ExecContext(ctx, repairSQL)
+		return err
+	})
+}
+
+// connect calls fn with a database handle whose sessions are set up for
+// migrating, made from the pool's configuration.
+func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn func(*handle) error) error {
+	if pool == nil {
+		return fmt.Errorf("pgxlock: migrations: %s: the pool is nil; make one with pgxpool.New", op)
+	}
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	db := &handle{config: pool.Config()}
+	db.DB = db.open(func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, sessionSQL, pgx.QueryExecModeExec, cfg.Schema, cfg.Force)
+		return err
+	})
+	db.bare = db.open(func(ctx context.Context, conn *pgx.Conn) error {
+		if _, err := conn.Exec(ctx, sessionSQL, pgx.QueryExecModeExec, cfg.Schema, cfg.Force); err != nil {
+			return err
+		}
+		_, err := conn.Exec(ctx, barePathSQL)
+		return err
+	})
+	err := db.PingContext(ctx) // golang-migrate takes no context
+	if err == nil {
+		err = fn(db)
+	}
+	if err = errors.Join(err, db.bare.Close(), db.Close()); err != nil {
+		return fmt.Errorf("pgxlock: migrations: %s: %w", op, plain(err))
+	}
+	return nil
+}
+
+// handle is the database to migrate.
+type handle struct {
+	*sql.DB         // sessions whose search_path is that of the schema
+	bare    *sql.DB // sessions for golang-migrate, whose search_path is pg_catalog
+	config  *pgxpool.Config
+}
+
+// open returns a handle whose sessions have the pool's configuration, and are
+// then set up.
+func (db *handle) open(setUp func(context.Context, *pgx.Conn) error) *sql.DB {
+	options := []stdlib.OptionOpenDB{stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
+		if db.config.AfterConnect != nil {
+			if err := db.config.AfterConnect(ctx, conn); err != nil {
+				return err
+			}
+		}
+		return setUp(ctx, conn)
+	})}
+	if db.config.BeforeConnect != nil {
+		options = append(options, stdlib.OptionBeforeConnect(db.config.BeforeConnect))
+	}
+	return stdlib.OpenDB(*db.config.ConnConfig, options...)
+}
+
+// inSchema is golang-migrate's driver, but for where the files run.
+type inSchema struct {
+	database.Driver
+	schema string
+}
+
+func (d inSchema) Run(file io.Reader) error {
+	begin := strings.ReplaceAll(inSchemaSQL, "pgxlock_schema", pgx.Identifier{d.schema}.Sanitize())
+	return d.Driver.Run(io.MultiReader(strings.NewReader(begin), file))
+}
+
+// step runs golang-migrate on the database, under the lock that its command
+// takes too. What golang-migrate cannot do is done first: refuse a search_path
+// that leads elsewhere, wait for a file that psql runs, and set a dirty mark
+// right.
+func step(ctx context.Context, db *handle, do func(*migrate.Migrate) error) (err error) {
+	for _, query := range []string{checkSchemaSQL, versionTableSQL} {
+		if _, err := db.ExecContext(ctx, query); err != nil {
+			return err
+		}
+	}
+	files, err := iofs.New(FS, ".")
+	if err != nil {
+		return err
+	}
+	var schema, name string
+	if err := db.QueryRowContext(ctx, targetSQL).Scan(&schema, &name); err != nil {
+		return err
+	}
+	pgx5, err := migratepgx.WithInstance(db.bare, &migratepgx.Config{MigrationsTable: Table, SchemaName: schema, DatabaseName: name})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pgx5.Close()) }() // else it keeps its session
+	driver := inSchema{pgx5, schema}
+	m, err := migrate.NewWithInstance("iofs", files, "pgx", driver)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true }) // buffered, and sent once
+	defer stop()
+
+	version, err := heal(ctx, db, driver)
+	if err != nil {
+		return err
+	}
+	if newest := newestVersion(); version > int(newest) {
+		return fmt.Errorf("the schema has version %d, and this program knows up to %d: use a newer one", version, newest)
+	}
+	if err := do(m); err != nil && !errors.Is(err, migrate.ErrNoChange) {
+		_, healErr := heal(context.WithoutCancel(ctx), db, driver)
+		return errors.Join(err, healErr)
+	}
+	return ctx.Err()
+}
+
+// heal replaces a dirty mark by the version that is really there, which is known
+// because our files take effect as a whole or not at all. It returns the version.
+func heal(ctx context.Context, db *handle, driver database.Driver) (version int, err error) {
+	if err := driver.Lock(); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, driver.Unlock()) }()
+	version, dirty, err := driver.Version()
+	if err != nil || !dirty {
+		return version, err
+	}
+	there, err := installedVersion(ctx, db)
+	if err != nil {
+		return 0, err
+	}
+	return nilVersion(there), driver.SetVersion(nilVersion(there), false)
+}
+
+// nilVersion is golang-migrate's form of a version: -1 for none.
+func nilVersion(v uint) int {
+	if v == 0 {
+		return database.NilVersion
+	}
+	return int(v)
+}
+
+func installedVersion(ctx context.Context, db *handle) (v uint, err error) {
+	err = db.QueryRowContext(ctx, installedSQL).Scan(&v)
+	return v, err
+}
+
+// newestVersion is that of the last file in FS.
+func newestVersion() uint {
+	names, err := fs.Glob(FS, "*.up.sql")
+	if err != nil || len(names) == 0 {
+		panic("pgxlock: migrations: no files embedded")
+	}
+	m, err := source.Parse(names[len(names)-1]) // Glob sorts
+	if err != nil {
+		panic("pgxlock: migrations: " + err.Error())
+	}
+	return m.Version
+}
+
+// plain takes golang-migrate's wrapper, which does not unwrap and prints the
+// whole file, from around an error of the server.
+func plain(err error) error {
+	if e, ok := errors.AsType[database.Error](err); ok && e.OrigErr != nil {
+		return e.OrigErr
+	}
+	if e, ok := errors.AsType[*database.Error](err); ok && e.OrigErr != nil {
+		return e.OrigErr
+	}
+	return err
+}
