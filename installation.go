@@ -1,0 +1,68 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// schemaVersion is the oldest version of the migrations that this package works
+// with.
+const schemaVersion = 1
+
+// An installation is where the tables and functions are. It is found at the
+// first use, on a connection whose search_path is still the role's.
+type installation struct {
+	mu     sync.Mutex
+	schema string // "": not found yet
+	asked  string // the schema that the caller named, if any
+}
+
+// find makes sure that the schema is known and new enough.
+func (in *installation) find(ctx context.Context, conn *pgx.Conn) error {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.schema != "" {
+		return nil
+	}
+	schema := in.asked
+	if schema == "" {
+		var first *string
+		var all []string
+		if err := conn.QueryRow(ctx, statement("schema", "")).Scan(&first, &all); err != nil {
+			return err
+		}
+		switch {
+		case first != nil && slices.Contains(all, *first):
+			schema = *first
+		case first != nil:
+			return fmt.Errorf("%w: the functions in schema %q are older than pgxlock's", ErrSchema, *first)
+		case len(all) == 1:
+			schema = all[0]
+		case len(all) == 0:
+			return fmt.Errorf("%w: database %q has no pgxlock", ErrSchema, conn.Config().Database)
+		default:
+			return fmt.Errorf("%w: it is installed in %s, and none of them is on the search_path; name one in LeaseConfig.Schema",
+				ErrSchema, strings.Join(all, ", "))
+		}
+	}
+	var version int
+	err := conn.QueryRow(ctx, statement("version", schema)).Scan(&version)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == stateUndefinedFunction || pgErr.Code == stateInvalidSchema) {
+		return fmt.Errorf("%w: schema %q has no pgxlock", ErrSchema, schema)
+	}
+	if err != nil {
+		return err
+	}
+	if version < schemaVersion {
+		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, schema, version, schemaVersion)
+	}
+	in.schema = schema
+	return nil
+}

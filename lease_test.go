@@ -1,0 +1,76 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// migrated returns a database with pgxlock in it.
+func migrated(t *testing.T) *pgtest.DB {
+	t.Helper()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// newLocker returns a Locker that is closed when the test is over.
+func newLocker(t *testing.T, db *pgtest.DB, cfg *pgxlock.LeaseConfig) *pgxlock.Locker {
+	t.Helper()
+	locks, err := pgxlock.NewLease(db.Pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := locks.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return locks
+}
+
+func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks, others := newLocker(t, db, nil), newLocker(t, db, nil)
+	lock, err := locks.Acquire(t.Context(), "order:42", pgxlock.Metadata("pod-7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = others.TryAcquire(t.Context(), "order:42")
+	busy, ok := errors.AsType[*pgxlock.Error](err)
+	if !ok || !errors.Is(err, pgxlock.ErrNotAcquired) || busy.Holder != lock.Holder() || busy.RetryAfter <= 0 {
+		t.Fatalf("a held lease: %v", err)
+	}
+	err = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return lock.Fence(t.Context(), tx) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := lock.Context(t.Context())
+	defer cancel()
+	if err := lock.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(lock.Err(), pgxlock.ErrReleased) || !errors.Is(context.Cause(ctx), pgxlock.ErrReleased) || ctx.Err() == nil {
+		t.Fatalf("after release: %v, %v, %v", lock.Err(), context.Cause(ctx), ctx.Err())
+	}
+	next, err := others.Acquire(t.Context(), "order:42", pgxlock.MaxWait(10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next.Token() <= lock.Token() {
+		t.Fatalf("token %d after %d", next.Token(), lock.Token())
+	}
+}

@@ -1,0 +1,345 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A Lock is one acquisition: it is held from the grant until Release or Close of
+// its Locker is called, or until it is lost. It renews itself meanwhile. It is
+// safe for concurrent use.
+//
+// Nobody else is granted the lock before its local deadline has passed; that
+// deadline is a margin earlier than the server's, and Err, [Lock.Renew],
+// [Lock.Fence] and Err of the context from [Lock.Context] look at the clock each
+// time. Between such a look and what is done next the process may freeze, so
+// only [Lock.Fence] keeps a late holder from writing.
+type Lock struct {
+	locker *Locker
+	key    string
+	holder string // unique to this acquisition
+	ttl    time.Duration
+	margin time.Duration
+	inDo   bool // a Do uses it, and releases it
+
+	token int64 // constant from the grant on
+
+	mu       sync.Mutex
+	deadline time.Duration // on the Locker's clock: believe no longer than this
+	ended    error         // why it is not held any more; nil while it is
+	closing  error         // why its contexts end although it is held
+	contexts map[*lockContext]struct{}
+	timer    *time.Timer
+	lost     chan struct{} // closed when it is lost
+
+	release  sync.Once
+	released error // what Release returns
+}
+
+// newLock makes the Lock for one try.
+func (l *Locker) newLock(key, holder string, ttl, margin time.Duration) *Lock {
+	return &Lock{
+		locker: l, key: key, holder: holder, ttl: ttl, margin: margin,
+		contexts: make(map[*lockContext]struct{}), lost: make(chan struct{}),
+	}
+}
+
+// Key returns the name that was locked.
+func (l *Lock) Key() string { return l.key }
+
+// Token returns the fencing token: it is greater than that of every earlier
+// acquisition of this key, also after a crash or a failover. A resource that
+// remembers the greatest token it has seen and refuses smaller ones cannot be
+// written by a late holder. For writes to the same database, [Lock.Fence] does
+// it without the resource's help.
+func (l *Lock) Token() int64 { return l.token }
+
+// Holder returns the id that this acquisition has in the table. It begins with
+// the Locker's owner.
+func (l *Lock) Holder() string { return l.holder }
+
+// Lost returns a channel that is closed when the lock is lost; Release does not
+// close it. It follows the clock by timer: look at Err where it matters.
+func (l *Lock) Lost() <-chan struct{} { return l.lost }
+
+// Err returns nil while the lock is held. Later it returns, for good, an error
+// that matches [ErrLost], [ErrReleased] or [ErrClosed]. It reads the clock: a
+// call that starts at or after the local deadline never returns nil.
+func (l *Lock) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.look()
+}
+
+// Deadline returns the local time until which the lock may be believed to be
+// held if no renewal succeeds any more. ok is false for a lock without a TTL.
+func (l *Lock) Deadline() (t time.Time, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Now().Add(l.deadline - l.locker.now()), true
+}
+
+// Renew renews now, besides the renewals that happen by themselves. It returns
+// nil if the lock is held for its TTL from now, ErrLost if it is too late, or
+// what kept it from finding out before ctx ended; the lock is then as before.
+func (l *Lock) Renew(ctx context.Context) error {
+	if err := l.Err(); err != nil {
+		return l.fail("renew", err)
+	}
+	return l.fail("renew", l.locker.backend.renew(ctx, l))
+}
+
+// Fence makes tx safe from a late holder: call it first, at the top level of the
+// transaction that writes under the lock. If it returns nil, nobody can take the
+// lock over until the transaction has ended, however long this process is frozen
+// and whatever expires meanwhile. It never waits, and renewals go on.
+//
+// With [ErrLost] nobody may write: roll back. The loss may concern this
+// transaction only, when somebody is just about to take an expired lease.
+// [ErrStaleSnapshot]: the transaction is REPEATABLE READ or SERIALIZABLE and
+// older than the lock, or (SQLSTATE 40001) the lock changed hands since.
+// [ErrReadOnly]: there is nothing to protect. The transaction is aborted after
+// each of them, except when the local deadline had passed and nothing was sent.
+//
+// The protection ends with the transaction, and with a savepoint that is rolled
+// back to: do not call it inside one. tx must be on the Locker's database.
+func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
+	if tx == nil {
+		return l.fail("fence", errors.New("tx is nil; pass the transaction that writes"))
+	}
+	if err := l.Err(); err != nil {
+		return l.fail("fence", err)
+	}
+	sql, args, err := l.locker.backend.fence(l)
+	if err != nil {
+		return l.fail("fence", err)
+	}
+	var token int64
+	err = typed(tx.QueryRow(ctx, sql, args...).Scan(&token))
+	if errors.Is(err, ErrLost) {
+		// Is it lost for good, or for this transaction? A renewal finds out.
+		go func() { _ = l.locker.backend.renew(context.WithoutCancel(ctx), l) }()
+	}
+	return l.fail("fence", err)
+}
+
+// Release gives the lock back. It is not stopped by ctx: it takes as long as one
+// statement, at most 5 s while a fenced transaction is still open, and at most
+// 10 s when the server does not answer; then the lease is left to its expiry, is
+// not renewed any more, and the error says so. The contexts of the lock end when
+// Release is called. It returns nil if the lock was held until then, and ErrLost
+// if that had lapsed before. A second Release returns what the first returned.
+func (l *Lock) Release(context.Context) error { return l.end(ErrReleased) }
+
+func (l *Lock) end(why error) error {
+	l.release.Do(func() {
+		l.mu.Lock()
+		lost := l.look()
+		if lost == nil {
+			l.finish(l.reason(why))
+		}
+		l.mu.Unlock()
+		err := l.locker.backend.release(l) // also when lost: it may still stand there
+		if lost != nil {
+			err = lost
+		}
+		l.released = l.fail("release", err)
+	})
+	return l.released
+}
+
+// Context returns a context for the work under the lock: a child of parent that
+// ends, with a cause that matches [ErrLost], [ErrReleased] or [ErrClosed], when
+// the lock does. Its Err reads the clock, so that it is right even on the first
+// line after the process was frozen; its Done, and contexts made from it, follow
+// by timer. Call cancel when the work is over.
+func (l *Lock) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	inner, cancel := context.WithCancelCause(parent)
+	c := &lockContext{Context: inner, lock: l, cancel: cancel}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.look(); err != nil {
+		cancel(err)
+	} else if l.closing != nil {
+		cancel(l.closing)
+	} else {
+		l.contexts[c] = struct{}{}
+	}
+	return c, func() {
+		cancel(context.Canceled)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.contexts, c)
+	}
+}
+
+// lockContext is a context whose Err looks at the lock.
+type lockContext struct {
+	context.Context // with a cancel of its own
+	lock            *Lock
+	cancel          context.CancelCauseFunc
+}
+
+func (c *lockContext) Err() error {
+	if err := c.lock.Err(); err != nil {
+		c.cancel(err) // it may have found out just now, or be about to tell us
+	}
+	return c.Context.Err()
+}
+
+// heldKey is the context key under which a lockContext finds itself.
+type heldKey struct{}
+
+func (c *lockContext) Value(key any) any {
+	if key == (heldKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// holds reports whether ctx comes from a lock on this key that is still held.
+func (l *Locker) holds(ctx context.Context, key string) bool {
+	for {
+		c, ok := ctx.Value(heldKey{}).(*lockContext)
+		if !ok {
+			return false
+		}
+		if c.lock.locker == l && c.lock.key == key && c.lock.Err() == nil {
+			return true
+		}
+		ctx = c.Context
+	}
+}
+
+// granted starts the hold. It returns false if the grant came so late that the
+// lock cannot be believed in any more. sent is the clock before the request.
+func (l *Lock) granted(token int64, sent time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.token = token
+	l.deadline = sent + l.ttl - l.margin
+	if l.look() != nil {
+		return false
+	}
+	l.arm()
+	return true
+}
+
+// admit puts a granted lock among those that are held and renewed.
+func (l *Lock) admit(inDo bool) error {
+	l.mu.Lock()
+	err := l.look()
+	if err == nil {
+		l.inDo = inDo
+		l.locker.mu.Lock()
+		l.locker.held[l] = struct{}{}
+		l.locker.mu.Unlock()
+		l.locker.backend.keep(l)
+	}
+	l.mu.Unlock()
+	if err == nil && l.locker.closing.Err() != nil {
+		err = ErrClosed
+	}
+	if err != nil {
+		_ = l.end(ErrClosed)
+	}
+	return err
+}
+
+// renewed moves the deadline, unless it has passed: what was once reported as
+// lost stays lost.
+func (l *Lock) renewed(sent time.Duration) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.look(); err != nil {
+		return err
+	}
+	l.deadline = max(l.deadline, sent+l.ttl-l.margin)
+	return nil
+}
+
+// lose ends the hold because of what the server said.
+func (l *Lock) lose(reason string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.look(); err != nil {
+		return err
+	}
+	l.finish(l.reason(fmt.Errorf("%w: %s", ErrLost, reason)))
+	return l.ended
+}
+
+// endContexts ends the contexts while the lock is still held.
+func (l *Lock) endContexts(why error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closing = l.reason(why)
+	l.cancelContexts(l.closing)
+}
+
+func (l *Lock) reason(err error) error {
+	return &Error{Op: "hold", Key: l.key, Kind: l.locker.kind, Err: err}
+}
+
+func (l *Lock) fail(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok && e.Op == "hold" {
+		err = e.Err
+	}
+	return l.locker.fail(op, l.key, err)
+}
+
+// The methods below need l.mu, which is taken before those of the Locker and of
+// its backend.
+
+// look reads the clock, and returns why the lock is not held.
+func (l *Lock) look() error {
+	if l.ended == nil && l.locker.now() >= l.deadline {
+		l.finish(l.reason(fmt.Errorf("%w: it was not renewed before its deadline", ErrLost)))
+	}
+	return l.ended
+}
+
+func (l *Lock) finish(why error) {
+	l.ended = why
+	if errors.Is(why, ErrLost) {
+		close(l.lost)
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.cancelContexts(why)
+	l.locker.forget(l)
+}
+
+func (l *Lock) cancelContexts(why error) {
+	for c := range l.contexts {
+		c.cancel(why)
+	}
+	clear(l.contexts)
+}
+
+// arm sets the timer that looks at the clock. Go's timers stand still while the
+// machine sleeps, so it never sleeps longer than half the margin: then Done is
+// closed before somebody else can be granted the lock.
+func (l *Lock) arm() {
+	step := max(min(l.margin/2, l.deadline-l.locker.now()), 0)
+	if l.timer != nil {
+		l.timer.Reset(step)
+		return
+	}
+	l.timer = time.AfterFunc(step, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.look() == nil {
+			l.arm()
+		}
+	})
+}

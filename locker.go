@@ -1,0 +1,261 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Kind says what a Locker's locks are made of. Locks of different kinds do not
+// exclude each other, so the kind is chosen once, with the Locker.
+type Kind uint8
+
+const (
+	// Lease: a row in the table distributed_locks that expires unless renewed.
+	Lease Kind = iota + 1
+)
+
+func (k Kind) String() string {
+	if k == Lease {
+		return "lease"
+	}
+	return fmt.Sprintf("Kind(%d)", uint8(k))
+}
+
+// A Locker hands out Locks of one Kind and is one liveness unit: what it holds
+// is renewed, lost and closed together. It is safe for concurrent use. Most
+// programs need one.
+type Locker struct {
+	kind    Kind
+	backend backend
+	now     clock
+	backoff func(attempt int) time.Duration
+	log     *slog.Logger
+
+	mu     sync.Mutex
+	held   map[*Lock]struct{}
+	calls  sync.WaitGroup // Acquire and Do under way; none begins when closing has ended
+
+	closing    context.Context // ends with cause ErrClosed when Close is called
+	beginClose context.CancelCauseFunc
+	closed     sync.Once
+	closeErr   error
+}
+
+// backend is what the kinds of Locker differ in. The Locker above it owns
+// waiting, deadlines, contexts and closing; a backend owns the traffic with the
+// server, and none of it runs under a caller's context: ctx ends a wait for the
+// answer, never a statement that was sent.
+type backend interface {
+	// options returns the defaults of a call.
+	options() options
+
+	// try asks once for the lock. It returns a *busyError if somebody has it, and
+	// ctx's cause if the answer did not arrive before ctx ended; the grant that
+	// it may still bring is then given back.
+	try(ctx context.Context, key string, o options) (*Lock, error)
+
+	// keep renews the lock by itself until drop. renew does it now.
+	keep(l *Lock)
+	drop(l *Lock)
+	renew(ctx context.Context, l *Lock) error
+
+	// release gives the lock back. It returns ErrLost if it was no longer ours.
+	release(l *Lock) error
+
+	// fence returns the statement that pins the lock for a transaction.
+	fence(l *Lock) (sql string, args []any, err error)
+
+	// close ends the traffic, renewals included.
+	close()
+}
+
+// busyError says that somebody else holds the key, and who.
+type busyError struct {
+	holder    string
+	remaining time.Duration
+	ended     error // the context's error, if that ended the wait
+}
+
+func (e *busyError) Error() string { return errors.Join(e.Unwrap()...).Error() }
+
+func (e *busyError) Unwrap() []error {
+	if e.ended == nil {
+		return []error{ErrNotAcquired}
+	}
+	return []error{ErrNotAcquired, e.ended}
+}
+
+// Kind returns what this Locker's locks are made of.
+func (l *Locker) Kind() Kind { return l.kind }
+
+// Acquire waits until the lock is granted, ctx ends or MaxWait is over. The
+// context bounds the wait only: the lock outlives it, is renewed by itself, and
+// ends with Release (use [Lock.Context] for the work).
+//
+// On failure nothing is held, and the error is an [*Error]: with
+// [ErrNotAcquired] if somebody else has the lock, [ErrDeadlock] if ctx comes
+// from a lock on the same key, [ErrClosed], [ErrSchema], [ErrReadOnly], or what
+// the server or the network said. A failure to reach the server is returned at
+// once on the first attempt, and waited out once the server has said that the
+// key is busy.
+func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
+	done, err := l.begin()
+	if err != nil {
+		return nil, l.fail("acquire", key, err)
+	}
+	defer done()
+	return l.acquire(ctx, key, false, nil, opts)
+}
+
+// TryAcquire is Acquire with [NoWait]: it asks once, and returns an error with
+// [ErrNotAcquired] if the lock is held.
+func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
+	done, err := l.begin()
+	if err != nil {
+		return nil, l.fail("acquire", key, err)
+	}
+	defer done()
+	for _, opt := range opts {
+		if w, ok := opt.(MaxWait); ok && w > 0 {
+			return nil, l.fail("acquire", key, fmt.Errorf("TryAcquire does not wait, so %v has no meaning; use Acquire: %w", w, errors.ErrUnsupported))
+		}
+	}
+	return l.acquire(ctx, key, false, []Option{NoWait}, opts)
+}
+
+// Do acquires the lock, calls fn and releases the lock, also when fn panics. It
+// is what most callers should use. fn's context ends when the lock is lost, with
+// cause [ErrLost], and when ctx ends.
+//
+// Do returns the error of Acquire, and fn was not called then; or fn's error,
+// joined with ErrLost if the lock was lost before fn had returned.
+func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
+	_, err := l.do(ctx, key, fn, nil, opts)
+	return err
+}
+
+// TryDo is Do for "skip if busy": if somebody else has the lock it returns false
+// and no error, and fn was not called. With MaxWait it waits that long before it
+// skips. An ErrNotAcquired that fn returns comes back with ran = true.
+func (l *Locker) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) (ran bool, err error) {
+	ran, err = l.do(ctx, key, fn, []Option{NoWait}, opts)
+	if !ran && errors.Is(err, ErrNotAcquired) && ctx.Err() == nil {
+		return false, nil
+	}
+	return ran, err
+}
+
+func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *Lock) error, defaults, opts []Option) (ran bool, err error) {
+	done, err := l.begin()
+	if err != nil {
+		return false, l.fail("acquire", key, err)
+	}
+	defer done()
+	if fn == nil {
+		return false, l.fail("acquire", key, errors.New("fn is nil"))
+	}
+	lock, err := l.acquire(ctx, key, true, defaults, opts)
+	if err != nil {
+		return false, err
+	}
+
+	// Deferred, so that a panic and runtime.Goexit in fn release as well.
+	defer func() {
+		released := lock.Release(ctx)
+		if errors.Is(released, ErrLost) && !errors.Is(err, ErrLost) {
+			err = errors.Join(err, released)
+		} else if released != nil {
+			l.log.Warn("pgxlock: release failed; the lease is left to its expiry", "key", key, "error", released)
+		}
+	}()
+	work, cancel := lock.Context(ctx)
+	defer cancel()
+	return true, fn(work, lock)
+}
+
+// Close refuses new calls, ends every [Lock.Context] with cause [ErrClosed],
+// waits for running Do until ctx ends, and then releases what is held. What a Do
+// still uses then is left to its expiry: it is not renewed any more, and nobody
+// gets it earlier. Close returns ctx's error in that case. A second Close
+// returns what the first one returned.
+func (l *Locker) Close(ctx context.Context) error {
+	l.closed.Do(func() { l.closeErr = l.shutdown(ctx) })
+	return l.closeErr
+}
+
+func (l *Locker) shutdown(ctx context.Context) error {
+	l.mu.Lock() // no call that has begun is missed by calls.Wait
+	l.beginClose(ErrClosed)
+	l.mu.Unlock()
+	for _, lock := range l.locks() {
+		lock.endContexts(ErrClosed)
+	}
+
+	idle := make(chan struct{})
+	go func() {
+		l.calls.Wait()
+		close(idle)
+	}()
+	var err error
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+
+	var releasing sync.WaitGroup
+	for _, lock := range l.locks() {
+		if !lock.inDo { // still in use: nobody may have it before it expires
+			releasing.Go(func() { _ = lock.end(ErrClosed) })
+		}
+	}
+	releasing.Wait()
+	l.backend.close()
+	if err != nil {
+		return l.fail("close", "", err)
+	}
+	return nil
+}
+
+// begin counts a call that Close must wait for.
+func (l *Locker) begin() (done func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closing.Err() != nil {
+		return nil, ErrClosed
+	}
+	l.calls.Add(1)
+	return l.calls.Done, nil
+}
+
+// locks returns what is held now.
+func (l *Locker) locks() []*Lock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	held := make([]*Lock, 0, len(l.held))
+	for lock := range l.held {
+		held = append(held, lock)
+	}
+	return held
+}
+
+// forget takes a lock that ended out of what is held and renewed.
+func (l *Locker) forget(lock *Lock) {
+	l.mu.Lock()
+	delete(l.held, lock)
+	l.mu.Unlock()
+	l.backend.drop(lock)
+}
+
+// fail makes the error that a method returns.
+func (l *Locker) fail(op, key string, err error) error {
+	e := &Error{Op: op, Key: key, Kind: l.kind, Err: typed(err)}
+	if busy, ok := errors.AsType[*busyError](err); ok {
+		e.Holder, e.RetryAfter = busy.holder, max(busy.remaining, 0)
+	}
+	return e
+}

@@ -1,0 +1,3 @@
+-- Makes sure that a backend whose connection broke does nothing any more.
+-- $1 pid, $2 backend_start
+SELECT pg_terminate_backend(a.pid, 1000) FROM pg_stat_activity a WHERE a.pid = $1 AND a.backend_start = $2

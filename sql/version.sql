@@ -1,0 +1,2 @@
+-- The version of the schema.
+SELECT /* schema */pgxlock_schema_version()
