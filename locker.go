@@ -35,9 +35,9 @@ type Locker struct {
 	backoff func(attempt int) time.Duration
 	log     *slog.Logger
 
-	mu     sync.Mutex
-	held   map[*Lock]struct{}
-	calls  sync.WaitGroup // Acquire and Do under way; none begins when closing has ended
+	mu    sync.Mutex
+	held  map[*Lock]struct{}
+	calls sync.WaitGroup // Acquire and Do under way; none begins when closing has ended
 
 	closing    context.Context // ends with cause ErrClosed when Close is called
 	beginClose context.CancelCauseFunc
