@@ -3,11 +3,12 @@
 -- that were there before are given back as they were, rows included.
 DO $migration$
 DECLARE
-  v_schema text := current_schema();
+  v_schema pg_catalog.text := pg_catalog.current_schema();
   v_live   bigint;
-  v_undo   text[];
-  v_statement text;
+  v_undo   pg_catalog.text[];
+  v_statement pg_catalog.text;
 BEGIN
+  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the lock is taken
   PERFORM set_config('lock_timeout', '2s', true);
   IF to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NULL THEN
     RAISE EXCEPTION 'pgxlock is not installed in the schema %', coalesce(quote_ident(v_schema), 'none')
@@ -34,7 +35,7 @@ BEGIN
     extend_lock(varchar, varchar, integer), release_lock_fenced(varchar, varchar, bigint), release_all_locks(varchar),
     assert_lock_held(varchar, varchar, bigint, boolean), reap_expired_locks(interval, integer), repair_lock_tokens(),
     advisory_lock_key(text), pgxlock_schema_version(), pgxlock_renew(text, text, bigint, interval), pgxlock_release(text, text, bigint),
-    pgxlock_durable(), pgxlock_check_ttl(interval), pgxlock_check(text, text), pgxlock_next_token(), pgxlock_key(text, text),
+    pgxlock_durable(), pgxlock_ttl(interval), pgxlock_check(text, text), pgxlock_next_token(), pgxlock_key(text, text),
     pgxlock_timeline(), pgxlock_system_identifier();
   IF v_undo IS NULL THEN
     DROP FUNCTION acquire_lock(varchar, varchar, integer, jsonb), release_lock(varchar, varchar);

@@ -22,15 +22,19 @@
 --     try leaves no lock behind in the caller's transaction.
 DO $migration$
 DECLARE
-  v_first  text;
-  v_rest   text := current_setting('search_path');
-  v_schema text := current_schema();
-  v_table  oid;
-  v_shape  text;
-  v_undo   text[];
+  v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
+  v_schema pg_catalog.text := pg_catalog.current_schema();
+  v_rest   pg_catalog.text := v_path;
+  v_first  pg_catalog.text;
+  v_table  pg_catalog.oid;
+  v_shape  pg_catalog.text;
+  v_undo   pg_catalog.text[];
+  v_foreign pg_catalog.text;
 BEGIN
+  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
   PERFORM set_config('lock_timeout', '2s', true);
   PERFORM set_config('client_min_messages', 'warning', true);
+  PERFORM set_config('quote_all_identifiers', 'off', true);
 
   -- The schema that was named must be the one that gets the objects.
   LOOP
@@ -44,7 +48,7 @@ BEGIN
   END LOOP;
   IF v_schema IS NULL OR left(v_schema, 3) = 'pg_' OR v_first IS DISTINCT FROM v_schema THEN
     RAISE EXCEPTION 'pgxlock: cannot tell which schema to install into: search_path is %, its first usable schema is %',
-        quote_literal(current_setting('search_path')), coalesce(quote_ident(v_schema), 'none')
+        quote_literal(v_path), coalesce(quote_ident(v_schema), 'none')
       USING ERRCODE = 'invalid_schema_name',
             HINT = 'Name an existing schema first, for example: SET search_path = public. Schemas named pg_* are refused.';
   END IF;
@@ -54,9 +58,37 @@ BEGIN
       || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
+  -- Whoever may create objects here could have made some of ours before us, with
+  -- triggers on them, and would still own what CREATE OR REPLACE replaces.
+  SELECT string_agg(o.name || ' (owned by ' || quote_ident(pg_get_userbyid(o.owner)::text) || ')', ', ') INTO v_foreign
+    FROM (SELECT c.relname::text AS name, c.relowner AS owner FROM pg_class c
+           WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
+             AND (c.relname::text IN ('distributed_locks', 'lock_leases') OR left(c.relname::text, 8) = 'pgxlock_')
+          UNION ALL
+          SELECT p.oid::regprocedure::text, p.proowner
+            FROM pg_catalog.unnest('{"acquire_lock(varchar, varchar, integer, jsonb)", "try_acquire_lock(varchar, varchar, interval, jsonb)",
+                          "renew_lock(varchar, varchar, bigint, interval)", "extend_lock(varchar, varchar, integer)",
+                          "release_lock(varchar, varchar)", "release_lock_fenced(varchar, varchar, bigint)", "release_all_locks(varchar)",
+                          "assert_lock_held(varchar, varchar, bigint, boolean)", "advisory_lock_key(text)",
+                          "reap_expired_locks(interval, integer)", "repair_lock_tokens()", "pgxlock_schema_version()",
+                          "pgxlock_timeline()", "pgxlock_system_identifier()", "pgxlock_key(text, text)", "pgxlock_next_token()",
+                          "pgxlock_check(text, text)", "pgxlock_ttl(interval)", "pgxlock_durable()",
+                          "pgxlock_renew(text, text, bigint, interval)", "pgxlock_release(text, text, bigint)"}'::text[]) f (signature)
+            JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', v_schema) || f.signature)::oid) o
+   WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user);
+  IF v_foreign IS NOT NULL THEN
+    RAISE EXCEPTION 'pgxlock: schema % has objects of another role: %', quote_ident(v_schema), v_foreign
+      USING ERRCODE = 'insufficient_privilege',
+            HINT = 'If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else drop them.';
+  END IF;
+
   -- The version, in golang-migrate's own format, so that whatever tool ran this
   -- file, every other one knows that it ran.
-  CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL);
+  BEGIN
+    CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL);
+  EXCEPTION WHEN duplicate_table OR duplicate_object OR unique_violation THEN
+    NULL;                                   -- golang-migrate just made it
+  END;
   IF EXISTS (SELECT FROM pgxlock_migrations m WHERE m.version > 1) THEN
     RAISE EXCEPTION 'pgxlock: schema % already has a later version (%)', quote_ident(v_schema),
         (SELECT max(m.version) FROM pgxlock_migrations m)
@@ -64,14 +96,14 @@ BEGIN
   END IF;
 
   ------------------------------------------------------------------ tables --
-  v_table := to_regclass('distributed_locks')::oid;
-  IF v_table IS NOT NULL AND to_regclass('pgxlock_epoch') IS NULL THEN          -- it is not ours
+  v_table := to_regclass(pg_catalog.format('%I.distributed_locks', v_schema))::oid;     -- no temporary table
+  IF v_table IS NOT NULL AND to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NULL THEN   -- it is not ours
     SELECT string_agg(a.attname::text || ' ' || format_type(a.atttypid, NULL::integer), ', ' ORDER BY a.attname)
            || (SELECT coalesce(string_agg(', primary key ' || k.attname::text, ''), '') FROM pg_index i
                  JOIN pg_attribute k ON k.attrelid = v_table AND k.attnum = ANY (i.indkey::int2[])
                 WHERE i.indrelid = v_table AND i.indisprimary)
       INTO v_shape FROM pg_attribute a
-     WHERE a.attrelid = v_table AND a.attnum > 0::int2 AND NOT a.attisdropped AND a.attname <> 'fencing_token';
+     WHERE a.attrelid = v_table AND a.attnum > 0::int2 AND NOT a.attisdropped;
     IF v_shape IS DISTINCT FROM 'acquired_at timestamp with time zone, expires_at timestamp with time zone, holder_id character varying, '
         || 'lock_name character varying, metadata jsonb, primary key lock_name' THEN
       RAISE EXCEPTION 'pgxlock: the table %.distributed_locks exists and cannot be adopted: it has %', quote_ident(v_schema), v_shape
@@ -105,7 +137,8 @@ BEGIN
     fencing_token bigint       NOT NULL DEFAULT 0
   );
   IF v_undo IS NOT NULL THEN
-    ALTER TABLE distributed_locks ADD COLUMN IF NOT EXISTS fencing_token bigint NOT NULL DEFAULT 0;
+    ALTER TABLE distributed_locks ADD COLUMN fencing_token bigint NOT NULL DEFAULT 0,
+      ALTER COLUMN holder_id SET NOT NULL, ALTER COLUMN expires_at SET NOT NULL;
     DROP INDEX IF EXISTS idx_locks_expires;
     -- Names are compared as bytes: with a collation of the C library or of ICU
     -- an upgrade of that library corrupts the unique index, which then lets one
@@ -174,8 +207,11 @@ BEGIN
     v_epoch record;
     v_timeline bigint := pgxlock_timeline();
   BEGIN
-    SELECT e.system_identifier, e.epoch_base, e.timeline INTO v_epoch FROM pgxlock_epoch e;
-    IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline THEN
+    -- By its key: where callers switch sequential scans off, one would cost so
+    -- much in the planner's eyes that it compiled the query each time (4 ms).
+    SELECT e.system_identifier, e.epoch_base, e.timeline INTO v_epoch FROM pgxlock_epoch e WHERE e.singleton;
+    IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline
+       OR v_epoch.epoch_base + v_timeline NOT BETWEEN 1 AND 8388607 THEN          -- 2^23 - 1: bits above the sequence
       RAISE EXCEPTION 'pgxlock: this database was moved to another cluster or restored; fencing tokens drawn now could repeat earlier ones'
         USING ERRCODE = 'LK003',
               HINT = 'Run migrations.Up, or pgxlock migrate up, or SELECT repair_lock_tokens() once, as the owner of the functions.';
@@ -210,6 +246,11 @@ BEGIN
       LOCK TABLE pgxlock_epoch IN ACCESS EXCLUSIVE MODE;      -- and look again: only one repairs
     END LOOP;
     v_seen := greatest(v_highest >> 40, v_epoch.epoch_base + greatest(v_epoch.timeline, v_timeline));
+    IF v_seen >= 8388607 THEN
+      RAISE EXCEPTION 'pgxlock: lock "%" carries token %, above which there is no room', (SELECT l.lock_name FROM distributed_locks l
+          ORDER BY l.fencing_token DESC LIMIT 1), v_highest
+        USING ERRCODE = 'numeric_value_out_of_range', HINT = 'No token of pgxlock is that high: remove the row, or set its fencing_token to 0.';
+    END IF;
     -- TRUNCATE, not UPDATE: an older snapshot then finds nothing and is refused,
     -- instead of drawing from the old epoch.
     TRUNCATE pgxlock_epoch;
@@ -233,13 +274,16 @@ BEGIN
     END IF;
   END $$;
 
-  CREATE OR REPLACE FUNCTION pgxlock_check_ttl(p_ttl interval) RETURNS void
+  -- A ttl is a time that passes, whatever days and months are in the session's
+  -- time zone.
+  CREATE OR REPLACE FUNCTION pgxlock_ttl(p_ttl interval) RETURNS interval
   LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
   BEGIN
     IF p_ttl IS NULL OR p_ttl <= interval '0' OR p_ttl > interval '100 years' THEN
-      RAISE EXCEPTION 'the ttl must be more than 0 and at most 100 years, it is %', coalesce(p_ttl::text, 'NULL')
+      RAISE EXCEPTION 'p_ttl (or p_ttl_seconds) must be more than 0 and at most 100 years, it is %', coalesce(p_ttl::text, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    RETURN pg_catalog.make_interval(secs => pg_catalog.date_part('epoch'::text, p_ttl));
   END $$;
 
   -- An acknowledged lease must survive a crash, whatever the role is set to.
@@ -255,19 +299,21 @@ BEGIN
   CREATE OR REPLACE FUNCTION try_acquire_lock(
     p_lock_name varchar, p_holder_id varchar, p_ttl interval DEFAULT '30 seconds', p_metadata jsonb DEFAULT '{}',
     OUT acquired boolean, OUT fencing_token bigint, OUT expires_at timestamptz, OUT remaining interval, OUT held_by varchar)
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
   DECLARE
     v_name     text  := p_lock_name;
     v_me       text  := p_holder_id;
     v_metadata jsonb := coalesce(p_metadata, jsonb '{}');
+    v_ttl      interval;
     v_now      timestamptz;
     v_exists   boolean;
     v_live     boolean;
+    v_timeout  text;
     r          record;
   BEGIN
     PERFORM pgxlock_check('p_lock_name', v_name);
     PERFORM pgxlock_check('p_holder_id', v_me);
-    PERFORM pgxlock_check_ttl(p_ttl);
+    v_ttl := pgxlock_ttl(p_ttl);
     IF octet_length(v_metadata::text) > 65536 THEN
       RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', octet_length(v_metadata::text)
         USING ERRCODE = 'invalid_parameter_value';
@@ -284,9 +330,9 @@ BEGIN
         FROM distributed_locks l WHERE l.lock_name::text = v_name COLLATE "C";
       v_exists := FOUND;
       v_now := clock_timestamp();
-      held_by := r.holder; expires_at := r.expires; remaining := r.expires - v_now;
+      held_by := r.holder; expires_at := r.expires; remaining := CASE WHEN isfinite(r.expires) THEN r.expires - v_now END;
       v_live := v_exists AND r.expires > v_now;
-      IF v_live AND r.holder <> v_me COLLATE "C" THEN
+      IF v_live AND r.holder IS DISTINCT FROM v_me COLLATE "C" THEN
         RETURN;
       END IF;
 
@@ -305,14 +351,14 @@ BEGIN
             SELECT l.holder_id::text AS holder, l.expires_at AS expires, l.fencing_token AS token INTO r
               FROM distributed_locks l WHERE l.lock_name::text = v_name COLLATE "C" FOR UPDATE SKIP LOCKED;
           END IF;
-          IF NOT FOUND OR v_live <> (r.expires > clock_timestamp()) OR v_live AND r.holder <> v_me COLLATE "C" THEN
+          IF NOT FOUND OR v_live <> (r.expires > clock_timestamp()) OR v_live AND r.holder IS DISTINCT FROM v_me COLLATE "C" THEN
             RAISE EXCEPTION USING ERRCODE = 'LK900';
           END IF;
           IF v_live THEN
             -- The default metadata is no wish to erase what an earlier call stored.
             v_now := clock_timestamp();
             UPDATE distributed_locks l
-               SET expires_at = v_now + p_ttl, metadata = CASE WHEN v_metadata = jsonb '{}' THEN l.metadata ELSE v_metadata END
+               SET expires_at = v_now + v_ttl, metadata = CASE WHEN v_metadata = jsonb '{}' THEN l.metadata ELSE v_metadata END
              WHERE l.lock_name::text = v_name COLLATE "C";
             fencing_token := r.token;
           ELSE
@@ -324,7 +370,7 @@ BEGIN
             END IF;
             v_now := clock_timestamp();
             UPDATE distributed_locks l
-               SET holder_id = v_me, acquired_at = v_now, expires_at = v_now + p_ttl, metadata = v_metadata,
+               SET holder_id = v_me, acquired_at = v_now, expires_at = v_now + v_ttl, metadata = v_metadata,
                    fencing_token = try_acquire_lock.fencing_token
              WHERE l.lock_name::text = v_name COLLATE "C";
           END IF;
@@ -348,13 +394,30 @@ BEGIN
         -- Outside the subtransaction: it would cost every acquire an xid more.
         fencing_token := pgxlock_next_token();
         v_now := clock_timestamp();
-        INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
-        VALUES (v_name, v_me, v_now, v_now + p_ttl, v_metadata, try_acquire_lock.fencing_token)
-        ON CONFLICT DO NOTHING;             -- above READ COMMITTED 40001, not 23505
-        acquired := FOUND;                  -- false: written behind our back
+        IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+          INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+          VALUES (v_name, v_me, v_now, v_now + v_ttl, v_metadata, try_acquire_lock.fencing_token)
+          ON CONFLICT DO NOTHING;
+          acquired := FOUND;                -- false: written behind our back
+        ELSE
+          -- An old snapshot hides a row that came since: 40001. INSERT would wait
+          -- first for whoever is just renewing that row, so the wait is bounded.
+          BEGIN
+            v_timeout := current_setting('lock_timeout');
+            PERFORM set_config('lock_timeout', '10ms', true);
+            INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+            VALUES (v_name, v_me, v_now, v_now + v_ttl, v_metadata, try_acquire_lock.fencing_token)
+            ON CONFLICT DO NOTHING;         -- 40001, not 23505
+            acquired := FOUND;
+            PERFORM set_config('lock_timeout', v_timeout, true);
+          EXCEPTION WHEN lock_not_available THEN
+            RAISE EXCEPTION 'could not serialize access: lock "%" was taken after this transaction''s snapshot', v_name
+              USING ERRCODE = 'serialization_failure';
+          END;
+        END IF;
       END IF;
       IF acquired THEN
-        held_by := v_me; expires_at := v_now + p_ttl; remaining := p_ttl;
+        held_by := v_me; expires_at := v_now + v_ttl; remaining := v_ttl;
         RETURN;
       END IF;
       fencing_token := NULL;
@@ -371,13 +434,14 @@ BEGIN
   ----------------------------------------------------------- renew, release --
   -- p_token NULL: whatever token the holder has.
   CREATE OR REPLACE FUNCTION pgxlock_renew(p_lock_name text, p_holder_id text, p_token bigint, p_ttl interval) RETURNS timestamptz
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
   DECLARE
     v_expires timestamptz;
+    v_ttl     interval;
   BEGIN
     PERFORM pgxlock_check('p_lock_name', p_lock_name);
     PERFORM pgxlock_check('p_holder_id', p_holder_id);
-    PERFORM pgxlock_check_ttl(p_ttl);
+    v_ttl := pgxlock_ttl(p_ttl);
     PERFORM FROM distributed_locks l
       WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
         AND (p_token IS NULL OR l.fencing_token = p_token) AND l.expires_at > clock_timestamp();
@@ -386,7 +450,12 @@ BEGIN
     END IF;
     PERFORM pgxlock_durable();
     BEGIN
-      UPDATE distributed_locks l SET expires_at = clock_timestamp() + p_ttl
+      -- First wait for the row, then look at the clock: UPDATE alone judges by
+      -- the time before the wait if the row comes back unchanged.
+      PERFORM FROM distributed_locks l
+        WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
+          AND (p_token IS NULL OR l.fencing_token = p_token) FOR NO KEY UPDATE;
+      UPDATE distributed_locks l SET expires_at = clock_timestamp() + v_ttl
        WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
          AND (p_token IS NULL OR l.fencing_token = p_token) AND l.expires_at > clock_timestamp()
       RETURNING l.expires_at INTO v_expires;
@@ -415,7 +484,7 @@ BEGIN
   END $$;
 
   CREATE OR REPLACE FUNCTION pgxlock_release(p_lock_name text, p_holder_id text, p_token bigint) RETURNS boolean
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
   DECLARE
     v_live boolean;
   BEGIN
@@ -482,12 +551,15 @@ BEGIN
   -- would be older than the pin, and a take-over between the two unseen.
   CREATE OR REPLACE FUNCTION assert_lock_held(
     p_lock_name varchar, p_holder_id varchar, p_fencing_token bigint DEFAULT NULL, p_allow_expired boolean DEFAULT false)
-  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
   DECLARE
     v_name text := p_lock_name;
     v_me   text := p_holder_id;
     v_read_committed boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
     v_found boolean;
+    v_mine  boolean;
+    v_live  boolean;
+    v_timeout text;
     r      record;
   BEGIN
     PERFORM pgxlock_check('p_lock_name', v_name);
@@ -507,9 +579,13 @@ BEGIN
     ELSE
       -- A snapshot shows the past: the row lock makes PostgreSQL compare it with
       -- the present (40001 if somebody took the lock since). Renewals pass it.
+      -- After a renewal it can wait for a row that somebody locked by hand.
+      v_timeout := current_setting('lock_timeout');
+      PERFORM set_config('lock_timeout', '10ms', true);
       SELECT l.fencing_token AS token, l.holder_id::text AS holder, l.expires_at AS expires INTO r
         FROM distributed_locks l WHERE l.lock_name::text = v_name COLLATE "C" FOR KEY SHARE SKIP LOCKED;
       v_found := FOUND;
+      PERFORM set_config('lock_timeout', v_timeout, true);
       IF NOT v_found THEN
         PERFORM FROM distributed_locks l WHERE l.lock_name::text = v_name COLLATE "C";
         IF NOT FOUND THEN
@@ -519,13 +595,17 @@ BEGIN
         END IF;
       END IF;
     END IF;
-    IF NOT v_found OR r.holder <> v_me COLLATE "C" OR r.token <> coalesce(p_fencing_token, r.token)
-       OR NOT p_allow_expired AND r.expires <= clock_timestamp() THEN
+    v_mine := v_found AND r.holder = v_me COLLATE "C" AND (p_fencing_token IS NULL OR r.token = p_fencing_token);
+    v_live := v_mine AND r.expires > clock_timestamp();
+    IF v_mine IS NOT TRUE OR v_live IS NOT TRUE AND p_allow_expired IS NOT TRUE THEN
+      IF v_mine AND NOT v_read_committed THEN
+        RAISE EXCEPTION 'lock "%" had expired at %, as far as this transaction''s snapshot shows', v_name, r.expires USING ERRCODE = 'LK002',
+          HINT = 'Later renewals are not visible to it. With p_allow_expired => true an expired lock that nobody took will do.';
+      END IF;
       RAISE EXCEPTION 'lock "%" is not held by "%"', v_name, v_me USING ERRCODE = 'LK001',
         DETAIL = CASE WHEN NOT v_found THEN 'It was released, or somebody has its row locked.'
-                      WHEN r.holder <> v_me COLLATE "C" OR r.token <> coalesce(p_fencing_token, r.token)
-                      THEN 'It is held by "' || r.holder || '" with token ' || r.token::text || '.'
-                      ELSE 'It expired at ' || r.expires::text || '.' END;
+                      WHEN v_mine THEN 'It expired at ' || r.expires::text || '.'
+                      ELSE pg_catalog.concat('It is held by "', r.holder, '" with token ', r.token, '.') END;
     END IF;
     RETURN r.token;
   END $$;
@@ -540,8 +620,8 @@ BEGIN
     IF p_grace IS NULL OR p_grace < interval '0' THEN
       RAISE EXCEPTION 'p_grace must be 0 or more' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF p_limit IS NULL OR p_limit < 1 THEN
-      RAISE EXCEPTION 'p_limit must be 1 or more' USING ERRCODE = 'invalid_parameter_value';
+    IF p_limit IS NULL OR p_limit NOT BETWEEN 1 AND 10000 THEN          -- each takes an advisory lock until commit
+      RAISE EXCEPTION 'p_limit must be between 1 and 10000' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     FOR v_name IN SELECT l.lock_name::text FROM distributed_locks l WHERE l.expires_at <= clock_timestamp() - p_grace LIMIT p_limit LOOP
       BEGIN
@@ -569,8 +649,8 @@ BEGIN
                 ELSE 'abandoned' END AS state,
            l.holder_id,
            l.fencing_token,
-           c.clock - l.acquired_at AS held_for,
-           l.expires_at - c.clock AS remaining,
+           CASE WHEN isfinite(l.acquired_at) THEN c.clock - l.acquired_at END AS held_for,
+           CASE WHEN isfinite(l.expires_at) THEN l.expires_at - c.clock END AS remaining,
            l.acquired_at,
            l.expires_at,
            l.metadata
@@ -596,9 +676,9 @@ BEGIN
   COMMENT ON FUNCTION try_acquire_lock(varchar, varchar, interval, jsonb) IS
     'Like acquire_lock, with the fencing token. Not acquired: held_by, expires_at and remaining tell of the holder (NULL while an acquisition is being committed).';
   COMMENT ON FUNCTION renew_lock(varchar, varchar, bigint, interval) IS
-    'Sets the expiry to now + p_ttl and returns it; NULL if the lease with that token expired, was released or was taken over.';
+    'Sets the expiry to now + p_ttl and returns it; NULL if the lease with that token expired, was released or was taken over, or, above READ COMMITTED, is not visible as held to the snapshot. Waits for another renewal of the same lease: renew several in one order, by name.';
   COMMENT ON FUNCTION extend_lock(varchar, varchar, integer) IS
-    'Sets the expiry to now + p_ttl_seconds; false if the holder no longer holds the lease.';
+    'Like renew_lock, for whatever token the holder has: false if it no longer holds the lease.';
   COMMENT ON FUNCTION release_lock(varchar, varchar) IS
     'Gives the lease back. True if it was still live; false if it had expired (the row goes all the same) or is not the holder''s. Raises 55P03 while a transaction that called assert_lock_held is open.';
   COMMENT ON FUNCTION release_lock_fenced(varchar, varchar, bigint) IS
@@ -619,7 +699,7 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_key(text, text) IS 'pgxlock, internal: advisory keys of its own, which no key of a user can equal.';
   COMMENT ON FUNCTION pgxlock_next_token() IS 'pgxlock, internal: draws a fencing token; call it only with the row or the guard locked.';
   COMMENT ON FUNCTION pgxlock_check(text, text) IS 'pgxlock, internal: raises 22023 for a bad name or holder.';
-  COMMENT ON FUNCTION pgxlock_check_ttl(interval) IS 'pgxlock, internal: raises 22023 for a bad ttl.';
+  COMMENT ON FUNCTION pgxlock_ttl(interval) IS 'pgxlock, internal: the ttl in seconds; raises 22023 for a bad one.';
   COMMENT ON FUNCTION pgxlock_durable() IS 'pgxlock, internal: raises synchronous_commit for this transaction if it is off or local.';
   COMMENT ON FUNCTION pgxlock_renew(text, text, bigint, interval) IS 'pgxlock, internal: renew_lock and extend_lock.';
   COMMENT ON FUNCTION pgxlock_release(text, text, bigint) IS 'pgxlock, internal: the release functions.';

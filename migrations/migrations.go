@@ -37,7 +37,9 @@ import (
 var FS embed.FS
 
 // Table is the name of the version table, for those who run golang-migrate
-// themselves (x-migrations-table=pgxlock_migrations).
+// themselves (x-migrations-table=pgxlock_migrations). Where others may create
+// functions in the schema, rather let [Up] or psql run the files: they could
+// replace what golang-migrate's own statements call.
 const Table = "pgxlock_migrations"
 
 //go:embed sql/session.sql
@@ -87,10 +89,10 @@ type Config struct {
 //
 // Up connects by itself, with the pool's configuration and hooks, and needs a
 // session of its own: give it a direct connection or a pooler in session mode.
-// Several may run at once. An error leaves the schema as it was. Locks on the
-// tables are waited for at most 2 s (SQLSTATE 55P03): run it again when the
-// transaction that was in the way has ended. When ctx ends, a file that has
-// begun is finished.
+// Several may run at once. An error leaves the schema as it was, but for an empty
+// version table. Locks on the tables are waited for at most 2 s (SQLSTATE 55P03):
+// run it again when the transaction that was in the way has ended. When ctx ends,
+// a file that has begun is finished.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "up", pool, cfg, func(db *handle) error {
 		if _, err := db.ExecContext(ctx, createSchemaSQL); err != nil {
@@ -232,7 +234,7 @@ func step(ctx context.Context, db *handle, do func(*migrate.Migrate) error) (err
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, pgx5.Close()) }() // else it keeps its session
+	defer func() { err = errors.Join(err, pgx5.Close()) }() // else its session is left to the garbage collector
 	driver := inSchema{pgx5, schema}
 	m, err := migrate.NewWithInstance("iofs", files, "pgx", driver)
 	if err != nil {

@@ -1,11 +1,11 @@
--- Refuses unless the schema that search_path names first is the one that comes
+-- Refuses unless the schema that search_path named first is the one that came
 -- first, as the up files do: before golang-migrate writes into another one.
 DO $$
 DECLARE
-  v_rest   text := pg_catalog.current_setting('search_path');
-  v_schema text := pg_catalog.current_schema();
-  v_path   text := v_rest;
-  v_first  text;
+  v_path   pg_catalog.text := pg_catalog.current_setting('pgxlock.search_path');
+  v_schema pg_catalog.text := pg_catalog.current_schema();
+  v_rest   pg_catalog.text := v_path;
+  v_first  pg_catalog.text;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   LOOP

@@ -3,9 +3,9 @@
 -- the right to create schemas even where there is nothing to create.
 DO $$
 DECLARE
-  v_schema text := current_setting('pgxlock.schema');
+  v_schema pg_catalog.text := pg_catalog.current_setting('pgxlock.schema');
 BEGIN
-  IF v_schema <> '' AND to_regnamespace(quote_ident(v_schema)) IS NULL THEN
+  IF v_schema <> '' AND pg_catalog.to_regnamespace(pg_catalog.quote_ident(v_schema)) IS NULL THEN
     EXECUTE pg_catalog.format('CREATE SCHEMA %I', v_schema);
   END IF;
 EXCEPTION WHEN duplicate_schema OR unique_violation THEN

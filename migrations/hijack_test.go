@@ -1,0 +1,285 @@
+// This file is about schemas in which others may create: nothing of theirs may
+// run in our functions and files, nor change what they return.
+
+package migrations_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// goodAndBadCalls calls every public function through good and bad paths. The
+// arguments have their types, as those of drivers have: who may create
+// functions may add acquire_lock(text, ...), and a bare literal would rather be
+// text.
+func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	for _, call := range []struct{ query, want string }{
+		{"acquire_lock('k'::varchar, 'a'::varchar, 60, '{}'::jsonb)", "true"},
+		{"acquire_lock('k'::varchar, 'b'::varchar, 60, '{}'::jsonb)", "false"},
+		{"acquire_lock('k'::varchar, 'a'::varchar, 60, '{\"n\": 1}'::jsonb)", "true"},
+		{"(try_acquire_lock('k'::varchar, 'b'::varchar, '1 minute'::interval, '{}'::jsonb)).held_by::text", "a"},
+		{"(try_acquire_lock('k'::varchar, 'a'::varchar, '1 minute'::interval, '{}'::jsonb)).acquired", "true"},
+		{"extend_lock('k'::varchar, 'a'::varchar, 60)", "true"},
+		{"extend_lock('k'::varchar, 'b'::varchar, 60)", "false"},
+		{"renew_lock('k'::varchar, 'a'::varchar, (select fencing_token from distributed_locks where lock_name::text = 'k'), '1 minute'::interval) is null", "false"},
+		{"renew_lock('k'::varchar, 'a'::varchar, 1::bigint, '1 minute'::interval) is null", "true"},
+		{"assert_lock_held('k'::varchar, 'a'::varchar, null::bigint, false) is null", "false"},
+		{"assert_lock_held('k'::varchar, 'b'::varchar, null::bigint, false)", "LK001"},
+		{"assert_lock_held('k'::varchar, 'a'::varchar, 1::bigint, true)", "LK001"},
+		{"assert_lock_held('free'::varchar, 'a'::varchar, null::bigint, true)", "LK001 LK002"}, // 2: where the snapshot is older
+		{"release_lock_fenced('k'::varchar, 'a'::varchar, 1::bigint)", "false"},
+		{"release_lock('k'::varchar, 'b'::varchar)", "false"},
+		{"release_lock('k'::varchar, 'a'::varchar)", "true"},
+		{"(try_acquire_lock('expiring'::varchar, 'a'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"},
+		{"(try_acquire_lock('expiring'::varchar, 'b'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"}, // a take-over
+		{"reap_expired_locks('0'::interval, 1000) >= 1", "true"},
+		{"acquire_lock('one'::varchar, 'all'::varchar, 60, '{}'::jsonb) and acquire_lock('two'::varchar, 'all'::varchar, 60, '{}'::jsonb)", "true"},
+		{"release_all_locks('all'::varchar)", "2"},
+		{"advisory_lock_key('invoice:42'::text)", "6688477336110245193"},
+		{"acquire_lock(null::varchar, 'a'::varchar, 60, '{}'::jsonb)", pgerrcode.InvalidParameterValue},
+		{"acquire_lock(''::varchar, 'a'::varchar, 60, '{}'::jsonb)", pgerrcode.InvalidParameterValue},
+		{"acquire_lock('k'::varchar, repeat('h', 256)::varchar, 60, '{}'::jsonb)", pgerrcode.InvalidParameterValue},
+		{"acquire_lock('k'::varchar, '*h'::varchar, 60, '{}'::jsonb)", pgerrcode.InvalidParameterValue},
+		{"acquire_lock('k'::varchar, 'h'::varchar, 0, '{}'::jsonb)", pgerrcode.InvalidParameterValue},
+		{"acquire_lock('k'::varchar, 'h'::varchar, null::integer, '{}'::jsonb)", pgerrcode.InvalidParameterValue},
+		{"acquire_lock('k'::varchar, 'h'::varchar, 60, to_jsonb(repeat('m', 70000)))", pgerrcode.InvalidParameterValue},
+		{"extend_lock('k'::varchar, 'h'::varchar, -1)", pgerrcode.InvalidParameterValue},
+		{"renew_lock('k'::varchar, 'h'::varchar, null::bigint, '1 minute'::interval)", pgerrcode.InvalidParameterValue},
+		{"reap_expired_locks('-1 s'::interval, 1)", pgerrcode.InvalidParameterValue},
+		{"reap_expired_locks('1 s'::interval, 0)", pgerrcode.InvalidParameterValue},
+		{"release_all_locks(''::varchar)", pgerrcode.InvalidParameterValue},
+	} {
+		var got *string
+		err := conn.QueryRow(t.Context(), "select ("+call.query+")::text", pgx.QueryExecModeExec).Scan(&got)
+		var pgErr *pgconn.PgError
+		switch {
+		case errors.As(err, &pgErr):
+			if !strings.Contains(call.want, pgErr.Code) {
+				t.Errorf("%s: %s %s, want %s", call.query, pgErr.Code, pgErr.Message, call.want)
+			}
+		case err != nil:
+			t.Fatalf("%s: %v", call.query, err)
+		case got == nil || *got != call.want:
+			t.Errorf("%s: not %s", call.query, call.want)
+		}
+	}
+}
+
+// ours is all the text that runs in a migrator's session or in our functions.
+func ours(t *testing.T) string {
+	t.Helper()
+	var text strings.Builder
+	for _, dir := range []string{".", "sql"} {
+		files, err := fs.Glob(os.DirFS(dir), "*.sql")
+		must(t, err)
+		for _, file := range files {
+			content, err := os.ReadFile(dir + "/" + file)
+			must(t, err)
+			text.Write(content)
+		}
+	}
+	return text.String()
+}
+
+// hijackSQL makes, in the schema that comes first, what would be run instead of
+// pg_catalog's own by whoever calls one of pg_catalog's functions or operators
+// with types that only a cast makes fit, and types and tables called as those of
+// pg_catalog. All of it raises HJ000. pg_temp.ours holds the text to attack.
+const hijackSQL = `
+DO $do$
+DECLARE
+  v_types text[] := '{text,varchar,bpchar,name,"\"char\"",smallint,integer,bigint,numeric,"double precision",oid,regclass,regnamespace,interval,timestamptz,timestamp,boolean,jsonb,bytea,bit,varbit}';
+  -- from, to: what a cast would bridge
+  v_swaps text[] := '{{text,varchar},{text,name},{text,bpchar},{name,text},{name,varchar},{bigint,integer},{bigint,smallint},{integer,bigint},{integer,smallint},
+    {"double precision",integer},{"double precision",bigint},{"double precision",numeric},{oid,regclass},{oid,regproc},{oid,bigint},{regclass,oid},{regclass,text},{regclass,varchar},
+    {numeric,integer},{bit,bigint},{"\"any\"",text},{"\"any\"",varchar},{"\"any\"",bigint},{"\"any\"",name},{anyelement,text},{anynonarray,text},{anyarray,text[]},
+    {"timestamp with time zone",timestamp},{interval,text},{interval,integer},{boolean,text},{boolean,integer}}';
+  f record; v_l text; v_r text; v_op text; i integer; j integer; v_args text[]; v_out text;
+BEGIN
+  FOR f IN
+    SELECT p.proname, p.proargnames, p.pronargdefaults, p.provariadic,
+           (SELECT pg_catalog.array_agg(pg_catalog.format_type(a, NULL) ORDER BY n) FROM pg_catalog.unnest(p.proargtypes) WITH ORDINALITY x (a, n)) AS args,
+           CASE WHEN t.typtype = 'p' THEN 'text' ELSE pg_catalog.format_type(p.prorettype, NULL) END AS result
+      FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_type t ON t.oid = p.prorettype
+     WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.pronargs > 0
+       AND (SELECT o.words FROM pg_temp.ours o) @> ARRAY[p.proname::text]
+  LOOP
+    FOR i IN 1..array_length(v_swaps, 1) LOOP
+      FOR j IN 0..CASE WHEN f.provariadic <> 0 THEN 3 ELSE 0 END LOOP
+        v_args := pg_catalog.array_replace(f.args, v_swaps[i][1], v_swaps[i][2]);
+        CONTINUE WHEN v_args = f.args AND j = 0;
+        v_args := v_args || pg_catalog.array_fill(v_swaps[i][2], ARRAY[j]);
+        SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', pg_catalog.quote_ident(nullif(f.proargnames[n], '')), a, CASE WHEN f.pronargdefaults > 0 THEN 'DEFAULT NULL' END), ', ' ORDER BY n)
+          INTO v_out FROM pg_catalog.unnest(v_args) WITH ORDINALITY x (a, n);
+        BEGIN
+          EXECUTE pg_catalog.format($$CREATE FUNCTION %I(%s) RETURNS %s LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''hijacked: %s'' USING ERRCODE = ''HJ000''; END'$$,
+                         f.proname, v_out, f.result, f.proname || ' ' || pg_catalog.replace(v_args::text, '"', ''));
+        EXCEPTION WHEN OTHERS THEN NULL;     -- there already, or no such function can be
+        END;
+      END LOOP;
+    END LOOP;
+  END LOOP;
+  FOREACH v_l IN ARRAY v_types LOOP
+    FOREACH v_r IN ARRAY v_types LOOP
+      FOREACH v_out IN ARRAY ARRAY['boolean', v_l] LOOP
+        EXECUTE pg_catalog.format($$CREATE FUNCTION hijack_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''hijacked: operator on %s and %s'' USING ERRCODE = ''HJ000''; END'$$,
+                       CASE v_out WHEN 'boolean' THEN 'comparison' ELSE 'sum' END, v_l, v_r, v_out, v_l, v_r);
+        EXIT WHEN v_l = 'boolean';
+      END LOOP;
+      FOREACH v_op IN ARRAY '{=,<>,<,<=,>,>=,~~}'::text[] LOOP
+        EXECUTE pg_catalog.format('CREATE OPERATOR %s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = hijack_comparison)', v_op, v_l, v_r);
+      END LOOP;
+      CONTINUE WHEN v_l = 'boolean';
+      FOREACH v_op IN ARRAY '{+,-,||,<<,>>}'::text[] LOOP
+        EXECUTE pg_catalog.format('CREATE OPERATOR %s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = hijack_sum)', v_op, v_l, v_r);
+      END LOOP;
+    END LOOP;
+  END LOOP;
+  CREATE FUNCTION hijack() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''hijacked: a type'' USING ERRCODE = ''HJ000''; END';
+  FOREACH v_op IN ARRAY '{text,timestamptz,jsonb,regclass,oid,bytea,name,int8,int4,bool,varchar,interval}'::text[] LOOP
+    EXECUTE pg_catalog.format('CREATE DOMAIN %I AS pg_catalog.text CHECK (hijack())', v_op);
+  END LOOP;
+  CREATE COLLATION "C" FROM pg_catalog."POSIX";
+  CREATE TABLE pg_proc (); CREATE TABLE pg_class (); CREATE TABLE pg_namespace (); CREATE TABLE pg_attribute (); CREATE TABLE pg_index ();
+END $do$`
+
+// overloadSQL makes what would be run instead of each of our own functions if
+// one of ours called another with types that only a cast makes fit. (One more
+// argument with a default makes every call an error, which nobody can prevent.)
+const overloadSQL = `
+DO $do$
+DECLARE
+  v_swaps text[] := '{{text,varchar},{character varying,text},{bigint,integer},{integer,bigint},{interval,text}}';
+  f record; i integer; v_args text[];
+BEGIN
+  FOR f IN
+    SELECT p.proname, (SELECT coalesce(pg_catalog.array_agg(pg_catalog.format_type(a, NULL) ORDER BY n), '{}') FROM pg_catalog.unnest(p.proargtypes) WITH ORDINALITY x (a, n)) AS args
+      FROM pg_catalog.pg_proc p
+     WHERE p.pronamespace = 'public'::regnamespace::oid AND p.proowner <> current_user::regrole::oid
+  LOOP
+    FOR i IN 1..array_length(v_swaps, 1) LOOP
+      v_args := pg_catalog.array_replace(f.args, v_swaps[i][1], v_swaps[i][2]);
+      CONTINUE WHEN v_args = f.args;
+      BEGIN
+        EXECUTE pg_catalog.format($$CREATE FUNCTION %I(%s) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''hijacked: %s'' USING ERRCODE = ''HJ000''; END'$$,
+                       f.proname, pg_catalog.array_to_string(v_args, ', '), f.proname);
+      EXCEPTION WHEN duplicate_function THEN NULL;
+      END;
+    END LOOP;
+  END LOOP;
+END $do$`
+
+func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
+	t.Parallel()
+	db := newSeed(t)
+	hijacker, victim := newRole(t, db), newRole(t, db)
+	db.Exec(t, "grant create on schema public to "+hijacker+"; grant select, insert, update, delete on distributed_locks to "+victim)
+	h := pgtest.Connect(t, as(t, db, "role", hijacker))
+	text := ours(t)
+	_, err := h.Exec(t.Context(), "create temp table ours as select array(select distinct m[1] from regexp_matches(lower($1::text), '([a-z_0-9]+)\\(', 'g') m) as words",
+		pgx.QueryExecModeExec, text)
+	must(t, err)
+	_, err = h.Exec(t.Context(), hijackSQL)
+	must(t, err)
+	expect(t, db.Pool, true, "select count(*) > 300 from pg_catalog.pg_proc where pronamespace = 'public'::regnamespace::oid")
+
+	// It does run for who is not careful.
+	_, err = db.Pool.Exec(t.Context(), "select 'a'::varchar = 'b'::varchar")
+	refuse(t, err, "HJ000")
+	_, err = db.Pool.Exec(t.Context(), "select make_interval(secs => 1)")
+	refuse(t, err, "HJ000")
+
+	hostile := pgtest.Connect(t, as(t, db, "role", victim, "search_path", "pg_temp,public,pg_catalog"))
+	_, err = hostile.Exec(t.Context(), `
+		create temp table distributed_locks (lock_name varchar, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb, fencing_token bigint);
+		create temp table pgxlock_epoch (system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]);
+		create temp table pg_class (); create temp table pg_proc (); create temp sequence pgxlock_tokens;
+		create temp view lock_leases as select 1 as state`)
+	must(t, err)
+	// Names of tables and types are the victim's own affair; what it calls is not.
+	calls := func() {
+		t.Helper()
+		for _, path := range []string{"pg_catalog, public", "pg_catalog, pg_temp, public"} {
+			for _, url := range []string{as(t, db, "role", victim, "search_path", path), as(t, db, "search_path", path)} {
+				goodAndBadCalls(t, pgtest.Connect(t, url))
+			}
+		}
+		const acquire = "select public.acquire_lock('temp'::pg_catalog.varchar, $1::pg_catalog.varchar, 60, '{}'::pg_catalog.jsonb)"
+		expect(t, hostile, true, acquire, pgx.QueryExecModeExec, "a")
+		expect(t, hostile, false, acquire, pgx.QueryExecModeExec, "b")
+		expect(t, hostile, 0, "select pg_catalog.count(*) from distributed_locks", pgx.QueryExecModeExec)
+		expect(t, hostile, true, "select public.release_lock('temp'::pg_catalog.varchar, 'a'::pg_catalog.varchar)", pgx.QueryExecModeExec)
+	}
+	superuser := as(t, db, "search_path", "public")
+	must(t, up(t, superuser)) // adopts
+	calls()
+	_, err = h.Exec(t.Context(), overloadSQL)
+	must(t, err)
+	calls()
+	for _, way := range ways {
+		if strings.HasPrefix(way.name, "golang-migrate") {
+			continue // its own statements can be hijacked
+		}
+		if err := way.up(t, superuser); err != nil {
+			t.Errorf("%s: again: %v", way.name, err)
+		}
+	}
+	must(t, psql(t, as(t, db, "search_path", "public, pg_catalog"), "-f", "000001_leases.up.sql"))
+	must(t, migrations.Repair(t.Context(), pgtest.Pool(t, superuser), nil))
+	version(t, pgtest.Pool(t, superuser), 1)
+	calls()
+	db.Exec(t, "update pgxlock_epoch set system_identifier = 7::bigint")
+	must(t, up(t, superuser)) // repairs
+	calls()
+	must(t, psqlFiles("down")(t, as(t, db, "search_path", "public, pg_catalog")))
+	must(t, up(t, as(t, db, "search_path", "public, pg_catalog")))
+	calls()
+	must(t, down(t, superuser))
+}
+
+func TestNamesOfAnyCollationAreArguments(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	conn := db.Connect(t)
+	types := []string{`varchar collate "C"`, `varchar collate "POSIX"`, `text`}
+	if ask[bool](t, conn, "select exists (select from pg_collation where collprovider = 'i')") {
+		_, err := conn.Exec(t.Context(), `create collation anycase (provider = icu, locale = 'und-u-ks-level2', deterministic = false)`)
+		must(t, err)
+		types = append(types, `varchar collate "und-x-icu"`, `varchar collate anycase`)
+	} else {
+		t.Log("this server has no ICU")
+	}
+	for _, typ := range types {
+		_, err := conn.Exec(t.Context(), "drop table if exists jobs; create table jobs (name "+typ+", me "+typ+"); insert into jobs values ('Job', 'Me'), ('job', 'me')")
+		must(t, err)
+		for _, c := range []struct{ query, want string }{
+			{"string_agg(acquire_lock(name, me)::text, ' ')", "true true"}, // two locks: a name is its bytes
+			{"string_agg(acquire_lock(name, 'x' || me)::text, ' ')", "false false"},
+			{"string_agg((try_acquire_lock(name, me, '1 minute')).acquired::text, ' ')", "true true"},
+			{"string_agg(extend_lock(name, me)::text, ' ')", "true true"},
+			{"string_agg(extend_lock(name, upper(me))::text, ' ')", "false false"},
+			{"string_agg((renew_lock(name, me, (select l.fencing_token from distributed_locks l where l.lock_name = name::text collate \"C\")) is not null)::text, ' ')", "true true"},
+			{"string_agg((assert_lock_held(name, me) > 0)::text, ' ')", "true true"},
+			{"string_agg(release_lock(name, upper(me))::text, ' ')", "false false"},
+			{"string_agg(release_lock_fenced(name, me, 1)::text, ' ')", "false false"},
+			{"string_agg((advisory_lock_key(name) = advisory_lock_key(name::text collate \"C\"))::text, ' ')", "true true"},
+			{"count(distinct advisory_lock_key(name))::text", "2"},
+			{"string_agg(release_all_locks(me)::text, ' ')", "1 1"},
+			{"string_agg(release_lock(name, me)::text, ' ')", "false false"},
+		} {
+			expect(t, conn, c.want, "select "+c.query+" from jobs", pgx.QueryExecModeExec)
+		}
+	}
+}

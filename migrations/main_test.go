@@ -1,0 +1,320 @@
+package migrations_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/golang-migrate/migrate/v4"
+	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	"github.com/golang-migrate/migrate/v4/source/iofs"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// way is one way to run the files.
+type way struct {
+	name     string
+	up, down func(t *testing.T, url string) error
+}
+
+// ways are all that the documentation names.
+var ways = []way{
+	{"Up", up, down},
+	{"golang-migrate's library", library((*migrate.Migrate).Up), library((*migrate.Migrate).Down)},
+	{"golang-migrate by URL", byURL((*migrate.Migrate).Up, migrations.Table), byURL((*migrate.Migrate).Down, migrations.Table)},
+	{"golang-migrate by URL, its own table", byURL((*migrate.Migrate).Up, ""), byURL((*migrate.Migrate).Down, "")},
+	{"golang-migrate's command", command("up"), command("down", "-all")},
+	{"psql", psqlFiles("up"), psqlFiles("down")},
+	{"psql -1", psqlFiles("up", "-1"), psqlFiles("down", "-1")},
+}
+
+func up(t *testing.T, url string) error {
+	return migrations.Up(t.Context(), pgtest.Pool(t, url), nil)
+}
+
+func down(t *testing.T, url string) error {
+	return migrations.Down(t.Context(), pgtest.Pool(t, url), nil)
+}
+
+// library is a program that hands FS and a database handle of its own to
+// golang-migrate.
+func library(do func(*migrate.Migrate) error) func(*testing.T, string) error {
+	return func(t *testing.T, url string) error {
+		config, err := pgx.ParseConfig(url)
+		if err != nil {
+			return err
+		}
+		driver, err := migratepgx.WithInstance(stdlib.OpenDB(*config), &migratepgx.Config{MigrationsTable: migrations.Table})
+		if err != nil {
+			return err
+		}
+		files, err := iofs.New(migrations.FS, ".")
+		if err != nil {
+			return err
+		}
+		m, err := migrate.NewWithInstance("iofs", files, "pgx", driver)
+		if err != nil {
+			return err
+		}
+		return run(m, do)
+	}
+}
+
+// byURL is a program that gives golang-migrate a connection string. An empty
+// table is the one that golang-migrate takes by itself.
+func byURL(do func(*migrate.Migrate) error, table string) func(*testing.T, string) error {
+	return func(_ *testing.T, url string) error {
+		files, err := iofs.New(migrations.FS, ".")
+		if err != nil {
+			return err
+		}
+		m, err := migrate.NewWithSourceInstance("iofs", files, migrateURL(url, table))
+		if err != nil {
+			return err
+		}
+		return run(m, do)
+	}
+}
+
+func run(m *migrate.Migrate, do func(*migrate.Migrate) error) error {
+	err := do(m)
+	if errors.Is(err, migrate.ErrNoChange) {
+		err = nil
+	}
+	sourceErr, databaseErr := m.Close()
+	return errors.Join(err, sourceErr, databaseErr)
+}
+
+// command is golang-migrate's command line tool, of the version in go.mod.
+func command(arg ...string) func(*testing.T, string) error {
+	return func(t *testing.T, url string) error {
+		tool := []string{"run", "-tags", "pgx5", "github.com/golang-migrate/migrate/v4/cmd/migrate"}
+		return start(t, "go", slices.Concat(tool, []string{"-path", ".", "-database", migrateURL(url, migrations.Table)}, arg)...)
+	}
+}
+
+func migrateURL(url, table string) string {
+	_, rest, _ := strings.Cut(url, "://")
+	if table == "" {
+		return "pgx5://" + rest
+	}
+	separator := "?"
+	if strings.Contains(rest, "?") {
+		separator = "&"
+	}
+	return "pgx5://" + rest + separator + "x-migrations-table=" + table
+}
+
+// psqlFiles runs the files that FS has with psql, as people do.
+func psqlFiles(direction string, arg ...string) func(*testing.T, string) error {
+	return func(t *testing.T, url string) error {
+		files, err := filepath.Glob("0*." + direction + ".sql")
+		if err != nil {
+			return err
+		}
+		if direction == "down" {
+			slices.Reverse(files)
+		}
+		all := slices.Clone(arg)
+		for _, file := range files {
+			all = append(all, "-f", file)
+		}
+		return psql(t, url, all...)
+	}
+}
+
+func psql(t *testing.T, url string, arg ...string) error {
+	path := "psql"
+	if binaries, err := pgserver.Find(); err == nil {
+		path = filepath.Join(binaries.Dir, "psql")
+	}
+	return start(t, path, append([]string{"-X", "-q", "-d", url}, arg...)...)
+}
+
+// start runs a program. Without ON_ERROR_STOP psql goes on after an error, and
+// exits with 0: its messages tell.
+func start(t *testing.T, name string, arg ...string) error {
+	cmd := exec.CommandContext(t.Context(), name, arg...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PG") })
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%w: %s", err, &stderr)
+	}
+	if strings.Contains(stderr.String(), "ERROR:") {
+		return errors.New(stderr.String())
+	}
+	return nil
+}
+
+// as returns the database's URL for sessions that have these settings, name and
+// value in turn, as if they were set for the role.
+func as(t *testing.T, db *pgtest.DB, settings ...string) string {
+	t.Helper()
+	u, err := url.Parse(db.URL)
+	if err != nil || u.Scheme == "" {
+		t.Fatal("these tests need a connection string that is a URL")
+	}
+	query := u.Query()
+	options := query.Get("options")
+	for i := 0; i < len(settings); i += 2 {
+		options += " -c " + settings[i] + "=" + strings.NewReplacer(`\`, `\\`, " ", `\ `).Replace(settings[i+1])
+	}
+	query.Set("options", strings.TrimSpace(options))
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // psql does not know +
+	return u.String()
+}
+
+// newRole makes a role that may do nothing but what PUBLIC may, dropped with all
+// it has in the database when the test is over. Sessions become it by the
+// setting "role".
+func newRole(t *testing.T, db *pgtest.DB) string {
+	t.Helper()
+	name := "pgxlock_test_" + strings.ToLower(rand.Text())
+	db.Exec(t, "create role "+name)
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.Background(), "drop owned by "+name+" cascade; drop role "+name); err != nil {
+			t.Errorf("drop role: %v", err)
+		}
+	})
+	return name
+}
+
+// newPlainRole makes a role that owns a schema of its own, and returns the URL
+// of its sessions there.
+func newPlainRole(t *testing.T, db *pgtest.DB) (role, url string) {
+	t.Helper()
+	role = newRole(t, db)
+	db.Exec(t, "create schema authorization "+role)
+	return role, as(t, db, "role", role)
+}
+
+// querier is what a query may be asked of.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// ask returns the one value that the query gives.
+func ask[T any](t *testing.T, q querier, sql string, args ...any) T {
+	t.Helper()
+	var v T
+	if err := q.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+	return v
+}
+
+// expect fails the test unless the query gives the value.
+func expect[T comparable](t *testing.T, q querier, want T, sql string, args ...any) {
+	t.Helper()
+	if got := ask[T](t, q, sql, args...); got != want {
+		t.Errorf("got %v, want %v: %s", got, want, sql)
+	}
+}
+
+// refuse fails the test unless err comes from the server with that SQLSTATE.
+func refuse(t *testing.T, err error, code string) {
+	t.Helper()
+	_ = refusal(t, err, code)
+}
+
+// refusal is refuse for who looks at the error further.
+func refusal(t *testing.T, err error, code string) *pgconn.PgError {
+	t.Helper()
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		t.Fatalf("got %v, want SQLSTATE %s", err, code)
+	}
+	if pgErr.Code != code {
+		t.Fatalf("got %v (%s), want SQLSTATE %s", pgErr, pgErr.Detail, code)
+	}
+	return pgErr
+}
+
+// must fails the test at an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// catalog describes all that is in the database, but for version tables, as
+// lines that do not depend on the order in which things were made.
+func catalog(t *testing.T, db *pgtest.DB) string {
+	t.Helper()
+	lines := strings.Split(ask[string](t, db.Pool, catalogSQL), "\n")
+	return strings.Join(slices.DeleteFunc(lines, func(line string) bool {
+		return strings.Contains(line, migrations.Table) || strings.Contains(line, migratepgx.DefaultMigrationsTable)
+	}), "\n")
+}
+
+const catalogSQL = `
+WITH relation AS (
+  SELECT c.*, c.oid::regclass AS called FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+   WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+)
+SELECT coalesce(string_agg(line, E'\n' ORDER BY line COLLATE "C"), '') FROM (
+  SELECT concat_ws(' ', 'schema', n.nspname, n.nspowner::regrole, n.nspacl) AS line
+    FROM pg_namespace n WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+  UNION ALL
+  SELECT concat_ws(' ', 'relation', c.called, c.relkind, c.relpersistence, c.relowner::regrole, c.reloptions, c.relacl, c.relrowsecurity,
+                   obj_description(c.oid, 'pg_class')) FROM relation c
+  UNION ALL
+  SELECT concat_ws(' ', 'column', c.called, row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum), a.attname, format_type(a.atttypid, a.atttypmod),
+                   a.attnotnull, a.attcollation::regcollation, a.attacl, pg_get_expr(d.adbin, d.adrelid), col_description(c.oid, a.attnum))
+    FROM relation c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum WHERE c.relkind IN ('r', 'v')
+  UNION ALL
+  SELECT concat_ws(' ', 'index', pg_get_indexdef(i.indexrelid), i.indisvalid) FROM relation c JOIN pg_index i ON i.indrelid = c.oid
+  UNION ALL
+  SELECT concat_ws(' ', 'constraint', c.called, k.conname, pg_get_constraintdef(k.oid)) FROM relation c JOIN pg_constraint k ON k.conrelid = c.oid
+  UNION ALL
+  SELECT concat_ws(' ', 'view', c.called, pg_get_viewdef(c.oid)) FROM relation c WHERE c.relkind = 'v'
+  UNION ALL
+  SELECT concat_ws(' ', 'sequence', c.called, s.seqtypid::regtype, s.seqstart, s.seqincrement, s.seqmin, s.seqmax, s.seqcache, s.seqcycle)
+    FROM relation c JOIN pg_sequence s ON s.seqrelid = c.oid
+  UNION ALL
+  SELECT concat_ws(' ', 'trigger', pg_get_triggerdef(g.oid)) FROM relation c JOIN pg_trigger g ON g.tgrelid = c.oid WHERE NOT g.tgisinternal
+  UNION ALL
+  SELECT concat_ws(' ', 'function', p.oid::regprocedure, p.proowner::regrole, p.proacl, obj_description(p.oid, 'pg_proc'), pg_get_functiondef(p.oid))
+    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+   WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND p.prokind = 'f'
+) lines`
+
+// sameCatalog fails the test, naming the lines, unless both are equal.
+func sameCatalog(t *testing.T, got, want string) {
+	t.Helper()
+	if got == want {
+		return
+	}
+	g, w := strings.Split(got, "\n"), strings.Split(want, "\n")
+	for _, line := range g {
+		if !slices.Contains(w, line) {
+			t.Errorf("too much: %s", line)
+		}
+	}
+	for _, line := range w {
+		if !slices.Contains(g, line) {
+			t.Errorf("missing: %s", line)
+		}
+	}
+	t.FailNow()
+}

@@ -1,0 +1,257 @@
+// This file is about where the files install, and about the sessions and
+// servers on which they do.
+
+package migrations_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/golang-migrate/migrate/v4"
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func TestASearchPathThatLeadsElsewhereIsRefused(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	db.Exec(t, `create schema "Missing"; create schema here`)
+	before := catalog(t, db)
+	for _, path := range []string{
+		``, `""`, `missing`, `missing, public`, `"missing", here`, `missing`, `"here, public", here`, `"HERE", public`,
+		`pg_catalog`, `pg_catalog, public`, `pg_temp, public`, `"$user"`, `"$user", missing, public`, `"HERE"`, `"pg_temp"`,
+	} {
+		url := as(t, db, "search_path", path)
+		err := refusal(t, up(t, url), pgerrcode.InvalidSchemaName)
+		if !strings.Contains(err.Message, "'"+path+"'") || err.Hint == "" {
+			t.Errorf("search_path %q: the error does not tell: %v, hint %q", path, err, err.Hint)
+		}
+		if err := psqlFiles("up")(t, url); err == nil || !strings.Contains(err.Error(), "cannot tell which schema") {
+			t.Errorf("search_path %q: psql: %v", path, err)
+		}
+		sameCatalog(t, catalog(t, db), before)
+		expect(t, db.Pool, 0, "select count(*) from pg_class where relname = 'pgxlock_migrations'")
+	}
+}
+
+func TestWhatIsInstalledFurtherOnTheSearchPathIsNotRemoved(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	before := catalog(t, db)
+	url := as(t, db, "search_path", "missing, public")
+	refuse(t, down(t, url), pgerrcode.InvalidSchemaName)
+	refuse(t, migrations.Repair(t.Context(), pgtest.Pool(t, url), nil), pgerrcode.InvalidSchemaName)
+	sameCatalog(t, catalog(t, db), before)
+}
+
+func TestTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for path, schema := range map[string]string{
+		`here, public`:                      `here`,
+		`HERE,public`:                       `here`,
+		`"Here There", public`:              `Here There`,
+		` "a,b" , public`:                   `a,b`,
+		`"say ""hi"", Bob" ,here`:           `say "hi", Bob`,
+		`"$user", missing, public`:          `$user`, // the test makes that one
+		`"$user"   ,   here`:                `here`,
+		`here, pg_catalog, missing`:         `here`,
+		`"it's", public`:                    `it's`,
+		`"back\slash"`:                      `back\slash`,
+		`"%I %s", public`:                   `%I %s`,
+		"\"schéma\", public":                `schéma`,
+		`"$user", "$user", "Here", missing`: `Here`,
+	} {
+		t.Run(path, func(t *testing.T) {
+			role := newRole(t, db) // whose schema goes with it
+			name := schema
+			if name == "$user" {
+				name = role
+			}
+			db.Exec(t, "create schema "+pgx.Identifier{name}.Sanitize()+" authorization "+role)
+			url := as(t, db, "role", role, "search_path", path)
+			must(t, up(t, url))
+			expect(t, db.Pool, 0, "select count(*) from pg_class where relnamespace = 'public'::regnamespace")
+			expect(t, db.Pool, name, "select nspname::text from pg_namespace where oid = (select relnamespace from pg_class where relname = 'pgxlock_epoch')")
+			pool := pgtest.Pool(t, url)
+			expect(t, pool, true, "select acquire_lock('k', 'a')")
+			expect(t, db.Pool, true, "select "+pgx.Identifier{name, "release_lock"}.Sanitize()+"('k', 'a')") // from any search_path
+			version(t, pool, 1)
+			must(t, psqlFiles("up")(t, url))
+			must(t, psqlFiles("down")(t, url))
+			must(t, psqlFiles("up", "-1")(t, url))
+			must(t, down(t, url))
+			expect(t, db.Pool, 0, "select count(*) from pg_proc where pronamespace = $1::regnamespace", pgx.Identifier{name}.Sanitize())
+		})
+	}
+}
+
+// SET search_path FROM CURRENT would keep "$user" as it stands.
+func TestAnotherRolesOwnSchemaIsNotUsedForOurs(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	_, owner := newPlainRole(t, db)
+	must(t, up(t, owner))
+	ownerPool := pgtest.Pool(t, owner)
+	schema := ask[string](t, ownerPool, "select current_schema()")
+	other, otherURL := newPlainRole(t, db)
+	must(t, up(t, otherURL))
+	db.Exec(t, "grant usage on schema "+schema+" to "+other+"; grant all on "+schema+".distributed_locks to "+other)
+	expect(t, pgtest.Pool(t, otherURL), true, "select "+schema+".acquire_lock('k', 'a')")
+	expect(t, ownerPool, false, "select acquire_lock('k', 'b')")
+	expect(t, pgtest.Pool(t, otherURL), true, "select acquire_lock('k', 'c')") // another installation
+}
+
+func TestASchemaIsCreatedAndClosed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	cfg := &migrations.Config{Schema: `Locks, "of" ours`}
+	installed, _, err := migrations.Version(t.Context(), db.Pool, cfg)
+	must(t, err)
+	if installed != 0 {
+		t.Errorf("version %d before there is a schema", installed)
+	}
+	must(t, migrations.Down(t.Context(), db.Pool, cfg))
+	must(t, migrations.Up(t.Context(), db.Pool, cfg))
+	must(t, migrations.Up(t.Context(), db.Pool, cfg))
+	version(t, db.Pool, 0) // in public
+	plain := pgtest.Pool(t, as(t, db, "role", newRole(t, db)))
+	_, err = plain.Exec(t.Context(), `select "Locks, ""of"" ours".acquire_lock('k', 'a')`)
+	refuse(t, err, pgerrcode.InsufficientPrivilege)
+	expect(t, db.Pool, true, `select "Locks, ""of"" ours".acquire_lock('k', 'a')`)
+	refuse(t, migrations.Down(t.Context(), db.Pool, cfg), pgerrcode.ObjectInUse)
+	cfg.Force = true
+	must(t, migrations.Down(t.Context(), db.Pool, cfg))
+}
+
+func TestAnExistingSchemaNeedsNoRightToCreateSchemas(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	role := newRole(t, db)
+	db.Exec(t, "create schema theirs authorization "+role+"; grant usage on schema theirs to public")
+	pool := pgtest.Pool(t, as(t, db, "role", role))
+	must(t, migrations.Up(t.Context(), pool, &migrations.Config{Schema: "theirs"}))
+	expect(t, db.Pool, true, "select has_schema_privilege('public', 'theirs', 'usage')") // left as it was
+	refuse(t, migrations.Up(t.Context(), pool, &migrations.Config{Schema: "another"}), pgerrcode.InsufficientPrivilege)
+}
+
+// golang-migrate forgets a connection where it may not make its table.
+func TestNoSessionIsLeft(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	db.Exec(t, "revoke create on schema public from public") // as it is since PostgreSQL 15
+	role := newRole(t, db)
+	refuse(t, up(t, as(t, db, "role", role, "application_name", "migrator")), pgerrcode.InsufficientPrivilege)
+	expect(t, db.Pool, 0, "select count(*) from pg_class where relnamespace = 'public'::regnamespace")
+	must(t, up(t, as(t, db, "application_name", "migrator")))
+	must(t, down(t, as(t, db, "application_name", "migrator")))
+	// A session that was closed is gone soon.
+	deadline, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for ask[bool](t, db.Pool, "select exists (select from pg_stat_activity where application_name = 'migrator' and datname = current_database())") {
+		if deadline.Err() != nil {
+			t.Fatal("a session is left")
+		}
+	}
+}
+
+func TestSettingsOfTheRoleDoNotMatter(t *testing.T) {
+	t.Parallel()
+	reference := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), reference.Pool, nil))
+	want := catalog(t, reference)
+	db := pgtest.New(t)
+	for _, settings := range [][]string{
+		{"standard_conforming_strings", "off", "escape_string_warning", "off"},
+		{"default_transaction_isolation", "serializable"},
+		{"default_transaction_isolation", "repeatable read", "default_transaction_deferrable", "on"},
+		{"plpgsql.variable_conflict", "use_variable", "plpgsql.extra_errors", "all"},
+		{"plpgsql.variable_conflict", "use_column"},
+		{"quote_all_identifiers", "on", "transform_null_equals", "on", "array_nulls", "off"},
+		{"IntervalStyle", "sql_standard", "DateStyle", "SQL, DMY", "TimeZone", "Asia/Kathmandu", "bytea_output", "escape", "extra_float_digits", "-15"},
+		{"check_function_bodies", "off", "row_security", "off", "synchronous_commit", "off", "client_min_messages", "error"},
+		{"client_encoding", "LATIN1", "lc_messages", "C", "enable_seqscan", "off", "enable_indexscan", "off"},
+		{"statement_timeout", "30s", "idle_in_transaction_session_timeout", "30s", "jit_above_cost", "0"},
+	} {
+		t.Run(settings[0]+" "+settings[1], func(t *testing.T) {
+			url := as(t, db, settings...)
+			must(t, psqlFiles("up")(t, url))
+			sameCatalog(t, catalog(t, db), want)
+			must(t, psqlFiles("down")(t, url))
+			must(t, library((*migrate.Migrate).Up)(t, url))
+			sameCatalog(t, catalog(t, db), want)
+			goodAndBadCalls(t, pgtest.Connect(t, url))
+			must(t, down(t, url))
+			must(t, up(t, url))
+			sameCatalog(t, catalog(t, db), want)
+			must(t, down(t, url))
+		})
+	}
+}
+
+func TestUpWorksWhereTheRoleMayNotWriteOrWait(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	url := as(t, db, "default_transaction_read_only", "on", "lock_timeout", "1")
+	must(t, up(t, url))
+	must(t, down(t, url))
+}
+
+// Some engines refuse what tells a cluster and its timeline.
+func TestAnEngineThatHidesItsClusterIsInstalledOnWithAWarning(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	role, url := newPlainRole(t, db)
+	db.Exec(t, "revoke execute on function pg_control_system(), pg_walfile_name(pg_lsn), pg_current_wal_insert_lsn() from public")
+	var warnings []string
+	pool := pgtest.Pool(t, url, func(c *pgxpool.Config) {
+		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { warnings = append(warnings, n.Severity+" "+n.Message) }
+	})
+	must(t, migrations.Up(t.Context(), pool, nil))
+	if text := strings.Join(warnings, "\n"); len(warnings) != 2 || strings.Count(text, "WARNING pgxlock: ") != 2 ||
+		!strings.Contains(text, "timeline") || !strings.Contains(text, "system identifier") {
+		t.Errorf("warnings: %q", warnings)
+	}
+	last := int64(0)
+	for range 3 {
+		token := ask[int64](t, pool, "select fencing_token from try_acquire_lock('k', 'a', '1 minute')")
+		if token <= last || token>>40 != 1 {
+			t.Errorf("token %d after %d", token, last)
+		}
+		last = token
+		expect(t, pool, true, "select release_lock('k', 'a')")
+	}
+	db.Exec(t, "grant execute on function pg_control_system(), pg_walfile_name(pg_lsn), pg_current_wal_insert_lsn() to "+role)
+	must(t, up(t, url)) // nothing to do
+	expect(t, pool, true, "select fencing_token > $1 from try_acquire_lock('k', 'a', '1 minute')", last)
+}
+
+func TestACancelledUpIsAnErrorAndCanBeRepeated(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	blocker, err := db.Connect(t).Begin(t.Context())
+	must(t, err)
+	_, err = blocker.Exec(t.Context(), "create table pgxlock_epoch ()") // the file waits for whether this commits
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- migrations.Up(ctx, db.Pool, nil) }()
+	for !ask[bool](t, db.Pool, "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())") {
+		continue
+	}
+	cancel()
+	must(t, blocker.Rollback(t.Context()))
+	if err := <-done; err == nil {
+		t.Error("no error")
+	}
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	version(t, db.Pool, 1)
+}
