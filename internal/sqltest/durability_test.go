@@ -1,0 +1,171 @@
+package sqltest_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// What was acknowledged is there after a crash, even if the role does not wait
+// for its commits otherwise, and what was given out does not come again.
+func TestWhatWasAcknowledgedSurvivesACrash(t *testing.T) {
+	t.Parallel()
+	server, d := private(t, nil)
+	seen := &tokens{t: t}
+	d.do("alter role postgres set synchronous_commit = off")
+	d.do("select acquire_lock('released', 'A'), acquire_lock('taken', 'A'), acquire_lock('renewed', 'A', 1)")
+	d.expire("taken")
+
+	d = open(t, d.url) // now as the role is set
+	d.want("current_setting('synchronous_commit')", "off")
+	restart := func() { d = crash(t, server) }
+
+	seen.next("nothing", d.token("k", "A"))
+	restart()
+	d.want("select holder_id from distributed_locks where lock_name = 'k'", "A")
+
+	seen.next("a crash", d.token("taken", "B"))
+	restart()
+	d.want("select holder_id from distributed_locks where lock_name = 'taken'", "B")
+
+	d.want("extend_lock('k', 'A', 10000)", "true")
+	restart()
+	d.want("select expires_at > clock_timestamp() + interval '9000 s' from distributed_locks where lock_name = 'k'", "true")
+
+	d.want("release_lock('released', 'A')", "true")
+	restart()
+	d.want("select count(*) from distributed_locks where lock_name = 'released'", "0")
+
+	// Tokens that were drawn and not committed are not given out again either,
+	// once something later was acknowledged.
+	open := d.begin(readCommitted)
+	seen.next("a crash", open.token("open", "A"))
+	seen.next("an open draw", d.token("last", "A"))
+	restart()
+	d.want("select count(*) from distributed_locks where lock_name = 'open'", "0")
+	seen.next("a crash", d.token("open", "B"))
+
+	d.want("current_setting('synchronous_commit')", "off")
+	d.do("begin; select acquire_lock('l', 'A')")
+	d.want("current_setting('synchronous_commit')", "on")
+	d.commit()
+	d.want("current_setting('synchronous_commit')", "off") // raised for that transaction only
+}
+
+// A stronger setting is nothing to change, and neither is that of a transaction
+// that writes nothing.
+func TestSynchronousCommitIsOnlyRaisedAndOnlyByWriters(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.do("select acquire_lock('k', 'A')")
+	for setting, want := range map[string]string{"off": "on", "local": "on", "on": "on", "remote_apply": "remote_apply", "remote_write": "remote_write"} {
+		d.do("set synchronous_commit = " + setting)
+		for _, call := range []string{"acquire_lock('k', 'A')", "extend_lock('k', 'A')", "acquire_lock('new', 'A')", "release_lock('k', 'A')"} {
+			d.do("begin; select " + call)
+			d.want("current_setting('synchronous_commit')", want)
+			d.rollback()
+		}
+		d.do("begin; select acquire_lock('k', 'B')")
+		d.want("current_setting('synchronous_commit')", setting)
+		d.rollback()
+	}
+}
+
+// The standby has not received the last acquires when it becomes the primary;
+// and once more.
+func TestTokensGrowOverFailoversThatLoseCommits(t *testing.T) {
+	t.Parallel()
+	primary, d := private(t, map[string]string{"fsync": "off"})
+	seen := &tokens{t: t}
+	for failover := range 2 {
+		standby := pgtest.Standby(t, primary, pgserver.Config{})
+		d.do("delete from distributed_locks")
+		seen.next("a failover", d.token("k", "A"))
+		s := open(t, standby.URL("postgres"))
+		await(t, s, fmt.Sprintf("exists (select from distributed_locks where fencing_token = %d)", seen.highest))
+		refusesToWrite(t, s)
+
+		// From here on the standby gets nothing more.
+		s.do("alter system set primary_conninfo = ''")
+		s.do("select pg_reload_conf()")
+		await(t, s, "not exists (select from pg_stat_wal_receiver)")
+		for range 100 {
+			d.want("release_lock('k', 'A')", "true")
+			seen.next("a release", d.token("k", "A"))
+		}
+		if err := primary.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := standby.Promote(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		primary, d = standby, open(t, standby.URL("postgres"))
+		d.want("pgxlock_timeline()", fmt.Sprint(2+failover))
+		d.want("select count(*) from distributed_locks", "1")
+		d.expire("k")
+		seen.next("a failover", d.token("k", "B"))
+		seen.next("a failover", d.token("l", "B"))
+		d.want("repair_lock_tokens()", "false")
+	}
+}
+
+// refusesToWrite checks a standby on which A's lease k is to be seen.
+func refusesToWrite(t *testing.T, d *database) {
+	t.Helper()
+	for _, call := range []string{
+		"acquire_lock('free', 'B')", "acquire_lock('k', 'A')", "acquire_lock('k', 'B')", "(try_acquire_lock('free', 'B')).acquired",
+		"extend_lock('k', 'A')", "release_lock('k', 'A')", "release_all_locks('A')", "assert_lock_held('k', 'A')",
+	} {
+		d.want(call, "25006")
+	}
+	d.want("select state from lock_leases", "live")
+}
+
+// The first acquire after a failover remembers the timeline. Its transaction is
+// prepared, and stays so over a restart.
+func TestAPreparedFirstAcquireIsInNobodysWay(t *testing.T) {
+	t.Parallel()
+	server, d := private(t, map[string]string{"max_prepared_transactions": "2"})
+	seen := &tokens{t: t}
+	d.do("update pgxlock_epoch set timeline = timeline - 1")
+	first := d.begin(readCommitted)
+	seen.next("nothing", first.token("k", "A"))
+	first.do("prepare transaction 'first'")
+	for _, level := range levels {
+		s := d.begin(level)
+		seen.next("a prepared acquire", s.token("of "+level, "B"))
+		s.commit()
+	}
+	d.want("acquire_lock('k', 'B')", "false")
+	d = crash(t, server)
+	seen.next("a crash", d.token("after the crash", "B"))
+	d.want("acquire_lock('k', 'B')", "false")
+	d.do("rollback prepared 'first'")
+	seen.next("a rollback", d.token("k", "B"))
+	d.want("select timeline = pgxlock_timeline() from pgxlock_epoch", "true")
+}
+
+// A try of a lock that is held writes no log. Reading may: it prunes old rows.
+// So the page is clean, and nothing else runs on the server.
+func TestAFailedTryWritesNoLog(t *testing.T) {
+	t.Parallel()
+	_, d := private(t, map[string]string{"fsync": "off", "wal_level": "minimal", "max_wal_senders": "0"})
+	d.do("select acquire_lock('held', 'A'), acquire_lock('fenced', 'A')")
+	d.expire("fenced")
+	writer := d.begin(readCommitted)
+	writer.do("select assert_lock_held('fenced', 'A', NULL, true)")
+	d.do("vacuum distributed_locks")
+	d.want("acquire_lock('held', 'B')", "false") // fills the caches
+	d.do("checkpoint")
+
+	before := d.get("pg_current_wal_insert_lsn()")
+	for range 50 {
+		d.want("acquire_lock('held', 'B')", "false")
+		d.want("acquire_lock('fenced', 'B')", "false")
+	}
+	if after := d.get("pg_current_wal_insert_lsn()"); after != before {
+		t.Errorf("the log went from %s to %s", before, after)
+	}
+}

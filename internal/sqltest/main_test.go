@@ -1,0 +1,186 @@
+package sqltest_test
+
+import (
+	"context"
+	"crypto/rand"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// soak says whether to look for races for minutes instead of seconds.
+var soak = os.Getenv("PGXLOCK_SOAK") == "1"
+
+// The isolation levels, weakest first.
+var levels = []string{readCommitted, "repeatable read", "serializable"}
+
+const readCommitted = "read committed"
+
+// atEveryLevel runs the test as subtests, one for each isolation level, one
+// after the other in the same database.
+func atEveryLevel(t *testing.T, test func(t *testing.T, d *database, level string)) {
+	t.Helper()
+	shared := install(t)
+	for _, level := range levels {
+		t.Run(level, func(t *testing.T) { test(t, shared.reopen(t), level) })
+	}
+}
+
+// database is one that the test has for itself, and a session that looks on.
+type database struct {
+	*session // no transaction is ever open here
+	t        *testing.T
+	url      string
+}
+
+// install makes a database with pgxlock in it.
+func install(t *testing.T) *database {
+	t.Helper()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, db.URL)
+}
+
+// installOn is install for the database postgres of a private server.
+func installOn(t *testing.T, server *pgserver.Server) *database {
+	t.Helper()
+	url := server.URL("postgres")
+	if err := migrations.Up(t.Context(), pgtest.Pool(t, url), nil); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, url)
+}
+
+// open connects to a database.
+func open(t *testing.T, url string) *database {
+	t.Helper()
+	return &database{t: t, url: url, session: connect(t, url)}
+}
+
+// reopen gives the database, without leases, to a test that runs after others
+// in it. To make a database takes longer than most of the tests here.
+func (d *database) reopen(t *testing.T) *database {
+	t.Helper()
+	d = open(t, d.url)
+	// The sessions of the test before were told to end, and end by themselves.
+	await(t, d, `not exists (select from pg_stat_activity where datname = current_database()
+		and backend_type = 'client backend' and pid <> pg_backend_pid() and state <> 'idle')`)
+	d.do("delete from distributed_locks")
+	return d
+}
+
+// connect opens one more session.
+func (d *database) connect() *session {
+	d.t.Helper()
+	return connect(d.t, d.url)
+}
+
+// sessions opens two more.
+func (d *database) sessions() (a, b *session) {
+	d.t.Helper()
+	return d.connect(), d.connect()
+}
+
+// begin opens one more session, with a transaction.
+func (d *database) begin(level string) *session {
+	d.t.Helper()
+	s := d.connect()
+	s.begin(level)
+	return s
+}
+
+// expire lets a lease run out now, instead of waiting for it.
+func (d *database) expire(lock string) {
+	d.t.Helper()
+	d.do("update distributed_locks set expires_at = clock_timestamp() - interval '1 second' where lock_name = " + quote(lock))
+}
+
+// turnstile is a place inside pgxlock's functions where a session can be made
+// to wait, so that others come in between two of their statements.
+type turnstile struct{ *session }
+
+// turnstile puts one in front of every computation of an internal key, which is
+// what the functions do just before they try the guard or the pin of a lock.
+func (d *database) turnstile() turnstile {
+	d.t.Helper()
+	if d.get("to_regproc('pgxlock_key_itself')") == "NULL" {
+		d.do("alter function pgxlock_key(text, text) rename to pgxlock_key_itself")
+	}
+	d.do(`
+		create or replace function pgxlock_key(p_space text, p_name text) returns bigint language plpgsql volatile as $$
+		begin
+		  if current_setting('sqltest.stop', true) = p_space then
+		    perform pg_advisory_lock(1);
+		    perform pg_advisory_unlock(1);
+		  end if;
+		  return pgxlock_key_itself(p_space, p_name);
+		end $$`)
+	return turnstile{d.connect()}
+}
+
+// stop runs the expression in the session until it is about to try the guard or
+// the pin.
+func (s turnstile) stop(who *session, space, expression string) *call {
+	s.t.Helper()
+	s.do("select pg_advisory_lock(1)")
+	who.do("set sqltest.stop = " + quote(space))
+	c := who.start(expression)
+	c.waitsFor(s.session)
+	return c
+}
+
+// open lets it go on.
+func (s turnstile) open() {
+	s.t.Helper()
+	s.want("pg_advisory_unlock(1)", "true")
+}
+
+// role creates a role that may do nothing yet. It is dropped with the test.
+func (d *database) role() (name string) {
+	d.t.Helper()
+	name = "pgxlock_test_" + strings.ToLower(rand.Text()) // roles belong to the whole server
+	d.do("create role " + name)
+	d.t.Cleanup(func() {
+		late := pgtest.Connect(d.t, d.url) // the test's context and sessions are done
+		for _, sql := range []string{"drop owned by " + name + " cascade", "drop role " + name} {
+			if _, err := late.Exec(context.Background(), sql); err != nil {
+				d.t.Error(err)
+			}
+		}
+	})
+	return name
+}
+
+// lazy are the settings of a server that loses in a crash what was not flushed
+// at a commit: it syncs its files, and its log writer sleeps.
+var lazy = map[string]string{"fsync": "on", "wal_writer_delay": "10s", "autovacuum": "off", "bgwriter_lru_maxpages": "0"}
+
+// private starts a server for the test, with pgxlock in its database postgres.
+func private(t *testing.T, settings map[string]string) (*pgserver.Server, *database) {
+	t.Helper()
+	all := maps.Clone(lazy)
+	maps.Copy(all, settings)
+	server := pgtest.Private(t, pgserver.Config{Settings: all})
+	return server, installOn(t, server)
+}
+
+// crash crashes the server, starts it again and connects.
+func crash(t *testing.T, server *pgserver.Server) *database {
+	t.Helper()
+	if err := server.Crash(); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, server.URL("postgres"))
+}
