@@ -41,7 +41,7 @@ type Server struct {
 
 // String says in one line which server is used, and why not a better one.
 func (s *Server) String() string {
-	line := "PostgreSQL for the tests: " + s.Description
+	line := "PostgreSQL: " + s.Description
 	if len(s.PassedOver) > 0 {
 		line += " (not " + strings.Join(s.PassedOver, "; not ") + ")"
 	}
@@ -61,12 +61,29 @@ func Settings() map[string]string {
 // way is one way to get a server. Its error begins with what it tried.
 type way func(context.Context) (*Server, error)
 
-// Start chooses a server, and starts it if it does not run already.
+// Start chooses a server, and starts it if it does not run already. The PG
+// variables are gone from the process's environment after that: pgx would mix
+// PGSERVICE, PGOPTIONS and the like into the connections of the tests.
 func Start(ctx context.Context) (*Server, error) {
+	if err := forgetLibpq(); err != nil {
+		return nil, err
+	}
 	if url := os.Getenv(DatabaseEnv); url != "" {
 		return named(ctx, url)
 	}
 	return first(ctx, []way{startContainer, startLocal})
+}
+
+func forgetLibpq() error {
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		if strings.HasPrefix(name, "PG") && !strings.HasPrefix(name, "PGXLOCK_") {
+			if err := os.Unsetenv(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // named uses the server that the environment names. If that one does not

@@ -32,7 +32,7 @@ func TestTheFirstWayThatWorksIsTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := server.String(), "PostgreSQL for the tests: one"; got != want {
+	if got, want := server.String(), "PostgreSQL: one"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -43,7 +43,7 @@ func TestAWayThatIsPassedOverIsSaidInTheSameLine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := server.String(), "PostgreSQL for the tests: two (not one: broken)"; got != want {
+	if got, want := server.String(), "PostgreSQL: two (not one: broken)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/pflag"
+)
+
+// Defaults for what a connection string, a service file or PG* left open.
+const (
+	defaultApplicationName = "pgxlock"
+	defaultConnectTimeout  = 10 * time.Second
+)
+
+// target says which database, and where in it.
+type target struct {
+	url    string
+	schema string
+}
+
+func (t *target) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&t.url, "database-url", "", "connection `string` (default $PGXLOCK_DATABASE_URL, $DATABASE_URL or PG*)")
+	flags.StringVar(&t.schema, "schema", "", "`schema` of pgxlock (default: the one found by the search_path)")
+}
+
+// use is what a connection is made for.
+type use bool
+
+const (
+	reading use = false
+	writing use = true
+)
+
+// connect makes a pool, which connects when it is used first.
+func (t *target) connect(ctx context.Context, u use) (*pgxpool.Pool, error) {
+	source, connString := t.source(os.Getenv)
+	config, err := parseConfig(source, connString)
+	if err != nil {
+		return nil, err
+	}
+	if u == writing && config.ConnConfig.ValidateConnect == nil {
+		// Of several hosts the one that can be written, as for psql's
+		// target_session_attrs=read-write.
+		config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	}
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// source returns the connection string that counts, and who gave it. An empty
+// variable is one that is not set.
+func (t *target) source(getenv func(string) string) (name, connString string) {
+	if t.url != "" {
+		return "--database-url", t.url
+	}
+	for _, name := range []string{"PGXLOCK_DATABASE_URL", "DATABASE_URL"} {
+		if value := getenv(name); value != "" {
+			return name, value
+		}
+	}
+	return "PG*", "" // pgx reads them
+}
+
+// parseConfig reads a connection string and fills in our defaults.
+func parseConfig(source, connString string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(connString)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("%s is no connection string of PostgreSQL%s; such a one is postgres://user@host:5432/database",
+			source, withoutSecrets(connString, err))}
+	}
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = defaultApplicationName
+	}
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = defaultConnectTimeout
+	}
+	return config, nil
+}
+
+// withoutSecrets says why a connection string cannot be read. pgx quotes the
+// string, and net/url the part that it stumbled over: in a string that cannot be
+// taken apart, either may hold the password.
+func withoutSecrets(connString string, err error) string {
+	if strings.Contains(connString, "://") {
+		if _, bad := url.Parse(connString); bad != nil {
+			return " (not a URL: special characters in a password must be percent-encoded)"
+		}
+	}
+	if parse, ok := errors.AsType[*pgconn.ParseConfigError](err); ok && parse.Unwrap() != nil {
+		return " (" + parse.Unwrap().Error() + ")"
+	}
+	return ""
+}

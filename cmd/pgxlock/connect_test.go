@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+func TestTheFlagComesBeforeTheVariablesAndOursBeforeTheGeneralOne(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"PGXLOCK_DATABASE_URL": "ours", "DATABASE_URL": "general"}
+	for _, test := range []struct{ flag, unset, source, value string }{
+		{"flag", "", "--database-url", "flag"},
+		{"", "", "PGXLOCK_DATABASE_URL", "ours"},
+		{"", "PGXLOCK_DATABASE_URL", "DATABASE_URL", "general"},
+		{"", "PGXLOCK_DATABASE_URL DATABASE_URL", "PG*", ""},
+	} {
+		getenv := func(name string) string {
+			if strings.Contains(" "+test.unset+" ", " "+name+" ") {
+				return ""
+			}
+			return env[name]
+		}
+		if source, value := (&target{url: test.flag}).source(getenv); source != test.source || value != test.value {
+			t.Errorf("flag %q without %q: %s %q, want %s %q", test.flag, test.unset, source, value, test.source, test.value)
+		}
+	}
+}
+
+func TestEverySourceOfAConnectionStringLeadsToTheDatabase(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	c := db.Pool.Config().ConnConfig
+	nowhere := "postgres://nobody@127.0.0.1:1/nowhere"
+	installed := func(name string, env []string, args ...string) {
+		t.Helper()
+		if r := execute(t, env, append([]string{"migrate", "status"}, args...)...); r.code != exitNotCurrent || !strings.Contains(r.stdout, "not installed") {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	installed("flag", []string{"PGXLOCK_DATABASE_URL=" + nowhere, "DATABASE_URL=" + nowhere, "PGHOST=/nowhere"}, "--database-url", db.URL)
+	installed("PGXLOCK_DATABASE_URL", []string{"PGXLOCK_DATABASE_URL=" + db.URL, "DATABASE_URL=" + nowhere, "PGHOST=/nowhere"})
+	installed("DATABASE_URL", []string{"PGXLOCK_DATABASE_URL=", "DATABASE_URL=" + db.URL, "PGHOST=/nowhere"})
+	installed("PG*", []string{"PGHOST=" + c.Host, fmt.Sprint("PGPORT=", c.Port), "PGUSER=" + c.User, "PGPASSWORD=" + c.Password, "PGDATABASE=" + c.Database})
+}
+
+func TestDefaultsFillInWhatWasLeftOpen(t *testing.T) {
+	t.Parallel()
+	config, err := parseConfig("test", "postgres://u@h/d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name := config.ConnConfig.RuntimeParams["application_name"]; name != "pgxlock" || config.ConnConfig.ConnectTimeout != defaultConnectTimeout {
+		t.Errorf("defaults: %q, %s", name, config.ConnConfig.ConnectTimeout)
+	}
+	config, err = parseConfig("test", "postgres://u@h/d?application_name=mine&connect_timeout=3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name := config.ConnConfig.RuntimeParams["application_name"]; name != "mine" || config.ConnConfig.ConnectTimeout.Seconds() != 3 {
+		t.Errorf("given: %q, %s", name, config.ConnConfig.ConnectTimeout)
+	}
+}
+
+func TestAServerThatCannotBeReachedExits69(t *testing.T) {
+	t.Parallel()
+	closed := closedPort(t)
+	for _, args := range []string{"ls", "migrate up", "migrate down", "migrate status", "migrate repair"} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			r := execute(t, []string{"DATABASE_URL=postgres://me:geheim@" + closed + "/db"}, strings.Fields(args)...)
+			r.want(t, exitUnavailable, "", "connection refused")
+			if strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--database-url") {
+				t.Errorf("not one line that says what to do: %q", r.stderr)
+			}
+		})
+	}
+}
+
+func TestADatabaseThatDoesNotExistExits69(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	url := strings.Replace(db.URL, db.Name, "there_is_none", 1)
+	execute(t, nil, "ls", "--database-url", url).want(t, exitUnavailable, "", `database "there_is_none" does not exist`)
+}
+
+func TestNoPasswordIsEverPrinted(t *testing.T) {
+	t.Parallel()
+	closed := closedPort(t)
+	for _, connString := range []string{
+		"postgres://me:geheim@" + closed + "/db",
+		"postgres://me:geheim",
+		"postgres://me:ge:heim%zz@h/db",
+		"postgres://me:geheim@h:port/db",
+		"postgres://me:geheim@h/db?sslmode=perhaps",
+		"postgres://me@h/db?password=geheim&connect_timeout=soon",
+		"host=h password=geheim port=much",
+		"host=h password='geheim",
+		"me:geheim@h",
+		"mysql://me:geheim@h/db",
+	} {
+		r := execute(t, []string{"DATABASE_URL=" + connString}, "ls")
+		if r.code != exitUsage && r.code != exitUnavailable {
+			t.Errorf("%s: exit code %d: %s", connString, r.code, r.stderr)
+		}
+		if out := r.stdout + r.stderr; strings.Contains(out, "geheim") || strings.Contains(out, "heim%") {
+			t.Errorf("%s: %s", connString, out)
+		}
+	}
+}
+
+// closedPort returns an address where nobody listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}

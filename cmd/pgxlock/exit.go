@@ -1,0 +1,104 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+)
+
+// Exit codes, those of sysexits.h where it has one.
+const (
+	exitOK          = 0
+	exitNotCurrent  = 1  // migrate status: not at the newest version
+	exitUsage       = 64 // EX_USAGE
+	exitUnavailable = 69 // EX_UNAVAILABLE
+	exitInternal    = 70 // EX_SOFTWARE
+	exitBusy        = 75 // EX_TEMPFAIL
+	exitSignal      = 128
+)
+
+// usageError is a fault of whoever called.
+type usageError struct{ error }
+
+// errNotCurrent makes migrate status exit with its code, and says nothing: the
+// status was printed.
+var errNotCurrent = errors.New("")
+
+// interrupted is why a context ended when a signal came.
+type interrupted struct{ signal syscall.Signal }
+
+func (i interrupted) Error() string { return "ended by signal: " + i.signal.String() }
+
+// exitCode returns the code that stands for an error.
+func exitCode(err error) int {
+	if i, ok := errors.AsType[interrupted](err); ok {
+		return exitSignal + int(i.signal)
+	}
+	if _, ok := errors.AsType[usageError](err); ok {
+		return exitUsage
+	}
+	switch {
+	case errors.Is(err, errNotCurrent):
+		return exitNotCurrent
+	case busy(err):
+		return exitBusy
+	case unavailable(err):
+		return exitUnavailable
+	}
+	return exitInternal
+}
+
+// busy reports whether somebody is in the way who will be gone later.
+func busy(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && slices.Contains([]string{pgerrcode.LockNotAvailable, pgerrcode.ObjectInUse}, pgErr.Code)
+}
+
+// unavailable reports whether there was no database to talk to: none was
+// reached, it let us not in, or the connection broke.
+func unavailable(err error) bool {
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return true
+	}
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return pgerrcode.IsConnectionException(pgErr.Code) || pgerrcode.IsInsufficientResources(pgErr.Code) ||
+			slices.Contains([]string{pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow}, pgErr.Code)
+	}
+	_, network := errors.AsType[*net.OpError](err) // not net.Error, which every errno of a file is as well
+	return network || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, pgserver.ErrNoBinaries)
+}
+
+// describe makes one line of an error, with what to do about it.
+func describe(err error) string {
+	text := strings.TrimPrefix(oneLine(err.Error()), "pgxlock: ")
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" {
+		text += "; " + oneLine(pgErr.Hint)
+	}
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		text += "; is the server there, and is it the one meant by --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*?"
+	}
+	if errors.Is(err, pgserver.ErrNoBinaries) {
+		text += "; on Debian, scripts/install-postgres in pgxlock's source does the former"
+	}
+	return text
+}
+
+// oneLine joins the lines of a text, and leaves out those that repeat: pgx
+// reports an attempt with and one without TLS alike.
+func oneLine(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" && !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return printable(strings.Join(lines, " "))
+}

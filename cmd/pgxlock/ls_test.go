@@ -1,0 +1,143 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// migrated returns a database with pgxlock in it.
+func migrated(t *testing.T) *pgtest.DB {
+	t.Helper()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// withLeases returns a database with leases in every state.
+func withLeases(t *testing.T) *pgtest.DB {
+	t.Helper()
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300, '{"step": 3}');
+		select acquire_lock('order:2', 'pod-2', 300, '"free text"');
+		select acquire_lock('import', 'pod-3', 300);
+		select acquire_lock('old', 'pod-4', 300);
+		update distributed_locks set expires_at = now() - interval '1 minute' where lock_name = 'import';
+		update distributed_locks set expires_at = now() - interval '2 days', acquired_at = now() - interval '3 days' where lock_name = 'old'`)
+	return db
+}
+
+func TestLsShowsEveryLeaseInATable(t *testing.T) {
+	t.Parallel()
+	r := execute(t, nil, "ls", "--database-url", withLeases(t).URL)
+	r.want(t, exitOK, "NAME", "")
+	lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n")
+	if len(lines) != 5 || strings.Contains(r.stdout, "\x1b") {
+		t.Fatalf("want a header and four rows, without colors:\n%s", r.stdout)
+	}
+	for i, want := range [][]string{
+		{"NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"},
+		{"import", "expired", "pod-3", "-1m"},
+		{"old", "abandoned", "pod-4", "3d0h", "-2d0h"},
+		{"order:1", "live", "pod-1", `{"step": 3}`},
+		{"order:2", "live", "pod-2", " free text"},
+	} {
+		for _, text := range want {
+			if !strings.Contains(lines[i], text) {
+				t.Errorf("line %d has no %q: %s", i, text, lines[i])
+			}
+		}
+	}
+}
+
+func TestLsPrintsJSON(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	var leases []lease
+	if err := json.Unmarshal([]byte(execute(t, nil, "ls", "-o", "json", "--database-url", db.URL).stdout), &leases); err != nil {
+		t.Fatal(err)
+	}
+	if len(leases) != 4 {
+		t.Fatalf("%+v", leases)
+	}
+	l := leases[2]
+	if l.Name != "order:1" || l.State != stateLive || l.Holder != "pod-1" || l.Token <= 0 || string(l.Metadata) != `{
+      "step": 3
+    }` || l.RemainingSeconds <= 0 || l.RemainingSeconds > 300 || !l.ExpiresAt.After(l.AcquiredAt) {
+		t.Errorf("%+v %s", l, l.Metadata)
+	}
+	empty := execute(t, nil, "ls", "-o", "json", "--prefix", "nothing", "--database-url", db.URL)
+	empty.want(t, exitOK, "[]\n", "")
+}
+
+func TestLsChoosesByPrefixAndState(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	for _, test := range []struct{ args, want string }{
+		{"", "import old order:1 order:2"},
+		{"--prefix order:", "order:1 order:2"},
+		{"--prefix o", "old order:1 order:2"},
+		{"--prefix %", ""},
+		{"--expired", "import old"},
+		{"--expired --prefix o", "old"},
+	} {
+		r := execute(t, nil, append([]string{"ls", "-o", "json", "--database-url", db.URL}, strings.Fields(test.args)...)...)
+		var leases []lease
+		if err := json.Unmarshal([]byte(r.stdout), &leases); err != nil {
+			t.Fatalf("%s: %v\n%s", test.args, err, r.stderr)
+		}
+		var names []string
+		for _, l := range leases {
+			names = append(names, l.Name)
+		}
+		if got := strings.Join(names, " "); got != test.want {
+			t.Errorf("%s: %s, want %s", test.args, got, test.want)
+		}
+	}
+}
+
+func TestLsSaysWherePgxlockIsMissing(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	execute(t, env, "ls").want(t, exitInternal, "", "pgxlock migrate up")
+	execute(t, env, "ls", "--schema", "public").want(t, exitInternal, "", `schema "public" has no pgxlock`)
+	execute(t, env, "ls", "--schema", "nowhere").want(t, exitInternal, "", `schema "nowhere" has no pgxlock`)
+	for _, schema := range []string{"a", "b"} {
+		if err := migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: schema}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execute(t, env, "ls").want(t, exitInternal, "", "installed in a, b")
+	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "NAME", "")
+}
+
+func TestNamesCannotCommandTheTerminal(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	err := printLeases(&b, true, "", []lease{{Name: "a\x1b[2Jb\nc", State: stateLive, Holder: "h\r\"", Metadata: []byte(`"\u001b]0;x\u0007"`)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out := b.String(); strings.Contains(out, "\x1b[2J") || strings.Contains(out, "\x1b]0") || strings.Count(out, "\n") != 2 || !strings.Contains(out, `a\x1b[2Jb\nc`) {
+		t.Errorf("%q", out)
+	}
+}
+
+func TestDurationsAreBrief(t *testing.T) {
+	t.Parallel()
+	for want, d := range map[string]time.Duration{
+		"0s": 0, "12ms": 12 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "28s": 28 * time.Second, "-2.2s": -2200 * time.Millisecond,
+		"12m5s": 12*time.Minute + 5*time.Second, "3h4m": 3*time.Hour + 4*time.Minute, "2d1h": 49 * time.Hour,
+	} {
+		if got := brief(d); got != want {
+			t.Errorf("%d: %s, want %s", d, got, want)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+// Pgxlock is the command line tool of the package pgxlock: it installs the
+// tables and functions, shows who holds which lease, and demonstrates on a
+// throw-away server that locks keep what they promise.
+//
+// Data goes to standard output, messages to standard error.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		got := (<-signals).(syscall.Signal)
+		signal.Stop(signals) // a second one ends us at once
+		cancel(interrupted{got})
+	}()
+	os.Exit(run(ctx, newRoot(), os.Args[1:]))
+}
+
+// run executes the command line and returns the code to exit with.
+func run(ctx context.Context, root *cobra.Command, args []string) int {
+	begun := false // until then all that can be wrong is the command line
+	root.PersistentPreRun = func(*cobra.Command, []string) { begun = true }
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	if !begun {
+		err = usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	if text := describe(err); text != "" {
+		cmd.PrintErrln("pgxlock:", text)
+	}
+	return exitCode(err)
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "pgxlock",
+		Short: "Distributed locks in PostgreSQL",
+		Long: `Distributed locks in PostgreSQL: install them, look at them, watch them work.
+
+The database is the one of --database-url, else of PGXLOCK_DATABASE_URL, else of
+DATABASE_URL, else of the PG* variables that psql reads.
+
+Exit codes: 0 success, 64 wrong usage, 69 database unavailable, 70 any other
+failure, 75 busy (try again later), 128+n ended by signal n.`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       version(),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
+	root.AddCommand(newMigrate(), newLs(), newDemo())
+	return root
+}
+
+// version is that of the module, as the go command recorded it.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}
+
+// group makes a command that only holds others.
+func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: use, Short: short, Long: long,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+			}
+			return fmt.Errorf("%q needs a command", cmd.CommandPath())
+		},
+		RunE: func(*cobra.Command, []string) error { return nil }, // without it cobra would not look at Args
+	}
+	cmd.AddCommand(commands...)
+	return cmd
+}

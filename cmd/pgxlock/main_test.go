@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// asProgram makes the test binary be the program, so that tests run what they
+// were compiled with, race detector included. The demonstration's workers
+// inherit it; the demonstration forgets every variable that begins with PG.
+const asProgram = "TEST_AS_PGXLOCK"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	if err := os.Setenv(asProgram, "1"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	pgtest.Main(m)
+}
+
+// patience bounds one run of the program, for slow machines.
+const patience = 2 * time.Minute
+
+// program prepares a run of the program in an environment without a database.
+func program(t *testing.T, env []string, args ...string) *exec.Cmd {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, path, args...)
+	for _, entry := range os.Environ() {
+		if !strings.HasPrefix(entry, "PG") && !strings.HasPrefix(entry, "DATABASE_URL=") {
+			cmd.Env = append(cmd.Env, entry)
+		}
+	}
+	cmd.Env = append(append(cmd.Env, asProgram+"=1"), env...)
+	return cmd
+}
+
+// result is what a run of the program left.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+func execute(t *testing.T, env []string, args ...string) result {
+	t.Helper()
+	return finish(t, program(t, env, args...))
+}
+
+func finish(t *testing.T, cmd *exec.Cmd) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		t.Fatal(err)
+	}
+	return result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// want fails the test unless the program exited with the code and both outputs
+// hold the texts; an empty text wants that output empty.
+func (r result) want(t *testing.T, code int, stdout, stderr string) {
+	t.Helper()
+	if r.code != code || !holds(r.stdout, stdout) || !holds(r.stderr, stderr) {
+		t.Errorf("exit code %d, want %d\nstdout, want %q:\n%s\nstderr, want %q:\n%s", r.code, code, stdout, r.stdout, stderr, r.stderr)
+	}
+}
+
+func holds(got, want string) bool {
+	if want == "" {
+		return got == ""
+	}
+	return strings.Contains(got, want)
+}
+
+func TestWrongUsageIsOneLineAndExits64(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ args, want string }{
+		{"frobnicate", `unknown command "frobnicate" for "pgxlock" (see pgxlock --help)`},
+		{"migrate", `"pgxlock migrate" needs a command (see pgxlock migrate --help)`},
+		{"migrate sideways", `unknown command "sideways" for "pgxlock migrate"`},
+		{"migrate up twice", `unknown command "twice" for "pgxlock migrate up"`},
+		{"migrate up --sideways", `unknown flag: --sideways (see pgxlock migrate up --help)`},
+		{"migrate status -o xml", `use table or json`},
+		{"ls -o yaml", `use table or json`},
+		{"ls everything", `unknown command "everything" for "pgxlock ls"`},
+		{"demo everything", `unknown command "everything" for "pgxlock demo"`},
+		{"ls --database-url mysql://root@h/db", `--database-url is no connection string of PostgreSQL`},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			t.Parallel()
+			r := execute(t, nil, strings.Fields(test.args)...)
+			r.want(t, exitUsage, "", test.want)
+			if !strings.HasPrefix(r.stderr, "pgxlock: ") || strings.Count(r.stderr, "\n") != 1 {
+				t.Errorf("not one line: %q", r.stderr)
+			}
+		})
+	}
+}
+
+func TestHelpAndVersionAndCompletionGoToStandardOutput(t *testing.T) {
+	t.Parallel()
+	execute(t, nil).want(t, exitOK, "Exit codes:", "")
+	execute(t, nil, "migrate", "--help").want(t, exitOK, "repair", "")
+	execute(t, nil, "--version").want(t, exitOK, "pgxlock ", "")
+	execute(t, nil, "completion", "bash").want(t, exitOK, "__start_pgxlock", "")
+	execute(t, nil, "__complete", "ls", "-o", "").want(t, exitOK, "json", "Completion ended")
+	r := execute(t, nil, "demo", "--help")
+	if r.want(t, exitOK, "throw-away", ""); strings.Contains(r.stdout, "worker NAME") {
+		t.Errorf("the demonstration's inner command shows:\n%s", r.stdout)
+	}
+}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func newMigrate() *cobra.Command {
+	return group("migrate", "Install, upgrade or remove pgxlock's tables and functions", `Install, upgrade or remove pgxlock's tables and functions.
+
+They go into the schema that the search_path names first, or into --schema.
+Several may migrate at once, with this command, golang-migrate or psql. It takes
+a direct connection, or a pooler in session mode.`,
+		newMigrateUp(), newMigrateDown(), newMigrateStatus(), newMigrateSQL(), newMigrateRepair())
+}
+
+func newMigrateUp() *cobra.Command {
+	var t target
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Install, or upgrade to the newest version",
+		Long: `Install, or upgrade to the newest version. Does nothing where that is there.
+
+A table distributed_locks with functions acquire_lock and release_lock of the
+widespread form is adopted with its rows. Exits with 75 if somebody kept a table
+locked: run it again then.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
+				if err := migrations.Up(cmd.Context(), pool, cfg); err != nil {
+					return err
+				}
+				_, newest, err := migrations.Version(cmd.Context(), pool, cfg)
+				if err == nil {
+					cmd.PrintErrf("pgxlock: installed, version %d\n", newest)
+				}
+				return err
+			})
+		},
+	}
+	t.addFlags(cmd.Flags())
+	return cmd
+}
+
+func newMigrateDown() *cobra.Command {
+	var t target
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Remove pgxlock, with all leases",
+		Long: `Remove pgxlock, with all leases. What was there before and was adopted is given
+back as it was. Exits with 75, and removes nothing, while leases are live.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
+				cfg.Force = force
+				if err := migrations.Down(cmd.Context(), pool, cfg); err != nil {
+					return err
+				}
+				cmd.PrintErrln("pgxlock: removed")
+				return nil
+			})
+		},
+	}
+	t.addFlags(cmd.Flags())
+	cmd.Flags().BoolVar(&force, "force", false, "remove live leases, too, under their holders")
+	return cmd
+}
+
+func newMigrateRepair() *cobra.Command {
+	var t target
+	cmd := &cobra.Command{
+		Use:   "repair",
+		Short: "Put fencing tokens right after a pg_upgrade or a restore",
+		Long: `Put fencing tokens right after a pg_upgrade, or a restore into another cluster:
+until then acquires fail, lest a token be given out twice. It also clears the
+dirty mark that golang-migrate leaves when a file failed. "up" does both.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
+				if err := migrations.Repair(cmd.Context(), pool, cfg); err != nil {
+					return err
+				}
+				cmd.PrintErrln("pgxlock: repaired, or nothing was to be repaired")
+				return nil
+			})
+		},
+	}
+	t.addFlags(cmd.Flags())
+	return cmd
+}
+
+// schemaStatus is what migrate status prints.
+type schemaStatus struct {
+	Installed uint   `json:"installed"` // 0: none
+	Newest    uint   `json:"newest"`    // that this program knows
+	State     string `json:"state"`
+}
+
+func newSchemaStatus(installed, newest uint) schemaStatus {
+	s := schemaStatus{Installed: installed, Newest: newest}
+	switch {
+	case installed == 0:
+		s.State = "not installed"
+	case installed < newest:
+		s.State = "outdated"
+	case installed == newest:
+		s.State = stateCurrent
+	default:
+		s.State = "newer than this program"
+	}
+	return s
+}
+
+const stateCurrent = "current"
+
+func newMigrateStatus() *cobra.Command {
+	var t target
+	var output format
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the installed and the newest version",
+		Long: `Show the installed version and the newest one that this program has. Exits with
+0 if they are the same, else with 1.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.migrate(cmd, reading, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
+				installed, newest, err := migrations.Version(cmd.Context(), pool, cfg)
+				if err != nil {
+					return err
+				}
+				status := newSchemaStatus(installed, newest)
+				if err := printStatus(cmd, output, status); err != nil {
+					return err
+				}
+				if status.State != stateCurrent {
+					return errNotCurrent
+				}
+				return nil
+			})
+		},
+	}
+	t.addFlags(cmd.Flags())
+	output.addFlag(cmd)
+	return cmd
+}
+
+func printStatus(cmd *cobra.Command, output format, s schemaStatus) error {
+	if output == formatJSON {
+		return printJSON(cmd.OutOrStdout(), s)
+	}
+	color := yellow
+	if s.State == stateCurrent {
+		color = green
+	}
+	return printTable(cmd.OutOrStdout(), colors(cmd), "", []string{"INSTALLED", "NEWEST", "STATE"},
+		[][]cell{{{text: fmt.Sprint(s.Installed)}, {text: fmt.Sprint(s.Newest)}, {s.State, color}}})
+}
+
+func newMigrateSQL() *cobra.Command {
+	var down bool
+	cmd := &cobra.Command{
+		Use:   "sql",
+		Short: "Print the migrations as SQL",
+		Long: `Print the migrations as SQL, for whoever runs them by other means. They install
+into the schema that the search_path names first, which must exist.`,
+		Example: "  pgxlock migrate sql | psql -1 -v ON_ERROR_STOP=1 -f -\n  pgxlock migrate sql --down | psql -1 -v ON_ERROR_STOP=1 -f -",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names, err := fs.Glob(migrations.FS, "*.up.sql") // sorted
+			if down {
+				names, err = fs.Glob(migrations.FS, "*.down.sql")
+				slices.Reverse(names)
+			}
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				text, err := fs.ReadFile(migrations.FS, name)
+				if err != nil {
+					return err
+				}
+				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "-- %s\n%s", name, text); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&down, "down", false, "print what removes pgxlock")
+	return cmd
+}
+
+// migrate calls fn with what the functions of package migrations take.
+func (t *target) migrate(cmd *cobra.Command, u use, fn func(*pgxpool.Pool, *migrations.Config) error) error {
+	pool, err := t.connect(cmd.Context(), u)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return fn(pool, &migrations.Config{Schema: t.schema})
+}

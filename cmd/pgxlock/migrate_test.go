@@ -1,0 +1,102 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	migrate := func(args ...string) result {
+		t.Helper()
+		return execute(t, []string{"DATABASE_URL=" + db.URL}, append([]string{"migrate"}, args...)...)
+	}
+	migrate("status").want(t, exitNotCurrent, "not installed", "")
+	migrate("repair").want(t, exitInternal, "", "pgxlock migrate up")
+	migrate("up").want(t, exitOK, "", "installed, version ")
+	migrate("up").want(t, exitOK, "", "installed, version ")
+	migrate("status").want(t, exitOK, "current", "")
+	migrate("repair").want(t, exitOK, "", "repaired")
+
+	var status schemaStatus
+	if err := json.Unmarshal([]byte(migrate("status", "-o", "json").stdout), &status); err != nil {
+		t.Fatal(err)
+	}
+	if status.Installed == 0 || status.Installed != status.Newest || status.State != stateCurrent {
+		t.Errorf("status %+v", status)
+	}
+
+	db.Exec(t, "select acquire_lock('k', 'somebody', 300)")
+	migrate("down").want(t, exitBusy, "", "live lease")
+	migrate("down", "--force").want(t, exitOK, "", "removed")
+	migrate("down").want(t, exitOK, "", "removed")
+	migrate("status").want(t, exitNotCurrent, "not installed", "")
+}
+
+func TestMigrateWorksInASchemaOfItsOwn(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	execute(t, env, "migrate", "up", "--schema", "Locks").want(t, exitOK, "", "installed")
+	execute(t, env, "migrate", "status", "--schema", "Locks").want(t, exitOK, "current", "")
+	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "not installed", "")
+	db.Exec(t, `select "Locks".acquire_lock('k', 'somebody', 300)`)
+	execute(t, env, "ls").want(t, exitOK, "somebody", "") // the only one there is
+	execute(t, env, "ls", "--schema", "Locks").want(t, exitOK, "somebody", "")
+	execute(t, env, "migrate", "down", "--schema", "Locks", "--force").want(t, exitOK, "", "removed")
+}
+
+func TestWhatMigrateSQLPrintsRunsThroughPsql(t *testing.T) {
+	t.Parallel()
+	psql, err := exec.LookPath("psql")
+	if err != nil {
+		binaries, err := pgserver.Find()
+		if err != nil {
+			t.Fatalf("this test needs psql: %v", err)
+		}
+		psql = binaries.Dir + "/psql"
+	}
+	db := pgtest.New(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	feed := func(args ...string) {
+		t.Helper()
+		sql := execute(t, nil, append([]string{"migrate", "sql"}, args...)...)
+		sql.want(t, exitOK, "-- 000001_leases.", "")
+		cmd := exec.CommandContext(t.Context(), psql, "-X", "-1", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", db.URL)
+		cmd.Stdin = strings.NewReader(sql.stdout)
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("psql: %v\n%s", err, out)
+		}
+	}
+	feed()
+	execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
+	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed")
+	feed("--down")
+	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "not installed", "")
+}
+
+func TestEveryRelationOfTwoVersionsHasAState(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		installed, newest uint
+		want              string
+	}{{0, 2, "not installed"}, {1, 2, "outdated"}, {2, 2, "current"}, {3, 2, "newer than this program"}} {
+		if got := newSchemaStatus(test.installed, test.newest).State; got != test.want {
+			t.Errorf("%d of %d: %s, want %s", test.installed, test.newest, got, test.want)
+		}
+	}
+}
+
+func TestAFailureThatIsNobodysTurnExits70(t *testing.T) {
+	t.Parallel()
+	if code := exitCode(errors.New("anything else")); code != exitInternal {
+		t.Errorf("exit code %d", code)
+	}
+}

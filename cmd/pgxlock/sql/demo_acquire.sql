@@ -1,0 +1,1 @@
+SELECT acquire_lock('nightly-report', 'psql', 30)

@@ -1,0 +1,2 @@
+-- All that was written.
+SELECT worker, token FROM demo_ledger ORDER BY id

@@ -1,0 +1,1 @@
+SELECT release_lock('nightly-report', 'psql')
