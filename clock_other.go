@@ -3,26 +3,27 @@
 package pgxlock
 
 import (
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
-var (
-	clockStart = time.Now()
-	clockLast  atomic.Int64
-)
+var system struct {
+	sync.Mutex
+	last   time.Time
+	passed time.Duration
+}
 
+// systemClock adds up, from reading to reading, whichever of the monotonic and
+// the wall clock has advanced more: the first stands still while some systems
+// sleep, the second may be set back.
 func systemClock() time.Duration {
 	now := time.Now()
-	// Round(0) strips the monotonic reading: what remains is the wall clock.
-	d := max(now.Sub(clockStart), now.Round(0).Sub(clockStart.Round(0)))
-	for {
-		last := clockLast.Load()
-		if int64(d) <= last {
-			return time.Duration(last) // the wall clock was set back
-		}
-		if clockLast.CompareAndSwap(last, int64(d)) {
-			return d
-		}
+	system.Lock()
+	defer system.Unlock()
+	if !system.last.IsZero() {
+		// Round(0) strips the monotonic reading.
+		system.passed += max(now.Sub(system.last), now.Round(0).Sub(system.last.Round(0)), 0)
 	}
+	system.last = now
+	return system.passed
 }

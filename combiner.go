@@ -7,37 +7,71 @@ import "sync"
 // entry is a batch at once; nothing waits for company. There is a goroutine only
 // while there is work.
 type combiner[E any] struct {
-	run   func([]E)
 	limit int // entries of a batch
 
-	mu      sync.Mutex
-	queue   []E
-	running bool
+	// run settles each entry of a batch. An error means that the server cannot
+	// be reached; what has been waiting meanwhile is then failed with it, because
+	// to find that out anew for each batch would take a timeout each.
+	run  func([]E) error
+	fail func([]E, error)
+
+	mu    sync.Mutex
+	queue []E
+	idle  chan struct{} // closed when the work under way is done; nil if there is none
 }
 
-func (c *combiner[E]) add(e E) {
+func (c *combiner[E]) add(entries ...E) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.queue = append(c.queue, e)
-	if !c.running {
-		c.running = true
+	c.queue = append(c.queue, entries...)
+	if c.idle == nil && len(c.queue) > 0 {
+		c.idle = make(chan struct{})
 		go c.drain()
 	}
 }
 
 func (c *combiner[E]) drain() {
-	for {
-		c.mu.Lock()
-		n := min(len(c.queue), c.limit)
-		if n == 0 {
-			c.running = false
-			c.queue = nil
-			c.mu.Unlock()
-			return
+	for batch := c.next(c.limit); batch != nil; batch = c.next(c.limit) {
+		if err := c.run(batch); err != nil {
+			c.fail(c.take(), err)
 		}
-		batch := c.queue[:n:n]
-		c.queue = c.queue[n:]
-		c.mu.Unlock()
-		c.run(batch)
 	}
+}
+
+// take empties the queue.
+func (c *combiner[E]) take() []E {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.queue
+	c.queue = nil
+	return all
+}
+
+// next takes a batch, and ends the work when there is none.
+func (c *combiner[E]) next(limit int) []E {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(len(c.queue), limit)
+	if n == 0 {
+		c.queue = nil
+		close(c.idle)
+		c.idle = nil
+		return nil
+	}
+	batch := c.queue[:n:n]
+	c.queue = c.queue[n:]
+	return batch
+}
+
+// done returns a channel that is closed when what was added until now is
+// settled; it may wait for what is added later as well.
+func (c *combiner[E]) done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle == nil {
+		closed := make(chan struct{})
+		close(closed)
+		return closed
+	}
+	return c.idle
 }

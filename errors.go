@@ -27,7 +27,8 @@ var (
 	ErrClosed = errors.New("pgxlock: locker closed")
 
 	// ErrDeadlock: the context comes from a lock on the same key, so that the
-	// wait would be for ourselves.
+	// wait would be for ourselves. A context from context.WithoutCancel comes
+	// from it, too.
 	ErrDeadlock = errors.New("pgxlock: this context already holds the key")
 
 	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin
@@ -81,6 +82,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // The SQLSTATEs that we tell apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.
 const (
+	stateWarning           = "01000"
 	stateNotHeld           = "LK001"
 	stateStaleSnapshot     = "LK002"
 	stateTokensNeedRepair  = "LK003"

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -24,8 +23,15 @@ type installation struct {
 	asked  string // the schema that the caller named, if any
 }
 
+// statement returns a statement on this installation.
+func (in *installation) statement(name string) string {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return statement(name, in.schema)
+}
+
 // find makes sure that the schema is known and new enough.
-func (in *installation) find(ctx context.Context, conn *pgx.Conn) error {
+func (in *installation) find(ctx context.Context, q querier) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.schema != "" {
@@ -35,7 +41,7 @@ func (in *installation) find(ctx context.Context, conn *pgx.Conn) error {
 	if schema == "" {
 		var first *string
 		var all []string
-		if err := conn.QueryRow(ctx, statement("schema", "")).Scan(&first, &all); err != nil {
+		if err := q.row(ctx, statement("schema", "")).Scan(&first, &all); err != nil {
 			return err
 		}
 		switch {
@@ -46,14 +52,14 @@ func (in *installation) find(ctx context.Context, conn *pgx.Conn) error {
 		case len(all) == 1:
 			schema = all[0]
 		case len(all) == 0:
-			return fmt.Errorf("%w: database %q has no pgxlock", ErrSchema, conn.Config().Database)
+			return fmt.Errorf("%w: database %q has no pgxlock", ErrSchema, q.conn.Config().Database)
 		default:
 			return fmt.Errorf("%w: it is installed in %s, and none of them is on the search_path; name one in LeaseConfig.Schema",
 				ErrSchema, strings.Join(all, ", "))
 		}
 	}
 	var version int
-	err := conn.QueryRow(ctx, statement("version", schema)).Scan(&version)
+	err := q.row(ctx, statement("version", schema)).Scan(&version)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == stateUndefinedFunction || pgErr.Code == stateInvalidSchema) {
 		return fmt.Errorf("%w: schema %q has no pgxlock", ErrSchema, schema)
 	}

@@ -34,6 +34,7 @@ type Lock struct {
 	ended    error         // why it is not held any more; nil while it is
 	closing  error         // why its contexts end although it is held
 	contexts map[*lockContext]struct{}
+	ending   []func() // cancels contexts that end; for unlock
 	timer    *time.Timer
 	lost     chan struct{} // closed when it is lost
 
@@ -72,7 +73,7 @@ func (l *Lock) Lost() <-chan struct{} { return l.lost }
 // call that starts at or after the local deadline never returns nil.
 func (l *Lock) Err() error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	return l.look()
 }
 
@@ -80,7 +81,7 @@ func (l *Lock) Err() error {
 // held if no renewal succeeds any more. ok is false for a lock without a TTL.
 func (l *Lock) Deadline() (t time.Time, ok bool) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	return time.Now().Add(l.deadline - l.locker.now()), true
 }
 
@@ -102,15 +103,19 @@ func (l *Lock) Renew(ctx context.Context) error {
 // With [ErrLost] nobody may write: roll back. The loss may concern this
 // transaction only, when somebody is just about to take an expired lease.
 // [ErrStaleSnapshot]: the transaction is REPEATABLE READ or SERIALIZABLE and
-// older than the lock, or (SQLSTATE 40001) the lock changed hands since.
+// older than the lock; SQLSTATE 40001 there: the lock changed hands since.
 // [ErrReadOnly]: there is nothing to protect. The transaction is aborted after
 // each of them, except when the local deadline had passed and nothing was sent.
 //
 // The protection ends with the transaction, and with a savepoint that is rolled
-// back to: do not call it inside one. tx must be on the Locker's database.
+// back to: a nested transaction of pgx is refused with [errors.ErrUnsupported].
+// tx must be on the Locker's database.
 func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	if tx == nil {
 		return l.fail("fence", errors.New("tx is nil; pass the transaction that writes"))
+	}
+	if isSavepoint(tx) {
+		return l.fail("fence", fmt.Errorf("tx is nested, so that rolling it back would end the protection; fence the outermost transaction: %w", errors.ErrUnsupported))
 	}
 	if err := l.Err(); err != nil {
 		return l.fail("fence", err)
@@ -122,18 +127,22 @@ func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	var token int64
 	err = typed(tx.QueryRow(ctx, sql, args...).Scan(&token))
 	if errors.Is(err, ErrLost) {
-		// Is it lost for good, or for this transaction? A renewal finds out.
-		go func() { _ = l.locker.backend.renew(context.WithoutCancel(ctx), l) }()
+		l.locker.backend.check(l) // for good, or for this transaction?
 	}
 	return l.fail("fence", err)
 }
 
-// Release gives the lock back. It is not stopped by ctx: it takes as long as one
-// statement, at most 5 s while a fenced transaction is still open, and at most
-// 10 s when the server does not answer; then the lease is left to its expiry, is
-// not renewed any more, and the error says so. The contexts of the lock end when
-// Release is called. It returns nil if the lock was held until then, and ErrLost
-// if that had lapsed before. A second Release returns what the first returned.
+// isSavepoint reports whether tx is what Begin of a pgx transaction returns. pgx
+// does not export that type; a test holds its name against what Begin returns.
+func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimulatedNestedTx" }
+
+// Release gives the lock back. It is not stopped by ctx. It takes as long as a
+// statement; while a fenced transaction is open, or the server is away, it is
+// tried for 5 s, which a dead network stretches to 15 s. Then the lease is left
+// to its expiry, is not renewed any more, and the error says so. The contexts of
+// the lock end when Release is called. It returns nil if the lock was held until
+// then, and ErrLost if that had lapsed before. A second Release returns what the
+// first returned.
 func (l *Lock) Release(context.Context) error { return l.end(ErrReleased) }
 
 func (l *Lock) end(why error) error {
@@ -143,12 +152,13 @@ func (l *Lock) end(why error) error {
 		if lost == nil {
 			l.finish(l.reason(why))
 		}
-		l.mu.Unlock()
-		err := l.locker.backend.release(l) // also when lost: it may still stand there
+		l.unlock()
 		if lost != nil {
-			err = lost
+			l.locker.backend.discard(l) // its row may still stand there
+			l.released = l.fail("release", lost)
+		} else {
+			l.released = l.fail("release", l.locker.backend.release(l))
 		}
-		l.released = l.fail("release", err)
 	})
 	return l.released
 }
@@ -162,20 +172,19 @@ func (l *Lock) Context(parent context.Context) (context.Context, context.CancelF
 	inner, cancel := context.WithCancelCause(parent)
 	c := &lockContext{Context: inner, lock: l, cancel: cancel}
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
+	l.contexts[c] = struct{}{}
 	if err := l.look(); err != nil {
-		cancel(err)
+		l.cancelContexts(err)
 	} else if l.closing != nil {
-		cancel(l.closing)
-	} else {
-		l.contexts[c] = struct{}{}
+		l.cancelContexts(l.closing)
 	}
-	return c, func() {
-		cancel(context.Canceled)
+	context.AfterFunc(inner, func() {
 		l.mu.Lock()
-		defer l.mu.Unlock()
+		defer l.unlock()
 		delete(l.contexts, c)
-	}
+	})
+	return c, func() { cancel(context.Canceled) }
 }
 
 // lockContext is a context whose Err looks at the lock.
@@ -216,21 +225,17 @@ func (l *Locker) holds(ctx context.Context, key string) bool {
 	}
 }
 
-// granted starts the hold. It returns false if the grant came so late that the
-// lock cannot be believed in any more. sent is the clock before the request.
+// granted takes the answer to a request. It returns false if it came so late that
+// the lock cannot be believed in any more. sent is the clock before the request.
 func (l *Lock) granted(token int64, sent time.Duration) bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	l.token = token
 	l.deadline = sent + l.ttl - l.margin
-	if l.look() != nil {
-		return false
-	}
-	l.arm()
-	return true
+	return l.look() == nil
 }
 
-// admit puts a granted lock among those that are held and renewed.
+// admit starts the hold: from now on the lock is renewed and watched.
 func (l *Lock) admit(inDo bool) error {
 	l.mu.Lock()
 	err := l.look()
@@ -240,8 +245,9 @@ func (l *Lock) admit(inDo bool) error {
 		l.locker.held[l] = struct{}{}
 		l.locker.mu.Unlock()
 		l.locker.backend.keep(l)
+		l.arm()
 	}
-	l.mu.Unlock()
+	l.unlock()
 	if err == nil && l.locker.closing.Err() != nil {
 		err = ErrClosed
 	}
@@ -255,7 +261,7 @@ func (l *Lock) admit(inDo bool) error {
 // lost stays lost.
 func (l *Lock) renewed(sent time.Duration) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if err := l.look(); err != nil {
 		return err
 	}
@@ -266,7 +272,7 @@ func (l *Lock) renewed(sent time.Duration) error {
 // lose ends the hold because of what the server said.
 func (l *Lock) lose(reason string) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if err := l.look(); err != nil {
 		return err
 	}
@@ -277,7 +283,7 @@ func (l *Lock) lose(reason string) error {
 // endContexts ends the contexts while the lock is still held.
 func (l *Lock) endContexts(why error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	l.closing = l.reason(why)
 	l.cancelContexts(l.closing)
 }
@@ -297,7 +303,7 @@ func (l *Lock) fail(op string, err error) error {
 }
 
 // The methods below need l.mu, which is taken before those of the Locker and of
-// its backend.
+// its backend, and is given back by unlock.
 
 // look reads the clock, and returns why the lock is not held.
 func (l *Lock) look() error {
@@ -321,9 +327,20 @@ func (l *Lock) finish(why error) {
 
 func (l *Lock) cancelContexts(why error) {
 	for c := range l.contexts {
-		c.cancel(why)
+		l.ending = append(l.ending, func() { c.cancel(why) })
 	}
 	clear(l.contexts)
+}
+
+// unlock ends contexts only after l.mu is free: that calls methods of their
+// parents, which are the caller's and may look at this lock.
+func (l *Lock) unlock() {
+	ending := l.ending
+	l.ending = nil
+	l.mu.Unlock()
+	for _, end := range ending {
+		end()
+	}
 }
 
 // arm sets the timer that looks at the clock. Go's timers stand still while the
@@ -337,7 +354,7 @@ func (l *Lock) arm() {
 	}
 	l.timer = time.AfterFunc(step, func() {
 		l.mu.Lock()
-		defer l.mu.Unlock()
+		defer l.unlock()
 		if l.look() == nil {
 			l.arm()
 		}

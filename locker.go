@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,8 +42,16 @@ type Locker struct {
 
 	closing    context.Context // ends with cause ErrClosed when Close is called
 	beginClose context.CancelCauseFunc
-	closed     sync.Once
+	closeOnce  sync.Once
+	closed     chan struct{} // closed when Close is through, after closeErr is set
 	closeErr   error
+}
+
+// newLocker makes a Locker that still lacks its backend.
+func newLocker(kind Kind, now clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
+	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), closed: make(chan struct{})}
+	l.closing, l.beginClose = context.WithCancelCause(context.Background())
+	return l
 }
 
 // backend is what the kinds of Locker differ in. The Locker above it owns
@@ -63,14 +72,21 @@ type backend interface {
 	drop(l *Lock)
 	renew(ctx context.Context, l *Lock) error
 
-	// release gives the lock back. It returns ErrLost if it was no longer ours.
+	// check finds out, in the background, whether the lock is still held.
+	check(l *Lock)
+
+	// release gives the lock back. It returns ErrLost if somebody took it away.
 	release(l *Lock) error
+
+	// discard removes, in the background, what may be left of the lock.
+	discard(l *Lock)
 
 	// fence returns the statement that pins the lock for a transaction.
 	fence(l *Lock) (sql string, args []any, err error)
 
-	// close ends the traffic, renewals included.
-	close()
+	// close ends the traffic, renewals included, after what is under way; but not
+	// later than ctx.
+	close(ctx context.Context) error
 }
 
 // busyError says that somebody else holds the key, and who.
@@ -80,7 +96,12 @@ type busyError struct {
 	ended     error // the context's error, if that ended the wait
 }
 
-func (e *busyError) Error() string { return errors.Join(e.Unwrap()...).Error() }
+func (e *busyError) Error() string {
+	if e.ended == nil {
+		return ErrNotAcquired.Error()
+	}
+	return ErrNotAcquired.Error() + ": " + e.ended.Error()
+}
 
 func (e *busyError) Unwrap() []error {
 	if e.ended == nil {
@@ -143,7 +164,7 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context, *L
 // skips. An ErrNotAcquired that fn returns comes back with ran = true.
 func (l *Locker) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) (ran bool, err error) {
 	ran, err = l.do(ctx, key, fn, []Option{NoWait}, opts)
-	if !ran && errors.Is(err, ErrNotAcquired) && ctx.Err() == nil {
+	if busy, ok := errors.AsType[*busyError](err); !ran && ok && busy.ended == nil {
 		return false, nil
 	}
 	return ran, err
@@ -180,12 +201,33 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 // Close refuses new calls, ends every [Lock.Context] with cause [ErrClosed],
 // waits for running Do until ctx ends, and then releases what is held. What a Do
 // still uses then is left to its expiry: it is not renewed any more, and nobody
-// gets it earlier. Close returns ctx's error in that case. A second Close
-// returns what the first one returned.
+// gets it earlier. Close returns ctx's error in that case, and when ctx ended
+// before everything was released. Do not call it inside Do, which would wait for
+// itself. A second Close waits for the first, until its own ctx ends.
 func (l *Locker) Close(ctx context.Context) error {
-	l.closed.Do(func() { l.closeErr = l.shutdown(ctx) })
-	return l.closeErr
+	l.closeOnce.Do(func() {
+		go func() {
+			defer close(l.closed)
+			l.closeErr = l.shutdown(ctx)
+		}()
+	})
+	select {
+	case <-l.closed:
+	case <-ctx.Done():
+		select {
+		case <-l.closed:
+		case <-time.After(2 * closeGrace): // the first caller's ctx may be another
+			return l.fail("close", "", contextError(ctx))
+		}
+	}
+	if l.closeErr != nil {
+		return l.fail("close", "", l.closeErr)
+	}
+	return nil
 }
+
+// closeGrace is how long Close tries to release after its context has ended.
+const closeGrace = time.Second
 
 func (l *Locker) shutdown(ctx context.Context) error {
 	l.mu.Lock() // no call that has begun is missed by calls.Wait
@@ -194,31 +236,47 @@ func (l *Locker) shutdown(ctx context.Context) error {
 	for _, lock := range l.locks() {
 		lock.endContexts(ErrClosed)
 	}
+	err := until(ctx, l.calls.Wait)
 
-	idle := make(chan struct{})
-	go func() {
-		l.calls.Wait()
-		close(idle)
-	}()
-	var err error
-	select {
-	case <-idle:
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-
-	var releasing sync.WaitGroup
-	for _, lock := range l.locks() {
-		if !lock.inDo { // still in use: nobody may have it before it expires
-			releasing.Go(func() { _ = lock.end(ErrClosed) })
+	ctx, cancel := grace(ctx)
+	defer cancel()
+	released := until(ctx, func() {
+		var releasing sync.WaitGroup
+		for _, lock := range l.locks() {
+			if !lock.inDo { // still in use: nobody may have it before it expires
+				releasing.Go(func() {
+					if err := lock.end(ErrClosed); err != nil {
+						l.log.Warn("pgxlock: release failed; the lease is left to its expiry", "key", lock.key, "error", err)
+					}
+				})
+			}
 		}
+		releasing.Wait()
+	})
+	return cmp.Or(err, released, l.backend.close(ctx))
+}
+
+// until waits for wait to return, or for ctx to end.
+func until(ctx context.Context, wait func()) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		wait()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return contextError(ctx)
 	}
-	releasing.Wait()
-	l.backend.close()
-	if err != nil {
-		return l.fail("close", "", err)
+}
+
+// grace returns ctx, or a context with a moment more if ctx has ended.
+func grace(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() == nil {
+		return context.WithCancel(ctx)
 	}
-	return nil
+	return context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 }
 
 // begin counts a call that Close must wait for.

@@ -32,7 +32,7 @@ const NoWait = MaxWait(0)
 type TTL time.Duration
 
 // Metadata is shown to operators beside the lock, and is stored as a JSON
-// string. At most 64 KiB of valid UTF-8 without zero bytes.
+// string. At most 64 KiB as such, of valid UTF-8 without zero bytes.
 type Metadata string
 
 // options are the wishes of one call, put together.
@@ -60,17 +60,19 @@ func (t TTL) String() string { return "TTL(" + time.Duration(t).String() + ")" }
 const maxMetadata = 64 << 10
 
 func (m Metadata) apply(o *options) error {
-	switch {
-	case !utf8.ValidString(string(m)) || strings.ContainsRune(string(m), 0):
+	if !utf8.ValidString(string(m)) || strings.ContainsRune(string(m), 0) {
 		return errors.New("Metadata must be valid UTF-8 without zero bytes; encode binary data")
-	case len(m) > maxMetadata-2:
-		return fmt.Errorf("Metadata has %d bytes, %d are allowed; store more elsewhere and name it here", len(m), maxMetadata-2)
 	}
-	quoted, err := json.Marshal(string(m))
-	if err != nil {
+	var quoted strings.Builder
+	encoder := json.NewEncoder(&quoted)
+	encoder.SetEscapeHTML(false) // the server counts characters as they are
+	if err := encoder.Encode(string(m)); err != nil {
 		return err
 	}
-	s := string(quoted)
+	s := strings.TrimSuffix(quoted.String(), "\n")
+	if len(s) > maxMetadata {
+		return fmt.Errorf("Metadata has %d bytes as a JSON string, %d are allowed; store more elsewhere and name it here", len(s), maxMetadata)
+	}
 	o.metadata = &s
 	return nil
 }

@@ -1,7 +1,6 @@
 package pgxlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -18,11 +17,13 @@ const maxRenewals = 1000
 // on a connection of its own, so that neither the number of leases nor requests
 // under way can delay a renewal beyond its deadline.
 type renewer struct {
-	table *leaseTable
+	table   *leaseTable
+	sending combiner[renewal]
 
-	mu      sync.Mutex
-	classes map[time.Duration]*renewalClass // by TTL
-	stopped bool
+	mu       sync.Mutex
+	classes  map[time.Duration]*renewalClass // by TTL
+	retrying map[*Lock]struct{}              // not settled, and soon tried again
+	stopped  bool
 }
 
 // renewalClass is the leases of one TTL.
@@ -31,6 +32,21 @@ type renewalClass struct {
 	every time.Duration
 	locks map[*Lock]struct{}
 	timer *time.Timer
+}
+
+// renewal is one renewal under way.
+type renewal struct {
+	lock   *Lock
+	answer chan<- error // nil if nobody waits for it; has room for the answer
+}
+
+// errRowLocked means that somebody keeps the row of a lease locked.
+var errRowLocked = errors.New("the row of the lease is locked by another transaction")
+
+func newRenewer(t *leaseTable) *renewer {
+	r := &renewer{table: t, classes: make(map[time.Duration]*renewalClass), retrying: make(map[*Lock]struct{})}
+	r.sending = combiner[renewal]{limit: maxRenewals, run: r.send, fail: r.fail}
+	return r
 }
 
 func (r *renewer) add(lock *Lock) {
@@ -75,134 +91,162 @@ func (r *renewer) stop() {
 	}
 }
 
-// keeps reports whether the lock is still to be renewed.
-func (r *renewer) keeps(lock *Lock) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	class := r.classes[lock.ttl]
-	if class == nil {
-		return false
-	}
-	_, ok := class.locks[lock]
-	return ok
-}
-
-// tick renews a class, in the order of the keys, and sets the next tick.
+// tick renews a class and sets its next tick.
 func (r *renewer) tick(class *renewalClass) {
-	started := time.Now()
-	r.mu.Lock()
-	locks := make([]*Lock, 0, len(class.locks))
-	for lock := range class.locks {
-		locks = append(locks, lock)
-	}
-	r.mu.Unlock()
-	slices.SortFunc(locks, func(a, b *Lock) int { return cmp.Compare(a.key, b.key) })
-	for batch := range slices.Chunk(locks, maxRenewals) {
-		r.renew(batch)
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.classes[class.ttl] == class {
-		class.timer.Reset(max(class.every-time.Since(started), 0))
-	}
-}
-
-// renew renews a batch, and tries again soon what was not settled: all of it if
-// the server was not reached, and alone what somebody has locked, so that it
-// costs no other lease its renewal.
-func (r *renewer) renew(batch []*Lock) {
-	unsettled, err := r.send(batch)
-	if err != nil {
-		r.table.locker.log.Warn("pgxlock: renewal failed", "leases", len(batch), "error", err)
-		r.again(unsettled)
+	if r.classes[class.ttl] != class {
 		return
 	}
-	for _, lock := range unsettled {
-		r.again([]*Lock{lock})
+	due := make([]renewal, 0, len(class.locks))
+	for lock := range class.locks {
+		due = append(due, renewal{lock: lock})
+	}
+	r.sending.add(due...)
+	class.timer.Reset(class.every)
+}
+
+// soon renews a lock without waiting for the answer.
+func (r *renewer) soon(lock *Lock) { r.sending.add(renewal{lock: lock}) }
+
+// renew renews a lock at a caller's wish.
+func (r *renewer) renew(ctx context.Context, lock *Lock) error {
+	for {
+		answer := make(chan error, 1)
+		r.sending.add(renewal{lock, answer})
+		select {
+		case err := <-answer:
+			if !errors.Is(err, errRowLocked) {
+				return err
+			}
+		case <-ctx.Done():
+			return contextError(ctx)
+		}
+		if !sleep(ctx, retryDelay(lock)) {
+			return contextError(ctx)
+		}
 	}
 }
 
-// again renews what is then still held, a little later.
-func (r *renewer) again(batch []*Lock) {
+// patience is how long an exchange may take, so that there is time for another
+// before the first deadline of all leases that wait for it.
+func (r *renewer) patience() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	patience := ioTimeout
+	for ttl := range r.classes {
+		patience = min(patience, ttl/2)
+	}
+	return patience
+}
+
+// send renews a batch in one statement.
+func (r *renewer) send(batch []renewal) error {
+	var locks []*Lock
+	waiting := make(map[*Lock][]chan<- error, len(batch))
+	for _, entry := range batch {
+		if _, ok := waiting[entry.lock]; !ok {
+			locks = append(locks, entry.lock)
+		}
+		waiting[entry.lock] = append(waiting[entry.lock], entry.answer)
+	}
+	names := make([]string, len(locks))
+	holders := make([]string, len(locks))
+	tokens := make([]int64, len(locks))
+	ttls := make([]int64, len(locks))
+	for i, lock := range locks {
+		names[i], holders[i], tokens[i], ttls[i] = lock.key, lock.holder, lock.token, lock.ttl.Milliseconds()
+	}
+	var outcomes []string
+	var sent time.Duration
+	t := r.table
+	err := t.renewals.do(r.patience(), func(ctx context.Context, q querier, _ bool) (err error) {
+		sent = t.locker.now()
+		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement("renew"), names, holders, tokens, ttls), pgx.RowTo[string])
+		return err
+	})
+	if err == nil && len(outcomes) != len(locks) {
+		err = errors.New("the server answered for other leases than it was asked for")
+	}
+	if err != nil {
+		r.fail(batch, err)
+		if t.renewals.reached() {
+			return nil
+		}
+		return err
+	}
+	for i, lock := range locks {
+		var err error
+		switch outcomes[i] {
+		case outcomeRenewed:
+			err = lock.renewed(sent)
+		case outcomeGone:
+			err = lock.lose("the server says that it expired, was released or was taken over")
+		default:
+			err = errRowLocked
+			r.again(lock) // alone, so that it costs no other lease its renewal
+		}
+		tell(waiting[lock], err)
+	}
+	return nil
+}
+
+// fail answers for a batch that got no answer, and tries it again together.
+func (r *renewer) fail(batch []renewal, err error) {
 	if len(batch) == 0 {
 		return
 	}
-	time.AfterFunc(withJitter(retryDelay(batch[0])), func() {
-		batch = slices.DeleteFunc(batch, func(lock *Lock) bool { return !r.keeps(lock) })
-		if len(batch) > 0 {
-			r.renew(batch)
+	if !errors.Is(err, ErrClosed) {
+		r.table.locker.log.Warn("pgxlock: renewal failed", "leases", len(batch), "error", err)
+	}
+	locks := make([]*Lock, 0, len(batch))
+	for _, entry := range batch {
+		tell([]chan<- error{entry.answer}, err)
+		locks = append(locks, entry.lock)
+	}
+	r.again(locks...)
+}
+
+func tell(answers []chan<- error, err error) {
+	for _, answer := range answers {
+		if answer != nil {
+			answer <- err
 		}
+	}
+}
+
+// again renews, a little later, those of the locks that are then still held.
+func (r *renewer) again(locks ...*Lock) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return
+	}
+	locks = slices.DeleteFunc(locks, func(lock *Lock) bool {
+		_, already := r.retrying[lock]
+		r.retrying[lock] = struct{}{}
+		return already
+	})
+	if len(locks) == 0 {
+		return
+	}
+	time.AfterFunc(withJitter(retryDelay(locks[0])), func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		var due []renewal
+		for _, lock := range locks {
+			delete(r.retrying, lock)
+			if class := r.classes[lock.ttl]; class != nil {
+				if _, held := class.locks[lock]; held {
+					due = append(due, renewal{lock: lock})
+				}
+			}
+		}
+		r.sending.add(due...)
 	})
 }
 
 // retryDelay leaves time for several attempts before the deadline.
 func retryDelay(lock *Lock) time.Duration {
 	return min(max(lock.ttl/20, 25*time.Millisecond), time.Second)
-}
-
-// now renews one lock at a caller's wish.
-func (r *renewer) now(ctx context.Context, lock *Lock) error {
-	for {
-		settled := make(chan bool, 1)
-		failed := make(chan error, 1)
-		go func() {
-			if unsettled, err := r.send([]*Lock{lock}); err != nil {
-				failed <- err
-			} else {
-				settled <- len(unsettled) == 0
-			}
-		}()
-		select {
-		case err := <-failed:
-			return err
-		case ok := <-settled:
-			if err := lock.Err(); ok || err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return contextError(ctx)
-		}
-		if !sleep(ctx, retryDelay(lock)) { // somebody has its row locked
-			return contextError(ctx)
-		}
-	}
-}
-
-// send renews a batch in one statement. It returns the locks that are neither
-// renewed nor lost.
-func (r *renewer) send(batch []*Lock) (unsettled []*Lock, err error) {
-	names := make([]string, len(batch))
-	holders := make([]string, len(batch))
-	tokens := make([]int64, len(batch))
-	ttls := make([]int64, len(batch))
-	for i, lock := range batch {
-		names[i], holders[i], tokens[i], ttls[i] = lock.key, lock.holder, lock.token, lock.ttl.Milliseconds()
-	}
-	var outcomes []string
-	var sent time.Duration
-	t := r.table
-	patience := min(max(batch[0].ttl/3, 500*time.Millisecond), ioTimeout) // else one lost answer would cost the lease
-	err = t.do(t.renewals, patience, func(ctx context.Context, conn *pgx.Conn, _ bool) (err error) {
-		sent = t.locker.now()
-		rows, _ := conn.Query(ctx, statement("renew", t.place.schema), names, holders, tokens, ttls) // CollectRows returns the error
-		outcomes, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		return err
-	})
-	if err == nil && len(outcomes) != len(batch) {
-		err = errors.New("the server answered for other leases than it was asked for")
-	}
-	if err != nil {
-		return batch, err
-	}
-	for i, lock := range batch {
-		switch outcomes[i] {
-		case outcomeRenewed:
-			_ = lock.renewed(sent)
-		case outcomeGone:
-			_ = lock.lose("the server says that it expired, was released or was taken over")
-		default:
-			unsettled = append(unsettled, lock)
-		}
-	}
-	return unsettled, nil
 }

@@ -120,14 +120,12 @@ func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock) (*Locker, erro
 	if err != nil {
 		return nil, &Error{Op: "new", Kind: Lease, Err: err}
 	}
-	l := &Locker{kind: Lease, now: now, backoff: cfg.Backoff, log: cfg.Logger, held: make(map[*Lock]struct{})}
-	l.closing, l.beginClose = context.WithCancelCause(context.Background())
+	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
 	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema}}
-	t.requests = t.newSession(pool.Config())
-	t.renewals = t.newSession(pool.Config())
-	t.acquiring = combiner[*leaseRequest]{run: t.acquire, limit: maxRequests}
-	t.releasing = combiner[*leaseReturn]{run: t.giveBack, limit: maxRequests}
-	t.renewer = renewer{table: t, classes: make(map[time.Duration]*renewalClass)}
+	t.requests, t.renewals = t.newSession(pool.Config()), t.newSession(pool.Config())
+	t.acquiring = combiner[*leaseRequest]{limit: maxRequests, run: t.acquire, fail: failRequests}
+	t.releasing = combiner[*leaseReturn]{limit: maxRequests, run: t.giveBack, fail: failReturns}
+	t.renewer = newRenewer(t)
 	l.backend = t
 	return l, nil
 }
@@ -145,23 +143,13 @@ type leaseTable struct {
 	renewals  *session
 	acquiring combiner[*leaseRequest]
 	releasing combiner[*leaseReturn]
-	renewer   renewer
+	renewer   *renewer
 	reaping   housekeeping
+	cleaning  sync.WaitGroup // first attempts of discard
 }
 
 func (t *leaseTable) newSession(config *pgxpool.Config) *session {
-	s := &session{name: fmt.Sprintf("pgxlock %.50s", t.cfg.Owner), config: config}
-	s.prepare = func(ctx context.Context, conn *pgx.Conn) error {
-		if err := t.place.find(ctx, conn); err != nil {
-			return err
-		}
-		if !s.direct(conn) {
-			return nil // a setting would reach other clients of the pooler
-		}
-		_, err := conn.Exec(ctx, statement("session", ""))
-		return err
-	}
-	return s
+	return &session{name: fmt.Sprintf("pgxlock %.50s", t.cfg.Owner), config: config, place: &t.place}
 }
 
 func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }
@@ -202,8 +190,17 @@ func (r *leaseRequest) answer(err error) bool {
 	return true
 }
 
+func failRequests(requests []*leaseRequest, err error) {
+	for _, r := range requests {
+		r.answer(err)
+	}
+}
+
+// errLateGrant means that the grant took longer to arrive than it lasts.
+var errLateGrant = errors.New("the grant arrived after its deadline, and was given back")
+
 // acquire sends a batch of requests.
-func (t *leaseTable) acquire(requests []*leaseRequest) {
+func (t *leaseTable) acquire(requests []*leaseRequest) error {
 	var batch []*leaseRequest
 	var names, holders []string
 	var ttls []int64
@@ -219,55 +216,65 @@ func (t *leaseTable) acquire(requests []*leaseRequest) {
 		metadata = append(metadata, r.metadata)
 	}
 	if len(batch) == 0 {
-		return
+		return nil
 	}
 
 	type grant struct {
-		Acquired  bool
-		Token     *int64
-		HeldBy    *string
-		Remaining *time.Duration
+		Acquired    bool
+		Token       *int64
+		HeldBy      *string
+		RemainingMS *int64
 	}
 	var grants []grant
-	var asked bool
+	var asked, second bool
 	var sent time.Duration
-	err := t.do(t.requests, ioTimeout, func(ctx context.Context, conn *pgx.Conn, _ bool) (err error) {
-		asked, sent = true, t.locker.now()
-		rows, _ := conn.Query(ctx, statement("acquire", t.place.schema), names, holders, ttls, metadata) // CollectRows returns the error
-		grants, err = pgx.CollectRows(rows, pgx.RowToStructByPos[grant])
+	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
+		asked, second, sent = true, again, t.locker.now()
+		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement("acquire"), names, holders, ttls, metadata), pgx.RowToStructByPos[grant])
 		return err
 	})
 	if err == nil && len(grants) != len(batch) {
 		err = fmt.Errorf("%d answers for %d requests", len(grants), len(batch))
 	}
-	if err != nil {
-		for _, r := range batch {
-			if asked && !refused(err) {
-				t.cleanUp(r.lock) // it may have been granted
+	if refused(err) && len(batch) > 1 {
+		for _, r := range batch { // one of them spoils it: find out which
+			if err := t.acquire([]*leaseRequest{r}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for i, r := range batch {
+		switch {
+		case err != nil:
+			if asked && (second || !refused(err)) {
+				t.discard(r.lock) // it may have been granted
 			}
 			r.answer(err)
-		}
-		return
-	}
-	t.reaping.start(t)
-	for i, r := range batch {
-		switch g := grants[i]; {
-		case !g.Acquired:
-			busy := &busyError{}
-			if g.HeldBy != nil {
-				busy.holder = *g.HeldBy
+		case !grants[i].Acquired:
+			if second {
+				t.discard(r.lock) // the first attempt may have been granted, and be in our own way
 			}
-			if g.Remaining != nil {
-				busy.remaining = *g.Remaining
+			busy := &busyError{}
+			if holder := grants[i].HeldBy; holder != nil && *holder != r.lock.holder {
+				busy.holder = *holder
+			}
+			if ms := grants[i].RemainingMS; ms != nil {
+				busy.remaining = time.Duration(*ms) * time.Millisecond
 			}
 			r.answer(busy)
-		case !r.lock.granted(*g.Token, sent):
-			t.cleanUp(r.lock)
-			r.answer(fmt.Errorf("%w: the grant arrived after its deadline", ErrLost))
+		case !r.lock.granted(*grants[i].Token, sent):
+			t.discard(r.lock)
+			r.answer(errLateGrant)
 		case !r.answer(nil):
-			t.cleanUp(r.lock)
+			t.discard(r.lock)
 		}
 	}
+	if err != nil && !t.requests.reached() {
+		return err
+	}
+	t.reaping.start(t)
+	return nil
 }
 
 // refused reports whether err is the server's word that nothing was done. A
@@ -275,13 +282,6 @@ func (t *leaseTable) acquire(requests []*leaseRequest) {
 func refused(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pgErr.SeverityUnlocalized == "ERROR"
-}
-
-// do runs an exchange on one of our sessions. No caller's context reaches it.
-func (t *leaseTable) do(s *session, patience time.Duration, fn func(context.Context, *pgx.Conn, bool) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return s.do(ctx, fn)
 }
 
 // What became of an entry of release.sql or renew.sql.
@@ -302,8 +302,15 @@ type leaseReturn struct {
 	err     error
 }
 
+func failReturns(returns []*leaseReturn, err error) {
+	for _, r := range returns {
+		r.err = err
+		close(r.done)
+	}
+}
+
 // giveBack sends a batch of releases.
-func (t *leaseTable) giveBack(returns []*leaseReturn) {
+func (t *leaseTable) giveBack(returns []*leaseReturn) error {
 	names := make([]string, len(returns))
 	holders := make([]string, len(returns))
 	tokens := make([]*int64, len(returns))
@@ -312,83 +319,99 @@ func (t *leaseTable) giveBack(returns []*leaseReturn) {
 	}
 	var outcomes []string
 	var second bool
-	err := t.do(t.requests, ioTimeout, func(ctx context.Context, conn *pgx.Conn, again bool) (err error) {
+	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
 		second = again
-		rows, _ := conn.Query(ctx, statement("release", t.place.schema), names, holders, tokens)
-		outcomes, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement("release"), names, holders, tokens), pgx.RowTo[string])
 		return err
 	})
 	if err == nil && len(outcomes) != len(returns) {
 		err = fmt.Errorf("%d answers for %d releases", len(outcomes), len(returns))
 	}
+	if err != nil {
+		failReturns(returns, err)
+		if t.requests.reached() {
+			return nil
+		}
+		return err
+	}
 	for i, r := range returns {
-		r.err = err
-		if err == nil {
-			r.outcome = outcomes[i]
-			if second && r.outcome == outcomeGone {
-				r.outcome = outcomeReleased // by the first attempt, whose answer was lost
-			}
+		r.outcome = outcomes[i]
+		if second && r.outcome == outcomeGone {
+			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
 		}
 		close(r.done)
 	}
+	return nil
 }
 
 // sendBack releases once and waits for the answer.
 func (t *leaseTable) sendBack(lock *Lock, token *int64) (outcome string, err error) {
 	r := &leaseReturn{lock: lock, token: token, done: make(chan struct{})}
 	t.releasing.add(r)
-	<-r.done // at most ioTimeout for each batch before it
+	<-r.done // in bounded time: a batch under way, and ours
 	return r.outcome, r.err
 }
 
-// fencePatience is how long a release waits for fenced transactions.
-const fencePatience = 5 * time.Second
+// releasePatience is how long a release is tried while fenced transactions are
+// open or the server is away.
+const releasePatience = 5 * time.Second
 
-func (t *leaseTable) release(lock *Lock) error {
-	give := time.Now().Add(fencePatience)
+func (t *leaseTable) release(lock *Lock) error { return t.handBack(lock, &lock.token) }
+
+// handBack releases, and tries again while that may help.
+func (t *leaseTable) handBack(lock *Lock, token *int64) error {
+	giveUp := time.Now().Add(releasePatience)
+	unknown := false // an attempt may have gone through
 	for attempt := 0; ; attempt++ {
-		outcome, err := t.sendBack(lock, &lock.token)
+		outcome, err := t.sendBack(lock, token)
+		late := time.Now().After(giveUp)
 		switch {
-		case err != nil:
+		case err != nil && (late || !passing(err)):
 			return fmt.Errorf("the lease is left to its expiry: %w", err)
-		case outcome == outcomeReleased:
-			return nil
-		case outcome != outcomeSkipped:
-			return fmt.Errorf("%w: it was %s before the release", ErrLost, outcome)
-		case time.Now().After(give):
-			return fmt.Errorf("a transaction that fenced the lock, or one that has its row locked, is still open after %s; the lease is left to its expiry", fencePatience)
+		case err != nil:
+			unknown = true
+		case outcome == outcomeReleased || outcome == outcomeExpired || unknown && outcome == outcomeGone:
+			return nil // expired: it was ours until Release was called, and nobody had it since
+		case outcome == outcomeGone:
+			return fmt.Errorf("%w: it was gone before the release", ErrLost)
+		case late:
+			return fmt.Errorf("a transaction that fenced the lock, or one that has its row locked, is still open after %s; the lease is left to its expiry", releasePatience)
 		}
 		time.Sleep(defaultBackoff(attempt))
 	}
 }
 
-// cleanUp gives back, in the background, a grant that nobody got to hear of: at
-// once, which session.do makes late enough by ending the backend that may still
-// be at it, and once more when the lease would have expired.
-func (t *leaseTable) cleanUp(lock *Lock) {
-	giveBack := func() {
-		if outcome, err := t.sendBack(lock, nil); (err != nil && !errors.Is(err, ErrClosed)) || outcome == outcomeSkipped {
+// discard gives back, in the background, a grant that nobody got to hear of or
+// believes in: at once, which session.do makes late enough by ending the backend
+// that may still be at it, and once more when the lease would have expired.
+func (t *leaseTable) discard(lock *Lock) {
+	t.cleaning.Go(func() {
+		if err := t.handBack(lock, nil); err != nil && !errors.Is(err, ErrLost) { // lost: there is nothing
 			t.locker.log.Warn("pgxlock: a lease of unknown outcome is left to its expiry", "key", lock.key, "holder", lock.holder, "error", err)
 		}
-	}
-	go giveBack()
-	time.AfterFunc(lock.ttl, giveBack)
+	})
+	time.AfterFunc(lock.ttl, func() { _, _ = t.sendBack(lock, nil) })
 }
 
 func (t *leaseTable) fence(lock *Lock) (string, []any, error) {
-	return statement("fence", t.place.schema), []any{lock.key, lock.holder, lock.token}, nil
+	return t.place.statement("fence"), []any{lock.key, lock.holder, lock.token}, nil
 }
 
-func (t *leaseTable) renew(ctx context.Context, lock *Lock) error { return t.renewer.now(ctx, lock) }
+func (t *leaseTable) renew(ctx context.Context, lock *Lock) error { return t.renewer.renew(ctx, lock) }
+func (t *leaseTable) check(lock *Lock)                            { t.renewer.soon(lock) }
+func (t *leaseTable) keep(lock *Lock)                             { t.renewer.add(lock) }
+func (t *leaseTable) drop(lock *Lock)                             { t.renewer.remove(lock) }
 
-func (t *leaseTable) keep(lock *Lock) { t.renewer.add(lock) }
-func (t *leaseTable) drop(lock *Lock) { t.renewer.remove(lock) }
-
-func (t *leaseTable) close() {
+func (t *leaseTable) close(ctx context.Context) error {
 	t.reaping.stop()
+	err := until(ctx, func() {
+		<-t.acquiring.done() // a grant under way, whose caller has left,
+		t.cleaning.Wait()    // is given back
+	})
 	t.renewer.stop()
 	t.requests.close()
 	t.renewals.close()
+	return err
 }
 
 // housekeeping removes, now and then, leases that nobody released and nobody
@@ -409,9 +432,8 @@ func (h *housekeeping) start(t *leaseTable) {
 		return
 	}
 	h.timer = time.AfterFunc(withJitter(reapInterval), func() {
-		err := t.do(t.requests, ioTimeout, func(ctx context.Context, conn *pgx.Conn, _ bool) error {
-			_, err := conn.Exec(ctx, statement("reap", t.place.schema))
-			return err
+		err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
+			return q.exec(ctx, t.place.statement("reap"))
 		})
 		if err != nil && !errors.Is(err, ErrClosed) {
 			t.locker.log.Warn("pgxlock: reaping expired leases failed", "error", err)

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,18 +14,11 @@ import (
 // This file is how a Locker waits: it asks, and asks again when somebody may
 // have released or the holder's lease may have run out.
 
-// ioTimeout bounds every single exchange with the server, so that a dead network
-// is noticed; also the one of a call that does not wait.
-const ioTimeout = 5 * time.Second
-
-// errWaitOver ends the context of a wait whose MaxWait is over.
-var errWaitOver = errors.New("pgxlock: no answer from the server in time")
-
 // acquire is Acquire, TryAcquire and the first half of Do. defaults stand below
 // the caller's opts.
 func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []Option) (*Lock, error) {
 	o := l.backend.options()
-	if err := errors.Join(o.collect(defaults), o.collect(opts), checkKey(key)); err != nil {
+	if err := cmp.Or(o.collect(defaults), o.collect(opts), checkKey(key)); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
 	if ctx.Err() != nil {
@@ -42,7 +36,7 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 		if o.noWait() {
 			bound = ioTimeout
 		}
-		defer time.AfterFunc(bound, func() { cancel(errWaitOver) }).Stop()
+		defer time.AfterFunc(bound, func() { cancel(errNoAnswer) }).Stop()
 	}
 
 	var busy *busyError // what the server said last, if it said so at all
@@ -96,18 +90,18 @@ func contextError(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// passing reports whether a try that failed with err may do better later: the
-// key is busy, or the connection broke, or the server restarts.
+// passing reports whether what failed with err may do better later: the key is
+// busy, or the connection broke, or the server is short of something or restarts.
 func passing(err error) bool {
 	if _, ok := errors.AsType[*busyError](err); ok {
 		return true
 	}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		switch pgErr.Code {
-		case "57P01", "57P02", "57P03": // admin shutdown, crash shutdown, cannot connect now
+		switch pgErr.Code[:2] {
+		case "08", "53", "57": // connection, resources, operator: what passes
 			return true
 		}
-		return false
+		return pgErr.Code == "55P03" // a migration, or VACUUM FULL
 	}
 	return !errors.Is(err, ErrSchema) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrReadOnly)
 }

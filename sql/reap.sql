@@ -1,2 +1,2 @@
 -- Housekeeping: removes leases that nobody released and nobody wants.
-SELECT /* schema */reap_expired_locks(interval '1 hour', 1000)
+SELECT /* schema */reap_expired_locks(interval '1 hour', 256)

@@ -1,0 +1,587 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// rows returns who holds what, according to the table.
+func rows(t *testing.T, db *pgtest.DB) map[string]string {
+	t.Helper()
+	held := make(map[string]string)
+	var name, holder string
+	result, err := db.Pool.Query(t.Context(), "select lock_name, holder_id from distributed_locks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = pgx.ForEachRow(result, []any{&name, &holder}, func() error {
+		held[name] = holder
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held
+}
+
+// untilOnlyHeld waits until the table says that just these locks are held. Rows
+// stay there when they expire, so that only a release brings that about.
+func untilOnlyHeld(t *testing.T, db *pgtest.DB, locks ...*pgxlock.Lock) {
+	t.Helper()
+	want := make(map[string]string)
+	for _, lock := range locks {
+		want[lock.Key()] = lock.Holder()
+	}
+	var got map[string]string
+	limit := time.Now().Add(20 * time.Second)
+	for got = rows(t, db); !maps.Equal(got, want); got = rows(t, db) {
+		if time.Now().After(limit) {
+			t.Fatalf("held by the table: %v; held by live locks: %v", got, want)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// terminate ends the server's side of the connections of the Locker with that
+// owner, and waits until they are gone.
+func terminate(t *testing.T, db *pgtest.DB, owner string) {
+	t.Helper()
+	if n := query[int](t, db, `select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity
+		where datname = current_database() and application_name = 'pgxlock ' || $1`, owner); n == 0 {
+		t.Fatal("there was no connection to terminate")
+	}
+}
+
+func TestALostReplyOfAnAcquireLeavesNoLeaseThatNobodyOwns(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	locks := newLocker(t, through, nil)
+	first := acquire(t, locks, "first")
+	lost := p.arm(t, loseReply, acquireSQL)
+	lock := acquire(t, locks, "k") // asks again on a new connection
+	lost.happened(t)
+	untilOnlyHeld(t, db, first, lock)
+	if err := lock.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	untilOnlyHeld(t, db, first)
+
+	// When the second attempt is lost as well, the caller is told, and the lease
+	// that it may have got is given back.
+	p.arm(t, loseReply, acquireSQL)
+	lost = p.arm(t, loseReply, acquireSQL)
+	_, err := locks.Acquire(t.Context(), "k")
+	lost.happened(t)
+	if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("both replies were lost: %v", err)
+	}
+	untilOnlyHeld(t, db, first)
+}
+
+func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	locks := newLocker(t, through, nil)
+	acquire(t, locks, "warm").Release(t.Context()) //nolint:errcheck // it only opens the connection
+	lost := p.arm(t, loseReply, acquireSQL)
+	p.refuse()
+	_, err := locks.Acquire(t.Context(), "k", pgxlock.TTL(time.Second))
+	lost.happened(t)
+	if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("the reply was lost and no new connection was to be had: %v", err)
+	}
+	p.heal()
+	untilOnlyHeld(t, db)
+}
+
+func TestARequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
+	t.Parallel()
+	for name, outage := range map[string]bool{"reconnected at once": false, "reconnected after a failure": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := migrated(t)
+			p, through := proxied(t, db)
+			locks := newLocker(t, through, nil)
+			first := acquire(t, locks, "first")
+			late := p.arm(t, delayRequest, acquireSQL)
+			var live []*pgxlock.Lock
+			if outage {
+				p.refuse()
+			} else {
+				p.arm(t, loseReply, acquireSQL) // so that the call fails
+			}
+			_, err := locks.Acquire(t.Context(), "k")
+			<-late.hit
+			if err == nil {
+				t.Fatal("the call succeeded: nothing was tested")
+			}
+			p.heal()
+			live = append(live, first, acquire(t, locks, "next")) // there is a connection again
+			untilOnlyHeld(t, db, live...)
+			late.resume()
+			// What it would grant would stand there once the backend that was
+			// to do it has gone.
+			until(t, "the backend of the late request is gone", func() bool {
+				return query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%'") <= 2
+			})
+			if got := rows(t, db); len(got) != len(live) {
+				t.Errorf("the late request left a lease that nobody owns: %v", got)
+			}
+		})
+	}
+}
+
+func TestALostReplyOfAReleaseIsNoLoss(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	locks := newLocker(t, through, nil)
+	lock := acquire(t, locks, "k")
+	lost := p.arm(t, loseReply, releaseSQL)
+	if err := lock.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	lost.happened(t)
+	untilOnlyHeld(t, db)
+}
+
+func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	lock := acquire(t, newLocker(t, through, nil), "k")
+	for range 3 {
+		lost := p.arm(t, loseReply, renewSQL)
+		if err := lock.Renew(t.Context()); err != nil {
+			t.Error(err)
+		}
+		lost.happened(t)
+	}
+	if err := lock.Err(); err != nil {
+		t.Error(err)
+	}
+	untilOnlyHeld(t, db, lock)
+}
+
+func TestRenewalsSurviveAnOutageThatIsShorterThanTheTTL(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	lock := acquire(t, newLocker(t, through, &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 300 * time.Millisecond}), "k")
+	if err := lock.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.blackHole()
+	expired := query[time.Time](t, db, "select expires_at from distributed_locks")
+	until(t, "a renewal went into the black hole", func() bool {
+		return query[bool](t, db, "select clock_timestamp() > $1::timestamptz - interval '5 s'", expired)
+	})
+	p.heal()
+	until(t, "the lease was renewed", func() bool {
+		return query[bool](t, db, "select expires_at > $1 from distributed_locks", expired)
+	})
+	if err := lock.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// watch looks at the lock until it is lost, and then says when the last look
+// began that found it held.
+func watch(lock *pgxlock.Lock) <-chan time.Time {
+	result := make(chan time.Time, 1)
+	go func() {
+		var last time.Time
+		for {
+			began := time.Now()
+			if lock.Err() != nil {
+				result <- last
+				return
+			}
+			last = began
+			time.Sleep(200 * time.Microsecond)
+		}
+	}()
+	return result
+}
+
+func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
+	t.Parallel()
+	for name, slow := range map[string]bool{"after a grant": false, "after a grant whose reply was slow": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := migrated(t)
+			p, through := proxied(t, db)
+			locks, others := newLocker(t, through, nil), newLocker(t, db, nil)
+			// Whatever the test does, the Locker can say goodbye in the end.
+			t.Cleanup(func() { p.heal(); p.cut() })
+
+			ttl := 1500 * time.Millisecond
+			held := p.arm(t, holdReply, acquireSQL)
+			if slow {
+				go func() { // the server's TTL runs while the reply is under way
+					<-held.hit
+					expires := time.Now().Add(ttl)
+					for time.Until(expires) > ttl/2 {
+						time.Sleep(time.Millisecond)
+					}
+					held.resume()
+				}()
+			} else {
+				held.resume()
+			}
+			lock := acquire(t, locks, "k", pgxlock.TTL(ttl))
+			p.blackHole()
+			lastHeld := watch(lock)
+			next := acquire(t, others, "k", pgxlock.MaxWait(30*time.Second))
+			granted := time.Now()
+			if last := <-lastHeld; !last.Before(granted) {
+				t.Errorf("held %s after somebody else was granted the lock", last.Sub(granted))
+			}
+			if err := lock.Err(); !errors.Is(err, pgxlock.ErrLost) || next.Token() <= lock.Token() {
+				t.Errorf("%v; token %d after %d", err, next.Token(), lock.Token())
+			}
+			p.heal()
+			p.cut()
+			if err := lock.Release(t.Context()); !errors.Is(err, pgxlock.ErrLost) {
+				t.Errorf("Release: %v", err)
+			}
+			untilOnlyHeld(t, db, next)
+		})
+	}
+}
+
+func TestALockLostToABlackHoleStaysLostWhenTheNetworkIsBack(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	lock := acquire(t, newLocker(t, through, nil), "k", pgxlock.TTL(time.Second))
+	if err := lock.Renew(t.Context()); err != nil { // now there is a connection for it
+		t.Fatal(err)
+	}
+	renewal := p.arm(t, holdReply, renewSQL)
+	p.refuse()
+	renewal.happened(t) // the server has renewed, and we are not told
+	until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+	renewal.resume()
+	p.heal()
+	if err := lock.Renew(t.Context()); !errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("Renew: %v", err)
+	}
+	if err := lock.Release(t.Context()); !errors.Is(err, pgxlock.ErrLost) || !errors.Is(lock.Err(), pgxlock.ErrLost) {
+		t.Errorf("Release: %v; Err: %v", err, lock.Err())
+	}
+	untilOnlyHeld(t, db)
+}
+
+// goroutines returns the stacks of those that run code of the package.
+func goroutines() []string {
+	buf := make([]byte, 8<<20)
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	return slices.DeleteFunc(all, func(stack string) bool {
+		return !strings.Contains(stack, "pgxlock.(*") || strings.Contains(stack, "testing.tRunner")
+	})
+}
+
+// Not parallel: it counts goroutines, and others must have none meanwhile.
+func TestNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
+	workers, calls := 16, 20
+	if soak {
+		calls = 20_000 / workers
+	}
+	db := migrated(t)
+	p, through := proxied(t, db)
+	locks, err := pgxlock.NewLease(through.Pool, &pgxlock.LeaseConfig{TTL: 5 * time.Minute}) // nothing expires in time
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := acquire(t, locks, "warm").Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := len(goroutines())
+
+	var mu sync.Mutex
+	var live []*pgxlock.Lock
+	var outcomes [4]int
+	var working sync.WaitGroup
+	for w := range workers {
+		working.Go(func() {
+			dice := rand.New(rand.NewPCG(uint64(w), 1))
+			for range calls {
+				lock, outcome := unruly(t.Context(), dice, p, locks)
+				mu.Lock()
+				outcomes[outcome]++
+				if lock != nil {
+					live = append(live, lock)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	working.Wait()
+	t.Logf("released %d, kept %d, busy %d, failed %d", outcomes[0], outcomes[1], outcomes[2], outcomes[3])
+	if slices.Contains(outcomes[:], 0) {
+		t.Error("some way to end was never taken")
+	}
+	live = slices.DeleteFunc(live, func(lock *pgxlock.Lock) bool { return lock.Err() != nil })
+	untilOnlyHeld(t, db, live...)
+	if err := locks.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := rows(t, db); len(got) != 0 {
+		t.Errorf("after Close these are held by nobody: %v", got)
+	}
+	if err := through.Pool.Ping(t.Context()); err != nil || through.Pool.Stat().AcquiredConns() != 0 {
+		t.Errorf("the caller's pool: %v, %d connections are not back", err, through.Pool.Stat().AcquiredConns())
+	}
+	until(t, "the Locker's connections and advisory locks are gone", func() bool {
+		return query[bool](t, db, `select not exists (select from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%')
+			and not exists (select from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()))`)
+	})
+	if got := rows(t, db); len(got) != 0 {
+		t.Errorf("when the last connection had gone these were held by nobody: %v", got)
+	}
+	limit := time.Now().Add(20 * time.Second)
+	for stacks := goroutines(); len(stacks) > before; stacks = goroutines() {
+		if time.Now().After(limit) {
+			t.Fatalf("%d goroutines are left, such as:\n%s", len(stacks)-before, stacks[0])
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// unruly acquires a lock, and something may come in between. It returns the lock
+// if it kept it, and how it went: released, kept, busy or failed.
+func unruly(ctx context.Context, dice *rand.Rand, p *proxy, locks *pgxlock.Locker) (kept *pgxlock.Lock, outcome int) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	soon := func() time.Duration { return time.Duration(dice.Int64N(int64(20 * time.Millisecond))) }
+	var opts []pgxlock.Option
+	switch dice.IntN(8) {
+	case 0, 1:
+		defer time.AfterFunc(soon(), cancel).Stop()
+	case 2, 3:
+		opts = append(opts, pgxlock.MaxWait(soon()+1))
+	case 4:
+		opts = append(opts, pgxlock.NoWait)
+	case 5:
+		if dice.IntN(8) == 0 {
+			defer time.AfterFunc(soon(), p.cut).Stop()
+		}
+		opts = append(opts, pgxlock.MaxWait(200*time.Millisecond))
+	case 6:
+		func() {
+			defer func() { _ = recover() }()
+			_ = locks.Do(ctx, fmt.Sprint("key:", dice.IntN(40)), func(context.Context, *pgxlock.Lock) error { panic("oops") }, pgxlock.MaxWait(soon()+1))
+		}()
+		opts = append(opts, pgxlock.NoWait)
+	default:
+		opts = append(opts, pgxlock.MaxWait(500*time.Millisecond))
+	}
+	lock, err := locks.Acquire(ctx, fmt.Sprint("key:", dice.IntN(40)), opts...)
+	switch {
+	case errors.Is(err, pgxlock.ErrNotAcquired):
+		return nil, 2
+	case err != nil:
+		return nil, 3
+	case dice.IntN(30) == 0:
+		return lock, 1
+	}
+	_ = lock.Release(ctx)
+	return nil, 0
+}
+
+func TestCallsSurviveTheEndOfTheirConnectionBetweenThem(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "between"})
+	held := acquire(t, locks, "held")
+	for i := range 5 {
+		if err := held.Renew(t.Context()); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		terminate(t, db, "between")
+		lock, err := locks.TryAcquire(t.Context(), "k")
+		if err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+		terminate(t, db, "between")
+		if err := lock.Release(t.Context()); err != nil {
+			t.Errorf("round %d: %v", i, err)
+		}
+	}
+	if err := errors.Join(held.Err(), held.Renew(t.Context())); err != nil {
+		t.Errorf("the lease must outlive its connections: %v", err)
+	}
+	untilOnlyHeld(t, db, held)
+}
+
+func TestCallsSurviveTheEndOfTheirConnectionUnderThem(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(context.Context, *pgxlock.Locker, *pgxlock.Lock) (*pgxlock.Lock, error){
+		"renew": func(ctx context.Context, _ *pgxlock.Locker, held *pgxlock.Lock) (*pgxlock.Lock, error) {
+			return held, held.Renew(ctx)
+		},
+		"acquire": func(ctx context.Context, locks *pgxlock.Locker, held *pgxlock.Lock) (*pgxlock.Lock, error) {
+			if err := held.Release(ctx); err != nil {
+				return nil, err
+			}
+			return locks.TryAcquire(ctx, "k")
+		},
+		"release": func(ctx context.Context, _ *pgxlock.Locker, held *pgxlock.Lock) (*pgxlock.Lock, error) {
+			return nil, held.Release(ctx)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := migrated(t)
+			locks := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "under"})
+			held := acquire(t, locks, "held")
+			// What is called waits in the server until its backend is ended.
+			blocker := db.Connect(t)
+			if _, err := blocker.Exec(t.Context(), "begin; lock table "+blockedBy[name]+" in access exclusive mode"); err != nil {
+				t.Fatal(err)
+			}
+			type result struct {
+				lock *pgxlock.Lock
+				err  error
+			}
+			results := make(chan result, 1)
+			go func() {
+				lock, err := call(t.Context(), locks, held)
+				results <- result{lock, err}
+			}()
+			until(t, "the call waits in the server", func() bool {
+				return query[bool](t, db, "select exists (select from pg_locks where relation = $1::text::regclass and not granted)", blockedBy[name])
+			})
+			terminate(t, db, "under")
+			if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+				t.Fatal(err)
+			}
+			got := <-results
+			if got.err != nil {
+				t.Fatal(got.err)
+			}
+			if got.lock == nil {
+				untilOnlyHeld(t, db)
+				return
+			}
+			if err := got.lock.Err(); err != nil {
+				t.Error(err)
+			}
+			untilOnlyHeld(t, db, got.lock)
+		})
+	}
+}
+
+// blockedBy is a table that each call needs.
+var blockedBy = map[string]string{"renew": "distributed_locks", "acquire": "pgxlock_epoch", "release": "distributed_locks"}
+
+// privateServer returns a server that the test may break, with pgxlock in it.
+func privateServer(t *testing.T, settings map[string]string) (*pgserver.Server, *pgtest.DB) {
+	t.Helper()
+	server := pgtest.Private(t, pgserver.Config{Settings: settings})
+	url := server.URL("postgres")
+	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	return server, db
+}
+
+func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
+	t.Parallel()
+	server, db := privateServer(t, nil)
+	for name, stop := range map[string]func() error{
+		"restart": func() error { return nil }, // Restart stops it in good order
+		"crash":   server.Crash,
+		"kill":    server.Kill,
+	} {
+		locks := newLocker(t, db, &pgxlock.LeaseConfig{TTL: 30 * time.Second, Renew: 500 * time.Millisecond})
+		lock := acquire(t, locks, name)
+		// A waiter that was told that the key is busy waits the outage out.
+		told := make(chan struct{})
+		var once sync.Once
+		others := newLocker(t, db, &pgxlock.LeaseConfig{Backoff: func(int) time.Duration {
+			once.Do(func() { close(told) })
+			return 50 * time.Millisecond
+		}})
+		waited := make(chan error, 1)
+		go func() {
+			next, err := others.Acquire(t.Context(), name, pgxlock.MaxWait(time.Minute))
+			if err == nil && next.Token() <= lock.Token() {
+				err = fmt.Errorf("token %d after %d", next.Token(), lock.Token())
+			}
+			waited <- err
+		}()
+
+		<-told
+		if err := errors.Join(stop(), server.Restart(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		db.Pool.Reset()
+		if got := rows(t, db); got[name] != lock.Holder() {
+			t.Fatalf("%s: afterwards held: %v, want %s", name, got, lock.Holder())
+		}
+		expires := query[time.Time](t, db, "select expires_at from distributed_locks where lock_name = $1", name)
+		until(t, "the lease is renewed after "+name, func() bool {
+			return query[bool](t, db, "select expires_at > $1 from distributed_locks where lock_name = $2", expires, name)
+		})
+		if err := lock.Release(t.Context()); err != nil {
+			t.Errorf("%s: Release: %v", name, err)
+		}
+		if err := <-waited; err != nil {
+			t.Errorf("%s: the waiter: %v", name, err)
+		}
+	}
+}
+
+func TestAServerWithoutFreeConnectionsIsNotBusy(t *testing.T) {
+	t.Parallel()
+	_, db := privateServer(t, map[string]string{"max_connections": "12"})
+	locks := newLocker(t, db, nil)
+	var full *pgconn.PgError
+	for !errors.As(fill(t, db), &full) || full.Code != "53300" {
+	}
+	for name, call := range map[string]func() error{
+		"TryAcquire": func() error { _, err := locks.TryAcquire(t.Context(), "k"); return err },
+		"Acquire":    func() error { _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(time.Minute)); return err },
+		"TryDo": func() error {
+			_, err := locks.TryDo(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil })
+			return err
+		},
+	} {
+		err := call()
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "53300" || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%s: %v, want SQLSTATE 53300 and not ErrNotAcquired", name, err)
+		}
+	}
+}
+
+// fill takes one more of the server's connections.
+func fill(t *testing.T, db *pgtest.DB) error {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	if err == nil {
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	}
+	return err
+}

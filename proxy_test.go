@@ -1,0 +1,351 @@
+package pgxlock_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// A proxy stands between a pool and its server, and breaks what passes. It
+// follows the protocol just far enough to know which statement a message runs,
+// so that a fault hits that one and no other.
+type proxy struct {
+	listener net.Listener
+	server   func() (net.Conn, error)
+
+	mu      sync.Mutex
+	faults  []*fault
+	links   map[*link]struct{}
+	silent  bool // new connections get no answer
+	refused bool // new connections are closed at once
+}
+
+// fault is what happens to the next statement whose text contains sql.
+type fault struct {
+	sql  string
+	what faultKind
+
+	hit     chan struct{} // closed when it has happened
+	resumed chan struct{} // closed by resume
+	once    sync.Once
+}
+
+type faultKind int
+
+const (
+	loseReply    faultKind = iota // the server does it, then the connection is cut
+	holdReply                     // the server does it; its reply waits for resume
+	delayRequest                  // the connection is cut; the server gets the request at resume
+)
+
+// happened waits until the fault has happened.
+func (f *fault) happened(t *testing.T) {
+	t.Helper()
+	select {
+	case <-f.hit:
+	case <-time.After(30 * time.Second):
+		t.Fatalf("no statement with %q has come", f.sql)
+	}
+}
+
+// resume lets go what the fault held back.
+func (f *fault) resume() { f.once.Do(func() { close(f.resumed) }) }
+
+// proxied returns a proxy and a pool that reaches the database through it.
+func proxied(t *testing.T, db *pgtest.DB, configure ...func(*pgxpool.Config)) (*proxy, *pgtest.DB) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: listener, links: make(map[*link]struct{})}
+	target := db.Pool.Config().ConnConfig
+	network, address := pgconn.NetworkAddress(target.Host, target.Port)
+	p.server = func() (net.Conn, error) { return net.Dial(network, address) }
+	var serving sync.WaitGroup
+	serving.Go(p.serve)
+	t.Cleanup(func() {
+		_ = listener.Close()
+		serving.Wait()
+		p.cut()
+	})
+
+	through := func(c *pgxpool.Config) {
+		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
+		c.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
+		}
+	}
+	return p, &pgtest.DB{Pool: db.NewPool(t, append(configure, through)...), URL: db.URL, Name: db.Name}
+}
+
+// arm makes the next statement that contains sql run into a fault.
+func (p *proxy) arm(t *testing.T, what faultKind, sql string) *fault {
+	t.Helper()
+	f := &fault{sql: sql, what: what, hit: make(chan struct{}), resumed: make(chan struct{})}
+	t.Cleanup(f.resume) // else a link would wait for ever
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = append(p.faults, f)
+	return f
+}
+
+// blackHole makes the network swallow everything, in both directions and without
+// a word, on the connections there are and on those to come until heal.
+func (p *proxy) blackHole() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent = true
+	for l := range p.links {
+		l.swallow()
+	}
+}
+
+// refuse makes new connections fail at once until heal.
+func (p *proxy) refuse() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refused = true
+}
+
+// heal lets new connections through again. What was swallowed is lost.
+func (p *proxy) heal() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent, p.refused = false, false
+}
+
+// cut ends all connections.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		l.close()
+	}
+}
+
+func (p *proxy) serve() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.link(client)
+	}
+}
+
+func (p *proxy) link(client net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	server, err := p.server()
+	if err != nil || p.refused {
+		_ = client.Close()
+		if err == nil {
+			_ = server.Close()
+		}
+		return
+	}
+	l := &link{proxy: p, client: client, server: server, statements: make(map[string]string)}
+	if p.silent {
+		l.swallow()
+	}
+	p.links[l] = struct{}{}
+	go l.requests()
+	go l.replies()
+}
+
+// next returns the fault that the statement runs into, and disarms it.
+func (p *proxy) next(sql string) *fault {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, f := range p.faults {
+		if strings.Contains(sql, f.sql) {
+			p.faults = append(p.faults[:i:i], p.faults[i+1:]...)
+			return f
+		}
+	}
+	return nil
+}
+
+// link is one connection through the proxy.
+type link struct {
+	proxy          *proxy
+	client, server net.Conn
+	statements     map[string]string // prepared statements by name
+
+	mu    sync.Mutex
+	dead  bool   // swallow everything
+	fault *fault // what the replies up to the next ReadyForQuery run into
+}
+
+func (l *link) swallow() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dead = true
+}
+
+func (l *link) swallows() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.dead
+}
+
+func (l *link) close() {
+	_ = l.client.Close()
+	_ = l.server.Close()
+}
+
+// requests carries what the client sends, in whole groups of messages.
+func (l *link) requests() {
+	startup, err := readMessage(l.client, 0)
+	if err != nil || l.send(startup) != nil {
+		l.ended()
+		return
+	}
+	var group []byte
+	var hit *fault
+	for {
+		m, err := readMessage(l.client, 1)
+		if err != nil {
+			l.ended()
+			return
+		}
+		group = append(group, m...)
+		if f := l.look(m); f != nil {
+			hit = f
+		}
+		if strings.IndexByte("PBDEC", m[0]) >= 0 {
+			continue // more of the group follows
+		}
+		if hit != nil && hit.what == delayRequest {
+			l.delay(hit, group)
+			return
+		}
+		if hit != nil {
+			l.mu.Lock()
+			l.fault = hit
+			l.mu.Unlock()
+		}
+		if l.send(group) != nil {
+			l.ended()
+			return
+		}
+		group, hit = nil, nil
+	}
+}
+
+// look follows which statement a message runs.
+func (l *link) look(m []byte) *fault {
+	text := func(b []byte) (string, []byte) {
+		s, rest, _ := bytes.Cut(b, []byte{0})
+		return string(s), rest
+	}
+	switch body := m[5:]; m[0] {
+	case 'P': // Parse: name, text
+		name, rest := text(body)
+		l.statements[name], _ = text(rest)
+	case 'B': // Bind: portal, name
+		_, rest := text(body)
+		name, _ := text(rest)
+		return l.proxy.next(l.statements[name])
+	case 'Q': // Query: text
+		sql, _ := text(body)
+		return l.proxy.next(sql)
+	}
+	return nil
+}
+
+// delay is a network in which the request is still under way when the client
+// has long given up.
+func (l *link) delay(f *fault, request []byte) {
+	_ = l.client.Close()
+	close(f.hit)
+	<-f.resumed
+	_, _ = l.server.Write(request)
+	// The server side stays open: the backend has no reason to stop.
+}
+
+func (l *link) send(b []byte) error {
+	if l.swallows() {
+		return nil
+	}
+	_, err := l.server.Write(b)
+	return err
+}
+
+// ended passes on that the client has gone, which a black hole would not.
+func (l *link) ended() {
+	if !l.swallows() {
+		l.close()
+	}
+}
+
+// replies carries what the server sends.
+func (l *link) replies() {
+	var held []byte
+	for {
+		m, err := readMessage(l.server, 1)
+		if err != nil {
+			if !l.swallows() {
+				l.close()
+			}
+			return
+		}
+		l.mu.Lock()
+		f, dead := l.fault, l.dead
+		l.mu.Unlock()
+		if dead {
+			continue
+		}
+		held = append(held, m...)
+		if f != nil && m[0] != 'Z' {
+			continue
+		}
+		if f != nil && !l.apply(f) {
+			return
+		}
+		if _, err := l.client.Write(held); err != nil {
+			l.ended()
+			return
+		}
+		held = nil
+	}
+}
+
+// apply lets the fault happen, and reports whether the reply is still wanted.
+func (l *link) apply(f *fault) bool {
+	close(f.hit)
+	if f.what == loseReply {
+		l.close()
+		return false
+	}
+	<-f.resumed
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fault = nil
+	return !l.dead
+}
+
+// readMessage reads one message of the protocol, whole: a type of 0 or 1 bytes,
+// then its length, which counts itself.
+func readMessage(r io.Reader, typeLen int) ([]byte, error) {
+	head := make([]byte, typeLen+4)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return nil, err
+	}
+	m := make([]byte, typeLen+max(int(binary.BigEndian.Uint32(head[typeLen:])), 4))
+	copy(m, head)
+	_, err := io.ReadFull(r, m[len(head):])
+	return m, err
+}
