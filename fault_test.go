@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,6 +22,9 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
+
+// soak makes the tests that roll dice roll them for minutes.
+var soak = os.Getenv("PGXLOCK_SOAK") != ""
 
 // rows returns who holds what, according to the table.
 func rows(t *testing.T, db *pgtest.DB) map[string]string {
@@ -100,17 +104,37 @@ func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	p, through := proxied(t, db)
-	locks := newLocker(t, through, nil)
-	acquire(t, locks, "warm").Release(t.Context()) //nolint:errcheck // it only opens the connection
+	locks := newLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour}) // long before it would expire
+	first := acquire(t, locks, "first")
 	lost := p.arm(t, loseReply, acquireSQL)
 	p.refuse()
-	_, err := locks.Acquire(t.Context(), "k", pgxlock.TTL(time.Second))
+	_, err := locks.Acquire(t.Context(), "k")
 	lost.happened(t)
 	if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Errorf("the reply was lost and no new connection was to be had: %v", err)
 	}
+	until(t, "giving it back was tried, too, and failed", func() bool { return p.refusals() >= 2 })
 	p.heal()
-	untilOnlyHeld(t, db)
+	untilOnlyHeld(t, db, first)
+}
+
+func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	lock := acquire(t, newLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
+	expires := query[time.Time](t, db, "select expires_at from distributed_locks")
+	p.refuse()
+	if err := lock.Renew(t.Context()); err == nil || errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("without a server: %v", err)
+	}
+	p.heal()
+	until(t, "it is renewed, long before the next renewal is due", func() bool {
+		return query[bool](t, db, "select expires_at > $1 from distributed_locks", expires)
+	})
+	if err := lock.Err(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestARequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
@@ -325,12 +349,13 @@ func TestNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
 	for w := range workers {
 		working.Go(func() {
 			dice := rand.New(rand.NewPCG(uint64(w), 1))
+			keep := true
 			for range calls {
-				lock, outcome := unruly(t.Context(), dice, p, locks)
+				lock, outcome := unruly(t.Context(), dice, p, locks, keep)
 				mu.Lock()
 				outcomes[outcome]++
 				if lock != nil {
-					live = append(live, lock)
+					live, keep = append(live, lock), false
 				}
 				mu.Unlock()
 			}
@@ -370,7 +395,7 @@ func TestNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
 
 // unruly acquires a lock, and something may come in between. It returns the lock
 // if it kept it, and how it went: released, kept, busy or failed.
-func unruly(ctx context.Context, dice *rand.Rand, p *proxy, locks *pgxlock.Locker) (kept *pgxlock.Lock, outcome int) {
+func unruly(ctx context.Context, dice *rand.Rand, p *proxy, locks *pgxlock.Locker, keep bool) (kept *pgxlock.Lock, outcome int) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	soon := func() time.Duration { return time.Duration(dice.Int64N(int64(20 * time.Millisecond))) }
@@ -402,7 +427,7 @@ func unruly(ctx context.Context, dice *rand.Rand, p *proxy, locks *pgxlock.Locke
 		return nil, 2
 	case err != nil:
 		return nil, 3
-	case dice.IntN(30) == 0:
+	case keep:
 		return lock, 1
 	}
 	_ = lock.Release(ctx)

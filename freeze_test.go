@@ -23,9 +23,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// soak makes the tests that roll dice roll them for minutes.
-var soak = os.Getenv("PGXLOCK_SOAK") != ""
-
 // frozenEnv makes this program the process that will be frozen: the test runs
 // its own binary again.
 const frozenEnv = "PGXLOCK_TEST_FROZEN_DATABASE"

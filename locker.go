@@ -15,7 +15,7 @@ import (
 type Kind uint8
 
 const (
-	// Lease: a row in the table distributed_locks that expires unless renewed.
+	// Lease is a row in the table distributed_locks that expires unless renewed.
 	Lease Kind = iota + 1
 )
 

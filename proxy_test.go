@@ -29,6 +29,7 @@ type proxy struct {
 	links   map[*link]struct{}
 	silent  bool // new connections get no answer
 	refused bool // new connections are closed at once
+	turned  int  // how many were
 }
 
 // fault is what happens to the next statement whose text contains sql.
@@ -119,6 +120,13 @@ func (p *proxy) refuse() {
 	p.refused = true
 }
 
+// refusals returns how many connections were refused.
+func (p *proxy) refusals() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.turned
+}
+
 // heal lets new connections through again. What was swallowed is lost.
 func (p *proxy) heal() {
 	p.mu.Lock()
@@ -150,6 +158,7 @@ func (p *proxy) link(client net.Conn) {
 	defer p.mu.Unlock()
 	server, err := p.server()
 	if err != nil || p.refused {
+		p.turned++
 		_ = client.Close()
 		if err == nil {
 			_ = server.Close()

@@ -161,8 +161,13 @@ func (s *session) setUp(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	if s.unfinished.started != 0 {
-		if err := q.exec(ctx, statement("terminate", ""), s.unfinished.pid, s.unfinished.started); err != nil {
+		ended := true // there is no row if it has gone by itself
+		err := q.row(ctx, statement("terminate", ""), s.unfinished.pid, s.unfinished.started).Scan(&ended)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("end the backend of the broken connection: %w", err)
+		}
+		if !ended {
+			return fmt.Errorf("the backend of the broken connection, pid %d, does not end", s.unfinished.pid)
 		}
 	}
 	s.unfinished = backend

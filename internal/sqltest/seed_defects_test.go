@@ -45,14 +45,14 @@ func TestSeedDefects(t *testing.T) {
 // printDefects prints what the subtests have verified.
 func printDefects(defects []defect, failed bool) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "\tDEFECT\tTHE SEED\tPGXLOCK")
+	_, _ = fmt.Fprintln(w, "\tDEFECT\tTHE SEED\tPGXLOCK")
 	for _, d := range defects {
 		number, name, _ := strings.Cut(d.name, "_")
 		ours := d.ours
 		if ours == d.seed {
 			ours = "the same, on purpose and documented"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", number, strings.ReplaceAll(name, "_", " "), d.seed, ours)
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", number, strings.ReplaceAll(name, "_", " "), d.seed, ours)
 	}
 	if err := w.Flush(); err != nil {
 		panic(err)

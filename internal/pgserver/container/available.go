@@ -37,7 +37,7 @@ func available(ctx context.Context, image string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNoEngine, err)
 	}
-	defer engine.Close()
+	defer func() { _ = engine.Close() }()
 	_, err = engine.ImageInspect(ctx, image)
 	if errdefs.IsNotFound(err) {
 		err = pull(ctx, engine, image)
@@ -98,7 +98,7 @@ func haveRyuk(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
-	defer engine.Close()
-	_, err = engine.ImageInspect(ctx, testcontainers.ReaperDefaultImage)
+	defer func() { _ = engine.Close() }()
+	_, err = engine.ImageInspect(ctx, testcontainers.ReaperDefaultImage) //nolint:staticcheck // deprecated, but nothing else tells which image would be pulled
 	return err == nil
 }

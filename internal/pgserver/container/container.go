@@ -213,7 +213,7 @@ func (s *Server) log(ctx context.Context) string {
 	if err != nil {
 		return ""
 	}
-	defer logs.Close()
+	defer func() { _ = logs.Close() }()
 	text, _ := io.ReadAll(logs) // as much as there is
 	return "\n\t" + strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", "\n\t")
 }
