@@ -10,7 +10,8 @@ import (
 )
 
 // What can go wrong, for errors.Is. Errors of this package wrap one of these, or
-// the error of the server or the network as it came, in an [*Error].
+// the error of the server or the network as it came, or say which argument is
+// wrong, in an [*Error].
 var (
 	// ErrNotAcquired: somebody else holds the key. After a wait that ended with
 	// its context the error matches the context's error as well. A server that
@@ -66,9 +67,9 @@ func (e *Error) Error() string {
 	if e.Key != "" {
 		fmt.Fprintf(&b, " %q", e.Key)
 	}
-	b.WriteString(": " + strings.TrimPrefix(e.Err.Error(), "pgxlock: "))
+	b.WriteString(": " + strings.TrimPrefix(oneLine(e.Err.Error()), "pgxlock: "))
 	if e.Holder != "" {
-		fmt.Fprintf(&b, " (held by %s", e.Holder)
+		fmt.Fprintf(&b, " (held by %s", oneLine(e.Holder))
 		if e.RetryAfter > 0 {
 			fmt.Fprintf(&b, " for up to %s", e.RetryAfter.Round(time.Millisecond))
 		}
@@ -79,6 +80,10 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
+// oneLine joins the lines of a text: a log line must stay one, whatever a name or
+// the server's message contains.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
 // The SQLSTATEs that we tell apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.
 const (
@@ -87,6 +92,8 @@ const (
 	stateStaleSnapshot     = "LK002"
 	stateTokensNeedRepair  = "LK003"
 	stateReadOnly          = "25006"
+	stateNoRights          = "42501"
+	stateOutOfMemory       = "53200" // of the lock table, too
 	stateUndefinedTable    = "42P01"
 	stateUndefinedFunction = "42883"
 	stateInvalidSchema     = "3F000"
@@ -108,8 +115,13 @@ func typed(err error) error {
 		sentinel = ErrSchema
 	case stateReadOnly:
 		sentinel = ErrReadOnly
+	case stateNoRights:
+		return fmt.Errorf("%w; the role lacks rights that docs/operations.md names", err)
 	default:
 		return err
+	}
+	if errors.Is(err, sentinel) {
+		return err // it was typed before
 	}
 	return fmt.Errorf("%w: %w", sentinel, err)
 }

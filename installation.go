@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // schemaVersion is the oldest version of the migrations that this package works
@@ -39,23 +39,12 @@ func (in *installation) find(ctx context.Context, q querier) error {
 	}
 	schema := in.asked
 	if schema == "" {
-		var first *string
-		var all []string
-		if err := q.row(ctx, statement("schema", "")).Scan(&first, &all); err != nil {
+		found, err := place.Look(ctx, q.row)
+		if err != nil {
 			return err
 		}
-		switch {
-		case first != nil && slices.Contains(all, *first):
-			schema = *first
-		case first != nil:
-			return fmt.Errorf("%w: the functions in schema %q are older than pgxlock's", ErrSchema, *first)
-		case len(all) == 1:
-			schema = all[0]
-		case len(all) == 0:
-			return fmt.Errorf("%w: database %q has no pgxlock", ErrSchema, q.conn.Config().Database)
-		default:
-			return fmt.Errorf("%w: it is installed in %s, and none of them is on the search_path; name one in LeaseConfig.Schema",
-				ErrSchema, strings.Join(all, ", "))
+		if schema, err = found.Choose(); err != nil {
+			return fmt.Errorf("%w: %w (database %q; LeaseConfig.Schema names a schema)", ErrSchema, err, q.conn.Config().Database)
 		}
 	}
 	var version int

@@ -28,7 +28,7 @@ func (k Kind) String() string {
 
 // A Locker hands out Locks of one Kind and is one liveness unit: what it holds
 // is renewed, lost and closed together. It is safe for concurrent use. Most
-// programs need one.
+// programs need one. [NewLease] makes it; the zero value is of no use.
 type Locker struct {
 	kind    Kind
 	backend backend
@@ -205,6 +205,7 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 // before everything was released. Do not call it inside Do, which would wait for
 // itself. A second Close waits for the first, until its own ctx ends.
 func (l *Locker) Close(ctx context.Context) error {
+	ended := ctx.Done() // a nil context panics here, and not in a goroutine of ours
 	l.closeOnce.Do(func() {
 		go func() {
 			defer close(l.closed)
@@ -213,7 +214,7 @@ func (l *Locker) Close(ctx context.Context) error {
 	})
 	select {
 	case <-l.closed:
-	case <-ctx.Done():
+	case <-ended:
 		select {
 		case <-l.closed:
 		case <-time.After(2 * closeGrace): // the first caller's ctx may be another
@@ -271,12 +272,16 @@ func until(ctx context.Context, wait func()) error {
 	}
 }
 
-// grace returns ctx, or a context with a moment more if ctx has ended.
+// grace returns a context that ends a moment after ctx.
 func grace(ctx context.Context) (context.Context, context.CancelFunc) {
-	if ctx.Err() == nil {
-		return context.WithCancel(ctx)
+	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		time.AfterFunc(closeGrace, func() { cancel(contextError(ctx)) })
+	})
+	return longer, func() {
+		stop()
+		cancel(nil)
 	}
-	return context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 }
 
 // begin counts a call that Close must wait for.

@@ -81,7 +81,7 @@ func (m Metadata) apply(o *options) error {
 // maxTTL is what SQL accepts.
 const (
 	minTTL = time.Second
-	maxTTL = 100 * 365 * 24 * time.Hour
+	maxTTL = 100 * 360 * 24 * time.Hour // PostgreSQL counts 360 days to a year
 )
 
 func checkTTL(name string, ttl time.Duration) error {

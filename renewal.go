@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -145,10 +146,17 @@ func (r *renewer) send(batch []renewal) error {
 	var locks []*Lock
 	waiting := make(map[*Lock][]chan<- error, len(batch))
 	for _, entry := range batch {
+		if err := entry.lock.Err(); err != nil { // it ended while the entry stood in the queue
+			tell([]chan<- error{entry.answer}, err)
+			continue
+		}
 		if _, ok := waiting[entry.lock]; !ok {
 			locks = append(locks, entry.lock)
 		}
 		waiting[entry.lock] = append(waiting[entry.lock], entry.answer)
+	}
+	if len(locks) == 0 {
+		return nil
 	}
 	names := make([]string, len(locks))
 	holders := make([]string, len(locks))
@@ -230,7 +238,8 @@ func (r *renewer) again(locks ...*Lock) {
 	if len(locks) == 0 {
 		return
 	}
-	time.AfterFunc(withJitter(retryDelay(locks[0])), func() {
+	first := slices.MinFunc(locks, func(a, b *Lock) int { return cmp.Compare(a.ttl, b.ttl) })
+	time.AfterFunc(withJitter(retryDelay(first)), func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		var due []renewal

@@ -293,7 +293,7 @@ func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
 func TestReleasedLeasesAreNotRenewed(t *testing.T) {
 	t.Parallel()
 	renewals, db := counted(t, migrated(t), renewSQL)
-	locks := newLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 50 * time.Millisecond})
+	locks := newLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
 	kept, released := acquire(t, locks, "kept"), acquire(t, locks, "released")
 	if err := released.Release(t.Context()); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,10 @@ import (
 // noticed.
 const ioTimeout = 5 * time.Second
 
+// connectTimeout is what a new connection may take at least, whatever the
+// patience: to begin again would only take longer.
+const connectTimeout = 2 * time.Second
+
 // errNoAnswer means that the server was not heard of in time. It does not match
 // context.DeadlineExceeded: no deadline of a caller has passed.
 var errNoAnswer = errors.New("no answer from the server in time")
@@ -56,11 +60,17 @@ type exchange func(ctx context.Context, q querier, again bool) error
 func (s *session) do(patience time.Duration, fn exchange) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	connected := s.conn != nil && !s.conn.IsClosed()
+	if !connected {
+		patience = max(patience, connectTimeout)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 
-	// A connection that died in silence must leave time for a second one.
-	first, stop := context.WithTimeout(ctx, patience*2/5)
+	first, stop := ctx, context.CancelFunc(func() {})
+	if connected { // if it died in silence, it must leave time for a second one
+		first, stop = context.WithTimeout(ctx, patience*2/5)
+	}
 	err := s.once(first, patience, fn, false)
 	stop()
 	if err != nil && s.conn != nil && s.conn.IsClosed() && ctx.Err() == nil {
@@ -133,8 +143,7 @@ func (s *session) connect(ctx context.Context, patience time.Duration) error {
 }
 
 // setUp prepares a new connection. The caller's hook comes first, so that our
-// settings stand; then, as long as search_path is the role's, we look where
-// pgxlock is.
+// settings stand.
 func (s *session) setUp(ctx context.Context, conn *pgx.Conn) error {
 	if s.config.AfterConnect != nil {
 		if err := s.config.AfterConnect(ctx, conn); err != nil {
@@ -146,18 +155,21 @@ func (s *session) setUp(ctx context.Context, conn *pgx.Conn) error {
 	if err := q.row(ctx, statement("backend", "")).Scan(&backend.pid, &backend.started); err != nil {
 		return err
 	}
-	if err := s.place.find(ctx, q); err != nil {
-		return err
-	}
 	// A pooler shows another pid than it announced. Behind it a setting would
 	// reach the clients that get the server connection next, and the backend is
 	// not ours to end.
 	s.direct = uint32(backend.pid) == conn.PgConn().PID()
 	if !s.direct {
 		s.unfinished = backendID{}
-		return nil
+		return s.place.find(ctx, q)
 	}
 	if err := q.exec(ctx, statement("session", "")); err != nil {
+		return err
+	}
+	if err := s.place.find(ctx, q); err != nil { // as long as search_path is the role's
+		return err
+	}
+	if err := q.exec(ctx, statement("search_path", "")); err != nil {
 		return err
 	}
 	if s.unfinished.started != 0 {
@@ -178,8 +190,9 @@ func (s *session) setUp(ctx context.Context, conn *pgx.Conn) error {
 // every notice on.
 func (s *session) listen(theirs pgconn.NoticeHandler) pgconn.NoticeHandler {
 	return func(conn *pgconn.PgConn, notice *pgconn.Notice) {
-		if notice.Code == stateWarning && notice.SeverityUnlocalized == "WARNING" {
-			s.notReplicated = true // our statements give no other; s.mu is held
+		// Our statements give no warning; one that a user's trigger raises has a context.
+		if notice.Code == stateWarning && notice.SeverityUnlocalized == "WARNING" && notice.Where == "" {
+			s.notReplicated = true // s.mu is held
 		}
 		if theirs != nil {
 			theirs(conn, notice)

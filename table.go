@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // LeaseConfig is the policy of a Lease Locker. A nil *LeaseConfig means the
@@ -56,6 +59,9 @@ type LeaseConfig struct {
 	Logger *slog.Logger
 }
 
+// minRenew keeps a forgotten unit from becoming a storm of renewals.
+const minRenew = 100 * time.Millisecond
+
 // withDefaults checks a configuration and fills in what was left out.
 func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	var cfg LeaseConfig
@@ -71,8 +77,11 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	if cfg.Renew == 0 {
 		cfg.Renew = cfg.TTL / 3
 	}
-	if cfg.Renew < 0 || cfg.Renew > cfg.TTL/3 {
-		return cfg, fmt.Errorf("LeaseConfig.Renew is %s, it must be more than 0 and at most a third of the TTL, %s", cfg.Renew, cfg.TTL/3)
+	if cfg.Renew < minRenew || cfg.Renew > cfg.TTL/3 {
+		return cfg, fmt.Errorf("LeaseConfig.Renew is %s, it must be between %s and a third of the TTL, %s", cfg.Renew, minRenew, cfg.TTL/3)
+	}
+	if err := place.CheckName(cfg.Schema); err != nil {
+		return cfg, fmt.Errorf("LeaseConfig.Schema %.80q %w", cfg.Schema, err)
 	}
 	least := max(cfg.TTL/10, 100*time.Millisecond)
 	if cfg.Margin == 0 {
@@ -145,7 +154,7 @@ type leaseTable struct {
 	releasing combiner[*leaseReturn]
 	renewer   *renewer
 	reaping   housekeeping
-	cleaning  sync.WaitGroup // first attempts of discard
+	cleaning  background
 }
 
 func (t *leaseTable) newSession(config *pgxpool.Config) *session {
@@ -236,7 +245,7 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 	if err == nil && len(grants) != len(batch) {
 		err = fmt.Errorf("%d answers for %d requests", len(grants), len(batch))
 	}
-	if refused(err) && len(batch) > 1 {
+	if spoilt(err) && len(batch) > 1 {
 		for _, r := range batch { // one of them spoils it: find out which
 			if err := t.acquire([]*leaseRequest{r}); err != nil {
 				return err
@@ -282,6 +291,13 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 func refused(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pgErr.SeverityUnlocalized == "ERROR"
+}
+
+// spoilt reports whether err may be about one entry only: bad input, a token that
+// does not fit its row, or more locks than the server has room for.
+func spoilt(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && refused(err) && (strings.HasPrefix(pgErr.Code, "22") || pgErr.Code == stateTokensNeedRepair || pgErr.Code == stateOutOfMemory)
 }
 
 // What became of an entry of release.sql or renew.sql.
@@ -385,12 +401,14 @@ func (t *leaseTable) handBack(lock *Lock, token *int64) error {
 // believes in: at once, which session.do makes late enough by ending the backend
 // that may still be at it, and once more when the lease would have expired.
 func (t *leaseTable) discard(lock *Lock) {
-	t.cleaning.Go(func() {
-		if err := t.handBack(lock, nil); err != nil && !errors.Is(err, ErrLost) { // lost: there is nothing
-			t.locker.log.Warn("pgxlock: a lease of unknown outcome is left to its expiry", "key", lock.key, "holder", lock.holder, "error", err)
+	t.cleaning.run(func() {
+		err := t.handBack(lock, nil)
+		if err == nil || errors.Is(err, ErrLost) { // lost: there is nothing
+			return
 		}
+		t.locker.log.Warn("pgxlock: a lease of unknown outcome is left to its expiry", "key", lock.key, "holder", lock.holder, "error", err)
+		time.AfterFunc(lock.ttl, func() { _, _ = t.sendBack(lock, nil) })
 	})
-	time.AfterFunc(lock.ttl, func() { _, _ = t.sendBack(lock, nil) })
 }
 
 func (t *leaseTable) fence(lock *Lock) (string, []any, error) {
@@ -406,7 +424,7 @@ func (t *leaseTable) close(ctx context.Context) error {
 	t.reaping.stop()
 	err := until(ctx, func() {
 		<-t.acquiring.done() // a grant under way, whose caller has left,
-		t.cleaning.Wait()    // is given back
+		t.cleaning.wait()    // is given back
 	})
 	t.renewer.stop()
 	t.requests.close()

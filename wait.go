@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -97,11 +98,12 @@ func passing(err error) bool {
 		return true
 	}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		switch pgErr.Code[:2] {
-		case "08", "53", "57": // connection, resources, operator: what passes
-			return true
+		for _, class := range []string{"08", "53", "57", "55P03"} { // connection, resources, operator, a migration's locks
+			if strings.HasPrefix(pgErr.Code, class) {
+				return true
+			}
 		}
-		return pgErr.Code == "55P03" // a migration, or VACUUM FULL
+		return false
 	}
 	return !errors.Is(err, ErrSchema) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrReadOnly)
 }

@@ -18,6 +18,14 @@ BEGIN
       || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
+  -- Below, what pgxlock_epoch says is executed.
+  IF EXISTS (SELECT FROM pg_class c
+              WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
+                AND (c.relname::text IN ('distributed_locks', 'lock_leases') OR left(c.relname::text, 8) = 'pgxlock_')
+                AND c.relowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) THEN
+    RAISE EXCEPTION 'pgxlock in schema % belongs to another role', quote_ident(v_schema)
+      USING ERRCODE = 'insufficient_privilege', HINT = 'SET ROLE to the one that installed it, and run this again.';
+  END IF;
   IF EXISTS (SELECT FROM pgxlock_migrations m WHERE m.version > 1) THEN
     RAISE EXCEPTION 'pgxlock: schema % has a later version; run its down files first', quote_ident(v_schema)
       USING ERRCODE = 'object_not_in_prerequisite_state';
@@ -25,8 +33,8 @@ BEGIN
   LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE;
   SELECT count(*) INTO v_live FROM distributed_locks l WHERE l.expires_at > clock_timestamp();
   IF v_live > 0 AND coalesce(current_setting('pgxlock.force', true), '') <> 'on' THEN
-    RAISE EXCEPTION 'pgxlock: % live leases in schema %', v_live, quote_ident(v_schema)
-      USING ERRCODE = 'object_in_use', HINT = 'Stop their holders, or SET pgxlock.force = on to remove the leases under them.';
+    RAISE EXCEPTION 'pgxlock: live leases in schema %: %', quote_ident(v_schema), v_live
+      USING ERRCODE = 'object_in_use', HINT = 'Stop their holders; or remove the leases under them: pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
   END IF;
   SELECT e.undo INTO v_undo FROM pgxlock_epoch e;
 

@@ -30,6 +30,29 @@ DECLARE
   v_shape  pg_catalog.text;
   v_undo   pg_catalog.text[];
   v_foreign pg_catalog.text;
+
+  -- Whoever may create objects in the schema could make some of ours before us,
+  -- with triggers on them, and would still own what CREATE OR REPLACE replaces.
+  -- Asked first, for a clear answer; and again when all is made and nothing was
+  -- read or written but definitions. From there on all is ours, and nobody else
+  -- can change it.
+  v_check  pg_catalog.text := $check$
+    SELECT string_agg(o.name || ' (owned by ' || quote_ident(pg_get_userbyid(o.owner)::text) || ')', ', ')
+      FROM (SELECT c.relname::text AS name, c.relowner AS owner FROM pg_class c
+             WHERE c.relnamespace = to_regnamespace(quote_ident($1))::oid
+               AND (c.relname::text IN ('distributed_locks', 'lock_leases') OR left(c.relname::text, 8) = 'pgxlock_')
+            UNION ALL
+            SELECT p.oid::regprocedure::text, p.proowner
+              FROM pg_catalog.unnest('{"acquire_lock(varchar, varchar, integer, jsonb)", "try_acquire_lock(varchar, varchar, interval, jsonb)",
+                            "renew_lock(varchar, varchar, bigint, interval)", "extend_lock(varchar, varchar, integer)",
+                            "release_lock(varchar, varchar)", "release_lock_fenced(varchar, varchar, bigint)", "release_all_locks(varchar)",
+                            "assert_lock_held(varchar, varchar, bigint, boolean)", "advisory_lock_key(text)",
+                            "reap_expired_locks(interval, integer)", "repair_lock_tokens()", "pgxlock_schema_version()",
+                            "pgxlock_timeline()", "pgxlock_system_identifier()", "pgxlock_key(text, text)", "pgxlock_next_token()",
+                            "pgxlock_check(text, text)", "pgxlock_ttl(interval)", "pgxlock_durable()",
+                            "pgxlock_renew(text, text, bigint, interval)", "pgxlock_release(text, text, bigint)"}'::text[]) f (signature)
+              JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', $1) || f.signature)::oid) o
+     WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) $check$;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
   PERFORM set_config('lock_timeout', '2s', true);
@@ -58,41 +81,11 @@ BEGIN
       || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
-  -- Whoever may create objects here could have made some of ours before us, with
-  -- triggers on them, and would still own what CREATE OR REPLACE replaces.
-  SELECT string_agg(o.name || ' (owned by ' || quote_ident(pg_get_userbyid(o.owner)::text) || ')', ', ') INTO v_foreign
-    FROM (SELECT c.relname::text AS name, c.relowner AS owner FROM pg_class c
-           WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
-             AND (c.relname::text IN ('distributed_locks', 'lock_leases') OR left(c.relname::text, 8) = 'pgxlock_')
-          UNION ALL
-          SELECT p.oid::regprocedure::text, p.proowner
-            FROM pg_catalog.unnest('{"acquire_lock(varchar, varchar, integer, jsonb)", "try_acquire_lock(varchar, varchar, interval, jsonb)",
-                          "renew_lock(varchar, varchar, bigint, interval)", "extend_lock(varchar, varchar, integer)",
-                          "release_lock(varchar, varchar)", "release_lock_fenced(varchar, varchar, bigint)", "release_all_locks(varchar)",
-                          "assert_lock_held(varchar, varchar, bigint, boolean)", "advisory_lock_key(text)",
-                          "reap_expired_locks(interval, integer)", "repair_lock_tokens()", "pgxlock_schema_version()",
-                          "pgxlock_timeline()", "pgxlock_system_identifier()", "pgxlock_key(text, text)", "pgxlock_next_token()",
-                          "pgxlock_check(text, text)", "pgxlock_ttl(interval)", "pgxlock_durable()",
-                          "pgxlock_renew(text, text, bigint, interval)", "pgxlock_release(text, text, bigint)"}'::text[]) f (signature)
-            JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', v_schema) || f.signature)::oid) o
-   WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user);
+  EXECUTE v_check INTO v_foreign USING v_schema;
   IF v_foreign IS NOT NULL THEN
     RAISE EXCEPTION 'pgxlock: schema % has objects of another role: %', quote_ident(v_schema), v_foreign
       USING ERRCODE = 'insufficient_privilege',
             HINT = 'If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else drop them.';
-  END IF;
-
-  -- The version, in golang-migrate's own format, so that whatever tool ran this
-  -- file, every other one knows that it ran.
-  BEGIN
-    CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL);
-  EXCEPTION WHEN duplicate_table OR duplicate_object OR unique_violation THEN
-    NULL;                                   -- golang-migrate just made it
-  END;
-  IF EXISTS (SELECT FROM pgxlock_migrations m WHERE m.version > 1) THEN
-    RAISE EXCEPTION 'pgxlock: schema % already has a later version (%)', quote_ident(v_schema),
-        (SELECT max(m.version) FROM pgxlock_migrations m)
-      USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing is to be done; to go back run the down files in reverse order.';
   END IF;
 
   ------------------------------------------------------------------ tables --
@@ -109,12 +102,20 @@ BEGIN
       RAISE EXCEPTION 'pgxlock: the table %.distributed_locks exists and cannot be adopted: it has %', quote_ident(v_schema), v_shape
         USING ERRCODE = 'duplicate_table', HINT = 'Install into another schema, or rename that table.';
     END IF;
+    -- Changing it evaluates what its owner put into it.
+    IF (SELECT c.relowner FROM pg_class c WHERE c.oid = v_table) <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) THEN
+      RAISE EXCEPTION 'pgxlock: the table %.distributed_locks belongs to another role', quote_ident(v_schema)
+        USING ERRCODE = 'insufficient_privilege', HINT = 'SET ROLE to its owner and run this again, or install into another schema.';
+    END IF;
     -- What the down file runs to give back the table as it was.
     SELECT pg_catalog.array_agg(u.statement) INTO v_undo FROM (
         SELECT coalesce(pg_get_functiondef(to_regprocedure(f.signature)::oid), 'DROP FUNCTION ' || f.signature) AS statement
           FROM (VALUES ('acquire_lock(varchar, varchar, integer, jsonb)'), ('release_lock(varchar, varchar)')) f (signature)
         UNION ALL
-        SELECT pg_get_indexdef(to_regclass('idx_locks_expires')::oid) WHERE to_regclass('idx_locks_expires') IS NOT NULL
+        SELECT pg_get_indexdef(i.indexrelid) FROM pg_index i WHERE i.indexrelid = to_regclass('idx_locks_expires')::oid AND i.indrelid = v_table
+        UNION ALL
+        SELECT 'ALTER TABLE distributed_locks ALTER COLUMN ' || quote_ident(a.attname::text) || ' DROP NOT NULL'
+          FROM pg_attribute a WHERE a.attrelid = v_table AND a.attname::text IN ('holder_id', 'expires_at') AND NOT a.attnotnull
         UNION ALL
         SELECT 'ALTER TABLE distributed_locks ALTER COLUMN lock_name TYPE ' || format_type(a.atttypid, a.atttypmod)
                || ' COLLATE ' || a.attcollation::regcollation::text
@@ -139,7 +140,9 @@ BEGIN
   IF v_undo IS NOT NULL THEN
     ALTER TABLE distributed_locks ADD COLUMN fencing_token bigint NOT NULL DEFAULT 0,
       ALTER COLUMN holder_id SET NOT NULL, ALTER COLUMN expires_at SET NOT NULL;
-    DROP INDEX IF EXISTS idx_locks_expires;
+    IF EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = to_regclass('idx_locks_expires')::oid AND i.indrelid = v_table) THEN
+      DROP INDEX idx_locks_expires;
+    END IF;
     -- Names are compared as bytes: with a collation of the C library or of ICU
     -- an upgrade of that library corrupts the unique index, which then lets one
     -- name in twice.
@@ -164,6 +167,14 @@ BEGIN
     undo              text[]                -- distributed_locks was there before us: how the down file restores it
   );
 
+  -- The version, in golang-migrate's own format, so that whatever tool ran this
+  -- file, every other one knows that it ran.
+  BEGIN
+    CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL);
+  EXCEPTION WHEN duplicate_table OR duplicate_object OR unique_violation THEN
+    NULL;                                   -- golang-migrate just made it
+  END;
+
   -- What tells a promoted standby and another cluster apart. Where an engine
   -- refuses these functions, that part of the token is a constant.
   BEGIN
@@ -182,9 +193,6 @@ BEGIN
     RAISE WARNING 'pgxlock: this server does not tell its system identifier (%): a copy of this database to another cluster will not be noticed', SQLERRM;
     CREATE OR REPLACE FUNCTION pgxlock_system_identifier() RETURNS bigint LANGUAGE sql STABLE RETURN 0::bigint;
   END;
-
-  INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
-  VALUES (pgxlock_system_identifier(), 0, pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
 
   -------------------------------------------------------------------- keys --
   CREATE OR REPLACE FUNCTION advisory_lock_key(p_name text) RETURNS bigint
@@ -299,7 +307,7 @@ BEGIN
   CREATE OR REPLACE FUNCTION try_acquire_lock(
     p_lock_name varchar, p_holder_id varchar, p_ttl interval DEFAULT '30 seconds', p_metadata jsonb DEFAULT '{}',
     OUT acquired boolean, OUT fencing_token bigint, OUT expires_at timestamptz, OUT remaining interval, OUT held_by varchar)
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_name     text  := p_lock_name;
     v_me       text  := p_holder_id;
@@ -434,7 +442,7 @@ BEGIN
   ----------------------------------------------------------- renew, release --
   -- p_token NULL: whatever token the holder has.
   CREATE OR REPLACE FUNCTION pgxlock_renew(p_lock_name text, p_holder_id text, p_token bigint, p_ttl interval) RETURNS timestamptz
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_expires timestamptz;
     v_ttl     interval;
@@ -484,7 +492,7 @@ BEGIN
   END $$;
 
   CREATE OR REPLACE FUNCTION pgxlock_release(p_lock_name text, p_holder_id text, p_token bigint) RETURNS boolean
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_live boolean;
   BEGIN
@@ -551,7 +559,7 @@ BEGIN
   -- would be older than the pin, and a take-over between the two unseen.
   CREATE OR REPLACE FUNCTION assert_lock_held(
     p_lock_name varchar, p_holder_id varchar, p_fencing_token bigint DEFAULT NULL, p_allow_expired boolean DEFAULT false)
-  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off AS $$
+  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_name text := p_lock_name;
     v_me   text := p_holder_id;
@@ -603,7 +611,8 @@ BEGIN
           HINT = 'Later renewals are not visible to it. With p_allow_expired => true an expired lock that nobody took will do.';
       END IF;
       RAISE EXCEPTION 'lock "%" is not held by "%"', v_name, v_me USING ERRCODE = 'LK001',
-        DETAIL = CASE WHEN NOT v_found THEN 'It was released, or somebody has its row locked.'
+        DETAIL = CASE WHEN NOT v_found AND v_read_committed THEN 'There is no lease of that name: it was released, or never acquired, or that has not committed.'
+                      WHEN NOT v_found THEN 'Somebody has its row locked.'
                       WHEN v_mine THEN 'It expired at ' || r.expires::text || '.'
                       ELSE pg_catalog.concat('It is held by "', r.holder, '" with token ', r.token, '.') END;
     END IF;
@@ -660,10 +669,6 @@ BEGIN
   -- only ever granted distributed_locks may ask too.
   CREATE OR REPLACE FUNCTION pgxlock_schema_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 1::bigint;
 
-  -- Holders that were there before get tokens of their own.
-  UPDATE distributed_locks SET fencing_token = pgxlock_next_token() WHERE fencing_token = 0;
-  PERFORM repair_lock_tokens();
-
   ---------------------------------------------------------------- comments --
   COMMENT ON TABLE distributed_locks IS 'pgxlock: leases. A row exists from acquire to release; it is held while expires_at > clock_timestamp(). Write it only through the functions.';
   COMMENT ON COLUMN distributed_locks.fencing_token IS 'Grows with every acquisition of the name; a resource that refuses smaller tokens than it has seen cannot be written by a late holder.';
@@ -703,6 +708,24 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_durable() IS 'pgxlock, internal: raises synchronous_commit for this transaction if it is off or local.';
   COMMENT ON FUNCTION pgxlock_renew(text, text, bigint, interval) IS 'pgxlock, internal: renew_lock and extend_lock.';
   COMMENT ON FUNCTION pgxlock_release(text, text, bigint) IS 'pgxlock, internal: the release functions.';
+
+  -------------------------------------------------------------------- rows --
+  EXECUTE v_check INTO v_foreign USING v_schema;
+  IF v_foreign IS NOT NULL THEN             -- made in the middle of this
+    RAISE EXCEPTION 'pgxlock: schema % has objects of another role: %', quote_ident(v_schema), v_foreign USING ERRCODE = 'insufficient_privilege';
+  END IF;
+  IF EXISTS (SELECT FROM pgxlock_migrations m WHERE m.version > 1) THEN
+    RAISE EXCEPTION 'pgxlock: schema % already has a later version (%)', quote_ident(v_schema),
+        (SELECT max(m.version) FROM pgxlock_migrations m)
+      USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing is to be done; to go back run the down files in reverse order.';
+  END IF;
+
+  INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
+  VALUES (pgxlock_system_identifier(), 0, pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
+
+  -- Holders that were there before get tokens of their own.
+  UPDATE distributed_locks SET fencing_token = pgxlock_next_token() WHERE fencing_token = 0;
+  PERFORM repair_lock_tokens();
 
   DELETE FROM pgxlock_migrations;
   INSERT INTO pgxlock_migrations (version, dirty) VALUES (1, false);

@@ -185,7 +185,7 @@ func TestDownRefusesWhileLeasesAreLive(t *testing.T) {
 			must(t, way.up(t, db.URL))
 			before := catalog(t, db)
 			expect(t, db.Pool, true, "select acquire_lock('k', 'a', 600)")
-			if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "1 live leases") {
+			if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "live leases in schema") {
 				t.Errorf("down: %v", err)
 			}
 			sameCatalog(t, catalog(t, db), before)

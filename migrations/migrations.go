@@ -28,6 +28,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // FS holds the migrations, NNNNNN_name.up.sql and NNNNNN_name.down.sql, in its
@@ -72,7 +74,10 @@ var repairSQL string
 // Config says where and how to migrate. A nil *Config means the zero value.
 type Config struct {
 	// Schema is created if it does not exist, and closed to PUBLIC then. Empty:
-	// the schema that search_path names first on a new connection of the pool.
+	// the schema in which acquire_lock is found by the search_path of a new
+	// connection of the pool, else the one that it names first; but an error if
+	// pgxlock is in a schema that is not on the search_path, for a second table
+	// would be a second lock.
 	Schema string
 
 	// Force lets Down remove leases that are live, under their holders.
@@ -95,24 +100,40 @@ type Config struct {
 // a file that has begun is finished.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "up", pool, cfg, func(db *handle) error {
+		v, owner, err := installedVersion(ctx, db)
+		switch {
+		case err != nil:
+			return err
+		case owner == trusted && v == newestVersion():
+			return nil // nothing to do, and not ours to do: a program that may only lock calls Up at its start, too
+		case owner == trusted:
+			return errNotOurs
+		}
+		// A stranger's is refused by the file, which names what is his.
 		if _, err := db.ExecContext(ctx, createSchemaSQL); err != nil {
 			return err
 		}
 		if err := step(ctx, db, (*migrate.Migrate).Up); err != nil {
 			return err
 		}
-		_, err := db.ExecContext(ctx, repairSQL)
+		_, err = db.ExecContext(ctx, repairSQL)
 		return err
 	})
 }
 
-// Down removes everything, the newest version first. A table and functions that
-// Up adopted are given back as they were, with their rows. It refuses while
-// leases are live (SQLSTATE 55006), unless cfg.Force is set.
+// errNotOurs keeps us from running, as whoever we are, what somebody else wrote.
+var errNotOurs = errors.New("what is installed belongs to another role: SET ROLE to that role, for example in the pool's AfterConnect")
+
+// Down removes our tables and functions, the newest version first; the schema and
+// an empty version table remain. A table and functions that Up adopted are given
+// back as they were, with their rows. It refuses while leases are live (SQLSTATE
+// 55006), unless cfg.Force is set.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "down", pool, cfg, func(db *handle) error {
-		if v, err := installedVersion(ctx, db); err != nil || v == 0 {
+		if v, owner, err := installedVersion(ctx, db); err != nil || v == 0 {
 			return err
+		} else if owner != ours {
+			return errNotOurs
 		}
 		return step(ctx, db, (*migrate.Migrate).Down)
 	})
@@ -122,7 +143,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 // that this package has.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, newest uint, err error) {
 	err = connect(ctx, "version", pool, cfg, func(db *handle) error {
-		installed, err = installedVersion(ctx, db)
+		installed, _, err = installedVersion(ctx, db)
 		return err
 	})
 	return installed, newestVersion(), err
@@ -133,10 +154,12 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, n
 // database was moved or restored. Up does both, too.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "repair", pool, cfg, func(db *handle) error {
-		if v, err := installedVersion(ctx, db); err != nil {
+		if v, owner, err := installedVersion(ctx, db); err != nil {
 			return err
 		} else if v == 0 {
 			return errors.New("nothing is installed here; run Up (pgxlock migrate up)")
+		} else if owner != ours {
+			return errNotOurs
 		}
 		if err := step(ctx, db, func(*migrate.Migrate) error { return nil }); err != nil {
 			return err
@@ -155,13 +178,13 @@ func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn
 	if cfg == nil {
 		cfg = &Config{}
 	}
+	if err := place.CheckName(cfg.Schema); err != nil {
+		return fmt.Errorf("pgxlock: migrations: %s: Config.Schema %.80q %w", op, cfg.Schema, err)
+	}
 	db := &handle{config: pool.Config()}
-	db.DB = db.open(func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, sessionSQL, pgx.QueryExecModeExec, cfg.Schema, cfg.Force)
-		return err
-	})
+	db.DB = db.open(func(ctx context.Context, conn *pgx.Conn) error { return cfg.setUp(ctx, conn) })
 	db.bare = db.open(func(ctx context.Context, conn *pgx.Conn) error {
-		if _, err := conn.Exec(ctx, sessionSQL, pgx.QueryExecModeExec, cfg.Schema, cfg.Force); err != nil {
+		if err := cfg.setUp(ctx, conn); err != nil {
 			return err
 		}
 		_, err := conn.Exec(ctx, barePathSQL)
@@ -175,6 +198,24 @@ func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn
 		return fmt.Errorf("pgxlock: migrations: %s: %w", op, plain(err))
 	}
 	return nil
+}
+
+// setUp prepares a new session for the schema that is named, or meant.
+func (cfg *Config) setUp(ctx context.Context, conn *pgx.Conn) error {
+	schema := cfg.Schema
+	if schema == "" {
+		found, err := place.Look(ctx, func(ctx context.Context, sql string, args ...any) pgx.Row {
+			return conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+		})
+		if err != nil {
+			return err
+		}
+		if schema, err = found.Target(); err != nil {
+			return fmt.Errorf("%w (Config.Schema, --schema)", err)
+		}
+	}
+	_, err := conn.Exec(ctx, sessionSQL, pgx.QueryExecModeExec, schema, cfg.Force)
+	return err
 }
 
 // handle is the database to migrate.
@@ -268,9 +309,12 @@ func heal(ctx context.Context, db *handle, driver database.Driver) (version int,
 	if err != nil || !dirty {
 		return version, err
 	}
-	there, err := installedVersion(ctx, db)
+	there, owner, err := installedVersion(ctx, db)
 	if err != nil {
 		return 0, err
+	}
+	if owner != ours {
+		there = 0 // what is there is not what our files made
 	}
 	return nilVersion(there), driver.SetVersion(nilVersion(there), false)
 }
@@ -283,9 +327,28 @@ func nilVersion(v uint) int {
 	return int(v)
 }
 
-func installedVersion(ctx context.Context, db *handle) (v uint, err error) {
-	err = db.QueryRowContext(ctx, installedSQL).Scan(&v)
-	return v, err
+// owner is whose the installation is.
+type owner int
+
+const (
+	ours     owner = iota // or nobody's, where there is none
+	trusted               // of a role that we are at the mercy of anyway
+	stranger              // of a role that merely may create objects in the schema
+)
+
+// installedVersion returns the version, 0 for none, and whose it is.
+func installedVersion(ctx context.Context, db *handle) (v uint, whose owner, err error) {
+	var isOurs, isTrusted bool
+	err = db.QueryRowContext(ctx, installedSQL).Scan(&v, &isOurs, &isTrusted)
+	switch {
+	case isOurs:
+		whose = ours
+	case isTrusted:
+		whose = trusted
+	default:
+		whose = stranger
+	}
+	return v, whose, err
 }
 
 // newestVersion is that of the last file in FS.

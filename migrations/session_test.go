@@ -41,15 +41,31 @@ func TestASearchPathThatLeadsElsewhereIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatIsInstalledFurtherOnTheSearchPathIsNotRemoved(t *testing.T) {
+// A second table would be a second lock, so it is never made by accident: what the
+// search_path finds is what is meant, as for a Locker, and what it does not find
+// must be named.
+func TestASecondInstallationMustBeAskedFor(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	cfg := &migrations.Config{Schema: "locks"}
+	must(t, migrations.Up(t.Context(), db.Pool, cfg))
 	before := catalog(t, db)
-	url := as(t, db, "search_path", "missing, public")
-	refuse(t, down(t, url), pgerrcode.InvalidSchemaName)
-	refuse(t, migrations.Repair(t.Context(), pgtest.Pool(t, url), nil), pgerrcode.InvalidSchemaName)
+	for name, do := range map[string]func(context.Context, *pgxpool.Pool, *migrations.Config) error{
+		"up": migrations.Up, "down": migrations.Down, "repair": migrations.Repair,
+	} {
+		if err := do(t.Context(), db.Pool, nil); err == nil || !strings.Contains(err.Error(), `installed in schema "locks"`) {
+			t.Errorf("%s without a schema: %v", name, err)
+		}
+	}
 	sameCatalog(t, catalog(t, db), before)
+
+	further := pgtest.Pool(t, as(t, db, "search_path", "public, locks")) // found, though not first
+	must(t, migrations.Up(t.Context(), further, nil))
+	sameCatalog(t, catalog(t, db), before)
+	version(t, further, 1)
+
+	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "public"}))
+	expect(t, db.Pool, true, "select acquire_lock('k', 'a') and locks.acquire_lock('k', 'b')") // two locks, as was asked for
 }
 
 func TestTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
@@ -103,7 +119,7 @@ func TestAnotherRolesOwnSchemaIsNotUsedForOurs(t *testing.T) {
 	ownerPool := pgtest.Pool(t, owner)
 	schema := ask[string](t, ownerPool, "select current_schema()")
 	other, otherURL := newPlainRole(t, db)
-	must(t, up(t, otherURL))
+	must(t, migrations.Up(t.Context(), pgtest.Pool(t, otherURL), &migrations.Config{Schema: other}))
 	db.Exec(t, "grant usage on schema "+schema+" to "+other+"; grant all on "+schema+".distributed_locks to "+other)
 	expect(t, pgtest.Pool(t, otherURL), true, "select "+schema+".acquire_lock('k', 'a')")
 	expect(t, ownerPool, false, "select acquire_lock('k', 'b')")
@@ -122,7 +138,6 @@ func TestASchemaIsCreatedAndClosed(t *testing.T) {
 	must(t, migrations.Down(t.Context(), db.Pool, cfg))
 	must(t, migrations.Up(t.Context(), db.Pool, cfg))
 	must(t, migrations.Up(t.Context(), db.Pool, cfg))
-	version(t, db.Pool, 0) // in public
 	plain := pgtest.Pool(t, as(t, db, "role", newRole(t, db)))
 	_, err = plain.Exec(t.Context(), `select "Locks, ""of"" ours".acquire_lock('k', 'a')`)
 	refuse(t, err, pgerrcode.InsufficientPrivilege)

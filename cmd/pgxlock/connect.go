@@ -24,11 +24,13 @@ const (
 type target struct {
 	url    string
 	schema string
+	flags  *pflag.FlagSet
 }
 
 func (t *target) addFlags(flags *pflag.FlagSet) {
+	t.flags = flags
 	flags.StringVar(&t.url, "database-url", "", "connection `string` (default $PGXLOCK_DATABASE_URL, $DATABASE_URL or PG*)")
-	flags.StringVar(&t.schema, "schema", "", "`schema` of pgxlock (default: the one found by the search_path)")
+	flags.StringVar(&t.schema, "schema", "", "`schema` of pgxlock (default: where acquire_lock is found by the search_path)")
 }
 
 // use is what a connection is made for.
@@ -41,6 +43,12 @@ const (
 
 // connect makes a pool, which connects when it is used first.
 func (t *target) connect(ctx context.Context, u use) (*pgxpool.Pool, error) {
+	// A flag whose variable is not set must not lead to another database.
+	for _, name := range []string{"database-url", "schema"} {
+		if flag := t.flags.Lookup(name); flag.Changed && flag.Value.String() == "" {
+			return nil, usageError{fmt.Errorf("--%s is empty; is the variable set that it was made of? Leave the flag out for the default", name)}
+		}
+	}
 	source, connString := t.source(os.Getenv)
 	config, err := parseConfig(source, connString)
 	if err != nil {
@@ -72,7 +80,7 @@ func (t *target) source(getenv func(string) string) (name, connString string) {
 func parseConfig(source, connString string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(connString)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("%s is no connection string of PostgreSQL%s; such a one is postgres://user@host:5432/database",
+		return nil, usageError{fmt.Errorf("%s is not a PostgreSQL connection string%s; it looks like postgres://user@host:5432/database",
 			source, withoutSecrets(connString, err))}
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {

@@ -63,7 +63,7 @@ func busy(err error) bool {
 }
 
 // unavailable reports whether there was no database to talk to: none was
-// reached, it let us not in, or the connection broke.
+// reached, it did not let us in, or the connection broke.
 func unavailable(err error) bool {
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		return true

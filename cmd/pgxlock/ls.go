@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 //go:embed sql/*.sql
@@ -99,29 +98,22 @@ func listLeases(ctx context.Context, pool *pgxpool.Pool, schema, prefix string, 
 	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease])
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if ok && (pgErr.Code == pgerrcode.UndefinedTable || pgErr.Code == pgerrcode.InvalidSchemaName) {
-		return nil, fmt.Errorf("schema %q has no pgxlock; name another one with --schema, or run pgxlock migrate up --schema %s", schema, schema)
+		return nil, fmt.Errorf("schema %q has no pgxlock; name another one with --schema, or run pgxlock migrate up --schema %s", schema, shellQuote(schema))
 	}
 	return leases, err
 }
 
 // findSchema looks for pgxlock as a Locker does.
 func findSchema(ctx context.Context, pool *pgxpool.Pool) (string, error) {
-	var first *string
-	var all []string
-	if err := pool.QueryRow(ctx, statement("schema", "")).Scan(&first, &all); err != nil {
+	found, err := place.Look(ctx, pool.QueryRow)
+	if err != nil {
 		return "", err
 	}
-	switch {
-	case first != nil && slices.Contains(all, *first):
-		return *first, nil
-	case first != nil:
-		return "", fmt.Errorf("%w: the functions in schema %q are older than pgxlock's", pgxlock.ErrSchema, *first)
-	case len(all) == 1:
-		return all[0], nil
-	case len(all) == 0:
-		return "", fmt.Errorf("%w: this database has no pgxlock", pgxlock.ErrSchema)
+	schema, err := found.Choose()
+	if err != nil {
+		return "", fmt.Errorf("%w; --schema names a schema, pgxlock migrate up installs", err)
 	}
-	return "", fmt.Errorf("pgxlock is installed in %s, and none of them is on the search_path; name one with --schema", strings.Join(all, ", "))
+	return schema, nil
 }
 
 // maxMetadata is how much of the metadata a table shows.

@@ -114,7 +114,7 @@ func TestLsSaysWherePgxlockIsMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	execute(t, env, "ls").want(t, exitInternal, "", "installed in a, b")
+	execute(t, env, "ls").want(t, exitInternal, "", `installed in schema "a", "b"`)
 	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "NAME", "")
 }
 

@@ -102,7 +102,7 @@ func TestWrongUsageIsOneLineAndExits64(t *testing.T) {
 		{"ls -o yaml", `use table or json`},
 		{"ls everything", `unknown command "everything" for "pgxlock ls"`},
 		{"demo everything", `unknown command "everything" for "pgxlock demo"`},
-		{"ls --database-url mysql://root@h/db", `--database-url is no connection string of PostgreSQL`},
+		{"ls --database-url mysql://root@h/db", `--database-url is not a PostgreSQL connection string`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
 			t.Parallel()

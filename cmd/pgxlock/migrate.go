@@ -14,7 +14,8 @@ import (
 func newMigrate() *cobra.Command {
 	return group("migrate", "Install, upgrade or remove pgxlock's tables and functions", `Install, upgrade or remove pgxlock's tables and functions.
 
-They go into the schema that the search_path names first, or into --schema.
+They go into --schema, else to where the search_path finds acquire_lock, else into
+the schema that it names first.
 Several may migrate at once, with this command, golang-migrate or psql. It takes
 a direct connection, or a pooler in session mode.`,
 		newMigrateUp(), newMigrateDown(), newMigrateStatus(), newMigrateSQL(), newMigrateRepair())

@@ -46,7 +46,7 @@ func TestMigrateWorksInASchemaOfItsOwn(t *testing.T) {
 	env := []string{"DATABASE_URL=" + db.URL}
 	execute(t, env, "migrate", "up", "--schema", "Locks").want(t, exitOK, "", "installed")
 	execute(t, env, "migrate", "status", "--schema", "Locks").want(t, exitOK, "current", "")
-	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "not installed", "")
+	execute(t, env, "migrate", "status").want(t, exitInternal, "", `installed in schema "Locks"`)
 	db.Exec(t, `select "Locks".acquire_lock('k', 'somebody', 300)`)
 	execute(t, env, "ls").want(t, exitOK, "somebody", "") // the only one there is
 	execute(t, env, "ls", "--schema", "Locks").want(t, exitOK, "somebody", "")

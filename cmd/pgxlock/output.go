@@ -149,3 +149,12 @@ func brief(d time.Duration) string {
 	}
 	return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
 }
+
+// shellQuote makes a word for a shell of a text that is shown as part of a
+// command.
+func shellQuote(text string) string {
+	if strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789_") == "" && text != "" {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}

@@ -21,6 +21,6 @@ BEGIN
     RAISE EXCEPTION 'cannot tell which schema is meant: search_path is %, its first usable schema is %',
         quote_literal(v_path), coalesce(quote_ident(v_schema), 'none')
       USING ERRCODE = 'invalid_schema_name',
-            HINT = 'Set Config.Schema, or name an existing schema first in search_path. Schemas named pg_* are refused.';
+            HINT = 'Set Config.Schema (--schema), or name an existing schema first in search_path. Schemas named pg_* are refused.';
   END IF;
 END $$

@@ -1,0 +1,58 @@
+package pgxlock_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// dependencies returns the packages outside the standard library that a package
+// links, or those of the standard library.
+func dependencies(t *testing.T, pkg string, standard bool) []string {
+	t.Helper()
+	format := "{{if not .Standard}}{{.ImportPath}}{{end}}"
+	if standard {
+		format = "{{if .Standard}}{{.ImportPath}}{{end}}"
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", format, pkg)
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, said.String())
+	}
+	all := strings.Fields(string(out))
+	if len(all) == 0 {
+		t.Fatalf("%s depends on nothing at all", pkg)
+	}
+	return all
+}
+
+func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
+	t.Parallel()
+	for _, dep := range dependencies(t, ".", false) {
+		if dep != "github.com/pgxlock/pgxlock" && !strings.HasPrefix(dep, "github.com/pgxlock/pgxlock/internal/") &&
+			!strings.HasPrefix(dep, "github.com/jackc/") && !strings.HasPrefix(dep, "golang.org/x/") {
+			t.Errorf("it links %s", dep)
+		}
+	}
+	for _, dep := range dependencies(t, ".", true) {
+		if dep == "testing" || strings.HasPrefix(dep, "testing/") {
+			t.Errorf("it links %s", dep)
+		}
+	}
+}
+
+func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
+	t.Parallel()
+	for _, dep := range append(dependencies(t, "./cmd/pgxlock", false), dependencies(t, "./cmd/pgxlock", true)...) {
+		for _, unwanted := range []string{"docker", "moby", "testcontainers", "containerd", "internal/pgtest"} {
+			if strings.Contains(dep, unwanted) {
+				t.Errorf("it links %s", dep)
+			}
+		}
+		if dep == "testing" || strings.HasPrefix(dep, "testing/") {
+			t.Errorf("it links %s", dep)
+		}
+	}
+}

@@ -1,0 +1,374 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+func TestTheCallersPoolMayBeUsedUpByItsOwnTransaction(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	pool := db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	locks := newLocker(t, &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}, nil)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	fenced, other := acquire(t, locks, "fenced"), acquire(t, locks, "other")
+	if err := fenced.Fence(t.Context(), tx); err != nil {
+		t.Errorf("Fence: %v", err)
+	}
+	if err := errors.Join(fenced.Renew(t.Context()), other.Release(t.Context())); err != nil {
+		t.Errorf("inside the transaction: %v", err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := fenced.Release(t.Context()); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	untilOnlyHeld(t, db)
+}
+
+// backends returns the pids of the connections of the Locker with that owner.
+func backends(t *testing.T, db *pgtest.DB, owner string) []int32 {
+	t.Helper()
+	return query[[]int32](t, db, `select coalesce(array_agg(pid order by pid), '{}') from pg_stat_activity
+		where datname = current_database() and application_name = 'pgxlock ' || $1`, owner)
+}
+
+func TestALockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	pool := db.NewPool(t)
+	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Owner: "two"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pids := backends(t, db, "two"); len(pids) != 0 {
+		t.Errorf("connected before the first use: %v", pids)
+	}
+	var working sync.WaitGroup
+	for i := range 32 {
+		working.Go(func() {
+			lock, err := locks.Acquire(t.Context(), fmt.Sprint("key:", i))
+			if err == nil {
+				err = errors.Join(lock.Renew(t.Context()), lock.Release(t.Context()))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	working.Wait()
+	if pids := backends(t, db, "two"); len(pids) != 2 {
+		t.Errorf("connections: %v, want 2", pids)
+	}
+	if n := pool.Stat().TotalConns(); n != 0 {
+		t.Errorf("the caller's pool has %d connections, which it was never asked for", n)
+	}
+	if err := locks.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	until(t, "the Locker's connections are gone", func() bool { return len(backends(t, db, "two")) == 0 })
+}
+
+// controlled returns the same database through a connection that is there
+// already, so that what a role is set to later does not concern it.
+func controlled(t *testing.T, db *pgtest.DB) *pgtest.DB {
+	t.Helper()
+	pool := db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	if err := pool.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}
+}
+
+// set makes the settings those that the role begins with in this database, and
+// no others.
+func set(t *testing.T, db *pgtest.DB, settings map[string]string) {
+	t.Helper()
+	role := "alter role current_user in database " + pgx.Identifier{db.Name}.Sanitize()
+	db.Exec(t, role+" reset all")
+	for name, value := range settings {
+		db.Exec(t, role+" set "+name+" = "+value)
+	}
+}
+
+// hostile is what roles are set to for the sake of their other programs.
+var hostile = map[string]string{
+	"statement_timeout":                   "'50ms'",
+	"lock_timeout":                        "'50ms'",
+	"idle_session_timeout":                "'100ms'",
+	"idle_in_transaction_session_timeout": "'100ms'",
+	"default_transaction_isolation":       "serializable",
+	"default_transaction_read_only":       "on",
+	"default_transaction_deferrable":      "on",
+	"synchronous_commit":                  "off",
+	"search_path":                         "''",
+	"row_security":                        "off",
+	"standard_conforming_strings":         "off",
+	"escape_string_warning":               "on",
+	"DateStyle":                           "'German, DMY'",
+	"IntervalStyle":                       "iso_8601",
+	"TimeZone":                            "'Asia/Kathmandu'",
+	"bytea_output":                        "escape",
+	"extra_float_digits":                  "-15",
+	"client_min_messages":                 "debug1",
+	"enable_seqscan":                      "off",
+	"enable_indexscan":                    "off",
+	"enable_bitmapscan":                   "off",
+	"enable_nestloop":                     "off",
+	"enable_hashjoin":                     "off",
+	"plan_cache_mode":                     "force_generic_plan",
+	"transform_null_equals":               "on",
+	"array_nulls":                         "off",
+	"quote_all_identifiers":               "on",
+	"default_tablespace":                  "''",
+	"check_function_bodies":               "off",
+}
+
+// together returns all of them. A planner without its methods thinks every query
+// so expensive that it compiles it, which takes longer than the timeouts here: no
+// program of such a role would get anything done.
+func together() map[string]string {
+	settings := maps.Clone(hostile)
+	settings["jit"] = "off"
+	return settings
+}
+
+func TestWhatARoleIsSetToCostsNoLock(t *testing.T) {
+	t.Parallel()
+	db := controlled(t, migrated(t))
+	use := func(t *testing.T, settings map[string]string) {
+		t.Helper()
+		set(t, db, settings)
+		useLock(t, newLocker(t, db, nil), db.NewPool(t), "k")
+		if got := rows(t, db); len(got) != 0 {
+			t.Errorf("after the release: %v", got)
+		}
+	}
+	for name, value := range hostile {
+		t.Run(name, func(t *testing.T) { use(t, map[string]string{name: value}) })
+	}
+	t.Run("all", func(t *testing.T) { use(t, together()) })
+	t.Run("force_custom_plan", func(t *testing.T) { use(t, map[string]string{"plan_cache_mode": "force_custom_plan"}) })
+	t.Run("repeatable read", func(t *testing.T) {
+		use(t, map[string]string{"default_transaction_isolation": "'repeatable read'"})
+	})
+}
+
+func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
+	t.Parallel()
+	db := controlled(t, migrated(t))
+	blocker := db.Connect(t)
+	set(t, db, together())
+	locks := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "patient"})
+	held := acquire(t, locks, "held")
+	if err := held.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := backends(t, db, "patient")
+
+	// A statement that waits for longer than both timeouts.
+	if _, err := blocker.Exec(t.Context(), "begin; lock table pgxlock_epoch in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	acquired := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(t.Context(), "k")
+		acquired <- err
+	}()
+	until(t, "the request has waited for longer than the timeouts", func() bool {
+		return len(acquired) > 0 || query[bool](t, db, `select exists (select from pg_locks
+			where relation = 'pgxlock_epoch'::regclass and not granted and clock_timestamp() - waitstart > '150 ms')`)
+	})
+	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-acquired; err != nil {
+		t.Error(err)
+	}
+	until(t, "the connections have been idle for longer than the timeout", func() bool {
+		return query[bool](t, db, `select bool_and(state = 'idle' and clock_timestamp() - state_change > '300 ms') is not false
+			from pg_stat_activity where datname = current_database() and application_name = 'pgxlock patient'`)
+	})
+	if after := backends(t, db, "patient"); !slices.Equal(before, after) {
+		t.Errorf("backends %v, and now %v", before, after)
+	}
+}
+
+func TestEveryQueryModeOfThePoolIsGoodEnough(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		for _, capacity := range []int{0, 1, 512} {
+			t.Run(fmt.Sprint(mode, ", capacity ", capacity), func(t *testing.T) {
+				t.Parallel()
+				pool := db.NewPool(t, func(c *pgxpool.Config) {
+					c.ConnConfig.DefaultQueryExecMode = mode
+					c.ConnConfig.StatementCacheCapacity, c.ConnConfig.DescriptionCacheCapacity = capacity, capacity
+				})
+				if capacity == 0 && (mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeCacheDescribe) {
+					// pgx refuses this mode for the pool's own statements.
+					useLock(t, newLocker(t, &pgtest.DB{Pool: pool}, nil), db.Pool, t.Name())
+					return
+				}
+				locks := newLocker(t, &pgtest.DB{Pool: pool}, nil)
+				for range 3 { // what is cached must be right the next time as well
+					useLock(t, locks, pool, t.Name())
+				}
+			})
+		}
+	}
+}
+
+func TestThePoolsHooksAreHonoured(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	through := func(configure func(*pgxpool.Config)) *pgtest.DB {
+		return &pgtest.DB{Pool: db.NewPool(t, configure), URL: db.URL, Name: db.Name}
+	}
+
+	t.Run("BeforeConnect says where, and as whom", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) {
+			right := c.ConnConfig.Copy()
+			c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = "192.0.2.1", 1, nil
+			c.ConnConfig.User, c.ConnConfig.Password = "nobody", "expired"
+			c.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
+				config.Host, config.Port, config.Fallbacks = right.Host, right.Port, right.Fallbacks
+				config.User, config.Password = right.User, right.Password
+				return nil
+			}
+		})
+		useLock(t, newLocker(t, pool, nil), db.Pool, t.Name())
+	})
+	t.Run("a BeforeConnect that fails", func(t *testing.T) {
+		failure := errors.New("no password today")
+		pool := through(func(c *pgxpool.Config) {
+			c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return failure }
+		})
+		_, err := newLocker(t, pool, nil).Acquire(t.Context(), t.Name())
+		if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%v, want the hook's error", err)
+		}
+	})
+	t.Run("an AfterConnect that fails", func(t *testing.T) {
+		failure := errors.New("not this connection")
+		pool := through(func(c *pgxpool.Config) {
+			c.AfterConnect = func(context.Context, *pgx.Conn) error { return failure }
+		})
+		locks := newLocker(t, pool, &pgxlock.LeaseConfig{Owner: "afterwards"})
+		_, err := locks.Acquire(t.Context(), t.Name())
+		if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%v, want the hook's error", err)
+		}
+		until(t, "the refused connection is closed", func() bool { return len(backends(t, db, "afterwards")) == 0 })
+	})
+	t.Run("AfterConnect sets the role", func(t *testing.T) {
+		// A role that every server has, so that none need be made.
+		pool := through(func(c *pgxpool.Config) {
+			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, "set role pg_signal_backend")
+				return err
+			}
+		})
+		locks := newLocker(t, pool, nil)
+		_, err := locks.Acquire(t.Context(), t.Name())
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "42501" {
+			t.Errorf("without privileges: %v, want SQLSTATE 42501", err)
+		}
+		db.Exec(t, "grant select, insert, update, delete on distributed_locks to pg_signal_backend")
+		useLock(t, locks, db.Pool, t.Name())
+	})
+	t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
+		lock := acquire(t, newLocker(t, pool, nil), t.Name())
+		if err := lock.Renew(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != 2 {
+			t.Errorf("%d connections of that name, want 2", n)
+		}
+	})
+	if n := query[int](t, db, "select count(*) from distributed_locks where expires_at > clock_timestamp() + interval '1 hour'"); n != 0 {
+		t.Error("a lease has another TTL than it was asked for")
+	}
+}
+
+// A commit that only this server has is lost when a standby is promoted, and the
+// lock then granted again: it must not be believed.
+func TestAGrantWhoseReplicationWasNotWaitedForIsGivenBack(t *testing.T) {
+	t.Parallel()
+	_, db := privateServer(t, nil)
+	local := pgtest.Pool(t, db.URL, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" })
+	db = &pgtest.DB{Pool: local, URL: db.URL, Name: db.Name}
+	locks := newLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Owner: "replicated"})
+	// The Locker's own way of committing is not that of the pool.
+	if err := acquire(t, locks, "before").Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, "alter system set synchronous_standby_names = 'nobody'")
+	db.Exec(t, "select pg_reload_conf()")
+	// The server has taken that in when a commit of somebody else waits.
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	probe := db.Connect(t)
+	if _, err := probe.Exec(ctx, "set application_name = 'probe'"); err != nil {
+		t.Fatal(err)
+	}
+	probed := make(chan struct{})
+	go func() {
+		defer close(probed)
+		for ctx.Err() == nil {
+			_, _ = probe.Exec(ctx, "select pg_current_xact_id()")
+		}
+	}()
+	waiting := func(name string) (pid int32) {
+		return query[int32](t, db, "select coalesce(max(pid), 0) from pg_stat_activity where application_name = $1 and wait_event = 'SyncRep'", name)
+	}
+	until(t, "commits wait for a standby", func() bool { return waiting("probe") != 0 })
+
+	type result struct {
+		lock *pgxlock.Lock
+		err  error
+	}
+	results := make(chan result, 1)
+	go func() {
+		lock, err := locks.Acquire(t.Context(), "k")
+		results <- result{lock, err}
+	}()
+	var pid int32
+	until(t, "the grant waits for a standby", func() bool { pid = waiting("pgxlock replicated"); return pid != 0 })
+	if len(results) > 0 {
+		t.Error("granted before the commit was replicated")
+	}
+	db.Exec(t, "select pg_cancel_backend($1)", pid)
+	got := <-results
+	if got.err == nil || got.lock != nil || errors.Is(got.err, pgxlock.ErrNotAcquired) {
+		t.Errorf("the wait was cancelled: %v, %v; want an error that is not ErrNotAcquired", got.lock, got.err)
+	}
+	db.Exec(t, "alter system set synchronous_standby_names = ''")
+	db.Exec(t, "select pg_reload_conf()")
+	untilOnlyHeld(t, db)
+	stop()
+	<-probed
+	useLock(t, locks, db.Pool, "k")
+}

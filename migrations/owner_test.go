@@ -1,0 +1,320 @@
+// This file is about what is in the schema before the install: objects of
+// another role, and tables that only look like the one to adopt.
+
+package migrations_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// newSquatter makes a role that may create in the schema public, its sessions,
+// and a sequence that its functions draw from: that shows that they ran, though
+// all else is rolled back.
+func newSquatter(t *testing.T, db *pgtest.DB) (role string, conn *pgx.Conn) {
+	t.Helper()
+	role = newRole(t, db)
+	db.Exec(t, "grant usage, create on schema public to "+role)
+	conn = pgtest.Connect(t, as(t, db, "role", role))
+	_, err := conn.Exec(t.Context(), `create sequence ran; grant all on ran to public;
+		create function run() returns trigger language plpgsql security definer as $$ begin perform nextval('public.ran'); return null; end $$`)
+	must(t, err)
+	return role, conn
+}
+
+// refusedByName checks that nobody can install, why, and that it left no trace.
+func refusedByName(t *testing.T, db *pgtest.DB, object, owner string) {
+	t.Helper()
+	before := catalog(t, db)
+	table := ask[bool](t, db.Pool, "select to_regclass('pgxlock_migrations') is not null")
+	for _, file := range [][]string{nil, {"-1"}} {
+		err := psqlFiles("up", file...)(t, db.URL)
+		if err == nil || !strings.Contains(err.Error(), "has objects of another role") ||
+			!strings.Contains(err.Error(), object+" (owned by "+owner+")") || !strings.Contains(err.Error(), "SET ROLE") {
+			t.Errorf("%s: psql: %v", object, err)
+		}
+		expect(t, db.Pool, table, "select to_regclass('pgxlock_migrations') is not null")
+	}
+	err := refusal(t, migrations.Up(t.Context(), db.Pool, nil), pgerrcode.InsufficientPrivilege)
+	if !strings.Contains(err.Message, object) || !strings.Contains(err.Hint, "SET ROLE") {
+		t.Errorf("%s: Up: %s; hint: %s", object, err.Message, err.Hint)
+	}
+	// Up itself says so about the version table, without the owner.
+	if object != migrations.Table && !strings.Contains(err.Message, object+" (owned by "+owner+")") {
+		t.Errorf("%s: Up does not name the owner: %s", object, err.Message)
+	}
+	sameCatalog(t, catalog(t, db), before)
+	expect(t, db.Pool, false, "select is_called from ran")
+	if table {
+		expect(t, db.Pool, 0, "select count(*) from pgxlock_migrations")
+	}
+	if object != migrations.Table {
+		forget(t, db) // the empty one that Up made
+	}
+}
+
+// Triggers and defaults of another role's table would run as whoever installs;
+// and what CREATE OR REPLACE replaces stays the other role's, to change at will.
+func TestObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
+	t.Parallel()
+	installed := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), installed.Pool, nil))
+	objects := map[string]struct{ create, drop string }{}
+	for _, name := range strings.Split(ask[string](t, installed.Pool, `select string_agg(concat(relkind, relname), ' ') from pg_class
+		where relnamespace = 'public'::regnamespace and relkind in ('r', 'v', 'S')`), " ") {
+		kind, name := name[:1], name[1:]
+		o := objects[name]
+		switch kind {
+		case "v":
+			o.create, o.drop = "create view "+name+" as select nextval('ran')", "drop view "+name
+		case "S":
+			o.create, o.drop = "create sequence "+name, "drop sequence "+name
+		default:
+			columns := map[string]string{
+				"pgxlock_migrations": "version bigint not null primary key, dirty boolean not null",
+				"pgxlock_epoch":      "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint default nextval('ran'), undo text[]",
+				"distributed_locks":  "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb",
+			}[name]
+			o.create = fmt.Sprintf(`create table %[1]s (%[2]s); grant all on %[1]s to public;
+				create trigger run before insert or update or delete or truncate on %[1]s execute function run()`, name, columns)
+			o.drop = "drop table " + name
+		}
+		objects[name] = o
+	}
+	for _, signature := range strings.Split(ask[string](t, installed.Pool, `select string_agg(oid::regprocedure::text, ';') from pg_proc
+		where pronamespace = 'public'::regnamespace`), ";") {
+		objects[signature] = struct{ create, drop string }{
+			"create function " + signature + " returns bigint language sql as $$ select nextval('public.ran') $$", "drop function " + signature,
+		}
+	}
+	if len(objects) < 24 { // three tables, a view, a sequence, and the functions
+		t.Fatalf("only %d objects", len(objects))
+	}
+
+	db := pgtest.New(t)
+	role, conn := newSquatter(t, db)
+	for name, object := range objects {
+		t.Run(name, func(t *testing.T) {
+			_, err := conn.Exec(t.Context(), object.create)
+			must(t, err)
+			defer func() {
+				_, err := conn.Exec(t.Context(), object.drop)
+				must(t, err)
+			}()
+			refusedByName(t, db, name, role)
+		})
+	}
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	goodAndBadCalls(t, db.Connect(t))
+	expect(t, db.Pool, false, "select is_called from ran")
+}
+
+// Who may create in the schema can say in it that pgxlock is installed. That must
+// not be believed: who locks would run the other role's functions.
+func TestAnInstallationThatAnotherRoleFeignsIsRefused(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	_, conn := newSquatter(t, db)
+	_, err := conn.Exec(t.Context(), `create function pgxlock_schema_version() returns bigint language sql immutable return 1::bigint;
+		create function acquire_lock(varchar, varchar, integer default 30, jsonb default '{}') returns boolean language sql as $$ select nextval('public.ran') > 0 $$`)
+	must(t, err)
+	refuse(t, migrations.Up(t.Context(), db.Pool, nil), pgerrcode.InsufficientPrivilege)
+	expect(t, db.Pool, false, "select is_called from ran")
+}
+
+func TestTwoObjectsOfAnotherRoleAreBothNamed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	role, conn := newSquatter(t, db)
+	_, err := conn.Exec(t.Context(), "create sequence pgxlock_tokens; create table pgxlock_epoch ()")
+	must(t, err)
+	refusedByName(t, db, "pgxlock_tokens", role)
+	refusedByName(t, db, "pgxlock_epoch", role)
+}
+
+// A function of our name with other arguments is another function.
+func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	_, conn := newSquatter(t, db)
+	for _, signature := range []string{
+		"acquire_lock(text, text, integer, jsonb)", "acquire_lock(bigint)", "release_lock(text, text)", "extend_lock(text, text, integer)",
+		"pgxlock_next_token(integer)", "pgxlock_check(varchar, varchar)", "repair_lock_tokens(boolean)", "pgxlock_schema_version(integer)",
+	} {
+		_, err := conn.Exec(t.Context(), "create function "+signature+" returns bigint language sql as $$ select nextval('public.ran') $$")
+		must(t, err)
+	}
+	for _, way := range ways {
+		if err := way.up(t, db.URL); err != nil {
+			t.Errorf("%s: %v", way.name, err)
+		}
+	}
+	goodAndBadCalls(t, db.Connect(t))
+	expect(t, db.Pool, false, "select is_called from ran")
+}
+
+// The new objects have to belong to the one whose table is adopted.
+func TestATableOfAnotherRoleIsAdoptedByThatRole(t *testing.T) {
+	t.Parallel()
+	db := newSeed(t)
+	owner, _ := newSquatter(t, db)
+	db.Exec(t, `alter table distributed_locks owner to `+owner+`;
+		alter function acquire_lock owner to `+owner+`; alter function release_lock owner to `+owner)
+	expect(t, db.Pool, true, "select acquire_lock('held', 'a', 600)")
+	for _, object := range []string{"distributed_locks", "acquire_lock(character varying,character varying,integer,jsonb)", "release_lock(character varying,character varying)"} {
+		refusedByName(t, db, object, owner)
+	}
+	before := catalog(t, db)
+	pool := db.NewPool(t, func(c *pgxpool.Config) {
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "set role "+owner)
+			return err
+		}
+	})
+	must(t, migrations.Up(t.Context(), pool, nil))
+	expect(t, db.Pool, 0, "select count(*) from pg_class where relnamespace = 'public'::regnamespace and relowner <> $1::regrole", owner)
+	expect(t, db.Pool, 0, "select count(*) from pg_proc where pronamespace = 'public'::regnamespace and proowner <> $1::regrole", owner)
+	expect(t, db.Pool, false, "select acquire_lock('held', 'b')")
+	expect(t, db.Pool, true, "select release_lock('held', 'a')")
+	goodAndBadCalls(t, pgtest.Connect(t, as(t, db, "role", owner)))
+	must(t, migrations.Down(t.Context(), pool, nil))
+	sameCatalog(t, catalog(t, db), before)
+}
+
+// What comes by a column of our name has not the meaning of ours, and without
+// the key on lock_name two could hold one lock.
+func TestATableThatOnlyLooksLikeTheOneToAdoptIsRefused(t *testing.T) {
+	t.Parallel()
+	const classic = "lock_name varchar(255), holder_id varchar(255), acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
+	db := pgtest.New(t)
+	for columns, has := range map[string]string{
+		classic + ", fencing_token bigint, primary key (lock_name)":                    "fencing_token bigint",
+		classic + ", fencing_token bigint not null default 0, primary key (lock_name)": "fencing_token bigint",
+		classic + ", fencing_token text, primary key (lock_name)":                      "fencing_token text",
+		classic:                                          "metadata jsonb",
+		classic + ", unique (lock_name)":                 "metadata jsonb",
+		classic + ", primary key (holder_id)":            "primary key holder_id",
+		classic + ", primary key (lock_name, holder_id)": "primary key lock_name",
+		"lock_name varchar(255) primary key, holder_id varchar(255), acquired_at timestamp, expires_at timestamp, metadata jsonb": "expires_at timestamp without time zone",
+	} {
+		db.Exec(t, "create table distributed_locks ("+columns+"); insert into distributed_locks (lock_name, holder_id, expires_at) values ('k', 'a', now() - interval '1 day')")
+		before := catalog(t, db)
+		err := refusal(t, migrations.Up(t.Context(), db.Pool, nil), pgerrcode.DuplicateTable)
+		if !strings.Contains(err.Message, "public.distributed_locks exists and cannot be adopted") || !strings.Contains(err.Message, has) || err.Hint == "" {
+			t.Errorf("%s: %v", columns, err)
+		}
+		if err := psqlFiles("up")(t, db.URL); err == nil || !strings.Contains(err.Error(), "cannot be adopted") {
+			t.Errorf("%s: psql: %v", columns, err)
+		}
+		sameCatalog(t, catalog(t, db), before)
+		expect(t, db.Pool, 1, "select count(*) from distributed_locks")
+		db.Exec(t, "drop table distributed_locks")
+	}
+}
+
+// The functions rely on it: a comparison with NULL is neither live nor expired.
+func TestAnAdoptedTableGetsItsNotNulls(t *testing.T) {
+	t.Parallel()
+	db := newSeed(t)
+	db.Exec(t, `alter table distributed_locks alter holder_id drop not null, alter expires_at drop not null;
+		insert into distributed_locks (lock_name, holder_id, expires_at) values ('k', 'a', now() - interval '1 day')`)
+	before := catalog(t, db)
+	for column, value := range map[string]string{"holder_id": "'a'", "expires_at": "now() - interval '1 day'"} {
+		db.Exec(t, "update distributed_locks set "+column+" = null")
+		err := refusal(t, migrations.Up(t.Context(), db.Pool, nil), pgerrcode.NotNullViolation)
+		if err.TableName != "distributed_locks" || err.ColumnName != column {
+			t.Errorf("%s: %v", column, err)
+		}
+		if err := psqlFiles("up")(t, db.URL); err == nil || !strings.Contains(err.Error(), `"`+column+`"`) {
+			t.Errorf("%s: psql: %v", column, err)
+		}
+		sameCatalog(t, catalog(t, db), before)
+		version(t, db.Pool, 0)
+		db.Exec(t, "update distributed_locks set "+column+" = "+value)
+	}
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	expect(t, db.Pool, "expires_at holder_id", `select string_agg(attname, ' ' order by attname) from pg_attribute
+		where attrelid = 'distributed_locks'::regclass and attnotnull and attname in ('holder_id', 'expires_at')`)
+	expect(t, db.Pool, true, "select acquire_lock('k', 'b')")
+}
+
+func TestATemporaryTableIsNotTheOneToAdopt(t *testing.T) {
+	t.Parallel()
+	fresh := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), fresh.Pool, nil))
+	want := catalog(t, fresh)
+	for what, temporary := range map[string]string{
+		"another table": "create temp table distributed_locks (mine int)",
+		"one to adopt":  "create temp table distributed_locks (lock_name varchar(255) primary key, holder_id varchar(255), acquired_at timestamptz, expires_at timestamptz, metadata jsonb)",
+		"all others":    "create temp table pgxlock_epoch (mine int); create temp table pgxlock_migrations (mine int); create temp sequence pgxlock_tokens; create temp view lock_leases as select 1 as mine",
+	} {
+		for name, newDB := range map[string]func(*testing.T) *pgtest.DB{
+			"fresh": func(t *testing.T) *pgtest.DB { return pgtest.New(t) },
+			"seed":  newSeed,
+		} {
+			t.Run(name+" "+what, func(t *testing.T) {
+				t.Parallel()
+				db := newDB(t)
+				before := catalog(t, db)
+				must(t, psql(t, db.URL, "-c", temporary, "-f", "000001_leases.up.sql", "-f", "000001_leases.up.sql"))
+				sameCatalog(t, catalog(t, db), want)
+				goodAndBadCalls(t, db.Connect(t))
+				must(t, psql(t, db.URL, "-c", temporary, "-f", "000001_leases.down.sql"))
+				sameCatalog(t, catalog(t, db), before)
+				forget(t, db)
+
+				pool := db.NewPool(t, func(c *pgxpool.Config) {
+					c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+						_, err := conn.Exec(ctx, temporary)
+						return err
+					}
+				})
+				must(t, migrations.Up(t.Context(), pool, nil))
+				sameCatalog(t, catalog(t, db), want)
+				must(t, migrations.Down(t.Context(), pool, nil))
+				sameCatalog(t, catalog(t, db), before)
+			})
+		}
+	}
+}
+
+// PostgreSQL then quotes what the file compares and writes down.
+func TestTheSeedIsAdoptedAndGivenBackWhereAllIdentifiersAreQuoted(t *testing.T) {
+	t.Parallel()
+	fresh := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), fresh.Pool, nil))
+	want := catalog(t, fresh)
+	db := newSeed(t)
+	url := as(t, db, "quote_all_identifiers", "on")
+	before := catalog(t, db)
+	for _, way := range ways {
+		if strings.Contains(way.name, "URL") || strings.Contains(way.name, "command") {
+			continue // they spell the settings in it anew, in a way that the server does not know
+		}
+		if err := way.up(t, url); err != nil {
+			t.Fatalf("%s: %v", way.name, err)
+		}
+		sameCatalog(t, catalog(t, db), want)
+		goodAndBadCalls(t, pgtest.Connect(t, url))
+		if err := way.down(t, url); err != nil {
+			t.Fatalf("%s: down: %v", way.name, err)
+		}
+		sameCatalog(t, catalog(t, db), before)
+		forget(t, db)
+	}
+	role, conn := newSquatter(t, db)
+	_, err := conn.Exec(t.Context(), "create function pgxlock_next_token() returns bigint language sql as $$ select nextval('public.ran') $$")
+	must(t, err)
+	if err := psqlFiles("up")(t, url); err == nil || !strings.Contains(err.Error(), "pgxlock_next_token() (owned by "+role+")") {
+		t.Errorf("another role's function: %v", err)
+	}
+}
