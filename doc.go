@@ -13,7 +13,7 @@
 //	wait, then work                            Locker.Do
 //	hold a lock beyond one function            Locker.Acquire, Lock.Release
 //	make writes that a late holder cannot      Lock.Fence, in the writing transaction
-//	protect something outside the database     Lock.Token, refused there if it is small
+//	protect something outside the database     Lock.Token, refused there if a greater was seen
 //
 // # What is guaranteed
 //
@@ -23,8 +23,9 @@
 // lock learns of a loss from [Lock.Context] or [Lock.Err], which read the clock.
 //
 // No program can rule out that it freezes between that look and its next line.
-// [Lock.Fence] can: PostgreSQL then refuses the commit, or the next holder the
-// lock. Fencing tokens do the same for resources that compare them.
+// [Lock.Fence] makes that harmless: either it fails, or nobody is granted the lock
+// until the transaction has ended. Fencing tokens do the same for resources that
+// compare them.
 //
 // # What happens when
 //
@@ -42,6 +43,6 @@
 // # Errors
 //
 // Every error is an [*Error] that wraps one of the package's sentinels, or the
-// error of the server or the network as it came. A server that cannot be reached
-// is never reported as a busy lock.
+// error of the server or the network, or says which argument is wrong. A server
+// that cannot be reached is never reported as a busy lock.
 package pgxlock
