@@ -125,6 +125,7 @@ func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
 	lock := acquire(t, newLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
 	expires := query[time.Time](t, db, "select expires_at from distributed_locks")
 	p.refuse()
+	p.cut()
 	if err := lock.Renew(t.Context()); err == nil || errors.Is(err, pgxlock.ErrLost) {
 		t.Errorf("without a server: %v", err)
 	}

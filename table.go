@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -54,6 +55,7 @@ type leaseTable struct {
 	renewer   *renewer
 	reaping   housekeeping
 	cleaning  background
+	warm      sync.Once // connects renewals
 }
 
 func (t *leaseTable) newSession(config *pgxpool.Config) *session {
@@ -68,8 +70,18 @@ func (t *leaseTable) fence(lock *Lock) (string, []any, error) {
 
 func (t *leaseTable) renew(ctx context.Context, lock *Lock) error { return t.renewer.renew(ctx, lock) }
 func (t *leaseTable) check(lock *Lock)                            { t.renewer.soon(lock) }
-func (t *leaseTable) keep(lock *Lock)                             { t.renewer.add(lock) }
 func (t *leaseTable) drop(lock *Lock)                             { t.renewer.remove(lock) }
+
+func (t *leaseTable) keep(lock *Lock) {
+	t.renewer.add(lock)
+	t.warm.Do(func() {
+		// On a slow link connecting takes longer than a short lease has time for
+		// its first renewal. If it fails, that renewal tries again.
+		t.cleaning.run(func() {
+			_ = t.renewals.do(ioTimeout, func(context.Context, querier, bool) error { return nil })
+		})
+	})
+}
 
 func (t *leaseTable) close(ctx context.Context) error {
 	t.reaping.stop()

@@ -6,7 +6,7 @@ SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', 
        pg_catalog.set_config('synchronous_commit', CASE WHEN pg_catalog.current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
                                                         ELSE pg_catalog.current_setting('synchronous_commit') END, false),
        pg_catalog.set_config('statement_timeout', '5s', false),
-       pg_catalog.set_config('lock_timeout', '2s', false),
+       pg_catalog.set_config('lock_timeout', '1500ms', false),      -- less than our own patience: its error says more
        pg_catalog.set_config('idle_session_timeout', '0', false),
        pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', false),
        pg_catalog.set_config('client_min_messages', 'warning', false),
