@@ -98,14 +98,17 @@ func (l *Lock) Renew(ctx context.Context) error {
 // Fence makes tx safe from a late holder: call it first, at the top level of the
 // transaction that writes under the lock. If it returns nil, nobody can take the
 // lock over until the transaction has ended, however long this process is frozen
-// and whatever expires meanwhile. It never waits, and renewals go on.
+// and whatever expires meanwhile. It waits for nothing of pgxlock's, and renewals
+// go on.
 //
 // With [ErrLost] nobody may write: roll back. The loss may concern this
 // transaction only, when somebody is just about to take an expired lease.
 // [ErrStaleSnapshot]: the transaction is REPEATABLE READ or SERIALIZABLE and
 // older than the lock; SQLSTATE 40001 there: the lock changed hands since.
-// [ErrReadOnly]: there is nothing to protect. The transaction is aborted after
-// each of them, except when the local deadline had passed and nothing was sent.
+// [ErrReadOnly]: there is nothing to protect. SQLSTATE 55P03: REPEATABLE READ or
+// SERIALIZABLE, and somebody has locked the row by hand. The transaction is
+// aborted after each of them, except when the local deadline had passed and
+// nothing was sent.
 //
 // The protection ends with the transaction, and with a savepoint that is rolled
 // back to: a nested transaction of pgx is refused with [errors.ErrUnsupported].
