@@ -37,7 +37,21 @@ func (s *Server) initdb(ctx context.Context) error {
 		"--auth-local=trust", "--auth-host=scram-sha-256",
 	}, s.cfg.InitdbArgs...)
 	err := run(ctx, s.dir.data(), s.as, s.cfg.Binaries.tool("initdb"), args...)
+	if err == nil && s.cfg.Network != nil {
+		err = s.admitNeighbours()
+	}
 	return errors.Join(err, os.Remove(password))
+}
+
+// admitNeighbours lets clients in that are not on the server's own address, which
+// initdb does not.
+func (s *Server) admitNeighbours() error {
+	hba, err := os.OpenFile(filepath.Join(s.dir.data(), "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = hba.WriteString("host all all samenet scram-sha-256\n")
+	return errors.Join(err, hba.Close())
 }
 
 // firstStart starts the server of a new cluster. Between our finding a free
@@ -60,7 +74,7 @@ func (s *Server) firstStart(ctx context.Context) error {
 
 func (s *Server) choosePort() error {
 	s.port = defaultPort
-	if !s.cfg.TCP {
+	if !s.sharesPorts() {
 		return nil
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -73,7 +87,7 @@ func (s *Server) choosePort() error {
 
 // portTaken says whether another program listens on our port.
 func (s *Server) portTaken() bool {
-	if !s.cfg.TCP {
+	if !s.sharesPorts() {
 		return false
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)))
@@ -88,7 +102,7 @@ func (s *Server) portTaken() bool {
 // directory, so that a standby does not get its primary's.
 func (s *Server) configure() error {
 	settings := map[string]string{
-		"listen_addresses":        "",
+		"listen_addresses":        s.address(),
 		"port":                    strconv.Itoa(s.port),
 		"unix_socket_directories": s.dir.socket(),
 		// The same everywhere, where initdb would ask the machine.
@@ -100,9 +114,6 @@ func (s *Server) configure() error {
 		"wal_level":       "replica",
 		"max_wal_senders": "10",
 		"hot_standby":     "on",
-	}
-	if s.cfg.TCP {
-		settings["listen_addresses"] = "127.0.0.1"
 	}
 	maps.Copy(settings, s.cfg.Settings)
 	var text strings.Builder

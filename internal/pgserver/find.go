@@ -17,6 +17,10 @@ import (
 // where Find looks. Its text says what to do about it.
 var ErrNoBinaries = errors.New("no PostgreSQL server binaries found: install your system's PostgreSQL server package, or put the directory that holds initdb and postgres on PATH")
 
+// BinDirEnv is the environment variable that names the directory of the
+// binaries to use. Where it is set, no other place will do.
+const BinDirEnv = "PGXLOCK_TEST_BINDIR"
+
 // Binaries is a directory that holds initdb and postgres, and their version.
 type Binaries struct {
 	Dir     string // such as /usr/lib/postgresql/15/bin
@@ -44,10 +48,17 @@ var packageDirs = []string{
 	"/nix/var/nix/profiles/default/bin", "/usr/local/pgsql/bin", // Nix, PostgreSQL's own make install
 }
 
-// Find looks on PATH, then where pg_config says, then where packages install
-// PostgreSQL, the highest version first. It returns ErrNoBinaries if there are
-// none.
+// Find takes what BinDirEnv names. Else it looks on PATH, then where pg_config
+// says, then where packages install PostgreSQL, the highest version first, and
+// returns ErrNoBinaries if there are none.
 func Find() (Binaries, error) {
+	if dir := os.Getenv(BinDirEnv); dir != "" {
+		b, err := binariesIn(dir)
+		if err != nil {
+			return Binaries{}, fmt.Errorf("%s is set, but there is no PostgreSQL server: %w", BinDirEnv, err)
+		}
+		return b, nil
+	}
 	if path, err := exec.LookPath("postgres"); err == nil {
 		if b, err := binariesIn(filepath.Dir(path)); err == nil {
 			return b, nil

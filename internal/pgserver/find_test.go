@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -37,7 +38,23 @@ func TestTheHighestInstalledVersionIsFound(t *testing.T) {
 	}
 }
 
+func TestTheDirectoryThatIsNamedIsUsedAndNotReplaced(t *testing.T) {
+	named, other := fakeBinaries(t, t.TempDir(), "14.2"), fakeBinaries(t, t.TempDir(), "19.1")
+	t.Setenv("PATH", other+":"+os.Getenv("PATH"))
+	t.Setenv(BinDirEnv, named)
+	b, err := Find()
+	if want := (Binaries{named, "14.2"}); err != nil || b != want {
+		t.Errorf("found %v %v, want %v", b, err, want)
+	}
+	t.Setenv(BinDirEnv, t.TempDir())
+	b, err = Find()
+	if err == nil || errors.Is(err, ErrNoBinaries) || !strings.Contains(err.Error(), BinDirEnv) {
+		t.Errorf("found %v %v, want an error that names %s", b, err, BinDirEnv)
+	}
+}
+
 func TestBinariesOnPathComeFirst(t *testing.T) {
+	t.Setenv(BinDirEnv, "")
 	bin := fakeBinaries(t, t.TempDir(), "19beta1")
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	b, err := Find()
@@ -47,6 +64,7 @@ func TestBinariesOnPathComeFirst(t *testing.T) {
 }
 
 func TestLinksOnPathLeadToTheBinaries(t *testing.T) {
+	t.Setenv(BinDirEnv, "")
 	bin, links := fakeBinaries(t, t.TempDir(), "17.11"), t.TempDir()
 	if err := os.Symlink(filepath.Join(bin, "postgres"), filepath.Join(links, "postgres")); err != nil {
 		t.Fatal(err)
@@ -59,6 +77,7 @@ func TestLinksOnPathLeadToTheBinaries(t *testing.T) {
 }
 
 func TestWithoutBinariesTheErrorIsTyped(t *testing.T) {
+	t.Setenv(BinDirEnv, "")
 	t.Setenv("PATH", t.TempDir())
 	dirs := packageDirs
 	packageDirs = nil

@@ -30,14 +30,19 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// own starts a server, says where it is, and waits to be killed.
+// own starts a server with a companion, says where they are, and waits to be
+// killed.
 func own() {
+	var c *Companion
 	s, err := Start(context.Background(), Config{Settings: map[string]string{"fsync": "off"}})
+	if err == nil {
+		c, err = s.Companion(context.Background(), "sleep", sleepLong, readyAtOnce)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Println(s.PID(), s.dir.path)
+	fmt.Println(s.PID(), c.process.cmd.Process.Pid, s.dir.path)
 	select {}
 }
 
@@ -45,6 +50,7 @@ func own() {
 type owner struct {
 	cmd        *exec.Cmd
 	postmaster int
+	companion  int
 	dir        string
 }
 
@@ -70,7 +76,7 @@ func startOwner(t *testing.T, tmpdir string) *owner {
 	if err != nil {
 		t.Fatalf("the owner does not say where its server is: %v", err)
 	}
-	if _, err := fmt.Sscan(line, &o.postmaster, &o.dir); err != nil {
+	if _, err := fmt.Sscan(line, &o.postmaster, &o.companion, &o.dir); err != nil {
 		t.Fatal(err)
 	}
 	return o
@@ -115,11 +121,12 @@ func TestServerDiesWithItsParent(t *testing.T) {
 	}
 	t.Parallel()
 	o := startOwner(t, openTempDir(t))
-	if !alive(o.postmaster) {
-		t.Fatal("there is no server")
+	if !alive(o.postmaster) || !alive(o.companion) {
+		t.Fatal("there is no server, or nothing beside it")
 	}
 	o.kill()
 	eventually(t, "the server is gone", func() bool { return !alive(o.postmaster) })
+	eventually(t, "what ran beside it is gone", func() bool { return !alive(o.companion) })
 }
 
 func TestTheDirectoryOfAKilledRunIsRemovedByTheNext(t *testing.T) {

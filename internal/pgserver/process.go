@@ -23,20 +23,27 @@ type process struct {
 	err  error         // how it ended; read it after done
 }
 
-// startProcess starts cmd on a thread of its own.
+// startProcess starts cmd on a thread of its own, in the network if it is not nil.
 //
 // The kernel sends a child its parent-death signal when the *thread* that
 // started it ends, not the process. Go ends a thread when a goroutine that is
 // locked to it returns, so a server started by such a caller would be shot in
 // the middle of the run. Here the thread that starts the child also waits for
 // it, and nothing else runs on it, so it ends only with the whole process.
-func startProcess(cmd *exec.Cmd) (*process, error) {
+func startProcess(cmd *exec.Cmd, network *Network) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
+		var err error
+		if network == nil {
+			defer runtime.UnlockOSThread()
+		} else {
+			err = network.Enter() // the thread ends with us: nothing else may run in there
+		}
+		if err == nil {
+			err = cmd.Start()
+		}
 		started <- err
 		if err != nil {
 			return
@@ -108,7 +115,7 @@ func run(ctx context.Context, dir string, as *account, tool string, args ...stri
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	prepare(cmd, dir, as, syscall.SIGKILL)
-	p, err := startProcess(cmd)
+	p, err := startProcess(cmd, nil)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-// This file is the life of a server: start, connect, promote, stop.
+// This file is the life of a server: start, connect, promote, demote, stop.
 
 package pgserver
 
@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -34,7 +35,15 @@ type Config struct {
 	Settings   map[string]string // server settings, such as "fsync": "off"
 	InitdbArgs []string          // more arguments for initdb
 	TCP        bool              // also listen on a free port of 127.0.0.1, with a password
+	Network    *Network          // also listen in another network, with a password; TCP is not looked at
 	Log        io.Writer         // gets the server's log as well, if not nil
+}
+
+// Network is where a server listens that is not to be in this machine's network,
+// such as a namespace of Linux. Its socket is reached from here all the same.
+type Network struct {
+	Address string       // the server's own
+	Enter   func() error // takes the thread that calls it there, for good
 }
 
 // Server is a running PostgreSQL, or one that was stopped by Crash or Kill and
@@ -99,20 +108,39 @@ func (s *Server) Standby(ctx context.Context, cfg Config) (*Server, error) {
 	return standby, nil
 }
 
+// Detach cuts a standby off from its primary. It returns when nothing is received
+// any more.
+func (s *Server) Detach(ctx context.Context) error {
+	err := s.exec(ctx, "alter system set primary_conninfo = ''", "select pg_reload_conf()")
+	if err == nil {
+		err = s.await(ctx, s.current(), "select not exists (select from pg_stat_wal_receiver)")
+	}
+	if err != nil {
+		return fmt.Errorf("pgserver: detach: %w", err)
+	}
+	return nil
+}
+
 // Promote makes a standby a primary. It returns when it can write.
 func (s *Server) Promote(ctx context.Context) error {
-	conn, err := pgconn.Connect(ctx, s.URL("postgres"))
+	err := s.exec(ctx, "select pg_promote(wait => false)")
+	if err == nil {
+		err = s.await(ctx, s.current(), "select not pg_is_in_recovery()")
+	}
 	if err != nil {
 		return fmt.Errorf("pgserver: promote: %w", err)
 	}
-	_, err = conn.Exec(ctx, "select pg_promote(wait => false)").ReadAll()
-	if err = errors.Join(err, conn.Close(ctx)); err != nil {
-		return fmt.Errorf("pgserver: promote: %w", err)
-	}
-	if err := s.await(ctx, s.current(), "select not pg_is_in_recovery()"); err != nil {
-		return fmt.Errorf("pgserver: promote: %w", err)
-	}
 	return nil
+}
+
+// Demote restarts a primary as a hot standby, which receives from nobody until
+// it is told from whom, and can be promoted again.
+func (s *Server) Demote(ctx context.Context) error {
+	signal := filepath.Join(s.dir.data(), "standby.signal")
+	if err := errors.Join(os.WriteFile(signal, nil, 0o600), s.as.own(signal)); err != nil {
+		return fmt.Errorf("pgserver: demote: %w", err)
+	}
+	return s.Restart(ctx)
 }
 
 // Restart stops the server if it runs, and starts it on the same data, at the
@@ -193,31 +221,38 @@ func (s *Server) Stop(ctx context.Context) error {
 // URL returns a connection string for a database of the server, for the
 // superuser, through the socket. pgx, psql and every other libpq program
 // understand it.
-func (s *Server) URL(database string) string {
-	u := url.URL{
-		Scheme:   "postgres",
-		User:     url.User(Superuser),
-		Path:     "/" + database,
-		RawQuery: url.Values{"host": {s.dir.socket()}, "port": {strconv.Itoa(s.port)}}.Encode(),
-	}
-	return u.String()
-}
+func (s *Server) URL(database string) string { return socketURL(s.dir.socket(), s.port, database) }
 
 // TCPURL is as URL, through TCP with a password. It is empty if the server does
 // not listen there.
 func (s *Server) TCPURL(database string) string {
-	if !s.cfg.TCP {
+	address := s.address()
+	if address == "" {
 		return ""
 	}
 	u := url.URL{
 		Scheme:   "postgres",
 		User:     url.UserPassword(Superuser, s.password),
-		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
+		Host:     net.JoinHostPort(address, strconv.Itoa(s.port)),
 		Path:     "/" + database,
 		RawQuery: "sslmode=disable",
 	}
 	return u.String()
 }
+
+// address is where the server listens beside its socket, if anywhere.
+func (s *Server) address() string {
+	switch {
+	case s.cfg.Network != nil:
+		return s.cfg.Network.Address
+	case s.cfg.TCP:
+		return "127.0.0.1"
+	}
+	return ""
+}
+
+// sharesPorts says whether other programs may take the server's port.
+func (s *Server) sharesPorts() bool { return s.cfg.TCP && s.cfg.Network == nil }
 
 // PID returns the process id of the postmaster that runs, or ran last.
 func (s *Server) PID() int { return s.current().cmd.Process.Pid }
@@ -234,6 +269,17 @@ func (s *Server) Description() string { return s.cfg.Binaries.String() }
 
 // LogTail returns the last lines of the server's log.
 func (s *Server) LogTail() string { return s.log.String() }
+
+// socketURL names a database behind a socket.
+func socketURL(dir string, port int, database string) string {
+	u := url.URL{
+		Scheme:   "postgres",
+		User:     url.User(Superuser),
+		Path:     "/" + database,
+		RawQuery: url.Values{"host": {dir}, "port": {strconv.Itoa(port)}}.Encode(),
+	}
+	return u.String()
+}
 
 // current returns the postmaster that runs, or ran last.
 func (s *Server) current() *process {
@@ -293,7 +339,7 @@ func (s *Server) launch(ctx context.Context) error {
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	cmd.ExtraFiles = []*os.File{s.dir.lock} // see removeStale
 	prepare(cmd, s.dir.data(), s.as, syscall.SIGQUIT)
-	p, err := startProcess(cmd)
+	p, err := startProcess(cmd, s.cfg.Network)
 	if err != nil {
 		return err
 	}
@@ -322,6 +368,20 @@ func (s *Server) await(ctx context.Context, p *process, query string) error {
 		case <-ticker.C:
 		}
 	}
+}
+
+// exec runs statements, each in a transaction of its own.
+func (s *Server) exec(ctx context.Context, statements ...string) error {
+	conn, err := pgconn.Connect(ctx, s.URL("postgres"))
+	for _, sql := range statements {
+		if err == nil {
+			_, err = conn.Exec(ctx, sql).ReadAll()
+		}
+	}
+	if conn == nil {
+		return err
+	}
+	return errors.Join(err, conn.Close(ctx))
 }
 
 // ask runs a query that returns one boolean.

@@ -288,6 +288,46 @@ func TestAStandbyStreamsAndIsPromoted(t *testing.T) {
 	}
 }
 
+func TestADetachedStandbyGetsNothingMore(t *testing.T) {
+	t.Parallel()
+	primary := start(t, Config{})
+	runSQL(t, primary, "create table t as select 1 as n")
+	standby, err := primary.Standby(t.Context(), Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopAtEnd(t, standby)
+	if err := standby.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	runSQL(t, primary, "insert into t values (2)")
+	if n := value(t, primary.URL("postgres"), "select count(*) from pg_stat_replication"); n != "0" {
+		t.Errorf("the primary sends to %s", n)
+	}
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := value(t, standby.URL("postgres"), "select count(*) from t"); got != "1" {
+		t.Errorf("%s rows, want 1", got)
+	}
+}
+
+func TestADemotedServerReadsUntilItIsPromoted(t *testing.T) {
+	t.Parallel()
+	s := start(t, Config{})
+	runSQL(t, s, "create table t as select 1 as n")
+	if err := s.Demote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := value(t, s.URL("postgres"), "select count(*) from t where pg_is_in_recovery()"); got != "1" {
+		t.Errorf("%s rows, want 1", got)
+	}
+	if err := s.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	runSQL(t, s, "insert into t values (2)")
+}
+
 func TestAServerThatDoesNotComeUpSaysWhy(t *testing.T) {
 	t.Parallel()
 	_, err := Start(t.Context(), Config{Settings: map[string]string{"max_connections": "many"}})

@@ -39,15 +39,18 @@ func createDatabase(tb testing.TB, server string) (name string) {
 }
 
 // admin runs one statement on the server. A database that somebody else, such
-// as an autovacuum worker, is just looking at is worth another try. The context
-// is not the test's, which is done when cleanups run.
+// as an autovacuum worker, is just looking at is worth another try. So is a drop
+// that takes long: it waits until every process of the server has heard of it, and
+// one whose lock_timeout ends in the same moment forgets that it has, until it is
+// told again. Tests of waits do that hundreds of times a second. The context is
+// not the test's, which is done when cleanups run.
 func admin(server, sql string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
 	for {
-		err := exec(ctx, server, sql)
-		var pgErr *pgconn.PgError
-		if !errors.As(err, &pgErr) || pgErr.Code != pgerrcode.ObjectInUse {
+		err := exec(ctx, server, "set statement_timeout = '10s'", sql)
+		pgErr, ok := errors.AsType[*pgconn.PgError](err)
+		if !ok || pgErr.Code != pgerrcode.ObjectInUse && pgErr.Code != pgerrcode.QueryCanceled {
 			return err
 		}
 		select {
@@ -58,12 +61,16 @@ func admin(server, sql string) error {
 	}
 }
 
-func exec(ctx context.Context, server, sql string) error {
+func exec(ctx context.Context, server string, statements ...string) error {
 	conn, err := pgx.Connect(ctx, server)
 	if err != nil {
 		return err
 	}
-	_, err = conn.Exec(ctx, sql)
+	for _, sql := range statements {
+		if err == nil {
+			_, err = conn.Exec(ctx, sql)
+		}
+	}
 	return errors.Join(err, conn.Close(ctx))
 }
 

@@ -88,6 +88,39 @@ func Standby(tb testing.TB, primary *pgserver.Server, cfg pgserver.Config) *pgse
 	return own(tb, server, err)
 }
 
+// EachPooler runs a test once for each PgBouncer of this machine and each of its
+// pool modes, in front of the server. It skips the test if there is none.
+func EachPooler(t *testing.T, server *pgserver.Server, test func(t *testing.T, mode string, pooler *pgserver.Pooler)) {
+	t.Helper()
+	programs, err := pgserver.FindPoolers()
+	if err != nil {
+		t.Skip(err)
+	}
+	for i, program := range programs {
+		for _, mode := range []string{"session", "transaction", "statement"} {
+			t.Run(fmt.Sprintf("%d %s", i, mode), func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+				defer cancel()
+				pooler, err := server.Pooler(ctx, program, map[string]string{"pool_mode": mode})
+				if err != nil {
+					t.Fatalf("pgtest: %v", err)
+				}
+				t.Cleanup(func() {
+					ctx, cancel := context.WithTimeout(context.Background(), patience)
+					defer cancel()
+					if err := pooler.Stop(ctx); err != nil {
+						t.Errorf("pgtest: %v", err)
+					}
+					if t.Failed() {
+						t.Logf("the end of the pooler's log:\n%s", pooler.LogTail())
+					}
+				})
+				test(t, mode, pooler)
+			})
+		}
+	}
+}
+
 // own makes the test stop the server, or fail if there is none.
 func own(tb testing.TB, server *pgserver.Server, err error) *pgserver.Server {
 	tb.Helper()

@@ -1,7 +1,8 @@
 // Package choose decides which PostgreSQL server the tests use, for all of them
-// in the same way: the one that PGXLOCK_TEST_DATABASE names; else a container,
-// if a Docker engine answers and has the image or gets it soon; else the
-// binaries of this machine. There is no fourth way, and none of skipping.
+// in the same way: the one that PGXLOCK_TEST_DATABASE names; else one of the
+// binaries that PGXLOCK_TEST_BINDIR names; else a container, if a Docker engine
+// answers and has the image or gets it soon; else the binaries of this machine.
+// There is no other way, and none of skipping.
 //
 // DATABASE_URL and the variables that begin with PG are never looked at: they
 // may name a production server, and tests create and drop databases.
@@ -15,6 +16,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
 
 // The environment variables of the tests.
@@ -70,6 +73,9 @@ func Start(ctx context.Context) (*Server, error) {
 	}
 	if url := os.Getenv(DatabaseEnv); url != "" {
 		return named(ctx, url)
+	}
+	if os.Getenv(pgserver.BinDirEnv) != "" {
+		return first(ctx, []way{startLocal})
 	}
 	return first(ctx, []way{startContainer, startLocal})
 }

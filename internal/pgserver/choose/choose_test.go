@@ -132,3 +132,33 @@ func TestWithoutANamedServerOneIsStarted(t *testing.T) {
 		t.Error("the server still answers")
 	}
 }
+
+func TestAServerOfNamedBinariesComesBeforeAContainer(t *testing.T) {
+	binaries, err := pgserver.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(DatabaseEnv, "")
+	t.Setenv(pgserver.BinDirEnv, binaries.Dir)
+	server, err := Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if server.Description != binaries.String() || len(server.PassedOver) > 0 {
+		t.Errorf("got %s, want %s", server, binaries)
+	}
+}
+
+func TestNamedBinariesThatAreNotThereAreNotReplaced(t *testing.T) {
+	t.Setenv(DatabaseEnv, "")
+	t.Setenv(pgserver.BinDirEnv, t.TempDir())
+	server, err := Start(t.Context())
+	if !errors.Is(err, ErrNoServer) || errors.Is(err, pgserver.ErrNoBinaries) || !strings.Contains(err.Error(), pgserver.BinDirEnv) {
+		t.Fatalf("got %v, %v; want ErrNoServer that names %s", server, err, pgserver.BinDirEnv)
+	}
+}

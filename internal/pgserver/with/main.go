@@ -7,9 +7,9 @@
 // signals on to it, stops the server whatever happens, and exits with the
 // command's code. With --throw-away it never takes a server that somebody else
 // runs, and tells the command through PGXLOCK_DEMO_DATABASE and
-// PGXLOCK_DEMO_SERVER instead: that is for the demo. If there is no server to be had, and it runs as root on
-// Debian, it installs one with scripts/install-postgres first: run it in the
-// project's root directory.
+// PGXLOCK_DEMO_SERVER instead: that is for the demo. If there is no server to be
+// had, and it runs as root on Debian, it installs one with
+// scripts/install-postgres first: run it in the project's root directory.
 package main
 
 import (
