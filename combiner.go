@@ -31,7 +31,7 @@ func (c *combiner[E]) add(entries ...E) {
 }
 
 func (c *combiner[E]) drain() {
-	for batch := c.next(c.limit); batch != nil; batch = c.next(c.limit) {
+	for batch := c.next(); batch != nil; batch = c.next() {
 		if err := c.run(batch); err != nil {
 			c.fail(c.take(), err)
 		}
@@ -48,10 +48,10 @@ func (c *combiner[E]) take() []E {
 }
 
 // next takes a batch, and ends the work when there is none.
-func (c *combiner[E]) next(limit int) []E {
+func (c *combiner[E]) next() []E {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := min(len(c.queue), limit)
+	n := min(len(c.queue), c.limit)
 	if n == 0 {
 		c.queue = nil
 		close(c.idle)

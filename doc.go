@@ -1,18 +1,31 @@
 // Package pgxlock is a distributed lock for programs that already have a
 // PostgreSQL database.
 //
-// A [Locker] hands out [Lock] values; a Lock is one acquisition. [NewLease]
-// returns a Locker whose locks are leases: rows in the table distributed_locks
-// that expire unless they are renewed, which the Locker does. SQL callers of
-// acquire_lock and release_lock, in any language, take the same locks. The
-// package migrations, or the command pgxlock, installs the table.
+// What one transaction writes is locked inside it: [LockTx] locks a key until the
+// transaction ends, [ClaimTx] makes one committed transaction the only one.
+//
+// For what takes longer, a [Locker] hands out [Lock] values; a Lock is one
+// acquisition. [NewLease] returns a Locker whose locks are leases: rows in the
+// table distributed_locks that expire unless they are renewed, which the Locker
+// does. [NewAdvisory] returns one whose locks are advisory locks of one session:
+// faster, free at once when the process is gone, and gone with the session.
+//
+// SQL callers of lock_tx, claim_once, acquire_lock and release_lock, in any
+// language, take the same locks. The package migrations, or the command pgxlock,
+// installs them; LockTx and NewAdvisory need nothing installed.
 //
 // # Which call for which job
 //
+//	lock what this transaction writes          LockTx, LockAllTx, LockSQLTx
+//	do a thing once                            ClaimTx, ClaimSQLTx
 //	skip if somebody else is on it             Locker.TryDo
 //	wait, then work                            Locker.Do
 //	hold a lock beyond one function            Locker.Acquire, Lock.Release
-//	make writes that a late holder cannot      Lock.Fence, in the writing transaction
+//	lock many keys, all or none                Locker.AcquireAll
+//	lock very often; what numbers name         NewAdvisory; RawKey, RawKey2
+//	have leases beside a *sql.DB               NewLeaseSQL, OpenLease
+//	test a program that locks                  NewMemory
+//	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
 //	protect something outside the database     Lock.Token, refused there if a greater was seen
 //
 // # What is guaranteed
@@ -29,15 +42,21 @@
 //
 // # What happens when
 //
-//	this process dies                  others get its locks after their TTL
-//	this process is frozen             the same; it finds out at its first look
+//	a transaction ends in any way      its LockTx locks are free; its claims stand
+//	                                   if it has committed
+//	this process dies                  others get its leases after their TTL, its
+//	                                   session locks when the server sees it
+//	this process is frozen             others get all after the TTL; it finds out at
+//	                                   its first look
 //	the network is cut                 Lost before the TTL is over; others after it
-//	the server restarts or crashes     leases stand; renewals go on when it is back
+//	the server restarts or crashes     leases stand; renewals go on when it is back;
+//	                                   session locks are lost, and Lost fires
 //	a standby is promoted              leases stand if their commits were replicated;
-//	                                   tokens grow in any case
+//	                                   tokens grow in any case; session locks are lost
 //	a call ends with its context       nothing is held; what was granted meanwhile is
 //	                                   given back
-//	Release cannot reach the server    the lease runs out after its TTL
+//	Release cannot reach the server    the lease runs out after its TTL; the session
+//	                                   lock is gone with its session
 //	Close                              contexts end, Do is waited for, locks released
 //
 // # Errors

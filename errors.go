@@ -27,17 +27,26 @@ var (
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("pgxlock: locker closed")
 
-	// ErrDeadlock: the context comes from a lock on the same key, so that the
-	// wait would be for ourselves. A context from context.WithoutCancel comes
-	// from it, too.
-	ErrDeadlock = errors.New("pgxlock: this context already holds the key")
+	// ErrDeadlock: the wait would not end. The context comes from a lock on the
+	// same key, so that it would be for ourselves (a context from
+	// context.WithoutCancel comes from it, too); the transaction holds the key
+	// shared; or the server found a circle of transactions that wait for each
+	// other (SQLSTATE 40P01).
+	ErrDeadlock = errors.New("pgxlock: deadlock")
 
 	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin
-	// the transaction after the lock was acquired.
+	// the transaction again; one to be fenced, after the lock was acquired.
 	ErrStaleSnapshot = errors.New("pgxlock: the transaction's snapshot is older than the lock")
 
 	// ErrReadOnly: the server is a standby, or the transaction is read-only.
-	ErrReadOnly = errors.New("pgxlock: read-only: a standby, or a read-only transaction")
+	ErrReadOnly = errors.New("pgxlock: read-only: a standby, or a read-only transaction; connect to the primary, in read-write mode")
+
+	// ErrPooler: a pooler is in between that gives the server's end of a connection
+	// to others, with the locks that it holds.
+	ErrPooler = errors.New("pgxlock: session locks do not work through a pooler in transaction or statement mode")
+
+	// ErrMaxLocks: the Locker has as many locks as AdvisoryConfig.MaxLocks allows.
+	ErrMaxLocks = errors.New("pgxlock: the Locker has as many locks as it may")
 
 	// ErrSchema: the tables and functions are missing, out of date, or in need
 	// of the repair that migrations.Up does.
@@ -50,7 +59,7 @@ var (
 type Error struct {
 	Op   string // "acquire", "renew", "fence", ...
 	Key  string // empty where no single key is concerned
-	Kind Kind   // of the Locker
+	Kind Kind   // of the lock; 0 for a claim
 
 	// Holder and RetryAfter tell of whoever is in the way, with ErrNotAcquired:
 	// its holder id, which begins with its owner, and how long its lease may
@@ -65,7 +74,7 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("pgxlock: " + e.Op)
 	if e.Key != "" {
-		fmt.Fprintf(&b, " %q", e.Key)
+		b.WriteString(" " + shownKey(e.Key))
 	}
 	b.WriteString(": " + strings.TrimPrefix(oneLine(e.Err.Error()), "pgxlock: "))
 	if e.Holder != "" {
@@ -87,26 +96,53 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 // The SQLSTATEs that we tell apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.
 const (
-	stateWarning           = "01000"
 	stateNotHeld           = "LK001"
 	stateStaleSnapshot     = "LK002"
 	stateTokensNeedRepair  = "LK003"
 	stateReadOnly          = "25006"
+	stateUnsupported       = "0A000" // of set_transaction.sql: the server is a standby
 	stateNoRights          = "42501"
+	stateSerialization     = "40001"
+	stateDeadlock          = "40P01"
+	stateLockNotAvailable  = "55P03" // lock_timeout
+	stateAborted           = "25P02"
+	stateAdminShutdown     = "57P01"
+	stateCrashShutdown     = "57P02"
 	stateOutOfMemory       = "53200" // of the lock table, too
 	stateUndefinedTable    = "42P01"
 	stateUndefinedFunction = "42883"
 	stateInvalidSchema     = "3F000"
+	stateNoStatement       = "26000" // of EXECUTE: there is no such prepared statement
 )
+
+// sqlState returns the SQLSTATE of the server's error that err wraps, whichever
+// driver it came through; "" if there is none.
+func sqlState(err error) string {
+	if e, ok := errors.AsType[interface {
+		error
+		SQLState() string
+	}](err); ok {
+		return e.SQLState()
+	}
+	return ""
+}
+
+// fail makes the error that a call returns; nil of nil.
+func fail(op, key string, kind Kind, err error) error {
+	if err == nil {
+		return nil
+	}
+	e := &Error{Op: op, Key: key, Kind: kind, Err: typed(err)}
+	if busy, ok := errors.AsType[*busyError](err); ok {
+		e.Holder, e.RetryAfter = busy.holder, max(busy.remaining, 0)
+	}
+	return e
+}
 
 // typed adds the sentinel that an error of the server stands for, if any.
 func typed(err error) error {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok {
-		return err
-	}
 	var sentinel error
-	switch pgErr.Code {
+	switch sqlState(err) {
 	case stateNotHeld:
 		sentinel = ErrLost
 	case stateStaleSnapshot:
@@ -115,8 +151,17 @@ func typed(err error) error {
 		sentinel = ErrSchema
 	case stateReadOnly:
 		sentinel = ErrReadOnly
+	case stateDeadlock:
+		sentinel = ErrDeadlock
 	case stateNoRights:
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Routine == "check_enable_rls" {
+			return fmt.Errorf("%w; it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see \"Rights\" in docs/operations.md", err)
+		}
 		return fmt.Errorf("%w; the role lacks rights that docs/operations.md names", err)
+	case stateOutOfMemory:
+		return fmt.Errorf("%w; the server's lock table may be full: lock fewer keys at a time, or raise its max_locks_per_transaction", err)
+	case stateAborted:
+		return fmt.Errorf("%w; an earlier statement failed: roll back", err)
 	default:
 		return err
 	}

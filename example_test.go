@@ -2,9 +2,11 @@ package pgxlock_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,6 +19,7 @@ import (
 var (
 	ctx   = context.Background()
 	pool  *pgxpool.Pool
+	db    *sql.DB
 	locks *pgxlock.Locker
 )
 
@@ -26,6 +29,53 @@ func ExampleNewLease() {
 		log.Fatal(err)
 	}
 	defer locks.Close(context.Background())
+}
+
+// Beside a *sql.DB of pgx; for lib/pq, or without one, there is OpenLease.
+func ExampleNewLeaseSQL() {
+	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	locks, err := pgxlock.NewLeaseSQL(ctx, db, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(context.Background())
+}
+
+// The connection string is the one that lib/pq gets.
+func ExampleOpenLease() {
+	db, err := sql.Open("postgres", os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close()
+	locks, err := pgxlock.OpenLease(os.Getenv("DATABASE_URL"), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(context.Background())
+}
+
+func ExampleLock_FenceSQL() {
+	err := locks.Do(ctx, "invoice:42", func(ctx context.Context, lock *pgxlock.Lock) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := lock.FenceSQL(ctx, tx); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE invoices SET paid = true WHERE id = 42"); err != nil {
+			return err
+		}
+		return tx.Commit()
+	})
+	if errors.Is(err, pgxlock.ErrLost) {
+		log.Print("somebody else may have done it meanwhile")
+	}
 }
 
 // Skip if another node is on it.

@@ -3,15 +3,10 @@
 package pgxlock_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,20 +17,6 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
-
-// frozenEnv makes this program the process that will be frozen: the test runs
-// its own binary again.
-const frozenEnv = "PGXLOCK_TEST_FROZEN_DATABASE"
-
-func init() {
-	if url := os.Getenv(frozenEnv); url != "" {
-		if err := holdUntilLost(context.Background(), url, os.Getenv("PGXLOCK_TEST_FROZEN_KEY")); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-}
 
 // frozenReport is what that process says: once when it holds the lease, and once
 // when it knows that it does not.
@@ -48,7 +29,7 @@ type frozenReport struct {
 
 // holdUntilLost holds a lease and does nothing but look at it, so that whenever
 // it is stopped, a look is the first thing it does afterwards.
-func holdUntilLost(ctx context.Context, url, key string) error {
+func holdUntilLost(ctx context.Context, url, key string, say func(any) error) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return err
@@ -65,19 +46,11 @@ func holdUntilLost(ctx context.Context, url, key string) error {
 	defer cancel()
 	child, cancelChild := context.WithTimeout(work, time.Hour)
 	defer cancelChild()
-	out := json.NewEncoder(os.Stdout)
 	report := frozenReport{Token: lock.Token()}
-	if err := out.Encode(report); err != nil {
+	if err := say(report); err != nil {
 		return err
 	}
-
-	for {
-		began := time.Now()
-		if work.Err() != nil {
-			break
-		}
-		report.LastHeld = began
-	}
+	report.LastHeld = lookUntilLost(work)
 	for what, err := range map[string]error{
 		"cause":       context.Cause(work),
 		"child cause": context.Cause(child),
@@ -100,7 +73,19 @@ func holdUntilLost(ctx context.Context, url, key string) error {
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		report.Fenced = pgErr.Code
 	}
-	return out.Encode(report)
+	return say(report)
+}
+
+// lookUntilLost looks at a lock's context until it ends, and says when the last
+// look began that found the lock held.
+func lookUntilLost(work context.Context) (last time.Time) {
+	for {
+		began := time.Now()
+		if work.Err() != nil {
+			return last
+		}
+		last = began
+	}
 }
 
 func TestAFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
@@ -127,25 +112,11 @@ func TestAFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
 func freezeAndTakeOver(t *testing.T, db *pgtest.DB, others *pgxlock.Locker, key string) {
 	t.Helper()
 	db.Exec(t, "insert into written values ($1, 'nobody')", key)
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), frozenEnv+"="+db.URL, "PGXLOCK_TEST_FROZEN_KEY="+key)
-	cmd.Stderr = os.Stderr
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	reports := json.NewDecoder(bufio.NewReader(stdout))
+	holder := startChild(t, "hold a lease", db.URL, key)
 	var held, lost frozenReport
-	if err := reports.Decode(&held); err != nil {
-		t.Fatal(err)
-	}
+	holder.report(t, &held)
 
-	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	holder.freeze(t)
 	next, err := others.Acquire(t.Context(), key, pgxlock.MaxWait(30*time.Second))
 	taken := time.Now()
 	if err != nil {
@@ -165,15 +136,9 @@ func freezeAndTakeOver(t *testing.T, db *pgtest.DB, others *pgxlock.Locker, key 
 		t.Fatal(err)
 	}
 
-	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	if err := reports.Decode(&lost); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	holder.thaw(t)
+	holder.report(t, &lost)
+	holder.end(t)
 	if lost.LastHeld.After(taken) {
 		t.Errorf("%s: a look that began %s after somebody else had the lease said that it is held", key, lost.LastHeld.Sub(taken))
 	}

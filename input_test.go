@@ -32,8 +32,13 @@ func unconnected(t *testing.T) *pgxpool.Pool {
 // one line says what was wrong.
 func wantRefused(t *testing.T, err error, op string, words ...string) {
 	t.Helper()
+	wantRefusedBy(t, pgxlock.Lease, err, op, words...)
+}
+
+func wantRefusedBy(t *testing.T, kind pgxlock.Kind, err error, op string, words ...string) {
+	t.Helper()
 	refused, ok := err.(*pgxlock.Error) //nolint:errorlint // this is what methods return, not something inside it
-	if !ok || refused.Op != op || refused.Kind != pgxlock.Lease || refused.Err == nil {
+	if !ok || refused.Op != op || refused.Kind != kind || refused.Err == nil {
 		t.Fatalf("%#v, want an *Error of %q", err, op)
 	}
 	for _, sentinel := range []error{

@@ -11,9 +11,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// schemaVersion is the oldest version of the migrations that this package works
-// with.
-const schemaVersion = 1
+// schemaVersion is the oldest version of the migrations that leases work with.
+const schemaVersion = 3
 
 // An installation is where the tables and functions are. It is found at the
 // first use, on a connection whose search_path is still the role's.
@@ -21,6 +20,8 @@ type installation struct {
 	mu     sync.Mutex
 	schema string // "": not found yet
 	asked  string // the schema that the caller named, if any
+	config string // where it is named
+	needs  int    // the oldest version that will do
 }
 
 // statement returns a statement on this installation.
@@ -44,7 +45,7 @@ func (in *installation) find(ctx context.Context, q querier) error {
 			return err
 		}
 		if schema, err = found.Choose(); err != nil {
-			return fmt.Errorf("%w: %w (database %q; LeaseConfig.Schema names a schema)", ErrSchema, err, q.conn.Config().Database)
+			return fmt.Errorf("%w: %w (database %q; %s.Schema names a schema)", ErrSchema, err, q.conn.Config().Database, in.config)
 		}
 	}
 	var version int
@@ -55,8 +56,8 @@ func (in *installation) find(ctx context.Context, q querier) error {
 	if err != nil {
 		return err
 	}
-	if version < schemaVersion {
-		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, schema, version, schemaVersion)
+	if version < in.needs {
+		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, schema, version, in.needs)
 	}
 	in.schema = schema
 	return nil

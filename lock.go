@@ -2,8 +2,10 @@ package pgxlock
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -27,16 +29,18 @@ type Lock struct {
 	margin time.Duration
 	inDo   bool // a Do uses it, and releases it
 
-	token int64 // constant from the grant on
+	token int64     // these two are constant from the grant on
+	since time.Time // the grant by our clock; only where the server's is not known
+
+	hold *advisoryHold // what an advisory lock is one of; for its backend
 
 	mu       sync.Mutex
 	deadline time.Duration // on the Locker's clock: believe no longer than this
 	ended    error         // why it is not held any more; nil while it is
 	closing  error         // why its contexts end although it is held
 	contexts map[*lockContext]struct{}
-	ending   []func() // cancels contexts that end; for unlock
-	timer    *time.Timer
-	lost     chan struct{} // closed when it is lost
+	ending   []func()      // cancels contexts that end; for unlock
+	lost     chan struct{} // closed when it is lost; nil until somebody asks for it
 
 	release  sync.Once
 	released error // what Release returns
@@ -46,27 +50,38 @@ type Lock struct {
 func (l *Locker) newLock(key, holder string, ttl, margin time.Duration) *Lock {
 	return &Lock{
 		locker: l, key: key, holder: holder, ttl: ttl, margin: margin,
-		contexts: make(map[*lockContext]struct{}), lost: make(chan struct{}),
 	}
 }
 
 // Key returns the name that was locked.
 func (l *Lock) Key() string { return l.key }
 
-// Token returns the fencing token: it is greater than that of every earlier
+// Token returns the fencing token, or 0 if the Locker draws none, as that of
+// [NewAdvisory] does: it is greater than that of every earlier
 // acquisition of this key, also after a crash or a failover. A resource that
 // remembers the greatest token it has seen and refuses smaller ones cannot be
 // written by a late holder. For writes to the same database, [Lock.Fence] does
 // it without the resource's help.
 func (l *Lock) Token() int64 { return l.token }
 
-// Holder returns the id that this acquisition has in the table. It begins with
-// the Locker's owner.
+// Holder returns the id under which others see who has the lock. It begins with
+// the Locker's owner. A lease has one for each acquisition; of advisory locks it
+// names the session, which ends in the pid of the server's process.
 func (l *Lock) Holder() string { return l.holder }
 
 // Lost returns a channel that is closed when the lock is lost; Release does not
 // close it. It follows the clock by timer: look at Err where it matters.
-func (l *Lock) Lost() <-chan struct{} { return l.lost }
+func (l *Lock) Lost() <-chan struct{} {
+	l.mu.Lock()
+	defer l.unlock()
+	if l.lost == nil {
+		l.lost = make(chan struct{})
+		if errors.Is(l.ended, ErrLost) {
+			close(l.lost)
+		}
+	}
+	return l.lost
+}
 
 // Err returns nil while the lock is held. Later it returns, for good, an error
 // that matches [ErrLost], [ErrReleased] or [ErrClosed]. It reads the clock: a
@@ -82,6 +97,9 @@ func (l *Lock) Err() error {
 func (l *Lock) Deadline() (t time.Time, ok bool) {
 	l.mu.Lock()
 	defer l.unlock()
+	if l.deadline == forever {
+		return time.Time{}, false
+	}
 	return time.Now().Add(l.deadline - l.locker.now()), true
 }
 
@@ -114,25 +132,27 @@ func (l *Lock) Renew(ctx context.Context) error {
 // back to: a nested transaction of pgx is refused with [errors.ErrUnsupported].
 // tx must be on the Locker's database.
 func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
-	if tx == nil {
-		return l.fail("fence", errors.New("tx is nil; pass the transaction that writes"))
-	}
 	if isSavepoint(tx) {
 		return l.fail("fence", fmt.Errorf("tx is nested, so that rolling it back would end the protection; fence the outermost transaction: %w", errors.ErrUnsupported))
+	}
+	return l.fence(ctx, newPgxTx(tx))
+}
+
+// FenceSQL is [Lock.Fence] for database/sql, with any driver of PostgreSQL; what
+// went wrong is told apart if its errors have a method SQLState, as those of pgx
+// and lib/pq do. A savepoint cannot be seen here: call it before the first one.
+func (l *Lock) FenceSQL(ctx context.Context, tx *sql.Tx) error {
+	return l.fence(ctx, newSQLTx(tx))
+}
+
+func (l *Lock) fence(ctx context.Context, tx transaction) error {
+	if tx == nil {
+		return l.fail("fence", errors.New("tx is nil; pass the transaction that writes"))
 	}
 	if err := l.Err(); err != nil {
 		return l.fail("fence", err)
 	}
-	sql, args, err := l.locker.backend.fence(l)
-	if err != nil {
-		return l.fail("fence", err)
-	}
-	var token int64
-	err = typed(tx.QueryRow(ctx, sql, args...).Scan(&token))
-	if errors.Is(err, ErrLost) {
-		l.locker.backend.check(l) // for good, or for this transaction?
-	}
-	return l.fail("fence", err)
+	return l.fail("fence", l.locker.backend.fence(ctx, tx, l))
 }
 
 // isSavepoint reports whether tx is what Begin of a pgx transaction returns. pgx
@@ -141,8 +161,9 @@ func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimul
 
 // Release gives the lock back. It is not stopped by ctx. It takes as long as a
 // statement; while a fenced transaction is open, or the server is away, it is
-// tried for 5 s, which a dead network stretches to 15 s. Then the lease is left
-// to its expiry, is not renewed any more, and the error says so. The contexts of
+// tried for 5 s, which a dead network stretches to 15 s. Then a lease is left to
+// its expiry, is not renewed any more, and the error says so; an advisory lock is
+// gone with its session, and the error is ErrLost. The contexts of
 // the lock end when Release is called. It returns nil if the lock was held until
 // then, and ErrLost if that had lapsed before. A second Release returns what the
 // first returned.
@@ -176,6 +197,9 @@ func (l *Lock) Context(parent context.Context) (context.Context, context.CancelF
 	c := &lockContext{Context: inner, lock: l, cancel: cancel}
 	l.mu.Lock()
 	defer l.unlock()
+	if l.contexts == nil {
+		l.contexts = make(map[*lockContext]struct{})
+	}
 	l.contexts[c] = struct{}{}
 	if err := l.look(); err != nil {
 		l.cancelContexts(err)
@@ -221,7 +245,7 @@ func (l *Locker) holds(ctx context.Context, key string) bool {
 		if !ok {
 			return false
 		}
-		if c.lock.locker == l && c.lock.key == key && c.lock.Err() == nil {
+		if c.lock.locker == l && l.backend.compare(c.lock.key, key) == 0 && c.lock.Err() == nil {
 			return true
 		}
 		ctx = c.Context
@@ -229,26 +253,39 @@ func (l *Locker) holds(ctx context.Context, key string) bool {
 }
 
 // granted takes the answer to a request. It returns false if it came so late that
-// the lock cannot be believed in any more. sent is the clock before the request.
-func (l *Lock) granted(token int64, sent time.Duration) bool {
+// the lock cannot be believed in any more. sent is the clock before the request,
+// and now that after the answer.
+func (l *Lock) granted(token int64, sent, now time.Duration) bool {
 	l.mu.Lock()
 	defer l.unlock()
 	l.token = token
-	l.deadline = sent + l.ttl - l.margin
-	return l.look() == nil
+	l.deadline = l.believedUntil(sent)
+	return l.lookAt(now) == nil
+}
+
+// forever is the deadline of a lock without a TTL.
+const forever = time.Duration(math.MaxInt64)
+
+// believedUntil is the local deadline that a good request gives.
+func (l *Lock) believedUntil(sent time.Duration) time.Duration {
+	if l.ttl == 0 {
+		return forever
+	}
+	return sent + l.ttl - l.margin
 }
 
 // admit starts the hold: from now on the lock is renewed and watched.
 func (l *Lock) admit(inDo bool) error {
 	l.mu.Lock()
-	err := l.look()
+	now := l.locker.now()
+	err := l.lookAt(now)
 	if err == nil {
 		l.inDo = inDo
 		l.locker.mu.Lock()
 		l.locker.held[l] = struct{}{}
 		l.locker.mu.Unlock()
 		l.locker.backend.keep(l)
-		l.arm()
+		l.locker.watch.add(l, now)
 	}
 	l.unlock()
 	if err == nil && l.locker.closing.Err() != nil {
@@ -268,18 +305,18 @@ func (l *Lock) renewed(sent time.Duration) error {
 	if err := l.look(); err != nil {
 		return err
 	}
-	l.deadline = max(l.deadline, sent+l.ttl-l.margin)
+	l.deadline = max(l.deadline, l.believedUntil(sent))
 	return nil
 }
 
 // lose ends the hold because of what the server said.
-func (l *Lock) lose(reason string) error {
+func (l *Lock) lose(why error) error {
 	l.mu.Lock()
 	defer l.unlock()
 	if err := l.look(); err != nil {
 		return err
 	}
-	l.finish(l.reason(fmt.Errorf("%w: %s", ErrLost, reason)))
+	l.finish(l.reason(fmt.Errorf("%w: %w", ErrLost, why)))
 	return l.ended
 }
 
@@ -309,8 +346,10 @@ func (l *Lock) fail(op string, err error) error {
 // its backend, and is given back by unlock.
 
 // look reads the clock, and returns why the lock is not held.
-func (l *Lock) look() error {
-	if l.ended == nil && l.locker.now() >= l.deadline {
+func (l *Lock) look() error { return l.lookAt(l.locker.now()) }
+
+func (l *Lock) lookAt(now time.Duration) error {
+	if l.ended == nil && now >= l.deadline {
 		l.finish(l.reason(fmt.Errorf("%w: it was not renewed before its deadline", ErrLost)))
 	}
 	return l.ended
@@ -318,11 +357,8 @@ func (l *Lock) look() error {
 
 func (l *Lock) finish(why error) {
 	l.ended = why
-	if errors.Is(why, ErrLost) {
+	if l.lost != nil && errors.Is(why, ErrLost) {
 		close(l.lost)
-	}
-	if l.timer != nil {
-		l.timer.Stop()
 	}
 	l.cancelContexts(why)
 	l.locker.forget(l)
@@ -344,22 +380,4 @@ func (l *Lock) unlock() {
 	for _, end := range ending {
 		end()
 	}
-}
-
-// arm sets the timer that looks at the clock. Go's timers stand still while the
-// machine sleeps, so it never sleeps longer than half the margin: then Done is
-// closed before somebody else can be granted the lock.
-func (l *Lock) arm() {
-	step := max(min(l.margin/2, l.deadline-l.locker.now()), 0)
-	if l.timer != nil {
-		l.timer.Reset(step)
-		return
-	}
-	l.timer = time.AfterFunc(step, func() {
-		l.mu.Lock()
-		defer l.unlock()
-		if l.look() == nil {
-			l.arm()
-		}
-	})
 }

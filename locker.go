@@ -15,26 +15,39 @@ import (
 type Kind uint8
 
 const (
+	// Advisory is one of PostgreSQL's advisory locks: what LockTx takes.
+	Advisory Kind = iota + 1
+
 	// Lease is a row in the table distributed_locks that expires unless renewed.
-	Lease Kind = iota + 1
+	Lease
+
+	// Memory is a lock in this process.
+	Memory
 )
 
 func (k Kind) String() string {
-	if k == Lease {
+	switch k {
+	case Advisory:
+		return "advisory"
+	case Lease:
 		return "lease"
+	case Memory:
+		return "memory"
 	}
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
 // A Locker hands out Locks of one Kind and is one liveness unit: what it holds
 // is renewed, lost and closed together. It is safe for concurrent use. Most
-// programs need one. [NewLease] makes it; the zero value is of no use.
+// programs need one. [NewLease] makes it, beside a *sql.DB [NewLeaseSQL] or
+// [OpenLease], and so do [NewAdvisory] and [NewMemory]; the zero value is of no use.
 type Locker struct {
 	kind    Kind
 	backend backend
 	now     clock
 	backoff func(attempt int) time.Duration
 	log     *slog.Logger
+	watch   watch
 
 	mu    sync.Mutex
 	held  map[*Lock]struct{}
@@ -50,6 +63,7 @@ type Locker struct {
 // newLocker makes a Locker that still lacks its backend.
 func newLocker(kind Kind, now clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
 	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), closed: make(chan struct{})}
+	l.watch.locker = l
 	l.closing, l.beginClose = context.WithCancelCause(context.Background())
 	return l
 }
@@ -59,21 +73,29 @@ func newLocker(kind Kind, now clock, backoff func(int) time.Duration, log *slog.
 // server, and none of it runs under a caller's context: ctx ends a wait for the
 // answer, never a statement that was sent.
 type backend interface {
-	// options returns the defaults of a call.
+	// options returns the defaults of a call, and takes tells which options it
+	// can honour.
 	options() options
+	takes(Option) bool
 
-	// try asks once for the lock. It returns a *busyError if somebody has it, and
-	// ctx's cause if the answer did not arrive before ctx ended; the grant that
-	// it may still bring is then given back.
-	try(ctx context.Context, key string, o options) (*Lock, error)
+	// check says what is wrong with a key. compare orders keys, as all callers
+	// must take them; 0 if they name the same lock.
+	check(key string) error
+	compare(key, other string) int
+
+	// try asks once for each of the locks, in one go where all are free. The
+	// error of one is a *busyError if somebody has it, and ctx's cause if the
+	// answer did not arrive before ctx ended; the grant that it may still bring is
+	// then given back.
+	try(ctx context.Context, keys []string, o options) []attempt
+
+	// holders returns who has the key now.
+	holders(ctx context.Context, key string) ([]Holder, error)
 
 	// keep renews the lock by itself until drop. renew does it now.
 	keep(l *Lock)
 	drop(l *Lock)
 	renew(ctx context.Context, l *Lock) error
-
-	// check finds out, in the background, whether the lock is still held.
-	check(l *Lock)
 
 	// release gives the lock back. It returns ErrLost if somebody took it away.
 	release(l *Lock) error
@@ -81,19 +103,26 @@ type backend interface {
 	// discard removes, in the background, what may be left of the lock.
 	discard(l *Lock)
 
-	// fence returns the statement that pins the lock for a transaction.
-	fence(l *Lock) (sql string, args []any, err error)
+	// fence pins the lock for a transaction.
+	fence(ctx context.Context, tx transaction, l *Lock) error
 
 	// close ends the traffic, renewals included, after what is under way; but not
 	// later than ctx.
 	close(ctx context.Context) error
 }
 
+// attempt is what became of a try: a lock that is granted, or an error.
+type attempt struct {
+	lock *Lock
+	err  error
+}
+
 // busyError says that somebody else holds the key, and who.
 type busyError struct {
 	holder    string
 	remaining time.Duration
-	ended     error // the context's error, if that ended the wait
+	freed     <-chan struct{} // closed when the key may be free; nil if that is not known here
+	ended     error           // the context's error, if that ended the wait
 }
 
 func (e *busyError) Error() string {
@@ -120,26 +149,24 @@ func (l *Locker) Kind() Kind { return l.kind }
 // On failure nothing is held, and the error is an [*Error]: with
 // [ErrNotAcquired] if somebody else has the lock, [ErrDeadlock] if ctx comes
 // from a lock on the same key, [ErrClosed], [ErrSchema], [ErrReadOnly], or what
-// the server or the network said. A failure to reach the server is returned at
-// once on the first attempt, and waited out once the server has said that the
-// key is busy.
+// the server or the network said. A failure to reach a primary is returned at
+// once on the first attempt; once a server has said that the key is busy it is
+// waited out, without a bound but ctx and MaxWait.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	done, err := l.begin()
-	if err != nil {
+	if err := l.begin(); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
-	defer done()
+	defer l.calls.Done()
 	return l.acquire(ctx, key, false, nil, opts)
 }
 
 // TryAcquire is Acquire with [NoWait]: it asks once, and returns an error with
 // [ErrNotAcquired] if the lock is held.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	done, err := l.begin()
-	if err != nil {
+	if err := l.begin(); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
-	defer done()
+	defer l.calls.Done()
 	for _, opt := range opts {
 		if w, ok := opt.(MaxWait); ok && w > 0 {
 			return nil, l.fail("acquire", key, fmt.Errorf("TryAcquire does not wait, so %v has no meaning; use Acquire: %w", w, errors.ErrUnsupported))
@@ -171,11 +198,10 @@ func (l *Locker) TryDo(ctx context.Context, key string, fn func(context.Context,
 }
 
 func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *Lock) error, defaults, opts []Option) (ran bool, err error) {
-	done, err := l.begin()
-	if err != nil {
+	if err := l.begin(); err != nil {
 		return false, l.fail("acquire", key, err)
 	}
-	defer done()
+	defer l.calls.Done()
 	if fn == nil {
 		return false, l.fail("acquire", key, errors.New("fn is nil"))
 	}
@@ -190,7 +216,7 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 		if errors.Is(released, ErrLost) && !errors.Is(err, ErrLost) {
 			err = errors.Join(err, released)
 		} else if released != nil {
-			l.log.Warn("pgxlock: release failed; the lease is left to its expiry", "key", key, "error", released)
+			l.log.Warn("pgxlock: release failed; the lock is left to its end", "key", key, "error", released)
 		}
 	}()
 	work, cancel := lock.Context(ctx)
@@ -201,9 +227,10 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 // Close refuses new calls, ends every [Lock.Context] with cause [ErrClosed],
 // waits for running Do until ctx ends, and then releases what is held. What a Do
 // still uses then is left to its expiry: it is not renewed any more, and nobody
-// gets it earlier. Close returns ctx's error in that case, and when ctx ended
-// before everything was released. Do not call it inside Do, which would wait for
-// itself. A second Close waits for the first, until its own ctx ends.
+// gets it earlier; but an advisory lock ends with the session, and is lost. Close
+// returns ctx's error in that case, and when ctx ended before everything was
+// released. Do not call it inside Do, which would wait for itself. A second Close
+// waits for the first, until its own ctx ends.
 func (l *Locker) Close(ctx context.Context) error {
 	ended := ctx.Done() // a nil context panics here, and not in a goroutine of ours
 	l.closeOnce.Do(func() {
@@ -247,7 +274,7 @@ func (l *Locker) shutdown(ctx context.Context) error {
 			if !lock.inDo { // still in use: nobody may have it before it expires
 				releasing.Go(func() {
 					if err := lock.end(ErrClosed); err != nil {
-						l.log.Warn("pgxlock: release failed; the lease is left to its expiry", "key", lock.key, "error", err)
+						l.log.Warn("pgxlock: release failed; the lock is left to its end", "key", lock.key, "error", err)
 					}
 				})
 			}
@@ -285,14 +312,14 @@ func grace(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // begin counts a call that Close must wait for.
-func (l *Locker) begin() (done func(), err error) {
+func (l *Locker) begin() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closing.Err() != nil {
-		return nil, ErrClosed
+		return ErrClosed
 	}
 	l.calls.Add(1)
-	return l.calls.Done, nil
+	return nil
 }
 
 // locks returns what is held now.
@@ -316,9 +343,5 @@ func (l *Locker) forget(lock *Lock) {
 
 // fail makes the error that a method returns.
 func (l *Locker) fail(op, key string, err error) error {
-	e := &Error{Op: op, Key: key, Kind: l.kind, Err: typed(err)}
-	if busy, ok := errors.AsType[*busyError](err); ok {
-		e.Holder, e.RetryAfter = busy.holder, max(busy.remaining, 0)
-	}
-	return e
+	return fail(op, key, l.kind, err)
 }

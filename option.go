@@ -7,6 +7,10 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // An Option is a wish for one call. Options are values: they print, compare, and
@@ -23,7 +27,8 @@ type Option interface{ apply(*options) error }
 type MaxWait time.Duration
 
 // NoWait asks once and does not wait for the holder. Reaching the server may
-// still take time; that is bounded by 5 s.
+// still take time; that is bounded: for a lease by 5 s, for an advisory lock by what
+// it takes to give up one connection and to make another, 12 s at most.
 const NoWait = MaxWait(0)
 
 // TTL is how long the lease lasts from its grant and from each renewal, if the
@@ -35,11 +40,49 @@ type TTL time.Duration
 // string. At most 64 KiB as such, of valid UTF-8 without zero bytes.
 type Metadata string
 
+// Mode says whom a lock excludes: [Exclusive], the default, everybody; [Shared]
+// only exclusive ones. A shared request waits behind an exclusive one that came
+// before it, so that writers are not starved.
+type Mode uint8
+
+// The modes of a lock.
+const (
+	Exclusive Mode = iota
+	Shared
+)
+
+// Schema names the schema in which the migrations installed pgxlock. Default for
+// calls in the caller's transaction: where its search_path finds it.
+type Schema string
+
+// AllowStaleSnapshot makes [LockTx] accept a lock that its transaction's snapshot
+// is older than: for transactions that read nothing which the lock protects, or
+// whose writes would fail with SQLSTATE 40001 where that matters.
+type AllowStaleSnapshot bool
+
+// Retention is how long a claim of [ClaimTx] stands; after it the key can be
+// claimed again. It counts from the call, so that it must be longer than the
+// transaction. At least 1 ms. Default: until [PurgeClaims] ends it.
+type Retention time.Duration
+
+// TxOptions are how [Locker.DoTx] begins its transaction. Default: as the role is
+// set, which is READ COMMITTED unless somebody changed it.
+type TxOptions pgx.TxOptions
+
+// Retries is how often [Locker.DoTx] begins its transaction anew. Default: 0.
+type Retries int
+
 // options are the wishes of one call, put together.
 type options struct {
-	wait     *time.Duration // nil: no bound
-	ttl      time.Duration
-	metadata *string // JSON
+	wait          *time.Duration // nil: no bound
+	ttl           time.Duration
+	metadata      *string // JSON
+	mode          Mode
+	schema        string
+	staleSnapshot bool
+	retention     *time.Duration // nil: for good
+	retries       int
+	tx            pgx.TxOptions
 }
 
 func (w MaxWait) apply(o *options) error {
@@ -56,6 +99,74 @@ func (t TTL) apply(o *options) error {
 }
 
 func (t TTL) String() string { return "TTL(" + time.Duration(t).String() + ")" }
+
+func (m Mode) apply(o *options) error {
+	if m != Exclusive && m != Shared {
+		return fmt.Errorf("%v is no mode; use Exclusive or Shared", m)
+	}
+	o.mode = m
+	return nil
+}
+
+func (m Mode) String() string {
+	switch m {
+	case Exclusive:
+		return "Exclusive"
+	case Shared:
+		return "Shared"
+	}
+	return fmt.Sprintf("Mode(%d)", uint8(m))
+}
+
+func (s Schema) apply(o *options) error {
+	o.schema = string(s)
+	if s == "" {
+		return errors.New("Schema is empty; leave it out to use the search_path")
+	}
+	if err := place.CheckName(o.schema); err != nil {
+		return fmt.Errorf("Schema %.80q %w", o.schema, err)
+	}
+	return nil
+}
+
+func (s Schema) String() string { return fmt.Sprintf("Schema(%q)", string(s)) }
+
+func (r Retention) apply(o *options) error {
+	d := time.Duration(r)
+	o.retention = &d
+	if d < time.Millisecond || d > maxTTL {
+		return fmt.Errorf("Retention is %s, it must be between 1 ms and 100 years", d)
+	}
+	return nil
+}
+
+func (r Retention) String() string { return "Retention(" + time.Duration(r).String() + ")" }
+
+func (t TxOptions) apply(o *options) error {
+	o.tx = pgx.TxOptions(t)
+	return nil
+}
+
+func (t TxOptions) String() string {
+	return fmt.Sprintf("TxOptions(%s)", strings.TrimSpace(fmt.Sprintf("%s %s", t.IsoLevel, t.AccessMode)))
+}
+
+func (r Retries) apply(o *options) error {
+	o.retries = int(r)
+	if r < 0 {
+		return fmt.Errorf("Retries is %d, it must be 0 or more", int(r))
+	}
+	return nil
+}
+
+func (r Retries) String() string { return fmt.Sprintf("Retries(%d)", int(r)) }
+
+func (a AllowStaleSnapshot) apply(o *options) error {
+	o.staleSnapshot = bool(a)
+	return nil
+}
+
+func (a AllowStaleSnapshot) String() string { return fmt.Sprintf("AllowStaleSnapshot(%t)", bool(a)) }
 
 const maxMetadata = 64 << 10
 
@@ -77,6 +188,8 @@ func (m Metadata) apply(o *options) error {
 	return nil
 }
 
+func (m Metadata) String() string { return fmt.Sprintf("Metadata(%.40q)", string(m)) }
+
 // minTTL keeps margins and renewals above what networks and commits take.
 // maxTTL is what SQL accepts.
 const (
@@ -94,15 +207,31 @@ func checkTTL(name string, ttl time.Duration) error {
 // noWait reports whether the call must not wait for a holder.
 func (o *options) noWait() bool { return o.wait != nil && *o.wait == 0 }
 
-// collect puts the options of a call together over its defaults.
-func (o *options) collect(opts []Option) error {
+// collect puts the options of a call together over its defaults. taken tells
+// which of them the call can honour.
+func (o *options) collect(opts []Option, taken func(Option) bool) error {
 	for _, opt := range opts {
 		if opt == nil {
 			return errors.New("an option is nil; leave it out")
+		}
+		if !taken(opt) {
+			return fmt.Errorf("%v has no meaning for this call; leave it out: %w", opt, errors.ErrUnsupported)
 		}
 		if err := opt.apply(o); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// takenExclusively tells which options a kind takes that knows exclusive locks
+// only.
+func takenExclusively(opt Option) bool {
+	switch opt := opt.(type) {
+	case MaxWait, TTL, Metadata:
+		return true
+	case Mode:
+		return opt == Exclusive
+	}
+	return false
 }

@@ -2,7 +2,6 @@ package pgxlock_test
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -186,39 +184,6 @@ func behind(hosts ...*pgconn.FallbackConfig) func(*pgxpool.Config) {
 		all := append(append(hosts[:len(hosts):len(hosts)], own), c.ConnConfig.Fallbacks...)
 		c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.TLSConfig = all[0].Host, all[0].Port, all[0].TLSConfig
 		c.ConnConfig.Fallbacks = all[1:]
-	}
-}
-
-func TestAStandbyGrantsNothing(t *testing.T) {
-	t.Parallel()
-	server, primary := privateServer(t, nil)
-	standby := pgtest.Standby(t, server, pgserver.Config{})
-	url := standby.URL("postgres")
-	pool := pgtest.Pool(t, url)
-	locks := newLocker(t, &pgtest.DB{Pool: pool, URL: url, Name: "postgres"}, nil)
-	for name, call := range map[string]func() error{
-		"Acquire":    func() error { _, err := locks.Acquire(t.Context(), "k"); return err },
-		"TryAcquire": func() error { _, err := locks.TryAcquire(t.Context(), "k"); return err },
-	} {
-		if err := call(); !errors.Is(err, pgxlock.ErrReadOnly) || errors.Is(err, pgxlock.ErrNotAcquired) {
-			t.Errorf("%s on a standby: %v, want ErrReadOnly", name, err)
-		}
-	}
-	if got := rows(t, primary); len(got) != 0 {
-		t.Errorf("granted on a standby: %v", got)
-	}
-
-	// As libpq's connection strings have it: host=standby,primary port=1,2.
-	s, p := pool.Config().ConnConfig, primary.Pool.Config().ConnConfig
-	both := fmt.Sprintf("host=%s,%s port=%d,%d user=%s dbname=postgres", s.Host, p.Host, s.Port, p.Port, p.User)
-	leads := newLocker(t, &pgtest.DB{Pool: pgtest.Pool(t, both), URL: both, Name: "postgres"}, nil)
-	lock := acquire(t, leads, "k")
-	if err := lock.Renew(t.Context()); err != nil {
-		t.Error(err)
-	}
-	untilOnlyHeld(t, primary, lock)
-	if err := lock.Release(t.Context()); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -45,9 +46,11 @@ type fault struct {
 type faultKind int
 
 const (
-	loseReply    faultKind = iota // the server does it, then the connection is cut
-	holdReply                     // the server does it; its reply waits for resume
-	delayRequest                  // the connection is cut; the server gets the request at resume
+	loseReply     faultKind = iota // the server does it, then the connection is cut
+	holdReply                      // the server does it; its reply waits for resume
+	delayRequest                   // the connection is cut; the server gets the request at resume
+	halfRequest                    // the server gets half of the request, and the network swallows the rest
+	almostRequest                  // it gets all but the last byte
 )
 
 // happened waits until the fault has happened.
@@ -102,6 +105,13 @@ func (p *proxy) arm(t *testing.T, what faultKind, sql string) *fault {
 	return f
 }
 
+// disarm forgets the faults that have not happened.
+func (p *proxy) disarm() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = nil
+}
+
 // blackHole makes the network swallow everything, in both directions and without
 // a word, on the connections there are and on those to come until heal.
 func (p *proxy) blackHole() {
@@ -132,6 +142,18 @@ func (p *proxy) heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.silent, p.refused = false, false
+}
+
+// reset ends all connections as a firewall does that has forgotten them.
+func (p *proxy) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if tcp, ok := l.client.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0)
+		}
+		l.close()
+	}
 }
 
 // cut ends all connections.
@@ -241,7 +263,11 @@ func (l *link) requests() {
 			l.delay(hit, group)
 			return
 		}
-		if hit != nil {
+		switch {
+		case hit == nil:
+		case hit.what == halfRequest || hit.what == almostRequest:
+			l.truncate(hit, group)
+		default:
 			l.mu.Lock()
 			l.fault = hit
 			l.mu.Unlock()
@@ -268,6 +294,8 @@ func (l *link) look(m []byte) *fault {
 		_, rest := text(body)
 		name, _ := text(rest)
 		return l.proxy.next(l.statements[name])
+	case 'F': // FunctionCall: number
+		return l.proxy.next(fmt.Sprintf("call of function %d", binary.BigEndian.Uint32(body)))
 	case 'Q': // Query: text
 		sql, _ := text(body)
 		return l.proxy.next(sql)
@@ -283,6 +311,18 @@ func (l *link) delay(f *fault, request []byte) {
 	<-f.resumed
 	_, _ = l.server.Write(request)
 	// The server side stays open: the backend has no reason to stop.
+}
+
+// truncate is a network, or a client, that stops in the middle of a request. Both
+// ends stay open.
+func (l *link) truncate(f *fault, request []byte) {
+	n := len(request) - 1
+	if f.what == halfRequest {
+		n = len(request) / 2
+	}
+	_, _ = l.server.Write(request[:n])
+	l.swallow()
+	close(f.hit)
 }
 
 func (l *link) send(b []byte) error {

@@ -3,6 +3,7 @@ package pgxlock_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -13,12 +14,21 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// snippets returns the README's code blocks of one language.
-func snippets(t *testing.T, language string) []string {
+// comingFrom is the other document whose code is tried.
+const comingFrom = "docs/coming-from.md"
+
+// snippets returns a document's code blocks of one language.
+func snippets(t *testing.T, document, language string) []string {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
+	text, err := os.ReadFile(document)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,12 +37,12 @@ func snippets(t *testing.T, language string) []string {
 		found = append(found, string(match[1]))
 	}
 	if len(found) == 0 {
-		t.Fatalf("the README has no %s", language)
+		t.Fatalf("%s has no %s", document, language)
 	}
 	return found
 }
 
-// What the README's Go snippets leave to the reader.
+// What the documents' Go snippets leave to the reader.
 const readmeHeader = `package readme
 
 import (
@@ -58,16 +68,28 @@ var (
 	buildReport     func(context.Context) error
 	callSlowService func(context.Context) (int, error)
 	warm            func(context.Context, int64) error
+	transfer        func(ctx context.Context, tx pgx.Tx, from, to, amount int) error
+	process         func(context.Context, pgx.Tx) error
+	report          func(context.Context, pgx.Tx) error
+	bill            func(context.Context) error
+	connString      string
+
+	// of github.com/bsm/redislock, which is nothing to depend on
+	redisLocks interface {
+		Obtain(ctx context.Context, key string, ttl time.Duration, opt *struct{}) (redisLock, error)
+	}
 )
+
+type redisLock interface{ Release(context.Context) error }
 `
 
 // The snippets are compiled as they stand, each as the body of a function, in a
 // package that exists only for the compiler.
-func TestTheReadmesGoCompiles(t *testing.T) {
+func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
 	t.Parallel()
 	var source bytes.Buffer
 	source.WriteString(readmeHeader)
-	for i, snippet := range snippets(t, "go") {
+	for i, snippet := range append(snippets(t, "README.md", "go"), snippets(t, comingFrom, "go")...) {
 		fmt.Fprintf(&source, "\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {\n%s%s\treturn nil\n}\n",
 			i, snippet, useAll(t, snippet))
 	}
@@ -116,7 +138,132 @@ func TestTheReadmesSQLRuns(t *testing.T) {
 	db := migrated(t)
 	db.Exec(t, "create table invoices (id int primary key, total int)")
 	db.Exec(t, "select acquire_lock('invoice:42', 'worker-1:7f3a')")
-	for _, snippet := range snippets(t, "sql") {
+	for _, snippet := range snippets(t, "README.md", "sql") {
 		db.Exec(t, snippet)
+	}
+}
+
+// The statements of a ShedLock provider, as docs/coming-from.md gives them.
+func TestShedLocksCallsAreThoseOfALease(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for statement := range strings.SplitSeq(strings.TrimSpace(snippets(t, comingFrom, "sql")[0]), "\n") {
+		if !query[bool](t, db, statement) {
+			t.Errorf("false: %s", statement)
+		}
+	}
+}
+
+// Whoever takes both locks excludes those that take one of them, so that a fleet
+// can change over in two steps, and not in one.
+func TestAFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `create table shedlock (name varchar(64) not null, lock_until timestamp not null,
+		locked_at timestamp not null, locked_by varchar(255) not null, primary key (name))`) // as ShedLock's README has it
+	take, giveBack, _ := strings.Cut(snippets(t, comingFrom, "sql")[1], ";")
+	locks := newLocker(t, db, nil)
+
+	// try takes the locks of one kind of program, or none, and returns what gives
+	// them back.
+	const oldLock, newLock, both = 1, 2, 3
+	try := func(kind int, id string) (release func(), ok bool) {
+		undo := func() {}
+		if kind&oldLock != 0 {
+			if db.Exec(t, strings.ReplaceAll(take, "go-1:7f3a", id)).RowsAffected() == 0 {
+				return nil, false
+			}
+			undo = func() { db.Exec(t, strings.ReplaceAll(giveBack, "go-1:7f3a", id)) }
+		}
+		if kind&newLock == 0 {
+			return undo, true
+		}
+		lock, err := locks.TryAcquire(t.Context(), "nightly")
+		if errors.Is(err, pgxlock.ErrNotAcquired) {
+			undo()
+			return nil, false
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			if err := lock.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+			undo()
+		}, true
+	}
+	for _, holder := range []int{oldLock, newLock, both} {
+		for _, other := range []int{oldLock, newLock, both} {
+			release, ok := try(holder, "holder")
+			if !ok {
+				t.Fatalf("program %d does not get what is free", holder)
+			}
+			second, together := try(other, "other")
+			if together {
+				second()
+			}
+			if excluded := holder&other != 0; together == excluded {
+				t.Errorf("programs %d and %d hold it together: %t", holder, other, together)
+			}
+			release()
+		}
+	}
+}
+
+// What docs/coming-from.md says that callers of the copied functions may notice.
+// What takes two transactions to see is in internal/sqltest.
+func TestTheUpgradeChangesWhatTheDocumentSays(t *testing.T) {
+	t.Parallel()
+	seed, err := os.ReadFile("testdata/seed.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after := pgtest.New(t), pgtest.New(t)
+	for _, db := range []*pgtest.DB{before, after} {
+		db.Exec(t, string(seed))
+		db.Exec(t, "select acquire_lock('held', 'old caller', 600)")
+	}
+	if err := migrations.Up(t.Context(), after.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	const (
+		expire  = "update distributed_locks set expires_at = now() - interval '1 minute', acquired_at = now() - interval '2 minutes'; "
+		first   = `select acquire_lock('k', 'a', 60, '{"v": 1}'); `
+		refused = "22023"
+	)
+	for what, test := range map[string]struct{ do, ask, before, after string }{
+		"what was held stays held":     {"", "acquire_lock('held', 'somebody else')", "false", "false"},
+		"release after the expiry":     {first + expire, "release_lock('k', 'a')", "true", "false"},
+		"the row goes all the same":    {first + expire + "select release_lock('k', 'a')", "not exists (select from distributed_locks where lock_name = 'k')", "true", "true"},
+		"metadata of the same holder":  {first + `select acquire_lock('k', 'a', 60, '{"v": 2}')`, "select metadata->>'v' from distributed_locks where lock_name = 'k'", "1", "2"},
+		"no metadata, the same holder": {first + `select acquire_lock('k', 'a')`, "select metadata->>'v' from distributed_locks where lock_name = 'k'", "1", "1"},
+		"acquired_at of the same":      {first + "update distributed_locks set acquired_at = now() - interval '1 hour'; select acquire_lock('k', 'a')", "select now() - acquired_at > '1 minute' from distributed_locks where lock_name = 'k'", "false", "true"},
+		"metadata after a take-over":   {first + expire + `select acquire_lock('k', 'b', 60, '{"v": 2}')`, "select metadata->>'v' from distributed_locks where lock_name = 'k'", "2", "2"},
+		"a TTL of 0":                   {"", "acquire_lock('k', 'a', 0)", "true", refused},
+		"an empty name":                {"", "acquire_lock('', 'a')", "true", refused},
+		"a holder that is NULL":        {"", "acquire_lock('k', null)", "23502", refused},
+		"a holder that begins with *":  {"", "acquire_lock('k', '*a')", "true", refused},
+		"two that share a holder id":   {first, "acquire_lock('k', 'a')", "true", "true"},
+		"the index":                    {"", "to_regclass('idx_locks_expires') is not null", "true", "false"},
+		"the columns of select *":      {"", "select count(*) from pg_attribute where attrelid = 'distributed_locks'::regclass and attnum > 0", "5", "6"},
+	} {
+		for db, want := range map[*pgtest.DB]string{before: test.before, after: test.after} {
+			db.Exec(t, "delete from distributed_locks where lock_name <> 'held'")
+			db.Exec(t, test.do)
+			var got string
+			err := db.Pool.QueryRow(t.Context(), "select ("+test.ask+")::text").Scan(&got)
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+				got = pgErr.Code
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if got != want {
+				t.Errorf("%s: %s, want %s (upgraded: %t)", what, got, want, db == after)
+			}
+		}
+		for _, db := range []*pgtest.DB{before, after} {
+			db.Exec(t, "update distributed_locks set expires_at = now() + interval '10 minutes' where lock_name = 'held'")
+		}
 	}
 }

@@ -41,6 +41,9 @@ type renewal struct {
 	answer chan<- error // nil if nobody waits for it; has room for the answer
 }
 
+// errTakenAway means that the lease is somebody else's, or nobody's.
+var errTakenAway = errors.New("the server says that it expired, was released or was taken over")
+
 // errRowLocked means that somebody keeps the row of a lease locked.
 var errRowLocked = errors.New("the row of the lease is locked by another transaction")
 
@@ -123,7 +126,7 @@ func (r *renewer) renew(ctx context.Context, lock *Lock) error {
 		case <-ctx.Done():
 			return contextError(ctx)
 		}
-		if !sleep(ctx, retryDelay(lock)) {
+		if !sleep(ctx, retryDelay(lock), nil) {
 			return contextError(ctx)
 		}
 	}
@@ -144,12 +147,14 @@ func (r *renewer) patience() time.Duration {
 // send renews a batch in one statement.
 func (r *renewer) send(batch []renewal) error {
 	var locks []*Lock
+	var asked []renewal
 	waiting := make(map[*Lock][]chan<- error, len(batch))
 	for _, entry := range batch {
 		if err := entry.lock.Err(); err != nil { // it ended while the entry stood in the queue
 			tell([]chan<- error{entry.answer}, err)
 			continue
 		}
+		asked = append(asked, entry)
 		if _, ok := waiting[entry.lock]; !ok {
 			locks = append(locks, entry.lock)
 		}
@@ -177,7 +182,7 @@ func (r *renewer) send(batch []renewal) error {
 		err = errors.New("the server answered for other leases than it was asked for")
 	}
 	if err != nil {
-		r.fail(batch, err)
+		r.fail(asked, err) // the others have their answer, and there is room for one
 		if t.renewals.reached() {
 			return nil
 		}
@@ -189,7 +194,7 @@ func (r *renewer) send(batch []renewal) error {
 		case outcomeRenewed:
 			err = lock.renewed(sent)
 		case outcomeGone:
-			err = lock.lose("the server says that it expired, was released or was taken over")
+			err = lock.lose(errTakenAway)
 		default:
 			err = errRowLocked
 			r.again(lock) // alone, so that it costs no other lease its renewal

@@ -19,7 +19,7 @@ import (
 // What a statement of the Locker's contains and no other one does.
 const (
 	acquireSQL = "try_acquire_lock"
-	renewSQL   = "FOR NO KEY UPDATE"
+	renewSQL   = "pgxlock_renew_batch"
 	releaseSQL = "-- Gives back each lease"
 )
 

@@ -80,21 +80,36 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	if cfg.Margin < least || cfg.Margin > cfg.TTL/3 {
 		return cfg, fmt.Errorf("LeaseConfig.Margin is %s, it must be between %s and a third of the TTL, %s", cfg.Margin, least, cfg.TTL/3)
 	}
-	if cfg.Owner == "" {
+	var err error
+	if cfg.Owner, err = checkOwner("LeaseConfig", cfg.Owner); err != nil {
+		return cfg, err
+	}
+	cfg.Backoff, cfg.Logger = orDefaults(cfg.Backoff, cfg.Logger)
+	return cfg, nil
+}
+
+// checkOwner checks the Owner of a configuration; empty is host:pid.
+func checkOwner(config, owner string) (string, error) {
+	if owner == "" {
 		host, err := os.Hostname()
 		if err != nil {
 			host = "localhost"
 		}
-		cfg.Owner = fmt.Sprintf("%.150s:%d", host, os.Getpid())
+		owner = fmt.Sprintf("%.150s:%d", host, os.Getpid())
 	}
-	if n := utf8.RuneCountInString(cfg.Owner); n > 200 || !utf8.ValidString(cfg.Owner) || cfg.Owner[0] == '*' || checkKey(cfg.Owner) != nil {
-		return cfg, fmt.Errorf("LeaseConfig.Owner %.40q must be valid UTF-8 of 1 to 200 characters without zero bytes, not beginning with *", cfg.Owner)
+	if n := utf8.RuneCountInString(owner); n > 200 || !utf8.ValidString(owner) || owner[0] == '*' || checkKey(owner) != nil {
+		return owner, fmt.Errorf("%s.Owner %.40q must be valid UTF-8 of 1 to 200 characters without zero bytes, not beginning with *", config, owner)
 	}
-	if cfg.Backoff == nil {
-		cfg.Backoff = defaultBackoff
+	return owner, nil
+}
+
+// orDefaults fills in what every kind of Locker has.
+func orDefaults(backoff func(int) time.Duration, log *slog.Logger) (func(int) time.Duration, *slog.Logger) {
+	if backoff == nil {
+		backoff = defaultBackoff
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
 	}
-	return cfg, nil
+	return backoff, log
 }

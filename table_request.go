@@ -25,20 +25,32 @@ type leaseRequest struct {
 	err     error         // the answer
 }
 
-func (t *leaseTable) try(ctx context.Context, key string, o options) (*Lock, error) {
+func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attempt {
 	margin := time.Duration(float64(t.cfg.Margin) * float64(o.ttl) / float64(t.cfg.TTL))
-	lock := t.locker.newLock(key, t.cfg.Owner+":"+rand.Text(), o.ttl, max(margin, 100*time.Millisecond))
-	r := &leaseRequest{lock: lock, metadata: o.metadata, done: make(chan struct{})}
-	t.acquiring.add(r)
+	requests := make([]*leaseRequest, len(keys))
+	for i, key := range keys {
+		lock := t.locker.newLock(key, t.cfg.Owner+":"+rand.Text(), o.ttl, max(margin, 100*time.Millisecond))
+		requests[i] = &leaseRequest{lock: lock, metadata: o.metadata, done: make(chan struct{})}
+	}
+	t.acquiring.add(requests...)
+	attempts := make([]attempt, len(keys))
+	for i, r := range requests {
+		attempts[i] = r.await(ctx)
+	}
+	return attempts
+}
+
+// await returns the answer, or leaves when ctx ends.
+func (r *leaseRequest) await(ctx context.Context) attempt {
 	select {
 	case <-r.done:
 	case <-ctx.Done():
 		if r.settled.CompareAndSwap(false, true) {
-			return nil, context.Cause(ctx)
+			return attempt{err: context.Cause(ctx)}
 		}
 		<-r.done
 	}
-	return lock, r.err
+	return attempt{r.lock, r.err}
 }
 
 // answer tells the caller, and reports false if it has left.
@@ -98,8 +110,9 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 		err = fmt.Errorf("%d answers for %d requests", len(grants), len(batch))
 	}
 	if spoilt(err) && len(batch) > 1 {
-		for _, r := range batch { // one of them spoils it: find out which
-			if err := t.acquire([]*leaseRequest{r}); err != nil {
+		for i := range batch { // one of them spoils it: find out which
+			if err := t.acquire(batch[i : i+1]); err != nil {
+				failRequests(batch[i+1:], err)
 				return err
 			}
 		}
@@ -124,7 +137,7 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 				busy.remaining = time.Duration(*ms) * time.Millisecond
 			}
 			r.answer(busy)
-		case !r.lock.granted(*grants[i].Token, sent):
+		case !r.lock.granted(*grants[i].Token, sent, t.locker.now()):
 			t.discard(r.lock)
 			r.answer(errLateGrant)
 		case !r.answer(nil):
@@ -134,7 +147,7 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 	if err != nil && !t.requests.reached() {
 		return err
 	}
-	t.reaping.start(t)
+	t.reaping.start()
 	return nil
 }
 

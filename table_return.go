@@ -18,7 +18,6 @@ const (
 	outcomeExpired  = "expired"
 	outcomeGone     = "gone"
 	outcomeRenewed  = "renewed"
-	outcomeSkipped  = "skipped"
 )
 
 // leaseReturn is one release under way.

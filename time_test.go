@@ -108,7 +108,15 @@ func (s *fakeServer) count(n *int) int {
 
 func (s *fakeServer) options() options { return options{ttl: testTTL} }
 
-func (s *fakeServer) try(ctx context.Context, key string, o options) (*Lock, error) {
+func (s *fakeServer) try(ctx context.Context, keys []string, o options) []attempt {
+	attempts := make([]attempt, len(keys))
+	for i, key := range keys {
+		attempts[i].lock, attempts[i].err = s.tryOne(ctx, key, o)
+	}
+	return attempts
+}
+
+func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, error) {
 	sent := s.clock()
 	s.mu.Lock()
 	s.tries = append(s.tries, sent)
@@ -118,18 +126,24 @@ func (s *fakeServer) try(ctx context.Context, key string, o options) (*Lock, err
 	}
 	token := int64(len(s.tries))
 	s.mu.Unlock()
-	if a.after > 0 && !sleep(ctx, a.after) {
+	if a.after > 0 && !sleep(ctx, a.after, nil) {
 		return nil, context.Cause(ctx)
 	}
 	if a.err != nil {
 		return nil, a.err
 	}
 	lock := s.locker.newLock(key, "me:1", o.ttl, testMargin)
-	if !lock.granted(token, sent) {
+	if !lock.granted(token, sent, s.clock()) {
 		return nil, errLateGrant
 	}
 	return lock, nil
 }
+
+func (s *fakeServer) takes(opt Option) bool   { return takenExclusively(opt) }
+func (s *fakeServer) check(key string) error  { return checkKey(key) }
+func (s *fakeServer) compare(a, b string) int { return strings.Compare(a, b) }
+
+func (s *fakeServer) holders(context.Context, string) ([]Holder, error) { return nil, nil }
 
 func (s *fakeServer) discard(*Lock) {
 	s.mu.Lock()
@@ -154,11 +168,9 @@ func (s *fakeServer) release(*Lock) error {
 	return s.refusal
 }
 
-func (s *fakeServer) fence(*Lock) (string, []any, error) {
-	return "", nil, errors.New("a fence was sent to the server")
+func (s *fakeServer) fence(context.Context, transaction, *Lock) error {
+	return errors.New("a fence was sent to the server")
 }
-
-func (s *fakeServer) check(*Lock) {}
 
 func (s *fakeServer) close(context.Context) error {
 	s.mu.Lock()
@@ -348,7 +360,7 @@ func TestALateRenewalRevivesNothing(t *testing.T) {
 func TestALossIsForGood(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		lock := acquired(t, l, "k")
-		mustBe(t, "what the server says", lock.lose("gone"), ErrLost)
+		mustBe(t, "what the server says", lock.lose(errTakenAway), ErrLost)
 		for range 2 {
 			mustBe(t, "Release", lock.Release(t.Context()), ErrLost)
 			mustBe(t, "Err", lock.Err(), ErrLost)
@@ -647,7 +659,7 @@ func TestCloseEndsContextsAndReleasesWhatIsHeld(t *testing.T) {
 		lock, lost := acquired(t, l, "k"), acquired(t, l, "lost")
 		work, cancel := lock.Context(t.Context())
 		defer cancel()
-		_ = lost.lose("gone")
+		_ = lost.lose(errTakenAway)
 		if err := l.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -841,7 +853,7 @@ func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
 	}
 	clock := &lateClock{sql: "try_acquire_lock", by: believed}
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = clock })
-	l, err := newLease(pool, &LeaseConfig{TTL: testTTL}, clock.now)
+	l, err := newLease(func() (*pgxpool.Config, error) { return pool.Config(), nil }, &LeaseConfig{TTL: testTTL}, clock.now)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,62 +20,166 @@ import (
 // the caller's opts.
 func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []Option) (*Lock, error) {
 	o := l.backend.options()
-	if err := cmp.Or(o.collect(defaults), o.collect(opts), checkKey(key)); err != nil {
+	if err := cmp.Or(o.collect(defaults, l.backend.takes), o.collect(opts, l.backend.takes), l.backend.check(key)); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
-	if ctx.Err() != nil {
-		return nil, l.fail("acquire", key, contextError(ctx))
+	if err := l.mayWait(ctx, key); err != nil {
+		return nil, l.fail("acquire", key, err)
 	}
-	if l.holds(ctx, key) {
-		return nil, l.fail("acquire", key, ErrDeadlock)
-	}
-
-	wait, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(l.closing, func() { cancel(ErrClosed) })()
-	if o.wait != nil {
-		bound := *o.wait
-		if o.noWait() {
-			bound = ioTimeout
+	w := l.startWait(ctx, o)
+	defer w.stop()
+	for {
+		got := l.backend.try(w, []string{key}, o)[0]
+		if got.err == nil {
+			got.err = got.lock.admit(inDo)
 		}
-		defer time.AfterFunc(bound, func() { cancel(errNoAnswer) }).Stop()
-	}
-
-	var busy *busyError // what the server said last, if it said so at all
-	for attempt := 0; ; attempt++ {
-		lock, err := l.backend.try(wait, key, o)
-		if err == nil {
-			err = lock.admit(inDo)
+		if got.err == nil {
+			return got.lock, nil
 		}
-		if err == nil {
-			return lock, nil
-		}
-		if b, ok := errors.AsType[*busyError](err); ok {
-			busy = b
-		}
-		if busy == nil || o.noWait() || !passing(err) {
-			return nil, l.fail("acquire", key, gaveUp(ctx, wait, nil, err))
-		}
-		delay := l.backoff(attempt)
-		if busy.remaining > 0 {
-			delay = min(delay, busy.remaining)
-		}
-		if !sleep(wait, delay) {
-			return nil, l.fail("acquire", key, gaveUp(ctx, wait, busy, err))
+		if err := w.again(got.err); err != nil {
+			return nil, l.fail("acquire", key, err)
 		}
 	}
 }
 
-// gaveUp makes the error of a call that ends without the lock. wait is ctx with
-// what else ends the wait; busy what the server said, if that may be told; last
-// what the last try returned.
-func gaveUp(ctx, wait context.Context, busy *busyError, last error) error {
-	switch {
-	case ctx.Err() != nil && busy != nil:
-		return &busyError{holder: busy.holder, remaining: busy.remaining, ended: contextError(ctx)}
-	case ctx.Err() != nil:
+// mayWait says why a wait under ctx makes no sense.
+func (l *Locker) mayWait(ctx context.Context, key string) error {
+	if ctx.Err() != nil {
 		return contextError(ctx)
-	case errors.Is(context.Cause(wait), ErrClosed):
+	}
+	if l.holds(ctx, key) {
+		return fmt.Errorf("%w: this context already holds the key", ErrDeadlock)
+	}
+	return nil
+}
+
+// A wait is a context that ends with the caller's, when the Locker is closed, and
+// when MaxWait is over. Most waits end before anybody has to be woken when it does,
+// so that what does that is made only for who asks for Done.
+type wait struct {
+	caller  context.Context
+	locker  *Locker
+	noWait  bool
+	until   time.Time // zero: no bound
+	attempt int
+	busy    *busyError // what the server said last, if it said so at all
+
+	mu      sync.Mutex
+	inner   context.Context // nil until somebody asks for it
+	cancel  context.CancelCauseFunc
+	stops   []func() bool
+	stopped bool
+}
+
+func (l *Locker) startWait(ctx context.Context, o options) *wait {
+	w := &wait{caller: ctx, locker: l, noWait: o.noWait()}
+	if o.wait != nil {
+		bound := *o.wait
+		if w.noWait {
+			bound = ioTimeout
+		}
+		w.until = time.Now().Add(bound)
+	}
+	return w
+}
+
+// context makes the context that ends by itself.
+func (w *wait) context() context.Context {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.inner != nil {
+		return w.inner
+	}
+	inner, cancel := context.WithCancelCause(w.caller)
+	w.inner, w.cancel = inner, cancel
+	if w.stopped { // whoever leads may be looked at when it is through
+		cancel(nil)
+		return inner
+	}
+	w.stops = append(w.stops, context.AfterFunc(w.locker.closing, func() { cancel(ErrClosed) }))
+	if !w.until.IsZero() {
+		w.stops = append(w.stops, time.AfterFunc(time.Until(w.until), func() { cancel(errNoAnswer) }).Stop)
+	}
+	return inner
+}
+
+func (w *wait) Deadline() (time.Time, bool) { return w.caller.Deadline() }
+func (w *wait) Done() <-chan struct{}       { return w.context().Done() }
+func (w *wait) Value(key any) any           { return w.context().Value(key) }
+
+func (w *wait) Err() error {
+	why := w.cause()
+	if why == nil {
+		return nil
+	}
+	ctx := w.context()
+	w.cancel(why) // it may not have been told yet
+	return ctx.Err()
+}
+
+// cause is why the wait has ended, nil while it has not.
+func (w *wait) cause() error {
+	switch {
+	case w.caller.Err() != nil:
+		return context.Cause(w.caller)
+	case w.locker.closing.Err() != nil:
+		return ErrClosed
+	case !w.until.IsZero() && !time.Now().Before(w.until):
+		return errNoAnswer
+	}
+	return nil
+}
+
+// ends returns channels one of which is closed when ctx ends. They are there already
+// if it is a wait that has no bound, or none that its backend does not keep anyway.
+func ends(ctx context.Context) (ended, closing <-chan struct{}) {
+	if w, ok := ctx.(*wait); ok && (w.noWait || w.until.IsZero()) {
+		return w.caller.Done(), w.locker.closing.Done()
+	}
+	return ctx.Done(), nil
+}
+
+func (w *wait) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	for _, stop := range w.stops {
+		stop()
+	}
+	if w.inner != nil {
+		w.cancel(nil)
+	}
+}
+
+// again waits until it is worth to ask again after err, or says why not to.
+func (w *wait) again(err error) error {
+	var freed <-chan struct{}
+	if b, ok := errors.AsType[*busyError](err); ok {
+		w.busy, freed = b, b.freed
+	}
+	if w.busy == nil || w.noWait || !passing(err) {
+		return w.gaveUp(nil, err)
+	}
+	delay := w.locker.backoff(w.attempt)
+	if w.busy.remaining > 0 {
+		delay = min(delay, w.busy.remaining)
+	}
+	w.attempt++
+	if !sleep(w, delay, freed) {
+		return w.gaveUp(w.busy, err)
+	}
+	return nil
+}
+
+// gaveUp makes the error of a call that ends without the lock. busy is what the
+// server said, if that may be told; last what the last try returned.
+func (w *wait) gaveUp(busy *busyError, last error) error {
+	switch {
+	case w.caller.Err() != nil && busy != nil:
+		return &busyError{holder: busy.holder, remaining: busy.remaining, ended: contextError(w.caller)}
+	case w.caller.Err() != nil:
+		return contextError(w.caller)
+	case errors.Is(w.cause(), ErrClosed):
 		return ErrClosed
 	case busy != nil:
 		return busy
@@ -91,8 +196,18 @@ func contextError(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// withContextError makes sure that err, if there is one, says so if ctx has ended:
+// lib/pq only says that it cancelled.
+func withContextError(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil || errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", contextError(ctx), err)
+}
+
 // passing reports whether what failed with err may do better later: the key is
-// busy, or the connection broke, or the server is short of something or restarts.
+// busy, or the connection broke, or the server is short of something or restarts,
+// or all that can be reached is a standby, which may be promoted.
 func passing(err error) bool {
 	if _, ok := errors.AsType[*busyError](err); ok {
 		return true
@@ -105,14 +220,17 @@ func passing(err error) bool {
 		}
 		return false
 	}
-	return !errors.Is(err, ErrSchema) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrReadOnly)
+	return !errors.Is(err, ErrSchema) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrPooler) && !errors.Is(err, ErrMaxLocks)
 }
 
-func sleep(ctx context.Context, d time.Duration) bool {
+// sleep waits for d, or until wake is closed; false if ctx ended before.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return true
+	case <-wake:
 		return true
 	case <-ctx.Done():
 		return false

@@ -130,7 +130,12 @@ func TestTheSeedsGrantsAreEnough(t *testing.T) {
 	expect(t, conn, true, "select assert_lock_held('held', 'me') > 0")
 	expect(t, conn, true, "select extend_lock('held', 'me', 60)")
 	expect(t, conn, true, "select release_lock('held', 'me')")
-	expect(t, conn, 1, "select pgxlock_schema_version()")
+	expect(t, conn, int(newest), "select pgxlock_schema_version()")
+	expect(t, conn, true, "select lock_tx('k')")
+	_, err := conn.Exec(t.Context(), "select claim_once('k')") // its table is new
+	refuse(t, err, pgerrcode.InsufficientPrivilege)
+	db.Exec(t, "grant select, insert, update, delete on pgxlock_claims to "+role) // as docs/operations.md says
+	callsInTransactions(t, conn)
 }
 
 func TestAViewKeepsTheCollationAndASecondIndexGuardsTheNames(t *testing.T) {
@@ -175,24 +180,32 @@ func TestAForeignTableIsRefusedAndNamed(t *testing.T) {
 	}
 }
 
+// The newest version is taken back first. It has no leases, so it goes, unless
+// all files are run in one transaction, or Down asks before the first one.
 func TestDownRefusesWhileLeasesAreLive(t *testing.T) {
 	t.Parallel()
+	reference := newSeed(t)
+	upTo(t, reference.URL, 1)
+	leases := catalog(t, reference)
 	db := newSeed(t)
 	seed := catalog(t, db)
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			forget(t, db)
 			must(t, way.up(t, db.URL))
-			before := catalog(t, db)
+			want, stays := leases, uint(1)
+			if way.name == "psql -1" || way.name == "Up" {
+				want, stays = catalog(t, db), newest
+			}
 			expect(t, db.Pool, true, "select acquire_lock('k', 'a', 600)")
 			if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "live leases in schema") {
 				t.Errorf("down: %v", err)
 			}
-			sameCatalog(t, catalog(t, db), before)
+			sameCatalog(t, catalog(t, db), want)
 			expect(t, db.Pool, false, "select acquire_lock('k', 'b')")
-			version(t, db.Pool, 1)
+			version(t, db.Pool, stays)
 			if strings.HasPrefix(way.name, "psql") {
-				must(t, way.down(t, as(t, db, "pgxlock.force", "on")))
+				must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles[newest-stays:])...))
 			} else {
 				must(t, migrations.Repair(t.Context(), db.Pool, nil)) // golang-migrate left its mark
 				refuse(t, migrations.Down(t.Context(), db.Pool, nil), pgerrcode.ObjectInUse)
@@ -200,6 +213,149 @@ func TestDownRefusesWhileLeasesAreLive(t *testing.T) {
 			}
 			sameCatalog(t, catalog(t, db), seed)
 			expect(t, db.Pool, true, "select release_lock('k', 'a')")
+		})
+	}
+}
+
+// Without them what was done once would be done again.
+func TestDownRefusesWhileClaimsStand(t *testing.T) {
+	t.Parallel()
+	reference := pgtest.New(t)
+	upTo(t, reference.URL, 2)
+	claims := catalog(t, reference)
+	db := pgtest.New(t)
+	empty := catalog(t, db)
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			for _, claim := range []string{"claim_once('k')", "claim_once('k', null, '1 hour')"} {
+				forget(t, db)
+				must(t, way.up(t, db.URL))
+				want, stays := claims, uint(2)
+				if way.name == "psql -1" || way.name == "Up" {
+					want, stays = catalog(t, db), newest
+				}
+				expect(t, db.Pool, true, "select "+claim)
+				if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "claims in schema public: 1") {
+					t.Errorf("down: %v", err)
+				}
+				sameCatalog(t, catalog(t, db), want)
+				expect(t, db.Pool, false, "select claim_once('k')")
+				version(t, db.Pool, stays)
+				if strings.HasPrefix(way.name, "psql") {
+					must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles[newest-stays:])...))
+				} else {
+					must(t, migrations.Repair(t.Context(), db.Pool, nil)) // golang-migrate left its mark
+					refuse(t, migrations.Down(t.Context(), db.Pool, nil), pgerrcode.ObjectInUse)
+					must(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}))
+				}
+				sameCatalog(t, catalog(t, db), empty)
+			}
+		})
+	}
+}
+
+func TestDownDoesNotMindClaimsThatHaveEnded(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	expect(t, db.Pool, true, "select claim_once('k', null, '1 microsecond')")
+	must(t, migrations.Down(t.Context(), db.Pool, nil))
+}
+
+// Their holders could not fence any more. What a dead session left is in nobody's
+// way.
+func TestDownRefusesWhileASessionHoldsLocksWithTokens(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	empty := catalog(t, db)
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			forget(t, db)
+			must(t, way.up(t, db.URL))
+			want := catalog(t, db)
+			holder := db.Connect(t)
+			expect(t, holder, true, "select pgxlock_session_batch('{0,1}', '{1,2}', 7) is not null")
+			if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "session locks with tokens in schema public: 2") {
+				t.Errorf("down: %v", err)
+			}
+			sameCatalog(t, catalog(t, db), want)
+			version(t, db.Pool, newest)
+			if strings.HasPrefix(way.name, "psql") {
+				must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles)...))
+			} else {
+				must(t, migrations.Repair(t.Context(), db.Pool, nil)) // golang-migrate left its mark
+				expect(t, db.Pool, true, fmt.Sprintf("select pg_terminate_backend(%d, 60000)", holder.PgConn().PID()))
+				must(t, migrations.Down(t.Context(), db.Pool, nil))
+			}
+			sameCatalog(t, catalog(t, db), empty)
+			_ = holder.Close(t.Context())
+		})
+	}
+}
+
+// Whether an open transaction's claim will stand is not known yet.
+func TestDownDoesNotOvertakeAnOpenClaim(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	upTo(t, db.URL, 2)
+	before := catalog(t, db)
+	url := as(t, db, "idle_in_transaction_session_timeout", "10s") // so that a broken file does not wait for ever
+	claimant, err := pgtest.Connect(t, url).Begin(t.Context())
+	must(t, err)
+	expect(t, claimant, true, "select claim_once('k')")
+	refuse(t, migrations.Down(t.Context(), db.Pool, nil), pgerrcode.LockNotAvailable)
+	sameCatalog(t, catalog(t, db), before)
+	must(t, claimant.Commit(t.Context()))
+	refuse(t, migrations.Down(t.Context(), db.Pool, nil), pgerrcode.ObjectInUse)
+	expect(t, db.Pool, false, "select claim_once('k')")
+}
+
+// Everything of the version before stays as it is, leases and plans included, on
+// the way up and on the way back.
+func TestLeasesAndSessionsOutliveTheNewestVersion(t *testing.T) {
+	t.Parallel()
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			upTo(t, db.URL, 1)
+			conn := db.Connect(t)
+			for name, query := range map[string]string{
+				"acquire": "select acquire_lock($1, $2, 600)", "renew": "select renew_lock('held', 'a', $1) is not null",
+				"fence": "select assert_lock_held('held', 'a', $1)", "release": "select release_lock($1, $2)",
+			} {
+				_, err := conn.Prepare(t.Context(), name, query)
+				must(t, err)
+			}
+			expect(t, conn, true, "acquire", "held", "a")
+			token := ask[int64](t, conn, "select fencing_token from distributed_locks")
+			calls := func() {
+				t.Helper()
+				for range 6 { // more than the five after which a plan is kept
+					expect(t, conn, false, "acquire", "held", "b")
+					expect(t, conn, true, "renew", token)
+					expect(t, conn, token, "fence", token)
+					expect(t, conn, true, "acquire", "k", "a")
+					expect(t, conn, true, "release", "k", "a")
+				}
+			}
+			calls()
+			fenced, err := db.Connect(t).Begin(t.Context()) // an open transaction is not in the way
+			must(t, err)
+			expect(t, fenced, token, "select assert_lock_held('held', 'a')")
+			must(t, way.up(t, db.URL))
+			must(t, fenced.Commit(t.Context()))
+			version(t, db.Pool, newest)
+			calls()
+			callsInTransactions(t, conn)
+			db.Exec(t, "delete from pgxlock_claims")
+			must(t, psql(t, db.URL, "-f", downFiles[0]))
+			version(t, db.Pool, newest-1)
+			calls()
+			must(t, migrations.Up(t.Context(), db.Pool, nil))
+			calls()
+			callsInTransactions(t, conn)
+			expect(t, conn, true, "release", "held", "a")
 		})
 	}
 }
@@ -225,12 +381,20 @@ func TestAReaderOfTheTableStopsTheUpgradeNotTheCallers(t *testing.T) {
 func TestTheUpgradeUnderTrafficFailsNoCallAndGrantsNothingTwice(t *testing.T) {
 	t.Parallel()
 	for round := range 3 {
-		t.Run(fmt.Sprint(round), upgradeUnderTraffic)
+		t.Run(fmt.Sprint("from the seed ", round), func(t *testing.T) { upgradeUnderTraffic(t, newSeed(t)) })
+	}
+	for older := uint(1); older < newest; older++ {
+		for round := range 2 {
+			t.Run(fmt.Sprint("from version ", older, " ", round), func(t *testing.T) {
+				db := pgtest.New(t)
+				upTo(t, db.URL, older)
+				upgradeUnderTraffic(t, db)
+			})
+		}
 	}
 }
 
-func upgradeUnderTraffic(t *testing.T) {
-	db := newSeed(t)
+func upgradeUnderTraffic(t *testing.T, db *pgtest.DB) {
 	var (
 		held  [2]atomic.Int32
 		pairs atomic.Int64

@@ -4,9 +4,13 @@
 package migrations_test
 
 import (
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"io/fs"
+	mathrand "math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +28,7 @@ import (
 // text.
 func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
-	for _, call := range []struct{ query, want string }{
+	check(t, conn, []trial{
 		{"acquire_lock('k'::varchar, 'a'::varchar, 60, '{}'::jsonb)", "true"},
 		{"acquire_lock('k'::varchar, 'b'::varchar, 60, '{}'::jsonb)", "false"},
 		{"acquire_lock('k'::varchar, 'a'::varchar, 60, '{\"n\": 1}'::jsonb)", "true"},
@@ -32,8 +36,10 @@ func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 		{"(try_acquire_lock('k'::varchar, 'a'::varchar, '1 minute'::interval, '{}'::jsonb)).acquired", "true"},
 		{"extend_lock('k'::varchar, 'a'::varchar, 60)", "true"},
 		{"extend_lock('k'::varchar, 'b'::varchar, 60)", "false"},
-		{"renew_lock('k'::varchar, 'a'::varchar, (select fencing_token from distributed_locks where lock_name::text = 'k'), '1 minute'::interval) is null", "false"},
+		{"renew_lock('k'::varchar, 'a'::varchar, (select h.fencing_token from pgxlock_holders('k'::text) h), '1 minute'::interval) is null", "false"},
 		{"renew_lock('k'::varchar, 'a'::varchar, 1::bigint, '1 minute'::interval) is null", "true"},
+		{"(select string_agg(b, ','::text) from pgxlock_renew_batch('{k,k}'::text[], '{a,b}'::text[], array[(select h.fencing_token from pgxlock_holders('k'::text) h), 1::bigint], '{60000,60000}'::bigint[]) b)", "renewed,gone"},
+		{"(select string_agg(b, ','::text) from pgxlock_release_batch('{k,free}'::text[], '{b,a}'::text[], array[null, null]::bigint[]) b)", "gone,gone"},
 		{"assert_lock_held('k'::varchar, 'a'::varchar, null::bigint, false) is null", "false"},
 		{"assert_lock_held('k'::varchar, 'b'::varchar, null::bigint, false)", "LK001"},
 		{"assert_lock_held('k'::varchar, 'a'::varchar, 1::bigint, true)", "LK001"},
@@ -41,6 +47,9 @@ func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 		{"release_lock_fenced('k'::varchar, 'a'::varchar, 1::bigint)", "false"},
 		{"release_lock('k'::varchar, 'b'::varchar)", "false"},
 		{"release_lock('k'::varchar, 'a'::varchar)", "true"},
+		{"acquire_lock('batch'::varchar, 'a'::varchar, 60, to_jsonb('m'::text))", "true"},
+		{"(select h.metadata from pgxlock_holders('batch'::text) h)", "m"},
+		{"(select string_agg(b, ','::text) from pgxlock_release_batch('{batch}'::text[], '{a}'::text[], array[null]::bigint[]) b)", "released"},
 		{"(try_acquire_lock('expiring'::varchar, 'a'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"},
 		{"(try_acquire_lock('expiring'::varchar, 'b'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"}, // a take-over
 		{"reap_expired_locks('0'::interval, 1000) >= 1", "true"},
@@ -59,21 +68,117 @@ func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 		{"reap_expired_locks('-1 s'::interval, 1)", pgerrcode.InvalidParameterValue},
 		{"reap_expired_locks('1 s'::interval, 0)", pgerrcode.InvalidParameterValue},
 		{"release_all_locks(''::varchar)", pgerrcode.InvalidParameterValue},
-	} {
+	})
+}
+
+// trial is an expression and what is wanted of it: a value, or a SQLSTATE, or one
+// of several with blanks between them.
+type trial struct{ query, want string }
+
+func check(t *testing.T, conn *pgx.Conn, trials []trial) {
+	t.Helper()
+	for _, call := range trials {
 		var got *string
 		err := conn.QueryRow(t.Context(), "select ("+call.query+")::text", pgx.QueryExecModeExec).Scan(&got)
 		var pgErr *pgconn.PgError
 		switch {
 		case errors.As(err, &pgErr):
-			if !strings.Contains(call.want, pgErr.Code) {
+			if !slices.Contains(strings.Fields(call.want), pgErr.Code) {
 				t.Errorf("%s: %s %s, want %s", call.query, pgErr.Code, pgErr.Message, call.want)
 			}
 		case err != nil:
 			t.Fatalf("%s: %v", call.query, err)
-		case got == nil || *got != call.want:
+		case got == nil || !slices.Contains(strings.Fields(call.want), *got):
 			t.Errorf("%s: not %s", call.query, call.want)
 		}
 	}
+}
+
+// callsInTransactions is the same for what runs in the caller's transaction.
+// The answers that depend on what other databases of the server do at that
+// moment are in there twice.
+func callsInTransactions(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	key := "'" + rand.Text() + "'" // claims stay
+	check(t, conn, []trial{
+		{"lock_tx('k'::text, null::interval, false, true)", "true"},
+		{"lock_tx('k'::text, null::interval, true, true)", "true"},
+		{"lock_tx('k'::text, '0'::interval, false, true)", "true"},
+		{"lock_tx('k'::text, '1 minute'::interval, false, false)", "true LK002"}, // 2: where the snapshot is older
+		{"lock_tx(null::text, null::interval, false, true)", pgerrcode.InvalidParameterValue},
+		{"lock_tx(repeat('k', 256), null::interval, false, true)", pgerrcode.InvalidParameterValue},
+		{"lock_tx('k'::text, null::interval, null::boolean, true)", pgerrcode.InvalidParameterValue},
+		{"claim_once(" + key + "::text, null::interval, null::interval)", "true"},
+		{"claim_once(" + key + "::text, null::interval, null::interval)", "false"},
+		{"claim_once(" + key + "::text, '0'::interval, null::interval)", "false"},
+		{"claim_once(('bounded ' || " + key + ")::text, '1 minute'::interval, '1 microsecond'::interval)", "true"},
+		{"claim_once(('bounded ' || " + key + ")::text, '1 minute'::interval, '1 microsecond'::interval)", "true"}, // a take-over
+		{"claim_once(''::text, null::interval, null::interval)", pgerrcode.InvalidParameterValue},
+		{"claim_once('k'::text, null::interval, '0'::interval)", pgerrcode.InvalidParameterValue},
+		{"purge_claims('0'::interval, 10000) >= 2", "true"},
+		{"purge_claims('-1 s'::interval, 1)", pgerrcode.InvalidParameterValue},
+		{"purge_claims('1 s'::interval, 0)", pgerrcode.InvalidParameterValue},
+	})
+	// The waits: somebody else has it.
+	other, err := pgx.ConnectConfig(t.Context(), conn.Config())
+	must(t, err)
+	defer other.Close(t.Context())
+	for _, query := range []string{"begin", "select lock_tx('k'::text, null::interval, true, true), claim_once('k'::text, null::interval, null::interval)"} {
+		_, err := other.Exec(t.Context(), query, pgx.QueryExecModeExec)
+		must(t, err)
+	}
+	check(t, conn, []trial{
+		{"lock_tx('k'::text, '0'::interval, false, true)", "false"},
+		{"lock_tx('k'::text, '20 ms'::interval, false, true)", "false"},
+		{"lock_tx('k'::text, '20 ms'::interval, true, true)", "true"},
+		{"claim_once('k'::text, '20 ms'::interval, null::interval) is null", "true"},
+	})
+	// A snapshot that is older than a commit, of what had begun before it or not.
+	do := func(conn *pgx.Conn, queries ...string) {
+		t.Helper()
+		for _, query := range queries {
+			_, err := conn.Exec(t.Context(), query, pgx.QueryExecModeExec)
+			must(t, err)
+		}
+	}
+	for _, begun := range []bool{false, true} {
+		do(other, "rollback", "begin")
+		if begun {
+			do(other, "select pg_current_xact_id()")
+			do(conn, "select pg_current_xact_id()") // a later one has ended
+		}
+		do(conn, "begin isolation level repeatable read", "select 1")
+		do(other, "select pg_current_xact_id()", "commit")
+		check(t, conn, []trial{{"lock_tx('k'::text, '1 minute'::interval, false, false)", "LK002"}})
+		do(conn, "rollback")
+	}
+}
+
+// callsOfSessions is the same for session locks.
+func callsOfSessions(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	s := fmt.Sprint(mathrand.Int64())
+	batch := func(ops, ids string) string {
+		return "pgxlock_session_batch('{" + ops + "}'::integer[], '{" + ids + "}'::bigint[], " + s + "::bigint)"
+	}
+	holder, err := pgx.ConnectConfig(t.Context(), conn.Config())
+	must(t, err)
+	defer holder.Close(t.Context())
+	check(t, holder, []trial{
+		{"(" + batch("0,1,4", "1,2,3") + ")[2]", "0"},
+		{batch("0,1,4,5", "1,2,3,4") + "::text[] = '{null,null,null,0}'::text[]", "true"},
+		{batch("8", "1"), pgerrcode.InvalidParameterValue},
+	})
+	check(t, conn, []trial{
+		{"assert_session_lock_held(1, 2::bigint, " + s + "::bigint, 0::bigint)", "0"},
+		{"assert_session_lock_held(1, 1::bigint, " + s + "::bigint, 7::bigint)", "LK001"},
+		{"assert_session_lock_held(2, 1::bigint, " + s + "::bigint, 7::bigint)", "LK001"},
+		{"assert_session_lock_held(2, 1::bigint, " + s + "::bigint, null::bigint)", pgerrcode.InvalidParameterValue},
+		{batch("0", "1"), pgerrcode.ObjectNotInPrerequisiteState},
+		{"pgxlock_reap_sessions(10) >= 0::bigint", "true"},
+		{"pgxlock_reap_sessions(0)", pgerrcode.InvalidParameterValue},
+	})
+	check(t, holder, []trial{{batch("2,3,6,7,2", "1,2,3,4,1") + "::text[] = '{1,1,1,1,null}'::text[]", "true"}})
 }
 
 // ours is all the text that runs in a migrator's session or in our functions.
@@ -99,12 +204,12 @@ func ours(t *testing.T) string {
 const hijackSQL = `
 DO $do$
 DECLARE
-  v_types text[] := '{text,varchar,bpchar,name,"\"char\"",smallint,integer,bigint,numeric,"double precision",oid,regclass,regnamespace,interval,timestamptz,timestamp,boolean,jsonb,bytea,bit,varbit}';
+  v_types text[] := '{text,varchar,bpchar,name,"\"char\"",smallint,integer,bigint,numeric,"double precision",oid,regclass,regnamespace,interval,timestamptz,timestamp,boolean,jsonb,bytea,bit,varbit,xid8,tid}';
   -- from, to: what a cast would bridge
   v_swaps text[] := '{{text,varchar},{text,name},{text,bpchar},{name,text},{name,varchar},{bigint,integer},{bigint,smallint},{integer,bigint},{integer,smallint},
     {"double precision",integer},{"double precision",bigint},{"double precision",numeric},{oid,regclass},{oid,regproc},{oid,bigint},{regclass,oid},{regclass,text},{regclass,varchar},
     {numeric,integer},{bit,bigint},{"\"any\"",text},{"\"any\"",varchar},{"\"any\"",bigint},{"\"any\"",name},{anyelement,text},{anynonarray,text},{anyarray,text[]},
-    {"timestamp with time zone",timestamp},{interval,text},{interval,integer},{boolean,text},{boolean,integer}}';
+    {"timestamp with time zone",timestamp},{interval,text},{interval,integer},{boolean,text},{boolean,integer},{xid8,bigint},{xid8,text},{pg_snapshot,text},{tid,text}}';
   f record; v_l text; v_r text; v_op text; i integer; j integer; v_args text[]; v_out text;
 BEGIN
   FOR f IN
@@ -141,16 +246,17 @@ BEGIN
         EXECUTE pg_catalog.format('CREATE OPERATOR %s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = hijack_comparison)', v_op, v_l, v_r);
       END LOOP;
       CONTINUE WHEN v_l = 'boolean';
-      FOREACH v_op IN ARRAY '{+,-,||,<<,>>}'::text[] LOOP
+      FOREACH v_op IN ARRAY '{+,-,*,||,<<,>>,|,&}'::text[] LOOP
         EXECUTE pg_catalog.format('CREATE OPERATOR %s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = hijack_sum)', v_op, v_l, v_r);
       END LOOP;
     END LOOP;
   END LOOP;
   CREATE FUNCTION hijack() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''hijacked: a type'' USING ERRCODE = ''HJ000''; END';
-  FOREACH v_op IN ARRAY '{text,timestamptz,jsonb,regclass,oid,bytea,name,int8,int4,bool,varchar,interval}'::text[] LOOP
+  FOREACH v_op IN ARRAY '{text,timestamptz,jsonb,regclass,oid,bytea,name,int8,int4,bool,varchar,interval,xid8,pg_snapshot,record}'::text[] LOOP
     EXECUTE pg_catalog.format('CREATE DOMAIN %I AS pg_catalog.text CHECK (hijack())', v_op);
   END LOOP;
   CREATE COLLATION "C" FROM pg_catalog."POSIX";
+  CREATE TABLE pg_locks (); CREATE TABLE pg_database (); CREATE TABLE pg_roles ();
   CREATE TABLE pg_proc (); CREATE TABLE pg_class (); CREATE TABLE pg_namespace (); CREATE TABLE pg_attribute (); CREATE TABLE pg_index ();
 END $do$`
 
@@ -205,14 +311,22 @@ func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		create temp table distributed_locks (lock_name varchar, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb, fencing_token bigint);
 		create temp table pgxlock_epoch (system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]);
 		create temp table pg_class (); create temp table pg_proc (); create temp sequence pgxlock_tokens;
-		create temp view lock_leases as select 1 as state`)
+		create temp view lock_leases as select 1 as state; create temp table pg_locks (); create temp table pg_database ();
+		create temp table pgxlock_session_locks (key_space integer, key_id bigint, session bigint, shared boolean, token bigint);
+		create temp table pgxlock_claims (claim_key varchar, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8)`)
 	must(t, err)
 	// Names of tables and types are the victim's own affair; what it calls is not.
 	calls := func() {
 		t.Helper()
+		if !ask[bool](t, db.Pool, "select public.pgxlock_hardened()") {
+			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks to "+victim)
+		}
 		for _, path := range []string{"pg_catalog, public", "pg_catalog, pg_temp, public"} {
 			for _, url := range []string{as(t, db, "role", victim, "search_path", path), as(t, db, "search_path", path)} {
-				goodAndBadCalls(t, pgtest.Connect(t, url))
+				conn := pgtest.Connect(t, url)
+				goodAndBadCalls(t, conn)
+				callsInTransactions(t, conn)
+				callsOfSessions(t, conn)
 			}
 		}
 		const acquire = "select public.acquire_lock('temp'::pg_catalog.varchar, $1::pg_catalog.varchar, 60, '{}'::pg_catalog.jsonb)"
@@ -220,6 +334,13 @@ func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		expect(t, hostile, false, acquire, pgx.QueryExecModeExec, "b")
 		expect(t, hostile, 0, "select pg_catalog.count(*) from distributed_locks", pgx.QueryExecModeExec)
 		expect(t, hostile, true, "select public.release_lock('temp'::pg_catalog.varchar, 'a'::pg_catalog.varchar)", pgx.QueryExecModeExec)
+
+		const claim = "select public.claim_once('temp'::pg_catalog.text, '1 minute'::pg_catalog.interval, null::pg_catalog.interval)"
+		expect(t, hostile, true, claim, pgx.QueryExecModeExec)
+		expect(t, hostile, false, claim, pgx.QueryExecModeExec)
+		expect(t, hostile, 0, "select pg_catalog.count(*) from pgxlock_claims", pgx.QueryExecModeExec)
+		expect(t, hostile, 1, "select public.purge_claims('0'::pg_catalog.interval, 10)", pgx.QueryExecModeExec)
+		expect(t, hostile, true, "select public.lock_tx('temp'::pg_catalog.text, '1 minute'::pg_catalog.interval, false, true)", pgx.QueryExecModeExec)
 	}
 	superuser := as(t, db, "search_path", "public")
 	must(t, up(t, superuser)) // adopts
@@ -231,13 +352,11 @@ func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		if strings.HasPrefix(way.name, "golang-migrate") {
 			continue // its own statements can be hijacked
 		}
-		if err := way.up(t, superuser); err != nil {
-			t.Errorf("%s: again: %v", way.name, err)
-		}
+		way.again(t, superuser)
 	}
-	must(t, psql(t, as(t, db, "search_path", "public, pg_catalog"), "-f", "000001_leases.up.sql"))
+	must(t, psql(t, as(t, db, "search_path", "public, pg_catalog"), "-f", upFiles[newest-1]))
 	must(t, migrations.Repair(t.Context(), pgtest.Pool(t, superuser), nil))
-	version(t, pgtest.Pool(t, superuser), 1)
+	version(t, pgtest.Pool(t, superuser), newest)
 	calls()
 	db.Exec(t, "update pgxlock_epoch set system_identifier = 7::bigint")
 	must(t, up(t, superuser)) // repairs
@@ -245,6 +364,19 @@ func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 	must(t, psqlFiles("down")(t, as(t, db, "search_path", "public, pg_catalog")))
 	must(t, up(t, as(t, db, "search_path", "public, pg_catalog")))
 	calls()
+
+	// Hardened, what ran would run as the owner. It is refused while others may
+	// create; but what they have made by then is still there.
+	_, err = db.Pool.Exec(t.Context(), "select public.harden_locks()")
+	refuse(t, err, pgerrcode.ObjectNotInPrerequisiteState)
+	db.Exec(t, "revoke create on schema public from "+hijacker)
+	for range 2 {
+		db.Exec(t, "select public.harden_locks(), public.grant_locks('"+victim+"'::text, 'application'::text), public.grant_locks('"+victim+"'::text, 'administration'::text)")
+		calls()
+		db.Exec(t, "select public.soften_locks(), public.revoke_locks('"+victim+"'::text), public.grant_locks('"+victim+"'::text, 'application'::text), public.grant_locks('"+victim+"'::text, 'administration'::text)")
+		calls()
+	}
+	db.Exec(t, "select public.harden_locks()")
 	must(t, down(t, superuser))
 }
 
@@ -277,6 +409,10 @@ func TestNamesOfAnyCollationAreArguments(t *testing.T) {
 			{"string_agg((advisory_lock_key(name) = advisory_lock_key(name::text collate \"C\"))::text, ' ')", "true true"},
 			{"count(distinct advisory_lock_key(name))::text", "2"},
 			{"string_agg(release_all_locks(me)::text, ' ')", "1 1"},
+			{"string_agg(lock_tx(name, '1 minute', false, true)::text, ' ')", "true true"},
+			{"string_agg(claim_once(name)::text, ' ')", "true true"},
+			{"string_agg(claim_once(name, '1 minute')::text, ' ')", "false false"},
+			{"(purge_claims('0') = 2)::text || ' ' || max(lower(me))", "true me"},
 			{"string_agg(release_lock(name, me)::text, ' ')", "false false"},
 		} {
 			expect(t, conn, c.want, "select "+c.query+" from jobs", pgx.QueryExecModeExec)

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"os/exec"
@@ -28,10 +29,71 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
+// soak says whether to try every combination, for minutes.
+var soak = os.Getenv("PGXLOCK_SOAK") != ""
+
+// The files, in the order in which they are run. One version is one of each.
+var (
+	upFiles   = files("up")
+	downFiles = files("down")
+	newest    = uint(len(upFiles))
+)
+
+func files(direction string) []string {
+	names, err := fs.Glob(migrations.FS, "*."+direction+".sql") // sorted
+	if err != nil {
+		panic(err)
+	}
+	if direction == "down" {
+		slices.Reverse(names)
+	}
+	return names
+}
+
 // way is one way to run the files.
 type way struct {
 	name     string
 	up, down func(t *testing.T, url string) error
+}
+
+// again runs up where the newest version is installed.
+func (w way) again(t *testing.T, url string) {
+	t.Helper()
+	must(t, w.nothingToDo(w.up(t, url)))
+}
+
+// runsEveryFile says who does not look at our version table.
+func (w way) runsEveryFile() bool {
+	return strings.HasPrefix(w.name, "psql") || strings.Contains(w.name, "its own table")
+}
+
+// nothingToDo takes away what those report who run every file: the older ones
+// refuse to run over a later version.
+func (w way) nothingToDo(err error) error {
+	if !w.runsEveryFile() || err == nil || !strings.Contains(err.Error(), "already has a later version") {
+		return err
+	}
+	for line := range strings.Lines(err.Error()) {
+		if strings.Contains(line, "ERROR:") && !strings.Contains(line, "already has a later version") &&
+			!strings.Contains(line, "current transaction is aborted") {
+			return err
+		}
+	}
+	return nil
+}
+
+// upTo installs that version.
+func upTo(t *testing.T, url string, version uint) {
+	t.Helper()
+	must(t, psql(t, url, asArguments(upFiles[:version])...))
+}
+
+// asArguments are the files as psql takes them.
+func asArguments(files []string) (arg []string) {
+	for _, file := range files {
+		arg = append(arg, "-f", file)
+	}
+	return arg
 }
 
 // ways are all that the documentation names.
@@ -125,18 +187,7 @@ func migrateURL(url, table string) string {
 // psqlFiles runs the files that FS has with psql, as people do.
 func psqlFiles(direction string, arg ...string) func(*testing.T, string) error {
 	return func(t *testing.T, url string) error {
-		files, err := filepath.Glob("0*." + direction + ".sql")
-		if err != nil {
-			return err
-		}
-		if direction == "down" {
-			slices.Reverse(files)
-		}
-		all := slices.Clone(arg)
-		for _, file := range files {
-			all = append(all, "-f", file)
-		}
-		return psql(t, url, all...)
+		return psql(t, url, slices.Concat(arg, asArguments(files(direction)))...)
 	}
 }
 
@@ -257,7 +308,8 @@ func must(t *testing.T, err error) {
 }
 
 // catalog describes all that is in the database, but for version tables, as
-// lines that do not depend on the order in which things were made.
+// lines that do not depend on the order in which things were made. Rights are
+// those of others than the owner.
 func catalog(t *testing.T, db *pgtest.DB) string {
 	t.Helper()
 	lines := strings.Split(ask[string](t, db.Pool, catalogSQL), "\n")
@@ -275,7 +327,7 @@ SELECT coalesce(string_agg(line, E'\n' ORDER BY line COLLATE "C"), '') FROM (
   SELECT concat_ws(' ', 'schema', n.nspname, n.nspowner::regrole, n.nspacl) AS line
     FROM pg_namespace n WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
   UNION ALL
-  SELECT concat_ws(' ', 'relation', c.called, c.relkind, c.relpersistence, c.relowner::regrole, c.reloptions, c.relacl, c.relrowsecurity,
+  SELECT concat_ws(' ', 'relation', c.called, c.relkind, c.relpersistence, c.relowner::regrole, c.reloptions, (SELECT array_agg(x::text ORDER BY x::text) FROM aclexplode(c.relacl) x WHERE x.grantee <> c.relowner), c.relrowsecurity,
                    obj_description(c.oid, 'pg_class')) FROM relation c
   UNION ALL
   SELECT concat_ws(' ', 'column', c.called, row_number() OVER (PARTITION BY c.oid ORDER BY a.attnum), a.attname, format_type(a.atttypid, a.atttypmod),
@@ -294,7 +346,8 @@ SELECT coalesce(string_agg(line, E'\n' ORDER BY line COLLATE "C"), '') FROM (
   UNION ALL
   SELECT concat_ws(' ', 'trigger', pg_get_triggerdef(g.oid)) FROM relation c JOIN pg_trigger g ON g.tgrelid = c.oid WHERE NOT g.tgisinternal
   UNION ALL
-  SELECT concat_ws(' ', 'function', p.oid::regprocedure, p.proowner::regrole, p.proacl, obj_description(p.oid, 'pg_proc'), pg_get_functiondef(p.oid))
+  SELECT concat_ws(' ', 'function', p.oid::regprocedure, p.proowner::regrole, 
+                   (SELECT array_agg(x::text ORDER BY x::text) FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) x WHERE x.grantee <> p.proowner), obj_description(p.oid, 'pg_proc'), pg_get_functiondef(p.oid))
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
    WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND p.prokind = 'f'
 ) lines`

@@ -25,7 +25,9 @@ import (
 	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
 	"github.com/golang-migrate/migrate/v4/source"
 	"github.com/golang-migrate/migrate/v4/source/iofs"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -68,6 +70,9 @@ var inSchemaSQL string
 //go:embed sql/installed.sql
 var installedSQL string
 
+//go:embed sql/in_use.sql
+var inUseSQL string
+
 //go:embed sql/repair.sql
 var repairSQL string
 
@@ -84,10 +89,11 @@ type Config struct {
 	Force bool
 }
 
-// Up brings the schema to the newest version, and does nothing where it is
-// there already. It adopts what psql or golang-migrate's command installed, and
-// a table distributed_locks with functions acquire_lock and release_lock of the
-// widespread form that pgxlock replaces: their callers go on as before.
+// Up brings the schema to the newest version, and does nothing where it is there
+// already, or where a newer program has brought a later one. It adopts what psql or
+// golang-migrate's command installed, and a table distributed_locks with functions
+// acquire_lock and release_lock of the widespread form that pgxlock replaces: their
+// callers go on as before.
 //
 // After a pg_upgrade, or a restore into another cluster, acquires fail until Up
 // was run once: it lifts the fencing tokens above all that were ever given out.
@@ -99,15 +105,40 @@ type Config struct {
 // run it again when the transaction that was in the way has ended. When ctx ends,
 // a file that has begun is finished.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
+	for attempt := 1; ; attempt++ {
+		if err := up(ctx, pool, cfg); attempt == 5 || !overtaken(err) {
+			return err
+		}
+	}
+}
+
+// overtaken says whether somebody who does not take golang-migrate's lock, such
+// as psql, came between the look at the version and the file: then what is to be
+// done is another thing now, if anything.
+func overtaken(err error) bool {
+	if _, ok := errors.AsType[migrate.ErrDirty](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[newerError](err); ok {
+		return true // a newer program: there is nothing left to do
+	}
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == pgerrcode.ObjectNotInPrerequisiteState
+}
+
+func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "up", pool, cfg, func(db *handle) error {
 		v, owner, err := installedVersion(ctx, db)
 		switch {
 		case err != nil:
 			return err
-		case owner == trusted && v == newestVersion():
+		case owner == trusted && v >= newestVersion():
 			return nil // nothing to do, and not ours to do: a program that may only lock calls Up at its start, too
 		case owner == trusted:
 			return errNotOurs
+		case owner == ours && v > newestVersion():
+			_, err := db.ExecContext(ctx, repairSQL) // an older program starts again while newer ones are rolled out
+			return err
 		}
 		// A stranger's is refused by the file, which names what is his.
 		if _, err := db.ExecContext(ctx, createSchemaSQL); err != nil {
@@ -124,16 +155,30 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 // errNotOurs keeps us from running, as whoever we are, what somebody else wrote.
 var errNotOurs = errors.New("what is installed belongs to another role: SET ROLE to that role, for example in the pool's AfterConnect")
 
+// newerError keeps us from undoing what we do not know.
+type newerError struct{ version uint }
+
+func (e newerError) Error() string {
+	return fmt.Sprintf("the schema has version %d, and this program knows up to %d: use a newer one", e.version, newestVersion())
+}
+
 // Down removes our tables and functions, the newest version first; the schema and
 // an empty version table remain. A table and functions that Up adopted are given
 // back as they were, with their rows. It refuses while leases are live (SQLSTATE
-// 55006), unless cfg.Force is set.
+// 55006), unless cfg.Force is set, and where a newer program has brought a later
+// version.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "down", pool, cfg, func(db *handle) error {
 		if v, owner, err := installedVersion(ctx, db); err != nil || v == 0 {
 			return err
 		} else if owner != ours {
 			return errNotOurs
+		} else if v > newestVersion() {
+			return newerError{v}
+		}
+		// As the files do, but before the first of them has run.
+		if _, err := db.ExecContext(ctx, inUseSQL); err != nil {
+			return err
 		}
 		return step(ctx, db, (*migrate.Migrate).Down)
 	})
@@ -160,6 +205,8 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 			return errors.New("nothing is installed here; run Up (pgxlock migrate up)")
 		} else if owner != ours {
 			return errNotOurs
+		} else if v > newestVersion() {
+			return newerError{v}
 		}
 		if err := step(ctx, db, func(*migrate.Migrate) error { return nil }); err != nil {
 			return err
@@ -242,13 +289,19 @@ func (db *handle) open(setUp func(context.Context, *pgx.Conn) error) *sql.DB {
 	return stdlib.OpenDB(*db.config.ConnConfig, options...)
 }
 
-// inSchema is golang-migrate's driver, but for where the files run.
+// inSchema is golang-migrate's driver, but for where the files run, and that none
+// begins when it is to stop. (golang-migrate's own GracefulStop is a data race
+// when there are several files.)
 type inSchema struct {
 	database.Driver
-	schema string
+	schema  string
+	stopped func() error
 }
 
 func (d inSchema) Run(file io.Reader) error {
+	if err := d.stopped(); err != nil {
+		return err
+	}
 	begin := strings.ReplaceAll(inSchemaSQL, "pgxlock_schema", pgx.Identifier{d.schema}.Sanitize())
 	return d.Driver.Run(io.MultiReader(strings.NewReader(begin), file))
 }
@@ -276,20 +329,17 @@ func step(ctx context.Context, db *handle, do func(*migrate.Migrate) error) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, pgx5.Close()) }() // else its session is left to the garbage collector
-	driver := inSchema{pgx5, schema}
+	driver := inSchema{pgx5, schema, ctx.Err}
 	m, err := migrate.NewWithInstance("iofs", files, "pgx", driver)
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true }) // buffered, and sent once
-	defer stop()
-
 	version, err := heal(ctx, db, driver)
 	if err != nil {
 		return err
 	}
-	if newest := newestVersion(); version > int(newest) {
-		return fmt.Errorf("the schema has version %d, and this program knows up to %d: use a newer one", version, newest)
+	if version > int(newestVersion()) {
+		return newerError{uint(version)}
 	}
 	if err := do(m); err != nil && !errors.Is(err, migrate.ErrNoChange) {
 		_, healErr := heal(context.WithoutCancel(ctx), db, driver)

@@ -6,6 +6,7 @@ package migrations_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,9 +36,14 @@ func newSquatter(t *testing.T, db *pgtest.DB) (role string, conn *pgx.Conn) {
 func refusedByName(t *testing.T, db *pgtest.DB, object, owner string) {
 	t.Helper()
 	before := catalog(t, db)
-	table := ask[bool](t, db.Pool, "select to_regclass('pgxlock_migrations') is not null")
-	for _, file := range [][]string{nil, {"-1"}} {
-		err := psqlFiles("up", file...)(t, db.URL)
+	table, stays := ask[bool](t, db.Pool, "select to_regclass('pgxlock_migrations') is not null"), ""
+	if table {
+		stays = ask[string](t, db.Pool, versionTable) // of the versions before, if they are installed
+	}
+	var installed uint
+	_, _ = fmt.Sscan(stays, &installed) // none: 0
+	for _, flags := range [][]string{nil, {"-1"}} {
+		err := psql(t, db.URL, append(flags, asArguments(upFiles[installed:])...)...)
 		if err == nil || !strings.Contains(err.Error(), "has objects of another role") ||
 			!strings.Contains(err.Error(), object+" (owned by "+owner+")") || !strings.Contains(err.Error(), "SET ROLE") {
 			t.Errorf("%s: psql: %v", object, err)
@@ -55,67 +61,91 @@ func refusedByName(t *testing.T, db *pgtest.DB, object, owner string) {
 	sameCatalog(t, catalog(t, db), before)
 	expect(t, db.Pool, false, "select is_called from ran")
 	if table {
-		expect(t, db.Pool, 0, "select count(*) from pgxlock_migrations")
-	}
-	if object != migrations.Table {
+		expect(t, db.Pool, stays, versionTable)
+	} else {
 		forget(t, db) // the empty one that Up made
 	}
 }
 
-// Triggers and defaults of another role's table would run as whoever installs;
-// and what CREATE OR REPLACE replaces stays the other role's, to change at will.
-func TestObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
-	t.Parallel()
-	installed := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), installed.Pool, nil))
-	objects := map[string]struct{ create, drop string }{}
+// object is one of ours, as a stranger makes it.
+type object struct{ name, create, drop string }
+
+// trapsFor lists all that is in a database with pgxlock, with what a stranger
+// would make in its place to be run by whoever installs.
+func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
+	t.Helper()
 	for _, name := range strings.Split(ask[string](t, installed.Pool, `select string_agg(concat(relkind, relname), ' ') from pg_class
 		where relnamespace = 'public'::regnamespace and relkind in ('r', 'v', 'S')`), " ") {
 		kind, name := name[:1], name[1:]
-		o := objects[name]
 		switch kind {
 		case "v":
-			o.create, o.drop = "create view "+name+" as select nextval('ran')", "drop view "+name
+			objects = append(objects, object{name, "create view " + name + " as select nextval('ran')", "drop view " + name})
 		case "S":
-			o.create, o.drop = "create sequence "+name, "drop sequence "+name
+			objects = append(objects, object{name, "create sequence " + name, "drop sequence " + name})
 		default:
-			columns := map[string]string{
-				"pgxlock_migrations": "version bigint not null primary key, dirty boolean not null",
-				"pgxlock_epoch":      "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint default nextval('ran'), undo text[]",
-				"distributed_locks":  "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb",
-			}[name]
-			o.create = fmt.Sprintf(`create table %[1]s (%[2]s); grant all on %[1]s to public;
-				create trigger run before insert or update or delete or truncate on %[1]s execute function run()`, name, columns)
-			o.drop = "drop table " + name
-		}
-		objects[name] = o
-	}
-	for _, signature := range strings.Split(ask[string](t, installed.Pool, `select string_agg(oid::regprocedure::text, ';') from pg_proc
-		where pronamespace = 'public'::regnamespace`), ";") {
-		objects[signature] = struct{ create, drop string }{
-			"create function " + signature + " returns bigint language sql as $$ select nextval('public.ran') $$", "drop function " + signature,
-		}
-	}
-	if len(objects) < 24 { // three tables, a view, a sequence, and the functions
-		t.Fatalf("only %d objects", len(objects))
-	}
+			columns, ok := map[string]string{
+				"pgxlock_migrations": versionColumns,
+				"pgxlock_epoch":      strings.Replace(epochColumns, "timeline bigint", "timeline bigint default nextval('ran')", 1),
+				"distributed_locks":  leaseColumns,
+				"pgxlock_claims":     claimColumns,
 
-	db := pgtest.New(t)
-	role, conn := newSquatter(t, db)
-	for name, object := range objects {
-		t.Run(name, func(t *testing.T) {
-			_, err := conn.Exec(t.Context(), object.create)
-			must(t, err)
-			defer func() {
-				_, err := conn.Exec(t.Context(), object.drop)
-				must(t, err)
-			}()
-			refusedByName(t, db, name, role)
+				"pgxlock_session_locks": sessionColumns,
+			}[name]
+			if !ok {
+				t.Fatalf("which columns has %s?", name)
+			}
+			objects = append(objects, object{name, trapped(name, columns), "drop table " + name})
+		}
+	}
+	// What takes rows of a table cannot be made before the table.
+	for _, signature := range strings.Split(ask[string](t, installed.Pool, `select string_agg(oid::regprocedure::text, ';') from pg_proc
+		where pronamespace = 'public'::regnamespace and (to_regtype('pgxlock_session_locks[]')::oid = any (proargtypes)) is not true`), ";") {
+		objects = append(objects, object{
+			signature,
+			"create function " + signature + " returns bigint language sql as $$ select nextval('public.ran') $$", "drop function " + signature,
 		})
 	}
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
-	goodAndBadCalls(t, db.Connect(t))
-	expect(t, db.Pool, false, "select is_called from ran")
+	return objects
+}
+
+// Triggers and defaults of another role's table would run as whoever installs;
+// and what CREATE OR REPLACE replaces stays the other role's, to change at will.
+// Each file looks at all that it makes, wherever the files before it have run.
+func TestObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
+	t.Parallel()
+	var before []object // the version before has them, and they are ours
+	for v, want := range []int{24, 7, 13, 8} {
+		v := uint(v)
+		t.Run(upFiles[v], func(t *testing.T) {
+			installed := pgtest.New(t)
+			upTo(t, installed.URL, v+1)
+			all := trapsFor(t, installed)
+			objects := slices.DeleteFunc(slices.Clone(all), func(o object) bool { return slices.Contains(before, o) })
+			before = all
+			if len(objects) < want {
+				t.Fatalf("only %d objects", len(objects))
+			}
+
+			db := pgtest.New(t)
+			role, conn := newSquatter(t, db)
+			upTo(t, db.URL, v)
+			for _, object := range objects {
+				t.Run(object.name, func(t *testing.T) {
+					_, err := conn.Exec(t.Context(), object.create)
+					must(t, err)
+					defer func() {
+						_, err := conn.Exec(t.Context(), object.drop)
+						must(t, err)
+					}()
+					refusedByName(t, db, object.name, role)
+				})
+			}
+			must(t, migrations.Up(t.Context(), db.Pool, nil))
+			goodAndBadCalls(t, db.Connect(t))
+			callsInTransactions(t, db.Connect(t))
+			expect(t, db.Pool, false, "select is_called from ran")
+		})
+	}
 }
 
 // Who may create in the schema can say in it that pgxlock is installed. That must
@@ -149,16 +179,19 @@ func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
 	for _, signature := range []string{
 		"acquire_lock(text, text, integer, jsonb)", "acquire_lock(bigint)", "release_lock(text, text)", "extend_lock(text, text, integer)",
 		"pgxlock_next_token(integer)", "pgxlock_check(varchar, varchar)", "repair_lock_tokens(boolean)", "pgxlock_schema_version(integer)",
+		"lock_tx(varchar, interval, boolean, boolean)", "lock_tx(bigint)", "claim_once(varchar, interval, interval)", "claim_once(bigint)",
+		"purge_claims(interval, bigint)", "pgxlock_vouch(integer)", "pgxlock_deadline(text)", "pgxlock_lock_timeout(timestamp)",
+		"harden_locks(bigint)", "soften_locks(text)", "grant_locks(name, text)", "revoke_locks(varchar)", "pgxlock_renew_batch(varchar[], varchar[], bigint[], bigint[])",
+		"pgxlock_holders(varchar)", "pgxlock_settle(integer)", "pgxlock_owner(text)",
 	} {
 		_, err := conn.Exec(t.Context(), "create function "+signature+" returns bigint language sql as $$ select nextval('public.ran') $$")
 		must(t, err)
 	}
 	for _, way := range ways {
-		if err := way.up(t, db.URL); err != nil {
-			t.Errorf("%s: %v", way.name, err)
-		}
+		way.again(t, db.URL) // the first one installs
 	}
 	goodAndBadCalls(t, db.Connect(t))
+	callsInTransactions(t, db.Connect(t))
 	expect(t, db.Pool, false, "select is_called from ran")
 }
 
@@ -255,7 +288,8 @@ func TestATemporaryTableIsNotTheOneToAdopt(t *testing.T) {
 	for what, temporary := range map[string]string{
 		"another table": "create temp table distributed_locks (mine int)",
 		"one to adopt":  "create temp table distributed_locks (lock_name varchar(255) primary key, holder_id varchar(255), acquired_at timestamptz, expires_at timestamptz, metadata jsonb)",
-		"all others":    "create temp table pgxlock_epoch (mine int); create temp table pgxlock_migrations (mine int); create temp sequence pgxlock_tokens; create temp view lock_leases as select 1 as mine",
+		"all others": `create temp table pgxlock_epoch (mine int); create temp table pgxlock_migrations (mine int); create temp table pgxlock_claims (mine int);
+			create temp sequence pgxlock_tokens; create temp view lock_leases as select 1 as mine`,
 	} {
 		for name, newDB := range map[string]func(*testing.T) *pgtest.DB{
 			"fresh": func(t *testing.T) *pgtest.DB { return pgtest.New(t) },
@@ -265,10 +299,15 @@ func TestATemporaryTableIsNotTheOneToAdopt(t *testing.T) {
 				t.Parallel()
 				db := newDB(t)
 				before := catalog(t, db)
-				must(t, psql(t, db.URL, "-c", temporary, "-f", "000001_leases.up.sql", "-f", "000001_leases.up.sql"))
+				all := []string{"-c", temporary}
+				for _, file := range upFiles {
+					all = append(all, "-f", file, "-f", file) // the second time over what the first one made
+				}
+				must(t, psql(t, db.URL, all...))
 				sameCatalog(t, catalog(t, db), want)
 				goodAndBadCalls(t, db.Connect(t))
-				must(t, psql(t, db.URL, "-c", temporary, "-f", "000001_leases.down.sql"))
+				callsInTransactions(t, db.Connect(t))
+				must(t, psql(t, db.URL, slices.Concat([]string{"-c", temporary}, asArguments(downFiles))...))
 				sameCatalog(t, catalog(t, db), before)
 				forget(t, db)
 

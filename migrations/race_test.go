@@ -4,6 +4,7 @@
 package migrations_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -25,13 +26,17 @@ const (
 	versionColumns = "version bigint not null primary key, dirty boolean not null"
 	epochColumns   = "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]"
 	leaseColumns   = "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
+	claimColumns   = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8"
+	sessionColumns = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
 )
 
-// whileWaiting runs do when some backend waits for another one's transaction.
+// whileWaiting runs do when a session in the database waits for another one's
+// transaction.
 func whileWaiting(t *testing.T, db *pgtest.DB, do func()) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if ask[bool](t, db.Pool, "select exists (select from pg_locks where locktype = 'transactionid' and not granted)") {
+		if ask[bool](t, db.Pool, `select exists (select from pg_locks l join pg_stat_activity using (pid)
+			where l.locktype = 'transactionid' and not l.granted and datname = current_database())`) {
 			do()
 			return
 		}
@@ -41,53 +46,103 @@ func whileWaiting(t *testing.T, db *pgtest.DB, do func()) {
 	}
 }
 
-// The owners were looked at before the table could be seen; it appears while the
-// file waits to make its own.
-func TestATableThatAppearsWhileTheFileWaitsIsRefused(t *testing.T) {
+// The owners were looked at before the object could be seen; it appears while
+// the file waits to make its own.
+func TestWhatAppearsWhileTheFileWaitsIsRefused(t *testing.T) {
 	t.Parallel()
-	for name, install := range map[string]func(*testing.T, string) error{"Up": up, "psql": psqlFiles("up"), "psql -1": psqlFiles("up", "-1")} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.New(t)
-			_, conn := newSquatter(t, db)
-			_, err := conn.Exec(t.Context(), "begin; "+trapped("pgxlock_migrations", versionColumns))
-			must(t, err)
-			done := make(chan error, 1)
-			go func() { done <- install(t, db.URL) }()
-			whileWaiting(t, db, func() {
-				_, err := conn.Exec(t.Context(), "commit")
+	for _, test := range []struct {
+		from         uint
+		object, make string
+	}{
+		{0, "table", trapped("pgxlock_migrations", versionColumns)},
+		{1, "table", trapped("pgxlock_claims", claimColumns)},
+		{1, "function", "create function claim_once(text, interval, interval) returns boolean language sql as $$ select nextval('public.ran') > 0 $$"},
+	} {
+		for name, install := range map[string]func(*testing.T, string) error{"Up": up, "psql": psqlFiles("up"), "psql -1": psqlFiles("up", "-1")} {
+			t.Run(fmt.Sprintf("%s of %s %s", test.object, upFiles[test.from], name), func(t *testing.T) {
+				t.Parallel()
+				db := pgtest.New(t)
+				_, conn := newSquatter(t, db)
+				upTo(t, db.URL, test.from)
+				before := catalog(t, db)
+				_, err := conn.Exec(t.Context(), "begin; "+test.make)
 				must(t, err)
+				done := make(chan error, 1)
+				go func() { done <- install(t, db.URL) }()
+				whileWaiting(t, db, func() {
+					_, err := conn.Exec(t.Context(), "commit")
+					must(t, err)
+				})
+				if err := <-done; err == nil {
+					t.Error("installed on another role's " + test.object)
+				}
+				expect(t, db.Pool, false, "select is_called from ran")
+				if test.object == "table" {
+					_, err = conn.Exec(t.Context(), "drop table "+strings.Fields(test.make)[2])
+				} else {
+					_, err = conn.Exec(t.Context(), "drop function claim_once")
+				}
+				must(t, err)
+				sameCatalog(t, catalog(t, db), before)
 			})
-			if err := <-done; err == nil {
-				t.Error("installed on another role's table")
-			}
-			expect(t, db.Pool, false, "select is_called from ran")
-			expect(t, db.Pool, 0, "select count(*) from pg_proc where proname = 'acquire_lock'")
-		})
+		}
 	}
 }
 
-// One table is held back so that the file waits, another one is made meanwhile.
-func TestATableThatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
+// One table is held back so that the file waits; another object, which the file
+// makes later, is made meanwhile.
+func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	role, first := newSquatter(t, db)
-	second := pgtest.Connect(t, as(t, db, "role", role))
-	_, err := first.Exec(t.Context(), "begin; create table distributed_locks ("+leaseColumns+")")
-	must(t, err)
-	done := make(chan error, 1)
-	go func() { done <- psqlFiles("up")(t, db.URL) }()
-	whileWaiting(t, db, func() {
-		_, err := second.Exec(t.Context(), trapped("pgxlock_epoch", epochColumns))
-		must(t, err)
-		_, err = first.Exec(t.Context(), "rollback")
-		must(t, err)
-	})
-	if err := <-done; err == nil || !strings.Contains(err.Error(), "pgxlock_epoch (owned by "+role+")") {
-		t.Errorf("got %v", err)
+	for _, test := range []struct {
+		from               uint
+		wait, make, object string
+	}{
+		{0, "create table distributed_locks (" + leaseColumns + ")", trapped("pgxlock_epoch", epochColumns), "pgxlock_epoch"},
+		{1, "create table pgxlock_claims (" + claimColumns + ")", "create sequence pgxlock_claims_claimed_at", "pgxlock_claims_claimed_at"},
+		{
+			1, "create table pgxlock_claims (" + claimColumns + ")",
+			"create function purge_claims(p_age interval, p_limit integer default 10000) returns bigint language sql as $$ select nextval('public.ran') $$",
+			"purge_claims(interval,integer)",
+		},
+		{
+			3, "create table pgxlock_session_locks (" + sessionColumns + ")",
+			"create function pgxlock_reap_sessions(p_limit integer default 1000, p_session bigint default null) returns bigint language sql as $$ select nextval('public.ran') $$",
+			"pgxlock_reap_sessions(integer,bigint)",
+		},
+		{ // the file has replaced it already: what it made is what is there
+			1, "create table pgxlock_claims (" + claimColumns + ")",
+			"create function pgxlock_vouch(integer) returns bigint language sql as $$ select nextval('public.ran') $$", "",
+		},
+	} {
+		t.Run(upFiles[test.from]+" "+test.object, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			role, first := newSquatter(t, db)
+			upTo(t, db.URL, test.from)
+			second := pgtest.Connect(t, as(t, db, "role", role))
+			_, err := first.Exec(t.Context(), "begin; "+test.wait)
+			must(t, err)
+			done := make(chan error, 1)
+			go func() { done <- psql(t, db.URL, "-f", upFiles[test.from]) }()
+			whileWaiting(t, db, func() {
+				_, err := second.Exec(t.Context(), test.make)
+				must(t, err)
+				_, err = first.Exec(t.Context(), "rollback")
+				must(t, err)
+			})
+			err = <-done
+			if test.object == "" {
+				must(t, err)
+				version(t, db.Pool, test.from+1)
+			} else {
+				if err == nil || !strings.Contains(err.Error(), test.object+" (owned by "+role+")") {
+					t.Errorf("got %v", err)
+				}
+				version(t, db.Pool, test.from)
+			}
+			expect(t, db.Pool, false, "select is_called from ran")
+		})
 	}
-	expect(t, db.Pool, false, "select is_called from ran")
-	expect(t, db.Pool, 0, "select count(*) from pg_proc where proname = 'acquire_lock'")
 }
 
 // A role installs pgxlock itself, and then changes what is its own.
@@ -103,15 +158,21 @@ func TestAnotherRolesInstallationIsNeitherRunNorBelieved(t *testing.T) {
 	for range 2 { // a program that starts again tries again
 		refuse(t, migrations.Up(t.Context(), db.Pool, nil), pgerrcode.InsufficientPrivilege)
 	}
-	for name, err := range map[string]error{
+	before := catalog(t, db)
+	errs := map[string]error{
 		"Repair": migrations.Repair(t.Context(), db.Pool, nil),
 		"Down":   migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}),
 		"psql":   psqlFiles("down")(t, db.URL),
-	} {
+	}
+	for _, file := range downFiles {
+		errs[file] = psql(t, db.URL, "-f", file)
+	}
+	for name, err := range errs {
 		if err == nil || !strings.Contains(err.Error(), "belongs to another role") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	sameCatalog(t, catalog(t, db), before)
 	expect(t, db.Pool, false, "select is_called from ran")
 }
 
@@ -124,5 +185,13 @@ func TestUpIsNothingForARoleThatMayOnlyLock(t *testing.T) {
 	db.Exec(t, "grant select, insert, update, delete on distributed_locks to "+role)
 	before := catalog(t, db)
 	must(t, up(t, as(t, db, "role", role)))
+	sameCatalog(t, catalog(t, db), before)
+
+	// Where there is something to do, it says whose that is.
+	must(t, psql(t, db.URL, "-f", downFiles[0]))
+	before = catalog(t, db)
+	if err := up(t, as(t, db, "role", role)); err == nil || !strings.Contains(err.Error(), "belongs to another role") {
+		t.Errorf("Up from an older version: %v", err)
+	}
 	sameCatalog(t, catalog(t, db), before)
 }

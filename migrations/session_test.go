@@ -5,6 +5,7 @@ package migrations_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,10 +63,61 @@ func TestASecondInstallationMustBeAskedFor(t *testing.T) {
 	further := pgtest.Pool(t, as(t, db, "search_path", "public, locks")) // found, though not first
 	must(t, migrations.Up(t.Context(), further, nil))
 	sameCatalog(t, catalog(t, db), before)
-	version(t, further, 1)
+	version(t, further, newest)
 
 	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "public"}))
 	expect(t, db.Pool, true, "select acquire_lock('k', 'a') and locks.acquire_lock('k', 'b')") // two locks, as was asked for
+}
+
+// Two tables are two locks, and nothing that is done to one touches the other.
+func TestEachOfTwoInstallationsIsUpgradedAndRemovedAlone(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	db.Exec(t, "create schema locks_1; create schema locks_2")
+	in := func(schema string) string { return as(t, db, "search_path", schema) }
+	cfg := func(schema string) *migrations.Config { return &migrations.Config{Schema: schema} }
+	of := func(schema string) string { // what there is in it
+		return strings.Join(slices.DeleteFunc(strings.Split(catalog(t, db), "\n"), func(line string) bool { return !strings.Contains(line, schema+".") }), "\n")
+	}
+	upTo(t, in("locks_1"), 1)
+	must(t, migrations.Up(t.Context(), db.Pool, cfg("locks_2")))
+	for _, schema := range []string{"locks_1", "locks_2"} { // both: they do not know each other
+		expect(t, db.Pool, true, "select "+schema+".acquire_lock('k', 'of "+schema+"', 600)")
+	}
+
+	first, second := of("locks_1"), of("locks_2")
+	must(t, migrations.Up(t.Context(), db.Pool, cfg("locks_1")))
+	if of("locks_1") == first {
+		t.Error("locks_1 was not upgraded")
+	}
+	sameCatalog(t, of("locks_2"), second)
+	first = of("locks_1")
+	for _, schema := range []string{"locks_1", "locks_2"} {
+		v, _, err := migrations.Version(t.Context(), db.Pool, cfg(schema))
+		if err != nil || v != newest {
+			t.Errorf("%s: version %d, %v", schema, v, err)
+		}
+	}
+
+	refuse(t, migrations.Down(t.Context(), db.Pool, cfg("locks_1")), pgerrcode.ObjectInUse)
+	expect(t, db.Pool, true, "select locks_1.release_lock('k', 'of locks_1')")
+	must(t, migrations.Down(t.Context(), db.Pool, cfg("locks_1"))) // the other lease is nothing to it
+	sameCatalog(t, of("locks_2"), second)
+	expect(t, db.Pool, "of locks_2", "select string_agg(holder_id, ' ') from locks_2.distributed_locks where lock_name = 'k'")
+	must(t, migrations.Up(t.Context(), db.Pool, cfg("locks_1")))
+	sameCatalog(t, of("locks_1"), first)
+	must(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Schema: "locks_2", Force: true}))
+	sameCatalog(t, of("locks_1"), first)
+
+	// Who names none must say which, while there are two off the path.
+	must(t, migrations.Up(t.Context(), db.Pool, cfg("locks_2")))
+	for name, err := range map[string]error{"Up": up(t, db.URL), "Down": down(t, db.URL)} {
+		if err == nil || !strings.Contains(err.Error(), `"locks_1", "locks_2"`) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	must(t, down(t, in("locks_2")))
+	sameCatalog(t, of("locks_1"), first)
 }
 
 func TestTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
@@ -100,10 +152,13 @@ func TestTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
 			pool := pgtest.Pool(t, url)
 			expect(t, pool, true, "select acquire_lock('k', 'a')")
 			expect(t, db.Pool, true, "select "+pgx.Identifier{name, "release_lock"}.Sanitize()+"('k', 'a')") // from any search_path
-			version(t, pool, 1)
-			must(t, psqlFiles("up")(t, url))
-			must(t, psqlFiles("down")(t, url))
-			must(t, psqlFiles("up", "-1")(t, url))
+			callsInTransactions(t, pgtest.Connect(t, url))
+			version(t, pool, newest)
+			must(t, psql(t, url, "-f", upFiles[newest-1])) // again
+			if soak {
+				must(t, psqlFiles("down")(t, url))
+				must(t, psqlFiles("up", "-1")(t, url))
+			}
 			must(t, down(t, url))
 			expect(t, db.Pool, 0, "select count(*) from pg_proc where pronamespace = $1::regnamespace", pgx.Identifier{name}.Sanitize())
 		})
@@ -145,6 +200,35 @@ func TestASchemaIsCreatedAndClosed(t *testing.T) {
 	refuse(t, migrations.Down(t.Context(), db.Pool, cfg), pgerrcode.ObjectInUse)
 	cfg.Force = true
 	must(t, migrations.Down(t.Context(), db.Pool, cfg))
+}
+
+// The functions keep the name of their schema. docs/operations.md says how to
+// tell them the new one: all files once more, in one transaction.
+func TestARenamedSchemaIsPutRightByRunningTheFilesAgain(t *testing.T) {
+	t.Parallel()
+	fresh := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), fresh.Pool, &migrations.Config{Schema: "new"}))
+	want := catalog(t, fresh)
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "old"}))
+	token := ask[int64](t, db.Pool, "select fencing_token from old.try_acquire_lock('k', 'a', '10 minutes')")
+	expect(t, db.Pool, true, "select old.claim_once('k')")
+	db.Exec(t, "alter schema old rename to new")
+	_, err := db.Pool.Exec(t.Context(), "select new.acquire_lock('k', 'b')")
+	refuse(t, err, pgerrcode.UndefinedFunction) // it looks in the schema that is gone
+
+	must(t, psql(t, db.URL, slices.Concat([]string{"-1", "-v", "ON_ERROR_STOP=1", "-c", "SET search_path = new", "-c", "DELETE FROM pgxlock_migrations"},
+		asArguments(upFiles))...))
+	sameCatalog(t, catalog(t, db), want)
+	conn := pgtest.Connect(t, as(t, db, "search_path", "new"))
+	expect(t, conn, marks(newest, false), versionTable)
+	expect(t, conn, false, "select acquire_lock('k', 'b')")
+	expect(t, conn, token, "select assert_lock_held('k', 'a')")
+	expect(t, conn, false, "select claim_once('k')")
+	goodAndBadCalls(t, pgtest.Connect(t, as(t, db, "search_path", "pg_catalog, new")))
+	callsInTransactions(t, conn)
+	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "new"}))
+	must(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Schema: "new", Force: true}))
 }
 
 func TestAnExistingSchemaNeedsNoRightToCreateSchemas(t *testing.T) {
@@ -194,20 +278,26 @@ func TestSettingsOfTheRoleDoNotMatter(t *testing.T) {
 		{"IntervalStyle", "sql_standard", "DateStyle", "SQL, DMY", "TimeZone", "Asia/Kathmandu", "bytea_output", "escape", "extra_float_digits", "-15"},
 		{"check_function_bodies", "off", "row_security", "off", "synchronous_commit", "off", "client_min_messages", "error"},
 		{"client_encoding", "LATIN1", "lc_messages", "C", "enable_seqscan", "off", "enable_indexscan", "off"},
+		{"statement_timeout", "90min", "lock_timeout", "1d", "IntervalStyle", "sql_standard"}, // as waits read them
+		{"statement_timeout", "20500", "lock_timeout", "20500", "IntervalStyle", "iso_8601"},
 		{"statement_timeout", "30s", "idle_in_transaction_session_timeout", "30s", "jit_above_cost", "0"},
 	} {
 		t.Run(settings[0]+" "+settings[1], func(t *testing.T) {
 			url := as(t, db, settings...)
 			must(t, psqlFiles("up")(t, url))
 			sameCatalog(t, catalog(t, db), want)
+			conn := pgtest.Connect(t, url)
+			goodAndBadCalls(t, conn)
+			callsInTransactions(t, conn)
 			must(t, psqlFiles("down")(t, url))
-			must(t, library((*migrate.Migrate).Up)(t, url))
-			sameCatalog(t, catalog(t, db), want)
-			goodAndBadCalls(t, pgtest.Connect(t, url))
-			must(t, down(t, url))
-			must(t, up(t, url))
-			sameCatalog(t, catalog(t, db), want)
-			must(t, down(t, url))
+			if !soak {
+				return
+			}
+			for _, other := range []func(*testing.T, string) error{library((*migrate.Migrate).Up), up} {
+				must(t, other(t, url))
+				sameCatalog(t, catalog(t, db), want)
+				must(t, down(t, url))
+			}
 		})
 	}
 }
@@ -268,5 +358,5 @@ func TestACancelledUpIsAnErrorAndCanBeRepeated(t *testing.T) {
 		t.Error("no error")
 	}
 	must(t, migrations.Up(t.Context(), db.Pool, nil))
-	version(t, db.Pool, 1)
+	version(t, db.Pool, newest)
 }

@@ -1,2 +1,2 @@
 -- A standby is no place to lock.
-SELECT pg_is_in_recovery()
+SELECT pg_catalog.pg_is_in_recovery()

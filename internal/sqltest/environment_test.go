@@ -22,18 +22,22 @@ func TestTheFunctionsMeanTheTableBesideThem(t *testing.T) {
 	d.want(`to_regclass('"`+installer+`".distributed_locks') is null`, "false")
 	other := d.role()
 	d.do(`grant usage on schema "` + installer + `" to ` + other + `;
-		grant select, insert, update, delete on "` + installer + `".distributed_locks to ` + other + `;
+		grant select, insert, update, delete on "` + installer + `".distributed_locks, "` + installer + `".pgxlock_claims to ` + other + `;
 		grant select on "` + installer + `".lock_leases to ` + other + `;
 		create schema ` + other + ` authorization ` + other)
 
-	d.do("select acquire_lock('k', 'A')")
+	d.do("select acquire_lock('k', 'A'), claim_once('k')")
 	s := d.connect()
 	s.do("set role " + other + "; create table distributed_locks (like \"" + installer + "\".distributed_locks including all)")
 	for _, path := range []string{`"$user", "` + installer + `"`, `pg_temp, "` + installer + `"`, `"` + installer + `", pg_catalog`} {
 		s.do("set search_path = " + path)
 		s.do("create temporary table if not exists distributed_locks (n int)")
+		s.do("create temporary table if not exists pgxlock_claims (n int)")
 		s.want("acquire_lock('k', 'B')", "false")
 		s.want("assert_lock_held('k', 'A') > 0", "true")
+		s.want("claim_once('k')", "false")
+		s.want("claim_once('k', '1 s')", "false")
+		s.want("lock_tx('k', '1 s')", "true")
 	}
 	s.do("set search_path = ''")
 	s.want(`"`+installer+`".acquire_lock('k', 'B')`, "false")
@@ -51,8 +55,10 @@ func TestNamesAreIndexedByTheirBytes(t *testing.T) {
 	}
 	for name, d := range map[string]*database{"new": install(t), "adopted": adopted} {
 		for what, catalog := range map[string]string{
-			"column": "select attcollation::regcollation from pg_attribute where attrelid = 'distributed_locks'::regclass and attname = 'lock_name'",
-			"index":  "select indcollation[0]::oid::regcollation from pg_index where indrelid = 'distributed_locks'::regclass and indisunique",
+			"column":           "select attcollation::regcollation from pg_attribute where attrelid = 'distributed_locks'::regclass and attname = 'lock_name'",
+			"index":            "select indcollation[0]::oid::regcollation from pg_index where indrelid = 'distributed_locks'::regclass and indisunique",
+			"column of claims": "select attcollation::regcollation from pg_attribute where attrelid = 'pgxlock_claims'::regclass and attname = 'claim_key'",
+			"index of claims":  "select indcollation[0]::oid::regcollation from pg_index where indrelid = 'pgxlock_claims'::regclass and indisunique",
 		} {
 			if got := d.get(catalog); got != `"C"` {
 				t.Errorf("%s database: the %s has collation %s", name, what, got)

@@ -58,6 +58,32 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 	refused("p_metadata", "(try_acquire_lock('k', 'A', '30 s', %s)).acquired", tooBig)
 	refused("p_fencing_token", "renew_lock('k', 'A', NULL)")
 	refused("p_fencing_token", "release_lock_fenced('k', 'A', NULL)")
+	for _, name := range []string{"NULL", "''", tooLong, blanks} {
+		for argument, calls := range map[string][]string{
+			"p_name": {"lock_tx(%s)", "lock_tx(%s, '1 s')", "lock_tx(%s, '0')", "lock_tx(%s, p_shared => true)"},
+			"p_key":  {"claim_once(%s)", "claim_once(%s, '1 s')", "claim_once(%s, '0')", "claim_once(%s, NULL, '1 s')"},
+		} {
+			for _, call := range calls {
+				refused(argument, call, name)
+			}
+		}
+	}
+	for _, call := range []string{"lock_tx('k', p_shared => NULL)", "lock_tx('k', '0', p_shared => NULL)"} {
+		refused("p_shared", call)
+	}
+	for _, call := range []string{"lock_tx('k', p_allow_stale_snapshot => NULL)", "lock_tx('k', '0', true, NULL)"} {
+		refused("p_allow_stale_snapshot", call)
+	}
+	for _, retention := range []string{"interval '0'", "'-1 s'", "'1 month -31 days'", "'101 years'", "'178000000 years'"} {
+		refused("p_retention", "claim_once('k', NULL, %s)", retention)
+		refused("p_retention", "claim_once('k', '1 s', %s)", retention)
+	}
+	for _, age := range []string{"NULL", "'-1 s'"} {
+		refused("p_age", "purge_claims(%s)", age)
+	}
+	for _, limit := range []string{"NULL", "0", "-1"} {
+		refused("p_limit", "purge_claims('1 h', %s)", limit)
+	}
 	for _, grace := range []string{"NULL", "'-1 s'"} {
 		refused("p_grace", "reap_expired_locks(%s)", grace)
 	}
@@ -65,6 +91,7 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 		refused("p_limit", "reap_expired_locks('1 h', %s)", limit)
 	}
 	d.want("select count(*) from distributed_locks", "0")
+	d.want("select count(*) from pgxlock_claims", "0")
 }
 
 func TestTheLargestInputIsStoredWhole(t *testing.T) {
@@ -75,16 +102,27 @@ func TestTheLargestInputIsStoredWhole(t *testing.T) {
 	d.want(fmt.Sprintf("select lock_name = %s and holder_id = %s and expires_at > now() + interval '68 years' from distributed_locks", lock, holder), "true")
 	d.want(fmt.Sprintf("assert_lock_held(%s, %s) > 0", lock, holder), "true")
 	d.want(fmt.Sprintf("release_lock(%s, %s)", lock, holder), "true")
+	for _, widest := range []string{lock, "repeat(chr(128512), 255)"} { // four bytes each
+		d.want(fmt.Sprintf("claim_once(%s)", widest), "true")
+		d.want(fmt.Sprintf("claim_once(%s)", widest), "false")
+		d.want(fmt.Sprintf("lock_tx(%s, '1 s')", widest), "true")
+		d.want(fmt.Sprintf("exists (select from pgxlock_claims where claim_key = %s)", widest), "true")
+	}
 }
 
 func TestNamesDifferByTheirBytes(t *testing.T) {
 	t.Parallel()
 	d := install(t)
+	holder := d.begin(readCommitted)
 	for _, lock := range []string{"k", "K", "k ", " k", "ｋ", "é", "e\u0301", "a%", "a_", `a\`, "a'"} {
 		d.want(fmt.Sprintf("acquire_lock(%s, 'A')", quote(lock)), "true")
 		d.want(fmt.Sprintf("release_lock(%s, 'a')", quote(lock)), "false")
+		d.want(fmt.Sprintf("claim_once(%s)", quote(lock)), "true")
+		holder.want(fmt.Sprintf("lock_tx(%s, '0')", quote(lock)), "true")
 	}
 	d.want("select count(*) from distributed_locks", "11")
+	d.want("select count(*) from pgxlock_claims", "11")
+	holder.want("select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()", "11")
 }
 
 // Callers pass columns of their own, with collations of their own: two that
@@ -108,8 +146,16 @@ func TestTheCallersCollationsDoNotMatter(t *testing.T) {
 		"assert_lock_held(lock, folded)":                   "LK001",
 		"acquire_lock('K' collate no_case, holder)":        "true", // another lock
 		"advisory_lock_key(lock) = advisory_lock_key('k')": "true",
+		"lock_tx(lock)":                                    "true",
+		"lock_tx(lock, '1 s', true)":                       "true",
+		"claim_once(lock)":                                 "false",
+		"claim_once(lock, '1 s')":                          "false",
+		"claim_once(lock, '1 s', '1 day')":                 "false",
+		"claim_once(upper(lock))":                          "true", // another key
+		"claim_once('K' collate no_case)":                  "true",
+		"claim_once(folded || lock, '1 s')":                "true",
 	} {
-		d.do("delete from distributed_locks; select acquire_lock('k', 'A')")
+		d.do("delete from distributed_locks; select acquire_lock('k', 'A'); delete from pgxlock_claims; select claim_once('k')")
 		d.want("select "+call+" from jobs", want)
 	}
 }

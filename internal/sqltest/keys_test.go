@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,6 +32,13 @@ func TestAdvisoryLockKeysNeverChange(t *testing.T) {
 			d.want("acquire_lock("+eAcute+", 'B')", "false")
 			d.want("assert_lock_held("+eAcute+", 'A') > 0", "true")
 			d.want("release_lock("+eAcute+", 'A')", "true")
+			// And so do the locks and claims of transactions.
+			d.want("claim_once("+eAcute+")", "true")
+			d.want("claim_once("+eAcute+", '1 s')", "false")
+			d.do("begin")
+			d.want("lock_tx("+eAcute+")", "true")
+			d.want("(select (classid::bigint << 32) | objid::bigint from pg_locks where locktype = 'advisory' and pid = pg_backend_pid())", "5375421630974772051")
+			d.do("commit")
 		})
 	}
 }
@@ -57,11 +65,17 @@ func installEncoded(t *testing.T, other *pgtest.DB, encoding string) *database {
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	d := &database{t: t, session: &session{t: t, conn: conn, pid: conn.PgConn().PID()}}
-	file, err := migrations.FS.ReadFile("000001_leases.up.sql")
+	files, err := fs.Glob(migrations.FS, "*.up.sql") // sorted
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.do(string(file))
+	for _, name := range files {
+		file, err := migrations.FS.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.do(string(file))
+	}
 	return d
 }
 

@@ -3,6 +3,7 @@ package sqltest_test
 import (
 	"context"
 	"crypto/rand"
+	"io/fs"
 	"maps"
 	"os"
 	"strings"
@@ -29,7 +30,11 @@ func atEveryLevel(t *testing.T, test func(t *testing.T, d *database, level strin
 	t.Helper()
 	shared := install(t)
 	for _, level := range levels {
-		t.Run(level, func(t *testing.T) { test(t, shared.reopen(t), level) })
+		t.Run(level, func(t *testing.T) {
+			d := shared.reopen(t)
+			d.do("delete from pgxlock_claims")
+			test(t, d, level)
+		})
 	}
 }
 
@@ -183,4 +188,21 @@ func crash(t *testing.T, server *pgserver.Server) *database {
 		t.Fatal(err)
 	}
 	return open(t, server.URL("postgres"))
+}
+
+// upFiles are the texts of the migrations.
+func upFiles(t *testing.T) (texts []string) {
+	t.Helper()
+	names, err := fs.Glob(migrations.FS, "*.up.sql") // sorted
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		text, err := migrations.FS.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, string(text))
+	}
+	return texts
 }

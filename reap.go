@@ -3,13 +3,17 @@ package pgxlock
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 )
 
-// housekeeping removes, now and then, leases that nobody released and nobody
-// wants. Nothing depends on it.
+// housekeeping removes, now and then, what nobody gave back and nobody wants.
+// Nothing depends on it.
 type housekeeping struct {
+	reap func() error
+	log  *slog.Logger
+
 	mu      sync.Mutex
 	timer   *time.Timer
 	stopped bool
@@ -18,18 +22,15 @@ type housekeeping struct {
 // reapInterval is about how often each Locker reaps.
 const reapInterval = 10 * time.Minute
 
-func (h *housekeeping) start(t *leaseTable) {
+func (h *housekeeping) start() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.timer != nil || h.stopped {
 		return
 	}
 	h.timer = time.AfterFunc(withJitter(reapInterval), func() {
-		err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
-			return q.exec(ctx, t.place.statement("reap"))
-		})
-		if err != nil && !errors.Is(err, ErrClosed) {
-			t.locker.log.Warn("pgxlock: reaping expired leases failed", "error", err)
+		if err := h.reap(); err != nil && !errors.Is(err, ErrClosed) {
+			h.log.Warn("pgxlock: housekeeping failed", "error", err)
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -46,4 +47,13 @@ func (h *housekeeping) stop() {
 	if h.timer != nil {
 		h.timer.Stop()
 	}
+}
+
+// reap removes leases that expired long ago.
+func (t *leaseTable) reap() error {
+	return t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
+		rows := q.query(ctx, t.place.statement("reap"))
+		rows.Close()
+		return rows.Err()
+	})
 }

@@ -1,0 +1,154 @@
+package pgxlock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file opens the session that holds advisory locks, and refuses places where
+// they would exclude nobody.
+
+// connect opens a session.
+func (a *advisoryLocks) connect() (*lockConn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), ioTimeout)
+	defer cancel()
+	conn, err := a.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	if err != nil {
+		return nil, err
+	}
+	c, err := a.setUp(ctx, conn)
+	if err != nil {
+		closeQuietly(conn)
+		return nil, err
+	}
+	if a.cfg.Tokens {
+		a.reaping.start()
+	}
+	return c, nil
+}
+
+func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, error) {
+	q := querier{conn: conn}
+	backend, _, err := whoServes(ctx, q) // before anything is set, which a pooler would give to others
+	if err != nil {
+		return nil, err
+	}
+	if !backend.serves(conn) {
+		if err := a.mayPool(ctx, backend); err != nil {
+			return nil, err
+		}
+		a.unfinished = backendID{} // the pooler has reset it, and may have given it to others
+	}
+	if a.cfg.Tokens { // as long as search_path is the role's
+		if err := a.place.find(ctx, q); err != nil {
+			return nil, err
+		}
+	}
+	if err := q.exec(ctx, statement("lock_session", ""), a.ttl.Milliseconds()); err != nil && !refused(err) {
+		return nil, err
+	} else if err != nil {
+		return nil, fmt.Errorf("the server refuses a setting that AdvisoryConfig.TTL needs; a negative TTL does without: %w", err)
+	}
+	if err := q.exec(ctx, statement("search_path", ""), false); err != nil {
+		return nil, err
+	}
+	if err := a.unfinished.end(ctx, q); err != nil {
+		return nil, err
+	}
+	if backend.serves(conn) {
+		a.unfinished = backend
+	}
+
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	own := int64(binary.BigEndian.Uint64(random[:]))
+	var real bool
+	var capacity, silence int64
+	if err := q.row(ctx, statement("advisory_probe", ""), own).Scan(&real, &capacity, &silence); err != nil {
+		return nil, err
+	}
+	if !real {
+		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do; use NewLease: %w", errors.ErrUnsupported)
+	}
+	if silence != a.ttl.Milliseconds() {
+		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), silence, errors.ErrUnsupported)
+	}
+	c := &lockConn{
+		conn: conn, net: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
+		session: own, backend: backend.pid,
+		many: textAround("advisory_batch", own), patience: ioTimeout,
+	}
+	if a.ttl > 0 {
+		c.patience = min(ioTimeout, a.ttl/3)
+	}
+	prepare := []string{"advisory_prepare_holders", "advisory_prepare"}
+	switch {
+	case a.cfg.Tokens:
+		prepare[1] = "token_prepare"
+	case backend.serves(conn): // a pooler might hand each call to another backend
+		if c.calls, err = findLockCalls(ctx, q); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range prepare {
+		c.made = a.wire.clock()
+		if _, err := conn.PgConn().Exec(ctx, ofSession(a.place.statement(name), own)).ReadAll(); err != nil {
+			return nil, err
+		}
+	}
+
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.session = own
+	a.name, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.pid), backend.pid
+	if a.cfg.MaxLocks == 0 {
+		a.room = max(int(min(capacity/10, maxAdvisoryLocks)), 1)
+	}
+	return c, nil
+}
+
+// mayPool says whether a connection through a pooler can hold locks: one that is
+// another server connection for each transaction cannot. backend serves a
+// connection that is idle now.
+func (a *advisoryLocks) mayPool(ctx context.Context, backend backendID) error {
+	if !a.cfg.SessionPooler {
+		return fmt.Errorf("%w: the backend is %d, and not the one that was announced; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLease", ErrPooler, backend.pid)
+	}
+	second, err := a.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	if err != nil {
+		return fmt.Errorf("look whether the pooler is in session mode: %w", err)
+	}
+	defer closeQuietly(second)
+	other, _, err := whoServes(ctx, querier{conn: second})
+	if err != nil {
+		return fmt.Errorf("look whether the pooler is in session mode: %w", err)
+	}
+	if other.pid == backend.pid {
+		return fmt.Errorf("%w: two connections share backend %d, so that it is not in session mode", ErrPooler, backend.pid)
+	}
+	return nil
+}
+
+// textAround returns a statement, around what is asked and of which locks.
+func textAround(name string, session int64) [3]string {
+	start, rest, ok := strings.Cut(ofSession(statement(name, ""), session), "/* what */")
+	middle, end, ok2 := strings.Cut(rest, "/* keys */")
+	if !ok || !ok2 {
+		panic("pgxlock: sql/" + name + ".sql lacks a place")
+	}
+	return [3]string{start, middle, end}
+}
+
+// ofSession returns a statement for the session of that number. What is prepared
+// has it in its name, so that no other session behind a pooler knows it.
+func ofSession(text string, session int64) string {
+	return strings.ReplaceAll(text, "/* session */", strconv.FormatInt(session, 10))
+}

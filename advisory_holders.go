@@ -1,0 +1,57 @@
+package pgxlock
+
+import (
+	"context"
+	"strconv"
+	"strings"
+)
+
+// This file tells who has an advisory lock, as far as the server knows.
+
+func (a *advisoryLocks) holders(ctx context.Context, key string) ([]Holder, error) {
+	id := identify(key)
+	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.number, 10), "/* space */", strconv.Itoa(id.space())).Replace(statement("advisory_holders", ""))
+	c := &lockCall{query: text, alone: true}
+	if !a.wire.await(c, a.wire.submit(ctx, c)) {
+		return nil, contextError(ctx)
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	var holders []Holder
+	for _, row := range c.rows {
+		h := Holder{Key: key, Kind: Advisory, Owner: row[2]}
+		if pid, err := strconv.ParseInt(row[0], 10, 32); err == nil {
+			h.PID = int32(pid)
+		}
+		if row[1] == "t" {
+			h.Mode = Shared
+		}
+		holders = append(holders, a.ours(id, h)...)
+	}
+	return holders, nil
+}
+
+// ours adds what we know of a holder that is our own session: it holds a lock once
+// for all who share it here.
+func (a *advisoryLocks) ours(id advisoryID, h Holder) []Holder {
+	a.mu.Lock()
+	hold := a.held[id]
+	var locks []*Lock
+	if hold != nil && h.PID == a.pid {
+		locks = append(locks, hold.locks...)
+	}
+	a.mu.Unlock()
+	if len(locks) == 0 {
+		return []Holder{h}
+	}
+	holders := make([]Holder, 0, len(locks))
+	for _, lock := range locks {
+		h.Owner, h.Token, h.Since = lock.holder, lock.token, lock.since
+		if until, bounded := lock.Deadline(); bounded {
+			h.Expires = until.Add(a.margin)
+		}
+		holders = append(holders, h)
+	}
+	return holders
+}

@@ -1,0 +1,486 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// Where and with what an Advisory Locker works, and what it refuses rather than
+// lock nothing (I12).
+
+func TestAdvisoryLocksNeedNothingInstalled(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	useAdvisory(t, newAdvisory(t, db, nil), db, "k")
+	if n := query[int](t, db, "select count(*) from pg_class where relnamespace <> 'pg_catalog'::regnamespace and oid >= 16384"); n != 0 {
+		t.Errorf("%d relations were made", n)
+	}
+}
+
+func TestABadAdvisoryConfigurationIsRefusedByName(t *testing.T) {
+	t.Parallel()
+	const s = time.Second
+	for name, test := range map[string]struct {
+		cfg  pgxlock.AdvisoryConfig
+		says string
+	}{
+		"a short TTL":                {pgxlock.AdvisoryConfig{TTL: s - 1}, "AdvisoryConfig.TTL"},
+		"a TTL of a nanosecond":      {pgxlock.AdvisoryConfig{TTL: 1}, "AdvisoryConfig.TTL"},
+		"a TTL for ever":             {pgxlock.AdvisoryConfig{TTL: 1<<63 - 1}, "24 days"},
+		"a TTL of 24 days and a bit": {pgxlock.AdvisoryConfig{TTL: 24*24*time.Hour + 1}, "24 days"},
+		"negative MaxLocks":          {pgxlock.AdvisoryConfig{MaxLocks: -1}, "AdvisoryConfig.MaxLocks is -1"},
+		"a reserved owner":           {pgxlock.AdvisoryConfig{Owner: "*me"}, "AdvisoryConfig.Owner"},
+		"an owner of 201 characters": {pgxlock.AdvisoryConfig{Owner: strings.Repeat("ö", 201)}, "AdvisoryConfig.Owner"},
+		"an owner that is not UTF-8": {pgxlock.AdvisoryConfig{Owner: "me\xff"}, "AdvisoryConfig.Owner"},
+		"an owner with a zero byte":  {pgxlock.AdvisoryConfig{Owner: "me\x00"}, "AdvisoryConfig.Owner"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			locks, err := pgxlock.NewAdvisory(unconnected(t), &test.cfg)
+			wantRefusedBy(t, pgxlock.Advisory, err, "new", test.says)
+			if locks != nil {
+				t.Error("there is a Locker all the same")
+			}
+		})
+	}
+	_, err := pgxlock.NewAdvisory(nil, nil)
+	wantRefusedBy(t, pgxlock.Advisory, err, "new", "the pool is nil", "pgxpool.New")
+}
+
+// The bounds themselves are allowed, and the server takes them.
+func TestTheLargestSettingsOfAdvisoryLocksWork(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for name, cfg := range map[string]*pgxlock.AdvisoryConfig{
+		"none": nil, "1 s": {TTL: time.Second}, "24 days": {TTL: 24 * 24 * time.Hour}, "no TTL": {TTL: -1},
+		"one lock": {MaxLocks: 3}, "a long owner": {Owner: strings.Repeat("o", 200)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			locks := newAdvisory(t, db, cfg)
+			useAdvisory(t, locks, db, name)
+			lock := acquire(t, locks, strings.Repeat("🔒", 255))
+			if _, bounded := lock.Deadline(); bounded != (cfg == nil || cfg.TTL >= 0) {
+				t.Errorf("it has a deadline: %t", bounded)
+			}
+			if lock.Token() != 0 {
+				t.Errorf("token %d", lock.Token())
+			}
+		})
+	}
+}
+
+func TestABadArgumentForAnAdvisoryLockIsRefusedBeforeAnythingIsSent(t *testing.T) {
+	t.Parallel()
+	locks := advisory(t, unconnected(t), nil)
+	defer locks.Close(t.Context())
+	for name, test := range map[string]struct {
+		key         string
+		opt         pgxlock.Option
+		says        string
+		unsupported bool
+	}{
+		"an empty key":            {"", pgxlock.NoWait, "the key is empty", false},
+		"a key of 256 characters": {strings.Repeat("🔒", 256), pgxlock.NoWait, "the key has 256 characters", false},
+		"a key with a zero byte":  {"a\x00b", pgxlock.NoWait, "the key contains a zero byte", false},
+		"a key that is not UTF-8": {"a\xff", pgxlock.NoWait, "the key is not valid UTF-8", false},
+		"a nil option":            {"k", nil, "an option is nil", false},
+		"a mode that is none":     {"k", pgxlock.Mode(9), "Mode(9)", false},
+		"TTL":                     {"k", pgxlock.TTL(time.Minute), "TTL(1m0s)", true},
+		"Metadata":                {"k", pgxlock.Metadata("pod-7"), `Metadata("pod-7")`, true},
+		"Schema":                  {"k", pgxlock.Schema("locks"), `Schema("locks")`, true},
+		"Retention":               {"k", pgxlock.Retention(time.Hour), "Retention(1h0m0s)", true},
+		"Retries":                 {"k", pgxlock.Retries(1), "Retries(1)", true},
+		"AllowStaleSnapshot":      {"k", pgxlock.AllowStaleSnapshot(true), "AllowStaleSnapshot(true)", true},
+		"TxOptions":               {"k", pgxlock.TxOptions{}, "TxOptions()", true},
+	} {
+		work := func(context.Context, *pgxlock.Lock) error {
+			t.Error("the work was called")
+			return nil
+		}
+		for method, call := range map[string]func() error{
+			"Acquire":    func() error { _, err := locks.Acquire(t.Context(), test.key, test.opt); return err },
+			"TryAcquire": func() error { _, err := locks.TryAcquire(t.Context(), test.key, test.opt); return err },
+			"AcquireAll": func() error { _, err := locks.AcquireAll(t.Context(), []string{test.key}, test.opt); return err },
+			"Do":         func() error { return locks.Do(t.Context(), test.key, work, test.opt) },
+			"TryDo":      func() error { _, err := locks.TryDo(t.Context(), test.key, work, test.opt); return err },
+		} {
+			err := call()
+			wantRefusedBy(t, pgxlock.Advisory, err, "acquire", test.says)
+			if errors.Is(err, errors.ErrUnsupported) != test.unsupported {
+				t.Errorf("%s, %s: %v is ErrUnsupported: %t", name, method, err, !test.unsupported)
+			}
+		}
+	}
+}
+
+func TestAnAdvisoryLockFencesNothing(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	lock := acquire(t, newAdvisory(t, db, nil), "k")
+	tx := begin(t, db, pgx.TxOptions{})
+	err := lock.Fence(t.Context(), tx)
+	if !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("%v, want ErrUnsupported", err)
+	}
+	wantOneLine(t, err, "AdvisoryConfig.Tokens", "LockTx")
+	usable(t, tx)
+}
+
+func TestAFullLockerRefusesOneMoreLock(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	const most = 5
+	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{MaxLocks: most, Owner: "full"})
+	full := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, pgxlock.ErrMaxLocks) || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%s: %v, want ErrMaxLocks", what, err)
+		}
+		wantOneLine(t, err, ": 5;", "AdvisoryConfig.MaxLocks")
+	}
+	held := acquireMany(t, locks, most)
+	for range 3 {
+		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {longWait}, {pgxlock.Shared}} {
+			_, err := locks.Acquire(t.Context(), "more", opts...)
+			full(fmt.Sprint(opts), err)
+		}
+		if err := held[0].Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		_, err := locks.AcquireAll(t.Context(), []string{"a", "b"}) // there is room for one
+		full("AcquireAll", err)
+		if n := heldBy(t, db, "full"); n != most-1 {
+			t.Errorf("after AcquireAll %d locks, want %d", n, most-1)
+		}
+		for _, key := range []string{"a", "b", "more"} {
+			wantFree(t, db, key, true)
+		}
+		held[0] = acquire(t, locks, "again")
+	}
+	// Those who share a lock have one together.
+	if err := held[0].Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for range 10 {
+		acquire(t, locks, "shared", pgxlock.Shared)
+	}
+	if n := heldBy(t, db, "full"); n != most {
+		t.Errorf("%d locks, want %d", n, most)
+	}
+}
+
+func TestALockerLeavesRoomInASmallServersLockTable(t *testing.T) {
+	t.Parallel()
+	db := on(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "20", "max_prepared_transactions": "4"}}))
+	locks := newAdvisory(t, db, nil)
+	acquireMany(t, locks, 24) // a tenth of 10 * (20 + 4)
+	_, err := locks.TryAcquire(t.Context(), "more")
+	if !errors.Is(err, pgxlock.ErrMaxLocks) {
+		t.Errorf("%v, want ErrMaxLocks", err)
+	}
+	wantOneLine(t, err, ": 24;")
+}
+
+func TestAFullLockTableIsNoBusyAdvisoryLock(t *testing.T) {
+	t.Parallel()
+	db := on(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "10"}}))
+	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{MaxLocks: 1000, Owner: "short"})
+	others := newAdvisory(t, db, nil)
+	held, theirs := acquireMany(t, locks, 3), acquire(t, others, "theirs")
+	// A look that itself needs no place in that table.
+	pids := backends(t, db, "short")
+	inServer := func() int {
+		return query[int](t, db, "select count(*) - 1 from pg_locks where locktype = 'advisory' and pid = any ($1)", pids)
+	}
+	if n := inServer(); n != len(held) {
+		t.Fatalf("%d locks in the server, want %d", n, len(held))
+	}
+	filler := db.Connect(t)
+	_, err := filler.Exec(t.Context(), "do $$ begin for i in 1..100000 loop perform pg_advisory_lock(7, i); end loop; end $$")
+	wantSQLState(t, err, "53200")
+
+	keys := strings.Fields("a b c d e f g h i j")
+	for range 2 {
+		for name, call := range map[string]func() error{
+			"TryAcquire": func() error { _, err := locks.TryAcquire(t.Context(), "k"); return err },
+			"Acquire":    func() error { _, err := locks.Acquire(t.Context(), "k", longWait); return err },
+			"AcquireAll": func() error { _, err := locks.AcquireAll(t.Context(), keys); return err },
+			"TryDo": func() error {
+				ran, err := locks.TryDo(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil })
+				if ran {
+					t.Error("TryDo says that it ran")
+				}
+				return err
+			},
+		} {
+			err := call()
+			wantServerError(t, err, "53200")
+			wantOneLine(t, err, "max_locks_per_transaction")
+			if n := inServer(); n != len(held) {
+				t.Errorf("%s: %d locks in the server, live ones have %d", name, n, len(held))
+			}
+		}
+	}
+	for _, lock := range append(held, theirs) {
+		if err := errors.Join(lock.Err(), lock.Renew(t.Context())); err != nil {
+			t.Errorf("it cost a holder its lock: %v", err)
+		}
+	}
+	if _, err := filler.Exec(t.Context(), "select pg_advisory_unlock_all()"); err != nil {
+		t.Fatal(err)
+	}
+	for _, lock := range append(held, theirs) {
+		wantFree(t, db, lock.Key(), false)
+	}
+	all, err := locks.AcquireAll(t.Context(), keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := inServer(); n != len(held)+len(keys) {
+		t.Errorf("%d locks in the server, want %d", n, len(held)+len(keys))
+	}
+	if err := all.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// An engine that speaks PostgreSQL's protocol may have the functions, and not what
+// they are for.
+func TestStubsOfAdvisoryLocksAreRefused(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"allow_system_table_mods": "on"}})
+	admin := on(t, "", server)
+	for name, test := range map[string]struct {
+		stub  string
+		ttl   time.Duration
+		state string // ErrUnsupported if there is none
+		says  string
+	}{
+		"a lock that is always granted": {
+			stub: "create or replace function pg_catalog.pg_try_advisory_lock(bigint) returns boolean language sql as 'select true'",
+			says: "grants advisory locks and does not keep them",
+		},
+		"a timeout that is ignored": {
+			stub: `create function pg_catalog.real_set_config(text, text, boolean) returns text language internal as 'set_config_by_name';
+				create or replace function pg_catalog.set_config(text, text, boolean) returns text language sql
+				as $$select case when $1 = 'idle_session_timeout' then $2 else pg_catalog.real_set_config($1, $2, $3) end$$`,
+			says: "idle_session_timeout = 30000 ms",
+		},
+		"a timeout that is refused": {
+			stub: `create function pg_catalog.real_set_config(text, text, boolean) returns text language internal as 'set_config_by_name';
+				create or replace function pg_catalog.set_config(text, text, boolean) returns text language sql
+				as $$select pg_catalog.real_set_config(case when $1 = 'idle_session_timeout' then 'no_such_setting' else $1 end, $2, $3)$$`,
+			state: "42704", says: "AdvisoryConfig.TTL",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			database := "stub_" + fmt.Sprint(len(test.stub))
+			admin.Exec(t, "create database "+database)
+			pool := pgtest.Pool(t, server.URL(database))
+			db := &pgtest.DB{Pool: pool, URL: server.URL(database), Name: database}
+			db.Exec(t, test.stub)
+			locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "stubbed"})
+			for range 2 {
+				_, err := locks.Acquire(t.Context(), "k")
+				if test.state != "" {
+					wantServerError(t, err, test.state)
+				} else if !errors.Is(err, errors.ErrUnsupported) {
+					t.Errorf("%v, want ErrUnsupported", err)
+				}
+				wantOneLine(t, err, test.says)
+			}
+			until(t, "the refused sessions are closed", func() bool { return len(backends(t, db, "stubbed")) == 0 })
+		})
+	}
+}
+
+func TestNoAdvisoryLockIsTakenOnAStandby(t *testing.T) {
+	t.Parallel()
+	server, primary := privateServer(t, nil)
+	second := pgtest.Standby(t, server, pgserver.Config{})
+	standby := on(t, "", second)
+	held := acquire(t, newAdvisory(t, primary, nil), "held")
+	locks := newAdvisory(t, standby, &pgxlock.AdvisoryConfig{Owner: "astray"})
+	for name, call := range map[string]func(key string) error{
+		"Acquire":          func(key string) error { _, err := locks.Acquire(t.Context(), key); return err },
+		"Acquire, MaxWait": func(key string) error { _, err := locks.Acquire(t.Context(), key, longWait); return err },
+		"TryAcquire":       func(key string) error { _, err := locks.TryAcquire(t.Context(), key); return err },
+		"AcquireAll":       func(key string) error { _, err := locks.AcquireAll(t.Context(), []string{"a", key}); return err },
+		"Holders":          func(key string) error { _, err := locks.Holders(t.Context(), key); return err },
+		"Do": func(key string) error {
+			return locks.Do(t.Context(), key, func(context.Context, *pgxlock.Lock) error {
+				t.Error("the work was done")
+				return nil
+			})
+		},
+	} {
+		for _, key := range []string{"free", "held"} {
+			wantReadOnly(t, name+" of what is "+key, call(key))
+		}
+	}
+	if n := advisoryCount(t, standby); n != 0 {
+		t.Errorf("%d advisory locks on the standby", n)
+	}
+	for _, attrs := range []string{"any", "read-write", "primary", "prefer-standby"} {
+		several := on(t, "target_session_attrs="+attrs, second, server)
+		useAdvisory(t, newAdvisory(t, several, nil), primary, attrs)
+	}
+	if err := held.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAPoolerThatSharesItsConnectionsIsRefused(t *testing.T) {
+	t.Parallel()
+	server, db := privateServer(t, nil)
+	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
+		through := &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres")), URL: pooler.URL("postgres"), Name: "postgres"}
+		refused := func(cfg *pgxlock.AdvisoryConfig, says string) {
+			t.Helper()
+			locks := advisory(t, through.Pool, cfg)
+			for range 3 {
+				_, err := locks.Acquire(t.Context(), "k", longWait)
+				if !errors.Is(err, pgxlock.ErrPooler) || errors.Is(err, pgxlock.ErrNotAcquired) {
+					t.Errorf("%v, want ErrPooler", err)
+				}
+				wantOneLine(t, err, says)
+			}
+			if err := locks.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		refused(nil, "AdvisoryConfig.SessionPooler")
+		cfg := &pgxlock.AdvisoryConfig{Owner: "pooled", SessionPooler: true}
+		if mode != "session" {
+			refused(cfg, "not in session mode")
+			wantClean(t, mode, pooler, db)
+			return
+		}
+		locks := advisory(t, through.Pool, cfg)
+		useAdvisory(t, locks, db, "k")
+		lock := acquire(t, locks, "k")
+		if _, err := newAdvisory(t, db, nil).TryAcquire(t.Context(), "k"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("somebody else: %v", err)
+		}
+		terminate(t, db, "pooled")
+		until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+		wantLost(t, lock)
+		useAdvisory(t, locks, db, "k")
+		if err := locks.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		until(t, "the pooler has cleaned the connections", func() bool { return advisoryCount(t, db) == 1 }) // somebody else's own
+	})
+}
+
+func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
+	t.Parallel()
+	server, db := privateServer(t, nil)
+	programs, err := pgserver.FindPoolers()
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, program := range programs {
+		pooler, err := server.Pooler(t.Context(), program, map[string]string{"pool_mode": "session"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		through := &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}
+		locks, others := newAdvisory(t, through, &pgxlock.AdvisoryConfig{SessionPooler: true}), newAdvisory(t, db, nil)
+		lock := acquire(t, locks, program)
+		atOnce, cancel := context.WithCancel(t.Context()) // else it waits for its clients
+		cancel()
+		if err := pooler.Stop(atOnce); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+		wantLost(t, lock)
+		next := acquire(t, others, program, longWait)
+		if err := errors.Join(next.Err(), next.Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// tracer is told of each statement before it is sent.
+type tracer func(sql string)
+
+func (f tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	f(data.SQL)
+	return ctx
+}
+
+func (tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A pooler that looked as if it was in session mode is found out by the first
+// message that reaches another backend.
+func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
+	t.Parallel()
+	server, _ := privateServer(t, nil)
+	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
+		if mode != "transaction" {
+			return
+		}
+		// The pooler has two connections to the server. Somebody else takes the first
+		// just when the second one is looked at, and gives it back at once.
+		stranger := pgtest.Connect(t, pooler.URL("postgres")+"&default_query_exec_mode=exec")
+		interfere := func(sql string) {
+			if _, err := stranger.Exec(t.Context(), sql); err != nil {
+				t.Error(err)
+			}
+		}
+		looks := 0
+		pool := pgtest.Pool(t, pooler.URL("postgres"), func(c *pgxpool.Config) {
+			c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+			c.ConnConfig.Tracer = tracer(func(sql string) {
+				switch {
+				case strings.Contains(sql, "Which backend serves"):
+					if looks++; looks == 2 {
+						interfere("begin; select 1")
+					}
+				case looks == 2 && strings.Contains(sql, "idle_session_timeout"):
+					interfere("rollback")
+				}
+			})
+		})
+		lock := acquire(t, advisory(t, pool, &pgxlock.AdvisoryConfig{SessionPooler: true}), "k")
+		interfere("begin; select 1") // on the backend that has the lock
+		if err := lock.Renew(t.Context()); !errors.Is(err, pgxlock.ErrLost) || !errors.Is(err, pgxlock.ErrPooler) {
+			t.Errorf("Renew on another backend: %v, want ErrLost and ErrPooler", err)
+		}
+		wantLost(t, lock)
+		if err := lock.Err(); !errors.Is(err, pgxlock.ErrPooler) {
+			t.Errorf("%v, want ErrPooler", err)
+		}
+	})
+}
+
+// A pooler may lead to a standby from one message to the next; a server that was
+// demoted ends its sessions.
+func TestADemotedPrimaryLosesAllAdvisoryLocks(t *testing.T) {
+	t.Parallel()
+	server, db := privateServer(t, nil)
+	locks := newAdvisory(t, db, nil)
+	lock := acquire(t, locks, "k")
+	if err := server.Demote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+	wantLost(t, lock)
+	_, err := locks.TryAcquire(t.Context(), "k")
+	wantReadOnly(t, "TryAcquire", err)
+	db = promote(t, server)
+	useAdvisory(t, locks, db, "k")
+	wantLost(t, lock)
+}

@@ -1,0 +1,334 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// An Advisory Locker has one session (I8), which waits without a transaction (I9),
+// and is made as the pool makes its connections, but is not one of them.
+
+func TestAdvisoryLocksTakeNothingFromTheCallersPool(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	pool := db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	locks := newAdvisory(t, &pgtest.DB{Pool: pool}, nil)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	useAdvisory(t, locks, db, "k")
+	lock := acquire(t, locks, "k")
+	if err := pgxlock.LockTx(t.Context(), tx, "k", pgxlock.NoWait); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("the caller's own transaction was granted what the Locker holds: %v", err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := lock.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n := pool.Stat().TotalConns(); n != 1 {
+		t.Errorf("the caller's pool has %d connections", n)
+	}
+}
+
+func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, pgtest.New(t), 10)
+	pool := db.NewPool(t)
+	var asked atomic.Int64
+	locks := advisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "one", MaxLocks: 600, Backoff: func(attempt int) time.Duration {
+		if attempt == 0 {
+			asked.Add(1)
+		}
+		return 50 * time.Millisecond
+	}})
+	if pids := backends(t, db, "one"); len(pids) != 0 {
+		t.Errorf("connected before the first use: %v", pids)
+	}
+	// What they wait for is held by somebody else, so that each asks the server.
+	const holders, waiters, keys = 500, 1000, 20
+	other := db.Connect(t)
+	for i := range keys {
+		if _, err := other.Exec(t.Context(), "select pg_advisory_lock($1)", pgxlock.AdvisoryID(fmt.Sprint("busy:", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := acquireMany(t, locks, holders)
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	var waiting sync.WaitGroup
+	for i := range waiters {
+		waiting.Go(func() {
+			_, err := locks.Acquire(ctx, fmt.Sprint("busy:", i%keys))
+			if !errors.Is(err, pgxlock.ErrNotAcquired) || !errors.Is(err, context.Canceled) {
+				t.Errorf("a waiter that gave up: %v", err)
+			}
+		})
+	}
+	until(t, "every waiter was refused", func() bool { return asked.Load() == waiters })
+	if pids := backends(t, db, "one"); len(pids) != 1 {
+		t.Errorf("connections: %v, want one", pids)
+	}
+	if n := pool.Stat().TotalConns(); n != 0 {
+		t.Errorf("the caller's pool has %d connections, which it was never asked for", n)
+	}
+	if n := heldBy(t, db, "one"); n != holders {
+		t.Errorf("%d locks in the server, want %d", n, holders)
+	}
+	giveUp()
+	waiting.Wait()
+	for _, lock := range held {
+		if err := lock.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := locks.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	until(t, "the Locker's connection is gone", func() bool { return len(backends(t, db, "one")) == 0 })
+	if n := advisoryCount(t, db); n != keys {
+		t.Errorf("%d locks are left in the server, want the %d of somebody else", n, keys)
+	}
+}
+
+func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, pgtest.New(t), 10)
+	db.Exec(t, "create table written as select generate_series(1, 1000) as n")
+	var asked atomic.Int64
+	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter", Backoff: func(int) time.Duration {
+		asked.Add(1)
+		return 20 * time.Millisecond
+	}})
+	tx := begin(t, db, pgx.TxOptions{})
+	if err := pgxlock.LockTx(t.Context(), tx, "k"); err != nil {
+		t.Fatal(err)
+	}
+	const waiters = 200
+	var waiting sync.WaitGroup
+	for range waiters {
+		waiting.Go(func() {
+			if err := locks.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	until(t, "every waiter was refused", func() bool { return asked.Load() >= waiters })
+
+	// Seen between two of its statements, and never in a transaction of several.
+	idle := 0
+	for asked.Store(0); idle < 20 || asked.Load() < 3*waiters; {
+		var state string
+		var open, snapshot bool
+		err := db.Pool.QueryRow(t.Context(), `select state, state like 'idle%' and (backend_xid is not null or xact_start is not null), state like 'idle%' and backend_xmin is not null
+			from pg_stat_activity where application_name = 'pgxlock waiter' and datname = current_database()`).Scan(&state, &open, &snapshot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if open || snapshot || strings.HasPrefix(state, "idle in transaction") {
+			t.Fatalf("%s, in a transaction: %t, with a snapshot: %t", state, open, snapshot)
+		}
+		if state == "idle" {
+			idle++
+		}
+	}
+	commit(t, tx)
+	waiting.Wait()
+}
+
+// CREATE INDEX CONCURRENTLY waits for every transaction with an older snapshot,
+// whatever that does.
+func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, pgtest.New(t), 10)
+	db.Exec(t, "create table written as select generate_series(1, 1000) as n")
+	locks, others := newAdvisory(t, db, nil), newAdvisory(t, db, nil)
+	held := acquire(t, locks, "k")
+	var waiting sync.WaitGroup
+	for range 200 {
+		waiting.Go(func() {
+			if err := others.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for i := range 3 {
+		db.Exec(t, fmt.Sprintf("create index concurrently index_%d on written (n)", i))
+	}
+	if err := errors.Join(held.Err(), held.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
+	waiting.Wait()
+}
+
+func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	through := func(configure func(*pgxpool.Config)) *pgtest.DB {
+		return &pgtest.DB{Pool: db.NewPool(t, configure), URL: db.URL, Name: db.Name}
+	}
+	failure := errors.New("not today")
+
+	t.Run("BeforeConnect says where, and as whom", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) {
+			right := c.ConnConfig.Copy()
+			c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = "192.0.2.1", 1, nil
+			c.ConnConfig.User, c.ConnConfig.Password = "nobody", "expired"
+			c.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
+				config.Host, config.Port, config.Fallbacks = right.Host, right.Port, right.Fallbacks
+				config.User, config.Password = right.User, right.Password
+				return nil
+			}
+		})
+		useAdvisory(t, newAdvisory(t, pool, nil), db, t.Name())
+	})
+	t.Run("AfterConnect has the first word, ours is the last", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) {
+			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, "set role pg_monitor; set idle_session_timeout = '500ms'; set statement_timeout = 1000; set default_transaction_read_only = on")
+				return err
+			}
+		})
+		locks := newAdvisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "afterwards"})
+		useAdvisory(t, locks, db, t.Name())
+		if role := query[string](t, db, "select current_user"); role == "pg_monitor" {
+			t.Error("the pool of the test has the role as well: nothing was tested")
+		}
+	})
+	for name, configure := range map[string]func(*pgxpool.Config){
+		"BeforeConnect": func(c *pgxpool.Config) {
+			c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return failure }
+		},
+		"AfterConnect": func(c *pgxpool.Config) { c.AfterConnect = func(context.Context, *pgx.Conn) error { return failure } },
+		"ValidateConnect": func(c *pgxpool.Config) {
+			c.ConnConfig.ValidateConnect = func(context.Context, *pgconn.PgConn) error { return failure }
+		},
+	} {
+		t.Run(name+" refuses", func(t *testing.T) {
+			locks := newAdvisory(t, through(configure), &pgxlock.AdvisoryConfig{Owner: name})
+			for range 2 {
+				_, err := locks.Acquire(t.Context(), t.Name())
+				if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
+					t.Errorf("%v, want the hook's error", err)
+				}
+			}
+			until(t, "the refused connections are closed", func() bool { return len(backends(t, db, name)) == 0 })
+		})
+	}
+	t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
+		acquire(t, newAdvisory(t, pool, nil), t.Name())
+		if n := query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != 1 {
+			t.Errorf("%d connections of that name, want one", n)
+		}
+	})
+	t.Run("a silent host leaves time for the next", func(t *testing.T) {
+		silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel takes the connection, nobody answers
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = silent.Close() })
+		host := &pgconn.FallbackConfig{Host: "127.0.0.1", Port: uint16(silent.Addr().(*net.TCPAddr).Port)}
+		useAdvisory(t, newAdvisory(t, through(behind(host)), nil), db, t.Name())
+	})
+}
+
+func TestEveryQueryModeOfThePoolIsGoodEnoughForAdvisoryLocks(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+		useAdvisory(t, newAdvisory(t, &pgtest.DB{Pool: pool}, nil), db, mode.String())
+	}
+}
+
+// What roles are set to for the sake of their other programs neither costs a lock
+// nor the session.
+func TestWhatARoleIsSetToCostsNoAdvisoryLock(t *testing.T) {
+	t.Parallel()
+	db := controlled(t, pgtest.New(t))
+	use := func(t *testing.T, settings map[string]string) {
+		t.Helper()
+		set(t, db, settings)
+		locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "patient"})
+		useAdvisory(t, locks, db, "k")
+		lock := acquire(t, locks, "held")
+		before := backends(t, db, "patient")
+		until(t, "the session has been idle for longer than the timeouts", func() bool {
+			return query[bool](t, db, `select bool_and(state = 'idle' and clock_timestamp() - state_change > '150 ms') is not false
+				from pg_stat_activity where datname = current_database() and application_name = 'pgxlock patient'`)
+		})
+		wantFree(t, db, "held", false)
+		if after := backends(t, db, "patient"); !slices.Equal(before, after) {
+			t.Errorf("backends %v, and now %v", before, after)
+		}
+		if err := errors.Join(lock.Err(), lock.Renew(t.Context()), lock.Release(t.Context()), locks.Close(t.Context())); err != nil {
+			t.Error(err)
+		}
+		until(t, "the session is gone", func() bool { return len(backends(t, db, "patient")) == 0 })
+	}
+	for name, value := range hostile {
+		t.Run(name, func(t *testing.T) { use(t, map[string]string{name: value}) })
+	}
+	t.Run("all", func(t *testing.T) { use(t, together()) })
+}
+
+// A role may search a schema before pg_catalog that others can write.
+func TestNothingOfASchemaBeforePgCatalogRunsForAdvisoryLocks(t *testing.T) {
+	t.Parallel()
+	db := controlled(t, pgtest.New(t))
+	db.Exec(t, "create schema strange")
+	for signature, result := range map[string]string{
+		"pg_try_advisory_lock(bigint)": "boolean", "pg_try_advisory_lock_shared(bigint)": "boolean",
+		"pg_try_advisory_lock(int, int)": "boolean", "pg_try_advisory_lock_shared(int, int)": "boolean",
+		"pg_advisory_unlock(bigint)": "boolean", "pg_advisory_unlock_shared(bigint)": "boolean",
+		"pg_is_in_recovery()": "boolean", "pg_backend_pid()": "int", "current_setting(text)": "text",
+		"set_config(text, text, boolean)": "text", "unnest(anyarray)": "setof anyelement", "clock_timestamp()": "timestamptz",
+		"pg_terminate_backend(int, bigint)": "boolean", "regexp_replace(text, text, text)": "text",
+	} {
+		db.Exec(t, "create function strange."+signature+" returns "+result+` language plpgsql as $$ begin raise exception 'hijacked'; end $$`)
+	}
+	for _, operator := range []string{"= (int, int)", "= (oid, oid)", "= (text, text)", "= (name, name)", ">> (bigint, int)", "<< (bigint, int)", "| (bigint, bigint)", "* (bigint, bigint)", "+ (bigint, bigint)", "|| (text, text)"} {
+		symbol, types, _ := strings.Cut(operator, " ")
+		left, right, _ := strings.Cut(strings.Trim(types, "()"), ", ")
+		name := "strange.operator_" + fmt.Sprintf("%x", symbol)
+		result := map[string]string{"=": "boolean", "||": "text"}[symbol]
+		if result == "" {
+			result = "bigint"
+		}
+		db.Exec(t, "create function "+name+types+" returns "+result+" language plpgsql as $$ begin raise exception 'hijacked'; end $$")
+		db.Exec(t, "create operator strange."+symbol+" (leftarg = "+left+", rightarg = "+right+", function = "+name+")")
+	}
+	db.Exec(t, "create view strange.pg_stat_activity as select 1 / (random() * 0)::int as pid; create view strange.pg_locks as select 1 / (random() * 0)::int as pid")
+	set(t, db, map[string]string{"search_path": "strange, pg_catalog"})
+	if _, err := db.Connect(t).Exec(t.Context(), "select pg_is_in_recovery()"); err == nil {
+		t.Fatal("what is strange is not found: nothing is tested")
+	}
+	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "hijacked"})
+	useAdvisory(t, locks, db, "k")
+	lost := acquire(t, locks, "lost")
+	terminate(t, db, "hijacked") // the next session looks after this one
+	until(t, "the lock is lost", func() bool { return lost.Err() != nil })
+	useAdvisory(t, locks, db, "k")
+}

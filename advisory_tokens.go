@@ -1,0 +1,39 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// This file is what fencing tokens add to advisory locks: rows that say who has
+// which lock with what token, in a table which the migrations make.
+
+// tokenSchemaVersion is the first version of the migrations that has it.
+const tokenSchemaVersion = 4
+
+// fence: the row of the lock says whether it is ours. Releases do not wait for it:
+// a row that a fence pins stays until the transaction has ended, and until then
+// nobody is granted the lock.
+func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) error {
+	if !a.cfg.Tokens {
+		return fmt.Errorf("an advisory lock without a token cannot protect a transaction; set AdvisoryConfig.Tokens, take a Lease, or use LockTx in the transaction itself: %w", errors.ErrUnsupported)
+	}
+	id := identify(lock.key)
+	a.mu.Lock()
+	held, session := a.has(lock), a.session
+	a.mu.Unlock()
+	if !held {
+		return fmt.Errorf("%w: %w", ErrLost, errSessionEnded)
+	}
+	var token int64
+	err := typed(tx.row(ctx, a.place.statement("token_fence"), &token, id.space(), id.number, session, lock.token))
+	return elsewhere(err, tx, &a.config.ConnConfig.Config)
+}
+
+// reap removes rows that sessions left which are no more.
+func (a *advisoryLocks) reap() error {
+	c := &lockCall{query: a.place.statement("token_reap"), alone: true, bound: true}
+	a.wire.await(c, a.wire.submit(context.Background(), c))
+	return c.err
+}

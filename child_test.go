@@ -1,0 +1,98 @@
+//go:build unix
+
+package pgxlock_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The environment variables that make this program a child of a test.
+const (
+	childEnv    = "PGXLOCK_TEST_CHILD" // names one of children
+	childURLEnv = "PGXLOCK_TEST_CHILD_DATABASE"
+	childKeyEnv = "PGXLOCK_TEST_CHILD_KEY"
+)
+
+// children are what this program does instead of tests, in a process of its own.
+// What they report, their test reads.
+var children = map[string]func(ctx context.Context, url, key string, report func(any) error) error{
+	"hold a lease":                   holdUntilLost,
+	"hold an advisory lock":          holdAdvisoryUntilLost(time.Second),
+	"hold an advisory lock for 10 s": holdAdvisoryUntilLost(10 * time.Second),
+}
+
+func init() {
+	what, ok := os.LookupEnv(childEnv)
+	if !ok {
+		return
+	}
+	err := fmt.Errorf("no child does %q", what)
+	if run, ok := children[what]; ok {
+		err = run(context.Background(), os.Getenv(childURLEnv), os.Getenv(childKeyEnv), json.NewEncoder(os.Stdout).Encode)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// A child is a process that its test may freeze.
+type child struct {
+	cmd     *exec.Cmd
+	reports *json.Decoder
+}
+
+// startChild starts one of children. It is killed when the test is over.
+func startChild(t *testing.T, what, url, key string) *child {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+what, childURLEnv+"="+url, childKeyEnv+"="+key)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := &child{cmd, json.NewDecoder(bufio.NewReader(stdout))}
+	t.Cleanup(func() { _ = cmd.Wait() }) // the test's context is done; if the child has ended, end has said how
+	return c
+}
+
+// report waits for the child's next report.
+func (c *child) report(t *testing.T, report any) {
+	t.Helper()
+	if err := c.reports.Decode(report); err != nil {
+		t.Fatalf("the child does not report: %v", err)
+	}
+}
+
+// freeze stops the child in its tracks; its connections stay.
+func (c *child) freeze(t *testing.T) { c.signal(t, syscall.SIGSTOP) }
+
+func (c *child) thaw(t *testing.T) { c.signal(t, syscall.SIGCONT) }
+
+func (c *child) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := c.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end waits until the child has done its work.
+func (c *child) end(t *testing.T) {
+	t.Helper()
+	if err := c.cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}

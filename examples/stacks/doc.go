@@ -1,0 +1,30 @@
+// Package stacks shows locks in the transactions of database/sql, GORM and sqlx,
+// with the drivers of pgx and lib/pq. Each function stands for itself, to be
+// copied:
+//
+//	Open               a *sql.DB and a Locker, from one connection string
+//	LockerBeside       a Locker from GORM's database
+//	BookWithSQL        database/sql: LockSQLTx
+//	BookWithSQLX       sqlx: the same, for it has a *sql.Tx
+//	BookWithGORM       GORM: the same, once one has found its *sql.Tx
+//	BookWithSQLAlone   without this package: SELECT lock_tx(...)
+//	ShipOnce           database/sql: ClaimSQLTx
+//	SettleFenced       database/sql: a lease, and FenceSQL
+//
+// They book one of the seats of an event: count, then insert. There is no row to
+// lock, for it is about rows that are not there yet. plain.sql does it in SQL.
+//
+// The tests beside them say what LockSQLTx does with each driver.
+package stacks
+
+import "errors"
+
+// Seats is how many an event has.
+const Seats = 10
+
+// ErrFull means that all seats are taken.
+var ErrFull = errors.New("all seats are taken")
+
+// ErrBusy means that somebody else has locked the event for all of the time that
+// one was ready to wait.
+var ErrBusy = errors.New("busy, try again later")

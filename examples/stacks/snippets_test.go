@@ -1,0 +1,457 @@
+package stacks_test
+
+import (
+	"context"
+	"database/sql"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jmoiron/sqlx"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/examples/stacks"
+)
+
+// plainID is the event, and the order, in plain.sql.
+const plainID = 42
+
+var lastID atomic.Int64
+
+// newID is an event or an order that no other test has.
+func newID() int64 { return plainID + lastID.Add(1) }
+
+// booker books a seat by one of the stacks.
+type booker func(ctx context.Context, event int64, guest string) error
+
+func bookers(t *testing.T) map[string]booker {
+	t.Helper()
+	all := make(map[string]booker)
+	for _, d := range drivers {
+		db := d.open(t)
+		dbx := sqlx.NewDb(db, d.name)
+		orm := openGORM(t, db, &gorm.Config{})
+		prepared := openGORM(t, db, &gorm.Config{PrepareStmt: true})
+		for name, book := range map[string]booker{
+			"database/sql": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithSQL(ctx, db, event, guest)
+			},
+			"database/sql alone": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithSQLAlone(ctx, db, event, guest)
+			},
+			"sqlx": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithSQLX(ctx, dbx, event, guest)
+			},
+			"GORM": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithGORM(ctx, orm, event, guest)
+			},
+			"GORM that prepares": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithGORM(ctx, prepared, event, guest)
+			},
+			"GORM alone": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithGORMAlone(ctx, orm, event, guest)
+			},
+			"GORM alone that prepares": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithGORMAlone(ctx, prepared, event, guest)
+			},
+		} {
+			all[name+", "+d.title] = book
+		}
+	}
+	return all
+}
+
+func openGORM(t *testing.T, db *sql.DB, config *gorm.Config) *gorm.DB {
+	t.Helper()
+	config.Logger = logger.Discard
+	orm, err := gorm.Open(postgres.New(postgres.Config{Conn: db}), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return orm
+}
+
+// rush has all of them book at a time, for twice as many guests as there are
+// seats, and wants each seat to be booked once.
+func rush(t *testing.T, all map[string]booker) {
+	t.Helper()
+	event := newID()
+	var booked atomic.Int32
+	var guests sync.WaitGroup
+	for name, book := range all {
+		for i := range (2*stacks.Seats + len(all) - 1) / len(all) {
+			guests.Go(func() {
+				err := book(t.Context(), event, fmt.Sprint(name, i))
+				if err == nil {
+					booked.Add(1)
+				} else if !errors.Is(err, stacks.ErrFull) {
+					t.Errorf("%s: %v", name, err)
+				}
+			})
+		}
+	}
+	guests.Wait()
+	if inTable := bookings(t, event); booked.Load() != stacks.Seats || inTable != stacks.Seats {
+		t.Errorf("%d were told that they have a seat, %d have one; there are %d", booked.Load(), inTable, stacks.Seats)
+	}
+}
+
+func bookings(t *testing.T, event int64) (n int) {
+	t.Helper()
+	if err := database.pool.QueryRow(t.Context(), "SELECT count(*) FROM bookings WHERE event = $1", event).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestNoStackOverbooks(t *testing.T) {
+	t.Parallel()
+	for name, book := range bookers(t) {
+		t.Run(name, func(t *testing.T) { rush(t, map[string]booker{name: book}) })
+	}
+}
+
+func TestTheStacksExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	rush(t, bookers(t))
+}
+
+// Each stack counts after it has got the lock, and so sees what its previous
+// holder has booked.
+func TestWhoeverWaitedForTheLastSeatsFindsThemTaken(t *testing.T) {
+	t.Parallel()
+	for name, book := range bookers(t) {
+		t.Run(name, func(t *testing.T) {
+			event := newID()
+			key := fmt.Sprintf("event:%d", event)
+			holder, err := database.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer holder.Rollback(context.Background())
+			if err := pgxlock.LockTx(t.Context(), holder, key); err != nil {
+				t.Fatal(err)
+			}
+			_, err = holder.Exec(t.Context(), "INSERT INTO bookings (event, guest) SELECT $1, 'a group' FROM generate_series(1, $2)", event, stacks.Seats)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := make(chan error, 1)
+			go func() { got <- book(t.Context(), event, "too late") }()
+			await(t, `SELECT count(*) = 1 FROM pg_locks
+				WHERE locktype = 'advisory' AND NOT granted AND (classid::bigint << 32) | objid::bigint = $1`, pgxlock.AdvisoryID(key))
+			if err := holder.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-got; !errors.Is(err, stacks.ErrFull) {
+				t.Errorf("got %v, want ErrFull", err)
+			}
+		})
+	}
+}
+
+func TestEachStackSaysThatAnEventIsBusy(t *testing.T) {
+	t.Parallel()
+	event := newID()
+	holder, err := database.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { holder.Rollback(context.Background()) })
+	if err := pgxlock.LockTx(t.Context(), holder, fmt.Sprintf("event:%d", event)); err != nil {
+		t.Fatal(err)
+	}
+	var guests sync.WaitGroup
+	for name, book := range bookers(t) {
+		guests.Go(func() {
+			if err := book(t.Context(), event, name); !errors.Is(err, pgxlock.ErrNotAcquired) && !errors.Is(err, stacks.ErrBusy) {
+				t.Errorf("%s: got %v", name, err)
+			}
+		})
+	}
+	guests.Wait()
+	if n := bookings(t, event); n != 0 {
+		t.Errorf("%d booked", n)
+	}
+}
+
+func TestSQLTxNeedsATransaction(t *testing.T) {
+	t.Parallel()
+	for _, config := range []*gorm.Config{{}, {PrepareStmt: true}} {
+		orm := openGORM(t, drivers[0].open(t), config)
+		if _, err := stacks.SQLTx(orm); err == nil {
+			t.Error("got a transaction where there is none")
+		}
+		err := orm.Transaction(func(tx *gorm.DB) error {
+			return tx.Transaction(func(nested *gorm.DB) error { // a savepoint
+				outer, err := stacks.SQLTx(tx)
+				inner, err2 := stacks.SQLTx(nested)
+				if outer != inner {
+					t.Error("a nested transaction runs in another one")
+				}
+				return errors.Join(err, err2)
+			})
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAnOrderIsShippedOnce(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, order := d.open(t), newID()
+		var shipped atomic.Int32
+		var deliveries sync.WaitGroup
+		for range 8 {
+			deliveries.Go(func() {
+				first, err := stacks.ShipOnce(t.Context(), db, order)
+				if err != nil {
+					t.Error(err)
+				} else if first {
+					shipped.Add(1)
+				}
+			})
+		}
+		deliveries.Wait()
+		if n := get[int](t, db, "SELECT count(*) FROM shipments WHERE order_id = $1", order); n != 1 || shipped.Load() != 1 {
+			t.Errorf("%d deliveries shipped, and there are %d shipments", shipped.Load(), n)
+		}
+	})
+}
+
+func TestAClaimThatIsNotDecidedIsNullWithoutAWait(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		const claim = "SELECT claim_once($1, '0')"
+		db, key := d.open(t), fmt.Sprint("claim:", newID())
+		first, second := readCommitted(t, db), readCommitted(t, db)
+		if got := get[sql.NullBool](t, first, claim, key); !got.Bool {
+			t.Fatalf("got %v, want true", got)
+		}
+		if got := get[sql.NullBool](t, second, claim, key); got.Valid {
+			t.Errorf("got %v, want NULL", got)
+		}
+		if err := first.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if got := get[sql.NullBool](t, second, claim, key); !got.Valid || got.Bool {
+			t.Errorf("got %v, want false", got)
+		}
+	})
+}
+
+// newDay is a day that no other test has.
+func newDay() time.Time { return time.Date(2026, 1, int(newID()), 0, 0, 0, 0, time.UTC) }
+
+// openBoth opens the database and a Locker, closed when the test is over.
+func (d driver) openBoth(t *testing.T) (*sql.DB, *pgxlock.Locker) {
+	t.Helper()
+	connString := database.url
+	if d.name == "postgres" { // words that pgx would send to the server
+		var err error
+		if connString, err = with(connString, "binary_parameters", "yes"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db, locks, err := stacks.Open(d.name, connString)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		locks.Close(context.Background())
+		db.Close()
+	})
+	return db, locks
+}
+
+func TestASettlementUnderALeaseIsWritten(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, locks := d.openBoth(t)
+		day := newDay()
+		err := stacks.SettleFenced(t.Context(), db, locks, day, func(context.Context) (int64, error) { return 100, nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if total := get[int](t, db, "SELECT sum(total) FROM settlements WHERE day = $1", day); total != 100 {
+			t.Errorf("%d is written", total)
+		}
+	})
+}
+
+func TestASettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, locks := d.openBoth(t)
+		day := newDay()
+		key := "settle:" + day.Format(time.DateOnly)
+		err := stacks.SettleFenced(t.Context(), db, locks, day, func(context.Context) (int64, error) {
+			// So slow that the lease has run out, and somebody else has taken it.
+			exec(t, db, "UPDATE distributed_locks SET expires_at = clock_timestamp() - interval '1 second' WHERE lock_name = $1", key)
+			if !get[bool](t, db, "SELECT acquire_lock($1, 'somebody else')", key) {
+				t.Error("the lease was not taken over")
+			}
+			return 100, nil
+		})
+		if state := sqlState(err); state != "LK001" || !errors.Is(err, pgxlock.ErrLost) {
+			t.Errorf("got %q: %v", state, err)
+		}
+		if n := get[int](t, db, "SELECT count(*) FROM settlements WHERE day = $1", day); n != 0 {
+			t.Error("it is written")
+		}
+	})
+}
+
+func TestALockerIsMadeOfGORMsDatabase(t *testing.T) {
+	t.Parallel()
+	orm, err := gorm.Open(postgres.Open(database.url), &gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := orm.DB()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	locks, err := stacks.LockerBeside(t.Context(), orm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locks.Close(context.Background())
+	day := newDay()
+	if err := stacks.SettleFenced(t.Context(), db, locks, day, func(context.Context) (int64, error) { return 1, nil }); err != nil {
+		t.Error(err)
+	}
+	if n := get[int](t, db, "SELECT count(*) FROM settlements WHERE day = $1", day); n != 1 {
+		t.Errorf("%d settlements, want 1", n)
+	}
+}
+
+// lib/pq tells nobody how it connects.
+func TestADatabaseOfLibPQIsToBeOpenedByItsConnectionString(t *testing.T) {
+	t.Parallel()
+	_, err := pgxlock.NewLeaseSQL(t.Context(), driver{name: "postgres"}.open(t), nil)
+	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "OpenLease") || !strings.Contains(err.Error(), "*pq.conn") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A claim that is not decided is an error in Go, not a NULL.
+func TestAClaimThatIsNotDecidedIsRefused(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, key := d.open(t), fmt.Sprint("claim:", newID())
+		first, second := readCommitted(t, db), readCommitted(t, db)
+		claim := func(tx *sql.Tx, want bool, opts ...pgxlock.Option) {
+			t.Helper()
+			if got, err := pgxlock.ClaimSQLTx(t.Context(), tx, key, opts...); err != nil || got != want {
+				t.Fatalf("got %v, %v, want %v", got, err, want)
+			}
+		}
+		claim(first, true, pgxlock.Retention(time.Hour), aMoment)
+		for _, wait := range []pgxlock.Option{pgxlock.NoWait, aMoment} {
+			if _, err := pgxlock.ClaimSQLTx(t.Context(), second, key, wait); !errors.Is(err, pgxlock.ErrNotAcquired) {
+				t.Errorf("got %v, want ErrNotAcquired", err)
+			}
+		}
+		waiting := pid(t, second)
+		decided := make(chan error, 1)
+		go func() {
+			got, err := pgxlock.ClaimSQLTx(t.Context(), second, key)
+			if got {
+				err = errors.New("both are the first")
+			}
+			decided <- err
+		}()
+		waits(t, waiting)
+		if err := first.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-decided; err != nil {
+			t.Error(err)
+		}
+		goesOn(t, second)
+	})
+}
+
+func TestAContextThatEndsAClaimIsTold(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, key := d.open(t), fmt.Sprint("claim:", newID())
+		first, second := readCommitted(t, db), readCommitted(t, db)
+		if _, err := pgxlock.ClaimSQLTx(t.Context(), first, key); err != nil {
+			t.Fatal(err)
+		}
+		waiting := pid(t, second)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := pgxlock.ClaimSQLTx(ctx, second, key)
+			ended <- err
+		}()
+		waits(t, waiting)
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v, want Canceled", err)
+		}
+	})
+}
+
+//go:embed plain.sql
+var plainSQL string
+
+func TestPlainSQLBooksAndShips(t *testing.T) {
+	t.Parallel()
+	conn, err := database.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	const forget = "DELETE FROM bookings WHERE event = 42; DELETE FROM shipments WHERE order_id = 42; DELETE FROM pgxlock_claims WHERE claim_key = 'order:42:ship';"
+	if _, err := conn.Exec(t.Context(), forget+plainSQL); err != nil { // in a database that an earlier run has used, too
+		t.Fatal(err)
+	}
+	if n := bookings(t, plainID); n != 2 {
+		t.Errorf("%d seats are booked, want 2", n)
+	}
+
+	book := func(q interface {
+		QueryRow(context.Context, string, ...any) pgx.Row
+	}, want string,
+	) {
+		t.Helper()
+		var said string
+		if err := q.QueryRow(t.Context(), "SELECT book($1, 'carol')", plainID).Scan(&said); err != nil {
+			t.Fatal(err)
+		}
+		if said != want {
+			t.Errorf("it says %q, want %q", said, want)
+		}
+	}
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	for range stacks.Seats - 2 {
+		book(tx, "booked")
+	}
+	book(database.pool, "busy")
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	book(database.pool, "full")
+
+	tag, err := database.pool.Exec(t.Context(), "INSERT INTO shipments (order_id) SELECT 42 WHERE claim_once('order:42:ship')")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tag.RowsAffected() != 0 {
+		t.Error("the order was shipped twice")
+	}
+}

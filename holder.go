@@ -1,0 +1,64 @@
+package pgxlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Holder is one who holds a key.
+type Holder struct {
+	Key      string
+	Kind     Kind
+	Mode     Mode
+	Owner    string // the holder id, which begins with the owner of its Locker
+	Metadata string // as it was given; JSON if it came from SQL and is no string
+	Token    int64
+	PID      int32 // of the server process that has an advisory lock
+
+	// By the server's clock. Expires is when the lock ends unless it is renewed;
+	// zero for a lock without a TTL. Of advisory locks they are known of the
+	// Locker's own, and by its clock.
+	Since, Expires time.Time
+}
+
+// Holders returns who holds the key now, and nothing if it is free. The answer is
+// out of date when it arrives: it is for people and for logs. It asks the primary
+// ([ErrReadOnly] if there is none); the view lock_leases can be read on a standby.
+func (l *Locker) Holders(ctx context.Context, key string) ([]Holder, error) {
+	if err := l.begin(); err != nil {
+		return nil, l.fail("holders", key, err)
+	}
+	defer l.calls.Done()
+	if err := l.backend.check(key); err != nil {
+		return nil, l.fail("holders", key, err)
+	}
+	holders, err := l.backend.holders(ctx, key)
+	if err != nil {
+		return nil, l.fail("holders", key, err)
+	}
+	return holders, nil
+}
+
+func (t *leaseTable) holders(ctx context.Context, key string) ([]Holder, error) {
+	var holders []Holder
+	var err error
+	answered := make(chan struct{})
+	t.cleaning.run(func() { // no context of a caller's reaches our connections
+		defer close(answered)
+		err = t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
+			holders, err = pgx.CollectRows(q.query(ctx, t.place.statement("holders"), key), func(row pgx.CollectableRow) (Holder, error) {
+				h := Holder{Key: key, Kind: Lease}
+				return h, row.Scan(&h.Owner, &h.Metadata, &h.Token, &h.Since, &h.Expires)
+			})
+			return err
+		})
+	})
+	select {
+	case <-answered:
+		return holders, err
+	case <-ctx.Done():
+		return nil, contextError(ctx)
+	}
+}

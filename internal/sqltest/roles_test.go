@@ -1,0 +1,382 @@
+// This file is about least privilege: what roles of each kind may do, hardened
+// and not, what an attacker among them tries, and row-level security.
+
+package sqltest_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// as opens a session of the role. Rights are those of current_user, whoever
+// logged in.
+func (d *database) as(role string) *session {
+	d.t.Helper()
+	s := d.connect()
+	s.do("set session authorization " + role) // as if it had: RESET ROLE does not help it
+	return s
+}
+
+// harden hardens the database, and makes a role of each of the kinds.
+func (d *database) harden(kinds ...string) (roles []string) {
+	d.t.Helper()
+	d.do("select harden_locks()")
+	for _, kind := range kinds {
+		role := d.role()
+		d.do(fmt.Sprintf("select grant_locks('%s', '%s')", role, kind))
+		roles = append(roles, role)
+	}
+	return roles
+}
+
+// kinds are what grant_locks takes.
+var kinds = []string{"application", "monitoring", "administration"}
+
+// everything calls each function and reads and writes each table. What the named
+// kinds may do gives the result, in any other kind's session it is 42501.
+var everything = []struct {
+	expression string
+	want       string
+	kinds      string // hardened
+	soft       string // more kinds that may when it is not
+}{
+	{"acquire_lock('new', 'me')", "true", "application", ""},
+	{"acquire_lock('held', 'me')", "false", "application", "monitoring administration"}, // a look at the table is all it takes
+	{"(try_acquire_lock('new', 'me')).acquired", "true", "application", ""},
+	{"renew_lock('held', 'other', 1) is null", "true", "application", "monitoring administration"},
+	{"renew_lock('held', 'other', (try_acquire_lock('held', 'other')).fencing_token) is null", "false", "application", "administration"},
+	{"extend_lock('held', 'other')", "true", "application", "administration"},
+	{"assert_lock_held('held', 'other') > 0", "true", "application", "monitoring administration"},
+	{"lock_tx('k')", "true", "application", "monitoring administration none"},
+	{"claim_once('k')", "true", "application", ""},
+	{"advisory_lock_key('invoice:42')", "6688477336110245193", "application monitoring administration", "none"},
+	{"pgxlock_schema_version() >= 4", "true", "application monitoring administration", "none"},
+	{"(select count(*) from pgxlock_renew_batch('{held}', '{other}', '{1}', '{1000}'))", "1", "application", "administration"},
+	{"(select count(*) from pgxlock_release_batch('{held}', '{x}', '{1}'))", "1", "application", "administration"},
+	{"(select holder from pgxlock_holders('held'))", "other", "application monitoring administration", ""},
+	{"pgxlock_session_batch('{1,2}', '{1,2}', pg_backend_pid())", "{0,NULL}", "application", ""},
+	{"assert_session_lock_held(1, 1, 7, 0) is null", "LK001", "application", "monitoring administration"},
+	{"pgxlock_reap_sessions()", "0", "application administration", ""},
+	{"(select count(*) from pgxlock_session_locks)", "0", "monitoring administration", "application"},
+	{"pgxlock_next_tokens(1) is null", "false", "", "application monitoring administration none"},
+	{"pgxlock_session_key(7) is null", "false", "", "application monitoring administration none"},
+	{"pgxlock_session_call(0, 7) is null", "false", "", "application monitoring administration none"},
+	{"pgxlock_session_clear(null)", "0", "", "application administration"},
+	{"release_lock('held', 'other')", "true", "application administration", ""},
+	{"release_lock_fenced('held', 'other', 1)", "false", "application administration", "monitoring"},
+	{"release_all_locks('other')", "1", "application administration", ""},
+	{"reap_expired_locks('0')", "1", "application administration", ""},
+	{"purge_claims('0')", "1", "administration", ""},
+	{"repair_lock_tokens()", "false", "administration", "-"}, // not hardened: the owner's alone
+	{"(select count(*) from lock_leases)", "2", "monitoring administration", ""},
+	{"(select count(*) from pgxlock_claims)", "1", "monitoring administration", "application"},
+	{"(select count(*) from distributed_locks)", "2", "", "application monitoring administration"},
+	{"(select count(*) from pgxlock_epoch)", "1", "", ""},
+	{"(select count(*) from pgxlock_migrations)", "1", "", ""},
+	{"(select count(*) from pgxlock_tokens)", "1", "", ""},
+	{"nextval('pgxlock_tokens') is null", "false", "", ""},
+	{"pgxlock_next_token() is null", "false", "", "application monitoring administration none"},
+	{"pgxlock_key('pin', 'k') is null", "false", "", "application monitoring administration none"},
+	{"pgxlock_release('held', 'other', null)", "true", "", "application administration"},
+	{"pgxlock_renew('held', 'other', null, '1 s') is null", "false", "", "application administration"},
+	{"harden_locks() is null", "", "", ""},
+	{"soften_locks() is null", "", "", ""},
+	{"grant_locks(current_user::text, 'application') is null", "", "", ""},
+	{"revoke_locks(current_user::text) is null", "", "", ""},
+}
+
+// forgeries write what no kind may write once it is hardened.
+var forgeries = []string{
+	"insert into distributed_locks (lock_name, holder_id, expires_at) values ('forged', 'me', 'infinity')",
+	"update distributed_locks set holder_id = 'me'", "delete from distributed_locks", "truncate distributed_locks",
+	"lock table distributed_locks in access exclusive mode",
+	"update pgxlock_epoch set undo = '{}'", "delete from pgxlock_claims where claim_key = 'x'",
+	"insert into pgxlock_claims values ('forged', now(), null, '3')",
+	"insert into pgxlock_migrations values (9, false)", "delete from pgxlock_session_locks",
+	"insert into pgxlock_session_locks values (1, 1, 1, false, 1)",
+	"select setval('pgxlock_tokens', 1)", "alter table distributed_locks disable trigger all",
+	"create trigger t before insert on distributed_locks for each row execute function suppress_redundant_updates_trigger()",
+	"create table open.mine (n varchar(255) references distributed_locks on delete cascade)",
+	"alter function acquire_lock security invoker", "drop view lock_leases", "create policy p on distributed_locks",
+}
+
+func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.do("create schema open; grant all on schema open to public")
+	check := func(hardened bool, roles []string) {
+		t.Helper()
+		for i, kind := range append(slices.Clone(kinds), "none") {
+			s := d.as(roles[i])
+			for _, e := range everything {
+				d.do(`delete from distributed_locks; delete from pgxlock_claims; select acquire_lock('held', 'other'), acquire_lock('old', 'another'), claim_once('done')`)
+				d.expire("old")
+				allowed := e.kinds
+				if !hardened {
+					allowed += " " + e.soft
+				}
+				want := "42501"
+				if slices.Contains(strings.Fields(allowed), kind) && !strings.Contains(e.soft, "-") || hardened && slices.Contains(strings.Fields(e.kinds), kind) {
+					want = e.want
+				}
+				s.do("begin")
+				if got := s.outcome(e.expression); got != want {
+					t.Errorf("hardened %t, %s: %s: got %s, want %s", hardened, kind, e.expression, got, want)
+				}
+				s.rollback()
+			}
+			if !hardened {
+				continue
+			}
+			for _, forgery := range forgeries {
+				if code := outcome("", s.run("begin; "+forgery)); code != "42501" {
+					t.Errorf("%s: %s: %s", kind, forgery, code)
+				}
+				s.rollback()
+			}
+		}
+	}
+	roles := make([]string, 0, 4)
+	for _, kind := range kinds {
+		roles = append(roles, d.role())
+		d.do(fmt.Sprintf("select grant_locks('%s', '%s')", roles[len(roles)-1], kind))
+	}
+	roles = append(roles, d.role())
+	check(false, roles)
+
+	d.do("select harden_locks()")
+	for _, role := range roles { // what it was before does not tell what is meant
+		d.as(role).want("advisory_lock_key('k')", "42501")
+	}
+	for i, kind := range kinds {
+		d.do(fmt.Sprintf("select grant_locks('%s', '%s')", roles[i], kind))
+	}
+	check(true, roles)
+	d.do("select harden_locks()") // again: all keep what they are
+	check(true, roles)
+	d.do("select soften_locks()")
+	check(false, roles)
+
+	d.do("select harden_locks()")
+	for i, kind := range kinds {
+		d.do(fmt.Sprintf("select grant_locks('%s', '%s'), revoke_locks('%s')", roles[i], kind, roles[i]))
+		d.as(roles[i]).want("advisory_lock_key('k')", "42501")
+	}
+}
+
+// Default privileges, grants by hand, of columns, and those that others passed on.
+func TestHardeningTakesEveryRightThatWasGivenOtherwise(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	a, b := d.role(), d.role()
+	d.do(fmt.Sprintf(`grant all on distributed_locks, pgxlock_epoch, pgxlock_migrations to %s with grant option; grant all on all functions in schema public to %[1]s;
+		grant all on sequence pgxlock_tokens to %[1]s; grant select, update (holder_id) on distributed_locks to %s; grant insert (claim_key) on pgxlock_claims to public;
+		set role %[1]s; grant update on distributed_locks to %[2]s; reset role`, a, b))
+	const rights = `select count(*) from pgxlock_grants()`
+	for range 2 {
+		d.do("select harden_locks()")
+		d.want(rights, "0")
+		d.want("select count(*) from pg_attribute a, aclexplode(a.attacl) where a.attrelid in ('distributed_locks'::regclass, 'pgxlock_claims'::regclass)", "0")
+		d.want("select count(*) from pg_class c, aclexplode(c.relacl) x where c.relnamespace = 'public'::regnamespace and x.grantee <> c.relowner", "0")
+		d.do("grant execute on function pgxlock_next_token() to " + a + "; grant update on distributed_locks to " + b + "; grant select on pgxlock_epoch to public")
+		d.want(rights, "3")
+	}
+	d.do("select harden_locks(), soften_locks()")
+	d.want(rights+" where grantee <> 'PUBLIC' or privilege <> 'EXECUTE'", "0")
+	// A stranger's function of our prefix is none of ours.
+	d.do("create function pgxlock_theirs() returns int language sql as 'select 1'; alter function pgxlock_theirs owner to " + a)
+	d.do("select harden_locks()")
+	d.as(b).want("pgxlock_theirs()", "1")
+}
+
+func TestOnlyTheOwnerChangesRights(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	owner, member, stranger := d.role(), d.role(), d.role()
+	d.do(fmt.Sprintf("create schema theirs; alter schema theirs owner to %s; grant usage on schema theirs to public; grant %[1]s to %s", owner, member))
+	up := d.as(owner)
+	up.do("set search_path = theirs")
+	for _, file := range upFiles(t) {
+		up.do(file)
+	}
+	for _, role := range []string{owner, member} {
+		for _, call := range []string{"harden_locks()", "grant_locks('" + stranger + "', 'monitoring')", "revoke_locks('" + stranger + "')", "soften_locks()"} {
+			if s := d.as(role); s.run("select theirs."+call) != nil {
+				t.Errorf("%s: %v", call, s.run("select theirs."+call))
+			}
+			d.as(stranger).want("theirs."+call, "42501")
+		}
+	}
+	d.want("theirs.grant_locks('nobody-like-this', 'application')", "42704")
+	d.want("theirs.grant_locks('public', 'application')", "42704")
+	d.want("theirs.grant_locks(null, 'application')", "42704")
+	d.want("theirs.revoke_locks('nobody-like-this')", "42704")
+	for _, kind := range []string{"null", "''", "'superuser'", "'Application'"} {
+		d.want("theirs.grant_locks('"+stranger+"', "+kind+")", "22023")
+	}
+}
+
+// What others can make in the schema or on the tables would run as the owner.
+func TestHardeningRefusesWhereOthersCouldGetTheOwnersRights(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	role := d.role()
+	refused := func(make, undo, says string) {
+		t.Helper()
+		d.do(make)
+		err := d.run("select harden_locks()")
+		if outcome("", err) != "55000" || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", make, err)
+		}
+		d.want("pgxlock_hardened()", "false")
+		d.do(undo)
+	}
+	refused("grant create on schema public to "+role, "revoke create on schema public from "+role, role)
+	refused("grant create on schema public to public", "revoke create on schema public from public", ": PUBLIC")
+	group := d.role()
+	refused("grant create on schema public to "+group+"; grant "+group+" to "+role, "revoke "+group+" from "+role+"; revoke create on schema public from "+group, role)
+	// The rights to make these are given with GRANT ALL.
+	refused("grant trigger on distributed_locks to "+role+"; create function run() returns trigger language plpgsql as 'begin return new; end'; set role "+role+
+		"; create trigger late after delete on distributed_locks execute function run(); reset role",
+		"drop function run() cascade", "trigger late on distributed_locks")
+	refused("grant references on pgxlock_claims to "+role+"; create schema theirs authorization "+role+"; set role "+role+
+		"; create table theirs.child (k varchar(255) constraint falls references pgxlock_claims on delete cascade); reset role",
+		"drop schema theirs cascade", "foreign key falls of theirs.child")
+	d.do("select harden_locks()")
+	d.want("pgxlock_hardened()", "true")
+}
+
+// A role that runs the functions with the owner's rights tries to have its own
+// code run, and to have them look at its own tables.
+func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	role := d.harden("application")[0]
+	d.do("grant create, temporary on database " + d.get("quote_ident(current_database())") + " to " + role)
+	s := d.as(role)
+	s.do(`create schema mine; create table mine.ran (who name);
+		create function mine.run() returns trigger language plpgsql as $$ begin insert into mine.ran values (current_user); return new; end $$;
+		create function mine.note() returns boolean language plpgsql as $$ begin insert into mine.ran values (current_user); return true; end $$;
+		create domain mine.text as pg_catalog.text check (mine.note());
+		create function mine.same(pg_catalog.text, pg_catalog.text) returns boolean language sql as 'select mine.note()';
+		create operator mine.= (leftarg = pg_catalog.text, rightarg = pg_catalog.text, function = mine.same);
+		create function mine.clock_timestamp() returns timestamptz language sql as $$ select mine.note(); select 'infinity'::timestamptz $$;
+		create function mine.pgxlock_check(pg_catalog.text, pg_catalog.text) returns void language sql as 'select mine.note()';
+		create function mine.pgxlock_next_token() returns bigint language sql as 'select mine.note(); select 1::bigint'`)
+	for _, schema := range []string{"mine", "pg_temp"} {
+		for _, table := range []string{"distributed_locks", "pgxlock_claims", "pgxlock_epoch", "lock_leases"} {
+			columns := map[string]string{
+				"pgxlock_claims": "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8",
+				"pgxlock_epoch":  "singleton boolean, system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]",
+			}[table]
+			if columns == "" {
+				columns = "lock_name varchar(255) primary key, holder_id varchar(255), acquired_at timestamptz, expires_at timestamptz, metadata jsonb, fencing_token bigint, state text"
+			}
+			s.do(fmt.Sprintf("create table %s.%s (%s); create trigger t before insert or update or delete on %[1]s.%[2]s for each row execute function mine.run()", schema, table, columns))
+		}
+		s.do("create sequence " + schema + ".pgxlock_tokens")
+	}
+	for _, path := range []string{"mine, pg_temp, pg_catalog, public", "pg_temp, mine, public, pg_catalog", "public, mine"} {
+		s.do("set search_path = " + path)
+		for _, c := range []struct{ expression, want string }{
+			{"public.acquire_lock('k', 'me', 60, '{}'::pg_catalog.jsonb)", "true"},
+			{"public.acquire_lock('k', 'you', 60, '{}'::pg_catalog.jsonb)", "false"},
+			{"public.extend_lock('k', 'me', 60)", "true"},
+			{"public.assert_lock_held('k', 'me') is null", "false"},
+			{"(select h.holder from public.pgxlock_holders('k') h)", "me"},
+			{"(select public.pgxlock_renew_batch('{k}', '{me}', array[(select h.fencing_token from public.pgxlock_holders('k') h)], '{60000}'))", "renewed"},
+			{"(select public.pgxlock_release_batch('{k}', '{me}', '{null}'))", "released"},
+			{"public.claim_once('claim ' || pg_catalog.current_setting('search_path'))", "true"},
+			{"public.claim_once('claim ' || pg_catalog.current_setting('search_path'))", "false"},
+			{"public.lock_tx('k', '1 s')", "true"},
+			{"public.reap_expired_locks('1 hour')", "0"},
+		} {
+			s.want(c.expression, c.want)
+		}
+	}
+	d.want("select count(*) from pgxlock_claims", "3")
+	d.want("select count(*) from distributed_locks", "0")
+	// It does run for who calls it, and for nobody else.
+	s.do("insert into mine.distributed_locks (lock_name) values ('k')")
+	d.want("select string_agg(distinct who::text, ' ') from mine.ran", role)
+	d.do("drop schema mine cascade")
+}
+
+// A policy that hides rows would let a try be granted in the dark: every way that
+// looks at a table says so instead, by the server's own error.
+func TestRowLevelSecurityIsNoticed(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	owner, seed := d.role(), d.role()
+	d.do(fmt.Sprintf("create schema locks authorization %s; grant usage on schema locks to %s", owner, seed))
+	up := d.as(owner)
+	up.do("set search_path = locks")
+	for _, file := range upFiles(t) {
+		up.do(file)
+	}
+	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks to " + seed)
+	s := d.as(seed)
+	s.do("set search_path = locks")
+	calls := []string{
+		"acquire_lock('held', 'me')", "acquire_lock('new', 'me')", "(try_acquire_lock('held', 'me')).acquired", "extend_lock('held', 'other')",
+		"renew_lock('held', 'other', 1)", "release_lock('held', 'other')", "release_lock_fenced('held', 'other', 1)", "release_all_locks('other')",
+		"assert_lock_held('held', 'other')", "reap_expired_locks()", "(select count(*) from pgxlock_holders('held'))",
+		"pgxlock_renew_batch('{held}', '{other}', '{1}', '{1}')", "pgxlock_release_batch('{held}', '{other}', '{1}')",
+		"claim_once('done')", "claim_once('new')", "claim_once('new', '1 s')", "purge_claims('1 hour')",
+		"pgxlock_session_batch('{0}', '{1}', pg_backend_pid())", "assert_session_lock_held(1, 1, 1, 1)", "pgxlock_reap_sessions()",
+	}
+	all := func(who *session, want string) {
+		t.Helper()
+		for _, call := range calls {
+			who.do("begin")
+			if got := who.outcome(call); (got == "42501") != (want == "42501") {
+				t.Errorf("%s: got %s, want %s", call, got, want)
+			}
+			who.rollback()
+		}
+	}
+	all(s, "its answer")
+	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security")
+	all(s, "42501")
+	all(up, "its answer") // the owner, whom it does not concern
+	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_session_locks using (shared)")
+	all(s, "42501")
+	s.do("set row_security = on")
+	all(s, "42501")
+
+	// Hardened, it concerns nobody but who reads the table itself.
+	up.do(fmt.Sprintf("select harden_locks(), grant_locks('%s', 'application'), grant_locks('%[1]s', 'administration')", seed))
+	all(s, "its answer")
+	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security")
+	all(s, "42501")
+	all(up, "42501")
+	up.want("repair_lock_tokens()", "42501")
+	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
+	s.want("acquire_lock('new', 'me')", "42501")
+	d.do("drop schema locks cascade")
+}
+
+// A role that has nothing of ours can still lock numbers: it holds others up, and
+// gets nothing.
+func TestAStrangersAdvisoryLocksBlockAndGrantNothing(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	role := d.harden("application")[0]
+	s := d.as(role)
+	s.do("select acquire_lock('k', 'A')")
+	stranger := d.as(d.role())
+	stranger.want("acquire_lock('k', 'B')", "42501")
+	for _, space := range []string{"pin", "guard"} {
+		key := d.get("pgxlock_key('"+space+"', 'k')") + "::bigint"
+		stranger.do("select pg_advisory_lock(" + key + ")")
+		s.want("acquire_lock('k', 'B')", "false")
+		s.want("extend_lock('k', 'A')", "true")
+		stranger.do("select pg_advisory_unlock(" + key + "); select pg_advisory_lock_shared(" + key + ")")
+		s.want("acquire_lock('k', 'B')", "false")
+		stranger.do("select pg_advisory_unlock_all()")
+	}
+	s.want("assert_lock_held('k', 'A') > 0", "true")
+	s.want("release_lock('k', 'A')", "true")
+}

@@ -1,0 +1,91 @@
+package pgxlock
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file asks for one thing alone, which is what most messages are: by calls of
+// functions, without a statement. That costs the server less than SELECT 1. Each
+// call is one message that the server gets whole or not at all, and between two of
+// them the session is idle. They are sent together.
+// https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-FUNCTION-CALL
+
+// lockCalls are the numbers of the functions, in the order of
+// advisory_functions.sql.
+type lockCalls []uint32
+
+// The functions that come first, before those for each askWhat.
+const (
+	callPID = iota
+	callInRecovery
+	callAsk
+)
+
+func findLockCalls(ctx context.Context, q querier) (lockCalls, error) {
+	rows, err := q.conn.Query(ctx, statement("advisory_functions", ""), q.args(nil)...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[uint32])
+}
+
+// appendOne appends the calls that ask one thing, and where it is asked.
+func (f lockCalls) appendOne(to []byte, a ask) []byte {
+	to = appendCall(to, f[callPID])
+	to = appendCall(to, f[callInRecovery])
+	what := f[callAsk+int(a.lock.ask(a.what))]
+	if a.lock.pair {
+		return appendCall(to, what, uint64(uint32(a.lock.number>>32)), uint64(uint32(a.lock.number)))
+	}
+	return appendCall(to, what, uint64(a.lock.number))
+}
+
+// appendCall appends a FunctionCall: one bigint, or two ints, as its arguments and
+// its result in binary.
+func appendCall(to []byte, function uint32, args ...uint64) []byte {
+	const binaryFormat = 1
+	size := 8
+	if len(args) == 2 {
+		size = 4
+	}
+	start := len(to)
+	to = append(to, 'F', 0, 0, 0, 0)
+	to = binary.BigEndian.AppendUint32(to, function)
+	to = binary.BigEndian.AppendUint16(to, 1)
+	to = binary.BigEndian.AppendUint16(to, binaryFormat)
+	to = binary.BigEndian.AppendUint16(to, uint16(len(args)))
+	for _, arg := range args {
+		to = binary.BigEndian.AppendUint32(to, uint32(size))
+		if size == 4 {
+			to = binary.BigEndian.AppendUint32(to, uint32(arg))
+		} else {
+			to = binary.BigEndian.AppendUint64(to, arg)
+		}
+	}
+	to = binary.BigEndian.AppendUint16(to, binaryFormat)
+	binary.BigEndian.PutUint32(to[start+1:], uint32(len(to)-start-1))
+	return to
+}
+
+// returned takes the result of the next call.
+func (m *message) returned(result []byte, backend uint32) {
+	switch call := m.returns; {
+	case call == callPID && len(result) == 4:
+		if pid := binary.BigEndian.Uint32(result); pid != backend {
+			m.ended = fmt.Errorf("%w: the backend was %d, and now is %d", ErrPooler, backend, pid)
+		}
+	case len(result) != 1:
+		m.ended = errForeign
+	case call == callInRecovery:
+		if result[0] != 0 {
+			m.ended = errInRecovery
+		}
+	default:
+		m.answers = append(m.answers, lockAnswer{granted: result[0] == 1})
+	}
+	m.returns++
+}

@@ -1,0 +1,322 @@
+package pgxlock
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// This file is how the session of the locks speaks with the server: in calls of
+// functions, and in statements of the simple protocol. The server gets each whole or
+// not at all: it does not end a session for silence between the parts of an extended
+// query, so that a client which froze there would keep its locks.
+// https://www.postgresql.org/docs/current/protocol-flow.html
+
+// lockConn is a connection that holds locks.
+type lockConn struct {
+	conn     *pgx.Conn
+	net      net.Conn
+	frontend *pgproto3.Frontend
+	session  int64         // a number that it has drawn for itself
+	backend  int32         // its pid
+	made     time.Duration // the clock before the last thing it was asked until it was ready
+	calls    lockCalls     // ask one thing; nil: as many are asked
+	many     [3]string     // the statement that asks many, around what and for which locks
+	patience time.Duration // how long an answer may take, at least
+	until    time.Time     // the deadline that is set; at most a quarter later
+}
+
+// ask is one thing to do with one lock.
+type ask struct {
+	what askWhat
+	lock advisoryID
+}
+
+// askWhat is what advisory_prepare.sql knows it by.
+type askWhat int
+
+const (
+	askTry askWhat = iota
+	askTryShared
+	askUnlock
+	askUnlockShared
+
+	askPair = 4 // is added for a lock of two numbers
+)
+
+// ask is what statements know it by for this lock.
+func (id advisoryID) ask(what askWhat) askWhat {
+	if id.pair {
+		return what + askPair
+	}
+	return what
+}
+
+// undone is what makes sure that an ask left nothing behind.
+func (a ask) undone() ask {
+	switch a.what {
+	case askTry:
+		a.what = askUnlock
+	case askTryShared:
+		a.what = askUnlockShared
+	}
+	return a
+}
+
+// message is what is sent at once, and the server's answer.
+type message struct {
+	bytes   []byte
+	replies int  // how often the server will say that it is ready again
+	batch   bool // it asks what the calls of a batch ask,
+	asked   int  // so many things
+
+	// The answer. lazy says that a commit was not waited for.
+	err     *pgconn.PgError // the first one
+	lazy    bool
+	returns int          // how many results of functions have come
+	answers []lockAnswer // to a batch,
+	ended   error        // or why the session is of no use
+	rows    [][]string   // to another text
+}
+
+// lockAnswer is what the server said to one ask.
+type lockAnswer struct {
+	granted bool
+	token   int64 // 0: none
+}
+
+// readAnswer reads true or false, or where there are tokens, one or NULL.
+func readAnswer(value []byte) lockAnswer {
+	switch string(value) {
+	case "t":
+		return lockAnswer{granted: true}
+	case "f", "NULL", "":
+		return lockAnswer{}
+	}
+	token, err := strconv.ParseInt(string(value), 10, 64)
+	return lockAnswer{granted: err == nil, token: token}
+}
+
+// A message is what pgproto3 sends as it is.
+func (m *message) Frontend()           {}
+func (m *message) Decode([]byte) error { return errors.ErrUnsupported }
+
+func (m *message) Encode(to []byte) ([]byte, error) { return append(to, m.bytes...), nil }
+
+var comma = []byte{','}
+
+// write makes the message for a batch of calls.
+func (c *lockConn) write(m *message, batch []*lockCall) {
+	*m = message{bytes: m.bytes[:0], answers: m.answers[:0], replies: 1}
+	if len(batch) > 0 && batch[0].query != "" {
+		m.begin()
+		m.bytes = append(m.bytes, ofSession(batch[0].query, c.session)...)
+		m.end()
+		return
+	}
+	m.batch = true
+	var last ask
+	for _, call := range batch {
+		m.asked += len(call.asks)
+		if len(call.asks) > 0 {
+			last = call.asks[0]
+		}
+	}
+	if m.asked == 1 && c.calls != nil {
+		m.replies = callAsk + 1
+		m.bytes = c.calls.appendOne(m.bytes, last)
+		return
+	}
+	m.begin()
+	m.bytes = append(m.bytes, c.many[0]...)
+	for _, call := range batch {
+		for _, a := range call.asks {
+			m.bytes = append(strconv.AppendInt(m.bytes, int64(a.lock.ask(a.what)), 10), ',')
+		}
+	}
+	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), c.many[1]...)
+	for _, call := range batch {
+		for _, a := range call.asks {
+			m.bytes = append(strconv.AppendInt(m.bytes, a.lock.number, 10), ',')
+		}
+	}
+	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), c.many[2]...)
+	m.end()
+}
+
+// begin and end make a Query of what is appended between them.
+func (m *message) begin() { m.bytes = append(m.bytes, 'Q', 0, 0, 0, 0) }
+
+func (m *message) end() {
+	m.bytes = append(m.bytes, 0)
+	binary.BigEndian.PutUint32(m.bytes[1:], uint32(len(m.bytes)-1))
+}
+
+// send sends a message. The connection is of no use after an error.
+func (c *lockConn) send(m *message) error {
+	if now := time.Now(); c.until.Sub(now) < c.patience { // setting one each time would cost more than the rest
+		c.until = now.Add(c.patience * 5 / 4)
+		if err := c.net.SetDeadline(c.until); err != nil {
+			return err
+		}
+	}
+	c.frontend.Send(m)
+	return c.frontend.Flush()
+}
+
+// receive takes in the answer. After a timeout it can be called again, and goes on
+// where it was.
+func (c *lockConn) receive(m *message) error {
+	for {
+		received, err := c.frontend.Receive()
+		if err != nil {
+			return err
+		}
+		switch received := received.(type) {
+		case *pgproto3.DataRow:
+			if m.batch {
+				m.answer(received.Values, c.backend)
+			} else {
+				m.keep(received.Values)
+			}
+		case *pgproto3.ErrorResponse:
+			pgErr := pgconn.ErrorResponseToPgError(received)
+			if fatal(pgErr) {
+				return pgErr
+			}
+			if m.err == nil {
+				m.err = pgErr
+			}
+		case *pgproto3.NoticeResponse:
+			warning := pgconn.ErrorResponseToPgError((*pgproto3.ErrorResponse)(received))
+			if fatal(warning) {
+				return warning
+			}
+			m.lazy = m.lazy || cancelledReplication((*pgconn.Notice)(warning))
+		case *pgproto3.FunctionCallResponse:
+			m.returned(received.Result, uint32(c.backend))
+		case *pgproto3.ReadyForQuery:
+			if m.replies--; m.replies == 0 {
+				return nil
+			}
+		}
+	}
+}
+
+// listen reads until the deadline, or until the session has ended.
+func (c *lockConn) listen() error {
+	for {
+		received, err := c.frontend.Receive()
+		if err != nil {
+			return err
+		}
+		switch received := received.(type) {
+		case *pgproto3.ErrorResponse:
+			return pgconn.ErrorResponseToPgError(received)
+		case *pgproto3.NoticeResponse:
+			if warning := pgconn.ErrorResponseToPgError((*pgproto3.ErrorResponse)(received)); fatal(warning) {
+				return warning
+			}
+		}
+	}
+}
+
+// fatal reports whether the session has ended with what the server says. When it
+// stops at once it says so in a warning.
+func fatal(err *pgconn.PgError) bool {
+	switch err.SeverityUnlocalized {
+	case "FATAL", "PANIC":
+		return true
+	}
+	return err.Code == stateAdminShutdown || err.Code == stateCrashShutdown
+}
+
+// answer reads the row that answers a batch.
+func (m *message) answer(row [][]byte, backend int32) {
+	switch {
+	case len(row) != 3:
+		m.ended = errForeign
+	case string(row[0]) != strconv.Itoa(int(backend)):
+		m.ended = fmt.Errorf("%w: the backend was %d, and now is %s", ErrPooler, backend, row[0])
+	case string(row[1]) != "f":
+		m.ended = errInRecovery
+	default:
+		for value := range bytes.SplitSeq(bytes.Trim(row[2], "{}"), comma) {
+			m.answers = append(m.answers, readAnswer(value))
+		}
+	}
+}
+
+var (
+	errForeign    = errors.New("the server does not answer as PostgreSQL does")
+	errInRecovery = fmt.Errorf("%w: the server is in recovery", ErrReadOnly)
+)
+
+// keep keeps a row of something else.
+func (m *message) keep(values [][]byte) {
+	row := make([]string, len(values))
+	for i, value := range values {
+		row[i] = string(value)
+	}
+	m.rows = append(m.rows, row)
+}
+
+// verdict says why nothing of what was asked may be believed to be granted, and
+// why the session cannot go on.
+func (m *message) verdict() (failed, ended error) {
+	switch {
+	case m.err != nil && m.err.Code == stateNoStatement:
+		return nil, fmt.Errorf("%w: %w", ErrPooler, m.err) // it was prepared on another connection
+	case m.err != nil:
+		return m.err, nil
+	case m.ended != nil:
+		return nil, m.ended
+	case m.lazy:
+		return errNotReplicated, nil
+	case m.batch && len(m.answers) < m.asked:
+		return nil, errForeign
+	}
+	return nil, nil
+}
+
+// interrupt makes reading end with a timeout now.
+func (c *lockConn) interrupt() { _ = c.net.SetReadDeadline(time.Unix(1, 0)) }
+
+// readFor makes reading end with a timeout after d; 0: never.
+func (c *lockConn) readFor(d time.Duration) {
+	c.until = time.Time{} // the next message sets it anew
+	var deadline time.Time
+	if d > 0 {
+		deadline = time.Now().Add(d)
+	}
+	_ = c.net.SetReadDeadline(deadline)
+}
+
+// resume takes an interruption back, and reports whether the deadline itself has
+// passed.
+func (c *lockConn) resume() (over bool) {
+	_ = c.net.SetReadDeadline(c.until)
+	return !time.Now().Before(c.until)
+}
+
+func isTimeout(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
+}
+
+// close says goodbye, which the server need not hear.
+func (c *lockConn) close() {
+	_ = c.net.SetDeadline(time.Now().Add(time.Second))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.conn.Close(ctx)
+}

@@ -1,0 +1,174 @@
+package pgxlock
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file acquires many locks together.
+
+// Locks were acquired together, all or nothing, and are used and released
+// together. They are in the order in which all calls take them: that of their
+// keys, or of the numbers of advisory locks.
+type Locks []*Lock
+
+// AcquireAll acquires a lock on each of the keys, or none: it returns when all
+// are held, with at least half of their TTL ahead. Keys that name the same
+// lock are locked once; no keys are no locks, and no error.
+//
+// If all are free that takes one statement. If not, it holds what comes before
+// the first busy key in the order of [Locks], and waits for that: callers who
+// name the same keys in different orders do not deadlock. What is held meanwhile
+// is renewed; if some of it is lost all is given back, and the wait starts over.
+// MaxWait bounds the whole, and with [NoWait] one busy key fails the call.
+//
+// Errors are those of [Locker.Acquire]; [Error].Key is the key that was in the
+// way. On failure nothing is held.
+func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) (Locks, error) {
+	if err := l.begin(); err != nil {
+		return nil, l.fail("acquire", "", err)
+	}
+	defer l.calls.Done()
+	o := l.backend.options()
+	if err := o.collect(opts, l.backend.takes); err != nil {
+		return nil, l.fail("acquire", "", err)
+	}
+	keys = slices.SortedStableFunc(slices.Values(keys), l.backend.compare)
+	keys = slices.CompactFunc(keys, func(a, b string) bool { return l.backend.compare(a, b) == 0 })
+	for _, key := range keys {
+		if err := cmp.Or(l.backend.check(key), l.mayWait(ctx, key)); err != nil {
+			return nil, l.fail("acquire", key, err)
+		}
+	}
+	w := l.startWait(ctx, o)
+	defer w.stop()
+	for {
+		locks, key, err := w.gather(keys, o)
+		if err == nil {
+			return locks, nil
+		}
+		_ = locks.Release(ctx)
+		if !errors.Is(err, ErrLost) {
+			return nil, l.fail("acquire", key, err)
+		}
+	}
+}
+
+// gather acquires the locks one prefix of the keys after another. With an error it
+// also returns what is held so far, and the key that failed; ErrLost: start over.
+func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err error) {
+	for ask := len(keys); len(locks) < len(keys); {
+		next := keys[len(locks):]
+		var refused error
+		var early Locks // behind the one that was refused: somebody else may need them first
+		for i, got := range w.locker.backend.try(w, next[:min(ask, len(next))], o) {
+			if got.err == nil {
+				got.err = got.lock.admit(false)
+			}
+			switch {
+			case got.err == nil && refused == nil:
+				locks = append(locks, got.lock)
+			case got.err == nil:
+				early = append(early, got.lock)
+			case refused == nil:
+				refused, failed = got.err, next[i]
+			}
+		}
+		_ = early.Release(w)
+		ask = len(keys)
+		if refused != nil {
+			if err := w.again(refused); err != nil {
+				return locks, failed, err
+			}
+			ask = 1 // the busy one; the others are not disturbed until it is ours
+		}
+		for _, lock := range locks {
+			if err := lock.Err(); err != nil {
+				return locks, lock.key, err
+			}
+		}
+	}
+	for _, lock := range locks {
+		if until, bounded := lock.Deadline(); bounded && time.Until(until) < lock.ttl/2 {
+			if err := lock.Renew(w); w.Err() != nil && !errors.Is(err, ErrLost) {
+				return locks, lock.key, w.gaveUp(w.busy, context.Cause(w))
+			} else if err != nil {
+				return locks, lock.key, err
+			}
+		}
+	}
+	return locks, "", nil
+}
+
+// Context is [Lock.Context] for all of them: it ends when one of them does.
+func (ls Locks) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	if len(ls) == 0 {
+		return context.WithCancel(parent)
+	}
+	all := &locksContext{Context: parent}
+	cancels := make([]context.CancelFunc, len(ls))
+	for i, l := range ls {
+		all.Context, cancels[i] = l.Context(all.Context)
+		all.each = append(all.each, all.Context)
+	}
+	return all, func() {
+		for _, cancel := range slices.Backward(cancels) {
+			cancel()
+		}
+	}
+}
+
+// locksContext looks at every lock. Each of the contexts is a child of the one
+// before, so that the last one ends with any of them.
+type locksContext struct {
+	context.Context // the last of each
+	each            []context.Context
+}
+
+func (c *locksContext) Err() error {
+	for _, ctx := range c.each {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Fence is [Lock.Fence] for all of them; the first error ends it.
+func (ls Locks) Fence(ctx context.Context, tx pgx.Tx) error {
+	for _, l := range ls {
+		if err := l.Fence(ctx, tx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// FenceSQL is [Lock.FenceSQL] for all of them; the first error ends it.
+func (ls Locks) FenceSQL(ctx context.Context, tx *sql.Tx) error {
+	for _, l := range ls {
+		if err := l.FenceSQL(ctx, tx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Release is [Lock.Release] for all of them, at the same time. Its error joins
+// theirs.
+func (ls Locks) Release(ctx context.Context) error {
+	errs := make([]error, len(ls))
+	var releasing sync.WaitGroup
+	for i, l := range ls {
+		releasing.Go(func() { errs[i] = l.Release(ctx) })
+	}
+	releasing.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,130 @@
+// This file is about migrations where harden_locks() is, or is not, in force.
+
+package migrations_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgerrcode"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// Who has the seed's rights goes on, through every version and back.
+func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
+	t.Parallel()
+	for from := range newest {
+		t.Run(fmt.Sprint("from version ", from), func(t *testing.T) {
+			t.Parallel()
+			db := newSeed(t)
+			role := newRole(t, db)
+			db.Exec(t, "grant select, insert, update, delete on distributed_locks to "+role)
+			conn := pgtest.Connect(t, as(t, db, "role", role))
+			upTo(t, db.URL, from)
+			calls := func() {
+				t.Helper()
+				for range 6 {
+					expect(t, conn, true, "select acquire_lock('k', 'me')")
+					expect(t, conn, false, "select acquire_lock('k', 'you')")
+					expect(t, conn, true, "select release_lock('k', 'me')")
+				}
+			}
+			calls()
+			expect(t, conn, true, "select acquire_lock('held', 'me', 600)")
+			must(t, migrations.Up(t.Context(), db.Pool, nil))
+			calls()
+			goodAndBadCalls(t, conn)
+			expect(t, conn, "released", "select pgxlock_release_batch('{held}', '{me}', array[null]::bigint[])")
+			must(t, psql(t, db.URL, asArguments(downFiles[:newest-from])...))
+			calls()
+		})
+	}
+}
+
+// The table's rights stand in the catalog; what harden_locks() changed of it goes
+// back with soften_locks(), and with the migration.
+func TestHardeningIsUndoneCompletely(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	upTo(t, db.URL, 2)
+	before := catalog(t, db)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	soft := catalog(t, db)
+	db.Exec(t, "select harden_locks()")
+	hardened := catalog(t, db)
+	db.Exec(t, "select harden_locks()")
+	sameCatalog(t, catalog(t, db), hardened)
+	db.Exec(t, "select soften_locks()")
+	sameCatalog(t, catalog(t, db), soft)
+	db.Exec(t, "select soften_locks()")
+	sameCatalog(t, catalog(t, db), soft)
+	db.Exec(t, "select harden_locks()")
+	must(t, psql(t, db.URL, asArguments(downFiles[:newest-2])...))
+	sameCatalog(t, catalog(t, db), before)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	sameCatalog(t, catalog(t, db), soft)
+}
+
+// The files are run again after a rename of the schema. Each function that they
+// replace runs with its caller's rights then, until the last file has ended.
+func TestWhatIsHardenedStaysHardenedWhenTheFilesRunAgain(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "old"}))
+	application, monitoring := newRole(t, db), newRole(t, db)
+	db.Exec(t, "set search_path = old; select harden_locks(), grant_locks('"+application+"', 'application'), grant_locks('"+monitoring+"', 'monitoring'); reset search_path")
+	db.Exec(t, "alter schema old rename to new")
+	must(t, psql(t, db.URL, append([]string{"-1", "-v", "ON_ERROR_STOP=1", "-c", "SET search_path = new", "-c", "DELETE FROM pgxlock_migrations"}, asArguments(upFiles)...)...))
+	expect(t, db.Pool, true, "select new.pgxlock_hardened() and prosecdef from pg_proc where oid = 'new.acquire_lock'::regproc")
+	app, looks := pgtest.Connect(t, as(t, db, "role", application, "search_path", "new")), pgtest.Connect(t, as(t, db, "role", monitoring, "search_path", "new"))
+	expect(t, app, true, "select acquire_lock('k', 'me')")
+	expect(t, looks, "me", "select holder_id::text from lock_leases")
+	for _, query := range []string{"delete from distributed_locks", "select pgxlock_next_token()", "select purge_claims('0')"} {
+		_, err := app.Exec(t.Context(), query)
+		refuse(t, err, pgerrcode.InsufficientPrivilege)
+		_, err = looks.Exec(t.Context(), query)
+		refuse(t, err, pgerrcode.InsufficientPrivilege)
+	}
+}
+
+// A program that may only lock calls Up at its start, too.
+func TestUpDoesNothingForAHardenedApplication(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "locks"}))
+	role, stranger := newRole(t, db), newRole(t, db)
+	db.Exec(t, "select locks.harden_locks(), locks.grant_locks('"+role+"', 'application')")
+	want := catalog(t, db)
+	for _, schema := range []string{"", "locks"} {
+		must(t, migrations.Up(t.Context(), pgtest.Pool(t, as(t, db, "role", role, "search_path", "locks")), &migrations.Config{Schema: schema}))
+	}
+	sameCatalog(t, catalog(t, db), want)
+	if err := migrations.Down(t.Context(), pgtest.Pool(t, as(t, db, "role", role)), &migrations.Config{Schema: "locks"}); err == nil {
+		t.Error("an application removed the schema")
+	}
+	// A schema that is made by us is closed to all others.
+	conn := pgtest.Connect(t, as(t, db, "role", stranger))
+	for _, query := range []string{"select locks.advisory_lock_key('k')", "select * from locks.lock_leases", "create table locks.mine ()"} {
+		_, err := conn.Exec(t.Context(), query)
+		refuse(t, err, pgerrcode.InsufficientPrivilege)
+	}
+	expect(t, db.Pool, false, "select has_schema_privilege('public', 'locks', 'usage') or has_schema_privilege('public', 'locks', 'create')")
+}
+
+// A stranger's functions must not run on the way down.
+func TestTheDownFileCallsNothingOfAStranger(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	upTo(t, db.URL, 2)
+	_, conn := newSquatter(t, db)
+	for _, name := range []string{"harden_locks()", "pgxlock_hardened()", "soften_locks()"} {
+		_, err := conn.Exec(t.Context(), "create function "+name+" returns boolean language sql as $$ select nextval('public.ran') > 0 $$")
+		must(t, err)
+	}
+	if err := psql(t, db.URL, "-f", downFiles[newest-3]); err == nil {
+		t.Error("no error")
+	}
+	expect(t, db.Pool, false, "select is_called from ran")
+}

@@ -1,0 +1,117 @@
+// This file is about an older program that meets a newer schema: while programs
+// are rolled out, or after one was rolled back.
+
+package migrations_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// newNewer makes a database with the version after ours.
+func newNewer(t *testing.T) *pgtest.DB {
+	t.Helper()
+	text, err := os.ReadFile("../testdata/future.sql")
+	must(t, err)
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db.Exec(t, string(text))
+	return db
+}
+
+func TestUpDoesNothingOnANewerSchema(t *testing.T) {
+	t.Parallel()
+	db := newNewer(t)
+	expect(t, db.Pool, true, "select acquire_lock('k', 'a', 600)")
+	want := catalog(t, db)
+	role := newRole(t, db)
+	for name, url := range map[string]string{"its owner": db.URL, "a role that may only lock": as(t, db, "role", role)} {
+		for _, mark := range []string{marks(newest+1, false), marks(newest+1, true)} { // a dirty one is the newer program's
+			v, dirty, _ := strings.Cut(mark, " ")
+			db.Exec(t, fmt.Sprintf("update pgxlock_migrations set version = %s, dirty = %s", v, dirty))
+			if err := up(t, url); err != nil {
+				t.Errorf("Up as %s: %v", name, err)
+			}
+			expect(t, db.Pool, mark, versionTable)
+		}
+	}
+	sameCatalog(t, catalog(t, db), want)
+	version(t, db.Pool, newest+1)
+	expect(t, db.Pool, false, "select acquire_lock('k', 'b')")
+}
+
+// The repair after a pg_upgrade does not wait for the newer program.
+func TestUpRepairsTokensOnANewerSchema(t *testing.T) {
+	t.Parallel()
+	db := newNewer(t)
+	db.Exec(t, "update pgxlock_epoch set system_identifier = 7")
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	expect(t, db.Pool, true, "select acquire_lock('k', 'a')")
+	version(t, db.Pool, newest+1)
+}
+
+func TestAnOlderProgramTakesNothingOfANewerSchemaBack(t *testing.T) {
+	t.Parallel()
+	db := newNewer(t)
+	want := catalog(t, db)
+	says := fmt.Sprintf("the schema has version %d, and this program knows up to %d: use a newer one", newest+1, newest)
+	// Whatever the mark says: it is golang-migrate's, or what somebody forced.
+	for _, mark := range []string{marks(newest+1, false), marks(newest+1, true), marks(newest, false), marks(newest, true)} {
+		v, dirty, _ := strings.Cut(mark, " ")
+		db.Exec(t, fmt.Sprintf("update pgxlock_migrations set version = %s, dirty = %s", v, dirty))
+		for name, err := range map[string]error{
+			"Down":         migrations.Down(t.Context(), db.Pool, nil),
+			"Down, forced": migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}),
+			"Repair":       migrations.Repair(t.Context(), db.Pool, nil),
+		} {
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s, marked %s: %v", name, mark, err)
+			}
+		}
+		expect(t, db.Pool, mark, versionTable)
+		sameCatalog(t, catalog(t, db), want)
+	}
+	db.Exec(t, fmt.Sprintf("update pgxlock_migrations set version = %d, dirty = false", newest+1))
+	for _, file := range append(upFiles, downFiles...) {
+		if err := psql(t, db.URL, "-f", file); err == nil || !strings.Contains(err.Error(), "later version") {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	sameCatalog(t, catalog(t, db), want)
+}
+
+// A newer program's migrator is at it when an older program starts.
+func TestUpWaitsForANewerMigrator(t *testing.T) {
+	t.Parallel()
+	future, err := os.ReadFile("../testdata/future.sql")
+	must(t, err)
+	for have := range upFiles {
+		db := pgtest.New(t)
+		upTo(t, db.URL, uint(have))
+		tx, err := db.Pool.Begin(t.Context())
+		must(t, err)
+		for _, name := range upFiles[have:] {
+			text, err := migrations.FS.ReadFile(name)
+			must(t, err)
+			_, err = tx.Exec(t.Context(), string(text))
+			must(t, err)
+		}
+		_, err = tx.Exec(t.Context(), string(future))
+		must(t, err)
+		done := make(chan error, 1)
+		go func() { done <- migrations.Up(t.Context(), db.Pool, nil) }()
+		for waits := false; !waits && len(done) == 0; {
+			waits = ask[bool](t, db.Pool, "select exists (select from pg_locks where not granted and database = (select oid from pg_database where datname = current_database()))")
+		}
+		must(t, tx.Commit(t.Context()))
+		if err := <-done; err != nil {
+			t.Errorf("from version %d: %v", have, err)
+		}
+		expect(t, db.Pool, int(newest)+1, "select pgxlock_schema_version()::int")
+	}
+}

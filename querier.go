@@ -1,0 +1,129 @@
+package pgxlock
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file runs one statement on a session, in the setting that it needs: the
+// connection's own, or that of its transaction where the connection is a pooler's.
+
+// querier runs statements on a session's connection.
+type querier struct {
+	conn *pgx.Conn
+
+	// direct says that nobody else uses the server's end of the connection. A
+	// pooler may hand each transaction to another one, where a prepared statement
+	// would be missing and a setting would stay behind.
+	direct bool
+
+	// otherDefaults says that the role's transactions are not READ COMMITTED and
+	// READ WRITE by themselves.
+	otherDefaults bool
+}
+
+func (q querier) args(args []any) []any {
+	mode := pgx.QueryExecModeExec
+	if q.direct {
+		mode = pgx.QueryExecModeCacheStatement
+	}
+	return append([]any{mode}, args...)
+}
+
+func (q querier) row(ctx context.Context, sql string, args ...any) pgx.Row {
+	return q.conn.QueryRow(ctx, sql, q.args(args)...)
+}
+
+func (q querier) exec(ctx context.Context, sql string, args ...any) error {
+	_, err := q.conn.Exec(ctx, sql, q.args(args)...)
+	return err
+}
+
+// query runs a statement with our settings. What it did is committed when the
+// rows have been read without an error.
+func (q querier) query(ctx context.Context, sql string, args ...any) pgx.Rows {
+	if q.direct {
+		rows, _ := q.conn.Query(ctx, sql, q.args(args)...) // the rows carry the error
+		return rows
+	}
+	batch := &pgconn.Batch{}
+	const local = true
+	var err error
+	if q.otherDefaults {
+		err = q.queue(batch, statement("set_transaction", ""))
+	}
+	err = cmp.Or(err,
+		q.queue(batch, statement("session", ""), local),
+		q.queue(batch, statement("search_path", ""), local),
+		q.queue(batch, sql, args...),
+	)
+	if err != nil {
+		return &pooledRows{err: err}
+	}
+	// All until the Sync is one transaction, without BEGIN and COMMIT: a pooler in
+	// statement mode hangs up when it sees that one is left open, as by an error.
+	results := q.conn.PgConn().ExecBatch(ctx, batch)
+	before := 2
+	if q.otherDefaults {
+		before++
+	}
+	for range before {
+		if results.NextResult() {
+			_, _ = results.ResultReader().Close() // an error of it ends the batch
+		}
+	}
+	rows := &pooledRows{results: results}
+	if results.NextResult() {
+		rows.Rows = pgx.RowsFromResultReader(q.conn.TypeMap(), results.ResultReader())
+	} else {
+		rows.Close()
+	}
+	return rows
+}
+
+// queue adds a statement to a batch, prepared by nobody.
+func (q querier) queue(batch *pgconn.Batch, sql string, args ...any) error {
+	var arguments pgx.ExtendedQueryBuilder
+	if err := arguments.Build(q.conn.TypeMap(), nil, args); err != nil {
+		return err
+	}
+	batch.ExecParams(sql, arguments.ParamValues, nil, arguments.ParamFormats, arguments.ResultFormats)
+	return nil
+}
+
+// pooledRows are the rows of a batch's last statement. Their error is also that of
+// the commit, which happens after the last of them.
+type pooledRows struct {
+	pgx.Rows                           // nil if the statement failed
+	results  *pgconn.MultiResultReader // nil once all has been read
+	err      error
+}
+
+func (r *pooledRows) Next() bool {
+	if r.Rows != nil && r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+func (r *pooledRows) Close() {
+	if r.results == nil {
+		return
+	}
+	if r.Rows != nil {
+		r.Rows.Close()
+	}
+	r.err = r.results.Close() // the first error of all
+	r.results = nil
+}
+
+func (r *pooledRows) Err() error {
+	if r.err == nil && r.Rows != nil {
+		return r.Rows.Err()
+	}
+	return r.err
+}

@@ -1,0 +1,113 @@
+package pgxlock
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"weak"
+)
+
+// This file remembers which keys a transaction has locked shared, so that an
+// upgrade is refused every time and not only when it meets another one. To ask
+// the server each time would cost as much as the lock; what is remembered here
+// is only where it is worth to ask. A savepoint that was rolled back, or a
+// transaction that has ended, may have given the locks up.
+
+// shares are those of one transaction, or of one connection after another of its
+// transactions: whatever owner is known to us.
+type shares struct {
+	owner   any    // a weak pointer; nil: not known
+	cleanUp func() // arranges that they are forgotten with their owner
+}
+
+var sharesByOwner sync.Map // of *sharedKeys
+
+// sharesKnown is set with the first of them: most programs lock nothing shared, and
+// to look for a transaction's costs more than the rest of what is done here.
+var sharesKnown atomic.Bool
+
+type sharedKeys struct {
+	mu  sync.Mutex
+	ids map[advisoryID]struct{}
+}
+
+// maxShares bounds what is remembered of a connection that lives long. Who locks
+// more than that shared in one transaction is left to the server, which finds the
+// deadlock when there is one.
+const maxShares = 4096
+
+func sharesOf[T any](owner *T) shares {
+	key := weak.Make(owner)
+	return shares{owner: key, cleanUp: func() {
+		runtime.AddCleanup(owner, func(key weak.Pointer[T]) { sharesByOwner.Delete(key) }, key)
+	}}
+}
+
+func (s shares) add(ids []advisoryID) {
+	if s.owner == nil {
+		return
+	}
+	sharesKnown.Store(true)
+	found, known := sharesByOwner.LoadOrStore(s.owner, &sharedKeys{ids: make(map[advisoryID]struct{})})
+	if !known {
+		s.cleanUp()
+	}
+	keys := found.(*sharedKeys)
+	keys.mu.Lock()
+	defer keys.mu.Unlock()
+	if len(keys.ids) >= maxShares {
+		clear(keys.ids)
+	}
+	for _, id := range ids {
+		keys.ids[id] = struct{}{}
+	}
+}
+
+func (s shares) remove(ids []advisoryID) {
+	if found, known := sharesByOwner.Load(s.owner); known {
+		keys := found.(*sharedKeys)
+		keys.mu.Lock()
+		defer keys.mu.Unlock()
+		for _, id := range ids {
+			delete(keys.ids, id)
+		}
+	}
+}
+
+// suspects returns those of the ids that may be locked shared.
+func (s shares) suspects(ids []advisoryID) []advisoryID {
+	if s.owner == nil {
+		return nil
+	}
+	found, known := sharesByOwner.Load(s.owner)
+	if !known {
+		return nil
+	}
+	keys := found.(*sharedKeys)
+	keys.mu.Lock()
+	defer keys.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(ids), func(id advisoryID) bool {
+		_, shared := keys.ids[id]
+		return !shared
+	})
+}
+
+// holdsShared reports whether the transaction has locked one of the keys shared,
+// and not exclusively as well.
+func holdsShared(ctx context.Context, tx transaction, ids []advisoryID) (bool, error) {
+	if !sharesKnown.Load() {
+		return false, nil
+	}
+	suspects := tx.shares().suspects(ids)
+	if len(suspects) == 0 {
+		return false, nil
+	}
+	numbers, whats := columns(suspects, false)
+	held, err := tx.run(ctx, "shared_tx", numbers, whats)
+	if err == nil && held == 0 {
+		tx.shares().remove(suspects)
+	}
+	return held > 0, err
+}

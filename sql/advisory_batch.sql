@@ -1,0 +1,1 @@
+EXECUTE "pgxlock_batch /* session */"('{/* what */}', '{/* keys */}')

@@ -1,0 +1,8 @@
+-- The functions that lock_calls.go calls by their numbers: what tells where we are,
+-- and then what advisory_prepare.sql does with each number.
+SELECT f::pg_catalog.regprocedure::pg_catalog.oid
+  FROM pg_catalog.unnest('{"pg_catalog.pg_backend_pid()", "pg_catalog.pg_is_in_recovery()",
+    "pg_catalog.pg_try_advisory_lock(bigint)", "pg_catalog.pg_try_advisory_lock_shared(bigint)",
+    "pg_catalog.pg_advisory_unlock(bigint)", "pg_catalog.pg_advisory_unlock_shared(bigint)",
+    "pg_catalog.pg_try_advisory_lock(int, int)", "pg_catalog.pg_try_advisory_lock_shared(int, int)",
+    "pg_catalog.pg_advisory_unlock(int, int)", "pg_catalog.pg_advisory_unlock_shared(int, int)"}'::pg_catalog.text[]) f

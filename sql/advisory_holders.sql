@@ -1,0 +1,1 @@
+EXECUTE "pgxlock_holders /* session */"('/* key */', '/* space */')

@@ -1,0 +1,2 @@
+-- Keeps what was done since savepoint.sql.
+RELEASE SAVEPOINT pgxlock

@@ -1,0 +1,2 @@
+-- Begins what may fail without aborting the caller's transaction.
+SAVEPOINT pgxlock
