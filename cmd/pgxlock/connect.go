@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -12,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock/internal/connstring"
 )
 
 // Defaults for what a connection string, a service file or PG* left open.
@@ -43,11 +43,8 @@ const (
 
 // connect makes a pool, which connects when it is used first.
 func (t *target) connect(ctx context.Context, u use) (*pgxpool.Pool, error) {
-	// A flag whose variable is not set must not lead to another database.
-	for _, name := range []string{"database-url", "schema"} {
-		if flag := t.flags.Lookup(name); flag.Changed && flag.Value.String() == "" {
-			return nil, usageError{fmt.Errorf("--%s is empty; is the variable set that it was made of? Leave the flag out for the default", name)}
-		}
+	if err := refuseEmpty(t.flags, "the default", "database-url", "schema"); err != nil {
+		return nil, err
 	}
 	source, connString := t.source(os.Getenv)
 	config, err := parseConfig(source, connString)
@@ -60,6 +57,18 @@ func (t *target) connect(ctx context.Context, u use) (*pgxpool.Pool, error) {
 		config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// refuseEmpty refuses flags that were made of a variable which is not set: they
+// must not lead to another database, or to more than was meant. otherwise is what
+// counts where the flag is left out.
+func refuseEmpty(flags *pflag.FlagSet, otherwise string, names ...string) error {
+	for _, name := range names {
+		if flag := flags.Lookup(name); flag.Changed && strings.Trim(flag.Value.String(), "[]") == "" {
+			return usageError{fmt.Errorf("--%s is empty; is the variable set that it was made of? Leave the flag out for %s", name, otherwise)}
+		}
+	}
+	return nil
 }
 
 // source returns the connection string that counts, and who gave it. An empty
@@ -78,10 +87,9 @@ func (t *target) source(getenv func(string) string) (name, connString string) {
 
 // parseConfig reads a connection string and fills in our defaults.
 func parseConfig(source, connString string) (*pgxpool.Config, error) {
-	config, err := pgxpool.ParseConfig(connString)
+	config, err := connstring.Parse(connString)
 	if err != nil {
-		return nil, usageError{fmt.Errorf("%s is not a PostgreSQL connection string%s; it looks like postgres://user@host:5432/database",
-			source, withoutSecrets(connString, err))}
+		return nil, usageError{fmt.Errorf("%s %w; one looks like postgres://user@host:5432/database", source, err)}
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = defaultApplicationName
@@ -90,19 +98,4 @@ func parseConfig(source, connString string) (*pgxpool.Config, error) {
 		config.ConnConfig.ConnectTimeout = defaultConnectTimeout
 	}
 	return config, nil
-}
-
-// withoutSecrets says why a connection string cannot be read. pgx quotes the
-// string, and net/url the part that it stumbled over: in a string that cannot be
-// taken apart, either may hold the password.
-func withoutSecrets(connString string, err error) string {
-	if strings.Contains(connString, "://") {
-		if _, bad := url.Parse(connString); bad != nil {
-			return " (not a URL: special characters in a password must be percent-encoded)"
-		}
-	}
-	if parse, ok := errors.AsType[*pgconn.ParseConfigError](err); ok && parse.Unwrap() != nil {
-		return " (" + parse.Unwrap().Error() + ")"
-	}
-	return ""
 }

@@ -232,7 +232,7 @@ func (d *demo) query(ctx context.Context, name string) (yes bool, err error) {
 // list shows what an operator sees.
 func (d *demo) list(ctx context.Context) error {
 	d.section("5. What an operator sees: pgxlock ls")
-	leases, err := listLeases(ctx, d.pool, "", "", false)
+	leases, err := listLeases(ctx, d.pool, "", filter{})
 	if err != nil {
 		return err
 	}
@@ -258,7 +258,7 @@ func (d *demo) renewal(ctx context.Context, name string) (lease, error) {
 }
 
 func (d *demo) lease(ctx context.Context, name string) (lease, error) {
-	leases, err := listLeases(ctx, d.pool, "", name, false)
+	leases, err := listLeases(ctx, d.pool, "", filter{prefix: name})
 	if err == nil && len(leases) != 1 {
 		err = fmt.Errorf("%d leases begin with %s", len(leases), name)
 	}

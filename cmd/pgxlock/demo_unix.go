@@ -7,10 +7,12 @@ import (
 	"syscall"
 )
 
-// apart puts a worker into a process group of its own. Ctrl-C then reaches us
-// alone, who end the workers; and when we are killed, the system lets a frozen
-// worker go on (a stopped process in an orphaned group gets SIGHUP and SIGCONT).
-func apart(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+// apart puts a worker into a process group of its own, so that Ctrl-C reaches us
+// alone, who end the workers. One that cannot hear of our end ends with us.
+func apart(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	endWithUs(cmd.SysProcAttr)
+}
 
 // freeze stops the process in its tracks, and thaw lets it go on.
 func (p *workerProcess) freeze() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }

@@ -18,10 +18,12 @@ import (
 const (
 	exitOK          = 0
 	exitNotCurrent  = 1  // migrate status: not at the newest version
+	exitNone        = 1  // ls --exit-code: no lease passes the filters
 	exitUsage       = 64 // EX_USAGE
 	exitUnavailable = 69 // EX_UNAVAILABLE
 	exitInternal    = 70 // EX_SOFTWARE
 	exitBusy        = 75 // EX_TEMPFAIL
+	exitLost        = 80 // a lease was not held any more
 	exitSignal      = 128
 )
 
@@ -31,6 +33,10 @@ type usageError struct{ error }
 // errNotCurrent makes migrate status exit with its code, and says nothing: the
 // status was printed.
 var errNotCurrent = errors.New("")
+
+// errNone makes ls exit with its code, and says nothing: the empty list was
+// printed.
+var errNone = errors.New("")
 
 // interrupted is why a context ended when a signal came.
 type interrupted struct{ signal syscall.Signal }
@@ -48,6 +54,12 @@ func exitCode(err error) int {
 	switch {
 	case errors.Is(err, errNotCurrent):
 		return exitNotCurrent
+	case errors.Is(err, errNone):
+		return exitNone
+	case errors.Is(err, errLost):
+		return exitLost
+	case badInput(err):
+		return exitUsage
 	case busy(err):
 		return exitBusy
 	case unavailable(err):
@@ -56,8 +68,17 @@ func exitCode(err error) int {
 	return exitInternal
 }
 
+// badInput reports whether the functions refused an argument.
+func badInput(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == pgerrcode.InvalidParameterValue
+}
+
 // busy reports whether somebody is in the way who will be gone later.
 func busy(err error) bool {
+	if _, ok := errors.AsType[*busyError](err); ok {
+		return true
+	}
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && slices.Contains([]string{pgerrcode.LockNotAvailable, pgerrcode.ObjectInUse}, pgErr.Code)
 }

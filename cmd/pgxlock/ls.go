@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -15,55 +13,58 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
-
-	"github.com/pgxlock/pgxlock/internal/place"
 )
-
-//go:embed sql/*.sql
-var sqlFiles embed.FS
-
-// statement returns the statement in sql/name.sql, with our objects qualified by
-// the schema. The marker is a comment, so that psql runs the files as they are.
-func statement(name, schema string) string {
-	text, err := sqlFiles.ReadFile("sql/" + name + ".sql")
-	if err != nil {
-		panic("pgxlock: " + err.Error()) // a name that this program misspelt
-	}
-	return strings.ReplaceAll(string(text), "/* schema */", pgx.Identifier{schema}.Sanitize()+".")
-}
 
 func newLs() *cobra.Command {
 	var t target
 	var output format
-	var prefix string
-	var expired bool
+	var f filter
+	var exitCode bool
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the leases",
 		Long: `List the leases: who holds what, since when, and for how much longer if it is not
 renewed. An expired lease may be taken by anybody; one that expired more than an
-hour ago counts as abandoned.`,
+hour ago counts as abandoned. Several filters list what passes all of them.
+
+An empty list is no failure; with --exit-code it exits with 1.`,
+		Example: `  pgxlock ls --state expired,abandoned               # what was not released
+  pgxlock ls --older-than 1h --sort age --limit 10   # what has been held for long
+  pgxlock ls --holder pod-7 -o json | jq -r '.[].name'
+  while pgxlock ls --holder pod-7 --state live --exit-code >/dev/null; do sleep 1; done`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.check(cmd.Flags()); err != nil {
+				return err
+			}
 			pool, err := t.connect(cmd.Context(), reading)
 			if err != nil {
 				return err
 			}
 			defer pool.Close()
-			leases, err := listLeases(cmd.Context(), pool, t.schema, prefix, expired)
+			leases, err := listLeases(cmd.Context(), pool, t.schema, f)
 			if err != nil {
 				return err
 			}
-			if output == formatJSON {
-				return printJSON(cmd.OutOrStdout(), leases)
+			if f.limit > 0 && len(leases) > f.limit {
+				leases = leases[:f.limit]
+				cmd.PrintErrf("pgxlock: only the first %d; there are more\n", f.limit)
 			}
-			return printLeases(cmd.OutOrStdout(), colors(cmd), "", leases)
+			if output == formatJSON {
+				err = printJSON(cmd.OutOrStdout(), leases)
+			} else {
+				err = printLeases(cmd.OutOrStdout(), colors(cmd), "", leases)
+			}
+			if err == nil && exitCode && len(leases) == 0 {
+				err = errNone
+			}
+			return err
 		},
 	}
 	t.addFlags(cmd.Flags())
 	output.addFlag(cmd)
-	cmd.Flags().StringVar(&prefix, "prefix", "", "only names that begin with this `text`")
-	cmd.Flags().BoolVar(&expired, "expired", false, "only those that are no longer live")
+	f.addFlags(cmd)
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if there are none")
 	return cmd
 }
 
@@ -80,40 +81,26 @@ type lease struct {
 	Metadata         json.RawMessage `json:"metadata"`
 }
 
-// The states of a lease; any other means that it is abandoned.
+// The states of a lease.
 const (
-	stateLive    = "live"
-	stateExpired = "expired"
+	stateLive      = "live"
+	stateExpired   = "expired"
+	stateAbandoned = "abandoned"
 )
 
 // listLeases asks for the leases in the schema, or where pgxlock is found.
-func listLeases(ctx context.Context, pool *pgxpool.Pool, schema, prefix string, expired bool) ([]lease, error) {
-	if schema == "" {
-		var err error
-		if schema, err = findSchema(ctx, pool); err != nil {
-			return nil, err
-		}
+func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter) ([]lease, error) {
+	schema, err := locate(ctx, pool, schema)
+	if err != nil {
+		return nil, err
 	}
-	rows, _ := pool.Query(ctx, statement("leases", schema), prefix, expired) // CollectRows returns the error
+	rows, _ := pool.Query(ctx, statement("leases", schema), f.args()...) // CollectRows returns the error
 	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease])
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if ok && (pgErr.Code == pgerrcode.UndefinedTable || pgErr.Code == pgerrcode.InvalidSchemaName) {
 		return nil, fmt.Errorf("schema %q has no pgxlock; name another one with --schema, or run pgxlock migrate up --schema %s", schema, shellQuote(schema))
 	}
 	return leases, err
-}
-
-// findSchema looks for pgxlock as a Locker does.
-func findSchema(ctx context.Context, pool *pgxpool.Pool) (string, error) {
-	found, err := place.Look(ctx, pool.QueryRow)
-	if err != nil {
-		return "", err
-	}
-	schema, err := found.Choose()
-	if err != nil {
-		return "", fmt.Errorf("%w; --schema names a schema, pgxlock migrate up installs", err)
-	}
-	return schema, nil
 }
 
 // maxMetadata is how much of the metadata a table shows.

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -76,7 +78,16 @@ func TestLsPrintsJSON(t *testing.T) {
 	empty.want(t, exitOK, "[]\n", "")
 }
 
-func TestLsChoosesByPrefixAndState(t *testing.T) {
+// names are those of the leases, in their order.
+func names(leases []lease) string {
+	var names []string
+	for _, l := range leases {
+		names = append(names, l.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
 	for _, test := range []struct{ args, want string }{
@@ -86,18 +97,90 @@ func TestLsChoosesByPrefixAndState(t *testing.T) {
 		{"--prefix %", ""},
 		{"--expired", "import old"},
 		{"--expired --prefix o", "old"},
+		{"--holder pod-2", "order:2"},
+		{"--holder d-", "import old order:1 order:2"},
+		{"--holder p_d", ""},
+		{"--holder POD-2", ""},
+		{"--state live", "order:1 order:2"},
+		{"--state expired", "import"},
+		{"--state abandoned --state live", "old order:1 order:2"},
+		{"--state expired,abandoned", "import old"},
+		{"--older-than 48h", "old"},
+		{"--older-than 96h", ""},
+		{"--older-than 48h --state live", ""},
+		{"--expires-within 10m", "order:1 order:2"},
+		{"--expires-within 1ms", ""},
+		{"--expires-within 10m --expired", ""},
+		{"--sort age", "old order:1 order:2 import"},
+		{"--sort expiry", "old import order:1 order:2"},
+		{"--sort expiry --state live --holder pod", "order:1 order:2"},
 	} {
-		r := execute(t, nil, append([]string{"ls", "-o", "json", "--database-url", db.URL}, strings.Fields(test.args)...)...)
+		var f filter
+		var cmd cobra.Command
+		f.addFlags(&cmd)
+		if err := cmd.ParseFlags(strings.Fields(test.args)); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.check(cmd.Flags()); err != nil {
+			t.Errorf("%s: %v", test.args, err)
+		}
+		leases, err := listLeases(t.Context(), db.Pool, "", f)
+		if got := names(leases); err != nil || got != test.want {
+			t.Errorf("%s: %q, %v, want %q", test.args, got, err, test.want)
+		}
+	}
+}
+
+func TestLsSaysThatTheLimitCutTheList(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	for _, test := range []struct{ limit, note, want string }{
+		{"3", "only the first 3; there are more", "old order:1 order:2"},
+		{"4", "", "old order:1 order:2 import"},
+	} {
+		r := execute(t, nil, "ls", "-o", "json", "--sort", "age", "--limit", test.limit, "--database-url", db.URL)
+		r.want(t, exitOK, "old", test.note)
 		var leases []lease
 		if err := json.Unmarshal([]byte(r.stdout), &leases); err != nil {
-			t.Fatalf("%s: %v\n%s", test.args, err, r.stderr)
+			t.Fatal(err)
 		}
-		var names []string
-		for _, l := range leases {
-			names = append(names, l.Name)
+		if got := names(leases); got != test.want {
+			t.Errorf("--limit %s lists %q, want %q", test.limit, got, test.want)
 		}
-		if got := strings.Join(names, " "); got != test.want {
-			t.Errorf("%s: %s, want %s", test.args, got, test.want)
+	}
+}
+
+func TestLsTellsAScriptWhetherThereAreAny(t *testing.T) {
+	t.Parallel()
+	env := []string{"DATABASE_URL=" + withLeases(t).URL}
+	execute(t, env, "ls", "--exit-code", "--holder", "pod-1").want(t, exitOK, "order:1", "")
+	execute(t, env, "ls", "--exit-code", "--holder", "pod-9").want(t, exitNone, "NAME", "")
+	execute(t, env, "ls", "--exit-code", "--holder", "pod-9", "-o", "json").want(t, exitNone, "[]\n", "")
+	execute(t, env, "ls", "--holder", "pod-9").want(t, exitOK, "NAME", "")
+}
+
+func TestLsNamesAFilterThatCannotBe(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--state", "dead"}, `--state "dead": use live, expired, abandoned`},
+		{[]string{"--state", "live,"}, `--state "": use live`},
+		{[]string{"--state", ""}, "--state is empty"},
+		{[]string{"--state", "live", "--expired"}, "exclude each other"},
+		{[]string{"--sort", "size"}, `--sort "size": use name, age, expiry`},
+		{[]string{"--holder", ""}, "--holder is empty; is the variable set"},
+		{[]string{"--prefix="}, "--prefix is empty"},
+		{[]string{"--older-than", "-1s"}, "--older-than is -1s, it must be more than 0"},
+		{[]string{"--older-than", "1d"}, "older-than"},
+		{[]string{"--expires-within", "0s"}, "--expires-within is 0s"},
+		{[]string{"--limit", "0"}, "--limit is 0"},
+		{[]string{"--limit", "-3"}, "--limit is -3"},
+	} {
+		r := execute(t, nil, append([]string{"ls", "--database-url", "postgres://nobody@127.0.0.1:1/nowhere"}, test.args...)...)
+		if r.want(t, exitUsage, "", test.says); strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%v: not one line: %q", test.args, r.stderr)
 		}
 	}
 }

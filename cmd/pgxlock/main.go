@@ -53,13 +53,14 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pgxlock",
 		Short: "Distributed locks in PostgreSQL",
-		Long: `Distributed locks in PostgreSQL: install them, look at them, watch them work.
+		Long: `Distributed locks in PostgreSQL: install them, look at them, take them, watch them work.
 
 The database is the one of --database-url, else of PGXLOCK_DATABASE_URL, else of
 DATABASE_URL, else of the PG* variables that psql reads.
 
-Exit codes: 0 success, 64 wrong usage, 69 database unavailable, 70 any other
-failure, 75 busy (try again later), 128+n ended by signal n.`,
+Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
+lease), 64 wrong usage, 69 database unavailable, 70 any other failure, 75 busy (try
+again later), 80 lease lost, 128+n ended by signal n.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -68,7 +69,7 @@ failure, 75 busy (try again later), 128+n ended by signal n.`,
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
-	root.AddCommand(newMigrate(), newLs(), newDemo())
+	root.AddCommand(newMigrate(), newLs(), newAcquire(), newExtend(), newRelease(), newDemo())
 	return root
 }
 

@@ -122,6 +122,7 @@ func TestHelpAndVersionAndCompletionGoToStandardOutput(t *testing.T) {
 	execute(t, nil, "--version").want(t, exitOK, "pgxlock ", "")
 	execute(t, nil, "completion", "bash").want(t, exitOK, "__start_pgxlock", "")
 	execute(t, nil, "__complete", "ls", "-o", "").want(t, exitOK, "json", "Completion ended")
+	execute(t, nil, "__complete", "ls", "--sort", "").want(t, exitOK, "expiry", "Completion ended")
 	r := execute(t, nil, "demo", "--help")
 	if r.want(t, exitOK, "throw-away", ""); strings.Contains(r.stdout, "worker NAME") {
 		t.Errorf("the demonstration's inner command shows:\n%s", r.stdout)

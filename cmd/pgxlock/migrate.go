@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io/fs"
-	"slices"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
@@ -26,7 +24,8 @@ func newMigrateUp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Install, or upgrade to the newest version",
-		Long: `Install, or upgrade to the newest version. Does nothing where that is there.
+		Long: `Install, or upgrade to the newest version. Does nothing where that, or a later
+one, is there.
 
 A table distributed_locks with functions acquire_lock and release_lock of the
 widespread form is adopted with its rows. Exits with 75 if somebody kept a table
@@ -37,11 +36,16 @@ locked: run it again then.`,
 				if err := migrations.Up(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
-				_, newest, err := migrations.Version(cmd.Context(), pool, cfg)
-				if err == nil {
-					cmd.PrintErrf("pgxlock: installed, version %d\n", newest)
+				installed, newest, err := migrations.Version(cmd.Context(), pool, cfg)
+				switch {
+				case err != nil:
+					return err
+				case installed > newest:
+					cmd.PrintErrf("pgxlock: nothing to do: version %d is installed, this program has %d\n", installed, newest)
+				default:
+					cmd.PrintErrf("pgxlock: installed, version %d\n", installed)
 				}
-				return err
+				return nil
 			})
 		},
 	}
@@ -162,40 +166,6 @@ func printStatus(cmd *cobra.Command, output format, s schemaStatus) error {
 	}
 	return printTable(cmd.OutOrStdout(), colors(cmd), "", []string{"INSTALLED", "NEWEST", "STATE"},
 		[][]cell{{{text: fmt.Sprint(s.Installed)}, {text: fmt.Sprint(s.Newest)}, {s.State, color}}})
-}
-
-func newMigrateSQL() *cobra.Command {
-	var down bool
-	cmd := &cobra.Command{
-		Use:   "sql",
-		Short: "Print the migrations as SQL",
-		Long: `Print the migrations as SQL, for whoever runs them by other means. They install
-into the schema that the search_path names first, which must exist.`,
-		Example: "  pgxlock migrate sql | psql -1 -v ON_ERROR_STOP=1 -f -\n  pgxlock migrate sql --down | psql -1 -v ON_ERROR_STOP=1 -f -",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			names, err := fs.Glob(migrations.FS, "*.up.sql") // sorted
-			if down {
-				names, err = fs.Glob(migrations.FS, "*.down.sql")
-				slices.Reverse(names)
-			}
-			if err != nil {
-				return err
-			}
-			for _, name := range names {
-				text, err := fs.ReadFile(migrations.FS, name)
-				if err != nil {
-					return err
-				}
-				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "-- %s\n%s", name, text); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-	}
-	cmd.Flags().BoolVar(&down, "down", false, "print what removes pgxlock")
-	return cmd
 }
 
 // migrate calls fn with what the functions of package migrations take.

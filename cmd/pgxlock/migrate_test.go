@@ -3,12 +3,15 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
@@ -33,8 +36,14 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 		t.Errorf("status %+v", status)
 	}
 
+	db.Exec(t, "select claim_once('order:42')")
+	migrate("down").want(t, exitBusy, "", "claims in schema")
+	migrate("status").want(t, exitOK, "current", "") // nothing was removed
+	migrate("down", "--force").want(t, exitOK, "", "removed")
+	migrate("up").want(t, exitOK, "", "installed, version ")
 	db.Exec(t, "select acquire_lock('k', 'somebody', 300)")
 	migrate("down").want(t, exitBusy, "", "live lease")
+	db.Exec(t, "select extend_lock('k', 'somebody', 300)") // is still held
 	migrate("down", "--force").want(t, exitOK, "", "removed")
 	migrate("down").want(t, exitOK, "", "removed")
 	migrate("status").want(t, exitNotCurrent, "not installed", "")
@@ -65,21 +74,74 @@ func TestWhatMigrateSQLPrintsRunsThroughPsql(t *testing.T) {
 	}
 	db := pgtest.New(t)
 	env := []string{"DATABASE_URL=" + db.URL}
-	feed := func(args ...string) {
+	feed := func(first, second string, args ...string) {
 		t.Helper()
 		sql := execute(t, nil, append([]string{"migrate", "sql"}, args...)...)
-		sql.want(t, exitOK, "-- 000001_leases.", "")
+		sql.want(t, exitOK, "-- "+first, "")
+		sql.want(t, exitOK, "-- "+second, "")
+		if strings.Index(sql.stdout, "-- "+first) > strings.Index(sql.stdout, "-- "+second) {
+			t.Errorf("%s comes after %s", first, second)
+		}
 		cmd := exec.CommandContext(t.Context(), psql, "-X", "-1", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", db.URL)
 		cmd.Stdin = strings.NewReader(sql.stdout)
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 			t.Fatalf("psql: %v\n%s", err, out)
 		}
 	}
-	feed()
+	feed("000002_transactions.up.sql", "000003_hardening.up.sql")
 	execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
 	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed")
-	feed("--down")
+	feed("000003_hardening.down.sql", "000002_transactions.down.sql", "--down")
 	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "not installed", "")
+}
+
+func TestAnOlderVersionIsOutdatedAndUpgraded(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	oldest, err := migrations.FS.ReadFile("000001_leases.up.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, string(oldest))
+	db.Exec(t, "select acquire_lock('k', 'somebody', 300)")
+	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "outdated", "")
+	_, newest, err := migrations.Version(t.Context(), db.Pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	execute(t, env, "migrate", "up").want(t, exitOK, "", fmt.Sprint("installed, version ", newest))
+	execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
+	execute(t, env, "ls").want(t, exitOK, "somebody", "")
+}
+
+// While a newer program is rolled out.
+func TestANewerVersionIsWorkedOnAndLeftAsItIs(t *testing.T) {
+	t.Parallel()
+	future, err := os.ReadFile("../../testdata/future.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := pgtest.New(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version ")
+	db.Exec(t, string(future))
+	unchanged := func() {
+		t.Helper()
+		execute(t, env, "migrate", "status").want(t, exitNotCurrent, "newer than this program", "")
+	}
+	unchanged()
+	execute(t, env, "migrate", "up").want(t, exitOK, "", "nothing to do")
+	for _, args := range [][]string{{"migrate", "down"}, {"migrate", "down", "--force"}, {"migrate", "repair"}} {
+		execute(t, env, args...).want(t, exitInternal, "", "use a newer one")
+	}
+	unchanged()
+	acquired := execute(t, env, "acquire", "k", "--holder", "me")
+	acquired.want(t, exitOK, "me", "")
+	token, _, _ := strings.Cut(acquired.stdout, " ")
+	execute(t, env, "ls").want(t, exitOK, "me", "")
+	execute(t, env, "extend", "k", "--holder", "me", "--token", token).want(t, exitOK, "Z", "")
+	execute(t, env, "release", "k", "--holder", "me", "--token", token).want(t, exitOK, "", "")
 }
 
 func TestEveryRelationOfTwoVersionsHasAState(t *testing.T) {

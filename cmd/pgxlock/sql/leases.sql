@@ -1,5 +1,7 @@
--- Leases, by name.
--- $1 what the name begins with ('' for all), $2 whether only those that are no longer live
+-- Leases.
+-- $1 what the name begins with ('' for all), $2 what the holder id contains ('' for all), $3 states (NULL: all),
+-- $4 seconds since it was acquired, more than (NULL: any), $5 seconds until a live one expires, at most (NULL: any),
+-- $6 order: name, age or expiry, $7 how many (NULL: all)
 SELECT l.lock_name::text AS name,
        l.state,
        l.holder_id::text AS holder,
@@ -10,5 +12,10 @@ SELECT l.lock_name::text AS name,
        extract(epoch FROM l.remaining)::float8 AS remaining_seconds,
        coalesce(l.metadata::text, '{}') AS metadata
   FROM /* schema */lock_leases l
- WHERE starts_with(l.lock_name::text, $1::text) AND (NOT $2::boolean OR l.state <> 'live')
- ORDER BY l.lock_name::text COLLATE "C"
+ WHERE starts_with(l.lock_name::text, $1::text)
+   AND strpos(l.holder_id::text COLLATE "C", $2::text) > 0
+   AND ($3::text[] IS NULL OR l.state = ANY ($3::text[]))
+   AND ($4::float8 IS NULL OR l.acquired_at < clock_timestamp() - make_interval(secs => $4::float8))
+   AND ($5::float8 IS NULL OR l.state = 'live' AND l.expires_at <= clock_timestamp() + make_interval(secs => $5::float8))
+ ORDER BY CASE $6::text WHEN 'age' THEN l.acquired_at WHEN 'expiry' THEN l.expires_at END, l.lock_name::text COLLATE "C"
+ LIMIT $7::bigint

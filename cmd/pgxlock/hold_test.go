@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestAScriptAcquiresExtendsAndReleases(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	on := func(args ...string) result { return execute(t, nil, append(args, "--database-url", db.URL)...) }
+	acquired := on("acquire", "nightly", "--ttl", "5m", "--metadata", `it's "me"`)
+	acquired.want(t, exitOK, ":", "")
+	token, holder, ok := strings.Cut(strings.TrimSpace(acquired.stdout), " ")
+	if !ok || token == "" || holder == "" || strings.Contains(holder, " ") {
+		t.Fatalf("not a token and a holder: %q", acquired.stdout)
+	}
+	on("ls").want(t, exitOK, `it's "me"`, "")
+
+	busy := on("acquire", "nightly", "--wait", "30ms")
+	busy.want(t, exitBusy, "", holder)
+	if busy.stdout != "" {
+		t.Errorf("data of a lease that was not acquired: %q", busy.stdout)
+	}
+	on("extend", "nightly", "--holder", holder, "--token", token, "--ttl", "1h").want(t, exitOK, "T", "")
+	on("extend", "nightly", "--holder", holder, "--token", "1").want(t, exitLost, "", "lost")
+	on("release", "nightly", "--holder", holder, "--token", "1").want(t, exitLost, "", "lost")
+	on("release", "nightly", "--holder", holder, "--token", token).want(t, exitOK, "", "")
+	on("release", "nightly", "--holder", holder, "--token", token).want(t, exitLost, "", "lost")
+
+	var l holding
+	again := on("acquire", "nightly", "-o", "json", "--holder", "me")
+	again.want(t, exitOK, "me", "")
+	if err := json.Unmarshal([]byte(again.stdout), &l); err != nil || l.Holder != "me" || fmt.Sprint(l.Token) <= token || l.ExpiresAt.IsZero() {
+		t.Errorf("%q: %v", again.stdout, err)
+	}
+}
+
+func TestAcquireWaitsForTheHolder(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'other', 1)")
+	execute(t, nil, "acquire", "k", "--wait", "1m", "--database-url", db.URL).want(t, exitOK, ":", "")
+}
+
+func TestASignalLeavesNoLeaseThatNobodyKnows(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, test := range []struct {
+		args []string
+		left int
+	}{
+		{nil, 0},
+		{[]string{"--holder", "me"}, 1}, // may have been held before, and can be released
+	} {
+		tx, err := db.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), "lock table distributed_locks in access exclusive mode"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, signal := context.WithCancelCause(t.Context())
+		root := newRoot()
+		var stdout bytes.Buffer
+		root.SetOut(&stdout)
+		root.SetErr(io.Discard)
+		ended := make(chan int, 1)
+		go func() {
+			ended <- run(ctx, root, append([]string{"acquire", "k", "--database-url", db.URL}, test.args...))
+		}()
+		for waits := false; !waits; {
+			if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where not granted and relation = 'distributed_locks'::regclass)").Scan(&waits); err != nil {
+				t.Fatal(err)
+			}
+		}
+		signal(interrupted{syscall.SIGTERM}) // what main makes of one
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if code := <-ended; code != exitSignal+int(syscall.SIGTERM) || stdout.Len() > 0 {
+			t.Errorf("%v: exit code %d, output %q", test.args, code, stdout.String())
+		}
+		var left int
+		if err := db.Pool.QueryRow(t.Context(), "select count(*) from distributed_locks").Scan(&left); err != nil || left != test.left {
+			t.Errorf("%v: %d leases are left, want %d: %v", test.args, left, test.left, err)
+		}
+	}
+}
+
+func TestMisuseOfLeasesOnTheCommandLineIsNamed(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, test := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"acquire"}, "arg"},
+		{[]string{"acquire", ""}, "p_lock_name"},
+		{[]string{"acquire", "k", "--ttl", "-1s"}, "p_ttl"},
+		{[]string{"acquire", "k", "--holder", "*me"}, "p_holder_id"},
+		{[]string{"extend", "k", "--holder", "me"}, "token"},
+		{[]string{"release", "k", "--token", "1"}, "holder"},
+	} {
+		execute(t, nil, append(test.args, "--database-url", db.URL)...).want(t, exitUsage, "", test.says)
+	}
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/place"
+)
+
+// This file finds pgxlock in a database, and has the statements for it.
+
+//go:embed sql/*.sql
+var sqlFiles embed.FS
+
+// statement returns the statement in sql/name.sql, with our objects qualified by
+// the schema. The marker is a comment, so that psql runs the files as they are.
+func statement(name, schema string) string {
+	text, err := sqlFiles.ReadFile("sql/" + name + ".sql")
+	if err != nil {
+		panic("pgxlock: " + err.Error()) // a name that this program misspelt
+	}
+	return strings.ReplaceAll(string(text), "/* schema */", pgx.Identifier{schema}.Sanitize()+".")
+}
+
+// locate returns the schema if one was named, and else looks for pgxlock as a
+// Locker does.
+func locate(ctx context.Context, pool *pgxpool.Pool, named string) (schema string, err error) {
+	if named != "" {
+		return named, nil
+	}
+	found, err := place.Look(ctx, pool.QueryRow)
+	if err != nil {
+		return "", err
+	}
+	if schema, err = found.Choose(); err != nil {
+		return "", fmt.Errorf("%w; --schema names a schema, pgxlock migrate up installs", err)
+	}
+	return schema, nil
+}
+
+// inDatabase calls do on the database of the flags, with the schema of pgxlock.
+func (t *target) inDatabase(ctx context.Context, do func(ctx context.Context, pool *pgxpool.Pool, schema string) error) error {
+	pool, err := t.connect(ctx, writing)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	schema, err := locate(ctx, pool, t.schema)
+	if err != nil {
+		return err
+	}
+	return do(ctx, pool, schema)
+}
