@@ -6,11 +6,17 @@ LINT  = $(GO) tool -modfile=tools/go.mod
 # One server for all packages: chosen, started and stopped by `with`.
 WITH  = bin/with --
 
+# The poolers that tests run behind. Where Debian's packages cannot be had it is the installed one, if any.
+POOLERS = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}";
+
 # Long tests look at PGXLOCK_SOAK; -count=1 because a server is no cached input.
-TEST  = $(GO) test -count=1 -race -shuffle=on
+FLAGS = -count=1 -race -shuffle=on
+
+# Modules of their own, for what a program that only locks must not depend on.
+NESTED = examples/stacks migrations/othertools bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integration soak seed-defects image lint build clean
+.PHONY: help demo test test-integration test-versions soak bench bench-quick seed-defects image lint build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,14 +24,26 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run all tests, on a real PostgreSQL (under 5 minutes)
-	$(WITH) $(TEST) -timeout 10m ./...
+test: build ## run all tests, on a real PostgreSQL (6 to 7 minutes on 2 cores)
+	$(POOLERS) $(WITH) $(GO) test $(FLAGS) -timeout 20m ./...
+	$(WITH) $(GO) test -C examples/stacks $(FLAGS) ./...
+	$(WITH) $(GO) test -C migrations/othertools $(FLAGS) ./...
+	$(GO) test -C bench $(FLAGS) ./...
 
 test-integration: ## run the main job in a container, through testcontainers-go
-	$(TEST) -v -run '^TestIntegration$$' .
+	$(GO) test $(FLAGS) -v -run '^TestIntegration$$' .
 
 soak: build ## run the long tests: many rounds under faults (under 30 minutes)
-	PGXLOCK_SOAK=1 $(WITH) $(TEST) -timeout 30m ./...
+	$(POOLERS) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m ./...
+
+test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 15 minutes)
+	$(POOLERS) GO='$(GO)' scripts/test-versions
+
+bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 6 minutes)
+	@$(GO) run -C bench . -write ../docs
+
+bench-quick: ## measure the same against floor, copied SQL and Redis only (about a minute)
+	@$(GO) run -C bench . -time 1s -run '^(session|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
 	@PGXLOCK_SEED_DEFECTS=table $(WITH) $(GO) test -C internal/sqltest -count=1 -run '^TestSeedDefects$$'
@@ -37,8 +55,9 @@ lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(LINT) golangci-lint run ./...
+	@for m in $(NESTED); do echo "$$m:"; (cd $$m && $(GO) vet ./... && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
 	$(LINT) actionlint .github/workflows/ci.yml
-	@if command -v shellcheck >/dev/null; then shellcheck scripts/install-postgres scripts/image scripts/image-entrypoint.sh .ci/run; \
+	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi
 
 build: ## build bin/pgxlock, the command

@@ -1,0 +1,150 @@
+// Bench measures what pgxlock costs, beside what one would have without it.
+//
+//	go run -C bench . -run lease -time 2s
+//
+// It starts a PostgreSQL of its own from the binaries of this machine, with
+// fsync and synchronous_commit on, and a Redis and an etcd where a row needs
+// them. A machine that others use too makes every absolute figure a matter of
+// luck, so the result is the ratio of two ways that took turns in short slices.
+//
+// Comparisons of two ways are in figures.go, those with servers of others in
+// table.go; both are rows (row.go). contest.go is how ways are compared, stage.go
+// what they find prepared. What has no peer is counted by a [survey].
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+)
+
+const stopPatience = 30 * time.Second
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	pattern := flag.String("run", "", "measure only the rows that match this `regexp`, such as '^lease/floor 32$'")
+	span := flag.Duration("time", 3*time.Second, "how long to measure two ways, at least")
+	folder := flag.String("write", "", "write a page and a chart of all rows into this `folder`")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q", flag.Arg(0))
+	}
+	if *folder != "" && *pattern != "" {
+		return errors.New("-write is for a run of all rows: leave -run out")
+	}
+	wanted, err := regexp.Compile(*pattern)
+	if err != nil {
+		return err
+	}
+	rows := rowsMatching(wanted)
+	counts := slices.DeleteFunc(slices.Clone(surveys), func(v survey) bool { return !wanted.MatchString(v.name) })
+	if len(rows)+len(counts) == 0 {
+		return fmt.Errorf("no row matches %q", wanted)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	daemons, err := findDaemons(ctx, rows)
+	if err != nil {
+		return err
+	}
+	return withServer(ctx, func(server *pgserver.Server) error {
+		sync, err := syncTime(filepath.Dir(server.DataDir()))
+		if err != nil {
+			return fmt.Errorf("measure fdatasync: %w", err)
+		}
+		var about []string
+		if *folder != "" {
+			if about, err = describe(server.Version(), daemons, sync); err != nil {
+				return err
+			}
+		}
+		printHeader(server, daemons, sync)
+		begun := time.Now()
+		r, err := measureAll(ctx, server, rows, counts, *span)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("\n%d rows in %s\n", len(rows)+len(counts), time.Since(begun).Round(time.Second))
+		if *folder == "" {
+			return nil
+		}
+		r.machine = about
+		return r.write(*folder)
+	})
+}
+
+// findDaemons looks for what the rows need, and returns it, found or not.
+func findDaemons(ctx context.Context, rows []row) ([]*daemon, error) {
+	var daemons []*daemon
+	for _, r := range rows {
+		for _, name := range r.names() {
+			d := r.daemons[name]
+			if d == nil || slices.Contains(daemons, d) {
+				continue
+			}
+			if err := d.find(ctx); err != nil {
+				return nil, err
+			}
+			daemons = append(daemons, d)
+		}
+	}
+	return daemons, nil
+}
+
+// withServer calls fn with a server that is there for nothing else.
+func withServer(ctx context.Context, fn func(*pgserver.Server) error) (err error) {
+	if err := forgetSettings(); err != nil {
+		return err
+	}
+	server, err := pgserver.Start(ctx, pgserver.Config{Settings: map[string]string{
+		"fsync":              "on",
+		"synchronous_commit": "on",
+		"max_connections":    "400", // the widest row has 256 workers
+		// A checkpoint in a slice is a cost that the other side does not have.
+		"max_wal_size":       "4GB",
+		"checkpoint_timeout": "30min",
+	}})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
+		defer cancel()
+		err = errors.Join(err, server.Stop(ctx))
+	}()
+	return fn(server)
+}
+
+// forgetSettings takes the variables that psql and etcd read out of the
+// environment: pgx would mix PGSERVICE, PGOPTIONS and the like into our
+// connections, and etcd has one for each flag. Those of our own are not theirs.
+func forgetSettings() error {
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		theirs := strings.HasPrefix(name, "PG") && !strings.HasPrefix(name, "PGXLOCK_") || strings.HasPrefix(name, "ETCD_")
+		if !theirs {
+			continue
+		}
+		if err := os.Unsetenv(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
