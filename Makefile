@@ -9,7 +9,7 @@ WITH  = bin/with --
 # The poolers that tests run behind. Where Debian's packages cannot be had it is the installed one, if any.
 POOLERS = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}";
 
-# Long tests look at PGXLOCK_SOAK; -count=1 because a server is no cached input.
+# -count=1 because a server is no cached input.
 FLAGS = -count=1 -race -shuffle=on
 
 # Modules of their own, for what a program that only locks must not depend on.
@@ -24,7 +24,7 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run all tests, on a real PostgreSQL (6 to 7 minutes on 2 cores)
+test: build ## run all tests, on a real PostgreSQL (about 5 minutes on 2 cores)
 	$(POOLERS) $(WITH) $(GO) test $(FLAGS) -timeout 20m ./...
 	$(WITH) $(GO) test -C examples/stacks $(FLAGS) ./...
 	$(WITH) $(GO) test -C migrations/othertools $(FLAGS) ./...
@@ -33,10 +33,10 @@ test: build ## run all tests, on a real PostgreSQL (6 to 7 minutes on 2 cores)
 test-integration: ## run the main job in a container, through testcontainers-go
 	$(GO) test $(FLAGS) -v -run '^TestIntegration$$' .
 
-soak: build ## run the long tests: many rounds under faults (under 30 minutes)
-	$(POOLERS) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m ./...
+soak: build ## run the long tests: many rounds under faults (about 10 minutes)
+	$(POOLERS) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m -run '^TestSoak' ./...
 
-test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 15 minutes)
+test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
 	$(POOLERS) GO='$(GO)' scripts/test-versions
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 6 minutes)

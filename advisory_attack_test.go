@@ -203,24 +203,21 @@ func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
 }
 
 // Not parallel: they count goroutines, and others must have none meanwhile.
-func TestAdvisoryLocksExcludeAndLeaveNothingBehindWhateverIsDoneToThem(t *testing.T) {
+func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhateverIsDoneToThem(t *testing.T) {
 	// Only sessions that are ready: on a slow machine none would ever become so.
 	attackOn(t, false, `select count(pg_cancel_backend(pid)), pg_sleep(0.003) from pg_stat_activity a, generate_series(1, 3)
 		where datname = current_database() and application_name like 'pgxlock %'
 		  and exists (select from pg_locks l where l.pid = a.pid and l.locktype = 'advisory')`)
 }
 
-func TestAdvisoryLocksExcludeAndLeaveNothingBehindWhileTheirSessionsEnd(t *testing.T) {
+func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhileTheirSessionsEnd(t *testing.T) {
 	attackOn(t, true, `select count(pg_terminate_backend(pid)), pg_sleep(0.1) from pg_stat_activity
 		where datname = current_database() and application_name like 'pgxlock %' and random() < 0.3`)
 }
 
 func attackOn(t *testing.T, terminates bool, disturbance string) {
 	db := pgtest.New(t)
-	duration := 2 * time.Second
-	if soak {
-		duration = time.Minute
-	}
+	duration := pgtest.Soak(t, 2*time.Second, time.Minute)
 	before := len(goroutines())
 	lockers := []*pgxlock.Locker{advisory(t, db.Pool, nil), advisory(t, db.Pool, nil)}
 	for i, locks := range lockers {

@@ -329,11 +329,8 @@ func advisoryRows(t *testing.T, db *pgtest.DB) int {
 }
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
-func TestNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
-	workers, calls, limit := 32, 2_400, 2*time.Minute
-	if soak {
-		calls, limit = 100_000, 10*time.Minute
-	}
+func TestSoakNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
+	workers, calls, limit := 32, pgtest.Soak(t, 2_400, 100_000), pgtest.Soak(t, 2*time.Minute, 10*time.Minute)
 	before := len(goroutines())
 	db := pgtest.New(t)
 	ctx, cancel := context.WithTimeout(t.Context(), limit) // of a wait that never ends

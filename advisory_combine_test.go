@@ -58,13 +58,7 @@ func (g *gathering) join(calls ...func()) {
 	for _, call := range calls {
 		g.calls.Go(call)
 	}
-	g.wait(len(calls))
-}
-
-// wait returns when so many more stand in the queue, or fewer.
-func (g *gathering) wait(more int) {
-	g.t.Helper()
-	g.waiting += more
+	g.waiting += len(calls)
 	until(g.t, "those who should stand in the queue", func() bool { return waitingCalls(g.t.Name()) == g.waiting })
 }
 
@@ -249,8 +243,10 @@ func TestASharedRequestOutlivesWhoMadeIt(t *testing.T) {
 	tap, locks := quiet(t, db)
 	ctx, cancel := context.WithCancel(t.Context())
 	var lock *pgxlock.Lock
+	left := make(chan struct{})
 	g := gather(t, tap, locks)
 	g.join(func() {
+		defer close(left)
 		if _, err := locks.TryAcquire(ctx, "k", pgxlock.Shared); !errors.Is(err, context.Canceled) {
 			t.Errorf("the one who left: %v", err)
 		}
@@ -262,7 +258,7 @@ func TestASharedRequestOutlivesWhoMadeIt(t *testing.T) {
 		}
 	})
 	cancel()
-	g.wait(-1)
+	<-left // woken is not gone: the answer may still overtake it
 	g.letGo()
 	if t.Failed() {
 		return

@@ -363,11 +363,11 @@ func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 
 // Workers claim the same keys, at all levels and in savepoints, and change their
 // minds. Whoever is first writes, and only one of those is ever seen.
-func TestOneCommittedTransactionIsTheFirst(t *testing.T) {
+func TestSoakOneCommittedTransactionIsTheFirst(t *testing.T) {
 	t.Parallel()
 	const workers = 8
 	db := roomy(t, migrated(t), workers+2)
-	least := rounds(60, 3000)
+	least := pgtest.Soak(t, 60, 3000)
 	db.Exec(t, "create table done (key text, worker int)")
 	var undone, conflicts atomic.Int32
 	tested := func() bool { return undone.Load() > 0 && conflicts.Load() > 0 }

@@ -424,12 +424,12 @@ func TestDoTxCommitsNothingOnceItsContextHasEnded(t *testing.T) {
 	}
 }
 
-func TestTwoDoTxOnOneKeyNeverOverlap(t *testing.T) {
+func TestSoakTwoDoTxOnOneKeyNeverOverlap(t *testing.T) {
 	t.Parallel()
 	const workers = 4
 	db := roomy(t, withLedger(t), workers+2)
 	db.Exec(t, "create table counter (n int); insert into counter values (0)")
-	each := rounds(15, 500)
+	each := pgtest.Soak(t, 15, 500)
 	var inside atomic.Int32
 	var working sync.WaitGroup
 	for worker := range workers {

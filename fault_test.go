@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -22,9 +21,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
-
-// soak makes the tests that roll dice roll them for minutes.
-var soak = os.Getenv("PGXLOCK_SOAK") != ""
 
 // rows returns who holds what, according to the table.
 func rows(t *testing.T, db *pgtest.DB) map[string]string {
@@ -363,11 +359,9 @@ func goroutines() []string {
 }
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
-func TestNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
-	workers, calls := 16, 20
-	if soak {
-		calls = 20_000 / workers
-	}
+func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
+	const workers = 16
+	calls := pgtest.Soak(t, 20, 20_000/workers)
 	db := migrated(t)
 	p, through := proxied(t, db)
 	locks, err := pgxlock.NewLease(through.Pool, &pgxlock.LeaseConfig{TTL: 5 * time.Minute}) // nothing expires in time

@@ -88,14 +88,11 @@ func lookUntilLost(work context.Context) (last time.Time) {
 	}
 }
 
-func TestAFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
+func TestSoakAFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "create table written (key text primary key, by text not null)")
-	rounds := 1
-	if soak {
-		rounds = 60
-	}
+	rounds := pgtest.Soak(t, 1, 60)
 	for i := range 4 {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			t.Parallel()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -350,14 +349,6 @@ func roomy(t *testing.T, db *pgtest.DB, conns int32) *pgtest.DB {
 	t.Helper()
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = conns })
 	return &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}
-}
-
-// rounds is n, or many times that in a long run.
-func rounds(n, long int) int {
-	if os.Getenv("PGXLOCK_SOAK") != "" {
-		return long
-	}
-	return n
 }
 
 // longWait is a bound that no test reaches.

@@ -330,7 +330,7 @@ func TestMaxWaitBoundsLockAllTxAsAWhole(t *testing.T) {
 }
 
 // Many lock the same few keys, each in an order of its own.
-func TestLockAllTxDoesNotDeadlock(t *testing.T) {
+func TestSoakLockAllTxDoesNotDeadlock(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, pgtest.New(t), 10)
 	keys := []string{"a", "b", "c", "d", "e", "f"}
@@ -338,7 +338,7 @@ func TestLockAllTxDoesNotDeadlock(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			for range rounds(40, 2000) {
+			for range pgtest.Soak(t, 40, 2000) {
 				mine := slices.Clone(keys)
 				rand.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
 				mine = append(mine[:1+rand.IntN(4)], mine[0]) // one of them twice
@@ -622,12 +622,12 @@ func TestEveryQueryExecModeLocks(t *testing.T) {
 }
 
 // Nothing may be left of thousands of waits that end around the grant.
-func TestNothingStaysLockedWhateverEndsAWait(t *testing.T) {
+func TestSoakNothingStaysLockedWhateverEndsAWait(t *testing.T) {
 	t.Parallel()
 	const workers = 8
 	base := pgtest.New(t)
 	db := roomy(t, base, workers)
-	perWorker := rounds(200, 100_000/workers)
+	perWorker := pgtest.Soak(t, 200, 100_000/workers)
 	var mu sync.Mutex
 	outcomes := make(map[string]int)
 	var working sync.WaitGroup

@@ -29,9 +29,6 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// soak says whether to try every combination, for minutes.
-var soak = os.Getenv("PGXLOCK_SOAK") != ""
-
 // The files, in the order in which they are run. One version is one of each.
 var (
 	upFiles   = files("up")

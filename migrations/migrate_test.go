@@ -420,7 +420,7 @@ func TestEveryVersionGoesUpDownAndUpAgain(t *testing.T) {
 
 // As others see it who look with pg_dump, over all ways and over up, down and up
 // again. The server is one of our own, because its pg_dump is of its version.
-func TestPgDumpSeesTheSameWhateverRanTheFiles(t *testing.T) {
+func TestSoakPgDumpSeesTheSameWhateverRanTheFiles(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})
 	newDB := func(name, template string) (url string, dump func() string) {
@@ -455,7 +455,7 @@ func TestPgDumpSeesTheSameWhateverRanTheFiles(t *testing.T) {
 			sameCatalog(t, after, want)
 			must(t, way.down(t, url))
 			sameCatalog(t, dump(), before)
-			if i == 0 || soak {
+			if i == 0 || pgtest.Soak(t, false, true) {
 				must(t, way.up(t, url))
 				sameCatalog(t, dump(), want)
 			}

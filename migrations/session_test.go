@@ -120,7 +120,7 @@ func TestEachOfTwoInstallationsIsUpgradedAndRemovedAlone(t *testing.T) {
 	sameCatalog(t, of("locks_1"), first)
 }
 
-func TestTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
+func TestSoakTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	for path, schema := range map[string]string{
@@ -155,7 +155,7 @@ func TestTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
 			callsInTransactions(t, pgtest.Connect(t, url))
 			version(t, pool, newest)
 			must(t, psql(t, url, "-f", upFiles[newest-1])) // again
-			if soak {
+			if pgtest.Soak(t, false, true) {
 				must(t, psqlFiles("down")(t, url))
 				must(t, psqlFiles("up", "-1")(t, url))
 			}
@@ -262,7 +262,7 @@ func TestNoSessionIsLeft(t *testing.T) {
 	}
 }
 
-func TestSettingsOfTheRoleDoNotMatter(t *testing.T) {
+func TestSoakSettingsOfTheRoleDoNotMatter(t *testing.T) {
 	t.Parallel()
 	reference := pgtest.New(t)
 	must(t, migrations.Up(t.Context(), reference.Pool, nil))
@@ -290,7 +290,7 @@ func TestSettingsOfTheRoleDoNotMatter(t *testing.T) {
 			goodAndBadCalls(t, conn)
 			callsInTransactions(t, conn)
 			must(t, psqlFiles("down")(t, url))
-			if !soak {
+			if pgtest.Soak(t, true, false) {
 				return
 			}
 			for _, other := range []func(*testing.T, string) error{library((*migrate.Migrate).Up), up} {

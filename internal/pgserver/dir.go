@@ -40,8 +40,15 @@ func (d *directory) socket() string { return filepath.Join(d.path, "s") }
 // makeDirectory makes a directory that the account can reach, in the usual
 // place for temporary files if that will do. root's TMPDIR is often closed to
 // others, and a path can be too long for a socket.
-func makeDirectory(ctx context.Context, bin Binaries, as *account) (*directory, error) {
+//
+// Data that need not survive the machine are kept in its memory, if nobody says
+// where temporary files belong: every database is 300 files, and a disk's file
+// system that has just lost thousands of them is slow to make new ones.
+func makeDirectory(ctx context.Context, bin Binaries, as *account, disposable bool) (*directory, error) {
 	parents := []string{os.TempDir(), "/tmp", "/var/tmp"}
+	if place := memory(); disposable && place != "" && os.Getenv("TMPDIR") == "" {
+		parents = slices.Insert(parents, 0, place)
+	}
 	var errs []error
 	for i, parent := range parents {
 		if slices.Contains(parents[:i], parent) {

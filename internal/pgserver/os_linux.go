@@ -1,4 +1,5 @@
-// This file holds what Linux alone can do: a server that dies with its parent.
+// This file holds what Linux alone can do: a server that dies with its parent,
+// and one that is kept in memory.
 
 package pgserver
 
@@ -39,4 +40,22 @@ func children(pid int) []int {
 		}
 	}
 	return pids
+}
+
+// memory returns a directory whose files are in memory, if one is there that has
+// room for the servers of a test run; a container's is often too small.
+func memory() string {
+	const (
+		dir  = "/dev/shm"
+		room = 4 << 30
+	)
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return ""
+	}
+	const tmpfs = 0x01021994 // TMPFS_MAGIC of linux/magic.h
+	if fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < room {
+		return ""
+	}
+	return dir
 }

@@ -24,5 +24,6 @@ func supported() error {
 
 func sysProcAttr(*account, syscall.Signal) *syscall.SysProcAttr { return nil }
 func children(int) []int                                        { return nil }
+func memory() string                                            { return "" }
 func tryLock(*os.File) (bool, error)                            { return false, errors.ErrUnsupported }
 func ours(fs.FileInfo) bool                                     { return false }

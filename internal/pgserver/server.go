@@ -32,7 +32,7 @@ const pollInterval = 10 * time.Millisecond
 // defaults have it, on a socket only.
 type Config struct {
 	Binaries   Binaries          // which PostgreSQL; the zero value asks Find
-	Settings   map[string]string // server settings, such as "fsync": "off"
+	Settings   map[string]string // server settings; with "fsync": "off" the data may be kept in memory
 	InitdbArgs []string          // more arguments for initdb
 	TCP        bool              // also listen on a free port of 127.0.0.1, with a password
 	Network    *Network          // also listen in another network, with a password; TCP is not looked at
@@ -303,7 +303,7 @@ func prepareServer(ctx context.Context, cfg Config) (*Server, error) {
 	if s.as, err = serverAccount(); err != nil {
 		return nil, err
 	}
-	if s.dir, err = makeDirectory(ctx, cfg.Binaries, s.as); err != nil {
+	if s.dir, err = makeDirectory(ctx, cfg.Binaries, s.as, cfg.Settings["fsync"] == "off"); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -15,6 +15,8 @@ package pgtest
 
 import (
 	"context"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -122,4 +124,18 @@ func (db *DB) Exec(tb testing.TB, sql string, args ...any) pgconn.CommandTag {
 		tb.Fatalf("pgtest: %v\n%s", err, sql)
 	}
 	return tag
+}
+
+// Soak returns short, or long in a run of make soak (PGXLOCK_SOAK is set): how
+// often a test rolls its dice. Such a test has a name that begins with TestSoak,
+// by which make soak finds it.
+func Soak[T any](tb testing.TB, short, long T) T {
+	tb.Helper()
+	if !strings.HasPrefix(tb.Name(), "TestSoak") {
+		tb.Fatalf("pgtest: make soak runs the tests whose name begins with TestSoak: %s would be left out", tb.Name())
+	}
+	if os.Getenv("PGXLOCK_SOAK") == "" {
+		return short
+	}
+	return long
 }

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestAClaimIsTrueForOneCommittedTransaction(t *testing.T) {
@@ -387,12 +389,9 @@ func TestAClaimThatWasRestoredIsNobodysOwn(t *testing.T) {
 // Claimants of every kind at every isolation level try the same keys, some roll
 // back or keep savepoints. For each key the work of exactly one is committed;
 // and false is said only when it is there.
-func TestExactlyOneOfManyClaimantsDoesTheWork(t *testing.T) {
+func TestSoakExactlyOneOfManyClaimantsDoesTheWork(t *testing.T) {
 	t.Parallel()
-	workers, keys := 8, 60
-	if soak {
-		workers, keys = 16, 5000
-	}
+	workers, keys := pgtest.Soak(t, 8, 16), pgtest.Soak(t, 60, 5000)
 	d := install(t)
 	d.do("create table done (key text, worker int)")
 	// Every third key was claimed before, and that has ended.

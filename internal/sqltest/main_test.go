@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"io/fs"
 	"maps"
-	"os"
 	"strings"
 	"testing"
 
@@ -15,9 +14,6 @@ import (
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
-
-// soak says whether to look for races for minutes instead of seconds.
-var soak = os.Getenv("PGXLOCK_SOAK") == "1"
 
 // The isolation levels, weakest first.
 var levels = []string{readCommitted, "repeatable read", "serializable"}

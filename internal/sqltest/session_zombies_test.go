@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // The keys that one session holds, and those of them that others want. The rest
@@ -22,12 +24,9 @@ const (
 // after that; and heirs take the locks as soon as they can be had and write, too.
 // Whoever commits must still be the holder at that moment, and no write may
 // follow one with a higher token.
-func TestNoZombieOfADyingSessionCommits(t *testing.T) {
+func TestSoakNoZombieOfADyingSessionCommits(t *testing.T) {
 	t.Parallel()
-	rounds := 8
-	if soak {
-		rounds = 400
-	}
+	rounds := pgtest.Soak(t, 8, 200)
 	d := install(t)
 	d.do(fmt.Sprintf(`
 		create table resource (id bigint primary key, token bigint not null, session bigint, under bigint);

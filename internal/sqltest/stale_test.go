@@ -209,7 +209,7 @@ func TestTheStatementAfterTheLockSeesWhatTheHolderDid(t *testing.T) {
 // A counter that nothing but the lock protects: read the highest number, write
 // the next one into a table without a key. With snapshots that are older than
 // the lock, numbers come twice; a refusal is what prevents that.
-func TestNoNumberIsCountedTwice(t *testing.T) {
+func TestSoakNoNumberIsCountedTwice(t *testing.T) {
 	t.Parallel()
 	t.Run("refused", func(t *testing.T) {
 		t.Parallel()
@@ -229,10 +229,7 @@ func TestNoNumberIsCountedTwice(t *testing.T) {
 // numbers came more than once.
 func count(t *testing.T, allow string) (twice int64) {
 	t.Helper()
-	workers, rounds := 8, int64(300)
-	if soak {
-		workers, rounds = 16, 20_000
-	}
+	workers, rounds := pgtest.Soak(t, 8, 16), pgtest.Soak[int64](t, 300, 20_000)
 	d := quiet(t)
 	d.do("create table log (n bigint)")
 	var counted, refused atomic.Int64

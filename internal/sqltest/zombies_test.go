@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // Workers share one lease with a ttl of milliseconds, and write under fences in
@@ -17,12 +19,9 @@ import (
 // some rolled back, some begun before the acquire. Others renew, release and
 // reap meanwhile. Whoever commits must still be the holder at that moment, and
 // no write may follow one with a higher token.
-func TestNoZombieCommits(t *testing.T) {
+func TestSoakNoZombieCommits(t *testing.T) {
 	t.Parallel()
-	workers, rounds := 8, 200
-	if soak {
-		workers, rounds = 16, 10_000
-	}
+	workers, rounds := pgtest.Soak(t, 8, 16), pgtest.Soak(t, 200, 10_000)
 	d := install(t)
 	d.do(`
 		create table resource (token bigint not null);
