@@ -221,15 +221,22 @@ func TestAClaimsWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 	db := migrated(t)
 	holder := begin(t, db, pgx.TxOptions{})
 	wantClaim(t, holder, true, "k")
-	tx := begin(t, db, pgx.TxOptions{})
-	if _, err := tx.Exec(t.Context(), "set local statement_timeout = '1s'"); err != nil {
-		t.Fatal(err)
+	var first bool
+	var err error
+	for range 20 { // a machine may be too busy for the 50 ms that are left; it is not so every time
+		tx := begin(t, db, pgx.TxOptions{})
+		if _, err := tx.Exec(t.Context(), "set local statement_timeout = '300ms'"); err != nil {
+			t.Fatal(err)
+		}
+		if first, err = pgxlock.ClaimTx(t.Context(), tx, "k", pgxlock.MaxWait(time.Hour)); errors.Is(err, pgxlock.ErrNotAcquired) {
+			usable(t, tx)
+			break
+		}
+		rollback(t, tx)
 	}
-	first, err := pgxlock.ClaimTx(t.Context(), tx, "k", pgxlock.MaxWait(time.Hour))
 	if first || !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Errorf("%t, %v; want ErrNotAcquired", first, err)
 	}
-	usable(t, tx)
 }
 
 // MaxWait bounds the wait, however many have the key one after the other.

@@ -66,7 +66,7 @@ func TestAServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.
 	if err := acquire(t, locks, "k").Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	batch := p.arm(t, holdReply, "try_acquire_lock")
+	batch := p.arm(t, holdReply, acquireSQL)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	done := make(chan error, 1)
@@ -76,7 +76,7 @@ func TestAServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.
 	}()
 	batch.happened(t)
 	p.refuse()
-	alone := p.arm(t, loseReply, "try_acquire_lock")
+	alone := p.arm(t, loseReply, acquireSQL)
 	batch.resume()
 	alone.happened(t)
 	if err := <-done; err == nil || ctx.Err() != nil {

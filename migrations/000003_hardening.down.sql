@@ -6,7 +6,8 @@ DECLARE
   v_function pg_catalog.text;
   v_made     pg_catalog.text[] := '{"harden_locks()", "soften_locks()", "grant_locks(text, text)", "revoke_locks(text)", "pgxlock_settle(boolean)", "pgxlock_revoke(text)",
       "pgxlock_owner()", "pgxlock_grants()", "pgxlock_objects()", "pgxlock_rights()", "pgxlock_hardened()", "pgxlock_holders(text)",
-      "pgxlock_release_batch(text[], text[], bigint[])", "pgxlock_renew_batch(text[], text[], bigint[], bigint[])"}';
+      "pgxlock_release_batch(text[], text[], bigint[])", "pgxlock_renew_batch(text[], text[], bigint[], bigint[])",
+      "pgxlock_acquire_batch(text[], text[], bigint[], text[])", "pgxlock_next_tokens(bigint)"}';
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the lock is taken
   PERFORM set_config('lock_timeout', '2s', true);

@@ -45,7 +45,7 @@ DECLARE
                             "pgxlock_renew_batch(text[], text[], bigint[], bigint[])", "pgxlock_release_batch(text[], text[], bigint[])",
                             "pgxlock_holders(text)", "pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()", "pgxlock_owner()",
                             "pgxlock_settle(boolean)", "pgxlock_revoke(text)", "harden_locks()", "soften_locks()", "grant_locks(text, text)",
-                            "revoke_locks(text)"}'::text[]) f (signature)
+                            "revoke_locks(text)", "pgxlock_next_tokens(bigint)", "pgxlock_acquire_batch(text[], text[], bigint[], text[])"}'::text[]) f (signature)
               JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', $1) || f.signature)::oid) o
      WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) $check$;
 BEGIN
@@ -90,6 +90,100 @@ BEGIN
    WHERE p.oid = to_regprocedure('pgxlock_renew_batch(text[], text[], bigint[], bigint[])')::oid;         -- if this runs again
 
   ----------------------------------------------------------------- batches --
+  -- SECURITY DEFINER, as pgxlock_next_token(), which looks at the epoch for all.
+  CREATE OR REPLACE FUNCTION pgxlock_next_tokens(p_count bigint) RETURNS bigint[]
+  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off AS $$
+  DECLARE
+    v_first bigint := pgxlock_next_token();
+  BEGIN
+    RETURN (SELECT pg_catalog.array_agg(CASE WHEN i = 1::bigint THEN v_first ELSE ((v_first >> 40) << 40) + nextval('pgxlock_tokens'::regclass) END)
+              FROM generate_series(1::bigint, p_count) i);
+  END $$;
+
+  -- What a Locker acquires at once: one answer per entry, in order, as that of
+  -- try_acquire_lock(). It does in sets what that does for a name without a row,
+  -- which is nearly every one, and reads those that are held; what is expired, its
+  -- caller's own, ill-formed or just changing it leaves to it.
+  --
+  -- A guard or pin that turns out to be of no use is kept until this ends, so it is
+  -- to be a transaction of its own.
+  CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[])
+  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
+  DECLARE
+    v_new    bigint[];                      -- entries that have no row, and in the end those that were given one
+    v_tokens bigint[];
+    v_now    timestamptz;
+    r        record;
+  BEGIN
+    IF pg_is_in_recovery() THEN
+      RAISE EXCEPTION 'cannot acquire a lock on a standby server' USING ERRCODE = 'read_only_sql_transaction',
+        HINT = 'Connect to the primary, for example with target_session_attrs=read-write.';
+    END IF;
+
+    -- The guard is what two inserters of one name meet on: a second INSERT would
+    -- wait for the first one's transaction. Read again under it, in a snapshot that
+    -- was taken after it. Above READ COMMITTED there is no such snapshot.
+    WITH absent AS MATERIALIZED (
+      SELECT w.n, w.name
+        FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+       WHERE current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+         AND char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
+         AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint              -- 100 years of 360 days, as intervals compare
+         AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END
+         AND NOT EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C")
+    )
+    SELECT pg_catalog.array_agg(a.n) INTO v_new FROM absent a WHERE pg_try_advisory_xact_lock(pgxlock_key('guard', a.name));
+
+    IF v_new IS NOT NULL THEN
+      PERFORM pgxlock_durable();
+      v_now := clock_timestamp();
+      WITH absent AS MATERIALIZED (
+        SELECT w.n FROM pg_catalog.unnest(v_new) AS w (n)
+         WHERE NOT EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[w.n] COLLATE "C")
+      ), pinned AS MATERIALIZED (
+        SELECT pg_catalog.array_agg(a.n) AS entries, count(*) AS entry_count
+          FROM absent a WHERE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[a.n]))
+      ), drawn AS MATERIALIZED (
+        SELECT d.n, d.token FROM pinned p, unnest(p.entries, pgxlock_next_tokens(p.entry_count)) AS d (n, token) WHERE p.entry_count > 0::bigint
+      ), made AS (
+        INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+        SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'), d.token
+          FROM drawn d
+        ON CONFLICT DO NOTHING              -- a name that comes twice, or was written behind our back
+        RETURNING distributed_locks.fencing_token
+      )
+      SELECT pg_catalog.array_agg(d.n ORDER BY d.n), pg_catalog.array_agg(d.token ORDER BY d.n) INTO v_new, v_tokens
+        FROM made m JOIN drawn d ON d.token = m.fencing_token;
+      IF pg_catalog.cardinality(v_new) = pg_catalog.cardinality(p_names) THEN
+        RETURN QUERY SELECT true, v_tokens[w.n], w.holder, w.ttl FROM unnest(p_holders, p_ttls) WITH ORDINALITY AS w (holder, ttl, n);
+        RETURN;
+      END IF;
+    END IF;
+
+    v_now := clock_timestamp();
+    FOR r IN
+      SELECT w.name, w.holder, w.ttl, w.metadata, v.token, l.holder_id::text AS holds, l.expires_at AS expires
+        FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+        LEFT JOIN unnest(v_new, v_tokens) AS v (n, token) ON v.n = w.n
+        LEFT JOIN distributed_locks l ON l.lock_name::text = CASE WHEN v.token IS NULL THEN w.name END COLLATE "C"
+       ORDER BY w.n
+    LOOP
+      acquired := r.token IS NOT NULL;
+      IF acquired THEN
+        fencing_token := r.token; held_by := r.holder; remaining_ms := r.ttl;
+      ELSIF r.expires > v_now AND r.holds <> r.holder COLLATE "C" THEN
+        fencing_token := NULL; held_by := r.holds;
+        remaining_ms := CASE WHEN isfinite(r.expires) THEN (date_part('epoch'::text, r.expires - v_now) * 1000::float8)::bigint END;
+      ELSE
+        SELECT t.acquired, t.fencing_token, t.held_by, (date_part('epoch'::text, t.remaining) * 1000::float8)::bigint
+          INTO acquired, fencing_token, held_by, remaining_ms
+          FROM try_acquire_lock(r.name, r.holder, r.ttl::float8 * interval '1 millisecond', r.metadata::jsonb) t;
+      END IF;
+      RETURN NEXT;
+    END LOOP;
+  END $$;
+
   -- What a Locker renews at once: one answer per entry, in order.
   --   renewed
   --   gone     expired, released or taken over
@@ -220,6 +314,7 @@ BEGIN
            (true, 'EXECUTE', 'FUNCTION pgxlock_renew_batch(text[], text[], bigint[], bigint[])', '{application}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_release_batch(text[], text[], bigint[])', '{application}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_holders(text)', '{application,monitoring,administration}'::text[]),
+           (true, 'EXECUTE', 'FUNCTION pgxlock_acquire_batch(text[], text[], bigint[], text[])', '{application}'::text[]),
            (NULL, 'SELECT', 'TABLE lock_leases', '{monitoring,administration}'::text[]),
            (NULL, 'SELECT', 'TABLE pgxlock_claims', '{monitoring,administration}'::text[]),
            (false, 'SELECT', 'TABLE distributed_locks', '{monitoring}'::text[]),
@@ -233,6 +328,7 @@ BEGIN
            (true, 'EXECUTE', 'FUNCTION revoke_locks(text)', '{}'::text[]),
            -- called by these, with the rights of the owner
            (true, 'EXECUTE', 'FUNCTION pgxlock_next_token()', '{}'::text[]),
+           (true, 'EXECUTE', 'FUNCTION pgxlock_next_tokens(bigint)', '{}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_timeline()', '{}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_system_identifier()', '{}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_key(text, text)', '{}'::text[]),
@@ -480,6 +576,8 @@ BEGIN
   COMMENT ON FUNCTION revoke_locks(text) IS
     'Takes from a role every right on what is pgxlock''s, however it was given; not USAGE on the schema. For the owner of the functions.';
   COMMENT ON FUNCTION pgxlock_schema_version() IS 'pgxlock: version of this schema.';
+  COMMENT ON FUNCTION pgxlock_next_tokens(bigint) IS 'pgxlock, internal: draws fencing tokens; call it only with their locks held.';
+  COMMENT ON FUNCTION pgxlock_acquire_batch(text[], text[], bigint[], text[]) IS 'pgxlock, internal: what a Locker acquires at once. Each call in a transaction of its own.';
   COMMENT ON FUNCTION pgxlock_renew_batch(text[], text[], bigint[], bigint[]) IS 'pgxlock, internal: what a Locker renews at once.';
   COMMENT ON FUNCTION pgxlock_release_batch(text[], text[], bigint[]) IS 'pgxlock, internal: what a Locker gives back at once.';
   COMMENT ON FUNCTION pgxlock_holders(text) IS 'pgxlock, internal: who holds a lease now.';

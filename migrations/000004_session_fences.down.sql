@@ -42,13 +42,13 @@ BEGIN
   END IF;
 
   FOR v_change IN SELECT * FROM (VALUES
-      ('pgxlock_rights()', '[^\n]*(session|next_tokens)[^\n]*\n'),
+      ('pgxlock_rights()', '[^\n]*session[^\n]*\n'),
       ('harden_locks()', ', ''?pgxlock_session_locks''?')) c (signature, added) LOOP
     EXECUTE regexp_replace(pg_get_functiondef(v_change.signature::regprocedure::oid), v_change.added, '', 'g');
   END LOOP;
   DROP FUNCTION pgxlock_session_batch(integer[], bigint[], bigint), assert_session_lock_held(integer, bigint, bigint, bigint), pgxlock_reap_sessions(integer, bigint),
     pgxlock_session_clear(pgxlock_session_locks[]), pgxlock_session_call(integer, bigint), pgxlock_session_key(bigint),
-    pgxlock_session_pin(integer, bigint, bigint), pgxlock_next_tokens(bigint);
+    pgxlock_session_pin(integer, bigint, bigint);
   DROP TABLE pgxlock_session_locks;
   CREATE OR REPLACE FUNCTION pgxlock_schema_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 3::bigint;
   DELETE FROM pgxlock_migrations;

@@ -41,7 +41,8 @@ DECLARE
                             "pgxlock_settle(boolean)", "pgxlock_revoke(text)", "harden_locks()", "soften_locks()", "grant_locks(text, text)",
                             "revoke_locks(text)", "pgxlock_session_batch(integer[], bigint[], bigint)", "assert_session_lock_held(integer, bigint, bigint, bigint)",
                             "pgxlock_reap_sessions(integer, bigint)", "pgxlock_session_key(bigint)", "pgxlock_session_pin(integer, bigint, bigint)",
-                            "pgxlock_session_call(integer, bigint)", "pgxlock_next_tokens(bigint)"}'::text[]) f (signature)
+                            "pgxlock_session_call(integer, bigint)", "pgxlock_next_tokens(bigint)",
+                            "pgxlock_acquire_batch(text[], text[], bigint[], text[])"}'::text[]) f (signature)
               JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', $1) || f.signature)::oid) o
      WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) $check$;
 BEGIN
@@ -120,17 +121,6 @@ BEGIN
   LANGUAGE sql STABLE PARALLEL SAFE
   RETURN ('x' || encode(substr(sha256(decode('00', 'hex') || convert_to('session pin', 'UTF8'::name) || decode('00', 'hex')
       || int4send(p_space) || int8send(p_id) || int8send(p_session)), 1, 8), 'hex'))::bit(64)::bigint;
-
-  ------------------------------------------------------------------ tokens --
-  -- SECURITY DEFINER, as pgxlock_next_token(), which looks at the epoch for all.
-  CREATE OR REPLACE FUNCTION pgxlock_next_tokens(p_count bigint) RETURNS bigint[]
-  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off AS $$
-  DECLARE
-    v_first bigint := pgxlock_next_token();
-  BEGIN
-    RETURN (SELECT pg_catalog.array_agg(CASE WHEN i = 1::bigint THEN v_first ELSE ((v_first >> 40) << 40) + nextval('pgxlock_tokens'::regclass) END)
-              FROM generate_series(1::bigint, p_count) i);
-  END $$;
 
   ------------------------------------------------------------- lock, unlock --
   -- Operations: 0 tries to lock, 1 to lock shared, 2 unlocks, 3 unlocks shared; and
@@ -360,7 +350,6 @@ $rights$           (true, 'EXECUTE', 'FUNCTION pgxlock_session_batch(integer[], 
            (true, 'EXECUTE', 'FUNCTION pgxlock_session_call(integer, bigint)', '{}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_session_key(bigint)', '{}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_session_pin(integer, bigint, bigint)', '{}'::text[]),
-           (true, 'EXECUTE', 'FUNCTION pgxlock_next_tokens(bigint)', '{}'::text[]),
            (NULL, 'SELECT', 'TABLE pgxlock_session_locks', '{monitoring,administration}'::text[]),
            (false, 'SELECT, INSERT, UPDATE, DELETE', 'TABLE pgxlock_session_locks', '{application}'::text[]),
            (false, 'SELECT, UPDATE, DELETE', 'TABLE pgxlock_session_locks', '{administration}'::text[]),
@@ -391,7 +380,6 @@ $rights$),
   COMMENT ON FUNCTION pgxlock_session_call(integer, bigint) IS 'pgxlock, internal: PostgreSQL''s advisory lock functions by number.';
   COMMENT ON FUNCTION pgxlock_session_key(bigint) IS 'pgxlock, internal: the advisory key that a session has locked for as long as it lives.';
   COMMENT ON FUNCTION pgxlock_session_pin(integer, bigint, bigint) IS 'pgxlock, internal: the advisory key that fences of a session lock share.';
-  COMMENT ON FUNCTION pgxlock_next_tokens(bigint) IS 'pgxlock, internal: draws fencing tokens; call it only with their locks held.';
   COMMENT ON FUNCTION pgxlock_schema_version() IS 'pgxlock: version of this schema.';
 
   -------------------------------------------------------------------- rows --

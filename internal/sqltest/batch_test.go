@@ -1,0 +1,211 @@
+package sqltest_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// batch is a call that takes several leases for one holder, for a minute, and says
+// of each whether it was granted and who has it.
+func batch(holder string, names ...string) string {
+	entry := strings.TrimSuffix(strings.Repeat("%[1]s,", len(names)), ",")
+	return fmt.Sprintf("(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',' order by n) from pgxlock_acquire_batch('{%s}', '{%s}', '{%s}', '{%s}') with ordinality as b (acquired, token, held_by, ms, n))",
+		strings.Join(names, ","), fmt.Sprintf(entry, holder), fmt.Sprintf(entry, "60000"), fmt.Sprintf(entry, "null"))
+}
+
+// What an open transaction does with one of the leases delays none of the others,
+// nor the answer of that one; above READ COMMITTED with a snapshot from before
+// the lease, too.
+func TestABatchNeverWaitsForUncommittedWork(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	holder, contender := d.sessions()
+	for _, level := range levels {
+		for _, w := range openWork {
+			contender.begin(level)
+			switch w.before {
+			case "":
+			case "expired":
+				d.do("select acquire_lock('k', 'X')")
+				d.expire("k")
+			default:
+				d.do("select " + w.before)
+			}
+			holder.begin(readCommitted)
+			holder.do("select " + w.work)
+			got := contender.outcome(batch("B", "a", "k", "z"))
+			granted := strings.HasPrefix(got, "t B,f") && strings.HasSuffix(got, ",t B") // all but k
+			if !granted && (got != "40001" || level == readCommitted) {
+				t.Errorf("%s, %s: got %s, want a and z to be granted and k to be busy", level, w.name, got)
+			}
+			contender.rollback()
+			holder.rollback()
+			d.do("delete from distributed_locks")
+		}
+	}
+}
+
+// A batch finds no row and is about to take the guards; others' acquires commit
+// now, and one of them has come and gone. It has to judge by what is there under
+// the guard, and lets the holder that it finds release.
+func TestABatchGoesByWhatIsThereUnderTheGuard(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	gate := d.turnstile()
+	contender := d.begin(readCommitted)
+	try := gate.stop(contender, "guard", batch("B", "k", "l", "m"))
+	d.want("acquire_lock('k', 'A') and acquire_lock('l', 'A')", "true")
+	d.want("release_lock('l', 'A')", "true")
+	gate.open()
+	try.want("f A,t B,t B")
+	d.want("release_lock('k', 'A')", "true")
+	contender.commit()
+	d.want("select string_agg(lock_name || ' ' || holder_id, ',' order by lock_name) from distributed_locks", "l B,m B")
+	d.want("acquire_lock('k', 'C')", "true")
+}
+
+// Somebody else is just inserting the name, and holds its guard or its pin.
+func TestABatchLeavesANameThatIsBeingTaken(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	for _, space := range []string{"guard", "pin"} {
+		other := d.begin(readCommitted)
+		other.do("select pg_advisory_xact_lock(pgxlock_key('" + space + "', 'k'))")
+		d.want(batch("B", "k", "free"), "f,t B")
+		other.rollback()
+		d.want("release_all_locks('B')", "1")
+	}
+}
+
+// Each entry is answered as a call of try_acquire_lock() would be.
+func TestABatchAnswersAsSingleCallsDo(t *testing.T) {
+	t.Parallel()
+	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+		d.do("delete from distributed_locks")
+		d.want("acquire_lock('held', 'A') and acquire_lock('expired', 'A') and acquire_lock('mine', 'B', 600, '{\"n\": 1}')", "true")
+		d.expire("expired")
+		mine, expired := d.get("select fencing_token from distributed_locks where lock_name = 'mine'"), d.number("select fencing_token from distributed_locks where lock_name = 'expired'")
+		s := d.begin(level)
+		s.want(batch("B", "held", "new", "expired", "mine", "new", "again"), "f A,t B,t B,t B,t B,t B")
+		s.commit()
+		d.want("select count(*) from distributed_locks where holder_id = 'B' and expires_at between clock_timestamp() and clock_timestamp() + interval '1 minute'", "4")
+		d.want("select count(distinct fencing_token) from distributed_locks", "5")
+		d.want("select fencing_token from distributed_locks where lock_name = 'mine'", mine)
+		d.want("select metadata from distributed_locks where lock_name = 'mine'", `{"n": 1}`)
+		d.want(fmt.Sprintf("select fencing_token > %d from distributed_locks where lock_name = 'expired'", expired), "true")
+		d.want("select count(*) from distributed_locks l, lateral pgxlock_acquire_batch(array[l.lock_name::text], '{C}', '{1}', '{null}') b where b.remaining_ms between 20000 and 60000 and b.fencing_token is null and not b.acquired", "5")
+		s = d.begin(level)
+		s.do("create temporary table got on commit drop as select * from pgxlock_acquire_batch('{t}', '{A}', '{50000}', '{[7]}')")
+		s.want("select b.fencing_token = l.fencing_token and b.remaining_ms = 50000 and b.held_by = 'A' and l.metadata = '[7]' from got b, distributed_locks l where l.lock_name = 't'", "true")
+		s.rollback()
+		// Who comes twice under different names is two.
+		d.want("(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',') from pgxlock_acquire_batch('{x,x}', '{A,B}', '{60000,60000}', '{null,null}') b)", "t A,f A")
+		// Bad input fails all of the batch, and takes nothing.
+		for _, bad := range []string{
+			"'{new2,NULL}', '{A,A}', '{1,1}', '{null,null}'", "'{new2,\"\"}', '{A,A}', '{1,1}', '{null,null}'", "'{new2,l}', '{A,*}', '{1,1}', '{null,null}'",
+			"'{new2,l}', '{A,A}', '{1,0}', '{null,null}'", "'{new2,l}', '{A,A}', '{1,3110400000001}', '{null,null}'", "'{new2,l}', '{A,A}', '{1,1}', '{null,x}'",
+			"'{new2,l}', '{A,A}', '{1,1}', array[null, to_jsonb(repeat('x', 65535))::text]", "'{new2,l}', '{A,NULL}', '{1,1}', '{null,null}'",
+		} {
+			s := d.begin(level)
+			s.want("(select count(*) from pgxlock_acquire_batch("+bad+"))", "22023|22P02")
+			s.rollback()
+		}
+		d.want("select count(*) from distributed_locks where lock_name in ('new2', 'l')", "0")
+		d.want("(select count(*) from pgxlock_acquire_batch('{l}', '{A}', '{3110400000000}', array[to_jsonb(repeat('x', 65534))::text]) where acquired)", "1")
+	})
+}
+
+// Batches and single calls for the same names, some of them expired, some rolled
+// back: at no moment do two believe that they hold one, and tokens grow.
+func TestSoakBatchesAndSingleCallsExcludeEachOther(t *testing.T) {
+	t.Parallel()
+	const names, workers = 12, 8
+	rounds := pgtest.Soak(t, 150, 6000)
+	d := install(t)
+	var mu sync.Mutex
+	var holds [names]string
+	var highest [names]int64
+	var granted int
+	enter := func(name int, holder string, token int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		granted++
+		if holds[name] != "" || token <= highest[name] {
+			t.Errorf("lock %d: %s has it with token %d, but %q has not given it back, and there was token %d", name, holder, token, holds[name], highest[name])
+		}
+		holds[name], highest[name] = holder, token
+	}
+	leave := func(name int) {
+		mu.Lock()
+		defer mu.Unlock()
+		holds[name] = ""
+	}
+	var working sync.WaitGroup
+	for w := range workers {
+		s, random := d.connect(), rand.New(rand.NewPCG(rand.Uint64(), 0))
+		me := fmt.Sprint("worker ", w)
+		working.Go(func() {
+			for range rounds {
+				if t.Failed() {
+					return
+				}
+				list := make([]string, 1+random.IntN(names))
+				picked := random.Perm(names)[:len(list)]
+				for i, name := range picked {
+					list[i] = fmt.Sprint(name)
+				}
+				all := "'{" + strings.Join(list, ",") + "}'::text[]"
+				abandon := random.IntN(5) == 0
+				s.begin(readCommitted)
+				call := fmt.Sprintf("pgxlock_acquire_batch(%[1]s, array_fill(%[2]s::text, array[cardinality(%[1]s)]), array_fill(60000::bigint, array[cardinality(%[1]s)]), array_fill(null::text, array[cardinality(%[1]s)])) with ordinality as b (acquired, token, held_by, ms, n)", all, quote(me))
+				if w%3 == 0 {
+					call = fmt.Sprintf("unnest(%s) with ordinality as w (name, n), lateral (select acquired, fencing_token as token from try_acquire_lock(w.name, %s, '1 minute')) b", all, quote(me))
+				}
+				tokens := strings.Split(s.get("(select string_agg(coalesce(case when b.acquired then b.token end, 0)::text, ',' order by n) from "+call+")"), ",")
+				if abandon {
+					s.rollback()
+					continue
+				}
+				s.commit()
+				var mine []string
+				for i, name := range picked {
+					var token int64
+					if _, err := fmt.Sscan(tokens[i], &token); err != nil {
+						t.Error(err)
+						return
+					}
+					if token != 0 {
+						enter(name, me, token)
+						mine = append(mine, list[i])
+					}
+				}
+				for _, name := range mine {
+					var n int
+					_, _ = fmt.Sscan(name, &n)
+					leave(n)
+					if random.IntN(4) == 0 {
+						s.do("update distributed_locks set expires_at = clock_timestamp() where lock_name = " + quote(name)) // left to its expiry
+					} else {
+						// Refused while somebody looks whether it can be taken over.
+						got := "55P03"
+						for got == "55P03" {
+							got = s.outcome("release_lock(" + quote(name) + ", " + quote(me) + ")")
+						}
+						if got != "true" {
+							t.Errorf("release of lock %s: %s", name, got)
+						}
+					}
+				}
+			}
+		})
+	}
+	working.Wait()
+	if granted < rounds {
+		t.Errorf("only %d grants: nothing was tested", granted)
+	}
+}
