@@ -133,7 +133,7 @@ BEGIN
          AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END
          AND NOT EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C")
     )
-    SELECT pg_catalog.array_agg(a.n) INTO v_new FROM absent a WHERE pg_try_advisory_xact_lock(pgxlock_key('guard', a.name));
+    SELECT pg_catalog.array_agg(a.n ORDER BY a.n) INTO v_new FROM absent a WHERE pg_try_advisory_xact_lock(pgxlock_key('guard', a.name));
 
     IF v_new IS NOT NULL THEN
       PERFORM pgxlock_durable();
@@ -142,7 +142,7 @@ BEGIN
         SELECT w.n FROM pg_catalog.unnest(v_new) AS w (n)
          WHERE NOT EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[w.n] COLLATE "C")
       ), pinned AS MATERIALIZED (
-        SELECT pg_catalog.array_agg(a.n) AS entries, count(*) AS entry_count
+        SELECT pg_catalog.array_agg(a.n ORDER BY a.n) AS entries, count(*) AS entry_count
           FROM absent a WHERE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[a.n]))
       ), drawn AS MATERIALIZED (
         SELECT d.n, d.token FROM pinned p, unnest(p.entries, pgxlock_next_tokens(p.entry_count)) AS d (n, token) WHERE p.entry_count > 0::bigint
@@ -178,7 +178,7 @@ BEGIN
       ELSE
         SELECT t.acquired, t.fencing_token, t.held_by, (date_part('epoch'::text, t.remaining) * 1000::float8)::bigint
           INTO acquired, fencing_token, held_by, remaining_ms
-          FROM try_acquire_lock(r.name, r.holder, r.ttl::float8 * interval '1 millisecond', r.metadata::jsonb) t;
+          FROM try_acquire_lock(r.name::varchar, r.holder::varchar, r.ttl::float8 * interval '1 millisecond', r.metadata::jsonb) t;
       END IF;
       RETURN NEXT;
     END LOOP;

@@ -38,7 +38,7 @@ func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 		{"extend_lock('k'::varchar, 'b'::varchar, 60)", "false"},
 		{"renew_lock('k'::varchar, 'a'::varchar, (select h.fencing_token from pgxlock_holders('k'::text) h), '1 minute'::interval) is null", "false"},
 		{"renew_lock('k'::varchar, 'a'::varchar, 1::bigint, '1 minute'::interval) is null", "true"},
-		{"(select string_agg(concat_ws(':'::text, b.acquired, b.held_by), ','::text) from pgxlock_acquire_batch('{k,n1,n1}'::text[], '{b,a,b}'::text[], '{60000,60000,60000}'::bigint[], array[null,'{\"n\": 1}',null]::text[]) b)", "f:a,t:a,f:a"},
+		{"(select string_agg(concat_ws(':'::text, b.acquired, b.held_by), ','::text) from pgxlock_acquire_batch('{k,n1,n1,k}'::text[], '{b,a,b,a}'::text[], '{60000,60000,60000,60000}'::bigint[], array[null,'{\"n\": 1}',null,null]::text[]) b)", "f:a,t:a,f:a,t:a"},
 		{"release_lock('n1'::varchar, 'a'::varchar)", "true"},
 		{"(select string_agg(b, ','::text) from pgxlock_renew_batch('{k,k}'::text[], '{a,b}'::text[], array[(select h.fencing_token from pgxlock_holders('k'::text) h), 1::bigint], '{60000,60000}'::bigint[]) b)", "renewed,gone"},
 		{"(select string_agg(b, ','::text) from pgxlock_release_batch('{k,free}'::text[], '{b,a}'::text[], array[null, null]::bigint[]) b)", "gone,gone"},
