@@ -33,7 +33,7 @@ test: build ## run all tests, on a real PostgreSQL (about 5 minutes on 2 cores)
 test-integration: ## run the main job in a container, through testcontainers-go
 	$(GO) test $(FLAGS) -v -run '^TestIntegration$$' .
 
-soak: build ## run the long tests: many rounds under faults (about 10 minutes)
+soak: build ## run the long tests: many rounds under faults (about 13 minutes)
 	$(POOLERS) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m -run '^TestSoak' ./...
 
 test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
