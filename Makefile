@@ -39,7 +39,7 @@ soak: build ## run the long tests: many rounds under faults (about 13 minutes)
 test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
 	$(POOLERS) GO='$(GO)' scripts/test-versions
 
-bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 6 minutes)
+bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 4 minutes)
 	@$(GO) run -C bench . -write ../docs
 
 bench-quick: ## measure the same against floor, copied SQL and Redis only (about a minute)
