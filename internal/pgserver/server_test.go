@@ -362,6 +362,20 @@ func TestStopDoesNotDependOnItsContext(t *testing.T) {
 	}
 }
 
+func TestOnlyDataThatNeedNotSurviveAreKeptInMemory(t *testing.T) {
+	t.Setenv("TMPDIR", "")
+	place := memory()
+	if place == "" {
+		t.Skip("there is no room for files in memory")
+	}
+	for fsync, want := range map[string]bool{"off": true, "on": false} {
+		s := start(t, Config{Settings: map[string]string{"fsync": fsync}})
+		if got := filepath.Dir(s.dir.path) == place; got != want {
+			t.Errorf("fsync %s: the server is in %s", fsync, s.dir.path)
+		}
+	}
+}
+
 func TestADirectoryOutOfReachIsNotUsed(t *testing.T) {
 	closed := filepath.Join(t.TempDir(), "closed")
 	long := filepath.Join(t.TempDir(), strings.Repeat("long", maxSocketPath/4))

@@ -13,9 +13,9 @@ import (
 // batch is a call that takes several leases for one holder, for a minute, and says
 // of each whether it was granted and who has it.
 func batch(holder string, names ...string) string {
-	entry := strings.TrimSuffix(strings.Repeat("%[1]s,", len(names)), ",")
+	forEach := func(value string) string { return strings.TrimSuffix(strings.Repeat(value+",", len(names)), ",") }
 	return fmt.Sprintf("(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',' order by n) from pgxlock_acquire_batch('{%s}', '{%s}', '{%s}', '{%s}') with ordinality as b (acquired, token, held_by, ms, n))",
-		strings.Join(names, ","), fmt.Sprintf(entry, holder), fmt.Sprintf(entry, "60000"), fmt.Sprintf(entry, "null"))
+		strings.Join(names, ","), forEach(holder), forEach("60000"), forEach("null"))
 }
 
 // What an open transaction does with one of the leases delays none of the others,
@@ -172,7 +172,7 @@ func TestSoakBatchesAndSingleCallsExcludeEachOther(t *testing.T) {
 					continue
 				}
 				s.commit()
-				var mine []string
+				var mine []int
 				for i, name := range picked {
 					var token int64
 					if _, err := fmt.Sscan(tokens[i], &token); err != nil {
@@ -181,13 +181,12 @@ func TestSoakBatchesAndSingleCallsExcludeEachOther(t *testing.T) {
 					}
 					if token != 0 {
 						enter(name, me, token)
-						mine = append(mine, list[i])
+						mine = append(mine, name)
 					}
 				}
-				for _, name := range mine {
-					var n int
-					_, _ = fmt.Sscan(name, &n)
-					leave(n)
+				for _, number := range mine {
+					name := fmt.Sprint(number)
+					leave(number)
 					if random.IntN(4) == 0 {
 						s.do("update distributed_locks set expires_at = clock_timestamp() where lock_name = " + quote(name)) // left to its expiry
 					} else {
