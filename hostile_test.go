@@ -306,7 +306,7 @@ func TestThePoolsHooksAreHonoured(t *testing.T) {
 		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "42501" {
 			t.Errorf("without privileges: %v, want SQLSTATE 42501", err)
 		}
-		db.Exec(t, "grant select, insert, update, delete on distributed_locks to pg_signal_backend")
+		db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_waiters to pg_signal_backend")
 		useLock(t, locks, db.Pool, t.Name())
 	})
 	t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {

@@ -32,29 +32,136 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 		fmt.Sprintf("pgxlock_renew_batch('{k1,k2}', '{A,A}', '{%d,%d}', '{60000,60000}')", tokens[0], tokens[1]),
 		"pgxlock_release_batch('{k1,k2}', '{A,A}', '{null,null}')",
 		"pgxlock_acquire_batch('{k1,k2,k3,new}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}')",
+		"pgxlock_take_batch('{k1,k2,k3,new too}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}', '{0,0,null,0}')",
+		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,k3}', '{null,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
+		"pgxlock_take_batch('{k1,k2,k3}', '{A,A,B}', '{1,1,1}', '{null,null,null}', '{0,0,null}')",
 	} {
-		conn := db.Connect(t) // its counts begin at 0
+		conn := db.Connect(t)
 		if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
 			t.Fatal(err)
 		}
-		tx, err := conn.Begin(t.Context())
-		if err != nil {
+		looksUp(t, conn, "distributed_locks", call)
+	}
+}
+
+// The same for the rows of session locks. An unlock must not look for those of its
+// session either: that would be all of them, and what is left in the index of all
+// that were given back since the last vacuum.
+func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	conn := db.Connect(t)
+	for _, name := range []string{"enable_bitmapscan", "enable_nestloop"} { // as a role may have them
+		if _, err := conn.Exec(t.Context(), "set "+name+" = off"); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if _, err := conn.Exec(t.Context(), statement("lock_session", ""), 0); err != nil {
+		t.Fatal(err)
+	}
+	const keys = 300
+	all := func(op int) []int64 {
+		t.Helper()
+		var answers []int64
+		err := conn.QueryRow(t.Context(), "select pgxlock_session_batch(array_agg($1::int), array_agg(i), 1) from generate_series(1, $2::bigint) i", op, keys).Scan(&answers)
+		if err != nil || len(answers) != keys {
+			t.Fatal(len(answers), err)
+		}
+		return answers
+	}
+	all(0)
+	all(2)
+	db.Exec(t, "vacuum analyze pgxlock_session_locks")
+	tokens := all(0)
+
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := tx.Exec(t.Context(), "select assert_session_lock_held(1, 1, 1, $1)", tokens[0]); err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range []string{
+		"pgxlock_session_batch('{2,2,2}', '{1,2,3}', 1)", // the row of the first is kept
+		"pgxlock_session_batch('{0,2,0}', '{1,4,1000}', 1)",
+		"pgxlock_session_batch('{2,0}', '{5,2}', 1)",
+	} {
+		looksUp(t, conn, "pgxlock_session_locks", call)
+	}
+}
+
+// The same for tickets. Those of a lock that is passed on have been in the index since
+// the last vacuum, each under its own number: a look must not read them again and again.
+func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, "vacuum analyze pgxlock_waiters")
+	db.Exec(t, `select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 3600000)
+		from generate_series(1, 300) i`)
+	for range 300 {
+		db.Exec(t, `select pgxlock_withdraw_batch('{0}', '{hot}', array[(select ticket from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000))])`)
+	}
+	for _, call := range []string{
+		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,hot}', '{1,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
+		"pgxlock_take_batch('{k1,k2,hot}', '{A,A,A}', '{1,1,1}', '{null,null,null}', '{0,0,0}')",
+		"pgxlock_wake_batch('{0,0,0}', '{k1,k2,hot}', '{null,null,1}')",
+		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
+		"wake_lock_waiter('hot')",
+	} {
+		conn := db.Connect(t)
+		if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), "select "+call); err != nil { // it may find dead ones that nobody has seen yet
+			t.Fatal(err)
+		}
+		looksUp(t, conn, "pgxlock_waiters", call)
+	}
+}
+
+// looksUp makes a call that has one answer for each key, and fails if it reads more
+// of the table than what it has of these.
+func looksUp(t *testing.T, conn *pgx.Conn, table, call string) {
+	t.Helper()
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// From PostgreSQL 18 on, what the session did before counts as the transaction's.
+	count := func() (read, looked int) { // rows of the whole table, and entries of its indexes, of dead rows as well
+		const counts = `select pg_stat_get_xact_tuples_returned(c.oid),
+			(select sum(pg_stat_get_xact_tuples_returned(i.indexrelid))::bigint from pg_index i where i.indrelid = c.oid)
+			from pg_class c where c.oid = $1::text::regclass`
+		if err == nil {
+			err = tx.QueryRow(t.Context(), counts, table).Scan(&read, &looked)
+		}
+		return read, looked
+	}
+	readBefore, lookedBefore := count()
+	var answers []any
+	if err == nil {
 		rows, _ := tx.Query(t.Context(), "select "+call)
-		answers, err := pgx.CollectRows(rows, pgx.RowTo[any])
-		var read, looked int // rows by reading the whole table, and by an index
-		if err == nil {
-			err = tx.QueryRow(t.Context(), "select seq_tup_read, idx_tup_fetch from pg_stat_xact_user_tables where relname = 'distributed_locks'").Scan(&read, &looked)
-		}
-		if err == nil {
-			err = tx.Commit(t.Context())
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if most := 10 * len(answers); read > 0 || looked == 0 || looked > most {
-			t.Errorf("%s: read %d rows of the whole table and %d by an index, want 0 and at most %d", call, read, looked, most)
-		}
+		answers, err = pgx.CollectRows(rows, pgx.RowTo[any])
+	}
+	read, looked := count()
+	if err == nil {
+		err = tx.Commit(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if array, ok := answers[0].([]any); ok {
+		answers = array
+	}
+	read, looked = read-readBefore, looked-lookedBefore
+	if most := 10 * len(answers); read > 0 || looked == 0 || looked > most {
+		t.Errorf("%s: read %d rows of the whole table and %d entries of indexes, want 0 and at most %d", call, read, looked, most)
 	}
 }

@@ -129,9 +129,14 @@ func TestHousekeepingRunsForAHardenedApplication(t *testing.T) {
 
 func TestTheSeedsRightsAndThoseThatAreGrantedAreEnoughWithoutHardening(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
+	db := pgtest.New(t)
 	role, app := login(t, db)
+	files := schemas(t)
+	db.Exec(t, files[0])
 	db.Exec(t, "grant select, insert, update, delete on distributed_locks to "+role)
+	for _, file := range files[1:] {
+		db.Exec(t, file)
+	}
 	useLock(t, newLocker(t, app, nil), app.Pool, "seed") // claims are newer than the seed
 	role, app = login(t, db)
 	db.Exec(t, "select grant_locks('"+role+"', 'application')")
@@ -182,7 +187,7 @@ func TestRowLevelSecurityIsAnErrorThatNamesTheRemedy(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	role, app := login(t, db)
-	db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_claims to "+role)
+	db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_waiters to "+role)
 	locks := newLocker(t, app, nil)
 	lock := acquire(t, locks, "held")
 	db.Exec(t, `alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security;

@@ -36,6 +36,7 @@ func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
 			must(t, migrations.Up(t.Context(), db.Pool, nil))
 			calls()
 			goodAndBadCalls(t, conn)
+			callsOfWaiters(t, conn)
 			expect(t, conn, "released", "select pgxlock_release_batch('{held}', '{me}', array[null]::bigint[])")
 			must(t, psql(t, db.URL, asArguments(downFiles[:newest-from])...))
 			calls()

@@ -183,6 +183,46 @@ func callsOfSessions(t *testing.T, conn *pgx.Conn) {
 	check(t, holder, []trial{{batch("2,3,6,7,2", "1,2,3,4,1") + "::text[] = '{1,1,1,1,null}'::text[]", "true"}})
 }
 
+// callsOfWaiters is the same for the queue.
+func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	name := rand.Text()
+	publish := func(names, tickets, holds string) string {
+		return "(select string_agg(concat_ws(':'::text, b.ask, b.deadlock), ','::text) from pgxlock_publish_batch('{0,1}'::integer[], '" + names + "'::text[], '" + tickets +
+			"'::bigint[], '{1,1}'::integer[], " + holds + "::text[], null::bigint, 'o'::text, 60000::bigint) b)"
+	}
+	const none = "'{null,null}'"
+	take := func(holder, ticket string) string {
+		return "(select concat_ws(':'::text, b.acquired, b.ahead, b.held_by) from pgxlock_take_batch('{" + name + "}'::text[], '{" + holder +
+			"}'::text[], '{60000}'::bigint[], '{null}'::text[], '{" + ticket + "}'::bigint[]) b)"
+	}
+	wake := func(kind int, name, ticket string) string {
+		return fmt.Sprintf("(select count(*) from pgxlock_wake_batch('{%d}'::integer[], '{%s}'::text[], '{%s}'::bigint[]))", kind, name, ticket)
+	}
+	check(t, conn, []trial{
+		{take("h", "0"), "t:f:h"},
+		{publish("{"+name+",7}", "{1000002,1000001}", none), "f,t"},
+		{publish("{"+name+",7}", "{1000002,1000001}", `array['["h", "advisory:1:1:7"]', null]`), "f:h,t"},
+		{take("x", "0"), "f:t:h"},
+		{take("x", "1000000"), "f:f:h"},
+		{take("x", "null"), "f:f:h"},
+		{wake(0, name, "null"), "1"},
+		{wake(0, name, "1000002"), "0"},
+		{wake(1, "7", "1000001"), "1"}, // not stamped, and free
+		{"wake_lock_waiter('" + name + "'::varchar)", "true"},
+		{"wake_lock_waiter(null::varchar)", pgerrcode.InvalidParameterValue},
+		{"release_lock('" + name + "'::varchar, 'h'::varchar)", "true"},
+		{take("y", "1000002"), "t:f:y"},
+		{"release_lock('" + name + "'::varchar, 'y'::varchar)", "true"},
+		{publish("{"+name+",7}", "{null,1000001}", none), "t,t"},
+		{"pgxlock_withdraw_batch('{1}'::integer[], '{7}'::text[], '{1000001}'::bigint[])::text is null", "false"},
+		{"pgxlock_tell_holders('{1,2}'::integer[], '{7,7}'::bigint[])::text = '{0,0}'::text", "true"},
+		{"pgxlock_waiter_key(7::bigint) is null", "false"},
+		{"pgxlock_reap_waiters(10) >= 0::bigint", "true"},
+		{"pgxlock_reap_waiters(0)", pgerrcode.InvalidParameterValue},
+	})
+}
+
 // ours is all the text that runs in a migrator's session or in our functions.
 func ours(t *testing.T) string {
 	t.Helper()
@@ -315,13 +355,14 @@ func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		create temp table pg_class (); create temp table pg_proc (); create temp sequence pgxlock_tokens;
 		create temp view lock_leases as select 1 as state; create temp table pg_locks (); create temp table pg_database ();
 		create temp table pgxlock_session_locks (key_space integer, key_id bigint, session bigint, shared boolean, token bigint);
+		create temp table pgxlock_waiters (kind integer, name text, ticket bigint); create temp sequence pgxlock_tickets;
 		create temp table pgxlock_claims (claim_key varchar, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8)`)
 	must(t, err)
 	// Names of tables and types are the victim's own affair; what it calls is not.
 	calls := func() {
 		t.Helper()
 		if !ask[bool](t, db.Pool, "select public.pgxlock_hardened()") {
-			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks to "+victim)
+			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim)
 		}
 		for _, path := range []string{"pg_catalog, public", "pg_catalog, pg_temp, public"} {
 			for _, url := range []string{as(t, db, "role", victim, "search_path", path), as(t, db, "search_path", path)} {
@@ -329,6 +370,7 @@ func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 				goodAndBadCalls(t, conn)
 				callsInTransactions(t, conn)
 				callsOfSessions(t, conn)
+				callsOfWaiters(t, conn)
 			}
 		}
 		const acquire = "select public.acquire_lock('temp'::pg_catalog.varchar, $1::pg_catalog.varchar, 60, '{}'::pg_catalog.jsonb)"

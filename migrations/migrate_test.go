@@ -85,6 +85,10 @@ var obstacles = []struct{ create, drop, says string }{
 		"create function pgxlock_reap_sessions(p_limit integer, p_session bigint) returns text language sql as $$ select ''::text $$",
 		"drop function pgxlock_reap_sessions(integer, bigint)", "cannot change return type of existing function",
 	},
+	{
+		"create function pgxlock_reap_waiters(p_limit integer) returns text language sql as $$ select ''::text $$",
+		"drop function pgxlock_reap_waiters(integer)", "cannot change return type of existing function",
+	},
 }
 
 func TestAnErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
@@ -154,7 +158,7 @@ func TestAnErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
 	t.Parallel()
 	const dependent = "create view in_the_way as select %s as one"
 	for _, way := range ways {
-		for i, call := range []string{"pgxlock_session_key(1)", "pgxlock_hardened()", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')"} {
+		for i, call := range []string{"pgxlock_waiter_key(1)", "pgxlock_session_key(1)", "pgxlock_hardened()", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')"} {
 			t.Run(way.name+" "+downFiles[i], func(t *testing.T) {
 				t.Parallel()
 				db := pgtest.New(t)
@@ -526,7 +530,7 @@ func TestEveryObjectIsCommentedAndEveryTableHasAKey(t *testing.T) {
 		select coalesce(string_agg(c.relname, ', '), '') from pg_class c where c.relnamespace = 'public'::regnamespace and c.relkind = 'r'
 		   and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)`)
 	// What a crash may take away: what ends with it anyway.
-	expect(t, db.Pool, "pgxlock_session_locks", "select string_agg(relname, ', ') from pg_class where relnamespace = 'public'::regnamespace and relkind <> 'i' and relpersistence <> 'p'")
+	expect(t, db.Pool, "pgxlock_session_locks, pgxlock_waiters", "select string_agg(relname, ', ' order by relname) from pg_class where relnamespace = 'public'::regnamespace and relkind <> 'i' and relpersistence <> 'p'")
 }
 
 // A body in SQL was parsed when the function was made; any other is parsed

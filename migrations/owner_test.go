@@ -90,6 +90,7 @@ func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 				"pgxlock_claims":     claimColumns,
 
 				"pgxlock_session_locks": sessionColumns,
+				"pgxlock_waiters":       waiterColumns,
 			}[name]
 			if !ok {
 				t.Fatalf("which columns has %s?", name)
@@ -114,7 +115,7 @@ func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 func TestObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
 	t.Parallel()
 	var before []object // the version before has them, and they are ours
-	for v, want := range []int{24, 7, 15, 7} {
+	for v, want := range []int{24, 7, 15, 7, 13} {
 		v := uint(v)
 		t.Run(upFiles[v], func(t *testing.T) {
 			installed := pgtest.New(t)
@@ -182,7 +183,7 @@ func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
 		"lock_tx(varchar, interval, boolean, boolean)", "lock_tx(bigint)", "claim_once(varchar, interval, interval)", "claim_once(bigint)",
 		"purge_claims(interval, bigint)", "pgxlock_vouch(integer)", "pgxlock_deadline(text)", "pgxlock_lock_timeout(timestamp)",
 		"harden_locks(bigint)", "soften_locks(text)", "grant_locks(name, text)", "revoke_locks(varchar)", "pgxlock_renew_batch(varchar[], varchar[], bigint[], bigint[])",
-		"pgxlock_holders(varchar)", "pgxlock_settle(integer)", "pgxlock_owner(text)",
+		"pgxlock_holders(varchar)", "pgxlock_settle(integer)", "pgxlock_owner(text)", "wake_lock_waiter(text)", "pgxlock_waiter_key(integer)",
 	} {
 		_, err := conn.Exec(t.Context(), "create function "+signature+" returns bigint language sql as $$ select nextval('public.ran') $$")
 		must(t, err)

@@ -28,6 +28,7 @@ const (
 	leaseColumns   = "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
 	claimColumns   = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8"
 	sessionColumns = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
+	waiterColumns  = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], primary key (kind, name, ticket)"
 )
 
 // whileWaiting runs do when a session in the database waits for another one's
@@ -108,6 +109,11 @@ func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 			3, "create table pgxlock_session_locks (" + sessionColumns + ")",
 			"create function pgxlock_reap_sessions(p_limit integer default 1000, p_session bigint default null) returns bigint language sql as $$ select nextval('public.ran') $$",
 			"pgxlock_reap_sessions(integer,bigint)",
+		},
+		{
+			4, "create table pgxlock_waiters (" + waiterColumns + ")",
+			"create function pgxlock_waiter_gone(p_client bigint, p_live_until timestamptz) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
+			"pgxlock_waiter_gone(bigint,timestamp with time zone)",
 		},
 		{ // the file has replaced it already: what it made is what is there
 			1, "create table pgxlock_claims (" + claimColumns + ")",

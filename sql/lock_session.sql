@@ -12,6 +12,8 @@ SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', 
        pg_catalog.set_config('enable_seqscan', 'off', false),
        pg_catalog.set_config('enable_indexscan', 'off', false),
        pg_catalog.set_config('enable_indexonlyscan', 'off', false),
+       pg_catalog.set_config('enable_bitmapscan', 'on', false),
+       pg_catalog.set_config('enable_nestloop', 'on', false),
        -- The TTL does not run during a statement. Ours wait for nothing: this is for a
        -- server that is very slow, and one that is cancelled costs more than the wait.
        pg_catalog.set_config('statement_timeout', '5s', false),

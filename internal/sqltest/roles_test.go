@@ -52,7 +52,7 @@ var everything = []struct {
 	{"lock_tx('k')", "true", "application", "monitoring administration none"},
 	{"claim_once('k')", "true", "application", ""},
 	{"advisory_lock_key('invoice:42')", "6688477336110245193", "application monitoring administration", "none"},
-	{"pgxlock_schema_version() >= 4", "true", "application monitoring administration", "none"},
+	{"pgxlock_schema_version() >= 5", "true", "application monitoring administration", "none"},
 	{"(select count(*) from pgxlock_acquire_batch('{batch}', '{me}', '{1000}', '{null}'))", "1", "application", ""},
 	{"(select count(*) from pgxlock_renew_batch('{held}', '{other}', '{1}', '{1000}'))", "1", "application", "administration"},
 	{"(select count(*) from pgxlock_release_batch('{held}', '{x}', '{1}'))", "1", "application", "administration"},
@@ -65,6 +65,21 @@ var everything = []struct {
 	{"pgxlock_session_key(7) is null", "false", "", "application monitoring administration none"},
 	{"pgxlock_session_call(0, 7) is null", "false", "", "application monitoring administration none"},
 	{"pgxlock_session_clear(null)", "0", "", "application administration"},
+	{"(select ask from pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 7, 'me', 1000))", "true", "application", ""},
+	{"(select ask from pgxlock_publish_batch('{0}', '{k}', '{1}', '{1}', '{\"[1]\"}', null, 'me', 1000))", "true", "application", ""},
+	{"(select acquired from pgxlock_take_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", ""},
+	{"(select ahead from pgxlock_take_batch('{queue}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", "administration"},
+	{"(select woken_ticket from pgxlock_wake_batch('{0}', '{queue}', '{null}'))", "-5", "application", "administration"},
+	{"wake_lock_waiter('queue')", "true", "application administration", ""},
+	{"pgxlock_withdraw_batch('{0}', '{queue}', '{-5}') is null", "false", "application", "administration"}, // void is not NULL
+	{"pgxlock_tell_holders('{1}', '{11}')", "{0}", "application", "monitoring administration none"},
+	{"pgxlock_reap_waiters()", "1", "application administration", ""},
+	{"pgxlock_waiter_key(7) is null", "false", "application", "monitoring administration none"},
+	{"pgxlock_waiter_gone(7, 'infinity')", "true", "", "application monitoring administration none"},
+	{"pgxlock_waiter_passed(null)", "false", "", "application monitoring administration none"},
+	{"pgxlock_bury_waiters('{0}', '{queue}', '{0}') is null", "false", "", "application administration"},
+	{"(select count(*) from pgxlock_waiters)", "2", "monitoring administration", "application"},
+	{"nextval('pgxlock_tickets') is null", "false", "", "application"},
 	{"release_lock('held', 'other')", "true", "application administration", ""},
 	{"release_lock_fenced('held', 'other', 1)", "false", "application administration", "monitoring"},
 	{"release_all_locks('other')", "1", "application administration", ""},
@@ -96,7 +111,8 @@ var forgeries = []string{
 	"update pgxlock_epoch set undo = '{}'", "delete from pgxlock_claims where claim_key = 'x'",
 	"insert into pgxlock_claims values ('forged', now(), null, '3')",
 	"insert into pgxlock_migrations values (9, false)", "delete from pgxlock_session_locks",
-	"insert into pgxlock_session_locks values (1, 1, 1, false, 1)",
+	"insert into pgxlock_session_locks values (1, 1, 1, false, 1)", "delete from pgxlock_waiters", "update pgxlock_waiters set woken = null",
+	"insert into pgxlock_waiters values (0, 'k', -1, null, '', 1, now(), 'infinity')", "select setval('pgxlock_tickets', 1)",
 	"select setval('pgxlock_tokens', 1)", "alter table distributed_locks disable trigger all",
 	"create trigger t before insert on distributed_locks for each row execute function suppress_redundant_updates_trigger()",
 	"create table open.mine (n varchar(255) references distributed_locks on delete cascade)",
@@ -112,7 +128,8 @@ func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
 		for i, kind := range append(slices.Clone(kinds), "none") {
 			s := d.as(roles[i])
 			for _, e := range everything {
-				d.do(`delete from distributed_locks; delete from pgxlock_claims; select acquire_lock('held', 'other'), acquire_lock('old', 'another'), claim_once('done')`)
+				d.do(`delete from distributed_locks; delete from pgxlock_claims; select acquire_lock('held', 'other'), acquire_lock('old', 'another'), claim_once('done');
+					delete from pgxlock_waiters; insert into pgxlock_waiters values (0, 'queue', -5, null, '', 1, now(), 'infinity'), (0, 'gone', -6, null, '', 1, now(), now())`)
 				d.expire("old")
 				allowed := e.kinds
 				if !hardened {
@@ -319,7 +336,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	for _, file := range upFiles(t) {
 		up.do(file)
 	}
-	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks to " + seed)
+	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant usage on sequence pgxlock_tickets to " + seed + "; grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks, pgxlock_waiters to " + seed)
 	s := d.as(seed)
 	s.do("set search_path = locks")
 	calls := []string{
@@ -330,6 +347,8 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		"pgxlock_renew_batch('{held}', '{other}', '{1}', '{1}')", "pgxlock_release_batch('{held}', '{other}', '{1}')",
 		"claim_once('done')", "claim_once('new')", "claim_once('new', '1 s')", "purge_claims('1 hour')",
 		"pgxlock_session_batch('{0}', '{1}', pg_backend_pid())", "assert_session_lock_held(1, 1, 1, 1)", "pgxlock_reap_sessions()",
+		"(select count(*) from pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 7, 'me', 1000))", "(select count(*) from pgxlock_take_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))",
+		"(select count(*) from pgxlock_wake_batch('{0}', '{k}', '{null}'))", "wake_lock_waiter('k')", "pgxlock_withdraw_batch('{0}', '{k}', '{1}')", "pgxlock_reap_waiters()",
 	}
 	all := func(who *session, want string) {
 		t.Helper()
@@ -342,10 +361,10 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		}
 	}
 	all(s, "its answer")
-	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security")
+	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security; alter table pgxlock_waiters enable row level security")
 	all(s, "42501")
 	all(up, "its answer") // the owner, whom it does not concern
-	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_session_locks using (shared)")
+	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_session_locks using (shared); create policy part on pgxlock_waiters using (waiters > 1)")
 	all(s, "42501")
 	s.do("set row_security = on")
 	all(s, "42501")
@@ -353,11 +372,11 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	// Hardened, it concerns nobody but who reads the table itself.
 	up.do(fmt.Sprintf("select harden_locks(), grant_locks('%s', 'application'), grant_locks('%[1]s', 'administration')", seed))
 	all(s, "its answer")
-	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security")
+	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security; alter table pgxlock_waiters force row level security")
 	all(s, "42501")
 	all(up, "42501")
 	up.want("repair_lock_tokens()", "42501")
-	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
+	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_waiters no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
 	s.want("acquire_lock('new', 'me')", "42501")
 	d.do("drop schema locks cascade")
 }
