@@ -19,6 +19,10 @@ import (
 // exclude each other, and so do [LockTx] and pg_advisory_xact_lock; [RawKey] and
 // [RawKey2] name locks that have numbers already.
 //
+// Where the migrations are installed, and the role may use the queue of waiters,
+// processes wake each other; it takes two more connections. Else who waits for
+// another process asks now and then.
+//
 // The pool gives its configuration only: the Locker has one connection of its own,
 // on which it holds all its locks, and which dies with the first of these: Close,
 // the end of the process or of the server, a failover, or a silence of the TTL of
@@ -46,13 +50,16 @@ func NewAdvisory(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
 
 func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock) *Locker {
 	l := newLocker(Advisory, now, cfg.Backoff, cfg.Logger)
-	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[advisoryID]*advisoryHold)}
+	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[advisoryID]*advisoryHold), vain: make(map[advisoryID]time.Time)}
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
 	a.dialer = dialer{applicationName(cfg.Owner), config}
 	a.place = installation{asked: cfg.Schema, config: "AdvisoryConfig", needs: tokenSchemaVersion}
 	a.reaping = housekeeping{reap: a.reap, log: cfg.Logger}
+	a.queueing = &session{dialer: a.dialer, place: &a.place}
+	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn exchange) error { return a.queueing.do(ioTimeout, fn) }, a.queueing.reached, a.dialer)
+	l.queue.wanted = a.wanted
 	a.wire = &wire{connect: a.connect, backoff: cfg.Backoff, clock: now, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{})}
 	l.backend = a
 	return l
@@ -68,15 +75,24 @@ type advisoryLocks struct {
 	ttl, margin time.Duration // 0: there is no bound
 	wire        *wire
 	unfinished  backendID    // the backend of the last connection
-	place       installation // where the rows are, with Tokens
+	place       installation // where the queue is, if there is one, and the rows of locks with Tokens
+	queueing    *session     // for what concerns the queue
 	reaping     housekeeping
 
 	mu      sync.Mutex
 	held    map[advisoryID]*advisoryHold
 	room    int    // how many there may be
-	name    string // the holder of what the present session has
+	holder  string // of what the present session has
 	pid     int32  // of that session's backend
 	session int64  // a number that it has drawn for itself
+
+	// yields are locks that other processes waited for when they were given back:
+	// until then who has not waited leaves them to those.
+	yields map[advisoryID]time.Time
+
+	// vain are locks that others wanted which this process did not have any more:
+	// until then it does not wake them for that reason again.
+	vain map[advisoryID]time.Time
 }
 
 // advisoryHold is a lock that the session has, or is asking for.
@@ -84,10 +100,10 @@ type advisoryHold struct {
 	id      advisoryID
 	mode    Mode
 	granted bool
-	failed  error         // why nobody knows whether somebody else has it
-	locks   []*Lock       // one, or many who share it
-	pending int           // callers whose answer has not come
-	freed   chan struct{} // closed when it is given back or lost
+	failed  error   // why nobody knows whether somebody else has it
+	locks   []*Lock // one, or many who share it
+	pending int     // callers whose answer has not come
+	wanted  bool    // other processes wait for it
 
 	one  [1]*Lock // room for locks
 	back lockCall // gives it back in the end,
@@ -125,13 +141,14 @@ func (a *advisoryLocks) takes(opt Option) bool {
 
 func (a *advisoryLocks) check(key string) error { return checkAdvisoryKey(key) }
 
-func (a *advisoryLocks) compare(key, other string) int { return identify(key).compare(identify(other)) }
+func (a *advisoryLocks) name(key string) lockName { return lockName{id: identify(key)} }
 
 // advisoryRequest is one caller's request for some locks.
 type advisoryRequest struct {
 	lockCall
 	locks *advisoryLocks
 	mode  Mode
+	turn  int64 // see options
 	slots []advisorySlot
 	got   []attempt // for each slot
 
@@ -161,7 +178,7 @@ func (a *advisoryLocks) try(ctx context.Context, keys []string, o options) []att
 // of another one's request: it may have been refused before this call began, or its
 // lock was given back, or lost, before this call could share it.
 func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (got []attempt, hearsay bool) {
-	r := &advisoryRequest{locks: a, mode: o.mode}
+	r := &advisoryRequest{locks: a, mode: o.mode, turn: o.turn}
 	r.asker = r
 	r.asks, r.slots, r.got = r.oneAsk[:0], r.oneSlot[:0], r.oneGot[:0]
 	for _, key := range keys {
@@ -172,7 +189,7 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (
 	asking := false
 	for i := range r.slots {
 		s := &r.slots[i]
-		if s.hold, r.got[i].err = a.reserve(s.id, o.mode); s.hold == nil {
+		if s.hold, r.got[i].err = a.reserve(s.id, o); s.hold == nil {
 			continue
 		}
 		asking = true
@@ -209,18 +226,20 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (
 // always stands before what takes it anew, and who asks for a lock before those
 // who wait to see whether it is granted. Until then the key is not busy: nobody
 // has said so.
-func (a *advisoryLocks) reserve(id advisoryID, mode Mode) (*advisoryHold, error) {
+func (a *advisoryLocks) reserve(id advisoryID, o options) (*advisoryHold, error) {
 	h := a.held[id]
 	switch {
+	case h == nil && o.turn != barges && !o.first && a.yielded(id):
+		return nil, &busyError{}
 	case h == nil:
 		if len(a.held) >= a.room {
 			return nil, fmt.Errorf("%w: %d; release some, or raise AdvisoryConfig.MaxLocks within what the server has room for", ErrMaxLocks, a.room)
 		}
-		h = &advisoryHold{id: id, mode: mode}
+		h = &advisoryHold{id: id, mode: o.mode}
 		h.locks = h.one[:0]
 		a.held[id] = h
-	case h.granted && len(h.locks) > 0 && !h.admits(mode): // without any it is about to be given back
-		return nil, a.busy(h)
+	case h.granted && len(h.locks) > 0 && (!h.admits(o.mode) || h.wanted && o.turn != barges && !o.first): // without any it is about to be given back
+		return nil, a.busy(h) // who wants what is shared needs it alone: later ones come behind
 	}
 	h.pending++
 	return h, nil
@@ -228,10 +247,7 @@ func (a *advisoryLocks) reserve(id advisoryID, mode Mode) (*advisoryHold, error)
 
 // busy says that this process has the lock. a.mu is held.
 func (a *advisoryLocks) busy(h *advisoryHold) error {
-	if h.freed == nil {
-		h.freed = make(chan struct{})
-	}
-	return &busyError{holder: a.name, freed: h.freed}
+	return &busyError{holder: a.holder, here: true, wanted: h.wanted}
 }
 
 // answered takes the answer to a request.
@@ -278,8 +294,9 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 			got.err = a.busy(h)
 			r.hearsay = r.hearsay || len(h.locks) == 0
 		case !left:
-			got.lock.holder, got.lock.since, got.lock.hold = a.name, time.Now(), h
+			got.lock.holder, got.lock.since, got.lock.hold = a.holder, time.Now(), h
 			h.locks = append(h.locks, got.lock)
+			h.wanted = h.wanted || r.turn > 0 // who had to queue is seldom the last one
 		}
 		if h.granted && h.unused() {
 			a.wire.do(a.remove(h))
@@ -298,8 +315,8 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 func (a *advisoryLocks) remove(h *advisoryHold) *lockCall {
 	delete(a.held, h.id)
 	h.granted = false
-	if h.freed != nil {
-		close(h.freed)
+	if queued := a.locker.lines.freed(lockName{id: h.id}); queued || h.wanted {
+		a.yield(h)
 	}
 	h.ask1[0] = h.giveBack()
 	h.back.bound, h.back.asks = true, h.ask1[:]
@@ -421,5 +438,7 @@ func (a *advisoryLocks) all() []*Lock {
 
 func (a *advisoryLocks) close(ctx context.Context) error {
 	a.reaping.stop()
-	return a.wire.close(ctx)
+	err := until(ctx, a.locker.queue.close)
+	a.queueing.close()
+	return cmp.Or(err, a.wire.close(ctx))
 }

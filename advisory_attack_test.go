@@ -191,7 +191,9 @@ func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
 	asking.Wait()
 	until(t, "only what was held before is held", func() bool {
 		var n int // of the session's own, too; nobody else can work as long as the table is full
-		err := watcher.QueryRow(t.Context(), "select count(*) from pg_locks where locktype = 'advisory'").Scan(&n)
+		err := watcher.QueryRow(t.Context(), `select count(*) from pg_locks l where l.locktype = 'advisory'
+			and l.pid = (select h.pid from pg_locks h where h.locktype = 'advisory' and (h.classid::bigint << 32 | h.objid::bigint) = $1)`,
+			pgxlock.AdvisoryID("a")).Scan(&n)
 		return err == nil && n == 2
 	})
 	if err := held.Release(t.Context()); err != nil {

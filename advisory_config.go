@@ -1,7 +1,6 @@
 package pgxlock
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -35,9 +34,10 @@ type AdvisoryConfig struct {
 	// Tokens exclude them, but do not wait for transactions that have fenced.
 	Tokens bool
 
-	// Schema is where the migrations were run; it has a meaning with Tokens only.
+	// Schema is where the migrations were run, for Tokens and for the queue in which
+	// processes wait. Without them who waits asks now and then.
 	// Default: the schema in which acquire_lock is found by the search_path of a new
-	// connection, else the only one in the database that has pgxlock.
+	// connection, else the only one in the database that has pgxlock, if there is one.
 	Schema string
 
 	// SessionPooler says that a pooler between us and the server is in session
@@ -49,11 +49,11 @@ type AdvisoryConfig struct {
 	// configuration has one. Up to 200 characters. Default host:pid.
 	Owner string
 
-	// Backoff is how long to wait before asking again for a key that is busy, in
-	// the attempt-th try of one wait, counted from 0, and, up to 1 s, before
+	// Backoff is how long to wait before asking again for a key that somebody has who
+	// does not tell when it is free: no Locker, or one without the queue of waiters;
+	// in the attempt-th try of one wait, counted from 0. Also, up to 1 s, before
 	// connecting again. It may be called by many goroutines. Default: exponential
-	// from 10 ms to 500 ms, with jitter. What this process releases, it notices at
-	// once.
+	// from 10 ms to 500 ms, with jitter.
 	Backoff func(attempt int) time.Duration
 
 	// Logger gets what no caller is told. Default: nothing is logged.
@@ -80,9 +80,6 @@ func (c *AdvisoryConfig) withDefaults() (AdvisoryConfig, error) {
 	}
 	if cfg.MaxLocks < 0 {
 		return cfg, fmt.Errorf("AdvisoryConfig.MaxLocks is %d, it must be 1 or more, or 0 for the default", cfg.MaxLocks)
-	}
-	if cfg.Schema != "" && !cfg.Tokens {
-		return cfg, errors.New("AdvisoryConfig.Schema has a meaning only with Tokens; leave it out: advisory locks need no tables")
 	}
 	if err := place.CheckName(cfg.Schema); err != nil {
 		return cfg, fmt.Errorf("AdvisoryConfig.Schema %.80q %w", cfg.Schema, err)

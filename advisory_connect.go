@@ -29,7 +29,7 @@ func (a *advisoryLocks) connect() (*lockConn, error) {
 		closeQuietly(conn)
 		return nil, err
 	}
-	if a.cfg.Tokens {
+	if a.cfg.Tokens || a.place.hasQueue() {
 		a.reaping.start()
 	}
 	return c, nil
@@ -47,10 +47,9 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 		}
 		a.unfinished = backendID{} // the pooler has reset it, and may have given it to others
 	}
-	if a.cfg.Tokens { // as long as search_path is the role's
-		if err := a.place.find(ctx, q); err != nil {
-			return nil, err
-		}
+	// As long as search_path is the role's. Only tokens need it.
+	if err := a.place.find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !refused(err)) {
+		return nil, err
 	}
 	if err := q.exec(ctx, statement("lock_session", ""), a.ttl.Milliseconds()); err != nil && !refused(err) {
 		return nil, err
@@ -105,10 +104,13 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 		}
 	}
 
+	if a.place.hasQueue() {
+		a.locker.queue.listener.listenFor(backend.pid)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.session = own
-	a.name, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.pid), backend.pid
+	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.pid), backend.pid
 	if a.cfg.MaxLocks == 0 {
 		a.room = max(int(min(capacity/10, maxAdvisoryLocks)), 1)
 	}

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,10 @@ func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) e
 
 // reap removes rows that sessions left which are no more.
 func (a *advisoryLocks) reap() error {
+	if !a.cfg.Tokens {
+		return a.locker.queue.reap()
+	}
 	c := &lockCall{query: a.place.statement("token_reap"), alone: true, bound: true}
 	a.wire.await(c, a.wire.submit(context.Background(), c))
-	return c.err
+	return cmp.Or(c.err, a.locker.queue.reap())
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"syscall"
@@ -27,6 +28,10 @@ var children = map[string]func(ctx context.Context, url, key string, report func
 	"hold a lease":                   holdUntilLost,
 	"hold an advisory lock":          holdAdvisoryUntilLost(time.Second),
 	"hold an advisory lock for 10 s": holdAdvisoryUntilLost(10 * time.Second),
+	"wait for a lease":               contend(1, 1),
+	"wait for a lease 50 times":      contend(50, 1),
+	"wait for a lease 200 times":     contend(200, 1),
+	"take turns with 4 workers":      contend(4, 25),
 }
 
 func init() {
@@ -49,6 +54,7 @@ func init() {
 type child struct {
 	cmd     *exec.Cmd
 	reports *json.Decoder
+	stdin   io.Writer
 }
 
 // startChild starts one of children. It is killed when the test is over.
@@ -61,10 +67,14 @@ func startChild(t *testing.T, what, url, key string) *child {
 	if err != nil {
 		t.Fatal(err)
 	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	c := &child{cmd, json.NewDecoder(bufio.NewReader(stdout))}
+	c := &child{cmd, json.NewDecoder(bufio.NewReader(stdout)), stdin}
 	t.Cleanup(func() { _ = cmd.Wait() }) // the test's context is done; if the child has ended, end has said how
 	return c
 }
@@ -74,6 +84,14 @@ func (c *child) report(t *testing.T, report any) {
 	t.Helper()
 	if err := c.reports.Decode(report); err != nil {
 		t.Fatalf("the child does not report: %v", err)
+	}
+}
+
+// tell tells the child to go on.
+func (c *child) tell(t *testing.T) {
+	t.Helper()
+	if _, err := io.WriteString(c.stdin, "\n"); err != nil {
+		t.Fatal(err)
 	}
 }
 

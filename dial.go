@@ -32,6 +32,7 @@ func (d *dialer) dial(ctx context.Context, patience time.Duration, listen func(*
 		}
 	}
 	config.ValidateConnect = both(config.ValidateConnect, requirePrimary)
+	config.OnNotification = nil // theirs would get ours, and we none
 	theirs := config.OnNotice
 	config.OnNotice = func(conn *pgconn.PgConn, notice *pgconn.Notice) {
 		listen(notice)

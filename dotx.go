@@ -46,7 +46,7 @@ func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn fu
 		var err error
 		for attempt := 0; ; attempt++ {
 			err = lock.commitFenced(ctx, work, pool, o.tx, fn)
-			if attempt == o.retries || !serializationFailure(err) || !sleep(work, l.backoff(attempt), nil) {
+			if attempt == o.retries || !serializationFailure(err) || !sleep(work, l.backoff(attempt)) {
 				break
 			}
 		}

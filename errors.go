@@ -29,9 +29,10 @@ var (
 
 	// ErrDeadlock: the wait would not end. The context comes from a lock on the
 	// same key, so that it would be for ourselves (a context from
-	// context.WithoutCancel comes from it, too); the transaction holds the key
-	// shared; or the server found a circle of transactions that wait for each
-	// other (SQLSTATE 40P01).
+	// context.WithoutCancel comes from it, too); it comes from a lock for which the
+	// holder of the key waits in the end; the transaction holds the key shared; or
+	// the server found a circle of transactions that wait for each other
+	// (SQLSTATE 40P01).
 	ErrDeadlock = errors.New("pgxlock: deadlock")
 
 	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin

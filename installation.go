@@ -11,8 +11,12 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// schemaVersion is the oldest version of the migrations that leases work with.
-const schemaVersion = 3
+// schemaVersion is the oldest version of the migrations that leases work with, and
+// queueVersion the first one in which other processes see who waits.
+const (
+	schemaVersion = 3
+	queueVersion  = 5
+)
 
 // An installation is where the tables and functions are. It is found at the
 // first use, on a connection whose search_path is still the role's.
@@ -22,6 +26,7 @@ type installation struct {
 	asked  string // the schema that the caller named, if any
 	config string // where it is named
 	needs  int    // the oldest version that will do
+	queues bool   // it has the queue
 }
 
 // statement returns a statement on this installation.
@@ -59,6 +64,13 @@ func (in *installation) find(ctx context.Context, q querier) error {
 	if version < in.needs {
 		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, schema, version, in.needs)
 	}
-	in.schema = schema
+	in.schema, in.queues = schema, version >= queueVersion
 	return nil
+}
+
+// hasQueue reports whether it was found to have the queue.
+func (in *installation) hasQueue() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.queues
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"sync"
 	"time"
@@ -29,8 +30,9 @@ type Lock struct {
 	margin time.Duration
 	inDo   bool // a Do uses it, and releases it
 
-	token int64     // these two are constant from the grant on
-	since time.Time // the grant by our clock; only where the server's is not known
+	token  int64     // these are constant from the grant on
+	since  time.Time // the grant by our clock; only where the server's is not known
+	wanted bool      // of a lease: it was queued for, and who queued is seldom the last
 
 	hold *advisoryHold // what an advisory lock is one of; for its backend
 
@@ -238,18 +240,27 @@ func (c *lockContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
+// heldBy yields the locks that ctx comes from, the last one first.
+func heldBy(ctx context.Context) iter.Seq[*Lock] {
+	return func(yield func(*Lock) bool) {
+		for {
+			c, ok := ctx.Value(heldKey{}).(*lockContext)
+			if !ok || !yield(c.lock) {
+				return
+			}
+			ctx = c.Context
+		}
+	}
+}
+
 // holds reports whether ctx comes from a lock on this key that is still held.
 func (l *Locker) holds(ctx context.Context, key string) bool {
-	for {
-		c, ok := ctx.Value(heldKey{}).(*lockContext)
-		if !ok {
-			return false
-		}
-		if c.lock.locker == l && l.backend.compare(c.lock.key, key) == 0 && c.lock.Err() == nil {
+	for lock := range heldBy(ctx) {
+		if lock.locker == l && l.backend.name(lock.key) == l.backend.name(key) && lock.Err() == nil {
 			return true
 		}
-		ctx = c.Context
 	}
+	return false
 }
 
 // granted takes the answer to a request. It returns false if it came so late that

@@ -48,6 +48,8 @@ type Locker struct {
 	backoff func(attempt int) time.Duration
 	log     *slog.Logger
 	watch   watch
+	lines   lines
+	queue   *queue // nil: other processes are not known to wait
 
 	mu    sync.Mutex
 	held  map[*Lock]struct{}
@@ -78,10 +80,9 @@ type backend interface {
 	options() options
 	takes(Option) bool
 
-	// check says what is wrong with a key. compare orders keys, as all callers
-	// must take them; 0 if they name the same lock.
+	// check says what is wrong with a key, and name which lock it names.
 	check(key string) error
-	compare(key, other string) int
+	name(key string) lockName
 
 	// try asks once for each of the locks, in one go where all are free. The
 	// error of one is a *busyError if somebody has it, and ctx's cause if the
@@ -97,8 +98,12 @@ type backend interface {
 	drop(l *Lock)
 	renew(ctx context.Context, l *Lock) error
 
-	// release gives the lock back. It returns ErrLost if somebody took it away.
+	// release gives the lock back. It returns ErrLost if somebody took it away. When
+	// that, or anything else, may have freed a lock, the backend tells lines.freed.
 	release(l *Lock) error
+
+	// holdID is what others know the lock by while it is held; "" if they do not.
+	holdID(l *Lock) string
 
 	// discard removes, in the background, what may be left of the lock.
 	discard(l *Lock)
@@ -121,8 +126,9 @@ type attempt struct {
 type busyError struct {
 	holder    string
 	remaining time.Duration
-	freed     <-chan struct{} // closed when the key may be free; nil if that is not known here
-	ended     error           // the context's error, if that ended the wait
+	here      bool  // it is this Locker that has it, so that lines.freed will be told
+	wanted    bool  // by other processes as well
+	ended     error // the context's error, if that ended the wait
 }
 
 func (e *busyError) Error() string {
@@ -146,9 +152,15 @@ func (l *Locker) Kind() Kind { return l.kind }
 // context bounds the wait only: the lock outlives it, is renewed by itself, and
 // ends with Release (use [Lock.Context] for the work).
 //
+// Who waits is served in turn: in the order of the calls within this Locker, and
+// fairly between processes. It does not keep a connection, a transaction or a
+// snapshot for that. Who waits with a lock in hand must pass on the context of that
+// lock: a circle of such waits, also between processes, ends with [ErrDeadlock] for
+// one of them.
+//
 // On failure nothing is held, and the error is an [*Error]: with
 // [ErrNotAcquired] if somebody else has the lock, [ErrDeadlock] if ctx comes
-// from a lock on the same key, [ErrClosed], [ErrSchema], [ErrReadOnly], or what
+// from a lock on the same key or in such a circle, [ErrClosed], [ErrSchema], [ErrReadOnly], or what
 // the server or the network said. A failure to reach a primary is returned at
 // once on the first attempt; once a server has said that the key is busy it is
 // waited out, without a bound but ctx and MaxWait.
@@ -161,7 +173,7 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 }
 
 // TryAcquire is Acquire with [NoWait]: it asks once, and returns an error with
-// [ErrNotAcquired] if the lock is held.
+// [ErrNotAcquired] if the lock is held. It may come before those who wait.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
 	if err := l.begin(); err != nil {
 		return nil, l.fail("acquire", key, err)

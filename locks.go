@@ -40,8 +40,9 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 	if err := o.collect(opts, l.backend.takes); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
-	keys = slices.SortedStableFunc(slices.Values(keys), l.backend.compare)
-	keys = slices.CompactFunc(keys, func(a, b string) bool { return l.backend.compare(a, b) == 0 })
+	compare := func(a, b string) int { return l.backend.name(a).compare(l.backend.name(b)) }
+	keys = slices.SortedStableFunc(slices.Values(keys), compare)
+	keys = slices.CompactFunc(keys, func(a, b string) bool { return compare(a, b) == 0 })
 	for _, key := range keys {
 		if err := cmp.Or(l.backend.check(key), l.mayWait(ctx, key)); err != nil {
 			return nil, l.fail("acquire", key, err)
@@ -54,6 +55,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 		if err == nil {
 			return locks, nil
 		}
+		w.leave()
 		_ = locks.Release(ctx)
 		if !errors.Is(err, ErrLost) {
 			return nil, l.fail("acquire", key, err)
@@ -65,9 +67,19 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 // also returns what is held so far, and the key that failed; ErrLost: start over.
 func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err error) {
 	for ask := len(keys); len(locks) < len(keys); {
+		w.holds = locks
 		next := keys[len(locks):]
+		if w.place == nil {
+			if ask = min(ask, w.unclaimed(next)); ask == 0 {
+				if err := w.standBehind(next[0]); err != nil {
+					return locks, next[0], err
+				}
+				ask = 1
+			}
+		}
 		var refused error
 		var early Locks // behind the one that was refused: somebody else may need them first
+		o := w.turn(o)
 		for i, got := range w.locker.backend.try(w, next[:min(ask, len(next))], o) {
 			if got.err == nil {
 				got.err = got.lock.admit(false)
@@ -75,16 +87,21 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 			switch {
 			case got.err == nil && refused == nil:
 				locks = append(locks, got.lock)
+				w.granted(o)
 			case got.err == nil:
 				early = append(early, got.lock)
 			case refused == nil:
 				refused, failed = got.err, next[i]
 			}
 		}
+		w.holds = locks
+		if busy, ok := errors.AsType[*busyError](refused); ok && len(early) > 0 && w.place == nil && !w.noWait {
+			w.join(failed, busy) // before anybody can pass by who is told that they are free
+		}
 		_ = early.Release(w)
 		ask = len(keys)
 		if refused != nil {
-			if err := w.again(refused); err != nil {
+			if err := w.again(failed, refused); err != nil {
 				return locks, failed, err
 			}
 			ask = 1 // the busy one; the others are not disturbed until it is ours
@@ -105,6 +122,20 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 		}
 	}
 	return locks, "", nil
+}
+
+// unclaimed returns how many of the keys come before the first one that somebody here
+// stands in line for.
+func (w *wait) unclaimed(keys []string) int {
+	if w.noWait || w.locker.lines.count.Load() == 0 {
+		return len(keys)
+	}
+	for i, key := range keys {
+		if w.locker.lines.exists(w.locker.backend.name(key)) {
+			return i
+		}
+	}
+	return len(keys)
 }
 
 // Context is [Lock.Context] for all of them: it ends when one of them does.

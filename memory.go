@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 )
@@ -40,14 +39,13 @@ type memoryLock struct {
 	lock     *Lock
 	metadata string
 	since    time.Time
-	freed    chan struct{} // closed when it is released
 }
 
 func (m *memory) options() options      { return options{} }
 func (m *memory) takes(opt Option) bool { return takenExclusively(opt) }
 
-func (m *memory) check(key string) error        { return checkKey(key) }
-func (m *memory) compare(key, other string) int { return strings.Compare(key, other) }
+func (m *memory) check(key string) error   { return checkKey(key) }
+func (m *memory) name(key string) lockName { return lockName{key: key} }
 
 func (m *memory) try(ctx context.Context, keys []string, o options) []attempt {
 	m.mu.Lock()
@@ -59,14 +57,14 @@ func (m *memory) try(ctx context.Context, keys []string, o options) []attempt {
 			continue
 		}
 		if h, busy := m.held[key]; busy {
-			attempts[i].err = &busyError{holder: h.lock.holder, freed: h.freed}
+			attempts[i].err = &busyError{holder: h.lock.holder, here: true}
 			continue
 		}
 		m.token++
 		lock := m.locker.newLock(key, "memory:"+rand.Text(), 0, 0)
 		now := m.locker.now()
 		lock.granted(m.token, now, now)
-		h := &memoryLock{lock: lock, since: time.Now(), freed: make(chan struct{})}
+		h := &memoryLock{lock: lock, since: time.Now()}
 		if o.metadata != nil {
 			_ = json.Unmarshal([]byte(*o.metadata), &h.metadata) // of our own making
 		}
@@ -91,7 +89,7 @@ func (m *memory) release(l *Lock) error {
 	defer m.mu.Unlock()
 	if h, busy := m.held[l.key]; busy && h.lock == l {
 		delete(m.held, l.key)
-		close(h.freed)
+		m.locker.lines.freed(m.name(l.key))
 	}
 	return nil
 }
@@ -99,6 +97,7 @@ func (m *memory) release(l *Lock) error {
 func (m *memory) keep(*Lock)                         {}
 func (m *memory) drop(*Lock)                         {}
 func (m *memory) renew(context.Context, *Lock) error { return nil }
+func (m *memory) holdID(*Lock) string                { return "" }
 func (m *memory) discard(l *Lock)                    { _ = m.release(l) }
 func (m *memory) close(context.Context) error        { return nil }
 

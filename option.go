@@ -83,7 +83,15 @@ type options struct {
 	retention     *time.Duration // nil: for good
 	retries       int
 	tx            pgx.TxOptions
+
+	// turn is as whom a try asks: with the number of a ticket for the first of its
+	// keys, 0 without one, or barges. first: nobody was seen before that ticket.
+	turn  int64
+	first bool
 }
+
+// barges is the turn of a try that does not care who waits.
+const barges = -1
 
 func (w MaxWait) apply(o *options) error {
 	d := max(time.Duration(w), 0)

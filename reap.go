@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -51,9 +52,9 @@ func (h *housekeeping) stop() {
 
 // reap removes leases that expired long ago.
 func (t *leaseTable) reap() error {
-	return t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
+	return cmp.Or(t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
 		rows := q.query(ctx, t.place.statement("reap"))
 		rows.Close()
 		return rows.Err()
-	})
+	}), t.locker.queue.reap())
 }

@@ -126,7 +126,7 @@ func (r *renewer) renew(ctx context.Context, lock *Lock) error {
 		case <-ctx.Done():
 			return contextError(ctx)
 		}
-		if !sleep(ctx, retryDelay(lock), nil) {
+		if !sleep(ctx, retryDelay(lock)) {
 			return contextError(ctx)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,8 +16,9 @@ import (
 // need the migrations.
 //
 // The pool gives its configuration only: the Locker has two connections of its
-// own, one for requests and one for renewals. Nothing is sent before the first
-// use. [Locker.Close] ends the connections.
+// own, one for requests and one for renewals, and, once a call had to wait for
+// another process, one more that listens for releases. Nothing is sent before the
+// first use. [Locker.Close] ends the connections.
 func NewLease(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
 	return newLease(func() (*pgxpool.Config, error) {
 		if pool == nil {
@@ -40,13 +40,14 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 		return nil, &Error{Op: "new", Kind: Lease, Err: err}
 	}
 	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
-	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig", needs: schemaVersion}}
+	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig", needs: schemaVersion}, mine: make(map[string]struct{})}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
 	t.acquiring = combiner[*leaseRequest]{limit: maxRequests, run: t.acquire, fail: failRequests}
 	t.releasing = combiner[*leaseReturn]{limit: maxRequests, run: t.giveBack, fail: failReturns}
 	t.renewer = newRenewer(t)
 	l.backend = t
+	l.queue = newQueue(l, &t.place, cfg.Owner, func(fn exchange) error { return t.renewals.do(t.renewer.patience(), fn) }, t.renewals.reached, t.renewals.dialer)
 	return l, nil
 }
 
@@ -67,6 +68,9 @@ type leaseTable struct {
 	reaping   housekeeping
 	cleaning  background
 	warm      sync.Once // connects renewals
+
+	mu   sync.Mutex
+	mine map[string]struct{} // the holders of leases that callers here have, or give back
 }
 
 func (t *leaseTable) newSession(config *pgxpool.Config) *session {
@@ -77,8 +81,8 @@ func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }
 
 func (t *leaseTable) takes(opt Option) bool { return takenExclusively(opt) }
 
-func (t *leaseTable) check(key string) error        { return checkKey(key) }
-func (t *leaseTable) compare(key, other string) int { return strings.Compare(key, other) }
+func (t *leaseTable) check(key string) error   { return checkKey(key) }
+func (t *leaseTable) name(key string) lockName { return lockName{key: key} }
 
 func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) error {
 	var token int64
@@ -108,9 +112,37 @@ func elsewhere(err error, tx transaction, config *pgconn.Config) error {
 }
 
 func (t *leaseTable) renew(ctx context.Context, lock *Lock) error { return t.renewer.renew(ctx, lock) }
-func (t *leaseTable) drop(lock *Lock)                             { t.renewer.remove(lock) }
+
+// drop: with one that is given back it is not over yet.
+func (t *leaseTable) drop(lock *Lock) {
+	t.renewer.remove(lock)
+	if errors.Is(lock.ended, ErrLost) {
+		t.over(lock)
+	}
+}
+
+// over tells those who wait here that the lock is not ours any more.
+func (t *leaseTable) over(lock *Lock) {
+	t.mu.Lock()
+	delete(t.mine, lock.holder)
+	t.mu.Unlock()
+	t.locker.lines.freed(t.name(lock.key))
+}
+
+func (t *leaseTable) holdID(lock *Lock) string { return lock.holder }
+
+// has reports whether the holder is one of ours.
+func (t *leaseTable) has(holder string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ours := t.mine[holder]
+	return ours
+}
 
 func (t *leaseTable) keep(lock *Lock) {
+	t.mu.Lock()
+	t.mine[lock.holder] = struct{}{}
+	t.mu.Unlock()
 	t.renewer.add(lock)
 	t.warm.Do(func() {
 		// On a slow link connecting takes longer than a short lease has time for
@@ -126,6 +158,8 @@ func (t *leaseTable) close(ctx context.Context) error {
 	err := until(ctx, func() {
 		<-t.acquiring.done() // a grant under way, whose caller has left,
 		t.cleaning.wait()    // is given back
+		<-t.releasing.done()
+		t.locker.queue.close()
 	})
 	t.renewer.stop()
 	t.requests.close()

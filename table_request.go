@@ -19,6 +19,7 @@ import (
 type leaseRequest struct {
 	lock     *Lock
 	metadata *string
+	ticket   *int64 // nil: it barges
 
 	settled atomic.Bool   // by the answer, or by the caller who left
 	done    chan struct{} // closed with the answer
@@ -31,6 +32,12 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 	for i, key := range keys {
 		lock := t.locker.newLock(key, t.cfg.Owner+":"+rand.Text(), o.ttl, max(margin, 100*time.Millisecond))
 		requests[i] = &leaseRequest{lock: lock, metadata: o.metadata, done: make(chan struct{})}
+		if o.turn != barges {
+			requests[i].ticket = new(int64)
+		}
+	}
+	if o.turn != barges {
+		requests[0].ticket = &o.turn
 	}
 	t.acquiring.add(requests...)
 	attempts := make([]attempt, len(keys))
@@ -63,6 +70,12 @@ func (r *leaseRequest) answer(err error) bool {
 	return true
 }
 
+// queued returns the lock, which knows whether it was queued for.
+func (r *leaseRequest) queued() *Lock {
+	r.lock.wanted = r.ticket != nil && *r.ticket > 0
+	return r.lock
+}
+
 func failRequests(requests []*leaseRequest, err error) {
 	for _, r := range requests {
 		r.answer(err)
@@ -78,6 +91,7 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 	var names, holders []string
 	var ttls []int64
 	var metadata []*string
+	var tickets []*int64
 	for _, r := range requests {
 		if r.settled.Load() {
 			continue // the caller left while it stood in the queue
@@ -87,6 +101,7 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 		holders = append(holders, r.lock.holder)
 		ttls = append(ttls, r.lock.ttl.Milliseconds())
 		metadata = append(metadata, r.metadata)
+		tickets = append(tickets, r.ticket)
 	}
 	if len(batch) == 0 {
 		return nil
@@ -103,7 +118,11 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 	var sent time.Duration
 	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
 		asked, second, sent = true, again, t.locker.now()
-		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement("acquire"), names, holders, ttls, metadata), pgx.RowToStructByPos[grant])
+		statement, args := "acquire", []any{names, holders, ttls, metadata}
+		if t.place.hasQueue() {
+			statement, args = "take", append(args, tickets)
+		}
+		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), args...), pgx.RowToStructByPos[grant])
 		return err
 	})
 	if err == nil && len(grants) != len(batch) {
@@ -132,12 +151,13 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 			busy := &busyError{}
 			if holder := grants[i].HeldBy; holder != nil && *holder != r.lock.holder {
 				busy.holder = *holder
+				busy.here = t.has(*holder)
 			}
 			if ms := grants[i].RemainingMS; ms != nil {
 				busy.remaining = time.Duration(*ms) * time.Millisecond
 			}
 			r.answer(busy)
-		case !r.lock.granted(*grants[i].Token, sent, t.locker.now()):
+		case !r.queued().granted(*grants[i].Token, sent, t.locker.now()):
 			t.discard(r.lock)
 			r.answer(errLateGrant)
 		case !r.answer(nil):

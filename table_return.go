@@ -61,13 +61,23 @@ func (t *leaseTable) giveBack(returns []*leaseReturn) error {
 		}
 		return err
 	}
+	var freed, wanted []lockName
 	for i, r := range returns {
 		r.outcome = outcomes[i]
 		if second && r.outcome == outcomeGone {
 			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
 		}
+		switch {
+		case r.outcome != outcomeReleased && r.outcome != outcomeExpired:
+		case r.lock.wanted:
+			wanted = append(wanted, t.name(r.lock.key))
+		default:
+			freed = append(freed, t.name(r.lock.key))
+		}
 		close(r.done)
 	}
+	t.locker.queue.freed(freed)
+	t.locker.queue.freedAfter(func(fn exchange) error { return t.requests.do(ioTimeout, fn) }, wanted)
 	return nil
 }
 
@@ -87,6 +97,7 @@ func (t *leaseTable) release(lock *Lock) error { return t.handBack(lock, &lock.t
 
 // handBack releases, and tries again while that may help.
 func (t *leaseTable) handBack(lock *Lock, token *int64) error {
+	defer t.over(lock)
 	giveUp := time.Now().Add(releasePatience)
 	unknown := false // an attempt may have gone through
 	for attempt := 0; ; attempt++ {

@@ -126,7 +126,7 @@ func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, 
 	}
 	token := int64(len(s.tries))
 	s.mu.Unlock()
-	if a.after > 0 && !sleep(ctx, a.after, nil) {
+	if a.after > 0 && !sleep(ctx, a.after) {
 		return nil, context.Cause(ctx)
 	}
 	if a.err != nil {
@@ -139,9 +139,9 @@ func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, 
 	return lock, nil
 }
 
-func (s *fakeServer) takes(opt Option) bool   { return takenExclusively(opt) }
-func (s *fakeServer) check(key string) error  { return checkKey(key) }
-func (s *fakeServer) compare(a, b string) int { return strings.Compare(a, b) }
+func (s *fakeServer) takes(opt Option) bool    { return takenExclusively(opt) }
+func (s *fakeServer) check(key string) error   { return checkKey(key) }
+func (s *fakeServer) name(key string) lockName { return lockName{key: key} }
 
 func (s *fakeServer) holders(context.Context, string) ([]Holder, error) { return nil, nil }
 
@@ -150,6 +150,8 @@ func (s *fakeServer) discard(*Lock) {
 	defer s.mu.Unlock()
 	s.discards++
 }
+
+func (s *fakeServer) holdID(*Lock) string { return "" }
 
 func (s *fakeServer) keep(*Lock) {}
 func (s *fakeServer) drop(*Lock) {}
@@ -851,7 +853,7 @@ func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	clock := &lateClock{sql: "pgxlock_acquire_batch", by: believed}
+	clock := &lateClock{sql: "pgxlock_take_batch", by: believed}
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = clock })
 	l, err := newLease(func() (*pgxpool.Config, error) { return pool.Config(), nil }, &LeaseConfig{TTL: testTTL}, clock.now)
 	if err != nil {

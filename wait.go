@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// This file is how a Locker waits: it asks, and asks again when somebody may
-// have released or the holder's lease may have run out.
+// This file is how a Locker waits: it asks, stands in line, and asks again when it is
+// in front and somebody may have released or the holder's lease may have run out.
 
 // acquire is Acquire, TryAcquire and the first half of Do. defaults stand below
 // the caller's opts.
@@ -28,15 +29,20 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 	}
 	w := l.startWait(ctx, o)
 	defer w.stop()
+	if err := w.standBehind(key); err != nil {
+		return nil, l.fail("acquire", key, err)
+	}
 	for {
+		o := w.turn(o)
 		got := l.backend.try(w, []string{key}, o)[0]
 		if got.err == nil {
 			got.err = got.lock.admit(inDo)
 		}
 		if got.err == nil {
+			w.granted(o)
 			return got.lock, nil
 		}
-		if err := w.again(got.err); err != nil {
+		if err := w.again(key, got.err); err != nil {
 			return nil, l.fail("acquire", key, err)
 		}
 	}
@@ -63,6 +69,8 @@ type wait struct {
 	until   time.Time // zero: no bound
 	attempt int
 	busy    *busyError // what the server said last, if it said so at all
+	place   *waiter    // in the line of what it waits for; nil: in none
+	holds   []*Lock    // what it acquired already; to lose one of them ends it
 
 	mu      sync.Mutex
 	inner   context.Context // nil until somebody asks for it
@@ -140,6 +148,7 @@ func ends(ctx context.Context) (ended, closing <-chan struct{}) {
 }
 
 func (w *wait) stop() {
+	w.leave()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
@@ -151,24 +160,143 @@ func (w *wait) stop() {
 	}
 }
 
+// lookEvery is about how often who stands in line looks whether that makes sense.
+const lookEvery = time.Second
+
+// standBehind waits for the turn of this call if others wait for the lock already.
+func (w *wait) standBehind(key string) error {
+	if w.noWait || w.locker.lines.count.Load() == 0 {
+		return nil
+	}
+	w.join(key, nil)
+	if w.place == nil {
+		return nil
+	}
+	return w.await(time.Time{})
+}
+
+// join stands in the line for a lock, unless there is none and said is nil.
+func (w *wait) join(key string, said *busyError) {
+	var holds []hold
+	for _, lock := range append(slices.Collect(heldBy(w.caller)), w.holds...) {
+		if id := lock.locker.backend.holdID(lock); id != "" {
+			holds = append(holds, hold{id, lock.key})
+		}
+	}
+	w.place = w.locker.lines.join(w.locker.backend.name(key), said, holds)
+}
+
+// leave leaves the line.
+func (w *wait) leave() {
+	if w.place != nil {
+		w.place.leave()
+		w.place = nil
+	}
+}
+
+// granted leaves the line with the lock that was asked for with these options.
+func (w *wait) granted(o options) {
+	if w.place != nil {
+		w.place.granted(o.turn, o.mode == Exclusive)
+		w.place = nil
+	}
+}
+
+// turn adds to the options of a call as whom it asks.
+func (w *wait) turn(o options) options {
+	switch {
+	case w.noWait:
+		o.turn = barges
+	case w.place != nil:
+		o.turn, o.first = w.place.ticket()
+	}
+	return o
+}
+
 // again waits until it is worth to ask again after err, or says why not to.
-func (w *wait) again(err error) error {
-	var freed <-chan struct{}
-	if b, ok := errors.AsType[*busyError](err); ok {
-		w.busy, freed = b, b.freed
+func (w *wait) again(key string, err error) error {
+	busy, isBusy := errors.AsType[*busyError](err)
+	if isBusy {
+		w.busy = busy
 	}
 	if w.busy == nil || w.noWait || !passing(err) {
 		return w.gaveUp(nil, err)
 	}
-	delay := w.locker.backoff(w.attempt)
-	if w.busy.remaining > 0 {
-		delay = min(delay, w.busy.remaining)
+	if w.place == nil {
+		w.join(key, w.busy)
 	}
+	first, _, _, _ := w.place.look()
+	if !first {
+		return w.await(time.Time{})
+	}
+	if isBusy {
+		w.place.tell(busy)
+	}
+	joined := !w.place.asked
+	w.place.asked = true
+	if isBusy && busy.here {
+		if joined {
+			return nil // it may have been freed before it stood here
+		}
+		if busy.wanted {
+			w.queue()
+		}
+		return w.await(time.Time{})
+	}
+	if isBusy && w.queue() && !w.locker.queue.refused(w.place.line) {
+		return w.await(w.busy.ends())
+	}
+	due := time.Now().Add(w.locker.backoff(w.attempt))
 	w.attempt++
-	if !sleep(w, delay, freed) {
-		return w.gaveUp(w.busy, err)
+	if ends := w.busy.ends(); !ends.IsZero() && ends.Before(due) {
+		due = ends
 	}
-	return nil
+	return w.await(due)
+}
+
+// ends is when the lease that is in the way has run out; zero if that is not known.
+func (e *busyError) ends() time.Time {
+	if e.remaining <= 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(e.remaining)
+}
+
+// queue makes sure that other processes know of the line. It reports whether they tell
+// the one in front when to ask.
+func (w *wait) queue() bool {
+	return w.locker.queue != nil && w.locker.queue.stand(w.place.line)
+}
+
+// await waits until the one in front should ask: when it is told to, or at due.
+func (w *wait) await(due time.Time) error {
+	for {
+		nap, isDue := withJitter(lookEvery), false
+		if left := time.Until(due); !due.IsZero() && left <= nap {
+			nap, isDue = left, true
+		}
+		told, ended := rest(w, nap, w.place.turn)
+		first, here, said, fate := w.place.look()
+		w.busy = said
+		if ended {
+			return w.gaveUp(said, context.Cause(w))
+		}
+		if fate != nil {
+			return fate
+		}
+		for _, lock := range w.holds {
+			if err := lock.Err(); err != nil {
+				return err
+			}
+		}
+		if len(w.place.holds) > 0 {
+			w.queue() // for who looks for circles of waits
+		}
+		if first && (told || isDue || here) {
+			w.place.asked = true
+			return nil
+		}
+	}
 }
 
 // gaveUp makes the error of a call that ends without the lock. busy is what the
@@ -223,17 +351,23 @@ func passing(err error) bool {
 	return !errors.Is(err, ErrSchema) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrPooler) && !errors.Is(err, ErrMaxLocks)
 }
 
-// sleep waits for d, or until wake is closed; false if ctx ended before.
-func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
+// sleep waits for d; false if ctx ended before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	_, ended := rest(ctx, d, nil)
+	return !ended
+}
+
+// rest waits for d, or until it is woken, or ctx ends.
+func rest(ctx context.Context, d time.Duration, wake <-chan struct{}) (woken, ended bool) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return true
+		return false, false
 	case <-wake:
-		return true
+		return true, false
 	case <-ctx.Done():
-		return false
+		return false, true
 	}
 }
 

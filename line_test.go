@@ -1,0 +1,325 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Waiting returns how many callers stand in line for the key.
+func (l *Locker) Waiting(key string) int {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	if line := l.lines.of[l.backend.name(key)]; line != nil {
+		return line.places.Len()
+	}
+	return 0
+}
+
+// Wanted reports whether the Locker knows that others wait for a lock that it has, where
+// that is told to the holder.
+func (l *Locker) Wanted(key string) bool {
+	a, ok := l.backend.(*advisoryLocks)
+	if !ok {
+		return true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h := a.held[identify(key)]
+	return h != nil && h.wanted
+}
+
+// ListenFor makes a Locker of advisory locks hear who wants the locks of a backend.
+func (l *Locker) ListenFor(pid int32) { l.queue.listener.listenFor(pid) }
+
+// inMemory runs test in a bubble with a Locker that has no server.
+func inMemory(t *testing.T, test func(t *testing.T, l *Locker)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := NewMemory()
+		test(t, l)
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := l.lines.count.Load(); n != 0 || len(l.lines.of) != 0 {
+			t.Errorf("%d lines are left, %d are counted", len(l.lines.of), n)
+		}
+	})
+}
+
+// served collects in which order callers were granted a lock.
+type served struct {
+	mu    sync.Mutex
+	order []int
+	wg    sync.WaitGroup
+}
+
+// wait begins n waits for the key, one after the other, and gives each lock back.
+func (s *served) wait(t *testing.T, l *Locker, key string, from, n int) {
+	for i := from; i < from+n; i++ {
+		s.wg.Go(func() {
+			if err := l.Do(t.Context(), key, func(context.Context, *Lock) error {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.order = append(s.order, i)
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+	}
+}
+
+func (s *served) mustBe(t *testing.T, want ...int) {
+	t.Helper()
+	s.wg.Wait()
+	if !slices.Equal(s.order, want) {
+		t.Errorf("served in the order %v, want %v", s.order, want)
+	}
+}
+
+func TestWaitersAreServedInTheOrderInWhichTheyCame(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var s served
+		s.wait(t, l, "k", 0, 5)
+		if n := l.Waiting("k"); n != 5 {
+			t.Errorf("%d stand in line, want 5", n)
+		}
+		_ = lock.Release(t.Context())
+		s.mustBe(t, 0, 1, 2, 3, 4)
+	})
+}
+
+func TestWhoComesWhileOthersWaitStandsBehindThem(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var s served
+		s.wait(t, l, "k", 0, 2)
+		// The lock is free at once after Release, and the first in line was only told.
+		_ = lock.Release(t.Context())
+		s.wait(t, l, "k", 2, 1)
+		s.mustBe(t, 0, 1, 2)
+	})
+}
+
+func TestATryDoesNotStandInLine(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var s served
+		s.wait(t, l, "k", 0, 1)
+		if _, err := l.TryAcquire(t.Context(), "k"); !errors.Is(err, ErrNotAcquired) {
+			t.Errorf("a try: %v", err)
+		}
+		if n := l.Waiting("k"); n != 1 {
+			t.Errorf("%d stand in line, want 1", n)
+		}
+		_ = lock.Release(t.Context())
+		s.mustBe(t, 0)
+	})
+}
+
+func TestWhoGivesUpHoldsNobodyUp(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var gaveUp sync.WaitGroup
+		leave := make([]context.CancelFunc, 4)
+		var s served
+		for i := range leave { // they stand at 0, 2, 4 and 6 of eight
+			ctx, cancel := context.WithCancel(t.Context())
+			leave[i] = cancel
+			gaveUp.Go(func() {
+				_, err := l.Acquire(ctx, "k")
+				mustBe(t, "who gave up", err, ErrNotAcquired, context.Canceled)
+				if e, ok := errors.AsType[*Error](err); !ok || e.Holder != lock.Holder() {
+					t.Errorf("%v does not say who has the lock", err)
+				}
+			})
+			synctest.Wait()
+			s.wait(t, l, "k", i, 1)
+		}
+		for _, i := range []int{2, 0, 3, 1} {
+			leave[i]()
+		}
+		gaveUp.Wait()
+		_ = lock.Release(t.Context())
+		s.mustBe(t, 0, 1, 2, 3)
+	})
+}
+
+// Whoever is in front gives up just when the lock is given back.
+func TestAReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		for range 200 {
+			lock := acquired(t, l, "k")
+			ctx, cancel := context.WithCancel(t.Context())
+			var both sync.WaitGroup
+			both.Go(func() {
+				if got, err := l.Acquire(ctx, "k"); err == nil {
+					_ = got.Release(ctx)
+				}
+			})
+			synctest.Wait()
+			began := time.Now()
+			both.Go(func() {
+				got, err := l.Acquire(t.Context(), "k")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if d := time.Since(began); d > 0 {
+					t.Errorf("it took %s to notice that the lock was free", d)
+				}
+				_ = got.Release(t.Context())
+			})
+			synctest.Wait()
+			if rand.N(2) == 0 {
+				go cancel()
+				_ = lock.Release(t.Context())
+			} else {
+				go func() { _ = lock.Release(t.Context()) }()
+				cancel()
+			}
+			both.Wait()
+			cancel()
+		}
+	})
+}
+
+func TestOnlyTheFirstInLineAsksTheServer(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		for range 4 {
+			server.answer(busyFor(time.Hour))
+		}
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() {
+				if err := l.Do(t.Context(), "k", nothing); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		all.Wait()
+		// At 0, 1, 3 and 6 s, and then each gets it.
+		if n := len(server.tries); n != 4+50 {
+			t.Errorf("asked %d times, want 4 times in vain, and 50", n)
+		}
+	})
+}
+
+func TestWhoHasNotAskedKnowsWhatTheServerSaid(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Hour), busyFor(time.Hour), busyFor(time.Hour))
+		go func() { _, _ = l.Acquire(t.Context(), "k", MaxWait(3*time.Second)) }()
+		synctest.Wait()
+		_, err := l.Acquire(t.Context(), "k", MaxWait(2*time.Second))
+		mustBe(t, "Acquire", err, ErrNotAcquired)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Holder != "other:1" {
+			t.Errorf("%v does not say who has the lock", err)
+		}
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+	})
+}
+
+// The server is away when the first in line asks: it goes on asking, and the others
+// go on waiting.
+func TestAServerThatIsAwayForAWhileEndsNoWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Hour), answer{err: errNoAnswer}, answer{err: errNoAnswer})
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				if err := l.Do(t.Context(), "k", nothing); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		all.Wait()
+		if n := len(server.tries); n != 6 {
+			t.Errorf("asked %d times, want once busy, twice in vain, and three", n)
+		}
+	})
+}
+
+func TestCloseEndsTheWaitOfAllInLine(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		acquired(t, l, "k")
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				_, err := l.Acquire(t.Context(), "k")
+				mustBe(t, "Acquire", err, ErrClosed)
+			})
+		}
+		synctest.Wait()
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+	})
+}
+
+// It gives back what it got behind the busy key, and nobody who is told of that may
+// come before it at the busy one.
+func TestAcquireAllStandsInLineBeforeItGivesBackWhatIsBehind(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "a")
+		all := make(chan Locks)
+		go func() {
+			locks, err := l.AcquireAll(t.Context(), []string{"a", "b"})
+			if err != nil {
+				t.Error(err)
+			}
+			all <- locks
+		}()
+		synctest.Wait()
+		var s served
+		s.wait(t, l, "a", 0, 1)
+		if got, err := l.TryAcquire(t.Context(), "b"); err != nil {
+			t.Errorf("the key behind the busy one: %v", err)
+		} else {
+			_ = got.Release(t.Context())
+		}
+		_ = lock.Release(t.Context())
+		locks := <-all
+		synctest.Wait()
+		if len(s.order) != 0 {
+			t.Error("who came later was served first")
+		}
+		_ = locks.Release(t.Context())
+		s.mustBe(t, 0)
+	})
+}
+
+func TestAcquireAllStandsInTheLineThatItFinds(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "b")
+		var s served
+		s.wait(t, l, "b", 0, 1)
+		s.wg.Go(func() {
+			locks, err := l.AcquireAll(t.Context(), []string{"a", "b", "c"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			s.order = append(s.order, 1)
+			_ = locks.Release(t.Context())
+		})
+		synctest.Wait()
+		if n := l.Waiting("b"); n != 2 {
+			t.Errorf("%d stand in line for b, want 2", n)
+		}
+		_ = lock.Release(t.Context())
+		s.mustBe(t, 0, 1)
+	})
+}

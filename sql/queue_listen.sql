@@ -1,0 +1,2 @@
+-- Listens to what is sent to one process.
+LISTEN "pgxlock_/* client */"

@@ -1,0 +1,239 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// tracked counts the calls of a function by sessions that have reported them.
+func tracked(t *testing.T, db *pgtest.DB, function string) func() int64 {
+	t.Helper()
+	return func() int64 {
+		return query[int64](t, db, "select coalesce(sum(calls), 0)::bigint from pg_stat_user_functions where funcname = $1", function)
+	}
+}
+
+// Who waits with a lock in hand has a place in the queue, though its lock is held here.
+func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: seldom})
+	woken := countNotifications(t, db) // else the look at all tickets has found it
+	const rounds = 3
+	for i := range rounds {
+		k := fmt.Sprint("k", i)
+		outer := acquire(t, locks, "outer")
+		lock := acquire(t, locks, k)
+		ctx, cancel := outer.Context(t.Context())
+		granted := make(chan *pgxlock.Lock, 1)
+		go func() {
+			got, err := locks.Acquire(ctx, k)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- got
+		}()
+		untilQueued(t, db, k, 1)
+		release(t, lock)
+		release(t, <-granted)
+		cancel()
+		release(t, outer)
+	}
+	if n := woken(); n < rounds/2 {
+		t.Errorf("woken %d times for %d hand-overs", n, rounds)
+	}
+}
+
+// The pool's own callback for notifications.
+func TestAPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	config, err := pgxpool.ParseConfig(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var theirs atomic.Int32
+	config.ConnConfig.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { theirs.Add(1) }
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Backoff: seldom})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = locks.Close(context.Background()) })
+	holder := newLocker(t, db, nil)
+	listen(t, db, locks, holder)
+	for range 6 {
+		lock := acquire(t, holder, "k")
+		granted := waits(t, locks, "k")
+		untilQueued(t, db, "k", 1)
+		release(t, lock)
+		release(t, <-granted)
+	}
+	if n := theirs.Load(); n > 0 {
+		t.Errorf("%d notifications of ours went to the pool's callback", n)
+	}
+}
+
+// The queue fails for good after a ticket was published.
+func TestAQueueThatFailsLaterKeepsNobodyFromAFreeLock(t *testing.T) {
+	t.Parallel()
+	for kind, newLocker := range map[string]func(t *testing.T, db *pgtest.DB) *pgxlock.Locker{
+		"leases": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
+			t.Helper()
+			return newLocker(t, db, nil)
+		},
+		"advisory locks": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
+			t.Helper()
+			return newAdvisory(t, db, nil)
+		},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := roomy(t, migrated(t), 20)
+			holder, first, second := newLocker(t, db), newLocker(t, db), newLocker(t, db)
+			lock := acquire(t, holder, "k")
+			granted := waits(t, first, "k")
+			untilQueued(t, db, "k", 1)
+			later := waits(t, second, "k")
+			untilQueued(t, db, "k", 2)
+			db.Exec(t, "alter function pgxlock_publish_batch rename to gone1; alter function pgxlock_wake_batch rename to gone2; alter function pgxlock_tell_holders rename to gone3")
+			release(t, lock)
+			for range 2 { // in which order, nobody sees to now
+				select {
+				case got := <-granted:
+					release(t, got)
+				case got := <-later:
+					release(t, got)
+				}
+			}
+			db.Exec(t, "alter function gone1 rename to pgxlock_publish_batch; alter function gone2 rename to pgxlock_wake_batch; alter function gone3 rename to pgxlock_tell_holders")
+		})
+	}
+}
+
+// A prepared transaction has an advisory lock: it cannot be told anything.
+func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
+	t.Parallel()
+	db := on(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "4"}}))
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	conn := db.Connect(t)
+	for _, s := range []string{"begin", "select pg_advisory_xact_lock(" + sqlKey("k") + ")", "prepare transaction 'holder'"} {
+		if _, err := conn.Exec(t.Context(), s); err != nil {
+			t.Fatal(s, err)
+		}
+	}
+	if got := query[string](t, db, "select pgxlock_tell_holders('{1}', array["+sqlKey("k")+"])::text"); got != "{1}" {
+		t.Errorf("holders: %s", got)
+	}
+	if _, err := conn.Exec(t.Context(), "rollback prepared 'holder'"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Readers of one process overlap all the time; a writer of another one waits.
+func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	readers, writer := newAdvisory(t, db, nil), newAdvisory(t, db, nil)
+	listen(t, db, readers, writer)
+	reading := acquire(t, readers, "k", pgxlock.Shared)
+	granted := waits(t, writer, "k")
+	untilQueued(t, db, "k", 1)
+	until(t, "the readers know", func() bool { return readers.Wanted("k") })
+	if _, err := readers.Acquire(t.Context(), "k", pgxlock.Shared, pgxlock.MaxWait(200*time.Millisecond)); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("a reader that came after the writer: %v", err)
+	}
+	late := waits(t, readers, "k", pgxlock.Shared)
+	untilQueued(t, db, "k", 2)
+	release(t, reading)
+	writing := <-granted
+	select {
+	case <-late:
+		t.Error("a reader has the lock beside the writer")
+	default:
+	}
+	release(t, writing)
+	release(t, <-late)
+	noTickets(t, db)
+}
+
+// A session that does not end has a lock, and its process, which still listens for it,
+// does not know any more: its connection broke in silence.
+func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	db.Exec(t, "do $$ begin execute format('alter database %I set track_functions = ''all''', current_database()); end $$")
+	lost, waiter := newAdvisory(t, db, nil), newAdvisory(t, db, nil)
+	listen(t, db, lost, waiter)
+	conn := db.Connect(t)
+	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock("+sqlKey("k")+")"); err != nil {
+		t.Fatal(err)
+	}
+	lost.ListenFor(int32(conn.PgConn().PID()))
+	time.Sleep(300 * time.Millisecond)
+	tells, wakes := tracked(t, db, "pgxlock_tell_holders"), tracked(t, db, "pgxlock_wake_batch")
+	told, woken := tells(), wakes()
+	if _, err := waiter.Acquire(t.Context(), "k", pgxlock.MaxWait(3*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Error(err)
+	}
+	_ = waiter.Close(t.Context())
+	_ = lost.Close(t.Context())
+	time.Sleep(100 * time.Millisecond)
+	t.Logf("%d told, %d woken in 3 s", tells()-told, wakes()-woken)
+	if n := tells() - told; n > 100 {
+		t.Errorf("told %d times in 3 s", n)
+	}
+}
+
+// A session with Tokens has ended, and a transaction that fenced its lock goes on: who
+// waits is refused though nobody has the lock.
+func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	db.Exec(t, "do $$ begin execute format('alter database %I set track_functions = ''all''', current_database()); end $$")
+	calls := tracked(t, db, "pgxlock_session_batch")
+	tells := tracked(t, db, "pgxlock_tell_holders")
+	holder := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: "holder"})
+	waiter := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: "waiter"})
+	lock := acquire(t, holder, "k")
+	tx, err := db.Connect(t).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Fence(t.Context(), tx); err != nil {
+		t.Fatal(err)
+	}
+	release(t, lock)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	before, told := calls(), tells()
+	if _, err := waiter.Acquire(ctx, "k"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Error(err)
+	}
+	time.Sleep(1200 * time.Millisecond)
+	t.Logf("%d asked, %d told in 3 s", calls()-before, tells()-told)
+	if n := calls() - before; n > 100 {
+		t.Errorf("asked %d times in 3 s", n)
+	}
+	_ = tx.Rollback(t.Context())
+	_ = waiter.Close(t.Context())
+	t.Logf("%d asked, %d told in all", calls()-before, tells()-told)
+}

@@ -1,0 +1,241 @@
+//go:build unix
+
+package pgxlock_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// These tests are about waiting between real processes.
+
+// A turn is one grant, told by the child that had it.
+type turn struct {
+	Worker   int
+	Token    int64
+	From, To int64 // nanoseconds since 1970
+}
+
+// contend makes so many workers wait for the key, each so often, after the child was
+// told to begin.
+func contend(workers, rounds int) func(context.Context, string, string, func(any) error) error {
+	return func(ctx context.Context, url, key string, report func(any) error) error {
+		pool, err := pgxpool.New(ctx, url)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Backoff: seldom})
+		if err != nil {
+			return err
+		}
+		// Its connections are made before it counts.
+		if err := locks.Do(ctx, fmt.Sprint("warm ", os.Getpid()), func(context.Context, *pgxlock.Lock) error { return nil }); err != nil {
+			return err
+		}
+		if err := report("ready"); err != nil {
+			return err
+		}
+		if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+			return err
+		}
+		turns := make(chan turn, workers*rounds)
+		failed := make(chan error, workers)
+		var all sync.WaitGroup
+		for worker := range workers {
+			all.Go(func() {
+				for range rounds {
+					if err := locks.Do(ctx, key, func(_ context.Context, lock *pgxlock.Lock) error {
+						from := time.Now().UnixNano()
+						time.Sleep(100 * time.Microsecond) // the work
+						turns <- turn{worker, lock.Token(), from, time.Now().UnixNano()}
+						return nil
+					}); err != nil {
+						failed <- err
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		close(turns)
+		close(failed)
+		for err := range failed {
+			return err
+		}
+		var told []turn
+		for t := range turns {
+			told = append(told, t)
+		}
+		if err := report(told); err != nil {
+			return err
+		}
+		return locks.Close(ctx)
+	}
+}
+
+// startAll starts so many children, and tells them to begin together.
+func startAll(t *testing.T, db *pgtest.DB, what, key string, processes int) []*child {
+	t.Helper()
+	var children []*child
+	for range processes {
+		children = append(children, startChild(t, what, db.URL, key))
+	}
+	for _, c := range children {
+		var ready string
+		c.report(t, &ready)
+	}
+	for _, c := range children {
+		c.tell(t)
+	}
+	return children
+}
+
+// told collects all turns, in the order of their tokens, and sees that they did not
+// overlap.
+func told(t *testing.T, children []*child) []turn {
+	t.Helper()
+	var turns []turn
+	for i, c := range children {
+		var mine []turn
+		c.report(t, &mine)
+		for _, turn := range mine {
+			turn.Worker += 1000 * i
+			turns = append(turns, turn)
+		}
+		c.end(t)
+	}
+	slices.SortFunc(turns, func(a, b turn) int { return int(a.Token - b.Token) })
+	for i := 1; i < len(turns); i++ {
+		if turns[i].From < turns[i-1].To {
+			t.Errorf("token %d was held from %d, token %d until %d", turns[i].Token, turns[i].From, turns[i-1].Token, turns[i-1].To)
+		}
+	}
+	return turns
+}
+
+// handOvers returns the times between the end of one turn and the next one's begin.
+func handOvers(turns []turn) (median, p99, worst time.Duration) {
+	var gaps []time.Duration
+	for i := 1; i < len(turns); i++ {
+		gaps = append(gaps, time.Duration(turns[i].From-turns[i-1].To))
+	}
+	slices.Sort(gaps)
+	return gaps[len(gaps)/2], gaps[len(gaps)*99/100], gaps[len(gaps)-1]
+}
+
+func TestSoakHundredsOfWaitersOfFourProcessesAreServedOnceEach(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 30)
+	notified := countNotifications(t, db)
+	workers := pgtest.Soak(t, 50, 200)
+	turns := told(t, startAll(t, db, fmt.Sprintf("wait for a lease %d times", workers), "k", 4))
+	if len(turns) != 4*workers {
+		t.Errorf("%d grants", len(turns))
+	}
+	// What one process gets while the others wait, as long as all do.
+	var runs, longest int
+	for i, run := 1, 1; i < 3*workers && i < len(turns); i++ {
+		if turns[i].Worker/1000 == turns[i-1].Worker/1000 {
+			run++
+			runs++
+		} else {
+			run = 1
+		}
+		longest = max(longest, run)
+	}
+	median, p99, worst := handOvers(turns)
+	t.Logf("hand-over: median %s, 99 of 100 within %s, worst %s; the same process again %d times, %d at most in a row; %d notifications",
+		median, p99, worst, runs, longest, notified())
+	if runs > len(turns)/4 {
+		t.Errorf("the same process was served again %d times in %d", runs, len(turns))
+	}
+	noTickets(t, db)
+}
+
+func TestProcessesAndTheirWorkersTakeTurns(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 30)
+	turns := told(t, startAll(t, db, "take turns with 4 workers", "k", 4))
+	if len(turns) != 4*4*25 {
+		t.Errorf("%d grants", len(turns))
+	}
+	// Until the first of them was through, who had how many turns?
+	counts := make(map[int]int)
+	for _, turn := range turns {
+		counts[turn.Worker]++
+		if counts[turn.Worker] == 25 {
+			break
+		}
+	}
+	least := 25
+	for process := range 4 {
+		for worker := range 4 {
+			least = min(least, counts[1000*process+worker])
+		}
+	}
+	median, p99, worst := handOvers(turns)
+	t.Logf("hand-over: median %s, 99 of 100 within %s, worst %s; the least served had %d turns when the first had 25", median, p99, worst, least)
+	if least < 25/2 {
+		t.Errorf("one worker had %d turns when another one had 25", least)
+	}
+	noTickets(t, db)
+}
+
+// Who is killed while it waits, before or after it was woken, or frozen, delays the
+// others by its turn at most, and not by a TTL.
+func TestAWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
+	t.Parallel()
+	for name, signal := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "frozen": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := roomy(t, migrated(t), 30)
+			holder := newLocker(t, db, nil)
+			patient := listening(t, db, "patient")
+			for range 3 {
+				lock := acquire(t, holder, "k")
+				victim := startAll(t, db, "wait for a lease", "k", 1)[0]
+				untilQueued(t, db, "k", 1)
+				granted := waits(t, patient, "k")
+				untilQueued(t, db, "k", 2)
+				victim.signal(t, signal)
+				if signal == syscall.SIGKILL {
+					_ = victim.cmd.Wait()
+				}
+				began := time.Now()
+				release(t, lock)
+				got := <-granted
+				t.Logf("%s: granted after %s", name, time.Since(began))
+				release(t, got)
+				if signal == syscall.SIGSTOP {
+					victim.thaw(t)
+					var turns []turn
+					victim.report(t, &turns)
+					victim.end(t)
+				}
+			}
+			noTickets(t, db)
+		})
+	}
+}
+
+// countNotifications counts the wake-ups that are sent, by stamps on tickets.
+func countNotifications(t *testing.T, db *pgtest.DB) func() int {
+	t.Helper()
+	db.Exec(t, `create unlogged table stamps (n bigint);
+		create function count_stamp() returns trigger language plpgsql as $$ begin insert into stamps values (new.ticket); return null; end $$;
+		create trigger stamps after update on pgxlock_waiters for each row when (old.woken is null and new.woken is not null) execute function count_stamp()`)
+	return func() int { return query[int](t, db, "select count(*) from stamps") }
+}

@@ -1,0 +1,222 @@
+package pgxlock
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file wakes those who wait: the first in the queue when a lock of ours was given
+// back, and the first in our own line when another process says so.
+
+// turnTime is how long who was woken may take before the next one is; what
+// pgxlock_wake_batch() keeps to.
+const turnTime = 250 * time.Millisecond
+
+// askAgain is how soon to ask again for an advisory lock that nobody seemed to have.
+const askAgain = 5 * time.Millisecond
+
+// A wokenTicket is looked at again when it is due.
+type wokenTicket struct {
+	number int64
+	due    time.Time
+}
+
+// A wakeUp is for the first who waits for a lock; or, where number is not 0, for the
+// one behind that ticket, if it slept through its turn.
+type wakeUp struct {
+	name   lockName
+	number int64
+}
+
+// freed wakes the first of those who wait for locks that were given back.
+func (q *queue) freed(names []lockName) {
+	if q.place.hasQueue() {
+		q.waking.add(forFirst(names)...)
+	}
+}
+
+// freedAfter is freed for locks that others are known to wait for: it returns when
+// they have been woken, on the connection that gave the locks back.
+func (q *queue) freedAfter(run func(exchange) error, names []lockName) {
+	if len(names) > 0 && q.place.hasQueue() {
+		if err := q.wakeOn(run, forFirst(names)); err != nil {
+			q.freed(names)
+		}
+	}
+}
+
+func forFirst(names []lockName) []wakeUp {
+	wakeUps := make([]wakeUp, len(names))
+	for i, name := range names {
+		wakeUps[i] = wakeUp{name: name}
+	}
+	return wakeUps
+}
+
+// wake sends wake-ups. An error means that the server cannot be reached.
+func (q *queue) wake(batch []wakeUp) error {
+	if err := q.wakeOn(q.run, batch); err != nil && !q.reached() {
+		return err
+	}
+	return nil
+}
+
+// wakeOn sends wake-ups, in a transaction of its own: NOTIFY in one that writes what must
+// be durable would make the commits of all databases wait for each other.
+func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
+	type row struct{ N, Ticket int64 }
+	kinds, names, numbers := make([]int32, len(batch)), make([]string, len(batch)), make([]*int64, len(batch))
+	for i, w := range batch {
+		kinds[i], names[i] = int32(w.name.kind()), w.name.text()
+		if w.number != 0 {
+			numbers[i] = &w.number
+		}
+	}
+	var woken []row
+	err := run(func(ctx context.Context, c querier, _ bool) (err error) {
+		woken, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_wake"), kinds, names, numbers), pgx.RowToStructByPos[row])
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	for _, w := range woken {
+		if w.N >= 1 && w.N <= int64(len(batch)) {
+			q.lookAgain(batch[w.N-1].name, w.Ticket)
+		}
+	}
+	return nil
+}
+
+// lookAgain arranges a look whether a ticket slept through its turn. A later wake-up for
+// the same lock, which was taken and given back meanwhile, has a look of its own.
+// lines.mu is held.
+func (q *queue) lookAgain(name lockName, number int64) {
+	if q.closed {
+		return
+	}
+	if q.woken == nil {
+		q.woken = make(map[lockName]wokenTicket)
+	}
+	q.woken[name] = wokenTicket{number, time.Now().Add(turnTime + turnTime/10)}
+	if len(q.woken) == 1 {
+		q.lookLater(turnTime + turnTime/10)
+	}
+}
+
+func (q *queue) lookLater(d time.Duration) {
+	time.AfterFunc(d, func() {
+		q.lines.mu.Lock()
+		defer q.lines.mu.Unlock()
+		now, next := time.Now(), turnTime
+		for name, w := range q.woken {
+			if left := w.due.Sub(now); left > 0 {
+				next = min(next, left)
+				continue
+			}
+			delete(q.woken, name)
+			q.waking.add(wakeUp{name, w.number})
+		}
+		if len(q.woken) > 0 && !q.closed {
+			q.lookLater(next)
+		}
+	})
+}
+
+// heard takes a notification: kind and name of a lock whose line should ask; or, sent
+// to the holder, that others wait for it.
+func (q *queue) heard(payload string, holder bool) {
+	kind, text, ok := strings.Cut(payload, ":")
+	if !ok {
+		return
+	}
+	name := lockName{key: text}
+	if kind != "0" {
+		number, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return
+		}
+		name = lockName{id: advisoryID{number: number, pair: kind == "2"}}
+	}
+	if holder {
+		q.enterIfWaiting(name)
+		q.wanted(name)
+		return
+	}
+	q.wakeHere(name, true)
+}
+
+// wakeHere tells the one in front of a line to ask, and whether it is first of all.
+func (q *queue) wakeHere(name lockName, first bool) {
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	if l := q.lines.of[name]; l != nil { // else its ticket is being withdrawn, which wakes the next
+		if l.ticket != nil && first {
+			l.ticket.first = true
+		}
+		l.wake()
+	}
+}
+
+// enterIfWaiting gives those a place in the queue who wait here for a lock that this
+// process has, and others want.
+func (q *queue) enterIfWaiting(name lockName) {
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	if l := q.lines.of[name]; l != nil {
+		q.enter(l)
+	}
+}
+
+// refused is told that the one in front has asked in vain. It reports whether that had
+// better ask again, now and then: not every holder of an advisory lock tells that it
+// has given it back.
+func (q *queue) refused(l *line) bool {
+	if l.name.kind() == 0 {
+		return false
+	}
+	q.asking.add(l.name)
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	return l.ticket != nil && l.ticket.first
+}
+
+// tellHolders tells those who have advisory locks that they are wanted. Where nobody
+// has one any more it was given back just now, and nobody may have been told.
+func (q *queue) tellHolders(names []lockName) error {
+	kinds, ids := make([]int32, len(names)), make([]int64, len(names))
+	for i, name := range names {
+		kinds[i], ids[i] = int32(name.kind()), name.id.number
+	}
+	var told []int32
+	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
+		told, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_tell_holders"), kinds, ids), pgx.RowTo[int32])
+		return err
+	})
+	if err != nil && !q.reached() {
+		return err
+	}
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	for i, n := range told {
+		l := q.lines.of[names[i]]
+		if l == nil || l.ticket == nil {
+			continue
+		}
+		if n > 0 {
+			l.ticket.vain = 0
+			continue
+		}
+		// One that is kept from others for long, by a fenced transaction of who has
+		// ended, is not asked for all the time.
+		time.AfterFunc(askAgain<<min(l.ticket.vain, 6), func() { q.wakeHere(names[i], false) })
+		l.ticket.vain++
+	}
+	return nil
+}
