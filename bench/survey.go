@@ -35,6 +35,8 @@ type finding struct {
 var surveys = []survey{
 	{"renewals", "10,000 leases held by one Locker; an interval is a third of the TTL; goal: <= 11 statements", countRenewals},
 	{"hot", "100,000 renewals of 1,000 leases: the share that touched no index, at best 100 %", shareOfHOT},
+	{"hand-over", "one lease, 4 Lockers with 4 workers each; goals: 99 of 100 within two commits and 5 ms, least over most >= 0.5", passOn},
+	{"uncontended", "1,000 pairs of leases, one after the other, for which nobody waits", lookForNobody},
 	{"size", "100,000 acquires and releases of 100 names, autovacuum on", sizeAfterCycles},
 }
 
@@ -69,19 +71,28 @@ func (c *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.
 
 func (c *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-func countRenewals(ctx context.Context, s *stage) ([]finding, error) {
+// traced is an installed database whose statements are counted.
+func (s *stage) traced(ctx context.Context, count *statements) (*pgxpool.Pool, error) {
 	pool, err := s.installed(ctx, "")
 	if err != nil {
 		return nil, err
 	}
-	renewals := &statements{word: "-- Renews each lease"}
 	config := pool.Config()
-	config.ConnConfig.Tracer = renewals
+	config.ConnConfig.Tracer = count
 	traced, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, err
 	}
 	s.cleanup(func() error { traced.Close(); return nil })
+	return traced, nil
+}
+
+func countRenewals(ctx context.Context, s *stage) ([]finding, error) {
+	renewals := &statements{word: "-- Renews each lease"}
+	traced, err := s.traced(ctx, renewals)
+	if err != nil {
+		return nil, err
+	}
 	const ttl, intervals = 9 * time.Second, 3
 	locks, err := s.locker(traced, &pgxlock.LeaseConfig{TTL: ttl})
 	if err != nil {
