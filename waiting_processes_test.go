@@ -230,12 +230,3 @@ func TestAWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
 		})
 	}
 }
-
-// countNotifications counts the wake-ups that are sent, by stamps on tickets.
-func countNotifications(t *testing.T, db *pgtest.DB) func() int {
-	t.Helper()
-	db.Exec(t, `create unlogged table stamps (n bigint);
-		create function count_stamp() returns trigger language plpgsql as $$ begin insert into stamps values (new.ticket); return null; end $$;
-		create trigger stamps after update on pgxlock_waiters for each row when (old.woken is null and new.woken is not null) execute function count_stamp()`)
-	return func() int { return query[int](t, db, "select count(*) from stamps") }
-}

@@ -125,11 +125,22 @@ func release(t *testing.T, lock *pgxlock.Lock) {
 	}
 }
 
+// countNotifications counts the wake-ups that are sent, by stamps on tickets.
+func countNotifications(t *testing.T, db *pgtest.DB) func() int {
+	t.Helper()
+	db.Exec(t, `create unlogged table stamps (n bigint);
+		create function count_stamp() returns trigger language plpgsql as $$ begin insert into stamps values (new.ticket); return null; end $$;
+		create trigger stamps after update on pgxlock_waiters for each row when (old.woken is null and new.woken is not null) execute function count_stamp()`)
+	return func() int { return query[int](t, db, "select count(*) from stamps") }
+}
+
 func TestAReleaseWakesAWaiterOfAnotherProcess(t *testing.T) {
 	eachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		first := newLocker("holder")
 		second := newLocker("second")
-		for i := range 20 {
+		woken := countNotifications(t, db) // else the look at all tickets has found it
+		const rounds = 10
+		for i := range rounds {
 			lock := acquire(t, first, "k")
 			granted := waits(t, second, "k")
 			untilQueued(t, db, "k", 1)
@@ -140,6 +151,9 @@ func TestAReleaseWakesAWaiterOfAnotherProcess(t *testing.T) {
 				t.Logf("granted %s after Release was called", time.Since(began))
 			}
 			release(t, got)
+		}
+		if n := woken(); n < rounds/2 {
+			t.Errorf("woken %d times for %d releases", n, rounds)
 		}
 	})
 }
