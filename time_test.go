@@ -44,7 +44,8 @@ type fakeServer struct {
 	discards int
 	renewals int
 	closed   bool
-	refusal  error // what release returns
+	refusal  error    // what release returns
+	asides   []func() // called by the next releases
 }
 
 // answer is what a try gets: an error, or a grant.
@@ -167,6 +168,10 @@ func (s *fakeServer) release(*Lock) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.releases++
+	if len(s.asides) > 0 {
+		s.asides[0]()
+		s.asides = s.asides[1:]
+	}
 	return s.refusal
 }
 

@@ -204,7 +204,9 @@ func TestAWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
 			db := roomy(t, migrated(t), 30)
 			holder := newLocker(t, db, nil)
 			patient := listening(t, db, "patient")
-			for range 3 {
+			woken := countNotifications(t, db)
+			const rounds = 3
+			for range rounds {
 				lock := acquire(t, holder, "k")
 				victim := startAll(t, db, "wait for a lease", "k", 1)[0]
 				untilQueued(t, db, "k", 1)
@@ -225,6 +227,9 @@ func TestAWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
 					victim.report(t, &turns)
 					victim.end(t)
 				}
+			}
+			if n := woken(); signal == syscall.SIGSTOP && n <= rounds {
+				t.Errorf("woken %d times in %d rounds: nobody looked whether the first one slept through its turn", n, rounds)
 			}
 			noTickets(t, db)
 		})
