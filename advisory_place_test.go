@@ -430,21 +430,22 @@ func (tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
 // message that reaches another backend.
 func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
 	t.Parallel()
-	server, _ := privateServer(t, nil)
+	server, db := privateServer(t, nil)
+	db.Exec(t, "create database bare") // without a queue, so that no listener connects meanwhile
 	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
 		if mode != "transaction" {
 			return
 		}
 		// The pooler has two connections to the server. Somebody else takes the first
 		// just when the second one is looked at, and gives it back at once.
-		stranger := pgtest.Connect(t, pooler.URL("postgres")+"&default_query_exec_mode=exec")
+		stranger := pgtest.Connect(t, pooler.URL("bare")+"&default_query_exec_mode=exec")
 		interfere := func(sql string) {
 			if _, err := stranger.Exec(t.Context(), sql); err != nil {
 				t.Error(err)
 			}
 		}
 		looks := 0
-		pool := pgtest.Pool(t, pooler.URL("postgres"), func(c *pgxpool.Config) {
+		pool := pgtest.Pool(t, pooler.URL("bare"), func(c *pgxpool.Config) {
 			c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 			c.ConnConfig.Tracer = tracer(func(sql string) {
 				switch {
