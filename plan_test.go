@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -98,15 +99,23 @@ func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 // the last vacuum, each under its own number: a look must not read them again and again.
 func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+	// On a server of its own: an open transaction, in whatever database, keeps what is dead.
+	url := pgtest.Private(t, pgserver.Config{}).URL("postgres")
+	pool := pgtest.Pool(t, url)
+	if err := migrations.Up(t.Context(), pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	db.Exec(t, "vacuum analyze pgxlock_waiters")
-	db.Exec(t, `select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 3600000)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec("vacuum analyze pgxlock_waiters")
+	exec(`select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 3600000)
 		from generate_series(1, 300) i`)
 	for range 300 {
-		db.Exec(t, `select pgxlock_withdraw_batch('{0}', '{hot}', array[(select ticket from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000))])`)
+		exec(`select pgxlock_withdraw_batch('{0}', '{hot}', array[(select ticket from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000))])`)
 	}
 	for _, call := range []string{
 		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,hot}', '{1,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
@@ -115,7 +124,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"wake_lock_waiter('hot')",
 	} {
-		conn := db.Connect(t)
+		conn := pgtest.Connect(t, url)
 		if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
 			t.Fatal(err)
 		}

@@ -213,6 +213,7 @@ func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
 	tells := tracked(t, db, "pgxlock_tell_holders")
 	holder := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: "holder"})
 	waiter := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: "waiter"})
+	release(t, acquire(t, waiter, "connected"))
 	lock := acquire(t, holder, "k")
 	tx, err := db.Connect(t).Begin(t.Context())
 	if err != nil {

@@ -100,11 +100,20 @@ func warmUp(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) erro
 		return err
 	}
 	waited := make(chan error, 1)
-	go func() {
+	wait := func() {
 		waited <- locks.Do(ctx, key, func(context.Context, *pgxlock.Lock) error { return nil })
-	}()
-	for listens := false; !listens; {
-		const sql = "select exists (select from pgxlock_waiters where name = $1 and client is not null)"
+	}
+	go wait()
+	for listens, failed := false, 0; !listens; {
+		select {
+		case err := <-waited: // a machine that is very busy may not connect in time
+			if failed++; failed == 5 {
+				return err
+			}
+			go wait()
+		default:
+		}
+		const sql = "select exists (select from pgxlock_waiters where name = $1 and client is not null) from pg_sleep(0.005)"
 		if err := pool.QueryRow(ctx, sql, key).Scan(&listens); err != nil {
 			return err
 		}

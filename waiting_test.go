@@ -213,9 +213,10 @@ func TestATryPassesWhoWaits(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, migrated(t), 20)
 	locks := newLocker(t, db, nil)
+	release(t, acquire(t, locks, "connected"))
 	db.Exec(t, `insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)
 		values (0, 'k', nextval('pgxlock_tickets'), 'somebody', 1, clock_timestamp(), clock_timestamp() + interval '1 hour')`)
-	if _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
+	if _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(2*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Errorf("who waits: %v", err)
 	}
 	lock, err := locks.TryAcquire(t.Context(), "k")
@@ -274,7 +275,7 @@ func TestAWaitThatEndsLeavesNoTicket(t *testing.T) {
 		ended.Wait()
 		noTickets(t, db)
 
-		if _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(100*time.Millisecond)); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		if _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(2*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
 			t.Errorf("MaxWait: %v", err)
 		}
 		noTickets(t, db)
