@@ -595,6 +595,7 @@ func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 	var working sync.WaitGroup
 	for w := range workers {
 		p := d.process()
+		p.do("set deadlock_timeout = '10ms'") // less than the lock_timeout of the functions, which a busy machine may reach
 		random := rand.New(rand.NewPCG(rand.Uint64(), 0))
 		working.Go(func() {
 			for range rounds {
@@ -614,7 +615,7 @@ func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 					fmt.Sprintf("(select count(*) from pgxlock_wake_batch(%s, %s, %s))", list(kinds), list(names), list(nulls)),
 					fmt.Sprintf("(select count(*) from pgxlock_take_batch(%s, %s, %s, %s, %s))", list(names), list(holders), list(ttls), list(nulls), list(tickets)),
 				}[random.IntN(4)]
-				if got := p.outcome(call); got == "40P01" || len(got) == 5 {
+				if got := p.outcome(call); len(got) == 5 && got != "55P03" {
 					t.Errorf("%s: %s", call, got)
 				}
 			}
