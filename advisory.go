@@ -50,7 +50,7 @@ func NewAdvisory(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
 
 func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock) *Locker {
 	l := newLocker(Advisory, now, cfg.Backoff, cfg.Logger)
-	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[advisoryID]*advisoryHold), vain: make(map[advisoryID]time.Time)}
+	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[advisoryID]*advisoryHold), yields: make(turns), vain: make(turns)}
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
@@ -87,12 +87,10 @@ type advisoryLocks struct {
 	session int64  // a number that it has drawn for itself
 
 	// yields are locks that other processes waited for when they were given back:
-	// until then who has not waited leaves them to those.
-	yields map[advisoryID]time.Time
-
-	// vain are locks that others wanted which this process did not have any more:
-	// until then it does not wake them for that reason again.
-	vain map[advisoryID]time.Time
+	// who has not queued leaves them to those. vain are locks that others wanted
+	// which this process did not have any more: it does not wake them for that
+	// reason again.
+	yields, vain turns
 }
 
 // advisoryHold is a lock that the session has, or is asking for.
@@ -229,7 +227,7 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (
 func (a *advisoryLocks) reserve(id advisoryID, o options) (*advisoryHold, error) {
 	h := a.held[id]
 	switch {
-	case h == nil && o.turn != barges && !o.first && a.yielded(id):
+	case h == nil && o.turn != barges && !o.first && a.yields.last(id):
 		return nil, &busyError{}
 	case h == nil:
 		if len(a.held) >= a.room {

@@ -19,15 +19,9 @@ func (a *advisoryLocks) wanted(name lockName) {
 	}
 	// It was given back before we were told. Or the server has not noticed the end of
 	// a session yet, and whoever is woken will have us told again, at once.
-	wake := !held && !time.Now().Before(a.vain[name.id])
+	wake := !held && !a.vain.last(name.id)
 	if wake {
-		now := time.Now()
-		for id, until := range a.vain {
-			if now.After(until) {
-				delete(a.vain, id)
-			}
-		}
-		a.vain[name.id] = now.Add(turnTime)
+		a.vain.begin(name.id)
 	}
 	a.mu.Unlock()
 	if wake {
@@ -48,24 +42,26 @@ func (a *advisoryLocks) holdID(lock *Lock) string {
 // yield leaves a lock that is given back to other processes, which are woken when it
 // has been. a.mu is held.
 func (a *advisoryLocks) yield(h *advisoryHold) {
-	now := time.Now()
-	if a.yields == nil {
-		a.yields = make(map[advisoryID]time.Time)
-	}
-	for id, until := range a.yields {
-		if now.After(until) {
-			delete(a.yields, id)
-		}
-	}
-	a.yields[h.id] = now.Add(turnTime)
+	a.yields.begin(h.id)
 	h.back.asker = wakesNext{a.locker.queue, lockName{id: h.id}}
 }
 
-// yielded reports whether others come first. a.mu is held.
-func (a *advisoryLocks) yielded(id advisoryID) bool {
-	until, ok := a.yields[id]
-	return ok && time.Now().Before(until)
+// turns are locks that somebody has a turn for, and until when.
+type turns map[advisoryID]time.Time
+
+// begin begins a turn, and forgets those that are over.
+func (t turns) begin(id advisoryID) {
+	now := time.Now()
+	for id, until := range t {
+		if now.After(until) {
+			delete(t, id)
+		}
+	}
+	t[id] = now.Add(turnTime)
 }
+
+// last reports whether the lock's turn lasts.
+func (t turns) last(id advisoryID) bool { return time.Now().Before(t[id]) }
 
 // wakesNext is told that a lock was given back.
 type wakesNext struct {

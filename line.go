@@ -140,10 +140,13 @@ func (p *waiter) remove() bool {
 func (p *waiter) first() bool { return p.line.places.Front() == p.at }
 
 // wake tells the one in front to ask; lines.mu is held.
-func (l *line) wake() {
+func (l *line) wake() { l.places.Front().Value.(*waiter).signal() }
+
+// signal makes the waiter look how it stands.
+func (p *waiter) signal() {
 	select {
-	case l.places.Front().Value.(*waiter).turn <- struct{}{}:
-	default:
+	case p.turn <- struct{}{}:
+	default: // it will
 	}
 }
 

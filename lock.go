@@ -32,7 +32,7 @@ type Lock struct {
 
 	token  int64     // these are constant from the grant on
 	since  time.Time // the grant by our clock; only where the server's is not known
-	wanted bool      // of a lease: it was queued for, and who queued is seldom the last
+	wanted bool      // of a lease: its caller had to queue, and is seldom the last who does
 
 	hold *advisoryHold // what an advisory lock is one of; for its backend
 

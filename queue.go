@@ -337,10 +337,7 @@ func (l *line) fail(id string) {
 		for _, held := range p.holds {
 			if held.id == id && p.fate == nil {
 				p.fate = fmt.Errorf("%w: who has the lock waits, in the end, for %s, which is held meanwhile", ErrDeadlock, shownKey(held.key))
-				select {
-				case p.turn <- struct{}{}:
-				default:
-				}
+				p.signal()
 				return
 			}
 		}

@@ -38,6 +38,7 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 	}
 	if o.turn != barges {
 		requests[0].ticket = &o.turn
+		requests[0].lock.wanted = o.turn > 0
 	}
 	t.acquiring.add(requests...)
 	attempts := make([]attempt, len(keys))
@@ -68,12 +69,6 @@ func (r *leaseRequest) answer(err error) bool {
 	}
 	close(r.done)
 	return true
-}
-
-// queued returns the lock, which knows whether it was queued for.
-func (r *leaseRequest) queued() *Lock {
-	r.lock.wanted = r.ticket != nil && *r.ticket > 0
-	return r.lock
 }
 
 func failRequests(requests []*leaseRequest, err error) {
@@ -157,7 +152,7 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 				busy.remaining = time.Duration(*ms) * time.Millisecond
 			}
 			r.answer(busy)
-		case !r.queued().granted(*grants[i].Token, sent, t.locker.now()):
+		case !r.lock.granted(*grants[i].Token, sent, t.locker.now()):
 			t.discard(r.lock)
 			r.answer(errLateGrant)
 		case !r.answer(nil):

@@ -25,6 +25,15 @@ func tracked(t *testing.T, db *pgtest.DB, function string) func() int64 {
 	}
 }
 
+// untilReported waits until the connections of closed Lockers are gone: then what they
+// called is counted.
+func untilReported(t *testing.T, db *pgtest.DB, owners ...string) {
+	t.Helper()
+	for _, owner := range owners {
+		until(t, owner+" is gone", func() bool { return len(backends(t, db, owner)) == 0 })
+	}
+}
+
 // Who waits with a lock in hand has a place in the queue, though its lock is held here.
 func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
 	t.Parallel()
@@ -181,14 +190,16 @@ func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, migrated(t), 20)
 	db.Exec(t, "do $$ begin execute format('alter database %I set track_functions = ''all''', current_database()); end $$")
-	lost, waiter := newAdvisory(t, db, nil), newAdvisory(t, db, nil)
+	lost, waiter := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "lost"}), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter"})
 	listen(t, db, lost, waiter)
 	conn := db.Connect(t)
 	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock("+sqlKey("k")+")"); err != nil {
 		t.Fatal(err)
 	}
 	lost.ListenFor(int32(conn.PgConn().PID()))
-	time.Sleep(300 * time.Millisecond)
+	until(t, "it listens", func() bool {
+		return query[bool](t, db, "select exists (select from pg_stat_activity where state = 'idle' and query like '%pgxlock_holder_' || $1::int || '\"%')", conn.PgConn().PID())
+	})
 	tells, wakes := tracked(t, db, "pgxlock_tell_holders"), tracked(t, db, "pgxlock_wake_batch")
 	told, woken := tells(), wakes()
 	if _, err := waiter.Acquire(t.Context(), "k", pgxlock.MaxWait(3*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
@@ -196,7 +207,7 @@ func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 	}
 	_ = waiter.Close(t.Context())
 	_ = lost.Close(t.Context())
-	time.Sleep(100 * time.Millisecond)
+	untilReported(t, db, "waiter", "lost")
 	t.Logf("%d told, %d woken in 3 s", tells()-told, wakes()-woken)
 	if n := tells() - told; n > 100 {
 		t.Errorf("told %d times in 3 s", n)
@@ -229,12 +240,13 @@ func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
 	if _, err := waiter.Acquire(ctx, "k"); !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Error(err)
 	}
-	time.Sleep(1200 * time.Millisecond)
+	_ = waiter.Close(t.Context())
+	untilReported(t, db, "waiter")
 	t.Logf("%d asked, %d told in 3 s", calls()-before, tells()-told)
 	if n := calls() - before; n > 100 {
 		t.Errorf("asked %d times in 3 s", n)
 	}
-	_ = tx.Rollback(t.Context())
-	_ = waiter.Close(t.Context())
-	t.Logf("%d asked, %d told in all", calls()-before, tells()-told)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Error(err)
+	}
 }

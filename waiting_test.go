@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -226,19 +227,29 @@ func TestATryPassesWhoWaits(t *testing.T) {
 	release(t, lock)
 }
 
-// An SQL caller tells nobody.
-func TestAReleaseInSQLIsNoticedSoonAndAtOnceWithWake(t *testing.T) {
+// An SQL caller tells nobody, unless it says so.
+func TestAReleaseInSQLIsNoticedAndWakesWithWakeLockWaiter(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, migrated(t), 20)
 	locks := listening(t, db, "waiter")
-	for _, statements := range []string{"select release_lock('k', 'sql')", "select release_lock('k', 'sql'); commit; select wake_lock_waiter('k')"} {
-		if !query[bool](t, db, "select acquire_lock('k', 'sql', 3600)") {
-			t.Fatal("the key is held")
+	woken := countNotifications(t, db)
+	for _, statements := range []string{
+		"select release_lock('k', 'sql')",
+		"select release_lock('k', 'sql'); commit; select wake_lock_waiter('k')",
+	} {
+		before := woken()
+		for range 3 {
+			if !query[bool](t, db, "select acquire_lock('k', 'sql', 3600)") {
+				t.Fatal("the key is held")
+			}
+			granted := waits(t, locks, "k")
+			untilQueued(t, db, "k", 1)
+			db.Exec(t, statements)
+			release(t, <-granted)
 		}
-		granted := waits(t, locks, "k")
-		untilQueued(t, db, "k", 1)
-		db.Exec(t, statements)
-		release(t, <-granted)
+		if n, wakes := woken()-before, strings.Contains(statements, "wake"); wakes != (n > 0) {
+			t.Errorf("%s: woken %d times", statements, n)
+		}
 	}
 	noTickets(t, db)
 }
@@ -324,7 +335,7 @@ func TestWhoGivesUpWhenWokenWakesTheNext(t *testing.T) {
 	})
 }
 
-func TestAKilledListenerIsReplacedAndHearsWhatWasReleasedMeanwhile(t *testing.T) {
+func TestAKilledListenerIsReplacedAndItsTicketsGoOnCounting(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, migrated(t), 20)
 	holder := newLocker(t, db, nil)
