@@ -194,6 +194,25 @@ func TestAReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
 	})
 }
 
+func TestWhoLeavesWithASignalPassesItOn(t *testing.T) {
+	t.Parallel()
+	var ls lines
+	name := lockName{key: "k"}
+	first, second := ls.join(name, &busyError{}, nil), ls.join(name, nil, nil)
+	ls.freed(name)
+	if len(first.turn) != 1 || len(second.turn) != 0 {
+		t.Fatalf("%d signals for the first, %d for the second", len(first.turn), len(second.turn))
+	}
+	first.leave()
+	if len(second.turn) != 1 {
+		t.Error("the second one was not told")
+	}
+	second.leave()
+	if ls.exists(name) {
+		t.Error("the line is left")
+	}
+}
+
 func TestOnlyTheFirstInLineAsksTheServer(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		for range 4 {
