@@ -213,6 +213,26 @@ func TestWhoLeavesWithASignalPassesItOn(t *testing.T) {
 	}
 }
 
+func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
+	t.Parallel()
+	var ls lines
+	name := lockName{key: "k"}
+	first, second := ls.join(name, &busyError{}, nil), ls.join(name, nil, nil)
+	isHere := func() bool {
+		_, here, _, _ := second.look()
+		return here
+	}
+	first.granted(0, true)
+	if !isHere() || len(second.turn) != 0 {
+		t.Errorf("granted to the first: here %t, and %d signals for the second", isHere(), len(second.turn))
+	}
+	ls.freed(name)
+	if isHere() || len(second.turn) != 1 {
+		t.Errorf("freed: here %t, and %d signals for the second", isHere(), len(second.turn))
+	}
+	second.granted(0, false)
+}
+
 func TestOnlyTheFirstInLineAsksTheServer(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		for range 4 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -134,6 +135,35 @@ func TestAQueueThatFailsLaterKeepsNobodyFromAFreeLock(t *testing.T) {
 			db.Exec(t, "alter function gone1 rename to pgxlock_publish_batch; alter function gone2 rename to pgxlock_wake_batch; alter function gone3 rename to pgxlock_tell_holders")
 		})
 	}
+}
+
+// Nothing can be published: who waits asks by Backoff, and now and then.
+func TestAQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	lock := acquire(t, newLocker(t, db, nil), "k")
+	asks, watched := counted(t, db, acquireSQL)
+	publishes, both := counted(t, db, "-- Publishes the tickets")
+	locks, others := newLocker(t, watched, &pgxlock.LeaseConfig{Backoff: seldom}), newLocker(t, both, &pgxlock.LeaseConfig{Backoff: seldom})
+	release(t, acquire(t, locks, "connected"))
+	release(t, acquire(t, others, "connected"))
+	db.Exec(t, "alter function pgxlock_publish_batch rename to gone")
+	var waiting sync.WaitGroup
+	for _, locks := range []*pgxlock.Locker{locks, others} {
+		waiting.Go(func() {
+			if _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(3*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
+				t.Error(err)
+			}
+		})
+	}
+	waiting.Wait()
+	asked, _, _ := asks.counts()
+	published, _, _ := publishes.counts()
+	t.Logf("%d asked, %d published in 3 s", asked, published)
+	if asked > 30 || published > 30 {
+		t.Errorf("asked %d times, published %d times in 3 s", asked, published)
+	}
+	release(t, lock)
 }
 
 // A prepared transaction has an advisory lock: it cannot be told anything.

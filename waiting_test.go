@@ -344,10 +344,15 @@ func TestAKilledListenerIsReplacedAndItsTicketsGoOnCounting(t *testing.T) {
 	granted := waits(t, locks, "k")
 	untilQueued(t, db, "k", 1)
 	was := query[int64](t, db, "select client from pgxlock_waiters where name = 'k'")
+	db.Exec(t, "alter function pgxlock_waiter_key rename to unlisted") // which the next listener looks for
 	if n := query[int](t, db, `select count(pg_terminate_backend(pid)) from pg_locks
-		where locktype = 'advisory' and objsubid = 1 and granted and (classid::bigint << 32 | objid::bigint) = pgxlock_waiter_key($1)`, was); n != 1 {
+		where locktype = 'advisory' and objsubid = 1 and granted and (classid::bigint << 32 | objid::bigint) = unlisted($1)`, was); n != 1 {
 		t.Fatalf("%d listeners", n)
 	}
+	until(t, "the ticket tells that nobody listens", func() bool {
+		return query[bool](t, db, "select exists (select from pgxlock_waiters where name = 'k' and client is null)")
+	})
+	db.Exec(t, "alter function unlisted rename to pgxlock_waiter_key")
 	until(t, "the ticket tells where it listens now", func() bool {
 		return query[bool](t, db, "select exists (select from pgxlock_waiters where name = 'k' and client <> $1)", was)
 	})
