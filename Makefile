@@ -13,7 +13,7 @@ POOLERS = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pg
 FLAGS = -count=1 -race -shuffle=on
 
 # Modules of their own, for what a program that only locks must not depend on.
-NESTED = examples/stacks migrations/othertools bench
+NESTED = examples/stacks migrations/othertools adapters/gocron bench
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-integration test-versions soak bench bench-quick seed-defects image lint build clean
@@ -24,19 +24,20 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run all tests, on a real PostgreSQL (about 5 minutes on 2 cores)
+test: build ## run all tests, on a real PostgreSQL (about 8 minutes on 2 cores)
 	$(POOLERS) $(WITH) $(GO) test $(FLAGS) -timeout 20m ./...
 	$(WITH) $(GO) test -C examples/stacks $(FLAGS) ./...
 	$(WITH) $(GO) test -C migrations/othertools $(FLAGS) ./...
+	$(WITH) $(GO) test -C adapters/gocron $(FLAGS) ./...
 	$(GO) test -C bench $(FLAGS) ./...
 
 test-integration: ## run the main job in a container, through testcontainers-go
 	$(GO) test $(FLAGS) -v -run '^TestIntegration$$' .
 
-soak: build ## run the long tests: many rounds under faults (about 13 minutes)
+soak: build ## run the long tests: many rounds under faults (about 25 minutes)
 	$(POOLERS) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m -run '^TestSoak' ./...
 
-test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
+test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 20 minutes)
 	$(POOLERS) GO='$(GO)' scripts/test-versions
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 4 minutes)

@@ -52,8 +52,8 @@ type AdvisoryConfig struct {
 	// Backoff is how long to wait before asking again for a key that somebody has who
 	// does not tell when it is free: no Locker, or one without the queue of waiters;
 	// in the attempt-th try of one wait, counted from 0. Also, up to 1 s, before
-	// connecting again. It may be called by many goroutines. Default: exponential
-	// from 10 ms to 500 ms, with jitter.
+	// connecting again. It may be called by many goroutines. Default:
+	// [ExponentialBackoff] from 10 ms to 500 ms.
 	Backoff func(attempt int) time.Duration
 
 	// Logger gets what no caller is told. Default: nothing is logged.

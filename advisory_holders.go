@@ -8,7 +8,19 @@ import (
 
 // This file tells who has an advisory lock, as far as the server knows.
 
-func (a *advisoryLocks) holders(ctx context.Context, key string) ([]Holder, error) {
+func (a *advisoryLocks) holders(ctx context.Context, keys []string) ([]Holder, error) {
+	var holders []Holder
+	for _, key := range keys {
+		of, err := a.holdersOf(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		holders = append(holders, of...)
+	}
+	return holders, nil
+}
+
+func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, error) {
 	id := identify(key)
 	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.number, 10), "/* space */", strconv.Itoa(id.space())).Replace(statement("advisory_holders", ""))
 	c := &lockCall{query: text, alone: true}

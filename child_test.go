@@ -25,13 +25,18 @@ const (
 // children are what this program does instead of tests, in a process of its own.
 // What they report, their test reads.
 var children = map[string]func(ctx context.Context, url, key string, report func(any) error) error{
-	"hold a lease":                   holdUntilLost,
-	"hold an advisory lock":          holdAdvisoryUntilLost(time.Second),
-	"hold an advisory lock for 10 s": holdAdvisoryUntilLost(10 * time.Second),
-	"wait for a lease":               contend(1, 1),
-	"wait for a lease 50 times":      contend(50, 1),
-	"wait for a lease 200 times":     contend(200, 1),
-	"take turns with 4 workers":      contend(4, 25),
+	"hold a lease":                    holdUntilLost,
+	"hold an advisory lock":           holdAdvisoryUntilLost(time.Second),
+	"hold an advisory lock for 10 s":  holdAdvisoryUntilLost(10 * time.Second),
+	"wait for a lease":                contend(1, 1),
+	"wait for a lease 50 times":       contend(50, 1),
+	"wait for a lease 200 times":      contend(200, 1),
+	"hammer a limit":                  hammer,
+	"take turns with 4 workers":       contend(4, 25),
+	"lead":                            campaign,
+	"run each second":                 runEachSecond,
+	"run what never ends":             runForever(false),
+	"run what never ends, with retry": runForever(true),
 }
 
 func init() {

@@ -10,7 +10,10 @@
 // does. [NewAdvisory] returns one whose locks are advisory locks of one session:
 // faster, free at once when the process is gone, and gone with the session.
 //
-// SQL callers of lock_tx, claim_once, acquire_lock and release_lock, in any
+// [OncePer] returns a [Once], which runs a job once in each period, whichever process
+// comes first.
+//
+// SQL callers of lock_tx, claim_once, start_run, acquire_lock, acquire_shared_lock and release_lock, in any
 // language, take the same locks. The package migrations, or the command pgxlock,
 // installs them; LockTx and NewAdvisory need nothing installed.
 //
@@ -18,13 +21,18 @@
 //
 //	lock what this transaction writes          LockTx, LockAllTx, LockSQLTx
 //	do a thing once                            ClaimTx, ClaimSQLTx
+//	do a job once a day, or for each tick      OncePer; Once.Do, Once.Run, Once.DoAt
 //	skip if somebody else is on it             Locker.TryDo
 //	wait, then work                            Locker.Do
 //	hold a lock beyond one function            Locker.Acquire, Lock.Release
 //	lock many keys, all or none                Locker.AcquireAll
+//	let readers in together, writers alone     the option Shared
 //	lock very often; what numbers name         NewAdvisory; RawKey, RawKey2
 //	have leases beside a *sql.DB               NewLeaseSQL, OpenLease
-//	test a program that locks                  NewMemory
+//	one process of many does it                Locker.Lead
+//	let in a few at a time                     Locker.Semaphore
+//	limit how often a thing happens            NewLimiter
+//	test a program that locks                  NewMemory, NewMemoryLimiter, MemoryOncePer
 //	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
 //	protect something outside the database     Lock.Token, refused there if a greater was seen
 //
@@ -45,7 +53,9 @@
 //	a transaction ends in any way      its LockTx locks are free; its claims stand
 //	                                   if it has committed
 //	this process dies                  others get its leases after their TTL, its
-//	                                   session locks when the server sees it
+//	                                   session locks when the server sees it; a run
+//	                                   of OncePer is not started again, with Retry
+//	                                   after the TTL
 //	this process is frozen             others get all after the TTL; it finds out at
 //	                                   its first look
 //	the network is cut                 Lost before the TTL is over; others after it

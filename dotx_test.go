@@ -481,7 +481,7 @@ func TestBadArgumentsOfDoTxAreNamed(t *testing.T) {
 	wantRefused(t, locks.DoTx(t.Context(), pool, "a\x00", work), "acquire", "zero byte")
 	wantRefused(t, locks.DoTx(t.Context(), pool, "k", work, nil), "acquire", "an option is nil")
 	for opt, says := range map[pgxlock.Option]string{
-		pgxlock.Shared: "Shared", pgxlock.Schema("locks"): `Schema("locks")`,
+		pgxlock.Schema("locks"):      `Schema("locks")`,
 		pgxlock.Retention(time.Hour): "Retention(1h0m0s)", pgxlock.AllowStaleSnapshot(true): "AllowStaleSnapshot(true)",
 	} {
 		err := locks.DoTx(t.Context(), pool, "k", work, opt)
@@ -510,8 +510,6 @@ func TestALeaseRefusesTheOptionsOfOthers(t *testing.T) {
 		opt  pgxlock.Option
 		says string
 	}{
-		{pgxlock.Shared, "Shared"},
-		{pgxlock.Mode(7), "Mode(7)"},
 		{pgxlock.Schema("locks"), `Schema("locks")`},
 		{pgxlock.Retention(time.Hour), "Retention(1h0m0s)"},
 		{pgxlock.Retries(2), "Retries(2)"},

@@ -46,6 +46,11 @@ var (
 	// to others, with the locks that it holds.
 	ErrPooler = errors.New("pgxlock: session locks do not work through a pooler in transaction or statement mode")
 
+	// ErrLimited: more than the limit of a [Limiter] allows. RetryAfter in the [*Error]
+	// says after how long it would not be. After a wait that ended with its context
+	// the error matches the context's error as well.
+	ErrLimited = errors.New("pgxlock: limited")
+
 	// ErrMaxLocks: the Locker has as many locks as AdvisoryConfig.MaxLocks allows.
 	ErrMaxLocks = errors.New("pgxlock: the Locker has as many locks as it may")
 
@@ -60,11 +65,13 @@ var (
 type Error struct {
 	Op   string // "acquire", "renew", "fence", ...
 	Key  string // empty where no single key is concerned
-	Kind Kind   // of the lock; 0 for a claim
+	Kind Kind   // of the lock; 0 for a claim, a limit and a run
 
 	// Holder and RetryAfter tell of whoever is in the way, with ErrNotAcquired:
 	// its holder id, which begins with its owner, and how long its lease may
 	// last at most if it is not renewed. Both are zero if it was just acquiring.
+	// With ErrLimited RetryAfter is when as many events could happen at once, if
+	// nobody else takes any meanwhile.
 	Holder     string
 	RetryAfter time.Duration
 
@@ -136,6 +143,9 @@ func fail(op, key string, kind Kind, err error) error {
 	e := &Error{Op: op, Key: key, Kind: kind, Err: typed(err)}
 	if busy, ok := errors.AsType[*busyError](err); ok {
 		e.Holder, e.RetryAfter = busy.holder, max(busy.remaining, 0)
+	}
+	if limited, ok := errors.AsType[*limitedError](err); ok {
+		e.RetryAfter = limited.after
 	}
 	return e
 }

@@ -27,30 +27,44 @@ type Holder struct {
 // out of date when it arrives: it is for people and for logs. It asks the primary
 // ([ErrReadOnly] if there is none); the view lock_leases can be read on a standby.
 func (l *Locker) Holders(ctx context.Context, key string) ([]Holder, error) {
+	if err := l.backend.check(key); err != nil {
+		return nil, l.fail("holders", key, err)
+	}
+	return l.holders(ctx, key, []string{key})
+}
+
+// holders is Holders for some locks that are called key together.
+func (l *Locker) holders(ctx context.Context, key string, keys []string) ([]Holder, error) {
 	if err := l.begin(); err != nil {
 		return nil, l.fail("holders", key, err)
 	}
 	defer l.calls.Done()
-	if err := l.backend.check(key); err != nil {
-		return nil, l.fail("holders", key, err)
-	}
-	holders, err := l.backend.holders(ctx, key)
+	holders, err := l.backend.holders(ctx, keys)
 	if err != nil {
 		return nil, l.fail("holders", key, err)
 	}
 	return holders, nil
 }
 
-func (t *leaseTable) holders(ctx context.Context, key string) ([]Holder, error) {
+func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, error) {
 	var holders []Holder
 	var err error
 	answered := make(chan struct{})
 	t.cleaning.run(func() { // no context of a caller's reaches our connections
 		defer close(answered)
 		err = t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-			holders, err = pgx.CollectRows(q.query(ctx, t.place.statement("holders"), key), func(row pgx.CollectableRow) (Holder, error) {
-				h := Holder{Key: key, Kind: Lease}
-				return h, row.Scan(&h.Owner, &h.Metadata, &h.Token, &h.Since, &h.Expires)
+			statement := "holders"
+			if t.place.hasNow(sharesVersion) {
+				statement = "holders_shared"
+			}
+			holders, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), keys), func(row pgx.CollectableRow) (Holder, error) {
+				h := Holder{Kind: Lease}
+				var shared bool
+				err := row.Scan(&h.Key, &h.Owner, &h.Metadata, &h.Token, &h.Since, &h.Expires, &shared)
+				if shared {
+					h.Mode = Shared
+				}
+				return h, err
 			})
 			return err
 		})

@@ -126,6 +126,7 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 		"metadata with a zero byte":   {"k", []pgxlock.Option{pgxlock.Metadata("\x00")}, "Metadata must be valid UTF-8"},
 		"too much metadata":           {"k", []pgxlock.Option{pgxlock.Metadata(strings.Repeat("m", 64<<10))}, "Metadata has 65538 bytes"},
 		"too much when quoted":        {"k", []pgxlock.Option{pgxlock.Metadata(strings.Repeat(`"`, 33<<10))}, "Metadata has"},
+		"an unknown mode":             {"k", []pgxlock.Option{pgxlock.Mode(7)}, "Mode(7) is no mode; use Exclusive or Shared"},
 		"a nil option":                {"k", []pgxlock.Option{nil}, "an option is nil"},
 		"a nil option among others":   {"k", []pgxlock.Option{pgxlock.NoWait, nil}, "an option is nil"},
 		"a bad option that a later one overrules": {

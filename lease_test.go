@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -16,12 +17,10 @@ import (
 // migrated returns a database with pgxlock in it.
 func migrated(t *testing.T) *pgtest.DB {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	return db
+	return withMigrations.New(t)
 }
+
+var withMigrations = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error { return migrations.Up(ctx, pool, nil) })
 
 // newLocker returns a Locker that is closed when the test is over.
 func newLocker(t *testing.T, db *pgtest.DB, cfg *pgxlock.LeaseConfig) *pgxlock.Locker {

@@ -34,6 +34,14 @@ func (l *Locker) Wanted(key string) bool {
 	return h != nil && h.wanted
 }
 
+// Told reports whether those who wait here for a key have a ticket, and know of it.
+func (l *Locker) Told(key string) bool {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	line := l.lines.of[l.backend.name(key)]
+	return line != nil && line.ticket != nil && line.ticket.told()
+}
+
 // ListenFor makes a Locker of advisory locks hear who wants the locks of a backend.
 func (l *Locker) ListenFor(pid int32) { l.queue.listener.listenFor(pid) }
 

@@ -121,7 +121,11 @@ func (l *listener) listen() error {
 		if err != nil {
 			return err
 		}
-		if n != nil {
+		switch {
+		case n == nil:
+		case n.Channel == "pgxlock_step_down":
+			l.queue.stepDown()
+		default:
 			l.queue.heard(n.Payload, strings.HasPrefix(n.Channel, "pgxlock_holder_"))
 		}
 	}

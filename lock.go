@@ -25,9 +25,11 @@ import (
 type Lock struct {
 	locker *Locker
 	key    string
+	queue  string // of a permit: what those wait for who would have it; else the key
 	holder string // unique to this acquisition
 	ttl    time.Duration
 	margin time.Duration
+	mode   Mode // of an advisory lock its hold tells
 	inDo   bool // a Do uses it, and releases it
 
 	token  int64     // these are constant from the grant on
@@ -51,11 +53,12 @@ type Lock struct {
 // newLock makes the Lock for one try.
 func (l *Locker) newLock(key, holder string, ttl, margin time.Duration) *Lock {
 	return &Lock{
-		locker: l, key: key, holder: holder, ttl: ttl, margin: margin,
+		locker: l, key: key, queue: key, holder: holder, ttl: ttl, margin: margin,
 	}
 }
 
-// Key returns the name that was locked.
+// Key returns the name that was locked; of a permit of a [Semaphore] that is the
+// semaphore's with # and the number of the permit.
 func (l *Lock) Key() string { return l.key }
 
 // Token returns the fencing token, or 0 if the Locker draws none, as that of
@@ -63,7 +66,7 @@ func (l *Lock) Key() string { return l.key }
 // acquisition of this key, also after a crash or a failover. A resource that
 // remembers the greatest token it has seen and refuses smaller ones cannot be
 // written by a late holder. For writes to the same database, [Lock.Fence] does
-// it without the resource's help.
+// it without the resource's help. Those who share a lease have one token together.
 func (l *Lock) Token() int64 { return l.token }
 
 // Holder returns the id under which others see who has the lock. It begins with
@@ -256,7 +259,7 @@ func heldBy(ctx context.Context) iter.Seq[*Lock] {
 // holds reports whether ctx comes from a lock on this key that is still held.
 func (l *Locker) holds(ctx context.Context, key string) bool {
 	for lock := range heldBy(ctx) {
-		if lock.locker == l && l.backend.name(lock.key) == l.backend.name(key) && lock.Err() == nil {
+		if lock.locker == l && l.backend.name(lock.queue) == l.backend.name(key) && lock.Err() == nil {
 			return true
 		}
 	}

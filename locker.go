@@ -50,23 +50,21 @@ type Locker struct {
 	watch   watch
 	lines   lines
 	queue   *queue // nil: other processes are not known to wait
+	leading leading
 
-	mu    sync.Mutex
-	held  map[*Lock]struct{}
-	calls sync.WaitGroup // Acquire and Do under way; none begins when closing has ended
+	mu   sync.Mutex
+	held map[*Lock]struct{}
 
-	closing    context.Context // ends with cause ErrClosed when Close is called
-	beginClose context.CancelCauseFunc
-	closeOnce  sync.Once
-	closed     chan struct{} // closed when Close is through, after closeErr is set
-	closeErr   error
+	underWay
+	closeOnce sync.Once
+	closed    chan struct{} // closed when Close is through, after closeErr is set
+	closeErr  error
 }
 
 // newLocker makes a Locker that still lacks its backend.
 func newLocker(kind Kind, now clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
-	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), closed: make(chan struct{})}
-	l.watch.locker = l
-	l.closing, l.beginClose = context.WithCancelCause(context.Background())
+	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), underWay: newUnderWay(), closed: make(chan struct{})}
+	l.watch.locker, l.leading.locker = l, l
 	return l
 }
 
@@ -90,8 +88,8 @@ type backend interface {
 	// then given back.
 	try(ctx context.Context, keys []string, o options) []attempt
 
-	// holders returns who has the key now.
-	holders(ctx context.Context, key string) ([]Holder, error)
+	// holders returns who has the keys now.
+	holders(ctx context.Context, keys []string) ([]Holder, error)
 
 	// keep renews the lock by itself until drop. renew does it now.
 	keep(l *Lock)
@@ -128,6 +126,7 @@ type busyError struct {
 	remaining time.Duration
 	here      bool  // it is this Locker that has it, so that lines.freed will be told
 	wanted    bool  // by other processes as well
+	soon      bool  // it is worth to ask again soon, though nobody gives anything back
 	ended     error // the context's error, if that ended the wait
 }
 
@@ -270,13 +269,12 @@ func (l *Locker) Close(ctx context.Context) error {
 const closeGrace = time.Second
 
 func (l *Locker) shutdown(ctx context.Context) error {
-	l.mu.Lock() // no call that has begun is missed by calls.Wait
-	l.beginClose(ErrClosed)
-	l.mu.Unlock()
+	l.refuse()
 	for _, lock := range l.locks() {
 		lock.endContexts(ErrClosed)
 	}
 	err := until(ctx, l.calls.Wait)
+	l.leading.stop()
 
 	ctx, cancel := grace(ctx)
 	defer cancel()
@@ -321,17 +319,6 @@ func grace(ctx context.Context) (context.Context, context.CancelFunc) {
 		stop()
 		cancel(nil)
 	}
-}
-
-// begin counts a call that Close must wait for.
-func (l *Locker) begin() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closing.Err() != nil {
-		return ErrClosed
-	}
-	l.calls.Add(1)
-	return nil
 }
 
 // locks returns what is held now.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -22,7 +23,7 @@ import (
 func NewMemory() *Locker {
 	began := time.Now()
 	l := newLocker(Memory, func() time.Duration { return time.Since(began) }, defaultBackoff, slog.New(slog.DiscardHandler))
-	l.backend = &memory{locker: l, held: make(map[string]*memoryLock)}
+	l.backend = &memory{locker: l, held: make(map[string]*memoryHold)}
 	return l
 }
 
@@ -32,7 +33,14 @@ type memory struct {
 
 	mu    sync.Mutex
 	token int64
-	held  map[string]*memoryLock
+	held  map[string]*memoryHold
+}
+
+// memoryHold is a key that one has, or many who share it.
+type memoryHold struct {
+	mode  Mode
+	token int64
+	locks []memoryLock
 }
 
 type memoryLock struct {
@@ -42,7 +50,7 @@ type memoryLock struct {
 }
 
 func (m *memory) options() options      { return options{} }
-func (m *memory) takes(opt Option) bool { return takenExclusively(opt) }
+func (m *memory) takes(opt Option) bool { return takenByLocks(opt) }
 
 func (m *memory) check(key string) error   { return checkKey(key) }
 func (m *memory) name(key string) lockName { return lockName{key: key} }
@@ -56,40 +64,62 @@ func (m *memory) try(ctx context.Context, keys []string, o options) []attempt {
 			attempts[i].err = context.Cause(ctx)
 			continue
 		}
-		if h, busy := m.held[key]; busy {
-			attempts[i].err = &busyError{holder: h.lock.holder, here: true}
+		queue := key
+		for n := range int(o.permits) {
+			if key = permitKey(queue, n+1); m.held[key] == nil {
+				break
+			}
+		}
+		h := m.held[key]
+		if h != nil && (h.mode == Exclusive || o.mode == Exclusive) {
+			attempts[i].err = &busyError{holder: h.locks[0].lock.holder, here: true}
 			continue
 		}
-		m.token++
-		lock := m.locker.newLock(key, "memory:"+rand.Text(), 0, 0)
-		now := m.locker.now()
-		lock.granted(m.token, now, now)
-		h := &memoryLock{lock: lock, since: time.Now()}
-		if o.metadata != nil {
-			_ = json.Unmarshal([]byte(*o.metadata), &h.metadata) // of our own making
+		if h == nil {
+			m.token++
+			h = &memoryHold{mode: o.mode, token: m.token}
+			m.held[key] = h
 		}
-		m.held[key] = h
+		lock := m.locker.newLock(key, "memory:"+rand.Text(), 0, 0)
+		lock.queue = queue
+		now := m.locker.now()
+		lock.granted(h.token, now, now)
+		held := memoryLock{lock: lock, since: time.Now()}
+		if o.metadata != nil {
+			_ = json.Unmarshal([]byte(*o.metadata), &held.metadata) // of our own making
+		}
+		h.locks = append(h.locks, held)
 		attempts[i].lock = lock
 	}
 	return attempts
 }
 
-func (m *memory) holders(_ context.Context, key string) ([]Holder, error) {
+func (m *memory) holders(_ context.Context, keys []string) (holders []Holder, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h, busy := m.held[key]
-	if !busy {
-		return nil, nil
+	for _, key := range keys {
+		h := m.held[key]
+		if h == nil {
+			continue
+		}
+		for _, held := range h.locks {
+			holders = append(holders, Holder{Key: key, Kind: Memory, Mode: h.mode, Owner: held.lock.holder, Metadata: held.metadata, Token: h.token, Since: held.since})
+		}
 	}
-	return []Holder{{Key: key, Kind: Memory, Owner: h.lock.holder, Metadata: h.metadata, Token: h.lock.token, Since: h.since}}, nil
+	return holders, nil
 }
 
 func (m *memory) release(l *Lock) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h, busy := m.held[l.key]; busy && h.lock == l {
+	h := m.held[l.key]
+	if h == nil {
+		return nil
+	}
+	h.locks = slices.DeleteFunc(h.locks, func(held memoryLock) bool { return held.lock == l })
+	if len(h.locks) == 0 {
 		delete(m.held, l.key)
-		m.locker.lines.freed(m.name(l.key))
+		m.locker.lines.freed(m.name(l.queue))
 	}
 	return nil
 }

@@ -28,7 +28,9 @@ type MaxWait time.Duration
 
 // NoWait asks once and does not wait for the holder. Reaching the server may
 // still take time; that is bounded: for a lease by 5 s, for an advisory lock by what
-// it takes to give up one connection and to make another, 12 s at most.
+// it takes to give up one connection and to make another, 12 s at most. Who asks for
+// a share of a lease while others are just joining or leaving asks again, for half a
+// second.
 const NoWait = MaxWait(0)
 
 // TTL is how long the lease lasts from its grant and from each renewal, if the
@@ -42,7 +44,13 @@ type Metadata string
 
 // Mode says whom a lock excludes: [Exclusive], the default, everybody; [Shared]
 // only exclusive ones. A shared request waits behind an exclusive one that came
-// before it, so that writers are not starved.
+// before it, so that writers are not starved. No lock is turned from one mode into
+// the other.
+//
+// Of a lease, all who share it together have one fencing token: it is greater than
+// that of whoever had the lease exclusively before. Who is refused it exclusively
+// finds "*shared" as the [Error].Holder; [Locker.Holders] tells each of them. It needs
+// version 6 of the migrations ([ErrSchema]).
 type Mode uint8
 
 // The modes of a lock.
@@ -83,6 +91,7 @@ type options struct {
 	retention     *time.Duration // nil: for good
 	retries       int
 	tx            pgx.TxOptions
+	permits       permits // 0: it is no semaphore's
 
 	// turn is as whom a try asks: with the number of a ticket for the first of its
 	// keys, 0 without one, or barges. first: nobody was seen before that ticket.
@@ -232,14 +241,12 @@ func (o *options) collect(opts []Option, taken func(Option) bool) error {
 	return nil
 }
 
-// takenExclusively tells which options a kind takes that knows exclusive locks
-// only.
-func takenExclusively(opt Option) bool {
-	switch opt := opt.(type) {
-	case MaxWait, TTL, Metadata:
+// takenByLocks tells which options an acquisition takes of a kind that knows them
+// all.
+func takenByLocks(opt Option) bool {
+	switch opt.(type) {
+	case MaxWait, TTL, Metadata, permits, Mode:
 		return true
-	case Mode:
-		return opt == Exclusive
 	}
 	return false
 }

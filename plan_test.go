@@ -32,16 +32,47 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 	for _, call := range []string{
 		fmt.Sprintf("pgxlock_renew_batch('{k1,k2}', '{A,A}', '{%d,%d}', '{60000,60000}')", tokens[0], tokens[1]),
 		"pgxlock_release_batch('{k1,k2}', '{A,A}', '{null,null}')",
+		"pgxlock_give_back_batch('{k3,k4,k0}', '{A,A,A}', '{null,null,null}')",
 		"pgxlock_acquire_batch('{k1,k2,k3,new}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}')",
 		"pgxlock_take_batch('{k1,k2,k3,new too}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}', '{0,0,null,0}')",
 		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,k3}', '{null,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
 		"pgxlock_take_batch('{k1,k2,k3}', '{A,A,B}', '{1,1,1}', '{null,null,null}', '{0,0,null}')",
+		"pgxlock_permit_batch('{p,p}', '{1,1}', '{A,B}', '{60000,60000}', '{null,null}', '{0,0}')",
 	} {
 		conn := db.Connect(t)
 		if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
 			t.Fatal(err)
 		}
 		looksUp(t, conn, "distributed_locks", call)
+	}
+	looksUp(t, db.Connect(t), "distributed_locks", "acquire_permit('p', 'A', 3)") // in a session of any settings
+}
+
+// The same for shares, of names that many share.
+func TestBatchesLookUpEachShareByItsName(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, "select acquire_shared_lock('k' || i, 'A'), release_shared_lock('k' || i, 'A') from generate_series(1, 100) i")
+	db.Exec(t, "vacuum analyze distributed_locks")
+	db.Exec(t, "vacuum analyze distributed_lock_shares")
+	db.Exec(t, "select acquire_shared_lock('k' || i, 'A') from generate_series(1, 300) i")
+	for _, call := range []string{
+		"pgxlock_share_batch('{k1,k2,new}', '{B,B,A}', '{60000,60000,60000}', '{null,null,null}', '{0,null,0}')",
+		"pgxlock_renew_shares_batch('{k1,k2}', '{A,B}', '{null,null}', '{60000,60000}')",
+		"pgxlock_release_shares_batch('{k1,k2,new}', '{A,A,A}', '{null,null,null}')",
+		"pgxlock_share_holders('k3')",
+		"assert_shared_lock_held('k3', 'A')",
+	} {
+		for _, table := range []string{"distributed_locks", "distributed_lock_shares"} {
+			conn := db.Connect(t)
+			if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
+				t.Fatal(err)
+			}
+			looksUp(t, conn, table, call)
+		}
 	}
 }
 
@@ -121,6 +152,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,hot}', '{1,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
 		"pgxlock_take_batch('{k1,k2,hot}', '{A,A,A}', '{1,1,1}', '{null,null,null}', '{0,0,0}')",
 		"pgxlock_wake_batch('{0,0,0}', '{k1,k2,hot}', '{null,null,1}')",
+		"pgxlock_give_back_batch('{k1,k2,hot}', '{A,A,A}', '{null,null,null}')",
 		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"wake_lock_waiter('hot')",
 	} {
@@ -132,6 +164,30 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 			t.Fatal(err)
 		}
 		looksUp(t, conn, "pgxlock_waiters", call)
+	}
+}
+
+// The same for limits.
+func TestLimitsAreLookedUpByTheirKeys(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, "vacuum analyze pgxlock_limits")
+	db.Exec(t, "insert into pgxlock_limits select 'k' || i, 0 from generate_series(1, 300) i")
+	for _, call := range []string{
+		"pgxlock_limit_batch(1000, 1, '{k1,k2,new}', '{1,1,1}', '{0,0,0}', '{null,null,null}')",
+		"pgxlock_limit_batch(1000000000000, 1, '{k1,k2,k3}', '{1,1,1}', '{0,0,0}', '{null,null,null}')",
+		"pgxlock_limit_batch(1000000000000, 1, '{k1,k2,k3}', '{1,1,1}', '{0,0,0}', '{null,null,null}')", // refused
+	} {
+		for _, settings := range []string{statement("session", ""), "select set_config('enable_indexscan', 'off', $1)"} {
+			conn := db.Connect(t)
+			if _, err := conn.Exec(t.Context(), settings, false); err != nil {
+				t.Fatal(err)
+			}
+			looksUp(t, conn, "pgxlock_limits", call)
+		}
 	}
 }
 

@@ -141,6 +141,19 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 				t.Error(err)
 			}
 		}
+		limiter, err := pgxlock.NewLimiter(db.Pool, hourly, 3, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := reserves(t, limiter, t.Name(), 2, 0)
+		allows(t, limiter, t.Name(), 2, false)
+		if err := r.Cancel(t.Context()); err != nil {
+			t.Error(err)
+		}
+		allows(t, limiter, t.Name(), 1, true, true, true, false)
+		if err := limiter.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -39,6 +39,7 @@ type queue struct {
 	place    *installation
 	log      *slog.Logger
 	wanted   func(lockName)       // is told that others wait for an advisory lock of this process
+	stepDown func()               // is told that leaders were asked to step down
 	run      func(exchange) error // on a connection of the Locker
 	reached  func() bool          // whether the last one got an answer
 	listener *listener
@@ -73,7 +74,7 @@ type ticket struct {
 
 func newQueue(l *Locker, place *installation, owner string, run func(exchange) error, reached func() bool, d dialer) *queue {
 	q := &queue{
-		lines: &l.lines, owner: owner, place: place, log: l.log, run: run, reached: reached,
+		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, run: run, reached: reached,
 		tickets: make(map[*ticket]struct{}),
 	}
 	q.listener = newListener(d, q)
@@ -388,6 +389,13 @@ func (q *queue) listens(client int64) {
 	for t := range q.tickets {
 		q.add(t)
 	}
+}
+
+// listening reports whether notifications are heard.
+func (q *queue) listening() bool {
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	return q.client != 0
 }
 
 // reap removes tickets of processes that died, where nobody looked since.

@@ -66,12 +66,15 @@ var (
 	_ = migrations.Up
 
 	buildReport     func(context.Context) error
+	reportOf        func(context.Context, time.Time) error
+	rebuild         func(context.Context) error
 	callSlowService func(context.Context) (int, error)
 	warm            func(context.Context, int64) error
 	transfer        func(ctx context.Context, tx pgx.Tx, from, to, amount int) error
 	process         func(context.Context, pgx.Tx) error
 	report          func(context.Context, pgx.Tx) error
 	bill            func(context.Context) error
+	schedule        func(ctx context.Context, term int64) error
 	connString      string
 
 	// of github.com/bsm/redislock, which is nothing to depend on

@@ -55,6 +55,11 @@ func (t *leaseTable) reap() error {
 	return cmp.Or(t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
 		rows := q.query(ctx, t.place.statement("reap"))
 		rows.Close()
+		if rows.Err() != nil || !t.place.hasNow(sharesVersion) {
+			return rows.Err()
+		}
+		rows = q.query(ctx, t.place.statement("reap_shares"))
+		rows.Close()
 		return rows.Err()
 	}), t.locker.queue.reap())
 }

@@ -144,8 +144,12 @@ func (r *renewer) patience() time.Duration {
 	return patience
 }
 
-// send renews a batch in one statement.
+// send renews a batch, those of one mode in one statement.
 func (r *renewer) send(batch []renewal) error {
+	return inModes(batch, func(entry renewal) Mode { return entry.lock.mode }, r.sendAs, r.fail)
+}
+
+func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 	var locks []*Lock
 	var asked []renewal
 	waiting := make(map[*Lock][]chan<- error, len(batch))
@@ -175,7 +179,7 @@ func (r *renewer) send(batch []renewal) error {
 	t := r.table
 	err := t.renewals.do(r.patience(), func(ctx context.Context, q querier, _ bool) (err error) {
 		sent = t.locker.now()
-		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement("renew"), names, holders, tokens, ttls), pgx.RowTo[string])
+		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement(mode.statement("renew")), names, holders, tokens, ttls), pgx.RowTo[string])
 		return err
 	})
 	if err == nil && len(outcomes) != len(locks) {

@@ -81,6 +81,7 @@ func works(t *testing.T, db *pgtest.DB) {
 		t.Errorf("claim: %t, %v", first, err)
 	}
 	commit(t, tx)
+	allows(t, newLimiter(t, db, hourly, 2), rand.Text(), 1, true, true, false)
 }
 
 func TestALockerWorksForAHardenedApplicationAndCannotForge(t *testing.T) {
@@ -187,7 +188,7 @@ func TestRowLevelSecurityIsAnErrorThatNamesTheRemedy(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	role, app := login(t, db)
-	db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_waiters to "+role)
+	db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_waiters, pgxlock_limits to "+role)
 	locks := newLocker(t, app, nil)
 	lock := acquire(t, locks, "held")
 	db.Exec(t, `alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security;

@@ -60,10 +60,12 @@ func upgrade(t *testing.T, db *pgtest.DB, file string) {
 	}
 }
 
-// The versions that brought what claims and Lockers need.
+// The versions that brought what claims, Lockers, Limiters and runs need.
 const (
 	claimsNeed = 2
 	leasesNeed = 3
+	limitsNeed = 7
+	runsNeed   = 7
 )
 
 func TestThisProgramWorksOnTheNextSchemaAndSaysWhichItNeeds(t *testing.T) {
@@ -88,6 +90,11 @@ func TestThisProgramWorksOnTheNextSchemaAndSaysWhichItNeeds(t *testing.T) {
 				wantSchemaError(t, err, fmt.Sprintf("has version %d, version %d is needed", version, leasesNeed))
 			}
 			useLocksInTransactions(t, db)
+			if ok, err := newLimiter(t, db, 1, 1).Allow(t.Context(), "k"); version >= limitsNeed && (!ok || err != nil) {
+				t.Errorf("a limit: %t, %v", ok, err)
+			} else if version < limitsNeed {
+				wantSchemaError(t, err, fmt.Sprintf("has version %d, version %d is needed", version, limitsNeed))
+			}
 
 			tx := begin(t, db, pgx.TxOptions{})
 			if version >= claimsNeed {

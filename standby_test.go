@@ -161,6 +161,8 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 		"DoTx":                    func(key string) error { return locks.DoTx(ctx, standby.Pool, key, neverWrite) },
 		"DoTx of another's lease": func(string) error { return elsewhere.DoTx(ctx, standby.Pool, "free", neverWrite) },
 		"Holders":                 func(key string) error { _, err := locks.Holders(ctx, key); return err },
+		"a semaphore":             func(key string) error { _, err := semaphore(t, locks, 1).Acquire(ctx, key); return err },
+		"AskToStepDown":           func(key string) error { return locks.AskToStepDown(ctx, key) },
 		"PurgeClaims":             func(string) error { _, err := pgxlock.PurgeClaims(ctx, standby.Pool, 0); return err },
 		"Fence":                   func(string) error { return held.Fence(ctx, begin(t, standby, pgx.TxOptions{})) },
 		"ClaimTx": func(key string) error {

@@ -71,6 +71,8 @@ type leaseTable struct {
 
 	mu   sync.Mutex
 	mine map[string]struct{} // the holders of leases that callers here have, or give back
+
+	others map[string]int // how many permits others were heard to give semaphores
 }
 
 func (t *leaseTable) newSession(config *pgxpool.Config) *session {
@@ -79,14 +81,14 @@ func (t *leaseTable) newSession(config *pgxpool.Config) *session {
 
 func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }
 
-func (t *leaseTable) takes(opt Option) bool { return takenExclusively(opt) }
+func (t *leaseTable) takes(opt Option) bool { return takenByLocks(opt) }
 
 func (t *leaseTable) check(key string) error   { return checkKey(key) }
 func (t *leaseTable) name(key string) lockName { return lockName{key: key} }
 
 func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) error {
 	var token int64
-	err := typed(tx.row(ctx, t.place.statement("fence"), &token, lock.key, lock.holder, lock.token))
+	err := typed(tx.row(ctx, t.place.statement(lock.mode.statement("fence")), &token, lock.key, lock.holder, lock.token))
 	if errors.Is(err, ErrLost) {
 		t.renewer.soon(lock) // for good, or for this transaction?
 	}
@@ -117,16 +119,20 @@ func (t *leaseTable) renew(ctx context.Context, lock *Lock) error { return t.ren
 func (t *leaseTable) drop(lock *Lock) {
 	t.renewer.remove(lock)
 	if errors.Is(lock.ended, ErrLost) {
-		t.over(lock)
+		t.over(lock, "")
 	}
 }
 
-// over tells those who wait here that the lock is not ours any more.
-func (t *leaseTable) over(lock *Lock) {
+// over tells those who wait here that the lock is not ours any more, unless others
+// are known to share it still. It reports what lines.freed does.
+func (t *leaseTable) over(lock *Lock, outcome string) (queued bool) {
 	t.mu.Lock()
 	delete(t.mine, lock.holder)
 	t.mu.Unlock()
-	t.locker.lines.freed(t.name(lock.key))
+	if outcome == outcomeLeft {
+		return false
+	}
+	return t.locker.lines.freed(t.name(lock.queue))
 }
 
 func (t *leaseTable) holdID(lock *Lock) string { return lock.holder }

@@ -41,8 +41,8 @@ type LeaseConfig struct {
 	// Backoff is how long to wait before asking again where nobody tells when to:
 	// the server is away, or notifications do not arrive, as behind a pooler; in the
 	// attempt-th try of one wait, counted from 0. It may be called by many
-	// goroutines. Default: exponential from 10 ms to 500 ms, with jitter. The
-	// wait is never longer than the holder's lease lasts.
+	// goroutines. Default: [ExponentialBackoff] from 10 ms to 500 ms. The wait is never
+	// longer than the holder's lease lasts.
 	Backoff func(attempt int) time.Duration
 
 	// Logger gets what no caller is told: renewals that failed, releases that did

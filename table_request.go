@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,12 +17,14 @@ import (
 // leaseRequest is one acquisition under way.
 type leaseRequest struct {
 	lock     *Lock
+	permits  permits // of the semaphore that the lock shall be one of; 0: it is the lock itself
 	metadata *string
 	ticket   *int64 // nil: it barges
 
-	settled atomic.Bool   // by the answer, or by the caller who left
-	done    chan struct{} // closed with the answer
-	err     error         // the answer
+	unsettled int  // how often others were just changing who shares it
+	unknown   bool // an earlier attempt may have been granted
+
+	pending
 }
 
 func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attempt {
@@ -31,7 +32,8 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 	requests := make([]*leaseRequest, len(keys))
 	for i, key := range keys {
 		lock := t.locker.newLock(key, t.cfg.Owner+":"+rand.Text(), o.ttl, max(margin, 100*time.Millisecond))
-		requests[i] = &leaseRequest{lock: lock, metadata: o.metadata, done: make(chan struct{})}
+		lock.mode = o.mode
+		requests[i] = &leaseRequest{lock: lock, permits: o.permits, metadata: o.metadata, pending: pending{done: make(chan struct{})}}
 		if o.turn != barges {
 			requests[i].ticket = new(int64)
 		}
@@ -43,32 +45,9 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 	t.acquiring.add(requests...)
 	attempts := make([]attempt, len(keys))
 	for i, r := range requests {
-		attempts[i] = r.await(ctx)
+		attempts[i] = attempt{r.lock, r.await(ctx)}
 	}
 	return attempts
-}
-
-// await returns the answer, or leaves when ctx ends.
-func (r *leaseRequest) await(ctx context.Context) attempt {
-	select {
-	case <-r.done:
-	case <-ctx.Done():
-		if r.settled.CompareAndSwap(false, true) {
-			return attempt{err: context.Cause(ctx)}
-		}
-		<-r.done
-	}
-	return attempt{r.lock, r.err}
-}
-
-// answer tells the caller, and reports false if it has left.
-func (r *leaseRequest) answer(err error) bool {
-	r.err = err // nobody reads it before done is closed
-	if !r.settled.CompareAndSwap(false, true) {
-		return false
-	}
-	close(r.done)
-	return true
 }
 
 func failRequests(requests []*leaseRequest, err error) {
@@ -82,42 +61,69 @@ var errLateGrant = errors.New("the grant arrived after its deadline, and was giv
 
 // acquire sends a batch of requests.
 func (t *leaseTable) acquire(requests []*leaseRequest) error {
-	var batch []*leaseRequest
+	return inModes(requests, func(r *leaseRequest) Mode { return r.lock.mode }, t.acquireAs, failRequests)
+}
+
+func (t *leaseTable) acquireAs(mode Mode, requests []*leaseRequest) error {
+	var locks, permits []*leaseRequest
+	for _, r := range requests {
+		switch {
+		case r.settled.Load(): // the caller left while it stood in the queue
+			if r.unknown {
+				t.discardRequest(r)
+			}
+		case r.permits > 0:
+			permits = append(permits, r)
+		default:
+			locks = append(locks, r)
+		}
+	}
+	if err := t.ask(mode, locks); err != nil {
+		failRequests(permits, err)
+		return err
+	}
+	return t.ask(mode, permits)
+}
+
+// ask sends requests that are all for locks of one mode, or all for permits.
+func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
+	if len(batch) == 0 {
+		return nil
+	}
 	var names, holders []string
+	var permits []int32
 	var ttls []int64
 	var metadata []*string
 	var tickets []*int64
-	for _, r := range requests {
-		if r.settled.Load() {
-			continue // the caller left while it stood in the queue
-		}
-		batch = append(batch, r)
+	for _, r := range batch {
 		names = append(names, r.lock.key)
+		permits = append(permits, int32(r.permits))
 		holders = append(holders, r.lock.holder)
 		ttls = append(ttls, r.lock.ttl.Milliseconds())
 		metadata = append(metadata, r.metadata)
 		tickets = append(tickets, r.ticket)
 	}
-	if len(batch) == 0 {
-		return nil
-	}
 
-	type grant struct {
-		Acquired    bool
-		Token       *int64
-		HeldBy      *string
-		RemainingMS *int64
-	}
 	var grants []grant
 	var asked, second bool
 	var sent time.Duration
 	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
-		asked, second, sent = true, again, t.locker.now()
 		statement, args := "acquire", []any{names, holders, ttls, metadata}
-		if t.place.hasQueue() {
+		switch {
+		case mode == Shared:
+			err = t.place.need(ctx, q, sharesVersion, "shared leases need")
+			statement, args = "share", append(args, tickets)
+		case batch[0].permits > 0:
+			err = t.place.need(ctx, q, primitivesVersion, "semaphores need")
+			statement, args = "take_permit", append(args, tickets, permits)
+		case t.place.hasQueue():
 			statement, args = "take", append(args, tickets)
 		}
-		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), args...), pgx.RowToStructByPos[grant])
+		if err != nil {
+			return err
+		}
+		asked, second, sent = true, again, t.locker.now()
+		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), args...), toGrant)
 		return err
 	})
 	if err == nil && len(grants) != len(batch) {
@@ -125,7 +131,7 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 	}
 	if spoilt(err) && len(batch) > 1 {
 		for i := range batch { // one of them spoils it: find out which
-			if err := t.acquire(batch[i : i+1]); err != nil {
+			if err := t.ask(mode, batch[i:i+1]); err != nil {
 				failRequests(batch[i+1:], err)
 				return err
 			}
@@ -133,31 +139,14 @@ func (t *leaseTable) acquire(requests []*leaseRequest) error {
 		return nil
 	}
 	for i, r := range batch {
-		switch {
-		case err != nil:
-			if asked && (second || !refused(err)) {
-				t.discard(r.lock) // it may have been granted
+		if err != nil {
+			if r.unknown || asked && (second || !refused(err)) {
+				t.discardRequest(r) // it may have been granted
 			}
 			r.answer(err)
-		case !grants[i].Acquired:
-			if second {
-				t.discard(r.lock) // the first attempt may have been granted, and be in our own way
-			}
-			busy := &busyError{}
-			if holder := grants[i].HeldBy; holder != nil && *holder != r.lock.holder {
-				busy.holder = *holder
-				busy.here = t.has(*holder)
-			}
-			if ms := grants[i].RemainingMS; ms != nil {
-				busy.remaining = time.Duration(*ms) * time.Millisecond
-			}
-			r.answer(busy)
-		case !r.lock.granted(*grants[i].Token, sent, t.locker.now()):
-			t.discard(r.lock)
-			r.answer(errLateGrant)
-		case !r.answer(nil):
-			t.discard(r.lock)
+			continue
 		}
+		t.settle(r, grants[i], second, sent)
 	}
 	if err != nil && !t.requests.reached() {
 		return err

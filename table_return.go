@@ -12,9 +12,10 @@ import (
 // This file gives leases back: by Release, and of grants that nobody got to hear
 // of.
 
-// What became of an entry of release.sql or renew.sql.
+// What became of an entry of release.sql or renew.sql, or those of shared leases.
 const (
 	outcomeReleased = "released"
+	outcomeLeft     = "left" // by one of several who shared it
 	outcomeExpired  = "expired"
 	outcomeGone     = "gone"
 	outcomeRenewed  = "renewed"
@@ -26,6 +27,7 @@ type leaseReturn struct {
 	token   *int64 // nil: whichever the holder has
 	done    chan struct{}
 	outcome string
+	wanted  bool // others wait for it, as far as is known; they are woken
 	err     error
 }
 
@@ -38,21 +40,36 @@ func failReturns(returns []*leaseReturn, err error) {
 
 // giveBack sends a batch of releases.
 func (t *leaseTable) giveBack(returns []*leaseReturn) error {
+	return inModes(returns, func(r *leaseReturn) Mode { return r.lock.mode }, t.giveBackAs, failReturns)
+}
+
+func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 	names := make([]string, len(returns))
 	holders := make([]string, len(returns))
 	tokens := make([]*int64, len(returns))
 	for i, r := range returns {
 		names[i], holders[i], tokens[i] = r.lock.key, r.lock.holder, r.token
 	}
-	var outcomes []string
-	var second bool
+	type row struct {
+		outcome string
+		wanted  bool
+	}
+	var rows []row
+	var second, told bool
 	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
-		second = again
-		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement("release"), names, holders, tokens), pgx.RowTo[string])
+		second, told = again, mode == Exclusive && t.place.has(sharesVersion)
+		statement := mode.statement("release")
+		if told {
+			statement = "give_back"
+		}
+		rows, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), names, holders, tokens), func(r pgx.CollectableRow) (row row, err error) {
+			into := []any{&row.outcome, &row.wanted}
+			return row, r.Scan(into[:len(r.FieldDescriptions())]...)
+		})
 		return err
 	})
-	if err == nil && len(outcomes) != len(returns) {
-		err = fmt.Errorf("%d answers for %d releases", len(outcomes), len(returns))
+	if err == nil && len(rows) != len(returns) {
+		err = fmt.Errorf("%d answers for %d releases", len(rows), len(returns))
 	}
 	if err != nil {
 		failReturns(returns, err)
@@ -61,32 +78,40 @@ func (t *leaseTable) giveBack(returns []*leaseReturn) error {
 		}
 		return err
 	}
-	var freed, wanted []lockName
+	var unknown, wanted []lockName
 	for i, r := range returns {
-		r.outcome = outcomes[i]
+		r.outcome, r.wanted = rows[i].outcome, rows[i].wanted
+		permit := r.lock.queue != r.lock.key // who waits for any permit is not asked about
+		if !told || permit {
+			r.wanted = r.lock.wanted
+		}
 		if second && r.outcome == outcomeGone {
 			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
 		}
-		switch {
-		case r.outcome != outcomeReleased && r.outcome != outcomeExpired:
-		case r.lock.wanted:
-			wanted = append(wanted, t.name(r.lock.key))
-		default:
-			freed = append(freed, t.name(r.lock.key))
+		if r.outcome == outcomeReleased || r.outcome == outcomeExpired {
+			if permit && rows[i].wanted {
+				wanted = append(wanted, t.name(r.lock.key))
+			}
+			switch {
+			case r.wanted:
+				wanted = append(wanted, t.name(r.lock.queue))
+			case !told || permit:
+				unknown = append(unknown, t.name(r.lock.queue))
+			}
 		}
 		close(r.done)
 	}
-	t.locker.queue.freed(freed)
+	t.locker.queue.freed(unknown)
 	t.locker.queue.freedAfter(func(fn exchange) error { return t.requests.do(ioTimeout, fn) }, wanted)
 	return nil
 }
 
 // sendBack releases once and waits for the answer.
-func (t *leaseTable) sendBack(lock *Lock, token *int64) (outcome string, err error) {
+func (t *leaseTable) sendBack(lock *Lock, token *int64) *leaseReturn {
 	r := &leaseReturn{lock: lock, token: token, done: make(chan struct{})}
 	t.releasing.add(r)
 	<-r.done // in bounded time: a batch under way, and ours
-	return r.outcome, r.err
+	return r
 }
 
 // releasePatience is how long a release is tried while fenced transactions are
@@ -97,18 +122,25 @@ func (t *leaseTable) release(lock *Lock) error { return t.handBack(lock, &lock.t
 
 // handBack releases, and tries again while that may help.
 func (t *leaseTable) handBack(lock *Lock, token *int64) error {
-	defer t.over(lock)
+	var r *leaseReturn
+	defer func() {
+		// The lock may have been given back before those who wait here had a ticket.
+		if queued := t.over(lock, r.outcome); queued && !r.wanted {
+			t.locker.queue.freed([]lockName{t.name(lock.queue)})
+		}
+	}()
 	giveUp := time.Now().Add(releasePatience)
 	unknown := false // an attempt may have gone through
 	for attempt := 0; ; attempt++ {
-		outcome, err := t.sendBack(lock, token)
+		r = t.sendBack(lock, token)
+		outcome, err := r.outcome, r.err
 		late := time.Now().After(giveUp)
 		switch {
 		case err != nil && (late || !passing(err)):
 			return fmt.Errorf("the lease is left to its expiry: %w", err)
 		case err != nil:
 			unknown = true
-		case outcome == outcomeReleased || outcome == outcomeExpired || unknown && outcome == outcomeGone:
+		case outcome == outcomeReleased || outcome == outcomeLeft || outcome == outcomeExpired || unknown && outcome == outcomeGone:
 			return nil // expired: it was ours until Release was called, and nobody had it since
 		case outcome == outcomeGone:
 			return fmt.Errorf("%w: it was gone before the release", ErrLost)
@@ -129,6 +161,6 @@ func (t *leaseTable) discard(lock *Lock) {
 			return
 		}
 		t.locker.log.Warn("pgxlock: a lease of unknown outcome is left to its expiry", "key", lock.key, "holder", lock.holder, "error", err)
-		time.AfterFunc(lock.ttl, func() { _, _ = t.sendBack(lock, nil) })
+		time.AfterFunc(lock.ttl, func() { t.sendBack(lock, nil) })
 	})
 }

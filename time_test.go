@@ -140,11 +140,11 @@ func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, 
 	return lock, nil
 }
 
-func (s *fakeServer) takes(opt Option) bool    { return takenExclusively(opt) }
+func (s *fakeServer) takes(opt Option) bool    { return takenByLocks(opt) }
 func (s *fakeServer) check(key string) error   { return checkKey(key) }
 func (s *fakeServer) name(key string) lockName { return lockName{key: key} }
 
-func (s *fakeServer) holders(context.Context, string) ([]Holder, error) { return nil, nil }
+func (s *fakeServer) holders(context.Context, []string) ([]Holder, error) { return nil, nil }
 
 func (s *fakeServer) discard(*Lock) {
 	s.mu.Lock()

@@ -1,7 +1,6 @@
 package pgxlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,8 +19,8 @@ import (
 // acquire is Acquire, TryAcquire and the first half of Do. defaults stand below
 // the caller's opts.
 func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []Option) (*Lock, error) {
-	o := l.backend.options()
-	if err := cmp.Or(o.collect(defaults, l.backend.takes), o.collect(opts, l.backend.takes), l.backend.check(key)); err != nil {
+	o, err := l.wishes(key, defaults, opts)
+	if err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
 	if err := l.mayWait(ctx, key); err != nil {
@@ -46,6 +45,20 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 			return nil, l.fail("acquire", key, err)
 		}
 	}
+}
+
+// wishes puts together what a call asks for.
+func (l *Locker) wishes(key string, opts ...[]Option) (options, error) {
+	o := l.backend.options()
+	for _, opts := range opts {
+		if err := o.collect(opts, l.backend.takes); err != nil {
+			return o, err
+		}
+	}
+	if o.permits > 0 && o.mode != Exclusive {
+		return o, fmt.Errorf("a permit is nobody else's, so %v has no meaning; leave it out: %w", o.mode, errors.ErrUnsupported)
+	}
+	return o, l.backend.check(key)
 }
 
 // mayWait says why a wait under ctx makes no sense.
@@ -196,9 +209,14 @@ func (w *wait) leave() {
 
 // granted leaves the line with the lock that was asked for with these options.
 func (w *wait) granted(o options) {
-	if w.place != nil {
-		w.place.granted(o.turn, o.mode == Exclusive)
-		w.place = nil
+	if w.place == nil {
+		return
+	}
+	name := w.place.line.name
+	w.place.granted(o.turn, o.mode == Exclusive && o.permits == 0)
+	w.place = nil
+	if (o.mode == Shared || o.permits > 0) && name.kind() == 0 && w.locker.queue != nil {
+		w.locker.queue.freed([]lockName{name}) // the next one may share it, or there may be another permit
 	}
 }
 
@@ -254,12 +272,17 @@ func (w *wait) again(key string, err error) error {
 	return w.await(due)
 }
 
-// ends is when the lease that is in the way has run out; zero if that is not known.
+// ends is when what is in the way may be over without a word: the lease has run out,
+// or who stands before has gone; zero if that is not known.
 func (e *busyError) ends() time.Time {
-	if e.remaining <= 0 {
+	left := e.remaining
+	if e.soon && (left <= 0 || left > lookEvery) {
+		left = withJitter(lookEvery)
+	}
+	if left <= 0 {
 		return time.Time{}
 	}
-	return time.Now().Add(e.remaining)
+	return time.Now().Add(left)
 }
 
 // queue makes sure that other processes know of the line. It reports whether they tell
@@ -374,14 +397,4 @@ func rest(ctx context.Context, d time.Duration, wake <-chan struct{}) (woken, en
 // withJitter changes d by up to a quarter, so that processes do not act in step.
 func withJitter(d time.Duration) time.Duration {
 	return d - d/4 + rand.N(d/2)
-}
-
-// defaultBackoff doubles from 10 ms to half a second. The jitter, up to half of
-// it, keeps waiters from asking all at once.
-func defaultBackoff(attempt int) time.Duration {
-	d := 500 * time.Millisecond
-	if attempt < 6 {
-		d = 10 * time.Millisecond << max(attempt, 0)
-	}
-	return d - rand.N(d/2)
 }

@@ -87,8 +87,11 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	for _, w := range woken {
-		if w.N >= 1 && w.N <= int64(len(batch)) {
-			q.lookAgain(batch[w.N-1].name, w.Ticket)
+		if w.N < 1 || w.N > int64(len(batch)) {
+			continue
+		}
+		if told := batch[w.N-1]; told.number != w.Ticket || !told.name.isSemaphore() { // that one looked free to who looked again, and always does
+			q.lookAgain(told.name, w.Ticket)
 		}
 	}
 	return nil

@@ -10,19 +10,27 @@ import (
 )
 
 // printHeader says what the figures were measured on, and how to read them.
-func printHeader(server *pgserver.Server, daemons []*daemon, sync time.Duration) {
+func printHeader(server *pgserver.Server, daemons []*daemon, sync, delay time.Duration) {
 	fmt.Printf("%d CPUs; %s, fsync and synchronous_commit on", runtime.NumCPU(), server.Description())
 	for _, d := range daemons {
 		fmt.Printf("; %s", d)
 	}
 	fmt.Printf(`
-one fdatasync of %d bytes beside its data takes %s (median)
+one fdatasync of %d bytes beside its data takes %s (median)%s
 
 RATIO <system>/<peer> <workers> <ratio>: the cost of pgxlock's way divided by that of the peer, so that less is better
 and below 1 pgxlock is the cheaper one; "N x the throughput" is a ratio of 1/N. The ways take turns in %d rounds of
 slices, or %d where they take long: the ratio is the median of the rounds', each time the median of the slices', as one
 worker sees it. Allocations are those of this process for an operation, its key and all that runs beside it included.
-`, syncBytes, brief(sync), rounds, leastRounds)
+`, syncBytes, brief(sync), delayed(delay), rounds, leastRounds)
+}
+
+// delayed says by what commits are slower than the disk makes them.
+func delayed(delay time.Duration) string {
+	if delay == 0 {
+		return ""
+	}
+	return fmt.Sprintf("\nto which commit_delay adds %s: these are not the disk's figures", brief(delay))
 }
 
 const (

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -30,6 +31,9 @@ import (
 )
 
 const stopPatience = 30 * time.Second
+
+// maxCommitDelay is the most that PostgreSQL takes for commit_delay.
+const maxCommitDelay = 100 * time.Millisecond
 
 func main() {
 	if err := run(); err != nil {
@@ -42,12 +46,19 @@ func run() error {
 	pattern := flag.String("run", "", "measure only the rows that match this `regexp`, such as '^lease/floor 32$'")
 	span := flag.Duration("time", 3*time.Second, "how long to measure two ways, at least")
 	folder := flag.String("write", "", "write a page and a chart of all rows into this `folder`")
+	delay := flag.Duration("commit-delay", 0, "have the server wait for so long (commit_delay) before it makes a commit durable, as on a slower disk")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q", flag.Arg(0))
 	}
 	if *folder != "" && *pattern != "" {
 		return errors.New("-write is for a run of all rows: leave -run out")
+	}
+	if *delay != 0 && (*delay < 0 || *delay > maxCommitDelay) {
+		return fmt.Errorf("-commit-delay must be at most %s, it is %s", maxCommitDelay, *delay)
+	}
+	if *folder != "" && *delay > 0 {
+		return errors.New("-write is for the disk as it is: leave -commit-delay out")
 	}
 	wanted, err := regexp.Compile(*pattern)
 	if err != nil {
@@ -64,7 +75,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	return withServer(ctx, func(server *pgserver.Server) error {
+	return withServer(ctx, *delay, func(server *pgserver.Server) error {
 		sync, err := syncTime(filepath.Dir(server.DataDir()))
 		if err != nil {
 			return fmt.Errorf("measure fdatasync: %w", err)
@@ -75,7 +86,7 @@ func run() error {
 				return err
 			}
 		}
-		printHeader(server, daemons, sync)
+		printHeader(server, daemons, sync, *delay)
 		begun := time.Now()
 		r, err := measureAll(ctx, server, rows, counts, *span)
 		if err != nil {
@@ -109,7 +120,7 @@ func findDaemons(ctx context.Context, rows []row) ([]*daemon, error) {
 }
 
 // withServer calls fn with a server that is there for nothing else.
-func withServer(ctx context.Context, fn func(*pgserver.Server) error) (err error) {
+func withServer(ctx context.Context, delay time.Duration, fn func(*pgserver.Server) error) (err error) {
 	if err := forgetSettings(); err != nil {
 		return err
 	}
@@ -120,6 +131,8 @@ func withServer(ctx context.Context, fn func(*pgserver.Server) error) (err error
 		// A checkpoint in a slice is a cost that the other side does not have.
 		"max_wal_size":       "4GB",
 		"checkpoint_timeout": "30min",
+		"commit_delay":       strconv.FormatInt(delay.Microseconds(), 10),
+		"commit_siblings":    "0", // it waits also when no other transaction is open
 	}})
 	if err != nil {
 		return err

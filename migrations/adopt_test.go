@@ -220,8 +220,7 @@ func TestDownRefusesWhileLeasesAreLive(t *testing.T) {
 // Without them what was done once would be done again.
 func TestDownRefusesWhileClaimsStand(t *testing.T) {
 	t.Parallel()
-	reference := pgtest.New(t)
-	upTo(t, reference.URL, 2)
+	reference := atVersion(t, 2)
 	claims := catalog(t, reference)
 	db := pgtest.New(t)
 	empty := catalog(t, db)
@@ -266,8 +265,7 @@ func TestDownDoesNotMindClaimsThatHaveEnded(t *testing.T) {
 // way.
 func TestDownRefusesWhileASessionHoldsLocksWithTokens(t *testing.T) {
 	t.Parallel()
-	reference := pgtest.New(t)
-	upTo(t, reference.URL, 4)
+	reference := atVersion(t, 4)
 	fences := catalog(t, reference)
 	db := pgtest.New(t)
 	empty := catalog(t, db)
@@ -302,8 +300,7 @@ func TestDownRefusesWhileASessionHoldsLocksWithTokens(t *testing.T) {
 // Whether an open transaction's claim will stand is not known yet.
 func TestDownDoesNotOvertakeAnOpenClaim(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	upTo(t, db.URL, 2)
+	db := atVersion(t, 2)
 	before := catalog(t, db)
 	url := as(t, db, "idle_in_transaction_session_timeout", "10s") // so that a broken file does not wait for ever
 	claimant, err := pgtest.Connect(t, url).Begin(t.Context())
@@ -323,8 +320,7 @@ func TestLeasesAndSessionsOutliveTheNewestVersion(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t)
-			upTo(t, db.URL, 1)
+			db := atVersion(t, 1)
 			conn := db.Connect(t)
 			for name, query := range map[string]string{
 				"acquire": "select acquire_lock($1, $2, 600)", "renew": "select renew_lock('held', 'a', $1) is not null",
@@ -392,8 +388,7 @@ func TestTheUpgradeUnderTrafficFailsNoCallAndGrantsNothingTwice(t *testing.T) {
 	for older := uint(1); older < newest; older++ {
 		for round := range 2 {
 			t.Run(fmt.Sprint("from version ", older, " ", round), func(t *testing.T) {
-				db := pgtest.New(t)
-				upTo(t, db.URL, older)
+				db := atVersion(t, older)
 				upgradeUnderTraffic(t, db)
 			})
 		}
@@ -460,4 +455,32 @@ func call(t *testing.T, conn *pgx.Conn, query string, args ...any) (got bool, er
 			return got, err
 		}
 	}
+}
+
+// What is shared could not be renewed or given back any more.
+func TestDownRefusesWhileLeasesAreShared(t *testing.T) {
+	t.Parallel()
+	db := atVersion(t, 6)
+	expect(t, db.Pool, true, "select acquire_shared_lock('k', 'A', 600)")
+	before := catalog(t, db)
+	err := psql(t, db.URL, "-f", downFiles[newest-6])
+	if err == nil || !strings.Contains(err.Error(), "live shares of leases in schema public: 1") {
+		t.Errorf("down: %v", err)
+	}
+	sameCatalog(t, catalog(t, db), before)
+	must(t, psql(t, as(t, db, "pgxlock.force", "on"), "-f", downFiles[newest-6]))
+	version(t, db.Pool, 5)
+	expect(t, db.Pool, false, "select acquire_lock('k', 'W')") // it runs out, as any other
+	must(t, psql(t, db.URL, "-f", upFiles[5]))
+	expect(t, db.Pool, false, "select acquire_shared_lock('k', 'B', 1)") // of whom nobody would know that A is there
+	must(t, psql(t, db.URL, "-f", downFiles[newest-6]))
+	db.Exec(t, "update distributed_locks set expires_at = clock_timestamp()")
+	expect(t, db.Pool, true, "select acquire_lock('k', 'W')")
+	must(t, psql(t, db.URL, "-f", upFiles[5]))
+	expect(t, db.Pool, false, "select acquire_shared_lock('k', 'A')")
+	sameCatalog(t, catalog(t, db), before)
+
+	expect(t, db.Pool, true, "select release_lock('k', 'W') and acquire_shared_lock('k', 'A')")
+	db.Exec(t, "update distributed_lock_shares set expires_at = clock_timestamp()") // nobody is there any more
+	must(t, psql(t, db.URL, "-f", downFiles[newest-6]))
 }

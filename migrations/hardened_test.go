@@ -37,6 +37,8 @@ func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
 			calls()
 			goodAndBadCalls(t, conn)
 			callsOfWaiters(t, conn)
+			callsOfLimits(t, conn)
+			callsOfShares(t, conn)
 			expect(t, conn, "released", "select pgxlock_release_batch('{held}', '{me}', array[null]::bigint[])")
 			must(t, psql(t, db.URL, asArguments(downFiles[:newest-from])...))
 			calls()
@@ -48,8 +50,7 @@ func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
 // back with soften_locks(), and with the migration.
 func TestHardeningIsUndoneCompletely(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	upTo(t, db.URL, 2)
+	db := atVersion(t, 2)
 	before := catalog(t, db)
 	must(t, migrations.Up(t.Context(), db.Pool, nil))
 	soft := catalog(t, db)
@@ -117,8 +118,7 @@ func TestUpDoesNothingForAHardenedApplication(t *testing.T) {
 // A stranger's functions must not run on the way down.
 func TestTheDownFileCallsNothingOfAStranger(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	upTo(t, db.URL, 2)
+	db := atVersion(t, 2)
 	_, conn := newSquatter(t, db)
 	for _, name := range []string{"harden_locks()", "pgxlock_hardened()", "soften_locks()"} {
 		_, err := conn.Exec(t.Context(), "create function "+name+" returns boolean language sql as $$ select nextval('public.ran') > 0 $$")

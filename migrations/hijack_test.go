@@ -223,6 +223,137 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 	})
 }
 
+// callsOfPrimitives calls what is built on locks, as Lockers and programs in SQL do.
+func callsOfPrimitives(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	name := rand.Text()
+	permit := func(holder, ticket string) string {
+		return "(select concat_ws(':'::text, b.acquired, b.permit, b.ahead, b.held_by, b.others) from pgxlock_permit_batch('{" + name + "}'::text[], '{1}'::integer[], '{" + holder +
+			"}'::text[], '{60000}'::bigint[], '{null}'::text[], '{" + ticket + "}'::bigint[]) b)"
+	}
+	asked := func(holder string) string {
+		return "(select concat_ws(':'::text, d.n, d.reason) from pgxlock_step_downs('{0}'::integer[], '{" + name + "#1}'::text[], '{" + holder + "}'::text[]) d)"
+	}
+	check(t, conn, []trial{
+		{permit("h", "0"), "t:1:f"},
+		{permit("x", "0"), "f:f:h"},
+		{permit("x", "5"), "f:f:h"},
+		{"acquire_permit('" + name + "'::varchar, 'h'::varchar, 1)::text is null", "true"},
+		{"acquire_permit('" + name + "'::varchar, 'h'::varchar, 2)::text", name + "#2"},
+		{"acquire_permit('" + name + "'::varchar, 'h'::varchar, 0)", pgerrcode.InvalidParameterValue},
+		{"ask_to_step_down('" + name + "#1'::varchar, 'why'::text)", "true"},
+		{"ask_to_step_down('" + name + "'::varchar)", "false"},
+		{"ask_to_step_down(null::varchar)", pgerrcode.InvalidParameterValue},
+		{"pgxlock_ask_to_step_down(1, '7'::text, 'me'::text, ''::text)", "0"},
+		{asked("x") + " is null", "true"},
+		{asked("h"), "1:why"},
+		{"release_lock('" + name + "#1'::varchar, 'h'::varchar)", "true"},
+		{"release_lock('" + name + "#2'::varchar, 'h'::varchar)", "true"},
+	})
+}
+
+// callsOfLimits is the same for limits.
+func callsOfLimits(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	name := rand.Text()
+	reserve := func(rate, burst, n, wait string) string {
+		return "(select concat_ws(':'::text, b.granted, b.delay > interval '1 minute') from reserve_rate('" + name + "'::varchar, " + rate +
+			"::double precision, " + burst + "::integer, " + n + "::integer, " + wait + "::interval) b)"
+	}
+	batch := func(unused string) string {
+		return "(select string_agg(concat_ws(':'::text, b.granted, b.delay > 0::bigint), ','::text) from pgxlock_limit_batch(3600000000000::bigint, 2, '{" + name + "2," + name +
+			"1," + name + "2}'::text[], '{2,1,1}'::integer[], '{0,0,0}'::bigint[], " + unused + "::bigint[]) b)"
+	}
+	check(t, conn, []trial{
+		{"allow_rate('" + name + "'::varchar, 0.001::double precision, 2)", "true"},
+		{reserve("0.001", "2", "2", "null"), "t:t"},
+		{reserve("0.001", "2", "1", "'0'"), "f:t"},
+		{reserve("0.001", "2", "3", "null"), pgerrcode.InvalidParameterValue},
+		{reserve("0", "2", "1", "null"), pgerrcode.InvalidParameterValue},
+		{reserve("1", "0", "1", "null"), pgerrcode.InvalidParameterValue},
+		{reserve("1", "1", "1", "'-1 s'"), pgerrcode.InvalidParameterValue},
+		{"allow_rate(null::varchar, 1::double precision, 1)", pgerrcode.InvalidParameterValue},
+		{batch("'{null,null,null}'"), "t:f,t:f,f:t"},
+		{batch("'{0,null}'"), pgerrcode.InvalidParameterValue},
+		{batch("array[(select max(b.tat) from pgxlock_limit_batch(3600000000000::bigint, 2, '{" + name + "2}'::text[], '{1}'::integer[], '{0}'::bigint[], '{null}'::bigint[]) b), null, null]"), "t:f,t:f,t:f"},
+		{"(select removed >= 0::bigint from pgxlock_reap_limits(0, 10000))", "true"},
+		{"(select next_page from pgxlock_reap_limits(-1))", pgerrcode.InvalidParameterValue},
+	})
+}
+
+// callsOfRuns starts, finishes and forgets runs, and asks what is due.
+func callsOfRuns(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	const slot = "'2026-03-29 01:30:00+00'::timestamptz"
+	key := "'" + rand.Text() + "'::text" // nobody's yet
+	start := "pgxlock_start_run(" + key + ", " + slot + ", null::interval, null::interval, null::text, '99 years'::interval, "
+	check(t, conn, []trial{
+		{"(select s.attempt is null from " + start + "'h'::text, null::text) s)", "false"},
+		{"(select s.attempt is null from " + start + "'h'::text, null::text) s)", "false"},
+		{"(select s.attempt is null from " + start + "'other'::text, null::text) s)", "true"},
+		{"pgxlock_finish_run(" + key + ", " + slot + ", 'h'::text, 'withdrawn'::text, null::text)", "true"},
+		{"(select s.attempt from " + start + "'h'::text, null::text) s)", "1"},
+		{"pgxlock_finish_run(" + key + ", " + slot + ", 'h'::text, 'failed'::text, 'why'::text)", "true"},
+		{"pgxlock_finish_run(" + key + ", " + slot + ", 'h'::text, 'failed'::text, 'why'::text)", "true"},
+		{"acquire_lock('l'::varchar, 'h2'::varchar, 60, '{}'::jsonb)", "true"},
+		{"(select s.attempt from " + start + "'h2'::text, 'l'::text) s)", "2"},
+		{"(select s.attempt from " + start + "'x'::text, 'l'::text) s)", "LK001"},
+		{"pgxlock_finish_run(" + key + ", " + slot + ", 'h'::text, 'succeeded'::text, null::text)", "false"},
+		{"pgxlock_finish_run(" + key + ", " + slot + ", 'h2'::text, 'succeeded'::text, null::text)", "true"},
+		{"release_lock('l'::varchar, 'h2'::varchar)", "true"},
+		{"pgxlock_finish_run(" + key + ", " + slot + ", 'h2'::text, 'done'::text, null::text)", pgerrcode.InvalidParameterValue},
+		{"(select count(*) from pgxlock_due_runs(" + key + ", '2 days'::interval, '1 hour'::interval, 'Europe/Berlin'::text, 3, true))", "4"},
+		{"(select count(*) from pgxlock_due_runs(" + key + ", '1 hour'::interval, '1 minute'::interval, 'UTC'::text, 3, true) d where d.lasts > 0::bigint)", "1"},
+		{"start_run(" + key + ", '36500 days'::interval, '0'::interval, 'UTC'::text) is null", "false"},
+		{"start_run(" + key + ", '36500 days'::interval, '0'::interval, 'UTC'::text) is null", "true"},
+		{"start_run_at('tick'::text, '2026-11-30 00:00:00+00'::timestamptz - '200 years'::interval)", pgerrcode.InvalidParameterValue},
+		{"start_run('k'::text, '1 month'::interval, '0'::interval, 'UTC'::text)", pgerrcode.InvalidParameterValue},
+		{"start_run('k'::text, '1 hour'::interval, '1 hour'::interval, 'UTC'::text)", pgerrcode.InvalidParameterValue},
+		{"start_run('k'::text, '1 hour'::interval, '0'::interval, 'Europe/Berlin'::text)", pgerrcode.InvalidParameterValue},
+		{"start_run(''::text, '1 hour'::interval, '0'::interval, 'UTC'::text)", pgerrcode.InvalidParameterValue},
+		{"finish_run(" + key + ", (select d.slot from pgxlock_due_runs(" + key + ", '36500 days'::interval, '0'::interval, 'UTC'::text, 0, false) d), null::text)", "true"},
+		{"start_run_at(" + key + ", pg_catalog.now())", "true"},
+		{"finish_run('tick'::text, pg_catalog.now(), null::text)", "false"},
+	})
+}
+
+// callsOfShares is the same for shared leases.
+func callsOfShares(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	name := rand.Text()
+	of := func(holder string) string { return "('" + name + "'::varchar, '" + holder + "'::varchar" }
+	batch := func(function, rest string) string {
+		return "(select string_agg(concat_ws(':'::text, b), ','::text) from pgxlock_" + function + "_batch('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " + rest + ") b)"
+	}
+	const nulls, ttls = "'{null,null}'", "'{60000,60000}'::bigint[]"
+	shared := "(select string_agg(concat_ws(':'::text, b.acquired, b.ahead, b.held_by), ','::text) from pgxlock_share_batch('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " +
+		ttls + ", " + nulls + "::text[], '{0,null}'::bigint[]) b)"
+	check(t, conn, []trial{
+		{"acquire_shared_lock" + of("a") + ")", "true"},
+		{"acquire_shared_lock" + of("b") + ", 60, '{}'::jsonb)", "true"},
+		{"(select concat_ws(':'::text, b.acquired, b.held_by) from try_acquire_shared_lock" + of("b") + ", '1 minute'::interval) b)", "t:b"},
+		{"acquire_lock" + of("a") + ")", "false"},
+		{"extend_shared_lock" + of("a") + ", 60)", "true"},
+		{"extend_shared_lock" + of("x") + ")", "false"},
+		{"assert_shared_lock_held" + of("a") + ") is null", "false"},
+		{"assert_shared_lock_held" + of("x") + ")", "LK001"},
+		{"(select count(*) from pgxlock_share_holders('" + name + "'::text) h where h.shared)", "2"},
+		{shared, "t:f:a,t:f:c"},
+		{batch("renew_shares", nulls+"::bigint[], "+ttls), "renewed,renewed"},
+		{"release_shared_lock" + of("b") + ")", "true"},
+		{batch("release_shares", nulls+"::bigint[]"), "left,released"},
+		{batch("release_shares", nulls+"::bigint[]"), "gone,gone"},
+		{"acquire_shared_lock" + of("d") + ")", "true"},
+		{"release_all_locks('d'::varchar)", "1"},
+		{"acquire_lock" + of("a") + ")", "true"},
+		{"acquire_shared_lock" + of("b") + ")", "false"},
+		{"release_lock" + of("a") + ")", "true"},
+		{"acquire_shared_lock" + of("*") + ")", pgerrcode.InvalidParameterValue},
+		{"pgxlock_reap_shares('1 hour'::interval, 10) >= 0::bigint", "true"},
+		{"pgxlock_reap_shares('1 hour'::interval, 0)", pgerrcode.InvalidParameterValue},
+	})
+}
+
 // ours is all the text that runs in a migrator's session or in our functions.
 func ours(t *testing.T) string {
 	t.Helper()
@@ -328,7 +459,7 @@ BEGIN
   END LOOP;
 END $do$`
 
-func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
+func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 	t.Parallel()
 	db := newSeed(t)
 	hijacker, victim := newRole(t, db), newRole(t, db)
@@ -355,24 +486,35 @@ func TestNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		create temp table pg_class (); create temp table pg_proc (); create temp sequence pgxlock_tokens;
 		create temp view lock_leases as select 1 as state; create temp table pg_locks (); create temp table pg_database ();
 		create temp table pgxlock_session_locks (key_space integer, key_id bigint, session bigint, shared boolean, token bigint);
+		create temp table distributed_lock_shares (lock_name varchar, holder_id varchar, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz, metadata jsonb);
 		create temp table pgxlock_waiters (kind integer, name text, ticket bigint); create temp sequence pgxlock_tickets;
+		create temp table pgxlock_step_down (kind integer, name text, holder text); create temp table pgxlock_semaphores (name text, permits integer);
+		create temp table pgxlock_limits (limit_key text, tat bigint);
+		create temp table pgxlock_runs (run_key varchar, slot timestamptz, state text, holder text, lease text, keep_until timestamptz);
 		create temp table pgxlock_claims (claim_key varchar, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8)`)
 	must(t, err)
 	// Names of tables and types are the victim's own affair; what it calls is not.
+	var sessions []string
+	for _, path := range []string{"pg_catalog, public", "pg_catalog, pg_temp, public"} {
+		sessions = append(sessions, as(t, db, "role", victim, "search_path", path), as(t, db, "search_path", path))
+	}
 	calls := func() {
 		t.Helper()
 		if !ask[bool](t, db.Pool, "select public.pgxlock_hardened()") {
-			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim)
+			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim)
 		}
-		for _, path := range []string{"pg_catalog, public", "pg_catalog, pg_temp, public"} {
-			for _, url := range []string{as(t, db, "role", victim, "search_path", path), as(t, db, "search_path", path)} {
-				conn := pgtest.Connect(t, url)
-				goodAndBadCalls(t, conn)
-				callsInTransactions(t, conn)
-				callsOfSessions(t, conn)
-				callsOfWaiters(t, conn)
-			}
+		for _, url := range sessions {
+			conn := pgtest.Connect(t, url)
+			goodAndBadCalls(t, conn)
+			callsInTransactions(t, conn)
+			callsOfSessions(t, conn)
+			callsOfWaiters(t, conn)
+			callsOfPrimitives(t, conn)
+			callsOfLimits(t, conn)
+			callsOfRuns(t, conn)
+			callsOfShares(t, conn)
 		}
+		sessions = sessions[:pgtest.Soak(t, 1, len(sessions))] // for all but the first situation
 		const acquire = "select public.acquire_lock('temp'::pg_catalog.varchar, $1::pg_catalog.varchar, 60, '{}'::pg_catalog.jsonb)"
 		expect(t, hostile, true, acquire, pgx.QueryExecModeExec, "a")
 		expect(t, hostile, false, acquire, pgx.QueryExecModeExec, "b")

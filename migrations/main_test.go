@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/golang-migrate/migrate/v4"
@@ -20,6 +21,7 @@ import (
 	"github.com/golang-migrate/migrate/v4/source/iofs"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
@@ -77,6 +79,38 @@ func (w way) nothingToDo(err error) error {
 		}
 	}
 	return nil
+}
+
+// atVersion returns a database with that version, which is copied.
+func atVersion(t *testing.T, version uint) *pgtest.DB {
+	t.Helper()
+	return versions()[version].New(t)
+}
+
+// versions are databases with each version that there is.
+var versions = sync.OnceValue(func() (all []*pgtest.Template) {
+	for v := range len(upFiles) + 1 {
+		all = append(all, pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error {
+			for _, name := range upFiles[:v] {
+				text, err := migrations.FS.ReadFile(name)
+				if err != nil {
+					return err
+				}
+				if _, err := pool.Exec(ctx, string(text)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	return all
+})
+
+// firstTried is the first of the files that a test of each goes through: files that have
+// landed do not change, so that make test takes the last two.
+func firstTried(t *testing.T) int {
+	t.Helper()
+	return pgtest.Soak(t, len(upFiles)-2, 0)
 }
 
 // upTo installs that version.

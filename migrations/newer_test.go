@@ -91,8 +91,7 @@ func TestUpWaitsForANewerMigrator(t *testing.T) {
 	future, err := os.ReadFile("../testdata/future.sql")
 	must(t, err)
 	for have := range upFiles {
-		db := pgtest.New(t)
-		upTo(t, db.URL, uint(have))
+		db := atVersion(t, uint(have))
 		tx, err := db.Pool.Begin(t.Context())
 		must(t, err)
 		for _, name := range upFiles[have:] {

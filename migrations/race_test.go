@@ -23,12 +23,17 @@ func trapped(table, columns string) string {
 }
 
 const (
-	versionColumns = "version bigint not null primary key, dirty boolean not null"
-	epochColumns   = "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]"
-	leaseColumns   = "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
-	claimColumns   = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8"
-	sessionColumns = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
-	waiterColumns  = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], primary key (kind, name, ticket)"
+	versionColumns   = "version bigint not null primary key, dirty boolean not null"
+	epochColumns     = "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]"
+	leaseColumns     = "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
+	claimColumns     = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8"
+	sessionColumns   = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
+	limitColumns     = "limit_key text primary key, tat bigint"
+	waiterColumns    = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], primary key (kind, name, ticket)"
+	stepDownColumns  = "kind integer, name text, holder text, asked_at timestamptz, asked_by text, reason text, primary key (kind, name, holder)"
+	semaphoreColumns = "name text, permits integer, used_at timestamptz, used_by text, primary key (name, permits)"
+	runColumns       = "run_key varchar(255), slot timestamptz, state text, attempt integer, holder text, lease text, started_at timestamptz, finished_at timestamptz, error text, keep_until timestamptz, primary key (run_key, slot)"
+	shareColumns     = "lock_name varchar, holder_id varchar, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz, metadata jsonb, primary key (lock_name, holder_id)"
 )
 
 // whileWaiting runs do when a session in the database waits for another one's
@@ -62,9 +67,8 @@ func TestWhatAppearsWhileTheFileWaitsIsRefused(t *testing.T) {
 		for name, install := range map[string]func(*testing.T, string) error{"Up": up, "psql": psqlFiles("up"), "psql -1": psqlFiles("up", "-1")} {
 			t.Run(fmt.Sprintf("%s of %s %s", test.object, upFiles[test.from], name), func(t *testing.T) {
 				t.Parallel()
-				db := pgtest.New(t)
+				db := atVersion(t, test.from)
 				_, conn := newSquatter(t, db)
-				upTo(t, db.URL, test.from)
 				before := catalog(t, db)
 				_, err := conn.Exec(t.Context(), "begin; "+test.make)
 				must(t, err)
@@ -115,6 +119,25 @@ func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 			"create function pgxlock_waiter_gone(p_client bigint, p_live_until timestamptz) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
 			"pgxlock_waiter_gone(bigint,timestamp with time zone)",
 		},
+		{
+			6, "create table pgxlock_step_down (" + stepDownColumns + ")",
+			"create function pgxlock_ahead(p_name text, p_below bigint) returns bigint language sql as $$ select nextval('public.ran') $$",
+			"pgxlock_ahead(text,bigint)",
+		},
+		{
+			6, "create table pgxlock_limits (" + limitColumns + ")",
+			"create function pgxlock_limit_clock() returns bigint language sql as $$ select nextval('public.ran') $$", "pgxlock_limit_clock()",
+		},
+		{
+			6, "create table pgxlock_runs (" + runColumns + ")",
+			"create function start_run_at(p_key text, p_tick timestamptz) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
+			"start_run_at(text,timestamp with time zone)",
+		},
+		{
+			5, "create table distributed_lock_shares (" + shareColumns + ")",
+			"create function release_shared_lock(p_lock_name varchar, p_holder_id varchar) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
+			"release_shared_lock(character varying,character varying)",
+		},
 		{ // the file has replaced it already: what it made is what is there
 			1, "create table pgxlock_claims (" + claimColumns + ")",
 			"create function pgxlock_vouch(integer) returns bigint language sql as $$ select nextval('public.ran') $$", "",
@@ -122,9 +145,8 @@ func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 	} {
 		t.Run(upFiles[test.from]+" "+test.object, func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t)
+			db := atVersion(t, test.from)
 			role, first := newSquatter(t, db)
-			upTo(t, db.URL, test.from)
 			second := pgtest.Connect(t, as(t, db, "role", role))
 			_, err := first.Exec(t.Context(), "begin; "+test.wait)
 			must(t, err)

@@ -1,3 +1,5 @@
--- Who holds a lease now.
--- $1 name
-SELECT h.holder, h.metadata, h.fencing_token, h.acquired_at, h.expires_at FROM /* schema */pgxlock_holders($1::text) AS h
+-- Who holds leases now, where they cannot be shared.
+-- $1 names
+SELECT k.name, h.holder, h.metadata, h.fencing_token, h.acquired_at, h.expires_at, false
+  FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS k (name, n), LATERAL /* schema */pgxlock_holders(k.name) AS h
+ ORDER BY k.n

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -25,7 +26,8 @@ func newLs() *cobra.Command {
 		Short: "List the leases",
 		Long: `List the leases: who holds what, since when, and for how much longer if it is not
 renewed. An expired lease may be taken by anybody; one that expired more than an
-hour ago counts as abandoned. Several filters list what passes all of them.
+hour ago counts as abandoned. Of a shared one each of who share it has a line.
+Several filters list what passes all of them.
 
 An empty list is no failure; with --exit-code it exits with 1.`,
 		Example: `  pgxlock ls --state expired,abandoned               # what was not released
@@ -68,10 +70,11 @@ An empty list is no failure; with --exit-code it exits with 1.`,
 	return cmd
 }
 
-// lease is a row of the view lock_leases.
+// lease is a row of the view lock_leases, or of lock_shares.
 type lease struct {
 	Name             string          `json:"name"`
 	State            string          `json:"state"`
+	Mode             string          `json:"mode"`
 	Holder           string          `json:"holder"`
 	Token            int64           `json:"token"`
 	AcquiredAt       time.Time       `json:"acquired_at"`
@@ -94,7 +97,15 @@ func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := pool.Query(ctx, statement("leases", schema), f.args()...) // CollectRows returns the error
+	from, hasShares := "leases_exclusive", false
+	if err := pool.QueryRow(ctx, statement("has_shares", schema), schema).Scan(&hasShares); err != nil {
+		return nil, err
+	}
+	if hasShares {
+		from = "leases_shared"
+	}
+	text := strings.Replace(statement("leases", schema), "/* leases */", statement(from, schema), 1)
+	rows, _ := pool.Query(ctx, text, f.args()...) // CollectRows returns the error
 	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease])
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if ok && (pgErr.Code == pgerrcode.UndefinedTable || pgErr.Code == pgerrcode.InvalidSchemaName) {
@@ -119,6 +130,7 @@ func printLeases(w io.Writer, p palette, indent string, leases []lease) error {
 		rows[i] = []cell{
 			{text: printable(l.Name)},
 			{l.State, color},
+			{text: l.Mode},
 			{text: printable(l.Holder)},
 			{text: fmt.Sprint(l.Token)},
 			{text: brief(seconds(l.HeldSeconds))},
@@ -126,7 +138,7 @@ func printLeases(w io.Writer, p palette, indent string, leases []lease) error {
 			{short(metadataText(l.Metadata), maxMetadata), faint},
 		}
 	}
-	return printTable(w, p, indent, []string{"NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
+	return printTable(w, p, indent, []string{"NAME", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -44,10 +44,10 @@ func TestLsShowsEveryLeaseInATable(t *testing.T) {
 		t.Fatalf("want a header and four rows, without colors:\n%s", r.stdout)
 	}
 	for i, want := range [][]string{
-		{"NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"},
+		{"NAME", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"},
 		{"import", "expired", "pod-3", "-1m"},
 		{"old", "abandoned", "pod-4", "3d0h", "-2d0h"},
-		{"order:1", "live", "pod-1", `{"step": 3}`},
+		{"order:1", "live", "exclusive", "pod-1", `{"step": 3}`},
 		{"order:2", "live", "pod-2", " free text"},
 	} {
 		for _, text := range want {
@@ -222,5 +222,26 @@ func TestDurationsAreBrief(t *testing.T) {
 		if got := brief(d); got != want {
 			t.Errorf("%d: %s, want %s", d, got, want)
 		}
+	}
+}
+
+// Where leases are shared it shows each of who share them, and before that version
+// what there is.
+func TestLsShowsWhoSharesALease(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	db.Exec(t, "select acquire_shared_lock('report', 'pod-5', 300, '\"reads\"'), acquire_shared_lock('report', 'pod-6', 30)")
+	r := execute(t, nil, "ls", "--prefix", "report", "--sort", "expiry", "--database-url", db.URL)
+	lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[1], "shared") || !strings.Contains(lines[1], "pod-6") || !strings.Contains(lines[2], "pod-5") || !strings.Contains(lines[2], "reads") {
+		t.Errorf("%s", r.stdout)
+	}
+	if r := execute(t, nil, "ls", "--holder", "pod-5", "-o", "json", "--database-url", db.URL); !strings.Contains(r.stdout, `"mode": "shared"`) {
+		t.Errorf("%s", r.stdout)
+	}
+	db.Exec(t, "drop view lock_shares") // as on the version before
+	r = execute(t, nil, "ls", "--state", "live", "--database-url", db.URL)
+	if strings.Count(r.stdout, "exclusive") != 3 || !strings.Contains(r.stdout, "*shared") {
+		t.Errorf("%s", r.stdout)
 	}
 }

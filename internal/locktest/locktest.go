@@ -41,6 +41,12 @@ func Run(t *testing.T, newLocker func(t *testing.T) *pgxlock.Locker) {
 		"bad input is named":                          badInput,
 		"what it cannot do is unsupported":            unsupported,
 		"those who share exclude those who do not":    shared,
+		"one leads at a time, and the next after it":  leads,
+		"a leader steps down when asked":              stepsDown,
+		"as many hold permits as there are":           permits,
+		"permits that differ in number":               differentPermits,
+		"who shares does not pass who waits alone":    readersDoNotPass,
+		"many keys are shared together":               allShared,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -253,6 +259,7 @@ func closed(t *testing.T, locks *pgxlock.Locker) {
 	is(t, "AcquireAll", err, pgxlock.ErrClosed)
 	_, err = locks.Holders(t.Context(), "k")
 	is(t, "Holders", err, pgxlock.ErrClosed)
+	is(t, "AskToStepDown", locks.AskToStepDown(t.Context(), "k"), pgxlock.ErrClosed)
 }
 
 func allOrNone(t *testing.T, locks *pgxlock.Locker) {
@@ -386,6 +393,9 @@ func badInput(t *testing.T, locks *pgxlock.Locker) {
 		if _, err := locks.Holders(t.Context(), key); err == nil {
 			t.Errorf("Holders %.10q: no error", key)
 		}
+		if err := locks.AskToStepDown(t.Context(), key); err == nil {
+			t.Errorf("AskToStepDown %.10q: no error", key)
+		}
 	}
 	acquire(t, locks, "fine", pgxlock.NoWait)
 	for _, opt := range []pgxlock.Option{nil, pgxlock.TTL(time.Millisecond), pgxlock.Metadata("\xff"), pgxlock.Mode(9)} {
@@ -432,9 +442,6 @@ func unsupported(t *testing.T, locks *pgxlock.Locker) {
 }
 
 func shared(t *testing.T, locks *pgxlock.Locker) {
-	if !takes(t, locks, pgxlock.Shared) {
-		t.Skip("this kind knows exclusive locks only")
-	}
 	first := acquire(t, locks, "k", pgxlock.Shared)
 	second := acquire(t, locks, "k", pgxlock.Shared, pgxlock.NoWait)
 	if found, err := locks.Holders(t.Context(), "k"); err != nil || len(found) != 2 || found[0].Mode != pgxlock.Shared {
@@ -445,10 +452,16 @@ func shared(t *testing.T, locks *pgxlock.Locker) {
 	}
 	_, err := locks.TryAcquire(t.Context(), "k")
 	is(t, "an exclusive lock beside a shared one", err, pgxlock.ErrNotAcquired)
-	if err := second.Release(t.Context()); err != nil {
+	if err := second.Renew(t.Context()); err != nil {
 		t.Error(err)
 	}
-	acquire(t, locks, "k", pgxlock.NoWait)
+	if err := errors.Join(second.Release(t.Context()), second.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
+	alone := acquire(t, locks, "k", pgxlock.NoWait)
+	if alone.Token() != 0 && (alone.Token() <= first.Token() || alone.Token() <= second.Token()) {
+		t.Errorf("token %d after %d and %d", alone.Token(), first.Token(), second.Token())
+	}
 	_, err = locks.TryAcquire(t.Context(), "k", pgxlock.Shared)
 	is(t, "a shared lock beside an exclusive one", err, pgxlock.ErrNotAcquired)
 
@@ -462,4 +475,72 @@ func shared(t *testing.T, locks *pgxlock.Locker) {
 	}
 	close(start)
 	wg.Wait()
+}
+
+func readersDoNotPass(t *testing.T, locks *pgxlock.Locker) {
+	reading := acquire(t, locks, "k", pgxlock.Shared)
+	writing := make(chan *pgxlock.Lock, 1)
+	go func() {
+		lock, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(time.Minute))
+		if err != nil {
+			t.Error(err)
+		}
+		writing <- lock
+	}()
+	for { // until the writer waits
+		reader, err := locks.Acquire(t.Context(), "k", pgxlock.Shared, pgxlock.MaxWait(50*time.Millisecond))
+		if errors.Is(err, pgxlock.ErrNotAcquired) {
+			break
+		}
+		if err != nil {
+			continue // it took too long to ask
+		}
+		if err := reader.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	late := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(t.Context(), "k", pgxlock.Shared, pgxlock.MaxWait(time.Minute))
+		late <- err
+	}()
+	if err := reading.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	writer := <-writing
+	select {
+	case err := <-late:
+		t.Errorf("a reader has the key beside the writer: %v", err)
+	default:
+	}
+	if writer == nil {
+		return
+	}
+	if err := writer.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-late; err != nil {
+		t.Error(err)
+	}
+}
+
+func allShared(t *testing.T, locks *pgxlock.Locker) {
+	keys := []string{"c", "a", "b"}
+	first, err := locks.AcquireAll(t.Context(), keys, pgxlock.Shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := locks.AcquireAll(t.Context(), keys, pgxlock.Shared, pgxlock.NoWait)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = locks.AcquireAll(t.Context(), []string{"a", "z"}, pgxlock.NoWait)
+	is(t, "a key that others share", err, pgxlock.ErrNotAcquired)
+	if err := errors.Join(first.Release(t.Context()), second.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
+	acquire(t, locks, "a", pgxlock.NoWait)
+	_, err = locks.AcquireAll(t.Context(), keys, pgxlock.Shared, pgxlock.NoWait)
+	is(t, "a key that somebody has alone", err, pgxlock.ErrNotAcquired)
+	acquire(t, locks, "b", pgxlock.NoWait) // nothing is kept
 }

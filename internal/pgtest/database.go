@@ -21,21 +21,25 @@ import (
 // left on a server of yours can be told from others.
 const namePrefix = "pgxlock_test_"
 
-// createDatabase makes an empty database, dropped when the test is over.
-func createDatabase(tb testing.TB, server string) (name string) {
+// createDatabase makes a copy of the template, dropped when the test is over.
+func createDatabase(tb testing.TB, server, template string) (name string) {
 	tb.Helper()
-	name = namePrefix + strings.ToLower(rand.Text())
-	// Nobody can be connected to template0, which is what makes a template1
-	// that is being copied or looked at fail others.
-	if err := admin(server, "create database "+name+" template template0"); err != nil {
+	name = newName()
+	if err := admin(server, "create database "+name+" template "+template); err != nil {
 		tb.Fatalf("pgtest: create database: %v", err)
 	}
 	tb.Cleanup(func() {
-		if err := admin(server, "drop database if exists "+name+" with (force)"); err != nil {
+		if err := dropDatabase(server, name); err != nil {
 			tb.Errorf("pgtest: drop database: %v", err)
 		}
 	})
 	return name
+}
+
+func newName() string { return namePrefix + strings.ToLower(rand.Text()) }
+
+func dropDatabase(server, name string) error {
+	return admin(server, "drop database if exists "+name+" with (force)")
 }
 
 // admin runs one statement on the server. A database that somebody else, such

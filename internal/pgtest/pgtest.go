@@ -40,8 +40,14 @@ type DB struct {
 // subtests are over, whoever is still connected to it.
 func New(tb testing.TB) *DB {
 	tb.Helper()
-	url := serverURL(tb)
-	name := createDatabase(tb, url)
+	// Nobody can be connected to template0, which is what makes a template1
+	// that is being copied or looked at fail others.
+	return newDB(tb, serverURL(tb), "template0")
+}
+
+func newDB(tb testing.TB, url, template string) *DB {
+	tb.Helper()
+	name := createDatabase(tb, url, template)
 	db := &DB{Name: name, URL: withDatabase(tb, url, name)}
 	db.Pool = Pool(tb, db.URL) // closed before the database is dropped: cleanups run last to first
 	return db

@@ -52,6 +52,9 @@ func serverURL(tb testing.TB) string {
 // The process then exits with the tests' result.
 func Main(m *testing.M) {
 	code := m.Run()
+	if !dropTemplates() {
+		code = max(code, 1)
+	}
 	if shared.server != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()

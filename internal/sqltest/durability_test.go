@@ -82,6 +82,7 @@ func TestTokensGrowOverFailoversThatLoseCommits(t *testing.T) {
 	for failover := range 2 {
 		standby := pgtest.Standby(t, primary, pgserver.Config{})
 		d.do("delete from distributed_locks")
+		d.do("select start_run('started', '36500 days')")
 		seen.next("a failover", d.token("k", "A"))
 		s := open(t, standby.URL("postgres"))
 		await(t, s, fmt.Sprintf("exists (select from distributed_locks where fencing_token = %d)", seen.highest))
@@ -120,6 +121,9 @@ func refusesToWrite(t *testing.T, d *database) {
 		"lock_tx('k')", "lock_tx('k', '0')", "lock_tx('k', '1 s', true)", "lock_tx('k', p_allow_stale_snapshot => true)",
 		"claim_once('k')", "claim_once('k', '1 s')", "purge_claims('0')",
 		"pgxlock_session_batch('{0}', '{1}', 1)", "pgxlock_session_batch('{}', '{}', 1)", "assert_session_lock_held(1, 1, 1, 1)",
+		"start_run('k', '1 day')", "start_run('started', '36500 days')", "start_run_at('k', now())", "finish_run('k', now())", "forget_run('k', now())",
+		"(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))",
+		"acquire_permit('free', 'B', 1)", "(select count(*) from pgxlock_permit_batch('{}', '{}', '{}', '{}', '{}', '{}'))", "ask_to_step_down('k')", "allow_rate('k', 1, 1)",
 	} {
 		d.want(call, "25006")
 		if held := d.locks(d.session); held != "NULL" {

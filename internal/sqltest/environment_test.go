@@ -59,6 +59,8 @@ func TestNamesAreIndexedByTheirBytes(t *testing.T) {
 			"index":            "select indcollation[0]::oid::regcollation from pg_index where indrelid = 'distributed_locks'::regclass and indisunique",
 			"column of claims": "select attcollation::regcollation from pg_attribute where attrelid = 'pgxlock_claims'::regclass and attname = 'claim_key'",
 			"index of claims":  "select indcollation[0]::oid::regcollation from pg_index where indrelid = 'pgxlock_claims'::regclass and indisunique",
+			"index of limits":  "select indcollation[0]::oid::regcollation from pg_index where indrelid = 'pgxlock_limits'::regclass and indisunique",
+			"index of runs":    "select indcollation[0]::oid::regcollation from pg_index where indrelid = 'pgxlock_runs'::regclass and indisunique",
 			"index of tickets": "select indcollation[1]::oid::regcollation from pg_index where indrelid = 'pgxlock_waiters'::regclass and indisunique",
 		} {
 			if got := d.get(catalog); got != `"C"` {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -44,12 +46,10 @@ type database struct {
 // install makes a database with pgxlock in it.
 func install(t *testing.T) *database {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	return open(t, db.URL)
+	return open(t, installed.New(t).URL)
 }
+
+var installed = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error { return migrations.Up(ctx, pool, nil) })
 
 // installOn is install for the database postgres of a private server.
 func installOn(t *testing.T, server *pgserver.Server) *database {

@@ -28,11 +28,14 @@ func TestHardeningWaitsForATriggerInTheMaking(t *testing.T) {
 		"create trigger late before insert on public.distributed_locks for each row execute function theirs.run()",
 		"create table theirs.child (k varchar(255) constraint late references public.pgxlock_claims)",
 		"create trigger late before insert on public.pgxlock_session_locks for each row execute function theirs.run()",
+		"create trigger late before insert on public.pgxlock_limits for each row execute function theirs.run()",
 		"create trigger late before insert on public.pgxlock_waiters for each row execute function theirs.run()",
+		"create trigger late before insert on public.pgxlock_runs for each row execute function theirs.run()",
+		"create trigger late before insert on public.distributed_lock_shares for each row execute function theirs.run()",
 	} {
 		d := install(t)
 		evil := d.role()
-		d.do(fmt.Sprintf("grant trigger on distributed_locks, pgxlock_session_locks, pgxlock_waiters to %s; grant references on pgxlock_claims to %[1]s; create schema theirs authorization %[1]s", evil))
+		d.do(fmt.Sprintf("grant trigger on distributed_locks, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, distributed_lock_shares to %s; grant references on pgxlock_claims to %[1]s; create schema theirs authorization %[1]s", evil))
 		s := d.as(evil)
 		const before = "create function theirs.run() returns trigger language plpgsql as 'begin return new; end'"
 		s.do(before + "; create trigger early before insert on public.distributed_locks for each row execute function theirs.run(); drop function theirs.run() cascade")
@@ -82,7 +85,7 @@ func TestRightsAreNotChangedOnAnOldSnapshot(t *testing.T) {
 // replaces it. All of these would run for others.
 func TestHardeningWantsOneOwner(t *testing.T) {
 	t.Parallel()
-	for _, object := range []string{"table distributed_locks", "table pgxlock_claims", "table pgxlock_session_locks", "table pgxlock_waiters", "sequence pgxlock_tickets", "view lock_leases", "function pgxlock_check(text, text)", "function claim_once"} {
+	for _, object := range []string{"table distributed_locks", "table pgxlock_claims", "table pgxlock_session_locks", "table pgxlock_waiters", "table pgxlock_limits", "table pgxlock_runs", "sequence pgxlock_tickets", "view lock_leases", "table distributed_lock_shares", "view lock_shares", "function pgxlock_check(text, text)", "function claim_once"} {
 		d := install(t)
 		d.do("alter " + object + " owner to " + d.role())
 		d.wantRefused(d.session, "55000", "not all of it belongs to")

@@ -52,10 +52,11 @@ var everything = []struct {
 	{"lock_tx('k')", "true", "application", "monitoring administration none"},
 	{"claim_once('k')", "true", "application", ""},
 	{"advisory_lock_key('invoice:42')", "6688477336110245193", "application monitoring administration", "none"},
-	{"pgxlock_schema_version() >= 5", "true", "application monitoring administration", "none"},
+	{"pgxlock_schema_version() >= 6", "true", "application monitoring administration", "none"},
 	{"(select count(*) from pgxlock_acquire_batch('{batch}', '{me}', '{1000}', '{null}'))", "1", "application", ""},
 	{"(select count(*) from pgxlock_renew_batch('{held}', '{other}', '{1}', '{1000}'))", "1", "application", "administration"},
 	{"(select count(*) from pgxlock_release_batch('{held}', '{x}', '{1}'))", "1", "application", "administration"},
+	{"(select count(*) from pgxlock_give_back_batch('{held}', '{x}', '{1}'))", "1", "application", "administration"},
 	{"(select holder from pgxlock_holders('held'))", "other", "application monitoring administration", ""},
 	{"pgxlock_session_batch('{1,2}', '{1,2}', pg_backend_pid())", "{0,NULL}", "application", ""},
 	{"assert_session_lock_held(1, 1, 7, 0) is null", "LK001", "application", "monitoring administration"},
@@ -79,16 +80,62 @@ var everything = []struct {
 	{"pgxlock_waiter_passed(null)", "false", "", "application monitoring administration none"},
 	{"pgxlock_bury_waiters('{0}', '{queue}', '{0}') is null", "false", "", "application administration"},
 	{"(select count(*) from pgxlock_waiters)", "2", "monitoring administration", "application"},
+	{"start_run('daily', '36500 days') is null", "false", "application", ""},
+	{"start_run('started', '36500 days') is null", "true", "application", "monitoring administration"}, // a look at the table is all it takes
+	{"start_run_at('k', now())", "true", "application", ""},
+	{"finish_run('ended', '2026-01-01 00:00+00')", "false", "application", ""},
+	{"forget_run('ended', '2026-01-01 00:00+00')", "true", "administration", "application"},
+	{"(select attempt from pgxlock_start_run('k', now(), null, null, null, '1 day', 'me', null))", "1", "application", ""},
+	{"pgxlock_finish_run('ended', '2026-01-01 00:00+00', 'x', 'succeeded', null)", "true", "application", ""},
+	{"(select due from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))", "true", "application", "monitoring administration"},
+	{"pgxlock_slot(now(), '1 h', '0', 'UTC', 0) <= now()", "true", "", "application monitoring administration none"},
+	{"(select count(*) from pgxlock_runs)", "2", "monitoring administration", "application"},
 	{"nextval('pgxlock_tickets') is null", "false", "", "application"},
+	{"ask_to_step_down('held')", "true", "application administration", ""},
+	{"pgxlock_ask_to_step_down(0, 'held', 'me', '')", "1", "application administration", ""},
+	{"(select count(*) from pgxlock_step_downs('{0}', '{held}', '{other}'))", "1", "application", "administration"},
+	{"acquire_permit('jobs', 'me', 1)", "jobs#1", "application", ""},
+	{"(select permit from pgxlock_permit_batch('{jobs}', '{1}', '{me}', '{1000}', '{null}', '{0}'))", "1", "application", ""},
+	{"pgxlock_ahead('queue', 1)", "-5", "", "application monitoring administration"},
+	{"pgxlock_tried('{queue}', '{-5}', '{true}', '{0}') is null", "false", "", "application administration"},
+	{"(select count(*) from pgxlock_step_down)", "1", "monitoring administration", "application"},
+	{"(select count(*) from pgxlock_semaphores)", "1", "monitoring administration", "application"},
+	{"allow_rate('new', 0.001, 1)", "true", "application", ""},
+	{"allow_rate('used', 0.001, 1)", "false", "application", "monitoring administration"}, // a look at the table is all it takes
+	{"(select granted from reserve_rate('used', 0.001, 1))", "true", "application", "administration"},
+	{"(select granted from pgxlock_limit_batch(1000000000, 1, '{new}', '{1}', '{0}', '{null}'))", "true", "application", ""},
+	{"(select removed from pgxlock_reap_limits())", "1", "application administration", ""},
+	{"pgxlock_limit_clock() is null", "false", "", "application monitoring administration none"},
+	{"(select count(*) from pgxlock_limits)", "2", "monitoring administration", "application"},
+	{"acquire_shared_lock('new', 'me')", "true", "application", ""},
+	{"acquire_shared_lock('shared', 'me')", "true", "application", ""},
+	{"acquire_shared_lock('held', 'me')", "false", "application", "monitoring administration"}, // a look at the table, as above
+	{"(try_acquire_shared_lock('shared', 'me')).acquired", "true", "application", ""},
+	{"extend_shared_lock('shared', 'reader')", "true", "application", "administration"},
+	{"assert_shared_lock_held('shared', 'reader') > 0", "true", "application", "monitoring administration"},
+	{"(select acquired from pgxlock_share_batch('{shared}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", ""},
+	{"(select acquired from pgxlock_share_each('{shared}', '{me}', '{1000}', '{null}'))", "true", "", "application"},
+	{"pgxlock_renew_shares_batch('{shared}', '{reader}', '{null}', '{1000}')", "renewed", "application", "administration"},
+	{"pgxlock_release_shares_batch('{shared}', '{reader}', '{null}')", "released", "application", "administration"},
+	{"(select holder from pgxlock_share_holders('shared'))", "reader", "application monitoring administration", ""},
+	{"pgxlock_reap_shares('0 s')", "1", "application administration", ""},
+	{"(pgxlock_lock_shares('shared', true)).token > 0", "true", "", "application administration"},
+	{"pgxlock_release_share('shared', 'reader', null, true)", "released", "", "application administration"},
+	{"pgxlock_release_shares('reader') is null", "false", "", "application administration none"}, // who may not look has none
+	{"pgxlock_share_pin('k', 'h') is null", "false", "", "application monitoring administration none"},
+	{"release_shared_lock('shared', 'reader')", "true", "application administration", ""},
+	{"release_all_locks('reader')", "1", "application administration", ""},
+	{"(select count(*) from lock_shares)", "2", "monitoring administration", ""},
+	{"(select count(*) from distributed_lock_shares)", "2", "", "application monitoring administration"},
 	{"release_lock('held', 'other')", "true", "application administration", ""},
 	{"release_lock_fenced('held', 'other', 1)", "false", "application administration", "monitoring"},
 	{"release_all_locks('other')", "1", "application administration", ""},
 	{"reap_expired_locks('0')", "1", "application administration", ""},
 	{"purge_claims('0')", "1", "administration", ""},
 	{"repair_lock_tokens()", "false", "administration", "-"}, // not hardened: the owner's alone
-	{"(select count(*) from lock_leases)", "2", "monitoring administration", ""},
+	{"(select count(*) from lock_leases)", "3", "monitoring administration", ""},
 	{"(select count(*) from pgxlock_claims)", "1", "monitoring administration", "application"},
-	{"(select count(*) from distributed_locks)", "2", "", "application monitoring administration"},
+	{"(select count(*) from distributed_locks)", "3", "", "application monitoring administration"},
 	{"(select count(*) from pgxlock_epoch)", "1", "", ""},
 	{"(select count(*) from pgxlock_migrations)", "1", "", ""},
 	{"(select count(*) from pgxlock_tokens)", "1", "", ""},
@@ -111,8 +158,13 @@ var forgeries = []string{
 	"update pgxlock_epoch set undo = '{}'", "delete from pgxlock_claims where claim_key = 'x'",
 	"insert into pgxlock_claims values ('forged', now(), null, '3')",
 	"insert into pgxlock_migrations values (9, false)", "delete from pgxlock_session_locks",
-	"insert into pgxlock_session_locks values (1, 1, 1, false, 1)", "delete from pgxlock_waiters", "update pgxlock_waiters set woken = null",
+	"insert into pgxlock_session_locks values (1, 1, 1, false, 1)", "insert into distributed_lock_shares values ('shared', 'me', 1, now(), 'infinity', '{}')",
+	"update distributed_lock_shares set holder_id = 'me'", "delete from distributed_lock_shares", "drop view lock_shares", "delete from pgxlock_limits", "update pgxlock_limits set tat = 0",
+	"insert into pgxlock_limits values ('k', 0)", "delete from pgxlock_waiters", "update pgxlock_waiters set woken = null",
+	"delete from pgxlock_step_down", "delete from pgxlock_semaphores", "insert into pgxlock_step_down values (0, 'held', 'other', now(), '', '')",
 	"insert into pgxlock_waiters values (0, 'k', -1, null, '', 1, now(), 'infinity')", "select setval('pgxlock_tickets', 1)",
+	"delete from pgxlock_runs", "update pgxlock_runs set state = 'failed'",
+	"insert into pgxlock_runs values ('k', now(), 'running', 1, 'me', null, now(), null, null, 'infinity')",
 	"select setval('pgxlock_tokens', 1)", "alter table distributed_locks disable trigger all",
 	"create trigger t before insert on distributed_locks for each row execute function suppress_redundant_updates_trigger()",
 	"create table open.mine (n varchar(255) references distributed_locks on delete cascade)",
@@ -128,8 +180,15 @@ func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
 		for i, kind := range append(slices.Clone(kinds), "none") {
 			s := d.as(roles[i])
 			for _, e := range everything {
-				d.do(`delete from distributed_locks; delete from pgxlock_claims; select acquire_lock('held', 'other'), acquire_lock('old', 'another'), claim_once('done');
-					delete from pgxlock_waiters; insert into pgxlock_waiters values (0, 'queue', -5, null, '', 1, now(), 'infinity'), (0, 'gone', -6, null, '', 1, now(), now())`)
+				d.do(`delete from distributed_locks; delete from distributed_lock_shares; delete from pgxlock_claims; select acquire_lock('held', 'other'), acquire_lock('old', 'another'), claim_once('done');
+					select acquire_shared_lock('shared', 'reader'), acquire_shared_lock('shared', 'crashed');
+					update distributed_lock_shares set expires_at = clock_timestamp() - interval '1 s' where holder_id = 'crashed';
+					delete from pgxlock_waiters; insert into pgxlock_waiters values (0, 'queue', -5, null, '', 1, now(), 'infinity'), (0, 'gone', -6, null, '', 1, now(), now());
+					delete from pgxlock_step_down; delete from pgxlock_semaphores; insert into pgxlock_semaphores values ('s', 1, now(), 'me');
+					insert into pgxlock_step_down values (0, 'held', 'other', now(), 'me', '');
+					delete from pgxlock_runs; select start_run('started', '36500 days');
+					insert into pgxlock_runs values ('ended', '2026-01-01 00:00+00', 'succeeded', 1, 'x', null, now(), now(), null, 'infinity');
+					delete from pgxlock_limits; insert into pgxlock_limits values ('used', pgxlock_limit_clock() + 1000000000000), ('idle', 0)`)
 				d.expire("old")
 				allowed := e.kinds
 				if !hardened {
@@ -336,7 +395,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	for _, file := range upFiles(t) {
 		up.do(file)
 	}
-	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant usage on sequence pgxlock_tickets to " + seed + "; grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks, pgxlock_waiters to " + seed)
+	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant usage on sequence pgxlock_tickets to " + seed + "; grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, distributed_lock_shares to " + seed)
 	s := d.as(seed)
 	s.do("set search_path = locks")
 	calls := []string{
@@ -344,11 +403,17 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		"renew_lock('held', 'other', 1)", "release_lock('held', 'other')", "release_lock_fenced('held', 'other', 1)", "release_all_locks('other')",
 		"assert_lock_held('held', 'other')", "reap_expired_locks()", "(select count(*) from pgxlock_holders('held'))",
 		"pgxlock_acquire_batch('{held}', '{me}', '{1}', '{null}')", "pgxlock_acquire_batch('{new}', '{me}', '{1}', '{null}')",
-		"pgxlock_renew_batch('{held}', '{other}', '{1}', '{1}')", "pgxlock_release_batch('{held}', '{other}', '{1}')",
+		"pgxlock_renew_batch('{held}', '{other}', '{1}', '{1}')", "pgxlock_release_batch('{held}', '{other}', '{1}')", "pgxlock_give_back_batch('{held}', '{other}', '{1}')",
 		"claim_once('done')", "claim_once('new')", "claim_once('new', '1 s')", "purge_claims('1 hour')",
 		"pgxlock_session_batch('{0}', '{1}', pg_backend_pid())", "assert_session_lock_held(1, 1, 1, 1)", "pgxlock_reap_sessions()",
 		"(select count(*) from pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 7, 'me', 1000))", "(select count(*) from pgxlock_take_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))",
 		"(select count(*) from pgxlock_wake_batch('{0}', '{k}', '{null}'))", "wake_lock_waiter('k')", "pgxlock_withdraw_batch('{0}', '{k}', '{1}')", "pgxlock_reap_waiters()",
+		"allow_rate('k', 1, 1)", "(select granted from reserve_rate('used', 1, 1))", "(select granted from pgxlock_limit_batch(1000, 1, '{k}', '{1}', '{0}', '{null}'))", "(select removed from pgxlock_reap_limits())",
+		"start_run('daily', '1 day')", "start_run_at('k', now())", "finish_run('k', now())", "forget_run('k', now())", "(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))",
+		"(select count(*) from pgxlock_start_run('k', now(), null, null, null, '1 day', 'me', null))", "pgxlock_finish_run('k', now(), 'me', 'succeeded', null)",
+		"acquire_shared_lock('new', 'me')", "acquire_shared_lock('held', 'me')", "acquire_shared_lock('shared', 'me')", "extend_shared_lock('shared', 'me')", "release_shared_lock('shared', 'me')",
+		"assert_shared_lock_held('shared', 'me')", "pgxlock_reap_shares()", "(select count(*) from pgxlock_share_holders('shared'))",
+		"(select count(*) from pgxlock_share_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
 	}
 	all := func(who *session, want string) {
 		t.Helper()
@@ -361,10 +426,10 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		}
 	}
 	all(s, "its answer")
-	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security; alter table pgxlock_waiters enable row level security")
+	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security; alter table pgxlock_waiters enable row level security; alter table pgxlock_limits enable row level security; alter table pgxlock_runs enable row level security; alter table distributed_lock_shares enable row level security")
 	all(s, "42501")
 	all(up, "its answer") // the owner, whom it does not concern
-	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_session_locks using (shared); create policy part on pgxlock_waiters using (waiters > 1)")
+	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_session_locks using (shared); create policy part on pgxlock_waiters using (waiters > 1); create policy part on pgxlock_limits using (tat > 7); create policy part on pgxlock_runs using (attempt > 1); create policy part on distributed_lock_shares using (fencing_token > 1)")
 	all(s, "42501")
 	s.do("set row_security = on")
 	all(s, "42501")
@@ -372,11 +437,11 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	// Hardened, it concerns nobody but who reads the table itself.
 	up.do(fmt.Sprintf("select harden_locks(), grant_locks('%s', 'application'), grant_locks('%[1]s', 'administration')", seed))
 	all(s, "its answer")
-	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security; alter table pgxlock_waiters force row level security")
+	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security; alter table pgxlock_waiters force row level security; alter table pgxlock_limits force row level security; alter table pgxlock_runs force row level security; alter table distributed_lock_shares force row level security")
 	all(s, "42501")
 	all(up, "42501")
 	up.want("repair_lock_tokens()", "42501")
-	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_waiters no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
+	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_waiters no force row level security; alter table pgxlock_limits no force row level security; alter table pgxlock_runs no force row level security; alter table distributed_lock_shares no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
 	s.want("acquire_lock('new', 'me')", "42501")
 	d.do("drop schema locks cascade")
 }

@@ -1,0 +1,184 @@
+// Package gocronlock makes the schedulers of several processes, of
+// github.com/go-co-op/gocron/v2, run each job once.
+//
+// A Locker of gocron that only holds a lock while the job runs lets a job that is over
+// in a millisecond run once in each process: every scheduler whose clock is a little
+// later finds the lock free. A [Locker] of this package remembers for which time the job
+// was run. An [Elector] lets one process run all jobs.
+package gocronlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+var (
+	// ErrTaken means that another scheduler runs the job this time, or has run it.
+	ErrTaken = errors.New("gocronlock: another scheduler runs the job this time")
+
+	// ErrNotLeader means that another process is the leader.
+	ErrNotLeader = errors.New("gocronlock: another process is the leader")
+)
+
+var (
+	_ gocron.Locker  = (*Locker)(nil)
+	_ gocron.Elector = (*Elector)(nil)
+)
+
+// Locker is a gocron.Locker for jobs that run once in each period, over all schedulers
+// that use one with the same period and offset. gocron tells it the name of the job
+// only, and neither for which time it calls nor how the job ends; so it goes by the
+// server's clock, and takes a call for that of the nearest time at which the job is due.
+// No scheduler's clock may be wrong by half a period or more.
+//
+// Jobs are known by their names: give them some, with gocron.WithName.
+type Locker struct {
+	once *pgxlock.Once
+}
+
+// NewLocker returns a Locker for jobs that are due every so often, counted as
+// [pgxlock.OncePer] does: a job of each hour at the full hour, one of each day at
+// midnight, or by cfg.Offset later. Start the jobs accordingly, with
+// gocron.WithStartAt: a job that begins half a period beside may be skipped now and then.
+// What has another period needs another Locker: give it to the job with
+// gocron.WithDistributedJobLocker. Jobs that are due once in a month, or on
+// some days of the week, have no period: use an [Elector], or call
+// [pgxlock.Once.DoAt] in the job.
+//
+// cfg is as for [pgxlock.OncePer], but Retry and CatchUp are refused: gocron neither asks
+// again nor lets a job be stopped. [Locker.Close] ends its connection.
+func NewLocker(pool *pgxpool.Pool, every time.Duration, cfg *pgxlock.OnceConfig) (*Locker, error) {
+	var config pgxlock.OnceConfig
+	if cfg != nil {
+		config = *cfg
+	}
+	if config.Retry || config.CatchUp != 0 {
+		return nil, fmt.Errorf("gocronlock: Retry and CatchUp have no meaning for gocron; leave them out, or use pgxlock.Once: %w", errors.ErrUnsupported)
+	}
+	if config.Offset >= 0 && config.Offset < every { // else it is refused as it is
+		// The period of a due time is from half a period before to half a period after.
+		config.Offset = ((config.Offset + every/2) % every).Truncate(time.Microsecond)
+	}
+	once, err := pgxlock.OncePer(pool, every, &config)
+	if err != nil {
+		return nil, err
+	}
+	return &Locker{once: once}, nil
+}
+
+// Lock returns nil for one of all calls for the job in this period, and [ErrTaken] for
+// the others; any other error says why it is not known.
+func (l *Locker) Lock(ctx context.Context, name string) (gocron.Lock, error) {
+	k := &lock{unlocked: make(chan struct{}), done: make(chan struct{})}
+	started := make(chan struct{})
+	go func() {
+		defer close(k.done)
+		_, k.err = l.once.Do(ctx, name, func(context.Context, pgxlock.Run) error {
+			close(started)
+			<-k.unlocked
+			return nil
+		})
+	}()
+	select {
+	case <-started:
+		return k, nil
+	case <-k.done:
+		return nil, cmp.Or(k.err, ErrTaken)
+	}
+}
+
+// Close waits, until ctx ends, for the jobs that run, and ends the connection. Shut the
+// scheduler down before.
+func (l *Locker) Close(ctx context.Context) error { return l.once.Close(ctx) }
+
+type lock struct {
+	once     sync.Once
+	unlocked chan struct{}
+	done     chan struct{}
+	err      error
+}
+
+// Unlock records that the job is over. Nobody runs it again for this time.
+func (k *lock) Unlock(context.Context) error {
+	k.once.Do(func() { close(k.unlocked) })
+	<-k.done
+	return k.err
+}
+
+// Elector is a gocron.Elector: one of all that have the same key is the leader, until it
+// is closed, or its lock is lost, as when its process dies; then another one is when it
+// is asked next.
+type Elector struct {
+	locks *pgxlock.Locker
+	key   string
+
+	mu     sync.Mutex
+	lock   *pgxlock.Lock
+	closed bool
+}
+
+// NewElector returns an Elector whose leader has the lock key. A Locker of leases lets the
+// others wait for the TTL when the leader has died; one of session locks for as long as
+// the server takes to notice.
+//
+// A job that the leader has begun goes on if the lock is lost meanwhile: what must not
+// run beside another one needs a lock of its own in the job.
+func NewElector(locks *pgxlock.Locker, key string) (*Elector, error) {
+	if locks == nil {
+		return nil, errors.New("gocronlock: the Locker is nil; make one with pgxlock.NewLease")
+	}
+	if key == "" {
+		return nil, errors.New("gocronlock: the key is empty; name what there is one leader of")
+	}
+	return &Elector{locks: locks, key: key}, nil
+}
+
+// IsLeader returns nil if this process is the leader, or becomes it now; [ErrNotLeader] if
+// another one is; and any other error if that is not known.
+func (e *Elector) IsLeader(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return pgxlock.ErrClosed
+	}
+	if e.lock != nil {
+		if e.lock.Err() == nil {
+			return nil
+		}
+		_ = e.lock.Release(ctx) // says once more that it is lost
+		e.lock = nil
+	}
+	lock, err := e.locks.TryAcquire(ctx, e.key)
+	if errors.Is(err, pgxlock.ErrNotAcquired) {
+		return fmt.Errorf("%w: %w", ErrNotLeader, err)
+	}
+	if err != nil {
+		return err
+	}
+	e.lock = lock
+	return nil
+}
+
+// Close ends the leadership, so that another process gets it at once. The Locker stays
+// open. Shut the scheduler down before.
+func (e *Elector) Close(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil
+	}
+	e.closed = true
+	if e.lock == nil {
+		return nil
+	}
+	return e.lock.Release(ctx)
+}

@@ -1,0 +1,90 @@
+package pgxlock_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// A report of each day in Berlin, due at 3 in the morning there, whichever process
+// comes first.
+func ExampleOncePer() {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		log.Fatal(err)
+	}
+	daily, err := pgxlock.OncePer(pool, 24*time.Hour, &pgxlock.OnceConfig{Offset: 3 * time.Hour, Location: berlin})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer daily.Close(context.Background())
+	ran, err := daily.Do(ctx, "report", func(_ context.Context, run pgxlock.Run) error {
+		fmt.Println("the report of", run.Slot.AddDate(0, 0, -1).Format(time.DateOnly))
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err) // if !ran: it may not have been made
+	}
+	if !ran {
+		fmt.Println("another process makes it, or has made it")
+	}
+}
+
+// Each process calls Run; in every hour one of them does the work. What fails, or dies
+// with its process, is done again within the hour.
+func ExampleOnce_Run() {
+	hourly, err := pgxlock.OncePer(pool, time.Hour, &pgxlock.OnceConfig{Retry: true, CatchUp: 3})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer hourly.Close(context.Background())
+	err = hourly.Run(ctx, "import", func(ctx context.Context, run pgxlock.Run) error {
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(ctx)
+		if err := run.Lock.Fence(ctx, tx); err != nil { // another attempt may be under way
+			return err
+		}
+		return tx.Commit(ctx)
+	})
+	log.Print(err) // ctx has ended
+}
+
+// A scheduler that knows for which time it calls may have any schedule.
+func ExampleOnce_DoAt() {
+	ticks, err := pgxlock.OncePer(pool, time.Minute, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ticks.Close(context.Background())
+	firstOfMonth := time.Date(2026, time.December, 1, 0, 0, 0, 0, time.UTC)
+	if _, err := ticks.DoAt(ctx, "invoices", firstOfMonth, func(context.Context, pgxlock.Run) error { return nil }); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// A program's own test, without a server.
+func ExampleMemoryOncePer() {
+	hourly, err := pgxlock.MemoryOncePer(24*time.Hour, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer hourly.Close(context.Background())
+	tick := time.Now()
+	for range 2 {
+		ran, err := hourly.DoAt(ctx, "k", tick, func(context.Context, pgxlock.Run) error {
+			fmt.Println("it runs")
+			return nil
+		})
+		fmt.Println(ran, err)
+	}
+	// Output:
+	// it runs
+	// true <nil>
+	// false <nil>
+}

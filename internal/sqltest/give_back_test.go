@@ -1,0 +1,270 @@
+// This file is about giving leases back: what is said of each, and whether anybody
+// waits for it.
+
+package sqltest_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// givesBack is the call that gives leases of one holder back: outcomes, and for which
+// of them somebody waits.
+func givesBack(holder string, names ...string) string {
+	return fmt.Sprintf("select string_agg(concat_ws(' ', outcome, wanted), ',') from pgxlock_give_back_batch('{%[1]s}', array_fill(%[2]s::text, '{%[3]d}'), array_fill(null::bigint, '{%[3]d}'))",
+		strings.Join(names, ","), quote(holder), len(names))
+}
+
+// stops are places at which sessions are made to wait, in the order of their numbers.
+type stops struct {
+	*session
+	d *database
+}
+
+// Where a session waits that has set sqltest.stop, each by an advisory lock of this number.
+const (
+	beforePins = iota + 1
+	whileDeleting
+	whenDeleted
+	afterTheCall // an open transaction waits by itself
+	afterCommit
+	whenRefused // of who takes
+)
+
+func (d *database) stops() stops {
+	d.t.Helper()
+	d.do(`create function stop_at(p_place bigint) returns void language plpgsql as $$
+		begin
+		  if current_setting('sqltest.stop', true) = 'on' then
+		    perform pg_advisory_lock(p_place);
+		    perform pg_advisory_unlock(p_place);
+		  end if;
+		end $$;
+		create function stop_row() returns trigger language plpgsql as $$ begin perform public.stop_at(tg_argv[0]::bigint); return old; end $$;
+		create trigger stop_before before delete on distributed_locks for each row execute function stop_row(2);
+		create trigger stop_after after delete on distributed_locks for each row execute function stop_row(3);
+		alter function pgxlock_key(text, text) rename to pgxlock_key_itself;
+		create function pgxlock_key(p_space text, p_name text) returns bigint language plpgsql as $$
+		begin
+		  if p_space = 'pin' then perform public.stop_at(1); end if;
+		  return pgxlock_key_itself(p_space, p_name);
+		end $$;
+		alter function pgxlock_bury_waiters(integer[], text[], bigint[]) rename to bury_itself;
+		create function pgxlock_bury_waiters(integer[], text[], bigint[]) returns void language plpgsql as $$
+		begin
+		  perform public.stop_at(6);
+		  perform bury_itself($1, $2, $3);
+		end $$`)
+	return stops{d.connect(), d}
+}
+
+// closeAll has the session stop everywhere.
+func (s stops) closeAll(who *session) {
+	s.t.Helper()
+	s.do("select pg_advisory_unlock_all(); select pg_advisory_lock(i) from generate_series(1, 6) i")
+	who.do("set sqltest.stop = on")
+}
+
+// open lets who wait there go on, and returns when they wait at the next place.
+func (s stops) open(place int) {
+	s.t.Helper()
+	s.want(fmt.Sprintf("pg_advisory_unlock(%d)", place), "true")
+}
+
+func (s stops) arrives(who *session, place int) {
+	s.t.Helper()
+	await(s.t, s.d, fmt.Sprintf("exists (select from pg_locks where pid = %d and locktype = 'advisory' and not granted and objid = %d)", who.pid, place))
+}
+
+// asks is take, and says of who is refused whether it is told to ask again soon.
+func asks(name, holder, ticket string) string {
+	return fmt.Sprintf("select concat_ws(' ', acquired, held_by, remaining_ms < 20000) from pgxlock_take_batch(array[%s], array[%s], '{60000}', '{NULL}', array[%s]::bigint[])",
+		quote(name), quote(holder), ticket)
+}
+
+// What asks answers to who is refused: it is woken, or asks again by itself.
+const (
+	sleeps   = "f H f"
+	asksSoon = "f H t"
+)
+
+// Wherever the one who gives back is when somebody publishes a ticket, and wherever it
+// is when that asks: it knows that somebody waits, or who waits has the lease, or asks
+// again.
+func TestNoReleaseIsMissedWhereverATicketComesInBetween(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	s := d.stops()
+	for published := beforePins; published <= afterCommit; published++ {
+		for asked := published; asked <= afterCommit; asked++ {
+			d.want("acquire_lock('k', 'H', 60)", "true")
+			p, r := d.process(), d.connect()
+			s.closeAll(r)
+			r.do("begin")
+			var ticket, answer string
+			var giving *call
+			for place := beforePins; place <= afterCommit; place++ {
+				switch place {
+				case beforePins:
+					giving = r.start(givesBack("H", "k"))
+					s.arrives(r, place)
+				case whileDeleting, whenDeleted:
+					s.open(place - 1)
+					s.arrives(r, place)
+				case afterTheCall:
+					s.open(place - 1)
+					giving.outcome()
+				case afterCommit:
+					r.commit()
+				}
+				if place == published {
+					ticket = p.queue(0, "k")
+				}
+				if place == asked {
+					answer = p.get(asks("k", "P", ticket))
+				}
+			}
+			wanted := giving.outcome() == "released t"
+			if told := answer == "t P f" || answer == asksSoon; !wanted && !told {
+				t.Errorf("published at %d, asked at %d: it says %q, and who waits heard %q", published, asked, giving.outcome(), answer)
+			}
+			if answer == asksSoon {
+				p.want(asks("k", "P", ticket), "t P f")
+			}
+			d.do("delete from distributed_locks; delete from pgxlock_waiters")
+		}
+	}
+}
+
+// The release looked for tickets before there was this one, and commits when who waits
+// has read that the lease is held.
+func TestWhoIsRefusedByALeaseThatGoesMeanwhileAsksAgain(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	s := d.stops()
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	p, r := d.process(), d.connect()
+	r.do("begin")
+	r.want(givesBack("H", "k"), "released f")
+	ticket := p.queue(0, "k")
+	s.closeAll(p.session)
+	for place := beforePins; place < whenRefused; place++ {
+		s.open(place)
+	}
+	asking := p.start(asks("k", "P", ticket))
+	s.arrives(p.session, whenRefused)
+	r.commit()
+	s.open(whenRefused)
+	asking.want(asksSoon)
+	p.want(asks("k", "P", ticket), "t P f")
+}
+
+// Others than who deletes leave their number in a row, too.
+func TestOnlyARowThatIsJustBeingChangedIsAskedForSoon(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	p, other := d.process(), d.connect()
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	ticket := p.queue(0, "k")
+	p.want(asks("k", "P", ticket), sleeps)
+	for _, change := range []string{
+		"select pgxlock_renew_batch('{k}', '{H}', array_agg(fencing_token), '{60000}') from distributed_locks", // which locks the row first
+		"select from distributed_locks for key share",
+		"delete from distributed_locks",
+		givesBack("H", "k"),
+	} {
+		for _, end := range []string{"rollback", "commit"} {
+			if end == "commit" && !strings.HasPrefix(change, "select pgx") {
+				continue
+			}
+			other.do("begin")
+			other.do(change)
+			p.want(asks("k", "P", ticket), asksSoon)
+			other.do(end)
+			p.want(asks("k", "P", ticket), sleeps)
+		}
+	}
+
+	// Who waits longer asks less often; who has no ticket, and whose way is barred by
+	// others, is woken, if at all.
+	other.do("begin; delete from distributed_locks")
+	d.do("update pgxlock_waiters set since = clock_timestamp() - interval '16 s'")
+	d.want("(select remaining_ms between 8000 and 30000 from pgxlock_take_batch('{k}', '{P}', '{1}', '{null}', '{"+ticket+"}'))", "true")
+	d.do("update pgxlock_waiters set since = clock_timestamp() - interval '1 h'")
+	d.want("(select remaining_ms between 20000 and 60000 from pgxlock_take_batch('{k}', '{P}', '{1}', '{null}', '{"+ticket+"}'))", "true")
+	d.want(asks("k", "P", "NULL"), sleeps)
+	behind := d.process()
+	behind.want(asks("k", "Q", behind.queue(0, "k")), sleeps)
+	other.rollback()
+}
+
+func TestWhetherARowIsBeingChangedIsToldByItsNumber(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	a := d.begin(readCommitted)
+	number := a.number("pg_current_xact_id()::xid")
+	for _, c := range []struct {
+		xid  int64
+		want string
+	}{{0, "false"}, {1, "false"}, {2, "false"}, {3, "false"}, {number, "true"}, {number + 1000, "true"}, {1<<32 - 1, "false"}, {number + 1<<31 + 1000, "false"}} { // the last two are of an age before
+		d.want(fmt.Sprintf("pgxlock_in_change('%d')", c.xid), c.want)
+	}
+	a.commit()
+	d.want(fmt.Sprintf("pgxlock_in_change('%d')", number), "false")
+}
+
+func TestWhoGivesBackIsToldWhatBecameOfEachAndWhoWaits(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	p := d.process()
+	d.want("(select bool_and(acquire_lock(n, 'H', 60)) from unnest('{live,late,fenced,locked,other}'::text[]) n) and acquire_lock('mine', 'I', 60)", "true")
+	d.expire("late")
+	for _, name := range []string{"live", "gone", "locked"} {
+		p.queue(0, name)
+	}
+	p.queue(1, "1") // of another kind
+	fence, locker := d.begin(readCommitted), d.begin(readCommitted)
+	fence.do("select assert_lock_held('fenced', 'H', fencing_token) from distributed_locks where lock_name = 'fenced'")
+	locker.do("select from distributed_locks where lock_name = 'locked' for update")
+	d.want(givesBack("H", "other", "live", "gone", "late", "fenced", "1", "locked", "mine", "live"),
+		"released f,released t,gone t,expired f,skipped f,gone f,skipped t,gone f,skipped t")
+	d.want("select string_agg(lock_name, ' ' order by lock_name) from distributed_locks", "fenced locked mine")
+	fence.commit()
+	locker.commit()
+	d.want("(select string_agg(concat_ws(' ', outcome, wanted), ',') from pgxlock_give_back_batch('{fenced,locked,null,mine}', '{H,H,H,null}', array[1, (select fencing_token from distributed_locks where lock_name = 'locked'), 1, null]))",
+		"gone f,released t,gone f,gone f")
+	d.want("(select count(*) from pgxlock_give_back_batch('{}', '{}', '{}'))", "0")
+	d.do("insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, fencing_token) values ('r', '*maintenance', now(), 'infinity', 7)")
+	d.want("(select outcome from pgxlock_give_back_batch('{r}', '{*maintenance}', '{7}'))", "gone")
+	for _, bad := range []string{"'{a}', '{A}', '{}'", "'{a}', '{A,B}', '{1}'", "null, null, null", "'{a}', null, '{1}'"} {
+		d.want("(select count(*) from pgxlock_give_back_batch("+bad+"))", "22023")
+	}
+}
+
+// A snapshot that is older than the call does not show who came since.
+func TestWhoGivesBackInAnOldSnapshotIsToldThatSomebodyMayWait(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	for _, level := range levels[1:] {
+		s := d.begin(level)
+		s.want(givesBack("H", "k", "gone"), "released t,gone t")
+		s.rollback()
+	}
+	d.want(givesBack("H", "k", "gone"), "released f,gone f")
+}
+
+// Between the look and the pin somebody may take over, under another token.
+func TestWhoGivesBackLeavesWhatWasTakenOverMeanwhile(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	stile := d.turnstile()
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	s := d.connect()
+	giving := stile.stop(s, "pin", givesBack("H", "k"))
+	d.want("release_lock('k', 'H') and acquire_lock('k', 'H', 60)", "true")
+	stile.open()
+	giving.want("skipped f")
+	d.want("select string_agg(holder_id, ' ') from distributed_locks", "H")
+}

@@ -1,0 +1,302 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// asksNobody gives a Locker in a bubble a queue whose statements run does, on the version
+// of the migrations. It listens when the test says so.
+func asksNobody(l *Locker, version int, run func() error) {
+	l.queue = newQueue(l, &installation{version: version, latest: version}, "me", func(exchange) error { return run() }, func() bool { return true }, dialer{})
+	l.queue.listener.stop()
+}
+
+func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
+		var looks atomic.Int64
+		asksNobody(l, primitivesVersion, func() error { looks.Add(1); return nil })
+		listens := func(client int64) {
+			l.lines.mu.Lock()
+			defer l.lines.mu.Unlock()
+			l.queue.client = client
+		}
+		lock := l.newLock("k", "me:1", testTTL, testMargin)
+		inAnHour := func(what string, least, most int64) {
+			t.Helper()
+			looks.Store(0)
+			time.Sleep(time.Hour)
+			if n := looks.Load(); n < least || n > most {
+				t.Errorf("%s: %d looks in an hour, want %d to %d", what, n, least, most)
+			}
+		}
+		inAnHour("before it leads", 0, 0)
+		for range 2 { // terms
+			l.leading.begin(lock, func(error) {})
+			inAnHour("nobody tells it", 3600*4/5, 3600*4/3)
+			listens(1)
+			inAnHour("it is told", 360*4/5, 360*4/3+1)
+			listens(0)
+			l.leading.end(lock)
+			time.Sleep(2 * stepDownEvery)
+			inAnHour("it does not lead any more", 0, 0)
+		}
+		l.leading.begin(lock, func(error) {})
+		l.leading.stop()
+		l.leading.begin(lock, func(error) {})
+		l.leading.look()
+		inAnHour("it is stopped", 0, 0)
+	})
+}
+
+func TestALeaderOnAnOlderSchemaLooksForNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
+		asksNobody(l, primitivesVersion-1, func() error { t.Error("it looks"); return nil })
+		l.leading.begin(l.newLock("k", "me:1", testTTL, testMargin), func(error) {})
+		time.Sleep(time.Hour)
+	})
+}
+
+// What is asked during a look that has read the table may not be seen by it.
+func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
+		const never = time.Duration(1<<63 - 1)
+		looks, goesOn := 0, make(chan error)
+		asksNobody(l, primitivesVersion, func() error { looks++; return <-goesOn })
+		l.leading.begin(l.newLock("k", "me:1", testTTL, testMargin), func(error) {})
+		want := func(what string, want int) {
+			t.Helper()
+			l.leading.timer.Reset(never) // no look but those that are asked for
+			synctest.Wait()
+			if looks != want {
+				t.Errorf("%s: %d looks, want %d", what, looks, want)
+			}
+		}
+		for range 3 {
+			l.leading.look()
+			want("while the first goes on", 1)
+		}
+		goesOn <- nil
+		want("when it is over", 2)
+		goesOn <- nil
+		want("when that is over as well", 2)
+
+		// Where the server is away the next look will do.
+		l.leading.look()
+		l.leading.look()
+		goesOn <- errors.New("away")
+		want("when it has failed", 3)
+
+		// Who stops waits for what is under way.
+		l.leading.look()
+		stopped := false
+		go func() { l.leading.stop(); stopped = true }()
+		want("before the stop", 4)
+		l.leading.look()
+		if stopped {
+			t.Error("it does not wait")
+		}
+		goesOn <- nil
+		want("after it", 4)
+		if !stopped {
+			t.Error("it waits on")
+		}
+	})
+}
+
+// The look now and then is put off, so that only the notification can tell.
+func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	locks, err := NewLease(db.Pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = locks.Close(context.Background()) }()
+	done := errors.New("done")
+	terms := 0
+	err = locks.Lead(t.Context(), "leader", func(ctx context.Context, _ *Lock) error {
+		if terms++; terms == 2 {
+			return done
+		}
+		for quiet := false; !quiet; time.Sleep(time.Millisecond) {
+			listening := locks.queue.listening()
+			locks.leading.mu.Lock()
+			quiet = listening && !locks.leading.looking && locks.leading.timer.Stop()
+			locks.leading.mu.Unlock()
+		}
+		db.Exec(t, "select ask_to_step_down('leader', 'drained')")
+		<-ctx.Done()
+		return nil
+	})
+	if !errors.Is(err, done) {
+		t.Error(err)
+	}
+	if n := len(locks.leading.terms); n != 0 {
+		t.Errorf("%d terms are not over", n)
+	}
+}
+
+// A Locker of an older schema has no place in a queue, and one in memory needs none.
+func TestWhoStepsDownWithoutAQueueLetsOthersAskFirst(t *testing.T) {
+	for what, test := range map[string]struct {
+		queued      bool
+		version     int
+		least, most time.Duration
+	}{
+		"in memory":         {},
+		"without a queue":   {true, queueVersion - 1, lookEvery * 3 / 4, lookEvery * 5 / 4},
+		"with a queue":      {true, queueVersion, 0, 0},
+		"with all there is": {true, primitivesVersion, 0, 0},
+	} {
+		t.Run(what, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
+				if test.queued {
+					asksNobody(l, test.version, func() error { return nil })
+				}
+				done := errors.New("done")
+				var ended, began time.Time
+				err := l.Lead(t.Context(), "k", func(ctx context.Context, lock *Lock) error {
+					if !ended.IsZero() {
+						began = time.Now()
+						return done
+					}
+					l.leading.terms[lock].stepDown(ErrStepDown)
+					<-ctx.Done()
+					ended = time.Now()
+					return errors.New("which does not end Lead")
+				})
+				if aside := began.Sub(ended); !errors.Is(err, done) || aside < test.least || aside > test.most {
+					t.Errorf("it stood aside for %s, want %s to %s; %v", aside, test.least, test.most, err)
+				}
+			})
+		})
+	}
+}
+
+// The fake server's Locker waits a second after the first failure, two after the second.
+func TestACandidateAsksLessAndLessOftenWhileNoServerIsThere(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		away := answer{err: errors.New("away")}
+		server.answer(away, away, away, answer{}, away, away, answer{})
+		done := errors.New("done")
+		terms := 0
+		err := l.Lead(t.Context(), "k", func(ctx context.Context, _ *Lock) error {
+			if terms++; terms == 2 {
+				return done
+			}
+			<-ctx.Done() // nobody renews it
+			mustBe(t, "the end of a term", context.Cause(ctx), ErrLost)
+			return nil
+		})
+		const lost = 6*time.Second + believed
+		want := []time.Duration{0, time.Second, 3 * time.Second, 6 * time.Second, lost, lost + time.Second, lost + 3*time.Second}
+		if !errors.Is(err, done) || !slices.Equal(server.tries, want) {
+			t.Errorf("it asked at %v, want %v; %v", server.tries, want, err)
+		}
+
+		// What does not pass ends it, and so does ctx between two campaigns.
+		for _, end := range []error{ErrSchema, ErrDeadlock, ErrPooler} {
+			server.answer(away, answer{err: end}, away)
+			mustBe(t, "Lead", l.Lead(t.Context(), "k", nothing), end)
+			server.answers = nil
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+		defer cancel()
+		server.tries, server.answers = nil, []answer{away, away, away, away}
+		mustBe(t, "Lead until ctx ends", l.Lead(ctx, "k", nothing), context.DeadlineExceeded)
+		if n := len(server.tries); n != 3 {
+			t.Errorf("it asked %d times in 4 s, want 3", n)
+		}
+	})
+}
+
+// A watched is a server that tells who has the lock.
+type watched struct {
+	*fakeServer
+	tells []any // holders, or an error
+}
+
+func (w *watched) holders(context.Context, []string) ([]Holder, error) {
+	next := w.tells[0]
+	if len(w.tells) > 1 {
+		w.tells = w.tells[1:]
+	}
+	if err, ok := next.(error); ok {
+		return nil, err
+	}
+	return next.([]Holder), nil
+}
+
+func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		nobody, away := []Holder(nil), errors.New("away")
+		a, b := []Holder{{Owner: "a", Token: 1}}, []Holder{{Owner: "b", Token: 2}}
+		renewed := []Holder{{Owner: "a", Token: 1, Expires: time.Unix(1, 0), Metadata: "more"}}
+		l.backend = &watched{server, []any{nobody, nobody, away, away, nobody, a, renewed, away, a, b, ErrSchema, nobody}}
+		began, asked := time.Now(), 11
+		var got []string
+		for holders, err := range l.Watch(t.Context(), "k") {
+			switch {
+			case err != nil:
+				got = append(got, errors.Unwrap(err).Error())
+			case len(holders) == 0:
+				got = append(got, "nobody")
+			default:
+				got = append(got, holders[0].Owner)
+			}
+		}
+		want := []string{"nobody", "away", "nobody", "a", "away", "a", "b", ErrSchema.Error()}
+		if !slices.Equal(got, want) {
+			t.Errorf("it told %q, want %q", got, want)
+		}
+		if took := time.Since(began); took < time.Duration(asked-1)*lookEvery*3/4 || took > time.Duration(asked-1)*lookEvery*5/4 {
+			t.Errorf("it asked %d times within %s", asked, took)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		l.backend = &watched{server, []any{nobody}}
+		told := 0
+		for _, err := range l.Watch(ctx, "k") {
+			mustBe(t, "Watch", err, nil)
+			told++
+		}
+		if told != 1 {
+			t.Errorf("nothing changed, and it told %d times", told)
+		}
+	})
+}
+
+func TestAHoldIsAnotherOneByItsOwnerTokenModeOrSession(t *testing.T) {
+	t.Parallel()
+	one := Holder{Key: "k", Kind: Advisory, Mode: Exclusive, Owner: "a", Token: 1, PID: 7}
+	renewed := one
+	renewed.Expires, renewed.Metadata = time.Unix(1, 0), "more"
+	if !sameHold(one, renewed) {
+		t.Error("a renewal is no other hold")
+	}
+	for i, change := range []func(*Holder){
+		func(h *Holder) { h.Owner = "b" },
+		func(h *Holder) { h.Token = 2 },
+		func(h *Holder) { h.Mode = Shared },
+		func(h *Holder) { h.PID = 8 },
+	} {
+		other := one
+		change(&other)
+		if sameHold(one, other) {
+			t.Errorf("change %d is not seen: %s", i, fmt.Sprintf("%+v", other))
+		}
+	}
+}

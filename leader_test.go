@@ -1,0 +1,223 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// A leader whose lease is taken away campaigns again, and gets a greater token.
+func TestWhoLosesLeadershipCampaignsAgain(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks := newLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Second})
+	var terms []int64
+	done := errors.New("done")
+	err := locks.Lead(t.Context(), "leader", func(ctx context.Context, term *pgxlock.Lock) error {
+		terms = append(terms, term.Token())
+		if len(terms) == 3 {
+			return done
+		}
+		db.Exec(t, "delete from distributed_locks")
+		<-ctx.Done()
+		if !errors.Is(context.Cause(ctx), pgxlock.ErrLost) {
+			t.Errorf("term %d ended: %v", len(terms), context.Cause(ctx))
+		}
+		return errors.New("ignored")
+	})
+	if !errors.Is(err, done) || len(terms) != 3 || terms[0] >= terms[1] || terms[1] >= terms[2] {
+		t.Errorf("%v, terms %v", err, terms)
+	}
+}
+
+func TestALeaderHearsWhoAskedItToStepDownAndWhy(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks := newLocker(t, db, nil)
+	leads := make(chan context.Context)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- locks.Lead(t.Context(), "leader", func(ctx context.Context, _ *pgxlock.Lock) error {
+			leads <- ctx
+			<-ctx.Done()
+			if e := context.Cause(ctx); !errors.Is(e, pgxlock.ErrStepDown) {
+				return e
+			}
+			return nil
+		})
+	}()
+	ctx := <-leads
+	if asked := query[bool](t, db, "select ask_to_step_down('nobody', 'why not')"); asked {
+		t.Error("nobody was asked")
+	}
+	if asked := query[bool](t, db, "select ask_to_step_down('leader', 'this node is drained')"); !asked {
+		t.Error("the leader was not asked")
+	}
+	<-ctx.Done()
+	if why := context.Cause(ctx).Error(); !strings.Contains(why, "by postgres: this node is drained") {
+		t.Errorf("it was told %q", why)
+	}
+	if again := <-leads; again.Err() != nil { // there is nobody else
+		t.Errorf("its next term: %v", again.Err())
+	}
+	if left := query[int](t, db, "select count(*) from pgxlock_step_down"); left != 0 {
+		t.Errorf("%d requests are left", left)
+	}
+	if err := locks.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, pgxlock.ErrClosed) {
+		t.Errorf("Lead: %v", err)
+	}
+}
+
+// A request is for the holder that it was made of, and not for who comes after it.
+func TestARequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	first, second := newLocker(t, db, nil), newLocker(t, db, nil)
+	lock := acquire(t, first, "leader") // not by Lead: it does not hear of it
+	if err := second.AskToStepDown(t.Context(), "leader"); err != nil {
+		t.Fatal(err)
+	}
+	release(t, lock)
+	done := errors.New("done")
+	err := first.Lead(t.Context(), "leader", func(ctx context.Context, _ *pgxlock.Lock) error {
+		// A later request is heard, so that the earlier one would have been.
+		terms := 0
+		err := first.Lead(t.Context(), "other", func(other context.Context, _ *pgxlock.Lock) error {
+			if terms++; terms == 2 { // who was asked to step down campaigns again
+				return done
+			}
+			if err := second.AskToStepDown(t.Context(), "other"); err != nil {
+				return err
+			}
+			<-other.Done()
+			return nil
+		})
+		if ctx.Err() != nil {
+			t.Errorf("it was asked: %v", context.Cause(ctx))
+		}
+		return err
+	})
+	if !errors.Is(err, done) {
+		t.Error(err)
+	}
+}
+
+// All advisory locks of a process have one session, so that a request of long ago looks like
+// one of whoever leads there now.
+func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	first, second := newAdvisory(t, db, nil), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "later"})
+	lock := acquire(t, first, "leader") // not by Lead: it does not hear of it
+	if err := first.AskToStepDown(t.Context(), "leader"); err != nil {
+		t.Fatal(err)
+	}
+	release(t, lock)
+	db.Exec(t, "update pgxlock_step_down set asked_at = asked_at - interval '1 minute'")
+	done := errors.New("done")
+	terms := 0
+	err := first.Lead(t.Context(), "leader", func(ctx context.Context, _ *pgxlock.Lock) error {
+		if terms++; terms == 2 {
+			return done
+		}
+		until(t, "it has looked", func() bool {
+			return query[bool](t, db, "select not exists (select from pgxlock_step_down)")
+		})
+		if err := second.AskToStepDown(t.Context(), "leader"); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		if why := context.Cause(ctx).Error(); !strings.Contains(why, "by later") {
+			t.Errorf("it was asked %q", why)
+		}
+		return nil
+	})
+	if !errors.Is(err, done) {
+		t.Error(err)
+	}
+}
+
+// It is made all the same.
+func TestARequestIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	p, through := proxied(t, db)
+	locks := newLocker(t, through, nil)
+	acquire(t, locks, "leader")
+	held := p.arm(t, holdReply, "pgxlock_ask_to_step_down")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- locks.AskToStepDown(ctx, "leader") }()
+	held.happened(t)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	held.resume()
+	if n := query[int](t, db, "select count(*) from pgxlock_step_down"); n != 1 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+func TestWatchTellsWhoLeads(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks, observer := newLocker(t, db, nil), newLocker(t, db, nil)
+	var lock *pgxlock.Lock
+	var saw []string
+	for holders, err := range observer.Watch(t.Context(), "leader") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch len(saw) {
+		case 0:
+			lock = acquire(t, locks, "leader", pgxlock.Metadata("10.0.0.7"))
+		case 1:
+			db.Exec(t, "update distributed_locks set expires_at = expires_at + interval '1 second'") // which is no change of leader
+			release(t, lock)
+			lock = acquire(t, locks, "leader")
+		case 2:
+			release(t, lock)
+		}
+		who := "nobody"
+		if len(holders) > 0 {
+			who = "leader " + holders[0].Metadata
+		}
+		if saw = append(saw, who); len(saw) == 4 {
+			break
+		}
+	}
+	if got := strings.Join(saw, ", "); got != "nobody, leader 10.0.0.7, leader , nobody" {
+		t.Errorf("it saw %s", got)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, err := range observer.Watch(ctx, "leader") {
+		if err != nil {
+			t.Error(err)
+		}
+		cancel() // ends it
+	}
+	if err := observer.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"leader": "closed", "": "empty"} {
+		n := 0
+		for holders, err := range observer.Watch(t.Context(), key) {
+			if n++; holders != nil || err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("Watch of %q: %v %v, want an error that says %s", key, holders, err, want)
+			}
+		}
+		if n != 1 {
+			t.Errorf("Watch of %q told %d times that it cannot", key, n)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package pgxlock
+
+import (
+	"sync"
+	"time"
+)
+
+// limitMemory is the backend of a Limiter without a server.
+type limitMemory struct {
+	rule  limitRule
+	began time.Time // the clock counts from then
+
+	mu    sync.Mutex
+	tats  map[string]int64
+	sweep int // so many keys are worth a look for those that are not used any more
+}
+
+func newLimitMemory(rule limitRule) *limitMemory {
+	return &limitMemory{rule: rule, began: time.Now(), tats: make(map[string]int64), sweep: 1024}
+}
+
+func (m *limitMemory) close() {}
+
+func (m *limitMemory) ask(requests ...*limitRequest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range requests {
+		clock := time.Now() // one, or what fits exactly would not if time passes in between
+		now := clock.Sub(m.began).Nanoseconds()
+		tat := m.tats[r.key]
+		if r.unused != nil {
+			tat = m.rule.giveBack(tat, now, r.n, *r.unused)
+		} else {
+			var after int64
+			if r.got.Delay, after = m.rule.take(tat, now, r.n); r.got.Delay <= r.maxDelay(clock) {
+				tat, r.got.Granted = after, true
+			}
+		}
+		r.got.TAT = tat
+		if tat > now {
+			m.tats[r.key] = tat
+		} else {
+			delete(m.tats, r.key)
+		}
+		r.answer(nil)
+	}
+	if len(m.tats) >= m.sweep {
+		m.removeIdle()
+		m.sweep = max(1024, 2*len(m.tats))
+	}
+}
+
+// removeIdle removes the keys whose buckets are full; mu is held.
+func (m *limitMemory) removeIdle() {
+	now := time.Since(m.began).Nanoseconds()
+	for key, tat := range m.tats {
+		if tat <= now {
+			delete(m.tats, key)
+		}
+	}
+}

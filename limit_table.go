@@ -1,0 +1,197 @@
+package pgxlock
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/place"
+)
+
+// This file asks the server for what a Limiter's callers want: what is asked at the
+// same time goes in one statement.
+
+// limitRequest is n events that somebody wants, or gives back.
+type limitRequest struct {
+	key    string
+	n      int
+	noWait bool
+	until  time.Time // the latest that they may happen; zero: no bound
+	unused *int64    // what they were answered that are given back
+
+	pending
+	got limitAnswer
+}
+
+// limitAnswer is what became of a request: a row of limit.sql.
+type limitAnswer struct {
+	Granted bool
+	Delay   time.Duration
+	TAT     int64
+}
+
+// maxDelay is how long the events of a request may be delayed from now.
+func (r *limitRequest) maxDelay(now time.Time) time.Duration {
+	switch {
+	case r.noWait:
+		return 0
+	case r.until.IsZero():
+		return maxLimitTime
+	}
+	return min(max(r.until.Sub(now), 0), maxLimitTime)
+}
+
+// limitTable is the backend of a Limiter with a server.
+type limitTable struct {
+	rule    limitRule
+	place   installation
+	session *session
+	asking  combiner[*limitRequest]
+	reaping housekeeping
+}
+
+func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterConfig) (*limitTable, error) {
+	var cfg LimiterConfig
+	if config != nil {
+		cfg = *config
+	}
+	if err := place.CheckName(cfg.Schema); err != nil {
+		return nil, fmt.Errorf("LimiterConfig.Schema %.80q %w", cfg.Schema, err)
+	}
+	owner, err := checkOwner("LimiterConfig", cfg.Owner)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	t := &limitTable{rule: rule, place: installation{asked: cfg.Schema, config: "LimiterConfig", needs: primitivesVersion}}
+	t.session = &session{dialer: dialer{applicationName(owner), connections}, place: &t.place}
+	t.asking = combiner[*limitRequest]{limit: maxRequests, run: t.decide, fail: func(requests []*limitRequest, err error) {
+		for _, r := range requests {
+			r.answer(err)
+		}
+	}}
+	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
+	return t, nil
+}
+
+func (t *limitTable) ask(requests ...*limitRequest) { t.asking.add(requests...) }
+
+func (t *limitTable) close() {
+	t.reaping.stop()
+	<-t.asking.done()
+	t.session.close()
+}
+
+// decide sends a batch of requests.
+func (t *limitTable) decide(requests []*limitRequest) error {
+	var batch []*limitRequest
+	var keys []string
+	var counts []int32
+	for _, r := range requests {
+		if r.unused == nil && r.settled.Load() {
+			continue // the caller left while it stood in the queue
+		}
+		batch = append(batch, r)
+		keys = append(keys, r.key)
+		counts = append(counts, int32(r.n))
+	}
+	if len(batch) == 0 {
+		return nil
+	}
+	// What others ask for behind it waits as long as it does.
+	patience := "100ms"
+	parts := byKey(batch)
+	if len(parts) == 1 {
+		patience = "500ms"
+	}
+	var answers []limitAnswer
+	err := t.session.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
+		delays, unused := make([]int64, len(batch)), make([]*int64, len(batch))
+		for i, r := range batch {
+			delays[i] = r.maxDelay(time.Now()).Nanoseconds()
+			if unused[i] = r.unused; again && r.unused != nil {
+				unused[i] = new(int64) // it may have been given back, and twice would be too much
+			}
+		}
+		answers, err = pgx.CollectRows(q.query(ctx, t.place.statement("limit"), t.rule.step.Nanoseconds(), t.rule.burst, keys, counts, delays, unused, patience),
+			pgx.RowToStructByPos[limitAnswer])
+		return err
+	})
+	if err == nil && len(answers) != len(batch) {
+		err = fmt.Errorf("%d answers for %d requests", len(answers), len(batch))
+	}
+	if len(parts) > 1 && (spoilt(err) || rowLocked(err)) {
+		for i, part := range parts { // one of the keys spoils it: find out which
+			if err := t.decide(part); err != nil {
+				for _, rest := range parts[i+1:] {
+					t.asking.fail(rest, err)
+				}
+				return err
+			}
+		}
+		return nil
+	}
+	if rowLocked(err) {
+		err = fmt.Errorf("somebody keeps the key's row locked, such as a transaction that called allow_rate and is still open: %w", err)
+	}
+	for i, r := range batch {
+		if err == nil {
+			r.got = answers[i]
+		}
+		if !r.answer(err) && err == nil && r.unused == nil && r.got.Granted {
+			t.ask(&limitRequest{key: r.key, n: r.n, unused: &r.got.TAT, pending: pending{done: make(chan struct{})}})
+		}
+	}
+	if err != nil && !t.session.reached() {
+		return err
+	}
+	t.reaping.start()
+	return nil
+}
+
+// rowLocked reports whether a row was waited for in vain. What we run locks rows in the
+// order of their keys and so is never in a deadlock by itself: one is with somebody else's
+// transaction, such as one that called allow_rate for several keys.
+func rowLocked(err error) bool {
+	state := sqlState(err)
+	return state == stateLockNotAvailable || state == stateDeadlock
+}
+
+// byKey divides requests by their keys, each in the order in which they came.
+func byKey(requests []*limitRequest) (parts [][]*limitRequest) {
+	where := make(map[string]int)
+	for _, r := range requests {
+		i, known := where[r.key]
+		if !known {
+			i = len(parts)
+			where[r.key], parts = i, append(parts, nil)
+		}
+		parts[i] = append(parts[i], r)
+	}
+	return parts
+}
+
+// reap removes the keys that have used nothing lately, some pages of the table at a
+// time, so that nobody waits for all of it.
+func (t *limitTable) reap() error {
+	page := new(int32)
+	for page != nil {
+		err := t.session.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
+			next, err := pgx.CollectExactlyOneRow(q.query(ctx, t.place.statement("limit_reap"), *page), pgx.RowTo[*int32])
+			if err == nil {
+				page = next
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,158 @@
+//go:build unix
+
+package pgxlock_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// These tests are about a limit that processes share.
+
+const (
+	hammeredLimit = 400 // per second and key
+	hammeredBurst = 400 // so that a machine that stands still for a moment loses nothing
+	hammeredKeys  = 3
+)
+
+// hammer asks for events of each of the keys as fast as it can, after the child was told
+// to begin. Told again it reports how many it was allowed, and told once more it does so
+// and ends.
+func hammer(ctx context.Context, url, key string, report func(any) error) error {
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	limiter, err := pgxlock.NewLimiter(pool, hammeredLimit, hammeredBurst, nil)
+	if err != nil {
+		return err
+	}
+	if _, err := limiter.Allow(ctx, "warm up"); err != nil {
+		return err
+	}
+	if err := report("ready"); err != nil {
+		return err
+	}
+	stdin := bufio.NewReader(os.Stdin)
+	if _, err := stdin.ReadString('\n'); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var granted [hammeredKeys]atomic.Int64
+	var all sync.WaitGroup
+	for i := range 2 * hammeredKeys { // half of them wait, the others try
+		n, waits := i%hammeredKeys, i < hammeredKeys
+		all.Go(func() {
+			for ctx.Err() == nil {
+				ok, err := false, error(nil)
+				if waits {
+					err = limiter.Wait(ctx, fmt.Sprint(key, n))
+					ok = err == nil
+				} else {
+					ok, err = limiter.Allow(ctx, fmt.Sprint(key, n))
+				}
+				if ok {
+					granted[n].Add(1)
+				}
+				if err != nil {
+					cancel(err) // if it has not been ended
+				}
+			}
+		})
+	}
+	for range 2 {
+		if _, err := stdin.ReadString('\n'); err != nil {
+			return err
+		}
+		var counts [hammeredKeys]int64
+		for n := range granted {
+			counts[n] = granted[n].Load()
+		}
+		if err := report(counts); err != nil {
+			return err
+		}
+	}
+	cancel(nil)
+	all.Wait()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return limiter.Close(context.Background())
+}
+
+// counts asks all of them how many events they were allowed of each key, and returns the
+// time of the server before and after, and how many were saved up: on a busy machine they
+// do not use all that they may.
+func counts(t *testing.T, db *pgtest.DB, children []*child) (sums, saved [hammeredKeys]float64, before, after time.Duration) {
+	t.Helper()
+	for i := range saved {
+		saved[i] = query[float64](t, db, "select least(greatest($1 - $2 * (max(tat) - pgxlock_limit_clock()) / 1e9, 0), $1) from pgxlock_limits where limit_key = $3",
+			hammeredBurst, hammeredLimit, fmt.Sprint("k", i))
+	}
+	clock := func() time.Duration { return query[time.Duration](t, db, "select pgxlock_limit_clock()") }
+	before = clock()
+	for _, c := range children {
+		c.tell(t)
+	}
+	for _, c := range children {
+		var each [hammeredKeys]float64
+		c.report(t, &each)
+		for i := range each {
+			sums[i] += each[i]
+		}
+	}
+	return sums, saved, before, clock()
+}
+
+// What eight processes are allowed together is what the time of the server allows, to
+// one in a hundred; and two that were killed take nothing with them.
+func TestSoakProcessesShareALimitAndTheDeadTakeNothing(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 30)
+	began := query[time.Duration](t, db, "select pgxlock_limit_clock()")
+	children := startAll(t, db, "hammer a limit", "k", 10)
+	// So long by the server's clock, as what they use shows.
+	used := func(d time.Duration) {
+		t.Helper()
+		since := query[time.Duration](t, db, "select pgxlock_limit_clock()")
+		until(t, "they have used enough", func() bool {
+			return query[bool](t, db, "select count(*) = $1 and min(tat) > $2 from pgxlock_limits where limit_key like 'k%'", hammeredKeys, (since + d).Nanoseconds())
+		})
+	}
+	used(1200 * time.Millisecond) // what they had saved up, and more
+	for _, c := range children[8:] {
+		c.signal(t, syscall.SIGKILL)
+	}
+	children = children[:8]
+	first, savedFirst, before, from := counts(t, db, children)
+	used(pgtest.Soak(t, 2200*time.Millisecond, 10*time.Second))
+	second, savedLast, to, after := counts(t, db, children)
+	for _, c := range children {
+		c.end(t)
+	}
+	for i := range first {
+		got, least, most := second[i]-first[i], hammeredLimit*(to-from).Seconds(), hammeredLimit*(after-before).Seconds()
+		t.Logf("key %d: %.0f events, %.1f to %.1f in that time, and %.0f saved up before", i, got, least, most, savedFirst[i])
+		if got < 0.99*least-savedLast[i]-8 || got > 1.01*most+savedFirst[i]+8 { // each process may have one that it was just told of
+			t.Errorf("key %d: %.0f events, want %.0f to %.0f", i, got, least, most)
+		}
+		if most := hammeredBurst + hammeredLimit*(after-began).Seconds(); second[i] > most+1 {
+			t.Errorf("key %d: %.0f events since the first one, %.0f would have been right", i, second[i], most)
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package pgxlock
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/place"
+)
+
+// OnceConfig is the policy of a [Once]. A nil *OnceConfig means the defaults. What two
+// programs call by one key they must configure alike: a period that begins elsewhere is
+// another one.
+type OnceConfig struct {
+	// Offset is when in the period it begins: 3 h for a job that is due at 3 in the
+	// morning. At least 0 and less than the period, in whole microseconds.
+	// Default 0.
+	Offset time.Duration
+
+	// Location is the time zone by whose clocks a period of whole days begins, so
+	// that it lasts an hour less or more when these change. An Offset that they
+	// skip that day is an hour later, one that they show twice is meant the second
+	// time, as PostgreSQL reads them:
+	// https://www.postgresql.org/docs/current/datetime-invalid-input.html.
+	// It is what time.LoadLocation returns; time.Local has no name that the server
+	// knows. Default UTC, the only one for periods that are not whole days.
+	Location *time.Location
+
+	// Retry: a run that failed, or whose process died, may be started again in its
+	// period. While it runs it holds a lease, which operators see in lock_leases
+	// as run:key@slot. Default: a run is started at most once.
+	Retry bool
+
+	// TTL is, with Retry, how long the lease lasts if it is not renewed: how long
+	// after a crash a run can be started again, and how long [Once.Run] waits
+	// before it tries what failed again. At least 1 s; default 30 s.
+	TTL time.Duration
+
+	// CatchUp is how many of the last missed periods [Once.Run] runs late, oldest
+	// first, before the current one; none of before the first that was ever
+	// recorded of the key. With Retry, those that did not succeed are among them.
+	// At most 1000. Default 0: a period that was missed is skipped.
+	CatchUp int
+
+	// Keep is how long it is remembered what was run: [Once.DoAt] refuses ticks that
+	// are older. Starts remove older rows, a few at a time. At least CatchUp+2
+	// periods; default 7 days, or CatchUp+3 periods if these are longer. Where programs
+	// of one key differ in it the shortest counts, so that the others must not be asked
+	// for older ticks.
+	Keep time.Duration
+
+	// Owner, Schema and Backoff are as in [LeaseConfig]: as whom operators see who
+	// runs, where the migrations were run, and how long Run waits before it asks
+	// a server again that it could not reach.
+	Owner   string
+	Schema  string
+	Backoff func(attempt int) time.Duration
+
+	// Logger gets what no caller is told: errors of fn in Run, a server that is
+	// away, ends of runs that could not be recorded. Default: nothing is logged.
+	Logger *slog.Logger
+}
+
+const (
+	maxPeriod  = 3650 * day
+	maxCatchUp = 1000
+	day        = 24 * time.Hour
+)
+
+func (c *OnceConfig) withDefaults(period time.Duration) (OnceConfig, error) {
+	var cfg OnceConfig
+	if c != nil {
+		cfg = *c
+	}
+	if period < time.Millisecond || period > maxPeriod || period%time.Microsecond != 0 {
+		return cfg, fmt.Errorf("period is %s, it must be between 1 ms and 3650 days, in whole microseconds", period)
+	}
+	if cfg.Offset < 0 || cfg.Offset >= period || cfg.Offset%time.Microsecond != 0 {
+		return cfg, fmt.Errorf("OnceConfig.Offset is %s, it must be at least 0 and less than the period, %s, in whole microseconds", cfg.Offset, period)
+	}
+	if cfg.Location == nil {
+		cfg.Location = time.UTC
+	}
+	if err := checkLocation(cfg.Location, period); err != nil {
+		return cfg, err
+	}
+	if cfg.TTL != 0 && !cfg.Retry {
+		return cfg, fmt.Errorf("OnceConfig.TTL is %s, but without Retry there is no lease; set Retry, or leave TTL out", cfg.TTL)
+	}
+	if cfg.TTL == 0 {
+		cfg.TTL = 30 * time.Second
+	}
+	if err := checkTTL("OnceConfig.TTL", cfg.TTL); err != nil {
+		return cfg, err
+	}
+	if cfg.CatchUp < 0 || cfg.CatchUp > maxCatchUp {
+		return cfg, fmt.Errorf("OnceConfig.CatchUp is %d, it must be between 0 and %d", cfg.CatchUp, maxCatchUp)
+	}
+	if period > maxTTL/time.Duration(cfg.CatchUp+3) {
+		return cfg, fmt.Errorf("OnceConfig.CatchUp is %d, but so many periods of %s are longer than runs can be kept, 100 years", cfg.CatchUp, period)
+	}
+	if cfg.Keep == 0 {
+		cfg.Keep = max(7*day, time.Duration(cfg.CatchUp+3)*period)
+	}
+	if least := time.Duration(cfg.CatchUp+2) * period; cfg.Keep < least || cfg.Keep > maxTTL {
+		return cfg, fmt.Errorf("OnceConfig.Keep is %s, it must be between CatchUp+2 periods, %s, and 100 years", cfg.Keep, least)
+	}
+	if err := place.CheckName(cfg.Schema); err != nil {
+		return cfg, fmt.Errorf("OnceConfig.Schema %.80q %w", cfg.Schema, err)
+	}
+	var err error
+	if cfg.Owner, err = checkOwner("OnceConfig", cfg.Owner); err != nil {
+		return cfg, err
+	}
+	cfg.Backoff, cfg.Logger = orDefaults(cfg.Backoff, cfg.Logger)
+	return cfg, nil
+}
+
+// checkLocation makes sure that the server knows the time zone by the same name.
+func checkLocation(location *time.Location, period time.Duration) error {
+	if location == time.UTC {
+		return nil
+	}
+	if period%day != 0 {
+		return fmt.Errorf("OnceConfig.Location is %s, but the period, %s, is not a number of whole days; leave it out, and shift the period by Offset", location, period)
+	}
+	name := location.String()
+	known, err := time.LoadLocation(name)
+	if err != nil || name == "" || name == "Local" || !sameClocks(location, known) {
+		return fmt.Errorf("OnceConfig.Location %q is no name of the IANA time zone database; use time.LoadLocation(\"Europe/Berlin\"), for example", name)
+	}
+	return nil
+}
+
+// sameClocks tells a time.FixedZone from the zone whose name it has.
+func sameClocks(a, b *time.Location) bool {
+	now := time.Now()
+	for month := range 12 {
+		t := now.AddDate(0, month, 0)
+		_, one := t.In(a).Zone()
+		_, other := t.In(b).Zone()
+		if one != other {
+			return false
+		}
+	}
+	return true
+}

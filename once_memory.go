@@ -1,0 +1,113 @@
+package pgxlock
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// MemoryOncePer is [OncePer] in the memory of this process, and by its clock: for a
+// program's own unit tests, also in [testing/synctest] bubbles. It excludes only calls
+// of the same Once. Its leases are never lost.
+func MemoryOncePer(period time.Duration, cfg *OnceConfig) (*Once, error) {
+	o, err := newOnce(period, cfg)
+	if err != nil {
+		return nil, fail("new", "", 0, err)
+	}
+	o.locks = NewMemory()
+	o.runs = &memoryRuns{once: o, known: make(map[string]map[int64]*memoryRun)}
+	return o, nil
+}
+
+// memoryRuns does what the functions of migration 7 do.
+type memoryRuns struct {
+	once *Once
+
+	mu    sync.Mutex
+	known map[string]map[int64]*memoryRun // by key, and by slot in microseconds
+}
+
+type memoryRun struct {
+	state, holder, lease string
+	attempt              int
+	keepUntil            time.Time
+}
+
+// again reports whether a run may be started that has been started before.
+func (r *memoryRun) again(retry bool) bool {
+	return r.state == runWithdrawn || retry && (r.state == runFailed || r.state == runRunning && r.lease != "")
+}
+
+func (m *memoryRuns) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	for i := -missed; i <= 0; i++ {
+		slot := m.once.slots.at(now, i)
+		r, known := m.known[key][slot.UnixMicro()]
+		due := !known || r.again(m.once.cfg.Retry)
+		if i == 0 || due && m.begun(key, slot) {
+			found = append(found, dueSlot{slot, due})
+		}
+	}
+	return found, m.once.slots.at(now, 1).Sub(now), nil
+}
+
+// begun reports whether anything is recorded up to the slot.
+func (m *memoryRuns) begun(key string, slot time.Time) bool {
+	for other := range m.known[key] {
+		if other <= slot.UnixMicro() {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *memoryRuns) start(key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now, keep := time.Now(), m.once.cfg.Keep
+	if slot.IsZero() {
+		slot = m.once.slots.at(now, 0)
+	}
+	of := m.known[key]
+	if of == nil {
+		of = make(map[int64]*memoryRun)
+		m.known[key] = of
+	}
+	for at, r := range of {
+		if r.keepUntil.Before(now) {
+			delete(of, at)
+		}
+	}
+	r, known := of[slot.UnixMicro()]
+	switch {
+	case known && !r.again(lease != ""):
+		return startedRun{slot: slot}, false, nil
+	case slot.Before(now.Add(-keep)):
+		return startedRun{}, false, fmt.Errorf("the slot %s is older than what is kept, %s: whether it was run is not known any more", slot, keep)
+	case slot.After(now.Add(keep)):
+		return startedRun{}, false, fmt.Errorf("the slot %s is further ahead than runs are kept, %s", slot, keep)
+	case !known:
+		r = &memoryRun{attempt: 1}
+		of[slot.UnixMicro()] = r
+	case r.state != runWithdrawn:
+		r.attempt++
+	}
+	r.state, r.holder, r.lease, r.keepUntil = runRunning, holder, lease, now.Add(keep)
+	if slot.After(now) {
+		r.keepUntil = slot.Add(keep)
+	}
+	return startedRun{slot, r.attempt}, false, nil
+}
+
+func (m *memoryRuns) finish(key string, slot time.Time, holder, state, _ string) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, known := m.known[key][slot.UnixMicro()]
+	if !known || r.holder != holder || r.state != runRunning {
+		return false, nil
+	}
+	r.state = state
+	return true, nil
+}

@@ -1,0 +1,192 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// watchedRuns are those of a memory. They note when what is due is asked, and fail as they
+// are told.
+type watchedRuns struct {
+	runs
+	began    time.Time
+	asked    []time.Duration // when
+	dueFails []error         // the next answers; nil: it is answered
+	finishes []error
+}
+
+func (w *watchedRuns) due(key string, missed int) ([]dueSlot, time.Duration, error) {
+	w.asked = append(w.asked, time.Since(w.began))
+	if len(w.dueFails) > 0 {
+		err := w.dueFails[0]
+		if w.dueFails = w.dueFails[1:]; err != nil {
+			return nil, 0, err
+		}
+	}
+	return w.runs.due(key, missed)
+}
+
+func (w *watchedRuns) finish(key string, slot time.Time, holder, state, text string) (bool, error) {
+	if len(w.finishes) > 0 {
+		err := w.finishes[0]
+		if len(w.finishes) > 1 {
+			w.finishes = w.finishes[1:]
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return w.runs.finish(key, slot, holder, state, text)
+}
+
+// watchOnce gives a test a Once in a bubble, at the beginning of a period.
+func watchOnce(t *testing.T, period time.Duration, cfg *OnceConfig, test func(t *testing.T, o *Once, w *watchedRuns)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		o, err := MemoryOncePer(period, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &watchedRuns{runs: o.runs, began: time.Now()}
+		o.runs = w
+		test(t, o, w)
+		if err := o.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Clocks may be set, and machines sleep.
+func TestRunLooksAboutOnceAMinuteWhatIsDue(t *testing.T) {
+	watchOnce(t, time.Hour, nil, func(t *testing.T, o *Once, w *watchedRuns) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour+30*time.Minute)
+		defer cancel()
+		var late []time.Duration
+		err := o.Run(ctx, "k", func(_ context.Context, run Run) error {
+			late = append(late, time.Since(run.Slot))
+			return nil
+		})
+		mustBe(t, "Run", err, context.DeadlineExceeded)
+		if n := len(w.asked); n < 200 || n > 220 {
+			t.Errorf("it looked %d times in 210 minutes", n)
+		}
+		// Nor do all come in the same moment when a period begins.
+		if len(late) != 4 || late[0] != 0 || slices.Min(late[1:]) == 0 || slices.Max(late) > 100*time.Millisecond {
+			t.Errorf("it began %v after the periods", late)
+		}
+	})
+}
+
+// What runs elsewhere may crash or fail there.
+func TestRunLooksEachTTLAtWhatMayBeTriedAgain(t *testing.T) {
+	for what, test := range map[string]struct {
+		elsewhere, fails bool
+		least, most      int // looks in ten minutes and the periods' beginnings
+	}{
+		"runs here":      {false, false, 10, 12},
+		"fails here":     {false, true, 10 * 60 / 10 * 4 / 5, 10 * 60 / 10 * 4 / 3},
+		"runs elsewhere": {true, false, 10 * 60 / 10 * 4 / 5, 10 * 60 / 10 * 4 / 3},
+	} {
+		t.Run(what, func(t *testing.T) {
+			watchOnce(t, time.Hour, &OnceConfig{Retry: true, TTL: 10 * time.Second}, func(t *testing.T, o *Once, w *watchedRuns) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+				defer cancel()
+				if test.elsewhere {
+					go func() {
+						_, _ = o.Do(ctx, "k", func(ctx context.Context, _ Run) error { <-ctx.Done(); return ctx.Err() })
+					}()
+					synctest.Wait()
+				}
+				w.asked = nil
+				_ = o.Run(ctx, "k", func(context.Context, Run) error {
+					if test.elsewhere {
+						t.Error("it runs twice")
+					}
+					if test.fails {
+						return errors.New("failed")
+					}
+					return nil
+				})
+				if n := len(w.asked); n < test.least || n > test.most {
+					t.Errorf("it looked %d times, want %d to %d", n, test.least, test.most)
+				}
+			})
+		})
+	}
+}
+
+func TestRunWaitsForAServerThatIsAwayLongerAndLonger(t *testing.T) {
+	backoff := func(attempt int) time.Duration { return time.Duration(attempt+1) * time.Second }
+	watchOnce(t, time.Hour, &OnceConfig{Backoff: backoff}, func(t *testing.T, o *Once, w *watchedRuns) {
+		away := errors.New("away")
+		w.dueFails = []error{away, away, away, nil, away, away, ErrSchema}
+		ran := 0
+		err := o.Run(t.Context(), "k", func(context.Context, Run) error { ran++; return nil })
+		mustBe(t, "Run", err, ErrSchema)
+		var pauses []time.Duration
+		for i := 1; i < len(w.asked); i++ {
+			pauses = append(pauses, (w.asked[i] - w.asked[i-1]).Truncate(time.Second))
+		}
+		if want := []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, lookAgain, time.Second, 2 * time.Second}; !slices.Equal(pauses, want) || ran != 1 {
+			t.Errorf("it waited %v, want %v, and ran %d times", pauses, want, ran)
+		}
+	})
+}
+
+func TestTheEndOfARunIsRecordedWithinAFewSecondsOrNot(t *testing.T) {
+	away := errors.New("away")
+	for _, retry := range []bool{false, true} {
+		for what, test := range map[string]struct {
+			finishes    []error
+			least, most time.Duration
+			recorded    bool
+		}{
+			"at once":               {nil, 0, 0, true},
+			"soon":                  {[]error{away, away, nil}, 15 * time.Millisecond, 30 * time.Millisecond, true},
+			"the server stays away": {[]error{away}, recordPatience, recordPatience + time.Second, false},
+			"what does not pass":    {[]error{ErrSchema}, 0, 0, false},
+		} {
+			t.Run(what+map[bool]string{true: ", Retry"}[retry], func(t *testing.T) {
+				watchOnce(t, time.Hour, &OnceConfig{Retry: retry}, func(t *testing.T, o *Once, w *watchedRuns) {
+					w.finishes = test.finishes
+					ran, err := o.Do(t.Context(), "k", func(context.Context, Run) error { return nil })
+					if took := time.Since(w.began); !ran || took < test.least || took > test.most {
+						t.Errorf("%t after %s, want %s to %s", ran, took, test.least, test.most)
+					}
+					if want := test.recorded || !retry; (err == nil) != want { // else nothing depends on it
+						t.Errorf("Do: %v", err)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestAMemoryRemembersATickForKeepAndThenForgetsIt(t *testing.T) {
+	const keep = 2 * time.Hour
+	watchOnce(t, time.Minute, &OnceConfig{Keep: keep}, func(t *testing.T, o *Once, w *watchedRuns) {
+		ran := 0
+		doAt := func(tick time.Time) {
+			t.Helper()
+			if _, err := o.DoAt(t.Context(), "k", tick, func(context.Context, Run) error { ran++; return nil }); err != nil {
+				t.Error(err)
+			}
+		}
+		ahead := time.Now().Add(keep - time.Minute) // by another clock
+		doAt(ahead)
+		for range 600 {
+			if doAt(time.Now()); !time.Now().After(ahead.Add(keep)) {
+				doAt(ahead)
+			}
+			time.Sleep(time.Minute)
+		}
+		if n := len(w.runs.(*memoryRuns).known["k"]); ran != 600 || n > 122 { // the one that was ahead is among them
+			t.Errorf("600 ticks ran %d times, and %d are remembered", ran, n)
+		}
+	})
+}

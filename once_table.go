@@ -1,0 +1,94 @@
+package pgxlock
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// runsVersion is the version of the migrations that brought runs.
+const runsVersion = primitivesVersion
+
+// runTable is the table pgxlock_runs. It is spoken to on the connection for requests
+// of a Lease Locker, which has the leases of runs as well.
+type runTable struct {
+	table *leaseTable
+	once  *Once
+}
+
+func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
+	s := t.once.slots
+	err = t.table.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
+		rows := q.query(ctx, t.table.place.statement("run_due"), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.once.cfg.Retry)
+		var left *int64
+		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueSlot, err error) {
+			return d, row.Scan(&d.slot, &d.due, &left)
+		})
+		if left != nil {
+			lasts = time.Duration(*left) * time.Microsecond
+		}
+		return err
+	})
+	return found, lasts, err
+}
+
+func (t *runTable) start(key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error) {
+	s := t.once.slots
+	var tick *time.Time
+	var period, offset *float64
+	if slot.IsZero() {
+		period, offset = seconds(&s.period), seconds(&s.offset)
+	} else {
+		tick = &slot
+	}
+	var under *string
+	if lease != "" {
+		under = &lease
+	}
+	asked := false
+	err = t.table.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
+		asked = true
+		rows := q.query(ctx, t.table.place.statement("run_start"), key, tick, period, offset, s.location.String(), t.once.cfg.Keep.Seconds(), holder, under)
+		started, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (r startedRun, err error) {
+			var attempt *int
+			err = row.Scan(&r.slot, &attempt)
+			if attempt != nil {
+				r.attempt = *attempt
+			}
+			return r, err
+		})
+		return err
+	})
+	if err != nil {
+		return startedRun{}, asked && !refused(err), err
+	}
+	return started, false, nil
+}
+
+// maxRunError is how much of an error is recorded, in characters.
+const maxRunError = 2000
+
+func (t *runTable) finish(key string, slot time.Time, holder, state, text string) (last bool, err error) {
+	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), "?")
+	if runes := []rune(text[:min(len(text), 4*maxRunError)]); len(runes) > maxRunError {
+		text = string(runes[:maxRunError])
+	}
+	var why *string
+	if state == runFailed {
+		why = &text
+	}
+	for {
+		err = t.table.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
+			last, err = pgx.CollectExactlyOneRow(q.query(ctx, t.table.place.statement("run_finish"), key, slot, holder, state, why), pgx.RowTo[bool])
+			return err
+		})
+		ascii := strconv.QuoteToASCII(text)
+		if why == nil || !strings.HasPrefix(sqlState(err), "22") || *why == ascii {
+			return last, err
+		}
+		why = &ascii // the database's encoding does not have some character of it
+	}
+}

@@ -1,0 +1,379 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func semaphore(t *testing.T, locks *pgxlock.Locker, n int) *pgxlock.Semaphore {
+	t.Helper()
+	s, err := locks.Semaphore(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func permit(t *testing.T, s *pgxlock.Semaphore, key string, opts ...pgxlock.Option) *pgxlock.Lock {
+	t.Helper()
+	lock, err := s.Acquire(t.Context(), key, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lock
+}
+
+// waitsForPermit waits in the background; the lock is sent when it is granted.
+func waitsForPermit(t *testing.T, s *pgxlock.Semaphore, key string) <-chan *pgxlock.Lock {
+	granted := make(chan *pgxlock.Lock, 1)
+	go func() {
+		lock, err := s.Acquire(t.Context(), key)
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- lock
+	}()
+	return granted
+}
+
+// Several processes wait for permits, and several are given back at once: as many are
+// woken, in turn.
+func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 40)
+	const n = 3
+	holder := semaphore(t, newLocker(t, db, nil), n)
+	var held []*pgxlock.Lock
+	for range n {
+		held = append(held, permit(t, holder, "jobs"))
+	}
+	var granted []<-chan *pgxlock.Lock
+	for i := range 2 * n {
+		granted = append(granted, waitsForPermit(t, semaphore(t, listening(t, db, "waiter"), n), "jobs"))
+		untilQueued(t, db, "jobs#", i+1)
+	}
+	var releasing sync.WaitGroup
+	for _, lock := range held {
+		releasing.Go(func() { release(t, lock) })
+	}
+	releasing.Wait()
+	for i := range n {
+		held[i] = <-granted[i]
+	}
+	for i := range n {
+		select {
+		case lock := <-granted[n+i]:
+			t.Fatalf("%s was granted to who came later, and none was left", lock.Key())
+		default:
+		}
+	}
+	for i := range n {
+		release(t, held[i])
+		held[i] = <-granted[n+i]
+	}
+	for _, lock := range held {
+		release(t, lock)
+	}
+	noTickets(t, db)
+}
+
+// The release wakes, and not the look now and then: whoever was woken is stamped.
+func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 30)
+	woken := countNotifications(t, db)
+	holder, waiter := semaphore(t, newLocker(t, db, nil), 1), semaphore(t, listening(t, db, "waiter"), 1)
+	next := semaphore(t, listening(t, db, "next"), 1)
+	var byFirst, byQueued int // who gives back what it had to wait for does it in another way
+	for range 4 {
+		hand := func(lock *pgxlock.Lock, to *pgxlock.Semaphore) (*pgxlock.Lock, int) {
+			granted := waitsForPermit(t, to, "jobs")
+			untilQueued(t, db, "jobs#", 1)
+			before := woken()
+			release(t, lock)
+			lock = <-granted
+			return lock, woken() - before
+		}
+		lock, n := hand(permit(t, holder, "jobs"), waiter)
+		byFirst += n
+		lock, n = hand(lock, next)
+		byQueued += n
+		release(t, lock)
+	}
+	if byFirst == 0 || byQueued == 0 { // now and then the look comes first
+		t.Errorf("four releases woke %d, and four by those who had waited %d", byFirst, byQueued)
+	}
+}
+
+// More than one permit may have been given back when one is woken: each wakes the next.
+func TestWhoGetsAPermitWakesTheNext(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 30)
+	const n = 5
+	db.Exec(t, "select acquire_permit('jobs', 'all', 5, 600) from generate_series(1, 5)")
+	var granted []<-chan *pgxlock.Lock
+	for i := range n {
+		granted = append(granted, waitsForPermit(t, semaphore(t, listening(t, db, "waiter"), n), "jobs"))
+		untilQueued(t, db, "jobs#", i+1)
+	}
+	woken := countNotifications(t, db)
+	db.Exec(t, "select release_all_locks('all')")
+	db.Exec(t, "select wake_lock_waiter('jobs#')")
+	for _, granted := range granted {
+		<-granted
+	}
+	if woken := woken(); woken < 3 { // now and then the look comes first
+		t.Errorf("%d of %d were woken", woken, n)
+	}
+}
+
+// A permit is also what those wait for who want its lease: they are woken as well.
+func TestAReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 30)
+	woken := countNotifications(t, db)
+	s, waiter := semaphore(t, newLocker(t, db, nil), 1), listening(t, db, "waiter")
+	n := 0
+	for range 4 {
+		lock := permit(t, s, "jobs")
+		granted := waits(t, waiter, "jobs#1")
+		untilQueued(t, db, "jobs#1", 1)
+		before := woken()
+		release(t, lock)
+		lock = <-granted
+		n += woken() - before
+		release(t, lock)
+	}
+	if n == 0 { // now and then the look comes first
+		t.Error("four releases woke nobody")
+	}
+}
+
+const permitSQL = "pgxlock_permit_batch"
+
+// Who asks again may get another permit than the one that it got before.
+func TestALostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 30)
+	p, through := proxied(t, db)
+	s := semaphore(t, newLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour}), 3) // long before they would expire
+	waiter := semaphore(t, listening(t, db, "waiter"), 3)
+	first := permit(t, s, "jobs")
+	lost := p.arm(t, loseReply, permitSQL)
+	second := permit(t, s, "jobs")
+	lost.happened(t)
+	untilOnlyHeld(t, db, first, second)
+
+	// All are taken by then, one of them by the attempt before. Who waits hears that it is
+	// given back.
+	woken, n := countNotifications(t, db), 0
+	for range 4 {
+		db.Exec(t, "select acquire_permit('jobs', 'third', 3)")
+		granted := waitsForPermit(t, waiter, "jobs")
+		untilQueued(t, db, "jobs#", 1)
+		before := woken()
+		lost = p.arm(t, loseReply, permitSQL)
+		db.Exec(t, "select release_all_locks('third')")
+		if _, err := s.TryAcquire(t.Context(), "jobs"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("one was left, and its reply was lost: %v", err)
+		}
+		lost.happened(t)
+		last := <-granted
+		n += woken() - before
+		untilOnlyHeld(t, db, first, second, last)
+		release(t, last)
+	}
+	if n == 0 { // now and then the look comes first
+		t.Error("what was given back four times woke nobody")
+	}
+}
+
+// In a bubble a wait that is not ended by who gives back would take time.
+func TestTwoPermitsThatAreGivenBackLetInTwoAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := semaphore(t, pgxlock.NewMemory(), 2)
+		a, b := permit(t, s, "jobs"), permit(t, s, "jobs")
+		first, second := waitsForPermit(t, s, "jobs"), waitsForPermit(t, s, "jobs")
+		synctest.Wait()
+		began := time.Now()
+		release(t, a)
+		release(t, b)
+		<-first
+		<-second
+		if took := time.Since(began); took != 0 {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// The options of a call are the caller's, who may use them for another semaphore at the
+// same time.
+func TestASemaphoreLeavesItsCallersOptionsAlone(t *testing.T) {
+	t.Parallel()
+	s := semaphore(t, pgxlock.NewMemory(), 2)
+	opts := make([]pgxlock.Option, 1, 2)
+	opts[0] = pgxlock.NoWait
+	permit(t, s, "jobs", opts...)
+	if more := opts[:2][1]; more != nil {
+		t.Errorf("it has written %v behind them", more)
+	}
+}
+
+func TestThePermitsOfWhoDiedAreFreeAfterTheirTTL(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	s := semaphore(t, listening(t, db, "survivor"), 2)
+	db.Exec(t, `select acquire_permit('jobs', 'dies', 2, 1), acquire_permit('jobs', 'dies', 2, 1)`)
+	if got := query[*string](t, db, "select acquire_permit('jobs', 'late', 2)"); got != nil {
+		t.Errorf("%s was granted as the third of two", *got)
+	}
+	a, b := permit(t, s, "jobs"), permit(t, s, "jobs")
+	if a.Key() == b.Key() {
+		t.Errorf("%s was granted twice", a.Key())
+	}
+	if gone := query[bool](t, db, "select extend_lock('jobs#1', 'dies')"); gone {
+		t.Error("who died has extended its permit")
+	}
+}
+
+// A permit is a lease: SQL gives it back, and whoever uses one up leaves fewer.
+func TestAPermitIsALeaseForCallersInSQL(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	s := semaphore(t, listening(t, db, "go"), 2)
+	db.Exec(t, "select acquire_lock('jobs#2', 'maintenance', 600)")
+	lock := permit(t, s, "jobs")
+	if lock.Key() != "jobs#1" {
+		t.Errorf("the permit that is left is %s", lock.Key())
+	}
+	granted := waitsForPermit(t, s, "jobs")
+	untilQueued(t, db, "jobs#", 1)
+	db.Exec(t, "select release_lock('jobs#2', 'maintenance')")
+	db.Exec(t, "select wake_lock_waiter('jobs#')")
+	if lock := <-granted; lock.Key() != "jobs#2" {
+		t.Errorf("the permit that was given back is %s", lock.Key())
+	}
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return lock.Fence(t.Context(), tx) })
+	if err != nil {
+		t.Error(err)
+	}
+	db.Exec(t, "delete from distributed_locks where lock_name = 'jobs#1'")
+	err = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return lock.Fence(t.Context(), tx) })
+	if !errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("a permit that somebody took away: %v", err)
+	}
+}
+
+func TestDifferentNumbersOfPermitsAreReportedOnce(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	var said safeText
+	few := semaphore(t, newLocker(t, db, &pgxlock.LeaseConfig{Logger: slog.New(slog.NewTextHandler(&said, nil))}), 2)
+	many := semaphore(t, newLocker(t, db, nil), 5)
+	release(t, permit(t, few, "jobs"))
+	release(t, permit(t, few, "jobs"))
+	if text := said.String(); strings.Contains(text, "permits") {
+		t.Errorf("nobody else uses the semaphore, and it says %s", text)
+	}
+	release(t, permit(t, many, "jobs"))
+	for range 3 {
+		release(t, permit(t, few, "jobs"))
+	}
+	if text := said.String(); strings.Count(text, "different numbers of permits") != 1 || !strings.Contains(text, "semaphore=jobs permits=2 others=5") {
+		t.Errorf("it says %s", text)
+	}
+}
+
+// safeText is what is written to it.
+type safeText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *safeText) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *safeText) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// Lockers of many processes take and give back permits, and some leave theirs to
+// expire: there are never more than there are.
+func TestSoakThereAreNeverMoreHoldersThanPermits(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 40)
+	const n, lockers, workers = 3, 4, 4
+	rounds := pgtest.Soak(t, 15, 100)
+	var inside, most, grants atomic.Int32
+	var working sync.WaitGroup
+	for range lockers {
+		s := semaphore(t, newLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Second}), n)
+		for range workers {
+			working.Go(func() {
+				for range rounds {
+					if err := s.Do(t.Context(), "jobs", func(context.Context, *pgxlock.Lock) error {
+						now := inside.Add(1)
+						for was := most.Load(); now > was && !most.CompareAndSwap(was, now); was = most.Load() {
+						}
+						// The work: long enough for as many to come as may, and one more.
+						for began := time.Now(); inside.Load() < n && time.Since(began) < 5*time.Millisecond; {
+							time.Sleep(100 * time.Microsecond)
+						}
+						time.Sleep(time.Millisecond)
+						inside.Add(-1)
+						grants.Add(1)
+						return nil
+					}); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+	}
+	working.Wait()
+	if grants.Load() != int32(lockers*workers*rounds) || most.Load() > n {
+		t.Errorf("%d grants, up to %d at a time", grants.Load(), most.Load())
+	}
+	t.Logf("up to %d at a time", most.Load())
+	noTickets(t, db)
+}
+
+func TestSemaphoresAndLeadersSayWhichVersionTheyNeed(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	down, err := migrations.FS.ReadFile("000007_primitives.down.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, string(down))
+	locks := newLocker(t, db, nil)
+	_, err = semaphore(t, locks, 2).Acquire(t.Context(), "jobs")
+	for what, err := range map[string]error{"a semaphore": err, "asking": locks.AskToStepDown(t.Context(), "k")} {
+		if !errors.Is(err, pgxlock.ErrSchema) || !strings.Contains(err.Error(), "version 7") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := locks.Lead(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }); err != nil {
+		t.Errorf("Lead works without: %v", err)
+	}
+}

@@ -1,0 +1,216 @@
+package pgxlock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file is how a leader hears that it shall step down. What is asked for stands in
+// the table pgxlock_step_down; a notification tells leaders to look there, and they look
+// now and then as well.
+
+// stepDownEvery is about how often a leader looks that listens, and lookEvery how often
+// one does that cannot.
+const stepDownEvery = 10 * time.Second
+
+// leading is the terms under way of one Locker.
+type leading struct {
+	locker *Locker
+
+	mu      sync.Mutex
+	terms   map[*Lock]term
+	timer   *time.Timer // looks at all of them; nil before the first
+	looking bool        // a look is under way
+	again   bool        // another one shall follow it
+	looks   background
+	stopped bool
+}
+
+// A term ends when somebody asks for that.
+type term struct {
+	stepDown func(why error)
+	began    time.Duration // on the Locker's clock
+}
+
+// begin adds a term, which stepDown ends when somebody asks for that.
+func (l *leading) begin(lock *Lock, stepDown func(why error)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.terms == nil {
+		l.terms = make(map[*Lock]term)
+	}
+	l.terms[lock] = term{stepDown, l.locker.now()}
+	if q := l.locker.queue; q != nil && q.place.has(primitivesVersion) {
+		q.listener.start()
+		l.lookSoon()
+	}
+}
+
+func (l *leading) end(lock *Lock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.terms, lock)
+}
+
+// lookSoon arranges the next look; l.mu is held.
+func (l *leading) lookSoon() {
+	every := lookEvery
+	if l.locker.queue.listening() {
+		every = stepDownEvery
+	}
+	switch {
+	case l.stopped:
+	case l.timer == nil:
+		l.timer = time.AfterFunc(withJitter(every), l.look)
+	default:
+		l.timer.Reset(withJitter(every))
+	}
+}
+
+// look looks whether any of the leaders was asked to step down.
+func (l *leading) look() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.stopped || len(l.terms) == 0:
+	case l.looking:
+		l.again = true
+	default:
+		l.looking = true
+		l.looks.run(l.lookAtAll)
+	}
+}
+
+func (l *leading) lookAtAll() {
+	for {
+		asked, err := l.asked(l.all())
+		l.mu.Lock()
+		for lock, why := range asked {
+			if t, leads := l.terms[lock]; leads && !t.beganAfter(why.age, l.locker.now(), lock) {
+				t.stepDown(why.error)
+			}
+		}
+		if again := l.again && err == nil; again && !l.stopped {
+			l.again = false
+			l.mu.Unlock()
+			continue
+		}
+		l.looking, l.again = false, false
+		if len(l.terms) > 0 {
+			l.lookSoon()
+		}
+		l.mu.Unlock()
+		return
+	}
+}
+
+// earlierRequest is by how much a request is older than a term that was made of an
+// earlier holder: longer than the answer to a grant takes.
+const earlierRequest = 2 * ioTimeout
+
+// beganAfter reports whether a request of that age was made before the term. The holder of
+// a lease has an id of its own, so that none is; that of an advisory lock is known by its
+// session, which may have had the lock before.
+func (t term) beganAfter(age, now time.Duration, lock *Lock) bool {
+	return lock.hold != nil && age > now-t.began+earlierRequest
+}
+
+func (l *leading) all() []*Lock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	locks := make([]*Lock, 0, len(l.terms))
+	for lock := range l.terms {
+		locks = append(locks, lock)
+	}
+	return locks
+}
+
+// A stepDownRequest is what one holder was asked, and how long ago.
+type stepDownRequest struct {
+	error
+	age time.Duration
+}
+
+// asked returns what was asked of the holders of the locks.
+func (l *leading) asked(locks []*Lock) (map[*Lock]stepDownRequest, error) {
+	type row struct {
+		N       int64
+		By, Why string
+		MS      int64
+	}
+	kinds, names, holders := make([]int32, len(locks)), make([]string, len(locks)), make([]string, len(locks))
+	for i, lock := range locks {
+		name := l.locker.backend.name(lock.key)
+		kinds[i], names[i], holders[i] = int32(name.kind()), name.text(), l.locker.backend.holdID(lock)
+	}
+	var rows []row
+	q := l.locker.queue
+	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
+		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement("step_downs"), kinds, names, holders), pgx.RowToStructByPos[row])
+		return err
+	})
+	asked := make(map[*Lock]stepDownRequest)
+	for _, r := range rows {
+		if r.N < 1 || r.N > int64(len(locks)) {
+			continue
+		}
+		why := fmt.Errorf("%w by %s", ErrStepDown, r.By)
+		if r.Why != "" {
+			why = fmt.Errorf("%w: %s", why, r.Why)
+		}
+		asked[locks[r.N-1]] = stepDownRequest{why, time.Duration(r.MS) * time.Millisecond}
+	}
+	return asked, err
+}
+
+// ask asks whoever leads by that name to step down.
+func (l *leading) ask(ctx context.Context, name lockName) error {
+	q := l.locker.queue
+	if q == nil {
+		l.askHere(name)
+		return nil
+	}
+	asked := make(chan error, 1)
+	l.looks.run(func() { // no context of a caller's reaches our connections
+		asked <- q.run(func(ctx context.Context, c querier, _ bool) error {
+			if err := q.place.need(ctx, c, primitivesVersion, "asking a leader to step down needs"); err != nil {
+				return err
+			}
+			rows := c.query(ctx, q.place.statement("ask_to_step_down"), name.kind(), name.text(), q.owner)
+			rows.Close()
+			return rows.Err()
+		})
+	})
+	select {
+	case err := <-asked:
+		return err
+	case <-ctx.Done():
+		return contextError(ctx)
+	}
+}
+
+// askHere is ask for locks that are in this process alone.
+func (l *leading) askHere(name lockName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for lock, t := range l.terms {
+		if l.locker.backend.name(lock.key) == name {
+			t.stepDown(ErrStepDown)
+		}
+	}
+}
+
+// stop ends the looks.
+func (l *leading) stop() {
+	l.mu.Lock()
+	l.stopped = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	l.mu.Unlock()
+	l.looks.wait()
+}
