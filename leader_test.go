@@ -3,6 +3,7 @@ package pgxlock_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,7 @@ func TestWhoLosesLeadershipCampaignsAgain(t *testing.T) {
 	done := errors.New("done")
 	err := locks.Lead(t.Context(), "leader", func(ctx context.Context, term *pgxlock.Lock) error {
 		terms = append(terms, term.Token())
-		if len(terms) == 3 {
+		if len(terms) >= 3 { // it goes on if that one is lost before it ends, as on a slow machine
 			return done
 		}
 		db.Exec(t, "delete from distributed_locks")
@@ -29,7 +30,7 @@ func TestWhoLosesLeadershipCampaignsAgain(t *testing.T) {
 		}
 		return errors.New("ignored")
 	})
-	if !errors.Is(err, done) || len(terms) != 3 || terms[0] >= terms[1] || terms[1] >= terms[2] {
+	if !errors.Is(err, done) || len(terms) < 3 || !slices.IsSorted(terms) || len(slices.Compact(slices.Clone(terms))) != len(terms) {
 		t.Errorf("%v, terms %v", err, terms)
 	}
 }
