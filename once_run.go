@@ -39,7 +39,7 @@ func (o *Once) Run(ctx context.Context, key string, fn func(ctx context.Context,
 		case err == nil:
 			failures = 0
 			pause = time.Until(next)
-		case !passing(err):
+		case !passing(err) && !errors.Is(err, ErrLost): // of a run's lease, as after a freeze
 			return err
 		default:
 			if failures == 0 {

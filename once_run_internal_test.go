@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // watchedRuns are those of a memory. They note when what is due is asked, and fail as they
@@ -16,6 +18,7 @@ type watchedRuns struct {
 	began    time.Time
 	asked    []time.Duration // when
 	dueFails []error         // the next answers; nil: it is answered
+	starts   []error
 	finishes []error
 }
 
@@ -28,6 +31,15 @@ func (w *watchedRuns) due(key string, missed int) ([]dueSlot, time.Duration, err
 		}
 	}
 	return w.runs.due(key, missed)
+}
+
+func (w *watchedRuns) start(key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
+	if len(w.starts) > 0 {
+		err := w.starts[0]
+		w.starts = w.starts[1:]
+		return startedRun{}, false, err
+	}
+	return w.runs.start(key, slot, holder, lease)
 }
 
 func (w *watchedRuns) finish(key string, slot time.Time, holder, state, text string) (bool, error) {
@@ -135,6 +147,18 @@ func TestRunWaitsForAServerThatIsAwayLongerAndLonger(t *testing.T) {
 		if want := []time.Duration{time.Second, 2 * time.Second, 3 * time.Second, lookAgain, time.Second, 2 * time.Second}; !slices.Equal(pauses, want) || ran != 1 {
 			t.Errorf("it waited %v, want %v, and ran %d times", pauses, want, ran)
 		}
+	})
+}
+
+// Who is frozen before it starts a run has lost the lease that the start needs.
+func TestRunGoesOnWhenALeaseWasLostBeforeTheStart(t *testing.T) {
+	watchOnce(t, time.Hour, &OnceConfig{Retry: true}, func(t *testing.T, o *Once, w *watchedRuns) {
+		w.starts = []error{&pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: stateNotHeld}}
+		done := errors.New("done")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		err := o.Run(ctx, "k", func(context.Context, Run) error { cancel(done); return nil })
+		mustBe(t, "Run", err, done)
 	})
 }
 
