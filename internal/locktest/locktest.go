@@ -75,6 +75,18 @@ func is(t *testing.T, what string, err, want error) {
 	}
 }
 
+// refused returns what call says about a key that is held; it may wait for longer if
+// its wait was over before anybody had said so.
+func refused(wait pgxlock.MaxWait, call func(pgxlock.MaxWait) error) error {
+	for {
+		err := call(wait)
+		if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) || wait == pgxlock.NoWait || wait > pgxlock.MaxWait(time.Minute) {
+			return err
+		}
+		wait *= 2
+	}
+}
+
 func oneAtATime(t *testing.T, locks *pgxlock.Locker) {
 	const workers, rounds = 8, 12
 	var inside, done atomic.Int32
@@ -104,8 +116,11 @@ func oneAtATime(t *testing.T, locks *pgxlock.Locker) {
 
 func busySaysWho(t *testing.T, locks *pgxlock.Locker) {
 	lock := acquire(t, locks, "k")
-	for _, opts := range [][]pgxlock.Option{{pgxlock.NoWait}, {pgxlock.MaxWait(time.Second)}} {
-		_, err := locks.Acquire(t.Context(), "k", opts...)
+	for _, wait := range []pgxlock.MaxWait{pgxlock.NoWait, pgxlock.MaxWait(time.Second)} {
+		err := refused(wait, func(wait pgxlock.MaxWait) error {
+			_, err := locks.Acquire(t.Context(), "k", wait)
+			return err
+		})
 		is(t, "a held key", err, pgxlock.ErrNotAcquired)
 		if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Holder != lock.Holder() || e.Key != "k" || e.Kind != locks.Kind() {
 			t.Errorf("%#v does not say that %s has it", err, lock.Holder())
@@ -169,7 +184,7 @@ func waitEndsWithContext(t *testing.T, locks *pgxlock.Locker) {
 	}
 	_, err = locks.Acquire(ctx, "k")
 	is(t, "a context that has ended", err, context.DeadlineExceeded)
-	acquire(t, locks, "k", pgxlock.NoWait) // what the wait may have got is given back
+	acquire(t, locks, "k", pgxlock.MaxWait(20*time.Second)) // what the wait may have got is given back, before it expires
 }
 
 func releaseTwice(t *testing.T, locks *pgxlock.Locker) {
@@ -264,8 +279,11 @@ func closed(t *testing.T, locks *pgxlock.Locker) {
 
 func allOrNone(t *testing.T, locks *pgxlock.Locker) {
 	busy := acquire(t, locks, "c")
-	for _, opts := range [][]pgxlock.Option{{pgxlock.NoWait}, {pgxlock.MaxWait(time.Second)}} {
-		_, err := locks.AcquireAll(t.Context(), []string{"d", "c", "b", "a"}, opts...)
+	for _, wait := range []pgxlock.MaxWait{pgxlock.NoWait, pgxlock.MaxWait(time.Second)} {
+		err := refused(wait, func(wait pgxlock.MaxWait) error {
+			_, err := locks.AcquireAll(t.Context(), []string{"d", "c", "b", "a"}, wait)
+			return err
+		})
 		is(t, "one is busy", err, pgxlock.ErrNotAcquired)
 		if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Key != "c" {
 			t.Errorf("%v does not name the key that is busy", err)
