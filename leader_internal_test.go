@@ -149,6 +149,75 @@ func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
 	}
 }
 
+// A look has asked for a term that ends meanwhile. The next one is of the same session, and
+// the answer says what was asked of that.
+func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	newAdvisory := func() *Locker {
+		l, err := NewAdvisory(db.Pool, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		return l
+	}
+	locks, other := newAdvisory(), newAdvisory()
+	var during atomic.Pointer[func()]
+	run := locks.queue.run
+	locks.queue.run = func(fn exchange) error {
+		if between := during.Swap(nil); between != nil {
+			(*between)()
+		}
+		return run(fn)
+	}
+	done := errors.New("done")
+	lead := func(fn func(context.Context) error) <-chan error {
+		ended := make(chan error, 1)
+		go func() {
+			ended <- locks.Lead(t.Context(), "leader", func(ctx context.Context, _ *Lock) error { return fn(ctx) })
+		}()
+		return ended
+	}
+	leads, resign := make(chan struct{}), make(chan struct{})
+	first := lead(func(context.Context) error {
+		leads <- struct{}{}
+		<-resign
+		return done
+	})
+	<-leads
+	for quiet := false; !quiet; time.Sleep(time.Millisecond) {
+		listening := locks.queue.listening()
+		locks.leading.mu.Lock()
+		quiet = listening && !locks.leading.looking && locks.leading.timer.Stop()
+		locks.leading.mu.Unlock()
+	}
+	var second <-chan error
+	asked := make(chan error, 1)
+	between := func() {
+		close(resign)
+		mustBe(t, "the first", <-first, done)
+		began, terms := make(chan struct{}), 0
+		second = lead(func(ctx context.Context) error {
+			if terms++; terms == 2 {
+				return done
+			}
+			close(began)
+			<-ctx.Done()
+			return nil
+		})
+		<-began
+		asked <- other.AskToStepDown(t.Context(), "leader")
+	}
+	during.Store(&between)
+	locks.leading.look()
+	mustBe(t, "AskToStepDown", <-asked, nil)
+	mustBe(t, "the second", <-second, done)
+}
+
 // A Locker of an older schema has no place in a queue, and one in memory needs none.
 func TestWhoStepsDownWithoutAQueueLetsOthersAskFirst(t *testing.T) {
 	for what, test := range map[string]struct {

@@ -89,8 +89,8 @@ func (l *leading) lookAtAll() {
 	for {
 		asked, err := l.asked(l.all())
 		l.mu.Lock()
-		for lock, why := range asked {
-			if t, leads := l.terms[lock]; leads && !t.beganAfter(why.age, l.locker.now(), lock) {
+		for lock, t := range l.terms { // maybe a later one of the session that was asked for
+			if why, ok := asked[l.locker.backend.holdID(lock)]; ok && !t.beganAfter(why.age, l.locker.now(), lock) {
 				t.stepDown(why.error)
 			}
 		}
@@ -135,8 +135,8 @@ type stepDownRequest struct {
 	age time.Duration
 }
 
-// asked returns what was asked of the holders of the locks.
-func (l *leading) asked(locks []*Lock) (map[*Lock]stepDownRequest, error) {
+// asked returns what was asked of the holders of the locks, by their ids.
+func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 	type row struct {
 		N       int64
 		By, Why string
@@ -153,7 +153,7 @@ func (l *leading) asked(locks []*Lock) (map[*Lock]stepDownRequest, error) {
 		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement("step_downs"), kinds, names, holders), pgx.RowToStructByPos[row])
 		return err
 	})
-	asked := make(map[*Lock]stepDownRequest)
+	asked := make(map[string]stepDownRequest)
 	for _, r := range rows {
 		if r.N < 1 || r.N > int64(len(locks)) {
 			continue
@@ -162,7 +162,7 @@ func (l *leading) asked(locks []*Lock) (map[*Lock]stepDownRequest, error) {
 		if r.Why != "" {
 			why = fmt.Errorf("%w: %s", why, r.Why)
 		}
-		asked[locks[r.N-1]] = stepDownRequest{why, time.Duration(r.MS) * time.Millisecond}
+		asked[holders[r.N-1]] = stepDownRequest{why, time.Duration(r.MS) * time.Millisecond}
 	}
 	return asked, err
 }
