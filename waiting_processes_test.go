@@ -138,6 +138,18 @@ func startAll(t *testing.T, db *pgtest.DB, what, key string, processes int) []*c
 	return children
 }
 
+// contending starts so many children that contend for the key, which nobody has before
+// all of them wait: who came earlier would have had turns that others could not.
+func contending(t *testing.T, db *pgtest.DB, what, key string, processes int) []*child {
+	t.Helper()
+	holder := newLocker(t, db, nil)
+	lock := acquire(t, holder, key)
+	children := startAll(t, db, what, key, processes)
+	untilQueued(t, db, key, processes)
+	release(t, lock)
+	return children
+}
+
 // told collects all turns, in the order of their tokens, and sees that they did not
 // overlap.
 func told(t *testing.T, children []*child) []turn {
@@ -176,7 +188,7 @@ func TestSoakHundredsOfWaitersOfFourProcessesAreServedOnceEach(t *testing.T) {
 	db := roomy(t, migrated(t), 30)
 	notified := countNotifications(t, db)
 	workers := pgtest.Soak(t, 50, 200)
-	turns := told(t, startAll(t, db, fmt.Sprintf("wait for a lease %d times", workers), "k", 4))
+	turns := told(t, contending(t, db, fmt.Sprintf("wait for a lease %d times", workers), "k", 4))
 	if len(turns) != 4*workers {
 		t.Errorf("%d grants", len(turns))
 	}
@@ -206,7 +218,7 @@ func TestProcessesAndTheirWorkersTakeTurns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := roomy(t, migrated(t), 30)
-			children := startAll(t, db, "take turns with 4 workers", "k", 4)
+			children := contending(t, db, "take turns with 4 workers", "k", 4)
 			barged := 0
 			stop := func() {}
 			if barges {

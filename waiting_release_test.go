@@ -112,31 +112,43 @@ func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 	db := roomy(t, migrated(t), 20)
 	other, locks := newLocker(t, db, nil), newLocker(t, db, &pgxlock.LeaseConfig{Owner: "here", Backoff: seldom})
 	listen(t, db, locks, other)
-	lock := acquire(t, other, "k")
-	first := waits(t, locks, "k")
-	untilQueued(t, db, "k", 1)
-	second := waits(t, locks, "k")
-	until(t, "two stand in line", func() bool { return locks.Waiting("k") == 2 })
 	commit := holdReleases(t, db, "here")
-	db.Exec(t, "create trigger held before insert on pgxlock_waiters for each row execute function wait_at_gate('ticket')")
-	woken := countNotifications(t, db) // else the look at all tickets has found it
-	release(t, lock)
-	lock = <-first
-	atGate(t, db, 1) // the ticket of the second one
-	released := make(chan error, 1)
-	go func() { released <- lock.Release(t.Context()) }()
-	atGate(t, db, 2)
-	db.Exec(t, "delete from gates where name = 'ticket'")
-	untilQueued(t, db, "k", 1)
-	until(t, "it has heard of its ticket", func() bool { return locks.Told("k") })
-	before := woken()
 	commit()
-	if err := <-released; err != nil {
-		t.Error(err)
+	db.Exec(t, `delete from gates;
+		create trigger held before insert on pgxlock_waiters for each row execute function wait_at_gate('ticket')`)
+	woken := countNotifications(t, db)
+	round := func() (n int) {
+		lock := acquire(t, other, "k")
+		first := waits(t, locks, "k")
+		untilQueued(t, db, "k", 1)
+		second := waits(t, locks, "k")
+		until(t, "two stand in line", func() bool { return locks.Waiting("k") == 2 })
+		db.Exec(t, "insert into gates values ('release'), ('ticket')")
+		release(t, lock)
+		lock = <-first
+		atGate(t, db, 1) // the ticket of the second one
+		released := make(chan error, 1)
+		go func() { released <- lock.Release(t.Context()) }()
+		atGate(t, db, 2)
+		db.Exec(t, "delete from gates where name = 'ticket'")
+		untilQueued(t, db, "k", 1)
+		until(t, "it has heard of its ticket", func() bool { return locks.Told("k") })
+		before := woken()
+		commit()
+		if err := <-released; err != nil {
+			t.Error(err)
+		}
+		lock = <-second
+		n = woken() - before
+		release(t, lock)
+		noTickets(t, db)
+		return n
 	}
-	lock = <-second
-	if n := woken() - before; n != 1 {
+	n := round()
+	for i := 0; n == 0 && i < 4; i++ { // one of its looks came first: there is one each second
+		n = round()
+	}
+	if n != 1 {
 		t.Errorf("woken %d times", n)
 	}
-	release(t, lock)
 }
