@@ -41,8 +41,12 @@ func hammer(ctx context.Context, url, key string, report func(any) error) error 
 	if err != nil {
 		return err
 	}
-	if _, err := limiter.Allow(ctx, "warm up"); err != nil {
-		return err
+	for failed := 0; ; failed++ { // a machine that is very busy may not connect in time
+		if _, err := limiter.Allow(ctx, "warm up"); err == nil {
+			break
+		} else if failed == 5 {
+			return err
+		}
 	}
 	if err := report("ready"); err != nil {
 		return err
@@ -69,7 +73,7 @@ func hammer(ctx context.Context, url, key string, report func(any) error) error 
 				if ok {
 					granted[n].Add(1)
 				}
-				if err != nil {
+				if err != nil && !locked(err) { // with so many, one may stand still with a row
 					cancel(err) // if it has not been ended
 				}
 			}
@@ -96,16 +100,18 @@ func hammer(ctx context.Context, url, key string, report func(any) error) error 
 }
 
 // counts asks all of them how many events they were allowed of each key, and returns the
-// time of the server before and after, and how many were saved up: on a busy machine they
-// do not use all that they may.
+// time of the server before and after, and how many were saved up before: on a busy machine
+// they do not use all that they may. That is of one statement, or what is saved up between
+// the two would count as lost.
 func counts(t *testing.T, db *pgtest.DB, children []*child) (sums, saved [hammeredKeys]float64, before, after time.Duration) {
 	t.Helper()
-	for i := range saved {
-		saved[i] = query[float64](t, db, "select least(greatest($1 - $2 * (max(tat) - pgxlock_limit_clock()) / 1e9, 0), $1) from pgxlock_limits where limit_key = $3",
-			hammeredBurst, hammeredLimit, fmt.Sprint("k", i))
+	const saving = `with clock as materialized (select pgxlock_limit_clock() as now)
+		select c.now, array(select least(greatest($1 - $2 * (q.tat - c.now) / 1e9, 0), $1)::float8 from pgxlock_limits q where q.limit_key like 'k%' order by q.limit_key) from clock c`
+	var each []float64
+	if err := db.Pool.QueryRow(t.Context(), saving, hammeredBurst, hammeredLimit).Scan(&before, &each); err != nil || len(each) != len(saved) {
+		t.Fatal(each, err)
 	}
-	clock := func() time.Duration { return query[time.Duration](t, db, "select pgxlock_limit_clock()") }
-	before = clock()
+	copy(saved[:], each)
 	for _, c := range children {
 		c.tell(t)
 	}
@@ -116,7 +122,7 @@ func counts(t *testing.T, db *pgtest.DB, children []*child) (sums, saved [hammer
 			sums[i] += each[i]
 		}
 	}
-	return sums, saved, before, clock()
+	return sums, saved, before, query[time.Duration](t, db, "select pgxlock_limit_clock()")
 }
 
 // What eight processes are allowed together is what the time of the server allows, to
@@ -148,7 +154,8 @@ func TestSoakProcessesShareALimitAndTheDeadTakeNothing(t *testing.T) {
 	for i := range first {
 		got, least, most := second[i]-first[i], hammeredLimit*(to-from).Seconds(), hammeredLimit*(after-before).Seconds()
 		t.Logf("key %d: %.0f events, %.1f to %.1f in that time, and %.0f saved up before", i, got, least, most, savedFirst[i])
-		if got < 0.99*least-savedLast[i]-8 || got > 1.01*most+savedFirst[i]+8 { // each process may have one that it was just told of
+		const underWay = 2 * 8 // each process may have two that it was just told of: one of who waits, one of who tries
+		if got < 0.99*least-savedLast[i]-underWay || got > 1.01*most+savedFirst[i]+underWay {
 			t.Errorf("key %d: %.0f events, want %.0f to %.0f", i, got, least, most)
 		}
 		if most := hammeredBurst + hammeredLimit*(after-began).Seconds(); second[i] > most+1 {
