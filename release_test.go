@@ -135,15 +135,13 @@ func TestALeaseThatExpiresWhileReleaseWaitsWasNotLost(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	asked, through := counted(t, db, releaseSQL)
-	lock := acquire(t, newLocker(t, through, nil), "k", pgxlock.TTL(time.Second))
+	lock := acquire(t, newLocker(t, through, nil), "k")
 	tx := begin(t, db, pgx.TxOptions{})
 	if err := lock.Fence(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
 	released := releasing(t, lock, asked)
-	until(t, "the lease has expired", func() bool {
-		return query[bool](t, db, "select expires_at < clock_timestamp() from distributed_locks")
-	})
+	db.Exec(t, "update distributed_locks set expires_at = clock_timestamp()")
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -262,7 +260,7 @@ func TestANestedTransactionIsNotFenced(t *testing.T) {
 
 func TestFenceRefusesWhatItCannotProtect(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
+	db := roomy(t, migrated(t), 20)
 	locks := newLocker(t, db, nil)
 	snapshot := func(t *testing.T, options pgx.TxOptions) pgx.Tx {
 		tx := begin(t, db, options)
