@@ -136,7 +136,7 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 	held := acquire(t, newLocker(t, primary, nil), "held")
 	standby := roomy(t, on(t, "", pgtest.Standby(t, server, pgserver.Config{})), 40)
 	until(t, "the standby knows the lease", func() bool { return len(rows(t, standby)) == 1 })
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // nothing waits for it
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // nothing waits for it
 	defer cancel()
 	locks, elsewhere := newLocker(t, standby, nil), newLocker(t, primary, nil)
 	neverRun := func(context.Context, *pgxlock.Lock) error {
