@@ -170,7 +170,7 @@ func TestAShortLeaseIsKeptOverASlowLink(t *testing.T) {
 func TestShortLeasesCostALongOneNoRenewalOverASlowLink(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	locks := newLocker(t, far(t, db, 70*time.Millisecond), &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 500 * time.Millisecond})
+	locks := newLocker(t, far(t, db, 70*time.Millisecond), &pgxlock.LeaseConfig{TTL: 20 * time.Second, Renew: 500 * time.Millisecond})
 	long := acquire(t, locks, "long")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
