@@ -6,7 +6,6 @@ package sqltest_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -107,15 +106,16 @@ func TestAWaitForManyClaimantsThatAreRolledBackLastsAsLongAsItMay(t *testing.T) 
 	t.Parallel()
 	d := install(t)
 	const before = "insert into pgxlock_claims values ('k', now() - interval '2 days', now() - interval '1 day', '3')"
+	const most = 12 // far more than there are in 0.4 s
 	for name, setup := range map[string]string{"a new key": "", "a key whose claim has ended": before} {
 		for {
 			d.do("delete from pgxlock_claims;" + setup)
-			took, got := waitBehindMany(d)
-			if got == "true" {
+			passed, got := waitBehindMany(d, most)
+			if got == "true" && passed < most {
 				continue // it was the first to look after a rollback: once more
 			}
-			if got != "NULL" || took > 1.2 {
-				t.Errorf("%s: a wait of 0.4 s lasted %g s: %s", name, took, got)
+			if got != "NULL" || passed == most {
+				t.Errorf("%s: a wait of 0.4 s was not over when %d had had the key for 0.3 s each: %s", name, passed, got)
 			}
 			break
 		}
@@ -123,53 +123,63 @@ func TestAWaitForManyClaimantsThatAreRolledBackLastsAsLongAsItMay(t *testing.T) 
 }
 
 // waitBehindMany waits for a claim for 0.4 seconds while others have it for 0.3
-// seconds each, and says how long it took.
-func waitBehindMany(d *database) (took float64, got string) {
+// seconds each. It returns what came of it, and how many of them gave the key back
+// before, or most: then they had it until no more came.
+func waitBehindMany(d *database, most int) (passed int, got string) {
 	d.t.Helper()
 	holder := d.begin(readCommitted)
 	holder.want("claim_once('k')", "true")
-	others := make(chan *call)
-	for range 5 {
-		next := d.begin(readCommitted).start("claim_once('k')")
+	others, waiting := make(chan *call), 0
+	come := func(s *session) {
+		next := s.start("claim_once('k')")
 		next.waitsOrEnds()
+		waiting++
 		go func() {
 			<-next.done
 			others <- next
 		}()
 	}
+	for range 5 {
+		come(d.begin(readCommitted))
+	}
 	waiter := d.begin(readCommitted)
-	begun := d.get("extract(epoch from clock_timestamp())")
 	claim := waiter.start("claim_once('k', '0.4 s')")
 	claim.waitsOrEnds()
-	for i := range 5 {
+	over := false
+	for ; passed < most && !over; passed++ {
 		d.do("select pg_sleep(0.3)")
 		holder.rollback()
 		select {
 		case next := <-others:
 			next.want("true")
+			waiting--
+			holder.begin(readCommitted)
+			come(holder)
 			holder = next.s
 		case <-claim.done:
-			if claim.got == "true" {
-				waiter.rollback()
-				for range 5 - i {
-					(<-others).s.rollback()
-				}
-				return 0, claim.got
-			}
-			next := <-others
-			next.want("true")
-			holder = next.s
+		}
+		select {
+		case <-claim.done:
+			over = true
+		default:
 		}
 	}
-	<-claim.done
-	took, err := strconv.ParseFloat(d.get(fmt.Sprintf("(select extract(epoch from state_change) - %s from pg_stat_activity where pid = %d)", begun, waiter.pid)), 64)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	waiter.want("1", "1") // its transaction is in order
-	waiter.rollback()
 	holder.rollback()
-	return took, claim.got
+	for ended := claim.done; waiting > 0 || ended != nil; {
+		select {
+		case next := <-others:
+			next.s.rollback()
+			waiting--
+		case <-ended:
+			got, ended = claim.got, nil
+			waiter.want("1", "1") // its transaction is in order
+			waiter.rollback()
+		}
+	}
+	if !over {
+		passed = most
+	}
+	return passed, got
 }
 
 // Each of two has claimed what the other one wants. Whoever waits without a
@@ -405,7 +415,14 @@ func TestSoakExactlyOneOfManyClaimantsDoesTheWork(t *testing.T) {
 				key, level := quote(fmt.Sprint("k", i)), levels[random.IntN(len(levels))]
 				s.do("begin isolation level " + level)
 				if random.IntN(4) == 0 {
-					s.do("select count(*) from done; savepoint a")
+					// What is committed between its snapshot and its look may be too much already.
+					if code := outcome("", s.run("select count(*) from done; savepoint a")); code == "40001" && level == "serializable" {
+						failed.Add(1)
+						s.do("rollback")
+						continue
+					} else if code != "" {
+						t.Errorf("a look at the work: %s", code)
+					}
 				}
 				claim := fmt.Sprintf("claim_once(%s, %s, %s)", key, []string{forever, "'1 s'", "'5 ms'", none}[random.IntN(4)], []string{"NULL", "'1 day'"}[random.IntN(2)])
 				got := s.outcome(claim)

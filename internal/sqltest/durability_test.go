@@ -15,7 +15,7 @@ func TestWhatWasAcknowledgedSurvivesACrash(t *testing.T) {
 	server, d := private(t, nil)
 	seen := &tokens{t: t}
 	d.do("alter role postgres set synchronous_commit = off")
-	d.do("select acquire_lock('released', 'A'), acquire_lock('taken', 'A'), acquire_lock('renewed', 'A', 1)")
+	d.do("select acquire_lock('released', 'A', 3600), acquire_lock('taken', 'A'), acquire_lock('renewed', 'A', 1)")
 	d.expire("taken")
 
 	d = open(t, d.url) // now as the role is set

@@ -105,6 +105,7 @@ func TestWhoIsDeadOrSleepsKeepsNobodyFromAPermit(t *testing.T) {
 	live.want(takePermit("jobs", "L", 1, l), stepBack)
 	d.queueIs(0, queue, s, l) // what was seen dead is buried
 	d.want(wake(0, queue, "NULL"), "1 "+s)
+	d.keep(s)
 	live.want(takePermit("jobs", "L", 1, l), stepBack) // it is woken, and its turn is not over
 	d.pass(s)
 	live.want(takePermit("jobs", "L", 1, l), grantedPermit(1))

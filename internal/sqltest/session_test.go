@@ -216,10 +216,11 @@ func (d *database) locks(s *session) string {
 		where pid = %d and locktype not in ('relation', 'virtualxid', 'transactionid') and mode <> 'SIReadLock'`, s.pid))
 }
 
-// token acquires a lease that must be free, and returns its fencing token.
+// token acquires a lease that must be free, and returns its fencing token. The lease
+// lasts longer than any test.
 func (s *session) token(lock, holder string) int64 {
 	s.t.Helper()
-	return s.number(fmt.Sprintf("(try_acquire_lock(%s, %s)).fencing_token", quote(lock), quote(holder)))
+	return s.number(fmt.Sprintf("(try_acquire_lock(%s, %s, '1 h')).fencing_token", quote(lock), quote(holder)))
 }
 
 // await returns when the expression is true.

@@ -224,12 +224,13 @@ func TestABatchOfSharesAnswersForEach(t *testing.T) {
 func TestABatchOfRenewalsRaisesEachGroupToItsLatest(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	d.do("select acquire_shared_lock('k', 'h' || i, 10) from generate_series(1, 50) i; select acquire_shared_lock('l', 'h1', 5000)")
+	// In minutes, so that none of it runs out meanwhile.
+	d.do("select acquire_shared_lock('k', 'h' || i, 600) from generate_series(1, 50) i; select acquire_shared_lock('l', 'h1', 300000)")
 	d.want(`(select string_agg(distinct r, ',') from pgxlock_renew_shares_batch(
 		(select array_agg('k'::text) || '{k,l}' from generate_series(1, 50)), (select array_agg('h' || i) || '{h1,h1}' from generate_series(1, 50) i),
-		(select array_agg(null::bigint) from generate_series(1, 52)), (select array_agg(i * 1000) || '{1000,2000}' from generate_series(1, 50) i)) r)`, "renewed")
-	d.want("select string_agg(lock_name || ' ' || round(extract(epoch from expires_at - clock_timestamp()) / 10) * 10, ',' order by lock_name) from distributed_locks", "k 50,l 5000")
-	d.want("select expires_at between clock_timestamp() and clock_timestamp() + interval '2 s' from distributed_lock_shares where lock_name = 'l'", "true")
+		(select array_agg(null::bigint) from generate_series(1, 52)), (select array_agg(i * 60000) || '{60000,120000}' from generate_series(1, 50) i)) r)`, "renewed")
+	d.want("select string_agg(lock_name || ' ' || round(extract(epoch from expires_at - clock_timestamp()) / 60), ',' order by lock_name) from distributed_locks", "k 50,l 5000")
+	d.want("select expires_at between clock_timestamp() and clock_timestamp() + interval '2 min' from distributed_lock_shares where lock_name = 'l'", "true")
 	d.want(noShareOutlastsItsGroup, "0")
 
 	// What has run out is not revived, be it one or all of a group.
@@ -252,6 +253,7 @@ func TestSharesAreTakenInTurn(t *testing.T) {
 	publish(2000) // and a reader behind it
 	d.want(shareBatch("B", "0", "k"), "f t *shared")
 	d.do("select pgxlock_wake_batch('{0}', '{k}', '{null}'); update pgxlock_waiters set woken = clock_timestamp() where ticket = 2000")
+	d.keep("1000")
 	d.want(shareBatch("B", "2000", "k"), "f t *shared")
 	d.want("select string_agg(ticket || ' ' || (woken is null), ',' order by ticket) from pgxlock_waiters", "1000 false,2000 true")
 	d.want(shareBatch("C", "null", "k"), "t f C")

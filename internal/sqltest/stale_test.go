@@ -240,8 +240,13 @@ func count(t *testing.T, allow string) (twice int64) {
 			for counted.Load() < rounds && !t.Failed() {
 				level := levels[random.IntN(len(levels))]
 				s.do("begin isolation level " + level)
-				if random.IntN(3) == 0 {
-					s.do("select count(*) from log") // takes the snapshot early
+				if random.IntN(3) == 0 { // takes the snapshot early
+					if code := outcome("", s.run("select count(*) from log")); code == "40001" && level == "serializable" {
+						s.do("rollback")
+						continue
+					} else if code != "" {
+						t.Errorf("%s: %s", level, code)
+					}
 				}
 				lock := fmt.Sprintf("lock_tx('counter', %s%s)", []string{forever, "'1 s'", "'5 ms'", "'0'"}[random.IntN(4)], allow)
 				switch got := s.outcome(lock); got {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -123,7 +124,25 @@ func (p *process) hears(want string) {
 // pass lets the turn time of a ticket be over, instead of waiting for it.
 func (d *database) pass(ticket string) {
 	d.t.Helper()
-	d.do("update pgxlock_waiters set woken = woken - interval '1 s' where ticket = " + ticket)
+	d.do("update pgxlock_waiters set woken = woken - interval '2 h' where ticket = " + ticket)
+}
+
+// keep lets the turn of a ticket that was woken last until pass, however slow this
+// machine is. See TestATurnLastsAQuarterOfASecond.
+func (d *database) keep(ticket string) {
+	d.t.Helper()
+	d.do("update pgxlock_waiters set woken = woken + interval '1 h' where ticket = " + ticket)
+}
+
+// patient lets the functions wait for a row longer than the 100 ms after which they
+// give up, for tests that look at one while it waits.
+func (d *database) patient() {
+	d.t.Helper()
+	d.do(`do $$ declare f regprocedure; begin
+		for f in select oid from pg_proc where proconfig @> '{lock_timeout=100ms}' loop
+			execute format('alter function %s set lock_timeout = ''1min''', f);
+		end loop; end $$`)
+	d.want("exists (select from pg_proc where proconfig @> '{lock_timeout=1min}')", "true")
 }
 
 // tickets are those in the queue of a lock, in order.
@@ -287,11 +306,13 @@ func TestWhoWasWokenAndDoesNotTryIsPassed(t *testing.T) {
 	frozen, b, c := d.process(), d.process(), d.process()
 	tf, tb, tc := frozen.queue(0, "k"), b.queue(0, "k"), c.queue(0, "k")
 	d.want(wake(0, "k", "NULL"), "1 "+tf)
+	d.keep(tf)
 	b.want(take("k", "B", tb), stepBack) // its turn is not over
 	d.want(wake(0, "k", tf), "NULL")
 	d.pass(tf)
 	d.want(wake(0, "k", tf), "1 "+tb)
 	b.hears("0:k")
+	d.keep(tb)
 	c.want(take("k", "C", tc), stepBack)
 	if got := b.refreshed(0, "k", tb, "NULL"); got != "t" {
 		t.Errorf("got %q", got)
@@ -313,6 +334,20 @@ func TestWhoWasWokenAndDoesNotTryIsPassed(t *testing.T) {
 	d.want(wake(0, "k", "NULL"), "1 "+tc)
 }
 
+// The other tests do not wait for it, and do not hurry.
+func TestATurnLastsAQuarterOfASecond(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.want("pgxlock_waiter_passed(clock_timestamp())", "false")
+	d.want("pgxlock_waiter_passed(clock_timestamp() - interval '251 ms')", "true")
+	d.want("pgxlock_waiter_passed(NULL)", "false")
+	p := d.process()
+	ticket := p.queue(0, "k")
+	before := d.get("clock_timestamp()")
+	d.want(wake(0, "k", "NULL"), "1 "+ticket)
+	d.want("select woken between "+quote(before)+" and clock_timestamp() from pgxlock_waiters", "true")
+}
+
 // Others come and go faster than the turn time: each of them wakes the frozen
 // one, and its turn is over all the same.
 func TestWakingAgainDoesNotProlongATurn(t *testing.T) {
@@ -321,6 +356,7 @@ func TestWakingAgainDoesNotProlongATurn(t *testing.T) {
 	frozen, b := d.process(), d.process()
 	tf, tb := frozen.queue(0, "k"), b.queue(0, "k")
 	d.want(wake(0, "k", "NULL"), "1 "+tf)
+	d.keep(tf)
 	stamp := d.get("select woken from pgxlock_waiters where ticket = " + tf)
 	d.want(wake(0, "k", "NULL"), "1 "+tf)
 	frozen.hears("0:k,0:k")
@@ -470,6 +506,7 @@ func TestATryThatFailsShowsLife(t *testing.T) {
 	tp, tq := p.queue(0, "k"), q.queue(0, "k")
 	const stamps = "select coalesce(string_agg((woken is null)::text, ' ' order by ticket), '') from pgxlock_waiters"
 	d.do("update pgxlock_waiters set woken = clock_timestamp()")
+	d.keep(tp)
 	q.want(take("k", "Q", tq), stepBack)
 	d.want(stamps, "false true")
 	d.want("acquire_lock('k', 'H')", "true")
@@ -506,7 +543,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	unchanged(p.publishes(0, "k", ticket, "NULL"), true)
 	unchanged(p.publishes(0, "k", ticket, asJSON("X")), false)
 	unchanged(p.publishes(0, "k", ticket, asJSON("X")), true)
-	d.do("update pgxlock_waiters set live_until = clock_timestamp() + interval '31 s'")
+	d.do("update pgxlock_waiters set live_until = clock_timestamp() + interval '45 s'")
 	unchanged(p.publishes(0, "k", ticket, asJSON("X")), true)
 	d.do("update pgxlock_waiters set live_until = clock_timestamp() + interval '29 s'")
 	unchanged(p.publishes(0, "k", ticket, asJSON("X")), false)
@@ -547,7 +584,14 @@ func TestWakingFlushesNothing(t *testing.T) {
 	d.do("select pg_reload_conf()")
 	s := d.connect()
 	acquire := s.start("acquire_lock('l', 'H')")
-	await(t, d, fmt.Sprintf("exists (select from pg_stat_activity where pid = %d and wait_event = 'SyncRep')", s.pid))
+	// The process that puts the setting into force may hear of it later.
+	for late := time.Now().Add(patience); !acquire.waits(fmt.Sprintf("exists (select from pg_stat_activity where pid = %d and wait_event = 'SyncRep')", s.pid)); {
+		acquire.want("true")
+		if time.Now().After(late) {
+			t.Fatal("nobody waits for a standby")
+		}
+		acquire = s.start("acquire_lock('l', 'H')") // which renews it
+	}
 
 	all()
 	d.want(fmt.Sprintf("pg_cancel_backend(%d)", s.pid), "true")
@@ -559,6 +603,7 @@ func TestWakingFlushesNothing(t *testing.T) {
 func TestABatchLocksItsTicketsInOneOrder(t *testing.T) {
 	t.Parallel()
 	d := install(t)
+	d.patient()
 	p := d.process()
 	first := p.queue(0, "a")
 	then := p.get("select ticket from " + p.publishes(0, "b", first, "NULL")) // of one number
