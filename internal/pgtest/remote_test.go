@@ -3,12 +3,14 @@ package pgtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
@@ -45,6 +47,16 @@ func isHeld(t *testing.T, watch *pgx.Conn, key int64) (held bool) {
 	return held
 }
 
+// waitsFor says whether somebody waits for the advisory lock of that number.
+func waitsFor(t *testing.T, watch *pgx.Conn, key int64) (waits bool) {
+	t.Helper()
+	const look = "select exists (select from pg_locks where locktype = 'advisory' and objid::bigint = $1 and not granted)"
+	if err := watch.QueryRow(t.Context(), look, key).Scan(&waits); err != nil {
+		t.Fatal(err)
+	}
+	return waits
+}
+
 func untilFree(t *testing.T, watch *pgx.Conn, key int64) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); isHeld(t, watch, key); time.Sleep(10 * time.Millisecond) {
@@ -56,14 +68,33 @@ func untilFree(t *testing.T, watch *pgx.Conn, key int64) {
 
 func TestOnlyATimeoutFreesALockBehindACutNetwork(t *testing.T) {
 	eachRemote(t, func(t *testing.T, server *RemoteServer) {
-		const leased, forever, closed = 1, 2, 3
+		const leased, forever, closed, gate = 1, 2, 3, 4
 		watch := Connect(t, server.URL("postgres"))
 		through := server.TCPURL("postgres")
-		ended := heldBy(t, through, leased, "2s").PgConn().Conn()
+		leasing := heldBy(t, through, leased, "0")
 		heldBy(t, through, forever, "0")
 		gone := heldBy(t, through, closed, "0")
 
+		// It begins to be idle when the network is cut.
+		lock := func(sql string) {
+			t.Helper()
+			if _, err := watch.Exec(t.Context(), sql, gate); err != nil {
+				t.Fatal(err)
+			}
+		}
+		lock("select pg_advisory_lock($1)")
+		leasing.PgConn().Frontend().Send(&pgproto3.Query{String: fmt.Sprintf("set idle_session_timeout = '200ms'; select pg_advisory_lock(%d)", gate)})
+		if err := leasing.PgConn().Frontend().Flush(); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(patience); !waitsFor(t, watch, gate); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("it does not wait")
+			}
+		}
 		server.Cut(t)
+		lock("select pg_advisory_unlock($1)")
+		ended := leasing.PgConn().Conn()
 		_ = gone.Close(t.Context()) // its goodbye is lost like all else
 		untilFree(t, watch, leased)
 		if !isHeld(t, watch, forever) {
