@@ -267,10 +267,12 @@ func attackOn(t *testing.T, terminates bool, disturbance string) {
 
 	for i, locks := range lockers { // some are still held at the end
 		for _, key := range []string{attackKeys[i], attackKeys[7+i]} {
-			lock, err := locks.Acquire(t.Context(), key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			var lock *pgxlock.Lock
+			until(t, "the last disturbance is over", func() bool { // its signals may come late
+				var err error
+				lock, err = locks.Acquire(t.Context(), key)
+				return err == nil
+			})
 			book.grant(lock, entry{locks: locks})
 		}
 	}

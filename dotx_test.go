@@ -193,7 +193,7 @@ func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 			err := locks.DoTx(t.Context(), pool, "k", func(ctx context.Context, tx pgx.Tx, _ *pgxlock.Lock) error {
 				t.Error("fn was called")
 				return writeRow(ctx, tx)
-			}, pgxlock.TTL(time.Second), pgxlock.Retries(10))
+			}, pgxlock.TTL(3*time.Second), pgxlock.Retries(10)) // so short for the one that is to run out
 			if !errors.Is(err, pgxlock.ErrLost) || errors.Is(err, pgxlock.ErrNotAcquired) {
 				t.Errorf("%v, want ErrLost", err)
 			}
@@ -242,7 +242,7 @@ func TestALockThatIsLostAfterTheFenceStillCommits(t *testing.T) {
 			waiting <- err
 		}()
 		return writeRow(context.WithoutCancel(ctx), tx)
-	}, pgxlock.TTL(time.Second))
+	}, pgxlock.TTL(3*time.Second))
 	if err != nil {
 		t.Errorf("the fence was in time: %v", err)
 	}
@@ -267,7 +267,7 @@ func TestDoTxReturnsNilOnceItHasCommitted(t *testing.T) {
 		p.refuse()
 		p.cut()
 		return writeRow(ctx, tx)
-	}, pgxlock.TTL(time.Second))
+	}, pgxlock.TTL(3*time.Second))
 	if err != nil {
 		t.Error(err)
 	}

@@ -88,7 +88,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 		}
 		var lockers []*pgxlock.Locker
 		for range instances {
-			locks, err := pgxlock.NewLease(db.Pool, &pgxlock.LeaseConfig{TTL: time.Second})
+			locks, err := pgxlock.NewLease(db.Pool, &pgxlock.LeaseConfig{TTL: 4 * time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
