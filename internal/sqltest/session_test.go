@@ -146,7 +146,12 @@ type call struct {
 // start starts an expression.
 func (s *session) start(expression string) *call {
 	s.t.Helper()
-	c := &call{s: s, look: connect(s.t, s.url), done: make(chan struct{})}
+	return s.startBefore(connect(s.t, s.url), expression)
+}
+
+// startBefore is start where there is a session already that can look on.
+func (s *session) startBefore(look *session, expression string) *call {
+	c := &call{s: s, look: look, done: make(chan struct{})}
 	go func() {
 		defer close(c.done)
 		c.got = s.outcome(expression)
