@@ -124,7 +124,13 @@ func (a *advisoryLocks) mayPool(ctx context.Context, backend backendID) error {
 	if !a.cfg.SessionPooler {
 		return fmt.Errorf("%w: the backend is %d, and not the one that was announced; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLease", ErrPooler, backend.pid)
 	}
-	second, err := a.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	return a.keepsBackend(ctx, backend)
+}
+
+// keepsBackend returns ErrPooler if the pooler in between gives the backend of a
+// connection that is idle now to another one.
+func (d *dialer) keepsBackend(ctx context.Context, backend backendID) error {
+	second, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
 	if err != nil {
 		return fmt.Errorf("look whether the pooler is in session mode: %w", err)
 	}

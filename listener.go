@@ -148,6 +148,13 @@ func (l *listener) holds() int32 {
 	return l.holder
 }
 
+// randomID returns a number that nobody else has, more than 0.
+func randomID() int64 {
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	return int64(binary.BigEndian.Uint64(random[:])>>1) | 1
+}
+
 // briefly runs what the server answers at once.
 func (l *listener) briefly(do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(l.running, listenPing)
@@ -176,9 +183,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 		return 0, err
 	}
 
-	var random [8]byte
-	_, _ = rand.Read(random[:]) // never fails
-	client = int64(binary.BigEndian.Uint64(random[:])>>1) | 1
+	client = randomID()
 	var alone bool
 	if err := q.row(ctx, l.queue.place.statement("queue_alive"), client).Scan(&alone); err != nil {
 		return 0, err

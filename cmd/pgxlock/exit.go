@@ -19,6 +19,7 @@ const (
 	exitOK          = 0
 	exitNotCurrent  = 1  // migrate status: not at the newest version
 	exitNone        = 1  // ls --exit-code: no lease passes the filters
+	exitUnsound     = 1  // doctor: it found an error
 	exitUsage       = 64 // EX_USAGE
 	exitUnavailable = 69 // EX_UNAVAILABLE
 	exitInternal    = 70 // EX_SOFTWARE
@@ -38,6 +39,10 @@ var errNotCurrent = errors.New("")
 // printed.
 var errNone = errors.New("")
 
+// errUnsound makes doctor exit with its code, and says nothing: the findings were
+// printed.
+var errUnsound = errors.New("")
+
 // interrupted is why a context ended when a signal came.
 type interrupted struct{ signal syscall.Signal }
 
@@ -56,6 +61,8 @@ func exitCode(err error) int {
 		return exitNotCurrent
 	case errors.Is(err, errNone):
 		return exitNone
+	case errors.Is(err, errUnsound):
+		return exitUnsound
 	case errors.Is(err, errLost):
 		return exitLost
 	case badInput(err):

@@ -59,8 +59,9 @@ The database is the one of --database-url, else of PGXLOCK_DATABASE_URL, else of
 DATABASE_URL, else of the PG* variables that psql reads.
 
 Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
-lease), 64 wrong usage, 69 database unavailable, 70 any other failure, 75 busy (try
-again later), 80 lease lost, 128+n ended by signal n.`,
+lease; doctor: an error, with --strict also a warning), 64 wrong usage, 69 database
+unavailable, 70 any other failure, 75 busy (try again later), 80 lease lost, 128+n
+ended by signal n.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -69,7 +70,7 @@ again later), 80 lease lost, 128+n ended by signal n.`,
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
-	root.AddCommand(newMigrate(), newLs(), newAcquire(), newExtend(), newRelease(), newDemo())
+	root.AddCommand(newMigrate(), newLs(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
 	return root
 }
 

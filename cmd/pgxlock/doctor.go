@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+func newDoctor() *cobra.Command {
+	var t target
+	var output format
+	var strict bool
+	var cfg pgxlock.DoctorConfig
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Look whether locks can be trusted here",
+		Long: `Look whether locks can be trusted here: at the server, what is in front of it, its
+settings for this role, and what the migrations made. It changes nothing. Run it with
+the connection string of the program that locks, for much depends on the role.
+
+Exits with 1 if there is an error, with --strict also if there is a warning. What each
+check means is in docs/operations.md.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.LongTransaction <= 0 {
+				return usageError{fmt.Errorf("--long-transaction is %s, it must be more than 0", cfg.LongTransaction)}
+			}
+			pool, err := t.connect(cmd.Context(), reading) // a standby is a finding
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			cfg.Schema = t.schema
+			findings, failed := pgxlock.Doctor(cmd.Context(), pool, &cfg)
+			if failed != nil && len(findings) == 0 {
+				return failed
+			}
+			if err := printFindings(cmd, output, findings); err != nil {
+				return err
+			}
+			if failed != nil {
+				return failed
+			}
+			if slices.ContainsFunc(findings, func(f pgxlock.Finding) bool {
+				return f.Status == pgxlock.StatusError || strict && f.Status != pgxlock.StatusOK
+			}) {
+				return errUnsound
+			}
+			return nil
+		},
+	}
+	t.addFlags(cmd.Flags())
+	output.addFlag(cmd)
+	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 also if there is a warning")
+	cmd.Flags().DurationVar(&cfg.LongTransaction, "long-transaction", time.Hour, "how long a transaction may be open")
+	return cmd
+}
+
+func printFindings(cmd *cobra.Command, output format, findings []pgxlock.Finding) error {
+	if output == formatJSON {
+		return printJSON(cmd.OutOrStdout(), findings)
+	}
+	p := colors(cmd)
+	for _, f := range findings {
+		if err := printFinding(cmd.OutOrStdout(), p, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printFinding prints what was found in one line, and what to do in another.
+func printFinding(w io.Writer, p palette, f pgxlock.Finding) error {
+	color := map[pgxlock.Status]string{pgxlock.StatusOK: green, pgxlock.StatusWarning: yellow, pgxlock.StatusError: red}[f.Status]
+	if _, err := fmt.Fprintf(w, "%s %s %s\n", p.paint(color, fmt.Sprintf("%-7s", f.Status)), p.paint(bold, fmt.Sprintf("%-12s", f.Check)), printable(f.Detail)); err != nil {
+		return err
+	}
+	if f.Advice == "" {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "%-20s %s\n", "", p.paint(faint, "-> "+printable(f.Advice)))
+	return err
+}

@@ -1,0 +1,277 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/place"
+)
+
+// This file looks whether a database is a place where locks can be trusted: the
+// list of checks, and what becomes of one that could not be made.
+
+// Status says how much a [Finding] weighs.
+type Status string
+
+// What a check can come to, the least first.
+const (
+	StatusOK      Status = "ok"
+	StatusWarning Status = "warning" // locks work, but not every kind, or at a risk; or it could not be looked at
+	StatusError   Status = "error"   // locks are refused here, or protect less than they promise
+)
+
+// A Finding is what one check of [Doctor] came to.
+type Finding struct {
+	Check  string `json:"check"` // its name, which stays the same from version to version
+	Status Status `json:"status"`
+	Detail string `json:"detail"` // what was seen
+	Advice string `json:"advice"` // what to do; may be empty where Status is StatusOK
+}
+
+// DoctorConfig says where [Doctor] looks, and what it finds too much. A nil
+// *DoctorConfig means the defaults.
+type DoctorConfig struct {
+	// Schema is where the migrations were run. Default: the one that a Locker
+	// would use, that is the schema in which acquire_lock is found by the search_path
+	// of a new connection, else the only one in the database that has pgxlock.
+	Schema string
+
+	// LongTransaction is how long a transaction may be open before it is reported to
+	// hold back vacuum. Default 1 h.
+	LongTransaction time.Duration
+}
+
+// Doctor looks whether the database is a place where locks can be trusted, for the
+// role of the pool's connections. docs/operations.md says of each check what its
+// findings mean. It changes nothing, and takes no lock that anybody waits for.
+//
+// It makes connections of its own, up to two at a time, as a Locker does: with the
+// pool's configuration and hooks, but none from the pool. A check that the role
+// lacks a right for, or that fails otherwise, is a finding with StatusWarning, which
+// says so. On a standby there is one finding, for nothing is locked there, and without
+// the migrations there are none about them.
+//
+// When ctx ends, or the server cannot be reached or asked any more, it returns what
+// it has found so far, and an [*Error].
+func Doctor(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Finding, error) {
+	findings, err := examine(ctx, pool, cfg)
+	return findings, fail("doctor", "", 0, err)
+}
+
+// A doctor is one call of Doctor.
+type doctor struct {
+	dialer
+	cfg      DoctorConfig
+	conn     *pgx.Conn
+	q        querier   // on conn
+	backend  backendID // of conn
+	mode     poolMode
+	settings map[string]setting
+	role     roleInfo
+	schema   string // "": there is none, or it cannot be told which
+}
+
+// A check looks at one thing. An error is what kept it from looking.
+type check struct {
+	name  string
+	look  func(*doctor, context.Context) (Finding, error)
+	needs string // the right that it takes, as advice to who lacks it
+	// installed says that without the migrations there is nothing to look at.
+	installed bool
+}
+
+const (
+	needsStats      = "GRANT pg_read_all_stats TO this role, or run it as one that has pg_monitor"
+	needsMonitoring = "SELECT grant_locks('this role', 'monitoring') as the owner of the functions, or run it as their owner"
+	needsOwner      = "run it as the role that owns the functions"
+)
+
+// In the order in which they are made: a later one may rest on what an earlier one
+// found out.
+var checks = []check{
+	{name: "primary", look: (*doctor).primary},
+	{name: "pooler", look: (*doctor).pooler},
+	{name: "advisory", look: (*doctor).advisory},
+	{name: "notify", look: (*doctor).notify},
+	{name: "schema", look: (*doctor).installation, needs: "GRANT USAGE on its schema, and what grant_locks grants, to this role"},
+	{name: "search_path", look: (*doctor).searchPath, installed: true},
+	{name: "tokens", look: (*doctor).tokens, needs: needsOwner, installed: true},
+	{name: "row_security", look: (*doctor).rowSecurity, installed: true},
+	{name: "collation", look: (*doctor).collation, installed: true},
+	{name: "expired", look: (*doctor).expired, needs: needsMonitoring, installed: true},
+	{name: "clock", look: (*doctor).clock},
+	{name: "timeouts", look: (*doctor).timeouts},
+	{name: "durability", look: (*doctor).durability, needs: needsStats},
+	{name: "lock_table", look: (*doctor).lockTable},
+	{name: "prepared", look: (*doctor).prepared},
+	{name: "snapshots", look: (*doctor).snapshots, needs: needsStats},
+	{name: "wraparound", look: (*doctor).wraparound},
+}
+
+// checkTimeout bounds one check. What the server itself takes long for it ends
+// before, by session.sql.
+const checkTimeout = 2 * ioTimeout
+
+func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Finding, error) {
+	d := doctor{dialer: dialer{name: "pgxlock doctor"}, cfg: DoctorConfig{LongTransaction: time.Hour}}
+	if pool == nil {
+		return nil, errors.New("the pool is nil; make one with pgxpool.New")
+	}
+	if cfg != nil {
+		d.cfg.Schema = cfg.Schema
+		if cfg.LongTransaction != 0 {
+			d.cfg.LongTransaction = cfg.LongTransaction
+		}
+	}
+	if err := place.CheckName(d.cfg.Schema); err != nil {
+		return nil, fmt.Errorf("DoctorConfig.Schema %.80q %w", d.cfg.Schema, err)
+	}
+	if d.cfg.LongTransaction < 0 {
+		return nil, fmt.Errorf("DoctorConfig.LongTransaction is %s, it must be more than 0, or 0 for the default", d.cfg.LongTransaction)
+	}
+	d.config = pool.Config()
+
+	err := bounded(ctx, d.connect)
+	if errors.Is(err, ErrReadOnly) {
+		return []Finding{{
+			"primary", StatusError, "the server is a standby, where nothing is locked",
+			"connect to the primary, or name all hosts in the connection string: Lockers choose the primary among them",
+		}}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer closeQuietly(d.conn)
+
+	var findings []Finding
+	for _, c := range checks {
+		if c.installed && d.schema == "" {
+			continue
+		}
+		var f Finding
+		err := bounded(ctx, func(ctx context.Context) (err error) {
+			f, err = c.look(&d, ctx)
+			return err
+		})
+		if err != nil && (ctx.Err() != nil || d.conn.IsClosed()) {
+			return findings, err
+		}
+		if err != nil {
+			f = c.blind(err)
+		}
+		f.Check = c.name
+		findings = append(findings, f)
+	}
+	return findings, nil
+}
+
+// bounded runs do within checkTimeout. An error that comes of the end of ctx, and
+// only such a one, matches that of ctx.
+func bounded(ctx context.Context, do func(context.Context) error) error {
+	within, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	err := do(within)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	case within.Err() != nil:
+		return fmt.Errorf("%w (%v)", errNoAnswer, err) //nolint:errorlint // the deadline was ours
+	}
+	return err
+}
+
+// connect makes the connection, and learns what has to be known before anything is
+// set on it.
+func (d *doctor) connect(ctx context.Context) (err error) {
+	conn, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			closeQuietly(conn)
+		}
+	}()
+	// As behind a pooler in any case: what a statement needs is set for it alone, and
+	// search_path stays the role's.
+	d.conn, d.q = conn, querier{conn: conn}
+	var asOurs bool
+	if d.backend, asOurs, err = whoServes(ctx, d.q); err != nil {
+		return err
+	}
+	d.q.otherDefaults = !asOurs
+	if d.settings, err = d.readSettings(ctx); err != nil {
+		return err
+	}
+	if err = d.outlive(ctx, conn); err != nil {
+		return err
+	}
+	d.role, err = one[roleInfo](ctx, d, "doctor_role")
+	return err
+}
+
+// outlive keeps the role's timeouts from ending a connection between two checks.
+// Behind a pooler they would be others' settings.
+func (d *doctor) outlive(ctx context.Context, conn *pgx.Conn) error {
+	if !d.backend.serves(d.conn) {
+		return nil
+	}
+	const local = false
+	return querier{conn: conn}.exec(ctx, statement("session", ""), local)
+}
+
+// roleInfo is who asks. The fields are as doctor_role.sql has them.
+type roleInfo struct {
+	Name, Database string
+	SeesAll        bool // what other roles' sessions do
+	Version        int  // of the server, as server_version_num
+}
+
+// one returns the row that a statement yields.
+func one[T any](ctx context.Context, d *doctor, name string, args ...any) (T, error) {
+	return pgx.CollectExactlyOneRow(d.q.query(ctx, statement(name, d.schema), args...), pgx.RowToStructByPos[T])
+}
+
+// all returns the rows that a statement yields.
+func all[T any](ctx context.Context, d *doctor, name string, args ...any) ([]T, error) {
+	return pgx.CollectRows(d.q.query(ctx, statement(name, d.schema), args...), pgx.RowToStructByPos[T])
+}
+
+// blind is the finding of a check that could not be made.
+func (c *check) blind(err error) Finding {
+	f := Finding{Status: StatusWarning, Detail: "could not be looked at: " + oneLine(err.Error())}
+	if sqlState(err) == stateNoRights && c.needs != "" {
+		f.Advice = c.needs
+	} else {
+		f.Advice = "run it again; if it stays, look into the server's log"
+	}
+	return f
+}
+
+// ok is a finding with nothing to do about it.
+func ok(detail string, args ...any) Finding {
+	return Finding{Status: StatusOK, Detail: fmt.Sprintf(detail, args...)}
+}
+
+// add says more. The worst status counts, and what is ok is kept before what is not.
+func (f *Finding) add(status Status, detail, advice string) {
+	if f.Status != StatusError && status != StatusOK {
+		f.Status = status
+	}
+	join := func(all *string, more string) {
+		if *all != "" && more != "" {
+			*all += "; "
+		}
+		*all += more
+	}
+	join(&f.Detail, detail)
+	join(&f.Advice, advice)
+}

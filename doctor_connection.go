@@ -1,0 +1,151 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// This file looks at what is between us and the server, and whether the server does
+// what locks need of it.
+
+// poolMode is that of the pooler in between.
+type poolMode string
+
+const (
+	unpooled        poolMode = "" // none: a direct connection
+	sessionMode     poolMode = "session"
+	transactionMode poolMode = "transaction"
+	statementMode   poolMode = "statement"
+)
+
+// pooler tells by another backend than was announced that there is one, and its mode
+// by what it does.
+func (d *doctor) pooler(ctx context.Context) (Finding, error) {
+	if d.backend.serves(d.conn) {
+		return ok("none: backend %d serves this connection", d.backend.pid), nil
+	}
+	d.mode = transactionMode // until we know that it is better, or worse
+	err := d.keepsBackend(ctx, d.backend)
+	if err == nil {
+		d.mode = sessionMode
+		f := ok("a pooler is in between, in session mode by what it does")
+		f.Advice = "an Advisory Locker needs AdvisoryConfig.SessionPooler"
+		return f, nil
+	}
+	if !errors.Is(err, ErrPooler) {
+		return Finding{}, err
+	}
+	transactions, err := d.keepsTransactions(ctx)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Status: StatusWarning, Advice: "use NewLease, or connect NewAdvisory to the server itself; where a driver prepares statements the pooler must know them, or set default_query_exec_mode=exec"}
+	if transactions {
+		f.Detail = "a pooler in transaction mode is in between: leases, LockTx and ClaimTx work, session locks are refused"
+	} else {
+		d.mode = statementMode
+		f.Detail = "a pooler in statement mode is in between: leases work, session locks are refused, and so is every transaction: LockTx, ClaimTx and Fence"
+		f.add(StatusWarning, "", "for those put the pooler into transaction mode")
+	}
+	return f, nil
+}
+
+// keepsTransactions reports whether a transaction can be begun, on a connection that
+// such a pooler closes if not.
+func (d *doctor) keepsTransactions(ctx context.Context) (bool, error) {
+	conn, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	if err != nil {
+		return false, err
+	}
+	defer closeQuietly(conn)
+	tx, err := conn.Begin(ctx)
+	if sqlState(err) != "" {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, tx.Rollback(ctx)
+}
+
+// advisory makes the probe of an Advisory Locker: some engines grant every lock.
+func (d *doctor) advisory(ctx context.Context) (Finding, error) {
+	if d.mode == transactionMode || d.mode == statementMode {
+		return Finding{
+			Status: StatusWarning, Detail: "not looked at: behind this pooler a session lock would be left to others",
+			Advice: "run it on a connection to the server itself",
+		}, nil
+	}
+	var kept bool
+	var capacity, silence int64
+	if err := d.q.row(ctx, statement("advisory_probe", ""), randomID()).Scan(&kept, &capacity, &silence); err != nil {
+		return Finding{}, err
+	}
+	if !kept {
+		return Finding{
+			Status: StatusError, Detail: "the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do",
+			Advice: "use a PostgreSQL server; here session locks and LockTx protect nothing, and fences less than they promise",
+		}, nil
+	}
+	return ok("the server keeps what it grants"), nil
+}
+
+// notify sends a notification from one connection to another: through a pooler, one
+// from the connection that listens would arrive, and no other.
+func (d *doctor) notify(ctx context.Context) (Finding, error) {
+	f := Finding{Status: StatusWarning, Advice: "connect to the server itself; until then who waits asks now and then (Backoff), in turn all the same"}
+	if d.mode != unpooled {
+		f.Detail = "Lockers do not LISTEN through a pooler: a release by another process is noticed by polling"
+		return f, nil
+	}
+	conn, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	if err != nil {
+		return Finding{}, err
+	}
+	defer closeQuietly(conn)
+	if err := d.outlive(ctx, conn); err != nil {
+		return Finding{}, err
+	}
+	client := randomID()
+	listen := strings.ReplaceAll(statement("queue_listen", ""), "/* client */", strconv.FormatInt(client, 10))
+	if _, err := conn.PgConn().Exec(ctx, listen).ReadAll(); err != nil {
+		return Finding{}, err
+	}
+	began := time.Now()
+	rows := d.q.query(ctx, statement("queue_notify", ""), client)
+	rows.Close()
+	if rows.Err() != nil {
+		return Finding{}, rows.Err()
+	}
+	switch err := waitFor(ctx, conn, client); {
+	case errors.Is(err, errUnheard):
+		f.Detail = fmt.Sprintf("a notification did not arrive within %s", ioTimeout)
+		return f, nil
+	case err != nil:
+		return Finding{}, err
+	}
+	return ok("a notification arrived after %s", time.Since(began).Round(time.Microsecond)), nil
+}
+
+// waitFor waits for the notification to that client, and for no other one's.
+func waitFor(ctx context.Context, conn *pgx.Conn, client int64) error {
+	patient, cancel := context.WithTimeout(ctx, ioTimeout)
+	defer cancel()
+	for {
+		switch n, err := conn.WaitForNotification(patient); {
+		case err != nil && patient.Err() != nil && ctx.Err() == nil:
+			return errUnheard
+		case err != nil:
+			return err
+		case n.Channel == "pgxlock_"+strconv.FormatInt(client, 10):
+			return nil
+		}
+	}
+}

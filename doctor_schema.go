@@ -1,0 +1,212 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/pgxlock/pgxlock/internal/place"
+)
+
+// This file looks at what the migrations made: whether it is there, whole, and for
+// this role.
+
+// newestVersion is the version of the migrations that this program knows.
+const newestVersion = primitivesVersion
+
+// migrateAdvice is what brings or mends the schema.
+const migrateAdvice = "run migrations.Up or pgxlock migrate up"
+
+// installation finds the schema by the rule of Lockers, and tells its version.
+func (d *doctor) installation(ctx context.Context) (Finding, error) {
+	found, err := place.Look(ctx, d.q.row)
+	if err != nil {
+		return Finding{}, err
+	}
+	schema := d.cfg.Schema
+	if schema == "" {
+		if schema, err = found.Choose(); err != nil {
+			return Finding{
+				Status: StatusError, Detail: fmt.Sprintf("%v (database %q)", err, d.role.Database),
+				Advice: migrateAdvice + ", or name the schema (DoctorConfig.Schema, --schema)",
+			}, nil
+		}
+	}
+	version, err := versionOf(ctx, d.q, schema)
+	if errors.Is(err, ErrSchema) {
+		return Finding{Status: StatusError, Detail: fmt.Sprintf("schema %q has no pgxlock", schema), Advice: migrateAdvice}, nil
+	}
+	if err != nil && sqlState(err) != stateNoRights {
+		return Finding{}, err
+	}
+	d.schema = schema // what is in the catalogs can be read all the same
+	if err != nil {
+		return Finding{}, err
+	}
+
+	f := ok("schema %q has version %d", schema, version)
+	switch {
+	case version < schemaVersion:
+		f.add(StatusError, fmt.Sprintf("leases need version %d", schemaVersion), migrateAdvice)
+	case version < newestVersion:
+		f.add(StatusWarning, fmt.Sprintf("this program knows %d, and what came since fails with ErrSchema", newestVersion), migrateAdvice)
+	case version > newestVersion:
+		f.add(StatusWarning, fmt.Sprintf("this program knows %d: it works, and cannot look at what came since", newestVersion), "roll out programs of the newer version")
+	}
+	if n := len(found.All); n > 1 {
+		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and locks in one know nothing of those in another", n, strings.Join(found.All, ", ")),
+			"keep one, or name the schema wherever locks are made")
+	}
+	dirty, err := d.dirty(ctx)
+	if err != nil {
+		return Finding{}, err
+	}
+	if dirty {
+		f.add(StatusWarning, "golang-migrate marked it dirty: a file failed, and left nothing behind", "run pgxlock migrate repair")
+	}
+	return f, nil
+}
+
+// dirty reports whether golang-migrate's mark is set; not where this role may not
+// know, for nothing but golang-migrate minds.
+func (d *doctor) dirty(ctx context.Context) (bool, error) {
+	type mark struct{ Dirty bool }
+	m, err := one[mark](ctx, d, "doctor_dirty")
+	if state := sqlState(err); state == stateNoRights || state == stateUndefinedTable {
+		return false, nil
+	}
+	return m.Dirty, err
+}
+
+// searchPath compares the settings of our functions with those they were made with.
+func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
+	type function struct{ Signature string }
+	astray, err := all[function](ctx, d, "doctor_search_path", d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(astray) == 0 {
+		return ok("every function looks in schema %q first", d.schema), nil
+	}
+	names := make([]string, min(len(astray), 5))
+	for i := range names {
+		names[i] = astray[i].Signature
+	}
+	return Finding{
+		Status: StatusError, Detail: fmt.Sprintf("%d functions do not have search_path = %s, pg_temp, and may find objects of others: %s", len(astray), d.schema, strings.Join(names, ", ")),
+		Advice: `run all the up files again, as "Moving a database" in docs/operations.md says`,
+	}, nil
+}
+
+// tokenState is what doctor_tokens.sql returns.
+type tokenState struct {
+	SameCluster, SameTimeline bool
+	Highest, Drawn            int64
+	Told                      bool // the server tells its timeline and its identifier
+}
+
+// tokens asks what repair_lock_tokens() would mend.
+func (d *doctor) tokens(ctx context.Context) (Finding, error) {
+	t, err := one[tokenState](ctx, d, "doctor_tokens", d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := ok("the highest token of a lease is %d, and new ones are above %d", t.Highest, t.Drawn)
+	const repair = "run pgxlock migrate repair, which lifts them above every one that was seen"
+	switch {
+	case !t.SameCluster || !t.SameTimeline:
+		f.add(StatusError, "the database was moved to another cluster or restored, so that acquires fail (LK003)", repair)
+	case t.Highest > t.Drawn:
+		f.add(StatusError, "rows were restored without the sequence, so that tokens could repeat", repair)
+	}
+	if !t.Told {
+		f.add(StatusWarning, "the server does not tell its timeline or its system identifier: tokens may repeat after a failover that loses commits, or in a copy of the database",
+			"use Fence, and run pgxlock migrate repair after a failover or a copy")
+	}
+	return f, nil
+}
+
+// rowSecurity looks for policies that would hide leases. Our functions refuse to
+// work then.
+func (d *doctor) rowSecurity(ctx context.Context) (Finding, error) {
+	type table struct {
+		Name    string
+		Applies bool
+	}
+	tables, err := all[table](ctx, d, "doctor_row_security", d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	var applies, elsewhere []string
+	for _, t := range tables {
+		if t.Applies {
+			applies = append(applies, t.Name)
+		} else {
+			elsewhere = append(elsewhere, t.Name)
+		}
+	}
+	switch {
+	case len(applies) > 0:
+		return Finding{
+			Status: StatusError, Detail: fmt.Sprintf("row-level security on %s applies to the functions that role %q calls, which then refuse to work (42501)", strings.Join(applies, ", "), d.role.Name),
+			Advice: `ALTER TABLE ... DISABLE ROW LEVEL SECURITY, or see "Rights" in docs/operations.md`,
+		}, nil
+	case len(elsewhere) > 0:
+		return ok("enabled on %s, where it stops nothing that role %q calls", strings.Join(elsewhere, ", "), d.role.Name), nil
+	}
+	return ok("not enabled on our tables"), nil
+}
+
+// databaseCollation is what doctor_collation_database.sql returns.
+type databaseCollation struct{ Recorded, Actual, Indexes string }
+
+// collation looks for indexes whose order the operating system, or ICU, changed
+// under them: a unique one may then miss a name that it has.
+func (d *doctor) collation(ctx context.Context) (Finding, error) {
+	type index struct{ Name, Change string }
+	changed, err := all[index](ctx, d, "doctor_collation", d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := ok("no index of ours depends on a collation that has changed")
+	const reindex = "REINDEX the index, then ALTER COLLATION ... REFRESH VERSION"
+	for _, i := range changed {
+		f.add(StatusError, fmt.Sprintf("index %s has %s: it may miss a name that it has, and two get one lock", i.Name, i.Change), reindex)
+	}
+	if d.role.Version < 150000 {
+		return f, nil
+	}
+	db, err := one[databaseCollation](ctx, d, "doctor_collation_database", d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	if db.Recorded != "" && db.Recorded != db.Actual {
+		was := fmt.Sprintf("the collation of database %q had version %s, and has %q now", d.role.Database, db.Recorded, db.Actual)
+		const refresh = "REINDEX DATABASE, then ALTER DATABASE ... REFRESH COLLATION VERSION"
+		if db.Indexes != "" {
+			f.add(StatusError, was+": indexes "+db.Indexes+" depend on it, and may miss a name that they have", refresh)
+		} else {
+			f.add(StatusWarning, was+": your own unique indexes on text may miss a value that they have; those of the locks do not depend on it", refresh)
+		}
+	}
+	return f, nil
+}
+
+// manyExpired is how many leases may be left over at a time. Each Locker removes 256
+// about every 10 minutes.
+const manyExpired = 1000
+
+func (d *doctor) expired(ctx context.Context) (Finding, error) {
+	type leftOver struct{ N int64 }
+	left, err := one[leftOver](ctx, d, "doctor_expired")
+	if err != nil {
+		return Finding{}, err
+	}
+	f := ok("%d leases expired more than 2 hours ago", left.N)
+	if left.N > manyExpired {
+		f.add(StatusWarning, "housekeeping does not keep up: no Locker runs, or its role may not, or many holders crash",
+			"SELECT reap_expired_locks('1 hour', 10000), now and then where only SQL callers lock")
+	}
+	return f, nil
+}

@@ -1,0 +1,226 @@
+package pgxlock_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// What Doctor finds at what the migrations made.
+
+func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
+	t.Parallel()
+	files := schemas(t)
+	newest := len(files) - 1
+	for version := 0; version <= len(files); version++ {
+		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			for _, file := range files[:version] {
+				db.Exec(t, file)
+			}
+			findings := examine(t, db, nil)
+			switch {
+			case version == 0:
+				wantFinding(t, findings, "schema", statusError, "has no pgxlock", db.Name, "pgxlock migrate up")
+				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-5 {
+					t.Errorf("%v", findings)
+				}
+			case version < leasesNeed:
+				wantFinding(t, findings, "schema", statusError, fmt.Sprint("version ", version), fmt.Sprint("leases need version ", leasesNeed), "migrations.Up")
+			case version < newest:
+				wantFinding(t, findings, "schema", statusWarning, fmt.Sprint("version ", version), fmt.Sprint("this program knows ", newest), "pgxlock migrate up")
+			case version == newest:
+				wantFinding(t, findings, "schema", statusOK, `schema "public"`, fmt.Sprint("version ", version))
+			default:
+				wantFinding(t, findings, "schema", statusWarning, fmt.Sprint("version ", version), fmt.Sprint("this program knows ", newest))
+			}
+			wantRestOK(t, findings, "schema", "durability", "lock_table")
+		})
+	}
+}
+
+func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
+	t.Parallel()
+	seed, err := os.ReadFile("testdata/seed.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := pgtest.New(t)
+	install(t, db, "one")
+	wantFinding(t, examine(t, db, nil), "schema", statusOK, `schema "one"`)
+	install(t, db, "two")
+	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "one", "two"`, "none of them is on the search_path", "DoctorConfig.Schema")
+	wantFinding(t, examine(t, withPath(t, db, "public, two"), nil), "schema", statusWarning, `schema "two" has version`, "2 of them (one, two)", "know nothing of those in another")
+	wantFinding(t, examine(t, db, &pgxlock.DoctorConfig{Schema: "one"}), "schema", statusWarning, `schema "one" has version`)
+	wantFinding(t, examine(t, db, &pgxlock.DoctorConfig{Schema: "three"}), "schema", statusError, `schema "three" has no pgxlock`)
+	db.Exec(t, string(seed))
+	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "public" are older`)
+}
+
+func TestDoctorFindsTheMarkOfAMigrationThatFailed(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "update pgxlock_migrations set dirty = true")
+	wantFinding(t, examine(t, db, nil), "schema", statusWarning, "dirty", "pgxlock migrate repair")
+	if err := migrations.Repair(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+}
+
+func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, schema := range []string{"locks", `Upper "double' Näme`, "a.b, c"} {
+		db := pgtest.New(t)
+		install(t, db, schema)
+		quoted := pgx.Identifier{schema}.Sanitize()
+		wantFinding(t, examine(t, db, nil), "search_path", statusOK, fmt.Sprintf("%q", schema))
+
+		db.Exec(t, "alter function "+quoted+".try_acquire_lock(varchar, varchar, interval, jsonb) set search_path = public, pg_temp")
+		wantFinding(t, examine(t, db, nil), "search_path", statusError, "1 functions", "try_acquire_lock(")
+
+		// None of them is left out.
+		var n int
+		if err := db.Pool.QueryRow(t.Context(), "select count(*) from pg_proc where pronamespace = $1::text::regnamespace and prosqlbody is null", quoted).Scan(&n); err != nil || n < 50 {
+			t.Fatal(n, err)
+		}
+		db.Exec(t, `do $$ declare f regprocedure; begin
+			for f in select oid from pg_proc where prosqlbody is null and pronamespace in (select oid from pg_namespace where nspname not like 'pg\_%' and nspname <> 'information_schema')
+			loop execute 'alter function ' || f || ' reset search_path'; end loop; end $$`)
+		wantFinding(t, examine(t, db, nil), "search_path", statusError, fmt.Sprint(n, " functions"), "Moving a database")
+	}
+
+	db := pgtest.New(t)
+	install(t, db, "locks")
+	db.Exec(t, "alter schema locks rename to renamed")
+	wantFinding(t, examine(t, db, nil), "search_path", statusError, "renamed, pg_temp")
+	mine := migrated(t)
+	mine.Exec(t, "create function mine() returns int language sql as 'select 1'")
+	wantFinding(t, examine(t, mine, nil), "search_path", statusOK)
+}
+
+func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'A')")
+	wantFinding(t, examine(t, db, nil), "tokens", statusOK)
+	for name, test := range map[string]struct{ damage, says string }{
+		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + 1", "restored without the sequence"},
+		"another cluster":           {"update pgxlock_epoch set system_identifier = 1", "LK003"},
+		"an earlier timeline":       {"update pgxlock_epoch set timeline = timeline + 1", "LK003"},
+	} {
+		db.Exec(t, test.damage)
+		wantFinding(t, examine(t, db, nil), "tokens", statusError, test.says, "pgxlock migrate repair")
+		if err := migrations.Repair(t.Context(), db.Pool, nil); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		wantFinding(t, examine(t, db, nil), "tokens", statusOK)
+	}
+	timeline := query[string](t, db, "select pg_get_functiondef('pgxlock_timeline()'::regprocedure)")
+	db.Exec(t, "create or replace function pgxlock_timeline() returns bigint language sql volatile return 1::bigint")
+	wantFinding(t, examine(t, db, nil), "tokens", statusWarning, "does not tell its timeline", "after a failover")
+	db.Exec(t, timeline)
+	db.Exec(t, "create or replace function pgxlock_system_identifier() returns bigint language sql stable return 0::bigint; update pgxlock_epoch set system_identifier = 0")
+	wantFinding(t, examine(t, db, nil), "tokens", statusWarning, "system identifier")
+}
+
+func TestDoctorFindsRowLevelSecurityWhereItStopsARole(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	role, app := login(t, db)
+	db.Exec(t, "select grant_locks('"+role+"', 'application')")
+	wantFinding(t, examine(t, app, nil), "row_security", statusOK, "not enabled")
+	db.Exec(t, "alter table distributed_locks enable row level security")
+	wantFinding(t, examine(t, app, nil), "row_security", statusError, "distributed_locks", role, "DISABLE ROW LEVEL SECURITY")
+	wantFinding(t, examine(t, db, nil), "row_security", statusOK, "enabled on distributed_locks")
+	db.Exec(t, "select harden_locks(), grant_locks('"+role+"', 'application')") // then they run as the owner
+	wantFinding(t, examine(t, app, nil), "row_security", statusOK, "enabled on distributed_locks")
+	useLock(t, newLocker(t, app, nil), app.Pool, "k")
+
+	// FORCEd it applies to an owner, too, who is no superuser.
+	theirs, owner := login(t, db)
+	db.Exec(t, "create schema forced authorization "+theirs)
+	install(t, owner, "forced")
+	forced := &pgxlock.DoctorConfig{Schema: "forced"}
+	owner.Exec(t, "select forced.harden_locks(), forced.grant_locks('"+role+"', 'application'); alter table forced.pgxlock_claims enable row level security")
+	wantFinding(t, examine(t, app, forced), "row_security", statusOK, "enabled on pgxlock_claims")
+	owner.Exec(t, "alter table forced.pgxlock_claims force row level security")
+	wantFinding(t, examine(t, app, forced), "row_security", statusError, "pgxlock_claims")
+}
+
+func TestDoctorFindsCollationsThatHaveChanged(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	wantFinding(t, examine(t, db, nil), "collation", statusOK)
+	if query[int](t, db, "select current_setting('server_version_num')::int") >= 150000 {
+		change := "update pg_database set datcollversion = $1 where datname = current_database()"
+		old := query[*string](t, db, "select datcollversion from pg_database where datname = current_database()")
+		db.Exec(t, change, "0.0")
+		wantFinding(t, examine(t, db, nil), "collation", statusWarning, `version 0.0`, "your own unique indexes", "REFRESH COLLATION VERSION")
+		db.Exec(t, "create index on distributed_locks (holder_id)")
+		wantFinding(t, examine(t, db, nil), "collation", statusError, "distributed_locks_holder_id_idx", "REINDEX")
+		db.Exec(t, change, old)
+		wantFinding(t, examine(t, db, nil), "collation", statusOK)
+	}
+	db.Exec(t, `create collation odd (provider = icu, locale = 'und'); alter table pgxlock_claims alter claim_key type text collate odd`)
+	wantFinding(t, examine(t, db, nil), "collation", statusOK)
+	db.Exec(t, "update pg_collation set collversion = '0.0' where collname = 'odd'")
+	wantFinding(t, examine(t, db, nil), "collation", statusError, "pgxlock_claims_pkey", "collation odd: version 0.0, now ", "two get one lock")
+}
+
+func TestDoctorFindsLeasesThatNobodyRemoves(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	leave := func(n int, since string) {
+		t.Helper()
+		db.Exec(t, "insert into distributed_locks (lock_name, holder_id, expires_at) select $1 || i, 'A', now() - $1::interval from generate_series(1, $2) i", since, n)
+	}
+	leave(1000, "3 hours")
+	leave(1000, "1 hour")
+	wantFinding(t, examine(t, db, nil), "expired", statusOK, "1000 leases")
+	leave(1, "4 hours")
+	wantFinding(t, examine(t, db, nil), "expired", statusWarning, "1001 leases", "reap_expired_locks")
+	db.Exec(t, "select reap_expired_locks('1 hour', 10000)")
+	wantFinding(t, examine(t, db, nil), "expired", statusOK, "0 leases")
+}
+
+func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	install(t, db, "locks")
+	role, theirs := login(t, db)
+	wantBlind := func(findings map[string]pgxlock.Finding, check, advice string) {
+		t.Helper()
+		wantFinding(t, findings, check, statusWarning, "could not be looked at", "42501", advice)
+	}
+	findings := examine(t, theirs, nil)
+	if len(findings) != len(doctorChecks) {
+		t.Errorf("%d findings", len(findings))
+	}
+	wantBlind(findings, "schema", "grant_locks")
+	wantBlind(findings, "tokens", "owns the functions")
+	wantBlind(findings, "expired", "'monitoring'")
+	wantFinding(t, findings, "snapshots", statusWarning, "may not see the sessions", role, "pg_read_all_stats")
+	wantRestOK(t, findings, "schema", "tokens", "expired", "snapshots", "durability", "lock_table")
+
+	db.Exec(t, "select locks.harden_locks(), locks.grant_locks('"+role+"', 'application')")
+	findings = examine(t, theirs, nil)
+	wantFinding(t, findings, "schema", statusOK)
+	wantBlind(findings, "tokens", "owns the functions")
+	wantBlind(findings, "expired", "'monitoring'")
+	db.Exec(t, "select locks.grant_locks('"+role+"', 'monitoring'); grant pg_read_all_stats to "+role)
+	findings = examine(t, theirs, nil)
+	wantFinding(t, findings, "expired", statusOK)
+	wantFinding(t, findings, "snapshots", statusOK)
+	if strings.Contains(fmt.Sprint(findings["lock_table"]), "could not") {
+		t.Error(findings["lock_table"])
+	}
+}
