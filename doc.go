@@ -32,6 +32,7 @@
 //	one process of many does it                Locker.Lead
 //	let in a few at a time                     Locker.Semaphore
 //	limit how often a thing happens            NewLimiter
+//	see whether locks can be trusted here      Doctor
 //	test a program that locks                  NewMemory, NewMemoryLimiter, MemoryOncePer
 //	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
 //	protect something outside the database     Lock.Token, refused there if a greater was seen

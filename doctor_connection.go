@@ -33,13 +33,17 @@ func (d *doctor) pooler(ctx context.Context) (Finding, error) {
 	}
 	d.mode = transactionMode // until we know that it is better, or worse
 	err := d.keepsBackend(ctx, d.backend)
-	if err == nil {
+	now, _, lookErr := whoServes(ctx, d.q)
+	if lookErr != nil {
+		return Finding{}, lookErr
+	}
+	if err == nil && now.pid == d.backend.pid {
 		d.mode = sessionMode
 		f := ok("a pooler is in between, in session mode by what it does")
 		f.Advice = "an Advisory Locker needs AdvisoryConfig.SessionPooler"
 		return f, nil
 	}
-	if !errors.Is(err, ErrPooler) {
+	if err != nil && !errors.Is(err, ErrPooler) {
 		return Finding{}, err
 	}
 	transactions, err := d.keepsTransactions(ctx)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 func newDoctor() *cobra.Command {
@@ -29,6 +30,9 @@ check means is in docs/operations.md.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.LongTransaction <= 0 {
 				return usageError{fmt.Errorf("--long-transaction is %s, it must be more than 0", cfg.LongTransaction)}
+			}
+			if err := place.CheckName(t.schema); err != nil {
+				return usageError{fmt.Errorf("--schema %.80q %w", t.schema, err)}
 			}
 			pool, err := t.connect(cmd.Context(), reading) // a standby is a finding
 			if err != nil {

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func TestDoctorTellsAScriptHowItIs(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"fsync": "on"}})
+	url := server.URL("postgres")
+	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
+	env := []string{"DATABASE_URL=" + url}
+	execute(t, env, "doctor").want(t, exitUnsound, "error   schema       this database has no pgxlock", "")
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	r := execute(t, env, "doctor", "--strict")
+	r.want(t, exitOK, "ok      primary      the primary, PostgreSQL", "")
+	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 17 || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
+		t.Errorf("want 17 lines without colors and advice:\n%s", r.stdout)
+	}
+
+	db.Exec(t, "alter database postgres set lock_timeout = '50ms'")
+	execute(t, env, "doctor").want(t, exitOK, "warning timeouts     lock_timeout = 50ms (ALTER DATABASE)", "")
+	execute(t, env, "doctor", "--strict").want(t, exitUnsound, "                     -> Lockers' own connections set theirs", "")
+	execute(t, env, "doctor", "--schema", "nowhere").want(t, exitUnsound, `error   schema       schema "nowhere" has no pgxlock`, "")
+
+	conn := db.Connect(t)
+	if _, err := conn.Exec(t.Context(), "begin; create table mine ()"); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, env, "doctor").want(t, exitOK, "ok      snapshots", "")
+	execute(t, env, "doctor", "--long-transaction", "1ns").want(t, exitOK, "warning snapshots", "")
+
+	r = execute(t, env, "doctor", "-o", "json")
+	var findings []pgxlock.Finding
+	if err := json.Unmarshal([]byte(r.stdout), &findings); err != nil || r.code != exitOK || len(findings) != 17 {
+		t.Fatalf("%v, exit code %d:\n%s", err, r.code, r.stdout)
+	}
+	for _, f := range findings {
+		if want := map[bool]pgxlock.Status{true: pgxlock.StatusWarning, false: pgxlock.StatusOK}[f.Check == "timeouts"]; f.Status != want || f.Detail == "" || f.Advice == "" != (want == pgxlock.StatusOK) {
+			t.Errorf("%+v", f)
+		}
+	}
+	if !strings.Contains(r.stdout, `"check": "timeouts",
+    "status": "warning",
+    "detail": "lock_timeout`) {
+		t.Errorf("the names have changed:\n%s", r.stdout)
+	}
+}
+
+func TestDoctorWithoutADatabaseOrWithWrongUsageIsOneLine(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--database-url", "postgres://nobody@127.0.0.1:1/nowhere"}, exitUnavailable, "is the server there"},
+		{[]string{"--database-url", "mysql://root@h/db"}, exitUsage, "not a PostgreSQL connection string"},
+		{[]string{"--long-transaction", "0s"}, exitUsage, "--long-transaction is 0s"},
+		{[]string{"--schema", "pg_x"}, exitUsage, "must not begin with pg_"},
+		{[]string{"--schema", ""}, exitUsage, "--schema is empty"},
+		{[]string{"me"}, exitUsage, `unknown command "me"`},
+		{[]string{"-o", "yaml"}, exitUsage, "use table or json"},
+	} {
+		r := execute(t, nil, append([]string{"doctor"}, test.args...)...)
+		if r.want(t, test.code, "", test.says); strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%v: not one line: %q", test.args, r.stderr)
+		}
+	}
+}
+
+func TestAFindingIsPaintedByItsStatusAndObeyedByNoTerminal(t *testing.T) {
+	t.Parallel()
+	for status, color := range map[pgxlock.Status]string{pgxlock.StatusOK: green, pgxlock.StatusWarning: yellow, pgxlock.StatusError: red} {
+		var b bytes.Buffer
+		if err := printFinding(&b, true, pgxlock.Finding{Check: "prepared", Status: status, Detail: "'\x1b[2J' is there", Advice: "ROLLBACK PREPARED '\x1b[2J'"}); err != nil {
+			t.Fatal(err)
+		}
+		if text := b.String(); !strings.HasPrefix(text, "\x1b["+color+"m"+string(status)) || strings.Contains(text, "\x1b[2J") || strings.Count(text, "\n") != 2 {
+			t.Errorf("%q", text)
+		}
+	}
+}
