@@ -58,7 +58,7 @@ func (s *Server) Stop(ctx context.Context) error { return s.stop(ctx) }
 // need not survive the machine, so they do not wait for its disk; all else is
 // as in production.
 func Settings() map[string]string {
-	return map[string]string{"fsync": "off", "max_connections": "200"}
+	return map[string]string{"fsync": "off", "max_connections": "300"}
 }
 
 // way is one way to get a server. Its error begins with what it tried.
