@@ -50,6 +50,7 @@ func NewAdvisory(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
 
 func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock) *Locker {
 	l := newLocker(Advisory, now, cfg.Backoff, cfg.Logger)
+	l.observe = cfg.Observe
 	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[advisoryID]*advisoryHold), yields: make(turns), vain: make(turns)}
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
@@ -58,6 +59,11 @@ type AdvisoryConfig struct {
 
 	// Logger gets what no caller is told. Default: nothing is logged.
 	Logger *slog.Logger
+
+	// Observe is told what becomes of each call and each lock, for metrics and traces:
+	// see [Event] for what, when, in which goroutine, and what it must not do. Default: nil,
+	// which costs nothing.
+	Observe func(context.Context, Event)
 }
 
 // maxAdvisoryLocks is the default for MaxLocks on a large server.

@@ -17,7 +17,7 @@ import (
 func TestLeasesDoWhatEveryKindDoes(t *testing.T) {
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
-		locks, err := pgxlock.NewLease(migrated(t).Pool, nil)
+		locks, err := pgxlock.NewLease(migrated(t).Pool, &pgxlock.LeaseConfig{Observe: kept(t).Observe})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -28,8 +28,15 @@ func TestLeasesDoWhatEveryKindDoes(t *testing.T) {
 func TestAdvisoryLocksDoWhatEveryKindDoes(t *testing.T) {
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
-		return advisory(t, pgtest.New(t).Pool, nil) // nothing is installed there
+		return advisory(t, pgtest.New(t).Pool, &pgxlock.AdvisoryConfig{Observe: kept(t).Observe}) // nothing is installed there
 	})
+}
+
+// kept returns a ledger that is looked at when the test is over, and its Locker closed.
+func kept(t *testing.T) *locktest.Ledger {
+	l := &locktest.Ledger{}
+	t.Cleanup(func() { l.Check(t) })
+	return l
 }
 
 func TestLocksInMemoryDoWhatEveryKindDoes(t *testing.T) {
@@ -92,6 +99,6 @@ func TestALockInMemoryFencesNothing(t *testing.T) {
 func TestAdvisoryLocksWithTokensDoWhatEveryKindDoes(t *testing.T) {
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
-		return advisory(t, migrated(t).Pool, &pgxlock.AdvisoryConfig{Tokens: true})
+		return advisory(t, migrated(t).Pool, &pgxlock.AdvisoryConfig{Tokens: true, Observe: kept(t).Observe})
 	})
 }

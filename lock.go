@@ -36,7 +36,8 @@ type Lock struct {
 	since  time.Time // the grant by our clock; only where the server's is not known
 	wanted bool      // of a lease: its caller had to queue, and is seldom the last who does
 
-	hold *advisoryHold // what an advisory lock is one of; for its backend
+	hold     *advisoryHold // what an advisory lock is one of; for its backend
+	observed *observedLock // nil: nobody is told; mu guards it
 
 	mu       sync.Mutex
 	deadline time.Duration // on the Locker's clock: believe no longer than this
@@ -172,15 +173,17 @@ func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimul
 // the lock end when Release is called. It returns nil if the lock was held until
 // then, and ErrLost if that had lapsed before. A second Release returns what the
 // first returned.
-func (l *Lock) Release(context.Context) error { return l.end(ErrReleased) }
+func (l *Lock) Release(ctx context.Context) error { return l.end(ctx, ErrReleased) }
 
-func (l *Lock) end(why error) error {
+func (l *Lock) end(ctx context.Context, why error) error {
 	l.release.Do(func() {
 		l.mu.Lock()
 		lost := l.look()
 		if lost == nil {
 			l.finish(l.reason(why))
 		}
+		observed := l.observed
+		event := observed.now(EventReleased)
 		l.unlock()
 		if lost != nil {
 			l.locker.backend.discard(l) // its row may still stand there
@@ -188,6 +191,7 @@ func (l *Lock) end(why error) error {
 		} else {
 			l.released = l.fail("release", l.locker.backend.release(l))
 		}
+		observed.released(ctx, event, l.released)
 	})
 	return l.released
 }
@@ -306,7 +310,7 @@ func (l *Lock) admit(inDo bool) error {
 		err = ErrClosed
 	}
 	if err != nil {
-		_ = l.end(ErrClosed)
+		_ = l.end(context.Background(), ErrClosed)
 	}
 	return err
 }
@@ -319,8 +323,20 @@ func (l *Lock) renewed(sent time.Duration) error {
 	if err := l.look(); err != nil {
 		return err
 	}
-	l.deadline = max(l.deadline, l.believedUntil(sent))
+	if until := l.believedUntil(sent); until > l.deadline {
+		l.deadline = until
+		l.observed.renewed(nil)
+	}
 	return nil
+}
+
+// notRenewed takes note of a renewal that failed, and is tried again.
+func (l *Lock) notRenewed(err error) {
+	l.mu.Lock()
+	defer l.unlock()
+	if l.ended == nil {
+		l.observed.renewed(l.fail("renew", err))
+	}
 }
 
 // lose ends the hold because of what the server said.
@@ -371,8 +387,11 @@ func (l *Lock) lookAt(now time.Duration) error {
 
 func (l *Lock) finish(why error) {
 	l.ended = why
-	if l.lost != nil && errors.Is(why, ErrLost) {
-		close(l.lost)
+	if errors.Is(why, ErrLost) {
+		if l.lost != nil {
+			close(l.lost)
+		}
+		l.observed.lost(why, l.deadline)
 	}
 	l.cancelContexts(why)
 	l.locker.forget(l)

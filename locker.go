@@ -47,6 +47,8 @@ type Locker struct {
 	now     clock
 	backoff func(attempt int) time.Duration
 	log     *slog.Logger
+	observe func(context.Context, Event) // nil: nobody
+	telling background                   // what observe is told in goroutines of ours
 	watch   watch
 	lines   lines
 	queue   *queue // nil: other processes are not known to wait
@@ -283,7 +285,7 @@ func (l *Locker) shutdown(ctx context.Context) error {
 		for _, lock := range l.locks() {
 			if !lock.inDo { // still in use: nobody may have it before it expires
 				releasing.Go(func() {
-					if err := lock.end(ErrClosed); err != nil {
+					if err := lock.end(ctx, ErrClosed); err != nil {
 						l.log.Warn("pgxlock: release failed; the lock is left to its end", "key", lock.key, "error", err)
 					}
 				})
@@ -291,7 +293,7 @@ func (l *Locker) shutdown(ctx context.Context) error {
 		}
 		releasing.Wait()
 	})
-	return cmp.Or(err, released, l.backend.close(ctx))
+	return cmp.Or(err, released, l.backend.close(ctx), until(ctx, l.telling.wait))
 }
 
 // until waits for wait to return, or for ctx to end.

@@ -1,7 +1,6 @@
 package pgxlock
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -44,21 +43,31 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 	keys = slices.SortedStableFunc(slices.Values(keys), compare)
 	keys = slices.CompactFunc(keys, func(a, b string) bool { return compare(a, b) == 0 })
 	for _, key := range keys {
-		if err := cmp.Or(l.backend.check(key), l.mayWait(ctx, key)); err != nil {
+		if err := l.backend.check(key); err != nil {
 			return nil, l.fail("acquire", key, err)
 		}
 	}
-	w := l.startWait(ctx, o)
+	only := ""
+	if len(keys) == 1 {
+		only = keys[0]
+	}
+	w := l.startWait(ctx, only, o)
 	defer w.stop()
+	for _, key := range keys {
+		if err := l.mayWait(ctx, key); err != nil {
+			return nil, w.failed(key, err)
+		}
+	}
 	for {
 		locks, key, err := w.gather(keys, o)
 		if err == nil {
+			w.observed.succeeded(locks...)
 			return locks, nil
 		}
 		w.leave()
 		_ = locks.Release(ctx)
 		if !errors.Is(err, ErrLost) {
-			return nil, l.fail("acquire", key, err)
+			return nil, w.failed(key, err)
 		}
 	}
 }
@@ -96,6 +105,7 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 		}
 		w.holds = locks
 		if busy, ok := errors.AsType[*busyError](refused); ok && len(early) > 0 && w.place == nil && !w.noWait {
+			w.observed.busy(failed, busy.holder)
 			w.join(failed, busy) // before anybody can pass by who is told that they are free
 		}
 		_ = early.Release(w)

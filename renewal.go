@@ -201,6 +201,7 @@ func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 			err = lock.lose(errTakenAway)
 		default:
 			err = errRowLocked
+			lock.notRenewed(err)
 			r.again(lock) // alone, so that it costs no other lease its renewal
 		}
 		tell(waiting[lock], err)
@@ -219,6 +220,9 @@ func (r *renewer) fail(batch []renewal, err error) {
 	locks := make([]*Lock, 0, len(batch))
 	for _, entry := range batch {
 		tell([]chan<- error{entry.answer}, err)
+		if !errors.Is(err, ErrClosed) {
+			entry.lock.notRenewed(err)
+		}
 		locks = append(locks, entry.lock)
 	}
 	r.again(locks...)

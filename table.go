@@ -40,6 +40,7 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 		return nil, &Error{Op: "new", Kind: Lease, Err: err}
 	}
 	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
+	l.observe = cfg.Observe
 	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig", needs: schemaVersion}, mine: make(map[string]struct{})}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}

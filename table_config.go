@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -48,6 +49,11 @@ type LeaseConfig struct {
 	// Logger gets what no caller is told: renewals that failed, releases that did
 	// not get through. Default: nothing is logged.
 	Logger *slog.Logger
+
+	// Observe is told what becomes of each call and each lock, for metrics and traces:
+	// see [Event] for what, when, in which goroutine, and what it must not do. Default: nil,
+	// which costs nothing.
+	Observe func(context.Context, Event)
 }
 
 // minRenew keeps a forgotten unit from becoming a storm of renewals.

@@ -23,17 +23,27 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 	if err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
-	if err := l.mayWait(ctx, key); err != nil {
-		return nil, l.fail("acquire", key, err)
-	}
-	w := l.startWait(ctx, o)
+	w := l.startWait(ctx, key, o)
 	defer w.stop()
+	lock, err := w.one(key, inDo, o)
+	if err != nil {
+		return nil, w.failed(key, err)
+	}
+	w.observed.succeeded(lock)
+	return lock, nil
+}
+
+// one waits for one lock.
+func (w *wait) one(key string, inDo bool, o options) (*Lock, error) {
+	if err := w.locker.mayWait(w.caller, key); err != nil {
+		return nil, err
+	}
 	if err := w.standBehind(key); err != nil {
-		return nil, l.fail("acquire", key, err)
+		return nil, err
 	}
 	for {
 		o := w.turn(o)
-		got := l.backend.try(w, []string{key}, o)[0]
+		got := w.locker.backend.try(w, []string{key}, o)[0]
 		if got.err == nil {
 			got.err = got.lock.admit(inDo)
 		}
@@ -42,9 +52,17 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 			return got.lock, nil
 		}
 		if err := w.again(key, got.err); err != nil {
-			return nil, l.fail("acquire", key, err)
+			return nil, err
 		}
 	}
+}
+
+// failed makes the error that the call returns, which waits for nothing any more.
+func (w *wait) failed(key string, err error) error {
+	w.leave()
+	err = w.locker.fail("acquire", key, err)
+	w.observed.failed(err)
+	return err
 }
 
 // wishes puts together what a call asks for.
@@ -85,6 +103,8 @@ type wait struct {
 	place   *waiter    // in the line of what it waits for; nil: in none
 	holds   []*Lock    // what it acquired already; to lose one of them ends it
 
+	observed *observedCall
+
 	mu      sync.Mutex
 	inner   context.Context // nil until somebody asks for it
 	cancel  context.CancelCauseFunc
@@ -92,8 +112,9 @@ type wait struct {
 	stopped bool
 }
 
-func (l *Locker) startWait(ctx context.Context, o options) *wait {
-	w := &wait{caller: ctx, locker: l, noWait: o.noWait()}
+// startWait begins a wait for the key, or for many if that is empty.
+func (l *Locker) startWait(ctx context.Context, key string, o options) *wait {
+	w := &wait{caller: ctx, locker: l, noWait: o.noWait(), observed: l.observeCall(ctx, key, o)}
 	if o.wait != nil {
 		bound := *o.wait
 		if w.noWait {
@@ -181,6 +202,9 @@ func (w *wait) standBehind(key string) error {
 	if w.noWait || w.locker.lines.count.Load() == 0 {
 		return nil
 	}
+	if w.observed != nil && w.locker.lines.exists(w.locker.backend.name(key)) {
+		w.observed.busy(key, "")
+	}
 	w.join(key, nil)
 	if w.place == nil {
 		return nil
@@ -236,6 +260,7 @@ func (w *wait) again(key string, err error) error {
 	busy, isBusy := errors.AsType[*busyError](err)
 	if isBusy {
 		w.busy = busy
+		w.observed.busy(key, busy.holder)
 	}
 	if w.busy == nil || w.noWait || !passing(err) {
 		return w.gaveUp(nil, err)
