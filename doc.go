@@ -33,6 +33,7 @@
 //	let in a few at a time                     Locker.Semaphore
 //	limit how often a thing happens            NewLimiter
 //	see whether locks can be trusted here      Doctor
+//	measure and trace what locks do            LeaseConfig.Observe, AdvisoryConfig.Observe
 //	test a program that locks                  NewMemory, NewMemoryLimiter, MemoryOncePer
 //	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
 //	protect something outside the database     Lock.Token, refused there if a greater was seen

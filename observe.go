@@ -27,7 +27,7 @@ const (
 	EventAcquired = "acquired"
 
 	// EventRenewed: the deadline of a Lock has moved, by itself or by [Lock.Renew]; with
-	// Err: a renewal failed, and is tried again while there is time.
+	// Err: the renewal of a lease failed, and is tried again while there is time.
 	EventRenewed = "renewed"
 
 	// EventLost: a Lock was lost. Err matches [ErrLost] and says how.
@@ -51,21 +51,22 @@ const (
 // had left or AcquireAll failed in the end, is no event. A program that dies tells
 // nothing more, and a loss is told when it is noticed: see [Lock.Lost].
 //
-// Observe is called with the context of the call for EventBusy, EventWait and
-// EventAcquired, and in its goroutine, before it returns: a span that is made there is
-// a child of the caller's. For EventReleased both are those of Release, but in the end
-// of Close, and for EventRenewed and EventLost, it is a goroutine of ours; the context
-// is that of Close, or that of the call that acquired the Lock without its end. Events
-// of one Lock come one after the other, those of others at the same time: Observe must
-// be safe for concurrent use.
+// Observe is called for EventBusy, EventWait and EventAcquired in the goroutine of the
+// call, before that returns, and with its context, so that a span can be its child; for
+// EventReleased, and a loss that only Release finds out, in that of Release with the
+// context of Release. The rest comes in goroutines of our own: EventRenewed and EventLost
+// with the context of the call that acquired the Lock, without its end, and what Close
+// releases with that of Close. Events of one Lock come one after the other, others at the
+// same time: Observe must be safe for concurrent use.
 //
 // Observe shall be quick, and must neither call methods of the Locker or its Locks nor
-// end its goroutine. Who waits for it is the call that it is called in: Acquire returns
-// later, with a lock that is held and renewed meanwhile; Release, when the lock has been
-// given back already and all of its events are told; Close, until its context ends. It
-// holds up no renewal, no notice of a loss and no other call. Renewals that come while
-// Observe has not returned from an earlier event of that Lock are told as one. When it
-// panics the Logger gets that as an error, and nothing else comes of it.
+// end its goroutine. What waits for it is the call that it is about: Acquire returns
+// later, with a lock that is held and renewed meanwhile; Release, which gives the lock
+// back first, when all events of the Lock are told; Close, when all of the Locker are,
+// or its context ends. It holds up no renewal, no notice of a loss and no other call.
+// Renewals that come while Observe is at an earlier event of that Lock are told as one,
+// or not at all if the Lock ends before. When Observe panics the Logger gets that as an
+// error, and nothing else comes of it.
 //
 // Fields may be added; those that are there keep their meaning.
 type Event struct {

@@ -354,3 +354,24 @@ func TestManyLocksAreToldWhenAllAreThere(t *testing.T) {
 		}
 	})
 }
+
+// Not parallel: it counts allocations.
+func TestNothingIsMadeWhereNobodyObserves(t *testing.T) {
+	l := newFake(&fakeServer{})
+	lock := l.newLock("k", "me:1", testTTL, testMargin)
+	err := l.fail("acquire", "k", ErrNotAcquired)
+	ctx, o := t.Context(), l.backend.options()
+	n := testing.AllocsPerRun(1000, func() {
+		c := l.observeCall(ctx, "k", o)
+		c.busy("k", "other:1")
+		c.failed(err)
+		c.succeeded(lock)
+		event := lock.observed.now(EventReleased)
+		lock.observed.renewed(err)
+		lock.observed.lost(err, forever)
+		lock.observed.released(ctx, event, err)
+	})
+	if n > 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}

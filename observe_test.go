@@ -372,7 +372,7 @@ func TestACallThatObserveHoldsUpHoldsUpNobodyBehindIt(t *testing.T) {
 		blocked.wait(t)
 		behind := make(chan *pgxlock.Lock, 1)
 		go func() {
-			lock, err := o.Acquire(t.Context(), "k", longWait)
+			lock, err := o.Acquire(t.Context(), "k", pgxlock.MaxWait(30*time.Second))
 			if err != nil {
 				t.Error(err)
 			}
