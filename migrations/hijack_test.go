@@ -252,6 +252,48 @@ func callsOfPrimitives(t *testing.T, conn *pgx.Conn) {
 	})
 }
 
+// callsOfEvictions evicts, and asks who was evicted.
+func callsOfEvictions(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	name := rand.Text()
+	evict := func(name, holder, token, why string) string {
+		return "evict_lock('" + name + "'::varchar, '" + holder + "'::varchar, " + token + "::bigint, " + why + "::text)"
+	}
+	evicted := "(select concat_ws(':'::text, e.n, e.reason, e.ms < 60000::bigint) from pgxlock_evicted('{0}'::integer[], '{" + name + "}'::text[], '{h}'::text[], array[%s]) e)"
+	var token string
+	tokenOf := func() string {
+		must(t, conn.QueryRow(t.Context(), "select (t.fencing_token)::text from public.try_acquire_lock('"+name+"'::varchar, 'h'::varchar, '1 minute'::interval, '{}'::jsonb) t", pgx.QueryExecModeExec).Scan(&token))
+		return token
+	}
+	tokenOf()
+	check(t, conn, []trial{
+		{evict(name, "x", token, "'why'"), "false"},
+		{evict(name, "h", "1", "'why'"), "false"},
+		{evict(name, "h", "null", "'why'"), pgerrcode.InvalidParameterValue},
+		{evict(name, "h", token, "''"), pgerrcode.InvalidParameterValue},
+		{evict(name, "h", token, "'why'"), "true"},
+		{evict(name, "h", token, "'why'"), "false"},
+		{fmt.Sprintf(evicted, token+"::bigint"), "1:why:t"},
+		{"pgxlock_evicted('{0}'::integer[], '{}'::text[], '{}'::text[], '{}'::bigint[]) is null", pgerrcode.InvalidParameterValue},
+		{"acquire_shared_lock('" + name + "'::varchar, 'h'::varchar, 60, '{}'::jsonb)", "true"},
+	})
+	must(t, conn.QueryRow(t.Context(), "select (t.fencing_token)::text from public.try_acquire_shared_lock('"+name+"'::varchar, 'h'::varchar, '1 minute'::interval, '{}'::jsonb) t", pgx.QueryExecModeExec).Scan(&token))
+	check(t, conn, []trial{
+		{evict(name, "x", token, "'why'"), "false"},
+		{evict(name, "h", token, "'why'"), "true"},
+		{evict(name, "h", token, "'why'"), "false"},
+		{"acquire_lock('" + name + "'::varchar, 'h'::varchar, 60, '{}'::jsonb)", "true"},
+		{"release_lock('" + name + "'::varchar, 'h'::varchar)", "true"},
+		{"pg_catalog.pg_try_advisory_lock(7::bigint)", "true"},
+		{"evict_session_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 1)", "true"},
+		{"evict_session_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 2)", "false"},
+		{"evict_session_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 3)", pgerrcode.InvalidParameterValue},
+		{"pg_catalog.pg_advisory_unlock(7::bigint)", "true"},
+		{"pgxlock_publish_names('{a,b,a}'::text[]) is null", "false"},
+		{"pgxlock_publish_names('{\"\"}'::text[])", pgerrcode.InvalidParameterValue},
+	})
+}
+
 // callsOfLimits is the same for limits.
 func callsOfLimits(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
@@ -489,7 +531,8 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		create temp table distributed_lock_shares (lock_name varchar, holder_id varchar, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz, metadata jsonb);
 		create temp table pgxlock_waiters (kind integer, name text, ticket bigint); create temp sequence pgxlock_tickets;
 		create temp table pgxlock_step_down (kind integer, name text, holder text); create temp table pgxlock_semaphores (name text, permits integer);
-		create temp table pgxlock_limits (limit_key text, tat bigint);
+		create temp table pgxlock_limits (limit_key text, tat bigint); create temp table pgxlock_names (key_id bigint, name text, held_at timestamptz);
+		create temp table pgxlock_evictions (kind integer, name text, holder text, token bigint, evicted_at timestamptz, evicted_by text, reason text);
 		create temp table pgxlock_runs (run_key varchar, slot timestamptz, state text, holder text, lease text, keep_until timestamptz);
 		create temp table pgxlock_claims (claim_key varchar, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8)`)
 	must(t, err)
@@ -501,7 +544,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 	calls := func() {
 		t.Helper()
 		if !ask[bool](t, db.Pool, "select public.pgxlock_hardened()") {
-			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim)
+			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim)
 		}
 		for _, url := range sessions {
 			conn := pgtest.Connect(t, url)
@@ -511,6 +554,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 			callsOfWaiters(t, conn)
 			callsOfPrimitives(t, conn)
 			callsOfLimits(t, conn)
+			callsOfEvictions(t, conn)
 			callsOfRuns(t, conn)
 			callsOfShares(t, conn)
 		}

@@ -30,6 +30,8 @@ const (
 	sessionColumns   = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
 	limitColumns     = "limit_key text primary key, tat bigint"
 	waiterColumns    = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], primary key (kind, name, ticket)"
+	evictionColumns  = "kind integer, name text, holder text, token bigint, evicted_at timestamptz, evicted_by text, reason text, primary key (kind, name, holder, token)"
+	nameColumns      = "key_id bigint primary key, name text, held_at timestamptz"
 	stepDownColumns  = "kind integer, name text, holder text, asked_at timestamptz, asked_by text, reason text, primary key (kind, name, holder)"
 	semaphoreColumns = "name text, permits integer, used_at timestamptz, used_by text, primary key (name, permits)"
 	runColumns       = "run_key varchar(255), slot timestamptz, state text, attempt integer, holder text, lease text, started_at timestamptz, finished_at timestamptz, error text, keep_until timestamptz, primary key (run_key, slot)"
@@ -132,6 +134,10 @@ func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 			6, "create table pgxlock_runs (" + runColumns + ")",
 			"create function start_run_at(p_key text, p_tick timestamptz) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
 			"start_run_at(text,timestamp with time zone)",
+		},
+		{
+			7, "create table pgxlock_evictions (" + evictionColumns + ")",
+			"create function pgxlock_publish_names(p_names text[]) returns void language sql as $$ select nextval('public.ran') $$", "pgxlock_publish_names(text[])",
 		},
 		{
 			5, "create table distributed_lock_shares (" + shareColumns + ")",

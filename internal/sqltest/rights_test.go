@@ -31,11 +31,13 @@ func TestHardeningWaitsForATriggerInTheMaking(t *testing.T) {
 		"create trigger late before insert on public.pgxlock_limits for each row execute function theirs.run()",
 		"create trigger late before insert on public.pgxlock_waiters for each row execute function theirs.run()",
 		"create trigger late before insert on public.pgxlock_runs for each row execute function theirs.run()",
+		"create trigger late before insert on public.pgxlock_evictions for each row execute function theirs.run()",
+		"create trigger late before insert on public.pgxlock_names for each row execute function theirs.run()",
 		"create trigger late before insert on public.distributed_lock_shares for each row execute function theirs.run()",
 	} {
 		d := install(t)
 		evil := d.role()
-		d.do(fmt.Sprintf("grant trigger on distributed_locks, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, distributed_lock_shares to %s; grant references on pgxlock_claims to %[1]s; create schema theirs authorization %[1]s", evil))
+		d.do(fmt.Sprintf("grant trigger on distributed_locks, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to %s; grant references on pgxlock_claims to %[1]s; create schema theirs authorization %[1]s", evil))
 		s := d.as(evil)
 		const before = "create function theirs.run() returns trigger language plpgsql as 'begin return new; end'"
 		s.do(before + "; create trigger early before insert on public.distributed_locks for each row execute function theirs.run(); drop function theirs.run() cascade")

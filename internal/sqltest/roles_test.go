@@ -100,6 +100,14 @@ var everything = []struct {
 	{"pgxlock_tried('{queue}', '{-5}', '{true}', '{0}') is null", "false", "", "application administration"},
 	{"(select count(*) from pgxlock_step_down)", "1", "monitoring administration", "application"},
 	{"(select count(*) from pgxlock_semaphores)", "1", "monitoring administration", "application"},
+	{"evict_lock('held', 'other', (select fencing_token from pgxlock_holders('held')), 'why')", "true", "administration", ""},
+	{"evict_lock('held', 'other', 1, 'why')", "false", "administration", "application"},
+	{"evict_session_lock(1, 1, 'why')", "false", "administration", "application monitoring none"},
+	{"pgxlock_record_eviction(0, 'k', 'h', 1, 'why') is null", "false", "", "administration"},
+	{"(select reason from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))", "why", "application", "monitoring administration"},
+	{"pgxlock_publish_names('{k}') is null", "false", "application", ""},
+	{"(select count(*) from pgxlock_evictions)", "1", "monitoring administration", "application"},
+	{"(select count(*) from pgxlock_names)", "1", "monitoring administration", "application"},
 	{"allow_rate('new', 0.001, 1)", "true", "application", ""},
 	{"allow_rate('used', 0.001, 1)", "false", "application", "monitoring administration"}, // a look at the table is all it takes
 	{"(select granted from reserve_rate('used', 0.001, 1))", "true", "application", "administration"},
@@ -164,6 +172,7 @@ var forgeries = []string{
 	"delete from pgxlock_step_down", "delete from pgxlock_semaphores", "insert into pgxlock_step_down values (0, 'held', 'other', now(), '', '')",
 	"insert into pgxlock_waiters values (0, 'k', -1, null, '', 1, now(), 'infinity')", "select setval('pgxlock_tickets', 1)",
 	"delete from pgxlock_runs", "update pgxlock_runs set state = 'failed'",
+	"delete from pgxlock_evictions", "insert into pgxlock_evictions values (0, 'k', 'h', 1, now(), 'me', '')", "insert into pgxlock_names values (1, 'k', now())", "delete from pgxlock_names",
 	"insert into pgxlock_runs values ('k', now(), 'running', 1, 'me', null, now(), null, null, 'infinity')",
 	"select setval('pgxlock_tokens', 1)", "alter table distributed_locks disable trigger all",
 	"create trigger t before insert on distributed_locks for each row execute function suppress_redundant_updates_trigger()",
@@ -186,6 +195,8 @@ func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
 					delete from pgxlock_waiters; insert into pgxlock_waiters values (0, 'queue', -5, null, '', 1, now(), 'infinity'), (0, 'gone', -6, null, '', 1, now(), now());
 					delete from pgxlock_step_down; delete from pgxlock_semaphores; insert into pgxlock_semaphores values ('s', 1, now(), 'me');
 					insert into pgxlock_step_down values (0, 'held', 'other', now(), 'me', '');
+					delete from pgxlock_evictions; insert into pgxlock_evictions values (0, 'k', 'h', 1, now(), 'me', 'why');
+					delete from pgxlock_names; insert into pgxlock_names values (1, 'k', now());
 					delete from pgxlock_runs; select start_run('started', '36500 days');
 					insert into pgxlock_runs values ('ended', '2026-01-01 00:00+00', 'succeeded', 1, 'x', null, now(), now(), null, 'infinity');
 					delete from pgxlock_limits; insert into pgxlock_limits values ('used', pgxlock_limit_clock() + 1000000000000), ('idle', 0)`)
@@ -395,7 +406,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	for _, file := range upFiles(t) {
 		up.do(file)
 	}
-	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant usage on sequence pgxlock_tickets to " + seed + "; grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, distributed_lock_shares to " + seed)
+	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant usage on sequence pgxlock_tickets to " + seed + "; grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to " + seed)
 	s := d.as(seed)
 	s.do("set search_path = locks")
 	calls := []string{
@@ -411,6 +422,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		"allow_rate('k', 1, 1)", "(select granted from reserve_rate('used', 1, 1))", "(select granted from pgxlock_limit_batch(1000, 1, '{k}', '{1}', '{0}', '{null}'))", "(select removed from pgxlock_reap_limits())",
 		"start_run('daily', '1 day')", "start_run_at('k', now())", "finish_run('k', now())", "forget_run('k', now())", "(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))",
 		"(select count(*) from pgxlock_start_run('k', now(), null, null, null, '1 day', 'me', null))", "pgxlock_finish_run('k', now(), 'me', 'succeeded', null)",
+		"evict_lock('held', 'other', 1, 'why')", "pgxlock_publish_names('{k}')", "(select count(*) from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))",
 		"acquire_shared_lock('new', 'me')", "acquire_shared_lock('held', 'me')", "acquire_shared_lock('shared', 'me')", "extend_shared_lock('shared', 'me')", "release_shared_lock('shared', 'me')",
 		"assert_shared_lock_held('shared', 'me')", "pgxlock_reap_shares()", "(select count(*) from pgxlock_share_holders('shared'))",
 		"(select count(*) from pgxlock_share_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
@@ -426,7 +438,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		}
 	}
 	all(s, "its answer")
-	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security; alter table pgxlock_waiters enable row level security; alter table pgxlock_limits enable row level security; alter table pgxlock_runs enable row level security; alter table distributed_lock_shares enable row level security")
+	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security; alter table pgxlock_waiters enable row level security; alter table pgxlock_limits enable row level security; alter table pgxlock_runs enable row level security; alter table pgxlock_evictions enable row level security; alter table pgxlock_names enable row level security; alter table distributed_lock_shares enable row level security")
 	all(s, "42501")
 	all(up, "its answer") // the owner, whom it does not concern
 	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_session_locks using (shared); create policy part on pgxlock_waiters using (waiters > 1); create policy part on pgxlock_limits using (tat > 7); create policy part on pgxlock_runs using (attempt > 1); create policy part on distributed_lock_shares using (fencing_token > 1)")
@@ -437,11 +449,11 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	// Hardened, it concerns nobody but who reads the table itself.
 	up.do(fmt.Sprintf("select harden_locks(), grant_locks('%s', 'application'), grant_locks('%[1]s', 'administration')", seed))
 	all(s, "its answer")
-	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security; alter table pgxlock_waiters force row level security; alter table pgxlock_limits force row level security; alter table pgxlock_runs force row level security; alter table distributed_lock_shares force row level security")
+	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security; alter table pgxlock_waiters force row level security; alter table pgxlock_limits force row level security; alter table pgxlock_runs force row level security; alter table pgxlock_evictions force row level security; alter table pgxlock_names force row level security; alter table distributed_lock_shares force row level security")
 	all(s, "42501")
 	all(up, "42501")
 	up.want("repair_lock_tokens()", "42501")
-	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_waiters no force row level security; alter table pgxlock_limits no force row level security; alter table pgxlock_runs no force row level security; alter table distributed_lock_shares no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
+	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_waiters no force row level security; alter table pgxlock_limits no force row level security; alter table pgxlock_runs no force row level security; alter table pgxlock_evictions no force row level security; alter table pgxlock_names no force row level security; alter table distributed_lock_shares no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
 	s.want("acquire_lock('new', 'me')", "42501")
 	d.do("drop schema locks cascade")
 }
