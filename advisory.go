@@ -60,7 +60,8 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock) *Locker 
 	a.reaping = housekeeping{reap: a.reap, log: cfg.Logger}
 	a.queueing = &session{dialer: a.dialer, place: &a.place}
 	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn exchange) error { return a.queueing.do(ioTimeout, fn) }, a.queueing.reached, a.dialer)
-	l.queue.wanted = a.wanted
+	a.evicting = combiner[struct{}]{limit: maxTickets, run: a.lookEvicted}
+	l.queue.wanted, l.queue.evicted, l.queue.names = a.wanted, a.evicted, a.unpublished
 	a.wire = &wire{connect: a.connect, backoff: cfg.Backoff, clock: now, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{})}
 	l.backend = a
 	return l
@@ -79,6 +80,7 @@ type advisoryLocks struct {
 	place       installation // where the queue is, if there is one, and the rows of locks with Tokens
 	queueing    *session     // for what concerns the queue
 	reaping     housekeeping
+	evicting    combiner[struct{}]
 
 	mu      sync.Mutex
 	held    map[advisoryID]*advisoryHold
@@ -99,10 +101,11 @@ type advisoryHold struct {
 	id      advisoryID
 	mode    Mode
 	granted bool
-	failed  error   // why nobody knows whether somebody else has it
-	locks   []*Lock // one, or many who share it
-	pending int     // callers whose answer has not come
-	wanted  bool    // other processes wait for it
+	failed  error     // why nobody knows whether somebody else has it
+	locks   []*Lock   // one, or many who share it
+	pending int       // callers whose answer has not come
+	wanted  bool      // other processes wait for it
+	named   time.Time // when its name was published
 
 	one  [1]*Lock // room for locks
 	back lockCall // gives it back in the end,
@@ -438,6 +441,7 @@ func (a *advisoryLocks) all() []*Lock {
 func (a *advisoryLocks) close(ctx context.Context) error {
 	a.reaping.stop()
 	err := until(ctx, a.locker.queue.close)
+	err = cmp.Or(err, until(ctx, func() { <-a.evicting.done() }))
 	a.queueing.close()
 	return cmp.Or(err, a.wire.close(ctx))
 }

@@ -21,6 +21,37 @@ type Holder struct {
 	// zero for a lock without a TTL. Of advisory locks they are known of the
 	// Locker's own, and by its clock.
 	Since, Expires time.Time
+
+	// What a [Monitor] says beyond that. Suspect: the lease began later than the
+	// server's clock shows now, which was set back, so that it lasts too long.
+	State   LeaseState
+	Suspect bool
+
+	// Of the session that has an advisory lock: its application_name, its role, and
+	// the client's address; and what the lock is known to be, where it is another
+	// program's.
+	Application, Role, Client, Label string
+}
+
+// LeaseState is how a holder stands.
+type LeaseState string
+
+// What the views lock_leases and lock_shares say. Of advisory locks all are live.
+const (
+	Live      LeaseState = "live"
+	Expired   LeaseState = "expired"   // anybody may take it
+	Abandoned LeaseState = "abandoned" // expired for more than an hour, and wanted by nobody
+)
+
+// stateNamed is the state of that name, as one string for all.
+func stateNamed(name string) LeaseState {
+	switch LeaseState(name) {
+	case Live:
+		return Live
+	case Abandoned:
+		return Abandoned
+	}
+	return Expired
 }
 
 // Holders returns who holds the key now, and nothing if it is free. The answer is

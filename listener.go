@@ -29,6 +29,7 @@ type listener struct {
 	running context.Context // ends with stop
 	cancel  context.CancelFunc
 	ended   chan struct{}
+	named   time.Time // when names were published last
 
 	mu        sync.Mutex
 	holder    int32              // the backend whose locks may be asked for; 0: none
@@ -117,12 +118,17 @@ func (l *listener) listen() error {
 				return err
 			}
 		}
+		if err := l.publishNames(conn); err != nil {
+			return err
+		}
 		n, err := l.next(conn, holder)
 		if err != nil {
 			return err
 		}
 		switch {
 		case n == nil:
+		case n.Payload == evictNotice:
+			l.queue.evicted()
 		case n.Channel == "pgxlock_step_down":
 			l.queue.stepDown()
 		default:

@@ -39,6 +39,8 @@ type queue struct {
 	place    *installation
 	log      *slog.Logger
 	wanted   func(lockName)       // is told that others wait for an advisory lock of this process
+	evicted  func()               // is told that advisory locks of this process were asked for
+	names    func() []string      // those of advisory locks that others shall know
 	stepDown func()               // is told that leaders were asked to step down
 	run      func(exchange) error // on a connection of the Locker
 	reached  func() bool          // whether the last one got an answer

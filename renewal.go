@@ -175,11 +175,15 @@ func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 		names[i], holders[i], tokens[i], ttls[i] = lock.key, lock.holder, lock.token, lock.ttl.Milliseconds()
 	}
 	var outcomes []string
+	var evicted map[int]eviction
 	var sent time.Duration
 	t := r.table
 	err := t.renewals.do(r.patience(), func(ctx context.Context, q querier, _ bool) (err error) {
 		sent = t.locker.now()
 		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement(mode.statement("renew")), names, holders, tokens, ttls), pgx.RowTo[string])
+		if slices.Contains(outcomes, outcomeGone) {
+			evicted = t.whyGone(ctx, q, names, holders, tokens)
+		}
 		return err
 	})
 	if err == nil && len(outcomes) != len(locks) {
@@ -198,7 +202,7 @@ func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 		case outcomeRenewed:
 			err = lock.renewed(sent)
 		case outcomeGone:
-			err = lock.lose(errTakenAway)
+			err = lock.lose(cmp.Or(evicted[i].error, errTakenAway))
 		default:
 			err = errRowLocked
 			lock.notRenewed(err)

@@ -397,13 +397,15 @@ func TestSoakThereAreNeverMoreHoldersThanPermits(t *testing.T) {
 func TestSemaphoresAndLeadersSayWhichVersionTheyNeed(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	down, err := migrations.FS.ReadFile("000007_primitives.down.sql")
-	if err != nil {
-		t.Fatal(err)
+	for _, file := range []string{"000008_monitor.down.sql", "000007_primitives.down.sql"} {
+		down, err := migrations.FS.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		db.Exec(t, string(down))
 	}
-	db.Exec(t, string(down))
 	locks := newLocker(t, db, nil)
-	_, err = semaphore(t, locks, 2).Acquire(t.Context(), "jobs")
+	_, err := semaphore(t, locks, 2).Acquire(t.Context(), "jobs")
 	for what, err := range map[string]error{"a semaphore": err, "asking": locks.AskToStepDown(t.Context(), "k")} {
 		if !errors.Is(err, pgxlock.ErrSchema) || !strings.Contains(err.Error(), "version 7") {
 			t.Errorf("%s: %v", what, err)

@@ -1,0 +1,280 @@
+package pgxlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/place"
+)
+
+// This file is the monitor: who holds what, who waits for it, and what is left behind,
+// in all processes that use the database.
+
+// A Monitor shows the locks of a database, whoever has them, and takes them away:
+// leases, permits and shares, the advisory locks of sessions and of transactions, and
+// those who wait for them. It is for people and for programs that watch others; what it
+// says is out of date when it arrives.
+//
+// It asks on connections of the pool, one at a time, in transactions that only read, and
+// takes part in no lock. Looking at the advisory locks stops the server's lock table
+// for a moment: ask every few seconds, not in a loop.
+//
+// It needs no installation to show advisory locks; [Snapshot.Missing] says what it could
+// not show, and why. What it asks stands in sql/monitor_*.sql, which psql -f runs as it is.
+//
+// A Monitor is safe for concurrent use. The zero value is of no use.
+type Monitor struct {
+	pool *pgxpool.Pool
+	cfg  MonitorConfig
+}
+
+// MonitorConfig is what a [Monitor] needs to know. A nil *MonitorConfig means the
+// defaults.
+type MonitorConfig struct {
+	// Schema is where the migrations were run. Default: the schema in which
+	// acquire_lock is found by the search_path of a connection, else the only one in
+	// the database that has pgxlock, if there is one.
+	Schema string
+
+	// Names are keys of advisory locks to be shown by name: the server knows only
+	// their numbers. Lockers publish the names of what they hold for longer than some
+	// seconds, where the migrations have version 8.
+	Names []string
+}
+
+// NewMonitor returns a Monitor that asks on the pool's connections. Nothing is sent
+// before the first use.
+func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
+	m := &Monitor{pool: pool}
+	if cfg != nil {
+		m.cfg = MonitorConfig{cfg.Schema, slices.Clone(cfg.Names)}
+	}
+	if pool == nil {
+		return nil, fail("new", "", 0, errors.New("the pool is nil; make one with pgxpool.New"))
+	}
+	if err := place.CheckName(m.cfg.Schema); err != nil {
+		return nil, fail("new", "", 0, fmt.Errorf("MonitorConfig.Schema %.80q %w", m.cfg.Schema, err))
+	}
+	for _, name := range m.cfg.Names {
+		if err := checkAdvisoryKey(name); err != nil {
+			return nil, fail("new", name, 0, fmt.Errorf("MonitorConfig.Names: %w", err))
+		}
+	}
+	return m, nil
+}
+
+// A Waiter is one who waits for a lock: a session that the server keeps waiting, or a
+// process with its place in the queue of a lock.
+type Waiter struct {
+	Key   string // of a [Semaphore], its name with # behind it
+	Kind  Kind
+	Owner string // as the process calls itself
+	Since time.Time
+
+	// Of a process: its place, the lowest first; how many others in it wait for the
+	// lock as well; whether it was told to try; and the ids of what they hold meanwhile.
+	Ticket int64
+	Behind int
+	Woken  bool
+	Holds  []string
+
+	// Of a session: the server's process, and those that keep it from the lock; 0 is a
+	// prepared transaction. They may be others who wait, before it.
+	PID       int32
+	BlockedBy []int32
+
+	Mode Mode // of a session
+}
+
+// Filter says what to show. The zero value shows all.
+type Filter struct {
+	Kind   Kind   // 0: every kind
+	Key    string // "": every key; an advisory lock is found by its name, or [RawKey]
+	Prefix string // what the key begins with; advisory locks whose name is not known have none
+}
+
+func (f Filter) check() error {
+	if f.Kind > Lease {
+		return fmt.Errorf("Filter.Kind is %v; what such a Locker holds is known to its process alone, use Advisory, Lease or 0: %w", f.Kind, errors.ErrUnsupported)
+	}
+	if f.Key != "" {
+		if err := checkAdvisoryKey(f.Key); err != nil {
+			return fmt.Errorf("Filter.Key: %w", err)
+		}
+	}
+	if strings.ContainsRune(f.Prefix, 0) {
+		return errors.New("Filter.Prefix contains a zero byte; use Filter.Key for RawKey's values")
+	}
+	return nil
+}
+
+// admits reports whether a key passes.
+func (f Filter) admits(kind Kind, key string) bool {
+	return (f.Kind == 0 || f.Kind == kind) && (f.Key == "" || f.Key == key) && strings.HasPrefix(key, f.Prefix)
+}
+
+// A Snapshot is how things stood at one moment, give or take the time that it took to
+// ask.
+type Snapshot struct {
+	At      time.Time // the server's clock
+	Holders []Holder  // by kind and key
+	Expired []Holder  // leases that ran out and were not given back; anybody may take them
+	Waiters []Waiter  // by kind and key, in the order of their queue
+	Server  ServerLoad
+	Missing []string // what this role, or this schema, does not show, and what to do about it
+}
+
+// ServerLoad is what presses on locks from the server's side.
+type ServerLoad struct {
+	// Locks of all sessions that have a place in the server's lock table, and how
+	// many have room at least. When it is full no session can work.
+	Locks, Room int64
+
+	// Notifications is how full the queue of notifications is, from 0 to 1: a
+	// session that listens, and has a transaction open, lets it grow.
+	Notifications float64
+
+	// The transaction with the oldest snapshot, if one is known: what leases leave
+	// behind is not cleaned up before it ends.
+	OldestPID   int32
+	OldestSince time.Time
+}
+
+// Snapshot looks at everything at once. What cannot be seen is left out, and Missing
+// says so; it is an error only if the server could not be asked.
+func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
+	var shot Snapshot
+	err := m.look(ctx, Filter{}, "", func(s *sight) error {
+		leases, err := s.leases(ctx)
+		if err != nil {
+			return err
+		}
+		locks, err := s.advisory(ctx)
+		if err != nil {
+			return err
+		}
+		tickets, err := s.tickets(ctx, locks)
+		if err != nil {
+			return err
+		}
+		for _, lease := range leases {
+			if lease.State == Live {
+				shot.Holders = append(shot.Holders, lease)
+			} else {
+				shot.Expired = append(shot.Expired, lease)
+			}
+		}
+		shot.Holders = append(shot.Holders, locks.holders...)
+		shot.Waiters = append(tickets, locks.waiters...)
+		shot.Server.Locks, shot.Server.Room = locks.taken, locks.room
+		if shot.At, err = s.server(ctx, &shot.Server); err != nil {
+			return err
+		}
+		shot.Missing = s.missing
+		return nil
+	})
+	sortHolders(shot.Holders)
+	sortHolders(shot.Expired)
+	sortWaiters(shot.Waiters)
+	return shot, fail("snapshot", "", 0, err)
+}
+
+// Holders returns who holds locks now, by kind and key. It is an error if what the
+// filter's Kind names cannot be seen.
+func (m *Monitor) Holders(ctx context.Context, f Filter) ([]Holder, error) {
+	return m.holders(ctx, f, Live)
+}
+
+// Expired returns the leases that ran out and were not given back, by key: their holders
+// died, or cannot reach the server. Anybody may take them.
+func (m *Monitor) Expired(ctx context.Context) ([]Holder, error) {
+	return m.holders(ctx, Filter{Kind: Lease}, Expired, Abandoned)
+}
+
+func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) ([]Holder, error) {
+	var holders []Holder
+	wanted := make([]string, len(states))
+	for i, state := range states {
+		wanted[i] = string(state)
+	}
+	err := m.look(ctx, f, strings.Join(wanted, ","), func(s *sight) (err error) {
+		if f.Kind != Advisory {
+			if holders, err = s.leases(ctx); err != nil {
+				return err
+			}
+		}
+		if f.Kind != Lease {
+			locks, err := s.advisory(ctx)
+			if err != nil {
+				return err
+			}
+			holders = append(holders, locks.holders...)
+		}
+		return s.unseen()
+	})
+	sortHolders(holders)
+	return holders, fail("holders", f.Key, f.Kind, err)
+}
+
+// Waiters returns who waits for locks, by kind and key, in the order of their queue. It
+// is an error if what the filter's Kind names cannot be seen.
+func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
+	var waiters []Waiter
+	err := m.look(ctx, f, "", func(s *sight) error {
+		locks, err := s.advisory(ctx) // they tell which processes live
+		if err != nil {
+			return err
+		}
+		tickets, err := s.tickets(ctx, locks)
+		waiters = append(tickets, locks.waiters...)
+		return cmp.Or(err, s.unseen())
+	})
+	sortWaiters(waiters)
+	return waiters, fail("waiters", f.Key, f.Kind, err)
+}
+
+// Watch yields a Snapshot now, and one each time that every has passed; at least 1 s.
+// While the server cannot be asked it yields the error once, and goes on; errors that
+// do not pass by themselves end it, and so does ctx.
+func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snapshot, error] {
+	return func(yield func(Snapshot, error) bool) {
+		if every < time.Second {
+			yield(Snapshot{}, fail("watch", "", 0, fmt.Errorf("every is %s, it must be at least 1 s: to look stops the server's lock table for a moment", every)))
+			return
+		}
+		for failing := false; ctx.Err() == nil; sleep(ctx, every) {
+			shot, err := m.Snapshot(ctx)
+			switch {
+			case ctx.Err() != nil:
+				return
+			case err == nil || !failing:
+				if !yield(shot, err) {
+					return
+				}
+			}
+			if failing = err != nil; failing && !passing(err) {
+				return
+			}
+		}
+	}
+}
+
+func sortHolders(holders []Holder) {
+	slices.SortFunc(holders, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key), cmp.Compare(a.PID, b.PID), strings.Compare(a.Owner, b.Owner))
+	})
+}
+
+func sortWaiters(waiters []Waiter) {
+	slices.SortFunc(waiters, func(a, b Waiter) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key), cmp.Compare(a.Ticket, b.Ticket), a.Since.Compare(b.Since), cmp.Compare(a.PID, b.PID))
+	})
+}

@@ -1,0 +1,679 @@
+package pgxlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// What the monitor shows, of whom, and what it says that it cannot show.
+
+func newMonitor(t *testing.T, db *pgtest.DB, cfg *pgxlock.MonitorConfig) *pgxlock.Monitor {
+	t.Helper()
+	monitor, err := pgxlock.NewMonitor(db.Pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return monitor
+}
+
+func snapshot(t *testing.T, monitor *pgxlock.Monitor) pgxlock.Snapshot {
+	t.Helper()
+	shot, err := monitor.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return shot
+}
+
+// holdersOf returns those of one key.
+func holdersOf(shot pgxlock.Snapshot, key string) (holders []pgxlock.Holder) {
+	for _, h := range shot.Holders {
+		if h.Key == key {
+			holders = append(holders, h)
+		}
+	}
+	return holders
+}
+
+func waitersFor(shot pgxlock.Snapshot, key string) (waiters []pgxlock.Waiter) {
+	for _, w := range shot.Waiters {
+		if w.Key == key {
+			waiters = append(waiters, w)
+		}
+	}
+	return waiters
+}
+
+// backend opens a session, and says which process of the server's it has.
+func backend(t *testing.T, db *pgtest.DB) (*pgx.Conn, int32) {
+	t.Helper()
+	conn := pgtest.Connect(t, db.URL)
+	return conn, int32(conn.PgConn().PID())
+}
+
+// execOn runs statements on a session.
+func execOn(t *testing.T, conn *pgx.Conn, sql string) {
+	t.Helper()
+	if _, err := conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
+		t.Fatalf("%v\n%s", err, sql)
+	}
+}
+
+func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "worker"})
+	exclusive := acquire(t, locks, "order:1", pgxlock.Metadata("pod-7"))
+	shared := acquire(t, locks, "order:2", pgxlock.Shared)
+	slot := permit(t, semaphore(t, locks, 3), "jobs")
+	db.Exec(t, `select acquire_lock('order:3', 'forever'); update distributed_locks set acquired_at = '-infinity', expires_at = 'infinity' where lock_name = 'order:3';
+		select acquire_lock('late', 'died'), acquire_lock('gone', 'died long ago'), acquire_lock('ahead', 'of its time');
+		update distributed_locks set acquired_at = clock_timestamp() + interval '1 hour' where lock_name = 'ahead';
+		update distributed_locks set expires_at = clock_timestamp() - interval '1 minute' where lock_name = 'late';
+		update distributed_locks set expires_at = clock_timestamp() - interval '2 hours' where lock_name = 'gone'`)
+	monitor := newMonitor(t, db, nil)
+	shot := snapshot(t, monitor)
+	if len(shot.Missing) > 0 || shot.At.IsZero() {
+		t.Errorf("missing: %q, at %v", shot.Missing, shot.At)
+	}
+	for _, lock := range []*pgxlock.Lock{exclusive, shared, slot} {
+		found := holdersOf(shot, lock.Key())
+		if len(found) != 1 || found[0].Owner != lock.Holder() || found[0].Token != lock.Token() || found[0].Kind != pgxlock.Lease || found[0].State != pgxlock.Live || found[0].Suspect {
+			t.Errorf("%s: %+v", lock.Key(), found)
+		}
+		if len(found) == 1 && (found[0].Since.IsZero() || !found[0].Expires.After(found[0].Since)) {
+			t.Errorf("%s: from %v to %v", lock.Key(), found[0].Since, found[0].Expires)
+		}
+	}
+	if h := holdersOf(shot, "order:1"); h[0].Metadata != "pod-7" || h[0].Mode != pgxlock.Exclusive {
+		t.Errorf("%+v", h)
+	}
+	if h := holdersOf(shot, "order:2"); h[0].Mode != pgxlock.Shared {
+		t.Errorf("%+v", h)
+	}
+	if h := holdersOf(shot, "order:3"); len(h) != 1 || !h[0].Since.IsZero() || !h[0].Expires.IsZero() {
+		t.Errorf("%+v", h)
+	}
+	if h := holdersOf(shot, "ahead"); len(h) != 1 || !h[0].Suspect {
+		t.Errorf("%+v", h)
+	}
+	states := func(holders []pgxlock.Holder) (text []string) {
+		for _, h := range holders {
+			text = append(text, h.Key+" "+string(h.State))
+		}
+		return text
+	}
+	want := []string{"gone abandoned", "late expired"}
+	if got := states(shot.Expired); !slices.Equal(got, want) {
+		t.Errorf("expired: %q", got)
+	}
+	expired, err := monitor.Expired(t.Context())
+	if got := states(expired); err != nil || !slices.Equal(got, want) {
+		t.Errorf("Expired: %q, %v", got, err)
+	}
+	for _, test := range []struct {
+		filter pgxlock.Filter
+		want   []string
+	}{
+		{pgxlock.Filter{Prefix: "order:"}, []string{"order:1 live", "order:2 live", "order:3 live"}},
+		{pgxlock.Filter{Kind: pgxlock.Lease, Key: "order:2"}, []string{"order:2 live"}},
+		{pgxlock.Filter{Kind: pgxlock.Lease, Key: "order:"}, nil},
+		{pgxlock.Filter{Kind: pgxlock.Lease, Prefix: "late"}, nil},
+		{pgxlock.Filter{Kind: pgxlock.Advisory, Prefix: "order:"}, nil},
+	} {
+		found, err := monitor.Holders(t.Context(), test.filter)
+		if got := states(found); err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("%+v: %q, %v", test.filter, got, err)
+		}
+	}
+}
+
+func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
+	t.Parallel()
+	db, elsewhere := pgtest.New(t), pgtest.New(t) // nothing needs to be installed
+	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "worker"})
+	named, raw := acquire(t, locks, "order:1", pgxlock.Shared), acquire(t, locks, pgxlock.RawKey2(-1, 7))
+	conn, pid := backend(t, db)
+	execOn(t, conn, fmt.Sprintf("set application_name = 'psql'; begin; select pg_advisory_xact_lock(%d), pg_advisory_lock_shared(-42)", pgxlock.AdvisoryID("in a transaction")))
+	other, _ := backend(t, elsewhere)
+	execOn(t, other, "select pg_advisory_lock(4711)")
+
+	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"order:1", "in a transaction", "nobody's"}})
+	shot := snapshot(t, monitor)
+	for _, want := range []pgxlock.Holder{
+		{Key: "order:1", Mode: pgxlock.Shared, Owner: named.Holder(), Application: "pgxlock worker"},
+		{Key: pgxlock.RawKey2(-1, 7), Owner: raw.Holder(), Application: "pgxlock worker"},
+		{Key: "in a transaction", Owner: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
+		{Key: pgxlock.RawKey(-42), Mode: pgxlock.Shared, Owner: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
+	} {
+		found := holdersOf(shot, want.Key)
+		if len(found) != 1 {
+			t.Errorf("%q: %+v", want.Key, found)
+			continue
+		}
+		want.Kind, want.State, want.Role, want.Client = pgxlock.Advisory, pgxlock.Live, found[0].Role, found[0].Client
+		if want.PID == 0 {
+			want.PID = found[0].PID
+		}
+		if found[0] != want || want.Role == "" || !strings.HasSuffix(want.Owner, fmt.Sprint(":", want.PID)) {
+			t.Errorf("%+v, want %+v", found[0], want)
+		}
+	}
+	if found := holdersOf(shot, pgxlock.RawKey(4711)); found != nil {
+		t.Errorf("of another database: %+v", found)
+	}
+	if shot.Server.Locks < 5 || shot.Server.Room < shot.Server.Locks || shot.Server.Notifications < 0 || shot.Server.Notifications > 1 {
+		t.Errorf("%+v", shot.Server)
+	}
+	if len(shot.Missing) != 1 || !strings.Contains(shot.Missing[0], "leases, and the queues of those who wait: schema missing or out of date") {
+		t.Errorf("missing: %q", shot.Missing)
+	}
+	for filter, n := range map[pgxlock.Filter]int{{Prefix: "order:"}: 1, {Key: pgxlock.RawKey2(-1, 7)}: 1, {Key: "order:1", Kind: pgxlock.Advisory}: 1, {Key: "order:2"}: 0} {
+		if found, err := monitor.Holders(t.Context(), filter); err != nil || len(found) != n {
+			t.Errorf("%+v: %+v, %v", filter, found, err)
+		}
+	}
+	// A name that is asked for is known.
+	if found, err := newMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Key: "in a transaction"}); err != nil || len(found) != 1 {
+		t.Errorf("%+v, %v", found, err)
+	}
+	// What is asked for by its kind, and is not there, is an error.
+	_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Lease})
+	wantSchemaError(t, err)
+	_, err = monitor.Expired(t.Context())
+	wantSchemaError(t, err)
+	_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Lease})
+	wantSchemaError(t, err)
+	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{}); len(waiters) > 0 || err != nil {
+		t.Errorf("%+v, %v", waiters, err)
+	}
+}
+
+// A prepared transaction has no session, and keeps its locks.
+func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "2"}})
+	url := server.URL("postgres")
+	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
+	conn, _ := backend(t, db)
+	execOn(t, conn, "begin; select pg_advisory_xact_lock(1); prepare transaction 'p'")
+	waiter, pid := backend(t, db)
+	waits := make(chan error, 1)
+	go func() {
+		_, err := waiter.PgConn().Exec(t.Context(), "select pg_advisory_lock(1)").ReadAll()
+		waits <- err
+	}()
+	monitor := newMonitor(t, db, nil)
+	until(t, "it waits", func() bool { return len(snapshot(t, monitor).Waiters) == 1 })
+	shot := snapshot(t, monitor)
+	if h := shot.Holders; len(h) != 1 || h[0].PID != 0 || h[0].Owner != "prepared transaction" {
+		t.Fatalf("%+v", h)
+	}
+	if w := shot.Waiters[0]; w.PID != pid || !slices.Equal(w.BlockedBy, []int32{0}) {
+		t.Errorf("%+v", w)
+	}
+	if _, err := monitor.Evict(t.Context(), shot.Holders[0], "why"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("it is evicted: %v", err)
+	}
+	db.Exec(t, "rollback prepared 'p'")
+	if err := <-waits; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	holder, others := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "holder"}), newLocker(t, db, &pgxlock.LeaseConfig{Owner: "others"})
+	lease := acquire(t, holder, "lease")
+	first, second := waits(t, others, "lease"), waits(t, others, "lease")
+	s := semaphore(t, holder, 1)
+	slot := permit(t, s, "jobs")
+	third := waitsForPermit(t, semaphore(t, others, 1), "jobs")
+	advisoryHolder, advisoryWaiter := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a holder"}), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a waiter"})
+	lock := acquire(t, advisoryHolder, "advisory")
+	fourth := waits(t, advisoryWaiter, "advisory")
+	conn, pid := backend(t, db)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", pgxlock.AdvisoryID("advisory"))).ReadAll()
+		ended <- err
+	}()
+
+	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
+	var shot pgxlock.Snapshot
+	until(t, "all wait", func() bool {
+		shot = snapshot(t, monitor)
+		leases := waitersFor(shot, "lease")
+		return len(leases) == 1 && leases[0].Behind == 1 && len(waitersFor(shot, "jobs#")) == 1 && len(waitersFor(shot, "advisory")) == 2 && len(shot.Waiters) == 4
+	})
+	held := holdersOf(shot, "advisory")[0]
+	for _, w := range shot.Waiters {
+		if age := shot.At.Sub(w.Since); age < 0 || age > time.Hour {
+			t.Errorf("%s waits since %v, at %v", w.Key, w.Since, shot.At)
+		}
+	}
+	if w := waitersFor(shot, "lease")[0]; w.Kind != pgxlock.Lease || w.Owner != "others" || w.Ticket == 0 || w.PID != 0 || w.Woken {
+		t.Errorf("%+v", w)
+	}
+	session, process := waitersFor(shot, "advisory")[0], waitersFor(shot, "advisory")[1]
+	if session.PID != pid || session.Kind != pgxlock.Advisory || !slices.Equal(session.BlockedBy, []int32{held.PID}) || session.Ticket != 0 {
+		t.Errorf("the session: %+v", session)
+	}
+	if process.Owner != "a waiter" || process.Ticket == 0 || !slices.Equal(process.BlockedBy, []int32{held.PID}) {
+		t.Errorf("the process: %+v", process)
+	}
+	for filter, n := range map[pgxlock.Filter]int{{Kind: pgxlock.Advisory}: 2, {Kind: pgxlock.Lease}: 2, {Key: "lease"}: 1, {Prefix: "l"}: 1, {}: 4} {
+		if found, err := monitor.Waiters(t.Context(), filter); err != nil || len(found) != n {
+			t.Errorf("%+v: %+v, %v", filter, found, err)
+		}
+	}
+
+	// Whose session has ended does not wait, though its ticket still stands there.
+	db.Exec(t, "insert into pgxlock_waiters values (0, 'lease', -1, 4711, 'died', 1, now(), 'infinity'), (0, 'lease', -2, null, 'ran out', 1, now(), now())")
+	if found, err := monitor.Waiters(t.Context(), pgxlock.Filter{Key: "lease"}); err != nil || len(found) != 1 {
+		t.Errorf("%+v, %v", found, err)
+	}
+
+	release(t, lease)
+	release(t, <-first)
+	release(t, <-second)
+	release(t, slot)
+	release(t, <-third)
+	release(t, lock)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	execOn(t, conn, "select pg_advisory_unlock_all()")
+	release(t, <-fourth)
+}
+
+// A holds l1; B waits for it with l2 in hand; C waits for that with an advisory lock; and
+// a session waits for that in the server, which has one that another session wants.
+func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	a := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "A"})
+	b := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "B"})
+	c := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "C"})
+	first, l2 := acquire(t, a, "l1"), acquire(t, b, "l2")
+	advisoryLocks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "C"})
+	l3 := acquire(t, advisoryLocks, "l3")
+	waitWith := func(held *pgxlock.Lock, locks *pgxlock.Locker, key string) <-chan *pgxlock.Lock {
+		granted := make(chan *pgxlock.Lock, 1)
+		ctx, cancel := held.Context(t.Context())
+		go func() {
+			defer cancel()
+			lock, err := locks.Acquire(ctx, key)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- lock
+		}()
+		return granted
+	}
+	gotL1, gotL2 := waitWith(l2, b, "l1"), waitWith(l3, c, "l2")
+	one, _ := backend(t, db)
+	execOn(t, one, "set application_name = 'one'; select pg_advisory_lock(4)")
+	two, _ := backend(t, db)
+	execOn(t, two, "set application_name = 'two'")
+	done := make(chan error, 2)
+	for conn, key := range map[*pgx.Conn]int64{one: pgxlock.AdvisoryID("l3"), two: 4} {
+		go func() {
+			_, err := conn.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d); select pg_advisory_unlock_all()", key)).ReadAll()
+			done <- err
+		}()
+	}
+	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"l3"}})
+	var write func(indent string, queues []pgxlock.Queue) string
+	write = func(indent string, queues []pgxlock.Queue) (text string) {
+		for _, q := range queues {
+			text += indent + strings.TrimPrefix(q.Key, "\x00")
+			for _, h := range q.Holders {
+				owner, _, _ := strings.Cut(h.Owner, ":")
+				text += " " + strings.Fields(owner)[0]
+			}
+			text += "\n"
+			for _, w := range q.Waiters {
+				owner, _, _ := strings.Cut(w.Owner, ":")
+				text += indent + "- " + owner + "\n" + write(indent+"  ", w.Blocks)
+			}
+		}
+		return text
+	}
+	const want = `l1 A
+- B
+  l2 B
+  - C
+    l3 C
+    - one
+      #4 one
+      - two
+`
+	tree := ""
+	limit := time.Now().Add(30 * time.Second)
+	for tree != want {
+		tree = write("", snapshot(t, monitor).Tree())
+		if time.Now().After(limit) {
+			t.Fatalf("%s", tree)
+		}
+	}
+	release(t, first)
+	gotFirst := <-gotL1
+	release(t, l2)
+	release(t, <-gotL2)
+	release(t, l3)
+	release(t, gotFirst)
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestTheTreeOfACircleAndOfWhatSeveralHold(t *testing.T) {
+	t.Parallel()
+	hold := func(key string, pid int32) pgxlock.Holder {
+		return pgxlock.Holder{Kind: pgxlock.Advisory, Key: key, PID: pid}
+	}
+	wait := func(key string, pid int32, holds ...string) pgxlock.Waiter {
+		return pgxlock.Waiter{Kind: pgxlock.Advisory, Key: key, PID: pid, Holds: holds}
+	}
+	lease := func(key, owner string) pgxlock.Holder {
+		return pgxlock.Holder{Kind: pgxlock.Lease, Key: key, Owner: owner}
+	}
+	ticket := func(key, holds string) pgxlock.Waiter {
+		return pgxlock.Waiter{Kind: pgxlock.Lease, Key: key, Holds: []string{holds}}
+	}
+	var write func(queues []pgxlock.Queue) string
+	write = func(queues []pgxlock.Queue) (text string) {
+		for _, q := range queues {
+			text += fmt.Sprintf("%s%d(", q.Key, len(q.Holders))
+			for _, w := range q.Waiters {
+				text += fmt.Sprint("w", write(w.Blocks))
+			}
+			text += ")"
+		}
+		return text
+	}
+	for what, test := range map[string]struct {
+		shot pgxlock.Snapshot
+		want string
+	}{
+		"nobody waits": {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1)}}, ""},
+		"a circle":     {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1), hold("b", 2)}, Waiters: []pgxlock.Waiter{wait("b", 1), wait("a", 2)}}, "a1(wb1(wa1()))"},
+		"itself":       {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1)}, Waiters: []pgxlock.Waiter{wait("a", 1)}}, "a1(wa1())"},
+		"two hold what a third wants, and wait": {pgxlock.Snapshot{
+			Holders: []pgxlock.Holder{hold("a", 9), hold("s", 1), hold("s", 2)},
+			Waiters: []pgxlock.Waiter{wait("a", 1), wait("a", 2), wait("s", 3)},
+		}, "a1(ws2(w)ws2())"},
+		"a permit": {pgxlock.Snapshot{
+			Holders: []pgxlock.Holder{lease("jobs#1", "me"), lease("jobs#2", "you"), lease("x", "other")},
+			Waiters: []pgxlock.Waiter{ticket("jobs#", "nothing"), ticket("x", "me")},
+		}, "x1(wjobs#2(w))"},
+		"nobody holds it": {pgxlock.Snapshot{Waiters: []pgxlock.Waiter{ticket("x", "")}}, "x0(w)"},
+		"of two kinds":    {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("x", 1), lease("x", "me")}, Waiters: []pgxlock.Waiter{ticket("x", "")}}, "x1(w)"},
+		"by its id":       {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold(pgxlock.RawKey2(0, 7), 5), lease("x", "me")}, Waiters: []pgxlock.Waiter{ticket("x", "advisory:5:2:7"), wait(pgxlock.RawKey2(0, 7), 3)}}, "x1(w\x00#0,71(w))"},
+	} {
+		if got := write(test.shot.Tree()); got != test.want {
+			t.Errorf("%s: %s, want %s", what, got, test.want)
+		}
+	}
+}
+
+// On each version it shows what there is, and says what is missing.
+func TestTheMonitorWorksOnEveryVersion(t *testing.T) {
+	t.Parallel()
+	files := schemas(t)
+	for version := 1; version <= len(files); version++ {
+		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			for _, file := range files[:version] {
+				db.Exec(t, file)
+			}
+			db.Exec(t, "select acquire_lock('k', 'A'), acquire_lock('old', 'B'); update distributed_locks set expires_at = now() where lock_name = 'old'")
+			monitor := newMonitor(t, db, nil)
+			shot := snapshot(t, monitor)
+			if len(shot.Expired) != 1 || len(holdersOf(shot, "k")) != 1 {
+				t.Errorf("%+v", shot)
+			}
+			missing := strings.Join(shot.Missing, "\n")
+			for what, since := range map[string]int{"the queues of those who wait": 5, "names behind the numbers": 8} {
+				if got, want := strings.Contains(missing, what), version < since; got != want {
+					t.Errorf("%s: %q", what, missing)
+				}
+			}
+			if n, err := monitor.Reap(t.Context(), 0); n != 1 || err != nil {
+				t.Errorf("reaped %d, %v", n, err)
+			}
+			evicted, err := monitor.Evict(t.Context(), holdersOf(shot, "k")[0], "why")
+			if version < 8 {
+				wantSchemaError(t, err, fmt.Sprintf("has version %d, version 8 is needed", version))
+			} else if err != nil || !evicted {
+				t.Errorf("evicted: %t, %v", evicted, err)
+			}
+		})
+	}
+}
+
+func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'A')")
+	conn, _ := backend(t, db)
+	execOn(t, conn, "select pg_advisory_lock(7)")
+	role, theirs := login(t, db)
+	monitor := newMonitor(t, theirs, nil)
+	wantMissing := func(shot pgxlock.Snapshot, want ...string) {
+		t.Helper()
+		for i, part := range want {
+			if len(shot.Missing) != len(want) || !strings.HasPrefix(shot.Missing[i], part) {
+				t.Fatalf("missing %q, want %q", shot.Missing, want)
+			}
+		}
+		if len(holdersOf(shot, pgxlock.RawKey(7))) != 1 {
+			t.Errorf("%+v", shot.Holders)
+		}
+	}
+	wantMissing(snapshot(t, monitor), "leases: ", "names behind", "the queues", "addresses and transactions")
+	if _, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Lease}); err == nil {
+		t.Error("no error")
+	} else {
+		denied(t, err)
+	}
+	for _, hardened := range []bool{false, true} {
+		if hardened {
+			db.Exec(t, "select harden_locks()")
+		}
+		db.Exec(t, fmt.Sprintf("select grant_locks('%s', 'monitoring')", role))
+		shot := snapshot(t, monitor)
+		wantMissing(shot, "addresses and transactions")
+		if !strings.Contains(shot.Missing[0], "GRANT pg_monitor") || len(holdersOf(shot, "k")) != 1 {
+			t.Errorf("%+v", shot)
+		}
+		_, err := monitor.Evict(t.Context(), holdersOf(shot, "k")[0], "why")
+		denied(t, err)
+	}
+	db.Exec(t, "grant pg_monitor to "+role)
+	shot := snapshot(t, monitor)
+	if len(shot.Missing) > 0 {
+		t.Errorf("missing: %q", shot.Missing)
+	}
+	db.Exec(t, fmt.Sprintf("select grant_locks('%s', 'administration')", role))
+	if evicted, err := monitor.Evict(t.Context(), holdersOf(shot, "k")[0], "why"); err != nil || !evicted {
+		t.Errorf("%t, %v", evicted, err)
+	}
+}
+
+func TestTheOldestSnapshotIsShown(t *testing.T) {
+	t.Parallel()
+	db := quietServer(t)
+	tx := begin(t, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
+		t.Fatal(err)
+	}
+	shot := snapshot(t, newMonitor(t, db, nil))
+	if pid := int32(tx.Conn().PgConn().PID()); shot.Server.OldestPID != pid || shot.Server.OldestSince.IsZero() || shot.Server.OldestSince.After(shot.At) {
+		t.Errorf("%+v, want process %d", shot.Server, pid)
+	}
+}
+
+func TestLockersPublishTheNamesOfWhatTheyHoldForLong(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks := newAdvisory(t, db, nil)
+	acquire(t, locks, "held for long")
+	acquire(t, locks, pgxlock.RawKey(7))
+	monitor := newMonitor(t, db, nil)
+	until(t, "the name is published", func() bool { return query[int](t, db, "select count(*) from pgxlock_names") > 0 })
+	if names := query[string](t, db, "select string_agg(name, ',') from pgxlock_names"); names != "held for long" {
+		t.Errorf("%q", names)
+	}
+	if h := holdersOf(snapshot(t, monitor), "held for long"); len(h) != 1 {
+		t.Errorf("%+v", h)
+	}
+	db.Exec(t, "insert into pgxlock_names values (7, 'not so', now())")
+	if h := holdersOf(snapshot(t, monitor), pgxlock.RawKey(7)); len(h) != 1 {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestWatchYieldsSnapshotsAndGoesOnAfterAnError(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	monitor := newMonitor(t, db, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	n := 0
+	for shot, err := range monitor.Watch(ctx, time.Second) {
+		if err != nil || shot.At.IsZero() {
+			t.Errorf("%+v, %v", shot, err)
+		}
+		if n++; n == 2 {
+			cancel()
+		}
+	}
+	if n != 2 {
+		t.Errorf("%d snapshots", n)
+	}
+	for _, err := range monitor.Watch(t.Context(), time.Second-1) {
+		if err == nil || !strings.Contains(err.Error(), "at least 1 s") {
+			t.Errorf("%v", err)
+		}
+	}
+
+	server := pgtest.Private(t, pgserver.Config{})
+	pool := pgtest.Pool(t, server.URL("postgres"), func(c *pgxpool.Config) { c.ConnConfig.ConnectTimeout = 5 * time.Second })
+	var seen []string
+	for _, err := range newMonitor(t, &pgtest.DB{Pool: pool}, nil).Watch(t.Context(), time.Second) {
+		switch {
+		case err == nil && len(seen) == 0:
+			seen = append(seen, "there")
+			if err := server.Crash(); err != nil {
+				t.Fatal(err)
+			}
+		case err != nil && len(seen) == 1:
+			seen = append(seen, "away")
+			if err := server.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		case err == nil && len(seen) == 2:
+			seen = append(seen, "back")
+		}
+		if len(seen) == 3 {
+			break
+		}
+	}
+	if !slices.Equal(seen, []string{"there", "away", "back"}) {
+		t.Errorf("%q", seen)
+	}
+}
+
+// Its statements are files that psql runs as they are.
+func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('order:1', 'A'), acquire_lock('order:2', 'A'), acquire_lock('k', 'A')")
+	files, err := fs.Glob(os.DirFS("."), "sql/monitor_*.sql")
+	if err != nil || len(files) < 7 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	conn, _ := backend(t, db)
+	execOn(t, conn, "set pgxlock.prefix = 'order:'")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file == "sql/monitor_settings.sql" || file == "sql/monitor_session.sql" { // they are the program's
+			continue
+		}
+		results, err := conn.PgConn().Exec(t.Context(), string(text)).ReadAll()
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		if rows := len(results[0].Rows); strings.HasPrefix(file, "sql/monitor_leases") && rows != 2 {
+			t.Errorf("%s: %d rows", file, rows)
+		}
+	}
+}
+
+func TestWhatAMonitorCannotBeAskedIsSaid(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for what, test := range map[string]struct {
+		pool *pgxpool.Pool
+		cfg  *pgxlock.MonitorConfig
+		says string
+	}{
+		"no pool":       {nil, nil, "the pool is nil"},
+		"a schema":      {db.Pool, &pgxlock.MonitorConfig{Schema: "pg_x"}, "MonitorConfig.Schema"},
+		"an empty name": {db.Pool, &pgxlock.MonitorConfig{Names: []string{""}}, "MonitorConfig.Names: the key is empty"},
+	} {
+		if _, err := pgxlock.NewMonitor(test.pool, test.cfg); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	monitor := newMonitor(t, db, nil)
+	for says, filter := range map[string]pgxlock.Filter{
+		"Filter.Kind": {Kind: pgxlock.Memory}, "Filter.Key": {Key: "a\x00b"}, "Filter.Prefix": {Prefix: "\x00#"},
+	} {
+		if _, err := monitor.Holders(t.Context(), filter); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%+v: %v", filter, err)
+		}
+	}
+	for _, reason := range []string{"", strings.Repeat("y", 901)} {
+		if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.Lease, Key: "k", Owner: "A", Token: 1}, reason); err == nil || !strings.Contains(err.Error(), "reason") {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.Memory}, "why"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("%v", err)
+	}
+	if _, err := monitor.Reap(t.Context(), -1); err == nil || !strings.Contains(err.Error(), "age is -1ns") {
+		t.Errorf("%v", err)
+	}
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	if shot := snapshot(t, monitor); len(shot.Missing) > 0 { // it is found once it is there
+		t.Errorf("missing: %q", shot.Missing)
+	}
+}
