@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
 
@@ -24,7 +25,9 @@ const (
 	exitUnavailable = 69 // EX_UNAVAILABLE
 	exitInternal    = 70 // EX_SOFTWARE
 	exitBusy        = 75 // EX_TEMPFAIL
-	exitLost        = 80 // a lease was not held any more
+	exitLost        = 80 // a lock was not held any more
+	exitNotRunnable = 126
+	exitNotFound    = 127
 	exitSignal      = 128
 )
 
@@ -43,6 +46,17 @@ var errNone = errors.New("")
 // printed.
 var errUnsound = errors.New("")
 
+// outcome is how a command ended that was to be run: with a code that becomes ours.
+type outcome struct {
+	code int
+	error
+}
+
+func (o outcome) Unwrap() error { return o.error }
+
+// errSilent is the error of an outcome of which nothing needs to be said.
+var errSilent = errors.New("")
+
 // interrupted is why a context ended when a signal came.
 type interrupted struct{ signal syscall.Signal }
 
@@ -50,6 +64,9 @@ func (i interrupted) Error() string { return "ended by signal: " + i.signal.Stri
 
 // exitCode returns the code that stands for an error.
 func exitCode(err error) int {
+	if o, ok := errors.AsType[outcome](err); ok {
+		return o.code
+	}
 	if i, ok := errors.AsType[interrupted](err); ok {
 		return exitSignal + int(i.signal)
 	}
@@ -63,7 +80,7 @@ func exitCode(err error) int {
 		return exitNone
 	case errors.Is(err, errUnsound):
 		return exitUnsound
-	case errors.Is(err, errLost):
+	case errors.Is(err, errLost), errors.Is(err, pgxlock.ErrLost):
 		return exitLost
 	case badInput(err):
 		return exitUsage
@@ -83,7 +100,7 @@ func badInput(err error) bool {
 
 // busy reports whether somebody is in the way who will be gone later.
 func busy(err error) bool {
-	if _, ok := errors.AsType[*busyError](err); ok {
+	if _, ok := errors.AsType[*busyError](err); ok || errors.Is(err, pgxlock.ErrNotAcquired) {
 		return true
 	}
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)

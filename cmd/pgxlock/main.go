@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,7 +20,11 @@ import (
 func main() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		if !signal.Ignored(sig) { // a shell's job in the background is deaf to Ctrl-C
+			signal.Notify(signals, sig)
+		}
+	}
 	go func() {
 		got := (<-signals).(syscall.Signal)
 		signal.Stop(signals) // a second one ends us at once
@@ -40,8 +45,8 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 	if !begun {
 		err = usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		err = cause
+	if _, ran := errors.AsType[outcome](err); !ran && context.Cause(ctx) != nil {
+		err = context.Cause(ctx)
 	}
 	if text := describe(err); text != "" {
 		cmd.PrintErrln("pgxlock:", text)
@@ -60,7 +65,7 @@ DATABASE_URL, else of the PG* variables that psql reads.
 
 Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
 lease; doctor: an error, with --strict also a warning), 64 wrong usage, 69 database
-unavailable, 70 any other failure, 75 busy (try again later), 80 lease lost, 128+n
+unavailable, 70 any other failure, 75 busy (try again later), 80 lock lost, 128+n
 ended by signal n.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
@@ -71,6 +76,8 @@ ended by signal n.`,
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
 	root.AddCommand(newMigrate(), newLs(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
+	root.AddCommand(newRun(), newMigrate(), newLs(), newAcquire(), newExtend(), newRelease(), newDemo())
+	root.AddCommand(newRunInner()...)
 	return root
 }
 

@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// This file is the command run: what it is asked for, and the wait for the lock. What
+// becomes of the command then is in the files run_*.go.
+
+// errand is what run is asked to do.
+type errand struct {
+	target            target
+	kind              lockKind
+	wait, ttl, grace  time.Duration
+	noWait, shared    bool
+	permits           int
+	metadata          string
+	key               string
+	program           string // the command's file
+	command           []string
+	stderr            io.Writer
+	stderrIsATerminal bool
+}
+
+func newRun() *cobra.Command {
+	var e errand
+	cmd := &cobra.Command{
+		Use:   "run KEY [flags] -- COMMAND [ARG...]",
+		Short: "Run a command while holding a lock",
+		Long: `Take a lock, run a command, and give the lock back: flock(1) for many machines.
+
+  pgxlock run nightly --no-wait -- ./backup.sh /var/lib/app
+
+The lock is renewed while the command runs. If it is lost, or cannot be renewed, the
+command and all of its process group get SIGTERM, and SIGKILL before anybody else is
+granted the lock. Signals are passed on. The command finds PGXLOCK_KEY, PGXLOCK_TOKEN
+and PGXLOCK_HOLDER in its environment. What it leaves running in its process group is
+killed when it ends.
+
+The exit code is the command's own, 128+n if signal n ended it, 126 if it cannot be
+run, 127 if there is none, 75 if somebody else holds the lock, 80 if the lock was
+lost, 69 without a database, 64 for wrong usage.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch dash := cmd.ArgsLenAtDash(); {
+			case dash < 0 && len(args) > 1:
+				return errors.New("put -- before the command")
+			case dash < 0 || len(args) == dash:
+				return errors.New("the command is missing: pgxlock run KEY -- COMMAND")
+			case dash != 1:
+				return fmt.Errorf("there must be one key before --, and not %d", dash)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			e.key, e.command = args[0], args[1:]
+			e.stderr = cmd.ErrOrStderr()
+			if file, ok := e.stderr.(*os.File); ok {
+				info, err := file.Stat()
+				e.stderrIsATerminal = err == nil && info.Mode()&os.ModeCharDevice != 0
+			}
+			return e.do(cmd.Context(), cmd.Flags())
+		},
+	}
+	flags := cmd.Flags()
+	e.target.addFlags(flags)
+	e.kind = kindLease
+	flags.Var(&e.kind, "kind", "lease, or session: an advisory lock, which needs no tables and is free at once when its session ends")
+	flags.DurationVar(&e.wait, "wait", 0, "how long to wait for somebody else's lock, then exit with 75 (default: until it is free)")
+	flags.BoolVar(&e.noWait, "no-wait", false, "do not wait for somebody else's lock, exit with 75")
+	flags.DurationVar(&e.ttl, "ttl", 30*time.Second, "after how long without a renewal others get the lock")
+	flags.DurationVar(&e.grace, "grace", 0, "how long before the lock ends the command gets SIGTERM (default a sixth of --ttl)")
+	flags.BoolVar(&e.shared, "shared", false, "share the lock with others who say --shared")
+	flags.IntVar(&e.permits, "permits", 0, "let in `N` at a time instead of one (leases only)")
+	flags.StringVar(&e.metadata, "metadata", "", "`text` for operators to see (leases only)")
+	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindSession)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic("pgxlock: " + err.Error()) // the flag was added above
+	}
+	return cmd
+}
+
+// lockKind is the value of --kind.
+type lockKind string
+
+const (
+	kindLease   lockKind = "lease"
+	kindSession lockKind = "session"
+)
+
+func (k *lockKind) String() string { return string(*k) }
+func (k *lockKind) Type() string   { return "kind" }
+
+func (k *lockKind) Set(s string) error {
+	switch lockKind(s) {
+	case kindLease, kindSession:
+		*k = lockKind(s)
+		return nil
+	}
+	return errors.New("use lease or session")
+}
+
+// check says what is wrong with the flags, and fills in their defaults.
+func (e *errand) check(flags *pflag.FlagSet) error {
+	if e.grace == 0 && !flags.Changed("grace") {
+		e.grace = e.ttl / 6
+	}
+	switch {
+	case e.noWait && flags.Changed("wait"):
+		return errors.New("--wait and --no-wait exclude each other")
+	case e.wait < 0:
+		return fmt.Errorf("--wait is %s; leave it out to wait without a bound, or use --no-wait", e.wait)
+	case e.ttl < time.Second:
+		return fmt.Errorf("--ttl is %s, it must be 1s or more", e.ttl)
+	case e.grace < e.ttl/12 || e.grace > e.ttl/3:
+		return fmt.Errorf("--grace is %s, with --ttl %s it must be between %s and %s", e.grace, e.ttl, e.ttl/12, e.ttl/3)
+	case flags.Changed("permits") && e.permits < 1:
+		return fmt.Errorf("--permits is %d, it must be 1 or more", e.permits)
+	case e.permits > 0 && e.shared:
+		return errors.New("--permits and --shared exclude each other: a permit is nobody else's")
+	case e.kind == kindSession && (e.permits > 0 || e.metadata != ""):
+		return errors.New("--permits and --metadata are for leases only; leave out --kind session")
+	}
+	// What else may be wrong with a lock's name and options is so in memory, too.
+	memory := pgxlock.NewMemory()
+	_, err := memory.TryAcquire(context.Background(), e.key, e.options()...)
+	return err
+}
+
+// options are those of the acquisition.
+func (e *errand) options() []pgxlock.Option {
+	var opts []pgxlock.Option
+	if e.shared {
+		opts = append(opts, pgxlock.Shared)
+	}
+	if e.metadata != "" {
+		opts = append(opts, pgxlock.Metadata(e.metadata))
+	}
+	return opts
+}
+
+// do takes the lock, runs the command and gives the lock back.
+func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
+	if err := e.check(flags); err != nil {
+		return usageError{err}
+	}
+	var err error
+	if e.program, err = exec.LookPath(e.command[0]); errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return outcome{exitNotFound, err}
+	} else if err != nil {
+		return outcome{exitNotRunnable, err}
+	}
+	signals, err := passedOn() // from now on none is missed
+	if err != nil {
+		return err
+	}
+	pool, err := e.target.connect(ctx, writing)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	holder, err := e.open(pool)
+	if err != nil {
+		return usageError{err}
+	}
+	defer func() {
+		// What is held is given back by now; what cannot be reached has a TTL.
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = holder.locker.Close(ctx)
+	}()
+	lock, err := e.acquire(ctx, holder, signals)
+	if unanswered(err) {
+		return outcome{exitUnavailable, err}
+	}
+	if err != nil {
+		return err
+	}
+	return e.supervise(lock, signals)
+}
+
+// unanswered reports whether an acquisition failed without a word of the server's.
+func unanswered(err error) bool {
+	failed, ok := errors.AsType[*pgxlock.Error](err)
+	if _, said := errors.AsType[*pgconn.PgError](err); !ok || said {
+		return false
+	}
+	for _, known := range []error{pgxlock.ErrNotAcquired, pgxlock.ErrSchema, pgxlock.ErrReadOnly, pgxlock.ErrPooler, errors.ErrUnsupported} {
+		if errors.Is(failed.Err, known) {
+			return false
+		}
+	}
+	return true
+}
+
+// opened is a Locker, or a Semaphore of it.
+type opened struct {
+	locker  *pgxlock.Locker
+	acquire func(ctx context.Context, key string, opts ...pgxlock.Option) (*pgxlock.Lock, error)
+	holders func(ctx context.Context, key string) ([]pgxlock.Holder, error)
+}
+
+func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
+	if e.kind == kindSession {
+		l, err := pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{TTL: e.ttl, Schema: e.target.schema})
+		if err != nil {
+			return nil, err
+		}
+		return &opened{l, l.Acquire, l.Holders}, nil
+	}
+	l, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema})
+	if err != nil {
+		return nil, err
+	}
+	if e.permits == 0 {
+		return &opened{l, l.Acquire, l.Holders}, nil
+	}
+	s, err := l.Semaphore(e.permits)
+	if err != nil {
+		return nil, err
+	}
+	return &opened{l, s.Acquire, s.Holders}, nil
+}
+
+// acquire waits for the lock. A signal that would end the command ends the wait.
+func (e *errand) acquire(ctx context.Context, from *opened, signals <-chan os.Signal) (*pgxlock.Lock, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var both sync.WaitGroup
+	defer both.Wait()
+	defer cancel(nil)
+	if e.stderrIsATerminal {
+		both.Go(func() { e.announce(ctx, from) })
+	}
+	opts := e.options()
+	switch {
+	case e.noWait:
+		opts = append(opts, pgxlock.NoWait)
+	case e.wait > 0:
+		opts = append(opts, pgxlock.MaxWait(e.wait))
+	}
+	var lock *pgxlock.Lock
+	var err error
+	answered := make(chan struct{})
+	both.Go(func() {
+		defer close(answered)
+		lock, err = from.acquire(ctx, e.key, opts...)
+	})
+	for {
+		select {
+		case sig := <-signals:
+			if ends(sig) {
+				cancel(interrupted{signalNumber(sig)})
+			}
+		case <-answered:
+			if why := context.Cause(ctx); why != nil {
+				if lock != nil {
+					_ = lock.Release(ctx)
+				}
+				return nil, why
+			}
+			return lock, err
+		}
+	}
+}
+
+// announce says for whom we wait, after a second and whenever that changes.
+func (e *errand) announce(ctx context.Context, from *opened) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for said := ""; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		holders, err := from.holders(ctx, e.key)
+		if err != nil || len(holders) == 0 || ctx.Err() != nil {
+			continue // the next second may know more
+		}
+		if text := heldBy(holders); text != said {
+			e.say("waiting for %s, held by %s", shown(e.key), text)
+			said = text
+		}
+	}
+}
+
+// heldBy names holders, and says since when they hold, as far as that is known.
+func heldBy(holders []pgxlock.Holder) string {
+	const most = 3
+	var names []string
+	for i, h := range holders {
+		if i == most {
+			names = append(names, fmt.Sprintf("%d more", len(holders)-most))
+			break
+		}
+		name := printable(h.Owner)
+		if !h.Since.IsZero() {
+			name += " since " + h.Since.Local().Format(time.DateTime)
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// say writes a message.
+func (e *errand) say(format string, args ...any) {
+	_, _ = fmt.Fprintf(e.stderr, "pgxlock: "+format+"\n", args...) // where that fails nobody listens
+}
+
+// shown is a key in a message.
+func shown(key string) string { return `"` + printable(key) + `"` }

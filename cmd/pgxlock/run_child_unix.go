@@ -1,0 +1,163 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// This file is the command as a process: how it starts, in a process group of its own,
+// and how it and what it leaves behind end.
+
+// passed are the signals that are passed on.
+var passed = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+
+// passedOn returns a channel on which these signals arrive, but for those that we were
+// told to ignore, as by nohup.
+func passedOn() (chan os.Signal, error) {
+	signals := make(chan os.Signal, 16)
+	hear(signals, passed...)
+	return signals, nil
+}
+
+// hear makes signals arrive that are not ignored.
+func hear(to chan<- os.Signal, signals ...os.Signal) {
+	for _, sig := range signals {
+		if !signal.Ignored(sig) {
+			signal.Notify(to, sig)
+		}
+	}
+}
+
+// ends reports whether a signal is one that ends a program.
+func ends(sig os.Signal) bool { return sig != syscall.SIGUSR1 && sig != syscall.SIGUSR2 }
+
+func signalNumber(sig os.Signal) syscall.Signal { return sig.(syscall.Signal) }
+
+// A processGroup is that of a command, which leads it.
+type processGroup struct{ pid int }
+
+func (g processGroup) signal(sig syscall.Signal) error { return syscall.Kill(-g.pid, sig) }
+
+// end tells all of the group to end; what is stopped must go on for that.
+func (g processGroup) end() {
+	_ = g.signal(syscall.SIGTERM)
+	_ = g.signal(syscall.SIGCONT)
+}
+
+// gateCommand is what this program is run as to become the command.
+const gateCommand = "run-gate"
+
+// start makes the process that becomes the command when one byte is written to the
+// gate. If the gate is closed before, as by our end, it ends.
+func (s *supervision) start() (gate *os.File, err error) {
+	r, gate, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	// It keeps its number, so that no file that the command shall inherit gives way.
+	fd := int(r.Fd())
+	if _, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err == nil {
+		args := append([]string{"pgxlock", gateCommand, strconv.Itoa(fd), s.program}, s.command...)
+		s.group.pid, err = syscall.ForkExec(ourselves(), args, &syscall.ProcAttr{
+			Env:   environment(s.lock.Key(), s.lock.Holder(), s.lock.Token()),
+			Files: []uintptr{0, 1, 2},
+			Sys:   &syscall.SysProcAttr{Setpgid: true},
+		})
+	}
+	if err != nil {
+		_ = gate.Close()
+		return nil, fmt.Errorf("start the command: %w", err)
+	}
+	return gate, nil
+}
+
+// environment is ours, with what the command shall know of its lock.
+func environment(key, holder string, token int64) []string {
+	ours := []string{"PGXLOCK_KEY=" + key, "PGXLOCK_HOLDER=" + holder, fmt.Sprint("PGXLOCK_TOKEN=", token)}
+	env := slices.DeleteFunc(os.Environ(), func(entry string) bool {
+		return slices.ContainsFunc(ours, func(own string) bool {
+			name, _, _ := strings.Cut(own, "=")
+			return strings.HasPrefix(entry, name+"=")
+		})
+	})
+	return append(env, ours...)
+}
+
+// newRunGate is the process that becomes the command.
+func newRunGate() *cobra.Command {
+	return &cobra.Command{
+		Use:                gateCommand + " FD FILE NAME [ARG...]",
+		Short:              "Become a command when told to",
+		Hidden:             true,
+		DisableFlagParsing: true,
+		Args:               cobra.MinimumNArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			fd, err := strconv.Atoi(args[0])
+			if err != nil {
+				return err
+			}
+			return becomeCommand(cmd.Context(), os.NewFile(uintptr(fd), "gate"), args[1], args[2:])
+		},
+	}
+}
+
+func becomeCommand(ctx context.Context, gate *os.File, file string, args []string) error {
+	signals, err := passedOn() // a signal for the command; exec makes its effect the usual one
+	if err != nil {
+		return err
+	}
+	letGo := make(chan error, 1)
+	go func() {
+		_, err := gate.Read(make([]byte, 1))
+		letGo <- err
+	}()
+	select {
+	case err = <-letGo:
+	case sig := <-signals:
+		err = interrupted{signalNumber(sig)}
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	syscall.CloseOnExec(int(gate.Fd()))
+	return outcome{exitNotRunnable, fmt.Errorf("%s: %w", file, syscall.Exec(file, args, os.Environ()))}
+}
+
+// A change is that a process of ours has stopped or ended.
+type change struct {
+	pid    int
+	status syscall.WaitStatus
+}
+
+// reap waits for all our processes, also those that became ours as orphans. Nothing
+// else in this program may wait for one from then on.
+func reap() <-chan change {
+	changes := make(chan change)
+	go func() {
+		for {
+			var c change
+			var err error
+			if c.pid, err = syscall.Wait4(-1, &c.status, syscall.WUNTRACED, nil); err == nil {
+				changes <- c
+			} else if !errors.Is(err, syscall.EINTR) {
+				return // there are none left
+			}
+		}
+	}()
+	return changes
+}

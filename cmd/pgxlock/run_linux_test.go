@@ -1,0 +1,151 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// The next holder's command must never meet that of the one before, whatever became of
+// that one. Both try to have a file for themselves; the commands before, and what they
+// started, do not end when they are told to.
+func stubborn(file string) string {
+	return "trap '' TERM HUP; " + alone(file) + "exec 3<&0; (cat <&3 >/dev/null) & cat >/dev/null"
+}
+
+// hold starts a run whose command is alone. One that a slow machine kept from renewing
+// before its command got that far is told to be ended for that, and starts again.
+func hold(t *testing.T, url, file string, flags ...string) *running {
+	t.Helper()
+	for {
+		r := startRun(t, url, stubborn(file), append(flags, "k")...)
+		if line := r.line(); line != "" {
+			if line != "alone" {
+				t.Fatalf("the first command is %s", line)
+			}
+			return r
+		}
+		if r.ends(t, exitLost); t.Failed() {
+			t.FailNow()
+		}
+	}
+}
+
+// handOver takes the lock from its holder, whose command must be gone by then.
+func handOver(t *testing.T, url, file string, flags ...string) {
+	t.Helper()
+	next := startRun(t, url, alone(file), append(flags, "k")...)
+	next.says(t, "alone")
+	next.ends(t, exitOK)
+}
+
+// hasty is a TTL that tests can wait for, with as much time to kill as may be.
+var hasty = []string{"--ttl", "6s", "--grace", "2s"}
+
+func TestSoakACommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
+	t.Parallel()
+	needsFlock(t)
+	rounds := pgtest.Soak(t, 1, 20)
+	for _, kind := range []string{"lease", "session"} {
+		t.Run(kind+" behind a dead network", func(t *testing.T) {
+			t.Parallel()
+			server := pgtest.Remote(t, pgserver.Config{})
+			direct := pgtest.Pool(t, server.URL("postgres"))
+			if err := migrations.Up(t.Context(), direct, nil); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(t.TempDir(), "file")
+			for range rounds {
+				r := hold(t, server.TCPURL("postgres"), file, append(hasty[:len(hasty):len(hasty)], "--kind", kind)...)
+				server.Cut(t)
+				handOver(t, server.URL("postgres"), file, "--kind", kind)
+				r.ends(t, exitLost)
+				server.Heal(t)
+			}
+		})
+		t.Run(kind+" of a frozen run", func(t *testing.T) {
+			t.Parallel()
+			db := migrated(t)
+			file := filepath.Join(t.TempDir(), "file")
+			for range rounds {
+				r := hold(t, db.URL, file, append(hasty[:len(hasty):len(hasty)], "--kind", kind)...)
+				r.signal(t, syscall.SIGSTOP)
+				handOver(t, db.URL, file, "--kind", kind)
+				r.signal(t, syscall.SIGCONT)
+				r.ends(t, exitLost)
+			}
+		})
+	}
+	t.Run("lease of a killed run", func(t *testing.T) {
+		t.Parallel()
+		db := migrated(t)
+		file := filepath.Join(t.TempDir(), "file")
+		for range rounds {
+			r := hold(t, db.URL, file, hasty...)
+			r.signal(t, syscall.SIGKILL)
+			handOver(t, db.URL, file)
+			r.gone(t)
+		}
+	})
+}
+
+// A session lock is free when the process is gone, so that its command is killed at
+// once; that of a lease is told first.
+func TestTheCommandOfAKilledRunIsEnded(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	lease := startRun(t, db.URL, trapping("trap 'echo told; exit' TERM"), "--ttl", "1h", "k")
+	session := startRun(t, db.URL, trapping("trap 'echo told' TERM"), "--ttl", "1h", "--kind", "session", "k")
+	lease.says(t, "ready")
+	session.says(t, "ready")
+	lease.signal(t, syscall.SIGKILL)
+	session.signal(t, syscall.SIGKILL)
+	lease.says(t, "told")
+	for line := session.line(); line != ""; line = session.line() {
+		if line != "told" { // there may be time for it
+			t.Errorf("it said %q", line)
+		}
+	}
+	for _, r := range []*running{lease, session} {
+		_ = r.cmd.Wait()
+		until(t, "all are gone, long before the TTL is over", func() bool { return len(marked(r.mark)) == 0 })
+	}
+}
+
+// watcher returns the process that watches over a run.
+func (r *running) watcher(t *testing.T) int {
+	t.Helper()
+	for _, pid := range marked(r.mark) {
+		args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err == nil && strings.Contains(string(args), watcherCommand) {
+			return pid
+		}
+	}
+	t.Fatal("there is no watcher")
+	return 0
+}
+
+func TestALostWatcherIsTold(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := startRun(t, db.URL, "echo ready; read x; exit 3", "k")
+	r.says(t, "ready")
+	watcher := r.watcher(t)
+	if err := syscall.Kill(watcher, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "its end is known", func() bool { return errors.Is(syscall.Kill(watcher, 0), syscall.ESRCH) })
+	_ = r.stdin.Close()
+	r.ends(t, 3)
+	if text := r.stderr.String(); !strings.Contains(text, "watches") {
+		t.Errorf("it said %q", text)
+	}
+}

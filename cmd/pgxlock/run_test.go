@@ -1,0 +1,439 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// until waits for what another process will do. Its limit turns a hang into a message;
+// it is not what is tested.
+func until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(patience); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// runMark is the variable by which the processes of a test are found.
+const runMark = "PGXLOCK_TEST_RUN"
+
+// A running is a run of the command run. Its commands wait for the end of their
+// standard input, so that they end with the test even if that is killed.
+type running struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+	stderr bytes.Buffer
+	mark   string
+}
+
+// startRun starts run with the flags, and a shell with the script as its command.
+func startRun(t *testing.T, url, script string, args ...string) *running {
+	t.Helper()
+	r := &running{mark: rand.Text()}
+	args = append(append([]string{"run", "--database-url", url}, args...), "--", "sh", "-c", script)
+	r.cmd = program(t, []string{runMark + "=" + r.mark}, args...)
+	r.cmd.Stderr = &r.stderr
+	stdin, err := r.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := r.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.stdin, r.stdout = stdin, bufio.NewReader(stdout)
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.gone(t) })
+	return r
+}
+
+// gone ends the run, if it has not ended, and fails the test if any process is left.
+func (r *running) gone(t *testing.T) {
+	_ = r.stdin.Close()
+	if r.cmd.ProcessState == nil {
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait() // it was killed
+	}
+	for limit := time.Now().Add(patience); len(marked(r.mark)) > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(limit) {
+			for _, pid := range marked(r.mark) {
+				args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+				t.Errorf("process %d is left: %q", pid, args)
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			return
+		}
+	}
+}
+
+// marked returns the living processes that have a mark in their environment, on Linux.
+func marked(mark string) (pids []int) {
+	paths, _ := filepath.Glob("/proc/[0-9]*/environ") // fails only for a malformed pattern
+	for _, path := range paths {
+		environ, err := os.ReadFile(path) // empty for a zombie
+		if err != nil || !bytes.Contains(environ, []byte(runMark+"="+mark)) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// line returns the next line that the command writes; "" if there are no more.
+func (r *running) line() string {
+	line, _ := r.stdout.ReadString('\n')
+	return strings.TrimSuffix(line, "\n")
+}
+
+// says waits for a line.
+func (r *running) says(t *testing.T, want string) {
+	t.Helper()
+	if got := r.line(); got != want {
+		r.gone(t)
+		t.Fatalf("the command said %q, want %q; %s", got, want, r.stderr.String())
+	}
+}
+
+func (r *running) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := r.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ends waits for the end of the run, and fails the test unless it has this exit code.
+func (r *running) ends(t *testing.T, code int) {
+	t.Helper()
+	_ = r.cmd.Wait()
+	if got := r.cmd.ProcessState.ExitCode(); got != code {
+		t.Errorf("exit code %d, want %d: %s", got, code, r.stderr.String())
+	}
+}
+
+// trapping is a script that hears signals while it waits for the end of its input. What
+// it waits for is deaf to them.
+func trapping(traps string) string {
+	return "exec 3<&0; trap '' TERM INT HUP QUIT USR1 USR2; cat <&3 >/dev/null & " + traps +
+		"; echo ready; while :; do wait; [ $? -lt 128 ] && break; done"
+}
+
+func TestRunGivesItsCommandTheLock(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, test := range []struct {
+		name, key string
+		flags     []string
+		query     string // who holds it
+	}{
+		{"lease", "k", nil, "select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'k'"},
+		{"shared", "s", []string{"--shared"}, ""},
+		{"permit", "p#1", []string{"--permits", "1"}, "select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'p#1'"},
+		{"metadata", "m", []string{"--metadata", "it's me"}, `select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'm' and metadata::text = '"it''s me"'`},
+		{"session", "n", []string{"--kind", "session"}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			key, _, _ := strings.Cut(test.key, "#")
+			r := startRun(t, db.URL, `echo "$PGXLOCK_KEY"; echo "$PGXLOCK_HOLDER $PGXLOCK_TOKEN"; cat`, append(test.flags, key)...)
+			r.says(t, test.key)
+			holder := r.line()
+			if test.query != "" {
+				var want string
+				if err := db.Pool.QueryRow(t.Context(), test.query).Scan(&want); err != nil || holder != want {
+					t.Errorf("the command was told %q, the holder is %q: %v", holder, want, err)
+				}
+			}
+			tryNow(t, db.URL, "--kind", kindOf(test.flags), test.key).want(t, exitBusy, "", "not acquired")
+			if _, err := io.WriteString(r.stdin, "input\n"); err != nil {
+				t.Fatal(err)
+			}
+			r.says(t, "input")
+			_ = r.stdin.Close()
+			r.ends(t, exitOK)
+			if r.stderr.Len() > 0 {
+				t.Errorf("it said %q", r.stderr.String())
+			}
+			tryNow(t, db.URL, "--kind", kindOf(test.flags), test.key).want(t, exitOK, "ran\n", "")
+		})
+	}
+}
+
+// tryNow runs a command if the lock is free. A server that a busy machine kept from
+// answering within the few seconds that this may take is asked again.
+func tryNow(t *testing.T, url string, args ...string) result {
+	t.Helper()
+	for {
+		r := execute(t, nil, append(append([]string{"run", "--database-url", url, "--no-wait"}, args...), "--", "echo", "ran")...)
+		if r.code != exitUnavailable {
+			return r
+		}
+	}
+}
+
+func kindOf(flags []string) string {
+	if len(flags) == 2 && flags[0] == "--kind" {
+		return flags[1]
+	}
+	return string(kindLease)
+}
+
+func TestASessionLockNeedsNoTables(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	on := func(args ...string) result {
+		return execute(t, nil, append([]string{"run", "--database-url", db.URL}, args...)...)
+	}
+	on("k", "--kind", "session", "--", "sh", "-c", "echo token $PGXLOCK_TOKEN").want(t, exitOK, "token 0\n", "")
+	on("k", "--", "echo", "ran").want(t, exitInternal, "", "pgxlock migrate up")
+}
+
+func TestRunExitsAsItsCommandDoes(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	dir := t.TempDir()
+	garbage := filepath.Join(dir, "garbage")
+	if err := os.WriteFile(garbage, []byte("\x00\x01"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i, test := range []struct {
+		command []string
+		code    int
+		stderr  string
+	}{
+		{[]string{"true"}, exitOK, ""},
+		{[]string{"sh", "-c", "exit 7"}, 7, ""},
+		{[]string{"sh", "-c", "exit 75"}, 75, ""},
+		{[]string{"sh", "-c", "kill -KILL $$"}, exitSignal + int(syscall.SIGKILL), ""},
+		{[]string{"sh", "-c", "kill -TERM $$"}, exitSignal + int(syscall.SIGTERM), ""},
+		{[]string{"there-is-no-such-command"}, exitNotFound, "there-is-no-such-command"},
+		{[]string{filepath.Join(dir, "missing")}, exitNotFound, "missing"},
+		{[]string{dir}, exitNotRunnable, dir},
+		{[]string{garbage}, exitNotRunnable, "format"},
+	} {
+		args := append([]string{"run", "--database-url", db.URL, fmt.Sprint("k", i), "--"}, test.command...)
+		r := execute(t, nil, args...)
+		r.want(t, test.code, "", test.stderr)
+		if strings.Count(r.stderr, "\n") > 1 {
+			t.Errorf("more than one line: %q", r.stderr)
+		}
+	}
+	var left int
+	if err := db.Pool.QueryRow(t.Context(), "select count(*) from distributed_locks").Scan(&left); err != nil || left > 0 {
+		t.Errorf("%d leases are left: %v", left, err)
+	}
+}
+
+func TestRunSaysWhoIsInTheWay(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")
+	tryNow(t, db.URL, "k").want(t, exitBusy, "", "held by somebody")
+	execute(t, nil, "run", "--database-url", db.URL, "--wait", "8s", "k", "--", "echo", "ran").want(t, exitBusy, "", "held by somebody")
+}
+
+func TestMisuseOfRunIsNamed(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, test := range []struct{ args, says string }{
+		{"", "the command is missing"},
+		{"k", "the command is missing"},
+		{"k --", "the command is missing"},
+		{"k true", "put -- before the command"},
+		{"-- true", "one key"},
+		{"a b -- true", "one key"},
+		{"k --kind table -- true", "use lease or session"},
+		{"k --wait 1s --no-wait -- true", "exclude each other"},
+		{"k --wait -1s -- true", "--wait"},
+		{"k --ttl 10ms -- true", "--ttl"},
+		{"k --ttl 12s --grace 5s -- true", "between 1s and 4s"},
+		{"k --grace 0 -- true", "--grace"},
+		{"k --permits 0 -- true", "--permits"},
+		{"k --permits 99999 -- true", "permits"},
+		{"k --permits 2 --shared -- true", "exclude each other"},
+		{"k --permits 2 --kind session -- true", "leases only"},
+		{"k --metadata x --kind session -- true", "leases only"},
+		{strings.Repeat("k", 300) + " -- true", "255"},
+	} {
+		r := execute(t, nil, append([]string{"run", "--database-url", db.URL}, strings.Fields(test.args)...)...)
+		r.want(t, exitUsage, "", test.says)
+		if strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s: not one line: %q", test.args, r.stderr)
+		}
+	}
+}
+
+func TestRunWithoutADatabaseExits69(t *testing.T) {
+	t.Parallel()
+	closed := closedPort(t)
+	for _, kind := range []string{"lease", "session"} {
+		execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, "run", "--kind", kind, "k", "--", "echo", "ran").
+			want(t, exitUnavailable, "", "connection refused")
+	}
+}
+
+func TestSignalsArePassedOn(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := startRun(t, db.URL, trapping("for s in TERM INT HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done"), "k")
+	r.says(t, "ready")
+	for name, sig := range map[string]syscall.Signal{
+		"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "HUP": syscall.SIGHUP,
+		"QUIT": syscall.SIGQUIT, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
+	} {
+		r.signal(t, sig)
+		r.says(t, name)
+	}
+	_ = r.stdin.Close()
+	r.ends(t, exitOK)
+}
+
+func TestSignalsReachTheWholeGroup(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := startRun(t, db.URL, "trap : TERM; sh -c 'exec 3<&0; trap \"echo told; exit\" TERM; cat <&3 >/dev/null & echo ready; wait'; exit 9", "k")
+	r.says(t, "ready")
+	r.signal(t, syscall.SIGTERM)
+	r.says(t, "told")
+	r.ends(t, 9)
+}
+
+func TestIgnoredSignalsStayIgnored(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	inner := program(t, nil, "run", "--database-url", db.URL, "k", "--", "sh", "-c", "kill -HUP $$; kill -INT $$; echo survived")
+	cmd := program(t, nil)
+	cmd.Path, cmd.Args = "/bin/sh", append([]string{"sh", "-c", `trap "" HUP INT; exec "$0" "$@"`}, inner.Args...)
+	finish(t, cmd).want(t, exitOK, "survived\n", "")
+}
+
+func TestFilesAreInherited(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	cmd := program(t, nil, "run", "--database-url", db.URL, "k", "--", "sh", "-c", "cat <&3; cat <&5")
+	for range 3 { // its 3 to 5
+		path := filepath.Join(t.TempDir(), "file")
+		if err := os.WriteFile(path, []byte("inherited\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
+	}
+	finish(t, cmd).want(t, exitOK, "inherited\ninherited\n", "")
+}
+
+func TestTheEnvironmentIsThatOfTheInnermostLock(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	inner := program(t, nil, "run", "--database-url", db.URL, "inner", "--", "sh", "-c", "echo $PGXLOCK_KEY")
+	execute(t, nil, append([]string{"run", "--database-url", db.URL, "outer", "--"}, inner.Args...)...).want(t, exitOK, "inner\n", "")
+}
+
+func TestASignalEndsTheWait(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		db.Exec(t, "select acquire_lock($1, 'somebody', 3600)", sig.String())
+		r := startRun(t, db.URL, "echo ran", sig.String())
+		until(t, "it waits", func() (waits bool) {
+			if err := db.Pool.QueryRow(t.Context(), "select exists (select from pgxlock_waiters where name = $1)", sig.String()).Scan(&waits); err != nil {
+				t.Fatal(err)
+			}
+			return waits
+		})
+		r.signal(t, syscall.SIGUSR1) // says nothing to who waits
+		r.signal(t, sig)
+		if line := r.line(); line != "" {
+			t.Errorf("the command ran: %q", line)
+		}
+		r.ends(t, exitSignal+int(sig))
+		if strings.Count(r.stderr.String(), "\n") != 1 {
+			t.Errorf("not one line: %q", r.stderr.String())
+		}
+	}
+}
+
+// alone is a script that says whether it is the only one that has the file open in this
+// way, with all that it starts.
+func alone(file string) string {
+	return "exec 9>>" + file + "; flock -n 9 && echo alone || echo together; "
+}
+
+func needsFlock(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("flock"); err != nil {
+		t.Skip("there is no flock(1), with which commands tell whether they are alone")
+	}
+}
+
+func TestWhatACommandLeavesIsKilledBeforeTheLockIsFree(t *testing.T) {
+	t.Parallel()
+	needsFlock(t)
+	db := migrated(t)
+	file := filepath.Join(t.TempDir(), "file")
+	left := "exec 3<&0; sh -c 'trap \"\" TERM HUP; echo left; cat <&3 >/dev/null' & read x; exit 5"
+	first := startRun(t, db.URL, alone(file)+left, "k")
+	first.says(t, "alone")
+	first.says(t, "left")
+	second := startRun(t, db.URL, alone(file), "k")
+	if _, err := io.WriteString(first.stdin, "go on\n"); err != nil {
+		t.Fatal(err)
+	}
+	second.says(t, "alone")
+	second.ends(t, exitOK)
+	first.ends(t, 5)
+}
+
+func TestACommandIsEndedWhenItsLockIsLost(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, test := range []struct {
+		name, script string
+		told         bool
+		lose         string
+		flags        []string
+	}{
+		{"lease", trapping("trap 'echo told; exit 0' TERM"), true, "delete from distributed_locks where lock_name = 'lease'", nil},
+		{"stubborn", "trap '' TERM; echo ready; cat >/dev/null", false, "delete from distributed_locks where lock_name = 'stubborn'", nil},
+		{"session", trapping("trap 'echo told; exit 0' TERM"), true, "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid() and database = (select oid from pg_database where datname = current_database()) and objid::bigint = advisory_lock_key('session') & 4294967295", []string{"--kind", "session"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			r := startRun(t, db.URL, test.script, append(test.flags, "--ttl", "12s", test.name)...)
+			r.says(t, "ready")
+			db.Exec(t, test.lose)
+			if test.told {
+				r.says(t, "told")
+			}
+			r.ends(t, exitLost)
+			if text := r.stderr.String(); !strings.Contains(text, "lost") || strings.Count(text, "\n") != 1 {
+				t.Errorf("not one line that says so: %q", text)
+			}
+		})
+	}
+}
