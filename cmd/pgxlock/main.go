@@ -66,7 +66,8 @@ DATABASE_URL, else of the PG* variables that psql reads.
 Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
 lease; doctor: an error, with --strict also a warning), 64 wrong usage, 69 database
 unavailable, 70 any other failure, 75 busy (try again later), 80 lock lost, 128+n
-ended by signal n.`,
+ended by signal n. run exits as its command does, with 126 if that cannot be run and
+127 if there is none.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -75,8 +76,7 @@ ended by signal n.`,
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
-	root.AddCommand(newMigrate(), newLs(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
-	root.AddCommand(newRun(), newMigrate(), newLs(), newAcquire(), newExtend(), newRelease(), newDemo())
+	root.AddCommand(newRun(), newMigrate(), newLs(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
 	root.AddCommand(newRunInner()...)
 	return root
 }

@@ -66,7 +66,7 @@ func (s *supervision) start() (gate *os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }()
 	// It keeps its number, so that no file that the command shall inherit gives way.
 	fd := int(r.Fd())
 	if _, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err == nil {

@@ -65,17 +65,17 @@ func startWatcher(g processGroup, first schedule) (*watcher, error) {
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, os.NewSyscallError("pipe2", err)
 	}
-	defer unix.Close(pipe[0])
+	defer func() { _ = unix.Close(pipe[0]) }()
 	w := &watcher{pipe: pipe[1]}
 	w.tell(first)
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: os.DevNull, Err: err}
 	}
-	defer unix.Close(null)
+	defer func() { _ = unix.Close(null) }()
 	files := []uintptr{uintptr(null), uintptr(null), uintptr(null), uintptr(pipe[0])}
 	if leader, err := unix.PidfdOpen(g.pid, 0); err == nil { // since Linux 5.3
-		defer unix.Close(leader)
+		defer func() { _ = unix.Close(leader) }()
 		files = append(files, uintptr(leader))
 	}
 	// In a session of its own, so that what ends us or the command does not end it.

@@ -73,7 +73,7 @@ func (s *supervision) run(signals chan os.Signal) error {
 	if err != nil {
 		return err
 	}
-	defer gate.Close()
+	defer func() { _ = gate.Close() }()
 	s.until = s.deadline()
 	if s.watcher, err = startWatcher(s.group, s.schedule()); err != nil {
 		_ = gate.Close()
