@@ -286,7 +286,6 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 
 func TestRunWithoutADatabaseExits69(t *testing.T) {
 	t.Parallel()
-	closed := closedPort(t)
 	for _, kind := range []string{"lease", "session"} {
 		execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, "run", "--kind", kind, "k", "--", "echo", "ran").
 			want(t, exitUnavailable, "", "connection refused")
