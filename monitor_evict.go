@@ -153,18 +153,24 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 				}
 			}
 		}
-		ended := false
-		err := s.transact(ctx, pgx.ReadWrite, func(tx pgx.Tx) error {
-			return tx.QueryRow(ctx, statement("terminate", ""), pgx.QueryExecModeExec, session.PID, session.started).Scan(&ended)
-		})
-		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			return nil
-		case err == nil && !ended:
-			return fmt.Errorf("process %d was told to end, and is still there after a second", session.PID)
+		// Each try waits for a second.
+		for range 5 {
+			var ended bool
+			err := s.transact(ctx, pgx.ReadWrite, func(tx pgx.Tx) error {
+				return tx.QueryRow(ctx, statement("terminate", ""), pgx.QueryExecModeExec, session.PID, session.started).Scan(&ended)
+			})
+			switch {
+			case errors.Is(err, pgx.ErrNoRows): // by now, or before
+				return nil
+			case err != nil:
+				return err
+			}
+			if terminated = true; ended {
+				return nil
+			}
 		}
-		terminated = ended
-		return err
+		terminated = false
+		return fmt.Errorf("process %d was told to end, and is still there", session.PID)
 	})
 	return terminated, fail("terminate", "", Advisory, err)
 }

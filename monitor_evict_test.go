@@ -39,6 +39,9 @@ func holder(t *testing.T, monitor *pgxlock.Monitor, key string) pgxlock.Holder {
 func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
 	t.Helper()
 	evicted, err := monitor.Evict(t.Context(), h, "this node is drained")
+	for limit := time.Now().Add(30 * time.Second); errors.Is(err, pgxlock.ErrStillHeld) && time.Now().Before(limit); { // a machine may be busy
+		evicted, err = monitor.Evict(t.Context(), h, "this node is drained")
+	}
 	if err != nil {
 		t.Errorf("evict %+v: %v", h, err)
 	}
@@ -49,7 +52,7 @@ func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	monitor := newMonitor(t, db, nil)
-	locks, others := newLocker(t, db, &pgxlock.LeaseConfig{TTL: 3 * time.Second}), newLocker(t, db, nil)
+	locks, others := newLocker(t, db, &pgxlock.LeaseConfig{Renew: 100 * time.Millisecond}), newLocker(t, db, nil)
 	jobs := semaphore(t, locks, 1)
 	for what, take := range map[string]func() *pgxlock.Lock{
 		"a lease":  func() *pgxlock.Lock { return acquire(t, locks, "k") },

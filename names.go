@@ -13,7 +13,7 @@ import (
 
 const (
 	// nameAfter is how long a lock is held before its name is told.
-	nameAfter = listenPing
+	nameAfter = 2 * time.Second
 
 	// nameAgain is how often it is told. The table forgets it after an hour.
 	nameAgain = 20 * time.Minute

@@ -154,9 +154,11 @@ func TestAnEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 		d.want(call, "22023")
 	}
 	for _, level := range levels[1:] {
-		s := d.begin(level)
-		s.want(evict("k", "A", token), "25001")
-		s.rollback()
+		for _, holder := range []string{"A", "B"} { // also where there would be nothing to do
+			s := d.begin(level)
+			s.want(evict("k", holder, token), "25001")
+			s.rollback()
+		}
 	}
 	d.want("extend_lock('k', 'A')", "true")
 	d.want(evictions, "")
