@@ -172,7 +172,7 @@ func TestSoakAnErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
 	t.Parallel()
 	const dependent = "create view in_the_way as select %s as one"
 	for _, way := range ways {
-		for i, call := range []string{"pgxlock_limit_clock()", "pgxlock_share_pin('k'::text, 'h'::text)", "pgxlock_waiter_key(1)", "pgxlock_session_key(1)", "pgxlock_hardened()", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')"} {
+		for i, call := range []string{"(pgxlock_evicted('{}'::integer[], '{}'::text[], '{}'::text[], '{}'::bigint[])).n", "pgxlock_limit_clock()", "pgxlock_share_pin('k'::text, 'h'::text)", "pgxlock_waiter_key(1)", "pgxlock_session_key(1)", "pgxlock_hardened()", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')"} {
 			if len(downFiles)-1-i < firstTried(t) {
 				continue
 			}
