@@ -134,8 +134,8 @@ func TestDoctorFindsWhatACrashWouldCost(t *testing.T) {
 	findings := examine(t, db, nil)
 	wantFinding(t, findings, "durability", statusWarning, "synchronous_commit = off (ALTER DATABASE)", "can be lost after their commit")
 	wantRestOK(t, findings, "durability")
-	_, db = privateServer(t, nil)
-	wantFinding(t, examine(t, db, nil), "durability", statusError, "fsync = off", "set fsync = on")
+	_, db = privateServer(t, map[string]string{"full_page_writes": "off"})
+	wantFinding(t, examine(t, db, nil), "durability", statusError, "fsync = off", "set fsync = on", "full_page_writes = off")
 }
 
 func TestDoctorFindsALockTableThatFillsUp(t *testing.T) {
@@ -188,9 +188,12 @@ func TestDoctorFindsTransactionsThatHoldBackVacuum(t *testing.T) {
 	db := migrated(t)
 	atOnce := &pgxlock.DoctorConfig{LongTransaction: 1}
 	wantFinding(t, examine(t, db, atOnce), "snapshots", statusOK)
-	for name, statement := range map[string]string{"reads": "select count(*) from pg_class", "writes": "create table t ()"} {
+	for name, statements := range map[string][]string{
+		"reads":  {"begin isolation level repeatable read", "select count(*) from pg_class"},
+		"writes": {"begin isolation level read committed", "create table t ()"}, // has a snapshot only while it runs a statement
+	} {
 		conn := pgtest.Connect(t, db.URL)
-		for _, sql := range []string{"set application_name = '" + name + "'", "begin isolation level repeatable read", statement} {
+		for _, sql := range append([]string{"set application_name = '" + name + "'"}, statements...) {
 			if _, err := conn.Exec(t.Context(), sql); err != nil {
 				t.Fatal(err)
 			}
