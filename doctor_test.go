@@ -182,6 +182,7 @@ func TestDoctorFindsAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "commits wait for ever", looksNow(primary, statusError, "no synchronous standby is connected"))
+	until(t, "that much everybody may know", looksNow(plain, statusError, "no synchronous standby is connected"))
 }
 
 func TestDoctorTellsThePoolersModeAndLeavesNothingBehind(t *testing.T) {
