@@ -1,0 +1,217 @@
+package pgxlock_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// Who waits, and who blocks whom.
+
+func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	holder, others := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "holder"}), newLocker(t, db, &pgxlock.LeaseConfig{Owner: "others"})
+	lease := acquire(t, holder, "lease")
+	first := waits(t, others, "lease")
+	until(t, "the first one waits", func() bool { return others.Waiting("lease") == 1 })
+	second := waits(t, others, "lease")
+	s := semaphore(t, holder, 1)
+	slot := permit(t, s, "jobs")
+	third := waitsForPermit(t, semaphore(t, others, 1), "jobs")
+	advisoryHolder, advisoryWaiter := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a holder"}), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a waiter"})
+	lock := acquire(t, advisoryHolder, "advisory")
+	fourth := waits(t, advisoryWaiter, "advisory")
+	conn, pid := backend(t, db)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", pgxlock.AdvisoryID("advisory"))).ReadAll()
+		ended <- err
+	}()
+
+	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
+	var shot pgxlock.Snapshot
+	until(t, "all wait", func() bool {
+		shot = snapshot(t, monitor)
+		leases := waitersFor(shot, "lease")
+		return len(leases) == 1 && leases[0].Behind == 1 && len(waitersFor(shot, "jobs#")) == 1 && len(waitersFor(shot, "advisory")) == 2 && len(shot.Waiters) == 4
+	})
+	held := holdersOf(shot, "advisory")[0]
+	for _, w := range shot.Waiters {
+		if age := shot.At.Sub(w.Since); age < 0 || age > time.Hour {
+			t.Errorf("%s waits since %v, at %v", w.Key, w.Since, shot.At)
+		}
+	}
+	if w := waitersFor(shot, "lease")[0]; w.Kind != pgxlock.Lease || w.Owner != "others" || w.Ticket == 0 || w.PID != 0 || w.Woken {
+		t.Errorf("%+v", w)
+	}
+	session, process := waitersFor(shot, "advisory")[0], waitersFor(shot, "advisory")[1]
+	if session.PID != pid || session.Kind != pgxlock.Advisory || !slices.Equal(session.BlockedBy, []int32{held.PID}) || session.Ticket != 0 {
+		t.Errorf("the session: %+v", session)
+	}
+	if process.Owner != "a waiter" || process.Ticket == 0 || !slices.Equal(process.BlockedBy, []int32{held.PID}) {
+		t.Errorf("the process: %+v", process)
+	}
+	for filter, n := range map[pgxlock.Filter]int{{Kind: pgxlock.Advisory}: 2, {Kind: pgxlock.Lease}: 2, {Key: "lease"}: 1, {Prefix: "l"}: 1, {}: 4} {
+		if found, err := monitor.Waiters(t.Context(), filter); err != nil || len(found) != n {
+			t.Errorf("%+v: %+v, %v", filter, found, err)
+		}
+	}
+
+	// Whose session has ended does not wait, though its ticket still stands there.
+	db.Exec(t, "insert into pgxlock_waiters values (0, 'lease', -1, 4711, 'died', 1, now(), 'infinity'), (0, 'lease', -2, null, 'ran out', 1, now(), now())")
+	if found, err := monitor.Waiters(t.Context(), pgxlock.Filter{Key: "lease"}); err != nil || len(found) != 1 {
+		t.Errorf("%+v, %v", found, err)
+	}
+
+	release(t, lease)
+	release(t, <-first)
+	release(t, <-second)
+	release(t, slot)
+	release(t, <-third)
+	release(t, lock)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	execOn(t, conn, "select pg_advisory_unlock_all()")
+	release(t, <-fourth)
+}
+
+// A holds l1; B waits for it with l2 in hand; C waits for that with an advisory lock; and
+// a session waits for that in the server, which has one that another session wants.
+func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	a := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "A"})
+	b := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "B"})
+	c := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "C"})
+	first, l2 := acquire(t, a, "l1"), acquire(t, b, "l2")
+	advisoryLocks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "C"})
+	l3 := acquire(t, advisoryLocks, "l3")
+	waitWith := func(held *pgxlock.Lock, locks *pgxlock.Locker, key string) <-chan *pgxlock.Lock {
+		granted := make(chan *pgxlock.Lock, 1)
+		ctx, cancel := held.Context(t.Context())
+		go func() {
+			defer cancel()
+			lock, err := locks.Acquire(ctx, key)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- lock
+		}()
+		return granted
+	}
+	gotL1, gotL2 := waitWith(l2, b, "l1"), waitWith(l3, c, "l2")
+	one, _ := backend(t, db)
+	execOn(t, one, "set application_name = 'one'; select pg_advisory_lock(4)")
+	two, _ := backend(t, db)
+	execOn(t, two, "set application_name = 'two'")
+	done := make(chan error, 2)
+	for conn, key := range map[*pgx.Conn]int64{one: pgxlock.AdvisoryID("l3"), two: 4} {
+		go func() {
+			_, err := conn.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d); select pg_advisory_unlock_all()", key)).ReadAll()
+			done <- err
+		}()
+	}
+	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"l3"}})
+	var write func(indent string, queues []pgxlock.Queue) string
+	write = func(indent string, queues []pgxlock.Queue) (text string) {
+		for _, q := range queues {
+			text += indent + strings.TrimPrefix(q.Key, "\x00")
+			for _, h := range q.Holders {
+				owner, _, _ := strings.Cut(h.Owner, ":")
+				text += " " + strings.Fields(owner)[0]
+			}
+			text += "\n"
+			for _, w := range q.Waiters {
+				owner, _, _ := strings.Cut(w.Owner, ":")
+				text += indent + "- " + owner + "\n" + write(indent+"  ", w.Blocks)
+			}
+		}
+		return text
+	}
+	const want = `l1 A
+- B
+  l2 B
+  - C
+    l3 C
+    - one
+      #4 one
+      - two
+`
+	tree := ""
+	limit := time.Now().Add(30 * time.Second)
+	for tree != want {
+		tree = write("", snapshot(t, monitor).Tree())
+		if time.Now().After(limit) {
+			t.Fatalf("%s", tree)
+		}
+	}
+	release(t, first)
+	gotFirst := <-gotL1
+	release(t, l2)
+	release(t, <-gotL2)
+	release(t, l3)
+	release(t, gotFirst)
+	for range 2 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestTheTreeOfACircleAndOfWhatSeveralHold(t *testing.T) {
+	t.Parallel()
+	hold := func(key string, pid int32) pgxlock.Holder {
+		return pgxlock.Holder{Kind: pgxlock.Advisory, Key: key, PID: pid}
+	}
+	wait := func(key string, pid int32, holds ...string) pgxlock.Waiter {
+		return pgxlock.Waiter{Kind: pgxlock.Advisory, Key: key, PID: pid, Holds: holds}
+	}
+	lease := func(key, owner string) pgxlock.Holder {
+		return pgxlock.Holder{Kind: pgxlock.Lease, Key: key, Owner: owner}
+	}
+	ticket := func(key, holds string) pgxlock.Waiter {
+		return pgxlock.Waiter{Kind: pgxlock.Lease, Key: key, Holds: []string{holds}}
+	}
+	var write func(queues []pgxlock.Queue) string
+	write = func(queues []pgxlock.Queue) (text string) {
+		for _, q := range queues {
+			text += fmt.Sprintf("%s%d(", q.Key, len(q.Holders))
+			for _, w := range q.Waiters {
+				text += fmt.Sprint("w", write(w.Blocks))
+			}
+			text += ")"
+		}
+		return text
+	}
+	for what, test := range map[string]struct {
+		shot pgxlock.Snapshot
+		want string
+	}{
+		"nobody waits": {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1)}}, ""},
+		"a circle":     {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1), hold("b", 2)}, Waiters: []pgxlock.Waiter{wait("b", 1), wait("a", 2)}}, "a1(wb1(wa1()))"},
+		"itself":       {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1)}, Waiters: []pgxlock.Waiter{wait("a", 1)}}, "a1(wa1())"},
+		"two hold what a third wants, and wait": {pgxlock.Snapshot{
+			Holders: []pgxlock.Holder{hold("a", 9), hold("s", 1), hold("s", 2)},
+			Waiters: []pgxlock.Waiter{wait("a", 1), wait("a", 2), wait("s", 3)},
+		}, "a1(ws2(w)ws2())"},
+		"a permit": {pgxlock.Snapshot{
+			Holders: []pgxlock.Holder{lease("jobs#1", "me"), lease("jobs#2", "you"), lease("x", "other")},
+			Waiters: []pgxlock.Waiter{ticket("jobs#", "nothing"), ticket("x", "me")},
+		}, "x1(wjobs#2(w))"},
+		"nobody holds it": {pgxlock.Snapshot{Waiters: []pgxlock.Waiter{ticket("x", "")}}, "x0(w)"},
+		"of two kinds":    {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("x", 1), lease("x", "me")}, Waiters: []pgxlock.Waiter{ticket("x", "")}}, "x1(w)"},
+		"by its id":       {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold(pgxlock.RawKey2(0, 7), 5), lease("x", "me")}, Waiters: []pgxlock.Waiter{ticket("x", "advisory:5:2:7"), wait(pgxlock.RawKey2(0, 7), 3)}}, "x1(w\x00#0,71(w))"},
+	} {
+		if got := write(test.shot.Tree()); got != test.want {
+			t.Errorf("%s: %s, want %s", what, got, test.want)
+		}
+	}
+}
