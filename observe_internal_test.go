@@ -123,6 +123,31 @@ func TestALossIsToldOnceHoweverLateItIsNoticed(t *testing.T) {
 	})
 }
 
+func TestAReleaseThatFailsIsARelease(t *testing.T) {
+	down := errors.New("no route to host")
+	for what, test := range map[string]struct {
+		refusal error
+		ops     string
+	}{
+		"the server is away":         {down, "wait acquired released"},
+		"the server says it is lost": {errors.Join(ErrLost, down), "wait acquired lost"}, // which nobody had noticed
+	} {
+		t.Run(what, func(t *testing.T) {
+			observing(t, nil, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
+				lock := acquired(t, l, "k")
+				time.Sleep(time.Second)
+				server.asides = []func(){func() { time.Sleep(time.Second) }}
+				server.refusal = test.refusal
+				err := lock.Release(t.Context())
+				o.wants(t, test.ops)
+				if e := o.last(); e.Err != err || !errors.Is(err, down) || e.Held != time.Second { //nolint:errorlint // that very error
+					t.Errorf("%+v of %v", e, err)
+				}
+			})
+		})
+	}
+}
+
 // Whatever ends a lock before its call has returned is told behind the grant.
 func TestWhatEndsALockBeforeItIsReturnedIsToldAfterTheGrant(t *testing.T) {
 	for end, ops := range map[string]string{"loss": "wait acquired lost", "Close": "wait acquired released"} {
@@ -249,6 +274,33 @@ func TestALockWhoseGrantIsStillBeingToldIsRenewedAndLost(t *testing.T) {
 		<-got
 		synctest.Wait()
 		o.wants(t, "wait acquired lost") // which says all that the renewal did
+	})
+}
+
+func TestCloseReturnsWhenEveryLossIsTold(t *testing.T) {
+	on := make(map[string]func())
+	observing(t, on, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
+		gate := make(chan struct{})
+		o.mu.Lock()
+		on[EventLost] = func() { <-gate }
+		o.mu.Unlock()
+		lock := acquired(t, l, "k")
+		server.freeze(testTTL)
+		mustBe(t, "the lock", lock.Err(), ErrLost)
+		closed := make(chan error, 1)
+		go func() { closed <- l.Close(t.Context()) }()
+		synctest.Wait()
+		if len(closed) > 0 {
+			t.Error("Close does not wait for Observe")
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		mustBe(t, "a Close that does not wait", l.Close(ended), context.Canceled)
+		close(gate)
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+		o.wants(t, "wait acquired lost")
 	})
 }
 
