@@ -26,15 +26,16 @@ func newScreen(t *testing.T, env ...string) *screen {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip(err)
 	}
-	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		t.Skip(err)
 	}
+	keys := os.NewFile(uintptr(fd), "ptmx") // whose Close ends a Read
 	s := &screen{keys: keys}
-	if err := unix.IoctlSetPointerInt(int(keys.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		t.Fatal(err)
 	}
-	n, err := unix.IoctlGetInt(int(keys.Fd()), unix.TIOCGPTN)
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,10 +65,10 @@ func newScreen(t *testing.T, env ...string) *screen {
 		}
 	})
 	t.Cleanup(func() {
+		_ = keys.Close() // it hangs up
 		_ = bash.Process.Kill()
 		_ = bash.Wait() // it was killed
 		reading.Wait()
-		_ = keys.Close()
 		if t.Failed() {
 			t.Logf("the screen:\n%s", s.text.String())
 		}

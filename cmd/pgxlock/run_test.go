@@ -39,6 +39,7 @@ const runMark = "PGXLOCK_TEST_RUN"
 type running struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
+	pipe   *os.File // its standard output
 	stdout *bufio.Reader
 	stderr bytes.Buffer
 	mark   string
@@ -59,7 +60,7 @@ func startRun(t *testing.T, url, script string, args ...string) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.stdin, r.stdout = stdin, bufio.NewReader(stdout)
+	r.stdin, r.pipe, r.stdout = stdin, stdout.(*os.File), bufio.NewReader(stdout)
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +104,7 @@ func marked(mark string) (pids []int) {
 
 // line returns the next line that the command writes; "" if there are no more.
 func (r *running) line() string {
+	_ = r.pipe.SetReadDeadline(time.Now().Add(patience)) // which a pipe can
 	line, _ := r.stdout.ReadString('\n')
 	return strings.TrimSuffix(line, "\n")
 }
