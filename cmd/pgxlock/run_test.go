@@ -397,14 +397,12 @@ func TestWhatACommandLeavesIsKilledBeforeTheLockIsFree(t *testing.T) {
 	needsFlock(t)
 	db := migrated(t)
 	file := filepath.Join(t.TempDir(), "file")
-	left := "exec 3<&0; sh -c 'trap \"\" TERM HUP; echo left; cat <&3 >/dev/null' & read x; exit 5"
+	left := "exec 3<&0; trap 'exit 5' USR1; sh -c 'trap \"\" TERM HUP USR1; echo left; cat <&3 >/dev/null' & while :; do wait; done"
 	first := startRun(t, db.URL, alone(file)+left, "k")
 	first.says(t, "alone")
 	first.says(t, "left")
 	second := startRun(t, db.URL, alone(file), "k")
-	if _, err := io.WriteString(first.stdin, "go on\n"); err != nil {
-		t.Fatal(err)
-	}
+	first.signal(t, syscall.SIGUSR1)
 	second.says(t, "alone")
 	second.ends(t, exitOK)
 	first.ends(t, 5)
