@@ -52,6 +52,7 @@ func startRun(t *testing.T, url, script string, args ...string) *running {
 	args = append(append([]string{"run", "--database-url", url}, args...), "--", "sh", "-c", script)
 	r.cmd = program(t, []string{runMark + "=" + r.mark}, args...)
 	r.cmd.Stderr = &r.stderr
+	r.cmd.WaitDelay = patience / 4 // if the command outlives it, which has the same standard error
 	stdin, err := r.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
