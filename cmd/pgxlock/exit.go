@@ -21,6 +21,7 @@ const (
 	exitNotCurrent  = 1  // migrate status: not at the newest version
 	exitNone        = 1  // ls --exit-code: no lease passes the filters
 	exitUnsound     = 1  // doctor: it found an error
+	exitNotEvicted  = 1  // evict: the holder had it no longer, or the answer was no
 	exitUsage       = 64 // EX_USAGE
 	exitUnavailable = 69 // EX_UNAVAILABLE
 	exitInternal    = 70 // EX_SOFTWARE
@@ -80,6 +81,8 @@ func exitCode(err error) int {
 		return exitNone
 	case errors.Is(err, errUnsound):
 		return exitUnsound
+	case errors.Is(err, errNotEvicted):
+		return exitNotEvicted
 	case errors.Is(err, errLost), errors.Is(err, pgxlock.ErrLost):
 		return exitLost
 	case badInput(err):
@@ -100,7 +103,7 @@ func badInput(err error) bool {
 
 // busy reports whether somebody is in the way who will be gone later.
 func busy(err error) bool {
-	if _, ok := errors.AsType[*busyError](err); ok || errors.Is(err, pgxlock.ErrNotAcquired) {
+	if _, ok := errors.AsType[*busyError](err); ok || errors.Is(err, pgxlock.ErrNotAcquired) || errors.Is(err, pgxlock.ErrStillHeld) {
 		return true
 	}
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
@@ -124,8 +127,12 @@ func unavailable(err error) bool {
 // describe makes one line of an error, with what to do about it.
 func describe(err error) string {
 	text := strings.TrimPrefix(oneLine(err.Error()), "pgxlock: ")
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if ok && pgErr.Hint != "" {
 		text += "; " + oneLine(pgErr.Hint)
+	}
+	if ok && pgErr.Code == pgerrcode.InsufficientPrivilege {
+		text += "; which rights a role needs, and grant_locks, is in docs/operations.md"
 	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		text += "; is the server there, and is it the one meant by --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*?"

@@ -1,5 +1,5 @@
 // Pgxlock is the command line tool of the package pgxlock: it installs the
-// tables and functions, shows who holds which lease, and demonstrates on a
+// tables and functions, shows who holds and who waits, and demonstrates on a
 // throw-away server that locks keep what they promise.
 //
 // Data goes to standard output, messages to standard error.
@@ -64,10 +64,10 @@ The database is the one of --database-url, else of PGXLOCK_DATABASE_URL, else of
 DATABASE_URL, else of the PG* variables that psql reads.
 
 Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
-lease; doctor: an error, with --strict also a warning), 64 wrong usage, 69 database
-unavailable, 70 any other failure, 75 busy (try again later), 80 lock lost, 128+n
-ended by signal n. run exits as its command does, with 126 if that cannot be run and
-127 if there is none.`,
+lease; doctor: an error, with --strict also a warning; evict: nothing was evicted),
+64 wrong usage, 69 database unavailable, 70 any other failure, 75 busy (try again
+later), 80 lock lost, 128+n ended by signal n. run exits as its command does, with 126
+if that cannot be run and 127 if there is none.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -76,7 +76,7 @@ ended by signal n. run exits as its command does, with 126 if that cannot be run
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
-	root.AddCommand(newRun(), newMigrate(), newLs(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
+	root.AddCommand(newRun(), newMigrate(), newLs(), newTree(), newWatch(), newReap(), newEvict(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
 	root.AddCommand(newRunInner()...)
 	return root
 }

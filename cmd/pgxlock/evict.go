@@ -1,0 +1,249 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// This file takes a lock away from one holder, after asking whoever types.
+
+// errNotEvicted means that there was nobody to take the lock away from, or that it was
+// decided otherwise.
+var errNotEvicted = errors.New("nothing was evicted")
+
+// eviction is what evict is asked to do.
+type eviction struct {
+	monitoring     monitoring
+	key            string
+	kind           lockKind
+	holder, reason string
+	pid            int32
+	token          int64
+	yes, terminate bool
+}
+
+func newEvict() *cobra.Command {
+	var e eviction
+	cmd := &cobra.Command{
+		Use:   "evict KEY --reason TEXT",
+		Short: "Take a lock away from its holder",
+		Long: `Take a lock away from one holder, who is told by whom and why; it is recorded. On a
+terminal it asks first, elsewhere it needs --yes. An advisory lock without a known name is
+#42 or #4,2, as watch shows it; with --kind lease such a KEY is a name.
+
+The holder of a lease, a permit or a share finds out at its next renewal; what it fences
+is refused at once. A session is asked to give its lock back, and does so if it is a
+Locker's. If it has not after 5 s, evict exits with 75: then --terminate ends the
+session without asking it, and with it all that it holds, which is listed before.
+
+Exits with 0 if the lock was taken away, with 1 if the holder had it no longer, or the
+answer was no.`,
+		Example: `  pgxlock evict invoice:42 --reason 'hangs since the deploy'
+  pgxlock evict '#42' --reason 'INC-7' --pid 4711 --terminate --yes`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if e.key = args[0]; e.kind != kindLease {
+				e.key = typed(args[0])
+			}
+			if err := e.check(cmd); err != nil {
+				return usageError{err}
+			}
+			e.monitoring.names = append(e.monitoring.names, e.key)
+			return e.monitoring.do(cmd.Context(), writing, func(monitor *pgxlock.Monitor) error { return e.do(cmd, monitor) })
+		},
+	}
+	flags := cmd.Flags()
+	e.monitoring.addFlags(cmd)
+	flags.StringVar(&e.reason, "reason", "", "`why`: the holder is told, and who looks later")
+	flags.Var(&e.kind, "kind", "only the lease, or only the advisory lock of a session: lease or session")
+	flags.StringVar(&e.holder, "holder", "", "only the holder with this `id`")
+	flags.Int64Var(&e.token, "token", 0, "only the acquisition with this `token`")
+	flags.Int32Var(&e.pid, "pid", 0, "only the session of this server `process`")
+	flags.BoolVar(&e.yes, "yes", false, "do not ask")
+	flags.BoolVar(&e.terminate, "terminate", false, "end the session that has the lock, with all that it holds")
+	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindSession)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic("pgxlock: " + err.Error()) // the flag was added above
+	}
+	return cmd
+}
+
+// check says what is wrong with the flags.
+func (e *eviction) check(cmd *cobra.Command) error {
+	const longest = 900 // bytes, as Monitor.Evict has it
+	if err := refuseEmpty(cmd.Flags(), "any", "holder"); err != nil {
+		return err
+	}
+	switch {
+	case e.reason == "":
+		return errors.New("--reason is missing: the holder and those who look later want to know why")
+	case len(e.reason) > longest:
+		return fmt.Errorf("--reason has %d bytes, it must have at most %d", len(e.reason), longest)
+	case e.terminate && e.kind == kindLease:
+		return errors.New("--terminate ends a session, and a lease has none; leave out --kind lease or --terminate")
+	}
+	if !e.yes {
+		if in, ok := cmd.InOrStdin().(*os.File); ok {
+			if _, terminal := window(in); terminal {
+				return nil
+			}
+		}
+		return errors.New("--yes is missing: there is no terminal to ask on")
+	}
+	return nil
+}
+
+func (e *eviction) do(cmd *cobra.Command, monitor *pgxlock.Monitor) error {
+	h, err := e.find(cmd.Context(), cmd.Flags(), monitor)
+	if err != nil {
+		return err
+	}
+	var gone bool
+	if e.terminate {
+		gone, err = e.end(cmd, monitor, h)
+	} else if err = e.ask(cmd, fmt.Sprintf("Take the %s?", described(h))); err == nil {
+		gone, err = monitor.Evict(cmd.Context(), h, e.reason)
+	}
+	switch {
+	case errors.Is(err, pgxlock.ErrStillHeld) && cmd.Context().Err() == nil:
+		return fmt.Errorf("%w by process %d: it is no Locker's, cannot listen, or hangs; --terminate ends its session, with all that it holds", pgxlock.ErrStillHeld, h.PID)
+	case err != nil:
+		return err
+	case !gone:
+		return fmt.Errorf("%s has %s no longer; %w", printable(h.Owner), shown(bare(h.Key)), errNotEvicted)
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h))
+	return err
+}
+
+// find returns the one holder that is meant.
+func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxlock.Monitor) (pgxlock.Holder, error) {
+	kinds := []pgxlock.Kind{pgxlock.Advisory, pgxlock.Lease}
+	switch {
+	case e.terminate, e.key != bare(e.key):
+		kinds = kinds[:1]
+	case e.kind != "":
+		kinds = []pgxlock.Kind{e.kind.kind()}
+	}
+	var found, chosen []pgxlock.Holder
+	for _, kind := range kinds { // named, so that what cannot be seen is an error
+		holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: kind, Key: e.key})
+		if err != nil {
+			return pgxlock.Holder{}, err
+		}
+		found = append(found, holders...)
+	}
+	found = slices.CompactFunc(found, func(a, b pgxlock.Holder) bool { // a session may have it in both modes
+		return a.PID != 0 && a.PID == b.PID
+	})
+	for _, h := range found {
+		if (!flags.Changed("holder") || h.Owner == e.holder) && (!flags.Changed("pid") || h.PID == e.pid) && (!flags.Changed("token") || h.Token == e.token) {
+			chosen = append(chosen, h)
+		}
+	}
+	switch {
+	case len(chosen) == 1:
+		return chosen[0], nil
+	case len(chosen) > 1:
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s is held by several, choose one by --kind, --holder, --pid or --token: %s", shown(bare(e.key)), listed(chosen))}
+	case len(found) > 0:
+		return pgxlock.Holder{}, fmt.Errorf("that one does not hold %s; %w; held is the %s", shown(bare(e.key)), errNotEvicted, listed(found))
+	}
+	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(bare(e.key)), errNotEvicted)
+}
+
+// end ends the session of a holder, after all that ends with it was shown.
+func (e *eviction) end(cmd *cobra.Command, monitor *pgxlock.Monitor, h pgxlock.Holder) (bool, error) {
+	if h.PID == 0 {
+		return false, errors.New("a prepared transaction has the lock, and no session; COMMIT PREPARED or ROLLBACK PREPARED ends it")
+	}
+	session, err := monitor.Session(cmd.Context(), h.PID)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if !slices.ContainsFunc(session.Holders, func(has pgxlock.Holder) bool { return has.Key == h.Key }) {
+		return false, nil
+	}
+	cmd.PrintErrf("pgxlock: the session of process %d, application %q, role %q, client %q, ends with all of these:\n", session.PID, session.Application, session.Role, session.Client)
+	for _, has := range session.Holders {
+		cmd.PrintErrf("  holds %s, %s\n", shown(bare(has.Key)), modeNamed(has.Mode))
+	}
+	for _, wants := range session.Waiters {
+		cmd.PrintErrf("  waits for %s, %s\n", shown(bare(wants.Key)), modeNamed(wants.Mode))
+	}
+	if err := e.ask(cmd, "End it?"); err != nil {
+		return false, err
+	}
+	return monitor.Terminate(cmd.Context(), session, e.reason)
+}
+
+// ask returns nil if the answer is yes.
+func (e *eviction) ask(cmd *cobra.Command, question string) error {
+	if e.yes {
+		return nil
+	}
+	cmd.PrintErr(question + " [y/N] ")
+	answer := make(chan string, 1)
+	go func() { // a signal ends the wait, not the reading
+		line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			line = ""
+		}
+		answer <- line
+	}()
+	select {
+	case <-cmd.Context().Done():
+		return context.Cause(cmd.Context())
+	case line := <-answer:
+		if slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(line))) {
+			return nil
+		}
+		return errNotEvicted
+	}
+}
+
+// described names a holder, and what it has.
+func described(h pgxlock.Holder) string {
+	text := fmt.Sprintf("%s %s from %s", kindNamed(h.Kind), shown(bare(h.Key)), printable(h.Owner))
+	if h.Mode == pgxlock.Shared {
+		text = "shared " + text
+	}
+	if h.Token != 0 {
+		text += fmt.Sprintf(", token %d", h.Token)
+	}
+	if h.Kind == pgxlock.Advisory {
+		text += fmt.Sprintf(", process %d", h.PID)
+	}
+	if !h.Since.IsZero() {
+		text += ", since " + h.Since.Local().Format("2006-01-02 15:04:05")
+	}
+	return text
+}
+
+// listed names some holders.
+func listed(holders []pgxlock.Holder) string {
+	const most = 10
+	var all []string
+	for i, h := range holders {
+		if i == most {
+			all = append(all, fmt.Sprintf("%d more", len(holders)-most))
+			break
+		}
+		all = append(all, described(h))
+	}
+	return strings.Join(all, "; ")
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/place"
+)
+
+// This file is what tree, watch, reap and evict share: a Monitor of the database, and
+// how keys, holders and waiters are shown.
+
+// monitoring says where a Monitor looks, and which names it knows.
+type monitoring struct {
+	target target
+	names  []string
+}
+
+func (m *monitoring) addFlags(cmd *cobra.Command) {
+	m.target.addFlags(cmd.Flags())
+	cmd.Flags().StringArrayVar(&m.names, "name", nil, "`key` of an advisory lock, to be shown instead of its number; can be repeated")
+}
+
+// do calls fn with the Monitor.
+func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) error) error {
+	if err := place.CheckName(m.target.schema); err != nil {
+		return usageError{fmt.Errorf("--schema %.80q %w", m.target.schema, err)}
+	}
+	pool, err := m.target.connect(ctx, u)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: m.names})
+	if err != nil {
+		return usageError{err}
+	}
+	return fn(monitor)
+}
+
+// kindNamed is a kind as --kind names it.
+func kindNamed(kind pgxlock.Kind) lockKind {
+	if kind == pgxlock.Advisory {
+		return kindSession
+	}
+	return kindLease
+}
+
+// kind is what --kind means.
+func (k lockKind) kind() pgxlock.Kind {
+	return map[lockKind]pgxlock.Kind{kindLease: pgxlock.Lease, kindSession: pgxlock.Advisory}[k]
+}
+
+func modeNamed(mode pgxlock.Mode) string {
+	if mode == pgxlock.Shared {
+		return "shared"
+	}
+	return "exclusive"
+}
+
+// bare is a key as it is typed: that of a lock whose name is not known is #42 or #4,2.
+func bare(key string) string { return strings.TrimPrefix(key, "\x00") }
+
+// typed is the key that bare shows like this.
+func typed(text string) string {
+	number, raw := strings.CutPrefix(text, "#")
+	if !raw {
+		return text
+	}
+	if first, second, pair := strings.Cut(number, ","); pair {
+		a, err := strconv.ParseInt(first, 10, 32)
+		b, err2 := strconv.ParseInt(second, 10, 32)
+		if err == nil && err2 == nil {
+			return pgxlock.RawKey2(int32(a), int32(b))
+		}
+	} else if id, err := strconv.ParseInt(number, 10, 64); err == nil {
+		return pgxlock.RawKey(id)
+	}
+	return text
+}
+
+// holderView is a holder as JSON shows it.
+type holderView struct {
+	Key         string    `json:"key"`
+	Kind        lockKind  `json:"kind"`
+	Mode        string    `json:"mode"`
+	State       string    `json:"state"`
+	Holder      string    `json:"holder"`
+	Token       int64     `json:"token,omitempty"`
+	PID         int32     `json:"pid,omitempty"`
+	Since       time.Time `json:"since,omitzero"`
+	Expires     time.Time `json:"expires_at,omitzero"`
+	Suspect     bool      `json:"suspect,omitempty"`
+	Metadata    string    `json:"metadata,omitempty"`
+	Application string    `json:"application,omitempty"`
+	Role        string    `json:"role,omitempty"`
+	Client      string    `json:"client,omitempty"`
+	Label       string    `json:"label,omitempty"`
+}
+
+func viewHolder(h pgxlock.Holder) holderView {
+	return holderView{
+		bare(h.Key), kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.Owner, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
+		h.Metadata, h.Application, h.Role, h.Client, h.Label,
+	}
+}
+
+// waiterView is a waiter as JSON shows it.
+type waiterView struct {
+	Key       string    `json:"key"`
+	Kind      lockKind  `json:"kind"`
+	Mode      string    `json:"mode,omitempty"` // of a session
+	Waiter    string    `json:"waiter"`
+	Since     time.Time `json:"since,omitzero"`
+	Behind    int       `json:"behind,omitempty"`
+	Woken     bool      `json:"woken,omitempty"`
+	PID       int32     `json:"pid,omitempty"`
+	BlockedBy []int32   `json:"blocked_by,omitempty"`
+}
+
+func viewWaiter(w pgxlock.Waiter) waiterView {
+	view := waiterView{Key: bare(w.Key), Kind: kindNamed(w.Kind), Waiter: w.Owner, Since: w.Since, Behind: w.Behind, Woken: w.Woken, PID: w.PID, BlockedBy: w.BlockedBy}
+	if w.PID != 0 {
+		view.Mode = modeNamed(w.Mode)
+	}
+	return view
+}
+
+// views shows each; none is an empty list.
+func views[From, To any](all []From, view func(From) To) []To {
+	list := make([]To, len(all))
+	for i, one := range all {
+		list[i] = view(one)
+	}
+	return list
+}
+
+// age is how long something lasts at a moment; "" if its begin is not known.
+func age(at, since time.Time) string {
+	if since.IsZero() {
+		return ""
+	}
+	return brief(max(0, at.Sub(since)))
+}
+
+// known is a number as a table shows it.
+func known[N int32 | int64](n N) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(n), 10)
+}
+
+// note is what else is to be said of a holder.
+func note(h pgxlock.Holder) string {
+	var notes []string
+	if h.Suspect {
+		notes = append(notes, "began later than the server's clock shows")
+	}
+	for _, text := range []string{h.Label, h.Client, metadataText([]byte(h.Metadata))} {
+		if text != "" {
+			notes = append(notes, printable(text))
+		}
+	}
+	return strings.Join(notes, ", ")
+}
+
+// printHolders prints a table of holders as they are at a moment of the server's clock.
+func printHolders(w io.Writer, p palette, at time.Time, holders []pgxlock.Holder) error {
+	rows := make([][]cell, len(holders))
+	for i, h := range holders {
+		color := map[pgxlock.LeaseState]string{pgxlock.Live: green, pgxlock.Expired: yellow}[h.State]
+		remaining := ""
+		if !h.Expires.IsZero() {
+			remaining = brief(h.Expires.Sub(at))
+		}
+		if color == "" {
+			color = red
+		}
+		rows[i] = []cell{
+			{text: printable(bare(h.Key))},
+			{text: string(kindNamed(h.Kind))},
+			{string(h.State), color},
+			{text: modeNamed(h.Mode)},
+			{text: printable(h.Owner)},
+			{text: known(h.Token)},
+			{text: known(h.PID)},
+			{text: age(at, h.Since)},
+			{text: remaining},
+			{short(note(h), maxMetadata), faint},
+		}
+	}
+	return printTable(w, p, "", []string{"KEY", "KIND", "STATE", "MODE", "HOLDER", "TOKEN", "PID", "HELD FOR", "REMAINING", "NOTE"}, rows)
+}

@@ -1,0 +1,311 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// session returns a session that has run a statement, and the id of its process.
+func session(t *testing.T, db *pgtest.DB, sql string) (*pgx.Conn, uint32) {
+	t.Helper()
+	conn := db.Connect(t)
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+	return conn, conn.PgConn().PID()
+}
+
+// One session has k; another one waits for it with 8 in hand, for which a third waits.
+func TestTheTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	execute(t, env, "tree").want(t, exitOK, "nobody waits\n", "")
+	execute(t, env, "tree", "-o", "json").want(t, exitOK, "[]\n", "")
+
+	first, holder := session(t, db, "set application_name = 'first'; select pg_advisory_lock(advisory_lock_key('k'))")
+	second, waiter := session(t, db, "set application_name = 'second'; select pg_advisory_lock(8)")
+	third, last := session(t, db, "set application_name = E'th\\x1bird'")
+	wait := func(conn *pgx.Conn, sql string) <-chan error {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := conn.Exec(t.Context(), sql)
+			ended <- err
+		}()
+		for waits := false; !waits; {
+			if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)", conn.PgConn().PID()).Scan(&waits); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return ended
+	}
+	got, gotLast := wait(second, "select pg_advisory_lock(advisory_lock_key('k'))"), wait(third, "select pg_advisory_lock_shared(8)")
+
+	r := execute(t, env, "tree", "--name", "k")
+	r.want(t, exitOK, "k (session) held by first:", "")
+	lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n")
+	if len(lines) != 4 {
+		t.Fatalf("want four lines:\n%s", r.stdout)
+	}
+	for i, want := range []string{
+		fmt.Sprintf("k (session) held by first:%d", holder),
+		fmt.Sprintf("  second:%d waits for ", waiter),
+		fmt.Sprintf("    #8 (session) held by second:%d", waiter),
+		fmt.Sprintf(`      th?ird:%d waits for `, last), // the server keeps ASCII that is printed
+	} {
+		if got := lines[i]; !strings.HasPrefix(strings.ReplaceAll(got, `\x1b`, "?"), want) {
+			t.Errorf("line %d: %q, want %q", i, got, want)
+		}
+	}
+
+	var queues []queueView
+	r = execute(t, env, "tree", "-o", "json", "--name", "k")
+	if err := json.Unmarshal([]byte(r.stdout), &queues); err != nil || r.code != exitOK || len(queues) != 1 || len(queues[0].Waiters) != 1 {
+		t.Fatalf("%v:\n%s", err, r.stdout)
+	}
+	k, next := queues[0], queues[0].Waiters[0]
+	if k.Key != "k" || k.Kind != kindSession || len(k.Holders) != 1 || k.Holders[0].PID != int32(holder) || k.Holders[0].State != "live" ||
+		next.PID != int32(waiter) || next.Mode != "exclusive" || !slices.Equal(next.BlockedBy, []int32{int32(holder)}) || next.Since.IsZero() ||
+		len(next.Blocks) != 1 || next.Blocks[0].Key != "#8" || next.Blocks[0].Waiters[0].PID != int32(last) || next.Blocks[0].Waiters[0].Mode != "shared" {
+		t.Errorf("%s", r.stdout)
+	}
+	if !strings.Contains(r.stdout, `"blocked_by": [`) || !strings.Contains(r.stdout, `"blocks": []`) {
+		t.Errorf("the names have changed:\n%s", r.stdout)
+	}
+
+	for _, step := range []struct {
+		conn *pgx.Conn
+		next <-chan error
+	}{{first, got}, {second, gotLast}} {
+		if _, err := step.conn.Exec(t.Context(), "select pg_advisory_unlock_all()"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-step.next; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestReapSaysHowManyItRemoved(t *testing.T) {
+	t.Parallel()
+	env := []string{"DATABASE_URL=" + withLeases(t).URL}
+	execute(t, env, "reap").want(t, exitOK, "removed 1\n", "") // that of two days ago
+	execute(t, env, "reap", "--older-than", "10s", "-o", "json").want(t, exitOK, "{\n  \"removed\": 1\n}\n", "")
+	execute(t, env, "reap", "--older-than", "0s").want(t, exitOK, "removed 0\n", "")
+	execute(t, env, "ls", "--expired", "--exit-code").want(t, exitNone, "NAME", "")
+}
+
+// evicted runs evict, again while a session is too busy to answer.
+func evicted(t *testing.T, env []string, args ...string) result {
+	t.Helper()
+	r := execute(t, env, append([]string{"evict", "--reason", "the node is drained"}, args...)...)
+	for limit, busy := time.Now().Add(patience), false; r.code == exitBusy && time.Now().Before(limit); {
+		busy = true
+		r = execute(t, env, append([]string{"evict", "--reason", "the node is drained"}, args...)...)
+		if r.code == exitNotEvicted && busy { // it was given back between the two
+			return result{exitOK, "evicted: ", ""}
+		}
+	}
+	return r
+}
+
+func TestEvictTakesALockOfEachKindAway(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	leases, err := pgxlock.NewLease(db.Pool, &pgxlock.LeaseConfig{Renew: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sessions, err := pgxlock.NewAdvisory(db.Pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // before the pool
+		if err := errors.Join(leases.Close(context.Background()), sessions.Close(context.Background())); err != nil {
+			t.Error(err)
+		}
+	})
+	permits, err := leases.Semaphore(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	acquired := func(lock *pgxlock.Lock, err error) *pgxlock.Lock {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lock
+	}
+	lease := acquired(leases.Acquire(t.Context(), "k"))
+	share, unharmed := acquired(leases.Acquire(t.Context(), "report", pgxlock.Shared)), acquired(leases.Acquire(t.Context(), "report", pgxlock.Shared))
+	permit := acquired(permits.Acquire(t.Context(), "jobs"))
+	named, numbered := acquired(sessions.Acquire(t.Context(), "k")), acquired(sessions.Acquire(t.Context(), pgxlock.RawKey2(4, -2)))
+
+	several := evicted(t, env, "k", "--yes")
+	several.want(t, exitUsage, "", `"k" is held by several, choose one by --kind, --holder, --pid or --token: session "k" from`)
+	if !strings.Contains(several.stderr, fmt.Sprintf(`; lease "k" from %s, token %d, since 20`, lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 1 {
+		t.Errorf("%s", several.stderr)
+	}
+	for _, test := range []struct {
+		lock *pgxlock.Lock
+		args []string
+		says string
+	}{
+		{lease, []string{"k", "--kind", "lease"}, `evicted: lease "k" from ` + lease.Holder()},
+		{share, []string{"report", "--holder", share.Holder(), "--token", fmt.Sprint(share.Token())}, `evicted: shared lease "report" from`},
+		{permit, []string{permit.Key()}, "evicted: lease"},
+		{named, []string{"k"}, "evicted: "},
+		{numbered, []string{"#4,-2"}, "evicted: "},
+	} {
+		if test.lock.Err() != nil {
+			t.Errorf("%v: %v", test.args, test.lock.Err())
+		}
+		evicted(t, env, append(test.args, "--yes")...).want(t, exitOK, test.says, "")
+		<-test.lock.Lost()
+		if err := test.lock.Err(); !errors.Is(err, pgxlock.ErrEvicted) || !strings.Contains(err.Error(), "the node is drained") {
+			t.Errorf("%v: it was told: %v", test.args, err)
+		}
+		evicted(t, env, append(test.args, "--yes")...).want(t, exitNotEvicted, "", "nothing was evicted")
+	}
+	if unharmed.Err() != nil {
+		t.Errorf("another one is evicted: %v", unharmed.Err())
+	}
+}
+
+func TestASessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	_, pid := session(t, db, "set application_name = 'psql'; select pg_advisory_lock(42), pg_advisory_lock_shared(42), pg_advisory_lock_shared(4, 2), pg_advisory_lock(advisory_lock_key('k'))")
+	_, other := session(t, db, "select pg_advisory_lock_shared(4, 2)")
+	execute(t, env, "evict", "#42", "--reason", "why", "--yes").want(t, exitBusy, "", fmt.Sprintf("asked for, and still held by process %d: it is no Locker's, cannot listen, or hangs; --terminate ends its session", pid))
+	execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate").want(t, exitUsage, "", "held by several")
+	r := execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate", "--pid", fmt.Sprint(pid), "--name", "k")
+	r.want(t, exitOK, fmt.Sprintf(`evicted: shared session "#4,2" from psql:%d`, pid), fmt.Sprintf(`the session of process %d, application "psql", role`, pid))
+	for _, key := range []string{"#42", "#4,2", "k"} {
+		if !strings.Contains(r.stderr, fmt.Sprintf("  holds %q, ", key)) {
+			t.Errorf("%s is not said to end: %s", key, r.stderr)
+		}
+	}
+	var left []uint32
+	if err := db.Pool.QueryRow(t.Context(), "select array_agg(distinct pid) from pg_locks where locktype = 'advisory' and pid in ($1, $2)", pid, other).Scan(&left); err != nil || !slices.Equal(left, []uint32{other}) {
+		t.Errorf("the sessions %d are left, want %d: %v", left, other, err)
+	}
+	execute(t, env, "evict", "#42", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", `nobody holds "#42"; nothing was evicted`)
+}
+
+func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {
+	t.Parallel()
+	env := []string{"DATABASE_URL=" + withLeases(t).URL}
+	for _, test := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"nothing", "--yes"}, exitNotEvicted, `nobody holds "nothing"; nothing was evicted`},
+		{[]string{"import", "--yes"}, exitNotEvicted, `nobody holds "import"`}, // it has expired
+		{[]string{"order:1", "--yes", "--holder", "pod-2"}, exitNotEvicted, `that one does not hold "order:1"; nothing was evicted; held is the lease "order:1" from pod-1, token`},
+		{[]string{"order:1", "--yes", "--token", "1"}, exitNotEvicted, "that one does not hold"},
+		{[]string{"order:1", "--yes", "--terminate"}, exitNotEvicted, "nobody holds"}, // no session does
+		{[]string{"order:1"}, exitUsage, "--yes is missing"},
+		{[]string{"order:1", "--yes", "--reason", ""}, exitUsage, "--reason is missing"},
+		{[]string{"order:1", "--yes", "--reason", strings.Repeat("x", 901)}, exitUsage, "--reason has 901 bytes"},
+		{[]string{"order:1", "--yes", "--holder", ""}, exitUsage, "--holder is empty"},
+		{[]string{"order:1", "--yes", "--terminate", "--kind", "lease"}, exitUsage, "a lease has none"},
+		{[]string{"order:1", "--yes", "--kind", "memory"}, exitUsage, "use lease or session"},
+		{[]string{"", "--yes"}, exitUsage, "key"},
+		{[]string{"--yes"}, exitUsage, "arg"},
+	} {
+		r := execute(t, env, append([]string{"evict", "--reason", "why"}, test.args...)...)
+		if r.want(t, test.code, "", test.says); strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%v: not one line: %q", test.args, r.stderr)
+		}
+	}
+	execute(t, env, "ls", "--state", "live", "--holder", "pod-1", "--exit-code").want(t, exitOK, "order:1", "")
+}
+
+func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	empty := []string{"DATABASE_URL=" + pgtest.New(t).URL}
+	execute(t, empty, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases, and the queues of those who wait: schema missing")
+	execute(t, empty, "reap").want(t, exitInternal, "", "pgxlock migrate up")
+	execute(t, empty, "evict", "k", "--reason", "why", "--yes").want(t, exitInternal, "", "pgxlock migrate up")
+	execute(t, empty, "evict", "k", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", "nobody holds") // which needs no tables
+	for _, command := range []string{"tree", "watch", "reap", "evict k --reason why --yes"} {
+		args := strings.Fields(command)
+		execute(t, []string{"DATABASE_URL=postgres://nobody@127.0.0.1:1/nowhere"}, args...).want(t, exitUnavailable, "", "is the server there")
+		execute(t, empty, append(args, "--schema", "pg_x")...).want(t, exitUsage, "", "must not begin with pg_")
+	}
+	execute(t, empty, "watch", "--every", "10ms").want(t, exitUsage, "", "--every is 10ms, it must be at least 1s")
+	execute(t, empty, "reap", "--older-than", "-1s").want(t, exitUsage, "", "--older-than is -1s")
+	execute(t, nil, "__complete", "evict", "k", "--kind", "").want(t, exitOK, "session", "Completion ended")
+	execute(t, nil, "__complete", "watch", "-o", "").want(t, exitOK, "json", "Completion ended")
+}
+
+func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
+	t.Parallel()
+	env := []string{"DATABASE_URL=" + withLeases(t).URL, "PGOPTIONS=-c role=pg_monitor"}
+	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
+	execute(t, env, "reap").want(t, exitInternal, "", "permission denied for table distributed_locks (SQLSTATE 42501); which rights a role needs")
+	execute(t, env, "evict", "order:1", "--reason", "why", "--yes").want(t, exitInternal, "", "which rights a role needs")
+}
+
+func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		rows int
+		want string
+	}{
+		{0, "a|b|c|d|"},
+		{5, "a|b|c|d|"},
+		{4, "a|b|... 2 more lines|"},
+	} {
+		text := redrawn("a\nb\nc\nd\n", test.rows)
+		got, begins := strings.CutPrefix(text, home+cutLines)
+		got, ends := strings.CutSuffix(got, wrapLines+restOfAll)
+		if got = strings.ReplaceAll(got, restOfRow+"\n", "|"); got != test.want || !begins || !ends {
+			t.Errorf("%d rows: %q", test.rows, text)
+		}
+	}
+}
+
+func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
+	t.Parallel()
+	const evil = "a\x1b[2Jb\nc"
+	at := time.Now()
+	shot := pgxlock.Snapshot{
+		At:      at,
+		Holders: []pgxlock.Holder{{Key: evil, Kind: pgxlock.Lease, Owner: evil, Metadata: evil, State: pgxlock.Live, Since: at.Add(-time.Minute), Expires: at.Add(time.Minute)}},
+		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.Lease, State: pgxlock.Abandoned, Label: evil, Client: evil}},
+		Waiters: []pgxlock.Waiter{{Key: evil, Kind: pgxlock.Lease, Owner: evil, Behind: 2, Woken: true}},
+		Missing: []string{evil},
+	}
+	text, err := frame(true, shot, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tree strings.Builder
+	if err := printTree(&tree, true, at, shot.Tree()); err != nil {
+		t.Fatal(err)
+	}
+	for text, lines := range map[string]int{text: 10, tree.String(): 2} {
+		if strings.Contains(text, "\x1b[2J") || strings.Count(text, "\n") != lines || !strings.Contains(text, `a\x1b[2Jb\nc`) {
+			t.Errorf("want %d lines: %q", lines, text)
+		}
+	}
+	if want := " for 1m0s\n"; !strings.Contains(tree.String(), want) || !strings.Contains(tree.String(), "waits, and 2 more of it, was told to try\n") {
+		t.Errorf("%s", tree.String())
+	}
+}

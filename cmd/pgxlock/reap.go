@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// This file removes what nobody gave back.
+
+func newReap() *cobra.Command {
+	var m monitoring
+	var output format
+	var olderThan time.Duration
+	cmd := &cobra.Command{
+		Use:   "reap",
+		Short: "Remove leases that expired long ago",
+		Long: `Remove leases, permits and shares that expired longer ago than --older-than, and say
+how many. It is housekeeping: who acquires never needs it, and Lockers do it now and then.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if olderThan < 0 {
+				return usageError{fmt.Errorf("--older-than is %s, it must be 0s or more", olderThan)}
+			}
+			return m.do(cmd.Context(), writing, func(monitor *pgxlock.Monitor) error {
+				removed, err := monitor.Reap(cmd.Context(), olderThan)
+				switch {
+				case err != nil:
+					return err
+				case output == formatJSON:
+					return printJSON(cmd.OutOrStdout(), map[string]int64{"removed": removed})
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d\n", removed)
+				return err
+			})
+		},
+	}
+	m.target.addFlags(cmd.Flags())
+	output.addFlag(cmd)
+	cmd.Flags().DurationVar(&olderThan, "older-than", time.Hour, "only what expired more than this `duration` ago")
+	return cmd
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// This file shows who blocks whom.
+
+func newTree() *cobra.Command {
+	var m monitoring
+	var output format
+	cmd := &cobra.Command{
+		Use:   "tree",
+		Short: "Show who waits for whom",
+		Long: `Show the locks that somebody waits for, who holds them, and who waits; behind a waiter
+stand the locks that it holds and others wait for. What this role, or this schema, does
+not show is said on standard error.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return m.do(cmd.Context(), reading, func(monitor *pgxlock.Monitor) error {
+				shot, err := monitor.Snapshot(cmd.Context())
+				if err != nil {
+					return err
+				}
+				printMissing(cmd, shot.Missing)
+				queues := shot.Tree()
+				switch {
+				case output == formatJSON:
+					return printJSON(cmd.OutOrStdout(), views(queues, viewQueue))
+				case len(queues) == 0:
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), "nobody waits")
+					return err
+				}
+				return printTree(cmd.OutOrStdout(), colors(cmd), shot.At, queues)
+			})
+		},
+	}
+	m.addFlags(cmd)
+	output.addFlag(cmd)
+	return cmd
+}
+
+func printMissing(cmd *cobra.Command, missing []string) {
+	for _, text := range missing {
+		cmd.PrintErrln("pgxlock: not shown:", printable(text))
+	}
+}
+
+// queueView is a lock that somebody waits for as JSON shows it.
+type queueView struct {
+	Key     string        `json:"key"`
+	Kind    lockKind      `json:"kind"`
+	Holders []holderView  `json:"holders"`
+	Waiters []blockedView `json:"waiters"`
+}
+
+type blockedView struct {
+	waiterView
+	Blocks []queueView `json:"blocks"`
+}
+
+func viewQueue(q pgxlock.Queue) queueView {
+	return queueView{bare(q.Key), kindNamed(q.Kind), views(q.Holders, viewHolder), views(q.Waiters, func(b pgxlock.Blocked) blockedView {
+		return blockedView{viewWaiter(b.Waiter), views(b.Blocks, viewQueue)}
+	})}
+}
+
+func printTree(w io.Writer, p palette, at time.Time, queues []pgxlock.Queue) error {
+	var b strings.Builder
+	writeQueues(&b, p, at, "", queues)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []pgxlock.Queue) {
+	for _, q := range queues {
+		var holders []string
+		for _, h := range q.Holders {
+			holders = append(holders, printable(h.Owner)+after(" for ", age(at, h.Since)))
+		}
+		if len(holders) == 0 {
+			holders = []string{"nobody, it is being passed on"}
+		}
+		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, printable(bare(q.Key))), kindNamed(q.Kind), strings.Join(holders, ", "))
+		if len(q.Waiters) == 0 {
+			b.WriteString(p.paint(faint, ": see above"))
+		}
+		b.WriteString("\n")
+		for _, waiter := range q.Waiters {
+			fmt.Fprintf(b, "%s  %s waits%s", indent, p.paint(yellow, printable(waiter.Owner)), after(" for ", age(at, waiter.Since)))
+			if waiter.Behind > 0 {
+				fmt.Fprintf(b, ", and %d more of it", waiter.Behind)
+			}
+			if waiter.Woken {
+				b.WriteString(", was told to try")
+			}
+			b.WriteString("\n")
+			writeQueues(b, p, at, indent+"    ", waiter.Blocks)
+		}
+	}
+}
+
+// after is a text behind another, if there is one.
+func after(before, text string) string {
+	if text == "" {
+		return ""
+	}
+	return before + text
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// This file shows everything at once, again and again: redrawn on a terminal, one
+// after the other elsewhere.
+
+func newWatch() *cobra.Command {
+	var m monitoring
+	var output format
+	var every time.Duration
+	cmd := &cobra.Command{
+		Use:   "watch",
+		Short: "Watch who holds and who waits",
+		Long: `Watch who waits for locks, who holds them, which leases were left behind, and what
+presses on locks from the server's side. On a terminal it redraws; else it prints one
+snapshot after the other, each behind a line with the time, with -o json one object
+per line.
+
+It ends by Ctrl-C or SIGTERM. A server that cannot be reached at first is an error;
+one that goes away later is waited for.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if every < time.Second {
+				return usageError{fmt.Errorf("--every is %s, it must be at least 1s: to look stops the server's lock table for a moment", every)}
+			}
+			return m.do(cmd.Context(), reading, func(monitor *pgxlock.Monitor) error {
+				return watch(cmd, monitor, every, display(cmd, output))
+			})
+		},
+	}
+	m.addFlags(cmd)
+	output.addFlag(cmd)
+	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "how often to look")
+	return cmd
+}
+
+// watch shows snapshots until it is ended, or an error does not pass by itself.
+func watch(cmd *cobra.Command, monitor *pgxlock.Monitor, every time.Duration, show func(pgxlock.Snapshot) error) error {
+	ctx := cmd.Context()
+	var failed error
+	begun := false
+	for shot, err := range monitor.Watch(ctx, every) {
+		if err != nil && !begun {
+			return err
+		}
+		if failed = err; failed != nil {
+			cmd.PrintErrln("pgxlock:", describe(failed))
+			continue
+		}
+		if err := show(shot); err != nil {
+			return err
+		}
+		begun = true
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return outcome{exitCode(failed), errSilent} // it was said
+}
+
+// display is how snapshots are shown.
+func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot) error {
+	out, p := cmd.OutOrStdout(), colors(cmd)
+	if output == formatJSON {
+		lines := json.NewEncoder(out)
+		lines.SetEscapeHTML(false)
+		return func(shot pgxlock.Snapshot) error { return lines.Encode(viewSnapshot(shot)) }
+	}
+	if file, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
+		if _, terminal := window(file); terminal {
+			return func(shot pgxlock.Snapshot) error {
+				text, err := frame(p, shot, true)
+				if err == nil {
+					rows, _ := window(file) // it may have changed
+					_, err = io.WriteString(out, redrawn(text, rows))
+				}
+				return err
+			}
+		}
+	}
+	var missing []string
+	return func(shot pgxlock.Snapshot) error {
+		if !slices.Equal(missing, shot.Missing) {
+			missing = shot.Missing
+			printMissing(cmd, missing)
+		}
+		text, err := frame(p, shot, false)
+		if err == nil {
+			_, err = io.WriteString(out, text+"\n")
+		}
+		return err
+	}
+}
+
+// Escape sequences of ECMA-48, and of the VT100 for lines that are too long.
+const (
+	home      = "\x1b[H"
+	restOfRow = "\x1b[K"
+	restOfAll = "\x1b[J"
+	cutLines  = "\x1b[?7l"
+	wrapLines = "\x1b[?7h"
+)
+
+// redrawn writes a text over what is on a screen of so many rows; 0: it is not known.
+func redrawn(text string, rows int) string {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if rows > 2 && len(lines) > rows-1 {
+		more := len(lines) - (rows - 2)
+		lines = append(lines[:rows-2:rows-2], fmt.Sprintf("... %d more lines", more))
+	}
+	return home + cutLines + strings.Join(lines, restOfRow+"\n") + restOfRow + "\n" + wrapLines + restOfAll
+}
+
+// frame is a snapshot as people read it. Who waits comes first: a screen may have no room
+// for all.
+func frame(p palette, shot pgxlock.Snapshot, missing bool) (string, error) {
+	var b strings.Builder
+	load := shot.Server
+	fmt.Fprintf(&b, "%s  %d hold, %d wait, %d left behind\n", p.paint(bold, shot.At.Local().Format(time.RFC3339)), len(shot.Holders), len(shot.Waiters), len(shot.Expired))
+	fmt.Fprintf(&b, "lock table %d of %d, notifications %.0f%%", load.Locks, load.Room, 100*load.Notifications)
+	if load.OldestPID != 0 {
+		fmt.Fprintf(&b, ", oldest snapshot %s of process %d", age(shot.At, load.OldestSince), load.OldestPID)
+	}
+	b.WriteString("\n")
+	if len(shot.Waiters) > 0 {
+		b.WriteString("\n")
+		if err := printWaiters(&b, p, shot.At, shot.Waiters); err != nil {
+			return "", err
+		}
+	}
+	if holders := slices.Concat(shot.Holders, shot.Expired); len(holders) > 0 {
+		b.WriteString("\n")
+		if err := printHolders(&b, p, shot.At, holders); err != nil {
+			return "", err
+		}
+	}
+	if missing {
+		for _, text := range shot.Missing {
+			b.WriteString("\n" + p.paint(faint, "not shown: "+printable(text)))
+		}
+	}
+	return b.String(), nil
+}
+
+func printWaiters(w io.Writer, p palette, at time.Time, waiters []pgxlock.Waiter) error {
+	rows := make([][]cell, len(waiters))
+	for i, waiter := range waiters {
+		blockers := strings.Trim(fmt.Sprint(waiter.BlockedBy), "[]")
+		rows[i] = []cell{
+			{text: printable(bare(waiter.Key))},
+			{text: string(kindNamed(waiter.Kind))},
+			{printable(waiter.Owner), yellow},
+			{text: known(int64(waiter.Behind))},
+			{text: known(waiter.PID)},
+			{text: age(at, waiter.Since)},
+			{short(blockers, maxMetadata), faint},
+		}
+	}
+	return printTable(w, p, "", []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITS FOR", "BLOCKED BY"}, rows)
+}
+
+// snapshotView is a snapshot as JSON shows it.
+type snapshotView struct {
+	At      time.Time    `json:"at"`
+	Holders []holderView `json:"holders"`
+	Expired []holderView `json:"expired"`
+	Waiters []waiterView `json:"waiters"`
+	Server  serverView   `json:"server"`
+	Missing []string     `json:"missing"`
+}
+
+type serverView struct {
+	Locks         int64     `json:"locks"`
+	Room          int64     `json:"room"`
+	Notifications float64   `json:"notifications"`
+	OldestPID     int32     `json:"oldest_pid,omitempty"`
+	OldestSince   time.Time `json:"oldest_since,omitzero"`
+}
+
+func viewSnapshot(shot pgxlock.Snapshot) snapshotView {
+	return snapshotView{
+		shot.At, views(shot.Holders, viewHolder), views(shot.Expired, viewHolder), views(shot.Waiters, viewWaiter), serverView(shot.Server),
+		append([]string{}, shot.Missing...),
+	}
+}

@@ -1,0 +1,112 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// A watching is a run of watch, with what it writes.
+type watching struct {
+	stop           func(t *testing.T)
+	stdout, stderr *bufio.Reader
+}
+
+func startWatch(t *testing.T, url string, args ...string) watching {
+	t.Helper()
+	cmd := program(t, []string{"DATABASE_URL=" + url}, append([]string{"watch", "--every", "1s"}, args...)...)
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait() // it was killed
+		}
+	})
+	w := watching{stdout: bufio.NewReader(stdout), stderr: bufio.NewReader(stderr)}
+	w.stop = func(t *testing.T) {
+		t.Helper()
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if said := line(w.stderr); said != "pgxlock: ended by signal: terminated" {
+			t.Errorf("it said at last %q", said)
+		}
+		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != exitSignal+int(syscall.SIGTERM) {
+			t.Errorf("exit code %d", cmd.ProcessState.ExitCode())
+		}
+	}
+	return w
+}
+
+func line(r *bufio.Reader) string {
+	text, _ := r.ReadString('\n')
+	return strings.TrimSuffix(text, "\n")
+}
+
+func TestWatchWritesOneSnapshotAfterTheOtherWhenPiped(t *testing.T) {
+	t.Parallel()
+	w := startWatch(t, withLeases(t).URL)
+	for range 2 {
+		stamp, counts, _ := strings.Cut(line(w.stdout), "  ")
+		if _, err := time.Parse(time.RFC3339, stamp); err != nil || counts != "2 hold, 0 wait, 2 left behind" {
+			t.Fatalf("%q %q: %v", stamp, counts, err)
+		}
+		for _, want := range []string{"lock table ", "", "KEY ", "order:1  lease  live ", "order:2 ", "import ", "old ", ""} {
+			if got := line(w.stdout); !strings.HasPrefix(got, want) || want == "" && got != "" || strings.Contains(got, "\x1b") {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+	}
+	w.stop(t)
+}
+
+func TestWatchSaysOnceThatTheServerIsAwayAndGoesOn(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{})
+	w := startWatch(t, server.URL("postgres"), "-o", "json")
+	snapshots := json.NewDecoder(w.stdout)
+	next := func() (shot snapshotView) {
+		t.Helper()
+		if err := snapshots.Decode(&shot); err != nil {
+			t.Fatal(err)
+		}
+		return shot
+	}
+	if one, two := next(), next(); !two.At.After(one.At) || one.Server.Room == 0 || one.Holders == nil || len(one.Missing) != 1 {
+		t.Errorf("%+v, %+v", one, two)
+	}
+	if err := server.Crash(); err != nil {
+		t.Fatal(err)
+	}
+	if said := line(w.stderr); !strings.HasPrefix(said, "pgxlock: snapshot: ") {
+		t.Errorf("%q", said)
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var up time.Time
+	if err := pgtest.Connect(t, server.URL("postgres")).QueryRow(t.Context(), "select clock_timestamp()").Scan(&up); err != nil {
+		t.Fatal(err)
+	}
+	for !next().At.After(up) {
+	}
+	w.stop(t) // and has said nothing else
+}
