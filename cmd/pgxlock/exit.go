@@ -127,12 +127,8 @@ func unavailable(err error) bool {
 // describe makes one line of an error, with what to do about it.
 func describe(err error) string {
 	text := strings.TrimPrefix(oneLine(err.Error()), "pgxlock: ")
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if ok && pgErr.Hint != "" {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" {
 		text += "; " + oneLine(pgErr.Hint)
-	}
-	if ok && pgErr.Code == pgerrcode.InsufficientPrivilege {
-		text += "; which rights a role needs, and grant_locks, is in docs/operations.md"
 	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		text += "; is the server there, and is it the one meant by --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*?"

@@ -258,8 +258,8 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + withLeases(t).URL, "PGOPTIONS=-c role=pg_monitor"}
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
-	execute(t, env, "reap").want(t, exitInternal, "", "permission denied for table distributed_locks (SQLSTATE 42501); which rights a role needs")
-	execute(t, env, "evict", "order:1", "--reason", "why", "--yes").want(t, exitInternal, "", "which rights a role needs")
+	execute(t, env, "reap").want(t, exitInternal, "", "the role lacks rights that docs/operations.md names")
+	execute(t, env, "evict", "order:1", "--reason", "why", "--yes").want(t, exitInternal, "", "the role lacks rights that docs/operations.md names")
 }
 
 func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
