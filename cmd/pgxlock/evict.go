@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -67,15 +68,12 @@ answer was no.`,
 	flags := cmd.Flags()
 	e.monitoring.addFlags(cmd)
 	flags.StringVar(&e.reason, "reason", "", "`why`: the holder is told, and who looks later")
-	flags.Var(&e.kind, "kind", "only the lease, or only the advisory lock of a session: lease or session")
+	e.kind.addFlag(cmd, "only the lease, or only the advisory lock of a session: lease or session")
 	flags.StringVar(&e.holder, "holder", "", "only the holder with this `id`")
 	flags.Int64Var(&e.token, "token", 0, "only the acquisition with this `token`")
 	flags.Int32Var(&e.pid, "pid", 0, "only the session of this server `process`")
 	flags.BoolVar(&e.yes, "yes", false, "do not ask")
 	flags.BoolVar(&e.terminate, "terminate", false, "end the session that has the lock, with all that it holds")
-	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindSession)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic("pgxlock: " + err.Error()) // the flag was added above
-	}
 	return cmd
 }
 
@@ -156,9 +154,9 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 	case len(chosen) == 1:
 		return chosen[0], nil
 	case len(chosen) > 1:
-		return pgxlock.Holder{}, usageError{fmt.Errorf("%s is held by several, choose one by --kind, --holder, --pid or --token: %s", shown(bare(e.key)), listed(chosen))}
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s is held by several, choose one by --kind, --holder, --pid or --token: %s", shown(bare(e.key)), some(chosen, 10, "; ", described))}
 	case len(found) > 0:
-		return pgxlock.Holder{}, fmt.Errorf("that one does not hold %s; %w; held is the %s", shown(bare(e.key)), errNotEvicted, listed(found))
+		return pgxlock.Holder{}, fmt.Errorf("that one does not hold %s; %w; held is the %s", shown(bare(e.key)), errNotEvicted, some(found, 10, "; ", described))
 	}
 	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(bare(e.key)), errNotEvicted)
 }
@@ -229,21 +227,7 @@ func described(h pgxlock.Holder) string {
 		text += fmt.Sprintf(", process %d", h.PID)
 	}
 	if !h.Since.IsZero() {
-		text += ", since " + h.Since.Local().Format("2006-01-02 15:04:05")
+		text += ", since " + h.Since.Local().Format(time.DateTime)
 	}
 	return text
-}
-
-// listed names some holders.
-func listed(holders []pgxlock.Holder) string {
-	const most = 10
-	var all []string
-	for i, h := range holders {
-		if i == most {
-			all = append(all, fmt.Sprintf("%d more", len(holders)-most))
-			break
-		}
-		all = append(all, described(h))
-	}
-	return strings.Join(all, "; ")
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,12 +38,14 @@ func TestTheTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 	first, holder := session(t, db, "set application_name = 'first'; select pg_advisory_lock(advisory_lock_key('k'))")
 	second, waiter := session(t, db, "set application_name = 'second'; select pg_advisory_lock(8)")
 	third, last := session(t, db, "set application_name = E'th\\x1bird'")
+	var waiting sync.WaitGroup
+	t.Cleanup(waiting.Wait) // before the connections are closed
 	wait := func(conn *pgx.Conn, sql string) <-chan error {
 		ended := make(chan error, 1)
-		go func() {
+		waiting.Go(func() {
 			_, err := conn.Exec(t.Context(), sql)
 			ended <- err
-		}()
+		})
 		for waits := false; !waits; {
 			if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)", conn.PgConn().PID()).Scan(&waits); err != nil {
 				t.Fatal(err)

@@ -80,7 +80,7 @@ lost, 69 without a database, 64 for wrong usage.`,
 	flags := cmd.Flags()
 	e.target.addFlags(flags)
 	e.kind = kindLease
-	flags.Var(&e.kind, "kind", "lease, or session: an advisory lock, which needs no tables and is free at once when its session ends")
+	e.kind.addFlag(cmd, "lease, or session: an advisory lock, which needs no tables and is free at once when its session ends")
 	flags.DurationVar(&e.wait, "wait", 0, "how long to wait for somebody else's lock, then exit with 75 (default: until it is free)")
 	flags.BoolVar(&e.noWait, "no-wait", false, "do not wait for somebody else's lock, exit with 75")
 	flags.DurationVar(&e.ttl, "ttl", 30*time.Second, "after how long without a renewal others get the lock")
@@ -88,9 +88,6 @@ lost, 69 without a database, 64 for wrong usage.`,
 	flags.BoolVar(&e.shared, "shared", false, "share the lock with others who say --shared")
 	flags.IntVar(&e.permits, "permits", 0, "let in `N` at a time instead of one (leases only)")
 	flags.StringVar(&e.metadata, "metadata", "", "`text` for operators to see (leases only)")
-	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindSession)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic("pgxlock: " + err.Error()) // the flag was added above
-	}
 	return cmd
 }
 
@@ -112,6 +109,13 @@ func (k *lockKind) Set(s string) error {
 		return nil
 	}
 	return errors.New("use lease or session")
+}
+
+func (k *lockKind) addFlag(cmd *cobra.Command, usage string) {
+	cmd.Flags().Var(k, "kind", usage)
+	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindSession)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic("pgxlock: " + err.Error()) // the flag was added a line above
+	}
 }
 
 // check says what is wrong with the flags, and fills in their defaults.
@@ -300,20 +304,25 @@ func (e *errand) announce(ctx context.Context, from *opened) {
 
 // heldBy names holders, and says since when they hold, as far as that is known.
 func heldBy(holders []pgxlock.Holder) string {
-	const most = 3
-	var names []string
-	for i, h := range holders {
-		if i == most {
-			names = append(names, fmt.Sprintf("%d more", len(holders)-most))
-			break
-		}
+	return some(holders, 3, ", ", func(h pgxlock.Holder) string {
 		name := printable(h.Owner)
 		if !h.Since.IsZero() {
 			name += " since " + h.Since.Local().Format(time.DateTime)
 		}
-		names = append(names, name)
+		return name
+	})
+}
+
+// some names so many holders at most.
+func some(holders []pgxlock.Holder, most int, separator string, name func(pgxlock.Holder) string) string {
+	var names []string
+	for _, h := range holders[:min(most, len(holders))] {
+		names = append(names, name(h))
 	}
-	return strings.Join(names, ", ")
+	if more := len(holders) - most; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(names, separator)
 }
 
 // say writes a message.

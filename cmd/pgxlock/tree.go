@@ -81,14 +81,11 @@ func printTree(w io.Writer, p palette, at time.Time, queues []pgxlock.Queue) err
 
 func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []pgxlock.Queue) {
 	for _, q := range queues {
-		var holders []string
-		for _, h := range q.Holders {
-			holders = append(holders, printable(h.Owner)+after(" for ", age(at, h.Since)))
+		holders := "nobody, it is being passed on"
+		if len(q.Holders) > 0 {
+			holders = some(q.Holders, 10, ", ", func(h pgxlock.Holder) string { return printable(h.Owner) + after(" for ", age(at, h.Since)) })
 		}
-		if len(holders) == 0 {
-			holders = []string{"nobody, it is being passed on"}
-		}
-		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, printable(bare(q.Key))), kindNamed(q.Kind), strings.Join(holders, ", "))
+		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, printable(bare(q.Key))), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {
 			b.WriteString(p.paint(faint, ": see above"))
 		}
