@@ -112,11 +112,10 @@ func TestReapSaysHowManyItRemoved(t *testing.T) {
 // evicted runs evict, again while a session is too busy to answer.
 func evicted(t *testing.T, env []string, args ...string) result {
 	t.Helper()
-	r := execute(t, env, append([]string{"evict", "--reason", "the node is drained"}, args...)...)
-	for limit, busy := time.Now().Add(patience), false; r.code == exitBusy && time.Now().Before(limit); {
-		busy = true
-		r = execute(t, env, append([]string{"evict", "--reason", "the node is drained"}, args...)...)
-		if r.code == exitNotEvicted && busy { // it was given back between the two
+	args = append([]string{"evict", "--reason", "the node is drained"}, args...)
+	r := execute(t, env, args...)
+	for limit := time.Now().Add(patience); r.code == exitBusy && time.Now().Before(limit); {
+		if r = execute(t, env, args...); r.code == exitNotEvicted { // it was given back between the two
 			return result{exitOK, "evicted: ", ""}
 		}
 	}
