@@ -108,6 +108,7 @@ func (s *supervision) run(signals chan os.Signal) error {
 // changed takes note of what became of one of our processes.
 func (s *supervision) changed(c change) {
 	switch {
+	case c.pid == s.watcher.pid() && bootClock() >= s.schedule().Kill: // it has killed the command, as it should
 	case c.pid == s.watcher.pid():
 		s.say("the process that watches over this one has ended; if this one is killed or frozen now, the command goes on")
 	case c.pid != s.group.pid: // an orphan
