@@ -13,7 +13,7 @@ import (
 // this role.
 
 // newestVersion is the version of the migrations that this program knows.
-const newestVersion = monitorVersion
+const newestVersion = turnsVersion
 
 // migrateAdvice is what brings or mends the schema.
 const migrateAdvice = "run migrations.Up or pgxlock migrate up"

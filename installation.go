@@ -14,14 +14,16 @@ import (
 // schemaVersion is the oldest version of the migrations that leases work with,
 // queueVersion the first one in which other processes see who waits,
 // sharesVersion the first one in which leases are shared and a release tells whether
-// anybody waits; primitivesVersion that with what semaphores and leaders need, and
-// monitorVersion that in which holders can be evicted and keys have names.
+// anybody waits; primitivesVersion that with what semaphores and leaders need,
+// monitorVersion that in which holders can be evicted and keys have names, and
+// turnsVersion that in which who asked in vain for an advisory lock keeps its place.
 const (
 	schemaVersion     = 3
 	queueVersion      = 5
 	sharesVersion     = 6
 	primitivesVersion = 7
 	monitorVersion    = 8
+	turnsVersion      = 9
 )
 
 // An installation is where the tables and functions are. It is found at the

@@ -153,6 +153,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"pgxlock_take_batch('{k1,k2,hot}', '{A,A,A}', '{1,1,1}', '{null,null,null}', '{0,0,0}')",
 		"pgxlock_wake_batch('{0,0,0}', '{k1,k2,hot}', '{null,null,1}')",
 		"pgxlock_give_back_batch('{k1,k2,hot}', '{A,A,A}', '{null,null,null}')",
+		"pgxlock_refused_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"wake_lock_waiter('hot')",
 	} {

@@ -50,6 +50,7 @@ type queue struct {
 	withdrawing combiner[*ticket]
 	waking      combiner[wakeUp]
 	asking      combiner[lockName] // who has them
+	trying      combiner[*ticket]  // that have, in vain
 
 	tickets map[*ticket]struct{}
 	woken   map[lockName]wokenTicket
@@ -72,6 +73,7 @@ type ticket struct {
 	unsent bool  // the last try to publish it failed; the next look at all tickets is another
 	first  bool  // nobody stood before it when that was last heard of
 	vain   int   // how often in a row its line was refused a lock that nobody seemed to have
+	woken  bool  // it may have a stamp in the table that says so
 }
 
 func newQueue(l *Locker, place *installation, owner string, run func(exchange) error, reached func() bool, d dialer) *queue {
@@ -84,6 +86,7 @@ func newQueue(l *Locker, place *installation, owner string, run func(exchange) e
 	q.withdrawing = combiner[*ticket]{limit: maxTickets, run: q.withdraw, fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
 	q.waking = combiner[wakeUp]{limit: maxTickets, run: q.wake, fail: func([]wakeUp, error) {}}
 	q.asking = combiner[lockName]{limit: maxTickets, run: q.tellHolders, fail: func([]lockName, error) {}}
+	q.trying = combiner[*ticket]{limit: maxTickets, run: q.tried, fail: q.untold}
 	return q
 }
 
@@ -347,13 +350,20 @@ func (l *line) fail(id string) {
 	}
 }
 
+// ticketsOf is how the table knows tickets; lines.mu is held.
+func ticketsOf(batch []*ticket) (kinds []int32, names []string, numbers []int64) {
+	for _, t := range batch {
+		kinds, names, numbers = append(kinds, int32(t.line.name.kind())), append(names, t.line.name.text()), append(numbers, t.number)
+	}
+	return kinds, names, numbers
+}
+
 // withdraw removes tickets, and wakes whoever was behind them.
 func (q *queue) withdraw(batch []*ticket) error {
-	kinds, names, numbers := make([]int32, len(batch)), make([]string, len(batch)), make([]int64, len(batch))
 	var wakeUps []wakeUp
 	q.lines.mu.Lock()
-	for i, t := range batch {
-		kinds[i], names[i], numbers[i] = int32(t.line.name.kind()), t.line.name.text(), t.number
+	kinds, names, numbers := ticketsOf(batch)
+	for _, t := range batch {
 		if !t.spent || t.line.name.kind() != 0 {
 			wakeUps = append(wakeUps, wakeUp{name: t.line.name})
 		}
@@ -389,6 +399,7 @@ func (q *queue) listens(client int64) {
 	defer q.lines.mu.Unlock()
 	q.client = client
 	for t := range q.tickets {
+		t.woken = true // perhaps when nobody listened
 		q.add(t)
 	}
 }
@@ -428,6 +439,7 @@ func (q *queue) close() {
 	<-q.publishing.done()
 	<-q.withdrawing.done()
 	<-q.asking.done()
+	<-q.trying.done()
 	<-q.waking.done()
 	q.listener.stop()
 }

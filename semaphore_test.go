@@ -397,7 +397,7 @@ func TestSoakThereAreNeverMoreHoldersThanPermits(t *testing.T) {
 func TestSemaphoresAndLeadersSayWhichVersionTheyNeed(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	for _, file := range []string{"000008_monitor.down.sql", "000007_primitives.down.sql"} {
+	for _, file := range []string{"000009_turns.down.sql", "000008_monitor.down.sql", "000007_primitives.down.sql"} {
 		down, err := migrations.FS.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -274,6 +274,9 @@ func (w *wait) again(key string, err error) error {
 	}
 	if isBusy {
 		w.place.tell(busy)
+		if w.locker.queue != nil {
+			w.locker.queue.asked(w.place.line)
+		}
 	}
 	joined := !w.place.asked
 	w.place.asked = true

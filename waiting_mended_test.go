@@ -218,6 +218,42 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 	noTickets(t, db)
 }
 
+// Who was woken and asked in vain has not slept through its turn: it keeps its place before
+// those who come later, however long the next chance takes.
+func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	db.Exec(t, `create or replace function pgxlock_waiter_passed(p_woken timestamptz) returns boolean language sql volatile
+		return p_woken is not null and p_woken < clock_timestamp() - interval '1 hour'`) // a turn is over when the test says so
+	readers, writer := newAdvisory(t, db, nil), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: seldom})
+	listen(t, db, readers, writer)
+	listen(t, db, writer, readers)
+	reading := acquire(t, readers, "k", pgxlock.Shared)
+	granted := waits(t, writer, "k")
+	untilQueued(t, db, "k", 1)
+	until(t, "the readers know", func() bool { return readers.Wanted("k") })
+	for range 2 {
+		if n := query[int](t, db, "select count(*) from pgxlock_wake_batch('{1}', array[advisory_lock_key('k')::text], '{null}')"); n != 1 {
+			t.Fatalf("woken: %d", n)
+		}
+		until(t, "the writer has tried", func() bool { return query[bool](t, db, "select woken is null from pgxlock_waiters") })
+	}
+	db.Exec(t, "update pgxlock_waiters set woken = woken - interval '2 hours'") // of who had not
+	late := waits(t, readers, "k", pgxlock.Shared)
+	until(t, "the one that came later waits, or has it", func() bool { return tickets(t, db, "k") == 2 || len(late) == 1 })
+	release(t, reading)
+	select {
+	case lock := <-granted:
+		release(t, lock)
+		release(t, <-late)
+	case lock := <-late:
+		t.Error("a reader that came later went past the writer")
+		release(t, lock)
+		release(t, <-granted)
+	}
+	noTickets(t, db)
+}
+
 // A session that does not end has a lock, and its process, which still listens for it,
 // does not know any more: its connection broke in silence.
 func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {

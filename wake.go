@@ -161,7 +161,7 @@ func (q *queue) wakeHere(name lockName, first bool) {
 	defer q.lines.mu.Unlock()
 	if l := q.lines.of[name]; l != nil { // else its ticket is being withdrawn, which wakes the next
 		if l.ticket != nil && first {
-			l.ticket.first = true
+			l.ticket.first, l.ticket.woken = true, true
 		}
 		l.wake()
 	}
@@ -188,6 +188,46 @@ func (q *queue) refused(l *line) bool {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	return l.ticket != nil && l.ticket.first
+}
+
+// asked is told that the one in front has asked in vain. A grant of leases looks at the
+// ticket itself; the session of advisory locks knows of none. Who was woken, and is not
+// known to have tried, loses its precedence.
+func (q *queue) asked(l *line) {
+	if l.name.kind() == 0 || !q.place.has(turnsVersion) {
+		return
+	}
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	if t := l.ticket; t != nil && t.number != 0 && (t.woken || q.client == 0) { // who does not listen does not know
+		t.woken = false
+		q.trying.add(t)
+	}
+}
+
+// tried says of tickets that they have asked in vain.
+func (q *queue) tried(batch []*ticket) error {
+	q.lines.mu.Lock()
+	kinds, names, numbers := ticketsOf(batch)
+	q.lines.mu.Unlock()
+	err := q.send("queue_refused", kinds, names, numbers)
+	if err == nil {
+		return nil
+	}
+	q.untold(batch, err)
+	if q.reached() {
+		return nil
+	}
+	return err
+}
+
+// untold is told of tickets whose tries are not known. The next one is, instead.
+func (q *queue) untold(batch []*ticket, _ error) {
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	for _, t := range batch {
+		t.woken = true
+	}
 }
 
 // tellHolders tells those who have advisory locks that they are wanted. Where nobody

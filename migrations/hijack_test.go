@@ -216,6 +216,7 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 		{"release_lock('" + name + "'::varchar, 'y'::varchar)", "true"},
 		{publish("{"+name+",7}", "{null,1000001}", none), "t,t"},
 		{"pgxlock_withdraw_batch('{1}'::integer[], '{7}'::text[], '{1000001}'::bigint[])::text is null", "false"},
+		{"pgxlock_refused_batch('{1}'::integer[], '{7}'::text[], '{1000001}'::bigint[])::text is null", "false"},
 		{"pgxlock_tell_holders('{1,2}'::integer[], '{7,7}'::bigint[])::text = '{0,0}'::text", "true"},
 		{"pgxlock_waiter_key(7::bigint) is null", "false"},
 		{"pgxlock_reap_waiters(10) >= 0::bigint", "true"},

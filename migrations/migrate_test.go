@@ -101,6 +101,10 @@ var obstacles = []struct{ create, drop, says string }{
 		"create function pgxlock_publish_names(p_names text[]) returns text language sql as $$ select ''::text $$",
 		"drop function pgxlock_publish_names(text[])", "cannot change return type of existing function",
 	},
+	{
+		"create function pgxlock_refused_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) returns text language sql as $$ select ''::text $$",
+		"drop function pgxlock_refused_batch(integer[], text[], bigint[])", "cannot change return type of existing function",
+	},
 }
 
 func TestSoakAnErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
@@ -172,7 +176,7 @@ func TestSoakAnErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
 	t.Parallel()
 	const dependent = "create view in_the_way as select %s as one"
 	for _, way := range ways {
-		for i, call := range []string{"(pgxlock_evicted('{}'::integer[], '{}'::text[], '{}'::text[], '{}'::bigint[])).n", "pgxlock_limit_clock()", "pgxlock_share_pin('k'::text, 'h'::text)", "pgxlock_waiter_key(1)", "pgxlock_session_key(1)", "pgxlock_hardened()", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')"} {
+		for i, call := range []string{"pgxlock_refused_batch('{}'::integer[], '{}'::text[], '{}'::bigint[]) is null", "(pgxlock_evicted('{}'::integer[], '{}'::text[], '{}'::text[], '{}'::bigint[])).n", "pgxlock_limit_clock()", "pgxlock_share_pin('k'::text, 'h'::text)", "pgxlock_waiter_key(1)", "pgxlock_session_key(1)", "pgxlock_hardened()", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')"} {
 			if len(downFiles)-1-i < firstTried(t) {
 				continue
 			}

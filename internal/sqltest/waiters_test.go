@@ -334,6 +334,35 @@ func TestWhoWasWokenAndDoesNotTryIsPassed(t *testing.T) {
 	d.want(wake(0, "k", "NULL"), "1 "+tc)
 }
 
+// An advisory lock is asked for elsewhere, so who was refused it says so.
+func TestWhoWasRefusedAnAdvisoryLockIsNotPassed(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []int{1, 2} {
+		d := install(t)
+		a, b, slow := d.process(), d.process(), d.process()
+		ta, tb, ts := a.queue(kind, "7"), b.queue(kind, "7"), slow.queue(kind, "8")
+		d.want(wake(kind, "7", "NULL"), "1 "+ta)
+		d.want(wake(kind, "8", "NULL"), "1 "+ts)
+		d.pass(ts)
+		stamp := d.get("select woken from pgxlock_waiters where ticket = " + ts)
+		a.do(fmt.Sprintf("select pgxlock_refused_batch('{%d,%[1]d,%d}', '{7,7,7}', '{%s,%s,%[3]s}')", kind, 3-kind, ta, tb))
+		d.want("select string_agg(ticket::text, ' ' order by ticket) from pgxlock_waiters where woken is null", ta+" "+tb)
+		d.want("select woken from pgxlock_waiters where ticket = "+ts, stamp)
+		d.pass(ta)
+		if got := b.refreshed(kind, "7", tb, "NULL"); got != "f" {
+			t.Errorf("who came later may try: %s", got)
+		}
+		d.want(wake(kind, "7", "NULL"), "1 "+ta)
+
+		// Whose row is locked is left to its next try.
+		by := d.begin(readCommitted)
+		by.do("select from pgxlock_waiters for update")
+		a.do(fmt.Sprintf("select pgxlock_refused_batch('{%d}', '{7}', '{%s}')", kind, ta))
+		d.want("select woken is null from pgxlock_waiters where ticket = "+ta, "false")
+		by.rollback()
+	}
+}
+
 // The other tests do not wait for it, and do not hurry.
 func TestATurnLastsAQuarterOfASecond(t *testing.T) {
 	t.Parallel()
@@ -539,6 +568,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	unchanged("pgxlock_wake_batch('{0,1}', '{k,7}', '{null,null}')", true)
 	unchanged("wake_lock_waiter('k')", true)
 	unchanged("pgxlock_withdraw_batch('{0,1}', '{k,7}', '{1,2}')", true)
+	unchanged("pgxlock_refused_batch('{0,1}', '{k,7}', '{1,2}')", true)
 	ticket := p.queue(0, "k")
 	unchanged(p.publishes(0, "k", ticket, "NULL"), true)
 	unchanged(p.publishes(0, "k", ticket, asJSON("X")), false)
@@ -662,9 +692,10 @@ func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 				call := []string{
 					fmt.Sprintf("(select count(*) from pgxlock_publish_batch(%s, %s, %s, %s, %s, %s, 'o', %s))", list(kinds), list(names), list(tickets), list(ones), list(nulls), p.client, live),
 					fmt.Sprintf("pgxlock_withdraw_batch(%s, %s, %s)", list(kinds), list(names), list(tickets)),
+					fmt.Sprintf("pgxlock_refused_batch(%s, %s, %s)", list(kinds), list(names), list(tickets)),
 					fmt.Sprintf("(select count(*) from pgxlock_wake_batch(%s, %s, %s))", list(kinds), list(names), list(nulls)),
 					fmt.Sprintf("(select count(*) from pgxlock_take_batch(%s, %s, %s, %s, %s))", list(names), list(holders), list(ttls), list(nulls), list(tickets)),
-				}[random.IntN(4)]
+				}[random.IntN(5)]
 				switch got := p.outcome(call); {
 				case got == "40P01":
 					deadlocks.Add(1)
@@ -690,7 +721,7 @@ func TestACallThatMakesNoSenseDoesNothing(t *testing.T) {
 		"pgxlock_publish_batch('{0}', '{null}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_publish_batch('{0}', array[repeat('x', 256)], '{null}', '{1}', '{null}', 1, 'o', 1000)",
 		"pgxlock_take_batch('{k}', '{A}', '{1}', '{null}', '{}')", "pgxlock_take_batch(null, null, null, null, null)", "pgxlock_take_batch('{k}', '{A}', '{1}', '{null,null}', '{0}')",
 		"pgxlock_wake_batch('{0}', '{k}', '{}')", "pgxlock_wake_batch(null, '{k}', '{null}')", "pgxlock_withdraw_batch('{0}', '{k,l}', '{1,1}')",
-		"pgxlock_withdraw_batch(null, null, null)", "wake_lock_waiter(null)", "pgxlock_tell_holders('{1}', '{}')", "pgxlock_tell_holders(null, null)", "pgxlock_reap_waiters(0)",
+		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "wake_lock_waiter(null)", "pgxlock_tell_holders('{1}', '{}')", "pgxlock_tell_holders(null, null)", "pgxlock_reap_waiters(0)",
 	} {
 		d.want("(select count(*) from "+call+")", "22023")
 	}
