@@ -23,7 +23,7 @@ BEGIN
                JOIN pg_proc p ON p.oid = to_regprocedure(f.signature)::oid
               WHERE p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) OR EXISTS (SELECT FROM pg_class c
               WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
-                AND (c.relname::text IN ('distributed_locks', 'lock_leases', 'distributed_lock_shares', 'lock_shares') OR left(c.relname::text, 8) = 'pgxlock_')
+                AND (c.relname::text IN ('distributed_locks', 'lock_leases', 'distributed_lock_shares', 'lock_shares', 'lock_holders', 'lock_waiters') OR left(c.relname::text, 8) = 'pgxlock_')
                 AND c.relowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) THEN
     RAISE EXCEPTION 'pgxlock in schema % belongs to another role', quote_ident(v_schema)
       USING ERRCODE = 'insufficient_privilege', HINT = 'SET ROLE to the one that installed it, and run this again.';
@@ -35,9 +35,12 @@ BEGIN
 
   v_hardened := pgxlock_hardened();
   FOR v_change IN SELECT * FROM (VALUES
-      ('pgxlock_rights()', '[^\n]*pgxlock_refused_batch[^\n]*\n')) c (signature, added) LOOP
+      ('pgxlock_rights()', '[^\n]*(pgxlock_refused_batch|TABLE lock_(holders|waiters))[^\n]*\n'),
+      ('pgxlock_objects()', '''lock_(holders|waiters)'', '),
+      ('harden_locks()', '''lock_(holders|waiters)'', ')) c (signature, added) LOOP
     EXECUTE regexp_replace(pg_get_functiondef(v_change.signature::regprocedure::oid), v_change.added, '', 'g');
   END LOOP;
+  DROP VIEW lock_waiters, lock_holders;
   DROP FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]);
 
   CREATE OR REPLACE FUNCTION pgxlock_schema_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 8::bigint;

@@ -1,5 +1,5 @@
 -- Turns that last: who was woken for an advisory lock and asked in vain keeps its place
--- in the queue.
+-- in the queue. And views of who has what, and who waits for whom.
 --
 -- Needs 000008_monitor.up.sql. What is said in 000001_leases.up.sql and
 -- 000004_session_fences.up.sql about how to run it, and the rules that its functions
@@ -13,6 +13,7 @@ DECLARE
   v_foreign pg_catalog.text;
   v_hardened boolean;
   v_change   pg_catalog.record;
+  v_new      boolean;
 
   -- Asked before anything is made, and again when all is made and nothing was
   -- read or written but definitions.
@@ -20,7 +21,7 @@ DECLARE
     SELECT string_agg(o.name || ' (owned by ' || quote_ident(pg_get_userbyid(o.owner)::text) || ')', ', ')
       FROM (SELECT c.relname::text AS name, c.relowner AS owner FROM pg_class c
              WHERE c.relnamespace = to_regnamespace(quote_ident($1))::oid
-               AND (c.relname::text IN ('distributed_locks', 'lock_leases', 'distributed_lock_shares', 'lock_shares') OR left(c.relname::text, 8) = 'pgxlock_')
+               AND (c.relname::text IN ('distributed_locks', 'lock_leases', 'distributed_lock_shares', 'lock_shares', 'lock_holders', 'lock_waiters') OR left(c.relname::text, 8) = 'pgxlock_')
             UNION ALL
             SELECT p.oid::regprocedure::text, p.proowner
               FROM pg_catalog.unnest('{"acquire_lock(varchar, varchar, integer, jsonb)", "try_acquire_lock(varchar, varchar, interval, jsonb)",
@@ -107,6 +108,96 @@ BEGIN
   END IF;
   v_hardened := pgxlock_hardened();
 
+  ------------------------------------------------------------------- views --
+  -- Who has what, and who waits for whom, for psql. They read the tables as their owner,
+  -- and the server's views as whoever asks: what those show of other roles' sessions is
+  -- up to them. So they call nothing that is ours: that would need a right of its own.
+  v_new := to_regclass('lock_holders') IS NULL;
+
+  -- Names of keys, tokens and sessions are joined to the lock table as sets: to look one
+  -- up for each lock takes too long where there are thousands.
+  CREATE OR REPLACE VIEW lock_holders AS
+    WITH granted AS MATERIALIZED (
+      SELECT e.objsubid::integer AS key_space, e.classid::bigint << 32 | e.objid::bigint AS key_id, e.mode = 'ShareLock' AS shared, e.pid
+        FROM pg_locks e
+       WHERE e.locktype = 'advisory' AND e.granted AND e.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    ), session AS MATERIALIZED (
+      SELECT a.pid, a.application_name, a.client_addr FROM pg_stat_activity a
+    ), token AS (                           -- whose session that is, says what pgxlock_session_key() returns
+      SELECT s.key_space, s.key_id, o.pid, s.token
+        FROM pgxlock_session_locks s
+        JOIN granted o ON o.key_space = 1 AND NOT o.shared
+                      AND o.key_id = ('x' || encode(substr(sha256(decode('0073657373696f6e00', 'hex') || int8send(s.session)), 1, 8), 'hex'))::bit(64)::bigint
+       WHERE NOT s.shared
+    )
+    SELECT 'lease' AS kind, l.lock_name::text COLLATE "C" AS lock_name, CASE WHEN l.shared THEN 'shared' ELSE 'exclusive' END AS mode,
+           l.holder_id::text AS holder_id, NULL::integer AS pid, NULL::text AS application_name, NULL::inet AS client_addr,
+           l.held_for, l.remaining, l.fencing_token, l.acquired_at, l.expires_at, NULL::integer AS key_space, NULL::bigint AS key_id
+      FROM (SELECT false AS shared, a.lock_name, a.state, a.holder_id, a.fencing_token, a.held_for, a.remaining, a.acquired_at, a.expires_at
+              FROM lock_leases a WHERE a.holder_id::text <> '*shared' COLLATE "C"
+            UNION ALL
+            SELECT true, b.lock_name, b.state, b.holder_id, b.fencing_token, b.held_for, b.remaining, b.acquired_at, b.expires_at FROM lock_shares b) l
+     WHERE l.state = 'live'
+    UNION ALL
+    SELECT 'advisory',
+           coalesce(n.name, CASE g.key_space WHEN 2 THEN '#' || (g.key_id >> 32)::text || ',' || (g.key_id << 32 >> 32)::text ELSE '#' || g.key_id::text END COLLATE "C"),
+           CASE WHEN g.shared THEN 'shared' ELSE 'exclusive' END,
+           CASE WHEN g.pid IS NULL THEN 'prepared transaction'
+                ELSE coalesce(nullif(regexp_replace(a.application_name, '^pgxlock '::text, ''::text), '') || ':', '') || g.pid::text END,
+           g.pid, a.application_name, a.client_addr, NULL, NULL, t.token, NULL, NULL, g.key_space, g.key_id
+      FROM granted g
+      LEFT JOIN session a ON a.pid = g.pid
+      LEFT JOIN pgxlock_names n ON g.key_space = 1 AND n.key_id = g.key_id
+      LEFT JOIN token t ON t.key_space = g.key_space AND t.key_id = g.key_id AND t.pid = g.pid AND NOT g.shared;
+
+  -- A ticket is a process with all that wait in it. It counts for as long as one that
+  -- listens has the session that does; which session that is, says what
+  -- pgxlock_waiter_key() returns. Who wants a permit stands in the queue of all permits.
+  CREATE OR REPLACE VIEW lock_waiters AS
+    WITH session AS MATERIALIZED (
+      SELECT a.pid, a.application_name, a.client_addr FROM pg_stat_activity a
+    ), held AS MATERIALIZED (
+      SELECT coalesce(h.key_space, 0) AS key_space, CASE WHEN h.key_space IS NULL THEN h.lock_name ELSE h.key_id::text END COLLATE "C" AS name,
+             h.mode, h.holder_id, h.pid
+        FROM lock_holders h
+    ), holder AS MATERIALIZED (
+      SELECT u.key_space, u.name, pg_catalog.array_agg(DISTINCT u.holder_id) AS ids, pg_catalog.array_agg(DISTINCT u.pid) FILTER (WHERE u.pid IS NOT NULL) AS pids
+        FROM (SELECT h.key_space, h.name, h.holder_id, h.pid FROM held h
+              UNION ALL
+              SELECT 0, regexp_replace(h.name, '#[0-9]+$'::text, '#'::text), h.holder_id, h.pid FROM held h WHERE h.key_space = 0 AND h.name ~ '#[0-9]+$') u
+       GROUP BY u.key_space, u.name
+    ), waiting AS (
+      SELECT w.kind AS key_space, w.name,
+             CASE WHEN w.kind <> 0 AND w.name ~ '^-?[0-9]{1,19}$'
+                  THEN CASE WHEN w.name::numeric BETWEEN -9223372036854775808::numeric AND 9223372036854775807::numeric THEN w.name::bigint END END AS key_id,
+             NULL::text AS mode, w.owner, l.pid, w.waiters, w.since, w.ticket
+        FROM pgxlock_waiters w
+        LEFT JOIN held l ON l.key_space = 1 AND l.mode = 'exclusive'
+                        AND l.name = ('x' || encode(substr(sha256(decode('0077616974657200', 'hex') || int8send(w.client)), 1, 8), 'hex'))::bit(64)::bigint::text COLLATE "C"
+       WHERE w.live_until > clock_timestamp() AND (w.client IS NULL OR l.pid IS NOT NULL)
+      UNION ALL
+      SELECT e.objsubid::integer, (e.classid::bigint << 32 | e.objid::bigint)::text COLLATE "C", e.classid::bigint << 32 | e.objid::bigint,
+             CASE e.mode WHEN 'ShareLock' THEN 'shared' ELSE 'exclusive' END, NULL, e.pid, 1, e.waitstart, NULL
+        FROM pg_locks e
+       WHERE e.locktype = 'advisory' AND NOT e.granted AND e.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    )
+    SELECT CASE w.key_space WHEN 0 THEN 'lease' ELSE 'advisory' END AS kind,
+           CASE w.key_space WHEN 0 THEN w.name
+                            WHEN 2 THEN '#' || (w.key_id >> 32)::text || ',' || (w.key_id << 32 >> 32)::text
+                            ELSE coalesce(n.name, '#' || w.key_id::text) END COLLATE "C" AS lock_name,
+           w.mode,
+           coalesce(w.owner, coalesce(nullif(regexp_replace(a.application_name, '^pgxlock '::text, ''::text), '') || ':', '') || w.pid::text) AS owner,
+           w.pid, a.application_name, a.client_addr, w.waiters,
+           clock_timestamp() - w.since AS waiting_for,
+           CASE WHEN w.ticket IS NULL THEN pg_blocking_pids(w.pid) ELSE coalesce(h.pids, '{}'::integer[]) END AS blocked_by,
+           coalesce(h.ids, '{}'::text[]) AS held_by,
+           w.since, w.ticket, nullif(w.key_space, 0) AS key_space, w.key_id
+      FROM waiting w
+      LEFT JOIN session a ON a.pid = w.pid
+      LEFT JOIN pgxlock_names n ON w.key_space = 1 AND n.key_id = w.key_id
+      LEFT JOIN holder h ON h.key_space = w.key_space AND h.name = w.name
+     WHERE w.key_space = 0 OR w.key_id IS NOT NULL;       -- else it is nobody's
+
   ------------------------------------------------------------------- turns --
   -- What pgxlock_take_batch() does for leases: who was woken, asked and did not get the
   -- lock has shown that it lives, and keeps its precedence. Without it others went past a
@@ -138,15 +229,56 @@ BEGIN
   FOR v_change IN SELECT * FROM (VALUES
       ('pgxlock_rights()', '           (NULL, ''SELECT'', ''TABLE lock_leases''',
 $rights$           (true, 'EXECUTE', 'FUNCTION pgxlock_refused_batch(integer[], text[], bigint[])', '{application}'::text[]),
-$rights$)) c (signature, before, added) LOOP
+           (NULL, 'SELECT', 'TABLE lock_holders', '{monitoring,administration}'::text[]),
+           (NULL, 'SELECT', 'TABLE lock_waiters', '{monitoring,administration}'::text[]),
+$rights$),
+      ('pgxlock_objects()', '''lock_leases''', '''lock_holders'', ''lock_waiters'', '),
+      ('harden_locks()', '''lock_leases''', '''lock_holders'', ''lock_waiters'', ')) c (signature, before, added) LOOP
     IF position(v_change.added IN pg_get_functiondef(v_change.signature::regprocedure::oid)) = 0 THEN         -- else this runs again
       EXECUTE replace(pg_get_functiondef(v_change.signature::regprocedure::oid), v_change.before, v_change.added || v_change.before);
     END IF;
   END LOOP;
 
+  -- Who may see the leases by a right on their view sees who has what, and who waits.
+  IF v_new AND NOT v_hardened THEN
+    FOR v_change IN SELECT DISTINCT CASE WHEN x.grantee = 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)::text) END AS grantee
+                      FROM pg_class c, aclexplode(c.relacl) x
+                     WHERE c.oid = 'lock_leases'::regclass::oid AND x.grantee <> c.relowner AND x.privilege_type = 'SELECT' LOOP
+      EXECUTE 'GRANT SELECT ON lock_holders, lock_waiters TO ' || v_change.grantee;
+    END LOOP;
+  END IF;
+
   CREATE OR REPLACE FUNCTION pgxlock_schema_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 9::bigint;
 
   ---------------------------------------------------------------- comments --
+  COMMENT ON VIEW lock_holders IS 'pgxlock: who has what now: leases and permits that are live, each of those who share one, and the advisory locks of this database, whoever has them. Of other roles'' sessions it shows what pg_stat_activity shows the role that asks. It looks at the whole lock table: ask no more often than every few seconds.';
+  COMMENT ON COLUMN lock_holders.kind IS 'lease or advisory. A permit is the lease name#number.';
+  COMMENT ON COLUMN lock_holders.lock_name IS 'Of an advisory lock, the name that its holder published within the last hour, else # and the key, or the two keys.';
+  COMMENT ON COLUMN lock_holders.mode IS 'exclusive or shared.';
+  COMMENT ON COLUMN lock_holders.holder_id IS 'Of a lease, as in lock_leases; of an advisory lock, the application and the process id, as Lock.Holder says it.';
+  COMMENT ON COLUMN lock_holders.pid IS 'Of the session that has an advisory lock; NULL: a prepared transaction, or a lease, which has no session.';
+  COMMENT ON COLUMN lock_holders.application_name IS 'Of that session.';
+  COMMENT ON COLUMN lock_holders.client_addr IS 'Of that session; NULL: a local one, or this role may not know.';
+  COMMENT ON COLUMN lock_holders.held_for IS 'NULL of an advisory lock: the server does not know.';
+  COMMENT ON COLUMN lock_holders.remaining IS 'Until the lease runs out unless it is renewed; NULL: for good, or an advisory lock, which lasts as long as its session or transaction.';
+  COMMENT ON COLUMN lock_holders.fencing_token IS 'NULL of an advisory lock that was taken without.';
+  COMMENT ON COLUMN lock_holders.key_space IS 'Of an advisory lock, as objsubid in pg_locks: 1 of one bigint, 2 of two integers; what evict_session_lock() calls p_key_space.';
+  COMMENT ON COLUMN lock_holders.key_id IS 'Of an advisory lock, the key; of two integers with the first one in the high half.';
+  COMMENT ON VIEW lock_waiters IS 'pgxlock: who waits, for how long and for whom: processes with a ticket in pgxlock_waiters that live, and sessions that wait for an advisory lock of this database in the server. It looks at the whole lock table twice: ask no more often than every few seconds.';
+  COMMENT ON COLUMN lock_waiters.kind IS 'lease or advisory.';
+  COMMENT ON COLUMN lock_waiters.lock_name IS 'As in lock_holders. Who waits for a permit of jobs waits for jobs#.';
+  COMMENT ON COLUMN lock_waiters.mode IS 'exclusive or shared; NULL: a ticket does not say.';
+  COMMENT ON COLUMN lock_waiters.owner IS 'Who waits, as it calls itself; or the application and the process id.';
+  COMMENT ON COLUMN lock_waiters.pid IS 'Of the session that waits, or of a ticket''s process, that listens; NULL: it cannot listen.';
+  COMMENT ON COLUMN lock_waiters.application_name IS 'Of that session.';
+  COMMENT ON COLUMN lock_waiters.client_addr IS 'Of that session; NULL: a local one, or this role may not know.';
+  COMMENT ON COLUMN lock_waiters.waiters IS 'How many wait in the process.';
+  COMMENT ON COLUMN lock_waiters.blocked_by IS 'The processes that keep a session from the lock, 0 for a prepared transaction; for a ticket, the sessions that have the advisory lock.';
+  COMMENT ON COLUMN lock_waiters.held_by IS 'Who has the lock, as holder_id in lock_holders.';
+  COMMENT ON COLUMN lock_waiters.since IS 'When the ticket was published, or the session began to wait.';
+  COMMENT ON COLUMN lock_waiters.ticket IS 'The place in the queue: the lowest is first. NULL: it waits in the server.';
+  COMMENT ON COLUMN lock_waiters.key_space IS 'As in lock_holders.';
+  COMMENT ON COLUMN lock_waiters.key_id IS 'As in lock_holders.';
   COMMENT ON FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]) IS
     'pgxlock, internal: is told of tickets whose lines asked for advisory locks in vain, which keep their precedence. In a transaction of its own, after they have asked.';
   COMMENT ON FUNCTION pgxlock_schema_version() IS 'pgxlock: version of this schema.';

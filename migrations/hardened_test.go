@@ -69,6 +69,35 @@ func TestHardeningIsUndoneCompletely(t *testing.T) {
 	sameCatalog(t, catalog(t, db), soft)
 }
 
+// Who was to see the leases sees who has what, and who waits, once there are views of that.
+func TestWhoSeesTheLeasesSeesTheViewsThatComeLater(t *testing.T) {
+	t.Parallel()
+	const viewsCame = 9
+	for _, hardened := range []bool{false, true} {
+		t.Run(fmt.Sprint("hardened ", hardened), func(t *testing.T) {
+			t.Parallel()
+			db := atVersion(t, viewsCame-1)
+			granted, other := newRole(t, db), newRole(t, db)
+			if hardened {
+				db.Exec(t, "select harden_locks()")
+			}
+			db.Exec(t, "select grant_locks('"+granted+"', 'monitoring')")
+			before := catalog(t, db)
+			reader, stranger := pgtest.Connect(t, as(t, db, "role", granted)), pgtest.Connect(t, as(t, db, "role", other))
+			for range 2 {
+				must(t, migrations.Up(t.Context(), db.Pool, nil))
+				for _, view := range []string{"lock_holders", "lock_waiters"} {
+					expect(t, reader, 0, "select count(*) from "+view+" where kind = 'lease'")
+					_, err := stranger.Exec(t.Context(), "select from "+view)
+					refuse(t, err, pgerrcode.InsufficientPrivilege)
+				}
+				must(t, psql(t, db.URL, asArguments(downFiles[:newest-viewsCame+1])...))
+				sameCatalog(t, catalog(t, db), before)
+			}
+		})
+	}
+}
+
 // The files are run again after a rename of the schema. Each function that they
 // replace runs with its caller's rights then, until the last file has ended.
 func TestWhatIsHardenedStaysHardenedWhenTheFilesRunAgain(t *testing.T) {

@@ -295,6 +295,20 @@ func callsOfEvictions(t *testing.T, conn *pgx.Conn) {
 	})
 }
 
+// readsOfViews reads the views of holders and waiters, for which it takes a right of its own.
+func readsOfViews(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	name := rand.Text()
+	check(t, conn, []trial{
+		{"acquire_lock('" + name + "'::varchar, 'h'::varchar, 60, '{}'::jsonb)", "true"},
+		{"(select b.ask from pgxlock_publish_batch('{0}'::integer[], '{" + name + "}'::text[], '{1000003}'::bigint[], '{1}'::integer[], '{null}'::text[], null::bigint, 'o'::text, 60000::bigint) b)", "false"},
+		{"(select pg_catalog.count(h::text) >= 1::bigint from lock_holders h)", "true"},
+		{"(select pg_catalog.count(w::text) >= 1::bigint from lock_waiters w)", "true"},
+		{"pgxlock_withdraw_batch('{0}'::integer[], '{" + name + "}'::text[], '{1000003}'::bigint[])::text is null", "false"},
+		{"release_lock('" + name + "'::varchar, 'h'::varchar)", "true"},
+	})
+}
+
 // callsOfLimits is the same for limits.
 func callsOfLimits(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
@@ -545,7 +559,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 	calls := func() {
 		t.Helper()
 		if !ask[bool](t, db.Pool, "select public.pgxlock_hardened()") {
-			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim)
+			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim+"; grant select on lock_holders, lock_waiters to "+victim)
 		}
 		for _, url := range sessions {
 			conn := pgtest.Connect(t, url)
@@ -553,6 +567,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 			callsInTransactions(t, conn)
 			callsOfSessions(t, conn)
 			callsOfWaiters(t, conn)
+			readsOfViews(t, conn)
 			callsOfPrimitives(t, conn)
 			callsOfLimits(t, conn)
 			callsOfEvictions(t, conn)

@@ -140,6 +140,11 @@ func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 			"create function pgxlock_publish_names(p_names text[]) returns void language sql as $$ select nextval('public.ran') $$", "pgxlock_publish_names(text[])",
 		},
 		{
+			8, "create view lock_holders as select 1 as one",
+			"create function pgxlock_refused_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) returns void language sql as $$ select nextval('public.ran') $$",
+			"pgxlock_refused_batch(integer[],text[],bigint[])",
+		},
+		{
 			5, "create table distributed_lock_shares (" + shareColumns + ")",
 			"create function release_shared_lock(p_lock_name varchar, p_holder_id varchar) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
 			"release_shared_lock(character varying,character varying)",

@@ -239,7 +239,7 @@ func TestLsShowsWhoSharesALease(t *testing.T) {
 	if r := execute(t, nil, "ls", "--holder", "pod-5", "-o", "json", "--database-url", db.URL); !strings.Contains(r.stdout, `"mode": "shared"`) {
 		t.Errorf("%s", r.stdout)
 	}
-	db.Exec(t, "drop view lock_shares") // as on the version before
+	db.Exec(t, "drop view lock_shares cascade") // as on the version before
 	r = execute(t, nil, "ls", "--state", "live", "--database-url", db.URL)
 	if strings.Count(r.stdout, "exclusive") != 3 || !strings.Contains(r.stdout, "*shared") {
 		t.Errorf("%s", r.stdout)

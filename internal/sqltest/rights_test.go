@@ -87,7 +87,7 @@ func TestRightsAreNotChangedOnAnOldSnapshot(t *testing.T) {
 // replaces it. All of these would run for others.
 func TestHardeningWantsOneOwner(t *testing.T) {
 	t.Parallel()
-	for _, object := range []string{"table distributed_locks", "table pgxlock_claims", "table pgxlock_session_locks", "table pgxlock_waiters", "table pgxlock_limits", "table pgxlock_runs", "sequence pgxlock_tickets", "view lock_leases", "table distributed_lock_shares", "view lock_shares", "function pgxlock_check(text, text)", "function claim_once"} {
+	for _, object := range []string{"table distributed_locks", "table pgxlock_claims", "table pgxlock_session_locks", "table pgxlock_waiters", "table pgxlock_limits", "table pgxlock_runs", "sequence pgxlock_tickets", "view lock_leases", "table distributed_lock_shares", "view lock_shares", "view lock_holders", "view lock_waiters", "function pgxlock_check(text, text)", "function claim_once"} {
 		d := install(t)
 		d.do("alter " + object + " owner to " + d.role())
 		d.wantRefused(d.session, "55000", "not all of it belongs to")

@@ -108,6 +108,8 @@ var everything = []struct {
 	{"(select reason from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))", "why", "application", "monitoring administration"},
 	{"pgxlock_publish_names('{k}') is null", "false", "application", ""},
 	{"(select count(*) from pgxlock_evictions)", "1", "monitoring administration", "application"},
+	{"(select count(*) from lock_holders where kind = 'lease')", "2", "monitoring administration", ""},
+	{"(select count(*) from lock_waiters)", "1", "monitoring administration", ""},
 	{"(select count(*) from pgxlock_names)", "1", "monitoring administration", "application"},
 	{"allow_rate('new', 0.001, 1)", "true", "application", ""},
 	{"allow_rate('used', 0.001, 1)", "false", "application", "monitoring administration"}, // a look at the table is all it takes
@@ -168,7 +170,7 @@ var forgeries = []string{
 	"insert into pgxlock_claims values ('forged', now(), null, '3')",
 	"insert into pgxlock_migrations values (9, false)", "delete from pgxlock_session_locks",
 	"insert into pgxlock_session_locks values (1, 1, 1, false, 1)", "insert into distributed_lock_shares values ('shared', 'me', 1, now(), 'infinity', '{}')",
-	"update distributed_lock_shares set holder_id = 'me'", "delete from distributed_lock_shares", "drop view lock_shares", "delete from pgxlock_limits", "update pgxlock_limits set tat = 0",
+	"update distributed_lock_shares set holder_id = 'me'", "delete from distributed_lock_shares", "drop view lock_shares", "drop view lock_holders", "drop view lock_waiters", "delete from pgxlock_limits", "update pgxlock_limits set tat = 0",
 	"insert into pgxlock_limits values ('k', 0)", "delete from pgxlock_waiters", "update pgxlock_waiters set woken = null",
 	"delete from pgxlock_step_down", "delete from pgxlock_semaphores", "insert into pgxlock_step_down values (0, 'held', 'other', now(), '', '')",
 	"insert into pgxlock_waiters values (0, 'k', -1, null, '', 1, now(), 'infinity')", "select setval('pgxlock_tickets', 1)",

@@ -1,0 +1,162 @@
+// This file is about the views of who has what, and who waits for whom.
+
+package sqltest_test
+
+import (
+	"fmt"
+	"testing"
+)
+
+// holders are what lock_holders shows of one name.
+func holders(name string) string {
+	return fmt.Sprintf(`select coalesce(string_agg(concat_ws(' ', kind, mode, holder_id, pid, fencing_token, held_for >= '0', remaining > '0', expires_at - acquired_at, key_space, key_id), ', '
+		order by holder_id), '') from lock_holders where lock_name = %s`, quote(name))
+}
+
+// waiters are what lock_waiters shows of one name.
+func waiters(name string) string {
+	return fmt.Sprintf(`select coalesce(string_agg(concat_ws(' ', kind, mode, owner, pid, waiters, waiting_for >= '0', since <= clock_timestamp(), blocked_by, held_by, ticket, key_space, key_id), ', '
+		order by ticket, pid), '') from lock_waiters where lock_name = %s`, quote(name))
+}
+
+func TestTheViewOfHoldersShowsLeasesSharesAndPermitsThatAreLive(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	token := d.token("k", "A")
+	d.want(holders("k"), fmt.Sprintf("lease exclusive A %d t t 01:00:00", token))
+	d.expire("k")
+	d.want(holders("k"), "")
+
+	d.do("select acquire_shared_lock('s', 'A', 60), acquire_shared_lock('s', 'B', 60), acquire_shared_lock('s', 'C', 60)")
+	d.expireShare("s", "C")
+	token = d.number("select fencing_token from lock_leases where lock_name = 's'")
+	d.want(holders("s"), fmt.Sprintf("lease shared A %d t t 00:01:00, lease shared B %[1]d t t 00:01:00", token))
+
+	permit := d.get("acquire_permit('jobs', 'A', 3, 60)")
+	token = d.number("select fencing_token from lock_leases where lock_name = " + quote(permit))
+	d.want(holders(permit), fmt.Sprintf("lease exclusive A %d t t 00:01:00", token))
+	d.want(fmt.Sprintf("evict_lock(%s, 'A', %d, 'why')", quote(permit), token), "true")
+	d.want(holders(permit), "")
+
+	d.do("select acquire_lock('for good', 'A'); update distributed_locks set acquired_at = '-infinity', expires_at = 'infinity' where lock_name = 'for good'")
+	d.want("select concat_ws(' ', state, held_for, remaining) from lock_holders join lock_leases using (lock_name, held_for, remaining) where lock_name = 'for good'", "NULL")
+	d.want("select concat_ws(' ', mode, held_for, remaining, expires_at) from lock_holders where lock_name = 'for good'", "exclusive infinity")
+}
+
+func TestTheViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	s, locker := d.connect(), d.connect()
+	locker.do("set application_name = 'pgxlock worker-1'")
+	id := d.number("advisory_lock_key('invoice:42')")
+	locker.do("select pgxlock_publish_names('{invoice:42}'), pg_advisory_lock(advisory_lock_key('invoice:42'))")
+	d.want(holders("invoice:42"), fmt.Sprintf("advisory exclusive worker-1:%d %[1]d 1 %d", locker.pid, id))
+
+	s.do("set application_name = ''; select pg_advisory_lock_shared(-7), pg_advisory_lock(-1, -2), pg_advisory_lock(3, 4)")
+	s.do("begin; select pg_advisory_xact_lock(8)")
+	d.want(holders("#-7"), fmt.Sprintf("advisory shared %d %[1]d 1 -7", s.pid))
+	d.want(holders("#-1,-2"), fmt.Sprintf("advisory exclusive %d %[1]d 2 -2", s.pid))
+	d.want(holders("#3,4"), fmt.Sprintf("advisory exclusive %d %[1]d 2 %d", s.pid, 3<<32|4))
+	d.want(holders("#8"), fmt.Sprintf("advisory exclusive %d %[1]d 1 8", s.pid))
+	s.rollback()
+	d.want(holders("#8"), "")
+
+	// What is to be said to evict_session_lock() stands there.
+	d.want("(select evict_session_lock(pid, key_id, 'why', key_space) from lock_holders where lock_name = '#3,4')", "true")
+
+	// With the token that the lock's own session drew: a dead one's is not it.
+	dead, h := d.holder(), d.holder()
+	dead.end()
+	token := h.lock(99)
+	h.must(lockShared, 98, "0")
+	d.do(fmt.Sprintf("insert into pgxlock_session_locks values (1, 99, %d, false, %d)", dead.number, token-1))
+	d.want("select concat_ws(' ', pid, fencing_token, mode) from lock_holders where key_id = 99", fmt.Sprintf("%d %d exclusive", h.pid, token))
+	d.want("select concat_ws(' ', pid, fencing_token, mode) from lock_holders where key_id = 98", fmt.Sprintf("%d shared", h.pid))
+}
+
+func TestTheViewOfWaitersShowsForWhomTheyWait(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	a, deaf, dead := d.process(), d.deaf(), d.process()
+
+	d.token("k", "H")
+	first, second := a.queue(0, "k"), deaf.queue(0, "k")
+	d.want(waiters("k"), fmt.Sprintf("lease me %d 1 t t {} {H} %s, lease me 1 t t {} {H} %s", a.listener.pid, first, second))
+	d.expire("k")
+	d.want("select string_agg(held_by::text, ' ') from lock_waiters where lock_name = 'k'", "{} {}")
+	dead.queue(0, "dead")
+	dead.die()
+	d.want(waiters("dead"), "")
+	deaf.queue(0, "late")
+	d.do("update pgxlock_waiters set live_until = clock_timestamp() where name = 'late'")
+	d.want(waiters("late"), "")
+
+	d.do("select acquire_shared_lock('s', 'A'), acquire_shared_lock('s', 'B')")
+	ticket := deaf.queue(0, "s")
+	d.want(waiters("s"), "lease me 1 t t {} {A,B} "+ticket)
+
+	d.do("select acquire_permit('jobs', 'A', 1), acquire_lock('jobs#none', 'B')")
+	ticket = deaf.queue(0, "jobs#")
+	d.want(waiters("jobs#"), "lease me 1 t t {} {A} "+ticket)
+
+	s := d.connect()
+	s.do("set application_name = 'pgxlock worker'; select pg_advisory_lock(-7), pg_advisory_lock_shared(-1, -2), pgxlock_publish_names('{k}'), pg_advisory_lock(advisory_lock_key('k'))")
+	by := fmt.Sprintf("{%d} {worker:%[1]d}", s.pid)
+	ticket = a.queue(1, "-7")
+	d.want(waiters("#-7"), fmt.Sprintf("advisory me %d 1 t t %s %s 1 -7", a.listener.pid, by, ticket))
+	ticket = deaf.queue(2, "-2")
+	d.want(waiters("#-1,-2"), fmt.Sprintf("advisory me 1 t t %s %s 2 -2", by, ticket))
+	ticket = deaf.queue(1, d.get("advisory_lock_key('k')"))
+	d.want("select concat_ws(' ', lock_name, held_by) from lock_waiters where ticket = "+ticket, fmt.Sprintf("k {worker:%d}", s.pid))
+
+	// Who waits in the server.
+	w := d.connect()
+	w.do("set application_name = 'psql'")
+	waiting := w.start("pg_advisory_lock_shared(-7)")
+	waiting.waitsFor(s)
+	d.want("select concat_ws(' ', kind, mode, owner, pid, waiters, waiting_for >= '0', since <= clock_timestamp(), blocked_by, held_by, key_space, key_id) from lock_waiters where lock_name = '#-7' and ticket is null",
+		fmt.Sprintf("advisory shared psql:%d %[1]d 1 t t %s 1 -7", w.pid, by))
+	d.want("(select count(*) from lock_holders where pid = "+fmt.Sprint(w.pid)+")", "0")
+	s.do("select pg_advisory_unlock_all()")
+	waiting.want("")
+	d.want("(select count(*) from lock_waiters where ticket is null)", "0")
+
+	// What nobody can have published is nobody's.
+	d.do("insert into pgxlock_waiters select 1, name, 1, null, '', 1, now(), 'infinity' from unnest('{seven,99999999999999999999,9223372036854775808,-}'::text[]) name")
+	d.want("(select count(*) from lock_waiters where owner = '')", "0")
+	d.do("insert into pgxlock_waiters select 1, name, 1, null, '', 1, now(), 'infinity' from unnest('{9223372036854775807,-9223372036854775808}'::text[]) name")
+	d.want("(select count(*) from lock_waiters where owner = '')", "2")
+}
+
+// Hardened or not, with no right on a table, and with none to look at others' sessions.
+func TestMonitoringReadsTheViewsOfHoldersAndWaiters(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	by := d.connect()
+	by.do("set application_name = 'psql'; select acquire_lock('k', 'A'), pg_advisory_lock(7)")
+	d.deaf().queue(0, "k")
+	w := d.connect()
+	waiting := w.start("pg_advisory_lock(7)")
+	waiting.waitsFor(by)
+	check := func(role string) {
+		t.Helper()
+		s := d.as(role)
+		s.want("select string_agg(concat_ws(' ', lock_name, holder_id), ',' order by kind) from lock_holders where lock_name in ('k', '#7')", fmt.Sprintf("#7 psql:%d,k A", by.pid))
+		s.want("select string_agg(concat_ws(' ', lock_name, pid, blocked_by, held_by), ',' order by kind) from lock_waiters",
+			fmt.Sprintf("#7 %d {%d} {psql:%[2]d},k {} {A}", w.pid, by.pid))
+		s.want("(select count(*) from (select h.*, w.* from lock_holders h, lock_waiters w) x) > 0", "true")
+	}
+	soft, nobody := d.role(), d.role()
+	d.do("select grant_locks('" + soft + "', 'monitoring')")
+	check(soft)
+	roles := d.harden("monitoring", "administration", "application")
+	check(roles[0])
+	check(roles[1])
+	for _, role := range []string{soft, nobody, roles[2]} {
+		for _, view := range []string{"lock_holders", "lock_waiters"} {
+			d.as(role).want("(select count(*) from "+view+")", "42501")
+		}
+	}
+	by.do("select pg_advisory_unlock_all()")
+	waiting.want("")
+}
