@@ -128,3 +128,19 @@ func TestHelpAndVersionAndCompletionGoToStandardOutput(t *testing.T) {
 		t.Errorf("the demonstration's inner command shows:\n%s", r.stdout)
 	}
 }
+
+// A device that swallows what is written is none that shows colors.
+func TestOnlyATerminalGetsColors(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "")
+	cmd := newRoot()
+	cmd.SetOut(null)
+	if colors(cmd) {
+		t.Error("there are")
+	}
+}

@@ -81,8 +81,8 @@ func colors(cmd *cobra.Command) palette {
 	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" || runtime.GOOS == "windows" {
 		return false
 	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	_, terminal := window(file)
+	return palette(terminal)
 }
 
 // cell is a field of a table.

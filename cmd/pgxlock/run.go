@@ -71,8 +71,7 @@ lost, 69 without a database, 64 for wrong usage.`,
 			e.key, e.command = args[0], args[1:]
 			e.stderr = cmd.ErrOrStderr()
 			if file, ok := e.stderr.(*os.File); ok {
-				info, err := file.Stat()
-				e.stderrIsATerminal = err == nil && info.Mode()&os.ModeCharDevice != 0
+				_, e.stderrIsATerminal = window(file)
 			}
 			return e.do(cmd.Context(), cmd.Flags())
 		},
