@@ -36,6 +36,9 @@ func (in *installation) evictions(ctx context.Context, q querier, kinds []int32,
 	rows, err := pgx.CollectRows(q.query(ctx, in.statement("evicted"), kinds, names, holders, tokens), pgx.RowToStructByPos[row])
 	found := make(map[int]eviction, len(rows))
 	for _, r := range rows {
+		if r.N < 1 || r.N > int64(len(names)) {
+			continue
+		}
 		found[int(r.N-1)] = eviction{fmt.Errorf("%w by %s: %s", ErrEvicted, r.By, r.Why), time.Duration(r.MS) * time.Millisecond}
 	}
 	return found, err

@@ -234,3 +234,17 @@ func TestReapRemovesWhatExpiredLongAgo(t *testing.T) {
 		t.Errorf("%d are left", n)
 	}
 }
+
+// The function is the database's: what it says of locks that were not asked about is nothing.
+func TestAnAnswerAboutLocksThatWereNotAskedForIsIgnored(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `create or replace function pgxlock_evicted(p_kinds integer[], p_names text[], p_holders text[], p_tokens bigint[])
+		returns table (n bigint, evicted_by text, reason text, ms bigint) language sql
+		as $$ values (0::bigint, 'evil', 'x', 0::bigint), (1, 'postgres', 'this node is drained', 0), (99, 'evil', 'x', 0) $$`)
+	lock := acquire(t, newAdvisory(t, db, nil), "k")
+	if !evict(t, newMonitor(t, db, nil), holder(t, newMonitor(t, db, nil), "k")) {
+		t.Error("it was not the holder")
+	}
+	wantEvicted(t, lock)
+}
