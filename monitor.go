@@ -187,8 +187,9 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	return shot, fail("snapshot", "", 0, err)
 }
 
-// Holders returns who holds locks now, by kind and key. It is an error if what the
-// filter's Kind names cannot be seen.
+// Holders returns who holds locks now, by kind and key. It is an error if leases cannot be
+// seen and the filter's Kind is not Advisory: an empty answer means that nobody holds such a
+// lock. Who wants what can be seen takes a [Monitor.Snapshot].
 func (m *Monitor) Holders(ctx context.Context, f Filter) ([]Holder, error) {
 	return m.holders(ctx, f, Live)
 }
@@ -224,8 +225,9 @@ func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) (
 	return holders, fail("holders", f.Key, f.Kind, err)
 }
 
-// Waiters returns who waits for locks, by kind and key, in the order of their queue. It
-// is an error if what the filter's Kind names cannot be seen.
+// Waiters returns who waits for locks, by kind and key, in the order of their queue. It is
+// an error if the queues cannot be seen, unless the filter's Kind is Advisory and there are
+// none: the sessions that the server keeps waiting are always seen.
 func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	var waiters []Waiter
 	err := m.look(ctx, f, "", func(s *sight) error {

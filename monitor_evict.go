@@ -225,7 +225,7 @@ func call[T any](ctx context.Context, s *sight, since int, name string, args ...
 		return result, s.absent
 	}
 	if s.version < since {
-		return result, fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, s.schema, s.version, since)
+		return result, s.tooOld(since)
 	}
 	err = s.transact(ctx, pgx.ReadWrite, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, statement(name, s.schema), append([]any{pgx.QueryExecModeExec}, args...)...).Scan(&result)

@@ -27,7 +27,7 @@ type sight struct {
 	version int
 	missing []string
 	absent  error // why there is none
-	unable  error // why what the filter's Kind names could not be seen
+	unable  error // why what the filter's Kind names could not be seen; kind 0 names all
 }
 
 // look calls fn with a connection.
@@ -55,16 +55,10 @@ func (s *sight) find(ctx context.Context) error {
 		s.schema, s.version = in.schema, in.version
 	case errors.Is(err, ErrSchema), hidden(err):
 		s.absent = err
-		s.miss(Lease, "leases, and the queues of those who wait", err)
+		s.miss("leases, and the queues of those who wait", err, Lease)
 		return nil
 	default:
 		return err
-	}
-	if s.version < queueVersion {
-		s.miss(0, "the queues of those who wait", fmt.Errorf("the schema has version %d, version %d is needed; run migrations.Up", s.version, queueVersion))
-	}
-	if s.version < monitorVersion {
-		s.miss(0, "names behind the numbers of advisory locks", fmt.Errorf("the schema has version %d, version %d is needed; run migrations.Up", s.version, monitorVersion))
 	}
 	return nil
 }
@@ -75,12 +69,20 @@ func hidden(err error) bool {
 	return slices.Contains([]string{stateNoRights, stateUndefinedTable, stateUndefinedFunction, stateInvalidSchema, stateUnsupported}, sqlState(err))
 }
 
-// miss records that something cannot be seen, all that there is of a kind or a part.
-func (s *sight) miss(kind Kind, what string, why error) {
+// miss records that something cannot be seen, and of which kinds of locks an answer is
+// incomplete without it.
+func (s *sight) miss(what string, why error, kinds ...Kind) {
 	s.missing = append(s.missing, what+": "+strings.TrimPrefix(oneLine(typed(why).Error()), "pgxlock: "))
-	if kind != 0 && kind == s.filter.Kind {
-		s.unable = why
+	for _, kind := range kinds {
+		if s.unable == nil && (s.filter.Kind == 0 || s.filter.Kind == kind) {
+			s.unable = why
+		}
 	}
+}
+
+// tooOld is why a schema does not show what a later version does.
+func (s *sight) tooOld(version int) error {
+	return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, s.schema, s.version, version)
 }
 
 // unseen is why what the filter names could not be seen.
@@ -133,7 +135,7 @@ func (s *sight) leases(ctx context.Context) ([]Holder, error) {
 		return h, err
 	})
 	if err != nil && hidden(err) {
-		s.miss(Lease, "leases", err)
+		s.miss("leases", err, Lease)
 		return nil, nil
 	}
 	return slices.DeleteFunc(leases, func(h Holder) bool { return !s.filter.admits(Lease, h.Key) }), err
@@ -218,7 +220,14 @@ func sessionOwner(application string, pid int32) string {
 
 // tickets are the places of processes in the queues that pass the filter.
 func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, error) {
-	if s.version < queueVersion {
+	switch {
+	case s.schema == "":
+		if s.unable == nil && !errors.Is(typed(s.absent), ErrSchema) {
+			s.unable = s.absent // there are some
+		}
+		return nil, nil
+	case s.version < queueVersion:
+		s.miss("the queues of those who wait", s.tooOld(queueVersion), Lease)
 		return nil, nil
 	}
 	type ticket struct {
@@ -233,7 +242,7 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 	}
 	tickets, err := read(ctx, s, "monitor_tickets", pgx.RowToStructByPos[ticket])
 	if err != nil && hidden(err) {
-		s.miss(0, "the queues of those who wait", err)
+		s.miss("the queues of those who wait", err, Lease, Advisory)
 		return nil, nil
 	}
 	var waiters []Waiter
@@ -271,7 +280,7 @@ func (s *sight) server(ctx context.Context, load *ServerLoad) (at time.Time, err
 		return struct{}{}, err
 	})
 	if err == nil && !seesAll {
-		s.miss(0, "addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO it", s.conn.Config().User))
+		s.miss("addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO it", s.conn.Config().User))
 	}
 	return at, err
 }
@@ -300,14 +309,18 @@ func rawKey(id advisoryID) string {
 // keyNames collects the names that were given, and those that were published.
 func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 	k := keyNames{make(map[advisoryID]string), make(map[advisoryID]string)}
-	if s.version >= monitorVersion {
+	switch {
+	case s.schema == "":
+	case s.version < monitorVersion:
+		s.miss("names behind the numbers of advisory locks", s.tooOld(monitorVersion))
+	default:
 		type published struct {
 			Number int64
 			Name   string
 		}
 		names, err := read(ctx, s, "monitor_names", pgx.RowToStructByPos[published])
 		if err != nil && hidden(err) {
-			s.miss(0, "names behind the numbers of advisory locks", err)
+			s.miss("names behind the numbers of advisory locks", err)
 		} else if err != nil {
 			return k, err
 		}

@@ -183,23 +183,26 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	if len(shot.Missing) != 1 || !strings.Contains(shot.Missing[0], "leases, and the queues of those who wait: schema missing or out of date") {
 		t.Errorf("missing: %q", shot.Missing)
 	}
-	for filter, n := range map[pgxlock.Filter]int{{Prefix: "order:"}: 1, {Key: pgxlock.RawKey2(-1, 7)}: 1, {Key: "order:1", Kind: pgxlock.Advisory}: 1, {Key: "order:2"}: 0} {
+	for filter, n := range map[pgxlock.Filter]int{{Prefix: "order:"}: 1, {Key: pgxlock.RawKey2(-1, 7)}: 1, {Key: "order:1"}: 1, {Key: "order:2"}: 0} {
+		filter.Kind = pgxlock.Advisory
 		if found, err := monitor.Holders(t.Context(), filter); err != nil || len(found) != n {
 			t.Errorf("%+v: %+v, %v", filter, found, err)
 		}
 	}
 	// A name that is asked for is known.
-	if found, err := newMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Key: "in a transaction"}); err != nil || len(found) != 1 {
+	if found, err := newMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: "in a transaction"}); err != nil || len(found) != 1 {
 		t.Errorf("%+v, %v", found, err)
 	}
-	// What is asked for by its kind, and is not there, is an error.
-	_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Lease})
+	// What is asked for, and is not there, is an error: nobody takes a part for all.
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease} {
+		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind, Key: "order:1"})
+		wantSchemaError(t, err)
+		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		wantSchemaError(t, err)
+	}
+	_, err := monitor.Expired(t.Context())
 	wantSchemaError(t, err)
-	_, err = monitor.Expired(t.Context())
-	wantSchemaError(t, err)
-	_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Lease})
-	wantSchemaError(t, err)
-	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{}); len(waiters) > 0 || err != nil {
+	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); len(waiters) > 0 || err != nil {
 		t.Errorf("%+v, %v", waiters, err)
 	}
 }
@@ -259,6 +262,16 @@ func TestTheMonitorWorksOnEveryVersion(t *testing.T) {
 					t.Errorf("%s: %q", what, missing)
 				}
 			}
+			if holders, err := monitor.Holders(t.Context(), pgxlock.Filter{}); len(holders) != 1 || err != nil {
+				t.Errorf("%+v, %v", holders, err)
+			}
+			for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} {
+				if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind}); version < 5 && kind != pgxlock.Advisory {
+					wantSchemaError(t, err, fmt.Sprintf("has version %d, version 5 is needed", version))
+				} else if err != nil {
+					t.Errorf("%v: %v", kind, err)
+				}
+			}
 			if n, err := monitor.Reap(t.Context(), 0); n != 1 || err != nil {
 				t.Errorf("reaped %d, %v", n, err)
 			}
@@ -292,11 +305,23 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 		}
 	}
 	wantMissing(snapshot(t, monitor), "leases: ", "names behind", "the queues", "addresses and transactions")
-	if _, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Lease}); err == nil {
-		t.Error("no error")
-	} else {
+	for _, filter := range []pgxlock.Filter{{}, {Key: "k"}, {Kind: pgxlock.Lease}} {
+		_, err := monitor.Holders(t.Context(), filter)
 		denied(t, err)
 	}
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} { // which wait in queues as well
+		_, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		denied(t, err)
+	}
+	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); len(found) != 1 || err != nil {
+		t.Errorf("%+v, %v", found, err)
+	}
+	db.Exec(t, "revoke usage on schema public from public")
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} {
+		_, err := newMonitor(t, theirs, &pgxlock.MonitorConfig{Schema: "public"}).Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		denied(t, err)
+	}
+	db.Exec(t, "grant usage on schema public to public")
 	for _, hardened := range []bool{false, true} {
 		if hardened {
 			db.Exec(t, "select harden_locks()")
