@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,7 +43,8 @@ func newEvict() *cobra.Command {
 		Short: "Take a lock away from its holder",
 		Long: `Take a lock away from one holder, who is told by whom and why; it is recorded. On a
 terminal it asks first, elsewhere it needs --yes. An advisory lock without a known name is
-#42 or #4,2, as watch shows it; with --kind lease such a KEY is a name.
+#42 or #4,2, as watch shows it; with --kind lease such a KEY is a name. Permit 3 of the
+semaphore jobs is jobs#3; jobs is the only one that is held, if nothing else has that name.
 
 The holder of a lease, a permit or a share finds out at its next renewal; what it fences
 is refused at once. A session is asked to give its lock back, and does so if it is a
@@ -135,12 +137,20 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 		kinds = []pgxlock.Kind{e.kind.kind()}
 	}
 	var found, chosen []pgxlock.Holder
-	for _, kind := range kinds { // named, so that what cannot be seen is an error
+	choose := "--kind, --holder, --pid or --token"
+	for _, kind := range kinds { // each by itself: what cannot be seen is an error, also where the other one is held
 		holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: kind, Key: e.key})
 		if err != nil {
 			return pgxlock.Holder{}, err
 		}
 		found = append(found, holders...)
+	}
+	if len(found) == 0 && slices.Contains(kinds, pgxlock.Lease) {
+		choose = "its key, --holder or --token"
+		var err error
+		if found, err = permitsOf(ctx, monitor, e.key); err != nil {
+			return pgxlock.Holder{}, err
+		}
 	}
 	found = slices.CompactFunc(found, func(a, b pgxlock.Holder) bool { // a session may have it in both modes
 		return a.PID != 0 && a.PID == b.PID
@@ -154,11 +164,20 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 	case len(chosen) == 1:
 		return chosen[0], nil
 	case len(chosen) > 1:
-		return pgxlock.Holder{}, usageError{fmt.Errorf("%s is held by several, choose one by --kind, --holder, --pid or --token: %s", shown(bare(e.key)), some(chosen, 10, "; ", described))}
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s is held by several, choose one by %s: %s", shown(bare(e.key)), choose, some(chosen, 10, "; ", described))}
 	case len(found) > 0:
 		return pgxlock.Holder{}, fmt.Errorf("that one does not hold %s; %w; held is the %s", shown(bare(e.key)), errNotEvicted, some(found, 10, "; ", described))
 	}
 	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(bare(e.key)), errNotEvicted)
+}
+
+// permitsOf returns who holds permits of a semaphore.
+func permitsOf(ctx context.Context, monitor *pgxlock.Monitor, name string) ([]pgxlock.Holder, error) {
+	holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.Lease, Prefix: name + "#"})
+	return slices.DeleteFunc(holders, func(h pgxlock.Holder) bool {
+		_, err := strconv.ParseUint(h.Key[len(name)+1:], 10, 32)
+		return err != nil
+	}), err
 }
 
 // end ends the session of a holder, after all that ends with it was shown.

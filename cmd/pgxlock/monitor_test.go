@@ -152,7 +152,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	}
 	lease := acquired(leases.Acquire(t.Context(), "k"))
 	share, unharmed := acquired(leases.Acquire(t.Context(), "report", pgxlock.Shared)), acquired(leases.Acquire(t.Context(), "report", pgxlock.Shared))
-	permit := acquired(permits.Acquire(t.Context(), "jobs"))
+	permit, another := acquired(permits.Acquire(t.Context(), "jobs")), acquired(permits.Acquire(t.Context(), "mails"))
 	named, numbered := acquired(sessions.Acquire(t.Context(), "k")), acquired(sessions.Acquire(t.Context(), pgxlock.RawKey2(4, -2)))
 
 	several := evicted(t, env, "k", "--yes")
@@ -168,6 +168,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 		{lease, []string{"k", "--kind", "lease"}, `evicted: lease "k" from ` + lease.Holder()},
 		{share, []string{"report", "--holder", share.Holder(), "--token", fmt.Sprint(share.Token())}, `evicted: shared lease "report" from`},
 		{permit, []string{permit.Key()}, "evicted: lease"},
+		{another, []string{"mails"}, `evicted: lease "mails#1" from ` + another.Holder()}, // of its semaphore
 		{named, []string{"k"}, "evicted: "},
 		{numbered, []string{"#4,-2"}, "evicted: "},
 	} {
@@ -183,6 +184,31 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	}
 	if unharmed.Err() != nil {
 		t.Errorf("another one is evicted: %v", unharmed.Err())
+	}
+}
+
+// A semaphore's name stands for those of its permits that are held.
+func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	db.Exec(t, "select acquire_lock('jobs#1', 'pod-1', 3600), acquire_lock('jobs#3', 'pod-3', 3600), acquire_lock('jobs#x', 'no permit', 3600), acquire_lock('jobs', 'pod-0', 3600)")
+	for _, test := range []struct {
+		args         []string
+		code         int
+		stdout, says string
+	}{
+		{[]string{"jobs"}, exitOK, `evicted: lease "jobs" from pod-0`, ""}, // whose name it is comes first
+		{[]string{"jobs"}, exitUsage, "", `"jobs" is held by several, choose one by its key, --holder or --token: lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs", "--kind", "session"}, exitNotEvicted, "", `nobody holds "jobs"`},
+		{[]string{"jobs", "--terminate"}, exitNotEvicted, "", `nobody holds "jobs"`},
+		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", `that one does not hold "jobs"; nothing was evicted; held is the lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs", "--holder", "no permit"}, exitNotEvicted, "", "that one does not hold"},
+		{[]string{"jobs", "--holder", "pod-3"}, exitOK, `evicted: lease "jobs#3" from pod-3`, ""},
+		{[]string{"jobs", "--kind", "lease"}, exitOK, `evicted: lease "jobs#1" from pod-1`, ""}, // the only one that is left
+		{[]string{"jobs"}, exitNotEvicted, "", `nobody holds "jobs"`},
+	} {
+		execute(t, env, append([]string{"evict", "--reason", "why", "--yes"}, test.args...)...).want(t, test.code, test.stdout, test.says)
 	}
 }
 
