@@ -164,7 +164,7 @@ func note(h pgxlock.Holder) string {
 	if h.Suspect {
 		notes = append(notes, "began later than the server's clock shows")
 	}
-	for _, text := range []string{h.Label, h.Client, metadataText([]byte(h.Metadata))} {
+	for _, text := range []string{h.Label, h.Client, h.Metadata} {
 		if text != "" {
 			notes = append(notes, printable(text))
 		}

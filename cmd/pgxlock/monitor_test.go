@@ -337,3 +337,13 @@ func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
 		t.Errorf("%s", tree.String())
 	}
 }
+
+// A Monitor says metadata as it was given.
+func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
+	t.Parallel()
+	for metadata, want := range map[string]string{"pod-7": "pod-7", `"pod-7"`: `"pod-7"`, "{}": "{}", `{"a": 1}`: `{"a": 1}`, "a\nb": `a\nb`, "": ""} {
+		if got := note(pgxlock.Holder{Metadata: metadata}); got != want {
+			t.Errorf("%q: %q, want %q", metadata, got, want)
+		}
+	}
+}
