@@ -662,10 +662,11 @@ func TestABatchLocksItsTicketsInOneOrder(t *testing.T) {
 	}
 }
 
-// Calls with the same locks in other orders wait for each other in one order. But for those
-// that remove the dead: they skip what is locked, and yet wait for who locks a row's new
-// version at that moment, as SKIP LOCKED does. That was seen once in some ten thousand calls;
-// where one of the functions has another order, it is one of three hundred.
+// Calls with the same locks in other orders wait for each other in one order. There is one
+// way left: who removes the dead has locked its own tickets by then, skips what is locked, and
+// yet waits for who locks a row's new version at that moment, as SKIP LOCKED does. Since the
+// dead are taken in one order as well that was not seen in 300,000 calls; where one of the
+// functions has another order, it is one of three hundred.
 func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 	t.Parallel()
 	const locks, workers = 12, 6
@@ -706,7 +707,7 @@ func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 		})
 	}
 	working.Wait()
-	if n := deadlocks.Load(); int(n) > 1+workers*rounds/2000 {
+	if n := deadlocks.Load(); n > 1 {
 		t.Errorf("%d deadlocks in %d calls", n, workers*rounds)
 	}
 }
