@@ -165,14 +165,15 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 		if err != nil {
 			return err
 		}
+		holders, expired := locks.holders, []*Holder(nil)
 		for _, lease := range leases {
 			if lease.State == Live {
-				shot.Holders = append(shot.Holders, lease)
+				holders = append(holders, lease)
 			} else {
-				shot.Expired = append(shot.Expired, lease)
+				expired = append(expired, lease)
 			}
 		}
-		shot.Holders = append(shot.Holders, locks.holders...)
+		shot.Holders, shot.Expired = sorted(holders), sorted(expired)
 		shot.Waiters = append(tickets, locks.waiters...)
 		shot.Server.Locks, shot.Server.Room = locks.taken, locks.room
 		if shot.At, err = s.server(ctx, &shot.Server); err != nil {
@@ -181,8 +182,6 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 		shot.Missing = s.missing
 		return nil
 	})
-	sortHolders(shot.Holders)
-	sortHolders(shot.Expired)
 	sortWaiters(shot.Waiters)
 	return shot, fail("snapshot", "", 0, err)
 }
@@ -201,7 +200,7 @@ func (m *Monitor) Expired(ctx context.Context) ([]Holder, error) {
 }
 
 func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) ([]Holder, error) {
-	var holders []Holder
+	var holders []*Holder
 	wanted := make([]string, len(states))
 	for i, state := range states {
 		wanted[i] = string(state)
@@ -221,8 +220,7 @@ func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) (
 		}
 		return s.unseen()
 	})
-	sortHolders(holders)
-	return holders, fail("holders", f.Key, f.Kind, err)
+	return sorted(holders), fail("holders", f.Key, f.Kind, err)
 }
 
 // Waiters returns who waits for locks, by kind and key, in the order of their queue. It is
@@ -269,10 +267,23 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 	}
 }
 
-func sortHolders(holders []Holder) {
-	slices.SortFunc(holders, func(a, b Holder) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key), cmp.Compare(a.PID, b.PID), strings.Compare(a.Owner, b.Owner))
+// sorted returns holders by kind and key. They are many: what is moved while they are sorted
+// is their addresses, and their list is made once.
+func sorted(holders []*Holder) []Holder {
+	slices.SortFunc(holders, func(a, b *Holder) int {
+		if c := cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key)); c != 0 {
+			return c
+		}
+		return cmp.Or(cmp.Compare(a.PID, b.PID), strings.Compare(a.Owner, b.Owner))
 	})
+	if len(holders) == 0 {
+		return nil
+	}
+	list := make([]Holder, len(holders))
+	for i, h := range holders {
+		list[i] = *h
+	}
+	return list
 }
 
 func sortWaiters(waiters []Waiter) {

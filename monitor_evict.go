@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -106,11 +107,7 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 		if err != nil {
 			return err
 		}
-		for _, h := range locks.holders {
-			if h.PID == pid {
-				found.Holders = append(found.Holders, h)
-			}
-		}
+		found.Holders = sorted(slices.DeleteFunc(locks.holders, func(h *Holder) bool { return h.PID != pid }))
 		for _, w := range locks.waiters {
 			if w.PID == pid {
 				found.Waiters = append(found.Waiters, w)
@@ -122,7 +119,6 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 		}
 		return err
 	})
-	sortHolders(found.Holders)
 	sortWaiters(found.Waiters)
 	return found, fail("session", "", Advisory, err)
 }
@@ -155,10 +151,7 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 		}
 		// Each try waits for a second.
 		for range 5 {
-			var ended bool
-			err := s.transact(ctx, pgx.ReadWrite, func(tx pgx.Tx) error {
-				return tx.QueryRow(ctx, statement("terminate", ""), pgx.QueryExecModeExec, session.PID, session.started).Scan(&ended)
-			})
+			ended, err := pgx.CollectExactlyOneRow(s.ask(ctx, "monitor_read_write", "terminate", session.PID, session.started), pgx.RowTo[bool])
 			switch {
 			case errors.Is(err, pgx.ErrNoRows): // by now, or before
 				return nil
@@ -227,8 +220,5 @@ func call[T any](ctx context.Context, s *sight, since int, name string, args ...
 	if s.version < since {
 		return result, s.tooOld(since)
 	}
-	err = s.transact(ctx, pgx.ReadWrite, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, statement(name, s.schema), append([]any{pgx.QueryExecModeExec}, args...)...).Scan(&result)
-	})
-	return result, err
+	return pgx.CollectExactlyOneRow(s.ask(ctx, "monitor_read_write", name, args...), pgx.RowTo[T])
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // This file is one look of the monitor at the database: what can be seen there, and what
@@ -88,33 +89,32 @@ func (s *sight) tooOld(version int) error {
 // unseen is why what the filter names could not be seen.
 func (s *sight) unseen() error { return s.unable }
 
-// read runs a statement of the monitor.
-func read[T any](ctx context.Context, s *sight, name string, to pgx.RowToFunc[T]) (all []T, err error) {
-	err = s.transact(ctx, pgx.ReadOnly, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, statement(name, s.schema), pgx.QueryExecModeExec) // CollectRows returns the error
-		all, err = pgx.CollectRows(rows, to)
-		return err
-	})
-	return all, err
+// ask runs a statement in a transaction that is as those of the monitor want it, whatever
+// the role is set to, and leaves no setting behind: also behind a pooler. It is committed
+// when the rows have been read without an error.
+func (s *sight) ask(ctx context.Context, access, name string, args ...any) pgx.Rows {
+	key := s.filter.Key
+	if _, raw := parseRaw(key); raw {
+		key = "" // which the server's text cannot hold; it names no lease
+	}
+	return querier{conn: s.conn}.together(ctx, []int16{pgx.BinaryFormatCode},
+		step{sql: statement("monitor_isolation", "")}, step{sql: statement(access, "")},
+		step{statement("monitor_settings", ""), []any{key, s.filter.Prefix, s.states}},
+		step{statement(name, s.schema), args})
 }
 
-// transact runs fn in a transaction that is as the statements of the monitor want it,
-// whatever the role is set to, and leaves no setting behind: also behind a pooler.
-func (s *sight) transact(ctx context.Context, mode pgx.TxAccessMode, fn func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{AccessMode: mode, IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		key := s.filter.Key
-		if _, raw := parseRaw(key); raw {
-			key = "" // which the server's text cannot hold; it names no lease
-		}
-		if _, err := tx.Exec(ctx, statement("monitor_settings", ""), pgx.QueryExecModeExec, key, s.filter.Prefix, s.states); err != nil {
-			return err
-		}
-		return fn(tx)
+// read runs a statement that only reads, and calls each with every row of it, which
+// has been put where to points.
+func (s *sight) read(ctx context.Context, name string, to []any, each func()) error {
+	_, err := pgx.ForEachRow(s.ask(ctx, "monitor_read_only", name), to, func() error {
+		each()
+		return nil
 	})
+	return err
 }
 
 // leases are those of the schema that pass the filter.
-func (s *sight) leases(ctx context.Context) ([]Holder, error) {
+func (s *sight) leases(ctx context.Context) ([]*Holder, error) {
 	if s.schema == "" {
 		return nil, nil
 	}
@@ -122,35 +122,40 @@ func (s *sight) leases(ctx context.Context) ([]Holder, error) {
 	if s.version < sharesVersion {
 		name = "monitor_leases_exclusive"
 	}
-	leases, err := read(ctx, s, name, func(row pgx.CollectableRow) (Holder, error) {
-		h := Holder{Kind: Lease}
-		var shared bool
-		var state string
-		var since, expires *time.Time
-		err := row.Scan(&h.Key, &shared, &h.Owner, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect)
-		if shared {
-			h.Mode = Shared
+	var leases []*Holder
+	h := Holder{Kind: Lease}
+	var shared bool
+	var state knownState
+	var since, expires pgtype.Timestamptz // of the zero time if there is none
+	err := s.read(ctx, name, []any{&h.Key, &shared, &h.Owner, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
+		if !s.filter.admits(Lease, h.Key) {
+			return
 		}
-		h.Since, h.Expires, h.State = orZero(since), orZero(expires), stateNamed(state)
-		return h, err
+		lease := h
+		if shared {
+			lease.Mode = Shared
+		}
+		lease.Since, lease.Expires, lease.State = since.Time, expires.Time, LeaseState(state)
+		leases = append(leases, &lease)
 	})
 	if err != nil && hidden(err) {
 		s.miss("leases", err, Lease)
 		return nil, nil
 	}
-	return slices.DeleteFunc(leases, func(h Holder) bool { return !s.filter.admits(Lease, h.Key) }), err
+	return leases, err
 }
 
-func orZero[T any](value *T) (zero T) {
-	if value == nil {
-		return zero
-	}
-	return *value
+// A knownState is read without a copy of its name.
+type knownState LeaseState
+
+func (k *knownState) ScanBytes(name []byte) error {
+	*k = knownState(stateNamed(string(name)))
+	return nil
 }
 
 // advisoryView is what there is of advisory locks.
 type advisoryView struct {
-	holders     []Holder
+	holders     []*Holder
 	waiters     []Waiter
 	keys        keyNames
 	granted     map[advisoryID][]int32 // to whom
@@ -159,51 +164,43 @@ type advisoryView struct {
 
 // advisory looks at the server's lock table, once.
 func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
-	type entry struct {
-		Taken, Room               int64
-		Space                     *int32
-		Number                    *int64
-		Shared, Granted           bool
-		PID                       int32
-		Application, Role, Client string
-		Since                     *time.Time
-		BlockedBy                 []int32
-	}
 	keys, err := s.keyNames(ctx)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := read(ctx, s, "monitor_advisory", pgx.RowToStructByPos[entry])
-	if err != nil {
-		return nil, err
-	}
 	view := &advisoryView{keys: keys, granted: make(map[advisoryID][]int32)}
-	for _, e := range entries {
-		view.taken, view.room = e.Taken, e.Room
-		if e.Number == nil {
-			continue
+	var space pgtype.Int4
+	var number pgtype.Int8
+	var shared, granted bool
+	var pid int32
+	var application, role, client string
+	var since pgtype.Timestamptz
+	var blockedBy []int32
+	err = s.read(ctx, "monitor_advisory", []any{&view.taken, &view.room, &space, &number, &shared, &granted, &pid, &application, &role, &client, &since, &blockedBy}, func() {
+		if !number.Valid {
+			return // there is none
 		}
-		id := advisoryID{*e.Number, *e.Space == 2}
+		id := advisoryID{number.Int64, space.Int32 == 2}
 		key, mode := keys.of(id), Exclusive
-		if e.Shared {
+		if shared {
 			mode = Shared
 		}
-		if e.Granted {
-			view.granted[id] = append(view.granted[id], e.PID)
+		if granted {
+			view.granted[id] = append(view.granted[id], pid)
 		}
-		owner := sessionOwner(e.Application, e.PID)
+		owner := sessionOwner(application, pid)
 		switch {
 		case !s.filter.admits(Advisory, key):
-		case e.Granted:
-			view.holders = append(view.holders, Holder{
-				Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: e.PID, State: Live,
-				Application: e.Application, Role: e.Role, Client: e.Client, Label: keys.labels[id],
+		case granted:
+			view.holders = append(view.holders, &Holder{
+				Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: pid, State: Live,
+				Application: application, Role: role, Client: client, Label: keys.labels[id],
 			})
 		default:
-			view.waiters = append(view.waiters, Waiter{Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: e.PID, Since: orZero(e.Since), BlockedBy: e.BlockedBy})
+			view.waiters = append(view.waiters, Waiter{Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy})
 		}
-	}
-	return view, nil
+	})
+	return view, err
 }
 
 // sessionOwner names a session as Lock.Holder names it.
@@ -230,35 +227,29 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 		s.miss("the queues of those who wait", s.tooOld(queueVersion), Lease)
 		return nil, nil
 	}
-	type ticket struct {
-		Kind           int32
-		Name           string
-		Number, Client int64
-		Owner          string
-		Waiters        int32
-		Since          time.Time
-		Woken          bool
-		Holds          []string
-	}
-	tickets, err := read(ctx, s, "monitor_tickets", pgx.RowToStructByPos[ticket])
-	if err != nil && hidden(err) {
-		s.miss("the queues of those who wait", err, Lease, Advisory)
-		return nil, nil
-	}
 	var waiters []Waiter
-	for _, t := range tickets {
-		w := Waiter{Key: t.Name, Kind: Lease, Owner: t.Owner, Ticket: t.Number, Since: t.Since, Behind: int(t.Waiters) - 1, Woken: t.Woken, Holds: t.Holds}
-		if t.Kind != 0 {
-			id := advisoryID{pair: t.Kind == 2}
-			if _, err := fmt.Sscan(t.Name, &id.number); err != nil {
-				continue // nobody's
+	var kind, behind int32
+	var client int64
+	var since pgtype.Timestamptz
+	var w Waiter
+	err := s.read(ctx, "monitor_tickets", []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds}, func() {
+		w := w
+		w.Kind, w.Behind, w.Since = Lease, int(behind)-1, since.Time
+		if kind != 0 {
+			id := advisoryID{pair: kind == 2}
+			if _, err := fmt.Sscan(w.Key, &id.number); err != nil {
+				return // nobody's
 			}
 			w.Kind, w.Key, w.BlockedBy = Advisory, locks.keys.of(id), locks.granted[id]
 		}
-		lives := t.Client == 0 || len(locks.granted[advisoryID{number: waiterKey(t.Client)}]) > 0
+		lives := client == 0 || len(locks.granted[advisoryID{number: waiterKey(client)}]) > 0
 		if lives && s.filter.admits(w.Kind, w.Key) {
 			waiters = append(waiters, w)
 		}
+	})
+	if err != nil && hidden(err) {
+		s.miss("the queues of those who wait", err, Lease, Advisory)
+		return nil, nil
 	}
 	return waiters, err
 }
@@ -271,13 +262,11 @@ func waiterKey(client int64) int64 {
 
 // server says what presses on locks, and what the server's clock shows.
 func (s *sight) server(ctx context.Context, load *ServerLoad) (at time.Time, err error) {
-	seesAll := false
-	_, err = read(ctx, s, "monitor_server", func(row pgx.CollectableRow) (struct{}, error) {
-		var pid *int32
-		var since *time.Time
-		err := row.Scan(&at, &load.Notifications, &pid, &since, &seesAll)
-		load.OldestPID, load.OldestSince = orZero(pid), orZero(since)
-		return struct{}{}, err
+	var seesAll bool
+	var pid pgtype.Int4
+	var since pgtype.Timestamptz
+	err = s.read(ctx, "monitor_server", []any{&at, &load.Notifications, &pid, &since, &seesAll}, func() {
+		load.OldestPID, load.OldestSince = pid.Int32, since.Time
 	})
 	if err == nil && !seesAll {
 		s.miss("addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO it", s.conn.Config().User))
@@ -314,20 +303,17 @@ func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 	case s.version < monitorVersion:
 		s.miss("names behind the numbers of advisory locks", s.tooOld(monitorVersion))
 	default:
-		type published struct {
-			Number int64
-			Name   string
-		}
-		names, err := read(ctx, s, "monitor_names", pgx.RowToStructByPos[published])
+		var number int64
+		var name string
+		err := s.read(ctx, "monitor_names", []any{&number, &name}, func() {
+			if id := identify(name); id.number == number { // else somebody wrote what is not so
+				k.names[id] = name
+			}
+		})
 		if err != nil && hidden(err) {
 			s.miss("names behind the numbers of advisory locks", err)
 		} else if err != nil {
 			return k, err
-		}
-		for _, p := range names {
-			if id := identify(p.Name); id.number == p.Number { // else somebody wrote what is not so
-				k.names[id] = p.Name
-			}
 		}
 	}
 	for _, name := range append([]string{s.filter.Key}, s.monitor.cfg.Names...) {
@@ -336,13 +322,12 @@ func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 		}
 	}
 
-	type migrator struct{ Database, Schema, Table string }
-	migrators, err := read(ctx, s, "monitor_migrators", pgx.RowToStructByPos[migrator])
-	for _, m := range migrators {
-		for _, database := range []string{m.Database, "/" + m.Database} { // the library, and the command
-			k.labels[advisoryID{number: migrateKey(database, m.Schema, m.Table)}] = fmt.Sprintf("golang-migrate, with table %s", pgx.Identifier{m.Schema, m.Table}.Sanitize())
+	var database, schema, table string
+	err := s.read(ctx, "monitor_migrators", []any{&database, &schema, &table}, func() {
+		for _, database := range []string{database, "/" + database} { // the library, and the command
+			k.labels[advisoryID{number: migrateKey(database, schema, table)}] = fmt.Sprintf("golang-migrate, with table %s", pgx.Identifier{schema, table}.Sanitize())
 		}
-	}
+	})
 	return k, err
 }
 

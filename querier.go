@@ -1,7 +1,6 @@
 package pgxlock
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/jackc/pgx/v5"
@@ -49,28 +48,34 @@ func (q querier) query(ctx context.Context, sql string, args ...any) pgx.Rows {
 		rows, _ := q.conn.Query(ctx, sql, q.args(args)...) // the rows carry the error
 		return rows
 	}
-	batch := &pgconn.Batch{}
 	const local = true
-	var err error
+	all := []step{{statement("session", ""), []any{local}}, {statement("search_path", ""), []any{local}}, {sql, args}}
 	if q.otherDefaults {
-		err = q.queue(batch, statement("set_transaction", ""))
+		all = append([]step{{sql: statement("set_transaction", "")}}, all...)
 	}
-	err = cmp.Or(err,
-		q.queue(batch, statement("session", ""), local),
-		q.queue(batch, statement("search_path", ""), local),
-		q.queue(batch, sql, args...),
-	)
-	if err != nil {
-		return &pooledRows{err: err}
+	return q.together(ctx, nil, all...)
+}
+
+// A step is a statement with what it is given.
+type step struct {
+	sql  string
+	args []any
+}
+
+// together runs statements, prepared by nobody, and returns the rows of the last one in
+// these formats. All until the Sync is one transaction, without BEGIN and COMMIT: a pooler in
+// statement mode hangs up when it sees that one is left open, as by an error.
+func (q querier) together(ctx context.Context, formats []int16, all ...step) pgx.Rows {
+	batch := &pgconn.Batch{}
+	for _, s := range all {
+		var arguments pgx.ExtendedQueryBuilder
+		if err := arguments.Build(q.conn.TypeMap(), nil, s.args); err != nil {
+			return &pooledRows{err: err}
+		}
+		batch.ExecParams(s.sql, arguments.ParamValues, nil, arguments.ParamFormats, formats)
 	}
-	// All until the Sync is one transaction, without BEGIN and COMMIT: a pooler in
-	// statement mode hangs up when it sees that one is left open, as by an error.
 	results := q.conn.PgConn().ExecBatch(ctx, batch)
-	before := 2
-	if q.otherDefaults {
-		before++
-	}
-	for range before {
+	for range len(all) - 1 {
 		if results.NextResult() {
 			_, _ = results.ResultReader().Close() // an error of it ends the batch
 		}
@@ -82,16 +87,6 @@ func (q querier) query(ctx context.Context, sql string, args ...any) pgx.Rows {
 		rows.Close()
 	}
 	return rows
-}
-
-// queue adds a statement to a batch, prepared by nobody.
-func (q querier) queue(batch *pgconn.Batch, sql string, args ...any) error {
-	var arguments pgx.ExtendedQueryBuilder
-	if err := arguments.Build(q.conn.TypeMap(), nil, args); err != nil {
-		return err
-	}
-	batch.ExecParams(sql, arguments.ParamValues, nil, arguments.ParamFormats, arguments.ResultFormats)
-	return nil
 }
 
 // pooledRows are the rows of a batch's last statement. Their error is also that of

@@ -1,0 +1,2 @@
+-- As monitor_isolation.sql: what follows only reads.
+SET transaction_read_only = on
