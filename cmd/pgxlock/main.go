@@ -76,6 +76,7 @@ if that cannot be run and 127 if there is none.`,
 	}
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
 	root.AddCommand(newRun(), newMigrate(), newLs(), newTree(), newWatch(), newReap(), newEvict(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
 	root.AddCommand(newRunInner()...)
 	return root

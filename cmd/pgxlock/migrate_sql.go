@@ -58,8 +58,12 @@ it writes anything. It prints the paths of what it wrote.`,
 	flags.UintVar(&o.From, "from", 0, "the first `version` of pgxlock's migrations (default: all)")
 	flags.Uint64Var(&o.Number, "number", 0, "`number` of the first file (default: its version)")
 	flags.BoolVar(&o.Down, "down", false, "print what removes pgxlock (only --format plain)")
-	if err := cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.names(), cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic("pgxlock: " + err.Error()) // the flag was added above
+	err := errors.Join(
+		cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.names(), cobra.ShellCompDirectiveNoFileComp)),
+		cmd.MarkFlagDirname("dir"),
+	)
+	if err != nil {
+		panic("pgxlock: " + err.Error()) // the flags were added above
 	}
 	return cmd
 }

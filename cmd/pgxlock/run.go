@@ -67,6 +67,12 @@ lost, 69 without a database, 64 for wrong usage.`,
 			}
 			return nil
 		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveDefault // files, for the command
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e.key, e.command = args[0], args[1:]
 			e.stderr = cmd.ErrOrStderr()
