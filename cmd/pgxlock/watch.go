@@ -81,12 +81,14 @@ func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot) error {
 		return func(shot pgxlock.Snapshot) error { return lines.Encode(viewSnapshot(shot)) }
 	}
 	if file, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
-		if _, terminal := window(file); terminal {
+		if rows, terminal := window(file); terminal {
+			scroll := strings.Repeat("\n", rows) // what is there now, so that it is not lost
 			return func(shot pgxlock.Snapshot) error {
 				text, err := frame(p, shot, true)
 				if err == nil {
 					rows, _ := window(file) // it may have changed
-					_, err = io.WriteString(out, redrawn(text, rows))
+					_, err = io.WriteString(out, scroll+redrawn(text, rows))
+					scroll = ""
 				}
 				return err
 			}
