@@ -6,8 +6,10 @@ LINT  = $(GO) tool -modfile=tools/go.mod
 # One server for all packages: chosen, started and stopped by `with`.
 WITH  = bin/with --
 
-# The poolers that tests run behind. Where Debian's packages cannot be had it is the installed one, if any.
-POOLERS = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}";
+# What tests use beside PostgreSQL: poolers to run behind, and a terminal. Where Debian's packages cannot be had these are
+# the installed ones, if any.
+BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
+	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}";
 
 # -count=1 because a server is no cached input.
 FLAGS = -count=1 -race -shuffle=on
@@ -25,7 +27,7 @@ demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
 test: build ## run all tests, on a real PostgreSQL (about 8 minutes on 2 cores)
-	$(POOLERS) $(WITH) $(GO) test $(FLAGS) -timeout 20m ./...
+	$(BESIDE) $(WITH) $(GO) test $(FLAGS) -timeout 20m ./...
 	$(WITH) $(GO) test -C examples/stacks $(FLAGS) ./...
 	$(WITH) $(GO) test -C migrations/othertools $(FLAGS) ./...
 	$(WITH) $(GO) test -C adapters/gocron $(FLAGS) ./...
@@ -35,10 +37,10 @@ test-integration: ## run the main job in a container, through testcontainers-go
 	$(GO) test $(FLAGS) -v -run '^TestIntegration$$' .
 
 soak: build ## run the long tests: many rounds under faults (about 25 minutes)
-	$(POOLERS) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m -run '^TestSoak' ./...
+	$(BESIDE) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m -run '^TestSoak' ./...
 
 test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 20 minutes)
-	$(POOLERS) GO='$(GO)' scripts/test-versions
+	$(BESIDE) GO='$(GO)' scripts/test-versions
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 4 minutes)
 	@$(GO) run -C bench . -write ../docs

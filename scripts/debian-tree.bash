@@ -1,10 +1,11 @@
 # shellcheck shell=bash disable=SC2154,SC2034 # the scripts that source this set what they want, and use what it sets
 # For scripts that unpack programs from Debian's packages: of another release than this system's, beside it, and without
-# installing anything. Sourced by postgres-tree and pgbouncer-tree, which say what they want in
+# installing anything. Sourced by the scripts called *-tree, which say what they want in
 #
 #   self name suite      what messages begin with, the tree's name in the cache, the release of Debian
 #   what                 for messages
 #   skip                 packages, as extended regular expressions, to leave out with all that only they need
+#   tells                how a program is asked for its version, unless that is --version
 #
 # The packages are downloaded with apt from the mirror that this machine uses; apt's own lists and cache are not touched.
 # It needs Debian or its like, not root. What it makes is in ~/.cache/pgxlock, for root in /var/cache/pgxlock (where the
@@ -151,7 +152,7 @@ wrap() {
       "$tree/root/$loader" "$tree/root/$libraries" "$tree/$dir/${program##*/}" "$tree/root/$program" >"$work/$dir/${program##*/}"
     chmod 755 "$work/$dir/${program##*/}"
   done
-  "$work/root/$loader" --inhibit-cache --library-path "$work/root/$libraries" "$root/$1" --version >/dev/null ||
+  "$work/root/$loader" --inhibit-cache --library-path "$work/root/$libraries" "$root/$1" "${tells:---version}" >/dev/null ||
     fail "$what does not run on this system"
 }
 

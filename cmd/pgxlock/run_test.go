@@ -76,9 +76,14 @@ func (r *running) gone(t *testing.T) {
 		_ = r.cmd.Process.Kill()
 		_ = r.cmd.Wait() // it was killed
 	}
-	for limit := time.Now().Add(patience); len(marked(r.mark)) > 0; time.Sleep(5 * time.Millisecond) {
+	allGone(t, r.mark)
+}
+
+// allGone waits until no process has a mark, and fails the test if any does in the end.
+func allGone(t *testing.T, mark string) {
+	for limit := time.Now().Add(patience); len(marked(mark)) > 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(limit) {
-			for _, pid := range marked(r.mark) {
+			for _, pid := range marked(mark) {
 				args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 				t.Errorf("process %d is left: %q", pid, args)
 				_ = syscall.Kill(pid, syscall.SIGKILL)
