@@ -88,7 +88,11 @@ func (d *doctor) clock(ctx context.Context) (Finding, error) {
 			best, ahead = trip, time.UnixMicro(server).Sub(asked.Add(trip/2))
 		}
 	}
-	f := ok("the server's is %s ahead of ours, give or take %s", ahead.Round(time.Microsecond), (best / 2).Round(time.Microsecond))
+	side := "ahead of"
+	if ahead < 0 {
+		side = "behind"
+	}
+	f := ok("the server's is %s %s ours, give or take %s", ahead.Abs().Round(time.Microsecond), side, (best / 2).Round(time.Microsecond))
 	if ahead.Abs() > muchSkew+best/2 {
 		f.add(StatusWarning, "they differ: no lock depends on it, but times that are compared with the server's do, such as ticks given to Once.DoAt",
 			"let both follow one time source (NTP)")

@@ -3,6 +3,7 @@ package pgxlock
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -98,8 +99,17 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // oneLine joins the lines of a text: a log line must stay one, whatever a name or
-// the server's message contains.
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+// the server's message contains. Lines that repeat are left out: pgx reports an attempt
+// with and one without TLS alike.
+func oneLine(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.Join(strings.Fields(line), " "); line != "" && !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, " ")
+}
 
 // The SQLSTATEs that we tell apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.

@@ -70,13 +70,16 @@ const closed = "127.0.0.1:1"
 
 func TestAServerThatCannotBeReachedExits69(t *testing.T) {
 	t.Parallel()
-	for _, args := range []string{"ls", "migrate up", "migrate down", "migrate status", "migrate repair"} {
+	for _, args := range []string{"ls", "migrate up", "migrate down", "migrate status", "migrate repair", "tree", "doctor", "acquire k"} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
 			r := execute(t, []string{"DATABASE_URL=postgres://me:geheim@" + closed + "/db"}, strings.Fields(args)...)
 			r.want(t, exitUnavailable, "", "connection refused")
 			if strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--database-url") {
 				t.Errorf("not one line that says what to do: %q", r.stderr)
+			}
+			if strings.Count(r.stderr, "connection refused") != 1 { // pgx tries twice, with TLS and without
+				t.Errorf("it says it twice: %q", r.stderr)
 			}
 		})
 	}

@@ -126,9 +126,14 @@ func unavailable(err error) bool {
 
 // describe makes one line of an error, with what to do about it.
 func describe(err error) string {
-	text := strings.TrimPrefix(oneLine(err.Error()), "pgxlock: ")
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" {
-		text += "; " + oneLine(pgErr.Hint)
+	text := inFlags(strings.ReplaceAll(strings.TrimPrefix(oneLine(err.Error()), "pgxlock: "), ": pgxlock: ", ": "))
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		if pgErr.Hint != "" {
+			text += "; " + oneLine(pgErr.Hint)
+		}
+		if pgErr.Code == pgerrcode.InsufficientPrivilege && !strings.Contains(text, "docs/operations.md") {
+			text += "; the role lacks rights that docs/operations.md names" // as the package says of its statements
+		}
 	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		text += "; is the server there, and is it the one meant by --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*?"
@@ -137,6 +142,15 @@ func describe(err error) string {
 		text += "; on Debian, scripts/install-postgres in pgxlock's source does the former"
 	}
 	return text
+}
+
+// inFlags writes the advice of the package for who types: it is given to programs, too.
+func inFlags(text string) string {
+	return strings.NewReplacer(
+		"run migrations.Up or pgxlock migrate up", "run pgxlock migrate up",
+		"LeaseConfig.Schema", "--schema", "AdvisoryConfig.Schema", "--schema", "MonitorConfig.Schema", "--schema",
+		"run migrations.Up", "run pgxlock migrate up",
+	).Replace(text)
 }
 
 // oneLine joins the lines of a text, and leaves out those that repeat: pgx

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -142,5 +143,13 @@ func TestOnlyATerminalGetsColors(t *testing.T) {
 	cmd.SetOut(null)
 	if colors(cmd) {
 		t.Error("there are")
+	}
+}
+
+func TestAMessageNamesTheProgramOnce(t *testing.T) {
+	t.Parallel()
+	err := fmt.Errorf("pgxlock: hold \"k\": %w: %w by ops: why", pgxlock.ErrLost, pgxlock.ErrEvicted)
+	if text := describe(err); text != `hold "k": lock lost: evicted by ops: why` {
+		t.Errorf("%q", text)
 	}
 }

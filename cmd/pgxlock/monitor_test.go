@@ -268,7 +268,8 @@ func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	empty := []string{"DATABASE_URL=" + pgtest.New(t).URL}
 	execute(t, empty, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases, and the queues of those who wait: schema missing")
-	execute(t, empty, "reap").want(t, exitInternal, "", "pgxlock migrate up")
+	execute(t, empty, "reap").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
+	execute(t, empty, "reap").want(t, exitInternal, "", "; --schema names a schema)") // and no field of a struct
 	execute(t, empty, "evict", "k", "--reason", "why", "--yes").want(t, exitInternal, "", "pgxlock migrate up")
 	execute(t, empty, "evict", "k", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", "nobody holds") // which needs no tables
 	for _, command := range []string{"tree", "watch", "reap", "evict k --reason why --yes"} {
@@ -286,8 +287,10 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + withLeases(t).URL, "PGOPTIONS=-c role=pg_monitor"}
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
-	execute(t, env, "reap").want(t, exitInternal, "", "the role lacks rights that docs/operations.md names")
-	execute(t, env, "evict", "order:1", "--reason", "why", "--yes").want(t, exitInternal, "", "the role lacks rights that docs/operations.md names")
+	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls", "acquire k", "run k -- true"} {
+		r := execute(t, env, strings.Fields(command)...)
+		r.want(t, exitInternal, "", "(SQLSTATE 42501); the role lacks rights that docs/operations.md names\n")
+	}
 }
 
 func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {

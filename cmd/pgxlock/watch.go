@@ -152,7 +152,7 @@ func frame(p palette, shot pgxlock.Snapshot, missing bool) (string, error) {
 	}
 	if missing {
 		for _, text := range shot.Missing {
-			b.WriteString("\n" + p.paint(faint, "not shown: "+printable(text)))
+			b.WriteString("\n" + p.paint(faint, "not shown: "+printable(inFlags(text))))
 		}
 	}
 	return b.String(), nil
