@@ -173,6 +173,7 @@ func note(h pgxlock.Holder) string {
 }
 
 // printHolders prints a table of holders as they are at a moment of the server's clock.
+// What may not fit on a screen comes last.
 func printHolders(w io.Writer, p palette, at time.Time, holders []pgxlock.Holder) error {
 	rows := make([][]cell, len(holders))
 	for i, h := range holders {
@@ -188,14 +189,14 @@ func printHolders(w io.Writer, p palette, at time.Time, holders []pgxlock.Holder
 			{text: printable(bare(h.Key))},
 			{text: string(kindNamed(h.Kind))},
 			{string(h.State), color},
+			{text: age(at, h.Since)},
+			{text: remaining},
 			{text: modeNamed(h.Mode)},
 			{text: printable(h.Owner)},
 			{text: known(h.Token)},
 			{text: known(h.PID)},
-			{text: age(at, h.Since)},
-			{text: remaining},
 			{short(note(h), maxMetadata), faint},
 		}
 	}
-	return printTable(w, p, "", []string{"KEY", "KIND", "STATE", "MODE", "HOLDER", "TOKEN", "PID", "HELD FOR", "REMAINING", "NOTE"}, rows)
+	return printTable(w, p, "", []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, rows)
 }

@@ -44,7 +44,7 @@ func TestEvictAsksFirstOnATerminal(t *testing.T) {
 func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	db.Exec(t, "select acquire_lock('k' || n, 'somebody', 3600) from generate_series(10, 19) n")
+	db.Exec(t, "select acquire_lock('k' || n, 'host:4711:ABCDEFGHIJKLMNOPQRSTUVWXYZ', 3600) from generate_series(10, 19) n")
 	s := newScreen(t, db.URL)
 	s.runs(t, "seq -f row%g 100") // a screen that is full
 	s.prompts(t, 0)
@@ -58,6 +58,9 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	})
 	if before := s.looks(t, "-S", "-"); !strings.Contains(before, "row99\nrow100\n") {
 		t.Errorf("what was on the screen cannot be scrolled back to:\n%s", before)
+	}
+	if !strings.Contains(s.last, "REMAINING") {
+		t.Errorf("80 columns do not show for how long:\n%s", s.last)
 	}
 	// A screen that is too small says how much it leaves out, one that is larger again shows
 	// all, and neither has anything left of the other.
