@@ -65,7 +65,8 @@ DECLARE
                             "pgxlock_reap_limits(integer, integer)",
                             "evict_lock(varchar, varchar, bigint, text)", "evict_session_lock(integer, bigint, text, integer)",
                             "pgxlock_record_eviction(integer, text, text, bigint, text)", "pgxlock_evicted(integer[], text[], text[], bigint[])",
-                            "pgxlock_publish_names(text[])", "pgxlock_refused_batch(integer[], text[], bigint[])"}'::text[]) f (signature)
+                            "pgxlock_publish_names(text[])", "pgxlock_refused_batch(integer[], text[], bigint[])",
+                            "pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[])"}'::text[]) f (signature)
               JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', $1) || f.signature)::oid) o
      WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) $check$;
 BEGIN
@@ -224,11 +225,199 @@ BEGIN
     UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
   END $$;
 
+  ------------------------------------------------------------------ leases --
+  -- All tokens of a batch in one statement: to look at the epoch takes longer than to draw.
+  -- SECURITY DEFINER: roles that were granted the table long ago have no grant on the
+  -- sequence.
+  CREATE OR REPLACE FUNCTION pgxlock_next_tokens(p_count bigint) RETURNS bigint[]
+  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off AS $$
+  DECLARE
+    v_epoch    record;
+    v_timeline bigint := pgxlock_timeline();
+  BEGIN
+    -- By its key: where callers switch sequential scans off, one would cost so
+    -- much in the planner's eyes that it compiled the query each time (4 ms).
+    SELECT e.system_identifier, e.epoch_base, e.timeline,
+           ARRAY(SELECT ((e.epoch_base + v_timeline) << 40) + nextval('pgxlock_tokens'::regclass) FROM generate_series(1::bigint, p_count)) AS tokens
+      INTO v_epoch FROM pgxlock_epoch e WHERE e.singleton;
+    IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline
+       OR v_epoch.epoch_base + v_timeline NOT BETWEEN 1 AND 8388607 THEN          -- 2^23 - 1: bits above the sequence
+      RAISE EXCEPTION 'pgxlock: this database was moved to another cluster or restored; fencing tokens drawn now could repeat earlier ones'
+        USING ERRCODE = 'LK003',
+              HINT = 'Run migrations.Up, or pgxlock migrate up, or SELECT repair_lock_tokens() once, as the owner of the functions.';
+    END IF;
+    IF v_timeline > v_epoch.timeline THEN
+      -- The first token after a failover. Remembered for the day a pg_upgrade
+      -- starts again at timeline 1; whoever holds that row does it instead of us.
+      PERFORM FROM pgxlock_epoch FOR UPDATE SKIP LOCKED;
+      IF FOUND THEN
+        UPDATE pgxlock_epoch SET timeline = v_timeline;
+      END IF;
+    END IF;
+    RETURN v_epoch.tokens;
+  END $$;
+
+  CREATE OR REPLACE FUNCTION pgxlock_next_token() RETURNS bigint
+  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off AS $$
+  BEGIN
+    RETURN (pgxlock_next_tokens(1::bigint))[1];
+  END $$;
+
+  -- What took leases until now goes on with those that are not just free: somebody has
+  -- them, waits for them, or had them until they ran out.
+  IF position('pgxlock_take_in_turn' IN pg_get_functiondef('pgxlock_take_batch(text[], text[], bigint[], text[], bigint[])'::regprocedure::oid)) = 0 THEN
+    EXECUTE replace(pg_get_functiondef('pgxlock_take_batch(text[], text[], bigint[], text[], bigint[])'::regprocedure::oid),
+                    '.pgxlock_take_batch(', '.pgxlock_take_in_turn(');
+  END IF;
+
+  -- Nearly every lease that is asked for has no row, and nobody waits for it. All of
+  -- those take two statements; each statement costs as much to start as some entries.
+  CREATE OR REPLACE FUNCTION pgxlock_take_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[])
+  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  DECLARE
+    v_count  integer := pg_catalog.cardinality(p_names);
+    v_new    bigint[];                      -- entries that have no row
+    v_tokens bigint[];
+    v_made   bigint[];                      -- tokens of those that were given one
+    v_now    timestamptz;
+  BEGIN
+    IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
+        AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
+      RAISE EXCEPTION 'every name needs a holder, a ttl, metadata and a ticket' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF pg_is_in_recovery() THEN
+      RAISE EXCEPTION 'cannot acquire a lock on a standby server' USING ERRCODE = 'read_only_sql_transaction',
+        HINT = 'Connect to the primary, for example with target_session_attrs=read-write.';
+    END IF;
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      RAISE EXCEPTION 'leases are taken in turn in READ COMMITTED: an older snapshot does not show who waits' USING ERRCODE = 'active_sql_transaction';
+    END IF;
+
+    -- The guard is what two inserters of one name meet on: a second INSERT would
+    -- wait for the first one's transaction. Read again under it, in a snapshot that
+    -- was taken after it.
+    v_new := ARRAY(
+      SELECT w.n
+        FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+       WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = ANY (p_names COLLATE "C"))
+                    OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C")
+                    OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
+                        AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
+                        AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                  THEN false
+                  ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END);
+    IF pg_catalog.cardinality(v_new) > 0 THEN
+      IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM pgxlock_durable();
+      END IF;
+      v_tokens := pgxlock_next_tokens(pg_catalog.cardinality(v_new)::bigint);
+      v_now := clock_timestamp();
+      WITH made AS (
+        INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+        SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'), d.token
+          FROM unnest(v_new, v_tokens) AS d (n, token)
+         WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[d.n] COLLATE "C")
+                    THEN false
+                    ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[d.n])) END
+        ON CONFLICT DO NOTHING              -- a name that comes twice, or was written behind our back
+        RETURNING distributed_locks.fencing_token
+      )
+      SELECT pg_catalog.array_agg(m.fencing_token) INTO v_made FROM made m;
+      IF pg_catalog.cardinality(v_made) = v_count THEN
+        RETURN QUERY SELECT true, w.token, w.holder, w.ttl, false FROM unnest(p_holders, p_ttls, v_tokens) AS w (holder, ttl, token);
+        RETURN;
+      END IF;
+    END IF;
+
+    RETURN QUERY
+    WITH made AS MATERIALIZED (
+      SELECT d.n, d.token FROM unnest(v_new, v_tokens) AS d (n, token) WHERE d.token = ANY (v_made)
+    ), rest AS MATERIALIZED (
+      SELECT pg_catalog.array_agg(w.n ORDER BY w.n) AS entries, pg_catalog.array_agg(p_names[w.n] ORDER BY w.n) AS names,
+             pg_catalog.array_agg(p_holders[w.n] ORDER BY w.n) AS holders, pg_catalog.array_agg(p_ttls[w.n] ORDER BY w.n) AS ttls,
+             pg_catalog.array_agg(p_metadata[w.n] ORDER BY w.n) AS metadata, pg_catalog.array_agg(p_tickets[w.n] ORDER BY w.n) AS tickets
+        FROM generate_series(1, v_count) AS w (n) WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n)
+      HAVING count(*) > 0
+    )
+    SELECT a.acquired, a.token, a.held_by, a.ms, a.ahead
+      FROM (SELECT m.n, true AS acquired, m.token, p_holders[m.n] AS held_by, p_ttls[m.n] AS ms, false AS ahead FROM made m
+            UNION ALL
+            SELECT r.entries[t.i], t.acquired, t.token, t.held_by, t.ms, t.ahead
+              FROM rest r, pgxlock_take_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets) WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, i)) a
+     ORDER BY a.n;
+  END $$;
+
+  -- What 000006_shares.up.sql says of it holds; now it is three statements.
+  CREATE OR REPLACE FUNCTION pgxlock_give_back_batch(p_names text[], p_holders text[], p_tokens bigint[])
+  RETURNS TABLE (outcome text, wanted boolean)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on AS $$
+  DECLARE
+    v_fresh    boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
+    v_count    integer := pg_catalog.cardinality(p_names);
+    v_mine     bigint[];                    -- entries whose row is there,
+    v_pinned   bigint[];                    -- those that no transaction has asserted,
+    v_tokens   bigint[];                    -- and theirs: a token is of one grant
+    v_released text[];
+    v_expired  text[];
+  BEGIN
+    IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
+      RAISE EXCEPTION 'every name needs a holder and a token, which may be NULL' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF pg_is_in_recovery() THEN
+      RAISE EXCEPTION 'cannot release a lock on a standby server' USING ERRCODE = 'read_only_sql_transaction',
+        HINT = 'Connect to the primary, for example with target_session_attrs=read-write.';
+    END IF;
+
+    SELECT pg_catalog.array_agg(m.n), pg_catalog.array_agg(m.n) FILTER (WHERE m.pinned), pg_catalog.array_agg(m.token) FILTER (WHERE m.pinned)
+      INTO v_mine, v_pinned, v_tokens
+      FROM (SELECT w.n, l.token, pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) AS pinned
+              FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n),
+                   LATERAL (SELECT l.fencing_token AS token FROM distributed_locks l
+                             WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
+                               AND l.fencing_token = coalesce(w.token, l.fencing_token) OFFSET 0) l
+             WHERE left(w.holder, 1) <> '*' OFFSET 0) m;
+    -- Also where there is nothing to do: who may not release is told so. In the order of
+    -- the names: SKIP LOCKED waits, too, for who locks a row's new version at the wrong
+    -- moment. A row that moved since
+    -- the snapshot was taken is locked, but not found: it is skipped, to be tried again.
+    WITH removed AS (
+      DELETE FROM distributed_locks l
+       WHERE l.ctid = ANY (ARRAY(
+               SELECT k.id
+                 FROM (SELECT p_names[m.n] AS name, m.token
+                         FROM unnest(v_pinned, v_tokens) AS m (n, token) ORDER BY p_names[m.n] COLLATE "C" OFFSET 0) p,
+                      LATERAL (SELECT l.ctid AS id FROM distributed_locks l
+                                WHERE l.lock_name::text = p.name COLLATE "C" AND l.fencing_token = p.token
+                                  FOR UPDATE OF l SKIP LOCKED) k))
+      RETURNING l.lock_name::text AS name, l.expires_at > clock_timestamp() AS live
+    )
+    SELECT pg_catalog.array_agg(r.name) FILTER (WHERE r.live), pg_catalog.array_agg(r.name) FILTER (WHERE NOT r.live)
+      INTO v_released, v_expired FROM removed r;
+    -- Who waits is looked for in a statement that comes later: who asked before the row
+    -- was touched has a ticket that this one sees, and who asks after finds it touched.
+    RETURN QUERY
+    SELECT CASE WHEN pg_catalog.cardinality(v_released) = v_count THEN 'released'
+                WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_released COLLATE "C") THEN 'released'
+                WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_expired COLLATE "C") THEN 'expired'
+                WHEN w.n = ANY (v_mine) THEN 'skipped'
+                ELSE 'gone' END,
+           CASE WHEN NOT v_fresh THEN true
+                WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = ANY (p_names COLLATE "C"))
+                THEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+                ELSE false END
+      FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)
+     ORDER BY w.n;
+  END $$;
+
   ------------------------------------------------------------------ rights --
   -- Into the functions that know all of ours goes what is new here.
   FOR v_change IN SELECT * FROM (VALUES
       ('pgxlock_rights()', '           (NULL, ''SELECT'', ''TABLE lock_leases''',
 $rights$           (true, 'EXECUTE', 'FUNCTION pgxlock_refused_batch(integer[], text[], bigint[])', '{application}'::text[]),
+           (true, 'EXECUTE', 'FUNCTION pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[])', '{}'::text[]),
            (NULL, 'SELECT', 'TABLE lock_holders', '{monitoring,administration}'::text[]),
            (NULL, 'SELECT', 'TABLE lock_waiters', '{monitoring,administration}'::text[]),
 $rights$),
@@ -281,6 +470,7 @@ $rights$),
   COMMENT ON COLUMN lock_waiters.key_id IS 'As in lock_holders.';
   COMMENT ON FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]) IS
     'pgxlock, internal: is told of tickets whose lines asked for advisory locks in vain, which keep their precedence. In a transaction of its own, after they have asked.';
+  COMMENT ON FUNCTION pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[]) IS 'pgxlock, internal: of pgxlock_take_batch(), what takes leases that are not just free.';
   COMMENT ON FUNCTION pgxlock_schema_version() IS 'pgxlock: version of this schema.';
 
   -------------------------------------------------------------------- rows --
