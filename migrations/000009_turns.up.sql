@@ -312,19 +312,22 @@ BEGIN
       IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM pgxlock_durable();
       END IF;
-      v_tokens := pgxlock_next_tokens(pg_catalog.cardinality(v_new)::bigint);
       v_now := clock_timestamp();
-      WITH made AS (
+      -- Drawn when the snapshot is there that shows who had a name: somebody may have come
+      -- before the guard, and its lease been taken over under a token that is drawn before.
+      WITH drawn AS MATERIALIZED (
+        SELECT d.n, d.token FROM unnest(v_new, pgxlock_next_tokens(pg_catalog.cardinality(v_new)::bigint)) AS d (n, token)
+      ), made AS (
         INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
         SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'), d.token
-          FROM unnest(v_new, v_tokens) AS d (n, token)
+          FROM drawn d
          WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[d.n] COLLATE "C")
                     THEN false
                     ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[d.n])) END
         ON CONFLICT DO NOTHING              -- a name that comes twice, or was written behind our back
         RETURNING distributed_locks.fencing_token
       )
-      SELECT pg_catalog.array_agg(m.fencing_token) INTO v_made FROM made m;
+      SELECT (SELECT pg_catalog.array_agg(d.token ORDER BY d.n) FROM drawn d), pg_catalog.array_agg(m.fencing_token) INTO v_tokens, v_made FROM made m;
       IF pg_catalog.cardinality(v_made) = v_count THEN
         RETURN QUERY SELECT true, w.token, w.holder, w.ttl, false FROM unnest(p_holders, p_ttls, v_tokens) AS w (holder, ttl, token);
         RETURN;

@@ -10,12 +10,28 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
+// batches are what takes several leases, by its name and by that of a function with the
+// same arguments: pgxlock_take_batch() takes those that are just free by itself.
+var batches = []string{"pgxlock_acquire_batch", "take_batch"}
+
+// withBatches makes what batches names.
+func (d *database) withBatches() *database {
+	d.t.Helper()
+	d.do(`create or replace function take_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[])
+		returns table (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint) language plpgsql as $$
+		begin
+		  return query select b.acquired, b.fencing_token, b.held_by, b.remaining_ms
+		    from pgxlock_take_batch(p_names, p_holders, p_ttls, p_metadata, array_fill(0::bigint, array[cardinality(p_names)])) b;
+		end $$`)
+	return d
+}
+
 // batch is a call that takes several leases for one holder, for a minute, and says
 // of each whether it was granted and who has it.
-func batch(holder string, names ...string) string {
+func batch(function, holder string, names ...string) string {
 	forEach := func(value string) string { return strings.TrimSuffix(strings.Repeat(value+",", len(names)), ",") }
-	return fmt.Sprintf("(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',' order by n) from pgxlock_acquire_batch('{%s}', '{%s}', '{%s}', '{%s}') with ordinality as b (acquired, token, held_by, ms, n))",
-		strings.Join(names, ","), forEach(holder), forEach("60000"), forEach("null"))
+	return fmt.Sprintf("(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',' order by n) from %s('{%s}', '{%s}', '{%s}', '{%s}') with ordinality as b (acquired, token, held_by, ms, n))",
+		function, strings.Join(names, ","), forEach(holder), forEach("60000"), forEach("null"))
 }
 
 // What an open transaction does with one of the leases delays none of the others,
@@ -23,9 +39,10 @@ func batch(holder string, names ...string) string {
 // the lease, too.
 func TestABatchNeverWaitsForUncommittedWork(t *testing.T) {
 	t.Parallel()
-	d := install(t)
+	d := install(t).withBatches()
 	holder, contender := d.sessions()
-	for _, level := range levels {
+	for _, c := range [][2]string{{batches[0], levels[0]}, {batches[0], levels[1]}, {batches[0], levels[2]}, {batches[1], readCommitted}} {
+		function, level := c[0], c[1]
 		for _, w := range openWork {
 			contender.begin(level)
 			switch w.before {
@@ -38,10 +55,10 @@ func TestABatchNeverWaitsForUncommittedWork(t *testing.T) {
 			}
 			holder.begin(readCommitted)
 			holder.do("select " + w.work)
-			got := contender.outcome(batch("B", "a", "k", "z"))
+			got := contender.outcome(batch(function, "B", "a", "k", "z"))
 			granted := strings.HasPrefix(got, "t B,f") && strings.HasSuffix(got, ",t B") // all but k
 			if !granted && (got != "40001" || level == readCommitted) {
-				t.Errorf("%s, %s: got %s, want a and z to be granted and k to be busy", level, w.name, got)
+				t.Errorf("%s, %s, %s: got %s, want a and z to be granted and k to be busy", function, level, w.name, got)
 			}
 			contender.rollback()
 			holder.rollback()
@@ -55,30 +72,34 @@ func TestABatchNeverWaitsForUncommittedWork(t *testing.T) {
 // the guard, and lets the holder that it finds release.
 func TestABatchGoesByWhatIsThereUnderTheGuard(t *testing.T) {
 	t.Parallel()
-	d := install(t)
-	gate := d.turnstile()
-	contender := d.begin(readCommitted)
-	try := gate.stop(contender, "guard", batch("B", "k", "l", "m"))
-	d.want("acquire_lock('k', 'A') and acquire_lock('l', 'A')", "true")
-	d.want("release_lock('l', 'A')", "true")
-	gate.open()
-	try.want("f A,t B,t B")
-	d.want("release_lock('k', 'A')", "true")
-	contender.commit()
-	d.want("select string_agg(lock_name || ' ' || holder_id, ',' order by lock_name) from distributed_locks", "l B,m B")
-	d.want("acquire_lock('k', 'C')", "true")
+	for _, function := range batches {
+		d := install(t).withBatches()
+		gate := d.turnstile()
+		contender := d.begin(readCommitted)
+		try := gate.stop(contender, "guard", batch(function, "B", "k", "l", "m"))
+		d.want("acquire_lock('k', 'A') and acquire_lock('l', 'A')", "true")
+		d.want("release_lock('l', 'A')", "true")
+		gate.open()
+		try.want("f A,t B,t B")
+		d.want("release_lock('k', 'A')", "true")
+		contender.commit()
+		d.want("select string_agg(lock_name || ' ' || holder_id, ',' order by lock_name) from distributed_locks", "l B,m B")
+		d.want("acquire_lock('k', 'C')", "true")
+	}
 }
 
 // Somebody else is just inserting the name, and holds its guard or its pin.
 func TestABatchLeavesANameThatIsBeingTaken(t *testing.T) {
 	t.Parallel()
-	d := install(t)
-	for _, space := range []string{"guard", "pin"} {
-		other := d.begin(readCommitted)
-		other.do("select pg_advisory_xact_lock(pgxlock_key('" + space + "', 'k'))")
-		d.want(batch("B", "k", "free"), "f,t B")
-		other.rollback()
-		d.want("release_all_locks('B')", "1")
+	d := install(t).withBatches()
+	for _, function := range batches {
+		for _, space := range []string{"guard", "pin"} {
+			other := d.begin(readCommitted)
+			other.do("select pg_advisory_xact_lock(pgxlock_key('" + space + "', 'k'))")
+			d.want(batch(function, "B", "k", "free"), "f,t B")
+			other.rollback()
+			d.want("release_all_locks('B')", "1")
+		}
 	}
 }
 
@@ -86,38 +107,48 @@ func TestABatchLeavesANameThatIsBeingTaken(t *testing.T) {
 func TestABatchAnswersAsSingleCallsDo(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
-		d.do("delete from distributed_locks")
-		d.want("acquire_lock('held', 'A') and acquire_lock('expired', 'A') and acquire_lock('mine', 'B', 600, '{\"n\": 1}')", "true")
-		d.expire("expired")
-		mine, expired := d.get("select fencing_token from distributed_locks where lock_name = 'mine'"), d.number("select fencing_token from distributed_locks where lock_name = 'expired'")
-		s := d.begin(level)
-		s.want(batch("B", "held", "new", "expired", "mine", "new", "again"), "f A,t B,t B,t B,t B,t B")
-		s.commit()
-		d.want("select count(*) from distributed_locks where holder_id = 'B' and expires_at between clock_timestamp() and clock_timestamp() + interval '1 minute'", "4")
-		d.want("select count(distinct fencing_token) from distributed_locks", "5")
-		d.want("select fencing_token from distributed_locks where lock_name = 'mine'", mine)
-		d.want("select metadata from distributed_locks where lock_name = 'mine'", `{"n": 1}`)
-		d.want(fmt.Sprintf("select fencing_token > %d from distributed_locks where lock_name = 'expired'", expired), "true")
-		d.want("select count(*) from distributed_locks l, lateral pgxlock_acquire_batch(array[l.lock_name::text], '{C}', '{1}', '{null}') b where b.remaining_ms between 20000 and 60000 and b.fencing_token is null and not b.acquired", "5")
-		s = d.begin(level)
-		s.do("create temporary table got on commit drop as select * from pgxlock_acquire_batch('{t}', '{A}', '{50000}', '{[7]}')")
-		s.want("select b.fencing_token = l.fencing_token and b.remaining_ms = 50000 and b.held_by = 'A' and l.metadata = '[7]' from got b, distributed_locks l where l.lock_name = 't'", "true")
-		s.rollback()
-		// Who comes twice under different names is two.
-		d.want("(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',') from pgxlock_acquire_batch('{x,x}', '{A,B}', '{60000,60000}', '{null,null}') b)", "t A,f A")
-		// Bad input fails all of the batch, and takes nothing.
-		for _, bad := range []string{
-			"'{new2,NULL}', '{A,A}', '{1,1}', '{null,null}'", "'{new2,\"\"}', '{A,A}', '{1,1}', '{null,null}'", "'{new2,l}', '{A,*}', '{1,1}', '{null,null}'",
-			"'{new2,l}', '{A,A}', '{1,0}', '{null,null}'", "'{new2,l}', '{A,A}', '{1,3110400000001}', '{null,null}'", "'{new2,l}', '{A,A}', '{1,1}', '{null,x}'",
-			"'{new2,l}', '{A,A}', '{1,1}', array[null, to_jsonb(repeat('x', 65535))::text]", "'{new2,l}', '{A,NULL}', '{1,1}', '{null,null}'",
-		} {
-			s := d.begin(level)
-			s.want("(select count(*) from pgxlock_acquire_batch("+bad+"))", "22023|22P02")
-			s.rollback()
+		d.withBatches()
+		for _, function := range batches {
+			if function == "pgxlock_acquire_batch" || level == readCommitted {
+				answersAsSingleCallsDo(d, level, function)
+			}
 		}
-		d.want("select count(*) from distributed_locks where lock_name in ('new2', 'l')", "0")
-		d.want("(select count(*) from pgxlock_acquire_batch('{l}', '{A}', '{3110400000000}', array[to_jsonb(repeat('x', 65534))::text]) where acquired)", "1")
 	})
+}
+
+func answersAsSingleCallsDo(d *database, level, function string) {
+	d.t.Helper()
+	d.do("delete from distributed_locks")
+	d.want("acquire_lock('held', 'A') and acquire_lock('expired', 'A') and acquire_lock('mine', 'B', 600, '{\"n\": 1}')", "true")
+	d.expire("expired")
+	mine, expired := d.get("select fencing_token from distributed_locks where lock_name = 'mine'"), d.number("select fencing_token from distributed_locks where lock_name = 'expired'")
+	s := d.begin(level)
+	s.want(batch(function, "B", "held", "new", "expired", "mine", "new", "again"), "f A,t B,t B,t B,t B,t B")
+	s.commit()
+	d.want("select count(*) from distributed_locks where holder_id = 'B' and expires_at between clock_timestamp() and clock_timestamp() + interval '1 minute'", "4")
+	d.want("select count(distinct fencing_token) from distributed_locks", "5")
+	d.want("select fencing_token from distributed_locks where lock_name = 'mine'", mine)
+	d.want("select metadata from distributed_locks where lock_name = 'mine'", `{"n": 1}`)
+	d.want(fmt.Sprintf("select fencing_token > %d from distributed_locks where lock_name = 'expired'", expired), "true")
+	d.want("select count(*) from distributed_locks l, lateral "+function+"(array[l.lock_name::text], '{C}', '{1}', '{null}') b where b.remaining_ms between 20000 and 60000 and b.fencing_token is null and not b.acquired", "5")
+	s = d.begin(level)
+	s.do("create temporary table got on commit drop as select * from " + function + "('{t}', '{A}', '{50000}', '{[7]}')")
+	s.want("select b.fencing_token = l.fencing_token and b.remaining_ms = 50000 and b.held_by = 'A' and l.metadata = '[7]' from got b, distributed_locks l where l.lock_name = 't'", "true")
+	s.rollback()
+	// Who comes twice under different names is two.
+	d.want("(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',') from "+function+"('{x,x}', '{A,B}', '{60000,60000}', '{null,null}') b)", "t A,f A")
+	// Bad input fails all of the batch, and takes nothing.
+	for _, bad := range []string{
+		"'{new2,NULL}', '{A,A}', '{1,1}', '{null,null}'", "'{new2,\"\"}', '{A,A}', '{1,1}', '{null,null}'", "'{new2,l}', '{A,*}', '{1,1}', '{null,null}'",
+		"'{new2,l}', '{A,A}', '{1,0}', '{null,null}'", "'{new2,l}', '{A,A}', '{1,3110400000001}', '{null,null}'", "'{new2,l}', '{A,A}', '{1,1}', '{null,x}'",
+		"'{new2,l}', '{A,A}', '{1,1}', array[null, to_jsonb(repeat('x', 65535))::text]", "'{new2,l}', '{A,NULL}', '{1,1}', '{null,null}'",
+	} {
+		s := d.begin(level)
+		s.want("(select count(*) from "+function+"("+bad+"))", "22023|22P02")
+		s.rollback()
+	}
+	d.want("select count(*) from distributed_locks where lock_name in ('new2', 'l')", "0")
+	d.want("(select count(*) from "+function+"('{l}', '{A}', '{3110400000000}', array[to_jsonb(repeat('x', 65534))::text]) where acquired)", "1")
 }
 
 // Batches and single calls for the same names, some of them expired, some rolled
@@ -126,7 +157,7 @@ func TestSoakBatchesAndSingleCallsExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	const names, workers = 12, 8
 	rounds := pgtest.Soak(t, 150, 6000)
-	d := install(t)
+	d := install(t).withBatches()
 	var mu sync.Mutex
 	var holds [names]string
 	var highest [names]int64
@@ -162,7 +193,7 @@ func TestSoakBatchesAndSingleCallsExcludeEachOther(t *testing.T) {
 				all := "'{" + strings.Join(list, ",") + "}'::text[]"
 				abandon := random.IntN(5) == 0
 				s.begin(readCommitted)
-				call := fmt.Sprintf("pgxlock_acquire_batch(%[1]s, array_fill(%[2]s::text, array[cardinality(%[1]s)]), array_fill(60000::bigint, array[cardinality(%[1]s)]), array_fill(null::text, array[cardinality(%[1]s)])) with ordinality as b (acquired, token, held_by, ms, n)", all, quote(me))
+				call := fmt.Sprintf("%[3]s(%[1]s, array_fill(%[2]s::text, array[cardinality(%[1]s)]), array_fill(60000::bigint, array[cardinality(%[1]s)]), array_fill(null::text, array[cardinality(%[1]s)])) with ordinality as b (acquired, token, held_by, ms, n)", all, quote(me), batches[random.IntN(len(batches))])
 				if w%3 == 0 {
 					call = fmt.Sprintf("unnest(%s) with ordinality as w (name, n), lateral (select acquired, fencing_token as token from try_acquire_lock(w.name, %s, '1 minute')) b", all, quote(me))
 				}

@@ -76,7 +76,7 @@ func TestWhoSharesExcludesWhoDoesNot(t *testing.T) {
 // what is shared.
 func TestTheOlderFunctionsLeaveALiveGroupAlone(t *testing.T) {
 	t.Parallel()
-	d := install(t)
+	d := install(t).withBatches()
 	d.do("select acquire_shared_lock('k', 'A', 600), acquire_shared_lock('k', 'B', 60)")
 	const group = "select concat_ws(' ', l.*) || string_agg(concat_ws(' ', s.*), ',' order by s.holder_id) from distributed_locks l join distributed_lock_shares s using (lock_name) group by l.lock_name"
 	before, token := d.get(group), d.get("select fencing_token from distributed_locks")
@@ -96,8 +96,10 @@ func TestTheOlderFunctionsLeaveALiveGroupAlone(t *testing.T) {
 		"assert_lock_held('k', '*shared')":                                               "22023",
 		"reap_expired_locks('0 s')":                                                      "0",
 		"pgxlock_reap_shares('0 s')":                                                     "0",
-		batch("C", "k", "new"):                                                           "f *shared,t C",
-		batch("*shared", "k"):                                                            "22023",
+		batch(batches[0], "C", "k", "new"):                                               "f *shared,t C",
+		batch(batches[1], "C", "k", "new"):                                               "f *shared,t C",
+		batch(batches[0], "*shared", "k"):                                                "22023",
+		batch(batches[1], "*shared", "new"):                                              "22023",
 		"pgxlock_renew_batch('{k}', '{*shared}', '{" + token + "}', '{1}')":              "skipped",
 		"pgxlock_release_batch('{k}', '{*shared}', '{" + token + "}')":                   "gone",
 		"pgxlock_release_batch('{k}', '{A}', '{" + token + "}')":                         "gone",
