@@ -2,6 +2,7 @@ package pgxlock
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -143,8 +144,25 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		}
 	}
 	exec("vacuum analyze pgxlock_waiters")
+	// Who came when nobody waited has its plans from then, for names that nobody waits for.
+	early := pgtest.Connect(t, url)
+	alone := []string{
+		"pgxlock_take_batch('{a,k99}', '{A,A}', '{60000,60000}', '{null,null}', '{0,0}')",
+		"pgxlock_give_back_batch('{a,k99}', '{A,A}', '{null,null}')",
+	}
+	if _, err := early.Exec(t.Context(), statement("session", ""), false); err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range slices.Concat(alone, alone) {
+		if _, err := early.Exec(t.Context(), "select "+call); err != nil {
+			t.Fatal(err)
+		}
+	}
 	exec(`select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 3600000)
 		from generate_series(1, 300) i`)
+	for _, call := range alone {
+		looksUp(t, early, "pgxlock_waiters", call)
+	}
 	for range 300 {
 		exec(`select pgxlock_withdraw_batch('{0}', '{hot}', array[(select ticket from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000))])`)
 	}

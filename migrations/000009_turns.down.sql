@@ -41,8 +41,10 @@ BEGIN
     EXECUTE regexp_replace(pg_get_functiondef(v_change.signature::regprocedure::oid), v_change.added, '', 'g');
   END LOOP;
   DROP VIEW lock_waiters, lock_holders;
-  EXECUTE replace(pg_get_functiondef('pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[])'::regprocedure::oid),
-                  '.pgxlock_take_in_turn(', '.pgxlock_take_batch(');
+  EXECUTE replace(replace(pg_get_functiondef('pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[])'::regprocedure::oid),
+                          '.pgxlock_take_in_turn(', '.pgxlock_take_batch('),
+                  '(SELECT FROM pg_catalog.unnest(p_names) AS e (name) WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = e.name COLLATE "C" OFFSET 0))',
+                  '(SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = ANY (p_names COLLATE "C"))');
   DROP FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]), pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[]);
 
   CREATE OR REPLACE FUNCTION pgxlock_next_token() RETURNS bigint

@@ -264,10 +264,13 @@ BEGIN
   END $$;
 
   -- What took leases until now goes on with those that are not just free: somebody has
-  -- them, waits for them, or had them until they ran out.
+  -- them, waits for them, or had them until they ran out. Whether somebody waits is asked
+  -- by each name: for ANY name a plan from when nobody waited reads everybody's tickets.
   IF position('pgxlock_take_in_turn' IN pg_get_functiondef('pgxlock_take_batch(text[], text[], bigint[], text[], bigint[])'::regprocedure::oid)) = 0 THEN
-    EXECUTE replace(pg_get_functiondef('pgxlock_take_batch(text[], text[], bigint[], text[], bigint[])'::regprocedure::oid),
-                    '.pgxlock_take_batch(', '.pgxlock_take_in_turn(');
+    EXECUTE replace(replace(pg_get_functiondef('pgxlock_take_batch(text[], text[], bigint[], text[], bigint[])'::regprocedure::oid),
+                            '.pgxlock_take_batch(', '.pgxlock_take_in_turn('),
+                    '(SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = ANY (p_names COLLATE "C"))',
+                    '(SELECT FROM pg_catalog.unnest(p_names) AS e (name) WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = e.name COLLATE "C" OFFSET 0))');
   END IF;
 
   -- Nearly every lease that is asked for has no row, and nobody waits for it. All of
@@ -298,11 +301,12 @@ BEGIN
     -- The guard is what two inserters of one name meet on: a second INSERT would
     -- wait for the first one's transaction. Read again under it, in a snapshot that
     -- was taken after it.
+    -- OFFSET 0: else the planner may make a hash of all that there is.
     v_new := ARRAY(
       SELECT w.n
         FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
-       WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = ANY (p_names COLLATE "C"))
-                    OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C")
+       WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+                    OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
                     OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
                         AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
                         AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
@@ -321,7 +325,7 @@ BEGIN
         INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
         SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'), d.token
           FROM drawn d
-         WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[d.n] COLLATE "C")
+         WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[d.n] COLLATE "C" OFFSET 0)
                     THEN false
                     ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[d.n])) END
         ON CONFLICT DO NOTHING              -- a name that comes twice, or was written behind our back
@@ -334,6 +338,10 @@ BEGIN
       END IF;
     END IF;
 
+    IF v_made IS NULL THEN
+      RETURN QUERY SELECT t.* FROM pgxlock_take_in_turn(p_names, p_holders, p_ttls, p_metadata, p_tickets) t;
+      RETURN;
+    END IF;
     RETURN QUERY
     WITH made AS MATERIALIZED (
       SELECT d.n, d.token FROM unnest(v_new, v_tokens) AS d (n, token) WHERE d.token = ANY (v_made)
@@ -407,10 +415,7 @@ BEGIN
                 WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_expired COLLATE "C") THEN 'expired'
                 WHEN w.n = ANY (v_mine) THEN 'skipped'
                 ELSE 'gone' END,
-           CASE WHEN NOT v_fresh THEN true
-                WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = ANY (p_names COLLATE "C"))
-                THEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
-                ELSE false END
+           NOT v_fresh OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
       FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)
      ORDER BY w.n;
   END $$;
