@@ -1,8 +1,11 @@
 package pgxlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -54,6 +57,13 @@ var (
 
 	// ErrMaxLocks: the Locker has as many locks as AdvisoryConfig.MaxLocks allows.
 	ErrMaxLocks = errors.New("pgxlock: the Locker has as many locks as it may")
+
+	// ErrUnavailable: no server answered, or not in time; none let us in; or the connection
+	// broke, or the server ends. Every call that asks the server may return it: those of
+	// Lockers, Limiters, Onces, claims and Monitors. What the call was to do may have been
+	// done; a lock that is held stays so until [ErrLost] says otherwise. A call whose context
+	// has ended returns the context's error instead.
+	ErrUnavailable = errors.New("pgxlock: the database cannot be reached")
 
 	// ErrSchema: the tables and functions are missing, out of date, or in need
 	// of the repair that migrations.Up does.
@@ -114,23 +124,25 @@ func oneLine(text string) string {
 // The SQLSTATEs that we tell apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.
 const (
-	stateNotHeld           = "LK001"
-	stateStaleSnapshot     = "LK002"
-	stateTokensNeedRepair  = "LK003"
-	stateReadOnly          = "25006"
-	stateUnsupported       = "0A000" // of set_transaction.sql: the server is a standby
-	stateNoRights          = "42501"
-	stateSerialization     = "40001"
-	stateDeadlock          = "40P01"
-	stateLockNotAvailable  = "55P03" // lock_timeout
-	stateAborted           = "25P02"
-	stateAdminShutdown     = "57P01"
-	stateCrashShutdown     = "57P02"
-	stateOutOfMemory       = "53200" // of the lock table, too
-	stateUndefinedTable    = "42P01"
-	stateUndefinedFunction = "42883"
-	stateInvalidSchema     = "3F000"
-	stateNoStatement       = "26000" // of EXECUTE: there is no such prepared statement
+	stateNotHeld            = "LK001"
+	stateStaleSnapshot      = "LK002"
+	stateTokensNeedRepair   = "LK003"
+	stateReadOnly           = "25006"
+	stateUnsupported        = "0A000" // of set_transaction.sql: the server is a standby
+	stateNoRights           = "42501"
+	stateSerialization      = "40001"
+	stateDeadlock           = "40P01"
+	stateLockNotAvailable   = "55P03" // lock_timeout
+	stateAborted            = "25P02"
+	stateAdminShutdown      = "57P01"
+	stateCrashShutdown      = "57P02"
+	stateCannotConnect      = "57P03" // it starts, or stops
+	stateTooManyConnections = "53300"
+	stateOutOfMemory        = "53200" // of the lock table, too
+	stateUndefinedTable     = "42P01"
+	stateUndefinedFunction  = "42883"
+	stateInvalidSchema      = "3F000"
+	stateNoStatement        = "26000" // of EXECUTE: there is no such prepared statement
 )
 
 // sqlState returns the SQLSTATE of the server's error that err wraps, whichever
@@ -162,6 +174,9 @@ func fail(op, key string, kind Kind, err error) error {
 
 // typed adds the sentinel that an error of the server stands for, if any.
 func typed(err error) error {
+	if unreachable(err) {
+		return as(ErrUnavailable, err)
+	}
 	var sentinel error
 	switch sqlState(err) {
 	case stateNotHeld:
@@ -186,8 +201,31 @@ func typed(err error) error {
 	default:
 		return err
 	}
+	return as(sentinel, err)
+}
+
+// as makes err match a sentinel.
+func as(sentinel, err error) error {
 	if errors.Is(err, sentinel) {
 		return err // it was typed before
 	}
 	return fmt.Errorf("%w: %w", sentinel, err)
+}
+
+// unreachable reports whether no server answered, or only that it has no room, or ends, and
+// nothing else is known.
+func unreachable(err error) bool {
+	for _, known := range []error{ErrNotAcquired, ErrLost, ErrReadOnly, ErrPooler} {
+		if errors.Is(err, known) {
+			return false
+		}
+	}
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+	}
+	if state := sqlState(err); state != "" {
+		return strings.HasPrefix(state, "08") || slices.Contains([]string{stateAdminShutdown, stateCrashShutdown, stateCannotConnect, stateTooManyConnections}, state)
+	}
+	_, network := errors.AsType[*net.OpError](err)
+	return network || errors.Is(err, errNoAnswer) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }

@@ -541,7 +541,7 @@ func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
 				server.answer(never, never)
 				began := time.Now()
 				_, err := l.Acquire(t.Context(), "k", wait)
-				mustBe(t, "Acquire", err, errNoAnswer)
+				mustBe(t, "Acquire", err, errNoAnswer, ErrUnavailable)
 				mustNotBe(t, "Acquire", err, ErrNotAcquired)
 				if d, want := time.Since(began), max(time.Duration(wait), min(ioTimeout, 10*time.Second)); d != want {
 					t.Errorf("it took %s, want %s", d, want)

@@ -113,6 +113,9 @@ func busy(err error) bool {
 // unavailable reports whether there was no database to talk to: none was
 // reached, it did not let us in, or the connection broke.
 func unavailable(err error) bool {
+	if errors.Is(err, pgxlock.ErrUnavailable) {
+		return true
+	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		return true
 	}

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -193,27 +192,10 @@ func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
 		_ = holder.locker.Close(ctx)
 	}()
 	lock, err := e.acquire(ctx, holder, signals)
-	if unanswered(err) {
-		return outcome{exitUnavailable, err}
-	}
 	if err != nil {
 		return err
 	}
 	return e.supervise(lock, signals)
-}
-
-// unanswered reports whether an acquisition failed without a word of the server's.
-func unanswered(err error) bool {
-	failed, ok := errors.AsType[*pgxlock.Error](err)
-	if _, said := errors.AsType[*pgconn.PgError](err); !ok || said {
-		return false
-	}
-	for _, known := range []error{pgxlock.ErrNotAcquired, pgxlock.ErrSchema, pgxlock.ErrReadOnly, pgxlock.ErrPooler, errors.ErrUnsupported} {
-		if errors.Is(failed.Err, known) {
-			return false
-		}
-	}
-	return true
 }
 
 // opened is a Locker, or a Semaphore of it.
