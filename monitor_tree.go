@@ -100,9 +100,7 @@ func (f *forest) add(id lockID, h Holder) {
 		name = fmt.Sprintf("advisory:%d:%d:%d", h.PID, key.space(), key.number)
 	}
 	f.byID[name] = append(f.byID[name], id)
-	if h.PID != 0 {
-		f.byPID[h.PID] = append(f.byPID[h.PID], id)
-	}
+	f.byPID[h.PID] = append(f.byPID[h.PID], id)
 }
 
 // blockedBy are the locks that a waiter holds and somebody waits for.

@@ -198,6 +198,20 @@ func TestTheTreeOfACircleAndOfWhatSeveralHold(t *testing.T) {
 		"nobody waits": {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1)}}, ""},
 		"a circle":     {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1), hold("b", 2)}, Waiters: []pgxlock.Waiter{wait("b", 1), wait("a", 2)}}, "a1(wb1(wa1()))"},
 		"itself":       {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("a", 1)}, Waiters: []pgxlock.Waiter{wait("a", 1)}}, "a1(wa1())"},
+		"itself, and who waits behind it keeps another": {pgxlock.Snapshot{
+			Holders: []pgxlock.Holder{hold("b", 2), hold("s", 1)},
+			Waiters: []pgxlock.Waiter{wait("s", 1), wait("s", 2), wait("b", 3)},
+		}, "s1(ws1()wb1(w))"},
+		"no permit":                        {pgxlock.Snapshot{Holders: []pgxlock.Holder{hold("jobs#1", 1)}, Waiters: []pgxlock.Waiter{wait("jobs#", 2)}}, "jobs#0(w)"},
+		"a lease that is called as a line": {pgxlock.Snapshot{Holders: []pgxlock.Holder{lease("jobs#", "me")}, Waiters: []pgxlock.Waiter{ticket("jobs#", "nothing")}}, "jobs#1(w)"},
+		"one has it in both modes": {pgxlock.Snapshot{
+			Holders: []pgxlock.Holder{hold("a", 9), hold("s", 1), hold("s", 1)},
+			Waiters: []pgxlock.Waiter{wait("a", 1), wait("s", 3)},
+		}, "a1(ws2(w))"},
+		"one has several": {pgxlock.Snapshot{
+			Holders: []pgxlock.Holder{hold("a", 9), hold("c", 1), hold("b", 1)},
+			Waiters: []pgxlock.Waiter{wait("a", 1), wait("b", 2), wait("c", 3)},
+		}, "a1(wb1(w)c1(w))"},
 		"two hold what a third wants, and wait": {pgxlock.Snapshot{
 			Holders: []pgxlock.Holder{hold("a", 9), hold("s", 1), hold("s", 2)},
 			Waiters: []pgxlock.Waiter{wait("a", 1), wait("a", 2), wait("s", 3)},

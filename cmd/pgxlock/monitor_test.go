@@ -350,3 +350,24 @@ func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
 		}
 	}
 }
+
+func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
+	t.Parallel()
+	queue := func(key string, waiters ...pgxlock.Blocked) pgxlock.Queue {
+		return pgxlock.Queue{Key: key, Kind: pgxlock.Lease, Waiters: waiters}
+	}
+	circle := queue("b", pgxlock.Blocked{Waiter: pgxlock.Waiter{Owner: "two"}, Blocks: []pgxlock.Queue{queue("a")}})
+	var tree strings.Builder
+	if err := printTree(&tree, false, time.Now(), []pgxlock.Queue{queue("a", pgxlock.Blocked{Waiter: pgxlock.Waiter{Owner: "one"}, Blocks: []pgxlock.Queue{circle}})}); err != nil {
+		t.Fatal(err)
+	}
+	const want = `a (lease) held by nobody, it is being passed on
+  one waits
+    b (lease) held by nobody, it is being passed on
+      two waits
+        a (lease) held by nobody, it is being passed on: see above
+`
+	if tree.String() != want {
+		t.Errorf("%s", tree.String())
+	}
+}

@@ -17,6 +17,7 @@ import (
 // A watching is a run of watch, with what it writes.
 type watching struct {
 	stop           func(t *testing.T)
+	ended          func() int // waits for its end, and returns the exit code
 	stdout, stderr *bufio.Reader
 }
 
@@ -41,6 +42,10 @@ func startWatch(t *testing.T, url string, args ...string) watching {
 		}
 	})
 	w := watching{stdout: bufio.NewReader(stdout), stderr: bufio.NewReader(stderr)}
+	w.ended = func() int {
+		_ = cmd.Wait() // the exit code says it
+		return cmd.ProcessState.ExitCode()
+	}
 	w.stop = func(t *testing.T) {
 		t.Helper()
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -49,11 +54,25 @@ func startWatch(t *testing.T, url string, args ...string) watching {
 		if said := line(w.stderr); said != "pgxlock: ended by signal: terminated" {
 			t.Errorf("it said at last %q", said)
 		}
-		if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != exitSignal+int(syscall.SIGTERM) {
-			t.Errorf("exit code %d", cmd.ProcessState.ExitCode())
+		if code := w.ended(); code != exitSignal+int(syscall.SIGTERM) {
+			t.Errorf("exit code %d", code)
 		}
 	}
 	return w
+}
+
+// looks waits for the next snapshot.
+func (w watching) looks(t *testing.T) {
+	t.Helper()
+	for {
+		text, err := w.stdout.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(text, "lock table ") {
+			return
+		}
+	}
 }
 
 func line(r *bufio.Reader) string {
@@ -109,4 +128,33 @@ func TestWatchSaysOnceThatTheServerIsAwayAndGoesOn(t *testing.T) {
 	for !next().At.After(up) {
 	}
 	w.stop(t) // and has said nothing else
+}
+
+func TestWatchSaysOnceWhatIsNotShown(t *testing.T) {
+	t.Parallel()
+	w := startWatch(t, pgtest.New(t).URL)
+	for range 2 {
+		w.looks(t)
+	}
+	if said := line(w.stderr); !strings.HasPrefix(said, "pgxlock: not shown: leases, ") {
+		t.Errorf("%q", said)
+	}
+	w.stop(t) // and has said nothing else
+}
+
+func TestWatchEndsByWhatDoesNotPassByItself(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	w := startWatch(t, db.URL)
+	w.looks(t)
+	db.Exec(t, "create or replace function pgxlock_schema_version() returns bigint language sql volatile as 'select 1 / (random() * 0)::bigint'")
+	if said := line(w.stderr); !strings.Contains(said, "division by zero") {
+		t.Errorf("%q", said)
+	}
+	if said := line(w.stderr); said != "" {
+		t.Errorf("it said at last %q", said)
+	}
+	if code := w.ended(); code != exitInternal {
+		t.Errorf("exit code %d", code)
+	}
 }
