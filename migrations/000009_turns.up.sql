@@ -350,7 +350,6 @@ BEGIN
              pg_catalog.array_agg(p_holders[w.n] ORDER BY w.n) AS holders, pg_catalog.array_agg(p_ttls[w.n] ORDER BY w.n) AS ttls,
              pg_catalog.array_agg(p_metadata[w.n] ORDER BY w.n) AS metadata, pg_catalog.array_agg(p_tickets[w.n] ORDER BY w.n) AS tickets
         FROM generate_series(1, v_count) AS w (n) WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n)
-      HAVING count(*) > 0
     )
     SELECT a.acquired, a.token, a.held_by, a.ms, a.ahead
       FROM (SELECT m.n, true AS acquired, m.token, p_holders[m.n] AS held_by, p_ttls[m.n] AS ms, false AS ahead FROM made m
