@@ -40,3 +40,29 @@ func TestABatchThatIsOvertakenByATakeOverGetsTheGreaterToken(t *testing.T) {
 		t.Errorf("token %d, after %d", after, before)
 	}
 }
+
+// Not when its transaction began.
+func TestALeaseOfABatchBeginsWhenItIsTaken(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	for _, function := range batches {
+		s := d.begin(readCommitted)
+		before := s.get("clock_timestamp()")
+		s.want(batch(function, "A", "k"), "t A")
+		s.want("select acquired_at >= "+quote(before)+" and expires_at = acquired_at + interval '1 minute' from distributed_locks", "true")
+		s.rollback()
+	}
+}
+
+func TestABatchOfWhatOthersHaveLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+	for _, function := range batches {
+		s := d.begin(readCommitted)
+		s.want(batch(function, "A", "k", "l"), "f H,f H")
+		s.want("pg_current_xact_id_if_assigned()", "NULL")
+		s.want("select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'", "0")
+		s.rollback()
+	}
+}
