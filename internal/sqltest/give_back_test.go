@@ -236,6 +236,8 @@ func TestWhoGivesBackIsToldWhatBecameOfEachAndWhoWaits(t *testing.T) {
 	d.want("(select string_agg(concat_ws(' ', outcome, wanted), ',') from pgxlock_give_back_batch('{fenced,locked,null,mine}', '{H,H,H,null}', array[1, (select fencing_token from distributed_locks where lock_name = 'locked'), 1, null]))",
 		"gone f,released t,gone f,gone f")
 	d.want("(select count(*) from pgxlock_give_back_batch('{}', '{}', '{}'))", "0")
+	d.want("acquire_lock('two', 'H', 60)", "true")
+	d.want("(select string_agg(outcome, ',') from pgxlock_give_back_batch('{two,two,two}', '{I,H,H}', '{null,null,1}'))", "gone,released,gone") // the others' is not theirs
 	d.do("insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, fencing_token) values ('r', '*maintenance', now(), 'infinity', 7)")
 	d.want("(select outcome from pgxlock_give_back_batch('{r}', '{*maintenance}', '{7}'))", "gone")
 	for _, bad := range []string{"'{a}', '{A}', '{}'", "'{a}', '{A,B}', '{1}'", "null, null, null", "'{a}', null, '{1}'"} {
