@@ -37,6 +37,28 @@ func newLocker(t *testing.T, db *pgtest.DB, cfg *pgxlock.LeaseConfig) *pgxlock.L
 	return locks
 }
 
+// What SQL wrote need not be a lease of this package.
+func TestWhoHoldsALeaseForGoodIsAHolderWithoutTimes(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	locks := newLocker(t, db, nil)
+	for range 2 { // before and when it is known that leases can be shared
+		db.Exec(t, `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at) values ('closed', 'ops', '-infinity', 'infinity')
+			on conflict do nothing`)
+		found, err := locks.Holders(t.Context(), "closed")
+		if err != nil || len(found) != 1 || found[0].Owner != "ops" || !found[0].Since.IsZero() || !found[0].Expires.IsZero() {
+			t.Fatalf("%+v, %v", found, err)
+		}
+		lock, err := locks.TryAcquire(t.Context(), "other", pgxlock.Shared)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lock.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)

@@ -85,7 +85,7 @@ func (d *demo) crash(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.act(victim.name, "has renewed it: the lease runs for another %s", brief(seconds(last.RemainingSeconds)))
+	d.act(victim.name, "has renewed it: the lease runs for another %s", since(last.RemainingSeconds))
 	victim.kill()
 	killed := time.Now()
 	d.act(victim.name, "is killed, and releases nothing")

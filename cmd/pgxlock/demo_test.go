@@ -39,7 +39,7 @@ func TestTheDemonstrationFailsWhereAPromiseIsBroken(t *testing.T) {
 	for _, test := range []struct{ name, break_, want string }{
 		{
 			"tokens that do not grow",
-			"create or replace function pgxlock_next_token() returns bigint language sql as 'select 7::bigint'",
+			"create or replace function pgxlock_next_tokens(p_count bigint) returns bigint[] language sql as 'select array_fill(7::bigint, array[p_count::integer])'",
 			"untrue: each turn had a greater fencing token",
 		},
 		{

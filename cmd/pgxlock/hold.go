@@ -131,7 +131,7 @@ func acquire(ctx context.Context, pool *pgxpool.Pool, sql, name, holder string, 
 		}
 		left := time.Until(deadline)
 		if left <= 0 {
-			return nil, &busyError{name, heldBy, seconds(math.Max(remaining, 0))}
+			return nil, &busyError{name, heldBy, duration(math.Max(remaining, 0))}
 		}
 		select {
 		case <-time.After(min(pause/2+rands.N(pause/2), left)): // jitter: waiters shall not ask in step

@@ -77,10 +77,10 @@ type lease struct {
 	Mode             string          `json:"mode"`
 	Holder           string          `json:"holder"`
 	Token            int64           `json:"token"`
-	AcquiredAt       time.Time       `json:"acquired_at"`
-	ExpiresAt        time.Time       `json:"expires_at"`
-	HeldSeconds      float64         `json:"held_seconds"`
-	RemainingSeconds float64         `json:"remaining_seconds"`
+	AcquiredAt       time.Time       `json:"acquired_at,omitzero"` // zero, as is
+	ExpiresAt        time.Time       `json:"expires_at,omitzero"`  // this, if it is infinity
+	HeldSeconds      *float64        `json:"held_seconds"`
+	RemainingSeconds *float64        `json:"remaining_seconds"`
 	Metadata         json.RawMessage `json:"metadata"`
 }
 
@@ -133,15 +133,23 @@ func printLeases(w io.Writer, p palette, indent string, leases []lease) error {
 			{text: l.Mode},
 			{text: printable(l.Holder)},
 			{text: fmt.Sprint(l.Token)},
-			{text: brief(seconds(l.HeldSeconds))},
-			{text: brief(seconds(l.RemainingSeconds))},
+			{text: since(l.HeldSeconds)},
+			{text: since(l.RemainingSeconds)},
 			{short(metadataText(l.Metadata), maxMetadata), faint},
 		}
 	}
 	return printTable(w, p, indent, []string{"NAME", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+// since is a time that passes, or none.
+func since(seconds *float64) string {
+	if seconds == nil {
+		return "-"
+	}
+	return brief(duration(*seconds))
+}
+
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 
 // metadataText shows a JSON string as its text, anything else as JSON, and the
 // default as nothing.

@@ -71,11 +71,30 @@ func TestLsPrintsJSON(t *testing.T) {
 	l := leases[2]
 	if l.Name != "order:1" || l.State != stateLive || l.Holder != "pod-1" || l.Token <= 0 || string(l.Metadata) != `{
       "step": 3
-    }` || l.RemainingSeconds <= 0 || l.RemainingSeconds > 300 || !l.ExpiresAt.After(l.AcquiredAt) {
+    }` || *l.RemainingSeconds <= 0 || *l.RemainingSeconds > 300 || !l.ExpiresAt.After(l.AcquiredAt) {
 		t.Errorf("%+v %s", l, l.Metadata)
 	}
 	empty := execute(t, nil, "ls", "-o", "json", "--prefix", "nothing", "--database-url", db.URL)
 	empty.want(t, exitOK, "[]\n", "")
+}
+
+// What SQL wrote need not be a lease of this package.
+func TestLsListsALeaseThatLastsForGood(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at) values ('closed', 'ops', '-infinity', 'infinity')")
+	r := execute(t, nil, "ls", "--database-url", db.URL)
+	r.want(t, exitOK, "closed", "")
+	if line := strings.Fields(r.stdout[strings.Index(r.stdout, "closed"):]); strings.Join(line, " ") != "closed live exclusive ops 0 - -" {
+		t.Error(r.stdout)
+	}
+	var leases []map[string]any
+	if err := json.Unmarshal([]byte(execute(t, nil, "ls", "-o", "json", "--database-url", db.URL).stdout), &leases); err != nil {
+		t.Fatal(err)
+	}
+	if _, there := leases[0]["expires_at"]; there || leases[0]["remaining_seconds"] != nil || leases[0]["held_seconds"] != nil {
+		t.Error(leases)
+	}
 }
 
 // names are those of the leases, in their order.

@@ -7,8 +7,8 @@ SELECT l.lock_name::text AS name,
        l.mode,
        l.holder_id::text AS holder,
        l.fencing_token AS token,
-       l.acquired_at,
-       l.expires_at,
+       CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at ELSE '0001-01-01 00:00:00Z' END AS acquired_at,   -- what Go takes for no time
+       CASE WHEN isfinite(l.expires_at) THEN l.expires_at ELSE '0001-01-01 00:00:00Z' END AS expires_at,
        extract(epoch FROM l.held_for)::float8 AS held_seconds,
        extract(epoch FROM l.remaining)::float8 AS remaining_seconds,
        coalesce(l.metadata::text, '{}') AS metadata
