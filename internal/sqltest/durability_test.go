@@ -62,8 +62,10 @@ func TestSynchronousCommitIsOnlyRaisedAndOnlyByWriters(t *testing.T) {
 	d.do("select acquire_lock('k', 'A')")
 	for setting, want := range map[string]string{"off": "on", "local": "on", "on": "on", "remote_apply": "remote_apply", "remote_write": "remote_write"} {
 		d.do("set synchronous_commit = " + setting)
-		for _, call := range []string{"acquire_lock('k', 'A')", "extend_lock('k', 'A')", "acquire_lock('new', 'A')", "release_lock('k', 'A')",
-			"acquired from pgxlock_take_batch('{new}', '{A}', '{60000}', '{null}', '{0}')"} {
+		for _, call := range []string{
+			"acquire_lock('k', 'A')", "extend_lock('k', 'A')", "acquire_lock('new', 'A')", "release_lock('k', 'A')",
+			"acquired from pgxlock_take_batch('{new}', '{A}', '{60000}', '{null}', '{0}')",
+		} {
 			d.do("begin; select " + call)
 			d.want("current_setting('synchronous_commit')", want)
 			d.rollback()
