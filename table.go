@@ -44,7 +44,7 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig", needs: schemaVersion}, mine: make(map[string]struct{})}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
-	t.acquiring = combiner[*leaseRequest]{limit: maxRequests, run: t.acquire, fail: failRequests}
+	t.acquiring = combiner[*leaseRequest]{limit: maxRequests, run: t.acquire, fail: t.failRequests}
 	t.releasing = combiner[*leaseReturn]{limit: maxRequests, run: t.giveBack, fail: failReturns}
 	t.renewer = newRenewer(t)
 	l.backend = t

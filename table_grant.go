@@ -24,21 +24,19 @@ func toGrant(row pgx.CollectableRow) (g grant, err error) {
 	return g, row.Scan(into[:len(row.FieldDescriptions())]...)
 }
 
-// settle answers the request, or asks again. second says that an earlier attempt may
-// have been granted.
-func (t *leaseTable) settle(r *leaseRequest, g grant, second bool, sent time.Duration) {
+// settle answers the request, or asks again.
+func (t *leaseTable) settle(r *leaseRequest, g grant, sent time.Duration) {
 	if g.others != nil {
 		t.notAsMany(r, *g.others)
 	}
 	if g.permit != nil {
 		r.lock.key = permitKey(r.lock.queue, *g.permit)
-		if second || r.unknown {
+		if r.unknown {
 			t.discardPermits(r, *g.permit) // an earlier attempt may have been granted another one
 		}
 	}
 	switch {
 	case !g.acquired:
-		r.unknown = r.unknown || second
 		busy := t.busy(r, g)
 		if busy.soon && !g.ahead && t.askSoon(r) {
 			return

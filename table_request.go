@@ -50,8 +50,12 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 	return attempts
 }
 
-func failRequests(requests []*leaseRequest, err error) {
+// failRequests answers requests that were not sent, or not again.
+func (t *leaseTable) failRequests(requests []*leaseRequest, err error) {
 	for _, r := range requests {
+		if r.unknown {
+			t.discardRequest(r)
+		}
 		r.answer(err)
 	}
 }
@@ -61,7 +65,7 @@ var errLateGrant = errors.New("the grant arrived after its deadline, and was giv
 
 // acquire sends a batch of requests.
 func (t *leaseTable) acquire(requests []*leaseRequest) error {
-	return inModes(requests, func(r *leaseRequest) Mode { return r.lock.mode }, t.acquireAs, failRequests)
+	return inModes(requests, func(r *leaseRequest) Mode { return r.lock.mode }, t.acquireAs, t.failRequests)
 }
 
 func (t *leaseTable) acquireAs(mode Mode, requests []*leaseRequest) error {
@@ -79,7 +83,7 @@ func (t *leaseTable) acquireAs(mode Mode, requests []*leaseRequest) error {
 		}
 	}
 	if err := t.ask(mode, locks); err != nil {
-		failRequests(permits, err)
+		t.failRequests(permits, err)
 		return err
 	}
 	return t.ask(mode, permits)
@@ -105,9 +109,9 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	}
 
 	var grants []grant
-	var asked, second bool
+	var asked bool
 	var sent time.Duration
-	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
+	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
 		statement, args := "acquire", []any{names, holders, ttls, metadata}
 		switch {
 		case mode == Shared:
@@ -122,8 +126,13 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 		if err != nil {
 			return err
 		}
-		asked, second, sent = true, again, t.locker.now()
+		asked, sent = true, t.locker.now()
 		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), args...), toGrant)
+		if err != nil && !refused(err) { // whatever becomes of the next attempt, or of each alone
+			for _, r := range batch {
+				r.unknown = true
+			}
+		}
 		return err
 	})
 	if err == nil && len(grants) != len(batch) {
@@ -132,7 +141,7 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	if spoilt(err) && len(batch) > 1 {
 		for i := range batch { // one of them spoils it: find out which
 			if err := t.ask(mode, batch[i:i+1]); err != nil {
-				failRequests(batch[i+1:], err)
+				t.failRequests(batch[i+1:], err)
 				return err
 			}
 		}
@@ -140,13 +149,13 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	}
 	for i, r := range batch {
 		if err != nil {
-			if r.unknown || asked && (second || !refused(err)) {
+			if r.unknown || asked && !refused(err) {
 				t.discardRequest(r) // it may have been granted
 			}
 			r.answer(err)
 			continue
 		}
-		t.settle(r, grants[i], second, sent)
+		t.settle(r, grants[i], sent)
 	}
 	if err != nil && !t.requests.reached() {
 		return err
