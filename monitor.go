@@ -24,9 +24,10 @@ import (
 // says is out of date when it arrives.
 //
 // It asks on connections of the pool, one at a time, in transactions that only read, and
-// takes part in no lock. It works through a pooler in every mode; a session that the pooler
-// has with the server is shown as the pooler's, and so are the locks of its clients. Looking at the advisory locks stops the server's lock table
-// for a moment: ask every few seconds, not in a loop.
+// takes part in no lock. It works through a pooler in every mode; a session that the
+// pooler has with the server is shown as the pooler's, and so are the locks of its
+// clients. Looking at the advisory locks stops the server's lock table for a moment: ask
+// every few seconds, not in a loop.
 //
 // It needs no installation to show advisory locks; [Snapshot.Missing] says what it could
 // not show, and why. What it asks stands in sql/monitor_*.sql, which psql -f runs as it is.

@@ -300,8 +300,7 @@ BEGIN
 
     -- The guard is what two inserters of one name meet on: a second INSERT would
     -- wait for the first one's transaction. Read again under it, in a snapshot that
-    -- was taken after it.
-    -- OFFSET 0: else the planner may make a hash of all that there is.
+    -- was taken after it. OFFSET 0: else the planner may make a hash of all there is.
     v_new := ARRAY(
       SELECT w.n
         FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
@@ -391,8 +390,8 @@ BEGIN
              WHERE left(w.holder, 1) <> '*' OFFSET 0) m;
     -- Also where there is nothing to do: who may not release is told so. In the order of
     -- the names: SKIP LOCKED waits, too, for who locks a row's new version at the wrong
-    -- moment. A row that moved since
-    -- the snapshot was taken is locked, but not found: it is skipped, to be tried again.
+    -- moment. A row that moved since the snapshot was taken is locked, but not found: it
+    -- is skipped, to be tried again.
     WITH removed AS (
       DELETE FROM distributed_locks l
        WHERE l.ctid = ANY (ARRAY(
