@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -247,7 +248,7 @@ func all[T any](ctx context.Context, d *doctor, name string, args ...any) ([]T, 
 
 // blind is the finding of a check that could not be made.
 func (c *check) blind(err error) Finding {
-	f := Finding{Status: StatusWarning, Detail: "could not be looked at: " + oneLine(err.Error())}
+	f := Finding{Status: StatusWarning, Detail: "could not be looked at: " + oneline.Join(err.Error())}
 	if sqlState(err) == stateNoRights && c.needs != "" {
 		f.Advice = c.needs
 	} else {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // What can go wrong, for errors.Is. Errors of this package wrap one of these, or
@@ -95,9 +97,9 @@ func (e *Error) Error() string {
 	if e.Key != "" {
 		b.WriteString(" " + shownKey(e.Key))
 	}
-	b.WriteString(": " + strings.TrimPrefix(oneLine(e.Err.Error()), "pgxlock: "))
+	b.WriteString(": " + strings.TrimPrefix(oneline.Join(e.Err.Error()), "pgxlock: "))
 	if e.Holder != "" {
-		fmt.Fprintf(&b, " (held by %s", oneLine(e.Holder))
+		fmt.Fprintf(&b, " (held by %s", oneline.Join(e.Holder))
 		if e.RetryAfter > 0 {
 			fmt.Fprintf(&b, " for up to %s", e.RetryAfter.Round(time.Millisecond))
 		}
@@ -107,19 +109,6 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) Unwrap() error { return e.Err }
-
-// oneLine joins the lines of a text: a log line must stay one, whatever a name or
-// the server's message contains. Lines that repeat are left out: pgx reports an attempt
-// with and one without TLS alike.
-func oneLine(text string) string {
-	var lines []string
-	for line := range strings.Lines(text) {
-		if line = strings.Join(strings.Fields(line), " "); line != "" && !slices.Contains(lines, line) {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines, " ")
-}
 
 // The SQLSTATEs that we tell apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.

@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // This file is one look of the monitor at the database: what can be seen there, and what
@@ -73,7 +75,7 @@ func hidden(err error) bool {
 // miss records that something cannot be seen, and of which kinds of locks an answer is
 // incomplete without it.
 func (s *sight) miss(what string, why error, kinds ...Kind) {
-	s.missing = append(s.missing, what+": "+strings.TrimPrefix(oneLine(typed(why).Error()), "pgxlock: "))
+	s.missing = append(s.missing, what+": "+strings.TrimPrefix(oneline.Join(typed(why).Error()), "pgxlock: "))
 	for _, kind := range kinds {
 		if s.unable == nil && (s.filter.Kind == 0 || s.filter.Kind == kind) {
 			s.unable = why

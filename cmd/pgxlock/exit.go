@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
 
@@ -129,10 +130,10 @@ func unavailable(err error) bool {
 
 // describe makes one line of an error, with what to do about it.
 func describe(err error) string {
-	text := inFlags(strings.ReplaceAll(strings.TrimPrefix(oneLine(err.Error()), "pgxlock: "), ": pgxlock: ", ": "))
+	text := inFlags(strings.ReplaceAll(strings.TrimPrefix(printable(oneline.Join(err.Error())), "pgxlock: "), ": pgxlock: ", ": "))
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		if pgErr.Hint != "" {
-			text += "; " + oneLine(pgErr.Hint)
+			text += "; " + printable(oneline.Join(pgErr.Hint))
 		}
 		if pgErr.Code == pgerrcode.InsufficientPrivilege && !strings.Contains(text, "docs/operations.md") {
 			text += "; the role lacks rights that docs/operations.md names" // as the package says of its statements
@@ -154,16 +155,4 @@ func inFlags(text string) string {
 		"LeaseConfig.Schema", "--schema", "AdvisoryConfig.Schema", "--schema", "MonitorConfig.Schema", "--schema",
 		"run migrations.Up", "run pgxlock migrate up",
 	).Replace(text)
-}
-
-// oneLine joins the lines of a text, and leaves out those that repeat: pgx
-// reports an attempt with and one without TLS alike.
-func oneLine(text string) string {
-	var lines []string
-	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); line != "" && !slices.Contains(lines, line) {
-			lines = append(lines, line)
-		}
-	}
-	return printable(strings.Join(lines, " "))
 }
