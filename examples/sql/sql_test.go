@@ -1,0 +1,271 @@
+// Package sql_test runs the programs of this folder, and holds docs/sql.md
+// against them and against the migrations.
+package sql_test
+
+import (
+	"context"
+	"net/url"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/cutnet"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+const jdbcJar = "/usr/share/java/postgresql.jar"
+
+// programs run where their interpreter and driver are installed, which check
+// finds out. The file is the last argument of run.
+var programs = map[string]struct {
+	packages   string // of Debian
+	check, run []string
+}{
+	"psql.sh":            {"postgresql-client", []string{"psql", "--version"}, []string{"sh"}},
+	"ruby-pg.rb":         {"ruby-pg", []string{"ruby", "-rpg", "-e", ""}, []string{"ruby"}},
+	"php-pg.php":         {"php-cli php-pgsql", []string{"php", "-r", "exit(function_exists('pg_connect') ? 0 : 1);"}, []string{"php"}},
+	"php-pdo.php":        {"php-cli php-pgsql", []string{"php", "-r", "exit(extension_loaded('pdo_pgsql') ? 0 : 1);"}, []string{"php"}},
+	"python-psycopg.py":  {"python3-psycopg", []string{"/usr/bin/python3", "-c", "import psycopg"}, []string{"/usr/bin/python3"}},
+	"python-psycopg2.py": {"python3-psycopg2", []string{"/usr/bin/python3", "-c", "import psycopg2"}, []string{"/usr/bin/python3"}},
+	"Jdbc.java":          {"default-jdk-headless libpostgresql-jdbc-java", []string{"sh", "-c", "command -v javac && test -e " + jdbcJar}, []string{"java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jdbcJar + ":."}},
+	"node-pg.js":         {"nodejs node-pg", []string{"node", "-e", "require('pg')"}, []string{"node"}},
+	"perl-dbi.pl":        {"libdbd-pg-perl", []string{"perl", "-MDBD::Pg", "-e", ""}, []string{"perl"}},
+}
+
+var settled = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := migrations.Up(ctx, pool, nil); err != nil {
+		return err
+	}
+	_, err := pool.Exec(ctx, `
+		CREATE TABLE invoices (id integer PRIMARY KEY, total integer);
+		INSERT INTO invoices VALUES (42, 0);
+		CREATE FUNCTION invoice_total(p_id integer) RETURNS integer LANGUAGE sql RETURN 100`)
+	return err
+})
+
+func TestProgramSettlesTheInvoiceOnlyUnderTheLease(t *testing.T) {
+	t.Parallel()
+	rows := drivers(t)
+	for file, program := range programs {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			falseIs := rows[file].falseIs
+			if err := exec.CommandContext(t.Context(), program.check[0], program.check[1:]...).Run(); err != nil {
+				t.Skipf("needs Debian's %s: %v", program.packages, err)
+			}
+			dir := "."
+			if class, java := strings.CutSuffix(file, ".java"); java { // once: the compiler takes a second
+				dir = t.TempDir()
+				if out, err := exec.CommandContext(t.Context(), "javac", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", "-d", dir, file).CombinedOutput(); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				file = class
+			}
+			for name, test := range map[string]struct{ before, says, holder, total string }{
+				"the lease is free": {
+					says: "settled", total: "100",
+				},
+				"another holder has the lease": {
+					before: "SELECT acquire_lock('invoice:42', 'other:1')",
+					says:   "busy: " + falseIs, holder: "other:1", total: "0",
+				},
+				"another holder takes over during the work": {
+					before: `CREATE OR REPLACE FUNCTION invoice_total(p_id integer) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN
+						UPDATE distributed_locks SET expires_at = clock_timestamp() - interval '1 second';
+						PERFORM acquire_lock('invoice:42', 'other:1');
+						RETURN 100;
+					END $$`,
+					says: "lost", holder: "other:1", total: "0",
+				},
+			} {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					db := settled.New(t)
+					db.Exec(t, test.before)
+					cmd := exec.CommandContext(t.Context(), program.run[0], append(program.run[1:], file)...)
+					cmd.Dir = dir
+					cmd.Env = environment(t, db)
+					out, err := cmd.CombinedOutput()
+					if said := strings.TrimSpace(string(out)); err != nil || said != test.says {
+						t.Errorf("it says %q (%v), want %q", said, err, test.says)
+					}
+					var holder, total string
+					if err := db.Pool.QueryRow(t.Context(), `
+						SELECT coalesce((SELECT holder_id FROM distributed_locks WHERE lock_name = 'invoice:42'), ''), total::text
+						  FROM invoices`).Scan(&holder, &total); err != nil {
+						t.Fatal(err)
+					}
+					if holder != test.holder || total != test.total {
+						t.Errorf("the holder is %q and the total %s, want %q and %s", holder, total, test.holder, test.total)
+					}
+				})
+			}
+		})
+	}
+}
+
+// environment tells a program where the database is: libpq and node-postgres
+// read the PG* variables. JDBC knows no Unix sockets, hence the relay.
+func environment(t *testing.T, db *pgtest.DB) []string {
+	t.Helper()
+	cfg := db.Pool.Config().ConnConfig
+	port := strconv.Itoa(int(cfg.Port))
+	_, address := pgconn.NetworkAddress(cfg.Host, cfg.Port)
+	relay, err := cutnet.NewRelay(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := relay.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	jdbc := url.URL{
+		Scheme: "jdbc:postgresql", Host: relay.Address(), Path: "/" + cfg.Database,
+		RawQuery: url.Values{"user": {cfg.User}, "password": {cfg.Password}}.Encode(),
+	}
+	var env []string
+	for _, entry := range os.Environ() {
+		if !strings.HasPrefix(entry, "PG") {
+			env = append(env, entry)
+		}
+	}
+	return append(env, "PGHOST="+cfg.Host, "PGPORT="+port, "PGUSER="+cfg.User, "PGPASSWORD="+cfg.Password,
+		"PGDATABASE="+cfg.Database, "JDBC_DATABASE_URL="+jdbc.String())
+}
+
+func document(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/sql.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// driver is a row of the document's table of drivers.
+type driver struct{ falseIs, notAcquired string }
+
+// drivers returns the rows, by their programs.
+func drivers(t *testing.T) map[string]driver {
+	t.Helper()
+	found := make(map[string]driver)
+	for _, row := range regexp.MustCompile("(?m)^\\|.*\\| `([^`]*)`[^|]* \\| `([^`]*)`[^|]* \\| \\[`?([^`\\]]*)`?\\]\\(\\.\\./examples/sql/.*\\|$").FindAllStringSubmatch(document(t), -1) {
+		found[row[3]] = driver{falseIs: row[1], notAcquired: row[2]}
+	}
+	return found
+}
+
+func TestDocumentQuotesEachProgram(t *testing.T) {
+	t.Parallel()
+	rows := drivers(t)
+	if len(rows) != len(programs) {
+		t.Errorf("docs/sql.md lists %d programs, there are %d", len(rows), len(programs))
+	}
+	for file := range programs {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Error(err)
+		} else if test := rows[file].notAcquired; test == "" || !strings.Contains(string(text), "if "+test) && !strings.Contains(string(text), "if ("+test+")") {
+			t.Errorf("%s has no `if` with the test that docs/sql.md gives, %q", file, test)
+		}
+	}
+}
+
+// The statements of the document run as they are, in its order.
+func TestDocumentStatementsRun(t *testing.T) {
+	t.Parallel()
+	db := settled.New(t)
+	db.Exec(t, `
+		CREATE TABLE jobs (id integer);
+		CREATE TABLE bookings (event integer, guest text);
+		CREATE TABLE shipments (order_id integer);
+		INSERT INTO jobs VALUES (1)`)
+	blocks := regexp.MustCompile("(?ms)^```sql\n(.*?)^```").FindAllStringSubmatch(document(t), -1)
+	if len(blocks) == 0 {
+		t.Fatal("docs/sql.md has no statements")
+	}
+	for _, block := range blocks {
+		db.Exec(t, block[1])
+	}
+}
+
+// signature is a function's head in the document: `name(parameter type DEFAULT
+// value, ...) → type`. Types and defaults may be left out where an earlier
+// function has explained them.
+var signature = regexp.MustCompile("`([a-z_]+)\\(([^`]*)\\)(?: → ([a-z]+))?`")
+
+func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
+	t.Parallel()
+	db := settled.New(t)
+	db.Exec(t, `CREATE FUNCTION short(types text) RETURNS text LANGUAGE sql
+		RETURN replace(replace(types, 'character varying', 'varchar'), 'timestamp with time zone', 'timestamptz')`)
+	_, functions, _ := strings.Cut(document(t), "\n## Functions\n")
+	functions, _, _ = strings.Cut(functions, "\n## ")
+	documented := map[string]bool{}
+	for line := range strings.SplitSeq(functions, "\n") {
+		if !strings.HasPrefix(line, "`") {
+			continue
+		}
+		for _, head := range signature.FindAllStringSubmatch(line, -1) {
+			name, arguments, result := head[1], head[2], head[3]
+			documented[name] = true
+			var want, returns string
+			err := db.Pool.QueryRow(t.Context(), `
+				SELECT regexp_replace(short(pg_get_function_arguments(oid)), '::[a-z]+|, OUT.*', '', 'g'), short(pg_get_function_result(oid))
+				  FROM pg_proc WHERE proname = $1 AND pronamespace = current_schema()::regnamespace`, name).Scan(&want, &returns)
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				continue
+			}
+			if result != "" && result != returns {
+				t.Errorf("%s returns %s, not %s", name, returns, result)
+			}
+			if !abbreviates(arguments, want) {
+				t.Errorf("%s takes\n%s, not\n%s", name, want, arguments)
+			}
+		}
+	}
+	rows, _ := db.Pool.Query(t.Context(), `
+		SELECT proname FROM pg_proc
+		 WHERE pronamespace = current_schema()::regnamespace AND proname !~ '^pgxlock_' AND proname NOT IN ('invoice_total', 'short')`)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if !documented[name] {
+			t.Errorf("%s is not documented", name)
+		}
+	}
+}
+
+// abbreviates says whether the short arguments are the full ones, of which each
+// may lack its type, and default values may be written differently.
+func abbreviates(short, full string) bool {
+	if short == "" || full == "" {
+		return short == full
+	}
+	shorts, fulls := strings.Split(short, ", "), strings.Split(full, ", ")
+	if len(shorts) != len(fulls) {
+		return false
+	}
+	for i := range shorts {
+		s, sDefault, sHas := strings.Cut(shorts[i], " DEFAULT ")
+		f, fDefault, fHas := strings.Cut(fulls[i], " DEFAULT ")
+		if !strings.HasPrefix(f+" ", s+" ") || sHas != fHas || sDefault != fDefault && !strings.Contains(f, " interval") {
+			return false
+		}
+	}
+	return true
+}
