@@ -11,8 +11,13 @@ WITH  = bin/with --
 BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
 	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}";
 
-# -count=1 because a server is no cached input.
-FLAGS = -count=1 -race -shuffle=on
+# -count=1 because a server is no cached input. Tests wait for servers and for each other far more than they compute,
+# so that more of them run at once than there are processors.
+FLAGS = -count=1 -shuffle=on -parallel 8
+RACE  = -race
+
+# make soak runs this part of its rounds: 1 is all of them.
+SOAK ?= 1
 
 # Modules of their own, for what a program that only locks must not depend on.
 NESTED = examples/stacks migrations/othertools adapters/gocron bench
@@ -26,21 +31,22 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run all tests, on a real PostgreSQL (about 10 minutes on 2 cores)
-	$(BESIDE) $(WITH) $(GO) test $(FLAGS) -timeout 20m ./...
-	$(WITH) $(GO) test -C examples/stacks $(FLAGS) ./...
-	$(WITH) $(GO) test -C migrations/othertools $(FLAGS) ./...
-	$(WITH) $(GO) test -C adapters/gocron $(FLAGS) ./...
-	$(GO) test -C bench $(FLAGS) ./...
+test: build ## run all tests, on a real PostgreSQL (about 6 minutes on 2 cores); of one package with PKG=./migrations
+ifdef PKG
+	$(BESIDE) $(WITH) $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG) $(FLAGS) $(RACE) ./...,$(FLAGS) $(RACE) -timeout 20m $(PKG))
+else
+	$(BESIDE) $(WITH) $(GO) test $(FLAGS) $(RACE) -timeout 20m ./...
+	@for m in $(NESTED); do echo "$$m:"; $(WITH) $(GO) test -C $$m $(FLAGS) $(RACE) ./... || exit 1; done
+endif
 
 test-integration: ## run the main job in a container, through testcontainers-go
-	$(GO) test $(FLAGS) -v -run '^TestIntegration$$' .
+	$(GO) test $(FLAGS) $(RACE) -v -run '^TestIntegration$$' .
 
-soak: build ## run the long tests: many rounds under faults (about 25 minutes)
-	$(BESIDE) PGXLOCK_SOAK=1 $(WITH) $(GO) test $(FLAGS) -timeout 30m -run '^TestSoak' ./...
+soak: build ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
+	$(BESIDE) PGXLOCK_SOAK='$(SOAK)' $(WITH) $(GO) test $(FLAGS) $(RACE) -timeout 60m -run '^TestSoak' ./...
 
-test-versions: ## run all tests on PostgreSQL 15, 17 and 18, from Debian's packages (about 20 minutes)
-	$(BESIDE) GO='$(GO)' scripts/test-versions
+test-versions: ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
+	$(BESIDE) GO='$(GO)' FLAGS='$(FLAGS)' scripts/test-versions $(VERSIONS)
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 4 minutes)
 	@$(GO) run -C bench . -write ../docs

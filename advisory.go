@@ -34,7 +34,11 @@ import (
 //
 // It must be connected to the server itself: a pooler in transaction or statement
 // mode is refused ([ErrPooler]), see [AdvisoryConfig.SessionPooler] for one in
-// session mode; and so is a standby ([ErrReadOnly]).
+// session mode; and so is a standby ([ErrReadOnly]). A proxy that passes a message to
+// another backend than the session's loses all locks with ErrPooler at that message,
+// and none is taken there. Where the server reports other addresses of the connection
+// than this process sees, as behind a proxy or a published port of a container, an
+// uncontended acquisition costs the server somewhat more.
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func NewAdvisory(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
@@ -101,7 +105,8 @@ type advisoryHold struct {
 	id      advisoryID
 	mode    Mode
 	granted bool
-	failed  error     // why nobody knows whether somebody else has it
+	token   int64     // of the grant: all who share it have this one
+	failed  error     // why callers who wait for its answer do not get it
 	locks   []*Lock   // one, or many who share it
 	pending int       // callers whose answer has not come
 	wanted  bool      // other processes wait for it
@@ -154,7 +159,10 @@ type advisoryRequest struct {
 	slots []advisorySlot
 	got   []attempt // for each slot
 
-	hearsay bool // see request
+	// Nothing was granted because of another caller's request. hearsay: that may have been
+	// refused before this call began, or its lock was given back, or lost, before this
+	// call could have it. leftover: it was granted, in another mode, to nobody who waits.
+	hearsay, leftover bool
 
 	oneAsk  [1]ask // most are for one lock
 	oneSlot [1]advisorySlot
@@ -164,23 +172,28 @@ type advisoryRequest struct {
 type advisorySlot struct {
 	id      advisoryID
 	hold    *advisoryHold // nil if it was refused here
-	granted bool          // to it
+	granted bool          // to it,
+	token   int64         // with this
 	asks    bool          // for itself; else it sees what another one gets that asked before
 }
 
 func (a *advisoryLocks) try(ctx context.Context, keys []string, o options) []attempt {
-	got, hearsay := a.request(ctx, keys, o)
-	if hearsay { // what is asked now is not older than this call
-		got, _ = a.request(ctx, keys, o)
+	var behind []bool // others, which a try that shares a lock does not pass
+	if o.mode == Shared && o.turn == barges {
+		behind = a.waitedFor(ctx, keys)
 	}
-	return got
+	for first := true; ; first = false {
+		r, got := a.request(ctx, keys, behind, o)
+		again := r.leftover || first && r.hearsay // what is asked the second time is not older than this call
+		if !again || ctx.Err() != nil {
+			return got
+		}
+	}
 }
 
-// request is one try. hearsay reports that nothing was granted because of what became
-// of another one's request: it may have been refused before this call began, or its
-// lock was given back, or lost, before this call could share it.
-func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (got []attempt, hearsay bool) {
-	r := &advisoryRequest{locks: a, mode: o.mode, turn: o.turn}
+// request is one try. behind may be nil.
+func (a *advisoryLocks) request(ctx context.Context, keys []string, behind []bool, o options) (r *advisoryRequest, got []attempt) {
+	r = &advisoryRequest{locks: a, mode: o.mode, turn: o.turn}
 	r.asker = r
 	r.asks, r.slots, r.got = r.oneAsk[:0], r.oneSlot[:0], r.oneGot[:0]
 	for _, key := range keys {
@@ -191,6 +204,10 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (
 	asking := false
 	for i := range r.slots {
 		s := &r.slots[i]
+		if behind != nil && behind[i] {
+			r.got[i].err = &busyError{}
+			continue
+		}
 		if s.hold, r.got[i].err = a.reserve(s.id, o); s.hold == nil {
 			continue
 		}
@@ -210,7 +227,7 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (
 		a.mu.Unlock()
 	}
 	if answered {
-		return r.got, r.hearsay
+		return r, r.got
 	}
 	attempts := make([]attempt, len(keys)) // the others are still to come
 	for i := range r.slots {
@@ -220,7 +237,7 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, o options) (
 			attempts[i].err = context.Cause(ctx)
 		}
 	}
-	return attempts, false
+	return &advisoryRequest{}, attempts // r is still to be answered
 }
 
 // reserve enters a request for a lock, or says why it is refused. a.mu is held
@@ -232,7 +249,7 @@ func (a *advisoryLocks) reserve(id advisoryID, o options) (*advisoryHold, error)
 	h := a.held[id]
 	switch {
 	case h == nil && o.turn != barges && !o.first && a.yields.last(id):
-		return nil, &busyError{}
+		return nil, &busyError{left: true}
 	case h == nil:
 		if len(a.held) >= a.room {
 			return nil, fmt.Errorf("%w: %d; release some, or raise AdvisoryConfig.MaxLocks within what the server has room for", ErrMaxLocks, a.room)
@@ -240,7 +257,7 @@ func (a *advisoryLocks) reserve(id advisoryID, o options) (*advisoryHold, error)
 		h = &advisoryHold{id: id, mode: o.mode}
 		h.locks = h.one[:0]
 		a.held[id] = h
-	case h.granted && len(h.locks) > 0 && (!h.admits(o.mode) || h.wanted && o.turn != barges && !o.first): // without any it is about to be given back
+	case h.granted && (len(h.locks) > 0 && !h.admits(o.mode) || h.wanted && o.turn != barges && !o.first): // without any it is about to be given back
 		return nil, a.busy(h) // who wants what is shared needs it alone: later ones come behind
 	}
 	h.pending++
@@ -258,16 +275,15 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 	answers := r.answers
 	for i := range r.slots {
 		s, got := &r.slots[i], &r.got[i]
-		var token int64
 		if s.asks && r.err == nil {
-			s.granted, token = answers[0].granted, answers[0].token
+			s.granted, s.token = answers[0].granted, answers[0].token
 			answers = answers[1:]
 		}
 		switch {
 		case s.hold == nil:
 		case r.err != nil:
 			got.err = r.err
-		case !got.lock.granted(token, r.sent, now):
+		case !got.lock.granted(0, r.sent, now): // the token is the hold's
 			got.err = errLateGrant
 		}
 	}
@@ -281,7 +297,7 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 		h := s.hold
 		h.pending--
 		if s.asks {
-			h.granted = s.granted
+			h.granted, h.token = s.granted, s.token
 		}
 		if s.asks && !s.granted {
 			delete(a.held, h.id) // those who came after will see
@@ -294,11 +310,11 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 			r.hearsay = r.hearsay || !s.asks
 		case !h.admits(r.mode):
 			got.err = a.busy(h)
-			r.hearsay = r.hearsay || len(h.locks) == 0
+			r.leftover = r.leftover || len(h.locks) == 0
 		case !left:
-			got.lock.holder, got.lock.since, got.lock.hold = a.holder, time.Now(), h
+			got.lock.token, got.lock.holder, got.lock.since, got.lock.hold = h.token, a.holder, time.Now(), h
 			h.locks = append(h.locks, got.lock)
-			h.wanted = h.wanted || r.turn > 0 // who had to queue is seldom the last one
+			h.wanted = h.wanted || r.turn > 0 && a.locker.queue.othersWait(lockName{id: h.id}) // who had to queue is seldom the last one
 		}
 		if h.granted && h.unused() {
 			a.wire.do(a.remove(h))
@@ -308,8 +324,8 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 		}
 	}
 	r.hearsay = r.hearsay || r.bound && errors.Is(r.err, errSessionEnded)
-	for _, got := range r.got {
-		r.hearsay = r.hearsay && got.lock == nil
+	if slices.ContainsFunc(r.got, func(got attempt) bool { return got.lock != nil }) {
+		r.hearsay, r.leftover = false, false
 	}
 }
 
@@ -343,6 +359,10 @@ func (a *advisoryLocks) withdraw(lock *Lock) *lockCall {
 	}
 	h.locks = slices.Delete(h.locks, i, i+1)
 	if h.unused() {
+		return a.remove(h)
+	}
+	if a.cfg.Tokens && h.mode == Exclusive { // a fence may be open: those who wait ask the server themselves
+		h.failed = a.busy(h)
 		return a.remove(h)
 	}
 	return &lockCall{bound: true}

@@ -37,8 +37,11 @@ type ledger struct {
 	t          *testing.T
 	terminates bool // sessions end, so that one Locker may be granted what another one has just lost
 
-	mu   sync.Mutex
-	held map[string]map[*pgxlock.Lock]entry
+	tokens bool // each lock has one
+
+	mu       sync.Mutex
+	held     map[string]map[*pgxlock.Lock]entry
+	greatest map[string]int64 // token of a key
 }
 
 type entry struct {
@@ -58,6 +61,13 @@ func (b *ledger) grant(lock *pgxlock.Lock, e entry) {
 		if other.Err() == nil && lock.Err() == nil {
 			b.t.Errorf("%q is held twice: by %s (shared: %t) and by %s (shared: %t)", key, other.Holder(), o.shared, lock.Holder(), e.shared)
 		}
+	}
+	if b.tokens {
+		token, before := lock.Token(), b.greatest[key]
+		if token <= 0 || token <= before && !e.shared && !b.terminates { // a reader may come late to this
+			b.t.Errorf("%q has token %d after %d (shared: %t)", key, token, before, e.shared)
+		}
+		b.greatest[key] = max(token, before)
 	}
 	if b.held[key] == nil {
 		b.held[key] = make(map[*pgxlock.Lock]entry)
@@ -205,23 +215,36 @@ func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
 }
 
 // Not parallel: they count goroutines, and others must have none meanwhile.
-func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhateverIsDoneToThem(t *testing.T) {
+const (
 	// Only sessions that are ready: on a slow machine none would ever become so.
-	attackOn(t, false, `select count(pg_cancel_backend(pid)), pg_sleep(0.003) from pg_stat_activity a, generate_series(1, 3)
+	cancelStatements = `select count(pg_cancel_backend(pid)), pg_sleep(0.003) from pg_stat_activity a, generate_series(1, 3)
 		where datname = current_database() and application_name like 'pgxlock %'
-		  and exists (select from pg_locks l where l.pid = a.pid and l.locktype = 'advisory')`)
+		  and exists (select from pg_locks l where l.pid = a.pid and l.locktype = 'advisory')`
+	terminateSessions = `select count(pg_terminate_backend(pid)), pg_sleep(0.1) from pg_stat_activity
+		where datname = current_database() and application_name like 'pgxlock %' and random() < 0.3`
+)
+
+func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhateverIsDoneToThem(t *testing.T) {
+	attackOn(t, pgtest.New(t), &ledger{t: t}, cancelStatements)
 }
 
 func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhileTheirSessionsEnd(t *testing.T) {
-	attackOn(t, true, `select count(pg_terminate_backend(pid)), pg_sleep(0.1) from pg_stat_activity
-		where datname = current_database() and application_name like 'pgxlock %' and random() < 0.3`)
+	attackOn(t, pgtest.New(t), &ledger{t: t, terminates: true}, terminateSessions)
 }
 
-func attackOn(t *testing.T, terminates bool, disturbance string) {
-	db := pgtest.New(t)
-	duration := pgtest.Soak(t, 2*time.Second, time.Minute)
+func TestSoakAdvisoryTokensGrowAndNothingIsLeftBehindWhateverIsDoneToTheStatements(t *testing.T) {
+	attackOn(t, migrated(t), &ledger{t: t, tokens: true}, cancelStatements)
+}
+
+func TestSoakAdvisoryLocksWithTokensExcludeWhileTheirSessionsEnd(t *testing.T) {
+	attackOn(t, migrated(t), &ledger{t: t, tokens: true, terminates: true}, terminateSessions)
+}
+
+func attackOn(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
+	duration := pgtest.Soak(t, time.Second, time.Minute)
 	before := len(goroutines())
-	lockers := []*pgxlock.Locker{advisory(t, db.Pool, nil), advisory(t, db.Pool, nil)}
+	cfg := &pgxlock.AdvisoryConfig{Tokens: book.tokens}
+	lockers := []*pgxlock.Locker{advisory(t, db.Pool, cfg), advisory(t, db.Pool, cfg)}
 	for i, locks := range lockers {
 		lock, err := locks.Acquire(t.Context(), attackKeys[i])
 		if err == nil {
@@ -231,7 +254,7 @@ func attackOn(t *testing.T, terminates bool, disturbance string) {
 			t.Fatal(err)
 		}
 	}
-	book := &ledger{t: t, terminates: terminates, held: make(map[string]map[*pgxlock.Lock]entry)}
+	book.held, book.greatest = make(map[string]map[*pgxlock.Lock]entry), make(map[string]int64)
 
 	stop := make(chan struct{})
 	var disturbing, working sync.WaitGroup

@@ -27,10 +27,13 @@ type AdvisoryConfig struct {
 	// table has room for at least, but not more than 2048.
 	MaxLocks int
 
-	// Tokens makes each exclusive lock draw a fencing token, [Lock.Token], from the
-	// sequence that leases have, and lets transactions fence with [Lock.Fence]. An
-	// acquisition then waits for a commit, once for all that are asked together,
-	// and needs the migrations: version 4. Only locks that are taken with Tokens are
+	// Tokens makes each lock draw a fencing token, [Lock.Token], from the sequence that
+	// leases have, and lets transactions fence with [Lock.Fence]. An acquisition then
+	// waits for a commit, once for all that are asked together, and needs the
+	// migrations: version 4. Callers of one Locker who share a lock share its token.
+	// Readers in several processes have different tokens, each greater than those of the
+	// writers before them and less than those of the writers after them: a resource
+	// compares a reader's token with writers' tokens only. Only locks that are taken with Tokens are
 	// fenced against each other: pg_advisory_lock, LockTx and Lockers without
 	// Tokens exclude them, but do not wait for transactions that have fenced.
 	Tokens bool

@@ -22,12 +22,15 @@ func (a *advisoryLocks) connect() (*lockConn, error) {
 	defer cancel()
 	conn, err := a.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
 	if err != nil {
-		return nil, err
+		return nil, noAnswer(err)
 	}
 	c, err := a.setUp(ctx, conn)
 	if err != nil {
 		closeQuietly(conn)
-		return nil, err
+		if sqlState(err) == stateNoStatement { // what was parsed in one backend was to be run in another one
+			err = fmt.Errorf("%w: %w", ErrPooler, err)
+		}
+		return nil, noAnswer(err)
 	}
 	if a.cfg.Tokens || a.place.hasQueue() {
 		a.reaping.start()
@@ -51,13 +54,14 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	if err := a.place.find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !refused(err)) {
 		return nil, err
 	}
-	if err := q.exec(ctx, statement("lock_session", ""), a.ttl.Milliseconds()); err != nil && !refused(err) {
+	set, err := conn.Exec(ctx, statement("lock_session", ""), q.args([]any{a.ttl.Milliseconds(), backend.pid})...)
+	switch {
+	case err != nil && !refused(err):
 		return nil, err
-	} else if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("the server refuses a setting that AdvisoryConfig.TTL needs; a negative TTL does without: %w", err)
-	}
-	if err := q.exec(ctx, statement("search_path", ""), false); err != nil {
-		return nil, err
+	case set.RowsAffected() == 0:
+		return nil, switchedBackend(backend.pid, "another one")
 	}
 	if err := a.unfinished.end(ctx, q); err != nil {
 		return nil, err
@@ -69,16 +73,15 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	own := int64(binary.BigEndian.Uint64(random[:]))
-	var real bool
-	var capacity, silence int64
-	if err := q.row(ctx, statement("advisory_probe", ""), own).Scan(&real, &capacity, &silence); err != nil {
+	place, err := probeAdvisory(ctx, q, backend, own)
+	if err != nil {
 		return nil, err
 	}
-	if !real {
+	if !place.keeps {
 		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do; use NewLease: %w", errors.ErrUnsupported)
 	}
-	if silence != a.ttl.Milliseconds() {
-		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), silence, errors.ErrUnsupported)
+	if place.silence != a.ttl.Milliseconds() {
+		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.silence, errors.ErrUnsupported)
 	}
 	c := &lockConn{
 		conn: conn, net: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
@@ -92,14 +95,15 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	switch {
 	case a.cfg.Tokens:
 		prepare[1] = "token_prepare"
-	case backend.serves(conn): // a pooler might hand each call to another backend
+	case backend.serves(conn) && endsInBackend(c.net, backend.pid, place.client, place.server):
 		if c.calls, err = findLockCalls(ctx, q); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range prepare {
 		c.made = a.wire.clock()
-		if _, err := conn.PgConn().Exec(ctx, ofSession(a.place.statement(name), own)).ReadAll(); err != nil {
+		text := strings.ReplaceAll(ofSession(a.place.statement(name), own), "/* backend */", strconv.Itoa(int(backend.pid)))
+		if _, err := conn.PgConn().Exec(ctx, text).ReadAll(); err != nil {
 			return nil, err
 		}
 	}
@@ -112,9 +116,29 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	a.session = own
 	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.pid), backend.pid
 	if a.cfg.MaxLocks == 0 {
-		a.room = max(int(min(capacity/10, maxAdvisoryLocks)), 1)
+		a.room = max(int(min(place.capacity/10, maxAdvisoryLocks)), 1)
 	}
 	return c, nil
+}
+
+// An advisoryProbe is what a backend says of itself as a place for advisory locks.
+type advisoryProbe struct {
+	keeps          bool     // what it grants
+	capacity       int64    // how many locks the server has room for, at least
+	silence        int64    // idle_session_timeout in milliseconds
+	client, server endpoint // of the connection
+}
+
+// probeAdvisory takes the session's own lock, of that number, in that backend. If
+// another one answers it returns ErrPooler, and nothing is taken.
+func probeAdvisory(ctx context.Context, q querier, backend backendID, own int64) (p advisoryProbe, err error) {
+	var pid int32
+	err = q.row(ctx, statement("advisory_probe", ""), own, backend.pid).
+		Scan(&pid, &p.keeps, &p.capacity, &p.silence, &p.client.host, &p.client.port, &p.server.host, &p.server.port)
+	if err == nil && pid != backend.pid {
+		err = switchedBackend(backend.pid, pid)
+	}
+	return p, err
 }
 
 // mayPool says whether a connection through a pooler can hold locks: one that is

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"context"
 	"fmt"
 	"time"
 )
@@ -14,11 +15,15 @@ func (a *advisoryLocks) wanted(name lockName) {
 	a.mu.Lock()
 	h := a.held[name.id]
 	held := h != nil && h.granted
-	if held {
-		h.wanted = true
+	if h != nil {
+		h.wanted = true // or will be, when it is granted
 	}
-	// It was given back before we were told. Or the server has not noticed the end of
-	// a session yet, and whoever is woken will have us told again, at once.
+	// It was given back before we were told: callers here that come now would have it again
+	// before a waiter that is woken. Or the server has not noticed the end of a session yet,
+	// and that waiter will have us told again, at once.
+	if !held {
+		a.yields.begin(name.id)
+	}
 	wake := !held && !a.vain.last(name.id)
 	if wake {
 		a.vain.begin(name.id)
@@ -27,6 +32,23 @@ func (a *advisoryLocks) wanted(name lockName) {
 	if wake {
 		a.locker.queue.freed([]lockName{name})
 	}
+}
+
+// waitedFor tells for which of the keys others have a ticket. The server knows of no
+// waiters, so that it would grant a share beside the readers that a writer waits for.
+func (a *advisoryLocks) waitedFor(ctx context.Context, keys []string) []bool {
+	a.mu.Lock()
+	connected := a.session != 0
+	a.mu.Unlock()
+	if !connected { // where the queue is, if there is one, is found by connecting
+		c := &lockCall{}
+		a.wire.await(c, a.wire.submit(ctx, c))
+	}
+	names := make([]lockName, len(keys))
+	for i, key := range keys {
+		names[i] = a.name(key)
+	}
+	return a.locker.queue.waitedFor(ctx, names)
 }
 
 // holdID: the backend that has the lock, and its number.

@@ -13,6 +13,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
 )
 
 // The environment variables that make this program a child of a test.
@@ -32,7 +36,10 @@ var children = map[string]func(ctx context.Context, url, key string, report func
 	"wait for a lease 50 times":       contend(50, 1),
 	"wait for a lease 200 times":      contend(200, 1),
 	"hammer a limit":                  hammer,
+	"fence advisory locks":            fenceAdvisoryLocks,
 	"take turns with 4 workers":       contend(4, 25),
+	"saturate an advisory lock":       saturateUntilTold(func(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewAdvisory(pool, nil) }),
+	"saturate a lease":                saturateUntilTold(func(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewLease(pool, nil) }),
 	"lead":                            campaign,
 	"run each second":                 runEachSecond,
 	"run what never ends":             runForever(false),

@@ -56,6 +56,9 @@ func ClaimSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) (fi
 }
 
 func claimTx(ctx context.Context, tx transaction, key string, opts []Option) (bool, error) {
+	if err := missingContext(ctx); err != nil {
+		return false, err
+	}
 	if tx == nil {
 		return false, errNilTx
 	}
@@ -98,6 +101,9 @@ func PurgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 }
 
 func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts []Option) (ended int64, err error) {
+	if err := missingContext(ctx); err != nil {
+		return 0, err
+	}
 	if pool == nil {
 		return 0, errors.New("the pool is nil; make one with pgxpool.New")
 	}

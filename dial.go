@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // A dialer makes connections of our own: as the caller's pool makes its own, but
@@ -31,8 +33,8 @@ func (d *dialer) dial(ctx context.Context, patience time.Duration, listen func(*
 			return nil, fmt.Errorf("the pool's BeforeConnect: %w", err)
 		}
 	}
-	config.ValidateConnect = both(config.ValidateConnect, requirePrimary)
-	config.OnNotification = nil // theirs would get ours, and we none
+	config.ValidateConnect = both(requirePrimary, config.ValidateConnect) // a standby is called one, whatever target_session_attrs asks for
+	config.OnNotification = nil                                           // theirs would get ours, and we none
 	theirs := config.OnNotice
 	config.OnNotice = func(conn *pgconn.PgConn, notice *pgconn.Notice) {
 		listen(notice)
@@ -48,7 +50,7 @@ func (d *dialer) dial(ctx context.Context, patience time.Duration, listen func(*
 	}
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
-		return nil, err
+		return nil, d.noPrimary(err)
 	}
 	if d.config.AfterConnect != nil {
 		if err := d.config.AfterConnect(ctx, conn); err != nil {
@@ -57,6 +59,22 @@ func (d *dialer) dial(ctx context.Context, patience time.Duration, listen func(*
 		}
 	}
 	return conn, nil
+}
+
+// noPrimary makes err, which is why no server was found, ErrUnavailable as well if there are
+// several hosts and the best that was found is a standby: another one may be promoted, or
+// come back. One host that is a standby is not the place to connect to.
+func (d *dialer) noPrimary(err error) error {
+	if !errors.Is(err, ErrReadOnly) || lockerr.Denied(err) {
+		return err
+	}
+	first := d.config.ConnConfig
+	for _, other := range first.Fallbacks { // there may be one for each host without TLS
+		if other.Host != first.Host || other.Port != first.Port {
+			return fmt.Errorf("%w: none of the hosts is a primary now: %w", ErrUnavailable, err)
+		}
+	}
+	return err
 }
 
 // backendID names a server process for good: a pid alone is used again.
@@ -120,16 +138,16 @@ func requirePrimary(ctx context.Context, conn *pgconn.PgConn) error {
 	return nil
 }
 
-// both runs the caller's check of a new connection, if any, and ours.
-func both(theirs, ours pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
+// both runs our check of a new connection, and then the caller's, if any.
+func both(ours, theirs pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
 	if theirs == nil {
 		return ours
 	}
 	return func(ctx context.Context, conn *pgconn.PgConn) error {
-		if err := theirs(ctx, conn); err != nil {
+		if err := ours(ctx, conn); err != nil {
 			return err
 		}
-		return ours(ctx, conn)
+		return theirs(ctx, conn)
 	}
 }
 

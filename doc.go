@@ -76,4 +76,9 @@
 // Every error is an [*Error] that wraps one of the package's sentinels, or the
 // error of the server or the network, or says which argument is wrong. A server
 // that cannot be reached is never reported as a busy lock.
+//
+// A nil context, and a method that is called on a nil pointer, are such wrong
+// arguments; nothing was done then, but [Lock.Release] releases without a context,
+// too. A nil [Lock] is not held: its Err says so, its Lost is closed, and the context
+// of its Context has ended. Other methods without an error return zero values.
 package pgxlock

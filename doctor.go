@@ -121,6 +121,9 @@ const checkTimeout = 2 * ioTimeout
 
 func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Finding, error) {
 	d := doctor{dialer: dialer{name: "pgxlock doctor"}, cfg: DoctorConfig{LongTransaction: time.Hour}}
+	if err := missingContext(ctx); err != nil {
+		return nil, err
+	}
 	if pool == nil {
 		return nil, errors.New("the pool is nil; make one with pgxpool.New")
 	}
@@ -139,7 +142,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Find
 	d.config = pool.Config()
 
 	err := bounded(ctx, d.connect)
-	if errors.Is(err, ErrReadOnly) {
+	if errors.Is(err, ErrReadOnly) && !errors.Is(err, ErrUnavailable) {
 		return []Finding{{
 			"primary", StatusError, "the server is a standby, where nothing is locked",
 			"connect to the primary, or name all hosts in the connection string: Lockers choose the primary among them",
@@ -173,20 +176,24 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Find
 }
 
 // bounded runs do within checkTimeout. An error that comes of the end of ctx, and
-// only such a one, matches that of ctx.
+// only such a one, matches that of ctx. What the role's statement_timeout ends is asked
+// again, twice: it stands until it has been read, and a busy server may just be slow.
 func bounded(ctx context.Context, do func(context.Context) error) error {
 	within, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	err := do(within)
+	for again := 2; again > 0 && sqlState(err) == stateCanceled && within.Err() == nil; again-- {
+		err = do(within)
+	}
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-	case within.Err() != nil:
-		return fmt.Errorf("%w (%v)", errNoAnswer, err) //nolint:errorlint // the deadline was ours
+	case within.Err() != nil && !errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w (%v)", errNoAnswer, err) //nolint:errorlint // what it tells of is the deadline, which was ours
 	}
-	return err
+	return noAnswer(err)
 }
 
 // connect makes the connection, and learns what has to be known before anything is

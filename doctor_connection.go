@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file looks at what is between us and the server, and whether the server does
@@ -70,7 +72,7 @@ func (d *doctor) keepsTransactions(ctx context.Context) (bool, error) {
 	}
 	defer closeQuietly(conn)
 	tx, err := conn.Begin(ctx)
-	if sqlState(err) != "" {
+	if state := sqlState(err); state != "" && !lockerr.SessionEnded(state) {
 		return false, nil
 	}
 	if err != nil {
@@ -87,12 +89,11 @@ func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 			Advice: "run it on a connection to the server itself",
 		}, nil
 	}
-	var kept bool
-	var capacity, silence int64
-	if err := d.q.row(ctx, statement("advisory_probe", ""), randomID()).Scan(&kept, &capacity, &silence); err != nil {
+	place, err := probeAdvisory(ctx, d.q, d.backend, randomID())
+	if err != nil {
 		return Finding{}, err
 	}
-	if !kept {
+	if !place.keeps {
 		return Finding{
 			Status: StatusError, Detail: "the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do",
 			Advice: "use a PostgreSQL server; here session locks and LockTx protect nothing, and fences less than they promise",

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -46,6 +48,17 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 	}
 
 	f := ok("schema %q has version %d", schema, version)
+	missing, err := d.missing(ctx, version)
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(missing) > 0 {
+		shown := strings.Join(missing[:min(len(missing), 5)], ", ")
+		if len(missing) > 5 {
+			shown += fmt.Sprintf(" and %d more", len(missing)-5)
+		}
+		f.add(StatusError, "it lacks "+shown+", which somebody dropped", migrateAdvice+", which makes it anew")
+	}
 	switch {
 	case version < schemaVersion:
 		f.add(StatusError, fmt.Sprintf("leases need version %d", schemaVersion), migrateAdvice)
@@ -66,6 +79,15 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		f.add(StatusWarning, "golang-migrate marked it dirty: a file failed, and left nothing behind", "run pgxlock migrate repair")
 	}
 	return f, nil
+}
+
+// missing returns what somebody dropped of the version. What a later one removed is not
+// known.
+func (d *doctor) missing(ctx context.Context, version int) ([]string, error) {
+	if version > newestVersion {
+		return nil, nil
+	}
+	return pgx.CollectRows(d.q.query(ctx, place.MissingSQL, d.schema, version), pgx.RowTo[string])
 }
 
 // dirty reports whether golang-migrate's mark is set; not where this role may not

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -30,7 +31,7 @@ import (
 func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn func(context.Context, pgx.Tx, *Lock) error, opts ...Option) error {
 	var o options
 	forTx, forLock := splitTxOptions(opts)
-	err := o.collect(forTx, takenByDoTx)
+	err := cmp.Or(missing(ctx, l), o.collect(forTx, takenByDoTx))
 	switch {
 	case err != nil:
 	case pool == nil:

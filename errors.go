@@ -1,17 +1,14 @@
 package pgxlock
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
@@ -24,7 +21,8 @@ var (
 	// cannot be reached is never reported as busy.
 	ErrNotAcquired = errors.New("pgxlock: not acquired")
 
-	// ErrLost: the lock is, or may be, no longer ours.
+	// ErrLost: the lock is, or may be, no longer ours. It is never the error of a call
+	// that returns no lock.
 	ErrLost = errors.New("pgxlock: lock lost")
 
 	// ErrReleased: the lock was given back by Release.
@@ -45,7 +43,9 @@ var (
 	// the transaction again; one to be fenced, after the lock was acquired.
 	ErrStaleSnapshot = errors.New("pgxlock: the transaction's snapshot is older than the lock")
 
-	// ErrReadOnly: the server is a standby, or the transaction is read-only.
+	// ErrReadOnly: the server is a standby, or the transaction is read-only. If none of
+	// several hosts is a primary, as during a failover, the error also matches
+	// ErrUnavailable.
 	ErrReadOnly = errors.New("pgxlock: read-only: a standby, or a read-only transaction; connect to the primary, in read-write mode")
 
 	// ErrPooler: a pooler is in between that gives the server's end of a connection
@@ -60,11 +60,17 @@ var (
 	// ErrMaxLocks: the Locker has as many locks as AdvisoryConfig.MaxLocks allows.
 	ErrMaxLocks = errors.New("pgxlock: the Locker has as many locks as it may")
 
-	// ErrUnavailable: no server answered, or not in time; none let us in; or the connection
-	// broke, or the server ends. Every call that asks the server may return it: those of
+	// ErrUnavailable: no server answered, or not in time; it has no free connection, starts
+	// or stops; none of several hosts is a primary; or the connection broke, or the server
+	// ended it. The same call may succeed later. Every call that asks the server may return it: those of
 	// Lockers, Limiters, Onces, claims and Monitors. What the call was to do may have been
-	// done; a lock that is held stays so until [ErrLost] says otherwise. A call whose context
-	// has ended returns the context's error instead.
+	// done, but that an acquire that fails holds nothing; a lock that is held stays so until
+	// [ErrLost] says otherwise. A call whose context has ended returns the context's error
+	// instead.
+	//
+	// A user, password, database, right or setting that the server refuses is not
+	// ErrUnavailable, because it stays refused: the error wraps the server's, with its
+	// SQLSTATE (28P01, 28000, 3D000, 42501), and says what to change. It ends every wait.
 	ErrUnavailable = errors.New("pgxlock: the database cannot be reached")
 
 	// ErrSchema: the tables and functions are missing, out of date, or in need
@@ -113,25 +119,23 @@ func (e *Error) Unwrap() error { return e.Err }
 // The SQLSTATEs that we tell apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.
 const (
-	stateNotHeld            = "LK001"
-	stateStaleSnapshot      = "LK002"
-	stateTokensNeedRepair   = "LK003"
-	stateReadOnly           = "25006"
-	stateUnsupported        = "0A000" // of set_transaction.sql: the server is a standby
-	stateNoRights           = "42501"
-	stateSerialization      = "40001"
-	stateDeadlock           = "40P01"
-	stateLockNotAvailable   = "55P03" // lock_timeout
-	stateAborted            = "25P02"
-	stateAdminShutdown      = "57P01"
-	stateCrashShutdown      = "57P02"
-	stateCannotConnect      = "57P03" // it starts, or stops
-	stateTooManyConnections = "53300"
-	stateOutOfMemory        = "53200" // of the lock table, too
-	stateUndefinedTable     = "42P01"
-	stateUndefinedFunction  = "42883"
-	stateInvalidSchema      = "3F000"
-	stateNoStatement        = "26000" // of EXECUTE: there is no such prepared statement
+	stateNotHeld           = "LK001"
+	stateStaleSnapshot     = "LK002"
+	stateTokensNeedRepair  = "LK003"
+	stateReadOnly          = "25006"
+	stateUnsupported       = "0A000" // of set_transaction.sql: the server is a standby
+	stateNoRights          = "42501"
+	stateSerialization     = "40001"
+	stateDeadlock          = "40P01"
+	stateLockNotAvailable  = "55P03" // lock_timeout
+	stateAborted           = "25P02"
+	stateCanceled          = "57014" // statement_timeout
+	stateOutOfMemory       = "53200" // of the lock table, too
+	stateUndefinedTable    = "42P01"
+	stateUndefinedFunction = "42883"
+	stateUndefinedObject   = "42704" // the row type of a table of ours, too
+	stateInvalidSchema     = "3F000"
+	stateNoStatement       = "26000" // of EXECUTE: there is no such prepared statement
 )
 
 // sqlState returns the SQLSTATE of the server's error that err wraps, whichever
@@ -163,8 +167,23 @@ func fail(op, key string, kind Kind, err error) error {
 
 // typed adds the sentinel that an error of the server stands for, if any.
 func typed(err error) error {
+	if errors.Is(err, ErrUnavailable) {
+		return err // it was typed before
+	}
 	if unreachable(err) {
 		return as(ErrUnavailable, err)
+	}
+	if _, said := errors.AsType[*deniedError](err); said {
+		return err
+	}
+	if remedy := lockerr.Remedy(err); remedy != "" {
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Routine == "check_enable_rls" {
+			remedy = "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see \"Rights\" in docs/operations.md"
+		}
+		return &deniedError{err, remedy}
+	}
+	if lacksSchema(err) {
+		return as(ErrSchema, err)
 	}
 	var sentinel error
 	switch sqlState(err) {
@@ -172,17 +191,10 @@ func typed(err error) error {
 		sentinel = ErrLost
 	case stateStaleSnapshot:
 		sentinel = ErrStaleSnapshot
-	case stateTokensNeedRepair, stateUndefinedTable, stateUndefinedFunction, stateInvalidSchema:
-		sentinel = ErrSchema
 	case stateReadOnly:
 		sentinel = ErrReadOnly
 	case stateDeadlock:
 		sentinel = ErrDeadlock
-	case stateNoRights:
-		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Routine == "check_enable_rls" {
-			return fmt.Errorf("%w; it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see \"Rights\" in docs/operations.md", err)
-		}
-		return fmt.Errorf("%w; the role lacks rights that docs/operations.md names", err)
 	case stateOutOfMemory:
 		return fmt.Errorf("%w; the server's lock table may be full: lock fewer keys at a time, or raise its max_locks_per_transaction", err)
 	case stateAborted:
@@ -193,6 +205,25 @@ func typed(err error) error {
 	return as(sentinel, err)
 }
 
+// lacksSchema reports whether the server misses something that the migrations make, or
+// that repair_lock_tokens() mends.
+func lacksSchema(err error) bool {
+	switch sqlState(err) {
+	case stateTokensNeedRepair, stateUndefinedTable, stateUndefinedFunction, stateUndefinedObject, stateInvalidSchema:
+		return true
+	}
+	return false
+}
+
+// A deniedError says what to do about what the server refuses for good.
+type deniedError struct {
+	err    error
+	remedy string
+}
+
+func (e *deniedError) Error() string { return e.err.Error() + "; " + e.remedy }
+func (e *deniedError) Unwrap() error { return e.err }
+
 // as makes err match a sentinel.
 func as(sentinel, err error) error {
 	if errors.Is(err, sentinel) {
@@ -201,20 +232,35 @@ func as(sentinel, err error) error {
 	return fmt.Errorf("%w: %w", sentinel, err)
 }
 
-// unreachable reports whether no server answered, or only that it has no room, or ends, and
-// nothing else is known.
+// unreachable reports whether no server could be asked, and nothing else is known.
 func unreachable(err error) bool {
 	for _, known := range []error{ErrNotAcquired, ErrLost, ErrReadOnly, ErrPooler} {
 		if errors.Is(err, known) {
 			return false
 		}
 	}
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		return !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+	if lockerr.Denied(err) || lacksSchema(err) { // which ends a session that cannot give back what it took
+		return false
 	}
-	if state := sqlState(err); state != "" {
-		return strings.HasPrefix(state, "08") || slices.Contains([]string{stateAdminShutdown, stateCrashShutdown, stateCannotConnect, stateTooManyConnections}, state)
+	for _, ours := range []error{errSessionEnded, errNoAnswer, errGrantLost} {
+		if errors.Is(err, ours) {
+			return true
+		}
 	}
-	_, network := errors.AsType[*net.OpError](err)
-	return network || errors.Is(err, errNoAnswer) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	return lockerr.Unreachable(err)
+}
+
+// transient reports whether what failed with err may do better later: the key is busy, no
+// server could be asked, or it is short of something, or all that can be reached is a
+// standby, which may be promoted.
+func transient(err error) bool {
+	if _, ok := errors.AsType[*busyError](err); ok {
+		return true
+	}
+	for _, final := range []error{ErrSchema, ErrClosed, ErrPooler, ErrMaxLocks, errors.ErrUnsupported} {
+		if errors.Is(err, final) {
+			return false
+		}
+	}
+	return errors.Is(err, ErrUnavailable) || unreachable(err) || lockerr.Transient(err)
 }

@@ -58,6 +58,9 @@ func stateNamed(name string) LeaseState {
 // out of date when it arrives: it is for people and for logs. It asks the primary
 // ([ErrReadOnly] if there is none); the view lock_leases can be read on a standby.
 func (l *Locker) Holders(ctx context.Context, key string) ([]Holder, error) {
+	if err := missing(ctx, l); err != nil {
+		return nil, l.fail("holders", key, err)
+	}
 	if err := l.backend.check(key); err != nil {
 		return nil, l.fail("holders", key, err)
 	}
@@ -66,7 +69,7 @@ func (l *Locker) Holders(ctx context.Context, key string) ([]Holder, error) {
 
 // holders is Holders for some locks that are called key together.
 func (l *Locker) holders(ctx context.Context, key string, keys []string) ([]Holder, error) {
-	if err := l.begin(); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("holders", key, err)
 	}
 	defer l.calls.Done()

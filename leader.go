@@ -33,6 +33,9 @@ var ErrStepDown = errors.New("pgxlock: asked to step down")
 // that took longer than MaxWait, [ErrDeadlock], [ErrSchema], [ErrClosed] and what else
 // does not pass by itself as [Locker.Acquire] does.
 func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
+	if err := missing(ctx, l); err != nil {
+		return l.fail("lead", key, err)
+	}
 	if fn == nil {
 		return l.fail("lead", key, errors.New("fn is nil"))
 	}
@@ -87,7 +90,7 @@ func (l *Locker) term(ctx context.Context, key string, fn func(context.Context, 
 
 // mayPass reports whether it is worth to campaign again after err.
 func mayPass(err error) bool {
-	return passing(err) && !errors.Is(err, ErrNotAcquired) && !errors.Is(err, ErrDeadlock)
+	return transient(err) && !errors.Is(err, ErrNotAcquired) && !errors.Is(err, ErrDeadlock)
 }
 
 // standAside leaves the lock to others who wait for it. Those who stand in the queue
@@ -107,7 +110,7 @@ func (l *Locker) standAside(ctx context.Context) {
 // Requests need version 7 of the migrations ([ErrSchema]). A leader who listens hears of
 // one at once, one behind a pooler within seconds.
 func (l *Locker) AskToStepDown(ctx context.Context, key string) error {
-	if err := l.begin(); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return l.fail("ask", key, err)
 	}
 	defer l.calls.Done()
@@ -127,7 +130,11 @@ func (l *Locker) AskToStepDown(ctx context.Context, key string) error {
 // themselves end it, and so does ctx.
 func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, error] {
 	return func(yield func([]Holder, error) bool) {
-		if err := l.backend.check(key); err != nil {
+		err := missing(ctx, l)
+		if err == nil {
+			err = l.backend.check(key)
+		}
+		if err != nil {
 			yield(nil, l.fail("holders", key, err))
 			return
 		}
@@ -138,7 +145,7 @@ func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, erro
 			case ctx.Err() != nil:
 				return
 			case err != nil:
-				if !failing && !yield(nil, err) || !passing(err) {
+				if !failing && !yield(nil, err) || !transient(err) {
 					return
 				}
 				failing = true

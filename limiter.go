@@ -114,6 +114,14 @@ func NewMemoryLimiter(limit Limit, burst int) (*Limiter, error) {
 	return newLimiter(rule, newLimitMemory(rule)), nil
 }
 
+// begin counts a call under ctx, which calls.Done ends.
+func (l *Limiter) begin(ctx context.Context) error {
+	if err := missing(ctx, l); err != nil {
+		return err
+	}
+	return l.underWay.begin()
+}
+
 func newLimiter(rule limitRule, backend limitBackend) *Limiter {
 	return &Limiter{rule: rule, backend: backend, underWay: newUnderWay(), closed: make(chan struct{})}
 }
@@ -163,7 +171,7 @@ func (l *Limiter) Wait(ctx context.Context, key string, opts ...Option) error {
 
 // WaitN is Wait for n events that happen together. n is between 1 and the burst.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...Option) error {
-	if err := l.begin(); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return fail("wait", key, 0, err)
 	}
 	defer l.calls.Done()
@@ -191,6 +199,9 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...Option) 
 // ends the connection. It waits for that until ctx ends, and returns ctx's error
 // then; the rest goes on in the background, in bounded time. What was counted stays.
 func (l *Limiter) Close(ctx context.Context) error {
+	if err := missing(ctx, l); err != nil {
+		return fail("close", "", 0, err)
+	}
 	l.closeOnce.Do(func() {
 		l.refuse()
 		go func() {
@@ -215,15 +226,15 @@ func takenByLimiters(opt Option) bool {
 
 // take asks for n events that happen until then, if that is not zero.
 func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Time, opts ...Option) (*Reservation, error) {
-	var o options
-	err := cmp.Or(checkKey(key), l.rule.check(n), o.collect(opts, takenByLimiters), endedError(ctx))
-	if err == nil {
-		err = l.begin()
-	}
-	if err != nil {
+	if err := l.begin(ctx); err != nil {
 		return nil, fail(op, key, 0, err)
 	}
 	defer l.calls.Done()
+	var o options
+	err := cmp.Or(checkKey(key), l.rule.check(n), o.collect(opts, takenByLimiters), endedError(ctx))
+	if err != nil {
+		return nil, fail(op, key, 0, err)
+	}
 	r := &limitRequest{key: key, n: n, noWait: o.noWait(), until: until, pending: pending{done: make(chan struct{})}}
 	wait := ctx
 	if o.wait != nil && !r.noWait {
@@ -267,18 +278,28 @@ type Reservation struct {
 
 // Delay is how long to wait from now before the events may happen; zero or less: not
 // any more. It counts from when the answer of the server arrived.
-func (r *Reservation) Delay() time.Duration { return time.Until(r.act) }
+func (r *Reservation) Delay() time.Duration {
+	if r == nil {
+		return 0
+	}
+	return time.Until(r.act)
+}
 
 // Cancel says that the events will not happen, and gives them back if nobody has taken
 // events of the key behind them: who did keeps the promised time, and with it there
 // could be too many at once. What the bucket has filled meanwhile is not given back
-// again. It is not stopped by ctx, which ends the wait for the answer only. If it
+// again. Once the [Reservation.Delay] is over the events may have happened, and Cancel
+// does nothing: so it may be deferred. For a Reservation without a delay it never does
+// anything. It is not stopped by ctx, which ends the wait for the answer only. If it
 // fails, the events stay counted. A second Cancel does nothing.
 func (r *Reservation) Cancel(ctx context.Context) error {
-	if !r.canceled.CompareAndSwap(false, true) {
+	if err := missing(ctx, r); err != nil {
+		return fail("cancel", "", 0, err)
+	}
+	if r.Delay() <= 0 || !r.canceled.CompareAndSwap(false, true) {
 		return nil
 	}
-	if err := r.limiter.begin(); err != nil {
+	if err := r.limiter.begin(ctx); err != nil {
 		return fail("cancel", r.key, 0, err)
 	}
 	defer r.limiter.calls.Done()
@@ -291,7 +312,7 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	return fail("cancel", r.key, 0, err)
 }
 
-// back is what asks to give the events back.
+// back is what asks to give the events back, which have surely not happened.
 func (r *Reservation) back() *limitRequest {
 	return &limitRequest{key: r.key, n: r.n, unused: &r.tat, pending: pending{done: make(chan struct{})}}
 }

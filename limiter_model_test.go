@@ -47,8 +47,12 @@ func (b *bookings) take(key string, n, burst, most int) (wait int, granted *book
 	return wait, granted
 }
 
-// giveBack gives back what will not happen, if it was the last of the key.
+// giveBack gives back what will not happen, if it was the last of the key. What may have
+// happened it does not.
 func (b *bookings) giveBack(x *booking) {
+	if x.at <= b.now {
+		return
+	}
 	b.granted = slices.DeleteFunc(b.granted, func(y *booking) bool { return x == y })
 	if x.until > b.now && x.until == b.until[x.key] {
 		b.until[x.key] = max(x.until-x.n, b.now)
@@ -173,6 +177,7 @@ func (m *modelled) actions() map[string]func(*rapid.T) {
 			m.pass(hours)
 			for _, x := range m.reserved {
 				x.tat -= (time.Duration(hours) * time.Hour).Nanoseconds()
+				x.act = x.act.Add(-time.Duration(hours) * time.Hour)
 			}
 		},
 		"remove what is idle": func(r *rapid.T) {

@@ -112,14 +112,13 @@ func TestALostReplyNeverAllowsMore(t *testing.T) {
 	db := migrated(t)
 	p, through := proxied(t, db)
 	l := newLimiter(t, through, hourly, 6)
-	allows(t, l, "k", 2, true)
-	r := reserves(t, l, "k", 2, 0) // 2 are left
+	allows(t, l, "k", 6, true)
+	r := reserves(t, l, "k", 2, 2*time.Hour)
 	p.arm(t, loseReply, limitSQL)
 	if err := r.Cancel(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	allows(t, l, "k", 4, true)
-	allows(t, l, "k", 1, false) // those of the first call stay used
+	reserves(t, l, "k", 2, 2*time.Hour) // those of the first call stay used
 	p.arm(t, loseReply, limitSQL)
 	allows(t, l, "other", 2, true)
 	allows(t, l, "other", 3, false) // it counted 4
@@ -217,7 +216,8 @@ func TestACancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 	db := migrated(t)
 	p, through := proxied(t, db)
 	l := newLimiter(t, through, hourly, 2)
-	r := reserves(t, l, "k", 2, 0)
+	allows(t, l, "k", 2, true)
+	r := reserves(t, l, "k", 2, 2*time.Hour)
 	held := p.arm(t, holdReply, limitSQL)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -228,10 +228,11 @@ func TestACancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	held.resume()
-	allows(t, l, "k", 2, true) // it is given back all the same
+	reserves(t, l, "k", 2, 2*time.Hour) // it is given back all the same
 
 	// Nor does it matter that it was not sent yet.
-	r = reserves(t, l, "other", 2, 0)
+	allows(t, l, "other", 2, true)
+	r = reserves(t, l, "other", 2, 2*time.Hour)
 	held = p.arm(t, holdReply, limitSQL)
 	asking := make(chan error, 1)
 	go func() { asking <- second(l.Allow(t.Context(), "busy")) }()
@@ -243,7 +244,7 @@ func TestACancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 	if err := <-asking; err != nil {
 		t.Error(err)
 	}
-	allows(t, l, "other", 2, true)
+	reserves(t, l, "other", 2, 2*time.Hour)
 }
 
 func TestACloseOfALimiterIsNotWaitedForWhenItsContextEnds(t *testing.T) {

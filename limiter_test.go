@@ -50,6 +50,7 @@ var limiterTests = map[string]func(t *testing.T, in limits){
 	"many events are allowed together or not at all":       manyEventsAreAllowedTogetherOrNotAtAll,
 	"a reservation tells when its events may happen":       aReservationTellsWhenItsEventsMayHappen,
 	"a canceled reservation is given back":                 aCanceledReservationIsGivenBack,
+	"a cancel gives nothing back from its time on":         aCancelGivesNothingBackFromItsTimeOn,
 	"what is given back makes no room for more":            whatIsGivenBackMakesNoRoomForMore,
 	"a wait that would take too long ends at once":         aWaitThatWouldTakeTooLongEndsAtOnce,
 	"a wait that ends with its context gives back":         aWaitThatEndsWithItsContextGivesBack,
@@ -184,8 +185,8 @@ func aCanceledReservationIsGivenBack(t *testing.T, in limits) {
 			t.Error(err)
 		}
 	}
-	cancel(reserves(t, l, "k", 2, 0))
 	first := reserves(t, l, "k", 2, 0)
+	cancel(reserves(t, l, "k", 2, 2*time.Hour))
 	second := reserves(t, l, "k", 1, time.Hour)
 	cancel(second)
 	cancel(second) // once is enough
@@ -200,6 +201,59 @@ func aCanceledReservationIsGivenBack(t *testing.T, in limits) {
 	allows(t, l, "k", 1, true, true, false)
 }
 
+// The events may have happened by then.
+func aCancelGivesNothingBackFromItsTimeOn(t *testing.T, in limits) {
+	l := in.new(hourly, 2)
+	for range 2 {
+		if err := reserves(t, l, "k", 1, 0).Cancel(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	allows(t, l, "k", 1, false)
+
+	const events, interval = 10, 20 * time.Millisecond
+	l = in.new(pgxlock.Every(interval), 1)
+	began := time.Now()
+	for range events {
+		r, err := l.Reserve(t.Context(), "soon")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(r.Delay())
+		if err := r.Cancel(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if passed := time.Since(began); passed < (events-1)*interval-time.Millisecond {
+		t.Errorf("%d events within %s", events, passed)
+	}
+}
+
+func TestReservationCancelGivesBackUntilItsTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for early, want := range map[time.Duration]time.Duration{time.Nanosecond: time.Nanosecond, 0: time.Hour, -time.Minute: 59 * time.Minute} {
+			l, err := pgxlock.NewMemoryLimiter(hourly, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			allows(t, l, "k", 1, true)
+			r := reserves(t, l, "k", 1, time.Hour)
+			time.Sleep(time.Hour - early)
+			if err := r.Cancel(t.Context()); err != nil {
+				t.Error(err)
+			}
+			next, err := l.Reserve(t.Context(), "k")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if next.Delay() != want {
+				t.Errorf("canceled %s before its time, the next event has to wait %s, want %s", early, next.Delay(), want)
+			}
+		}
+	})
+}
+
 // What keeps its promised time may not meet more than the limit lets happen by then.
 func whatIsGivenBackMakesNoRoomForMore(t *testing.T, in limits) {
 	l := in.new(hourly, 5)
@@ -212,22 +266,23 @@ func whatIsGivenBackMakesNoRoomForMore(t *testing.T, in limits) {
 		}
 	}
 	// Two hours have given two for what then is given back.
-	first := reserves(t, l, "k", 3, 0)
+	allows(t, l, "k", 5, true)
+	first := reserves(t, l, "k", 3, 3*time.Hour)
 	in.pass(2 * time.Hour)
-	allows(t, l, "k", 1, true)
+	reserves(t, l, "k", 1, 2*time.Hour)
 	cancel(first)
-	allows(t, l, "k", 3, true)
-	allows(t, l, "k", 1, false)
+	reserves(t, l, "k", 1, 3*time.Hour)
 	// Each of two could go alone, but not both: somebody is behind.
-	first, second := reserves(t, l, "other", 5, 0), reserves(t, l, "other", 5, 5*time.Hour)
-	reserves(t, l, "other", 1, 6*time.Hour)
+	allows(t, l, "other", 5, true)
+	first, second := reserves(t, l, "other", 5, 5*time.Hour), reserves(t, l, "other", 5, 10*time.Hour)
+	reserves(t, l, "other", 1, 11*time.Hour)
 	cancel(second, first)
-	reserves(t, l, "other", 5, 11*time.Hour)
+	reserves(t, l, "other", 5, 16*time.Hour)
 	// The last one first, nothing is lost.
-	first, second, third := reserves(t, l, "third", 5, 0), reserves(t, l, "third", 2, 2*time.Hour), reserves(t, l, "third", 1, 3*time.Hour)
-	cancel(third, second, first)
 	allows(t, l, "third", 5, true)
-	allows(t, l, "third", 1, false)
+	first, second, third := reserves(t, l, "third", 5, 5*time.Hour), reserves(t, l, "third", 2, 7*time.Hour), reserves(t, l, "third", 1, 8*time.Hour)
+	cancel(third, second, first)
+	reserves(t, l, "third", 1, time.Hour)
 }
 
 func aWaitThatWouldTakeTooLongEndsAtOnce(t *testing.T, in limits) {

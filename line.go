@@ -26,8 +26,9 @@ func (n lockName) compare(other lockName) int {
 type lines struct {
 	count atomic.Int32 // most calls find none, and need not look for theirs
 
-	mu sync.Mutex
-	of map[lockName]*line
+	mu     sync.Mutex
+	of     map[lockName]*line
+	handed func(lockName) // is called when a lock goes to the next caller here, and no ticket says that others wait; may be nil
 }
 
 // A line exists while somebody stands in it.
@@ -44,6 +45,7 @@ type waiter struct {
 	lines *lines
 	line  *line
 	at    *list.Element
+	mode  Mode          // in which it wants the lock
 	holds []hold        // what its caller holds meanwhile
 	turn  chan struct{} // has room for one signal: it is in front, and should ask
 	asked bool          // since it stands here
@@ -61,9 +63,40 @@ func (ls *lines) exists(name lockName) bool {
 	return ls.of[name] != nil
 }
 
+// writerWaits returns what the server said last to those who wait for a lock, if one of
+// them wants it exclusively; else nil.
+func (ls *lines) writerWaits(name lockName) *busyError {
+	if ls.count.Load() == 0 {
+		return nil
+	}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := ls.of[name]
+	if l == nil {
+		return nil
+	}
+	for e := l.places.Front(); e != nil; e = e.Next() {
+		if e.Value.(*waiter).mode == Exclusive {
+			return l.said
+		}
+	}
+	return nil
+}
+
+// said returns what the server said last to those who wait for that lock; nil if nobody does,
+// or nothing that still counts was said.
+func (ls *lines) said(name lockName) *busyError {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if l := ls.of[name]; l != nil && *l.said != (busyError{}) {
+		return l.said
+	}
+	return nil
+}
+
 // join takes the last place of a line. It makes one if said tells that the lock is
 // busy; else it returns nil where there is none.
-func (ls *lines) join(name lockName, said *busyError, holds []hold) *waiter {
+func (ls *lines) join(name lockName, said *busyError, holds []hold, mode Mode) *waiter {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := ls.of[name]
@@ -78,7 +111,7 @@ func (ls *lines) join(name lockName, said *busyError, holds []hold) *waiter {
 		ls.of[name] = l
 		ls.count.Add(1)
 	}
-	p := &waiter{lines: ls, line: l, holds: holds, turn: make(chan struct{}, 1)}
+	p := &waiter{lines: ls, line: l, mode: mode, holds: holds, turn: make(chan struct{}, 1)}
 	p.at = l.places.PushBack(p)
 	return p
 }
@@ -112,7 +145,7 @@ func (p *waiter) granted(number int64, owned bool) {
 		return
 	}
 	p.line.owned = owned
-	if t != nil { // others will want their turn, too: the next one's counts from now on
+	if t != nil && t.queue.contended(p.line.name) { // others will want their turn, too: the next one's counts from now on
 		t.queue.enter(p.line)
 	}
 	if !owned {
@@ -163,11 +196,14 @@ func (ls *lines) freed(name lockName) (queued bool) {
 	if l == nil {
 		return false
 	}
-	l.owned, l.said = false, &busyError{}                  // nobody knows who is next
-	if t := l.ticket; t != nil && (t.told() || t.flying) { // who is being published asks then
+	l.owned, l.said = false, &busyError{}                     // nobody knows who is next
+	if t := l.ticket; t != nil && (t.told() || t.pending()) { // who is being published asks then
 		return true
 	}
 	l.wake()
+	if ls.handed != nil && l.ticket == nil {
+		ls.handed(name)
+	}
 	return false
 }
 

@@ -206,7 +206,7 @@ func TestWhoLeavesWithASignalPassesItOn(t *testing.T) {
 	t.Parallel()
 	var ls lines
 	name := lockName{key: "k"}
-	first, second := ls.join(name, &busyError{}, nil), ls.join(name, nil, nil)
+	first, second := ls.join(name, &busyError{}, nil, Exclusive), ls.join(name, nil, nil, Exclusive)
 	ls.freed(name)
 	if len(first.turn) != 1 || len(second.turn) != 0 {
 		t.Fatalf("%d signals for the first, %d for the second", len(first.turn), len(second.turn))
@@ -225,7 +225,7 @@ func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
 	t.Parallel()
 	var ls lines
 	name := lockName{key: "k"}
-	first, second := ls.join(name, &busyError{}, nil), ls.join(name, nil, nil)
+	first, second := ls.join(name, &busyError{}, nil, Exclusive), ls.join(name, nil, nil, Exclusive)
 	isHere := func() bool {
 		_, here, _, _ := second.look()
 		return here

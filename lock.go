@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -29,7 +30,7 @@ type Lock struct {
 	holder string // unique to this acquisition
 	ttl    time.Duration
 	margin time.Duration
-	mode   Mode // of an advisory lock its hold tells
+	mode   Mode
 	inDo   bool // a Do uses it, and releases it
 
 	token  int64     // these are constant from the grant on
@@ -60,24 +61,44 @@ func (l *Locker) newLock(key, holder string, ttl, margin time.Duration) *Lock {
 
 // Key returns the name that was locked; of a permit of a [Semaphore] that is the
 // semaphore's with # and the number of the permit.
-func (l *Lock) Key() string { return l.key }
+func (l *Lock) Key() string {
+	if l == nil {
+		return ""
+	}
+	return l.key
+}
 
 // Token returns the fencing token, or 0 if the Locker draws none, as that of
-// [NewAdvisory] does: it is greater than that of every earlier
+// [NewAdvisory] without [AdvisoryConfig.Tokens] does: it is greater than that of every earlier
 // acquisition of this key, also after a crash or a failover. A resource that
 // remembers the greatest token it has seen and refuses smaller ones cannot be
 // written by a late holder. For writes to the same database, [Lock.Fence] does
 // it without the resource's help. Those who share a lease have one token together.
-func (l *Lock) Token() int64 { return l.token }
+func (l *Lock) Token() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.token
+}
 
 // Holder returns the id under which others see who has the lock. It begins with
 // the Locker's owner. A lease has one for each acquisition; of advisory locks it
 // names the session, which ends in the pid of the server's process.
-func (l *Lock) Holder() string { return l.holder }
+func (l *Lock) Holder() string {
+	if l == nil {
+		return ""
+	}
+	return l.holder
+}
 
 // Lost returns a channel that is closed when the lock is lost; Release does not
 // close it. It follows the clock by timer: look at Err where it matters.
 func (l *Lock) Lost() <-chan struct{} {
+	if l == nil {
+		lost := make(chan struct{})
+		close(lost)
+		return lost
+	}
 	l.mu.Lock()
 	defer l.unlock()
 	if l.lost == nil {
@@ -93,6 +114,9 @@ func (l *Lock) Lost() <-chan struct{} {
 // that matches [ErrLost], [ErrReleased] or [ErrClosed]. It reads the clock: a
 // call that starts at or after the local deadline never returns nil.
 func (l *Lock) Err() error {
+	if l == nil {
+		return l.fail("hold", missingReceiver(l))
+	}
 	l.mu.Lock()
 	defer l.unlock()
 	return l.look()
@@ -101,6 +125,9 @@ func (l *Lock) Err() error {
 // Deadline returns the local time until which the lock may be believed to be
 // held if no renewal succeeds any more. ok is false for a lock without a TTL.
 func (l *Lock) Deadline() (t time.Time, ok bool) {
+	if l == nil {
+		return time.Time{}, false
+	}
 	l.mu.Lock()
 	defer l.unlock()
 	if l.deadline == forever {
@@ -113,7 +140,7 @@ func (l *Lock) Deadline() (t time.Time, ok bool) {
 // nil if the lock is held for its TTL from now, ErrLost if it is too late, or
 // what kept it from finding out before ctx ended; the lock is then as before.
 func (l *Lock) Renew(ctx context.Context) error {
-	if err := l.Err(); err != nil {
+	if err := cmp.Or(missing(ctx, l), l.Err()); err != nil {
 		return l.fail("renew", err)
 	}
 	return l.fail("renew", l.locker.backend.renew(ctx, l))
@@ -152,6 +179,9 @@ func (l *Lock) FenceSQL(ctx context.Context, tx *sql.Tx) error {
 }
 
 func (l *Lock) fence(ctx context.Context, tx transaction) error {
+	if err := missing(ctx, l); err != nil {
+		return l.fail("fence", err)
+	}
 	if tx == nil {
 		return l.fail("fence", errors.New("tx is nil; pass the transaction that writes"))
 	}
@@ -173,7 +203,16 @@ func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimul
 // the lock end when Release is called. It returns nil if the lock was held until
 // then, and ErrLost if that had lapsed before. A second Release returns what the
 // first returned.
-func (l *Lock) Release(ctx context.Context) error { return l.end(ctx, ErrReleased) }
+func (l *Lock) Release(ctx context.Context) error {
+	err := missing(ctx, l)
+	switch {
+	case l == nil:
+		return l.fail("release", err)
+	case err != nil: // what is deferred has its error seldom looked at
+		return cmp.Or(l.end(context.Background(), ErrReleased), l.fail("release", err))
+	}
+	return l.end(ctx, ErrReleased)
+}
 
 func (l *Lock) end(ctx context.Context, why error) error {
 	l.release.Do(func() {
@@ -202,6 +241,9 @@ func (l *Lock) end(ctx context.Context, why error) error {
 // line after the process was frozen; its Done, and contexts made from it, follow
 // by timer. Call cancel when the work is over.
 func (l *Lock) Context(parent context.Context) (context.Context, context.CancelFunc) {
+	if err := missing(parent, l); err != nil {
+		return endedContext(l.fail("hold", err))
+	}
 	inner, cancel := context.WithCancelCause(parent)
 	c := &lockContext{Context: inner, lock: l, cancel: cancel}
 	l.mu.Lock()
@@ -346,9 +388,17 @@ func (l *Lock) lose(why error) error {
 	if err := l.look(); err != nil {
 		return err
 	}
-	l.finish(l.reason(fmt.Errorf("%w: %w", ErrLost, why)))
+	l.finish(l.reason(&lostError{why}))
 	return l.ended
 }
+
+var errDeadlinePassed = errors.New("it was not renewed before its deadline")
+
+// A lostError is ErrLost, and why.
+type lostError struct{ why error }
+
+func (e *lostError) Error() string   { return ErrLost.Error() + ": " + e.why.Error() }
+func (e *lostError) Unwrap() []error { return []error{ErrLost, e.why} }
 
 // endContexts ends the contexts while the lock is still held.
 func (l *Lock) endContexts(why error) {
@@ -366,6 +416,9 @@ func (l *Lock) fail(op string, err error) error {
 	if err == nil {
 		return nil
 	}
+	if l == nil {
+		return fail(op, "", 0, err)
+	}
 	if e, ok := errors.AsType[*Error](err); ok && e.Op == "hold" {
 		err = e.Err
 	}
@@ -380,7 +433,7 @@ func (l *Lock) look() error { return l.lookAt(l.locker.now()) }
 
 func (l *Lock) lookAt(now time.Duration) error {
 	if l.ended == nil && now >= l.deadline {
-		l.finish(l.reason(fmt.Errorf("%w: it was not renewed before its deadline", ErrLost)))
+		l.finish(l.reason(&lostError{errDeadlinePassed}))
 	}
 	return l.ended
 }

@@ -3,27 +3,20 @@ package pgxlock
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// This file asks for one thing alone, which is what most messages are: by calls of
-// functions, without a statement. That costs the server less than SELECT 1. Each
-// call is one message that the server gets whole or not at all, and between two of
-// them the session is idle. They are sent together.
+// This file asks for one thing alone, which is what most messages are, by a call of
+// a function, without a statement. That costs the server less than SELECT 1. A call
+// is one message that the server gets whole or not at all. It does not tell which
+// backend answers, nor whether that is in recovery: so it is only for a connection that
+// is known to end in its backend. A primary does not become a standby while a session
+// lasts.
 // https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-FUNCTION-CALL
 
-// lockCalls are the numbers of the functions, in the order of
-// advisory_functions.sql.
+// lockCalls are the numbers of the functions, for each askWhat.
 type lockCalls []uint32
-
-// The functions that come first, before those for each askWhat.
-const (
-	callPID = iota
-	callInRecovery
-	callAsk
-)
 
 func findLockCalls(ctx context.Context, q querier) (lockCalls, error) {
 	rows, err := q.conn.Query(ctx, statement("advisory_functions", ""), q.args(nil)...)
@@ -33,11 +26,9 @@ func findLockCalls(ctx context.Context, q querier) (lockCalls, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[uint32])
 }
 
-// appendOne appends the calls that ask one thing, and where it is asked.
+// appendOne appends the call that asks one thing.
 func (f lockCalls) appendOne(to []byte, a ask) []byte {
-	to = appendCall(to, f[callPID])
-	to = appendCall(to, f[callInRecovery])
-	what := f[callAsk+int(a.lock.ask(a.what))]
+	what := f[a.lock.ask(a.what)]
 	if a.lock.pair {
 		return appendCall(to, what, uint64(uint32(a.lock.number>>32)), uint64(uint32(a.lock.number)))
 	}
@@ -71,21 +62,11 @@ func appendCall(to []byte, function uint32, args ...uint64) []byte {
 	return to
 }
 
-// returned takes the result of the next call.
-func (m *message) returned(result []byte, backend uint32) {
-	switch call := m.returns; {
-	case call == callPID && len(result) == 4:
-		if pid := binary.BigEndian.Uint32(result); pid != backend {
-			m.ended = fmt.Errorf("%w: the backend was %d, and now is %d", ErrPooler, backend, pid)
-		}
-	case len(result) != 1:
+// returned takes the result of a call.
+func (m *message) returned(result []byte) {
+	if len(result) != 1 {
 		m.ended = errForeign
-	case call == callInRecovery:
-		if result[0] != 0 {
-			m.ended = errInRecovery
-		}
-	default:
-		m.answers = append(m.answers, lockAnswer{granted: result[0] == 1})
+		return
 	}
-	m.returns++
+	m.answers = append(m.answers, lockAnswer{granted: result[0] == 1})
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file is how the session of the locks speaks with the server: in calls of
@@ -29,7 +31,7 @@ type lockConn struct {
 	session  int64         // a number that it has drawn for itself
 	backend  int32         // its pid
 	made     time.Duration // the clock before the last thing it was asked until it was ready
-	calls    lockCalls     // ask one thing; nil: as many are asked
+	calls    lockCalls     // ask one thing; nil: as many are asked, because the connection may not end in the backend
 	many     [3]string     // the statement that asks many, around what and for which locks
 	patience time.Duration // how long an answer may take, at least
 	until    time.Time     // the deadline that is set; at most a quarter later
@@ -74,15 +76,13 @@ func (a ask) undone() ask {
 
 // message is what is sent at once, and the server's answer.
 type message struct {
-	bytes   []byte
-	replies int  // how often the server will say that it is ready again
-	batch   bool // it asks what the calls of a batch ask,
-	asked   int  // so many things
+	bytes []byte
+	batch bool // it asks what the calls of a batch ask,
+	asked int  // so many things
 
 	// The answer. lazy says that a commit was not waited for.
 	err     *pgconn.PgError // the first one
 	lazy    bool
-	returns int          // how many results of functions have come
 	answers []lockAnswer // to a batch,
 	ended   error        // or why the session is of no use
 	rows    [][]string   // to another text
@@ -116,7 +116,7 @@ var comma = []byte{','}
 
 // write makes the message for a batch of calls.
 func (c *lockConn) write(m *message, batch []*lockCall) {
-	*m = message{bytes: m.bytes[:0], answers: m.answers[:0], replies: 1}
+	*m = message{bytes: m.bytes[:0], answers: m.answers[:0]}
 	if len(batch) > 0 && batch[0].query != "" {
 		m.begin()
 		m.bytes = append(m.bytes, ofSession(batch[0].query, c.session)...)
@@ -132,7 +132,6 @@ func (c *lockConn) write(m *message, batch []*lockCall) {
 		}
 	}
 	if m.asked == 1 && c.calls != nil {
-		m.replies = callAsk + 1
 		m.bytes = c.calls.appendOne(m.bytes, last)
 		return
 	}
@@ -203,11 +202,9 @@ func (c *lockConn) receive(m *message) error {
 			}
 			m.lazy = m.lazy || cancelledReplication((*pgconn.Notice)(warning))
 		case *pgproto3.FunctionCallResponse:
-			m.returned(received.Result, uint32(c.backend))
+			m.returned(received.Result)
 		case *pgproto3.ReadyForQuery:
-			if m.replies--; m.replies == 0 {
-				return nil
-			}
+			return nil
 		}
 	}
 }
@@ -237,7 +234,7 @@ func fatal(err *pgconn.PgError) bool {
 	case "FATAL", "PANIC":
 		return true
 	}
-	return err.Code == stateAdminShutdown || err.Code == stateCrashShutdown
+	return lockerr.SessionEnded(err.Code)
 }
 
 // answer reads the row that answers a batch.
@@ -246,7 +243,7 @@ func (m *message) answer(row [][]byte, backend int32) {
 	case len(row) != 3:
 		m.ended = errForeign
 	case string(row[0]) != strconv.Itoa(int(backend)):
-		m.ended = fmt.Errorf("%w: the backend was %d, and now is %s", ErrPooler, backend, row[0])
+		m.ended = switchedBackend(backend, string(row[0]))
 	case string(row[1]) != "f":
 		m.ended = errInRecovery
 	default:
@@ -254,6 +251,11 @@ func (m *message) answer(row [][]byte, backend int32) {
 			m.answers = append(m.answers, readAnswer(value))
 		}
 	}
+}
+
+// switchedBackend says that another backend answers than the session's.
+func switchedBackend(was int32, now any) error {
+	return fmt.Errorf("%w: the backend was %d, and now is %v", ErrPooler, was, now)
 }
 
 var (

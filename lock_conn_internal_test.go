@@ -12,7 +12,7 @@ import (
 // A server that stops at once says why in a warning, and then nothing more.
 func TestTheLastWarningOfAServerIsWhyTheSessionEnded(t *testing.T) {
 	t.Parallel()
-	for _, code := range []string{stateAdminShutdown, stateCrashShutdown} {
+	for _, code := range []string{"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"} {
 		for name, read := range map[string]func(*lockConn) error{
 			"idle":               (*lockConn).listen,
 			"during an exchange": func(c *lockConn) error { return c.receive(&message{}) },

@@ -128,6 +128,7 @@ type busyError struct {
 	remaining time.Duration
 	here      bool  // it is this Locker that has it, so that lines.freed will be told
 	wanted    bool  // by other processes as well
+	left      bool  // to other processes, which are woken: nobody was asked
 	soon      bool  // it is worth to ask again soon, though nobody gives anything back
 	ended     error // the context's error, if that ended the wait
 }
@@ -147,7 +148,20 @@ func (e *busyError) Unwrap() []error {
 }
 
 // Kind returns what this Locker's locks are made of.
-func (l *Locker) Kind() Kind { return l.kind }
+func (l *Locker) Kind() Kind {
+	if l == nil {
+		return 0
+	}
+	return l.kind
+}
+
+// begin counts a call under ctx, which calls.Done ends.
+func (l *Locker) begin(ctx context.Context) error {
+	if err := missing(ctx, l); err != nil {
+		return err
+	}
+	return l.underWay.begin()
+}
 
 // Acquire waits until the lock is granted, ctx ends or MaxWait is over. The
 // context bounds the wait only: the lock outlives it, is renewed by itself, and
@@ -161,12 +175,17 @@ func (l *Locker) Kind() Kind { return l.kind }
 //
 // On failure nothing is held, and the error is an [*Error]: with
 // [ErrNotAcquired] if somebody else has the lock, [ErrDeadlock] if ctx comes
-// from a lock on the same key or in such a circle, [ErrClosed], [ErrSchema], [ErrReadOnly], or what
-// the server or the network said. A failure to reach a primary is returned at
+// from a lock on the same key or in such a circle, [ErrClosed], [ErrSchema], [ErrReadOnly],
+// [ErrUnavailable], or what the server said; never with [ErrLost]: a lock that is lost
+// before Acquire can return it is asked for again, by TryAcquire once. A failure to reach a primary is returned at
 // once on the first attempt; once a server has said that the key is busy it is
-// waited out, without a bound but ctx and MaxWait.
+// waited out, without a bound but ctx and MaxWait. What the server refuses for good, such as
+// a password, ends the wait.
+//
+// To try again makes sense after ErrNotAcquired and ErrUnavailable; after other errors
+// something has to be changed first.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	if err := l.begin(); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
 	defer l.calls.Done()
@@ -174,9 +193,13 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 }
 
 // TryAcquire is Acquire with [NoWait]: it asks once, and returns an error with
-// [ErrNotAcquired] if the lock is held. It may come before those who wait.
+// [ErrNotAcquired] if the lock is held. It may come before those who wait, but not with
+// [Shared]: then it also fails with ErrNotAcquired while a writer waits, in this Locker or
+// in another one that has its place in the queue. (For an advisory lock that costs one
+// more round trip, and needs version 9 of the migrations; where the queue cannot be asked
+// it is as if nobody waited there.)
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	if err := l.begin(); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
 	defer l.calls.Done()
@@ -211,7 +234,7 @@ func (l *Locker) TryDo(ctx context.Context, key string, fn func(context.Context,
 }
 
 func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *Lock) error, defaults, opts []Option) (ran bool, err error) {
-	if err := l.begin(); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return false, l.fail("acquire", key, err)
 	}
 	defer l.calls.Done()
@@ -245,7 +268,9 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 // released. Do not call it inside Do, which would wait for itself. A second Close
 // waits for the first, until its own ctx ends.
 func (l *Locker) Close(ctx context.Context) error {
-	ended := ctx.Done() // a nil context panics here, and not in a goroutine of ours
+	if err := missing(ctx, l); err != nil {
+		return l.fail("close", "", err)
+	}
 	l.closeOnce.Do(func() {
 		go func() {
 			defer close(l.closed)
@@ -254,7 +279,7 @@ func (l *Locker) Close(ctx context.Context) error {
 	})
 	select {
 	case <-l.closed:
-	case <-ended:
+	case <-ctx.Done():
 		select {
 		case <-l.closed:
 		case <-time.After(2 * closeGrace): // the first caller's ctx may be another
@@ -344,5 +369,5 @@ func (l *Locker) forget(lock *Lock) {
 
 // fail makes the error that a method returns.
 func (l *Locker) fail(op, key string, err error) error {
-	return fail(op, key, l.kind, err)
+	return fail(op, key, l.Kind(), err)
 }

@@ -25,13 +25,13 @@ type Locks []*Lock
 // If all are free that takes one statement. If not, it holds what comes before
 // the first busy key in the order of [Locks], and waits for that: callers who
 // name the same keys in different orders do not deadlock. What is held meanwhile
-// is renewed; if some of it is lost all is given back, and the wait starts over.
+// is renewed; if some of it is lost all is given back, and the call starts over.
 // MaxWait bounds the whole, and with [NoWait] one busy key fails the call.
 //
 // Errors are those of [Locker.Acquire]; [Error].Key is the key that was in the
 // way. On failure nothing is held.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) (Locks, error) {
-	if err := l.begin(); err != nil {
+	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
 	defer l.calls.Done()
@@ -66,9 +66,13 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 		}
 		w.leave()
 		_ = locks.Release(ctx)
-		if !errors.Is(err, ErrLost) {
-			return nil, w.failed(key, err)
+		if errors.Is(err, ErrLost) {
+			if w.lost++; w.lost == 1 || w.busy != nil && !w.noWait {
+				continue
+			}
+			err = grantLost(err)
 		}
+		return nil, w.failed(key, err)
 	}
 }
 
@@ -86,13 +90,13 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 				ask = 1
 			}
 		}
+		if key, err := w.behindWriter(next, o); err != nil {
+			return locks, key, w.again(key, err)
+		}
 		var refused error
 		var early Locks // behind the one that was refused: somebody else may need them first
 		o := w.turn(o)
-		for i, got := range w.locker.backend.try(w, next[:min(ask, len(next))], o) {
-			if got.err == nil {
-				got.err = got.lock.admit(false)
-			}
+		for i, got := range w.try(next[:min(ask, len(next))], false, o) {
 			switch {
 			case got.err == nil && refused == nil:
 				locks = append(locks, got.lock)
@@ -111,6 +115,9 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 		_ = early.Release(w)
 		ask = len(keys)
 		if refused != nil {
+			if i := slices.IndexFunc(next, func(key string) bool { return w.known(key, refused) != nil }); i >= 0 {
+				failed = next[i] // no answer has come about any of them
+			}
 			if err := w.again(failed, refused); err != nil {
 				return locks, failed, err
 			}
@@ -151,6 +158,9 @@ func (w *wait) unclaimed(keys []string) int {
 // Context is [Lock.Context] for all of them: it ends when one of them does.
 func (ls Locks) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if len(ls) == 0 {
+		if err := missingContext(parent); err != nil {
+			return endedContext(fail("hold", "", 0, err))
+		}
 		return context.WithCancel(parent)
 	}
 	all := &locksContext{Context: parent}

@@ -20,7 +20,7 @@ import (
 func lockSession(t *testing.T, url string, ttl time.Duration, key int64) (conn *pgx.Conn, sent time.Time) {
 	t.Helper()
 	conn = pgtest.Connect(t, url)
-	if _, err := conn.Exec(t.Context(), statement("lock_session", ""), ttl.Milliseconds()); err != nil {
+	if _, err := conn.Exec(t.Context(), statement("lock_session", ""), ttl.Milliseconds(), conn.PgConn().PID()); err != nil {
 		t.Fatal(err)
 	}
 	sent = time.Now()
@@ -146,19 +146,19 @@ func TestALockSessionIsSetUpInAHostileSearchPath(t *testing.T) {
 		create domain hostile.text as int check (false)`)
 	conn := db.Connect(t)
 	const settings = "select current_setting('search_path'), current_setting('idle_session_timeout')"
-	if _, err := conn.Exec(t.Context(), "set search_path = hostile, pg_catalog; set idle_session_timeout = '1h'"); err != nil {
-		t.Fatal(err)
-	}
 	for ttl, want := range map[time.Duration]string{30 * time.Second: "30s", 0: "0", 1<<31*time.Millisecond - time.Millisecond: "2147483647ms"} {
-		if _, err := conn.Exec(t.Context(), statement("lock_session", ""), ttl.Milliseconds()); err != nil {
+		if _, err := conn.Exec(t.Context(), "set search_path = hostile, pg_catalog; set idle_session_timeout = '1h'"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), statement("lock_session", ""), ttl.Milliseconds(), conn.PgConn().PID()); err != nil {
 			t.Fatal(err)
 		}
 		var path, idle string
 		if err := conn.QueryRow(t.Context(), settings).Scan(&path, &idle); err != nil {
 			t.Fatal(err)
 		}
-		if path != "hostile, pg_catalog" || idle != want {
-			t.Errorf("search_path %s, idle_session_timeout %s; want the one there was, and %s", path, idle, want)
+		if path != "pg_catalog, pg_temp" || idle != want {
+			t.Errorf("search_path %s, idle_session_timeout %s; want pg_catalog, pg_temp and %s", path, idle, want)
 		}
 	}
 }

@@ -248,6 +248,10 @@ func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 // do not pass by themselves end it, and so does ctx.
 func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snapshot, error] {
 	return func(yield func(Snapshot, error) bool) {
+		if err := missing(ctx, m); err != nil {
+			yield(Snapshot{}, fail("watch", "", 0, err))
+			return
+		}
 		if every < time.Second {
 			yield(Snapshot{}, fail("watch", "", 0, fmt.Errorf("every is %s, it must be at least 1 s: to look stops the server's lock table for a moment", every)))
 			return
@@ -262,7 +266,7 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 					return
 				}
 			}
-			if failing = err != nil; failing && !passing(err) {
+			if failing = err != nil; failing && !transient(err) {
 				return
 			}
 		}

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -35,7 +36,7 @@ type sight struct {
 
 // look calls fn with a connection.
 func (m *Monitor) look(ctx context.Context, f Filter, states string, fn func(*sight) error) error {
-	if err := f.check(); err != nil {
+	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
 		return err
 	}
 	conn, err := m.pool.Acquire(ctx)

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -163,6 +164,9 @@ func (o *Once) Do(ctx context.Context, key string, fn func(ctx context.Context, 
 // A tick that is older than [OnceConfig].Keep by the server's clock, or further ahead,
 // is refused: nobody knows any more whether it was run.
 func (o *Once) DoAt(ctx context.Context, key string, tick time.Time, fn func(ctx context.Context, run Run) error) (ran bool, err error) {
+	if err := missing(ctx, o); err != nil {
+		return false, o.fail(key, err)
+	}
 	if tick.IsZero() {
 		return false, o.fail(key, errors.New("tick is the zero time; pass the time for which the scheduler calls"))
 	}
@@ -173,7 +177,12 @@ func (o *Once) DoAt(ctx context.Context, key string, tick time.Time, fn func(ctx
 // them until ctx ends, and ends the connections. It returns ctx's error if that came
 // first; what still runs then can not be recorded. Do not call it inside fn, which it
 // would wait for.
-func (o *Once) Close(ctx context.Context) error { return o.locks.Close(ctx) }
+func (o *Once) Close(ctx context.Context) error {
+	if err := missing(ctx, o); err != nil {
+		return fail("close", "", 0, err)
+	}
+	return o.locks.Close(ctx)
+}
 
 func (o *Once) do(ctx context.Context, key string, slot time.Time, fn func(context.Context, Run) error) (bool, error) {
 	if err := o.begin(ctx, key, fn); err != nil {
@@ -196,7 +205,7 @@ func (o *Once) do(ctx context.Context, key string, slot time.Time, fn func(conte
 
 // begin checks what every call is given, and counts the call.
 func (o *Once) begin(ctx context.Context, key string, fn func(context.Context, Run) error) error {
-	if err := checkRunKey(key); err != nil {
+	if err := cmp.Or(missing(ctx, o), checkRunKey(key)); err != nil {
 		return err
 	}
 	if fn == nil {
@@ -205,7 +214,7 @@ func (o *Once) begin(ctx context.Context, key string, fn func(context.Context, R
 	if ctx.Err() != nil {
 		return contextError(ctx)
 	}
-	return o.locks.begin()
+	return o.locks.begin(ctx)
 }
 
 // maxRunKey leaves room for the name of a run's lease.
@@ -250,6 +259,9 @@ func (o *Once) perform(ctx context.Context, key string, slot time.Time, fn func(
 	}
 
 	started, err := o.start(ctx, key, slot, holder, lease)
+	if sqlState(err) == stateNotHeld {
+		err = grantLost(err) // its lease, as after a freeze: nothing was begun under it
+	}
 	if err != nil {
 		return false, o.fail(key, err)
 	}
@@ -398,7 +410,7 @@ func (o *Once) record(run Run, holder, state, text string) error {
 			return fmt.Errorf("%w: attempt %d is not the last one, or the run was forgotten", ErrLost, run.Attempt)
 		case err == nil:
 			return nil
-		case !passing(err) || time.Now().After(giveUp):
+		case !transient(err) || time.Now().After(giveUp):
 			return fmt.Errorf("the run ended, which could not be recorded: %w", err)
 		}
 		time.Sleep(defaultBackoff(attempt))

@@ -39,8 +39,8 @@ func (o *Once) Run(ctx context.Context, key string, fn func(ctx context.Context,
 		case err == nil:
 			failures = 0
 			pause = time.Until(next)
-		case !passing(err) && !errors.Is(err, ErrLost): // of a run's lease, as after a freeze
-			return err
+		case !transient(err):
+			return o.fail(key, err)
 		default:
 			if failures == 0 {
 				o.cfg.Logger.Warn("pgxlock: runs cannot be started; trying again", "key", key, "error", err)

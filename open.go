@@ -56,6 +56,9 @@ func NewLeaseSQL(ctx context.Context, db *sql.DB, cfg *LeaseConfig) (*Locker, er
 
 // configOf returns the configuration of a connection of db.
 func configOf(ctx context.Context, db *sql.DB) (*pgxpool.Config, error) {
+	if err := missingContext(ctx); err != nil {
+		return nil, err
+	}
 	if db == nil {
 		return nil, errors.New("the db is nil; make one with sql.Open")
 	}

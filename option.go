@@ -28,7 +28,8 @@ type MaxWait time.Duration
 
 // NoWait asks once and does not wait for the holder. Reaching the server may
 // still take time; that is bounded: for a lease by 5 s, for an advisory lock by what
-// it takes to give up one connection and to make another, 12 s at most. Who asks for
+// it takes to give up one connection and to make another, 12 s at most, and 5 s more with
+// [Shared], which asks first whether a writer waits. Who asks for
 // a share of a lease while others are just joining or leaving asks again, for half a
 // second.
 const NoWait = MaxWait(0)
@@ -44,7 +45,7 @@ type Metadata string
 
 // Mode says whom a lock excludes: [Exclusive], the default, everybody; [Shared]
 // only exclusive ones. A shared request waits behind an exclusive one that came
-// before it, so that writers are not starved. No lock is turned from one mode into
+// before it, so that writers are not starved; one that does not wait is refused. No lock is turned from one mode into
 // the other.
 //
 // Of a lease, all who share it together have one fencing token: it is greater than

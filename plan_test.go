@@ -95,7 +95,10 @@ func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := conn.Exec(t.Context(), statement("lock_session", ""), 0); err != nil {
+	if _, err := conn.Exec(t.Context(), statement("lock_session", ""), 0, conn.PgConn().PID()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), "reset search_path"); err != nil {
 		t.Fatal(err)
 	}
 	const keys = 300
@@ -175,6 +178,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"pgxlock_wake_batch('{0,0,0}', '{k1,k2,hot}', '{null,null,1}')",
 		"pgxlock_give_back_batch('{k1,k2,hot}', '{A,A,A}', '{null,null,null}')",
 		"pgxlock_refused_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
+		"pgxlock_waited_for('{0,0,0}', '{k1,k2,hot}')",
 		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"wake_lock_waiter('hot')",
 	} {

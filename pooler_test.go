@@ -145,12 +145,11 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := reserves(t, limiter, t.Name(), 2, 0)
-		allows(t, limiter, t.Name(), 2, false)
-		if err := r.Cancel(t.Context()); err != nil {
+		allows(t, limiter, t.Name(), 3, true, false)
+		if err := reserves(t, limiter, t.Name(), 2, 2*time.Hour).Cancel(t.Context()); err != nil {
 			t.Error(err)
 		}
-		allows(t, limiter, t.Name(), 1, true, true, true, false)
+		reserves(t, limiter, t.Name(), 1, time.Hour)
 		if err := limiter.Close(t.Context()); err != nil {
 			t.Error(err)
 		}

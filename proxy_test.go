@@ -88,10 +88,35 @@ func proxied(t *testing.T, db *pgtest.DB, configure ...func(*pgxpool.Config)) (*
 	through := func(c *pgxpool.Config) {
 		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
 		c.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
+			return &proxiedConn{conn, p}, err
 		}
 	}
 	return p, &pgtest.DB{Pool: db.NewPool(t, append(configure, through)...), URL: db.URL, Name: db.Name}
+}
+
+// A proxiedConn is a connection through a proxy that is as invisible as a network: it has
+// the ends of the connection to the server.
+type proxiedConn struct {
+	net.Conn
+	proxy *proxy
+}
+
+func (c *proxiedConn) NetConn() net.Conn    { return c.proxy.serverOf(c.Conn) }
+func (c *proxiedConn) LocalAddr() net.Addr  { return c.NetConn().LocalAddr() }
+func (c *proxiedConn) RemoteAddr() net.Addr { return c.NetConn().RemoteAddr() }
+
+// serverOf returns the connection to the server that carries on a client's, or that one
+// itself if there is none.
+func (p *proxy) serverOf(client net.Conn) net.Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if l.client.RemoteAddr().String() == client.LocalAddr().String() {
+			return l.server
+		}
+	}
+	return client
 }
 
 // arm makes the next statement that contains sql run into a fault.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"time"
 
@@ -46,13 +47,22 @@ type queue struct {
 	reached  func() bool          // whether the last one got an answer
 	listener *listener
 
-	publishing  combiner[*ticket]
+	publishing  combiner[lockName] // each once: queued has those that stand there
 	withdrawing combiner[*ticket]
 	waking      combiner[wakeUp]
-	asking      combiner[lockName] // who has them
-	trying      combiner[*ticket]  // that have, in vain
+	asking      combiner[lockName]     // who has them
+	trying      combiner[*ticket]      // whose tries were refused
+	checking    combiner[*ticketCheck] // before a try shares them
 
 	tickets map[*ticket]struct{}
+	handed  map[lockName]struct{} // advisory locks that callers here handed over since checked
+	checked time.Time
+	sending map[lockName]struct{}  // whose tickets are being published, so that their numbers are not known
+	leaving map[int64]struct{}     // numbers of tickets that are to be removed from the table
+	void    map[lockName][]*ticket // that are over, and whose removal from there is not tried yet
+	others  map[lockName]time.Time // when others were last seen to have an advisory lock, or to wait for it
+	forget  int                    // at how many of them the old ones are removed
+	queued  map[lockName]struct{}  // whose tickets are to be published, or refreshed
 	woken   map[lockName]wokenTicket
 	client  int64       // what the listener listens as; 0: it does not
 	timer   *time.Timer // looks at all tickets
@@ -64,29 +74,32 @@ type queue struct {
 type ticket struct {
 	queue  *queue
 	line   *line
-	number int64 // 0: not published yet
-	queued bool  // to be published, or refreshed
-	sent   int   // how often it was
-	flying bool  // it is just now
-	over   bool  // its line has gone, or has the lock
-	spent  bool  // its line has the lock
-	unsent bool  // the last try to publish it failed; the next look at all tickets is another
-	first  bool  // nobody stood before it when that was last heard of
-	vain   int   // how often in a row its line was refused a lock that nobody seemed to have
-	woken  bool  // it may have a stamp in the table that says so
+	number int64         // 0: not published yet
+	sent   int           // how often it was
+	flying bool          // it is just now
+	over   bool          // its line has gone, or has the lock
+	gone   chan struct{} // closed when its removal was tried; nil: nobody waits for that
+	unsent bool          // the last try to publish it failed; the next look at all tickets is another
+	first  bool          // nobody stood before it when that was last heard of
+	vain   int           // how often in a row its line was refused a lock that nobody seemed to have
+	woken  bool          // it may have a stamp in the table that says so
 }
 
 func newQueue(l *Locker, place *installation, owner string, run func(exchange) error, reached func() bool, d dialer) *queue {
 	q := &queue{
 		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, run: run, reached: reached,
-		tickets: make(map[*ticket]struct{}),
+		tickets: make(map[*ticket]struct{}), queued: make(map[lockName]struct{}), handed: make(map[lockName]struct{}), others: make(map[lockName]time.Time), sending: make(map[lockName]struct{}), leaving: make(map[int64]struct{}), void: make(map[lockName][]*ticket),
+	}
+	if l.kind == Advisory {
+		l.lines.handed = q.handedOver
 	}
 	q.listener = newListener(d, q)
-	q.publishing = combiner[*ticket]{limit: maxTickets, run: q.publish, fail: q.unsent}
+	q.publishing = combiner[lockName]{limit: maxTickets, run: q.publish, fail: q.unsent}
 	q.withdrawing = combiner[*ticket]{limit: maxTickets, run: q.withdraw, fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
 	q.waking = combiner[wakeUp]{limit: maxTickets, run: q.wake, fail: func([]wakeUp, error) {}}
 	q.asking = combiner[lockName]{limit: maxTickets, run: q.tellHolders, fail: func([]lockName, error) {}}
 	q.trying = combiner[*ticket]{limit: maxTickets, run: q.tried, fail: q.untold}
+	q.checking = combiner[*ticketCheck]{limit: maxTickets, run: q.check, fail: func(batch []*ticketCheck, _ error) { settleChecks(batch, nil) }}
 	return q
 }
 
@@ -151,12 +164,22 @@ func (q *queue) enter(l *line) {
 // told reports whether the line is woken when its turn has come; lines.mu is held.
 func (t *ticket) told() bool { return t.number != 0 && !t.unsent && t.queue.client != 0 }
 
-// add publishes a ticket, or refreshes it; lines.mu is held.
+// add publishes a ticket, or refreshes it; lines.mu is held. Queued is the name of the
+// line: one that had many tickets since the last batch has one entry, and only the ticket
+// that it has when the next one is made is sent.
 func (q *queue) add(t *ticket) {
-	if !t.queued {
-		t.queued = true
-		q.publishing.add(t)
+	name := t.line.name
+	if _, queued := q.queued[name]; !queued {
+		q.queued[name] = struct{}{}
+		q.publishing.add(name)
 	}
+}
+
+// pending reports whether the ticket is being published, or is about to be; lines.mu is
+// held.
+func (t *ticket) pending() bool {
+	_, queued := t.queue.queued[t.line.name]
+	return t.flying || queued && !t.unsent
 }
 
 // refreshSoon arranges the next look at all tickets; lines.mu is held.
@@ -184,8 +207,67 @@ func (q *queue) refresh() {
 // lines.mu is held.
 func (t *ticket) withdraw() {
 	t.end()
-	if t.number != 0 {
-		t.queue.withdrawing.add(t)
+	switch {
+	case t.number != 0:
+		t.queue.leave(t)
+	case t.flying:
+		t.queue.void[t.line.name] = append(t.queue.void[t.line.name], t)
+	}
+}
+
+// leave has a ticket removed from the table; lines.mu is held.
+func (q *queue) leave(t *ticket) {
+	q.leaving[t.number] = struct{}{}
+	if void := q.void[t.line.name]; !slices.Contains(void, t) {
+		q.void[t.line.name] = append(void, t)
+	}
+	q.withdrawing.add(t)
+}
+
+// left is told that the removal of a ticket was tried; lines.mu is held.
+func (q *queue) left(t *ticket) {
+	if t.flying {
+		return // it may come back, and is removed again then
+	}
+	void := slices.DeleteFunc(q.void[t.line.name], func(other *ticket) bool { return other == t })
+	if q.void[t.line.name] = void; len(void) == 0 {
+		delete(q.void, t.line.name)
+	}
+	if t.gone != nil {
+		close(t.gone)
+		t.gone = nil
+	}
+}
+
+// withoutVoid returns when the tickets are removed with which nobody here waits any more:
+// to a try they look like waiters. It does not wait long, because a queue that fails
+// keeps nobody from a free lock.
+func (q *queue) withoutVoid(ctx context.Context, keys []string, name func(key string) lockName) {
+	var gone []chan struct{}
+	q.lines.mu.Lock()
+	for _, key := range keys {
+		if len(q.void) == 0 {
+			break
+		}
+		for _, t := range q.void[name(key)] {
+			if t.gone == nil {
+				t.gone = make(chan struct{})
+			}
+			gone = append(gone, t.gone)
+		}
+	}
+	q.lines.mu.Unlock()
+	if len(gone) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, turnTime)
+	defer cancel()
+	for _, gone := range gone {
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
@@ -193,7 +275,6 @@ func (t *ticket) withdraw() {
 // it is the ticket's, the grant of a lease has removed it; unless it was sent since it
 // had been sent so often, which may have come later. lines.mu is held.
 func (t *ticket) spend(number int64, sent int) {
-	t.spent = true
 	if number != 0 && number == t.number && sent == t.sent && t.line.name.kind() == 0 {
 		t.end()
 	} else {
@@ -220,15 +301,23 @@ type publication struct {
 	life    time.Duration
 }
 
-func (q *queue) publication(batch []*ticket) publication {
+func (q *queue) publication(names []lockName) (batch []*ticket, p publication) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
-	p := publication{life: ticketLifeUnheard}
+	p.life = ticketLifeUnheard
 	if client := q.client; client != 0 {
 		p.client, p.life = &client, ticketLife
 	}
-	for _, t := range batch {
-		t.queued, t.flying = false, true // one that is changed from now on is sent again
+	for _, name := range names {
+		delete(q.queued, name) // one that is changed from now on is sent again
+		l := q.lines.of[name]
+		if l == nil || l.ticket == nil {
+			continue // it is void
+		}
+		t := l.ticket
+		batch = append(batch, t)
+		t.flying = true
+		q.sending[name] = struct{}{}
 		t.sent++
 		p.kinds = append(p.kinds, int32(t.line.name.kind()))
 		p.names = append(p.names, t.line.name.text())
@@ -240,7 +329,7 @@ func (q *queue) publication(batch []*ticket) publication {
 		p.waiters = append(p.waiters, int32(t.line.places.Len()))
 		p.holds = append(p.holds, t.line.holds())
 	}
-	return p
+	return batch, p
 }
 
 // holds is what those who stand in the line hold meanwhile, as JSON; nil for nothing.
@@ -263,15 +352,18 @@ func (l *line) holds() *string {
 	return &text
 }
 
-// publish sends a batch of tickets, new and old.
-func (q *queue) publish(batch []*ticket) error {
+// publish sends the tickets of a batch of lines, new and old.
+func (q *queue) publish(names []lockName) error {
 	type row struct {
 		Ticket   int64
 		Ask      bool
 		Deadlock *string
 	}
 	var rows []row
-	p := q.publication(batch)
+	batch, p := q.publication(names)
+	if len(batch) == 0 {
+		return nil
+	}
 	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
 		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_publish"),
 			p.kinds, p.names, p.numbers, p.waiters, p.holds, p.client, q.owner, p.life.Milliseconds()), pgx.RowToStructByPos[row])
@@ -290,12 +382,13 @@ func (q *queue) publish(batch []*ticket) error {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	q.failing = false
+	clear(q.sending)
 	for i, t := range batch {
 		isNew := t.number == 0
 		t.number, t.first, t.flying, t.unsent = rows[i].Ticket, rows[i].Ask, false, false
 		switch {
 		case t.over:
-			q.withdrawing.add(t)
+			q.leave(t)
 		case rows[i].Deadlock != nil:
 			t.line.fail(*rows[i].Deadlock)
 		case isNew && !t.line.owned && t.line.name.kind() == 0, rows[i].Ask:
@@ -306,10 +399,14 @@ func (q *queue) publish(batch []*ticket) error {
 }
 
 // unsent is told of tickets that were not sent, because the server is away.
-func (q *queue) unsent(batch []*ticket, err error) {
+func (q *queue) unsent(names []lockName, err error) {
 	q.lines.mu.Lock()
-	for _, t := range batch {
-		t.queued = false
+	var batch []*ticket
+	for _, name := range names {
+		delete(q.queued, name)
+		if l := q.lines.of[name]; l != nil && l.ticket != nil {
+			batch = append(batch, l.ticket)
+		}
 	}
 	q.lines.mu.Unlock()
 	q.failed(batch, err)
@@ -324,12 +421,15 @@ func (q *queue) failed(batch []*ticket, err error) {
 		q.log.Warn("pgxlock: waiting without a place in the queue", "locks", len(batch), "error", err)
 	}
 	q.failing = true
+	clear(q.sending)
 	for _, t := range batch {
 		t.flying = false
 		switch {
 		case t.over && t.number != 0: // the outcome may be unknown
-			q.withdrawing.add(t)
-		case !t.over:
+			q.leave(t)
+		case t.over:
+			q.left(t)
+		default:
 			t.unsent = true
 			t.line.wake() // from now on it has to ask
 		}
@@ -358,19 +458,25 @@ func ticketsOf(batch []*ticket) (kinds []int32, names []string, numbers []int64)
 	return kinds, names, numbers
 }
 
-// withdraw removes tickets, and wakes whoever was behind them.
+// withdraw removes tickets, and wakes the waiters behind them: also where the line got
+// its lock, which it may have released before the ticket was there, when nobody behind it
+// could be woken.
 func (q *queue) withdraw(batch []*ticket) error {
 	var wakeUps []wakeUp
 	q.lines.mu.Lock()
 	kinds, names, numbers := ticketsOf(batch)
 	for _, t := range batch {
-		if !t.spent || t.line.name.kind() != 0 {
-			wakeUps = append(wakeUps, wakeUp{name: t.line.name})
-		}
+		wakeUps = append(wakeUps, wakeUp{name: t.line.name})
 	}
 	q.lines.mu.Unlock()
 	err := q.send("queue_withdraw", kinds, names, numbers)
 	if err == nil {
+		q.lines.mu.Lock()
+		for _, t := range batch {
+			delete(q.leaving, t.number)
+			q.left(t)
+		}
+		q.lines.mu.Unlock()
 		q.waking.add(wakeUps...)
 		return nil
 	}
@@ -383,6 +489,11 @@ func (q *queue) withdraw(batch []*ticket) error {
 
 // withdrawLater tries again. Until that works they count for as long as they live.
 func (q *queue) withdrawLater(batch []*ticket) {
+	q.lines.mu.Lock()
+	for _, t := range batch {
+		q.left(t)
+	}
+	q.lines.mu.Unlock()
 	time.AfterFunc(withJitter(lookEvery), func() {
 		q.lines.mu.Lock()
 		defer q.lines.mu.Unlock()
@@ -440,6 +551,7 @@ func (q *queue) close() {
 	<-q.withdrawing.done()
 	<-q.asking.done()
 	<-q.trying.done()
+	<-q.checking.done()
 	<-q.waking.done()
 	q.listener.stop()
 }

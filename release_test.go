@@ -151,6 +151,7 @@ func TestALeaseThatExpiresWhileReleaseWaitsWasNotLost(t *testing.T) {
 	if err := lock.Err(); !errors.Is(err, pgxlock.ErrReleased) {
 		t.Errorf("Err: %v, want ErrReleased", err)
 	}
+	db.Exec(t, "select reap_expired_locks('0')") // a release that comes after the expiry and before the commit leaves the row
 	untilOnlyHeld(t, db)
 }
 

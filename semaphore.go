@@ -49,6 +49,9 @@ func (p permits) apply(o *options) error {
 // number, and as many as the new one when the last holder beyond it has left. The
 // Locker logs a warning when it sees that numbers differ.
 func (l *Locker) Semaphore(n int) (*Semaphore, error) {
+	if err := missingReceiver(l); err != nil {
+		return nil, l.fail("new", "", err)
+	}
 	switch {
 	case n < 1 || n > maxPermits:
 		return nil, l.fail("new", "", fmt.Errorf("a semaphore has 1 to %d permits, and not %d", maxPermits, n))
@@ -59,27 +62,32 @@ func (l *Locker) Semaphore(n int) (*Semaphore, error) {
 }
 
 // Permits returns how many there are.
-func (s *Semaphore) Permits() int { return int(s.permits) }
+func (s *Semaphore) Permits() int {
+	if s == nil {
+		return 0
+	}
+	return int(s.permits)
+}
 
 // Acquire is [Locker.Acquire] for one of the permits. Who waits is served in turn.
 func (s *Semaphore) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	return s.one(key, opts, func(queue string, opts []Option) (*Lock, error) { return s.locker.Acquire(ctx, queue, opts...) })
+	return s.one(ctx, key, opts, func(queue string, opts []Option) (*Lock, error) { return s.locker.Acquire(ctx, queue, opts...) })
 }
 
 // TryAcquire is [Locker.TryAcquire] for one of the permits.
 func (s *Semaphore) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	return s.one(key, opts, func(queue string, opts []Option) (*Lock, error) { return s.locker.TryAcquire(ctx, queue, opts...) })
+	return s.one(ctx, key, opts, func(queue string, opts []Option) (*Lock, error) { return s.locker.TryAcquire(ctx, queue, opts...) })
 }
 
 // Do is [Locker.Do] with one of the permits.
 func (s *Semaphore) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
-	_, err := s.one(key, opts, func(queue string, opts []Option) (*Lock, error) { return nil, s.locker.Do(ctx, queue, fn, opts...) })
+	_, err := s.one(ctx, key, opts, func(queue string, opts []Option) (*Lock, error) { return nil, s.locker.Do(ctx, queue, fn, opts...) })
 	return err
 }
 
 // TryDo is [Locker.TryDo] with one of the permits.
 func (s *Semaphore) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) (ran bool, err error) {
-	_, err = s.one(key, opts, func(queue string, opts []Option) (_ *Lock, err error) {
+	_, err = s.one(ctx, key, opts, func(queue string, opts []Option) (_ *Lock, err error) {
 		ran, err = s.locker.TryDo(ctx, queue, fn, opts...)
 		return nil, err
 	})
@@ -87,7 +95,10 @@ func (s *Semaphore) TryDo(ctx context.Context, key string, fn func(context.Conte
 }
 
 // one makes a call for one of the permits.
-func (s *Semaphore) one(key string, opts []Option, call func(queue string, opts []Option) (*Lock, error)) (*Lock, error) {
+func (s *Semaphore) one(ctx context.Context, key string, opts []Option, call func(queue string, opts []Option) (*Lock, error)) (*Lock, error) {
+	if err := missing(ctx, s); err != nil {
+		return nil, fail("acquire", key, 0, err)
+	}
 	if err := s.check(key); err != nil {
 		return nil, s.locker.fail("acquire", key, err)
 	}
@@ -100,6 +111,9 @@ func (s *Semaphore) one(key string, opts []Option, call func(queue string, opts 
 
 // Holders returns who holds the permits now, in the order of their numbers.
 func (s *Semaphore) Holders(ctx context.Context, key string) ([]Holder, error) {
+	if err := missing(ctx, s); err != nil {
+		return nil, fail("holders", key, 0, err)
+	}
 	if err := s.check(key); err != nil {
 		return nil, s.locker.fail("holders", key, err)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // ioTimeout bounds an exchange with the server, so that a dead network is
@@ -70,11 +72,26 @@ func (s *session) do(patience time.Duration, fn exchange) error {
 	if err != nil && s.conn != nil && s.conn.IsClosed() && ctx.Err() == nil {
 		err = s.once(ctx, patience, fn, true)
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w (%v)", errNoAnswer, err) //nolint:errorlint // the deadline was ours
-	}
-	return err
+	return noAnswer(err)
 }
+
+// noAnswer returns err so that it does not match context.DeadlineExceeded, if the deadline
+// that it tells of was ours. Of several hosts one may be silent, and another say something:
+// that stays.
+func noAnswer(err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return &noAnswerError{err.Error(), append(lockerr.Without(err, context.DeadlineExceeded), errNoAnswer)}
+}
+
+type noAnswerError struct {
+	text string
+	rest []error
+}
+
+func (e *noAnswerError) Error() string   { return fmt.Sprintf("%v (%s)", errNoAnswer, e.text) }
+func (e *noAnswerError) Unwrap() []error { return e.rest }
 
 func (s *session) once(ctx context.Context, patience time.Duration, fn exchange, again bool) error {
 	if err := s.connect(ctx, patience); err != nil {
@@ -83,8 +100,8 @@ func (s *session) once(ctx context.Context, patience time.Duration, fn exchange,
 	s.notReplicated = false
 	err := fn(ctx, querier{s.conn, s.direct, s.otherDefaults}, again)
 	if state := sqlState(err); !s.direct && (state == stateReadOnly || state == stateUnsupported) {
-		closeQuietly(s.conn)                           // the pooler leads to a standby now: choose a server anew
-		return fmt.Errorf("%w (%v)", ErrReadOnly, err) //nolint:errorlint // by the server's own code it would be final
+		closeQuietly(s.conn)                                        // the pooler leads to a standby now: choose a server anew
+		return s.noPrimary(fmt.Errorf("%w (%v)", ErrReadOnly, err)) //nolint:errorlint // by the server's own code it would be final
 	}
 	if err != nil {
 		return err

@@ -104,7 +104,7 @@ func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 		untilQueued(t, db, "k", 2)
 		later := waits(t, writers, "k", pgxlock.Shared)
 		until(t, "it stands behind the writer", func() bool { return writers.Waiting("k") == 2 })
-		release(t, acquire(t, readers, "k", pgxlock.Shared, pgxlock.NoWait))
+		wantNoShare(t, "the readers", readers, "k")
 		release(t, reading)
 		select {
 		case writing := <-granted:

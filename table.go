@@ -41,7 +41,7 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 	}
 	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
-	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig", needs: schemaVersion}, mine: make(map[string]struct{})}
+	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig", needs: schemaVersion}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
 	t.acquiring = combiner[*leaseRequest]{limit: maxRequests, run: t.acquire, fail: t.failRequests}
@@ -72,6 +72,9 @@ type leaseTable struct {
 
 	mu   sync.Mutex
 	mine map[string]struct{} // the holders of leases that callers here have, or give back
+
+	leftovers map[string][]*leftover // by what callers wait for who want the lease
+	returned  []*leftover            // those of them that are over
 
 	others map[string]int // how many permits others were heard to give semaphores
 }
@@ -163,8 +166,10 @@ func (t *leaseTable) keep(lock *Lock) {
 func (t *leaseTable) close(ctx context.Context) error {
 	t.reaping.stop()
 	err := until(ctx, func() {
-		<-t.acquiring.done() // a grant under way, whose caller has left,
-		t.cleaning.wait()    // is given back
+		for range 2 {
+			<-t.acquiring.done() // a grant under way, whose caller has left,
+			t.cleaning.wait()    // is given back; then the requests behind it are dropped
+		}
 		<-t.releasing.done()
 		t.locker.queue.close()
 	})

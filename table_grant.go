@@ -38,7 +38,7 @@ func (t *leaseTable) settle(r *leaseRequest, g grant, sent time.Duration) {
 	switch {
 	case !g.acquired:
 		busy := t.busy(r, g)
-		if busy.soon && !g.ahead && t.askSoon(r) {
+		if busy.soon && !g.ahead && t.askSoon(r) || t.standBehindLeftover(r, busy.holder) {
 			return
 		}
 		if r.unknown {

@@ -21,7 +21,7 @@ type leaseRequest struct {
 	metadata *string
 	ticket   *int64 // nil: it barges
 
-	unsettled int  // how often others were just changing who shares it
+	unsettled int  // how often others were just changing who shares it, or leftovers may have been in the way
 	unknown   bool // an earlier attempt may have been granted
 
 	pending
@@ -34,7 +34,7 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 		lock := t.locker.newLock(key, t.cfg.Owner+":"+rand.Text(), o.ttl, max(margin, 100*time.Millisecond))
 		lock.mode = o.mode
 		requests[i] = &leaseRequest{lock: lock, permits: o.permits, metadata: o.metadata, pending: pending{done: make(chan struct{})}}
-		if o.turn != barges {
+		if o.turn != barges || o.mode == Shared { // a share passes nobody by
 			requests[i].ticket = new(int64)
 		}
 	}
@@ -65,6 +65,7 @@ var errLateGrant = errors.New("the grant arrived after its deadline, and was giv
 
 // acquire sends a batch of requests.
 func (t *leaseTable) acquire(requests []*leaseRequest) error {
+	t.forgetReturned()
 	return inModes(requests, func(r *leaseRequest) Mode { return r.lock.mode }, t.acquireAs, t.failRequests)
 }
 
@@ -147,18 +148,24 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 		}
 		return nil
 	}
-	for i, r := range batch {
-		if err != nil {
+	if err != nil {
+		for _, r := range batch {
 			if r.unknown || asked && !refused(err) {
 				t.discardRequest(r) // it may have been granted
 			}
 			r.answer(err)
-			continue
 		}
-		t.settle(r, grants[i], sent)
+		if !t.requests.reached() {
+			return err
+		}
+		return nil
 	}
-	if err != nil && !t.requests.reached() {
-		return err
+	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
+		for i, g := range grants {
+			if g.acquired == acquired {
+				t.settle(batch[i], g, sent)
+			}
+		}
 	}
 	t.reaping.start()
 	return nil

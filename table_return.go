@@ -118,10 +118,11 @@ func (t *leaseTable) sendBack(lock *Lock, token *int64) *leaseReturn {
 // open or the server is away.
 const releasePatience = 5 * time.Second
 
-func (t *leaseTable) release(lock *Lock) error { return t.handBack(lock, &lock.token) }
+func (t *leaseTable) release(lock *Lock) error { return t.handBack(lock, &lock.token, nil) }
 
-// handBack releases, and tries again while that may help.
-func (t *leaseTable) handBack(lock *Lock, token *int64) error {
+// handBack releases, and tries again while that may help. left is nil, or ends with the
+// first answer.
+func (t *leaseTable) handBack(lock *Lock, token *int64, left *leftover) error {
 	var r *leaseReturn
 	defer func() {
 		// The lock may have been given back before those who wait here had a ticket.
@@ -134,9 +135,12 @@ func (t *leaseTable) handBack(lock *Lock, token *int64) error {
 	for attempt := 0; ; attempt++ {
 		r = t.sendBack(lock, token)
 		outcome, err := r.outcome, r.err
+		if err == nil {
+			t.endLeftover(left)
+		}
 		late := time.Now().After(giveUp)
 		switch {
-		case err != nil && (late || !passing(err)):
+		case err != nil && (late || !transient(err)):
 			return fmt.Errorf("the lease is left to its expiry: %w", err)
 		case err != nil:
 			unknown = true
@@ -155,8 +159,10 @@ func (t *leaseTable) handBack(lock *Lock, token *int64) error {
 // believes in: at once, which session.do makes late enough by ending the backend
 // that may still be at it, and once more when the lease would have expired.
 func (t *leaseTable) discard(lock *Lock) {
+	left := t.addLeftover(lock)
 	t.cleaning.run(func() {
-		err := t.handBack(lock, nil)
+		err := t.handBack(lock, nil, left)
+		t.endLeftover(left)
 		if err == nil || errors.Is(err, ErrLost) { // lost: there is nothing
 			return
 		}

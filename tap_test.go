@@ -155,9 +155,6 @@ func (p *tap) wrote(b []byte) (ours bool) {
 // call reads a FunctionCall whose arguments are binary.
 func (m *tapped) call(body []byte) {
 	what := slices.Index(lockFunctions[:], binary.BigEndian.Uint32(body))
-	if what < 0 {
-		return // it asks where we are
-	}
 	a := tappedAsk{what: what}
 	for args := body[10:]; len(args) > 8; { // behind the formats and the number of arguments
 		size := int(binary.BigEndian.Uint32(args))
@@ -200,6 +197,8 @@ type tapConn struct {
 	net.Conn
 	tap *tap
 }
+
+func (c *tapConn) NetConn() net.Conn { return c.Conn }
 
 func (c *tapConn) Write(b []byte) (int, error) {
 	if !c.tap.wrote(b) {

@@ -629,6 +629,67 @@ func TestAResourceErrorIsNeverReportedAsBusy(t *testing.T) {
 	})
 }
 
+func TestWaitOutlastsGrantsThatAreLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		late := answer{after: believed}
+		server.answer(late) // is asked for again at once, though the server has said nothing of anybody yet
+		acquired(t, l, "k")
+		server.answer(late, late)
+		_, err := l.Acquire(t.Context(), "l")
+		mustBe(t, "Acquire", err, errLateGrant, ErrUnavailable)
+		server.answer(busyFor(time.Second), late, late, late, busyFor(time.Second), late)
+		acquired(t, l, "m") // who was told that it is busy waits on
+		if n := len(server.tries); n != 2+2+7 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}
+
+func TestWaitThatIsTooShortKnowsWhatTheServerSaidToOthers(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(answer{after: time.Second, err: busyFor(time.Hour).err}, never, never)
+		errs := make(chan error)
+		go func() {
+			_, err := l.Acquire(t.Context(), "k", MaxWait(10*time.Second))
+			errs <- err
+		}()
+		synctest.Wait()
+		_, err := l.Acquire(t.Context(), "k", MaxWait(2*time.Second)) // asks as well, for nobody has been answered yet
+		mustBe(t, "Acquire", err, ErrNotAcquired)
+		mustNotBe(t, "Acquire", err, ErrUnavailable)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Holder != "other:1" {
+			t.Errorf("%v does not say who has the lock", err)
+		}
+		mustBe(t, "the other one", <-errs, ErrNotAcquired)
+	})
+}
+
+// That the server refuses the user matters more than who has the lock.
+func TestWaitThatIsTooShortDoesNotHideWhatTheServerSaid(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		acquired(t, l, "k")
+		denied := &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "28P01"}
+		for _, said := range []error{denied, ErrSchema} {
+			l.backend = &refusingLate{server, said}
+			_, err := l.Acquire(t.Context(), "k", MaxWait(1))
+			mustBe(t, "Acquire", err, said)
+			mustNotBe(t, "Acquire", err, ErrNotAcquired, ErrUnavailable)
+		}
+		l.backend = server
+	})
+}
+
+// refusingLate is a backend whose answer comes when the wait is over.
+type refusingLate struct {
+	backend
+	said error
+}
+
+func (b *refusingLate) try(context.Context, []string, options) []attempt {
+	time.Sleep(time.Second)
+	return []attempt{{err: b.said}}
+}
+
 func TestCloseEndsAWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		server.answer(busyFor(time.Hour), never) // one waits for its next try, one for an answer

@@ -89,6 +89,9 @@ const (
 )
 
 func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) error {
+	if err := missingContext(ctx); err != nil {
+		return err
+	}
 	if tx == nil {
 		return errNilTx
 	}

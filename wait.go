@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // This file is how a Locker waits: it asks, stands in line, and asks again when it is
@@ -43,10 +40,10 @@ func (w *wait) one(key string, inDo bool, o options) (*Lock, error) {
 	}
 	for {
 		o := w.turn(o)
-		got := w.locker.backend.try(w, []string{key}, o)[0]
-		if got.err == nil {
-			got.err = got.lock.admit(inDo)
+		if _, err := w.behindWriter([]string{key}, o); err != nil {
+			return nil, w.again(key, err)
 		}
+		got := w.try([]string{key}, inDo, o)[0]
 		if got.err == nil {
 			w.granted(o)
 			return got.lock, nil
@@ -55,6 +52,39 @@ func (w *wait) one(key string, inDo bool, o options) (*Lock, error) {
 			return nil, err
 		}
 	}
+}
+
+// try asks once for each of the locks, and admits those that are granted. A lock that is
+// lost before is errGrantLost, and nothing of it is left that the next try could meet.
+func (w *wait) try(keys []string, inDo bool, o options) []attempt {
+	attempts := w.locker.backend.try(w, keys, o)
+	for i := range attempts {
+		got := &attempts[i]
+		if got.err == nil {
+			got.lock.mode = o.mode
+			got.err = got.lock.admit(inDo)
+		}
+		if !errors.Is(got.err, ErrLost) && !errors.Is(got.err, errLateGrant) {
+			continue
+		}
+		if lock := got.lock; lock != nil {
+			release := func() error { return w.locker.backend.release(lock) }
+			_, _ = await(w, w.locker, release, func(error) {}) // it is lost: what it says does not matter
+		}
+		*got = attempt{err: grantLost(got.err)}
+	}
+	return attempts
+}
+
+// errGrantLost means that what was granted was lost before the call could return it, and why.
+// It is not ErrLost, which tells of a lock that somebody had.
+var errGrantLost = errors.New("what was granted was lost before the call could return it")
+
+func grantLost(why error) error {
+	if lost, ok := errors.AsType[*lostError](why); ok {
+		why = lost.why
+	}
+	return fmt.Errorf("%w: %w", errGrantLost, why)
 }
 
 // failed makes the error that the call returns, which waits for nothing any more.
@@ -98,7 +128,10 @@ type wait struct {
 	locker  *Locker
 	noWait  bool
 	until   time.Time // zero: no bound
+	mode    Mode
+	permits permits
 	attempt int
+	lost    int        // how many grants were lost before they could be returned
 	busy    *busyError // what the server said last, if it said so at all
 	place   *waiter    // in the line of what it waits for; nil: in none
 	holds   []*Lock    // what it acquired already; to lose one of them ends it
@@ -114,7 +147,7 @@ type wait struct {
 
 // startWait begins a wait for the key, or for many if that is empty.
 func (l *Locker) startWait(ctx context.Context, key string, o options) *wait {
-	w := &wait{caller: ctx, locker: l, noWait: o.noWait(), observed: l.observeCall(ctx, key, o)}
+	w := &wait{caller: ctx, locker: l, noWait: o.noWait(), mode: o.mode, permits: o.permits, observed: l.observeCall(ctx, key, o)}
 	if o.wait != nil {
 		bound := *o.wait
 		if w.noWait {
@@ -220,7 +253,7 @@ func (w *wait) join(key string, said *busyError) {
 			holds = append(holds, hold{id, lock.key})
 		}
 	}
-	w.place = w.locker.lines.join(w.locker.backend.name(key), said, holds)
+	w.place = w.locker.lines.join(w.locker.backend.name(key), said, holds, w.mode)
 }
 
 // leave leaves the line.
@@ -255,6 +288,24 @@ func (w *wait) turn(o options) options {
 	return o
 }
 
+// behindWriter returns the first of the keys that a try may not share because a writer of
+// this Locker waits for it, and says who has the lock. Each kind of lock sees to the
+// writers of other Lockers.
+func (w *wait) behindWriter(keys []string, o options) (key string, err error) {
+	if !w.noWait || o.mode != Shared {
+		return "", nil
+	}
+	for _, key := range keys {
+		if busy := w.locker.lines.writerWaits(w.locker.backend.name(key)); busy != nil {
+			return key, busy
+		}
+	}
+	if w.locker.queue != nil {
+		w.locker.queue.withoutVoid(w, keys, w.locker.backend.name)
+	}
+	return "", nil
+}
+
 // again waits until it is worth to ask again after err, or says why not to.
 func (w *wait) again(key string, err error) error {
 	busy, isBusy := errors.AsType[*busyError](err)
@@ -262,7 +313,15 @@ func (w *wait) again(key string, err error) error {
 		w.busy = busy
 		w.observed.busy(key, busy.holder)
 	}
-	if w.busy == nil || w.noWait || !passing(err) {
+	if errors.Is(err, errGrantLost) {
+		if w.lost++; w.lost == 1 {
+			return nil // it is ours to ask for, also in a call that does not wait
+		}
+	}
+	if known := w.known(key, err); known != nil {
+		return w.gaveUp(known, err)
+	}
+	if w.busy == nil || w.noWait || !transient(err) {
 		return w.gaveUp(nil, err)
 	}
 	if w.place == nil {
@@ -289,7 +348,7 @@ func (w *wait) again(key string, err error) error {
 		}
 		return w.await(time.Time{})
 	}
-	if isBusy && w.queue() && !w.locker.queue.refused(w.place.line) {
+	if isBusy && w.queue() && (busy.left || !w.locker.queue.refused(w.place.line)) {
 		return w.await(w.busy.ends())
 	}
 	due := time.Now().Add(w.locker.backoff(w.attempt))
@@ -350,6 +409,27 @@ func (w *wait) await(due time.Time) error {
 	}
 }
 
+// known is what keeps a lock from a wait that ended, with err, before the server had said
+// anything, as far as the Locker knows by itself: its own locks, and what the server said last
+// to those who stand in line here. It is nil if the Locker knows of nothing, and if err is not
+// the end of the wait.
+func (w *wait) known(key string, err error) *busyError {
+	if ended := w.cause(); w.busy != nil || w.noWait || ended == nil || !errors.Is(err, ended) {
+		return nil
+	}
+	l := w.locker
+	name := l.backend.name(key)
+	others := max(int(w.permits), 1) // how many locks have to be held for none to be left
+	for _, lock := range l.locks() {
+		if (w.mode == Exclusive || lock.mode == Exclusive) && l.backend.name(lock.queue) == name && lock.Err() == nil {
+			if others--; others == 0 {
+				return &busyError{holder: lock.holder, here: true}
+			}
+		}
+	}
+	return l.lines.said(name)
+}
+
 // gaveUp makes the error of a call that ends without the lock. busy is what the
 // server said, if that may be told; last what the last try returned.
 func (w *wait) gaveUp(busy *busyError, last error) error {
@@ -382,24 +462,6 @@ func withContextError(ctx context.Context, err error) error {
 		return err
 	}
 	return fmt.Errorf("%w: %w", contextError(ctx), err)
-}
-
-// passing reports whether what failed with err may do better later: the key is
-// busy, or the connection broke, or the server is short of something or restarts,
-// or all that can be reached is a standby, which may be promoted.
-func passing(err error) bool {
-	if _, ok := errors.AsType[*busyError](err); ok {
-		return true
-	}
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		for _, class := range []string{"08", "53", "57", "55P03"} { // connection, resources, operator, a migration's locks
-			if strings.HasPrefix(pgErr.Code, class) {
-				return true
-			}
-		}
-		return false
-	}
-	return !errors.Is(err, ErrSchema) && !errors.Is(err, ErrClosed) && !errors.Is(err, ErrPooler) && !errors.Is(err, ErrMaxLocks)
 }
 
 // sleep waits for d; false if ctx ended before.

@@ -187,7 +187,10 @@ func TestSoakHundredsOfWaitersOfFourProcessesAreServedOnceEach(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, migrated(t), 30)
 	notified := countNotifications(t, db)
-	workers := pgtest.Soak(t, 50, 200)
+	workers := 50 // a child is made for 50, or for 200
+	if pgtest.Soak(t, false, true) {
+		workers = 200
+	}
 	turns := told(t, contending(t, db, fmt.Sprintf("wait for a lease %d times", workers), "k", 4))
 	if len(turns) != 4*workers {
 		t.Errorf("%d grants", len(turns))

@@ -19,6 +19,12 @@ const turnTime = 250 * time.Millisecond
 // askAgain is how soon to ask again for an advisory lock that nobody seemed to have.
 const askAgain = 5 * time.Millisecond
 
+// handOverTime is for how long callers of one Locker hand an advisory lock over among
+// themselves before the Locker asks the server whether other processes wait. Usually their
+// notification comes within milliseconds; it may be lost, or not get through a pooler. One
+// statement in that time is too little to slow down a Locker whose lock nobody else wants.
+const handOverTime = 100 * time.Millisecond
+
 // A wokenTicket is looked at again when it is due.
 type wokenTicket struct {
 	number int64
@@ -30,6 +36,24 @@ type wokenTicket struct {
 type wakeUp struct {
 	name   lockName
 	number int64
+	check  bool // the lock is held here; only whether others wait for it is asked
+}
+
+// handedOver counts a hand-over of an advisory lock from one caller here to the next;
+// lines.mu is held.
+func (q *queue) handedOver(name lockName) {
+	if q.closed || !q.place.hasQueue() {
+		return
+	}
+	q.handed[name] = struct{}{}
+	if time.Since(q.checked) < handOverTime {
+		return
+	}
+	q.checked = time.Now()
+	for name := range q.handed {
+		q.waking.add(wakeUp{name: name, check: true})
+	}
+	clear(q.handed)
 }
 
 // freed wakes the first of those who wait for locks that were given back.
@@ -77,6 +101,7 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 		}
 	}
 	var woken []row
+	var wanted []lockName
 	err := run(func(ctx context.Context, c querier, _ bool) (err error) {
 		woken, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_wake"), kinds, names, numbers), pgx.RowToStructByPos[row])
 		return err
@@ -85,10 +110,25 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 		return err
 	}
 	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
+	defer func() {
+		q.lines.mu.Unlock()
+		for _, name := range wanted {
+			q.wanted(name)
+		}
+	}()
 	for _, w := range woken {
 		if w.N < 1 || w.N > int64(len(batch)) {
 			continue
+		}
+		l := q.lines.of[batch[w.N-1].name]
+		_, leaving := q.leaving[w.Ticket]
+		_, sending := q.sending[batch[w.N-1].name]
+		others := !leaving && !sending && (l == nil || l.ticket == nil || l.ticket.number != w.Ticket)
+		if others {
+			q.see(batch[w.N-1].name)
+		}
+		if others && batch[w.N-1].check {
+			wanted = append(wanted, batch[w.N-1].name)
 		}
 		if told := batch[w.N-1]; told.number != w.Ticket || !told.name.isSemaphore() { // that one looked free to who looked again, and always does
 			q.lookAgain(told.name, w.Ticket)
@@ -124,7 +164,7 @@ func (q *queue) lookLater(d time.Duration) {
 				continue
 			}
 			delete(q.woken, name)
-			q.waking.add(wakeUp{name, w.number})
+			q.waking.add(wakeUp{name: name, number: w.number})
 		}
 		if len(q.woken) > 0 && !q.closed {
 			q.lookLater(next)
@@ -172,9 +212,44 @@ func (q *queue) wakeHere(name lockName, first bool) {
 func (q *queue) enterIfWaiting(name lockName) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
+	q.see(name)
 	if l := q.lines.of[name]; l != nil {
 		q.enter(l)
 	}
+}
+
+// see takes note that others have a lock, or wait for it; lines.mu is held.
+func (q *queue) see(name lockName) {
+	if name.kind() == 0 {
+		return
+	}
+	if len(q.others) >= q.forget { // there may be thousands at once: to look at all of them each time takes too long
+		for name := range q.others {
+			if !q.contended(name) {
+				delete(q.others, name)
+			}
+		}
+		q.forget = max(2*len(q.others), maxTickets)
+	}
+	q.others[name] = time.Now()
+}
+
+// contendedFor is how long a Locker goes on drawing tickets for an advisory lock after it
+// last saw that others have it or wait for it. Each of those who wait asks once a second.
+const contendedFor = 3 * lookEvery
+
+// contended reports whether others were seen to have an advisory lock, or to wait for it,
+// in that time. A Locker that is alone again needs no tickets. The server itself knows who
+// waits for a lease. lines.mu is held.
+func (q *queue) contended(name lockName) bool {
+	return name.kind() == 0 || time.Since(q.others[name]) < contendedFor
+}
+
+// othersWait is contended for who does not hold lines.mu.
+func (q *queue) othersWait(name lockName) bool {
+	q.lines.mu.Lock()
+	defer q.lines.mu.Unlock()
+	return q.contended(name)
 }
 
 // refused is told that the one in front has asked in vain. It reports whether that had
@@ -187,6 +262,7 @@ func (q *queue) refused(l *line) bool {
 	q.asking.add(l.name)
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
+	q.see(l.name)
 	return l.ticket != nil && l.ticket.first
 }
 

@@ -4,7 +4,6 @@
 DO $migration$
 DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
-  v_live   bigint;
   v_undo   pg_catalog.text[];
   v_statement pg_catalog.text;
 BEGIN
@@ -22,7 +21,9 @@ BEGIN
   IF EXISTS (SELECT FROM pg_class c
               WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
                 AND (c.relname::text IN ('distributed_locks', 'lock_leases') OR left(c.relname::text, 8) = 'pgxlock_')
-                AND c.relowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) THEN
+                AND c.relowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user))
+     OR EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure('pgxlock_check_unused()')::oid
+                   AND p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) THEN
     RAISE EXCEPTION 'pgxlock in schema % belongs to another role', quote_ident(v_schema)
       USING ERRCODE = 'insufficient_privilege', HINT = 'SET ROLE to the one that installed it, and run this again.';
   END IF;
@@ -31,11 +32,7 @@ BEGIN
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
   LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE;
-  SELECT count(*) INTO v_live FROM distributed_locks l WHERE l.expires_at > clock_timestamp();
-  IF v_live > 0 AND coalesce(current_setting('pgxlock.force', true), '') <> 'on' THEN
-    RAISE EXCEPTION 'pgxlock: live leases in schema %: %', quote_ident(v_schema), v_live
-      USING ERRCODE = 'object_in_use', HINT = 'Stop their holders; or remove the leases under them: pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
-  END IF;
+  PERFORM pgxlock_check_unused();
   SELECT e.undo INTO v_undo FROM pgxlock_epoch e;
 
   DROP VIEW lock_leases;
@@ -43,7 +40,7 @@ BEGIN
     extend_lock(varchar, varchar, integer), release_lock_fenced(varchar, varchar, bigint), release_all_locks(varchar),
     assert_lock_held(varchar, varchar, bigint, boolean), reap_expired_locks(interval, integer), repair_lock_tokens(),
     advisory_lock_key(text), pgxlock_schema_version(), pgxlock_renew(text, text, bigint, interval), pgxlock_release(text, text, bigint),
-    pgxlock_durable(), pgxlock_ttl(interval), pgxlock_check(text, text), pgxlock_next_token(), pgxlock_key(text, text),
+    pgxlock_durable(), pgxlock_check_unused(), pgxlock_ttl(interval), pgxlock_check(text, text), pgxlock_next_token(), pgxlock_key(text, text),
     pgxlock_timeline(), pgxlock_system_identifier();
   IF v_undo IS NULL THEN
     DROP FUNCTION acquire_lock(varchar, varchar, integer, jsonb), release_lock(varchar, varchar);

@@ -30,6 +30,9 @@ DECLARE
   v_shape  pg_catalog.text;
   v_undo   pg_catalog.text[];
   v_foreign pg_catalog.text;
+  v_was_here pg_catalog.bool;               -- pgxlock, of which somebody dropped a part that is to be made anew
+  v_is_ours  pg_catalog.bool := false;      -- distributed_locks, though pgxlock_epoch is gone
+  v_tokens_are_gone pg_catalog.bool;
 
   -- Whoever may create objects in the schema could make some of ours before us,
   -- with triggers on them, and would still own what CREATE OR REPLACE replaces.
@@ -49,7 +52,7 @@ DECLARE
                             "assert_lock_held(varchar, varchar, bigint, boolean)", "advisory_lock_key(text)",
                             "reap_expired_locks(interval, integer)", "repair_lock_tokens()", "pgxlock_schema_version()",
                             "pgxlock_timeline()", "pgxlock_system_identifier()", "pgxlock_key(text, text)", "pgxlock_next_token()",
-                            "pgxlock_check(text, text)", "pgxlock_ttl(interval)", "pgxlock_durable()",
+                            "pgxlock_check(text, text)", "pgxlock_ttl(interval)", "pgxlock_durable()", "pgxlock_check_unused()",
                             "pgxlock_renew(text, text, bigint, interval)", "pgxlock_release(text, text, bigint)"}'::text[]) f (signature)
               JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', $1) || f.signature)::oid) o
      WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) $check$;
@@ -90,13 +93,19 @@ BEGIN
 
   ------------------------------------------------------------------ tables --
   v_table := to_regclass(pg_catalog.format('%I.distributed_locks', v_schema))::oid;     -- no temporary table
-  IF v_table IS NOT NULL AND to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NULL THEN   -- it is not ours
+  v_tokens_are_gone := to_regclass(pg_catalog.format('%I.pgxlock_tokens', v_schema)) IS NULL;
+  v_was_here := NOT v_tokens_are_gone OR to_regprocedure(pg_catalog.format('%I.pgxlock_next_token()', v_schema)) IS NOT NULL;
+  IF v_table IS NOT NULL AND to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NULL THEN   -- it is not ours, or was
     SELECT string_agg(a.attname::text || ' ' || format_type(a.atttypid, NULL::integer), ', ' ORDER BY a.attname)
            || (SELECT coalesce(string_agg(', primary key ' || k.attname::text, ''), '') FROM pg_index i
                  JOIN pg_attribute k ON k.attrelid = v_table AND k.attnum = ANY (i.indkey::int2[])
                 WHERE i.indrelid = v_table AND i.indisprimary)
       INTO v_shape FROM pg_attribute a
      WHERE a.attrelid = v_table AND a.attnum > 0::int2 AND NOT a.attisdropped;
+    v_is_ours := v_was_here AND position(', fencing_token bigint' IN v_shape) > 0;
+    IF v_is_ours THEN
+      v_shape := replace(v_shape, ', fencing_token bigint', '');
+    END IF;
     IF v_shape IS DISTINCT FROM 'acquired_at timestamp with time zone, expires_at timestamp with time zone, holder_id character varying, '
         || 'lock_name character varying, metadata jsonb, primary key lock_name' THEN
       RAISE EXCEPTION 'pgxlock: the table %.distributed_locks exists and cannot be adopted: it has %', quote_ident(v_schema), v_shape
@@ -122,7 +131,8 @@ BEGIN
           FROM pg_attribute a WHERE a.attrelid = v_table AND a.attname = 'lock_name'
         UNION ALL
         SELECT 'ALTER TABLE distributed_locks SET (' || pg_catalog.array_to_string(c.reloptions, ', ') || ')'
-          FROM pg_class c WHERE c.oid = v_table AND c.reloptions IS NOT NULL) u;
+          FROM pg_class c WHERE c.oid = v_table AND c.reloptions IS NOT NULL) u
+     WHERE NOT v_is_ours;
   END IF;
 
   -- A row exists from acquire to release; expired rows stay until somebody takes
@@ -507,8 +517,20 @@ BEGIN
     PERFORM pgxlock_durable();
     BEGIN
       IF NOT pg_try_advisory_xact_lock(pgxlock_key('pin', p_lock_name)) THEN
-        RAISE EXCEPTION 'lock "%" cannot be released now: a transaction that asserted it, or one that takes it over, is still open', p_lock_name
-          USING ERRCODE = 'lock_not_available', HINT = 'Release after that transaction has ended, or inside it, or leave the lease to its expiry.';
+        PERFORM FROM distributed_locks l
+          WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
+            AND (p_token IS NULL OR l.fencing_token = p_token) AND l.expires_at > clock_timestamp();
+        IF FOUND THEN
+          RAISE EXCEPTION 'lock "%" cannot be released now: a transaction that asserted it is still open', p_lock_name
+            USING ERRCODE = 'lock_not_available', HINT = 'Release after that transaction has ended, or inside it, or leave the lease to its expiry.';
+        END IF;
+        -- It has expired: the pin's owner removes it, takes it over or, if it asserted
+        -- the lock, keeps the row from all others. A snapshot shows the past: the row
+        -- lock makes PostgreSQL compare it with the present (40001 if it was renewed).
+        IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+          PERFORM FROM distributed_locks l WHERE l.lock_name::text = p_lock_name COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
+        END IF;
+        RAISE EXCEPTION USING ERRCODE = 'LK900';
       END IF;
       DELETE FROM distributed_locks l
        WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
@@ -665,6 +687,38 @@ BEGIN
            l.metadata
       FROM distributed_locks l, LATERAL (SELECT clock_timestamp() AS clock) c;
 
+  -- What the down files ask before they remove anything: the first of them runs alone,
+  -- and what is in use may be what only a later one removes. A version below the newest
+  -- has not all of the tables.
+  CREATE OR REPLACE FUNCTION pgxlock_check_unused() RETURNS void
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
+  DECLARE
+    v_schema text := quote_ident(current_schema()::text);
+    v_use    record;
+    v_count  bigint;
+  BEGIN
+    IF coalesce(current_setting('pgxlock.force', true), '') = 'on' THEN
+      RETURN;
+    END IF;
+    FOR v_use IN SELECT * FROM (VALUES
+        ('live shares of leases', 'distributed_lock_shares', 'expires_at > clock_timestamp()', 'Stop their holders, or wait until they have run out; or leave them to that'),
+        ('live leases', 'distributed_locks', 'expires_at > clock_timestamp()', 'Stop their holders; or remove the leases under them'),
+        ('claims', 'pgxlock_claims', 'expires_at IS NULL OR expires_at > clock_timestamp()', 'Without them what was done once can be done again. To drop them'),
+        ('runs', 'pgxlock_runs', 'keep_until > clock_timestamp()', 'Without them what has run can run again. To forget them'),
+        ('session locks with tokens', 'pgxlock_session_locks', 'NOT pg_try_advisory_xact_lock_shared(pgxlock_session_key(session))',
+         'Stop their holders; or leave them without their fences')) u (what, relation, condition, remedy)
+    LOOP
+      IF to_regclass(v_schema || '.' || v_use.relation) IS NOT NULL THEN            -- no temporary table
+        EXECUTE 'SELECT count(*) FROM ' || v_use.relation || ' WHERE ' || v_use.condition INTO v_count;
+        IF v_count > 0::bigint THEN
+          RAISE EXCEPTION 'pgxlock: % in schema %: %', v_use.what, v_schema, v_count
+            USING ERRCODE = 'object_in_use',
+                  HINT = v_use.remedy || ': pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
+        END IF;
+      END IF;
+    END LOOP;
+  END $$;
+
   -- What a Locker asks at its first use; a function, so that roles which were
   -- only ever granted distributed_locks may ask too.
   CREATE OR REPLACE FUNCTION pgxlock_schema_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN 1::bigint;
@@ -685,11 +739,11 @@ BEGIN
   COMMENT ON FUNCTION extend_lock(varchar, varchar, integer) IS
     'Like renew_lock, for whatever token the holder has: false if it no longer holds the lease.';
   COMMENT ON FUNCTION release_lock(varchar, varchar) IS
-    'Gives the lease back. True if it was still live; false if it had expired (the row goes all the same) or is not the holder''s. Raises 55P03 while a transaction that called assert_lock_held is open.';
+    'Gives the lease back. True if it was still live; false if it had expired or is not the holder''s. Raises 55P03 for a live lease while a transaction that called assert_lock_held is open.';
   COMMENT ON FUNCTION release_lock_fenced(varchar, varchar, bigint) IS
     'Like release_lock, for the acquisition with that fencing token only.';
   COMMENT ON FUNCTION release_all_locks(varchar) IS
-    'Gives back every lease of the holder, or none (55P03) while one of them is asserted by an open transaction. Returns how many were still live.';
+    'Gives back every lease of the holder, or none (55P03) while a live one is asserted by an open transaction. Returns how many were still live.';
   COMMENT ON FUNCTION assert_lock_held(varchar, varchar, bigint, boolean) IS
     'Call it first in the transaction that writes under the lease: raises LK001 if the holder no longer has it, and until this transaction ends nobody can take it over. Never waits; does not block renewals. Above READ COMMITTED LK002: the snapshot is older than the acquisition. A savepoint that is rolled back takes the protection with it.';
   COMMENT ON FUNCTION advisory_lock_key(text) IS
@@ -706,6 +760,7 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_check(text, text) IS 'pgxlock, internal: raises 22023 for a bad name or holder.';
   COMMENT ON FUNCTION pgxlock_ttl(interval) IS 'pgxlock, internal: the ttl in seconds; raises 22023 for a bad one.';
   COMMENT ON FUNCTION pgxlock_durable() IS 'pgxlock, internal: raises synchronous_commit for this transaction if it is off or local.';
+  COMMENT ON FUNCTION pgxlock_check_unused() IS 'pgxlock, internal: raises 55006 while leases are live, claims stand or runs are remembered.';
   COMMENT ON FUNCTION pgxlock_renew(text, text, bigint, interval) IS 'pgxlock, internal: renew_lock and extend_lock.';
   COMMENT ON FUNCTION pgxlock_release(text, text, bigint) IS 'pgxlock, internal: the release functions.';
 
@@ -720,8 +775,16 @@ BEGIN
       USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Nothing is to be done; to go back run the down files in reverse order.';
   END IF;
 
+  -- Where the epoch of tokens that are in use is gone it goes on with the days since
+  -- 2020, because no cluster is repaired or fails over once a day. Where their sequence
+  -- is gone it begins again, in an epoch that the repair below makes of a timeline which
+  -- seems to lie ahead.
   INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
-  VALUES (pgxlock_system_identifier(), 0, pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
+  VALUES (pgxlock_system_identifier(), CASE WHEN v_was_here THEN (date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint ELSE 0::bigint END,
+          pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
+  IF v_was_here AND v_tokens_are_gone THEN
+    UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
+  END IF;
 
   -- Holders that were there before get tokens of their own.
   UPDATE distributed_locks SET fencing_token = pgxlock_next_token() WHERE fencing_token = 0;

@@ -4,7 +4,6 @@
 DO $migration$
 DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
-  v_claims bigint;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the lock is taken
   PERFORM set_config('lock_timeout', '2s', true);
@@ -20,7 +19,9 @@ BEGIN
   IF EXISTS (SELECT FROM pg_class c
               WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
                 AND (c.relname::text IN ('distributed_locks', 'lock_leases') OR left(c.relname::text, 8) = 'pgxlock_')
-                AND c.relowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) THEN
+                AND c.relowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user))
+     OR EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure('pgxlock_check_unused()')::oid
+                   AND p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) THEN
     RAISE EXCEPTION 'pgxlock in schema % belongs to another role', quote_ident(v_schema)
       USING ERRCODE = 'insufficient_privilege', HINT = 'SET ROLE to the one that installed it, and run this again.';
   END IF;
@@ -29,11 +30,7 @@ BEGIN
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
   LOCK TABLE pgxlock_claims IN ACCESS EXCLUSIVE MODE;
-  SELECT count(*) INTO v_claims FROM pgxlock_claims c WHERE c.expires_at IS NULL OR c.expires_at > clock_timestamp();
-  IF v_claims > 0 AND coalesce(current_setting('pgxlock.force', true), '') <> 'on' THEN
-    RAISE EXCEPTION 'pgxlock: claims in schema %: %', quote_ident(v_schema), v_claims
-      USING ERRCODE = 'object_in_use', HINT = 'Without them what was done once can be done again. To drop them: pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
-  END IF;
+  PERFORM pgxlock_check_unused();
 
   DROP FUNCTION lock_tx(text, interval, boolean, boolean), claim_once(text, interval, interval), purge_claims(interval, integer),
     pgxlock_vouch(), pgxlock_lock_timeout(timestamptz), pgxlock_deadline(interval);

@@ -21,7 +21,7 @@ BEGIN
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   -- Below, some of the functions are called.
-  IF EXISTS (SELECT FROM pg_catalog.unnest(v_made) f (signature) JOIN pg_proc p ON p.oid = to_regprocedure(f.signature)::oid
+  IF EXISTS (SELECT FROM pg_catalog.unnest(v_made || '{pgxlock_check_unused()}'::text[]) f (signature) JOIN pg_proc p ON p.oid = to_regprocedure(f.signature)::oid
               WHERE p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) OR EXISTS (SELECT FROM pg_class c
               WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
                 AND (c.relname::text IN ('distributed_locks', 'lock_leases') OR left(c.relname::text, 8) = 'pgxlock_')
@@ -33,6 +33,7 @@ BEGIN
     RAISE EXCEPTION 'pgxlock: schema % has a later version; run its down files first', quote_ident(v_schema)
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
+  PERFORM pgxlock_check_unused();
 
   IF pgxlock_hardened() THEN
     PERFORM soften_locks();

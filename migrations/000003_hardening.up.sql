@@ -226,7 +226,8 @@ BEGIN
 
   -- What it gives back at once; a token may be NULL: whichever the holder has.
   --   released  it was still live
-  --   expired   its row was there, but it had lapsed
+  --   expired   its row was there, but it had lapsed: it goes, unless somebody has
+  --             its pin, who takes it over, removes it, or asserted it
   --   gone      it was released before, or somebody has taken it over
   --   skipped   a transaction that fenced it is open, or its row is locked by
   --             somebody: to be tried again
@@ -238,7 +239,7 @@ BEGIN
       SELECT w.name, w.holder, w.token, w.n
         FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)
     ), mine AS MATERIALIZED (
-      SELECT w.n, w.name, w.holder, w.token
+      SELECT w.n, w.name, w.holder, w.token, l.expires_at > clock_timestamp() AS live
         FROM want w
         JOIN distributed_locks l ON l.lock_name::text = w.name COLLATE "C"
        WHERE l.holder_id::text = w.holder COLLATE "C" AND l.fencing_token = coalesce(w.token, l.fencing_token) AND left(w.holder, 1) <> '*'
@@ -259,10 +260,10 @@ BEGIN
       RETURNING k.n, l.expires_at > clock_timestamp() AS live
     )
     SELECT CASE WHEN r.live THEN 'released'
-                WHEN r.n IS NOT NULL THEN 'expired'
+                WHEN r.n IS NOT NULL OR NOT m.live AND p.n IS NULL THEN 'expired'
                 WHEN m.n IS NOT NULL THEN 'skipped'
                 ELSE 'gone' END
-      FROM want w LEFT JOIN mine m ON m.n = w.n LEFT JOIN removed r ON r.n = w.n
+      FROM want w LEFT JOIN mine m ON m.n = w.n LEFT JOIN pinned p ON p.n = w.n LEFT JOIN removed r ON r.n = w.n
      ORDER BY w.n;
   END $$;
 

@@ -4,7 +4,6 @@
 DO $migration$
 DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
-  v_locks  bigint;
   v_change pg_catalog.record;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the lock is taken
@@ -20,7 +19,7 @@ BEGIN
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   -- Below, some of the functions are called, and others are changed.
-  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_session_key(bigint)", "pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
+  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_check_unused()", "pgxlock_session_key(bigint)", "pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
                     "pgxlock_owner()", "pgxlock_settle(boolean)", "pgxlock_revoke(text)", "harden_locks()", "grant_locks(text, text)"}'::text[]) f (signature)
                JOIN pg_proc p ON p.oid = to_regprocedure(f.signature)::oid
               WHERE p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) OR EXISTS (SELECT FROM pg_class c
@@ -35,11 +34,7 @@ BEGIN
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
   LOCK TABLE pgxlock_session_locks IN ACCESS EXCLUSIVE MODE;
-  SELECT count(*) INTO v_locks FROM pgxlock_session_locks s WHERE NOT pg_try_advisory_xact_lock_shared(pgxlock_session_key(s.session));
-  IF v_locks > 0 AND coalesce(current_setting('pgxlock.force', true), '') <> 'on' THEN
-    RAISE EXCEPTION 'pgxlock: session locks with tokens in schema %: %', quote_ident(v_schema), v_locks
-      USING ERRCODE = 'object_in_use', HINT = 'Stop their holders; or leave them without their fences: pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
-  END IF;
+  PERFORM pgxlock_check_unused();
 
   FOR v_change IN SELECT * FROM (VALUES
       ('pgxlock_rights()', '[^\n]*session[^\n]*\n'),

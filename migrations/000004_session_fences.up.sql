@@ -100,7 +100,7 @@ BEGIN
     key_id    bigint  NOT NULL,             -- of two integers, the first one in the high half
     session   bigint  NOT NULL,             -- what pgxlock_session_key() makes the key of
     shared    boolean NOT NULL,
-    token     bigint,                       -- 0 if shared; NULL: given back under an open fence
+    token     bigint,                       -- NULL: given back under an open fence
     PRIMARY KEY (key_space, key_id, session)
   );
   ALTER TABLE pgxlock_session_locks SET (vacuum_truncate = off,
@@ -160,9 +160,8 @@ BEGIN
     RETURN v_count;
   END $$;
 
-  -- Answers in order: NULL if refused, else the token of a lock (0 of a shared one:
-  -- tokens order exclusive holders), or 1 for an unlock. Nothing in here waits for
-  -- a lock, a row or another transaction.
+  -- Answers in order: NULL if refused, else the token of a lock, or 1 for an unlock.
+  -- Nothing in here waits for a lock, a row or another transaction.
   CREATE OR REPLACE FUNCTION pgxlock_session_batch(p_ops integer[], p_ids bigint[], p_session bigint) RETURNS bigint[]
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
   DECLARE
@@ -236,7 +235,7 @@ BEGIN
             FROM unnest(p_ops, p_ids, v_done) WITH ORDINALITY AS w (op, id, done, n));
       END IF;
 
-      SELECT count(*) INTO v_draw FROM unnest(p_ops, v_done) AS w (op, done) WHERE w.done AND w.op & 3 = 0;
+      SELECT count(*) INTO v_draw FROM unnest(p_ops, v_done) AS w (op, done) WHERE w.done AND w.op & 2 = 0;
       IF v_draw > 0::bigint THEN
         v_tokens := pgxlock_next_tokens(v_draw);
         -- What a session draws from the sequence it may find logged by another one
@@ -246,8 +245,8 @@ BEGIN
       END IF;
     END IF;
     SELECT pg_catalog.array_agg(a.answer ORDER BY a.n) INTO v_answers
-      FROM (SELECT w.n, CASE WHEN NOT w.done THEN NULL WHEN w.op & 2 = 2 THEN 1::bigint WHEN w.op & 1 = 1 THEN 0::bigint
-                             ELSE v_tokens[(count(*) FILTER (WHERE w.done AND w.op & 3 = 0) OVER (ORDER BY w.n))::integer] END AS answer
+      FROM (SELECT w.n, CASE WHEN NOT w.done THEN NULL WHEN w.op & 2 = 2 THEN 1::bigint
+                             ELSE v_tokens[(count(*) FILTER (WHERE w.done AND w.op & 2 = 0) OVER (ORDER BY w.n))::integer] END AS answer
               FROM unnest(p_ops, p_ids, v_done) WITH ORDINALITY AS w (op, id, done, n)) a;
     IF v_locks THEN
       INSERT INTO pgxlock_session_locks (key_space, key_id, session, shared, token)
@@ -369,11 +368,11 @@ $rights$),
   COMMENT ON COLUMN pgxlock_session_locks.key_id IS 'The key; of two integers, the first one in the high half.';
   COMMENT ON COLUMN pgxlock_session_locks.session IS 'The number that the session which holds the lock drew for itself.';
   COMMENT ON COLUMN pgxlock_session_locks.shared IS 'Several sessions may hold it, each with a row.';
-  COMMENT ON COLUMN pgxlock_session_locks.token IS 'Grows with every exclusive acquisition of the key; 0 of a shared one. NULL: it was given back while a transaction that asserted it was open, and the row goes later.';
+  COMMENT ON COLUMN pgxlock_session_locks.token IS 'Grows with every acquisition of the key, shared ones included. NULL: it was given back while a transaction that asserted it was open, and the row goes later.';
   COMMENT ON FUNCTION assert_session_lock_held(integer, bigint, bigint, bigint) IS
     'Call it first in the transaction that writes under a session lock, on another connection than the one that holds it: raises LK001 if the session has given the lock back or ended, and until this transaction ends nobody can take the lock over by pgxlock_session_batch(). Never waits. Above READ COMMITTED LK002: the snapshot is older than the acquisition. A savepoint that is rolled back takes the protection with it.';
   COMMENT ON FUNCTION pgxlock_session_batch(integer[], bigint[], bigint) IS
-    'pgxlock, internal: takes and gives back session locks, on the connection that p_session, a random number, stands for. p_ops: 0 lock, 1 lock shared, 2 unlock, 3 unlock shared, each + 4 for a key of two integers, the first in the high half of the id. Answers in order: NULL refused, else the fencing token (0 of a shared lock), or 1 of an unlock. Each call in a transaction of its own. No key may be locked twice in one call. If it fails, or its transaction does, some of the locks may have been taken or given back all the same: then unlock, in another call, what was to be locked and what was to be unlocked, whatever the answers; or end the session.';
+    'pgxlock, internal: takes and gives back session locks, on the connection that p_session, a random number, stands for. p_ops: 0 lock, 1 lock shared, 2 unlock, 3 unlock shared, each + 4 for a key of two integers, the first in the high half of the id. Answers in order: NULL refused, else the fencing token, or 1 of an unlock. Each call in a transaction of its own. No key may be locked twice in one call. If it fails, or its transaction does, some of the locks may have been taken or given back all the same: then unlock, in another call, what was to be locked and what was to be unlocked, whatever the answers; or end the session.';
   COMMENT ON FUNCTION pgxlock_reap_sessions(integer, bigint) IS
     'Housekeeping only: removes up to p_limit rows of session locks that dead sessions left, or that were given back under a fence; returns how many. Locking never needs it.';
   COMMENT ON FUNCTION pgxlock_session_clear(pgxlock_session_locks[]) IS 'pgxlock, internal: removes rows of session locks that no fence pins.';

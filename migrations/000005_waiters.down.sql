@@ -18,7 +18,7 @@ BEGIN
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   -- Below, some of the functions are called, and others are changed.
-  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
+  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_check_unused()", "pgxlock_session_key(bigint)", "pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
                     "pgxlock_session_batch(integer[], bigint[], bigint)", "pgxlock_owner()", "pgxlock_settle(boolean)", "pgxlock_revoke(text)", "harden_locks()", "grant_locks(text, text)"}'::text[]) f (signature)
                JOIN pg_proc p ON p.oid = to_regprocedure(f.signature)::oid
               WHERE p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) OR EXISTS (SELECT FROM pg_class c
@@ -32,6 +32,7 @@ BEGIN
     RAISE EXCEPTION 'pgxlock: schema % has a later version; run its down files first', quote_ident(v_schema)
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
+  PERFORM pgxlock_check_unused();
 
   FOR v_change IN SELECT * FROM (VALUES
       ('pgxlock_rights()', '[^\n]*(waiter|ticket|publish|take_batch|withdraw|wake|tell_holders)[^\n]*\n'),

@@ -3,7 +3,6 @@ DO $migration$
 DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
   v_change pg_catalog.record;
-  v_shares bigint;
   v_hardened boolean;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the lock is taken
@@ -19,7 +18,7 @@ BEGIN
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   -- Below, some of the functions are called, and others are changed.
-  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
+  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_check_unused()", "pgxlock_session_key(bigint)", "pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
                      "release_all_locks(varchar)", "pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint)", "pgxlock_take_batch(text[], text[], bigint[], text[], bigint[])", "pgxlock_system_identifier()", "pgxlock_schema_version()","pgxlock_owner()", "pgxlock_settle(boolean)", "pgxlock_revoke(text)", "harden_locks()", "grant_locks(text, text)"}'::text[]) f (signature)
                JOIN pg_proc p ON p.oid = to_regprocedure(f.signature)::oid
               WHERE p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) OR EXISTS (SELECT FROM pg_class c
@@ -35,11 +34,7 @@ BEGIN
   END IF;
 
   LOCK TABLE distributed_lock_shares IN ACCESS EXCLUSIVE MODE;
-  SELECT count(*) INTO v_shares FROM lock_shares s WHERE s.state = 'live';
-  IF v_shares > 0 AND coalesce(current_setting('pgxlock.force', true), '') <> 'on' THEN
-    RAISE EXCEPTION 'pgxlock: live shares of leases in schema %: %', quote_ident(v_schema), v_shares
-      USING ERRCODE = 'object_in_use', HINT = 'Stop their holders, or wait until they have run out; or leave them to that: pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
-  END IF;
+  PERFORM pgxlock_check_unused();
 
   FOR v_change IN SELECT * FROM (VALUES
       ('release_all_locks(varchar)', ' \+ pgxlock_release_shares\(v_me\)'),
@@ -50,7 +45,7 @@ BEGIN
     EXECUTE regexp_replace(pg_get_functiondef(v_change.signature::regprocedure::oid), v_change.added, '', 'g');
   END LOOP;
   COMMENT ON FUNCTION release_all_locks(varchar) IS
-    'Gives back every lease of the holder, or none (55P03) while one of them is asserted by an open transaction. Returns how many were still live.';
+    'Gives back every lease of the holder, or none (55P03) while a live one is asserted by an open transaction. Returns how many were still live.';
   DROP FUNCTION try_acquire_shared_lock(varchar, varchar, interval, jsonb), acquire_shared_lock(varchar, varchar, integer, jsonb),
     extend_shared_lock(varchar, varchar, integer), release_shared_lock(varchar, varchar),
     assert_shared_lock_held(varchar, varchar, bigint, boolean), pgxlock_share_each(text[], text[], bigint[], text[]),

@@ -389,7 +389,7 @@ $now$)) c (before, now) LOOP
   -- p_token NULL: whatever token the holder's share has.
   --   released  it was live, and the last one: the name is free
   --   left      it was live, and so are others
-  --   expired   it was there, but it had run out
+  --   expired   it was there, but it had run out: it goes if that needs no wait
   --   gone      it was released before, or the group is over
   --   skipped   without waiting: a transaction that asserted it is open, or somebody
   --             is just changing the group; ask again
@@ -397,28 +397,33 @@ $now$)) c (before, now) LOOP
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_outcome text := 'gone';
+    v_wait    boolean;                      -- for who is just changing the group
     v_now     timestamptz;
     v_live    boolean;
     v_until   timestamptz;
     r         record;
   BEGIN
-    PERFORM FROM distributed_lock_shares s, distributed_locks l
-      WHERE s.lock_name::text = p_lock_name COLLATE "C" AND s.holder_id::text = p_holder_id COLLATE "C" AND l.lock_name::text = p_lock_name COLLATE "C"
-        AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token AND (p_token IS NULL OR s.fencing_token = p_token);
+    SELECT s.expires_at > clock_timestamp() INTO v_live FROM distributed_lock_shares s, distributed_locks l
+     WHERE s.lock_name::text = p_lock_name COLLATE "C" AND s.holder_id::text = p_holder_id COLLATE "C" AND l.lock_name::text = p_lock_name COLLATE "C"
+       AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token AND (p_token IS NULL OR s.fencing_token = p_token);
     IF NOT FOUND THEN
       RETURN v_outcome;
     END IF;
     PERFORM pgxlock_durable();
+    v_wait := p_wait AND v_live;
     BEGIN
-      SELECT g.token INTO r FROM pgxlock_lock_shares(p_lock_name, p_wait) g;
-      IF NOT p_wait THEN
-        v_outcome := 'skipped';
+      SELECT g.token INTO r FROM pgxlock_lock_shares(p_lock_name, v_wait) g;
+      IF NOT v_wait THEN
+        v_outcome := CASE WHEN v_live THEN 'skipped' ELSE 'expired' END;
       END IF;
       IF r.token IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'LK900';
       END IF;
       IF NOT pg_try_advisory_xact_lock(pgxlock_share_pin(p_lock_name, p_holder_id)) THEN
-        IF p_wait THEN
+        v_outcome := (SELECT CASE WHEN s.expires_at > clock_timestamp() THEN 'skipped' ELSE 'expired' END FROM distributed_lock_shares s
+                       WHERE s.lock_name::text = p_lock_name COLLATE "C" AND s.holder_id::text = p_holder_id COLLATE "C" AND s.fencing_token = r.token);
+        v_outcome := coalesce(v_outcome, 'gone');
+        IF p_wait AND v_outcome = 'skipped' THEN
           RAISE EXCEPTION 'the share of lock "%" cannot be released now: a transaction that asserted it is still open', p_lock_name
             USING ERRCODE = 'lock_not_available', HINT = 'Release after that transaction has ended, or inside it, or leave the share to its expiry.';
         END IF;
@@ -791,9 +796,9 @@ $rights$),
   COMMENT ON FUNCTION extend_shared_lock(varchar, varchar, integer) IS
     'Sets the expiry of a share to now + p_ttl_seconds; false if the holder has lost it. Waits for another one that is just joining, renewing or leaving: renew several in one order, by name.';
   COMMENT ON FUNCTION release_shared_lock(varchar, varchar) IS
-    'Gives a share back. True if it was still live; false if it had expired (it goes all the same) or is not the holder''s. Raises 55P03 while a transaction that called assert_shared_lock_held is open.';
+    'Gives a share back. True if it was still live; false if it had expired or is not the holder''s. Raises 55P03 for a live share while a transaction that called assert_shared_lock_held is open.';
   COMMENT ON FUNCTION release_all_locks(varchar) IS
-    'Gives back every lease of the holder, and every share, or none (55P03) while one of them is asserted by an open transaction. Returns how many were still live.';
+    'Gives back every lease of the holder, and every share, or none (55P03) while a live one is asserted by an open transaction. Returns how many were still live.';
   COMMENT ON FUNCTION assert_shared_lock_held(varchar, varchar, bigint, boolean) IS
     'assert_lock_held() for a share: raises LK001 if the holder no longer has it, and until this transaction ends nobody can take the lease exclusively. Never waits; others may join, renew and leave. Above READ COMMITTED LK002: the snapshot is older than the acquisition. A savepoint that is rolled back takes the protection with it.';
   COMMENT ON FUNCTION pgxlock_share_batch(text[], text[], bigint[], text[], bigint[]) IS

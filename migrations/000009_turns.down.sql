@@ -18,7 +18,7 @@ BEGIN
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   -- Below, some of the functions are called, and others are changed.
-  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
+  IF EXISTS (SELECT FROM pg_catalog.unnest('{"pgxlock_check_unused()", "pgxlock_session_key(bigint)", "pgxlock_rights()", "pgxlock_hardened()", "pgxlock_objects()", "pgxlock_grants()",
                     "pgxlock_owner()", "pgxlock_settle(boolean)", "pgxlock_revoke(text)", "harden_locks()", "grant_locks(text, text)"}'::text[]) f (signature)
                JOIN pg_proc p ON p.oid = to_regprocedure(f.signature)::oid
               WHERE p.proowner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)) OR EXISTS (SELECT FROM pg_class c
@@ -32,10 +32,11 @@ BEGIN
     RAISE EXCEPTION 'pgxlock: schema % has a later version; run its down files first', quote_ident(v_schema)
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
+  PERFORM pgxlock_check_unused();
 
   v_hardened := pgxlock_hardened();
   FOR v_change IN SELECT * FROM (VALUES
-      ('pgxlock_rights()', '[^\n]*(pgxlock_refused_batch|pgxlock_take_in_turn|TABLE lock_(holders|waiters))[^\n]*\n'),
+      ('pgxlock_rights()', '[^\n]*(pgxlock_refused_batch|pgxlock_waited_for|pgxlock_take_in_turn|TABLE lock_(holders|waiters))[^\n]*\n'),
       ('pgxlock_objects()', '''lock_(holders|waiters)'', '),
       ('harden_locks()', '''lock_(holders|waiters)'', ')) c (signature, added) LOOP
     EXECUTE regexp_replace(pg_get_functiondef(v_change.signature::regprocedure::oid), v_change.added, '', 'g');
@@ -45,7 +46,7 @@ BEGIN
                           '.pgxlock_take_in_turn(', '.pgxlock_take_batch('),
                   '(SELECT FROM pg_catalog.unnest(p_names) AS e (name) WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = e.name COLLATE "C" OFFSET 0))',
                   '(SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = ANY (p_names COLLATE "C"))');
-  DROP FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]), pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[]);
+  DROP FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]), pgxlock_waited_for(integer[], text[]), pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[]);
 
   CREATE OR REPLACE FUNCTION pgxlock_next_token() RETURNS bigint
   LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off AS $$

@@ -65,7 +65,7 @@ DECLARE
                             "pgxlock_reap_limits(integer, integer)",
                             "evict_lock(varchar, varchar, bigint, text)", "evict_session_lock(integer, bigint, text, integer)",
                             "pgxlock_record_eviction(integer, text, text, bigint, text)", "pgxlock_evicted(integer[], text[], text[], bigint[])",
-                            "pgxlock_publish_names(text[])", "pgxlock_refused_batch(integer[], text[], bigint[])",
+                            "pgxlock_publish_names(text[])", "pgxlock_refused_batch(integer[], text[], bigint[])", "pgxlock_waited_for(integer[], text[])",
                             "pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[])"}'::text[]) f (signature)
               JOIN pg_proc p ON p.oid = to_regprocedure(pg_catalog.format('%I.', $1) || f.signature)::oid) o
      WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) $check$;
@@ -225,6 +225,32 @@ BEGIN
     UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
   END $$;
 
+  -- Whether somebody waits for each lock who lives and was not passed by: what a try that
+  -- shares an advisory lock asks first, because the server grants it beside other readers
+  -- whatever writer waits. It writes nothing, and waits for nothing.
+  CREATE OR REPLACE FUNCTION pgxlock_waited_for(p_kinds integer[], p_names text[]) RETURNS boolean[]
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  BEGIN
+    IF (pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names)) IS NOT TRUE THEN
+      RAISE EXCEPTION 'every name needs a kind' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF pg_is_in_recovery() THEN
+      RAISE EXCEPTION 'there is no queue on a standby server' USING ERRCODE = 'read_only_sql_transaction',
+        HINT = 'Connect to the primary, for example with target_session_attrs=read-write.';
+    END IF;
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      RAISE EXCEPTION 'who waits is looked for in READ COMMITTED: an older snapshot does not show it' USING ERRCODE = 'active_sql_transaction';
+    END IF;
+    RETURN (
+      SELECT coalesce(pg_catalog.array_agg(EXISTS (
+               SELECT FROM (SELECT a.client, a.live_until FROM pgxlock_waiters a
+                             WHERE a.kind = w.kind AND a.name = w.name COLLATE "C" AND NOT pgxlock_waiter_passed(a.woken)
+                             ORDER BY a.ticket OFFSET 0) q
+                WHERE NOT pgxlock_waiter_gone(q.client, q.live_until)) ORDER BY w.n), '{}'::boolean[])
+        FROM unnest(p_kinds, p_names) WITH ORDINALITY AS w (kind, name, n));
+  END $$;
+
   ------------------------------------------------------------------ leases --
   -- All tokens of a batch in one statement: to look at the epoch takes longer than to draw.
   -- SECURITY DEFINER: roles that were granted the table long ago have no grant on the
@@ -271,6 +297,7 @@ BEGIN
                             '.pgxlock_take_batch(', '.pgxlock_take_in_turn('),
                     '(SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = ANY (p_names COLLATE "C"))',
                     '(SELECT FROM pg_catalog.unnest(p_names) AS e (name) WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = e.name COLLATE "C" OFFSET 0))');
+    ALTER FUNCTION pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[]) SECURITY INVOKER;  -- where it was hardened when the files ran again
   END IF;
 
   -- Nearly every lease that is asked for has no row, and nobody waits for it. All of
@@ -367,6 +394,7 @@ BEGIN
     v_fresh    boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
     v_count    integer := pg_catalog.cardinality(p_names);
     v_mine     bigint[];                    -- entries whose row is there,
+    v_left     bigint[];                    -- expired: whoever has the pin keeps or takes them,
     v_pinned   bigint[];                    -- those that no transaction has asserted,
     v_tokens   bigint[];                    -- and theirs: a token is of one grant
     v_released text[];
@@ -380,11 +408,12 @@ BEGIN
         HINT = 'Connect to the primary, for example with target_session_attrs=read-write.';
     END IF;
 
-    SELECT pg_catalog.array_agg(m.n), pg_catalog.array_agg(m.n) FILTER (WHERE m.pinned), pg_catalog.array_agg(m.token) FILTER (WHERE m.pinned)
-      INTO v_mine, v_pinned, v_tokens
-      FROM (SELECT w.n, l.token, pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) AS pinned
+    SELECT pg_catalog.array_agg(m.n), pg_catalog.array_agg(m.n) FILTER (WHERE NOT m.pinned AND NOT m.live),
+           pg_catalog.array_agg(m.n) FILTER (WHERE m.pinned), pg_catalog.array_agg(m.token) FILTER (WHERE m.pinned)
+      INTO v_mine, v_left, v_pinned, v_tokens
+      FROM (SELECT w.n, l.token, l.live, pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) AS pinned
               FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n),
-                   LATERAL (SELECT l.fencing_token AS token FROM distributed_locks l
+                   LATERAL (SELECT l.fencing_token AS token, l.expires_at > clock_timestamp() AS live FROM distributed_locks l
                              WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
                                AND l.fencing_token = coalesce(w.token, l.fencing_token) OFFSET 0) l
              WHERE left(w.holder, 1) <> '*' OFFSET 0) m;
@@ -411,6 +440,7 @@ BEGIN
     SELECT CASE WHEN pg_catalog.cardinality(v_released) = v_count THEN 'released'
                 WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_released COLLATE "C") THEN 'released'
                 WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_expired COLLATE "C") THEN 'expired'
+                WHEN w.n = ANY (v_left) THEN 'expired'
                 WHEN w.n = ANY (v_mine) THEN 'skipped'
                 ELSE 'gone' END,
            NOT v_fresh OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
@@ -423,6 +453,7 @@ BEGIN
   FOR v_change IN SELECT * FROM (VALUES
       ('pgxlock_rights()', '           (NULL, ''SELECT'', ''TABLE lock_leases''',
 $rights$           (true, 'EXECUTE', 'FUNCTION pgxlock_refused_batch(integer[], text[], bigint[])', '{application}'::text[]),
+           (true, 'EXECUTE', 'FUNCTION pgxlock_waited_for(integer[], text[])', '{application}'::text[]),
            (true, 'EXECUTE', 'FUNCTION pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[])', '{}'::text[]),
            (NULL, 'SELECT', 'TABLE lock_holders', '{monitoring,administration}'::text[]),
            (NULL, 'SELECT', 'TABLE lock_waiters', '{monitoring,administration}'::text[]),
@@ -476,6 +507,8 @@ $rights$),
   COMMENT ON COLUMN lock_waiters.key_id IS 'As in lock_holders.';
   COMMENT ON FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]) IS
     'pgxlock, internal: is told of tickets whose lines asked for advisory locks in vain, which keep their precedence. In a transaction of its own, after they have asked.';
+  COMMENT ON FUNCTION pgxlock_waited_for(integer[], text[]) IS
+    'pgxlock, internal: whether a live waiter has a ticket for each lock. A try that shares an advisory lock asks first.';
   COMMENT ON FUNCTION pgxlock_take_in_turn(text[], text[], bigint[], text[], bigint[]) IS 'pgxlock, internal: of pgxlock_take_batch(), what takes leases that are not just free.';
   COMMENT ON FUNCTION pgxlock_schema_version() IS 'pgxlock: version of this schema.';
 

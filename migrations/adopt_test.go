@@ -184,28 +184,22 @@ func TestAForeignTableIsRefusedAndNamed(t *testing.T) {
 // all files are run in one transaction, or Down asks before the first one.
 func TestDownRefusesWhileLeasesAreLive(t *testing.T) {
 	t.Parallel()
-	reference := newSeed(t)
-	upTo(t, reference.URL, 1)
-	leases := catalog(t, reference)
 	db := newSeed(t)
 	seed := catalog(t, db)
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			forget(t, db)
 			must(t, way.up(t, db.URL))
-			want, stays := leases, uint(1)
-			if way.name == "psql -1" || way.name == "Up" {
-				want, stays = catalog(t, db), newest
-			}
+			want := catalog(t, db)
 			expect(t, db.Pool, true, "select acquire_lock('k', 'a', 600)")
 			if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "live leases in schema") {
 				t.Errorf("down: %v", err)
 			}
 			sameCatalog(t, catalog(t, db), want)
 			expect(t, db.Pool, false, "select acquire_lock('k', 'b')")
-			version(t, db.Pool, stays)
+			version(t, db.Pool, newest)
 			if strings.HasPrefix(way.name, "psql") {
-				must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles[newest-stays:])...))
+				must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles)...))
 			} else {
 				must(t, migrations.Repair(t.Context(), db.Pool, nil)) // golang-migrate left its mark
 				refuse(t, migrations.Down(t.Context(), db.Pool, nil), pgerrcode.ObjectInUse)
@@ -220,8 +214,6 @@ func TestDownRefusesWhileLeasesAreLive(t *testing.T) {
 // Without them what was done once would be done again.
 func TestDownRefusesWhileClaimsStand(t *testing.T) {
 	t.Parallel()
-	reference := atVersion(t, 2)
-	claims := catalog(t, reference)
 	db := pgtest.New(t)
 	empty := catalog(t, db)
 	for _, way := range ways {
@@ -229,19 +221,16 @@ func TestDownRefusesWhileClaimsStand(t *testing.T) {
 			for _, claim := range []string{"claim_once('k')", "claim_once('k', null, '1 hour')"} {
 				forget(t, db)
 				must(t, way.up(t, db.URL))
-				want, stays := claims, uint(2)
-				if way.name == "psql -1" || way.name == "Up" {
-					want, stays = catalog(t, db), newest
-				}
+				want := catalog(t, db)
 				expect(t, db.Pool, true, "select "+claim)
 				if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "claims in schema public: 1") {
 					t.Errorf("down: %v", err)
 				}
 				sameCatalog(t, catalog(t, db), want)
 				expect(t, db.Pool, false, "select claim_once('k')")
-				version(t, db.Pool, stays)
+				version(t, db.Pool, newest)
 				if strings.HasPrefix(way.name, "psql") {
-					must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles[newest-stays:])...))
+					must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles)...))
 				} else {
 					must(t, migrations.Repair(t.Context(), db.Pool, nil)) // golang-migrate left its mark
 					refuse(t, migrations.Down(t.Context(), db.Pool, nil), pgerrcode.ObjectInUse)
@@ -265,27 +254,22 @@ func TestDownDoesNotMindClaimsThatHaveEnded(t *testing.T) {
 // way.
 func TestDownRefusesWhileASessionHoldsLocksWithTokens(t *testing.T) {
 	t.Parallel()
-	reference := atVersion(t, 4)
-	fences := catalog(t, reference)
 	db := pgtest.New(t)
 	empty := catalog(t, db)
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			forget(t, db)
 			must(t, way.up(t, db.URL))
-			want, stays := fences, uint(4)
-			if way.name == "psql -1" || way.name == "Up" {
-				want, stays = catalog(t, db), newest
-			}
+			want := catalog(t, db)
 			holder := db.Connect(t)
 			expect(t, holder, true, "select pgxlock_session_batch('{0,1}', '{1,2}', 7) is not null")
 			if err := way.down(t, db.URL); err == nil || !strings.Contains(err.Error(), "session locks with tokens in schema public: 2") {
 				t.Errorf("down: %v", err)
 			}
 			sameCatalog(t, catalog(t, db), want)
-			version(t, db.Pool, stays)
+			version(t, db.Pool, newest)
 			if strings.HasPrefix(way.name, "psql") {
-				must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles[newest-stays:])...))
+				must(t, psql(t, as(t, db, "pgxlock.force", "on"), asArguments(downFiles)...))
 			} else {
 				must(t, migrations.Repair(t.Context(), db.Pool, nil)) // golang-migrate left its mark
 				expect(t, db.Pool, true, fmt.Sprintf("select pg_terminate_backend(%d, 60000)", holder.PgConn().PID()))
@@ -351,7 +335,7 @@ func TestLeasesAndSessionsOutliveTheNewestVersion(t *testing.T) {
 			calls()
 			callsInTransactions(t, conn)
 			db.Exec(t, "delete from pgxlock_claims")
-			must(t, psql(t, db.URL, "-f", downFiles[0]))
+			must(t, psql(t, as(t, db, "pgxlock.force", "on"), "-f", downFiles[0])) // which leaves the leases where they are
 			version(t, db.Pool, newest-1)
 			calls()
 			must(t, migrations.Up(t.Context(), db.Pool, nil))
@@ -473,7 +457,7 @@ func TestDownRefusesWhileLeasesAreShared(t *testing.T) {
 	expect(t, db.Pool, false, "select acquire_lock('k', 'W')") // it runs out, as any other
 	must(t, psql(t, db.URL, "-f", upFiles[5]))
 	expect(t, db.Pool, false, "select acquire_shared_lock('k', 'B', 1)") // of whom nobody would know that A is there
-	must(t, psql(t, db.URL, "-f", downFiles[newest-6]))
+	must(t, psql(t, as(t, db, "pgxlock.force", "on"), "-f", downFiles[newest-6]))
 	db.Exec(t, "update distributed_locks set expires_at = clock_timestamp()")
 	expect(t, db.Pool, true, "select acquire_lock('k', 'W')")
 	must(t, psql(t, db.URL, "-f", upFiles[5]))
@@ -481,6 +465,6 @@ func TestDownRefusesWhileLeasesAreShared(t *testing.T) {
 	sameCatalog(t, catalog(t, db), before)
 
 	expect(t, db.Pool, true, "select release_lock('k', 'W') and acquire_shared_lock('k', 'A')")
-	db.Exec(t, "update distributed_lock_shares set expires_at = clock_timestamp()") // nobody is there any more
+	db.Exec(t, "update distributed_lock_shares set expires_at = clock_timestamp(); update distributed_locks set expires_at = clock_timestamp()") // nobody is there any more
 	must(t, psql(t, db.URL, "-f", downFiles[newest-6]))
 }

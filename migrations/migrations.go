@@ -6,30 +6,24 @@
 // with or without -1, golang-migrate's library or command, [Up]), and it
 // records its version itself, so that every way knows what another one did.
 //
-// This is a package of its own so that a program that only locks does not link
-// golang-migrate.
+// This is a package of its own so that a program that only locks does not carry
+// the files.
 package migrations
 
 import (
 	"context"
-	"database/sql"
 	"embed"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
+	"strconv"
 	"strings"
 
-	"github.com/golang-migrate/migrate/v4"
 	"github.com/golang-migrate/migrate/v4/database"
-	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
-	"github.com/golang-migrate/migrate/v4/source"
-	"github.com/golang-migrate/migrate/v4/source/iofs"
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgxlock/pgxlock/internal/place"
 )
@@ -46,35 +40,17 @@ var FS embed.FS
 // replace what golang-migrate's own statements call.
 const Table = "pgxlock_migrations"
 
-//go:embed sql/session.sql
-var sessionSQL string
+//go:embed sql/*.sql
+var sqlFiles embed.FS
 
-//go:embed sql/create_schema.sql
-var createSchemaSQL string
-
-//go:embed sql/check_schema.sql
-var checkSchemaSQL string
-
-//go:embed sql/version_table.sql
-var versionTableSQL string
-
-//go:embed sql/target.sql
-var targetSQL string
-
-//go:embed sql/bare_path.sql
-var barePathSQL string
-
-//go:embed sql/in_schema.sql
-var inSchemaSQL string
-
-//go:embed sql/installed.sql
-var installedSQL string
-
-//go:embed sql/in_use.sql
-var inUseSQL string
-
-//go:embed sql/repair.sql
-var repairSQL string
+// statement returns sql/name.sql.
+func statement(name string) string {
+	text, err := sqlFiles.ReadFile("sql/" + name + ".sql")
+	if err != nil {
+		panic("pgxlock: migrations: " + err.Error()) // a name that this program misspelt
+	}
+	return string(text)
+}
 
 // Config says where and how to migrate. A nil *Config means the zero value.
 type Config struct {
@@ -89,21 +65,38 @@ type Config struct {
 	Force bool
 }
 
+// DamageError means that tables, views, sequences or functions are gone that the
+// installed version has: somebody dropped them, with a tool's "drop" or by hand. Up
+// makes them anew; what the tables held is lost.
+type DamageError struct {
+	Schema  string
+	Version uint     // that is installed; 0 if that cannot be told any more
+	Missing []string // as "table pgxlock_waiters"
+}
+
+func (e *DamageError) Error() string {
+	shown, more := e.Missing, ""
+	if len(shown) > 5 {
+		shown, more = shown[:5], fmt.Sprintf(" and %d more", len(shown)-5)
+	}
+	return fmt.Sprintf("schema %q lacks %s%s: run migrations.Up or pgxlock migrate up", e.Schema, strings.Join(shown, ", "), more)
+}
+
 // Up brings the schema to the newest version, and does nothing where it is there
-// already, or where a newer program has brought a later one. It adopts what psql or
-// golang-migrate's command installed, and a table distributed_locks with functions
-// acquire_lock and release_lock of the widespread form that pgxlock replaces: their
-// callers go on as before.
+// already, or where a newer program has brought a later one. It makes anew what was
+// dropped by hand. It adopts what psql or golang-migrate's command installed, and a
+// table distributed_locks with functions acquire_lock and release_lock of the
+// widespread form that pgxlock replaces: their callers go on as before.
 //
 // After a pg_upgrade, or a restore into another cluster, acquires fail until Up
 // was run once: it lifts the fencing tokens above all that were ever given out.
 //
-// Up connects by itself, with the pool's configuration and hooks, and needs a
-// session of its own: give it a direct connection or a pooler in session mode.
-// Several may run at once. An error leaves the schema as it was, but for an empty
-// version table. Locks on the tables are waited for at most 2 s (SQLSTATE 55P03):
-// run it again when the transaction that was in the way has ended. When ctx ends,
-// a file that has begun is finished.
+// Up connects by itself, with the pool's configuration and hooks, directly or through
+// a pooler in any mode: each file is a transaction, no setting outlives it, and what is
+// sent is prepared by nobody. Several may run at once. An error leaves the schema as
+// the last file that succeeded made it. Locks on the tables are waited for at most 2 s
+// (SQLSTATE 55P03): run it again when the transaction that was in the way has ended.
+// When ctx ends, a file that has begun is finished.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	for attempt := 1; ; attempt++ {
 		if err := up(ctx, pool, cfg); attempt == 5 || !overtaken(err) {
@@ -112,43 +105,43 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	}
 }
 
-// overtaken says whether somebody who does not take golang-migrate's lock, such
-// as psql, came between the look at the version and the file: then what is to be
-// done is another thing now, if anything.
+// overtaken reports whether somebody else came between the look at the version and the
+// file: then what is to be done is another thing now, if anything.
 func overtaken(err error) bool {
-	if _, ok := errors.AsType[migrate.ErrDirty](err); ok {
-		return true
-	}
-	if _, ok := errors.AsType[newerError](err); ok {
-		return true // a newer program: there is nothing left to do
-	}
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pgErr.Code == pgerrcode.ObjectNotInPrerequisiteState
 }
 
 func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
-	return connect(ctx, "up", pool, cfg, func(db *handle) error {
-		v, owner, err := installedVersion(ctx, db)
+	return connect(ctx, "up", pool, cfg, func(m *migrator) error {
+		found, err := m.look(ctx)
+		if err != nil {
+			return err
+		}
+		files := readFiles("up")
+		newest := uint(len(files))
 		switch {
-		case err != nil:
-			return err
-		case owner == trusted && v >= newestVersion():
+		case found.owner == trusted && found.damage != nil:
+			return fmt.Errorf("%w; %w", found.damage, errNotOurs)
+		case found.owner == trusted && found.version >= newest:
 			return nil // nothing to do, and not ours to do: a program that may only lock calls Up at its start, too
-		case owner == trusted:
+		case found.owner == trusted:
 			return errNotOurs
-		case owner == ours && v > newestVersion():
-			_, err := db.ExecContext(ctx, repairSQL) // an older program starts again while newer ones are rolled out
-			return err
+		case found.owner == ours && found.version > newest:
+			return m.write(ctx, found, step{sql: statement("repair")}) // an older program starts again while newer ones are rolled out
+		case found.damage != nil:
+			// As after a move: a file makes what is not there, and leaves the rest. All of
+			// them in one transaction, because the first ones make functions of old.
+			m.again = true
+			return m.write(ctx, found, append(steps(files), step{sql: statement("repair")})...)
 		}
 		// A stranger's is refused by the file, which names what is his.
-		if _, err := db.ExecContext(ctx, createSchemaSQL); err != nil {
-			return err
+		for _, file := range files[min(found.version, newest):] {
+			if err := m.write(ctx, found, step{sql: file}); err != nil {
+				return err
+			}
 		}
-		if err := step(ctx, db, (*migrate.Migrate).Up); err != nil {
-			return err
-		}
-		_, err = db.ExecContext(ctx, repairSQL)
-		return err
+		return m.write(ctx, found, step{sql: statement("repair")})
 	})
 }
 
@@ -164,32 +157,48 @@ func (e newerError) Error() string {
 
 // Down removes our tables and functions, the newest version first; the schema and
 // an empty version table remain. A table and functions that Up adopted are given
-// back as they were, with their rows. It refuses while leases are live (SQLSTATE
-// 55006), unless cfg.Force is set, and where a newer program has brought a later
-// version.
+// back as they were, with their rows. It removes nothing while leases are live,
+// claims stand or runs are remembered (SQLSTATE 55006), unless cfg.Force is set, and
+// where a newer program has brought a later version. Where nothing is installed it does
+// nothing, but a schema that cfg names must exist.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
-	return connect(ctx, "down", pool, cfg, func(db *handle) error {
-		if v, owner, err := installedVersion(ctx, db); err != nil || v == 0 {
+	return connect(ctx, "down", pool, cfg, func(m *migrator) error {
+		found, err := m.look(ctx)
+		switch {
+		case err != nil:
 			return err
-		} else if owner != ours {
+		case !found.exists:
+			return fmt.Errorf("there is no schema %q (Config.Schema, --schema)", m.schema)
+		case found.owner != ours:
 			return errNotOurs
-		} else if v > newestVersion() {
-			return newerError{v}
+		case found.damage != nil:
+			return found.damage
+		case found.version > newestVersion():
+			return newerError{found.version}
 		}
-		// As the files do, but before the first of them has run.
-		if _, err := db.ExecContext(ctx, inUseSQL); err != nil {
-			return err
+		files := readFiles("down") // each of them refuses while anything of ours is in use
+		for v := found.version; v > 0; v-- {
+			if err := m.write(ctx, found, step{sql: files[v-1]}); err != nil {
+				return err
+			}
 		}
-		return step(ctx, db, (*migrate.Migrate).Down)
+		return nil
 	})
 }
 
 // Version returns the version that is installed, 0 for none, and the newest one
-// that this package has.
+// that this package has. Both are set also with a [*DamageError], which means that
+// something of the installed version is gone.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, newest uint, err error) {
-	err = connect(ctx, "version", pool, cfg, func(db *handle) error {
-		installed, _, err = installedVersion(ctx, db)
-		return err
+	err = connect(ctx, "version", pool, cfg, func(m *migrator) error {
+		found, err := m.look(ctx)
+		if err != nil {
+			return err
+		}
+		if installed = found.version; found.damage != nil {
+			return found.damage
+		}
+		return nil
 	})
 	return installed, newestVersion(), err
 }
@@ -198,183 +207,160 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, n
 // (the file itself left nothing behind), and lifts the fencing tokens if the
 // database was moved or restored. Up does both, too.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
-	return connect(ctx, "repair", pool, cfg, func(db *handle) error {
-		if v, owner, err := installedVersion(ctx, db); err != nil {
+	return connect(ctx, "repair", pool, cfg, func(m *migrator) error {
+		found, err := m.look(ctx)
+		switch {
+		case err != nil:
 			return err
-		} else if v == 0 {
-			return errors.New("nothing is installed here; run Up (pgxlock migrate up)")
-		} else if owner != ours {
+		case found.damage == nil && found.version == 0:
+			return fmt.Errorf("nothing is installed in schema %q; run Up (pgxlock migrate up)", m.schema)
+		case found.owner != ours:
 			return errNotOurs
-		} else if v > newestVersion() {
-			return newerError{v}
+		case found.damage != nil:
+			return found.damage
+		case found.version > newestVersion():
+			return newerError{found.version}
 		}
-		if err := step(ctx, db, func(*migrate.Migrate) error { return nil }); err != nil {
-			return err
-		}
-		_, err := db.ExecContext(ctx, repairSQL)
-		return err
+		return m.write(ctx, found, step{sql: statement("repair")})
 	})
 }
 
-// connect calls fn with a database handle whose sessions are set up for
-// migrating, made from the pool's configuration.
-func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn func(*handle) error) error {
-	if pool == nil {
-		return fmt.Errorf("pgxlock: migrations: %s: the pool is nil; make one with pgxpool.New", op)
+// connect calls fn with a connection of its own, made from the pool's configuration.
+func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn func(*migrator) error) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("pgxlock: migrations: %s: %w", op, err)
+		}
+	}()
+	switch {
+	case ctx == nil:
+		return errors.New("the context is nil; pass context.Background() where nothing ends the call")
+	case pool == nil:
+		return errors.New("the pool is nil; make one with pgxpool.New")
 	}
 	if cfg == nil {
 		cfg = &Config{}
 	}
 	if err := place.CheckName(cfg.Schema); err != nil {
-		return fmt.Errorf("pgxlock: migrations: %s: Config.Schema %.80q %w", op, cfg.Schema, err)
+		return fmt.Errorf("Config.Schema %.80q %w", cfg.Schema, err)
 	}
-	db := &handle{config: pool.Config()}
-	db.DB = db.open(func(ctx context.Context, conn *pgx.Conn) error { return cfg.setUp(ctx, conn) })
-	db.bare = db.open(func(ctx context.Context, conn *pgx.Conn) error {
-		if err := cfg.setUp(ctx, conn); err != nil {
+	config := pool.Config()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
 			return err
 		}
-		_, err := conn.Exec(ctx, barePathSQL)
+	}
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err != nil {
 		return err
-	})
-	err := db.PingContext(ctx) // golang-migrate takes no context
-	if err == nil {
-		err = fn(db)
 	}
-	if err = errors.Join(err, db.bare.Close(), db.Close()); err != nil {
-		return fmt.Errorf("pgxlock: migrations: %s: %w", op, plain(err))
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	if config.AfterConnect != nil {
+		if err := config.AfterConnect(ctx, conn); err != nil {
+			return err
+		}
 	}
-	return nil
+	m := &migrator{conn: conn, schema: cfg.Schema, force: cfg.Force}
+	if m.schema == "" {
+		if err := m.choose(ctx, op != "version"); err != nil {
+			return err
+		}
+	}
+	return fn(m)
 }
 
-// setUp prepares a new session for the schema that is named, or meant.
-func (cfg *Config) setUp(ctx context.Context, conn *pgx.Conn) error {
-	schema := cfg.Schema
-	if schema == "" {
-		found, err := place.Look(ctx, func(ctx context.Context, sql string, args ...any) pgx.Row {
-			return conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
-		})
-		if err != nil {
-			return err
-		}
-		if schema, err = found.Target(); err != nil {
-			return fmt.Errorf("%w (Config.Schema, --schema)", err)
-		}
+// A migrator works on one schema. All that it sends works through a pooler, which may
+// give each transaction to another session of the server, or be in statement mode: a
+// transaction is one write to the server, without BEGIN and COMMIT.
+type migrator struct {
+	conn   *pgx.Conn
+	schema string
+	force  bool // what is in use may be removed
+	again  bool // all files run, over what is there
+}
+
+// choose finds the schema that is meant where none was named. One that would get the
+// objects must be beyond doubt.
+func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
+	row := func(ctx context.Context, sql string, args ...any) pgx.Row {
+		return m.conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	}
-	_, err := conn.Exec(ctx, sessionSQL, pgx.QueryExecModeExec, schema, cfg.Force)
+	found, err := place.Look(ctx, row)
+	if err != nil {
+		return err
+	}
+	if m.schema, err = found.Target(); err != nil {
+		return fmt.Errorf("%w (Config.Schema, --schema)", err)
+	}
+	if m.schema != "" {
+		return nil
+	}
+	var path string
+	if err := row(ctx, statement("path")).Scan(&path, &m.schema); err != nil || !beyondDoubt {
+		return err
+	}
+	_, err = m.send(ctx, step{sql: statement("isolation")}, step{statement("named"), []string{path, m.schema}}, step{sql: statement("check_schema")})
 	return err
 }
 
-// handle is the database to migrate.
-type handle struct {
-	*sql.DB         // sessions whose search_path is that of the schema
-	bare    *sql.DB // sessions for golang-migrate, whose search_path is pg_catalog
-	config  *pgxpool.Config
+// A step is a statement with what it is given.
+type step struct {
+	sql  string
+	args []string
 }
 
-// open returns a handle whose sessions have the pool's configuration, and are
-// then set up.
-func (db *handle) open(setUp func(context.Context, *pgx.Conn) error) *sql.DB {
-	options := []stdlib.OptionOpenDB{stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
-		if db.config.AfterConnect != nil {
-			if err := db.config.AfterConnect(ctx, conn); err != nil {
-				return err
-			}
+// steps returns a step for each text.
+func steps(texts []string) (all []step) {
+	for _, text := range texts {
+		all = append(all, step{sql: text})
+	}
+	return all
+}
+
+// send runs the steps in one transaction, and returns the rows of the last one as text.
+func (m *migrator) send(ctx context.Context, all ...step) ([][][]byte, error) {
+	batch := &pgconn.Batch{}
+	for _, s := range all {
+		args := make([][]byte, len(s.args))
+		for i, arg := range s.args {
+			args[i] = []byte(arg)
 		}
-		return setUp(ctx, conn)
-	})}
-	if db.config.BeforeConnect != nil {
-		options = append(options, stdlib.OptionBeforeConnect(db.config.BeforeConnect))
+		batch.ExecParams(s.sql, args, nil, nil, nil)
 	}
-	return stdlib.OpenDB(*db.config.ConnConfig, options...)
+	results, err := m.conn.PgConn().ExecBatch(ctx, batch).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	last := results[len(results)-1]
+	return last.Rows, last.Err
 }
 
-// inSchema is golang-migrate's driver, but for where the files run, and that none
-// begins when it is to stop. (golang-migrate's own GracefulStop is a data race
-// when there are several files.)
-type inSchema struct {
-	database.Driver
-	schema  string
-	stopped func() error
+// settings is the step that makes a transaction fit for migrating.
+func (m *migrator) settings() step {
+	onOff := map[bool]string{true: "on", false: "off"}
+	return step{statement("settings"), []string{m.schema, onOff[m.force], onOff[m.again], strconv.FormatUint(uint64(newestVersion()), 10)}}
 }
 
-func (d inSchema) Run(file io.Reader) error {
-	if err := d.stopped(); err != nil {
+// write runs the steps in one transaction, under the locks of all who migrate. When ctx
+// ends, what has begun is finished.
+func (m *migrator) write(ctx context.Context, found installed, what ...step) error {
+	if err := ctx.Err(); err != nil {
 		return err
 	}
-	begin := strings.ReplaceAll(inSchemaSQL, "pgxlock_schema", pgx.Identifier{d.schema}.Sanitize())
-	return d.Driver.Run(io.MultiReader(strings.NewReader(begin), file))
-}
-
-// step runs golang-migrate on the database, under the lock that its command
-// takes too. What golang-migrate cannot do is done first: refuse a search_path
-// that leads elsewhere, wait for a file that psql runs, and set a dirty mark
-// right.
-func step(ctx context.Context, db *handle, do func(*migrate.Migrate) error) (err error) {
-	for _, query := range []string{checkSchemaSQL, versionTableSQL} {
-		if _, err := db.ExecContext(ctx, query); err != nil {
-			return err
-		}
-	}
-	files, err := iofs.New(FS, ".")
+	key, err := database.GenerateAdvisoryLockId(found.database, m.schema, Table)
 	if err != nil {
 		return err
 	}
-	var schema, name string
-	if err := db.QueryRowContext(ctx, targetSQL).Scan(&schema, &name); err != nil {
-		return err
+	all := []step{{sql: statement("isolation")}, {sql: statement("read_write")}, m.settings(), {statement("locks"), []string{key}}}
+	if !found.exists {
+		all = append(all, step{sql: statement("create_schema")})
 	}
-	pgx5, err := migratepgx.WithInstance(db.bare, &migratepgx.Config{MigrationsTable: Table, SchemaName: schema, DatabaseName: name})
-	if err != nil {
-		return err
+	if found.version <= newestVersion() { // else a newer program records it
+		all = append(all, step{sql: statement("record")})
 	}
-	defer func() { err = errors.Join(err, pgx5.Close()) }() // else its session is left to the garbage collector
-	driver := inSchema{pgx5, schema, ctx.Err}
-	m, err := migrate.NewWithInstance("iofs", files, "pgx", driver)
-	if err != nil {
-		return err
-	}
-	version, err := heal(ctx, db, driver)
-	if err != nil {
-		return err
-	}
-	if version > int(newestVersion()) {
-		return newerError{uint(version)}
-	}
-	if err := do(m); err != nil && !errors.Is(err, migrate.ErrNoChange) {
-		_, healErr := heal(context.WithoutCancel(ctx), db, driver)
-		return errors.Join(err, healErr)
-	}
-	return ctx.Err()
-}
-
-// heal replaces a dirty mark by the version that is really there, which is known
-// because our files take effect as a whole or not at all. It returns the version.
-func heal(ctx context.Context, db *handle, driver database.Driver) (version int, err error) {
-	if err := driver.Lock(); err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, driver.Unlock()) }()
-	version, dirty, err := driver.Version()
-	if err != nil || !dirty {
-		return version, err
-	}
-	there, owner, err := installedVersion(ctx, db)
-	if err != nil {
-		return 0, err
-	}
-	if owner != ours {
-		there = 0 // what is there is not what our files made
-	}
-	return nilVersion(there), driver.SetVersion(nilVersion(there), false)
-}
-
-// nilVersion is golang-migrate's form of a version: -1 for none.
-func nilVersion(v uint) int {
-	if v == 0 {
-		return database.NilVersion
-	}
-	return int(v)
+	all = append(all, step{sql: statement("search_path")})
+	_, err = m.send(context.WithoutCancel(ctx), append(all, what...)...)
+	return err
 }
 
 // owner is whose the installation is.
@@ -386,19 +372,67 @@ const (
 	stranger              // of a role that merely may create objects in the schema
 )
 
-// installedVersion returns the version, 0 for none, and whose it is.
-func installedVersion(ctx context.Context, db *handle) (v uint, whose owner, err error) {
-	var isOurs, isTrusted bool
-	err = db.QueryRowContext(ctx, installedSQL).Scan(&v, &isOurs, &isTrusted)
-	switch {
-	case isOurs:
-		whose = ours
-	case isTrusted:
-		whose = trusted
-	default:
-		whose = stranger
+// installed is what there is.
+type installed struct {
+	version  uint // 0: none
+	owner    owner
+	damage   *DamageError // nil: none
+	exists   bool         // the schema
+	database string       // as golang-migrate's command calls it
+}
+
+// look looks at what is there, and not at what was recorded.
+func (m *migrator) look(ctx context.Context) (found installed, err error) {
+	read := func(s step) ([][][]byte, error) {
+		return m.send(ctx, step{sql: statement("isolation")}, m.settings(), s)
 	}
-	return v, whose, err
+	rows, err := read(step{statement("installed"), []string{m.schema}})
+	if err != nil {
+		return found, err
+	}
+	is := func(column int) bool { return string(rows[0][column]) == "t" }
+	version, err := strconv.ParseUint(string(rows[0][0]), 10, 32)
+	if err != nil {
+		return found, err
+	}
+	found = installed{version: uint(version), owner: stranger, exists: is(4), database: string(rows[0][5])}
+	if is(1) {
+		found.owner = ours
+	} else if is(2) {
+		found.owner = trusted
+	}
+	complete := found.version
+	if complete == 0 && is(3) {
+		complete = newestVersion() // the function that tells is gone, too
+	}
+	if complete == 0 || complete > newestVersion() {
+		return found, nil
+	}
+	rows, err = read(step{place.MissingSQL, []string{m.schema, strconv.FormatUint(uint64(complete), 10)}})
+	if err != nil || len(rows) == 0 {
+		return found, err
+	}
+	found.damage = &DamageError{Schema: m.schema, Version: found.version}
+	for _, row := range rows {
+		found.damage.Missing = append(found.damage.Missing, string(row[0]))
+	}
+	return found, nil
+}
+
+// readFiles returns the texts of the files of a direction, the first version first.
+func readFiles(direction string) (texts []string) {
+	names, err := fs.Glob(FS, "*."+direction+".sql") // sorted
+	if err != nil {
+		panic("pgxlock: migrations: " + err.Error())
+	}
+	for _, name := range names {
+		text, err := FS.ReadFile(name)
+		if err != nil {
+			panic("pgxlock: migrations: " + err.Error())
+		}
+		texts = append(texts, string(text))
+	}
+	return texts
 }
 
 // newestVersion is that of the last file in FS.
@@ -407,21 +441,5 @@ func newestVersion() uint {
 	if err != nil || len(names) == 0 {
 		panic("pgxlock: migrations: no files embedded")
 	}
-	m, err := source.Parse(names[len(names)-1]) // Glob sorts
-	if err != nil {
-		panic("pgxlock: migrations: " + err.Error())
-	}
-	return m.Version
-}
-
-// plain takes golang-migrate's wrapper, which does not unwrap and prints the
-// whole file, from around an error of the server.
-func plain(err error) error {
-	if e, ok := errors.AsType[database.Error](err); ok && e.OrigErr != nil {
-		return e.OrigErr
-	}
-	if e, ok := errors.AsType[*database.Error](err); ok && e.OrigErr != nil {
-		return e.OrigErr
-	}
-	return err
+	return uint(len(names))
 }

@@ -194,7 +194,11 @@ func TestASchemaIsCreatedAndClosed(t *testing.T) {
 	if installed != 0 {
 		t.Errorf("version %d before there is a schema", installed)
 	}
-	must(t, migrations.Down(t.Context(), db.Pool, cfg))
+	for name, do := range map[string]func(context.Context, *pgxpool.Pool, *migrations.Config) error{"down": migrations.Down, "repair": migrations.Repair} {
+		if err := do(t.Context(), db.Pool, cfg); err == nil || !strings.Contains(err.Error(), `schema "Locks, \"of\" ours"`) {
+			t.Errorf("%s where there is no schema: %v", name, err)
+		}
+	}
 	must(t, migrations.Up(t.Context(), db.Pool, cfg))
 	must(t, migrations.Up(t.Context(), db.Pool, cfg))
 	plain := pgtest.Pool(t, as(t, db, "role", newRole(t, db)))

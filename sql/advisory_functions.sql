@@ -1,7 +1,7 @@
--- The functions that lock_calls.go calls by their numbers: what tells where we are,
--- and then what advisory_prepare.sql does with each number.
+-- The functions that lock_calls.go calls by their numbers, in the order of what
+-- advisory_prepare.sql knows them by.
 SELECT f::pg_catalog.regprocedure::pg_catalog.oid
-  FROM pg_catalog.unnest('{"pg_catalog.pg_backend_pid()", "pg_catalog.pg_is_in_recovery()",
+  FROM pg_catalog.unnest('{
     "pg_catalog.pg_try_advisory_lock(bigint)", "pg_catalog.pg_try_advisory_lock_shared(bigint)",
     "pg_catalog.pg_advisory_unlock(bigint)", "pg_catalog.pg_advisory_unlock_shared(bigint)",
     "pg_catalog.pg_try_advisory_lock(int, int)", "pg_catalog.pg_try_advisory_lock_shared(int, int)",

@@ -1,7 +1,9 @@
 -- Makes the connection that holds session locks fit for it, whatever the role is
 -- set to. $1 is the locks' TTL in milliseconds: when the client has been silent for
 -- that long, or is cut off, the server ends the session, and with it the locks; 0
--- for never. search_path is still the role's, so that all is qualified.
+-- for never. search_path is still the role's until then, so that all is qualified.
+-- $2 is the backend: in another one, which belongs to somebody else, nothing is set,
+-- and no row comes.
 SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
        pg_catalog.set_config('default_transaction_read_only', 'off', false),
        pg_catalog.set_config('default_transaction_deferrable', 'off', false),
@@ -32,4 +34,7 @@ SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', 
             pg_catalog.set_config('tcp_keepalives_idle', LEAST(GREATEST(
                  pg_catalog.int4div($1 OPERATOR(pg_catalog.-) 1, 1000) OPERATOR(pg_catalog.-) 1, 1), 32767)::pg_catalog.text, false),
             pg_catalog.set_config('tcp_keepalives_interval', '1', false),
-            pg_catalog.set_config('tcp_keepalives_count', '2', false)) END
+            pg_catalog.set_config('tcp_keepalives_count', '2', false)) END,
+       -- From here on nothing is found but by its full name.
+       pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false)
+ WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $2::pg_catalog.int4

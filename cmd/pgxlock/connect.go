@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/pflag"
@@ -96,6 +97,11 @@ func parseConfig(source, connString string) (*pgxpool.Config, error) {
 	}
 	if config.ConnConfig.ConnectTimeout == 0 {
 		config.ConnConfig.ConnectTimeout = defaultConnectTimeout
+	}
+	if config.ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		// A command asks once. Behind a pooler what it prepared would stay in a session of
+		// others, and the next command would find the name taken.
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}
 	return config, nil
 }

@@ -2,9 +2,11 @@ package main
 
 import (
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -85,11 +87,29 @@ func TestAServerThatCannotBeReachedExits69(t *testing.T) {
 	}
 }
 
-func TestADatabaseThatDoesNotExistExits69(t *testing.T) {
+// Nothing but a change of the connection helps: a script that tries again when the server is
+// not there must not do so then, and nobody needs to look for the server.
+func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	url := strings.Replace(db.URL, db.Name, "there_is_none", 1)
-	execute(t, nil, "ls", "--database-url", url).want(t, exitUnavailable, "", `database "there_is_none" does not exist`)
+	server := pgtest.Private(t, pgserver.Config{TCP: true})
+	right := server.TCPURL("postgres")
+	wrong, err := url.Parse(right)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong.User = url.UserPassword(wrong.User.Username(), "guess")
+	for _, args := range []string{"ls", "tree", "acquire k", "run --kind session k -- true", "doctor", "migrate status", "migrate up"} {
+		for _, test := range []struct{ url, says, remedy string }{
+			{wrong.String(), "(SQLSTATE 28P01)", "check the user and the password"},
+			{server.TCPURL("there_is_none"), `database "there_is_none" does not exist`, "create the database, or correct its name"},
+		} {
+			r := execute(t, []string{"DATABASE_URL=" + test.url}, strings.Fields(args)...)
+			r.want(t, exitDenied, "", test.says)
+			if strings.Count(r.stderr, test.remedy) != 1 || !strings.Contains(r.stderr, "--database-url") || strings.Contains(r.stderr, "is the server there") || strings.Contains(r.stderr, "guess") || strings.Count(r.stderr, "\n") != 1 {
+				t.Errorf("%s: %q", args, r.stderr)
+			}
+		}
+	}
 }
 
 func TestNoPasswordIsEverPrinted(t *testing.T) {

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,4 +18,41 @@ func TestWorkersEndWithADemonstrationThatIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	interruptDemo(t, "TMPDIR=", syscall.SIGKILL, -1)
+}
+
+// Linux sends the parent-death signal of a child when the thread that started it ends.
+func TestWorkersOutliveTheThreadThatStartedTheirTeam(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	var crew *team
+	var err error
+	thread := onThreadThatEnds(func() { crew, err = startTeam(db.URL, "worker-1") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer crew.stop()
+	for unix.Tgkill(unix.Getpid(), thread, 0) == nil { // until the thread has ended
+		runtime.Gosched()
+	}
+	for _, do := range []string{doTry, doLook} {
+		if _, err := crew.must(t.Context(), crew.workers[0], order{Do: do, Key: "job", TTL: time.Minute}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// onThreadThatEnds calls f on a thread that ends then, whose number it returns.
+func onThreadThatEnds(f func()) (thread int) {
+	called := make(chan struct{})
+	go func() {
+		defer close(called)
+		runtime.LockOSThread() // without an unlock the thread ends with this goroutine
+		if thread = unix.Gettid(); thread == unix.Getpid() {
+			thread = onThreadThatEnds(f) // the first thread of a process does not end, but this goroutine keeps it busy
+		} else {
+			f()
+		}
+	}()
+	<-called
+	return thread
 }

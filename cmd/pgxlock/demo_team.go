@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"sync/atomic"
 	"time"
 )
@@ -56,23 +57,33 @@ func startTeam(url string, names ...string) (*team, error) {
 	return t, nil
 }
 
+// start starts a worker on a thread that waits for it. Linux kills the worker when
+// the thread that started it ends, which the Go runtime may do to any other thread.
 func (t *team) start(name string, cmd *exec.Cmd) error {
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
 	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
 	p := &workerProcess{name: name, cmd: cmd, orders: json.NewEncoder(stdin), ended: make(chan struct{})}
-	t.workers = append(t.workers, p)
+	started := make(chan error, 1)
 	go func() {
-		err := cmd.Wait()
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		err = cmd.Wait()
 		close(p.ended)
 		if !p.ours.Load() {
 			t.deliver(report{Worker: name, Err: fmt.Sprintf("its process ended: %v", err)})
 		}
 	}()
+	if err := <-started; err != nil {
+		return err
+	}
+	t.workers = append(t.workers, p)
 	return nil
 }
 

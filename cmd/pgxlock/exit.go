@@ -2,8 +2,6 @@ package main
 
 import (
 	"errors"
-	"io"
-	"net"
 	"slices"
 	"strings"
 	"syscall"
@@ -12,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
@@ -27,6 +26,7 @@ const (
 	exitUnavailable = 69 // EX_UNAVAILABLE
 	exitInternal    = 70 // EX_SOFTWARE
 	exitBusy        = 75 // EX_TEMPFAIL
+	exitDenied      = 77 // EX_NOPERM: the user, the password, the database, a right
 	exitLost        = 80 // a lock was not held any more
 	exitNotRunnable = 126
 	exitNotFound    = 127
@@ -86,6 +86,8 @@ func exitCode(err error) int {
 		return exitNotEvicted
 	case errors.Is(err, errLost), errors.Is(err, pgxlock.ErrLost):
 		return exitLost
+	case lockerr.Denied(err):
+		return exitDenied
 	case badInput(err):
 		return exitUsage
 	case busy(err):
@@ -111,21 +113,9 @@ func busy(err error) bool {
 	return ok && slices.Contains([]string{pgerrcode.LockNotAvailable, pgerrcode.ObjectInUse}, pgErr.Code)
 }
 
-// unavailable reports whether there was no database to talk to: none was
-// reached, it did not let us in, or the connection broke.
+// unavailable reports whether there was no database to talk to.
 func unavailable(err error) bool {
-	if errors.Is(err, pgxlock.ErrUnavailable) {
-		return true
-	}
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		return true
-	}
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return pgerrcode.IsConnectionException(pgErr.Code) || pgerrcode.IsInsufficientResources(pgErr.Code) ||
-			slices.Contains([]string{pgerrcode.AdminShutdown, pgerrcode.CrashShutdown, pgerrcode.CannotConnectNow}, pgErr.Code)
-	}
-	_, network := errors.AsType[*net.OpError](err) // not net.Error, which every errno of a file is as well
-	return network || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, pgserver.ErrNoBinaries)
+	return errors.Is(err, pgxlock.ErrUnavailable) || lockerr.Unreachable(err) || errors.Is(err, pgserver.ErrNoBinaries)
 }
 
 // describe makes one line of an error, with what to do about it.
@@ -135,12 +125,22 @@ func describe(err error) string {
 		if pgErr.Hint != "" {
 			text += "; " + printable(oneline.Join(pgErr.Hint))
 		}
-		if pgErr.Code == pgerrcode.InsufficientPrivilege && !strings.Contains(text, "docs/operations.md") {
-			text += "; the role lacks rights that docs/operations.md names" // as the package says of its statements
-		}
 	}
+	remedy := lockerr.Remedy(err)
+	if remedy != "" && !strings.Contains(text, remedy) && !strings.Contains(text, "docs/operations.md") {
+		text += "; " + remedy // as the package says of its statements
+	}
+	const source = "--database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*"
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		text += "; is the server there, and is it the one meant by --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*?"
+		switch {
+		case remedy != "":
+			text += "; the connection is that of " + source
+		case lockerr.Untrusted(err):
+			text += "; its certificate is not trusted: see sslrootcert and sslmode"
+		case errors.Is(err, pgxlock.ErrReadOnly):
+		default:
+			text += "; is the server there, and is it the one meant by " + source + "?"
+		}
 	}
 	if errors.Is(err, pgserver.ErrNoBinaries) {
 		text += "; on Debian, scripts/install-postgres in pgxlock's source does the former"

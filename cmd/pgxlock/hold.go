@@ -61,10 +61,13 @@ for --ttl, whatever becomes of this process; extend it in time, and release it:
   ...
   pgxlock release nightly --holder "$holder" --token "$token"
 
-If somebody else has it, it waits for --wait, and then exits with 75. Ended by a
+If somebody else has it, it exits with 75: at once, or after --wait. Ended by a
 signal it leaves no lease behind, unless --holder was given: release that one.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkWait(wait); err != nil {
+				return usageError{err}
+			}
 			quoted, err := json.Marshal(metadata)
 			if err != nil {
 				return err
@@ -102,10 +105,18 @@ signal it leaves no lease behind, unless --holder was given: release that one.`,
 	t.addFlags(cmd.Flags())
 	output.addFlag(cmd)
 	cmd.Flags().DurationVar(&ttl, "ttl", time.Minute, "how long the lease lasts unless it is extended")
-	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for somebody else's lease")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for somebody else's lease; 0 tries once")
 	cmd.Flags().StringVar(&holder, "holder", "", "holder `id`; who has the same one is the same holder (default: a new one)")
 	cmd.Flags().StringVar(&metadata, "metadata", "", "`text` for operators to see")
 	return cmd
+}
+
+// checkWait says what is wrong with a --wait.
+func checkWait(wait time.Duration) error {
+	if wait < 0 {
+		return fmt.Errorf("--wait is %s, it must be 0, which tries once, or more", wait)
+	}
+	return nil
 }
 
 // acquire tries until wait is over. ctx ends a wait, but no statement that was

@@ -104,6 +104,7 @@ func TestMisuseOfLeasesOnTheCommandLineIsNamed(t *testing.T) {
 		{[]string{"acquire"}, "arg"},
 		{[]string{"acquire", ""}, "p_lock_name"},
 		{[]string{"acquire", "k", "--ttl", "-1s"}, "p_ttl"},
+		{[]string{"acquire", "k", "--wait", "-1s"}, "--wait is -1s"},
 		{[]string{"acquire", "k", "--holder", "*me"}, "p_holder_id"},
 		{[]string{"extend", "k", "--holder", "me"}, "token"},
 		{[]string{"release", "k", "--token", "1"}, "holder"},

@@ -66,7 +66,7 @@ DATABASE_URL, else of the PG* variables that psql reads.
 Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
 lease; doctor: an error, with --strict also a warning; evict: nothing was evicted),
 64 wrong usage, 69 database unavailable, 70 any other failure, 75 busy (try again
-later), 80 lock lost, 128+n ended by signal n. run exits as its command does, with 126
+later), 77 user, password, database or right refused, 80 lock lost, 128+n ended by signal n. run exits as its command does, with 126
 if that cannot be run and 127 if there is none.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,

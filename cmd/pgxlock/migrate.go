@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -14,8 +15,8 @@ func newMigrate() *cobra.Command {
 
 They go into --schema, else to where the search_path finds acquire_lock, else into
 the schema that it names first.
-Several may migrate at once, with this command, golang-migrate or psql. It takes
-a direct connection, or a pooler in session mode.`,
+Several may migrate at once, with this command, golang-migrate or psql. It works
+through a pooler in any mode.`,
 		newMigrateUp(), newMigrateDown(), newMigrateStatus(), newMigrateSQL(), newMigrateRepair())
 }
 
@@ -25,7 +26,7 @@ func newMigrateUp() *cobra.Command {
 		Use:   "up",
 		Short: "Install, or upgrade to the newest version",
 		Long: `Install, or upgrade to the newest version. Does nothing where that, or a later
-one, is there.
+one, is there, but to make anew what somebody dropped of it.
 
 A table distributed_locks with functions acquire_lock and release_lock of the
 widespread form is adopted with its rows. Exits with 75 if somebody kept a table
@@ -60,21 +61,30 @@ func newMigrateDown() *cobra.Command {
 		Use:   "down",
 		Short: "Remove pgxlock, with all leases",
 		Long: `Remove pgxlock, with all leases. What was there before and was adopted is given
-back as it was. Exits with 75, and removes nothing, while leases are live.`,
+back as it was. Exits with 75, and removes nothing, while leases are live, claims
+stand or runs are remembered.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
 				cfg.Force = force
+				installed, _, err := migrations.Version(cmd.Context(), pool, cfg)
+				if _, damaged := errors.AsType[*migrations.DamageError](err); err != nil && !damaged {
+					return err
+				}
 				if err := migrations.Down(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
-				cmd.PrintErrln("pgxlock: removed")
+				if installed == 0 {
+					cmd.PrintErrln("pgxlock: nothing to remove")
+				} else {
+					cmd.PrintErrln("pgxlock: removed")
+				}
 				return nil
 			})
 		},
 	}
 	t.addFlags(cmd.Flags())
-	cmd.Flags().BoolVar(&force, "force", false, "remove live leases, too, under their holders")
+	cmd.Flags().BoolVar(&force, "force", false, "remove what is in use, too: live leases under their holders, claims, runs")
 	return cmd
 }
 
@@ -103,14 +113,17 @@ dirty mark that golang-migrate leaves when a file failed. "up" does both.`,
 
 // schemaStatus is what migrate status prints.
 type schemaStatus struct {
-	Installed uint   `json:"installed"` // 0: none
-	Newest    uint   `json:"newest"`    // that this program knows
-	State     string `json:"state"`
+	Installed uint     `json:"installed"` // 0: none
+	Newest    uint     `json:"newest"`    // that this program knows
+	State     string   `json:"state"`
+	Missing   []string `json:"missing,omitempty"` // what somebody dropped of the installed version
 }
 
-func newSchemaStatus(installed, newest uint) schemaStatus {
-	s := schemaStatus{Installed: installed, Newest: newest}
+func newSchemaStatus(installed, newest uint, missing []string) schemaStatus {
+	s := schemaStatus{Installed: installed, Newest: newest, Missing: missing}
 	switch {
+	case len(missing) > 0:
+		s.State = "damaged"
 	case installed == 0:
 		s.State = "not installed"
 	case installed < newest:
@@ -132,17 +145,25 @@ func newMigrateStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show the installed and the newest version",
 		Long: `Show the installed version and the newest one that this program has. Exits with
-0 if they are the same, else with 1.`,
+0 if they are the same and nothing of it was dropped, else with 1.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, reading, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
 				installed, newest, err := migrations.Version(cmd.Context(), pool, cfg)
-				if err != nil {
+				damage, damaged := errors.AsType[*migrations.DamageError](err)
+				if err != nil && !damaged {
 					return err
 				}
-				status := newSchemaStatus(installed, newest)
+				var missing []string
+				if damaged {
+					missing = damage.Missing
+				}
+				status := newSchemaStatus(installed, newest, missing)
 				if err := printStatus(cmd, output, status); err != nil {
 					return err
+				}
+				if damaged {
+					cmd.PrintErrln("pgxlock: " + describe(damage))
 				}
 				if status.State != stateCurrent {
 					return errNotCurrent

@@ -22,6 +22,7 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 		return execute(t, []string{"DATABASE_URL=" + db.URL}, append([]string{"migrate"}, args...)...)
 	}
 	migrate("status").want(t, exitNotCurrent, "not installed", "")
+	migrate("down").want(t, exitOK, "", "nothing to remove")
 	migrate("repair").want(t, exitInternal, "", "pgxlock migrate up")
 	migrate("up").want(t, exitOK, "", "installed, version ")
 	migrate("up").want(t, exitOK, "", "installed, version ")
@@ -45,8 +46,43 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 	migrate("down").want(t, exitBusy, "", "live lease")
 	db.Exec(t, "select extend_lock('k', 'somebody', 300)") // is still held
 	migrate("down", "--force").want(t, exitOK, "", "removed")
-	migrate("down").want(t, exitOK, "", "removed")
+	migrate("down").want(t, exitOK, "", "nothing to remove")
 	migrate("status").want(t, exitNotCurrent, "not installed", "")
+}
+
+// A misspelt schema is an error, and not a success.
+func TestASchemaThatIsNotThereIsNamed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	execute(t, env, "migrate", "down", "--schema", "nosuch").want(t, exitInternal, "", `there is no schema "nosuch"`)
+	execute(t, env, "migrate", "down", "--schema", "nosuch", "--force").want(t, exitInternal, "", `there is no schema "nosuch"`)
+	execute(t, env, "migrate", "repair", "--schema", "nosuch").want(t, exitInternal, "", `in schema "nosuch"`)
+	execute(t, env, "migrate", "status", "--schema", "nosuch").want(t, exitNotCurrent, "not installed", "")
+	db.Exec(t, "create schema nothing")
+	execute(t, env, "migrate", "down", "--schema", "nothing").want(t, exitOK, "", "nothing to remove")
+}
+
+func TestADamagedSchemaIsReportedAndMended(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	for missing, damage := range map[string]string{
+		"table pgxlock_waiters":           "drop table pgxlock_waiters cascade",
+		"function pgxlock_schema_version": "drop function pgxlock_schema_version()",
+	} {
+		db.Exec(t, damage)
+		execute(t, env, "migrate", "status").want(t, exitNotCurrent, "damaged", missing)
+		execute(t, env, "migrate", "status", "-o", "json").want(t, exitNotCurrent, `"`+missing+`"`, missing)
+		execute(t, env, "migrate", "repair").want(t, exitInternal, "", "run pgxlock migrate up")
+		execute(t, env, "migrate", "down").want(t, exitInternal, "", "run pgxlock migrate up")
+		if r := execute(t, env, "doctor"); r.code != exitUnsound || !strings.Contains(r.stdout, "pgxlock migrate up") {
+			t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+		}
+		execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version ")
+		execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
+		execute(t, env, "acquire", "k", "--holder", "me", "--ttl", "1s").want(t, exitOK, "me", "")
+	}
 }
 
 func TestMigrateWorksInASchemaOfItsOwn(t *testing.T) {
@@ -150,7 +186,7 @@ func TestEveryRelationOfTwoVersionsHasAState(t *testing.T) {
 		installed, newest uint
 		want              string
 	}{{0, 2, "not installed"}, {1, 2, "outdated"}, {2, 2, "current"}, {3, 2, "newer than this program"}} {
-		if got := newSchemaStatus(test.installed, test.newest).State; got != test.want {
+		if got := newSchemaStatus(test.installed, test.newest, nil).State; got != test.want {
 			t.Errorf("%d of %d: %s, want %s", test.installed, test.newest, got, test.want)
 		}
 	}

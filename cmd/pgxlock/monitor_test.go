@@ -289,7 +289,7 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
 	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls", "acquire k", "run k -- true"} {
 		r := execute(t, env, strings.Fields(command)...)
-		r.want(t, exitInternal, "", "(SQLSTATE 42501); the role lacks rights that docs/operations.md names\n")
+		r.want(t, exitDenied, "", "(SQLSTATE 42501); the role lacks rights that docs/operations.md names\n")
 	}
 }
 

@@ -54,7 +54,8 @@ killed when it ends.
 
 The exit code is the command's own, 128+n if signal n ended it, 126 if it cannot be
 run, 127 if there is none, 75 if somebody else holds the lock, 80 if the lock was
-lost, 69 without a database, 64 for wrong usage.`,
+lost, 69 without a database, 77 if the server refuses the user, the password, the
+database or a right, 64 for wrong usage.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
 			case dash < 0 && len(args) > 1:
@@ -85,8 +86,8 @@ lost, 69 without a database, 64 for wrong usage.`,
 	e.target.addFlags(flags)
 	e.kind = kindLease
 	e.kind.addFlag(cmd, "lease, or session: an advisory lock, which needs no tables and is free at once when its session ends")
-	flags.DurationVar(&e.wait, "wait", 0, "how long to wait for somebody else's lock, then exit with 75 (default: until it is free)")
-	flags.BoolVar(&e.noWait, "no-wait", false, "do not wait for somebody else's lock, exit with 75")
+	flags.DurationVar(&e.wait, "wait", 0, "how long to wait for somebody else's lock, then exit with 75; 0 tries once (default: until it is free)")
+	flags.BoolVar(&e.noWait, "no-wait", false, "the same as --wait 0")
 	flags.DurationVar(&e.ttl, "ttl", 30*time.Second, "after how long without a renewal others get the lock")
 	flags.DurationVar(&e.grace, "grace", 0, "how long before the lock ends the command gets SIGTERM (default a sixth of --ttl)")
 	flags.BoolVar(&e.shared, "shared", false, "share the lock with others who say --shared")
@@ -124,14 +125,15 @@ func (k *lockKind) addFlag(cmd *cobra.Command, usage string) {
 
 // check says what is wrong with the flags, and fills in their defaults.
 func (e *errand) check(flags *pflag.FlagSet) error {
+	if err := checkWait(e.wait); err != nil {
+		return err
+	}
 	if e.grace == 0 && !flags.Changed("grace") {
 		e.grace = e.ttl / 6
 	}
 	switch {
 	case e.noWait && flags.Changed("wait"):
 		return errors.New("--wait and --no-wait exclude each other")
-	case e.wait < 0:
-		return fmt.Errorf("--wait is %s; leave it out to wait without a bound, or use --no-wait", e.wait)
 	case e.ttl < time.Second:
 		return fmt.Errorf("--ttl is %s, it must be 1s or more", e.ttl)
 	case e.grace < e.ttl/12 || e.grace > e.ttl/3:
@@ -143,6 +145,7 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 	case e.kind == kindSession && (e.permits > 0 || e.metadata != ""):
 		return errors.New("--permits and --metadata are for leases only; leave out --kind session")
 	}
+	e.noWait = e.noWait || flags.Changed("wait") && e.wait == 0
 	// What else may be wrong with a lock's name and options is so in memory, too.
 	memory := pgxlock.NewMemory()
 	_, err := memory.TryAcquire(context.Background(), e.key, e.options()...)

@@ -261,6 +261,24 @@ func TestRunSaysWhoIsInTheWay(t *testing.T) {
 	execute(t, nil, "run", "--database-url", db.URL, "--wait", "8s", "k", "--", "echo", "ran").want(t, exitBusy, "", "held by somebody")
 }
 
+func TestWaitOfZeroTriesOnce(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), "select acquire_lock('k', 'somebody', 3600), pg_advisory_lock(advisory_lock_key('k'))"); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"acquire --wait 0 k", "acquire k", "run --wait 0 k -- echo ran", "run --wait 0s --kind session k -- echo ran", "run --no-wait k -- echo ran"} {
+		args := strings.Fields(command)
+		execute(t, nil, append([]string{args[0], "--database-url", db.URL}, args[1:]...)...).want(t, exitBusy, "", "k")
+	}
+	execute(t, nil, "run", "--database-url", db.URL, "--wait", "0", "free", "--", "echo", "ran").want(t, exitOK, "ran\n", "")
+}
+
 func TestMisuseOfRunIsNamed(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
@@ -273,7 +291,8 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 		{"a b -- true", "one key"},
 		{"k --kind table -- true", "use lease or session"},
 		{"k --wait 1s --no-wait -- true", "exclude each other"},
-		{"k --wait -1s -- true", "--wait"},
+		{"k --wait 0 --no-wait -- true", "exclude each other"},
+		{"k --wait -1s -- true", "--wait is -1s"},
 		{"k --ttl 10ms -- true", "--ttl"},
 		{"k --ttl 12s --grace 5s -- true", "between 1s and 4s"},
 		{"k --grace 0 -- true", "--grace"},

@@ -5,6 +5,7 @@ package cutnet
 import (
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 )
 
@@ -22,8 +23,8 @@ type Relay struct {
 	conns  map[net.Conn]struct{}
 }
 
-// NewRelay makes a relay to the server, a TCP address, on a free port of
-// 127.0.0.1.
+// NewRelay makes a relay to the server, a TCP address or the path of a Unix
+// socket, on a free port of 127.0.0.1.
 func NewRelay(server string) (*Relay, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -105,7 +106,11 @@ func (r *Relay) serve() {
 
 func (r *Relay) connect(client net.Conn) {
 	r.pass()
-	server, err := net.Dial("tcp", r.server)
+	network := "tcp"
+	if strings.HasPrefix(r.server, "/") {
+		network = "unix"
+	}
+	server, err := net.Dial(network, r.server)
 	if err != nil {
 		_ = client.Close()
 		return

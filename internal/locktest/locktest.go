@@ -23,9 +23,10 @@ import (
 // every call one that excludes nobody of the calls before.
 func Run(t *testing.T, newLocker func(t *testing.T) *pgxlock.Locker) {
 	for name, test := range map[string]func(*testing.T, *pgxlock.Locker){
-		"one holds the key at a time":                 oneAtATime,
-		"a try of a held key says who has it":         busySaysWho,
-		"tokens grow":                                 tokensGrow,
+		"one holds the key at a time":              oneAtATime,
+		"a try of a held key says who has it":      busySaysWho,
+		"a wait that is too short knows own locks": ownLocksAreKnown,
+		"tokens grow": tokensGrow,
 		"a release wakes or is noticed by a waiter":   releaseLetsIn,
 		"a wait ends with its context":                waitEndsWithContext,
 		"a second release returns the first's result": releaseTwice,
@@ -75,18 +76,6 @@ func is(t *testing.T, what string, err, want error) {
 	}
 }
 
-// refused returns what call says about a key that is held; it may wait for longer if
-// its wait was over before anybody had said so.
-func refused(wait pgxlock.MaxWait, call func(pgxlock.MaxWait) error) error {
-	for {
-		err := call(wait)
-		if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) || wait == pgxlock.NoWait || wait > pgxlock.MaxWait(time.Minute) {
-			return err
-		}
-		wait *= 2
-	}
-}
-
 func oneAtATime(t *testing.T, locks *pgxlock.Locker) {
 	const workers, rounds = 8, 12
 	var inside, done atomic.Int32
@@ -117,16 +106,57 @@ func oneAtATime(t *testing.T, locks *pgxlock.Locker) {
 func busySaysWho(t *testing.T, locks *pgxlock.Locker) {
 	lock := acquire(t, locks, "k")
 	for _, wait := range []pgxlock.MaxWait{pgxlock.NoWait, pgxlock.MaxWait(time.Second)} {
-		err := refused(wait, func(wait pgxlock.MaxWait) error {
-			_, err := locks.Acquire(t.Context(), "k", wait)
-			return err
-		})
+		_, err := locks.Acquire(t.Context(), "k", wait)
 		is(t, "a held key", err, pgxlock.ErrNotAcquired)
 		if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Holder != lock.Holder() || e.Key != "k" || e.Kind != locks.Kind() {
 			t.Errorf("%#v does not say that %s has it", err, lock.Holder())
 		}
 	}
 	acquire(t, locks, "another")
+}
+
+// A wait may be over before the server has answered, and the Locker knows all the same who is
+// in the way if it is itself.
+func ownLocksAreKnown(t *testing.T, locks *pgxlock.Locker) {
+	const tooShort = pgxlock.MaxWait(1)
+	held, group := acquire(t, locks, "k"), acquire(t, locks, "group", pgxlock.Shared)
+	for what, call := range map[string]func() error{
+		"Acquire":         func() error { _, err := locks.Acquire(t.Context(), "k", tooShort); return err },
+		"Acquire, Shared": func() error { _, err := locks.Acquire(t.Context(), "k", tooShort, pgxlock.Shared); return err },
+		"AcquireAll":      func() error { _, err := locks.AcquireAll(t.Context(), []string{"a", "k"}, tooShort); return err },
+		"Do": func() error {
+			return locks.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }, tooShort)
+		},
+	} {
+		err := call()
+		is(t, what, err, pgxlock.ErrNotAcquired)
+		if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Holder != held.Holder() && what != "AcquireAll" {
+			t.Errorf("%s: %v does not say that %s has it", what, err, held.Holder())
+		}
+		if errors.Is(err, pgxlock.ErrUnavailable) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	ran, err := locks.TryDo(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }, tooShort)
+	if ran || err != nil {
+		t.Errorf("TryDo: %t, %v", ran, err)
+	}
+	_, err = locks.Acquire(t.Context(), "group", tooShort)
+	is(t, "a group", err, pgxlock.ErrNotAcquired)
+	if _, err := locks.Acquire(t.Context(), "group", tooShort, pgxlock.Shared); errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("nothing is in the way of one more of the group: %v", err)
+	}
+	if _, err := locks.Acquire(t.Context(), "free", tooShort); errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("nobody has it: %v", err)
+	}
+	for _, lock := range []*pgxlock.Lock{held, group} {
+		if err := lock.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := locks.Acquire(t.Context(), "k", tooShort); errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("it was released: %v", err)
+	}
 }
 
 func tokensGrow(t *testing.T, locks *pgxlock.Locker) {
@@ -280,10 +310,7 @@ func closed(t *testing.T, locks *pgxlock.Locker) {
 func allOrNone(t *testing.T, locks *pgxlock.Locker) {
 	busy := acquire(t, locks, "c")
 	for _, wait := range []pgxlock.MaxWait{pgxlock.NoWait, pgxlock.MaxWait(time.Second)} {
-		err := refused(wait, func(wait pgxlock.MaxWait) error {
-			_, err := locks.AcquireAll(t.Context(), []string{"d", "c", "b", "a"}, wait)
-			return err
-		})
+		_, err := locks.AcquireAll(t.Context(), []string{"d", "c", "b", "a"}, wait)
 		is(t, "one is busy", err, pgxlock.ErrNotAcquired)
 		if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Key != "c" {
 			t.Errorf("%v does not name the key that is busy", err)

@@ -4,7 +4,7 @@ package pgtest
 
 import (
 	"flag"
-	"os"
+	"strconv"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -13,11 +13,11 @@ import (
 // Some hundreds of steps, or tens of thousands in a run of make soak; -rapid.checks and
 // -rapid.steps change it, -rapid.seed repeats one. What fails is shown, and not kept.
 func init() {
-	checks, steps := "10", "40"
-	if os.Getenv("PGXLOCK_SOAK") != "" {
-		checks, steps = "80", "300"
+	checks, steps := 10, 40
+	if part := soakPart(); part > 0 {
+		checks, steps = 10+int(70*part), 300
 	}
-	for name, value := range map[string]string{"rapid.checks": checks, "rapid.steps": steps, "rapid.nofailfile": "true"} {
+	for name, value := range map[string]string{"rapid.checks": strconv.Itoa(checks), "rapid.steps": strconv.Itoa(steps), "rapid.nofailfile": "true"} {
 		if err := flag.Set(name, value); err != nil { // before the command line is read
 			panic(err)
 		}

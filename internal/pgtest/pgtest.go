@@ -16,6 +16,8 @@ package pgtest
 import (
 	"context"
 	"os"
+	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -132,16 +134,35 @@ func (db *DB) Exec(tb testing.TB, sql string, args ...any) pgconn.CommandTag {
 	return tag
 }
 
-// Soak returns short, or long in a run of make soak (PGXLOCK_SOAK is set): how
-// often a test rolls its dice. Such a test has a name that begins with TestSoak,
-// by which make soak finds it.
+// Soak returns short, or long in a run of make soak, or what lies between them
+// where that runs a part of its rounds: how often a test rolls its dice. Such a
+// test has a name that begins with TestSoak, by which make soak finds it.
 func Soak[T any](tb testing.TB, short, long T) T {
 	tb.Helper()
 	if !strings.HasPrefix(tb.Name(), "TestSoak") {
 		tb.Fatalf("pgtest: make soak runs the tests whose name begins with TestSoak: %s would be left out", tb.Name())
 	}
-	if os.Getenv("PGXLOCK_SOAK") == "" {
+	part := soakPart()
+	if part == 0 {
 		return short
 	}
+	result := reflect.ValueOf(&long).Elem()
+	if result.CanInt() {
+		from := reflect.ValueOf(short).Int()
+		result.SetInt(from + int64(part*float64(result.Int()-from)))
+	}
 	return long
+}
+
+// soakPart is the part of its rounds that a soak test runs, 0 outside of make soak.
+func soakPart() float64 {
+	set := os.Getenv("PGXLOCK_SOAK")
+	if set == "" {
+		return 0
+	}
+	part, err := strconv.ParseFloat(set, 64)
+	if err != nil || part <= 0 || part > 1 {
+		panic("PGXLOCK_SOAK is " + strconv.Quote(set) + "; set it to the part of the rounds to run, from 0.01 to 1")
+	}
+	return part
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -120,6 +121,79 @@ func EachPooler(t *testing.T, server *pgserver.Server, test func(t *testing.T, m
 				})
 				test(t, mode, pooler)
 			})
+		}
+	}
+}
+
+// ServerSessions returns what the next clients of a pooler find in its two server
+// sessions, by the pids of these: every setting, what is prepared and what they
+// listen to.
+func ServerSessions(t *testing.T, server *pgserver.Server, pooler *pgserver.Pooler) map[uint32]string {
+	t.Helper()
+	const together = 7326158 // whoever takes this lock shared waits, so that no session serves both clients
+	const found = `with waited as materialized (select pg_advisory_xact_lock_shared($1))
+		select pg_backend_pid(), (select string_agg(name || ' = ' || setting, E'\n' order by name) from pg_settings
+		          where name not in ('transaction_isolation', 'transaction_read_only', 'transaction_deferrable') -- new in each transaction
+		            and not (name like '%.%' and source = 'default'))                                            -- of a library that was loaded
+		       || coalesce((select E'\nprepared: ' || string_agg(statement, ', ') from pg_prepared_statements where not starts_with(name, 'PGBOUNCER_')), '')
+		       || coalesce((select E'\nlistens: ' || string_agg(channel, ', ') from pg_listening_channels() channel), '')
+		  from waited`
+	gate := Connect(t, server.URL("postgres"))
+	ask := func(sql string, dest ...any) {
+		t.Helper()
+		if err := gate.QueryRow(t.Context(), sql, together).Scan(dest...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask("select pg_advisory_lock($1)::text", new(string))
+	type session struct {
+		pid  uint32
+		text string
+		err  error
+	}
+	answers := make(chan session, 2)
+	for range cap(answers) {
+		conn := Connect(t, pooler.URL("postgres")+"&default_query_exec_mode=exec&application_name=next")
+		go func() {
+			var s session
+			s.err = conn.QueryRow(t.Context(), found, together).Scan(&s.pid, &s.text)
+			_ = conn.Close(context.WithoutCancel(t.Context())) // in session mode it has one of the sessions
+			answers <- s
+		}()
+	}
+	for waiting := 0; waiting < cap(answers); {
+		if ask("select count(*) from pg_locks where locktype = 'advisory' and objid = $1::bigint::oid and not granted", &waiting); t.Context().Err() != nil {
+			t.Fatal(t.Context().Err())
+		}
+	}
+	ask("select pg_advisory_unlock($1)", new(bool))
+	all := map[uint32]string{}
+	for range cap(answers) {
+		s := <-answers
+		if s.err != nil {
+			t.Fatal(s.err)
+		}
+		all[s.pid] = s.text
+	}
+	_ = gate.Close(t.Context())
+	return all
+}
+
+// SameSessions fails the test, naming the lines, unless the sessions of a pooler are as
+// they were.
+func SameSessions(t *testing.T, step string, before, after map[uint32]string) {
+	t.Helper()
+	for pid, text := range after {
+		was := map[string]bool{}
+		for _, one := range before { // a session that is new is as all were
+			for line := range strings.Lines(one + "\n") {
+				was[line] = true
+			}
+		}
+		for line := range strings.Lines(text + "\n") {
+			if !was[line] {
+				t.Errorf("after %s the next client finds in server session %d: %s", step, pid, line)
+			}
 		}
 	}
 }

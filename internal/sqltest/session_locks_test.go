@@ -83,6 +83,16 @@ func (h *holder) lock(id int64) (token int64) {
 	return token
 }
 
+// share locks a key shared, which must be granted.
+func (h *holder) share(id int64) (token int64) {
+	h.t.Helper()
+	token, err := strconv.ParseInt(h.try(lockShared, id), 10, 64)
+	if err != nil {
+		h.t.Fatalf("key %d: %v", id, err)
+	}
+	return token
+}
+
 // must checks the answer to a batch of one.
 func (h *holder) must(op op, id int64, want string) {
 	h.t.Helper()
@@ -131,20 +141,21 @@ func TestASessionLockIsGrantedToOneAtATimeWithGrowingTokens(t *testing.T) {
 	seen.next("a lease", a.lock(1))
 }
 
-func TestSharedSessionLocksAreGrantedToManyAndWithoutATokenToCompare(t *testing.T) {
+func TestSharedSessionLocksAreGrantedToManyWithTokensThatGrow(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b, writer := d.holder(), d.holder(), d.holder()
+	seen := &tokens{t: t}
 	for range 2 {
-		a.must(lockShared, 1, "0")
+		seen.next("a writer", a.share(1))
 		a.must(lockShared, 1, refused)
-		b.must(lockShared, 1, "0")
+		seen.next("a reader", b.share(1))
 		writer.must(lock, 1, refused)
 		a.must(unlockShared, 1, "1")
 		writer.must(lock, 1, refused)
 		b.must(unlock, 1, refused)
 		b.must(unlockShared, 1, "1")
-		writer.lock(1)
+		seen.next("the readers", writer.lock(1))
 		a.must(lockShared, 1, refused)
 		writer.must(unlock, 1, "1")
 		d.want(rows, "0")
@@ -158,12 +169,12 @@ func TestReadersDoNotRefuseOneAnother(t *testing.T) {
 	d := install(t)
 	a, b := d.holder(), d.holder()
 	a.do("begin")
-	a.must(lockShared, 1, "0")
-	b.must(lockShared, 1, "0")
+	a.share(1)
+	b.share(1)
 	a.do("commit; begin")
 	a.must(unlockShared, 1, "1")
 	b.must(unlockShared, 1, "1")
-	b.must(lockShared, 1, "0")
+	b.share(1)
 	a.commit()
 }
 
@@ -198,11 +209,11 @@ func TestABatchAnswersInOrder(t *testing.T) {
 	a, b := d.holder(), d.holder()
 	b.lock(2)
 	got := a.answers(entry{lock, 1}, entry{lock, 2}, entry{lockShared, 3}, entry{unlock, 4}, entry{lock + ofTwoInts, 1}, entry{lock, 5})
-	if got[1] != refused || got[2] != "0" || got[3] != refused {
+	if got[1] != refused || got[3] != refused {
 		t.Errorf("%q", got)
 	}
 	seen := &tokens{t: t}
-	for _, i := range []int{0, 4, 5} {
+	for _, i := range []int{0, 2, 4, 5} {
 		token, _ := strconv.ParseInt(got[i], 10, 64)
 		seen.next("the entry before", token)
 		d.want("select count(*) from pgxlock_session_locks where token = "+got[i], "1")
@@ -274,7 +285,7 @@ func TestABatchThatFailsHalfWayIsUndone(t *testing.T) {
 	_, d := private(t, map[string]string{"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "20"})
 	h, other := d.holder(), d.holder()
 	h.lock(1)
-	h.must(lockShared, 2, "0")
+	h.share(2)
 	empty := d.locks(other.session)
 	entries := []entry{{unlock, 1}, {unlockShared, 2}}
 	for id := int64(3); id < 5000; id++ {
@@ -340,7 +351,11 @@ func TestATryNeverWaitsForAnotherBatch(t *testing.T) {
 		a.do("begin")
 		a.must(unlock+shared, 1, "1")
 		b.must(lock, 1, refused)
-		b.must(lockShared, 1, map[op]string{0: refused, 1: "0"}[shared])
+		if shared == 1 {
+			b.share(1)
+		} else {
+			b.must(lockShared, 1, refused)
+		}
 		b.must(unlockShared, 1, map[op]string{0: refused, 1: "1"}[shared])
 		a.commit()
 		b.lock(1)
@@ -378,7 +393,7 @@ func TestTokensOfSessionLocksSurviveACrash(t *testing.T) {
 			seen.next("a crash", h.lock(id))
 		}
 		h.want("current_setting('synchronous_commit')", "off") // raised for the batch only
-		other.must(lockShared, 100+int64(round), "0")
+		other.share(100 + int64(round))
 		d = crash(t, server)
 		d.want(rows, "0") // nobody holds anything
 		d.want("pg_try_advisory_xact_lock(1)", "true")
@@ -398,7 +413,7 @@ func TestOnlyTokensAreFlushed(t *testing.T) {
 		{entry{lock, 1}, "on"},
 		{entry{lock, 1}, "off"},
 		{entry{unlock, 1}, "off"},
-		{entry{lockShared, 1}, "off"},
+		{entry{lockShared, 1}, "on"},
 		{entry{lock, 1}, "off"},
 		{entry{unlockShared, 1}, "off"},
 	} {
@@ -418,8 +433,8 @@ func TestReapingRemovesWhatDeadSessionsLeft(t *testing.T) {
 		live.lock(10 + id)
 	}
 	token := fenced.lock(20)
-	live.must(lockShared, 21, "0")
-	fenced.must(lockShared, 21, "0")
+	shared := live.share(21)
+	fenced.share(21)
 	writer := d.begin(readCommitted)
 	writer.want(fenced.fence(20, token), fmt.Sprint(token))
 	d.want("pgxlock_reap_sessions()", "0")
@@ -433,7 +448,7 @@ func TestReapingRemovesWhatDeadSessionsLeft(t *testing.T) {
 	reaping := d.begin(readCommitted) // makes nobody look alive, or dead
 	reaping.want("pgxlock_reap_sessions()", "4")
 	d.want(fmt.Sprintf("pg_try_advisory_lock_shared(pgxlock_session_key(%d))", dead.number), "true")
-	d.want(live.fence(21, 0), "0")
+	d.want(live.fence(21, shared), fmt.Sprint(shared))
 	reaping.commit()
 	d.want("select string_agg(key_id::text, ',' order by key_id) from pgxlock_session_locks", "10,11,12,13,14,20,21")
 	writer.rollback()

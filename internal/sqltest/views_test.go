@@ -68,7 +68,7 @@ func TestTheViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
 	dead, h := d.holder(), d.holder()
 	dead.end()
 	token := h.lock(99)
-	h.must(lockShared, 98, "0")
+	h.share(98)
 	d.do(fmt.Sprintf("insert into pgxlock_session_locks values (1, 99, %d, false, %d)", dead.number, token-1))
 	d.want("select concat_ws(' ', pid, fencing_token, mode) from lock_holders where key_id = 99", fmt.Sprintf("%d %d exclusive", h.pid, token))
 	d.want("select concat_ws(' ', pid, fencing_token, mode) from lock_holders where key_id = 98", fmt.Sprintf("%d shared", h.pid))

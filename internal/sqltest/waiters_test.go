@@ -569,6 +569,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	unchanged("wake_lock_waiter('k')", true)
 	unchanged("pgxlock_withdraw_batch('{0,1}', '{k,7}', '{1,2}')", true)
 	unchanged("pgxlock_refused_batch('{0,1}', '{k,7}', '{1,2}')", true)
+	unchanged("pgxlock_waited_for('{0,1}', '{k,7}')", true)
 	ticket := p.queue(0, "k")
 	unchanged(p.publishes(0, "k", ticket, "NULL"), true)
 	unchanged(p.publishes(0, "k", ticket, asJSON("X")), false)
@@ -722,7 +723,7 @@ func TestACallThatMakesNoSenseDoesNothing(t *testing.T) {
 		"pgxlock_publish_batch('{0}', '{null}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_publish_batch('{0}', array[repeat('x', 256)], '{null}', '{1}', '{null}', 1, 'o', 1000)",
 		"pgxlock_take_batch('{k}', '{A}', '{1}', '{null}', '{}')", "pgxlock_take_batch(null, null, null, null, null)", "pgxlock_take_batch('{k}', '{A}', '{1}', '{null,null}', '{0}')",
 		"pgxlock_wake_batch('{0}', '{k}', '{}')", "pgxlock_wake_batch(null, '{k}', '{null}')", "pgxlock_withdraw_batch('{0}', '{k,l}', '{1,1}')",
-		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "wake_lock_waiter(null)", "pgxlock_tell_holders('{1}', '{}')", "pgxlock_tell_holders(null, null)", "pgxlock_reap_waiters(0)",
+		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "pgxlock_waited_for('{1}', '{}')", "pgxlock_waited_for(null, null)", "wake_lock_waiter(null)", "pgxlock_tell_holders('{1}', '{}')", "pgxlock_tell_holders(null, null)", "pgxlock_reap_waiters(0)",
 	} {
 		d.want("(select count(*) from "+call+")", "22023")
 	}

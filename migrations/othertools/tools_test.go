@@ -371,3 +371,36 @@ func TestAFailureLeavesNothingBehindWhateverToolRanTheFile(t *testing.T) {
 		})
 	}
 }
+
+// A tool runs the file of the newest version first: that one must know of all that is in use.
+func TestADownThatIsRefusedLeavesEverythingWhateverToolRanTheFile(t *testing.T) {
+	t.Parallel()
+	for _, tool := range tools {
+		t.Run(tool.name, func(t *testing.T) {
+			t.Parallel()
+			db, connString := place{}.newDatabase(t)
+			dir := t.TempDir()
+			tool.write(t, dir, formats.Options{})
+			must(t, tool.up(t.Context(), dir, connString))
+			with := db.dump(t)
+			for what, use := range map[string][2]string{
+				"live leases": {"select acquire_lock('k', 'a', 600)", "select release_lock('k', 'a')"},
+				"claims":      {"select claim_once('k')", "delete from pgxlock_claims"},
+				"runs":        {"select start_run('k', '1 hour')", "delete from pgxlock_runs"},
+			} {
+				db.exec(t, use[0])
+				if err := tool.down(t.Context(), dir, connString); err == nil || !strings.Contains(err.Error(), "pgxlock: "+what+" in schema public: 1") {
+					t.Errorf("got %v", err)
+				}
+				db.installed(t, "", newest(t))
+				must(t, migrations.Up(t.Context(), db.pool, nil))
+				db.exec(t, use[1])
+				db.exec(t, "do $$ begin if to_regclass('schema_migrations') is not null then update schema_migrations set version = "+
+					fmt.Sprint(newest(t))+", dirty = false; end if; end $$") // golang-migrate's own record, as its "force" does
+			}
+			same(t, db.dump(t), with)
+			must(t, tool.down(t.Context(), dir, connString))
+			db.installed(t, "", 0)
+		})
+	}
+}

@@ -1,13 +1,12 @@
 -- Refuses unless the schema that search_path named first is the one that came
--- first, as the up files do: before golang-migrate writes into another one.
+-- first, as the up files do.
 DO $$
 DECLARE
-  v_path   pg_catalog.text := pg_catalog.current_setting('pgxlock.search_path');
-  v_schema pg_catalog.text := pg_catalog.current_schema();
-  v_rest   pg_catalog.text := v_path;
-  v_first  pg_catalog.text;
+  v_path   text := current_setting('pgxlock.search_path');
+  v_schema text := nullif(current_setting('pgxlock.schema'), '');
+  v_rest   text := v_path;
+  v_first  text;
 BEGIN
-  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   LOOP
     v_first := substring(v_rest FROM '^[[:space:]]*("(?:[^"]|"")*"|[^",[:space:]]+)');
     v_rest  := substring(v_rest FROM '^[[:space:]]*(?:"(?:[^"]|"")*"|[^",[:space:]]+)[[:space:]]*,(.*)$');

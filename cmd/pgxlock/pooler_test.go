@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bufio"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// The sessions of the server are shared with others, whose statements run in what a
+// command left there.
+func TestSoakNoCommandLeavesAnythingInThePoolersSessions(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{})
+	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
+		each := pgtest.Soak(t, false, true)
+		if mode != "transaction" && !each {
+			return
+		}
+		env := []string{"DATABASE_URL=" + pooler.URL("postgres")}
+		before := pgtest.ServerSessions(t, server, pooler)
+		const whatever = -1
+		token := ""
+		for _, test := range []struct {
+			args string
+			code int
+		}{
+			{"migrate status", exitNotCurrent},
+			{"migrate up", exitOK},
+			{"migrate status", exitOK},
+			{"migrate repair", exitOK},
+			{"doctor", whatever}, // it warns of the pooler
+			{"acquire k --holder me --ttl 5m", exitOK},
+			{"acquire k --holder other --wait 10ms", exitBusy},
+			{"extend k --holder me --ttl 5m --token TOKEN", exitOK},
+			{"ls", exitOK},
+			{"tree", exitOK},
+			{"watch", whatever},
+			{"migrate down", exitBusy},
+			{"migrate up", exitOK},
+			{"evict k --yes --reason test", exitOK},
+			{"acquire k --holder me", exitOK},
+			{"release k --holder me --token TOKEN", exitOK},
+			{"reap", exitOK},
+			{"run k -- true", exitOK},
+			{"run k --kind session -- true", exitInternal}, // ErrPooler
+			{"migrate down", exitOK},
+		} {
+			args := strings.Fields(strings.ReplaceAll(test.args, "TOKEN", token))
+			if args[0] == "watch" {
+				watchOnce(t, env)
+			} else if r := execute(t, env, args...); test.code != whatever && r.code != test.code {
+				t.Errorf("%s: exit code %d, want %d\n%s%s", test.args, r.code, test.code, r.stdout, r.stderr)
+			} else if args[0] == "acquire" && r.code == exitOK {
+				token, _, _ = strings.Cut(r.stdout, " ")
+			}
+			if each { // to tell which command it was
+				pgtest.SameSessions(t, "pgxlock "+test.args, before, pgtest.ServerSessions(t, server, pooler))
+			}
+		}
+		pgtest.SameSessions(t, "all of them", before, pgtest.ServerSessions(t, server, pooler))
+	})
+}
+
+// watchOnce ends a watch after its first snapshot.
+func watchOnce(t *testing.T, env []string) {
+	t.Helper()
+	cmd := program(t, env, "watch", "-o", "json")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasPrefix(line, "{") {
+		t.Errorf("watch: %q, %v", line, err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait() // ended by the signal
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package pgxlock
+
+import "net"
+
+// listensAsParent is only known on Linux.
+func listensAsParent(net.Conn, int32) bool { return false }

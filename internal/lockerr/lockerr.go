@@ -1,0 +1,151 @@
+// Package lockerr judges the errors of the server, the network and the driver. Whatever
+// depends on what such an error means asks here, so that no two places disagree.
+//
+//	Unreachable  no server could be asked: try again later
+//	Denied       the server refuses the connection, or a right, until somebody changes something
+//
+// No error is both. The SQLSTATEs are those of
+// https://www.postgresql.org/docs/current/errcodes-appendix.html.
+package lockerr
+
+import (
+	"context"
+	"crypto/tls"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"iter"
+	"net"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// States yields the SQLSTATEs of all errors of the server that err wraps, whichever driver
+// they came through: an attempt to connect to several hosts has one for each.
+func States(err error) iter.Seq[string] {
+	return func(yield func(string) bool) { walk(err, yield) }
+}
+
+func walk(err error, yield func(string) bool) bool {
+	if e, ok := err.(interface{ SQLState() string }); ok && e.SQLState() != "" && !yield(e.SQLState()) {
+		return false
+	}
+	switch e := err.(type) { //nolint:errorlint // the tree is walked here
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil {
+			return walk(inner, yield)
+		}
+	case interface{ Unwrap() []error }:
+		for _, inner := range e.Unwrap() {
+			if !walk(inner, yield) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Without returns the parts of err that do not match target: whole ones where that is
+// possible.
+func Without(err, target error) (parts []error) {
+	if !errors.Is(err, target) {
+		return []error{err}
+	}
+	switch e := err.(type) { //nolint:errorlint // the tree is walked here
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil {
+			return Without(inner, target)
+		}
+	case interface{ Unwrap() []error }:
+		for _, inner := range e.Unwrap() {
+			parts = append(parts, Without(inner, target)...)
+		}
+	}
+	return parts
+}
+
+// SessionEnded reports whether the server ends a session with that SQLSTATE: terminated by
+// an operator, by a shutdown or crash, with its database, or by one of the timeouts that end
+// sessions.
+func SessionEnded(state string) bool {
+	switch state {
+	case "57P01", "57P02", "57P04", "57P05", "25P03", "25P04":
+		return true
+	}
+	return false
+}
+
+// Unreachable reports whether no server could be asked: none answered, or the one that did
+// has no free connection, starts or stops; or the connection broke, or the server ended it.
+func Unreachable(err error) bool {
+	if Denied(err) {
+		return false
+	}
+	if connecting(err) { // whatever else a server says then, it does not let anybody in now
+		return !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
+	}
+	for state := range States(err) { // the first one counts
+		return SessionEnded(state) || strings.HasPrefix(state, "08") || state == "57P03" || state == "53300"
+	}
+	_, network := errors.AsType[*net.OpError](err) // not net.Error, which every errno of a file is as well
+	return network || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, driver.ErrBadConn)
+}
+
+// Denied reports whether the server refuses the connection for what it was given, or the
+// role a right: the same call fails again until somebody changes that. Of several hosts one
+// that says so is enough: they are one cluster, and TLS and plain attempts, or IPv4 and IPv6,
+// are several, too.
+func Denied(err error) bool { return Remedy(err) != "" }
+
+// Remedy says what to do about an error that is Denied; "" of any other.
+func Remedy(err error) string {
+	for state := range States(err) {
+		switch {
+		case strings.HasPrefix(state, "28"):
+			return "the server refuses this user: check the user and the password of the connection, the role's LOGIN, and the server's pg_hba.conf"
+		case strings.HasPrefix(state, "3D"):
+			return "create the database, or correct its name in the connection string"
+		case state == "42501" && connecting(err):
+			return "GRANT CONNECT ON DATABASE to the role"
+		case state == "42501":
+			return "the role lacks rights that docs/operations.md names"
+		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42")) && connecting(err):
+			return "the server refuses a setting of the connection string; correct it, or leave it out"
+		}
+	}
+	return ""
+}
+
+// Untrusted reports whether a server answered whose certificate is not trusted.
+func Untrusted(err error) bool {
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	return untrusted
+}
+
+// connecting reports whether err is why no connection could be made.
+func connecting(err error) bool {
+	_, failed := errors.AsType[*pgconn.ConnectError](err)
+	return failed
+}
+
+// Transient reports whether the same call may do better later, as far as the server, the
+// network and the driver are concerned: what is not known to be for good passes.
+func Transient(err error) bool {
+	if Denied(err) {
+		return false
+	}
+	if Unreachable(err) {
+		return true
+	}
+	for state := range States(err) { // the first one counts
+		for _, passes := range []string{"08", "53", "57", "55P03"} { // connection, resources, operator, a migration's locks
+			if strings.HasPrefix(state, passes) {
+				return true
+			}
+		}
+		return false
+	}
+	return true
+}

@@ -1,0 +1,2 @@
+-- As isolation.sql, for a transaction that writes.
+SET transaction_read_only = off

@@ -1,0 +1,65 @@
+package pgxlock
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A ticketCheck asks whether others wait for some locks.
+type ticketCheck struct {
+	names  []lockName
+	waited []bool        // for each of them
+	done   chan struct{} // closed when waited is known
+}
+
+// waitedFor tells for which of the locks others have a ticket: for none where that cannot
+// be asked, because a queue that fails keeps nobody from a free lock, and when ctx ends.
+func (q *queue) waitedFor(ctx context.Context, names []lockName) []bool {
+	nobody := make([]bool, len(names))
+	if !q.place.has(turnsVersion) {
+		return nobody
+	}
+	c := &ticketCheck{names: names, waited: nobody, done: make(chan struct{})}
+	q.checking.add(c)
+	select {
+	case <-c.done:
+		return c.waited
+	case <-ctx.Done():
+		return nobody
+	}
+}
+
+// check asks for a batch.
+func (q *queue) check(batch []*ticketCheck) error {
+	var kinds []int32
+	var names []string
+	for _, c := range batch {
+		for _, name := range c.names {
+			kinds, names = append(kinds, int32(name.kind())), append(names, name.text())
+		}
+	}
+	var waited []bool
+	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
+		waited, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_waited_for"), kinds, names), pgx.RowTo[bool])
+		return err
+	})
+	if err != nil || len(waited) != len(names) {
+		waited = nil
+	}
+	settleChecks(batch, waited)
+	if err != nil && !q.reached() {
+		return err
+	}
+	return nil
+}
+
+// settleChecks tells the callers of a batch; without waited, that nothing is known.
+func settleChecks(batch []*ticketCheck, waited []bool) {
+	for _, c := range batch {
+		if waited != nil {
+			c.waited, waited = waited[:len(c.names)], waited[len(c.names):]
+		}
+		close(c.done)
+	}
+}

@@ -1,0 +1,188 @@
+package pgxlock_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// saturatedKinds are the Lockers that share a lock fairly with other processes.
+var saturatedKinds = map[string]func(*testing.T, *pgtest.DB) *pgxlock.Locker{
+	"advisory locks": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
+		t.Helper()
+		return newAdvisory(t, db, nil)
+	},
+	"advisory locks with tokens": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
+		t.Helper()
+		return newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true})
+	},
+	"leases": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
+		t.Helper()
+		return newLocker(t, db, nil)
+	},
+}
+
+// A saturation is Lockers each of which has callers that acquire one key all the time.
+type saturation struct {
+	kind    string
+	lockers int
+	callers int // of each Locker
+	work    time.Duration
+}
+
+func (s saturation) String() string {
+	return fmt.Sprintf("%d Lockers with %d callers, %s of work, %s", s.lockers, s.callers, s.work, s.kind)
+}
+
+// saturate makes callers acquire the key all the time until ctx ends, and calls turn while
+// one has it.
+func saturate(ctx context.Context, locks *pgxlock.Locker, key string, callers int, turn func()) error {
+	var all sync.WaitGroup
+	failed := make(chan error, callers)
+	for range callers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := locks.Do(context.WithoutCancel(ctx), key, func(context.Context, *pgxlock.Lock) error {
+					turn()
+					return nil
+				}); err != nil {
+					failed <- err
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	close(failed)
+	return <-failed
+}
+
+// fair reports whether each had at least that part of an equal share. Long rounds want a
+// quarter. Rounds beside all other tests want an eighth: a process that stands still for a
+// moment misses turns, and one that is starved has hardly any.
+func fair(turns []int, part float64) bool {
+	all := 0
+	for _, n := range turns {
+		all += n
+	}
+	return float64(slices.Min(turns)) >= part*float64(all)/float64(len(turns))
+}
+
+// check wants a fair share for each of some new Lockers in d, which begins when each of
+// them is connected and has had a few turns; and that they close at once.
+func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration, part float64) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	lockers, turns := make([]*pgxlock.Locker, s.lockers), make([]atomic.Int64, s.lockers)
+	key := fmt.Sprint("saturated ", rand.Int64())
+	var all sync.WaitGroup
+	for i := range lockers {
+		lockers[i] = saturatedKinds[s.kind](t, db)
+		all.Go(func() {
+			if err := saturate(ctx, lockers[i], key, s.callers, func() {
+				turns[i].Add(1)
+				if s.work > 0 {
+					time.Sleep(s.work)
+				}
+			}); err != nil {
+				t.Errorf("%s: %v", s, err)
+			}
+		})
+	}
+	had := func(before []int) []int {
+		counts := make([]int, len(turns))
+		for i := range turns {
+			counts[i] = int(turns[i].Load()) - before[i]
+		}
+		return counts
+	}
+	none := make([]int, len(turns))
+	until(t, fmt.Sprintf("%s: each has had a turn", s), func() bool { return slices.Min(had(none)) > 2 })
+	before, began := had(none), time.Now()
+	until(t, fmt.Sprintf("%s: the time is over, and there were enough turns to compare", s), func() bool {
+		now := had(before)
+		return time.Since(began) > d && slices.Max(now) > 40
+	})
+	got := had(before)
+	cancel()
+	all.Wait()
+	closing := time.Now()
+	for _, locks := range lockers {
+		all.Go(func() {
+			if err := locks.Close(context.Background()); err != nil {
+				t.Errorf("%s: %v", s, err)
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("%s: %d turns; before that %d; closed in %s", s, got, before, time.Since(closing).Round(time.Millisecond))
+	if !fair(got, part) {
+		t.Errorf("%s: one of them had less than %g of an equal share: %d turns", s, part, got)
+	}
+	if took := time.Since(closing); took > 10*time.Second { // an idle machine takes 20 ms
+		t.Errorf("%s: closed in %s", s, took)
+	}
+}
+
+func TestSoakSaturatedLockersShareALockFairly(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 40)
+	rounds := pgtest.Soak(t, 0, 100)
+	for range rounds {
+		kind := []string{"advisory locks", "advisory locks with tokens", "leases"}[rand.N(3)]
+		saturation{kind, []int{2, 4}[rand.N(2)], []int{1, 2, 8, 64}[rand.N(4)], []time.Duration{0, time.Millisecond}[rand.N(2)]}.check(t, db, 2*time.Second, 1./4)
+	}
+	if rounds > 0 {
+		return
+	}
+	for _, s := range []saturation{ // those that were starved most often
+		{"advisory locks", 2, 8, 0}, {"advisory locks", 2, 64, 0}, {"advisory locks with tokens", 2, 8, 0}, {"leases", 2, 1, 0},
+	} {
+		t.Run(s.String(), func(t *testing.T) {
+			t.Parallel()
+			s.check(t, db, 2*time.Second, 1./8)
+		})
+	}
+}
+
+// The notification by which the holder hears that others wait does not always arrive.
+func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.T) {
+	t.Parallel()
+	db := roomy(t, migrated(t), 20)
+	deaf, other := newAdvisory(t, db, nil), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: seldom})
+	listen(t, db, other, deaf)
+	deaf.ListenFor(1) // nobody's backend
+	for round := range 3 {
+		key := fmt.Sprint("k", round) // once they know each other both have tickets
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		var turns atomic.Int64
+		go func() { done <- saturate(ctx, deaf, key, 8, func() { turns.Add(1) }) }()
+		until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
+		granted := waits(t, other, key)
+		untilQueued(t, db, key, 1)
+		other.StopRefreshing()
+		before := turns.Load()
+		select {
+		case lock := <-granted:
+			t.Logf("granted after %d turns of the others", turns.Load()-before)
+			release(t, lock)
+		case <-time.After(20 * time.Second):
+			t.Errorf("%d turns of one Locker while another waits", turns.Load()-before)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	noTickets(t, db)
+}

@@ -1,0 +1,117 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// asking waits until a batch of requests is about to be sent, and cannot be, because the
+// test has the session. What its callers do then comes too late to keep it from being sent.
+func asking(t *testing.T) {
+	t.Helper()
+	buf := make([]byte, 16<<20)
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+			if strings.Contains(stack, "sync.(*Mutex).Lock") && strings.Contains(stack, "(*leaseTable).ask(") {
+				return
+			}
+		}
+		if time.Now().After(limit) {
+			t.Fatal("nothing is asked")
+		}
+	}
+}
+
+// Not parallel, because of asking.
+func TestLeaseTryWaitsForALeftoverOfItsLocker(t *testing.T) {
+	for name, permits := range map[string]permits{"lease": 0, "permit": 1} {
+		t.Run(name, func(t *testing.T) {
+			db := newBatchDB(t)
+			table := db.table(t, db.Pool)
+			left, next := requested(table, "k#"), requested(table, "k#")
+			next.lock.holder = "another"
+			left.permits, next.permits = permits, permits
+			table.requests.mu.Lock()
+			table.acquiring.add(left, next)
+			asking(t)
+			gone, leave := context.WithCancel(t.Context())
+			leave()
+			if err := left.await(gone); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			table.requests.mu.Unlock()
+			if err := next.await(t.Context()); err != nil {
+				t.Fatalf("refused by a lease that nobody has: %v", err)
+			}
+			db.wantHeld(t, "", next.lock)
+		})
+	}
+}
+
+// A try does not wait for a transaction, whoever has fenced it.
+func TestLeaseTryIsRefusedByALeftoverThatAFenceKeeps(t *testing.T) {
+	t.Parallel()
+	db := newBatchDB(t)
+	table := db.table(t, db.Pool)
+	locks := table.locker
+	lock, err := locks.Acquire(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx := fenced(t, db.DB, lock)
+	_ = lock.lose(errors.New("by a test"))
+	if err := lock.Release(t.Context()); !errors.Is(err, ErrLost) {
+		t.Error(err)
+	}
+	if _, err := locks.TryAcquire(t.Context(), "k"); !errors.Is(err, ErrNotAcquired) {
+		t.Errorf("beside an open fenced transaction: %v", err)
+	}
+	table.cleaning.mu.Lock()
+	if table.cleaning.jobs == 0 {
+		t.Error("it was refused when the release had been given up, and not at once")
+	}
+	table.cleaning.mu.Unlock()
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	next, err := locks.Acquire(t.Context(), "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next.Token() <= lock.Token() {
+		t.Errorf("token %d after %d", next.Token(), lock.Token())
+	}
+}
+
+// A request for a permit of which no answer came is given back as each of the permits.
+func TestManyLeftoversOfASemaphoreAreForgottenAtNoGreaterCostEachThanFew(t *testing.T) {
+	t.Parallel()
+	each := func(leftovers int) time.Duration {
+		best := time.Hour
+		for range 3 {
+			table := &leaseTable{leftovers: make(map[string][]*leftover)}
+			stays := table.addLeftover(&Lock{queue: "k#"})
+			for range leftovers {
+				table.endLeftover(table.addLeftover(&Lock{queue: "k#"}))
+			}
+			began := time.Now()
+			table.forgetReturned()
+			best = min(best, time.Since(began)/time.Duration(leftovers))
+			if left := table.leftovers["k#"]; len(left) != 1 || left[0] != stays || len(table.returned) != 0 {
+				t.Fatalf("left are %d of which the server has not answered", len(left))
+			}
+			table.endLeftover(stays)
+			if table.forgetReturned(); len(table.leftovers) != 0 {
+				t.Fatal("a leftover is not forgotten")
+			}
+		}
+		return best
+	}
+	if few, many := max(each(1000), time.Microsecond), each(16000); many > 12*few { // it was 100 µs when each was looked for among all
+		t.Errorf("%s each of few leftovers, %s of many", few, many)
+	}
+}
