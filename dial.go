@@ -86,8 +86,21 @@ type backendID struct {
 // whoServes returns the server process at the other end, and whether the role's
 // transactions are as ours must be.
 func whoServes(ctx context.Context, q querier) (b backendID, asOurs bool, err error) {
-	err = q.row(ctx, statement("backend", "")).Scan(&b.pid, &b.started, &asOurs)
+	err = outlast(ctx, func() error {
+		return q.row(ctx, statement("backend", "")).Scan(&b.pid, &b.started, &asOurs)
+	})
 	return b, asOurs, err
+}
+
+// outlast asks again, up to ten times, what the role's statement_timeout ended. It stands
+// until we know whose connection it is and may set another one, and a busy server may
+// need longer for the first statements of a connection.
+func outlast(ctx context.Context, ask func() error) error {
+	for again := 10; ; again-- {
+		if err := ask(); sqlState(err) != stateCanceled || ctx.Err() != nil || again == 0 {
+			return err
+		}
+	}
 }
 
 // serves reports whether the process is the one that the server announced when
@@ -125,9 +138,13 @@ func closeQuietly(conn *pgx.Conn) {
 // requirePrimary refuses a standby while the address is still being chosen, so
 // that a connection string with several hosts leads to the primary.
 func requirePrimary(ctx context.Context, conn *pgconn.PgConn) error {
-	result := conn.ExecParams(ctx, statement("primary", ""), nil, nil, nil, nil).Read()
-	if result.Err != nil {
+	var result *pgconn.Result
+	err := outlast(ctx, func() error {
+		result = conn.ExecParams(ctx, statement("primary", ""), nil, nil, nil, nil).Read()
 		return result.Err
+	})
+	if err != nil {
+		return err
 	}
 	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 {
 		return errors.New("the server does not say whether it is a standby")

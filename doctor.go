@@ -176,15 +176,11 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Find
 }
 
 // bounded runs do within checkTimeout. An error that comes of the end of ctx, and
-// only such a one, matches that of ctx. What the role's statement_timeout ends is asked
-// again, twice: it stands until it has been read, and a busy server may just be slow.
+// only such a one, matches that of ctx.
 func bounded(ctx context.Context, do func(context.Context) error) error {
 	within, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	err := do(within)
-	for again := 2; again > 0 && sqlState(err) == stateCanceled && within.Err() == nil; again-- {
-		err = do(within)
-	}
 	switch {
 	case err == nil:
 		return nil
@@ -216,7 +212,11 @@ func (d *doctor) connect(ctx context.Context) (err error) {
 		return err
 	}
 	d.q.otherDefaults = !asOurs
-	if d.settings, err = d.readSettings(ctx); err != nil {
+	err = outlast(ctx, func() (err error) {
+		d.settings, err = d.readSettings(ctx)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if err = d.outlive(ctx, conn); err != nil {

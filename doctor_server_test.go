@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -125,23 +124,6 @@ func TestDoctorWorksWhateverTheRoleIsSetTo(t *testing.T) {
 	if len(findings) != len(doctorChecks) {
 		t.Errorf("%d findings", len(findings))
 	}
-}
-
-// A statement_timeout that ends what the doctor asks first does not end the doctor.
-func TestDoctorAsksAgainWhenAStatementTimeoutEndsItsFirstLook(t *testing.T) {
-	t.Parallel()
-	db := migrated(t)
-	var connections atomic.Int32
-	hasty := &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) {
-		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			if connections.Add(1) > 1 {
-				return nil
-			}
-			_, err := conn.Exec(ctx, "set statement_timeout = 1") // ms
-			return err
-		}
-	})}
-	examine(t, hasty, nil)
 }
 
 func TestDoctorFindsWhatACrashWouldCost(t *testing.T) {
