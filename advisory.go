@@ -60,7 +60,7 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock) *Locker 
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
 	a.dialer = dialer{applicationName(cfg.Owner), config}
-	a.place = installation{asked: cfg.Schema, config: "AdvisoryConfig", needs: tokenSchemaVersion}
+	a.place = installation{asked: cfg.Schema, config: "AdvisoryConfig"}
 	a.reaping = housekeeping{reap: a.reap, log: cfg.Logger}
 	a.queueing = &session{dialer: a.dialer, place: &a.place}
 	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn exchange) error { return a.queueing.do(ioTimeout, fn) }, a.queueing.reached, a.dialer)

@@ -30,7 +30,7 @@ type AdvisoryConfig struct {
 	// Tokens makes each lock draw a fencing token, [Lock.Token], from the sequence that
 	// leases have, and lets transactions fence with [Lock.Fence]. An acquisition then
 	// waits for a commit, once for all that are asked together, and needs the
-	// migrations: version 4. Callers of one Locker who share a lock share its token.
+	// migrations ([ErrSchema]). Callers of one Locker who share a lock share its token.
 	// Readers in several processes have different tokens, each greater than those of the
 	// writers before them and less than those of the writers after them: a resource
 	// compares a reader's token with writers' tokens only. Only locks that are taken with Tokens are

@@ -32,7 +32,7 @@ func (a *advisoryLocks) connect() (*lockConn, error) {
 		}
 		return nil, noAnswer(err)
 	}
-	if a.cfg.Tokens || a.place.hasQueue() {
+	if a.place.installed() {
 		a.reaping.start()
 	}
 	return c, nil
@@ -108,7 +108,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 		}
 	}
 
-	if a.place.hasQueue() {
+	if a.place.installed() {
 		a.locker.queue.listener.listenFor(backend.pid)
 	}
 	a.mu.Lock()

@@ -10,9 +10,6 @@ import (
 // This file is what fencing tokens add to advisory locks: rows that say who has
 // which lock with what token, in a table which the migrations make.
 
-// tokenSchemaVersion is the first version of the migrations that has it.
-const tokenSchemaVersion = 4
-
 // fence: the row of the lock says whether it is ours. Releases do not wait for it:
 // a row that a fence pins stays until the transaction has ended, and until then
 // nobody is granted the lock.

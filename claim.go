@@ -30,7 +30,7 @@ import (
 // COMMITTED 40001, if the key was claimed since the snapshot, in SERIALIZABLE also
 // because of other keys; 40P01, which matches [ErrDeadlock], if transactions
 // claim, without MaxWait, the same keys in different orders; [ErrReadOnly];
-// [ErrSchema], if version 2 of the migrations is missing. A wait that ends with
+// [ErrSchema], without the migrations. A wait that ends with
 // ctx ends tx, as in [LockTx].
 //
 // Claims have names of their own: a lock on the same key is another thing. They
@@ -119,13 +119,10 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 	return ended, err
 }
 
-// claimsVersion is the version of the migrations that brought claims.
-const claimsVersion = 2
-
-// failClaim is [fail] for claims, which an older installation does not have.
+// failClaim is [fail] for claims, whose functions are found as the caller's are.
 func failClaim(op, key string, err error) error {
 	if errors.Is(typed(err), ErrSchema) {
-		err = fmt.Errorf("%w; claims need version %d of the migrations, on the search_path or in the schema that is named", err, claimsVersion)
+		err = fmt.Errorf("%w; claims need the migrations, on the search_path or in the schema that is named", err)
 	}
 	return fail(op, key, 0, err)
 }

@@ -542,19 +542,12 @@ func TestClaimsAreFoundInTheSchemaThatIsNamedOrOnThePath(t *testing.T) {
 	wantSchemaError(t, err)
 }
 
-func TestClaimsNeedVersion2AndLockersVersion3(t *testing.T) {
+func TestClaimsNeedTheMigrations(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	up, err := migrations.FS.ReadFile("000001_leases.up.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	db.Exec(t, string(up))
-	_, err = newLocker(t, db, nil).TryAcquire(t.Context(), "k")
-	wantSchemaError(t, err, "version 1, version 3 is needed")
 	tx := begin(t, db, pgx.TxOptions{})
-	_, err = pgxlock.ClaimTx(t.Context(), tx, "k")
-	wantSchemaError(t, err, "claim_once")
+	_, err := pgxlock.ClaimTx(t.Context(), tx, "k")
+	wantSchemaError(t, err, "claim_once", "search_path")
 	wantOneLine(t, err, "claim", `"k"`)
 	_, err = pgxlock.PurgeClaims(t.Context(), db.Pool, 0)
 	wantSchemaError(t, err, "purge_claims")

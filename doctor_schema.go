@@ -14,9 +14,6 @@ import (
 // This file looks at what the migrations made: whether it is there, whole, and for
 // this role.
 
-// newestVersion is the version of the migrations that this program knows.
-const newestVersion = turnsVersion
-
 // migrateAdvice is what brings or mends the schema.
 const migrateAdvice = "run migrations.Up or pgxlock migrate up"
 
@@ -61,11 +58,9 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 	}
 	switch {
 	case version < schemaVersion:
-		f.add(StatusError, fmt.Sprintf("leases need version %d", schemaVersion), migrateAdvice)
-	case version < newestVersion:
-		f.add(StatusWarning, fmt.Sprintf("this program knows %d, and what came since fails with ErrSchema", newestVersion), migrateAdvice)
-	case version > newestVersion:
-		f.add(StatusWarning, fmt.Sprintf("this program knows %d: it works, and cannot look at what came since", newestVersion), "roll out programs of the newer version")
+		f.add(StatusError, fmt.Sprintf("this program needs version %d", schemaVersion), migrateAdvice)
+	case version > schemaVersion:
+		f.add(StatusWarning, fmt.Sprintf("this program knows %d: it works, and cannot look at what came since", schemaVersion), "roll out programs of the newer version")
 	}
 	if n := len(found.All); n > 1 {
 		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and locks in one know nothing of those in another", n, strings.Join(found.All, ", ")),
@@ -84,7 +79,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 // missing returns what somebody dropped of the version. What a later one removed is not
 // known.
 func (d *doctor) missing(ctx context.Context, version int) ([]string, error) {
-	if version > newestVersion {
+	if version > schemaVersion {
 		return nil, nil
 	}
 	return pgx.CollectRows(d.q.query(ctx, place.MissingSQL, d.schema, version), pgx.RowTo[string])

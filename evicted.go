@@ -46,9 +46,6 @@ func (in *installation) evictions(ctx context.Context, q querier, kinds []int32,
 
 // whyGone asks why renewals found leases gone. That it cannot be known changes nothing.
 func (t *leaseTable) whyGone(ctx context.Context, q querier, names, holders []string, tokens []int64) map[int]eviction {
-	if !t.place.has(monitorVersion) {
-		return nil
-	}
 	found, err := t.place.evictions(ctx, q, make([]int32, len(names)), names, holders, tokens)
 	if err != nil {
 		t.locker.log.Debug("pgxlock: cannot ask who evicted the holder of a lease", "error", err)

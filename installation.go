@@ -11,31 +11,17 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// schemaVersion is the oldest version of the migrations that leases work with,
-// queueVersion the first one in which other processes see who waits,
-// sharesVersion the first one in which leases are shared and a release tells whether
-// anybody waits; primitivesVersion that with what semaphores and leaders need,
-// monitorVersion that in which holders can be evicted and keys have names, and
-// turnsVersion that in which who asked in vain for an advisory lock keeps its place.
-const (
-	schemaVersion     = 3
-	queueVersion      = 5
-	sharesVersion     = 6
-	primitivesVersion = 7
-	monitorVersion    = 8
-	turnsVersion      = 9
-)
+// schemaVersion is the version of the migrations that this program needs. A later one
+// has all that it has.
+const schemaVersion = 9
 
 // An installation is where the tables and functions are. It is found at the
 // first use, on a connection whose search_path is still the role's.
 type installation struct {
-	mu      sync.Mutex
-	schema  string // "": not found yet
-	asked   string // the schema that the caller named, if any
-	config  string // where it is named
-	needs   int    // the oldest version that will do
-	version int    // of what was found first
-	latest  int    // of what was found last
+	mu     sync.Mutex
+	schema string // "": not found yet
+	asked  string // the schema that the caller named, if any
+	config string // where it is named
 }
 
 // statement returns a statement on this installation.
@@ -66,10 +52,10 @@ func (in *installation) find(ctx context.Context, q querier) error {
 	if err != nil {
 		return err
 	}
-	if version < in.needs {
-		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, schema, version, in.needs)
+	if version < schemaVersion {
+		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, schema, version, schemaVersion)
 	}
-	in.schema, in.version, in.latest = schema, version, version
+	in.schema = schema
 	return nil
 }
 
@@ -81,38 +67,9 @@ func versionOf(ctx context.Context, q querier, schema string) (version int, err 
 	return version, err
 }
 
-// need makes sure that there is a version that not every installation has. Where it was
-// not there, it looks whether it is by now.
-func (in *installation) need(ctx context.Context, q querier, version int, what string) error {
+// installed reports whether it was found.
+func (in *installation) installed() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.latest >= version {
-		return nil
-	}
-	latest, err := versionOf(ctx, q, in.schema)
-	if err != nil {
-		return err
-	}
-	if latest < version {
-		return fmt.Errorf("%w: schema %q has version %d, %s version %d", ErrSchema, in.schema, latest, what, version)
-	}
-	in.latest = latest
-	return nil
+	return in.schema != ""
 }
-
-// has reports whether it was found to have that version when this program came to it.
-func (in *installation) has(version int) bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return in.version >= version
-}
-
-// hasNow reports whether it was found to have that version last.
-func (in *installation) hasNow(version int) bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return in.latest >= version
-}
-
-// hasQueue reports whether it was found to have the queue.
-func (in *installation) hasQueue() bool { return in.has(queueVersion) }

@@ -96,7 +96,7 @@ func mayPass(err error) bool {
 // standAside leaves the lock to others who wait for it. Those who stand in the queue
 // come first by themselves; where there is none, they ask now and then.
 func (l *Locker) standAside(ctx context.Context) {
-	if l.queue != nil && !l.queue.place.hasQueue() {
+	if l.queue != nil && !l.queue.place.installed() {
 		sleep(ctx, withJitter(lookEvery))
 	}
 }
@@ -107,7 +107,7 @@ func (l *Locker) standAside(ctx context.Context) {
 // delivered, and not when it was followed; [Locker.Watch] tells that. A holder that did
 // not get the lock by Lead does not hear of it. It is no error if there is no leader.
 //
-// Requests need version 7 of the migrations ([ErrSchema]). A leader who listens hears of
+// Requests need the migrations ([ErrSchema]). A leader who listens hears of
 // one at once, one behind a pooler within seconds.
 func (l *Locker) AskToStepDown(ctx context.Context, key string) error {
 	if err := l.begin(ctx); err != nil {

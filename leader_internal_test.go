@@ -14,17 +14,17 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// asksNobody gives a Locker in a bubble a queue whose statements run does, on the version
-// of the migrations. It listens when the test says so.
-func asksNobody(l *Locker, version int, run func() error) {
-	l.queue = newQueue(l, &installation{version: version, latest: version}, "me", func(exchange) error { return run() }, func() bool { return true }, dialer{})
+// asksNobody gives a Locker in a bubble a queue whose statements run does, on that schema,
+// "" for none. It listens when the test says so.
+func asksNobody(l *Locker, schema string, run func() error) {
+	l.queue = newQueue(l, &installation{schema: schema}, "me", func(exchange) error { return run() }, func() bool { return true }, dialer{})
 	l.queue.listener.stop()
 }
 
 func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		var looks atomic.Int64
-		asksNobody(l, primitivesVersion, func() error { looks.Add(1); return nil })
+		asksNobody(l, "s", func() error { looks.Add(1); return nil })
 		listens := func(client int64) {
 			l.lines.mu.Lock()
 			defer l.lines.mu.Unlock()
@@ -58,9 +58,9 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 	})
 }
 
-func TestALeaderOnAnOlderSchemaLooksForNothing(t *testing.T) {
+func TestALeaderWithoutASchemaLooksForNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
-		asksNobody(l, primitivesVersion-1, func() error { t.Error("it looks"); return nil })
+		asksNobody(l, "", func() error { t.Error("it looks"); return nil })
 		l.leading.begin(l.newLock("k", "me:1", testTTL, testMargin), func(error) {})
 		time.Sleep(time.Hour)
 	})
@@ -71,7 +71,7 @@ func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		const never = time.Duration(1<<63 - 1)
 		looks, goesOn := 0, make(chan error)
-		asksNobody(l, primitivesVersion, func() error { looks++; return <-goesOn })
+		asksNobody(l, "s", func() error { looks++; return <-goesOn })
 		l.leading.begin(l.newLock("k", "me:1", testTTL, testMargin), func(error) {})
 		want := func(what string, want int) {
 			t.Helper()
@@ -218,22 +218,21 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 	mustBe(t, "the second", <-second, done)
 }
 
-// A Locker of an older schema has no place in a queue, and one in memory needs none.
+// A Locker without the schema has no place in a queue, and one in memory needs none.
 func TestWhoStepsDownWithoutAQueueLetsOthersAskFirst(t *testing.T) {
 	for what, test := range map[string]struct {
 		queued      bool
-		version     int
+		schema      string
 		least, most time.Duration
 	}{
-		"in memory":         {},
-		"without a queue":   {true, queueVersion - 1, lookEvery * 3 / 4, lookEvery * 5 / 4},
-		"with a queue":      {true, queueVersion, 0, 0},
-		"with all there is": {true, primitivesVersion, 0, 0},
+		"in memory":       {},
+		"without a queue": {true, "", lookEvery * 3 / 4, lookEvery * 5 / 4},
+		"with a queue":    {true, "s", 0, 0},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 				if test.queued {
-					asksNobody(l, test.version, func() error { return nil })
+					asksNobody(l, test.schema, func() error { return nil })
 				}
 				done := errors.New("done")
 				var ended, began time.Time

@@ -8,7 +8,7 @@ import (
 )
 
 // This file is the arithmetic of limits (the "generic cell rate algorithm"), as
-// migration 7 has it in SQL: of each key there is the time at which its bucket will be
+// the migrations have it in SQL: of each key there is the time at which its bucket will be
 // full again. It is moved by what is taken, from now if it has passed, and may not
 // get further ahead than a bucket takes to fill.
 

@@ -69,7 +69,7 @@ func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterC
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &limitTable{rule: rule, place: installation{asked: cfg.Schema, config: "LimiterConfig", needs: primitivesVersion}}
+	t := &limitTable{rule: rule, place: installation{asked: cfg.Schema, config: "LimiterConfig"}}
 	t.session = &session{dialer: dialer{applicationName(owner), connections}, place: &t.place}
 	t.asking = combiner[*limitRequest]{limit: maxRequests, run: t.decide, fail: func(requests []*limitRequest, err error) {
 		for _, r := range requests {

@@ -85,8 +85,8 @@ type limitBackend interface {
 // what limit gives in 100 years.
 //
 // The pool gives its configuration only: the Limiter has one connection of its own.
-// Nothing is sent before the first use. It needs version 7 of the migrations
-// ([ErrSchema]). [Limiter.Close] ends the connection.
+// Nothing is sent before the first use. It needs the migrations ([ErrSchema]).
+// [Limiter.Close] ends the connection.
 func NewLimiter(pool *pgxpool.Pool, limit Limit, burst int, cfg *LimiterConfig) (*Limiter, error) {
 	rule, err := newLimitRule(limit, burst)
 	if err != nil {

@@ -196,7 +196,7 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 // [ErrNotAcquired] if the lock is held. It may come before those who wait, but not with
 // [Shared]: then it also fails with ErrNotAcquired while a writer waits, in this Locker or
 // in another one that has its place in the queue. (For an advisory lock that costs one
-// more round trip, and needs version 9 of the migrations; where the queue cannot be asked
+// more round trip, and needs the migrations; where the queue cannot be asked
 // it is as if nobody waited there.)
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {

@@ -48,7 +48,7 @@ type MonitorConfig struct {
 
 	// Names are keys of advisory locks to be shown by name: the server knows only
 	// their numbers. Lockers publish the names of what they hold for longer than some
-	// seconds, where the migrations have version 8.
+	// seconds, where the migrations are installed.
 	Names []string
 }
 

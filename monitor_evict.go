@@ -45,8 +45,7 @@ const (
 // cannot listen, as behind a pooler, or it hangs. Then there is [Monitor.Terminate].
 // Several in one process who share an advisory lock lose it together.
 //
-// It needs version 8 of the migrations ([ErrSchema]), and a role of the kind
-// administration.
+// It needs the migrations ([ErrSchema]), and a role of the kind administration.
 func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted bool, err error) {
 	err = m.write(ctx, func(s *sight) error {
 		if err := checkReason(reason); err != nil {
@@ -54,7 +53,7 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 		}
 		switch h.Kind {
 		case Lease:
-			evicted, err = call[bool](ctx, s, monitorVersion, "evict", h.Key, h.Owner, h.Token, reason)
+			evicted, err = call[bool](ctx, s, "evict", h.Key, h.Owner, h.Token, reason)
 			return err
 		case Advisory:
 			if h.PID == 0 {
@@ -73,7 +72,7 @@ func (s *sight) evictSession(ctx context.Context, h Holder, reason string) (aske
 	patient, cancel := context.WithTimeout(ctx, evictPatience)
 	defer cancel()
 	for {
-		holds, err := call[bool](ctx, s, monitorVersion, "evict_session", h.PID, id.number, reason, id.space())
+		holds, err := call[bool](ctx, s, "evict_session", h.PID, id.number, reason, id.space())
 		switch {
 		case err != nil:
 			return false, err
@@ -127,7 +126,7 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 // holds are free then, also those that it took since, and whoever used them finds out as
 // from a broken connection. It is the last resort, where [Monitor.Evict] returned
 // [ErrStillHeld]. It reports whether the session was there; another one that has the same
-// process id by now is left alone. Where the migrations have version 8 it is recorded of
+// process id by now is left alone. Where the migrations are installed it is recorded of
 // each lock who did this, when, and why.
 //
 // The server lets a role end sessions of its own, of roles that it is a member of, and,
@@ -141,10 +140,10 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 		if err := checkReason(reason); err != nil {
 			return err
 		}
-		if s.version >= monitorVersion {
+		if s.schema != "" {
 			for _, h := range session.Holders {
 				id := identify(h.Key)
-				if _, err := call[bool](ctx, s, monitorVersion, "evict_session", session.PID, id.number, "the session was ended: "+reason, id.space()); err != nil {
+				if _, err := call[bool](ctx, s, "evict_session", session.PID, id.number, "the session was ended: "+reason, id.space()); err != nil {
 					return err
 				}
 			}
@@ -187,16 +186,10 @@ func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, e
 		if age < 0 {
 			return fmt.Errorf("age is %s, it must be 0 or more", age)
 		}
-		for _, what := range []struct {
-			name  string
-			since int
-		}{{"reap_older", 1}, {"reap_older_shares", sharesVersion}} {
-			if s.schema != "" && s.version < what.since {
-				continue // there is nothing of that kind
-			}
+		for _, what := range []string{"reap_older", "reap_older_shares"} {
 			for n := int64(reapStep); n == reapStep; removed += n {
 				var err error
-				if n, err = call[int64](ctx, s, what.since, what.name, age.Seconds(), reapStep); err != nil {
+				if n, err = call[int64](ctx, s, what, age.Seconds(), reapStep); err != nil {
 					return err
 				}
 			}
@@ -213,12 +206,9 @@ func (m *Monitor) write(ctx context.Context, fn func(*sight) error) error {
 
 // call calls a function of the schema, in a transaction of its own that is as the
 // functions want it.
-func call[T any](ctx context.Context, s *sight, since int, name string, args ...any) (result T, err error) {
+func call[T any](ctx context.Context, s *sight, name string, args ...any) (result T, err error) {
 	if s.absent != nil {
 		return result, s.absent
-	}
-	if s.version < since {
-		return result, s.tooOld(since)
 	}
 	return pgx.CollectExactlyOneRow(s.ask(ctx, "monitor_read_write", name, args...), pgx.RowTo[T])
 }

@@ -28,7 +28,6 @@ type sight struct {
 	filter  Filter
 	states  string // of leases; "": all
 	schema  string // "": there is no pgxlock that can be used
-	version int
 	missing []string
 	absent  error // why there is none
 	unable  error // why what the filter's Kind names could not be seen; kind 0 names all
@@ -56,7 +55,7 @@ func (s *sight) find(ctx context.Context) error {
 	in := installation{asked: s.monitor.cfg.Schema, config: "MonitorConfig"}
 	switch err := in.find(ctx, querier{conn: s.conn}); {
 	case err == nil:
-		s.schema, s.version = in.schema, in.version
+		s.schema = in.schema
 	case errors.Is(err, ErrSchema), hidden(err):
 		s.absent = err
 		s.miss("leases, and the queues of those who wait", err, Lease)
@@ -82,11 +81,6 @@ func (s *sight) miss(what string, why error, kinds ...Kind) {
 			s.unable = why
 		}
 	}
-}
-
-// tooOld is why a schema does not show what a later version does.
-func (s *sight) tooOld(version int) error {
-	return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, s.schema, s.version, version)
 }
 
 // unseen is why what the filter names could not be seen.
@@ -121,16 +115,12 @@ func (s *sight) leases(ctx context.Context) ([]*Holder, error) {
 	if s.schema == "" {
 		return nil, nil
 	}
-	name := "monitor_leases"
-	if s.version < sharesVersion {
-		name = "monitor_leases_exclusive"
-	}
 	var leases []*Holder
 	h := Holder{Kind: Lease}
 	var shared bool
 	var state knownState
 	var since, expires pgtype.Timestamptz // of the zero time if there is none
-	err := s.read(ctx, name, []any{&h.Key, &shared, &h.Owner, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
+	err := s.read(ctx, "monitor_leases", []any{&h.Key, &shared, &h.Owner, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
 		if !s.filter.admits(Lease, h.Key) {
 			return
 		}
@@ -220,14 +210,10 @@ func sessionOwner(application string, pid int32) string {
 
 // tickets are the places of processes in the queues that pass the filter.
 func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, error) {
-	switch {
-	case s.schema == "":
+	if s.schema == "" {
 		if s.unable == nil && !errors.Is(typed(s.absent), ErrSchema) {
 			s.unable = s.absent // there are some
 		}
-		return nil, nil
-	case s.version < queueVersion:
-		s.miss("the queues of those who wait", s.tooOld(queueVersion), Lease)
 		return nil, nil
 	}
 	var waiters []Waiter
@@ -301,11 +287,7 @@ func rawKey(id advisoryID) string {
 // keyNames collects the names that were given, and those that were published.
 func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 	k := keyNames{make(map[advisoryID]string), make(map[advisoryID]string)}
-	switch {
-	case s.schema == "":
-	case s.version < monitorVersion:
-		s.miss("names behind the numbers of advisory locks", s.tooOld(monitorVersion))
-	default:
+	if s.schema != "" {
 		var number int64
 		var name string
 		err := s.read(ctx, "monitor_names", []any{&number, &name}, func() {

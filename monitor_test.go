@@ -239,49 +239,55 @@ func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
 	}
 }
 
-// On each version it shows what there is, and says what is missing.
-func TestTheMonitorWorksOnEveryVersion(t *testing.T) {
+func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T) {
 	t.Parallel()
-	files := schemas(t)
-	for version := 1; version <= len(files); version++ {
-		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.New(t)
-			for _, file := range files[:version] {
-				db.Exec(t, file)
-			}
-			db.Exec(t, "select acquire_lock('k', 'A'), acquire_lock('old', 'B'); update distributed_locks set expires_at = now() where lock_name = 'old'")
-			monitor := newMonitor(t, db, nil)
-			shot := snapshot(t, monitor)
-			if len(shot.Expired) != 1 || len(holdersOf(shot, "k")) != 1 {
-				t.Errorf("%+v", shot)
-			}
-			missing := strings.Join(shot.Missing, "\n")
-			for what, since := range map[string]int{"the queues of those who wait": 5, "names behind the numbers": 8} {
-				if got, want := strings.Contains(missing, what), version < since; got != want {
-					t.Errorf("%s: %q", what, missing)
-				}
-			}
-			if holders, err := monitor.Holders(t.Context(), pgxlock.Filter{}); len(holders) != 1 || err != nil {
-				t.Errorf("%+v, %v", holders, err)
-			}
-			for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} {
-				if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind}); version < 5 && kind != pgxlock.Advisory {
-					wantSchemaError(t, err, fmt.Sprintf("has version %d, version 5 is needed", version))
-				} else if err != nil {
-					t.Errorf("%v: %v", kind, err)
-				}
-			}
-			if n, err := monitor.Reap(t.Context(), 0); n != 1 || err != nil {
-				t.Errorf("reaped %d, %v", n, err)
-			}
-			evicted, err := monitor.Evict(t.Context(), holdersOf(shot, "k")[0], "why")
-			if version < 8 {
-				wantSchemaError(t, err, fmt.Sprintf("has version %d, version 8 is needed", version))
-			} else if err != nil || !evicted {
-				t.Errorf("evicted: %t, %v", evicted, err)
-			}
-		})
+	version := newest(t)
+	db := onVersion(t, version-1)
+	db.Exec(t, "select acquire_lock('k', 'A')")
+	lock := acquire(t, newAdvisory(t, db, nil), "advisory")
+	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
+	shot := snapshot(t, monitor)
+	held := holdersOf(shot, lock.Key())
+	if len(held) != 1 {
+		t.Fatalf("%+v", shot.Holders)
+	}
+	want := fmt.Sprintf(`schema "public" has version %d, version %d is needed`, version-1, version)
+	if missing := strings.Join(shot.Missing, "\n"); !strings.Contains(missing, "leases, and the queues of those who wait") || !strings.Contains(missing, want) || !strings.Contains(missing, "pgxlock migrate up") {
+		t.Errorf("missing: %q", missing)
+	}
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease} {
+		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind})
+		wantSchemaError(t, err, want)
+		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		wantSchemaError(t, err, want)
+	}
+	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: lock.Key()}); len(found) != 1 || err != nil {
+		t.Errorf("%+v, %v", found, err)
+	}
+	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); err != nil {
+		t.Error(err)
+	}
+	_, err := monitor.Evict(t.Context(), held[0], "why")
+	wantSchemaError(t, err, want)
+}
+
+func TestTheMonitorWorksOnTheNextSchema(t *testing.T) {
+	t.Parallel()
+	db := onVersion(t, newest(t)+1)
+	db.Exec(t, "select acquire_lock('k', 'A'), acquire_lock('old', 'B'); update distributed_locks set expires_at = now() where lock_name = 'old'")
+	monitor := newMonitor(t, db, nil)
+	shot := snapshot(t, monitor)
+	if len(shot.Expired) != 1 || len(holdersOf(shot, "k")) != 1 || len(shot.Missing) > 0 {
+		t.Errorf("%+v", shot)
+	}
+	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{}); err != nil {
+		t.Error(err)
+	}
+	if n, err := monitor.Reap(t.Context(), 0); n != 1 || err != nil {
+		t.Errorf("reaped %d, %v", n, err)
+	}
+	if evicted, err := monitor.Evict(t.Context(), holdersOf(shot, "k")[0], "why"); err != nil || !evicted {
+		t.Errorf("evicted: %t, %v", evicted, err)
 	}
 }
 

@@ -46,7 +46,7 @@ func (a *advisoryLocks) unpublished() []string {
 // publishNames tells them on the connection that listens. What the server says against
 // it, for want of a right for one, is nobody's loss.
 func (l *listener) publishNames(conn *pgx.Conn) error {
-	if l.queue.names == nil || !l.queue.place.has(monitorVersion) || time.Since(l.named) < nameAfter {
+	if l.queue.names == nil || time.Since(l.named) < nameAfter {
 		return nil
 	}
 	l.named = time.Now()

@@ -103,8 +103,8 @@ const (
 // OncePer returns a Once for jobs that run once in each period, which begins at a
 // multiple of period since the year 1, as [time.Time.Truncate] counts, plus
 // cfg.Offset; a period of whole days at midnight by the clocks of cfg.Location, and
-// weeks on Monday. period is at least 1 ms, in whole microseconds. It needs version 7
-// of the migrations.
+// weeks on Monday. period is at least 1 ms, in whole microseconds. It needs the
+// migrations ([ErrSchema]).
 //
 // The pool gives its configuration only: the Once has a connection of its own, and two
 // more with cfg.Retry. Nothing is sent before the first use. [Once.Close] ends them.
@@ -118,7 +118,7 @@ func OncePer(pool *pgxpool.Pool, period time.Duration, cfg *OnceConfig) (*Once, 
 		return nil, err
 	}
 	table := o.locks.backend.(*leaseTable)
-	table.place.config, table.place.needs = "OnceConfig", runsVersion
+	table.place.config = "OnceConfig"
 	o.runs = &runTable{table: table, once: o}
 	return o, nil
 }

@@ -265,18 +265,13 @@ func TestRunsWorkThroughAPoolerInEveryMode(t *testing.T) {
 	})
 }
 
-// With a right on the table of leases, which an upgrade makes one on the table of runs,
+// With a right on the table of leases, which the migrations make one on the table of runs,
 // and with the functions only.
 func TestRunsWorkForAnApplication(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	role, app := login(t, db)
-	for version, file := range schemas(t)[:runsNeed] {
-		if version == runsNeed-1 {
-			db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_waiters to "+role+"; grant usage on sequence pgxlock_tickets to "+role)
-		}
-		db.Exec(t, file)
-	}
+	adoptSeed(t, db, role)
 	works := func() {
 		t.Helper()
 		for _, retry := range []bool{false, true} {

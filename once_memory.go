@@ -19,7 +19,7 @@ func MemoryOncePer(period time.Duration, cfg *OnceConfig) (*Once, error) {
 	return o, nil
 }
 
-// memoryRuns does what the functions of migration 7 do.
+// memoryRuns does what the SQL functions of runs do.
 type memoryRuns struct {
 	once *Once
 

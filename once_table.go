@@ -9,9 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// runsVersion is the version of the migrations that brought runs.
-const runsVersion = primitivesVersion
-
 // runTable is the table pgxlock_runs. It is spoken to on the connection for requests
 // of a Lease Locker, which has the leases of runs as well.
 type runTable struct {

@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // Tests of what is recorded of runs, and for how long.
@@ -112,21 +111,4 @@ func TestARunIsKeptFromItsTickOn(t *testing.T) {
 			t.Errorf("the row of %s is not kept from %s on", tick, kept)
 		}
 	}
-}
-
-func TestARunNeedsItsMigration(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	files := schemas(t)
-	for version := range runsNeed {
-		o := oncePer(t, db, time.Hour, nil)
-		var j job
-		for name, err := range map[string]error{"Do": second(o.Do(t.Context(), "k", j.run)), "Run": o.Run(t.Context(), "k", j.run)} {
-			if !errors.Is(err, pgxlock.ErrSchema) || version >= 3 && !strings.Contains(err.Error(), fmt.Sprintf("has version %d, version %d is needed", version, runsNeed)) {
-				t.Errorf("%s on version %d: %v", name, version, err)
-			}
-		}
-		db.Exec(t, files[version])
-	}
-	wantDo(t, oncePer(t, db, time.Hour, nil), "k", &job{}, true)
 }

@@ -51,7 +51,7 @@ type Metadata string
 // Of a lease, all who share it together have one fencing token: it is greater than
 // that of whoever had the lease exclusively before. Who is refused it exclusively
 // finds "*shared" as the [Error].Holder; [Locker.Holders] tells each of them. It needs
-// version 6 of the migrations ([ErrSchema]).
+// the migrations ([ErrSchema]).
 type Mode uint8
 
 // The modes of a lock.

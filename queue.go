@@ -137,7 +137,7 @@ func (p *waiter) ticket() (number int64, first bool) {
 // stand makes sure that the line has a ticket. It reports whether the one in front
 // will be told when to ask; else it had better ask now and then.
 func (q *queue) stand(l *line) (told bool) {
-	if !q.place.hasQueue() {
+	if !q.place.installed() {
 		return false
 	}
 	q.lines.mu.Lock()
@@ -523,12 +523,7 @@ func (q *queue) listening() bool {
 }
 
 // reap removes tickets of processes that died, where nobody looked since.
-func (q *queue) reap() error {
-	if !q.place.hasQueue() {
-		return nil
-	}
-	return q.send("queue_reap")
-}
+func (q *queue) reap() error { return q.send("queue_reap") }
 
 // send runs a statement that answers nothing.
 func (q *queue) send(statement string, args ...any) error {

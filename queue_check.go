@@ -17,7 +17,7 @@ type ticketCheck struct {
 // be asked, because a queue that fails keeps nobody from a free lock, and when ctx ends.
 func (q *queue) waitedFor(ctx context.Context, names []lockName) []bool {
 	nobody := make([]bool, len(names))
-	if !q.place.has(turnsVersion) {
+	if !q.place.installed() {
 		return nobody
 	}
 	c := &ticketCheck{names: names, waited: nobody, done: make(chan struct{})}

@@ -21,7 +21,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	t.Parallel()
 	l := newLocker(Lease, systemClock, defaultBackoff, slog.New(slog.DiscardHandler))
 	sent, reply := make(chan struct{}, 10), make(chan struct{})
-	q := newQueue(l, &installation{schema: "s", version: turnsVersion}, "owner", func(exchange) error {
+	q := newQueue(l, &installation{schema: "s"}, "owner", func(exchange) error {
 		sent <- struct{}{}
 		<-reply
 		return errors.New("refused")

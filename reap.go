@@ -53,13 +53,13 @@ func (h *housekeeping) stop() {
 // reap removes leases that expired long ago.
 func (t *leaseTable) reap() error {
 	return cmp.Or(t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
-		rows := q.query(ctx, t.place.statement("reap"))
-		rows.Close()
-		if rows.Err() != nil || !t.place.hasNow(sharesVersion) {
-			return rows.Err()
+		for _, statement := range []string{"reap", "reap_shares"} {
+			rows := q.query(ctx, t.place.statement(statement))
+			rows.Close()
+			if rows.Err() != nil {
+				return rows.Err()
+			}
 		}
-		rows = q.query(ctx, t.place.statement("reap_shares"))
-		rows.Close()
-		return rows.Err()
+		return nil
 	}), t.locker.queue.reap())
 }

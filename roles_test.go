@@ -128,16 +128,23 @@ func TestHousekeepingRunsForAHardenedApplication(t *testing.T) {
 	}
 }
 
+// adoptSeed installs the seed, with rights of a role, and the migrations over it.
+func adoptSeed(t *testing.T, db *pgtest.DB, role string) {
+	t.Helper()
+	seed, err := os.ReadFile("testdata/seed.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, string(seed))
+	db.Exec(t, "grant select, insert, update, delete on distributed_locks to "+role)
+	install(t, db, "")
+}
+
 func TestTheSeedsRightsAndThoseThatAreGrantedAreEnoughWithoutHardening(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	role, app := login(t, db)
-	files := schemas(t)
-	db.Exec(t, files[0])
-	db.Exec(t, "grant select, insert, update, delete on distributed_locks to "+role)
-	for _, file := range files[1:] {
-		db.Exec(t, file)
-	}
+	adoptSeed(t, db, role)
 	useLock(t, newLocker(t, app, nil), app.Pool, "seed") // claims are newer than the seed
 	role, app = login(t, db)
 	db.Exec(t, "select grant_locks('"+role+"', 'application')")

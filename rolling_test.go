@@ -1,6 +1,3 @@
-// This file is about a rolling deployment: for a while programs of one version
-// work on the schema of another, older or newer.
-
 package pgxlock_test
 
 import (
@@ -21,6 +18,9 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
+
+// Rolling deployments: the schema is upgraded first, so that for a while programs of one
+// version work on the schema of the next.
 
 // schemas are the versions of the schema that there are, in order, as the files
 // that bring them; the last one is not ours yet.
@@ -60,58 +60,104 @@ func upgrade(t *testing.T, db *pgtest.DB, file string) {
 	}
 }
 
-// The versions that brought what claims, Lockers, Limiters and runs need.
-const (
-	claimsNeed = 2
-	leasesNeed = 3
-	limitsNeed = 7
-	runsNeed   = 7
-)
+// onVersion returns a database with that version of the schema.
+func onVersion(t *testing.T, version int) *pgtest.DB {
+	t.Helper()
+	db := pgtest.New(t)
+	for _, file := range schemas(t)[:version] {
+		db.Exec(t, file)
+	}
+	if got := query[int](t, db, "select pgxlock_schema_version()"); got != version {
+		t.Fatalf("version %d, want %d", got, version)
+	}
+	return db
+}
 
-func TestThisProgramWorksOnTheNextSchemaAndSaysWhichItNeeds(t *testing.T) {
+// newest is the version of the schema that this program needs.
+func newest(t *testing.T) int {
+	t.Helper()
+	return len(schemas(t)) - 1
+}
+
+func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 	t.Parallel()
-	files := schemas(t)
-	for version := 1; version <= len(files); version++ {
-		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.New(t)
-			for _, file := range files[:version] {
-				db.Exec(t, file)
+	version := newest(t)
+	db := onVersion(t, version-1)
+	locks, limits, runs, monitor := newLocker(t, db, nil), newLimiter(t, db, 1, 9), oncePer(t, db, time.Hour, nil), newMonitor(t, db, nil)
+	tokens, named := withTokens(t, db, "tokens"), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Schema: "public"})
+	plain := newAdvisory(t, db, nil)
+	var work job
+	calls := map[string]func() error{
+		"a lease":                      func() error { return once(t.Context(), locks.Acquire, "k") },
+		"a shared lease":               func() error { return once(t.Context(), locks.Acquire, "k", pgxlock.Shared) },
+		"a permit":                     func() error { return once(t.Context(), semaphore(t, locks, 2).Acquire, "k") },
+		"Holders":                      func() error { return second(locks.Holders(t.Context(), "k")) },
+		"AskToStepDown":                func() error { return locks.AskToStepDown(t.Context(), "k") },
+		"AskToStepDown, advisory":      func() error { return plain.AskToStepDown(t.Context(), "k") },
+		"a limit":                      func() error { return second(limits.Allow(t.Context(), "k")) },
+		"a run":                        func() error { return second(runs.Do(t.Context(), "k", work.run)) },
+		"an advisory lock with Tokens": func() error { return once(t.Context(), tokens.Acquire, "k") },
+		"an advisory lock with Schema": func() error { return once(t.Context(), named.Acquire, "k") },
+		"Monitor.Holders":              func() error { return second(monitor.Holders(t.Context(), pgxlock.Filter{})) },
+		"Monitor.Reap":                 func() error { return second(monitor.Reap(t.Context(), 0)) },
+	}
+	for call, do := range calls {
+		t.Run(call, func(t *testing.T) {
+			for range 2 { // on a first connection, and on whatever is there then
+				wantSchemaError(t, do(), `schema "public"`, fmt.Sprintf("has version %d, version %d is needed", version-1, version))
 			}
-			if got := query[int](t, db, "select pgxlock_schema_version()"); got != version {
-				t.Fatalf("version %d, want %d", got, version)
-			}
-			locks := newLocker(t, db, nil)
-			if version >= leasesNeed {
-				useLock(t, locks, db.Pool, "k")
-				useEverythingOfLeases(t, locks, db)
-			} else {
-				_, err := locks.Acquire(t.Context(), "k")
-				wantSchemaError(t, err, fmt.Sprintf("has version %d, version %d is needed", version, leasesNeed))
-			}
-			useLocksInTransactions(t, db)
-			if ok, err := newLimiter(t, db, 1, 1).Allow(t.Context(), "k"); version >= limitsNeed && (!ok || err != nil) {
-				t.Errorf("a limit: %t, %v", ok, err)
-			} else if version < limitsNeed {
-				wantSchemaError(t, err, fmt.Sprintf("has version %d, version %d is needed", version, limitsNeed))
-			}
-
-			tx := begin(t, db, pgx.TxOptions{})
-			if version >= claimsNeed {
-				wantClaim(t, tx, true, "k", pgxlock.MaxWait(time.Minute), pgxlock.Retention(time.Hour))
-				wantClaim(t, tx, true, "forever")
-				commit(t, tx)
-				wantClaimed(t, db, false, "k") // again
-				if n, err := pgxlock.PurgeClaims(t.Context(), db.Pool, 0); n != 1 || err != nil {
-					t.Errorf("%d claims purged: %v", n, err)
-				}
-				return
-			}
-			_, err := pgxlock.ClaimTx(t.Context(), tx, "k")
-			wantSchemaError(t, err, fmt.Sprint("claims need version ", claimsNeed))
-			_, err = pgxlock.PurgeClaims(t.Context(), db.Pool, 0)
-			wantSchemaError(t, err, fmt.Sprint("claims need version ", claimsNeed))
 		})
+	}
+	release(t, acquire(t, plain, "k"))
+	useLocksInTransactions(t, db)
+
+	upgrade(t, db, schemas(t)[version-1])
+	for call, do := range calls {
+		if err := do(); err != nil {
+			t.Errorf("%s, after the upgrade: %v", call, err)
+		}
+	}
+}
+
+func TestAnAdvisoryLockerWaitsWithoutTheNewestSchema(t *testing.T) {
+	t.Parallel()
+	db := onVersion(t, newest(t)-1)
+	first, second := newAdvisory(t, db, nil), newAdvisory(t, db, nil)
+	lock := acquire(t, first, "k")
+	granted := waits(t, second, "k")
+	select {
+	case <-granted:
+		t.Fatal("granted twice")
+	case <-time.After(100 * time.Millisecond):
+	}
+	release(t, lock)
+	release(t, <-granted)
+	noTickets(t, db)
+}
+
+func TestThisProgramWorksOnTheNextSchema(t *testing.T) {
+	t.Parallel()
+	db := onVersion(t, newest(t)+1)
+	locks := newLocker(t, db, nil)
+	useLock(t, locks, db.Pool, "k")
+	useEverythingOfLeases(t, locks, db)
+	useLock(t, withTokens(t, db, "tokens"), db.Pool, "k")
+	useLocksInTransactions(t, db)
+	if ok, err := newLimiter(t, db, 1, 1).Allow(t.Context(), "k"); !ok || err != nil {
+		t.Errorf("a limit: %t, %v", ok, err)
+	}
+	wantDo(t, oncePer(t, db, time.Hour, nil), "k", &job{}, true)
+	if err := locks.AskToStepDown(t.Context(), "k"); err != nil {
+		t.Error(err)
+	}
+
+	tx := begin(t, db, pgx.TxOptions{})
+	wantClaim(t, tx, true, "k", pgxlock.MaxWait(time.Minute), pgxlock.Retention(time.Hour))
+	wantClaim(t, tx, true, "forever")
+	commit(t, tx)
+	wantClaimed(t, db, false, "k") // again
+	if n, err := pgxlock.PurgeClaims(t.Context(), db.Pool, 0); n != 1 || err != nil {
+		t.Errorf("%d claims purged: %v", n, err)
 	}
 }
 
@@ -170,22 +216,18 @@ func useLocksInTransactions(t *testing.T, db *pgtest.DB) {
 	rollback(t, other)
 }
 
-// From the first version that this program works on to the one after ours, while
-// its calls go on.
+// The next version comes while calls of this program go on. After that other programs come
+// as well, which find the new version at their start; all of them lock together.
 func TestUpgradesUnderTrafficFailNoCallAndGrantNothingTwice(t *testing.T) {
 	t.Parallel()
-	files := schemas(t)
-	db := pgtest.New(t)
-	for _, file := range files[:leasesNeed] {
-		db.Exec(t, file)
-	}
+	db := onVersion(t, newest(t))
 	var (
 		holding [2]atomic.Int32
-		rounds  [4]atomic.Int64 // of each worker
+		rounds  [8]atomic.Int64 // of each worker
 		stop    = make(chan struct{})
 		wg      sync.WaitGroup
 	)
-	for worker := range rounds {
+	start := func(worker int) {
 		locks := newLocker(t, db, nil)
 		wg.Go(func() {
 			for i := 0; ; i++ {
@@ -222,19 +264,25 @@ func TestUpgradesUnderTrafficFailNoCallAndGrantNothingTwice(t *testing.T) {
 			}
 		})
 	}
-	more := func() { // waits until each worker was through twice: once with all its calls here
+	more := func(workers int) { // waits until each of them was through twice: once with all its calls here
 		t.Helper()
-		for worker := range rounds {
+		for worker := range workers {
 			for from := rounds[worker].Load(); rounds[worker].Load() < from+2 && !t.Failed(); {
 				query[int](t, db, "select 1")
 			}
 		}
 	}
-	more()
-	for _, file := range files[leasesNeed:] {
-		upgrade(t, db, file)
-		more()
+	const before = len(rounds) / 2
+	for worker := range before {
+		start(worker)
 	}
+	more(before)
+	upgrade(t, db, schemas(t)[newest(t)])
+	more(before)
+	for worker := before; worker < len(rounds); worker++ {
+		start(worker)
+	}
+	more(len(rounds))
 	close(stop)
 	wg.Wait()
 	if left := rows(t, db); len(left) > 0 {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
 )
 
 func semaphore(t *testing.T, locks *pgxlock.Locker, n int) *pgxlock.Semaphore {
@@ -392,26 +391,4 @@ func TestSoakThereAreNeverMoreHoldersThanPermits(t *testing.T) {
 	}
 	t.Logf("up to %d at a time", most.Load())
 	noTickets(t, db)
-}
-
-func TestSemaphoresAndLeadersSayWhichVersionTheyNeed(t *testing.T) {
-	t.Parallel()
-	db := migrated(t)
-	for _, file := range []string{"000009_turns.down.sql", "000008_monitor.down.sql", "000007_primitives.down.sql"} {
-		down, err := migrations.FS.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		db.Exec(t, string(down))
-	}
-	locks := newLocker(t, db, nil)
-	_, err := semaphore(t, locks, 2).Acquire(t.Context(), "jobs")
-	for what, err := range map[string]error{"a semaphore": err, "asking": locks.AskToStepDown(t.Context(), "k")} {
-		if !errors.Is(err, pgxlock.ErrSchema) || !strings.Contains(err.Error(), "version 7") {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if err := locks.Lead(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }); err != nil {
-		t.Errorf("Lead works without: %v", err)
-	}
 }

@@ -424,33 +424,6 @@ func TestALostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
 	}
 }
 
-// What is upgraded while the program runs can be shared from then on.
-func TestSharedLeasesNeedTheirVersionAndFindIt(t *testing.T) {
-	t.Parallel()
-	const sharesNeed = 6
-	files := schemas(t)
-	db := pgtest.New(t)
-	for _, file := range files[:sharesNeed-1] {
-		db.Exec(t, file)
-	}
-	locks := newLocker(t, db, nil)
-	release(t, acquire(t, locks, "k"))
-	for range 2 {
-		_, err := locks.Acquire(t.Context(), "k", pgxlock.Shared)
-		wantSchemaError(t, err, "has version 5, shared leases need version 6")
-	}
-	exclusive := acquire(t, locks, "k")
-	upgrade(t, db, files[sharesNeed-1])
-	if _, err := locks.TryAcquire(t.Context(), "k", pgxlock.Shared); !errors.Is(err, pgxlock.ErrNotAcquired) {
-		t.Errorf("beside an exclusive lock: %v", err)
-	}
-	release(t, exclusive)
-	lock := acquire(t, locks, "k", pgxlock.Shared)
-	if holders, err := locks.Holders(t.Context(), "k"); err != nil || len(holders) != 1 || holders[0].Owner != lock.Holder() || holders[0].Mode != pgxlock.Shared {
-		t.Errorf("%+v, %v", holders, err)
-	}
-}
-
 func TestReadersInMemoryDoNotPassAWriter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

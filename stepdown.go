@@ -44,7 +44,7 @@ func (l *leading) begin(lock *Lock, stepDown func(why error)) {
 		l.terms = make(map[*Lock]term)
 	}
 	l.terms[lock] = term{stepDown, l.locker.now()}
-	if q := l.locker.queue; q != nil && q.place.has(primitivesVersion) {
+	if q := l.locker.queue; q != nil && q.place.installed() {
 		q.listener.start()
 		l.lookSoon()
 	}
@@ -177,9 +177,6 @@ func (l *leading) ask(ctx context.Context, name lockName) error {
 	asked := make(chan error, 1)
 	l.looks.run(func() { // no context of a caller's reaches our connections
 		asked <- q.run(func(ctx context.Context, c querier, _ bool) error {
-			if err := q.place.need(ctx, c, primitivesVersion, "asking a leader to step down needs"); err != nil {
-				return err
-			}
 			rows := c.query(ctx, q.place.statement("ask_to_step_down"), name.kind(), name.text(), q.owner)
 			rows.Close()
 			return rows.Err()

@@ -13,7 +13,7 @@ import (
 // NewLease returns a Locker whose locks are leases: rows in the table
 // distributed_locks that expire unless they are renewed, which the Locker does.
 // They survive a crash of the server, work with SQL callers of acquire_lock, and
-// need the migrations.
+// need the migrations ([ErrSchema]).
 //
 // The pool gives its configuration only: the Locker has two connections of its
 // own, one for requests and one for renewals, and, once a call had to wait for
@@ -41,7 +41,7 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 	}
 	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
-	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig", needs: schemaVersion}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
+	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
 	t.acquiring = combiner[*leaseRequest]{limit: maxRequests, run: t.acquire, fail: t.failRequests}

@@ -112,21 +112,14 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	var grants []grant
 	var asked bool
 	var sent time.Duration
+	statement, args := "take", []any{names, holders, ttls, metadata, tickets}
+	switch {
+	case mode == Shared:
+		statement = "share"
+	case batch[0].permits > 0:
+		statement, args = "take_permit", append(args, permits)
+	}
 	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-		statement, args := "acquire", []any{names, holders, ttls, metadata}
-		switch {
-		case mode == Shared:
-			err = t.place.need(ctx, q, sharesVersion, "shared leases need")
-			statement, args = "share", append(args, tickets)
-		case batch[0].permits > 0:
-			err = t.place.need(ctx, q, primitivesVersion, "semaphores need")
-			statement, args = "take_permit", append(args, tickets, permits)
-		case t.place.hasQueue():
-			statement, args = "take", append(args, tickets)
-		}
-		if err != nil {
-			return err
-		}
 		asked, sent = true, t.locker.now()
 		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), args...), toGrant)
 		if err != nil && !refused(err) { // whatever becomes of the next attempt, or of each alone

@@ -51,21 +51,15 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 		names[i], holders[i], tokens[i] = r.lock.key, r.lock.holder, r.token
 	}
 	type row struct {
-		outcome string
-		wanted  bool
+		Outcome string
+		Wanted  bool
 	}
 	var rows []row
-	var second, told bool
+	var second bool
+	told := mode == Exclusive // whether others wait for it
 	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
-		second, told = again, mode == Exclusive && t.place.has(sharesVersion)
-		statement := mode.statement("release")
-		if told {
-			statement = "give_back"
-		}
-		rows, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), names, holders, tokens), func(r pgx.CollectableRow) (row row, err error) {
-			into := []any{&row.outcome, &row.wanted}
-			return row, r.Scan(into[:len(r.FieldDescriptions())]...)
-		})
+		second = again
+		rows, err = pgx.CollectRows(q.query(ctx, t.place.statement(mode.statement("release")), names, holders, tokens), pgx.RowToStructByPos[row])
 		return err
 	})
 	if err == nil && len(rows) != len(returns) {
@@ -80,7 +74,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 	}
 	var unknown, wanted []lockName
 	for i, r := range returns {
-		r.outcome, r.wanted = rows[i].outcome, rows[i].wanted
+		r.outcome, r.wanted = rows[i].Outcome, rows[i].Wanted
 		permit := r.lock.queue != r.lock.key // who waits for any permit is not asked about
 		if !told || permit {
 			r.wanted = r.lock.wanted
@@ -89,7 +83,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
 		}
 		if r.outcome == outcomeReleased || r.outcome == outcomeExpired {
-			if permit && rows[i].wanted {
+			if permit && rows[i].Wanted {
 				wanted = append(wanted, t.name(r.lock.key))
 			}
 			switch {

@@ -13,46 +13,32 @@ import (
 
 const wakeSQL = "-- Wakes, for each lock"
 
-// The version in which a release began to tell.
-const releasesTell = 6
-
 func TestAReleaseLooksForWhoWaitsOnlyWhereSomebodyDoes(t *testing.T) {
 	t.Parallel()
-	for _, version := range []int{releasesTell - 1, releasesTell} {
-		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
-			t.Parallel()
-			db := roomy(t, pgtest.New(t), 20)
-			for _, file := range schemas(t)[:version] {
-				db.Exec(t, file)
-			}
-			wakes, watched := counted(t, db, wakeSQL)
-			holder, waiter := newLocker(t, watched, nil), newLocker(t, db, nil)
-			looked := func() int { _, locks, _ := wakes.counts(); return locks }
-			const alone = 5
-			for i := range alone {
-				release(t, acquire(t, holder, fmt.Sprint("k", i)))
-			}
-			looks := 0
-			if version < releasesTell {
-				looks = alone
-			}
-			until(t, fmt.Sprint(looks, " looks"), func() bool { return looked() == looks })
-
-			lock := acquire(t, holder, "k")
-			granted := waits(t, waiter, "k")
-			untilQueued(t, db, "k", 1)
-			release(t, lock)
-			release(t, <-granted)
-			until(t, "it looks for who waits", func() bool { return looked() > looks })
-			if err := holder.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if n := looked(); n > looks+2 { // one more when the turn time is over
-				t.Errorf("looked for who waits for %d locks, want %d", n, looks+1)
-			}
-			noTickets(t, db)
-		})
+	db := roomy(t, migrated(t), 20)
+	wakes, watched := counted(t, db, wakeSQL)
+	holder, waiter := newLocker(t, watched, nil), newLocker(t, db, nil)
+	looked := func() int { _, locks, _ := wakes.counts(); return locks }
+	for i := range 5 {
+		release(t, acquire(t, holder, fmt.Sprint("k", i)))
 	}
+	if n := looked(); n != 0 {
+		t.Errorf("%d looks for who waits, where nobody does", n)
+	}
+
+	lock := acquire(t, holder, "k")
+	granted := waits(t, waiter, "k")
+	untilQueued(t, db, "k", 1)
+	release(t, lock)
+	release(t, <-granted)
+	until(t, "it looks for who waits", func() bool { return looked() > 0 })
+	if err := holder.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n := looked(); n > 2 { // one more when the turn time is over
+		t.Errorf("looked for who waits for %d locks, want 1", n)
+	}
+	noTickets(t, db)
 }
 
 // holdReleases keeps releases of a holder from committing, after all that they do. What

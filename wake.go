@@ -42,7 +42,7 @@ type wakeUp struct {
 // handedOver counts a hand-over of an advisory lock from one caller here to the next;
 // lines.mu is held.
 func (q *queue) handedOver(name lockName) {
-	if q.closed || !q.place.hasQueue() {
+	if q.closed || !q.place.installed() {
 		return
 	}
 	q.handed[name] = struct{}{}
@@ -58,7 +58,7 @@ func (q *queue) handedOver(name lockName) {
 
 // freed wakes the first of those who wait for locks that were given back.
 func (q *queue) freed(names []lockName) {
-	if q.place.hasQueue() {
+	if q.place.installed() {
 		q.waking.add(forFirst(names)...)
 	}
 }
@@ -66,7 +66,7 @@ func (q *queue) freed(names []lockName) {
 // freedAfter is freed for locks that others are known to wait for: it returns when
 // they have been woken, on the connection that gave the locks back.
 func (q *queue) freedAfter(run func(exchange) error, names []lockName) {
-	if len(names) > 0 && q.place.hasQueue() {
+	if len(names) > 0 {
 		if err := q.wakeOn(run, forFirst(names)); err != nil {
 			q.freed(names)
 		}
@@ -270,7 +270,7 @@ func (q *queue) refused(l *line) bool {
 // ticket itself; the session of advisory locks knows of none. Who was woken, and is not
 // known to have tried, loses its precedence.
 func (q *queue) asked(l *line) {
-	if l.name.kind() == 0 || !q.place.has(turnsVersion) {
+	if l.name.kind() == 0 {
 		return
 	}
 	q.lines.mu.Lock()

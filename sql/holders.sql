@@ -1,7 +1,7 @@
--- Who holds leases now, where they cannot be shared.
+-- Who holds leases now, exclusively or together.
 -- $1 names
 SELECT k.name, h.holder, h.metadata, h.fencing_token,
        CASE WHEN isfinite(h.acquired_at) THEN h.acquired_at ELSE '0001-01-01 00:00:00Z' END,   -- what Go takes for no time
-       CASE WHEN isfinite(h.expires_at) THEN h.expires_at ELSE '0001-01-01 00:00:00Z' END, false
-  FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS k (name, n), LATERAL /* schema */pgxlock_holders(k.name) AS h
+       CASE WHEN isfinite(h.expires_at) THEN h.expires_at ELSE '0001-01-01 00:00:00Z' END, h.shared
+  FROM pg_catalog.unnest($1::text[]) WITH ORDINALITY AS k (name, n), LATERAL /* schema */pgxlock_share_holders(k.name) AS h
  ORDER BY k.n
