@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgerrcode"
@@ -97,19 +96,11 @@ func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter
 	if err != nil {
 		return nil, err
 	}
-	from, hasShares := "leases_exclusive", false
-	if err := pool.QueryRow(ctx, statement("has_shares", schema), schema).Scan(&hasShares); err != nil {
-		return nil, err
-	}
-	if hasShares {
-		from = "leases_shared"
-	}
-	text := strings.Replace(statement("leases", schema), "/* leases */", statement(from, schema), 1)
-	rows, _ := pool.Query(ctx, text, f.args()...) // CollectRows returns the error
+	rows, _ := pool.Query(ctx, statement("leases", schema), f.args()...) // CollectRows returns the error
 	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease])
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if ok && (pgErr.Code == pgerrcode.UndefinedTable || pgErr.Code == pgerrcode.InvalidSchemaName) {
-		return nil, fmt.Errorf("schema %q has no pgxlock; name another one with --schema, or run pgxlock migrate up --schema %s", schema, shellQuote(schema))
+		return nil, fmt.Errorf("schema %q has no pgxlock, or not all of it; name another one with --schema, or run pgxlock migrate up --schema %s", schema, shellQuote(schema))
 	}
 	return leases, err
 }

@@ -244,8 +244,6 @@ func TestDurationsAreBrief(t *testing.T) {
 	}
 }
 
-// Where leases are shared it shows each of who share them, and before that version
-// what there is.
 func TestLsShowsWhoSharesALease(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
@@ -258,9 +256,6 @@ func TestLsShowsWhoSharesALease(t *testing.T) {
 	if r := execute(t, nil, "ls", "--holder", "pod-5", "-o", "json", "--database-url", db.URL); !strings.Contains(r.stdout, `"mode": "shared"`) {
 		t.Errorf("%s", r.stdout)
 	}
-	db.Exec(t, "drop view lock_shares cascade") // as on the version before
-	r = execute(t, nil, "ls", "--state", "live", "--database-url", db.URL)
-	if strings.Count(r.stdout, "exclusive") != 3 || !strings.Contains(r.stdout, "*shared") {
-		t.Errorf("%s", r.stdout)
-	}
+	db.Exec(t, "drop view lock_shares cascade")
+	execute(t, nil, "ls", "--database-url", db.URL).want(t, exitInternal, "", "run pgxlock migrate up")
 }

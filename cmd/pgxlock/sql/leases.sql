@@ -1,4 +1,4 @@
--- Leases, of leases_exclusive.sql or leases_shared.sql.
+-- The leases, of those that are shared each of who shares them.
 -- $1 what the name begins with ('' for all), $2 what the holder id contains ('' for all), $3 states (NULL: all),
 -- $4 seconds since it was acquired, more than (NULL: any), $5 seconds until a live one expires, at most (NULL: any),
 -- $6 order: name, age or expiry, $7 how many (NULL: all)
@@ -12,7 +12,9 @@ SELECT l.lock_name::text AS name,
        extract(epoch FROM l.held_for)::float8 AS held_seconds,
        extract(epoch FROM l.remaining)::float8 AS remaining_seconds,
        coalesce(l.metadata::text, '{}') AS metadata
-  FROM /* leases */ l
+  FROM (SELECT 'exclusive' AS mode, a.* FROM /* schema */lock_leases a WHERE a.holder_id::text <> '*shared' COLLATE "C"
+        UNION ALL
+        SELECT 'shared', s.* FROM /* schema */lock_shares s) l
  WHERE starts_with(l.lock_name::text, $1::text)
    AND strpos(l.holder_id::text COLLATE "C", $2::text) > 0
    AND ($3::text[] IS NULL OR l.state = ANY ($3::text[]))
