@@ -6,10 +6,11 @@ LINT  = $(GO) tool -modfile=tools/go.mod
 # One server for all packages: chosen, started and stopped by `with`.
 WITH  = bin/with --
 
-# What tests use beside PostgreSQL: poolers to run behind, and a terminal. Where Debian's packages cannot be had these are
+# What tests use beside PostgreSQL: poolers to run behind, a terminal, and an extension that reads functions. Where Debian's packages cannot be had these are
 # the installed ones, if any.
 BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
-	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}";
+	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" \
+	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}";
 
 # -count=1 because a server is no cached input. Tests wait for servers and for each other far more than they compute,
 # so that more of them run at once than there are processors.

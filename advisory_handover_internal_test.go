@@ -100,7 +100,7 @@ func TestAdvisoryHandoverDrawsATokenAndWaitsForTheFencedTransaction(t *testing.T
 			}
 			// Once refused it waits; the server sees this query after that refusal.
 			var row bool
-			const fence = "select exists (select from pgxlock_session_locks where key_id = $1 and token is null)"
+			const fence = "select exists (select from pgxlock_advisory_locks where key_id = $1 and token is null)"
 			if err := db.Pool.QueryRow(t.Context(), fence, AdvisoryID("k")).Scan(&row); err != nil || !row {
 				t.Errorf("the row that the fence pins is there: %v, %v", row, err)
 			}

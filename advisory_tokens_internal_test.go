@@ -31,7 +31,7 @@ func TestALockerReapsWhatDeadSessionsLeftAndNothingOfItsOwn(t *testing.T) {
 	if err := a.reap(); err != nil {
 		t.Fatal(err)
 	}
-	rows, _ := db.Pool.Query(t.Context(), "select key_id from pgxlock_session_locks")
+	rows, _ := db.Pool.Query(t.Context(), "select key_id from pgxlock_advisory_locks")
 	if keys, err := pgx.CollectRows(rows, pgx.RowTo[int64]); err != nil || len(keys) != 1 || keys[0] != AdvisoryID("held") {
 		t.Errorf("the rows that are left are of %d, %v", keys, err)
 	}

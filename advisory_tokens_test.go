@@ -71,8 +71,8 @@ func TestTheServerRefusesTheFenceOfASessionLockThatIsAnothers(t *testing.T) {
 	db := migrated(t)
 	locks, others := withTokens(t, db, "first"), withTokens(t, db, "second")
 	lock := acquire(t, locks, "k")
-	const fence = "select assert_session_lock_held(1, $1, $2, $3)"
-	session := query[int64](t, db, "select session from pgxlock_session_locks")
+	const fence = "select assert_advisory_lock_held(1, $1, $2, $3)"
+	session := query[int64](t, db, "select session from pgxlock_advisory_locks")
 	if token := query[int64](t, db, fence, pgxlock.AdvisoryID("k"), session, lock.Token()); token != lock.Token() {
 		t.Errorf("the holder's fence: %d", token)
 	}
@@ -85,7 +85,7 @@ func TestTheServerRefusesTheFenceOfASessionLockThatIsAnothers(t *testing.T) {
 	if err := next.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if rows := query[int](t, db, "select count(*) from pgxlock_session_locks"); rows != 0 {
+	if rows := query[int](t, db, "select count(*) from pgxlock_advisory_locks"); rows != 0 {
 		t.Errorf("%d rows are left", rows)
 	}
 }

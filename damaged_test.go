@@ -18,8 +18,8 @@ var damages = map[string]string{
 	"the table of tickets":  "drop table pgxlock_waiters cascade",
 	"the table of leases":   "drop table distributed_locks cascade",
 	"the sequence":          "drop sequence pgxlock_tokens cascade",
-	"a function":            "drop function pgxlock_next_token() cascade; drop function pgxlock_next_tokens(bigint) cascade",
-	"the table of sessions": "drop table pgxlock_session_locks cascade",
+	"a function":            "drop function pgxlock_next_tokens(bigint) cascade",
+	"the table of sessions": "drop table pgxlock_advisory_locks cascade",
 }
 
 func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {

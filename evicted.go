@@ -13,7 +13,7 @@ import (
 // renewal finds it gone; the session of advisory locks is told, and gives them back.
 
 // ErrEvicted means that somebody took the lock away, by [Monitor.Evict] or the SQL
-// functions evict_lock and evict_session_lock. It comes with [ErrLost], and the message
+// functions evict_lock and evict_advisory_lock. It comes with [ErrLost], and the message
 // says who did it, and why.
 var ErrEvicted = errors.New("pgxlock: evicted")
 

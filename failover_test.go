@@ -18,7 +18,7 @@ func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
 	primary, db := privateServer(t, nil)
 	standby := pgtest.Standby(t, primary, pgserver.Config{})
 	until(t, "the standby has the migrations", func() bool {
-		return query[bool](t, on(t, "", standby), "select to_regprocedure('pgxlock_take_batch(text[], text[], bigint[], text[], bigint[])') is not null")
+		return query[bool](t, on(t, "", standby), "select to_regprocedure('pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[])') is not null")
 	})
 	until(t, "all has reached it", func() bool {
 		return query[bool](t, db, "select coalesce(bool_and(replay_lsn >= pg_current_wal_lsn()), false) from pg_stat_replication")

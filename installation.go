@@ -13,7 +13,7 @@ import (
 
 // schemaVersion is the version of the migrations that this program needs. A later one
 // has all that it has.
-const schemaVersion = 9
+const schemaVersion = 8
 
 // An installation is where the tables and functions are. It is found at the
 // first use, on a connection whose search_path is still the role's.

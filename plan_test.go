@@ -33,11 +33,11 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 	for _, call := range []string{
 		fmt.Sprintf("pgxlock_renew_batch('{k1,k2}', '{A,A}', '{%d,%d}', '{60000,60000}')", tokens[0], tokens[1]),
 		"pgxlock_release_batch('{k1,k2}', '{A,A}', '{null,null}')",
-		"pgxlock_give_back_batch('{k3,k4,k0}', '{A,A,A}', '{null,null,null}')",
-		"pgxlock_acquire_batch('{k1,k2,k3,new}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}')",
-		"pgxlock_take_batch('{k1,k2,k3,new too}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}', '{0,0,null,0}')",
+		"pgxlock_release_batch('{k3,k4,k0}', '{A,A,A}', '{null,null,null}')",
+		"pgxlock_acquire_each('{k1,k2,k3,new}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}')",
+		"pgxlock_acquire_batch('{k1,k2,k3,new too}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}', '{0,0,null,0}')",
 		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,k3}', '{null,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
-		"pgxlock_take_batch('{k1,k2,k3}', '{A,A,B}', '{1,1,1}', '{null,null,null}', '{0,0,null}')",
+		"pgxlock_acquire_batch('{k1,k2,k3}', '{A,A,B}', '{1,1,1}', '{null,null,null}', '{0,0,null}')",
 		"pgxlock_permit_batch('{p,p}', '{1,1}', '{A,B}', '{60000,60000}', '{null,null}', '{0,0}')",
 	} {
 		conn := db.Connect(t)
@@ -64,7 +64,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 	db.Exec(t, "vacuum analyze distributed_lock_shares")
 	db.Exec(t, "select acquire_shared_lock('k' || i, 'A') from generate_series(1, 300) i")
 	for _, call := range []string{
-		"pgxlock_share_batch('{k1,k2,new}', '{B,B,A}', '{60000,60000,60000}', '{null,null,null}', '{0,null,0}')",
+		"pgxlock_acquire_in_turn('{k1,k2,new}', '{B,B,A}', '{60000,60000,60000}', '{null,null,null}', '{0,null,0}', true)",
 		"pgxlock_renew_shares_batch('{k1,k2}', '{A,B}', '{null,null}', '{60000,60000}')",
 		"pgxlock_release_shares_batch('{k1,k2,new}', '{A,A,A}', '{null,null,null}')",
 		"pgxlock_share_holders('k3')",
@@ -105,7 +105,7 @@ func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 	all := func(op int) []int64 {
 		t.Helper()
 		var answers []int64
-		err := conn.QueryRow(t.Context(), "select pgxlock_session_batch(array_agg($1::int), array_agg(i), 1) from generate_series(1, $2::bigint) i", op, keys).Scan(&answers)
+		err := conn.QueryRow(t.Context(), "select pgxlock_advisory_batch(array_agg($1::int), array_agg(i), 1) from generate_series(1, $2::bigint) i", op, keys).Scan(&answers)
 		if err != nil || len(answers) != keys {
 			t.Fatal(len(answers), err)
 		}
@@ -113,7 +113,7 @@ func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 	}
 	all(0)
 	all(2)
-	db.Exec(t, "vacuum analyze pgxlock_session_locks")
+	db.Exec(t, "vacuum analyze pgxlock_advisory_locks")
 	tokens := all(0)
 
 	tx, err := db.Pool.Begin(t.Context())
@@ -121,15 +121,15 @@ func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(t.Context()) }()
-	if _, err := tx.Exec(t.Context(), "select assert_session_lock_held(1, 1, 1, $1)", tokens[0]); err != nil {
+	if _, err := tx.Exec(t.Context(), "select assert_advisory_lock_held(1, 1, 1, $1)", tokens[0]); err != nil {
 		t.Fatal(err)
 	}
 	for _, call := range []string{
-		"pgxlock_session_batch('{2,2,2}', '{1,2,3}', 1)", // the row of the first is kept
-		"pgxlock_session_batch('{0,2,0}', '{1,4,1000}', 1)",
-		"pgxlock_session_batch('{2,0}', '{5,2}', 1)",
+		"pgxlock_advisory_batch('{2,2,2}', '{1,2,3}', 1)", // the row of the first is kept
+		"pgxlock_advisory_batch('{0,2,0}', '{1,4,1000}', 1)",
+		"pgxlock_advisory_batch('{2,0}', '{5,2}', 1)",
 	} {
-		looksUp(t, conn, "pgxlock_session_locks", call)
+		looksUp(t, conn, "pgxlock_advisory_locks", call)
 	}
 }
 
@@ -153,8 +153,8 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 	// Who came when nobody waited has its plans from then, for names that nobody waits for.
 	early := pgtest.Connect(t, url)
 	alone := []string{
-		"pgxlock_take_batch('{a,k99}', '{A,A}', '{60000,60000}', '{null,null}', '{0,0}')",
-		"pgxlock_give_back_batch('{a,k99}', '{A,A}', '{null,null}')",
+		"pgxlock_acquire_batch('{a,k99}', '{A,A}', '{60000,60000}', '{null,null}', '{0,0}')",
+		"pgxlock_release_batch('{a,k99}', '{A,A}', '{null,null}')",
 	}
 	if _, err := early.Exec(t.Context(), statement("session", ""), false); err != nil {
 		t.Fatal(err)
@@ -174,9 +174,9 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 	}
 	for _, call := range []string{
 		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,hot}', '{1,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
-		"pgxlock_take_batch('{k1,k2,hot}', '{A,A,A}', '{1,1,1}', '{null,null,null}', '{0,0,0}')",
+		"pgxlock_acquire_batch('{k1,k2,hot}', '{A,A,A}', '{1,1,1}', '{null,null,null}', '{0,0,0}')",
 		"pgxlock_wake_batch('{0,0,0}', '{k1,k2,hot}', '{null,null,1}')",
-		"pgxlock_give_back_batch('{k1,k2,hot}', '{A,A,A}', '{null,null,null}')",
+		"pgxlock_release_batch('{k1,k2,hot}', '{A,A,A}', '{null,null,null}')",
 		"pgxlock_refused_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"pgxlock_waited_for('{0,0,0}', '{k1,k2,hot}')",
 		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",

@@ -18,7 +18,7 @@ import (
 
 // What a statement of the Locker's contains and no other one does.
 const (
-	acquireSQL = "pgxlock_take_batch"
+	acquireSQL = "pgxlock_acquire_batch"
 	renewSQL   = "pgxlock_renew_batch"
 	releaseSQL = "-- Gives back each lease"
 )

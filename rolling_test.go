@@ -67,7 +67,7 @@ func onVersion(t *testing.T, version int) *pgtest.DB {
 	for _, file := range schemas(t)[:version] {
 		db.Exec(t, file)
 	}
-	if got := query[int](t, db, "select pgxlock_schema_version()"); got != version {
+	if got := query[int](t, db, "select pgxlock_version()"); got != version {
 		t.Fatalf("version %d, want %d", got, version)
 	}
 	return db

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	shareSQL         = "pgxlock_share_batch"
+	shareSQL         = "pgxlock_acquire_in_turn"
 	releaseSharesSQL = "pgxlock_release_shares_batch"
 )
 

@@ -299,7 +299,7 @@ func TestASpoiltRequestCostsTheOthersOfItsBatchNothing(t *testing.T) {
 
 func TestALostAnswerOfABatchLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 	t.Parallel()
-	const takes, noConnection = "pgxlock_take_batch", "no connection"
+	const takes, noConnection = "pgxlock_acquire_batch", "no connection"
 	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *leaseTable) {
 		for name, hidden := range map[string]string{"asked again": "", "a connection is refused then": noConnection, "requests are refused then": takes} {
 			for answers, all := -1, false; !all; answers++ {
@@ -354,8 +354,8 @@ func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItIsRefusedAlone(t *test
 		w.lose("first", 0, func() error {
 			_, err := db.Pool.Exec(context.Background(), `do $$ begin
 				execute (select format('alter function %s rename to before;
-					create function pgxlock_take_batch(%s) returns %s language plpgsql as %L', p.oid::regprocedure, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
-					'begin raise ''spoilt'' using errcode = ''22023''; end') from pg_proc p where proname = 'pgxlock_take_batch'); end $$`)
+					create function pgxlock_acquire_batch(%s) returns %s language plpgsql as %L', p.oid::regprocedure, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+					'begin raise ''spoilt'' using errcode = ''22023''; end') from pg_proc p where proname = 'pgxlock_acquire_batch'); end $$`)
 			return err
 		})
 		askFor(t, table, requests...)

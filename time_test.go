@@ -919,7 +919,7 @@ func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	clock := &lateClock{sql: "pgxlock_take_batch", by: believed}
+	clock := &lateClock{sql: "pgxlock_acquire_batch", by: believed}
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = clock })
 	l, err := newLease(func() (*pgxpool.Config, error) { return pool.Config(), nil }, &LeaseConfig{TTL: testTTL}, clock.now)
 	if err != nil {

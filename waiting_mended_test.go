@@ -121,7 +121,7 @@ func TestAQueueThatFailsLaterKeepsNobodyFromAFreeLock(t *testing.T) {
 			untilQueued(t, db, "k", 1)
 			later := waits(t, second, "k")
 			untilQueued(t, db, "k", 2)
-			db.Exec(t, "alter function pgxlock_publish_batch rename to gone1; alter function pgxlock_wake_batch rename to gone2; alter function pgxlock_tell_holders rename to gone3")
+			db.Exec(t, "alter function pgxlock_publish_batch rename to gone1; alter function pgxlock_wake_batch rename to gone2; alter function pgxlock_notify_holders rename to gone3")
 			release(t, lock)
 			for range 2 { // in which order, nobody sees to now
 				select {
@@ -131,7 +131,7 @@ func TestAQueueThatFailsLaterKeepsNobodyFromAFreeLock(t *testing.T) {
 					release(t, got)
 				}
 			}
-			db.Exec(t, "alter function gone1 rename to pgxlock_publish_batch; alter function gone2 rename to pgxlock_wake_batch; alter function gone3 rename to pgxlock_tell_holders")
+			db.Exec(t, "alter function gone1 rename to pgxlock_publish_batch; alter function gone2 rename to pgxlock_wake_batch; alter function gone3 rename to pgxlock_notify_holders")
 		})
 	}
 }
@@ -178,7 +178,7 @@ func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
 			t.Fatal(s, err)
 		}
 	}
-	if got := query[string](t, db, "select pgxlock_tell_holders('{1}', array["+sqlKey("k")+"])::text"); got != "{1}" {
+	if got := query[string](t, db, "select pgxlock_notify_holders('{1}', array["+sqlKey("k")+"])::text"); got != "{1}" {
 		t.Errorf("holders: %s", got)
 	}
 	if _, err := conn.Exec(t.Context(), "rollback prepared 'holder'"); err != nil {
@@ -223,7 +223,7 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, migrated(t), 20)
-	db.Exec(t, `create or replace function pgxlock_waiter_passed(p_woken timestamptz) returns boolean language sql volatile
+	db.Exec(t, `create or replace function pgxlock_wake_timed_out(p_woken timestamptz) returns boolean language sql volatile
 		return p_woken is not null and p_woken < clock_timestamp() - interval '1 hour'`) // a turn is over when the test says so
 	readers, writer := newAdvisory(t, db, nil), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: seldom})
 	listen(t, db, readers, writer)
@@ -270,7 +270,7 @@ func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 	until(t, "it listens", func() bool {
 		return query[bool](t, db, "select exists (select from pg_stat_activity where state = 'idle' and query like '%pgxlock_holder_' || $1::int || '\"%')", conn.PgConn().PID())
 	})
-	tells, wakes := tracked(t, db, "pgxlock_tell_holders"), tracked(t, db, "pgxlock_wake_batch")
+	tells, wakes := tracked(t, db, "pgxlock_notify_holders"), tracked(t, db, "pgxlock_wake_batch")
 	told, woken := tells(), wakes()
 	if _, err := waiter.Acquire(t.Context(), "k", pgxlock.MaxWait(3*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Error(err)
@@ -290,8 +290,8 @@ func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
 	t.Parallel()
 	db := roomy(t, migrated(t), 20)
 	db.Exec(t, "do $$ begin execute format('alter database %I set track_functions = ''all''', current_database()); end $$")
-	calls := tracked(t, db, "pgxlock_session_batch")
-	tells := tracked(t, db, "pgxlock_tell_holders")
+	calls := tracked(t, db, "pgxlock_advisory_batch")
+	tells := tracked(t, db, "pgxlock_notify_holders")
 	holder := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: "holder"})
 	waiter := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: "waiter"})
 	release(t, acquire(t, waiter, "connected"))

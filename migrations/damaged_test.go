@@ -65,7 +65,7 @@ func TestUpMakesAnewWhatWasDropped(t *testing.T) {
 		"both":                      {drop("drop table pgxlock_epoch; drop sequence pgxlock_tokens cascade"), "table pgxlock_epoch"},
 		"a view":                    {drop("drop view lock_shares cascade"), "view lock_shares"},
 		"a function":                {drop("drop function release_lock(varchar, varchar)"), "function release_lock"},
-		"the version":               {drop("drop function pgxlock_schema_version()"), "function pgxlock_schema_version"},
+		"the version":               {drop("drop function pgxlock_version()"), "function pgxlock_version"},
 		"golang-migrate's record":   {drop("drop table pgxlock_migrations"), "table pgxlock_migrations"},
 		"the check of the down way": {drop("drop function pgxlock_check_unused()"), "function pgxlock_check_unused"},
 	} {

@@ -38,10 +38,8 @@ func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 		{"extend_lock('k'::varchar, 'b'::varchar, 60)", "false"},
 		{"renew_lock('k'::varchar, 'a'::varchar, (select h.fencing_token from pgxlock_holders('k'::text) h), '1 minute'::interval) is null", "false"},
 		{"renew_lock('k'::varchar, 'a'::varchar, 1::bigint, '1 minute'::interval) is null", "true"},
-		{"(select string_agg(concat_ws(':'::text, b.acquired, b.held_by), ','::text) from pgxlock_acquire_batch('{k,n1,n1,k}'::text[], '{b,a,b,a}'::text[], '{60000,60000,60000,60000}'::bigint[], array[null,'{\"n\": 1}',null,null]::text[]) b)", "f:a,t:a,f:a,t:a"},
-		{"release_lock('n1'::varchar, 'a'::varchar)", "true"},
 		{"(select string_agg(b, ','::text) from pgxlock_renew_batch('{k,k}'::text[], '{a,b}'::text[], array[(select h.fencing_token from pgxlock_holders('k'::text) h), 1::bigint], '{60000,60000}'::bigint[]) b)", "renewed,gone"},
-		{"(select string_agg(b, ','::text) from pgxlock_release_batch('{k,free}'::text[], '{b,a}'::text[], array[null, null]::bigint[]) b)", "gone,gone"},
+		{"(select string_agg(b.outcome, ','::text) from pgxlock_release_batch('{k,free}'::text[], '{b,a}'::text[], array[null, null]::bigint[]) b)", "gone,gone"},
 		{"assert_lock_held('k'::varchar, 'a'::varchar, null::bigint, false) is null", "false"},
 		{"assert_lock_held('k'::varchar, 'b'::varchar, null::bigint, false)", "LK001"},
 		{"assert_lock_held('k'::varchar, 'a'::varchar, 1::bigint, true)", "LK001"},
@@ -51,7 +49,7 @@ func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 		{"release_lock('k'::varchar, 'a'::varchar)", "true"},
 		{"acquire_lock('batch'::varchar, 'a'::varchar, 60, to_jsonb('m'::text))", "true"},
 		{"(select h.metadata from pgxlock_holders('batch'::text) h)", "m"},
-		{"(select string_agg(b, ','::text) from pgxlock_release_batch('{batch}'::text[], '{a}'::text[], array[null]::bigint[]) b)", "released"},
+		{"(select string_agg(b.outcome, ','::text) from pgxlock_release_batch('{batch}'::text[], '{a}'::text[], array[null]::bigint[]) b)", "released"},
 		{"(try_acquire_lock('expiring'::varchar, 'a'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"},
 		{"(try_acquire_lock('expiring'::varchar, 'b'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"}, // a take-over
 		{"reap_expired_locks('0'::interval, 1000) >= 1", "true"},
@@ -161,7 +159,7 @@ func callsOfSessions(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
 	s := fmt.Sprint(mathrand.Int64())
 	batch := func(ops, ids string) string {
-		return "pgxlock_session_batch('{" + ops + "}'::integer[], '{" + ids + "}'::bigint[], " + s + "::bigint)"
+		return "pgxlock_advisory_batch('{" + ops + "}'::integer[], '{" + ids + "}'::bigint[], " + s + "::bigint)"
 	}
 	holder, err := pgx.ConnectConfig(t.Context(), conn.Config())
 	must(t, err)
@@ -172,13 +170,13 @@ func callsOfSessions(t *testing.T, conn *pgx.Conn) {
 		{batch("8", "1"), pgerrcode.InvalidParameterValue},
 	})
 	check(t, conn, []trial{
-		{"(select assert_session_lock_held(1, 2::bigint, l.session, l.token) = l.token from pgxlock_session_locks l where l.key_id = 2::bigint and l.session = " + s + "::bigint)", "true"},
-		{"assert_session_lock_held(1, 1::bigint, " + s + "::bigint, 7::bigint)", "LK001"},
-		{"assert_session_lock_held(2, 1::bigint, " + s + "::bigint, 7::bigint)", "LK001"},
-		{"assert_session_lock_held(2, 1::bigint, " + s + "::bigint, null::bigint)", pgerrcode.InvalidParameterValue},
+		{"(select assert_advisory_lock_held(1, 2::bigint, l.session, l.token) = l.token from pgxlock_advisory_locks l where l.key_id = 2::bigint and l.session = " + s + "::bigint)", "true"},
+		{"assert_advisory_lock_held(1, 1::bigint, " + s + "::bigint, 7::bigint)", "LK001"},
+		{"assert_advisory_lock_held(2, 1::bigint, " + s + "::bigint, 7::bigint)", "LK001"},
+		{"assert_advisory_lock_held(2, 1::bigint, " + s + "::bigint, null::bigint)", pgerrcode.InvalidParameterValue},
 		{batch("0", "1"), pgerrcode.ObjectNotInPrerequisiteState},
-		{"pgxlock_reap_sessions(10) >= 0::bigint", "true"},
-		{"pgxlock_reap_sessions(0)", pgerrcode.InvalidParameterValue},
+		{"pgxlock_reap_advisory(10) >= 0::bigint", "true"},
+		{"pgxlock_reap_advisory(0)", pgerrcode.InvalidParameterValue},
 	})
 	check(t, holder, []trial{{batch("2,3,6,7,2", "1,2,3,4,1") + "::text[] = '{1,1,1,1,null}'::text[]", "true"}})
 }
@@ -193,7 +191,7 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 	}
 	const none = "'{null,null}'"
 	take := func(holder, ticket string) string {
-		return "(select concat_ws(':'::text, b.acquired, b.ahead, b.held_by) from pgxlock_take_batch('{" + name + "}'::text[], '{" + holder +
+		return "(select concat_ws(':'::text, b.acquired, b.ahead, b.held_by) from pgxlock_acquire_batch('{" + name + "}'::text[], '{" + holder +
 			"}'::text[], '{60000}'::bigint[], '{null}'::text[], '{" + ticket + "}'::bigint[]) b)"
 	}
 	wake := func(kind int, name, ticket string) string {
@@ -218,7 +216,7 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 		{"pgxlock_withdraw_batch('{1}'::integer[], '{7}'::text[], '{1000001}'::bigint[])::text is null", "false"},
 		{"pgxlock_refused_batch('{1}'::integer[], '{7}'::text[], '{1000001}'::bigint[])::text is null", "false"},
 		{"pgxlock_waited_for('{1}'::integer[], '{7}'::text[])::text = '{f}'::text", "true"},
-		{"pgxlock_tell_holders('{1,2}'::integer[], '{7,7}'::bigint[])::text = '{0,0}'::text", "true"},
+		{"pgxlock_notify_holders('{1,2}'::integer[], '{7,7}'::bigint[])::text = '{0,0}'::text", "true"},
 		{"pgxlock_waiter_key(7::bigint) is null", "false"},
 		{"pgxlock_reap_waiters(10) >= 0::bigint", "true"},
 		{"pgxlock_reap_waiters(0)", pgerrcode.InvalidParameterValue},
@@ -287,9 +285,9 @@ func callsOfEvictions(t *testing.T, conn *pgx.Conn) {
 		{"acquire_lock('" + name + "'::varchar, 'h'::varchar, 60, '{}'::jsonb)", "true"},
 		{"release_lock('" + name + "'::varchar, 'h'::varchar)", "true"},
 		{"pg_catalog.pg_try_advisory_lock(7::bigint)", "true"},
-		{"evict_session_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 1)", "true"},
-		{"evict_session_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 2)", "false"},
-		{"evict_session_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 3)", pgerrcode.InvalidParameterValue},
+		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 1)", "true"},
+		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 2)", "false"},
+		{"evict_advisory_lock(pg_catalog.pg_backend_pid(), 7::bigint, 'why'::text, 3)", pgerrcode.InvalidParameterValue},
 		{"pg_catalog.pg_advisory_unlock(7::bigint)", "true"},
 		{"pgxlock_publish_names('{a,b,a}'::text[]) is null", "false"},
 		{"pgxlock_publish_names('{\"\"}'::text[])", pgerrcode.InvalidParameterValue},
@@ -384,8 +382,8 @@ func callsOfShares(t *testing.T, conn *pgx.Conn) {
 		return "(select string_agg(concat_ws(':'::text, b), ','::text) from pgxlock_" + function + "_batch('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " + rest + ") b)"
 	}
 	const nulls, ttls = "'{null,null}'", "'{60000,60000}'::bigint[]"
-	shared := "(select string_agg(concat_ws(':'::text, b.acquired, b.ahead, b.held_by), ','::text) from pgxlock_share_batch('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " +
-		ttls + ", " + nulls + "::text[], '{0,null}'::bigint[]) b)"
+	shared := "(select string_agg(concat_ws(':'::text, b.acquired, b.ahead, b.held_by), ','::text) from pgxlock_acquire_in_turn('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " +
+		ttls + ", " + nulls + "::text[], '{0,null}'::bigint[], true) b)"
 	check(t, conn, []trial{
 		{"acquire_shared_lock" + of("a") + ")", "true"},
 		{"acquire_shared_lock" + of("b") + ", 60, '{}'::jsonb)", "true"},
@@ -543,7 +541,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		create temp table pgxlock_epoch (system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]);
 		create temp table pg_class (); create temp table pg_proc (); create temp sequence pgxlock_tokens;
 		create temp view lock_leases as select 1 as state; create temp table pg_locks (); create temp table pg_database ();
-		create temp table pgxlock_session_locks (key_space integer, key_id bigint, session bigint, shared boolean, token bigint);
+		create temp table pgxlock_advisory_locks (key_space integer, key_id bigint, session bigint, shared boolean, token bigint);
 		create temp table distributed_lock_shares (lock_name varchar, holder_id varchar, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz, metadata jsonb);
 		create temp table pgxlock_waiters (kind integer, name text, ticket bigint); create temp sequence pgxlock_tickets;
 		create temp table pgxlock_step_down (kind integer, name text, holder text); create temp table pgxlock_semaphores (name text, permits integer);
@@ -560,7 +558,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 	calls := func() {
 		t.Helper()
 		if !ask[bool](t, db.Pool, "select public.pgxlock_hardened()") {
-			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim+"; grant select on lock_holders, lock_waiters to "+victim)
+			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_advisory_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim+"; grant select on lock_holders, lock_waiters to "+victim)
 		}
 		for _, url := range sessions {
 			conn := pgtest.Connect(t, url)

@@ -78,12 +78,8 @@ var obstacles = []struct{ create, drop, says string }{
 		"drop function purge_claims(interval, integer)", "cannot change return type of existing function",
 	},
 	{
-		"create function soften_locks() returns text language sql as $$ select ''::text $$",
-		"drop function soften_locks()", "cannot change return type of existing function",
-	},
-	{
-		"create function pgxlock_reap_sessions(p_limit integer, p_session bigint) returns text language sql as $$ select ''::text $$",
-		"drop function pgxlock_reap_sessions(integer, bigint)", "cannot change return type of existing function",
+		"create function pgxlock_reap_advisory(p_limit integer, p_session bigint) returns text language sql as $$ select ''::text $$",
+		"drop function pgxlock_reap_advisory(integer, bigint)", "cannot change return type of existing function",
 	},
 	{
 		"create function pgxlock_reap_waiters(p_limit integer) returns text language sql as $$ select ''::text $$",
@@ -94,16 +90,16 @@ var obstacles = []struct{ create, drop, says string }{
 		"drop function pgxlock_reap_shares(interval, integer)", "cannot change return type of existing function",
 	},
 	{
+		"create function start_run_at(p_key text, p_tick timestamptz) returns text language sql as $$ select ''::text $$",
+		"drop function start_run_at(text, timestamptz)", "cannot change return type of existing function",
+	},
+	{
 		"create function pgxlock_reap_limits(p_page integer, p_pages integer) returns text language sql as $$ select ''::text $$",
 		"drop function pgxlock_reap_limits(integer, integer)", "cannot change return type of existing function",
 	},
 	{
-		"create function pgxlock_publish_names(p_names text[]) returns text language sql as $$ select ''::text $$",
-		"drop function pgxlock_publish_names(text[])", "cannot change return type of existing function",
-	},
-	{
-		"create function pgxlock_refused_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) returns text language sql as $$ select ''::text $$",
-		"drop function pgxlock_refused_batch(integer[], text[], bigint[])", "cannot change return type of existing function",
+		"create function soften_locks() returns text language sql as $$ select ''::text $$",
+		"drop function soften_locks()", "cannot change return type of existing function",
 	},
 }
 
@@ -176,7 +172,10 @@ func TestSoakAnErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
 	t.Parallel()
 	const dependent = "create view in_the_way as select %s as one"
 	for _, way := range ways {
-		for i, call := range []string{"pgxlock_refused_batch('{}'::integer[], '{}'::text[], '{}'::bigint[]) is null", "(pgxlock_evicted('{}'::integer[], '{}'::text[], '{}'::text[], '{}'::bigint[])).n", "pgxlock_limit_clock()", "pgxlock_share_pin('k'::text, 'h'::text)", "pgxlock_waiter_key(1)", "pgxlock_session_key(1)", "pgxlock_hardened()", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')"} {
+		for i, call := range []string{
+			"pgxlock_hardened()", "pgxlock_limit_clock()", "(pgxlock_due_runs('k', '1 day', '0', 'UTC', 0, false)).slot", "pgxlock_share_pin('k'::text, 'h'::text)",
+			"pgxlock_waiter_key(1)", "pgxlock_session_key(1)", "purge_claims('1 hour'::interval, 1)", "advisory_lock_key('k')",
+		} {
 			if len(downFiles)-1-i < firstTried(t) {
 				continue
 			}
@@ -555,7 +554,7 @@ func TestEveryObjectIsCommentedAndEveryTableHasAKey(t *testing.T) {
 		select coalesce(string_agg(c.relname, ', '), '') from pg_class c where c.relnamespace = 'public'::regnamespace and c.relkind = 'r'
 		   and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)`)
 	// What a crash may take away: what ends with it anyway.
-	expect(t, db.Pool, "pgxlock_limits, pgxlock_names, pgxlock_semaphores, pgxlock_session_locks, pgxlock_step_down, pgxlock_waiters", "select string_agg(relname, ', ' order by relname) from pg_class where relnamespace = 'public'::regnamespace and relkind <> 'i' and relpersistence <> 'p'")
+	expect(t, db.Pool, "pgxlock_advisory_locks, pgxlock_limits, pgxlock_names, pgxlock_semaphores, pgxlock_step_down, pgxlock_waiters", "select string_agg(relname, ', ' order by relname) from pg_class where relnamespace = 'public'::regnamespace and relkind <> 'i' and relpersistence <> 'p'")
 }
 
 // A body in SQL was parsed when the function was made; any other is parsed

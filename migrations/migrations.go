@@ -131,7 +131,7 @@ func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 			return m.write(ctx, found, step{sql: statement("repair")}) // an older program starts again while newer ones are rolled out
 		case found.damage != nil:
 			// As after a move: a file makes what is not there, and leaves the rest. All of
-			// them in one transaction, because the first ones make functions of old.
+			// them in one transaction: the rights are right again only after the last.
 			m.again = true
 			return m.write(ctx, found, append(steps(files), step{sql: statement("repair")})...)
 		}
@@ -147,6 +147,9 @@ func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 
 // errNotOurs keeps us from running, as whoever we are, what somebody else wrote.
 var errNotOurs = errors.New("what is installed belongs to another role: SET ROLE to that role, for example in the pool's AfterConnect")
+
+// errUnreleased keeps us from half replacing what has other names.
+var errUnreleased = errors.New("pgxlock from before its first release, which cannot be upgraded: remove it with the program that installed it (pgxlock migrate down), and run this again; nothing was changed")
 
 // newerError keeps us from undoing what we do not know.
 type newerError struct{ version uint }
@@ -391,6 +394,9 @@ func (m *migrator) look(ctx context.Context) (found installed, err error) {
 		return found, err
 	}
 	is := func(column int) bool { return string(rows[0][column]) == "t" }
+	if is(6) {
+		return found, fmt.Errorf("schema %q has %w", m.schema, errUnreleased)
+	}
 	version, err := strconv.ParseUint(string(rows[0][0]), 10, 32)
 	if err != nil {
 		return found, err

@@ -111,6 +111,6 @@ func TestUpWaitsForANewerMigrator(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Errorf("from version %d: %v", have, err)
 		}
-		expect(t, db.Pool, int(newest)+1, "select pgxlock_schema_version()::int")
+		expect(t, db.Pool, int(newest)+1, "select pgxlock_version()::int")
 	}
 }

@@ -89,14 +89,14 @@ func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 				"distributed_locks":  leaseColumns,
 				"pgxlock_claims":     claimColumns,
 
-				"pgxlock_session_locks": sessionColumns,
-				"pgxlock_waiters":       waiterColumns,
-				"pgxlock_step_down":     stepDownColumns,
-				"pgxlock_semaphores":    semaphoreColumns,
-				"pgxlock_limits":        limitColumns,
-				"pgxlock_runs":          runColumns,
-				"pgxlock_evictions":     evictionColumns,
-				"pgxlock_names":         nameColumns,
+				"pgxlock_advisory_locks": sessionColumns,
+				"pgxlock_waiters":        waiterColumns,
+				"pgxlock_step_down":      stepDownColumns,
+				"pgxlock_semaphores":     semaphoreColumns,
+				"pgxlock_limits":         limitColumns,
+				"pgxlock_runs":           runColumns,
+				"pgxlock_evictions":      evictionColumns,
+				"pgxlock_names":          nameColumns,
 
 				"distributed_lock_shares": shareColumns,
 			}[name]
@@ -107,14 +107,17 @@ func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 		}
 	}
 	// What takes rows of a table cannot be made before the table.
-	for _, signature := range strings.Split(ask[string](t, installed.Pool, `select string_agg(oid::regprocedure::text, ';') from pg_proc
-		where pronamespace = 'public'::regnamespace and (to_regtype('pgxlock_session_locks[]')::oid = any (proargtypes)) is not true`), ";") {
-		objects = append(objects, object{
-			signature,
-			"create function " + signature + " returns bigint language sql as $$ select nextval('public.ran') $$", "drop function " + signature,
-		})
-	}
-	return objects
+	rows, err := installed.Pool.Query(t.Context(), `select oid::regprocedure::text,
+			format('create function %I(%s) returns %s language plpgsql as $$ begin perform nextval(''public.ran''); raise exception ''ran''; end $$',
+			       proname, pg_get_function_arguments(oid), pg_get_function_result(oid)),
+			'drop function ' || oid::regprocedure
+		from pg_proc where pronamespace = 'public'::regnamespace and (to_regtype('pgxlock_advisory_locks[]')::oid = any (proargtypes)) is not true`)
+	must(t, err)
+	functions, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (o object, err error) {
+		return o, row.Scan(&o.name, &o.create, &o.drop)
+	})
+	must(t, err)
+	return append(objects, functions...)
 }
 
 // Triggers and defaults of another role's table would run as whoever installs;
@@ -127,7 +130,7 @@ func TestSoakObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
 	if first > 0 {
 		before = trapsFor(t, atVersion(t, uint(first)))
 	}
-	for i, want := range []int{24, 7, 15, 7, 13, 17, 17, 7, 3}[first:] {
+	for i, want := range []int{30, 7, 8, 18, 17, 9, 6, 18}[first:] {
 		v := uint(first + i)
 		t.Run(upFiles[v], func(t *testing.T) {
 			installed := atVersion(t, v+1)
@@ -165,7 +168,7 @@ func TestAnInstallationThatAnotherRoleFeignsIsRefused(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	_, conn := newSquatter(t, db)
-	_, err := conn.Exec(t.Context(), `create function pgxlock_schema_version() returns bigint language sql immutable return 1::bigint;
+	_, err := conn.Exec(t.Context(), `create function pgxlock_version() returns bigint language sql immutable return 1::bigint;
 		create function acquire_lock(varchar, varchar, integer default 30, jsonb default '{}') returns boolean language sql as $$ select nextval('public.ran') > 0 $$`)
 	must(t, err)
 	refuse(t, migrations.Up(t.Context(), db.Pool, nil), pgerrcode.InsufficientPrivilege)
@@ -189,11 +192,11 @@ func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
 	_, conn := newSquatter(t, db)
 	for _, signature := range []string{
 		"acquire_lock(text, text, integer, jsonb)", "acquire_lock(bigint)", "release_lock(text, text)", "extend_lock(text, text, integer)",
-		"pgxlock_next_token(integer)", "pgxlock_check(varchar, varchar)", "repair_lock_tokens(boolean)", "pgxlock_schema_version(integer)",
+		"pgxlock_next_tokens(integer)", "pgxlock_check(varchar, varchar)", "repair_lock_tokens(boolean)", "pgxlock_version(integer)",
 		"lock_tx(varchar, interval, boolean, boolean)", "lock_tx(bigint)", "claim_once(varchar, interval, interval)", "claim_once(bigint)",
-		"purge_claims(interval, bigint)", "pgxlock_vouch(integer)", "pgxlock_deadline(text)", "pgxlock_lock_timeout(timestamp)",
+		"purge_claims(interval, bigint)", "pgxlock_check_snapshot(integer)", "pgxlock_deadline(text)", "pgxlock_lock_timeout(timestamp)",
 		"harden_locks(bigint)", "soften_locks(text)", "grant_locks(name, text)", "revoke_locks(varchar)", "pgxlock_renew_batch(varchar[], varchar[], bigint[], bigint[])",
-		"pgxlock_holders(varchar)", "pgxlock_settle(integer)", "pgxlock_owner(text)", "wake_lock_waiter(text)", "pgxlock_waiter_key(integer)",
+		"pgxlock_holders(varchar)", "pgxlock_apply_rights(integer)", "pgxlock_check_owner(text)", "wake_lock_waiter(text)", "pgxlock_waiter_key(integer)",
 		"allow_rate(text, double precision, integer, integer)", "reserve_rate(varchar, numeric, integer, integer, interval)", "pgxlock_limit_clock(integer)",
 	} {
 		_, err := conn.Exec(t.Context(), "create function "+signature+" returns bigint language sql as $$ select nextval('public.ran') $$")
@@ -363,9 +366,9 @@ func TestTheSeedIsAdoptedAndGivenBackWhereAllIdentifiersAreQuoted(t *testing.T) 
 		forget(t, db)
 	}
 	role, conn := newSquatter(t, db)
-	_, err := conn.Exec(t.Context(), "create function pgxlock_next_token() returns bigint language sql as $$ select nextval('public.ran') $$")
+	_, err := conn.Exec(t.Context(), "create function pgxlock_next_tokens(bigint) returns bigint[] language sql as $$ select array[nextval('public.ran')] $$")
 	must(t, err)
-	if err := psqlFiles("up")(t, url); err == nil || !strings.Contains(err.Error(), "pgxlock_next_token() (owned by "+role+")") {
+	if err := psqlFiles("up")(t, url); err == nil || !strings.Contains(err.Error(), "pgxlock_next_tokens(bigint) (owned by "+role+")") {
 		t.Errorf("another role's function: %v", err)
 	}
 }

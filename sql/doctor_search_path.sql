@@ -6,7 +6,7 @@ SELECT p.oid::regprocedure::text
  WHERE n.nspname = $1::text AND p.prokind = 'f' AND p.prosqlbody IS NULL
    AND (starts_with(p.proname, 'pgxlock_')
         OR EXISTS (SELECT FROM pg_proc r WHERE r.pronamespace = n.oid AND r.proname = 'pgxlock_rights'
-                      AND position('FUNCTION ' || p.proname || '(' IN r.prosrc) > 0))
+                      AND position('"' || p.proname || '(' IN r.prosrc) > 0))
    AND NOT EXISTS (SELECT FROM unnest(p.proconfig) setting
                     WHERE replace(setting, '"', '') = 'search_path=' || replace(n.nspname, '"', '') || ', pg_temp')
  ORDER BY 1

@@ -1,3 +1,3 @@
 -- Asks a session to give back an advisory lock; false if it does not have it.
 -- $1 pid, $2 key, $3 why, $4 its space
-SELECT /* schema */evict_session_lock($1::integer, $2::bigint, $3::text, $4::integer)
+SELECT /* schema */evict_advisory_lock($1::integer, $2::bigint, $3::text, $4::integer)

@@ -2,5 +2,5 @@
 -- $1 names, $2 holders, $3 ttls in milliseconds, $4 metadata as JSON (NULL for none),
 -- $5 tickets, as in take.sql
 SELECT t.acquired, t.fencing_token, t.held_by, t.remaining_ms, t.ahead
-  FROM /* schema */pgxlock_share_batch($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[]) WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, ahead, n)
+  FROM /* schema */pgxlock_acquire_in_turn($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], true) WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, ahead, n)
  ORDER BY t.n

@@ -3,5 +3,5 @@
 -- $5 tickets: who waits has one, or 0, and passes nobody by who came before; NULL: does
 -- not wait, and does not look who does
 SELECT t.acquired, t.fencing_token, t.held_by, t.remaining_ms, t.ahead
-  FROM /* schema */pgxlock_take_batch($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[]) WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, ahead, n)
+  FROM /* schema */pgxlock_acquire_batch($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[]) WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, ahead, n)
  ORDER BY t.n

@@ -1,1 +1,1 @@
-SELECT /* schema */pgxlock_reap_sessions(1000, '/* session */'::pg_catalog.int8)
+SELECT /* schema */pgxlock_reap_advisory(1000, '/* session */'::pg_catalog.int8)

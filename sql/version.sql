@@ -1,2 +1,2 @@
 -- The version of the schema.
-SELECT /* schema */pgxlock_schema_version()
+SELECT /* schema */pgxlock_version()

@@ -68,8 +68,8 @@ func TestADamagedSchemaIsReportedAndMended(t *testing.T) {
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	for missing, damage := range map[string]string{
-		"table pgxlock_waiters":           "drop table pgxlock_waiters cascade",
-		"function pgxlock_schema_version": "drop function pgxlock_schema_version()",
+		"table pgxlock_waiters":    "drop table pgxlock_waiters cascade",
+		"function pgxlock_version": "drop function pgxlock_version()",
 	} {
 		db.Exec(t, damage)
 		execute(t, env, "migrate", "status").want(t, exitNotCurrent, "damaged", missing)
@@ -124,10 +124,10 @@ func TestWhatMigrateSQLPrintsRunsThroughPsql(t *testing.T) {
 			t.Fatalf("psql: %v\n%s", err, out)
 		}
 	}
-	feed("000002_transactions.up.sql", "000003_hardening.up.sql")
+	feed("000002_transactions.up.sql", "000003_advisory.up.sql")
 	execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
 	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed")
-	feed("000003_hardening.down.sql", "000002_transactions.down.sql", "--down")
+	feed("000003_advisory.down.sql", "000002_transactions.down.sql", "--down")
 	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "not installed", "")
 }
 

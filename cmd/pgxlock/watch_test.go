@@ -147,7 +147,7 @@ func TestWatchEndsByWhatDoesNotPassByItself(t *testing.T) {
 	db := migrated(t)
 	w := startWatch(t, db.URL)
 	w.looks(t)
-	db.Exec(t, "create or replace function pgxlock_schema_version() returns bigint language sql volatile as 'select 1 / (random() * 0)::bigint'")
+	db.Exec(t, "create or replace function pgxlock_version() returns bigint language sql volatile as 'select 1 / (random() * 0)::bigint'")
 	if said := line(w.stderr); !strings.Contains(said, "division by zero") {
 		t.Errorf("%q", said)
 	}

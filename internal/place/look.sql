@@ -7,7 +7,7 @@ SELECT (SELECT n.nspname::pg_catalog.text
        (SELECT coalesce(pg_catalog.array_agg(n.nspname::pg_catalog.text ORDER BY n.nspname), '{}'::pg_catalog.text[])
           FROM pg_catalog.pg_namespace n
          WHERE EXISTS (SELECT FROM pg_catalog.pg_proc p
-                        WHERE p.proname OPERATOR(pg_catalog.=) 'pgxlock_schema_version'::pg_catalog.name
+                        WHERE p.proname OPERATOR(pg_catalog.=) 'pgxlock_version'::pg_catalog.name
                           AND p.pronamespace OPERATOR(pg_catalog.=) n.oid AND p.pronargs OPERATOR(pg_catalog.=) 0::pg_catalog.int2)
            AND EXISTS (SELECT FROM pg_catalog.pg_proc p
                         WHERE p.proname OPERATOR(pg_catalog.=) 'acquire_lock'::pg_catalog.name

@@ -11,8 +11,8 @@ import (
 )
 
 // batches are what takes several leases, by its name and by that of a function with the
-// same arguments: pgxlock_take_batch() takes those that are just free by itself.
-var batches = []string{"pgxlock_acquire_batch", "take_batch"}
+// same arguments: pgxlock_acquire_batch() takes those that are just free by itself.
+var batches = []string{"pgxlock_acquire_each", "take_batch"}
 
 // withBatches makes what batches names.
 func (d *database) withBatches() *database {
@@ -21,7 +21,7 @@ func (d *database) withBatches() *database {
 		returns table (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint) language plpgsql as $$
 		begin
 		  return query select b.acquired, b.fencing_token, b.held_by, b.remaining_ms
-		    from pgxlock_take_batch(p_names, p_holders, p_ttls, p_metadata, array_fill(0::bigint, array[cardinality(p_names)])) b;
+		    from pgxlock_acquire_batch(p_names, p_holders, p_ttls, p_metadata, array_fill(0::bigint, array[cardinality(p_names)])) b;
 		end $$`)
 	return d
 }
@@ -109,7 +109,7 @@ func TestABatchAnswersAsSingleCallsDo(t *testing.T) {
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.withBatches()
 		for _, function := range batches {
-			if function == "pgxlock_acquire_batch" || level == readCommitted {
+			if function == "pgxlock_acquire_each" || level == readCommitted {
 				answersAsSingleCallsDo(d, level, function)
 			}
 		}

@@ -64,7 +64,7 @@ func TestSynchronousCommitIsOnlyRaisedAndOnlyByWriters(t *testing.T) {
 		d.do("set synchronous_commit = " + setting)
 		for _, call := range []string{
 			"acquire_lock('k', 'A')", "extend_lock('k', 'A')", "acquire_lock('new', 'A')", "release_lock('k', 'A')",
-			"acquired from pgxlock_take_batch('{new}', '{A}', '{60000}', '{null}', '{0}')",
+			"acquired from pgxlock_acquire_batch('{new}', '{A}', '{60000}', '{null}', '{0}')",
 		} {
 			d.do("begin; select " + call)
 			d.want("current_setting('synchronous_commit')", want)
@@ -123,7 +123,7 @@ func refusesToWrite(t *testing.T, d *database) {
 		"extend_lock('k', 'A')", "release_lock('k', 'A')", "release_all_locks('A')", "assert_lock_held('k', 'A')",
 		"lock_tx('k')", "lock_tx('k', '0')", "lock_tx('k', '1 s', true)", "lock_tx('k', p_allow_stale_snapshot => true)",
 		"claim_once('k')", "claim_once('k', '1 s')", "purge_claims('0')",
-		"pgxlock_session_batch('{0}', '{1}', 1)", "pgxlock_session_batch('{}', '{}', 1)", "assert_session_lock_held(1, 1, 1, 1)",
+		"pgxlock_advisory_batch('{0}', '{1}', 1)", "pgxlock_advisory_batch('{}', '{}', 1)", "assert_advisory_lock_held(1, 1, 1, 1)",
 		"start_run('k', '1 day')", "start_run('started', '36500 days')", "start_run_at('k', now())", "finish_run('k', now())", "forget_run('k', now())",
 		"(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))",
 		"acquire_permit('free', 'B', 1)", "(select count(*) from pgxlock_permit_batch('{}', '{}', '{}', '{}', '{}', '{}'))", "ask_to_step_down('k')", "allow_rate('k', 1, 1)",

@@ -57,7 +57,7 @@ func TestWhoWasEvictedFindsTheLeaseGone(t *testing.T) {
 		d.want("extend_lock('k', 'A')", "false")
 		d.want(fmt.Sprintf("pgxlock_renew_batch('{k}', '{A}', '{%d}', '{60000}')", token), "gone")
 		d.want(fmt.Sprintf("assert_lock_held('k', 'A', %d, true)", token), "LK001")
-		d.want(fmt.Sprintf("(select outcome from pgxlock_give_back_batch('{k}', '{A}', '{%d}'))", token), "gone")
+		d.want(fmt.Sprintf("(select outcome from pgxlock_release_batch('{k}', '{A}', '{%d}'))", token), "gone")
 		d.want("release_lock('k', 'A')", "false")
 		d.want("(select count(*) from pgxlock_holders('k'))", "0")
 		d.want("reap_expired_locks('0 s')", "1")
@@ -149,7 +149,7 @@ func TestAnEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 	for _, call := range []string{
 		fmt.Sprintf("evict_lock(null, 'A', %d, 'why')", token), fmt.Sprintf("evict_lock('k', null, %d, 'why')", token), "evict_lock('k', 'A', null, 'why')",
 		fmt.Sprintf("evict_lock('k', 'A', %d, null)", token), fmt.Sprintf("evict_lock('k', 'A', %d, '')", token), fmt.Sprintf("evict_lock('k', 'A', %d, repeat('y', 1001))", token),
-		"evict_session_lock(null, 1, 'why')", "evict_session_lock(1, null, 'why')", "evict_session_lock(1, 1, 'why', 0)", "evict_session_lock(1, 1, 'why', null)",
+		"evict_advisory_lock(null, 1, 'why')", "evict_advisory_lock(1, null, 'why')", "evict_advisory_lock(1, 1, 'why', 0)", "evict_advisory_lock(1, 1, 'why', null)",
 	} {
 		d.want(call, "22023")
 	}
@@ -189,7 +189,7 @@ func TestTheSessionThatHasAnAdvisoryLockIsAskedForIt(t *testing.T) {
 	holder := d.connect()
 	holder.do(fmt.Sprintf("listen pgxlock_holder_%d; select pg_advisory_lock(7), pg_advisory_lock_shared(0, 8)", holder.pid))
 	for _, nobody := range []string{
-		fmt.Sprintf("evict_session_lock(%d, 8, 'why')", holder.pid), fmt.Sprintf("evict_session_lock(%d, 7, 'why', 2)", holder.pid), fmt.Sprintf("evict_session_lock(%d, 7, 'why')", d.pid),
+		fmt.Sprintf("evict_advisory_lock(%d, 8, 'why')", holder.pid), fmt.Sprintf("evict_advisory_lock(%d, 7, 'why', 2)", holder.pid), fmt.Sprintf("evict_advisory_lock(%d, 7, 'why')", d.pid),
 	} {
 		d.want(nobody, "false")
 	}
@@ -209,15 +209,15 @@ func TestTheSessionThatHasAnAdvisoryLockIsAskedForIt(t *testing.T) {
 	if got := told(); got != "" {
 		t.Errorf("it was told %q", got)
 	}
-	d.want(fmt.Sprintf("evict_session_lock(%d, 7, 'why')", holder.pid), "true")
-	d.want(fmt.Sprintf("evict_session_lock(%d, 7, 'why else')", holder.pid), "true") // the last word counts
-	d.want(fmt.Sprintf("evict_session_lock(%d, 8, 'why', 2)", holder.pid), "true")
+	d.want(fmt.Sprintf("evict_advisory_lock(%d, 7, 'why')", holder.pid), "true")
+	d.want(fmt.Sprintf("evict_advisory_lock(%d, 7, 'why else')", holder.pid), "true") // the last word counts
+	d.want(fmt.Sprintf("evict_advisory_lock(%d, 8, 'why', 2)", holder.pid), "true")
 	d.want(evictions, fmt.Sprintf("1 7 advisory:%d:1:7 0 why else, 2 8 advisory:%[1]d:2:8 0 why", holder.pid))
 	if got := told(); got != "evict evict evict" {
 		t.Errorf("it was told %q", got)
 	}
 	holder.do("select pg_advisory_unlock(7)")
-	d.want(fmt.Sprintf("evict_session_lock(%d, 7, 'why')", holder.pid), "false")
+	d.want(fmt.Sprintf("evict_advisory_lock(%d, 7, 'why')", holder.pid), "false")
 }
 
 func TestNamesArePublishedUnderTheirKeysAndForgottenAfterAnHour(t *testing.T) {
@@ -249,7 +249,7 @@ func TestTheDeadInQueuesAreRemovedInTheOrderOfTheirKeys(t *testing.T) {
 		create trigger stop before delete on pgxlock_waiters for each row execute function stop()`)
 	stops, burier := d.sessions()
 	stops.do("select pg_advisory_lock(i) from generate_series(1, 3) i")
-	burying := burier.start("pgxlock_bury_waiters('{0,0,0}', '{c,b,a}', '{9,9,9}')")
+	burying := burier.start("pgxlock_remove_dead('{0,0,0}', '{c,b,a}', '{9,9,9}')")
 	for i := 1; i <= 3; i++ {
 		await(t, d, fmt.Sprintf("exists (select from pg_locks where pid = %d and locktype = 'advisory' and not granted and objid = %d)", burier.pid, i))
 		locked := d.get(`with free as materialized (select name from pgxlock_waiters for update skip locked)

@@ -12,7 +12,7 @@ import (
 // givesBack is the call that gives leases of one holder back: outcomes, and for which
 // of them somebody waits.
 func givesBack(holder string, names ...string) string {
-	return fmt.Sprintf("select string_agg(concat_ws(' ', outcome, wanted), ',') from pgxlock_give_back_batch('{%[1]s}', array_fill(%[2]s::text, '{%[3]d}'), array_fill(null::bigint, '{%[3]d}'))",
+	return fmt.Sprintf("select string_agg(concat_ws(' ', outcome, wanted), ',') from pgxlock_release_batch('{%[1]s}', array_fill(%[2]s::text, '{%[3]d}'), array_fill(null::bigint, '{%[3]d}'))",
 		strings.Join(names, ","), quote(holder), len(names))
 }
 
@@ -50,8 +50,8 @@ func (d *database) stops() stops {
 		  if p_space = 'pin' then perform public.stop_at(1); end if;
 		  return pgxlock_key_itself(p_space, p_name);
 		end $$;
-		alter function pgxlock_bury_waiters(integer[], text[], bigint[]) rename to bury_itself;
-		create function pgxlock_bury_waiters(integer[], text[], bigint[]) returns void language plpgsql as $$
+		alter function pgxlock_remove_dead(integer[], text[], bigint[]) rename to bury_itself;
+		create function pgxlock_remove_dead(integer[], text[], bigint[]) returns void language plpgsql as $$
 		begin
 		  perform public.stop_at(6);
 		  perform bury_itself($1, $2, $3);
@@ -79,7 +79,7 @@ func (s stops) arrives(who *session, place int) {
 
 // asks is take, and says of who is refused whether it is told to ask again soon.
 func asks(name, holder, ticket string) string {
-	return fmt.Sprintf("select concat_ws(' ', acquired, held_by, remaining_ms < 20000) from pgxlock_take_batch(array[%s], array[%s], '{60000}', '{NULL}', array[%s]::bigint[])",
+	return fmt.Sprintf("select concat_ws(' ', acquired, held_by, remaining_ms < 20000) from pgxlock_acquire_batch(array[%s], array[%s], '{60000}', '{NULL}', array[%s]::bigint[])",
 		quote(name), quote(holder), ticket)
 }
 
@@ -190,9 +190,9 @@ func TestOnlyARowThatIsJustBeingChangedIsAskedForSoon(t *testing.T) {
 	// others, is woken, if at all.
 	other.do("begin; delete from distributed_locks")
 	d.do("update pgxlock_waiters set since = clock_timestamp() - interval '16 s'")
-	d.want("(select remaining_ms between 8000 and 30000 from pgxlock_take_batch('{k}', '{P}', '{1}', '{null}', '{"+ticket+"}'))", "true")
+	d.want("(select remaining_ms between 8000 and 30000 from pgxlock_acquire_batch('{k}', '{P}', '{1}', '{null}', '{"+ticket+"}'))", "true")
 	d.do("update pgxlock_waiters set since = clock_timestamp() - interval '1 h'")
-	d.want("(select remaining_ms between 20000 and 60000 from pgxlock_take_batch('{k}', '{P}', '{1}', '{null}', '{"+ticket+"}'))", "true")
+	d.want("(select remaining_ms between 20000 and 60000 from pgxlock_acquire_batch('{k}', '{P}', '{1}', '{null}', '{"+ticket+"}'))", "true")
 	d.want(asks("k", "P", "NULL"), sleeps)
 	behind := d.process()
 	behind.want(asks("k", "Q", behind.queue(0, "k")), sleeps)
@@ -209,10 +209,10 @@ func TestWhetherARowIsBeingChangedIsToldByItsNumber(t *testing.T) {
 		xid  int64
 		want string
 	}{{0, "false"}, {1, "false"}, {2, "false"}, {3, "false"}, {number, "true"}, {number + many, "true"}, {1<<32 - 1, "false"}, {number + 1<<31 + many, "false"}} { // the last two are of an age before
-		d.want(fmt.Sprintf("pgxlock_in_change('%d')", c.xid), c.want)
+		d.want(fmt.Sprintf("pgxlock_change_pending('%d')", c.xid), c.want)
 	}
 	a.commit()
-	d.want(fmt.Sprintf("pgxlock_in_change('%d')", number), "false")
+	d.want(fmt.Sprintf("pgxlock_change_pending('%d')", number), "false")
 }
 
 func TestWhoGivesBackIsToldWhatBecameOfEachAndWhoWaits(t *testing.T) {
@@ -233,15 +233,15 @@ func TestWhoGivesBackIsToldWhatBecameOfEachAndWhoWaits(t *testing.T) {
 	d.want("select string_agg(lock_name, ' ' order by lock_name) from distributed_locks", "fenced locked mine")
 	fence.commit()
 	locker.commit()
-	d.want("(select string_agg(concat_ws(' ', outcome, wanted), ',') from pgxlock_give_back_batch('{fenced,locked,null,mine}', '{H,H,H,null}', array[1, (select fencing_token from distributed_locks where lock_name = 'locked'), 1, null]))",
+	d.want("(select string_agg(concat_ws(' ', outcome, wanted), ',') from pgxlock_release_batch('{fenced,locked,null,mine}', '{H,H,H,null}', array[1, (select fencing_token from distributed_locks where lock_name = 'locked'), 1, null]))",
 		"gone f,released t,gone f,gone f")
-	d.want("(select count(*) from pgxlock_give_back_batch('{}', '{}', '{}'))", "0")
+	d.want("(select count(*) from pgxlock_release_batch('{}', '{}', '{}'))", "0")
 	d.want("acquire_lock('two', 'H', 60)", "true")
-	d.want("(select string_agg(outcome, ',') from pgxlock_give_back_batch('{two,two,two}', '{I,H,H}', '{null,null,1}'))", "gone,released,gone") // the others' is not theirs
+	d.want("(select string_agg(outcome, ',') from pgxlock_release_batch('{two,two,two}', '{I,H,H}', '{null,null,1}'))", "gone,released,gone") // the others' is not theirs
 	d.do("insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, fencing_token) values ('r', '*maintenance', now(), 'infinity', 7)")
-	d.want("(select outcome from pgxlock_give_back_batch('{r}', '{*maintenance}', '{7}'))", "gone")
+	d.want("(select outcome from pgxlock_release_batch('{r}', '{*maintenance}', '{7}'))", "gone")
 	for _, bad := range []string{"'{a}', '{A}', '{}'", "'{a}', '{A,B}', '{1}'", "null, null, null", "'{a}', null, '{1}'"} {
-		d.want("(select count(*) from pgxlock_give_back_batch("+bad+"))", "22023")
+		d.want("(select count(*) from pgxlock_release_batch("+bad+"))", "22023")
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 // removes it, or asserted it when it was live.
 var pinnedBy = map[string]string{
 	"take-over":               "acquire_lock('k', 'B')",
-	"take-over by a batch":    "(select bool_and(acquired) from pgxlock_acquire_batch('{k}', '{B}', '{60000}', '{null}'))",
+	"take-over by a batch":    "(select bool_and(acquired) from pgxlock_acquire_each('{k}', '{B}', '{60000}', '{null}'))",
 	"take-over by a reader":   "acquire_shared_lock('k', 'B')",
 	"removal":                 "reap_expired_locks('0 s') = 1",
 	"assertion":               "assert_lock_held('k', 'A', null, true) > 0",
@@ -30,11 +30,10 @@ func TestReleaseOfAnExpiredLeaseReturnsFalse(t *testing.T) {
 
 				holder := d.connect()
 				for release, want := range map[string]string{
-					"release_lock('k', 'A')":                                                "false",
-					fmt.Sprintf("release_lock_fenced('k', 'A', %d)", token):                 "false",
-					"release_all_locks('A')":                                                "0",
-					"pgxlock_release_batch('{k}', '{A}', '{null}')":                         "expired",
-					"(select outcome from pgxlock_give_back_batch('{k}', '{A}', '{null}'))": "expired",
+					"release_lock('k', 'A')":                                              "false",
+					fmt.Sprintf("release_lock_fenced('k', 'A', %d)", token):               "false",
+					"release_all_locks('A')":                                              "0",
+					"(select outcome from pgxlock_release_batch('{k}', '{A}', '{null}'))": "expired",
 				} {
 					holder.begin(level)
 					if got := holder.outcome(release); got != want {

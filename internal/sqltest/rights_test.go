@@ -27,7 +27,7 @@ func TestHardeningWaitsForATriggerInTheMaking(t *testing.T) {
 	for _, make := range []string{
 		"create trigger late before insert on public.distributed_locks for each row execute function theirs.run()",
 		"create table theirs.child (k varchar(255) constraint late references public.pgxlock_claims)",
-		"create trigger late before insert on public.pgxlock_session_locks for each row execute function theirs.run()",
+		"create trigger late before insert on public.pgxlock_advisory_locks for each row execute function theirs.run()",
 		"create trigger late before insert on public.pgxlock_limits for each row execute function theirs.run()",
 		"create trigger late before insert on public.pgxlock_waiters for each row execute function theirs.run()",
 		"create trigger late before insert on public.pgxlock_runs for each row execute function theirs.run()",
@@ -37,7 +37,7 @@ func TestHardeningWaitsForATriggerInTheMaking(t *testing.T) {
 	} {
 		d := install(t)
 		evil := d.role()
-		d.do(fmt.Sprintf("grant trigger on distributed_locks, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to %s; grant references on pgxlock_claims to %[1]s; create schema theirs authorization %[1]s", evil))
+		d.do(fmt.Sprintf("grant trigger on distributed_locks, pgxlock_advisory_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to %s; grant references on pgxlock_claims to %[1]s; create schema theirs authorization %[1]s", evil))
 		s := d.as(evil)
 		const before = "create function theirs.run() returns trigger language plpgsql as 'begin return new; end'"
 		s.do(before + "; create trigger early before insert on public.distributed_locks for each row execute function theirs.run(); drop function theirs.run() cascade")
@@ -87,10 +87,10 @@ func TestRightsAreNotChangedOnAnOldSnapshot(t *testing.T) {
 // replaces it. All of these would run for others.
 func TestHardeningWantsOneOwner(t *testing.T) {
 	t.Parallel()
-	for _, object := range []string{"table distributed_locks", "table pgxlock_claims", "table pgxlock_session_locks", "table pgxlock_waiters", "table pgxlock_limits", "table pgxlock_runs", "sequence pgxlock_tickets", "view lock_leases", "table distributed_lock_shares", "view lock_shares", "view lock_holders", "view lock_waiters", "function pgxlock_check(text, text)", "function claim_once"} {
+	for _, object := range []string{"table distributed_locks", "table pgxlock_claims", "table pgxlock_advisory_locks", "table pgxlock_waiters", "table pgxlock_limits", "table pgxlock_runs", "sequence pgxlock_tickets", "view lock_leases", "table distributed_lock_shares", "view lock_shares", "view lock_holders", "view lock_waiters", "function pgxlock_check(text, text)", "function claim_once"} {
 		d := install(t)
 		d.do("alter " + object + " owner to " + d.role())
-		d.wantRefused(d.session, "55000", "not all of it belongs to")
+		d.wantRefused(d.session, "55000", "not all objects belong to")
 	}
 	d := install(t)
 	owner := d.role()
@@ -139,6 +139,6 @@ func TestABatchTakesWhatSingleCallsTake(t *testing.T) {
 	d.want("acquire_lock('k', 'other')", "false")
 	d.do("insert into distributed_locks (lock_name, holder_id, expires_at, fencing_token) values ('r', '*maintenance', 'infinity', 7)")
 	d.want("(select string_agg(r, ',') from pgxlock_renew_batch('{r}', '{*maintenance}', '{7}', '{1000}') r)", "skipped")
-	d.want("(select string_agg(r, ',') from pgxlock_release_batch('{r}', '{*maintenance}', '{7}') r)", "gone")
+	d.want("(select string_agg(r.outcome, ',') from pgxlock_release_batch('{r}', '{*maintenance}', '{7}') r)", "gone")
 	d.want("select count(*) from distributed_locks where lock_name = 'r'", "1")
 }

@@ -52,33 +52,32 @@ var everything = []struct {
 	{"lock_tx('k')", "true", "application", "monitoring administration none"},
 	{"claim_once('k')", "true", "application", ""},
 	{"advisory_lock_key('invoice:42')", "6688477336110245193", "application monitoring administration", "none"},
-	{"pgxlock_schema_version() >= 6", "true", "application monitoring administration", "none"},
-	{"(select count(*) from pgxlock_acquire_batch('{batch}', '{me}', '{1000}', '{null}'))", "1", "application", ""},
+	{"pgxlock_version() >= 6", "true", "application monitoring administration", "none"},
+	{"(select count(*) from pgxlock_acquire_batch('{batch}', '{me}', '{1000}', '{null}', '{null}'))", "1", "application", ""},
 	{"(select count(*) from pgxlock_renew_batch('{held}', '{other}', '{1}', '{1000}'))", "1", "application", "administration"},
 	{"(select count(*) from pgxlock_release_batch('{held}', '{x}', '{1}'))", "1", "application", "administration"},
-	{"(select count(*) from pgxlock_give_back_batch('{held}', '{x}', '{1}'))", "1", "application", "administration"},
 	{"(select holder from pgxlock_holders('held'))", "other", "application monitoring administration", ""},
-	{"(pgxlock_session_batch('{1,2}', '{1,2}', pg_backend_pid()))[1] > 0", "true", "application", ""},
-	{"assert_session_lock_held(1, 1, 7, 0) is null", "LK001", "application", "monitoring administration"},
-	{"pgxlock_reap_sessions()", "0", "application administration", ""},
-	{"(select count(*) from pgxlock_session_locks)", "0", "monitoring administration", "application"},
+	{"(pgxlock_advisory_batch('{1,2}', '{1,2}', pg_backend_pid()))[1] > 0", "true", "application", ""},
+	{"assert_advisory_lock_held(1, 1, 7, 0) is null", "LK001", "application", "monitoring administration"},
+	{"pgxlock_reap_advisory()", "0", "application administration", ""},
+	{"(select count(*) from pgxlock_advisory_locks)", "0", "monitoring administration", "application"},
 	{"pgxlock_next_tokens(1) is null", "false", "", "application monitoring administration none"},
 	{"pgxlock_session_key(7) is null", "false", "", "application monitoring administration none"},
-	{"pgxlock_session_call(0, 7) is null", "false", "", "application monitoring administration none"},
-	{"pgxlock_session_clear(null)", "0", "", "application administration"},
+	{"pgxlock_advisory_call(0, 7) is null", "false", "", "application monitoring administration none"},
+	{"pgxlock_clear_advisory(null)", "0", "", "application administration"},
 	{"(select ask from pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 7, 'me', 1000))", "true", "application", ""},
 	{"(select ask from pgxlock_publish_batch('{0}', '{k}', '{1}', '{1}', '{\"[1]\"}', null, 'me', 1000))", "true", "application", ""},
-	{"(select acquired from pgxlock_take_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", ""},
-	{"(select ahead from pgxlock_take_batch('{queue}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", "administration"},
+	{"(select acquired from pgxlock_acquire_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", ""},
+	{"(select ahead from pgxlock_acquire_batch('{queue}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", "administration"},
 	{"(select woken_ticket from pgxlock_wake_batch('{0}', '{queue}', '{null}'))", "-5", "application", "administration"},
 	{"wake_lock_waiter('queue')", "true", "application administration", ""},
 	{"pgxlock_withdraw_batch('{0}', '{queue}', '{-5}') is null", "false", "application", "administration"}, // void is not NULL
-	{"pgxlock_tell_holders('{1}', '{11}')", "{0}", "application", "monitoring administration none"},
+	{"pgxlock_notify_holders('{1}', '{11}')", "{0}", "application", "monitoring administration none"},
 	{"pgxlock_reap_waiters()", "1", "application administration", ""},
 	{"pgxlock_waiter_key(7) is null", "false", "application", "monitoring administration none"},
-	{"pgxlock_waiter_gone(7, 'infinity')", "true", "", "application monitoring administration none"},
-	{"pgxlock_waiter_passed(null)", "false", "", "application monitoring administration none"},
-	{"pgxlock_bury_waiters('{0}', '{queue}', '{0}') is null", "false", "", "application administration"},
+	{"pgxlock_waiter_dead(7, 'infinity')", "true", "", "application monitoring administration none"},
+	{"pgxlock_wake_timed_out(null)", "false", "", "application monitoring administration none"},
+	{"pgxlock_remove_dead('{0}', '{queue}', '{0}') is null", "false", "", "application administration"},
 	{"(select count(*) from pgxlock_waiters)", "2", "monitoring administration", "application"},
 	{"start_run('daily', '36500 days') is null", "false", "application", ""},
 	{"start_run('started', '36500 days') is null", "true", "application", "monitoring administration"}, // a look at the table is all it takes
@@ -96,15 +95,15 @@ var everything = []struct {
 	{"(select count(*) from pgxlock_step_downs('{0}', '{held}', '{other}'))", "1", "application", "administration"},
 	{"acquire_permit('jobs', 'me', 1)", "jobs#1", "application", ""},
 	{"(select permit from pgxlock_permit_batch('{jobs}', '{1}', '{me}', '{1000}', '{null}', '{0}'))", "1", "application", ""},
-	{"pgxlock_ahead('queue', 1)", "-5", "", "application monitoring administration"},
-	{"pgxlock_tried('{queue}', '{-5}', '{true}', '{0}') is null", "false", "", "application administration"},
+	{"pgxlock_first_ahead('queue', 1)", "-5", "", "application monitoring administration"},
+	{"pgxlock_settle_tickets('{queue}', '{-5}', '{true}', '{0}') is null", "false", "", "application administration"},
 	{"pgxlock_refused_batch('{1}', '{11}', '{-7}') is null", "false", "application", "administration"},
 	{"(pgxlock_waited_for('{0}', '{nobody}'))[1]", "false", "application", "monitoring administration"},
 	{"(select count(*) from pgxlock_step_down)", "1", "monitoring administration", "application"},
 	{"(select count(*) from pgxlock_semaphores)", "1", "monitoring administration", "application"},
 	{"evict_lock('held', 'other', (select fencing_token from pgxlock_holders('held')), 'why')", "true", "administration", ""},
 	{"evict_lock('held', 'other', 1, 'why')", "false", "administration", "application"},
-	{"evict_session_lock(1, 1, 'why')", "false", "administration", "application monitoring none"},
+	{"evict_advisory_lock(1, 1, 'why')", "false", "administration", "application monitoring none"},
 	{"pgxlock_record_eviction(0, 'k', 'h', 1, 'why') is null", "false", "", "administration"},
 	{"(select reason from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))", "why", "application", "monitoring administration"},
 	{"pgxlock_publish_names('{k}') is null", "false", "application", ""},
@@ -125,13 +124,13 @@ var everything = []struct {
 	{"(try_acquire_shared_lock('shared', 'me')).acquired", "true", "application", ""},
 	{"extend_shared_lock('shared', 'reader')", "true", "application", "administration"},
 	{"assert_shared_lock_held('shared', 'reader') > 0", "true", "application", "monitoring administration"},
-	{"(select acquired from pgxlock_share_batch('{shared}', '{me}', '{1000}', '{null}', '{0}'))", "true", "application", ""},
+	{"(select acquired from pgxlock_acquire_in_turn('{shared}', '{me}', '{1000}', '{null}', '{0}', true))", "true", "application", ""},
 	{"(select acquired from pgxlock_share_each('{shared}', '{me}', '{1000}', '{null}'))", "true", "", "application"},
 	{"pgxlock_renew_shares_batch('{shared}', '{reader}', '{null}', '{1000}')", "renewed", "application", "administration"},
 	{"pgxlock_release_shares_batch('{shared}', '{reader}', '{null}')", "released", "application", "administration"},
 	{"(select holder from pgxlock_share_holders('shared'))", "reader", "application monitoring administration", ""},
 	{"pgxlock_reap_shares('0 s')", "1", "application administration", ""},
-	{"(pgxlock_lock_shares('shared', true)).token > 0", "true", "", "application administration"},
+	{"(pgxlock_lock_group('shared', true)).token > 0", "true", "", "application administration"},
 	{"pgxlock_release_share('shared', 'reader', null, true)", "released", "", "application administration"},
 	{"pgxlock_release_shares('reader') is null", "false", "", "application administration none"}, // who may not look has none
 	{"pgxlock_share_pin('k', 'h') is null", "false", "", "application monitoring administration none"},
@@ -152,7 +151,7 @@ var everything = []struct {
 	{"(select count(*) from pgxlock_migrations)", "1", "", ""},
 	{"(select count(*) from pgxlock_tokens)", "1", "", ""},
 	{"nextval('pgxlock_tokens') is null", "false", "", ""},
-	{"pgxlock_next_token() is null", "false", "", "application monitoring administration none"},
+	{"pgxlock_next_tokens(1) is null", "false", "", "application monitoring administration none"},
 	{"pgxlock_key('pin', 'k') is null", "false", "", "application monitoring administration none"},
 	{"pgxlock_release('held', 'other', null)", "true", "", "application administration"},
 	{"pgxlock_renew('held', 'other', null, '1 s') is null", "false", "", "application administration"},
@@ -169,8 +168,8 @@ var forgeries = []string{
 	"lock table distributed_locks in access exclusive mode",
 	"update pgxlock_epoch set undo = '{}'", "delete from pgxlock_claims where claim_key = 'x'",
 	"insert into pgxlock_claims values ('forged', now(), null, '3')",
-	"insert into pgxlock_migrations values (9, false)", "delete from pgxlock_session_locks",
-	"insert into pgxlock_session_locks values (1, 1, 1, false, 1)", "insert into distributed_lock_shares values ('shared', 'me', 1, now(), 'infinity', '{}')",
+	"insert into pgxlock_migrations values (9, false)", "delete from pgxlock_advisory_locks",
+	"insert into pgxlock_advisory_locks values (1, 1, 1, false, 1)", "insert into distributed_lock_shares values ('shared', 'me', 1, now(), 'infinity', '{}')",
 	"update distributed_lock_shares set holder_id = 'me'", "delete from distributed_lock_shares", "drop view lock_shares", "drop view lock_holders", "drop view lock_waiters", "delete from pgxlock_limits", "update pgxlock_limits set tat = 0",
 	"insert into pgxlock_limits values ('k', 0)", "delete from pgxlock_waiters", "update pgxlock_waiters set woken = null",
 	"delete from pgxlock_step_down", "delete from pgxlock_semaphores", "insert into pgxlock_step_down values (0, 'held', 'other', now(), '', '')",
@@ -272,7 +271,7 @@ func TestHardeningTakesEveryRightThatWasGivenOtherwise(t *testing.T) {
 		d.want(rights, "0")
 		d.want("select count(*) from pg_attribute a, aclexplode(a.attacl) where a.attrelid in ('distributed_locks'::regclass, 'pgxlock_claims'::regclass)", "0")
 		d.want("select count(*) from pg_class c, aclexplode(c.relacl) x where c.relnamespace = 'public'::regnamespace and x.grantee <> c.relowner", "0")
-		d.do("grant execute on function pgxlock_next_token() to " + a + "; grant update on distributed_locks to " + b + "; grant select on pgxlock_epoch to public")
+		d.do("grant execute on function pgxlock_next_tokens(bigint) to " + a + "; grant update on distributed_locks to " + b + "; grant select on pgxlock_epoch to public")
 		d.want(rights, "3")
 	}
 	d.do("select harden_locks(), soften_locks()")
@@ -356,7 +355,7 @@ func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
 		create operator mine.= (leftarg = pg_catalog.text, rightarg = pg_catalog.text, function = mine.same);
 		create function mine.clock_timestamp() returns timestamptz language sql as $$ select mine.note(); select 'infinity'::timestamptz $$;
 		create function mine.pgxlock_check(pg_catalog.text, pg_catalog.text) returns void language sql as 'select mine.note()';
-		create function mine.pgxlock_next_token() returns bigint language sql as 'select mine.note(); select 1::bigint'`)
+		create function mine.pgxlock_next_tokens(bigint) returns bigint[] language sql as 'select mine.note(); select array[1::bigint]'`)
 	for _, schema := range []string{"mine", "pg_temp"} {
 		for _, table := range []string{"distributed_locks", "pgxlock_claims", "pgxlock_epoch", "lock_leases"} {
 			columns := map[string]string{
@@ -376,12 +375,12 @@ func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
 			{"public.acquire_lock('k', 'me', 60, '{}'::pg_catalog.jsonb)", "true"},
 			{"public.acquire_lock('k', 'you', 60, '{}'::pg_catalog.jsonb)", "false"},
 			{"public.extend_lock('k', 'me', 60)", "true"},
-			{"(select array_agg(b.acquired) from public.pgxlock_acquire_batch('{k,n}', '{you,me}', '{1000,1000}', '{null,\"{}\"}') b)", "{f,t}"},
+			{"(select array_agg(b.acquired) from public.pgxlock_acquire_batch('{k,n}', '{you,me}', '{1000,1000}', '{null,\"{}\"}', '{null,null}') b)", "{f,t}"},
 			{"public.release_lock('n', 'me')", "true"},
 			{"public.assert_lock_held('k', 'me') is null", "false"},
 			{"(select h.holder from public.pgxlock_holders('k') h)", "me"},
 			{"(select public.pgxlock_renew_batch('{k}', '{me}', array[(select h.fencing_token from public.pgxlock_holders('k') h)], '{60000}'))", "renewed"},
-			{"(select public.pgxlock_release_batch('{k}', '{me}', '{null}'))", "released"},
+			{"(select outcome from public.pgxlock_release_batch('{k}', '{me}', '{null}'))", "released"},
 			{"public.claim_once('claim ' || pg_catalog.current_setting('search_path'))", "true"},
 			{"public.claim_once('claim ' || pg_catalog.current_setting('search_path'))", "false"},
 			{"public.lock_tx('k', '1 s')", "true"},
@@ -410,18 +409,18 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	for _, file := range upFiles(t) {
 		up.do(file)
 	}
-	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant usage on sequence pgxlock_tickets to " + seed + "; grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_session_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to " + seed)
+	up.do("select acquire_lock('held', 'other', 600), claim_once('done'); grant usage on sequence pgxlock_tickets to " + seed + "; grant select, insert, update, delete on distributed_locks, pgxlock_claims, pgxlock_advisory_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to " + seed)
 	s := d.as(seed)
 	s.do("set search_path = locks")
 	calls := []string{
 		"acquire_lock('held', 'me')", "acquire_lock('new', 'me')", "(try_acquire_lock('held', 'me')).acquired", "extend_lock('held', 'other')",
 		"renew_lock('held', 'other', 1)", "release_lock('held', 'other')", "release_lock_fenced('held', 'other', 1)", "release_all_locks('other')",
 		"assert_lock_held('held', 'other')", "reap_expired_locks()", "(select count(*) from pgxlock_holders('held'))",
-		"pgxlock_acquire_batch('{held}', '{me}', '{1}', '{null}')", "pgxlock_acquire_batch('{new}', '{me}', '{1}', '{null}')",
-		"pgxlock_renew_batch('{held}', '{other}', '{1}', '{1}')", "pgxlock_release_batch('{held}', '{other}', '{1}')", "pgxlock_give_back_batch('{held}', '{other}', '{1}')",
+		"pgxlock_acquire_batch('{held}', '{me}', '{1}', '{null}', '{null}')", "pgxlock_acquire_batch('{new}', '{me}', '{1}', '{null}', '{null}')",
+		"pgxlock_renew_batch('{held}', '{other}', '{1}', '{1}')", "pgxlock_release_batch('{held}', '{other}', '{1}')",
 		"claim_once('done')", "claim_once('new')", "claim_once('new', '1 s')", "purge_claims('1 hour')",
-		"pgxlock_session_batch('{0}', '{1}', pg_backend_pid())", "assert_session_lock_held(1, 1, 1, 1)", "pgxlock_reap_sessions()",
-		"(select count(*) from pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 7, 'me', 1000))", "(select count(*) from pgxlock_take_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))",
+		"pgxlock_advisory_batch('{0}', '{1}', pg_backend_pid())", "assert_advisory_lock_held(1, 1, 1, 1)", "pgxlock_reap_advisory()",
+		"(select count(*) from pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 7, 'me', 1000))", "(select count(*) from pgxlock_acquire_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))",
 		"(select count(*) from pgxlock_wake_batch('{0}', '{k}', '{null}'))", "wake_lock_waiter('k')", "pgxlock_withdraw_batch('{0}', '{k}', '{1}')", "pgxlock_refused_batch('{1}', '{7}', '{1}')", "pgxlock_waited_for('{1}', '{7}')", "pgxlock_reap_waiters()",
 		"allow_rate('k', 1, 1)", "(select granted from reserve_rate('used', 1, 1))", "(select granted from pgxlock_limit_batch(1000, 1, '{k}', '{1}', '{0}', '{null}'))", "(select removed from pgxlock_reap_limits())",
 		"start_run('daily', '1 day')", "start_run_at('k', now())", "finish_run('k', now())", "forget_run('k', now())", "(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))",
@@ -429,7 +428,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		"evict_lock('held', 'other', 1, 'why')", "pgxlock_publish_names('{k}')", "(select count(*) from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))",
 		"acquire_shared_lock('new', 'me')", "acquire_shared_lock('held', 'me')", "acquire_shared_lock('shared', 'me')", "extend_shared_lock('shared', 'me')", "release_shared_lock('shared', 'me')",
 		"assert_shared_lock_held('shared', 'me')", "pgxlock_reap_shares()", "(select count(*) from pgxlock_share_holders('shared'))",
-		"(select count(*) from pgxlock_share_batch('{new}', '{me}', '{1000}', '{null}', '{0}'))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
+		"(select count(*) from pgxlock_acquire_in_turn('{new}', '{me}', '{1000}', '{null}', '{0}', true))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
 	}
 	all := func(who *session, want string) {
 		t.Helper()
@@ -442,10 +441,10 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		}
 	}
 	all(s, "its answer")
-	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_session_locks enable row level security; alter table pgxlock_waiters enable row level security; alter table pgxlock_limits enable row level security; alter table pgxlock_runs enable row level security; alter table pgxlock_evictions enable row level security; alter table pgxlock_names enable row level security; alter table distributed_lock_shares enable row level security")
+	up.do("alter table distributed_locks enable row level security; alter table pgxlock_claims enable row level security; alter table pgxlock_advisory_locks enable row level security; alter table pgxlock_waiters enable row level security; alter table pgxlock_limits enable row level security; alter table pgxlock_runs enable row level security; alter table pgxlock_evictions enable row level security; alter table pgxlock_names enable row level security; alter table distributed_lock_shares enable row level security")
 	all(s, "42501")
 	all(up, "its answer") // the owner, whom it does not concern
-	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_session_locks using (shared); create policy part on pgxlock_waiters using (waiters > 1); create policy part on pgxlock_limits using (tat > 7); create policy part on pgxlock_runs using (attempt > 1); create policy part on distributed_lock_shares using (fencing_token > 1)")
+	up.do("create policy part on distributed_locks using (lock_name <> 'held'); create policy part on pgxlock_claims using (claim_key <> 'done'); create policy part on pgxlock_advisory_locks using (shared); create policy part on pgxlock_waiters using (waiters > 1); create policy part on pgxlock_limits using (tat > 7); create policy part on pgxlock_runs using (attempt > 1); create policy part on distributed_lock_shares using (fencing_token > 1)")
 	all(s, "42501")
 	s.do("set row_security = on")
 	all(s, "42501")
@@ -453,11 +452,11 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	// Hardened, it concerns nobody but who reads the table itself.
 	up.do(fmt.Sprintf("select harden_locks(), grant_locks('%s', 'application'), grant_locks('%[1]s', 'administration')", seed))
 	all(s, "its answer")
-	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_session_locks force row level security; alter table pgxlock_waiters force row level security; alter table pgxlock_limits force row level security; alter table pgxlock_runs force row level security; alter table pgxlock_evictions force row level security; alter table pgxlock_names force row level security; alter table distributed_lock_shares force row level security")
+	up.do("alter table distributed_locks force row level security; alter table pgxlock_claims force row level security; alter table pgxlock_advisory_locks force row level security; alter table pgxlock_waiters force row level security; alter table pgxlock_limits force row level security; alter table pgxlock_runs force row level security; alter table pgxlock_evictions force row level security; alter table pgxlock_names force row level security; alter table distributed_lock_shares force row level security")
 	all(s, "42501")
 	all(up, "42501")
 	up.want("repair_lock_tokens()", "42501")
-	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_session_locks no force row level security; alter table pgxlock_waiters no force row level security; alter table pgxlock_limits no force row level security; alter table pgxlock_runs no force row level security; alter table pgxlock_evictions no force row level security; alter table pgxlock_names no force row level security; alter table distributed_lock_shares no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
+	up.do("alter table distributed_locks no force row level security; alter table pgxlock_claims no force row level security; alter table pgxlock_advisory_locks no force row level security; alter table pgxlock_waiters no force row level security; alter table pgxlock_limits no force row level security; alter table pgxlock_runs no force row level security; alter table pgxlock_evictions no force row level security; alter table pgxlock_names no force row level security; alter table distributed_lock_shares no force row level security; alter table pgxlock_epoch enable row level security, force row level security")
 	s.want("acquire_lock('new', 'me')", "42501")
 	d.do("drop schema locks cascade")
 }

@@ -72,7 +72,7 @@ func TestAWriterWaitsForTheFencesOfAllReaders(t *testing.T) {
 	fenced := d.begin(readCommitted)
 	fenced.want(a.fence(1, token), fmt.Sprint(token))
 	b.must(unlockShared, 1, "1")
-	d.want(fmt.Sprintf("select string_agg(session::text, ',') from pgxlock_session_locks where session <> %d", a.number), "NULL")
+	d.want(fmt.Sprintf("select string_agg(session::text, ',') from pgxlock_advisory_locks where session <> %d", a.number), "NULL")
 	a.must(unlockShared, 1, "1")
 	writer.must(lock, 1, refused)
 	b.share(1)
@@ -92,19 +92,19 @@ func TestAFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
 		two, _ := strconv.ParseInt(h.try(lock+ofTwoInts, 1<<32|2), 10, 64)
 		s := d.begin(level)
 		s.want(h.fence(1, token), fmt.Sprint(token))
-		s.want(fmt.Sprintf("assert_session_lock_held(2, %d, %d, %d)", 1<<32|2, h.number, two), fmt.Sprint(two))
+		s.want(fmt.Sprintf("assert_advisory_lock_held(2, %d, %d, %d)", 1<<32|2, h.number, two), fmt.Sprint(two))
 		for expression, want := range map[string]string{
-			h.fence(1, token+1):                       "LK001",
-			h.fence(1, 0):                             "LK001",
-			h.fence(2, token):                         missing(level),
-			next.fence(1, token):                      missing(level),
-			next.fence(1, 0):                          missing(level),
-			h.fence(1<<32|2, two):                     missing(level),
-			"assert_session_lock_held(1, 1, 1, null)": "22023",
-			"assert_session_lock_held(1, 1, null, 1)": "22023",
-			"assert_session_lock_held(1, null, 1, 1)": "22023",
-			"assert_session_lock_held(null, 1, 1, 1)": "22023",
-			fmt.Sprintf("assert_session_lock_held(2, 1, %d, %d)", h.number, token): missing(level),
+			h.fence(1, token+1):                        "LK001",
+			h.fence(1, 0):                              "LK001",
+			h.fence(2, token):                          missing(level),
+			next.fence(1, token):                       missing(level),
+			next.fence(1, 0):                           missing(level),
+			h.fence(1<<32|2, two):                      missing(level),
+			"assert_advisory_lock_held(1, 1, 1, null)": "22023",
+			"assert_advisory_lock_held(1, 1, null, 1)": "22023",
+			"assert_advisory_lock_held(1, null, 1, 1)": "22023",
+			"assert_advisory_lock_held(null, 1, 1, 1)": "22023",
+			fmt.Sprintf("assert_advisory_lock_held(2, 1, %d, %d)", h.number, token): missing(level),
 		} {
 			s.do("savepoint s")
 			s.want(expression, want)
@@ -126,7 +126,7 @@ func TestAFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
 		s.rollback()
 		next.lock(1)
 		next.end()
-		d.want("pgxlock_reap_sessions()", "2")
+		d.want("pgxlock_reap_advisory()", "2")
 	}
 }
 
@@ -140,7 +140,7 @@ func TestAFenceAboveReadCommittedSeesThePresent(t *testing.T) {
 			"unlocked, taken": func(h, next *holder) { h.must(unlock, 1, "1"); next.lock(1) },
 			"taken again":     func(h, _ *holder) { h.must(unlock, 1, "1"); h.lock(1) },
 			"unlocked":        func(h, _ *holder) { h.must(unlock, 1, "1") },
-			"reaped":          func(h, _ *holder) { h.end(); d.want("pgxlock_reap_sessions()", "1") },
+			"reaped":          func(h, _ *holder) { h.end(); d.want("pgxlock_reap_advisory()", "1") },
 		} {
 			h, next := d.holder(), d.holder()
 			token := h.lock(1)
@@ -158,7 +158,7 @@ func TestAFenceAboveReadCommittedSeesThePresent(t *testing.T) {
 			if name == "taken again" {
 				h.end()
 			}
-			d.do("select pgxlock_reap_sessions()")
+			d.do("select pgxlock_reap_advisory()")
 			d.want(rows, "0")
 		}
 	}
@@ -188,21 +188,21 @@ func TestAFenceOfASessionLockNeverWaits(t *testing.T) {
 			"reaping": {func(h, next *holder) *session {
 				h.end()
 				next.do("begin")
-				next.want("pgxlock_reap_sessions()", "1")
+				next.want("pgxlock_reap_advisory()", "1")
 				return next.session
 			}, "LK001", true},
 			"locked by hand": {func(_, next *holder) *session {
-				next.do("begin; select from pgxlock_session_locks for update")
+				next.do("begin; select from pgxlock_advisory_locks for update")
 				return next.session
 			}, "LK001|55P03", false},
 			"changed, and locked by hand": {func(_, next *holder) *session {
-				next.do("update pgxlock_session_locks set token = token")
-				next.do("begin; select from pgxlock_session_locks for update")
+				next.do("update pgxlock_advisory_locks set token = token")
+				next.do("begin; select from pgxlock_advisory_locks for update")
 				return next.session
 			}, "LK001|55P03", false},
 			"marked": {func(h, _ *holder) *session {
 				other := d.begin(readCommitted)
-				other.do("select pg_advisory_xact_lock_shared(pgxlock_session_pin(1, 1, " + fmt.Sprint(h.number) + "))")
+				other.do("select pg_advisory_xact_lock_shared(pgxlock_advisory_pin(1, 1, " + fmt.Sprint(h.number) + "))")
 				h.do("begin")
 				h.must(unlock, 1, "1")
 				other.rollback()
@@ -230,7 +230,7 @@ func TestAFenceOfASessionLockNeverWaits(t *testing.T) {
 				h.end()
 			}
 			next.end()
-			d.do("select pgxlock_reap_sessions()")
+			d.do("select pgxlock_reap_advisory()")
 			d.want(rows, "0")
 		}
 	}
@@ -260,14 +260,14 @@ func TestAFenceOfASessionLockEndsWithItsSavepoint(t *testing.T) {
 func TestAFenceSeesWhoTakesASessionLockJustBeforeThePin(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	d.do("alter function pgxlock_session_pin(integer, bigint, bigint) rename to pgxlock_session_pin_itself")
-	d.do(`create function pgxlock_session_pin(p_space integer, p_id bigint, p_session bigint) returns bigint language plpgsql as $$
+	d.do("alter function pgxlock_advisory_pin(integer, bigint, bigint) rename to pgxlock_advisory_pin_itself")
+	d.do(`create function pgxlock_advisory_pin(p_space integer, p_id bigint, p_session bigint) returns bigint language plpgsql as $$
 		begin
 		  if current_setting('sqltest.stop', true) = 'pin' then
 		    perform pg_advisory_lock(-1);
 		    perform pg_advisory_unlock(-1);
 		  end if;
-		  return pgxlock_session_pin_itself(p_space, p_id, p_session);
+		  return pgxlock_advisory_pin_itself(p_space, p_id, p_session);
 		end $$`)
 	gate := d.connect()
 	for _, level := range levels {
@@ -290,7 +290,7 @@ func TestAFenceSeesWhoTakesASessionLockJustBeforeThePin(t *testing.T) {
 			s.rollback()
 			next.end()
 			d.do(fmt.Sprintf("select pg_terminate_backend(%d)", h.pid))
-			await(t, d, fmt.Sprintf("pgxlock_reap_sessions() >= 0 and (%s) = 0", rows))
+			await(t, d, fmt.Sprintf("pgxlock_reap_advisory() >= 0 and (%s) = 0", rows))
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// op is what pgxlock_session_batch can be told to do.
+// op is what pgxlock_advisory_batch can be told to do.
 type op int
 
 const (
@@ -53,7 +53,7 @@ func (h *holder) batch(entries ...entry) string {
 	for _, e := range entries {
 		ops, ids = append(ops, fmt.Sprint(int(e.op))), append(ids, fmt.Sprint(e.id))
 	}
-	return fmt.Sprintf("pgxlock_session_batch('{%s}', '{%s}', %d)", strings.Join(ops, ","), strings.Join(ids, ","), h.number)
+	return fmt.Sprintf("pgxlock_advisory_batch('{%s}', '{%s}', %d)", strings.Join(ops, ","), strings.Join(ids, ","), h.number)
 }
 
 // answers runs a batch.
@@ -103,7 +103,7 @@ func (h *holder) must(op op, id int64, want string) {
 
 // fence is the call of a fence of a key of one bigint.
 func (h *holder) fence(id, token int64) string {
-	return fmt.Sprintf("assert_session_lock_held(1, %d, %d, %d)", id, h.number, token)
+	return fmt.Sprintf("assert_advisory_lock_held(1, %d, %d, %d)", id, h.number, token)
 }
 
 // end ends the session, and returns when its locks are free.
@@ -114,7 +114,7 @@ func (h *holder) end() {
 }
 
 // rows counts what the table says of session locks.
-const rows = "select count(*) from pgxlock_session_locks"
+const rows = "select count(*) from pgxlock_advisory_locks"
 
 func TestASessionLockIsGrantedToOneAtATimeWithGrowingTokens(t *testing.T) {
 	t.Parallel()
@@ -193,7 +193,7 @@ func TestTheKeySpacesArePostgreSQLsOwn(t *testing.T) {
 			d.want(one, "true")
 			h.try(lock+shared, id)
 			d.want(one, "false")
-			d.want("select string_agg(key_space || ' ' || key_id, ',' order by key_space) from pgxlock_session_locks", fmt.Sprintf("1 %d,2 %[1]d", id))
+			d.want("select string_agg(key_space || ' ' || key_id, ',' order by key_space) from pgxlock_advisory_locks", fmt.Sprintf("1 %d,2 %[1]d", id))
 			h.must(unlock+shared+ofTwoInts, id, "1")
 			d.want(two, "true")
 			d.want(one, "false")
@@ -216,7 +216,7 @@ func TestABatchAnswersInOrder(t *testing.T) {
 	for _, i := range []int{0, 2, 4, 5} {
 		token, _ := strconv.ParseInt(got[i], 10, 64)
 		seen.next("the entry before", token)
-		d.want("select count(*) from pgxlock_session_locks where token = "+got[i], "1")
+		d.want("select count(*) from pgxlock_advisory_locks where token = "+got[i], "1")
 	}
 	got = a.answers(entry{unlock, 1}, entry{lock, 1}, entry{unlockShared, 3}, entry{lock, 3}) // handed on, and upgraded
 	if got[0] != "1" || got[2] != "1" || slices.Contains(got, refused) || slices.Contains(got, "0") {
@@ -225,7 +225,7 @@ func TestABatchAnswersInOrder(t *testing.T) {
 	b.must(lock, 1, refused)
 	b.must(lockShared, 3, refused)
 	a.answers(entry{unlock, 1}, entry{unlock + ofTwoInts, 1}, entry{unlock, 3}, entry{unlock, 5})
-	d.want("(select count(*) from pgxlock_session_locks where session = "+fmt.Sprint(a.number)+")", "0")
+	d.want("(select count(*) from pgxlock_advisory_locks where session = "+fmt.Sprint(a.number)+")", "0")
 	a.want(a.batch(), "{}")
 }
 
@@ -238,7 +238,7 @@ func TestABatchThatMakesNoSenseLocksNothing(t *testing.T) {
 		"'{0,8}', '{1,2}', me", "'{0,-1}', '{1,2}', me", "'{0,null}', '{1,2}', me", "'{0,0}', '{1,null}', me", "'{0,0}', '{1}', me",
 		"'{0}', '{1,2}', me", "null, '{1}', me", "'{0}', null, me", "'{0}', '{1}', null",
 	} {
-		h.want("pgxlock_session_batch("+strings.ReplaceAll(arguments, "me", fmt.Sprint(h.number))+")", "22023")
+		h.want("pgxlock_advisory_batch("+strings.ReplaceAll(arguments, "me", fmt.Sprint(h.number))+")", "22023")
 	}
 	for _, level := range levels[1:] {
 		h.begin(level)
@@ -269,7 +269,7 @@ func TestAKeyCannotBeLockedTwiceInOneBatch(t *testing.T) {
 	}
 }
 
-// undo does what the comment of pgxlock_session_batch tells to do after a batch
+// undo does what the comment of pgxlock_advisory_batch tells to do after a batch
 // failed.
 func (h *holder) undo(entries ...entry) {
 	h.t.Helper()
@@ -319,7 +319,7 @@ func TestABatchThatIsRolledBackIsUndone(t *testing.T) {
 		h.must(unlock, 1, "1")
 		h.lock(2)
 		h.rollback()
-		d.want(fmt.Sprintf("select string_agg(key_id::text, ',') from pgxlock_session_locks where session = %d", h.number), "1")
+		d.want(fmt.Sprintf("select string_agg(key_id::text, ',') from pgxlock_advisory_locks where session = %d", h.number), "1")
 		other.must(lock, 2, refused)
 		if overtaken {
 			seen.next("a failed unlock", other.lock(1))
@@ -364,11 +364,11 @@ func TestATryNeverWaitsForAnotherBatch(t *testing.T) {
 		// Nor for a row that somebody locked by hand.
 		a.try(lock+shared, 1)
 		by := d.connect()
-		by.do("begin; select from pgxlock_session_locks for update")
+		by.do("begin; select from pgxlock_advisory_locks for update")
 		a.must(unlock+shared, 1, "1")
 		b.must(lock, 1, refused)
 		a.must(lock, 1, refused)
-		d.want("pgxlock_reap_sessions()", "0")
+		d.want("pgxlock_reap_advisory()", "0")
 		by.rollback()
 		b.lock(1)
 		b.must(unlock, 1, "1")
@@ -388,7 +388,7 @@ func TestTokensOfSessionLocksSurviveACrash(t *testing.T) {
 		h, other := d.holder(), d.holder()
 		h.want("current_setting('synchronous_commit')", "off")
 		drawn := d.begin(readCommitted) // logs the draws of all who come next, and is not flushed
-		drawn.do("select pgxlock_next_token()")
+		drawn.do("select pgxlock_next_tokens(1)")
 		for id := range int64(5) {
 			seen.next("a crash", h.lock(id))
 		}
@@ -437,22 +437,22 @@ func TestReapingRemovesWhatDeadSessionsLeft(t *testing.T) {
 	fenced.share(21)
 	writer := d.begin(readCommitted)
 	writer.want(fenced.fence(20, token), fmt.Sprint(token))
-	d.want("pgxlock_reap_sessions()", "0")
-	live.want(fmt.Sprintf("pgxlock_reap_sessions(1000, %d)", live.number), "0") // which finds its own key free
+	d.want("pgxlock_reap_advisory()", "0")
+	live.want(fmt.Sprintf("pgxlock_reap_advisory(1000, %d)", live.number), "0") // which finds its own key free
 	dead.end()
 	fenced.end()
 	for _, limit := range []string{"0", "-1", "10001", "null"} {
-		d.want("pgxlock_reap_sessions("+limit+")", "22023")
+		d.want("pgxlock_reap_advisory("+limit+")", "22023")
 	}
-	d.want("pgxlock_reap_sessions(2)", "2")
+	d.want("pgxlock_reap_advisory(2)", "2")
 	reaping := d.begin(readCommitted) // makes nobody look alive, or dead
-	reaping.want("pgxlock_reap_sessions()", "4")
+	reaping.want("pgxlock_reap_advisory()", "4")
 	d.want(fmt.Sprintf("pg_try_advisory_lock_shared(pgxlock_session_key(%d))", dead.number), "true")
 	d.want(live.fence(21, shared), fmt.Sprint(shared))
 	reaping.commit()
-	d.want("select string_agg(key_id::text, ',' order by key_id) from pgxlock_session_locks", "10,11,12,13,14,20,21")
+	d.want("select string_agg(key_id::text, ',' order by key_id) from pgxlock_advisory_locks", "10,11,12,13,14,20,21")
 	writer.rollback()
-	d.want("pgxlock_reap_sessions()", "1")
+	d.want("pgxlock_reap_advisory()", "1")
 
 	// Given back under a fence.
 	for _, op := range []op{lock, lockShared} {
@@ -460,11 +460,11 @@ func TestReapingRemovesWhatDeadSessionsLeft(t *testing.T) {
 		writer.begin(readCommitted)
 		writer.want(live.fence(30, token), fmt.Sprint(token))
 		live.must(op|unlock, 30, "1")
-		d.want("pgxlock_reap_sessions()", "0")
+		d.want("pgxlock_reap_advisory()", "0")
 		d.want(live.fence(30, token), "LK001")
 		writer.commit()
 		d.want(live.fence(30, token), "LK001")
-		d.want("pgxlock_reap_sessions()", "1")
+		d.want("pgxlock_reap_advisory()", "1")
 	}
 }
 
@@ -474,7 +474,7 @@ func TestReapingRemovesNothingThatWasTakenAgain(t *testing.T) {
 	d := install(t)
 	h := d.holder()
 	h.lock(1)
-	seen := d.get("select array_agg(s) from (select key_space, key_id, session, shared, null::bigint from pgxlock_session_locks) s")
-	d.want("pgxlock_session_clear("+quote(seen)+")", "0")
+	seen := d.get("select array_agg(s) from (select key_space, key_id, session, shared, null::bigint from pgxlock_advisory_locks) s")
+	d.want("pgxlock_clear_advisory("+quote(seen)+")", "0")
 	d.want(rows, "1")
 }

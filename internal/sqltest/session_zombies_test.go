@@ -34,7 +34,7 @@ func TestSoakNoZombieOfADyingSessionCommits(t *testing.T) {
 		create function still_held() returns trigger language plpgsql as $$
 		begin
 		  if current_setting('transaction_isolation') = 'read committed' -- else the snapshot shows the past
-		     and not exists (select from pgxlock_session_locks where key_id = new.id and session = new.session and token = new.under) then
+		     and not exists (select from pgxlock_advisory_locks where key_id = new.id and session = new.session and token = new.under) then
 		    raise 'session %% with token %% commits after a take-over', new.session, new.under using errcode = 'ZZ001';
 		  end if;
 		  return null;
@@ -57,7 +57,7 @@ func TestSoakNoZombieOfADyingSessionCommits(t *testing.T) {
 		}
 		inherited += dying(d, workers, heirs, round%2 == 1)
 		if rand.N(3) == 0 {
-			d.do("select pgxlock_reap_sessions(10000)") // else the next holder removes what the last one left
+			d.do("select pgxlock_reap_advisory(10000)") // else the next holder removes what the last one left
 		}
 	}
 	t.Logf("%d locks taken over in %d rounds", inherited, rounds)

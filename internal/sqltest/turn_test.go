@@ -1,4 +1,4 @@
-// This file is about leases that are taken by pgxlock_take_batch(), between whose
+// This file is about leases that are taken by pgxlock_acquire_batch(), between whose
 // statements others come.
 
 package sqltest_test

@@ -61,15 +61,15 @@ func TestTheViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
 	s.rollback()
 	d.want(holders("#8"), "")
 
-	// What is to be said to evict_session_lock() stands there.
-	d.want("(select evict_session_lock(pid, key_id, 'why', key_space) from lock_holders where lock_name = '#3,4')", "true")
+	// What is to be said to evict_advisory_lock() stands there.
+	d.want("(select evict_advisory_lock(pid, key_id, 'why', key_space) from lock_holders where lock_name = '#3,4')", "true")
 
 	// With the token that the lock's own session drew: a dead one's is not it.
 	dead, h := d.holder(), d.holder()
 	dead.end()
 	token := h.lock(99)
 	h.share(98)
-	d.do(fmt.Sprintf("insert into pgxlock_session_locks values (1, 99, %d, false, %d)", dead.number, token-1))
+	d.do(fmt.Sprintf("insert into pgxlock_advisory_locks values (1, 99, %d, false, %d)", dead.number, token-1))
 	d.want("select concat_ws(' ', pid, fencing_token, mode) from lock_holders where key_id = 99", fmt.Sprintf("%d %d exclusive", h.pid, token))
 	d.want("select concat_ws(' ', pid, fencing_token, mode) from lock_holders where key_id = 98", fmt.Sprintf("%d shared", h.pid))
 }

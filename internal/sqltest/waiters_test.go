@@ -80,7 +80,7 @@ func (p *process) refreshed(kind int, name, ticket, holds string) string {
 
 // take is the call that takes a lease with a ticket; NULL barges, 0 has none.
 func take(name, holder, ticket string) string {
-	return fmt.Sprintf("select concat_ws(' ', acquired, ahead, held_by) from pgxlock_take_batch(array[%s], array[%s], '{60000}', '{NULL}', array[%s]::bigint[])",
+	return fmt.Sprintf("select concat_ws(' ', acquired, ahead, held_by) from pgxlock_acquire_batch(array[%s], array[%s], '{60000}', '{NULL}', array[%s]::bigint[])",
 		quote(name), quote(holder), ticket)
 }
 
@@ -205,15 +205,15 @@ func TestABatchTakesWhatItMayAndAnswersInOrder(t *testing.T) {
 	d.want("acquire_lock('busy', 'H') and acquire_lock('behind', 'H')", "true")
 	first, mine := q.queue(0, "behind"), p.queue(0, "mine")
 	refused := q.queue(0, "refused")
-	d.want("select string_agg(concat_ws(' ', acquired, ahead, held_by, fencing_token is null, remaining_ms is null), ',' order by n) from pgxlock_take_batch('{free,busy,behind,mine,refused,barged}', '{A,B,C,D,E,F}',"+
+	d.want("select string_agg(concat_ws(' ', acquired, ahead, held_by, fencing_token is null, remaining_ms is null), ',' order by n) from pgxlock_acquire_batch('{free,busy,behind,mine,refused,barged}', '{A,B,C,D,E,F}',"+
 		" '{60000,60000,60000,60000,60000,60000}', '{null,null,null,null,null,null}', '{0,0,0,"+mine+",0,null}') with ordinality as t (acquired, fencing_token, held_by, remaining_ms, ahead, n)",
 		"t f A f f,f f H t f,f t H t f,t f D f f,f t t t,t f F f f")
 	d.want("select string_agg(lock_name || holder_id, ' ' order by lock_name) from distributed_locks", "bargedF behindH busyH freeA mineD")
 	d.want("select string_agg(ticket::text, ' ' order by ticket) from pgxlock_waiters", first+" "+refused)
-	d.want("(select count(*) from pgxlock_take_batch('{}', '{}', '{}', '{}', '{}'))", "0")
+	d.want("(select count(*) from pgxlock_acquire_batch('{}', '{}', '{}', '{}', '{}'))", "0")
 	d.want("(select count(*) from pgxlock_publish_batch('{}', '{}', '{}', '{}', '{}', null, 'o', 1))", "0")
 	d.want("(select count(*) from pgxlock_wake_batch('{}', '{}', '{}'))", "0")
-	d.want("pgxlock_tell_holders('{}', '{}')", "{}")
+	d.want("pgxlock_notify_holders('{}', '{}')", "{}")
 }
 
 func TestTheDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
@@ -367,9 +367,9 @@ func TestWhoWasRefusedAnAdvisoryLockIsNotPassed(t *testing.T) {
 func TestATurnLastsAQuarterOfASecond(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	d.want("pgxlock_waiter_passed(clock_timestamp())", "false")
-	d.want("pgxlock_waiter_passed(clock_timestamp() - interval '251 ms')", "true")
-	d.want("pgxlock_waiter_passed(NULL)", "false")
+	d.want("pgxlock_wake_timed_out(clock_timestamp())", "false")
+	d.want("pgxlock_wake_timed_out(clock_timestamp() - interval '251 ms')", "true")
+	d.want("pgxlock_wake_timed_out(NULL)", "false")
 	p := d.process()
 	ticket := p.queue(0, "k")
 	before := d.get("clock_timestamp()")
@@ -642,7 +642,7 @@ func TestABatchLocksItsTicketsInOneOrder(t *testing.T) {
 	for _, call := range []string{
 		"(select count(*) from pgxlock_publish_batch('{0,0}', '{b,a}', '{%[1]s,%[1]s}', '{2,2}', '{null,null}', %[3]s, 'me', 60000))",
 		"(select count(*) from pgxlock_publish_batch('{0,0}', '{a,a}', '{%[2]s,%[1]s}', '{3,3}', '{null,null}', %[3]s, 'me', 60000))",
-		"(select count(*) from pgxlock_take_batch('{b,a}', '{X,Y}', '{60000,60000}', '{null,null}', '{%[1]s,%[1]s}'))",
+		"(select count(*) from pgxlock_acquire_batch('{b,a}', '{X,Y}', '{60000,60000}', '{null,null}', '{%[1]s,%[1]s}'))",
 		"pgxlock_withdraw_batch('{0,0}', '{b,a}', '{%[1]s,%[1]s}')",
 	} {
 		call = fmt.Sprintf(call, first, second, p.client)
@@ -696,7 +696,7 @@ func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 					fmt.Sprintf("pgxlock_withdraw_batch(%s, %s, %s)", list(kinds), list(names), list(tickets)),
 					fmt.Sprintf("pgxlock_refused_batch(%s, %s, %s)", list(kinds), list(names), list(tickets)),
 					fmt.Sprintf("(select count(*) from pgxlock_wake_batch(%s, %s, %s))", list(kinds), list(names), list(nulls)),
-					fmt.Sprintf("(select count(*) from pgxlock_take_batch(%s, %s, %s, %s, %s))", list(names), list(holders), list(ttls), list(nulls), list(tickets)),
+					fmt.Sprintf("(select count(*) from pgxlock_acquire_batch(%s, %s, %s, %s, %s))", list(names), list(holders), list(ttls), list(nulls), list(tickets)),
 				}[random.IntN(5)]
 				switch got := p.outcome(call); {
 				case got == "40P01":
@@ -721,16 +721,16 @@ func TestACallThatMakesNoSenseDoesNothing(t *testing.T) {
 		"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, null, 1000)", "pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 0)",
 		"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', null)", "pgxlock_publish_batch('{3}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000)",
 		"pgxlock_publish_batch('{0}', '{null}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_publish_batch('{0}', array[repeat('x', 256)], '{null}', '{1}', '{null}', 1, 'o', 1000)",
-		"pgxlock_take_batch('{k}', '{A}', '{1}', '{null}', '{}')", "pgxlock_take_batch(null, null, null, null, null)", "pgxlock_take_batch('{k}', '{A}', '{1}', '{null,null}', '{0}')",
+		"pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null}', '{}')", "pgxlock_acquire_batch(null, null, null, null, null)", "pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null,null}', '{0}')",
 		"pgxlock_wake_batch('{0}', '{k}', '{}')", "pgxlock_wake_batch(null, '{k}', '{null}')", "pgxlock_withdraw_batch('{0}', '{k,l}', '{1,1}')",
-		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "pgxlock_waited_for('{1}', '{}')", "pgxlock_waited_for(null, null)", "wake_lock_waiter(null)", "pgxlock_tell_holders('{1}', '{}')", "pgxlock_tell_holders(null, null)", "pgxlock_reap_waiters(0)",
+		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "pgxlock_waited_for('{1}', '{}')", "pgxlock_waited_for(null, null)", "wake_lock_waiter(null)", "pgxlock_notify_holders('{1}', '{}')", "pgxlock_notify_holders(null, null)", "pgxlock_reap_waiters(0)",
 	} {
 		d.want("(select count(*) from "+call+")", "22023")
 	}
 	for _, level := range levels[1:] {
 		s := d.begin(level)
 		for _, call := range []string{
-			"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_take_batch('{k}', '{A}', '{1}', '{null}', '{0}')",
+			"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null}', '{0}')",
 			"pgxlock_wake_batch('{0}', '{k}', '{null}')", "wake_lock_waiter('k')",
 		} {
 			s.do("savepoint s")
@@ -762,7 +762,7 @@ func TestHoldersOfKeysAreTold(t *testing.T) {
 	b.do("select pg_advisory_lock_shared(-1, 2), pg_advisory_lock(8)")
 	c := d.connect().start("pg_advisory_lock(7)") // waits, and has nothing
 	c.waitsFor(a.session)
-	d.want("pgxlock_tell_holders('{1,2,1,2,0,null}', '{7,-4294967294,-4294967294,7,7,8}')", "{1,2,0,0,0,0}")
+	d.want("pgxlock_notify_holders('{1,2,1,2,0,null}', '{7,-4294967294,-4294967294,7,7,8}')", "{1,2,0,0,0,0}")
 	a.hears("1:7,2:-4294967294")
 	b.hears("2:-4294967294")
 	a.do("select pg_advisory_unlock_all()")

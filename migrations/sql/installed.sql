@@ -2,8 +2,9 @@
 -- to one that this role is at the mercy of anyway: the schema's owner, the database's, a
 -- superuser. The version is what the function there says, read and not called: the version
 -- table may be marked dirty, and the function may not exist, or be a stranger's. Then
--- whether this role has a table of ours there, whether there is the schema, and the database as
--- golang-migrate's command calls it in the key of its lock: by the path of a URL.
+-- whether this role has a table of ours there, whether there is the schema, the database as
+-- golang-migrate's command calls it in the key of its lock: by the path of a URL; and whether
+-- the schema has a set of files from before the first release, whose version had another function.
 -- $1 schema
 SELECT coalesce(max(regexp_replace(pg_get_function_sqlbody(p.oid), '[^0-9]', '', 'g')::bigint), 0),
        coalesce(bool_and(p.proowner = u.oid), true),
@@ -11,7 +12,8 @@ SELECT coalesce(max(regexp_replace(pg_get_function_sqlbody(p.oid), '[^0-9]', '',
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace WHERE s.nspname = $1::text AND c.relname = 'pgxlock_epoch'
                  AND c.relowner = (SELECT me.oid FROM pg_roles me WHERE me.rolname = current_user)),
        EXISTS (SELECT FROM pg_namespace s WHERE s.nspname = $1::text),
-       '/' || current_database()
+       '/' || current_database(),
+       EXISTS (SELECT FROM pg_proc f JOIN pg_namespace s ON s.oid = f.pronamespace WHERE s.nspname = $1::text AND f.proname = 'pgxlock_schema_version')
   FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace, pg_roles u, pg_database d
- WHERE p.proname = 'pgxlock_schema_version' AND p.pronargs = 0 AND n.nspname = $1::text
+ WHERE p.proname = 'pgxlock_version' AND p.pronargs = 0 AND n.nspname = $1::text
    AND u.rolname = current_user AND d.datname = current_database()

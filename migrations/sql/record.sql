@@ -7,7 +7,7 @@ DECLARE
   v_table  oid    := to_regclass(format('%I.pgxlock_migrations', v_schema));
   v_there  bigint := (SELECT max(regexp_replace(pg_get_function_sqlbody(p.oid), '[^0-9]', '', 'g')::bigint)
                         FROM pg_proc p JOIN pg_roles u ON u.oid = p.proowner
-                       WHERE p.proname = 'pgxlock_schema_version' AND p.pronargs = 0 AND u.rolname = current_user
+                       WHERE p.proname = 'pgxlock_version' AND p.pronargs = 0 AND u.rolname = current_user
                          AND p.pronamespace = to_regnamespace(quote_ident(v_schema)));
   v_owner  text   := (SELECT quote_ident(u.rolname) FROM pg_class c JOIN pg_roles u ON u.oid = c.relowner WHERE c.oid = v_table);
   v_newer  bigint;

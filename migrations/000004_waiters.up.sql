@@ -1,0 +1,692 @@
+-- The queue of waiters: one ticket per process and lock, served in order; the calls with which a
+-- process publishes a ticket, acquires a lease in turn, releases it and wakes the next waiter; and
+-- the detection of deadlocks among waiters that hold locks. The locks do not depend on the queue: a
+-- caller without a ticket, by acquire_lock() or pg_advisory_lock(), passes all waiters.
+DO $migration$
+DECLARE
+  v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
+  v_schema pg_catalog.text := pg_catalog.current_schema();
+BEGIN
+  PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
+  IF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
+                                         AND pg_get_userbyid(p.proowner) = current_user) THEN
+    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role', coalesce(quote_ident(v_schema), 'none')
+      USING ERRCODE = 'insufficient_privilege', HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
+  END IF;
+  PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
+  PERFORM pgxlock_migrate('up'::text, 4, v_path);
+
+  ------------------------------------------------------------------- table --
+  -- A ticket is the position of one process in the queue of one lock; the lowest is first. A
+  -- process commits its ticket, then tries; a holder commits its release, then checks for waiters.
+  -- So no waiter is missed. The queue never decides which caller gets a lock: a lost or wrong queue
+  -- costs order and time.
+  --
+  -- Unlogged, because a crash also ends all listeners, and they publish again. The sequence is
+  -- logged: a number that comes twice would be the position of two processes.
+  CREATE SEQUENCE IF NOT EXISTS pgxlock_tickets;
+  CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_waiters (
+    kind       integer NOT NULL,            -- 0 a lease; 1, 2 an advisory key, as objsubid in pg_locks
+    name       text COLLATE "C" NOT NULL,   -- of an advisory key, the number; of two integers, the first one in the high half
+    ticket     bigint NOT NULL,
+    client     bigint,                      -- pgxlock_waiter_key() makes a key of it; NULL: it cannot listen
+    owner      text NOT NULL,
+    waiters    integer NOT NULL,
+    since      timestamptz NOT NULL,
+    live_until timestamptz NOT NULL,
+    woken      timestamptz,                 -- NULL: not since its last try
+    holds      text[] NOT NULL DEFAULT '{}',
+    PRIMARY KEY (kind, name, ticket)
+  );
+  ALTER TABLE pgxlock_waiters SET (fillfactor = 50, vacuum_truncate = off,
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+  -- Few waiters hold locks, and only they can deadlock.
+  CREATE INDEX IF NOT EXISTS pgxlock_waiters_holds ON pgxlock_waiters (ticket) WHERE holds <> '{}'::text[];
+  COMMENT ON TABLE pgxlock_waiters IS
+    'pgxlock: the queue, one ticket per process and lock. It orders waiters and wakes them to try; it never decides which one gets a lock. Write it only through the functions.';
+  COMMENT ON COLUMN pgxlock_waiters.kind IS '0 for a lease; for an advisory key as objsubid in pg_locks: 1 for one bigint, 2 for two integers.';
+  COMMENT ON COLUMN pgxlock_waiters.name IS 'The lease; or the key as a number, for two integers with the first one in the high half.';
+  COMMENT ON COLUMN pgxlock_waiters.ticket IS 'The position in the queue: the lowest is first.';
+  COMMENT ON COLUMN pgxlock_waiters.client IS
+    'The number that the process drew for the session with which it listens on the channel pgxlock_<client>; NULL: it cannot listen.';
+  COMMENT ON COLUMN pgxlock_waiters.owner IS 'The name that the waiting process gave itself.';
+  COMMENT ON COLUMN pgxlock_waiters.waiters IS 'The number of waiters in the process.';
+  COMMENT ON COLUMN pgxlock_waiters.since IS 'When the ticket was first published.';
+  COMMENT ON COLUMN pgxlock_waiters.live_until IS 'The ticket is void from then on unless it is refreshed.';
+  COMMENT ON COLUMN pgxlock_waiters.woken IS 'When the process was woken; NULL: not since its last try. After the wake timeout, 250 ms, other waiters pass it.';
+  COMMENT ON COLUMN pgxlock_waiters.holds IS 'What its waiters hold while they wait: holder ids of leases, and advisory:pid:kind:key.';
+  COMMENT ON SEQUENCE pgxlock_tickets IS 'pgxlock: numbers of tickets.';
+
+  ----------------------------------------------------------------- publish --
+  CREATE OR REPLACE FUNCTION pgxlock_publish_batch(p_kinds integer[], p_names text[], p_tickets bigint[], p_waiters integer[], p_holds text[],
+    p_client bigint, p_owner text, p_live_ms bigint)
+  RETURNS TABLE (ticket bigint, ask boolean, deadlock text)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
+  DECLARE
+    v_count   integer := pg_catalog.cardinality(p_names);
+    v_live    interval;
+    v_tickets bigint[];
+    v_asks    boolean[];
+    v_walked  bigint[];                     -- up to which number each queue was read
+    v_advisory boolean;
+    v_victims bigint[];
+    v_circles text[];
+  BEGIN
+    IF (pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count AND pg_catalog.cardinality(p_waiters) = v_count
+        AND pg_catalog.cardinality(p_holds) = v_count AND p_owner IS NOT NULL AND p_live_ms BETWEEN 1::bigint AND 3110400000000::bigint) IS NOT TRUE
+       OR EXISTS (SELECT FROM unnest(p_kinds, p_names) AS w (kind, name)
+                   WHERE (w.kind BETWEEN 0 AND 2 AND char_length(w.name) BETWEEN 1 AND 255) IS NOT TRUE) THEN
+      RAISE EXCEPTION 'every ticket needs a kind, 0 to 2, and a name of 1 to 255 characters; and all of them one owner, and a time to live in milliseconds'
+        USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    PERFORM pgxlock_check_read_committed('tickets are published in READ COMMITTED: an older snapshot does not show other waiters');
+    v_live := p_live_ms::float8 * interval '1 millisecond';
+
+    v_tickets := (SELECT pg_catalog.array_agg(coalesce(w.ticket, nextval('pgxlock_tickets'::regclass)) ORDER BY w.n)
+                    FROM pg_catalog.unnest(p_tickets) WITH ORDINALITY AS w (ticket, n));
+    -- A ticket that is up to date is not touched: locking it would be a write too.
+    WITH want AS MATERIALIZED (
+      SELECT DISTINCT ON (w.kind, w.name COLLATE "C", w.ticket) w.kind, w.name COLLATE "C" AS name, w.ticket, coalesce(w.waiters, 1) AS waiters,
+             CASE WHEN jsonb_typeof(w.holds) = 'array'
+                  THEN ARRAY(SELECT h.hold FROM jsonb_array_elements_text(w.holds) AS h (hold) WHERE h.hold IS NOT NULL) ELSE '{}'::text[] END AS holds
+        FROM (SELECT e.kind, e.name, e.ticket, e.waiters, e.holds::jsonb AS holds, e.n
+                FROM unnest(p_kinds, p_names, v_tickets, p_waiters, p_holds) WITH ORDINALITY AS e (kind, name, ticket, waiters, holds, n)) w
+       ORDER BY w.kind, w.name COLLATE "C", w.ticket, w.n DESC
+    ), due AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket, w.waiters, w.holds
+        FROM want w
+       WHERE NOT EXISTS (SELECT FROM pgxlock_waiters q
+                          WHERE q.kind = w.kind AND q.name = w.name AND q.ticket = w.ticket
+                            AND q.client IS NOT DISTINCT FROM p_client AND q.waiters = w.waiters AND q.holds COLLATE "C" = w.holds
+                            AND q.live_until >= clock_timestamp() + v_live / 2::float8 OFFSET 0)
+    )
+    INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds)
+    SELECT d.kind, d.name, d.ticket, p_client, p_owner, d.waiters, clock_timestamp(), clock_timestamp() + v_live, d.holds
+      FROM due d ORDER BY d.kind, d.name, d.ticket
+    ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
+    DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until, holds = excluded.holds;
+
+    WITH want AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket, w.n,
+             w.kind <> 0 OR NOT EXISTS (SELECT FROM distributed_locks l
+                                         WHERE l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) AS free
+        FROM unnest(p_kinds, p_names, v_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
+    )
+    SELECT pg_catalog.array_agg(w.free AND f.ticket IS NULL ORDER BY w.n),
+           pg_catalog.array_agg(CASE WHEN w.free THEN coalesce(f.ticket, w.ticket) ELSE 0::bigint END ORDER BY w.n)
+      INTO v_asks, v_walked
+      FROM want w
+      LEFT JOIN LATERAL (
+        SELECT q.ticket
+          FROM (SELECT a.ticket, a.client, a.live_until FROM pgxlock_waiters a
+                 WHERE w.free AND a.kind = w.kind AND a.name = w.name COLLATE "C" AND a.ticket < w.ticket AND NOT pgxlock_wake_timed_out(a.woken)
+                 ORDER BY a.ticket OFFSET 0) q
+         WHERE NOT pgxlock_waiter_dead(q.client, q.live_until) LIMIT 1) f ON true;
+    PERFORM pgxlock_remove_dead(p_kinds, p_names, v_walked);
+
+    -- A ticket waits for another one if a waiter of that ticket holds its lock. In each cycle the
+    -- ticket that came last must leave; it learns so when it is published or refreshed.
+    IF EXISTS (SELECT FROM pg_catalog.unnest(p_holds) h (hold) WHERE h.hold IS NOT NULL) THEN
+      v_advisory := EXISTS (SELECT FROM pgxlock_waiters w, pg_catalog.unnest(w.holds) h (hold)
+                             WHERE w.holds <> '{}'::text[] AND left(h.hold, 9) = 'advisory:');
+      WITH RECURSIVE waiting AS MATERIALIZED (
+        SELECT row_number() OVER (ORDER BY w.ticket, w.kind, w.name) AS id, w.kind, w.name, w.ticket, w.holds
+          FROM pgxlock_waiters w WHERE w.holds <> '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
+      ), granted AS MATERIALIZED (
+        SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid
+          FROM pg_locks l
+         WHERE v_advisory AND l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+      ), held AS MATERIALIZED (             -- the holders of the lock that a ticket waits for
+        SELECT w.id, l.holder FROM waiting w, LATERAL (
+            SELECT l.holder_id::text AS holder FROM distributed_locks l
+             WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
+        UNION ALL
+        SELECT w.id, s.holder FROM waiting w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
+        UNION ALL
+        SELECT w.id, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name
+          FROM waiting w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
+      ), edge AS MATERIALIZED (
+        SELECT h.id, w.id AS waits_for, h.holder
+          FROM held h JOIN (SELECT w.id, x.hold FROM waiting w, pg_catalog.unnest(w.holds) x (hold)) w ON w.hold = h.holder COLLATE "C"
+      ), reached (root, id) AS (
+        SELECT w.id, w.id
+          FROM unnest(p_kinds, p_names, v_tickets) AS e (kind, name, ticket)
+          JOIN waiting w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
+        UNION
+        SELECT r.root, e.waits_for FROM reached r JOIN edge e ON e.id = r.id WHERE e.waits_for < r.root
+      ), circle AS (
+        SELECT r.root, min(e.holder) AS holder FROM reached r JOIN edge e ON e.id = r.id AND e.waits_for = r.root GROUP BY r.root
+      )
+      SELECT pg_catalog.array_agg(e.n), pg_catalog.array_agg(c.holder) INTO v_victims, v_circles
+        FROM circle c JOIN waiting w ON w.id = c.root
+        JOIN unnest(p_kinds, p_names, v_tickets) WITH ORDINALITY AS e (kind, name, ticket, n)
+          ON e.kind = w.kind AND e.name = w.name COLLATE "C" AND e.ticket = w.ticket;
+    END IF;
+
+    RETURN QUERY
+    SELECT w.ticket, w.ask, v.hold
+      FROM unnest(v_tickets, v_asks) WITH ORDINALITY AS w (ticket, ask, n)
+      LEFT JOIN unnest(v_victims, v_circles) AS v (n, hold) ON v.n = w.n
+     ORDER BY w.n;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint) IS
+    'pgxlock, internal: publishes or refreshes tickets; a NULL ticket gets a new number. Answers in order: the ticket, whether to try now, and, for the last ticket in a cycle of tickets that wait for each other, its hold that another one waits for. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_withdraw_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
+  BEGIN
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
+      'every ticket needs a kind and a name');
+    PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    WITH locked AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket
+        FROM unnest(p_kinds, p_names, p_tickets) AS e (kind, name, ticket)
+        JOIN pgxlock_waiters w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
+       ORDER BY w.kind, w.name, w.ticket
+         FOR UPDATE OF w
+    )
+    DELETE FROM pgxlock_waiters w USING locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_withdraw_batch(integer[], text[], bigint[]) IS
+    'pgxlock, internal: removes tickets. The caller then wakes the next waiter, in another transaction.';
+
+  ----------------------------------------------------------------- acquire --
+  -- Nearly every requested lease has no row and no waiter. Two statements acquire all of those:
+  -- starting a statement costs as much as some entries.
+  CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[])
+  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  DECLARE
+    v_count  integer := pg_catalog.cardinality(p_names);
+    v_new    bigint[];                      -- entries without a row
+    v_tokens bigint[];
+    v_made   bigint[];                      -- tokens of the rows that were inserted
+    v_now    timestamptz;
+  BEGIN
+    IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false, 'every name needs a holder, a ttl, metadata and a ticket');
+    END IF;
+    IF pg_is_in_recovery() THEN
+      PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
+    END IF;
+
+    -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
+    -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
+    -- whole tables.
+    v_new := ARRAY(
+      SELECT w.n
+        FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+       WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+                    OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
+                    OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
+                        AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
+                        AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                  THEN false
+                  ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END);
+    IF pg_catalog.cardinality(v_new) > 0 THEN
+      IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM pgxlock_durable();
+      END IF;
+      v_now := clock_timestamp();
+      -- Tokens are drawn under a snapshot that shows earlier holders: a token drawn before it could
+      -- be smaller than that of a holder that came and went before the guard.
+      WITH drawn AS MATERIALIZED (
+        SELECT d.n, d.token FROM unnest(v_new, pgxlock_next_tokens(pg_catalog.cardinality(v_new)::bigint)) AS d (n, token)
+      ), made AS (
+        INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+        SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'), d.token
+          FROM drawn d
+         WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[d.n] COLLATE "C" OFFSET 0)
+                    THEN false
+                    ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[d.n])) END
+        ON CONFLICT DO NOTHING              -- a name that comes twice, or was written without the guard
+        RETURNING distributed_locks.fencing_token
+      )
+      SELECT (SELECT pg_catalog.array_agg(d.token ORDER BY d.n) FROM drawn d), pg_catalog.array_agg(m.fencing_token) INTO v_tokens, v_made FROM made m;
+      IF pg_catalog.cardinality(v_made) = v_count THEN
+        RETURN QUERY SELECT true, w.token, w.holder, w.ttl, false FROM unnest(p_holders, p_ttls, v_tokens) AS w (holder, ttl, token);
+        RETURN;
+      END IF;
+    END IF;
+
+    IF v_made IS NULL THEN
+      RETURN QUERY SELECT t.* FROM pgxlock_acquire_in_turn(p_names, p_holders, p_ttls, p_metadata, p_tickets, false) t;
+      RETURN;
+    END IF;
+    RETURN QUERY
+    WITH made AS MATERIALIZED (
+      SELECT d.n, d.token FROM unnest(v_new, v_tokens) AS d (n, token) WHERE d.token = ANY (v_made)
+    ), rest AS MATERIALIZED (
+      SELECT pg_catalog.array_agg(w.n ORDER BY w.n) AS entries, pg_catalog.array_agg(p_names[w.n] ORDER BY w.n) AS names,
+             pg_catalog.array_agg(p_holders[w.n] ORDER BY w.n) AS holders, pg_catalog.array_agg(p_ttls[w.n] ORDER BY w.n) AS ttls,
+             pg_catalog.array_agg(p_metadata[w.n] ORDER BY w.n) AS metadata, pg_catalog.array_agg(p_tickets[w.n] ORDER BY w.n) AS tickets
+        FROM generate_series(1, v_count) AS w (n) WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n)
+    )
+    SELECT a.acquired, a.token, a.held_by, a.ms, a.ahead
+      FROM (SELECT m.n, true AS acquired, m.token, p_holders[m.n] AS held_by, p_ttls[m.n] AS ms, false AS ahead FROM made m
+            UNION ALL
+            SELECT r.entries[t.i], t.acquired, t.token, t.held_by, t.ms, t.ahead
+              FROM rest r, pgxlock_acquire_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets, false) WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, i)) a
+     ORDER BY a.n;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[]) IS
+    'pgxlock, internal: pgxlock_acquire_each() in turn. A NULL ticket ignores the queue; 0 has no position yet. ahead: refused because a waiter is ahead. Each call in a transaction of its own.';
+
+  -- Acquires leases that are not simply free: held, waited for, expired or to be shared. Waiters
+  -- are looked up name by name: with = ANY (names) a plan from an empty queue reads all tickets.
+  --
+  -- A waiter that is refused with no waiter ahead sleeps until it is woken. It may miss that wake
+  -- if the row that refused it is just being deleted, by a transaction that may have checked for
+  -- tickets before this one existed, or if the row has gone meanwhile. Then remaining_ms makes it
+  -- try again soon, after half of its ticket's age, and so a few times while a release takes long.
+  -- Any lock that showed this would hinder the release.
+  CREATE OR REPLACE FUNCTION pgxlock_acquire_in_turn(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[], p_shared boolean)
+  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  DECLARE
+    v_count    integer := pg_catalog.cardinality(p_names);
+    v_queued   boolean;                     -- one of them has waiters
+    v_below    bigint[];                    -- up to which number each queue is read
+    v_firsts   bigint[];                    -- the ticket ahead of each entry, if any
+    v_go       bigint[];                    -- the other entries, and their results
+    v_acquired boolean[];
+    v_tokens   bigint[];
+    v_held_by  text[];
+    v_ms       bigint[];
+    v_now      timestamptz;
+  BEGIN
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
+        AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
+      'every name needs a holder, a ttl, metadata and a ticket');
+    PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
+    PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
+    v_queued := EXISTS (SELECT FROM pg_catalog.unnest(p_names) AS e (name)
+                         WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = e.name COLLATE "C" OFFSET 0));
+    IF v_queued THEN
+      SELECT pg_catalog.array_agg(b.below ORDER BY b.n),
+             pg_catalog.array_agg(CASE WHEN b.below IS NOT NULL THEN pgxlock_first_ahead(b.name, b.below) END ORDER BY b.n)
+        INTO v_below, v_firsts
+        FROM (SELECT w.n, w.name, CASE WHEN w.ticket = 0 THEN 9223372036854775807 ELSE w.ticket END AS below
+                FROM unnest(p_names, p_tickets) WITH ORDINALITY AS w (name, ticket, n)) b;
+    END IF;
+
+    SELECT pg_catalog.array_agg(e.n ORDER BY e.n) INTO v_go FROM generate_series(1::bigint, v_count::bigint) e (n) WHERE v_firsts[e.n] IS NULL;
+    IF v_go IS NOT NULL THEN
+      SELECT pg_catalog.array_agg(t.acquired ORDER BY t.n), pg_catalog.array_agg(t.fencing_token ORDER BY t.n),
+             pg_catalog.array_agg(t.held_by ORDER BY t.n), pg_catalog.array_agg(t.remaining_ms ORDER BY t.n)
+        INTO v_acquired, v_tokens, v_held_by, v_ms
+        FROM (SELECT pg_catalog.array_agg(p_names[g.i] ORDER BY g.i) AS names, pg_catalog.array_agg(p_holders[g.i] ORDER BY g.i) AS holders,
+                     pg_catalog.array_agg(p_ttls[g.i] ORDER BY g.i) AS ttls, pg_catalog.array_agg(p_metadata[g.i] ORDER BY g.i) AS metadata
+                FROM pg_catalog.unnest(v_go) g (i)) g,
+             LATERAL (SELECT e.* FROM pgxlock_acquire_each(g.names, g.holders, g.ttls, g.metadata) WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
+                       WHERE NOT p_shared
+                      UNION ALL
+                      SELECT e.* FROM pgxlock_share_each(g.names, g.holders, g.ttls, g.metadata) WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
+                       WHERE p_shared) t;
+    END IF;
+    IF NOT v_queued THEN
+      RETURN QUERY SELECT w.acquired, w.token, w.held_by, w.ms, false FROM unnest(v_acquired, v_tokens, v_held_by, v_ms) AS w (acquired, token, held_by, ms);
+      RETURN;
+    END IF;
+    PERFORM pgxlock_settle_tickets(p_names, p_tickets,
+      (SELECT pg_catalog.array_agg(g.acquired ORDER BY e.n)
+         FROM generate_series(1::bigint, v_count::bigint) e (n) LEFT JOIN unnest(v_go, v_acquired) AS g (i, acquired) ON g.i = e.n),
+      (SELECT pg_catalog.array_agg(coalesce(b.first, b.below) ORDER BY b.n) FROM unnest(v_firsts, v_below) WITH ORDINALITY AS b (first, below, n)));
+
+    v_now := clock_timestamp();
+    RETURN QUERY
+    SELECT coalesce(g.acquired, false), g.token, coalesce(g.held_by, l.holder), least(s.ms, coalesce(CASE WHEN s.ms IS NULL OR g.ms > 0::bigint THEN g.ms END, l.ms)), v_firsts[w.n] IS NOT NULL
+      FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)
+      LEFT JOIN unnest(v_go, v_acquired, v_tokens, v_held_by, v_ms) AS g (i, acquired, token, held_by, ms) ON g.i = w.n
+      LEFT JOIN LATERAL (
+        SELECT l.holder_id::text AS holder, CASE WHEN isfinite(l.expires_at) THEN (date_part('epoch'::text, l.expires_at - v_now) * 1000::float8)::bigint END AS ms
+          FROM distributed_locks l
+         WHERE v_firsts[w.n] IS NOT NULL AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > v_now OFFSET 0) l ON true
+      LEFT JOIN LATERAL (
+        SELECT greatest(2::bigint, (date_part('epoch'::text, v_now - q.since) * 500::float8)::bigint) AS ms
+          FROM pgxlock_waiters q
+         WHERE NOT g.acquired AND q.kind = 0 AND q.name = w.name COLLATE "C" AND q.ticket = p_tickets[w.n]
+           AND NOT EXISTS (SELECT FROM distributed_locks l
+                            WHERE l.lock_name::text = w.name COLLATE "C" AND l.expires_at > v_now AND NOT pgxlock_change_pending(l.xmax) OFFSET 0) OFFSET 0) s ON true
+     ORDER BY w.n;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_acquire_in_turn(text[], text[], bigint[], text[], bigint[], boolean) IS
+    'pgxlock, internal: acquires leases in turn, exclusively or shared. A NULL ticket ignores the queue; 0 has no position yet. ahead: refused because a waiter is ahead. A shared request refused with no waiter ahead, and held_by *shared or NULL: the group is being changed; try again. Each call in a transaction of its own.';
+
+  -- STABLE: a VOLATILE function would read a snapshot of its own.
+  CREATE OR REPLACE FUNCTION pgxlock_change_pending(p_xmax xid) RETURNS boolean
+  LANGUAGE sql STABLE
+  RETURN p_xmax <> '0'::xid AND NOT pg_visible_in_snapshot(
+    greatest(0::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2147483648::bigint
+             + (p_xmax::text::bigint - pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 2147483648::bigint & 4294967295::bigint))::text::xid8, pg_current_snapshot());
+  COMMENT ON FUNCTION pgxlock_change_pending(xid) IS
+    'pgxlock, internal: whether the transaction that deleted, changed or locked a row (its xmax) is in progress in the snapshot that shows the row.';
+
+  -- Names are looked up one by one or as an array: the plan of a join could read the whole table.
+  CREATE OR REPLACE FUNCTION pgxlock_release_batch(p_names text[], p_holders text[], p_tokens bigint[])
+  RETURNS TABLE (outcome text, wanted boolean)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on AS $$
+  DECLARE
+    v_fresh    boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
+    v_count    integer := pg_catalog.cardinality(p_names);
+    v_mine     bigint[];                    -- entries that have a row
+    v_left     bigint[];                    -- expired ones whose pin another transaction has: it keeps or removes them
+    v_pinned   bigint[];                    -- those that no transaction has asserted
+    v_tokens   bigint[];                    -- and their tokens: a token is of one acquisition
+    v_released text[];
+    v_expired  text[];
+  BEGIN
+    IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false, 'every name needs a holder and a token, which may be NULL');
+    END IF;
+    IF pg_is_in_recovery() THEN
+      PERFORM pgxlock_check_primary('cannot release a lock on a standby server');
+    END IF;
+
+    SELECT pg_catalog.array_agg(m.n), pg_catalog.array_agg(m.n) FILTER (WHERE NOT m.pinned AND NOT m.live),
+           pg_catalog.array_agg(m.n) FILTER (WHERE m.pinned), pg_catalog.array_agg(m.token) FILTER (WHERE m.pinned)
+      INTO v_mine, v_left, v_pinned, v_tokens
+      FROM (SELECT w.n, l.token, l.live, pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) AS pinned
+              FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n),
+                   LATERAL (SELECT l.fencing_token AS token, l.expires_at > clock_timestamp() AS live FROM distributed_locks l
+                             WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
+                               AND l.fencing_token = coalesce(w.token, l.fencing_token) OFFSET 0) l
+             WHERE left(w.holder, 1) <> '*' OFFSET 0) m;
+    -- Also with nothing to delete, so that a role without the right is refused. In the order of the
+    -- names: SKIP LOCKED waits too, if another session locks a new version of a row at the wrong
+    -- moment. A row that moved since the snapshot is locked but not found: it is skipped, to be
+    -- tried again.
+    WITH removed AS (
+      DELETE FROM distributed_locks l
+       WHERE l.ctid = ANY (ARRAY(
+               SELECT k.id
+                 FROM (SELECT p_names[m.n] AS name, m.token
+                         FROM unnest(v_pinned, v_tokens) AS m (n, token) ORDER BY p_names[m.n] COLLATE "C" OFFSET 0) p,
+                      LATERAL (SELECT l.ctid AS id FROM distributed_locks l
+                                WHERE l.lock_name::text = p.name COLLATE "C" AND l.fencing_token = p.token
+                                  FOR UPDATE OF l SKIP LOCKED) k))
+      RETURNING l.lock_name::text AS name, l.expires_at > clock_timestamp() AS live
+    )
+    SELECT pg_catalog.array_agg(r.name) FILTER (WHERE r.live), pg_catalog.array_agg(r.name) FILTER (WHERE NOT r.live)
+      INTO v_released, v_expired FROM removed r;
+    -- This later statement sees every ticket committed before the rows were touched; a process with
+    -- a later ticket finds its row touched, see pgxlock_acquire_in_turn(). Above READ COMMITTED it
+    -- could see too little, so it says that a waiter may exist.
+    RETURN QUERY
+    SELECT CASE WHEN pg_catalog.cardinality(v_released) = v_count THEN 'released'
+                WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_released COLLATE "C") THEN 'released'
+                WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_expired COLLATE "C") THEN 'expired'
+                WHEN w.n = ANY (v_left) THEN 'expired'
+                WHEN w.n = ANY (v_mine) THEN 'skipped'
+                ELSE 'gone' END,
+           NOT v_fresh OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+      FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)
+     ORDER BY w.n;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_release_batch(text[], text[], bigint[]) IS
+    'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns for each entry, in order, released (it was live), expired (its row goes, unless another transaction has the pin), gone (released before, or taken over) or skipped (asserted by an open transaction, or its row is locked: try again), and whether it has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its own.';
+
+  -------------------------------------------------------------------- wake --
+  -- The stamp in woken stays until the ticket's process tries: if every wake renewed it, a frozen
+  -- process would keep its precedence while others come and go. If all waiters have been passed,
+  -- they are woken all the same, one after the other.
+  --
+  -- After the wake timeout a caller checks again, with the ticket that it woke. If that was passed,
+  -- the next one is woken. If it has no stamp and the lock is free, a try in flight removed the
+  -- stamp, or the row was locked; then it is woken once more.
+  CREATE OR REPLACE FUNCTION pgxlock_wake_batch(p_kinds integer[], p_names text[], p_tickets bigint[])
+  RETURNS TABLE (n bigint, woken_ticket bigint)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
+  DECLARE
+    v_count   integer := pg_catalog.cardinality(p_names);
+    v_entries bigint[];
+    v_firsts  bigint[];
+    v_clients bigint[];
+    v_all     bigint := 9223372036854775807;
+  BEGIN
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
+      'every lock needs a kind, a name and a ticket, which may be NULL');
+    PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    PERFORM pgxlock_check_read_committed('waiters are woken in READ COMMITTED: an older snapshot does not show them');
+    IF NOT EXISTS (SELECT FROM unnest(p_kinds, p_names) AS e (kind, name)
+                    WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = e.kind AND w.name = e.name COLLATE "C" OFFSET 0)) THEN
+      RETURN;
+    END IF;
+
+    WITH want AS MATERIALIZED (
+      SELECT w.kind, w.name COLLATE "C" AS name, w.ticket, w.n FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
+    ), called AS MATERIALIZED (
+      SELECT DISTINCT ON (w.kind, w.name) w.n, f.ticket, f.client
+        FROM want w,
+             LATERAL (
+               SELECT q.ticket, q.client
+                 FROM (SELECT a.ticket, a.client, a.live_until, a.passed
+                         FROM (SELECT b.ticket, b.client, b.live_until, pgxlock_wake_timed_out(b.woken) AS passed
+                                 FROM pgxlock_waiters b WHERE b.kind = w.kind AND b.name = w.name OFFSET 0) a
+                        ORDER BY a.passed, a.ticket OFFSET 0) q
+                WHERE (NOT q.passed OR w.ticket IS NULL OR q.ticket > w.ticket) AND NOT pgxlock_waiter_dead(q.client, q.live_until)
+                LIMIT 1) f
+       WHERE w.ticket IS NULL
+          OR EXISTS (SELECT FROM pgxlock_waiters q
+                      WHERE q.kind = w.kind AND q.name = w.name AND q.ticket = w.ticket
+                        AND CASE WHEN q.woken IS NOT NULL THEN pgxlock_wake_timed_out(q.woken)
+                                 WHEN w.kind = 0 THEN NOT EXISTS (
+                                   SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name AND l.expires_at > clock_timestamp() OFFSET 0)
+                                 ELSE NOT EXISTS (
+                                   SELECT FROM pg_locks l
+                                    WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                                      AND l.objsubid::integer = w.kind AND (l.classid::bigint << 32 | l.objid::bigint)::text = w.name OFFSET 0) END OFFSET 0)
+       ORDER BY w.kind, w.name, w.n
+    ), locked AS MATERIALIZED (
+      SELECT q.kind, q.name, q.ticket
+        FROM called c JOIN want w ON w.n = c.n JOIN pgxlock_waiters q ON q.kind = w.kind AND q.name = w.name AND q.ticket = c.ticket
+       WHERE q.woken IS NULL
+         FOR NO KEY UPDATE OF q SKIP LOCKED
+    ), stamped AS (
+      UPDATE pgxlock_waiters q SET woken = clock_timestamp() FROM locked k WHERE q.kind = k.kind AND q.name = k.name AND q.ticket = k.ticket
+    )
+    SELECT pg_catalog.array_agg(c.n ORDER BY c.n), pg_catalog.array_agg(c.ticket ORDER BY c.n), pg_catalog.array_agg(c.client ORDER BY c.n)
+      INTO v_entries, v_firsts, v_clients FROM called c;
+
+    PERFORM pg_notify('pgxlock_' || w.client::text, p_kinds[w.n]::text || ':' || p_names[w.n])
+       FROM unnest(v_entries, v_clients) AS w (n, client) WHERE w.client IS NOT NULL;
+    PERFORM pgxlock_remove_dead(p_kinds, p_names, (
+        SELECT pg_catalog.array_agg(coalesce(w.ticket, v_all) ORDER BY e.n)
+          FROM generate_series(1::bigint, v_count::bigint) e (n) LEFT JOIN unnest(v_entries, v_firsts) AS w (n, ticket) ON w.n = e.n));
+    RETURN QUERY SELECT w.n, w.ticket FROM unnest(v_entries, v_firsts) AS w (n, ticket);
+  END $$;
+  COMMENT ON FUNCTION pgxlock_wake_batch(integer[], text[], bigint[]) IS
+    'pgxlock, internal: wakes the first waiter of each lock and returns its ticket; with p_tickets, only if that ticket was woken and has not tried within the wake timeout. In a transaction of its own, after the release has committed.';
+
+  CREATE OR REPLACE FUNCTION wake_lock_waiter(p_lock_name varchar) RETURNS boolean
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  BEGIN
+    PERFORM pgxlock_require(p_lock_name IS NOT NULL, 'p_lock_name must not be NULL');
+    PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[p_lock_name::text], '{NULL}'::bigint[]);
+    RETURN FOUND;
+  END $$;
+  COMMENT ON FUNCTION wake_lock_waiter(varchar) IS
+    'Wakes the first waiter of a lease; true if there is one. Call it in a transaction of its own after release_lock() has committed, which notifies no waiter: a NOTIFY in a transaction that writes makes commits wait for each other and PREPARE TRANSACTION fail. Without this call waiters notice the release later. READ COMMITTED only.';
+
+  -- pgxlock_acquire_batch() does this for leases. A process that was woken, tried and was refused
+  -- has shown that it lives: else other waiters would pass its ticket for good.
+  CREATE OR REPLACE FUNCTION pgxlock_refused_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
+  BEGIN
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
+      'every ticket needs a kind and a name');
+    PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    WITH locked AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket
+        FROM unnest(p_kinds, p_names, p_tickets) AS e (kind, name, ticket)
+        JOIN pgxlock_waiters w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
+       WHERE w.woken IS NOT NULL
+       ORDER BY w.kind, w.name, w.ticket
+         FOR NO KEY UPDATE OF w SKIP LOCKED
+    )
+    UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]) IS
+    'pgxlock, internal: clears the stamps of tickets whose try of an advisory lock was refused, so that they keep their precedence. In a transaction of its own, after the try. Never waits.';
+
+  -- The server grants a shared lock beside other readers, whatever writer waits.
+  CREATE OR REPLACE FUNCTION pgxlock_waited_for(p_kinds integer[], p_names text[]) RETURNS boolean[]
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  BEGIN
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names), 'every name needs a kind');
+    PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    PERFORM pgxlock_check_read_committed('waiters are looked up in READ COMMITTED: an older snapshot does not show them');
+    RETURN (
+      SELECT coalesce(pg_catalog.array_agg(EXISTS (
+               SELECT FROM (SELECT a.client, a.live_until FROM pgxlock_waiters a
+                             WHERE a.kind = w.kind AND a.name = w.name COLLATE "C" AND NOT pgxlock_wake_timed_out(a.woken)
+                             ORDER BY a.ticket OFFSET 0) q
+                WHERE NOT pgxlock_waiter_dead(q.client, q.live_until)) ORDER BY w.n), '{}'::boolean[])
+        FROM unnest(p_kinds, p_names) WITH ORDINALITY AS w (kind, name, n));
+  END $$;
+  COMMENT ON FUNCTION pgxlock_waited_for(integer[], text[]) IS
+    'pgxlock, internal: whether each lock has a live waiter that was not passed. A shared try of an advisory lock checks this first. Writes nothing and never waits.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_notify_holders(p_kinds integer[], p_ids bigint[]) RETURNS integer[]
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
+  BEGIN
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_ids), 'every key needs a kind');
+    PERFORM pgxlock_check_primary('a standby server cannot notify');
+    RETURN (
+      WITH granted AS MATERIALIZED (
+        SELECT DISTINCT l.objsubid::integer AS kind, l.classid::bigint << 32 | l.objid::bigint AS id, l.pid
+          FROM pg_locks l
+         WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+      ), told AS MATERIALIZED (
+        SELECT e.n, CASE WHEN g.pid IS NOT NULL       -- else it is a prepared transaction
+                         THEN pg_notify('pgxlock_holder_' || g.pid::text, e.kind::text || ':' || e.id::text) IS NULL ELSE false END AS done
+          FROM unnest(p_kinds, p_ids) WITH ORDINALITY AS e (kind, id, n)
+          JOIN granted g ON g.kind = e.kind AND g.id = e.id
+      )
+      SELECT coalesce(pg_catalog.array_agg((SELECT count(*)::integer FROM told t WHERE t.n = e.n AND t.done IS NOT NULL) ORDER BY e.n), '{}'::integer[])
+        FROM generate_series(1::bigint, pg_catalog.cardinality(p_ids)::bigint) e (n));
+  END $$;
+  COMMENT ON FUNCTION pgxlock_notify_holders(integer[], bigint[]) IS
+    'pgxlock, internal: notifies the sessions that hold advisory keys, on the channel pgxlock_holder_<pid>, that a waiter exists; returns how many hold each.';
+
+  ------------------------------------------------------------ housekeeping --
+  -- For queues that no caller reads any more.
+  CREATE OR REPLACE FUNCTION pgxlock_reap_waiters(p_limit integer DEFAULT 1000) RETURNS bigint
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
+  DECLARE
+    v_count bigint;
+  BEGIN
+    PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
+    WITH clients AS MATERIALIZED (
+      SELECT DISTINCT w.client FROM pgxlock_waiters w WHERE w.client IS NOT NULL
+    ), lost AS MATERIALIZED (
+      SELECT c.client FROM clients c WHERE pg_try_advisory_xact_lock_shared(pgxlock_waiter_key(c.client))
+    ), dead AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket FROM pgxlock_waiters w
+       WHERE w.live_until <= clock_timestamp() OR w.client IN (SELECT l.client FROM lost l)
+       LIMIT p_limit FOR UPDATE OF w SKIP LOCKED
+    )
+    DELETE FROM pgxlock_waiters w USING dead d WHERE w.kind = d.kind AND w.name = d.name AND w.ticket = d.ticket;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_reap_waiters(integer) IS
+    'Housekeeping only: removes up to p_limit tickets of dead processes; returns how many. Waiting never needs it.';
+
+  ----------------------------------------------------------------- helpers --
+  CREATE OR REPLACE FUNCTION pgxlock_first_ahead(p_name text, p_below bigint) RETURNS bigint
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  BEGIN
+    RETURN (
+      SELECT q.ticket
+        FROM (SELECT a.ticket, a.client, a.live_until FROM pgxlock_waiters a
+               WHERE a.kind = 0 AND a.name = p_name COLLATE "C" AND a.ticket < p_below AND NOT pgxlock_wake_timed_out(a.woken)
+               ORDER BY a.ticket OFFSET 0) q
+       WHERE NOT pgxlock_waiter_dead(q.client, q.live_until) LIMIT 1);
+  END $$;
+  COMMENT ON FUNCTION pgxlock_first_ahead(text, bigint) IS
+    'pgxlock, internal: the first live ticket below p_below in the queue of a lease, other than those that were passed.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_settle_tickets(p_names text[], p_tickets bigint[], p_acquired boolean[], p_walked bigint[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  BEGIN
+    -- The kind is a column here: for a constant one the planner may read the index of all leases.
+    WITH mine AS MATERIALIZED (
+      SELECT 0 AS kind, m.name, m.ticket FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired) WHERE m.acquired
+    ), locked AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket
+        FROM mine m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
+       ORDER BY w.kind, w.name, w.ticket
+         FOR UPDATE OF w
+    )
+    DELETE FROM pgxlock_waiters w USING locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
+
+    -- From here on it waits for no row.
+    PERFORM pgxlock_remove_dead(pg_catalog.array_fill(0, ARRAY[pg_catalog.cardinality(p_names)]), p_names, p_walked);
+    WITH refused AS MATERIALIZED (
+      SELECT 0 AS kind, m.name, m.ticket FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired) WHERE m.acquired IS NOT TRUE
+    ), locked AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket
+        FROM refused m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
+       WHERE w.woken IS NOT NULL
+         FOR NO KEY UPDATE OF w SKIP LOCKED
+    )
+    UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_settle_tickets(text[], bigint[], boolean[], bigint[]) IS
+    'pgxlock, internal: after a try, removes the tickets that acquired their lock, dead tickets below p_walked, and the stamps of the others, which have shown that they live.';
+
+  -- Rows are locked in key order, as in a refresh: SKIP LOCKED can still wait, if the transaction
+  -- that changed a row commits after the row is read and before its lock is tried, and another
+  -- session has locked the new version by then.
+  CREATE OR REPLACE FUNCTION pgxlock_remove_dead(p_kinds integer[], p_names text[], p_before bigint[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  BEGIN
+    WITH dead AS MATERIALIZED (
+      SELECT w.kind, w.name, w.ticket
+        FROM unnest(p_kinds, p_names, p_before) AS b (kind, name, before)
+        JOIN pgxlock_waiters w ON w.kind = b.kind AND w.name = b.name COLLATE "C" AND w.ticket < b.before
+       WHERE pgxlock_waiter_dead(w.client, w.live_until)
+       ORDER BY w.kind, w.name, w.ticket
+         FOR UPDATE OF w SKIP LOCKED
+    )
+    DELETE FROM pgxlock_waiters w USING dead d WHERE w.kind = d.kind AND w.name = d.name AND w.ticket = d.ticket;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_remove_dead(integer[], text[], bigint[]) IS 'pgxlock, internal: removes dead tickets below p_before from each queue.';
+
+  -- IMMUTABLE, so that hardening leaves it as it is and the planner can inline it.
+  CREATE OR REPLACE FUNCTION pgxlock_waiter_key(p_client bigint) RETURNS bigint
+  LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN ('x' || encode(substr(sha256(decode('0077616974657200', 'hex') || int8send(p_client)), 1, 8), 'hex'))::bit(64)::bigint;
+  COMMENT ON FUNCTION pgxlock_waiter_key(bigint) IS
+    'pgxlock, internal: the liveness key, which the session with which a process listens holds exclusively for as long as it lives. Nothing else of the queue may run in that session.';
+
+  -- Tried shared: an exclusive lock would make a dead process look alive.
+  CREATE OR REPLACE FUNCTION pgxlock_waiter_dead(p_client bigint, p_live_until timestamptz) RETURNS boolean
+  LANGUAGE sql VOLATILE
+  RETURN p_live_until <= clock_timestamp() OR p_client IS NOT NULL AND pg_try_advisory_xact_lock_shared(pgxlock_waiter_key(p_client));
+  COMMENT ON FUNCTION pgxlock_waiter_dead(bigint, timestamptz) IS 'pgxlock, internal: whether a ticket''s process is dead.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_wake_timed_out(p_woken timestamptz) RETURNS boolean
+  LANGUAGE sql VOLATILE
+  RETURN p_woken IS NOT NULL AND p_woken < clock_timestamp() - interval '250 milliseconds';
+  COMMENT ON FUNCTION pgxlock_wake_timed_out(timestamptz) IS
+    'pgxlock, internal: whether other waiters pass a ticket woken at p_woken, because it has not tried within the wake timeout.';
+
+  PERFORM pgxlock_migrate('done'::text, 4);
+END $migration$;
