@@ -31,6 +31,7 @@ DECLARE
   v_is_ours pg_catalog.bool := false;         -- distributed_locks is pgxlock's, though pgxlock_epoch is gone
   v_was_installed   pg_catalog.bool;          -- somebody dropped a part of pgxlock, which is to be made again
   v_tokens_are_gone pg_catalog.bool;
+  v_expression pg_catalog.text;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
   IF v_schema IS NULL OR left(v_schema, 3) = 'pg_' THEN
@@ -46,10 +47,10 @@ BEGIN
   END IF;
   PERFORM set_config('lock_timeout', '2s', true);
   PERFORM set_config('client_min_messages', 'warning', true);
-  PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
   -- Two migrators wait for each other here, whatever tools they are, before they make anything.
   PERFORM pg_advisory_xact_lock(('x' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
       || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
+  PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   -------------------------------------------------------------- migrations --
   -- Every file calls this first ('up' or 'down', with the version that the file makes or
@@ -868,26 +869,26 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_next_tokens(bigint) IS 'pgxlock, internal: draws fencing tokens; call it only while holding their locks.';
 
-  -- These distinguish a promoted standby and another cluster. Where an engine refuses them, that
-  -- part of the token is a constant.
+  -- These distinguish a promoted standby and another cluster. Where an engine refuses what they
+  -- call, that part of the token is a constant.
   BEGIN
     PERFORM pg_walfile_name(pg_current_wal_insert_lsn());
-    CREATE OR REPLACE FUNCTION pgxlock_timeline() RETURNS bigint LANGUAGE sql VOLATILE
-    RETURN ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint;
+    v_expression := $$('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint$$;
   EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function OR object_not_in_prerequisite_state THEN
     RAISE WARNING 'pgxlock: this server does not report its timeline (%): fencing tokens may repeat after a failover that loses commits', SQLERRM;
-    CREATE OR REPLACE FUNCTION pgxlock_timeline() RETURNS bigint LANGUAGE sql VOLATILE RETURN 1::bigint;
+    v_expression := '1::bigint';
   END;
+  EXECUTE 'CREATE OR REPLACE FUNCTION pgxlock_timeline() RETURNS bigint LANGUAGE sql VOLATILE RETURN ' || v_expression;
   BEGIN
-    -- IMMUTABLE: a server belongs to one cluster as long as it runs, so a session reads the file
-    -- with the identifier once, when it plans a call, and not for each token.
     PERFORM system_identifier FROM pg_control_system();
-    CREATE OR REPLACE FUNCTION pgxlock_system_identifier() RETURNS bigint LANGUAGE sql IMMUTABLE
-    RETURN (pg_control_system()).system_identifier;
+    v_expression := '(pg_control_system()).system_identifier';
   EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
     RAISE WARNING 'pgxlock: this server does not report its system identifier (%): a copy of this database to another cluster will not be noticed', SQLERRM;
-    CREATE OR REPLACE FUNCTION pgxlock_system_identifier() RETURNS bigint LANGUAGE sql IMMUTABLE RETURN 0::bigint;
+    v_expression := '0::bigint';
   END;
+  -- IMMUTABLE: a server belongs to one cluster as long as it runs, so a session reads the file
+  -- with the identifier once, when it plans a call, and not for each token.
+  EXECUTE 'CREATE OR REPLACE FUNCTION pgxlock_system_identifier() RETURNS bigint LANGUAGE sql IMMUTABLE RETURN ' || v_expression;
   COMMENT ON FUNCTION pgxlock_timeline() IS 'pgxlock, internal: the server''s timeline; grows with every promotion.';
   COMMENT ON FUNCTION pgxlock_system_identifier() IS 'pgxlock, internal: the system identifier of this cluster.';
 
