@@ -156,11 +156,6 @@ BEGIN
     END IF;
   END $$;
   COMMENT ON FUNCTION pgxlock_migrate(text, integer, text) IS 'pgxlock, internal: begins and ends a migration file.';
-  IF (SELECT p.proowner FROM pg_proc p WHERE p.oid = 'pgxlock_migrate(text, integer, text)'::regprocedure::oid)
-      <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user) THEN           -- until this ends nobody else can replace it
-    RAISE EXCEPTION 'pgxlock: schema % has a function pgxlock_migrate of another role', quote_ident(v_schema)
-      USING ERRCODE = 'insufficient_privilege', HINT = 'If that role is the one that owns pgxlock, SET ROLE to it and run this again; else drop the function.';
-  END IF;
   PERFORM pgxlock_migrate('up'::text, 1, v_path);
 
   ------------------------------------------------------------------- table --
