@@ -61,8 +61,7 @@ BEGIN
   -- triggers on them, and would still own what CREATE OR REPLACE replaces. So objects of
   -- other roles are refused: first those with our names, for a clear answer; and last, when
   -- all is made and nothing was read or written but definitions, also each that this
-  -- transaction wrote. From then on all is ours, and nobody else can change it. A file that
-  -- only looked for xmin = pg_current_xact_id() would miss rows that a subtransaction wrote.
+  -- transaction wrote. From then on all is ours, and nobody else can change it.
   CREATE OR REPLACE FUNCTION pgxlock_migrate(p_step text, p_version integer, p_path text DEFAULT NULL) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   DECLARE
@@ -105,6 +104,7 @@ BEGIN
             UNION ALL
             SELECT p.oid::regprocedure::text, p.proowner, p.xmin FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema))::oid) o
      WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)
+       -- Not older than this transaction, for a subtransaction has a number of its own.
        AND CASE WHEN p_step = 'done' AND age(o.writer) <= age(pg_current_xact_id()::xid) THEN true
                 WHEN position('(' IN o.name) = 0 THEN          -- a table, a view, a sequence or an index
                   left(o.name, 8) = 'pgxlock_' OR o.name IN ('distributed_locks', 'distributed_lock_shares', 'lock_leases', 'lock_shares', 'lock_holders', 'lock_waiters')
