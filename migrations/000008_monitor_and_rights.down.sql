@@ -23,7 +23,7 @@ BEGIN
     ask_to_step_down(varchar, text), pgxlock_ask_to_step_down(integer, text, text, text), pgxlock_step_downs(integer[], text[], text[]),
     grant_locks(text, text), revoke_locks(text), harden_locks(), soften_locks(), pgxlock_apply_rights(boolean), pgxlock_revoke(text),
     pgxlock_rights(), pgxlock_hardened(), pgxlock_objects(), pgxlock_grants(), pgxlock_check_owner();
-  DROP TABLE pgxlock_evictions, pgxlock_evictions, pgxlock_step_down;
+  DROP TABLE pgxlock_evictions, pgxlock_step_down;
 
   PERFORM pgxlock_migrate('done'::text, 7);
 END $migration$;
