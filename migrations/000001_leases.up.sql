@@ -62,7 +62,7 @@ BEGIN
   -- other roles are refused: first those with our names, for a clear answer; and last, when
   -- all is made and nothing was read or written but definitions, also each that this
   -- transaction wrote. From then on all is ours, and nobody else can change it.
-  CREATE OR REPLACE FUNCTION pgxlock_migrate(p_step text, p_version integer, p_path text DEFAULT NULL) RETURNS void
+  CREATE OR REPLACE FUNCTION pgxlock_migrate(p_step text, p_version integer, p_path text) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   DECLARE
     v_schema  text := current_schema()::text;
@@ -970,7 +970,7 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_durable() IS 'pgxlock, internal: raises synchronous_commit for this transaction if it is off or local.';
 
   -------------------------------------------------------------------- rows --
-  PERFORM pgxlock_migrate('done'::text, 1);
+  PERFORM pgxlock_migrate('done'::text, 1, v_path);
 
   -- If the epoch of tokens in use is lost, it goes on with the days since 2020, because no cluster
   -- is repaired or fails over once a day. If their sequence is lost, it starts again, in a new

@@ -668,5 +668,5 @@ BEGIN
     END LOOP;
   END IF;
 
-  PERFORM pgxlock_migrate('done'::text, 8);
+  PERFORM pgxlock_migrate('done'::text, 8, v_path);
 END $migration$;
