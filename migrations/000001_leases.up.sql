@@ -66,6 +66,7 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   DECLARE
     v_schema  text := current_schema()::text;
+    v_me      oid  := (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user);
     v_rest    text := p_path;
     v_first   text;
     v_foreign text;
@@ -103,7 +104,7 @@ BEGIN
       FROM (SELECT c.relname::text AS name, c.relowner AS owner, c.xmin AS writer FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
             UNION ALL
             SELECT p.oid::regprocedure::text, p.proowner, p.xmin FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema))::oid) o
-     WHERE o.owner <> (SELECT u.oid FROM pg_roles u WHERE u.rolname = current_user)
+     WHERE o.owner <> v_me
        -- Not older than this transaction, for a subtransaction has a number of its own.
        AND CASE WHEN p_step = 'done' AND age(o.writer) <= age(pg_current_xact_id()::xid) THEN true
                 WHEN position('(' IN o.name) = 0 THEN          -- a table, a view, a sequence or an index
@@ -128,10 +129,11 @@ BEGIN
       END IF;
       RETURN;
     END IF;
-    IF to_regprocedure('pgxlock_version()') IS NOT NULL THEN
+    -- Another role may have made one of them since its objects were looked for.
+    IF EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure('pgxlock_version()')::oid AND p.proowner = v_me) THEN
       v_installed := pgxlock_version();
     END IF;
-    IF to_regclass(quote_ident(v_schema) || '.pgxlock_migrations') IS NOT NULL THEN      -- it is empty where all files are to run again
+    IF EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(quote_ident(v_schema) || '.pgxlock_migrations')::oid AND c.relowner = v_me) THEN      -- it is empty where all files are to run again
       v_recorded := (SELECT max(m.version) FROM pgxlock_migrations m);
     END IF;
     IF p_step = 'up' AND v_recorded > p_version THEN

@@ -177,6 +177,43 @@ func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 	}
 }
 
+// The check reads what there is when it begins. It takes long where another role has
+// many functions with many arguments, and meanwhile that role makes what the file calls next.
+func TestWhatAppearsDuringTheCheckIsNotCalled(t *testing.T) {
+	t.Parallel()
+	for _, object := range []struct{ name, make string }{
+		{"pgxlock_version()", "create function pgxlock_version() returns bigint language sql as $$ select nextval('public.ran') $$"},
+		{"pgxlock_migrations", "create view pgxlock_migrations as select nextval('public.ran') as version, false as dirty"},
+	} {
+		t.Run(object.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			_, conn := newSquatter(t, db)
+			_, err := conn.Exec(t.Context(), `do $do$ begin
+				for i in 1..2000 loop
+					execute format('create function slow_%s(%s) returns integer language sql as $$ select 1 $$', i, repeat('information_schema.sql_identifier[], ', 99) || 'text');
+				end loop;
+			end $do$;
+			select pg_advisory_lock(('x' || encode(substr(sha256(decode('00', 'hex') || 'migrate' || decode('00', 'hex') || 'public'), 1, 8), 'hex'))::bit(64)::bigint)`)
+			must(t, err)
+			done := make(chan error, 1)
+			go func() { done <- psql(t, db.URL, "-f", upFiles[0]) }()
+			for !ask[bool](t, db.Pool, `select exists (select from pg_locks l join pg_stat_activity using (pid)
+				where l.locktype = 'advisory' and not l.granted and datname = current_database())`) {
+				time.Sleep(5 * time.Millisecond)
+			}
+			for _, query := range []string{"begin", object.make, "select pg_advisory_unlock_all(), pg_sleep(0.1)", "commit"} {
+				_, err := conn.Exec(t.Context(), query)
+				must(t, err)
+			}
+			if err := <-done; err == nil {
+				t.Errorf("installed on another role's %s", object.name)
+			}
+			expect(t, db.Pool, false, "select is_called from ran")
+		})
+	}
+}
+
 // A role installs pgxlock itself, and then changes what is its own.
 func TestAnotherRolesInstallationIsNeitherRunNorBelieved(t *testing.T) {
 	t.Parallel()
