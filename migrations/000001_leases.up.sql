@@ -78,6 +78,10 @@ BEGIN
       EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION pgxlock_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s::bigint', p_version);
       COMMENT ON FUNCTION pgxlock_version() IS 'pgxlock: version of this schema.';
     ELSE
+      IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'pgxlock: migrations run in READ COMMITTED: an older snapshot does not show what other roles have created since'
+          USING ERRCODE = 'active_sql_transaction', HINT = 'SET default_transaction_isolation = ''read committed'' before the files.';
+      END IF;
       PERFORM set_config('lock_timeout', '2s', true);
       PERFORM set_config('client_min_messages', 'warning', true);
       PERFORM set_config('quote_all_identifiers', 'off', true);
