@@ -779,27 +779,30 @@ BEGIN
     IF coalesce(current_setting('pgxlock.force', true), '') = 'on' THEN
       RETURN;
     END IF;
-    FOR v_use IN SELECT * FROM (VALUES ('distributed_locks'), ('distributed_lock_shares'), ('pgxlock_claims'), ('pgxlock_runs'), ('pgxlock_advisory_locks')) u (relation) LOOP
-      IF to_regclass(v_schema || '.' || v_use.relation) IS NOT NULL THEN            -- no temporary table
-        EXECUTE 'LOCK TABLE ' || v_use.relation || ' IN ACCESS EXCLUSIVE MODE';     -- keeps new users out until it is gone
-      END IF;
-    END LOOP;
-    FOR v_use IN SELECT * FROM (VALUES
-        ('live shares of leases', 'distributed_lock_shares', 'expires_at > clock_timestamp()', 'Stop their holders, or wait until they have expired; or leave them to expire'),
-        ('live leases', 'distributed_locks', 'expires_at > clock_timestamp()', 'Stop their holders; or remove the leases under them'),
-        ('claims', 'pgxlock_claims', 'expires_at IS NULL OR expires_at > clock_timestamp()', 'Without them what was done once can be done again. To drop them'),
-        ('runs', 'pgxlock_runs', 'keep_until > clock_timestamp()', 'Without them what has run can run again. To forget them'),
-        ('advisory locks with tokens', 'pgxlock_advisory_locks', 'NOT pg_try_advisory_xact_lock_shared(pgxlock_session_key(session))',
-         'Stop their holders; or leave them without their fences')) u (what, relation, condition, remedy)
-    LOOP
-      IF to_regclass(v_schema || '.' || v_use.relation) IS NOT NULL THEN
-        EXECUTE 'SELECT count(*) FROM ' || v_use.relation || ' WHERE ' || v_use.condition INTO v_count;
-        IF v_count > 0::bigint THEN
-          RAISE EXCEPTION 'pgxlock: % in schema %: %', v_use.what, v_schema, v_count
-            USING ERRCODE = 'object_in_use',
-                  HINT = v_use.remedy || ': pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
+    FOR i IN 1..2 LOOP                      -- no caller waits for a down file that is refused anyway
+      FOR v_use IN SELECT * FROM (VALUES
+          ('live shares of leases', 'distributed_lock_shares', 'expires_at > clock_timestamp()', 'Stop their holders, or wait until they have expired; or leave them to expire'),
+          ('live leases', 'distributed_locks', 'expires_at > clock_timestamp()', 'Stop their holders; or remove the leases under them'),
+          ('claims', 'pgxlock_claims', 'expires_at IS NULL OR expires_at > clock_timestamp()', 'Without them what was done once can be done again. To drop them'),
+          ('runs', 'pgxlock_runs', 'keep_until > clock_timestamp()', 'Without them what has run can run again. To forget them'),
+          ('advisory locks with tokens', 'pgxlock_advisory_locks', 'NOT pg_try_advisory_xact_lock_shared(pgxlock_session_key(session))',
+           'Stop their holders; or leave them without their fences')) u (what, relation, condition, remedy)
+      LOOP
+        IF to_regclass(v_schema || '.' || v_use.relation) IS NOT NULL THEN
+          EXECUTE 'SELECT count(*) FROM ' || v_use.relation || ' WHERE ' || v_use.condition INTO v_count;
+          IF v_count > 0::bigint THEN
+            RAISE EXCEPTION 'pgxlock: % in schema %: %', v_use.what, v_schema, v_count
+              USING ERRCODE = 'object_in_use',
+                    HINT = v_use.remedy || ': pgxlock migrate down --force, or SET pgxlock.force = on before the file.';
+          END IF;
         END IF;
-      END IF;
+      END LOOP;
+      EXIT WHEN i = 2;
+      FOR v_use IN SELECT * FROM (VALUES ('distributed_locks'), ('distributed_lock_shares'), ('pgxlock_claims'), ('pgxlock_runs'), ('pgxlock_advisory_locks')) u (relation) LOOP
+        IF to_regclass(v_schema || '.' || v_use.relation) IS NOT NULL THEN            -- no temporary table
+          EXECUTE 'LOCK TABLE ' || v_use.relation || ' IN ACCESS EXCLUSIVE MODE';     -- keeps new users out until it is gone
+        END IF;
+      END LOOP;
     END LOOP;
   END $$;
   COMMENT ON FUNCTION pgxlock_check_unused() IS 'pgxlock, internal: raises 55006 while leases, shares, claims, runs or advisory locks with tokens are in use.';

@@ -297,6 +297,19 @@ func TestDownDoesNotOvertakeAnOpenClaim(t *testing.T) {
 	expect(t, db.Pool, false, "select claim_once('k')")
 }
 
+// A down file waits for open transactions, and callers wait for it: not where it is refused anyway.
+func TestDownRefusesWithoutWaitingForOpenTransactions(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	claimant, err := db.Connect(t).Begin(t.Context())
+	must(t, err)
+	expect(t, claimant, true, "select claim_once('k')")
+	expect(t, db.Pool, true, "select acquire_lock('k', 'a', 600)")
+	refuse(t, migrations.Down(t.Context(), db.Pool, nil), pgerrcode.ObjectInUse)
+	must(t, claimant.Rollback(t.Context()))
+}
+
 // Everything of the version before stays as it is, leases and plans included, on
 // the way up and on the way back.
 func TestLeasesAndSessionsOutliveTheNewestVersion(t *testing.T) {
