@@ -477,7 +477,7 @@ BEGIN
     v_kinds text[];
     r record;
   BEGIN
-    IF pgxlock_hardened() THEN              -- rights that only roles of that kind have
+    IF pgxlock_hardened() THEN              -- two of three rights that only roles of that kind have: one may be of an object that was dropped and made again
       SELECT pg_catalog.array_agg(w.role), pg_catalog.array_agg(w.kind) INTO v_roles, v_kinds
         FROM (SELECT u.rolname::text AS role, k.kind
                 FROM (VALUES ('application', 'EXECUTE', 'FUNCTION ' || 'pgxlock_renew_batch(text[], text[], bigint[], bigint[])'::regprocedure::text),
@@ -485,13 +485,13 @@ BEGIN
                              ('application', 'EXECUTE', 'FUNCTION ' || 'claim_once(text, interval, interval)'::regprocedure::text),
                              ('administration', 'EXECUTE', 'FUNCTION ' || 'repair_lock_tokens()'::regprocedure::text),
                              ('administration', 'EXECUTE', 'FUNCTION ' || 'purge_claims(interval, integer)'::regprocedure::text),
-                             ('administration', 'EXECUTE', 'FUNCTION ' || 'release_lock(varchar, varchar)'::regprocedure::text),
+                             ('administration', 'EXECUTE', 'FUNCTION ' || 'evict_lock(varchar, varchar, bigint, text)'::regprocedure::text),
                              ('monitoring', 'SELECT', 'TABLE lock_leases'),
                              ('monitoring', 'SELECT', 'TABLE pgxlock_claims'),
-                             ('monitoring', 'EXECUTE', 'FUNCTION ' || 'pgxlock_holders(text)'::regprocedure::text)) k (kind, privilege, object)
+                             ('monitoring', 'SELECT', 'TABLE pgxlock_runs')) k (kind, privilege, object)
                 JOIN pgxlock_grants() g ON k.privilege = g.privilege AND k.object = g.object AND g.grantor IS NULL
                 JOIN pg_roles u ON quote_ident(u.rolname::text) = g.grantee
-               GROUP BY u.rolname, k.kind HAVING count(*) = 3::bigint) w;
+               GROUP BY u.rolname, k.kind HAVING count(*) >= 2::bigint) w;
     END IF;
     PERFORM pgxlock_revoke(NULL::text);
     FOR r IN SELECT g.object FROM pgxlock_rights() g JOIN pg_proc p ON p.oid = to_regprocedure(substr(g.object, 10))::oid

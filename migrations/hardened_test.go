@@ -89,6 +89,30 @@ func TestWhatIsHardenedStaysHardenedWhenTheFilesRunAgain(t *testing.T) {
 	}
 }
 
+// Each of these is one of the rights by which a kind of role is known.
+func TestRolesKeepTheirRightsWhenUpMakesAnewWhatWasDropped(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	for _, kind := range []string{"application", "monitoring", "administration"} {
+		db.Exec(t, "select harden_locks(), grant_locks('"+newRole(t, db)+"', '"+kind+"')")
+	}
+	want := catalog(t, db)
+	for _, object := range []string{
+		"table distributed_locks", "view lock_leases", "table pgxlock_claims", "table pgxlock_runs",
+		"function pgxlock_renew_batch(text[], text[], bigint[], bigint[])", "function try_acquire_lock(varchar, varchar, interval, jsonb)",
+		"function claim_once(text, interval, interval)", "function repair_lock_tokens()", "function purge_claims(interval, integer)",
+		"function evict_lock(varchar, varchar, bigint, text)",
+	} {
+		db.Exec(t, "drop "+object+" cascade")
+		must(t, migrations.Up(t.Context(), db.Pool, nil))
+		sameCatalog(t, catalog(t, db), want)
+		if t.Failed() {
+			t.Fatal(object)
+		}
+	}
+}
+
 // A program that may only lock calls Up at its start, too.
 func TestUpDoesNothingForAHardenedApplication(t *testing.T) {
 	t.Parallel()
