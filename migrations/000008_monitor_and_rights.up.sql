@@ -407,8 +407,8 @@ BEGIN
     -- transactions only; later ones have no right to create one.
     EXECUTE 'LOCK TABLE ' || (SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.relname) FROM pg_class c JOIN pgxlock_objects() o ON o.object = 'TABLE ' || quote_ident(c.relname::text)
                                WHERE c.relnamespace = v_schema AND c.relkind = 'r'::"char" AND o.part = '') || ' IN SHARE UPDATE EXCLUSIVE MODE';
-    -- The owner of a function can replace it; the owner of a table can create triggers. The comment tells
-    -- which functions are pgxlock's: other roles may have created some of such names.
+    -- The owner of a function can replace it; the owner of a table can create triggers. A function is
+    -- one of pgxlock's if others of them call it and the owner has no function of that name.
     SELECT string_agg(w.name || ' (owned by ' || quote_ident(pg_get_userbyid(w.owner)::text) || ')', ', ') INTO v_what FROM (
         SELECT c.oid::regclass::text AS name, c.relowner AS owner FROM pg_class c
          WHERE c.relnamespace = v_schema AND c.relkind IN ('r'::"char", 'v'::"char", 'S'::"char")
@@ -416,7 +416,9 @@ BEGIN
         UNION ALL
         SELECT p.oid::regprocedure::text, p.proowner FROM pg_proc p
          WHERE p.oid IN (SELECT to_regprocedure(substr(g.object, 10))::oid FROM pgxlock_rights() g WHERE g.privileges = 'EXECUTE')
-            OR p.pronamespace = v_schema AND left(obj_description(p.oid, 'pg_proc'::name), 17) = 'pgxlock, internal') w
+            OR p.pronamespace = v_schema AND left(p.proname::text, 8) = 'pgxlock_'
+               AND NOT EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = v_schema AND o.proowner = v_owner AND o.proname = p.proname)
+               AND EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = v_schema AND o.proowner = v_owner AND position(p.proname::text || '(' IN o.prosrc) > 0)) w
      WHERE w.owner <> v_owner;
     IF v_what IS NOT NULL THEN
       RAISE EXCEPTION 'pgxlock: not all objects belong to %, the owner of distributed_locks: %', quote_ident(pg_get_userbyid(v_owner)::text), v_what

@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgerrcode"
@@ -110,6 +111,19 @@ func TestRolesKeepTheirRightsWhenUpMakesAnewWhatWasDropped(t *testing.T) {
 		if t.Failed() {
 			t.Fatal(object)
 		}
+	}
+}
+
+// The owner of a function may change its comment, too.
+func TestAnInternalFunctionOfAnotherRoleIsNotHardened(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	role := newRole(t, db)
+	db.Exec(t, "alter function pgxlock_key(text, text) owner to "+role+"; comment on function pgxlock_key(text, text) is null")
+	_, err := db.Pool.Exec(t.Context(), "select harden_locks()")
+	if err := refusal(t, err, pgerrcode.ObjectNotInPrerequisiteState); !strings.Contains(err.Message, "pgxlock_key(text,text) (owned by "+role+")") {
+		t.Error(err.Message)
 	}
 }
 
