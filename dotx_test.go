@@ -122,6 +122,19 @@ func TestDoTxRollsBackWhatFails(t *testing.T) {
 	wantWritten(t, db, 0)
 }
 
+func TestFenceSaysOnceWhatToDo(t *testing.T) {
+	t.Parallel()
+	db := withLedger(t)
+	err := newLocker(t, db, nil).DoTx(t.Context(), db.Pool, "k", func(ctx context.Context, tx pgx.Tx, lock *pgxlock.Lock) error {
+		_, _ = tx.Exec(ctx, "select 1/0")
+		return lock.Fence(ctx, tx)
+	})
+	wantServerError(t, err, "25P02")
+	if n := strings.Count(err.Error(), "roll back"); n != 1 {
+		t.Errorf("%d times: %v", n, err)
+	}
+}
+
 func TestDoTxCleansUpAfterAPanic(t *testing.T) {
 	t.Parallel()
 	db := withLedger(t)

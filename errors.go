@@ -15,6 +15,11 @@ import (
 // What can go wrong, for errors.Is. Errors of this package wrap one of these, or
 // the error of the server or the network as it came, or say which argument is
 // wrong, in an [*Error].
+//
+// Try again later after ErrNotAcquired, ErrLimited and ErrUnavailable. After
+// ErrStaleSnapshot, and SQLSTATE 40001 or 40P01, begin the transaction again; after
+// ErrLost, do the work anew under a new lock. The others stay until something is
+// changed: the program, the connection string, a right, or the schema.
 var (
 	// ErrNotAcquired: somebody else holds the key. After a wait that ended with
 	// its context the error matches the context's error as well. A server that
@@ -28,15 +33,16 @@ var (
 	// ErrReleased: the lock was given back by Release.
 	ErrReleased = errors.New("pgxlock: lock already released")
 
-	// ErrClosed: the Locker was closed.
-	ErrClosed = errors.New("pgxlock: locker closed")
+	// ErrClosed: Close was called, of the Locker, the [Limiter] or the [Once].
+	ErrClosed = errors.New("pgxlock: closed")
 
 	// ErrDeadlock: the wait would not end. The context comes from a lock on the
 	// same key, so that it would be for ourselves (a context from
 	// context.WithoutCancel comes from it, too); it comes from a lock for which the
 	// holder of the key waits in the end; the transaction holds the key shared; or
 	// the server found a circle of transactions that wait for each other
-	// (SQLSTATE 40P01).
+	// (SQLSTATE 40P01). After the second and the last one, release what is held, or roll
+	// back, and try again.
 	ErrDeadlock = errors.New("pgxlock: deadlock")
 
 	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin
@@ -78,9 +84,9 @@ var (
 	ErrSchema = errors.New("pgxlock: schema missing or out of date; run migrations.Up or pgxlock migrate up")
 )
 
-// Error is what every method that can fail returns: what was attempted, on which
-// key, and why it failed. Err, and all that it wraps, are found by errors.Is and
-// errors.As.
+// Error says what was attempted, on which key, and why it failed. Every call that can fail
+// returns one, except that an error of a callback comes back as it is. Err, and all
+// that it wraps, are found by errors.Is and errors.As.
 type Error struct {
 	Op   string // "acquire", "renew", "fence", ...
 	Key  string // empty where no single key is concerned
@@ -196,9 +202,9 @@ func typed(err error) error {
 	case stateDeadlock:
 		sentinel = ErrDeadlock
 	case stateOutOfMemory:
-		return fmt.Errorf("%w; the server's lock table may be full: lock fewer keys at a time, or raise its max_locks_per_transaction", err)
+		return &deniedError{err, "the server's lock table may be full: lock fewer keys at a time, or raise its max_locks_per_transaction"}
 	case stateAborted:
-		return fmt.Errorf("%w; an earlier statement failed: roll back", err)
+		return &deniedError{err, "an earlier statement failed: roll back"}
 	default:
 		return err
 	}
@@ -215,7 +221,7 @@ func lacksSchema(err error) bool {
 	return false
 }
 
-// A deniedError says what to do about what the server refuses for good.
+// A deniedError says what to do about what the server refuses.
 type deniedError struct {
 	err    error
 	remedy string

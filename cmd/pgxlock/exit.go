@@ -121,10 +121,8 @@ func unavailable(err error) bool {
 // describe makes one line of an error, with what to do about it.
 func describe(err error) string {
 	text := inFlags(strings.ReplaceAll(strings.TrimPrefix(printable(oneline.Join(err.Error())), "pgxlock: "), ": pgxlock: ", ": "))
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		if pgErr.Hint != "" {
-			text += "; " + printable(oneline.Join(pgErr.Hint))
-		}
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" && !errors.Is(err, pgxlock.ErrSchema) { // which says what to run
+		text += "; " + printable(oneline.Join(pgErr.Hint))
 	}
 	remedy := lockerr.Remedy(err)
 	if remedy != "" && !strings.Contains(text, remedy) && !strings.Contains(text, "docs/operations.md") {

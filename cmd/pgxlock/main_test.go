@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -143,6 +145,17 @@ func TestOnlyATerminalGetsColors(t *testing.T) {
 	cmd.SetOut(null)
 	if colors(cmd) {
 		t.Error("there are")
+	}
+}
+
+func TestMessageSaysWhatToRunOnce(t *testing.T) {
+	t.Parallel()
+	moved := &pgconn.PgError{Severity: "ERROR", Code: "LK003", Message: "the database was moved", Hint: "Run migrations.Up, or pgxlock migrate up."}
+	if text := describe(fmt.Errorf("%w: %w", pgxlock.ErrSchema, moved)); strings.Count(text, "pgxlock migrate up") != 1 {
+		t.Errorf("%q", text)
+	}
+	if text := describe(moved); strings.Count(text, "pgxlock migrate up") != 1 {
+		t.Errorf("%q", text)
 	}
 }
 
