@@ -50,7 +50,8 @@ type AdvisoryConfig struct {
 	SessionPooler bool
 
 	// Owner is shown to operators, in application_name, unless the pool's
-	// configuration has one. Up to 200 characters. Default host:pid.
+	// configuration has one, and begins each [Lock.Holder]. Up to 200 characters, not
+	// beginning with "*". Default host:pid.
 	Owner string
 
 	// Backoff is how long to wait before asking again for a key that somebody has who

@@ -8,7 +8,7 @@
 // acquisition. [NewLease] returns a Locker whose locks are leases: rows in the
 // table distributed_locks that expire unless they are renewed, which the Locker
 // does. [NewAdvisory] returns one whose locks are advisory locks of one session:
-// faster, free at once when the process is gone, and gone with the session.
+// faster, free at once when the process dies, and gone with the session.
 //
 // [OncePer] returns a [Once], which runs a job once in each period, whichever process
 // comes first.
@@ -16,6 +16,13 @@
 // SQL callers of lock_tx, claim_once, start_run, acquire_lock, acquire_shared_lock and release_lock, in any
 // language, take the same locks. The package migrations, or the command pgxlock,
 // installs them; LockTx and NewAdvisory need nothing installed.
+//
+// # What excludes what
+//
+// A lease and an advisory lock of the same key do not exclude each other. Leases are taken
+// by [NewLease] and acquire_lock, also as permits and shares; advisory locks by
+// [NewAdvisory], [LockTx], lock_tx and pg_advisory_lock. All who lock one thing must use the
+// same kind. Claims, runs and limits exclude nothing but their like.
 //
 // # Which call for which job
 //
@@ -42,10 +49,12 @@
 //
 // Between the grant of a lock and its local deadline nobody else is granted it,
 // as long as the server's clock does not gain more than the margin on ours
-// within one TTL. The deadline moves with every renewal. Whatever runs under the
+// within one TTL. The deadline moves with every renewal. Three things end a lock
+// earlier: the end of an advisory lock's session, [Monitor.Evict], and a failover that
+// loses the grant. Whatever runs under the
 // lock learns of a loss from [Lock.Context] or [Lock.Err], which read the clock.
 //
-// No program can rule out that it freezes between that look and its next line.
+// No program can rule out that it freezes between that check and its next line.
 // [Lock.Fence] makes that harmless: either it fails, or nobody is granted the lock
 // until the transaction has ended. Fencing tokens do the same for resources that
 // compare them.
@@ -73,9 +82,16 @@
 //
 // # Errors
 //
-// Every error is an [*Error] that wraps one of the package's sentinels, or the
-// error of the server or the network, or says which argument is wrong. A server
-// that cannot be reached is never reported as a busy lock.
+// An error is an [*Error] that wraps one of the package's sentinels, or the error of the
+// server or the network, or says which argument is wrong. What a callback returns, of
+// [Locker.Do], [Locker.DoTx] or [Once.Do], comes back as it is, joined with an [*Error] where
+// the lock was lost. A server that cannot be reached is never reported as a busy lock.
+//
+//	try again later                    ErrNotAcquired, ErrLimited, ErrUnavailable
+//	begin the transaction again        ErrStaleSnapshot; SQLSTATE 40001 and 40P01
+//	release what you hold, try again   ErrDeadlock of nested waits
+//	do the work anew, under a new lock ErrLost
+//	change something first             any other
 //
 // A nil context, and a method that is called on a nil pointer, are such wrong
 // arguments; nothing was done then, but [Lock.Release] releases without a context,

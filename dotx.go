@@ -17,8 +17,13 @@ import (
 // what fn wrote in tx is committed, and nobody else was granted the lock before;
 // fn's context ends when the lock is lost or ctx ends. If it returns an error
 // nothing of tx is committed, unless that error came from the commit itself and
-// the connection died with it: then it is not known, as with every commit. fn
-// leaves it to DoTx to end the transaction.
+// the connection died with it: then it is not known, as with every commit.
+//
+// fn writes through tx alone: what it does elsewhere, through the pool for one, is neither
+// fenced nor rolled back. It returns the error of a statement that failed, for that has
+// aborted tx; after one in a savepoint (tx.Begin) it can go on. It must not commit
+// or roll back tx, release the lock, or use tx after it has returned. The transaction
+// is open while fn runs: slow work belongs before it, in [Locker.Do] with [Lock.Fence].
 //
 // Options are those of Acquire, and [TxOptions] and [Retries]: with Retries(n)
 // the transaction is begun anew, under the same lock, up to n times if it fails

@@ -18,10 +18,11 @@ import (
 // its Locker is called, or until it is lost. It renews itself meanwhile. It is
 // safe for concurrent use.
 //
-// Nobody else is granted the lock before its local deadline has passed; that
+// Nobody else is granted the lock before its local deadline has passed, unless the server
+// ends the session of an advisory lock or an operator evicts the holder. The
 // deadline is a margin earlier than the server's, and Err, [Lock.Renew],
-// [Lock.Fence] and Err of the context from [Lock.Context] look at the clock each
-// time. Between such a look and what is done next the process may freeze, so
+// [Lock.Fence] and Err of the context from [Lock.Context] read the clock each
+// time. Between such a check and what is done next the process may freeze, so
 // only [Lock.Fence] keeps a late holder from writing.
 type Lock struct {
 	locker *Locker
@@ -68,12 +69,12 @@ func (l *Lock) Key() string {
 	return l.key
 }
 
-// Token returns the fencing token, or 0 if the Locker draws none, as that of
-// [NewAdvisory] without [AdvisoryConfig.Tokens] does: it is greater than that of every earlier
-// acquisition of this key, also after a crash or a failover. A resource that
-// remembers the greatest token it has seen and refuses smaller ones cannot be
-// written by a late holder. For writes to the same database, [Lock.Fence] does
-// it without the resource's help. Those who share a lease have one token together.
+// Token returns the fencing token; 0 if the Locker is one of [NewAdvisory] without
+// [AdvisoryConfig.Tokens]. It is greater than that of every earlier acquisition of this key,
+// also after a crash or a failover; but readers are in no order among themselves, and
+// those of a lease have one token together. A resource that remembers the greatest token it has seen and refuses smaller ones
+// cannot be written by a late holder. For writes to the same database, [Lock.Fence] does
+// it without the resource's help.
 func (l *Lock) Token() int64 {
 	if l == nil {
 		return 0

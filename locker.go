@@ -11,7 +11,8 @@ import (
 )
 
 // Kind says what a Locker's locks are made of. Locks of different kinds do not
-// exclude each other, so the kind is chosen once, with the Locker.
+// exclude each other, also not those of the same key, so the kind is chosen once, with the
+// Locker.
 type Kind uint8
 
 const (
@@ -182,8 +183,8 @@ func (l *Locker) begin(ctx context.Context) error {
 // waited out, without a bound but ctx and MaxWait. What the server refuses for good, such as
 // a password, ends the wait.
 //
-// To try again makes sense after ErrNotAcquired and ErrUnavailable; after other errors
-// something has to be changed first.
+// Try again after ErrNotAcquired and ErrUnavailable, and after the ErrDeadlock of a circle when
+// you have released what you hold; after other errors something has to be changed first.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)

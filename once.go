@@ -106,8 +106,9 @@ const (
 // weeks on Monday. period is at least 1 ms, in whole microseconds. It needs the
 // migrations ([ErrSchema]).
 //
-// The pool gives its configuration only: the Once has a connection of its own, and two
-// more with cfg.Retry. Nothing is sent before the first use. [Once.Close] ends them.
+// The pool gives its configuration only: the Once has a connection of its own, and with
+// cfg.Retry a second one, for renewals. Nothing is sent before the first use. [Once.Close]
+// ends them.
 func OncePer(pool *pgxpool.Pool, period time.Duration, cfg *OnceConfig) (*Once, error) {
 	o, err := newOnce(period, cfg)
 	if err != nil {

@@ -33,7 +33,8 @@ type OnceConfig struct {
 
 	// TTL is, with Retry, how long the lease lasts if it is not renewed: how long
 	// after a crash a run can be started again, and how long [Once.Run] waits
-	// before it tries what failed again. At least 1 s; default 30 s.
+	// before it tries what failed again. At least 1 s; default 30 s. Without Retry
+	// there is no lease, and a TTL is refused.
 	TTL time.Duration
 
 	// CatchUp is how many of the last missed periods [Once.Run] runs late, oldest
