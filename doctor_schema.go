@@ -63,7 +63,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		f.add(StatusWarning, fmt.Sprintf("this program knows %d: it works, and cannot look at what came since", schemaVersion), "roll out programs of the newer version")
 	}
 	if n := len(found.All); n > 1 {
-		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and locks in one know nothing of those in another", n, strings.Join(found.All, ", ")),
+		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", n, strings.Join(found.All, ", ")),
 			"keep one, or name the schema wherever locks are made")
 	}
 	dirty, err := d.dirty(ctx)
