@@ -21,8 +21,8 @@
 //
 // A lease and an advisory lock of the same key do not exclude each other. Leases are taken
 // by [NewLease] and acquire_lock, also as permits and shares; advisory locks by
-// [NewAdvisory], [LockTx], lock_tx and pg_advisory_lock. All who lock one thing must use the
-// same kind. Claims, runs and limits exclude nothing but their like.
+// [NewAdvisory], [LockTx], lock_tx and pg_advisory_lock. Programs that lock one thing must
+// use the same kind. Claims, runs and limits exclude nothing but their like.
 //
 // # Which call for which job
 //
@@ -51,8 +51,7 @@
 // as long as the server's clock does not gain more than the margin on ours
 // within one TTL. The deadline moves with every renewal. Three things end a lock
 // earlier: the end of an advisory lock's session, [Monitor.Evict], and a failover that
-// loses the grant. Whatever runs under the
-// lock learns of a loss from [Lock.Context] or [Lock.Err], which read the clock.
+// loses the grant. Check [Lock.Context] or [Lock.Err]: both read the clock.
 //
 // No program can rule out that it freezes between that check and its next line.
 // [Lock.Fence] makes that harmless: either it fails, or nobody is granted the lock

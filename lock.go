@@ -72,7 +72,7 @@ func (l *Lock) Key() string {
 // Token returns the fencing token; 0 if the Locker is one of [NewAdvisory] without
 // [AdvisoryConfig.Tokens]. It is greater than that of every earlier acquisition of this key,
 // also after a crash or a failover; but readers are in no order among themselves, and
-// those of a lease have one token together. A resource that remembers the greatest token it has seen and refuses smaller ones
+// readers of one lease share a token. A resource that remembers the greatest token it has seen and refuses smaller ones
 // cannot be written by a late holder. For writes to the same database, [Lock.Fence] does
 // it without the resource's help.
 func (l *Lock) Token() int64 {
