@@ -101,6 +101,7 @@ var checks = []check{
 	{name: "advisory", look: (*doctor).advisory},
 	{name: "notify", look: (*doctor).notify},
 	{name: "schema", look: (*doctor).installation, needs: "GRANT USAGE on its schema, and what grant_locks grants, to this role"},
+	{name: "rights", look: (*doctor).rights, installed: true},
 	{name: "search_path", look: (*doctor).searchPath, installed: true},
 	{name: "tokens", look: (*doctor).tokens, needs: needsOwner, installed: true},
 	{name: "row_security", look: (*doctor).rowSecurity, installed: true},
@@ -262,6 +263,14 @@ func (c *check) blind(err error) Finding {
 		f.Advice = "run it again; if it stays, look into the server's log"
 	}
 	return f
+}
+
+// counted returns a number of things: "1 standby", "2 standbys".
+func counted(n int64, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // ok is a finding with nothing to do about it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -96,6 +97,48 @@ func (d *doctor) dirty(ctx context.Context) (bool, error) {
 	return m.Dirty, err
 }
 
+// roleKind is a kind of role that grant_locks() knows, as doctor_rights.sql returns it.
+type roleKind struct {
+	Name    string
+	Lacks   string // the rights of it that this role does not have
+	Mend    string // the statements that grant those
+	Granted bool   // this role has a right that no more modest kind needs
+}
+
+// rights compares the role's rights with what each kind of role needs. The greatest kind that it
+// was granted a right for is what it is meant to be.
+func (d *doctor) rights(ctx context.Context) (Finding, error) {
+	kinds, err := all[roleKind](ctx, d, "doctor_rights", d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(kinds) == 0 {
+		return Finding{Status: StatusWarning, Detail: fmt.Sprintf("what role %q needs is not known: no pgxlock_rights() lists it", d.role.Name), Advice: migrateAdvice}, nil
+	}
+	var has []string
+	for _, k := range kinds {
+		if k.Lacks == "" {
+			has = append(has, k.Name)
+		}
+	}
+	meant := slices.IndexFunc(kinds, func(k roleKind) bool { return k.Granted })
+	application := kinds[0]
+	switch {
+	case application.Lacks == "":
+		return ok("role %q has all rights of %s", d.role.Name, strings.Join(has, ", ")), nil
+	case meant >= 0 && kinds[meant].Lacks != "":
+		k := kinds[meant]
+		status := StatusWarning
+		if k == application {
+			status = StatusError
+		}
+		return Finding{Status: status, Detail: fmt.Sprintf("role %q lacks rights of %s: %s", d.role.Name, k.Name, k.Lacks), Advice: k.Mend}, nil
+	case len(has) > 0:
+		return ok("role %q has all rights of %s, and may not lock, which takes those of %s", d.role.Name, strings.Join(has, ", "), application.Name), nil
+	}
+	return Finding{Status: StatusError, Detail: fmt.Sprintf("role %q may not lock: nothing was granted to it", d.role.Name), Advice: application.Mend}, nil
+}
+
 // searchPath compares the settings of our functions with those they were made with.
 func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 	type function struct{ Signature string }
@@ -111,7 +154,7 @@ func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 		names[i] = astray[i].Signature
 	}
 	return Finding{
-		Status: StatusError, Detail: fmt.Sprintf("%d functions do not have search_path = %s, pg_temp, and may find objects of others: %s", len(astray), d.schema, strings.Join(names, ", ")),
+		Status: StatusError, Detail: fmt.Sprintf("%s without search_path = %s, pg_temp, which may find objects of others: %s", counted(int64(len(astray)), "function"), d.schema, strings.Join(names, ", ")),
 		Advice: `run all the up files again, as "Moving a database" in docs/operations.md says`,
 	}, nil
 }
@@ -220,7 +263,7 @@ func (d *doctor) expired(ctx context.Context) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
-	f := ok("%d leases expired more than 2 hours ago", left.N)
+	f := ok("%s expired more than 2 hours ago", counted(left.N, "lease"))
 	if left.N > manyExpired {
 		f.add(StatusWarning, "housekeeping does not keep up: no Locker runs, or its role may not, or many holders crash",
 			"SELECT reap_expired_locks('1 hour', 10000), now and then where only SQL callers lock")

@@ -1,12 +1,15 @@
 package pgxlock_test
 
 import (
+	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -29,15 +32,19 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 			switch {
 			case version == 0:
 				wantFinding(t, findings, "schema", statusError, "has no pgxlock", db.Name, "pgxlock migrate up")
-				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-5 {
+				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-6 {
 					t.Errorf("%v", findings)
 				}
 			case version < newest:
+				wantFinding(t, findings, "rights", statusWarning, "no pgxlock_rights()", "pgxlock migrate up")
 				wantFinding(t, findings, "schema", statusError, fmt.Sprint("version ", version), fmt.Sprint("this program needs version ", newest), "migrations.Up", "pgxlock migrate up")
 			case version == newest:
 				wantFinding(t, findings, "schema", statusOK, `schema "public"`, fmt.Sprint("version ", version))
 			default:
 				wantFinding(t, findings, "schema", statusWarning, fmt.Sprint("version ", version), fmt.Sprint("this program knows ", newest))
+			}
+			if version == newest-1 { // what each role needs is listed by the last one
+				delete(findings, "rights")
 			}
 			wantRestOK(t, findings, "schema", "durability", "lock_table")
 		})
@@ -82,7 +89,7 @@ func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
 		wantFinding(t, examine(t, db, nil), "search_path", statusOK, fmt.Sprintf("%q", schema))
 
 		db.Exec(t, "alter function "+quoted+".try_acquire_lock(varchar, varchar, interval, jsonb) set search_path = public, pg_temp")
-		wantFinding(t, examine(t, db, nil), "search_path", statusError, "1 functions", "try_acquire_lock(")
+		wantFinding(t, examine(t, db, nil), "search_path", statusError, "1 function without", "try_acquire_lock(")
 
 		// None of them is left out.
 		var n int
@@ -203,14 +210,16 @@ func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
 		t.Errorf("%d findings", len(findings))
 	}
 	wantBlind(findings, "schema", "grant_locks")
+	wantFinding(t, findings, "rights", statusError, role, "may not lock", "GRANT USAGE ON SCHEMA locks TO "+role, "SELECT locks.grant_locks('"+role+"', 'application')")
 	wantBlind(findings, "tokens", "owns the functions")
 	wantBlind(findings, "expired", "'monitoring'")
 	wantFinding(t, findings, "snapshots", statusWarning, "may not see the sessions", role, "pg_read_all_stats")
-	wantRestOK(t, findings, "schema", "tokens", "expired", "snapshots", "durability", "lock_table")
+	wantRestOK(t, findings, "schema", "rights", "tokens", "expired", "snapshots", "durability", "lock_table")
 
 	db.Exec(t, "select locks.harden_locks(), locks.grant_locks('"+role+"', 'application')")
 	findings = examine(t, theirs, nil)
 	wantFinding(t, findings, "schema", statusOK)
+	wantFinding(t, findings, "rights", statusOK, role, "all rights of application")
 	wantBlind(findings, "tokens", "owns the functions")
 	wantBlind(findings, "expired", "'monitoring'")
 	db.Exec(t, "select locks.grant_locks('"+role+"', 'monitoring'); grant pg_read_all_stats to "+role)
@@ -220,4 +229,135 @@ func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
 	if strings.Contains(fmt.Sprint(findings["lock_table"]), "could not") {
 		t.Error(findings["lock_table"])
 	}
+}
+
+// ownedBy makes a role and an installation of its own, in a schema of which it can grant rights.
+func ownedBy(t *testing.T, db *pgtest.DB, schema string) (owner string, theirs *pgtest.DB) {
+	t.Helper()
+	owner, theirs = login(t, db)
+	db.Exec(t, "create schema "+pgx.Identifier{schema}.Sanitize()+" authorization "+owner)
+	install(t, theirs, schema)
+	return owner, theirs
+}
+
+// wantMended runs the statements that a finding advises, as the role that each is for.
+func wantMended(t *testing.T, f pgxlock.Finding, owner string, theirs *pgtest.DB) {
+	t.Helper()
+	for statement := range strings.SplitSeq(f.Advice, "; ") {
+		sql, asked := strings.CutPrefix(statement, "as role "+owner+": ")
+		if !asked {
+			t.Errorf("not for role %s: %q", owner, statement)
+		}
+		theirs.Exec(t, sql)
+	}
+}
+
+// Each right is taken away alone, in both forms. The doctor names it and no other, and what it
+// advises gives it back.
+func TestDoctorNamesEachRightThatARoleLacks(t *testing.T) {
+	t.Parallel()
+	for form, call := range map[string]string{"as installed": "soften_locks()", "hardened": "harden_locks()"} {
+		for _, kind := range []string{"application", "monitoring", "administration"} {
+			t.Run(form+" "+kind, func(t *testing.T) {
+				t.Parallel()
+				db := pgtest.New(t)
+				owner, theirs := ownedBy(t, db, "locks")
+				role, app := login(t, db)
+				theirs.Exec(t, "select locks."+call)
+				theirs.Exec(t, "select locks.grant_locks($1, $2)", role, kind)
+				rows, err := theirs.Pool.Query(t.Context(), `select trim(p), split_part(object, ' ', 1), regexp_replace(object, '^[A-Z]+ ', '')
+					from locks.pgxlock_rights(), unnest(string_to_array(privileges, ',')) p
+					where $1 = any (kinds) and coalesce(hardened = locks.pgxlock_hardened(), true)
+					union all select 'USAGE', 'SCHEMA', 'locks'`, kind)
+				type right struct{ Privilege, Class, Object string }
+				rights, err := pgx.CollectRows(rows, pgx.RowToStructByPos[right])
+				if err != nil || len(rights) < 10 {
+					t.Fatal(len(rights), err)
+				}
+				wantFinding(t, examine(t, app, nil), "rights", statusOK, role, "all rights of "+kind)
+				status := statusWarning
+				if kind == "application" {
+					status = statusError
+				}
+				for _, r := range rights {
+					object := r.Object
+					if r.Class != "SCHEMA" {
+						object = "locks." + object
+					}
+					theirs.Exec(t, fmt.Sprintf("revoke %s on %s %s from %s", r.Privilege, r.Class, object, role))
+					name, _, _ := strings.Cut(r.Object, "(")
+					if r.Class == "SCHEMA" {
+						name = "schema locks"
+					}
+					f := examine(t, app, nil)["rights"]
+					if want := fmt.Sprintf("role %q lacks rights of %s: %s on %s", role, kind, r.Privilege, name); f.Status != status || f.Detail != want {
+						t.Fatalf("%+v, want %q", f, want)
+					}
+					wantMended(t, f, owner, theirs)
+				}
+				wantFinding(t, examine(t, app, nil), "rights", statusOK, "all rights of "+kind)
+			})
+		}
+	}
+}
+
+func TestDoctorTellsWhatARoleMayDo(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"soften_locks()", "harden_locks()"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			const schema = `Upper "double' Näme`
+			quoted := pgx.Identifier{schema}.Sanitize()
+			owner, theirs := ownedBy(t, db, schema)
+			theirs.Exec(t, "select "+quoted+"."+call)
+			const all = "has all rights of application, administration, monitoring"
+			wantFinding(t, examine(t, db, nil), "rights", statusOK, all) // a superuser
+			wantFinding(t, examine(t, theirs, nil), "rights", statusOK, owner, all)
+
+			// A role without rights, of a name that needs quotes, by SET ROLE.
+			role := `Role's "` + rand.Text()
+			db.Exec(t, "create role "+pgx.Identifier{role}.Sanitize())
+			t.Cleanup(func() {
+				if _, err := db.Pool.Exec(context.Background(), "drop owned by "+pgx.Identifier{role}.Sanitize()+" cascade; drop role "+pgx.Identifier{role}.Sanitize()); err != nil {
+					t.Error(err)
+				}
+			})
+			app := &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }), URL: db.URL, Name: db.Name}
+			findings := examine(t, app, nil)
+			wantFinding(t, findings, "rights", statusError, fmt.Sprintf("%q", role), "may not lock")
+			wantMended(t, findings["rights"], owner, theirs)
+			wantFinding(t, examine(t, app, nil), "rights", statusOK, fmt.Sprintf("%q", role), "has all rights of application")
+
+			// With another kind as well it is still an application, which lacks a right.
+			theirs.Exec(t, "select "+quoted+".grant_locks($1, 'monitoring')", role)
+			wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of application, monitoring")
+			lost := map[string]string{
+				"soften_locks()": "insert on " + quoted + ".distributed_locks from ",
+				"harden_locks()": "execute on function " + quoted + ".lock_tx from ",
+			}[call]
+			theirs.Exec(t, "revoke "+lost+pgx.Identifier{role}.Sanitize())
+			wantFinding(t, examine(t, app, nil), "rights", statusError, "lacks rights of application")
+			theirs.Exec(t, "select "+quoted+".revoke_locks($1)", role)
+			wantFinding(t, examine(t, app, nil), "rights", statusError, "may not lock")
+			theirs.Exec(t, "select "+quoted+".grant_locks($1, 'monitoring')", role)
+			wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of monitoring, and may not lock")
+		})
+	}
+}
+
+// As installed everybody may call the functions, unless somebody made the server stricter.
+func TestDoctorFindsFunctionsThatNotEverybodyMayCall(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner, theirs := ownedBy(t, db, "locks")
+	role, app := login(t, db)
+	db.Exec(t, "alter role "+role+" in database "+db.Name+" set search_path = locks")
+	theirs.Exec(t, "select locks.grant_locks($1, 'application')", role)
+	theirs.Exec(t, "revoke execute on all functions in schema locks from public")
+	findings := examine(t, app, nil)
+	wantFinding(t, findings, "rights", statusError, "EXECUTE on acquire_lock, ", "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA locks TO "+role)
+	wantMended(t, findings["rights"], owner, theirs)
+	wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of application")
+	works(t, app)
 }

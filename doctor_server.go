@@ -170,7 +170,7 @@ func (d *doctor) durability(ctx context.Context) (Finding, error) {
 	}
 	switch {
 	case names.Value == "" && s.All > 0:
-		f.add(StatusWarning, fmt.Sprintf("%d standbys, none of them synchronous: a promoted one may lack the last leases", s.All),
+		f.add(StatusWarning, counted(s.All, "standby")+", none synchronous: a promoted one may lack the last leases",
 			"fence what is written, or compare tokens; or set synchronous_standby_names")
 	case names.Value != "" && s.All == 0, names.Value != "" && s.Synchronous == 0 && d.role.SeesAll:
 		f.add(StatusError, "no synchronous standby is connected: commits wait for one, acquires among them", "bring one back, or empty synchronous_standby_names")
@@ -214,7 +214,7 @@ func (d *doctor) prepared(ctx context.Context) (Finding, error) {
 		f.Detail = ""
 	}
 	for _, t := range found {
-		f.add(StatusWarning, fmt.Sprintf("%s was prepared %s ago and holds %d locks, without a session", quoteLiteral(t.ID), time.Duration(t.Seconds)*time.Second, t.Locks),
+		f.add(StatusWarning, fmt.Sprintf("%s was prepared %s ago and holds %s, without a session", quoteLiteral(t.ID), time.Duration(t.Seconds)*time.Second, counted(t.Locks, "lock")),
 			fmt.Sprintf("COMMIT PREPARED or ROLLBACK PREPARED %s, if its transaction manager does not", quoteLiteral(t.ID)))
 	}
 	return f, nil
@@ -246,7 +246,7 @@ func (d *doctor) snapshots(ctx context.Context) (Finding, error) {
 		if s.Seconds > 0 {
 			since = fmt.Sprintf(" for %s", time.Duration(s.Seconds)*time.Second)
 		}
-		f.add(StatusWarning, fmt.Sprintf("%s has held back vacuum%s, for %d transactions", s.Who, since, s.Transactions), "")
+		f.add(StatusWarning, fmt.Sprintf("%s has held back vacuum%s, for %s", s.Who, since, counted(s.Transactions, "transaction")), "")
 	}
 	if len(found) > 0 {
 		f.Advice = "end the transaction (pg_terminate_backend), or drop the slot that nobody reads"
@@ -270,7 +270,7 @@ func (d *doctor) wraparound(ctx context.Context) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
-	f := ok("the oldest row that is not frozen, in database %q, is %d transactions old", o.Database, o.Age)
+	f := ok("the oldest row that is not frozen, in database %q, is %s old", o.Database, counted(o.Age, "transaction"))
 	const advice = "VACUUM that database, and see what holds back autovacuum (snapshots)"
 	switch {
 	case o.Age >= failsafeAge:

@@ -25,7 +25,7 @@ import (
 // it is not content.
 
 // doctorChecks are the names of all checks, in order.
-var doctorChecks = strings.Fields(`primary pooler advisory notify schema search_path tokens row_security collation expired
+var doctorChecks = strings.Fields(`primary pooler advisory notify schema rights search_path tokens row_security collation expired
 	clock timeouts durability lock_table prepared snapshots wraparound`)
 
 // examine returns the findings by their checks.
@@ -152,7 +152,7 @@ func TestDoctorFindsAStandby(t *testing.T) {
 		return query[int](t, primary, "select count(*) from pg_stat_replication") == 1
 	})
 	findings = examine(t, several, nil)
-	wantFinding(t, findings, "durability", statusWarning, "1 standbys, none of them synchronous", "synchronous_standby_names")
+	wantFinding(t, findings, "durability", statusWarning, "1 standby, none synchronous", "synchronous_standby_names")
 	wantRestOK(t, findings, "durability")
 
 	// A role that cannot see which standbys are synchronous is told so.

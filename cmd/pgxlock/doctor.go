@@ -70,12 +70,30 @@ func printFindings(cmd *cobra.Command, output format, findings []pgxlock.Finding
 		return printJSON(cmd.OutOrStdout(), findings)
 	}
 	p := colors(cmd)
+	count := make(map[pgxlock.Status]int)
 	for _, f := range findings {
 		if err := printFinding(cmd.OutOrStdout(), p, f); err != nil {
 			return err
 		}
+		count[f.Status]++
 	}
-	return nil
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), summary(count))
+	return err
+}
+
+// summary returns how many findings have each status, as "16 ok, 1 warning, 2 errors".
+func summary(count map[pgxlock.Status]int) string {
+	text := fmt.Sprintf("%d ok", count[pgxlock.StatusOK])
+	for _, status := range []pgxlock.Status{pgxlock.StatusWarning, pgxlock.StatusError} {
+		switch n := count[status]; n {
+		case 0:
+		case 1:
+			text += fmt.Sprintf(", 1 %s", status)
+		default:
+			text += fmt.Sprintf(", %d %ss", n, status)
+		}
+	}
+	return text
 }
 
 // printFinding prints what was found in one line, and what to do in another.

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -24,12 +26,13 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	}
 	r := execute(t, env, "doctor", "--strict")
 	r.want(t, exitOK, "ok      primary      the primary, PostgreSQL", "")
-	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 17 || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
-		t.Errorf("want 17 lines without colors and advice:\n%s", r.stdout)
+	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 19 || lines[18] != "18 ok" || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
+		t.Errorf("want 18 findings and their summary, without colors and advice:\n%s", r.stdout)
 	}
 
 	db.Exec(t, "alter database postgres set lock_timeout = '50ms'")
 	execute(t, env, "doctor").want(t, exitOK, "warning timeouts     lock_timeout = 50ms (ALTER DATABASE)", "")
+	execute(t, env, "doctor").want(t, exitOK, "\n17 ok, 1 warning\n", "")
 	execute(t, env, "doctor", "--strict").want(t, exitUnsound, "                     -> Lockers' own connections set theirs", "")
 	execute(t, env, "doctor", "--schema", "nowhere").want(t, exitUnsound, `error   schema       schema "nowhere" has no pgxlock`, "")
 
@@ -42,7 +45,7 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 
 	r = execute(t, env, "doctor", "-o", "json")
 	var findings []pgxlock.Finding
-	if err := json.Unmarshal([]byte(r.stdout), &findings); err != nil || r.code != exitOK || len(findings) != 17 {
+	if err := json.Unmarshal([]byte(r.stdout), &findings); err != nil || r.code != exitOK || len(findings) != 18 {
 		t.Fatalf("%v, exit code %d:\n%s", err, r.code, r.stdout)
 	}
 	for _, f := range findings {
@@ -54,6 +57,38 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
     "status": "warning",
     "detail": "lock_timeout`) {
 		t.Errorf("the names have changed:\n%s", r.stdout)
+	}
+}
+
+func TestDoctorNamesTheRightsThatARoleLacks(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	role := "pgxlock_test_" + strings.ToLower(rand.Text())
+	db.Exec(t, "create role "+role+"; grant insert on distributed_locks to "+role)
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.Background(), "drop owned by "+role+"; drop role "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	r := execute(t, []string{"DATABASE_URL=" + db.URL, "PGOPTIONS=-c role=" + role}, "doctor")
+	r.want(t, exitUnsound, "error   rights       role \""+role+"\" lacks rights of application: DELETE, INSERT, ", "")
+	r.want(t, exitUnsound, "public.grant_locks('"+role+"', 'application')\n", "")
+}
+
+func TestSummaryCountsEachStatus(t *testing.T) {
+	t.Parallel()
+	for want, count := range map[string]map[pgxlock.Status]int{
+		"18 ok":                       {pgxlock.StatusOK: 18},
+		"16 ok, 1 warning, 1 error":   {pgxlock.StatusOK: 16, pgxlock.StatusWarning: 1, pgxlock.StatusError: 1},
+		"14 ok, 2 warnings, 3 errors": {pgxlock.StatusOK: 14, pgxlock.StatusWarning: 2, pgxlock.StatusError: 3},
+		"0 ok, 1 error":               {pgxlock.StatusError: 1},
+	} {
+		if got := summary(count); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 
