@@ -265,7 +265,7 @@ func TestDoctorNamesEachRightThatARoleLacks(t *testing.T) {
 				role, app := login(t, db)
 				theirs.Exec(t, "select locks."+call)
 				theirs.Exec(t, "select locks.grant_locks($1, $2)", role, kind)
-				rows, err := theirs.Pool.Query(t.Context(), `select trim(p), split_part(object, ' ', 1), regexp_replace(object, '^[A-Z]+ ', '')
+				rows, _ := theirs.Pool.Query(t.Context(), `select trim(p), split_part(object, ' ', 1), regexp_replace(object, '^[A-Z]+ ', '')
 					from locks.pgxlock_rights(), unnest(string_to_array(privileges, ',')) p
 					where $1 = any (kinds) and coalesce(hardened = locks.pgxlock_hardened(), true)
 					union all select 'USAGE', 'SCHEMA', 'locks'`, kind)
