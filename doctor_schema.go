@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -155,7 +156,7 @@ func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 	}
 	return Finding{
 		Status: StatusError, Detail: fmt.Sprintf("%s without search_path = %s, pg_temp, which may find objects of others: %s", counted(int64(len(astray)), "function"), d.schema, strings.Join(names, ", ")),
-		Advice: `run all the up files again, as "Moving a database" in docs/operations.md says`,
+		Advice: "run all the up files again: see " + lockerr.Manual + "#moving-a-database",
 	}, nil
 }
 
@@ -210,7 +211,7 @@ func (d *doctor) rowSecurity(ctx context.Context) (Finding, error) {
 	case len(applies) > 0:
 		return Finding{
 			Status: StatusError, Detail: fmt.Sprintf("row-level security on %s applies to the functions that role %q calls, which then refuse to work (42501)", strings.Join(applies, ", "), d.role.Name),
-			Advice: `ALTER TABLE ... DISABLE ROW LEVEL SECURITY, or see "Rights" in docs/operations.md`,
+			Advice: "ALTER TABLE ... DISABLE ROW LEVEL SECURITY, or see " + lockerr.Manual + "#rights",
 		}, nil
 	case len(elsewhere) > 0:
 		return ok("enabled on %s, where it stops nothing that role %q calls", strings.Join(elsewhere, ", "), d.role.Name), nil

@@ -99,7 +99,7 @@ func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
 		db.Exec(t, `do $$ declare f regprocedure; begin
 			for f in select oid from pg_proc where prosqlbody is null and pronamespace in (select oid from pg_namespace where nspname not like 'pg\_%' and nspname <> 'information_schema')
 			loop execute 'alter function ' || f || ' reset search_path'; end loop; end $$`)
-		wantFinding(t, examine(t, db, nil), "search_path", statusError, fmt.Sprint(n, " functions"), "Moving a database")
+		wantFinding(t, examine(t, db, nil), "search_path", statusError, fmt.Sprint(n, " functions"), "#moving-a-database")
 	}
 
 	db := pgtest.New(t)

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
@@ -183,9 +181,6 @@ func typed(err error) error {
 		return err
 	}
 	if remedy := lockerr.Remedy(err); remedy != "" {
-		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Routine == "check_enable_rls" {
-			remedy = "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see \"Rights\" in docs/operations.md"
-		}
 		return &deniedError{err, remedy}
 	}
 	if lacksSchema(err) {

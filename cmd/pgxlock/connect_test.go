@@ -105,7 +105,7 @@ func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 		} {
 			r := execute(t, []string{"DATABASE_URL=" + test.url}, strings.Fields(args)...)
 			r.want(t, exitDenied, "", test.says)
-			if strings.Count(r.stderr, test.remedy) != 1 || !strings.Contains(r.stderr, "--database-url") || strings.Contains(r.stderr, "is the server there") || strings.Contains(r.stderr, "guess") || strings.Count(r.stderr, "\n") != 1 {
+			if strings.Count(r.stderr, test.remedy) != 1 || !strings.Contains(r.stderr, "--database-url") || strings.Contains(r.stderr, "start the server") || strings.Contains(r.stderr, "guess") || strings.Count(r.stderr, "\n") != 1 {
 				t.Errorf("%s: %q", args, r.stderr)
 			}
 		}

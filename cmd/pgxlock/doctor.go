@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -25,7 +26,7 @@ settings for this role, and what the migrations made. It changes nothing. Run it
 the connection string of the program that locks, for much depends on the role.
 
 Exits with 1 if there is an error, with --strict also if there is a warning. What each
-check means is in docs/operations.md.`,
+check means is in ` + lockerr.Manual + "#the-doctor.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.LongTransaction <= 0 {

@@ -99,7 +99,7 @@ func TestDoctorWithoutADatabaseOrWithWrongUsageIsOneLine(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"--database-url", "postgres://nobody@127.0.0.1:1/nowhere"}, exitUnavailable, "is the server there"},
+		{[]string{"--database-url", "postgres://nobody@127.0.0.1:1/nowhere"}, exitUnavailable, "start the server, or correct the host and the port"},
 		{[]string{"--database-url", "mysql://root@h/db"}, exitUsage, "not a PostgreSQL connection string"},
 		{[]string{"--long-transaction", "0s"}, exitUsage, "--long-transaction is 0s"},
 		{[]string{"--schema", "pg_x"}, exitUsage, "must not begin with pg_"},

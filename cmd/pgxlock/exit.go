@@ -120,28 +120,27 @@ func unavailable(err error) bool {
 
 // describe makes one line of an error, with what to do about it.
 func describe(err error) string {
-	text := inFlags(strings.ReplaceAll(strings.TrimPrefix(printable(oneline.Join(err.Error())), "pgxlock: "), ": pgxlock: ", ": "))
+	text := oneline.Join(err.Error())
+	failed, unconnected := errors.AsType[*pgconn.ConnectError](err)
+	if unconnected {
+		text = shorten(text, failed)
+	}
+	text = inFlags(strings.ReplaceAll(strings.TrimPrefix(printable(text), "pgxlock: "), ": pgxlock: ", ": "))
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" && !errors.Is(err, pgxlock.ErrSchema) { // which says what to run
 		text += "; " + printable(oneline.Join(pgErr.Hint))
 	}
 	remedy := lockerr.Remedy(err)
-	if remedy != "" && !strings.Contains(text, remedy) && !strings.Contains(text, "docs/operations.md") {
+	if unconnected {
+		remedy = reconnect(err)
+	}
+	if remedy != "" && !strings.Contains(text, remedy) {
 		text += "; " + remedy // as the package says of its statements
 	}
-	const source = "--database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*"
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		switch {
-		case remedy != "":
-			text += "; the connection is that of " + source
-		case lockerr.Untrusted(err):
-			text += "; its certificate is not trusted: see sslrootcert and sslmode"
-		case errors.Is(err, pgxlock.ErrReadOnly):
-		default:
-			text += "; is the server there, and is it the one meant by " + source + "?"
-		}
+	if unconnected {
+		text += "; " + ofConnection
 	}
 	if errors.Is(err, pgserver.ErrNoBinaries) {
-		text += "; on Debian, scripts/install-postgres in pgxlock's source does the former"
+		text += "; on Debian: apt-get install postgresql"
 	}
 	return text
 }

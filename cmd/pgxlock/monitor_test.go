@@ -274,7 +274,7 @@ func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	execute(t, empty, "evict", "k", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", "nobody holds") // which needs no tables
 	for _, command := range []string{"tree", "watch", "reap", "evict k --reason why --yes"} {
 		args := strings.Fields(command)
-		execute(t, []string{"DATABASE_URL=postgres://nobody@127.0.0.1:1/nowhere"}, args...).want(t, exitUnavailable, "", "is the server there")
+		execute(t, []string{"DATABASE_URL=postgres://nobody@127.0.0.1:1/nowhere"}, args...).want(t, exitUnavailable, "", "start the server, or correct the host and the port")
 		execute(t, empty, append(args, "--schema", "pg_x")...).want(t, exitUsage, "", "must not begin with pg_")
 	}
 	execute(t, empty, "watch", "--every", "10ms").want(t, exitUsage, "", "--every is 10ms, it must be at least 1s")
@@ -289,7 +289,7 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
 	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls", "acquire k", "run k -- true"} {
 		r := execute(t, env, strings.Fields(command)...)
-		r.want(t, exitDenied, "", "(SQLSTATE 42501); the role lacks rights that docs/operations.md names\n")
+		r.want(t, exitDenied, "", "(SQLSTATE 42501); as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see https://github.com/pgxlock/pgxlock/blob/main/docs/operations.md#rights\n")
 	}
 }
 

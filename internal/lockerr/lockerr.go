@@ -21,6 +21,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
+// Manual is where errors point to: whoever has the program or the module need not have its
+// source.
+const Manual = "https://github.com/pgxlock/pgxlock/blob/main/docs/operations.md"
+
 // States yields the SQLSTATEs of all errors of the server that err wraps, whichever driver
 // they came through: an attempt to connect to several hosts has one for each.
 func States(err error) iter.Seq[string] {
@@ -103,19 +107,29 @@ func Denied(err error) bool { return Remedy(err) != "" }
 func Remedy(err error) string {
 	for state := range States(err) {
 		switch {
+		case state == "28P01":
+			return "check the user and the password"
 		case strings.HasPrefix(state, "28"):
-			return "the server refuses this user: check the user and the password of the connection, the role's LOGIN, and the server's pg_hba.conf"
+			return "check the user, the role's LOGIN, and the server's pg_hba.conf"
 		case strings.HasPrefix(state, "3D"):
 			return "create the database, or correct its name in the connection string"
 		case state == "42501" && connecting(err):
 			return "GRANT CONNECT ON DATABASE to the role"
+		case state == "42501" && rowSecurity(err):
+			return "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see " + Manual + "#rights"
 		case state == "42501":
-			return "the role lacks rights that docs/operations.md names"
+			return "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + Manual + "#rights"
 		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42")) && connecting(err):
 			return "the server refuses a setting of the connection string; correct it, or leave it out"
 		}
 	}
 	return ""
+}
+
+// rowSecurity reports whether row-level security is why a right was refused.
+func rowSecurity(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Routine == "check_enable_rls"
 }
 
 // Untrusted reports whether a server answered whose certificate is not trusted.

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/oneline"
+)
+
+// ofConnection names what a connection is made from.
+const ofConnection = "the connection is that of --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*"
+
+// shorten replaces what pgx says of a failed connection in text, which is one line: pgx lists
+// each attempt, with TLS and without, at each address.
+func shorten(text string, failed *pgconn.ConnectError) string {
+	lines := strings.Split(failed.Error(), "\n")
+	begin := strings.Index(text, oneline.Join(lines[0]))
+	if begin < 0 {
+		return text
+	}
+	end := begin
+	for _, line := range lines { // a repeated one may have been left out
+		if line = oneline.Join(line); strings.Contains(text[begin:], line) {
+			end = max(end, strings.LastIndex(text, line)+len(line))
+		}
+	}
+	before, _, _ := strings.Cut(text[:begin], strings.TrimPrefix(pgxlock.ErrUnavailable.Error(), "pgxlock: ")) // which is said better now
+	return before + unconnected(failed) + text[end:]
+}
+
+// unconnected says who could not connect where, and why.
+func unconnected(failed *pgconn.ConnectError) string {
+	var hosts []string
+	causes := map[string]cause{}
+	for _, err := range attempts(failed) {
+		host, why := attempted(err)
+		known, again := causes[host]
+		if !again {
+			hosts = append(hosts, host)
+		}
+		if !again || why.weight > known.weight {
+			causes[host] = why
+		}
+	}
+	for i, host := range hosts {
+		hosts[i] = "at " + host + ": " + causes[host].text
+	}
+	return fmt.Sprintf("cannot connect as user %q to database %q %s", failed.Config.User, failed.Config.Database, strings.Join(hosts, ", "))
+}
+
+// attempts returns the error of each attempt to connect.
+func attempts(err error) []error {
+	for inner := err; inner != nil; inner = errors.Unwrap(inner) {
+		if several, ok := inner.(interface{ Unwrap() []error }); ok {
+			return several.Unwrap()
+		}
+	}
+	return []error{errors.Unwrap(err)}
+}
+
+// cause is why an attempt failed. Of those at one host the weightiest counts.
+type cause struct {
+	text   string
+	weight int
+}
+
+// attempted returns the host of an attempt, and why it failed. pgx puts the address and the
+// name of the host before each error but those of the name itself.
+func attempted(err error) (host string, why cause) {
+	if unknown, ok := errors.AsType[*net.DNSError](err); ok {
+		return unknown.Name, cause{unknown.Err, 1}
+	}
+	address, rest, _ := strings.Cut(err.Error(), " (")
+	name, rest, _ := strings.Cut(rest, "): ")
+	host = address
+	if _, port, err := net.SplitHostPort(address); err == nil {
+		host = net.JoinHostPort(name, port)
+	}
+	var pgErr *pgconn.PgError
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &pgErr):
+		return host, cause{pgErr.Message + " (SQLSTATE " + pgErr.Code + ")", 2}
+	case readOnly(err):
+		return host, cause{"it is a standby, or read-only", 2}
+	case errors.Is(err, context.DeadlineExceeded):
+		return host, cause{"no answer in time", 1}
+	case errors.As(err, &errno):
+		return host, cause{errno.Error(), 1}
+	case strings.Contains(rest, "server refused TLS connection"): // which pgx has no name for
+		return host, cause{"it has no TLS", 0}
+	}
+	return host, cause{rest, 1}
+}
+
+// readOnly reports whether a server was refused for being a standby, or read-only.
+func readOnly(err error) bool {
+	return slices.ContainsFunc([]error{pgxlock.ErrReadOnly, pgconn.ErrReadOnlyConnection, pgconn.ErrStandbyConnection},
+		func(target error) bool { return errors.Is(err, target) })
+}
+
+// reconnect says what to do about a connection that failed.
+func reconnect(err error) string {
+	_, unknown := errors.AsType[*net.DNSError](err)
+	state := func(code string) bool {
+		for state := range lockerr.States(err) {
+			if state == code {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case lockerr.Denied(err):
+		return lockerr.Remedy(err)
+	case state(pgerrcode.TooManyConnections):
+		return "close idle connections, or raise max_connections, or the CONNECTION LIMIT of the role or the database"
+	case state(pgerrcode.CannotConnectNow):
+		return "try again when the server has started"
+	case lockerr.Untrusted(err):
+		return "its certificate is not trusted: see sslrootcert and sslmode"
+	case readOnly(err):
+		return "connect to the primary, or name all hosts: postgres://user@host1,host2/database"
+	case unknown:
+		return "correct the name of the host"
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
+		return "start the server, or correct the host and the port"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "check the host, the port, and firewalls in between"
+	}
+	return "check the server and the connection string"
+}

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// Each cause of a connection that fails has one line of its own, which is compared as a
+// whole: it names user, database, host and cause once, and what to do about that cause.
+
+// ofSource ends every such line.
+const ofSource = "; the connection is that of --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*\n"
+
+// wantUnconnected runs commands of all paths to the database: those of a pool, of the
+// migrations and of a Locker. Before the line stands the name of the call, where it has one.
+func wantUnconnected(t *testing.T, connString string, code int, want string) {
+	t.Helper()
+	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "migrations: up: ", "run --kind session k -- true": `acquire "k": `} {
+		r := execute(t, []string{"DATABASE_URL=" + connString}, strings.Fields(args)...)
+		if line := "pgxlock: " + call + want + ofSource; r.code != code || r.stdout != "" || r.stderr != line {
+			t.Errorf("%s: exit code %d, want %d\n%s\nwant %s", args, r.code, code, r.stderr, line)
+		}
+	}
+}
+
+// hostPort returns the address in a connection string.
+func hostPort(t *testing.T, connString string) string {
+	t.Helper()
+	u, err := url.Parse(connString)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u.Host
+}
+
+func TestWrongPasswordIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	right := pgtest.Private(t, pgserver.Config{TCP: true}).TCPURL("postgres")
+	for _, sslmode := range []string{"disable", "prefer"} { // prefer: with TLS first, which this server refuses
+		wantUnconnected(t, fmt.Sprintf("postgres://postgres:guess@%s/postgres?sslmode=%s", hostPort(t, right), sslmode), exitDenied,
+			`cannot connect as user "postgres" to database "postgres" at `+hostPort(t, right)+
+				`: password authentication failed for user "postgres" (SQLSTATE 28P01); check the user and the password`)
+	}
+}
+
+func TestMissingDatabaseIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{TCP: true})
+	address := hostPort(t, server.TCPURL("postgres"))
+	wantUnconnected(t, strings.Replace(server.TCPURL("there_is_none"), "sslmode=disable", "sslmode=prefer", 1), exitDenied,
+		`cannot connect as user "postgres" to database "there_is_none" at `+address+
+			`: database "there_is_none" does not exist (SQLSTATE 3D000); create the database, or correct its name in the connection string`)
+}
+
+func TestFullServerIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{TCP: true, Settings: map[string]string{
+		"max_connections": "4", "superuser_reserved_connections": "0", "autovacuum": "off",
+	}})
+	for range 4 {
+		pgtest.Connect(t, server.URL("postgres"))
+	}
+	connString := strings.Replace(server.TCPURL("postgres"), "sslmode=disable", "sslmode=prefer", 1)
+	wantUnconnected(t, connString, exitUnavailable,
+		`cannot connect as user "postgres" to database "postgres" at `+hostPort(t, connString)+
+			`: sorry, too many clients already (SQLSTATE 53300); close idle connections, or raise max_connections, or the CONNECTION LIMIT of the role or the database`)
+}
+
+func TestStandbyIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{TCP: true})
+	if err := server.Demote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	connString := strings.Replace(server.TCPURL("postgres"), "sslmode=disable", "sslmode=prefer", 1)
+	wantUnconnected(t, connString, exitUnavailable,
+		`cannot connect as user "postgres" to database "postgres" at `+hostPort(t, connString)+
+			`: it is a standby, or read-only; connect to the primary, or name all hosts: postgres://user@host1,host2/database`)
+}
+
+func TestRefusedPortIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	wantUnconnected(t, "postgres://me:geheim@"+closed+"/db", exitUnavailable,
+		`cannot connect as user "me" to database "db" at `+closed+`: connection refused; start the server, or correct the host and the port`)
+}
+
+func TestMissingSocketIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	wantUnconnected(t, "postgres:///db?user=me&host="+dir, exitUnavailable,
+		`cannot connect as user "me" to database "db" at `+dir+`/.s.PGSQL.5432: no such file or directory; start the server, or correct the host and the port`)
+}
+
+func TestUnknownHostIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	wantUnconnected(t, "postgres://me@pgxlock.invalid:5433/db", exitUnavailable,
+		`cannot connect as user "me" to database "db" at pgxlock.invalid: no such host; correct the name of the host`)
+}
+
+func TestSilentServerIsNamedAsTheCause(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	address := silent.Addr().String()
+	r := execute(t, []string{"DATABASE_URL=postgres://me@" + address + "/db?connect_timeout=1"}, "reap")
+	if want := `pgxlock: reap: cannot connect as user "me" to database "db" at ` + address +
+		`: no answer in time; check the host, the port, and firewalls in between` + ofSource; r.code == exitOK || r.stderr != want {
+		t.Errorf("exit code %d\n%s\nwant %s", r.code, r.stderr, want)
+	}
+}
+
+func TestEachOfSeveralHostsIsNamedWithItsCause(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{TCP: true})
+	if err := server.Demote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	connString := server.TCPURL("postgres")
+	standby := hostPort(t, connString)
+	wantUnconnected(t, strings.Replace(connString, standby, closed+","+standby, 1), exitUnavailable,
+		`cannot connect as user "postgres" to database "postgres" at `+closed+`: connection refused, at `+standby+
+			`: it is a standby, or read-only; connect to the primary, or name all hosts: postgres://user@host1,host2/database`)
+}
+
+// An error points to what whoever installed the program alone has: a command, or an address.
+func TestErrorsNameNoFileOfTheSource(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{pgserver.ErrNoBinaries, &pgconn.PgError{Code: pgerrcode.InsufficientPrivilege}} {
+		if text := strings.ReplaceAll(describe(err), lockerr.Manual, ""); strings.Contains(text, "docs/") || strings.Contains(text, "scripts/") || strings.Contains(text, "source") {
+			t.Errorf("%q", text)
+		}
+	}
+}
