@@ -71,6 +71,8 @@ lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck
 	else echo "shellcheck is not installed: scripts not checked"; fi
 
 build: ## build bin/pgxlock, the command
+	@test -x bin/pgxlock || echo "Building pgxlock; the first time this fetches Go modules ..."
+	@$(GO) mod download 2>/dev/null || true # without a line for each module; the build names any that is missing
 	@$(GO) build -o bin/ ./cmd/pgxlock ./internal/pgserver/with
 
 clean: ## remove what was built

@@ -22,6 +22,12 @@ func TestTheDemonstrationChecksAllItsClaims(t *testing.T) {
 		"PGUSER=nobody", "PGDATABASE=nowhere", "PGTARGETSESSIONATTRS=standby", "PGOPTIONS=-c default_transaction_read_only=on",
 	}, "demo")
 	r.want(t, exitOK, "All 9 claims checked", "")
+	if !strings.HasPrefix(r.stdout, demoIntroduction) || !strings.Contains(demoIntroduction, "fencing token") {
+		t.Errorf("it does not begin with what there is to see:\n%s", r.stdout)
+	}
+	if n := strings.Count(r.stdout, "no two processes were in the critical section"); n != 1 {
+		t.Errorf("a claim is printed %d times", n)
+	}
 	for _, text := range []string{"PostgreSQL ", " from /", "SIGKILL", "SIGSTOP", "lock lost", "SQLSTATE LK001", "held by psql", "import:csv"} {
 		if !strings.Contains(r.stdout, text) {
 			t.Errorf("nothing about %q", text)

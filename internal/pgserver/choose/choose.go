@@ -24,6 +24,7 @@ import (
 const (
 	DatabaseEnv = "PGXLOCK_TEST_DATABASE" // connection string of a role that may create databases
 	ServerEnv   = "PGXLOCK_TEST_SERVER"   // what to call that server in messages; with sets it
+	VerboseEnv  = "PGXLOCK_TEST_VERBOSE"  // not empty: say as well why no better server was chosen
 )
 
 // ErrNoServer means that there is no server to be had. The error that wraps it
@@ -42,10 +43,11 @@ type Server struct {
 	stop        func(context.Context) error
 }
 
-// String says in one line which server is used, and why not a better one.
+// String says in one line which server is used, and if VerboseEnv is set why not a better one:
+// that reads like a failure, and there is none.
 func (s *Server) String() string {
-	line := "PostgreSQL: " + s.Description
-	if len(s.PassedOver) > 0 {
+	line := s.Description
+	if len(s.PassedOver) > 0 && os.Getenv(VerboseEnv) != "" {
 		line += " (not " + strings.Join(s.PassedOver, "; not ") + ")"
 	}
 	return line

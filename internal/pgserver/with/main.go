@@ -81,7 +81,9 @@ func with(args []string, names environment) int {
 			fmt.Fprintln(os.Stderr, "with:", err)
 		}
 	}()
-	fmt.Fprintln(os.Stderr, server)
+	if names == forTests { // the demo says it itself
+		fmt.Fprintln(os.Stderr, server)
+	}
 	return run(args, names, server, signals)
 }
 
@@ -120,7 +122,7 @@ func run(args []string, names environment, server *choose.Server, signals <-chan
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(),
 		names.url+"="+server.URL,
-		names.description+"="+server.Description)
+		names.description+"="+server.String())
 	if err := cmd.Start(); err != nil {
 		fmt.Fprintln(os.Stderr, "with:", err)
 		return exitNotFound
