@@ -72,7 +72,7 @@ lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck
 
 build: ## build bin/pgxlock, the command
 	@test -x bin/pgxlock || echo "Building pgxlock; the first time this fetches Go modules ..."
-	@$(GO) mod download 2>/dev/null || true # without a line for each module; the build names any that is missing
+	@$(GO) list -deps ./cmd/pgxlock ./internal/pgserver/with >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
 	@$(GO) build -o bin/ ./cmd/pgxlock ./internal/pgserver/with
 
 clean: ## remove what was built
