@@ -928,7 +928,7 @@ BEGIN
 
   -- Each such call costs 1 to 3 us: what every Locker calls tests first, and calls these to raise.
   CREATE OR REPLACE FUNCTION pgxlock_require(p_holds boolean, p_demand text) RETURNS void
-  LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+  LANGUAGE plpgsql STABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
   BEGIN
     IF p_holds IS NOT TRUE THEN
       RAISE EXCEPTION '%', p_demand USING ERRCODE = 'invalid_parameter_value';
