@@ -54,8 +54,8 @@ BEGIN
 
   -------------------------------------------------------------- migrations --
   -- Every file calls this first ('up' or 'down', with the version that the file makes or
-  -- removes, and the search_path that it was run with) and last ('done', with the version
-  -- that the schema has then).
+  -- removes, and the search_path that it was run with) and last ('made' or 'removed', with
+  -- the version that the schema has then).
   --
   -- A role that may create objects in the schema could create some of ours before us, with
   -- triggers on them, and would still own what CREATE OR REPLACE replaces. So objects of
@@ -74,10 +74,7 @@ BEGIN
     v_recorded  bigint;                     -- what the tool that runs the file says of it
     v_needed    bigint := p_version - (p_step = 'up')::integer;
   BEGIN
-    IF p_step = 'done' THEN                 -- made once here, because every file changes it
-      EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION pgxlock_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s::bigint', p_version);
-      COMMENT ON FUNCTION pgxlock_version() IS 'pgxlock: version of this schema.';
-    ELSE
+    IF p_step IN ('up', 'down') THEN
       IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE EXCEPTION 'pgxlock: migrations run in READ COMMITTED: an older snapshot does not show what other roles have created since'
           USING ERRCODE = 'active_sql_transaction', HINT = 'SET default_transaction_isolation = ''read committed'' before the files.';
@@ -104,13 +101,25 @@ BEGIN
           || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
     END IF;
 
+    -- Another role may make one of ours at any time: only what belongs to this role is called.
+    IF EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure('pgxlock_version()')::oid AND p.proowner = v_me) THEN
+      v_installed := pgxlock_version();
+    END IF;
+    -- Made here, because every file changes it. A tool that another one has overtaken runs an
+    -- older file again, and then goes on: that takes nothing back.
+    IF p_step NOT IN ('up', 'down') THEN
+      EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION pgxlock_version() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN %s::bigint',
+        CASE p_step WHEN 'made' THEN greatest(p_version::bigint, v_installed) ELSE p_version::bigint END);
+      COMMENT ON FUNCTION pgxlock_version() IS 'pgxlock: version of this schema.';
+    END IF;
+
     SELECT string_agg(o.name || ' (owned by ' || quote_ident(pg_get_userbyid(o.owner)::text) || ')', ', ') INTO v_foreign
       FROM (SELECT c.relname::text AS name, c.relowner AS owner, c.xmin AS writer FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid
             UNION ALL
             SELECT p.oid::regprocedure::text, p.proowner, p.xmin FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema))::oid) o
      WHERE o.owner <> v_me
        -- Not older than this transaction, for a subtransaction has a number of its own.
-       AND CASE WHEN p_step = 'done' AND age(o.writer) <= age(pg_current_xact_id()::xid) THEN true
+       AND CASE WHEN p_step NOT IN ('up', 'down') AND age(o.writer) <= age(pg_current_xact_id()::xid) THEN true
                 WHEN position('(' IN o.name) = 0 THEN          -- a table, a view, a sequence or an index
                   left(o.name, 8) = 'pgxlock_' OR o.name IN ('distributed_locks', 'distributed_lock_shares', 'lock_leases', 'lock_shares', 'lock_holders', 'lock_waiters')
                 ELSE o.name IN (                               -- what is adopted, and what the files call before they are done
@@ -123,7 +132,7 @@ BEGIN
               HINT = 'If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else drop them.';
     END IF;
 
-    IF p_step = 'done' THEN
+    IF p_step NOT IN ('up', 'down') THEN
       DELETE FROM pgxlock_migrations;
       INSERT INTO pgxlock_migrations (version, dirty) VALUES (p_version, false);
       IF p_version >= 8 AND current_setting('pgxlock.hardened', true) = 'on' THEN          -- the rights come with 000008
@@ -132,10 +141,6 @@ BEGIN
         PERFORM harden_locks();
       END IF;
       RETURN;
-    END IF;
-    -- Another role may have made one of them since its objects were looked for.
-    IF EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure('pgxlock_version()')::oid AND p.proowner = v_me) THEN
-      v_installed := pgxlock_version();
     END IF;
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(quote_ident(v_schema) || '.pgxlock_migrations')::oid AND c.relowner = v_me) THEN      -- it is empty where all files are to run again
       v_recorded := (SELECT max(m.version) FROM pgxlock_migrations m);
@@ -979,7 +984,7 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_durable() IS 'pgxlock, internal: raises synchronous_commit for this transaction if it is off or local.';
 
   -------------------------------------------------------------------- rows --
-  PERFORM pgxlock_migrate('done'::text, 1, v_path);
+  PERFORM pgxlock_migrate('made'::text, 1, v_path);
 
   -- If the epoch of tokens in use is lost, it goes on with the days since 2020, because no cluster
   -- is repaired or fails over once a day. If their sequence is lost, it starts again, in a new

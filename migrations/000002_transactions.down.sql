@@ -17,5 +17,5 @@ BEGIN
     claim_once(text, interval, interval), purge_claims(interval, integer);
   DROP TABLE pgxlock_claims;
 
-  PERFORM pgxlock_migrate('done'::text, 1, v_path);
+  PERFORM pgxlock_migrate('removed'::text, 1, v_path);
 END $migration$;

@@ -216,5 +216,5 @@ BEGIN
   COMMENT ON FUNCTION purge_claims(interval, integer) IS
     'Removes up to p_limit claims: those without a retention that are older than p_age, and those whose retention is over. Returns how many. Their keys can be claimed again.';
 
-  PERFORM pgxlock_migrate('done'::text, 2, v_path);
+  PERFORM pgxlock_migrate('made'::text, 2, v_path);
 END $migration$;

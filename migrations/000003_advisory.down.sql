@@ -18,5 +18,5 @@ BEGIN
     pgxlock_session_key(bigint), pgxlock_advisory_pin(integer, bigint, bigint), pgxlock_publish_names(text[]);
   DROP TABLE pgxlock_advisory_locks, pgxlock_names;
 
-  PERFORM pgxlock_migrate('done'::text, 2, v_path);
+  PERFORM pgxlock_migrate('removed'::text, 2, v_path);
 END $migration$;

@@ -311,5 +311,5 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_publish_names(text[]) IS 'pgxlock, internal: publishes the names of advisory keys that are held.';
 
-  PERFORM pgxlock_migrate('done'::text, 3, v_path);
+  PERFORM pgxlock_migrate('made'::text, 3, v_path);
 END $migration$;

@@ -23,5 +23,5 @@ BEGIN
   DROP TABLE pgxlock_waiters;
   DROP SEQUENCE pgxlock_tickets;
 
-  PERFORM pgxlock_migrate('done'::text, 3, v_path);
+  PERFORM pgxlock_migrate('removed'::text, 3, v_path);
 END $migration$;

@@ -688,5 +688,5 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_wake_timed_out(timestamptz) IS
     'pgxlock, internal: whether other waiters pass a ticket woken at p_woken, because it has not tried within the wake timeout.';
 
-  PERFORM pgxlock_migrate('done'::text, 4, v_path);
+  PERFORM pgxlock_migrate('made'::text, 4, v_path);
 END $migration$;

@@ -23,5 +23,5 @@ BEGIN
     acquire_permit(varchar, varchar, integer, integer, jsonb), pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[]);
   DROP TABLE distributed_lock_shares, pgxlock_semaphores;
 
-  PERFORM pgxlock_migrate('done'::text, 4, v_path);
+  PERFORM pgxlock_migrate('removed'::text, 4, v_path);
 END $migration$;

@@ -685,7 +685,7 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[]) IS
     'pgxlock, internal: acquires a permit of each semaphore in turn; tickets as in pgxlock_acquire_batch(), in the queue name#. permit: its number. others: the highest other number of permits that callers gave within a minute.';
 
-  PERFORM pgxlock_migrate('done'::text, 5, v_path);
+  PERFORM pgxlock_migrate('made'::text, 5, v_path);
   IF v_new THEN
     -- Groups that a forced down file left expire on their own. A holder that joined one
     -- would be taken for all of it, as nobody knows any more who else is in it.

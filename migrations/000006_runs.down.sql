@@ -19,5 +19,5 @@ BEGIN
     pgxlock_finish_run(text, timestamptz, text, text, text), pgxlock_slot(timestamptz, interval, interval, text, integer);
   DROP TABLE pgxlock_runs;
 
-  PERFORM pgxlock_migrate('done'::text, 5, v_path);
+  PERFORM pgxlock_migrate('removed'::text, 5, v_path);
 END $migration$;

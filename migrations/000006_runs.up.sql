@@ -249,5 +249,5 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_slot(timestamptz, interval, interval, text, integer) IS
     'pgxlock, internal: the beginning of the period that contains p_at, or of the one p_ahead periods later.';
 
-  PERFORM pgxlock_migrate('done'::text, 6, v_path);
+  PERFORM pgxlock_migrate('made'::text, 6, v_path);
 END $migration$;

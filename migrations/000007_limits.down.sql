@@ -17,5 +17,5 @@ BEGIN
     pgxlock_limit_batch(bigint, integer, text[], integer[], bigint[], bigint[]), pgxlock_limit_clock(), pgxlock_reap_limits(integer, integer);
   DROP TABLE pgxlock_limits;
 
-  PERFORM pgxlock_migrate('done'::text, 6, v_path);
+  PERFORM pgxlock_migrate('removed'::text, 6, v_path);
 END $migration$;

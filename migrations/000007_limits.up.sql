@@ -221,5 +221,5 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_reap_limits(integer, integer) IS
     'Housekeeping only: removes the rows of keys with nothing used from p_pages pages of pgxlock_limits, beginning with p_page; returns how many, and the page to go on with, NULL after the last. Counting never needs it.';
 
-  PERFORM pgxlock_migrate('done'::text, 7, v_path);
+  PERFORM pgxlock_migrate('made'::text, 7, v_path);
 END $migration$;

@@ -25,5 +25,5 @@ BEGIN
     pgxlock_rights(), pgxlock_hardened(), pgxlock_objects(), pgxlock_grants(), pgxlock_check_owner();
   DROP TABLE pgxlock_evictions, pgxlock_step_down;
 
-  PERFORM pgxlock_migrate('done'::text, 7, v_path);
+  PERFORM pgxlock_migrate('removed'::text, 7, v_path);
 END $migration$;

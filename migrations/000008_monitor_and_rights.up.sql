@@ -670,5 +670,5 @@ BEGIN
     END LOOP;
   END IF;
 
-  PERFORM pgxlock_migrate('done'::text, 8, v_path);
+  PERFORM pgxlock_migrate('made'::text, 8, v_path);
 END $migration$;

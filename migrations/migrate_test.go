@@ -389,6 +389,22 @@ func TestAFileRefusesToRunOverALaterVersion(t *testing.T) {
 	refused(downFiles, marks(newest+1, false))
 }
 
+// golang-migrate records a version before it runs the file, which another tool may have
+// run meanwhile, and later ones too.
+func TestAnOlderFileThatRunsAgainTakesNothingBack(t *testing.T) {
+	t.Parallel()
+	db := atVersion(t, newest)
+	want := catalog(t, db)
+	for v := uint(1); v < newest; v++ {
+		db.Exec(t, fmt.Sprintf("update pgxlock_migrations set version = %d, dirty = true", v))
+		must(t, psql(t, db.URL, "-f", upFiles[v-1]))
+		expect(t, db.Pool, int(newest), "select pgxlock_version()")
+	}
+	must(t, psql(t, db.URL, "-f", upFiles[newest-1]))
+	sameCatalog(t, catalog(t, db), want)
+	version(t, db.Pool, newest)
+}
+
 func TestAFileRefusesToRunWithoutTheVersionBeforeIt(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

@@ -15,5 +15,5 @@ BEGIN
   CREATE FUNCTION acquire_lock_later(p_lock_name varchar, p_later text) RETURNS boolean LANGUAGE sql RETURN p_later IS NOT NULL;
   EXECUTE (SELECT string_agg(replace(pg_get_functiondef(p.oid), 'RETURNS boolean', 'RETURNS boolean COST 99'), E';\n' ORDER BY p.oid)
              FROM pg_proc p WHERE p.proname IN ('acquire_lock', 'release_lock', 'claim_once', 'lock_tx') AND p.pronamespace = current_schema()::regnamespace);
-  PERFORM pgxlock_migrate('done'::text, v_version, v_path);
+  PERFORM pgxlock_migrate('made'::text, v_version, v_path);
 END $migration$;
