@@ -95,7 +95,7 @@ func (e *eviction) check(cmd *cobra.Command) error {
 	}
 	if !e.yes {
 		if in, ok := cmd.InOrStdin().(*os.File); ok {
-			if _, terminal := window(in); terminal {
+			if _, _, terminal := window(in); terminal {
 				return nil
 			}
 		}

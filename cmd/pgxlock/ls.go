@@ -129,7 +129,7 @@ func printLeases(w io.Writer, p palette, indent string, leases []lease) error {
 			{short(metadataText(l.Metadata), maxMetadata), faint},
 		}
 	}
-	return printTable(w, p, indent, []string{"NAME", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
+	return printTable(w, p, indent, 0, []string{"NAME", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
 }
 
 // since is a time that passes, or none.

@@ -185,7 +185,7 @@ func printStatus(cmd *cobra.Command, output format, s schemaStatus) error {
 	if s.State == stateCurrent {
 		color = green
 	}
-	return printTable(cmd.OutOrStdout(), colors(cmd), "", []string{"INSTALLED", "NEWEST", "STATE"},
+	return printTable(cmd.OutOrStdout(), colors(cmd), "", 0, []string{"INSTALLED", "NEWEST", "STATE"},
 		[][]cell{{{text: fmt.Sprint(s.Installed)}, {text: fmt.Sprint(s.Newest)}, {s.State, color}}})
 }
 

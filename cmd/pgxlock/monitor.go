@@ -173,17 +173,19 @@ func note(h pgxlock.Holder) string {
 }
 
 // printHolders prints a table of holders as they are at a moment of the server's clock.
-// What may not fit on a screen comes last.
-func printHolders(w io.Writer, p palette, at time.Time, holders []pgxlock.Holder) error {
+func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pgxlock.Holder) error {
 	rows := make([][]cell, len(holders))
 	for i, h := range holders {
 		color := map[pgxlock.LeaseState]string{pgxlock.Live: green, pgxlock.Expired: yellow}[h.State]
-		remaining := ""
+		remaining, mode := "", ""
 		if !h.Expires.IsZero() {
 			remaining = brief(h.Expires.Sub(at))
 		}
 		if color == "" {
 			color = red
+		}
+		if h.Mode == pgxlock.Shared {
+			mode = modeNamed(h.Mode)
 		}
 		rows[i] = []cell{
 			{text: printable(bare(h.Key))},
@@ -191,12 +193,12 @@ func printHolders(w io.Writer, p palette, at time.Time, holders []pgxlock.Holder
 			{string(h.State), color},
 			{text: age(at, h.Since)},
 			{text: remaining},
-			{text: modeNamed(h.Mode)},
+			{text: mode},
 			{text: printable(h.Owner)},
 			{text: known(h.Token)},
 			{text: known(h.PID)},
 			{short(note(h), maxMetadata), faint},
 		}
 	}
-	return printTable(w, p, "", []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, rows)
+	return printTable(w, p, "", screen, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, rows)
 }

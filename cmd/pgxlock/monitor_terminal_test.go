@@ -46,6 +46,7 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k' || n, 'host:4711:ABCDEFGHIJKLMNOPQRSTUVWXYZ', 3600) from generate_series(10, 19) n")
 	s := newScreen(t, db.URL)
+	s.resizes(t, 100, 24)
 	s.runs(t, "seq -f row%g 100") // a screen that is full
 	s.prompts(t, 0)
 	s.runs(t, "pgxlock watch --every 1s")
@@ -59,16 +60,16 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	if before := s.looks(t, "-S", "-"); !strings.Contains(before, "row99\nrow100\n") {
 		t.Errorf("what was on the screen cannot be scrolled back to:\n%s", before)
 	}
-	if !strings.Contains(s.last, "REMAINING") {
-		t.Errorf("80 columns do not show for how long:\n%s", s.last)
+	if !strings.Contains(s.last, "TOKEN") {
+		t.Errorf("100 columns do not show the token:\n%s", s.last)
 	}
 	// A screen that is too small says how much it leaves out, one that is larger again shows
 	// all, and neither has anything left of the other.
-	s.resizes(t, 60, 8)
+	s.resizes(t, 92, 8)
 	s.shows(t, "... 8 more lines")
 	db.Exec(t, "delete from distributed_locks where lock_name in ('k18', 'k19')")
 	s.shows(t, "... 6 more lines")
-	s.resizes(t, 80, 20)
+	s.resizes(t, 100, 20)
 	until(t, "all is shown again", func() bool {
 		seen := s.looks(t)
 		return strings.Contains(seen, "\nk17 ") && strings.Contains(seen, "REMAINING") && !strings.Contains(seen, "more lines") &&

@@ -323,7 +323,7 @@ func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
 		Waiters: []pgxlock.Waiter{{Key: evil, Kind: pgxlock.Lease, Owner: evil, Behind: 2, Woken: true}},
 		Missing: []string{evil},
 	}
-	text, err := frame(true, shot, true)
+	text, err := frame(true, shot, true, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,12 +7,13 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 )
 
@@ -65,7 +66,7 @@ const (
 )
 
 func (p palette) paint(color, text string) string {
-	if !p || color == "" {
+	if !p || color == "" || text == "" {
 		return text
 	}
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
@@ -81,37 +82,92 @@ func colors(cmd *cobra.Command) palette {
 	if !ok || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" || runtime.GOOS == "windows" {
 		return false
 	}
-	_, terminal := window(file)
+	_, _, terminal := window(file)
 	return palette(terminal)
 }
 
 // cell is a field of a table.
 type cell struct{ text, color string }
 
-// printTable prints rows in columns as wide as they need to be. It measures
-// before it paints, which text/tabwriter cannot.
-func printTable(w io.Writer, p palette, indent string, header []string, rows [][]cell) error {
+// printTable prints rows in columns as wide as they need to be. On a screen of so many
+// columns (0: there is none) it leaves out what is empty in all rows, and wraps what does
+// not fit. It measures before it paints, which text/tabwriter cannot.
+func printTable(w io.Writer, p palette, indent string, screen int, header []string, rows [][]cell) error {
 	head := make([]cell, len(header))
 	for i, title := range header {
 		head[i] = cell{title, bold}
 	}
 	rows = append([][]cell{head}, rows...)
-	widths := make([]int, len(header))
-	for _, row := range rows {
-		for i, c := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(c.text))
+	var shown, titles, widths []int
+	for i := range header {
+		width, empty := 0, true
+		for n, row := range rows {
+			width = max(width, runewidth.StringWidth(row[i].text))
+			empty = empty && (n == 0 || row[i].text == "")
 		}
+		if screen == 0 || !empty || len(rows) == 1 {
+			shown, titles, widths = append(shown, i), append(titles, runewidth.StringWidth(header[i])), append(widths, width)
+		}
+	}
+	if screen > 0 {
+		fit(widths, titles, screen-runewidth.StringWidth(indent)-gap*(len(widths)-1))
 	}
 	var b strings.Builder
 	for _, row := range rows {
-		line := indent
-		for i, c := range row {
-			line += p.paint(c.color, c.text) + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.text)+2)
+		wrapped, height := make([][]string, len(shown)), 1
+		for n, i := range shown {
+			wrapped[n] = strings.Split(wrap(row[i].text, widths[n]), "\n")
+			height = max(height, len(wrapped[n]))
 		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		for y := range height {
+			line := indent
+			for n, i := range shown {
+				text := ""
+				if y < len(wrapped[n]) {
+					text = wrapped[n][y]
+				}
+				line += p.paint(row[i].color, text) + strings.Repeat(" ", max(0, widths[n]-runewidth.StringWidth(text))+gap)
+			}
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// gap is the space between two columns of a table.
+const gap = 2
+
+// fit makes the widest columns narrower until all fit into the room: none than its title,
+// unless that is not enough.
+func fit(widths, titles []int, room int) {
+	total := 0
+	for _, width := range widths {
+		total += width
+	}
+	for _, narrowest := range [][]int{titles, slices.Repeat([]int{2}, len(widths))} { // 2: one wide character
+		for total > room {
+			widest := -1
+			for i, width := range widths {
+				if width > narrowest[i] && (widest < 0 || width > widths[widest]) {
+					widest = i
+				}
+			}
+			if widest < 0 {
+				break
+			}
+			widths[widest]--
+			total--
+		}
+	}
+}
+
+// wrap breaks a text into lines of so many columns; 0: as many as it needs.
+func wrap(text string, columns int) string {
+	if columns == 0 {
+		return text
+	}
+	return runewidth.Wrap(text, columns)
 }
 
 // printable shows what a terminal would obey: names come from whoever locks.
@@ -123,12 +179,9 @@ func printable(s string) string {
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
-// short cuts a text to n characters.
+// short cuts a text to n columns.
 func short(s string, n int) string {
-	if utf8.RuneCountInString(s) <= n {
-		return s
-	}
-	return string([]rune(s)[:n-1]) + "…"
+	return runewidth.Truncate(s, n, "…")
 }
 
 // brief writes a duration as precisely as people want to know it.

@@ -77,7 +77,7 @@ database or a right, 64 for wrong usage.`,
 			e.key, e.command = args[0], args[1:]
 			e.stderr = cmd.ErrOrStderr()
 			if file, ok := e.stderr.(*os.File); ok {
-				_, e.stderrIsATerminal = window(file)
+				_, _, e.stderrIsATerminal = window(file)
 			}
 			return e.do(cmd.Context(), cmd.Flags())
 		},

@@ -81,12 +81,12 @@ func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot) error {
 		return func(shot pgxlock.Snapshot) error { return lines.Encode(viewSnapshot(shot)) }
 	}
 	if file, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
-		if rows, terminal := window(file); terminal {
+		if _, rows, terminal := window(file); terminal {
 			scroll := strings.Repeat("\n", rows) // what is there now, so that it is not lost
 			return func(shot pgxlock.Snapshot) error {
-				text, err := frame(p, shot, true)
+				columns, rows, _ := window(file)                     // it may have changed
+				text, err := frame(p, shot, true, max(0, columns-1)) // in the last column a terminal may wrap
 				if err == nil {
-					rows, _ := window(file) // it may have changed
 					_, err = io.WriteString(out, scroll+redrawn(text, rows))
 					scroll = ""
 				}
@@ -100,7 +100,7 @@ func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot) error {
 			missing = shot.Missing
 			printMissing(cmd, missing)
 		}
-		text, err := frame(p, shot, false)
+		text, err := frame(p, shot, false, 0)
 		if err == nil {
 			_, err = io.WriteString(out, text+"\n")
 		}
@@ -127,52 +127,69 @@ func redrawn(text string, rows int) string {
 	return home + cutLines + strings.Join(lines, restOfRow+"\n") + restOfRow + "\n" + wrapLines + restOfAll
 }
 
-// frame is a snapshot as people read it. Who waits comes first: a screen may have no room
-// for all.
-func frame(p palette, shot pgxlock.Snapshot, missing bool) (string, error) {
+// frame is a snapshot as people read it, on a screen of so many columns; 0: there is none.
+// Waiters come first: a screen may have no room for all.
+func frame(p palette, shot pgxlock.Snapshot, missing bool, screen int) (string, error) {
 	var b strings.Builder
-	load := shot.Server
-	fmt.Fprintf(&b, "%s  %d hold, %d wait, %d left behind\n", p.paint(bold, shot.At.Local().Format(time.RFC3339)), len(shot.Holders), len(shot.Waiters), len(shot.Expired))
-	fmt.Fprintf(&b, "lock table %d of %d, notifications %.0f%%", load.Locks, load.Room, 100*load.Notifications)
+	load, stamp := shot.Server, shot.At.Local().Format(time.RFC3339)
+	counts := fmt.Sprintf("%s  %d hold, %d wait, %d left behind", stamp, len(shot.Holders), len(shot.Waiters), len(shot.Expired))
+	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", load.Locks, load.Room, 100*load.Notifications)
 	if load.OldestPID != 0 {
-		fmt.Fprintf(&b, ", oldest snapshot %s of process %d", age(shot.At, load.OldestSince), load.OldestPID)
+		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", age(shot.At, load.OldestSince), load.OldestPID)
 	}
-	b.WriteString("\n")
+	b.WriteString(strings.Replace(wrap(counts, screen), stamp, p.paint(bold, stamp), 1) + "\n" + wrap(pressure, screen) + "\n")
 	if len(shot.Waiters) > 0 {
 		b.WriteString("\n")
-		if err := printWaiters(&b, p, shot.At, shot.Waiters); err != nil {
+		if err := printWaiters(&b, p, screen, shot); err != nil {
 			return "", err
 		}
 	}
 	if holders := slices.Concat(shot.Holders, shot.Expired); len(holders) > 0 {
 		b.WriteString("\n")
-		if err := printHolders(&b, p, shot.At, holders); err != nil {
+		if err := printHolders(&b, p, screen, shot.At, holders); err != nil {
 			return "", err
 		}
 	}
 	if missing {
 		for _, text := range shot.Missing {
-			b.WriteString("\n" + p.paint(faint, "not shown: "+printable(inFlags(text))))
+			b.WriteString("\n" + p.paint(faint, wrap("not shown: "+printable(inFlags(text)), screen)))
 		}
 	}
 	return b.String(), nil
 }
 
-func printWaiters(w io.Writer, p palette, at time.Time, waiters []pgxlock.Waiter) error {
-	rows := make([][]cell, len(waiters))
-	for i, waiter := range waiters {
-		blockers := strings.Trim(fmt.Sprint(waiter.BlockedBy), "[]")
+func printWaiters(w io.Writer, p palette, screen int, shot pgxlock.Snapshot) error {
+	holders := make(map[waited][]pgxlock.Holder)
+	holdersOf(shot.Tree(), holders)
+	rows := make([][]cell, len(shot.Waiters))
+	for i, waiter := range shot.Waiters {
 		rows[i] = []cell{
 			{text: printable(bare(waiter.Key))},
 			{text: string(kindNamed(waiter.Kind))},
 			{printable(waiter.Owner), yellow},
 			{text: known(int64(waiter.Behind))},
 			{text: known(waiter.PID)},
-			{text: age(at, waiter.Since)},
-			{short(blockers, maxMetadata), faint},
+			{text: age(shot.At, waiter.Since)},
+			{text: some(holders[waited{waiter.Kind, waiter.Key}], 3, ", ", func(h pgxlock.Holder) string { return printable(h.Owner) })},
 		}
 	}
-	return printTable(w, p, "", []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITS FOR", "BLOCKED BY"}, rows)
+	return printTable(w, p, "", screen, []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITED", "HELD BY"}, rows)
+}
+
+// waited names a lock that somebody waits for.
+type waited struct {
+	kind pgxlock.Kind
+	key  string
+}
+
+// holdersOf adds the holders of the locks that somebody waits for.
+func holdersOf(queues []pgxlock.Queue, holders map[waited][]pgxlock.Holder) {
+	for _, q := range queues {
+		holders[waited{q.Kind, q.Key}] = q.Holders
+		for _, w := range q.Waiters {
+			holdersOf(w.Blocks, holders)
+		}
+	}
 }
 
 // snapshotView is a snapshot as JSON shows it.
