@@ -51,8 +51,8 @@ func checkGrowing(turns []turn) error {
 // checkTakeover wants next to have begun when the lease before had expired.
 func checkTakeover(before, next lease) error {
 	switch {
-	case next.Name != before.Name || next.Holder == before.Holder:
-		return fmt.Errorf("%s still holds %s", before.Holder, before.Name)
+	case next.Key != before.Key || next.Holder == before.Holder:
+		return fmt.Errorf("%s still holds %s", before.Holder, before.Key)
 	case next.AcquiredAt.Before(before.ExpiresAt):
 		return fmt.Errorf("it was taken %s before it expired", before.ExpiresAt.Sub(next.AcquiredAt))
 	}
@@ -146,7 +146,7 @@ type held struct {
 func checkListed(leases []lease, want []held) error {
 	got := make([]held, len(leases))
 	for i, l := range leases {
-		got[i] = held{l.Name, l.State, l.Holder, l.Token}
+		got[i] = held{l.Key, l.State, l.Holder, l.Token}
 	}
 	if !slices.Equal(got, want) {
 		return fmt.Errorf("listed is %v, and held is %v", got, want)

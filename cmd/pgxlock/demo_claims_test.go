@@ -21,17 +21,17 @@ func goodMix() sqlAndGo {
 
 func TestTrueClaimsAreFoundTrue(t *testing.T) {
 	t.Parallel()
-	before := lease{Name: "k", Holder: "a", ExpiresAt: at(100)}
+	before := lease{Key: "k", Holder: "a", ExpiresAt: at(100)}
 	for name, err := range map[string]error{
 		"exclusive": checkExclusive(goodTurns(), 3),
 		"growing":   checkGrowing(goodTurns()),
-		"takeover":  checkTakeover(before, lease{Name: "k", Holder: "b", AcquiredAt: at(100)}),
+		"takeover":  checkTakeover(before, lease{Key: "k", Holder: "b", AcquiredAt: at(100)}),
 		"greater":   checkGreater(11, 12),
 		"lost":      checkLost(report{Err: "lost", Lost: true}),
 		"refused":   checkRefused(report{Err: "lost", Lost: true}, stateNotHeld, report{}),
 		"ledger":    checkLedger([]entry{{"a", 1}, {"b", 2}}, entry{"a", 1}, entry{"b", 2}),
 		"mixed":     checkMixed(goodMix(), "psql"),
-		"listed":    checkListed([]lease{{Name: "k", State: "live", Holder: "a", Token: 3}}, []held{{"k", "live", "a", 3}}),
+		"listed":    checkListed([]lease{{Key: "k", State: "live", Holder: "a", Token: 3}}, []held{{"k", "live", "a", 3}}),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -51,7 +51,7 @@ func TestEveryUntrueClaimIsFoundUntrue(t *testing.T) {
 		change(&s)
 		return checkMixed(s, "psql")
 	}
-	before := lease{Name: "k", Holder: "a", ExpiresAt: at(100)}
+	before := lease{Key: "k", Holder: "a", ExpiresAt: at(100)}
 	lost := report{Err: "lost", Lost: true}
 	for name, err := range map[string]error{
 		"two inside":              checkExclusive(turns(func(r []turn) { r[1].Inside = 2 }), 3),
@@ -61,8 +61,8 @@ func TestEveryUntrueClaimIsFoundUntrue(t *testing.T) {
 		"a token falls":           checkGrowing(turns(func(r []turn) { r[2].Token = 5 })),
 		"no tokens":               checkGrowing([]turn{{}}),
 		"no turns":                checkGrowing(nil),
-		"taken too early":         checkTakeover(before, lease{Name: "k", Holder: "b", AcquiredAt: at(99)}),
-		"never taken":             checkTakeover(before, lease{Name: "k", Holder: "a", AcquiredAt: at(101)}),
+		"taken too early":         checkTakeover(before, lease{Key: "k", Holder: "b", AcquiredAt: at(99)}),
+		"never taken":             checkTakeover(before, lease{Key: "k", Holder: "a", AcquiredAt: at(101)}),
 		"the same token":          checkGreater(11, 11),
 		"not told":                checkLost(report{}),
 		"told something else":     checkLost(report{Err: "network"}),
@@ -78,7 +78,7 @@ func TestEveryUntrueClaimIsFoundUntrue(t *testing.T) {
 		"Go kept out":             mix(func(s *sqlAndGo) { s.goTook = report{Err: "busy", Busy: true} }),
 		"SQL came in":             mix(func(s *sqlAndGo) { s.sqlAgain = true }),
 		"a lease not listed":      checkListed(nil, []held{{"k", "live", "a", 3}}),
-		"the wrong state listed":  checkListed([]lease{{Name: "k", State: "live", Holder: "a", Token: 3}}, []held{{"k", "expired", "a", 3}}),
+		"the wrong state listed":  checkListed([]lease{{Key: "k", State: "live", Holder: "a", Token: 3}}, []held{{"k", "expired", "a", 3}}),
 	} {
 		if err == nil {
 			t.Errorf("%s: found true", name)

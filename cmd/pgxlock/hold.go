@@ -26,20 +26,20 @@ var errLost = errors.New("the lease is lost")
 
 // busyError means that somebody else has the lease.
 type busyError struct {
-	name, holder string
-	remaining    time.Duration
+	key, holder string
+	remaining   time.Duration
 }
 
 func (e *busyError) Error() string {
 	if e.holder == "" {
-		return fmt.Sprintf("%q is just being acquired by somebody else", e.name)
+		return fmt.Sprintf("%q is just being acquired by somebody else", e.key)
 	}
-	return fmt.Sprintf("%q is held by %s for up to %s", e.name, e.holder, brief(e.remaining))
+	return fmt.Sprintf("%q is held by %s for up to %s", e.key, e.holder, brief(e.remaining))
 }
 
 // holding is a lease as a script needs it.
 type holding struct {
-	Name      string    `json:"name"`
+	Key       string    `json:"key"`
 	Holder    string    `json:"holder"`
 	Token     int64     `json:"token"`
 	ExpiresAt time.Time `json:"expires_at"`
@@ -51,7 +51,7 @@ func newAcquire() *cobra.Command {
 	var holder, metadata string
 	var ttl, wait time.Duration
 	cmd := &cobra.Command{
-		Use:   "acquire NAME",
+		Use:   "acquire KEY",
 		Short: "Take a lease, and print its token and holder",
 		Long: `Take a lease for a script, and print its fencing token and its holder id. It lasts
 for --ttl, whatever becomes of this process; extend it in time, and release it:
@@ -121,16 +121,16 @@ func checkWait(wait time.Duration) error {
 
 // acquire tries until wait is over. ctx ends a wait, but no statement that was
 // sent: what came of it would not be known.
-func acquire(ctx context.Context, pool *pgxpool.Pool, sql, name, holder string, ttl, wait time.Duration, metadata string) (*holding, error) {
+func acquire(ctx context.Context, pool *pgxpool.Pool, sql, key, holder string, ttl, wait time.Duration, metadata string) (*holding, error) {
 	deadline := time.Now().Add(wait)
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		var acquired bool
 		var heldBy string
 		var expires *time.Time // of an acquisition that is under way nothing is known
 		var remaining float64
-		l := &holding{Name: name, Holder: holder}
+		l := &holding{Key: key, Holder: holder}
 		err := pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-			return conn.QueryRow(context.WithoutCancel(ctx), sql, name, holder, ttl.Seconds(), metadata).
+			return conn.QueryRow(context.WithoutCancel(ctx), sql, key, holder, ttl.Seconds(), metadata).
 				Scan(&acquired, &l.Token, &heldBy, &expires, &remaining)
 		})
 		if err != nil {
@@ -142,7 +142,7 @@ func acquire(ctx context.Context, pool *pgxpool.Pool, sql, name, holder string, 
 		}
 		left := time.Until(deadline)
 		if left <= 0 {
-			return nil, &busyError{name, heldBy, duration(math.Max(remaining, 0))}
+			return nil, &busyError{key, heldBy, duration(math.Max(remaining, 0))}
 		}
 		select {
 		case <-time.After(min(pause/2+rands.N(pause/2), left)): // jitter: waiters shall not ask in step
@@ -154,7 +154,7 @@ func acquire(ctx context.Context, pool *pgxpool.Pool, sql, name, holder string, 
 
 // release gives a lease back, and tells whether it was live.
 func release(ctx context.Context, pool *pgxpool.Pool, schema string, l *holding) (live bool, err error) {
-	err = pool.QueryRow(ctx, statement("release", schema), l.Name, l.Holder, l.Token).Scan(&live)
+	err = pool.QueryRow(ctx, statement("release", schema), l.Key, l.Holder, l.Token).Scan(&live)
 	return live, err
 }
 
@@ -164,22 +164,22 @@ func newExtend() *cobra.Command {
 	var l holding
 	var ttl time.Duration
 	cmd := &cobra.Command{
-		Use:   "extend NAME --holder ID --token N",
+		Use:   "extend KEY --holder ID --token N",
 		Short: "Let a lease last for its ttl from now",
 		Long:  `Let a lease last for --ttl from now, and print when that is over. If it is lost, exit with 80.`,
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l.Name = args[0]
+			l.Key = args[0]
 			if err := l.check(); err != nil {
 				return err
 			}
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 				var expires *time.Time
-				if err := pool.QueryRow(ctx, statement("extend", schema), l.Name, l.Holder, l.Token, ttl.Seconds()).Scan(&expires); err != nil {
+				if err := pool.QueryRow(ctx, statement("extend", schema), l.Key, l.Holder, l.Token, ttl.Seconds()).Scan(&expires); err != nil {
 					return err
 				}
 				if expires == nil {
-					return fmt.Errorf("%q: %w", l.Name, errLost)
+					return fmt.Errorf("%q: %w", l.Key, errLost)
 				}
 				l.ExpiresAt = *expires
 				if output == formatJSON {
@@ -201,20 +201,20 @@ func newRelease() *cobra.Command {
 	var t target
 	var l holding
 	cmd := &cobra.Command{
-		Use:   "release NAME --holder ID --token N",
+		Use:   "release KEY --holder ID --token N",
 		Short: "Give a lease back",
 		Long: `Give a lease back. If it had lapsed before, exit with 80: somebody else may have had
 it meanwhile. While a transaction that fenced it is open, exit with 75.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			l.Name = args[0]
+			l.Key = args[0]
 			if err := l.check(); err != nil {
 				return err
 			}
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 				live, err := release(ctx, pool, schema, &l)
 				if err == nil && !live {
-					err = fmt.Errorf("%q: %w: it had expired, or was released or taken over", l.Name, errLost)
+					err = fmt.Errorf("%q: %w: it had expired, or was released or taken over", l.Key, errLost)
 				}
 				return err
 			})

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +30,7 @@ Several filters list what passes all of them.
 An empty list is no failure; with --exit-code it exits with 1.`,
 		Example: `  pgxlock ls --state expired,abandoned               # what was not released
   pgxlock ls --older-than 1h --sort age --limit 10   # what has been held for long
-  pgxlock ls --holder pod-7 -o json | jq -r '.[].name'
+  pgxlock ls --holder pod-7 -o json | jq -r '.[].key'
   while pgxlock ls --holder pod-7 --state live --exit-code >/dev/null; do sleep 1; done`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,18 +68,20 @@ An empty list is no failure; with --exit-code it exits with 1.`,
 	return cmd
 }
 
-// lease is a row of the view lock_leases, or of lock_shares.
+// lease is a row of the view lock_leases, or of lock_shares; in JSON with the names of a
+// holderView.
 type lease struct {
-	Name             string          `json:"name"`
-	State            string          `json:"state"`
-	Mode             string          `json:"mode"`
-	Holder           string          `json:"holder"`
-	Token            int64           `json:"token"`
-	AcquiredAt       time.Time       `json:"acquired_at,omitzero"` // zero, as is
-	ExpiresAt        time.Time       `json:"expires_at,omitzero"`  // this, if it is infinity
-	HeldSeconds      *float64        `json:"held_seconds"`
-	RemainingSeconds *float64        `json:"remaining_seconds"`
-	Metadata         json.RawMessage `json:"metadata"`
+	Key              string    `json:"key"`
+	Kind             lockKind  `json:"kind"`
+	Mode             string    `json:"mode"`
+	State            string    `json:"state"`
+	Holder           string    `json:"holder"`
+	Token            int64     `json:"token,omitempty"`
+	AcquiredAt       time.Time `json:"acquired_at,omitzero"` // zero, as is
+	ExpiresAt        time.Time `json:"expires_at,omitzero"`  // this, if it is infinity
+	HeldSeconds      *float64  `json:"held_seconds"`
+	RemainingSeconds *float64  `json:"remaining_seconds"`
+	Metadata         string    `json:"metadata,omitempty"`
 }
 
 // The states of a lease.
@@ -119,17 +120,17 @@ func printLeases(w io.Writer, p palette, indent string, leases []lease) error {
 			color = yellow
 		}
 		rows[i] = []cell{
-			{text: printable(l.Name)},
+			{text: printable(l.Key)},
 			{l.State, color},
 			{text: l.Mode},
 			{text: printable(l.Holder)},
 			{text: fmt.Sprint(l.Token)},
 			{text: since(l.HeldSeconds)},
 			{text: since(l.RemainingSeconds)},
-			{short(metadataText(l.Metadata), maxMetadata), faint},
+			{short(printable(l.Metadata), maxMetadata), faint},
 		}
 	}
-	return printTable(w, p, indent, 0, []string{"NAME", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
+	return printTable(w, p, indent, 0, []string{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
 }
 
 // since is a time that passes, or none.
@@ -141,16 +142,3 @@ func since(seconds *float64) string {
 }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
-
-// metadataText shows a JSON string as its text, anything else as JSON, and the
-// default as nothing.
-func metadataText(metadata json.RawMessage) string {
-	var text string
-	if json.Unmarshal(metadata, &text) != nil {
-		text = string(metadata)
-	}
-	if text == "{}" {
-		return ""
-	}
-	return printable(text)
-}

@@ -12,7 +12,7 @@ import (
 )
 
 // filter says which leases ls lists, and in which order. The server does both.
-// The zero value is all of them, by name.
+// The zero value is all of them, by key.
 type filter struct {
 	prefix        string
 	holder        string
@@ -26,19 +26,19 @@ type filter struct {
 
 var (
 	states = []string{stateLive, stateExpired, stateAbandoned}
-	orders = []string{"name", "age", "expiry"}
+	orders = []string{"key", "age", "expiry"}
 )
 
 func (f *filter) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.prefix, "prefix", "", "only names that begin with this `text`")
+	flags.StringVar(&f.prefix, "prefix", "", "only keys that begin with this `text`")
 	flags.StringVar(&f.holder, "holder", "", "only holder ids that contain this `text`, such as an owner or a host")
 	flags.StringSliceVar(&f.states, "state", nil, "only these `states`: live, expired, abandoned")
 	flags.BoolVar(&f.expired, "expired", false, "only those that are no longer live, as --state expired,abandoned")
 	flags.DurationVar(&f.olderThan, "older-than", 0, "only those that were acquired more than this `duration` ago")
 	flags.DurationVar(&f.expiresWithin, "expires-within", 0, "only live ones that expire within this `duration` if they are not renewed")
 	flags.IntVar(&f.limit, "limit", 0, "at most so many `leases` (default: all)")
-	flags.StringVar(&f.sort, "sort", orders[0], "`order`: name, age (the oldest first) or expiry (the next first)")
+	flags.StringVar(&f.sort, "sort", orders[0], "`order`: key, age (the oldest first) or expiry (the next first)")
 	for name, values := range map[string][]string{"state": states, "sort": orders} {
 		if err := cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 			panic("pgxlock: " + err.Error()) // the flag was added above

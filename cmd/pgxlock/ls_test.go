@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -38,13 +39,13 @@ func withLeases(t *testing.T) *pgtest.DB {
 func TestLsShowsEveryLeaseInATable(t *testing.T) {
 	t.Parallel()
 	r := execute(t, nil, "ls", "--database-url", withLeases(t).URL)
-	r.want(t, exitOK, "NAME", "")
+	r.want(t, exitOK, "KEY", "")
 	lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n")
 	if len(lines) != 5 || strings.Contains(r.stdout, "\x1b") {
 		t.Fatalf("want a header and four rows, without colors:\n%s", r.stdout)
 	}
 	for i, want := range [][]string{
-		{"NAME", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"},
+		{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"},
 		{"import", "expired", "pod-3", "-1m"},
 		{"old", "abandoned", "pod-4", "3d0h", "-2d0h"},
 		{"order:1", "live", "exclusive", "pod-1", `{"step": 3}`},
@@ -69,13 +70,45 @@ func TestLsPrintsJSON(t *testing.T) {
 		t.Fatalf("%+v", leases)
 	}
 	l := leases[2]
-	if l.Name != "order:1" || l.State != stateLive || l.Holder != "pod-1" || l.Token <= 0 || string(l.Metadata) != `{
-      "step": 3
-    }` || *l.RemainingSeconds <= 0 || *l.RemainingSeconds > 300 || !l.ExpiresAt.After(l.AcquiredAt) {
+	if l.Key != "order:1" || l.State != stateLive || l.Holder != "pod-1" || l.Token <= 0 || l.Metadata != `{"step": 3}` || *l.RemainingSeconds <= 0 || *l.RemainingSeconds > 300 || !l.ExpiresAt.After(l.AcquiredAt) {
 		t.Errorf("%+v %s", l, l.Metadata)
 	}
 	empty := execute(t, nil, "ls", "-o", "json", "--prefix", "nothing", "--database-url", db.URL)
 	empty.want(t, exitOK, "[]\n", "")
+}
+
+func TestJSONNamesALockAlikeInAllCommands(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	fields := func(text string) (lock map[string]any) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(strings.Trim(text, "[]\n")), &lock); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+		return lock
+	}
+	acquired := fields(execute(t, env, "acquire", "k", "-o", "json", "--metadata", "page 3").stdout)
+	listed := fields(execute(t, env, "ls", "-o", "json").stdout)
+	monitor, err := pgxlock.NewMonitor(db.Pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holders, err := monitor.Holders(t.Context(), pgxlock.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(views(holders, viewHolder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	watched := fields(string(text))
+	for _, field := range []string{"key", "kind", "mode", "state", "holder", "token", "acquired_at", "expires_at", "metadata"} {
+		of, there := acquired[field]
+		if listed[field] == nil || listed[field] != watched[field] || there && of != listed[field] {
+			t.Errorf("%s: acquire says %v, ls %v, watch %v", field, of, listed[field], watched[field])
+		}
+	}
 }
 
 // What SQL wrote need not be a lease of this package.
@@ -101,7 +134,7 @@ func TestLsListsALeaseThatLastsForGood(t *testing.T) {
 func names(leases []lease) string {
 	var names []string
 	for _, l := range leases {
-		names = append(names, l.Name)
+		names = append(names, l.Key)
 	}
 	return strings.Join(names, " ")
 }
@@ -173,9 +206,9 @@ func TestLsTellsAScriptWhetherThereAreAny(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + withLeases(t).URL}
 	execute(t, env, "ls", "--exit-code", "--holder", "pod-1").want(t, exitOK, "order:1", "")
-	execute(t, env, "ls", "--exit-code", "--holder", "pod-9").want(t, exitNone, "NAME", "")
+	execute(t, env, "ls", "--exit-code", "--holder", "pod-9").want(t, exitNone, "KEY", "")
 	execute(t, env, "ls", "--exit-code", "--holder", "pod-9", "-o", "json").want(t, exitNone, "[]\n", "")
-	execute(t, env, "ls", "--holder", "pod-9").want(t, exitOK, "NAME", "")
+	execute(t, env, "ls", "--holder", "pod-9").want(t, exitOK, "KEY", "")
 }
 
 func TestLsNamesAFilterThatCannotBe(t *testing.T) {
@@ -188,7 +221,7 @@ func TestLsNamesAFilterThatCannotBe(t *testing.T) {
 		{[]string{"--state", "live,"}, `--state "": use live`},
 		{[]string{"--state", ""}, "--state is empty"},
 		{[]string{"--state", "live", "--expired"}, "exclude each other"},
-		{[]string{"--sort", "size"}, `--sort "size": use name, age, expiry`},
+		{[]string{"--sort", "size"}, `--sort "size": use key, age, expiry`},
 		{[]string{"--holder", ""}, "--holder is empty; is the variable set"},
 		{[]string{"--prefix="}, "--prefix is empty"},
 		{[]string{"--older-than", "-1s"}, "--older-than is -1s, it must be more than 0"},
@@ -217,13 +250,13 @@ func TestLsSaysWherePgxlockIsMissing(t *testing.T) {
 		}
 	}
 	execute(t, env, "ls").want(t, exitInternal, "", `installed in schema "a", "b"`)
-	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "NAME", "")
+	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "KEY", "")
 }
 
 func TestNamesCannotCommandTheTerminal(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	err := printLeases(&b, true, "", []lease{{Name: "a\x1b[2Jb\nc", State: stateLive, Holder: "h\r\"", Metadata: []byte(`"\u001b]0;x\u0007"`)}})
+	err := printLeases(&b, true, "", []lease{{Key: "a\x1b[2Jb\nc", State: stateLive, Holder: "h\r\"", Metadata: "\x1b]0;x\a"}})
 	if err != nil {
 		t.Fatal(err)
 	}

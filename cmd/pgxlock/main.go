@@ -63,6 +63,10 @@ func newRoot() *cobra.Command {
 The database is the one of --database-url, else of PGXLOCK_DATABASE_URL, else of
 DATABASE_URL, else of the PG* variables that psql reads.
 
+With -o json all commands call the same thing by the same name: key, kind, mode, state,
+holder, token, acquired_at, expires_at. A token is a 64-bit integer: JavaScript, and jq
+before 1.7, round one that is greater than 2^53.
+
 Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
 lease; doctor: an error, with --strict also a warning; evict: nothing was evicted),
 64 wrong usage, 69 database unavailable, 70 any other failure, 75 busy (try again

@@ -95,7 +95,7 @@ type holderView struct {
 	Holder      string    `json:"holder"`
 	Token       int64     `json:"token,omitempty"`
 	PID         int32     `json:"pid,omitempty"`
-	Since       time.Time `json:"since,omitzero"`
+	Acquired    time.Time `json:"acquired_at,omitzero"`
 	Expires     time.Time `json:"expires_at,omitzero"`
 	Suspect     bool      `json:"suspect,omitempty"`
 	Metadata    string    `json:"metadata,omitempty"`

@@ -106,7 +106,7 @@ func TestReapSaysHowManyItRemoved(t *testing.T) {
 	execute(t, env, "reap").want(t, exitOK, "removed 1\n", "") // that of two days ago
 	execute(t, env, "reap", "--older-than", "10s", "-o", "json").want(t, exitOK, "{\n  \"removed\": 1\n}\n", "")
 	execute(t, env, "reap", "--older-than", "0s").want(t, exitOK, "removed 0\n", "")
-	execute(t, env, "ls", "--expired", "--exit-code").want(t, exitNone, "NAME", "")
+	execute(t, env, "ls", "--expired", "--exit-code").want(t, exitNone, "KEY", "")
 }
 
 // evicted runs evict, again while a session is too busy to answer.

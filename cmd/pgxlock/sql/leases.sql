@@ -1,17 +1,18 @@
 -- The leases, of those that are shared each of who shares them.
--- $1 what the name begins with ('' for all), $2 what the holder id contains ('' for all), $3 states (NULL: all),
+-- $1 what the key begins with ('' for all), $2 what the holder id contains ('' for all), $3 states (NULL: all),
 -- $4 seconds since it was acquired, more than (NULL: any), $5 seconds until a live one expires, at most (NULL: any),
--- $6 order: name, age or expiry, $7 how many (NULL: all)
-SELECT l.lock_name::text AS name,
-       l.state,
+-- $6 order: key, age or expiry, $7 how many (NULL: all)
+SELECT l.lock_name::text AS key,
+       'lease' AS kind,
        l.mode,
+       l.state,
        l.holder_id::text AS holder,
        l.fencing_token AS token,
        CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at ELSE '0001-01-01 00:00:00Z' END AS acquired_at,   -- what Go takes for no time
        CASE WHEN isfinite(l.expires_at) THEN l.expires_at ELSE '0001-01-01 00:00:00Z' END AS expires_at,
        extract(epoch FROM l.held_for)::float8 AS held_seconds,
        extract(epoch FROM l.remaining)::float8 AS remaining_seconds,
-       coalesce(l.metadata::text, '{}') AS metadata
+       coalesce(CASE WHEN l.metadata = '{}' THEN '' WHEN jsonb_typeof(l.metadata) = 'string' THEN l.metadata #>> '{}' ELSE l.metadata::text END, '') AS metadata
   FROM (SELECT 'exclusive' AS mode, a.* FROM /* schema */lock_leases a WHERE a.holder_id::text <> '*shared' COLLATE "C"
         UNION ALL
         SELECT 'shared', s.* FROM /* schema */lock_shares s) l
