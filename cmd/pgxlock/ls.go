@@ -24,7 +24,8 @@ func newLs() *cobra.Command {
 		Short: "List the leases",
 		Long: `List the leases: who holds what, since when, and for how much longer if it is not
 renewed. An expired lease may be taken by anybody; one that expired more than an
-hour ago counts as abandoned. Of a shared one each of who share it has a line.
+hour ago counts as abandoned; HELD FOR ends with it. One that was taken away by evict
+is shown with the reason until somebody acquires it. Of a shared one each of who share it has a line.
 Several filters list what passes all of them.
 
 An empty list is no failure; with --exit-code it exits with 1.`,
@@ -82,6 +83,8 @@ type lease struct {
 	HeldSeconds      *float64  `json:"held_seconds"`
 	RemainingSeconds *float64  `json:"remaining_seconds"`
 	Metadata         string    `json:"metadata,omitempty"`
+	EvictedBy        string    `json:"evicted_by,omitempty"`
+	EvictionReason   string    `json:"eviction_reason,omitempty"`
 }
 
 // The states of a lease.
@@ -106,6 +109,14 @@ func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter
 	return leases, err
 }
 
+// note is why the lease was taken away from its holder, in full, or what that said of it.
+func (l lease) note() string {
+	if l.EvictedBy != "" {
+		return printable(fmt.Sprintf("evicted by %s: %s", l.EvictedBy, l.EvictionReason))
+	}
+	return short(printable(l.Metadata), maxMetadata)
+}
+
 // maxMetadata is how much of the metadata a table shows.
 const maxMetadata = 40
 
@@ -127,10 +138,10 @@ func printLeases(w io.Writer, p palette, indent string, leases []lease) error {
 			{text: fmt.Sprint(l.Token)},
 			{text: since(l.HeldSeconds)},
 			{text: since(l.RemainingSeconds)},
-			{short(printable(l.Metadata), maxMetadata), faint},
+			{l.note(), faint},
 		}
 	}
-	return printTable(w, p, indent, 0, []string{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"}, rows)
+	return printTable(w, p, indent, 0, []string{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "NOTE"}, rows)
 }
 
 // since is a time that passes, or none.

@@ -45,9 +45,9 @@ func TestLsShowsEveryLeaseInATable(t *testing.T) {
 		t.Fatalf("want a header and four rows, without colors:\n%s", r.stdout)
 	}
 	for i, want := range [][]string{
-		{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "METADATA"},
+		{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "NOTE"},
 		{"import", "expired", "pod-3", "-1m"},
-		{"old", "abandoned", "pod-4", "3d0h", "-2d0h"},
+		{"old", "abandoned", "pod-4", " 1d0h ", " -2d0h"},
 		{"order:1", "live", "exclusive", "pod-1", `{"step": 3}`},
 		{"order:2", "live", "pod-2", " free text"},
 	} {
@@ -108,6 +108,37 @@ func TestJSONNamesALockAlikeInAllCommands(t *testing.T) {
 		if listed[field] == nil || listed[field] != watched[field] || there && of != listed[field] {
 			t.Errorf("%s: acquire says %v, ls %v, watch %v", field, of, listed[field], watched[field])
 		}
+	}
+}
+
+func TestLsSaysWhyALeaseWasEvicted(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	db.Exec(t, "select acquire_shared_lock('report', 'pod-5', 300), acquire_shared_lock('report', 'pod-6', 300)")
+	env := []string{"DATABASE_URL=" + db.URL}
+	list := func() string { return execute(t, env, "ls").stdout }
+	if text := list(); strings.Contains(text, "evicted") {
+		t.Errorf("before: %s", text)
+	}
+	execute(t, env, "evict", "order:1", "--reason", "hangs\nsince the deploy of eleven o'clock, INC-7", "--yes").want(t, exitOK, "evicted", "")
+	execute(t, env, "evict", "report", "--holder", "pod-5", "--reason", "drained", "--yes").want(t, exitOK, "evicted", "")
+	text := list()
+	if strings.Count(text, "evicted by ") != 2 {
+		t.Errorf("want two: %s", text)
+	}
+	for row := range strings.Lines(text) {
+		for key, want := range map[string]string{
+			"order:1": `*evicted`, "*evicted": `evicted by postgres (pgxlock): hangs\nsince the deploy of eleven o'clock, INC-7`, "pod-5": "evicted by postgres (pgxlock): drained",
+		} {
+			if strings.Contains(row, key) && !strings.Contains(row, want) {
+				t.Errorf("no %q: %s", want, row)
+			}
+		}
+	}
+	execute(t, env, "ls", "--prefix", "order:1", "-o", "json").want(t, exitOK, `"eviction_reason": "hangs\nsince`, "")
+	db.Exec(t, "select acquire_lock('order:1', 'pod-1', 300), acquire_shared_lock('report', 'pod-5', 300)")
+	if text := list(); strings.Contains(text, "evicted") {
+		t.Errorf("who has it again was evicted before: %s", text)
 	}
 }
 

@@ -177,8 +177,11 @@ func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pg
 	rows := make([][]cell, len(holders))
 	for i, h := range holders {
 		color := map[pgxlock.LeaseState]string{pgxlock.Live: green, pgxlock.Expired: yellow}[h.State]
-		remaining, mode := "", ""
+		remaining, mode, until := "", "", at
 		if !h.Expires.IsZero() {
+			if h.Expires.Before(at) {
+				until = h.Expires
+			}
 			remaining = brief(h.Expires.Sub(at))
 		}
 		if color == "" {
@@ -191,7 +194,7 @@ func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pg
 			{text: printable(bare(h.Key))},
 			{text: string(kindNamed(h.Kind))},
 			{string(h.State), color},
-			{text: age(at, h.Since)},
+			{text: age(until, h.Since)},
 			{text: remaining},
 			{text: mode},
 			{text: printable(h.Owner)},

@@ -341,6 +341,18 @@ func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
 	}
 }
 
+func TestWhatHasExpiredWasHeldUntilThen(t *testing.T) {
+	t.Parallel()
+	at := time.Now()
+	var table strings.Builder
+	if err := printHolders(&table, false, 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.Abandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := table.String(); !strings.Contains(got, " 1d0h ") || !strings.Contains(got, " -2d0h") {
+		t.Errorf("%s", got)
+	}
+}
+
 // A Monitor says metadata as it was given.
 func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
 	t.Parallel()
