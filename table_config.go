@@ -75,7 +75,7 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 		cfg.Renew = cfg.TTL / 3
 	}
 	if cfg.Renew < minRenew || cfg.Renew > cfg.TTL/3 {
-		return cfg, fmt.Errorf("LeaseConfig.Renew is %s, it must be between %s and a third of the TTL, %s", cfg.Renew, minRenew, cfg.TTL/3)
+		return cfg, fmt.Errorf("LeaseConfig.Renew is %s, it must be between %s and a third of the TTL, %s", cfg.Renew, minRenew, (cfg.TTL / 3).Truncate(time.Millisecond))
 	}
 	if err := place.CheckName(cfg.Schema); err != nil {
 		return cfg, fmt.Errorf("LeaseConfig.Schema %.80q %w", cfg.Schema, err)
@@ -85,7 +85,7 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 		cfg.Margin = least
 	}
 	if cfg.Margin < least || cfg.Margin > cfg.TTL/3 {
-		return cfg, fmt.Errorf("LeaseConfig.Margin is %s, it must be between %s and a third of the TTL, %s", cfg.Margin, least, cfg.TTL/3)
+		return cfg, fmt.Errorf("LeaseConfig.Margin is %s, it must be between %s and a third of the TTL, %s", cfg.Margin, least, (cfg.TTL / 3).Truncate(time.Millisecond))
 	}
 	var err error
 	if cfg.Owner, err = checkOwner("LeaseConfig", cfg.Owner); err != nil {

@@ -2,12 +2,16 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -120,7 +124,11 @@ func unavailable(err error) bool {
 
 // describe makes one line of an error, with what to do about it.
 func describe(err error) string {
-	text := oneline.Join(err.Error())
+	text := err.Error()
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && badInput(err) { // which the flags gave
+		text = strings.ReplaceAll(text, pgErr.Error(), arguments.Replace(pgErr.Message))
+	}
+	text = oneline.Join(text)
 	failed, unconnected := errors.AsType[*pgconn.ConnectError](err)
 	if unconnected {
 		text = shorten(text, failed)
@@ -143,6 +151,31 @@ func describe(err error) string {
 		text += "; on Debian: apt-get install postgresql"
 	}
 	return text
+}
+
+// arguments are what the functions call what the command line gave them.
+var arguments = strings.NewReplacer(
+	"p_lock_name", "the key", "p_holder_id", "--holder", "p_ttl (or p_ttl_seconds)", "--ttl", "p_metadata", "--metadata",
+	"p_fencing_token", "--token", "p_reason", "--reason",
+)
+
+// flagError says what a flag wants, in the words of the command line.
+func flagError(_ *cobra.Command, err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	wants := map[string]string{"duration": "use a duration, as 90s or 1h30m", "bool": "use true or false"}[invalid.GetFlag().Value.Type()]
+	switch number, isNumber := errors.AsType[*strconv.NumError](err); {
+	case wants != "":
+	case isNumber && errors.Is(number, strconv.ErrRange):
+		wants = "it is out of range"
+	case isNumber:
+		wants = "use a whole number"
+	default:
+		wants = invalid.Unwrap().Error()
+	}
+	return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), wants)
 }
 
 // inFlags writes the advice of the package for who types: it is given to programs, too.

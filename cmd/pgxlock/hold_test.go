@@ -102,11 +102,15 @@ func TestMisuseOfLeasesOnTheCommandLineIsNamed(t *testing.T) {
 		says string
 	}{
 		{[]string{"acquire"}, "arg"},
-		{[]string{"acquire", ""}, "p_lock_name"},
-		{[]string{"acquire", "k", "--ttl", "-1s"}, "p_ttl"},
+		{[]string{"acquire", ""}, "pgxlock: the key must have 1 to 255 characters, it has 0\n"},
+		{[]string{"acquire", "k", "--ttl", "-1s"}, "pgxlock: --ttl must be more than 0 and at most 100 years, it is -00:00:01\n"},
 		{[]string{"acquire", "k", "--wait", "-1s"}, "--wait is -1s"},
-		{[]string{"acquire", "k", "--holder", "*me"}, "p_holder_id"},
+		{[]string{"acquire", "k", "--holder", "*me"}, "--holder must not begin with *"},
 		{[]string{"extend", "k", "--holder", "me"}, "token"},
+		{[]string{"extend", "k", "--holder", "me", "--token", "x"}, `pgxlock: --token "x": use a whole number (see`},
+		{[]string{"extend", "k", "--holder", "me", "--token", "9223372036854775808"}, `--token "9223372036854775808": it is out of range`},
+		{[]string{"acquire", "k", "--ttl", "5"}, `--ttl "5": use a duration, as 90s or 1h30m`},
+		{[]string{"acquire", "k", "-o", "xml"}, `--output "xml": use table or json`},
 		{[]string{"release", "k", "--token", "1"}, "holder"},
 	} {
 		execute(t, nil, append(test.args, "--database-url", db.URL)...).want(t, exitUsage, "", test.says)

@@ -59,7 +59,7 @@ func TestMigrateSQLSaysWhatIsWrong(t *testing.T) {
 		{"--format flyway --down --dir .", "both ways"},
 		{"--number 7", "has no number"},
 		{"--from 1000", "no version 1000"},
-		{"--number few", `invalid argument "few"`},
+		{"--number few", `--number "few": use a whole number`},
 	} {
 		execute(t, nil, append([]string{"migrate", "sql"}, strings.Fields(test.args)...)...).want(t, exitUsage, "", test.says)
 	}

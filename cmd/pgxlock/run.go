@@ -131,13 +131,14 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 	if e.grace == 0 && !flags.Changed("grace") {
 		e.grace = e.ttl / 6
 	}
+	least, most := (e.ttl/12 + time.Millisecond - 1).Truncate(time.Millisecond), (e.ttl / 3).Truncate(time.Millisecond)
 	switch {
 	case e.noWait && flags.Changed("wait"):
 		return errors.New("--wait and --no-wait exclude each other")
 	case e.ttl < time.Second:
 		return fmt.Errorf("--ttl is %s, it must be 1s or more", e.ttl)
-	case e.grace < e.ttl/12 || e.grace > e.ttl/3:
-		return fmt.Errorf("--grace is %s, with --ttl %s it must be between %s and %s", e.grace, e.ttl, e.ttl/12, e.ttl/3)
+	case e.grace < least || e.grace > most:
+		return fmt.Errorf("--grace is %s, with --ttl %s it must be between %s and %s", e.grace, e.ttl, least, most)
 	case flags.Changed("permits") && e.permits < 1:
 		return fmt.Errorf("--permits is %d, it must be 1 or more", e.permits)
 	case e.permits > 0 && e.shared:

@@ -296,6 +296,7 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 		{"k --ttl 10ms -- true", "--ttl"},
 		{"k --ttl 12s --grace 5s -- true", "between 1s and 4s"},
 		{"k --grace 0 -- true", "--grace"},
+		{"k --ttl 1s --grace 83ms -- true", "with --ttl 1s it must be between 84ms and 333ms"},
 		{"k --permits 0 -- true", "--permits"},
 		{"k --permits 99999 -- true", "permits"},
 		{"k --permits 2 --shared -- true", "exclude each other"},
