@@ -34,6 +34,8 @@ locked: run it again then.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
+				before, newest, err := migrations.Version(cmd.Context(), pool, cfg)
+				current := err == nil && before == newest // if it cannot be told, Up says why
 				if err := migrations.Up(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
@@ -43,6 +45,8 @@ locked: run it again then.`,
 					return err
 				case installed > newest:
 					cmd.PrintErrf("pgxlock: nothing to do: version %d is installed, this program has %d\n", installed, newest)
+				case current:
+					cmd.PrintErrf("pgxlock: already current, version %d\n", installed)
 				default:
 					cmd.PrintErrf("pgxlock: installed, version %d\n", installed)
 				}

@@ -25,7 +25,7 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 	migrate("down").want(t, exitOK, "", "nothing to remove")
 	migrate("repair").want(t, exitInternal, "", "pgxlock migrate up")
 	migrate("up").want(t, exitOK, "", "installed, version ")
-	migrate("up").want(t, exitOK, "", "installed, version ")
+	migrate("up").want(t, exitOK, "", "already current, version ")
 	migrate("status").want(t, exitOK, "current", "")
 	migrate("repair").want(t, exitOK, "", "repaired")
 
@@ -126,7 +126,7 @@ func TestWhatMigrateSQLPrintsRunsThroughPsql(t *testing.T) {
 	}
 	feed("000002_transactions.up.sql", "000003_advisory.up.sql")
 	execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
-	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed")
+	execute(t, env, "migrate", "up").want(t, exitOK, "", "already current")
 	feed("000003_advisory.down.sql", "000002_transactions.down.sql", "--down")
 	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "not installed", "")
 }

@@ -32,6 +32,9 @@ how many. It is housekeeping: who acquires never needs it, and Lockers do it now
 					return err
 				case output == formatJSON:
 					return printJSON(cmd.OutOrStdout(), map[string]int64{"removed": removed})
+				case removed == 0:
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
+					return err
 				}
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "removed %d\n", removed)
 				return err
