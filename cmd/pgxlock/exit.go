@@ -159,8 +159,16 @@ var arguments = strings.NewReplacer(
 	"p_fencing_token", "--token", "p_reason", "--reason",
 )
 
-// flagError says what a flag wants, in the words of the command line.
-func flagError(_ *cobra.Command, err error) error {
+// flagError says what a flag wants, in the words of the command line, or which one may have
+// been meant.
+func flagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		var flags cobra.Command // cobra suggests commands only
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			flags.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
+		})
+		return fmt.Errorf("%w%s", err, meant(&flags, "--"+unknown.GetSpecifiedName()))
+	}
 	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -72,7 +73,7 @@ lease; doctor: an error, with --strict also a warning; evict: nothing was evicte
 64 wrong usage, 69 database unavailable, 70 any other failure, 75 busy (try again
 later), 77 user, password, database or right refused, 80 lock lost, 128+n ended by signal n. run exits as its command does, with 126
 if that cannot be run and 127 if there is none.`,
-		Args:          cobra.NoArgs,
+		Args:          noCommand,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version(),
@@ -82,7 +83,7 @@ if that cannot be run and 127 if there is none.`,
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
-	root.AddCommand(newRun(), newMigrate(), newLs(), newTree(), newWatch(), newReap(), newEvict(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo())
+	root.AddCommand(newRun(), newMigrate(), newLs(), newTree(), newWatch(), newReap(), newEvict(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo(), newVersion())
 	root.AddCommand(newRunInner()...)
 	return root
 }
@@ -95,13 +96,43 @@ func version() string {
 	return "(devel)"
 }
 
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of this program",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), cmd.Root().Name(), cmd.Root().Version)
+			return err
+		},
+	}
+}
+
+// noCommand refuses what is no command, and names those that may have been meant.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), meant(cmd, args[0]))
+}
+
+// meant asks whether one of the commands was meant, if one is named nearly like that.
+func meant(cmd *cobra.Command, name string) string {
+	cmd.SuggestionsMinimumDistance = 2 // or less
+	like := cmd.SuggestionsFor(name)
+	if len(like) == 0 {
+		return ""
+	}
+	return "; did you mean " + strings.Join(like, " or ") + "?"
+}
+
 // group makes a command that only holds others.
 func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Long: long,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+				return noCommand(cmd, args)
 			}
 			return fmt.Errorf("%q needs a command", cmd.CommandPath())
 		},

@@ -97,6 +97,9 @@ func TestWrongUsageIsOneLineAndExits64(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ args, want string }{
 		{"frobnicate", `unknown command "frobnicate" for "pgxlock" (see pgxlock --help)`},
+		{"evcit k", `unknown command "evcit" for "pgxlock"; did you mean evict? (see pgxlock --help)`},
+		{"migrate stauts", `unknown command "stauts" for "pgxlock migrate"; did you mean status?`},
+		{"ls --older-then 1h", `unknown flag: --older-then; did you mean --older-than? (see pgxlock ls --help)`},
 		{"migrate", `"pgxlock migrate" needs a command (see pgxlock migrate --help)`},
 		{"migrate sideways", `unknown command "sideways" for "pgxlock migrate"`},
 		{"migrate up twice", `unknown command "twice" for "pgxlock migrate up"`},
@@ -122,6 +125,7 @@ func TestHelpAndVersionAndCompletionGoToStandardOutput(t *testing.T) {
 	t.Parallel()
 	execute(t, nil).want(t, exitOK, "Exit codes:", "")
 	execute(t, nil, "migrate", "--help").want(t, exitOK, "repair", "")
+	execute(t, nil, "version").want(t, exitOK, execute(t, nil, "--version").stdout, "")
 	execute(t, nil, "--version").want(t, exitOK, "pgxlock ", "")
 	execute(t, nil, "completion", "bash").want(t, exitOK, "__start_pgxlock", "")
 	execute(t, nil, "__complete", "ls", "-o", "").want(t, exitOK, "json", "Completion ended")
