@@ -1,5 +1,4 @@
-// This file is about what somebody dropped of an installation, and what Up makes of the
-// rest.
+// Installations of which somebody dropped a part, and how Up mends them.
 
 package migrations_test
 

@@ -1,4 +1,4 @@
-// This file is about migrations through a pooler, whose server sessions others use next.
+// Migrations through a pooler, whose server sessions other clients use next.
 
 package migrations_test
 

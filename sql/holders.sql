@@ -1,4 +1,4 @@
--- Who holds leases now, exclusively or together.
+-- Returns the current holders of leases, exclusive and shared ones.
 -- $1 names
 SELECT k.name, h.holder, h.metadata, h.fencing_token,
        CASE WHEN isfinite(h.acquired_at) THEN h.acquired_at ELSE '0001-01-01 00:00:00Z' END,   -- what Go takes for no time

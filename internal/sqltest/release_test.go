@@ -1,4 +1,4 @@
-// This file is about releasing what has expired.
+// Releases of expired leases and shares.
 
 package sqltest_test
 

@@ -1,5 +1,4 @@
-// This file is about leases that are taken by pgxlock_acquire_batch(), between whose
-// statements others come.
+// pgxlock_acquire_batch() while other transactions commit between its statements.
 
 package sqltest_test
 

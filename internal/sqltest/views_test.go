@@ -61,7 +61,7 @@ func TestTheViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
 	s.rollback()
 	d.want(holders("#8"), "")
 
-	// What is to be said to evict_advisory_lock() stands there.
+	// The view shows the arguments that evict_advisory_lock() takes.
 	d.want("(select evict_advisory_lock(pid, key_id, 'why', key_space) from lock_holders where lock_name = '#3,4')", "true")
 
 	// With the token that the lock's own session drew: a dead one's is not it.

@@ -1,10 +1,10 @@
--- What is in the schema: the version, 0 for none, and whether it belongs to this role, or
--- to one that this role is at the mercy of anyway: the schema's owner, the database's, a
--- superuser. The version is what the function there says, read and not called: the version
--- table may be marked dirty, and the function may not exist, or be a stranger's. Then
--- whether this role has a table of ours there, whether there is the schema, the database as
--- golang-migrate's command calls it in the key of its lock: by the path of a URL; and whether
--- the schema has a set of files from before the first release, whose version had another function.
+-- Returns for a schema: the installed version, 0 for none; whether its owner is this role, or one
+-- that this role must trust anyway: the schema's owner, the database's, a superuser; whether this
+-- role has a table of pgxlock there; whether the schema exists; the database as golang-migrate's
+-- command names it in the key of its lock, the path of a URL; and whether an unreleased set of
+-- files is installed, whose version had another function.
+-- The version is read from the text of the function and not called: the version table may be marked
+-- dirty, and the function may be missing, or another role's.
 -- $1 schema
 SELECT coalesce(max(regexp_replace(pg_get_function_sqlbody(p.oid), '[^0-9]', '', 'g')::bigint), 0),
        coalesce(bool_and(p.proowner = u.oid), true),

@@ -1,6 +1,6 @@
 -- Puts the version table right, if there is one: it records the version that is there,
 -- without the dirty mark of a file that golang-migrate saw fail and that left nothing
--- behind. Where all files shall run again it records none.
+-- behind. If all files are to run again it records none.
 DO $$
 DECLARE
   v_schema text   := current_setting('pgxlock.schema');
