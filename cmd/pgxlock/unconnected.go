@@ -113,20 +113,13 @@ func readOnly(err error) bool {
 // reconnect says what to do about a connection that failed.
 func reconnect(err error) string {
 	_, unknown := errors.AsType[*net.DNSError](err)
-	state := func(code string) bool {
-		for state := range lockerr.States(err) {
-			if state == code {
-				return true
-			}
-		}
-		return false
-	}
+	states := slices.Collect(lockerr.States(err))
 	switch {
 	case lockerr.Denied(err):
 		return lockerr.Remedy(err)
-	case state(pgerrcode.TooManyConnections):
+	case slices.Contains(states, pgerrcode.TooManyConnections):
 		return "close idle connections, or raise max_connections, or the CONNECTION LIMIT of the role or the database"
-	case state(pgerrcode.CannotConnectNow):
+	case slices.Contains(states, pgerrcode.CannotConnectNow):
 		return "try again when the server has started"
 	case lockerr.Untrusted(err):
 		return "its certificate is not trusted: see sslrootcert and sslmode"
