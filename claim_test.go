@@ -358,6 +358,7 @@ func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 	wantClaim(t, tx, true, "held before") // nothing was sent
 
 	ctx, cancel := context.WithCancel(t.Context())
+	pid := tx.Conn().PgConn().PID()
 	waiting := make(chan error, 1)
 	go func() { _, err := pgxlock.ClaimTx(ctx, tx, "k", longWait); waiting <- err }()
 	untilWaiting(t, db, 1)
@@ -367,6 +368,11 @@ func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 	}
 	_ = tx.Rollback(t.Context())
 	rollback(t, holder)
+	// pgx cancels the statement and closes the connection in the background: until the
+	// server has ended the transaction, it holds the one claim and waits for the other.
+	until(t, "the server has ended the transaction", func() bool {
+		return query[bool](t, db, "select not exists (select from pg_stat_activity where pid = $1)", pid)
+	})
 	next := begin(t, db, pgx.TxOptions{})
 	wantClaim(t, next, true, "k")
 	wantClaim(t, next, true, "held before")
