@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // NewAdvisory returns a Locker whose locks are PostgreSQL's session-level advisory
@@ -49,13 +51,13 @@ func NewAdvisory(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
 	if err != nil {
 		return nil, &Error{Op: "new", Kind: Advisory, Err: err}
 	}
-	return newAdvisory(pool.Config(), c, systemClock), nil
+	return newAdvisory(pool.Config(), c, clock.System), nil
 }
 
-func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock) *Locker {
+func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *Locker {
 	l := newLocker(Advisory, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
-	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[advisoryID]*advisoryHold), yields: make(turns), vain: make(turns)}
+	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[lockkey.ID]*advisoryHold), yields: make(turns), vain: make(turns)}
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
@@ -87,7 +89,7 @@ type advisoryLocks struct {
 	evicting    combiner[struct{}]
 
 	mu      sync.Mutex
-	held    map[advisoryID]*advisoryHold
+	held    map[lockkey.ID]*advisoryHold
 	room    int    // how many there may be
 	holder  string // of what the present session has
 	pid     int32  // of that session's backend
@@ -102,7 +104,7 @@ type advisoryLocks struct {
 
 // advisoryHold is a lock that the session has, or is asking for.
 type advisoryHold struct {
-	id      advisoryID
+	id      lockkey.ID
 	mode    Mode
 	granted bool
 	token   int64     // of the grant: all who share it have this one
@@ -146,9 +148,9 @@ func (a *advisoryLocks) takes(opt Option) bool {
 	return false
 }
 
-func (a *advisoryLocks) check(key string) error { return checkAdvisoryKey(key) }
+func (a *advisoryLocks) check(key string) error { return lockkey.CheckAdvisory(key) }
 
-func (a *advisoryLocks) name(key string) lockName { return lockName{id: identify(key)} }
+func (a *advisoryLocks) name(key string) lockkey.Name { return lockkey.Name{ID: lockkey.Identify(key)} }
 
 // advisoryRequest is one caller's request for some locks.
 type advisoryRequest struct {
@@ -170,7 +172,7 @@ type advisoryRequest struct {
 }
 
 type advisorySlot struct {
-	id      advisoryID
+	id      lockkey.ID
 	hold    *advisoryHold // nil if it was refused here
 	granted bool          // to it,
 	token   int64         // with this
@@ -197,7 +199,7 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, behind []boo
 	r.asker = r
 	r.asks, r.slots, r.got = r.oneAsk[:0], r.oneSlot[:0], r.oneGot[:0]
 	for _, key := range keys {
-		r.slots = append(r.slots, advisorySlot{id: identify(key)})
+		r.slots = append(r.slots, advisorySlot{id: lockkey.Identify(key)})
 		r.got = append(r.got, attempt{lock: a.locker.newLock(key, "", a.ttl, a.margin)})
 	}
 	a.mu.Lock()
@@ -245,7 +247,7 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, behind []boo
 // always stands before what takes it anew, and who asks for a lock before those
 // who wait to see whether it is granted. Until then the key is not busy: nobody
 // has said so.
-func (a *advisoryLocks) reserve(id advisoryID, o options) (*advisoryHold, error) {
+func (a *advisoryLocks) reserve(id lockkey.ID, o options) (*advisoryHold, error) {
 	h := a.held[id]
 	switch {
 	case h == nil && o.turn != barges && !o.first && a.yields.last(id):
@@ -314,7 +316,7 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 		case !left:
 			got.lock.token, got.lock.holder, got.lock.since, got.lock.hold = h.token, a.holder, time.Now(), h
 			h.locks = append(h.locks, got.lock)
-			h.wanted = h.wanted || r.turn > 0 && a.locker.queue.othersWait(lockName{id: h.id}) // who had to queue is seldom the last one
+			h.wanted = h.wanted || r.turn > 0 && a.locker.queue.othersWait(lockkey.Name{ID: h.id}) // who had to queue is seldom the last one
 		}
 		if h.granted && h.unused() {
 			a.wire.do(a.remove(h))
@@ -333,7 +335,7 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 func (a *advisoryLocks) remove(h *advisoryHold) *lockCall {
 	delete(a.held, h.id)
 	h.granted = false
-	if queued := a.locker.lines.freed(lockName{id: h.id}); queued || h.wanted {
+	if queued := a.locker.lines.freed(lockkey.Name{ID: h.id}); queued || h.wanted {
 		a.yield(h)
 	}
 	h.ask1[0] = h.giveBack()

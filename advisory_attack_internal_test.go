@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -346,7 +346,7 @@ func TestASessionThatTookLongToMakeIsNotSilent(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	var slow atomic.Int64
-	now := func() time.Duration { return systemClock() + time.Duration(slow.Load()) }
+	now := func() time.Duration { return clock.System() + time.Duration(slow.Load()) }
 	cfg, err := (&AdvisoryConfig{TTL: time.Minute}).withDefaults()
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"strconv"
 	"strings"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file tells who has an advisory lock, as far as the server knows.
@@ -21,8 +23,8 @@ func (a *advisoryLocks) holders(ctx context.Context, keys []string) ([]Holder, e
 }
 
 func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, error) {
-	id := identify(key)
-	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.number, 10), "/* space */", strconv.Itoa(id.space())).Replace(statement("advisory_holders", ""))
+	id := lockkey.Identify(key)
+	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statement("advisory_holders", ""))
 	c := &lockCall{query: text, alone: true}
 	if !a.wire.await(c, a.wire.submit(ctx, c)) {
 		return nil, contextError(ctx)
@@ -46,7 +48,7 @@ func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, er
 
 // ours adds what we know of a holder that is our own session: it holds a lock once
 // for all who share it here.
-func (a *advisoryLocks) ours(id advisoryID, h Holder) []Holder {
+func (a *advisoryLocks) ours(id lockkey.ID, h Holder) []Holder {
 	a.mu.Lock()
 	hold := a.held[id]
 	var locks []*Lock

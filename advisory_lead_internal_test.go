@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
-
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -96,7 +96,7 @@ func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *test
 		t.Fatal(err)
 	}
 	var later atomic.Int64
-	locks := newAdvisory(db.Pool.Config(), cfg, func() time.Duration { return systemClock() + time.Duration(later.Load()) })
+	locks := newAdvisory(db.Pool.Config(), cfg, func() time.Duration { return clock.System() + time.Duration(later.Load()) })
 	a := locks.backend.(*advisoryLocks)
 	defer locks.Close(context.Background())
 	warm, err := locks.Acquire(t.Context(), "warm")
@@ -301,7 +301,7 @@ func TestWhoHasHandedTheLeadOnWaitsForTheWholeAnswer(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")
 	for range 5000 {
-		w := &wire{clock: systemClock, connect: func() (*lockConn, error) { return nil, refused }, led: true}
+		w := &wire{clock: clock.System, connect: func() (*lockConn, error) { return nil, refused }, led: true}
 		answers := &answerCounter{}
 		c := &lockCall{ctx: t.Context(), asker: answers}
 		c.state.Store(callLeads)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is how advisory locks are passed on between processes. A release costs as
@@ -11,9 +13,9 @@ import (
 // holder. From then on the lock is wanted, and its release wakes the first who waits.
 
 // wanted is told that other processes wait for a lock that this one has, or had.
-func (a *advisoryLocks) wanted(name lockName) {
+func (a *advisoryLocks) wanted(name lockkey.Name) {
 	a.mu.Lock()
-	h := a.held[name.id]
+	h := a.held[name.ID]
 	held := h != nil && h.granted
 	if h != nil {
 		h.wanted = true // or will be, when it is granted
@@ -22,15 +24,15 @@ func (a *advisoryLocks) wanted(name lockName) {
 	// before a waiter that is woken. Or the server has not noticed the end of a session yet,
 	// and that waiter will have us told again, at once.
 	if !held {
-		a.yields.begin(name.id)
+		a.yields.begin(name.ID)
 	}
-	wake := !held && !a.vain.last(name.id)
+	wake := !held && !a.vain.last(name.ID)
 	if wake {
-		a.vain.begin(name.id)
+		a.vain.begin(name.ID)
 	}
 	a.mu.Unlock()
 	if wake {
-		a.locker.queue.freed([]lockName{name})
+		a.locker.queue.freed([]lockkey.Name{name})
 	}
 }
 
@@ -44,7 +46,7 @@ func (a *advisoryLocks) waitedFor(ctx context.Context, keys []string) []bool {
 		c := &lockCall{}
 		a.wire.await(c, a.wire.submit(ctx, c))
 	}
-	names := make([]lockName, len(keys))
+	names := make([]lockkey.Name, len(keys))
 	for i, key := range keys {
 		names[i] = a.name(key)
 	}
@@ -58,21 +60,21 @@ func (a *advisoryLocks) holdID(lock *Lock) string {
 	if !a.has(lock) {
 		return ""
 	}
-	return fmt.Sprintf("advisory:%d:%d:%d", a.pid, lock.hold.id.space(), lock.hold.id.number)
+	return fmt.Sprintf("advisory:%d:%d:%d", a.pid, lock.hold.id.Space(), lock.hold.id.Number)
 }
 
 // yield leaves a lock that is given back to other processes, which are woken when it
 // has been. a.mu is held.
 func (a *advisoryLocks) yield(h *advisoryHold) {
 	a.yields.begin(h.id)
-	h.back.asker = wakesNext{a.locker.queue, lockName{id: h.id}}
+	h.back.asker = wakesNext{a.locker.queue, lockkey.Name{ID: h.id}}
 }
 
 // turns are locks that somebody has a turn for, and until when.
-type turns map[advisoryID]time.Time
+type turns map[lockkey.ID]time.Time
 
 // begin begins a turn, and forgets those that are over.
-func (t turns) begin(id advisoryID) {
+func (t turns) begin(id lockkey.ID) {
 	now := time.Now()
 	for id, until := range t {
 		if now.After(until) {
@@ -83,12 +85,12 @@ func (t turns) begin(id advisoryID) {
 }
 
 // last reports whether the lock's turn lasts.
-func (t turns) last(id advisoryID) bool { return time.Now().Before(t[id]) }
+func (t turns) last(id lockkey.ID) bool { return time.Now().Before(t[id]) }
 
 // wakesNext is told that a lock was given back.
 type wakesNext struct {
 	queue *queue
-	name  lockName
+	name  lockkey.Name
 }
 
-func (w wakesNext) answered(bool, time.Duration) { w.queue.freed([]lockName{w.name}) }
+func (w wakesNext) answered(bool, time.Duration) { w.queue.freed([]lockkey.Name{w.name}) }

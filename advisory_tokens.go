@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is what fencing tokens add to advisory locks: rows that say who has
@@ -17,7 +19,7 @@ func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) e
 	if !a.cfg.Tokens {
 		return fmt.Errorf("an advisory lock without a token cannot protect a transaction; set AdvisoryConfig.Tokens, take a Lease, or use LockTx in the transaction itself: %w", errors.ErrUnsupported)
 	}
-	id := identify(lock.key)
+	id := lockkey.Identify(lock.key)
 	a.mu.Lock()
 	held, session := a.has(lock), a.session
 	a.mu.Unlock()
@@ -25,7 +27,7 @@ func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) e
 		return fmt.Errorf("%w: %w", ErrLost, errSessionEnded)
 	}
 	var token int64
-	err := typed(tx.row(ctx, a.place.statement("token_fence"), &token, id.space(), id.number, session, lock.token))
+	err := typed(tx.row(ctx, a.place.statement("token_fence"), &token, id.Space(), id.Number, session, lock.token))
 	return elsewhere(err, tx, &a.config.ConnConfig.Config)
 }
 

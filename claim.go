@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is about what must be done once: a claim is a key that one committed
@@ -63,7 +64,7 @@ func claimTx(ctx context.Context, tx transaction, key string, opts []Option) (bo
 		return false, errNilTx
 	}
 	var o options
-	if err := cmp.Or(o.collect(opts, takenByClaim), checkKey(key)); err != nil {
+	if err := cmp.Or(o.collect(opts, takenByClaim), lockkey.Check(key)); err != nil {
 		return false, err
 	}
 	var claimed *bool

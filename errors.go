@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
@@ -105,7 +106,7 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("pgxlock: " + e.Op)
 	if e.Key != "" {
-		b.WriteString(" " + shownKey(e.Key))
+		b.WriteString(" " + lockkey.Shown(e.Key))
 	}
 	b.WriteString(": " + strings.TrimPrefix(oneline.Join(e.Err.Error()), "pgxlock: "))
 	if e.Holder != "" {

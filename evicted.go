@@ -66,7 +66,7 @@ func (a *advisoryLocks) lookEvicted([]struct{}) error {
 	for _, lock := range a.all() {
 		if id := a.holdID(lock); id != "" {
 			name := a.name(lock.key)
-			kinds, names, holders, locks = append(kinds, int32(name.kind())), append(names, name.text()), append(holders, id), append(locks, lock)
+			kinds, names, holders, locks = append(kinds, int32(name.Kind())), append(names, name.Text()), append(holders, id), append(locks, lock)
 		}
 	}
 	if len(locks) == 0 {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // Limit is how often something may happen: events per second.
@@ -231,7 +232,7 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 	}
 	defer l.calls.Done()
 	var o options
-	err := cmp.Or(checkKey(key), l.rule.check(n), o.collect(opts, takenByLimiters), endedError(ctx))
+	err := cmp.Or(lockkey.Check(key), l.rule.check(n), o.collect(opts, takenByLimiters), endedError(ctx))
 	if err != nil {
 		return nil, fail(op, key, 0, err)
 	}

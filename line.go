@@ -1,39 +1,29 @@
 package pgxlock
 
 import (
-	"cmp"
 	"container/list"
-	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is where the callers of one Locker who wait for the same lock stand in
 // line: first come, first served. Only the one in front asks for the lock; the next
 // one is told when that has given up, or when the lock was given back.
 
-// lockName is what two keys that name the same lock have in common.
-type lockName struct {
-	id  advisoryID // of an advisory lock
-	key string     // of any other
-}
-
-func (n lockName) compare(other lockName) int {
-	return cmp.Or(n.id.compare(other.id), strings.Compare(n.key, other.key))
-}
-
 // lines are those of one Locker.
 type lines struct {
 	count atomic.Int32 // most calls find none, and need not look for theirs
 
 	mu     sync.Mutex
-	of     map[lockName]*line
-	handed func(lockName) // is called when a lock goes to the next caller here, and no ticket says that others wait; may be nil
+	of     map[lockkey.Name]*line
+	handed func(lockkey.Name) // is called when a lock goes to the next caller here, and no ticket says that others wait; may be nil
 }
 
 // A line exists while somebody stands in it.
 type line struct {
-	name   lockName
+	name   lockkey.Name
 	places list.List  // of *waiter
 	said   *busyError // what the server said last; shared by those who have not asked
 	owned  bool       // whoever was in front has the lock exclusively: freed tells when that is over
@@ -57,7 +47,7 @@ type waiter struct {
 type hold struct{ id, key string }
 
 // exists reports whether somebody waits for that lock.
-func (ls *lines) exists(name lockName) bool {
+func (ls *lines) exists(name lockkey.Name) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.of[name] != nil
@@ -65,7 +55,7 @@ func (ls *lines) exists(name lockName) bool {
 
 // writerWaits returns what the server said last to those who wait for a lock, if one of
 // them wants it exclusively; else nil.
-func (ls *lines) writerWaits(name lockName) *busyError {
+func (ls *lines) writerWaits(name lockkey.Name) *busyError {
 	if ls.count.Load() == 0 {
 		return nil
 	}
@@ -85,7 +75,7 @@ func (ls *lines) writerWaits(name lockName) *busyError {
 
 // said returns what the server said last to those who wait for that lock; nil if nobody does,
 // or nothing that still counts was said.
-func (ls *lines) said(name lockName) *busyError {
+func (ls *lines) said(name lockkey.Name) *busyError {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if l := ls.of[name]; l != nil && *l.said != (busyError{}) {
@@ -96,7 +86,7 @@ func (ls *lines) said(name lockName) *busyError {
 
 // join takes the last place of a line. It makes one if said tells that the lock is
 // busy; else it returns nil where there is none.
-func (ls *lines) join(name lockName, said *busyError, holds []hold, mode Mode) *waiter {
+func (ls *lines) join(name lockkey.Name, said *busyError, holds []hold, mode Mode) *waiter {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := ls.of[name]
@@ -105,7 +95,7 @@ func (ls *lines) join(name lockName, said *busyError, holds []hold, mode Mode) *
 			return nil
 		}
 		if ls.of == nil {
-			ls.of = make(map[lockName]*line)
+			ls.of = make(map[lockkey.Name]*line)
 		}
 		l = &line{name: name, said: said}
 		ls.of[name] = l
@@ -186,7 +176,7 @@ func (p *waiter) signal() {
 // freed tells that the lock may be free. It reports whether those who wait here have a
 // place among the processes, so that they ask only when they are woken as the first of
 // all: somebody has to see to that, when the lock has been given back.
-func (ls *lines) freed(name lockName) (queued bool) {
+func (ls *lines) freed(name lockkey.Name) (queued bool) {
 	if ls.count.Load() == 0 {
 		return false // who joins now asks when it has joined
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // Waiting returns how many callers stand in line for the key.
@@ -30,7 +32,7 @@ func (l *Locker) Wanted(key string) bool {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	h := a.held[identify(key)]
+	h := a.held[lockkey.Identify(key)]
 	return h != nil && h.wanted
 }
 
@@ -205,7 +207,7 @@ func TestAReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
 func TestWhoLeavesWithASignalPassesItOn(t *testing.T) {
 	t.Parallel()
 	var ls lines
-	name := lockName{key: "k"}
+	name := lockkey.Name{Key: "k"}
 	first, second := ls.join(name, &busyError{}, nil, Exclusive), ls.join(name, nil, nil, Exclusive)
 	ls.freed(name)
 	if len(first.turn) != 1 || len(second.turn) != 0 {
@@ -224,7 +226,7 @@ func TestWhoLeavesWithASignalPassesItOn(t *testing.T) {
 func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
 	t.Parallel()
 	var ls lines
-	name := lockName{key: "k"}
+	name := lockkey.Name{Key: "k"}
 	first, second := ls.join(name, &busyError{}, nil, Exclusive), ls.join(name, nil, nil, Exclusive)
 	isHere := func() bool {
 		_, here, _, _ := second.look()

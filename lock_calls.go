@@ -28,11 +28,11 @@ func findLockCalls(ctx context.Context, q querier) (lockCalls, error) {
 
 // appendOne appends the call that asks one thing.
 func (f lockCalls) appendOne(to []byte, a ask) []byte {
-	what := f[a.lock.ask(a.what)]
-	if a.lock.pair {
-		return appendCall(to, what, uint64(uint32(a.lock.number>>32)), uint64(uint32(a.lock.number)))
+	what := f[a.what.of(a.lock)]
+	if a.lock.Pair {
+		return appendCall(to, what, uint64(uint32(a.lock.Number>>32)), uint64(uint32(a.lock.Number)))
 	}
-	return appendCall(to, what, uint64(a.lock.number))
+	return appendCall(to, what, uint64(a.lock.Number))
 }
 
 // appendCall appends a FunctionCall: one bigint, or two ints, as its arguments and

@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
-
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is how the session of the locks speaks with the server: in calls of
@@ -40,7 +40,7 @@ type lockConn struct {
 // ask is one thing to do with one lock.
 type ask struct {
 	what askWhat
-	lock advisoryID
+	lock lockkey.ID
 }
 
 // askWhat is what advisory_prepare.sql knows it by.
@@ -55,9 +55,9 @@ const (
 	askPair = 4 // is added for a lock of two numbers
 )
 
-// ask is what statements know it by for this lock.
-func (id advisoryID) ask(what askWhat) askWhat {
-	if id.pair {
+// of returns what statements know it by for that lock.
+func (what askWhat) of(id lockkey.ID) askWhat {
+	if id.Pair {
 		return what + askPair
 	}
 	return what
@@ -139,13 +139,13 @@ func (c *lockConn) write(m *message, batch []*lockCall) {
 	m.bytes = append(m.bytes, c.many[0]...)
 	for _, call := range batch {
 		for _, a := range call.asks {
-			m.bytes = append(strconv.AppendInt(m.bytes, int64(a.lock.ask(a.what)), 10), ',')
+			m.bytes = append(strconv.AppendInt(m.bytes, int64(a.what.of(a.lock)), 10), ',')
 		}
 	}
 	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), c.many[1]...)
 	for _, call := range batch {
 		for _, a := range call.asks {
-			m.bytes = append(strconv.AppendInt(m.bytes, a.lock.number, 10), ',')
+			m.bytes = append(strconv.AppendInt(m.bytes, a.lock.Number, 10), ',')
 		}
 	}
 	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), c.many[2]...)

@@ -8,6 +8,9 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // Kind says what a Locker's locks are made of. Locks of different kinds do not
@@ -45,7 +48,7 @@ func (k Kind) String() string {
 type Locker struct {
 	kind    Kind
 	backend backend
-	now     clock
+	now     clock.Clock
 	backoff func(attempt int) time.Duration
 	log     *slog.Logger
 	observe func(context.Context, Event) // nil: nobody
@@ -65,7 +68,7 @@ type Locker struct {
 }
 
 // newLocker makes a Locker that still lacks its backend.
-func newLocker(kind Kind, now clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
+func newLocker(kind Kind, now clock.Clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
 	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), underWay: newUnderWay(), closed: make(chan struct{})}
 	l.watch.locker, l.leading.locker = l, l
 	return l
@@ -83,7 +86,7 @@ type backend interface {
 
 	// check says what is wrong with a key, and name which lock it names.
 	check(key string) error
-	name(key string) lockName
+	name(key string) lockkey.Name
 
 	// try asks once for each of the locks, in one go where all are free. The
 	// error of one is a *busyError if somebody has it, and ctx's cause if the

@@ -39,7 +39,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 	if err := o.collect(opts, l.backend.takes); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
-	compare := func(a, b string) int { return l.backend.name(a).compare(l.backend.name(b)) }
+	compare := func(a, b string) int { return l.backend.name(a).Compare(l.backend.name(b)) }
 	keys = slices.SortedStableFunc(slices.Values(keys), compare)
 	keys = slices.CompactFunc(keys, func(a, b string) bool { return compare(a, b) == 0 })
 	for _, key := range keys {

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -78,7 +78,7 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 // frozen returns what makes the Locker believe that it was frozen until its leases' deadlines.
 func frozen(l *Locker) func() {
 	var ahead atomic.Int64
-	l.now = func() time.Duration { return systemClock() + time.Duration(ahead.Load()) }
+	l.now = func() time.Duration { return clock.System() + time.Duration(ahead.Load()) }
 	return func() { ahead.Add(int64(time.Hour)) }
 }
 

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is the kind without a server.
@@ -52,8 +54,8 @@ type memoryLock struct {
 func (m *memory) options() options      { return options{} }
 func (m *memory) takes(opt Option) bool { return takenByLocks(opt) }
 
-func (m *memory) check(key string) error   { return checkKey(key) }
-func (m *memory) name(key string) lockName { return lockName{key: key} }
+func (m *memory) check(key string) error       { return lockkey.Check(key) }
+func (m *memory) name(key string) lockkey.Name { return lockkey.Name{Key: key} }
 
 func (m *memory) try(ctx context.Context, keys []string, o options) []attempt {
 	m.mu.Lock()

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -66,7 +66,7 @@ func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
 		return nil, fail("new", "", 0, fmt.Errorf("MonitorConfig.Schema %.80q %w", m.cfg.Schema, err))
 	}
 	for _, name := range m.cfg.Names {
-		if err := checkAdvisoryKey(name); err != nil {
+		if err := lockkey.CheckAdvisory(name); err != nil {
 			return nil, fail("new", name, 0, fmt.Errorf("MonitorConfig.Names: %w", err))
 		}
 	}
@@ -108,7 +108,7 @@ func (f Filter) check() error {
 		return fmt.Errorf("Filter.Kind is %v; what such a Locker holds is known to its process alone, use Advisory, Lease or 0: %w", f.Kind, errors.ErrUnsupported)
 	}
 	if f.Key != "" {
-		if err := checkAdvisoryKey(f.Key); err != nil {
+		if err := lockkey.CheckAdvisory(f.Key); err != nil {
 			return fmt.Errorf("Filter.Key: %w", err)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file takes locks away, and clears away what nobody gave back.
@@ -68,11 +69,11 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 }
 
 func (s *sight) evictSession(ctx context.Context, h Holder, reason string) (asked bool, err error) {
-	id := identify(h.Key)
+	id := lockkey.Identify(h.Key)
 	patient, cancel := context.WithTimeout(ctx, evictPatience)
 	defer cancel()
 	for {
-		holds, err := call[bool](ctx, s, "evict_session", h.PID, id.number, reason, id.space())
+		holds, err := call[bool](ctx, s, "evict_session", h.PID, id.Number, reason, id.Space())
 		switch {
 		case err != nil:
 			return false, err
@@ -142,8 +143,8 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 		}
 		if s.schema != "" {
 			for _, h := range session.Holders {
-				id := identify(h.Key)
-				if _, err := call[bool](ctx, s, "evict_session", session.PID, id.number, "the session was ended: "+reason, id.space()); err != nil {
+				id := lockkey.Identify(h.Key)
+				if _, err := call[bool](ctx, s, "evict_session", session.PID, id.Number, "the session was ended: "+reason, id.Space()); err != nil {
 					return err
 				}
 			}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
@@ -91,7 +91,7 @@ func (s *sight) unseen() error { return s.unable }
 // when the rows have been read without an error.
 func (s *sight) ask(ctx context.Context, access, name string, args ...any) pgx.Rows {
 	key := s.filter.Key
-	if _, raw := parseRaw(key); raw {
+	if _, raw := lockkey.ParseRaw(key); raw {
 		key = "" // which the server's text cannot hold; it names no lease
 	}
 	return querier{conn: s.conn}.together(ctx, []int16{pgx.BinaryFormatCode},
@@ -151,7 +151,7 @@ type advisoryView struct {
 	holders     []*Holder
 	waiters     []Waiter
 	keys        keyNames
-	granted     map[advisoryID][]int32 // to whom
+	granted     map[lockkey.ID][]int32 // to whom
 	taken, room int64
 }
 
@@ -161,7 +161,7 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 	if err != nil {
 		return nil, err
 	}
-	view := &advisoryView{keys: keys, granted: make(map[advisoryID][]int32)}
+	view := &advisoryView{keys: keys, granted: make(map[lockkey.ID][]int32)}
 	var space pgtype.Int4
 	var number pgtype.Int8
 	var shared, granted bool
@@ -173,7 +173,7 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 		if !number.Valid {
 			return // there is none
 		}
-		id := advisoryID{number.Int64, space.Int32 == 2}
+		id := lockkey.ID{Number: number.Int64, Pair: space.Int32 == 2}
 		key, mode := keys.of(id), Exclusive
 		if shared {
 			mode = Shared
@@ -225,13 +225,13 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 		w := w
 		w.Kind, w.Behind, w.Since = Lease, int(behind)-1, since.Time
 		if kind != 0 {
-			id := advisoryID{pair: kind == 2}
-			if _, err := fmt.Sscan(w.Key, &id.number); err != nil {
+			id := lockkey.ID{Pair: kind == 2}
+			if _, err := fmt.Sscan(w.Key, &id.Number); err != nil {
 				return // nobody's
 			}
 			w.Kind, w.Key, w.BlockedBy = Advisory, locks.keys.of(id), locks.granted[id]
 		}
-		lives := client == 0 || len(locks.granted[advisoryID{number: waiterKey(client)}]) > 0
+		lives := client == 0 || len(locks.granted[lockkey.ID{Number: waiterKey(client)}]) > 0
 		if lives && s.filter.admits(w.Kind, w.Key) {
 			waiters = append(waiters, w)
 		}
@@ -265,11 +265,11 @@ func (s *sight) server(ctx context.Context, load *ServerLoad) (at time.Time, err
 
 // keyNames is what the numbers of advisory locks mean.
 type keyNames struct {
-	names  map[advisoryID]string
-	labels map[advisoryID]string // of locks that other programs are known to take
+	names  map[lockkey.ID]string
+	labels map[lockkey.ID]string // of locks that other programs are known to take
 }
 
-func (k keyNames) of(id advisoryID) string {
+func (k keyNames) of(id lockkey.ID) string {
 	if name, known := k.names[id]; known {
 		return name
 	}
@@ -277,21 +277,21 @@ func (k keyNames) of(id advisoryID) string {
 }
 
 // rawKey is the key that names a lock by its number.
-func rawKey(id advisoryID) string {
-	if id.pair {
-		return RawKey2(int32(id.number>>32), int32(id.number))
+func rawKey(id lockkey.ID) string {
+	if id.Pair {
+		return lockkey.RawPair(int32(id.Number>>32), int32(id.Number))
 	}
-	return RawKey(id.number)
+	return lockkey.Raw(id.Number)
 }
 
 // keyNames collects the names that were given, and those that were published.
 func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
-	k := keyNames{make(map[advisoryID]string), make(map[advisoryID]string)}
+	k := keyNames{make(map[lockkey.ID]string), make(map[lockkey.ID]string)}
 	if s.schema != "" {
 		var number int64
 		var name string
 		err := s.read(ctx, "monitor_names", []any{&number, &name}, func() {
-			if id := identify(name); id.number == number { // else somebody wrote what is not so
+			if id := lockkey.Identify(name); id.Number == number { // else somebody wrote what is not so
 				k.names[id] = name
 			}
 		})
@@ -303,14 +303,14 @@ func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 	}
 	for _, name := range append([]string{s.filter.Key}, s.monitor.cfg.Names...) {
 		if name != "" {
-			k.names[identify(name)] = name
+			k.names[lockkey.Identify(name)] = name
 		}
 	}
 
 	var database, schema, table string
 	err := s.read(ctx, "monitor_migrators", []any{&database, &schema, &table}, func() {
 		for _, database := range []string{database, "/" + database} { // the library, and the command
-			k.labels[advisoryID{number: migrateKey(database, schema, table)}] = fmt.Sprintf("golang-migrate, with table %s", pgx.Identifier{schema, table}.Sanitize())
+			k.labels[lockkey.ID{Number: migrateKey(database, schema, table)}] = fmt.Sprintf("golang-migrate, with table %s", pgx.Identifier{schema, table}.Sanitize())
 		}
 	})
 	return k, err

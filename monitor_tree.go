@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file tells who blocks whom, as a tree.
@@ -96,8 +98,8 @@ func (f *forest) add(id lockID, h Holder) {
 	f.holders[id] = append(f.holders[id], h)
 	name := h.Owner
 	if h.Kind == Advisory {
-		key := identify(h.Key)
-		name = fmt.Sprintf("advisory:%d:%d:%d", h.PID, key.space(), key.number)
+		key := lockkey.Identify(h.Key)
+		name = fmt.Sprintf("advisory:%d:%d:%d", h.PID, key.Space(), key.Number)
 	}
 	f.byID[name] = append(f.byID[name], id)
 	f.byPID[h.PID] = append(f.byPID[h.PID], id)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file tells others the names behind the advisory keys that this process holds: of
@@ -36,7 +37,7 @@ func (a *advisoryLocks) unpublished() []string {
 			continue
 		}
 		h.named = now
-		if key := h.locks[0].key; checkKey(key) == nil { // and not a number
+		if key := h.locks[0].key; lockkey.Check(key) == nil { // and not a number
 			names = append(names, key)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // Once runs a job once in each period, or once for each tick of a schedule, over all
@@ -222,7 +223,7 @@ func (o *Once) begin(ctx context.Context, key string, fn func(context.Context, R
 const maxRunKey = 200
 
 func checkRunKey(key string) error {
-	if err := checkKey(key); err != nil {
+	if err := lockkey.Check(key); err != nil {
 		return err
 	}
 	if n := utf8.RuneCountInString(key); n > maxRunKey {

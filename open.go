@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/connstring"
 )
 
@@ -33,7 +33,7 @@ func OpenLease(connString string, cfg *LeaseConfig) (*Locker, error) {
 			return nil, fmt.Errorf("the connection string %w", err)
 		}
 		return config, nil
-	}, cfg, systemClock)
+	}, cfg, clock.System)
 }
 
 // NewLeaseSQL is [NewLease] for a program that has a *sql.DB on the driver of
@@ -51,7 +51,7 @@ func OpenLease(connString string, cfg *LeaseConfig) (*Locker, error) {
 // does not tell how a connection was made: [errors.ErrUnsupported], use
 // [OpenLease].
 func NewLeaseSQL(ctx context.Context, db *sql.DB, cfg *LeaseConfig) (*Locker, error) {
-	return newLease(func() (*pgxpool.Config, error) { return configOf(ctx, db) }, cfg, systemClock)
+	return newLease(func() (*pgxpool.Config, error) { return configOf(ctx, db) }, cfg, clock.System)
 }
 
 // configOf returns the configuration of a connection of db.

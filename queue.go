@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is where a line of this process stands among those of others: with a
@@ -39,7 +39,7 @@ type queue struct {
 	owner    string
 	place    *installation
 	log      *slog.Logger
-	wanted   func(lockName)       // is told that others wait for an advisory lock of this process
+	wanted   func(lockkey.Name)   // is told that others wait for an advisory lock of this process
 	evicted  func()               // is told that advisory locks of this process were asked for
 	names    func() []string      // those of advisory locks that others shall know
 	stepDown func()               // is told that leaders were asked to step down
@@ -47,23 +47,23 @@ type queue struct {
 	reached  func() bool          // whether the last one got an answer
 	listener *listener
 
-	publishing  combiner[lockName] // each once: queued has those that stand there
+	publishing  combiner[lockkey.Name] // each once: queued has those that stand there
 	withdrawing combiner[*ticket]
 	waking      combiner[wakeUp]
-	asking      combiner[lockName]     // who has them
+	asking      combiner[lockkey.Name] // who has them
 	trying      combiner[*ticket]      // whose tries were refused
 	checking    combiner[*ticketCheck] // before a try shares them
 
 	tickets map[*ticket]struct{}
-	handed  map[lockName]struct{} // advisory locks that callers here handed over since checked
+	handed  map[lockkey.Name]struct{} // advisory locks that callers here handed over since checked
 	checked time.Time
-	sending map[lockName]struct{}  // whose tickets are being published, so that their numbers are not known
-	leaving map[int64]struct{}     // numbers of tickets that are to be removed from the table
-	void    map[lockName][]*ticket // that are over, and whose removal from there is not tried yet
-	others  map[lockName]time.Time // when others were last seen to have an advisory lock, or to wait for it
-	forget  int                    // at how many of them the old ones are removed
-	queued  map[lockName]struct{}  // whose tickets are to be published, or refreshed
-	woken   map[lockName]wokenTicket
+	sending map[lockkey.Name]struct{}  // whose tickets are being published, so that their numbers are not known
+	leaving map[int64]struct{}         // numbers of tickets that are to be removed from the table
+	void    map[lockkey.Name][]*ticket // that are over, and whose removal from there is not tried yet
+	others  map[lockkey.Name]time.Time // when others were last seen to have an advisory lock, or to wait for it
+	forget  int                        // at how many of them the old ones are removed
+	queued  map[lockkey.Name]struct{}  // whose tickets are to be published, or refreshed
+	woken   map[lockkey.Name]wokenTicket
 	client  int64       // what the listener listens as; 0: it does not
 	timer   *time.Timer // looks at all tickets
 	failing bool        // tickets could not be published when that was last tried
@@ -88,34 +88,19 @@ type ticket struct {
 func newQueue(l *Locker, place *installation, owner string, run func(exchange) error, reached func() bool, d dialer) *queue {
 	q := &queue{
 		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, run: run, reached: reached,
-		tickets: make(map[*ticket]struct{}), queued: make(map[lockName]struct{}), handed: make(map[lockName]struct{}), others: make(map[lockName]time.Time), sending: make(map[lockName]struct{}), leaving: make(map[int64]struct{}), void: make(map[lockName][]*ticket),
+		tickets: make(map[*ticket]struct{}), queued: make(map[lockkey.Name]struct{}), handed: make(map[lockkey.Name]struct{}), others: make(map[lockkey.Name]time.Time), sending: make(map[lockkey.Name]struct{}), leaving: make(map[int64]struct{}), void: make(map[lockkey.Name][]*ticket),
 	}
 	if l.kind == Advisory {
 		l.lines.handed = q.handedOver
 	}
 	q.listener = newListener(d, q)
-	q.publishing = combiner[lockName]{limit: maxTickets, run: q.publish, fail: q.unsent}
+	q.publishing = combiner[lockkey.Name]{limit: maxTickets, run: q.publish, fail: q.unsent}
 	q.withdrawing = combiner[*ticket]{limit: maxTickets, run: q.withdraw, fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
 	q.waking = combiner[wakeUp]{limit: maxTickets, run: q.wake, fail: func([]wakeUp, error) {}}
-	q.asking = combiner[lockName]{limit: maxTickets, run: q.tellHolders, fail: func([]lockName, error) {}}
+	q.asking = combiner[lockkey.Name]{limit: maxTickets, run: q.tellHolders, fail: func([]lockkey.Name, error) {}}
 	q.trying = combiner[*ticket]{limit: maxTickets, run: q.tried, fail: q.untold}
 	q.checking = combiner[*ticketCheck]{limit: maxTickets, run: q.check, fail: func(batch []*ticketCheck, _ error) { settleChecks(batch, nil) }}
 	return q
-}
-
-// kind and text are how the table knows the name.
-func (n lockName) kind() int {
-	if n.key != "" {
-		return 0
-	}
-	return n.id.space()
-}
-
-func (n lockName) text() string {
-	if n.key != "" {
-		return n.key
-	}
-	return strconv.FormatInt(n.id.number, 10)
 }
 
 // ticket returns with which ticket the place in front asks, 0 if it has none, and whether
@@ -242,7 +227,7 @@ func (q *queue) left(t *ticket) {
 // withoutVoid returns when the tickets are removed with which nobody here waits any more:
 // to a try they look like waiters. It does not wait long, because a queue that fails
 // keeps nobody from a free lock.
-func (q *queue) withoutVoid(ctx context.Context, keys []string, name func(key string) lockName) {
+func (q *queue) withoutVoid(ctx context.Context, keys []string, name func(key string) lockkey.Name) {
 	var gone []chan struct{}
 	q.lines.mu.Lock()
 	for _, key := range keys {
@@ -275,7 +260,7 @@ func (q *queue) withoutVoid(ctx context.Context, keys []string, name func(key st
 // it is the ticket's, the grant of a lease has removed it; unless it was sent since it
 // had been sent so often, which may have come later. lines.mu is held.
 func (t *ticket) spend(number int64, sent int) {
-	if number != 0 && number == t.number && sent == t.sent && t.line.name.kind() == 0 {
+	if number != 0 && number == t.number && sent == t.sent && t.line.name.Kind() == 0 {
 		t.end()
 	} else {
 		t.withdraw()
@@ -301,7 +286,7 @@ type publication struct {
 	life    time.Duration
 }
 
-func (q *queue) publication(names []lockName) (batch []*ticket, p publication) {
+func (q *queue) publication(names []lockkey.Name) (batch []*ticket, p publication) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	p.life = ticketLifeUnheard
@@ -319,8 +304,8 @@ func (q *queue) publication(names []lockName) (batch []*ticket, p publication) {
 		t.flying = true
 		q.sending[name] = struct{}{}
 		t.sent++
-		p.kinds = append(p.kinds, int32(t.line.name.kind()))
-		p.names = append(p.names, t.line.name.text())
+		p.kinds = append(p.kinds, int32(t.line.name.Kind()))
+		p.names = append(p.names, t.line.name.Text())
 		var number *int64
 		if n := t.number; n != 0 {
 			number = &n
@@ -353,7 +338,7 @@ func (l *line) holds() *string {
 }
 
 // publish sends the tickets of a batch of lines, new and old.
-func (q *queue) publish(names []lockName) error {
+func (q *queue) publish(names []lockkey.Name) error {
 	type row struct {
 		Ticket   int64
 		Ask      bool
@@ -391,7 +376,7 @@ func (q *queue) publish(names []lockName) error {
 			q.leave(t)
 		case rows[i].Deadlock != nil:
 			t.line.fail(*rows[i].Deadlock)
-		case isNew && !t.line.owned && t.line.name.kind() == 0, rows[i].Ask:
+		case isNew && !t.line.owned && t.line.name.Kind() == 0, rows[i].Ask:
 			t.line.wake() // a new one asks for a lease after the commit, whatever it saw before
 		}
 	}
@@ -399,7 +384,7 @@ func (q *queue) publish(names []lockName) error {
 }
 
 // unsent is told of tickets that were not sent, because the server is away.
-func (q *queue) unsent(names []lockName, err error) {
+func (q *queue) unsent(names []lockkey.Name, err error) {
 	q.lines.mu.Lock()
 	var batch []*ticket
 	for _, name := range names {
@@ -442,7 +427,7 @@ func (l *line) fail(id string) {
 		p := e.Value.(*waiter)
 		for _, held := range p.holds {
 			if held.id == id && p.fate == nil {
-				p.fate = fmt.Errorf("%w: who has the lock waits, in the end, for %s, which is held meanwhile", ErrDeadlock, shownKey(held.key))
+				p.fate = fmt.Errorf("%w: who has the lock waits, in the end, for %s, which is held meanwhile", ErrDeadlock, lockkey.Shown(held.key))
 				p.signal()
 				return
 			}
@@ -453,7 +438,7 @@ func (l *line) fail(id string) {
 // ticketsOf is how the table knows tickets; lines.mu is held.
 func ticketsOf(batch []*ticket) (kinds []int32, names []string, numbers []int64) {
 	for _, t := range batch {
-		kinds, names, numbers = append(kinds, int32(t.line.name.kind())), append(names, t.line.name.text()), append(numbers, t.number)
+		kinds, names, numbers = append(kinds, int32(t.line.name.Kind())), append(names, t.line.name.Text()), append(numbers, t.number)
 	}
 	return kinds, names, numbers
 }

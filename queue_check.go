@@ -4,18 +4,19 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // A ticketCheck asks whether others wait for some locks.
 type ticketCheck struct {
-	names  []lockName
+	names  []lockkey.Name
 	waited []bool        // for each of them
 	done   chan struct{} // closed when waited is known
 }
 
 // waitedFor tells for which of the locks others have a ticket: for none where that cannot
 // be asked, because a queue that fails keeps nobody from a free lock, and when ctx ends.
-func (q *queue) waitedFor(ctx context.Context, names []lockName) []bool {
+func (q *queue) waitedFor(ctx context.Context, names []lockkey.Name) []bool {
 	nobody := make([]bool, len(names))
 	if !q.place.installed() {
 		return nobody
@@ -36,7 +37,7 @@ func (q *queue) check(batch []*ticketCheck) error {
 	var names []string
 	for _, c := range batch {
 		for _, name := range c.names {
-			kinds, names = append(kinds, int32(name.kind())), append(names, name.text())
+			kinds, names = append(kinds, int32(name.Kind())), append(names, name.Text())
 		}
 	}
 	var waited []bool

@@ -5,6 +5,9 @@ import (
 	"log/slog"
 	"testing"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // StopRefreshing makes a Locker check none of its tickets automatically until its next one
@@ -19,7 +22,7 @@ func (l *Locker) StopRefreshing() {
 // time than that.
 func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	t.Parallel()
-	l := newLocker(Lease, systemClock, defaultBackoff, slog.New(slog.DiscardHandler))
+	l := newLocker(Lease, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
 	sent, reply := make(chan struct{}, 10), make(chan struct{})
 	q := newQueue(l, &installation{schema: "s"}, "owner", func(exchange) error {
 		sent <- struct{}{}
@@ -27,7 +30,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 		return errors.New("refused")
 	}, func() bool { return true }, dialer{})
 	q.listener.once.Do(func() {}) // it has nowhere to listen
-	name := lockName{key: "k"}
+	name := lockkey.Name{Key: "k"}
 	front := l.lines.join(name, &busyError{}, nil, Exclusive)
 	q.stand(front.line)
 	<-sent
@@ -71,7 +74,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 // with every refusal.
 func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	t.Parallel()
-	l := newLocker(Advisory, systemClock, defaultBackoff, slog.New(slog.DiscardHandler))
+	l := newLocker(Advisory, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
 	perSight := func(locks int) time.Duration {
 		best := time.Hour
 		for range 3 {
@@ -79,7 +82,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 			began := time.Now()
 			for range 4 {
 				for n := range locks {
-					q.see(lockName{id: advisoryID{number: int64(n)}})
+					q.see(lockkey.Name{ID: lockkey.ID{Number: int64(n)}})
 				}
 			}
 			best = min(best, time.Since(began)/time.Duration(4*locks))
@@ -95,7 +98,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 			q.others[name] = time.Now().Add(-contendedFor)
 		}
 		for n := range maxTickets {
-			q.see(lockName{id: advisoryID{number: int64(round*maxTickets + n)}})
+			q.see(lockkey.Name{ID: lockkey.ID{Number: int64(round*maxTickets + n)}})
 		}
 	}
 	if n := len(q.others); n > 3*maxTickets {

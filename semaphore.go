@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is semaphores. A semaphore of n permits is n locks: jobs#1 to jobs#n for
@@ -129,8 +131,8 @@ func (s *Semaphore) check(key string) error {
 	if err := s.locker.backend.check(key); err != nil {
 		return err
 	}
-	if n := utf8.RuneCountInString(most); n > maxText {
-		return fmt.Errorf("the key has %d characters too many, as # and the number of a permit are added to it; shorten it", n-maxText)
+	if n := utf8.RuneCountInString(most); n > lockkey.MaxText {
+		return fmt.Errorf("the key has %d characters too many, as # and the number of a permit are added to it; shorten it", n-lockkey.MaxText)
 	}
 	return nil
 }
@@ -144,5 +146,5 @@ func permitKey(queue string, n int) string { return queue + strconv.Itoa(n) }
 // semaphoreOf is the key of the semaphore whose permits those in a queue wait for.
 func semaphoreOf(queue string) string { return strings.TrimSuffix(queue, permitMark) }
 
-// isSemaphore reports whether it may be what those wait for who want a permit.
-func (n lockName) isSemaphore() bool { return strings.HasSuffix(n.key, permitMark) }
+// isSemaphore reports whether callers may wait for a permit under the name.
+func isSemaphore(name lockkey.Name) bool { return strings.HasSuffix(name.Key, permitMark) }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -53,7 +53,7 @@ func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
 	}
 
 	q := waker.queue
-	name := lockName{key: "jobs#"}
+	name := lockkey.Name{Key: "jobs#"}
 	looks := make(chan bool, 100) // whether there will be another
 	run := q.waking.run
 	q.waking.run = func(batch []wakeUp) error {
@@ -64,7 +64,7 @@ func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
 		looks <- again
 		return err
 	}
-	q.freed([]lockName{name})
+	q.freed([]lockkey.Name{name})
 	if again := <-looks; !again {
 		t.Error("nobody looks whether who was woken sleeps")
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"weak"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file remembers which keys a transaction has locked shared, so that an
@@ -30,7 +32,7 @@ var sharesKnown atomic.Bool
 
 type sharedKeys struct {
 	mu  sync.Mutex
-	ids map[advisoryID]struct{}
+	ids map[lockkey.ID]struct{}
 }
 
 // maxShares bounds what is remembered of a connection that lives long. Who locks
@@ -45,12 +47,12 @@ func sharesOf[T any](owner *T) shares {
 	}}
 }
 
-func (s shares) add(ids []advisoryID) {
+func (s shares) add(ids []lockkey.ID) {
 	if s.owner == nil {
 		return
 	}
 	sharesKnown.Store(true)
-	found, known := sharesByOwner.LoadOrStore(s.owner, &sharedKeys{ids: make(map[advisoryID]struct{})})
+	found, known := sharesByOwner.LoadOrStore(s.owner, &sharedKeys{ids: make(map[lockkey.ID]struct{})})
 	if !known {
 		s.cleanUp()
 	}
@@ -65,7 +67,7 @@ func (s shares) add(ids []advisoryID) {
 	}
 }
 
-func (s shares) remove(ids []advisoryID) {
+func (s shares) remove(ids []lockkey.ID) {
 	if found, known := sharesByOwner.Load(s.owner); known {
 		keys := found.(*sharedKeys)
 		keys.mu.Lock()
@@ -77,7 +79,7 @@ func (s shares) remove(ids []advisoryID) {
 }
 
 // suspects returns those of the ids that may be locked shared.
-func (s shares) suspects(ids []advisoryID) []advisoryID {
+func (s shares) suspects(ids []lockkey.ID) []lockkey.ID {
 	if s.owner == nil {
 		return nil
 	}
@@ -88,7 +90,7 @@ func (s shares) suspects(ids []advisoryID) []advisoryID {
 	keys := found.(*sharedKeys)
 	keys.mu.Lock()
 	defer keys.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(ids), func(id advisoryID) bool {
+	return slices.DeleteFunc(slices.Clone(ids), func(id lockkey.ID) bool {
 		_, shared := keys.ids[id]
 		return !shared
 	})
@@ -96,7 +98,7 @@ func (s shares) suspects(ids []advisoryID) []advisoryID {
 
 // holdsShared reports whether the transaction has locked one of the keys shared,
 // and not exclusively as well.
-func holdsShared(ctx context.Context, tx transaction, ids []advisoryID) (bool, error) {
+func holdsShared(ctx context.Context, tx transaction, ids []lockkey.ID) (bool, error) {
 	if !sharesKnown.Load() {
 		return false, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is how a leader hears that it shall step down. What is asked for stands in
@@ -145,7 +146,7 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 	kinds, names, holders := make([]int32, len(locks)), make([]string, len(locks)), make([]string, len(locks))
 	for i, lock := range locks {
 		name := l.locker.backend.name(lock.key)
-		kinds[i], names[i], holders[i] = int32(name.kind()), name.text(), l.locker.backend.holdID(lock)
+		kinds[i], names[i], holders[i] = int32(name.Kind()), name.Text(), l.locker.backend.holdID(lock)
 	}
 	var rows []row
 	q := l.locker.queue
@@ -168,7 +169,7 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 }
 
 // ask asks whoever leads by that name to step down.
-func (l *leading) ask(ctx context.Context, name lockName) error {
+func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 	q := l.locker.queue
 	if q == nil {
 		l.askHere(name)
@@ -177,7 +178,7 @@ func (l *leading) ask(ctx context.Context, name lockName) error {
 	asked := make(chan error, 1)
 	l.looks.run(func() { // no context of a caller's reaches our connections
 		asked <- q.run(func(ctx context.Context, c querier, _ bool) error {
-			rows := c.query(ctx, q.place.statement("ask_to_step_down"), name.kind(), name.text(), q.owner)
+			rows := c.query(ctx, q.place.statement("ask_to_step_down"), name.Kind(), name.Text(), q.owner)
 			rows.Close()
 			return rows.Err()
 		})
@@ -191,7 +192,7 @@ func (l *leading) ask(ctx context.Context, name lockName) error {
 }
 
 // askHere is ask for locks that are in this process alone.
-func (l *leading) askHere(name lockName) {
+func (l *leading) askHere(name lockkey.Name) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for lock, t := range l.terms {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // NewLease returns a Locker whose locks are leases: rows in the table
@@ -25,12 +27,12 @@ func NewLease(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
 			return nil, errors.New("the pool is nil; make one with pgxpool.New")
 		}
 		return pool.Config(), nil
-	}, cfg, systemClock)
+	}, cfg, clock.System)
 }
 
 // newLease makes a Lease Locker whose connections are made as server says, which
 // is not asked before the rest is known to be right.
-func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now clock) (*Locker, error) {
+func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now clock.Clock) (*Locker, error) {
 	cfg, err := config.withDefaults()
 	if err != nil {
 		return nil, &Error{Op: "new", Kind: Lease, Err: err}
@@ -87,8 +89,8 @@ func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }
 
 func (t *leaseTable) takes(opt Option) bool { return takenByLocks(opt) }
 
-func (t *leaseTable) check(key string) error   { return checkKey(key) }
-func (t *leaseTable) name(key string) lockName { return lockName{key: key} }
+func (t *leaseTable) check(key string) error       { return lockkey.Check(key) }
+func (t *leaseTable) name(key string) lockkey.Name { return lockkey.Name{Key: key} }
 
 func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) error {
 	var token int64

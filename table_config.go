@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -104,7 +105,7 @@ func checkOwner(config, owner string) (string, error) {
 		}
 		owner = fmt.Sprintf("%.150s:%d", host, os.Getpid())
 	}
-	if n := utf8.RuneCountInString(owner); n > 200 || !utf8.ValidString(owner) || owner[0] == '*' || checkKey(owner) != nil {
+	if n := utf8.RuneCountInString(owner); n > 200 || !utf8.ValidString(owner) || owner[0] == '*' || lockkey.Check(owner) != nil {
 		return owner, fmt.Errorf("%s.Owner %.40q must be valid UTF-8 of 1 to 200 characters without zero bytes, not beginning with *", config, owner)
 	}
 	return owner, nil

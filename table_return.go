@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file gives leases back: by Release, and of grants that nobody got to hear
@@ -72,7 +73,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 		}
 		return err
 	}
-	var unknown, wanted []lockName
+	var unknown, wanted []lockkey.Name
 	for i, r := range returns {
 		r.outcome, r.wanted = rows[i].Outcome, rows[i].Wanted
 		permit := r.lock.queue != r.lock.key // who waits for any permit is not asked about
@@ -121,7 +122,7 @@ func (t *leaseTable) handBack(lock *Lock, token *int64, left *leftover) error {
 	defer func() {
 		// The lock may have been given back before those who wait here had a ticket.
 		if queued := t.over(lock, r.outcome); queued && !r.wanted {
-			t.locker.queue.freed([]lockName{t.name(lock.queue)})
+			t.locker.queue.freed([]lockkey.Name{t.name(lock.queue)})
 		}
 	}()
 	giveUp := time.Now().Add(releasePatience)

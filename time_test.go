@@ -15,7 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -140,9 +141,9 @@ func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, 
 	return lock, nil
 }
 
-func (s *fakeServer) takes(opt Option) bool    { return takenByLocks(opt) }
-func (s *fakeServer) check(key string) error   { return checkKey(key) }
-func (s *fakeServer) name(key string) lockName { return lockName{key: key} }
+func (s *fakeServer) takes(opt Option) bool        { return takenByLocks(opt) }
+func (s *fakeServer) check(key string) error       { return lockkey.Check(key) }
+func (s *fakeServer) name(key string) lockkey.Name { return lockkey.Name{Key: key} }
 
 func (s *fakeServer) holders(context.Context, []string) ([]Holder, error) { return nil, nil }
 
@@ -897,7 +898,7 @@ type lateClock struct {
 func (c *lateClock) now() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return systemClock() + c.ahead
+	return clock.System() + c.ahead
 }
 
 func (c *lateClock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file locks inside the caller's transaction. The lock is one of
@@ -131,10 +132,10 @@ var errCommittedSince = fmt.Errorf("%w: something was committed between the two;
 
 // askTx asks for the locks by the statement that costs least: for a single lock one that
 // does nothing in a transaction that keeps its snapshot, where another one is asked then.
-func askTx(ctx context.Context, tx transaction, ids []advisoryID, o *options) (reply, error) {
+func askTx(ctx context.Context, tx transaction, ids []lockkey.ID, o *options) (reply, error) {
 	shared, waits := o.mode == Shared, o.wait == nil
-	if waits && len(ids) == 1 && !shared && !ids[0].pair && !o.staleSnapshot {
-		if got, err := tx.run(ctx, "lock_tx", ids[0].number); err != nil || got == replyGranted {
+	if waits && len(ids) == 1 && !shared && !ids[0].Pair && !o.staleSnapshot {
+		if got, err := tx.run(ctx, "lock_tx", ids[0].Number); err != nil || got == replyGranted {
 			return got, err
 		}
 	}
@@ -180,30 +181,30 @@ func takenInTx(opt Option) bool {
 
 // advisoryIDs returns the locks that the keys name, in order and without
 // repetition.
-func advisoryIDs(keys []string) ([]advisoryID, error) {
-	var ids []advisoryID
+func advisoryIDs(keys []string) ([]lockkey.ID, error) {
+	var ids []lockkey.ID
 	for _, key := range keys {
-		if err := checkAdvisoryKey(key); err != nil {
+		if err := lockkey.CheckAdvisory(key); err != nil {
 			if len(keys) > 1 {
-				err = fmt.Errorf("key %s: %w", shownKey(key), err)
+				err = fmt.Errorf("key %s: %w", lockkey.Shown(key), err)
 			}
 			return nil, err
 		}
-		ids = append(ids, identify(key))
+		ids = append(ids, lockkey.Identify(key))
 	}
-	slices.SortFunc(ids, advisoryID.compare)
+	slices.SortFunc(ids, lockkey.ID.Compare)
 	return slices.Compact(ids), nil
 }
 
 // columns returns the locks as the statements take them: their numbers, and what
 // to do with each.
-func columns(ids []advisoryID, shared bool) (numbers, whats []int64) {
+func columns(ids []lockkey.ID, shared bool) (numbers, whats []int64) {
 	what := askTry
 	if shared {
 		what = askTryShared
 	}
 	for _, id := range ids {
-		numbers, whats = append(numbers, id.number), append(whats, int64(id.ask(what)))
+		numbers, whats = append(numbers, id.Number), append(whats, int64(what.of(id)))
 	}
 	return numbers, whats
 }

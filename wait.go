@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file is how a Locker waits: it asks, stands in line, and asks again when it is
@@ -272,8 +274,8 @@ func (w *wait) granted(o options) {
 	name := w.place.line.name
 	w.place.granted(o.turn, o.mode == Exclusive && o.permits == 0)
 	w.place = nil
-	if (o.mode == Shared || o.permits > 0) && name.kind() == 0 && w.locker.queue != nil {
-		w.locker.queue.freed([]lockName{name}) // the next one may share it, or there may be another permit
+	if (o.mode == Shared || o.permits > 0) && name.Kind() == 0 && w.locker.queue != nil {
+		w.locker.queue.freed([]lockkey.Name{name}) // the next one may share it, or there may be another permit
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // This file wakes those who wait: the first in the queue when a lock of ours was given
@@ -34,14 +35,14 @@ type wokenTicket struct {
 // A wakeUp is for the first who waits for a lock; or, where number is not 0, for the
 // one behind that ticket, if it slept through its turn.
 type wakeUp struct {
-	name   lockName
+	name   lockkey.Name
 	number int64
 	check  bool // the lock is held here; only whether others wait for it is asked
 }
 
 // handedOver counts a hand-over of an advisory lock from one caller here to the next;
 // lines.mu is held.
-func (q *queue) handedOver(name lockName) {
+func (q *queue) handedOver(name lockkey.Name) {
 	if q.closed || !q.place.installed() {
 		return
 	}
@@ -57,7 +58,7 @@ func (q *queue) handedOver(name lockName) {
 }
 
 // freed wakes the first of those who wait for locks that were given back.
-func (q *queue) freed(names []lockName) {
+func (q *queue) freed(names []lockkey.Name) {
 	if q.place.installed() {
 		q.waking.add(forFirst(names)...)
 	}
@@ -65,7 +66,7 @@ func (q *queue) freed(names []lockName) {
 
 // freedAfter is freed for locks that others are known to wait for: it returns when
 // they have been woken, on the connection that gave the locks back.
-func (q *queue) freedAfter(run func(exchange) error, names []lockName) {
+func (q *queue) freedAfter(run func(exchange) error, names []lockkey.Name) {
 	if len(names) > 0 {
 		if err := q.wakeOn(run, forFirst(names)); err != nil {
 			q.freed(names)
@@ -73,7 +74,7 @@ func (q *queue) freedAfter(run func(exchange) error, names []lockName) {
 	}
 }
 
-func forFirst(names []lockName) []wakeUp {
+func forFirst(names []lockkey.Name) []wakeUp {
 	wakeUps := make([]wakeUp, len(names))
 	for i, name := range names {
 		wakeUps[i] = wakeUp{name: name}
@@ -95,13 +96,13 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 	type row struct{ N, Ticket int64 }
 	kinds, names, numbers := make([]int32, len(batch)), make([]string, len(batch)), make([]*int64, len(batch))
 	for i, w := range batch {
-		kinds[i], names[i] = int32(w.name.kind()), w.name.text()
+		kinds[i], names[i] = int32(w.name.Kind()), w.name.Text()
 		if w.number != 0 {
 			numbers[i] = &w.number
 		}
 	}
 	var woken []row
-	var wanted []lockName
+	var wanted []lockkey.Name
 	err := run(func(ctx context.Context, c querier, _ bool) (err error) {
 		woken, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_wake"), kinds, names, numbers), pgx.RowToStructByPos[row])
 		return err
@@ -130,7 +131,7 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 		if others && batch[w.N-1].check {
 			wanted = append(wanted, batch[w.N-1].name)
 		}
-		if told := batch[w.N-1]; told.number != w.Ticket || !told.name.isSemaphore() { // that one looked free to who looked again, and always does
+		if told := batch[w.N-1]; told.number != w.Ticket || !isSemaphore(told.name) { // that one looked free to who looked again, and always does
 			q.lookAgain(told.name, w.Ticket)
 		}
 	}
@@ -140,12 +141,12 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 // lookAgain arranges a look whether a ticket slept through its turn. A later wake-up for
 // the same lock, which was taken and given back meanwhile, has a look of its own.
 // lines.mu is held.
-func (q *queue) lookAgain(name lockName, number int64) {
+func (q *queue) lookAgain(name lockkey.Name, number int64) {
 	if q.closed {
 		return
 	}
 	if q.woken == nil {
-		q.woken = make(map[lockName]wokenTicket)
+		q.woken = make(map[lockkey.Name]wokenTicket)
 	}
 	q.woken[name] = wokenTicket{number, time.Now().Add(turnTime + turnTime/10)}
 	if len(q.woken) == 1 {
@@ -179,13 +180,13 @@ func (q *queue) heard(payload string, holder bool) {
 	if !ok {
 		return
 	}
-	name := lockName{key: text}
+	name := lockkey.Name{Key: text}
 	if kind != "0" {
 		number, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
 			return
 		}
-		name = lockName{id: advisoryID{number: number, pair: kind == "2"}}
+		name = lockkey.Name{ID: lockkey.ID{Number: number, Pair: kind == "2"}}
 	}
 	if holder {
 		q.enterIfWaiting(name)
@@ -196,7 +197,7 @@ func (q *queue) heard(payload string, holder bool) {
 }
 
 // wakeHere tells the one in front of a line to ask, and whether it is first of all.
-func (q *queue) wakeHere(name lockName, first bool) {
+func (q *queue) wakeHere(name lockkey.Name, first bool) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	if l := q.lines.of[name]; l != nil { // else its ticket is being withdrawn, which wakes the next
@@ -209,7 +210,7 @@ func (q *queue) wakeHere(name lockName, first bool) {
 
 // enterIfWaiting gives those a place in the queue who wait here for a lock that this
 // process has, and others want.
-func (q *queue) enterIfWaiting(name lockName) {
+func (q *queue) enterIfWaiting(name lockkey.Name) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	q.see(name)
@@ -219,8 +220,8 @@ func (q *queue) enterIfWaiting(name lockName) {
 }
 
 // see takes note that others have a lock, or wait for it; lines.mu is held.
-func (q *queue) see(name lockName) {
-	if name.kind() == 0 {
+func (q *queue) see(name lockkey.Name) {
+	if name.Kind() == 0 {
 		return
 	}
 	if len(q.others) >= q.forget { // there may be thousands at once: to look at all of them each time takes too long
@@ -241,12 +242,12 @@ const contendedFor = 3 * lookEvery
 // contended reports whether others were seen to have an advisory lock, or to wait for it,
 // in that time. A Locker that is alone again needs no tickets. The server itself knows who
 // waits for a lease. lines.mu is held.
-func (q *queue) contended(name lockName) bool {
-	return name.kind() == 0 || time.Since(q.others[name]) < contendedFor
+func (q *queue) contended(name lockkey.Name) bool {
+	return name.Kind() == 0 || time.Since(q.others[name]) < contendedFor
 }
 
 // othersWait is contended for who does not hold lines.mu.
-func (q *queue) othersWait(name lockName) bool {
+func (q *queue) othersWait(name lockkey.Name) bool {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	return q.contended(name)
@@ -256,7 +257,7 @@ func (q *queue) othersWait(name lockName) bool {
 // better ask again, now and then: not every holder of an advisory lock tells that it
 // has given it back.
 func (q *queue) refused(l *line) bool {
-	if l.name.kind() == 0 {
+	if l.name.Kind() == 0 {
 		return false
 	}
 	q.asking.add(l.name)
@@ -270,7 +271,7 @@ func (q *queue) refused(l *line) bool {
 // ticket itself; the session of advisory locks knows of none. Who was woken, and is not
 // known to have tried, loses its precedence.
 func (q *queue) asked(l *line) {
-	if l.name.kind() == 0 {
+	if l.name.Kind() == 0 {
 		return
 	}
 	q.lines.mu.Lock()
@@ -308,10 +309,10 @@ func (q *queue) untold(batch []*ticket, _ error) {
 
 // tellHolders tells those who have advisory locks that they are wanted. Where nobody
 // has one any more it was given back just now, and nobody may have been told.
-func (q *queue) tellHolders(names []lockName) error {
+func (q *queue) tellHolders(names []lockkey.Name) error {
 	kinds, ids := make([]int32, len(names)), make([]int64, len(names))
 	for i, name := range names {
-		kinds[i], ids[i] = int32(name.kind()), name.id.number
+		kinds[i], ids[i] = int32(name.Kind()), name.ID.Number
 	}
 	var told []int32
 	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {

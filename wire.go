@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
 )
 
 // A wire is the one connection on which a Locker holds all its advisory locks,
@@ -26,7 +28,7 @@ import (
 type wire struct {
 	connect func() (*lockConn, error)
 	backoff func(attempt int) time.Duration
-	clock   clock
+	clock   clock.Clock
 	ttl     time.Duration // the server ends a session that is silent for so long; 0: never
 	margin  time.Duration
 

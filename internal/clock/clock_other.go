@@ -1,6 +1,6 @@
 //go:build !linux
 
-package pgxlock
+package clock
 
 import (
 	"sync"
@@ -13,10 +13,9 @@ var system struct {
 	passed time.Duration
 }
 
-// systemClock adds up, from reading to reading, whichever of the monotonic and
-// the wall clock has advanced more: the first stands still while some systems
-// sleep, the second may be set back.
-func systemClock() time.Duration {
+// System adds up, from reading to reading, whichever of the monotonic and the wall clock
+// has advanced more: the first stops while some systems sleep, the second may be set back.
+func System() time.Duration {
 	now := time.Now()
 	system.Lock()
 	defer system.Unlock()

@@ -1,0 +1,134 @@
+// Package lockkey knows what a key names: it checks keys, and turns them into the numbers
+// of PostgreSQL's advisory locks.
+package lockkey
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// A Name is equal for two keys that name the same lock.
+type Name struct {
+	ID  ID     // of an advisory lock
+	Key string // of any other lock
+}
+
+// Compare orders names.
+func (n Name) Compare(other Name) int {
+	return cmp.Or(n.ID.Compare(other.ID), strings.Compare(n.Key, other.Key))
+}
+
+// Kind returns the kind of the name, as the tables of waiters and evictions have it: 0, or
+// the [ID.Space] of an advisory lock.
+func (n Name) Kind() int {
+	if n.Key != "" {
+		return 0
+	}
+	return n.ID.Space()
+}
+
+// Text returns the name as those tables have it.
+func (n Name) Text() string {
+	if n.Key != "" {
+		return n.Key
+	}
+	return strconv.FormatInt(n.ID.Number, 10)
+}
+
+// An ID names one of the server's advisory locks.
+type ID struct {
+	Number int64 // of a pair: the first in the upper half
+	Pair   bool
+}
+
+// Space tells one number from a pair of numbers, as objsubid in pg_locks does.
+func (id ID) Space() int {
+	if id.Pair {
+		return 2
+	}
+	return 1
+}
+
+// Compare orders IDs.
+func (id ID) Compare(other ID) int {
+	return cmp.Or(cmp.Compare(id.Space(), other.Space()), cmp.Compare(id.Number, other.Number))
+}
+
+// Identify returns the advisory lock that a key names: the number that the key was made
+// from, or the first 8 bytes, big endian, of the SHA-256 of its UTF-8 form.
+func Identify(key string) ID {
+	if id, raw := ParseRaw(key); raw {
+		return id
+	}
+	sum := sha256.Sum256([]byte(key))
+	return ID{Number: int64(binary.BigEndian.Uint64(sum[:8]))}
+}
+
+// A raw key begins with a zero byte, which no name contains.
+const rawPrefix = "\x00#"
+
+// Raw returns the key of the advisory lock with one number.
+func Raw(id int64) string { return rawPrefix + strconv.FormatInt(id, 10) }
+
+// RawPair returns the key of the advisory lock with two numbers.
+func RawPair(a, b int32) string { return fmt.Sprintf("%s%d,%d", rawPrefix, a, b) }
+
+// ParseRaw returns the lock of a key that Raw or RawPair made.
+func ParseRaw(key string) (id ID, raw bool) {
+	text, raw := strings.CutPrefix(key, rawPrefix)
+	if !raw {
+		return id, false
+	}
+	if first, second, pair := strings.Cut(text, ","); pair {
+		a, err := strconv.ParseInt(first, 10, 32)
+		b, err2 := strconv.ParseInt(second, 10, 32)
+		id = ID{a<<32 | int64(uint32(b)), true}
+		return id, err == nil && err2 == nil && key == RawPair(int32(a), int32(b))
+	}
+	number, err := strconv.ParseInt(text, 10, 64)
+	return ID{Number: number}, err == nil && key == Raw(number)
+}
+
+// Shown returns the key as messages show it: quoted, or a raw key as #42.
+func Shown(key string) string {
+	if _, raw := ParseRaw(key); raw {
+		return key[1:]
+	}
+	return strconv.Quote(key)
+}
+
+// CheckAdvisory is Check for locks that raw keys name as well.
+func CheckAdvisory(key string) error {
+	if _, raw := ParseRaw(key); raw {
+		return nil
+	}
+	return Check(key)
+}
+
+// MaxText is how many characters a key, an owner or a holder id may have: what
+// varchar(255) in the table distributed_locks holds.
+const MaxText = 255
+
+// Check returns what is wrong with a key, before anything is sent.
+func Check(key string) error {
+	if _, raw := ParseRaw(key); raw {
+		return fmt.Errorf("the key is the number of an advisory lock, which only NewAdvisory's locks and LockTx are: %w", errors.ErrUnsupported)
+	}
+	switch {
+	case key == "":
+		return errors.New("the key is empty; name what is to be locked, such as \"order:42\"")
+	case !utf8.ValidString(key):
+		return errors.New("the key is not valid UTF-8; encode binary names, for example in hexadecimal")
+	case strings.ContainsRune(key, 0):
+		return errors.New("the key contains a zero byte, which PostgreSQL's text cannot hold")
+	case utf8.RuneCountInString(key) > MaxText:
+		return fmt.Errorf("the key has %d characters, %d are allowed; shorten it, for example by a hash", utf8.RuneCountInString(key), MaxText)
+	}
+	return nil
+}
