@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // An Advisory Locker has one session (I8), which waits without a transaction (I9),
@@ -27,14 +28,14 @@ func TestAdvisoryLocksTakeNothingFromTheCallersPool(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	locks := newAdvisory(t, &pgtest.DB{Pool: pool}, nil)
+	locks := testkit.NewAdvisory(t, &pgtest.DB{Pool: pool}, nil)
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context())
-	useAdvisory(t, locks, db, "k")
-	lock := acquire(t, locks, "k")
+	testkit.UseAdvisory(t, locks, db, "k")
+	lock := testkit.Acquire(t, locks, "k")
 	if err := pgxlock.LockTx(t.Context(), tx, "k", pgxlock.NoWait); !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Errorf("the caller's own transaction was granted what the Locker holds: %v", err)
 	}
@@ -51,16 +52,16 @@ func TestAdvisoryLocksTakeNothingFromTheCallersPool(t *testing.T) {
 
 func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, pgtest.New(t), 10)
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	pool := db.NewPool(t)
 	var asked atomic.Int64
-	locks := advisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "one", MaxLocks: 600, Backoff: func(attempt int) time.Duration {
+	locks := testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "one", MaxLocks: 600, Backoff: func(attempt int) time.Duration {
 		if attempt == 0 {
 			asked.Add(1)
 		}
 		return 50 * time.Millisecond
 	}})
-	if pids := backends(t, db, "one"); len(pids) != 0 {
+	if pids := testkit.Backends(t, db, "one"); len(pids) != 0 {
 		t.Errorf("connected before the first use: %v", pids)
 	}
 	// What they wait for is held by somebody else, so that each asks the server.
@@ -71,7 +72,7 @@ func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	held := acquireMany(t, locks, holders)
+	held := testkit.AcquireMany(t, locks, holders)
 	ctx, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
 	var waiting sync.WaitGroup
@@ -83,20 +84,20 @@ func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 			}
 		})
 	}
-	until(t, "all wait, and the first of each line was refused", func() bool {
+	testkit.Until(t, "all wait, and the first of each line was refused", func() bool {
 		standing := 0
 		for i := range keys {
 			standing += locks.Waiting(fmt.Sprint("busy:", i))
 		}
 		return standing == waiters && asked.Load() == keys
 	})
-	if pids := backends(t, db, "one"); len(pids) != 1 {
+	if pids := testkit.Backends(t, db, "one"); len(pids) != 1 {
 		t.Errorf("connections: %v, want one", pids)
 	}
 	if n := pool.Stat().TotalConns(); n != 0 {
 		t.Errorf("the caller's pool has %d connections, which it was never asked for", n)
 	}
-	if n := heldBy(t, db, "one"); n != holders {
+	if n := testkit.HeldBy(t, db, "one"); n != holders {
 		t.Errorf("%d locks in the server, want %d", n, holders)
 	}
 	giveUp()
@@ -109,22 +110,22 @@ func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 	if err := locks.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	until(t, "the Locker's connection is gone", func() bool { return len(backends(t, db, "one")) == 0 })
-	if n := advisoryCount(t, db); n != keys {
+	testkit.Until(t, "the Locker's connection is gone", func() bool { return len(testkit.Backends(t, db, "one")) == 0 })
+	if n := testkit.AdvisoryCount(t, db); n != keys {
 		t.Errorf("%d locks are left in the server, want the %d of somebody else", n, keys)
 	}
 }
 
 func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, pgtest.New(t), 10)
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	db.Exec(t, "create table written as select generate_series(1, 1000) as n")
 	var asked atomic.Int64
-	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter", Backoff: func(int) time.Duration {
+	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter", Backoff: func(int) time.Duration {
 		asked.Add(1)
 		return time.Millisecond
 	}})
-	tx := begin(t, db, pgx.TxOptions{})
+	tx := testkit.Begin(t, db, pgx.TxOptions{})
 	if err := pgxlock.LockTx(t.Context(), tx, "k"); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
 			}
 		})
 	}
-	until(t, "all wait", func() bool { return locks.Waiting("k") == waiters })
+	testkit.Until(t, "all wait", func() bool { return locks.Waiting("k") == waiters })
 
 	// Seen between two of its statements, and never in a transaction of several.
 	idle, snapshots := 0, 0
@@ -163,7 +164,7 @@ func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
 	if snapshots > idle/4 {
 		t.Errorf("%d of the %d times that it was idle it had a snapshot", snapshots, idle)
 	}
-	commit(t, tx)
+	testkit.Commit(t, tx)
 	waiting.Wait()
 }
 
@@ -171,10 +172,10 @@ func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
 // whatever that does.
 func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, pgtest.New(t), 10)
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	db.Exec(t, "create table written as select generate_series(1, 1000) as n")
-	locks, others := newAdvisory(t, db, nil), newAdvisory(t, db, nil)
-	held := acquire(t, locks, "k")
+	locks, others := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
+	held := testkit.Acquire(t, locks, "k")
 	var waiting sync.WaitGroup
 	for range 200 {
 		waiting.Go(func() {
@@ -211,7 +212,7 @@ func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
 				return nil
 			}
 		})
-		useAdvisory(t, newAdvisory(t, pool, nil), db, t.Name())
+		testkit.UseAdvisory(t, testkit.NewAdvisory(t, pool, nil), db, t.Name())
 	})
 	t.Run("AfterConnect has the first word, ours is the last", func(t *testing.T) {
 		pool := through(func(c *pgxpool.Config) {
@@ -220,9 +221,9 @@ func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
 				return err
 			}
 		})
-		locks := newAdvisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "afterwards"})
-		useAdvisory(t, locks, db, t.Name())
-		if role := query[string](t, db, "select current_user"); role == "pg_monitor" {
+		locks := testkit.NewAdvisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "afterwards"})
+		testkit.UseAdvisory(t, locks, db, t.Name())
+		if role := testkit.Query[string](t, db, "select current_user"); role == "pg_monitor" {
 			t.Error("the pool of the test has the role as well: nothing was tested")
 		}
 	})
@@ -236,20 +237,20 @@ func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
 		},
 	} {
 		t.Run(name+" refuses", func(t *testing.T) {
-			locks := newAdvisory(t, through(configure), &pgxlock.AdvisoryConfig{Owner: name})
+			locks := testkit.NewAdvisory(t, through(configure), &pgxlock.AdvisoryConfig{Owner: name})
 			for range 2 {
 				_, err := locks.Acquire(t.Context(), t.Name())
 				if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
 					t.Errorf("%v, want the hook's error", err)
 				}
 			}
-			until(t, "the refused connections are closed", func() bool { return len(backends(t, db, name)) == 0 })
+			testkit.Until(t, "the refused connections are closed", func() bool { return len(testkit.Backends(t, db, name)) == 0 })
 		})
 	}
 	t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
 		pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
-		acquire(t, newAdvisory(t, pool, nil), t.Name())
-		if n := query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != 1 {
+		testkit.Acquire(t, testkit.NewAdvisory(t, pool, nil), t.Name())
+		if n := testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != 1 {
 			t.Errorf("%d connections of that name, want one", n)
 		}
 	})
@@ -260,7 +261,7 @@ func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = silent.Close() })
 		host := &pgconn.FallbackConfig{Host: "127.0.0.1", Port: uint16(silent.Addr().(*net.TCPAddr).Port)}
-		useAdvisory(t, newAdvisory(t, through(behind(host)), nil), db, t.Name())
+		testkit.UseAdvisory(t, testkit.NewAdvisory(t, through(testkit.Behind(host)), nil), db, t.Name())
 	})
 }
 
@@ -272,7 +273,7 @@ func TestEveryQueryModeOfThePoolIsGoodEnoughForAdvisoryLocks(t *testing.T) {
 		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
 		pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-		useAdvisory(t, newAdvisory(t, &pgtest.DB{Pool: pool}, nil), db, mode.String())
+		testkit.UseAdvisory(t, testkit.NewAdvisory(t, &pgtest.DB{Pool: pool}, nil), db, mode.String())
 	}
 }
 
@@ -280,37 +281,37 @@ func TestEveryQueryModeOfThePoolIsGoodEnoughForAdvisoryLocks(t *testing.T) {
 // nor the session.
 func TestWhatARoleIsSetToCostsNoAdvisoryLock(t *testing.T) {
 	t.Parallel()
-	db := controlled(t, pgtest.New(t))
+	db := testkit.Controlled(t, pgtest.New(t))
 	use := func(t *testing.T, settings map[string]string) {
 		t.Helper()
-		set(t, db, settings)
-		locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "patient"})
-		useAdvisory(t, locks, db, "k")
-		lock := acquire(t, locks, "held")
-		before := backends(t, db, "patient")
-		until(t, "the session has been idle for longer than the timeouts", func() bool {
-			return query[bool](t, db, `select bool_and(state = 'idle' and clock_timestamp() - state_change > '150 ms') is not false
+		testkit.Set(t, db, settings)
+		locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "patient"})
+		testkit.UseAdvisory(t, locks, db, "k")
+		lock := testkit.Acquire(t, locks, "held")
+		before := testkit.Backends(t, db, "patient")
+		testkit.Until(t, "the session has been idle for longer than the timeouts", func() bool {
+			return testkit.Query[bool](t, db, `select bool_and(state = 'idle' and clock_timestamp() - state_change > '150 ms') is not false
 				from pg_stat_activity where datname = current_database() and application_name = 'pgxlock patient'`)
 		})
-		wantFree(t, db, "held", false)
-		if after := backends(t, db, "patient"); !slices.Equal(before, after) {
+		testkit.WantFree(t, db, "held", false)
+		if after := testkit.Backends(t, db, "patient"); !slices.Equal(before, after) {
 			t.Errorf("backends %v, and now %v", before, after)
 		}
 		if err := errors.Join(lock.Err(), lock.Renew(t.Context()), lock.Release(t.Context()), locks.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
-		until(t, "the session is gone", func() bool { return len(backends(t, db, "patient")) == 0 })
+		testkit.Until(t, "the session is gone", func() bool { return len(testkit.Backends(t, db, "patient")) == 0 })
 	}
-	for name, value := range hostile {
+	for name, value := range testkit.Hostile {
 		t.Run(name, func(t *testing.T) { use(t, map[string]string{name: value}) })
 	}
-	t.Run("all", func(t *testing.T) { use(t, together()) })
+	t.Run("all", func(t *testing.T) { use(t, testkit.Together()) })
 }
 
 // A role may search a schema before pg_catalog that others can write.
 func TestNothingOfASchemaBeforePgCatalogRunsForAdvisoryLocks(t *testing.T) {
 	t.Parallel()
-	db := controlled(t, pgtest.New(t))
+	db := testkit.Controlled(t, pgtest.New(t))
 	db.Exec(t, "create schema strange")
 	for signature, result := range map[string]string{
 		"pg_try_advisory_lock(bigint)": "boolean", "pg_try_advisory_lock_shared(bigint)": "boolean",
@@ -334,14 +335,14 @@ func TestNothingOfASchemaBeforePgCatalogRunsForAdvisoryLocks(t *testing.T) {
 		db.Exec(t, "create operator strange."+symbol+" (leftarg = "+left+", rightarg = "+right+", function = "+name+")")
 	}
 	db.Exec(t, "create view strange.pg_stat_activity as select 1 / (random() * 0)::int as pid; create view strange.pg_locks as select 1 / (random() * 0)::int as pid")
-	set(t, db, map[string]string{"search_path": "strange, pg_catalog"})
+	testkit.Set(t, db, map[string]string{"search_path": "strange, pg_catalog"})
 	if _, err := db.Connect(t).Exec(t.Context(), "select pg_is_in_recovery()"); err == nil {
 		t.Fatal("what is strange is not found: nothing is tested")
 	}
-	locks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "hijacked"})
-	useAdvisory(t, locks, db, "k")
-	lost := acquire(t, locks, "lost")
-	terminate(t, db, "hijacked") // the next session looks after this one
-	until(t, "the lock is lost", func() bool { return lost.Err() != nil })
-	useAdvisory(t, locks, db, "k")
+	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "hijacked"})
+	testkit.UseAdvisory(t, locks, db, "k")
+	lost := testkit.Acquire(t, locks, "lost")
+	testkit.Terminate(t, db, "hijacked") // the next session looks after this one
+	testkit.Until(t, "the lock is lost", func() bool { return lost.Err() != nil })
+	testkit.UseAdvisory(t, locks, db, "k")
 }

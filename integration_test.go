@@ -15,6 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgserver/container"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
@@ -33,7 +34,7 @@ func TestIntegration(t *testing.T) {
 		var inside atomic.Int32
 		var workers sync.WaitGroup
 		for range 4 {
-			locks := newLocker(t, db, &pgxlock.LeaseConfig{TTL: 10 * time.Second})
+			locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 10 * time.Second})
 			workers.Go(func() {
 				for range 5 {
 					err := locks.Do(t.Context(), "ledger", func(ctx context.Context, lock *pgxlock.Lock) error {
@@ -68,7 +69,7 @@ func TestIntegration(t *testing.T) {
 	})
 
 	t.Run("an expired holder is taken over and its fenced write refused", func(t *testing.T) {
-		first, second := newLocker(t, db, nil), newLocker(t, db, nil)
+		first, second := testkit.NewLocker(t, db, nil), testkit.NewLocker(t, db, nil)
 		late, err := first.Acquire(t.Context(), "invoice:42")
 		if err != nil {
 			t.Fatal(err)
@@ -99,7 +100,7 @@ func TestIntegration(t *testing.T) {
 	})
 
 	t.Run("SQL callers and Go callers exclude each other", func(t *testing.T) {
-		locks := newLocker(t, db, nil)
+		locks := testkit.NewLocker(t, db, nil)
 		sql := func(call string) (ok bool) {
 			t.Helper()
 			if err := db.Pool.QueryRow(t.Context(), "select "+call).Scan(&ok); err != nil {

@@ -10,48 +10,49 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // Who waits, and who blocks whom.
 
 func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
-	holder, others := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "holder"}), newLocker(t, db, &pgxlock.LeaseConfig{Owner: "others"})
-	lease := acquire(t, holder, "lease")
-	first := waits(t, others, "lease")
-	until(t, "the first one waits", func() bool { return others.Waiting("lease") == 1 })
-	second := waits(t, others, "lease")
-	s := semaphore(t, holder, 1)
-	slot := permit(t, s, "jobs")
-	third := waitsForPermit(t, semaphore(t, others, 1), "jobs")
-	advisoryHolder, advisoryWaiter := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a holder"}), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a waiter"})
-	lock := acquire(t, advisoryHolder, "advisory")
-	fourth := waits(t, advisoryWaiter, "advisory")
-	conn, pid := backend(t, db)
+	db := testkit.Migrated(t)
+	holder, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "holder"}), testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "others"})
+	lease := testkit.Acquire(t, holder, "lease")
+	first := testkit.Waits(t, others, "lease")
+	testkit.Until(t, "the first one waits", func() bool { return others.Waiting("lease") == 1 })
+	second := testkit.Waits(t, others, "lease")
+	s := testkit.Semaphore(t, holder, 1)
+	slot := testkit.Permit(t, s, "jobs")
+	third := testkit.WaitsForPermit(t, testkit.Semaphore(t, others, 1), "jobs")
+	advisoryHolder, advisoryWaiter := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a holder"}), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "a waiter"})
+	lock := testkit.Acquire(t, advisoryHolder, "advisory")
+	fourth := testkit.Waits(t, advisoryWaiter, "advisory")
+	conn, pid := testkit.Backend(t, db)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := conn.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", pgxlock.AdvisoryID("advisory"))).ReadAll()
 		ended <- err
 	}()
 
-	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
+	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
 	var shot pgxlock.Snapshot
-	until(t, "all wait", func() bool {
-		shot = snapshot(t, monitor)
-		leases := waitersFor(shot, "lease")
-		return len(leases) == 1 && leases[0].Behind == 1 && len(waitersFor(shot, "jobs#")) == 1 && len(waitersFor(shot, "advisory")) == 2 && len(shot.Waiters) == 4
+	testkit.Until(t, "all wait", func() bool {
+		shot = testkit.Snapshot(t, monitor)
+		leases := testkit.WaitersFor(shot, "lease")
+		return len(leases) == 1 && leases[0].Behind == 1 && len(testkit.WaitersFor(shot, "jobs#")) == 1 && len(testkit.WaitersFor(shot, "advisory")) == 2 && len(shot.Waiters) == 4
 	})
-	held := holdersOf(shot, "advisory")[0]
+	held := testkit.HoldersOf(shot, "advisory")[0]
 	for _, w := range shot.Waiters {
 		if age := shot.At.Sub(w.Since); age < 0 || age > time.Hour {
 			t.Errorf("%s waits since %v, at %v", w.Key, w.Since, shot.At)
 		}
 	}
-	if w := waitersFor(shot, "lease")[0]; w.Kind != pgxlock.Lease || w.Owner != "others" || w.Ticket == 0 || w.PID != 0 || w.Woken {
+	if w := testkit.WaitersFor(shot, "lease")[0]; w.Kind != pgxlock.Lease || w.Owner != "others" || w.Ticket == 0 || w.PID != 0 || w.Woken {
 		t.Errorf("%+v", w)
 	}
-	session, process := waitersFor(shot, "advisory")[0], waitersFor(shot, "advisory")[1]
+	session, process := testkit.WaitersFor(shot, "advisory")[0], testkit.WaitersFor(shot, "advisory")[1]
 	if session.PID != pid || session.Kind != pgxlock.Advisory || !slices.Equal(session.BlockedBy, []int32{held.PID}) || session.Ticket != 0 {
 		t.Errorf("the session: %+v", session)
 	}
@@ -70,30 +71,30 @@ func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
 		t.Errorf("%+v, %v", found, err)
 	}
 
-	release(t, lease)
-	release(t, <-first)
-	release(t, <-second)
-	release(t, slot)
-	release(t, <-third)
-	release(t, lock)
+	testkit.Release(t, lease)
+	testkit.Release(t, <-first)
+	testkit.Release(t, <-second)
+	testkit.Release(t, slot)
+	testkit.Release(t, <-third)
+	testkit.Release(t, lock)
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	execOn(t, conn, "select pg_advisory_unlock_all()")
-	release(t, <-fourth)
+	testkit.ExecOn(t, conn, "select pg_advisory_unlock_all()")
+	testkit.Release(t, <-fourth)
 }
 
 // A holds l1; B waits for it with l2 in hand; C waits for that with an advisory lock; and
 // a session waits for that in the server, which has one that another session wants.
 func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
-	a := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "A"})
-	b := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "B"})
-	c := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "C"})
-	first, l2 := acquire(t, a, "l1"), acquire(t, b, "l2")
-	advisoryLocks := newAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "C"})
-	l3 := acquire(t, advisoryLocks, "l3")
+	db := testkit.Migrated(t)
+	a := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "A"})
+	b := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "B"})
+	c := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "C"})
+	first, l2 := testkit.Acquire(t, a, "l1"), testkit.Acquire(t, b, "l2")
+	advisoryLocks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "C"})
+	l3 := testkit.Acquire(t, advisoryLocks, "l3")
 	waitWith := func(held *pgxlock.Lock, locks *pgxlock.Locker, key string) <-chan *pgxlock.Lock {
 		granted := make(chan *pgxlock.Lock, 1)
 		ctx, cancel := held.Context(t.Context())
@@ -108,10 +109,10 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 		return granted
 	}
 	gotL1, gotL2 := waitWith(l2, b, "l1"), waitWith(l3, c, "l2")
-	one, _ := backend(t, db)
-	execOn(t, one, "set application_name = 'one'; select pg_advisory_lock(4)")
-	two, _ := backend(t, db)
-	execOn(t, two, "set application_name = 'two'")
+	one, _ := testkit.Backend(t, db)
+	testkit.ExecOn(t, one, "set application_name = 'one'; select pg_advisory_lock(4)")
+	two, _ := testkit.Backend(t, db)
+	testkit.ExecOn(t, two, "set application_name = 'two'")
 	done := make(chan error, 2)
 	for conn, key := range map[*pgx.Conn]int64{one: pgxlock.AdvisoryID("l3"), two: 4} {
 		go func() {
@@ -119,7 +120,7 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 			done <- err
 		}()
 	}
-	monitor := newMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"l3"}})
+	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"l3"}})
 	var write func(indent string, queues []pgxlock.Queue) string
 	write = func(indent string, queues []pgxlock.Queue) (text string) {
 		for _, q := range queues {
@@ -148,17 +149,17 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 	tree := ""
 	limit := time.Now().Add(30 * time.Second)
 	for tree != want {
-		tree = write("", snapshot(t, monitor).Tree())
+		tree = write("", testkit.Snapshot(t, monitor).Tree())
 		if time.Now().After(limit) {
 			t.Fatalf("%s", tree)
 		}
 	}
-	release(t, first)
+	testkit.Release(t, first)
 	gotFirst := <-gotL1
-	release(t, l2)
-	release(t, <-gotL2)
-	release(t, l3)
-	release(t, gotFirst)
+	testkit.Release(t, l2)
+	testkit.Release(t, <-gotL2)
+	testkit.Release(t, l3)
+	testkit.Release(t, gotFirst)
 	for range 2 {
 		if err := <-done; err != nil {
 			t.Error(err)

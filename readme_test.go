@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
@@ -138,7 +139,7 @@ func useAll(t *testing.T, snippet string) string {
 
 func TestTheReadmesSQLRuns(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
+	db := testkit.Migrated(t)
 	db.Exec(t, "create table invoices (id int primary key, total int)")
 	db.Exec(t, "select acquire_lock('invoice:42', 'worker-1:7f3a')")
 	for _, snippet := range snippets(t, "README.md", "sql") {
@@ -149,9 +150,9 @@ func TestTheReadmesSQLRuns(t *testing.T) {
 // The statements of a ShedLock provider, as docs/coming-from.md gives them.
 func TestShedLocksCallsAreThoseOfALease(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
+	db := testkit.Migrated(t)
 	for statement := range strings.SplitSeq(strings.TrimSpace(snippets(t, comingFrom, "sql")[0]), "\n") {
-		if !query[bool](t, db, statement) {
+		if !testkit.Query[bool](t, db, statement) {
 			t.Errorf("false: %s", statement)
 		}
 	}
@@ -161,11 +162,11 @@ func TestShedLocksCallsAreThoseOfALease(t *testing.T) {
 // can change over in two steps, and not in one.
 func TestAFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
+	db := testkit.Migrated(t)
 	db.Exec(t, `create table shedlock (name varchar(64) not null, lock_until timestamp not null,
 		locked_at timestamp not null, locked_by varchar(255) not null, primary key (name))`) // as ShedLock's README has it
 	take, giveBack, _ := strings.Cut(snippets(t, comingFrom, "sql")[1], ";")
-	locks := newLocker(t, db, nil)
+	locks := testkit.NewLocker(t, db, nil)
 
 	// try takes the locks of one kind of program, or none, and returns what gives
 	// them back.

@@ -12,21 +12,22 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // saturatedKinds are the Lockers that share a lock fairly with other processes.
 var saturatedKinds = map[string]func(*testing.T, *pgtest.DB) *pgxlock.Locker{
 	"advisory locks": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
 		t.Helper()
-		return newAdvisory(t, db, nil)
+		return testkit.NewAdvisory(t, db, nil)
 	},
 	"advisory locks with tokens": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
 		t.Helper()
-		return newAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true})
+		return testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true})
 	},
 	"leases": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
 		t.Helper()
-		return newLocker(t, db, nil)
+		return testkit.NewLocker(t, db, nil)
 	},
 }
 
@@ -42,43 +43,6 @@ func (s saturation) String() string {
 	return fmt.Sprintf("%d Lockers with %d callers, %s of work, %s", s.lockers, s.callers, s.work, s.kind)
 }
 
-// saturate makes callers acquire the key all the time until ctx ends, and calls turn while
-// one has it.
-func saturate(ctx context.Context, locks *pgxlock.Locker, key string, callers int, turn func()) error {
-	var all sync.WaitGroup
-	failed := make(chan error, callers)
-	for range callers {
-		all.Go(func() {
-			for ctx.Err() == nil {
-				if err := locks.Do(context.WithoutCancel(ctx), key, func(context.Context, *pgxlock.Lock) error {
-					turn()
-					return nil
-				}); err != nil {
-					failed <- err
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	close(failed)
-	return <-failed
-}
-
-// starved is less than any gets beside all other tests, where notifications are late: until one
-// arrives a Locker hands the lock over among its callers for 100 ms, which is a thousand turns.
-// Starved for good, one had a 190th of an equal share.
-const starved = 1. / 100
-
-// share returns which part of an equal share the one had that had the fewest turns.
-func share(turns []int) float64 {
-	all := 0
-	for _, n := range turns {
-		all += n
-	}
-	return float64(slices.Min(turns)*len(turns)) / float64(all)
-}
-
 // check returns the least share that one of some new Lockers had in d, which begins when each
 // of them is connected and has had a few turns. None may be starved, and they close at once.
 func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration) float64 {
@@ -91,7 +55,7 @@ func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration) float64 
 	for i := range lockers {
 		lockers[i] = saturatedKinds[s.kind](t, db)
 		all.Go(func() {
-			if err := saturate(ctx, lockers[i], key, s.callers, func() {
+			if err := testkit.Saturate(ctx, lockers[i], key, s.callers, func() {
 				turns[i].Add(1)
 				if s.work > 0 {
 					time.Sleep(s.work)
@@ -109,9 +73,9 @@ func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration) float64 
 		return counts
 	}
 	none := make([]int, len(turns))
-	until(t, fmt.Sprintf("%s: each has had a turn", s), func() bool { return slices.Min(had(none)) > 2 })
+	testkit.Until(t, fmt.Sprintf("%s: each has had a turn", s), func() bool { return slices.Min(had(none)) > 2 })
 	before, began := had(none), time.Now()
-	until(t, fmt.Sprintf("%s: the time is over, and there were enough turns to compare", s), func() bool {
+	testkit.Until(t, fmt.Sprintf("%s: the time is over, and there were enough turns to compare", s), func() bool {
 		now := had(before)
 		return time.Since(began) > d && slices.Max(now) > 40
 	})
@@ -128,18 +92,18 @@ func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration) float64 
 	}
 	all.Wait()
 	t.Logf("%s: %d turns; before that %d; closed in %s", s, got, before, time.Since(closing).Round(time.Millisecond))
-	if share(got) < starved {
-		t.Errorf("%s: one of them had %.3f of an equal share: %d turns", s, share(got), got)
+	if testkit.Share(got) < testkit.Starved {
+		t.Errorf("%s: one of them had %.3f of an equal share: %d turns", s, testkit.Share(got), got)
 	}
 	if took := time.Since(closing); took > 10*time.Second { // an idle machine takes 20 ms
 		t.Errorf("%s: closed in %s", s, took)
 	}
-	return share(got)
+	return testkit.Share(got)
 }
 
 func TestSoakSaturatedLockersShareALockFairly(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 40)
+	db := testkit.Roomy(t, testkit.Migrated(t), 40)
 	rounds := pgtest.Soak(t, 0, 100)
 	var unfair int // rounds in which one had less than a quarter of an equal share
 	for range rounds {
@@ -168,25 +132,25 @@ func TestSoakSaturatedLockersShareALockFairly(t *testing.T) {
 // The notification by which the holder hears that others wait does not always arrive.
 func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 20)
-	deaf, other := newAdvisory(t, db, nil), newAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: seldom})
-	listen(t, db, other, deaf)
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	deaf, other := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: testkit.Seldom})
+	testkit.Listen(t, db, other, deaf)
 	deaf.ListenFor(1) // nobody's backend
 	for round := range 3 {
 		key := fmt.Sprint("k", round) // once they know each other both have tickets
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		var turns atomic.Int64
-		go func() { done <- saturate(ctx, deaf, key, 8, func() { turns.Add(1) }) }()
-		until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
-		granted := waits(t, other, key)
-		untilQueued(t, db, key, 1)
+		go func() { done <- testkit.Saturate(ctx, deaf, key, 8, func() { turns.Add(1) }) }()
+		testkit.Until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
+		granted := testkit.Waits(t, other, key)
+		testkit.UntilQueued(t, db, key, 1)
 		other.StopRefreshing()
 		before := turns.Load()
 		select {
 		case lock := <-granted:
 			t.Logf("granted after %d turns of the others", turns.Load()-before)
-			release(t, lock)
+			testkit.Release(t, lock)
 		case <-time.After(20 * time.Second):
 			t.Errorf("%d turns of one Locker while another waits", turns.Load()-before)
 		}
@@ -195,5 +159,5 @@ func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.
 			t.Error(err)
 		}
 	}
-	noTickets(t, db)
+	testkit.NoTickets(t, db)
 }

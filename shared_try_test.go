@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // wantNoShare wants every kind of shared try to end without the lock.
@@ -19,7 +20,7 @@ func wantNoShare(t *testing.T, who string, locks *pgxlock.Locker, key string) {
 			t.Errorf("%s: %s passes a writer that waits: %v", who, call, err)
 		}
 		if lock != nil {
-			release(t, lock)
+			testkit.Release(t, lock)
 		}
 	}
 	lock, err := locks.TryAcquire(t.Context(), key, pgxlock.Shared)
@@ -48,13 +49,13 @@ func shares(t *testing.T, locks *pgxlock.Locker, key string) {
 		t.Errorf("no writer waits: %v", err)
 		return
 	}
-	release(t, lock)
+	testkit.Release(t, lock)
 }
 
 func TestSharedTryDoesNotPassAWriterOfAnyLocker(t *testing.T) {
 	eachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		readers, writers, third := newLocker("readers"), newLocker("writers"), newLocker("third")
-		reading := acquire(t, readers, "k", pgxlock.Shared)
+		reading := testkit.Acquire(t, readers, "k", pgxlock.Shared)
 		shares(t, readers, "k")
 		shares(t, third, "k")
 
@@ -64,22 +65,22 @@ func TestSharedTryDoesNotPassAWriterOfAnyLocker(t *testing.T) {
 			_, err := writers.Acquire(ctx, "k")
 			gaveUp <- err
 		}()
-		untilQueued(t, db, "k", 1)
+		testkit.UntilQueued(t, db, "k", 1)
 		wantNoShare(t, "the Locker that has it", readers, "k")
 		wantNoShare(t, "the writer's Locker", writers, "k")
 		wantNoShare(t, "a Locker that has nothing to do with it", third, "k")
-		unused := waitingKinds[map[pgxlock.Kind]string{pgxlock.Lease: "leases", pgxlock.Advisory: "advisory locks"}[third.Kind()]](t, db, "unused")
+		unused := testkit.WaitingKinds[map[pgxlock.Kind]string{pgxlock.Lease: "leases", pgxlock.Advisory: "advisory locks"}[third.Kind()]](t, db, "unused")
 		wantNoShare(t, "a Locker that is not connected", unused, "k")
 
 		cancel() // the writer is over, and keeps nobody out
 		if err := <-gaveUp; !errors.Is(err, context.Canceled) {
 			t.Errorf("the writer: %v", err)
 		}
-		untilQueued(t, db, "k", 0)
+		testkit.UntilQueued(t, db, "k", 0)
 		shares(t, readers, "k")
 		shares(t, writers, "k")
 		shares(t, third, "k")
-		release(t, reading)
+		testkit.Release(t, reading)
 	})
 }
 
@@ -87,12 +88,12 @@ func TestSharedTryDoesNotPassAWriterOfAnyLocker(t *testing.T) {
 func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
 	eachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		locks := newLocker("both")
-		reading := acquire(t, locks, "k", pgxlock.Shared)
-		granted := waits(t, locks, "k")
-		until(t, "it stands in line", func() bool { return locks.Waiting("k") == 1 })
+		reading := testkit.Acquire(t, locks, "k", pgxlock.Shared)
+		granted := testkit.Waits(t, locks, "k")
+		testkit.Until(t, "it stands in line", func() bool { return locks.Waiting("k") == 1 })
 		wantNoShare(t, "its own Locker", locks, "k")
-		release(t, reading)
-		release(t, <-granted)
+		testkit.Release(t, reading)
+		testkit.Release(t, <-granted)
 	})
 }
 
@@ -100,13 +101,13 @@ func TestSharedTryDoesNotPassAWriterInMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		locks := pgxlock.NewMemory()
-		reading := acquire(t, locks, "k", pgxlock.Shared)
+		reading := testkit.Acquire(t, locks, "k", pgxlock.Shared)
 		shares(t, locks, "k")
-		granted := waits(t, locks, "k")
+		granted := testkit.Waits(t, locks, "k")
 		synctest.Wait()
 		wantNoShare(t, "in memory", locks, "k")
-		release(t, reading)
-		release(t, <-granted)
+		testkit.Release(t, reading)
+		testkit.Release(t, <-granted)
 		shares(t, locks, "k")
 		if err := locks.Close(t.Context()); err != nil {
 			t.Error(err)
@@ -117,19 +118,19 @@ func TestSharedTryDoesNotPassAWriterInMemory(t *testing.T) {
 // Where no tickets can be published none are asked for.
 func TestSharedTryOfAnAdvisoryLockWorksWhereThereIsNoQueue(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, pgtest.New(t), 20)
-	readers, others := newAdvisory(t, db, nil), newAdvisory(t, db, nil)
+	db := testkit.Roomy(t, pgtest.New(t), 20)
+	readers, others := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
 	shares(t, others, "k")
-	reading := acquire(t, readers, "k", pgxlock.Shared)
+	reading := testkit.Acquire(t, readers, "k", pgxlock.Shared)
 	shares(t, others, "k")
-	release(t, reading)
+	testkit.Release(t, reading)
 }
 
 // A queue that cannot be asked keeps nobody from a lock.
 func TestSharedTryOfAnAdvisoryLockWorksWhereTheQueueFails(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 20)
-	locks := newAdvisory(t, db, nil)
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	locks := testkit.NewAdvisory(t, db, nil)
 	shares(t, locks, "k")
 	db.Exec(t, "alter function pgxlock_waited_for(integer[], text[]) rename to pgxlock_was_waited_for")
 	shares(t, locks, "k")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 const (
@@ -29,20 +30,20 @@ const (
 // shared says who shares a lease now, as the server knows.
 func shared(t *testing.T, db *pgtest.DB, key string) []string {
 	t.Helper()
-	return query[[]string](t, db, "select array(select holder_id::text from lock_shares where lock_name = $1 and state = 'live' order by acquired_at)", key)
+	return testkit.Query[[]string](t, db, "select array(select holder_id::text from lock_shares where lock_name = $1 and state = 'live' order by acquired_at)", key)
 }
 
 // Two Lockers, and SQL callers of the functions of both kinds.
 func TestReadersOfSeveralProcessesKeepWritersOut(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, withLedger(t), 20)
-	here, there := newLocker(t, db, &pgxlock.LeaseConfig{Owner: "here"}), newLocker(t, db, &pgxlock.LeaseConfig{Owner: "there"})
-	first := acquire(t, here, "k", pgxlock.Shared, pgxlock.Metadata("report"))
+	db := testkit.Roomy(t, testkit.WithLedger(t), 20)
+	here, there := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "here"}), testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "there"})
+	first := testkit.Acquire(t, here, "k", pgxlock.Shared, pgxlock.Metadata("report"))
 	second, err := there.TryAcquire(t.Context(), "k", pgxlock.Shared)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !query[bool](t, db, "select acquire_shared_lock('k', 'sql')") || query[bool](t, db, "select acquire_lock('k', 'sql')") {
+	if !testkit.Query[bool](t, db, "select acquire_shared_lock('k', 'sql')") || testkit.Query[bool](t, db, "select acquire_lock('k', 'sql')") {
 		t.Error("SQL callers are not told what is shared")
 	}
 	holders, err := there.Holders(t.Context(), "k")
@@ -65,25 +66,25 @@ func TestReadersOfSeveralProcessesKeepWritersOut(t *testing.T) {
 	if ran, err := there.TryDo(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }); ran || err != nil {
 		t.Errorf("TryDo: %t, %v", ran, err)
 	}
-	err = here.DoTx(t.Context(), db.Pool, "k", func(ctx context.Context, tx pgx.Tx, _ *pgxlock.Lock) error { return writeRow(ctx, tx) }, pgxlock.Shared)
+	err = here.DoTx(t.Context(), db.Pool, "k", func(ctx context.Context, tx pgx.Tx, _ *pgxlock.Lock) error { return testkit.WriteRow(ctx, tx) }, pgxlock.Shared)
 	if err != nil {
 		t.Error(err)
 	}
-	if n := query[int](t, db, "select count(*) from ledger"); n != 1 {
+	if n := testkit.Query[int](t, db, "select count(*) from ledger"); n != 1 {
 		t.Errorf("%d rows were written", n)
 	}
 	for _, lock := range []*pgxlock.Lock{first, second} {
 		if err := lock.Renew(t.Context()); err != nil {
 			t.Error(err)
 		}
-		release(t, lock)
+		testkit.Release(t, lock)
 	}
 	db.Exec(t, "select release_shared_lock('k', 'sql')")
-	writer := acquire(t, there, "k", pgxlock.NoWait)
+	writer := testkit.Acquire(t, there, "k", pgxlock.NoWait)
 	if writer.Token() <= first.Token() {
 		t.Errorf("token %d after %d", writer.Token(), first.Token())
 	}
-	if query[bool](t, db, "select acquire_shared_lock('k', 'sql')") {
+	if testkit.Query[bool](t, db, "select acquire_shared_lock('k', 'sql')") {
 		t.Error("shared beside a writer")
 	}
 }
@@ -93,19 +94,19 @@ func TestReadersOfSeveralProcessesKeepWritersOut(t *testing.T) {
 // passed by, which a slow machine may do now and then, but not each time.
 func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 20)
-	readers, writers := listening(t, db, "readers"), listening(t, db, "writers")
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	readers, writers := testkit.Listening(t, db, "readers"), testkit.Listening(t, db, "writers")
 	passed := true
 	for round := 0; round < 5 && passed; round++ {
-		reading := acquire(t, readers, "k", pgxlock.Shared)
-		granted := waits(t, writers, "k")
-		untilQueued(t, db, "k", 1)
-		late := waits(t, readers, "k", pgxlock.Shared)
-		untilQueued(t, db, "k", 2)
-		later := waits(t, writers, "k", pgxlock.Shared)
-		until(t, "it stands behind the writer", func() bool { return writers.Waiting("k") == 2 })
+		reading := testkit.Acquire(t, readers, "k", pgxlock.Shared)
+		granted := testkit.Waits(t, writers, "k")
+		testkit.UntilQueued(t, db, "k", 1)
+		late := testkit.Waits(t, readers, "k", pgxlock.Shared)
+		testkit.UntilQueued(t, db, "k", 2)
+		later := testkit.Waits(t, writers, "k", pgxlock.Shared)
+		testkit.Until(t, "it stands behind the writer", func() bool { return writers.Waiting("k") == 2 })
 		wantNoShare(t, "the readers", readers, "k")
-		release(t, reading)
+		testkit.Release(t, reading)
 		select {
 		case writing := <-granted:
 			passed = false
@@ -116,14 +117,14 @@ func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 				default:
 				}
 			}
-			release(t, writing)
-			release(t, <-late)
+			testkit.Release(t, writing)
+			testkit.Release(t, <-late)
 		case reading := <-late:
-			release(t, reading)
-			release(t, <-granted)
+			testkit.Release(t, reading)
+			testkit.Release(t, <-granted)
 		}
-		release(t, <-later)
-		noTickets(t, db)
+		testkit.Release(t, <-later)
+		testkit.NoTickets(t, db)
 	}
 	if passed {
 		t.Error("five times a reader has passed the writer")
@@ -133,8 +134,8 @@ func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 // Readers who overlap all the time, in two processes: a writer of each gets its turn.
 func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 30)
-	lockers := []*pgxlock.Locker{newLocker(t, db, nil), newLocker(t, db, nil)}
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	lockers := []*pgxlock.Locker{testkit.NewLocker(t, db, nil), testkit.NewLocker(t, db, nil)}
 	stop := make(chan struct{})
 	var reading, writing, reads, writes atomic.Int64
 	var streams, turns sync.WaitGroup
@@ -184,27 +185,27 @@ func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
 	if n := len(shared(t, db, "k")); n != 0 {
 		t.Errorf("%d shares are left", n)
 	}
-	noTickets(t, db)
+	testkit.NoTickets(t, db)
 }
 
 // One release lets in all the readers who stand in a row, of whatever process.
 func TestReadersInARowAllComeIn(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 40)
-	lock := acquire(t, newLocker(t, db, nil), "k")
-	woken := countNotifications(t, db)
+	db := testkit.Roomy(t, testkit.Migrated(t), 40)
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
+	woken := testkit.CountNotifications(t, db)
 	const processes = 4
 	var granted []<-chan *pgxlock.Lock
 	for i := range processes {
-		locks := listening(t, db, fmt.Sprint("reader", i))
+		locks := testkit.Listening(t, db, fmt.Sprint("reader", i))
 		for range 2 {
-			granted = append(granted, waits(t, locks, "k", pgxlock.Shared))
+			granted = append(granted, testkit.Waits(t, locks, "k", pgxlock.Shared))
 		}
-		untilQueued(t, db, "k", i+1)
-		until(t, "both wait", func() bool { return locks.Waiting("k") == 2 })
+		testkit.UntilQueued(t, db, "k", i+1)
+		testkit.Until(t, "both wait", func() bool { return locks.Waiting("k") == 2 })
 	}
 	before := woken()
-	release(t, lock)
+	testkit.Release(t, lock)
 	var readers []*pgxlock.Lock
 	for _, reader := range granted { // none of them has to go for the next one
 		readers = append(readers, <-reader)
@@ -216,65 +217,65 @@ func TestReadersInARowAllComeIn(t *testing.T) {
 		t.Errorf("%d were woken", n)
 	}
 	for _, reader := range readers {
-		release(t, reader)
+		testkit.Release(t, reader)
 	}
-	noTickets(t, db)
+	testkit.NoTickets(t, db)
 }
 
 // Of the last readers nobody is left who could wake the writer.
 func TestReadersWhoCrashKeepAWriterOutUntilTheyHaveRunOut(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 20)
-	readers, writers := newLocker(t, db, nil), listening(t, db, "writer")
-	reading := acquire(t, readers, "k", pgxlock.Shared, pgxlock.TTL(time.Hour))
-	if !query[bool](t, db, "select acquire_shared_lock('k', 'crashed', 1)") {
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	readers, writers := testkit.NewLocker(t, db, nil), testkit.Listening(t, db, "writer")
+	reading := testkit.Acquire(t, readers, "k", pgxlock.Shared, pgxlock.TTL(time.Hour))
+	if !testkit.Query[bool](t, db, "select acquire_shared_lock('k', 'crashed', 1)") {
 		t.Fatal("not shared")
 	}
-	granted := waits(t, writers, "k")
-	untilQueued(t, db, "k", 1)
-	release(t, reading)
-	release(t, <-granted) // in an hour, if its time counted still
-	noTickets(t, db)
+	granted := testkit.Waits(t, writers, "k")
+	testkit.UntilQueued(t, db, "k", 1)
+	testkit.Release(t, reading)
+	testkit.Release(t, <-granted) // in an hour, if its time counted still
+	testkit.NoTickets(t, db)
 }
 
 // A ticket of a process that has died stands before a reader; nobody gives anything
 // back that could wake it.
 func TestAReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 20)
-	other, locks := newLocker(t, db, nil), listening(t, db, "reader")
-	reading := acquire(t, other, "k", pgxlock.Shared, pgxlock.TTL(time.Hour)) // at whose end it would ask
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	other, locks := testkit.NewLocker(t, db, nil), testkit.Listening(t, db, "reader")
+	reading := testkit.Acquire(t, other, "k", pgxlock.Shared, pgxlock.TTL(time.Hour)) // at whose end it would ask
 	db.Exec(t, `insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)
 		values (0, 'k', -1, 'somebody', 1, clock_timestamp(), clock_timestamp() + interval '1 hour')`)
-	granted := waits(t, locks, "k", pgxlock.Shared)
-	untilQueued(t, db, "k", 1)
+	granted := testkit.Waits(t, locks, "k", pgxlock.Shared)
+	testkit.UntilQueued(t, db, "k", 1)
 	db.Exec(t, "update pgxlock_waiters set live_until = clock_timestamp() where ticket = -1")
-	release(t, <-granted)
-	release(t, reading)
-	noTickets(t, db)
+	testkit.Release(t, <-granted)
+	testkit.Release(t, reading)
+	testkit.NoTickets(t, db)
 }
 
 // Somebody has joined and not committed, which keeps nobody out.
 func TestWhoIsJustJoiningIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 30)
-	reading := acquire(t, newLocker(t, db, nil), "k", pgxlock.Shared)
-	joining := begin(t, db, pgx.TxOptions{})
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	reading := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k", pgxlock.Shared)
+	joining := testkit.Begin(t, db, pgx.TxOptions{})
 	if _, err := joining.Exec(t.Context(), "select acquire_shared_lock('k', 'sql')"); err != nil {
 		t.Fatal(err)
 	}
-	locks := listening(t, db, "reader")
+	locks := testkit.Listening(t, db, "reader")
 	var asked atomic.Int64
-	hasty := newLocker(t, &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) {
+	hasty := testkit.NewLocker(t, &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.Tracer = whenAsked{shareSQL, func() {
 			if asked.Add(1) == 2 { // the first time it was locked
-				commit(t, joining)
+				testkit.Commit(t, joining)
 			}
 		}}
 	}), URL: db.URL, Name: db.Name}, nil)
-	release(t, acquire(t, hasty, "k", pgxlock.Shared, pgxlock.NoWait))
+	testkit.Release(t, testkit.Acquire(t, hasty, "k", pgxlock.Shared, pgxlock.NoWait))
 
-	joining = begin(t, db, pgx.TxOptions{})
+	joining = testkit.Begin(t, db, pgx.TxOptions{})
 	if _, err := joining.Exec(t.Context(), "select acquire_shared_lock('k', 'sql')"); err != nil {
 		t.Fatal(err)
 	}
@@ -282,20 +283,20 @@ func TestWhoIsJustJoiningIsWaitedFor(t *testing.T) {
 	if !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Errorf("while the row is locked: %v", err)
 	}
-	granted := waits(t, locks, "k", pgxlock.Shared)
-	untilQueued(t, db, "k", 1)
-	commit(t, joining)
-	release(t, <-granted)
-	release(t, reading)
+	granted := testkit.Waits(t, locks, "k", pgxlock.Shared)
+	testkit.UntilQueued(t, db, "k", 1)
+	testkit.Commit(t, joining)
+	testkit.Release(t, <-granted)
+	testkit.Release(t, reading)
 
 	// Many who come at the same time all come in.
 	var lockers []*pgxlock.Locker
 	for range 5 {
-		lockers = append(lockers, newLocker(t, db, nil))
+		lockers = append(lockers, testkit.NewLocker(t, db, nil))
 	}
 	var all sync.WaitGroup
 	for i := range 40 {
-		all.Go(func() { acquire(t, lockers[i%len(lockers)], "crowd", pgxlock.Shared, longWait) })
+		all.Go(func() { testkit.Acquire(t, lockers[i%len(lockers)], "crowd", pgxlock.Shared, testkit.LongWait) })
 	}
 	all.Wait()
 	if n := len(shared(t, db, "crowd")); n != 40 {
@@ -320,25 +321,25 @@ func (whenAsked) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData
 
 func TestSharesAreRenewed(t *testing.T) {
 	t.Parallel()
-	db := roomy(t, migrated(t), 20)
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	var held []*pgxlock.Lock
 	for range 2 {
-		locks := newLocker(t, db, nil)
+		locks := testkit.NewLocker(t, db, nil)
 		for range 10 {
-			held = append(held, acquire(t, locks, "k", pgxlock.Shared, pgxlock.TTL(6*time.Second)))
+			held = append(held, testkit.Acquire(t, locks, "k", pgxlock.Shared, pgxlock.TTL(6*time.Second)))
 		}
-		held = append(held, acquire(t, locks, fmt.Sprint("alone", len(held)), pgxlock.TTL(6*time.Second)))
+		held = append(held, testkit.Acquire(t, locks, fmt.Sprint("alone", len(held)), pgxlock.TTL(6*time.Second)))
 	}
-	until(t, "all were renewed more than once", func() bool {
-		return query[bool](t, db, "select bool_and(expires_at > acquired_at + interval '9 seconds') from (select acquired_at, expires_at from distributed_lock_shares union all select acquired_at, expires_at from distributed_locks) l")
+	testkit.Until(t, "all were renewed more than once", func() bool {
+		return testkit.Query[bool](t, db, "select bool_and(expires_at > acquired_at + interval '9 seconds') from (select acquired_at, expires_at from distributed_lock_shares union all select acquired_at, expires_at from distributed_locks) l")
 	})
 	for _, lock := range held {
 		if err := lock.Err(); err != nil {
 			t.Error(err)
 		}
-		release(t, lock)
+		testkit.Release(t, lock)
 	}
-	if n := query[int](t, db, "select (select count(*) from distributed_locks) + (select count(*) from distributed_lock_shares)"); n != 0 {
+	if n := testkit.Query[int](t, db, "select (select count(*) from distributed_locks) + (select count(*) from distributed_lock_shares)"); n != 0 {
 		t.Errorf("%d rows are left", n)
 	}
 }
@@ -346,8 +347,8 @@ func TestSharesAreRenewed(t *testing.T) {
 // The group is over, or the share was given back by somebody else.
 func TestAShareThatIsGoneIsLost(t *testing.T) {
 	t.Parallel()
-	db := withLedger(t)
-	locks := newLocker(t, db, nil)
+	db := testkit.WithLedger(t)
+	locks := testkit.NewLocker(t, db, nil)
 	for i, end := range []string{
 		"delete from distributed_locks where lock_name = $1",
 		"delete from distributed_locks where lock_name = $1; select acquire_shared_lock($1, 'another')",
@@ -355,18 +356,18 @@ func TestAShareThatIsGoneIsLost(t *testing.T) {
 		"update distributed_lock_shares set expires_at = clock_timestamp() where lock_name = $1; update distributed_locks set expires_at = clock_timestamp() where lock_name = $1; select acquire_lock($1, 'writer')",
 	} {
 		key := fmt.Sprint("k", i)
-		lock := acquire(t, locks, key, pgxlock.Shared)
-		tx := begin(t, db, pgx.TxOptions{})
+		lock := testkit.Acquire(t, locks, key, pgxlock.Shared)
+		tx := testkit.Begin(t, db, pgx.TxOptions{})
 		if err := lock.Fence(t.Context(), tx); err != nil {
 			t.Error(err)
 		}
-		rollback(t, tx)
+		testkit.Rollback(t, tx)
 		db.Exec(t, strings.ReplaceAll(end, "$1", "'"+key+"'"))
-		tx = begin(t, db, pgx.TxOptions{})
+		tx = testkit.Begin(t, db, pgx.TxOptions{})
 		if err := lock.Fence(t.Context(), tx); !errors.Is(err, pgxlock.ErrLost) {
 			t.Errorf("%s: Fence: %v", end, err)
 		}
-		rollback(t, tx)
+		testkit.Rollback(t, tx)
 		if err := lock.Renew(t.Context()); !errors.Is(err, pgxlock.ErrLost) {
 			t.Errorf("%s: Renew: %v", end, err)
 		}
@@ -380,46 +381,46 @@ func TestAShareThatIsGoneIsLost(t *testing.T) {
 // others come and go.
 func TestAFencedShareIsGivenBackWhenItsTransactionHasEnded(t *testing.T) {
 	t.Parallel()
-	asked, db := counted(t, migrated(t), releaseSharesSQL)
-	locks := newLocker(t, db, nil)
-	lock := acquire(t, locks, "k", pgxlock.Shared)
-	tx := begin(t, db, pgx.TxOptions{})
+	asked, db := testkit.Counted(t, testkit.Migrated(t), releaseSharesSQL)
+	locks := testkit.NewLocker(t, db, nil)
+	lock := testkit.Acquire(t, locks, "k", pgxlock.Shared)
+	tx := testkit.Begin(t, db, pgx.TxOptions{})
 	if err := lock.Fence(t.Context(), tx); err != nil {
 		t.Fatal(err)
 	}
-	release(t, acquire(t, locks, "k", pgxlock.Shared))
-	released := releasing(t, lock, asked)
-	if query[bool](t, db, "select acquire_lock('k', 'writer')") {
+	testkit.Release(t, testkit.Acquire(t, locks, "k", pgxlock.Shared))
+	released := testkit.Releasing(t, lock, asked)
+	if testkit.Query[bool](t, db, "select acquire_lock('k', 'writer')") {
 		t.Error("a writer beside a fenced reader")
 	}
-	commit(t, tx)
+	testkit.Commit(t, tx)
 	if err := <-released; err != nil {
 		t.Error(err)
 	}
-	if !query[bool](t, db, "select acquire_lock('k', 'writer')") {
+	if !testkit.Query[bool](t, db, "select acquire_lock('k', 'writer')") {
 		t.Error("it is not free")
 	}
 }
 
 func TestALostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
-	p, through := proxied(t, db)
-	locks := newLocker(t, through, nil)
-	first := acquire(t, locks, "k", pgxlock.Shared)
-	lost := p.arm(t, loseReply, shareSQL)
-	second := acquire(t, locks, "k", pgxlock.Shared) // asks again on a new connection
-	lost.happened(t)
-	until(t, "two share it", func() bool { return len(shared(t, db, "k")) == 2 })
+	db := testkit.Migrated(t)
+	p, through := testkit.Proxied(t, db)
+	locks := testkit.NewLocker(t, through, nil)
+	first := testkit.Acquire(t, locks, "k", pgxlock.Shared)
+	lost := p.Arm(t, testkit.LoseReply, shareSQL)
+	second := testkit.Acquire(t, locks, "k", pgxlock.Shared) // asks again on a new connection
+	lost.Happened(t)
+	testkit.Until(t, "two share it", func() bool { return len(shared(t, db, "k")) == 2 })
 	if got := shared(t, db, "k"); !slices.Contains(got, first.Holder()) || !slices.Contains(got, second.Holder()) {
 		t.Errorf("%q share it", got)
 	}
 	for _, lock := range []*pgxlock.Lock{first, second} {
-		lost := p.arm(t, loseReply, releaseSharesSQL)
-		release(t, lock)
-		lost.happened(t)
+		lost := p.Arm(t, testkit.LoseReply, releaseSharesSQL)
+		testkit.Release(t, lock)
+		lost.Happened(t)
 	}
-	if len(rows(t, db)) != 0 {
+	if len(testkit.Rows(t, db)) != 0 {
 		t.Error("the group is left")
 	}
 }
@@ -430,8 +431,8 @@ func TestReadersInMemoryDoNotPassAWriter(t *testing.T) {
 		locks := pgxlock.NewMemory()
 		var mu sync.Mutex
 		var order []string
-		first := acquire(t, locks, "k", pgxlock.Shared)
-		second := acquire(t, locks, "k", pgxlock.Shared, pgxlock.Metadata("two"))
+		first := testkit.Acquire(t, locks, "k", pgxlock.Shared)
+		second := testkit.Acquire(t, locks, "k", pgxlock.Shared, pgxlock.Metadata("two"))
 		if found, err := locks.Holders(t.Context(), "k"); err != nil || len(found) != 2 || found[1].Metadata != "two" || found[0].Token != found[1].Token {
 			t.Errorf("%+v, %v", found, err)
 		}
@@ -453,13 +454,13 @@ func TestReadersInMemoryDoNotPassAWriter(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		release(t, first)
+		testkit.Release(t, first)
 		synctest.Wait()
 		if len(order) != 0 {
 			t.Errorf("%q have it beside a reader", order)
 		}
 		began := time.Now()
-		release(t, second)
+		testkit.Release(t, second)
 		all.Wait()
 		if want := []string{"writer", "reader", "reader", "writer"}; !slices.Equal(order, want) || time.Since(began) != 3*time.Minute {
 			t.Errorf("%q after %s", order, time.Since(began))

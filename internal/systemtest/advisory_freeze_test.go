@@ -1,0 +1,114 @@
+//go:build unix
+
+package systemtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// frozenAdvisory is what the frozen holder of an advisory lock says: once when it
+// has it, and once when it knows that it has not.
+type frozenAdvisory struct {
+	LastHeld  time.Time // when the last look began that said "held"
+	Deadline  time.Time // what that look said to believe until
+	Unsettled []string  // what did not report the loss at once
+}
+
+// holdAdvisoryUntilLost holds a lock and does nothing but look at it, so that
+// whenever it is stopped, a look is the first thing it does afterwards.
+func holdAdvisoryUntilLost(ttl time.Duration) func(ctx context.Context, url, key string, say func(any) error) error {
+	return func(ctx context.Context, url, key string, say func(any) error) error {
+		pool, err := pgxpool.New(ctx, url)
+		if err != nil {
+			return err
+		}
+		locks, err := pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{TTL: ttl, Owner: "frozen " + key})
+		if err != nil {
+			return err
+		}
+		lock, err := locks.Acquire(ctx, key)
+		if err != nil {
+			return err
+		}
+		work, cancel := lock.Context(ctx)
+		defer cancel()
+		child, cancelChild := context.WithTimeout(work, time.Hour)
+		defer cancelChild()
+		var report frozenAdvisory
+		if err := say(report); err != nil {
+			return err
+		}
+		for began := time.Now(); work.Err() == nil; began = time.Now() {
+			report.LastHeld = began
+			report.Deadline, _ = lock.Deadline()
+		}
+		for what, err := range map[string]error{
+			"cause":       context.Cause(work),
+			"child cause": context.Cause(child),
+			"Err":         lock.Err(),
+			"Renew":       lock.Renew(ctx),
+			"Release":     lock.Release(ctx),
+		} {
+			if !errors.Is(err, pgxlock.ErrLost) {
+				report.Unsettled = append(report.Unsettled, fmt.Sprintf("%s: %v", what, err))
+			}
+		}
+		return say(report)
+	}
+}
+
+// The server ends the session of a process that is stopped, and the process had
+// stopped believing in its locks before.
+func TestTheServerFreesTheAdvisoryLocksOfAFrozenProcess(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	soon, late := startChild(t, "hold an advisory lock", db.URL, "soon"), startChild(t, "hold an advisory lock for 10 s", db.URL, "late")
+	var held, lost frozenAdvisory
+	soon.report(t, &held)
+	late.report(t, &held)
+	others := testkit.NewAdvisory(t, db, nil)
+
+	soon.freeze(t)
+	late.freeze(t)
+	began := testkit.Query[time.Time](t, db, "select clock_timestamp()")
+	if _, err := others.TryAcquire(t.Context(), "late"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("of a process that was stopped just now: %v", err)
+	}
+	next := testkit.Acquire(t, others, "soon", pgxlock.MaxWait(30*time.Second))
+	taken := time.Now()
+	if _, err := others.TryAcquire(t.Context(), "late"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("of a process that may be silent ten times as long: %v", err)
+	}
+	first := testkit.Query[time.Duration](t, db, "select clock_timestamp() - $1", began)
+	testkit.Acquire(t, others, "late", pgxlock.MaxWait(30*time.Second))
+	second := testkit.Query[time.Duration](t, db, "select clock_timestamp() - $1", began)
+	t.Logf("by the server's clock the next holder had the lock %s after the freeze with a TTL of 1 s, and %s with 10 s", first, second)
+	if second < 2*first {
+		t.Errorf("free after %s and %s: the TTL makes no difference", first, second)
+	}
+
+	for _, holder := range []*child{soon, late} {
+		holder.thaw(t)
+		holder.report(t, &lost)
+		holder.end(t)
+		if len(lost.Unsettled) > 0 {
+			t.Errorf("after the first look these did not report the loss: %q", lost.Unsettled)
+		}
+		if holder == soon && (lost.LastHeld.After(taken) || !lost.Deadline.Before(taken)) {
+			t.Errorf("looked at %s, believed until %s, and somebody else had it at %s", lost.LastHeld, lost.Deadline, taken)
+		}
+	}
+	if err := errors.Join(next.Err(), next.Release(t.Context())); err != nil {
+		t.Errorf("what the zombie did cost the next holder its lock: %v", err)
+	}
+}

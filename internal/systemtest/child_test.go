@@ -1,0 +1,128 @@
+//go:build unix
+
+package systemtest_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// The environment variables that make this program a child of a test.
+const (
+	childEnv    = "PGXLOCK_TEST_CHILD" // names one of children
+	childURLEnv = "PGXLOCK_TEST_CHILD_DATABASE"
+	childKeyEnv = "PGXLOCK_TEST_CHILD_KEY"
+)
+
+// children are what this program does instead of tests, in a process of its own.
+// What they report, their test reads.
+var children = map[string]func(ctx context.Context, url, key string, report func(any) error) error{
+	"hold a lease":                    holdUntilLost,
+	"hold an advisory lock":           holdAdvisoryUntilLost(time.Second),
+	"hold an advisory lock for 10 s":  holdAdvisoryUntilLost(10 * time.Second),
+	"wait for a lease":                contend(1, 1),
+	"wait for a lease 50 times":       contend(50, 1),
+	"wait for a lease 200 times":      contend(200, 1),
+	"hammer a limit":                  hammer,
+	"fence advisory locks":            fenceAdvisoryLocks,
+	"take turns with 4 workers":       contend(4, 25),
+	"saturate an advisory lock":       saturateUntilTold(func(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewAdvisory(pool, nil) }),
+	"saturate a lease":                saturateUntilTold(func(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewLease(pool, nil) }),
+	"lead":                            campaign,
+	"run each second":                 runEachSecond,
+	"run what never ends":             runForever(false),
+	"run what never ends, with retry": runForever(true),
+}
+
+func init() {
+	what, ok := os.LookupEnv(childEnv)
+	if !ok {
+		return
+	}
+	err := fmt.Errorf("no child does %q", what)
+	if run, ok := children[what]; ok {
+		err = run(context.Background(), os.Getenv(childURLEnv), os.Getenv(childKeyEnv), json.NewEncoder(os.Stdout).Encode)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// A child is a process that its test may freeze.
+type child struct {
+	cmd     *exec.Cmd
+	reports *json.Decoder
+	stdin   io.Writer
+}
+
+// startChild starts one of children. It is killed when the test is over.
+func startChild(t *testing.T, what, url, key string) *child {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+what, childURLEnv+"="+url, childKeyEnv+"="+key)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := &child{cmd, json.NewDecoder(bufio.NewReader(stdout)), stdin}
+	t.Cleanup(func() { _ = cmd.Wait() }) // the test's context is done; if the child has ended, end has said how
+	return c
+}
+
+// report waits for the child's next report.
+func (c *child) report(t *testing.T, report any) {
+	t.Helper()
+	if err := c.reports.Decode(report); err != nil {
+		t.Fatalf("the child does not report: %v", err)
+	}
+}
+
+// tell tells the child to go on.
+func (c *child) tell(t *testing.T) {
+	t.Helper()
+	if _, err := io.WriteString(c.stdin, "\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// freeze stops the child in its tracks; its connections stay.
+func (c *child) freeze(t *testing.T) { c.signal(t, syscall.SIGSTOP) }
+
+func (c *child) thaw(t *testing.T) { c.signal(t, syscall.SIGCONT) }
+
+func (c *child) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := c.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end waits until the child has done its work.
+func (c *child) end(t *testing.T) {
+	t.Helper()
+	if err := c.cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}

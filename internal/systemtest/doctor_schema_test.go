@@ -1,0 +1,364 @@
+package systemtest_test
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// What Doctor finds at what the migrations made.
+
+func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
+	t.Parallel()
+	newest := newest(t)
+	for _, version := range []int{0, newest - 1, newest, newest + 1} {
+		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			if version > 0 {
+				db = onVersion(t, version)
+			}
+			findings := examine(t, db, nil)
+			switch {
+			case version == 0:
+				wantFinding(t, findings, "schema", statusError, "has no pgxlock", db.Name, "pgxlock migrate up")
+				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-6 {
+					t.Errorf("%v", findings)
+				}
+			case version < newest:
+				wantFinding(t, findings, "rights", statusWarning, "no pgxlock_rights()", "pgxlock migrate up")
+				wantFinding(t, findings, "schema", statusError, fmt.Sprint("version ", version), fmt.Sprint("this program needs version ", newest), "migrations.Up", "pgxlock migrate up")
+			case version == newest:
+				wantFinding(t, findings, "schema", statusOK, `schema "public"`, fmt.Sprint("version ", version))
+			default:
+				wantFinding(t, findings, "schema", statusWarning, fmt.Sprint("version ", version), fmt.Sprint("this program knows ", newest))
+			}
+			if version == newest-1 { // what each role needs is listed by the last one
+				delete(findings, "rights")
+			}
+			wantRestOK(t, findings, "schema", "durability", "lock_table")
+		})
+	}
+}
+
+func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
+	t.Parallel()
+	seed, err := os.ReadFile("../../testdata/seed.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := pgtest.New(t)
+	install(t, db, "one")
+	wantFinding(t, examine(t, db, nil), "schema", statusOK, `schema "one"`)
+	install(t, db, "two")
+	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "one", "two"`, "none of them is on the search_path", "DoctorConfig.Schema")
+	wantFinding(t, examine(t, withPath(t, db, "public, two"), nil), "schema", statusWarning, `schema "two" has version`, "2 of them (one, two)", "know nothing of those in another")
+	wantFinding(t, examine(t, db, &pgxlock.DoctorConfig{Schema: "one"}), "schema", statusWarning, `schema "one" has version`)
+	wantFinding(t, examine(t, db, &pgxlock.DoctorConfig{Schema: "three"}), "schema", statusError, `schema "three" has no pgxlock`)
+	db.Exec(t, string(seed))
+	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "public" are older`)
+}
+
+func TestDoctorFindsTheMarkOfAMigrationThatFailed(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, "update pgxlock_migrations set dirty = true")
+	wantFinding(t, examine(t, db, nil), "schema", statusWarning, "dirty", "pgxlock migrate repair")
+	if err := migrations.Repair(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+}
+
+func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, schema := range []string{"locks", `Upper "double' Näme`, "a.b, c"} {
+		db := pgtest.New(t)
+		install(t, db, schema)
+		quoted := pgx.Identifier{schema}.Sanitize()
+		wantFinding(t, examine(t, db, nil), "search_path", statusOK, fmt.Sprintf("%q", schema))
+
+		db.Exec(t, "alter function "+quoted+".try_acquire_lock(varchar, varchar, interval, jsonb) set search_path = public, pg_temp")
+		wantFinding(t, examine(t, db, nil), "search_path", statusError, "1 function without", "try_acquire_lock(")
+
+		// None of them is left out.
+		var n int
+		if err := db.Pool.QueryRow(t.Context(), "select count(*) from pg_proc where pronamespace = $1::text::regnamespace and prosqlbody is null", quoted).Scan(&n); err != nil || n < 50 {
+			t.Fatal(n, err)
+		}
+		db.Exec(t, `do $$ declare f regprocedure; begin
+			for f in select oid from pg_proc where prosqlbody is null and pronamespace in (select oid from pg_namespace where nspname not like 'pg\_%' and nspname <> 'information_schema')
+			loop execute 'alter function ' || f || ' reset search_path'; end loop; end $$`)
+		wantFinding(t, examine(t, db, nil), "search_path", statusError, fmt.Sprint(n, " functions"), "#moving-a-database")
+	}
+
+	db := pgtest.New(t)
+	install(t, db, "locks")
+	db.Exec(t, "alter schema locks rename to renamed")
+	wantFinding(t, examine(t, db, nil), "search_path", statusError, "renamed, pg_temp")
+	mine := testkit.Migrated(t)
+	mine.Exec(t, "create function mine() returns int language sql as 'select 1'")
+	wantFinding(t, examine(t, mine, nil), "search_path", statusOK)
+}
+
+func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'A')")
+	wantFinding(t, examine(t, db, nil), "tokens", statusOK)
+	for name, test := range map[string]struct{ damage, says string }{
+		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + (9::bigint << 40)", "restored without the sequence"},
+		"another cluster":           {"update pgxlock_epoch set system_identifier = 1", "LK003"},
+		"an earlier timeline":       {"update pgxlock_epoch set timeline = timeline + 1", "LK003"},
+	} {
+		db.Exec(t, test.damage)
+		wantFinding(t, examine(t, db, nil), "tokens", statusError, test.says, "pgxlock migrate repair")
+		if err := migrations.Repair(t.Context(), db.Pool, nil); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		wantFinding(t, examine(t, db, nil), "tokens", statusOK)
+	}
+	timeline := testkit.Query[string](t, db, "select pg_get_functiondef('pgxlock_timeline()'::regprocedure)")
+	db.Exec(t, "create or replace function pgxlock_timeline() returns bigint language sql volatile return 1::bigint")
+	wantFinding(t, examine(t, db, nil), "tokens", statusWarning, "does not tell its timeline", "after a failover")
+	db.Exec(t, timeline)
+	db.Exec(t, "create or replace function pgxlock_system_identifier() returns bigint language sql stable return 0::bigint; update pgxlock_epoch set system_identifier = 0")
+	wantFinding(t, examine(t, db, nil), "tokens", statusWarning, "system identifier")
+}
+
+func TestDoctorFindsRowLevelSecurityWhereItStopsARole(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	role, app := login(t, db)
+	db.Exec(t, "select grant_locks('"+role+"', 'application')")
+	wantFinding(t, examine(t, app, nil), "row_security", statusOK, "not enabled")
+	db.Exec(t, "alter table distributed_locks enable row level security")
+	wantFinding(t, examine(t, app, nil), "row_security", statusError, "distributed_locks", role, "DISABLE ROW LEVEL SECURITY")
+	wantFinding(t, examine(t, db, nil), "row_security", statusOK, "enabled on distributed_locks")
+	db.Exec(t, "select harden_locks(), grant_locks('"+role+"', 'application')") // then they run as the owner
+	wantFinding(t, examine(t, app, nil), "row_security", statusOK, "enabled on distributed_locks")
+	useLock(t, testkit.NewLocker(t, app, nil), app.Pool, "k")
+
+	// FORCEd it applies to an owner, too, who is no superuser.
+	theirs, owner := login(t, db)
+	db.Exec(t, "create schema forced authorization "+theirs)
+	install(t, owner, "forced")
+	forced := &pgxlock.DoctorConfig{Schema: "forced"}
+	owner.Exec(t, "select forced.harden_locks(), forced.grant_locks('"+role+"', 'application'); alter table forced.pgxlock_claims enable row level security")
+	wantFinding(t, examine(t, app, forced), "row_security", statusOK, "enabled on pgxlock_claims")
+	owner.Exec(t, "alter table forced.pgxlock_claims force row level security")
+	wantFinding(t, examine(t, app, forced), "row_security", statusError, "pgxlock_claims")
+}
+
+func TestDoctorFindsCollationsThatHaveChanged(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	wantFinding(t, examine(t, db, nil), "collation", statusOK)
+	if testkit.Query[int](t, db, "select current_setting('server_version_num')::int") >= 150000 {
+		change := "update pg_database set datcollversion = $1 where datname = current_database()"
+		old := testkit.Query[*string](t, db, "select datcollversion from pg_database where datname = current_database()")
+		db.Exec(t, change, "0.0")
+		wantFinding(t, examine(t, db, nil), "collation", statusWarning, `version 0.0`, "your own unique indexes", "REFRESH COLLATION VERSION")
+		db.Exec(t, "create index on distributed_locks (holder_id)")
+		wantFinding(t, examine(t, db, nil), "collation", statusError, "distributed_locks_holder_id_idx", "REINDEX")
+		db.Exec(t, change, old)
+		wantFinding(t, examine(t, db, nil), "collation", statusOK)
+	}
+	db.Exec(t, `create collation odd (provider = icu, locale = 'und'); alter table pgxlock_claims alter claim_key type text collate odd`)
+	wantFinding(t, examine(t, db, nil), "collation", statusOK)
+	db.Exec(t, "update pg_collation set collversion = '0.0' where collname = 'odd'")
+	wantFinding(t, examine(t, db, nil), "collation", statusError, "pgxlock_claims_pkey", "collation odd: version 0.0, now ", "two get one lock")
+}
+
+func TestDoctorFindsLeasesThatNobodyRemoves(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	leave := func(n int, since string) {
+		t.Helper()
+		db.Exec(t, "insert into distributed_locks (lock_name, holder_id, expires_at) select $1 || i, 'A', now() - $1::interval from generate_series(1, $2) i", since, n)
+	}
+	leave(1000, "3 hours")
+	leave(1000, "1 hour")
+	wantFinding(t, examine(t, db, nil), "expired", statusOK, "1000 leases")
+	leave(1, "4 hours")
+	wantFinding(t, examine(t, db, nil), "expired", statusWarning, "1001 leases", "reap_expired_locks")
+	db.Exec(t, "select reap_expired_locks('1 hour', 10000)")
+	wantFinding(t, examine(t, db, nil), "expired", statusOK, "0 leases")
+}
+
+func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	install(t, db, "locks")
+	role, theirs := login(t, db)
+	wantBlind := func(findings map[string]pgxlock.Finding, check, advice string) {
+		t.Helper()
+		wantFinding(t, findings, check, statusWarning, "could not be looked at", "42501", advice)
+	}
+	findings := examine(t, theirs, nil)
+	if len(findings) != len(doctorChecks) {
+		t.Errorf("%d findings", len(findings))
+	}
+	wantBlind(findings, "schema", "grant_locks")
+	wantFinding(t, findings, "rights", statusError, role, "may not lock", "GRANT USAGE ON SCHEMA locks TO "+role, "SELECT locks.grant_locks('"+role+"', 'application')")
+	wantBlind(findings, "tokens", "owns the functions")
+	wantBlind(findings, "expired", "'monitoring'")
+	wantFinding(t, findings, "snapshots", statusWarning, "may not see the sessions", role, "pg_read_all_stats")
+	wantRestOK(t, findings, "schema", "rights", "tokens", "expired", "snapshots", "durability", "lock_table")
+
+	db.Exec(t, "select locks.harden_locks(), locks.grant_locks('"+role+"', 'application')")
+	findings = examine(t, theirs, nil)
+	wantFinding(t, findings, "schema", statusOK)
+	wantFinding(t, findings, "rights", statusOK, role, "all rights of application")
+	wantBlind(findings, "tokens", "owns the functions")
+	wantBlind(findings, "expired", "'monitoring'")
+	db.Exec(t, "select locks.grant_locks('"+role+"', 'monitoring'); grant pg_read_all_stats to "+role)
+	findings = examine(t, theirs, nil)
+	wantFinding(t, findings, "expired", statusOK)
+	wantFinding(t, findings, "snapshots", statusOK)
+	if strings.Contains(fmt.Sprint(findings["lock_table"]), "could not") {
+		t.Error(findings["lock_table"])
+	}
+}
+
+// ownedBy makes a role and an installation of its own, in a schema of which it can grant rights.
+func ownedBy(t *testing.T, db *pgtest.DB, schema string) (owner string, theirs *pgtest.DB) {
+	t.Helper()
+	owner, theirs = login(t, db)
+	db.Exec(t, "create schema "+pgx.Identifier{schema}.Sanitize()+" authorization "+owner)
+	install(t, theirs, schema)
+	return owner, theirs
+}
+
+// wantMended runs the statements that a finding advises, as the role that each is for.
+func wantMended(t *testing.T, f pgxlock.Finding, owner string, theirs *pgtest.DB) {
+	t.Helper()
+	for statement := range strings.SplitSeq(f.Advice, "; ") {
+		sql, asked := strings.CutPrefix(statement, "as role "+owner+": ")
+		if !asked {
+			t.Errorf("not for role %s: %q", owner, statement)
+		}
+		theirs.Exec(t, sql)
+	}
+}
+
+// Each right is taken away alone, in both forms. The doctor names it and no other, and what it
+// advises gives it back.
+func TestDoctorNamesEachRightThatARoleLacks(t *testing.T) {
+	t.Parallel()
+	for form, call := range map[string]string{"as installed": "soften_locks()", "hardened": "harden_locks()"} {
+		for _, kind := range []string{"application", "monitoring", "administration"} {
+			t.Run(form+" "+kind, func(t *testing.T) {
+				t.Parallel()
+				db := pgtest.New(t)
+				owner, theirs := ownedBy(t, db, "locks")
+				role, app := login(t, db)
+				theirs.Exec(t, "select locks."+call)
+				theirs.Exec(t, "select locks.grant_locks($1, $2)", role, kind)
+				rows, _ := theirs.Pool.Query(t.Context(), `select trim(p), split_part(object, ' ', 1), regexp_replace(object, '^[A-Z]+ ', '')
+					from locks.pgxlock_rights(), unnest(string_to_array(privileges, ',')) p
+					where $1 = any (kinds) and coalesce(hardened = locks.pgxlock_hardened(), true)
+					union all select 'USAGE', 'SCHEMA', 'locks'`, kind)
+				type right struct{ Privilege, Class, Object string }
+				rights, err := pgx.CollectRows(rows, pgx.RowToStructByPos[right])
+				if err != nil || len(rights) < 10 {
+					t.Fatal(len(rights), err)
+				}
+				wantFinding(t, examine(t, app, nil), "rights", statusOK, role, "all rights of "+kind)
+				status := statusWarning
+				if kind == "application" {
+					status = statusError
+				}
+				for _, r := range rights {
+					object := r.Object
+					if r.Class != "SCHEMA" {
+						object = "locks." + object
+					}
+					theirs.Exec(t, fmt.Sprintf("revoke %s on %s %s from %s", r.Privilege, r.Class, object, role))
+					name, _, _ := strings.Cut(r.Object, "(")
+					if r.Class == "SCHEMA" {
+						name = "schema locks"
+					}
+					f := examine(t, app, nil)["rights"]
+					if want := fmt.Sprintf("role %q lacks rights of %s: %s on %s", role, kind, r.Privilege, name); f.Status != status || f.Detail != want {
+						t.Fatalf("%+v, want %q", f, want)
+					}
+					wantMended(t, f, owner, theirs)
+				}
+				wantFinding(t, examine(t, app, nil), "rights", statusOK, "all rights of "+kind)
+			})
+		}
+	}
+}
+
+func TestDoctorTellsWhatARoleMayDo(t *testing.T) {
+	t.Parallel()
+	for _, call := range []string{"soften_locks()", "harden_locks()"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			const schema = `Upper "double' Näme`
+			quoted := pgx.Identifier{schema}.Sanitize()
+			owner, theirs := ownedBy(t, db, schema)
+			theirs.Exec(t, "select "+quoted+"."+call)
+			const all = "has all rights of application, administration, monitoring"
+			wantFinding(t, examine(t, db, nil), "rights", statusOK, all) // a superuser
+			wantFinding(t, examine(t, theirs, nil), "rights", statusOK, owner, all)
+
+			// A role without rights, of a name that needs quotes, by SET ROLE.
+			role := `Role's "` + rand.Text()
+			db.Exec(t, "create role "+pgx.Identifier{role}.Sanitize())
+			t.Cleanup(func() {
+				if _, err := db.Pool.Exec(context.Background(), "drop owned by "+pgx.Identifier{role}.Sanitize()+" cascade; drop role "+pgx.Identifier{role}.Sanitize()); err != nil {
+					t.Error(err)
+				}
+			})
+			app := &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }), URL: db.URL, Name: db.Name}
+			findings := examine(t, app, nil)
+			wantFinding(t, findings, "rights", statusError, fmt.Sprintf("%q", role), "may not lock")
+			wantMended(t, findings["rights"], owner, theirs)
+			wantFinding(t, examine(t, app, nil), "rights", statusOK, fmt.Sprintf("%q", role), "has all rights of application")
+
+			// With another kind as well it is still an application, which lacks a right.
+			theirs.Exec(t, "select "+quoted+".grant_locks($1, 'monitoring')", role)
+			wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of application, monitoring")
+			lost := map[string]string{
+				"soften_locks()": "insert on " + quoted + ".distributed_locks from ",
+				"harden_locks()": "execute on function " + quoted + ".lock_tx from ",
+			}[call]
+			theirs.Exec(t, "revoke "+lost+pgx.Identifier{role}.Sanitize())
+			wantFinding(t, examine(t, app, nil), "rights", statusError, "lacks rights of application")
+			theirs.Exec(t, "select "+quoted+".revoke_locks($1)", role)
+			wantFinding(t, examine(t, app, nil), "rights", statusError, "may not lock")
+			theirs.Exec(t, "select "+quoted+".grant_locks($1, 'monitoring')", role)
+			wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of monitoring, and may not lock")
+		})
+	}
+}
+
+// As installed everybody may call the functions, unless somebody made the server stricter.
+func TestDoctorFindsFunctionsThatNotEverybodyMayCall(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	owner, theirs := ownedBy(t, db, "locks")
+	role, app := login(t, db)
+	db.Exec(t, "alter role "+role+" in database "+db.Name+" set search_path = locks")
+	theirs.Exec(t, "select locks.grant_locks($1, 'application')", role)
+	theirs.Exec(t, "revoke execute on all functions in schema locks from public")
+	findings := examine(t, app, nil)
+	wantFinding(t, findings, "rights", statusError, "EXECUTE on acquire_lock, ", "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA locks TO "+role)
+	wantMended(t, findings["rights"], owner, theirs)
+	wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of application")
+	works(t, app)
+}

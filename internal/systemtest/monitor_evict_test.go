@@ -1,0 +1,251 @@
+package systemtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// How a lock is taken away: whose, and what its holder is told.
+
+// wantEvicted checks that a lock is lost, and says who took it away and why.
+func wantEvicted(t *testing.T, lock *pgxlock.Lock) {
+	t.Helper()
+	wantLost(t, lock)
+	if err := lock.Err(); !errors.Is(err, pgxlock.ErrEvicted) || !strings.Contains(err.Error(), "evicted by postgres") || !strings.Contains(err.Error(), ": this node is drained") {
+		t.Errorf("it was told: %v", err)
+	}
+}
+
+// holder finds who holds a key.
+func holder(t *testing.T, monitor *pgxlock.Monitor, key string) pgxlock.Holder {
+	t.Helper()
+	found, err := monitor.Holders(t.Context(), pgxlock.Filter{Key: key})
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%+v, %v", found, err)
+	}
+	return found[0]
+}
+
+// evict takes a lock away, and says whether the holder had it.
+func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
+	t.Helper()
+	evicted, err := monitor.Evict(t.Context(), h, "this node is drained")
+	for limit := time.Now().Add(30 * time.Second); errors.Is(err, pgxlock.ErrStillHeld) && time.Now().Before(limit); { // a machine may be busy
+		evicted, err = monitor.Evict(t.Context(), h, "this node is drained")
+	}
+	if err != nil {
+		t.Errorf("evict %+v: %v", h, err)
+	}
+	return evicted
+}
+
+func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	locks, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Renew: 100 * time.Millisecond}), testkit.NewLocker(t, db, nil)
+	jobs := testkit.Semaphore(t, locks, 1)
+	for what, take := range map[string]func() *pgxlock.Lock{
+		"a lease":  func() *pgxlock.Lock { return testkit.Acquire(t, locks, "k") },
+		"a share":  func() *pgxlock.Lock { return testkit.Acquire(t, locks, "k", pgxlock.Shared) },
+		"a permit": func() *pgxlock.Lock { return testkit.Permit(t, jobs, "jobs") },
+	} {
+		lock, unharmed := take(), testkit.Acquire(t, locks, "another")
+		h := holder(t, monitor, lock.Key())
+		wrong := h
+		wrong.Token--
+		if evict(t, monitor, wrong) {
+			t.Errorf("%s: the one before it is evicted", what)
+		}
+		if !evict(t, monitor, h) || evict(t, monitor, h) {
+			t.Errorf("%s: it was not the holder, or is it still", what)
+		}
+		tx := testkit.Begin(t, db, pgx.TxOptions{})
+		if err := lock.Fence(t.Context(), tx); !errors.Is(err, pgxlock.ErrLost) {
+			t.Errorf("%s: Fence: %v", what, err)
+		}
+		testkit.Rollback(t, tx)
+		next, err := others.TryAcquire(t.Context(), lock.Key()) // at once
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if next.Token() <= lock.Token() {
+			t.Errorf("%s: token %d after %d", what, next.Token(), lock.Token())
+		}
+		wantEvicted(t, lock)
+		if evict(t, monitor, h) || next.Renew(t.Context()) != nil || unharmed.Renew(t.Context()) != nil {
+			t.Errorf("%s: another one is evicted", what)
+		}
+		testkit.Release(t, next)
+		testkit.Release(t, unharmed)
+	}
+}
+
+func TestWhoWaitsGetsTheLockOfAnEvictedHolder(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	locks, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), testkit.NewLocker(t, db, nil)
+	testkit.Acquire(t, locks, "k")
+	next := testkit.Waits(t, others, "k", testkit.LongWait)
+	testkit.UntilQueued(t, db, "k", 1)
+	evict(t, monitor, holder(t, monitor, "k"))
+	testkit.Release(t, <-next)
+}
+
+// An advisory lock is lost before it is given back, with all that share it.
+func TestASessionGivesBackWhatItIsAskedFor(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	locks, others := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
+	for _, key := range []string{"k", pgxlock.RawKey(-5), pgxlock.RawKey2(-1, 7)} {
+		one, two, unharmed := testkit.Acquire(t, locks, key, pgxlock.Shared), testkit.Acquire(t, locks, key, pgxlock.Shared), testkit.Acquire(t, locks, "another")
+		next := testkit.Waits(t, others, key, testkit.LongWait)
+		h := holder(t, monitor, key)
+		if !evict(t, monitor, h) {
+			t.Error("it was not the holder")
+		}
+		wantEvicted(t, one)
+		wantEvicted(t, two)
+		got := <-next
+		if unharmed.Err() != nil || got.Err() != nil || evict(t, monitor, h) {
+			t.Errorf("another one is evicted: %v, %v", unharmed.Err(), got.Err())
+		}
+		testkit.Release(t, got)
+		again := testkit.Acquire(t, locks, key) // the request was for who had it then
+		if !strings.HasSuffix(again.Holder(), fmt.Sprint(":", h.PID)) {
+			t.Errorf("the session of process %d is gone: %s", h.PID, again.Holder())
+		}
+		if !evict(t, monitor, holder(t, monitor, "another")) { // the session looks at all that it was ever asked for
+			t.Error("it was not the holder")
+		}
+		wantEvicted(t, unharmed)
+		if again.Err() != nil {
+			t.Errorf("an old request ended a later acquisition: %v", again.Err())
+		}
+		testkit.Release(t, again)
+	}
+}
+
+// What is no Locker's is not given back. Its session can be ended, when all that dies
+// with it was seen.
+func TestASessionThatDoesNotAnswerIsEndedByASecondStep(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"k"}})
+	conn, pid := testkit.Backend(t, db)
+	testkit.ExecOn(t, conn, fmt.Sprintf("set application_name = 'psql'; select pg_advisory_lock(%d), pg_advisory_lock_shared(7)", pgxlock.AdvisoryID("k")))
+	h := holder(t, monitor, "k")
+	if evicted, err := monitor.Evict(t.Context(), h, "why"); evicted || !errors.Is(err, pgxlock.ErrStillHeld) || errors.Is(err, context.Canceled) {
+		t.Errorf("%t, %v", evicted, err)
+	}
+	short, cancel := context.WithCancel(t.Context())
+	cancel()
+	if evicted, err := monitor.Evict(short, h, "why"); evicted || err == nil {
+		t.Errorf("%t, %v", evicted, err)
+	}
+	session, err := monitor.Session(t.Context(), pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, h := range session.Holders {
+		keys = append(keys, h.Key)
+	}
+	if !slices.Equal(keys, []string{pgxlock.RawKey(7), "k"}) || session.Application != "psql" || session.Role == "" {
+		t.Errorf("%+v", session)
+	}
+	if _, err := monitor.Terminate(t.Context(), session, ""); err == nil || !strings.Contains(err.Error(), "reason") {
+		t.Errorf("%v", err)
+	}
+	if terminated, err := monitor.Terminate(t.Context(), session, "it hangs"); !terminated || err != nil {
+		t.Errorf("%t, %v", terminated, err)
+	}
+	if got := testkit.Query[string](t, db, "select string_agg(reason, ', ') from pgxlock_evictions where holder like 'advisory:' || $1 || ':%'", fmt.Sprint(pid)); got != "the session was ended: it hangs, the session was ended: it hangs" {
+		t.Errorf("recorded: %q", got)
+	}
+	if terminated, err := monitor.Terminate(t.Context(), session, "it hangs"); terminated || err != nil {
+		t.Errorf("again: %t, %v", terminated, err)
+	}
+	if _, err := monitor.Session(t.Context(), pid); !errors.Is(err, pgx.ErrNoRows) {
+		t.Errorf("%v", err)
+	}
+	if found := testkit.HoldersOf(testkit.Snapshot(t, monitor), "k"); found != nil {
+		t.Errorf("%+v", found)
+	}
+}
+
+// A process id is used again: the session that has it now is left alone.
+func TestAnotherSessionWithTheSameProcessIDIsNotEnded(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	_, pid := testkit.Backend(t, db)
+	session, err := monitor.Session(t.Context(), pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later, pid := testkit.Backend(t, db)
+	session.PID = pid
+	if terminated, err := monitor.Terminate(t.Context(), session, "why"); terminated || err != nil {
+		t.Errorf("%t, %v", terminated, err)
+	}
+	testkit.ExecOn(t, later, "select 1")
+
+	// Who may not see when it began cannot tell, and is told what to do.
+	role, theirs := login(t, db)
+	unknown, err := testkit.NewMonitor(t, theirs, nil).Session(t.Context(), pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := testkit.NewMonitor(t, theirs, nil).Terminate(t.Context(), unknown, "why"); err == nil || !strings.Contains(err.Error(), "GRANT pg_monitor") || !strings.Contains(err.Error(), role) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestReapRemovesWhatExpiredLongAgo(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	db.Exec(t, `select acquire_lock('live', 'A'), acquire_shared_lock('shared', 'B');
+		select count(acquire_lock('k' || i, 'A')) from generate_series(1, 2500) i;
+		update distributed_locks set expires_at = clock_timestamp() - interval '2 minutes' where lock_name like 'k%';
+		select acquire_shared_lock('over', 'C'); update distributed_locks set expires_at = clock_timestamp() - interval '2 minutes' where lock_name = 'over';
+		update distributed_lock_shares set expires_at = clock_timestamp() - interval '2 minutes' where lock_name = 'over'`)
+	for _, step := range []struct {
+		age  time.Duration
+		want int64
+	}{{3 * time.Minute, 0}, {time.Minute, 2502}, {0, 0}} {
+		if n, err := monitor.Reap(t.Context(), step.age); n != step.want || err != nil {
+			t.Errorf("%s: %d, %v, want %d", step.age, n, err, step.want)
+		}
+	}
+	if n := testkit.Query[int](t, db, "select (select count(*) from distributed_locks) * 10 + (select count(*) from distributed_lock_shares)"); n != 21 {
+		t.Errorf("%d are left", n)
+	}
+}
+
+// The function is the database's: what it says of locks that were not asked about is nothing.
+func TestAnAnswerAboutLocksThatWereNotAskedForIsIgnored(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, `create or replace function pgxlock_evicted(p_kinds integer[], p_names text[], p_holders text[], p_tokens bigint[])
+		returns table (n bigint, evicted_by text, reason text, ms bigint) language sql
+		as $$ values (0::bigint, 'evil', 'x', 0::bigint), (1, 'postgres', 'this node is drained', 0), (99, 'evil', 'x', 0) $$`)
+	lock := testkit.Acquire(t, testkit.NewAdvisory(t, db, nil), "k")
+	if !evict(t, testkit.NewMonitor(t, db, nil), holder(t, testkit.NewMonitor(t, db, nil), "k")) {
+		t.Error("it was not the holder")
+	}
+	wantEvicted(t, lock)
+}

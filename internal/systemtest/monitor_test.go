@@ -1,0 +1,459 @@
+package systemtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// What the monitor shows, of whom, and what it says that it cannot show.
+
+func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "worker"})
+	exclusive := testkit.Acquire(t, locks, "order:1", pgxlock.Metadata("pod-7"))
+	shared := testkit.Acquire(t, locks, "order:2", pgxlock.Shared)
+	slot := testkit.Permit(t, testkit.Semaphore(t, locks, 3), "jobs")
+	db.Exec(t, `select acquire_lock('order:3', 'forever'); update distributed_locks set acquired_at = '-infinity', expires_at = 'infinity' where lock_name = 'order:3';
+		select acquire_lock('late', 'died'), acquire_lock('gone', 'died long ago'), acquire_lock('ahead', 'of its time');
+		update distributed_locks set acquired_at = clock_timestamp() + interval '1 hour' where lock_name = 'ahead';
+		update distributed_locks set expires_at = clock_timestamp() - interval '1 minute' where lock_name = 'late';
+		update distributed_locks set expires_at = clock_timestamp() - interval '2 hours' where lock_name = 'gone'`)
+	monitor := testkit.NewMonitor(t, db, nil)
+	shot := testkit.Snapshot(t, monitor)
+	if len(shot.Missing) > 0 || shot.At.IsZero() {
+		t.Errorf("missing: %q, at %v", shot.Missing, shot.At)
+	}
+	for _, lock := range []*pgxlock.Lock{exclusive, shared, slot} {
+		found := testkit.HoldersOf(shot, lock.Key())
+		if len(found) != 1 || found[0].Owner != lock.Holder() || found[0].Token != lock.Token() || found[0].Kind != pgxlock.Lease || found[0].State != pgxlock.Live || found[0].Suspect {
+			t.Errorf("%s: %+v", lock.Key(), found)
+		}
+		if len(found) == 1 && (found[0].Since.IsZero() || !found[0].Expires.After(found[0].Since)) {
+			t.Errorf("%s: from %v to %v", lock.Key(), found[0].Since, found[0].Expires)
+		}
+	}
+	if h := testkit.HoldersOf(shot, "order:1"); h[0].Metadata != "pod-7" || h[0].Mode != pgxlock.Exclusive {
+		t.Errorf("%+v", h)
+	}
+	if h := testkit.HoldersOf(shot, "order:2"); h[0].Mode != pgxlock.Shared {
+		t.Errorf("%+v", h)
+	}
+	if h := testkit.HoldersOf(shot, "order:3"); len(h) != 1 || !h[0].Since.IsZero() || !h[0].Expires.IsZero() {
+		t.Errorf("%+v", h)
+	}
+	if h := testkit.HoldersOf(shot, "ahead"); len(h) != 1 || !h[0].Suspect {
+		t.Errorf("%+v", h)
+	}
+	states := func(holders []pgxlock.Holder) (text []string) {
+		for _, h := range holders {
+			text = append(text, h.Key+" "+string(h.State))
+		}
+		return text
+	}
+	want := []string{"gone abandoned", "late expired"}
+	if got := states(shot.Expired); !slices.Equal(got, want) {
+		t.Errorf("expired: %q", got)
+	}
+	expired, err := monitor.Expired(t.Context())
+	if got := states(expired); err != nil || !slices.Equal(got, want) {
+		t.Errorf("Expired: %q, %v", got, err)
+	}
+	for _, test := range []struct {
+		filter pgxlock.Filter
+		want   []string
+	}{
+		{pgxlock.Filter{Prefix: "order:"}, []string{"order:1 live", "order:2 live", "order:3 live"}},
+		{pgxlock.Filter{Kind: pgxlock.Lease, Key: "order:2"}, []string{"order:2 live"}},
+		{pgxlock.Filter{Kind: pgxlock.Lease, Key: "order:"}, nil},
+		{pgxlock.Filter{Kind: pgxlock.Lease, Prefix: "late"}, nil},
+		{pgxlock.Filter{Kind: pgxlock.Advisory, Prefix: "order:"}, nil},
+	} {
+		found, err := monitor.Holders(t.Context(), test.filter)
+		if got := states(found); err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("%+v: %q, %v", test.filter, got, err)
+		}
+	}
+}
+
+func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
+	t.Parallel()
+	db, elsewhere := pgtest.New(t), pgtest.New(t) // nothing needs to be installed
+	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "worker"})
+	named, raw := testkit.Acquire(t, locks, "order:1", pgxlock.Shared), testkit.Acquire(t, locks, pgxlock.RawKey2(-1, 7))
+	conn, pid := testkit.Backend(t, db)
+	testkit.ExecOn(t, conn, fmt.Sprintf("set application_name = 'psql'; begin; select pg_advisory_xact_lock(%d), pg_advisory_lock_shared(-42)", pgxlock.AdvisoryID("in a transaction")))
+	other, _ := testkit.Backend(t, elsewhere)
+	testkit.ExecOn(t, other, "select pg_advisory_lock(4711)")
+
+	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"order:1", "in a transaction", "nobody's"}})
+	shot := testkit.Snapshot(t, monitor)
+	for _, want := range []pgxlock.Holder{
+		{Key: "order:1", Mode: pgxlock.Shared, Owner: named.Holder(), Application: "pgxlock worker"},
+		{Key: pgxlock.RawKey2(-1, 7), Owner: raw.Holder(), Application: "pgxlock worker"},
+		{Key: "in a transaction", Owner: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
+		{Key: pgxlock.RawKey(-42), Mode: pgxlock.Shared, Owner: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
+	} {
+		found := testkit.HoldersOf(shot, want.Key)
+		if len(found) != 1 {
+			t.Errorf("%q: %+v", want.Key, found)
+			continue
+		}
+		want.Kind, want.State, want.Role, want.Client = pgxlock.Advisory, pgxlock.Live, found[0].Role, found[0].Client
+		if want.PID == 0 {
+			want.PID = found[0].PID
+		}
+		if found[0] != want || want.Role == "" || !strings.HasSuffix(want.Owner, fmt.Sprint(":", want.PID)) {
+			t.Errorf("%+v, want %+v", found[0], want)
+		}
+	}
+	if found := testkit.HoldersOf(shot, pgxlock.RawKey(4711)); found != nil {
+		t.Errorf("of another database: %+v", found)
+	}
+	if shot.Server.Locks < 5 || shot.Server.Room < shot.Server.Locks || shot.Server.Notifications < 0 || shot.Server.Notifications > 1 {
+		t.Errorf("%+v", shot.Server)
+	}
+	if len(shot.Missing) != 1 || !strings.Contains(shot.Missing[0], "leases, and the queues of those who wait: schema missing or out of date") {
+		t.Errorf("missing: %q", shot.Missing)
+	}
+	for filter, n := range map[pgxlock.Filter]int{{Prefix: "order:"}: 1, {Key: pgxlock.RawKey2(-1, 7)}: 1, {Key: "order:1"}: 1, {Key: "order:2"}: 0} {
+		filter.Kind = pgxlock.Advisory
+		if found, err := monitor.Holders(t.Context(), filter); err != nil || len(found) != n {
+			t.Errorf("%+v: %+v, %v", filter, found, err)
+		}
+	}
+	// A name that is asked for is known.
+	if found, err := testkit.NewMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: "in a transaction"}); err != nil || len(found) != 1 {
+		t.Errorf("%+v, %v", found, err)
+	}
+	// What is asked for, and is not there, is an error: nobody takes a part for all.
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease} {
+		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind, Key: "order:1"})
+		wantSchemaError(t, err)
+		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		wantSchemaError(t, err)
+	}
+	_, err := monitor.Expired(t.Context())
+	wantSchemaError(t, err)
+	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); len(waiters) > 0 || err != nil {
+		t.Errorf("%+v, %v", waiters, err)
+	}
+}
+
+// A prepared transaction has no session, and keeps its locks.
+func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "2"}})
+	url := server.URL("postgres")
+	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
+	conn, _ := testkit.Backend(t, db)
+	testkit.ExecOn(t, conn, "begin; select pg_advisory_xact_lock(1); prepare transaction 'p'")
+	waiter, pid := testkit.Backend(t, db)
+	waits := make(chan error, 1)
+	go func() {
+		_, err := waiter.PgConn().Exec(t.Context(), "select pg_advisory_lock(1)").ReadAll()
+		waits <- err
+	}()
+	monitor := testkit.NewMonitor(t, db, nil)
+	testkit.Until(t, "it waits", func() bool { return len(testkit.Snapshot(t, monitor).Waiters) == 1 })
+	shot := testkit.Snapshot(t, monitor)
+	if h := shot.Holders; len(h) != 1 || h[0].PID != 0 || h[0].Owner != "prepared transaction" {
+		t.Fatalf("%+v", h)
+	}
+	if w := shot.Waiters[0]; w.PID != pid || !slices.Equal(w.BlockedBy, []int32{0}) {
+		t.Errorf("%+v", w)
+	}
+	if _, err := monitor.Evict(t.Context(), shot.Holders[0], "why"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("it is evicted: %v", err)
+	}
+	db.Exec(t, "rollback prepared 'p'")
+	if err := <-waits; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T) {
+	t.Parallel()
+	version := newest(t)
+	db := onVersion(t, version-1)
+	db.Exec(t, "select acquire_lock('k', 'A')")
+	lock := testkit.Acquire(t, testkit.NewAdvisory(t, db, nil), "advisory")
+	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
+	shot := testkit.Snapshot(t, monitor)
+	held := testkit.HoldersOf(shot, lock.Key())
+	if len(held) != 1 {
+		t.Fatalf("%+v", shot.Holders)
+	}
+	want := fmt.Sprintf(`schema "public" has version %d, version %d is needed`, version-1, version)
+	if missing := strings.Join(shot.Missing, "\n"); !strings.Contains(missing, "leases, and the queues of those who wait") || !strings.Contains(missing, want) || !strings.Contains(missing, "pgxlock migrate up") {
+		t.Errorf("missing: %q", missing)
+	}
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease} {
+		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind})
+		wantSchemaError(t, err, want)
+		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		wantSchemaError(t, err, want)
+	}
+	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: lock.Key()}); len(found) != 1 || err != nil {
+		t.Errorf("%+v, %v", found, err)
+	}
+	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); err != nil {
+		t.Error(err)
+	}
+	_, err := monitor.Evict(t.Context(), held[0], "why")
+	wantSchemaError(t, err, want)
+}
+
+func TestTheMonitorWorksOnTheNextSchema(t *testing.T) {
+	t.Parallel()
+	db := onVersion(t, newest(t)+1)
+	db.Exec(t, "select acquire_lock('k', 'A'), acquire_lock('old', 'B'); update distributed_locks set expires_at = now() where lock_name = 'old'")
+	monitor := testkit.NewMonitor(t, db, nil)
+	shot := testkit.Snapshot(t, monitor)
+	if len(shot.Expired) != 1 || len(testkit.HoldersOf(shot, "k")) != 1 || len(shot.Missing) > 0 {
+		t.Errorf("%+v", shot)
+	}
+	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{}); err != nil {
+		t.Error(err)
+	}
+	if n, err := monitor.Reap(t.Context(), 0); n != 1 || err != nil {
+		t.Errorf("reaped %d, %v", n, err)
+	}
+	if evicted, err := monitor.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why"); err != nil || !evicted {
+		t.Errorf("evicted: %t, %v", evicted, err)
+	}
+}
+
+func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'A')")
+	conn, _ := testkit.Backend(t, db)
+	testkit.ExecOn(t, conn, "select pg_advisory_lock(7)")
+	role, theirs := login(t, db)
+	monitor := testkit.NewMonitor(t, theirs, nil)
+	wantMissing := func(shot pgxlock.Snapshot, want ...string) {
+		t.Helper()
+		for i, part := range want {
+			if len(shot.Missing) != len(want) || !strings.HasPrefix(shot.Missing[i], part) {
+				t.Fatalf("missing %q, want %q", shot.Missing, want)
+			}
+		}
+		if len(testkit.HoldersOf(shot, pgxlock.RawKey(7))) != 1 {
+			t.Errorf("%+v", shot.Holders)
+		}
+	}
+	wantMissing(testkit.Snapshot(t, monitor), "leases: ", "names behind", "the queues", "addresses and transactions")
+	for _, filter := range []pgxlock.Filter{{}, {Key: "k"}, {Kind: pgxlock.Lease}} {
+		_, err := monitor.Holders(t.Context(), filter)
+		denied(t, err)
+	}
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} { // which wait in queues as well
+		_, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		denied(t, err)
+	}
+	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); len(found) != 1 || err != nil {
+		t.Errorf("%+v, %v", found, err)
+	}
+	db.Exec(t, "revoke usage on schema public from public")
+	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} {
+		_, err := testkit.NewMonitor(t, theirs, &pgxlock.MonitorConfig{Schema: "public"}).Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		denied(t, err)
+	}
+	db.Exec(t, "grant usage on schema public to public")
+	for _, hardened := range []bool{false, true} {
+		if hardened {
+			db.Exec(t, "select harden_locks()")
+		}
+		db.Exec(t, fmt.Sprintf("select grant_locks('%s', 'monitoring')", role))
+		shot := testkit.Snapshot(t, monitor)
+		wantMissing(shot, "addresses and transactions")
+		if !strings.Contains(shot.Missing[0], "GRANT pg_monitor") || len(testkit.HoldersOf(shot, "k")) != 1 {
+			t.Errorf("%+v", shot)
+		}
+		_, err := monitor.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why")
+		denied(t, err)
+	}
+	db.Exec(t, "grant pg_monitor to "+role)
+	shot := testkit.Snapshot(t, monitor)
+	if len(shot.Missing) > 0 {
+		t.Errorf("missing: %q", shot.Missing)
+	}
+	db.Exec(t, fmt.Sprintf("select grant_locks('%s', 'administration')", role))
+	if evicted, err := monitor.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why"); err != nil || !evicted {
+		t.Errorf("%t, %v", evicted, err)
+	}
+}
+
+func TestTheOldestSnapshotIsShown(t *testing.T) {
+	t.Parallel()
+	db := quietServer(t)
+	tx := testkit.Begin(t, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
+		t.Fatal(err)
+	}
+	shot := testkit.Snapshot(t, testkit.NewMonitor(t, db, nil))
+	if pid := int32(tx.Conn().PgConn().PID()); shot.Server.OldestPID != pid || shot.Server.OldestSince.IsZero() || shot.Server.OldestSince.After(shot.At) {
+		t.Errorf("%+v, want process %d", shot.Server, pid)
+	}
+}
+
+func TestLockersPublishTheNamesOfWhatTheyHoldForLong(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewAdvisory(t, db, nil)
+	testkit.Acquire(t, locks, "held for long")
+	testkit.Acquire(t, locks, pgxlock.RawKey(7))
+	monitor := testkit.NewMonitor(t, db, nil)
+	testkit.Until(t, "the name is published", func() bool { return testkit.Query[int](t, db, "select count(*) from pgxlock_names") > 0 })
+	if names := testkit.Query[string](t, db, "select string_agg(name, ',') from pgxlock_names"); names != "held for long" {
+		t.Errorf("%q", names)
+	}
+	if h := testkit.HoldersOf(testkit.Snapshot(t, monitor), "held for long"); len(h) != 1 {
+		t.Errorf("%+v", h)
+	}
+	db.Exec(t, "insert into pgxlock_names values (7, 'not so', now())")
+	if h := testkit.HoldersOf(testkit.Snapshot(t, monitor), pgxlock.RawKey(7)); len(h) != 1 {
+		t.Errorf("%+v", h)
+	}
+}
+
+func TestWatchYieldsSnapshotsAndGoesOnAfterAnError(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	n := 0
+	for shot, err := range monitor.Watch(ctx, time.Second) {
+		if err != nil || shot.At.IsZero() {
+			t.Errorf("%+v, %v", shot, err)
+		}
+		if n++; n == 2 {
+			cancel()
+		}
+	}
+	if n != 2 {
+		t.Errorf("%d snapshots", n)
+	}
+	for _, err := range monitor.Watch(t.Context(), time.Second-1) {
+		if err == nil || !strings.Contains(err.Error(), "at least 1 s") {
+			t.Errorf("%v", err)
+		}
+	}
+
+	server := pgtest.Private(t, pgserver.Config{})
+	pool := pgtest.Pool(t, server.URL("postgres"), func(c *pgxpool.Config) { c.ConnConfig.ConnectTimeout = 5 * time.Second })
+	var seen []string
+	for _, err := range testkit.NewMonitor(t, &pgtest.DB{Pool: pool}, nil).Watch(t.Context(), time.Second) {
+		switch {
+		case err == nil && len(seen) == 0:
+			seen = append(seen, "there")
+			if err := server.Crash(); err != nil {
+				t.Fatal(err)
+			}
+		case err != nil && len(seen) == 1:
+			seen = append(seen, "away")
+			if err := server.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		case err == nil && len(seen) == 2:
+			seen = append(seen, "back")
+		}
+		if len(seen) == 3 {
+			break
+		}
+	}
+	if !slices.Equal(seen, []string{"there", "away", "back"}) {
+		t.Errorf("%q", seen)
+	}
+}
+
+// Its statements are files that psql runs as they are.
+func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, "select acquire_lock('order:1', 'A'), acquire_lock('order:2', 'A'), acquire_lock('k', 'A')")
+	files, err := fs.Glob(os.DirFS("../.."), "sql/monitor_*.sql")
+	if err != nil || len(files) < 7 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	conn, _ := testkit.Backend(t, db)
+	testkit.ExecOn(t, conn, "set pgxlock.prefix = 'order:'")
+	for _, file := range files {
+		text, err := fs.ReadFile(os.DirFS("../.."), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file == "sql/monitor_settings.sql" || file == "sql/monitor_session.sql" { // they are the program's
+			continue
+		}
+		results, err := conn.PgConn().Exec(t.Context(), string(text)).ReadAll()
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		if rows := len(results[0].Rows); strings.HasPrefix(file, "sql/monitor_leases") && rows != 2 {
+			t.Errorf("%s: %d rows", file, rows)
+		}
+	}
+}
+
+func TestWhatAMonitorCannotBeAskedIsSaid(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for what, test := range map[string]struct {
+		pool *pgxpool.Pool
+		cfg  *pgxlock.MonitorConfig
+		says string
+	}{
+		"no pool":       {nil, nil, "the pool is nil"},
+		"a schema":      {db.Pool, &pgxlock.MonitorConfig{Schema: "pg_x"}, "MonitorConfig.Schema"},
+		"an empty name": {db.Pool, &pgxlock.MonitorConfig{Names: []string{""}}, "MonitorConfig.Names: the key is empty"},
+	} {
+		if _, err := pgxlock.NewMonitor(test.pool, test.cfg); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	monitor := testkit.NewMonitor(t, db, nil)
+	for says, filter := range map[string]pgxlock.Filter{
+		"Filter.Kind": {Kind: pgxlock.Memory}, "Filter.Key": {Key: "a\x00b"}, "Filter.Prefix": {Prefix: "\x00#"},
+	} {
+		if _, err := monitor.Holders(t.Context(), filter); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%+v: %v", filter, err)
+		}
+	}
+	for _, reason := range []string{"", strings.Repeat("y", 901)} {
+		if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.Lease, Key: "k", Owner: "A", Token: 1}, reason); err == nil || !strings.Contains(err.Error(), "reason") {
+			t.Errorf("%v", err)
+		}
+	}
+	if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.Memory}, "why"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("%v", err)
+	}
+	if _, err := monitor.Reap(t.Context(), -1); err == nil || !strings.Contains(err.Error(), "age is -1ns") {
+		t.Errorf("%v", err)
+	}
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	if shot := testkit.Snapshot(t, monitor); len(shot.Missing) > 0 { // it is found once it is there
+		t.Errorf("missing: %q", shot.Missing)
+	}
+}

@@ -1,0 +1,230 @@
+package systemtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// What a statement of the Locker's contains and no other one does.
+const (
+	renewSQL   = "pgxlock_renew_batch"
+	releaseSQL = "-- Gives back each lease"
+)
+
+func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
+	t.Parallel()
+	const leases, every = 3000, time.Second
+	const perInterval = (leases+999)/1000 + 1
+	renewals, db := testkit.Counted(t, testkit.Migrated(t), renewSQL)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 20 * time.Second, Renew: every})
+	held := make([]*pgxlock.Lock, leases)
+	var acquiring sync.WaitGroup
+	for i := range held {
+		acquiring.Go(func() { held[i], _ = locks.Acquire(t.Context(), fmt.Sprintf("lease:%d", i)) })
+	}
+	acquiring.Wait()
+	for i, lock := range held {
+		if lock == nil {
+			t.Fatalf("lease %d was not acquired", i)
+		}
+	}
+
+	testkit.Until(t, "each lease was renewed three times", func() bool {
+		_, entries, _ := renewals.Counts()
+		return entries >= 4*leases // the first ones came while others were being acquired
+	})
+	statements, entries, since := renewals.Counts()
+	if rounds := (entries + leases - 1) / leases; statements > (rounds+1)*perInterval {
+		t.Errorf("%d statements for %d renewals of %d leases, want at most %d for each round", statements, entries, leases, perInterval)
+	}
+	if intervals := int(since/every) + 1; statements > intervals*perInterval {
+		t.Errorf("%d statements in %d intervals, want at most %d in each", statements, intervals, perInterval)
+	}
+	for _, lock := range held {
+		if err := lock.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%'"); n != 2 {
+		t.Errorf("the Locker has %d connections, want 2", n)
+	}
+}
+
+func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	const ttl = 4 * time.Second // so that a machine that stands still for a moment costs nothing
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: ttl})
+	lock := testkit.Acquire(t, locks, "k")
+
+	// Whoever acquires draws a token, which reads this table; renewals do not.
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer stop()
+	blocker := db.Connect(t)
+	if _, err := blocker.Exec(t.Context(), "begin; lock table pgxlock_epoch in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	expires := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks")
+	asking.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			if _, err := locks.TryAcquire(ctx, fmt.Sprintf("other:%d", i)); err == nil {
+				t.Error("a request got through: nothing was tested")
+			}
+		}
+	})
+	blocked := 0
+	testkit.Until(t, "the TTL passed, with requests blocked", func() bool {
+		if testkit.Query[bool](t, db, "select exists (select from pg_locks where relation = 'pgxlock_epoch'::regclass and not granted)") {
+			blocked++
+		}
+		return testkit.Query[bool](t, db, "select clock_timestamp() > $1", expires)
+	})
+	stop()
+	asking.Wait()
+	if blocked == 0 {
+		t.Error("no request was seen to be blocked: nothing was tested")
+	}
+	if err := lock.Err(); err != nil {
+		t.Errorf("the lease was lost meanwhile: %v", err)
+	}
+	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 4 * time.Second}) // so that a machine that stands still for a moment costs nothing
+	var held []*pgxlock.Lock
+	for i := range 20 {
+		held = append(held, testkit.Acquire(t, locks, fmt.Sprintf("lease:%02d", i)))
+	}
+	const unlucky = 10 // in the middle of the statement's order
+	blocker := db.Connect(t)
+	if _, err := blocker.Exec(t.Context(), "begin; select from distributed_locks where lock_name = 'lease:10' for update"); err != nil {
+		t.Fatal(err)
+	}
+	expires := testkit.Query[time.Time](t, db, "select max(expires_at) from distributed_locks")
+	testkit.Until(t, "the TTL passed with the row locked", func() bool {
+		return testkit.Query[bool](t, db, "select clock_timestamp() > $1", expires)
+	})
+	for i, lock := range held {
+		if err := lock.Err(); i != unlucky && err != nil {
+			t.Errorf("lease %d: %v", i, err)
+		} else if i == unlucky && !errors.Is(err, pgxlock.ErrLost) {
+			t.Errorf("lease %d, whose row was locked for its TTL: %v", i, err)
+		}
+	}
+	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
+	t.Parallel()
+	for name, evict := range map[string]string{
+		"row deleted":   "delete from distributed_locks where lock_name = $1",
+		"token changed": "update distributed_locks set fencing_token = fencing_token + 1 where lock_name = $1",
+		"taken over":    "update distributed_locks set holder_id = 'operator', fencing_token = fencing_token + 1 where lock_name = $1",
+		"expired":       "update distributed_locks set expires_at = clock_timestamp() where lock_name = $1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testkit.Migrated(t)
+			locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
+			evicted, other := testkit.Acquire(t, locks, "evicted"), testkit.Acquire(t, locks, "other")
+			work, cancel := evicted.Context(t.Context())
+			defer cancel()
+			db.Exec(t, evict, "evicted")
+			testkit.Until(t, "the loss is reported", func() bool { return evicted.Err() != nil })
+			select {
+			case <-evicted.Lost():
+			default:
+				t.Error("Lost is open")
+			}
+			<-work.Done() // which may be just about to be told
+			if !errors.Is(evicted.Err(), pgxlock.ErrLost) || !errors.Is(context.Cause(work), pgxlock.ErrLost) {
+				t.Errorf("%v, %v", evicted.Err(), context.Cause(work))
+			}
+			if err := evicted.Release(t.Context()); !errors.Is(err, pgxlock.ErrLost) {
+				t.Errorf("Release: %v", err)
+			}
+			if err := other.Renew(t.Context()); err != nil {
+				t.Errorf("the other lease: %v", err)
+			}
+		})
+	}
+}
+
+func TestRenewRenewsNowAndReportsAnEviction(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
+	before := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks")
+	if err := lock.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if after := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks"); !after.After(before) {
+		t.Errorf("it expired at %s, and after Renew at %s", before, after)
+	}
+	db.Exec(t, "delete from distributed_locks")
+	if err := lock.Renew(t.Context()); !errors.Is(err, pgxlock.ErrLost) || !errors.Is(lock.Err(), pgxlock.ErrLost) {
+		t.Errorf("Renew: %v; Err: %v", err, lock.Err())
+	}
+}
+
+func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
+	expires := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks")
+	blocker := db.Connect(t)
+	if _, err := blocker.Exec(t.Context(), "begin; select from distributed_locks for update"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := lock.Renew(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("Renew: %v", err)
+	}
+	if err := lock.Err(); err != nil {
+		t.Errorf("the lock is as before: %v", err)
+	}
+	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Until(t, "the renewal is made up for once the row is free, long before the next one is due", func() bool {
+		return testkit.Query[bool](t, db, "select expires_at > $1 from distributed_locks", expires)
+	})
+	if err := lock.Renew(t.Context()); err != nil {
+		t.Errorf("once the row is free: %v", err)
+	}
+}
+
+func TestReleasedLeasesAreNotRenewed(t *testing.T) {
+	t.Parallel()
+	renewals, db := testkit.Counted(t, testkit.Migrated(t), renewSQL)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
+	kept, released := testkit.Acquire(t, locks, "kept"), testkit.Acquire(t, locks, "released")
+	if err := released.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := kept.Renew(t.Context()); err != nil { // what was under way is over
+		t.Fatal(err)
+	}
+	statements, entries, _ := renewals.Counts()
+	testkit.Until(t, "five more renewals", func() bool { n, _, _ := renewals.Counts(); return n >= statements+5 })
+	if n, e, _ := renewals.Counts(); e-entries != n-statements {
+		t.Errorf("%d renewals in %d statements for one lease", e-entries, n-statements)
+	}
+}

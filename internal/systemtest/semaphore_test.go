@@ -1,0 +1,364 @@
+package systemtest_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// Several processes wait for permits, and several are given back at once: as many are
+// woken, in turn. Who was woken and takes too long to come is passed by, which a slow
+// machine may do now and then, but not each time.
+func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 40)
+	const n = 3
+	holder := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), n)
+	var waiters []*pgxlock.Semaphore
+	for range 2 * n {
+		waiters = append(waiters, testkit.Semaphore(t, testkit.Listening(t, db, "waiter"), n))
+	}
+	type grant struct {
+		turn int
+		lock *pgxlock.Lock
+	}
+	inTurn := false
+	for round := 0; round < 5 && !inTurn && !t.Failed(); round++ {
+		var held []*pgxlock.Lock
+		for range n {
+			held = append(held, testkit.Permit(t, holder, "jobs"))
+		}
+		granted := make(chan grant, 2*n)
+		for i, s := range waiters {
+			go func() {
+				lock, err := s.Acquire(t.Context(), "jobs")
+				if err != nil {
+					t.Error(err)
+				}
+				granted <- grant{i, lock}
+			}()
+			testkit.UntilQueued(t, db, "jobs#", i+1)
+		}
+		var releasing sync.WaitGroup
+		for _, lock := range held {
+			releasing.Go(func() { testkit.Release(t, lock) })
+		}
+		releasing.Wait()
+		inTurn = true
+		for i := range n {
+			next := <-granted
+			held[i], inTurn = next.lock, inTurn && next.turn < n
+		}
+		select {
+		case next := <-granted:
+			t.Fatalf("%s was granted, and none was left", next.lock.Key())
+		default:
+		}
+		for i := range n {
+			testkit.Release(t, held[i])
+			next := <-granted
+			held[i], inTurn = next.lock, inTurn && next.turn == n+i
+		}
+		for _, lock := range held {
+			testkit.Release(t, lock)
+		}
+		testkit.NoTickets(t, db)
+	}
+	if !inTurn {
+		t.Error("five times somebody was passed by")
+	}
+}
+
+// The release wakes, and not the look now and then: whoever was woken is stamped.
+func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	woken := testkit.CountNotifications(t, db)
+	holder, waiter := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), 1), testkit.Semaphore(t, testkit.Listening(t, db, "waiter"), 1)
+	next := testkit.Semaphore(t, testkit.Listening(t, db, "next"), 1)
+	var byFirst, byQueued int // who gives back what it had to wait for does it in another way
+	for range 4 {
+		hand := func(lock *pgxlock.Lock, to *pgxlock.Semaphore) (*pgxlock.Lock, int) {
+			granted := testkit.WaitsForPermit(t, to, "jobs")
+			testkit.UntilQueued(t, db, "jobs#", 1)
+			before := woken()
+			testkit.Release(t, lock)
+			lock = <-granted
+			return lock, woken() - before
+		}
+		lock, n := hand(testkit.Permit(t, holder, "jobs"), waiter)
+		byFirst += n
+		lock, n = hand(lock, next)
+		byQueued += n
+		testkit.Release(t, lock)
+	}
+	if byFirst == 0 || byQueued == 0 { // now and then the look comes first
+		t.Errorf("four releases woke %d, and four by those who had waited %d", byFirst, byQueued)
+	}
+}
+
+// More than one permit may have been given back when one is woken: each wakes the next.
+func TestWhoGetsAPermitWakesTheNext(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	const n = 5
+	var waiters []*pgxlock.Semaphore
+	for range n {
+		waiters = append(waiters, testkit.Semaphore(t, testkit.Listening(t, db, "waiter"), n))
+	}
+	woken, most := testkit.CountNotifications(t, db), 0
+	for round := 0; round < 4 && most < 3; round++ { // now and then the look comes first
+		db.Exec(t, "select acquire_permit('jobs', 'all', 5, 600) from generate_series(1, 5)")
+		var granted []<-chan *pgxlock.Lock
+		for i, s := range waiters {
+			granted = append(granted, testkit.WaitsForPermit(t, s, "jobs"))
+			testkit.UntilQueued(t, db, "jobs#", i+1)
+		}
+		before := woken()
+		db.Exec(t, "select release_all_locks('all')")
+		db.Exec(t, "select wake_lock_waiter('jobs#')")
+		var held []*pgxlock.Lock
+		for _, granted := range granted {
+			held = append(held, <-granted)
+		}
+		most = max(most, woken()-before)
+		for _, lock := range held {
+			testkit.Release(t, lock)
+		}
+		testkit.NoTickets(t, db)
+	}
+	if most < 3 {
+		t.Errorf("at most %d of %d were woken", most, n)
+	}
+}
+
+// A permit is also what those wait for who want its lease: they are woken as well.
+func TestAReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	woken := testkit.CountNotifications(t, db)
+	s, waiter := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), 1), testkit.Listening(t, db, "waiter")
+	n := 0
+	for range 4 {
+		lock := testkit.Permit(t, s, "jobs")
+		granted := testkit.Waits(t, waiter, "jobs#1")
+		testkit.UntilQueued(t, db, "jobs#1", 1)
+		before := woken()
+		testkit.Release(t, lock)
+		lock = <-granted
+		n += woken() - before
+		testkit.Release(t, lock)
+	}
+	if n == 0 { // now and then the look comes first
+		t.Error("four releases woke nobody")
+	}
+}
+
+const permitSQL = "pgxlock_permit_batch"
+
+// Who asks again may get another permit than the one that it got before.
+func TestALostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	p, through := testkit.Proxied(t, db)
+	s := testkit.Semaphore(t, testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour}), 3) // long before they would expire
+	waiter := testkit.Semaphore(t, testkit.Listening(t, db, "waiter"), 3)
+	first := testkit.Permit(t, s, "jobs")
+	lost := p.Arm(t, testkit.LoseReply, permitSQL)
+	second := testkit.Permit(t, s, "jobs")
+	lost.Happened(t)
+	untilOnlyHeld(t, db, first, second)
+
+	// All are taken by then, one of them by the attempt before. Who waits hears that it is
+	// given back.
+	woken, n := testkit.CountNotifications(t, db), 0
+	for range 4 {
+		db.Exec(t, "select acquire_permit('jobs', 'third', 3)")
+		granted := testkit.WaitsForPermit(t, waiter, "jobs")
+		testkit.UntilQueued(t, db, "jobs#", 1)
+		before := woken()
+		lost = p.Arm(t, testkit.LoseReply, permitSQL)
+		db.Exec(t, "select release_all_locks('third')")
+		if _, err := s.TryAcquire(t.Context(), "jobs"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("one was left, and its reply was lost: %v", err)
+		}
+		lost.Happened(t)
+		last := <-granted
+		n += woken() - before
+		untilOnlyHeld(t, db, first, second, last)
+		testkit.Release(t, last)
+	}
+	if n == 0 { // now and then the look comes first
+		t.Error("what was given back four times woke nobody")
+	}
+}
+
+// In a bubble a wait that is not ended by who gives back would take time.
+func TestTwoPermitsThatAreGivenBackLetInTwoAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := testkit.Semaphore(t, pgxlock.NewMemory(), 2)
+		a, b := testkit.Permit(t, s, "jobs"), testkit.Permit(t, s, "jobs")
+		first, second := testkit.WaitsForPermit(t, s, "jobs"), testkit.WaitsForPermit(t, s, "jobs")
+		synctest.Wait()
+		began := time.Now()
+		testkit.Release(t, a)
+		testkit.Release(t, b)
+		<-first
+		<-second
+		if took := time.Since(began); took != 0 {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// The options of a call are the caller's, who may use them for another semaphore at the
+// same time.
+func TestASemaphoreLeavesItsCallersOptionsAlone(t *testing.T) {
+	t.Parallel()
+	s := testkit.Semaphore(t, pgxlock.NewMemory(), 2)
+	opts := make([]pgxlock.Option, 1, 2)
+	opts[0] = pgxlock.NoWait
+	testkit.Permit(t, s, "jobs", opts...)
+	if more := opts[:2][1]; more != nil {
+		t.Errorf("it has written %v behind them", more)
+	}
+}
+
+func TestThePermitsOfWhoDiedAreFreeAfterTheirTTL(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	s := testkit.Semaphore(t, testkit.Listening(t, db, "survivor"), 2)
+	db.Exec(t, `select acquire_permit('jobs', 'dies', 2, 600), acquire_permit('jobs', 'dies', 2, 600)`)
+	if got := testkit.Query[*string](t, db, "select acquire_permit('jobs', 'late', 2)"); got != nil {
+		t.Errorf("%s was granted as the third of two", *got)
+	}
+	db.Exec(t, "update distributed_locks set expires_at = clock_timestamp() + interval '1 second' where holder_id = 'dies'")
+	a, b := testkit.Permit(t, s, "jobs"), testkit.Permit(t, s, "jobs")
+	if a.Key() == b.Key() {
+		t.Errorf("%s was granted twice", a.Key())
+	}
+	if gone := testkit.Query[bool](t, db, "select extend_lock('jobs#1', 'dies')"); gone {
+		t.Error("who died has extended its permit")
+	}
+}
+
+// A permit is a lease: SQL gives it back, and whoever uses one up leaves fewer.
+func TestAPermitIsALeaseForCallersInSQL(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	s := testkit.Semaphore(t, testkit.Listening(t, db, "go"), 2)
+	db.Exec(t, "select acquire_lock('jobs#2', 'maintenance', 600)")
+	lock := testkit.Permit(t, s, "jobs")
+	if lock.Key() != "jobs#1" {
+		t.Errorf("the permit that is left is %s", lock.Key())
+	}
+	granted := testkit.WaitsForPermit(t, s, "jobs")
+	testkit.UntilQueued(t, db, "jobs#", 1)
+	db.Exec(t, "select release_lock('jobs#2', 'maintenance')")
+	db.Exec(t, "select wake_lock_waiter('jobs#')")
+	if lock := <-granted; lock.Key() != "jobs#2" {
+		t.Errorf("the permit that was given back is %s", lock.Key())
+	}
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return lock.Fence(t.Context(), tx) })
+	if err != nil {
+		t.Error(err)
+	}
+	db.Exec(t, "delete from distributed_locks where lock_name = 'jobs#1'")
+	err = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return lock.Fence(t.Context(), tx) })
+	if !errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("a permit that somebody took away: %v", err)
+	}
+}
+
+func TestDifferentNumbersOfPermitsAreReportedOnce(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	var said safeText
+	few := testkit.Semaphore(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Logger: slog.New(slog.NewTextHandler(&said, nil))}), 2)
+	many := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), 5)
+	testkit.Release(t, testkit.Permit(t, few, "jobs"))
+	testkit.Release(t, testkit.Permit(t, few, "jobs"))
+	if text := said.String(); strings.Contains(text, "permits") {
+		t.Errorf("nobody else uses the semaphore, and it says %s", text)
+	}
+	testkit.Release(t, testkit.Permit(t, many, "jobs"))
+	for range 3 {
+		testkit.Release(t, testkit.Permit(t, few, "jobs"))
+	}
+	if text := said.String(); strings.Count(text, "different numbers of permits") != 1 || !strings.Contains(text, "semaphore=jobs permits=2 others=5") {
+		t.Errorf("it says %s", text)
+	}
+}
+
+// safeText is what is written to it.
+type safeText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *safeText) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *safeText) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// Lockers of many processes take and give back permits: there are never more holders
+// than there are permits.
+func TestSoakThereAreNeverMoreHoldersThanPermits(t *testing.T) {
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 40)
+	const n, lockers, workers = 3, 4, 4
+	rounds := pgtest.Soak(t, 15, 100)
+	var inside, most, grants atomic.Int32
+	var working sync.WaitGroup
+	for range lockers {
+		s := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), n)
+		for range workers {
+			working.Go(func() {
+				for range rounds {
+					if err := s.Do(t.Context(), "jobs", func(context.Context, *pgxlock.Lock) error {
+						now := inside.Add(1)
+						for was := most.Load(); now > was && !most.CompareAndSwap(was, now); was = most.Load() {
+						}
+						// The work: long enough for as many to come as may, and one more.
+						for began := time.Now(); inside.Load() < n && time.Since(began) < 5*time.Millisecond; {
+							time.Sleep(100 * time.Microsecond)
+						}
+						time.Sleep(time.Millisecond)
+						inside.Add(-1)
+						grants.Add(1)
+						return nil
+					}); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+	}
+	working.Wait()
+	if grants.Load() != int32(lockers*workers*rounds) || most.Load() > n {
+		t.Errorf("%d grants, up to %d at a time", grants.Load(), most.Load())
+	}
+	t.Logf("up to %d at a time", most.Load())
+	testkit.NoTickets(t, db)
+}

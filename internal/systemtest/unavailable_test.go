@@ -1,0 +1,88 @@
+package systemtest_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// Whatever is asked of a server that is not there, the error says so, and nothing else.
+func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, "postgres://me@127.0.0.1:1/db")
+	db := &pgtest.DB{Pool: pool}
+	limiter, err := pgxlock.NewLimiter(pool, hourly, 3, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	once, err := pgxlock.OncePer(pool, time.Hour, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leases, sessions, monitor := testkit.NewLocker(t, db, nil), testkit.NewAdvisory(t, db, nil), testkit.NewMonitor(t, db, nil)
+	for what, call := range map[string]func(context.Context) error{
+		"a lease": func(ctx context.Context) error { _, err := leases.TryAcquire(ctx, "k"); return err },
+		"its wait": func(ctx context.Context) error {
+			_, err := leases.Acquire(ctx, "k", pgxlock.MaxWait(time.Second))
+			return err
+		},
+		"Holders":   func(ctx context.Context) error { _, err := leases.Holders(ctx, "k"); return err },
+		"a session": func(ctx context.Context) error { _, err := sessions.TryAcquire(ctx, "k"); return err },
+		"a limit":   func(ctx context.Context) error { _, err := limiter.Allow(ctx, "k"); return err },
+		"a run": func(ctx context.Context) error {
+			_, err := once.Do(ctx, "k", func(context.Context, pgxlock.Run) error { return nil })
+			return err
+		},
+		"a purge":    func(ctx context.Context) error { _, err := pgxlock.PurgeClaims(ctx, pool, time.Hour); return err },
+		"a snapshot": func(ctx context.Context) error { _, err := monitor.Snapshot(ctx); return err },
+		"reaping":    func(ctx context.Context) error { _, err := monitor.Reap(ctx, 0); return err },
+		"evicting": func(ctx context.Context) error {
+			_, err := monitor.Evict(ctx, pgxlock.Holder{Kind: pgxlock.Lease, Key: "k", Owner: "A", Token: 1}, "why")
+			return err
+		},
+	} {
+		if err := call(t.Context()); !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, pgxlock.ErrNotAcquired) || errors.Is(err, pgxlock.ErrLost) || strings.Count(err.Error(), "cannot be reached") != 1 {
+			t.Errorf("%s: %v", what, err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := call(ended); err == nil || errors.Is(err, pgxlock.ErrUnavailable) {
+			t.Errorf("%s, of a caller who has left: %v", what, err)
+		}
+	}
+	if err := errors.Join(limiter.Close(t.Context()), once.Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
+	t.Parallel()
+	server, db := privateServer(t, nil)
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
+	monitor := testkit.NewMonitor(t, &pgtest.DB{Pool: pgtest.Pool(t, db.URL, func(c *pgxpool.Config) { c.MaxConns = 1 })}, nil)
+	testkit.Snapshot(t, monitor)
+	if err := server.Crash(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // on the connection that broke, and on a new one
+		if err := lock.Renew(t.Context()); !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, pgxlock.ErrLost) {
+			t.Errorf("Renew: %v", err)
+		}
+		if _, err := monitor.Snapshot(t.Context()); !errors.Is(err, pgxlock.ErrUnavailable) {
+			t.Errorf("Snapshot: %v", err)
+		}
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Until(t, "it is there again", func() bool { return lock.Renew(t.Context()) == nil })
+	testkit.Release(t, lock)
+}

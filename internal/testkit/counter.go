@@ -1,0 +1,59 @@
+package testkit
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+const AcquireSQL = "pgxlock_acquire_batch"
+
+// Counter counts statements, and the entries that they carry as one array.
+type Counter struct {
+	Sql string
+
+	mu         sync.Mutex
+	statements int
+	entries    int
+	first      time.Time
+}
+
+func (c *Counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, c.Sql) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.statements++; c.first.IsZero() {
+			c.first = time.Now()
+		}
+		for _, arg := range data.Args {
+			if names, ok := arg.([]string); ok {
+				c.entries += len(names)
+				break
+			}
+		}
+	}
+	return ctx
+}
+
+func (c *Counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (c *Counter) Counts() (statements, entries int, since time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.statements, c.entries, time.Since(c.first)
+}
+
+// Counted returns the database with a counter of statements that contain sql.
+func Counted(t *testing.T, db *pgtest.DB, sql string) (*Counter, *pgtest.DB) {
+	t.Helper()
+	c := &Counter{Sql: sql}
+	pool := db.NewPool(t, func(config *pgxpool.Config) { config.ConnConfig.Tracer = c })
+	return c, &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}
+}

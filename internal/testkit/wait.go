@@ -1,0 +1,111 @@
+package testkit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// Until waits for what another goroutine, process or server will do. Its limit
+// turns a hang into a message; it is not what is tested.
+func Until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	limit := time.Now().Add(30 * time.Second)
+	for !done() {
+		if time.Now().After(limit) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// LongWait is a bound that no test reaches.
+const LongWait = pgxlock.MaxWait(10 * time.Minute)
+
+// Seldom is a Backoff under which nothing happens in time that nobody is told.
+func Seldom(int) time.Duration { return time.Hour }
+
+// Waits acquires in the background.
+func Waits(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) <-chan *pgxlock.Lock {
+	t.Helper()
+	granted := make(chan *pgxlock.Lock, 1)
+	go func() {
+		lock, err := locks.Acquire(t.Context(), key, opts...)
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- lock
+	}()
+	return granted
+}
+
+// WaitsForPermit waits in the background; the lock is sent when it is granted.
+func WaitsForPermit(t *testing.T, s *pgxlock.Semaphore, key string) <-chan *pgxlock.Lock {
+	granted := make(chan *pgxlock.Lock, 1)
+	go func() {
+		lock, err := s.Acquire(t.Context(), key)
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- lock
+	}()
+	return granted
+}
+
+// Listen makes locks wait for other, which makes it listen.
+func Listen(t *testing.T, db *pgtest.DB, locks, other *pgxlock.Locker) {
+	t.Helper()
+	key := fmt.Sprintf("listen %p", locks)
+	lock := Acquire(t, other, key)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := locks.Acquire(ctx, key); !errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("Acquire: %v", err)
+		}
+	}()
+	UntilQueued(t, db, key, 1)
+	cancel()
+	<-done
+	Release(t, lock)
+	Until(t, "its ticket is gone", func() bool { return Tickets(t, db, key) == 0 })
+}
+
+// Tickets counts those for a key, of either kind, whose processes listen.
+func Tickets(t *testing.T, db *pgtest.DB, key string) int {
+	t.Helper()
+	return Query[int](t, db, "select count(*) from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text) and client is not null", key)
+}
+
+// UntilQueued waits until so many tickets stand in the queue of a key.
+func UntilQueued(t *testing.T, db *pgtest.DB, key string, n int) {
+	t.Helper()
+	Until(t, fmt.Sprintf("%d tickets for %s", n, key), func() bool { return Tickets(t, db, key) == n })
+}
+
+func NoTickets(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	limit := time.Now().Add(5 * time.Second)
+	Until(t, "no ticket is left", func() bool {
+		if time.Now().After(limit) {
+			limit = limit.Add(time.Hour)
+			t.Log(Query[string](t, db, "select string_agg(concat_ws(' ', kind, name, ticket, client, owner, waiters, clock_timestamp() - since, live_until - clock_timestamp(), woken), e'\n') from pgxlock_waiters"))
+		}
+		return Query[int](t, db, "select count(*) from pgxlock_waiters") == 0
+	})
+}
+
+// CountNotifications counts the wake-ups that are sent, by stamps on tickets.
+func CountNotifications(t *testing.T, db *pgtest.DB) func() int {
+	t.Helper()
+	db.Exec(t, `create unlogged table stamps (n bigint);
+		create function count_stamp() returns trigger language plpgsql as $$ begin insert into stamps values (new.ticket); return null; end $$;
+		create trigger stamps after update on pgxlock_waiters for each row when (old.woken is null and new.woken is not null) execute function count_stamp()`)
+	return func() int { return Query[int](t, db, "select count(*) from stamps") }
+}
