@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -325,7 +327,7 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 			got.lock = nil
 		}
 	}
-	r.hearsay = r.hearsay || r.bound && errors.Is(r.err, errSessionEnded)
+	r.hearsay = r.hearsay || r.bound && errors.Is(r.err, lockerr.ErrSessionEnded)
 	if slices.ContainsFunc(r.got, func(got attempt) bool { return got.lock != nil }) {
 		r.hearsay, r.leftover = false, false
 	}
@@ -375,14 +377,14 @@ func (a *advisoryLocks) release(lock *Lock) error {
 	c := a.withdraw(lock)
 	if c == nil {
 		a.mu.Unlock()
-		return fmt.Errorf("%w: %w", ErrLost, errSessionEnded)
+		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
 	}
 	// What others share is not given back, but whether it was still held is asked.
 	leads := a.wire.submit(context.Background(), c)
 	a.mu.Unlock()
 	a.wire.await(c, leads)
 	switch {
-	case errors.Is(c.err, errSessionEnded):
+	case errors.Is(c.err, lockerr.ErrSessionEnded):
 		return fmt.Errorf("%w: %w", ErrLost, c.err)
 	case c.err != nil:
 		return nil // a statement that failed is undone, and that gives the lock back
@@ -437,7 +439,7 @@ func (a *advisoryLocks) lost(why error) {
 	for _, h := range a.held {
 		if h.granted {
 			a.remove(h)
-			h.failed = errSessionEnded
+			h.failed = lockerr.ErrSessionEnded
 		}
 	}
 	a.mu.Unlock()

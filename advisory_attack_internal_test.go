@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -162,10 +163,10 @@ func requestFails(t *testing.T, mode Mode) {
 	for _, c := range a.wire.batch {
 		c.retried = true // as if this were the second attempt
 	}
-	a.wire.message.err = &pgconn.PgError{Code: stateOutOfMemory}
+	a.wire.message.err = &pgconn.PgError{Code: lockerr.StateOutOfMemory}
 	a.wire.answered()
 	a.wire.pass()
-	if got := <-failed; sqlState(got.err) != stateOutOfMemory || errors.Is(got.err, ErrNotAcquired) {
+	if got := <-failed; lockerr.SQLState(got.err) != lockerr.StateOutOfMemory || errors.Is(got.err, ErrNotAcquired) {
 		t.Errorf("the error is %v", got.err)
 	}
 	if got := <-joined; got.err != nil {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file opens the session that holds advisory locks, and refuses places where
@@ -27,7 +29,7 @@ func (a *advisoryLocks) connect() (*lockConn, error) {
 	c, err := a.setUp(ctx, conn)
 	if err != nil {
 		closeQuietly(conn)
-		if sqlState(err) == stateNoStatement { // what was parsed in one backend was to be run in another one
+		if lockerr.SQLState(err) == lockerr.StateNoStatement { // what was parsed in one backend was to be run in another one
 			err = fmt.Errorf("%w: %w", ErrPooler, err)
 		}
 		return nil, noAnswer(err)

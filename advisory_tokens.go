@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -24,10 +25,10 @@ func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) e
 	held, session := a.has(lock), a.session
 	a.mu.Unlock()
 	if !held {
-		return fmt.Errorf("%w: %w", ErrLost, errSessionEnded)
+		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
 	}
 	var token int64
-	err := typed(tx.row(ctx, a.place.statement("token_fence"), &token, id.Space(), id.Number, session, lock.token))
+	err := lockerr.Typed(tx.row(ctx, a.place.statement("token_fence"), &token, id.Space(), id.Number, session, lock.token))
 	return elsewhere(err, tx, &a.config.ConnConfig.Config)
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -122,7 +124,7 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 
 // failClaim is [fail] for claims, whose functions are found as the caller's are.
 func failClaim(op, key string, err error) error {
-	if errors.Is(typed(err), ErrSchema) {
+	if errors.Is(lockerr.Typed(err), ErrSchema) {
 		err = fmt.Errorf("%w; claims need the migrations, on the search_path or in the schema that is named", err)
 	}
 	return fail(op, key, 0, err)

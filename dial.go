@@ -97,7 +97,7 @@ func whoServes(ctx context.Context, q querier) (b backendID, asOurs bool, err er
 // need longer for the first statements of a connection.
 func outlast(ctx context.Context, ask func() error) error {
 	for again := 10; ; again-- {
-		if err := ask(); sqlState(err) != stateCanceled || ctx.Err() != nil || again == 0 {
+		if err := ask(); lockerr.SQLState(err) != lockerr.StateCanceled || ctx.Err() != nil || again == 0 {
 			return err
 		}
 	}

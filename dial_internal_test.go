@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 func TestOutlastAsksAgainWhatAStatementTimeoutEnds(t *testing.T) {
 	t.Parallel()
-	timeout := &pgconn.PgError{Code: stateCanceled}
+	timeout := &pgconn.PgError{Code: lockerr.StateCanceled}
 	other := errors.New("another one")
 	ctx, cancel := context.WithCancel(t.Context())
 	for _, test := range []struct {

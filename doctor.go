@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
@@ -188,7 +189,7 @@ func bounded(ctx context.Context, do func(context.Context) error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	case within.Err() != nil && !errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%w (%v)", errNoAnswer, err) //nolint:errorlint // what it tells of is the deadline, which was ours
+		return fmt.Errorf("%w (%v)", lockerr.ErrNoAnswer, err) //nolint:errorlint // what it tells of is the deadline, which was ours
 	}
 	return noAnswer(err)
 }
@@ -257,7 +258,7 @@ func all[T any](ctx context.Context, d *doctor, name string, args ...any) ([]T, 
 // blind is the finding of a check that could not be made.
 func (c *check) blind(err error) Finding {
 	f := Finding{Status: StatusWarning, Detail: "could not be looked at: " + oneline.Join(err.Error())}
-	if sqlState(err) == stateNoRights && c.needs != "" {
+	if lockerr.SQLState(err) == lockerr.StateNoRights && c.needs != "" {
 		f.Advice = c.needs
 	} else {
 		f.Advice = "run it again; if it stays, look into the server's log"

@@ -72,7 +72,7 @@ func (d *doctor) keepsTransactions(ctx context.Context) (bool, error) {
 	}
 	defer closeQuietly(conn)
 	tx, err := conn.Begin(ctx)
-	if state := sqlState(err); state != "" && !lockerr.SessionEnded(state) {
+	if state := lockerr.SQLState(err); state != "" && !lockerr.SessionEnded(state) {
 		return false, nil
 	}
 	if err != nil {

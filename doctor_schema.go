@@ -38,7 +38,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 	if errors.Is(err, ErrSchema) {
 		return Finding{Status: StatusError, Detail: fmt.Sprintf("schema %q has no pgxlock", schema), Advice: migrateAdvice}, nil
 	}
-	if err != nil && sqlState(err) != stateNoRights {
+	if err != nil && lockerr.SQLState(err) != lockerr.StateNoRights {
 		return Finding{}, err
 	}
 	d.schema = schema // what is in the catalogs can be read all the same
@@ -92,7 +92,7 @@ func (d *doctor) missing(ctx context.Context, version int) ([]string, error) {
 func (d *doctor) dirty(ctx context.Context) (bool, error) {
 	type mark struct{ Dirty bool }
 	m, err := one[mark](ctx, d, "doctor_dirty")
-	if state := sqlState(err); state == stateNoRights || state == stateUndefinedTable {
+	if state := lockerr.SQLState(err); state == lockerr.StateNoRights || state == lockerr.StateUndefinedTable {
 		return false, nil
 	}
 	return m.Dirty, err

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file is the common case: one transaction under a lock, fenced.
@@ -101,7 +103,7 @@ func (l *Lock) commitFenced(ctx, work context.Context, pool *pgxpool.Pool, o pgx
 // again, because all that was wrong was when it ran. See
 // https://www.postgresql.org/docs/current/mvcc-serialization-failure-handling.html.
 func serializationFailure(err error) bool {
-	return slices.Contains([]string{stateSerialization, stateDeadlock, stateStaleSnapshot}, sqlState(err)) || errors.Is(err, ErrStaleSnapshot)
+	return slices.Contains([]string{lockerr.StateSerialization, lockerr.StateDeadlock, lockerr.StateStaleSnapshot}, lockerr.SQLState(err)) || errors.Is(err, ErrStaleSnapshot)
 }
 
 // takenByDoTx tells which options are for the transaction, and not for its lock.

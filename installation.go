@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -61,7 +62,7 @@ func (in *installation) find(ctx context.Context, q querier) error {
 
 func versionOf(ctx context.Context, q querier, schema string) (version int, err error) {
 	err = q.row(ctx, statement("version", schema)).Scan(&version)
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == stateUndefinedFunction || pgErr.Code == stateInvalidSchema) {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == lockerr.StateUndefinedFunction || pgErr.Code == lockerr.StateInvalidSchema) {
 		err = fmt.Errorf("%w: schema %q has no pgxlock", ErrSchema, schema)
 	}
 	return version, err

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -159,8 +160,8 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 // order of their keys and so is never in a deadlock by itself: one is with somebody else's
 // transaction, such as one that called allow_rate for several keys.
 func rowLocked(err error) bool {
-	state := sqlState(err)
-	return state == stateLockNotAvailable || state == stateDeadlock
+	state := lockerr.SQLState(err)
+	return state == lockerr.StateLockNotAvailable || state == lockerr.StateDeadlock
 }
 
 // byKey divides requests by their keys, each in the order in which they came.

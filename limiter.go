@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -243,7 +245,7 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 			r.until = bound
 		}
 		var cancel context.CancelFunc
-		wait, cancel = context.WithTimeoutCause(ctx, *o.wait, errNoAnswer)
+		wait, cancel = context.WithTimeoutCause(ctx, *o.wait, lockerr.ErrNoAnswer)
 		defer cancel()
 	}
 	l.backend.ask(r)

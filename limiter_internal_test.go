@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -177,7 +178,7 @@ func TestAKeyThatTheServerRefusesSpoilsNoOther(t *testing.T) {
 	want := []string{"true", "no", "true", "true", "no", "false", "true"}
 	for i, r := range asked(l, keys...) {
 		err := r.await(t.Context())
-		if got := strconv.FormatBool(r.got.Granted); err != nil && (want[i] != "no" || sqlState(err) != "22021") || err == nil && got != want[i] {
+		if got := strconv.FormatBool(r.got.Granted); err != nil && (want[i] != "no" || lockerr.SQLState(err) != "22021") || err == nil && got != want[i] {
 			t.Errorf("number %d, of %s: %s, %v, want %s", i+1, keys[i], got, err, want[i])
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -284,7 +285,7 @@ func TestWhoHasNotAskedKnowsWhatTheServerSaid(t *testing.T) {
 // go on waiting.
 func TestAServerThatIsAwayForAWhileEndsNoWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
-		server.answer(busyFor(time.Hour), answer{err: errNoAnswer}, answer{err: errNoAnswer})
+		server.answer(busyFor(time.Hour), answer{err: lockerr.ErrNoAnswer}, answer{err: lockerr.ErrNoAnswer})
 		var all sync.WaitGroup
 		for range 3 {
 			all.Go(func() {

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -276,7 +277,7 @@ func (m *message) keep(values [][]byte) {
 // why the session cannot go on.
 func (m *message) verdict() (failed, ended error) {
 	switch {
-	case m.err != nil && m.err.Code == stateNoStatement:
+	case m.err != nil && m.err.Code == lockerr.StateNoStatement:
 		return nil, fmt.Errorf("%w: %w", ErrPooler, m.err) // it was prepared on another connection
 	case m.err != nil:
 		return m.err, nil

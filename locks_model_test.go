@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -79,7 +80,7 @@ func (m *modelledLeases) actions() map[string]func(*rapid.T) {
 		return n, n*1000 + 500
 	}
 	asserts := func(r *rapid.T, call string, held bool, args ...any) {
-		if _, err := m.conn.Exec(context.Background(), "select "+call, args...); (err == nil) != held || err != nil && sqlState(err) != stateNotHeld {
+		if _, err := m.conn.Exec(context.Background(), "select "+call, args...); (err == nil) != held || err != nil && lockerr.SQLState(err) != lockerr.StateNotHeld {
 			r.Fatalf("%s %v: %v; held: %t", call, args, err, held)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )

@@ -14,6 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
@@ -69,13 +71,13 @@ func (s *sight) find(ctx context.Context) error {
 // hidden reports whether the server refuses to show something that others may be shown,
 // or that is not there.
 func hidden(err error) bool {
-	return slices.Contains([]string{stateNoRights, stateUndefinedTable, stateUndefinedFunction, stateInvalidSchema, stateUnsupported}, sqlState(err))
+	return slices.Contains([]string{lockerr.StateNoRights, lockerr.StateUndefinedTable, lockerr.StateUndefinedFunction, lockerr.StateInvalidSchema, lockerr.StateUnsupported}, lockerr.SQLState(err))
 }
 
 // miss records that something cannot be seen, and of which kinds of locks an answer is
 // incomplete without it.
 func (s *sight) miss(what string, why error, kinds ...Kind) {
-	s.missing = append(s.missing, what+": "+strings.TrimPrefix(oneline.Join(typed(why).Error()), "pgxlock: "))
+	s.missing = append(s.missing, what+": "+strings.TrimPrefix(oneline.Join(lockerr.Typed(why).Error()), "pgxlock: "))
 	for _, kind := range kinds {
 		if s.unable == nil && (s.filter.Kind == 0 || s.filter.Kind == kind) {
 			s.unable = why
@@ -211,7 +213,7 @@ func sessionOwner(application string, pid int32) string {
 // tickets are the places of processes in the queues that pass the filter.
 func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, error) {
 	if s.schema == "" {
-		if s.unable == nil && !errors.Is(typed(s.absent), ErrSchema) {
+		if s.unable == nil && !errors.Is(lockerr.Typed(s.absent), ErrSchema) {
 			s.unable = s.absent // there are some
 		}
 		return nil, nil

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -58,7 +60,7 @@ func (l *listener) publishNames(conn *pgx.Conn) error {
 	err := l.briefly(func(ctx context.Context) error {
 		return querier{conn: conn, direct: true}.exec(ctx, l.queue.place.statement("publish_names"), names)
 	})
-	if sqlState(err) != "" && !conn.IsClosed() {
+	if lockerr.SQLState(err) != "" && !conn.IsClosed() {
 		l.queue.log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)
 		return nil
 	}

@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -261,7 +263,7 @@ func (o *Once) perform(ctx context.Context, key string, slot time.Time, fn func(
 	}
 
 	started, err := o.start(ctx, key, slot, holder, lease)
-	if sqlState(err) == stateNotHeld {
+	if lockerr.SQLState(err) == lockerr.StateNotHeld {
 		err = grantLost(err) // its lease, as after a freeze: nothing was begun under it
 	}
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // watchedRuns are those of a memory. They note when what is due is asked, and fail as they
@@ -153,7 +155,7 @@ func TestRunWaitsForAServerThatIsAwayLongerAndLonger(t *testing.T) {
 // Who is frozen before it starts a run has lost the lease that the start needs.
 func TestRunGoesOnWhenALeaseWasLostBeforeTheStart(t *testing.T) {
 	watchOnce(t, time.Hour, &OnceConfig{Retry: true}, func(t *testing.T, o *Once, w *watchedRuns) {
-		w.starts = []error{&pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: stateNotHeld}}
+		w.starts = []error{&pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: lockerr.StateNotHeld}}
 		done := errors.New("done")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)

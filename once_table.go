@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // runTable is the table pgxlock_runs. It is spoken to on the connection for requests
@@ -83,7 +85,7 @@ func (t *runTable) finish(key string, slot time.Time, holder, state, text string
 			return err
 		})
 		ascii := strconv.QuoteToASCII(text)
-		if why == nil || !strings.HasPrefix(sqlState(err), "22") || *why == ascii {
+		if why == nil || !strings.HasPrefix(lockerr.SQLState(err), "22") || *why == ascii {
 			return last, err
 		}
 		why = &ascii // the database's encoding does not have some character of it

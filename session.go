@@ -21,10 +21,6 @@ const ioTimeout = 5 * time.Second
 // patience: to begin again would only take longer.
 const connectTimeout = 2 * time.Second
 
-// errNoAnswer means that the server was not heard of in time. It does not match
-// context.DeadlineExceeded: no deadline of a caller has passed.
-var errNoAnswer = errors.New("no answer from the server in time")
-
 // errNotReplicated means that a commit was not waited for.
 var errNotReplicated = errors.New("the wait for a synchronous standby was cancelled: the commit may not survive a failover")
 
@@ -82,7 +78,7 @@ func noAnswer(err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return &noAnswerError{err.Error(), append(lockerr.Without(err, context.DeadlineExceeded), errNoAnswer)}
+	return &noAnswerError{err.Error(), append(lockerr.Without(err, context.DeadlineExceeded), lockerr.ErrNoAnswer)}
 }
 
 type noAnswerError struct {
@@ -90,7 +86,7 @@ type noAnswerError struct {
 	rest []error
 }
 
-func (e *noAnswerError) Error() string   { return fmt.Sprintf("%v (%s)", errNoAnswer, e.text) }
+func (e *noAnswerError) Error() string   { return fmt.Sprintf("%v (%s)", lockerr.ErrNoAnswer, e.text) }
 func (e *noAnswerError) Unwrap() []error { return e.rest }
 
 func (s *session) once(ctx context.Context, patience time.Duration, fn exchange, again bool) error {
@@ -99,7 +95,7 @@ func (s *session) once(ctx context.Context, patience time.Duration, fn exchange,
 	}
 	s.notReplicated = false
 	err := fn(ctx, querier{s.conn, s.direct, s.otherDefaults}, again)
-	if state := sqlState(err); !s.direct && (state == stateReadOnly || state == stateUnsupported) {
+	if state := lockerr.SQLState(err); !s.direct && (state == lockerr.StateReadOnly || state == lockerr.StateUnsupported) {
 		closeQuietly(s.conn)                                        // the pooler leads to a standby now: choose a server anew
 		return s.noPrimary(fmt.Errorf("%w (%v)", ErrReadOnly, err)) //nolint:errorlint // by the server's own code it would be final
 	}

@@ -8,7 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -94,7 +96,7 @@ func (t *leaseTable) name(key string) lockkey.Name { return lockkey.Name{Key: ke
 
 func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) error {
 	var token int64
-	err := typed(tx.row(ctx, t.place.statement(lock.mode.statement("fence")), &token, lock.key, lock.holder, lock.token))
+	err := lockerr.Typed(tx.row(ctx, t.place.statement(lock.mode.statement("fence")), &token, lock.key, lock.holder, lock.token))
 	if errors.Is(err, ErrLost) {
 		t.renewer.soon(lock) // for good, or for this transaction?
 	}

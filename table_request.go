@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file takes leases: what is asked at the same time goes in one statement.
@@ -175,5 +177,5 @@ func refused(err error) bool {
 // does not fit its row, or more locks than the server has room for.
 func spoilt(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && refused(err) && (strings.HasPrefix(pgErr.Code, "22") || pgErr.Code == stateTokensNeedRepair || pgErr.Code == stateOutOfMemory)
+	return ok && refused(err) && (strings.HasPrefix(pgErr.Code, "22") || pgErr.Code == lockerr.StateTokensNeedRepair || pgErr.Code == lockerr.StateOutOfMemory)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -288,7 +289,7 @@ func TestASpoiltRequestCostsTheOthersOfItsBatchNothing(t *testing.T) {
 				askFor(t, table, first, spoilt, last)
 				wantGranted(t, first)
 				wantGranted(t, last)
-				if got := sqlState(spoilt.err); got != spoil.state {
+				if got := lockerr.SQLState(spoilt.err); got != spoil.state {
 					t.Errorf("the spoilt one: %v", spoilt.err)
 				}
 				db.wantHeld(t, "", first.lock, last.lock)
@@ -310,7 +311,7 @@ func TestALostAnswerOfABatchLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 					case "":
 						return nil
 					case noConnection:
-						return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: stateNoRights}
+						return &pgconn.PgError{SeverityUnlocalized: "ERROR", Code: lockerr.StateNoRights}
 					}
 					return db.rename(context.Background(), hidden, "hidden")
 				})
@@ -360,7 +361,7 @@ func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItIsRefusedAlone(t *test
 		})
 		askFor(t, table, requests...)
 		for _, r := range requests {
-			if sqlState(r.err) != "22023" {
+			if lockerr.SQLState(r.err) != "22023" {
 				t.Errorf("the request for %s: %v", r.lock.key, r.err)
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -525,7 +526,7 @@ func TestMaxWaitEndsWithNotAcquiredAndTheHolder(t *testing.T) {
 		began := time.Now()
 		_, err := l.Acquire(t.Context(), "k", MaxWait(10*time.Second))
 		mustBe(t, "Acquire", err, ErrNotAcquired)
-		mustNotBe(t, "Acquire", err, context.DeadlineExceeded, context.Canceled, errNoAnswer)
+		mustNotBe(t, "Acquire", err, context.DeadlineExceeded, context.Canceled, lockerr.ErrNoAnswer)
 		if e, ok := errors.AsType[*Error](err); !ok || e.Holder != "other:1" || e.RetryAfter != time.Hour || e.Key != "k" {
 			t.Errorf("%#v", err)
 		}
@@ -543,7 +544,7 @@ func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
 				server.answer(never, never)
 				began := time.Now()
 				_, err := l.Acquire(t.Context(), "k", wait)
-				mustBe(t, "Acquire", err, errNoAnswer, ErrUnavailable)
+				mustBe(t, "Acquire", err, lockerr.ErrNoAnswer, ErrUnavailable)
 				mustNotBe(t, "Acquire", err, ErrNotAcquired)
 				if d, want := time.Since(began), max(time.Duration(wait), min(ioTimeout, 10*time.Second)); d != want {
 					t.Errorf("it took %s, want %s", d, want)

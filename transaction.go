@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file runs our statements in a transaction of the caller's, of pgx or of
@@ -46,7 +48,7 @@ type refusal struct {
 // trip brings the transaction back to where it was.
 func tentatively(ctx context.Context, tx transaction, no refusal, name string, args ...any) (reply, error) {
 	got, err := tx.tryIn(ctx, true, name, args...)
-	if err == nil || sqlState(err) != no.state {
+	if err == nil || lockerr.SQLState(err) != no.state {
 		return got, err
 	}
 	if err := finish(ctx, tx, "rollback_savepoint"); err != nil {

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -123,7 +125,7 @@ func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) e
 		tx.shares().add(ids)
 	}
 	if got == replyGrantedOnSnapshot && !o.staleSnapshot {
-		_, err = tentatively(ctx, tx, refusal{stateStaleSnapshot, errCommittedSince}, "vouch_tx")
+		_, err = tentatively(ctx, tx, refusal{lockerr.StateStaleSnapshot, errCommittedSince}, "vouch_tx")
 	}
 	return err
 }
@@ -144,7 +146,7 @@ func askTx(ctx context.Context, tx transaction, ids []lockkey.ID, o *options) (r
 	case waits:
 		return tx.run(ctx, "lock_all_tx", numbers, whats)
 	case !o.noWait():
-		return tentatively(ctx, tx, refusal{stateLockNotAvailable, ErrNotAcquired}, "wait_lock_tx", numbers, whats, milliseconds(*o.wait))
+		return tentatively(ctx, tx, refusal{lockerr.StateLockNotAvailable, ErrNotAcquired}, "wait_lock_tx", numbers, whats, milliseconds(*o.wait))
 	case len(ids) == 1:
 		return tx.run(ctx, "try_lock_tx", numbers[0], whats[0])
 	}

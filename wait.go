@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -57,7 +58,7 @@ func (w *wait) one(key string, inDo bool, o options) (*Lock, error) {
 }
 
 // try asks once for each of the locks, and admits those that are granted. A lock that is
-// lost before is errGrantLost, and nothing of it is left that the next try could meet.
+// lost before is lockerr.ErrGrantLost, and nothing of it is left that the next try could meet.
 func (w *wait) try(keys []string, inDo bool, o options) []attempt {
 	attempts := w.locker.backend.try(w, keys, o)
 	for i := range attempts {
@@ -78,15 +79,12 @@ func (w *wait) try(keys []string, inDo bool, o options) []attempt {
 	return attempts
 }
 
-// errGrantLost means that what was granted was lost before the call could return it, and why.
-// It is not ErrLost, which tells of a lock that somebody had.
-var errGrantLost = errors.New("what was granted was lost before the call could return it")
-
+// grantLost returns why what was granted was lost before the call could return it.
 func grantLost(why error) error {
 	if lost, ok := errors.AsType[*lostError](why); ok {
 		why = lost.why
 	}
-	return fmt.Errorf("%w: %w", errGrantLost, why)
+	return fmt.Errorf("%w: %w", lockerr.ErrGrantLost, why)
 }
 
 // failed makes the error that the call returns, which waits for nothing any more.
@@ -175,7 +173,7 @@ func (w *wait) context() context.Context {
 	}
 	w.stops = append(w.stops, context.AfterFunc(w.locker.closing, func() { cancel(ErrClosed) }))
 	if !w.until.IsZero() {
-		w.stops = append(w.stops, time.AfterFunc(time.Until(w.until), func() { cancel(errNoAnswer) }).Stop)
+		w.stops = append(w.stops, time.AfterFunc(time.Until(w.until), func() { cancel(lockerr.ErrNoAnswer) }).Stop)
 	}
 	return inner
 }
@@ -202,7 +200,7 @@ func (w *wait) cause() error {
 	case w.locker.closing.Err() != nil:
 		return ErrClosed
 	case !w.until.IsZero() && !time.Now().Before(w.until):
-		return errNoAnswer
+		return lockerr.ErrNoAnswer
 	}
 	return nil
 }
@@ -315,7 +313,7 @@ func (w *wait) again(key string, err error) error {
 		w.busy = busy
 		w.observed.busy(key, busy.holder)
 	}
-	if errors.Is(err, errGrantLost) {
+	if errors.Is(err, lockerr.ErrGrantLost) {
 		if w.lost++; w.lost == 1 {
 			return nil // it is ours to ask for, also in a call that does not wait
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // A wire is the one connection on which a Locker holds all its advisory locks,
@@ -114,10 +115,7 @@ const (
 	callSettled       // it has its answer
 )
 
-var (
-	errSessionEnded  = errors.New("the session that holds the locks has ended")
-	errSilentTooLong = errors.New("it was silent for so long that the server may have ended it")
-)
+var errSilentTooLong = errors.New("it was silent for so long that the server may have ended it")
 
 // await waits for the answer to a call that was submitted, and leads if it is to.
 // It returns false if c.ctx ended before: then the answer goes to c.asker alone.
@@ -411,7 +409,7 @@ func (w *wire) finish() bool {
 			if !over {
 				continue
 			}
-			err = errNoAnswer
+			err = lockerr.ErrNoAnswer
 		}
 		w.end(err)
 		return true
@@ -522,7 +520,7 @@ func (w *wire) end(why error) {
 	w.mu.Unlock()
 	conn.close()
 	for _, c := range failed {
-		c.settle(fmt.Errorf("%w: %w", errSessionEnded, why), w.clock())
+		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), w.clock())
 	}
 }
 

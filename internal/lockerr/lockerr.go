@@ -1,11 +1,16 @@
-// Package lockerr judges the errors of the server, the network and the driver. Whatever
-// depends on what such an error means asks here, so that no two places disagree.
+// Package lockerr says what errors mean: those of the server, the network and the driver,
+// and the sentinels of package pgxlock, which Typed adds to them. Code that depends on what
+// an error means asks here, so that no two places disagree.
 //
 //	Unreachable  no server could be asked: try again later
 //	Denied       the server refuses the connection, or a right, until somebody changes something
+//	Transient    the same call may succeed later: Unreachable, and what passes by itself
 //
-// No error is both. The SQLSTATEs are those of
+// No error is both Unreachable and Denied. The SQLSTATEs are those of
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.
+//
+// The package exports more than 25 names because sentinels and SQLSTATEs are names: one list
+// of each is the point of it.
 package lockerr
 
 import (
@@ -80,12 +85,28 @@ func SessionEnded(state string) bool {
 	return false
 }
 
-// Unreachable reports whether no server could be asked: none answered, or the one that did
-// has no free connection, starts or stops; or the connection broke, or the server ended it.
+// Unreachable reports whether no server could be asked, and nothing else is known: none
+// answered, or the one that did has no free connection, starts or stops; or the connection
+// broke, or the server ended it.
 func Unreachable(err error) bool {
-	if Denied(err) {
+	for _, known := range []error{ErrNotAcquired, ErrLost, ErrReadOnly, ErrPooler} {
+		if errors.Is(err, known) {
+			return false
+		}
+	}
+	if Denied(err) || LacksSchema(err) { // which ends a session that cannot release what it took
 		return false
 	}
+	for _, ours := range []error{ErrSessionEnded, ErrNoAnswer, ErrGrantLost} {
+		if errors.Is(err, ours) {
+			return true
+		}
+	}
+	return silent(err)
+}
+
+// silent reports whether no server answered, or the connection to it broke.
+func silent(err error) bool {
 	if connecting(err) { // whatever else a server says then, it does not let anybody in now
 		return !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 	}
@@ -144,13 +165,22 @@ func connecting(err error) bool {
 	return failed
 }
 
-// Transient reports whether the same call may do better later, as far as the server, the
-// network and the driver are concerned: what is not known to be for good passes.
+// Transient reports whether the same call may succeed later: no server could be asked, or it
+// is short of something, or only a standby can be reached, which may be promoted. An error
+// that is not known to be permanent is transient.
 func Transient(err error) bool {
+	for _, final := range []error{ErrSchema, ErrClosed, ErrPooler, ErrMaxLocks, errors.ErrUnsupported} {
+		if errors.Is(err, final) {
+			return false
+		}
+	}
+	if errors.Is(err, ErrUnavailable) || Unreachable(err) {
+		return true
+	}
 	if Denied(err) {
 		return false
 	}
-	if Unreachable(err) {
+	if silent(err) {
 		return true
 	}
 	for state := range States(err) { // the first one counts
@@ -162,4 +192,16 @@ func Transient(err error) bool {
 		return false
 	}
 	return true
+}
+
+// SQLState returns the SQLSTATE of the server's error that err wraps, whichever
+// driver it came through; "" if there is none.
+func SQLState(err error) string {
+	if e, ok := errors.AsType[interface {
+		error
+		SQLState() string
+	}](err); ok {
+		return e.SQLState()
+	}
+	return ""
 }

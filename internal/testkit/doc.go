@@ -11,4 +11,3 @@
 //	hostile.go     settings of a server that a program must survive
 //	saturation.go  Lockers whose callers never pause
 package testkit
-

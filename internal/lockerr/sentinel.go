@@ -1,0 +1,55 @@
+package lockerr
+
+import "errors"
+
+// The sentinels of package pgxlock, whose documentation they carry.
+var (
+	ErrNotAcquired   = errors.New("pgxlock: not acquired")
+	ErrLost          = errors.New("pgxlock: lock lost")
+	ErrReleased      = errors.New("pgxlock: lock already released")
+	ErrClosed        = errors.New("pgxlock: closed")
+	ErrDeadlock      = errors.New("pgxlock: deadlock")
+	ErrStaleSnapshot = errors.New("pgxlock: the transaction's snapshot is older than the lock")
+	ErrReadOnly      = errors.New("pgxlock: read-only: a standby, or a read-only transaction; connect to the primary, in read-write mode")
+	ErrPooler        = errors.New("pgxlock: session locks do not work through a pooler in transaction or statement mode")
+	ErrLimited       = errors.New("pgxlock: limited")
+	ErrMaxLocks      = errors.New("pgxlock: the Locker has as many locks as it may")
+	ErrUnavailable   = errors.New("pgxlock: the database cannot be reached")
+	ErrSchema        = errors.New("pgxlock: schema missing or out of date; run migrations.Up or pgxlock migrate up")
+)
+
+// Causes that a caller finds only inside of others.
+var (
+	// ErrNoAnswer means that no answer came from the server in time. It does not match
+	// context.DeadlineExceeded: no deadline of a caller has passed.
+	ErrNoAnswer = errors.New("no answer from the server in time")
+
+	// ErrGrantLost means that what was granted was lost before the call could return it.
+	// It is not ErrLost, which is for a lock that a caller had.
+	ErrGrantLost = errors.New("what was granted was lost before the call could return it")
+
+	// ErrSessionEnded means that the session that holds advisory locks has ended.
+	ErrSessionEnded = errors.New("the session that holds the locks has ended")
+)
+
+// The SQLSTATEs that are told apart. LK is ours; the rest is in
+// https://www.postgresql.org/docs/current/errcodes-appendix.html.
+const (
+	StateNotHeld           = "LK001"
+	StateStaleSnapshot     = "LK002"
+	StateTokensNeedRepair  = "LK003"
+	StateReadOnly          = "25006"
+	StateUnsupported       = "0A000" // of set_transaction.sql: the server is a standby
+	StateNoRights          = "42501"
+	StateSerialization     = "40001"
+	StateDeadlock          = "40P01"
+	StateLockNotAvailable  = "55P03" // lock_timeout
+	StateAborted           = "25P02"
+	StateCanceled          = "57014" // statement_timeout
+	StateOutOfMemory       = "53200" // of the lock table, too
+	StateUndefinedTable    = "42P01"
+	StateUndefinedFunction = "42883"
+	StateUndefinedObject   = "42704" // the row type of a table of ours, too
+	StateInvalidSchema     = "3F000"
+	StateNoStatement       = "26000" // of EXECUTE: there is no such prepared statement
+)

@@ -1,0 +1,70 @@
+package lockerr
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Typed adds the sentinel that an error of the server stands for, if any.
+func Typed(err error) error {
+	if errors.Is(err, ErrUnavailable) {
+		return err // it was typed before
+	}
+	if Unreachable(err) {
+		return as(ErrUnavailable, err)
+	}
+	if _, said := errors.AsType[*deniedError](err); said {
+		return err
+	}
+	if remedy := Remedy(err); remedy != "" {
+		return &deniedError{err, remedy}
+	}
+	if LacksSchema(err) {
+		return as(ErrSchema, err)
+	}
+	var sentinel error
+	switch SQLState(err) {
+	case StateNotHeld:
+		sentinel = ErrLost
+	case StateStaleSnapshot:
+		sentinel = ErrStaleSnapshot
+	case StateReadOnly:
+		sentinel = ErrReadOnly
+	case StateDeadlock:
+		sentinel = ErrDeadlock
+	case StateOutOfMemory:
+		return &deniedError{err, "the server's lock table may be full: lock fewer keys at a time, or raise its max_locks_per_transaction"}
+	case StateAborted:
+		return &deniedError{err, "an earlier statement failed: roll back"}
+	default:
+		return err
+	}
+	return as(sentinel, err)
+}
+
+// LacksSchema reports whether the server misses something that the migrations make, or
+// that repair_lock_tokens() mends.
+func LacksSchema(err error) bool {
+	switch SQLState(err) {
+	case StateTokensNeedRepair, StateUndefinedTable, StateUndefinedFunction, StateUndefinedObject, StateInvalidSchema:
+		return true
+	}
+	return false
+}
+
+// A deniedError says what to do about what the server refuses.
+type deniedError struct {
+	err    error
+	remedy string
+}
+
+func (e *deniedError) Error() string { return e.err.Error() + "; " + e.remedy }
+func (e *deniedError) Unwrap() error { return e.err }
+
+// as makes err match a sentinel.
+func as(sentinel, err error) error {
+	if errors.Is(err, sentinel) {
+		return err // it was typed before
+	}
+	return fmt.Errorf("%w: %w", sentinel, err)
+}
