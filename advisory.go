@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -68,7 +69,7 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 	a.reaping = housekeeping{reap: a.reap, log: cfg.Logger}
 	a.queueing = &session{dialer: a.dialer, place: &a.place}
 	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn exchange) error { return a.queueing.do(ioTimeout, fn) }, a.queueing.reached, a.dialer)
-	a.evicting = combiner[struct{}]{limit: maxTickets, run: a.lookEvicted}
+	a.evicting = batcher.Batcher[struct{}]{Limit: maxTickets, Run: a.lookEvicted}
 	l.queue.wanted, l.queue.evicted, l.queue.names = a.wanted, a.evicted, a.unpublished
 	a.wire = &wire{connect: a.connect, backoff: cfg.Backoff, clock: now, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{})}
 	l.backend = a
@@ -88,7 +89,7 @@ type advisoryLocks struct {
 	place       installation // where the queue is, if there is one, and the rows of locks with Tokens
 	queueing    *session     // for what concerns the queue
 	reaping     housekeeping
-	evicting    combiner[struct{}]
+	evicting    batcher.Batcher[struct{}]
 
 	mu      sync.Mutex
 	held    map[lockkey.ID]*advisoryHold
@@ -465,7 +466,7 @@ func (a *advisoryLocks) all() []*Lock {
 func (a *advisoryLocks) close(ctx context.Context) error {
 	a.reaping.stop()
 	err := until(ctx, a.locker.queue.close)
-	err = cmp.Or(err, until(ctx, func() { <-a.evicting.done() }))
+	err = cmp.Or(err, until(ctx, func() { <-a.evicting.Done() }))
 	a.queueing.close()
 	return cmp.Or(err, a.wire.close(ctx))
 }

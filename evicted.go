@@ -54,7 +54,7 @@ func (t *leaseTable) whyGone(ctx context.Context, q querier, names, holders []st
 }
 
 // evicted is told that locks of the session were asked for.
-func (a *advisoryLocks) evicted() { a.evicting.add(struct{}{}) }
+func (a *advisoryLocks) evicted() { a.evicting.Add(struct{}{}) }
 
 // lookEvicted gives back the locks that were asked for. A request that is older than an
 // acquisition was for who had the lock before: both ages are measured so that a doubt

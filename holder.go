@@ -72,7 +72,7 @@ func (l *Locker) holders(ctx context.Context, key string, keys []string) ([]Hold
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("holders", key, err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	holders, err := l.backend.holders(ctx, keys)
 	if err != nil {
 		return nil, l.fail("holders", key, err)
@@ -84,7 +84,7 @@ func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, erro
 	var holders []Holder
 	var err error
 	answered := make(chan struct{})
-	t.cleaning.run(func() { // no context of a caller's reaches our connections
+	t.cleaning.Run(func() { // no context of a caller's reaches our connections
 		defer close(answered)
 		err = t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
 			holders, err = pgx.CollectRows(q.query(ctx, t.place.statement("holders"), keys), func(row pgx.CollectableRow) (Holder, error) {

@@ -113,7 +113,7 @@ func (l *Locker) AskToStepDown(ctx context.Context, key string) error {
 	if err := l.begin(ctx); err != nil {
 		return l.fail("ask", key, err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	if err := l.backend.check(key); err != nil {
 		return l.fail("ask", key, err)
 	}

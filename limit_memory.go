@@ -42,7 +42,7 @@ func (m *limitMemory) ask(requests ...*limitRequest) {
 		} else {
 			delete(m.tats, r.key)
 		}
-		r.answer(nil)
+		r.Answer(nil)
 	}
 	if len(m.tats) >= m.sweep {
 		m.removeIdle()

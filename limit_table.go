@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
@@ -24,7 +25,7 @@ type limitRequest struct {
 	until  time.Time // the latest that they may happen; zero: no bound
 	unused *int64    // what they were answered that are given back
 
-	pending
+	batcher.Future
 	got limitAnswer
 }
 
@@ -51,7 +52,7 @@ type limitTable struct {
 	rule    limitRule
 	place   installation
 	session *session
-	asking  combiner[*limitRequest]
+	asking  batcher.Batcher[*limitRequest]
 	reaping housekeeping
 }
 
@@ -72,20 +73,20 @@ func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterC
 	}
 	t := &limitTable{rule: rule, place: installation{asked: cfg.Schema, config: "LimiterConfig"}}
 	t.session = &session{dialer: dialer{applicationName(owner), connections}, place: &t.place}
-	t.asking = combiner[*limitRequest]{limit: maxRequests, run: t.decide, fail: func(requests []*limitRequest, err error) {
+	t.asking = batcher.Batcher[*limitRequest]{Limit: maxRequests, Run: t.decide, Fail: func(requests []*limitRequest, err error) {
 		for _, r := range requests {
-			r.answer(err)
+			r.Answer(err)
 		}
 	}}
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
 	return t, nil
 }
 
-func (t *limitTable) ask(requests ...*limitRequest) { t.asking.add(requests...) }
+func (t *limitTable) ask(requests ...*limitRequest) { t.asking.Add(requests...) }
 
 func (t *limitTable) close() {
 	t.reaping.stop()
-	<-t.asking.done()
+	<-t.asking.Done()
 	t.session.close()
 }
 
@@ -95,7 +96,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 	var keys []string
 	var counts []int32
 	for _, r := range requests {
-		if r.unused == nil && r.settled.Load() {
+		if r.unused == nil && r.Settled() {
 			continue // the caller left while it stood in the queue
 		}
 		batch = append(batch, r)
@@ -131,7 +132,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 		for i, part := range parts { // one of the keys spoils it: find out which
 			if err := t.decide(part); err != nil {
 				for _, rest := range parts[i+1:] {
-					t.asking.fail(rest, err)
+					t.asking.Fail(rest, err)
 				}
 				return err
 			}
@@ -145,8 +146,8 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 		if err == nil {
 			r.got = answers[i]
 		}
-		if !r.answer(err) && err == nil && r.unused == nil && r.got.Granted {
-			t.ask(&limitRequest{key: r.key, n: r.n, unused: &r.got.TAT, pending: pending{done: make(chan struct{})}})
+		if !r.Answer(err) && err == nil && r.unused == nil && r.got.Granted {
+			t.ask(&limitRequest{key: r.key, n: r.n, unused: &r.got.TAT, Future: batcher.NewFuture()})
 		}
 	}
 	if err != nil && !t.session.reached() {

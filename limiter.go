@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -52,7 +53,7 @@ type Limiter struct {
 	rule    limitRule
 	backend limitBackend
 
-	underWay
+	calls     batcher.Calls
 	closeOnce sync.Once
 	closed    chan struct{} // closed when the connection has gone
 }
@@ -117,16 +118,16 @@ func NewMemoryLimiter(limit Limit, burst int) (*Limiter, error) {
 	return newLimiter(rule, newLimitMemory(rule)), nil
 }
 
-// begin counts a call under ctx, which calls.Done ends.
+// begin counts a call under ctx, which calls.End ends.
 func (l *Limiter) begin(ctx context.Context) error {
 	if err := missing(ctx, l); err != nil {
 		return err
 	}
-	return l.underWay.begin()
+	return l.calls.Begin()
 }
 
 func newLimiter(rule limitRule, backend limitBackend) *Limiter {
-	return &Limiter{rule: rule, backend: backend, underWay: newUnderWay(), closed: make(chan struct{})}
+	return &Limiter{rule: rule, backend: backend, calls: batcher.NewCalls(), closed: make(chan struct{})}
 }
 
 // Allow reports whether an event may happen now, and counts it if so. Use it to drop
@@ -177,7 +178,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...Option) 
 	if err := l.begin(ctx); err != nil {
 		return fail("wait", key, 0, err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	until, _ := ctx.Deadline()
 	r, err := l.take(ctx, "wait", key, n, until, opts...)
 	if err != nil {
@@ -187,7 +188,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...Option) 
 	if delay <= 0 {
 		return nil
 	}
-	switch closed, ended := rest(ctx, delay, l.closing.Done()); {
+	switch closed, ended := rest(ctx, delay, l.calls.Closing().Done()); {
 	case ended:
 		l.backend.ask(r.back())
 		return fail("wait", key, 0, fmt.Errorf("%w: %w", &limitedError{rule: l.rule, after: max(r.Delay(), 0)}, contextError(ctx)))
@@ -206,7 +207,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 		return fail("close", "", 0, err)
 	}
 	l.closeOnce.Do(func() {
-		l.refuse()
+		l.calls.Close()
 		go func() {
 			defer close(l.closed)
 			l.calls.Wait()
@@ -232,13 +233,13 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 	if err := l.begin(ctx); err != nil {
 		return nil, fail(op, key, 0, err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	var o options
 	err := cmp.Or(lockkey.Check(key), l.rule.check(n), o.collect(opts, takenByLimiters), endedError(ctx))
 	if err != nil {
 		return nil, fail(op, key, 0, err)
 	}
-	r := &limitRequest{key: key, n: n, noWait: o.noWait(), until: until, pending: pending{done: make(chan struct{})}}
+	r := &limitRequest{key: key, n: n, noWait: o.noWait(), until: until, Future: batcher.NewFuture()}
 	wait := ctx
 	if o.wait != nil && !r.noWait {
 		if bound := time.Now().Add(*o.wait); until.IsZero() || bound.Before(until) {
@@ -249,7 +250,7 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 		defer cancel()
 	}
 	l.backend.ask(r)
-	err = r.await(wait)
+	err = r.Await(wait)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, fail(op, key, 0, contextError(ctx))
@@ -305,10 +306,10 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	if err := r.limiter.begin(ctx); err != nil {
 		return fail("cancel", r.key, 0, err)
 	}
-	defer r.limiter.calls.Done()
+	defer r.limiter.calls.End()
 	back := r.back()
 	r.limiter.backend.ask(back)
-	err := back.await(ctx)
+	err := back.Await(ctx)
 	if err != nil && ctx.Err() != nil {
 		err = contextError(ctx)
 	}
@@ -317,7 +318,7 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 
 // back is what asks to give the events back, which have surely not happened.
 func (r *Reservation) back() *limitRequest {
-	return &limitRequest{key: r.key, n: r.n, unused: &r.tat, pending: pending{done: make(chan struct{})}}
+	return &limitRequest{key: r.key, n: r.n, unused: &r.tat, Future: batcher.NewFuture()}
 }
 
 // limitedError says that a limit is exceeded, and for how long.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -38,11 +39,6 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	db.Exec(t, `create table writers (x xid8);
 		create function note() returns trigger language plpgsql as $$ begin insert into public.writers values (pg_current_xact_id()); return null; end $$;
 		create trigger note after insert or update on pgxlock_limits for each row execute function note()`)
-	queued := func() int {
-		table.asking.mu.Lock()
-		defer table.asking.mu.Unlock()
-		return len(table.asking.queue)
-	}
 	table.session.mu.Lock() // as if a statement were under way
 	var granted atomic.Int32
 	var all sync.WaitGroup
@@ -54,10 +50,10 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 		}
 	}
 	started := make(chan struct{})
-	run := table.asking.run
-	table.asking.run = func(batch []*limitRequest) error {
+	run := table.asking.Run
+	table.asking.Run = func(batch []*limitRequest) error {
 		close(started)
-		table.asking.run = run // by the one who runs it
+		table.asking.Run = run // by the one who runs it
 		return run(batch)
 	}
 	all.Go(ask)
@@ -65,7 +61,7 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	for range 100 {
 		all.Go(ask)
 	}
-	for queued() < 100 {
+	for table.asking.Queued() < 100 {
 		time.Sleep(time.Millisecond)
 	}
 	table.session.mu.Unlock()
@@ -162,7 +158,7 @@ func TestTheMemoryIsSweptWhenItHasDoubled(t *testing.T) {
 // asked are requests of one event each, that go in one batch.
 func asked(l *Limiter, keys ...string) (requests []*limitRequest) {
 	for _, key := range keys {
-		requests = append(requests, &limitRequest{key: key, n: 1, noWait: true, pending: pending{done: make(chan struct{})}})
+		requests = append(requests, &limitRequest{key: key, n: 1, noWait: true, Future: batcher.NewFuture()})
 	}
 	l.backend.ask(requests...)
 	return requests
@@ -177,7 +173,7 @@ func TestAKeyThatTheServerRefusesSpoilsNoOther(t *testing.T) {
 	keys := []string{"a", "bad", "b", "a", "bad", "a", "b"}
 	want := []string{"true", "no", "true", "true", "no", "false", "true"}
 	for i, r := range asked(l, keys...) {
-		err := r.await(t.Context())
+		err := r.Await(t.Context())
 		if got := strconv.FormatBool(r.got.Granted); err != nil && (want[i] != "no" || lockerr.SQLState(err) != "22021") || err == nil && got != want[i] {
 			t.Errorf("number %d, of %s: %s, %v, want %s", i+1, keys[i], got, err, want[i])
 		}
@@ -192,14 +188,14 @@ func TestKeysThatAreNotReachedAnyMoreAreFailed(t *testing.T) {
 			if new.limit_key = 'spoils' then raise exception 'no' using errcode = '22021'; end if;
 			perform pg_terminate_backend(pg_backend_pid()); return new; end $$;
 		create trigger refuse before insert on pgxlock_limits for each row when (new.limit_key in ('spoils', 'x ends')) execute function refuse()`)
-	runs, run := 0, table.asking.run
-	table.asking.run = func(batch []*limitRequest) error { runs++; return run(batch) }
+	runs, run := 0, table.asking.Run
+	table.asking.Run = func(batch []*limitRequest) error { runs++; return run(batch) }
 	for i, r := range asked(l, "spoils", "x ends", "never reached", "nor this") {
-		if err := r.await(t.Context()); err == nil {
+		if err := r.Await(t.Context()); err == nil {
 			t.Errorf("number %d: %t", i+1, r.got.Granted)
 		}
 	}
-	<-table.asking.done()
+	<-table.asking.Done()
 	if runs != 1 {
 		t.Errorf("it was tried %d times", runs)
 	}
@@ -216,15 +212,15 @@ func TestWhoLeavesTheQueueIsNotAskedFor(t *testing.T) {
 		t.Fatal(ok, err)
 	}
 	table.session.mu.Lock() // as if a statement were under way
-	r := &limitRequest{key: "k", n: 1, noWait: true, pending: pending{done: make(chan struct{})}}
-	r.settled.Store(true)
+	r := &limitRequest{key: "k", n: 1, noWait: true, Future: batcher.NewFuture()}
+	r.Leave()
 	asking := asked(l, "sent")
 	l.backend.ask(r)
 	table.session.mu.Unlock()
-	if err := asking[0].await(t.Context()); err != nil {
+	if err := asking[0].Await(t.Context()); err != nil {
 		t.Error(err)
 	}
-	<-table.asking.done()
+	<-table.asking.Done()
 	var n int
 	if err := db.Pool.QueryRow(t.Context(), "select count(*) from pgxlock_limits where limit_key = 'k'").Scan(&n); err != nil || n != 0 {
 		t.Errorf("it was counted: %v", err)
@@ -246,7 +242,7 @@ func TestTheHousekeepingOfALimiterEndsWithIt(t *testing.T) {
 	if ok, err := l.Allow(t.Context(), "k"); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	<-table.asking.done() // it begins when the answer is out
+	<-table.asking.Done() // it begins when the answer is out
 	if err := l.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}

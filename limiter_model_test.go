@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -159,13 +160,13 @@ func (m *modelled) actions() map[string]func(*rapid.T) {
 			var requests []*limitRequest
 			var want []bool
 			for range rapid.IntRange(2, 6).Draw(r, "requests") {
-				q := &limitRequest{key: rapid.SampledFrom(m.keys).Draw(r, "key"), n: rapid.IntRange(1, l.rule.burst).Draw(r, "n"), noWait: true, pending: pending{done: make(chan struct{})}}
+				q := &limitRequest{key: rapid.SampledFrom(m.keys).Draw(r, "key"), n: rapid.IntRange(1, l.rule.burst).Draw(r, "n"), noWait: true, Future: batcher.NewFuture()}
 				_, granted := m.take(q.key, q.n, l.rule.burst, 0)
 				requests, want = append(requests, q), append(want, granted != nil)
 			}
 			l.backend.ask(requests...)
 			for i, q := range requests {
-				if err := q.await(ctx); err != nil || q.got.Granted != want[i] {
+				if err := q.Await(ctx); err != nil || q.got.Granted != want[i] {
 					r.Fatalf("number %d of %v: %+v, %v", i+1, want, q.got, err)
 				}
 			}

@@ -349,7 +349,7 @@ func (l *Lock) admit(inDo bool) error {
 		l.locker.watch.add(l, now)
 	}
 	l.unlock()
-	if err == nil && l.locker.closing.Err() != nil {
+	if err == nil && l.locker.calls.Closing().Err() != nil {
 		err = ErrClosed
 	}
 	if err != nil {

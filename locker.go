@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -52,7 +53,7 @@ type Locker struct {
 	backoff func(attempt int) time.Duration
 	log     *slog.Logger
 	observe func(context.Context, Event) // nil: nobody
-	telling background                   // what observe is told in goroutines of ours
+	telling batcher.Background           // what observe is told in goroutines of ours
 	watch   watch
 	lines   lines
 	queue   *queue // nil: other processes are not known to wait
@@ -61,7 +62,7 @@ type Locker struct {
 	mu   sync.Mutex
 	held map[*Lock]struct{}
 
-	underWay
+	calls     batcher.Calls
 	closeOnce sync.Once
 	closed    chan struct{} // closed when Close is through, after closeErr is set
 	closeErr  error
@@ -69,7 +70,7 @@ type Locker struct {
 
 // newLocker makes a Locker that still lacks its backend.
 func newLocker(kind Kind, now clock.Clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
-	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), underWay: newUnderWay(), closed: make(chan struct{})}
+	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), calls: batcher.NewCalls(), closed: make(chan struct{})}
 	l.watch.locker, l.leading.locker = l, l
 	return l
 }
@@ -159,12 +160,12 @@ func (l *Locker) Kind() Kind {
 	return l.kind
 }
 
-// begin counts a call under ctx, which calls.Done ends.
+// begin counts a call under ctx, which calls.End ends.
 func (l *Locker) begin(ctx context.Context) error {
 	if err := missing(ctx, l); err != nil {
 		return err
 	}
-	return l.underWay.begin()
+	return l.calls.Begin()
 }
 
 // Acquire waits until the lock is granted, ctx ends or MaxWait is over. The
@@ -192,7 +193,7 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	return l.acquire(ctx, key, false, nil, opts)
 }
 
@@ -206,7 +207,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*L
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	for _, opt := range opts {
 		if w, ok := opt.(MaxWait); ok && w > 0 {
 			return nil, l.fail("acquire", key, fmt.Errorf("TryAcquire does not wait, so %v has no meaning; use Acquire: %w", w, errors.ErrUnsupported))
@@ -241,7 +242,7 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 	if err := l.begin(ctx); err != nil {
 		return false, l.fail("acquire", key, err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	if fn == nil {
 		return false, l.fail("acquire", key, errors.New("fn is nil"))
 	}
@@ -300,7 +301,7 @@ func (l *Locker) Close(ctx context.Context) error {
 const closeGrace = time.Second
 
 func (l *Locker) shutdown(ctx context.Context) error {
-	l.refuse()
+	l.calls.Close()
 	for _, lock := range l.locks() {
 		lock.endContexts(ErrClosed)
 	}
@@ -322,7 +323,7 @@ func (l *Locker) shutdown(ctx context.Context) error {
 		}
 		releasing.Wait()
 	})
-	return cmp.Or(err, released, l.backend.close(ctx), until(ctx, l.telling.wait))
+	return cmp.Or(err, released, l.backend.close(ctx), until(ctx, l.telling.Wait))
 }
 
 // until waits for wait to return, or for ctx to end.

@@ -34,7 +34,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
-	defer l.calls.Done()
+	defer l.calls.End()
 	o := l.backend.options()
 	if err := o.collect(opts, l.backend.takes); err != nil {
 		return nil, l.fail("acquire", "", err)

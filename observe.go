@@ -272,7 +272,7 @@ func (o *observedLock) later(e Event) {
 	}
 	next := &lockEvent{o.ctx, e}
 	o.next = next
-	o.locker.telling.run(func() { o.tell(next) })
+	o.locker.telling.Run(func() { o.tell(next) })
 }
 
 // released tells how a release went that was begun with that event, unless the loss came

@@ -192,7 +192,7 @@ func (o *Once) do(ctx context.Context, key string, slot time.Time, fn func(conte
 	if err := o.begin(ctx, key, fn); err != nil {
 		return false, o.fail(key, err)
 	}
-	defer o.locks.calls.Done()
+	defer o.locks.calls.End()
 	if o.cfg.Retry && slot.IsZero() { // its lease has the slot in its name
 		due, _, err := o.due(ctx, key, 0)
 		if err != nil {
@@ -320,7 +320,7 @@ func (o *Once) context(ctx context.Context, lock *Lock) (context.Context, contex
 // untilClosed returns a context that ends with ctx and when the Once is closed.
 func (o *Once) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
 	inner, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(o.locks.closing, func() { cancel(ErrClosed) })
+	stop := context.AfterFunc(o.locks.calls.Closing(), func() { cancel(ErrClosed) })
 	return inner, func() {
 		stop()
 		cancel(nil)

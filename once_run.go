@@ -26,7 +26,7 @@ func (o *Once) Run(ctx context.Context, key string, fn func(ctx context.Context,
 	if err := o.begin(ctx, key, fn); err != nil {
 		return o.fail(key, err)
 	}
-	defer o.locks.calls.Done()
+	defer o.locks.calls.End()
 	ctx, cancel := o.untilClosed(ctx)
 	defer cancel()
 	failures := 0

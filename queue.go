@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -48,12 +49,12 @@ type queue struct {
 	reached  func() bool          // whether the last one got an answer
 	listener *listener
 
-	publishing  combiner[lockkey.Name] // each once: queued has those that stand there
-	withdrawing combiner[*ticket]
-	waking      combiner[wakeUp]
-	asking      combiner[lockkey.Name] // who has them
-	trying      combiner[*ticket]      // whose tries were refused
-	checking    combiner[*ticketCheck] // before a try shares them
+	publishing  batcher.Batcher[lockkey.Name] // each once: queued has those that stand there
+	withdrawing batcher.Batcher[*ticket]
+	waking      batcher.Batcher[wakeUp]
+	asking      batcher.Batcher[lockkey.Name] // who has them
+	trying      batcher.Batcher[*ticket]      // whose tries were refused
+	checking    batcher.Batcher[*ticketCheck] // before a try shares them
 
 	tickets map[*ticket]struct{}
 	handed  map[lockkey.Name]struct{} // advisory locks that callers here handed over since checked
@@ -95,12 +96,12 @@ func newQueue(l *Locker, place *installation, owner string, run func(exchange) e
 		l.lines.handed = q.handedOver
 	}
 	q.listener = newListener(d, q)
-	q.publishing = combiner[lockkey.Name]{limit: maxTickets, run: q.publish, fail: q.unsent}
-	q.withdrawing = combiner[*ticket]{limit: maxTickets, run: q.withdraw, fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
-	q.waking = combiner[wakeUp]{limit: maxTickets, run: q.wake, fail: func([]wakeUp, error) {}}
-	q.asking = combiner[lockkey.Name]{limit: maxTickets, run: q.tellHolders, fail: func([]lockkey.Name, error) {}}
-	q.trying = combiner[*ticket]{limit: maxTickets, run: q.tried, fail: q.untold}
-	q.checking = combiner[*ticketCheck]{limit: maxTickets, run: q.check, fail: func(batch []*ticketCheck, _ error) { settleChecks(batch, nil) }}
+	q.publishing = batcher.Batcher[lockkey.Name]{Limit: maxTickets, Run: q.publish, Fail: q.unsent}
+	q.withdrawing = batcher.Batcher[*ticket]{Limit: maxTickets, Run: q.withdraw, Fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
+	q.waking = batcher.Batcher[wakeUp]{Limit: maxTickets, Run: q.wake, Fail: func([]wakeUp, error) {}}
+	q.asking = batcher.Batcher[lockkey.Name]{Limit: maxTickets, Run: q.tellHolders, Fail: func([]lockkey.Name, error) {}}
+	q.trying = batcher.Batcher[*ticket]{Limit: maxTickets, Run: q.tried, Fail: q.untold}
+	q.checking = batcher.Batcher[*ticketCheck]{Limit: maxTickets, Run: q.check, Fail: func(batch []*ticketCheck, _ error) { settleChecks(batch, nil) }}
 	return q
 }
 
@@ -157,7 +158,7 @@ func (q *queue) add(t *ticket) {
 	name := t.line.name
 	if _, queued := q.queued[name]; !queued {
 		q.queued[name] = struct{}{}
-		q.publishing.add(name)
+		q.publishing.Add(name)
 	}
 }
 
@@ -207,7 +208,7 @@ func (q *queue) leave(t *ticket) {
 	if void := q.void[t.line.name]; !slices.Contains(void, t) {
 		q.void[t.line.name] = append(void, t)
 	}
-	q.withdrawing.add(t)
+	q.withdrawing.Add(t)
 }
 
 // left is told that the removal of a ticket was tried; lines.mu is held.
@@ -463,7 +464,7 @@ func (q *queue) withdraw(batch []*ticket) error {
 			q.left(t)
 		}
 		q.lines.mu.Unlock()
-		q.waking.add(wakeUps...)
+		q.waking.Add(wakeUps...)
 		return nil
 	}
 	q.withdrawLater(batch)
@@ -484,7 +485,7 @@ func (q *queue) withdrawLater(batch []*ticket) {
 		q.lines.mu.Lock()
 		defer q.lines.mu.Unlock()
 		if !q.closed {
-			q.withdrawing.add(batch...)
+			q.withdrawing.Add(batch...)
 		}
 	})
 }
@@ -528,11 +529,11 @@ func (q *queue) close() {
 		q.timer.Stop()
 	}
 	q.lines.mu.Unlock()
-	<-q.publishing.done()
-	<-q.withdrawing.done()
-	<-q.asking.done()
-	<-q.trying.done()
-	<-q.checking.done()
-	<-q.waking.done()
+	<-q.publishing.Done()
+	<-q.withdrawing.Done()
+	<-q.asking.Done()
+	<-q.trying.Done()
+	<-q.checking.Done()
+	<-q.waking.Done()
 	q.listener.stop()
 }

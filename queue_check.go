@@ -23,7 +23,7 @@ func (q *queue) waitedFor(ctx context.Context, names []lockkey.Name) []bool {
 		return nobody
 	}
 	c := &ticketCheck{names: names, waited: nobody, done: make(chan struct{})}
-	q.checking.add(c)
+	q.checking.Add(c)
 	select {
 	case <-c.done:
 		return c.waited

@@ -34,16 +34,11 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	front := l.lines.join(name, &busyError{}, nil, Exclusive)
 	q.stand(front.line)
 	<-sent
-	waiting := func() int {
-		q.publishing.mu.Lock()
-		defer q.publishing.mu.Unlock()
-		return len(q.publishing.queue)
-	}
 	for range 1000 {
 		next := l.lines.join(name, &busyError{}, nil, Exclusive)
 		front.granted(0, true)
 		l.lines.freed(name)
-		if n := waiting(); n > 1 {
+		if n := q.publishing.Queued(); n > 1 {
 			t.Fatalf("%d tickets of one line are to be sent", n)
 		}
 		front = next
@@ -52,14 +47,14 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 		front.leave()
 		front = l.lines.join(name, &busyError{}, nil, Exclusive)
 		q.stand(front.line)
-		if n := waiting(); n > 1 {
+		if n := q.publishing.Queued(); n > 1 {
 			t.Fatalf("%d tickets are to be sent, of one line that is left", n)
 		}
 	}
 	front.leave()
 	close(reply)
 	select {
-	case <-q.publishing.done():
+	case <-q.publishing.Done():
 	case <-time.After(time.Minute):
 		t.Fatal("what is to be sent does not end")
 	}

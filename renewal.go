@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/batcher"
 )
 
 // maxRenewals bounds a statement that renews.
@@ -19,7 +21,7 @@ const maxRenewals = 1000
 // under way can delay a renewal beyond its deadline.
 type renewer struct {
 	table   *leaseTable
-	sending combiner[renewal]
+	sending batcher.Batcher[renewal]
 
 	mu       sync.Mutex
 	classes  map[time.Duration]*renewalClass // by TTL
@@ -49,7 +51,7 @@ var errRowLocked = errors.New("the row of the lease is locked by another transac
 
 func newRenewer(t *leaseTable) *renewer {
 	r := &renewer{table: t, classes: make(map[time.Duration]*renewalClass), retrying: make(map[*Lock]struct{})}
-	r.sending = combiner[renewal]{limit: maxRenewals, run: r.send, fail: r.fail}
+	r.sending = batcher.Batcher[renewal]{Limit: maxRenewals, Run: r.send, Fail: r.fail}
 	return r
 }
 
@@ -106,18 +108,18 @@ func (r *renewer) tick(class *renewalClass) {
 	for lock := range class.locks {
 		due = append(due, renewal{lock: lock})
 	}
-	r.sending.add(due...)
+	r.sending.Add(due...)
 	class.timer.Reset(class.every)
 }
 
 // soon renews a lock without waiting for the answer.
-func (r *renewer) soon(lock *Lock) { r.sending.add(renewal{lock: lock}) }
+func (r *renewer) soon(lock *Lock) { r.sending.Add(renewal{lock: lock}) }
 
 // renew renews a lock at a caller's wish.
 func (r *renewer) renew(ctx context.Context, lock *Lock) error {
 	for {
 		answer := make(chan error, 1)
-		r.sending.add(renewal{lock, answer})
+		r.sending.Add(renewal{lock, answer})
 		select {
 		case err := <-answer:
 			if !errors.Is(err, errRowLocked) {
@@ -268,7 +270,7 @@ func (r *renewer) again(locks ...*Lock) {
 				}
 			}
 		}
-		r.sending.add(due...)
+		r.sending.Add(due...)
 	})
 }
 

@@ -56,8 +56,8 @@ func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
 	q := waker.queue
 	name := lockkey.Name{Key: "jobs#"}
 	looks := make(chan bool, 100) // whether there will be another
-	run := q.waking.run
-	q.waking.run = func(batch []wakeUp) error {
+	run := q.waking.Run
+	q.waking.Run = func(batch []wakeUp) error {
 		err := run(batch)
 		q.lines.mu.Lock()
 		_, again := q.woken[name]

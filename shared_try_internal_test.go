@@ -28,13 +28,18 @@ func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer locks.Close(context.Background())
+			q, name := locks.queue, locks.backend.name("k")
+			resume, withdraw := make(chan struct{}), q.withdrawing.Run
+			q.withdrawing.Run = func(batch []*ticket) error {
+				<-resume
+				return withdraw(batch)
+			}
 			reading, err := locks.Acquire(t.Context(), "k", Shared)
 			if err != nil {
 				t.Fatal(err)
 			}
 			ctx, leave := context.WithCancel(t.Context())
 			writer := acquiring(ctx, locks, "k")
-			q, name := locks.queue, locks.backend.name("k")
 			eventually(t, "the writer has a ticket", func() bool {
 				q.lines.mu.Lock()
 				defer q.lines.mu.Unlock()
@@ -45,9 +50,6 @@ func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 				return l != nil && l.ticket != nil && l.ticket.number != 0 && !l.ticket.pending()
 			})
 
-			q.withdrawing.mu.Lock()
-			q.withdrawing.idle = make(chan struct{}) // as if others were being removed
-			q.withdrawing.mu.Unlock()
 			leave()
 			if got := <-writer; !errors.Is(got.err, context.Canceled) {
 				t.Error(got.err)
@@ -65,7 +67,7 @@ func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 					return len(q.void[name]) == 1 && q.void[name][0].gone != nil
 				}
 			})
-			go q.withdrawing.drain()
+			close(resume)
 			if got == nil {
 				a := <-try
 				got = &a

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -28,7 +29,7 @@ type leading struct {
 	timer   *time.Timer // looks at all of them; nil before the first
 	looking bool        // a look is under way
 	again   bool        // another one shall follow it
-	looks   background
+	looks   batcher.Background
 	stopped bool
 }
 
@@ -83,7 +84,7 @@ func (l *leading) look() {
 		l.again = true
 	default:
 		l.looking = true
-		l.looks.run(l.lookAtAll)
+		l.looks.Run(l.lookAtAll)
 	}
 }
 
@@ -177,7 +178,7 @@ func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 		return nil
 	}
 	asked := make(chan error, 1)
-	l.looks.run(func() { // no context of a caller's reaches our connections
+	l.looks.Run(func() { // no context of a caller's reaches our connections
 		asked <- q.run(func(ctx context.Context, c querier, _ bool) error {
 			rows := c.query(ctx, q.place.statement("ask_to_step_down"), name.Kind(), name.Text(), q.owner)
 			rows.Close()
@@ -211,5 +212,5 @@ func (l *leading) stop() {
 		l.timer.Stop()
 	}
 	l.mu.Unlock()
-	l.looks.wait()
+	l.looks.Wait()
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -48,8 +49,8 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
-	t.acquiring = combiner[*leaseRequest]{limit: maxRequests, run: t.acquire, fail: t.failRequests}
-	t.releasing = combiner[*leaseReturn]{limit: maxRequests, run: t.giveBack, fail: failReturns}
+	t.acquiring = batcher.Batcher[*leaseRequest]{Limit: maxRequests, Run: t.acquire, Fail: t.failRequests}
+	t.releasing = batcher.Batcher[*leaseReturn]{Limit: maxRequests, Run: t.giveBack, Fail: failReturns}
 	t.renewer = newRenewer(t)
 	l.backend = t
 	l.queue = newQueue(l, &t.place, cfg.Owner, func(fn exchange) error { return t.renewals.do(t.renewer.patience(), fn) }, t.renewals.reached, t.renewals.dialer)
@@ -67,11 +68,11 @@ type leaseTable struct {
 
 	requests  *session
 	renewals  *session
-	acquiring combiner[*leaseRequest]
-	releasing combiner[*leaseReturn]
+	acquiring batcher.Batcher[*leaseRequest]
+	releasing batcher.Batcher[*leaseReturn]
 	renewer   *renewer
 	reaping   housekeeping
-	cleaning  background
+	cleaning  batcher.Background
 	warm      sync.Once // connects renewals
 
 	mu   sync.Mutex
@@ -161,7 +162,7 @@ func (t *leaseTable) keep(lock *Lock) {
 	t.warm.Do(func() {
 		// On a slow link connecting takes longer than a short lease has time for
 		// its first renewal. If it fails, that renewal tries again.
-		t.cleaning.run(func() {
+		t.cleaning.Run(func() {
 			_ = t.renewals.do(ioTimeout, func(context.Context, querier, bool) error { return nil })
 		})
 	})
@@ -171,10 +172,10 @@ func (t *leaseTable) close(ctx context.Context) error {
 	t.reaping.stop()
 	err := until(ctx, func() {
 		for range 2 {
-			<-t.acquiring.done() // a grant under way, whose caller has left,
-			t.cleaning.wait()    // is given back; then the requests behind it are dropped
+			<-t.acquiring.Done() // a grant under way, whose caller has left,
+			t.cleaning.Wait()    // is given back; then the requests behind it are dropped
 		}
-		<-t.releasing.done()
+		<-t.releasing.Done()
 		t.locker.queue.close()
 	})
 	t.renewer.stop()

@@ -44,11 +44,11 @@ func (t *leaseTable) settle(r *leaseRequest, g grant, sent time.Duration) {
 		if r.unknown {
 			t.discardRequest(r) // it may be in our own way
 		}
-		r.answer(busy)
+		r.Answer(busy)
 	case !r.lock.granted(*g.token, sent, t.locker.now()):
 		t.discard(r.lock)
-		r.answer(errLateGrant)
-	case !r.answer(nil):
+		r.Answer(errLateGrant)
+	case !r.Answer(nil):
 		t.discard(r.lock)
 	}
 }

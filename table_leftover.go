@@ -39,7 +39,7 @@ func (t *leaseTable) endLeftover(left *leftover) {
 		t.returned = append(t.returned, left)
 	}
 	t.mu.Unlock()
-	t.acquiring.add(behind...)
+	t.acquiring.Add(behind...)
 }
 
 // forgetReturned is called before a batch of requests is sent: until then a leftover that
@@ -85,7 +85,7 @@ func (t *leaseTable) standBehindLeftover(r *leaseRequest, holder string) bool {
 		r.unsettled++
 	}
 	if found.over {
-		t.acquiring.add(r)
+		t.acquiring.Add(r)
 	} else {
 		found.behind = append(found.behind, r)
 	}

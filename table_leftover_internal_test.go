@@ -36,15 +36,15 @@ func TestLeaseTryWaitsForALeftoverOfItsLocker(t *testing.T) {
 			next.lock.holder = "another"
 			left.permits, next.permits = permits, permits
 			table.requests.mu.Lock()
-			table.acquiring.add(left, next)
+			table.acquiring.Add(left, next)
 			asking(t)
 			gone, leave := context.WithCancel(t.Context())
 			leave()
-			if err := left.await(gone); !errors.Is(err, context.Canceled) {
+			if err := left.Await(gone); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 			table.requests.mu.Unlock()
-			if err := next.await(t.Context()); err != nil {
+			if err := next.Await(t.Context()); err != nil {
 				t.Fatalf("refused by a lease that nobody has: %v", err)
 			}
 			db.wantHeld(t, "", next.lock)
@@ -70,11 +70,9 @@ func TestLeaseTryIsRefusedByALeftoverThatAFenceKeeps(t *testing.T) {
 	if _, err := locks.TryAcquire(t.Context(), "k"); !errors.Is(err, ErrNotAcquired) {
 		t.Errorf("beside an open fenced transaction: %v", err)
 	}
-	table.cleaning.mu.Lock()
-	if table.cleaning.jobs == 0 {
+	if !table.cleaning.Busy() {
 		t.Error("it was refused when the release had been given up, and not at once")
 	}
-	table.cleaning.mu.Unlock()
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
@@ -26,7 +27,7 @@ type leaseRequest struct {
 	unsettled int  // how often others were just changing who shares it, or leftovers may have been in the way
 	unknown   bool // an earlier attempt may have been granted
 
-	pending
+	batcher.Future
 }
 
 func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attempt {
@@ -35,7 +36,7 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 	for i, key := range keys {
 		lock := t.locker.newLock(key, t.cfg.Owner+":"+rand.Text(), o.ttl, max(margin, 100*time.Millisecond))
 		lock.mode = o.mode
-		requests[i] = &leaseRequest{lock: lock, permits: o.permits, metadata: o.metadata, pending: pending{done: make(chan struct{})}}
+		requests[i] = &leaseRequest{lock: lock, permits: o.permits, metadata: o.metadata, Future: batcher.NewFuture()}
 		if o.turn != barges || o.mode == Shared { // a share passes nobody by
 			requests[i].ticket = new(int64)
 		}
@@ -44,10 +45,10 @@ func (t *leaseTable) try(ctx context.Context, keys []string, o options) []attemp
 		requests[0].ticket = &o.turn
 		requests[0].lock.wanted = o.turn > 0
 	}
-	t.acquiring.add(requests...)
+	t.acquiring.Add(requests...)
 	attempts := make([]attempt, len(keys))
 	for i, r := range requests {
-		attempts[i] = attempt{r.lock, r.await(ctx)}
+		attempts[i] = attempt{r.lock, r.Await(ctx)}
 	}
 	return attempts
 }
@@ -58,7 +59,7 @@ func (t *leaseTable) failRequests(requests []*leaseRequest, err error) {
 		if r.unknown {
 			t.discardRequest(r)
 		}
-		r.answer(err)
+		r.Answer(err)
 	}
 }
 
@@ -75,7 +76,7 @@ func (t *leaseTable) acquireAs(mode Mode, requests []*leaseRequest) error {
 	var locks, permits []*leaseRequest
 	for _, r := range requests {
 		switch {
-		case r.settled.Load(): // the caller left while it stood in the queue
+		case r.Settled(): // the caller left while it stood in the queue
 			if r.unknown {
 				t.discardRequest(r)
 			}
@@ -148,7 +149,7 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 			if r.unknown || asked && !refused(err) {
 				t.discardRequest(r) // it may have been granted
 			}
-			r.answer(err)
+			r.Answer(err)
 		}
 		if !t.requests.reached() {
 			return err

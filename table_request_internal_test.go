@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -87,7 +88,7 @@ func (db batchDB) rename(ctx context.Context, from, to string) error {
 
 func requested(t *leaseTable, key string) *leaseRequest {
 	lock := t.locker.newLock(key, "holder of "+key, time.Hour, time.Second)
-	return &leaseRequest{lock: lock, pending: pending{done: make(chan struct{})}}
+	return &leaseRequest{lock: lock, Future: batcher.NewFuture()}
 }
 
 // askFor hands over a batch, and waits until each request of it has its answer.
@@ -95,7 +96,7 @@ func askFor(t *testing.T, table *leaseTable, requests ...*leaseRequest) {
 	t.Helper()
 	_ = table.acquire(requests) // each has it as well
 	for _, r := range requests {
-		answered(t, r.done)
+		answered(t, r.Answered())
 	}
 }
 
@@ -117,8 +118,8 @@ func take(t *testing.T, table *leaseTable, keys ...string) (locks []*Lock) {
 	}
 	askFor(t, table, requests...)
 	for _, r := range requests {
-		if r.err != nil {
-			t.Fatalf("%s: %v", r.lock.key, r.err)
+		if r.Err() != nil {
+			t.Fatalf("%s: %v", r.lock.key, r.Err())
 		}
 		locks = append(locks, r.lock)
 	}
@@ -127,8 +128,8 @@ func take(t *testing.T, table *leaseTable, keys ...string) (locks []*Lock) {
 
 func wantGranted(t *testing.T, r *leaseRequest) {
 	t.Helper()
-	if r.err != nil || r.lock.token == 0 {
-		t.Errorf("the request for %s: token %d, %v", r.lock.key, r.lock.token, r.err)
+	if r.Err() != nil || r.lock.token == 0 {
+		t.Errorf("the request for %s: token %d, %v", r.lock.key, r.lock.token, r.Err())
 	}
 }
 
@@ -289,8 +290,8 @@ func TestASpoiltRequestCostsTheOthersOfItsBatchNothing(t *testing.T) {
 				askFor(t, table, first, spoilt, last)
 				wantGranted(t, first)
 				wantGranted(t, last)
-				if got := lockerr.SQLState(spoilt.err); got != spoil.state {
-					t.Errorf("the spoilt one: %v", spoilt.err)
+				if got := lockerr.SQLState(spoilt.Err()); got != spoil.state {
+					t.Errorf("the spoilt one: %v", spoilt.Err())
 				}
 				db.wantHeld(t, "", first.lock, last.lock)
 			})
@@ -323,15 +324,15 @@ func TestALostAnswerOfABatchLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 				if !cut {
 					t.Fatal("nothing was lost")
 				}
-				table.cleaning.wait()
+				table.cleaning.Wait()
 				switch {
 				case all || hidden == "": // the answer was known, then the connection ended; or it was asked for again
-					if next.err != nil || next.lock.token == 0 {
-						t.Errorf("%sthe request: %v", what, next.err)
+					if next.Err() != nil || next.lock.token == 0 {
+						t.Errorf("%sthe request: %v", what, next.Err())
 					}
 					db.wantHeld(t, what, next.lock)
 				default:
-					if next.err == nil {
+					if next.Err() == nil {
 						t.Errorf("%sthe request was granted", what)
 					}
 					db.wantHeld(t, what)
@@ -361,11 +362,11 @@ func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItIsRefusedAlone(t *test
 		})
 		askFor(t, table, requests...)
 		for _, r := range requests {
-			if lockerr.SQLState(r.err) != "22023" {
-				t.Errorf("the request for %s: %v", r.lock.key, r.err)
+			if lockerr.SQLState(r.Err()) != "22023" {
+				t.Errorf("the request for %s: %v", r.lock.key, r.Err())
 			}
 		}
-		table.cleaning.wait()
+		table.cleaning.Wait()
 		db.wantHeld(t, "")
 	})
 }
@@ -377,11 +378,34 @@ func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItWasNotSentAgain(t *tes
 	r := requested(table, "k")
 	r.lock.holder, r.unknown = take(t, table, "k")[0].holder, true
 	outage := errors.New("outage")
-	table.acquiring.fail([]*leaseRequest{r}, outage)
-	answered(t, r.done)
-	if !errors.Is(r.err, outage) {
-		t.Errorf("the request: %v", r.err)
+	table.acquiring.Fail([]*leaseRequest{r}, outage)
+	answered(t, r.Answered())
+	if !errors.Is(r.Err(), outage) {
+		t.Errorf("the request: %v", r.Err())
 	}
-	table.cleaning.wait()
+	table.cleaning.Wait()
 	db.wantHeld(t, "")
+}
+
+func TestTheServerTakesTheLongestTTL(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, cfg := range map[string]*LeaseConfig{"of the lock": nil, "of the Locker": {TTL: maxTTL}} {
+		locks, err := NewLease(db.Pool, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lock, err := locks.Acquire(t.Context(), name, TTL(maxTTL))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if err := errors.Join(lock.Renew(t.Context()), lock.Release(t.Context())); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := locks.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
 }

@@ -105,7 +105,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 // sendBack releases once and waits for the answer.
 func (t *leaseTable) sendBack(lock *Lock, token *int64) *leaseReturn {
 	r := &leaseReturn{lock: lock, token: token, done: make(chan struct{})}
-	t.releasing.add(r)
+	t.releasing.Add(r)
 	<-r.done // in bounded time: a batch under way, and ours
 	return r
 }
@@ -156,7 +156,7 @@ func (t *leaseTable) handBack(lock *Lock, token *int64, left *leftover) error {
 // that may still be at it, and once more when the lease would have expired.
 func (t *leaseTable) discard(lock *Lock) {
 	left := t.addLeftover(lock)
-	t.cleaning.run(func() {
+	t.cleaning.Run(func() {
 		err := t.handBack(lock, nil, left)
 		t.endLeftover(left)
 		if err == nil || errors.Is(err, ErrLost) { // lost: there is nothing

@@ -46,7 +46,7 @@ func (t *leaseTable) askSoon(r *leaseRequest) bool {
 	if r.unsettled == maxUnsettled {
 		return false
 	}
-	time.AfterFunc(withJitter(2*time.Millisecond<<min(r.unsettled, 5)), func() { t.acquiring.add(r) })
+	time.AfterFunc(withJitter(2*time.Millisecond<<min(r.unsettled, 5)), func() { t.acquiring.Add(r) })
 	r.unsettled++
 	return true
 }

@@ -171,7 +171,7 @@ func (w *wait) context() context.Context {
 		cancel(nil)
 		return inner
 	}
-	w.stops = append(w.stops, context.AfterFunc(w.locker.closing, func() { cancel(ErrClosed) }))
+	w.stops = append(w.stops, context.AfterFunc(w.locker.calls.Closing(), func() { cancel(ErrClosed) }))
 	if !w.until.IsZero() {
 		w.stops = append(w.stops, time.AfterFunc(time.Until(w.until), func() { cancel(lockerr.ErrNoAnswer) }).Stop)
 	}
@@ -197,7 +197,7 @@ func (w *wait) cause() error {
 	switch {
 	case w.caller.Err() != nil:
 		return context.Cause(w.caller)
-	case w.locker.closing.Err() != nil:
+	case w.locker.calls.Closing().Err() != nil:
 		return ErrClosed
 	case !w.until.IsZero() && !time.Now().Before(w.until):
 		return lockerr.ErrNoAnswer
@@ -209,7 +209,7 @@ func (w *wait) cause() error {
 // if it is a wait that has no bound, or none that its backend does not keep anyway.
 func ends(ctx context.Context) (ended, closing <-chan struct{}) {
 	if w, ok := ctx.(*wait); ok && (w.noWait || w.until.IsZero()) {
-		return w.caller.Done(), w.locker.closing.Done()
+		return w.caller.Done(), w.locker.calls.Closing().Done()
 	}
 	return ctx.Done(), nil
 }

@@ -53,7 +53,7 @@ func (q *queue) handedOver(name lockkey.Name) {
 	}
 	q.checked = time.Now()
 	for name := range q.handed {
-		q.waking.add(wakeUp{name: name, check: true})
+		q.waking.Add(wakeUp{name: name, check: true})
 	}
 	clear(q.handed)
 }
@@ -61,7 +61,7 @@ func (q *queue) handedOver(name lockkey.Name) {
 // freed wakes the first of those who wait for locks that were given back.
 func (q *queue) freed(names []lockkey.Name) {
 	if q.place.installed() {
-		q.waking.add(forFirst(names)...)
+		q.waking.Add(forFirst(names)...)
 	}
 }
 
@@ -166,7 +166,7 @@ func (q *queue) lookLater(d time.Duration) {
 				continue
 			}
 			delete(q.woken, name)
-			q.waking.add(wakeUp{name: name, number: w.number})
+			q.waking.Add(wakeUp{name: name, number: w.number})
 		}
 		if len(q.woken) > 0 && !q.closed {
 			q.lookLater(next)
@@ -261,7 +261,7 @@ func (q *queue) refused(l *line) bool {
 	if l.name.Kind() == 0 {
 		return false
 	}
-	q.asking.add(l.name)
+	q.asking.Add(l.name)
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	q.see(l.name)
@@ -279,7 +279,7 @@ func (q *queue) asked(l *line) {
 	defer q.lines.mu.Unlock()
 	if t := l.ticket; t != nil && t.number != 0 && (t.woken || q.client == 0) { // who does not listen does not know
 		t.woken = false
-		q.trying.add(t)
+		q.trying.Add(t)
 	}
 }
 

@@ -1,0 +1,52 @@
+package batcher
+
+import (
+	"context"
+	"sync"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+)
+
+// Calls counts the calls in flight, and lets no new one begin once it is closed.
+type Calls struct {
+	mu       sync.Mutex     // held while a call begins, and while Close ends closing
+	inFlight sync.WaitGroup // no call is added once closing has ended
+	closing  context.Context
+	close    context.CancelCauseFunc
+}
+
+// NewCalls returns Calls that are open.
+func NewCalls() Calls {
+	closing, end := context.WithCancelCause(context.Background())
+	return Calls{closing: closing, close: end}
+}
+
+// Begin counts a call, which End ends. After Close it returns [lockerr.ErrClosed].
+func (c *Calls) Begin() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing.Err() != nil {
+		return lockerr.ErrClosed
+	}
+	c.inFlight.Add(1)
+	return nil
+}
+
+// End ends a call.
+func (c *Calls) End() { c.inFlight.Done() }
+
+// Go runs f in a goroutine that counts as a call. A call must be in flight.
+func (c *Calls) Go(f func()) { c.inFlight.Go(f) }
+
+// Close lets no call begin anymore. Wait, called later, misses none that has begun.
+func (c *Calls) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.close(lockerr.ErrClosed)
+}
+
+// Closing ends with Close.
+func (c *Calls) Closing() context.Context { return c.closing }
+
+// Wait waits until no call is in flight.
+func (c *Calls) Wait() { c.inFlight.Wait() }
