@@ -98,7 +98,7 @@ func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong.User = url.UserPassword(wrong.User.Username(), "guess")
-	for _, args := range []string{"ls", "tree", "acquire k", "run --kind session k -- true", "doctor", "migrate status", "migrate up"} {
+	for _, args := range []string{"ls", "tree", "acquire k", "run --kind advisory k -- true", "doctor", "migrate status", "migrate up"} {
 		for _, test := range []struct{ url, says, remedy string }{
 			{wrong.String(), "(SQLSTATE 28P01)", "check the user and the password"},
 			{server.TCPURL("there_is_none"), `database "there_is_none" does not exist`, "create the database, or correct its name"},

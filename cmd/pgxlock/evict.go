@@ -70,7 +70,7 @@ answer was no.`,
 	flags := cmd.Flags()
 	e.monitoring.addFlags(cmd)
 	flags.StringVar(&e.reason, "reason", "", "`why`: the holder is told, and who looks later")
-	e.kind.addFlag(cmd, "only the lease, or only the advisory lock of a session: lease or session")
+	e.kind.addFlag(cmd, "only the lease, or only the advisory lock: lease or advisory")
 	flags.StringVar(&e.holder, "holder", "", "only the holder with this `id`")
 	flags.Int64Var(&e.token, "token", 0, "only the acquisition with this `token`")
 	flags.Int32Var(&e.pid, "pid", 0, "only the session of this server `process`")
@@ -235,7 +235,11 @@ func (e *eviction) ask(cmd *cobra.Command, question string) error {
 
 // described names a holder, and what it has.
 func described(h pgxlock.Holder) string {
-	text := fmt.Sprintf("%s %s from %s", kindNamed(h.Kind), shown(bare(h.Key)), printable(h.Owner))
+	kind := string(kindNamed(h.Kind))
+	if h.Kind == pgxlock.Advisory {
+		kind += " lock"
+	}
+	text := fmt.Sprintf("%s %s from %s", kind, shown(bare(h.Key)), printable(h.Owner))
 	if h.Mode == pgxlock.Shared {
 		text = "shared " + text
 	}

@@ -48,14 +48,14 @@ func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) er
 // kindNamed is a kind as --kind names it.
 func kindNamed(kind pgxlock.Kind) lockKind {
 	if kind == pgxlock.Advisory {
-		return kindSession
+		return kindAdvisory
 	}
 	return kindLease
 }
 
 // kind is what --kind means.
 func (k lockKind) kind() pgxlock.Kind {
-	return map[lockKind]pgxlock.Kind{kindLease: pgxlock.Lease, kindSession: pgxlock.Advisory}[k]
+	return map[lockKind]pgxlock.Kind{kindLease: pgxlock.Lease, kindAdvisory: pgxlock.Advisory}[k]
 }
 
 func modeNamed(mode pgxlock.Mode) string {
@@ -116,7 +116,7 @@ func viewHolder(h pgxlock.Holder) holderView {
 type waiterView struct {
 	Key       string    `json:"key"`
 	Kind      lockKind  `json:"kind"`
-	Mode      string    `json:"mode,omitempty"` // of a session
+	Mode      string    `json:"mode,omitempty"` // of one who waits in the server for an advisory lock
 	Waiter    string    `json:"waiter"`
 	Since     time.Time `json:"since,omitzero"`
 	Behind    int       `json:"behind,omitempty"`

@@ -158,7 +158,7 @@ func TestBashCompletesCommandsAndFlags(t *testing.T) {
 	for _, test := range []struct{ typed, want string }{
 		{"pgxlock ev", "pgxlock evict |"},
 		{"pgxlock ls --sort ex", "pgxlock ls --sort expiry |"},
-		{"pgxlock run k --kind s", "pgxlock run k --kind session |"},
+		{"pgxlock run k --kind a", "pgxlock run k --kind advisory |"},
 		{"pgxlock evict k --term", "pgxlock evict k --terminate |"},
 		{"pgxlock run k -- cat fi", "pgxlock run k -- cat file.txt |"},
 		{"pgxlock run fi", "pgxlock run fi|"}, // no key is the name of a file

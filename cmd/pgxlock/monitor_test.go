@@ -56,15 +56,15 @@ func TestTheTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 	got, gotLast := wait(second, "select pg_advisory_lock(advisory_lock_key('k'))"), wait(third, "select pg_advisory_lock_shared(8)")
 
 	r := execute(t, env, "tree", "--name", "k")
-	r.want(t, exitOK, "k (session) held by first:", "")
+	r.want(t, exitOK, "k (advisory) held by first:", "")
 	lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n")
 	if len(lines) != 4 {
 		t.Fatalf("want four lines:\n%s", r.stdout)
 	}
 	for i, want := range []string{
-		fmt.Sprintf("k (session) held by first:%d", holder),
+		fmt.Sprintf("k (advisory) held by first:%d", holder),
 		fmt.Sprintf("  second:%d waits for ", waiter),
-		fmt.Sprintf("    #8 (session) held by second:%d", waiter),
+		fmt.Sprintf("    #8 (advisory) held by second:%d", waiter),
 		fmt.Sprintf(`      th?ird:%d waits for `, last), // the server keeps ASCII that is printed
 	} {
 		if got := lines[i]; !strings.HasPrefix(strings.ReplaceAll(got, `\x1b`, "?"), want) {
@@ -78,7 +78,7 @@ func TestTheTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 		t.Fatalf("%v:\n%s", err, r.stdout)
 	}
 	k, next := queues[0], queues[0].Waiters[0]
-	if k.Key != "k" || k.Kind != kindSession || len(k.Holders) != 1 || k.Holders[0].PID != int32(holder) || k.Holders[0].State != "live" ||
+	if k.Key != "k" || k.Kind != kindAdvisory || len(k.Holders) != 1 || k.Holders[0].PID != int32(holder) || k.Holders[0].State != "live" ||
 		next.PID != int32(waiter) || next.Mode != "exclusive" || !slices.Equal(next.BlockedBy, []int32{int32(holder)}) || next.Since.IsZero() ||
 		len(next.Blocks) != 1 || next.Blocks[0].Key != "#8" || next.Blocks[0].Waiters[0].PID != int32(last) || next.Blocks[0].Waiters[0].Mode != "shared" {
 		t.Errorf("%s", r.stdout)
@@ -156,7 +156,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	named, numbered := acquired(sessions.Acquire(t.Context(), "k")), acquired(sessions.Acquire(t.Context(), pgxlock.RawKey2(4, -2)))
 
 	several := evicted(t, env, "k", "--yes")
-	several.want(t, exitUsage, "", `"k" is held by several, choose one by --kind, --holder, --pid or --token: session "k" from`)
+	several.want(t, exitUsage, "", `"k" is held by several, choose one by --kind, --holder, --pid or --token: advisory lock "k" from`)
 	if !strings.Contains(several.stderr, fmt.Sprintf(`; lease "k" from %s, token %d, since 20`, lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 1 {
 		t.Errorf("%s", several.stderr)
 	}
@@ -200,7 +200,7 @@ func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
 	}{
 		{[]string{"jobs"}, exitOK, `evicted: lease "jobs" from pod-0`, ""}, // whose name it is comes first
 		{[]string{"jobs"}, exitUsage, "", `"jobs" is held by several, choose one by its key, --holder or --token: lease "jobs#1" from pod-1, token`},
-		{[]string{"jobs", "--kind", "session"}, exitNotEvicted, "", `nobody holds "jobs"`},
+		{[]string{"jobs", "--kind", "advisory"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--terminate"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", `that one does not hold "jobs"; nothing was evicted; held is the lease "jobs#1" from pod-1, token`},
 		{[]string{"jobs", "--holder", "no permit"}, exitNotEvicted, "", "that one does not hold"},
@@ -221,7 +221,7 @@ func TestASessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 	execute(t, env, "evict", "#42", "--reason", "why", "--yes").want(t, exitBusy, "", fmt.Sprintf("asked for, and still held by process %d: it is no Locker's, cannot listen, or hangs; --terminate ends its session", pid))
 	execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate").want(t, exitUsage, "", "held by several")
 	r := execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate", "--pid", fmt.Sprint(pid), "--name", "k")
-	r.want(t, exitOK, fmt.Sprintf(`evicted: shared session "#4,2" from psql:%d`, pid), fmt.Sprintf(`the session of process %d, application "psql", role`, pid))
+	r.want(t, exitOK, fmt.Sprintf(`evicted: shared advisory lock "#4,2" from psql:%d`, pid), fmt.Sprintf(`the session of process %d, application "psql", role`, pid))
 	for _, key := range []string{"#42", "#4,2", "k"} {
 		if !strings.Contains(r.stderr, fmt.Sprintf("  holds %q, ", key)) {
 			t.Errorf("%s is not said to end: %s", key, r.stderr)
@@ -252,7 +252,8 @@ func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {
 		{[]string{"order:1", "--yes", "--reason", strings.Repeat("x", 901)}, exitUsage, "--reason has 901 bytes"},
 		{[]string{"order:1", "--yes", "--holder", ""}, exitUsage, "--holder is empty"},
 		{[]string{"order:1", "--yes", "--terminate", "--kind", "lease"}, exitUsage, "a lease has none"},
-		{[]string{"order:1", "--yes", "--kind", "memory"}, exitUsage, "use lease or session"},
+		{[]string{"order:1", "--yes", "--kind", "memory"}, exitUsage, "use lease or advisory"},
+		{[]string{"order:1", "--yes", "--kind", "session"}, exitUsage, "use lease or advisory"},
 		{[]string{"", "--yes"}, exitUsage, "key"},
 		{[]string{"--yes"}, exitUsage, "arg"},
 	} {
@@ -279,7 +280,7 @@ func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	}
 	execute(t, empty, "watch", "--every", "10ms").want(t, exitUsage, "", "--every is 10ms, it must be at least 1s")
 	execute(t, empty, "reap", "--older-than", "-1s").want(t, exitUsage, "", "--older-than is -1s")
-	execute(t, nil, "__complete", "evict", "k", "--kind", "").want(t, exitOK, "session", "Completion ended")
+	execute(t, nil, "__complete", "evict", "k", "--kind", "").want(t, exitOK, "advisory", "Completion ended")
 	execute(t, nil, "__complete", "watch", "-o", "").want(t, exitOK, "json", "Completion ended")
 }
 

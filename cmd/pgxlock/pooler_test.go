@@ -46,7 +46,7 @@ func TestSoakNoCommandLeavesAnythingInThePoolersSessions(t *testing.T) {
 			{"release k --holder me --token TOKEN", exitOK},
 			{"reap", exitOK},
 			{"run k -- true", exitOK},
-			{"run k --kind session -- true", exitInternal}, // ErrPooler
+			{"run k --kind advisory -- true", exitInternal}, // ErrPooler
 			{"migrate down", exitOK},
 		} {
 			args := strings.Fields(strings.ReplaceAll(test.args, "TOKEN", token))

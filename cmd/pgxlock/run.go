@@ -85,7 +85,7 @@ database or a right, 64 for wrong usage.`,
 	flags := cmd.Flags()
 	e.target.addFlags(flags)
 	e.kind = kindLease
-	e.kind.addFlag(cmd, "lease, or session: an advisory lock, which needs no tables and is free at once when its session ends")
+	e.kind.addFlag(cmd, "lease, or advisory: an advisory lock, which needs no tables and is free at once when its session ends")
 	flags.DurationVar(&e.wait, "wait", 0, "how long to wait for somebody else's lock, then exit with 75; 0 tries once (default: until it is free)")
 	flags.BoolVar(&e.noWait, "no-wait", false, "the same as --wait 0")
 	flags.DurationVar(&e.ttl, "ttl", 30*time.Second, "after how long without a renewal others get the lock")
@@ -100,8 +100,8 @@ database or a right, 64 for wrong usage.`,
 type lockKind string
 
 const (
-	kindLease   lockKind = "lease"
-	kindSession lockKind = "session"
+	kindLease    lockKind = "lease"
+	kindAdvisory lockKind = "advisory"
 )
 
 func (k *lockKind) String() string { return string(*k) }
@@ -109,16 +109,16 @@ func (k *lockKind) Type() string   { return "kind" }
 
 func (k *lockKind) Set(s string) error {
 	switch lockKind(s) {
-	case kindLease, kindSession:
+	case kindLease, kindAdvisory:
 		*k = lockKind(s)
 		return nil
 	}
-	return errors.New("use lease or session")
+	return errors.New("use lease or advisory")
 }
 
 func (k *lockKind) addFlag(cmd *cobra.Command, usage string) {
 	cmd.Flags().Var(k, "kind", usage)
-	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindSession)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindAdvisory)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic("pgxlock: " + err.Error()) // the flag was added a line above
 	}
 }
@@ -143,8 +143,8 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 		return fmt.Errorf("--permits is %d, it must be 1 or more", e.permits)
 	case e.permits > 0 && e.shared:
 		return errors.New("--permits and --shared exclude each other: a permit is nobody else's")
-	case e.kind == kindSession && (e.permits > 0 || e.metadata != ""):
-		return errors.New("--permits and --metadata are for leases only; leave out --kind session")
+	case e.kind == kindAdvisory && (e.permits > 0 || e.metadata != ""):
+		return errors.New("--permits and --metadata are for leases only; leave out --kind advisory")
 	}
 	e.noWait = e.noWait || flags.Changed("wait") && e.wait == 0
 	// What else may be wrong with a lock's name and options is so in memory, too.
@@ -210,7 +210,7 @@ type opened struct {
 }
 
 func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
-	if e.kind == kindSession {
+	if e.kind == kindAdvisory {
 		l, err := pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{TTL: e.ttl, Schema: e.target.schema})
 		if err != nil {
 			return nil, err

@@ -54,7 +54,7 @@ func TestSoakACommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	t.Parallel()
 	needsFlock(t)
 	rounds := pgtest.Soak(t, 1, 20)
-	for _, kind := range []string{"lease", "session"} {
+	for _, kind := range []string{"lease", "advisory"} {
 		t.Run(kind+" behind a dead network", func(t *testing.T) {
 			t.Parallel()
 			server := pgtest.Remote(t, pgserver.Config{})
@@ -97,24 +97,24 @@ func TestSoakACommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	})
 }
 
-// A session lock is free when the process is gone, so that its command is killed at
+// An advisory lock is free when the process is gone, so that its command is killed at
 // once; that of a lease is told first.
 func TestTheCommandOfAKilledRunIsEnded(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	lease := startRun(t, db.URL, trapping("trap 'echo told; exit' TERM"), "--ttl", "1h", "k")
-	session := startRun(t, db.URL, trapping("trap 'echo told' TERM"), "--ttl", "1h", "--kind", "session", "k")
+	advisory := startRun(t, db.URL, trapping("trap 'echo told' TERM"), "--ttl", "1h", "--kind", "advisory", "k")
 	lease.says(t, "ready")
-	session.says(t, "ready")
+	advisory.says(t, "ready")
 	lease.signal(t, syscall.SIGKILL)
-	session.signal(t, syscall.SIGKILL)
+	advisory.signal(t, syscall.SIGKILL)
 	lease.says(t, "told")
-	for line := session.line(); line != ""; line = session.line() {
+	for line := advisory.line(); line != ""; line = advisory.line() {
 		if line != "told" { // there may be time for it
 			t.Errorf("it said %q", line)
 		}
 	}
-	for _, r := range []*running{lease, session} {
+	for _, r := range []*running{lease, advisory} {
 		_ = r.cmd.Wait()
 		until(t, "all are gone, long before the TTL is over", func() bool { return len(marked(r.mark)) == 0 })
 	}

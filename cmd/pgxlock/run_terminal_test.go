@@ -182,7 +182,7 @@ func TestWhoWaitsAtATerminalSeesForWhom(t *testing.T) {
 	if _, err := other.Exec(t.Context(), "set application_name = 'somebody'; select pg_advisory_lock(advisory_lock_key('k'))"); err != nil {
 		t.Fatal(err)
 	}
-	s.runs(t, `pgxlock run k --kind session -- echo ra"n"`)
+	s.runs(t, `pgxlock run k --kind advisory -- echo ra"n"`)
 	s.shows(t, fmt.Sprintf(`waiting for "k", held by somebody:%d`, other.PgConn().PID()))
 	s.presses(t, "C-c")
 	s.prompts(t, 130)

@@ -159,7 +159,7 @@ func TestRunGivesItsCommandTheLock(t *testing.T) {
 		{"shared", "s", []string{"--shared"}, ""},
 		{"permit", "p#1", []string{"--permits", "1"}, "select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'p#1'"},
 		{"metadata", "m", []string{"--metadata", "it's me"}, `select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'm' and metadata::text = '"it''s me"'`},
-		{"session", "n", []string{"--kind", "session"}, ""},
+		{"advisory", "n", []string{"--kind", "advisory"}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -207,13 +207,13 @@ func kindOf(flags []string) string {
 	return string(kindLease)
 }
 
-func TestASessionLockNeedsNoTables(t *testing.T) {
+func TestRunWithAnAdvisoryLockNeedsNoTables(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	on := func(args ...string) result {
 		return execute(t, nil, append([]string{"run", "--database-url", db.URL}, args...)...)
 	}
-	on("k", "--kind", "session", "--", "sh", "-c", "echo token $PGXLOCK_TOKEN").want(t, exitOK, "token 0\n", "")
+	on("k", "--kind", "advisory", "--", "sh", "-c", "echo token $PGXLOCK_TOKEN").want(t, exitOK, "token 0\n", "")
 	on("k", "--", "echo", "ran").want(t, exitInternal, "", "pgxlock migrate up")
 }
 
@@ -272,7 +272,7 @@ func TestWaitOfZeroTriesOnce(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "select acquire_lock('k', 'somebody', 3600), pg_advisory_lock(advisory_lock_key('k'))"); err != nil {
 		t.Fatal(err)
 	}
-	for _, command := range []string{"acquire --wait 0 k", "acquire k", "run --wait 0 k -- echo ran", "run --wait 0s --kind session k -- echo ran", "run --no-wait k -- echo ran"} {
+	for _, command := range []string{"acquire --wait 0 k", "acquire k", "run --wait 0 k -- echo ran", "run --wait 0s --kind advisory k -- echo ran", "run --no-wait k -- echo ran"} {
 		args := strings.Fields(command)
 		execute(t, nil, append([]string{args[0], "--database-url", db.URL}, args[1:]...)...).want(t, exitBusy, "", "k")
 	}
@@ -289,7 +289,8 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 		{"k true", "put -- before the command"},
 		{"-- true", "one key"},
 		{"a b -- true", "one key"},
-		{"k --kind table -- true", "use lease or session"},
+		{"k --kind table -- true", "use lease or advisory"},
+		{"k --kind session -- true", "use lease or advisory"},
 		{"k --wait 1s --no-wait -- true", "exclude each other"},
 		{"k --wait 0 --no-wait -- true", "exclude each other"},
 		{"k --wait -1s -- true", "--wait is -1s"},
@@ -300,8 +301,8 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 		{"k --permits 0 -- true", "--permits"},
 		{"k --permits 99999 -- true", "permits"},
 		{"k --permits 2 --shared -- true", "exclude each other"},
-		{"k --permits 2 --kind session -- true", "leases only"},
-		{"k --metadata x --kind session -- true", "leases only"},
+		{"k --permits 2 --kind advisory -- true", "leases only"},
+		{"k --metadata x --kind advisory -- true", "leases only"},
 		{strings.Repeat("k", 300) + " -- true", "255"},
 	} {
 		r := execute(t, nil, append([]string{"run", "--database-url", db.URL}, strings.Fields(test.args)...)...)
@@ -314,7 +315,7 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 
 func TestRunWithoutADatabaseExits69(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{"lease", "session"} {
+	for _, kind := range []string{"lease", "advisory"} {
 		execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, "run", "--kind", kind, "k", "--", "echo", "ran").
 			want(t, exitUnavailable, "", "connection refused")
 	}
@@ -445,7 +446,7 @@ func TestACommandIsEndedWhenItsLockIsLost(t *testing.T) {
 	}{
 		{"lease", trapping("trap 'echo told; exit 0' TERM"), true, "delete from distributed_locks where lock_name = 'lease'", nil},
 		{"stubborn", "trap '' TERM; echo ready; cat >/dev/null", false, "delete from distributed_locks where lock_name = 'stubborn'", nil},
-		{"session", trapping("trap 'echo told; exit 0' TERM"), true, "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid() and database = (select oid from pg_database where datname = current_database()) and objid::bigint = advisory_lock_key('session') & 4294967295", []string{"--kind", "session"}},
+		{"advisory", trapping("trap 'echo told; exit 0' TERM"), true, "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid() and database = (select oid from pg_database where datname = current_database()) and objid::bigint = advisory_lock_key('advisory') & 4294967295", []string{"--kind", "advisory"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

@@ -162,7 +162,7 @@ func (s *supervision) schedule() schedule {
 	if s.told {
 		o = schedule{Kill: s.killAt}
 	}
-	if s.kind == kindLease { // a session lock is free as soon as we are gone
+	if s.kind == kindLease { // an advisory lock is free as soon as we are gone
 		o.Alone = o.Kill
 	}
 	return o

@@ -25,7 +25,7 @@ const ofSource = "; the connection is that of --database-url, PGXLOCK_DATABASE_U
 // migrations and of a Locker. Before the line stands the name of the call, where it has one.
 func wantUnconnected(t *testing.T, connString string, code int, want string) {
 	t.Helper()
-	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "migrations: up: ", "run --kind session k -- true": `acquire "k": `} {
+	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "migrations: up: ", "run --kind advisory k -- true": `acquire "k": `} {
 		r := execute(t, []string{"DATABASE_URL=" + connString}, strings.Fields(args)...)
 		if line := "pgxlock: " + call + want + ofSource; r.code != code || r.stdout != "" || r.stderr != line {
 			t.Errorf("%s: exit code %d, want %d\n%s\nwant %s", args, r.code, code, r.stderr, line)
