@@ -78,16 +78,23 @@ func noAnswer(err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
-	return &noAnswerError{err.Error(), append(lockerr.Without(err, context.DeadlineExceeded), lockerr.ErrNoAnswer)}
+	return &noAnswerError{err, append(lockerr.Without(err, context.DeadlineExceeded), lockerr.ErrNoAnswer)}
 }
 
 type noAnswerError struct {
-	text string
-	rest []error
+	why  error
+	rest []error // the parts of why that are not our deadline, and lockerr.ErrNoAnswer
 }
 
-func (e *noAnswerError) Error() string   { return fmt.Sprintf("%v (%s)", lockerr.ErrNoAnswer, e.text) }
+func (e *noAnswerError) Error() string   { return fmt.Sprintf("%v: %v", lockerr.ErrNoAnswer, e.why) }
 func (e *noAnswerError) Unwrap() []error { return e.rest }
+
+// As finds the error of an attempt to connect, which tells of each host. Unwrap leaves it
+// out because it wraps our deadline.
+func (e *noAnswerError) As(target any) bool {
+	failed, ok := target.(**pgconn.ConnectError)
+	return ok && errors.As(e.why, failed)
+}
 
 func (s *session) once(ctx context.Context, patience time.Duration, fn exchange, again bool) error {
 	if err := s.connect(ctx, patience); err != nil {

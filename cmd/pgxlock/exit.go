@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -117,9 +118,12 @@ func busy(err error) bool {
 	return ok && slices.Contains([]string{pgerrcode.LockNotAvailable, pgerrcode.ObjectInUse}, pgErr.Code)
 }
 
-// unavailable reports whether there was no database to talk to.
+// unavailable reports whether there was no database to talk to. The deadline of an attempt
+// to connect is the connect_timeout: no caller sets another one here.
 func unavailable(err error) bool {
-	return errors.Is(err, pgxlock.ErrUnavailable) || lockerr.Unreachable(err) || errors.Is(err, pgserver.ErrNoBinaries)
+	_, unconnected := errors.AsType[*pgconn.ConnectError](err)
+	return errors.Is(err, pgxlock.ErrUnavailable) || lockerr.Unreachable(err) || errors.Is(err, pgserver.ErrNoBinaries) ||
+		unconnected && errors.Is(err, context.DeadlineExceeded)
 }
 
 // describe makes one line of an error, with what to do about it.
@@ -139,7 +143,7 @@ func describe(err error) string {
 	}
 	remedy := lockerr.Remedy(err)
 	if unconnected {
-		remedy = reconnect(err)
+		remedy = reconnect(failed)
 	}
 	if remedy != "" && !strings.Contains(text, remedy) {
 		text += "; " + remedy // as the package says of its statements

@@ -25,7 +25,7 @@ const ofSource = "; the connection is that of --database-url, PGXLOCK_DATABASE_U
 // migrations and of a Locker. Before the line stands the name of the call, where it has one.
 func wantUnconnected(t *testing.T, connString string, code int, want string) {
 	t.Helper()
-	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "migrations: up: ", "run --kind advisory k -- true": `acquire "k": `} {
+	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "migrations: up: ", "run k -- true": `acquire "k": `, "run --kind advisory k -- true": `acquire "k": `} {
 		r := execute(t, []string{"DATABASE_URL=" + connString}, strings.Fields(args)...)
 		if line := "pgxlock: " + call + want + ofSource; r.code != code || r.stdout != "" || r.stderr != line {
 			t.Errorf("%s: exit code %d, want %d\n%s\nwant %s", args, r.code, code, r.stderr, line)
@@ -115,11 +115,8 @@ func TestSilentServerIsNamedAsTheCause(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = silent.Close() })
 	address := silent.Addr().String()
-	r := execute(t, []string{"DATABASE_URL=postgres://me@" + address + "/db?connect_timeout=1"}, "reap")
-	if want := `pgxlock: reap: cannot connect as user "me" to database "db" at ` + address +
-		`: no answer in time; check the host, the port, and firewalls in between` + ofSource; r.code == exitOK || r.stderr != want {
-		t.Errorf("exit code %d\n%s\nwant %s", r.code, r.stderr, want)
-	}
+	wantUnconnected(t, "postgres://me@"+address+"/db?connect_timeout=1&sslmode=disable", exitUnavailable,
+		`cannot connect as user "me" to database "db" at `+address+`: no answer in time; check the host, the port, and firewalls in between`)
 }
 
 func TestEachOfSeveralHostsIsNamedWithItsCause(t *testing.T) {
