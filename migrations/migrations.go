@@ -171,7 +171,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 		case err != nil:
 			return err
 		case !found.exists:
-			return fmt.Errorf("there is no schema %q (Config.Schema, --schema)", m.schema)
+			return fmt.Errorf("there is no schema %q (Config.Schema)", m.schema)
 		case found.owner != ours:
 			return errNotOurs
 		case found.damage != nil:
@@ -293,7 +293,7 @@ func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
 		return err
 	}
 	if m.schema, err = found.Target(); err != nil {
-		return fmt.Errorf("%w (Config.Schema, --schema)", err)
+		return fmt.Errorf("%w (Config.Schema)", err)
 	}
 	if m.schema != "" {
 		return nil

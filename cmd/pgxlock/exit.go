@@ -126,20 +126,24 @@ func unavailable(err error) bool {
 		unconnected && errors.Is(err, context.DeadlineExceeded)
 }
 
-// describe makes one line of an error, with what to do about it.
-func describe(err error) string {
+// describe makes one line of an error, with what to do about it on the command that has these
+// flags.
+func describe(flags *pflag.FlagSet, err error) string {
 	text := err.Error()
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && badInput(err) { // which the flags gave
-		text = strings.ReplaceAll(text, pgErr.Error(), arguments.Replace(pgErr.Message))
+		text = strings.ReplaceAll(text, pgErr.Error(), inFlags(flags, arguments, pgErr.Message))
 	}
 	text = oneline.Join(text)
 	failed, unconnected := errors.AsType[*pgconn.ConnectError](err)
 	if unconnected {
 		text = shorten(text, failed)
 	}
-	text = inFlags(strings.ReplaceAll(strings.TrimPrefix(printable(text), "pgxlock: "), ": pgxlock: ", ": "))
+	text = inFlags(flags, advices, strings.ReplaceAll(strings.TrimPrefix(printable(text), "pgxlock: "), ": pgxlock: ", ": "))
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" && !errors.Is(err, pgxlock.ErrSchema) { // which says what to run
-		text += "; " + printable(oneline.Join(pgErr.Hint))
+		text += "; " + inFlags(flags, advices, printable(oneline.Join(pgErr.Hint)))
+	}
+	if e, ok := errors.AsType[*remediedError](err); ok && has(flags, e.remedy) {
+		text += "; " + e.remedy
 	}
 	remedy := lockerr.Remedy(err)
 	if unconnected {
@@ -148,7 +152,7 @@ func describe(err error) string {
 	if remedy != "" && !strings.Contains(text, remedy) {
 		text += "; " + remedy // as the package says of its statements
 	}
-	if unconnected {
+	if unconnected && has(flags, ofConnection) {
 		text += "; " + ofConnection
 	}
 	if errors.Is(err, pgserver.ErrNoBinaries) {
@@ -156,12 +160,6 @@ func describe(err error) string {
 	}
 	return text
 }
-
-// arguments are what the functions call what the command line gave them.
-var arguments = strings.NewReplacer(
-	"p_lock_name", "the key", "p_holder_id", "--holder", "p_ttl (or p_ttl_seconds)", "--ttl", "p_metadata", "--metadata",
-	"p_fencing_token", "--token", "p_reason", "--reason",
-)
 
 // flagError says what a flag wants, in the words of the command line, or which one may have
 // been meant.
@@ -188,13 +186,4 @@ func flagError(cmd *cobra.Command, err error) error {
 		wants = invalid.Unwrap().Error()
 	}
 	return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), wants)
-}
-
-// inFlags writes the advice of the package for who types: it is given to programs, too.
-func inFlags(text string) string {
-	return strings.NewReplacer(
-		"run migrations.Up or pgxlock migrate up", "run pgxlock migrate up",
-		"LeaseConfig.Schema", "--schema", "AdvisoryConfig.Schema", "--schema", "MonitorConfig.Schema", "--schema",
-		"run migrations.Up", "run pgxlock migrate up",
-	).Replace(text)
 }

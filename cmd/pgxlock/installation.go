@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"embed"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -38,7 +37,7 @@ func locate(ctx context.Context, pool *pgxpool.Pool, named string) (schema strin
 		return "", err
 	}
 	if schema, err = found.Choose(); err != nil {
-		return "", fmt.Errorf("%w; --schema names a schema, pgxlock migrate up installs", err)
+		return "", &remediedError{err, "--schema names a schema, pgxlock migrate up installs"}
 	}
 	return schema, nil
 }

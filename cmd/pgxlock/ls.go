@@ -104,7 +104,7 @@ func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter
 	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease])
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	if ok && (pgErr.Code == pgerrcode.UndefinedTable || pgErr.Code == pgerrcode.InvalidSchemaName) {
-		return nil, fmt.Errorf("schema %q has no pgxlock, or not all of it; name another one with --schema, or run pgxlock migrate up --schema %s", schema, shellQuote(schema))
+		return nil, &remediedError{fmt.Errorf("schema %q has no pgxlock, or not all of it", schema), "name another one with --schema, or run pgxlock migrate up --schema " + shellQuote(schema)}
 	}
 	return leases, err
 }

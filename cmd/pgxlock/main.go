@@ -49,7 +49,7 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 	if _, ran := errors.AsType[outcome](err); !ran && context.Cause(ctx) != nil {
 		err = context.Cause(ctx)
 	}
-	if text := describe(err); text != "" {
+	if text := describe(cmd.Flags(), err); text != "" {
 		cmd.PrintErrln("pgxlock:", text)
 	}
 	return exitCode(err)

@@ -155,10 +155,10 @@ func TestOnlyATerminalGetsColors(t *testing.T) {
 func TestMessageSaysWhatToRunOnce(t *testing.T) {
 	t.Parallel()
 	moved := &pgconn.PgError{Severity: "ERROR", Code: "LK003", Message: "the database was moved", Hint: "Run migrations.Up, or pgxlock migrate up."}
-	if text := describe(fmt.Errorf("%w: %w", pgxlock.ErrSchema, moved)); strings.Count(text, "pgxlock migrate up") != 1 {
+	if text := describe(newRun().Flags(), fmt.Errorf("%w: %w", pgxlock.ErrSchema, moved)); strings.Count(text, "pgxlock migrate up") != 1 {
 		t.Errorf("%q", text)
 	}
-	if text := describe(moved); strings.Count(text, "pgxlock migrate up") != 1 {
+	if text := describe(newRun().Flags(), moved); strings.Count(text, "pgxlock migrate up") != 1 {
 		t.Errorf("%q", text)
 	}
 }
@@ -166,7 +166,7 @@ func TestMessageSaysWhatToRunOnce(t *testing.T) {
 func TestAMessageNamesTheProgramOnce(t *testing.T) {
 	t.Parallel()
 	err := fmt.Errorf("pgxlock: hold \"k\": %w: %w by ops: why", pgxlock.ErrLost, pgxlock.ErrEvicted)
-	if text := describe(err); text != `hold "k": lock lost: evicted by ops: why` {
+	if text := describe(newRun().Flags(), err); text != `hold "k": lock lost: evicted by ops: why` {
 		t.Errorf("%q", text)
 	}
 }

@@ -167,7 +167,7 @@ func newMigrateStatus() *cobra.Command {
 					return err
 				}
 				if damaged {
-					cmd.PrintErrln("pgxlock: " + describe(damage))
+					cmd.PrintErrln("pgxlock: " + describe(cmd.Flags(), damage))
 				}
 				if status.State != stateCurrent {
 					return errNotCurrent

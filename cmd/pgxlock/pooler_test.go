@@ -56,6 +56,8 @@ func TestSoakNoCommandLeavesAnythingInThePoolersSessions(t *testing.T) {
 				t.Errorf("%s: exit code %d, want %d\n%s%s", test.args, r.code, test.code, r.stdout, r.stderr)
 			} else if args[0] == "acquire" && r.code == exitOK {
 				token, _, _ = strings.Cut(r.stdout, " ")
+			} else if r.code == exitInternal && (!strings.Contains(r.stderr, "; connect to the server itself, or leave out --kind advisory") || strings.Contains(r.stderr, "Config.")) {
+				t.Errorf("%s: it advises %s", test.args, r.stderr)
 			}
 			if each { // to tell which command it was
 				pgtest.SameSessions(t, "pgxlock "+test.args, before, pgtest.ServerSessions(t, server, pooler))

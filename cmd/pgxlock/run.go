@@ -123,6 +123,9 @@ func (k *lockKind) addFlag(cmd *cobra.Command, usage string) {
 	}
 }
 
+// maxAdvisoryTTL is the most that AdvisoryConfig.TTL may be.
+const maxAdvisoryTTL = 24 * 24 * time.Hour
+
 // check says what is wrong with the flags, and fills in their defaults.
 func (e *errand) check(flags *pflag.FlagSet) error {
 	if err := checkWait(e.wait); err != nil {
@@ -137,6 +140,8 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 		return errors.New("--wait and --no-wait exclude each other")
 	case e.ttl < time.Second:
 		return fmt.Errorf("--ttl is %s, it must be 1s or more", e.ttl)
+	case e.kind == kindAdvisory && e.ttl > maxAdvisoryTTL:
+		return fmt.Errorf("--ttl is %s, with --kind advisory it must be %s or less", e.ttl, maxAdvisoryTTL)
 	case e.grace < least || e.grace > most:
 		return fmt.Errorf("--grace is %s, with --ttl %s it must be between %s and %s", e.grace, e.ttl, least, most)
 	case flags.Changed("permits") && e.permits < 1:

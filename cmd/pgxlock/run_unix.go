@@ -49,7 +49,7 @@ func (e *errand) supervise(lock *pgxlock.Lock, signals chan os.Signal) error {
 	case err != nil:
 		return err
 	case released != nil:
-		e.say("%s; the lock ends with its TTL", describe(released))
+		e.say("%s; the lock ends with its TTL", describe(e.target.flags, released))
 	}
 	if code := exitStatus(s.status); code != exitOK {
 		return outcome{code, errSilent}
@@ -178,7 +178,7 @@ func (s *supervision) stop() {
 	s.group.end()
 	s.watcher.tell(s.schedule())
 	if err := s.lock.Err(); err != nil {
-		s.say("%s; ending the command", describe(err))
+		s.say("%s; ending the command", describe(s.target.flags, err))
 	} else {
 		s.say("the lock on %s could not be renewed; ending the command", shown(s.key))
 	}

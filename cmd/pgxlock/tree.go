@@ -49,7 +49,7 @@ not show is said on standard error.`,
 
 func printMissing(cmd *cobra.Command, missing []string) {
 	for _, text := range missing {
-		cmd.PrintErrln("pgxlock: not shown:", printable(inFlags(text)))
+		cmd.PrintErrln("pgxlock: not shown:", printable(inFlags(cmd.Flags(), advices, text)))
 	}
 }
 

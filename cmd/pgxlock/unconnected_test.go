@@ -136,7 +136,7 @@ func TestEachOfSeveralHostsIsNamedWithItsCause(t *testing.T) {
 func TestErrorsNameNoFileOfTheSource(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{pgserver.ErrNoBinaries, &pgconn.PgError{Code: pgerrcode.InsufficientPrivilege}} {
-		if text := strings.ReplaceAll(describe(err), lockerr.Manual, ""); strings.Contains(text, "docs/") || strings.Contains(text, "scripts/") || strings.Contains(text, "source") {
+		if text := strings.ReplaceAll(describe(newRun().Flags(), err), lockerr.Manual, ""); strings.Contains(text, "docs/") || strings.Contains(text, "scripts/") || strings.Contains(text, "source") {
 			t.Errorf("%q", text)
 		}
 	}

@@ -58,7 +58,7 @@ func watch(cmd *cobra.Command, monitor *pgxlock.Monitor, every time.Duration, sh
 			return err
 		}
 		if failed = err; failed != nil {
-			cmd.PrintErrln("pgxlock:", describe(failed))
+			cmd.PrintErrln("pgxlock:", describe(cmd.Flags(), failed))
 			continue
 		}
 		if err := show(shot); err != nil {
@@ -84,6 +84,9 @@ func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot) error {
 		if _, rows, terminal := window(file); terminal {
 			scroll := strings.Repeat("\n", rows) // what is there now, so that it is not lost
 			return func(shot pgxlock.Snapshot) error {
+				for i, text := range shot.Missing {
+					shot.Missing[i] = inFlags(cmd.Flags(), advices, text)
+				}
 				columns, rows, _ := window(file)                     // it may have changed
 				text, err := frame(p, shot, true, max(0, columns-1)) // in the last column a terminal may wrap
 				if err == nil {
@@ -152,7 +155,7 @@ func frame(p palette, shot pgxlock.Snapshot, missing bool, screen int) (string, 
 	}
 	if missing {
 		for _, text := range shot.Missing {
-			b.WriteString("\n" + p.paint(faint, wrap("not shown: "+printable(inFlags(text)), screen)))
+			b.WriteString("\n" + p.paint(faint, wrap("not shown: "+printable(text), screen)))
 		}
 	}
 	return b.String(), nil
