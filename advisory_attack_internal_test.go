@@ -26,7 +26,7 @@ func advisoryWire(t *testing.T, pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locke
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) // a test that failed may still have the lead
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // a test that failed may still have the lead
 		defer cancel()
 		if err := locks.Close(ctx); err != nil {
 			t.Error(err)
@@ -54,7 +54,7 @@ func stall(w *wire) (resume func()) {
 // queued waits until so many calls stand in the queue, that of stall included.
 func queued(t *testing.T, w *wire, n int) {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()
 		got := len(w.queue)
 		w.mu.Unlock()

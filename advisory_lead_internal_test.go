@@ -226,11 +226,11 @@ func TestWhatIsUnderWayIsReceivedThoughNothingElseIsAskedFor(t *testing.T) {
 			if name != "its caller has left" {
 				select {
 				case <-next:
-				case <-time.After(30 * time.Second):
+				case <-time.After(time.Minute):
 					t.Fatal("nobody receives the answer")
 				}
 			}
-			for limit := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 				a.wire.mu.Lock()
 				rests := !a.wire.led || a.wire.idle
 				a.wire.mu.Unlock()
@@ -255,7 +255,7 @@ func TestWhatIsUnderWayIsReceivedThoughNothingElseIsAskedFor(t *testing.T) {
 			if name == "the Locker is being closed" {
 				select {
 				case <-a.wire.gone:
-				case <-time.After(30 * time.Second):
+				case <-time.After(time.Minute):
 					t.Error("the connection stays")
 				}
 			}

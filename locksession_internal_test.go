@@ -111,7 +111,7 @@ func TestTheServerEndsALockSessionThatFellSilentWhateverItWasDoing(t *testing.T)
 			if cut {
 				server.Cut(t)
 			}
-			for deadline := time.Now().Add(30 * time.Second); len(sessions) > 0; time.Sleep(5 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); len(sessions) > 0; time.Sleep(5 * time.Millisecond) {
 				locks := heldLocks(t, watch)
 				for key, session := range sessions {
 					if locks[key] && time.Now().Before(deadline) {

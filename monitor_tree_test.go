@@ -147,7 +147,7 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
       - two
 `
 	tree := ""
-	limit := time.Now().Add(30 * time.Second)
+	limit := time.Now().Add(time.Minute)
 	for tree != want {
 		tree = write("", testkit.Snapshot(t, monitor).Tree())
 		if time.Now().After(limit) {

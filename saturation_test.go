@@ -95,7 +95,7 @@ func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration) float64 
 	if testkit.Share(got) < testkit.Starved {
 		t.Errorf("%s: one of them had %.3f of an equal share: %d turns", s, testkit.Share(got), got)
 	}
-	if took := time.Since(closing); took > 10*time.Second { // an idle machine takes 20 ms
+	if took := time.Since(closing); took > time.Minute { // an idle machine takes 20 ms
 		t.Errorf("%s: closed in %s", s, took)
 	}
 	return testkit.Share(got)
@@ -151,7 +151,7 @@ func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.
 		case lock := <-granted:
 			t.Logf("granted after %d turns of the others", turns.Load()-before)
 			testkit.Release(t, lock)
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Errorf("%d turns of one Locker while another waits", turns.Load()-before)
 		}
 		cancel()

@@ -84,7 +84,7 @@ func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
 			t.Fatalf("not yet: %s", what)
 		}

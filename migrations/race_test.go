@@ -42,7 +42,7 @@ const (
 // transaction.
 func whileWaiting(t *testing.T, db *pgtest.DB, do func()) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if ask[bool](t, db.Pool, `select exists (select from pg_locks l join pg_stat_activity using (pid)
 			where l.locktype = 'transactionid' and not l.granted and datname = current_database())`) {
 			do()

@@ -167,9 +167,7 @@ func TestWhoWaitsAtATerminalSeesForWhom(t *testing.T) {
 	s := newScreen(t, db.URL)
 	s.runs(t, `pgxlock run k -- echo ra"n"`)
 	s.shows(t, `waiting for "k", held by first since 20`)
-	if tickets := count(t, db, "select count(*) from pgxlock_waiters"); tickets != 1 {
-		t.Errorf("%d tickets of who waits", tickets)
-	}
+	until(t, "who waits has one ticket", func() bool { return count(t, db, "select count(*) from pgxlock_waiters") == 1 })
 	db.Exec(t, "update distributed_locks set holder_id = 'second'")
 	s.shows(t, `waiting for "k", held by second since 20`)
 	s.presses(t, "C-c")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/url"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgerrcode"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -68,7 +70,13 @@ func TestFullServerIsNamedAsTheCause(t *testing.T) {
 		"max_connections": "4", "superuser_reserved_connections": "0", "autovacuum": "off",
 	}})
 	for range 4 {
-		pgtest.Connect(t, server.URL("postgres"))
+		until(t, "a connection is free", func() bool { // that by which the server was seen to be ready may not have ended
+			conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
+			if err == nil {
+				t.Cleanup(func() { _ = conn.Close(context.Background()) })
+			}
+			return err == nil
+		})
 	}
 	connString := strings.Replace(server.TCPURL("postgres"), "sslmode=disable", "sslmode=prefer", 1)
 	wantUnconnected(t, connString, exitUnavailable,

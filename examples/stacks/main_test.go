@@ -22,7 +22,7 @@ import (
 )
 
 // patience turns a hang into a message.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 //go:embed tables.sql
 var tables string

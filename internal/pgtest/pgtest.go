@@ -29,7 +29,7 @@ import (
 
 // patience bounds each thing we do for a test. It is far more than any of them
 // takes on a slow machine; it turns a hang into a message.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // DB is a fresh, empty database that one test has for itself.
 type DB struct {

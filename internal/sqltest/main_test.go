@@ -74,7 +74,9 @@ func (d *database) reopen(t *testing.T) *database {
 	d = open(t, d.url)
 	// The sessions of the test before were told to end, and end by themselves.
 	await(t, d, `not exists (select from pg_stat_activity where datname = current_database()
-		and backend_type = 'client backend' and pid <> pg_backend_pid() and state <> 'idle')`)
+		and backend_type = 'client backend' and pid <> pg_backend_pid() and state <> 'idle')
+		and not exists (select from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()
+		and database = (select oid from pg_database where datname = current_database()))`)
 	d.do("delete from distributed_locks")
 	return d
 }

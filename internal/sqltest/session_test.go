@@ -17,7 +17,7 @@ import (
 // patience bounds every statement. "Never waits" is proved by a statement that
 // completes while the transaction which it could wait for is open, not by its
 // speed: one that does wait meets this bound.
-const patience = 20 * time.Second
+const patience = 40 * time.Second
 
 // session is one client. Statements go to the server as text, as from psql.
 type session struct {

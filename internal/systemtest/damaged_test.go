@@ -44,7 +44,7 @@ func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
 			}
 			failed := 0
 			for call, do := range calls {
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				err := do(ctx)
 				cancel()
 				if err == nil {

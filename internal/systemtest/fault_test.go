@@ -32,7 +32,7 @@ func untilOnlyHeld(t *testing.T, db *pgtest.DB, locks ...*pgxlock.Lock) {
 		want[lock.Key()] = lock.Holder()
 	}
 	var got map[string]string
-	limit := time.Now().Add(20 * time.Second)
+	limit := time.Now().Add(time.Minute)
 	for got = testkit.Rows(t, db); !maps.Equal(got, want); got = testkit.Rows(t, db) {
 		if time.Now().After(limit) {
 			t.Fatalf("held by the table: %v; held by live locks: %v", got, want)
@@ -394,7 +394,7 @@ func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
 	if got := testkit.Rows(t, db); len(got) != 0 {
 		t.Errorf("when the last connection had gone these were held by nobody: %v", got)
 	}
-	limit := time.Now().Add(20 * time.Second)
+	limit := time.Now().Add(time.Minute)
 	for stacks := goroutines(); len(stacks) > before; stacks = goroutines() {
 		if time.Now().After(limit) {
 			t.Fatalf("%d goroutines are left, such as:\n%s", len(stacks)-before, stacks[0])

@@ -40,7 +40,7 @@ func holder(t *testing.T, monitor *pgxlock.Monitor, key string) pgxlock.Holder {
 func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
 	t.Helper()
 	evicted, err := monitor.Evict(t.Context(), h, "this node is drained")
-	for limit := time.Now().Add(30 * time.Second); errors.Is(err, pgxlock.ErrStillHeld) && time.Now().Before(limit); { // a machine may be busy
+	for limit := time.Now().Add(time.Minute); errors.Is(err, pgxlock.ErrStillHeld) && time.Now().Before(limit); { // a machine may be busy
 		evicted, err = monitor.Evict(t.Context(), h, "this node is drained")
 	}
 	if err != nil {

@@ -39,7 +39,7 @@ func TestARenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
 	p.Refuse()
 	underWay.Resume()
 	lost.Happened(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := a.Renew(ctx); err == nil || ctx.Err() != nil {
 		t.Fatalf("while no connection is to be had: %v", err)
@@ -68,7 +68,7 @@ func TestAServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.
 		t.Fatal(err)
 	}
 	batch := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {

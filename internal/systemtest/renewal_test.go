@@ -52,9 +52,9 @@ func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%'"); n != 2 {
-		t.Errorf("the Locker has %d connections, want 2", n)
-	}
+	testkit.Until(t, "the Locker has two connections", func() bool { // not three while one that failed ends
+		return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%'") == 2
+	})
 }
 
 func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {

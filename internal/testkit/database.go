@@ -145,7 +145,7 @@ func WantFree(t *testing.T, db *pgtest.DB, key string, want bool) {
 // owner, and waits until they are gone.
 func Terminate(t *testing.T, db *pgtest.DB, owner string) {
 	t.Helper()
-	if n := Query[int](t, db, `select count(pg_terminate_backend(pid, 10000)) from pg_stat_activity
+	if n := Query[int](t, db, `select count(pg_terminate_backend(pid, 60000)) from pg_stat_activity
 		where datname = current_database() and application_name = 'pgxlock ' || $1`, owner); n == 0 {
 		t.Fatal("there was no connection to terminate")
 	}

@@ -58,7 +58,7 @@ func (f *fault) Happened(t *testing.T) {
 	t.Helper()
 	select {
 	case <-f.Hit:
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("no statement with %q has come", f.sql)
 	}
 }
