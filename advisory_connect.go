@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file opens the session that holds advisory locks, and refuses places where
@@ -56,7 +57,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	if err := a.place.find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !refused(err)) {
 		return nil, err
 	}
-	set, err := conn.Exec(ctx, statement("lock_session", ""), q.args([]any{a.ttl.Milliseconds(), backend.pid})...)
+	set, err := conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.args([]any{a.ttl.Milliseconds(), backend.pid})...)
 	switch {
 	case err != nil && !refused(err):
 		return nil, err
@@ -88,15 +89,15 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	c := &lockConn{
 		conn: conn, net: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
 		session: own, backend: backend.pid,
-		many: textAround("advisory_batch", own), patience: ioTimeout,
+		many: textAround(statements.AdvisoryBatch, own), patience: ioTimeout,
 	}
 	if a.ttl > 0 {
 		c.patience = min(ioTimeout, a.ttl/3)
 	}
-	prepare := []string{"advisory_prepare_holders", "advisory_prepare"}
+	prepare := []statements.Name{statements.AdvisoryPrepareHolders, statements.AdvisoryPrepare}
 	switch {
 	case a.cfg.Tokens:
-		prepare[1] = "token_prepare"
+		prepare[1] = statements.AdvisoryPrepareToken
 	case backend.serves(conn) && endsInBackend(c.net, backend.pid, place.client, place.server):
 		if c.calls, err = findLockCalls(ctx, q); err != nil {
 			return nil, err
@@ -135,7 +136,7 @@ type advisoryProbe struct {
 // another one answers it returns ErrPooler, and nothing is taken.
 func probeAdvisory(ctx context.Context, q querier, backend backendID, own int64) (p advisoryProbe, err error) {
 	var pid int32
-	err = q.row(ctx, statement("advisory_probe", ""), own, backend.pid).
+	err = q.row(ctx, statements.AdvisoryProbe.Text(), own, backend.pid).
 		Scan(&pid, &p.keeps, &p.capacity, &p.silence, &p.client.host, &p.client.port, &p.server.host, &p.server.port)
 	if err == nil && pid != backend.pid {
 		err = switchedBackend(backend.pid, pid)
@@ -172,11 +173,11 @@ func (d *dialer) keepsBackend(ctx context.Context, backend backendID) error {
 }
 
 // textAround returns a statement, around what is asked and of which locks.
-func textAround(name string, session int64) [3]string {
-	start, rest, ok := strings.Cut(ofSession(statement(name, ""), session), "/* what */")
+func textAround(name statements.Name, session int64) [3]string {
+	start, rest, ok := strings.Cut(ofSession(name.Text(), session), "/* what */")
 	middle, end, ok2 := strings.Cut(rest, "/* keys */")
 	if !ok || !ok2 {
-		panic("pgxlock: sql/" + name + ".sql lacks a place")
+		panic("pgxlock: sql/" + string(name) + ".sql lacks a place")
 	}
 	return [3]string{start, middle, end}
 }

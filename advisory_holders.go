@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file tells who has an advisory lock, as far as the server knows.
@@ -24,7 +25,7 @@ func (a *advisoryLocks) holders(ctx context.Context, keys []string) ([]Holder, e
 
 func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, error) {
 	id := lockkey.Identify(key)
-	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statement("advisory_holders", ""))
+	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statements.AdvisoryHolders.Text())
 	c := &lockCall{query: text, alone: true}
 	if !a.wire.await(c, a.wire.submit(ctx, c)) {
 		return nil, contextError(ctx)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file is what fencing tokens add to advisory locks: rows that say who has
@@ -28,7 +29,7 @@ func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) e
 		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
 	}
 	var token int64
-	err := lockerr.Typed(tx.row(ctx, a.place.statement("token_fence"), &token, id.Space(), id.Number, session, lock.token))
+	err := lockerr.Typed(tx.row(ctx, a.place.statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.token))
 	return elsewhere(err, tx, &a.config.ConnConfig.Config)
 }
 
@@ -37,7 +38,7 @@ func (a *advisoryLocks) reap() error {
 	if !a.cfg.Tokens {
 		return a.locker.queue.reap()
 	}
-	c := &lockCall{query: a.place.statement("token_reap"), alone: true, bound: true}
+	c := &lockCall{query: a.place.statement(statements.AdvisoryReapTokens), alone: true, bound: true}
 	a.wire.await(c, a.wire.submit(context.Background(), c))
 	return cmp.Or(c.err, a.locker.queue.reap())
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file is about what must be done once: a claim is a key that one committed
@@ -70,7 +71,7 @@ func claimTx(ctx context.Context, tx transaction, key string, opts []Option) (bo
 		return false, err
 	}
 	var claimed *bool
-	err := tx.row(ctx, statement("claim_once", o.schema), &claimed, key, seconds(o.wait), seconds(o.retention))
+	err := tx.row(ctx, statements.TxClaim.In(o.schema), &claimed, key, seconds(o.wait), seconds(o.retention))
 	switch {
 	case err != nil:
 		return false, err
@@ -117,7 +118,7 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 	err = o.collect(opts, func(opt Option) bool { _, ok := opt.(Schema); return ok })
 	for batch := int64(purgeBatch); err == nil && batch == purgeBatch; ended += batch {
 		batch = 0
-		err = pool.QueryRow(ctx, statement("purge_claims", o.schema), olderThan.Seconds(), purgeBatch).Scan(&batch)
+		err = pool.QueryRow(ctx, statements.TxPurgeClaims.In(o.schema), olderThan.Seconds(), purgeBatch).Scan(&batch)
 	}
 	return ended, err
 }

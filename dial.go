@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // A dialer makes connections of our own: as the caller's pool makes its own, but
@@ -87,7 +88,7 @@ type backendID struct {
 // transactions are as ours must be.
 func whoServes(ctx context.Context, q querier) (b backendID, asOurs bool, err error) {
 	err = outlast(ctx, func() error {
-		return q.row(ctx, statement("backend", "")).Scan(&b.pid, &b.started, &asOurs)
+		return q.row(ctx, statements.ConnBackend.Text()).Scan(&b.pid, &b.started, &asOurs)
 	})
 	return b, asOurs, err
 }
@@ -113,7 +114,7 @@ func (b backendID) end(ctx context.Context, q querier) error {
 		return nil
 	}
 	ended := true // there is no row if it has gone by itself
-	err := q.row(ctx, statement("terminate", ""), b.pid, b.started).Scan(&ended)
+	err := q.row(ctx, statements.EvictTerminate.Text(), b.pid, b.started).Scan(&ended)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("end the backend of the broken connection: %w", err)
 	}
@@ -140,7 +141,7 @@ func closeQuietly(conn *pgx.Conn) {
 func requirePrimary(ctx context.Context, conn *pgconn.PgConn) error {
 	var result *pgconn.Result
 	err := outlast(ctx, func() error {
-		result = conn.ExecParams(ctx, statement("primary", ""), nil, nil, nil, nil).Read()
+		result = conn.ExecParams(ctx, statements.ConnPrimary.Text(), nil, nil, nil, nil).Read()
 		return result.Err
 	})
 	if err != nil {

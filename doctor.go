@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file looks whether a database is a place where locks can be trusted: the
@@ -224,7 +225,7 @@ func (d *doctor) connect(ctx context.Context) (err error) {
 	if err = d.outlive(ctx, conn); err != nil {
 		return err
 	}
-	d.role, err = one[roleInfo](ctx, d, "doctor_role")
+	d.role, err = one[roleInfo](ctx, d, statements.DoctorRole)
 	return err
 }
 
@@ -235,10 +236,10 @@ func (d *doctor) outlive(ctx context.Context, conn *pgx.Conn) error {
 		return nil
 	}
 	const local = false
-	return querier{conn: conn}.exec(ctx, statement("session", ""), local)
+	return querier{conn: conn}.exec(ctx, statements.ConnSession.Text(), local)
 }
 
-// roleInfo is who asks. The fields are as doctor_role.sql has them.
+// roleInfo is who asks. The fields are as doctor/role.sql has them.
 type roleInfo struct {
 	Name, Database string
 	SeesAll        bool // what other roles' sessions do
@@ -246,13 +247,13 @@ type roleInfo struct {
 }
 
 // one returns the row that a statement yields.
-func one[T any](ctx context.Context, d *doctor, name string, args ...any) (T, error) {
-	return pgx.CollectExactlyOneRow(d.q.query(ctx, statement(name, d.schema), args...), pgx.RowToStructByPos[T])
+func one[T any](ctx context.Context, d *doctor, name statements.Name, args ...any) (T, error) {
+	return pgx.CollectExactlyOneRow(d.q.query(ctx, name.In(d.schema), args...), pgx.RowToStructByPos[T])
 }
 
 // all returns the rows that a statement yields.
-func all[T any](ctx context.Context, d *doctor, name string, args ...any) ([]T, error) {
-	return pgx.CollectRows(d.q.query(ctx, statement(name, d.schema), args...), pgx.RowToStructByPos[T])
+func all[T any](ctx context.Context, d *doctor, name statements.Name, args ...any) ([]T, error) {
+	return pgx.CollectRows(d.q.query(ctx, name.In(d.schema), args...), pgx.RowToStructByPos[T])
 }
 
 // blind is the finding of a check that could not be made.

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file looks at what is between us and the server, and whether the server does
@@ -119,12 +120,12 @@ func (d *doctor) notify(ctx context.Context) (Finding, error) {
 		return Finding{}, err
 	}
 	client := randomID()
-	listen := strings.ReplaceAll(statement("queue_listen", ""), "/* client */", strconv.FormatInt(client, 10))
+	listen := strings.ReplaceAll(statements.QueueListen.Text(), "/* client */", strconv.FormatInt(client, 10))
 	if _, err := conn.PgConn().Exec(ctx, listen).ReadAll(); err != nil {
 		return Finding{}, err
 	}
 	began := time.Now()
-	rows := d.q.query(ctx, statement("queue_notify", ""), client)
+	rows := d.q.query(ctx, statements.QueueNotify.Text(), client)
 	rows.Close()
 	if rows.Err() != nil {
 		return Finding{}, rows.Err()

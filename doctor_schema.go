@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file looks at what the migrations made: whether it is there, whole, and for
@@ -91,14 +92,14 @@ func (d *doctor) missing(ctx context.Context, version int) ([]string, error) {
 // know, for nothing but golang-migrate minds.
 func (d *doctor) dirty(ctx context.Context) (bool, error) {
 	type mark struct{ Dirty bool }
-	m, err := one[mark](ctx, d, "doctor_dirty")
+	m, err := one[mark](ctx, d, statements.DoctorDirty)
 	if state := lockerr.SQLState(err); state == lockerr.StateNoRights || state == lockerr.StateUndefinedTable {
 		return false, nil
 	}
 	return m.Dirty, err
 }
 
-// roleKind is a kind of role that grant_locks() knows, as doctor_rights.sql returns it.
+// roleKind is a kind of role that grant_locks() knows, as doctor/rights.sql returns it.
 type roleKind struct {
 	Name    string
 	Lacks   string // the rights of it that this role does not have
@@ -109,7 +110,7 @@ type roleKind struct {
 // rights compares the role's rights with what each kind of role needs. The greatest kind that it
 // was granted a right for is what it is meant to be.
 func (d *doctor) rights(ctx context.Context) (Finding, error) {
-	kinds, err := all[roleKind](ctx, d, "doctor_rights", d.schema)
+	kinds, err := all[roleKind](ctx, d, statements.DoctorRights, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -143,7 +144,7 @@ func (d *doctor) rights(ctx context.Context) (Finding, error) {
 // searchPath compares the settings of our functions with those they were made with.
 func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 	type function struct{ Signature string }
-	astray, err := all[function](ctx, d, "doctor_search_path", d.schema)
+	astray, err := all[function](ctx, d, statements.DoctorSearchPath, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -160,7 +161,7 @@ func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 	}, nil
 }
 
-// tokenState is what doctor_tokens.sql returns.
+// tokenState is what doctor/tokens.sql returns.
 type tokenState struct {
 	SameCluster, SameTimeline bool
 	Highest, Drawn            int64
@@ -169,7 +170,7 @@ type tokenState struct {
 
 // tokens asks what repair_lock_tokens() would mend.
 func (d *doctor) tokens(ctx context.Context) (Finding, error) {
-	t, err := one[tokenState](ctx, d, "doctor_tokens", d.schema)
+	t, err := one[tokenState](ctx, d, statements.DoctorTokens, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -195,7 +196,7 @@ func (d *doctor) rowSecurity(ctx context.Context) (Finding, error) {
 		Name    string
 		Applies bool
 	}
-	tables, err := all[table](ctx, d, "doctor_row_security", d.schema)
+	tables, err := all[table](ctx, d, statements.DoctorRowSecurity, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -219,14 +220,14 @@ func (d *doctor) rowSecurity(ctx context.Context) (Finding, error) {
 	return ok("not enabled on our tables"), nil
 }
 
-// databaseCollation is what doctor_collation_database.sql returns.
+// databaseCollation is what doctor/collation_database.sql returns.
 type databaseCollation struct{ Recorded, Actual, Indexes string }
 
 // collation looks for indexes whose order the operating system, or ICU, changed
 // under them: a unique one may then miss a name that it has.
 func (d *doctor) collation(ctx context.Context) (Finding, error) {
 	type index struct{ Name, Change string }
-	changed, err := all[index](ctx, d, "doctor_collation", d.schema)
+	changed, err := all[index](ctx, d, statements.DoctorCollation, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -238,7 +239,7 @@ func (d *doctor) collation(ctx context.Context) (Finding, error) {
 	if d.role.Version < 150000 {
 		return f, nil
 	}
-	db, err := one[databaseCollation](ctx, d, "doctor_collation_database", d.schema)
+	db, err := one[databaseCollation](ctx, d, statements.DoctorCollationDatabase, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -260,7 +261,7 @@ const manyExpired = 1000
 
 func (d *doctor) expired(ctx context.Context) (Finding, error) {
 	type leftOver struct{ N int64 }
-	left, err := one[leftOver](ctx, d, "doctor_expired")
+	left, err := one[leftOver](ctx, d, statements.DoctorExpired)
 	if err != nil {
 		return Finding{}, err
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file looks at the server: its settings, its clock, and what is used up of it.
@@ -24,7 +26,7 @@ func (d *doctor) readSettings(ctx context.Context) (map[string]setting, error) {
 	for _, t := range timeouts {
 		names = append(names, t.name)
 	}
-	rows, _ := d.conn.Query(ctx, statement("doctor_settings", ""), d.q.args([]any{names})...) // CollectRows returns the error
+	rows, _ := d.conn.Query(ctx, statements.DoctorSettings.Text(), d.q.args([]any{names})...) // CollectRows returns the error
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[setting])
 	settings := make(map[string]setting, len(found))
 	for _, s := range found {
@@ -81,7 +83,7 @@ func (d *doctor) clock(ctx context.Context) (Finding, error) {
 	for range 3 {
 		var server int64
 		asked := time.Now()
-		if err := d.q.row(ctx, statement("doctor_clock", "")).Scan(&server); err != nil {
+		if err := d.q.row(ctx, statements.DoctorClock.Text()).Scan(&server); err != nil {
 			return Finding{}, err
 		}
 		if trip := time.Since(asked); best < 0 || trip < best {
@@ -164,7 +166,7 @@ func (d *doctor) durability(ctx context.Context) (Finding, error) {
 	}
 
 	type standbys struct{ All, Synchronous int64 }
-	s, err := one[standbys](ctx, d, "doctor_standbys")
+	s, err := one[standbys](ctx, d, statements.DoctorStandbys)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -183,7 +185,7 @@ func (d *doctor) durability(ctx context.Context) (Finding, error) {
 // lockTable compares what is locked on the server with what it has room for.
 func (d *doctor) lockTable(ctx context.Context) (Finding, error) {
 	type taken struct{ N int64 }
-	t, err := one[taken](ctx, d, "doctor_lock_table")
+	t, err := one[taken](ctx, d, statements.DoctorLockTable)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -205,7 +207,7 @@ func (d *doctor) prepared(ctx context.Context) (Finding, error) {
 		ID             string
 		Seconds, Locks int64
 	}
-	found, err := all[transaction](ctx, d, "doctor_prepared", d.schema)
+	found, err := all[transaction](ctx, d, statements.DoctorPrepared, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -233,7 +235,7 @@ func (d *doctor) snapshots(ctx context.Context) (Finding, error) {
 		Who                   string
 		Transactions, Seconds int64
 	}
-	found, err := all[snapshot](ctx, d, "doctor_snapshots", d.cfg.LongTransaction.Seconds(), int64(manyTransactions))
+	found, err := all[snapshot](ctx, d, statements.DoctorSnapshots, d.cfg.LongTransaction.Seconds(), int64(manyTransactions))
 	if err != nil {
 		return Finding{}, err
 	}
@@ -266,7 +268,7 @@ func (d *doctor) wraparound(ctx context.Context) (Finding, error) {
 		Database string
 		Age      int64
 	}
-	o, err := one[oldest](ctx, d, "doctor_wraparound")
+	o, err := one[oldest](ctx, d, statements.DoctorWraparound)
 	if err != nil {
 		return Finding{}, err
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file is how a holder hears that it was evicted: whoever has a lease asks when a
@@ -33,7 +35,7 @@ func (in *installation) evictions(ctx context.Context, q querier, kinds []int32,
 		By, Why string
 		MS      int64
 	}
-	rows, err := pgx.CollectRows(q.query(ctx, in.statement("evicted"), kinds, names, holders, tokens), pgx.RowToStructByPos[row])
+	rows, err := pgx.CollectRows(q.query(ctx, in.statement(statements.EvictReasons), kinds, names, holders, tokens), pgx.RowToStructByPos[row])
 	found := make(map[int]eviction, len(rows))
 	for _, r := range rows {
 		if r.N < 1 || r.N > int64(len(names)) {

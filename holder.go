@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // Holder is one who holds a key.
@@ -87,7 +89,7 @@ func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, erro
 	t.cleaning.Run(func() { // no context of a caller's reaches our connections
 		defer close(answered)
 		err = t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-			holders, err = pgx.CollectRows(q.query(ctx, t.place.statement("holders"), keys), func(row pgx.CollectableRow) (Holder, error) {
+			holders, err = pgx.CollectRows(q.query(ctx, t.place.statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (Holder, error) {
 				h := Holder{Kind: Lease}
 				var shared bool
 				err := row.Scan(&h.Key, &h.Owner, &h.Metadata, &h.Token, &h.Since, &h.Expires, &shared)

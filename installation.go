@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // schemaVersion is the version of the migrations that this program needs. A later one
@@ -26,10 +27,10 @@ type installation struct {
 }
 
 // statement returns a statement on this installation.
-func (in *installation) statement(name string) string {
+func (in *installation) statement(name statements.Name) string {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return statement(name, in.schema)
+	return name.In(in.schema)
 }
 
 // find makes sure that the schema is known and new enough.
@@ -61,7 +62,7 @@ func (in *installation) find(ctx context.Context, q querier) error {
 }
 
 func versionOf(ctx context.Context, q querier, schema string) (version int, err error) {
-	err = q.row(ctx, statement("version", schema)).Scan(&version)
+	err = q.row(ctx, statements.ConnVersion.In(schema)).Scan(&version)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == lockerr.StateUndefinedFunction || pgErr.Code == lockerr.StateInvalidSchema) {
 		err = fmt.Errorf("%w: schema %q has no pgxlock", ErrSchema, schema)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file asks the server for what a Limiter's callers want: what is asked at the
@@ -121,7 +122,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 				unused[i] = new(int64) // it may have been given back, and twice would be too much
 			}
 		}
-		answers, err = pgx.CollectRows(q.query(ctx, t.place.statement("limit"), t.rule.step.Nanoseconds(), t.rule.burst, keys, counts, delays, unused, patience),
+		answers, err = pgx.CollectRows(q.query(ctx, t.place.statement(statements.RatelimitTake), t.rule.step.Nanoseconds(), t.rule.burst, keys, counts, delays, unused, patience),
 			pgx.RowToStructByPos[limitAnswer])
 		return err
 	})
@@ -185,7 +186,7 @@ func (t *limitTable) reap() error {
 	page := new(int32)
 	for page != nil {
 		err := t.session.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-			next, err := pgx.CollectExactlyOneRow(q.query(ctx, t.place.statement("limit_reap"), *page), pgx.RowTo[*int32])
+			next, err := pgx.CollectExactlyOneRow(q.query(ctx, t.place.statement(statements.RatelimitReap), *page), pgx.RowTo[*int32])
 			if err == nil {
 				page = next
 			}

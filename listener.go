@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // A listener hears when a lock was given back that somebody here waits for: on a
@@ -110,7 +112,7 @@ func (l *listener) listen() error {
 	for {
 		if now := l.holds(); now != holder {
 			holder = now
-			text := strings.NewReplacer("/* client */", strconv.FormatInt(client, 10), "/* pid */", strconv.Itoa(int(holder))).Replace(statement("queue_listen_holder", ""))
+			text := strings.NewReplacer("/* client */", strconv.FormatInt(client, 10), "/* pid */", strconv.Itoa(int(holder))).Replace(statements.QueueListenHolder.Text())
 			if err := l.briefly(func(ctx context.Context) error {
 				_, err := conn.PgConn().Exec(ctx, text).ReadAll()
 				return err
@@ -179,31 +181,31 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 		return 0, fmt.Errorf("%w, and neither does LISTEN", ErrPooler)
 	}
 	const local = false
-	if err := q.exec(ctx, statement("session", ""), local); err != nil {
+	if err := q.exec(ctx, statements.ConnSession.Text(), local); err != nil {
 		return 0, err
 	}
 	if err := l.queue.place.find(ctx, q); err != nil { // as long as search_path is the role's
 		return 0, err
 	}
-	if err := q.exec(ctx, statement("search_path", ""), local); err != nil {
+	if err := q.exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
 		return 0, err
 	}
 
 	client = randomID()
 	var alone bool
-	if err := q.row(ctx, l.queue.place.statement("queue_alive"), client).Scan(&alone); err != nil {
+	if err := q.row(ctx, l.queue.place.statement(statements.QueueAlive), client).Scan(&alone); err != nil {
 		return 0, err
 	}
 	if !alone {
 		return 0, errors.New("another session listens under the same number")
 	}
-	listen := strings.ReplaceAll(statement("queue_listen", ""), "/* client */", strconv.FormatInt(client, 10))
+	listen := strings.ReplaceAll(statements.QueueListen.Text(), "/* client */", strconv.FormatInt(client, 10))
 	if err := q.exec(ctx, listen); err != nil {
 		return 0, err
 	}
 
 	// Sent from here it would arrive through a pooler that lets nothing else through.
-	if err := l.queue.send("queue_notify", client); err != nil {
+	if err := l.queue.send(statements.QueueNotify, client); err != nil {
 		return 0, err
 	}
 	switch _, err := conn.WaitForNotification(ctx); {

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file asks for one thing alone, which is what most messages are, by a call of
@@ -19,7 +21,7 @@ import (
 type lockCalls []uint32
 
 func findLockCalls(ctx context.Context, q querier) (lockCalls, error) {
-	rows, err := q.conn.Query(ctx, statement("advisory_functions", ""), q.args(nil)...)
+	rows, err := q.conn.Query(ctx, statements.AdvisoryFunctions.Text(), q.args(nil)...)
 	if err != nil {
 		return nil, err
 	}

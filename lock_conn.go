@@ -44,7 +44,7 @@ type ask struct {
 	lock lockkey.ID
 }
 
-// askWhat is what advisory_prepare.sql knows it by.
+// askWhat is what advisory/prepare.sql knows it by.
 type askWhat int
 
 const (

@@ -10,9 +10,10 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
-// What sql/lock_session.sql makes of a session: one whose locks the server frees
+// What sql/advisory/lock_session.sql makes of a session: one whose locks the server frees
 // a TTL after its client fell silent.
 
 // lockSession opens a session that holds the advisory lock of that number for a
@@ -20,7 +21,7 @@ import (
 func lockSession(t *testing.T, url string, ttl time.Duration, key int64) (conn *pgx.Conn, sent time.Time) {
 	t.Helper()
 	conn = pgtest.Connect(t, url)
-	if _, err := conn.Exec(t.Context(), statement("lock_session", ""), ttl.Milliseconds(), conn.PgConn().PID()); err != nil {
+	if _, err := conn.Exec(t.Context(), statements.AdvisoryLockSession.Text(), ttl.Milliseconds(), conn.PgConn().PID()); err != nil {
 		t.Fatal(err)
 	}
 	sent = time.Now()
@@ -150,7 +151,7 @@ func TestALockSessionIsSetUpInAHostileSearchPath(t *testing.T) {
 		if _, err := conn.Exec(t.Context(), "set search_path = hostile, pg_catalog; set idle_session_timeout = '1h'"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := conn.Exec(t.Context(), statement("lock_session", ""), ttl.Milliseconds(), conn.PgConn().PID()); err != nil {
+		if _, err := conn.Exec(t.Context(), statements.AdvisoryLockSession.Text(), ttl.Milliseconds(), conn.PgConn().PID()); err != nil {
 			t.Fatal(err)
 		}
 		var path, idle string

@@ -31,7 +31,7 @@ import (
 // every few seconds, not in a loop.
 //
 // It needs no installation to show advisory locks; [Snapshot.Missing] says what it could
-// not show, and why. What it asks stands in sql/monitor_*.sql, which psql -f runs as it is.
+// not show, and why. What it asks stands in sql/monitor/*.sql, which psql -f runs as it is.
 //
 // A Monitor is safe for concurrent use. The zero value is of no use.
 type Monitor struct {

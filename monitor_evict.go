@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file takes locks away, and clears away what nobody gave back.
@@ -55,7 +56,7 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 		}
 		switch h.Kind {
 		case Lease:
-			evicted, err = call[bool](ctx, s, "evict", h.Key, h.Owner, h.Token, reason)
+			evicted, err = call[bool](ctx, s, statements.EvictLease, h.Key, h.Owner, h.Token, reason)
 			return err
 		case Advisory:
 			if h.PID == 0 {
@@ -74,7 +75,7 @@ func (s *sight) evictSession(ctx context.Context, h Holder, reason string) (aske
 	patient, cancel := context.WithTimeout(ctx, evictPatience)
 	defer cancel()
 	for {
-		holds, err := call[bool](ctx, s, "evict_session", h.PID, id.Number, reason, id.Space())
+		holds, err := call[bool](ctx, s, statements.EvictAdvisory, h.PID, id.Number, reason, id.Space())
 		switch {
 		case err != nil:
 			return false, err
@@ -96,7 +97,7 @@ type Session struct {
 	Holders                   []Holder
 	Waiters                   []Waiter
 
-	started int64 // as sql/backend.sql says it
+	started int64 // as sql/conn/backend.sql says it
 }
 
 // Session returns the session of a server's process, to be shown before it is ended. If
@@ -114,7 +115,7 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 				found.Waiters = append(found.Waiters, w)
 			}
 		}
-		err = s.conn.QueryRow(ctx, statement("monitor_session", ""), pgx.QueryExecModeExec, pid).Scan(&found.started, &found.Application, &found.Role, &found.Client)
+		err = s.conn.QueryRow(ctx, statements.MonitorSession.Text(), pgx.QueryExecModeExec, pid).Scan(&found.started, &found.Application, &found.Role, &found.Client)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("this database has no session with process %d: %w", pid, err)
 		}
@@ -145,14 +146,14 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 		if s.schema != "" {
 			for _, h := range session.Holders {
 				id := lockkey.Identify(h.Key)
-				if _, err := call[bool](ctx, s, "evict_session", session.PID, id.Number, "the session was ended: "+reason, id.Space()); err != nil {
+				if _, err := call[bool](ctx, s, statements.EvictAdvisory, session.PID, id.Number, "the session was ended: "+reason, id.Space()); err != nil {
 					return err
 				}
 			}
 		}
 		// Each try waits for a second.
 		for range 5 {
-			ended, err := pgx.CollectExactlyOneRow(s.ask(ctx, "monitor_read_write", "terminate", session.PID, session.started), pgx.RowTo[bool])
+			ended, err := pgx.CollectExactlyOneRow(s.ask(ctx, statements.MonitorReadWrite, statements.EvictTerminate, session.PID, session.started), pgx.RowTo[bool])
 			switch {
 			case errors.Is(err, pgx.ErrNoRows): // by now, or before
 				return nil
@@ -188,7 +189,7 @@ func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, e
 		if age < 0 {
 			return fmt.Errorf("age is %s, it must be 0 or more", age)
 		}
-		for _, what := range []string{"reap_older", "reap_older_shares"} {
+		for _, what := range []statements.Name{statements.LeaseReapOlder, statements.LeaseReapOlderShared} {
 			for n := int64(reapStep); n == reapStep; removed += n {
 				var err error
 				if n, err = call[int64](ctx, s, what, age.Seconds(), reapStep); err != nil {
@@ -208,9 +209,9 @@ func (m *Monitor) write(ctx context.Context, fn func(*sight) error) error {
 
 // call calls a function of the schema, in a transaction of its own that is as the
 // functions want it.
-func call[T any](ctx context.Context, s *sight, name string, args ...any) (result T, err error) {
+func call[T any](ctx context.Context, s *sight, name statements.Name, args ...any) (result T, err error) {
 	if s.absent != nil {
 		return result, s.absent
 	}
-	return pgx.CollectExactlyOneRow(s.ask(ctx, "monitor_read_write", name, args...), pgx.RowTo[T])
+	return pgx.CollectExactlyOneRow(s.ask(ctx, statements.MonitorReadWrite, name, args...), pgx.RowTo[T])
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file is one look of the monitor at the database: what can be seen there, and what
@@ -91,21 +92,21 @@ func (s *sight) unseen() error { return s.unable }
 // ask runs a statement in a transaction that is as those of the monitor want it, whatever
 // the role is set to, and leaves no setting behind: also behind a pooler. It is committed
 // when the rows have been read without an error.
-func (s *sight) ask(ctx context.Context, access, name string, args ...any) pgx.Rows {
+func (s *sight) ask(ctx context.Context, access, name statements.Name, args ...any) pgx.Rows {
 	key := s.filter.Key
 	if _, raw := lockkey.ParseRaw(key); raw {
 		key = "" // which the server's text cannot hold; it names no lease
 	}
 	return querier{conn: s.conn}.together(ctx, []int16{pgx.BinaryFormatCode},
-		step{sql: statement("monitor_isolation", "")}, step{sql: statement(access, "")},
-		step{statement("monitor_settings", ""), []any{key, s.filter.Prefix, s.states}},
-		step{statement(name, s.schema), args})
+		step{sql: statements.MonitorIsolation.Text()}, step{sql: access.Text()},
+		step{statements.MonitorSettings.Text(), []any{key, s.filter.Prefix, s.states}},
+		step{name.In(s.schema), args})
 }
 
 // read runs a statement that only reads, and calls each with every row of it, which
 // has been put where to points.
-func (s *sight) read(ctx context.Context, name string, to []any, each func()) error {
-	_, err := pgx.ForEachRow(s.ask(ctx, "monitor_read_only", name), to, func() error {
+func (s *sight) read(ctx context.Context, name statements.Name, to []any, each func()) error {
+	_, err := pgx.ForEachRow(s.ask(ctx, statements.MonitorReadOnly, name), to, func() error {
 		each()
 		return nil
 	})
@@ -122,7 +123,7 @@ func (s *sight) leases(ctx context.Context) ([]*Holder, error) {
 	var shared bool
 	var state knownState
 	var since, expires pgtype.Timestamptz // of the zero time if there is none
-	err := s.read(ctx, "monitor_leases", []any{&h.Key, &shared, &h.Owner, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
+	err := s.read(ctx, statements.MonitorLeases, []any{&h.Key, &shared, &h.Owner, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
 		if !s.filter.admits(Lease, h.Key) {
 			return
 		}
@@ -171,7 +172,7 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 	var application, role, client string
 	var since pgtype.Timestamptz
 	var blockedBy []int32
-	err = s.read(ctx, "monitor_advisory", []any{&view.taken, &view.room, &space, &number, &shared, &granted, &pid, &application, &role, &client, &since, &blockedBy}, func() {
+	err = s.read(ctx, statements.MonitorAdvisory, []any{&view.taken, &view.room, &space, &number, &shared, &granted, &pid, &application, &role, &client, &since, &blockedBy}, func() {
 		if !number.Valid {
 			return // there is none
 		}
@@ -223,7 +224,7 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 	var client int64
 	var since pgtype.Timestamptz
 	var w Waiter
-	err := s.read(ctx, "monitor_tickets", []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds}, func() {
+	err := s.read(ctx, statements.MonitorTickets, []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds}, func() {
 		w := w
 		w.Kind, w.Behind, w.Since = Lease, int(behind)-1, since.Time
 		if kind != 0 {
@@ -256,7 +257,7 @@ func (s *sight) server(ctx context.Context, load *ServerLoad) (at time.Time, err
 	var seesAll bool
 	var pid pgtype.Int4
 	var since pgtype.Timestamptz
-	err = s.read(ctx, "monitor_server", []any{&at, &load.Notifications, &pid, &since, &seesAll}, func() {
+	err = s.read(ctx, statements.MonitorServer, []any{&at, &load.Notifications, &pid, &since, &seesAll}, func() {
 		load.OldestPID, load.OldestSince = pid.Int32, since.Time
 	})
 	if err == nil && !seesAll {
@@ -292,7 +293,7 @@ func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 	if s.schema != "" {
 		var number int64
 		var name string
-		err := s.read(ctx, "monitor_names", []any{&number, &name}, func() {
+		err := s.read(ctx, statements.MonitorNames, []any{&number, &name}, func() {
 			if id := lockkey.Identify(name); id.Number == number { // else somebody wrote what is not so
 				k.names[id] = name
 			}
@@ -310,7 +311,7 @@ func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 	}
 
 	var database, schema, table string
-	err := s.read(ctx, "monitor_migrators", []any{&database, &schema, &table}, func() {
+	err := s.read(ctx, statements.MonitorMigrators, []any{&database, &schema, &table}, func() {
 		for _, database := range []string{database, "/" + database} { // the library, and the command
 			k.labels[lockkey.ID{Number: migrateKey(database, schema, table)}] = fmt.Sprintf("golang-migrate, with table %s", pgx.Identifier{schema, table}.Sanitize())
 		}

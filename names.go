@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file tells others the names behind the advisory keys that this process holds: of
@@ -58,7 +59,7 @@ func (l *listener) publishNames(conn *pgx.Conn) error {
 		return nil
 	}
 	err := l.briefly(func(ctx context.Context) error {
-		return querier{conn: conn, direct: true}.exec(ctx, l.queue.place.statement("publish_names"), names)
+		return querier{conn: conn, direct: true}.exec(ctx, l.queue.place.statement(statements.AdvisoryPublishNames), names)
 	})
 	if lockerr.SQLState(err) != "" && !conn.IsClosed() {
 		l.queue.log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)

@@ -10,6 +10,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // The planner knows the size of the table from the last vacuum, which may have
@@ -44,7 +45,7 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 		if _, err := conn.Exec(t.Context(), "set enable_tidscan = off"); err != nil { // as a role may have it
 			t.Fatal(err)
 		}
-		if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
+		if _, err := conn.Exec(t.Context(), statements.ConnSession.Text(), false); err != nil {
 			t.Fatal(err)
 		}
 		looksUp(t, conn, "distributed_locks", call)
@@ -72,7 +73,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 	} {
 		for _, table := range []string{"distributed_locks", "distributed_lock_shares"} {
 			conn := db.Connect(t)
-			if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
+			if _, err := conn.Exec(t.Context(), statements.ConnSession.Text(), false); err != nil {
 				t.Fatal(err)
 			}
 			looksUp(t, conn, table, call)
@@ -95,7 +96,7 @@ func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := conn.Exec(t.Context(), statement("lock_session", ""), 0, conn.PgConn().PID()); err != nil {
+	if _, err := conn.Exec(t.Context(), statements.AdvisoryLockSession.Text(), 0, conn.PgConn().PID()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := conn.Exec(t.Context(), "reset search_path"); err != nil {
@@ -156,7 +157,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"pgxlock_acquire_batch('{a,k99}', '{A,A}', '{60000,60000}', '{null,null}', '{0,0}')",
 		"pgxlock_release_batch('{a,k99}', '{A,A}', '{null,null}')",
 	}
-	if _, err := early.Exec(t.Context(), statement("session", ""), false); err != nil {
+	if _, err := early.Exec(t.Context(), statements.ConnSession.Text(), false); err != nil {
 		t.Fatal(err)
 	}
 	for _, call := range slices.Concat(alone, alone) {
@@ -183,7 +184,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"wake_lock_waiter('hot')",
 	} {
 		conn := pgtest.Connect(t, url)
-		if _, err := conn.Exec(t.Context(), statement("session", ""), false); err != nil {
+		if _, err := conn.Exec(t.Context(), statements.ConnSession.Text(), false); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := conn.Exec(t.Context(), "select "+call); err != nil { // it may find dead ones that nobody has seen yet
@@ -207,7 +208,7 @@ func TestLimitsAreLookedUpByTheirKeys(t *testing.T) {
 		"pgxlock_limit_batch(1000000000000, 1, '{k1,k2,k3}', '{1,1,1}', '{0,0,0}', '{null,null,null}')",
 		"pgxlock_limit_batch(1000000000000, 1, '{k1,k2,k3}', '{1,1,1}', '{0,0,0}', '{null,null,null}')", // refused
 	} {
-		for _, settings := range []string{statement("session", ""), "select set_config('enable_indexscan', 'off', $1)"} {
+		for _, settings := range []string{statements.ConnSession.Text(), "select set_config('enable_indexscan', 'off', $1)"} {
 			conn := db.Connect(t)
 			if _, err := conn.Exec(t.Context(), settings, false); err != nil {
 				t.Fatal(err)

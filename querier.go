@@ -5,6 +5,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file runs one statement on a session, in the setting that it needs: the
@@ -49,9 +51,9 @@ func (q querier) query(ctx context.Context, sql string, args ...any) pgx.Rows {
 		return rows
 	}
 	const local = true
-	all := []step{{statement("session", ""), []any{local}}, {statement("search_path", ""), []any{local}}, {sql, args}}
+	all := []step{{statements.ConnSession.Text(), []any{local}}, {statements.ConnSearchPath.Text(), []any{local}}, {sql, args}}
 	if q.otherDefaults {
-		all = append([]step{{sql: statement("set_transaction", "")}}, all...)
+		all = append([]step{{sql: statements.ConnSetTransaction.Text()}}, all...)
 	}
 	return q.together(ctx, nil, all...)
 }

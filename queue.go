@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file is where a line of this process stands among those of others: with a
@@ -352,7 +353,7 @@ func (q *queue) publish(names []lockkey.Name) error {
 		return nil
 	}
 	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_publish"),
+		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueuePublish),
 			p.kinds, p.names, p.numbers, p.waiters, p.holds, p.client, q.owner, p.life.Milliseconds()), pgx.RowToStructByPos[row])
 		return err
 	})
@@ -456,7 +457,7 @@ func (q *queue) withdraw(batch []*ticket) error {
 		wakeUps = append(wakeUps, wakeUp{name: t.line.name})
 	}
 	q.lines.mu.Unlock()
-	err := q.send("queue_withdraw", kinds, names, numbers)
+	err := q.send(statements.QueueWithdraw, kinds, names, numbers)
 	if err == nil {
 		q.lines.mu.Lock()
 		for _, t := range batch {
@@ -510,10 +511,10 @@ func (q *queue) listening() bool {
 }
 
 // reap removes tickets of processes that died, where nobody looked since.
-func (q *queue) reap() error { return q.send("queue_reap") }
+func (q *queue) reap() error { return q.send(statements.QueueReap) }
 
 // send runs a statement that answers nothing.
-func (q *queue) send(statement string, args ...any) error {
+func (q *queue) send(statement statements.Name, args ...any) error {
 	return q.run(func(ctx context.Context, c querier, _ bool) error {
 		rows := c.query(ctx, q.place.statement(statement), args...)
 		rows.Close()

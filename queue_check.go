@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // A ticketCheck asks whether others wait for some locks.
@@ -43,7 +44,7 @@ func (q *queue) check(batch []*ticketCheck) error {
 	}
 	var waited []bool
 	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		waited, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_waited_for"), kinds, names), pgx.RowTo[bool])
+		waited, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueueWaitedFor), kinds, names), pgx.RowTo[bool])
 		return err
 	})
 	if err != nil || len(waited) != len(names) {

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // housekeeping removes, now and then, what nobody gave back and nobody wants.
@@ -53,7 +55,7 @@ func (h *housekeeping) stop() {
 // reap removes leases that expired long ago.
 func (t *leaseTable) reap() error {
 	return cmp.Or(t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
-		for _, statement := range []string{"reap", "reap_shares"} {
+		for _, statement := range []statements.Name{statements.LeaseReap, statements.LeaseReapShared} {
 			rows := q.query(ctx, t.place.statement(statement))
 			rows.Close()
 			if rows.Err() != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // maxRenewals bounds a statement that renews.
@@ -182,7 +183,7 @@ func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 	t := r.table
 	err := t.renewals.do(r.patience(), func(ctx context.Context, q querier, _ bool) (err error) {
 		sent = t.locker.now()
-		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement(mode.statement("renew")), names, holders, tokens, ttls), pgx.RowTo[string])
+		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement(byMode(mode, statements.LeaseRenew, statements.LeaseRenewShared)), names, holders, tokens, ttls), pgx.RowTo[string])
 		if slices.Contains(outcomes, outcomeGone) {
 			evicted = t.whyGone(ctx, q, names, holders, tokens)
 		}

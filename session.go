@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // ioTimeout bounds an exchange with the server, so that a dead network is
@@ -165,13 +166,13 @@ func (s *session) setUp(ctx context.Context, conn *pgx.Conn) error {
 		return s.place.find(ctx, q)
 	}
 	const local = false
-	if err := q.exec(ctx, statement("session", ""), local); err != nil {
+	if err := q.exec(ctx, statements.ConnSession.Text(), local); err != nil {
 		return err
 	}
 	if err := s.place.find(ctx, q); err != nil { // as long as search_path is the role's
 		return err
 	}
-	if err := q.exec(ctx, statement("search_path", ""), local); err != nil {
+	if err := q.exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
 		return err
 	}
 	if err := s.unfinished.end(ctx, q); err != nil {

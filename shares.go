@@ -9,6 +9,7 @@ import (
 	"weak"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file remembers which keys a transaction has locked shared, so that an
@@ -107,7 +108,7 @@ func holdsShared(ctx context.Context, tx transaction, ids []lockkey.ID) (bool, e
 		return false, nil
 	}
 	numbers, whats := columns(suspects, false)
-	held, err := tx.run(ctx, "shared_tx", numbers, whats)
+	held, err := tx.run(ctx, statements.TxShared, numbers, whats)
 	if err == nil && held == 0 {
 		tx.shares().remove(suspects)
 	}

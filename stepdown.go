@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file is how a leader hears that it shall step down. What is asked for stands in
@@ -153,7 +154,7 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 	var rows []row
 	q := l.locker.queue
 	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement("step_downs"), kinds, names, holders), pgx.RowToStructByPos[row])
+		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.LeaderStepDowns), kinds, names, holders), pgx.RowToStructByPos[row])
 		return err
 	})
 	asked := make(map[string]stepDownRequest)
@@ -180,7 +181,7 @@ func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 	asked := make(chan error, 1)
 	l.looks.Run(func() { // no context of a caller's reaches our connections
 		asked <- q.run(func(ctx context.Context, c querier, _ bool) error {
-			rows := c.query(ctx, q.place.statement("ask_to_step_down"), name.Kind(), name.Text(), q.owner)
+			rows := c.query(ctx, q.place.statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), q.owner)
 			rows.Close()
 			return rows.Err()
 		})

@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // NewLease returns a Locker whose locks are leases: rows in the table
@@ -97,7 +98,7 @@ func (t *leaseTable) name(key string) lockkey.Name { return lockkey.Name{Key: ke
 
 func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) error {
 	var token int64
-	err := lockerr.Typed(tx.row(ctx, t.place.statement(lock.mode.statement("fence")), &token, lock.key, lock.holder, lock.token))
+	err := lockerr.Typed(tx.row(ctx, t.place.statement(byMode(lock.mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.key, lock.holder, lock.token))
 	if errors.Is(err, ErrLost) {
 		t.renewer.soon(lock) // for good, or for this transaction?
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file takes leases: what is asked at the same time goes in one statement.
@@ -115,12 +116,12 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	var grants []grant
 	var asked bool
 	var sent time.Duration
-	statement, args := "take", []any{names, holders, ttls, metadata, tickets}
+	statement, args := statements.LeaseAcquire, []any{names, holders, ttls, metadata, tickets}
 	switch {
 	case mode == Shared:
-		statement = "share"
+		statement = statements.LeaseAcquireShared
 	case batch[0].permits > 0:
-		statement, args = "take_permit", append(args, permits)
+		statement, args = statements.LeaseAcquirePermit, append(args, permits)
 	}
 	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
 		asked, sent = true, t.locker.now()

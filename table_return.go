@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file gives leases back: by Release, and of grants that nobody got to hear
@@ -61,7 +62,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 	told := mode == Exclusive // whether others wait for it
 	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
 		second = again
-		rows, err = pgx.CollectRows(q.query(ctx, t.place.statement(mode.statement("release")), names, holders, tokens), pgx.RowToStructByPos[row])
+		rows, err = pgx.CollectRows(q.query(ctx, t.place.statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowToStructByPos[row])
 		return err
 	})
 	if err == nil && len(rows) != len(returns) {

@@ -3,6 +3,8 @@ package pgxlock
 import (
 	"slices"
 	"time"
+
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file is what shared leases differ in: they have statements of their own, and
@@ -11,12 +13,12 @@ import (
 // sharedHolder is whom a lease belongs to that is shared.
 const sharedHolder = "*shared"
 
-// statement is the statement for locks of that mode.
-func (m Mode) statement(name string) string {
-	if m == Shared {
-		return name + "_shared"
+// byMode returns the statement for locks of that mode.
+func byMode(mode Mode, exclusive, shared statements.Name) statements.Name {
+	if mode == Shared {
+		return shared
 	}
-	return name
+	return exclusive
 }
 
 // inModes runs a batch, those that are exclusive first. An error means, as in a

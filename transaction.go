@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file runs our statements in a transaction of the caller's, of pgx or of
@@ -21,11 +22,11 @@ import (
 // their names.
 type transaction interface {
 	// run runs one statement, in one round trip.
-	run(ctx context.Context, name string, args ...any) (reply, error)
+	run(ctx context.Context, name statements.Name, args ...any) (reply, error)
 
 	// tryIn opens a savepoint, runs the statement, and, if keep is set, releases
 	// the savepoint if that succeeded; all in one round trip.
-	tryIn(ctx context.Context, keep bool, name string, args ...any) (reply, error)
+	tryIn(ctx context.Context, keep bool, name statements.Name, args ...any) (reply, error)
 
 	// row runs a statement, which is given as its text, that answers with one
 	// value, and scans that into dest.
@@ -46,12 +47,12 @@ type refusal struct {
 
 // tentatively runs the statement in a savepoint. If it is refused, a second round
 // trip brings the transaction back to where it was.
-func tentatively(ctx context.Context, tx transaction, no refusal, name string, args ...any) (reply, error) {
+func tentatively(ctx context.Context, tx transaction, no refusal, name statements.Name, args ...any) (reply, error) {
 	got, err := tx.tryIn(ctx, true, name, args...)
 	if err == nil || lockerr.SQLState(err) != no.state {
 		return got, err
 	}
-	if err := finish(ctx, tx, "rollback_savepoint"); err != nil {
+	if err := finish(ctx, tx, statements.TxRollbackSavepoint); err != nil {
 		// Not no.means itself, so that it is not taken for a refusal.
 		return got, fmt.Errorf("%s, and the transaction cannot go on: %w", no.means.Error(), withContextError(ctx, err))
 	}
@@ -60,7 +61,7 @@ func tentatively(ctx context.Context, tx transaction, no refusal, name string, a
 
 // finish ends the savepoint, also if ctx has ended: the transaction shall not be
 // left in the middle of it.
-func finish(ctx context.Context, tx transaction, name string) error {
+func finish(ctx context.Context, tx transaction, name statements.Name) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ioTimeout)
 	defer cancel()
 	_, err := tx.run(ctx, name)
@@ -80,20 +81,20 @@ func newPgxTx(tx pgx.Tx) transaction {
 
 // run sends what has no arguments as a plain text, which may hold more than one
 // statement.
-func (tx pgxTx) run(ctx context.Context, name string, args ...any) (reply, error) {
-	tag, err := tx.Exec(ctx, statement(name, ""), args...)
+func (tx pgxTx) run(ctx context.Context, name statements.Name, args ...any) (reply, error) {
+	tag, err := tx.Exec(ctx, name.Text(), args...)
 	if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'I' {
 		err = errors.New("the transaction has been ended by a statement of its own, and a lock would last for nothing")
 	}
 	return reply(tag.RowsAffected()), err
 }
 
-func (tx pgxTx) tryIn(ctx context.Context, keep bool, name string, args ...any) (reply, error) {
+func (tx pgxTx) tryIn(ctx context.Context, keep bool, name statements.Name, args ...any) (reply, error) {
 	batch := &pgx.Batch{}
-	batch.Queue(statement("savepoint", ""))
-	batch.Queue(statement(name, ""), args...)
+	batch.Queue(statements.TxSavepoint.Text())
+	batch.Queue(name.Text(), args...)
 	if keep {
-		batch.Queue(statement("release_savepoint", ""))
+		batch.Queue(statements.TxReleaseSavepoint.Text())
 	}
 	results := tx.SendBatch(ctx, batch)
 	_, err := results.Exec()
@@ -144,14 +145,14 @@ func newSQLTx(tx *sql.Tx) transaction {
 	return sqlTx{tx}
 }
 
-func (tx sqlTx) run(ctx context.Context, name string, args ...any) (reply, error) {
-	return tx.send(ctx, literal(statement(name, ""), args))
+func (tx sqlTx) run(ctx context.Context, name statements.Name, args ...any) (reply, error) {
+	return tx.send(ctx, literal(name.Text(), args))
 }
 
-func (tx sqlTx) tryIn(ctx context.Context, keep bool, name string, args ...any) (reply, error) {
-	texts := []string{statement("savepoint", ""), literal(statement(name, ""), args)}
+func (tx sqlTx) tryIn(ctx context.Context, keep bool, name statements.Name, args ...any) (reply, error) {
+	texts := []string{statements.TxSavepoint.Text(), literal(name.Text(), args)}
 	if keep {
-		texts = append(texts, statement("release_savepoint", ""), statement("reply_tx", ""))
+		texts = append(texts, statements.TxReleaseSavepoint.Text(), statements.TxReply.Text())
 	}
 	return tx.send(ctx, strings.Join(texts, ";\n"))
 }

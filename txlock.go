@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file locks inside the caller's transaction. The lock is one of
@@ -125,7 +126,7 @@ func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) e
 		tx.shares().add(ids)
 	}
 	if got == replyGrantedOnSnapshot && !o.staleSnapshot {
-		_, err = tentatively(ctx, tx, refusal{lockerr.StateStaleSnapshot, errCommittedSince}, "vouch_tx")
+		_, err = tentatively(ctx, tx, refusal{lockerr.StateStaleSnapshot, errCommittedSince}, statements.TxVouch)
 	}
 	return err
 }
@@ -137,18 +138,18 @@ var errCommittedSince = fmt.Errorf("%w: something was committed between the two;
 func askTx(ctx context.Context, tx transaction, ids []lockkey.ID, o *options) (reply, error) {
 	shared, waits := o.mode == Shared, o.wait == nil
 	if waits && len(ids) == 1 && !shared && !ids[0].Pair && !o.staleSnapshot {
-		if got, err := tx.run(ctx, "lock_tx", ids[0].Number); err != nil || got == replyGranted {
+		if got, err := tx.run(ctx, statements.TxLock, ids[0].Number); err != nil || got == replyGranted {
 			return got, err
 		}
 	}
 	numbers, whats := columns(ids, shared)
 	switch {
 	case waits:
-		return tx.run(ctx, "lock_all_tx", numbers, whats)
+		return tx.run(ctx, statements.TxLockAll, numbers, whats)
 	case !o.noWait():
-		return tentatively(ctx, tx, refusal{lockerr.StateLockNotAvailable, ErrNotAcquired}, "wait_lock_tx", numbers, whats, milliseconds(*o.wait))
+		return tentatively(ctx, tx, refusal{lockerr.StateLockNotAvailable, ErrNotAcquired}, statements.TxWaitLock, numbers, whats, milliseconds(*o.wait))
 	case len(ids) == 1:
-		return tx.run(ctx, "try_lock_tx", numbers[0], whats[0])
+		return tx.run(ctx, statements.TxTryLock, numbers[0], whats[0])
 	}
 	return tryAll(ctx, tx, numbers, whats)
 }
@@ -156,13 +157,13 @@ func askTx(ctx context.Context, tx transaction, ids []lockkey.ID, o *options) (r
 // tryAll takes all the locks or none. What it got when it was refused others is
 // given back by the savepoint, in a second round trip.
 func tryAll(ctx context.Context, tx transaction, numbers, whats []int64) (reply, error) {
-	got, err := tx.tryIn(ctx, false, "try_all_tx", numbers, whats)
+	got, err := tx.tryIn(ctx, false, statements.TxTryAll, numbers, whats)
 	if err != nil {
 		return got, err
 	}
-	end := "release_savepoint"
+	end := statements.TxReleaseSavepoint
 	if got == replyRefused {
-		end = "rollback_savepoint"
+		end = statements.TxRollbackSavepoint
 	}
 	return got, finish(ctx, tx, end)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // This file wakes those who wait: the first in the queue when a lock of ours was given
@@ -105,7 +106,7 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 	var woken []row
 	var wanted []lockkey.Name
 	err := run(func(ctx context.Context, c querier, _ bool) (err error) {
-		woken, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_wake"), kinds, names, numbers), pgx.RowToStructByPos[row])
+		woken, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueueWake), kinds, names, numbers), pgx.RowToStructByPos[row])
 		return err
 	})
 	if err != nil {
@@ -288,7 +289,7 @@ func (q *queue) tried(batch []*ticket) error {
 	q.lines.mu.Lock()
 	kinds, names, numbers := ticketsOf(batch)
 	q.lines.mu.Unlock()
-	err := q.send("queue_refused", kinds, names, numbers)
+	err := q.send(statements.QueueRefused, kinds, names, numbers)
 	if err == nil {
 		return nil
 	}
@@ -317,7 +318,7 @@ func (q *queue) tellHolders(names []lockkey.Name) error {
 	}
 	var told []int32
 	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		told, err = pgx.CollectRows(c.query(ctx, q.place.statement("queue_tell_holders"), kinds, ids), pgx.RowTo[int32])
+		told, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueueNotifyHolders), kinds, ids), pgx.RowTo[int32])
 		return err
 	})
 	if err != nil && !q.reached() {

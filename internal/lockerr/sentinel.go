@@ -39,7 +39,7 @@ const (
 	StateStaleSnapshot     = "LK002"
 	StateTokensNeedRepair  = "LK003"
 	StateReadOnly          = "25006"
-	StateUnsupported       = "0A000" // of set_transaction.sql: the server is a standby
+	StateUnsupported       = "0A000" // of conn/set_transaction.sql: the server is a standby
 	StateNoRights          = "42501"
 	StateSerialization     = "40001"
 	StateDeadlock          = "40P01"

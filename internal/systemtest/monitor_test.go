@@ -390,7 +390,7 @@ func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "select acquire_lock('order:1', 'A'), acquire_lock('order:2', 'A'), acquire_lock('k', 'A')")
-	files, err := fs.Glob(os.DirFS("../.."), "sql/monitor_*.sql")
+	files, err := fs.Glob(os.DirFS("../.."), "sql/monitor/*.sql")
 	if err != nil || len(files) < 7 {
 		t.Fatalf("%q, %v", files, err)
 	}
@@ -401,7 +401,7 @@ func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if file == "sql/monitor_settings.sql" || file == "sql/monitor_session.sql" { // they are the program's
+		if file == "sql/monitor/settings.sql" || file == "sql/monitor/session.sql" { // they are the program's
 			continue
 		}
 		results, err := conn.PgConn().Exec(t.Context(), string(text)).ReadAll()
@@ -409,7 +409,7 @@ func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
 			t.Errorf("%s: %v", file, err)
 			continue
 		}
-		if rows := len(results[0].Rows); strings.HasPrefix(file, "sql/monitor_leases") && rows != 2 {
+		if rows := len(results[0].Rows); strings.HasPrefix(file, "sql/monitor/leases") && rows != 2 {
 			t.Errorf("%s: %d rows", file, rows)
 		}
 	}

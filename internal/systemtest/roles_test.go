@@ -119,7 +119,7 @@ func TestHousekeepingRunsForAHardenedApplication(t *testing.T) {
 	db.Exec(t, "select harden_locks(), grant_locks('"+role+"', 'application')")
 	db.Exec(t, "select acquire_lock('old', 'gone'), acquire_lock('live', 'here')")
 	db.Exec(t, "update distributed_locks set expires_at = now() - interval '1 day' where lock_name = 'old'")
-	reap, err := os.ReadFile("../../sql/reap.sql")
+	reap, err := os.ReadFile("../../sql/lease/reap.sql")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ type tapped struct {
 	writer uint64 // the goroutine that sent it
 }
 
-// tappedAsk is one thing that it asks for, as advisory_prepare.sql knows it.
+// tappedAsk is one thing that it asks for, as advisory/prepare.sql knows it.
 type tappedAsk struct {
 	what int
 	key  int64

@@ -1,6 +1,6 @@
 -- Takes an advisory lock of one number exclusively for the caller's transaction, and
 -- waits for it: one row. No row, and nothing is locked: the server is a standby, or the
--- transaction keeps its snapshot; then lock_all_tx.sql is to be asked, which tells.
+-- transaction keeps its snapshot; then tx/lock_all.sql is to be asked, which tells.
 -- This is what is called most: each function named costs every call, and so does each
 -- row that the server makes up.
 -- $1 key

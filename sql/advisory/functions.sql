@@ -1,5 +1,5 @@
 -- The functions that lock_calls.go calls by their numbers, in the order of what
--- advisory_prepare.sql knows them by.
+-- advisory/prepare.sql knows them by.
 SELECT f::pg_catalog.regprocedure::pg_catalog.oid
   FROM pg_catalog.unnest('{
     "pg_catalog.pg_try_advisory_lock(bigint)", "pg_catalog.pg_try_advisory_lock_shared(bigint)",

@@ -1,4 +1,4 @@
--- advisory_prepare.sql for locks with fencing tokens: an answer is the token, 1 for a
+-- advisory/prepare.sql for locks with fencing tokens: an answer is the token, 1 for a
 -- lock that is given back, or NULL.
 PREPARE "pgxlock_batch /* session */" (int[], bigint[]) AS
 SELECT pg_catalog.pg_backend_pid(),

@@ -1,4 +1,4 @@
--- try_lock_tx.sql for many keys; 0 if one of them was refused, others may have been
+-- tx/try_lock.sql for many keys; 0 if one of them was refused, others may have been
 -- granted then. Run it in a savepoint.
 -- $1 keys, $2 what to do with each
 SELECT pg_catalog.generate_series(1,

@@ -1,4 +1,4 @@
--- The answer of lock_all_tx.sql for a lock that is held: for drivers that tell the
+-- The answer of tx/lock_all.sql for a lock that is held: for drivers that tell the
 -- number of rows of the last of several statements only.
 SELECT pg_catalog.generate_series(1,
        CASE WHEN pg_catalog.pg_is_in_recovery() THEN 3

@@ -1,6 +1,6 @@
 -- Takes an advisory lock for the caller's transaction without waiting. The number
--- of rows is the answer: 0 refused, else as in lock_all_tx.sql.
--- $1 key, $2 what as in lock_all_tx.sql
+-- of rows is the answer: 0 refused, else as in tx/lock_all.sql.
+-- $1 key, $2 what as in tx/lock_all.sql
 SELECT pg_catalog.generate_series(1,
        CASE WHEN pg_catalog.pg_is_in_recovery() THEN 3
             WHEN NOT CASE $2::int WHEN 0 THEN pg_catalog.pg_try_advisory_xact_lock($1::bigint)

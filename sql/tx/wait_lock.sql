@@ -3,8 +3,8 @@
 -- when that is over. Run it in a savepoint. The wait is cut to what the other
 -- timeouts leave, which would abort the transaction: to 50 ms before them.
 -- Afterwards lock_timeout is what it was, whatever that was and whoever set it.
--- The number of rows is the answer, as in lock_all_tx.sql.
--- $1 keys, $2 what to do with each, as in lock_all_tx.sql, $3 milliseconds
+-- The number of rows is the answer, as in tx/lock_all.sql.
+-- $1 keys, $2 what to do with each, as in tx/lock_all.sql, $3 milliseconds
 --
 -- The order in which this is computed matters: s before the locks, for they need
 -- its deadline; the old lock_timeout is set again after them, for that is read

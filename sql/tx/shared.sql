@@ -1,5 +1,5 @@
 -- Which of the keys this session holds shared and not exclusively; one row each.
--- $1 keys, $2 what was to be done with each, as in lock_all_tx.sql
+-- $1 keys, $2 what was to be done with each, as in tx/lock_all.sql
 SELECT FROM pg_catalog.pg_locks l
  WHERE l.locktype = 'advisory' AND l.pid = pg_catalog.pg_backend_pid() AND l.granted
    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())

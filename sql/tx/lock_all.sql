@@ -1,7 +1,7 @@
 -- Takes advisory locks for the caller's transaction, one after the other in the order
 -- given, and waits for them. The number of rows is the answer: 1 granted, 2 granted to
 -- a transaction that keeps its snapshot, 3 nothing: a standby.
--- $1 keys, $2 what to do with each, as in advisory_prepare.sql: 0 exclusive, 1 shared,
+-- $1 keys, $2 what to do with each, as in advisory/prepare.sql: 0 exclusive, 1 shared,
 -- 4 and 5 the same for a key of two ints, the first of which is its upper half
 SELECT pg_catalog.generate_series(1,
        CASE WHEN pg_catalog.pg_is_in_recovery() THEN 3

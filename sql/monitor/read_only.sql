@@ -1,0 +1,2 @@
+-- As monitor/isolation.sql: what follows only reads.
+SET transaction_read_only = on

@@ -1,0 +1,2 @@
+-- As monitor/isolation.sql: what follows writes.
+SET transaction_read_only = off

@@ -1,2 +1,0 @@
--- As monitor_isolation.sql: what follows only reads.
-SET transaction_read_only = on

@@ -1,0 +1,141 @@
+package statements
+
+// A Name is the file of a statement in this directory, without .sql.
+type Name string
+
+// In advisory/.
+const (
+	AdvisoryBatch          Name = "advisory/batch"
+	AdvisoryFence          Name = "advisory/fence"
+	AdvisoryFunctions      Name = "advisory/functions"
+	AdvisoryHolders        Name = "advisory/holders"
+	AdvisoryLockSession    Name = "advisory/lock_session"
+	AdvisoryPrepare        Name = "advisory/prepare"
+	AdvisoryPrepareHolders Name = "advisory/prepare_holders"
+	AdvisoryPrepareToken   Name = "advisory/prepare_token"
+	AdvisoryProbe          Name = "advisory/probe"
+	AdvisoryPublishNames   Name = "advisory/publish_names"
+	AdvisoryReapTokens     Name = "advisory/reap_tokens"
+)
+
+// In conn/.
+const (
+	ConnBackend        Name = "conn/backend"
+	ConnPrimary        Name = "conn/primary"
+	ConnSearchPath     Name = "conn/search_path"
+	ConnSession        Name = "conn/session"
+	ConnSetTransaction Name = "conn/set_transaction"
+	ConnVersion        Name = "conn/version"
+)
+
+// In doctor/.
+const (
+	DoctorClock             Name = "doctor/clock"
+	DoctorCollation         Name = "doctor/collation"
+	DoctorCollationDatabase Name = "doctor/collation_database"
+	DoctorDirty             Name = "doctor/dirty"
+	DoctorExpired           Name = "doctor/expired"
+	DoctorLockTable         Name = "doctor/lock_table"
+	DoctorPrepared          Name = "doctor/prepared"
+	DoctorRights            Name = "doctor/rights"
+	DoctorRole              Name = "doctor/role"
+	DoctorRowSecurity       Name = "doctor/row_security"
+	DoctorSearchPath        Name = "doctor/search_path"
+	DoctorSettings          Name = "doctor/settings"
+	DoctorSnapshots         Name = "doctor/snapshots"
+	DoctorStandbys          Name = "doctor/standbys"
+	DoctorTokens            Name = "doctor/tokens"
+	DoctorWraparound        Name = "doctor/wraparound"
+)
+
+// In leader/.
+const (
+	LeaderAskToStepDown Name = "leader/ask_to_step_down"
+	LeaderStepDowns     Name = "leader/step_downs"
+)
+
+// In evict/.
+const (
+	EvictAdvisory  Name = "evict/advisory"
+	EvictLease     Name = "evict/lease"
+	EvictReasons   Name = "evict/reasons"
+	EvictTerminate Name = "evict/terminate"
+)
+
+// In lease/.
+const (
+	LeaseAcquire         Name = "lease/acquire"
+	LeaseAcquirePermit   Name = "lease/acquire_permit"
+	LeaseAcquireShared   Name = "lease/acquire_shared"
+	LeaseFence           Name = "lease/fence"
+	LeaseFenceShared     Name = "lease/fence_shared"
+	LeaseHolders         Name = "lease/holders"
+	LeaseReap            Name = "lease/reap"
+	LeaseReapOlder       Name = "lease/reap_older"
+	LeaseReapOlderShared Name = "lease/reap_older_shared"
+	LeaseReapShared      Name = "lease/reap_shared"
+	LeaseRelease         Name = "lease/release"
+	LeaseReleaseShared   Name = "lease/release_shared"
+	LeaseRenew           Name = "lease/renew"
+	LeaseRenewShared     Name = "lease/renew_shared"
+)
+
+// In monitor/.
+const (
+	MonitorAdvisory  Name = "monitor/advisory"
+	MonitorIsolation Name = "monitor/isolation"
+	MonitorLeases    Name = "monitor/leases"
+	MonitorMigrators Name = "monitor/migrators"
+	MonitorNames     Name = "monitor/names"
+	MonitorReadOnly  Name = "monitor/read_only"
+	MonitorReadWrite Name = "monitor/read_write"
+	MonitorServer    Name = "monitor/server"
+	MonitorSession   Name = "monitor/session"
+	MonitorSettings  Name = "monitor/settings"
+	MonitorTickets   Name = "monitor/tickets"
+)
+
+// In once/.
+const (
+	OnceDue    Name = "once/due"
+	OnceFinish Name = "once/finish"
+	OnceStart  Name = "once/start"
+)
+
+// In queue/.
+const (
+	QueueAlive         Name = "queue/alive"
+	QueueListen        Name = "queue/listen"
+	QueueListenHolder  Name = "queue/listen_holder"
+	QueueNotify        Name = "queue/notify"
+	QueueNotifyHolders Name = "queue/notify_holders"
+	QueuePublish       Name = "queue/publish"
+	QueueReap          Name = "queue/reap"
+	QueueRefused       Name = "queue/refused"
+	QueueWaitedFor     Name = "queue/waited_for"
+	QueueWake          Name = "queue/wake"
+	QueueWithdraw      Name = "queue/withdraw"
+)
+
+// In ratelimit/.
+const (
+	RatelimitReap Name = "ratelimit/reap"
+	RatelimitTake Name = "ratelimit/take"
+)
+
+// In tx/.
+const (
+	TxClaim             Name = "tx/claim"
+	TxLock              Name = "tx/lock"
+	TxLockAll           Name = "tx/lock_all"
+	TxPurgeClaims       Name = "tx/purge_claims"
+	TxReleaseSavepoint  Name = "tx/release_savepoint"
+	TxReply             Name = "tx/reply"
+	TxRollbackSavepoint Name = "tx/rollback_savepoint"
+	TxSavepoint         Name = "tx/savepoint"
+	TxShared            Name = "tx/shared"
+	TxTryAll            Name = "tx/try_all"
+	TxTryLock           Name = "tx/try_lock"
+	TxVouch             Name = "tx/vouch"
+	TxWaitLock          Name = "tx/wait_lock"
+)
