@@ -31,7 +31,7 @@ const (
 var children = map[string]func(ctx context.Context, url, key string, report func(any) error) error{
 	"hold a lease":                    holdUntilLost,
 	"hold an advisory lock":           holdAdvisoryUntilLost(time.Second),
-	"hold an advisory lock for 10 s":  holdAdvisoryUntilLost(10 * time.Second),
+	"hold an advisory lock for long":  holdAdvisoryUntilLost(5 * time.Minute),
 	"wait for a lease":                contend(1, 1),
 	"wait for a lease 50 times":       contend(50, 1),
 	"wait for a lease 200 times":      contend(200, 1),
@@ -66,7 +66,7 @@ func init() {
 type child struct {
 	cmd     *exec.Cmd
 	reports *json.Decoder
-	stdin   io.Writer
+	stdin   io.WriteCloser
 }
 
 // startChild starts one of children. It is killed when the test is over.
@@ -105,6 +105,20 @@ func (c *child) tell(t *testing.T) {
 	if _, err := io.WriteString(c.stdin, "\n"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// dismiss tells the child that nothing more will be told.
+func (c *child) dismiss(t *testing.T) {
+	t.Helper()
+	if err := c.stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// untilTold waits, in the child, until tell was called.
+func untilTold() error {
+	_, err := io.ReadFull(os.Stdin, make([]byte, 1))
+	return err
 }
 
 // freeze stops the child in its tracks; its connections stay.

@@ -39,7 +39,7 @@ func holdUntilLost(ctx context.Context, url, key string, say func(any) error) er
 	if err != nil {
 		return err
 	}
-	lock, err := locks.Acquire(ctx, key)
+	lock, err := acquireInTime(ctx, locks, key)
 	if err != nil {
 		return err
 	}
@@ -64,6 +64,9 @@ func holdUntilLost(ctx context.Context, url, key string, say func(any) error) er
 			report.Unsettled = append(report.Unsettled, fmt.Sprintf("%s: %v", what, err))
 		}
 	}
+	if err := untilTold(); err != nil { // if it was lost before we were stopped, the server may not know yet
+		return err
+	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "select assert_lock_held($1, $2, $3, true)", key, lock.Holder(), lock.Token())
 		if err == nil {
@@ -75,6 +78,17 @@ func holdUntilLost(ctx context.Context, url, key string, say func(any) error) er
 		report.Fenced = pgErr.Code
 	}
 	return say(report)
+}
+
+// acquireInTime acquires until it has a lock: on a machine that stands still for longer
+// than a short TTL, what was granted is lost when the answer is read.
+func acquireInTime(ctx context.Context, locks *pgxlock.Locker, key string) (*pgxlock.Lock, error) {
+	for {
+		lock, err := locks.Acquire(ctx, key)
+		if !errors.Is(err, pgxlock.ErrUnavailable) {
+			return lock, err
+		}
+	}
 }
 
 // lookUntilLost looks at a lock's context until it ends, and says when the last
@@ -135,6 +149,7 @@ func freezeAndTakeOver(t *testing.T, db *pgtest.DB, others *pgxlock.Locker, key 
 	}
 
 	holder.thaw(t)
+	holder.tell(t)
 	holder.report(t, &lost)
 	holder.end(t)
 	if lost.LastHeld.After(taken) {

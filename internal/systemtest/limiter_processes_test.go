@@ -3,11 +3,9 @@
 package systemtest_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -52,8 +50,7 @@ func hammer(ctx context.Context, url, key string, report func(any) error) error 
 	if err := report("ready"); err != nil {
 		return err
 	}
-	stdin := bufio.NewReader(os.Stdin)
-	if _, err := stdin.ReadString('\n'); err != nil {
+	if err := untilTold(); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -81,7 +78,7 @@ func hammer(ctx context.Context, url, key string, report func(any) error) error 
 		})
 	}
 	for range 2 {
-		if _, err := stdin.ReadString('\n'); err != nil {
+		if err := untilTold(); err != nil {
 			return err
 		}
 		var counts [hammeredKeys]int64

@@ -3,11 +3,9 @@
 package systemtest_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,14 +54,13 @@ func runEachSecond(ctx context.Context, url, argument string, report func(any) e
 	if err := report("ready"); err != nil {
 		return err
 	}
-	stdin := bufio.NewReader(os.Stdin)
-	if _, err := stdin.ReadString('\n'); err != nil {
+	if err := untilTold(); err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	go func() {
-		_, _ = stdin.ReadString('\n')
+		_ = untilTold()
 		stop()
 	}()
 

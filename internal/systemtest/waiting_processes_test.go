@@ -3,7 +3,6 @@
 package systemtest_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +48,7 @@ func contend(workers, rounds int) func(context.Context, string, string, func(any
 		if err := report("ready"); err != nil {
 			return err
 		}
-		if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+		if err := untilTold(); err != nil {
 			return err
 		}
 		turns := make(chan turn, workers*rounds)
