@@ -44,6 +44,19 @@ const (
 
 // connect makes a pool, which connects when it is used first.
 func (t *target) connect(ctx context.Context, u use) (*pgxpool.Pool, error) {
+	config, err := t.config(u)
+	if err != nil {
+		return nil, err
+	}
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = defaultApplicationName
+	}
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// config is how to connect. A Locker gives its connections a name of their own, by which others
+// know the holder of an advisory lock, unless there is one.
+func (t *target) config(u use) (*pgxpool.Config, error) {
 	if err := refuseEmpty(t.flags, "the default", "database-url", "schema"); err != nil {
 		return nil, err
 	}
@@ -57,7 +70,8 @@ func (t *target) connect(ctx context.Context, u use) (*pgxpool.Pool, error) {
 		// target_session_attrs=read-write.
 		config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
-	return pgxpool.NewWithConfig(ctx, config)
+	config.MinConns, config.MinIdleConns = 0, 0 // a command needs no connection before it asks
+	return config, nil
 }
 
 // refuseEmpty refuses flags that were made of a variable which is not set: they
@@ -91,9 +105,6 @@ func parseConfig(source, connString string) (*pgxpool.Config, error) {
 	config, err := connstring.Parse(connString)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("%s %w; one looks like postgres://user@host:5432/database", source, err)}
-	}
-	if config.ConnConfig.RuntimeParams["application_name"] == "" {
-		config.ConnConfig.RuntimeParams["application_name"] = defaultApplicationName
 	}
 	if config.ConnConfig.ConnectTimeout == 0 {
 		config.ConnConfig.ConnectTimeout = defaultConnectTimeout

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
+
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -54,8 +56,8 @@ func TestDefaultsFillInWhatWasLeftOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name := config.ConnConfig.RuntimeParams["application_name"]; name != "pgxlock" || config.ConnConfig.ConnectTimeout != defaultConnectTimeout {
-		t.Errorf("defaults: %q, %s", name, config.ConnConfig.ConnectTimeout)
+	if config.ConnConfig.ConnectTimeout != defaultConnectTimeout {
+		t.Errorf("default: %s", config.ConnConfig.ConnectTimeout)
 	}
 	config, err = parseConfig("test", "postgres://u@h/d?application_name=mine&connect_timeout=3")
 	if err != nil {
@@ -133,5 +135,27 @@ func TestNoPasswordIsEverPrinted(t *testing.T) {
 		if out := r.stdout + r.stderr; strings.Contains(out, "geheim") || strings.Contains(out, "heim%") {
 			t.Errorf("%s: %s", connString, out)
 		}
+	}
+}
+
+func TestCommandsNameTheirConnectionsUnlessTheConnectionStringDoes(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for _, want := range []string{"pgxlock", "mine"} {
+		var target target
+		target.addFlags(pflag.NewFlagSet("test", pflag.ContinueOnError))
+		target.url = db.URL
+		if want == "mine" {
+			target.url += "&application_name=mine"
+		}
+		pool, err := target.connect(t.Context(), reading)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var name string
+		if err := pool.QueryRow(t.Context(), "show application_name").Scan(&name); err != nil || name != want {
+			t.Errorf("%q, want %q: %v", name, want, err)
+		}
+		pool.Close()
 	}
 }

@@ -185,7 +185,11 @@ func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
-	pool, err := e.target.connect(ctx, writing)
+	config, err := e.target.config(writing)
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config) // a Locker takes its configuration only
 	if err != nil {
 		return err
 	}

@@ -159,7 +159,7 @@ func TestRunGivesItsCommandTheLock(t *testing.T) {
 		{"shared", "s", []string{"--shared"}, ""},
 		{"permit", "p#1", []string{"--permits", "1"}, "select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'p#1'"},
 		{"metadata", "m", []string{"--metadata", "it's me"}, `select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'm' and metadata::text = '"it''s me"'`},
-		{"advisory", "n", []string{"--kind", "advisory"}, ""},
+		{"advisory", "n", []string{"--kind", "advisory"}, "select holder_id || ' 0' from lock_holders where kind = 'advisory' and key_id = advisory_lock_key('n')"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -167,6 +167,9 @@ func TestRunGivesItsCommandTheLock(t *testing.T) {
 			r := startRun(t, db.URL, `echo "$PGXLOCK_KEY"; echo "$PGXLOCK_HOLDER $PGXLOCK_TOKEN"; cat`, append(test.flags, key)...)
 			r.says(t, test.key)
 			holder := r.line()
+			if host, err := os.Hostname(); err != nil || !strings.HasPrefix(holder, fmt.Sprintf("%.50s:%d:", host, r.cmd.Process.Pid)) {
+				t.Errorf("the holder is %q, which is not named after host %q and process %d: %v", holder, host, r.cmd.Process.Pid, err)
+			}
 			if test.query != "" {
 				var want string
 				if err := db.Pool.QueryRow(t.Context(), test.query).Scan(&want); err != nil || holder != want {
