@@ -62,17 +62,17 @@ func (d *dialer) dial(ctx context.Context, patience time.Duration, listen func(*
 	return conn, nil
 }
 
-// noPrimary makes err, which is why no server was found, ErrUnavailable as well if there are
+// noPrimary makes err, which is why no server was found, lockerr.ErrUnavailable as well if there are
 // several hosts and the best that was found is a standby: another one may be promoted, or
 // come back. One host that is a standby is not the place to connect to.
 func (d *dialer) noPrimary(err error) error {
-	if !errors.Is(err, ErrReadOnly) || lockerr.Denied(err) {
+	if !errors.Is(err, lockerr.ErrReadOnly) || lockerr.Denied(err) {
 		return err
 	}
 	first := d.config.ConnConfig
 	for _, other := range first.Fallbacks { // there may be one for each host without TLS
 		if other.Host != first.Host || other.Port != first.Port {
-			return fmt.Errorf("%w: none of the hosts is a primary now: %w", ErrUnavailable, err)
+			return fmt.Errorf("%w: none of the hosts is a primary now: %w", lockerr.ErrUnavailable, err)
 		}
 	}
 	return err
@@ -151,7 +151,7 @@ func requirePrimary(ctx context.Context, conn *pgconn.PgConn) error {
 		return errors.New("the server does not say whether it is a standby")
 	}
 	if string(result.Rows[0][0]) != "f" {
-		return fmt.Errorf("%w: the server is in recovery", ErrReadOnly)
+		return fmt.Errorf("%w: the server is in recovery", lockerr.ErrReadOnly)
 	}
 	return nil
 }

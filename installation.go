@@ -47,7 +47,7 @@ func (in *installation) find(ctx context.Context, q querier) error {
 			return err
 		}
 		if schema, err = found.Choose(); err != nil {
-			return fmt.Errorf("%w: %w (database %q; %s.Schema names a schema)", ErrSchema, err, q.conn.Config().Database, in.config)
+			return fmt.Errorf("%w: %w (database %q; %s.Schema names a schema)", lockerr.ErrSchema, err, q.conn.Config().Database, in.config)
 		}
 	}
 	version, err := versionOf(ctx, q, schema)
@@ -55,7 +55,7 @@ func (in *installation) find(ctx context.Context, q querier) error {
 		return err
 	}
 	if version < schemaVersion {
-		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", ErrSchema, schema, version, schemaVersion)
+		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", lockerr.ErrSchema, schema, version, schemaVersion)
 	}
 	in.schema = schema
 	return nil
@@ -64,7 +64,7 @@ func (in *installation) find(ctx context.Context, q querier) error {
 func versionOf(ctx context.Context, q querier, schema string) (version int, err error) {
 	err = q.row(ctx, statements.ConnVersion.In(schema)).Scan(&version)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == lockerr.StateUndefinedFunction || pgErr.Code == lockerr.StateInvalidSchema) {
-		err = fmt.Errorf("%w: schema %q has no pgxlock", ErrSchema, schema)
+		err = fmt.Errorf("%w: schema %q has no pgxlock", lockerr.ErrSchema, schema)
 	}
 	return version, err
 }

@@ -105,7 +105,7 @@ func (s *session) once(ctx context.Context, patience time.Duration, fn exchange,
 	err := fn(ctx, querier{s.conn, s.direct, s.otherDefaults}, again)
 	if state := lockerr.SQLState(err); !s.direct && (state == lockerr.StateReadOnly || state == lockerr.StateUnsupported) {
 		closeQuietly(s.conn)                                        // the pooler leads to a standby now: choose a server anew
-		return s.noPrimary(fmt.Errorf("%w (%v)", ErrReadOnly, err)) //nolint:errorlint // by the server's own code it would be final
+		return s.noPrimary(fmt.Errorf("%w (%v)", lockerr.ErrReadOnly, err)) //nolint:errorlint // by the server's own code it would be final
 	}
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (s *session) reached() bool {
 // connect makes sure that there is a connection.
 func (s *session) connect(ctx context.Context, patience time.Duration) error {
 	if s.closed {
-		return ErrClosed
+		return lockerr.ErrClosed
 	}
 	if s.conn != nil && !s.conn.IsClosed() {
 		return nil
@@ -182,7 +182,7 @@ func (s *session) setUp(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// close ends the connection; after that do returns ErrClosed.
+// close ends the connection; after that do returns lockerr.ErrClosed.
 func (s *session) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
