@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -64,11 +65,11 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
-	a.dialer = dialer{applicationName(cfg.Owner), config}
-	a.place = installation{asked: cfg.Schema, config: "AdvisoryConfig"}
+	a.Dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: config}
+	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
 	a.reaping = housekeeping{reap: a.reap, log: cfg.Logger}
-	a.queueing = &session{dialer: a.dialer, place: &a.place}
-	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn exchange) error { return a.queueing.do(ioTimeout, fn) }, a.queueing.reached, a.dialer)
+	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place}
+	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn dbconn.Exchange) error { return a.queueing.Do(dbconn.Timeout, fn) }, a.queueing.Reached, a.Dialer)
 	a.evicting = batcher.Batcher[struct{}]{Limit: maxTickets, Run: a.lookEvicted}
 	l.queue.wanted, l.queue.evicted, l.queue.names = a.wanted, a.evicted, a.unpublished
 	a.wire = &wire{connect: a.connect, backoff: cfg.Backoff, clock: now, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{})}
@@ -80,14 +81,14 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 // has, or is asking for. The server cannot keep its callers apart: to the session
 // that has a lock it grants it again.
 type advisoryLocks struct {
-	dialer
+	dbconn.Dialer
 	locker      *Locker
 	cfg         AdvisoryConfig
 	ttl, margin time.Duration // 0: there is no bound
 	wire        *wire
-	unfinished  backendID    // the backend of the last connection
-	place       installation // where the queue is, if there is one, and the rows of locks with Tokens
-	queueing    *session     // for what concerns the queue
+	unfinished  dbconn.Backend      // the backend of the last connection
+	place       dbconn.Installation // where the queue is, if there is one, and the rows of locks with Tokens
+	queueing    *dbconn.Session     // for what concerns the queue
 	reaping     housekeeping
 	evicting    batcher.Batcher[struct{}]
 
@@ -467,6 +468,6 @@ func (a *advisoryLocks) close(ctx context.Context) error {
 	a.reaping.stop()
 	err := until(ctx, a.locker.queue.close)
 	err = cmp.Or(err, until(ctx, func() { <-a.evicting.Done() }))
-	a.queueing.close()
+	a.queueing.Close()
 	return cmp.Or(err, a.wire.close(ctx))
 }

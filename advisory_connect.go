@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -21,55 +22,55 @@ import (
 
 // connect opens a session.
 func (a *advisoryLocks) connect() (*lockConn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), ioTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), dbconn.Timeout)
 	defer cancel()
-	conn, err := a.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	conn, err := a.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
 	if err != nil {
-		return nil, noAnswer(err)
+		return nil, dbconn.NoAnswer(err)
 	}
 	c, err := a.setUp(ctx, conn)
 	if err != nil {
-		closeQuietly(conn)
+		dbconn.CloseQuietly(conn)
 		if lockerr.SQLState(err) == lockerr.StateNoStatement { // what was parsed in one backend was to be run in another one
 			err = fmt.Errorf("%w: %w", ErrPooler, err)
 		}
-		return nil, noAnswer(err)
+		return nil, dbconn.NoAnswer(err)
 	}
-	if a.place.installed() {
+	if a.place.Installed() {
 		a.reaping.start()
 	}
 	return c, nil
 }
 
 func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, error) {
-	q := querier{conn: conn}
-	backend, _, err := whoServes(ctx, q) // before anything is set, which a pooler would give to others
+	q := dbconn.Querier{Conn: conn}
+	backend, _, err := dbconn.WhoServes(ctx, q) // before anything is set, which a pooler would give to others
 	if err != nil {
 		return nil, err
 	}
-	if !backend.serves(conn) {
+	if !backend.Serves(conn) {
 		if err := a.mayPool(ctx, backend); err != nil {
 			return nil, err
 		}
-		a.unfinished = backendID{} // the pooler has reset it, and may have given it to others
+		a.unfinished = dbconn.Backend{} // the pooler has reset it, and may have given it to others
 	}
 	// As long as search_path is the role's. Only tokens need it.
-	if err := a.place.find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !refused(err)) {
+	if err := a.place.Find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !refused(err)) {
 		return nil, err
 	}
-	set, err := conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.args([]any{a.ttl.Milliseconds(), backend.pid})...)
+	set, err := conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.Args([]any{a.ttl.Milliseconds(), backend.PID})...)
 	switch {
 	case err != nil && !refused(err):
 		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("the server refuses a setting that AdvisoryConfig.TTL needs; a negative TTL does without: %w", err)
 	case set.RowsAffected() == 0:
-		return nil, switchedBackend(backend.pid, "another one")
+		return nil, switchedBackend(backend.PID, "another one")
 	}
-	if err := a.unfinished.end(ctx, q); err != nil {
+	if err := a.unfinished.End(ctx, q); err != nil {
 		return nil, err
 	}
-	if backend.serves(conn) {
+	if backend.Serves(conn) {
 		a.unfinished = backend
 	}
 
@@ -88,36 +89,36 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	}
 	c := &lockConn{
 		conn: conn, net: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
-		session: own, backend: backend.pid,
-		many: textAround(statements.AdvisoryBatch, own), patience: ioTimeout,
+		session: own, backend: backend.PID,
+		many: textAround(statements.AdvisoryBatch, own), patience: dbconn.Timeout,
 	}
 	if a.ttl > 0 {
-		c.patience = min(ioTimeout, a.ttl/3)
+		c.patience = min(dbconn.Timeout, a.ttl/3)
 	}
 	prepare := []statements.Name{statements.AdvisoryPrepareHolders, statements.AdvisoryPrepare}
 	switch {
 	case a.cfg.Tokens:
 		prepare[1] = statements.AdvisoryPrepareToken
-	case backend.serves(conn) && endsInBackend(c.net, backend.pid, place.client, place.server):
+	case backend.Serves(conn) && dbconn.EndsInBackend(c.net, backend.PID, place.client, place.server):
 		if c.calls, err = findLockCalls(ctx, q); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range prepare {
 		c.made = a.wire.clock()
-		text := strings.ReplaceAll(ofSession(a.place.statement(name), own), "/* backend */", strconv.Itoa(int(backend.pid)))
+		text := strings.ReplaceAll(ofSession(a.place.Statement(name), own), "/* backend */", strconv.Itoa(int(backend.PID)))
 		if _, err := conn.PgConn().Exec(ctx, text).ReadAll(); err != nil {
 			return nil, err
 		}
 	}
 
-	if a.place.installed() {
-		a.locker.queue.listener.listenFor(backend.pid)
+	if a.place.Installed() {
+		a.locker.queue.listener.listenFor(backend.PID)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.session = own
-	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.pid), backend.pid
+	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.PID), backend.PID
 	if a.cfg.MaxLocks == 0 {
 		a.room = max(int(min(place.capacity/10, maxAdvisoryLocks)), 1)
 	}
@@ -126,20 +127,20 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 
 // An advisoryProbe is what a backend says of itself as a place for advisory locks.
 type advisoryProbe struct {
-	keeps          bool     // what it grants
-	capacity       int64    // how many locks the server has room for, at least
-	silence        int64    // idle_session_timeout in milliseconds
-	client, server endpoint // of the connection
+	keeps          bool            // what it grants
+	capacity       int64           // how many locks the server has room for, at least
+	silence        int64           // idle_session_timeout in milliseconds
+	client, server dbconn.Endpoint // of the connection
 }
 
 // probeAdvisory takes the session's own lock, of that number, in that backend. If
 // another one answers it returns ErrPooler, and nothing is taken.
-func probeAdvisory(ctx context.Context, q querier, backend backendID, own int64) (p advisoryProbe, err error) {
+func probeAdvisory(ctx context.Context, q dbconn.Querier, backend dbconn.Backend, own int64) (p advisoryProbe, err error) {
 	var pid int32
-	err = q.row(ctx, statements.AdvisoryProbe.Text(), own, backend.pid).
-		Scan(&pid, &p.keeps, &p.capacity, &p.silence, &p.client.host, &p.client.port, &p.server.host, &p.server.port)
-	if err == nil && pid != backend.pid {
-		err = switchedBackend(backend.pid, pid)
+	err = q.Row(ctx, statements.AdvisoryProbe.Text(), own, backend.PID).
+		Scan(&pid, &p.keeps, &p.capacity, &p.silence, &p.client.Host, &p.client.Port, &p.server.Host, &p.server.Port)
+	if err == nil && pid != backend.PID {
+		err = switchedBackend(backend.PID, pid)
 	}
 	return p, err
 }
@@ -147,29 +148,11 @@ func probeAdvisory(ctx context.Context, q querier, backend backendID, own int64)
 // mayPool says whether a connection through a pooler can hold locks: one that is
 // another server connection for each transaction cannot. backend serves a
 // connection that is idle now.
-func (a *advisoryLocks) mayPool(ctx context.Context, backend backendID) error {
+func (a *advisoryLocks) mayPool(ctx context.Context, backend dbconn.Backend) error {
 	if !a.cfg.SessionPooler {
-		return fmt.Errorf("%w: the backend is %d, and not the one that was announced; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLease", ErrPooler, backend.pid)
+		return fmt.Errorf("%w: the backend is %d, and not the one that was announced; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLease", ErrPooler, backend.PID)
 	}
-	return a.keepsBackend(ctx, backend)
-}
-
-// keepsBackend returns ErrPooler if the pooler in between gives the backend of a
-// connection that is idle now to another one.
-func (d *dialer) keepsBackend(ctx context.Context, backend backendID) error {
-	second, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
-	if err != nil {
-		return fmt.Errorf("look whether the pooler is in session mode: %w", err)
-	}
-	defer closeQuietly(second)
-	other, _, err := whoServes(ctx, querier{conn: second})
-	if err != nil {
-		return fmt.Errorf("look whether the pooler is in session mode: %w", err)
-	}
-	if other.pid == backend.pid {
-		return fmt.Errorf("%w: two connections share backend %d, so that it is not in session mode", ErrPooler, backend.pid)
-	}
-	return nil
+	return a.KeepsBackend(ctx, backend)
 }
 
 // textAround returns a statement, around what is asked and of which locks.

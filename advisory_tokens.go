@@ -29,8 +29,8 @@ func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) e
 		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
 	}
 	var token int64
-	err := lockerr.Typed(tx.row(ctx, a.place.statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.token))
-	return elsewhere(err, tx, &a.config.ConnConfig.Config)
+	err := lockerr.Typed(tx.row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.token))
+	return elsewhere(err, tx, &a.Config.ConnConfig.Config)
 }
 
 // reap removes rows that sessions left which are no more.
@@ -38,7 +38,7 @@ func (a *advisoryLocks) reap() error {
 	if !a.cfg.Tokens {
 		return a.locker.queue.reap()
 	}
-	c := &lockCall{query: a.place.statement(statements.AdvisoryReapTokens), alone: true, bound: true}
+	c := &lockCall{query: a.place.Statement(statements.AdvisoryReapTokens), alone: true, bound: true}
 	a.wire.await(c, a.wire.submit(context.Background(), c))
 	return cmp.Or(c.err, a.locker.queue.reap())
 }

@@ -31,7 +31,7 @@ func dependencies(t *testing.T, pkg string, standard bool) []string {
 func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 	t.Parallel()
 	for _, dep := range dependencies(t, ".", false) {
-		if dep != "github.com/pgxlock/pgxlock" && !strings.HasPrefix(dep, "github.com/pgxlock/pgxlock/internal/") &&
+		if dep != "github.com/pgxlock/pgxlock" && dep != "github.com/pgxlock/pgxlock/sql" && !strings.HasPrefix(dep, "github.com/pgxlock/pgxlock/internal/") &&
 			!strings.HasPrefix(dep, "github.com/jackc/") && !strings.HasPrefix(dep, "golang.org/x/") {
 			t.Errorf("it links %s", dep)
 		}

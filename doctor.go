@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/place"
@@ -69,11 +70,11 @@ func Doctor(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Findi
 
 // A doctor is one call of Doctor.
 type doctor struct {
-	dialer
+	dbconn.Dialer
 	cfg      DoctorConfig
 	conn     *pgx.Conn
-	q        querier   // on conn
-	backend  backendID // of conn
+	q        dbconn.Querier // on conn
+	backend  dbconn.Backend // of conn
 	mode     poolMode
 	settings map[string]setting
 	role     roleInfo
@@ -120,10 +121,10 @@ var checks = []check{
 
 // checkTimeout bounds one check. What the server itself takes long for it ends
 // before, by session.sql.
-const checkTimeout = 2 * ioTimeout
+const checkTimeout = 2 * dbconn.Timeout
 
 func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Finding, error) {
-	d := doctor{dialer: dialer{name: "pgxlock doctor"}, cfg: DoctorConfig{LongTransaction: time.Hour}}
+	d := doctor{Dialer: dbconn.Dialer{Name: "pgxlock doctor"}, cfg: DoctorConfig{LongTransaction: time.Hour}}
 	if err := missingContext(ctx); err != nil {
 		return nil, err
 	}
@@ -142,7 +143,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Find
 	if d.cfg.LongTransaction < 0 {
 		return nil, fmt.Errorf("DoctorConfig.LongTransaction is %s, it must be more than 0, or 0 for the default", d.cfg.LongTransaction)
 	}
-	d.config = pool.Config()
+	d.Config = pool.Config()
 
 	err := bounded(ctx, d.connect)
 	if errors.Is(err, ErrReadOnly) && !errors.Is(err, ErrUnavailable) {
@@ -154,7 +155,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Find
 	if err != nil {
 		return nil, err
 	}
-	defer closeQuietly(d.conn)
+	defer dbconn.CloseQuietly(d.conn)
 
 	var findings []Finding
 	for _, c := range checks {
@@ -192,30 +193,30 @@ func bounded(ctx context.Context, do func(context.Context) error) error {
 	case within.Err() != nil && !errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%w (%v)", lockerr.ErrNoAnswer, err) //nolint:errorlint // what it tells of is the deadline, which was ours
 	}
-	return noAnswer(err)
+	return dbconn.NoAnswer(err)
 }
 
 // connect makes the connection, and learns what has to be known before anything is
 // set on it.
 func (d *doctor) connect(ctx context.Context) (err error) {
-	conn, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	conn, err := d.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			closeQuietly(conn)
+			dbconn.CloseQuietly(conn)
 		}
 	}()
 	// As behind a pooler in any case: what a statement needs is set for it alone, and
 	// search_path stays the role's.
-	d.conn, d.q = conn, querier{conn: conn}
+	d.conn, d.q = conn, dbconn.Querier{Conn: conn}
 	var asOurs bool
-	if d.backend, asOurs, err = whoServes(ctx, d.q); err != nil {
+	if d.backend, asOurs, err = dbconn.WhoServes(ctx, d.q); err != nil {
 		return err
 	}
-	d.q.otherDefaults = !asOurs
-	err = outlast(ctx, func() (err error) {
+	d.q.OtherDefaults = !asOurs
+	err = dbconn.Outlast(ctx, func() (err error) {
 		d.settings, err = d.readSettings(ctx)
 		return err
 	})
@@ -232,11 +233,11 @@ func (d *doctor) connect(ctx context.Context) (err error) {
 // outlive keeps the role's timeouts from ending a connection between two checks.
 // Behind a pooler they would be others' settings.
 func (d *doctor) outlive(ctx context.Context, conn *pgx.Conn) error {
-	if !d.backend.serves(d.conn) {
+	if !d.backend.Serves(d.conn) {
 		return nil
 	}
 	const local = false
-	return querier{conn: conn}.exec(ctx, statements.ConnSession.Text(), local)
+	return dbconn.Querier{Conn: conn}.Exec(ctx, statements.ConnSession.Text(), local)
 }
 
 // roleInfo is who asks. The fields are as doctor/role.sql has them.
@@ -248,12 +249,12 @@ type roleInfo struct {
 
 // one returns the row that a statement yields.
 func one[T any](ctx context.Context, d *doctor, name statements.Name, args ...any) (T, error) {
-	return pgx.CollectExactlyOneRow(d.q.query(ctx, name.In(d.schema), args...), pgx.RowToStructByPos[T])
+	return pgx.CollectExactlyOneRow(d.q.Query(ctx, name.In(d.schema), args...), pgx.RowToStructByPos[T])
 }
 
 // all returns the rows that a statement yields.
 func all[T any](ctx context.Context, d *doctor, name statements.Name, args ...any) ([]T, error) {
-	return pgx.CollectRows(d.q.query(ctx, name.In(d.schema), args...), pgx.RowToStructByPos[T])
+	return pgx.CollectRows(d.q.Query(ctx, name.In(d.schema), args...), pgx.RowToStructByPos[T])
 }
 
 // blind is the finding of a check that could not be made.

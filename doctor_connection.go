@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -31,16 +32,16 @@ const (
 // pooler tells by another backend than was announced that there is one, and its mode
 // by what it does.
 func (d *doctor) pooler(ctx context.Context) (Finding, error) {
-	if d.backend.serves(d.conn) {
-		return ok("none: backend %d serves this connection", d.backend.pid), nil
+	if d.backend.Serves(d.conn) {
+		return ok("none: backend %d serves this connection", d.backend.PID), nil
 	}
 	d.mode = transactionMode // until we know that it is better, or worse
-	err := d.keepsBackend(ctx, d.backend)
-	now, _, lookErr := whoServes(ctx, d.q)
+	err := d.KeepsBackend(ctx, d.backend)
+	now, _, lookErr := dbconn.WhoServes(ctx, d.q)
 	if lookErr != nil {
 		return Finding{}, lookErr
 	}
-	if err == nil && now.pid == d.backend.pid {
+	if err == nil && now.PID == d.backend.PID {
 		d.mode = sessionMode
 		f := ok("a pooler is in between, in session mode by what it does")
 		f.Advice = "an Advisory Locker needs AdvisoryConfig.SessionPooler"
@@ -67,11 +68,11 @@ func (d *doctor) pooler(ctx context.Context) (Finding, error) {
 // keepsTransactions reports whether a transaction can be begun, on a connection that
 // such a pooler closes if not.
 func (d *doctor) keepsTransactions(ctx context.Context) (bool, error) {
-	conn, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	conn, err := d.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
 	if err != nil {
 		return false, err
 	}
-	defer closeQuietly(conn)
+	defer dbconn.CloseQuietly(conn)
 	tx, err := conn.Begin(ctx)
 	if state := lockerr.SQLState(err); state != "" && !lockerr.SessionEnded(state) {
 		return false, nil
@@ -111,11 +112,11 @@ func (d *doctor) notify(ctx context.Context) (Finding, error) {
 		f.Detail = "Lockers do not LISTEN through a pooler: a release by another process is noticed by polling"
 		return f, nil
 	}
-	conn, err := d.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	conn, err := d.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
 	if err != nil {
 		return Finding{}, err
 	}
-	defer closeQuietly(conn)
+	defer dbconn.CloseQuietly(conn)
 	if err := d.outlive(ctx, conn); err != nil {
 		return Finding{}, err
 	}
@@ -125,14 +126,14 @@ func (d *doctor) notify(ctx context.Context) (Finding, error) {
 		return Finding{}, err
 	}
 	began := time.Now()
-	rows := d.q.query(ctx, statements.QueueNotify.Text(), client)
+	rows := d.q.Query(ctx, statements.QueueNotify.Text(), client)
 	rows.Close()
 	if rows.Err() != nil {
 		return Finding{}, rows.Err()
 	}
 	switch err := waitFor(ctx, conn, client); {
 	case errors.Is(err, errUnheard):
-		f.Detail = fmt.Sprintf("a notification did not arrive within %s", ioTimeout)
+		f.Detail = fmt.Sprintf("a notification did not arrive within %s", dbconn.Timeout)
 		return f, nil
 	case err != nil:
 		return Finding{}, err
@@ -142,7 +143,7 @@ func (d *doctor) notify(ctx context.Context) (Finding, error) {
 
 // waitFor waits for the notification to that client, and for no other one's.
 func waitFor(ctx context.Context, conn *pgx.Conn, client int64) error {
-	patient, cancel := context.WithTimeout(ctx, ioTimeout)
+	patient, cancel := context.WithTimeout(ctx, dbconn.Timeout)
 	defer cancel()
 	for {
 		switch n, err := conn.WaitForNotification(patient); {

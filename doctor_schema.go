@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/sql"
@@ -22,7 +23,7 @@ const migrateAdvice = "run migrations.Up or pgxlock migrate up"
 
 // installation finds the schema by the rule of Lockers, and tells its version.
 func (d *doctor) installation(ctx context.Context) (Finding, error) {
-	found, err := place.Look(ctx, d.q.row)
+	found, err := place.Look(ctx, d.q.Row)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -35,7 +36,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 			}, nil
 		}
 	}
-	version, err := versionOf(ctx, d.q, schema)
+	version, err := dbconn.VersionOf(ctx, d.q, schema)
 	if errors.Is(err, ErrSchema) {
 		return Finding{Status: StatusError, Detail: fmt.Sprintf("schema %q has no pgxlock", schema), Advice: migrateAdvice}, nil
 	}
@@ -60,10 +61,10 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		f.add(StatusError, "it lacks "+shown+", which somebody dropped", migrateAdvice+", which makes it anew")
 	}
 	switch {
-	case version < schemaVersion:
-		f.add(StatusError, fmt.Sprintf("this program needs version %d", schemaVersion), migrateAdvice)
-	case version > schemaVersion:
-		f.add(StatusWarning, fmt.Sprintf("this program knows %d: it works, and cannot look at what came since", schemaVersion), "roll out programs of the newer version")
+	case version < dbconn.SchemaVersion:
+		f.add(StatusError, fmt.Sprintf("this program needs version %d", dbconn.SchemaVersion), migrateAdvice)
+	case version > dbconn.SchemaVersion:
+		f.add(StatusWarning, fmt.Sprintf("this program knows %d: it works, and cannot look at what came since", dbconn.SchemaVersion), "roll out programs of the newer version")
 	}
 	if n := len(found.All); n > 1 {
 		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", n, strings.Join(found.All, ", ")),
@@ -82,10 +83,10 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 // missing returns what somebody dropped of the version. What a later one removed is not
 // known.
 func (d *doctor) missing(ctx context.Context, version int) ([]string, error) {
-	if version > schemaVersion {
+	if version > dbconn.SchemaVersion {
 		return nil, nil
 	}
-	return pgx.CollectRows(d.q.query(ctx, place.MissingSQL, d.schema, version), pgx.RowTo[string])
+	return pgx.CollectRows(d.q.Query(ctx, place.MissingSQL, d.schema, version), pgx.RowTo[string])
 }
 
 // dirty reports whether golang-migrate's mark is set; not where this role may not

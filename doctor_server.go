@@ -26,7 +26,7 @@ func (d *doctor) readSettings(ctx context.Context) (map[string]setting, error) {
 	for _, t := range timeouts {
 		names = append(names, t.name)
 	}
-	rows, _ := d.conn.Query(ctx, statements.DoctorSettings.Text(), d.q.args([]any{names})...) // CollectRows returns the error
+	rows, _ := d.conn.Query(ctx, statements.DoctorSettings.Text(), d.q.Args([]any{names})...) // CollectRows returns the error
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[setting])
 	settings := make(map[string]setting, len(found))
 	for _, s := range found {
@@ -83,7 +83,7 @@ func (d *doctor) clock(ctx context.Context) (Finding, error) {
 	for range 3 {
 		var server int64
 		asked := time.Now()
-		if err := d.q.row(ctx, statements.DoctorClock.Text()).Scan(&server); err != nil {
+		if err := d.q.Row(ctx, statements.DoctorClock.Text()).Scan(&server); err != nil {
 			return Finding{}, err
 		}
 		if trip := time.Since(asked); best < 0 || trip < best {

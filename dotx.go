@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
@@ -80,7 +81,7 @@ func (l *Lock) commitFenced(ctx, work context.Context, pool *pgxpool.Pool, o pgx
 	defer func() {
 		// Deferred, so that a panic rolls back as well. After a commit it does
 		// nothing. Not stopped by ctx, or the connection would be lost with it.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ioTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dbconn.Timeout)
 		defer cancel()
 		_ = tx.Rollback(ctx)
 	}()

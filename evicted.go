@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -29,13 +30,13 @@ type eviction struct {
 }
 
 // evictions asks which of these holdings were evicted; by their places.
-func (in *installation) evictions(ctx context.Context, q querier, kinds []int32, names, holders []string, tokens []int64) (map[int]eviction, error) {
+func evictions(ctx context.Context, in *dbconn.Installation, q dbconn.Querier, kinds []int32, names, holders []string, tokens []int64) (map[int]eviction, error) {
 	type row struct {
 		N       int64
 		By, Why string
 		MS      int64
 	}
-	rows, err := pgx.CollectRows(q.query(ctx, in.statement(statements.EvictReasons), kinds, names, holders, tokens), pgx.RowToStructByPos[row])
+	rows, err := pgx.CollectRows(q.Query(ctx, in.Statement(statements.EvictReasons), kinds, names, holders, tokens), pgx.RowToStructByPos[row])
 	found := make(map[int]eviction, len(rows))
 	for _, r := range rows {
 		if r.N < 1 || r.N > int64(len(names)) {
@@ -47,8 +48,8 @@ func (in *installation) evictions(ctx context.Context, q querier, kinds []int32,
 }
 
 // whyGone asks why renewals found leases gone. That it cannot be known changes nothing.
-func (t *leaseTable) whyGone(ctx context.Context, q querier, names, holders []string, tokens []int64) map[int]eviction {
-	found, err := t.place.evictions(ctx, q, make([]int32, len(names)), names, holders, tokens)
+func (t *leaseTable) whyGone(ctx context.Context, q dbconn.Querier, names, holders []string, tokens []int64) map[int]eviction {
+	found, err := evictions(ctx, &t.place, q, make([]int32, len(names)), names, holders, tokens)
 	if err != nil {
 		t.locker.log.Debug("pgxlock: cannot ask who evicted the holder of a lease", "error", err)
 	}
@@ -76,8 +77,8 @@ func (a *advisoryLocks) lookEvicted([]struct{}) error {
 	}
 	var found map[int]eviction
 	asked := time.Now()
-	err := a.locker.queue.run(func(ctx context.Context, q querier, _ bool) (err error) {
-		found, err = a.place.evictions(ctx, q, kinds, names, holders, make([]int64, len(locks)))
+	err := a.locker.queue.run(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		found, err = evictions(ctx, &a.place, q, kinds, names, holders, make([]int64, len(locks)))
 		return err
 	})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -88,8 +89,8 @@ func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, erro
 	answered := make(chan struct{})
 	t.cleaning.Run(func() { // no context of a caller's reaches our connections
 		defer close(answered)
-		err = t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-			holders, err = pgx.CollectRows(q.query(ctx, t.place.statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (Holder, error) {
+		err = t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+			holders, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (Holder, error) {
 				h := Holder{Kind: Lease}
 				var shared bool
 				err := row.Scan(&h.Key, &h.Owner, &h.Metadata, &h.Token, &h.Since, &h.Expires, &shared)

@@ -96,7 +96,7 @@ func mayPass(err error) bool {
 // standAside leaves the lock to others who wait for it. Those who stand in the queue
 // come first by themselves; where there is none, they ask now and then.
 func (l *Locker) standAside(ctx context.Context) {
-	if l.queue != nil && !l.queue.place.installed() {
+	if l.queue != nil && !l.queue.place.Installed() {
 		sleep(ctx, withJitter(lookEvery))
 	}
 }

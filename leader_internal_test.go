@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -17,7 +18,7 @@ import (
 // asksNobody gives a Locker in a bubble a queue whose statements run does, on that schema,
 // "" for none. It listens when the test says so.
 func asksNobody(l *Locker, schema string, run func() error) {
-	l.queue = newQueue(l, &installation{schema: schema}, "me", func(exchange) error { return run() }, func() bool { return true }, dialer{})
+	l.queue = newQueue(l, &dbconn.Installation{Schema: schema}, "me", func(dbconn.Exchange) error { return run() }, func() bool { return true }, dbconn.Dialer{})
 	l.queue.listener.stop()
 }
 
@@ -168,7 +169,7 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 	locks, other := newAdvisory(), newAdvisory()
 	var during atomic.Pointer[func()]
 	run := locks.queue.run
-	locks.queue.run = func(fn exchange) error {
+	locks.queue.run = func(fn dbconn.Exchange) error {
 		if between := during.Swap(nil); between != nil {
 			(*between)()
 		}

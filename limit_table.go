@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/sql"
@@ -51,8 +52,8 @@ func (r *limitRequest) maxDelay(now time.Time) time.Duration {
 // limitTable is the backend of a Limiter with a server.
 type limitTable struct {
 	rule    limitRule
-	place   installation
-	session *session
+	place   dbconn.Installation
+	session *dbconn.Session
 	asking  batcher.Batcher[*limitRequest]
 	reaping housekeeping
 }
@@ -72,8 +73,8 @@ func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterC
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &limitTable{rule: rule, place: installation{asked: cfg.Schema, config: "LimiterConfig"}}
-	t.session = &session{dialer: dialer{applicationName(owner), connections}, place: &t.place}
+	t := &limitTable{rule: rule, place: dbconn.Installation{Asked: cfg.Schema, Config: "LimiterConfig"}}
+	t.session = &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(owner), Config: connections}, Place: &t.place}
 	t.asking = batcher.Batcher[*limitRequest]{Limit: maxRequests, Run: t.decide, Fail: func(requests []*limitRequest, err error) {
 		for _, r := range requests {
 			r.Answer(err)
@@ -88,7 +89,7 @@ func (t *limitTable) ask(requests ...*limitRequest) { t.asking.Add(requests...) 
 func (t *limitTable) close() {
 	t.reaping.stop()
 	<-t.asking.Done()
-	t.session.close()
+	t.session.Close()
 }
 
 // decide sends a batch of requests.
@@ -114,7 +115,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 		patience = "500ms"
 	}
 	var answers []limitAnswer
-	err := t.session.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
+	err := t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		delays, unused := make([]int64, len(batch)), make([]*int64, len(batch))
 		for i, r := range batch {
 			delays[i] = r.maxDelay(time.Now()).Nanoseconds()
@@ -122,7 +123,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 				unused[i] = new(int64) // it may have been given back, and twice would be too much
 			}
 		}
-		answers, err = pgx.CollectRows(q.query(ctx, t.place.statement(statements.RatelimitTake), t.rule.step.Nanoseconds(), t.rule.burst, keys, counts, delays, unused, patience),
+		answers, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.RatelimitTake), t.rule.step.Nanoseconds(), t.rule.burst, keys, counts, delays, unused, patience),
 			pgx.RowToStructByPos[limitAnswer])
 		return err
 	})
@@ -151,7 +152,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 			t.ask(&limitRequest{key: r.key, n: r.n, unused: &r.got.TAT, Future: batcher.NewFuture()})
 		}
 	}
-	if err != nil && !t.session.reached() {
+	if err != nil && !t.session.Reached() {
 		return err
 	}
 	t.reaping.start()
@@ -185,8 +186,8 @@ func byKey(requests []*limitRequest) (parts [][]*limitRequest) {
 func (t *limitTable) reap() error {
 	page := new(int32)
 	for page != nil {
-		err := t.session.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-			next, err := pgx.CollectExactlyOneRow(q.query(ctx, t.place.statement(statements.RatelimitReap), *page), pgx.RowTo[*int32])
+		err := t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+			next, err := pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.RatelimitReap), *page), pgx.RowTo[*int32])
 			if err == nil {
 				page = next
 			}

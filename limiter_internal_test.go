@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -39,7 +40,7 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	db.Exec(t, `create table writers (x xid8);
 		create function note() returns trigger language plpgsql as $$ begin insert into public.writers values (pg_current_xact_id()); return null; end $$;
 		create trigger note after insert or update on pgxlock_limits for each row execute function note()`)
-	table.session.mu.Lock() // as if a statement were under way
+	resume := occupy(t, table.session)
 	var granted atomic.Int32
 	var all sync.WaitGroup
 	ask := func() {
@@ -64,7 +65,7 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	for table.asking.Queued() < 100 {
 		time.Sleep(time.Millisecond)
 	}
-	table.session.mu.Unlock()
+	resume()
 	all.Wait()
 	if n := granted.Load(); n != 10 {
 		t.Errorf("%d were allowed", n)
@@ -211,12 +212,12 @@ func TestWhoLeavesTheQueueIsNotAskedFor(t *testing.T) {
 	if ok, err := l.Allow(t.Context(), "other"); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	table.session.mu.Lock() // as if a statement were under way
+	resume := occupy(t, table.session)
 	r := &limitRequest{key: "k", n: 1, noWait: true, Future: batcher.NewFuture()}
 	r.Leave()
 	asking := asked(l, "sent")
 	l.backend.ask(r)
-	table.session.mu.Unlock()
+	resume()
 	if err := asking[0].Await(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -248,5 +249,29 @@ func TestTheHousekeepingOfALimiterEndsWithIt(t *testing.T) {
 	}
 	if set, stopped := runs(); !set || !stopped {
 		t.Errorf("it has begun: %t, and ended: %t", set, stopped)
+	}
+}
+
+// occupy makes a statement be in flight on the session until resume is called.
+func occupy(t *testing.T, session *dbconn.Session) (resume func()) {
+	t.Helper()
+	started, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- session.Do(time.Hour, func(context.Context, dbconn.Querier, bool) error {
+			close(started)
+			<-release
+			return nil
+		})
+	}()
+	select {
+	case <-started:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	return func() {
+		close(release)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}
 }

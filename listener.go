@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -24,7 +25,7 @@ import (
 // Where notifications do not arrive, as behind most poolers, it says so and tries again
 // later; then those who wait ask now and then.
 type listener struct {
-	dialer
+	dbconn.Dialer
 	queue *queue
 
 	once    sync.Once
@@ -49,8 +50,8 @@ const (
 
 var errUnheard = errors.New("a notification did not arrive")
 
-func newListener(d dialer, q *queue) *listener {
-	l := &listener{dialer: d, queue: q, ended: make(chan struct{})}
+func newListener(d dbconn.Dialer, q *queue) *listener {
+	l := &listener{Dialer: d, queue: q, ended: make(chan struct{})}
 	l.running, l.cancel = context.WithCancel(context.Background())
 	return l
 }
@@ -96,13 +97,13 @@ func (l *listener) run() {
 
 // listen listens until the connection ends.
 func (l *listener) listen() error {
-	ctx, cancel := context.WithTimeout(l.running, ioTimeout)
+	ctx, cancel := context.WithTimeout(l.running, dbconn.Timeout)
 	defer cancel()
-	conn, err := l.dial(ctx, ioTimeout, func(*pgconn.Notice) {})
+	conn, err := l.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
 	if err != nil {
 		return err
 	}
-	defer closeQuietly(conn)
+	defer dbconn.CloseQuietly(conn)
 	client, err := l.setUp(ctx, conn)
 	if err != nil {
 		return err
@@ -172,35 +173,35 @@ func (l *listener) briefly(do func(context.Context) error) error {
 
 // setUp returns as whom the session listens: a number that it draws for itself.
 func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err error) {
-	q := querier{conn: conn}
-	backend, _, err := whoServes(ctx, q) // before anything is set, which a pooler would give to others
+	q := dbconn.Querier{Conn: conn}
+	backend, _, err := dbconn.WhoServes(ctx, q) // before anything is set, which a pooler would give to others
 	if err != nil {
 		return 0, err
 	}
-	if !backend.serves(conn) {
+	if !backend.Serves(conn) {
 		return 0, fmt.Errorf("%w, and neither does LISTEN", ErrPooler)
 	}
 	const local = false
-	if err := q.exec(ctx, statements.ConnSession.Text(), local); err != nil {
+	if err := q.Exec(ctx, statements.ConnSession.Text(), local); err != nil {
 		return 0, err
 	}
-	if err := l.queue.place.find(ctx, q); err != nil { // as long as search_path is the role's
+	if err := l.queue.place.Find(ctx, q); err != nil { // as long as search_path is the role's
 		return 0, err
 	}
-	if err := q.exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
+	if err := q.Exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
 		return 0, err
 	}
 
 	client = randomID()
 	var alone bool
-	if err := q.row(ctx, l.queue.place.statement(statements.QueueAlive), client).Scan(&alone); err != nil {
+	if err := q.Row(ctx, l.queue.place.Statement(statements.QueueAlive), client).Scan(&alone); err != nil {
 		return 0, err
 	}
 	if !alone {
 		return 0, errors.New("another session listens under the same number")
 	}
 	listen := strings.ReplaceAll(statements.QueueListen.Text(), "/* client */", strconv.FormatInt(client, 10))
-	if err := q.exec(ctx, listen); err != nil {
+	if err := q.Exec(ctx, listen); err != nil {
 		return 0, err
 	}
 

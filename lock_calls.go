@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -20,8 +21,8 @@ import (
 // lockCalls are the numbers of the functions, for each askWhat.
 type lockCalls []uint32
 
-func findLockCalls(ctx context.Context, q querier) (lockCalls, error) {
-	rows, err := q.conn.Query(ctx, statements.AdvisoryFunctions.Text(), q.args(nil)...)
+func findLockCalls(ctx context.Context, q dbconn.Querier) (lockCalls, error) {
+	rows, err := q.Conn.Query(ctx, statements.AdvisoryFunctions.Text(), q.Args(nil)...)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -201,7 +202,7 @@ func (c *lockConn) receive(m *message) error {
 			if fatal(warning) {
 				return warning
 			}
-			m.lazy = m.lazy || cancelledReplication((*pgconn.Notice)(warning))
+			m.lazy = m.lazy || dbconn.CancelledReplication((*pgconn.Notice)(warning))
 		case *pgproto3.FunctionCallResponse:
 			m.returned(received.Result)
 		case *pgproto3.ReadyForQuery:
@@ -284,7 +285,7 @@ func (m *message) verdict() (failed, ended error) {
 	case m.ended != nil:
 		return nil, m.ended
 	case m.lazy:
-		return errNotReplicated, nil
+		return dbconn.ErrNotReplicated, nil
 	case m.batch && len(m.answers) < m.asked:
 		return nil, errForeign
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
@@ -55,10 +56,10 @@ func (m *Monitor) look(ctx context.Context, f Filter, states string, fn func(*si
 
 // find finds the installation, if there is one.
 func (s *sight) find(ctx context.Context) error {
-	in := installation{asked: s.monitor.cfg.Schema, config: "MonitorConfig"}
-	switch err := in.find(ctx, querier{conn: s.conn}); {
+	in := dbconn.Installation{Asked: s.monitor.cfg.Schema, Config: "MonitorConfig"}
+	switch err := in.Find(ctx, dbconn.Querier{Conn: s.conn}); {
 	case err == nil:
-		s.schema = in.schema
+		s.schema = in.Schema
 	case errors.Is(err, ErrSchema), hidden(err):
 		s.absent = err
 		s.miss("leases, and the queues of those who wait", err, Lease)
@@ -97,10 +98,10 @@ func (s *sight) ask(ctx context.Context, access, name statements.Name, args ...a
 	if _, raw := lockkey.ParseRaw(key); raw {
 		key = "" // which the server's text cannot hold; it names no lease
 	}
-	return querier{conn: s.conn}.together(ctx, []int16{pgx.BinaryFormatCode},
-		step{sql: statements.MonitorIsolation.Text()}, step{sql: access.Text()},
-		step{statements.MonitorSettings.Text(), []any{key, s.filter.Prefix, s.states}},
-		step{name.In(s.schema), args})
+	return dbconn.Querier{Conn: s.conn}.Together(ctx, []int16{pgx.BinaryFormatCode},
+		dbconn.Step{SQL: statements.MonitorIsolation.Text()}, dbconn.Step{SQL: access.Text()},
+		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{key, s.filter.Prefix, s.states}},
+		dbconn.Step{SQL: name.In(s.schema), Args: args})
 }
 
 // read runs a statement that only reads, and calls each with every row of it, which

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
@@ -59,7 +60,7 @@ func (l *listener) publishNames(conn *pgx.Conn) error {
 		return nil
 	}
 	err := l.briefly(func(ctx context.Context) error {
-		return querier{conn: conn, direct: true}.exec(ctx, l.queue.place.statement(statements.AdvisoryPublishNames), names)
+		return dbconn.Querier{Conn: conn, Direct: true}.Exec(ctx, l.queue.place.Statement(statements.AdvisoryPublishNames), names)
 	})
 	if lockerr.SQLState(err) != "" && !conn.IsClosed() {
 		l.queue.log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)

@@ -122,7 +122,7 @@ func OncePer(pool *pgxpool.Pool, period time.Duration, cfg *OnceConfig) (*Once, 
 		return nil, err
 	}
 	table := o.locks.backend.(*leaseTable)
-	table.place.config = "OnceConfig"
+	table.place.Config = "OnceConfig"
 	o.runs = &runTable{table: table, once: o}
 	return o, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -21,8 +22,8 @@ type runTable struct {
 
 func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
 	s := t.once.slots
-	err = t.table.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-		rows := q.query(ctx, t.table.place.statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.once.cfg.Retry)
+	err = t.table.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		rows := q.Query(ctx, t.table.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.once.cfg.Retry)
 		var left *int64
 		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueSlot, err error) {
 			return d, row.Scan(&d.slot, &d.due, &left)
@@ -49,9 +50,9 @@ func (t *runTable) start(key string, slot time.Time, holder, lease string) (star
 		under = &lease
 	}
 	asked := false
-	err = t.table.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
+	err = t.table.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked = true
-		rows := q.query(ctx, t.table.place.statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.once.cfg.Keep.Seconds(), holder, under)
+		rows := q.Query(ctx, t.table.place.Statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.once.cfg.Keep.Seconds(), holder, under)
 		started, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (r startedRun, err error) {
 			var attempt *int
 			err = row.Scan(&r.slot, &attempt)
@@ -81,8 +82,8 @@ func (t *runTable) finish(key string, slot time.Time, holder, state, text string
 		why = &text
 	}
 	for {
-		err = t.table.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
-			last, err = pgx.CollectExactlyOneRow(q.query(ctx, t.table.place.statement(statements.OnceFinish), key, slot, holder, state, why), pgx.RowTo[bool])
+		err = t.table.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+			last, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.table.place.Statement(statements.OnceFinish), key, slot, holder, state, why), pgx.RowTo[bool])
 			return err
 		})
 		ascii := strconv.QuoteToASCII(text)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/connstring"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 )
 
 // This file makes Lockers for programs on database/sql, which have no pool of pgx
@@ -63,7 +64,7 @@ func configOf(ctx context.Context, db *sql.DB) (*pgxpool.Config, error) {
 	if db == nil {
 		return nil, errors.New("the db is nil; make one with sql.Open")
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*ioTimeout) // a caller that holds all of them would wait for itself
+	ctx, cancel := context.WithTimeout(ctx, 2*dbconn.Timeout) // a caller that holds all of them would wait for itself
 	defer cancel()
 	conn, err := db.Conn(ctx)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -40,14 +41,14 @@ const maxTickets = 1000
 type queue struct {
 	lines    *lines // whose mutex guards what is below
 	owner    string
-	place    *installation
+	place    *dbconn.Installation
 	log      *slog.Logger
-	wanted   func(lockkey.Name)   // is told that others wait for an advisory lock of this process
-	evicted  func()               // is told that advisory locks of this process were asked for
-	names    func() []string      // those of advisory locks that others shall know
-	stepDown func()               // is told that leaders were asked to step down
-	run      func(exchange) error // on a connection of the Locker
-	reached  func() bool          // whether the last one got an answer
+	wanted   func(lockkey.Name)          // is told that others wait for an advisory lock of this process
+	evicted  func()                      // is told that advisory locks of this process were asked for
+	names    func() []string             // those of advisory locks that others shall know
+	stepDown func()                      // is told that leaders were asked to step down
+	run      func(dbconn.Exchange) error // on a connection of the Locker
+	reached  func() bool                 // whether the last one got an answer
 	listener *listener
 
 	publishing  batcher.Batcher[lockkey.Name] // each once: queued has those that stand there
@@ -88,7 +89,7 @@ type ticket struct {
 	woken  bool          // it may have a stamp in the table that says so
 }
 
-func newQueue(l *Locker, place *installation, owner string, run func(exchange) error, reached func() bool, d dialer) *queue {
+func newQueue(l *Locker, place *dbconn.Installation, owner string, run func(dbconn.Exchange) error, reached func() bool, d dbconn.Dialer) *queue {
 	q := &queue{
 		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, run: run, reached: reached,
 		tickets: make(map[*ticket]struct{}), queued: make(map[lockkey.Name]struct{}), handed: make(map[lockkey.Name]struct{}), others: make(map[lockkey.Name]time.Time), sending: make(map[lockkey.Name]struct{}), leaving: make(map[int64]struct{}), void: make(map[lockkey.Name][]*ticket),
@@ -125,7 +126,7 @@ func (p *waiter) ticket() (number int64, first bool) {
 // stand makes sure that the line has a ticket. It reports whether the one in front
 // will be told when to ask; else it had better ask now and then.
 func (q *queue) stand(l *line) (told bool) {
-	if !q.place.installed() {
+	if !q.place.Installed() {
 		return false
 	}
 	q.lines.mu.Lock()
@@ -352,8 +353,8 @@ func (q *queue) publish(names []lockkey.Name) error {
 	if len(batch) == 0 {
 		return nil
 	}
-	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueuePublish),
+	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		rows, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueuePublish),
 			p.kinds, p.names, p.numbers, p.waiters, p.holds, p.client, q.owner, p.life.Milliseconds()), pgx.RowToStructByPos[row])
 		return err
 	})
@@ -515,8 +516,8 @@ func (q *queue) reap() error { return q.send(statements.QueueReap) }
 
 // send runs a statement that answers nothing.
 func (q *queue) send(statement statements.Name, args ...any) error {
-	return q.run(func(ctx context.Context, c querier, _ bool) error {
-		rows := c.query(ctx, q.place.statement(statement), args...)
+	return q.run(func(ctx context.Context, c dbconn.Querier, _ bool) error {
+		rows := c.Query(ctx, q.place.Statement(statement), args...)
 		rows.Close()
 		return rows.Err()
 	})

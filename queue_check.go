@@ -5,6 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -20,7 +21,7 @@ type ticketCheck struct {
 // be asked, because a queue that fails keeps nobody from a free lock, and when ctx ends.
 func (q *queue) waitedFor(ctx context.Context, names []lockkey.Name) []bool {
 	nobody := make([]bool, len(names))
-	if !q.place.installed() {
+	if !q.place.Installed() {
 		return nobody
 	}
 	c := &ticketCheck{names: names, waited: nobody, done: make(chan struct{})}
@@ -43,8 +44,8 @@ func (q *queue) check(batch []*ticketCheck) error {
 		}
 	}
 	var waited []bool
-	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		waited, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueueWaitedFor), kinds, names), pgx.RowTo[bool])
+	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		waited, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueWaitedFor), kinds, names), pgx.RowTo[bool])
 		return err
 	})
 	if err != nil || len(waited) != len(names) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -24,11 +25,11 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	t.Parallel()
 	l := newLocker(Lease, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
 	sent, reply := make(chan struct{}, 10), make(chan struct{})
-	q := newQueue(l, &installation{schema: "s"}, "owner", func(exchange) error {
+	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", func(dbconn.Exchange) error {
 		sent <- struct{}{}
 		<-reply
 		return errors.New("refused")
-	}, func() bool { return true }, dialer{})
+	}, func() bool { return true }, dbconn.Dialer{})
 	q.listener.once.Do(func() {}) // it has nowhere to listen
 	name := lockkey.Name{Key: "k"}
 	front := l.lines.join(name, &busyError{}, nil, Exclusive)
@@ -73,7 +74,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	perSight := func(locks int) time.Duration {
 		best := time.Hour
 		for range 3 {
-			q := newQueue(l, &installation{}, "owner", nil, nil, dialer{})
+			q := newQueue(l, &dbconn.Installation{}, "owner", nil, nil, dbconn.Dialer{})
 			began := time.Now()
 			for range 4 {
 				for n := range locks {
@@ -87,7 +88,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	if few, many := max(perSight(maxTickets/2), time.Microsecond), perSight(4*maxTickets); many > 50*few { // it was 200 µs when each sight looked at all
 		t.Errorf("%s each for few locks, %s for many", few, many)
 	}
-	q := newQueue(l, &installation{}, "owner", nil, nil, dialer{})
+	q := newQueue(l, &dbconn.Installation{}, "owner", nil, nil, dbconn.Dialer{})
 	for round := range 10 {
 		for name := range q.others {
 			q.others[name] = time.Now().Add(-contendedFor)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -54,9 +55,9 @@ func (h *housekeeping) stop() {
 
 // reap removes leases that expired long ago.
 func (t *leaseTable) reap() error {
-	return cmp.Or(t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) error {
+	return cmp.Or(t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) error {
 		for _, statement := range []statements.Name{statements.LeaseReap, statements.LeaseReapShared} {
-			rows := q.query(ctx, t.place.statement(statement))
+			rows := q.Query(ctx, t.place.Statement(statement))
 			rows.Close()
 			if rows.Err() != nil {
 				return rows.Err()

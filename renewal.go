@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -140,7 +141,7 @@ func (r *renewer) renew(ctx context.Context, lock *Lock) error {
 func (r *renewer) patience() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	patience := ioTimeout
+	patience := dbconn.Timeout
 	for ttl := range r.classes {
 		patience = min(patience, ttl/2)
 	}
@@ -181,9 +182,9 @@ func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 	var evicted map[int]eviction
 	var sent time.Duration
 	t := r.table
-	err := t.renewals.do(r.patience(), func(ctx context.Context, q querier, _ bool) (err error) {
+	err := t.renewals.Do(r.patience(), func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		sent = t.locker.now()
-		outcomes, err = pgx.CollectRows(q.query(ctx, t.place.statement(byMode(mode, statements.LeaseRenew, statements.LeaseRenewShared)), names, holders, tokens, ttls), pgx.RowTo[string])
+		outcomes, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRenew, statements.LeaseRenewShared)), names, holders, tokens, ttls), pgx.RowTo[string])
 		if slices.Contains(outcomes, outcomeGone) {
 			evicted = t.whyGone(ctx, q, names, holders, tokens)
 		}
@@ -194,7 +195,7 @@ func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 	}
 	if err != nil {
 		r.fail(asked, err) // the others have their answer, and there is room for one
-		if t.renewals.reached() {
+		if t.renewals.Reached() {
 			return nil
 		}
 		return err

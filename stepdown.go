@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -48,7 +49,7 @@ func (l *leading) begin(lock *Lock, stepDown func(why error)) {
 		l.terms = make(map[*Lock]term)
 	}
 	l.terms[lock] = term{stepDown, l.locker.now()}
-	if q := l.locker.queue; q != nil && q.place.installed() {
+	if q := l.locker.queue; q != nil && q.place.Installed() {
 		q.listener.start()
 		l.lookSoon()
 	}
@@ -114,7 +115,7 @@ func (l *leading) lookAtAll() {
 
 // earlierRequest is by how much a request is older than a term that was made of an
 // earlier holder: longer than the answer to a grant takes.
-const earlierRequest = 2 * ioTimeout
+const earlierRequest = 2 * dbconn.Timeout
 
 // beganAfter reports whether a request of that age was made before the term. The holder of
 // a lease has an id of its own, so that none is; that of an advisory lock is known by its
@@ -153,8 +154,8 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 	}
 	var rows []row
 	q := l.locker.queue
-	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		rows, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.LeaderStepDowns), kinds, names, holders), pgx.RowToStructByPos[row])
+	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		rows, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.LeaderStepDowns), kinds, names, holders), pgx.RowToStructByPos[row])
 		return err
 	})
 	asked := make(map[string]stepDownRequest)
@@ -180,8 +181,8 @@ func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 	}
 	asked := make(chan error, 1)
 	l.looks.Run(func() { // no context of a caller's reaches our connections
-		asked <- q.run(func(ctx context.Context, c querier, _ bool) error {
-			rows := c.query(ctx, q.place.statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), q.owner)
+		asked <- q.run(func(ctx context.Context, c dbconn.Querier, _ bool) error {
+			rows := c.Query(ctx, q.place.Statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), q.owner)
 			rows.Close()
 			return rows.Err()
 		})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
@@ -47,14 +48,14 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 	}
 	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
-	t := &leaseTable{locker: l, cfg: cfg, place: installation{asked: cfg.Schema, config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
+	t := &leaseTable{locker: l, cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
 	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
 	t.acquiring = batcher.Batcher[*leaseRequest]{Limit: maxRequests, Run: t.acquire, Fail: t.failRequests}
 	t.releasing = batcher.Batcher[*leaseReturn]{Limit: maxRequests, Run: t.giveBack, Fail: failReturns}
 	t.renewer = newRenewer(t)
 	l.backend = t
-	l.queue = newQueue(l, &t.place, cfg.Owner, func(fn exchange) error { return t.renewals.do(t.renewer.patience(), fn) }, t.renewals.reached, t.renewals.dialer)
+	l.queue = newQueue(l, &t.place, cfg.Owner, func(fn dbconn.Exchange) error { return t.renewals.Do(t.renewer.patience(), fn) }, t.renewals.Reached, t.renewals.Dialer)
 	return l, nil
 }
 
@@ -65,10 +66,10 @@ const maxRequests = 256
 type leaseTable struct {
 	locker *Locker
 	cfg    LeaseConfig
-	place  installation
+	place  dbconn.Installation
 
-	requests  *session
-	renewals  *session
+	requests  *dbconn.Session
+	renewals  *dbconn.Session
 	acquiring batcher.Batcher[*leaseRequest]
 	releasing batcher.Batcher[*leaseReturn]
 	renewer   *renewer
@@ -85,8 +86,8 @@ type leaseTable struct {
 	others map[string]int // how many permits others were heard to give semaphores
 }
 
-func (t *leaseTable) newSession(config *pgxpool.Config) *session {
-	return &session{dialer: dialer{applicationName(t.cfg.Owner), config}, place: &t.place}
+func (t *leaseTable) newSession(config *pgxpool.Config) *dbconn.Session {
+	return &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(t.cfg.Owner), Config: config}, Place: &t.place}
 }
 
 func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }
@@ -98,11 +99,11 @@ func (t *leaseTable) name(key string) lockkey.Name { return lockkey.Name{Key: ke
 
 func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) error {
 	var token int64
-	err := lockerr.Typed(tx.row(ctx, t.place.statement(byMode(lock.mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.key, lock.holder, lock.token))
+	err := lockerr.Typed(tx.row(ctx, t.place.Statement(byMode(lock.mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.key, lock.holder, lock.token))
 	if errors.Is(err, ErrLost) {
 		t.renewer.soon(lock) // for good, or for this transaction?
 	}
-	return elsewhere(err, tx, &t.requests.config.ConnConfig.Config)
+	return elsewhere(err, tx, &t.requests.Config.ConnConfig.Config)
 }
 
 // elsewhere adds to the error of a fence where the lock is, if the transaction may
@@ -164,7 +165,7 @@ func (t *leaseTable) keep(lock *Lock) {
 		// On a slow link connecting takes longer than a short lease has time for
 		// its first renewal. If it fails, that renewal tries again.
 		t.cleaning.Run(func() {
-			_ = t.renewals.do(ioTimeout, func(context.Context, querier, bool) error { return nil })
+			_ = t.renewals.Do(dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
 		})
 	})
 }
@@ -180,7 +181,7 @@ func (t *leaseTable) close(ctx context.Context) error {
 		t.locker.queue.close()
 	})
 	t.renewer.stop()
-	t.requests.close()
-	t.renewals.close()
+	t.requests.Close()
+	t.renewals.Close()
 	return err
 }

@@ -35,7 +35,7 @@ func TestLeaseTryWaitsForALeftoverOfItsLocker(t *testing.T) {
 			left, next := requested(table, "k#"), requested(table, "k#")
 			next.lock.holder = "another"
 			left.permits, next.permits = permits, permits
-			table.requests.mu.Lock()
+			resume := occupy(t, table.requests)
 			table.acquiring.Add(left, next)
 			asking(t)
 			gone, leave := context.WithCancel(t.Context())
@@ -43,7 +43,7 @@ func TestLeaseTryWaitsForALeftoverOfItsLocker(t *testing.T) {
 			if err := left.Await(gone); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
-			table.requests.mu.Unlock()
+			resume()
 			if err := next.Await(t.Context()); err != nil {
 				t.Fatalf("refused by a lease that nobody has: %v", err)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -123,9 +124,9 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	case batch[0].permits > 0:
 		statement, args = statements.LeaseAcquirePermit, append(args, permits)
 	}
-	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, _ bool) (err error) {
+	err := t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.locker.now()
-		grants, err = pgx.CollectRows(q.query(ctx, t.place.statement(statement), args...), toGrant)
+		grants, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statement), args...), toGrant)
 		if err != nil && !refused(err) { // whatever becomes of the next attempt, or of each alone
 			for _, r := range batch {
 				r.unknown = true
@@ -152,7 +153,7 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 			}
 			r.Answer(err)
 		}
-		if !t.requests.reached() {
+		if !t.requests.Reached() {
 			return err
 		}
 		return nil

@@ -145,7 +145,7 @@ func eachWay(t *testing.T, test func(t *testing.T, db batchDB, w *wires, table *
 			table := db.table(t, w.pool(t, db.DB))
 			take(t, table, "warm")
 			db.Exec(t, "delete from distributed_locks")
-			if table.requests.direct == pooled {
+			if table.requests.Direct == pooled {
 				t.Fatalf("the connection is direct: %t", !pooled)
 			}
 			test(t, db, w, table)

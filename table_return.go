@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -60,9 +61,9 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 	var rows []row
 	var second bool
 	told := mode == Exclusive // whether others wait for it
-	err := t.requests.do(ioTimeout, func(ctx context.Context, q querier, again bool) (err error) {
+	err := t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		second = again
-		rows, err = pgx.CollectRows(q.query(ctx, t.place.statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowToStructByPos[row])
+		rows, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowToStructByPos[row])
 		return err
 	})
 	if err == nil && len(rows) != len(returns) {
@@ -70,7 +71,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 	}
 	if err != nil {
 		failReturns(returns, err)
-		if t.requests.reached() {
+		if t.requests.Reached() {
 			return nil
 		}
 		return err
@@ -99,7 +100,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 		close(r.done)
 	}
 	t.locker.queue.freed(unknown)
-	t.locker.queue.freedAfter(func(fn exchange) error { return t.requests.do(ioTimeout, fn) }, wanted)
+	t.locker.queue.freedAfter(func(fn dbconn.Exchange) error { return t.requests.Do(dbconn.Timeout, fn) }, wanted)
 	return nil
 }
 

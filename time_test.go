@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -546,7 +547,7 @@ func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
 				_, err := l.Acquire(t.Context(), "k", wait)
 				mustBe(t, "Acquire", err, lockerr.ErrNoAnswer, ErrUnavailable)
 				mustNotBe(t, "Acquire", err, ErrNotAcquired)
-				if d, want := time.Since(began), max(time.Duration(wait), min(ioTimeout, 10*time.Second)); d != want {
+				if d, want := time.Since(began), max(time.Duration(wait), min(dbconn.Timeout, 10*time.Second)); d != want {
 					t.Errorf("it took %s, want %s", d, want)
 				}
 				ran, err := l.TryDo(t.Context(), "k", nothing, wait)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -62,7 +63,7 @@ func tentatively(ctx context.Context, tx transaction, no refusal, name statement
 // finish ends the savepoint, also if ctx has ended: the transaction shall not be
 // left in the middle of it.
 func finish(ctx context.Context, tx transaction, name statements.Name) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ioTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dbconn.Timeout)
 	defer cancel()
 	_, err := tx.run(ctx, name)
 	return err

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -151,7 +152,7 @@ func (l *Locker) startWait(ctx context.Context, key string, o options) *wait {
 	if o.wait != nil {
 		bound := *o.wait
 		if w.noWait {
-			bound = ioTimeout
+			bound = dbconn.Timeout
 		}
 		w.until = time.Now().Add(bound)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -45,7 +46,7 @@ type wakeUp struct {
 // handedOver counts a hand-over of an advisory lock from one caller here to the next;
 // lines.mu is held.
 func (q *queue) handedOver(name lockkey.Name) {
-	if q.closed || !q.place.installed() {
+	if q.closed || !q.place.Installed() {
 		return
 	}
 	q.handed[name] = struct{}{}
@@ -61,14 +62,14 @@ func (q *queue) handedOver(name lockkey.Name) {
 
 // freed wakes the first of those who wait for locks that were given back.
 func (q *queue) freed(names []lockkey.Name) {
-	if q.place.installed() {
+	if q.place.Installed() {
 		q.waking.Add(forFirst(names)...)
 	}
 }
 
 // freedAfter is freed for locks that others are known to wait for: it returns when
 // they have been woken, on the connection that gave the locks back.
-func (q *queue) freedAfter(run func(exchange) error, names []lockkey.Name) {
+func (q *queue) freedAfter(run func(dbconn.Exchange) error, names []lockkey.Name) {
 	if len(names) > 0 {
 		if err := q.wakeOn(run, forFirst(names)); err != nil {
 			q.freed(names)
@@ -94,7 +95,7 @@ func (q *queue) wake(batch []wakeUp) error {
 
 // wakeOn sends wake-ups, in a transaction of its own: NOTIFY in one that writes what must
 // be durable would make the commits of all databases wait for each other.
-func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
+func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 	type row struct{ N, Ticket int64 }
 	kinds, names, numbers := make([]int32, len(batch)), make([]string, len(batch)), make([]*int64, len(batch))
 	for i, w := range batch {
@@ -105,8 +106,8 @@ func (q *queue) wakeOn(run func(exchange) error, batch []wakeUp) error {
 	}
 	var woken []row
 	var wanted []lockkey.Name
-	err := run(func(ctx context.Context, c querier, _ bool) (err error) {
-		woken, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueueWake), kinds, names, numbers), pgx.RowToStructByPos[row])
+	err := run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		woken, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueWake), kinds, names, numbers), pgx.RowToStructByPos[row])
 		return err
 	})
 	if err != nil {
@@ -317,8 +318,8 @@ func (q *queue) tellHolders(names []lockkey.Name) error {
 		kinds[i], ids[i] = int32(name.Kind()), name.ID.Number
 	}
 	var told []int32
-	err := q.run(func(ctx context.Context, c querier, _ bool) (err error) {
-		told, err = pgx.CollectRows(c.query(ctx, q.place.statement(statements.QueueNotifyHolders), kinds, ids), pgx.RowTo[int32])
+	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		told, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueNotifyHolders), kinds, ids), pgx.RowTo[int32])
 		return err
 	})
 	if err != nil && !q.reached() {

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package pgxlock
+package dbconn
 
 import "net"
 

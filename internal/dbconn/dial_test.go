@@ -1,4 +1,4 @@
-package pgxlock
+package dbconn
 
 import (
 	"context"
@@ -37,7 +37,7 @@ func TestOutlastAsksAgainWhatAStatementTimeoutEnds(t *testing.T) {
 		}, 3, timeout}, // last: ctx has ended
 	} {
 		asked := 0
-		err := outlast(ctx, func() error {
+		err := Outlast(ctx, func() error {
 			asked++
 			return test.answers(asked)
 		})

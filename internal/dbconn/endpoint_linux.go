@@ -1,4 +1,4 @@
-package pgxlock
+package dbconn
 
 import (
 	"bytes"

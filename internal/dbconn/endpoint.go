@@ -1,30 +1,30 @@
-package pgxlock
+package dbconn
 
 import (
 	"net"
 	"net/netip"
 )
 
-// An endpoint is one end of a connection as the server sees it. It is empty if that is
+// An Endpoint is one end of a connection as the server sees it. It is empty if that is
 // a Unix-domain socket.
-type endpoint struct {
-	host string
-	port uint16
+type Endpoint struct {
+	Host string
+	Port uint16
 }
 
 // is reports whether addr is the endpoint. An address with a zone never is: the server
 // reports none.
-func (e endpoint) is(addr net.Addr) bool {
+func (e Endpoint) is(addr net.Addr) bool {
 	tcp, ok := addr.(*net.TCPAddr)
-	host, err := netip.ParseAddr(e.host)
+	host, err := netip.ParseAddr(e.Host)
 	if !ok || err != nil {
 		return false
 	}
 	ours := tcp.AddrPort()
-	return netip.AddrPortFrom(ours.Addr().Unmap(), ours.Port()) == netip.AddrPortFrom(host.Unmap(), e.port)
+	return netip.AddrPortFrom(ours.Addr().Unmap(), ours.Port()) == netip.AddrPortFrom(host.Unmap(), e.Port)
 }
 
-// endsInBackend reports whether a connection is proven to end in that backend, so that
+// EndsInBackend reports whether a connection is proven to end in that backend, so that
 // no proxy can pass its messages to another one. client and server are its two ends as
 // the backend sees them.
 //
@@ -33,8 +33,8 @@ func (e endpoint) is(addr net.Addr) bool {
 // a port of the same number. A network that translates addresses, as containers and load
 // balancers do, looks like a proxy. Over a Unix-domain socket the process that listens
 // must be the parent of the backend.
-func endsInBackend(conn net.Conn, backend int32, client, server endpoint) bool {
-	if client == (endpoint{}) && server == (endpoint{}) {
+func EndsInBackend(conn net.Conn, backend int32, client, server Endpoint) bool {
+	if client == (Endpoint{}) && server == (Endpoint{}) {
 		return listensAsParent(conn, backend)
 	}
 	return client.is(conn.LocalAddr()) && server.is(conn.RemoteAddr())
