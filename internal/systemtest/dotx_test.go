@@ -168,12 +168,13 @@ const beginSQL = "begin" // what pgx sends
 
 func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 	t.Parallel()
+	const expires = "it was not renewed, and taken over"
 	for name, lose := range map[string]func(t *testing.T, db *pgtest.DB, p *testkit.Proxy){
 		"its row was deleted": func(t *testing.T, db *pgtest.DB, _ *testkit.Proxy) { db.Exec(t, "delete from distributed_locks") },
 		"somebody else has it": func(t *testing.T, db *pgtest.DB, _ *testkit.Proxy) {
 			db.Exec(t, "update distributed_locks set holder_id = 'somebody else', fencing_token = fencing_token + 1")
 		},
-		"it was not renewed, and taken over": func(t *testing.T, db *pgtest.DB, p *testkit.Proxy) {
+		expires: func(t *testing.T, db *pgtest.DB, p *testkit.Proxy) {
 			p.Refuse()
 			p.Cut()
 			testkit.Until(t, "somebody else has got it", func() bool {
@@ -187,6 +188,10 @@ func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 			p, through := testkit.Proxied(t, db)
 			t.Cleanup(p.Heal) // so that the Locker can close
 			locks := testkit.NewLocker(t, through, nil)
+			ttl := pgxlock.TTL(time.Minute)
+			if name == expires {
+				ttl = pgxlock.TTL(5 * time.Second) // longer than this machine stands still
+			}
 			calls := 0
 			pool := db.NewPool(t, func(c *pgxpool.Config) {
 				c.ConnConfig.Tracer = onStatement{beginSQL, func() { calls++; lose(t, db, p) }}
@@ -194,7 +199,7 @@ func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 			err := locks.DoTx(t.Context(), pool, "k", func(ctx context.Context, tx pgx.Tx, _ *pgxlock.Lock) error {
 				t.Error("fn was called")
 				return testkit.WriteRow(ctx, tx)
-			}, pgxlock.TTL(3*time.Second), pgxlock.Retries(10)) // so short for the one that is to run out
+			}, ttl, pgxlock.Retries(10))
 			if !errors.Is(err, pgxlock.ErrLost) || errors.Is(err, pgxlock.ErrNotAcquired) {
 				t.Errorf("%v, want ErrLost", err)
 			}
@@ -243,7 +248,7 @@ func TestALockThatIsLostAfterTheFenceStillCommits(t *testing.T) {
 			waiting <- err
 		}()
 		return testkit.WriteRow(context.WithoutCancel(ctx), tx)
-	}, pgxlock.TTL(3*time.Second))
+	}, pgxlock.TTL(5*time.Second)) // longer than this machine stands still
 	if err != nil {
 		t.Errorf("the fence was in time: %v", err)
 	}
@@ -268,7 +273,7 @@ func TestDoTxReturnsNilOnceItHasCommitted(t *testing.T) {
 		p.Refuse()
 		p.Cut()
 		return testkit.WriteRow(ctx, tx)
-	}, pgxlock.TTL(3*time.Second))
+	}, pgxlock.TTL(5*time.Second)) // longer than this machine stands still
 	if err != nil {
 		t.Error(err)
 	}
