@@ -317,9 +317,9 @@ func TestALockLostToABlackHoleStaysLostWhenTheNetworkIsBack(t *testing.T) {
 	p.Refuse()
 	asked := make(chan error, 1)
 	go func() { asked <- lock.Renew(t.Context()) }() // a busy machine may be late to renew by itself
-	renewal.happened(t)                              // the server has renewed, and we are not told
+	renewal.Happened(t)                              // the server has renewed, and we are not told
 	testkit.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
-	renewal.resume()
+	renewal.Resume()
 	if err := <-asked; err == nil {
 		t.Error("Renew was told")
 	}

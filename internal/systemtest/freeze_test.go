@@ -80,17 +80,6 @@ func holdUntilLost(ctx context.Context, url, key string, say func(any) error) er
 	return say(report)
 }
 
-// acquireInTime acquires until it has a lock: on a machine that stands still for longer
-// than a short TTL, what was granted is lost when the answer is read.
-func acquireInTime(ctx context.Context, locks *pgxlock.Locker, key string) (*pgxlock.Lock, error) {
-	for {
-		lock, err := locks.Acquire(ctx, key)
-		if !errors.Is(err, pgxlock.ErrUnavailable) {
-			return lock, err
-		}
-	}
-}
-
 // lookUntilLost looks at a lock's context until it ends, and says when the last
 // look began that found the lock held.
 func lookUntilLost(work context.Context) (last time.Time) {
@@ -170,5 +159,16 @@ func freezeAndTakeOver(t *testing.T, db *pgtest.DB, others *pgxlock.Locker, key 
 	}
 	if err := next.Release(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// acquireInTime acquires until it has a lock: on a machine that stands still for longer
+// than a short TTL, what was granted is lost when the answer is read.
+func acquireInTime(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) (*pgxlock.Lock, error) {
+	for {
+		lock, err := locks.Acquire(ctx, key, opts...)
+		if !errors.Is(err, pgxlock.ErrUnavailable) {
+			return lock, err
+		}
 	}
 }

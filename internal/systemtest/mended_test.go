@@ -113,7 +113,7 @@ func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 	if first == nil {
 		t.Fatal("the first request, which was done before the table was locked, failed")
 	}
-	if after, _, _ := asked.Counts(); after-before > 2 { // a busy machine may be so late that it asks once more
+	if after, _, _ := asked.counts(); after-before > n/2 { // a busy machine may be so late that some ask once more
 		t.Errorf("%d statements ran into the table's lock one after the other, for one batch", after-before)
 	}
 	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
@@ -161,7 +161,7 @@ func TestAShortLeaseIsKeptOverASlowLink(t *testing.T) {
 	if err := testkit.Acquire(t, locks, "first").Renew(t.Context()); err != nil { // now there is a connection for it
 		t.Fatal(err)
 	}
-	lock := testkit.Acquire(t, locks, "k", pgxlock.TTL(4*time.Second)) // there is time to connect again, on a busy machine
+	lock := testkit.Acquire(t, locks, "k", pgxlock.TTL(8*time.Second)) // there is time to connect again, on a busy machine
 	untilRenewed(t, db, lock, 2)
 	if err := errors.Join(lock.Err(), lock.Release(t.Context())); err != nil {
 		t.Error(err)

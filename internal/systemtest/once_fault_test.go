@@ -147,7 +147,7 @@ func TestAStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
 func TestOfTwoAttemptsOneIsRecorded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	first, second := oncePer(t, db, age, &pgxlock.OnceConfig{Retry: true, TTL: 3 * time.Second}), oncePer(t, db, age, &pgxlock.OnceConfig{Retry: true})
+	first, second := oncePer(t, db, age, &pgxlock.OnceConfig{Retry: true, TTL: 6 * time.Second}), oncePer(t, db, age, &pgxlock.OnceConfig{Retry: true})
 	var j job
 	ran, err := first.Do(t.Context(), "k", func(ctx context.Context, run pgxlock.Run) error {
 		if !testkit.Query[bool](t, db, "select release_lock(lock_name, holder_id) from distributed_locks") {

@@ -43,7 +43,7 @@ func Set(t *testing.T, db *pgtest.DB, settings map[string]string) {
 var Hostile = map[string]string{
 	"statement_timeout":                   "'500ms'",
 	"lock_timeout":                        "'50ms'",
-	"idle_session_timeout":                "'1s'", // a busy machine may take so long to send anything
+	"idle_session_timeout":                "'3s'", // between its first statements a busy machine may take long
 	"idle_in_transaction_session_timeout": "'100ms'",
 	"default_transaction_isolation":       "serializable",
 	"default_transaction_read_only":       "on",
