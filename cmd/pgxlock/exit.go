@@ -127,8 +127,17 @@ func unavailable(err error) bool {
 }
 
 // describe makes one line of an error, with what to do about it on the command that has these
-// flags.
+// flags, and which connection it is about.
 func describe(flags *pflag.FlagSet, err error) string {
+	text := explain(flags, err)
+	if _, unconnected := errors.AsType[*pgconn.ConnectError](err); unconnected && has(flags, ofConnection) {
+		text += "; " + ofConnection
+	}
+	return text
+}
+
+// explain is describe where it is known which connection it is.
+func explain(flags *pflag.FlagSet, err error) string {
 	text := err.Error()
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && badInput(err) { // which the flags gave
 		text = strings.ReplaceAll(text, pgErr.Error(), inFlags(flags, arguments, pgErr.Message))
@@ -151,9 +160,6 @@ func describe(flags *pflag.FlagSet, err error) string {
 	}
 	if remedy != "" && !strings.Contains(text, remedy) {
 		text += "; " + remedy // as the package says of its statements
-	}
-	if unconnected && has(flags, ofConnection) {
-		text += "; " + ofConnection
 	}
 	if errors.Is(err, pgserver.ErrNoBinaries) {
 		text += "; on Debian: apt-get install postgresql"

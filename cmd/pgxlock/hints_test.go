@@ -164,7 +164,7 @@ func TestEveryFlagThatACommandMentionsIsOneThatItHas(t *testing.T) {
 	s := readSource(t)
 	root := newRoot()
 	stops := func(name string) bool {
-		return slices.Contains([]string{"describe", "inFlags", "advices", "arguments", "newRoot"}, name)
+		return slices.Contains([]string{"describe", "explain", "inFlags", "advices", "arguments", "newRoot"}, name)
 	}
 	constructors := map[string]string{ // of each command
 		"newRun": "run", "newLs": "ls", "newTree": "tree", "newWatch": "watch", "newReap": "reap", "newEvict": "evict", "newDoctor": "doctor",

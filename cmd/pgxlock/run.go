@@ -33,6 +33,7 @@ type errand struct {
 	key               string
 	program           string // the command's file
 	command           []string
+	renewals          *renewalReport
 	stderr            io.Writer
 	stderrIsATerminal bool
 }
@@ -75,7 +76,7 @@ database or a right, 64 for wrong usage.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			e.key, e.command = args[0], args[1:]
-			e.stderr = cmd.ErrOrStderr()
+			e.renewals, e.stderr = newRenewalReport(), cmd.ErrOrStderr()
 			if file, ok := e.stderr.(*os.File); ok {
 				_, _, e.stderrIsATerminal = window(file)
 			}
@@ -226,7 +227,7 @@ func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
 		}
 		return &opened{l, l.Acquire, l.Holders}, nil
 	}
-	l, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema})
+	l, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, Observe: e.renewals.observe})
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -41,8 +42,26 @@ type running struct {
 	stdin  io.WriteCloser
 	pipe   *os.File // its standard output
 	stdout *bufio.Reader
-	stderr bytes.Buffer
+	stderr lockedBuffer
 	mark   string
+}
+
+// A lockedBuffer is what a process writes, and can be read meanwhile.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 // startRun starts run with the flags, and a shell with the script as its command.
@@ -183,7 +202,7 @@ func TestRunGivesItsCommandTheLock(t *testing.T) {
 			r.says(t, "input")
 			_ = r.stdin.Close()
 			r.ends(t, exitOK)
-			if r.stderr.Len() > 0 {
+			if r.stderr.String() != "" {
 				t.Errorf("it said %q", r.stderr.String())
 			}
 			tryNow(t, db.URL, "--kind", kindOf(test.flags), test.key).want(t, exitOK, "ran\n", "")

@@ -27,6 +27,7 @@ type supervision struct {
 	group   processGroup
 	tty     *terminal
 	watcher *watcher
+	report  context.CancelFunc // ends what is said of renewals
 
 	until  time.Duration // the deadline that we know of
 	told   bool          // the command has been told to end, for the lock's sake
@@ -39,6 +40,10 @@ type supervision struct {
 // supervise runs the command, and gives the lock back when all of it has ended.
 func (e *errand) supervise(lock *pgxlock.Lock, signals chan os.Signal) error {
 	s := &supervision{errand: e, lock: lock, pause: time.Millisecond}
+	reporting, stop := context.WithCancel(context.Background())
+	defer stop()
+	s.report = stop
+	go e.renewals.run(reporting, e, lock)
 	err := s.run(signals)
 	released := lock.Release(context.Background())
 	switch {
@@ -174,6 +179,7 @@ func (s *supervision) stop() {
 		return
 	}
 	s.told = true
+	s.report() // what is said now is the last word
 	s.killAt = min(bootClock()+s.grace/2, s.until-s.grace/2)
 	s.group.end()
 	s.watcher.tell(s.schedule())
