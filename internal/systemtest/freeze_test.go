@@ -161,14 +161,3 @@ func freezeAndTakeOver(t *testing.T, db *pgtest.DB, others *pgxlock.Locker, key 
 		t.Error(err)
 	}
 }
-
-// acquireInTime acquires until it has a lock: on a machine that stands still for longer
-// than a short TTL, what was granted is lost when the answer is read.
-func acquireInTime(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) (*pgxlock.Lock, error) {
-	for {
-		lock, err := locks.Acquire(ctx, key, opts...)
-		if !errors.Is(err, pgxlock.ErrUnavailable) {
-			return lock, err
-		}
-	}
-}

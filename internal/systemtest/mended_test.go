@@ -113,7 +113,7 @@ func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 	if first == nil {
 		t.Fatal("the first request, which was done before the table was locked, failed")
 	}
-	if after, _, _ := asked.counts(); after-before > n/2 { // a busy machine may be so late that some ask once more
+	if after, _, _ := asked.Counts(); after-before > n/2 { // a busy machine may be so late that some ask once more
 		t.Errorf("%d statements ran into the table's lock one after the other, for one batch", after-before)
 	}
 	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {

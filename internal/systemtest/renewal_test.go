@@ -228,3 +228,14 @@ func TestReleasedLeasesAreNotRenewed(t *testing.T) {
 		t.Errorf("%d renewals in %d statements for one lease", e-entries, n-statements)
 	}
 }
+
+// acquireInTime acquires until it has a lock: on a machine that stands still for longer
+// than a short TTL, what was granted is lost when the answer is read.
+func acquireInTime(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) (*pgxlock.Lock, error) {
+	for {
+		lock, err := locks.Acquire(ctx, key, opts...)
+		if !errors.Is(err, pgxlock.ErrUnavailable) {
+			return lock, err
+		}
+	}
+}
