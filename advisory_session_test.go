@@ -261,7 +261,9 @@ func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = silent.Close() })
 		host := &pgconn.FallbackConfig{Host: "127.0.0.1", Port: uint16(silent.Addr().(*net.TCPAddr).Port)}
-		testkit.UseAdvisory(t, testkit.NewAdvisory(t, through(testkit.Behind(host)), nil), db, t.Name())
+		locks := testkit.NewAdvisory(t, through(testkit.Behind(host)), nil)
+		testkit.UntilConnected(t, locks)
+		testkit.UseAdvisory(t, locks, db, t.Name())
 	})
 }
 

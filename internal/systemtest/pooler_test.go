@@ -88,7 +88,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 		}
 		var lockers []*pgxlock.Locker
 		for range instances {
-			locks, err := pgxlock.NewLease(db.Pool, &pgxlock.LeaseConfig{TTL: 4 * time.Second})
+			locks, err := pgxlock.NewLease(db.Pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Renew: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -282,7 +282,7 @@ func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
 			return // there the connection ends with the server's
 		}
 		locks := testkit.NewLocker(t, &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}, nil)
-		lock := testkit.Acquire(t, locks, "k")
+		lock := testkit.Acquire(t, locks, "k", pgxlock.TTL(time.Hour))
 		if err := pooler.Redirect(standby); err != nil {
 			t.Fatal(err)
 		}
@@ -291,7 +291,7 @@ func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
 		var err error
 		testkit.Until(t, "the pooler leads to the standby", func() bool {
 			err = lock.Renew(t.Context())
-			return err != nil
+			return errors.Is(err, pgxlock.ErrReadOnly) // and not that a connection ended on the way
 		})
 		wantReadOnly(t, "Renew", err)
 		_, err = locks.TryAcquire(t.Context(), "another")

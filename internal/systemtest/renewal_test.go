@@ -60,8 +60,7 @@ func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
 func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	const ttl = 4 * time.Second // so that a machine that stands still for a moment costs nothing
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: ttl})
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 500 * time.Millisecond}) // so that a machine that stands still for a moment costs nothing
 	lock := testkit.Acquire(t, locks, "k")
 
 	// Whoever acquires draws a token, which reads this table; renewals do not.
@@ -104,7 +103,7 @@ func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 4 * time.Second}) // so that a machine that stands still for a moment costs nothing
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 500 * time.Millisecond}) // so that a machine that stands still for a moment costs nothing
 	var held []*pgxlock.Lock
 	for i := range 20 {
 		held = append(held, testkit.Acquire(t, locks, fmt.Sprintf("lease:%02d", i)))

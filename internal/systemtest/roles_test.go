@@ -48,7 +48,7 @@ func denied(t *testing.T, err error) {
 // works uses all that a program needs of a Locker and of transactions.
 func works(t *testing.T, db *pgtest.DB) {
 	t.Helper()
-	locks, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 2 * time.Second, Renew: 100 * time.Millisecond}), testkit.NewLocker(t, db, nil)
+	locks, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Renew: 100 * time.Millisecond}), testkit.NewLocker(t, db, nil)
 	lock := testkit.Acquire(t, locks, "k")
 	_, err := others.TryAcquire(t.Context(), "k")
 	if busy, ok := errors.AsType[*pgxlock.Error](err); !ok || busy.Holder != lock.Holder() {
@@ -75,7 +75,7 @@ func works(t *testing.T, db *pgtest.DB) {
 		t.Error(err)
 	}
 	tx := testkit.Begin(t, db, pgx.TxOptions{})
-	if err := pgxlock.LockTx(t.Context(), tx, "k", pgxlock.MaxWait(time.Second)); err != nil {
+	if err := pgxlock.LockTx(t.Context(), tx, "k", testkit.LongWait); err != nil {
 		t.Error(err)
 	}
 	if first, err := pgxlock.ClaimTx(t.Context(), tx, "k "+rand.Text()); err != nil || !first {

@@ -109,3 +109,13 @@ func CountNotifications(t *testing.T, db *pgtest.DB) func() int {
 		create trigger stamps after update on pgxlock_waiters for each row when (old.woken is null and new.woken is not null) execute function count_stamp()`)
 	return func() int { return Query[int](t, db, "select count(*) from stamps") }
 }
+
+// UntilConnected waits until the Locker has its connections, for which a busy machine may
+// need several times as long as it tries each time.
+func UntilConnected(t *testing.T, locks *pgxlock.Locker) {
+	t.Helper()
+	Until(t, "the Locker is connected", func() bool {
+		lock, err := locks.Acquire(t.Context(), "connect")
+		return err == nil && errors.Join(lock.Renew(t.Context()), lock.Release(t.Context())) == nil
+	})
+}
