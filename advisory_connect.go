@@ -65,7 +65,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	case err != nil:
 		return nil, fmt.Errorf("the server refuses a setting that AdvisoryConfig.TTL needs; a negative TTL does without: %w", err)
 	case set.RowsAffected() == 0:
-		return nil, switchedBackend(backend.PID, "another one")
+		return nil, dbconn.SwitchedBackend(backend.PID, "another one")
 	}
 	if err := a.unfinished.End(ctx, q); err != nil {
 		return nil, err
@@ -77,15 +77,15 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	own := int64(binary.BigEndian.Uint64(random[:]))
-	place, err := probeAdvisory(ctx, q, backend, own)
+	place, err := dbconn.ProbeAdvisory(ctx, q, backend, own)
 	if err != nil {
 		return nil, err
 	}
-	if !place.keeps {
+	if !place.Keeps {
 		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do; use NewLease: %w", errors.ErrUnsupported)
 	}
-	if place.silence != a.ttl.Milliseconds() {
-		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.silence, errors.ErrUnsupported)
+	if place.Silence != a.ttl.Milliseconds() {
+		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)
 	}
 	c := &lockConn{
 		conn: conn, net: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
@@ -99,7 +99,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	switch {
 	case a.cfg.Tokens:
 		prepare[1] = statements.AdvisoryPrepareToken
-	case backend.Serves(conn) && dbconn.EndsInBackend(c.net, backend.PID, place.client, place.server):
+	case backend.Serves(conn) && dbconn.EndsInBackend(c.net, backend.PID, place.Client, place.Server):
 		if c.calls, err = findLockCalls(ctx, q); err != nil {
 			return nil, err
 		}
@@ -120,29 +120,9 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	a.session = own
 	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.PID), backend.PID
 	if a.cfg.MaxLocks == 0 {
-		a.room = max(int(min(place.capacity/10, maxAdvisoryLocks)), 1)
+		a.room = max(int(min(place.Capacity/10, maxAdvisoryLocks)), 1)
 	}
 	return c, nil
-}
-
-// An advisoryProbe is what a backend says of itself as a place for advisory locks.
-type advisoryProbe struct {
-	keeps          bool            // what it grants
-	capacity       int64           // how many locks the server has room for, at least
-	silence        int64           // idle_session_timeout in milliseconds
-	client, server dbconn.Endpoint // of the connection
-}
-
-// probeAdvisory takes the session's own lock, of that number, in that backend. If
-// another one answers it returns ErrPooler, and nothing is taken.
-func probeAdvisory(ctx context.Context, q dbconn.Querier, backend dbconn.Backend, own int64) (p advisoryProbe, err error) {
-	var pid int32
-	err = q.Row(ctx, statements.AdvisoryProbe.Text(), own, backend.PID).
-		Scan(&pid, &p.keeps, &p.capacity, &p.silence, &p.client.Host, &p.client.Port, &p.server.Host, &p.server.Port)
-	if err == nil && pid != backend.PID {
-		err = switchedBackend(backend.PID, pid)
-	}
-	return p, err
 }
 
 // mayPool says whether a connection through a pooler can hold locks: one that is

@@ -60,7 +60,7 @@ func ClaimSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) (fi
 }
 
 func claimTx(ctx context.Context, tx transaction, key string, opts []Option) (bool, error) {
-	if err := missingContext(ctx); err != nil {
+	if err := lockerr.MissingContext(ctx); err != nil {
 		return false, err
 	}
 	if tx == nil {
@@ -105,7 +105,7 @@ func PurgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 }
 
 func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts []Option) (ended int64, err error) {
-	if err := missingContext(ctx); err != nil {
+	if err := lockerr.MissingContext(ctx); err != nil {
 		return 0, err
 	}
 	if pool == nil {

@@ -125,7 +125,7 @@ const checkTimeout = 2 * dbconn.Timeout
 
 func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Finding, error) {
 	d := doctor{Dialer: dbconn.Dialer{Name: "pgxlock doctor"}, cfg: DoctorConfig{LongTransaction: time.Hour}}
-	if err := missingContext(ctx); err != nil {
+	if err := lockerr.MissingContext(ctx); err != nil {
 		return nil, err
 	}
 	if pool == nil {
@@ -146,7 +146,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Find
 	d.Config = pool.Config()
 
 	err := bounded(ctx, d.connect)
-	if errors.Is(err, ErrReadOnly) && !errors.Is(err, ErrUnavailable) {
+	if errors.Is(err, lockerr.ErrReadOnly) && !errors.Is(err, lockerr.ErrUnavailable) {
 		return []Finding{{
 			"primary", StatusError, "the server is a standby, where nothing is locked",
 			"connect to the primary, or name all hosts in the connection string: Lockers choose the primary among them",

@@ -47,7 +47,7 @@ func (d *doctor) pooler(ctx context.Context) (Finding, error) {
 		f.Advice = "an Advisory Locker needs AdvisoryConfig.SessionPooler"
 		return f, nil
 	}
-	if err != nil && !errors.Is(err, ErrPooler) {
+	if err != nil && !errors.Is(err, lockerr.ErrPooler) {
 		return Finding{}, err
 	}
 	transactions, err := d.keepsTransactions(ctx)
@@ -91,11 +91,11 @@ func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 			Advice: "run it on a connection to the server itself",
 		}, nil
 	}
-	place, err := probeAdvisory(ctx, d.q, d.backend, randomID())
+	place, err := dbconn.ProbeAdvisory(ctx, d.q, d.backend, dbconn.RandomID())
 	if err != nil {
 		return Finding{}, err
 	}
-	if !place.keeps {
+	if !place.Keeps {
 		return Finding{
 			Status: StatusError, Detail: "the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do",
 			Advice: "use a PostgreSQL server; here session locks and LockTx protect nothing, and fences less than they promise",
@@ -120,7 +120,7 @@ func (d *doctor) notify(ctx context.Context) (Finding, error) {
 	if err := d.outlive(ctx, conn); err != nil {
 		return Finding{}, err
 	}
-	client := randomID()
+	client := dbconn.RandomID()
 	listen := strings.ReplaceAll(statements.QueueListen.Text(), "/* client */", strconv.FormatInt(client, 10))
 	if _, err := conn.PgConn().Exec(ctx, listen).ReadAll(); err != nil {
 		return Finding{}, err
@@ -132,7 +132,7 @@ func (d *doctor) notify(ctx context.Context) (Finding, error) {
 		return Finding{}, rows.Err()
 	}
 	switch err := waitFor(ctx, conn, client); {
-	case errors.Is(err, errUnheard):
+	case errors.Is(err, dbconn.ErrUnheard):
 		f.Detail = fmt.Sprintf("a notification did not arrive within %s", dbconn.Timeout)
 		return f, nil
 	case err != nil:
@@ -148,7 +148,7 @@ func waitFor(ctx context.Context, conn *pgx.Conn, client int64) error {
 	for {
 		switch n, err := conn.WaitForNotification(patient); {
 		case err != nil && patient.Err() != nil && ctx.Err() == nil:
-			return errUnheard
+			return dbconn.ErrUnheard
 		case err != nil:
 			return err
 		case n.Channel == "pgxlock_"+strconv.FormatInt(client, 10):

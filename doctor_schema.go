@@ -37,7 +37,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		}
 	}
 	version, err := dbconn.VersionOf(ctx, d.q, schema)
-	if errors.Is(err, ErrSchema) {
+	if errors.Is(err, lockerr.ErrSchema) {
 		return Finding{Status: StatusError, Detail: fmt.Sprintf("schema %q has no pgxlock", schema), Advice: migrateAdvice}, nil
 	}
 	if err != nil && lockerr.SQLState(err) != lockerr.StateNoRights {

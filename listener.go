@@ -2,8 +2,6 @@ package pgxlock
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
@@ -48,8 +46,6 @@ const (
 	listenRetry = 30 * time.Second
 )
 
-var errUnheard = errors.New("a notification did not arrive")
-
 func newListener(d dbconn.Dialer, q *queue) *listener {
 	l := &listener{Dialer: d, queue: q, ended: make(chan struct{})}
 	l.running, l.cancel = context.WithCancel(context.Background())
@@ -81,7 +77,7 @@ func (l *listener) run() {
 		if time.Since(began) > listenRetry {
 			retry, said = 100*time.Millisecond, false
 		}
-		if errors.Is(err, ErrPooler) || errors.Is(err, errUnheard) {
+		if errors.Is(err, ErrPooler) || errors.Is(err, dbconn.ErrUnheard) {
 			retry = listenRetry
 		}
 		if !said { // and not each time that it fails again
@@ -157,13 +153,6 @@ func (l *listener) holds() int32 {
 	return l.holder
 }
 
-// randomID returns a number that nobody else has, more than 0.
-func randomID() int64 {
-	var random [8]byte
-	_, _ = rand.Read(random[:]) // never fails
-	return int64(binary.BigEndian.Uint64(random[:])>>1) | 1
-}
-
 // briefly runs what the server answers at once.
 func (l *listener) briefly(do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(l.running, listenPing)
@@ -192,7 +181,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 		return 0, err
 	}
 
-	client = randomID()
+	client = dbconn.RandomID()
 	var alone bool
 	if err := q.Row(ctx, l.queue.place.Statement(statements.QueueAlive), client).Scan(&alone); err != nil {
 		return 0, err
@@ -213,7 +202,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 	case err == nil:
 		return client, nil
 	case ctx.Err() != nil:
-		return 0, errUnheard
+		return 0, dbconn.ErrUnheard
 	default:
 		return 0, err
 	}

@@ -245,7 +245,7 @@ func (m *message) answer(row [][]byte, backend int32) {
 	case len(row) != 3:
 		m.ended = errForeign
 	case string(row[0]) != strconv.Itoa(int(backend)):
-		m.ended = switchedBackend(backend, string(row[0]))
+		m.ended = dbconn.SwitchedBackend(backend, string(row[0]))
 	case string(row[1]) != "f":
 		m.ended = errInRecovery
 	default:
@@ -253,11 +253,6 @@ func (m *message) answer(row [][]byte, backend int32) {
 			m.answers = append(m.answers, readAnswer(value))
 		}
 	}
-}
-
-// switchedBackend says that another backend answers than the session's.
-func switchedBackend(was int32, now any) error {
-	return fmt.Errorf("%w: the backend was %d, and now is %v", ErrPooler, was, now)
 }
 
 var (

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file acquires many locks together.
@@ -158,7 +160,7 @@ func (w *wait) unclaimed(keys []string) int {
 // Context is [Lock.Context] for all of them: it ends when one of them does.
 func (ls Locks) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if len(ls) == 0 {
-		if err := missingContext(parent); err != nil {
+		if err := lockerr.MissingContext(parent); err != nil {
 			return endedContext(fail("hold", "", 0, err))
 		}
 		return context.WithCancel(parent)

@@ -3,16 +3,15 @@ package pgxlock
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // A method that is called on a nil pointer, and a call with a nil context, return an
 // error that says so before they look at anything else. A nil Lock is not held: its Lost
 // is closed, its Context has ended, and the rest is zero.
-
-var errNilContext = errors.New("the context is nil; pass context.Background() where nothing ends the call")
 
 // missing returns what keeps a method from doing anything: a nil receiver, or a nil
 // context.
@@ -20,14 +19,7 @@ func missing[T any](ctx context.Context, receiver *T) error {
 	if receiver != nil && ctx != nil {
 		return nil
 	}
-	return cmp.Or(missingReceiver(receiver), missingContext(ctx))
-}
-
-func missingContext(ctx context.Context) error {
-	if ctx == nil {
-		return errNilContext
-	}
-	return nil
+	return cmp.Or(missingReceiver(receiver), lockerr.MissingContext(ctx))
 }
 
 func missingReceiver[T any](receiver *T) error {

@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/connstring"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file makes Lockers for programs on database/sql, which have no pool of pgx
@@ -58,7 +59,7 @@ func NewLeaseSQL(ctx context.Context, db *sql.DB, cfg *LeaseConfig) (*Locker, er
 
 // configOf returns the configuration of a connection of db.
 func configOf(ctx context.Context, db *sql.DB) (*pgxpool.Config, error) {
-	if err := missingContext(ctx); err != nil {
+	if err := lockerr.MissingContext(ctx); err != nil {
 		return nil, err
 	}
 	if db == nil {

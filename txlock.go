@@ -93,7 +93,7 @@ const (
 )
 
 func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) error {
-	if err := missingContext(ctx); err != nil {
+	if err := lockerr.MissingContext(ctx); err != nil {
 		return err
 	}
 	if tx == nil {

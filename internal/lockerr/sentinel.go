@@ -1,6 +1,9 @@
 package lockerr
 
-import "errors"
+import (
+	"context"
+	"errors"
+)
 
 // The sentinels of package pgxlock, whose documentation they carry.
 var (
@@ -31,6 +34,17 @@ var (
 	// ErrSessionEnded means that the session that holds advisory locks has ended.
 	ErrSessionEnded = errors.New("the session that holds the locks has ended")
 )
+
+// errNilContext is what a call returns that was given no context.
+var errNilContext = errors.New("the context is nil; pass context.Background() where nothing ends the call")
+
+// MissingContext returns an error if ctx is nil.
+func MissingContext(ctx context.Context) error {
+	if ctx == nil {
+		return errNilContext
+	}
+	return nil
+}
 
 // The SQLSTATEs that are told apart. LK is ours; the rest is in
 // https://www.postgresql.org/docs/current/errcodes-appendix.html.
