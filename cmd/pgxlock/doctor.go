@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
@@ -17,7 +17,7 @@ func newDoctor() *cobra.Command {
 	var t target
 	var output format
 	var strict bool
-	var cfg pgxlock.DoctorConfig
+	var cfg doctor.Config
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look whether locks can be trusted here",
@@ -41,7 +41,7 @@ check means is in ` + lockerr.Manual + "#the-doctor.",
 			}
 			defer pool.Close()
 			cfg.Schema = t.schema
-			findings, failed := pgxlock.Doctor(cmd.Context(), pool, &cfg)
+			findings, failed := doctor.Check(cmd.Context(), pool, &cfg)
 			if failed != nil && len(findings) == 0 {
 				return failed
 			}
@@ -51,8 +51,8 @@ check means is in ` + lockerr.Manual + "#the-doctor.",
 			if failed != nil {
 				return failed
 			}
-			if slices.ContainsFunc(findings, func(f pgxlock.Finding) bool {
-				return f.Status == pgxlock.StatusError || strict && f.Status != pgxlock.StatusOK
+			if slices.ContainsFunc(findings, func(f doctor.Finding) bool {
+				return f.Status == doctor.StatusError || strict && f.Status != doctor.StatusOK
 			}) {
 				return errUnsound
 			}
@@ -66,12 +66,12 @@ check means is in ` + lockerr.Manual + "#the-doctor.",
 	return cmd
 }
 
-func printFindings(cmd *cobra.Command, output format, findings []pgxlock.Finding) error {
+func printFindings(cmd *cobra.Command, output format, findings []doctor.Finding) error {
 	if output == formatJSON {
 		return printJSON(cmd.OutOrStdout(), findings)
 	}
 	p := colors(cmd)
-	count := make(map[pgxlock.Status]int)
+	count := make(map[doctor.Status]int)
 	for _, f := range findings {
 		if err := printFinding(cmd.OutOrStdout(), p, f); err != nil {
 			return err
@@ -83,9 +83,9 @@ func printFindings(cmd *cobra.Command, output format, findings []pgxlock.Finding
 }
 
 // summary returns how many findings have each status, as "16 ok, 1 warning, 2 errors".
-func summary(count map[pgxlock.Status]int) string {
-	text := fmt.Sprintf("%d ok", count[pgxlock.StatusOK])
-	for _, status := range []pgxlock.Status{pgxlock.StatusWarning, pgxlock.StatusError} {
+func summary(count map[doctor.Status]int) string {
+	text := fmt.Sprintf("%d ok", count[doctor.StatusOK])
+	for _, status := range []doctor.Status{doctor.StatusWarning, doctor.StatusError} {
 		switch n := count[status]; n {
 		case 0:
 		case 1:
@@ -98,8 +98,8 @@ func summary(count map[pgxlock.Status]int) string {
 }
 
 // printFinding prints what was found in one line, and what to do in another.
-func printFinding(w io.Writer, p palette, f pgxlock.Finding) error {
-	color := map[pgxlock.Status]string{pgxlock.StatusOK: green, pgxlock.StatusWarning: yellow, pgxlock.StatusError: red}[f.Status]
+func printFinding(w io.Writer, p palette, f doctor.Finding) error {
+	color := map[doctor.Status]string{doctor.StatusOK: green, doctor.StatusWarning: yellow, doctor.StatusError: red}[f.Status]
 	if _, err := fmt.Fprintf(w, "%s %s %s\n", p.paint(color, fmt.Sprintf("%-7s", f.Status)), p.paint(bold, fmt.Sprintf("%-12s", f.Check)), printable(f.Detail)); err != nil {
 		return err
 	}

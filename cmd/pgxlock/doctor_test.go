@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -44,12 +44,12 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	execute(t, env, "doctor", "--long-transaction", "1ns").want(t, exitOK, "warning snapshots", "")
 
 	r = execute(t, env, "doctor", "-o", "json")
-	var findings []pgxlock.Finding
+	var findings []doctor.Finding
 	if err := json.Unmarshal([]byte(r.stdout), &findings); err != nil || r.code != exitOK || len(findings) != 18 {
 		t.Fatalf("%v, exit code %d:\n%s", err, r.code, r.stdout)
 	}
 	for _, f := range findings {
-		if want := map[bool]pgxlock.Status{true: pgxlock.StatusWarning, false: pgxlock.StatusOK}[f.Check == "timeouts"]; f.Status != want || f.Detail == "" || f.Advice == "" != (want == pgxlock.StatusOK) {
+		if want := map[bool]doctor.Status{true: doctor.StatusWarning, false: doctor.StatusOK}[f.Check == "timeouts"]; f.Status != want || f.Detail == "" || f.Advice == "" != (want == doctor.StatusOK) {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -80,11 +80,11 @@ func TestDoctorNamesTheRightsThatARoleLacks(t *testing.T) {
 
 func TestSummaryCountsEachStatus(t *testing.T) {
 	t.Parallel()
-	for want, count := range map[string]map[pgxlock.Status]int{
-		"18 ok":                       {pgxlock.StatusOK: 18},
-		"16 ok, 1 warning, 1 error":   {pgxlock.StatusOK: 16, pgxlock.StatusWarning: 1, pgxlock.StatusError: 1},
-		"14 ok, 2 warnings, 3 errors": {pgxlock.StatusOK: 14, pgxlock.StatusWarning: 2, pgxlock.StatusError: 3},
-		"0 ok, 1 error":               {pgxlock.StatusError: 1},
+	for want, count := range map[string]map[doctor.Status]int{
+		"18 ok":                       {doctor.StatusOK: 18},
+		"16 ok, 1 warning, 1 error":   {doctor.StatusOK: 16, doctor.StatusWarning: 1, doctor.StatusError: 1},
+		"14 ok, 2 warnings, 3 errors": {doctor.StatusOK: 14, doctor.StatusWarning: 2, doctor.StatusError: 3},
+		"0 ok, 1 error":               {doctor.StatusError: 1},
 	} {
 		if got := summary(count); got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -116,9 +116,9 @@ func TestDoctorWithoutADatabaseOrWithWrongUsageIsOneLine(t *testing.T) {
 
 func TestAFindingIsPaintedByItsStatusAndObeyedByNoTerminal(t *testing.T) {
 	t.Parallel()
-	for status, color := range map[pgxlock.Status]string{pgxlock.StatusOK: green, pgxlock.StatusWarning: yellow, pgxlock.StatusError: red} {
+	for status, color := range map[doctor.Status]string{doctor.StatusOK: green, doctor.StatusWarning: yellow, doctor.StatusError: red} {
 		var b bytes.Buffer
-		if err := printFinding(&b, true, pgxlock.Finding{Check: "prepared", Status: status, Detail: "'\x1b[2J' is there", Advice: "ROLLBACK PREPARED '\x1b[2J'"}); err != nil {
+		if err := printFinding(&b, true, doctor.Finding{Check: "prepared", Status: status, Detail: "'\x1b[2J' is there", Advice: "ROLLBACK PREPARED '\x1b[2J'"}); err != nil {
 			t.Fatal(err)
 		}
 		if text := b.String(); !strings.HasPrefix(text, "\x1b["+color+"m"+string(status)) || strings.Contains(text, "\x1b[2J") || strings.Count(text, "\n") != 2 {

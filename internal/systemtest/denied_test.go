@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -86,7 +87,7 @@ func TestDeniedConnectionIsNamedAndNotUnavailable(t *testing.T) {
 				},
 				"a purge":     func() error { _, err := pgxlock.PurgeClaims(t.Context(), db.Pool, time.Hour); return err },
 				"a snapshot":  func() error { _, err := monitor.Snapshot(t.Context()); return err },
-				"a diagnosis": func() error { _, err := pgxlock.Doctor(t.Context(), db.Pool, nil); return err },
+				"a diagnosis": func() error { _, err := doctor.Check(t.Context(), db.Pool, nil); return err },
 			} {
 				err := call()
 				pgErr, ok := errors.AsType[*pgconn.PgError](err)

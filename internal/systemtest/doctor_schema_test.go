@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -62,10 +62,10 @@ func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
 	install(t, db, "one")
 	wantFinding(t, examine(t, db, nil), "schema", statusOK, `schema "one"`)
 	install(t, db, "two")
-	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "one", "two"`, "none of them is on the search_path", "DoctorConfig.Schema")
+	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "one", "two"`, "none of them is on the search_path", "doctor.Config.Schema")
 	wantFinding(t, examine(t, withPath(t, db, "public, two"), nil), "schema", statusWarning, `schema "two" has version`, "2 of them (one, two)", "know nothing of those in another")
-	wantFinding(t, examine(t, db, &pgxlock.DoctorConfig{Schema: "one"}), "schema", statusWarning, `schema "one" has version`)
-	wantFinding(t, examine(t, db, &pgxlock.DoctorConfig{Schema: "three"}), "schema", statusError, `schema "three" has no pgxlock`)
+	wantFinding(t, examine(t, db, &doctor.Config{Schema: "one"}), "schema", statusWarning, `schema "one" has version`)
+	wantFinding(t, examine(t, db, &doctor.Config{Schema: "three"}), "schema", statusError, `schema "three" has no pgxlock`)
 	db.Exec(t, string(seed))
 	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "public" are older`)
 }
@@ -154,7 +154,7 @@ func TestDoctorFindsRowLevelSecurityWhereItStopsARole(t *testing.T) {
 	theirs, owner := login(t, db)
 	db.Exec(t, "create schema forced authorization "+theirs)
 	install(t, owner, "forced")
-	forced := &pgxlock.DoctorConfig{Schema: "forced"}
+	forced := &doctor.Config{Schema: "forced"}
 	owner.Exec(t, "select forced.harden_locks(), forced.grant_locks('"+role+"', 'application'); alter table forced.pgxlock_claims enable row level security")
 	wantFinding(t, examine(t, app, forced), "row_security", statusOK, "enabled on pgxlock_claims")
 	owner.Exec(t, "alter table forced.pgxlock_claims force row level security")
@@ -202,7 +202,7 @@ func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
 	db := pgtest.New(t)
 	install(t, db, "locks")
 	role, theirs := login(t, db)
-	wantBlind := func(findings map[string]pgxlock.Finding, check, advice string) {
+	wantBlind := func(findings map[string]doctor.Finding, check, advice string) {
 		t.Helper()
 		wantFinding(t, findings, check, statusWarning, "could not be looked at", "42501", advice)
 	}
@@ -242,7 +242,7 @@ func ownedBy(t *testing.T, db *pgtest.DB, schema string) (owner string, theirs *
 }
 
 // wantMended runs the statements that a finding advises, as the role that each is for.
-func wantMended(t *testing.T, f pgxlock.Finding, owner string, theirs *pgtest.DB) {
+func wantMended(t *testing.T, f doctor.Finding, owner string, theirs *pgtest.DB) {
 	t.Helper()
 	for statement := range strings.SplitSeq(f.Advice, "; ") {
 		sql, asked := strings.CutPrefix(statement, "as role "+owner+": ")

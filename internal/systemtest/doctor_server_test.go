@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -27,7 +27,7 @@ func TestDoctorFindsWhatAServerOnlyPretends(t *testing.T) {
 	for name, test := range map[string]struct {
 		stub  string
 		check string
-		want  pgxlock.Status
+		want  doctor.Status
 		says  string
 	}{
 		"locks that are always granted": {
@@ -146,7 +146,7 @@ func TestDoctorFindsALockTableThatFillsUp(t *testing.T) {
 	filler := db.Connect(t)
 	for _, test := range []struct {
 		locks int
-		want  pgxlock.Status
+		want  doctor.Status
 		says  string
 	}{{100, statusWarning, "more than half full"}, {180, statusError, "no session of the server"}} {
 		if _, err := filler.Exec(t.Context(), fmt.Sprintf("select pg_advisory_unlock_all(); select pg_advisory_lock(7, i) from generate_series(1, %d) i", test.locks)); err != nil {
@@ -187,7 +187,7 @@ func TestDoctorFindsPreparedTransactionsThatHoldLocks(t *testing.T) {
 func TestDoctorFindsTransactionsThatHoldBackVacuum(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	atOnce := &pgxlock.DoctorConfig{LongTransaction: 1}
+	atOnce := &doctor.Config{LongTransaction: 1}
 	wantFinding(t, examine(t, db, atOnce), "snapshots", statusOK)
 	for name, statements := range map[string][]string{
 		"reads":  {"begin isolation level repeatable read", "select count(*) from pg_class"},

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -30,13 +31,13 @@ var doctorChecks = strings.Fields(`primary pooler advisory notify schema rights 
 	clock timeouts durability lock_table prepared snapshots wraparound`)
 
 // examine returns the findings by their checks.
-func examine(t *testing.T, db *pgtest.DB, cfg *pgxlock.DoctorConfig) map[string]pgxlock.Finding {
+func examine(t *testing.T, db *pgtest.DB, cfg *doctor.Config) map[string]doctor.Finding {
 	t.Helper()
-	findings, err := pgxlock.Doctor(t.Context(), db.Pool, cfg)
+	findings, err := doctor.Check(t.Context(), db.Pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	byCheck := make(map[string]pgxlock.Finding)
+	byCheck := make(map[string]doctor.Finding)
 	for _, f := range findings {
 		if _, twice := byCheck[f.Check]; twice {
 			t.Errorf("%s is there twice", f.Check)
@@ -49,7 +50,7 @@ func examine(t *testing.T, db *pgtest.DB, cfg *pgxlock.DoctorConfig) map[string]
 }
 
 // wantFinding checks one of them, whose detail or advice must say the words.
-func wantFinding(t *testing.T, findings map[string]pgxlock.Finding, check string, want pgxlock.Status, words ...string) {
+func wantFinding(t *testing.T, findings map[string]doctor.Finding, check string, want doctor.Status, words ...string) {
 	t.Helper()
 	f, there := findings[check]
 	if !there || f.Status != want {
@@ -63,7 +64,7 @@ func wantFinding(t *testing.T, findings map[string]pgxlock.Finding, check string
 }
 
 // wantRestOK checks that nothing else was found.
-func wantRestOK(t *testing.T, findings map[string]pgxlock.Finding, but ...string) {
+func wantRestOK(t *testing.T, findings map[string]doctor.Finding, but ...string) {
 	t.Helper()
 	for check := range maps.Keys(findings) {
 		if !slices.Contains(but, check) {
@@ -72,7 +73,7 @@ func wantRestOK(t *testing.T, findings map[string]pgxlock.Finding, but ...string
 	}
 }
 
-const statusOK, statusWarning, statusError = pgxlock.StatusOK, pgxlock.StatusWarning, pgxlock.StatusError
+const statusOK, statusWarning, statusError = doctor.StatusOK, doctor.StatusWarning, doctor.StatusError
 
 // safe are settings of a server that keeps what it was told.
 var safe = map[string]string{"fsync": "on", "max_prepared_transactions": "5"}
@@ -81,7 +82,7 @@ func TestASoundServerHasEveryCheckAndNothingToDo(t *testing.T) {
 	t.Parallel()
 	_, db := privateServer(t, safe)
 	for range 2 { // it leaves nothing that it would find
-		findings, err := pgxlock.Doctor(t.Context(), db.Pool, nil)
+		findings, err := doctor.Check(t.Context(), db.Pool, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,13 +120,13 @@ func TestEachCheckIsInTheDocumentation(t *testing.T) {
 func TestDoctorRefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	for says, call := range map[string]func() error{
-		"the pool is nil": func() error { _, err := pgxlock.Doctor(t.Context(), nil, nil); return err },
-		"DoctorConfig.Schema": func() error {
-			_, err := pgxlock.Doctor(t.Context(), unconnected(t), &pgxlock.DoctorConfig{Schema: "pg_x"})
+		"the pool is nil": func() error { _, err := doctor.Check(t.Context(), nil, nil); return err },
+		"doctor.Config.Schema": func() error {
+			_, err := doctor.Check(t.Context(), unconnected(t), &doctor.Config{Schema: "pg_x"})
 			return err
 		},
-		"DoctorConfig.LongTransaction is -1s": func() error {
-			_, err := pgxlock.Doctor(t.Context(), unconnected(t), &pgxlock.DoctorConfig{LongTransaction: -time.Second})
+		"doctor.Config.LongTransaction is -1s": func() error {
+			_, err := doctor.Check(t.Context(), unconnected(t), &doctor.Config{LongTransaction: -time.Second})
 			return err
 		},
 	} {
@@ -167,8 +168,8 @@ func TestDoctorFindsAStandby(t *testing.T) {
 			}
 		}
 	})
-	var durability pgxlock.Finding
-	looksNow := func(db *pgtest.DB, status pgxlock.Status, says string) func() bool {
+	var durability doctor.Finding
+	looksNow := func(db *pgtest.DB, status doctor.Status, says string) func() bool {
 		return func() bool {
 			durability = examine(t, db, nil)["durability"]
 			return durability.Status == status && strings.Contains(durability.Detail, says)
@@ -277,7 +278,7 @@ func TestWhatWasFoundBeforeTheEndIsReturned(t *testing.T) {
 					return test.end(ctx, conn, first.Load(), cancel) // of the check "notify"
 				}
 			})
-			findings, err := pgxlock.Doctor(ctx, pool, nil)
+			findings, err := doctor.Check(ctx, pool, nil)
 			if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Op != "doctor" || test.want != nil && !errors.Is(err, test.want) {
 				t.Errorf("%v, want an *Error of doctor that is %v", err, test.want)
 			}
@@ -287,7 +288,7 @@ func TestWhatWasFoundBeforeTheEndIsReturned(t *testing.T) {
 		})
 	}
 
-	findings, err := pgxlock.Doctor(t.Context(), pgtest.Pool(t, "postgres://nobody@127.0.0.1:1/nowhere"), nil)
+	findings, err := doctor.Check(t.Context(), pgtest.Pool(t, "postgres://nobody@127.0.0.1:1/nowhere"), nil)
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); !ok || findings != nil {
 		t.Errorf("%v, %v", findings, err)
 	}

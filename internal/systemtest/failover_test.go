@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -67,7 +68,7 @@ func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
 				t.Errorf("%s, %s: %v", what, name, err)
 			}
 		}
-		findings, err := pgxlock.Doctor(t.Context(), place.db.Pool, nil)
+		findings, err := doctor.Check(t.Context(), place.db.Pool, nil)
 		if unavailable := errors.Is(err, pgxlock.ErrUnavailable); unavailable != place.several || !unavailable && (err != nil || len(findings) != 1) {
 			t.Errorf("%s, Doctor: %v, %v", what, findings, err)
 		}

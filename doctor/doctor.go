@@ -1,4 +1,10 @@
-package pgxlock
+// Package doctor checks whether locks can be trusted in a database: the server and its
+// settings, a pooler in between, the schema, the rights of the role.
+//
+//	findings, err := doctor.Check(ctx, pool, nil)
+//
+// The command "pgxlock doctor" prints what it finds.
+package doctor
 
 import (
 	"context"
@@ -10,15 +16,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/sql"
 )
-
-// This file looks whether a database is a place where locks can be trusted: the
-// list of checks, and what becomes of one that could not be made.
 
 // Status says how much a [Finding] weighs.
 type Status string
@@ -30,7 +34,7 @@ const (
 	StatusError   Status = "error"   // locks are refused here, or protect less than they promise
 )
 
-// A Finding is what one check of [Doctor] came to.
+// A Finding is what one check of [Check] came to.
 type Finding struct {
 	Check  string `json:"check"` // its name, which stays the same from version to version
 	Status Status `json:"status"`
@@ -38,9 +42,9 @@ type Finding struct {
 	Advice string `json:"advice"` // what to do; may be empty where Status is StatusOK
 }
 
-// DoctorConfig says where [Doctor] looks, and what it finds too much. A nil
-// *DoctorConfig means the defaults.
-type DoctorConfig struct {
+// Config says where [Check] looks, and what it finds too much. A nil
+// *Config means the defaults.
+type Config struct {
 	// Schema is where the migrations were run. Default: the one that a Locker
 	// would use, that is the schema in which acquire_lock is found by the search_path
 	// of a new connection, else the only one in the database that has pgxlock.
@@ -51,8 +55,8 @@ type DoctorConfig struct {
 	LongTransaction time.Duration
 }
 
-// Doctor looks whether the database is a place where locks can be trusted, for the
-// role of the pool's connections. docs/operations.md says of each check what its
+// Check checks whether locks can be trusted in the database, for the role of the pool's
+// connections. docs/operations.md says of each check what its
 // findings mean. It changes nothing, and takes no lock that anybody waits for.
 //
 // It makes connections of its own, up to two at a time, as a Locker does: with the
@@ -62,16 +66,19 @@ type DoctorConfig struct {
 // the migrations there are none about them.
 //
 // When ctx ends, or the server cannot be reached or asked any more, it returns what
-// it has found so far, and an [*Error].
-func Doctor(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Finding, error) {
+// it has found so far, and a [*pgxlock.Error].
+func Check(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, error) {
 	findings, err := examine(ctx, pool, cfg)
-	return findings, fail("doctor", "", 0, err)
+	if err != nil {
+		err = &pgxlock.Error{Op: "doctor", Err: lockerr.Typed(err)}
+	}
+	return findings, err
 }
 
-// A doctor is one call of Doctor.
+// A doctor is one call of Check.
 type doctor struct {
 	dbconn.Dialer
-	cfg      DoctorConfig
+	cfg      Config
 	conn     *pgx.Conn
 	q        dbconn.Querier // on conn
 	backend  dbconn.Backend // of conn
@@ -123,8 +130,8 @@ var checks = []check{
 // before, by session.sql.
 const checkTimeout = 2 * dbconn.Timeout
 
-func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Finding, error) {
-	d := doctor{Dialer: dbconn.Dialer{Name: "pgxlock doctor"}, cfg: DoctorConfig{LongTransaction: time.Hour}}
+func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, error) {
+	d := doctor{Dialer: dbconn.Dialer{Name: "pgxlock doctor"}, cfg: Config{LongTransaction: time.Hour}}
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return nil, err
 	}
@@ -138,10 +145,10 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *DoctorConfig) ([]Find
 		}
 	}
 	if err := place.CheckName(d.cfg.Schema); err != nil {
-		return nil, fmt.Errorf("DoctorConfig.Schema %.80q %w", d.cfg.Schema, err)
+		return nil, fmt.Errorf("doctor.Config.Schema %.80q %w", d.cfg.Schema, err)
 	}
 	if d.cfg.LongTransaction < 0 {
-		return nil, fmt.Errorf("DoctorConfig.LongTransaction is %s, it must be more than 0, or 0 for the default", d.cfg.LongTransaction)
+		return nil, fmt.Errorf("doctor.Config.LongTransaction is %s, it must be more than 0, or 0 for the default", d.cfg.LongTransaction)
 	}
 	d.Config = pool.Config()
 

@@ -1,4 +1,4 @@
-package pgxlock
+package doctor
 
 import (
 	"context"
@@ -15,9 +15,6 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file looks at what the migrations made: whether it is there, whole, and for
-// this role.
-
 // migrateAdvice is what brings or mends the schema.
 const migrateAdvice = "run migrations.Up or pgxlock migrate up"
 
@@ -32,7 +29,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		if schema, err = found.Choose(); err != nil {
 			return Finding{
 				Status: StatusError, Detail: fmt.Sprintf("%v (database %q)", err, d.role.Database),
-				Advice: migrateAdvice + ", or name the schema (DoctorConfig.Schema, --schema)",
+				Advice: migrateAdvice + ", or name the schema (doctor.Config.Schema, --schema)",
 			}, nil
 		}
 	}

@@ -1,4 +1,4 @@
-package pgxlock
+package doctor
 
 import (
 	"context"
@@ -15,9 +15,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
-
-// This file looks at what is between us and the server, and whether the server does
-// what locks need of it.
 
 // poolMode is that of the pooler in between.
 type poolMode string

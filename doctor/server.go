@@ -1,4 +1,4 @@
-package pgxlock
+package doctor
 
 import (
 	"context"
@@ -11,8 +11,6 @@ import (
 
 	"github.com/pgxlock/pgxlock/sql"
 )
-
-// This file looks at the server: its settings, its clock, and what is used up of it.
 
 // setting is one of the server's, as this role's sessions begin with it.
 type setting struct{ Name, Value, Source string }
