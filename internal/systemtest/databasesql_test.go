@@ -152,7 +152,7 @@ func TestOneCommittedSQLTxIsTheFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	claim(late, false)
-	claim(late, false, pgxlock.MaxWait(time.Second))
+	claim(late, false, testkit.LongWait)
 	if n := testkit.Query[int](t, db, "select count(*) from pgxlock_claims where expires_at is not null"); n != 1 {
 		t.Errorf("%d claims with a retention, want 1", n)
 	}

@@ -276,7 +276,7 @@ func TestAdvisoryLockIsNotTakenInAnotherBackend(t *testing.T) {
 				if !test.prepares {
 					before = testkit.Acquire(t, locks, "before "+key)
 				}
-				lock := testkit.Acquire(t, locks, key, pgxlock.MaxWait(15*time.Second)) // it is of the next session
+				lock := testkit.Acquire(t, locks, key, pgxlock.MaxWait(time.Minute)) // it is of the next session
 				if s.answered() == 0 {
 					t.Fatal("the pooler has not switched")
 				}
