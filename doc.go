@@ -39,7 +39,7 @@
 //	one process of many does it                Locker.Lead
 //	let in a few at a time                     Locker.Semaphore
 //	limit how often a thing happens            NewLimiter
-//	see whether locks can be trusted here      Doctor
+//	see whether locks can be trusted here      package doctor
 //	measure and trace what locks do            LeaseConfig.Observe, AdvisoryConfig.Observe
 //	test a program that locks                  NewMemory, NewMemoryLimiter, MemoryOncePer
 //	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction

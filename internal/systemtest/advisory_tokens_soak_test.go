@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -135,15 +134,19 @@ func TestSoakAdvisoryTokensGrowAndNoGrantComesBesideAnOpenFence(t *testing.T) {
 	db := testkit.Migrated(t)
 	db.Exec(t, tokenGrants)
 	duration := pgtest.Soak(t, 2*time.Second, 30*time.Second).String()
-	var processes []*child
-	for range 2 {
-		processes = append(processes, startChild(t, "fence advisory locks", db.URL, duration))
-	}
-	if err := fenceAdvisoryLocks(t.Context(), db.URL, duration, func(any) error { return nil }); err != nil {
-		t.Error(err)
-	}
-	for _, p := range processes {
-		p.end(t)
+	modes := 0
+	for try := 0; try < 10 && modes < 2 && !t.Failed(); try++ { // a slow machine may not get to both
+		var processes []*child
+		for range 2 {
+			processes = append(processes, startChild(t, "fence advisory locks", db.URL, duration))
+		}
+		if err := fenceAdvisoryLocks(t.Context(), db.URL, duration, func(any) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		for _, p := range processes {
+			p.end(t)
+		}
+		modes = testkit.Query[int](t, db, "select count(distinct shared) from token_grants")
 	}
 	for what, condition := range map[string]string{
 		"tokens that are not greater than an earlier holder's": "a.granted < b.granted and not (a.shared and b.shared) and a.token >= b.token",
@@ -153,11 +156,8 @@ func TestSoakAdvisoryTokensGrowAndNoGrantComesBesideAnOpenFence(t *testing.T) {
 			t.Errorf("%d %s", n, what)
 		}
 	}
-	var modes []bool
-	rows, _ := db.Pool.Query(t.Context(), "select distinct shared from token_grants")
-	modes, err := pgx.CollectRows(rows, pgx.RowTo[bool])
-	if err != nil || !slices.Contains(modes, true) || !slices.Contains(modes, false) {
-		t.Errorf("fences of shared locks and of exclusive ones: %v, %v", modes, err)
+	if modes != 2 {
+		t.Error("not both shared locks and exclusive ones were fenced")
 	}
 	t.Logf("%d fenced transactions", testkit.Query[int](t, db, "select count(*) from token_grants"))
 }
