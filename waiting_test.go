@@ -45,7 +45,7 @@ func TestAReleaseWakesAWaiterOfAnotherProcess(t *testing.T) {
 		// look at all tickets: on a busy machine often.
 		woken := testkit.CountNotifications(t, db)
 		for i := 0; woken() < 2; i++ {
-			if i == 30 {
+			if i == 60 {
 				t.Fatalf("woken %d times for %d releases", woken(), i)
 			}
 			lock := testkit.Acquire(t, first, "k")
@@ -174,8 +174,8 @@ func TestAReleaseInSQLIsNoticedAndWakesWithWakeLockWaiter(t *testing.T) {
 		"select release_lock('k', 'sql')",
 		"select release_lock('k', 'sql'); commit; select wake_lock_waiter('k')",
 	} {
-		before := woken()
-		for range 3 {
+		before, wakes := woken(), strings.Contains(statements, "wake")
+		for round := 0; round < 3 || wakes && woken() == before && round < 20; round++ { // now and then it comes by itself
 			if !testkit.Query[bool](t, db, "select acquire_lock('k', 'sql', 3600)") {
 				t.Fatal("the key is held")
 			}
@@ -184,7 +184,7 @@ func TestAReleaseInSQLIsNoticedAndWakesWithWakeLockWaiter(t *testing.T) {
 			db.Exec(t, statements)
 			testkit.Release(t, <-granted)
 		}
-		if n, wakes := woken()-before, strings.Contains(statements, "wake"); wakes != (n > 0) {
+		if n := woken() - before; wakes != (n > 0) {
 			t.Errorf("%s: woken %d times", statements, n)
 		}
 	}
