@@ -67,7 +67,7 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 	}
 	a.Dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: config}
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
-	a.reaping = housekeeping{reap: a.reap, log: cfg.Logger}
+	a.reaping = batcher.Housekeeping{Reap: a.reap, Log: cfg.Logger}
 	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place}
 	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn dbconn.Exchange) error { return a.queueing.Do(dbconn.Timeout, fn) }, a.queueing.Reached, a.Dialer)
 	a.evicting = batcher.Batcher[struct{}]{Limit: maxTickets, Run: a.lookEvicted}
@@ -89,7 +89,7 @@ type advisoryLocks struct {
 	unfinished  dbconn.Backend      // the backend of the last connection
 	place       dbconn.Installation // where the queue is, if there is one, and the rows of locks with Tokens
 	queueing    *dbconn.Session     // for what concerns the queue
-	reaping     housekeeping
+	reaping     batcher.Housekeeping
 	evicting    batcher.Batcher[struct{}]
 
 	mu      sync.Mutex
@@ -419,7 +419,7 @@ func (a *advisoryLocks) drop(lock *Lock) {
 func (a *advisoryLocks) renew(ctx context.Context, lock *Lock) error {
 	c := &lockCall{bound: true}
 	if !a.wire.await(c, a.wire.submit(ctx, c)) {
-		return contextError(ctx)
+		return lockerr.ContextError(ctx)
 	}
 	if c.err != nil {
 		return cmp.Or(lock.Err(), c.err)
@@ -465,7 +465,7 @@ func (a *advisoryLocks) all() []*Lock {
 }
 
 func (a *advisoryLocks) close(ctx context.Context) error {
-	a.reaping.stop()
+	a.reaping.Stop()
 	err := until(ctx, a.locker.queue.close)
 	err = cmp.Or(err, until(ctx, func() { <-a.evicting.Done() }))
 	a.queueing.Close()

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -95,7 +96,7 @@ func (c *AdvisoryConfig) withDefaults() (AdvisoryConfig, error) {
 		return cfg, fmt.Errorf("AdvisoryConfig.Schema %.80q %w", cfg.Schema, err)
 	}
 	var err error
-	if cfg.Owner, err = checkOwner("AdvisoryConfig", cfg.Owner); err != nil {
+	if cfg.Owner, err = lockkey.Owner("AdvisoryConfig", cfg.Owner); err != nil {
 		return cfg, err
 	}
 	cfg.Backoff, cfg.Logger = orDefaults(cfg.Backoff, cfg.Logger)

@@ -37,7 +37,7 @@ func (a *advisoryLocks) connect() (*lockConn, error) {
 		return nil, dbconn.NoAnswer(err)
 	}
 	if a.place.Installed() {
-		a.reaping.start()
+		a.reaping.Start()
 	}
 	return c, nil
 }
@@ -55,12 +55,12 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 		a.unfinished = dbconn.Backend{} // the pooler has reset it, and may have given it to others
 	}
 	// As long as search_path is the role's. Only tokens need it.
-	if err := a.place.Find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !refused(err)) {
+	if err := a.place.Find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !lockerr.Refused(err)) {
 		return nil, err
 	}
 	set, err := conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.Args([]any{a.ttl.Milliseconds(), backend.PID})...)
 	switch {
-	case err != nil && !refused(err):
+	case err != nil && !lockerr.Refused(err):
 		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("the server refuses a setting that AdvisoryConfig.TTL needs; a negative TTL does without: %w", err)

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -28,7 +29,7 @@ func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, er
 	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statements.AdvisoryHolders.Text())
 	c := &lockCall{query: text, alone: true}
 	if !a.wire.await(c, a.wire.submit(ctx, c)) {
-		return nil, contextError(ctx)
+		return nil, lockerr.ContextError(ctx)
 	}
 	if c.err != nil {
 		return nil, c.err

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
@@ -55,7 +56,7 @@ func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn fu
 		var err error
 		for attempt := 0; ; attempt++ {
 			err = lock.commitFenced(ctx, work, pool, o.tx, fn)
-			if attempt == o.retries || !serializationFailure(err) || !sleep(work, l.backoff(attempt)) {
+			if attempt == o.retries || !serializationFailure(err) || !clock.Sleep(work, l.backoff(attempt)) {
 				break
 			}
 		}
@@ -73,7 +74,7 @@ func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn fu
 func (l *Lock) commitFenced(ctx, work context.Context, pool *pgxpool.Pool, o pgx.TxOptions, fn func(context.Context, pgx.Tx, *Lock) error) error {
 	tx, err := pool.BeginTx(work, o)
 	if err != nil && work.Err() != nil && ctx.Err() == nil {
-		err = contextError(work) // it was the lock that ended it
+		err = lockerr.ContextError(work) // it was the lock that ended it
 	}
 	if err != nil {
 		return l.fail("begin", err)
@@ -95,7 +96,7 @@ func (l *Lock) commitFenced(ctx, work context.Context, pool *pgxpool.Pool, o pgx
 		return err
 	}
 	if ctx.Err() != nil {
-		return l.fail("commit", contextError(ctx))
+		return l.fail("commit", lockerr.ContextError(ctx))
 	}
 	return l.fail("commit", tx.Commit(ctx))
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -106,6 +107,6 @@ func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, erro
 	case <-answered:
 		return holders, err
 	case <-ctx.Done():
-		return nil, contextError(ctx)
+		return nil, lockerr.ContextError(ctx)
 	}
 }

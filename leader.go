@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // This file is leadership: a lock that is held as long as one can, and campaigned for
@@ -53,8 +56,8 @@ func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, 
 			if failures == 0 {
 				l.log.Warn("pgxlock: cannot campaign; trying on", "key", key, "error", err)
 			}
-			if !sleep(ctx, l.backoff(failures)) {
-				return l.fail("lead", key, contextError(ctx))
+			if !clock.Sleep(ctx, l.backoff(failures)) {
+				return l.fail("lead", key, lockerr.ContextError(ctx))
 			}
 			failures++
 			continue
@@ -97,7 +100,7 @@ func mayPass(err error) bool {
 // come first by themselves; where there is none, they ask now and then.
 func (l *Locker) standAside(ctx context.Context) {
 	if l.queue != nil && !l.queue.place.Installed() {
-		sleep(ctx, withJitter(lookEvery))
+		clock.Sleep(ctx, clock.Jitter(lookEvery))
 	}
 }
 
@@ -139,7 +142,7 @@ func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, erro
 			return
 		}
 		var before []Holder
-		for asked, failing := false, false; ctx.Err() == nil; sleep(ctx, withJitter(lookEvery)) {
+		for asked, failing := false, false; ctx.Err() == nil; clock.Sleep(ctx, clock.Jitter(lookEvery)) {
 			now, err := l.Holders(ctx, key)
 			switch {
 			case ctx.Err() != nil:

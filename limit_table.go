@@ -12,6 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -55,7 +56,7 @@ type limitTable struct {
 	place   dbconn.Installation
 	session *dbconn.Session
 	asking  batcher.Batcher[*limitRequest]
-	reaping housekeeping
+	reaping batcher.Housekeeping
 }
 
 func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterConfig) (*limitTable, error) {
@@ -66,7 +67,7 @@ func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterC
 	if err := place.CheckName(cfg.Schema); err != nil {
 		return nil, fmt.Errorf("LimiterConfig.Schema %.80q %w", cfg.Schema, err)
 	}
-	owner, err := checkOwner("LimiterConfig", cfg.Owner)
+	owner, err := lockkey.Owner("LimiterConfig", cfg.Owner)
 	if err != nil {
 		return nil, err
 	}
@@ -80,14 +81,14 @@ func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterC
 			r.Answer(err)
 		}
 	}}
-	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
+	t.reaping = batcher.Housekeeping{Reap: t.reap, Log: cfg.Logger}
 	return t, nil
 }
 
 func (t *limitTable) ask(requests ...*limitRequest) { t.asking.Add(requests...) }
 
 func (t *limitTable) close() {
-	t.reaping.stop()
+	t.reaping.Stop()
 	<-t.asking.Done()
 	t.session.Close()
 }
@@ -130,7 +131,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 	if err == nil && len(answers) != len(batch) {
 		err = fmt.Errorf("%d answers for %d requests", len(answers), len(batch))
 	}
-	if len(parts) > 1 && (spoilt(err) || rowLocked(err)) {
+	if len(parts) > 1 && (lockerr.Spoilt(err) || rowLocked(err)) {
 		for i, part := range parts { // one of the keys spoils it: find out which
 			if err := t.decide(part); err != nil {
 				for _, rest := range parts[i+1:] {
@@ -155,7 +156,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 	if err != nil && !t.session.Reached() {
 		return err
 	}
-	t.reaping.start()
+	t.reaping.Start()
 	return nil
 }
 

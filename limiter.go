@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -188,10 +189,10 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...Option) 
 	if delay <= 0 {
 		return nil
 	}
-	switch closed, ended := rest(ctx, delay, l.calls.Closing().Done()); {
+	switch closed, ended := clock.Rest(ctx, delay, l.calls.Closing().Done()); {
 	case ended:
 		l.backend.ask(r.back())
-		return fail("wait", key, 0, fmt.Errorf("%w: %w", &limitedError{rule: l.rule, after: max(r.Delay(), 0)}, contextError(ctx)))
+		return fail("wait", key, 0, fmt.Errorf("%w: %w", &limitedError{rule: l.rule, after: max(r.Delay(), 0)}, lockerr.ContextError(ctx)))
 	case closed:
 		l.backend.ask(r.back())
 		return fail("wait", key, 0, ErrClosed)
@@ -218,7 +219,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 	case <-l.closed:
 		return nil
 	case <-ctx.Done():
-		return fail("close", "", 0, contextError(ctx))
+		return fail("close", "", 0, lockerr.ContextError(ctx))
 	}
 }
 
@@ -253,7 +254,7 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 	err = r.Await(wait)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, fail(op, key, 0, contextError(ctx))
+		return nil, fail(op, key, 0, lockerr.ContextError(ctx))
 	case err != nil:
 		return nil, fail(op, key, 0, err)
 	case !r.got.Granted:
@@ -265,7 +266,7 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 // endedError says that ctx has ended.
 func endedError(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return contextError(ctx)
+		return lockerr.ContextError(ctx)
 	}
 	return nil
 }
@@ -311,7 +312,7 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	r.limiter.backend.ask(back)
 	err := back.Await(ctx)
 	if err != nil && ctx.Err() != nil {
-		err = contextError(ctx)
+		err = lockerr.ContextError(ctx)
 	}
 	return fail("cancel", r.key, 0, err)
 }

@@ -232,11 +232,7 @@ func TestWhoLeavesTheQueueIsNotAskedFor(t *testing.T) {
 func TestTheHousekeepingOfALimiterEndsWithIt(t *testing.T) {
 	t.Parallel()
 	l, table, _ := slowLimiter(t, 1)
-	runs := func() (set, stopped bool) {
-		table.reaping.mu.Lock()
-		defer table.reaping.mu.Unlock()
-		return table.reaping.timer != nil, table.reaping.stopped
-	}
+	runs := table.reaping.Running
 	if set, _ := runs(); set {
 		t.Error("it has begun before anything was used")
 	}

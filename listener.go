@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -84,7 +85,7 @@ func (l *listener) run() {
 			l.queue.log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
 			said = true
 		}
-		if !sleep(l.running, withJitter(retry)) {
+		if !clock.Sleep(l.running, clock.Jitter(retry)) {
 			return
 		}
 		retry = min(2*retry, listenRetry)

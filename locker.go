@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -288,7 +289,7 @@ func (l *Locker) Close(ctx context.Context) error {
 		select {
 		case <-l.closed:
 		case <-time.After(2 * closeGrace): // the first caller's ctx may be another
-			return l.fail("close", "", contextError(ctx))
+			return l.fail("close", "", lockerr.ContextError(ctx))
 		}
 	}
 	if l.closeErr != nil {
@@ -337,7 +338,7 @@ func until(ctx context.Context, wait func()) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return contextError(ctx)
+		return lockerr.ContextError(ctx)
 	}
 }
 
@@ -345,7 +346,7 @@ func until(ctx context.Context, wait func()) error {
 func grace(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		time.AfterFunc(closeGrace, func() { cancel(contextError(ctx)) })
+		time.AfterFunc(closeGrace, func() { cancel(lockerr.ContextError(ctx)) })
 	})
 	return longer, func() {
 		stop()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
@@ -257,7 +258,7 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 			yield(Snapshot{}, fail("watch", "", 0, fmt.Errorf("every is %s, it must be at least 1 s: to look stops the server's lock table for a moment", every)))
 			return
 		}
-		for failing := false; ctx.Err() == nil; sleep(ctx, every) {
+		for failing := false; ctx.Err() == nil; clock.Sleep(ctx, every) {
 			shot, err := m.Snapshot(ctx)
 			switch {
 			case ctx.Err() != nil:

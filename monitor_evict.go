@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -83,8 +85,8 @@ func (s *sight) evictSession(ctx context.Context, h Holder, reason string) (aske
 			return asked, nil
 		}
 		asked = true
-		if !sleep(patient, askEvery) {
-			return false, errors.Join(fmt.Errorf("%w by process %d; Monitor.Terminate ends its session, with all that it holds", ErrStillHeld, h.PID), contextError(ctx))
+		if !clock.Sleep(patient, askEvery) {
+			return false, errors.Join(fmt.Errorf("%w by process %d; Monitor.Terminate ends its session, with all that it holds", ErrStillHeld, h.PID), lockerr.ContextError(ctx))
 		}
 	}
 }

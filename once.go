@@ -216,7 +216,7 @@ func (o *Once) begin(ctx context.Context, key string, fn func(context.Context, R
 		return errors.New("fn is nil; pass what is to be run")
 	}
 	if ctx.Err() != nil {
-		return contextError(ctx)
+		return lockerr.ContextError(ctx)
 	}
 	return o.locks.begin(ctx)
 }
@@ -397,7 +397,7 @@ func await[A any](ctx context.Context, l *Locker, ask func() A, late func(A)) (A
 	case <-ctx.Done():
 		l.calls.Go(func() { late(<-answered) })
 		var none A
-		return none, contextError(ctx)
+		return none, lockerr.ContextError(ctx)
 	}
 }
 

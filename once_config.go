@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -110,7 +111,7 @@ func (c *OnceConfig) withDefaults(period time.Duration) (OnceConfig, error) {
 		return cfg, fmt.Errorf("OnceConfig.Schema %.80q %w", cfg.Schema, err)
 	}
 	var err error
-	if cfg.Owner, err = checkOwner("OnceConfig", cfg.Owner); err != nil {
+	if cfg.Owner, err = lockkey.Owner("OnceConfig", cfg.Owner); err != nil {
 		return cfg, err
 	}
 	cfg.Backoff, cfg.Logger = orDefaults(cfg.Backoff, cfg.Logger)

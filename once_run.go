@@ -5,6 +5,9 @@ import (
 	"errors"
 	"math/rand/v2"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // Run runs fn once in each period, over all processes that call Run for the key, until
@@ -48,7 +51,7 @@ func (o *Once) Run(ctx context.Context, key string, fn func(ctx context.Context,
 			pause = o.cfg.Backoff(failures)
 			failures++
 		}
-		if !sleep(ctx, pause) {
+		if !clock.Sleep(ctx, pause) {
 			return o.fail(key, runEnded(ctx))
 		}
 	}
@@ -58,7 +61,7 @@ func runEnded(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), ErrClosed) {
 		return ErrClosed
 	}
-	return contextError(ctx)
+	return lockerr.ContextError(ctx)
 }
 
 // lookAgain is how long Run sleeps at most: clocks may be set, and machines sleep.
@@ -85,7 +88,7 @@ func (o *Once) round(ctx context.Context, key string, fn func(context.Context, R
 		if err != nil {
 			o.cfg.Logger.Warn("pgxlock: a run failed", "key", key, "slot", d.slot, "error", err)
 		}
-		if again := time.Now().Add(withJitter(o.cfg.TTL)); o.cfg.Retry && (err != nil || !ran) && again.Before(next) {
+		if again := time.Now().Add(clock.Jitter(o.cfg.TTL)); o.cfg.Retry && (err != nil || !ran) && again.Before(next) {
 			next = again
 		}
 	}

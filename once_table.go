@@ -64,7 +64,7 @@ func (t *runTable) start(key string, slot time.Time, holder, lease string) (star
 		return err
 	})
 	if err != nil {
-		return startedRun{}, asked && !refused(err), err
+		return startedRun{}, asked && !lockerr.Refused(err), err
 	}
 	return started, false, nil
 }

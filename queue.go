@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
@@ -174,9 +175,9 @@ func (t *ticket) pending() bool {
 // refreshSoon arranges the next look at all tickets; lines.mu is held.
 func (q *queue) refreshSoon() {
 	if q.timer == nil {
-		q.timer = time.AfterFunc(withJitter(lookEvery), q.refresh)
+		q.timer = time.AfterFunc(clock.Jitter(lookEvery), q.refresh)
 	} else {
-		q.timer.Reset(withJitter(lookEvery))
+		q.timer.Reset(clock.Jitter(lookEvery))
 	}
 }
 
@@ -483,7 +484,7 @@ func (q *queue) withdrawLater(batch []*ticket) {
 		q.left(t)
 	}
 	q.lines.mu.Unlock()
-	time.AfterFunc(withJitter(lookEvery), func() {
+	time.AfterFunc(clock.Jitter(lookEvery), func() {
 		q.lines.mu.Lock()
 		defer q.lines.mu.Unlock()
 		if !q.closed {

@@ -11,7 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -128,10 +130,10 @@ func (r *renewer) renew(ctx context.Context, lock *Lock) error {
 				return err
 			}
 		case <-ctx.Done():
-			return contextError(ctx)
+			return lockerr.ContextError(ctx)
 		}
-		if !sleep(ctx, retryDelay(lock)) {
-			return contextError(ctx)
+		if !clock.Sleep(ctx, retryDelay(lock)) {
+			return lockerr.ContextError(ctx)
 		}
 	}
 }
@@ -260,7 +262,7 @@ func (r *renewer) again(locks ...*Lock) {
 		return
 	}
 	first := slices.MinFunc(locks, func(a, b *Lock) int { return cmp.Compare(a.ttl, b.ttl) })
-	time.AfterFunc(withJitter(retryDelay(first)), func() {
+	time.AfterFunc(clock.Jitter(retryDelay(first)), func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		var due []renewal

@@ -9,7 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -70,9 +72,9 @@ func (l *leading) lookSoon() {
 	switch {
 	case l.stopped:
 	case l.timer == nil:
-		l.timer = time.AfterFunc(withJitter(every), l.look)
+		l.timer = time.AfterFunc(clock.Jitter(every), l.look)
 	default:
-		l.timer.Reset(withJitter(every))
+		l.timer.Reset(clock.Jitter(every))
 	}
 }
 
@@ -191,7 +193,7 @@ func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 	case err := <-asked:
 		return err
 	case <-ctx.Done():
-		return contextError(ctx)
+		return lockerr.ContextError(ctx)
 	}
 }
 

@@ -50,7 +50,7 @@ func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now c
 	l.observe = cfg.Observe
 	t := &leaseTable{locker: l, cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
-	t.reaping = housekeeping{reap: t.reap, log: cfg.Logger}
+	t.reaping = batcher.Housekeeping{Reap: t.reap, Log: cfg.Logger}
 	t.acquiring = batcher.Batcher[*leaseRequest]{Limit: maxRequests, Run: t.acquire, Fail: t.failRequests}
 	t.releasing = batcher.Batcher[*leaseReturn]{Limit: maxRequests, Run: t.giveBack, Fail: failReturns}
 	t.renewer = newRenewer(t)
@@ -73,7 +73,7 @@ type leaseTable struct {
 	acquiring batcher.Batcher[*leaseRequest]
 	releasing batcher.Batcher[*leaseReturn]
 	renewer   *renewer
-	reaping   housekeeping
+	reaping   batcher.Housekeeping
 	cleaning  batcher.Background
 	warm      sync.Once // connects renewals
 
@@ -171,7 +171,7 @@ func (t *leaseTable) keep(lock *Lock) {
 }
 
 func (t *leaseTable) close(ctx context.Context) error {
-	t.reaping.stop()
+	t.reaping.Stop()
 	err := until(ctx, func() {
 		for range 2 {
 			<-t.acquiring.Done() // a grant under way, whose caller has left,

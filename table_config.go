@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
-	"unicode/utf8"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
@@ -89,26 +87,11 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 		return cfg, fmt.Errorf("LeaseConfig.Margin is %s, it must be between %s and a third of the TTL, %s", cfg.Margin, least, (cfg.TTL / 3).Truncate(time.Millisecond))
 	}
 	var err error
-	if cfg.Owner, err = checkOwner("LeaseConfig", cfg.Owner); err != nil {
+	if cfg.Owner, err = lockkey.Owner("LeaseConfig", cfg.Owner); err != nil {
 		return cfg, err
 	}
 	cfg.Backoff, cfg.Logger = orDefaults(cfg.Backoff, cfg.Logger)
 	return cfg, nil
-}
-
-// checkOwner checks the Owner of a configuration; empty is host:pid.
-func checkOwner(config, owner string) (string, error) {
-	if owner == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "localhost"
-		}
-		owner = fmt.Sprintf("%.150s:%d", host, os.Getpid())
-	}
-	if n := utf8.RuneCountInString(owner); n > 200 || !utf8.ValidString(owner) || owner[0] == '*' || lockkey.Check(owner) != nil {
-		return owner, fmt.Errorf("%s.Owner %.40q must be valid UTF-8 of 1 to 200 characters without zero bytes, not beginning with *", config, owner)
-	}
-	return owner, nil
 }
 
 // orDefaults fills in what every kind of Locker has.

@@ -5,11 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -127,7 +125,7 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	err := t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.locker.now()
 		grants, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statement), args...), toGrant)
-		if err != nil && !refused(err) { // whatever becomes of the next attempt, or of each alone
+		if err != nil && !lockerr.Refused(err) { // whatever becomes of the next attempt, or of each alone
 			for _, r := range batch {
 				r.unknown = true
 			}
@@ -137,7 +135,7 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	if err == nil && len(grants) != len(batch) {
 		err = fmt.Errorf("%d answers for %d requests", len(grants), len(batch))
 	}
-	if spoilt(err) && len(batch) > 1 {
+	if lockerr.Spoilt(err) && len(batch) > 1 {
 		for i := range batch { // one of them spoils it: find out which
 			if err := t.ask(mode, batch[i:i+1]); err != nil {
 				t.failRequests(batch[i+1:], err)
@@ -148,7 +146,7 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	}
 	if err != nil {
 		for _, r := range batch {
-			if r.unknown || asked && !refused(err) {
+			if r.unknown || asked && !lockerr.Refused(err) {
 				t.discardRequest(r) // it may have been granted
 			}
 			r.Answer(err)
@@ -165,20 +163,6 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 			}
 		}
 	}
-	t.reaping.start()
+	t.reaping.Start()
 	return nil
-}
-
-// refused reports whether err is the server's word that nothing was done. A
-// FATAL error may come after a commit.
-func refused(err error) bool {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pgErr.SeverityUnlocalized == "ERROR"
-}
-
-// spoilt reports whether err may be about one entry only: bad input, a token that
-// does not fit its row, or more locks than the server has room for.
-func spoilt(err error) bool {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && refused(err) && (strings.HasPrefix(pgErr.Code, "22") || pgErr.Code == lockerr.StateTokensNeedRepair || pgErr.Code == lockerr.StateOutOfMemory)
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -48,7 +49,7 @@ func (t *leaseTable) askSoon(r *leaseRequest) bool {
 	if r.unsettled == maxUnsettled {
 		return false
 	}
-	time.AfterFunc(withJitter(2*time.Millisecond<<min(r.unsettled, 5)), func() { t.acquiring.Add(r) })
+	time.AfterFunc(clock.Jitter(2*time.Millisecond<<min(r.unsettled, 5)), func() { t.acquiring.Add(r) })
 	r.unsettled++
 	return true
 }

@@ -131,7 +131,7 @@ func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, 
 	}
 	token := int64(len(s.tries))
 	s.mu.Unlock()
-	if a.after > 0 && !sleep(ctx, a.after) {
+	if a.after > 0 && !clock.Sleep(ctx, a.after) {
 		return nil, context.Cause(ctx)
 	}
 	if a.err != nil {

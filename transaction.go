@@ -55,7 +55,7 @@ func tentatively(ctx context.Context, tx transaction, no refusal, name statement
 	}
 	if err := finish(ctx, tx, statements.TxRollbackSavepoint); err != nil {
 		// Not no.means itself, so that it is not taken for a refusal.
-		return got, fmt.Errorf("%s, and the transaction cannot go on: %w", no.means.Error(), withContextError(ctx, err))
+		return got, fmt.Errorf("%s, and the transaction cannot go on: %w", no.means.Error(), lockerr.WithContextError(ctx, err))
 	}
 	return got, no.means
 }
@@ -161,7 +161,7 @@ func (tx sqlTx) tryIn(ctx context.Context, keep bool, name statements.Name, args
 func (tx sqlTx) send(ctx context.Context, text string) (reply, error) {
 	result, err := tx.ExecContext(ctx, text)
 	if err != nil {
-		return 0, withContextError(ctx, err)
+		return 0, lockerr.WithContextError(ctx, err)
 	}
 	rows, err := result.RowsAffected()
 	return reply(rows), err
@@ -169,7 +169,7 @@ func (tx sqlTx) send(ctx context.Context, text string) (reply, error) {
 
 // row sends the arguments as parameters, for they may be texts of the caller's.
 func (tx sqlTx) row(ctx context.Context, text string, dest any, args ...any) error {
-	return withContextError(ctx, tx.QueryRowContext(ctx, text, args...).Scan(dest))
+	return lockerr.WithContextError(ctx, tx.QueryRowContext(ctx, text, args...).Scan(dest))
 }
 
 // database: database/sql does not tell.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -113,7 +113,7 @@ func (l *Locker) wishes(key string, opts ...[]Option) (options, error) {
 // mayWait says why a wait under ctx makes no sense.
 func (l *Locker) mayWait(ctx context.Context, key string) error {
 	if ctx.Err() != nil {
-		return contextError(ctx)
+		return lockerr.ContextError(ctx)
 	}
 	if l.holds(ctx, key) {
 		return fmt.Errorf("%w: this context already holds the key", ErrDeadlock)
@@ -365,7 +365,7 @@ func (w *wait) again(key string, err error) error {
 func (e *busyError) ends() time.Time {
 	left := e.remaining
 	if e.soon && (left <= 0 || left > lookEvery) {
-		left = withJitter(lookEvery)
+		left = clock.Jitter(lookEvery)
 	}
 	if left <= 0 {
 		return time.Time{}
@@ -382,11 +382,11 @@ func (w *wait) queue() bool {
 // await waits until the one in front should ask: when it is told to, or at due.
 func (w *wait) await(due time.Time) error {
 	for {
-		nap, isDue := withJitter(lookEvery), false
+		nap, isDue := clock.Jitter(lookEvery), false
 		if left := time.Until(due); !due.IsZero() && left <= nap {
 			nap, isDue = left, true
 		}
-		told, ended := rest(w, nap, w.place.turn)
+		told, ended := clock.Rest(w, nap, w.place.turn)
 		first, here, said, fate := w.place.look()
 		w.busy = said
 		if ended {
@@ -436,9 +436,9 @@ func (w *wait) known(key string, err error) *busyError {
 func (w *wait) gaveUp(busy *busyError, last error) error {
 	switch {
 	case w.caller.Err() != nil && busy != nil:
-		return &busyError{holder: busy.holder, remaining: busy.remaining, ended: contextError(w.caller)}
+		return &busyError{holder: busy.holder, remaining: busy.remaining, ended: lockerr.ContextError(w.caller)}
 	case w.caller.Err() != nil:
-		return contextError(w.caller)
+		return lockerr.ContextError(w.caller)
 	case errors.Is(w.cause(), ErrClosed):
 		return ErrClosed
 	case busy != nil:
@@ -446,46 +446,4 @@ func (w *wait) gaveUp(busy *busyError, last error) error {
 	default:
 		return last
 	}
-}
-
-// contextError is ctx's error with its cause.
-func contextError(ctx context.Context) error {
-	if err, cause := ctx.Err(), context.Cause(ctx); !errors.Is(cause, err) {
-		return fmt.Errorf("%w: %w", err, cause)
-	}
-	return ctx.Err()
-}
-
-// withContextError makes sure that err, if there is one, says so if ctx has ended:
-// lib/pq only says that it cancelled.
-func withContextError(ctx context.Context, err error) error {
-	if err == nil || ctx.Err() == nil || errors.Is(err, ctx.Err()) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", contextError(ctx), err)
-}
-
-// sleep waits for d; false if ctx ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	_, ended := rest(ctx, d, nil)
-	return !ended
-}
-
-// rest waits for d, or until it is woken, or ctx ends.
-func rest(ctx context.Context, d time.Duration, wake <-chan struct{}) (woken, ended bool) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return false, false
-	case <-wake:
-		return true, false
-	case <-ctx.Done():
-		return false, true
-	}
-}
-
-// withJitter changes d by up to a quarter, so that processes do not act in step.
-func withJitter(d time.Duration) time.Duration {
-	return d - d/4 + rand.N(d/2)
 }

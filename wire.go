@@ -579,6 +579,6 @@ func (w *wire) close(ctx context.Context) error {
 	case <-w.gone:
 		return nil
 	case <-ctx.Done():
-		return contextError(ctx)
+		return lockerr.ContextError(ctx)
 	}
 }

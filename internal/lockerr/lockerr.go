@@ -18,6 +18,7 @@ import (
 	"crypto/tls"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"net"
@@ -204,4 +205,35 @@ func SQLState(err error) string {
 		return e.SQLState()
 	}
 	return ""
+}
+
+// Refused reports whether err is the server's word that nothing was done. A
+// FATAL error may come after a commit.
+func Refused(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.SeverityUnlocalized == "ERROR"
+}
+
+// Spoilt reports whether err may be about one entry only: bad input, a token that
+// does not fit its row, or more locks than the server has room for.
+func Spoilt(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && Refused(err) && (strings.HasPrefix(pgErr.Code, "22") || pgErr.Code == StateTokensNeedRepair || pgErr.Code == StateOutOfMemory)
+}
+
+// ContextError returns ctx's error with its cause.
+func ContextError(ctx context.Context) error {
+	if err, cause := ctx.Err(), context.Cause(ctx); !errors.Is(cause, err) {
+		return fmt.Errorf("%w: %w", err, cause)
+	}
+	return ctx.Err()
+}
+
+// WithContextError makes sure that err, if there is one, says so if ctx has ended:
+// lib/pq only says that it cancelled.
+func WithContextError(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil || errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ContextError(ctx), err)
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -131,4 +132,19 @@ func Check(key string) error {
 		return fmt.Errorf("the key has %d characters, %d are allowed; shorten it, for example by a hash", utf8.RuneCountInString(key), MaxText)
 	}
 	return nil
+}
+
+// Owner checks the Owner of a configuration; empty is host:pid.
+func Owner(config, owner string) (string, error) {
+	if owner == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "localhost"
+		}
+		owner = fmt.Sprintf("%.150s:%d", host, os.Getpid())
+	}
+	if n := utf8.RuneCountInString(owner); n > 200 || !utf8.ValidString(owner) || owner[0] == '*' || Check(owner) != nil {
+		return owner, fmt.Errorf("%s.Owner %.40q must be valid UTF-8 of 1 to 200 characters without zero bytes, not beginning with *", config, owner)
+	}
+	return owner, nil
 }
