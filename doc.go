@@ -38,10 +38,10 @@
 //	have leases beside a *sql.DB               NewLeaseSQL, OpenLease
 //	one process of many does it                Locker.Lead
 //	let in a few at a time                     Locker.Semaphore
-//	limit how often a thing happens            NewLimiter
+//	limit how often a thing happens            package ratelimit
 //	see whether locks can be trusted here      package doctor
 //	measure and trace what locks do            LeaseConfig.Observe, AdvisoryConfig.Observe
-//	test a program that locks                  NewMemory, NewMemoryLimiter, MemoryOncePer
+//	test a program that locks                  NewMemory, ratelimit.NewMemory, MemoryOncePer
 //	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
 //	protect something outside the database     Lock.Token, refused there if a greater was seen
 //

@@ -32,7 +32,7 @@ var (
 	// ErrReleased: the lock was given back by Release.
 	ErrReleased = lockerr.ErrReleased
 
-	// ErrClosed: Close was called, of the Locker, the [Limiter] or the [Once].
+	// ErrClosed: Close was called, of the Locker, the Limiter or the [Once].
 	ErrClosed = lockerr.ErrClosed
 
 	// ErrDeadlock: the wait would not end. The context comes from a lock on the
@@ -57,7 +57,7 @@ var (
 	// to others, with the locks that it holds.
 	ErrPooler = lockerr.ErrPooler
 
-	// ErrLimited: more than the limit of a [Limiter] allows. RetryAfter in the [*Error]
+	// ErrLimited: more than the limit of a Limiter (package ratelimit) allows. RetryAfter in the [*Error]
 	// says after how long it would not be. After a wait that ended with its context
 	// the error matches the context's error as well.
 	ErrLimited = lockerr.ErrLimited
@@ -129,9 +129,6 @@ func fail(op, key string, kind Kind, err error) error {
 	e := &Error{Op: op, Key: key, Kind: kind, Err: lockerr.Typed(err)}
 	if busy, ok := errors.AsType[*busyError](err); ok {
 		e.Holder, e.RetryAfter = busy.holder, max(busy.remaining, 0)
-	}
-	if limited, ok := errors.AsType[*limitedError](err); ok {
-		e.RetryAfter = limited.after
 	}
 	return e
 }

@@ -33,8 +33,6 @@ func missingReceiver[T any](receiver *T) error {
 		remedy = "it is there only if Acquire returned no error"
 	case *Locker:
 		remedy = "make one with NewLease, NewAdvisory or NewMemory"
-	case *Reservation:
-		remedy = "it is there only if Reserve returned no error"
 	case *Semaphore:
 		remedy = "make one with Locker.Semaphore"
 	case *Once:

@@ -57,6 +57,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 var (
@@ -65,6 +66,7 @@ var (
 	_ = time.Second
 	_ = pgx.BeginFunc
 	_ = migrations.Up
+	_ = ratelimit.New
 
 	buildReport     func(context.Context) error
 	reportOf        func(context.Context, time.Time) error

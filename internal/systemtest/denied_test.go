@@ -18,6 +18,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // denials are connections that the server refuses for good: how, and the words of the remedy.
@@ -61,7 +62,7 @@ func TestDeniedConnectionIsNamedAndNotUnavailable(t *testing.T) {
 			t.Parallel()
 			db := deniedOn(t, db, denial.configure)
 			leases, sessions, monitor := testkit.NewLocker(t, db, nil), testkit.NewAdvisory(t, db, nil), testkit.NewMonitor(t, db, nil)
-			limiter, err := pgxlock.NewLimiter(db.Pool, hourly, 3, nil)
+			limiter, err := ratelimit.New(db.Pool, hourly, 3, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

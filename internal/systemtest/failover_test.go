@@ -12,6 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // Between the end of a primary and the promotion of a standby there is no primary.
@@ -42,7 +43,7 @@ func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
 		"several, read-write only": {testkit.On(t, "target_session_attrs=read-write", primary, standby), true},
 	} {
 		leases, sessions := testkit.NewLocker(t, place.db, nil), testkit.NewAdvisory(t, place.db, nil)
-		limiter, err := pgxlock.NewLimiter(place.db.Pool, hourly, 3, nil)
+		limiter, err := ratelimit.New(place.db.Pool, hourly, 3, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

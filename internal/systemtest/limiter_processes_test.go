@@ -14,9 +14,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // These tests are about a limit that processes share.
@@ -36,7 +36,7 @@ func hammer(ctx context.Context, url, key string, report func(any) error) error 
 		return err
 	}
 	defer pool.Close()
-	limiter, err := pgxlock.NewLimiter(pool, hammeredLimit, hammeredBurst, nil)
+	limiter, err := ratelimit.New(pool, hammeredLimit, hammeredBurst, nil)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // These tests are about what a Limiter does with its server.
@@ -24,7 +25,7 @@ import (
 func TestConcurrentCallersAreAllowedExactlyTheBurst(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	var limiters []*pgxlock.Limiter
+	var limiters []*ratelimit.Limiter
 	for range 4 {
 		limiters = append(limiters, newLimiter(t, db, hourly, 5))
 	}

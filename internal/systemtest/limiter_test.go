@@ -12,15 +12,16 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // What a limit allows is tested with limits so slow that the time which a test takes
 // counts for nothing; where time has to pass, the buckets are told that it has.
 
 // newLimiter returns a Limiter that is closed when the test is over.
-func newLimiter(t *testing.T, db *pgtest.DB, limit pgxlock.Limit, burst int, owner ...string) *pgxlock.Limiter {
+func newLimiter(t *testing.T, db *pgtest.DB, limit ratelimit.Limit, burst int, owner ...string) *ratelimit.Limiter {
 	t.Helper()
-	l, err := pgxlock.NewLimiter(db.Pool, limit, burst, &pgxlock.LimiterConfig{Owner: strings.Join(owner, "")})
+	l, err := ratelimit.New(db.Pool, limit, burst, &ratelimit.Config{Owner: strings.Join(owner, "")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +41,7 @@ func later(t *testing.T, db *pgtest.DB, d time.Duration) {
 
 // limits is a place where Limiters share their buckets.
 type limits struct {
-	new    func(limit pgxlock.Limit, burst int) *pgxlock.Limiter
+	new    func(limit ratelimit.Limit, burst int) *ratelimit.Limiter
 	pass   func(d time.Duration)
 	shared bool // those that new returns
 }
@@ -70,7 +71,7 @@ func TestLimitersDoWhatEveryKindDoes(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				db.Exec(t, "truncate pgxlock_limits")
 				test(t, limits{
-					new:    func(limit pgxlock.Limit, burst int) *pgxlock.Limiter { return newLimiter(t, db, limit, burst) },
+					new:    func(limit ratelimit.Limit, burst int) *ratelimit.Limiter { return newLimiter(t, db, limit, burst) },
 					pass:   func(d time.Duration) { later(t, db, d) },
 					shared: true,
 				})
@@ -83,8 +84,8 @@ func TestLimitersDoWhatEveryKindDoes(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					test(t, limits{
-						new: func(limit pgxlock.Limit, burst int) *pgxlock.Limiter {
-							l, err := pgxlock.NewMemoryLimiter(limit, burst)
+						new: func(limit ratelimit.Limit, burst int) *ratelimit.Limiter {
+							l, err := ratelimit.NewMemory(limit, burst)
 							if err != nil {
 								t.Fatal(err)
 							}
@@ -99,7 +100,7 @@ func TestLimitersDoWhatEveryKindDoes(t *testing.T) {
 }
 
 // allows checks what a Limiter allows, n events at a time.
-func allows(t *testing.T, l *pgxlock.Limiter, key string, n int, want ...bool) {
+func allows(t *testing.T, l *ratelimit.Limiter, key string, n int, want ...bool) {
 	t.Helper()
 	for i, want := range want {
 		ok, err := l.AllowN(t.Context(), key, n)
@@ -110,7 +111,7 @@ func allows(t *testing.T, l *pgxlock.Limiter, key string, n int, want ...bool) {
 }
 
 // reserves checks how late the next n events would be, to a minute.
-func reserves(t *testing.T, l *pgxlock.Limiter, key string, n int, want time.Duration) *pgxlock.Reservation {
+func reserves(t *testing.T, l *ratelimit.Limiter, key string, n int, want time.Duration) *ratelimit.Reservation {
 	t.Helper()
 	r, err := l.ReserveN(t.Context(), key, n)
 	if err != nil {
@@ -139,7 +140,7 @@ func limited(t *testing.T, err error, after time.Duration) {
 	near(t, e.RetryAfter, after)
 }
 
-var hourly = pgxlock.Every(time.Hour)
+var hourly = ratelimit.Every(time.Hour)
 
 func aLimiterAllowsABurstAndThenItsLimit(t *testing.T, in limits) {
 	l := in.new(hourly, 3)
@@ -180,7 +181,7 @@ func aReservationTellsWhenItsEventsMayHappen(t *testing.T, in limits) {
 
 func aCanceledReservationIsGivenBack(t *testing.T, in limits) {
 	l := in.new(hourly, 2)
-	cancel := func(r *pgxlock.Reservation) {
+	cancel := func(r *ratelimit.Reservation) {
 		t.Helper()
 		if err := r.Cancel(t.Context()); err != nil {
 			t.Error(err)
@@ -213,7 +214,7 @@ func aCancelGivesNothingBackFromItsTimeOn(t *testing.T, in limits) {
 	allows(t, l, "k", 1, false)
 
 	const events, interval = 10, 20 * time.Millisecond
-	l = in.new(pgxlock.Every(interval), 1)
+	l = in.new(ratelimit.Every(interval), 1)
 	began := time.Now()
 	for range events {
 		r, err := l.Reserve(t.Context(), "soon")
@@ -234,7 +235,7 @@ func TestReservationCancelGivesBackUntilItsTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for early, want := range map[time.Duration]time.Duration{time.Nanosecond: time.Nanosecond, 0: time.Hour, -time.Minute: 59 * time.Minute} {
-			l, err := pgxlock.NewMemoryLimiter(hourly, 1)
+			l, err := ratelimit.NewMemory(hourly, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -258,7 +259,7 @@ func TestReservationCancelGivesBackUntilItsTime(t *testing.T) {
 // What keeps its promised time may not meet more than the limit lets happen by then.
 func whatIsGivenBackMakesNoRoomForMore(t *testing.T, in limits) {
 	l := in.new(hourly, 5)
-	cancel := func(reservations ...*pgxlock.Reservation) {
+	cancel := func(reservations ...*ratelimit.Reservation) {
 		t.Helper()
 		for _, r := range reservations {
 			if err := r.Cancel(t.Context()); err != nil {
@@ -323,7 +324,7 @@ func aWaitThatEndsWithItsContextGivesBack(t *testing.T, in limits) {
 }
 
 // taken returns when somebody else has taken the next event, too.
-func taken(t *testing.T, l *pgxlock.Limiter, key string) {
+func taken(t *testing.T, l *ratelimit.Limiter, key string) {
 	t.Helper()
 	testkit.Until(t, "the wait is counted", func() bool {
 		_, err := l.Reserve(t.Context(), key, pgxlock.NoWait)
@@ -334,7 +335,7 @@ func taken(t *testing.T, l *pgxlock.Limiter, key string) {
 
 func aWaitEndsWhenItsEventMayHappenAndNotBefore(t *testing.T, in limits) {
 	const interval = 20 * time.Millisecond
-	l := in.new(pgxlock.Every(interval), 2)
+	l := in.new(ratelimit.Every(interval), 2)
 	began := time.Now()
 	for range 5 {
 		if err := l.Wait(t.Context(), "k", pgxlock.MaxWait(time.Hour)); err != nil {
@@ -349,7 +350,7 @@ func aWaitEndsWhenItsEventMayHappenAndNotBefore(t *testing.T, in limits) {
 func TestWaitersAreAllowedInTheOrderInWhichTheyCame(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l, err := pgxlock.NewMemoryLimiter(hourly, 1)
+		l, err := ratelimit.NewMemory(hourly, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -411,7 +412,7 @@ func aWaitThatACloseEndsGivesBack(t *testing.T, in limits) {
 
 func whatHappensWhenItMayIsBoundedBy100Years(t *testing.T, in limits) {
 	const year = 360 * 24 * time.Hour
-	l := in.new(pgxlock.Every(60*year), 1)
+	l := in.new(ratelimit.Every(60*year), 1)
 	reserves(t, l, "k", 1, 0)
 	reserves(t, l, "k", 1, 60*year) // without a bound
 	_, err := l.Reserve(t.Context(), "k")
@@ -439,59 +440,57 @@ func TestNonsenseIsRefusedByALimiter(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, test := range []struct {
-		limit pgxlock.Limit
+		limit ratelimit.Limit
 		burst int
 		says  string
 	}{
 		{0, 1, "more than 0"},
 		{-1, 1, "more than 0"},
-		{pgxlock.Limit(math.NaN()), 1, "more than 0"},
-		{pgxlock.Limit(math.Inf(1)), 1, "use no Limiter"},
-		{pgxlock.Every(0), 1, "use no Limiter"},
-		{pgxlock.Every(-time.Second), 1, "use no Limiter"},
-		{pgxlock.Limit(math.Inf(-1)), 1, "more than 0"},
+		{ratelimit.Limit(math.NaN()), 1, "more than 0"},
+		{ratelimit.Limit(math.Inf(1)), 1, "use no Limiter"},
+		{ratelimit.Every(0), 1, "use no Limiter"},
+		{ratelimit.Every(-time.Second), 1, "use no Limiter"},
+		{ratelimit.Limit(math.Inf(-1)), 1, "more than 0"},
 		{1_000_001, 1, "at most 1000000"},
 		{1, 0, "burst is 0"},
 		{1, -1, "burst is -1"},
 		{1, math.MaxInt32 + 1, "between 1 and"},
-		{pgxlock.Every(24 * time.Hour), 36_001, "100 years"},
+		{ratelimit.Every(24 * time.Hour), 36_001, "100 years"},
 		{1e-300, 1, "100 years"},
 	} {
-		_, err := pgxlock.NewLimiter(db.Pool, test.limit, test.burst, nil)
-		_, err2 := pgxlock.NewMemoryLimiter(test.limit, test.burst)
+		_, err := ratelimit.New(db.Pool, test.limit, test.burst, nil)
+		_, err2 := ratelimit.NewMemory(test.limit, test.burst)
 		for _, err := range []error{err, err2} {
 			if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Op != "new" || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("%v, %d: %v", test.limit, test.burst, err)
 			}
 		}
 	}
-	for says, make := range map[string]func() (*pgxlock.Limiter, error){
-		"pgxpool.New": func() (*pgxlock.Limiter, error) { return pgxlock.NewLimiter(nil, 1, 1, nil) },
-		"LimiterConfig.Owner": func() (*pgxlock.Limiter, error) {
-			return pgxlock.NewLimiter(db.Pool, 1, 1, &pgxlock.LimiterConfig{Owner: "*"})
+	for says, make := range map[string]func() (*ratelimit.Limiter, error){
+		"pgxpool.New": func() (*ratelimit.Limiter, error) { return ratelimit.New(nil, 1, 1, nil) },
+		"ratelimit.Config.Owner": func() (*ratelimit.Limiter, error) {
+			return ratelimit.New(db.Pool, 1, 1, &ratelimit.Config{Owner: "*"})
 		},
-		"LimiterConfig.Schema": func() (*pgxlock.Limiter, error) {
-			return pgxlock.NewLimiter(db.Pool, 1, 1, &pgxlock.LimiterConfig{Schema: "a\x00"})
+		"ratelimit.Config.Schema": func() (*ratelimit.Limiter, error) {
+			return ratelimit.New(db.Pool, 1, 1, &ratelimit.Config{Schema: "a\x00"})
 		},
 	} {
 		if _, err := make(); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)
 		}
 	}
-	allows(t, newLimiter(t, db, pgxlock.Every(24*time.Hour), 36_000), strings.Repeat("é", 255), 36_000, true, false)
+	allows(t, newLimiter(t, db, ratelimit.Every(24*time.Hour), 36_000), strings.Repeat("é", 255), 36_000, true, false)
 	allows(t, newLimiter(t, db, 1_000_000, math.MaxInt32), strings.Repeat("è", 255), math.MaxInt32, true, false)
 
 	l := newLimiter(t, db, 1, 2)
 	for says, call := range map[string]func() error{
-		"key is empty":     func() error { _, err := l.Allow(t.Context(), ""); return err },
-		"256 characters":   func() error { _, err := l.Reserve(t.Context(), strings.Repeat("k", 256)); return err },
-		"valid UTF-8":      func() error { return l.Wait(t.Context(), "\xff") },
-		"zero byte":        func() error { return l.Wait(t.Context(), "a\x00") },
-		"n is 0":           func() error { _, err := l.AllowN(t.Context(), "k", 0); return err },
-		"burst of 2":       func() error { return l.WaitN(t.Context(), "k", 3) },
-		"n is -1":          func() error { _, err := l.ReserveN(t.Context(), "k", -1); return err },
-		"TTL(1s)":          func() error { return l.Wait(t.Context(), "k", pgxlock.TTL(time.Second)) },
-		"an option is nil": func() error { _, err := l.Reserve(t.Context(), "k", nil); return err },
+		"key is empty":   func() error { _, err := l.Allow(t.Context(), ""); return err },
+		"256 characters": func() error { _, err := l.Reserve(t.Context(), strings.Repeat("k", 256)); return err },
+		"valid UTF-8":    func() error { return l.Wait(t.Context(), "\xff") },
+		"zero byte":      func() error { return l.Wait(t.Context(), "a\x00") },
+		"n is 0":         func() error { _, err := l.AllowN(t.Context(), "k", 0); return err },
+		"burst of 2":     func() error { return l.WaitN(t.Context(), "k", 3) },
+		"n is -1":        func() error { _, err := l.ReserveN(t.Context(), "k", -1); return err },
 	} {
 		err := call()
 		if _, ok := errors.AsType[*pgxlock.Error](err); !ok || !strings.Contains(err.Error(), says) || errors.Is(err, pgxlock.ErrLimited) {

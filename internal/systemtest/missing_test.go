@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/doctor"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // receivers are pointers of every type that has methods, which can be used without a
@@ -37,7 +38,7 @@ func receivers(t *testing.T) []any {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limiter, err := pgxlock.NewMemoryLimiter(1, 1)
+	limiter, err := ratelimit.NewMemory(1, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +174,7 @@ func TestCallsWithoutAReceiverOrAContextAreAllTested(t *testing.T) {
 func needy(t *testing.T) map[string]bool {
 	t.Helper()
 	var files []string
-	for _, public := range []string{"../../*.go", "../../doctor/*.go"} {
+	for _, public := range []string{"../../*.go", "../../doctor/*.go", "../../ratelimit/*.go"} {
 		found, err := filepath.Glob(public)
 		if err != nil || len(found) == 0 {
 			t.Fatal(found, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // behindPoolers runs the test behind each PgBouncer and each of its pool modes,
@@ -141,7 +142,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		limiter, err := pgxlock.NewLimiter(db.Pool, hourly, 3, nil)
+		limiter, err := ratelimit.New(db.Pool, hourly, 3, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
 // Whatever is asked of a server that is not there, the error says so, and nothing else.
@@ -19,7 +20,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, "postgres://me@127.0.0.1:1/db")
 	db := &pgtest.DB{Pool: pool}
-	limiter, err := pgxlock.NewLimiter(pool, hourly, 3, nil)
+	limiter, err := ratelimit.New(pool, hourly, 3, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package pgxlock
+package ratelimit
 
 import (
 	"context"
@@ -17,11 +17,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file asks the server for what a Limiter's callers want: what is asked at the
-// same time goes in one statement.
-
-// limitRequest is n events that somebody wants, or gives back.
-type limitRequest struct {
+// A request is n events that a caller wants, or gives back.
+type request struct {
 	key    string
 	n      int
 	noWait bool
@@ -29,18 +26,18 @@ type limitRequest struct {
 	unused *int64    // what they were answered that are given back
 
 	batcher.Future
-	got limitAnswer
+	got answer
 }
 
-// limitAnswer is what became of a request: a row of limit.sql.
-type limitAnswer struct {
+// An answer is what became of a request: a row of limit.sql.
+type answer struct {
 	Granted bool
 	Delay   time.Duration
 	TAT     int64
 }
 
 // maxDelay is how long the events of a request may be delayed from now.
-func (r *limitRequest) maxDelay(now time.Time) time.Duration {
+func (r *request) maxDelay(now time.Time) time.Duration {
 	switch {
 	case r.noWait:
 		return 0
@@ -50,33 +47,36 @@ func (r *limitRequest) maxDelay(now time.Time) time.Duration {
 	return min(max(r.until.Sub(now), 0), maxLimitTime)
 }
 
-// limitTable is the backend of a Limiter with a server.
-type limitTable struct {
-	rule    limitRule
+// maxBatch bounds the requests in one statement.
+const maxBatch = 256
+
+// A table is the backend of a Limiter with a server.
+type table struct {
+	rule    rule
 	place   dbconn.Installation
 	session *dbconn.Session
-	asking  batcher.Batcher[*limitRequest]
+	asking  batcher.Batcher[*request]
 	reaping batcher.Housekeeping
 }
 
-func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterConfig) (*limitTable, error) {
-	var cfg LimiterConfig
+func newTable(connections *pgxpool.Config, r rule, config *Config) (*table, error) {
+	var cfg Config
 	if config != nil {
 		cfg = *config
 	}
 	if err := place.CheckName(cfg.Schema); err != nil {
-		return nil, fmt.Errorf("LimiterConfig.Schema %.80q %w", cfg.Schema, err)
+		return nil, fmt.Errorf("ratelimit.Config.Schema %.80q %w", cfg.Schema, err)
 	}
-	owner, err := lockkey.Owner("LimiterConfig", cfg.Owner)
+	owner, err := lockkey.Owner("ratelimit.Config", cfg.Owner)
 	if err != nil {
 		return nil, err
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &limitTable{rule: rule, place: dbconn.Installation{Asked: cfg.Schema, Config: "LimiterConfig"}}
+	t := &table{rule: r, place: dbconn.Installation{Asked: cfg.Schema, Config: "ratelimit.Config"}}
 	t.session = &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(owner), Config: connections}, Place: &t.place}
-	t.asking = batcher.Batcher[*limitRequest]{Limit: maxRequests, Run: t.decide, Fail: func(requests []*limitRequest, err error) {
+	t.asking = batcher.Batcher[*request]{Limit: maxBatch, Run: t.decide, Fail: func(requests []*request, err error) {
 		for _, r := range requests {
 			r.Answer(err)
 		}
@@ -85,17 +85,17 @@ func newLimitTable(connections *pgxpool.Config, rule limitRule, config *LimiterC
 	return t, nil
 }
 
-func (t *limitTable) ask(requests ...*limitRequest) { t.asking.Add(requests...) }
+func (t *table) ask(requests ...*request) { t.asking.Add(requests...) }
 
-func (t *limitTable) close() {
+func (t *table) close() {
 	t.reaping.Stop()
 	<-t.asking.Done()
 	t.session.Close()
 }
 
 // decide sends a batch of requests.
-func (t *limitTable) decide(requests []*limitRequest) error {
-	var batch []*limitRequest
+func (t *table) decide(requests []*request) error {
+	var batch []*request
 	var keys []string
 	var counts []int32
 	for _, r := range requests {
@@ -115,7 +115,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 	if len(parts) == 1 {
 		patience = "500ms"
 	}
-	var answers []limitAnswer
+	var answers []answer
 	err := t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		delays, unused := make([]int64, len(batch)), make([]*int64, len(batch))
 		for i, r := range batch {
@@ -125,7 +125,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 			}
 		}
 		answers, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.RatelimitTake), t.rule.step.Nanoseconds(), t.rule.burst, keys, counts, delays, unused, patience),
-			pgx.RowToStructByPos[limitAnswer])
+			pgx.RowToStructByPos[answer])
 		return err
 	})
 	if err == nil && len(answers) != len(batch) {
@@ -150,7 +150,7 @@ func (t *limitTable) decide(requests []*limitRequest) error {
 			r.got = answers[i]
 		}
 		if !r.Answer(err) && err == nil && r.unused == nil && r.got.Granted {
-			t.ask(&limitRequest{key: r.key, n: r.n, unused: &r.got.TAT, Future: batcher.NewFuture()})
+			t.ask(&request{key: r.key, n: r.n, unused: &r.got.TAT, Future: batcher.NewFuture()})
 		}
 	}
 	if err != nil && !t.session.Reached() {
@@ -169,7 +169,7 @@ func rowLocked(err error) bool {
 }
 
 // byKey divides requests by their keys, each in the order in which they came.
-func byKey(requests []*limitRequest) (parts [][]*limitRequest) {
+func byKey(requests []*request) (parts [][]*request) {
 	where := make(map[string]int)
 	for _, r := range requests {
 		i, known := where[r.key]
@@ -184,7 +184,7 @@ func byKey(requests []*limitRequest) (parts [][]*limitRequest) {
 
 // reap removes the keys that have used nothing lately, some pages of the table at a
 // time, so that nobody waits for all of it.
-func (t *limitTable) reap() error {
+func (t *table) reap() error {
 	page := new(int32)
 	for page != nil {
 		err := t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {

@@ -1,4 +1,13 @@
-package pgxlock
+// Package ratelimit limits how often events happen, for each key and over all processes
+// that use the same database. It counts with the words of golang.org/x/time/rate.
+//
+//	limiter, err := ratelimit.New(pool, 10, 20, nil) // 10 events per second, 20 at once
+//
+//	ok, err := limiter.Allow(ctx, "api:alice")
+//
+// A [Limiter] has one connection of its own and one statement in flight; requests that
+// arrive meanwhile share the next one. [NewMemory] counts in this process, for tests.
+package ratelimit
 
 import (
 	"cmp"
@@ -13,6 +22,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -51,17 +61,17 @@ func Every(interval time.Duration) Limit {
 //
 // A Limiter is safe for concurrent use. The zero value is of no use.
 type Limiter struct {
-	rule    limitRule
-	backend limitBackend
+	rule    rule
+	backend backend
 
 	calls     batcher.Calls
 	closeOnce sync.Once
 	closed    chan struct{} // closed when the connection has gone
 }
 
-// LimiterConfig is what a [Limiter] needs to know beside its limit. A nil
-// *LimiterConfig means the defaults.
-type LimiterConfig struct {
+// Config is what a [Limiter] needs to know beside its limit. A nil
+// *Config means the defaults.
+type Config struct {
 	// Owner is shown to operators in the application_name of the connection. Up to
 	// 200 characters, not beginning with "*". Default host:pid.
 	Owner string
@@ -76,108 +86,108 @@ type LimiterConfig struct {
 	Logger *slog.Logger
 }
 
-// limitBackend is where a Limiter's buckets are.
-type limitBackend interface {
+// backend is where a Limiter's buckets are.
+type backend interface {
 	// ask settles each of the requests, in order, now or later.
-	ask(requests ...*limitRequest)
+	ask(requests ...*request)
 
 	// close ends the traffic after what is under way.
 	close()
 }
 
-// NewLimiter returns a Limiter of limit events per second, up to burst at once, for
+// New returns a Limiter of limit events per second, up to burst at once, for
 // each key. limit is more than 0 and at most a million, burst at least 1 and at most
 // what limit gives in 100 years.
 //
 // The pool gives its configuration only: the Limiter has one connection of its own.
-// Nothing is sent before the first use. It needs the migrations ([ErrSchema]).
+// Nothing is sent before the first use. It needs the migrations ([pgxlock.ErrSchema]).
 // [Limiter.Close] ends the connection.
-func NewLimiter(pool *pgxpool.Pool, limit Limit, burst int, cfg *LimiterConfig) (*Limiter, error) {
-	rule, err := newLimitRule(limit, burst)
+func New(pool *pgxpool.Pool, limit Limit, burst int, cfg *Config) (*Limiter, error) {
+	r, err := newRule(limit, burst)
 	if err != nil {
-		return nil, fail("new", "", 0, err)
+		return nil, fail("new", "", err)
 	}
 	if pool == nil {
-		return nil, fail("new", "", 0, errors.New("the pool is nil; make one with pgxpool.New"))
+		return nil, fail("new", "", errors.New("the pool is nil; make one with pgxpool.New"))
 	}
-	table, err := newLimitTable(pool.Config(), rule, cfg)
+	t, err := newTable(pool.Config(), r, cfg)
 	if err != nil {
-		return nil, fail("new", "", 0, err)
+		return nil, fail("new", "", err)
 	}
-	return newLimiter(rule, table), nil
+	return newLimiter(r, t), nil
 }
 
-// NewMemoryLimiter returns a Limiter whose buckets are in the memory of this process:
+// NewMemory returns a Limiter whose buckets are in the memory of this process:
 // for a program's own unit tests, also in [testing/synctest] bubbles, and for
-// programs that run alone. It keeps the contract of [NewLimiter], but that nothing of
+// programs that run alone. It keeps the contract of [New], but that nothing of
 // it can fail.
-func NewMemoryLimiter(limit Limit, burst int) (*Limiter, error) {
-	rule, err := newLimitRule(limit, burst)
+func NewMemory(limit Limit, burst int) (*Limiter, error) {
+	r, err := newRule(limit, burst)
 	if err != nil {
-		return nil, fail("new", "", 0, err)
+		return nil, fail("new", "", err)
 	}
-	return newLimiter(rule, newLimitMemory(rule)), nil
+	return newLimiter(r, newMemory(r)), nil
 }
 
 // begin counts a call under ctx, which calls.End ends.
 func (l *Limiter) begin(ctx context.Context) error {
-	if err := missing(ctx, l); err != nil {
+	if err := missing(ctx, l == nil, "the Limiter is nil; make one with ratelimit.New"); err != nil {
 		return err
 	}
 	return l.calls.Begin()
 }
 
-func newLimiter(rule limitRule, backend limitBackend) *Limiter {
-	return &Limiter{rule: rule, backend: backend, calls: batcher.NewCalls(), closed: make(chan struct{})}
+func newLimiter(r rule, b backend) *Limiter {
+	return &Limiter{rule: r, backend: b, calls: batcher.NewCalls(), closed: make(chan struct{})}
 }
 
 // Allow reports whether an event may happen now, and counts it if so. Use it to drop
 // or refuse what comes too often; to tell how long to stay away, use Reserve with
-// [NoWait], whose error does.
+// [pgxlock.NoWait], whose error does.
 func (l *Limiter) Allow(ctx context.Context, key string) (bool, error) { return l.AllowN(ctx, key, 1) }
 
 // AllowN is Allow for n events: all of them or none. n is between 1 and the burst.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (bool, error) {
-	_, err := l.take(ctx, "allow", key, n, time.Time{}, NoWait)
-	if errors.Is(err, ErrLimited) {
+	_, err := l.take(ctx, "allow", key, n, time.Time{}, pgxlock.NoWait)
+	if errors.Is(err, pgxlock.ErrLimited) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
 // Reserve counts an event that will happen later, after the Delay of the
-// Reservation: first come, first served. With [MaxWait] nothing is counted if the
-// delay would be longer: the error is then [ErrLimited], and RetryAfter in the
-// [*Error] says after how long it could happen. ctx is for the call only. Of the
+// Reservation: first come, first served. With [pgxlock.MaxWait] nothing is counted if the
+// delay would be longer: the error is then [pgxlock.ErrLimited], and RetryAfter in the
+// [*pgxlock.Error] says after how long it could happen. ctx is for the call only. Of the
 // options only MaxWait has a meaning here.
 //
 //	_, err := limiter.Reserve(ctx, "login:"+user, pgxlock.NoWait)
 //	if e, ok := errors.AsType[*pgxlock.Error](err); ok && errors.Is(err, pgxlock.ErrLimited) {
 //		return tooManyRequests(e.RetryAfter)
 //	}
-func (l *Limiter) Reserve(ctx context.Context, key string, opts ...Option) (*Reservation, error) {
+func (l *Limiter) Reserve(ctx context.Context, key string, opts ...pgxlock.MaxWait) (*Reservation, error) {
 	return l.ReserveN(ctx, key, 1, opts...)
 }
 
 // ReserveN is Reserve for n events that happen together. n is between 1 and the burst.
-func (l *Limiter) ReserveN(ctx context.Context, key string, n int, opts ...Option) (*Reservation, error) {
+func (l *Limiter) ReserveN(ctx context.Context, key string, n int, opts ...pgxlock.MaxWait) (*Reservation, error) {
 	return l.take(ctx, "reserve", key, n, time.Time{}, opts...)
 }
 
 // Wait waits until an event may happen: first come, first served, over all
-// processes. If that would be after ctx's deadline, or longer than a [MaxWait], it
-// returns [ErrLimited] at once, and nothing is counted. If ctx ends while it waits,
-// the event is given back as by [Reservation.Cancel], and the error matches ErrLimited
-// and ctx's error; if the Limiter is closed, [ErrClosed]. Of the options only MaxWait
+// processes. If that would be after ctx's deadline, or longer than a [pgxlock.MaxWait], it
+// returns [pgxlock.ErrLimited] at once, and nothing is counted. If ctx ends while it waits,
+// the event is given back as by [Reservation.Cancel], and the error matches pgxlock.ErrLimited
+// and ctx's error; if the Limiter is closed, [lockerr.ErrClosed]. Of the options only MaxWait
 // has a meaning here.
-func (l *Limiter) Wait(ctx context.Context, key string, opts ...Option) error {
+func (l *Limiter) Wait(ctx context.Context, key string, opts ...pgxlock.MaxWait) error {
 	return l.WaitN(ctx, key, 1, opts...)
 }
 
 // WaitN is Wait for n events that happen together. n is between 1 and the burst.
-func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...Option) error {
+func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...pgxlock.MaxWait) error {
 	if err := l.begin(ctx); err != nil {
-		return fail("wait", key, 0, err)
+		return fail("wait", key, err)
 	}
 	defer l.calls.End()
 	until, _ := ctx.Deadline()
@@ -192,20 +202,20 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...Option) 
 	switch closed, ended := clock.Rest(ctx, delay, l.calls.Closing().Done()); {
 	case ended:
 		l.backend.ask(r.back())
-		return fail("wait", key, 0, fmt.Errorf("%w: %w", &limitedError{rule: l.rule, after: max(r.Delay(), 0)}, lockerr.ContextError(ctx)))
+		return fail("wait", key, fmt.Errorf("%w: %w", &limitedError{rule: l.rule, after: max(r.Delay(), 0)}, lockerr.ContextError(ctx)))
 	case closed:
 		l.backend.ask(r.back())
-		return fail("wait", key, 0, ErrClosed)
+		return fail("wait", key, lockerr.ErrClosed)
 	}
 	return nil
 }
 
-// Close refuses new calls, ends the waits that are under way with [ErrClosed], and
+// Close refuses new calls, ends the waits that are under way with [lockerr.ErrClosed], and
 // ends the connection. It waits for that until ctx ends, and returns ctx's error
 // then; the rest goes on in the background, in bounded time. What was counted stays.
 func (l *Limiter) Close(ctx context.Context) error {
-	if err := missing(ctx, l); err != nil {
-		return fail("close", "", 0, err)
+	if err := missing(ctx, l == nil, "the Limiter is nil; make one with ratelimit.New"); err != nil {
+		return fail("close", "", err)
 	}
 	l.closeOnce.Do(func() {
 		l.calls.Close()
@@ -219,46 +229,44 @@ func (l *Limiter) Close(ctx context.Context) error {
 	case <-l.closed:
 		return nil
 	case <-ctx.Done():
-		return fail("close", "", 0, lockerr.ContextError(ctx))
+		return fail("close", "", lockerr.ContextError(ctx))
 	}
-}
-
-// takenByLimiters tells which options the calls of a Limiter can honour.
-func takenByLimiters(opt Option) bool {
-	_, taken := opt.(MaxWait)
-	return taken
 }
 
 // take asks for n events that happen until then, if that is not zero.
-func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Time, opts ...Option) (*Reservation, error) {
+func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Time, opts ...pgxlock.MaxWait) (*Reservation, error) {
 	if err := l.begin(ctx); err != nil {
-		return nil, fail(op, key, 0, err)
+		return nil, fail(op, key, err)
 	}
 	defer l.calls.End()
-	var o options
-	err := cmp.Or(lockkey.Check(key), l.rule.check(n), o.collect(opts, takenByLimiters), endedError(ctx))
+	err := cmp.Or(lockkey.Check(key), l.rule.check(n), endedError(ctx))
 	if err != nil {
-		return nil, fail(op, key, 0, err)
+		return nil, fail(op, key, err)
 	}
-	r := &limitRequest{key: key, n: n, noWait: o.noWait(), until: until, Future: batcher.NewFuture()}
+	bounded := len(opts) > 0
+	var bound time.Duration
+	if bounded {
+		bound = time.Duration(opts[len(opts)-1]) // the last one counts, as of a lock's options
+	}
+	r := &request{key: key, n: n, noWait: bounded && bound <= 0, until: until, Future: batcher.NewFuture()}
 	wait := ctx
-	if o.wait != nil && !r.noWait {
-		if bound := time.Now().Add(*o.wait); until.IsZero() || bound.Before(until) {
-			r.until = bound
+	if bounded && !r.noWait {
+		if latest := time.Now().Add(bound); until.IsZero() || latest.Before(until) {
+			r.until = latest
 		}
 		var cancel context.CancelFunc
-		wait, cancel = context.WithTimeoutCause(ctx, *o.wait, lockerr.ErrNoAnswer)
+		wait, cancel = context.WithTimeoutCause(ctx, bound, lockerr.ErrNoAnswer)
 		defer cancel()
 	}
 	l.backend.ask(r)
 	err = r.Await(wait)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, fail(op, key, 0, lockerr.ContextError(ctx))
+		return nil, fail(op, key, lockerr.ContextError(ctx))
 	case err != nil:
-		return nil, fail(op, key, 0, err)
+		return nil, fail(op, key, err)
 	case !r.got.Granted:
-		return nil, fail(op, key, 0, &limitedError{rule: l.rule, after: r.got.Delay})
+		return nil, fail(op, key, &limitedError{rule: l.rule, after: r.got.Delay})
 	}
 	return &Reservation{limiter: l, key: key, n: n, tat: r.got.TAT, act: time.Now().Add(r.got.Delay)}, nil
 }
@@ -298,14 +306,14 @@ func (r *Reservation) Delay() time.Duration {
 // anything. It is not stopped by ctx, which ends the wait for the answer only. If it
 // fails, the events stay counted. A second Cancel does nothing.
 func (r *Reservation) Cancel(ctx context.Context) error {
-	if err := missing(ctx, r); err != nil {
-		return fail("cancel", "", 0, err)
+	if err := missing(ctx, r == nil, "the Reservation is nil; it is there only if Reserve returned no error"); err != nil {
+		return fail("cancel", "", err)
 	}
 	if r.Delay() <= 0 || !r.canceled.CompareAndSwap(false, true) {
 		return nil
 	}
 	if err := r.limiter.begin(ctx); err != nil {
-		return fail("cancel", r.key, 0, err)
+		return fail("cancel", r.key, err)
 	}
 	defer r.limiter.calls.End()
 	back := r.back()
@@ -314,22 +322,42 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	if err != nil && ctx.Err() != nil {
 		err = lockerr.ContextError(ctx)
 	}
-	return fail("cancel", r.key, 0, err)
+	return fail("cancel", r.key, err)
 }
 
 // back is what asks to give the events back, which have surely not happened.
-func (r *Reservation) back() *limitRequest {
-	return &limitRequest{key: r.key, n: r.n, unused: &r.tat, Future: batcher.NewFuture()}
+func (r *Reservation) back() *request {
+	return &request{key: r.key, n: r.n, unused: &r.tat, Future: batcher.NewFuture()}
 }
 
 // limitedError says that a limit is exceeded, and for how long.
 type limitedError struct {
-	rule  limitRule
+	rule  rule
 	after time.Duration
 }
 
 func (e *limitedError) Error() string {
-	return fmt.Sprintf("%v to %v per second, %d at once; try again in %s", ErrLimited, float64(e.rule.limit), e.rule.burst, e.after)
+	return fmt.Sprintf("%v to %v per second, %d at once; try again in %s", pgxlock.ErrLimited, float64(e.rule.limit), e.rule.burst, e.after)
 }
 
-func (e *limitedError) Unwrap() error { return ErrLimited }
+func (e *limitedError) Unwrap() error { return pgxlock.ErrLimited }
+
+// fail makes the error that a call returns; nil of nil.
+func fail(op, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	e := &pgxlock.Error{Op: op, Key: key, Err: lockerr.Typed(err)}
+	if limited, ok := errors.AsType[*limitedError](err); ok {
+		e.RetryAfter = limited.after
+	}
+	return e
+}
+
+// missing returns what keeps a method from doing anything: a nil receiver, or a nil context.
+func missing(ctx context.Context, isNil bool, says string) error {
+	if isNil {
+		return errors.New(says)
+	}
+	return lockerr.MissingContext(ctx)
+}

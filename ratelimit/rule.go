@@ -1,4 +1,4 @@
-package pgxlock
+package ratelimit
 
 import (
 	"errors"
@@ -7,13 +7,8 @@ import (
 	"time"
 )
 
-// This file is the arithmetic of limits (the "generic cell rate algorithm"), as
-// the migrations have it in SQL: of each key there is the time at which its bucket will be
-// full again. It is moved by what is taken, from now if it has passed, and may not
-// get further ahead than a bucket takes to fill.
-
-// limitRule is a limit in the whole nanoseconds that it is counted in.
-type limitRule struct {
+// A rule is a limit in the whole nanoseconds that it is counted in.
+type rule struct {
 	limit Limit
 	burst int
 	step  time.Duration // one event
@@ -23,11 +18,11 @@ type limitRule struct {
 // the longest time that is counted.
 const (
 	maxLimit     = 1_000_000
-	maxLimitTime = maxTTL
+	maxLimitTime = 100 * 360 * 24 * time.Hour // PostgreSQL counts 360 days to a year
 )
 
-func newLimitRule(limit Limit, burst int) (limitRule, error) {
-	r := limitRule{limit: limit, burst: burst}
+func newRule(limit Limit, burst int) (rule, error) {
+	r := rule{limit: limit, burst: burst}
 	switch {
 	case math.IsInf(float64(limit), 1):
 		return r, errors.New("the limit is infinite; to allow everything, use no Limiter")
@@ -47,7 +42,7 @@ func newLimitRule(limit Limit, burst int) (limitRule, error) {
 }
 
 // check says what is wrong with a number of events.
-func (r limitRule) check(n int) error {
+func (r rule) check(n int) error {
 	switch {
 	case n < 1:
 		return fmt.Errorf("n is %d, it must be at least 1", n)
@@ -59,7 +54,7 @@ func (r limitRule) check(n int) error {
 
 // take judges n events of a key whose time is tat, and returns after which delay they
 // may happen and what its time is with them.
-func (r limitRule) take(tat, now int64, n int) (delay time.Duration, after int64) {
+func (r rule) take(tat, now int64, n int) (delay time.Duration, after int64) {
 	tat = max(tat, now)
 	cost := time.Duration(n) * r.step
 	ahead := time.Duration(tat - now)
@@ -70,7 +65,7 @@ func (r limitRule) take(tat, now int64, n int) (delay time.Duration, after int64
 // the last: it is then where it would be without them. Those behind them, if any, keep
 // the promised times, and what may happen at the same time as they cannot be told from
 // the key's time alone: nothing is given back then. A bucket that is full gets nothing.
-func (r limitRule) giveBack(tat, now int64, n int, was int64) int64 {
+func (r rule) giveBack(tat, now int64, n int, was int64) int64 {
 	if tat != was || was <= now {
 		return tat
 	}

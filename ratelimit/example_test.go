@@ -1,6 +1,7 @@
-package pgxlock_test
+package ratelimit_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log"
@@ -8,15 +9,23 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
-var limiter *pgxlock.Limiter
+// Examples without output are compiled and shown, not run: they need a server.
+var (
+	ctx     = context.Background()
+	pool    *pgxpool.Pool
+	limiter *ratelimit.Limiter
+)
 
 // Ten requests per second of each user, and up to twenty at once, however many servers
 // there are.
-func ExampleNewLimiter() {
-	limiter, err := pgxlock.NewLimiter(pool, 10, 20, nil)
+func ExampleNew() {
+	limiter, err := ratelimit.New(pool, 10, 20, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -29,17 +38,17 @@ func ExampleNewLimiter() {
 
 // Five calls per minute of a service that is shared by all processes.
 func ExampleLimiter_Wait() {
-	limiter, err := pgxlock.NewLimiter(pool, pgxlock.Every(12*time.Second), 1, nil)
+	limiter, err := ratelimit.New(pool, ratelimit.Every(12*time.Second), 1, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer limiter.Close(ctx)
 
 	if err := limiter.Wait(ctx, "partner-api", pgxlock.MaxWait(time.Minute)); err != nil {
-		log.Print(err) // ErrLimited: so many wait that it would be more than a minute
+		log.Print(err) // pgxlock.ErrLimited: so many wait that it would be more than a minute
 		return
 	}
-	_ = buildReport(ctx)
+	callPartner()
 }
 
 // A middleware that says when to come back.
@@ -61,8 +70,8 @@ func ExampleLimiter_Reserve() {
 	http.Handle("/", limited(http.NotFoundHandler()))
 }
 
-func ExampleNewMemoryLimiter() {
-	limiter, err := pgxlock.NewMemoryLimiter(pgxlock.Every(time.Hour), 2)
+func ExampleNewMemory() {
+	limiter, err := ratelimit.NewMemory(ratelimit.Every(time.Hour), 2)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -86,3 +95,5 @@ func ExampleExponentialBackoff() {
 	}
 	defer locks.Close(ctx)
 }
+
+func callPartner() {}

@@ -1,4 +1,4 @@
-package pgxlock
+package ratelimit
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -96,7 +97,7 @@ type modelledReservation struct {
 }
 
 func retryAfter(err error) time.Duration {
-	if e, ok := errors.AsType[*Error](err); ok {
+	if e, ok := errors.AsType[*pgxlock.Error](err); ok {
 		return e.RetryAfter
 	}
 	return -1
@@ -133,7 +134,7 @@ func (m *modelled) actions() map[string]func(*rapid.T) {
 			l, key, n := draw(r)
 			most := rapid.IntRange(0, 12).Draw(r, "most")
 			wait, want := m.take(key, n, l.rule.burst, most)
-			got, err := l.ReserveN(ctx, key, n, MaxWait(time.Duration(most)*time.Hour))
+			got, err := l.ReserveN(ctx, key, n, pgxlock.MaxWait(time.Duration(most)*time.Hour))
 			switch {
 			case want != nil && (err != nil || hoursUp(got.Delay()) != wait):
 				r.Fatalf("%+v, %v; it has to wait %d hours", got, err, wait)
@@ -157,10 +158,10 @@ func (m *modelled) actions() map[string]func(*rapid.T) {
 		},
 		"ask together": func(r *rapid.T) {
 			l := rapid.SampledFrom(m.limiters).Draw(r, "limiter")
-			var requests []*limitRequest
+			var requests []*request
 			var want []bool
 			for range rapid.IntRange(2, 6).Draw(r, "requests") {
-				q := &limitRequest{key: rapid.SampledFrom(m.keys).Draw(r, "key"), n: rapid.IntRange(1, l.rule.burst).Draw(r, "n"), noWait: true, Future: batcher.NewFuture()}
+				q := &request{key: rapid.SampledFrom(m.keys).Draw(r, "key"), n: rapid.IntRange(1, l.rule.burst).Draw(r, "n"), noWait: true, Future: batcher.NewFuture()}
 				_, granted := m.take(q.key, q.n, l.rule.burst, 0)
 				requests, want = append(requests, q), append(want, granted != nil)
 			}
@@ -202,7 +203,7 @@ func TestSoakLimitsDoWhatTheirModelDoes(t *testing.T) {
 	}
 	var limiters []*Limiter
 	for _, burst := range []int{1, 4, 4, 9} { // two processes have the same
-		l, err := NewLimiter(db.Pool, Every(time.Hour), burst, nil)
+		l, err := New(db.Pool, Every(time.Hour), burst, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +216,7 @@ func TestSoakLimitsDoWhatTheirModelDoes(t *testing.T) {
 		m := &modelled{
 			bookings: bookings{until: make(map[string]int)},
 			limiters: limiters, keys: []string{fmt.Sprint(round, " a"), fmt.Sprint(round, " b")},
-			reap: limiters[0].backend.(*limitTable).reap,
+			reap: limiters[0].backend.(*table).reap,
 		}
 		m.pass = func(hours int) {
 			db.Exec(t, "update pgxlock_limits set tat = tat - $1 where limit_key = any ($2)", (time.Duration(hours) * time.Hour).Nanoseconds(), m.keys)
@@ -249,11 +250,11 @@ func TestSoakLimitsDoWhatTheirModelDoes(t *testing.T) {
 func TestSoakLimitsInMemoryDoWhatTheirModelDoes(t *testing.T) {
 	t.Parallel()
 	pgtest.Model(t, func(r *rapid.T) map[string]func(*rapid.T) {
-		l, err := NewMemoryLimiter(Every(time.Hour), rapid.IntRange(1, 9).Draw(r, "burst"))
+		l, err := NewMemory(Every(time.Hour), rapid.IntRange(1, 9).Draw(r, "burst"))
 		if err != nil {
 			r.Fatal(err)
 		}
-		table := l.backend.(*limitMemory)
+		table := l.backend.(*memory)
 		m := &modelled{bookings: bookings{until: make(map[string]int)}, limiters: []*Limiter{l}, keys: []string{"a", "b"}}
 		m.pass = func(hours int) {
 			for key := range table.tats {

@@ -1,4 +1,4 @@
-package pgxlock
+package ratelimit
 
 import (
 	"context"
@@ -16,18 +16,18 @@ import (
 )
 
 // slowLimiter returns a Limiter of one event an hour, and its database.
-func slowLimiter(t *testing.T, burst int) (*Limiter, *limitTable, *pgtest.DB) {
+func slowLimiter(t *testing.T, burst int) (*Limiter, *table, *pgtest.DB) {
 	t.Helper()
 	db := pgtest.New(t)
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	l, err := NewLimiter(db.Pool, Every(time.Hour), burst, nil)
+	l, err := New(db.Pool, Every(time.Hour), burst, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close(context.Background()) })
-	return l, l.backend.(*limitTable), db
+	return l, l.backend.(*table), db
 }
 
 // What is asked at the same time is one statement.
@@ -52,7 +52,7 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	}
 	started := make(chan struct{})
 	run := table.asking.Run
-	table.asking.Run = func(batch []*limitRequest) error {
+	table.asking.Run = func(batch []*request) error {
 		close(started)
 		table.asking.Run = run // by the one who runs it
 		return run(batch)
@@ -116,11 +116,11 @@ func TestKeysThatHaveUsedNothingLatelyLeaveTheTable(t *testing.T) {
 
 func TestKeysThatHaveUsedNothingLatelyLeaveTheMemory(t *testing.T) {
 	t.Parallel()
-	l, err := NewMemoryLimiter(1_000_000, 1)
+	l, err := NewMemory(1_000_000, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := l.backend.(*limitMemory)
+	table := l.backend.(*memory)
 	most := 0
 	for i := range 100_000 {
 		if _, err := l.Allow(t.Context(), strconv.Itoa(i)); err != nil {
@@ -136,11 +136,11 @@ func TestKeysThatHaveUsedNothingLatelyLeaveTheMemory(t *testing.T) {
 // Keys that are in use are not looked at again each time.
 func TestTheMemoryIsSweptWhenItHasDoubled(t *testing.T) {
 	t.Parallel()
-	l, err := NewMemoryLimiter(Every(time.Hour), 1)
+	l, err := NewMemory(Every(time.Hour), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := l.backend.(*limitMemory)
+	table := l.backend.(*memory)
 	sweeps := map[int]bool{}
 	for i := range 10_000 {
 		if _, err := l.Allow(t.Context(), strconv.Itoa(i)); err != nil {
@@ -157,9 +157,9 @@ func TestTheMemoryIsSweptWhenItHasDoubled(t *testing.T) {
 }
 
 // asked are requests of one event each, that go in one batch.
-func asked(l *Limiter, keys ...string) (requests []*limitRequest) {
+func asked(l *Limiter, keys ...string) (requests []*request) {
 	for _, key := range keys {
-		requests = append(requests, &limitRequest{key: key, n: 1, noWait: true, Future: batcher.NewFuture()})
+		requests = append(requests, &request{key: key, n: 1, noWait: true, Future: batcher.NewFuture()})
 	}
 	l.backend.ask(requests...)
 	return requests
@@ -190,7 +190,7 @@ func TestKeysThatAreNotReachedAnyMoreAreFailed(t *testing.T) {
 			perform pg_terminate_backend(pg_backend_pid()); return new; end $$;
 		create trigger refuse before insert on pgxlock_limits for each row when (new.limit_key in ('spoils', 'x ends')) execute function refuse()`)
 	runs, run := 0, table.asking.Run
-	table.asking.Run = func(batch []*limitRequest) error { runs++; return run(batch) }
+	table.asking.Run = func(batch []*request) error { runs++; return run(batch) }
 	for i, r := range asked(l, "spoils", "x ends", "never reached", "nor this") {
 		if err := r.Await(t.Context()); err == nil {
 			t.Errorf("number %d: %t", i+1, r.got.Granted)
@@ -213,7 +213,7 @@ func TestWhoLeavesTheQueueIsNotAskedFor(t *testing.T) {
 		t.Fatal(ok, err)
 	}
 	resume := occupy(t, table.session)
-	r := &limitRequest{key: "k", n: 1, noWait: true, Future: batcher.NewFuture()}
+	r := &request{key: "k", n: 1, noWait: true, Future: batcher.NewFuture()}
 	r.Leave()
 	asking := asked(l, "sent")
 	l.backend.ask(r)

@@ -1,13 +1,13 @@
-package pgxlock
+package ratelimit
 
 import (
 	"sync"
 	"time"
 )
 
-// limitMemory is the backend of a Limiter without a server.
-type limitMemory struct {
-	rule  limitRule
+// A memory is the backend of a Limiter without a server.
+type memory struct {
+	rule  rule
 	began time.Time // the clock counts from then
 
 	mu    sync.Mutex
@@ -15,13 +15,13 @@ type limitMemory struct {
 	sweep int // so many keys are worth a look for those that are not used any more
 }
 
-func newLimitMemory(rule limitRule) *limitMemory {
-	return &limitMemory{rule: rule, began: time.Now(), tats: make(map[string]int64), sweep: 1024}
+func newMemory(r rule) *memory {
+	return &memory{rule: r, began: time.Now(), tats: make(map[string]int64), sweep: 1024}
 }
 
-func (m *limitMemory) close() {}
+func (m *memory) close() {}
 
-func (m *limitMemory) ask(requests ...*limitRequest) {
+func (m *memory) ask(requests ...*request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range requests {
@@ -51,7 +51,7 @@ func (m *limitMemory) ask(requests ...*limitRequest) {
 }
 
 // removeIdle removes the keys whose buckets are full; mu is held.
-func (m *limitMemory) removeIdle() {
+func (m *memory) removeIdle() {
 	now := time.Since(m.began).Nanoseconds()
 	for key, tat := range m.tats {
 		if tat <= now {
