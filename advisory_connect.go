@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -77,7 +78,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	own := int64(binary.BigEndian.Uint64(random[:]))
-	place, err := dbconn.ProbeAdvisory(ctx, q, backend, own)
+	place, err := dbconn.ProbeAdvisory(ctx, q, backend, lockkey.SessionKey(own))
 	if err != nil {
 		return nil, err
 	}

@@ -3,8 +3,6 @@ package pgxlock
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -235,7 +233,7 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 			}
 			w.Kind, w.Key, w.BlockedBy = Advisory, locks.keys.of(id), locks.granted[id]
 		}
-		lives := client == 0 || len(locks.granted[lockkey.ID{Number: waiterKey(client)}]) > 0
+		lives := client == 0 || len(locks.granted[lockkey.ID{Number: lockkey.WaiterKey(client)}]) > 0
 		if lives && s.filter.admits(w.Kind, w.Key) {
 			waiters = append(waiters, w)
 		}
@@ -245,12 +243,6 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 		return nil, nil
 	}
 	return waiters, err
-}
-
-// waiterKey is what the SQL function pgxlock_waiter_key returns.
-func waiterKey(client int64) int64 {
-	sum := sha256.Sum256(binary.BigEndian.AppendUint64([]byte("\x00waiter\x00"), uint64(client)))
-	return int64(binary.BigEndian.Uint64(sum[:8]))
 }
 
 // server says what presses on locks, and what the server's clock shows.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -88,7 +89,7 @@ func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 			Advice: "run it on a connection to the server itself",
 		}, nil
 	}
-	place, err := dbconn.ProbeAdvisory(ctx, d.q, d.backend, dbconn.RandomID())
+	place, err := dbconn.ProbeAdvisory(ctx, d.q, d.backend, lockkey.SessionKey(dbconn.RandomID()))
 	if err != nil {
 		return Finding{}, err
 	}

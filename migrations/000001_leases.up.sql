@@ -908,13 +908,42 @@ BEGIN
   COMMENT ON FUNCTION advisory_lock_key(text) IS
     'The bigint key of a name for PostgreSQL''s advisory lock functions: the first 8 bytes, big endian, of the SHA-256 of its UTF-8 form. The same in every database encoding and in Go (AdvisoryID).';
 
-  -- Internal keys hash a zero byte first, which no text can contain, and the table, so that they
-  -- differ from every key of users and of other installations.
+  -- The highest 24 bits of pgxlock's own advisory keys are a mark, so that the views and the Monitor
+  -- recognise them. Its last bit is set in the keys that a session holds for as long as it lives, and
+  -- clear in the keys of a moment: guards, pins and cleaners, held until a transaction ends. So no
+  -- session that lives keeps the guard of a lease. One key of a user in 8 million carries one of the
+  -- two marks by chance.
+  CREATE OR REPLACE FUNCTION pgxlock_own_key(p_lasting boolean, p_content bytea) RETURNS bigint
+  LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN (CASE WHEN p_lasting THEN 'x706c6b' ELSE 'x706c6a' END || encode(substr(sha256(p_content), 1, 5), 'hex'))::bit(64)::bigint;
+  COMMENT ON FUNCTION pgxlock_own_key(boolean, bytea) IS
+    'pgxlock, internal: an advisory key for its own use, a mark and 40 bits of the hash of p_content. p_lasting: a session holds it for as long as it lives; else a transaction does.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_is_own_key(p_space integer, p_key bigint) RETURNS boolean
+  LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN p_space = 1 AND p_key >> 41 = pgxlock_own_key(false, ''::bytea) >> 41;
+  COMMENT ON FUNCTION pgxlock_is_own_key(integer, bigint) IS
+    'pgxlock, internal: whether an advisory key carries the mark of pgxlock''s own keys. p_space: as objsubid in pg_locks.';
+
+  -- These keys hash a zero byte first, which no text can contain, and the table, so that
+  -- installations have different ones.
+  --
+  -- Two of them that are meant to differ are equal with odds of 1 in 2^40, 1.1 million million:
+  -- where other transactions hold 1000 of them, one acquire in 500 million finds its guard or its
+  -- pin taken. Then the two exclude each other until the transaction that holds the key ends, and
+  -- nothing is granted that would not be: a key that is not obtained always means no.
+  --   * Guards, and pins tried exclusively: the lease is busy, is not released yet, or stays to be
+  --     reaped later.
+  --   * Pins that a fence tries shared: LK001, and its transaction fails as if the lease were lost.
+  --     Only while another transaction is acquiring, releasing or reaping the lease that has the
+  --     equal key; fences do not keep each other out.
+  --   * Cleaners: the next one cleans.
+  -- For the keys of sessions see pgxlock_session_key() and pgxlock_waiter_key().
   CREATE OR REPLACE FUNCTION pgxlock_key(p_space text, p_name text) RETURNS bigint
   LANGUAGE sql STABLE PARALLEL SAFE
-  RETURN ('x' || encode(substr(sha256(decode('00', 'hex') || convert_to(p_space, 'UTF8'::name) || decode('00', 'hex')
-      || oidsend('distributed_locks'::regclass::oid) || convert_to(p_name, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint;
-  COMMENT ON FUNCTION pgxlock_key(text, text) IS 'pgxlock, internal: advisory keys for its own use, which no key of a user can equal.';
+  RETURN pgxlock_own_key(false, decode('00', 'hex') || convert_to(p_space, 'UTF8'::name) || decode('00', 'hex')
+      || oidsend('distributed_locks'::regclass::oid) || convert_to(p_name, 'UTF8'::name));
+  COMMENT ON FUNCTION pgxlock_key(text, text) IS 'pgxlock, internal: the advisory keys of a moment: guards and pins of leases and shares, and cleaners.';
 
   CREATE OR REPLACE FUNCTION pgxlock_check(p_argument text, p_value text) RETURNS void
   LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$

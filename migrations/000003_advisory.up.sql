@@ -259,17 +259,24 @@ BEGIN
 
   -------------------------------------------------------------------- keys --
   -- Unlike the keys of leases these do not contain the table: all installations in a database share
-  -- the advisory locks.
+  -- the advisory locks. IMMUTABLE as pgxlock_waiter_key().
+  --
+  -- Where the key of another session equals this one (see pgxlock_key() for the odds): while that
+  -- session lives, this one is refused it. A Locker then draws another number with its next
+  -- connection. After this one is dead it seems to live: its rows stay until the other session has
+  -- ended, and a fence of its locks passes if the lock was not taken over. As every fence that one
+  -- keeps the lock from callers that lock with tokens; it does not notice pg_advisory_lock().
   CREATE OR REPLACE FUNCTION pgxlock_session_key(p_session bigint) RETURNS bigint
-  LANGUAGE sql STABLE PARALLEL SAFE
-  RETURN ('x' || encode(substr(sha256(decode('00', 'hex') || convert_to('session', 'UTF8'::name) || decode('00', 'hex')
-      || int8send(p_session)), 1, 8), 'hex'))::bit(64)::bigint;
+  LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN pgxlock_own_key(true, decode('0073657373696f6e00', 'hex') || int8send(p_session));         -- session, between zero bytes
   COMMENT ON FUNCTION pgxlock_session_key(bigint) IS 'pgxlock, internal: the liveness key, which a session holds exclusively for as long as it lives.';
 
+  -- Where another key equals it, the lock is busy, or a fence of it fails, as of a lease: see
+  -- pgxlock_key().
   CREATE OR REPLACE FUNCTION pgxlock_advisory_pin(p_space integer, p_id bigint, p_session bigint) RETURNS bigint
   LANGUAGE sql STABLE PARALLEL SAFE
-  RETURN ('x' || encode(substr(sha256(decode('00', 'hex') || convert_to('session pin', 'UTF8'::name) || decode('00', 'hex')
-      || int4send(p_space) || int8send(p_id) || int8send(p_session)), 1, 8), 'hex'))::bit(64)::bigint;
+  RETURN pgxlock_own_key(false, decode('00', 'hex') || convert_to('session pin', 'UTF8'::name) || decode('00', 'hex')
+      || int4send(p_space) || int8send(p_id) || int8send(p_session));
   COMMENT ON FUNCTION pgxlock_advisory_pin(integer, bigint, bigint) IS 'pgxlock, internal: the pin of a row, which fences of an advisory lock hold shared.';
 
   ------------------------------------------------------------------- names --

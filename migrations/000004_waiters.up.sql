@@ -670,9 +670,13 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_remove_dead(integer[], text[], bigint[]) IS 'pgxlock, internal: removes dead tickets below p_before from each queue.';
 
   -- IMMUTABLE, so that hardening leaves it as it is and the planner can inline it.
+  --
+  -- Where the key of another living session equals it (see pgxlock_key() for the odds), a process
+  -- that begins to listen fails and draws another number, and the ticket of a dead process counts
+  -- until it is void: others pass it once it was woken, after the wake timeout.
   CREATE OR REPLACE FUNCTION pgxlock_waiter_key(p_client bigint) RETURNS bigint
   LANGUAGE sql IMMUTABLE PARALLEL SAFE
-  RETURN ('x' || encode(substr(sha256(decode('0077616974657200', 'hex') || int8send(p_client)), 1, 8), 'hex'))::bit(64)::bigint;
+  RETURN pgxlock_own_key(true, decode('0077616974657200', 'hex') || int8send(p_client));          -- waiter, between zero bytes
   COMMENT ON FUNCTION pgxlock_waiter_key(bigint) IS
     'pgxlock, internal: the liveness key, which the session with which a process listens holds exclusively for as long as it lives. Nothing else of the queue may run in that session.';
 

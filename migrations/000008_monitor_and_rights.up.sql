@@ -20,8 +20,40 @@ BEGIN
   PERFORM pgxlock_migrate('up'::text, 8, v_path);
 
   ------------------------------------------------------------------- views --
-  -- Names, tokens and sessions are joined to the lock table as sets: among thousands of locks,
-  -- looking one up for each takes too long.
+  -- A standby cannot read unlogged tables: the planner refuses a query that names one, executed or
+  -- not. In a function the query is planned when it is reached. These are STABLE, so that they read
+  -- the snapshot of the view.
+  CREATE OR REPLACE FUNCTION pgxlock_list_names() RETURNS SETOF pgxlock_names
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET row_security = off AS $$
+  BEGIN
+    IF NOT pg_is_in_recovery() THEN
+      RETURN QUERY SELECT n.* FROM pgxlock_names n;
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_list_names() IS 'pgxlock, internal: the names of advisory keys; none on a standby.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_list_tokens() RETURNS SETOF pgxlock_advisory_locks
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET row_security = off AS $$
+  BEGIN
+    IF NOT pg_is_in_recovery() THEN
+      RETURN QUERY SELECT s.* FROM pgxlock_advisory_locks s;
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_list_tokens() IS 'pgxlock, internal: the rows of advisory locks with tokens; none on a standby.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_list_tickets() RETURNS SETOF pgxlock_waiters
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET row_security = off AS $$
+  BEGIN
+    IF NOT pg_is_in_recovery() THEN
+      RETURN QUERY SELECT w.* FROM pgxlock_waiters w;
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_list_tickets() IS 'pgxlock, internal: the tickets; none on a standby.';
+
+  -- Each view reads pg_locks once, because that stops the server's lock table for a moment. Names,
+  -- tokens and sessions are joined to it as sets: among thousands of locks, looking one up for each
+  -- takes too long. A key with the mark of pgxlock's own is shown only if it has a name: then it is
+  -- a user's.
   CREATE OR REPLACE VIEW lock_holders AS
     WITH granted AS MATERIALIZED (
       SELECT e.objsubid::integer AS key_space, e.classid::bigint << 32 | e.objid::bigint AS key_id, e.mode = 'ShareLock' AS shared, e.pid
@@ -29,11 +61,10 @@ BEGIN
        WHERE e.locktype = 'advisory' AND e.granted AND e.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
     ), session AS MATERIALIZED (
       SELECT a.pid, a.application_name, a.client_addr FROM pg_stat_activity a
-    ), token AS (                           -- by the value of pgxlock_session_key()
+    ), token AS (
       SELECT s.key_space, s.key_id, o.pid, s.token
-        FROM pgxlock_advisory_locks s
-        JOIN granted o ON o.key_space = 1 AND NOT o.shared
-                      AND o.key_id = ('x' || encode(substr(sha256(decode('0073657373696f6e00', 'hex') || int8send(s.session)), 1, 8), 'hex'))::bit(64)::bigint
+        FROM pgxlock_list_tokens() s
+        JOIN granted o ON o.key_space = 1 AND NOT o.shared AND o.key_id = pgxlock_session_key(s.session)
        WHERE NOT s.shared
     )
     SELECT 'lease' AS kind, l.lock_name::text COLLATE "C" AS lock_name, CASE WHEN l.shared THEN 'shared' ELSE 'exclusive' END AS mode,
@@ -53,10 +84,11 @@ BEGIN
            g.pid, a.application_name, a.client_addr, NULL, NULL, t.token, NULL, NULL, g.key_space, g.key_id
       FROM granted g
       LEFT JOIN session a ON a.pid = g.pid
-      LEFT JOIN pgxlock_names n ON g.key_space = 1 AND n.key_id = g.key_id
-      LEFT JOIN token t ON t.key_space = g.key_space AND t.key_id = g.key_id AND t.pid = g.pid AND NOT g.shared;
+      LEFT JOIN pgxlock_list_names() n ON g.key_space = 1 AND n.key_id = g.key_id
+      LEFT JOIN token t ON t.key_space = g.key_space AND t.key_id = g.key_id AND t.pid = g.pid AND NOT g.shared
+     WHERE n.key_id IS NOT NULL OR NOT pgxlock_is_own_key(g.key_space, g.key_id);
   COMMENT ON VIEW lock_holders IS
-    'pgxlock: holders: live leases and permits, each share of a lease, and all advisory locks of this database. Of other roles'' sessions it shows what pg_stat_activity shows the role that reads it. It reads the whole lock table: query it no more often than every few seconds.';
+    'pgxlock: holders: live leases and permits, each share of a lease, and all advisory locks of this database but pgxlock''s own. Of other roles'' sessions it shows what pg_stat_activity shows the role that reads it. A standby shows leases, and its own sessions'' advisory locks. It reads the whole lock table: query it no more often than every few seconds.';
   COMMENT ON COLUMN lock_holders.kind IS 'lease or advisory. A permit is the lease name#number.';
   COMMENT ON COLUMN lock_holders.lock_name IS 'For an advisory lock, the name that its holder published within the last hour, else # and the key, or the two keys.';
   COMMENT ON COLUMN lock_holders.mode IS 'exclusive or shared.';
@@ -76,12 +108,23 @@ BEGIN
   -- its session holds the key of pgxlock_waiter_key(). Waiters for a permit are in the semaphore's
   -- queue.
   CREATE OR REPLACE VIEW lock_waiters AS
-    WITH session AS MATERIALIZED (
-      SELECT a.pid, a.application_name, a.client_addr FROM pg_stat_activity a
+    WITH entry AS MATERIALIZED (
+      SELECT e.objsubid::integer AS key_space, e.classid::bigint << 32 | e.objid::bigint AS key_id,
+             CASE e.mode WHEN 'ShareLock' THEN 'shared' ELSE 'exclusive' END AS mode, e.granted, e.pid, e.waitstart
+        FROM pg_locks e
+       WHERE e.locktype = 'advisory' AND e.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    ), session AS MATERIALIZED (
+      SELECT a.pid, a.application_name, a.client_addr,
+             coalesce(nullif(regexp_replace(a.application_name, '^pgxlock '::text, ''::text), '') || ':', '') || a.pid::text AS owner
+        FROM pg_stat_activity a
     ), held AS MATERIALIZED (
-      SELECT coalesce(h.key_space, 0) AS key_space, CASE WHEN h.key_space IS NULL THEN h.lock_name ELSE h.key_id::text END COLLATE "C" AS name,
-             h.mode, h.holder_id, h.pid
-        FROM lock_holders h
+      SELECT 0 AS key_space, l.lock_name::text COLLATE "C" AS name, l.holder_id::text AS holder_id, NULL::integer AS pid
+        FROM lock_leases l WHERE l.state = 'live' AND l.holder_id::text <> '*shared' COLLATE "C"
+      UNION ALL
+      SELECT 0, s.lock_name::text COLLATE "C", s.holder_id::text, NULL FROM lock_shares s WHERE s.state = 'live'
+      UNION ALL
+      SELECT g.key_space, g.key_id::text COLLATE "C", CASE WHEN g.pid IS NULL THEN 'prepared transaction' ELSE coalesce(a.owner, g.pid::text) END, g.pid
+        FROM entry g LEFT JOIN session a ON a.pid = g.pid WHERE g.granted
     ), holder AS MATERIALIZED (
       SELECT u.key_space, u.name, pg_catalog.array_agg(DISTINCT u.holder_id) AS ids, pg_catalog.array_agg(DISTINCT u.pid) FILTER (WHERE u.pid IS NOT NULL) AS pids
         FROM (SELECT h.key_space, h.name, h.holder_id, h.pid FROM held h
@@ -93,22 +136,18 @@ BEGIN
              CASE WHEN w.kind <> 0 AND w.name ~ '^-?[0-9]{1,19}$'
                   THEN CASE WHEN w.name::numeric BETWEEN -9223372036854775808::numeric AND 9223372036854775807::numeric THEN w.name::bigint END END AS key_id,
              NULL::text AS mode, w.owner, l.pid, w.waiters, w.since, w.ticket
-        FROM pgxlock_waiters w
-        LEFT JOIN held l ON l.key_space = 1 AND l.mode = 'exclusive'
-                        AND l.name = ('x' || encode(substr(sha256(decode('0077616974657200', 'hex') || int8send(w.client)), 1, 8), 'hex'))::bit(64)::bigint::text COLLATE "C"
+        FROM pgxlock_list_tickets() w
+        LEFT JOIN entry l ON l.granted AND l.key_space = 1 AND l.mode = 'exclusive' AND l.key_id = pgxlock_waiter_key(w.client)
        WHERE w.live_until > clock_timestamp() AND (w.client IS NULL OR l.pid IS NOT NULL)
       UNION ALL
-      SELECT e.objsubid::integer, (e.classid::bigint << 32 | e.objid::bigint)::text COLLATE "C", e.classid::bigint << 32 | e.objid::bigint,
-             CASE e.mode WHEN 'ShareLock' THEN 'shared' ELSE 'exclusive' END, NULL, e.pid, 1, e.waitstart, NULL
-        FROM pg_locks e
-       WHERE e.locktype = 'advisory' AND NOT e.granted AND e.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+      SELECT e.key_space, e.key_id::text COLLATE "C", e.key_id, e.mode, NULL, e.pid, 1, e.waitstart, NULL FROM entry e WHERE NOT e.granted
     )
     SELECT CASE w.key_space WHEN 0 THEN 'lease' ELSE 'advisory' END AS kind,
            CASE w.key_space WHEN 0 THEN w.name
                             WHEN 2 THEN '#' || (w.key_id >> 32)::text || ',' || (w.key_id << 32 >> 32)::text
                             ELSE coalesce(n.name, '#' || w.key_id::text) END COLLATE "C" AS lock_name,
            w.mode,
-           coalesce(w.owner, coalesce(nullif(regexp_replace(a.application_name, '^pgxlock '::text, ''::text), '') || ':', '') || w.pid::text) AS owner,
+           coalesce(w.owner, a.owner, w.pid::text) AS owner,
            w.pid, a.application_name, a.client_addr, w.waiters,
            clock_timestamp() - w.since AS waiting_for,
            CASE WHEN w.ticket IS NULL THEN pg_blocking_pids(w.pid) ELSE coalesce(h.pids, '{}'::integer[]) END AS blocked_by,
@@ -116,11 +155,13 @@ BEGIN
            w.since, w.ticket, nullif(w.key_space, 0) AS key_space, w.key_id
       FROM waiting w
       LEFT JOIN session a ON a.pid = w.pid
-      LEFT JOIN pgxlock_names n ON w.key_space = 1 AND n.key_id = w.key_id
+      LEFT JOIN pgxlock_list_names() n ON w.key_space = 1 AND n.key_id = w.key_id
       LEFT JOIN holder h ON h.key_space = w.key_space AND h.name = w.name
-     WHERE w.key_space = 0 OR w.key_id IS NOT NULL;       -- else the name is no key
+     WHERE w.key_space = 0
+        OR w.key_id IS NOT NULL             -- else the name is no key
+           AND (n.key_id IS NOT NULL OR NOT pgxlock_is_own_key(w.key_space, w.key_id));
   COMMENT ON VIEW lock_waiters IS
-    'pgxlock: waiters, for how long and for which holders: live processes with a ticket in pgxlock_waiters, and sessions that wait in the server for an advisory lock of this database. It reads the whole lock table twice: query it no more often than every few seconds.';
+    'pgxlock: waiters, for how long and for which holders: live processes with a ticket in pgxlock_waiters, and sessions that wait in the server for an advisory lock of this database. A standby has no tickets. It reads the whole lock table: query it no more often than every few seconds.';
   COMMENT ON COLUMN lock_waiters.kind IS 'lease or advisory.';
   COMMENT ON COLUMN lock_waiters.lock_name IS 'As in lock_holders. Waiters for a permit of jobs wait for jobs#.';
   COMMENT ON COLUMN lock_waiters.mode IS 'exclusive or shared; NULL for a ticket, which does not record it.';
@@ -549,7 +590,7 @@ BEGIN
           "pgxlock_advisory_batch(integer[], bigint[], bigint)", "assert_advisory_lock_held(integer, bigint, bigint, bigint)",
           "pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint)",
           "pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[])", "pgxlock_wake_batch(integer[], text[], bigint[])",
-          "pgxlock_withdraw_batch(integer[], text[], bigint[])", "pgxlock_notify_holders(integer[], bigint[])", "pgxlock_waiter_key(bigint)",
+          "pgxlock_withdraw_batch(integer[], text[], bigint[])", "pgxlock_notify_holders(integer[], bigint[])",
           "try_acquire_shared_lock(varchar, varchar, interval, jsonb)", "acquire_shared_lock(varchar, varchar, integer, jsonb)",
           "extend_shared_lock(varchar, varchar, integer)", "assert_shared_lock_held(varchar, varchar, bigint, boolean)",
           "pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[])", "pgxlock_release_shares_batch(text[], text[], bigint[])",
@@ -567,7 +608,10 @@ BEGIN
           "reap_expired_locks(interval, integer)", "pgxlock_reap_advisory(integer, bigint)", "wake_lock_waiter(varchar)",
           "pgxlock_reap_waiters(integer)", "release_shared_lock(varchar, varchar)", "pgxlock_reap_shares(interval, integer)",
           "ask_to_step_down(varchar, text)", "pgxlock_ask_to_step_down(integer, text, text, text)", "pgxlock_reap_limits(integer, integer)"}'::text[]),
-        ('{application,monitoring,administration}'::text[], '{"advisory_lock_key(text)", "pgxlock_version()", "pgxlock_holders(text)", "pgxlock_share_holders(text)"}'::text[]),
+        ('{application,monitoring,administration}'::text[], '{"advisory_lock_key(text)", "pgxlock_version()", "pgxlock_holders(text)", "pgxlock_share_holders(text)",
+          "pgxlock_own_key(boolean, bytea)", "pgxlock_waiter_key(bigint)"}'::text[]),
+        ('{monitoring,administration}'::text[], '{"pgxlock_is_own_key(integer, bigint)", "pgxlock_session_key(bigint)",
+          "pgxlock_list_names()", "pgxlock_list_tokens()", "pgxlock_list_tickets()"}'::text[]),
         ('{administration}'::text[], '{"purge_claims(interval, integer)", "repair_lock_tokens()", "forget_run(text, timestamptz)", "evict_lock(varchar, varchar, bigint, text)",
           "evict_advisory_lock(integer, bigint, text, integer)"}'::text[]),
         ('{}'::text[], '{"harden_locks()", "soften_locks()", "grant_locks(text, text)", "revoke_locks(text)"}'::text[])) k (kinds, signatures), pg_catalog.unnest(k.signatures) f (signature)

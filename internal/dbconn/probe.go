@@ -22,11 +22,12 @@ type AdvisoryProbe struct {
 	Client, Server Endpoint // of the connection
 }
 
-// ProbeAdvisory acquires the session's own lock, of that number, in that backend. If another
-// backend answers, it returns [lockerr.ErrPooler], and nothing is taken.
-func ProbeAdvisory(ctx context.Context, q Querier, backend Backend, own int64) (p AdvisoryProbe, err error) {
+// ProbeAdvisory acquires the session's own lock, the key by which others see that it lives,
+// in that backend. If another backend answers, it returns [lockerr.ErrPooler], and nothing
+// is acquired.
+func ProbeAdvisory(ctx context.Context, q Querier, backend Backend, key int64) (p AdvisoryProbe, err error) {
 	var pid int32
-	err = q.Row(ctx, statements.AdvisoryProbe.Text(), own, backend.PID).
+	err = q.Row(ctx, statements.AdvisoryProbe.Text(), key, backend.PID).
 		Scan(&pid, &p.Keeps, &p.Capacity, &p.Silence, &p.Client.Host, &p.Client.Port, &p.Server.Host, &p.Server.Port)
 	if err == nil && pid != backend.PID {
 		err = SwitchedBackend(backend.PID, pid)

@@ -79,9 +79,9 @@ func installEncoded(t *testing.T, other *pgtest.DB, encoding string) *database {
 	return d
 }
 
-// The keys that pgxlock locks for itself contain a zero byte, which no name can
-// contain, and the table, which another installation does not share.
-func TestInternalKeysAreWhatNoNameCanHash(t *testing.T) {
+// The keys that pgxlock locks for itself are a mark and the hash of a zero byte, which no name
+// can contain, and of the table, which another installation does not share.
+func TestInternalKeysAreAMarkAndWhatNoNameCanHash(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	oid, err := strconv.ParseUint(d.get("'distributed_locks'::regclass::oid"), 10, 32)
@@ -92,10 +92,109 @@ func TestInternalKeysAreWhatNoNameCanHash(t *testing.T) {
 		for _, lock := range []string{"order:42", "é"} {
 			text := append([]byte("\x00"+space+"\x00"), binary.BigEndian.AppendUint32(nil, uint32(oid))...)
 			hash := sha256.Sum256(append(text, lock...))
-			want := int64(binary.BigEndian.Uint64(hash[:8]))
+			want := int64(binary.BigEndian.Uint64(append([]byte("plj"), hash[:5]...)))
 			d.want(fmt.Sprintf("pgxlock_key(%s, %s)", quote(space), quote(lock)), fmt.Sprint(want))
 		}
 	}
+}
+
+// A session that lives never has the guard or the pin of a lease, whatever they hash to: what it
+// holds for as long as it lives differs in a bit from what a transaction holds.
+func TestKeysOfASessionAreNeverThoseOfAMoment(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	const mark = "to_hex(%s >> 40)"
+	for of, want := range map[string]string{
+		"pgxlock_key('guard', 'k')": "706c6a", "pgxlock_key('pin', 'k')": "706c6a", "pgxlock_key('names', '')": "706c6a",
+		"pgxlock_share_pin('k', 'h')": "706c6a", "pgxlock_advisory_pin(1, 42, 7)": "706c6a",
+		"pgxlock_session_key(7)": "706c6b", "pgxlock_waiter_key(7)": "706c6b",
+	} {
+		d.want(fmt.Sprintf(mark, of), want)
+		d.want(fmt.Sprintf("pgxlock_is_own_key(1, %s)", of), "true")
+		d.want(fmt.Sprintf("pgxlock_is_own_key(2, %s)", of), "false") // keys of two integers are users' alone
+	}
+	for _, users := range []string{"advisory_lock_key('invoice:42')", "0", "-1", "(9223372036854775807)", "(-9223372036854775807)"} {
+		d.want("pgxlock_is_own_key(1, "+users+")", "false")
+	}
+	d.want("(select count(distinct k) from generate_series(1, 1000) i, unnest(array[pgxlock_session_key(i), pgxlock_waiter_key(i)]) k)", "2000")
+}
+
+// 40 bits of a hash can be equal. Then the two exclude each other while somebody holds the key; here
+// all are equal.
+func TestEqualKeysOfDifferentLocksExcludeAndGrantNothing(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.do(`create or replace function pgxlock_own_key(p_lasting boolean, p_content bytea) returns bigint language sql immutable parallel safe
+		return (case when p_lasting then 'x706c6b0000000000' else 'x706c6a0000000000' end)::bit(64)::bigint`)
+	d.do("select acquire_lock('held', 'A'), acquire_lock('late', 'A'), acquire_shared_lock('shared', 'A')")
+	d.expire("late")
+
+	// Whoever acquires has the guard and the pin of all.
+	acquiring := d.begin(readCommitted)
+	acquiring.want("acquire_lock('a', 'A')", "true")
+	busy := map[string]string{
+		"acquire_lock('b', 'B')":    "false",
+		"acquire_lock('late', 'B')": "false",
+		"(select acquired from pgxlock_acquire_batch('{b}', '{B}', '{60000}', '{null}', '{null}'))": "false",
+		"acquire_shared_lock('b', 'B') is true":                                                     "false",
+		"acquire_permit('jobs', 'B', 1)":                                                            "NULL",
+		"release_lock('held', 'A')":                                                                 "55P03",
+		"release_shared_lock('shared', 'A')":                                                        "55P03",
+		"(select outcome from pgxlock_release_batch('{held}', '{A}', '{null}'))":                    "skipped",
+		"reap_expired_locks('0')":                                                                   "0",
+	}
+	for call, want := range busy {
+		d.want(call, want)
+	}
+	for _, fence := range []string{"assert_lock_held('held', 'A')", "assert_shared_lock_held('shared', 'A')"} {
+		d.want(fence, "LK001")
+	}
+	d.want("extend_lock('held', 'A')", "true") // needs no key
+	acquiring.commit()
+
+	// Fences exclude who would acquire or release, and not each other.
+	one, two := d.begin(readCommitted), d.begin(readCommitted)
+	one.want("assert_lock_held('held', 'A') > 0", "true")
+	two.want("assert_lock_held('a', 'A') > 0", "true")
+	two.want("assert_shared_lock_held('shared', 'A') > 0", "true")
+	for call, want := range busy {
+		d.want(call, want)
+	}
+	one.commit()
+	d.want("acquire_lock('b', 'B')", "false")
+	two.commit()
+	d.want("reap_expired_locks('0')", "1")
+	d.want("(select count(distinct fencing_token) from pgxlock_acquire_batch('{b,c,jobs#1}', '{B,B,B}', '{60000,60000,60000}', '{null,null,null}', '{null,null,null}') where acquired)", "3")
+	d.want("release_lock('held', 'A')", "true")
+	d.want("release_shared_lock('shared', 'A')", "true")
+
+	// A session seems to live while another one has its key: its fence passes if nobody took the lock
+	// over, and keeps the others out.
+	h := d.holder()
+	token := h.lock(1)
+	d.want("pgxlock_advisory_batch('{0}', '{2}', 7)", "55000")
+	h.end()
+	next := d.holder()
+	fenced := d.begin(readCommitted)
+	fenced.want(h.fence(1, token), fmt.Sprint(token))
+	next.must(lock, 1, refused)
+	fenced.rollback()
+	if after := next.lock(1); after <= token {
+		t.Errorf("token %d after %d", after, token)
+	}
+	d.want(h.fence(1, token), "LK001")
+	next.end()
+
+	// And the ticket of a dead process counts.
+	dead := d.process()
+	dead.queue(0, "k")
+	dead.die()
+	d.want("pgxlock_waited_for('{0}', '{k}')", "{f}")
+	living := d.process()
+	d.want("pgxlock_waited_for('{0}', '{k}')", "{t}")
+	d.want("acquire_lock('k', 'A')", "true") // who does not queue passes it
+	living.die()
+	d.want("pgxlock_waited_for('{0}', '{k}')", "{f}")
 }
 
 // Advisory locks of a program, whatever their names, do not disturb a lease:

@@ -128,6 +128,65 @@ func TestTheViewOfWaitersShowsForWhomTheyWait(t *testing.T) {
 	d.want("(select count(*) from lock_waiters where owner = '')", "2")
 }
 
+// What pgxlock locks for itself is no user's hold: guards, pins, and what shows that sessions live.
+func TestTheViewsShowNoneOfPgxlocksOwnKeys(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	h, p := d.holder(), d.process()
+	token := h.lock(42)
+	p.queue(1, "42")
+	acquiring, fencing := d.begin(readCommitted), d.begin(readCommitted)
+	d.do("select acquire_lock('k', 'A'), acquire_shared_lock('s', 'B')")
+	acquiring.want("acquire_lock('new', 'A')", "true")            // guard and pin
+	fencing.want("assert_lock_held('k', 'A') > 0", "true")        // pin
+	fencing.want("assert_shared_lock_held('s', 'B') > 0", "true") // two pins
+	fencing.want(h.fence(42, token), fmt.Sprint(token))           // pin
+	meddler := d.connect()
+	meddling := meddler.start("pg_advisory_lock(pgxlock_waiter_key(" + p.client + "))")
+	meddling.waitsFor(p.listener)
+	d.want(`select string_agg(n::text, ',' order by own) from (select pgxlock_is_own_key(objsubid, classid::bigint << 32 | objid::bigint) as own, count(*) as n
+		from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and granted group by own) l`, "1,8")
+	d.want("select string_agg(lock_name || ' ' || coalesce(fencing_token, 0)::text, ',' order by lock_name) from lock_holders where kind = 'advisory'", fmt.Sprintf("#42 %d", token))
+	d.want("select string_agg(concat_ws(' ', lock_name, owner, pid, blocked_by), ',') from lock_waiters", fmt.Sprintf("#42 me %d {%d}", p.listener.pid, h.pid))
+
+	// A user's key may carry the mark by chance. It is shown where its name is known.
+	const name = "order:23115415"
+	user, next := d.connect(), d.connect()
+	user.do("select pg_advisory_lock(advisory_lock_key('" + name + "'))")
+	waiting := next.start("pg_advisory_lock(advisory_lock_key('" + name + "'))")
+	waiting.waitsFor(user)
+	d.want("pgxlock_is_own_key(1, advisory_lock_key('"+name+"'))", "true")
+	for _, view := range []string{"lock_holders", "lock_waiters"} {
+		d.want("(select count(*) from "+view+" where kind = 'advisory')", "1")
+	}
+	d.do("select pgxlock_publish_names('{" + name + "}')")
+	d.want(holders(name), fmt.Sprintf("advisory exclusive %d %[1]d 1 8100966466993600997", user.pid))
+	d.want("select concat_ws(' ', pid, held_by) from lock_waiters where lock_name = '"+name+"'", fmt.Sprintf("%d {%d}", next.pid, user.pid))
+	user.do("select pg_advisory_unlock_all()")
+	waiting.want("")
+	p.listener.do("select pg_advisory_unlock_all()")
+	meddling.want("")
+}
+
+// Reading pg_locks stops the server's lock table for a moment.
+func TestEachViewReadsTheLockTableOnce(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.do(`create function reads(p_view text) returns bigint language plpgsql as $$
+		declare
+		  v_line text;
+		  v_count bigint := 0;
+		begin
+		  for v_line in execute 'explain (costs off) select * from ' || p_view loop
+		    v_count := v_count + (v_line like '%Function Scan on pg_lock_status%')::integer;
+		  end loop;
+		  return v_count;
+		end $$`)
+	d.want("reads('lock_holders')", "1")
+	d.want("reads('lock_waiters')", "1")
+	d.want("reads('lock_holders h join lock_waiters w using (kind, lock_name)')", "2")
+}
+
 // Hardened or not, with no right on a table, and with none to look at others' sessions.
 func TestMonitoringReadsTheViewsOfHoldersAndWaiters(t *testing.T) {
 	t.Parallel()
