@@ -2,12 +2,16 @@ package pgxlock
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -23,8 +27,8 @@ type Holder struct {
 
 	// By the server's clock. Expires is when the lock ends unless it is renewed;
 	// zero for a lock without a TTL. Of advisory locks they are known of the
-	// Locker's own, and by its clock.
-	Since, Expires time.Time
+	// Locker's own, and by its clock; else they are zero, and JSON omits them.
+	Since, Expires time.Time `json:",omitzero"`
 
 	// What a [Monitor] says beyond that. Suspect: the lease began later than the
 	// server's clock shows now, which was set back, so that it lasts too long.
@@ -33,8 +37,81 @@ type Holder struct {
 
 	// Of the session that has an advisory lock: its application_name, its role, and
 	// the client's address; and what the lock is known to be, where it is another
-	// program's.
+	// program's, or Internal.
 	Application, Role, Client, Label string
+
+	// Internal: the lock is one of pgxlock's own, which shows that a session lives, or
+	// guards a statement or a fenced transaction. [Monitor.Evict] refuses it.
+	Internal bool
+
+	// Who evicted the holder, and why. Of a lease that is until somebody else acquires
+	// it: State is Expired or Abandoned, and Owner is *evicted, or who had the share.
+	// Of an advisory lock it is while the session that has it is asked to release it,
+	// and for 10 seconds after that.
+	EvictedBy, EvictionReason string
+}
+
+// String says who holds what, and as much of the rest as is known.
+func (h Holder) String() string {
+	text := fmt.Sprintf("%s %s held by %s", h.Kind, lockkey.Shown(h.Key), h.Owner)
+	if h.Mode == Shared {
+		text = "shared " + text
+	}
+	if !h.Since.IsZero() {
+		text += " since " + h.Since.Format(time.RFC3339)
+	}
+	if h.Token != 0 {
+		text += fmt.Sprintf(", token %d", h.Token)
+	}
+	switch {
+	case h.EvictedBy != "" && h.State == Live:
+		text += fmt.Sprintf(", being evicted by %s: %s", h.EvictedBy, h.EvictionReason)
+	case h.EvictedBy != "":
+		text += fmt.Sprintf(", evicted by %s: %s", h.EvictedBy, h.EvictionReason)
+	}
+	return text
+}
+
+// LogValue makes slog write what is known of the holder.
+func (h Holder) LogValue() slog.Value {
+	attrs := lockAttrs(h.Kind, h.Key, h.Mode, h.Label)
+	attrs = append(attrs, slog.String("holder", h.Owner))
+	attrs = appendKnown(attrs, "token", h.Token)
+	attrs = appendKnown(attrs, "pid", int64(h.PID))
+	attrs = appendTime(attrs, "since", h.Since)
+	attrs = appendTime(attrs, "expires", h.Expires)
+	if h.EvictedBy != "" {
+		attrs = append(attrs, slog.String("evicted_by", h.EvictedBy), slog.String("eviction_reason", h.EvictionReason))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// lockAttrs are the attributes of a log that name a lock.
+func lockAttrs(kind Kind, key string, mode Mode, label string) []slog.Attr {
+	attrs := []slog.Attr{slog.String("key", strings.TrimPrefix(key, "\x00")), slog.String("kind", kind.String())}
+	if mode == Shared {
+		attrs = append(attrs, slog.String("mode", "shared"))
+	}
+	if label != "" {
+		attrs = append(attrs, slog.String("label", label))
+	}
+	return attrs
+}
+
+// appendKnown appends a number unless it is 0, which means that it is not known.
+func appendKnown(attrs []slog.Attr, name string, n int64) []slog.Attr {
+	if n == 0 {
+		return attrs
+	}
+	return append(attrs, slog.Int64(name, n))
+}
+
+// appendTime appends a time unless it is zero, which means that it is not known.
+func appendTime(attrs []slog.Attr, name string, at time.Time) []slog.Attr {
+	if at.IsZero() {
+		return attrs
+	}
+	return append(attrs, slog.Time(name, at))
 }
 
 // LeaseState is how a holder stands.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -52,6 +53,13 @@ type MonitorConfig struct {
 	// their numbers. Lockers publish the names of what they hold for longer than some
 	// seconds, where the migrations are installed.
 	Names []string
+
+	// Internal shows pgxlock's own advisory locks as well, also in snapshots: those by
+	// which sessions show that they live, guards, and pins of fenced transactions. They
+	// are recognised by a mark in their numbers, which one number of a user in 8 million
+	// has by chance. A lock with the mark whose name is known is a user's, and always
+	// shown; for one that is locked by its number, put its [RawKey] into Names.
+	Internal bool
 }
 
 // NewMonitor returns a Monitor that asks on the pool's connections. Nothing is sent
@@ -59,7 +67,7 @@ type MonitorConfig struct {
 func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
 	m := &Monitor{pool: pool}
 	if cfg != nil {
-		m.cfg = MonitorConfig{cfg.Schema, slices.Clone(cfg.Names)}
+		m.cfg = MonitorConfig{cfg.Schema, slices.Clone(cfg.Names), cfg.Internal}
 	}
 	if pool == nil {
 		return nil, fail("new", "", 0, errors.New("the pool is nil; make one with pgxpool.New"))
@@ -81,7 +89,9 @@ type Waiter struct {
 	Key   string // of a [Semaphore], its name with # behind it
 	Kind  Kind
 	Owner string // as the process calls itself
-	Since time.Time
+
+	// Since when it waits; zero if the server does not say.
+	Since time.Time `json:",omitzero"`
 
 	// Of a process: its place, the lowest first; how many others in it wait for the
 	// lock as well; whether it was told to try; and the ids of what they hold meanwhile.
@@ -96,13 +106,39 @@ type Waiter struct {
 	BlockedBy []int32
 
 	Mode Mode // of a session
+
+	Label    string // as [Holder] has it
+	Internal bool   // as [Holder] has it
 }
 
-// Filter says what to show. The zero value shows all.
+// String says who waits for what, and as much of the rest as is known.
+func (w Waiter) String() string {
+	text := fmt.Sprintf("%s waits for %s %s", w.Owner, w.Kind, lockkey.Shown(w.Key))
+	if !w.Since.IsZero() {
+		text += " since " + w.Since.Format(time.RFC3339)
+	}
+	if w.Behind > 0 {
+		text += fmt.Sprintf(", and %d more of it", w.Behind)
+	}
+	return text
+}
+
+// LogValue makes slog write what is known of the waiter.
+func (w Waiter) LogValue() slog.Value {
+	attrs := lockAttrs(w.Kind, w.Key, w.Mode, w.Label)
+	attrs = append(attrs, slog.String("waiter", w.Owner))
+	attrs = appendKnown(attrs, "ticket", w.Ticket)
+	attrs = appendKnown(attrs, "behind", int64(w.Behind))
+	attrs = appendKnown(attrs, "pid", int64(w.PID))
+	return slog.GroupValue(appendTime(attrs, "since", w.Since)...)
+}
+
+// Filter says what to show. The zero value shows all but pgxlock's own advisory locks.
 type Filter struct {
-	Kind   Kind   // 0: every kind
-	Key    string // "": every key; an advisory lock is found by its name, or [RawKey]
-	Prefix string // what the key begins with; advisory locks whose name is not known have none
+	Kind     Kind   // 0: every kind
+	Key      string // "": every key; an advisory lock is found by its name, or [RawKey]
+	Prefix   string // what the key begins with; advisory locks whose name is not known have none
+	Internal bool   // also pgxlock's own advisory locks, see MonitorConfig.Internal; one whose RawKey is Key is shown anyway
 }
 
 func (f Filter) check() error {
@@ -149,7 +185,20 @@ type ServerLoad struct {
 	// The transaction with the oldest snapshot, if one is known: what leases leave
 	// behind is not cleaned up before it ends.
 	OldestPID   int32
-	OldestSince time.Time
+	OldestSince time.Time `json:",omitzero"`
+}
+
+// String says how full the lock table and the queue of notifications are, and which
+// transaction has the oldest snapshot, if one is known.
+func (l ServerLoad) String() string {
+	text := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", l.Locks, l.Room, 100*l.Notifications)
+	if l.OldestPID != 0 {
+		text += fmt.Sprintf(", oldest snapshot of process %d", l.OldestPID)
+	}
+	if !l.OldestSince.IsZero() {
+		text += " since " + l.OldestSince.Format(time.RFC3339)
+	}
+	return text
 }
 
 // Snapshot looks at everything at once. What cannot be seen is left out, and Missing
@@ -163,6 +212,9 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 		}
 		locks, err := s.advisory(ctx)
 		if err != nil {
+			return err
+		}
+		if err := s.evictions(ctx, slices.Concat(leases, locks.holders)); err != nil {
 			return err
 		}
 		tickets, err := s.tickets(ctx, locks)
@@ -222,7 +274,7 @@ func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) (
 			}
 			holders = append(holders, locks.holders...)
 		}
-		return s.unseen()
+		return cmp.Or(s.evictions(ctx, holders), s.unseen())
 	})
 	return sorted(holders), fail("holders", f.Key, f.Kind, err)
 }

@@ -21,6 +21,10 @@ import (
 // has not.
 var ErrStillHeld = errors.New("pgxlock: asked for, and still held")
 
+// ErrInternalLock means that an advisory lock is one of pgxlock's own, which nobody is to be
+// evicted from.
+var ErrInternalLock = errors.New("pgxlock: the lock is one of pgxlock's own")
+
 const (
 	// evictPatience is how long Evict waits for a session to give a lock back.
 	evictPatience = 5 * time.Second
@@ -50,6 +54,9 @@ const (
 // cannot listen, as behind a pooler, or it hangs. Then there is [Monitor.Terminate].
 // Several in one process who share an advisory lock lose it together.
 //
+// One of pgxlock's own locks, which are shown with [Filter].Internal, is no caller's to lose:
+// the error matches [ErrInternalLock], and nothing happens.
+//
 // It needs the migrations ([ErrSchema]), and a role of the kind administration.
 func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted bool, err error) {
 	err = m.write(ctx, func(s *sight) error {
@@ -64,12 +71,22 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 			if h.PID == 0 {
 				return fmt.Errorf("the lock is a prepared transaction's, which has no session; COMMIT PREPARED or ROLLBACK PREPARED ends it: %w", errors.ErrUnsupported)
 			}
+			if m.internal(h) {
+				return fmt.Errorf("%w (%s); evict the holder of the lock that it belongs to, or end the session with Monitor.Terminate", ErrInternalLock, lockkey.Identify(h.Key).OwnLabel(h.Mode == Shared))
+			}
 			evicted, err = s.evictSession(ctx, h, reason)
 			return err
 		}
 		return fmt.Errorf("Holder.Kind is %v, and only what Advisory and Lease Lockers hold can be evicted: %w", h.Kind, errors.ErrUnsupported)
 	})
 	return evicted && err == nil, fail("evict", h.Key, h.Kind, err)
+}
+
+// internal reports whether the lock of a holder is one of pgxlock's own: one that has a name
+// is a user's.
+func (m *Monitor) internal(h Holder) bool {
+	_, raw := lockkey.ParseRaw(h.Key)
+	return raw && lockkey.Identify(h.Key).IsOwn() && !slices.Contains(m.cfg.Names, h.Key)
 }
 
 func (s *sight) evictSession(ctx context.Context, h Holder, reason string) (asked bool, err error) {
@@ -92,7 +109,7 @@ func (s *sight) evictSession(ctx context.Context, h Holder, reason string) (aske
 }
 
 // A Session is a connection to the server with all advisory locks that it holds or
-// waits for, which end with it.
+// waits for, which end with it; pgxlock's own only with MonitorConfig.Internal.
 type Session struct {
 	PID                       int32
 	Application, Role, Client string
@@ -147,6 +164,9 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 		}
 		if s.schema != "" {
 			for _, h := range session.Holders {
+				if m.internal(h) {
+					continue // it is nobody's hold
+				}
 				id := lockkey.Identify(h.Key)
 				if _, err := call[bool](ctx, s, statements.EvictAdvisory, session.PID, id.Number, "the session was ended: "+reason, id.Space()); err != nil {
 					return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -183,19 +184,76 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 		if granted {
 			view.granted[id] = append(view.granted[id], pid)
 		}
-		owner := sessionOwner(application, pid)
+		owner, label, internal := sessionOwner(application, pid), keys.labels[id], keys.internal(id)
+		if internal && granted {
+			label = id.OwnLabel(mode == Shared)
+		} else if internal {
+			label = id.OwnLabel(false) // as those name it who have it
+		}
 		switch {
-		case !s.filter.admits(Advisory, key):
+		case s.hides(internal, key), !s.filter.admits(Advisory, key):
 		case granted:
 			view.holders = append(view.holders, &Holder{
 				Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: pid, State: Live,
-				Application: application, Role: role, Client: client, Label: keys.labels[id],
+				Application: application, Role: role, Client: client, Label: label, Internal: internal,
 			})
 		default:
-			view.waiters = append(view.waiters, Waiter{Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy})
+			view.waiters = append(view.waiters, Waiter{
+				Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy,
+				Label: label, Internal: internal,
+			})
 		}
 	})
 	return view, err
+}
+
+// hides reports whether a key is not shown because it is pgxlock's own. One that was asked
+// for by its number is shown: an empty answer means that nobody holds it.
+func (s *sight) hides(internal bool, key string) bool {
+	return internal && !s.filter.Internal && !s.monitor.cfg.Internal && key != s.filter.Key
+}
+
+// evictions adds to holders by whom and why they were evicted, or are being evicted.
+func (s *sight) evictions(ctx context.Context, holders []*Holder) error {
+	type hold struct {
+		kind         int32
+		name, holder string // holder: of a share, and of an advisory lock
+		token        int64  // of a lease
+	}
+	found := make(map[hold][]*Holder) // a session may have an advisory lock in both modes
+	for _, h := range holders {
+		var at hold
+		switch {
+		case h.Kind == Advisory:
+			id := lockkey.Identify(h.Key)
+			at.kind, at.name = int32(id.Space()), strconv.FormatInt(id.Number, 10)
+			at.holder = fmt.Sprintf("advisory:%d:%d:%d", h.PID, id.Space(), id.Number)
+		case h.Owner == evictedHolder:
+			at.name, at.token = h.Key, h.Token
+		case h.Mode == Shared && h.Token == 0:
+			at.name, at.holder = h.Key, h.Owner
+		default:
+			continue
+		}
+		found[at] = append(found[at], h)
+	}
+	if s.schema == "" || len(found) == 0 {
+		return nil
+	}
+	var at hold
+	var by, why string
+	err := s.read(ctx, statements.MonitorEvictions, []any{&at.kind, &at.name, &at.holder, &at.token, &by, &why}, func() {
+		for _, at := range []hold{{at.kind, at.name, at.holder, 0}, {at.kind, at.name, "", at.token}} {
+			for _, h := range found[at] {
+				h.EvictedBy, h.EvictionReason = by, why
+			}
+		}
+	})
+	if err != nil && hidden(err) {
+		s.miss("why holders were evicted", err)
+		return nil
+	}
+	return err
 }
 
 // sessionOwner names a session as Lock.Holder names it.
@@ -231,10 +289,13 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 			if _, err := fmt.Sscan(w.Key, &id.Number); err != nil {
 				return // nobody's
 			}
-			w.Kind, w.Key, w.BlockedBy = Advisory, locks.keys.of(id), locks.granted[id]
+			w.Kind, w.Key, w.BlockedBy, w.Label = Advisory, locks.keys.of(id), locks.granted[id], locks.keys.labels[id]
+			if w.Internal = locks.keys.internal(id); w.Internal {
+				w.Label = id.OwnLabel(false)
+			}
 		}
 		lives := client == 0 || len(locks.granted[lockkey.ID{Number: lockkey.WaiterKey(client)}]) > 0
-		if lives && s.filter.admits(w.Kind, w.Key) {
+		if lives && !s.hides(w.Internal, w.Key) && s.filter.admits(w.Kind, w.Key) {
 			waiters = append(waiters, w)
 		}
 	})
@@ -272,6 +333,12 @@ func (k keyNames) of(id lockkey.ID) string {
 	return rawKey(id)
 }
 
+// internal reports whether a key is one of pgxlock's own: one that has a name is a user's.
+func (k keyNames) internal(id lockkey.ID) bool {
+	_, named := k.names[id]
+	return id.IsOwn() && !named
+}
+
 // rawKey is the key that names a lock by its number.
 func rawKey(id lockkey.ID) string {
 	if id.Pair {
@@ -297,10 +364,11 @@ func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 			return k, err
 		}
 	}
-	for _, name := range append([]string{s.filter.Key}, s.monitor.cfg.Names...) {
-		if name != "" {
-			k.names[lockkey.Identify(name)] = name
-		}
+	if _, raw := lockkey.ParseRaw(s.filter.Key); !raw && s.filter.Key != "" {
+		k.names[lockkey.Identify(s.filter.Key)] = s.filter.Key
+	}
+	for _, name := range s.monitor.cfg.Names {
+		k.names[lockkey.Identify(name)] = name
 	}
 
 	var database, schema, table string

@@ -26,6 +26,19 @@ type Blocked struct {
 	Blocks []Queue
 }
 
+// String says who waits, and for which locks others wait that it holds.
+func (b Blocked) String() string {
+	text := b.Waiter.String()
+	for i, q := range b.Blocks {
+		before := ", and holds "
+		if i > 0 {
+			before = " and "
+		}
+		text += before + fmt.Sprintf("%s %s", q.Kind, lockkey.Shown(q.Key))
+	}
+	return text
+}
+
 // lockID names a lock of a snapshot.
 type lockID struct {
 	kind Kind

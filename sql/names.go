@@ -83,6 +83,7 @@ const (
 // In monitor/.
 const (
 	MonitorAdvisory  Name = "monitor/advisory"
+	MonitorEvictions Name = "monitor/evictions"
 	MonitorIsolation Name = "monitor/isolation"
 	MonitorLeases    Name = "monitor/leases"
 	MonitorMigrators Name = "monitor/migrators"

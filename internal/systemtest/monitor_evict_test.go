@@ -91,6 +91,67 @@ func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 	}
 }
 
+// Until somebody acquires the lock again.
+func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	locks, next := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), testkit.NewLocker(t, db, nil)
+	keys := make(map[string]string)
+	for _, lock := range []*pgxlock.Lock{
+		testkit.Acquire(t, locks, "lease"), testkit.Acquire(t, locks, "share", pgxlock.Shared), testkit.Permit(t, testkit.Semaphore(t, locks, 1), "jobs"),
+	} {
+		reason := "why " + lock.Key()
+		if evicted, err := monitor.Evict(t.Context(), holder(t, monitor, lock.Key()), reason); !evicted || err != nil {
+			t.Fatalf("%t, %v", evicted, err)
+		}
+		keys[lock.Key()] = reason
+	}
+	unharmed := testkit.Acquire(t, locks, "another")
+	db.Exec(t, "select acquire_lock('died', 'A'); update distributed_locks set expires_at = now() where lock_name = 'died'")
+	wantReasons := func(found []pgxlock.Holder, want map[string]string) {
+		t.Helper()
+		for _, h := range found {
+			if by := h.EvictedBy; h.EvictionReason != want[h.Key] || by != "" != (want[h.Key] != "") || by != "" && !strings.HasPrefix(by, "postgres") {
+				t.Errorf("%+v", h)
+			}
+		}
+	}
+	shot := testkit.Snapshot(t, monitor)
+	expired, err := monitor.Expired(t.Context())
+	if err != nil || len(shot.Expired) != 4 || len(expired) != 4 {
+		t.Fatalf("%+v, %+v, %v", shot.Expired, expired, err)
+	}
+	wantReasons(shot.Expired, keys)
+	wantReasons(expired, keys)
+	wantReasons(shot.Holders, nil)
+	for key := range keys {
+		if key == "share" {
+			testkit.Acquire(t, next, key, pgxlock.Shared)
+		} else {
+			testkit.Acquire(t, next, key)
+		}
+	}
+	if shot := testkit.Snapshot(t, monitor); len(shot.Holders) != 4 || len(shot.Expired) != 1 {
+		t.Errorf("%+v", shot)
+	}
+	wantReasons(testkit.Snapshot(t, monitor).Holders, nil)
+	testkit.Release(t, unharmed)
+
+	// A session is asked, and has the lock until it releases it. What it was asked for before may
+	// be another hold.
+	conn, pid := testkit.Backend(t, db)
+	testkit.ExecOn(t, conn, "select pg_advisory_lock(7), pg_advisory_lock_shared(7), pg_advisory_lock(8), pg_advisory_lock(0, 7)")
+	db.Exec(t, fmt.Sprintf("select evict_advisory_lock(%d, 7, 'before'), evict_advisory_lock(%[1]d, 8, 'long ago')", pid))
+	db.Exec(t, fmt.Sprintf("select evict_advisory_lock(%d, 7, 'it is drained')", pid))
+	db.Exec(t, "update pgxlock_evictions set evicted_at = evicted_at - interval '11 seconds' where reason = 'long ago'")
+	found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory})
+	if err != nil || len(found) != 4 {
+		t.Fatalf("%+v, %v", found, err)
+	}
+	wantReasons(found, map[string]string{pgxlock.RawKey(7): "it is drained"})
+}
+
 func TestWhoWaitsGetsTheLockOfAnEvictedHolder(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)

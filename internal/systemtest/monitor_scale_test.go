@@ -66,10 +66,11 @@ func TestSoakALookReadsEachTableOnce(t *testing.T) {
 		reads   map[string]float64
 		buffers float64
 	}{
-		"monitor/leases":   {map[string]float64{"distributed_locks": 2, "distributed_lock_shares": 1}, 2*float64(pages) + 100}, // once for the shares
-		"monitor/advisory": {map[string]float64{"pg_lock_status": 1}, 1000},
-		"monitor/tickets":  {map[string]float64{"pgxlock_waiters": 1}, 100},
-		"monitor/names":    {map[string]float64{"pgxlock_names": 1}, 100},
+		"monitor/leases":    {map[string]float64{"distributed_locks": 2, "distributed_lock_shares": 1}, 2*float64(pages) + 100}, // once for the shares
+		"monitor/advisory":  {map[string]float64{"pg_lock_status": 1}, 1000},
+		"monitor/tickets":   {map[string]float64{"pgxlock_waiters": 1}, 100},
+		"monitor/evictions": {map[string]float64{"pgxlock_evictions": 1}, 100},
+		"monitor/names":     {map[string]float64{"pgxlock_names": 1}, 100},
 	} {
 		plan := explain(t, db, file)
 		reads := make(map[string]float64)

@@ -2,9 +2,11 @@ package systemtest_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -259,7 +261,7 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 			t.Errorf("%+v", shot.Holders)
 		}
 	}
-	wantMissing(testkit.Snapshot(t, monitor), "leases: ", "names behind", "the queues", "addresses and transactions")
+	wantMissing(testkit.Snapshot(t, monitor), "leases: ", "names behind", "why holders were evicted", "the queues", "addresses and transactions")
 	for _, filter := range []pgxlock.Filter{{}, {Key: "k"}, {Kind: pgxlock.Lease}} {
 		_, err := monitor.Holders(t.Context(), filter)
 		denied(t, err)
@@ -298,6 +300,206 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 	db.Exec(t, fmt.Sprintf("select grant_locks('%s', 'administration')", role))
 	if evicted, err := monitor.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why"); err != nil || !evicted {
 		t.Errorf("%t, %v", evicted, err)
+	}
+}
+
+// What pgxlock locks for itself is no hold: nobody is listed with it, and nobody can be
+// evicted from it.
+func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	leases, advisory := testkit.NewLocker(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true})
+	lease, session := testkit.Acquire(t, leases, "lease"), testkit.Acquire(t, advisory, "session")
+	next := testkit.Waits(t, testkit.NewLocker(t, db, nil), "lease", testkit.LongWait)
+	testkit.UntilQueued(t, db, "lease", 1)
+	tx := testkit.Begin(t, db, pgx.TxOptions{})
+	for _, lock := range []*pgxlock.Lock{lease, session} {
+		if err := lock.Fence(t.Context(), tx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := testkit.Begin(t, db, pgx.TxOptions{})
+	if _, err := open.Exec(t.Context(), "select acquire_lock('open', 'A')"); err != nil {
+		t.Fatal(err)
+	}
+
+	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"session"}})
+	internal := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"session"}, Internal: true})
+	keys := func(holders []pgxlock.Holder) (keys []string) {
+		for _, h := range holders {
+			if h.Internal {
+				t.Errorf("it is not asked for: %v", h)
+			}
+			keys = append(keys, h.Key)
+		}
+		return keys
+	}
+	want := []string{"session", "lease"}
+	if got := keys(testkit.Snapshot(t, monitor).Holders); !slices.Equal(got, want) {
+		t.Errorf("the holders of a snapshot have %q", got)
+	}
+	found, err := monitor.Holders(t.Context(), pgxlock.Filter{})
+	if got := keys(found); err != nil || !slices.Equal(got, want) {
+		t.Errorf("the holders have %q, %v", got, err)
+	}
+	of, err := monitor.Session(t.Context(), int32(testkit.Query[int64](t, db, "select pid from lock_holders where key_id = $1", pgxlock.AdvisoryID("session"))))
+	if got := keys(of.Holders); err != nil || !slices.Equal(got, want[:1]) {
+		t.Errorf("the session has %q, %v", got, err)
+	}
+
+	// The same as the server knows of, each with what it is.
+	in := testkit.Query[int](t, db, `select count(*) from pg_locks where locktype = 'advisory' and pgxlock_is_own_key(objsubid, classid::bigint << 32 | objid::bigint)
+		and database = (select oid from pg_database where datname = current_database())`)
+	found, err = monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Internal: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown, labels := 0, make(map[string]int)
+	for _, h := range found {
+		if !h.Internal {
+			continue
+		}
+		shown++
+		labels[h.Label]++
+		if named, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: h.Key}); err != nil || len(named) != 1 || !named[0].Internal {
+			t.Errorf("asked for by its number: %v, %v", named, err)
+		}
+		evicted, err := monitor.Evict(t.Context(), h, "why")
+		if evicted || !errors.Is(err, pgxlock.ErrInternalLock) || !strings.Contains(err.Error(), h.Label) {
+			t.Errorf("evicted %t: %v", evicted, err)
+		}
+	}
+	if shown != in || labels["pgxlock: pin of a fenced transaction"] != 2 || labels["pgxlock: guard or pin of a transaction"] != 2 || labels["pgxlock: liveness of a session"] < 3 {
+		t.Errorf("%d of %d: %v", shown, in, labels)
+	}
+	if n := len(testkit.Snapshot(t, internal).Holders); n != in+2 {
+		t.Errorf("%d holders, want %d", n, in+2)
+	}
+	if n := testkit.Query[int](t, db, "select count(*) from pgxlock_evictions"); n != 0 {
+		t.Errorf("%d evictions are recorded", n)
+	}
+	for _, lock := range []*pgxlock.Lock{lease, session} {
+		if lock.Err() != nil {
+			t.Errorf("%s is lost: %v", lock.Key(), lock.Err())
+		}
+	}
+
+	// Nobody of pgxlock's waits for such a key; somebody else may.
+	meddler, pid := testkit.Backend(t, db)
+	ended := make(chan error, 1)
+	var own pgxlock.Holder
+	for _, h := range found {
+		if h.Internal && h.Label == "pgxlock: liveness of a session" {
+			own = h
+		}
+	}
+	go func() {
+		_, err := meddler.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", pgxlock.AdvisoryID(own.Key))).ReadAll()
+		ended <- err
+	}()
+	testkit.Until(t, "it waits", func() bool { return len(testkit.WaitersFor(testkit.Snapshot(t, internal), own.Key)) == 1 })
+	if w := testkit.WaitersFor(testkit.Snapshot(t, internal), own.Key)[0]; w.PID != pid || !w.Internal || w.Label != own.Label || !slices.Equal(w.BlockedBy, []int32{own.PID}) {
+		t.Errorf("%+v", w)
+	}
+	if shot := testkit.Snapshot(t, monitor); testkit.WaitersFor(shot, own.Key) != nil || len(shot.Tree()) != 1 || shot.Tree()[0].Key != "lease" {
+		t.Errorf("%v, %v", shot.Waiters, shot.Tree())
+	}
+	db.Exec(t, fmt.Sprintf("select pg_terminate_backend(%d)", pid))
+	if err := <-ended; err == nil {
+		t.Error("it was granted the key of a session that lives")
+	}
+
+	testkit.Rollback(t, tx)
+	testkit.Rollback(t, open)
+	testkit.Release(t, lease)
+	testkit.Release(t, <-next)
+}
+
+// A lock of a user may carry the mark of pgxlock's own by chance.
+func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	const name = "order:60938740"
+	number := pgxlock.RawKey(pgxlock.AdvisoryID(name))
+	lock := testkit.Acquire(t, testkit.NewAdvisory(t, db, nil), name)
+	for what, test := range map[string]struct {
+		cfg    pgxlock.MonitorConfig
+		filter pgxlock.Filter
+		want   string
+	}{
+		"nobody knows the name":       {pgxlock.MonitorConfig{}, pgxlock.Filter{}, ""},
+		"its name is configured":      {pgxlock.MonitorConfig{Names: []string{name}}, pgxlock.Filter{}, name},
+		"its number is configured":    {pgxlock.MonitorConfig{Names: []string{number}}, pgxlock.Filter{}, number},
+		"its name is asked for":       {pgxlock.MonitorConfig{}, pgxlock.Filter{Key: name}, name},
+		"its number is asked for":     {pgxlock.MonitorConfig{}, pgxlock.Filter{Key: number}, number + " internal"},
+		"pgxlock's own are asked for": {pgxlock.MonitorConfig{}, pgxlock.Filter{Internal: true}, number + " internal"},
+	} {
+		found, err := testkit.NewMonitor(t, db, &test.cfg).Holders(t.Context(), test.filter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, h := range found {
+			if h.Owner == lock.Holder() && pgxlock.AdvisoryID(h.Key) == pgxlock.AdvisoryID(name) {
+				got = append(got, h.Key+map[bool]string{true: " internal"}[h.Internal])
+			}
+		}
+		if strings.Join(got, ",") != test.want {
+			t.Errorf("%s: %q, want %q", what, got, test.want)
+		}
+	}
+	if !evict(t, testkit.NewMonitor(t, db, nil), holder(t, testkit.NewMonitor(t, db, nil), name)) {
+		t.Error("it was not the holder")
+	}
+	wantEvicted(t, lock)
+}
+
+// A time that nobody knows is not shown as one.
+func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 23, 8, 15, 0, 0, time.UTC)
+	unknown := pgxlock.Holder{Key: pgxlock.RawKey(7), Kind: pgxlock.Advisory, Owner: "psql:42", PID: 42}
+	known := pgxlock.Holder{Key: "k", Kind: pgxlock.Lease, Mode: pgxlock.Shared, Owner: "pod-7", Token: 9, Since: at, Expires: at.Add(time.Minute)}
+	waiter, since := pgxlock.Waiter{Key: "k", Kind: pgxlock.Lease, Owner: "pod-8", Behind: 2}, pgxlock.Waiter{Key: "k", Owner: "pod-8", Kind: pgxlock.Lease, Since: at}
+	shot := pgxlock.Snapshot{At: at, Holders: []pgxlock.Holder{unknown, known}, Waiters: []pgxlock.Waiter{waiter}}
+	for what, test := range map[string]struct {
+		value      any
+		text, json string
+	}{
+		"a holder since nobody knows when": {unknown, "advisory #7 held by psql:42", `"holder":{"key":"#7","kind":"advisory","holder":"psql:42","pid":42}`},
+		"a holder":                         {known, `shared lease "k" held by pod-7 since 2026-11-23T08:15:00Z, token 9`, `"holder":{"key":"k","kind":"lease","mode":"shared","holder":"pod-7","token":9,"since":"2026-11-23T08:15:00Z","expires":"2026-11-23T08:16:00Z"}`},
+		"a waiter since nobody knows when": {waiter, `pod-8 waits for lease "k", and 2 more of it`, `"holder":{"key":"k","kind":"lease","waiter":"pod-8","behind":2}`},
+		"a waiter":                         {since, `pod-8 waits for lease "k" since 2026-11-23T08:15:00Z`, `"holder":{"key":"k","kind":"lease","waiter":"pod-8","since":"2026-11-23T08:15:00Z"}`},
+		"a tree":                           {shot.Tree(), `[{k lease [shared lease "k" held by pod-7 since 2026-11-23T08:15:00Z, token 9] [pod-8 waits for lease "k", and 2 more of it]}]`, ""},
+		"one who blocks others": {
+			pgxlock.Blocked{Waiter: waiter, Blocks: []pgxlock.Queue{{Key: "a", Kind: pgxlock.Lease}, {Key: "b", Kind: pgxlock.Advisory}}},
+			`pod-8 waits for lease "k", and 2 more of it, and holds lease "a" and advisory "b"`, "",
+		},
+		"a snapshot":                  {shot, "", ""},
+		"a server's load":             {pgxlock.ServerLoad{Locks: 3, Room: 10, Notifications: 0.5, OldestPID: 42, OldestSince: at}, "lock table 3 of 10, notifications 50%, oldest snapshot of process 42 since 2026-11-23T08:15:00Z", ""},
+		"one that is being evicted":   {pgxlock.Holder{Key: "k", Kind: pgxlock.Advisory, Owner: "A", State: pgxlock.Live, EvictedBy: "ops", EvictionReason: "drained"}, `advisory "k" held by A, being evicted by ops: drained`, ""},
+		"one that was evicted before": {pgxlock.Holder{Key: "k", Kind: pgxlock.Lease, Owner: "*evicted", State: pgxlock.Expired, EvictedBy: "ops", EvictionReason: "drained"}, `lease "k" held by *evicted, evicted by ops: drained`, `"evicted_by":"ops","eviction_reason":"drained"`},
+	} {
+		text := fmt.Sprint(test.value)
+		encoded, err := json.Marshal(test.value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log, lines strings.Builder
+		slog.New(slog.NewJSONHandler(&log, nil)).Info("", "holder", test.value)
+		slog.New(slog.NewTextHandler(&lines, nil)).Info("", "holder", test.value)
+		if !strings.Contains(text, test.text) || !strings.Contains(log.String(), test.json) {
+			t.Errorf("%s: %s\n%s", what, text, log.String())
+		}
+		for _, said := range []string{text, fmt.Sprintf("%+v", test.value), string(encoded), log.String(), lines.String()} {
+			if strings.Contains(said, "0001-01-01") {
+				t.Errorf("%s: %s", what, said)
+			}
+		}
+	}
+	var back pgxlock.Holder
+	if encoded, err := json.Marshal(known); err != nil || json.Unmarshal(encoded, &back) != nil || back != known {
+		t.Errorf("%s became %v: %v", encoded, back, err)
 	}
 }
 

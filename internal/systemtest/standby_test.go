@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -186,6 +187,59 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 	if n := testkit.AdvisoryCount(t, primary); n != 0 {
 		t.Errorf("%d advisory locks on the primary", n)
 	}
+}
+
+// Names, tokens and tickets are in unlogged tables, which a standby cannot read. The views show
+// what is known without them.
+func TestAStandbyShowsHoldersAndWaiters(t *testing.T) {
+	t.Parallel()
+	server, primary := privateServer(t, nil)
+	locks, others := testkit.NewLocker(t, primary, nil), testkit.NewLocker(t, primary, nil)
+	lease, share := testkit.Acquire(t, locks, "lease"), testkit.Acquire(t, locks, "share", pgxlock.Shared)
+	testkit.Acquire(t, locks, "evicted")
+	next := testkit.Waits(t, others, "lease", testkit.LongWait)
+	testkit.UntilQueued(t, primary, "lease", 1)
+	testkit.Acquire(t, testkit.NewAdvisory(t, primary, &pgxlock.AdvisoryConfig{Tokens: true}), "on the primary")
+	evict(t, testkit.NewMonitor(t, primary, nil), holder(t, testkit.NewMonitor(t, primary, nil), "evicted"))
+	standby := testkit.On(t, "", pgtest.Standby(t, server, pgserver.Config{}))
+	testkit.Until(t, "the standby knows the leases", func() bool {
+		return testkit.Query[bool](t, standby, "select exists (select from pgxlock_evictions)")
+	})
+	has, pid := testkit.Backend(t, standby)
+	testkit.ExecOn(t, has, "select pg_advisory_lock(7)")
+	wants, waiting := testkit.Backend(t, standby)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := wants.PgConn().Exec(t.Context(), "select pg_advisory_lock_shared(7)").ReadAll()
+		ended <- err
+	}()
+	testkit.Until(t, "it waits", func() bool { return testkit.Query[bool](t, standby, "select exists (select from lock_waiters)") })
+
+	const show = "select string_agg(concat_ws(' ', kind, lock_name, mode, holder_id, fencing_token, pid), ', ' order by kind, lock_name) from lock_holders"
+	want := fmt.Sprintf("advisory #7 exclusive %d %[1]d, lease lease exclusive %s %d, lease share shared %s %d", pid, lease.Holder(), lease.Token(), share.Holder(), share.Token())
+	if got := testkit.Query[string](t, standby, show); got != want {
+		t.Errorf("the holders are %s, want %s", got, want)
+	}
+	want = fmt.Sprintf("advisory #7 shared %d {%d} {%[2]d}", waiting, pid)
+	if got := testkit.Query[string](t, standby, "select string_agg(concat_ws(' ', kind, lock_name, mode, pid, blocked_by, held_by), ', ') from lock_waiters"); got != want {
+		t.Errorf("the waiters are %s, want %s", got, want)
+	}
+
+	// So does the Monitor, which says what it cannot see.
+	shot := testkit.Snapshot(t, testkit.NewMonitor(t, standby, nil))
+	if len(shot.Holders) != 3 || len(shot.Waiters) != 1 || len(shot.Expired) != 1 || shot.Expired[0].EvictionReason != "this node is drained" {
+		t.Errorf("%+v", shot)
+	}
+	if len(shot.Missing) != 2 || !strings.HasPrefix(shot.Missing[0], "names behind") || !strings.HasPrefix(shot.Missing[1], "the queues") {
+		t.Errorf("missing: %q", shot.Missing)
+	}
+
+	testkit.ExecOn(t, has, "select pg_advisory_unlock_all()")
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	testkit.Release(t, lease)
+	testkit.Release(t, <-next)
 }
 
 // Whatever the pool is for, the Locker goes to the primary.
