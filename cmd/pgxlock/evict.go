@@ -63,7 +63,9 @@ answer was no.`,
 			if err := e.check(cmd); err != nil {
 				return usageError{err}
 			}
-			e.monitoring.names = append(e.monitoring.names, e.key)
+			if e.key == bare(e.key) { // else it is a number, which has no name
+				e.monitoring.names = append(e.monitoring.names, e.key)
+			}
 			return e.monitoring.do(cmd.Context(), writing, func(monitor *pgxlock.Monitor) error { return e.do(cmd, monitor) })
 		},
 	}
@@ -108,6 +110,9 @@ func (e *eviction) do(cmd *cobra.Command, monitor *pgxlock.Monitor) error {
 	h, err := e.find(cmd.Context(), cmd.Flags(), monitor)
 	if err != nil {
 		return err
+	}
+	if h.Internal {
+		return fmt.Errorf("%s belongs to pgxlock itself (%s); evict the holder of the lock that it is for, pgxlock watch shows it; %w", shown(bare(h.Key)), h.Label, errNotEvicted)
 	}
 	var gone bool
 	if e.terminate {

@@ -112,7 +112,7 @@ func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter
 // note is why the lease was taken away from its holder, in full, or what that said of it.
 func (l lease) note() string {
 	if l.EvictedBy != "" {
-		return printable(fmt.Sprintf("evicted by %s: %s", l.EvictedBy, l.EvictionReason))
+		return evictedBy(l.EvictedBy, l.EvictionReason)
 	}
 	return short(printable(l.Metadata), maxMetadata)
 }

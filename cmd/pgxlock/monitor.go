@@ -19,13 +19,19 @@ import (
 
 // monitoring says where a Monitor looks, and which names it knows.
 type monitoring struct {
-	target target
-	names  []string
+	target   target
+	names    []string
+	internal bool
 }
 
 func (m *monitoring) addFlags(cmd *cobra.Command) {
 	m.target.addFlags(cmd.Flags())
 	cmd.Flags().StringArrayVar(&m.names, "name", nil, "`key` of an advisory lock, to be shown instead of its number; can be repeated")
+}
+
+// addInternalFlag is for what lists holders.
+func (m *monitoring) addInternalFlag(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&m.internal, "internal", false, "also pgxlock's own advisory locks: liveness of sessions, guards, pins of fenced transactions")
 }
 
 // do calls fn with the Monitor.
@@ -38,7 +44,7 @@ func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) er
 		return err
 	}
 	defer pool.Close()
-	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: m.names})
+	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: m.names, Internal: m.internal})
 	if err != nil {
 		return usageError{err}
 	}
@@ -67,6 +73,15 @@ func modeNamed(mode pgxlock.Mode) string {
 
 // bare is a key as it is typed: that of a lock whose name is not known is #42 or #4,2.
 func bare(key string) string { return strings.TrimPrefix(key, "\x00") }
+
+// titled is a key as a table shows it: of pgxlock's own what it is, as its number tells
+// nobody anything.
+func titled(key, label string, internal bool) string {
+	if internal {
+		return "(" + printable(label) + ")"
+	}
+	return printable(bare(key))
+}
 
 // typed is the key that bare shows like this.
 func typed(text string) string {
@@ -103,12 +118,15 @@ type holderView struct {
 	Role        string    `json:"role,omitempty"`
 	Client      string    `json:"client,omitempty"`
 	Label       string    `json:"label,omitempty"`
+	Internal    bool      `json:"internal,omitempty"`
+	EvictedBy   string    `json:"evicted_by,omitempty"`
+	Reason      string    `json:"eviction_reason,omitempty"`
 }
 
 func viewHolder(h pgxlock.Holder) holderView {
 	return holderView{
 		bare(h.Key), kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.Owner, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
-		h.Metadata, h.Application, h.Role, h.Client, h.Label,
+		h.Metadata, h.Application, h.Role, h.Client, h.Label, h.Internal, h.EvictedBy, h.EvictionReason,
 	}
 }
 
@@ -123,10 +141,12 @@ type waiterView struct {
 	Woken     bool      `json:"woken,omitempty"`
 	PID       int32     `json:"pid,omitempty"`
 	BlockedBy []int32   `json:"blocked_by,omitempty"`
+	Label     string    `json:"label,omitempty"`
+	Internal  bool      `json:"internal,omitempty"`
 }
 
 func viewWaiter(w pgxlock.Waiter) waiterView {
-	view := waiterView{Key: bare(w.Key), Kind: kindNamed(w.Kind), Waiter: w.Owner, Since: w.Since, Behind: w.Behind, Woken: w.Woken, PID: w.PID, BlockedBy: w.BlockedBy}
+	view := waiterView{Key: bare(w.Key), Kind: kindNamed(w.Kind), Waiter: w.Owner, Since: w.Since, Behind: w.Behind, Woken: w.Woken, PID: w.PID, BlockedBy: w.BlockedBy, Label: w.Label, Internal: w.Internal}
 	if w.PID != 0 {
 		view.Mode = modeNamed(w.Mode)
 	}
@@ -158,18 +178,32 @@ func known[N int32 | int64](n N) string {
 	return strconv.FormatInt(int64(n), 10)
 }
 
-// note is what else is to be said of a holder.
+// note is what else is to be said of a holder: why it was evicted, in full, or the begin of
+// the rest.
 func note(h pgxlock.Holder) string {
+	if h.EvictedBy != "" && h.State == pgxlock.Live { // an advisory lock, which only its session can release
+		return "being " + evictedBy(h.EvictedBy, h.EvictionReason)
+	} else if h.EvictedBy != "" {
+		return evictedBy(h.EvictedBy, h.EvictionReason)
+	}
 	var notes []string
 	if h.Suspect {
 		notes = append(notes, "began later than the server's clock shows")
+	}
+	if h.Internal {
+		h.Label = "" // it stands for the key
 	}
 	for _, text := range []string{h.Label, h.Client, h.Metadata} {
 		if text != "" {
 			notes = append(notes, printable(text))
 		}
 	}
-	return strings.Join(notes, ", ")
+	return short(strings.Join(notes, ", "), maxMetadata)
+}
+
+// evictedBy says who evicted a holder, and why.
+func evictedBy(who, reason string) string {
+	return printable(fmt.Sprintf("evicted by %s: %s", who, reason))
 }
 
 // printHolders prints a table of holders as they are at a moment of the server's clock.
@@ -191,7 +225,7 @@ func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pg
 			mode = modeNamed(h.Mode)
 		}
 		rows[i] = []cell{
-			{text: printable(bare(h.Key))},
+			{text: titled(h.Key, h.Label, h.Internal)},
 			{text: string(kindNamed(h.Kind))},
 			{string(h.State), color},
 			{text: age(until, h.Since)},
@@ -200,7 +234,7 @@ func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pg
 			{text: printable(h.Owner)},
 			{text: known(h.Token)},
 			{text: known(h.PID)},
-			{short(note(h), maxMetadata), faint},
+			{note(h), faint},
 		}
 	}
 	return printTable(w, p, "", screen, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, rows)

@@ -364,6 +364,118 @@ func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
 	}
 }
 
+// What nobody knows is an empty field, or none: not a year long ago, and no number.
+func TestWhatIsNotKnownIsEmpty(t *testing.T) {
+	t.Parallel()
+	unknown := pgxlock.Holder{Key: pgxlock.RawKey(42), Kind: pgxlock.Advisory, Owner: "psql:1", PID: 1, State: pgxlock.Live}
+	shot := pgxlock.Snapshot{
+		At: time.Now(), Holders: []pgxlock.Holder{unknown},
+		Waiters: []pgxlock.Waiter{{Key: pgxlock.RawKey(42), Kind: pgxlock.Advisory, Owner: "psql:2", PID: 2, BlockedBy: []int32{1}}},
+	}
+	text, err := frame(false, shot, false, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tree, all, queues strings.Builder
+	if err := errors.Join(printTree(&tree, false, shot.At, shot.Tree()), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(shot.Tree(), viewQueue))); err != nil {
+		t.Fatal(err)
+	}
+	if want := "#42 (session) held by psql:1\n  psql:2 waits\n"; tree.String() != want {
+		t.Errorf("%s", tree.String())
+	}
+	for _, line := range []string{"#42  session  psql:2          2            psql:1", "#42  session  live                              psql:1         1"} {
+		if !strings.Contains(text, line+"\n") {
+			t.Errorf("no line %q:\n%s", line, text)
+		}
+	}
+	for _, said := range []string{text, tree.String(), all.String(), queues.String(), described(unknown), heldBy(shot.Holders)} {
+		if strings.Contains(said, "0001") || strings.Contains(said, "acquired_at") || strings.Contains(said, "since") || strings.Contains(said, "year") {
+			t.Errorf("%s", said)
+		}
+	}
+}
+
+// In full, as the note of ls: it may say what is to be done.
+func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
+	t.Parallel()
+	const why = "hangs since the deploy of eleven o'clock, INC-7\nask ops"
+	shot := pgxlock.Snapshot{
+		At:      time.Now(),
+		Holders: []pgxlock.Holder{{Key: "k", Kind: pgxlock.Advisory, Owner: "A:1", PID: 1, State: pgxlock.Live, Client: "10.0.0.7", EvictedBy: "postgres", EvictionReason: why}},
+		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.Lease, Owner: "*evicted", State: pgxlock.Expired, Metadata: "pod-7", EvictedBy: "postgres", EvictionReason: why}},
+	}
+	text, err := frame(false, shot, false, 0)
+	const want = `evicted by postgres: hangs since the deploy of eleven o'clock, INC-7\nask ops`
+	if err != nil || !strings.Contains(text, "  being "+want+"\n") || !strings.Contains(text, "  "+want+"\n") {
+		t.Errorf("%v\n%s", err, text)
+	}
+	view := viewSnapshot(shot)
+	for _, h := range append(view.Holders, view.Expired...) {
+		encoded, err := json.Marshal(h)
+		if err != nil || !strings.Contains(string(encoded), `"evicted_by":"postgres","eviction_reason":"hangs since`) { // as ls calls it
+			t.Errorf("%s, %v", encoded, err)
+		}
+	}
+}
+
+// What pgxlock locks for itself is shown to who asks for it, and taken away from nobody.
+func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	conn, _ := session(t, db, "select pg_advisory_lock(42), pg_advisory_lock(pgxlock_session_key(7))")
+	var number string
+	if err := conn.QueryRow(t.Context(), "select pgxlock_session_key(7)::text").Scan(&number); err != nil {
+		t.Fatal(err)
+	}
+	look := func(args ...string) string {
+		t.Helper()
+		w := startWatch(t, db.URL, args...)
+		w.looks(t)
+		text := line(w.stdout)
+		for row := line(w.stdout); row != ""; row = line(w.stdout) {
+			text += row + "\n"
+		}
+		w.stop(t)
+		return text
+	}
+	if text := look(); !strings.Contains(text, "#42 ") || strings.Count(text, "\n") != 2 {
+		t.Errorf("%s", text)
+	}
+	if text := look("--internal"); !strings.Contains(text, "#42 ") || strings.Count(text, "\n") != 3 || !strings.Contains(text, "(pgxlock: liveness of a session)  session  live") || strings.Contains(text, number) {
+		t.Errorf("%s", text)
+	}
+	for _, args := range [][]string{nil, {"--terminate"}} {
+		args := append([]string{"evict", "#" + number, "--reason", "why", "--yes"}, args...)
+		execute(t, env, args...).want(t, exitNotEvicted, "", `"#`+number+`" belongs to pgxlock itself (pgxlock: liveness of a session)`)
+	}
+
+	// A user who waits for one is seen beside it.
+	waiter, _ := session(t, db, "select 1")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := waiter.Exec(t.Context(), "select pg_advisory_lock_shared(pgxlock_session_key(7))")
+		ended <- err
+	}()
+	for waits := false; !waits; {
+		if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)", waiter.PgConn().PID()).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execute(t, env, "tree").want(t, exitOK, "nobody waits\n", "")
+	execute(t, env, "tree", "--internal").want(t, exitOK, "(pgxlock: liveness of a session) (session) held by", "")
+	if text := look("--internal"); !strings.Contains(text, "KEY                               KIND     WAITER") {
+		t.Errorf("%s", text)
+	}
+	execute(t, env, "tree", "--internal", "-o", "json").want(t, exitOK, `"internal": true`, "")
+	if _, err := conn.Exec(t.Context(), "select pg_advisory_unlock_all()"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	t.Parallel()
 	queue := func(key string, waiters ...pgxlock.Blocked) pgxlock.Queue {

@@ -43,6 +43,7 @@ not show is said on standard error.`,
 		},
 	}
 	m.addFlags(cmd)
+	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
 	return cmd
 }
@@ -85,7 +86,7 @@ func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, que
 		if len(q.Holders) > 0 {
 			holders = some(q.Holders, 10, ", ", func(h pgxlock.Holder) string { return printable(h.Owner) + after(" for ", age(at, h.Since)) })
 		}
-		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, printable(bare(q.Key))), kindNamed(q.Kind), holders)
+		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {
 			b.WriteString(p.paint(faint, ": see above"))
 		}
@@ -102,6 +103,16 @@ func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, que
 			writeQueues(b, p, at, indent+"    ", waiter.Blocks)
 		}
 	}
+}
+
+// queueTitle is the key of a lock that somebody waits for, as a table shows it.
+func queueTitle(q pgxlock.Queue) string {
+	for _, h := range q.Holders {
+		if h.Internal {
+			return titled(q.Key, h.Label, true)
+		}
+	}
+	return titled(q.Key, "", false)
 }
 
 // after is a text behind another, if there is one.

@@ -28,7 +28,9 @@ func newWatch() *cobra.Command {
 		Long: `Watch who waits for locks, who holds them, which leases were left behind, and what
 presses on locks from the server's side. On a terminal it redraws; else it prints one
 snapshot after the other, each behind a line with the time, with -o json one object
-per line.
+per line. An empty field is not known. A lease that was taken away by evict is shown
+with the reason until somebody acquires it, an advisory lock while its session is asked
+for it. The advisory locks that pgxlock takes for itself are shown with --internal.
 
 It ends by Ctrl-C or SIGTERM. A server that cannot be reached at first is an error;
 one that goes away later is waited for.`,
@@ -43,6 +45,7 @@ one that goes away later is waited for.`,
 		},
 	}
 	m.addFlags(cmd)
+	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
 	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "how often to look")
 	return cmd
@@ -167,7 +170,7 @@ func printWaiters(w io.Writer, p palette, screen int, shot pgxlock.Snapshot) err
 	rows := make([][]cell, len(shot.Waiters))
 	for i, waiter := range shot.Waiters {
 		rows[i] = []cell{
-			{text: printable(bare(waiter.Key))},
+			{text: titled(waiter.Key, waiter.Label, waiter.Internal)},
 			{text: string(kindNamed(waiter.Kind))},
 			{printable(waiter.Owner), yellow},
 			{text: known(int64(waiter.Behind))},
