@@ -73,7 +73,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	l := newLocker(Advisory, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
 	perSight := func(locks int) time.Duration {
 		best := time.Hour
-		for range 3 {
+		for range 10 {
 			q := newQueue(l, &dbconn.Installation{}, "owner", nil, nil, dbconn.Dialer{})
 			began := time.Now()
 			for range 4 {

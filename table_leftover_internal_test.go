@@ -92,7 +92,7 @@ func TestManyLeftoversOfASemaphoreAreForgottenAtNoGreaterCostEachThanFew(t *test
 	t.Parallel()
 	each := func(leftovers int) time.Duration {
 		best := time.Hour
-		for range 3 {
+		for range 10 {
 			table := &leaseTable{leftovers: make(map[string][]*leftover)}
 			stays := table.addLeftover(&Lock{queue: "k#"})
 			for range leftovers {
