@@ -19,6 +19,7 @@ import (
 	"github.com/golang-migrate/migrate/v4"
 	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
 	"github.com/golang-migrate/migrate/v4/source/iofs"
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -328,6 +329,16 @@ func refusal(t *testing.T, err error, code string) *pgconn.PgError {
 		t.Fatalf("got %v (%s), want SQLSTATE %s", pgErr, pgErr.Detail, code)
 	}
 	return pgErr
+}
+
+// lockTimeout reports whether a lock was waited for in vain.
+func lockTimeout(err error) bool {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code == pgerrcode.LockNotAvailable
+	}
+	return err != nil && (strings.Contains(err.Error(), "canceling statement due to lock timeout") || // as psql says it
+		strings.Contains(err.Error(), migrate.ErrLockTimeout.Error()))
 }
 
 // must fails the test at an error.

@@ -275,8 +275,11 @@ func TestManyMigratorsMayRunAtOnce(t *testing.T) {
 			var wg sync.WaitGroup
 			for i, way := range test.ways {
 				wg.Go(func() {
-					for {
-						if errs[i] = way.nothingToDo(way.up(t, db.URL)); !othersFault(errs[i]) {
+					for again := 20; ; {
+						if errs[i] = way.nothingToDo(way.up(t, db.URL)); lockTimeout(errs[i]) && again > 0 { // the others took too long
+							again--
+							heal(t, db, way)
+						} else if !othersFault(errs[i]) {
 							return
 						}
 					}
@@ -293,6 +296,21 @@ func TestManyMigratorsMayRunAtOnce(t *testing.T) {
 			expect(t, db.Pool, true, "select acquire_lock('k', 'a')")
 			callsInTransactions(t, db.Connect(t))
 		})
+	}
+}
+
+// heal takes back the mark that golang-migrate leaves of a file that failed. Of a table of
+// its own it is not Up that does.
+func heal(t *testing.T, db *pgtest.DB, way way) {
+	var err error
+	switch {
+	case strings.Contains(way.name, "its own table"):
+		_, err = db.Pool.Exec(t.Context(), "delete from schema_migrations")
+	case strings.HasPrefix(way.name, "golang-migrate"):
+		err = migrations.Up(t.Context(), db.Pool, nil)
+	}
+	if err != nil && !lockTimeout(err) {
+		t.Errorf("%s: heal: %v", way.name, err)
 	}
 }
 

@@ -367,7 +367,7 @@ func TestATakeOverDoesNotOvertakeWhoRenewsOrJoins(t *testing.T) {
 		readers = append(readers, d.begin(readCommitted))
 	}
 	for i, work := range works { // while it is live
-		d.do(fmt.Sprintf("select try_acquire_shared_lock('k%d', 'A', '3 s')", i))
+		d.do(fmt.Sprintf("select try_acquire_shared_lock('k%d', 'A', '6 s')", i))
 		readers[i].want(work, "true")
 	}
 	await(t, d, "not exists (select from distributed_locks where expires_at > clock_timestamp())")
