@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
+// AcquireSQL is in the statement that acquires leases.
 const AcquireSQL = "pgxlock_acquire_batch"
 
 // Counter counts statements, and the entries that they carry as one array.
@@ -25,6 +26,7 @@ type Counter struct {
 	first      time.Time
 }
 
+// TraceQueryStart counts.
 func (c *Counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
 	if strings.Contains(data.SQL, c.Sql) {
 		c.mu.Lock()
@@ -42,8 +44,10 @@ func (c *Counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 	return ctx
 }
 
+// TraceQueryEnd does nothing: pgx wants both.
 func (c *Counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
+// Counts returns how many statements were sent, with how many entries, and how long ago the first one was.
 func (c *Counter) Counts() (statements, entries int, since time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -80,6 +80,7 @@ func Begin(t *testing.T, db *pgtest.DB, options pgx.TxOptions) pgx.Tx {
 	return tx
 }
 
+// Commit commits the transaction.
 func Commit(t *testing.T, tx pgx.Tx) {
 	t.Helper()
 	if err := tx.Commit(t.Context()); err != nil {
@@ -87,6 +88,7 @@ func Commit(t *testing.T, tx pgx.Tx) {
 	}
 }
 
+// Rollback rolls the transaction back.
 func Rollback(t *testing.T, tx pgx.Tx) {
 	t.Helper()
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -102,6 +104,7 @@ func WithLedger(t *testing.T) *pgtest.DB {
 	return db
 }
 
+// WriteRow writes a row to the table of WithLedger.
 func WriteRow(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, "insert into ledger values (1)")
 	return err

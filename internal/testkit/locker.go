@@ -30,6 +30,7 @@ func NewLocker(t *testing.T, db *pgtest.DB, cfg *pgxlock.LeaseConfig) *pgxlock.L
 	return locks
 }
 
+// Advisory returns a Locker of the pool; the test closes it.
 func Advisory(t *testing.T, pool *pgxpool.Pool, cfg *pgxlock.AdvisoryConfig) *pgxlock.Locker {
 	t.Helper()
 	locks, err := pgxlock.NewAdvisory(pool, cfg)
@@ -72,6 +73,7 @@ func Listening(t *testing.T, db *pgtest.DB, owner string) *pgxlock.Locker {
 	return locks
 }
 
+// Semaphore returns a semaphore of n permits.
 func Semaphore(t *testing.T, locks *pgxlock.Locker, n int) *pgxlock.Semaphore {
 	t.Helper()
 	s, err := locks.Semaphore(n)
@@ -107,6 +109,7 @@ func AcquireMany(t *testing.T, locks *pgxlock.Locker, n int) []*pgxlock.Lock {
 	return held
 }
 
+// Permit acquires a permit.
 func Permit(t *testing.T, s *pgxlock.Semaphore, key string, opts ...pgxlock.Option) *pgxlock.Lock {
 	t.Helper()
 	lock, err := s.Acquire(t.Context(), key, opts...)

@@ -9,6 +9,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
+// NewMonitor returns a Monitor of the database.
 func NewMonitor(t *testing.T, db *pgtest.DB, cfg *pgxlock.MonitorConfig) *pgxlock.Monitor {
 	t.Helper()
 	monitor, err := pgxlock.NewMonitor(db.Pool, cfg)
@@ -18,6 +19,7 @@ func NewMonitor(t *testing.T, db *pgtest.DB, cfg *pgxlock.MonitorConfig) *pgxloc
 	return monitor
 }
 
+// Snapshot returns what the Monitor sees now, all of it.
 func Snapshot(t *testing.T, monitor *pgxlock.Monitor) pgxlock.Snapshot {
 	t.Helper()
 	shot, err := monitor.Snapshot(t.Context())
@@ -37,6 +39,7 @@ func HoldersOf(shot pgxlock.Snapshot, key string) (holders []pgxlock.Holder) {
 	return holders
 }
 
+// WaitersFor returns the waiters for a key.
 func WaitersFor(shot pgxlock.Snapshot, key string) (waiters []pgxlock.Waiter) {
 	for _, w := range shot.Waiters {
 		if w.Key == key {

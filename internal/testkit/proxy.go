@@ -26,15 +26,15 @@ type Proxy struct {
 	server   func() (net.Conn, error)
 
 	mu      sync.Mutex
-	faults  []*fault
+	faults  []*Fault
 	links   map[*link]struct{}
 	silent  bool // new connections get no answer
 	refused bool // new connections are closed at once
 	turned  int  // how many were
 }
 
-// fault is what happens to the next statement whose text contains sql.
-type fault struct {
+// A Fault is what happens to the next statement whose text contains sql.
+type Fault struct {
 	sql  string
 	what FaultKind
 
@@ -43,8 +43,10 @@ type fault struct {
 	once    sync.Once
 }
 
+// A FaultKind is what happens to a statement.
 type FaultKind int
 
+// What may happen to a statement.
 const (
 	LoseReply     FaultKind = iota // the server does it, then the connection is cut
 	HoldReply                      // the server does it; its reply waits for resume
@@ -54,7 +56,7 @@ const (
 )
 
 // Happened waits until the fault has happened.
-func (f *fault) Happened(t *testing.T) {
+func (f *Fault) Happened(t *testing.T) {
 	t.Helper()
 	select {
 	case <-f.Hit:
@@ -64,7 +66,7 @@ func (f *fault) Happened(t *testing.T) {
 }
 
 // Resume lets go what the fault held back.
-func (f *fault) Resume() { f.once.Do(func() { close(f.resumed) }) }
+func (f *Fault) Resume() { f.once.Do(func() { close(f.resumed) }) }
 
 // Proxied returns a proxy and a pool that reaches the database through it.
 func Proxied(t *testing.T, db *pgtest.DB, configure ...func(*pgxpool.Config)) (*Proxy, *pgtest.DB) {
@@ -122,9 +124,9 @@ func (p *Proxy) serverOf(client net.Conn) net.Conn {
 }
 
 // Arm makes the next statement that contains sql run into a fault.
-func (p *Proxy) Arm(t *testing.T, what FaultKind, sql string) *fault {
+func (p *Proxy) Arm(t *testing.T, what FaultKind, sql string) *Fault {
 	t.Helper()
-	f := &fault{sql: sql, what: what, Hit: make(chan struct{}), resumed: make(chan struct{})}
+	f := &Fault{sql: sql, what: what, Hit: make(chan struct{}), resumed: make(chan struct{})}
 	t.Cleanup(f.Resume) // else a link would wait for ever
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -224,7 +226,7 @@ func (p *Proxy) link(client net.Conn) {
 }
 
 // next returns the fault that the statement runs into, and disarms it.
-func (p *Proxy) next(sql string) *fault {
+func (p *Proxy) next(sql string) *Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i, f := range p.faults {
@@ -244,7 +246,7 @@ type link struct {
 
 	mu    sync.Mutex
 	dead  bool   // swallow everything
-	fault *fault // what the replies up to the next ReadyForQuery run into
+	fault *Fault // what the replies up to the next ReadyForQuery run into
 }
 
 func (l *link) swallow() {
@@ -272,7 +274,7 @@ func (l *link) requests() {
 		return
 	}
 	var group []byte
-	var hit *fault
+	var hit *Fault
 	for {
 		m, err := ReadMessage(l.client, 1)
 		if err != nil {
@@ -308,7 +310,7 @@ func (l *link) requests() {
 }
 
 // look follows which statement a message runs.
-func (l *link) look(m []byte) *fault {
+func (l *link) look(m []byte) *Fault {
 	text := func(b []byte) (string, []byte) {
 		s, rest, _ := bytes.Cut(b, []byte{0})
 		return string(s), rest
@@ -332,7 +334,7 @@ func (l *link) look(m []byte) *fault {
 
 // delay is a network in which the request is still under way when the client
 // has long given up.
-func (l *link) delay(f *fault, request []byte) {
+func (l *link) delay(f *Fault, request []byte) {
 	_ = l.client.Close()
 	close(f.Hit)
 	<-f.resumed
@@ -342,7 +344,7 @@ func (l *link) delay(f *fault, request []byte) {
 
 // truncate is a network, or a client, that stops in the middle of a request. Both
 // ends stay open.
-func (l *link) truncate(f *fault, request []byte) {
+func (l *link) truncate(f *Fault, request []byte) {
 	n := len(request) - 1
 	if f.what == HalfRequest {
 		n = len(request) / 2
@@ -400,7 +402,7 @@ func (l *link) replies() {
 }
 
 // apply lets the fault happen, and reports whether the reply is still wanted.
-func (l *link) apply(f *fault) bool {
+func (l *link) apply(f *Fault) bool {
 	close(f.Hit)
 	if f.what == LoseReply {
 		l.close()

@@ -89,6 +89,7 @@ func UntilQueued(t *testing.T, db *pgtest.DB, key string, n int) {
 	Until(t, fmt.Sprintf("%d tickets for %s", n, key), func() bool { return Tickets(t, db, key) == n })
 }
 
+// NoTickets waits until no ticket is left.
 func NoTickets(t *testing.T, db *pgtest.DB) {
 	t.Helper()
 	limit := time.Now().Add(5 * time.Second)
