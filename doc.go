@@ -35,7 +35,7 @@
 //	lock many keys, all or none                Locker.AcquireAll
 //	let readers in together, writers alone     the option Shared
 //	lock very often; what numbers name         NewAdvisory; RawKey, RawKey2
-//	have leases beside a *sql.DB               NewLeaseSQL, OpenLease
+//	have leases beside a *sql.DB               NewLease, with a pgxpool.Pool beside it
 //	one process of many does it                Locker.Lead
 //	let in a few at a time                     Locker.Semaphore
 //	limit how often a thing happens            package ratelimit

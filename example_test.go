@@ -31,27 +31,20 @@ func ExampleNewLease() {
 	defer locks.Close(context.Background())
 }
 
-// Beside a *sql.DB of pgx; for lib/pq, or without one, there is OpenLease.
-func ExampleNewLeaseSQL() {
-	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	locks, err := pgxlock.NewLeaseSQL(ctx, db, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close(context.Background())
-}
-
-// The connection string is the one that lib/pq gets.
-func ExampleOpenLease() {
+// Beside a *sql.DB, of lib/pq or of pgx, with GORM or sqlx on it. The pool is cheap:
+// it connects only when it is used, and the Locker never takes a connection from it.
+func ExampleNewLease_databaseSQL() {
 	db, err := sql.Open("postgres", os.Getenv("DATABASE_URL"))
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer db.Close()
-	locks, err := pgxlock.OpenLease(os.Getenv("DATABASE_URL"), nil)
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+	locks, err := pgxlock.NewLease(pool, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -45,8 +45,8 @@ func (k Kind) String() string {
 
 // A Locker hands out Locks of one Kind and is one liveness unit: what it holds
 // is renewed, lost and closed together. It is safe for concurrent use. Most
-// programs need one. [NewLease] makes it, beside a *sql.DB [NewLeaseSQL] or
-// [OpenLease], and so do [NewAdvisory] and [NewMemory]; the zero value is of no use.
+// programs need one. [NewLease], [NewAdvisory] and [NewMemory] make it; the zero
+// value is of no use.
 type Locker struct {
 	kind    Kind
 	backend backend

@@ -50,6 +50,7 @@ import (
 	"context"
 	"errors"
 	"log"
+	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,6 +64,7 @@ import (
 var (
 	_ = errors.New
 	_ = log.Print
+	_ = os.Getenv
 	_ = time.Second
 	_ = pgx.BeginFunc
 	_ = migrations.Up
@@ -78,7 +80,6 @@ var (
 	report          func(context.Context, pgx.Tx) error
 	bill            func(context.Context) error
 	schedule        func(ctx context.Context, term int64) error
-	connString      string
 
 	// of github.com/bsm/redislock, which is nothing to depend on
 	redisLocks interface {
@@ -89,14 +90,14 @@ var (
 type redisLock interface{ Release(context.Context) error }
 `
 
-// The snippets are compiled as they stand, each as the body of a function, in a
-// package that exists only for the compiler.
+// The snippets are compiled as they stand, each as a block of a function, so that it may
+// declare what others are given, in a package that exists only for the compiler.
 func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
 	t.Parallel()
 	var source bytes.Buffer
 	source.WriteString(readmeHeader)
 	for i, snippet := range append(snippets(t, "README.md", "go"), snippets(t, comingFrom, "go")...) {
-		fmt.Fprintf(&source, "\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {\n%s%s\treturn nil\n}\n",
+		fmt.Fprintf(&source, "\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {\n{\n%s%s}\n\treturn nil\n}\n",
 			i, snippet, useAll(t, snippet))
 	}
 	dir := t.TempDir()

@@ -26,26 +26,25 @@ import (
 // own, one for requests and one for renewals, and, once a call had to wait for
 // another process, one more that listens for releases. Nothing is sent before the
 // first use. [Locker.Close] ends the connections.
+//
+// A program on database/sql makes the pool beside its *sql.DB, with pgxpool.New and
+// the connection string of the database. This is cheap: a pool connects only when it
+// is used, and the Locker never takes a connection from it. The driver of the *sql.DB
+// may be lib/pq; the server refuses words that only lib/pq knows, such as
+// binary_parameters, when they are in the string of the pool.
 func NewLease(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
-	return newLease(func() (*pgxpool.Config, error) {
-		if pool == nil {
-			return nil, errors.New("the pool is nil; make one with pgxpool.New")
-		}
-		return pool.Config(), nil
-	}, cfg, clock.System)
+	return newLease(pool, cfg, clock.System)
 }
 
-// newLease makes a Lease Locker whose connections are made as server says, which
-// is not asked before the rest is known to be right.
-func newLease(server func() (*pgxpool.Config, error), config *LeaseConfig, now clock.Clock) (*Locker, error) {
+func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock.Clock) (*Locker, error) {
 	cfg, err := config.withDefaults()
+	if err == nil && pool == nil {
+		err = errors.New("the pool is nil; make one with pgxpool.New")
+	}
 	if err != nil {
 		return nil, &Error{Op: "new", Kind: Lease, Err: err}
 	}
-	connections, err := server()
-	if err != nil {
-		return nil, &Error{Op: "new", Kind: Lease, Err: err}
-	}
+	connections := pool.Config()
 	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
 	t := &leaseTable{locker: l, cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}

@@ -925,7 +925,7 @@ func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
 	}
 	clock := &lateClock{sql: "pgxlock_acquire_batch", by: believed}
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = clock })
-	l, err := newLease(func() (*pgxpool.Config, error) { return pool.Config(), nil }, &LeaseConfig{TTL: testTTL}, clock.now)
+	l, err := newLease(pool, &LeaseConfig{TTL: testTTL}, clock.now)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,25 +3,24 @@ package stacks
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 )
 
-// Open opens the database with a driver, that of pgx or lib/pq, and makes the
-// Locker beside it, both from one connection string. Close the Locker first.
-func Open(driver, connString string) (*sql.DB, *pgxlock.Locker, error) {
-	db, err := sql.Open(driver, connString)
+// LockerBeside makes the Locker of a program that opens its database with
+// database/sql, GORM or sqlx, from the connection string that it has for that. Leave
+// out what only lib/pq knows, such as binary_parameters: the server refuses it.
+func LockerBeside(ctx context.Context, connString string) (*pgxlock.Locker, error) {
+	pool, err := pgxpool.New(ctx, connString) // connects only when it is used
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	locks, err := pgxlock.OpenLease(connString, nil)
-	if err != nil {
-		return nil, nil, errors.Join(err, db.Close())
-	}
-	return db, locks, nil
+	defer pool.Close() // the Locker has its configuration, and takes no connection from it
+	return pgxlock.NewLease(pool, nil)
 }
 
 // BookWithSQL books a seat with database/sql.

@@ -2,8 +2,7 @@
 // with the drivers of pgx and lib/pq. Each function stands for itself, to be
 // copied:
 //
-//	Open               a *sql.DB and a Locker, from one connection string
-//	LockerBeside       a Locker from GORM's database
+//	LockerBeside       a Locker, from the connection string of the *sql.DB
 //	BookWithSQL        database/sql: LockSQLTx
 //	BookWithSQLX       sqlx: the same, for it has a *sql.Tx
 //	BookWithGORM       GORM: the same, once one has found its *sql.Tx

@@ -18,16 +18,6 @@ type Booking struct {
 	Guest string
 }
 
-// LockerBeside makes the Locker of a program that has a database of GORM, opened
-// with its usual driver, which is that of pgx. It needs no connection string.
-func LockerBeside(ctx context.Context, db *gorm.DB) (*pgxlock.Locker, error) {
-	sqlDB, err := db.DB()
-	if err != nil {
-		return nil, err
-	}
-	return pgxlock.NewLeaseSQL(ctx, sqlDB, nil)
-}
-
 // BookWithGORM books a seat with GORM.
 func BookWithGORM(ctx context.Context, db *gorm.DB, event int64, guest string) error {
 	return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jmoiron/sqlx"
+	"github.com/lib/pq"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
@@ -255,22 +257,22 @@ func newDay() time.Time { return time.Date(2026, 1, int(newID()), 0, 0, 0, 0, ti
 // openBoth opens the database and a Locker, closed when the test is over.
 func (d driver) openBoth(t *testing.T) (*sql.DB, *pgxlock.Locker) {
 	t.Helper()
-	connString := database.url
-	if d.name == "postgres" { // words that pgx would send to the server
-		var err error
-		if connString, err = with(connString, "binary_parameters", "yes"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	db, locks, err := stacks.Open(d.name, connString)
+	locks, err := stacks.LockerBeside(t.Context(), database.url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		locks.Close(context.Background())
-		db.Close()
+		if err := locks.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
 	})
-	return db, locks
+	connString := database.url
+	if d.name == "postgres" { // a mode of lib/pq that changes how arguments are sent
+		if connString, err = with(connString, "binary_parameters", "yes"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d.openURL(t, connString), locks
 }
 
 func TestASettlementUnderALeaseIsWritten(t *testing.T) {
@@ -309,37 +311,41 @@ func TestASettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
 	})
 }
 
-func TestALockerIsMadeOfGORMsDatabase(t *testing.T) {
+// docs/sql.md lists these words. They are right for lib/pq, and pgx takes them for
+// settings of the server.
+func TestWordsThatOnlyLibPQKnowsAreRefusedByTheServer(t *testing.T) {
 	t.Parallel()
-	orm, err := gorm.Open(postgres.Open(database.url), &gorm.Config{Logger: logger.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
-	db, err := orm.DB()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	locks, err := stacks.LockerBeside(t.Context(), orm)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer locks.Close(context.Background())
-	day := newDay()
-	if err := stacks.SettleFenced(t.Context(), db, locks, day, func(context.Context) (int64, error) { return 1, nil }); err != nil {
-		t.Error(err)
-	}
-	if n := get[int](t, db, "SELECT count(*) FROM settlements WHERE day = $1", day); n != 1 {
-		t.Errorf("%d settlements, want 1", n)
-	}
-}
-
-// lib/pq tells nobody how it connects.
-func TestADatabaseOfLibPQIsToBeOpenedByItsConnectionString(t *testing.T) {
-	t.Parallel()
-	_, err := pgxlock.NewLeaseSQL(t.Context(), driver{name: "postgres"}.open(t), nil)
-	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "OpenLease") || !strings.Contains(err.Error(), "*pq.conn") {
-		t.Errorf("got %v", err)
+	for word, value := range map[string]string{
+		"binary_parameters":              "yes",
+		"disable_prepared_binary_result": "yes",
+		"fallback_application_name":      "billing",
+		"hostaddr":                       "127.0.0.1",
+		"load_balance_hosts":             "random",
+		"ssl_max_protocol_version":       "TLSv1.3",
+		"ssl_min_protocol_version":       "TLSv1.2",
+		"sslinline":                      "true",
+		"tz":                             "UTC",
+	} {
+		t.Run(word, func(t *testing.T) {
+			t.Parallel()
+			connString, err := with(database.url, word, value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, err := pq.NewConfig(connString)
+			if _, sent := config.Runtime[word]; err != nil || sent {
+				t.Errorf("lib/pq does not know it: %v", err)
+			}
+			locks, err := stacks.LockerBeside(t.Context(), connString)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer locks.Close(context.Background())
+			_, err = locks.TryAcquire(t.Context(), t.Name())
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || !strings.Contains(pgErr.Message, word) {
+				t.Errorf("got %v, want an error of the server that names %s", err, word)
+			}
+		})
 	}
 }
 

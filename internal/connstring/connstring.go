@@ -1,6 +1,6 @@
-// Package connstring reads connection strings, of which a program shall need one
-// only: in both forms, with the words of pgx's pool, and with those that only
-// lib/pq knows. What it says of a string that it cannot read holds no password.
+// Package connstring reads connection strings for the command, which must understand
+// the one that a program already has: in both forms, with the words of pgx's pool, and
+// with those that only lib/pq knows. Its errors hold no password.
 package connstring
 
 import (
@@ -20,7 +20,12 @@ var (
 	withoutMeaning = []string{"binary_parameters", "disable_prepared_binary_result", "load_balance_hosts"}
 
 	// where to, and how safely: to pass over these would not be what was asked for
-	withoutEquivalent = []string{"hostaddr", "sslinline", "ssl_min_protocol_version", "ssl_max_protocol_version"}
+	withoutEquivalent = []struct{ word, remedy string }{
+		{"hostaddr", "give the address as host"},
+		{"sslinline", "give the certificate and the key as files"},
+		{"ssl_min_protocol_version", "set it on the server, and leave it out"},
+		{"ssl_max_protocol_version", "set it on the server, and leave it out"},
+	}
 
 	// what the server calls them
 	otherNames = map[string]string{"fallback_application_name": "application_name", "tz": "timezone"}
@@ -38,11 +43,11 @@ func Parse(connString string) (*pgxpool.Config, error) {
 	for _, word := range withoutMeaning {
 		delete(params, word)
 	}
-	for _, word := range withoutEquivalent {
-		if value, given := params[word]; given && value != "" {
-			return nil, fmt.Errorf("has %s, which pgx does not know; make a pgxpool.Config that does the same: %w", word, errors.ErrUnsupported)
+	for _, without := range withoutEquivalent {
+		if params[without.word] != "" {
+			return nil, fmt.Errorf("has %s, which pgxlock does not support: %s", without.word, without.remedy)
 		}
-		delete(params, word)
+		delete(params, without.word)
 	}
 	for word, name := range otherNames {
 		if value, given := params[word]; given && params[name] == "" {

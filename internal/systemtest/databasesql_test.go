@@ -9,14 +9,15 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// These tests are about fences and claims in a *sql.Tx. Those with lib/pq are in
-// examples/stacks.
+// These tests are about leases, fences and claims of programs on database/sql. Those
+// with lib/pq are in examples/stacks.
 
 // beginSQLTx begins a transaction, rolled back when the test is over.
 func beginSQLTx(t *testing.T, db *pgtest.DB, level pgx.TxIsoLevel) *sql.Tx {
@@ -51,6 +52,38 @@ func TestAFenceInASQLTxPinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
 		t.Errorf("after the take-over: %v, want ErrLost", err)
 	}
 	<-lock.Lost() // the fence made the Locker look
+}
+
+func TestLeaseBesideASQLDBTakesNoConnectionOfThePool(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	handle, err := sql.Open("pgx", db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	handle.SetMaxOpenConns(1)
+	pool, err := pgxpool.New(t.Context(), db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	locks := testkit.NewLocker(t, &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}, nil)
+	tx, err := handle.BeginTx(t.Context(), nil) // has the only connection of the *sql.DB
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	lock := testkit.Acquire(t, locks, "k")
+	if err := errors.Join(lock.FenceSQL(t.Context(), tx), lock.Renew(t.Context()), tx.Commit(), lock.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if n := pool.Stat().NewConnsCount(); n != 0 {
+		t.Errorf("the pool made %d connections, want none", n)
+	}
+	if n := handle.Stats().WaitCount; n != 0 {
+		t.Errorf("%d waits for the connection of the *sql.DB, want none", n)
+	}
 }
 
 func TestAFenceInASQLTxTellsItsErrorsApart(t *testing.T) {

@@ -66,7 +66,6 @@ var takeContexts = map[string]any{
 	"LockAllTx":   pgxlock.LockAllTx,
 	"LockSQLTx":   pgxlock.LockSQLTx,
 	"LockTx":      pgxlock.LockTx,
-	"NewLeaseSQL": pgxlock.NewLeaseSQL,
 	"PurgeClaims": pgxlock.PurgeClaims,
 }
 

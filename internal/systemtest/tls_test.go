@@ -24,17 +24,29 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
-func TestTheSessionOfAdvisoryLocksIsEncryptedAsThePoolSays(t *testing.T) {
+func TestLockersEncryptAsTheirPoolDoes(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	db := testkit.On(t, "", server)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
 	roots := encrypt(t, server, db)
 	pool := pgtest.Pool(t, server.TCPURL("postgres"), func(c *pgxpool.Config) {
 		c.ConnConfig.TLSConfig = &tls.Config{RootCAs: roots, ServerName: "pgxlock.test"}
 	})
-	locks := testkit.NewAdvisory(t, &pgtest.DB{Pool: pool}, &pgxlock.AdvisoryConfig{Owner: "encrypted"})
+	through := &pgtest.DB{Pool: pool}
+	lease := testkit.Acquire(t, testkit.NewLocker(t, through, &pgxlock.LeaseConfig{Owner: "encrypted lease"}), "k")
+	if err := lease.Renew(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if !testkit.Query[bool](t, db, "select count(*) >= 2 and bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid) where application_name = 'pgxlock encrypted lease'") {
+		t.Error("a connection for leases is not encrypted")
+	}
+	locks := testkit.NewAdvisory(t, through, &pgxlock.AdvisoryConfig{Owner: "encrypted"})
 	testkit.UseAdvisory(t, locks, db, "k")
 	all := testkit.AcquireMany(t, locks, 500)
 	if !testkit.Query[bool](t, db, "select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid) where application_name = 'pgxlock encrypted'") {
@@ -49,9 +61,12 @@ func TestTheSessionOfAdvisoryLocksIsEncryptedAsThePoolSays(t *testing.T) {
 	stranger := pgtest.Pool(t, server.TCPURL("postgres"), func(c *pgxpool.Config) {
 		c.ConnConfig.TLSConfig = &tls.Config{RootCAs: roots, ServerName: "somebody.else"}
 	})
-	_, err := testkit.NewAdvisory(t, &pgtest.DB{Pool: stranger}, nil).TryAcquire(t.Context(), "k")
-	if _, ok := errors.AsType[x509.HostnameError](err); !ok {
-		t.Errorf("a certificate of somebody else: %v", err)
+	behind := &pgtest.DB{Pool: stranger}
+	for _, locks := range []*pgxlock.Locker{testkit.NewLocker(t, behind, nil), testkit.NewAdvisory(t, behind, nil)} {
+		_, err := locks.TryAcquire(t.Context(), "k")
+		if _, ok := errors.AsType[x509.HostnameError](err); !ok {
+			t.Errorf("a certificate of somebody else: %v", err)
+		}
 	}
 }
 
