@@ -53,7 +53,7 @@ bench: ## measure what locks cost, as ratios in one run, and write docs/figures.
 	@$(GO) run -C bench . -write ../docs
 
 bench-quick: ## measure the same against floor, copied SQL and Redis only (about a minute)
-	@$(GO) run -C bench . -time 1s -run '^(session|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
+	@$(GO) run -C bench . -time 1s -run '^(advisory|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
 	@PGXLOCK_SEED_DEFECTS=table $(WITH) $(GO) test -C internal/sqltest -count=1 -run '^TestSeedDefects$$'

@@ -18,7 +18,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// NewAdvisory returns a Locker whose locks are PostgreSQL's session-level advisory
+// NewAdvisoryLocker returns a Locker whose locks are PostgreSQL's session-level advisory
 // locks: the fastest ones, and the server frees them at once when the session that
 // holds them ends. Nothing needs to be installed. A key is the advisory lock
 // number [AdvisoryID](key), so that a Locker and pg_advisory_lock in any language
@@ -47,19 +47,19 @@ import (
 // uncontended acquisition costs the server somewhat more.
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
-func NewAdvisory(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
+func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
 	c, err := cfg.withDefaults()
 	if err == nil && pool == nil {
 		err = errors.New("the pool is nil; make one with pgxpool.New")
 	}
 	if err != nil {
-		return nil, &Error{Op: "new", Kind: Advisory, Err: err}
+		return nil, &Error{Op: "new", Kind: KindAdvisory, Err: err}
 	}
 	return newAdvisory(pool.Config(), c, clock.System), nil
 }
 
 func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *Locker {
-	l := newLocker(Advisory, now, cfg.Backoff, cfg.Logger)
+	l := newLocker(KindAdvisory, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
 	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[lockkey.ID]*advisoryHold), yields: make(turns), vain: make(turns)}
 	if cfg.TTL > 0 {

@@ -21,7 +21,7 @@ import (
 // advisoryWire returns a Locker that is connected, and its backend.
 func advisoryWire(t *testing.T, pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, *advisoryLocks) {
 	t.Helper()
-	locks, err := NewAdvisory(pool, cfg)
+	locks, err := NewAdvisoryLocker(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func TestAReleaseWhileTheLossIsBeingToldSaysSo(t *testing.T) {
 func TestCloseTellsAWorkThatItDoesNotWaitFor(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	locks, err := NewAdvisory(db.Pool, &AdvisoryConfig{TTL: -1})
+	locks, err := NewAdvisoryLocker(db.Pool, &AdvisoryConfig{TTL: -1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 		return nil, err
 	}
 	if !place.Keeps {
-		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do; use NewLease: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do; use NewLeaseLocker: %w", errors.ErrUnsupported)
 	}
 	if place.Silence != a.ttl.Milliseconds() {
 		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)
@@ -131,7 +131,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 // connection that is idle now.
 func (a *advisoryLocks) mayPool(ctx context.Context, backend dbconn.Backend) error {
 	if !a.cfg.SessionPooler {
-		return fmt.Errorf("%w: the backend is %d, and not the one that was announced; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLease", ErrPooler, backend.PID)
+		return fmt.Errorf("%w: the backend is %d, and not the one that was announced; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", ErrPooler, backend.PID)
 	}
 	return a.KeepsBackend(ctx, backend)
 }

@@ -36,7 +36,7 @@ func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, er
 	}
 	var holders []Holder
 	for _, row := range c.rows {
-		h := Holder{Key: key, Kind: Advisory, Owner: row[2]}
+		h := Holder{Key: key, Kind: KindAdvisory, ID: row[2]}
 		if pid, err := strconv.ParseInt(row[0], 10, 32); err == nil {
 			h.PID = int32(pid)
 		}
@@ -63,7 +63,7 @@ func (a *advisoryLocks) ours(id lockkey.ID, h Holder) []Holder {
 	}
 	holders := make([]Holder, 0, len(locks))
 	for _, lock := range locks {
-		h.Owner, h.Token, h.Since = lock.holder, lock.token, lock.since
+		h.ID, h.Token, h.Since = lock.holder, lock.token, lock.since
 		if until, bounded := lock.Deadline(); bounded {
 			h.Expires = until.Add(a.margin)
 		}

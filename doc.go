@@ -5,9 +5,9 @@
 // transaction ends, [ClaimTx] makes one committed transaction the only one.
 //
 // For what takes longer, a [Locker] hands out [Lock] values; a Lock is one
-// acquisition. [NewLease] returns a Locker whose locks are leases: rows in the
+// acquisition. [NewLeaseLocker] returns a Locker whose locks are leases: rows in the
 // table distributed_locks that expire unless they are renewed, which the Locker
-// does. [NewAdvisory] returns one whose locks are advisory locks of one session:
+// does. [NewAdvisoryLocker] returns one whose locks are advisory locks of one session:
 // faster, free at once when the process dies, and gone with the session.
 //
 // [OncePer] returns a [Once], which runs a job once in each period, whichever process
@@ -15,13 +15,13 @@
 //
 // SQL callers of lock_tx, claim_once, start_run, acquire_lock, acquire_shared_lock and release_lock, in any
 // language, take the same locks. The package migrations, or the command pgxlock,
-// installs them; LockTx and NewAdvisory need nothing installed.
+// installs them; LockTx and NewAdvisoryLocker need nothing installed.
 //
 // # What excludes what
 //
 // A lease and an advisory lock of the same key do not exclude each other. Leases are taken
-// by [NewLease] and acquire_lock, also as permits and shares; advisory locks by
-// [NewAdvisory], [LockTx], lock_tx and pg_advisory_lock. Programs that lock one thing must
+// by [NewLeaseLocker] and acquire_lock, also as permits and shares; advisory locks by
+// [NewAdvisoryLocker], [LockTx], lock_tx and pg_advisory_lock. Programs that lock one thing must
 // use the same kind. Claims, runs and limits exclude nothing but their like.
 //
 // # Which call for which job
@@ -34,14 +34,14 @@
 //	hold a lock beyond one function            Locker.Acquire, Lock.Release
 //	lock many keys, all or none                Locker.AcquireAll
 //	let readers in together, writers alone     the option Shared
-//	lock very often; what numbers name         NewAdvisory; RawKey, RawKey2
-//	have leases beside a *sql.DB               NewLease, with a pgxpool.Pool beside it
+//	lock very often; what numbers name         NewAdvisoryLocker; RawKey, RawKey2
+//	have leases beside a *sql.DB               NewLeaseLocker, with a pgxpool.Pool beside it
 //	one process of many does it                Locker.Lead
 //	let in a few at a time                     Locker.Semaphore
 //	limit how often a thing happens            package ratelimit
 //	see whether locks can be trusted here      package doctor
 //	measure and trace what locks do            LeaseConfig.Observe, AdvisoryConfig.Observe
-//	test a program that locks                  NewMemory, ratelimit.NewMemory, MemoryOncePer
+//	test a program that locks                  NewMemoryLocker, ratelimit.NewMemory, MemoryOncePer
 //	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
 //	protect something outside the database     Lock.Token, refused there if a greater was seen
 //

@@ -12,7 +12,7 @@ import (
 // This process and others lead in turn, until it is told to end. Locks in memory show
 // it without a server.
 func ExampleLocker_Lead() {
-	locks := pgxlock.NewMemory()
+	locks := pgxlock.NewMemoryLocker()
 	defer locks.Close(context.Background())
 
 	resigned := errors.New("resigned")
@@ -46,7 +46,7 @@ func ExampleLocker_Watch() {
 
 // Two exports at a time, over all processes.
 func ExampleLocker_Semaphore() {
-	locks := pgxlock.NewMemory() // or NewLease
+	locks := pgxlock.NewMemoryLocker() // or NewLeaseLocker
 	defer locks.Close(context.Background())
 	exports, err := locks.Semaphore(2)
 	if err != nil {

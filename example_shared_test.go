@@ -8,10 +8,10 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// Readers have the lock together, and keep writers out. With [pgxlock.NewLease] they
+// Readers have the lock together, and keep writers out. With [pgxlock.NewLeaseLocker] they
 // may be in different processes.
 func ExampleMode() {
-	locks := pgxlock.NewMemory()
+	locks := pgxlock.NewMemoryLocker()
 	defer locks.Close(context.Background())
 	read := func(ctx context.Context, _ *pgxlock.Lock) error {
 		readers, err := locks.Holders(ctx, "catalogue")

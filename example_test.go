@@ -23,8 +23,8 @@ var (
 	locks *pgxlock.Locker
 )
 
-func ExampleNewLease() {
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Owner: "billing-7f9c"})
+func ExampleNewLeaseLocker() {
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Owner: "billing-7f9c"})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func ExampleNewLease() {
 
 // Beside a *sql.DB, of lib/pq or of pgx, with GORM or sqlx on it. The pool is cheap:
 // it connects only when it is used, and the Locker never takes a connection from it.
-func ExampleNewLease_databaseSQL() {
+func ExampleNewLeaseLocker_databaseSQL() {
 	db, err := sql.Open("postgres", os.Getenv("DATABASE_URL"))
 	if err != nil {
 		log.Fatal(err)
@@ -44,7 +44,7 @@ func ExampleNewLease_databaseSQL() {
 		log.Fatal(err)
 	}
 	defer pool.Close()
-	locks, err := pgxlock.NewLease(pool, nil)
+	locks, err := pgxlock.NewLeaseLocker(pool, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

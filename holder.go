@@ -20,7 +20,7 @@ type Holder struct {
 	Key      string
 	Kind     Kind
 	Mode     Mode
-	Owner    string // the holder id, which begins with the owner of its Locker
+	ID       string // the holder id, which begins with the owner of its Locker
 	Metadata string // as it was given; JSON if it came from SQL and is no string
 	Token    int64
 	PID      int32 // of the server process that has an advisory lock
@@ -53,7 +53,7 @@ type Holder struct {
 
 // String says who holds what, and as much of the rest as is known.
 func (h Holder) String() string {
-	text := fmt.Sprintf("%s %s held by %s", h.Kind, lockkey.Shown(h.Key), h.Owner)
+	text := fmt.Sprintf("%s %s held by %s", h.Kind, lockkey.Shown(h.Key), h.ID)
 	if h.Mode == Shared {
 		text = "shared " + text
 	}
@@ -64,7 +64,7 @@ func (h Holder) String() string {
 		text += fmt.Sprintf(", token %d", h.Token)
 	}
 	switch {
-	case h.EvictedBy != "" && h.State == Live:
+	case h.EvictedBy != "" && h.State == StateLive:
 		text += fmt.Sprintf(", being evicted by %s: %s", h.EvictedBy, h.EvictionReason)
 	case h.EvictedBy != "":
 		text += fmt.Sprintf(", evicted by %s: %s", h.EvictedBy, h.EvictionReason)
@@ -75,7 +75,7 @@ func (h Holder) String() string {
 // LogValue makes slog write what is known of the holder.
 func (h Holder) LogValue() slog.Value {
 	attrs := lockAttrs(h.Kind, h.Key, h.Mode, h.Label)
-	attrs = append(attrs, slog.String("holder", h.Owner))
+	attrs = append(attrs, slog.String("holder", h.ID))
 	attrs = appendKnown(attrs, "token", h.Token)
 	attrs = appendKnown(attrs, "pid", int64(h.PID))
 	attrs = appendTime(attrs, "since", h.Since)
@@ -119,20 +119,20 @@ type LeaseState string
 
 // What the views lock_leases and lock_shares say. Of advisory locks all are live.
 const (
-	Live      LeaseState = "live"
-	Expired   LeaseState = "expired"   // anybody may take it
-	Abandoned LeaseState = "abandoned" // expired for more than an hour, and wanted by nobody
+	StateLive      LeaseState = "live"
+	StateExpired   LeaseState = "expired"   // anybody may take it
+	StateAbandoned LeaseState = "abandoned" // expired for more than an hour, and wanted by nobody
 )
 
 // stateNamed is the state of that name, as one string for all.
 func stateNamed(name string) LeaseState {
 	switch LeaseState(name) {
-	case Live:
-		return Live
-	case Abandoned:
-		return Abandoned
+	case StateLive:
+		return StateLive
+	case StateAbandoned:
+		return StateAbandoned
 	}
-	return Expired
+	return StateExpired
 }
 
 // Holders returns who holds the key now, and nothing if it is free. The answer is
@@ -169,9 +169,9 @@ func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, erro
 		defer close(answered)
 		err = t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 			holders, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (Holder, error) {
-				h := Holder{Kind: Lease}
+				h := Holder{Kind: KindLease}
 				var shared bool
-				err := row.Scan(&h.Key, &h.Owner, &h.Metadata, &h.Token, &h.Since, &h.Expires, &shared)
+				err := row.Scan(&h.Key, &h.ID, &h.Metadata, &h.Token, &h.Since, &h.Expires, &shared)
 				if shared {
 					h.Mode = Shared
 				}

@@ -16,7 +16,7 @@ import "github.com/pgxlock/pgxlock/internal/lockkey"
 func AdvisoryID(key string) int64 { return lockkey.Identify(key).Number }
 
 // RawKey names the advisory lock with this number, for programs that already have
-// numbers for their locks. Lockers of [NewAdvisory] and [LockTx] accept it, because
+// numbers for their locks. Lockers of [NewAdvisoryLocker] and [LockTx] accept it, because
 // their locks are advisory locks. Messages show it as #42. It begins with a zero byte,
 // so that no name equals it.
 func RawKey(id int64) string { return lockkey.Raw(id) }

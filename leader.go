@@ -164,5 +164,5 @@ func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, erro
 
 // sameHold reports whether both are of one acquisition.
 func sameHold(a, b Holder) bool {
-	return a.Owner == b.Owner && a.Token == b.Token && a.Mode == b.Mode && a.PID == b.PID
+	return a.ID == b.ID && a.Token == b.Token && a.Mode == b.Mode && a.PID == b.PID
 }

@@ -121,7 +121,7 @@ func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	locks, err := NewLease(db.Pool, nil)
+	locks, err := NewLeaseLocker(db.Pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 		t.Fatal(err)
 	}
 	newAdvisory := func() *Locker {
-		l, err := NewAdvisory(db.Pool, nil)
+		l, err := NewAdvisoryLocker(db.Pool, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,8 +312,8 @@ func (w *watched) holders(context.Context, []string) ([]Holder, error) {
 func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		nobody, away := []Holder(nil), errors.New("away")
-		a, b := []Holder{{Owner: "a", Token: 1}}, []Holder{{Owner: "b", Token: 2}}
-		renewed := []Holder{{Owner: "a", Token: 1, Expires: time.Unix(1, 0), Metadata: "more"}}
+		a, b := []Holder{{ID: "a", Token: 1}}, []Holder{{ID: "b", Token: 2}}
+		renewed := []Holder{{ID: "a", Token: 1, Expires: time.Unix(1, 0), Metadata: "more"}}
 		l.backend = &watched{server, []any{nobody, nobody, away, away, nobody, a, renewed, away, a, b, ErrSchema, nobody}}
 		began, asked := time.Now(), 11
 		var got []string
@@ -324,7 +324,7 @@ func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
 			case len(holders) == 0:
 				got = append(got, "nobody")
 			default:
-				got = append(got, holders[0].Owner)
+				got = append(got, holders[0].ID)
 			}
 		}
 		want := []string{"nobody", "away", "nobody", "a", "away", "a", "b", ErrSchema.Error()}
@@ -350,14 +350,14 @@ func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
 
 func TestAHoldIsAnotherOneByItsOwnerTokenModeOrSession(t *testing.T) {
 	t.Parallel()
-	one := Holder{Key: "k", Kind: Advisory, Mode: Exclusive, Owner: "a", Token: 1, PID: 7}
+	one := Holder{Key: "k", Kind: KindAdvisory, Mode: Exclusive, ID: "a", Token: 1, PID: 7}
 	renewed := one
 	renewed.Expires, renewed.Metadata = time.Unix(1, 0), "more"
 	if !sameHold(one, renewed) {
 		t.Error("a renewal is no other hold")
 	}
 	for i, change := range []func(*Holder){
-		func(h *Holder) { h.Owner = "b" },
+		func(h *Holder) { h.ID = "b" },
 		func(h *Holder) { h.Token = 2 },
 		func(h *Holder) { h.Mode = Shared },
 		func(h *Holder) { h.PID = 8 },

@@ -53,7 +53,7 @@ func inMemory(t *testing.T, test func(t *testing.T, l *Locker)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := NewMemory()
+		l := NewMemoryLocker()
 		test(t, l)
 		if err := l.Close(t.Context()); err != nil {
 			t.Error(err)

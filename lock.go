@@ -69,7 +69,7 @@ func (l *Lock) Key() string {
 	return l.key
 }
 
-// Token returns the fencing token; 0 if the Locker is one of [NewAdvisory] without
+// Token returns the fencing token; 0 if the Locker is one of [NewAdvisoryLocker] without
 // [AdvisoryConfig.Tokens]. It is greater than that of every earlier acquisition of this key,
 // also after a crash or a failover; but readers are in no order among themselves, and
 // readers of one lease share a token. A resource that remembers the greatest token it has seen and refuses smaller ones

@@ -22,22 +22,22 @@ type Kind uint8
 
 const (
 	// Advisory is one of PostgreSQL's advisory locks: what LockTx takes.
-	Advisory Kind = iota + 1
+	KindAdvisory Kind = iota + 1
 
 	// Lease is a row in the table distributed_locks that expires unless renewed.
-	Lease
+	KindLease
 
 	// Memory is a lock in this process.
-	Memory
+	KindMemory
 )
 
 func (k Kind) String() string {
 	switch k {
-	case Advisory:
+	case KindAdvisory:
 		return "advisory"
-	case Lease:
+	case KindLease:
 		return "lease"
-	case Memory:
+	case KindMemory:
 		return "memory"
 	}
 	return fmt.Sprintf("Kind(%d)", uint8(k))
@@ -45,7 +45,7 @@ func (k Kind) String() string {
 
 // A Locker hands out Locks of one Kind and is one liveness unit: what it holds
 // is renewed, lost and closed together. It is safe for concurrent use. Most
-// programs need one. [NewLease], [NewAdvisory] and [NewMemory] make it; the zero
+// programs need one. [NewLeaseLocker], [NewAdvisoryLocker] and [NewMemoryLocker] make it; the zero
 // value is of no use.
 type Locker struct {
 	kind    Kind

@@ -50,7 +50,7 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 	}
 	advisory := func(cfg *AdvisoryConfig) func(t *testing.T) (*Locker, *losingBackend) {
 		return func(t *testing.T) (*Locker, *losingBackend) {
-			l, err := NewAdvisory(db.Pool, cfg)
+			l, err := NewAdvisoryLocker(db.Pool, cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,7 +65,7 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 	}
 	return db.Pool, map[string]func(t *testing.T) (*Locker, *losingBackend){
 		"lease": func(t *testing.T) (*Locker, *losingBackend) {
-			l, err := NewLease(db.Pool, nil)
+			l, err := NewLeaseLocker(db.Pool, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

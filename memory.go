@@ -16,15 +16,15 @@ import (
 
 // This file is the kind without a server.
 
-// NewMemory returns a Locker whose locks are in the memory of this process, and
+// NewMemoryLocker returns a Locker whose locks are in the memory of this process, and
 // exclude only other calls of the same Locker: for a program's own unit tests,
 // also in [testing/synctest] bubbles, and for programs that run alone. It keeps
 // the contract of the other kinds, with these differences: its locks are never
 // lost and have no deadline, so that a TTL changes nothing; and there is no
 // transaction that it could fence ([errors.ErrUnsupported]).
-func NewMemory() *Locker {
+func NewMemoryLocker() *Locker {
 	began := time.Now()
-	l := newLocker(Memory, func() time.Duration { return time.Since(began) }, defaultBackoff, slog.New(slog.DiscardHandler))
+	l := newLocker(KindMemory, func() time.Duration { return time.Since(began) }, defaultBackoff, slog.New(slog.DiscardHandler))
 	l.backend = &memory{locker: l, held: make(map[string]*memoryHold)}
 	return l
 }
@@ -105,7 +105,7 @@ func (m *memory) holders(_ context.Context, keys []string) (holders []Holder, er
 			continue
 		}
 		for _, held := range h.locks {
-			holders = append(holders, Holder{Key: key, Kind: Memory, Mode: h.mode, Owner: held.lock.holder, Metadata: held.metadata, Token: h.token, Since: held.since})
+			holders = append(holders, Holder{Key: key, Kind: KindMemory, Mode: h.mode, ID: held.lock.holder, Metadata: held.metadata, Token: h.token, Since: held.since})
 		}
 	}
 	return holders, nil

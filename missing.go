@@ -32,7 +32,7 @@ func missingReceiver[T any](receiver *T) error {
 	case *Lock:
 		remedy = "it is there only if Acquire returned no error"
 	case *Locker:
-		remedy = "make one with NewLease, NewAdvisory or NewMemory"
+		remedy = "make one with NewLeaseLocker, NewAdvisoryLocker or NewMemoryLocker"
 	case *Semaphore:
 		remedy = "make one with Locker.Semaphore"
 	case *Once:

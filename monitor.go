@@ -142,7 +142,7 @@ type Filter struct {
 }
 
 func (f Filter) check() error {
-	if f.Kind > Lease {
+	if f.Kind > KindLease {
 		return fmt.Errorf("Filter.Kind is %v; what such a Locker holds is known to its process alone, use Advisory, Lease or 0: %w", f.Kind, errors.ErrUnsupported)
 	}
 	if f.Key != "" {
@@ -223,7 +223,7 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 		}
 		holders, expired := locks.holders, []*Holder(nil)
 		for _, lease := range leases {
-			if lease.State == Live {
+			if lease.State == StateLive {
 				holders = append(holders, lease)
 			} else {
 				expired = append(expired, lease)
@@ -246,13 +246,13 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 // seen and the filter's Kind is not Advisory: an empty answer means that nobody holds such a
 // lock. Who wants what can be seen takes a [Monitor.Snapshot].
 func (m *Monitor) Holders(ctx context.Context, f Filter) ([]Holder, error) {
-	return m.holders(ctx, f, Live)
+	return m.holders(ctx, f, StateLive)
 }
 
 // Expired returns the leases that ran out and were not given back, by key: their holders
 // died, or cannot reach the server. Anybody may take them.
 func (m *Monitor) Expired(ctx context.Context) ([]Holder, error) {
-	return m.holders(ctx, Filter{Kind: Lease}, Expired, Abandoned)
+	return m.holders(ctx, Filter{Kind: KindLease}, StateExpired, StateAbandoned)
 }
 
 func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) ([]Holder, error) {
@@ -262,12 +262,12 @@ func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) (
 		wanted[i] = string(state)
 	}
 	err := m.look(ctx, f, strings.Join(wanted, ","), func(s *sight) (err error) {
-		if f.Kind != Advisory {
+		if f.Kind != KindAdvisory {
 			if holders, err = s.leases(ctx); err != nil {
 				return err
 			}
 		}
-		if f.Kind != Lease {
+		if f.Kind != KindLease {
 			locks, err := s.advisory(ctx)
 			if err != nil {
 				return err
@@ -334,7 +334,7 @@ func sorted(holders []*Holder) []Holder {
 		if c := cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key)); c != 0 {
 			return c
 		}
-		return cmp.Or(cmp.Compare(a.PID, b.PID), strings.Compare(a.Owner, b.Owner))
+		return cmp.Or(cmp.Compare(a.PID, b.PID), strings.Compare(a.ID, b.ID))
 	})
 	if len(holders) == 0 {
 		return nil

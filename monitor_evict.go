@@ -64,10 +64,10 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 			return err
 		}
 		switch h.Kind {
-		case Lease:
-			evicted, err = call[bool](ctx, s, statements.EvictLease, h.Key, h.Owner, h.Token, reason)
+		case KindLease:
+			evicted, err = call[bool](ctx, s, statements.EvictLease, h.Key, h.ID, h.Token, reason)
 			return err
-		case Advisory:
+		case KindAdvisory:
 			if h.PID == 0 {
 				return fmt.Errorf("the lock is a prepared transaction's, which has no session; COMMIT PREPARED or ROLLBACK PREPARED ends it: %w", errors.ErrUnsupported)
 			}
@@ -123,7 +123,7 @@ type Session struct {
 // there is none any more the error matches pgx.ErrNoRows.
 func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 	found := Session{PID: pid}
-	err := m.look(ctx, Filter{Kind: Advisory}, "", func(s *sight) error {
+	err := m.look(ctx, Filter{Kind: KindAdvisory}, "", func(s *sight) error {
 		locks, err := s.advisory(ctx)
 		if err != nil {
 			return err
@@ -141,7 +141,7 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 		return err
 	})
 	sortWaiters(found.Waiters)
-	return found, fail("session", "", Advisory, err)
+	return found, fail("session", "", KindAdvisory, err)
 }
 
 // Terminate ends a session that [Monitor.Session] returned: all advisory locks that it
@@ -189,7 +189,7 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 		terminated = false
 		return fmt.Errorf("process %d was told to end, and is still there", session.PID)
 	})
-	return terminated, fail("terminate", "", Advisory, err)
+	return terminated, fail("terminate", "", KindAdvisory, err)
 }
 
 // maxReason is how long a reason may be, in bytes; what a session's end adds to it has
@@ -221,7 +221,7 @@ func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, e
 		}
 		return nil
 	})
-	return removed, fail("reap", "", Lease, err)
+	return removed, fail("reap", "", KindLease, err)
 }
 
 // write is look for what changes something.

@@ -61,7 +61,7 @@ func (s *sight) find(ctx context.Context) error {
 		s.schema = in.Schema
 	case errors.Is(err, ErrSchema), hidden(err):
 		s.absent = err
-		s.miss("leases, and the queues of those who wait", err, Lease)
+		s.miss("leases, and the queues of those who wait", err, KindLease)
 		return nil
 	default:
 		return err
@@ -119,12 +119,12 @@ func (s *sight) leases(ctx context.Context) ([]*Holder, error) {
 		return nil, nil
 	}
 	var leases []*Holder
-	h := Holder{Kind: Lease}
+	h := Holder{Kind: KindLease}
 	var shared bool
 	var state knownState
 	var since, expires pgtype.Timestamptz // of the zero time if there is none
-	err := s.read(ctx, statements.MonitorLeases, []any{&h.Key, &shared, &h.Owner, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
-		if !s.filter.admits(Lease, h.Key) {
+	err := s.read(ctx, statements.MonitorLeases, []any{&h.Key, &shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
+		if !s.filter.admits(KindLease, h.Key) {
 			return
 		}
 		lease := h
@@ -135,7 +135,7 @@ func (s *sight) leases(ctx context.Context) ([]*Holder, error) {
 		leases = append(leases, &lease)
 	})
 	if err != nil && hidden(err) {
-		s.miss("leases", err, Lease)
+		s.miss("leases", err, KindLease)
 		return nil, nil
 	}
 	return leases, err
@@ -191,15 +191,15 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 			label = id.OwnLabel(false) // as those name it who have it
 		}
 		switch {
-		case s.hides(internal, key), !s.filter.admits(Advisory, key):
+		case s.hides(internal, key), !s.filter.admits(KindAdvisory, key):
 		case granted:
 			view.holders = append(view.holders, &Holder{
-				Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: pid, State: Live,
+				Key: key, Kind: KindAdvisory, Mode: mode, ID: owner, PID: pid, State: StateLive,
 				Application: application, Role: role, Client: client, Label: label, Internal: internal,
 			})
 		default:
 			view.waiters = append(view.waiters, Waiter{
-				Key: key, Kind: Advisory, Mode: mode, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy,
+				Key: key, Kind: KindAdvisory, Mode: mode, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy,
 				Label: label, Internal: internal,
 			})
 		}
@@ -224,14 +224,14 @@ func (s *sight) evictions(ctx context.Context, holders []*Holder) error {
 	for _, h := range holders {
 		var at hold
 		switch {
-		case h.Kind == Advisory:
+		case h.Kind == KindAdvisory:
 			id := lockkey.Identify(h.Key)
 			at.kind, at.name = int32(id.Space()), strconv.FormatInt(id.Number, 10)
 			at.holder = fmt.Sprintf("advisory:%d:%d:%d", h.PID, id.Space(), id.Number)
-		case h.Owner == evictedHolder:
+		case h.ID == evictedHolder:
 			at.name, at.token = h.Key, h.Token
 		case h.Mode == Shared && h.Token == 0:
-			at.name, at.holder = h.Key, h.Owner
+			at.name, at.holder = h.Key, h.ID
 		default:
 			continue
 		}
@@ -283,13 +283,13 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 	var w Waiter
 	err := s.read(ctx, statements.MonitorTickets, []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds}, func() {
 		w := w
-		w.Kind, w.Behind, w.Since = Lease, int(behind)-1, since.Time
+		w.Kind, w.Behind, w.Since = KindLease, int(behind)-1, since.Time
 		if kind != 0 {
 			id := lockkey.ID{Pair: kind == 2}
 			if _, err := fmt.Sscan(w.Key, &id.Number); err != nil {
 				return // nobody's
 			}
-			w.Kind, w.Key, w.BlockedBy, w.Label = Advisory, locks.keys.of(id), locks.granted[id], locks.keys.labels[id]
+			w.Kind, w.Key, w.BlockedBy, w.Label = KindAdvisory, locks.keys.of(id), locks.granted[id], locks.keys.labels[id]
 			if w.Internal = locks.keys.internal(id); w.Internal {
 				w.Label = id.OwnLabel(false)
 			}
@@ -300,7 +300,7 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 		}
 	})
 	if err != nil && hidden(err) {
-		s.miss("the queues of those who wait", err, Lease, Advisory)
+		s.miss("the queues of those who wait", err, KindLease, KindAdvisory)
 		return nil, nil
 	}
 	return waiters, err

@@ -76,7 +76,7 @@ func (s Snapshot) Tree() []Queue {
 	}
 	for _, h := range s.Holders {
 		f.add(lockID{h.Kind, h.Key}, h)
-		if name := strings.TrimRight(h.Key, "0123456789"); h.Kind == Lease && len(name) < len(h.Key) && strings.HasSuffix(name, "#") {
+		if name := strings.TrimRight(h.Key, "0123456789"); h.Kind == KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#") {
 			f.add(lockID{h.Kind, name}, h) // a permit: who waits for any waits for it
 		}
 	}
@@ -109,8 +109,8 @@ func (f *forest) add(id lockID, h Holder) {
 		return
 	}
 	f.holders[id] = append(f.holders[id], h)
-	name := h.Owner
-	if h.Kind == Advisory {
+	name := h.ID
+	if h.Kind == KindAdvisory {
 		key := lockkey.Identify(h.Key)
 		name = fmt.Sprintf("advisory:%d:%d:%d", h.PID, key.Space(), key.Number)
 	}

@@ -49,17 +49,17 @@ func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
 			t.Errorf("%s waits since %v, at %v", w.Key, w.Since, shot.At)
 		}
 	}
-	if w := testkit.WaitersFor(shot, "lease")[0]; w.Kind != pgxlock.Lease || w.Owner != "others" || w.Ticket == 0 || w.PID != 0 || w.Woken {
+	if w := testkit.WaitersFor(shot, "lease")[0]; w.Kind != pgxlock.KindLease || w.Owner != "others" || w.Ticket == 0 || w.PID != 0 || w.Woken {
 		t.Errorf("%+v", w)
 	}
 	session, process := testkit.WaitersFor(shot, "advisory")[0], testkit.WaitersFor(shot, "advisory")[1]
-	if session.PID != pid || session.Kind != pgxlock.Advisory || !slices.Equal(session.BlockedBy, []int32{held.PID}) || session.Ticket != 0 {
+	if session.PID != pid || session.Kind != pgxlock.KindAdvisory || !slices.Equal(session.BlockedBy, []int32{held.PID}) || session.Ticket != 0 {
 		t.Errorf("the session: %+v", session)
 	}
 	if process.Owner != "a waiter" || process.Ticket == 0 || !slices.Equal(process.BlockedBy, []int32{held.PID}) {
 		t.Errorf("the process: %+v", process)
 	}
-	for filter, n := range map[pgxlock.Filter]int{{Kind: pgxlock.Advisory}: 2, {Kind: pgxlock.Lease}: 2, {Key: "lease"}: 1, {Prefix: "l"}: 1, {}: 4} {
+	for filter, n := range map[pgxlock.Filter]int{{Kind: pgxlock.KindAdvisory}: 2, {Kind: pgxlock.KindLease}: 2, {Key: "lease"}: 1, {Prefix: "l"}: 1, {}: 4} {
 		if found, err := monitor.Waiters(t.Context(), filter); err != nil || len(found) != n {
 			t.Errorf("%+v: %+v, %v", filter, found, err)
 		}
@@ -126,7 +126,7 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 		for _, q := range queues {
 			text += indent + strings.TrimPrefix(q.Key, "\x00")
 			for _, h := range q.Holders {
-				owner, _, _ := strings.Cut(h.Owner, ":")
+				owner, _, _ := strings.Cut(h.ID, ":")
 				text += " " + strings.Fields(owner)[0]
 			}
 			text += "\n"
@@ -170,16 +170,16 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 func TestTheTreeOfACircleAndOfWhatSeveralHold(t *testing.T) {
 	t.Parallel()
 	hold := func(key string, pid int32) pgxlock.Holder {
-		return pgxlock.Holder{Kind: pgxlock.Advisory, Key: key, PID: pid}
+		return pgxlock.Holder{Kind: pgxlock.KindAdvisory, Key: key, PID: pid}
 	}
 	wait := func(key string, pid int32, holds ...string) pgxlock.Waiter {
-		return pgxlock.Waiter{Kind: pgxlock.Advisory, Key: key, PID: pid, Holds: holds}
+		return pgxlock.Waiter{Kind: pgxlock.KindAdvisory, Key: key, PID: pid, Holds: holds}
 	}
 	lease := func(key, owner string) pgxlock.Holder {
-		return pgxlock.Holder{Kind: pgxlock.Lease, Key: key, Owner: owner}
+		return pgxlock.Holder{Kind: pgxlock.KindLease, Key: key, ID: owner}
 	}
 	ticket := func(key, holds string) pgxlock.Waiter {
-		return pgxlock.Waiter{Kind: pgxlock.Lease, Key: key, Holds: []string{holds}}
+		return pgxlock.Waiter{Kind: pgxlock.KindLease, Key: key, Holds: []string{holds}}
 	}
 	var write func(queues []pgxlock.Queue) string
 	write = func(queues []pgxlock.Queue) (text string) {

@@ -14,28 +14,31 @@ import (
 // This file tells a program what becomes of its calls and its locks: what metrics and
 // traces are made of.
 
-// What an [Event] tells: its Op.
+// An EventOp is what happened, the Op of an [Event].
+type EventOp string
+
+// What can happen.
 const (
 	// EventBusy: a call found that somebody has the key, or that others wait for it.
-	EventBusy = "busy"
+	EventBusy EventOp = "busy"
 
 	// EventWait: a call that asked for locks is over, however short its wait was. Err
 	// says why it got none.
-	EventWait = "wait"
+	EventWait EventOp = "wait"
 
 	// EventAcquired: a call returns a Lock, or a Do begins its work.
-	EventAcquired = "acquired"
+	EventAcquired EventOp = "acquired"
 
 	// EventRenewed: the deadline of a Lock has moved, by itself or by [Lock.Renew]; with
 	// Err: the renewal of a lease failed, and is tried again while there is time.
-	EventRenewed = "renewed"
+	EventRenewed EventOp = "renewed"
 
 	// EventLost: a Lock was lost. Err matches [ErrLost] and says how.
-	EventLost = "lost"
+	EventLost EventOp = "lost"
 
 	// EventReleased: a Lock was given back, by Release, the end of a Do, or Close. With
 	// Err it may take until its TTL is over before others get it.
-	EventReleased = "released"
+	EventReleased EventOp = "released"
 )
 
 // An Event is what Observe is told, a function in [LeaseConfig] and [AdvisoryConfig].
@@ -70,7 +73,7 @@ const (
 //
 // Fields may be added; those that are there keep their meaning.
 type Event struct {
-	Op   string    // EventBusy, ...
+	Op   EventOp
 	Time time.Time // when it happened, by the clock of this machine
 
 	// Key is what was asked for: of a permit, the key of its semaphore. Of AcquireAll
@@ -134,7 +137,7 @@ func (l *Locker) observeCall(ctx context.Context, key string, o options) *observ
 	return c
 }
 
-func (c *observedCall) now(op string) Event {
+func (c *observedCall) now(op EventOp) Event {
 	e := c.event
 	e.Op, e.Time = op, time.Now()
 	e.Wait = e.Time.Sub(c.began)
@@ -231,7 +234,7 @@ type lockEvent struct {
 	Event
 }
 
-func (o *observedLock) now(op string) Event {
+func (o *observedLock) now(op EventOp) Event {
 	if o == nil {
 		return Event{}
 	}

@@ -20,7 +20,7 @@ import (
 type told struct {
 	mu     sync.Mutex
 	events []Event
-	on     map[string]func() // by Op
+	on     map[EventOp]func() // by Op
 }
 
 func (o *told) observe(_ context.Context, e Event) {
@@ -39,7 +39,7 @@ func (o *told) ops() string {
 	defer o.mu.Unlock()
 	var ops []string
 	for _, e := range o.events {
-		ops = append(ops, e.Op)
+		ops = append(ops, string(e.Op))
 	}
 	return strings.Join(ops, " ")
 }
@@ -59,7 +59,7 @@ func (o *told) wants(t *testing.T, what string) {
 }
 
 // observing runs test in a bubble with a Locker that is observed.
-func observing(t *testing.T, on map[string]func(), test func(t *testing.T, l *Locker, server *fakeServer, o *told)) {
+func observing(t *testing.T, on map[EventOp]func(), test func(t *testing.T, l *Locker, server *fakeServer, o *told)) {
 	t.Helper()
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		o := &told{on: on}
@@ -91,7 +91,7 @@ func TestEventsTellHowLongWasWaitedAndHeld(t *testing.T) {
 		var got []part
 		for _, e := range o.events {
 			got = append(got, part{e.Key, e.Holder, e.Token, e.Busy, e.Wait, e.Held})
-			if e.Kind != Lease || e.Mode != Exclusive || e.Call == 0 || e.Call != o.events[0].Call || e.Err != nil {
+			if e.Kind != KindLease || e.Mode != Exclusive || e.Call == 0 || e.Call != o.events[0].Call || e.Err != nil {
 				t.Errorf("%+v", e)
 			}
 		}
@@ -152,7 +152,7 @@ func TestAReleaseThatFailsIsARelease(t *testing.T) {
 func TestWhatEndsALockBeforeItIsReturnedIsToldAfterTheGrant(t *testing.T) {
 	for end, ops := range map[string]string{"loss": "wait acquired lost", "Close": "wait acquired released"} {
 		t.Run(end, func(t *testing.T) {
-			on := make(map[string]func())
+			on := make(map[EventOp]func())
 			observing(t, on, func(t *testing.T, l *Locker, _ *fakeServer, o *told) {
 				o.mu.Lock()
 				on[EventWait] = func() {
@@ -175,7 +175,7 @@ func TestWhatEndsALockBeforeItIsReturnedIsToldAfterTheGrant(t *testing.T) {
 }
 
 func TestAnObserverThatBlocksHoldsUpItsOwnCallOnly(t *testing.T) {
-	block := make(map[string]func())
+	block := make(map[EventOp]func())
 	observing(t, block, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		first, other := acquired(t, l, "k"), acquired(t, l, "other")
 		gate := make(chan struct{})
@@ -212,7 +212,7 @@ func TestAnObserverThatBlocksHoldsUpItsOwnCallOnly(t *testing.T) {
 			var ops []string
 			for _, e := range o.events {
 				if e.Key == lock.key {
-					ops = append(ops, e.Op)
+					ops = append(ops, string(e.Op))
 				}
 			}
 			// What came while it was blocked is nothing that the end does not say.
@@ -224,7 +224,7 @@ func TestAnObserverThatBlocksHoldsUpItsOwnCallOnly(t *testing.T) {
 }
 
 func TestRenewalsThatObserveIsTooSlowForAreToldAsOne(t *testing.T) {
-	block := make(map[string]func())
+	block := make(map[EventOp]func())
 	observing(t, block, func(t *testing.T, l *Locker, _ *fakeServer, o *told) {
 		lock := acquired(t, l, "k")
 		gate := make(chan struct{})
@@ -249,7 +249,7 @@ func TestRenewalsThatObserveIsTooSlowForAreToldAsOne(t *testing.T) {
 
 // An observer that blocks in the middle of a grant leaves a lock that is kept alive.
 func TestALockWhoseGrantIsStillBeingToldIsRenewedAndLost(t *testing.T) {
-	block := make(map[string]func())
+	block := make(map[EventOp]func())
 	observing(t, block, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		gate := make(chan struct{})
 		o.mu.Lock()
@@ -278,7 +278,7 @@ func TestALockWhoseGrantIsStillBeingToldIsRenewedAndLost(t *testing.T) {
 }
 
 func TestCloseReturnsWhenEveryLossIsTold(t *testing.T) {
-	on := make(map[string]func())
+	on := make(map[EventOp]func())
 	observing(t, on, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		gate := make(chan struct{})
 		o.mu.Lock()
@@ -306,7 +306,7 @@ func TestCloseReturnsWhenEveryLossIsTold(t *testing.T) {
 
 func TestAPanicOfObserveIsLoggedAndHarmsNothing(t *testing.T) {
 	always := func() { panic("of the observer") }
-	on := map[string]func(){EventBusy: always, EventWait: always, EventAcquired: always, EventRenewed: always, EventLost: always, EventReleased: always}
+	on := map[EventOp]func(){EventBusy: always, EventWait: always, EventAcquired: always, EventRenewed: always, EventLost: always, EventReleased: always}
 	observing(t, on, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		var said bytes.Buffer
 		l.log = slog.New(slog.NewTextHandler(&said, nil))

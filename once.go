@@ -117,7 +117,7 @@ func OncePer(pool *pgxpool.Pool, period time.Duration, cfg *OnceConfig) (*Once, 
 	if err != nil {
 		return nil, fail("new", "", 0, err)
 	}
-	o.locks, err = NewLease(pool, &LeaseConfig{TTL: o.cfg.TTL, Owner: o.cfg.Owner, Schema: o.cfg.Schema, Backoff: o.cfg.Backoff, Logger: o.cfg.Logger})
+	o.locks, err = NewLeaseLocker(pool, &LeaseConfig{TTL: o.cfg.TTL, Owner: o.cfg.Owner, Schema: o.cfg.Schema, Backoff: o.cfg.Backoff, Logger: o.cfg.Logger})
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ func MemoryOncePer(period time.Duration, cfg *OnceConfig) (*Once, error) {
 	if err != nil {
 		return nil, fail("new", "", 0, err)
 	}
-	o.locks = NewMemory()
+	o.locks = NewMemoryLocker()
 	o.runs = &memoryRuns{once: o, known: make(map[string]map[int64]*memoryRun)}
 	return o, nil
 }

@@ -95,7 +95,7 @@ func newQueue(l *Locker, place *dbconn.Installation, owner string, run func(dbco
 		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, run: run, reached: reached,
 		tickets: make(map[*ticket]struct{}), queued: make(map[lockkey.Name]struct{}), handed: make(map[lockkey.Name]struct{}), others: make(map[lockkey.Name]time.Time), sending: make(map[lockkey.Name]struct{}), leaving: make(map[int64]struct{}), void: make(map[lockkey.Name][]*ticket),
 	}
-	if l.kind == Advisory {
+	if l.kind == KindAdvisory {
 		l.lines.handed = q.handedOver
 	}
 	q.listener = newListener(d, q)

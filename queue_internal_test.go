@@ -23,7 +23,7 @@ func (l *Locker) StopRefreshing() {
 // time than that.
 func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	t.Parallel()
-	l := newLocker(Lease, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
+	l := newLocker(KindLease, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
 	sent, reply := make(chan struct{}, 10), make(chan struct{})
 	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", func(dbconn.Exchange) error {
 		sent <- struct{}{}
@@ -70,7 +70,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 // with every refusal.
 func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	t.Parallel()
-	l := newLocker(Advisory, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
+	l := newLocker(KindAdvisory, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
 	perSight := func(locks int) time.Duration {
 		best := time.Hour
 		for range 10 {

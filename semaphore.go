@@ -58,7 +58,7 @@ func (l *Locker) Semaphore(n int) (*Semaphore, error) {
 	case n < 1 || n > maxPermits:
 		return nil, l.fail("new", "", fmt.Errorf("a semaphore has 1 to %d permits, and not %d", maxPermits, n))
 	case !l.backend.takes(permits(n)):
-		return nil, l.fail("new", "", fmt.Errorf("there are no semaphores of this kind; use the Locker of NewLease: %w", errors.ErrUnsupported))
+		return nil, l.fail("new", "", fmt.Errorf("there are no semaphores of this kind; use the Locker of NewLeaseLocker: %w", errors.ErrUnsupported))
 	}
 	return &Semaphore{l, permits(n)}, nil
 }

@@ -28,7 +28,7 @@ func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
 	}
 	defer pool.Close()
 	newLocker := func() *Locker {
-		l, err := NewLease(pool, nil)
+		l, err := NewLeaseLocker(pool, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

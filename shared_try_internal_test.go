@@ -14,8 +14,8 @@ import (
 func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 	t.Parallel()
 	for kind, newLocker := range map[string]func(*pgtest.DB) (*Locker, error){
-		"lease":    func(db *pgtest.DB) (*Locker, error) { return NewLease(db.Pool, nil) },
-		"advisory": func(db *pgtest.DB) (*Locker, error) { return NewAdvisory(db.Pool, nil) },
+		"lease":    func(db *pgtest.DB) (*Locker, error) { return NewLeaseLocker(db.Pool, nil) },
+		"advisory": func(db *pgtest.DB) (*Locker, error) { return NewAdvisoryLocker(db.Pool, nil) },
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

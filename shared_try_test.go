@@ -69,7 +69,7 @@ func TestSharedTryDoesNotPassAWriterOfAnyLocker(t *testing.T) {
 		wantNoShare(t, "the Locker that has it", readers, "k")
 		wantNoShare(t, "the writer's Locker", writers, "k")
 		wantNoShare(t, "a Locker that has nothing to do with it", third, "k")
-		unused := testkit.WaitingKinds[map[pgxlock.Kind]string{pgxlock.Lease: "leases", pgxlock.Advisory: "advisory locks"}[third.Kind()]](t, db, "unused")
+		unused := testkit.WaitingKinds[map[pgxlock.Kind]string{pgxlock.KindLease: "leases", pgxlock.KindAdvisory: "advisory locks"}[third.Kind()]](t, db, "unused")
 		wantNoShare(t, "a Locker that is not connected", unused, "k")
 
 		cancel() // the writer is over, and keeps nobody out
@@ -100,7 +100,7 @@ func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
 func TestSharedTryDoesNotPassAWriterInMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		locks := pgxlock.NewMemory()
+		locks := pgxlock.NewMemoryLocker()
 		reading := testkit.Acquire(t, locks, "k", pgxlock.Shared)
 		shares(t, locks, "k")
 		granted := testkit.Waits(t, locks, "k")

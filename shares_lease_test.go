@@ -50,9 +50,9 @@ func TestReadersOfSeveralProcessesKeepWritersOut(t *testing.T) {
 	if err != nil || len(holders) != 3 {
 		t.Fatal(holders, err)
 	}
-	slices.SortFunc(holders, func(a, b pgxlock.Holder) int { return strings.Compare(a.Owner, b.Owner) })
+	slices.SortFunc(holders, func(a, b pgxlock.Holder) int { return strings.Compare(a.ID, b.ID) })
 	for i, owner := range []string{first.Holder(), "sql", second.Holder()} {
-		if h := holders[i]; h.Owner != owner || h.Mode != pgxlock.Shared || h.Token != first.Token() || h.Since.IsZero() || !h.Expires.After(h.Since) || (h.Metadata == "report") != (i == 0) {
+		if h := holders[i]; h.ID != owner || h.Mode != pgxlock.Shared || h.Token != first.Token() || h.Since.IsZero() || !h.Expires.After(h.Since) || (h.Metadata == "report") != (i == 0) {
 			t.Errorf("%+v", h)
 		}
 	}
@@ -434,7 +434,7 @@ func TestALostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
 func TestReadersInMemoryDoNotPassAWriter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		locks := pgxlock.NewMemory()
+		locks := pgxlock.NewMemoryLocker()
 		var mu sync.Mutex
 		var order []string
 		first := testkit.Acquire(t, locks, "k", pgxlock.Shared)

@@ -17,7 +17,7 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// NewLease returns a Locker whose locks are leases: rows in the table
+// NewLeaseLocker returns a Locker whose locks are leases: rows in the table
 // distributed_locks that expire unless they are renewed, which the Locker does.
 // They survive a crash of the server, work with SQL callers of acquire_lock, and
 // need the migrations ([ErrSchema]).
@@ -32,7 +32,7 @@ import (
 // is used, and the Locker never takes a connection from it. The driver of the *sql.DB
 // may be lib/pq; the server refuses words that only lib/pq knows, such as
 // binary_parameters, when they are in the string of the pool.
-func NewLease(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
+func NewLeaseLocker(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
 	return newLease(pool, cfg, clock.System)
 }
 
@@ -42,10 +42,10 @@ func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock.Clock) (*Locker
 		err = errors.New("the pool is nil; make one with pgxpool.New")
 	}
 	if err != nil {
-		return nil, &Error{Op: "new", Kind: Lease, Err: err}
+		return nil, &Error{Op: "new", Kind: KindLease, Err: err}
 	}
 	connections := pool.Config()
-	l := newLocker(Lease, now, cfg.Backoff, cfg.Logger)
+	l := newLocker(KindLease, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
 	t := &leaseTable{locker: l, cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
 	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)

@@ -41,7 +41,7 @@ func newBatchDB(t *testing.T) batchDB {
 // table returns the table of a Locker whose connections are made as the pool says.
 func (db batchDB) table(t *testing.T, pool *pgxpool.Pool) *leaseTable {
 	t.Helper()
-	locks, err := NewLease(pool, &LeaseConfig{TTL: time.Hour})
+	locks, err := NewLeaseLocker(pool, &LeaseConfig{TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +394,7 @@ func TestTheServerTakesTheLongestTTL(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, cfg := range map[string]*LeaseConfig{"of the lock": nil, "of the Locker": {TTL: maxTTL}} {
-		locks, err := NewLease(db.Pool, cfg)
+		locks, err := NewLeaseLocker(db.Pool, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -80,7 +80,7 @@ func inBubble(t *testing.T, test func(t *testing.T, l *Locker, server *fakeServe
 // newFake makes a Locker on a fakeServer. It waits a second before its second
 // try, two before the third, and so on.
 func newFake(server *fakeServer) *Locker {
-	l := newLocker(Lease, server.clock, func(attempt int) time.Duration { return time.Duration(attempt+1) * time.Second },
+	l := newLocker(KindLease, server.clock, func(attempt int) time.Duration { return time.Duration(attempt+1) * time.Second },
 		slog.New(slog.DiscardHandler))
 	l.backend = server
 	return l

@@ -62,14 +62,14 @@ import (
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) error {
-	return fail("lock", key, Advisory, lockTx(ctx, newPgxTx(tx), []string{key}, opts))
+	return fail("lock", key, KindAdvisory, lockTx(ctx, newPgxTx(tx), []string{key}, opts))
 }
 
 // LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq;
 // with another one a wait that is over aborts the transaction unless its errors
 // have a method SQLState. When ctx ends during the wait both close the connection.
 func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) error {
-	return fail("lock", key, Advisory, lockTx(ctx, newSQLTx(tx), []string{key}, opts))
+	return fail("lock", key, KindAdvisory, lockTx(ctx, newSQLTx(tx), []string{key}, opts))
 }
 
 // LockAllTx is [LockTx] for many keys: all of them or, with ErrNotAcquired, none.
@@ -79,7 +79,7 @@ func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) erro
 // Each key has a place in the server's lock table, which holds at least 6,400 with
 // default settings: lock what is above a few hundred keys by one key.
 func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...Option) error {
-	return fail("lock", "", Advisory, lockTx(ctx, newPgxTx(tx), keys, opts))
+	return fail("lock", "", KindAdvisory, lockTx(ctx, newPgxTx(tx), keys, opts))
 }
 
 // reply is what the statements that lock tell, by the number of their rows.

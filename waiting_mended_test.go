@@ -81,7 +81,7 @@ func TestAPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Backoff: testkit.Seldom})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Backoff: testkit.Seldom})
 	if err != nil {
 		t.Fatal(err)
 	}

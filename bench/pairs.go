@@ -23,15 +23,15 @@ func pairsOf(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) func(contex
 	}
 }
 
-func newLease(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewLease(pool, nil) }
+func newLease(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewLeaseLocker(pool, nil) }
 
 // newSession has room for one lock of each of the most workers.
 func newSession(pool *pgxpool.Pool) (*pgxlock.Locker, error) {
-	return pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{MaxLocks: 1100})
+	return pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{MaxLocks: 1100})
 }
 
 func newTokens(pool *pgxpool.Pool) (*pgxlock.Locker, error) {
-	return pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{MaxLocks: 1100, Tokens: true})
+	return pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{MaxLocks: 1100, Tokens: true})
 }
 
 // pair is an op that takes a lock and gives it back, under another key each time.

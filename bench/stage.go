@@ -98,7 +98,7 @@ func (s *stage) installed(ctx context.Context, setup string) (*pgxpool.Pool, err
 
 // locker returns a Locker, closed after the row.
 func (s *stage) locker(pool *pgxpool.Pool, cfg *pgxlock.LeaseConfig) (*pgxlock.Locker, error) {
-	locks, err := pgxlock.NewLease(pool, cfg)
+	locks, err := pgxlock.NewLeaseLocker(pool, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -31,10 +31,10 @@ type result struct {
 // tables are all of them, in the order in which they are shown.
 var tables = []table{
 	{
-		name: "pairs", about: "acquire and release, a new key each time; only leases and etcd are durable, session locks keep nothing on disk",
+		name: "pairs", about: "acquire and release, a new key each time; only leases and etcd are durable, advisory locks keep nothing on disk",
 		contestants: []contestant{
-			{name: "session", prepare: pairsOf(newSession)},
-			{name: "session+tokens", prepare: pairsOf(newTokens)},
+			{name: "advisory", prepare: pairsOf(newSession)},
+			{name: "advisory+tokens", prepare: pairsOf(newTokens)},
 			{name: "lease", prepare: pairsOf(newLease)},
 			{name: "floor", prepare: twoSelects},
 			{name: "redislock", needs: redisServer, prepare: bsmRedislock},
@@ -43,12 +43,12 @@ var tables = []table{
 			{name: "etcd", needs: etcdServer, prepare: etcdMutex},
 		},
 		results: []result{
-			{"session", "floor", map[int]float64{1: 1.15}},
-			{"session", "rueidis", map[int]float64{1: 0, 32: 1 / 1.6, 256: 1 / 4.5, 1024: 0}},
-			{"session", "redislock", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
-			{"session", "redsync", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
-			{"session", "etcd", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
-			{"session+tokens", "lease", map[int]float64{1: 0, 32: 0, 256: 0}},
+			{"advisory", "floor", map[int]float64{1: 1.15}},
+			{"advisory", "rueidis", map[int]float64{1: 0, 32: 1 / 1.6, 256: 1 / 4.5, 1024: 0}},
+			{"advisory", "redislock", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
+			{"advisory", "redsync", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
+			{"advisory", "etcd", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
+			{"advisory+tokens", "lease", map[int]float64{1: 0, 32: 0, 256: 0}},
 			{"lease", "redislock", map[int]float64{1: 0, 32: 1, 256: 0, 1024: 0}},
 			{"lease", "redsync", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
 			{"lease", "rueidis", map[int]float64{1: 0, 32: 0, 256: 1, 1024: 0}},

@@ -52,7 +52,7 @@ func (d *doctor) pooler(ctx context.Context) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
-	f := Finding{Status: StatusWarning, Advice: "use NewLease, or connect NewAdvisory to the server itself; where a driver prepares statements the pooler must know them, or set default_query_exec_mode=exec"}
+	f := Finding{Status: StatusWarning, Advice: "use NewLeaseLocker, or connect NewAdvisoryLocker to the server itself; where a driver prepares statements the pooler must know them, or set default_query_exec_mode=exec"}
 	if transactions {
 		f.Detail = "a pooler in transaction mode is in between: leases, LockTx and ClaimTx work, session locks are refused"
 	} else {

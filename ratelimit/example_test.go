@@ -89,7 +89,7 @@ func ExampleNewMemory() {
 
 // What a wait of a program's own, or a Locker's, takes between its tries.
 func ExampleExponentialBackoff() {
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Backoff: pgxlock.ExponentialBackoff(50*time.Millisecond, 5*time.Second)})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Backoff: pgxlock.ExponentialBackoff(50*time.Millisecond, 5*time.Second)})
 	if err != nil {
 		log.Fatal(err)
 	}

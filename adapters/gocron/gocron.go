@@ -134,7 +134,7 @@ type Elector struct {
 // run beside another one needs a lock of its own in the job.
 func NewElector(locks *pgxlock.Locker, key string) (*Elector, error) {
 	if locks == nil {
-		return nil, errors.New("gocronlock: the Locker is nil; make one with pgxlock.NewLease")
+		return nil, errors.New("gocronlock: the Locker is nil; make one with pgxlock.NewLeaseLocker")
 	}
 	if key == "" {
 		return nil, errors.New("gocronlock: the key is empty; name what there is one leader of")

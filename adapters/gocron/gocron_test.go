@@ -189,7 +189,7 @@ func TestTheLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
 	var nodes []node
 	ran := make(chan int, 1000)
 	for i := range 3 {
-		locks, err := pgxlock.NewLease(pool, nil)
+		locks, err := pgxlock.NewLeaseLocker(pool, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -245,7 +245,7 @@ func TestTheLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
 
 func TestBadInputIsNamed(t *testing.T) {
 	t.Parallel()
-	locks := pgxlock.NewMemory()
+	locks := pgxlock.NewMemoryLocker()
 	for says, err := range map[string]error{
 		"Retry and CatchUp have no": second(gocronlock.NewLocker(pool, time.Second, &pgxlock.OnceConfig{Retry: true})),
 		"CatchUp have no meaning":   second(gocronlock.NewLocker(pool, time.Second, &pgxlock.OnceConfig{CatchUp: 1})),

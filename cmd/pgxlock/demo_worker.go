@@ -80,7 +80,7 @@ func work(ctx context.Context, name, url string, in io.Reader, out io.Writer) er
 	if err != nil {
 		return err
 	}
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Owner: name})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Owner: name})
 	if err != nil {
 		return err
 	}

@@ -126,7 +126,7 @@ func (e *eviction) do(cmd *cobra.Command, monitor *pgxlock.Monitor) error {
 	case err != nil:
 		return err
 	case !gone:
-		return fmt.Errorf("%s has %s no longer; %w", printable(h.Owner), shown(bare(h.Key)), errNotEvicted)
+		return fmt.Errorf("%s has %s no longer; %w", printable(h.ID), shown(bare(h.Key)), errNotEvicted)
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h))
 	return err
@@ -134,7 +134,7 @@ func (e *eviction) do(cmd *cobra.Command, monitor *pgxlock.Monitor) error {
 
 // find returns the one holder that is meant.
 func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxlock.Monitor) (pgxlock.Holder, error) {
-	kinds := []pgxlock.Kind{pgxlock.Advisory, pgxlock.Lease}
+	kinds := []pgxlock.Kind{pgxlock.KindAdvisory, pgxlock.KindLease}
 	switch {
 	case e.terminate, e.key != bare(e.key):
 		kinds = kinds[:1]
@@ -150,7 +150,7 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 		}
 		found = append(found, holders...)
 	}
-	if len(found) == 0 && slices.Contains(kinds, pgxlock.Lease) {
+	if len(found) == 0 && slices.Contains(kinds, pgxlock.KindLease) {
 		choose = "its key, --holder or --token"
 		var err error
 		if found, err = permitsOf(ctx, monitor, e.key); err != nil {
@@ -161,7 +161,7 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 		return a.PID != 0 && a.PID == b.PID
 	})
 	for _, h := range found {
-		if (!flags.Changed("holder") || h.Owner == e.holder) && (!flags.Changed("pid") || h.PID == e.pid) && (!flags.Changed("token") || h.Token == e.token) {
+		if (!flags.Changed("holder") || h.ID == e.holder) && (!flags.Changed("pid") || h.PID == e.pid) && (!flags.Changed("token") || h.Token == e.token) {
 			chosen = append(chosen, h)
 		}
 	}
@@ -178,7 +178,7 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 
 // permitsOf returns who holds permits of a semaphore.
 func permitsOf(ctx context.Context, monitor *pgxlock.Monitor, name string) ([]pgxlock.Holder, error) {
-	holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.Lease, Prefix: name + "#"})
+	holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.KindLease, Prefix: name + "#"})
 	return slices.DeleteFunc(holders, func(h pgxlock.Holder) bool {
 		_, err := strconv.ParseUint(h.Key[len(name)+1:], 10, 32)
 		return err != nil
@@ -241,17 +241,17 @@ func (e *eviction) ask(cmd *cobra.Command, question string) error {
 // described names a holder, and what it has.
 func described(h pgxlock.Holder) string {
 	kind := string(kindNamed(h.Kind))
-	if h.Kind == pgxlock.Advisory {
+	if h.Kind == pgxlock.KindAdvisory {
 		kind += " lock"
 	}
-	text := fmt.Sprintf("%s %s from %s", kind, shown(bare(h.Key)), printable(h.Owner))
+	text := fmt.Sprintf("%s %s from %s", kind, shown(bare(h.Key)), printable(h.ID))
 	if h.Mode == pgxlock.Shared {
 		text = "shared " + text
 	}
 	if h.Token != 0 {
 		text += fmt.Sprintf(", token %d", h.Token)
 	}
-	if h.Kind == pgxlock.Advisory {
+	if h.Kind == pgxlock.KindAdvisory {
 		text += fmt.Sprintf(", process %d", h.PID)
 	}
 	if !h.Since.IsZero() {

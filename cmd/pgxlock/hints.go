@@ -25,10 +25,10 @@ var advices = []hint{
 	{"AdvisoryConfig.Schema", "--schema"},
 	{"MonitorConfig.Schema", "--schema"},
 	{"LeaseConfig.TTL", "--ttl"},
-	{"connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLease", "connect to the server itself, or leave out --kind advisory"},
+	{"connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", "connect to the server itself, or leave out --kind advisory"},
 	{"a setting that AdvisoryConfig.TTL needs; a negative TTL does without", "a setting that --ttl needs; leave out --kind advisory"},
 	{"a negative AdvisoryConfig.TTL asks for none", "leave out --kind advisory"},
-	{"; use NewLease:", "; leave out --kind advisory:"},
+	{"; use NewLeaseLocker:", "; leave out --kind advisory:"},
 }
 
 // arguments are what the functions call what the command line gave them.

@@ -53,7 +53,7 @@ func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) er
 
 // kindNamed is a kind as --kind names it.
 func kindNamed(kind pgxlock.Kind) lockKind {
-	if kind == pgxlock.Advisory {
+	if kind == pgxlock.KindAdvisory {
 		return kindAdvisory
 	}
 	return kindLease
@@ -61,7 +61,7 @@ func kindNamed(kind pgxlock.Kind) lockKind {
 
 // kind is what --kind means.
 func (k lockKind) kind() pgxlock.Kind {
-	return map[lockKind]pgxlock.Kind{kindLease: pgxlock.Lease, kindAdvisory: pgxlock.Advisory}[k]
+	return map[lockKind]pgxlock.Kind{kindLease: pgxlock.KindLease, kindAdvisory: pgxlock.KindAdvisory}[k]
 }
 
 func modeNamed(mode pgxlock.Mode) string {
@@ -125,7 +125,7 @@ type holderView struct {
 
 func viewHolder(h pgxlock.Holder) holderView {
 	return holderView{
-		bare(h.Key), kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.Owner, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
+		bare(h.Key), kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
 		h.Metadata, h.Application, h.Role, h.Client, h.Label, h.Internal, h.EvictedBy, h.EvictionReason,
 	}
 }
@@ -181,7 +181,7 @@ func known[N int32 | int64](n N) string {
 // note is what else is to be said of a holder: why it was evicted, in full, or the begin of
 // the rest.
 func note(h pgxlock.Holder) string {
-	if h.EvictedBy != "" && h.State == pgxlock.Live { // an advisory lock, which only its session can release
+	if h.EvictedBy != "" && h.State == pgxlock.StateLive { // an advisory lock, which only its session can release
 		return "being " + evictedBy(h.EvictedBy, h.EvictionReason)
 	} else if h.EvictedBy != "" {
 		return evictedBy(h.EvictedBy, h.EvictionReason)
@@ -210,7 +210,7 @@ func evictedBy(who, reason string) string {
 func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pgxlock.Holder) error {
 	rows := make([][]cell, len(holders))
 	for i, h := range holders {
-		color := map[pgxlock.LeaseState]string{pgxlock.Live: green, pgxlock.Expired: yellow}[h.State]
+		color := map[pgxlock.LeaseState]string{pgxlock.StateLive: green, pgxlock.StateExpired: yellow}[h.State]
 		remaining, mode, until := "", "", at
 		if !h.Expires.IsZero() {
 			if h.Expires.Before(at) {
@@ -231,7 +231,7 @@ func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pg
 			{text: age(until, h.Since)},
 			{text: remaining},
 			{text: mode},
-			{text: printable(h.Owner)},
+			{text: printable(h.ID)},
 			{text: known(h.Token)},
 			{text: known(h.PID)},
 			{note(h), faint},

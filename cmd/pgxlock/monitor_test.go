@@ -126,11 +126,11 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
-	leases, err := pgxlock.NewLease(db.Pool, &pgxlock.LeaseConfig{Renew: 100 * time.Millisecond})
+	leases, err := pgxlock.NewLeaseLocker(db.Pool, &pgxlock.LeaseConfig{Renew: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sessions, err := pgxlock.NewAdvisory(db.Pool, nil)
+	sessions, err := pgxlock.NewAdvisoryLocker(db.Pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,9 +319,9 @@ func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
 	at := time.Now()
 	shot := pgxlock.Snapshot{
 		At:      at,
-		Holders: []pgxlock.Holder{{Key: evil, Kind: pgxlock.Lease, Owner: evil, Metadata: evil, State: pgxlock.Live, Since: at.Add(-time.Minute), Expires: at.Add(time.Minute)}},
-		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.Lease, State: pgxlock.Abandoned, Label: evil, Client: evil}},
-		Waiters: []pgxlock.Waiter{{Key: evil, Kind: pgxlock.Lease, Owner: evil, Behind: 2, Woken: true}},
+		Holders: []pgxlock.Holder{{Key: evil, Kind: pgxlock.KindLease, ID: evil, Metadata: evil, State: pgxlock.StateLive, Since: at.Add(-time.Minute), Expires: at.Add(time.Minute)}},
+		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.KindLease, State: pgxlock.StateAbandoned, Label: evil, Client: evil}},
+		Waiters: []pgxlock.Waiter{{Key: evil, Kind: pgxlock.KindLease, Owner: evil, Behind: 2, Woken: true}},
 		Missing: []string{evil},
 	}
 	text, err := frame(true, shot, true, 0)
@@ -346,7 +346,7 @@ func TestWhatHasExpiredWasHeldUntilThen(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	var table strings.Builder
-	if err := printHolders(&table, false, 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.Abandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
+	if err := printHolders(&table, false, 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.StateAbandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := table.String(); !strings.Contains(got, " 1d0h ") || !strings.Contains(got, " -2d0h") {
@@ -367,10 +367,10 @@ func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
 // What nobody knows is an empty field, or none: not a year long ago, and no number.
 func TestWhatIsNotKnownIsEmpty(t *testing.T) {
 	t.Parallel()
-	unknown := pgxlock.Holder{Key: pgxlock.RawKey(42), Kind: pgxlock.Advisory, Owner: "psql:1", PID: 1, State: pgxlock.Live}
+	unknown := pgxlock.Holder{Key: pgxlock.RawKey(42), Kind: pgxlock.KindAdvisory, ID: "psql:1", PID: 1, State: pgxlock.StateLive}
 	shot := pgxlock.Snapshot{
 		At: time.Now(), Holders: []pgxlock.Holder{unknown},
-		Waiters: []pgxlock.Waiter{{Key: pgxlock.RawKey(42), Kind: pgxlock.Advisory, Owner: "psql:2", PID: 2, BlockedBy: []int32{1}}},
+		Waiters: []pgxlock.Waiter{{Key: pgxlock.RawKey(42), Kind: pgxlock.KindAdvisory, Owner: "psql:2", PID: 2, BlockedBy: []int32{1}}},
 	}
 	text, err := frame(false, shot, false, 0)
 	if err != nil {
@@ -401,8 +401,8 @@ func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 	const why = "hangs since the deploy of eleven o'clock, INC-7\nask ops"
 	shot := pgxlock.Snapshot{
 		At:      time.Now(),
-		Holders: []pgxlock.Holder{{Key: "k", Kind: pgxlock.Advisory, Owner: "A:1", PID: 1, State: pgxlock.Live, Client: "10.0.0.7", EvictedBy: "postgres", EvictionReason: why}},
-		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.Lease, Owner: "*evicted", State: pgxlock.Expired, Metadata: "pod-7", EvictedBy: "postgres", EvictionReason: why}},
+		Holders: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindAdvisory, ID: "A:1", PID: 1, State: pgxlock.StateLive, Client: "10.0.0.7", EvictedBy: "postgres", EvictionReason: why}},
+		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.KindLease, ID: "*evicted", State: pgxlock.StateExpired, Metadata: "pod-7", EvictedBy: "postgres", EvictionReason: why}},
 	}
 	text, err := frame(false, shot, false, 0)
 	const want = `evicted by postgres: hangs since the deploy of eleven o'clock, INC-7\nask ops`
@@ -479,7 +479,7 @@ func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
 func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	t.Parallel()
 	queue := func(key string, waiters ...pgxlock.Blocked) pgxlock.Queue {
-		return pgxlock.Queue{Key: key, Kind: pgxlock.Lease, Waiters: waiters}
+		return pgxlock.Queue{Key: key, Kind: pgxlock.KindLease, Waiters: waiters}
 	}
 	circle := queue("b", pgxlock.Blocked{Waiter: pgxlock.Waiter{Owner: "two"}, Blocks: []pgxlock.Queue{queue("a")}})
 	var tree strings.Builder

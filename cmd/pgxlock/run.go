@@ -154,7 +154,7 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 	}
 	e.noWait = e.noWait || flags.Changed("wait") && e.wait == 0
 	// What else may be wrong with a lock's name and options is so in memory, too.
-	memory := pgxlock.NewMemory()
+	memory := pgxlock.NewMemoryLocker()
 	_, err := memory.TryAcquire(context.Background(), e.key, e.options()...)
 	return err
 }
@@ -221,13 +221,13 @@ type opened struct {
 
 func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
 	if e.kind == kindAdvisory {
-		l, err := pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{TTL: e.ttl, Schema: e.target.schema})
+		l, err := pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{TTL: e.ttl, Schema: e.target.schema})
 		if err != nil {
 			return nil, err
 		}
 		return &opened{l, l.Acquire, l.Holders}, nil
 	}
-	l, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, Observe: e.renewals.observe})
+	l, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, Observe: e.renewals.observe})
 	if err != nil {
 		return nil, err
 	}
@@ -306,7 +306,7 @@ func (e *errand) announce(ctx context.Context, from *opened) {
 // heldBy names holders, and says since when they hold, as far as that is known.
 func heldBy(holders []pgxlock.Holder) string {
 	return some(holders, 3, ", ", func(h pgxlock.Holder) string {
-		name := printable(h.Owner)
+		name := printable(h.ID)
 		if !h.Since.IsZero() {
 			name += " since " + h.Since.Local().Format(time.DateTime)
 		}

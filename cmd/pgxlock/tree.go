@@ -84,7 +84,7 @@ func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, que
 	for _, q := range queues {
 		holders := "nobody, it is being passed on"
 		if len(q.Holders) > 0 {
-			holders = some(q.Holders, 10, ", ", func(h pgxlock.Holder) string { return printable(h.Owner) + after(" for ", age(at, h.Since)) })
+			holders = some(q.Holders, 10, ", ", func(h pgxlock.Holder) string { return printable(h.ID) + after(" for ", age(at, h.Since)) })
 		}
 		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {

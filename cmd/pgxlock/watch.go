@@ -176,7 +176,7 @@ func printWaiters(w io.Writer, p palette, screen int, shot pgxlock.Snapshot) err
 			{text: known(int64(waiter.Behind))},
 			{text: known(waiter.PID)},
 			{text: age(shot.At, waiter.Since)},
-			{text: some(holders[waited{waiter.Kind, waiter.Key}], 3, ", ", func(h pgxlock.Holder) string { return printable(h.Owner) })},
+			{text: some(holders[waited{waiter.Kind, waiter.Key}], 3, ", ", func(h pgxlock.Holder) string { return printable(h.ID) })},
 		}
 	}
 	return printTable(w, p, "", screen, []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITED", "HELD BY"}, rows)

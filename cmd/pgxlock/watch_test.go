@@ -86,10 +86,10 @@ func TestWatchWrapsWhatDoesNotFitAndCutsNothing(t *testing.T) {
 	shot := pgxlock.Snapshot{
 		At: at,
 		Holders: []pgxlock.Holder{
-			{Key: "migrate:orders", Kind: pgxlock.Advisory, Mode: pgxlock.Shared, Owner: "billing:48151", PID: 48151, State: pgxlock.Live, Since: at.Add(-3 * time.Hour), Client: "10.0.12.7"},
-			{Key: "注文:請求書:4711", Kind: pgxlock.Lease, Owner: host, Token: 12345, State: pgxlock.Live, Since: at.Add(-time.Minute), Expires: at.Add(time.Minute), Metadata: "invoices of November"},
+			{Key: "migrate:orders", Kind: pgxlock.KindAdvisory, Mode: pgxlock.Shared, ID: "billing:48151", PID: 48151, State: pgxlock.StateLive, Since: at.Add(-3 * time.Hour), Client: "10.0.12.7"},
+			{Key: "注文:請求書:4711", Kind: pgxlock.KindLease, ID: host, Token: 12345, State: pgxlock.StateLive, Since: at.Add(-time.Minute), Expires: at.Add(time.Minute), Metadata: "invoices of November"},
 		},
-		Waiters: []pgxlock.Waiter{{Key: "注文:請求書:4711", Kind: pgxlock.Lease, Owner: "other-" + host, Behind: 2, Since: at.Add(-12 * time.Second)}},
+		Waiters: []pgxlock.Waiter{{Key: "注文:請求書:4711", Kind: pgxlock.KindLease, Owner: "other-" + host, Behind: 2, Since: at.Add(-12 * time.Second)}},
 		Missing: []string{strings.Repeat("who waits ", 20)},
 	}
 	for _, columns := range []int{40, 80, 99, 200} {

@@ -86,7 +86,7 @@ func run(ctx context.Context, url string, l load, m *metrics) error {
 		return err
 	}
 	defer pool.Close()
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Observe: m.observe})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Observe: m.observe})
 	if err != nil {
 		return err
 	}

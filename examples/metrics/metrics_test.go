@@ -115,7 +115,7 @@ func TestABucketCountsThoseBeforeIt(t *testing.T) {
 // sessions returns a Locker that is observed, and closed in the end.
 func sessions(t *testing.T, pool *pgxpool.Pool, m *metrics) *pgxlock.Locker {
 	t.Helper()
-	locks, err := pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{Owner: "example", Observe: m.observe})
+	locks, err := pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{Owner: "example", Observe: m.observe})
 	if err != nil {
 		t.Fatal(err)
 	}

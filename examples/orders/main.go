@@ -75,7 +75,7 @@ func run(ctx context.Context, url string, l load, printf func(string, ...any)) e
 	printf("%d workers: %d shipped, %d deliveries of orders that were shipped, %d skipped because another worker was on it, %d crashes",
 		l.workers, done.shipped, done.done, done.skipped, done.crashed)
 
-	locks, err := pgxlock.NewLease(pool, nil)
+	locks, err := pgxlock.NewLeaseLocker(pool, nil)
 	if err != nil {
 		return err
 	}

@@ -183,7 +183,7 @@ func TestANodeDoesNotSettleWhileAnotherIsOnIt(t *testing.T) {
 
 func newLocker(t *testing.T, pool *pgxpool.Pool) *pgxlock.Locker {
 	t.Helper()
-	locks, err := pgxlock.NewLease(pool, nil)
+	locks, err := pgxlock.NewLeaseLocker(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func LockerBeside(ctx context.Context, connString string) (*pgxlock.Locker, erro
 		return nil, err
 	}
 	defer pool.Close() // the Locker has its configuration, and takes no connection from it
-	return pgxlock.NewLease(pool, nil)
+	return pgxlock.NewLeaseLocker(pool, nil)
 }
 
 // BookWithSQL books a seat with database/sql.

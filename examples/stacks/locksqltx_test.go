@@ -43,7 +43,7 @@ func refused(t *testing.T, tx *sql.Tx, opts ...pgxlock.Option) {
 	if !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Fatalf("%v: got %v, want ErrNotAcquired", opts, err)
 	}
-	if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Key != t.Name() || e.Kind != pgxlock.Advisory {
+	if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Key != t.Name() || e.Kind != pgxlock.KindAdvisory {
 		t.Errorf("the error is %#v", err)
 	}
 }

@@ -51,7 +51,7 @@ func leads(t *testing.T, locks *pgxlock.Locker) {
 
 func stepsDown(t *testing.T, locks *pgxlock.Locker) {
 	err := locks.AskToStepDown(t.Context(), "leader")
-	if errors.Is(err, pgxlock.ErrSchema) && locks.Kind() == pgxlock.Advisory {
+	if errors.Is(err, pgxlock.ErrSchema) && locks.Kind() == pgxlock.KindAdvisory {
 		return // which lock where nothing is installed
 	}
 	is(t, "asking nobody", err, nil)

@@ -18,7 +18,7 @@ type Ledger struct {
 	mu       sync.Mutex
 	calls    map[uint64]*observedCall
 	locks    map[observedKey]*observedLock
-	told     map[string]int // by Op
+	told     map[pgxlock.EventOp]int // by Op
 	problems []string
 }
 
@@ -55,7 +55,7 @@ func (l *Ledger) enter(e pgxlock.Event) *observedLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.calls == nil {
-		l.calls, l.locks, l.told = make(map[uint64]*observedCall), make(map[observedKey]*observedLock), make(map[string]int)
+		l.calls, l.locks, l.told = make(map[uint64]*observedCall), make(map[observedKey]*observedLock), make(map[pgxlock.EventOp]int)
 	}
 	l.told[e.Op]++
 	l.must(e, e.Call > 0 && e.Kind != 0 && !e.Time.IsZero() && e.Wait >= 0 && e.Held >= 0, "has a number, a kind, a time, and no negative duration")
@@ -119,8 +119,8 @@ func (l *Ledger) must(e pgxlock.Event, ok bool, what string) {
 	}
 }
 
-// Count returns how many events of that Op there were.
-func (l *Ledger) Count(op string) int {
+// Count returns how many events of that kind there were.
+func (l *Ledger) Count(op pgxlock.EventOp) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.told[op]

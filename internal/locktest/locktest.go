@@ -415,7 +415,7 @@ func holders(t *testing.T, locks *pgxlock.Locker) {
 	}
 	h := found[0]
 	_, bounded := lock.Deadline()
-	if h.Key != "k" || h.Owner != lock.Holder() || h.Token != lock.Token() || h.Kind != locks.Kind() || h.Metadata != metadata ||
+	if h.Key != "k" || h.ID != lock.Holder() || h.Token != lock.Token() || h.Kind != locks.Kind() || h.Metadata != metadata ||
 		h.Mode != pgxlock.Exclusive || h.Since.IsZero() || bounded == h.Expires.IsZero() {
 		t.Errorf("%+v", h)
 	}

@@ -15,7 +15,7 @@ import (
 func semaphore(t *testing.T, locks *pgxlock.Locker, n int) *pgxlock.Semaphore {
 	t.Helper()
 	s, err := locks.Semaphore(n)
-	if locks.Kind() == pgxlock.Advisory {
+	if locks.Kind() == pgxlock.KindAdvisory {
 		is(t, "a semaphore", err, errors.ErrUnsupported)
 		return nil
 	}

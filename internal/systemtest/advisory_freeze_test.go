@@ -32,7 +32,7 @@ func holdAdvisoryUntilLost(ttl time.Duration) func(ctx context.Context, url, key
 		if err != nil {
 			return err
 		}
-		locks, err := pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{TTL: ttl, Owner: "frozen " + key})
+		locks, err := pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{TTL: ttl, Owner: "frozen " + key})
 		if err != nil {
 			return err
 		}

@@ -48,15 +48,15 @@ func TestABadAdvisoryConfigurationIsRefusedByName(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			locks, err := pgxlock.NewAdvisory(unconnected(t), &test.cfg)
-			wantRefusedBy(t, pgxlock.Advisory, err, "new", test.says)
+			locks, err := pgxlock.NewAdvisoryLocker(unconnected(t), &test.cfg)
+			wantRefusedBy(t, pgxlock.KindAdvisory, err, "new", test.says)
 			if locks != nil {
 				t.Error("there is a Locker all the same")
 			}
 		})
 	}
-	_, err := pgxlock.NewAdvisory(nil, nil)
-	wantRefusedBy(t, pgxlock.Advisory, err, "new", "the pool is nil", "pgxpool.New")
+	_, err := pgxlock.NewAdvisoryLocker(nil, nil)
+	wantRefusedBy(t, pgxlock.KindAdvisory, err, "new", "the pool is nil", "pgxpool.New")
 }
 
 // The bounds themselves are allowed, and the server takes them.
@@ -119,7 +119,7 @@ func TestABadArgumentForAnAdvisoryLockIsRefusedBeforeAnythingIsSent(t *testing.T
 			"TryDo":      func() error { _, err := locks.TryDo(t.Context(), test.key, work, test.opt); return err },
 		} {
 			err := call()
-			wantRefusedBy(t, pgxlock.Advisory, err, "acquire", test.says)
+			wantRefusedBy(t, pgxlock.KindAdvisory, err, "acquire", test.says)
 			if errors.Is(err, errors.ErrUnsupported) != test.unsupported {
 				t.Errorf("%s, %s: %v is ErrUnsupported: %t", name, method, err, !test.unsupported)
 			}

@@ -101,8 +101,8 @@ func TestWhoeverTakesAnAdvisoryLockExcludesAllOthers(t *testing.T) {
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	takers := func() map[string]taker {
 		return map[string]taker{
-			"NewAdvisory": byLocker(testkit.NewAdvisory(t, db, nil)),
-			"LockTx":      byWay(byLockTx, db), "LockAllTx": byWay(byLockAllTx, db), "LockSQLTx": byWay(byLockSQLTx, db),
+			"NewAdvisoryLocker": byLocker(testkit.NewAdvisory(t, db, nil)),
+			"LockTx":            byWay(byLockTx, db), "LockAllTx": byWay(byLockAllTx, db), "LockSQLTx": byWay(byLockSQLTx, db),
 			"SQL, session":     bySQL(db, "pg_try_advisory_lock", "pg_advisory_unlock"),
 			"SQL, transaction": bySQL(db, "pg_try_advisory_xact_lock", ""),
 		}
@@ -290,7 +290,7 @@ func TestANameHasTheSameNumberInEveryEncoding(t *testing.T) {
 				if testkit.Query[bool](t, db, "select pg_try_advisory_xact_lock("+sha+")", key) {
 					t.Errorf("%q is free for SQL", key)
 				}
-				if found, err := locks.Holders(t.Context(), key); err != nil || len(found) != 1 || found[0].Owner != lock.Holder() {
+				if found, err := locks.Holders(t.Context(), key); err != nil || len(found) != 1 || found[0].ID != lock.Holder() {
 					t.Errorf("%q: Holders: %v, %v", key, found, err)
 				}
 				if err := lock.Release(t.Context()); err != nil {
@@ -310,7 +310,7 @@ func TestANameHasTheSameNumberInEveryEncoding(t *testing.T) {
 func TestNumbersAreLocksOnlyWhereNumbersAre(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
-	lease, memory := testkit.NewLocker(t, db, nil), pgxlock.NewMemory()
+	lease, memory := testkit.NewLocker(t, db, nil), pgxlock.NewMemoryLocker()
 	for key, shown := range map[string]string{pgxlock.RawKey(42): "#42", pgxlock.RawKey(math.MinInt64): "#-9223372036854775808", pgxlock.RawKey2(-4, 2): "#-4,2"} {
 		for kind, locks := range map[string]*pgxlock.Locker{"lease": lease, "memory": memory} {
 			_, err := locks.TryAcquire(t.Context(), key)
@@ -320,7 +320,7 @@ func TestNumbersAreLocksOnlyWhereNumbersAre(t *testing.T) {
 				if !errors.Is(err, errors.ErrUnsupported) {
 					t.Errorf("%s, %s: %v, want ErrUnsupported", kind, call, err)
 				}
-				wantOneLine(t, err, " "+shown+": ", "NewAdvisory", "LockTx")
+				wantOneLine(t, err, " "+shown+": ", "NewAdvisoryLocker", "LockTx")
 			}
 		}
 		_, err := pgxlock.ClaimTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), key)
@@ -343,9 +343,9 @@ func TestNumbersAreLocksOnlyWhereNumbersAre(t *testing.T) {
 	locks := testkit.NewAdvisory(t, db, nil)
 	for _, key := range []string{"\x00#042", "\x00#+1", "\x00#", "\x00#1,", "\x00#9223372036854775808", "\x00#1,2147483648", "\x00#1,2,3", "\x00#-0", "\x0042"} {
 		for call, err := range map[string]error{
-			"NewAdvisory": func() error { _, err := locks.TryAcquire(t.Context(), key); return err }(),
-			"LockTx":      pgxlock.LockTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), key),
-			"LockAllTx":   pgxlock.LockAllTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), []string{"fine", key}),
+			"NewAdvisoryLocker": func() error { _, err := locks.TryAcquire(t.Context(), key); return err }(),
+			"LockTx":            pgxlock.LockTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), key),
+			"LockAllTx":         pgxlock.LockAllTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), []string{"fine", key}),
 		} {
 			wantOneLine(t, err, "zero byte")
 			if errors.Is(err, pgxlock.ErrNotAcquired) {

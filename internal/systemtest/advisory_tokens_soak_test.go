@@ -44,7 +44,7 @@ func fenceAdvisoryLocks(ctx context.Context, url, key string, report func(any) e
 	defer pool.Close()
 	lockers := make([]*pgxlock.Locker, 2)
 	for i := range lockers {
-		if lockers[i], err = pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{Tokens: true}); err != nil {
+		if lockers[i], err = pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{Tokens: true}); err != nil {
 			return err
 		}
 	}

@@ -127,7 +127,7 @@ func TestTokensOfSessionLocksNeedTheMigrations(t *testing.T) {
 	if !errors.Is(err, pgxlock.ErrSchema) {
 		t.Errorf("a schema that was named and is not there: %v", err)
 	}
-	if _, err := pgxlock.NewAdvisory(pgtest.New(t).Pool, &pgxlock.AdvisoryConfig{Schema: "a\x00"}); err == nil || !strings.Contains(err.Error(), "AdvisoryConfig.Schema") {
+	if _, err := pgxlock.NewAdvisoryLocker(pgtest.New(t).Pool, &pgxlock.AdvisoryConfig{Schema: "a\x00"}); err == nil || !strings.Contains(err.Error(), "AdvisoryConfig.Schema") {
 		t.Errorf("a schema that cannot be: %v", err)
 	}
 }

@@ -197,10 +197,10 @@ func TestDoctorTellsThePoolersModeAndLeavesNothingBehind(t *testing.T) {
 			wantFinding(t, findings, "pooler", statusOK, "session mode", "AdvisoryConfig.SessionPooler")
 			wantFinding(t, findings, "advisory", statusOK)
 		case "transaction":
-			wantFinding(t, findings, "pooler", statusWarning, "transaction mode", "ClaimTx work", "NewLease")
+			wantFinding(t, findings, "pooler", statusWarning, "transaction mode", "ClaimTx work", "NewLeaseLocker")
 			wantFinding(t, findings, "advisory", statusWarning, "not looked at", "the server itself")
 		case "statement":
-			wantFinding(t, findings, "pooler", statusWarning, "statement mode", "so is every transaction", "NewLease")
+			wantFinding(t, findings, "pooler", statusWarning, "statement mode", "so is every transaction", "NewLeaseLocker")
 			wantFinding(t, findings, "advisory", statusWarning, "not looked at", "the server itself")
 		}
 		wantRestOK(t, findings, "notify", "pooler", "advisory", "durability") // fsync is off

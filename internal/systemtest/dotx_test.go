@@ -471,7 +471,7 @@ func TestSoakTwoDoTxOnOneKeyNeverOverlap(t *testing.T) {
 func TestBadArgumentsOfDoTxAreNamed(t *testing.T) {
 	t.Parallel()
 	pool := unconnected(t)
-	locks, err := pgxlock.NewLease(pool, nil)
+	locks, err := pgxlock.NewLeaseLocker(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -507,7 +507,7 @@ func TestBadArgumentsOfDoTxAreNamed(t *testing.T) {
 // What is for another kind of lock, or for another call, is refused by name.
 func TestALeaseRefusesTheOptionsOfOthers(t *testing.T) {
 	t.Parallel()
-	locks, err := pgxlock.NewLease(unconnected(t), nil)
+	locks, err := pgxlock.NewLeaseLocker(unconnected(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

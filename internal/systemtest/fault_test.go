@@ -348,7 +348,7 @@ func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
 	calls := pgtest.Soak(t, 20, 20_000/workers)
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
-	locks, err := pgxlock.NewLease(through.Pool, &pgxlock.LeaseConfig{TTL: 5 * time.Minute}) // nothing expires in time
+	locks, err := pgxlock.NewLeaseLocker(through.Pool, &pgxlock.LeaseConfig{TTL: 5 * time.Minute}) // nothing expires in time
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func holdUntilLost(ctx context.Context, url, key string, say func(any) error) er
 	if err != nil {
 		return err
 	}
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: time.Second, Owner: "frozen"})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Second, Owner: "frozen"})
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func TestALockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	pool := db.NewPool(t)
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{Owner: "two"})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Owner: "two"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func unconnected(t *testing.T) *pgxpool.Pool {
 // one line says what was wrong.
 func wantRefused(t *testing.T, err error, op string, words ...string) {
 	t.Helper()
-	wantRefusedBy(t, pgxlock.Lease, err, op, words...)
+	wantRefusedBy(t, pgxlock.KindLease, err, op, words...)
 }
 
 func wantRefusedBy(t *testing.T, kind pgxlock.Kind, err error, op string, words ...string) {
@@ -86,20 +86,20 @@ func TestABadConfigurationIsRefusedByName(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			locks, err := pgxlock.NewLease(unconnected(t), &test.cfg)
+			locks, err := pgxlock.NewLeaseLocker(unconnected(t), &test.cfg)
 			wantRefused(t, err, "new", test.says)
 			if locks != nil {
 				t.Error("there is a Locker all the same")
 			}
 		})
 	}
-	_, err := pgxlock.NewLease(nil, nil)
+	_, err := pgxlock.NewLeaseLocker(nil, nil)
 	wantRefused(t, err, "new", "the pool is nil", "pgxpool.New")
 }
 
 func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
-	locks, err := pgxlock.NewLease(unconnected(t), nil)
+	locks, err := pgxlock.NewLeaseLocker(unconnected(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 func TestLeasesDoWhatEveryKindDoes(t *testing.T) {
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
-		locks, err := pgxlock.NewLease(testkit.Migrated(t).Pool, &pgxlock.LeaseConfig{Observe: kept(t).Observe})
+		locks, err := pgxlock.NewLeaseLocker(testkit.Migrated(t).Pool, &pgxlock.LeaseConfig{Observe: kept(t).Observe})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,14 +42,14 @@ func kept(t *testing.T) *locktest.Ledger {
 
 func TestLocksInMemoryDoWhatEveryKindDoes(t *testing.T) {
 	t.Parallel()
-	locktest.Run(t, func(*testing.T) *pgxlock.Locker { return pgxlock.NewMemory() })
+	locktest.Run(t, func(*testing.T) *pgxlock.Locker { return pgxlock.NewMemoryLocker() })
 }
 
 // A program's own tests run in bubbles, where a wait costs nothing.
 func TestLocksInMemoryWorkInABubble(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		locks := pgxlock.NewMemory()
+		locks := pgxlock.NewMemoryLocker()
 		lock, err := locks.Acquire(t.Context(), "k")
 		if err != nil {
 			t.Fatal(err)
@@ -83,7 +83,7 @@ func TestLocksInMemoryWorkInABubble(t *testing.T) {
 func TestALockInMemoryFencesNothing(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	locks := pgxlock.NewMemory()
+	locks := pgxlock.NewMemoryLocker()
 	lock, err := locks.Acquire(t.Context(), "k")
 	if err != nil {
 		t.Fatal(err)

@@ -29,10 +29,10 @@ type leading struct {
 // candidates are the kinds of Locker that lead here.
 var candidates = map[string]func(*pgxpool.Pool) (*pgxlock.Locker, error){
 	"by a lease": func(pool *pgxpool.Pool) (*pgxlock.Locker, error) {
-		return pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: time.Second})
+		return pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Second})
 	},
 	"by an advisory lock": func(pool *pgxpool.Pool) (*pgxlock.Locker, error) {
-		return pgxlock.NewAdvisory(pool, &pgxlock.AdvisoryConfig{TTL: time.Second, Tokens: true})
+		return pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{TTL: time.Second, Tokens: true})
 	},
 }
 

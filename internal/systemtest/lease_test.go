@@ -21,7 +21,7 @@ func TestWhoHoldsALeaseForGoodIsAHolderWithoutTimes(t *testing.T) {
 		db.Exec(t, `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at) values ('closed', 'ops', '-infinity', 'infinity')
 			on conflict do nothing`)
 		found, err := locks.Holders(t.Context(), "closed")
-		if err != nil || len(found) != 1 || found[0].Owner != "ops" || !found[0].Since.IsZero() || !found[0].Expires.IsZero() {
+		if err != nil || len(found) != 1 || found[0].ID != "ops" || !found[0].Since.IsZero() || !found[0].Expires.IsZero() {
 			t.Fatalf("%+v, %v", found, err)
 		}
 		lock, err := locks.TryAcquire(t.Context(), "other", pgxlock.Shared)

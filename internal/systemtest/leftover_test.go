@@ -58,7 +58,7 @@ func TestSoakTriesDoNotCollideWithWhatCancelledWaitsOfTheirLockerLeave(t *testin
 		"shared advisory lock":              {func(t *testing.T) *pgxlock.Locker { return testkit.NewAdvisory(t, db, nil) }, pgxlock.Shared},
 		"advisory lock with a token":        {func(t *testing.T) *pgxlock.Locker { return withTokens(t, db, "tokens") }, pgxlock.Exclusive},
 		"shared advisory lock with a token": {func(t *testing.T) *pgxlock.Locker { return withTokens(t, db, "tokens") }, pgxlock.Shared},
-		"lock in memory":                    {func(*testing.T) *pgxlock.Locker { return pgxlock.NewMemory() }, pgxlock.Exclusive},
+		"lock in memory":                    {func(*testing.T) *pgxlock.Locker { return pgxlock.NewMemoryLocker() }, pgxlock.Exclusive},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -72,7 +72,7 @@ func TestSoakTriesDoNotCollideWithWhatCancelledWaitsOfTheirLockerLeave(t *testin
 func TestSoakTriesForAPermitDoNotCollideWithWhatCancelledWaitsOfTheirLockerLeave(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	for name, locks := range map[string]*pgxlock.Locker{"lease": testkit.NewLocker(t, db, nil), "memory": pgxlock.NewMemory()} {
+	for name, locks := range map[string]*pgxlock.Locker{"lease": testkit.NewLocker(t, db, nil), "memory": pgxlock.NewMemoryLocker()} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			permits, err := locks.Semaphore(1)

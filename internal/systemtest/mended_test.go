@@ -230,7 +230,7 @@ func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
 			cancel()
 		}}
 	})
-	locks, err := pgxlock.NewLease(pool, &pgxlock.LeaseConfig{TTL: time.Hour})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +255,7 @@ func TestLostLocksMayBeReleasedWhileTheLockerCloses(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for range 3 {
-		locks, err := pgxlock.NewLease(db.Pool, nil)
+		locks, err := pgxlock.NewLeaseLocker(db.Pool, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -348,11 +348,11 @@ func TestTheTextOfAnErrorIsOneLine(t *testing.T) {
 	t.Parallel()
 	const breaks = "one\ntwo\r\nthree\vfour\ffive\u0085six\u2028seven\u2029eight"
 	for _, err := range []error{
-		&pgxlock.Error{Op: "acquire", Kind: pgxlock.Lease, Key: breaks, Err: pgxlock.ErrNotAcquired},
-		&pgxlock.Error{Op: "acquire", Kind: pgxlock.Lease, Key: "k", Holder: breaks, RetryAfter: time.Second, Err: pgxlock.ErrNotAcquired},
-		&pgxlock.Error{Op: "acquire", Kind: pgxlock.Lease, Key: "k", Err: &pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: breaks}},
-		&pgxlock.Error{Op: "renew", Kind: pgxlock.Lease, Err: errors.Join(errors.New(breaks), errors.New(breaks))},
-		&pgxlock.Error{Op: "renew", Kind: pgxlock.Lease, Err: &pgxlock.Error{Op: "hold", Key: breaks, Holder: breaks, Err: errors.New(breaks)}},
+		&pgxlock.Error{Op: "acquire", Kind: pgxlock.KindLease, Key: breaks, Err: pgxlock.ErrNotAcquired},
+		&pgxlock.Error{Op: "acquire", Kind: pgxlock.KindLease, Key: "k", Holder: breaks, RetryAfter: time.Second, Err: pgxlock.ErrNotAcquired},
+		&pgxlock.Error{Op: "acquire", Kind: pgxlock.KindLease, Key: "k", Err: &pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: breaks}},
+		&pgxlock.Error{Op: "renew", Kind: pgxlock.KindLease, Err: errors.Join(errors.New(breaks), errors.New(breaks))},
+		&pgxlock.Error{Op: "renew", Kind: pgxlock.KindLease, Err: &pgxlock.Error{Op: "hold", Key: breaks, Holder: breaks, Err: errors.New(breaks)}},
 	} {
 		wantOneLine(t, err)
 	}

@@ -25,7 +25,7 @@ import (
 // server. That of *Error is left out: a nil *Error is no error.
 func receivers(t *testing.T) []any {
 	t.Helper()
-	locks := pgxlock.NewMemory()
+	locks := pgxlock.NewMemoryLocker()
 	lock, err := locks.Acquire(t.Context(), "k")
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestCallsWithoutAContextReturnAnError(t *testing.T) {
 // is seldom looked at.
 func TestReleaseWithoutAContextReleases(t *testing.T) {
 	t.Parallel()
-	locks := pgxlock.NewMemory()
+	locks := pgxlock.NewMemoryLocker()
 	lock, err := locks.Acquire(t.Context(), "k")
 	if err != nil {
 		t.Fatal(err)

@@ -145,7 +145,7 @@ func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 	db.Exec(t, fmt.Sprintf("select evict_advisory_lock(%d, 7, 'before'), evict_advisory_lock(%[1]d, 8, 'long ago')", pid))
 	db.Exec(t, fmt.Sprintf("select evict_advisory_lock(%d, 7, 'it is drained')", pid))
 	db.Exec(t, "update pgxlock_evictions set evicted_at = evicted_at - interval '11 seconds' where reason = 'long ago'")
-	found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory})
+	found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory})
 	if err != nil || len(found) != 4 {
 		t.Fatalf("%+v, %v", found, err)
 	}

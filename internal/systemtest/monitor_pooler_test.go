@@ -39,7 +39,7 @@ func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if k := testkit.HoldersOf(shot, "k"); len(k) != 1 || k[0].Owner != lease.Holder() || k[0].Metadata != "pod-7" || k[0].Since.IsZero() || len(testkit.HoldersOf(shot, "in a session")) != 1 || len(testkit.HoldersOf(shot, pgxlock.RawKey(7))) != 1 {
+			if k := testkit.HoldersOf(shot, "k"); len(k) != 1 || k[0].ID != lease.Holder() || k[0].Metadata != "pod-7" || k[0].Since.IsZero() || len(testkit.HoldersOf(shot, "in a session")) != 1 || len(testkit.HoldersOf(shot, pgxlock.RawKey(7))) != 1 {
 				t.Errorf("%+v", shot.Holders)
 			}
 			if len(shot.Expired) != 1 || len(shot.Missing) > 0 {
@@ -76,7 +76,7 @@ func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		// An error leaves nothing open, and the next call works.
-		_, err = monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.Lease, Key: strings.Repeat("x", 300), Owner: "A", Token: 1}, "why")
+		_, err = monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindLease, Key: strings.Repeat("x", 300), ID: "A", Token: 1}, "why")
 		wantServerError(t, err, "22023")
 		if found := testkit.HoldersOf(testkit.Snapshot(t, monitor), "k"); found != nil {
 			t.Errorf("%+v", found)

@@ -44,7 +44,7 @@ func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 	}
 	for _, lock := range []*pgxlock.Lock{exclusive, shared, slot} {
 		found := testkit.HoldersOf(shot, lock.Key())
-		if len(found) != 1 || found[0].Owner != lock.Holder() || found[0].Token != lock.Token() || found[0].Kind != pgxlock.Lease || found[0].State != pgxlock.Live || found[0].Suspect {
+		if len(found) != 1 || found[0].ID != lock.Holder() || found[0].Token != lock.Token() || found[0].Kind != pgxlock.KindLease || found[0].State != pgxlock.StateLive || found[0].Suspect {
 			t.Errorf("%s: %+v", lock.Key(), found)
 		}
 		if len(found) == 1 && (found[0].Since.IsZero() || !found[0].Expires.After(found[0].Since)) {
@@ -82,10 +82,10 @@ func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 		want   []string
 	}{
 		{pgxlock.Filter{Prefix: "order:"}, []string{"order:1 live", "order:2 live", "order:3 live"}},
-		{pgxlock.Filter{Kind: pgxlock.Lease, Key: "order:2"}, []string{"order:2 live"}},
-		{pgxlock.Filter{Kind: pgxlock.Lease, Key: "order:"}, nil},
-		{pgxlock.Filter{Kind: pgxlock.Lease, Prefix: "late"}, nil},
-		{pgxlock.Filter{Kind: pgxlock.Advisory, Prefix: "order:"}, nil},
+		{pgxlock.Filter{Kind: pgxlock.KindLease, Key: "order:2"}, []string{"order:2 live"}},
+		{pgxlock.Filter{Kind: pgxlock.KindLease, Key: "order:"}, nil},
+		{pgxlock.Filter{Kind: pgxlock.KindLease, Prefix: "late"}, nil},
+		{pgxlock.Filter{Kind: pgxlock.KindAdvisory, Prefix: "order:"}, nil},
 	} {
 		found, err := monitor.Holders(t.Context(), test.filter)
 		if got := states(found); err != nil || !slices.Equal(got, test.want) {
@@ -107,21 +107,21 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"order:1", "in a transaction", "nobody's"}})
 	shot := testkit.Snapshot(t, monitor)
 	for _, want := range []pgxlock.Holder{
-		{Key: "order:1", Mode: pgxlock.Shared, Owner: named.Holder(), Application: "pgxlock worker"},
-		{Key: pgxlock.RawKey2(-1, 7), Owner: raw.Holder(), Application: "pgxlock worker"},
-		{Key: "in a transaction", Owner: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
-		{Key: pgxlock.RawKey(-42), Mode: pgxlock.Shared, Owner: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
+		{Key: "order:1", Mode: pgxlock.Shared, ID: named.Holder(), Application: "pgxlock worker"},
+		{Key: pgxlock.RawKey2(-1, 7), ID: raw.Holder(), Application: "pgxlock worker"},
+		{Key: "in a transaction", ID: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
+		{Key: pgxlock.RawKey(-42), Mode: pgxlock.Shared, ID: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
 	} {
 		found := testkit.HoldersOf(shot, want.Key)
 		if len(found) != 1 {
 			t.Errorf("%q: %+v", want.Key, found)
 			continue
 		}
-		want.Kind, want.State, want.Role, want.Client = pgxlock.Advisory, pgxlock.Live, found[0].Role, found[0].Client
+		want.Kind, want.State, want.Role, want.Client = pgxlock.KindAdvisory, pgxlock.StateLive, found[0].Role, found[0].Client
 		if want.PID == 0 {
 			want.PID = found[0].PID
 		}
-		if found[0] != want || want.Role == "" || !strings.HasSuffix(want.Owner, fmt.Sprint(":", want.PID)) {
+		if found[0] != want || want.Role == "" || !strings.HasSuffix(want.ID, fmt.Sprint(":", want.PID)) {
 			t.Errorf("%+v, want %+v", found[0], want)
 		}
 	}
@@ -135,17 +135,17 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 		t.Errorf("missing: %q", shot.Missing)
 	}
 	for filter, n := range map[pgxlock.Filter]int{{Prefix: "order:"}: 1, {Key: pgxlock.RawKey2(-1, 7)}: 1, {Key: "order:1"}: 1, {Key: "order:2"}: 0} {
-		filter.Kind = pgxlock.Advisory
+		filter.Kind = pgxlock.KindAdvisory
 		if found, err := monitor.Holders(t.Context(), filter); err != nil || len(found) != n {
 			t.Errorf("%+v: %+v, %v", filter, found, err)
 		}
 	}
 	// A name that is asked for is known.
-	if found, err := testkit.NewMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: "in a transaction"}); err != nil || len(found) != 1 {
+	if found, err := testkit.NewMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Key: "in a transaction"}); err != nil || len(found) != 1 {
 		t.Errorf("%+v, %v", found, err)
 	}
 	// What is asked for, and is not there, is an error: nobody takes a part for all.
-	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease} {
+	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease} {
 		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind, Key: "order:1"})
 		wantSchemaError(t, err)
 		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
@@ -153,7 +153,7 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	}
 	_, err := monitor.Expired(t.Context())
 	wantSchemaError(t, err)
-	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); len(waiters) > 0 || err != nil {
+	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory}); len(waiters) > 0 || err != nil {
 		t.Errorf("%+v, %v", waiters, err)
 	}
 }
@@ -175,7 +175,7 @@ func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
 	monitor := testkit.NewMonitor(t, db, nil)
 	testkit.Until(t, "it waits", func() bool { return len(testkit.Snapshot(t, monitor).Waiters) == 1 })
 	shot := testkit.Snapshot(t, monitor)
-	if h := shot.Holders; len(h) != 1 || h[0].PID != 0 || h[0].Owner != "prepared transaction" {
+	if h := shot.Holders; len(h) != 1 || h[0].PID != 0 || h[0].ID != "prepared transaction" {
 		t.Fatalf("%+v", h)
 	}
 	if w := shot.Waiters[0]; w.PID != pid || !slices.Equal(w.BlockedBy, []int32{0}) {
@@ -206,16 +206,16 @@ func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T
 	if missing := strings.Join(shot.Missing, "\n"); !strings.Contains(missing, "leases, and the queues of those who wait") || !strings.Contains(missing, want) || !strings.Contains(missing, "pgxlock migrate up") {
 		t.Errorf("missing: %q", missing)
 	}
-	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease} {
+	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease} {
 		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind})
 		wantSchemaError(t, err, want)
 		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
 		wantSchemaError(t, err, want)
 	}
-	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: lock.Key()}); len(found) != 1 || err != nil {
+	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Key: lock.Key()}); len(found) != 1 || err != nil {
 		t.Errorf("%+v, %v", found, err)
 	}
-	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); err != nil {
+	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory}); err != nil {
 		t.Error(err)
 	}
 	_, err := monitor.Evict(t.Context(), held[0], "why")
@@ -262,19 +262,19 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 		}
 	}
 	wantMissing(testkit.Snapshot(t, monitor), "leases: ", "names behind", "why holders were evicted", "the queues", "addresses and transactions")
-	for _, filter := range []pgxlock.Filter{{}, {Key: "k"}, {Kind: pgxlock.Lease}} {
+	for _, filter := range []pgxlock.Filter{{}, {Key: "k"}, {Kind: pgxlock.KindLease}} {
 		_, err := monitor.Holders(t.Context(), filter)
 		denied(t, err)
 	}
-	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} { // which wait in queues as well
+	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease, pgxlock.KindAdvisory} { // which wait in queues as well
 		_, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
 		denied(t, err)
 	}
-	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory}); len(found) != 1 || err != nil {
+	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory}); len(found) != 1 || err != nil {
 		t.Errorf("%+v, %v", found, err)
 	}
 	db.Exec(t, "revoke usage on schema public from public")
-	for _, kind := range []pgxlock.Kind{0, pgxlock.Lease, pgxlock.Advisory} {
+	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease, pgxlock.KindAdvisory} {
 		_, err := testkit.NewMonitor(t, theirs, &pgxlock.MonitorConfig{Schema: "public"}).Waiters(t.Context(), pgxlock.Filter{Kind: kind})
 		denied(t, err)
 	}
@@ -350,7 +350,7 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 	// The same as the server knows of, each with what it is.
 	in := testkit.Query[int](t, db, `select count(*) from pg_locks where locktype = 'advisory' and pgxlock_is_own_key(objsubid, classid::bigint << 32 | objid::bigint)
 		and database = (select oid from pg_database where datname = current_database())`)
-	found, err = monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Internal: true})
+	found, err = monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Internal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 		}
 		shown++
 		labels[h.Label]++
-		if named, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.Advisory, Key: h.Key}); err != nil || len(named) != 1 || !named[0].Internal {
+		if named, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Key: h.Key}); err != nil || len(named) != 1 || !named[0].Internal {
 			t.Errorf("asked for by its number: %v, %v", named, err)
 		}
 		evicted, err := monitor.Evict(t.Context(), h, "why")
@@ -440,7 +440,7 @@ func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
 		}
 		var got []string
 		for _, h := range found {
-			if h.Owner == lock.Holder() && pgxlock.AdvisoryID(h.Key) == pgxlock.AdvisoryID(name) {
+			if h.ID == lock.Holder() && pgxlock.AdvisoryID(h.Key) == pgxlock.AdvisoryID(name) {
 				got = append(got, h.Key+map[bool]string{true: " internal"}[h.Internal])
 			}
 		}
@@ -458,9 +458,9 @@ func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
 func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 23, 8, 15, 0, 0, time.UTC)
-	unknown := pgxlock.Holder{Key: pgxlock.RawKey(7), Kind: pgxlock.Advisory, Owner: "psql:42", PID: 42}
-	known := pgxlock.Holder{Key: "k", Kind: pgxlock.Lease, Mode: pgxlock.Shared, Owner: "pod-7", Token: 9, Since: at, Expires: at.Add(time.Minute)}
-	waiter, since := pgxlock.Waiter{Key: "k", Kind: pgxlock.Lease, Owner: "pod-8", Behind: 2}, pgxlock.Waiter{Key: "k", Owner: "pod-8", Kind: pgxlock.Lease, Since: at}
+	unknown := pgxlock.Holder{Key: pgxlock.RawKey(7), Kind: pgxlock.KindAdvisory, ID: "psql:42", PID: 42}
+	known := pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, Mode: pgxlock.Shared, ID: "pod-7", Token: 9, Since: at, Expires: at.Add(time.Minute)}
+	waiter, since := pgxlock.Waiter{Key: "k", Kind: pgxlock.KindLease, Owner: "pod-8", Behind: 2}, pgxlock.Waiter{Key: "k", Owner: "pod-8", Kind: pgxlock.KindLease, Since: at}
 	shot := pgxlock.Snapshot{At: at, Holders: []pgxlock.Holder{unknown, known}, Waiters: []pgxlock.Waiter{waiter}}
 	for what, test := range map[string]struct {
 		value      any
@@ -472,13 +472,13 @@ func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
 		"a waiter":                         {since, `pod-8 waits for lease "k" since 2026-11-23T08:15:00Z`, `"holder":{"key":"k","kind":"lease","waiter":"pod-8","since":"2026-11-23T08:15:00Z"}`},
 		"a tree":                           {shot.Tree(), `[{k lease [shared lease "k" held by pod-7 since 2026-11-23T08:15:00Z, token 9] [pod-8 waits for lease "k", and 2 more of it]}]`, ""},
 		"one who blocks others": {
-			pgxlock.Blocked{Waiter: waiter, Blocks: []pgxlock.Queue{{Key: "a", Kind: pgxlock.Lease}, {Key: "b", Kind: pgxlock.Advisory}}},
+			pgxlock.Blocked{Waiter: waiter, Blocks: []pgxlock.Queue{{Key: "a", Kind: pgxlock.KindLease}, {Key: "b", Kind: pgxlock.KindAdvisory}}},
 			`pod-8 waits for lease "k", and 2 more of it, and holds lease "a" and advisory "b"`, "",
 		},
 		"a snapshot":                  {shot, "", ""},
 		"a server's load":             {pgxlock.ServerLoad{Locks: 3, Room: 10, Notifications: 0.5, OldestPID: 42, OldestSince: at}, "lock table 3 of 10, notifications 50%, oldest snapshot of process 42 since 2026-11-23T08:15:00Z", ""},
-		"one that is being evicted":   {pgxlock.Holder{Key: "k", Kind: pgxlock.Advisory, Owner: "A", State: pgxlock.Live, EvictedBy: "ops", EvictionReason: "drained"}, `advisory "k" held by A, being evicted by ops: drained`, ""},
-		"one that was evicted before": {pgxlock.Holder{Key: "k", Kind: pgxlock.Lease, Owner: "*evicted", State: pgxlock.Expired, EvictedBy: "ops", EvictionReason: "drained"}, `lease "k" held by *evicted, evicted by ops: drained`, `"evicted_by":"ops","eviction_reason":"drained"`},
+		"one that is being evicted":   {pgxlock.Holder{Key: "k", Kind: pgxlock.KindAdvisory, ID: "A", State: pgxlock.StateLive, EvictedBy: "ops", EvictionReason: "drained"}, `advisory "k" held by A, being evicted by ops: drained`, ""},
+		"one that was evicted before": {pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: "*evicted", State: pgxlock.StateExpired, EvictedBy: "ops", EvictionReason: "drained"}, `lease "k" held by *evicted, evicted by ops: drained`, `"evicted_by":"ops","eviction_reason":"drained"`},
 	} {
 		text := fmt.Sprint(test.value)
 		encoded, err := json.Marshal(test.value)
@@ -635,18 +635,18 @@ func TestWhatAMonitorCannotBeAskedIsSaid(t *testing.T) {
 	}
 	monitor := testkit.NewMonitor(t, db, nil)
 	for says, filter := range map[string]pgxlock.Filter{
-		"Filter.Kind": {Kind: pgxlock.Memory}, "Filter.Key": {Key: "a\x00b"}, "Filter.Prefix": {Prefix: "\x00#"},
+		"Filter.Kind": {Kind: pgxlock.KindMemory}, "Filter.Key": {Key: "a\x00b"}, "Filter.Prefix": {Prefix: "\x00#"},
 	} {
 		if _, err := monitor.Holders(t.Context(), filter); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%+v: %v", filter, err)
 		}
 	}
 	for _, reason := range []string{"", strings.Repeat("y", 901)} {
-		if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.Lease, Key: "k", Owner: "A", Token: 1}, reason); err == nil || !strings.Contains(err.Error(), "reason") {
+		if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindLease, Key: "k", ID: "A", Token: 1}, reason); err == nil || !strings.Contains(err.Error(), "reason") {
 			t.Errorf("%v", err)
 		}
 	}
-	if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.Memory}, "why"); !errors.Is(err, errors.ErrUnsupported) {
+	if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindMemory}, "why"); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("%v", err)
 	}
 	if _, err := monitor.Reap(t.Context(), -1); err == nil || !strings.Contains(err.Error(), "age is -1ns") {

@@ -49,7 +49,7 @@ func (o *observedLocker) observe(ctx context.Context, e pgxlock.Event) {
 }
 
 // of returns the events with that Op.
-func (o *observedLocker) of(op string) []observedEvent {
+func (o *observedLocker) of(op pgxlock.EventOp) []observedEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(o.events), func(e observedEvent) bool { return e.Op != op })
@@ -69,17 +69,17 @@ func (o *observedLocker) wants(t *testing.T, acquired, lost, released int) {
 func onEachKind(t *testing.T, test func(t *testing.T, o *observedLocker, db *pgtest.DB, p *testkit.Proxy)) {
 	t.Helper()
 	t.Parallel()
-	for _, kind := range []pgxlock.Kind{pgxlock.Lease, pgxlock.Advisory} {
+	for _, kind := range []pgxlock.Kind{pgxlock.KindLease, pgxlock.KindAdvisory} {
 		t.Run(kind.String(), func(t *testing.T) {
 			t.Parallel()
 			db := testkit.Migrated(t)
 			p, through := testkit.Proxied(t, db)
 			o := &observedLocker{}
 			var err error
-			if kind == pgxlock.Lease {
-				o.Locker, err = pgxlock.NewLease(through.Pool, &pgxlock.LeaseConfig{Owner: "observed", Observe: o.observe})
+			if kind == pgxlock.KindLease {
+				o.Locker, err = pgxlock.NewLeaseLocker(through.Pool, &pgxlock.LeaseConfig{Owner: "observed", Observe: o.observe})
 			} else {
-				o.Locker, err = pgxlock.NewAdvisory(through.Pool, &pgxlock.AdvisoryConfig{Owner: "observed", Observe: o.observe})
+				o.Locker, err = pgxlock.NewAdvisoryLocker(through.Pool, &pgxlock.AdvisoryConfig{Owner: "observed", Observe: o.observe})
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -121,7 +121,7 @@ func TestEventsComeInTheGoroutineOfTheCallWithItsContext(t *testing.T) {
 		}
 		closes(t, o)
 		o.wants(t, 1, 0, 1)
-		for op, want := range map[string]context.Context{pgxlock.EventWait: acquiring, pgxlock.EventAcquired: acquiring, pgxlock.EventReleased: releasing} {
+		for op, want := range map[pgxlock.EventOp]context.Context{pgxlock.EventWait: acquiring, pgxlock.EventAcquired: acquiring, pgxlock.EventReleased: releasing} {
 			if e := o.of(op)[0]; e.ctx != want || e.goroutine != goroutine() {
 				t.Errorf("%s is told in goroutine %d with context %v, want %d, %v", op, e.goroutine, e.ctx, goroutine(), want)
 			}
@@ -160,7 +160,7 @@ func TestAGrantThatNobodyHeardOfIsNoEvent(t *testing.T) {
 			t.Fatal(err)
 		}
 		sql := testkit.AcquireSQL
-		if o.Kind() == pgxlock.Advisory {
+		if o.Kind() == pgxlock.KindAdvisory {
 			sql = fmt.Sprintf("call of function %d", lockFunctions[0])
 		}
 		held := p.Arm(t, testkit.HoldReply, sql)
@@ -194,7 +194,7 @@ func TestWhatALostConnectionCostsIsToldOncePerLock(t *testing.T) {
 		go func() {
 			done <- o.Do(t.Context(), "do", func(ctx context.Context, _ *pgxlock.Lock) error {
 				close(inside)
-				if o.Kind() == pgxlock.Advisory {
+				if o.Kind() == pgxlock.KindAdvisory {
 					<-ctx.Done()
 				}
 				return nil
@@ -203,7 +203,7 @@ func TestWhatALostConnectionCostsIsToldOncePerLock(t *testing.T) {
 		<-inside
 		testkit.Terminate(t, db, "observed")
 		lost := 0
-		if o.Kind() == pgxlock.Advisory {
+		if o.Kind() == pgxlock.KindAdvisory {
 			lost = n + 1
 			testkit.Until(t, "all are told to be lost", func() bool { return o.Count(pgxlock.EventLost) == lost })
 		}
@@ -280,7 +280,7 @@ func TestAFailedRenewalIsToldWithItsError(t *testing.T) {
 func TestWhatCloseLeavesInUseIsLostInTheEnd(t *testing.T) {
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		var opts []pgxlock.Option
-		if o.Kind() == pgxlock.Lease {
+		if o.Kind() == pgxlock.KindLease {
 			opts = append(opts, pgxlock.TTL(3*time.Second))
 		}
 		inside, told, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)

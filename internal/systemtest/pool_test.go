@@ -24,7 +24,7 @@ func TestPoolThatOnlyALockerHasNeverConnects(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pool := unconnected(t)
-		locks, err := pgxlock.NewLease(pool, nil)
+		locks, err := pgxlock.NewLeaseLocker(pool, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

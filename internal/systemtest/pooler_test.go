@@ -89,7 +89,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 		}
 		var lockers []*pgxlock.Locker
 		for range instances {
-			locks, err := pgxlock.NewLease(db.Pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Renew: time.Second})
+			locks, err := pgxlock.NewLeaseLocker(db.Pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Renew: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,7 +162,7 @@ func TestAnErrorLeavesNoTransactionOpenBehindAPooler(t *testing.T) {
 	t.Parallel()
 	behindPoolers(t, nil, func(t *testing.T, _ string, pooler *pgserver.Pooler) {
 		pool := pgtest.Pool(t, pooler.URL("postgres"))
-		locks, err := pgxlock.NewLease(pool, nil)
+		locks, err := pgxlock.NewLeaseLocker(pool, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

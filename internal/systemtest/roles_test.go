@@ -55,7 +55,7 @@ func works(t *testing.T, db *pgtest.DB) {
 		t.Errorf("a held lease: %v", err)
 	}
 	holders, err := others.Holders(t.Context(), "k")
-	if err != nil || len(holders) != 1 || holders[0].Owner != lock.Holder() || holders[0].Token != lock.Token() {
+	if err != nil || len(holders) != 1 || holders[0].ID != lock.Holder() || holders[0].Token != lock.Token() {
 		t.Errorf("holders: %v, %v", holders, err)
 	}
 	expires := holders[0].Expires
@@ -165,7 +165,7 @@ func TestMonitoringSeesAndAdministrationEndsWhatOthersHold(t *testing.T) {
 	db.Exec(t, "select claim_once('done')")
 	for _, theirs := range []*pgtest.DB{looks, acts} {
 		locks := testkit.NewLocker(t, theirs, nil)
-		if holders, err := locks.Holders(t.Context(), "k"); err != nil || len(holders) != 1 || holders[0].Owner != lock.Holder() {
+		if holders, err := locks.Holders(t.Context(), "k"); err != nil || len(holders) != 1 || holders[0].ID != lock.Holder() {
 			t.Errorf("%v, %v", holders, err)
 		}
 		if got := testkit.Query[string](t, theirs, "select concat_ws(' ', l.holder_id, c.claim_key) from lock_leases l, pgxlock_claims c"); got != lock.Holder()+" done" {

@@ -169,7 +169,7 @@ func useEverythingOfLeases(t *testing.T, locks *pgxlock.Locker, db *pgtest.DB) {
 	t.Helper()
 	held := testkit.Acquire(t, locks, "held", pgxlock.Metadata("pod-7"))
 	holders, err := locks.Holders(t.Context(), "held")
-	if err != nil || len(holders) != 1 || holders[0].Owner != held.Holder() || holders[0].Token != held.Token() || holders[0].Metadata != "pod-7" {
+	if err != nil || len(holders) != 1 || holders[0].ID != held.Holder() || holders[0].Token != held.Token() || holders[0].Metadata != "pod-7" {
 		t.Errorf("Holders: %+v, %v", holders, err)
 	}
 	if _, err := testkit.NewLocker(t, db, nil).TryAcquire(t.Context(), "held"); !errors.Is(err, pgxlock.ErrNotAcquired) {

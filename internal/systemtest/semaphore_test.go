@@ -209,7 +209,7 @@ func TestALostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
 func TestTwoPermitsThatAreGivenBackLetInTwoAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := testkit.Semaphore(t, pgxlock.NewMemory(), 2)
+		s := testkit.Semaphore(t, pgxlock.NewMemoryLocker(), 2)
 		a, b := testkit.Permit(t, s, "jobs"), testkit.Permit(t, s, "jobs")
 		first, second := testkit.WaitsForPermit(t, s, "jobs"), testkit.WaitsForPermit(t, s, "jobs")
 		synctest.Wait()
@@ -228,7 +228,7 @@ func TestTwoPermitsThatAreGivenBackLetInTwoAtOnce(t *testing.T) {
 // same time.
 func TestASemaphoreLeavesItsCallersOptionsAlone(t *testing.T) {
 	t.Parallel()
-	s := testkit.Semaphore(t, pgxlock.NewMemory(), 2)
+	s := testkit.Semaphore(t, pgxlock.NewMemoryLocker(), 2)
 	opts := make([]pgxlock.Option, 1, 2)
 	opts[0] = pgxlock.NoWait
 	testkit.Permit(t, s, "jobs", opts...)

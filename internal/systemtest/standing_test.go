@@ -407,7 +407,7 @@ func TestBadArgumentsOfLocksInTransactionsAreNamed(t *testing.T) {
 			} {
 				err := x.lock(t.Context(), key)
 				wantOneLine(t, err, "lock", says)
-				if e, ok := errors.AsType[*pgxlock.Error](err); ok && (e.Op != "lock" || e.Kind != pgxlock.Advisory || w != byLockAllTx && e.Key != key) {
+				if e, ok := errors.AsType[*pgxlock.Error](err); ok && (e.Op != "lock" || e.Kind != pgxlock.KindAdvisory || w != byLockAllTx && e.Key != key) {
 					t.Errorf("%#v", e)
 				}
 			}

@@ -46,7 +46,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 		"a snapshot": func(ctx context.Context) error { _, err := monitor.Snapshot(ctx); return err },
 		"reaping":    func(ctx context.Context) error { _, err := monitor.Reap(ctx, 0); return err },
 		"evicting": func(ctx context.Context) error {
-			_, err := monitor.Evict(ctx, pgxlock.Holder{Kind: pgxlock.Lease, Key: "k", Owner: "A", Token: 1}, "why")
+			_, err := monitor.Evict(ctx, pgxlock.Holder{Kind: pgxlock.KindLease, Key: "k", ID: "A", Token: 1}, "why")
 			return err
 		},
 	} {

@@ -18,7 +18,7 @@ import (
 // NewLocker returns a Locker that is closed when the test is over.
 func NewLocker(t *testing.T, db *pgtest.DB, cfg *pgxlock.LeaseConfig) *pgxlock.Locker {
 	t.Helper()
-	locks, err := pgxlock.NewLease(db.Pool, cfg)
+	locks, err := pgxlock.NewLeaseLocker(db.Pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,14 +33,14 @@ func NewLocker(t *testing.T, db *pgtest.DB, cfg *pgxlock.LeaseConfig) *pgxlock.L
 // Advisory returns a Locker of the pool; the test closes it.
 func Advisory(t *testing.T, pool *pgxpool.Pool, cfg *pgxlock.AdvisoryConfig) *pgxlock.Locker {
 	t.Helper()
-	locks, err := pgxlock.NewAdvisory(pool, cfg)
+	locks, err := pgxlock.NewAdvisoryLocker(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return locks
 }
 
-// NewAdvisory returns a Locker that is closed when the test is over.
+// NewAdvisoryLocker returns a Locker that is closed when the test is over.
 func NewAdvisory(t *testing.T, db *pgtest.DB, cfg *pgxlock.AdvisoryConfig) *pgxlock.Locker {
 	t.Helper()
 	locks := Advisory(t, db.Pool, cfg)
@@ -151,7 +151,7 @@ func UseAdvisory(t *testing.T, locks *pgxlock.Locker, db *pgtest.DB, key string)
 			t.Errorf("Renew: %v", err)
 		}
 		WantFree(t, db, key, false)
-		if found, err := locks.Holders(t.Context(), key); err != nil || len(found) != 1 || found[0].Owner != lock.Holder() || found[0].Mode != mode {
+		if found, err := locks.Holders(t.Context(), key); err != nil || len(found) != 1 || found[0].ID != lock.Holder() || found[0].Mode != mode {
 			t.Errorf("Holders: %+v, %v", found, err)
 		}
 		if err := lock.Release(t.Context()); err != nil {
