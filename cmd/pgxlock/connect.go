@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/pflag"
 
-	"github.com/pgxlock/pgxlock/internal/connstring"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/connstring"
 )
 
 // Defaults for what a connection string, a service file or PG* left open.

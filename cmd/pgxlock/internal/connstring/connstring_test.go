@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock/internal/connstring"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/connstring"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
