@@ -141,7 +141,7 @@ func Remedy(err error) string {
 			return "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see " + Manual + "#rights"
 		case state == "42501":
 			return "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + Manual + "#rights"
-		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42")) && connecting(err):
+		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42") || state == "55P02") && connecting(err):
 			return "the server refuses a setting of the connection string; correct it, or leave it out"
 		}
 	}

@@ -77,6 +77,7 @@ func TestErrorIsEitherUnreachableOrDenied(t *testing.T) {
 		"no such database":                  {connecting(t, state("3D000")), false, true, false},
 		"no CONNECT":                        {connecting(t, state("42501")), false, true, false},
 		"an unknown setting":                {connecting(t, state("42704")), false, true, false},
+		"a setting only the server may set": {connecting(t, state("55P02")), false, true, false},
 		"a setting out of range":            {connecting(t, state("22023")), false, true, false},
 		"no right for a function":           {state("42501"), false, true, false},
 		"one address refused, one password": {connecting(t, refused, state("28P01")), false, true, false},

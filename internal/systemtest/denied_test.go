@@ -31,6 +31,7 @@ var denials = map[string]struct {
 	"a missing database":   {func(c *pgx.ConnConfig) { c.Database = "there_is_none" }, "3D000", "database"},
 	"a missing right":      {func(c *pgx.ConnConfig) { c.User = "denied_connect" }, "42501", "GRANT CONNECT"},
 	"an unknown setting":   {func(c *pgx.ConnConfig) { c.RuntimeParams["no_such_setting"] = "1" }, "42704", "connection string"},
+	"a fixed setting":      {func(c *pgx.ConnConfig) { c.RuntimeParams["ssl_min_protocol_version"] = "TLSv1.2" }, "55P02", "connection string"},
 }
 
 // deniedOn returns the database, connected to so that the server refuses it.
