@@ -63,16 +63,16 @@
 //	a transaction ends in any way      its LockTx locks are free; its claims stand
 //	                                   if it has committed
 //	this process dies                  others get its leases after their TTL, its
-//	                                   session locks when the server sees it; a run
+//	                                   advisory locks when the server sees it; a run
 //	                                   of OncePer is not started again, with Retry
 //	                                   after the TTL
 //	this process is frozen             others get all after the TTL; it finds out at
 //	                                   its first look
 //	the network is cut                 Lost before the TTL is over; others after it
 //	the server restarts or crashes     leases stand; renewals go on when it is back;
-//	                                   session locks are lost, and Lost fires
+//	                                   advisory locks are lost, and Lost fires
 //	a standby is promoted              leases stand if their commits were replicated;
-//	                                   tokens grow in any case; session locks are lost
+//	                                   tokens grow in any case; advisory locks are lost
 //	a call ends with its context       nothing is held; what was granted meanwhile is
 //	                                   given back
 //	Release cannot reach the server    the lease runs out after its TTL; the session

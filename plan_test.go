@@ -81,7 +81,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 	}
 }
 
-// The same for the rows of session locks. An unlock must not look for those of its
+// The same for the rows of advisory locks. An unlock must not look for those of its
 // session either: that would be all of them, and what is left in the index of all
 // that were given back since the last vacuum.
 func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {

@@ -54,10 +54,10 @@ func (d *doctor) pooler(ctx context.Context) (Finding, error) {
 	}
 	f := Finding{Status: StatusWarning, Advice: "use NewLeaseLocker, or connect NewAdvisoryLocker to the server itself; where a driver prepares statements the pooler must know them, or set default_query_exec_mode=exec"}
 	if transactions {
-		f.Detail = "a pooler in transaction mode is in between: leases, LockTx and ClaimTx work, session locks are refused"
+		f.Detail = "a pooler in transaction mode is in between: leases, LockTx and ClaimTx work, advisory locks are refused"
 	} else {
 		d.mode = statementMode
-		f.Detail = "a pooler in statement mode is in between: leases work, session locks are refused, and so is every transaction: LockTx, ClaimTx and Fence"
+		f.Detail = "a pooler in statement mode is in between: leases work, advisory locks are refused, and so is every transaction: LockTx, ClaimTx and Fence"
 		f.add(StatusWarning, "", "for those put the pooler into transaction mode")
 	}
 	return f, nil
@@ -85,7 +85,7 @@ func (d *doctor) keepsTransactions(ctx context.Context) (bool, error) {
 func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 	if d.mode == transactionMode || d.mode == statementMode {
 		return Finding{
-			Status: StatusWarning, Detail: "not looked at: behind this pooler a session lock would be left to others",
+			Status: StatusWarning, Detail: "not looked at: behind this pooler an advisory lock would be left to others",
 			Advice: "run it on a connection to the server itself",
 		}, nil
 	}
@@ -96,7 +96,7 @@ func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 	if !place.Keeps {
 		return Finding{
 			Status: StatusError, Detail: "the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do",
-			Advice: "use a PostgreSQL server; here session locks and LockTx protect nothing, and fences less than they promise",
+			Advice: "use a PostgreSQL server; here advisory locks and LockTx protect nothing, and fences less than they promise",
 		}, nil
 	}
 	return ok("the server keeps what it grants"), nil

@@ -154,7 +154,7 @@ func callsInTransactions(t *testing.T, conn *pgx.Conn) {
 	}
 }
 
-// callsOfSessions is the same for session locks.
+// callsOfSessions is the same for advisory locks.
 func callsOfSessions(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
 	s := fmt.Sprint(mathrand.Int64())

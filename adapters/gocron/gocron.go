@@ -127,7 +127,7 @@ type Elector struct {
 }
 
 // NewElector returns an Elector whose leader has the lock key. A Locker of leases lets the
-// others wait for the TTL when the leader has died; one of session locks for as long as
+// others wait for the TTL when the leader has died; one of advisory locks for as long as
 // the server takes to notice.
 //
 // A job that the leader has begun goes on if the lock is lost meanwhile: what must not

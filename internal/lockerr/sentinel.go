@@ -14,7 +14,7 @@ var (
 	ErrDeadlock      = errors.New("pgxlock: deadlock")
 	ErrStaleSnapshot = errors.New("pgxlock: the transaction's snapshot is older than the lock")
 	ErrReadOnly      = errors.New("pgxlock: read-only: a standby, or a read-only transaction; connect to the primary, in read-write mode")
-	ErrPooler        = errors.New("pgxlock: session locks do not work through a pooler in transaction or statement mode")
+	ErrPooler        = errors.New("pgxlock: advisory locks do not work through a pooler in transaction or statement mode")
 	ErrLimited       = errors.New("pgxlock: limited")
 	ErrMaxLocks      = errors.New("pgxlock: the Locker has as many locks as it may")
 	ErrUnavailable   = errors.New("pgxlock: the database cannot be reached")

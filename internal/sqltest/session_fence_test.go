@@ -1,4 +1,4 @@
-// This file is about fences of session locks: what they hold up, what they see,
+// This file is about fences of advisory locks: what they hold up, what they see,
 // and what they never wait for.
 
 package sqltest_test

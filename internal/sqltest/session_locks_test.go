@@ -1,4 +1,4 @@
-// This file is about session locks with tokens: who gets which, what an unlock
+// This file is about advisory locks with tokens: who gets which, what an unlock
 // leaves, and what becomes of a batch that fails.
 
 package sqltest_test
@@ -113,7 +113,7 @@ func (h *holder) end() {
 	await(h.t, h.d, fmt.Sprintf("not exists (select from pg_locks where pid = %d) and not exists (select from pg_stat_activity where pid = %[1]d)", h.pid))
 }
 
-// rows counts what the table says of session locks.
+// rows counts what the table says of advisory locks.
 const rows = "select count(*) from pgxlock_advisory_locks"
 
 func TestASessionLockIsGrantedToOneAtATimeWithGrowingTokens(t *testing.T) {
@@ -137,7 +137,7 @@ func TestASessionLockIsGrantedToOneAtATimeWithGrowingTokens(t *testing.T) {
 			d.want(rows, "0")
 		}
 	}
-	seen.next("a session lock", d.token("k", "A")) // one sequence for leases and these
+	seen.next("an advisory lock", d.token("k", "A")) // one sequence for leases and these
 	seen.next("a lease", a.lock(1))
 }
 
@@ -305,7 +305,7 @@ func TestABatchThatFailsHalfWayIsUndone(t *testing.T) {
 	}
 }
 
-// What the server does to session locks no rollback takes back: the rows are as
+// What the server does to advisory locks no rollback takes back: the rows are as
 // before, the locks are not.
 func TestABatchThatIsRolledBackIsUndone(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// withTokens returns a Locker whose session locks have fencing tokens.
+// withTokens returns a Locker whose advisory locks have fencing tokens.
 func withTokens(t *testing.T, db *pgtest.DB, owner string) *pgxlock.Locker {
 	t.Helper()
 	return testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: owner})

@@ -1,4 +1,4 @@
--- Makes the connection that holds session locks fit for it, whatever the role is
+-- Makes the connection that holds advisory locks fit for it, whatever the role is
 -- set to. $1 is the locks' TTL in milliseconds: when the client has been silent for
 -- that long, or is cut off, the server ends the session, and with it the locks; 0
 -- for never. search_path is still the role's until then, so that all is qualified.
