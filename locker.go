@@ -21,13 +21,13 @@ import (
 type Kind uint8
 
 const (
-	// Advisory is one of PostgreSQL's advisory locks: what LockTx takes.
+	// KindAdvisory is one of PostgreSQL's advisory locks: what LockTx takes.
 	KindAdvisory Kind = iota + 1
 
-	// Lease is a row in the table distributed_locks that expires unless renewed.
+	// KindLease is a row in the table distributed_locks that expires unless renewed.
 	KindLease
 
-	// Memory is a lock in this process.
+	// KindMemory is a lock in this process.
 	KindMemory
 )
 

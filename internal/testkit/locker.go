@@ -40,7 +40,7 @@ func Advisory(t *testing.T, pool *pgxpool.Pool, cfg *pgxlock.AdvisoryConfig) *pg
 	return locks
 }
 
-// NewAdvisoryLocker returns a Locker that is closed when the test is over.
+// NewAdvisory returns a Locker that is closed when the test is over.
 func NewAdvisory(t *testing.T, db *pgtest.DB, cfg *pgxlock.AdvisoryConfig) *pgxlock.Locker {
 	t.Helper()
 	locks := Advisory(t, db.Pool, cfg)
