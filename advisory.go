@@ -124,15 +124,15 @@ type advisoryHold struct {
 }
 
 // ask returns what takes the lock, or gives it back.
-func (h *advisoryHold) ask(exclusive, shared askWhat) ask {
+func (h *advisoryHold) ask(exclusive, shared lockkey.Ask) ask {
 	if h.mode == Shared {
 		return ask{shared, h.id}
 	}
 	return ask{exclusive, h.id}
 }
 
-func (h *advisoryHold) take() ask     { return h.ask(askTry, askTryShared) }
-func (h *advisoryHold) giveBack() ask { return h.ask(askUnlock, askUnlockShared) }
+func (h *advisoryHold) take() ask     { return h.ask(lockkey.AskTry, lockkey.AskTryShared) }
+func (h *advisoryHold) giveBack() ask { return h.ask(lockkey.AskUnlock, lockkey.AskUnlockShared) }
 
 // admits reports whether a lock of that mode may be one of those.
 func (h *advisoryHold) admits(mode Mode) bool {

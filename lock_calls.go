@@ -18,7 +18,7 @@ import (
 // lasts.
 // https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-FUNCTION-CALL
 
-// lockCalls are the numbers of the functions, for each askWhat.
+// lockCalls are the numbers of the functions, for each lockkey.Ask.
 type lockCalls []uint32
 
 func findLockCalls(ctx context.Context, q dbconn.Querier) (lockCalls, error) {
@@ -31,7 +31,7 @@ func findLockCalls(ctx context.Context, q dbconn.Querier) (lockCalls, error) {
 
 // appendOne appends the call that asks one thing.
 func (f lockCalls) appendOne(to []byte, a ask) []byte {
-	what := f[a.what.of(a.lock)]
+	what := f[a.what.Of(a.lock)]
 	if a.lock.Pair {
 		return appendCall(to, what, uint64(uint32(a.lock.Number>>32)), uint64(uint32(a.lock.Number)))
 	}

@@ -41,37 +41,17 @@ type lockConn struct {
 
 // ask is one thing to do with one lock.
 type ask struct {
-	what askWhat
+	what lockkey.Ask
 	lock lockkey.ID
-}
-
-// askWhat is what advisory/prepare.sql knows it by.
-type askWhat int
-
-const (
-	askTry askWhat = iota
-	askTryShared
-	askUnlock
-	askUnlockShared
-
-	askPair = 4 // is added for a lock of two numbers
-)
-
-// of returns what statements know it by for that lock.
-func (what askWhat) of(id lockkey.ID) askWhat {
-	if id.Pair {
-		return what + askPair
-	}
-	return what
 }
 
 // undone is what makes sure that an ask left nothing behind.
 func (a ask) undone() ask {
 	switch a.what {
-	case askTry:
-		a.what = askUnlock
-	case askTryShared:
-		a.what = askUnlockShared
+	case lockkey.AskTry:
+		a.what = lockkey.AskUnlock
+	case lockkey.AskTryShared:
+		a.what = lockkey.AskUnlockShared
 	}
 	return a
 }
@@ -141,7 +121,7 @@ func (c *lockConn) write(m *message, batch []*lockCall) {
 	m.bytes = append(m.bytes, c.many[0]...)
 	for _, call := range batch {
 		for _, a := range call.asks {
-			m.bytes = append(strconv.AppendInt(m.bytes, int64(a.what.of(a.lock)), 10), ',')
+			m.bytes = append(strconv.AppendInt(m.bytes, int64(a.what.Of(a.lock)), 10), ',')
 		}
 	}
 	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), c.many[1]...)

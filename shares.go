@@ -114,3 +114,16 @@ func holdsShared(ctx context.Context, tx transaction, ids []lockkey.ID) (bool, e
 	}
 	return held > 0, err
 }
+
+// columns returns the locks as the statements take them: their numbers, and what
+// to do with each.
+func columns(ids []lockkey.ID, shared bool) (numbers, whats []int64) {
+	what := lockkey.AskTry
+	if shared {
+		what = lockkey.AskTryShared
+	}
+	for _, id := range ids {
+		numbers, whats = append(numbers, id.Number), append(whats, int64(what.Of(id)))
+	}
+	return numbers, whats
+}

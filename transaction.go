@@ -189,3 +189,13 @@ func literal(text string, args []any) string {
 	}
 	return text
 }
+
+// reply is what the statements that lock tell, by the number of their rows.
+type reply int64
+
+const (
+	replyRefused reply = iota
+	replyGranted
+	replyGrantedOnSnapshot // the transaction keeps the snapshot it has
+	replyStandby
+)

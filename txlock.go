@@ -82,16 +82,6 @@ func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...Option) er
 	return fail("lock", "", KindAdvisory, lockTx(ctx, newPgxTx(tx), keys, opts))
 }
 
-// reply is what the statements that lock tell, by the number of their rows.
-type reply int64
-
-const (
-	replyRefused reply = iota
-	replyGranted
-	replyGrantedOnSnapshot // the transaction keeps the snapshot it has
-	replyStandby
-)
-
 func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) error {
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return err
@@ -197,19 +187,6 @@ func advisoryIDs(keys []string) ([]lockkey.ID, error) {
 	}
 	slices.SortFunc(ids, lockkey.ID.Compare)
 	return slices.Compact(ids), nil
-}
-
-// columns returns the locks as the statements take them: their numbers, and what
-// to do with each.
-func columns(ids []lockkey.ID, shared bool) (numbers, whats []int64) {
-	what := askTry
-	if shared {
-		what = askTryShared
-	}
-	for _, id := range ids {
-		numbers, whats = append(numbers, id.Number), append(whats, int64(what.of(id)))
-	}
-	return numbers, whats
 }
 
 var errNilTx = errors.New("tx is nil; pass the transaction that the lock is for")
