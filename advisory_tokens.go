@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -17,7 +18,7 @@ import (
 // fence: the row of the lock says whether it is ours. Releases do not wait for it:
 // a row that a fence pins stays until the transaction has ended, and until then
 // nobody is granted the lock.
-func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) error {
+func (a *advisoryLocks) fence(ctx context.Context, tx usertx.Tx, lock *Lock) error {
 	if !a.cfg.Tokens {
 		return fmt.Errorf("an advisory lock without a token cannot protect a transaction; set AdvisoryConfig.Tokens, take a Lease, or use LockTx in the transaction itself: %w", errors.ErrUnsupported)
 	}
@@ -29,7 +30,7 @@ func (a *advisoryLocks) fence(ctx context.Context, tx transaction, lock *Lock) e
 		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
 	}
 	var token int64
-	err := lockerr.Typed(tx.row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.token))
+	err := lockerr.Typed(tx.Row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.token))
 	return elsewhere(err, tx, &a.Config.ConnConfig.Config)
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -47,7 +48,7 @@ import (
 // In other languages it is SELECT claim_once('key'). Without [Schema] the
 // transaction's search_path says where that is.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) (first bool, err error) {
-	first, err = claimTx(ctx, newPgxTx(tx), key, opts)
+	first, err = claimTx(ctx, usertx.Pgx(tx), key, opts)
 	return first, failClaim("claim", key, err)
 }
 
@@ -55,11 +56,11 @@ func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) (first 
 // went wrong is told apart if its errors have a method SQLState, as those of pgx
 // and lib/pq do. When ctx ends during the wait both close the connection.
 func ClaimSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) (first bool, err error) {
-	first, err = claimTx(ctx, newSQLTx(tx), key, opts)
+	first, err = claimTx(ctx, usertx.SQL(tx), key, opts)
 	return first, failClaim("claim", key, err)
 }
 
-func claimTx(ctx context.Context, tx transaction, key string, opts []Option) (bool, error) {
+func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []Option) (bool, error) {
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return false, err
 	}
@@ -71,7 +72,7 @@ func claimTx(ctx context.Context, tx transaction, key string, opts []Option) (bo
 		return false, err
 	}
 	var claimed *bool
-	err := tx.row(ctx, statements.TxClaim.In(o.schema), &claimed, key, seconds(o.wait), seconds(o.retention))
+	err := tx.Row(ctx, statements.TxClaim.In(o.schema), &claimed, key, seconds(o.wait), seconds(o.retention))
 	switch {
 	case err != nil:
 		return false, err

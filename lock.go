@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
 // A Lock is one acquisition: it is held from the grant until Release or Close of
@@ -169,17 +171,17 @@ func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	if isSavepoint(tx) {
 		return l.fail("fence", fmt.Errorf("tx is nested, so that rolling it back would end the protection; fence the outermost transaction: %w", errors.ErrUnsupported))
 	}
-	return l.fence(ctx, newPgxTx(tx))
+	return l.fence(ctx, usertx.Pgx(tx))
 }
 
 // FenceSQL is [Lock.Fence] for database/sql, with any driver of PostgreSQL; what
 // went wrong is told apart if its errors have a method SQLState, as those of pgx
 // and lib/pq do. A savepoint cannot be seen here: call it before the first one.
 func (l *Lock) FenceSQL(ctx context.Context, tx *sql.Tx) error {
-	return l.fence(ctx, newSQLTx(tx))
+	return l.fence(ctx, usertx.SQL(tx))
 }
 
-func (l *Lock) fence(ctx context.Context, tx transaction) error {
+func (l *Lock) fence(ctx context.Context, tx usertx.Tx) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("fence", err)
 	}

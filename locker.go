@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
 // Kind says what a Locker's locks are made of. Locks of different kinds do not
@@ -115,7 +116,7 @@ type backend interface {
 	discard(l *Lock)
 
 	// fence pins the lock for a transaction.
-	fence(ctx context.Context, tx transaction, l *Lock) error
+	fence(ctx context.Context, tx usertx.Tx, l *Lock) error
 
 	// close ends the traffic, renewals included, after what is under way; but not
 	// later than ctx.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
 // This file is the kind without a server.
@@ -133,6 +134,6 @@ func (m *memory) holdID(*Lock) string                { return "" }
 func (m *memory) discard(l *Lock)                    { _ = m.release(l) }
 func (m *memory) close(context.Context) error        { return nil }
 
-func (m *memory) fence(context.Context, transaction, *Lock) error {
+func (m *memory) fence(context.Context, usertx.Tx, *Lock) error {
 	return fmt.Errorf("a lock in memory cannot protect a transaction: %w", errors.ErrUnsupported)
 }

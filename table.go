@@ -14,6 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -96,9 +97,9 @@ func (t *leaseTable) takes(opt Option) bool { return takenByLocks(opt) }
 func (t *leaseTable) check(key string) error       { return lockkey.Check(key) }
 func (t *leaseTable) name(key string) lockkey.Name { return lockkey.Name{Key: key} }
 
-func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) error {
+func (t *leaseTable) fence(ctx context.Context, tx usertx.Tx, lock *Lock) error {
 	var token int64
-	err := lockerr.Typed(tx.row(ctx, t.place.Statement(byMode(lock.mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.key, lock.holder, lock.token))
+	err := lockerr.Typed(tx.Row(ctx, t.place.Statement(byMode(lock.mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.key, lock.holder, lock.token))
 	if errors.Is(err, ErrLost) {
 		t.renewer.soon(lock) // for good, or for this transaction?
 	}
@@ -108,12 +109,12 @@ func (t *leaseTable) fence(ctx context.Context, tx transaction, lock *Lock) erro
 // elsewhere adds to the error of a fence where the lock is, if the transaction may
 // be somewhere else. It is not refused before: through a pooler one database can
 // have two names.
-func elsewhere(err error, tx transaction, config *pgconn.Config) error {
+func elsewhere(err error, tx usertx.Tx, config *pgconn.Config) error {
 	if !errors.Is(err, ErrLost) && !errors.Is(err, ErrSchema) {
 		return err
 	}
-	here := placeOf(config)
-	switch there := tx.database(); there {
+	here := usertx.PlaceOf(config)
+	switch there := tx.Database(); there {
 	case "":
 		return fmt.Errorf("%w (the lock is in database %s)", err, here)
 	case here:

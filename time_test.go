@@ -21,6 +21,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
@@ -179,7 +180,7 @@ func (s *fakeServer) release(*Lock) error {
 	return s.refusal
 }
 
-func (s *fakeServer) fence(context.Context, transaction, *Lock) error {
+func (s *fakeServer) fence(context.Context, usertx.Tx, *Lock) error {
 	return errors.New("a fence was sent to the server")
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -62,14 +63,14 @@ import (
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) error {
-	return fail("lock", key, KindAdvisory, lockTx(ctx, newPgxTx(tx), []string{key}, opts))
+	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
 }
 
 // LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq;
 // with another one a wait that is over aborts the transaction unless its errors
 // have a method SQLState. When ctx ends during the wait both close the connection.
 func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) error {
-	return fail("lock", key, KindAdvisory, lockTx(ctx, newSQLTx(tx), []string{key}, opts))
+	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.SQL(tx), []string{key}, opts))
 }
 
 // LockAllTx is [LockTx] for many keys: all of them or, with ErrNotAcquired, none.
@@ -79,10 +80,10 @@ func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) erro
 // Each key has a place in the server's lock table, which holds at least 6,400 with
 // default settings: lock what is above a few hundred keys by one key.
 func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...Option) error {
-	return fail("lock", "", KindAdvisory, lockTx(ctx, newPgxTx(tx), keys, opts))
+	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.Pgx(tx), keys, opts))
 }
 
-func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) error {
+func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) error {
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) e
 	}
 	shared := o.mode == Shared
 	if !shared {
-		if upgrade, err := holdsShared(ctx, tx, ids); err != nil {
+		if upgrade, err := usertx.HoldsShared(ctx, tx, ids); err != nil {
 			return err
 		} else if upgrade {
 			return fmt.Errorf("%w: this transaction holds the key shared, and two that upgrade wait for each other; lock it exclusively from the start", ErrDeadlock)
@@ -107,16 +108,16 @@ func lockTx(ctx context.Context, tx transaction, keys []string, opts []Option) e
 	switch {
 	case err != nil:
 		return err
-	case got == replyRefused:
+	case got == usertx.Refused:
 		return ErrNotAcquired
-	case got == replyStandby:
+	case got == usertx.Standby:
 		return fmt.Errorf("%w: the server is a standby, where a lock excludes nobody", ErrReadOnly)
 	}
 	if shared {
-		tx.shares().add(ids)
+		tx.Shares().Add(ids)
 	}
-	if got == replyGrantedOnSnapshot && !o.staleSnapshot {
-		_, err = tentatively(ctx, tx, refusal{lockerr.StateStaleSnapshot, errCommittedSince}, statements.TxVouch)
+	if got == usertx.GrantedOnSnapshot && !o.staleSnapshot {
+		_, err = usertx.Tentatively(ctx, tx, usertx.Refusal{State: lockerr.StateStaleSnapshot, Means: errCommittedSince}, statements.TxVouch)
 	}
 	return err
 }
@@ -125,37 +126,37 @@ var errCommittedSince = fmt.Errorf("%w: something was committed between the two;
 
 // askTx asks for the locks by the statement that costs least: for a single lock one that
 // does nothing in a transaction that keeps its snapshot, where another one is asked then.
-func askTx(ctx context.Context, tx transaction, ids []lockkey.ID, o *options) (reply, error) {
+func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (usertx.Reply, error) {
 	shared, waits := o.mode == Shared, o.wait == nil
 	if waits && len(ids) == 1 && !shared && !ids[0].Pair && !o.staleSnapshot {
-		if got, err := tx.run(ctx, statements.TxLock, ids[0].Number); err != nil || got == replyGranted {
+		if got, err := tx.Run(ctx, statements.TxLock, ids[0].Number); err != nil || got == usertx.Granted {
 			return got, err
 		}
 	}
-	numbers, whats := columns(ids, shared)
+	numbers, whats := usertx.Columns(ids, shared)
 	switch {
 	case waits:
-		return tx.run(ctx, statements.TxLockAll, numbers, whats)
+		return tx.Run(ctx, statements.TxLockAll, numbers, whats)
 	case !o.noWait():
-		return tentatively(ctx, tx, refusal{lockerr.StateLockNotAvailable, ErrNotAcquired}, statements.TxWaitLock, numbers, whats, milliseconds(*o.wait))
+		return usertx.Tentatively(ctx, tx, usertx.Refusal{State: lockerr.StateLockNotAvailable, Means: ErrNotAcquired}, statements.TxWaitLock, numbers, whats, milliseconds(*o.wait))
 	case len(ids) == 1:
-		return tx.run(ctx, statements.TxTryLock, numbers[0], whats[0])
+		return tx.Run(ctx, statements.TxTryLock, numbers[0], whats[0])
 	}
 	return tryAll(ctx, tx, numbers, whats)
 }
 
 // tryAll takes all the locks or none. What it got when it was refused others is
 // given back by the savepoint, in a second round trip.
-func tryAll(ctx context.Context, tx transaction, numbers, whats []int64) (reply, error) {
-	got, err := tx.tryIn(ctx, false, statements.TxTryAll, numbers, whats)
+func tryAll(ctx context.Context, tx usertx.Tx, numbers, whats []int64) (usertx.Reply, error) {
+	got, err := tx.TryIn(ctx, false, statements.TxTryAll, numbers, whats)
 	if err != nil {
 		return got, err
 	}
 	end := statements.TxReleaseSavepoint
-	if got == replyRefused {
+	if got == usertx.Refused {
 		end = statements.TxRollbackSavepoint
 	}
-	return got, finish(ctx, tx, end)
+	return got, usertx.Finish(ctx, tx, end)
 }
 
 // milliseconds rounds a wait up: 0 would be no bound.

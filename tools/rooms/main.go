@@ -31,7 +31,7 @@ var layers = [][]string{
 	{"cmd/", "examples/", "adapters/", "bench", "internal/systemtest", "internal/testkit", "internal/sqltest", "internal/locktest"},
 	{"doctor", "ratelimit", "once"},
 	{""}, // the root
-	{"internal/lease", "internal/advisory", "internal/memory", "internal/waitqueue", "internal/tx", "internal/monitor"},
+	{"internal/lease", "internal/advisory", "internal/memory", "internal/waitqueue", "internal/usertx", "internal/monitor"},
 	{"internal/hold"},
 	{"internal/dbconn", "internal/batcher"},
 	{"internal/place", "sql"},

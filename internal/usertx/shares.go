@@ -1,4 +1,4 @@
-package pgxlock
+package usertx
 
 import (
 	"context"
@@ -12,15 +12,12 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file remembers which keys a transaction has locked shared, so that an
-// upgrade is refused every time and not only when it meets another one. To ask
-// the server each time would cost as much as the lock; what is remembered here
-// is only where it is worth to ask. A savepoint that was rolled back, or a
-// transaction that has ended, may have given the locks up.
-
-// shares are those of one transaction, or of one connection after another of its
-// transactions: whatever owner is known to us.
-type shares struct {
+// Shares are the keys that a transaction has locked shared, or one transaction after another
+// on a connection: whichever owner is known to us. An upgrade is then refused each time, and
+// not only when it meets another one. To ask the server each time would cost as much as the
+// lock; what is remembered only says where it is worth to ask: a savepoint that was rolled
+// back, or a transaction that has ended, may have released the locks.
+type Shares struct {
 	owner   any    // a weak pointer; nil: not known
 	cleanUp func() // arranges that they are forgotten with their owner
 }
@@ -41,14 +38,15 @@ type sharedKeys struct {
 // deadlock when there is one.
 const maxShares = 4096
 
-func sharesOf[T any](owner *T) shares {
+func sharesOf[T any](owner *T) Shares {
 	key := weak.Make(owner)
-	return shares{owner: key, cleanUp: func() {
+	return Shares{owner: key, cleanUp: func() {
 		runtime.AddCleanup(owner, func(key weak.Pointer[T]) { sharesByOwner.Delete(key) }, key)
 	}}
 }
 
-func (s shares) add(ids []lockkey.ID) {
+// Add remembers keys that the transaction has locked shared.
+func (s Shares) Add(ids []lockkey.ID) {
 	if s.owner == nil {
 		return
 	}
@@ -68,7 +66,7 @@ func (s shares) add(ids []lockkey.ID) {
 	}
 }
 
-func (s shares) remove(ids []lockkey.ID) {
+func (s Shares) remove(ids []lockkey.ID) {
 	if found, known := sharesByOwner.Load(s.owner); known {
 		keys := found.(*sharedKeys)
 		keys.mu.Lock()
@@ -80,7 +78,7 @@ func (s shares) remove(ids []lockkey.ID) {
 }
 
 // suspects returns those of the ids that may be locked shared.
-func (s shares) suspects(ids []lockkey.ID) []lockkey.ID {
+func (s Shares) suspects(ids []lockkey.ID) []lockkey.ID {
 	if s.owner == nil {
 		return nil
 	}
@@ -97,27 +95,27 @@ func (s shares) suspects(ids []lockkey.ID) []lockkey.ID {
 	})
 }
 
-// holdsShared reports whether the transaction has locked one of the keys shared,
+// HoldsShared reports whether the transaction has locked one of the keys shared,
 // and not exclusively as well.
-func holdsShared(ctx context.Context, tx transaction, ids []lockkey.ID) (bool, error) {
+func HoldsShared(ctx context.Context, tx Tx, ids []lockkey.ID) (bool, error) {
 	if !sharesKnown.Load() {
 		return false, nil
 	}
-	suspects := tx.shares().suspects(ids)
+	suspects := tx.Shares().suspects(ids)
 	if len(suspects) == 0 {
 		return false, nil
 	}
-	numbers, whats := columns(suspects, false)
-	held, err := tx.run(ctx, statements.TxShared, numbers, whats)
+	numbers, whats := Columns(suspects, false)
+	held, err := tx.Run(ctx, statements.TxShared, numbers, whats)
 	if err == nil && held == 0 {
-		tx.shares().remove(suspects)
+		tx.Shares().remove(suspects)
 	}
 	return held > 0, err
 }
 
-// columns returns the locks as the statements take them: their numbers, and what
+// Columns returns the locks as the statements take them: their numbers, and what
 // to do with each.
-func columns(ids []lockkey.ID, shared bool) (numbers, whats []int64) {
+func Columns(ids []lockkey.ID, shared bool) (numbers, whats []int64) {
 	what := lockkey.AskTry
 	if shared {
 		what = lockkey.AskTryShared
