@@ -118,12 +118,12 @@ func busy(err error) bool {
 	return ok && slices.Contains([]string{pgerrcode.LockNotAvailable, pgerrcode.ObjectInUse}, pgErr.Code)
 }
 
-// unavailable reports whether there was no database to talk to. The deadline of an attempt
-// to connect is the connect_timeout: no caller sets another one here.
+// unavailable reports whether there was no database to talk to, or only a standby. The
+// deadline of an attempt to connect is the connect_timeout: no caller sets another one here.
 func unavailable(err error) bool {
 	_, unconnected := errors.AsType[*pgconn.ConnectError](err)
 	return errors.Is(err, pgxlock.ErrUnavailable) || lockerr.Unreachable(err) || errors.Is(err, pgserver.ErrNoBinaries) ||
-		unconnected && errors.Is(err, context.DeadlineExceeded)
+		unconnected && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, pgxlock.ErrReadOnly))
 }
 
 // describe makes one line of an error, with what to do about it on the command that has these

@@ -380,10 +380,10 @@ func TestWhatIsNotKnownIsEmpty(t *testing.T) {
 	if err := errors.Join(printTree(&tree, false, shot.At, shot.Tree()), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(shot.Tree(), viewQueue))); err != nil {
 		t.Fatal(err)
 	}
-	if want := "#42 (session) held by psql:1\n  psql:2 waits\n"; tree.String() != want {
+	if want := "#42 (advisory) held by psql:1\n  psql:2 waits\n"; tree.String() != want {
 		t.Errorf("%s", tree.String())
 	}
-	for _, line := range []string{"#42  session  psql:2          2            psql:1", "#42  session  live                              psql:1         1"} {
+	for _, line := range []string{"#42  advisory  psql:2          2            psql:1", "#42  advisory  live                              psql:1         1"} {
 		if !strings.Contains(text, line+"\n") {
 			t.Errorf("no line %q:\n%s", line, text)
 		}
@@ -442,7 +442,7 @@ func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
 	if text := look(); !strings.Contains(text, "#42 ") || strings.Count(text, "\n") != 2 {
 		t.Errorf("%s", text)
 	}
-	if text := look("--internal"); !strings.Contains(text, "#42 ") || strings.Count(text, "\n") != 3 || !strings.Contains(text, "(pgxlock: liveness of a session)  session  live") || strings.Contains(text, number) {
+	if text := look("--internal"); !strings.Contains(text, "#42 ") || strings.Count(text, "\n") != 3 || !strings.Contains(text, "(pgxlock: liveness of a session)  advisory  live") || strings.Contains(text, number) {
 		t.Errorf("%s", text)
 	}
 	for _, args := range [][]string{nil, {"--terminate"}} {
@@ -463,8 +463,8 @@ func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
 		}
 	}
 	execute(t, env, "tree").want(t, exitOK, "nobody waits\n", "")
-	execute(t, env, "tree", "--internal").want(t, exitOK, "(pgxlock: liveness of a session) (session) held by", "")
-	if text := look("--internal"); !strings.Contains(text, "KEY                               KIND     WAITER") {
+	execute(t, env, "tree", "--internal").want(t, exitOK, "(pgxlock: liveness of a session) (advisory) held by", "")
+	if text := look("--internal"); !strings.Contains(text, "KEY                               KIND      WAITER") {
 		t.Errorf("%s", text)
 	}
 	execute(t, env, "tree", "--internal", "-o", "json").want(t, exitOK, `"internal": true`, "")
