@@ -219,3 +219,30 @@ func TestMonitoringReadsTheViewsOfHoldersAndWaiters(t *testing.T) {
 	by.do("select pg_advisory_unlock_all()")
 	waiting.want("")
 }
+
+// A view reads tables with its owner's rights, and calls functions with its reader's. So SELECT on a
+// view is not enough, nor on one that somebody made over it.
+func TestWhoReadsTheViewsNeedsTheRightsOfTheirFunctions(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	by := d.connect()
+	by.do("select pg_advisory_lock(7)") // else nobody's name is looked for
+	d.do("select acquire_lock('k', 'A'); create view mine as select h.lock_name from lock_holders h left join lock_waiters w using (kind, lock_name)")
+	const count = "(select count(lock_name) from %s)"
+	views := []string{"lock_holders", "lock_waiters", "mine"}
+	check := func(role, needs string) {
+		t.Helper()
+		d.do("grant select on lock_holders, lock_waiters, mine to " + role)
+		for _, view := range views {
+			d.as(role).want(fmt.Sprintf(count, view), "42501")
+		}
+		d.do("grant " + needs + " to " + role)
+		for i, want := range []string{"2", "0", "2"} {
+			d.as(role).want(fmt.Sprintf(count, views[i]), want)
+		}
+	}
+	check(d.role(), "select on pgxlock_names, pgxlock_advisory_locks, pgxlock_waiters")
+	d.harden()
+	check(d.role(), `execute on function pgxlock_list_names(), pgxlock_list_tokens(), pgxlock_list_tickets(), pgxlock_own_key(boolean, bytea),
+		pgxlock_is_own_key(integer, bigint), pgxlock_session_key(bigint), pgxlock_waiter_key(bigint)`)
+}
