@@ -48,8 +48,8 @@ BEGIN
   PERFORM set_config('lock_timeout', '2s', true);
   PERFORM set_config('client_min_messages', 'warning', true);
   -- Two migrators wait for each other here, whatever tools they are, before they make anything.
-  PERFORM pg_advisory_xact_lock(('x' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
-      || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
+  PERFORM pg_advisory_xact_lock(('x706c6a' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
+      || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 5), 'hex'))::bit(64)::bigint);
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   -------------------------------------------------------------- migrations --
@@ -97,8 +97,8 @@ BEGIN
           USING ERRCODE = 'invalid_schema_name', HINT = 'Name an existing schema first, for example: SET search_path = public.';
       END IF;
       -- Other migrators wait here.
-      PERFORM pg_advisory_xact_lock(('x' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
-          || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
+      PERFORM pg_advisory_xact_lock(('x706c6a' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
+          || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 5), 'hex'))::bit(64)::bigint);
     END IF;
 
     -- Another role may make one of ours at any time: only what belongs to this role is called.
@@ -910,9 +910,9 @@ BEGIN
 
   -- The highest 24 bits of pgxlock's own advisory keys are a mark, so that the views and the Monitor
   -- recognise them. Its last bit is set in the keys that a session holds for as long as it lives, and
-  -- clear in the keys of a moment: guards, pins and cleaners, held until a transaction ends. So no
-  -- session that lives keeps the guard of a lease. One key of a user in 8 million carries one of the
-  -- two marks by chance.
+  -- clear in the keys of a moment: guards, pins, cleaners and the lock of migrations, held until a
+  -- transaction ends. So no session that lives keeps the guard of a lease. One key of a user in
+  -- 8 million carries one of the two marks by chance.
   CREATE OR REPLACE FUNCTION pgxlock_own_key(p_lasting boolean, p_content bytea) RETURNS bigint
   LANGUAGE sql IMMUTABLE PARALLEL SAFE
   RETURN (CASE WHEN p_lasting THEN 'x706c6b' ELSE 'x706c6a' END || encode(substr(sha256(p_content), 1, 5), 'hex'))::bit(64)::bigint;

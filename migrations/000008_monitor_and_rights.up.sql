@@ -694,8 +694,8 @@ BEGIN
         USING ERRCODE = 'insufficient_privilege', HINT = 'SET ROLE to that role, and run this again.';
     END IF;
     PERFORM pgxlock_check_read_committed('pgxlock: rights are changed in READ COMMITTED: an older snapshot does not show them all');
-    PERFORM pg_advisory_xact_lock(('x' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
-        || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint);
+    PERFORM pg_advisory_xact_lock(('x706c6a' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
+        || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 5), 'hex'))::bit(64)::bigint);
     RETURN v_owner;
   END $$;
   COMMENT ON FUNCTION pgxlock_check_owner() IS

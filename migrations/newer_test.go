@@ -4,6 +4,7 @@
 package migrations_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -117,4 +118,48 @@ func TestUpWaitsForANewerMigrator(t *testing.T) {
 		}
 		expect(t, db.Pool, int(newest)+1, "select pgxlock_version()::int")
 	}
+}
+
+// All that changes the schema or its rights excludes each other by one lock, which carries the
+// mark of pgxlock's own: nobody is to be evicted from it.
+func TestWhatChangesTheSchemaHoldsTheSameLockOfPgxlocksOwn(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	tx, err := db.Pool.Begin(t.Context())
+	must(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	const key = "pgxlock_own_key(false, decode('00', 'hex') || 'migrate' || decode('00', 'hex') || 'public')"
+	change := func(what, sql string) {
+		t.Helper()
+		_, err := tx.Exec(t.Context(), sql)
+		must(t, err)
+		var only bool
+		must(t, tx.QueryRow(t.Context(), "select bool_and(objsubid = 1 and classid::bigint << 32 | objid::bigint = "+key+") from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()").Scan(&only))
+		if !only {
+			t.Errorf("%s: it holds another lock", what)
+		}
+	}
+	for _, name := range upFiles {
+		text, err := migrations.FS.ReadFile(name)
+		must(t, err)
+		change(name, string(text))
+	}
+
+	// Up takes it before it looks at anything.
+	done := make(chan error, 1)
+	go func() { done <- migrations.Up(t.Context(), db.Pool, nil) }()
+	for waits := ""; waits == ""; {
+		waits = ask[string](t, db.Pool, "select coalesce(min(query), '') from pg_stat_activity where wait_event = 'advisory' and datname = current_database()")
+		if waits != "" && !strings.HasPrefix(waits, "-- Waits for golang-migrate's command") {
+			t.Errorf("Up waits in %.60s", waits)
+		}
+	}
+	must(t, tx.Commit(t.Context()))
+	must(t, <-done)
+
+	tx, err = db.Pool.Begin(t.Context())
+	must(t, err)
+	change("soften_locks", "select soften_locks()")
+	expect(t, db.Pool, 0, "select count(*)::int from lock_holders where kind = 'advisory'")
+	must(t, tx.Rollback(t.Context()))
 }

@@ -202,7 +202,7 @@ func TestWhatAppearsDuringTheCheckIsNotCalled(t *testing.T) {
 					execute format('create function slow_%s(%s) returns integer language sql as $$ select 1 $$', i, repeat('information_schema.sql_identifier[], ', 99) || 'text');
 				end loop;
 			end $do$;
-			select pg_advisory_lock(('x' || encode(substr(sha256(decode('00', 'hex') || 'migrate' || decode('00', 'hex') || 'public'), 1, 8), 'hex'))::bit(64)::bigint)`)
+			select pg_advisory_lock(('x706c6a' || encode(substr(sha256(decode('00', 'hex') || 'migrate' || decode('00', 'hex') || 'public'), 1, 5), 'hex'))::bit(64)::bigint)`)
 			must(t, err)
 			done := make(chan error, 1)
 			go func() { done <- psql(t, db.URL, "-f", upFiles[0]) }()
