@@ -26,7 +26,7 @@ type monitoring struct {
 
 func (m *monitoring) addFlags(cmd *cobra.Command) {
 	m.target.addFlags(cmd.Flags())
-	cmd.Flags().StringArrayVar(&m.names, "name", nil, "`key` of an advisory lock, to be shown instead of its number; can be repeated")
+	cmd.Flags().StringArrayVar(&m.names, "name", nil, "`key` of an advisory lock, to be shown instead of its number; #42 says that number 42 is not one of pgxlock's own; can be repeated")
 }
 
 // addInternalFlag is for what lists holders.
@@ -44,7 +44,8 @@ func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) er
 		return err
 	}
 	defer pool.Close()
-	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: m.names, Internal: m.internal})
+	names := views(m.names, typed)
+	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: names, Internal: m.internal})
 	if err != nil {
 		return usageError{err}
 	}

@@ -476,6 +476,18 @@ func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
 	}
 }
 
+// A number of a user may carry the mark of pgxlock's own by chance: --name says whose it is.
+func TestANumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	const number = "#8100966466993600997"
+	_, pid := session(t, db, "select pg_advisory_lock("+number[1:]+")")
+	evict := []string{"evict", number, "--reason", "why", "--yes", "--terminate"}
+	execute(t, env, evict...).want(t, exitNotEvicted, "", "belongs to pgxlock itself")
+	execute(t, env, append(evict, "--name", number)...).want(t, exitOK, fmt.Sprintf("process %d", pid), `holds "`+number+`"`)
+}
+
 func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	t.Parallel()
 	queue := func(key string, waiters ...pgxlock.Blocked) pgxlock.Queue {
