@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // asking waits until a batch of requests is about to be sent, and cannot be, because the
@@ -37,7 +37,7 @@ func TestLeaseTryWaitsForALeftoverOfItsLocker(t *testing.T) {
 			left, next := requested(table, "k#"), requested(table, "k#")
 			next.lock.holder = "another"
 			left.permits, next.permits = permits, permits
-			resume := occupy(t, table.requests)
+			resume := pgtest.Occupy(t, table.requests)
 			table.acquiring.Add(left, next)
 			asking(t)
 			gone, leave := context.WithCancel(t.Context())
@@ -113,29 +113,5 @@ func TestManyLeftoversOfASemaphoreAreForgottenAtNoGreaterCostEachThanFew(t *test
 	}
 	if few, many := max(each(1000), time.Microsecond), each(16000); many > 12*few { // it was 100 µs when each was looked for among all
 		t.Errorf("%s each of few leftovers, %s of many", few, many)
-	}
-}
-
-// occupy makes a statement be in flight on the session until resume is called.
-func occupy(t *testing.T, session *dbconn.Session) (resume func()) {
-	t.Helper()
-	started, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	go func() {
-		ended <- session.Do(time.Hour, func(context.Context, dbconn.Querier, bool) error {
-			close(started)
-			<-release
-			return nil
-		})
-	}()
-	select {
-	case <-started:
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	return func() {
-		close(release)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
-	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -40,7 +39,7 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	db.Exec(t, `create table writers (x xid8);
 		create function note() returns trigger language plpgsql as $$ begin insert into public.writers values (pg_current_xact_id()); return null; end $$;
 		create trigger note after insert or update on pgxlock_limits for each row execute function note()`)
-	resume := occupy(t, table.session)
+	resume := pgtest.Occupy(t, table.session)
 	var granted atomic.Int32
 	var all sync.WaitGroup
 	ask := func() {
@@ -212,7 +211,7 @@ func TestWhoLeavesTheQueueIsNotAskedFor(t *testing.T) {
 	if ok, err := l.Allow(t.Context(), "other"); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	resume := occupy(t, table.session)
+	resume := pgtest.Occupy(t, table.session)
 	r := &request{key: "k", n: 1, noWait: true, Future: batcher.NewFuture()}
 	r.Leave()
 	asking := asked(l, "sent")
@@ -245,29 +244,5 @@ func TestTheHousekeepingOfALimiterEndsWithIt(t *testing.T) {
 	}
 	if set, stopped := runs(); !set || !stopped {
 		t.Errorf("it has begun: %t, and ended: %t", set, stopped)
-	}
-}
-
-// occupy makes a statement be in flight on the session until resume is called.
-func occupy(t *testing.T, session *dbconn.Session) (resume func()) {
-	t.Helper()
-	started, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	go func() {
-		ended <- session.Do(time.Hour, func(context.Context, dbconn.Querier, bool) error {
-			close(started)
-			<-release
-			return nil
-		})
-	}()
-	select {
-	case <-started:
-	case err := <-ended:
-		t.Fatal(err)
-	}
-	return func() {
-		close(release)
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
 	}
 }
