@@ -2,7 +2,6 @@ package pgxlock
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -60,7 +59,7 @@ func (a *advisoryLocks) holdID(lock *Lock) string {
 	if !a.has(lock) {
 		return ""
 	}
-	return fmt.Sprintf("advisory:%d:%d:%d", a.pid, lock.hold.id.Space(), lock.hold.id.Number)
+	return lock.hold.id.HeldBy(a.pid)
 }
 
 // yield leaves a lock that is given back to other processes, which are woken when it

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -225,9 +224,8 @@ func (s *sight) evictions(ctx context.Context, holders []*Holder) error {
 		var at hold
 		switch {
 		case h.Kind == KindAdvisory:
-			id := lockkey.Identify(h.Key)
-			at.kind, at.name = int32(id.Space()), strconv.FormatInt(id.Number, 10)
-			at.holder = fmt.Sprintf("advisory:%d:%d:%d", h.PID, id.Space(), id.Number)
+			name := lockkey.Name{ID: lockkey.Identify(h.Key)}
+			at.kind, at.name, at.holder = int32(name.Kind()), name.Text(), name.ID.HeldBy(h.PID)
 		case h.ID == evictedHolder:
 			at.name, at.token = h.Key, h.Token
 		case h.Mode == Shared && h.Token == 0:

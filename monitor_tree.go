@@ -111,8 +111,7 @@ func (f *forest) add(id lockID, h Holder) {
 	f.holders[id] = append(f.holders[id], h)
 	name := h.ID
 	if h.Kind == KindAdvisory {
-		key := lockkey.Identify(h.Key)
-		name = fmt.Sprintf("advisory:%d:%d:%d", h.PID, key.Space(), key.Number)
+		name = lockkey.Identify(h.Key).HeldBy(h.PID)
 	}
 	f.byID[name] = append(f.byID[name], id)
 	f.byPID[h.PID] = append(f.byPID[h.PID], id)

@@ -61,6 +61,12 @@ func (id ID) Compare(other ID) int {
 	return cmp.Or(cmp.Compare(id.Space(), other.Space()), cmp.Compare(id.Number, other.Number))
 }
 
+// HeldBy returns how the tables of waiters and evictions name the session with that backend
+// as the holder of the lock.
+func (id ID) HeldBy(pid int32) string {
+	return fmt.Sprintf("advisory:%d:%d:%d", pid, id.Space(), id.Number)
+}
+
 // Identify returns the advisory lock that a key names: the number that the key was made
 // from, or the first 8 bytes, big endian, of the SHA-256 of its UTF-8 form.
 func Identify(key string) ID {
