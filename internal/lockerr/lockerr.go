@@ -95,7 +95,7 @@ func Unreachable(err error) bool {
 			return false
 		}
 	}
-	if Denied(err) || LacksSchema(err) { // which ends a session that cannot release what it took
+	if Denied(err) || lacksSchema(err) { // which ends a session that cannot release what it took
 		return false
 	}
 	for _, ours := range []error{ErrSessionEnded, ErrNoAnswer, ErrGrantLost} {

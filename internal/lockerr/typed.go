@@ -19,7 +19,7 @@ func Typed(err error) error {
 	if remedy := Remedy(err); remedy != "" {
 		return &deniedError{err, remedy}
 	}
-	if LacksSchema(err) {
+	if lacksSchema(err) {
 		return as(ErrSchema, err)
 	}
 	var sentinel error
@@ -42,9 +42,9 @@ func Typed(err error) error {
 	return as(sentinel, err)
 }
 
-// LacksSchema reports whether the server misses something that the migrations make, or
+// lacksSchema reports whether the server misses something that the migrations make, or
 // that repair_lock_tokens() mends.
-func LacksSchema(err error) bool {
+func lacksSchema(err error) bool {
 	switch SQLState(err) {
 	case StateTokensNeedRepair, StateUndefinedTable, StateUndefinedFunction, StateUndefinedObject, StateInvalidSchema:
 		return true
