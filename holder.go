@@ -44,10 +44,10 @@ type Holder struct {
 	// guards a statement or a fenced transaction. [Monitor.Evict] refuses it.
 	Internal bool
 
-	// Who evicted the holder, and why. Of a lease that is until somebody else acquires
-	// it: State is Expired or Abandoned, and Owner is *evicted, or who had the share.
-	// Of an advisory lock it is while the session that has it is asked to release it,
-	// and for 10 seconds after that.
+	// EvictedBy evicted the holder, for EvictionReason. A lease shows them until it is
+	// acquired again: State is then StateExpired or StateAbandoned, and ID is *evicted, or
+	// the holder of the share. An advisory lock shows them while its session is asked to
+	// release it, and for 10 seconds after that.
 	EvictedBy, EvictionReason string
 }
 

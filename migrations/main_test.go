@@ -331,7 +331,7 @@ func refusal(t *testing.T, err error, code string) *pgconn.PgError {
 	return pgErr
 }
 
-// lockTimeout reports whether a lock was waited for in vain.
+// lockTimeout reports whether err means that a lock_timeout ended the wait for a lock.
 func lockTimeout(err error) bool {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {

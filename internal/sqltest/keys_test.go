@@ -129,7 +129,7 @@ func TestEqualKeysOfDifferentLocksExcludeAndGrantNothing(t *testing.T) {
 	d.do("select acquire_lock('held', 'A'), acquire_lock('late', 'A'), acquire_shared_lock('shared', 'A')")
 	d.expire("late")
 
-	// Whoever acquires has the guard and the pin of all.
+	// The transaction that acquires holds the guard and the pin of every lock, because all keys are equal.
 	acquiring := d.begin(readCommitted)
 	acquiring.want("acquire_lock('a', 'A')", "true")
 	busy := map[string]string{

@@ -1,5 +1,5 @@
-// This file is about fences of advisory locks: what they hold up, what they see,
-// and what they never wait for.
+// Fences of advisory locks: the calls that they delay, the locks that they see, and the
+// calls that they never wait for.
 
 package sqltest_test
 

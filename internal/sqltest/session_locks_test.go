@@ -1,5 +1,5 @@
-// This file is about advisory locks with tokens: who gets which, what an unlock
-// leaves, and what becomes of a batch that fails.
+// Advisory locks with tokens: the tokens that sessions draw, the rows that an unlock leaves,
+// and the outcome of a batch that fails.
 
 package sqltest_test
 

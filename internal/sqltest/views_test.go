@@ -220,9 +220,9 @@ func TestMonitoringReadsTheViewsOfHoldersAndWaiters(t *testing.T) {
 	waiting.want("")
 }
 
-// A view reads tables with its owner's rights, and calls functions with its reader's. So SELECT on a
-// view is not enough, nor on one that somebody made over it.
-func TestWhoReadsTheViewsNeedsTheRightsOfTheirFunctions(t *testing.T) {
+// A view reads tables with the rights of its owner, and calls functions with those of its
+// reader. So SELECT on a view is not enough, and neither is SELECT on a view made over it.
+func TestReadersOfTheViewsNeedTheRightsOfTheirFunctions(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	by := d.connect()

@@ -144,7 +144,7 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	if found, err := testkit.NewMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Key: "in a transaction"}); err != nil || len(found) != 1 {
 		t.Errorf("%+v, %v", found, err)
 	}
-	// What is asked for, and is not there, is an error: nobody takes a part for all.
+	// A kind that was asked for and cannot be seen is an error, so that no caller takes a part for all.
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease} {
 		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind, Key: "order:1"})
 		wantSchemaError(t, err)

@@ -302,7 +302,7 @@ func TestADemotedPrimaryCostsNoLease(t *testing.T) {
 		for len(asked) > 0 {
 			<-asked
 		}
-		for range 3 { // the waiter and the release ask, in vain
+		for range 3 { // the waiter and the release ask, and are refused
 			select {
 			case <-asked:
 			case err := <-waited:
