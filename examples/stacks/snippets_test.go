@@ -133,32 +133,56 @@ func TestWhoeverWaitedForTheLastSeatsFindsThemTaken(t *testing.T) {
 	t.Parallel()
 	for name, book := range bookers(t) {
 		t.Run(name, func(t *testing.T) {
-			event := newID()
-			key := fmt.Sprintf("event:%d", event)
-			holder, err := database.pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer holder.Rollback(context.Background())
-			if err := pgxlock.LockTx(t.Context(), holder, key); err != nil {
-				t.Fatal(err)
-			}
-			_, err = holder.Exec(t.Context(), "INSERT INTO bookings (event, guest) SELECT $1, 'a group' FROM generate_series(1, $2)", event, stacks.Seats)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := make(chan error, 1)
-			go func() { got <- book(t.Context(), event, "too late") }()
-			await(t, `SELECT count(*) = 1 FROM pg_locks
-				WHERE locktype = 'advisory' AND NOT granted AND (classid::bigint << 32) | objid::bigint = $1`, pgxlock.AdvisoryID(key))
-			if err := holder.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-got; !errors.Is(err, stacks.ErrFull) {
-				t.Errorf("got %v, want ErrFull", err)
+			for try := 1; ; try++ {
+				err := bookLastSeats(t, book)
+				if errors.Is(err, stacks.ErrFull) {
+					return
+				}
+				// Each booker waits for 2 s, which is less than a busy machine may stand still.
+				if busy := errors.Is(err, pgxlock.ErrNotAcquired) || errors.Is(err, stacks.ErrBusy); !busy || try == 10 {
+					t.Fatalf("got %v, want ErrFull", err)
+				}
 			}
 		})
 	}
+}
+
+// bookLastSeats returns the error of a booker that waits while another one books all seats, or
+// that had waited for as long as it does before it was seen to.
+func bookLastSeats(t *testing.T, book func(ctx context.Context, event int64, guest string) error) error {
+	t.Helper()
+	event := newID()
+	key := fmt.Sprintf("event:%d", event)
+	holder, err := database.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(context.Background())
+	if err := pgxlock.LockTx(t.Context(), holder, key); err != nil {
+		t.Fatal(err)
+	}
+	_, err = holder.Exec(t.Context(), "INSERT INTO bookings (event, guest) SELECT $1, 'a group' FROM generate_series(1, $2)", event, stacks.Seats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() { got <- book(t.Context(), event, "too late") }()
+	for waits := false; !waits; {
+		select {
+		case err := <-got:
+			return err
+		default:
+		}
+		err := database.pool.QueryRow(t.Context(), `SELECT count(*) = 1 FROM pg_locks
+			WHERE locktype = 'advisory' AND NOT granted AND (classid::bigint << 32) | objid::bigint = $1`, pgxlock.AdvisoryID(key)).Scan(&waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return <-got
 }
 
 func TestEachStackSaysThatAnEventIsBusy(t *testing.T) {
