@@ -26,8 +26,9 @@ import (
 // [RawKey2] name locks that have numbers already.
 //
 // Where the migrations are installed, and the role may use the queue of waiters,
-// processes wake each other; it takes two more connections. Else who waits for
-// another process asks now and then.
+// processes wake each other. This takes two more connections: one that listens, and one for
+// the queue, which is closed when it has been idle for the pool's MaxConnIdleTime. Otherwise
+// a caller who waits for another process polls.
 //
 // The pool gives its configuration only: the Locker has one connection of its own,
 // on which it holds all its locks, and which dies with the first of these: Close,
@@ -68,7 +69,7 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 	a.Dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: config}
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
 	a.reaping = batcher.Housekeeping{Reap: a.reap, Log: cfg.Logger}
-	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place}
+	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place, Idle: max(config.MaxConnIdleTime, time.Millisecond)}
 	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn dbconn.Exchange) error { return a.queueing.Do(dbconn.Timeout, fn) }, a.queueing.Reached, a.Dialer)
 	a.evicting = batcher.Batcher[struct{}]{Limit: maxTickets, Run: a.lookEvicted}
 	l.queue.wanted, l.queue.evicted, l.queue.names = a.wanted, a.evicted, a.unpublished

@@ -167,7 +167,7 @@ func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, erro
 	answered := make(chan struct{})
 	t.cleaning.Run(func() { // no context of a caller's reaches our connections
 		defer close(answered)
-		err = t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		err = t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 			holders, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (Holder, error) {
 				h := Holder{Kind: KindLease}
 				var shared bool

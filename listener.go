@@ -12,31 +12,42 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// A listener hears when a lock was given back that somebody here waits for: on a
-// connection of its own, which it makes when somebody first does. Its session has an
-// advisory lock for as long as it lives, by which others know that its tickets count.
+// A listener receives the notifications of releases that callers here wait for. It has a
+// connection of its own, from the first such wait until nothing has needed it for the pool's
+// MaxConnIdleTime. Its session has an advisory lock for as long as it lives, by which others
+// know that its tickets count.
 //
-// Where notifications do not arrive, as behind most poolers, it says so and tries again
-// later; then those who wait ask now and then.
+// Where notifications do not arrive, as behind most poolers, it logs that and tries again
+// later; meanwhile waiters poll.
+//
+// Whatever needs the listener becomes visible to [queue.needsListener] first and calls start
+// then. The listener forgets that call before it asks needsListener, and ends only if there
+// was no call since. So either it sees the need, or it sees the call.
 type listener struct {
 	dbconn.Dialer
 	queue *queue
 
-	once    sync.Once
-	running context.Context // ends with stop
-	cancel  context.CancelFunc
-	ended   chan struct{}
-	named   time.Time // when names were published last
+	stopping context.Context // ends with stop
+	cancel   context.CancelFunc
+	work     batcher.Background // run, while it runs
+	named    time.Time          // when names were published last
+	needed   time.Time          // when the listener was last seen to be needed
 
 	mu        sync.Mutex
+	running   bool
+	asked     bool               // start was called since the need was last looked for
 	holder    int32              // the backend whose locks may be asked for; 0: none
 	interrupt context.CancelFunc // ends the wait for a notification; nil: there is none
 }
+
+// errIdle means that nothing needs the listener any more.
+var errIdle = errors.New("nothing needs the listener")
 
 const (
 	// listenPing is how long it may be silent before we look whether it lives.
@@ -48,32 +59,70 @@ const (
 )
 
 func newListener(d dbconn.Dialer, q *queue) *listener {
-	l := &listener{Dialer: d, queue: q, ended: make(chan struct{})}
-	l.running, l.cancel = context.WithCancel(context.Background())
+	l := &listener{Dialer: d, queue: q}
+	l.stopping, l.cancel = context.WithCancel(context.Background())
 	return l
 }
 
-// start begins to listen, unless that has begun.
+// start makes the listener run. What needs it is visible to needsListener before.
 func (l *listener) start() {
-	l.once.Do(func() { go l.run() })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asked = true
+	if !l.running && l.stopping.Err() == nil {
+		l.running = true
+		l.work.Run(l.run)
+	}
 }
 
-// stop returns when it does not listen any more.
+// stop returns when the connection is closed. The listener does not start again.
 func (l *listener) stop() {
+	l.mu.Lock()
 	l.cancel()
-	l.once.Do(func() { close(l.ended) })
-	<-l.ended
+	l.mu.Unlock()
+	l.work.Wait()
+}
+
+// idle reports whether nothing has needed the listener for long enough.
+func (l *listener) idle() bool {
+	l.mu.Lock()
+	l.asked = false
+	holder := l.holder
+	l.mu.Unlock()
+	if holder != 0 || l.queue.needsListener() {
+		l.needed = time.Now()
+		return false
+	}
+	return time.Since(l.needed) >= l.Config.MaxConnIdleTime
+}
+
+// ends reports whether the listener still is not needed, and then makes the next start run
+// it again. The connection is closed by now.
+func (l *listener) ends() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.asked {
+		return false
+	}
+	l.running = false
+	return true
 }
 
 func (l *listener) run() {
-	defer close(l.ended)
+	l.needed = time.Now()
 	retry, said := 100*time.Millisecond, false
 	for {
 		began := time.Now()
 		err := l.listen()
 		l.queue.listens(0)
-		if l.running.Err() != nil {
+		if l.stopping.Err() != nil {
 			return
+		}
+		if errors.Is(err, errIdle) || l.idle() {
+			if l.ends() {
+				return
+			}
+			continue
 		}
 		if time.Since(began) > listenRetry {
 			retry, said = 100*time.Millisecond, false
@@ -85,7 +134,7 @@ func (l *listener) run() {
 			l.queue.log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
 			said = true
 		}
-		if !clock.Sleep(l.running, clock.Jitter(retry)) {
+		if !clock.Sleep(l.stopping, clock.Jitter(retry)) {
 			return
 		}
 		retry = min(2*retry, listenRetry)
@@ -94,7 +143,7 @@ func (l *listener) run() {
 
 // listen listens until the connection ends.
 func (l *listener) listen() error {
-	ctx, cancel := context.WithTimeout(l.running, dbconn.Timeout)
+	ctx, cancel := context.WithTimeout(l.stopping, dbconn.Timeout)
 	defer cancel()
 	conn, err := l.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
 	if err != nil {
@@ -127,6 +176,9 @@ func (l *listener) listen() error {
 		}
 		switch {
 		case n == nil:
+			if l.idle() {
+				return errIdle
+			}
 		case n.Payload == evictNotice:
 			l.queue.evicted()
 		case n.Channel == "pgxlock_step_down":
@@ -156,7 +208,7 @@ func (l *listener) holds() int32 {
 
 // briefly runs what the server answers at once.
 func (l *listener) briefly(do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(l.running, listenPing)
+	ctx, cancel := context.WithTimeout(l.stopping, listenPing)
 	defer cancel()
 	return do(ctx)
 }
@@ -212,7 +264,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 // next returns the next notification, or none after a while in which the session was
 // found to live, or when it shall listen to something else.
 func (l *listener) next(conn *pgx.Conn, holder int32) (*pgconn.Notification, error) {
-	quiet, cancel := context.WithTimeout(l.running, listenPing)
+	quiet, cancel := context.WithTimeout(l.stopping, min(listenPing, max(l.Config.MaxConnIdleTime, 100*time.Millisecond)))
 	defer cancel()
 	l.mu.Lock()
 	if l.holder != holder { // since it was looked at
@@ -228,7 +280,7 @@ func (l *listener) next(conn *pgx.Conn, holder int32) (*pgconn.Notification, err
 	switch {
 	case err == nil:
 		return n, nil
-	case quiet.Err() == nil || l.running.Err() != nil || conn.IsClosed():
+	case quiet.Err() == nil || l.stopping.Err() != nil || conn.IsClosed():
 		return nil, err
 	}
 	return nil, l.briefly(conn.Ping)

@@ -48,6 +48,7 @@ type queue struct {
 	evicted  func()                      // is told that advisory locks of this process were asked for
 	names    func() []string             // those of advisory locks that others shall know
 	stepDown func()                      // is told that leaders were asked to step down
+	leads    func() bool                 // whether there is a leader here
 	run      func(dbconn.Exchange) error // on a connection of the Locker
 	reached  func() bool                 // whether the last one got an answer
 	listener *listener
@@ -92,7 +93,7 @@ type ticket struct {
 
 func newQueue(l *Locker, place *dbconn.Installation, owner string, run func(dbconn.Exchange) error, reached func() bool, d dbconn.Dialer) *queue {
 	q := &queue{
-		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, run: run, reached: reached,
+		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, leads: l.leading.any, run: run, reached: reached,
 		tickets: make(map[*ticket]struct{}), queued: make(map[lockkey.Name]struct{}), handed: make(map[lockkey.Name]struct{}), others: make(map[lockkey.Name]time.Time), sending: make(map[lockkey.Name]struct{}), leaving: make(map[int64]struct{}), void: make(map[lockkey.Name][]*ticket),
 	}
 	if l.kind == KindAdvisory {
@@ -510,6 +511,14 @@ func (q *queue) listening() bool {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	return q.client != 0
+}
+
+// needsListener reports whether a notification may come that something here waits for.
+func (q *queue) needsListener() bool {
+	q.lines.mu.Lock()
+	tickets := len(q.tickets)
+	q.lines.mu.Unlock()
+	return tickets > 0 || q.leads()
 }
 
 // reap removes tickets of processes that died, where nobody looked since.

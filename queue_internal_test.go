@@ -30,7 +30,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 		<-reply
 		return errors.New("refused")
 	}, func() bool { return true }, dbconn.Dialer{})
-	q.listener.once.Do(func() {}) // it has nowhere to listen
+	q.listener.stop() // it has nowhere to listen
 	name := lockkey.Name{Key: "k"}
 	front := l.lines.join(name, &busyError{}, nil, Exclusive)
 	q.stand(front.line)

@@ -10,7 +10,7 @@ import (
 
 // reap removes leases that expired long ago.
 func (t *leaseTable) reap() error {
-	return cmp.Or(t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) error {
+	return cmp.Or(t.request(func(ctx context.Context, q dbconn.Querier, _ bool) error {
 		for _, statement := range []statements.Name{statements.LeaseReap, statements.LeaseReapShared} {
 			rows := q.Query(ctx, t.place.Statement(statement))
 			rows.Close()

@@ -57,6 +57,13 @@ func (l *leading) begin(lock *Lock, stepDown func(why error)) {
 	}
 }
 
+// any reports whether a term is under way.
+func (l *leading) any() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.terms) > 0
+}
+
 func (l *leading) end(lock *Lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -24,9 +24,10 @@ import (
 // need the migrations ([ErrSchema]).
 //
 // The pool gives its configuration only: the Locker has two connections of its
-// own, one for requests and one for renewals, and, once a call had to wait for
-// another process, one more that listens for releases. Nothing is sent before the
-// first use. [Locker.Close] ends the connections.
+// own, one for requests and one for renewals; with [LeaseConfig].OneConnection one for
+// both. While a call waits for another process there is one more, which listens for
+// releases; it is closed when no call has waited for the pool's MaxConnIdleTime. Nothing is
+// sent before the first use. [Locker.Close] ends the connections.
 //
 // A program on database/sql makes the pool beside its *sql.DB, with pgxpool.New and
 // the connection string of the database. This is cheap: a pool connects only when it
@@ -49,7 +50,10 @@ func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock.Clock) (*Locker
 	l := newLocker(KindLease, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
 	t := &leaseTable{locker: l, cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
-	t.requests, t.renewals = t.newSession(connections), t.newSession(connections)
+	t.requests = t.newSession(connections)
+	if t.renewals = t.requests; !cfg.OneConnection {
+		t.renewals = t.newSession(connections)
+	}
 	t.reaping = batcher.Housekeeping{Reap: t.reap, Log: cfg.Logger}
 	t.acquiring = batcher.Batcher[*leaseRequest]{Limit: maxRequests, Run: t.acquire, Fail: t.failRequests}
 	t.releasing = batcher.Batcher[*leaseReturn]{Limit: maxRequests, Run: t.giveBack, Fail: failReturns}
@@ -69,7 +73,7 @@ type leaseTable struct {
 	place  dbconn.Installation
 
 	requests  *dbconn.Session
-	renewals  *dbconn.Session
+	renewals  *dbconn.Session // the same with OneConnection
 	acquiring batcher.Batcher[*leaseRequest]
 	releasing batcher.Batcher[*leaseReturn]
 	renewer   *renewer
@@ -88,6 +92,16 @@ type leaseTable struct {
 
 func (t *leaseTable) newSession(config *pgxpool.Config) *dbconn.Session {
 	return &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(t.cfg.Owner), Config: config}, Place: &t.place}
+}
+
+// request runs an exchange on the connection of requests. If renewals share it, a request that
+// gets no answer leaves time for one.
+func (t *leaseTable) request(fn dbconn.Exchange) error {
+	patience := dbconn.Timeout
+	if t.cfg.OneConnection {
+		patience = t.renewer.patience()
+	}
+	return t.requests.Do(patience, fn)
 }
 
 func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }

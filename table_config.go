@@ -29,6 +29,13 @@ type LeaseConfig struct {
 	// A lock with a TTL of its own has a margin in proportion.
 	Margin time.Duration
 
+	// OneConnection sends requests and renewals over one connection instead of two: for a
+	// program that holds one lock at a time, of which there are many, such as a command.
+	// While the server works on a request of this Locker, no renewal is sent; a request
+	// gives up after half the least TTL that is held, so that the renewal still has time.
+	// Default: renewals have a connection of their own.
+	OneConnection bool
+
 	// Owner is shown to operators as the holder, with an id of each acquisition
 	// behind it. Up to 200 characters, not beginning with "*". Default host:pid.
 	Owner string

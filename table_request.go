@@ -122,7 +122,7 @@ func (t *leaseTable) ask(mode Mode, batch []*leaseRequest) error {
 	case batch[0].permits > 0:
 		statement, args = statements.LeaseAcquirePermit, append(args, permits)
 	}
-	err := t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+	err := t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.locker.now()
 		grants, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statement), args...), toGrant)
 		if err != nil && !lockerr.Refused(err) { // whatever becomes of the next attempt, or of each alone

@@ -61,7 +61,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 	var rows []row
 	var second bool
 	told := mode == Exclusive // whether others wait for it
-	err := t.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
+	err := t.request(func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		second = again
 		rows, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowToStructByPos[row])
 		return err
@@ -100,7 +100,7 @@ func (t *leaseTable) giveBackAs(mode Mode, returns []*leaseReturn) error {
 		close(r.done)
 	}
 	t.locker.queue.freed(unknown)
-	t.locker.queue.freedAfter(func(fn dbconn.Exchange) error { return t.requests.Do(dbconn.Timeout, fn) }, wanted)
+	t.locker.queue.freedAfter(t.request, wanted)
 	return nil
 }
 

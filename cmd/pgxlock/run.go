@@ -22,6 +22,9 @@ import (
 // This file is the command run: what it is asked for, and the wait for the lock. What
 // becomes of the command then is in the files run_*.go.
 
+// idleTime is after how long connections are closed that only the wait for the lock needed.
+const idleTime = 5 * time.Second
+
 // errand is what run is asked to do.
 type errand struct {
 	target            target
@@ -190,6 +193,7 @@ func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
+	config.MaxConnIdleTime = idleTime
 	pool, err := pgxpool.NewWithConfig(ctx, config) // a Locker takes its configuration only
 	if err != nil {
 		return err
@@ -227,7 +231,7 @@ func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
 		}
 		return &opened{l, l.Acquire, l.Holders}, nil
 	}
-	l, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, Observe: e.renewals.observe})
+	l, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, OneConnection: true, Observe: e.renewals.observe})
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,7 @@ var ErrNotReplicated = errors.New("the wait for a synchronous standby was cancel
 type Session struct {
 	Dialer
 	Place *Installation
+	Idle  time.Duration // closes the connection after so long without an exchange; 0: never
 
 	mu            sync.Mutex // held during an exchange
 	conn          *pgx.Conn
@@ -38,6 +39,8 @@ type Session struct {
 	otherDefaults bool    // the role's transactions are not as ours must be
 	notReplicated bool    // a notice said so
 	closed        bool
+	used          time.Time   // when the last exchange ended
+	idling        *time.Timer // looks whether the connection is idle; nil: none is to be closed
 }
 
 // An Exchange is what a Session runs. It may run twice: again is true the second time.
@@ -67,7 +70,30 @@ func (s *Session) Do(patience time.Duration, fn Exchange) error {
 	if err != nil && s.conn != nil && s.conn.IsClosed() && ctx.Err() == nil {
 		err = s.once(ctx, patience, fn, true)
 	}
+	s.used = time.Now()
+	if s.Idle > 0 && s.idling == nil && s.conn != nil {
+		s.idling = time.AfterFunc(s.Idle, s.closeIdle)
+	}
 	return NoAnswer(err)
+}
+
+// closeIdle closes the connection if it is idle, else looks again when it may be.
+func (s *Session) closeIdle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	if left := s.Idle - time.Since(s.used); left > 0 {
+		s.idling.Reset(left)
+		return
+	}
+	s.idling = nil
+	if s.conn == nil || s.conn.IsClosed() {
+		return // what its backend may still be at is ended by the next connection
+	}
+	CloseQuietly(s.conn)
+	s.conn, s.unfinished = nil, Backend{}
 }
 
 // NoAnswer returns err so that it does not match context.DeadlineExceeded, if that deadline
@@ -185,6 +211,9 @@ func (s *Session) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
+	if s.idling != nil {
+		s.idling.Stop()
+	}
 	if s.conn != nil {
 		CloseQuietly(s.conn)
 	}

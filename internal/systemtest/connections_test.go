@@ -1,0 +1,108 @@
+package systemtest_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/locktest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// idleAfter is a pool whose connections are idle after that time.
+func idleAfter(t *testing.T, db *pgtest.DB, idle time.Duration) *pgtest.DB {
+	t.Helper()
+	with := *db
+	with.Pool = db.NewPool(t, func(c *pgxpool.Config) { c.MaxConnIdleTime = idle })
+	return &with
+}
+
+func connections(t *testing.T, db *pgtest.DB, owner string, want int) {
+	t.Helper()
+	testkit.Until(t, fmt.Sprintf("%s has %d connections", owner, want), func() bool {
+		return len(testkit.Backends(t, db, owner)) == want
+	})
+}
+
+func TestALockerKeepsEveryPromiseOnOneConnection(t *testing.T) {
+	t.Parallel()
+	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
+		return testkit.NewLocker(t, testkit.Migrated(t), &pgxlock.LeaseConfig{OneConnection: true, Renew: 100 * time.Millisecond, Observe: kept(t).Observe})
+	})
+}
+
+func TestOneConnectionIsOneForAHolderAndTwoForAWaiter(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	quick := idleAfter(t, db, 0)
+	config := func(owner string) *pgxlock.LeaseConfig {
+		return &pgxlock.LeaseConfig{OneConnection: true, Owner: owner, Backoff: testkit.Seldom, Renew: 100 * time.Millisecond}
+	}
+	holder, waiter := testkit.NewLocker(t, quick, config("holder")), testkit.NewLocker(t, quick, config("waiter"))
+	lock := testkit.Acquire(t, holder, "k")
+	if err := lock.Renew(t.Context()); err != nil {
+		t.Error(err)
+	}
+	connections(t, db, "holder", 1)
+	for range 3 { // the listener ends, and is there again
+		next := testkit.Waits(t, waiter, "k")
+		testkit.UntilQueued(t, db, "k", 1)
+		connections(t, db, "waiter", 2)
+		testkit.Release(t, lock)
+		got := <-next
+		connections(t, db, "waiter", 1)
+		testkit.Release(t, got)
+		lock = testkit.Acquire(t, holder, "k")
+		connections(t, db, "holder", 1)
+	}
+	testkit.Release(t, lock)
+}
+
+func TestTheConnectionOfTheQueueOfAdvisoryLocksIsClosedWhenItIsIdle(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	quick := idleAfter(t, db, 0)
+	holder := testkit.NewAdvisory(t, quick, &pgxlock.AdvisoryConfig{Owner: "holder", Backoff: testkit.Seldom})
+	waiter := testkit.NewAdvisory(t, quick, &pgxlock.AdvisoryConfig{Owner: "waiter", Backoff: testkit.Seldom})
+	for range 3 {
+		lock := testkit.Acquire(t, holder, "k")
+		connections(t, db, "holder", 2) // its lock session, and the listener for those who want its locks
+		next := testkit.Waits(t, waiter, "k")
+		testkit.UntilQueued(t, db, "k", 1)
+		testkit.Release(t, lock)
+		testkit.Release(t, <-next)
+	}
+}
+
+func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{OneConnection: true, TTL: 3 * time.Second, Renew: 100 * time.Millisecond})
+	lock := testkit.Acquire(t, locks, "held")
+	ctx, cancel := context.WithCancel(t.Context())
+	var callers sync.WaitGroup
+	for i := range 8 {
+		callers.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				err := locks.Do(ctx, fmt.Sprint("key:", (i*5+n)%12), func(context.Context, *pgxlock.Lock) error { return nil })
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for range 20 {
+		if err := lock.Renew(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	cancel()
+	callers.Wait()
+	testkit.Release(t, lock)
+}
