@@ -436,8 +436,10 @@ BEGIN
   COMMENT ON FUNCTION revoke_locks(text) IS
     'Revokes all rights of a role on objects of pgxlock, however they were granted; not USAGE on the schema. For the owner of the functions.';
 
+  -- The planner expects far more rows of these catalogs than there are: compiling its query took
+  -- 1.5 s, running it 0.02 s.
   CREATE OR REPLACE FUNCTION harden_locks() RETURNS void
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off SET jit = off AS $$
   DECLARE
     v_owner  oid := pgxlock_check_owner();
     v_schema oid := (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'distributed_locks'::regclass::oid);
