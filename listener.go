@@ -38,6 +38,8 @@ type listener struct {
 	work     batcher.Background // run, while it runs
 	named    time.Time          // when names were published last
 	needed   time.Time          // when the listener was last seen to be needed
+	retry    time.Duration      // how long to wait after the next failure
+	said     bool               // that it fails was logged
 
 	mu        sync.Mutex
 	running   bool
@@ -53,13 +55,14 @@ const (
 	// listenPing is how long it may be silent before we look whether it lives.
 	listenPing = 5 * time.Second
 
-	// listenRetry is how long to wait after a failure, at most. Meanwhile those
-	// who wait ask by themselves.
-	listenRetry = 30 * time.Second
+	// firstListenRetry is how long to wait after the first failure, and listenRetry
+	// after any, at most. Meanwhile those who wait ask by themselves.
+	firstListenRetry = 100 * time.Millisecond
+	listenRetry      = 30 * time.Second
 )
 
 func newListener(d dbconn.Dialer, q *queue) *listener {
-	l := &listener{Dialer: d, queue: q}
+	l := &listener{Dialer: d, queue: q, retry: firstListenRetry}
 	l.stopping, l.cancel = context.WithCancel(context.Background())
 	return l
 }
@@ -86,9 +89,12 @@ func (l *listener) stop() {
 // idle reports whether nothing has needed the listener for long enough.
 func (l *listener) idle() bool {
 	l.mu.Lock()
+	asked, holder := l.asked, l.holder
 	l.asked = false
-	holder := l.holder
 	l.mu.Unlock()
+	if asked { // it was needed since the last look, which may be long ago
+		l.needed = time.Now()
+	}
 	if holder != 0 || l.queue.needsListener() {
 		l.needed = time.Now()
 		return false
@@ -108,9 +114,11 @@ func (l *listener) ends() bool {
 	return true
 }
 
+// run listens until nothing needs the listener. After a failure it waits even if nothing does,
+// and what it knows of failures stays for the next run: else each of many short waits would
+// connect, and log that it cannot.
 func (l *listener) run() {
 	l.needed = time.Now()
-	retry, said := 100*time.Millisecond, false
 	for {
 		began := time.Now()
 		err := l.listen()
@@ -118,26 +126,29 @@ func (l *listener) run() {
 		if l.stopping.Err() != nil {
 			return
 		}
-		if errors.Is(err, errIdle) || l.idle() {
+		if errors.Is(err, errIdle) || time.Since(began) > listenRetry {
+			l.retry, l.said = firstListenRetry, false
+		}
+		if errors.Is(err, errIdle) {
 			if l.ends() {
 				return
 			}
 			continue
 		}
-		if time.Since(began) > listenRetry {
-			retry, said = 100*time.Millisecond, false
-		}
 		if errors.Is(err, ErrPooler) || errors.Is(err, dbconn.ErrUnheard) {
-			retry = listenRetry
+			l.retry = listenRetry
 		}
-		if !said { // and not each time that it fails again
+		if !l.said { // and not each time that it fails again
 			l.queue.log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
-			said = true
+			l.said = true
 		}
-		if !clock.Sleep(l.stopping, clock.Jitter(retry)) {
+		if !clock.Sleep(l.stopping, clock.Jitter(l.retry)) {
 			return
 		}
-		retry = min(2*retry, listenRetry)
+		l.retry = min(2*l.retry, listenRetry)
+		if l.idle() && l.ends() {
+			return
+		}
 	}
 }
 
