@@ -27,8 +27,8 @@ import (
 //
 // Where the migrations are installed, and the role may use the queue of waiters,
 // processes wake each other. This takes two more connections: one that listens, and one for
-// the queue, which is closed when it has been idle for the pool's MaxConnIdleTime. Otherwise
-// a caller who waits for another process polls.
+// the queue, which is closed when it has been idle for the pool's MaxConnIdleTime, and for
+// 2 s at least. Otherwise a caller who waits for another process polls.
 //
 // The pool gives its configuration only: the Locker has one connection of its own,
 // on which it holds all its locks, and which dies with the first of these: Close,
@@ -59,6 +59,10 @@ func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error)
 	return newAdvisory(pool.Config(), c, clock.System), nil
 }
 
+// leastQueueIdle keeps the connection of the queue between two looks of a call that waits,
+// whatever MaxConnIdleTime is.
+const leastQueueIdle = 2 * lookEvery
+
 func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *Locker {
 	l := newLocker(KindAdvisory, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
@@ -69,7 +73,7 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 	a.Dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: config}
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
 	a.reaping = batcher.Housekeeping{Reap: a.reap, Log: cfg.Logger}
-	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place, Idle: max(config.MaxConnIdleTime, time.Millisecond)}
+	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place, Idle: max(config.MaxConnIdleTime, leastQueueIdle)}
 	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn dbconn.Exchange) error { return a.queueing.Do(dbconn.Timeout, fn) }, a.queueing.Reached, a.Dialer)
 	a.evicting = batcher.Batcher[struct{}]{Limit: maxTickets, Run: a.lookEvicted}
 	l.queue.wanted, l.queue.evicted, l.queue.names = a.wanted, a.evicted, a.unpublished

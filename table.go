@@ -25,9 +25,9 @@ import (
 //
 // The pool gives its configuration only: the Locker has two connections of its
 // own, one for requests and one for renewals; with [LeaseConfig].OneConnection one for
-// both. While a call waits for another process there is one more, which listens for
-// releases; it is closed when no call has waited for the pool's MaxConnIdleTime. Nothing is
-// sent before the first use. [Locker.Close] ends the connections.
+// both. While a call waits for another process, or leads, there is one more, which listens;
+// it is closed when none has done so for the pool's MaxConnIdleTime. Nothing is sent before
+// the first use. [Locker.Close] ends the connections.
 //
 // A program on database/sql makes the pool beside its *sql.DB, with pgxpool.New and
 // the connection string of the database. This is cheap: a pool connects only when it

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
@@ -78,6 +80,37 @@ func TestTheConnectionOfTheQueueOfAdvisoryLocksIsClosedWhenItIsIdle(t *testing.T
 		testkit.Release(t, lock)
 		testkit.Release(t, <-next)
 	}
+}
+
+func TestACallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	looks := &testkit.Counter{Sql: "pgxlock_publish_batch"}
+	var connected atomic.Int32
+	quick := *db
+	quick.Pool = db.NewPool(t, func(c *pgxpool.Config) {
+		c.MaxConnIdleTime, c.ConnConfig.Tracer = 0, looks
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			connected.Add(1)
+			return nil
+		}
+	})
+	holder := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "holder"})
+	waiter := testkit.NewAdvisory(t, &quick, &pgxlock.AdvisoryConfig{Owner: "waiter", Backoff: testkit.Seldom})
+	lock := testkit.Acquire(t, holder, "k")
+	next := testkit.Waits(t, waiter, "k")
+	testkit.UntilQueued(t, db, "k", 1)
+	before := connected.Load()
+	first, _, _ := looks.Counts()
+	testkit.Until(t, "it looked three times", func() bool {
+		n, _, _ := looks.Counts()
+		return n >= first+3
+	})
+	if n := connected.Load() - before; n != 0 {
+		t.Errorf("a call that waits made %d connections", n)
+	}
+	testkit.Release(t, lock)
+	testkit.Release(t, <-next)
 }
 
 func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
