@@ -166,6 +166,7 @@ func (l *listener) listen() error {
 		return err
 	}
 	l.queue.listens(client)
+	l.queue.stepDown() // leaders may have been asked to while nobody listened
 	var holder int32
 	for {
 		if now := l.holds(); now != holder {

@@ -14,6 +14,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // warnings counts what is logged.
@@ -75,5 +77,32 @@ func TestAListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
 	p.leave()
 	if listener.idle() {
 		t.Error("it is idle, although a call has just waited")
+	}
+}
+
+func TestAListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	l, err := NewLeaseLocker(db.Pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	looked := make(chan struct{}, 10)
+	l.queue.stepDown = func() { looked <- struct{}{} }
+	if err := l.Lead(t.Context(), "k", func(context.Context, *Lock) error {
+		select {
+		case <-looked:
+		case <-time.After(time.Minute):
+			t.Error("it listens, and has not looked")
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
