@@ -3,6 +3,8 @@ package pgxlock
 import (
 	"context"
 	"log/slog"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -108,5 +110,50 @@ func TestARequestLeavesTimeForARenewalOnTheSameConnection(t *testing.T) {
 		if err := l.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+func TestARenewalGoesBeforeRequestsThatWaitForTheSameConnection(t *testing.T) {
+	t.Parallel()
+	l, err := NewLeaseLocker(pgtest.New(t).Pool, &LeaseConfig{OneConnection: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := l.backend.(*leaseTable)
+	table.place.Schema = "s" // nothing of it is asked
+	var exchanges sync.WaitGroup
+	order := make(chan string, 10)
+	exchange := func(run func(dbconn.Exchange) error, name string, before func()) {
+		exchanges.Go(func() {
+			if err := run(func(context.Context, dbconn.Querier, bool) error {
+				before()
+				order <- name
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	begun, finish := make(chan struct{}), make(chan struct{})
+	exchange(table.request, "under way", func() { close(begun); <-finish })
+	<-begun
+	for range 4 {
+		exchange(table.request, "request", func() {})
+	}
+	for range 100 {
+		runtime.Gosched() // so that most of them wait by now
+	}
+	exchange(table.renewal, "renewal", func() {})
+	for table.sharing.TryRLock() { // until it waits
+		table.sharing.RUnlock()
+		runtime.Gosched()
+	}
+	close(finish)
+	exchanges.Wait()
+	if first, second := <-order, <-order; first != "under way" || second != "renewal" {
+		t.Errorf("%s, then %s", first, second)
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -184,7 +184,7 @@ func (r *renewer) sendAs(mode Mode, batch []renewal) error {
 	var evicted map[int]eviction
 	var sent time.Duration
 	t := r.table
-	err := t.renewals.Do(r.patience(), func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+	err := t.renewal(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		sent = t.locker.now()
 		outcomes, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRenew, statements.LeaseRenewShared)), names, holders, tokens, ttls), pgx.RowTo[string])
 		if slices.Contains(outcomes, outcomeGone) {

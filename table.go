@@ -59,7 +59,7 @@ func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock.Clock) (*Locker
 	t.releasing = batcher.Batcher[*leaseReturn]{Limit: maxRequests, Run: t.giveBack, Fail: failReturns}
 	t.renewer = newRenewer(t)
 	l.backend = t
-	l.queue = newQueue(l, &t.place, cfg.Owner, func(fn dbconn.Exchange) error { return t.renewals.Do(t.renewer.patience(), fn) }, t.renewals.Reached, t.renewals.Dialer)
+	l.queue = newQueue(l, &t.place, cfg.Owner, t.queueing, t.renewals.Reached, t.renewals.Dialer)
 	return l, nil
 }
 
@@ -81,6 +81,11 @@ type leaseTable struct {
 	cleaning  batcher.Background
 	warm      sync.Once // connects renewals
 
+	// With OneConnection, in this order, before the session's own: a request has requesting, and
+	// shares sharing; a renewal has sharing alone.
+	requesting sync.Mutex
+	sharing    sync.RWMutex
+
 	mu   sync.Mutex
 	mine map[string]struct{} // the holders of leases that callers here have, or give back
 
@@ -94,14 +99,36 @@ func (t *leaseTable) newSession(config *pgxpool.Config) *dbconn.Session {
 	return &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(t.cfg.Owner), Config: config}, Place: &t.place}
 }
 
-// request runs an exchange on the connection of requests. If renewals share it, a request that
-// gets no answer leaves time for one.
+// request runs an exchange on the connection of requests. If renewals share it, requests go one
+// by one, each gives up in time for a renewal, and a renewal that waits goes before the next
+// one. So it waits for one request at most, however many callers there are.
 func (t *leaseTable) request(fn dbconn.Exchange) error {
-	patience := dbconn.Timeout
-	if t.cfg.OneConnection {
-		patience = t.renewer.patience()
+	if !t.cfg.OneConnection {
+		return t.requests.Do(dbconn.Timeout, fn)
 	}
-	return t.requests.Do(patience, fn)
+	t.requesting.Lock()
+	defer t.requesting.Unlock()
+	t.sharing.RLock()
+	defer t.sharing.RUnlock()
+	return t.requests.Do(t.renewer.patience(), fn)
+}
+
+// renewal runs an exchange on the connection of renewals.
+func (t *leaseTable) renewal(fn dbconn.Exchange) error {
+	if t.cfg.OneConnection {
+		t.sharing.Lock()
+		defer t.sharing.Unlock()
+	}
+	return t.renewals.Do(t.renewer.patience(), fn)
+}
+
+// queueing runs an exchange for the queue of waiters: on the connection of renewals, so that no
+// request delays it, unless it could delay a renewal itself.
+func (t *leaseTable) queueing(fn dbconn.Exchange) error {
+	if t.cfg.OneConnection {
+		return t.request(fn)
+	}
+	return t.renewal(fn)
 }
 
 func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }
@@ -175,6 +202,9 @@ func (t *leaseTable) keep(lock *Lock) {
 	t.mine[lock.holder] = struct{}{}
 	t.mu.Unlock()
 	t.renewer.add(lock)
+	if t.cfg.OneConnection {
+		return
+	}
 	t.warm.Do(func() {
 		// On a slow link connecting takes longer than a short lease has time for
 		// its first renewal. If it fails, that renewal tries again.
