@@ -10,8 +10,8 @@
 // does. [NewAdvisoryLocker] returns one whose locks are advisory locks of one session:
 // faster, free at once when the process dies, and gone with the session.
 //
-// [OncePer] returns a [Once], which runs a job once in each period, whichever process
-// comes first.
+// Package once, beside this one, runs a job once in each period, whichever process comes
+// first.
 //
 // SQL callers of lock_tx, claim_once, start_run, acquire_lock, acquire_shared_lock and release_lock, in any
 // language, take the same locks. The package migrations, or the command pgxlock,
@@ -28,7 +28,7 @@
 //
 //	lock what this transaction writes          LockTx, LockAllTx, LockSQLTx
 //	do a thing once                            ClaimTx, ClaimSQLTx
-//	do a job once a day, or for each tick      OncePer; Once.Do, Once.Run, Once.DoAt
+//	do a job once a day, or for each tick      package once: Do, Run, DoAt
 //	skip if somebody else is on it             Locker.TryDo
 //	wait, then work                            Locker.Do
 //	hold a lock beyond one function            Locker.Acquire, Lock.Release
@@ -41,7 +41,7 @@
 //	limit how often a thing happens            package ratelimit
 //	see whether locks can be trusted here      package doctor
 //	measure and trace what locks do            LeaseConfig.Observe, AdvisoryConfig.Observe
-//	test a program that locks                  NewMemoryLocker, ratelimit.NewMemory, MemoryOncePer
+//	test a program that locks                  NewMemoryLocker, once.NewMemory, ratelimit.NewMemory
 //	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
 //	protect something outside the database     Lock.Token, refused there if a greater was seen
 //
@@ -64,7 +64,7 @@
 //	                                   if it has committed
 //	this process dies                  others get its leases after their TTL, its
 //	                                   advisory locks when the server sees it; a run
-//	                                   of OncePer is not started again, with Retry
+//	                                   of package once is not started again, with Retry
 //	                                   after the TTL
 //	this process is frozen             others get all after the TTL; it finds out at
 //	                                   its first look
@@ -83,7 +83,7 @@
 //
 // An error is an [*Error] that wraps one of the package's sentinels, or the error of the
 // server or the network, or says which argument is wrong. What a callback returns, of
-// [Locker.Do], [Locker.DoTx] or [Once.Do], comes back as it is, joined with an [*Error] where
+// [Locker.Do], [Locker.DoTx] or once.Runner.Do, comes back as it is, joined with an [*Error] where
 // the lock was lost. A server that cannot be reached is never reported as a busy lock.
 //
 //	try again later                    ErrNotAcquired, ErrLimited, ErrUnavailable

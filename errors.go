@@ -32,7 +32,7 @@ var (
 	// ErrReleased: the lock was given back by Release.
 	ErrReleased = lockerr.ErrReleased
 
-	// ErrClosed: Close was called, of the Locker, the Limiter or the [Once].
+	// ErrClosed: Close was called, of the Locker, the Limiter or the Runner (package once).
 	ErrClosed = lockerr.ErrClosed
 
 	// ErrDeadlock: the wait would not end. The context comes from a lock on the
@@ -68,7 +68,7 @@ var (
 	// ErrUnavailable: no server answered, or not in time; it has no free connection, starts
 	// or stops; none of several hosts is a primary; or the connection broke, or the server
 	// ended it. The same call may succeed later. Every call that asks the server may return it: those of
-	// Lockers, Limiters, Onces, claims and Monitors. What the call was to do may have been
+	// Lockers, Limiters, Runners, claims and Monitors. What the call was to do may have been
 	// done, but that an acquire that fails holds nothing; a lock that is held stays so until
 	// [ErrLost] says otherwise. A call whose context has ended returns the context's error
 	// instead.

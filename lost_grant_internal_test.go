@@ -205,23 +205,3 @@ func TestAcquireEndsAsUnavailableWhenItsGrantsAreLostAgainAndAgain(t *testing.T)
 		})
 	}
 }
-
-// A run is not started under a lease that was lost before, and Do says that nothing ran.
-func TestOnceAsksAgainWhenItsLeaseIsLostBeforeTheRunStarts(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	o, err := OncePer(db.Pool, time.Hour, &OnceConfig{Retry: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, b := lossy(t, o.locks, frozen(o.locks))
-	b.times.Store(1)
-	runs := 0
-	ran, err := o.Do(t.Context(), "k", func(context.Context, Run) error { runs++; return nil })
-	if !ran || err != nil || runs != 1 {
-		t.Errorf("Do: %t, %v, and %d runs", ran, err, runs)
-	}
-}

@@ -35,8 +35,6 @@ func missingReceiver[T any](receiver *T) error {
 		remedy = "make one with NewLeaseLocker, NewAdvisoryLocker or NewMemoryLocker"
 	case *Semaphore:
 		remedy = "make one with Locker.Semaphore"
-	case *Once:
-		remedy = "make one with OncePer"
 	default:
 		remedy += name
 	}

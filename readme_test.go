@@ -58,6 +58,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
@@ -68,6 +69,7 @@ var (
 	_ = time.Second
 	_ = pgx.BeginFunc
 	_ = migrations.Up
+	_ = once.New
 	_ = ratelimit.New
 
 	buildReport     func(context.Context) error

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -73,7 +74,7 @@ func (w *wait) try(keys []string, inDo bool, o options) []attempt {
 		}
 		if lock := got.lock; lock != nil {
 			release := func() error { return w.locker.backend.release(lock) }
-			_, _ = await(w, w.locker, release, func(error) {}) // it is lost: what it says does not matter
+			_, _ = batcher.Await(w, &w.locker.calls, release, func(error) {}) // it is lost: what it says does not matter
 		}
 		*got = attempt{err: grantLost(got.err)}
 	}

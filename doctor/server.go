@@ -94,7 +94,7 @@ func (d *doctor) clock(ctx context.Context) (Finding, error) {
 	}
 	f := ok("the server's is %s %s ours, give or take %s", ahead.Abs().Round(time.Microsecond), side, (best / 2).Round(time.Microsecond))
 	if ahead.Abs() > muchSkew+best/2 {
-		f.add(StatusWarning, "they differ: no lock depends on it, but times that are compared with the server's do, such as ticks given to Once.DoAt",
+		f.add(StatusWarning, "they differ: no lock depends on it, but times that are compared with the server's do, such as ticks given to once.Runner.DoAt",
 			"let both follow one time source (NTP)")
 	}
 	return f, nil

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 var (
@@ -42,37 +43,37 @@ var (
 //
 // Jobs are known by their names: give them some, with gocron.WithName.
 type Locker struct {
-	once *pgxlock.Once
+	runner *once.Runner
 }
 
 // NewLocker returns a Locker for jobs that are due every so often, counted as
-// [pgxlock.OncePer] does: a job of each hour at the full hour, one of each day at
+// [once.New] does: a job of each hour at the full hour, one of each day at
 // midnight, or by cfg.Offset later. Start the jobs accordingly, with
 // gocron.WithStartAt: a job that begins half a period beside may be skipped now and then.
 // What has another period needs another Locker: give it to the job with
 // gocron.WithDistributedJobLocker. Jobs that are due once in a month, or on
 // some days of the week, have no period: use an [Elector], or call
-// [pgxlock.Once.DoAt] in the job.
+// [once.Runner.DoAt] in the job.
 //
-// cfg is as for [pgxlock.OncePer], but Retry and CatchUp are refused: gocron neither asks
+// cfg is as for [once.New], but Retry and CatchUp are refused: gocron neither asks
 // again nor lets a job be stopped. [Locker.Close] ends its connection.
-func NewLocker(pool *pgxpool.Pool, every time.Duration, cfg *pgxlock.OnceConfig) (*Locker, error) {
-	var config pgxlock.OnceConfig
+func NewLocker(pool *pgxpool.Pool, every time.Duration, cfg *once.Config) (*Locker, error) {
+	var config once.Config
 	if cfg != nil {
 		config = *cfg
 	}
 	if config.Retry || config.CatchUp != 0 {
-		return nil, fmt.Errorf("gocronlock: Retry and CatchUp have no meaning for gocron; leave them out, or use pgxlock.Once: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("gocronlock: Retry and CatchUp have no meaning for gocron; leave them out, or use package once: %w", errors.ErrUnsupported)
 	}
 	if config.Offset >= 0 && config.Offset < every { // else it is refused as it is
 		// The period of a due time is from half a period before to half a period after.
 		config.Offset = ((config.Offset + every/2) % every).Truncate(time.Microsecond)
 	}
-	once, err := pgxlock.OncePer(pool, every, &config)
+	runner, err := once.New(pool, every, &config)
 	if err != nil {
 		return nil, err
 	}
-	return &Locker{once: once}, nil
+	return &Locker{runner: runner}, nil
 }
 
 // Lock returns nil for one of all calls for the job in this period, and [ErrTaken] for
@@ -82,7 +83,7 @@ func (l *Locker) Lock(ctx context.Context, name string) (gocron.Lock, error) {
 	started := make(chan struct{})
 	go func() {
 		defer close(k.done)
-		_, k.err = l.once.Do(ctx, name, func(context.Context, pgxlock.Run) error {
+		_, k.err = l.runner.Do(ctx, name, func(context.Context, once.Run) error {
 			close(started)
 			<-k.unlocked
 			return nil
@@ -98,7 +99,7 @@ func (l *Locker) Lock(ctx context.Context, name string) (gocron.Lock, error) {
 
 // Close waits, until ctx ends, for the jobs that run, and ends the connection. Shut the
 // scheduler down before.
-func (l *Locker) Close(ctx context.Context) error { return l.once.Close(ctx) }
+func (l *Locker) Close(ctx context.Context) error { return l.runner.Close(ctx) }
 
 type lock struct {
 	once     sync.Once

@@ -17,6 +17,7 @@ import (
 	gocronlock "github.com/pgxlock/pgxlock/adapters/gocron"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // pool is of one server and database for all tests: each has keys of its own there.
@@ -90,7 +91,7 @@ func TestOneSchedulerRunsAJobEachSecondWhateverTheirClocksSay(t *testing.T) {
 			var schedulers []gocron.Scheduler
 			var lockers []*gocronlock.Locker
 			for i, early := range []time.Duration{-200, -80, 0, 60, 190} {
-				l, err := gocronlock.NewLocker(pool, time.Second, &pgxlock.OnceConfig{Offset: test.offset, Owner: fmt.Sprint("scheduler ", i)})
+				l, err := gocronlock.NewLocker(pool, time.Second, &once.Config{Offset: test.offset, Owner: fmt.Sprint("scheduler ", i)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -247,12 +248,12 @@ func TestBadInputIsNamed(t *testing.T) {
 	t.Parallel()
 	locks := pgxlock.NewMemoryLocker()
 	for says, err := range map[string]error{
-		"Retry and CatchUp have no": second(gocronlock.NewLocker(pool, time.Second, &pgxlock.OnceConfig{Retry: true})),
-		"CatchUp have no meaning":   second(gocronlock.NewLocker(pool, time.Second, &pgxlock.OnceConfig{CatchUp: 1})),
+		"Retry and CatchUp have no": second(gocronlock.NewLocker(pool, time.Second, &once.Config{Retry: true})),
+		"CatchUp have no meaning":   second(gocronlock.NewLocker(pool, time.Second, &once.Config{CatchUp: 1})),
 		"the pool is nil":           second(gocronlock.NewLocker(nil, time.Second, nil)),
 		"period is 0s":              second(gocronlock.NewLocker(pool, 0, nil)),
-		"Offset is 1s":              second(gocronlock.NewLocker(pool, time.Second, &pgxlock.OnceConfig{Offset: time.Second})),
-		"Offset is -1s":             second(gocronlock.NewLocker(pool, time.Second, &pgxlock.OnceConfig{Offset: -time.Second})),
+		"Offset is 1s":              second(gocronlock.NewLocker(pool, time.Second, &once.Config{Offset: time.Second})),
+		"Offset is -1s":             second(gocronlock.NewLocker(pool, time.Second, &once.Config{Offset: -time.Second})),
 		"the Locker is nil":         second(gocronlock.NewElector(nil, "k")),
 		"the key is empty":          second(gocronlock.NewElector(locks, "")),
 	} {

@@ -50,3 +50,18 @@ func (c *Calls) Closing() context.Context { return c.closing }
 
 // Wait waits until no call is in flight.
 func (c *Calls) Wait() { c.inFlight.Wait() }
+
+// Await runs ask in a goroutine and returns its answer, or ctx's error once ctx ends; the
+// answer that arrives after that goes to late. Both count as calls. A call must be in flight.
+func Await[A any](ctx context.Context, c *Calls, ask func() A, late func(A)) (A, error) {
+	answered := make(chan A, 1)
+	c.Go(func() { answered <- ask() })
+	select {
+	case a := <-answered:
+		return a, nil
+	case <-ctx.Done():
+		c.Go(func() { late(<-answered) })
+		var none A
+		return none, lockerr.ContextError(ctx)
+	}
+}

@@ -35,12 +35,14 @@ func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
 			}
 			db.Exec(t, damage)
 			calls := map[string]func(ctx context.Context) error{
-				"lease":          func(ctx context.Context) error { return once(ctx, leases.TryAcquire, "k") },
-				"wait":           func(ctx context.Context) error { return once(ctx, leases.Acquire, "k") },
-				"advisory":       func(ctx context.Context) error { return once(ctx, sessions.TryAcquire, "k") },
-				"advisory wait":  func(ctx context.Context) error { return once(ctx, sessions.Acquire, "k") },
-				"a fresh Locker": func(ctx context.Context) error { return once(ctx, testkit.NewLocker(t, db, nil).TryAcquire, "k") },
-				"shared":         func(ctx context.Context) error { return once(ctx, leases.TryAcquire, "s", pgxlock.Shared) },
+				"lease":         func(ctx context.Context) error { return acquireAndRelease(ctx, leases.TryAcquire, "k") },
+				"wait":          func(ctx context.Context) error { return acquireAndRelease(ctx, leases.Acquire, "k") },
+				"advisory":      func(ctx context.Context) error { return acquireAndRelease(ctx, sessions.TryAcquire, "k") },
+				"advisory wait": func(ctx context.Context) error { return acquireAndRelease(ctx, sessions.Acquire, "k") },
+				"a fresh Locker": func(ctx context.Context) error {
+					return acquireAndRelease(ctx, testkit.NewLocker(t, db, nil).TryAcquire, "k")
+				},
+				"shared": func(ctx context.Context) error { return acquireAndRelease(ctx, leases.TryAcquire, "s", pgxlock.Shared) },
 			}
 			failed := 0
 			for call, do := range calls {
@@ -70,8 +72,8 @@ func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
 	}
 }
 
-// once acquires and releases.
-func once(ctx context.Context, acquire func(context.Context, string, ...pgxlock.Option) (*pgxlock.Lock, error), key string, opts ...pgxlock.Option) error {
+// acquireAndRelease acquires a lock and releases it.
+func acquireAndRelease(ctx context.Context, acquire func(context.Context, string, ...pgxlock.Option) (*pgxlock.Lock, error), key string, opts ...pgxlock.Option) error {
 	lock, err := acquire(ctx, key, opts...)
 	if err != nil {
 		return err

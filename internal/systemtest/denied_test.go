@@ -18,6 +18,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
@@ -67,7 +68,7 @@ func TestDeniedConnectionIsNamedAndNotUnavailable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			once, err := pgxlock.OncePer(db.Pool, time.Hour, nil)
+			runner, err := once.New(db.Pool, time.Hour, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,11 +82,11 @@ func TestDeniedConnectionIsNamedAndNotUnavailable(t *testing.T) {
 				"its leader 2": func() error { return sessions.Lead(t.Context(), "k", nothing) },
 				"a limit":      func() error { _, err := limiter.Allow(t.Context(), "k"); return err },
 				"a run": func() error {
-					_, err := once.Do(t.Context(), "k", func(context.Context, pgxlock.Run) error { return nil })
+					_, err := runner.Do(t.Context(), "k", func(context.Context, once.Run) error { return nil })
 					return err
 				},
 				"runs": func() error {
-					return once.Run(t.Context(), "k", func(context.Context, pgxlock.Run) error { return nil })
+					return runner.Run(t.Context(), "k", func(context.Context, once.Run) error { return nil })
 				},
 				"a purge":     func() error { _, err := pgxlock.PurgeClaims(t.Context(), db.Pool, time.Hour); return err },
 				"a snapshot":  func() error { _, err := monitor.Snapshot(t.Context()); return err },
@@ -99,7 +100,7 @@ func TestDeniedConnectionIsNamedAndNotUnavailable(t *testing.T) {
 					t.Errorf("%s: %v does not say what to do about the %s", what, err, denial.word)
 				}
 			}
-			if err := errors.Join(limiter.Close(t.Context()), once.Close(t.Context())); err != nil {
+			if err := errors.Join(limiter.Close(t.Context()), runner.Close(t.Context())); err != nil {
 				t.Error(err)
 			}
 		})

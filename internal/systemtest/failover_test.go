@@ -12,6 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
@@ -47,7 +48,7 @@ func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		once, err := pgxlock.OncePer(place.db.Pool, time.Hour, nil)
+		runner, err := once.New(place.db.Pool, time.Hour, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +61,7 @@ func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
 			"its a try": func() error { _, err := sessions.TryAcquire(t.Context(), "k"); return err },
 			"a limit":   func() error { _, err := limiter.Allow(t.Context(), "k"); return err },
 			"a run": func() error {
-				_, err := once.Do(t.Context(), "k", func(context.Context, pgxlock.Run) error { return nil })
+				_, err := runner.Do(t.Context(), "k", func(context.Context, once.Run) error { return nil })
 				return err
 			},
 		} {
@@ -73,7 +74,7 @@ func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
 		if unavailable := errors.Is(err, pgxlock.ErrUnavailable); unavailable != place.several || !unavailable && (err != nil || len(findings) != 1) {
 			t.Errorf("%s, Doctor: %v, %v", what, findings, err)
 		}
-		if err := errors.Join(limiter.Close(t.Context()), once.Close(t.Context())); err != nil {
+		if err := errors.Join(limiter.Close(t.Context()), runner.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
 	}

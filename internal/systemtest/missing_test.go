@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/doctor"
+	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
@@ -34,7 +35,7 @@ func receivers(t *testing.T) []any {
 	if err != nil {
 		t.Fatal(err)
 	}
-	once, err := pgxlock.MemoryOncePer(time.Hour, nil)
+	runner, err := once.NewMemory(time.Hour, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +56,7 @@ func receivers(t *testing.T) []any {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []any{locks, lock, semaphore, once, limiter, reservation, monitor}
+	return []any{locks, lock, semaphore, runner, limiter, reservation, monitor}
 }
 
 // takeContexts are the functions that take a context.
@@ -173,7 +174,7 @@ func TestCallsWithoutAReceiverOrAContextAreAllTested(t *testing.T) {
 func needy(t *testing.T) map[string]bool {
 	t.Helper()
 	var files []string
-	for _, public := range []string{"../../*.go", "../../doctor/*.go", "../../ratelimit/*.go"} {
+	for _, public := range []string{"../../*.go", "../../doctor/*.go", "../../once/*.go", "../../ratelimit/*.go"} {
 		found, err := filepath.Glob(public)
 		if err != nil || len(found) == 0 {
 			t.Fatal(found, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 const (
@@ -26,7 +27,7 @@ func TestALostReplyCostsNoRun(t *testing.T) {
 	db := testkit.Migrated(t)
 	for _, retry := range []bool{false, true} {
 		p, through := testkit.Proxied(t, db)
-		o := oncePer(t, through, age, &pgxlock.OnceConfig{Retry: retry})
+		o := runnerOn(t, through, age, &once.Config{Retry: retry})
 		var j job
 		wantDo(t, o, fmt.Sprint("connects ", retry), &j, true)
 		for _, statement := range []string{startSQL, finishSQL} {
@@ -49,11 +50,11 @@ func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 	for _, retry := range []bool{false, true} {
 		p, through := testkit.Proxied(t, db)
 		key := map[bool]string{false: "once", true: "again"}[retry]
-		cfg := &pgxlock.OnceConfig{Retry: retry}
+		cfg := &once.Config{Retry: retry}
 		if retry {
 			cfg.TTL = 10 * time.Second
 		}
-		o, others := oncePer(t, through, age, cfg), oncePer(t, db, age, nil)
+		o, others := runnerOn(t, through, age, cfg), runnerOn(t, db, age, nil)
 		var j job
 		wantDo(t, o, "connects "+key, &j, true)
 		lost := p.Arm(t, testkit.LoseReply, startSQL)
@@ -68,7 +69,7 @@ func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 		testkit.Until(t, "the lease of the call before is over", func() bool {
 			return testkit.Query[bool](t, db, "select not exists (select from distributed_locks where expires_at > now())")
 		})
-		ran, err = o.Do(t.Context(), key, func(context.Context, pgxlock.Run) error {
+		ran, err = o.Do(t.Context(), key, func(context.Context, once.Run) error {
 			wantDo(t, o, key, &j, false) // the other one is no answer that was lost
 			return nil
 		})
@@ -83,7 +84,7 @@ func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 func TestATickThatCrashedIsRunAgainInWhateverTimeZone(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	o := oncePer(t, db, time.Hour, &pgxlock.OnceConfig{Retry: true})
+	o := runnerOn(t, db, time.Hour, &once.Config{Retry: true})
 	tick := time.Now().Truncate(time.Second)
 	for key, lease := range map[string]string{"k": "run:k@" + tick.UTC().Format(time.RFC3339), "of others": "theirs", "without": ""} {
 		db.Exec(t, `insert into pgxlock_runs (run_key, slot, state, attempt, holder, lease, started_at, keep_until) values ($1, $2, 'running', 1, 'x', nullif($3, ''), now(), 'infinity')`, key, tick, lease)
@@ -105,34 +106,23 @@ func TestAStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
 	db := testkit.Migrated(t)
 	for _, retry := range []bool{false, true} {
 		p, through := testkit.Proxied(t, db)
-		o, others := oncePer(t, through, age, &pgxlock.OnceConfig{Retry: retry}), oncePer(t, db, age, nil)
+		o, others := runnerOn(t, through, age, &once.Config{Retry: retry}), runnerOn(t, db, age, nil)
 		var j job
 		wantDo(t, o, fmt.Sprint("connects ", retry), &j, true)
-		var key string
-		for n, left := 0, false; !left; n++ {
-			key = fmt.Sprint("k ", retry, n)
-			held := p.Arm(t, testkit.HoldReply, startSQL)
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() {
-				_, err := o.Do(ctx, key, j.run)
-				ended <- err
-			}()
-			held.Happened(t)
-			cancel()
-			var err error
-			if !retry {
-				err = <-ended
-				held.Resume()
-			} else { // its lease is given back on the connection that waits
-				held.Resume()
-				err = <-ended
-			}
-			// With Retry the answer may come before it has seen that it is to leave.
-			if left = errors.Is(err, context.Canceled); !left && (err != nil || !retry) {
-				t.Fatalf("Retry %t: it waits for the answer: %v", retry, err)
-			}
+		key := fmt.Sprint("k ", retry)
+		held := p.Arm(t, testkit.HoldReply, startSQL)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := o.Do(ctx, key, j.run)
+			ended <- err
+		}()
+		held.Happened(t)
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) { // with Retry its lease is given back on another connection
+			t.Fatalf("Retry %t: it waits for the answer: %v", retry, err)
 		}
+		held.Resume()
 		testkit.Until(t, "it is taken back", func() bool {
 			return testkit.Query[bool](t, db, "select exists (select from pgxlock_runs where run_key = $1 and state = 'withdrawn')", key)
 		})
@@ -147,9 +137,9 @@ func TestAStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
 func TestOfTwoAttemptsOneIsRecorded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	first, second := oncePer(t, db, age, &pgxlock.OnceConfig{Retry: true, TTL: 6 * time.Second}), oncePer(t, db, age, &pgxlock.OnceConfig{Retry: true})
+	first, second := runnerOn(t, db, age, &once.Config{Retry: true, TTL: 6 * time.Second}), runnerOn(t, db, age, &once.Config{Retry: true})
 	var j job
-	ran, err := first.Do(t.Context(), "k", func(ctx context.Context, run pgxlock.Run) error {
+	ran, err := first.Do(t.Context(), "k", func(ctx context.Context, run once.Run) error {
 		if !testkit.Query[bool](t, db, "select release_lock(lock_name, holder_id) from distributed_locks") {
 			t.Error("nothing was released")
 		}
@@ -171,7 +161,7 @@ func TestOfTwoAttemptsOneIsRecorded(t *testing.T) {
 	}
 
 	// Nobody else has started it: what was done is done.
-	ran, err = first.Do(t.Context(), "alone", func(ctx context.Context, _ pgxlock.Run) error {
+	ran, err = first.Do(t.Context(), "alone", func(ctx context.Context, _ once.Run) error {
 		db.Exec(t, "delete from distributed_locks")
 		<-ctx.Done()
 		return nil
@@ -182,16 +172,49 @@ func TestOfTwoAttemptsOneIsRecorded(t *testing.T) {
 	wantDo(t, second, "alone", &j, false)
 }
 
+// The answer that grants a lease comes when it has run out: a run is not started under it,
+// and the lease is asked for again.
+func TestRunIsStartedUnderAnotherLeaseWhenItsFirstIsLostBeforeTheStart(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	p, through := testkit.Proxied(t, db)
+	o := runnerOn(t, through, age, &once.Config{Retry: true, TTL: time.Second})
+	var j job
+	wantDo(t, o, "connects", &j, true)
+	held := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
+	over := make(chan struct{})
+	go func() {
+		defer held.Resume()
+		held.Happened(t)
+		testkit.Until(t, "the first lease is over", func() bool {
+			return testkit.Query[bool](t, db, "select not exists (select from distributed_locks where expires_at > clock_timestamp())")
+		})
+		close(over)
+	}()
+	var holder string
+	ran, err := o.Do(t.Context(), "k", func(_ context.Context, run once.Run) error {
+		holder = run.Lock.Holder()
+		return run.Lock.Err()
+	})
+	<-over
+	if !ran || err != nil {
+		t.Errorf("Do: %t, %v", ran, err)
+	}
+	if got := testkit.Query[string](t, db, "select state || attempt || holder from pgxlock_runs where run_key = 'k'"); got != "succeeded1"+holder {
+		t.Errorf("recorded: %s", got)
+	}
+}
+
 // Who holds the lease no more must not start what another one runs now.
 func TestAStartNeedsItsLease(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	others := oncePer(t, db, age, &pgxlock.OnceConfig{Retry: true})
+	others := runnerOn(t, db, age, &once.Config{Retry: true})
 	running := make(chan struct{})
 	end := make(chan struct{})
 	go func() {
 		defer close(running)
-		_, err := others.Do(t.Context(), "k", func(context.Context, pgxlock.Run) error {
+		_, err := others.Do(t.Context(), "k", func(context.Context, once.Run) error {
 			running <- struct{}{}
 			<-end
 			return nil
@@ -215,7 +238,7 @@ func TestAStartNeedsItsLease(t *testing.T) {
 func TestNothingIsRunOnAStandby(t *testing.T) {
 	t.Parallel()
 	server, db := privateServer(t, map[string]string{"fsync": "off"})
-	o := oncePer(t, db, age, nil)
+	o := runnerOn(t, db, age, nil)
 	var j job
 	wantDo(t, o, "before", &j, true)
 	if err := server.Demote(t.Context()); err != nil {
@@ -239,7 +262,7 @@ func TestRunsWorkThroughAPoolerInEveryMode(t *testing.T) {
 	hostile := []string{"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "search_path = public, pg_temp", "synchronous_commit = off"}
 	behindPoolers(t, hostile, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
 		db := &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres")), URL: pooler.URL("postgres"), Name: "postgres"}
-		o, err := pgxlock.OncePer(db.Pool, age, nil)
+		o, err := once.New(db.Pool, age, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -250,7 +273,7 @@ func TestRunsWorkThroughAPoolerInEveryMode(t *testing.T) {
 		if err := o.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if o, err = pgxlock.OncePer(db.Pool, age, &pgxlock.OnceConfig{Retry: true}); err != nil {
+		if o, err = once.New(db.Pool, age, &once.Config{Retry: true}); err != nil {
 			t.Fatal(err)
 		}
 		if mode != "session" { // whose two connections are less than it needs with those of others
@@ -276,15 +299,15 @@ func TestRunsWorkForAnApplication(t *testing.T) {
 	works := func() {
 		t.Helper()
 		for _, retry := range []bool{false, true} {
-			o := oncePer(t, app, time.Millisecond, &pgxlock.OnceConfig{Retry: retry})
+			o := runnerOn(t, app, time.Millisecond, &once.Config{Retry: retry})
 			tick, key := time.Now(), fmt.Sprint("k ", retry)
 			for _, want := range []bool{true, false} {
-				ran, err := o.DoAt(t.Context(), key, tick, func(context.Context, pgxlock.Run) error { return nil })
+				ran, err := o.DoAt(t.Context(), key, tick, func(context.Context, once.Run) error { return nil })
 				if ran != want || err != nil {
 					t.Errorf("Retry %t: %t, %v", retry, ran, err)
 				}
 			}
-			if ran, err := o.Do(t.Context(), key+" now", func(context.Context, pgxlock.Run) error { return errors.New("broken") }); !ran || err == nil || err.Error() != "broken" {
+			if ran, err := o.Do(t.Context(), key+" now", func(context.Context, once.Run) error { return errors.New("broken") }); !ran || err == nil || err.Error() != "broken" {
 				t.Errorf("Retry %t: %t, %v", retry, ran, err)
 			}
 		}

@@ -14,9 +14,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // These tests are about runs of real processes.
@@ -47,7 +47,7 @@ func runEachSecond(ctx context.Context, url, argument string, report func(any) e
 		return err
 	}
 	defer pool.Close()
-	o, err := pgxlock.OncePer(pool, time.Second, nil)
+	o, err := once.New(pool, time.Second, nil)
 	if err != nil {
 		return err
 	}
@@ -65,8 +65,8 @@ func runEachSecond(ctx context.Context, url, argument string, report func(any) e
 	}()
 
 	var reporting sync.Mutex
-	work := func(how string) func(context.Context, pgxlock.Run) error {
-		return func(_ context.Context, run pgxlock.Run) error {
+	work := func(how string) func(context.Context, once.Run) error {
+		return func(_ context.Context, run once.Run) error {
 			time.Sleep(time.Millisecond)
 			reporting.Lock()
 			defer reporting.Unlock()
@@ -223,15 +223,15 @@ func runForever(retry bool) func(context.Context, string, string, func(any) erro
 		if err != nil {
 			return err
 		}
-		cfg := &pgxlock.OnceConfig{Retry: retry}
+		cfg := &once.Config{Retry: retry}
 		if retry {
 			cfg.TTL = 6 * time.Second
 		}
-		o, err := pgxlock.OncePer(pool, age, cfg)
+		o, err := once.New(pool, age, cfg)
 		if err != nil {
 			return err
 		}
-		_, err = o.Do(ctx, key, func(context.Context, pgxlock.Run) error {
+		_, err = o.Do(ctx, key, func(context.Context, once.Run) error {
 			if err := report("running"); err != nil {
 				return err
 			}
@@ -247,14 +247,14 @@ func TestARunWhoseProcessIsKilledRunsAgainOnlyWithRetry(t *testing.T) {
 		t.Run(fmt.Sprint("Retry ", retry), func(t *testing.T) {
 			t.Parallel()
 			db := testkit.Migrated(t)
-			what, cfg := "run what never ends", &pgxlock.OnceConfig{}
+			what, cfg := "run what never ends", &once.Config{}
 			if retry {
-				what, cfg = what+", with retry", &pgxlock.OnceConfig{Retry: true, TTL: 6 * time.Second}
+				what, cfg = what+", with retry", &once.Config{Retry: true, TTL: 6 * time.Second}
 			}
 			c := startChild(t, what, db.URL, "k")
 			var running string
 			c.report(t, &running)
-			o := oncePer(t, db, age, cfg)
+			o := runnerOn(t, db, age, cfg)
 			var j job
 			wantDo(t, o, "k", &j, false)
 			lease := ""

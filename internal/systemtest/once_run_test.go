@@ -13,15 +13,16 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // Tests of Once.Run. Those of its times run in bubbles, where a year is nothing.
 
 // inBubble gives a Once in memory to a test, and ends its Run calls.
-func inBubble(t *testing.T, period time.Duration, cfg *pgxlock.OnceConfig, test func(t *testing.T, ctx context.Context, o *pgxlock.Once)) {
+func inBubble(t *testing.T, period time.Duration, cfg *once.Config, test func(t *testing.T, ctx context.Context, o *once.Runner)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		o, err := pgxlock.MemoryOncePer(period, cfg)
+		o, err := once.NewMemory(period, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +37,7 @@ func inBubble(t *testing.T, period time.Duration, cfg *pgxlock.OnceConfig, test 
 
 func TestRunRunsOnceInEachPeriodOverAllWhoCallIt(t *testing.T) {
 	t.Parallel()
-	inBubble(t, time.Hour, nil, func(t *testing.T, ctx context.Context, o *pgxlock.Once) {
+	inBubble(t, time.Hour, nil, func(t *testing.T, ctx context.Context, o *once.Runner) {
 		time.Sleep(20 * time.Minute) // in the middle of one
 		began := time.Now()
 		var mu sync.Mutex
@@ -44,7 +45,7 @@ func TestRunRunsOnceInEachPeriodOverAllWhoCallIt(t *testing.T) {
 		var all sync.WaitGroup
 		for range 5 {
 			all.Go(func() {
-				err := o.Run(ctx, "k", func(_ context.Context, run pgxlock.Run) error {
+				err := o.Run(ctx, "k", func(_ context.Context, run once.Run) error {
 					mu.Lock()
 					defer mu.Unlock()
 					if _, twice := ran[run.Slot]; twice {
@@ -75,12 +76,12 @@ func TestRunRunsOnceInEachPeriodOverAllWhoCallIt(t *testing.T) {
 
 func TestRunFollowsTheClocksOfItsLocation(t *testing.T) {
 	t.Parallel()
-	inBubble(t, 24*time.Hour, &pgxlock.OnceConfig{Location: berlin(t), Offset: 150 * time.Minute}, func(t *testing.T, ctx context.Context, o *pgxlock.Once) {
+	inBubble(t, 24*time.Hour, &once.Config{Location: berlin(t), Offset: 150 * time.Minute}, func(t *testing.T, ctx context.Context, o *once.Runner) {
 		var slots []string
 		for _, from := range []time.Time{time.Date(2000, 3, 24, 12, 0, 0, 0, time.UTC), time.Date(2000, 10, 27, 12, 0, 0, 0, time.UTC)} {
 			time.Sleep(time.Until(from))
 			days, cancel := context.WithTimeout(ctx, 3*24*time.Hour)
-			_ = o.Run(days, "k", func(_ context.Context, run pgxlock.Run) error {
+			_ = o.Run(days, "k", func(_ context.Context, run once.Run) error {
 				slots = append(slots, run.Slot.Format("Jan 02 15:04 MST"))
 				return nil
 			})
@@ -98,12 +99,12 @@ func TestMissedPeriodsAreSkippedOrRunLate(t *testing.T) {
 	t.Parallel()
 	for catchUp, want := range []string{"0 +0, 3 +30, 4 +0, 5 +0", "0 +0, 2 +90, 3 +30, 4 +0, 5 +0", "0 +0, 1 +150, 2 +90, 3 +30, 4 +0, 5 +0", "0 +0, 1 +150, 2 +90, 3 +30, 4 +0, 5 +0"} {
 		t.Run(fmt.Sprint("CatchUp ", catchUp), func(t *testing.T) {
-			inBubble(t, time.Hour, &pgxlock.OnceConfig{CatchUp: catchUp}, func(t *testing.T, ctx context.Context, o *pgxlock.Once) {
+			inBubble(t, time.Hour, &once.Config{CatchUp: catchUp}, func(t *testing.T, ctx context.Context, o *once.Runner) {
 				began := time.Now() // 2000-01-01 00:00 UTC
 				var mu sync.Mutex
 				var runs []string
 				go func() {
-					_ = o.Run(ctx, "k", func(_ context.Context, run pgxlock.Run) error {
+					_ = o.Run(ctx, "k", func(_ context.Context, run once.Run) error {
 						mu.Lock()
 						runs = append(runs, fmt.Sprintf("%.0f +%.0f", run.Slot.Sub(began).Hours(), time.Since(run.Slot).Minutes()))
 						first := len(runs) == 1
@@ -128,16 +129,16 @@ func TestMissedPeriodsAreSkippedOrRunLate(t *testing.T) {
 func TestRunTriesAgainWhatFailedOnlyWithRetry(t *testing.T) {
 	t.Parallel()
 	for _, retry := range []bool{false, true} {
-		cfg := &pgxlock.OnceConfig{Retry: retry}
+		cfg := &once.Config{Retry: retry}
 		if retry {
 			cfg.TTL = time.Minute
 		}
-		inBubble(t, time.Hour, cfg, func(t *testing.T, ctx context.Context, o *pgxlock.Once) {
+		inBubble(t, time.Hour, cfg, func(t *testing.T, ctx context.Context, o *once.Runner) {
 			var mu sync.Mutex
 			tries := map[time.Time][]time.Duration{}
 			for range 2 {
 				go func() {
-					_ = o.Run(ctx, "k", func(_ context.Context, run pgxlock.Run) error {
+					_ = o.Run(ctx, "k", func(_ context.Context, run once.Run) error {
 						mu.Lock()
 						defer mu.Unlock()
 						tries[run.Slot] = append(tries[run.Slot], time.Since(run.Slot))
@@ -169,13 +170,13 @@ func TestRunTriesAgainWhatFailedOnlyWithRetry(t *testing.T) {
 
 func TestAPanicEndsRun(t *testing.T) {
 	t.Parallel()
-	inBubble(t, time.Hour, nil, func(t *testing.T, ctx context.Context, o *pgxlock.Once) {
+	inBubble(t, time.Hour, nil, func(t *testing.T, ctx context.Context, o *once.Runner) {
 		defer func() {
 			if why := recover(); why != "why" {
 				t.Errorf("recovered %v", why)
 			}
 		}()
-		_ = o.Run(ctx, "k", func(context.Context, pgxlock.Run) error { panic("why") })
+		_ = o.Run(ctx, "k", func(context.Context, once.Run) error { panic("why") })
 	})
 }
 
@@ -212,10 +213,10 @@ func TestOnlyWhatWasMissedSinceTheFirstRunIsRunLate(t *testing.T) {
 				db.Exec(t, `insert into pgxlock_runs (run_key, slot, state, attempt, holder, lease, started_at, keep_until)
 					values ($1, $2, $3, 1, 'x', nullif($4, ''), now(), 'infinity')`, key, began, r.state, r.lease)
 			}
-			o := oncePer(t, db, 240*time.Hour, &pgxlock.OnceConfig{CatchUp: 5, Retry: retry})
+			o := runnerOn(t, db, 240*time.Hour, &once.Config{CatchUp: 5, Retry: retry})
 			ctx, cancel := context.WithCancel(t.Context())
 			var got []string
-			err := o.Run(ctx, key, func(_ context.Context, run pgxlock.Run) error {
+			err := o.Run(ctx, key, func(_ context.Context, run once.Run) error {
 				ago := int(slot.Sub(run.Slot) / (240 * time.Hour))
 				if got = append(got, fmt.Sprint(ago)); ago == 0 {
 					cancel()
@@ -231,13 +232,13 @@ func TestOnlyWhatWasMissedSinceTheFirstRunIsRunLate(t *testing.T) {
 }
 
 // collect starts Run, and sends what it runs.
-func collect(t *testing.T, o *pgxlock.Once, key string) <-chan pgxlock.Run {
+func collect(t *testing.T, o *once.Runner, key string) <-chan once.Run {
 	t.Helper()
-	runs := make(chan pgxlock.Run, 1000)
+	runs := make(chan once.Run, 1000)
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		ended <- o.Run(ctx, key, func(_ context.Context, run pgxlock.Run) error {
+		ended <- o.Run(ctx, key, func(_ context.Context, run once.Run) error {
 			runs <- run
 			return nil
 		})
@@ -257,7 +258,7 @@ func TestRunIsNeverEarlyByTheServersClock(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const period = 200 * time.Millisecond
-	runs := collect(t, oncePer(t, db, period, nil), "k")
+	runs := collect(t, runnerOn(t, db, period, nil), "k")
 	for range 6 {
 		<-runs
 	}
@@ -269,7 +270,7 @@ func TestRunIsNeverEarlyByTheServersClock(t *testing.T) {
 func TestRunOutlivesTheServersRestartAndCrash(t *testing.T) {
 	t.Parallel()
 	server, db := privateServer(t, nil)
-	runs := collect(t, oncePer(t, db, 100*time.Millisecond, nil), "k")
+	runs := collect(t, runnerOn(t, db, 100*time.Millisecond, nil), "k")
 	last := time.Time{}
 	for name, stop := range map[string]func() error{"restart": func() error { return nil }, "crash": server.Crash} {
 		<-runs
@@ -295,12 +296,12 @@ func TestRunOutlivesTheServersRestartAndCrash(t *testing.T) {
 func TestRunEndsWithWhatDoesNotPass(t *testing.T) {
 	t.Parallel()
 	var j job
-	if err := oncePer(t, pgtest.New(t), time.Hour, nil).Run(t.Context(), "k", j.run); !errors.Is(err, pgxlock.ErrSchema) {
+	if err := runnerOn(t, pgtest.New(t), time.Hour, nil).Run(t.Context(), "k", j.run); !errors.Is(err, pgxlock.ErrSchema) {
 		t.Errorf("without the migrations: %v", err)
 	}
 	db := testkit.Migrated(t)
 	_, app := login(t, db)
-	err := oncePer(t, app, time.Hour, nil).Run(t.Context(), "k", j.run)
+	err := runnerOn(t, app, time.Hour, nil).Run(t.Context(), "k", j.run)
 	if err == nil || !strings.Contains(err.Error(), "42501") {
 		t.Errorf("without rights: %v", err)
 	}

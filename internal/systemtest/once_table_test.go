@@ -10,8 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // Tests of what is recorded of runs, and for how long.
@@ -19,19 +19,19 @@ import (
 func TestARunIsRecorded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	once, retried := oncePer(t, db, age, &pgxlock.OnceConfig{Owner: "me"}), oncePer(t, db, age, &pgxlock.OnceConfig{Owner: "me", Retry: true})
+	plain, retried := runnerOn(t, db, age, &once.Config{Owner: "me"}), runnerOn(t, db, age, &once.Config{Owner: "me", Retry: true})
 	row := func(key string) string {
 		t.Helper()
 		return testkit.Query[string](t, db, `select concat_ws('|', r.state, r.attempt, r.holder like 'me:%', finished_at >= started_at, keep_until - now() > '19 years', length(error), left(error, 9),
 			(select l.holder_id = r.holder from distributed_locks l where l.lock_name = r.lease)) from pgxlock_runs r where run_key = $1`, key)
 	}
 	long := strings.Repeat("é", 3000) // of which some are recorded
-	for _, o := range []*pgxlock.Once{once, retried} {
+	for _, o := range []*once.Runner{plain, retried} {
 		key, lease := "once", ""
 		if o == retried {
 			key, lease = "retried", "|t"
 		}
-		_, err := o.Do(t.Context(), key, func(context.Context, pgxlock.Run) error {
+		_, err := o.Do(t.Context(), key, func(context.Context, once.Run) error {
 			if got, want := row(key), "running|1|t|t"+lease; got != want {
 				t.Errorf("while it runs: %s, want %s", got, want)
 			}
@@ -55,17 +55,17 @@ func TestARunIsRecorded(t *testing.T) {
 	if !testkit.Query[bool](t, db, "select forget_run('once', slot) from pgxlock_runs where run_key = 'once'") {
 		t.Error("nothing was forgotten")
 	}
-	wantDo(t, once, "once", &job{}, true)
+	wantDo(t, plain, "once", &job{}, true)
 }
 
 func TestAPanicIsRecorded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, retry := range []bool{false, true} {
-		o, key := oncePer(t, db, age, &pgxlock.OnceConfig{Retry: retry}), fmt.Sprint("k ", retry)
+		o, key := runnerOn(t, db, age, &once.Config{Retry: retry}), fmt.Sprint("k ", retry)
 		func() {
 			defer func() { _ = recover() }()
-			_, _ = o.Do(t.Context(), key, func(context.Context, pgxlock.Run) error { panic("why") })
+			_, _ = o.Do(t.Context(), key, func(context.Context, once.Run) error { panic("why") })
 		}()
 		if got := testkit.Query[string](t, db, "select concat_ws('|', state, error) from pgxlock_runs where run_key = $1", key); got != "failed|panic: why" {
 			t.Errorf("Retry %t: %s", retry, got)
@@ -76,7 +76,7 @@ func TestAPanicIsRecorded(t *testing.T) {
 func TestStartsRemoveOldRuns(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	o := oncePer(t, db, time.Hour, nil)
+	o := runnerOn(t, db, time.Hour, nil)
 	db.Exec(t, `insert into pgxlock_runs (run_key, slot, state, attempt, holder, started_at, keep_until)
 		select 'old', now() - i * interval '1 hour', 'running', 1, 'x', now(), now() - i * interval '1 minute' from generate_series(-1, 40) i`)
 	held := testkit.Begin(t, db, pgx.TxOptions{})
@@ -100,7 +100,7 @@ func TestStartsRemoveOldRuns(t *testing.T) {
 func TestARunIsKeptFromItsTickOn(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	o := oncePer(t, db, time.Hour, nil)
+	o := runnerOn(t, db, time.Hour, nil)
 	var j job
 	now := time.Now()
 	for tick, kept := range map[time.Time]time.Time{now.Add(-time.Hour): now, now.Add(time.Hour): now.Add(time.Hour)} {

@@ -14,16 +14,17 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // A period that no test sees the end of.
 const age = 3650 * 24 * time.Hour
 
-// onces are the two kinds of Once, for what both must do. Those that new returns in
+// runners are the two kinds of Once, for what both must do. Those that new returns in
 // one test see what the others run.
-func onces(t *testing.T, test func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once)) {
+func runners(t *testing.T, test func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner)) {
 	t.Helper()
-	made := func(t *testing.T, o *pgxlock.Once, err error) *pgxlock.Once {
+	made := func(t *testing.T, o *once.Runner, err error) *once.Runner {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -38,26 +39,26 @@ func onces(t *testing.T, test func(t *testing.T, newOnce func(time.Duration, *pg
 	t.Run("server", func(t *testing.T) {
 		t.Parallel()
 		db := testkit.Migrated(t)
-		test(t, func(period time.Duration, cfg *pgxlock.OnceConfig) *pgxlock.Once {
+		test(t, func(period time.Duration, cfg *once.Config) *once.Runner {
 			t.Helper()
-			o, err := pgxlock.OncePer(db.Pool, period, cfg)
+			o, err := once.New(db.Pool, period, cfg)
 			return made(t, o, err)
 		})
 	})
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
-		test(t, func(period time.Duration, cfg *pgxlock.OnceConfig) *pgxlock.Once {
+		test(t, func(period time.Duration, cfg *once.Config) *once.Runner {
 			t.Helper()
-			o, err := pgxlock.MemoryOncePer(period, cfg)
+			o, err := once.NewMemory(period, cfg)
 			return made(t, o, err)
 		})
 	})
 }
 
-// oncePer returns a Once that is closed when the test is over.
-func oncePer(t *testing.T, db *pgtest.DB, period time.Duration, cfg *pgxlock.OnceConfig) *pgxlock.Once {
+// runnerOn returns a Runner that is closed when the test is over.
+func runnerOn(t *testing.T, db *pgtest.DB, period time.Duration, cfg *once.Config) *once.Runner {
 	t.Helper()
-	o, err := pgxlock.OncePer(db.Pool, period, cfg)
+	o, err := once.New(db.Pool, period, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,11 +73,11 @@ func oncePer(t *testing.T, db *pgtest.DB, period time.Duration, cfg *pgxlock.Onc
 // A job is what a test has run; it counts.
 type job struct {
 	mu   sync.Mutex
-	runs []pgxlock.Run
+	runs []once.Run
 	err  error // what it returns
 }
 
-func (j *job) run(_ context.Context, run pgxlock.Run) error {
+func (j *job) run(_ context.Context, run once.Run) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.runs = append(j.runs, run)
@@ -84,7 +85,7 @@ func (j *job) run(_ context.Context, run pgxlock.Run) error {
 }
 
 // wantDo calls Do, and checks whether it ran.
-func wantDo(t *testing.T, o *pgxlock.Once, key string, j *job, want bool) {
+func wantDo(t *testing.T, o *once.Runner, key string, j *job, want bool) {
 	t.Helper()
 	ran, err := o.Do(t.Context(), key, j.run)
 	if ran != want || want && !errors.Is(err, j.err) || !want && err != nil {
@@ -94,10 +95,10 @@ func wantDo(t *testing.T, o *pgxlock.Once, key string, j *job, want bool) {
 
 func TestOneOfManyCallsRunsInAPeriod(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
 			key := fmt.Sprint("k ", retry)
-			o := newOnce(age, &pgxlock.OnceConfig{Retry: retry})
+			o := newRunner(age, &once.Config{Retry: retry})
 			var done atomic.Int32
 			var j job
 			var wg sync.WaitGroup
@@ -128,10 +129,10 @@ func TestOneOfManyCallsRunsInAPeriod(t *testing.T) {
 
 func TestATickIsRunOnce(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
 			key := fmt.Sprint("k ", retry)
-			o := newOnce(time.Millisecond, &pgxlock.OnceConfig{Retry: retry})
+			o := newRunner(time.Millisecond, &once.Config{Retry: retry})
 			var j job
 			tick := time.Now().Truncate(time.Microsecond)
 			for _, at := range []time.Time{
@@ -154,8 +155,8 @@ func TestATickIsRunOnce(t *testing.T) {
 
 func TestATickThatNobodyRemembersIsRefused(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
-		o := newOnce(time.Hour, &pgxlock.OnceConfig{Keep: 2 * time.Hour})
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
+		o := newRunner(time.Hour, &once.Config{Keep: 2 * time.Hour})
 		var j job
 		for ago, says := range map[time.Duration]string{3 * time.Hour: "older than what is kept", -3 * time.Hour: "further ahead"} {
 			ran, err := o.DoAt(t.Context(), "k", time.Now().Add(-ago), j.run)
@@ -173,13 +174,13 @@ func TestATickThatNobodyRemembersIsRefused(t *testing.T) {
 
 func TestWhatFailedRunsAgainOnlyWithRetry(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
-		once := newOnce(age, nil)
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
+		plain := newRunner(age, nil)
 		j := job{err: errors.New("broken")}
-		wantDo(t, once, "k", &j, true)
-		wantDo(t, once, "k", &j, false)
+		wantDo(t, plain, "k", &j, true)
+		wantDo(t, plain, "k", &j, false)
 
-		again := newOnce(age, &pgxlock.OnceConfig{Retry: true})
+		again := newRunner(age, &once.Config{Retry: true})
 		wantDo(t, again, "retried", &j, true)
 		wantDo(t, again, "retried", &j, true)
 		j.err = nil
@@ -194,12 +195,12 @@ func TestWhatFailedRunsAgainOnlyWithRetry(t *testing.T) {
 // With Retry the lease says that it runs; without, its row.
 func TestNobodyRunsWhatIsRunning(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
 			key := fmt.Sprint("k ", retry)
-			o := newOnce(age, &pgxlock.OnceConfig{Retry: retry})
+			o := newRunner(age, &once.Config{Retry: retry})
 			var others job
-			ran, err := o.Do(t.Context(), key, func(context.Context, pgxlock.Run) error {
+			ran, err := o.Do(t.Context(), key, func(context.Context, once.Run) error {
 				wantDo(t, o, key, &others, false)
 				return nil
 			})
@@ -212,16 +213,16 @@ func TestNobodyRunsWhatIsRunning(t *testing.T) {
 
 func TestAPanicAndGoexitAreFailures(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
-			o := newOnce(age, &pgxlock.OnceConfig{Retry: retry})
+			o := newRunner(age, &once.Config{Retry: retry})
 			for how, end := range map[string]func(){"panic": func() { panic("why") }, "goexit": runtime.Goexit} {
 				var why any
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
 					defer func() { why = recover() }()
-					_, _ = o.Do(t.Context(), fmt.Sprint(how, retry), func(context.Context, pgxlock.Run) error {
+					_, _ = o.Do(t.Context(), fmt.Sprint(how, retry), func(context.Context, once.Run) error {
 						end()
 						return nil
 					})
@@ -239,8 +240,8 @@ func TestAPanicAndGoexitAreFailures(t *testing.T) {
 
 func TestACallWhoseContextHasEndedStartsNothing(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
-		o := newOnce(age, nil)
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
+		o := newRunner(age, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		var j job
@@ -257,12 +258,12 @@ func TestACallWhoseContextHasEndedStartsNothing(t *testing.T) {
 
 func TestARunEndsWithItsCallersContext(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
 			key := fmt.Sprint("k ", retry)
-			o := newOnce(age, &pgxlock.OnceConfig{Retry: retry})
+			o := newRunner(age, &once.Config{Retry: retry})
 			ctx, cancel := context.WithCancel(t.Context())
-			ran, err := o.Do(ctx, key, func(ctx context.Context, _ pgxlock.Run) error {
+			ran, err := o.Do(ctx, key, func(ctx context.Context, _ once.Run) error {
 				cancel()
 				<-ctx.Done()
 				return ctx.Err()
@@ -278,16 +279,16 @@ func TestARunEndsWithItsCallersContext(t *testing.T) {
 
 func TestCloseEndsAndAwaitsRuns(t *testing.T) {
 	t.Parallel()
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
 			key := fmt.Sprint("k ", retry)
-			o := newOnce(age, &pgxlock.OnceConfig{Retry: retry})
+			o := newRunner(age, &once.Config{Retry: retry})
 			looping := make(chan error, 1)
 			var loops job
 			go func() { looping <- o.Run(t.Context(), "loop "+key, loops.run) }()
 			closed := make(chan error, 1)
 			over := false
-			ran, err := o.Do(t.Context(), key, func(ctx context.Context, _ pgxlock.Run) error {
+			ran, err := o.Do(t.Context(), key, func(ctx context.Context, _ once.Run) error {
 				go func() { closed <- o.Close(context.Background()) }()
 				<-ctx.Done()
 				if cause := context.Cause(ctx); !errors.Is(cause, pgxlock.ErrClosed) {
@@ -327,43 +328,43 @@ func TestBadInputOfRunsIsNamed(t *testing.T) {
 	local := time.FixedZone("Local", 3600)
 	for says, refused := range map[string]struct {
 		period time.Duration
-		cfg    *pgxlock.OnceConfig
+		cfg    *once.Config
 	}{
 		"period is 0s":              {0, nil},
 		"period is -1h0m0s":         {-time.Hour, nil},
 		"period is 999µs":           {999 * time.Microsecond, nil},
 		"period is 1.0000001s":      {time.Second + 100, nil},
 		"period is 87624h0m0s":      {age + 24*time.Hour, nil},
-		"Offset is -1s":             {time.Hour, &pgxlock.OnceConfig{Offset: -time.Second}},
-		"Offset is 1h0m0s":          {time.Hour, &pgxlock.OnceConfig{Offset: time.Hour}},
-		"Offset is 100ns":           {time.Hour, &pgxlock.OnceConfig{Offset: 100}},
-		"Location is Europe/Berlin": {36 * time.Hour, &pgxlock.OnceConfig{Location: berlin(t)}},
-		"Location \"Local\"":        {24 * time.Hour, &pgxlock.OnceConfig{Location: local}},
-		"Location \"\"":             {24 * time.Hour, &pgxlock.OnceConfig{Location: time.FixedZone("", 3600)}},
-		"Location \"Europe/Rome\"":  {24 * time.Hour, &pgxlock.OnceConfig{Location: time.FixedZone("Europe/Rome", 3600)}},
-		"without Retry":             {time.Hour, &pgxlock.OnceConfig{TTL: time.Minute}},
-		"TTL is 1ms":                {time.Hour, &pgxlock.OnceConfig{Retry: true, TTL: time.Millisecond}},
-		"CatchUp is -1":             {time.Hour, &pgxlock.OnceConfig{CatchUp: -1}},
-		"CatchUp is 1001":           {time.Hour, &pgxlock.OnceConfig{CatchUp: 1001}},
-		"CatchUp is 1000":           {age, &pgxlock.OnceConfig{CatchUp: 1000}},
-		"Keep is 3h0m0s":            {time.Hour, &pgxlock.OnceConfig{CatchUp: 2, Keep: 3 * time.Hour}},
-		"Keep is -1s":               {time.Hour, &pgxlock.OnceConfig{Keep: -time.Second}},
-		"Owner \"*\"":               {time.Hour, &pgxlock.OnceConfig{Owner: "*"}},
-		"Schema \"a\\x00\"":         {time.Hour, &pgxlock.OnceConfig{Schema: "a\x00"}},
+		"Offset is -1s":             {time.Hour, &once.Config{Offset: -time.Second}},
+		"Offset is 1h0m0s":          {time.Hour, &once.Config{Offset: time.Hour}},
+		"Offset is 100ns":           {time.Hour, &once.Config{Offset: 100}},
+		"Location is Europe/Berlin": {36 * time.Hour, &once.Config{Location: berlin(t)}},
+		"Location \"Local\"":        {24 * time.Hour, &once.Config{Location: local}},
+		"Location \"\"":             {24 * time.Hour, &once.Config{Location: time.FixedZone("", 3600)}},
+		"Location \"Europe/Rome\"":  {24 * time.Hour, &once.Config{Location: time.FixedZone("Europe/Rome", 3600)}},
+		"without Retry":             {time.Hour, &once.Config{TTL: time.Minute}},
+		"TTL is 1ms":                {time.Hour, &once.Config{Retry: true, TTL: time.Millisecond}},
+		"CatchUp is -1":             {time.Hour, &once.Config{CatchUp: -1}},
+		"CatchUp is 1001":           {time.Hour, &once.Config{CatchUp: 1001}},
+		"CatchUp is 1000":           {age, &once.Config{CatchUp: 1000}},
+		"Keep is 3h0m0s":            {time.Hour, &once.Config{CatchUp: 2, Keep: 3 * time.Hour}},
+		"Keep is -1s":               {time.Hour, &once.Config{Keep: -time.Second}},
+		"Owner \"*\"":               {time.Hour, &once.Config{Owner: "*"}},
+		"Schema \"a\\x00\"":         {time.Hour, &once.Config{Schema: "a\x00"}},
 	} {
-		_, err := pgxlock.OncePer(db.Pool, refused.period, refused.cfg)
-		_, inMemory := pgxlock.MemoryOncePer(refused.period, refused.cfg)
+		_, err := once.New(db.Pool, refused.period, refused.cfg)
+		_, inMemory := once.NewMemory(refused.period, refused.cfg)
 		for _, err := range []error{err, inMemory} {
 			if _, ok := errors.AsType[*pgxlock.Error](err); !ok || !strings.Contains(err.Error(), says) {
 				t.Errorf("%v, want that %s", err, says)
 			}
 		}
 	}
-	if _, err := pgxlock.OncePer(nil, time.Hour, nil); err == nil || !strings.Contains(err.Error(), "the pool is nil") {
+	if _, err := once.New(nil, time.Hour, nil); err == nil || !strings.Contains(err.Error(), "the pool is nil") {
 		t.Errorf("without a pool: %v", err)
 	}
-	onces(t, func(t *testing.T, newOnce func(time.Duration, *pgxlock.OnceConfig) *pgxlock.Once) {
-		o := newOnce(time.Hour, nil)
+	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
+		o := newRunner(time.Hour, nil)
 		var j job
 		for says, err := range map[string]error{
 			"the key is empty":            second(o.Do(t.Context(), "", j.run)),

@@ -84,21 +84,21 @@ func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 	t.Parallel()
 	version := newest(t)
 	db := onVersion(t, version-1)
-	locks, limits, runs, monitor := testkit.NewLocker(t, db, nil), newLimiter(t, db, 1, 9), oncePer(t, db, time.Hour, nil), testkit.NewMonitor(t, db, nil)
+	locks, limits, runs, monitor := testkit.NewLocker(t, db, nil), newLimiter(t, db, 1, 9), runnerOn(t, db, time.Hour, nil), testkit.NewMonitor(t, db, nil)
 	tokens, named := withTokens(t, db, "tokens"), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Schema: "public"})
 	plain := testkit.NewAdvisory(t, db, nil)
 	var work job
 	calls := map[string]func() error{
-		"a lease":                      func() error { return once(t.Context(), locks.Acquire, "k") },
-		"a shared lease":               func() error { return once(t.Context(), locks.Acquire, "k", pgxlock.Shared) },
-		"a permit":                     func() error { return once(t.Context(), testkit.Semaphore(t, locks, 2).Acquire, "k") },
+		"a lease":                      func() error { return acquireAndRelease(t.Context(), locks.Acquire, "k") },
+		"a shared lease":               func() error { return acquireAndRelease(t.Context(), locks.Acquire, "k", pgxlock.Shared) },
+		"a permit":                     func() error { return acquireAndRelease(t.Context(), testkit.Semaphore(t, locks, 2).Acquire, "k") },
 		"Holders":                      func() error { return second(locks.Holders(t.Context(), "k")) },
 		"AskToStepDown":                func() error { return locks.AskToStepDown(t.Context(), "k") },
 		"AskToStepDown, advisory":      func() error { return plain.AskToStepDown(t.Context(), "k") },
 		"a limit":                      func() error { return second(limits.Allow(t.Context(), "k")) },
 		"a run":                        func() error { return second(runs.Do(t.Context(), "k", work.run)) },
-		"an advisory lock with Tokens": func() error { return once(t.Context(), tokens.Acquire, "k") },
-		"an advisory lock with Schema": func() error { return once(t.Context(), named.Acquire, "k") },
+		"an advisory lock with Tokens": func() error { return acquireAndRelease(t.Context(), tokens.Acquire, "k") },
+		"an advisory lock with Schema": func() error { return acquireAndRelease(t.Context(), named.Acquire, "k") },
 		"Monitor.Holders":              func() error { return second(monitor.Holders(t.Context(), pgxlock.Filter{})) },
 		"Monitor.Reap":                 func() error { return second(monitor.Reap(t.Context(), 0)) },
 	}
@@ -149,7 +149,7 @@ func TestThisProgramWorksOnTheNextSchema(t *testing.T) {
 	if ok, err := newLimiter(t, db, 1, 1).Allow(t.Context(), "k"); !ok || err != nil {
 		t.Errorf("a limit: %t, %v", ok, err)
 	}
-	wantDo(t, oncePer(t, db, time.Hour, nil), "k", &job{}, true)
+	wantDo(t, runnerOn(t, db, time.Hour, nil), "k", &job{}, true)
 	if err := locks.AskToStepDown(t.Context(), "k"); err != nil {
 		t.Error(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
@@ -24,7 +25,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	once, err := pgxlock.OncePer(pool, time.Hour, nil)
+	runner, err := once.New(pool, time.Hour, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 		"a session": func(ctx context.Context) error { _, err := sessions.TryAcquire(ctx, "k"); return err },
 		"a limit":   func(ctx context.Context) error { _, err := limiter.Allow(ctx, "k"); return err },
 		"a run": func(ctx context.Context) error {
-			_, err := once.Do(ctx, "k", func(context.Context, pgxlock.Run) error { return nil })
+			_, err := runner.Do(ctx, "k", func(context.Context, once.Run) error { return nil })
 			return err
 		},
 		"a purge":    func(ctx context.Context) error { _, err := pgxlock.PurgeClaims(ctx, pool, time.Hour); return err },
@@ -59,7 +60,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 			t.Errorf("%s, of a caller who has left: %v", what, err)
 		}
 	}
-	if err := errors.Join(limiter.Close(t.Context()), once.Close(t.Context())); err != nil {
+	if err := errors.Join(limiter.Close(t.Context()), runner.Close(t.Context())); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package pgxlock
+package once
 
 import (
 	"context"
@@ -24,7 +24,7 @@ type modelledRun struct {
 // or that try again.
 type modelledRuns struct {
 	retry     bool
-	processes []*Once
+	processes []*Runner
 	key       string
 	ticks     []time.Time
 	runs      []modelledRun
@@ -45,12 +45,12 @@ func (m *modelledRuns) mayStart(run modelledRun) bool {
 }
 
 func (m *modelledRuns) actions(db *pgtest.DB) map[string]func(*rapid.T) {
-	draw := func(r *rapid.T) (*Once, int) {
+	draw := func(r *rapid.T) (*Runner, int) {
 		return rapid.SampledFrom(m.processes).Draw(r, "process"), rapid.IntRange(0, len(m.ticks)-1).Draw(r, "tick")
 	}
 	ctx := context.Background()
 	// do runs the job, which ends so.
-	do := func(r *rapid.T, o *Once, i int, end error) {
+	do := func(r *rapid.T, o *Runner, i int, end error) {
 		before, inside := m.runs[i], 0
 		ran, err := o.DoAt(ctx, m.key, m.ticks[i], func(_ context.Context, run Run) error { // whose context would be told that it has the lease
 			inside++
@@ -172,9 +172,9 @@ func TestSoakRunsDoWhatTheirModelDoes(t *testing.T) {
 			if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 				t.Fatal(err)
 			}
-			var processes []*Once
+			var processes []*Runner
 			for range 3 {
-				o, err := OncePer(db.Pool, time.Hour, &OnceConfig{Retry: retry})
+				o, err := New(db.Pool, time.Hour, &Config{Retry: retry})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -1,4 +1,4 @@
-package pgxlock
+package once
 
 import (
 	"context"
@@ -16,20 +16,20 @@ import (
 // clock, whatever the clock here says.
 //
 // The calls of fn here come one after the other. What fn returns is recorded and
-// logged, and Run goes on; a panic ends it. With [OnceConfig].Retry what failed, or
+// logged, and Run goes on; a panic ends it. With [Config].Retry what failed, or
 // crashed elsewhere, is looked at again about every TTL until its period is over. A
 // period that is over before anybody has started it was missed: it is run late as far
-// as [OnceConfig].CatchUp says, else not at all. So it is if fn here takes longer than
+// as [Config].CatchUp says, else not at all. So it is if fn here takes longer than
 // a period and no other process is there.
 //
-// A server that is away is waited for. Run returns an [*Error]: with ctx's error, with
-// [ErrClosed], or with what does not pass by itself: [ErrSchema], missing rights, or a
+// A server that is away is waited for. Run returns an [*pgxlock.Error]: with ctx's error, with
+// [pgxlock.ErrClosed], or with what does not pass by itself: [pgxlock.ErrSchema], missing rights, or a
 // key or a configuration that the server refuses.
-func (o *Once) Run(ctx context.Context, key string, fn func(ctx context.Context, run Run) error) error {
+func (o *Runner) Run(ctx context.Context, key string, fn func(ctx context.Context, run Run) error) error {
 	if err := o.begin(ctx, key, fn); err != nil {
-		return o.fail(key, err)
+		return fail("once", key, err)
 	}
-	defer o.locks.calls.End()
+	defer o.calls.End()
 	ctx, cancel := o.untilClosed(ctx)
 	defer cancel()
 	failures := 0
@@ -38,12 +38,12 @@ func (o *Once) Run(ctx context.Context, key string, fn func(ctx context.Context,
 		var pause time.Duration
 		switch {
 		case ctx.Err() != nil:
-			return o.fail(key, runEnded(ctx))
+			return fail("once", key, runEnded(ctx))
 		case err == nil:
 			failures = 0
 			pause = time.Until(next)
-		case !transient(err):
-			return o.fail(key, err)
+		case !lockerr.Transient(err):
+			return fail("once", key, err)
 		default:
 			if failures == 0 {
 				o.cfg.Logger.Warn("pgxlock: runs cannot be started; trying again", "key", key, "error", err)
@@ -52,14 +52,14 @@ func (o *Once) Run(ctx context.Context, key string, fn func(ctx context.Context,
 			failures++
 		}
 		if !clock.Sleep(ctx, pause) {
-			return o.fail(key, runEnded(ctx))
+			return fail("once", key, runEnded(ctx))
 		}
 	}
 }
 
 func runEnded(ctx context.Context) error {
-	if errors.Is(context.Cause(ctx), ErrClosed) {
-		return ErrClosed
+	if errors.Is(context.Cause(ctx), lockerr.ErrClosed) {
+		return lockerr.ErrClosed
 	}
 	return lockerr.ContextError(ctx)
 }
@@ -68,7 +68,7 @@ func runEnded(ctx context.Context) error {
 const lookAgain = time.Minute
 
 // round runs what is due, and returns when to look again.
-func (o *Once) round(ctx context.Context, key string, fn func(context.Context, Run) error) (next time.Time, err error) {
+func (o *Runner) round(ctx context.Context, key string, fn func(context.Context, Run) error) (next time.Time, err error) {
 	due, lasts, err := o.due(ctx, key, o.cfg.CatchUp)
 	if err != nil {
 		return next, err

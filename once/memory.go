@@ -1,27 +1,31 @@
-package pgxlock
+package once
 
 import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/pgxlock/pgxlock"
 )
 
-// MemoryOncePer is [OncePer] in the memory of this process, and by its clock: for a
+// NewMemory is [New] in the memory of this process, and by its clock: for a
 // program's own unit tests, also in [testing/synctest] bubbles. It excludes only calls
-// of the same Once. Its leases are never lost.
-func MemoryOncePer(period time.Duration, cfg *OnceConfig) (*Once, error) {
-	o, err := newOnce(period, cfg)
+// of the same Runner. Its leases are never lost.
+func NewMemory(period time.Duration, cfg *Config) (*Runner, error) {
+	r, err := newRunner(period, cfg)
 	if err != nil {
-		return nil, fail("new", "", 0, err)
+		return nil, fail("new", "", err)
 	}
-	o.locks = NewMemoryLocker()
-	o.runs = &memoryRuns{once: o, known: make(map[string]map[int64]*memoryRun)}
-	return o, nil
+	if r.cfg.Retry {
+		r.locks = pgxlock.NewMemoryLocker()
+	}
+	r.runs = &memoryRuns{runner: r, known: make(map[string]map[int64]*memoryRun)}
+	return r, nil
 }
 
 // memoryRuns does what the SQL functions of runs do.
 type memoryRuns struct {
-	once *Once
+	runner *Runner
 
 	mu    sync.Mutex
 	known map[string]map[int64]*memoryRun // by key, and by slot in microseconds
@@ -38,19 +42,22 @@ func (r *memoryRun) again(retry bool) bool {
 	return r.state == runWithdrawn || retry && (r.state == runFailed || r.state == runRunning && r.lease != "")
 }
 
+func (m *memoryRuns) find() error { return nil }
+func (m *memoryRuns) close()      {}
+
 func (m *memoryRuns) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
 	for i := -missed; i <= 0; i++ {
-		slot := m.once.slots.at(now, i)
+		slot := m.runner.slots.at(now, i)
 		r, known := m.known[key][slot.UnixMicro()]
-		due := !known || r.again(m.once.cfg.Retry)
+		due := !known || r.again(m.runner.cfg.Retry)
 		if i == 0 || due && m.begun(key, slot) {
 			found = append(found, dueSlot{slot, due})
 		}
 	}
-	return found, m.once.slots.at(now, 1).Sub(now), nil
+	return found, m.runner.slots.at(now, 1).Sub(now), nil
 }
 
 // begun reports whether anything is recorded up to the slot.
@@ -66,9 +73,9 @@ func (m *memoryRuns) begun(key string, slot time.Time) bool {
 func (m *memoryRuns) start(key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, keep := time.Now(), m.once.cfg.Keep
+	now, keep := time.Now(), m.runner.cfg.Keep
 	if slot.IsZero() {
-		slot = m.once.slots.at(now, 0)
+		slot = m.runner.slots.at(now, 0)
 	}
 	of := m.known[key]
 	if of == nil {

@@ -1,4 +1,4 @@
-package pgxlock
+package once
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
@@ -57,19 +58,19 @@ func (w *watchedRuns) finish(key string, slot time.Time, holder, state, text str
 	return w.runs.finish(key, slot, holder, state, text)
 }
 
-// watchOnce gives a test a Once in a bubble, at the beginning of a period.
-func watchOnce(t *testing.T, period time.Duration, cfg *OnceConfig, test func(t *testing.T, o *Once, w *watchedRuns)) {
+// watch gives a test a Runner in a bubble, at the beginning of a period.
+func watch(t *testing.T, period time.Duration, cfg *Config, test func(t *testing.T, r *Runner, w *watchedRuns)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		o, err := MemoryOncePer(period, cfg)
+		r, err := NewMemory(period, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &watchedRuns{runs: o.runs, began: time.Now()}
-		o.runs = w
-		test(t, o, w)
-		if err := o.Close(context.Background()); err != nil {
+		w := &watchedRuns{runs: r.runs, began: time.Now()}
+		r.runs = w
+		test(t, r, w)
+		if err := r.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -77,15 +78,17 @@ func watchOnce(t *testing.T, period time.Duration, cfg *OnceConfig, test func(t 
 
 // Clocks may be set, and machines sleep.
 func TestRunLooksAboutOnceAMinuteWhatIsDue(t *testing.T) {
-	watchOnce(t, time.Hour, nil, func(t *testing.T, o *Once, w *watchedRuns) {
+	watch(t, time.Hour, nil, func(t *testing.T, r *Runner, w *watchedRuns) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour+30*time.Minute)
 		defer cancel()
 		var late []time.Duration
-		err := o.Run(ctx, "k", func(_ context.Context, run Run) error {
+		err := r.Run(ctx, "k", func(_ context.Context, run Run) error {
 			late = append(late, time.Since(run.Slot))
 			return nil
 		})
-		mustBe(t, "Run", err, context.DeadlineExceeded)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Run: %v, want %v", err, context.DeadlineExceeded)
+		}
 		if n := len(w.asked); n < 200 || n > 220 {
 			t.Errorf("it looked %d times in 210 minutes", n)
 		}
@@ -107,17 +110,17 @@ func TestRunLooksEachTTLAtWhatMayBeTriedAgain(t *testing.T) {
 		"runs elsewhere": {true, false, 10 * 60 / 10 * 4 / 5, 10 * 60 / 10 * 4 / 3},
 	} {
 		t.Run(what, func(t *testing.T) {
-			watchOnce(t, time.Hour, &OnceConfig{Retry: true, TTL: 10 * time.Second}, func(t *testing.T, o *Once, w *watchedRuns) {
+			watch(t, time.Hour, &Config{Retry: true, TTL: 10 * time.Second}, func(t *testing.T, r *Runner, w *watchedRuns) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 				defer cancel()
 				if test.elsewhere {
 					go func() {
-						_, _ = o.Do(ctx, "k", func(ctx context.Context, _ Run) error { <-ctx.Done(); return ctx.Err() })
+						_, _ = r.Do(ctx, "k", func(ctx context.Context, _ Run) error { <-ctx.Done(); return ctx.Err() })
 					}()
 					synctest.Wait()
 				}
 				w.asked = nil
-				_ = o.Run(ctx, "k", func(context.Context, Run) error {
+				_ = r.Run(ctx, "k", func(context.Context, Run) error {
 					if test.elsewhere {
 						t.Error("it runs twice")
 					}
@@ -136,12 +139,14 @@ func TestRunLooksEachTTLAtWhatMayBeTriedAgain(t *testing.T) {
 
 func TestRunWaitsForAServerThatIsAwayLongerAndLonger(t *testing.T) {
 	backoff := func(attempt int) time.Duration { return time.Duration(attempt+1) * time.Second }
-	watchOnce(t, time.Hour, &OnceConfig{Backoff: backoff}, func(t *testing.T, o *Once, w *watchedRuns) {
+	watch(t, time.Hour, &Config{Backoff: backoff}, func(t *testing.T, r *Runner, w *watchedRuns) {
 		away := errors.New("away")
-		w.dueFails = []error{away, away, away, nil, away, away, ErrSchema}
+		w.dueFails = []error{away, away, away, nil, away, away, pgxlock.ErrSchema}
 		ran := 0
-		err := o.Run(t.Context(), "k", func(context.Context, Run) error { ran++; return nil })
-		mustBe(t, "Run", err, ErrSchema)
+		err := r.Run(t.Context(), "k", func(context.Context, Run) error { ran++; return nil })
+		if !errors.Is(err, pgxlock.ErrSchema) {
+			t.Errorf("Run: %v, want %v", err, pgxlock.ErrSchema)
+		}
 		var pauses []time.Duration
 		for i := 1; i < len(w.asked); i++ {
 			pauses = append(pauses, (w.asked[i] - w.asked[i-1]).Truncate(time.Second))
@@ -154,13 +159,15 @@ func TestRunWaitsForAServerThatIsAwayLongerAndLonger(t *testing.T) {
 
 // Who is frozen before it starts a run has lost the lease that the start needs.
 func TestRunGoesOnWhenALeaseWasLostBeforeTheStart(t *testing.T) {
-	watchOnce(t, time.Hour, &OnceConfig{Retry: true}, func(t *testing.T, o *Once, w *watchedRuns) {
+	watch(t, time.Hour, &Config{Retry: true}, func(t *testing.T, r *Runner, w *watchedRuns) {
 		w.starts = []error{&pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: lockerr.StateNotHeld}}
 		done := errors.New("done")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		err := o.Run(ctx, "k", func(context.Context, Run) error { cancel(done); return nil })
-		mustBe(t, "Run", err, done)
+		err := r.Run(ctx, "k", func(context.Context, Run) error { cancel(done); return nil })
+		if !errors.Is(err, done) {
+			t.Errorf("Run: %v, want %v", err, done)
+		}
 	})
 }
 
@@ -175,12 +182,12 @@ func TestTheEndOfARunIsRecordedWithinAFewSecondsOrNot(t *testing.T) {
 			"at once":               {nil, 0, 0, true},
 			"soon":                  {[]error{away, away, nil}, 15 * time.Millisecond, 30 * time.Millisecond, true},
 			"the server stays away": {[]error{away}, recordPatience, recordPatience + time.Second, false},
-			"what does not pass":    {[]error{ErrSchema}, 0, 0, false},
+			"what does not pass":    {[]error{pgxlock.ErrSchema}, 0, 0, false},
 		} {
 			t.Run(what+map[bool]string{true: ", Retry"}[retry], func(t *testing.T) {
-				watchOnce(t, time.Hour, &OnceConfig{Retry: retry}, func(t *testing.T, o *Once, w *watchedRuns) {
+				watch(t, time.Hour, &Config{Retry: retry}, func(t *testing.T, r *Runner, w *watchedRuns) {
 					w.finishes = test.finishes
-					ran, err := o.Do(t.Context(), "k", func(context.Context, Run) error { return nil })
+					ran, err := r.Do(t.Context(), "k", func(context.Context, Run) error { return nil })
 					if took := time.Since(w.began); !ran || took < test.least || took > test.most {
 						t.Errorf("%t after %s, want %s to %s", ran, took, test.least, test.most)
 					}
@@ -195,11 +202,11 @@ func TestTheEndOfARunIsRecordedWithinAFewSecondsOrNot(t *testing.T) {
 
 func TestAMemoryRemembersATickForKeepAndThenForgetsIt(t *testing.T) {
 	const keep = 2 * time.Hour
-	watchOnce(t, time.Minute, &OnceConfig{Keep: keep}, func(t *testing.T, o *Once, w *watchedRuns) {
+	watch(t, time.Minute, &Config{Keep: keep}, func(t *testing.T, r *Runner, w *watchedRuns) {
 		ran := 0
 		doAt := func(tick time.Time) {
 			t.Helper()
-			if _, err := o.DoAt(t.Context(), "k", tick, func(context.Context, Run) error { ran++; return nil }); err != nil {
+			if _, err := r.DoAt(t.Context(), "k", tick, func(context.Context, Run) error { ran++; return nil }); err != nil {
 				t.Error(err)
 			}
 		}

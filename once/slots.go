@@ -1,4 +1,4 @@
-package pgxlock
+package once
 
 import "time"
 

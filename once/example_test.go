@@ -1,4 +1,4 @@
-package pgxlock_test
+package once_test
 
 import (
 	"context"
@@ -6,22 +6,30 @@ import (
 	"log"
 	"time"
 
-	"github.com/pgxlock/pgxlock"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/once"
+)
+
+// Examples without output are compiled and shown, not run: they need a server.
+var (
+	ctx  = context.Background()
+	pool *pgxpool.Pool
 )
 
 // A report of each day in Berlin, due at 3 in the morning there, whichever process
 // comes first.
-func ExampleOncePer() {
+func ExampleNew() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
 		log.Fatal(err)
 	}
-	daily, err := pgxlock.OncePer(pool, 24*time.Hour, &pgxlock.OnceConfig{Offset: 3 * time.Hour, Location: berlin})
+	daily, err := once.New(pool, 24*time.Hour, &once.Config{Offset: 3 * time.Hour, Location: berlin})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer daily.Close(context.Background())
-	ran, err := daily.Do(ctx, "report", func(_ context.Context, run pgxlock.Run) error {
+	ran, err := daily.Do(ctx, "report", func(_ context.Context, run once.Run) error {
 		fmt.Println("the report of", run.Slot.AddDate(0, 0, -1).Format(time.DateOnly))
 		return nil
 	})
@@ -35,13 +43,13 @@ func ExampleOncePer() {
 
 // Each process calls Run; in every hour one of them does the work. What fails, or dies
 // with its process, is done again within the hour.
-func ExampleOnce_Run() {
-	hourly, err := pgxlock.OncePer(pool, time.Hour, &pgxlock.OnceConfig{Retry: true, CatchUp: 3})
+func ExampleRunner_Run() {
+	hourly, err := once.New(pool, time.Hour, &once.Config{Retry: true, CatchUp: 3})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer hourly.Close(context.Background())
-	err = hourly.Run(ctx, "import", func(ctx context.Context, run pgxlock.Run) error {
+	err = hourly.Run(ctx, "import", func(ctx context.Context, run once.Run) error {
 		tx, err := pool.Begin(ctx)
 		if err != nil {
 			return err
@@ -56,28 +64,28 @@ func ExampleOnce_Run() {
 }
 
 // A scheduler that knows for which time it calls may have any schedule.
-func ExampleOnce_DoAt() {
-	ticks, err := pgxlock.OncePer(pool, time.Minute, nil)
+func ExampleRunner_DoAt() {
+	ticks, err := once.New(pool, time.Minute, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer ticks.Close(context.Background())
 	firstOfMonth := time.Date(2026, time.December, 1, 0, 0, 0, 0, time.UTC)
-	if _, err := ticks.DoAt(ctx, "invoices", firstOfMonth, func(context.Context, pgxlock.Run) error { return nil }); err != nil {
+	if _, err := ticks.DoAt(ctx, "invoices", firstOfMonth, func(context.Context, once.Run) error { return nil }); err != nil {
 		log.Fatal(err)
 	}
 }
 
 // A program's own test, without a server.
-func ExampleMemoryOncePer() {
-	hourly, err := pgxlock.MemoryOncePer(24*time.Hour, nil)
+func ExampleNewMemory() {
+	hourly, err := once.NewMemory(24*time.Hour, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer hourly.Close(context.Background())
 	tick := time.Now()
 	for range 2 {
-		ran, err := hourly.DoAt(ctx, "k", tick, func(context.Context, pgxlock.Run) error {
+		ran, err := hourly.DoAt(ctx, "k", tick, func(context.Context, once.Run) error {
 			fmt.Println("it runs")
 			return nil
 		})

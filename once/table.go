@@ -1,4 +1,4 @@
-package pgxlock
+package once
 
 import (
 	"context"
@@ -7,23 +7,39 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// runTable is the table pgxlock_runs. It is spoken to on the connection for requests
-// of a Lease Locker, which has the leases of runs as well.
+// runTable is the table pgxlock_runs, which it speaks to on a connection of its own.
 type runTable struct {
-	table *leaseTable
-	once  *Once
+	runner  *Runner
+	place   dbconn.Installation
+	session *dbconn.Session
 }
 
+func newTable(connections *pgxpool.Config, r *Runner) *runTable {
+	t := &runTable{runner: r, place: dbconn.Installation{Asked: r.cfg.Schema, Config: "once.Config"}}
+	t.session = &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(r.cfg.Owner), Config: connections}, Place: &t.place}
+	return t
+}
+
+func (t *runTable) find() error {
+	if t.place.Installed() {
+		return nil
+	}
+	return t.session.Do(dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
+}
+
+func (t *runTable) close() { t.session.Close() }
+
 func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
-	s := t.once.slots
-	err = t.table.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
-		rows := q.Query(ctx, t.table.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.once.cfg.Retry)
+	s := t.runner.slots
+	err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		rows := q.Query(ctx, t.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.runner.cfg.Retry)
 		var left *int64
 		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueSlot, err error) {
 			return d, row.Scan(&d.slot, &d.due, &left)
@@ -37,11 +53,12 @@ func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Dura
 }
 
 func (t *runTable) start(key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error) {
-	s := t.once.slots
+	s := t.runner.slots
 	var tick *time.Time
 	var period, offset *float64
 	if slot.IsZero() {
-		period, offset = seconds(&s.period), seconds(&s.offset)
+		inSeconds, after := s.period.Seconds(), s.offset.Seconds()
+		period, offset = &inSeconds, &after
 	} else {
 		tick = &slot
 	}
@@ -50,9 +67,9 @@ func (t *runTable) start(key string, slot time.Time, holder, lease string) (star
 		under = &lease
 	}
 	asked := false
-	err = t.table.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+	err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked = true
-		rows := q.Query(ctx, t.table.place.Statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.once.cfg.Keep.Seconds(), holder, under)
+		rows := q.Query(ctx, t.place.Statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.runner.cfg.Keep.Seconds(), holder, under)
 		started, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (r startedRun, err error) {
 			var attempt *int
 			err = row.Scan(&r.slot, &attempt)
@@ -82,8 +99,8 @@ func (t *runTable) finish(key string, slot time.Time, holder, state, text string
 		why = &text
 	}
 	for {
-		err = t.table.requests.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
-			last, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.table.place.Statement(statements.OnceFinish), key, slot, holder, state, why), pgx.RowTo[bool])
+		err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+			last, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.OnceFinish), key, slot, holder, state, why), pgx.RowTo[bool])
 			return err
 		})
 		ascii := strconv.QuoteToASCII(text)

@@ -1,18 +1,19 @@
-package pgxlock
+package once
 
 import (
 	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// OnceConfig is the policy of a [Once]. A nil *OnceConfig means the defaults. What two
+// Config is the policy of a [Runner]. A nil *Config means the defaults. What two
 // programs call by one key they must configure alike: a period that begins elsewhere is
 // another one.
-type OnceConfig struct {
+type Config struct {
 	// Offset is when in the period it begins: 3 h for a job that is due at 3 in the
 	// morning. At least 0 and less than the period, in whole microseconds.
 	// Default 0.
@@ -33,25 +34,25 @@ type OnceConfig struct {
 	Retry bool
 
 	// TTL is, with Retry, how long the lease lasts if it is not renewed: how long
-	// after a crash a run can be started again, and how long [Once.Run] waits
+	// after a crash a run can be started again, and how long [Runner.Run] waits
 	// before it tries what failed again. At least 1 s; default 30 s. Without Retry
 	// there is no lease, and a TTL is refused.
 	TTL time.Duration
 
-	// CatchUp is how many of the last missed periods [Once.Run] runs late, oldest
+	// CatchUp is how many of the last missed periods [Runner.Run] runs late, oldest
 	// first, before the current one; none of before the first that was ever
 	// recorded of the key. With Retry, those that did not succeed are among them.
 	// At most 1000. Default 0: a period that was missed is skipped.
 	CatchUp int
 
-	// Keep is how long it is remembered what was run: [Once.DoAt] refuses ticks that
+	// Keep is how long it is remembered what was run: [Runner.DoAt] refuses ticks that
 	// are older. Starts remove older rows, a few at a time. At least CatchUp+2
 	// periods; default 7 days, or CatchUp+3 periods if these are longer. Where programs
 	// of one key differ in it the shortest counts, so that the others must not be asked
 	// for older ticks.
 	Keep time.Duration
 
-	// Owner, Schema and Backoff are as in [LeaseConfig]: as whom operators see who
+	// Owner, Schema and Backoff are as in [pgxlock.LeaseConfig]: as whom operators see who
 	// runs, where the migrations were run, and how long Run waits before it asks
 	// a server again that it could not reach.
 	Owner   string
@@ -64,13 +65,18 @@ type OnceConfig struct {
 }
 
 const (
+	day        = 24 * time.Hour
 	maxPeriod  = 3650 * day
 	maxCatchUp = 1000
-	day        = 24 * time.Hour
+	minTTL     = time.Second     // as that of a lease
+	maxTime    = 100 * 360 * day // PostgreSQL counts 360 days to a year
 )
 
-func (c *OnceConfig) withDefaults(period time.Duration) (OnceConfig, error) {
-	var cfg OnceConfig
+// backoff is the default of Config.Backoff, and is for what nobody waits for.
+var backoff = pgxlock.ExponentialBackoff(10*time.Millisecond, 500*time.Millisecond)
+
+func (c *Config) withDefaults(period time.Duration) (Config, error) {
+	var cfg Config
 	if c != nil {
 		cfg = *c
 	}
@@ -78,7 +84,7 @@ func (c *OnceConfig) withDefaults(period time.Duration) (OnceConfig, error) {
 		return cfg, fmt.Errorf("period is %s, it must be between 1 ms and 3650 days, in whole microseconds", period)
 	}
 	if cfg.Offset < 0 || cfg.Offset >= period || cfg.Offset%time.Microsecond != 0 {
-		return cfg, fmt.Errorf("OnceConfig.Offset is %s, it must be at least 0 and less than the period, %s, in whole microseconds", cfg.Offset, period)
+		return cfg, fmt.Errorf("once.Config.Offset is %s, it must be at least 0 and less than the period, %s, in whole microseconds", cfg.Offset, period)
 	}
 	if cfg.Location == nil {
 		cfg.Location = time.UTC
@@ -87,34 +93,39 @@ func (c *OnceConfig) withDefaults(period time.Duration) (OnceConfig, error) {
 		return cfg, err
 	}
 	if cfg.TTL != 0 && !cfg.Retry {
-		return cfg, fmt.Errorf("OnceConfig.TTL is %s, but without Retry there is no lease; set Retry, or leave TTL out", cfg.TTL)
+		return cfg, fmt.Errorf("once.Config.TTL is %s, but without Retry there is no lease; set Retry, or leave TTL out", cfg.TTL)
 	}
 	if cfg.TTL == 0 {
 		cfg.TTL = 30 * time.Second
 	}
-	if err := checkTTL("OnceConfig.TTL", cfg.TTL); err != nil {
-		return cfg, err
+	if cfg.TTL < minTTL || cfg.TTL > maxTime {
+		return cfg, fmt.Errorf("once.Config.TTL is %s, it must be between %s and 100 years", cfg.TTL, minTTL)
 	}
 	if cfg.CatchUp < 0 || cfg.CatchUp > maxCatchUp {
-		return cfg, fmt.Errorf("OnceConfig.CatchUp is %d, it must be between 0 and %d", cfg.CatchUp, maxCatchUp)
+		return cfg, fmt.Errorf("once.Config.CatchUp is %d, it must be between 0 and %d", cfg.CatchUp, maxCatchUp)
 	}
-	if period > maxTTL/time.Duration(cfg.CatchUp+3) {
-		return cfg, fmt.Errorf("OnceConfig.CatchUp is %d, but so many periods of %s are longer than runs can be kept, 100 years", cfg.CatchUp, period)
+	if period > maxTime/time.Duration(cfg.CatchUp+3) {
+		return cfg, fmt.Errorf("once.Config.CatchUp is %d, but so many periods of %s are longer than runs can be kept, 100 years", cfg.CatchUp, period)
 	}
 	if cfg.Keep == 0 {
 		cfg.Keep = max(7*day, time.Duration(cfg.CatchUp+3)*period)
 	}
-	if least := time.Duration(cfg.CatchUp+2) * period; cfg.Keep < least || cfg.Keep > maxTTL {
-		return cfg, fmt.Errorf("OnceConfig.Keep is %s, it must be between CatchUp+2 periods, %s, and 100 years", cfg.Keep, least)
+	if least := time.Duration(cfg.CatchUp+2) * period; cfg.Keep < least || cfg.Keep > maxTime {
+		return cfg, fmt.Errorf("once.Config.Keep is %s, it must be between CatchUp+2 periods, %s, and 100 years", cfg.Keep, least)
 	}
 	if err := place.CheckName(cfg.Schema); err != nil {
-		return cfg, fmt.Errorf("OnceConfig.Schema %.80q %w", cfg.Schema, err)
+		return cfg, fmt.Errorf("once.Config.Schema %.80q %w", cfg.Schema, err)
 	}
 	var err error
-	if cfg.Owner, err = lockkey.Owner("OnceConfig", cfg.Owner); err != nil {
+	if cfg.Owner, err = lockkey.Owner("once.Config", cfg.Owner); err != nil {
 		return cfg, err
 	}
-	cfg.Backoff, cfg.Logger = orDefaults(cfg.Backoff, cfg.Logger)
+	if cfg.Backoff == nil {
+		cfg.Backoff = backoff
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	return cfg, nil
 }
 
@@ -124,12 +135,12 @@ func checkLocation(location *time.Location, period time.Duration) error {
 		return nil
 	}
 	if period%day != 0 {
-		return fmt.Errorf("OnceConfig.Location is %s, but the period, %s, is not a number of whole days; leave it out, and shift the period by Offset", location, period)
+		return fmt.Errorf("once.Config.Location is %s, but the period, %s, is not a number of whole days; leave it out, and shift the period by Offset", location, period)
 	}
 	name := location.String()
 	known, err := time.LoadLocation(name)
 	if err != nil || name == "" || name == "Local" || !sameClocks(location, known) {
-		return fmt.Errorf("OnceConfig.Location %q is no name of the IANA time zone database; use time.LoadLocation(\"Europe/Berlin\"), for example", name)
+		return fmt.Errorf("once.Config.Location %q is no name of the IANA time zone database; use time.LoadLocation(\"Europe/Berlin\"), for example", name)
 	}
 	return nil
 }
