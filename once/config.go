@@ -10,57 +10,57 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// Config is the policy of a [Runner]. A nil *Config means the defaults. What two
-// programs call by one key they must configure alike: a period that begins elsewhere is
-// another one.
+// Config is the policy of a [Runner]. A nil *Config means the defaults. Programs that use the
+// same key must use the same period, Offset and Location: a period that begins at another
+// time is another period.
 type Config struct {
-	// Offset is when in the period it begins: 3 h for a job that is due at 3 in the
-	// morning. At least 0 and less than the period, in whole microseconds.
-	// Default 0.
+	// Offset shifts the beginning of the periods: 3 h for a job that is due at 3 in the
+	// morning. It is at least 0 and less than the period, in whole microseconds.
+	// Default: 0.
 	Offset time.Duration
 
-	// Location is the time zone by whose clocks a period of whole days begins, so
-	// that it lasts an hour less or more when these change. An Offset that they
-	// skip that day is an hour later, one that they show twice is meant the second
-	// time, as PostgreSQL reads them:
+	// Location is the time zone in which a period of whole days begins. Such a period
+	// is an hour shorter or longer when the clocks change. If the clocks skip the
+	// beginning, the period begins an hour later; if they show it twice, it begins the
+	// second time. PostgreSQL reads such times in the same way:
 	// https://www.postgresql.org/docs/current/datetime-invalid-input.html.
-	// It is what time.LoadLocation returns; time.Local has no name that the server
-	// knows. Default UTC, the only one for periods that are not whole days.
+	// Use time.LoadLocation: the server does not know the name of time.Local. Default:
+	// UTC, the only one for periods that are not whole days.
 	Location *time.Location
 
-	// Retry: a run that failed, or whose process died, may be started again in its
-	// period. While it runs it holds a lease, which operators see in lock_leases
-	// as run:key@slot. Default: a run is started at most once.
+	// Retry allows a run that failed, or whose process died, to be started again within
+	// its period. Such a run holds a lease while it runs, which operators see in
+	// lock_leases as run:key@slot, and the Runner has two more connections. Default: a
+	// run is started at most once.
 	Retry bool
 
-	// TTL is, with Retry, how long the lease lasts if it is not renewed: how long
-	// after a crash a run can be started again, and how long [Runner.Run] waits
-	// before it tries what failed again. At least 1 s; default 30 s. Without Retry
-	// there is no lease, and a TTL is refused.
+	// TTL is for how long the lease of a run with Retry lasts if it is not renewed: after
+	// a crash the run can be started again when it has expired. It is also about how long
+	// [Runner.Run] waits before it tries a failed run again. At least 1 s. Default: 30 s.
+	// Without Retry there is no lease, and a TTL is refused.
 	TTL time.Duration
 
-	// CatchUp is how many of the last missed periods [Runner.Run] runs late, oldest
-	// first, before the current one; none of before the first that was ever
-	// recorded of the key. With Retry, those that did not succeed are among them.
-	// At most 1000. Default 0: a period that was missed is skipped.
+	// CatchUp is how many of the last periods [Runner.Run] runs late if they were missed,
+	// oldest first, before the current one. It never runs periods from before the first
+	// recorded run of the key. With Retry a period whose run did not succeed counts as
+	// missed. At most 1000. Default: 0, missed periods are skipped.
 	CatchUp int
 
-	// Keep is how long it is remembered what was run: [Runner.DoAt] refuses ticks that
-	// are older. Starts remove older rows, a few at a time. At least CatchUp+2
-	// periods; default 7 days, or CatchUp+3 periods if these are longer. Where programs
-	// of one key differ in it the shortest counts, so that the others must not be asked
-	// for older ticks.
+	// Keep is for how long runs are remembered: [Runner.DoAt] refuses older ticks. Starts
+	// remove older rows, a few at a time. At least CatchUp+2 periods. Default: 7 days, or
+	// CatchUp+3 periods if that is longer. If programs that use the same key have
+	// different values, the shortest counts: do not ask any of them for older ticks.
 	Keep time.Duration
 
-	// Owner, Schema and Backoff are as in [pgxlock.LeaseConfig]: as whom operators see who
-	// runs, where the migrations were run, and how long Run waits before it asks
-	// a server again that it could not reach.
+	// Owner, Schema and Backoff are as in [pgxlock.LeaseConfig]: Owner names the process to
+	// operators, Schema is where the migrations were run, and Backoff is how long Run
+	// waits before it asks again if the server cannot be reached.
 	Owner   string
 	Schema  string
 	Backoff func(attempt int) time.Duration
 
-	// Logger gets what no caller is told: errors of fn in Run, a server that is
-	// away, ends of runs that could not be recorded. Default: nothing is logged.
+	// Logger receives what no caller receives: errors of fn in Run, a server that cannot
+	// be reached, ends of runs that were not recorded. Default: nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -72,7 +72,7 @@ const (
 	maxTime    = 100 * 360 * day // PostgreSQL counts 360 days to a year
 )
 
-// backoff is the default of Config.Backoff, and is for what nobody waits for.
+// backoff is the default of Config.Backoff, and the pause between attempts to record a run.
 var backoff = pgxlock.ExponentialBackoff(10*time.Millisecond, 500*time.Millisecond)
 
 func (c *Config) withDefaults(period time.Duration) (Config, error) {
@@ -145,7 +145,7 @@ func checkLocation(location *time.Location, period time.Duration) error {
 	return nil
 }
 
-// sameClocks tells a time.FixedZone from the zone whose name it has.
+// sameClocks tells a time.FixedZone from the time zone that has the same name.
 func sameClocks(a, b *time.Location) bool {
 	now := time.Now()
 	for month := range 12 {

@@ -17,8 +17,8 @@ var (
 	pool *pgxpool.Pool
 )
 
-// A report of each day in Berlin, due at 3 in the morning there, whichever process
-// comes first.
+// One report of each day in Berlin, due at 3 in the morning there, by whichever process comes
+// first.
 func ExampleNew() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
@@ -41,8 +41,8 @@ func ExampleNew() {
 	}
 }
 
-// Each process calls Run; in every hour one of them does the work. What fails, or dies
-// with its process, is done again within the hour.
+// Every process calls Run, and in each hour one of them does the work. If it fails or dies,
+// the work is done again within the hour.
 func ExampleRunner_Run() {
 	hourly, err := once.New(pool, time.Hour, &once.Config{Retry: true, CatchUp: 3})
 	if err != nil {
@@ -55,7 +55,7 @@ func ExampleRunner_Run() {
 			return err
 		}
 		defer tx.Rollback(ctx)
-		if err := run.Lock.Fence(ctx, tx); err != nil { // another attempt may be under way
+		if err := run.Lock.Fence(ctx, tx); err != nil { // another attempt may be running
 			return err
 		}
 		return tx.Commit(ctx)
@@ -63,7 +63,7 @@ func ExampleRunner_Run() {
 	log.Print(err) // ctx has ended
 }
 
-// A scheduler that knows for which time it calls may have any schedule.
+// With DoAt a scheduler may have any schedule, because it says for which time it calls.
 func ExampleRunner_DoAt() {
 	ticks, err := once.New(pool, time.Minute, nil)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// NewMemory is [New] in the memory of this process, and by its clock: for a
-// program's own unit tests, also in [testing/synctest] bubbles. It excludes only calls
-// of the same Runner. Its leases are never lost.
+// NewMemory returns a Runner that remembers runs in the memory of this process, by its own
+// clock: for a program's own unit tests, also in [testing/synctest] bubbles. It excludes only
+// calls of the same Runner, and its leases are never lost. Otherwise it is as [New].
 func NewMemory(period time.Duration, cfg *Config) (*Runner, error) {
 	r, err := newRunner(period, cfg)
 	if err != nil {
@@ -23,7 +23,7 @@ func NewMemory(period time.Duration, cfg *Config) (*Runner, error) {
 	return r, nil
 }
 
-// memoryRuns does what the SQL functions of runs do.
+// memoryRuns is the backend of a Runner without a server. It does what the SQL functions do.
 type memoryRuns struct {
 	runner *Runner
 
@@ -37,7 +37,7 @@ type memoryRun struct {
 	keepUntil            time.Time
 }
 
-// again reports whether a run may be started that has been started before.
+// again reports whether a run that was started before may be started again.
 func (r *memoryRun) again(retry bool) bool {
 	return r.state == runWithdrawn || retry && (r.state == runFailed || r.state == runRunning && r.lease != "")
 }
@@ -53,15 +53,15 @@ func (m *memoryRuns) due(key string, missed int) (found []dueSlot, lasts time.Du
 		slot := m.runner.slots.at(now, i)
 		r, known := m.known[key][slot.UnixMicro()]
 		due := !known || r.again(m.runner.cfg.Retry)
-		if i == 0 || due && m.begun(key, slot) {
+		if i == 0 || due && m.begunLocked(key, slot) {
 			found = append(found, dueSlot{slot, due})
 		}
 	}
 	return found, m.runner.slots.at(now, 1).Sub(now), nil
 }
 
-// begun reports whether anything is recorded up to the slot.
-func (m *memoryRuns) begun(key string, slot time.Time) bool {
+// begunLocked reports whether a run of the slot or an earlier one is recorded.
+func (m *memoryRuns) begunLocked(key string, slot time.Time) bool {
 	for other := range m.known[key] {
 		if other <= slot.UnixMicro() {
 			return true

@@ -20,8 +20,7 @@ type modelledRun struct {
 	alive   bool // its lease has not run out, though its process has died
 }
 
-// modelledRuns are the ticks of one key, for processes that start a run at most once,
-// or that try again.
+// modelledRuns are the ticks of one key, for processes with or without Retry.
 type modelledRuns struct {
 	retry     bool
 	processes []*Runner
@@ -33,7 +32,7 @@ type modelledRuns struct {
 
 var errOfModel = errors.New("failed")
 
-// mayStart is when a call runs the job.
+// mayStart reports whether a call runs the job.
 func (m *modelledRuns) mayStart(run modelledRun) bool {
 	switch {
 	case run.state == "":
@@ -49,7 +48,7 @@ func (m *modelledRuns) actions(db *pgtest.DB) map[string]func(*rapid.T) {
 		return rapid.SampledFrom(m.processes).Draw(r, "process"), rapid.IntRange(0, len(m.ticks)-1).Draw(r, "tick")
 	}
 	ctx := context.Background()
-	// do runs the job, which ends so.
+	// do calls DoAt for a job that returns end.
 	do := func(r *rapid.T, o *Runner, i int, end error) {
 		before, inside := m.runs[i], 0
 		ran, err := o.DoAt(ctx, m.key, m.ticks[i], func(_ context.Context, run Run) error { // whose context would be told that it has the lease
@@ -57,7 +56,7 @@ func (m *modelledRuns) actions(db *pgtest.DB) map[string]func(*rapid.T) {
 			if !run.Slot.Equal(m.ticks[i]) || run.Attempt != before.attempt+1 || (run.Lock != nil) != m.retry {
 				r.Errorf("%+v, want attempt %d at %s", run, before.attempt+1, m.ticks[i])
 			}
-			// While it runs nobody else starts it.
+			// While the job runs no other process starts it.
 			other := rapid.SampledFrom(m.processes).Draw(r, "meanwhile")
 			if ran, err := other.DoAt(ctx, m.key, m.ticks[i], func(context.Context, Run) error { return nil }); ran || err != nil {
 				r.Errorf("it was run meanwhile as well: %t, %v", ran, err)

@@ -14,8 +14,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// watchedRuns are those of a memory. They note when what is due is asked, and fail as they
-// are told.
+// watchedRuns are the runs of a memory. They note when due is called, and return the errors
+// that a test gives them.
 type watchedRuns struct {
 	runs
 	began    time.Time
@@ -76,7 +76,7 @@ func watch(t *testing.T, period time.Duration, cfg *Config, test func(t *testing
 	})
 }
 
-// Clocks may be set, and machines sleep.
+// Clocks may be set and machines may sleep while Run sleeps.
 func TestRunLooksAboutOnceAMinuteWhatIsDue(t *testing.T) {
 	watch(t, time.Hour, nil, func(t *testing.T, r *Runner, w *watchedRuns) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour+30*time.Minute)
@@ -92,14 +92,14 @@ func TestRunLooksAboutOnceAMinuteWhatIsDue(t *testing.T) {
 		if n := len(w.asked); n < 200 || n > 220 {
 			t.Errorf("it looked %d times in 210 minutes", n)
 		}
-		// Nor do all come in the same moment when a period begins.
+		// Processes do not all ask in the moment when a period begins.
 		if len(late) != 4 || late[0] != 0 || slices.Min(late[1:]) == 0 || slices.Max(late) > 100*time.Millisecond {
 			t.Errorf("it began %v after the periods", late)
 		}
 	})
 }
 
-// What runs elsewhere may crash or fail there.
+// A run of another process may fail, or its process may die.
 func TestRunLooksEachTTLAtWhatMayBeTriedAgain(t *testing.T) {
 	for what, test := range map[string]struct {
 		elsewhere, fails bool
@@ -157,7 +157,7 @@ func TestRunWaitsForAServerThatIsAwayLongerAndLonger(t *testing.T) {
 	})
 }
 
-// Who is frozen before it starts a run has lost the lease that the start needs.
+// A process that was frozen before it starts a run has lost the lease that the start needs.
 func TestRunGoesOnWhenALeaseWasLostBeforeTheStart(t *testing.T) {
 	watch(t, time.Hour, &Config{Retry: true}, func(t *testing.T, r *Runner, w *watchedRuns) {
 		w.starts = []error{&pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: lockerr.StateNotHeld}}

@@ -2,16 +2,16 @@ package once
 
 import "time"
 
-// slots are the periods, as pgxlock_slot() in SQL counts them.
+// slots counts periods as pgxlock_slot() in SQL does.
 type slots struct {
 	period, offset time.Duration
 	location       *time.Location
 }
 
-// yearOne is from the year 1 to 1970, in microseconds.
+// yearOne is the time from the year 1 to 1970, in microseconds.
 const yearOne = 62135596800 * 1_000_000
 
-// at returns the beginning of the slot that t is in, or of one so many slots later.
+// at returns the beginning of the slot that contains t, or of the slot that many slots ahead.
 func (s slots) at(t time.Time, ahead int) time.Time {
 	period, offset := s.period.Microseconds(), s.offset.Microseconds()
 	if s.period%day != 0 {
@@ -23,16 +23,16 @@ func (s slots) at(t time.Time, ahead int) time.Time {
 	begins := func(n int64) time.Time {
 		return instant(time.UnixMicro(n*period+offset-yearOne).UTC(), s.location)
 	}
-	// Where the clocks change the day may begin an hour later than they seem to say.
+	// When the clocks change, the day may begin an hour later than they show.
 	if begins(n - int64(ahead)).After(t) {
 		n--
 	}
 	return begins(n)
 }
 
-// instant returns when the clocks of a location show what wall does, which is in UTC.
-// Where they skip that, and where they show it twice, it is the later of what they
-// would show by the rules before and after the change, as in PostgreSQL.
+// instant returns when the clocks of a location show the time that wall has in UTC. If they
+// skip that time or show it twice, it returns the later of the two instants that the rules
+// before and after the change give, as PostgreSQL does.
 func instant(wall time.Time, location *time.Location) time.Time {
 	by := func(rulesAt time.Time) (t time.Time, shown bool) {
 		_, east := rulesAt.In(location).Zone()

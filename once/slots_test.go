@@ -10,8 +10,8 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// slotsOf asks the server for the slots in which instants are, and what so many slots
-// later begins.
+// slotsOf asks the server for the beginnings of the slots that contain the instants, or of
+// those that many slots ahead.
 func slotsOf(t *testing.T, db *pgtest.DB, s slots, at []time.Time, ahead int) []time.Time {
 	t.Helper()
 	var got []time.Time
@@ -59,10 +59,10 @@ func TestADayBeginsByTheClocksOfItsTimeZone(t *testing.T) {
 		{"Europe/Berlin", day, midnight, "2026-10-25T12:00:00Z", "2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z"},
 		{"Europe/Berlin", day, midnight, "2026-10-24T21:59:59Z", "2026-10-23T22:00:00Z", "2026-10-24T22:00:00Z"},
 		{"America/New_York", day, noon, "2026-03-08T15:59:59Z", "2026-03-07T17:00:00Z", "2026-03-08T16:00:00Z"},
-		// 02:30 is not there on March 29: it is 03:30, or 01:30 UTC.
+		// 02:30 is skipped on March 29: 03:30 counts, or 01:30 UTC.
 		{"Europe/Berlin", day, halfPastTwo, "2026-03-29T01:29:59Z", "2026-03-28T01:30:00Z", "2026-03-29T01:30:00Z"},
 		{"Europe/Berlin", day, halfPastTwo, "2026-03-29T01:30:00Z", "2026-03-29T01:30:00Z", "2026-03-30T00:30:00Z"},
-		// 02:30 is there twice on October 25, at 00:30 and 01:30 UTC: the second is meant.
+		// 02:30 comes twice on October 25, at 00:30 and 01:30 UTC: the second counts.
 		{"Europe/Berlin", day, halfPastTwo, "2026-10-25T00:29:59Z", "2026-10-24T00:30:00Z", "2026-10-25T01:30:00Z"},
 		{"Europe/Berlin", day, halfPastTwo, "2026-10-25T00:30:00Z", "2026-10-24T00:30:00Z", "2026-10-25T01:30:00Z"},
 		{"Europe/Berlin", day, halfPastTwo, "2026-10-25T01:10:00Z", "2026-10-24T00:30:00Z", "2026-10-25T01:30:00Z"},
@@ -90,8 +90,8 @@ func TestADayBeginsByTheClocksOfItsTimeZone(t *testing.T) {
 	}
 }
 
-// Every instant is in the slot that began last, slots are as time.Truncate has them
-// where no clocks change, and those of a memory are those of a server.
+// Every instant is in the slot that began last, slots are those of time.Truncate where no
+// clocks change, and a memory has the same slots as a server.
 func TestSoakSlotsAreTheSameInGoAndInSQL(t *testing.T) {
 	t.Parallel()
 	db := slotsDB(t)
@@ -112,7 +112,7 @@ func TestSoakSlotsAreTheSameInGoAndInSQL(t *testing.T) {
 		s.offset = some(s.period).Truncate([]time.Duration{time.Microsecond, min(s.period, time.Hour/2)}[dice.IntN(2)])
 		var at []time.Time
 		for range 50 {
-			// From one slot's beginning to the next there is all that matters.
+			// The beginning and the end of a slot are where mistakes would show.
 			near := first.Add(some(25 * 365 * day)).Truncate(time.Microsecond)
 			at = append(at, near, s.at(near, 0), s.at(near, 1).Add(-time.Microsecond))
 		}

@@ -14,7 +14,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// runTable is the table pgxlock_runs, which it speaks to on a connection of its own.
+// runTable is the backend of a Runner with a server: the table pgxlock_runs, on a connection
+// of its own, which is made at the first use.
 type runTable struct {
 	runner  *Runner
 	place   dbconn.Installation
@@ -86,7 +87,7 @@ func (t *runTable) start(key string, slot time.Time, holder, lease string) (star
 	return started, false, nil
 }
 
-// maxRunError is how much of an error is recorded, in characters.
+// maxRunError is how many characters of an error are recorded.
 const maxRunError = 2000
 
 func (t *runTable) finish(key string, slot time.Time, holder, state, text string) (last bool, err error) {
@@ -107,6 +108,6 @@ func (t *runTable) finish(key string, slot time.Time, holder, state, text string
 		if why == nil || !strings.HasPrefix(lockerr.SQLState(err), "22") || *why == ascii {
 			return last, err
 		}
-		why = &ascii // the database's encoding does not have some character of it
+		why = &ascii // the database's encoding lacks one of its characters
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/pgxlock/pgxlock/once"
 )
 
-// Tests of Once.Run. Those of its times run in bubbles, where a year is nothing.
+// Tests of Runner.Run. Those of its times run in bubbles, where a year takes no time.
 
-// inBubble gives a Once in memory to a test, and ends its Run calls.
+// inBubble gives a Runner in memory to a test, and ends its Run calls.
 func inBubble(t *testing.T, period time.Duration, cfg *once.Config, test func(t *testing.T, ctx context.Context, o *once.Runner)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 // A period that no test sees the end of.
 const age = 3650 * 24 * time.Hour
 
-// runners are the two kinds of Once, for what both must do. Those that new returns in
-// one test see what the others run.
+// runners runs a test with Runners on a server and in memory. Those that newRunner returns in
+// one test see each other's runs, on a server.
 func runners(t *testing.T, test func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner)) {
 	t.Helper()
 	made := func(t *testing.T, o *once.Runner, err error) *once.Runner {
@@ -313,11 +313,44 @@ func TestCloseEndsAndAwaitsRuns(t *testing.T) {
 			}
 			for name, err := range map[string]error{"Do": second(o.Do(t.Context(), key, loops.run)), "Run": o.Run(t.Context(), key, loops.run)} {
 				if e, ok := errors.AsType[*pgxlock.Error](err); !ok || !errors.Is(err, pgxlock.ErrClosed) || e.Op != "once" || e.Key != key {
-					t.Errorf("%s of a closed Once: %v", name, err)
+					t.Errorf("%s of a closed Runner: %v", name, err)
 				}
 			}
 		}
 	})
+}
+
+// The run goes on, unrecorded, so that no other process may run the job beside it.
+func TestCloseWhoseContextEndsLeavesARunItsLease(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	o, err := once.New(db.Pool, age, &once.Config{Retry: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := runnerOn(t, db, age, &once.Config{Retry: true})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	ran, err := o.Do(t.Context(), "k", func(ctx context.Context, run once.Run) error {
+		if err := o.Close(ended); !errors.Is(err, context.Canceled) {
+			t.Errorf("Close: %v", err)
+		}
+		if err := o.Close(t.Context()); !errors.Is(err, context.Canceled) { // what the first one returned
+			t.Errorf("the second Close: %v", err)
+		}
+		if cause := context.Cause(ctx); !errors.Is(cause, pgxlock.ErrClosed) {
+			t.Errorf("the context's cause is %v", cause)
+		}
+		var j job
+		wantDo(t, others, "k", &j, false)
+		if holder := testkit.Query[string](t, db, "select holder_id from distributed_locks where expires_at > now()"); holder != run.Lock.Holder() {
+			t.Errorf("the lease is held by %q", holder)
+		}
+		return nil
+	})
+	if !ran || !errors.Is(err, pgxlock.ErrClosed) {
+		t.Errorf("Do: %t, %v", ran, err)
+	}
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,6 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // wantSchemaError checks that a call ended with ErrSchema, and that the message
@@ -128,6 +130,10 @@ func TestOfTwoInstallationsTheOneOnTheSearchPathIsUsed(t *testing.T) {
 	// The two do not exclude each other, so that to guess would be no lock.
 	_, err := testkit.NewLocker(t, db, nil).Acquire(t.Context(), "k")
 	wantSchemaError(t, err, "one", "two", "search_path", "LeaseConfig.Schema")
+	for _, retry := range []bool{false, true} { // before a Locker of leases is asked
+		_, err := runnerOn(t, db, age, &once.Config{Retry: retry}).DoAt(t.Context(), "k", time.Now(), new(job).run)
+		wantSchemaError(t, err, "one", "two", "search_path", "once.Config.Schema")
+	}
 	useLock(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Schema: "two"}), db.Pool, "k")
 
 	// What the configuration names counts, whatever the search_path says.
