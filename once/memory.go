@@ -19,13 +19,14 @@ func NewMemory(period time.Duration, cfg *Config) (*Runner, error) {
 	if r.cfg.Retry {
 		r.locks = pgxlock.NewMemoryLocker()
 	}
-	r.runs = &memoryRuns{runner: r, known: make(map[string]map[int64]*memoryRun)}
+	r.runs = &memoryRuns{cfg: r.cfg, slots: r.slots, known: make(map[string]map[int64]*memoryRun)}
 	return r, nil
 }
 
 // memoryRuns is the backend of a Runner without a server. It does what the SQL functions do.
 type memoryRuns struct {
-	runner *Runner
+	cfg   Config
+	slots slots
 
 	mu    sync.Mutex
 	known map[string]map[int64]*memoryRun // by key, and by slot in microseconds
@@ -50,14 +51,14 @@ func (m *memoryRuns) due(key string, missed int) (found []dueSlot, lasts time.Du
 	defer m.mu.Unlock()
 	now := time.Now()
 	for i := -missed; i <= 0; i++ {
-		slot := m.runner.slots.at(now, i)
+		slot := m.slots.at(now, i)
 		r, known := m.known[key][slot.UnixMicro()]
-		due := !known || r.again(m.runner.cfg.Retry)
+		due := !known || r.again(m.cfg.Retry)
 		if i == 0 || due && m.begunLocked(key, slot) {
 			found = append(found, dueSlot{slot, due})
 		}
 	}
-	return found, m.runner.slots.at(now, 1).Sub(now), nil
+	return found, m.slots.at(now, 1).Sub(now), nil
 }
 
 // begunLocked reports whether a run of the slot or an earlier one is recorded.
@@ -73,9 +74,9 @@ func (m *memoryRuns) begunLocked(key string, slot time.Time) bool {
 func (m *memoryRuns) start(key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, keep := time.Now(), m.runner.cfg.Keep
+	now, keep := time.Now(), m.cfg.Keep
 	if slot.IsZero() {
-		slot = m.runner.slots.at(now, 0)
+		slot = m.slots.at(now, 0)
 	}
 	of := m.known[key]
 	if of == nil {

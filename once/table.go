@@ -17,17 +17,19 @@ import (
 // runTable is the backend of a Runner with a server: the table pgxlock_runs, on a connection
 // of its own, which is made at the first use.
 type runTable struct {
-	runner  *Runner
+	cfg     Config
+	slots   slots
 	place   dbconn.Installation
 	session *dbconn.Session
 }
 
-func newTable(connections *pgxpool.Config, r *Runner) *runTable {
-	t := &runTable{runner: r, place: dbconn.Installation{Asked: r.cfg.Schema, Config: "once.Config"}}
-	t.session = &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(r.cfg.Owner), Config: connections}, Place: &t.place}
+func newTable(connections *pgxpool.Config, cfg Config, s slots) *runTable {
+	t := &runTable{cfg: cfg, slots: s, place: dbconn.Installation{Asked: cfg.Schema, Config: "once.Config"}}
+	t.session = &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: connections}, Place: &t.place}
 	return t
 }
 
+// find connects, which finds the schema.
 func (t *runTable) find() error {
 	if t.place.Installed() {
 		return nil
@@ -38,9 +40,9 @@ func (t *runTable) find() error {
 func (t *runTable) close() { t.session.Close() }
 
 func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
-	s := t.runner.slots
+	s := t.slots
 	err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
-		rows := q.Query(ctx, t.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.runner.cfg.Retry)
+		rows := q.Query(ctx, t.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.cfg.Retry)
 		var left *int64
 		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueSlot, err error) {
 			return d, row.Scan(&d.slot, &d.due, &left)
@@ -54,12 +56,12 @@ func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Dura
 }
 
 func (t *runTable) start(key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error) {
-	s := t.runner.slots
+	s := t.slots
 	var tick *time.Time
 	var period, offset *float64
 	if slot.IsZero() {
-		inSeconds, after := s.period.Seconds(), s.offset.Seconds()
-		period, offset = &inSeconds, &after
+		p, o := s.period.Seconds(), s.offset.Seconds()
+		period, offset = &p, &o
 	} else {
 		tick = &slot
 	}
@@ -70,7 +72,7 @@ func (t *runTable) start(key string, slot time.Time, holder, lease string) (star
 	asked := false
 	err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked = true
-		rows := q.Query(ctx, t.place.Statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.runner.cfg.Keep.Seconds(), holder, under)
+		rows := q.Query(ctx, t.place.Statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.cfg.Keep.Seconds(), holder, under)
 		started, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (r startedRun, err error) {
 			var attempt *int
 			err = row.Scan(&r.slot, &attempt)

@@ -1,0 +1,44 @@
+package once
+
+import "time"
+
+// runs is the backend of a Runner: it records runs.
+type runs interface {
+	// find makes sure that the schema of the table is known.
+	find() error
+
+	// due returns the slots that were missed, oldest first, of the last so many before the
+	// current slot, then the current slot, and how long that lasts from now.
+	due(key string, missed int) (found []dueSlot, lasts time.Duration, err error)
+
+	// start starts a run in the slot; the zero slot is the current one. Attempt 0 means
+	// that the run may not be started. lease is the lease that the holder has; "" means
+	// that the run may not be started again. unsure means that the outcome is unknown:
+	// the run may have been started although err is not nil. The same holder finds out
+	// by starting it once more.
+	start(key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error)
+
+	// finish records how an attempt ended. It reports whether that was the latest attempt.
+	finish(key string, slot time.Time, holder, state, text string) (bool, error)
+
+	// close closes the connection. Nothing is recorded afterwards.
+	close()
+}
+
+type dueSlot struct {
+	slot time.Time
+	due  bool // it may be started
+}
+
+type startedRun struct {
+	slot    time.Time
+	attempt int
+}
+
+// The states that are recorded.
+const (
+	runRunning   = "running"
+	runSucceeded = "succeeded"
+	runFailed    = "failed"
+	runWithdrawn = "withdrawn" // may be started as if it never had been
+)
