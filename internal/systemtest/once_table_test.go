@@ -58,6 +58,35 @@ func TestARunIsRecorded(t *testing.T) {
 	wantDo(t, plain, "once", &job{}, true)
 }
 
+func TestRunnerHasOneConnectionAndWithRetryThree(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	for retry, want := range map[bool]int{false: 1, true: 3} {
+		owner := fmt.Sprint("runner ", retry)
+		o, err := once.New(db.Pool, age, &once.Config{Owner: owner, Retry: retry})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := testkit.Backends(t, db, owner); len(got) != 0 {
+			t.Errorf("Retry %t: %d connections before the first use", retry, len(got))
+		}
+		ran, err := o.Do(t.Context(), owner, func(context.Context, once.Run) error {
+			testkit.Until(t, "it has its connections", func() bool { return len(testkit.Backends(t, db, owner)) == want })
+			return nil
+		})
+		if !ran || err != nil {
+			t.Errorf("Retry %t: %t, %v", retry, ran, err)
+		}
+		if got := testkit.Backends(t, db, owner); len(got) != want {
+			t.Errorf("Retry %t: %d connections, want %d", retry, len(got), want)
+		}
+		if err := o.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		testkit.Until(t, "its connections are closed", func() bool { return len(testkit.Backends(t, db, owner)) == 0 })
+	}
+}
+
 func TestAPanicIsRecorded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
