@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -329,7 +330,7 @@ func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tree strings.Builder
-	if err := printTree(&tree, true, at, shot.Tree()); err != nil {
+	if err := printTree(&tree, true, at, waittree.Of(shot)); err != nil {
 		t.Fatal(err)
 	}
 	for text, lines := range map[string]int{text: 10, tree.String(): 2} {
@@ -377,7 +378,7 @@ func TestWhatIsNotKnownIsEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	var tree, all, queues strings.Builder
-	if err := errors.Join(printTree(&tree, false, shot.At, shot.Tree()), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(shot.Tree(), viewQueue))); err != nil {
+	if err := errors.Join(printTree(&tree, false, shot.At, waittree.Of(shot)), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(waittree.Of(shot), viewQueue))); err != nil {
 		t.Fatal(err)
 	}
 	if want := "#42 (advisory) held by psql:1\n  psql:2 waits\n"; tree.String() != want {
@@ -490,12 +491,12 @@ func TestANumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
 
 func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	t.Parallel()
-	queue := func(key string, waiters ...pgxlock.Blocked) pgxlock.Queue {
-		return pgxlock.Queue{Key: key, Kind: pgxlock.KindLease, Waiters: waiters}
+	queue := func(key string, waiters ...waittree.Blocked) waittree.Queue {
+		return waittree.Queue{Key: key, Kind: pgxlock.KindLease, Waiters: waiters}
 	}
-	circle := queue("b", pgxlock.Blocked{Waiter: pgxlock.Waiter{Owner: "two"}, Blocks: []pgxlock.Queue{queue("a")}})
+	circle := queue("b", waittree.Blocked{Waiter: pgxlock.Waiter{Owner: "two"}, Blocks: []waittree.Queue{queue("a")}})
 	var tree strings.Builder
-	if err := printTree(&tree, false, time.Now(), []pgxlock.Queue{queue("a", pgxlock.Blocked{Waiter: pgxlock.Waiter{Owner: "one"}, Blocks: []pgxlock.Queue{circle}})}); err != nil {
+	if err := printTree(&tree, false, time.Now(), []waittree.Queue{queue("a", waittree.Blocked{Waiter: pgxlock.Waiter{Owner: "one"}, Blocks: []waittree.Queue{circle}})}); err != nil {
 		t.Fatal(err)
 	}
 	const want = `a (lease) held by nobody, it is being passed on

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
 )
 
 // This file shows who blocks whom.
@@ -30,7 +31,7 @@ not show is said on standard error.`,
 					return err
 				}
 				printMissing(cmd, shot.Missing)
-				queues := shot.Tree()
+				queues := waittree.Of(shot)
 				switch {
 				case output == formatJSON:
 					return printJSON(cmd.OutOrStdout(), views(queues, viewQueue))
@@ -67,20 +68,20 @@ type blockedView struct {
 	Blocks []queueView `json:"blocks"`
 }
 
-func viewQueue(q pgxlock.Queue) queueView {
-	return queueView{bare(q.Key), kindNamed(q.Kind), views(q.Holders, viewHolder), views(q.Waiters, func(b pgxlock.Blocked) blockedView {
+func viewQueue(q waittree.Queue) queueView {
+	return queueView{bare(q.Key), kindNamed(q.Kind), views(q.Holders, viewHolder), views(q.Waiters, func(b waittree.Blocked) blockedView {
 		return blockedView{viewWaiter(b.Waiter), views(b.Blocks, viewQueue)}
 	})}
 }
 
-func printTree(w io.Writer, p palette, at time.Time, queues []pgxlock.Queue) error {
+func printTree(w io.Writer, p palette, at time.Time, queues []waittree.Queue) error {
 	var b strings.Builder
 	writeQueues(&b, p, at, "", queues)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []pgxlock.Queue) {
+func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []waittree.Queue) {
 	for _, q := range queues {
 		holders := "nobody, it is being passed on"
 		if len(q.Holders) > 0 {
@@ -106,7 +107,7 @@ func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, que
 }
 
 // queueTitle is the key of a lock that somebody waits for, as a table shows it.
-func queueTitle(q pgxlock.Queue) string {
+func queueTitle(q waittree.Queue) string {
 	for _, h := range q.Holders {
 		if h.Internal {
 			return titled(q.Key, h.Label, true)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
 )
 
 // This file shows everything at once, again and again: redrawn on a terminal, one
@@ -166,7 +167,7 @@ func frame(p palette, shot pgxlock.Snapshot, missing bool, screen int) (string, 
 
 func printWaiters(w io.Writer, p palette, screen int, shot pgxlock.Snapshot) error {
 	holders := make(map[waited][]pgxlock.Holder)
-	holdersOf(shot.Tree(), holders)
+	holdersOf(waittree.Of(shot), holders)
 	rows := make([][]cell, len(shot.Waiters))
 	for i, waiter := range shot.Waiters {
 		rows[i] = []cell{
@@ -189,7 +190,7 @@ type waited struct {
 }
 
 // holdersOf adds the holders of the locks that somebody waits for.
-func holdersOf(queues []pgxlock.Queue, holders map[waited][]pgxlock.Holder) {
+func holdersOf(queues []waittree.Queue, holders map[waited][]pgxlock.Holder) {
 	for _, q := range queues {
 		holders[waited{q.Kind, q.Key}] = q.Holders
 		for _, w := range q.Waiters {

@@ -45,8 +45,8 @@ func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 			if len(shot.Expired) != 1 || len(shot.Missing) > 0 {
 				t.Errorf("%+v, missing %q", shot.Expired, shot.Missing)
 			}
-			if tree := shot.Tree(); len(tree) != 1 || tree[0].Key != "k" || len(tree[0].Holders) != 1 || len(tree[0].Waiters) != 1 {
-				t.Errorf("%+v", tree)
+			if len(shot.Waiters) != 1 || shot.Waiters[0].Key != "k" || shot.Waiters[0].Kind != pgxlock.KindLease {
+				t.Errorf("%+v", shot.Waiters)
 			}
 			if shots++; shots == 2 {
 				break

@@ -1,4 +1,4 @@
-package pgxlock
+package waittree
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -15,14 +16,14 @@ import (
 // A Queue is a lock that somebody waits for: who holds it, and who waits for that.
 type Queue struct {
 	Key     string // of a [Semaphore], its name with # behind it
-	Kind    Kind
-	Holders []Holder // nobody, if it is just passed on, or kept by a fenced transaction
+	Kind    pgxlock.Kind
+	Holders []pgxlock.Holder // nobody, if it is just passed on, or kept by a fenced transaction
 	Waiters []Blocked
 }
 
 // Blocked is a waiter with what it holds meanwhile and others wait for.
 type Blocked struct {
-	Waiter
+	pgxlock.Waiter
 	Blocks []Queue
 }
 
@@ -41,7 +42,7 @@ func (b Blocked) String() string {
 
 // lockID names a lock of a snapshot.
 type lockID struct {
-	kind Kind
+	kind pgxlock.Kind
 	key  string
 }
 
@@ -51,8 +52,8 @@ func (id lockID) compare(other lockID) int {
 
 // forest is how the tree of a snapshot is made.
 type forest struct {
-	waiters map[lockID][]Waiter
-	holders map[lockID][]Holder
+	waiters map[lockID][]pgxlock.Waiter
+	holders map[lockID][]pgxlock.Holder
 
 	// What is waited for, by who holds it: a server's process, and the id that a
 	// ticket says is held.
@@ -68,15 +69,15 @@ type forest struct {
 // several hold what others wait for, and in a circle, it stands without them the other
 // times. Of who waits in a process it is known what they hold if they wait with a
 // context from [Lock.Context].
-func (s Snapshot) Tree() []Queue {
-	f := forest{make(map[lockID][]Waiter), make(map[lockID][]Holder), make(map[int32][]lockID), make(map[string][]lockID), make(map[lockID]bool)}
+func Of(s pgxlock.Snapshot) []Queue {
+	f := forest{make(map[lockID][]pgxlock.Waiter), make(map[lockID][]pgxlock.Holder), make(map[int32][]lockID), make(map[string][]lockID), make(map[lockID]bool)}
 	for _, w := range s.Waiters {
 		id := lockID{w.Kind, w.Key}
 		f.waiters[id] = append(f.waiters[id], w)
 	}
 	for _, h := range s.Holders {
 		f.add(lockID{h.Kind, h.Key}, h)
-		if name := strings.TrimRight(h.Key, "0123456789"); h.Kind == KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#") {
+		if name := strings.TrimRight(h.Key, "0123456789"); h.Kind == pgxlock.KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#") {
 			f.add(lockID{h.Kind, name}, h) // a permit: who waits for any waits for it
 		}
 	}
@@ -104,13 +105,13 @@ func (s Snapshot) Tree() []Queue {
 }
 
 // add adds who holds a lock that somebody waits for.
-func (f *forest) add(id lockID, h Holder) {
+func (f *forest) add(id lockID, h pgxlock.Holder) {
 	if f.waiters[id] == nil {
 		return
 	}
 	f.holders[id] = append(f.holders[id], h)
 	name := h.ID
-	if h.Kind == KindAdvisory {
+	if h.Kind == pgxlock.KindAdvisory {
 		name = lockkey.Identify(h.Key).HeldBy(h.PID)
 	}
 	f.byID[name] = append(f.byID[name], id)
@@ -118,7 +119,7 @@ func (f *forest) add(id lockID, h Holder) {
 }
 
 // blockedBy are the locks that a waiter holds and somebody waits for.
-func (f *forest) blockedBy(w Waiter) []lockID {
+func (f *forest) blockedBy(w pgxlock.Waiter) []lockID {
 	var ids []lockID
 	if w.PID != 0 {
 		ids = append(ids, f.byPID[w.PID]...)
