@@ -1,3 +1,5 @@
+// Package waittree computes from a Snapshot who blocks whom: each lock that somebody waits
+// for, and below each waiter the locks that it holds and others wait for.
 package waittree
 
 import (
@@ -11,23 +13,21 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// This file tells who blocks whom, as a tree.
-
-// A Queue is a lock that somebody waits for: who holds it, and who waits for that.
+// A Queue is a lock that somebody waits for, with its holders and its waiters.
 type Queue struct {
-	Key     string // of a [Semaphore], its name with # behind it
+	Key     string // of a semaphore: its name followed by #
 	Kind    pgxlock.Kind
-	Holders []pgxlock.Holder // nobody, if it is just passed on, or kept by a fenced transaction
+	Holders []pgxlock.Holder // none while the lock is passed on, or while a fenced transaction keeps it
 	Waiters []Blocked
 }
 
-// Blocked is a waiter with what it holds meanwhile and others wait for.
+// Blocked is a waiter with the locks that it holds and others wait for.
 type Blocked struct {
 	pgxlock.Waiter
 	Blocks []Queue
 }
 
-// String says who waits, and for which locks others wait that it holds.
+// String names the waiter, the lock that it waits for, and the locks it keeps from others.
 func (b Blocked) String() string {
 	text := b.Waiter.String()
 	for i, q := range b.Blocks {
@@ -40,7 +40,7 @@ func (b Blocked) String() string {
 	return text
 }
 
-// lockID names a lock of a snapshot.
+// lockID identifies a lock within a snapshot.
 type lockID struct {
 	kind pgxlock.Kind
 	key  string
@@ -50,25 +50,24 @@ func (id lockID) compare(other lockID) int {
 	return cmp.Or(cmp.Compare(id.kind, other.kind), strings.Compare(id.key, other.key))
 }
 
-// forest is how the tree of a snapshot is made.
+// A forest is the state of one computation.
 type forest struct {
 	waiters map[lockID][]pgxlock.Waiter
 	holders map[lockID][]pgxlock.Holder
 
-	// What is waited for, by who holds it: a server's process, and the id that a
-	// ticket says is held.
+	// The locks that somebody waits for, by the server process that holds them and by
+	// the hold's id, as a ticket records it in Waiter.Holds.
 	byPID map[int32][]lockID
 	byID  map[string][]lockID
 
-	seen map[lockID]bool
+	seen map[lockID]bool // its waiters are in the tree
 }
 
-// Tree returns the locks that somebody waits for, by kind and key, with those first
-// whose holders wait for nothing: behind a waiter stand the locks that it holds and
-// others wait for, and so on. A lock stands in the tree with its waiters once; where
-// several hold what others wait for, and in a circle, it stands without them the other
-// times. Of who waits in a process it is known what they hold if they wait with a
-// context from [Lock.Context].
+// Of returns the locks that somebody waits for, sorted by kind and key. Locks whose holders
+// wait for nothing are the roots; below a waiter are the locks that it holds and others
+// wait for. A lock appears with its waiters once: where several of its holders wait, and in
+// a circle, its other appearances have no waiters. What a waiter in a process holds is
+// known only if it waits with a context from [pgxlock.Lock.Context].
 func Of(s pgxlock.Snapshot) []Queue {
 	f := forest{make(map[lockID][]pgxlock.Waiter), make(map[lockID][]pgxlock.Holder), make(map[int32][]lockID), make(map[string][]lockID), make(map[lockID]bool)}
 	for _, w := range s.Waiters {
@@ -78,11 +77,11 @@ func Of(s pgxlock.Snapshot) []Queue {
 	for _, h := range s.Holders {
 		f.add(lockID{h.Kind, h.Key}, h)
 		if name := strings.TrimRight(h.Key, "0123456789"); h.Kind == pgxlock.KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#") {
-			f.add(lockID{h.Kind, name}, h) // a permit: who waits for any waits for it
+			f.add(lockID{h.Kind, name}, h) // a permit: whoever waits for any permit waits for this one
 		}
 	}
 	all := slices.SortedFunc(maps.Keys(f.waiters), lockID.compare)
-	held := make(map[lockID]bool) // by who waits for another one
+	held := make(map[lockID]bool) // by a waiter for another lock
 	for id, waiters := range f.waiters {
 		for _, w := range waiters {
 			for _, blocks := range f.blockedBy(w) {
@@ -96,7 +95,7 @@ func Of(s pgxlock.Snapshot) []Queue {
 			roots = append(roots, f.queue(id))
 		}
 	}
-	for _, id := range all { // circles have no beginning
+	for _, id := range all { // circles have no root
 		if !f.seen[id] {
 			roots = append(roots, f.queue(id))
 		}
@@ -104,7 +103,7 @@ func Of(s pgxlock.Snapshot) []Queue {
 	return roots
 }
 
-// add adds who holds a lock that somebody waits for.
+// add records the holder of a lock, if somebody waits for that lock.
 func (f *forest) add(id lockID, h pgxlock.Holder) {
 	if f.waiters[id] == nil {
 		return
@@ -118,7 +117,7 @@ func (f *forest) add(id lockID, h pgxlock.Holder) {
 	f.byPID[h.PID] = append(f.byPID[h.PID], id)
 }
 
-// blockedBy are the locks that a waiter holds and somebody waits for.
+// blockedBy returns the locks that a waiter holds and somebody waits for.
 func (f *forest) blockedBy(w pgxlock.Waiter) []lockID {
 	var ids []lockID
 	if w.PID != 0 {
@@ -131,6 +130,7 @@ func (f *forest) blockedBy(w pgxlock.Waiter) []lockID {
 	return slices.Compact(ids)
 }
 
+// queue builds the tree below a lock.
 func (f *forest) queue(id lockID) Queue {
 	q := Queue{Key: id.key, Kind: id.kind, Holders: f.holders[id]}
 	if f.seen[id] {
