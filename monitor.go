@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -168,37 +169,7 @@ type Snapshot struct {
 	Holders []Holder  // by kind and key
 	Expired []Holder  // leases that ran out and were not given back; anybody may take them
 	Waiters []Waiter  // by kind and key, in the order of their queue
-	Server  ServerLoad
-	Missing []string // what this role, or this schema, does not show, and what to do about it
-}
-
-// ServerLoad is what presses on locks from the server's side.
-type ServerLoad struct {
-	// Locks of all sessions that have a place in the server's lock table, and how
-	// many have room at least. When it is full no session can work.
-	Locks, Room int64
-
-	// Notifications is how full the queue of notifications is, from 0 to 1: a
-	// session that listens, and has a transaction open, lets it grow.
-	Notifications float64
-
-	// The transaction with the oldest snapshot, if one is known: what leases leave
-	// behind is not cleaned up before it ends.
-	OldestPID   int32
-	OldestSince time.Time `json:",omitzero"`
-}
-
-// String says how full the lock table and the queue of notifications are, and which
-// transaction has the oldest snapshot, if one is known.
-func (l ServerLoad) String() string {
-	text := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", l.Locks, l.Room, 100*l.Notifications)
-	if l.OldestPID != 0 {
-		text += fmt.Sprintf(", oldest snapshot of process %d", l.OldestPID)
-	}
-	if !l.OldestSince.IsZero() {
-		text += " since " + l.OldestSince.Format(time.RFC3339)
-	}
-	return text
+	Missing []string  // what this role, or this schema, does not show, and what to do about it
 }
 
 // Snapshot looks at everything at once. What cannot be seen is left out, and Missing
@@ -231,10 +202,11 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 		}
 		shot.Holders, shot.Expired = sorted(holders), sorted(expired)
 		shot.Waiters = append(tickets, locks.waiters...)
-		shot.Server.Locks, shot.Server.Room = locks.taken, locks.room
-		if shot.At, err = s.server(ctx, &shot.Server); err != nil {
+		load := monitor.Load{Locks: locks.taken, Room: locks.room}
+		if shot.At, err = s.server(ctx, &load); err != nil {
 			return err
 		}
+		monitor.Report(ctx, load)
 		shot.Missing = s.missing
 		return nil
 	})

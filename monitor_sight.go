@@ -16,6 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -305,7 +306,7 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 }
 
 // server says what presses on locks, and what the server's clock shows.
-func (s *sight) server(ctx context.Context, load *ServerLoad) (at time.Time, err error) {
+func (s *sight) server(ctx context.Context, load *monitor.Load) (at time.Time, err error) {
 	var seesAll bool
 	var pid pgtype.Int4
 	var since pgtype.Timestamptz

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
+	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -325,7 +326,7 @@ func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
 		Waiters: []pgxlock.Waiter{{Key: evil, Kind: pgxlock.KindLease, Owner: evil, Behind: 2, Woken: true}},
 		Missing: []string{evil},
 	}
-	text, err := frame(true, shot, true, 0)
+	text, err := frame(true, shot, monitor.Load{}, true, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -373,12 +374,12 @@ func TestWhatIsNotKnownIsEmpty(t *testing.T) {
 		At: time.Now(), Holders: []pgxlock.Holder{unknown},
 		Waiters: []pgxlock.Waiter{{Key: pgxlock.RawKey(42), Kind: pgxlock.KindAdvisory, Owner: "psql:2", PID: 2, BlockedBy: []int32{1}}},
 	}
-	text, err := frame(false, shot, false, 0)
+	text, err := frame(false, shot, monitor.Load{}, false, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tree, all, queues strings.Builder
-	if err := errors.Join(printTree(&tree, false, shot.At, waittree.Of(shot)), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(waittree.Of(shot), viewQueue))); err != nil {
+	if err := errors.Join(printTree(&tree, false, shot.At, waittree.Of(shot)), printJSON(&all, viewSnapshot(shot, monitor.Load{})), printJSON(&queues, views(waittree.Of(shot), viewQueue))); err != nil {
 		t.Fatal(err)
 	}
 	if want := "#42 (advisory) held by psql:1\n  psql:2 waits\n"; tree.String() != want {
@@ -405,12 +406,12 @@ func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 		Holders: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindAdvisory, ID: "A:1", PID: 1, State: pgxlock.StateLive, Client: "10.0.0.7", EvictedBy: "postgres", EvictionReason: why}},
 		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.KindLease, ID: "*evicted", State: pgxlock.StateExpired, Metadata: "pod-7", EvictedBy: "postgres", EvictionReason: why}},
 	}
-	text, err := frame(false, shot, false, 0)
+	text, err := frame(false, shot, monitor.Load{}, false, 0)
 	const want = `evicted by postgres: hangs since the deploy of eleven o'clock, INC-7\nask ops`
 	if err != nil || !strings.Contains(text, "  being "+want+"\n") || !strings.Contains(text, "  "+want+"\n") {
 		t.Errorf("%v\n%s", err, text)
 	}
-	view := viewSnapshot(shot)
+	view := viewSnapshot(shot, monitor.Load{})
 	for _, h := range append(view.Holders, view.Expired...) {
 		encoded, err := json.Marshal(h)
 		if err != nil || !strings.Contains(string(encoded), `"evicted_by":"postgres","eviction_reason":"hangs since`) { // as ls calls it

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
+	"github.com/pgxlock/pgxlock/internal/monitor"
 )
 
 // This file shows everything at once, again and again: redrawn on a terminal, one
@@ -40,8 +41,8 @@ one that goes away later is waited for.`,
 			if every < time.Second {
 				return usageError{fmt.Errorf("--every is %s, it must be at least 1s: to look stops the server's lock table for a moment", every)}
 			}
-			return m.do(cmd.Context(), reading, func(monitor *pgxlock.Monitor) error {
-				return watch(cmd, monitor, every, display(cmd, output))
+			return m.do(cmd.Context(), reading, func(locks *pgxlock.Monitor) error {
+				return watch(cmd, locks, every, display(cmd, output))
 			})
 		},
 	}
@@ -53,11 +54,12 @@ one that goes away later is waited for.`,
 }
 
 // watch shows snapshots until it is ended, or an error does not pass by itself.
-func watch(cmd *cobra.Command, monitor *pgxlock.Monitor, every time.Duration, show func(pgxlock.Snapshot) error) error {
+func watch(cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, show func(pgxlock.Snapshot, monitor.Load) error) error {
 	ctx := cmd.Context()
+	var load monitor.Load
 	var failed error
 	begun := false
-	for shot, err := range monitor.Watch(ctx, every) {
+	for shot, err := range locks.Watch(monitor.WithLoad(ctx, &load), every) {
 		if err != nil && !begun {
 			return err
 		}
@@ -65,7 +67,7 @@ func watch(cmd *cobra.Command, monitor *pgxlock.Monitor, every time.Duration, sh
 			cmd.PrintErrln("pgxlock:", describe(cmd.Flags(), failed))
 			continue
 		}
-		if err := show(shot); err != nil {
+		if err := show(shot, load); err != nil {
 			return err
 		}
 		begun = true
@@ -77,22 +79,22 @@ func watch(cmd *cobra.Command, monitor *pgxlock.Monitor, every time.Duration, sh
 }
 
 // display is how snapshots are shown.
-func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot) error {
+func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot, monitor.Load) error {
 	out, p := cmd.OutOrStdout(), colors(cmd)
 	if output == formatJSON {
 		lines := json.NewEncoder(out)
 		lines.SetEscapeHTML(false)
-		return func(shot pgxlock.Snapshot) error { return lines.Encode(viewSnapshot(shot)) }
+		return func(shot pgxlock.Snapshot, load monitor.Load) error { return lines.Encode(viewSnapshot(shot, load)) }
 	}
 	if file, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
 		if _, rows, terminal := window(file); terminal {
 			scroll := strings.Repeat("\n", rows) // what is there now, so that it is not lost
-			return func(shot pgxlock.Snapshot) error {
+			return func(shot pgxlock.Snapshot, load monitor.Load) error {
 				for i, text := range shot.Missing {
 					shot.Missing[i] = inFlags(cmd.Flags(), advices, text)
 				}
-				columns, rows, _ := window(file)                     // it may have changed
-				text, err := frame(p, shot, true, max(0, columns-1)) // in the last column a terminal may wrap
+				columns, rows, _ := window(file)                           // it may have changed
+				text, err := frame(p, shot, load, true, max(0, columns-1)) // in the last column a terminal may wrap
 				if err == nil {
 					_, err = io.WriteString(out, scroll+redrawn(text, rows))
 					scroll = ""
@@ -102,12 +104,12 @@ func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot) error {
 		}
 	}
 	var missing []string
-	return func(shot pgxlock.Snapshot) error {
+	return func(shot pgxlock.Snapshot, load monitor.Load) error {
 		if !slices.Equal(missing, shot.Missing) {
 			missing = shot.Missing
 			printMissing(cmd, missing)
 		}
-		text, err := frame(p, shot, false, 0)
+		text, err := frame(p, shot, load, false, 0)
 		if err == nil {
 			_, err = io.WriteString(out, text+"\n")
 		}
@@ -136,9 +138,9 @@ func redrawn(text string, rows int) string {
 
 // frame is a snapshot as people read it, on a screen of so many columns; 0: there is none.
 // Waiters come first: a screen may have no room for all.
-func frame(p palette, shot pgxlock.Snapshot, missing bool, screen int) (string, error) {
+func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, screen int) (string, error) {
 	var b strings.Builder
-	load, stamp := shot.Server, shot.At.Local().Format(time.RFC3339)
+	stamp := shot.At.Local().Format(time.RFC3339)
 	counts := fmt.Sprintf("%s  %d hold, %d wait, %d left behind", stamp, len(shot.Holders), len(shot.Waiters), len(shot.Expired))
 	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", load.Locks, load.Room, 100*load.Notifications)
 	if load.OldestPID != 0 {
@@ -217,9 +219,9 @@ type serverView struct {
 	OldestSince   time.Time `json:"oldest_since,omitzero"`
 }
 
-func viewSnapshot(shot pgxlock.Snapshot) snapshotView {
+func viewSnapshot(shot pgxlock.Snapshot, load monitor.Load) snapshotView {
 	return snapshotView{
-		shot.At, views(shot.Holders, viewHolder), views(shot.Expired, viewHolder), views(shot.Waiters, viewWaiter), serverView(shot.Server),
+		shot.At, views(shot.Holders, viewHolder), views(shot.Expired, viewHolder), views(shot.Waiters, viewWaiter), serverView(load),
 		append([]string{}, shot.Missing...),
 	}
 }

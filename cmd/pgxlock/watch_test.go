@@ -13,6 +13,7 @@ import (
 	"github.com/mattn/go-runewidth"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -93,7 +94,7 @@ func TestWatchWrapsWhatDoesNotFitAndCutsNothing(t *testing.T) {
 		Missing: []string{strings.Repeat("who waits ", 20)},
 	}
 	for _, columns := range []int{40, 80, 99, 200} {
-		text, err := frame(false, shot, true, columns)
+		text, err := frame(false, shot, monitor.Load{}, true, columns)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,7 +112,7 @@ func TestWatchWrapsWhatDoesNotFitAndCutsNothing(t *testing.T) {
 			t.Errorf("%d columns show the end of %d of 3 holder ids:\n%s", columns, got, text)
 		}
 	}
-	if text, err := frame(false, pgxlock.Snapshot{Holders: shot.Holders[1:]}, true, 99); err != nil || strings.Contains(text, "PID") {
+	if text, err := frame(false, pgxlock.Snapshot{Holders: shot.Holders[1:]}, monitor.Load{}, true, 99); err != nil || strings.Contains(text, "PID") {
 		t.Errorf("a column that is empty takes room: %v\n%s", err, text)
 	}
 }

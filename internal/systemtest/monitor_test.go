@@ -17,13 +17,22 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// What the monitor shows, of whom, and what it says that it cannot show.
+// snapshotAndLoad returns what the Monitor sees, and the load of the server at that moment.
+func snapshotAndLoad(t *testing.T, locks *pgxlock.Monitor) (shot pgxlock.Snapshot, load monitor.Load) {
+	t.Helper()
+	shot, err := locks.Snapshot(monitor.WithLoad(t.Context(), &load))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return shot, load
+}
 
 func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 	t.Parallel()
@@ -105,7 +114,7 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	testkit.ExecOn(t, other, "select pg_advisory_lock(4711)")
 
 	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"order:1", "in a transaction", "nobody's"}})
-	shot := testkit.Snapshot(t, monitor)
+	shot, load := snapshotAndLoad(t, monitor)
 	for _, want := range []pgxlock.Holder{
 		{Key: "order:1", Mode: pgxlock.Shared, ID: named.Holder(), Application: "pgxlock worker"},
 		{Key: pgxlock.RawKey2(-1, 7), ID: raw.Holder(), Application: "pgxlock worker"},
@@ -128,8 +137,8 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	if found := testkit.HoldersOf(shot, pgxlock.RawKey(4711)); found != nil {
 		t.Errorf("of another database: %+v", found)
 	}
-	if shot.Server.Locks < 5 || shot.Server.Room < shot.Server.Locks || shot.Server.Notifications < 0 || shot.Server.Notifications > 1 {
-		t.Errorf("%+v", shot.Server)
+	if load.Locks < 5 || load.Room < load.Locks || load.Notifications < 0 || load.Notifications > 1 {
+		t.Errorf("%+v", load)
 	}
 	if len(shot.Missing) != 1 || !strings.Contains(shot.Missing[0], "leases, and the queues of those who wait: schema missing or out of date") {
 		t.Errorf("missing: %q", shot.Missing)
@@ -471,7 +480,6 @@ func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
 		"a waiter since nobody knows when": {waiter, `pod-8 waits for lease "k", and 2 more of it`, `"holder":{"key":"k","kind":"lease","waiter":"pod-8","behind":2}`},
 		"a waiter":                         {since, `pod-8 waits for lease "k" since 2026-11-23T08:15:00Z`, `"holder":{"key":"k","kind":"lease","waiter":"pod-8","since":"2026-11-23T08:15:00Z"}`},
 		"a snapshot":                       {shot, "", ""},
-		"a server's load":                  {pgxlock.ServerLoad{Locks: 3, Room: 10, Notifications: 0.5, OldestPID: 42, OldestSince: at}, "lock table 3 of 10, notifications 50%, oldest snapshot of process 42 since 2026-11-23T08:15:00Z", ""},
 		"one that is being evicted":        {pgxlock.Holder{Key: "k", Kind: pgxlock.KindAdvisory, ID: "A", State: pgxlock.StateLive, EvictedBy: "ops", EvictionReason: "drained"}, `advisory "k" held by A, being evicted by ops: drained`, ""},
 		"one that was evicted before":      {pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: "*evicted", State: pgxlock.StateExpired, EvictedBy: "ops", EvictionReason: "drained"}, `lease "k" held by *evicted, evicted by ops: drained`, `"evicted_by":"ops","eviction_reason":"drained"`},
 	} {
@@ -505,9 +513,9 @@ func TestTheOldestSnapshotIsShown(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
 		t.Fatal(err)
 	}
-	shot := testkit.Snapshot(t, testkit.NewMonitor(t, db, nil))
-	if pid := int32(tx.Conn().PgConn().PID()); shot.Server.OldestPID != pid || shot.Server.OldestSince.IsZero() || shot.Server.OldestSince.After(shot.At) {
-		t.Errorf("%+v, want process %d", shot.Server, pid)
+	shot, load := snapshotAndLoad(t, testkit.NewMonitor(t, db, nil))
+	if pid := int32(tx.Conn().PgConn().PID()); load.OldestPID != pid || load.OldestSince.IsZero() || load.OldestSince.After(shot.At) {
+		t.Errorf("%+v, want process %d", load, pid)
 	}
 }
 
