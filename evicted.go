@@ -2,7 +2,6 @@ package pgxlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -14,11 +13,6 @@ import (
 
 // This file is how a holder hears that it was evicted: whoever has a lease asks when a
 // renewal finds it gone; the session of advisory locks is told, and gives them back.
-
-// ErrEvicted means that somebody took the lock away, by [Monitor.Evict] or the SQL
-// functions evict_lock and evict_advisory_lock. It comes with [ErrLost], and the message
-// says who did it, and why.
-var ErrEvicted = errors.New("pgxlock: evicted")
 
 // evictNotice is what the session of advisory locks is told.
 const evictNotice = "evict"

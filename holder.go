@@ -12,6 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -86,6 +87,95 @@ func (h Holder) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
+// holdersOf are the holders that a monitor found.
+func holdersOf(found []*monitor.Holder) []Holder {
+	if len(found) == 0 {
+		return nil
+	}
+	list := make([]Holder, len(found))
+	for i, h := range found {
+		list[i] = Holder{
+			Key: h.Key, Kind: Kind(h.Kind), Mode: modeOf(h.Shared), ID: h.ID, Metadata: h.Metadata, Token: h.Token, PID: h.PID,
+			Since: h.Since, Expires: h.Expires, State: LeaseState(h.State), Suspect: h.Suspect,
+			Application: h.Application, Role: h.Role, Client: h.Client, Label: h.Label, Internal: h.Internal,
+			EvictedBy: h.EvictedBy, EvictionReason: h.EvictionReason,
+		}
+	}
+	return list
+}
+
+// A Waiter is one who waits for a lock: a session that the server keeps waiting, or a
+// process with its place in the queue of a lock.
+type Waiter struct {
+	Key   string // of a [Semaphore], its name with # behind it
+	Kind  Kind
+	Owner string // as the process calls itself
+
+	// Since when it waits; zero if the server does not say.
+	Since time.Time `json:",omitzero"`
+
+	// Of a process: its place, the lowest first; how many others in it wait for the
+	// lock as well; whether it was told to try; and the ids of what they hold meanwhile.
+	Ticket int64
+	Behind int
+	Woken  bool
+	Holds  []string
+
+	// Of a session: the server's process, and those that keep it from the lock; 0 is a
+	// prepared transaction. They may be others who wait, before it.
+	PID       int32
+	BlockedBy []int32
+
+	Mode Mode // of a session
+
+	Label    string // as [Holder] has it
+	Internal bool   // as [Holder] has it
+}
+
+// String says who waits for what, and as much of the rest as is known.
+func (w Waiter) String() string {
+	text := fmt.Sprintf("%s waits for %s %s", w.Owner, w.Kind, lockkey.Shown(w.Key))
+	if !w.Since.IsZero() {
+		text += " since " + w.Since.Format(time.RFC3339)
+	}
+	if w.Behind > 0 {
+		text += fmt.Sprintf(", and %d more of it", w.Behind)
+	}
+	return text
+}
+
+// LogValue makes slog write what is known of the waiter.
+func (w Waiter) LogValue() slog.Value {
+	attrs := lockAttrs(w.Kind, w.Key, w.Mode, w.Label)
+	attrs = append(attrs, slog.String("waiter", w.Owner))
+	attrs = appendKnown(attrs, "ticket", w.Ticket)
+	attrs = appendKnown(attrs, "behind", int64(w.Behind))
+	attrs = appendKnown(attrs, "pid", int64(w.PID))
+	return slog.GroupValue(appendTime(attrs, "since", w.Since)...)
+}
+
+// waitersOf are the waiters that a monitor found.
+func waitersOf(found []monitor.Waiter) []Waiter {
+	if len(found) == 0 {
+		return nil
+	}
+	list := make([]Waiter, len(found))
+	for i, w := range found {
+		list[i] = Waiter{
+			Key: w.Key, Kind: Kind(w.Kind), Owner: w.Owner, Since: w.Since, Ticket: w.Ticket, Behind: w.Behind, Woken: w.Woken, Holds: w.Holds,
+			PID: w.PID, BlockedBy: w.BlockedBy, Mode: modeOf(w.Shared), Label: w.Label, Internal: w.Internal,
+		}
+	}
+	return list
+}
+
+func modeOf(shared bool) Mode {
+	if shared {
+		return Shared
+	}
+	return Exclusive
+}
+
 // lockAttrs are the attributes of a log that name a lock.
 func lockAttrs(kind Kind, key string, mode Mode, label string) []slog.Attr {
 	attrs := []slog.Attr{slog.String("key", strings.TrimPrefix(key, "\x00")), slog.String("kind", kind.String())}
@@ -123,17 +213,6 @@ const (
 	StateExpired   LeaseState = "expired"   // anybody may take it
 	StateAbandoned LeaseState = "abandoned" // expired for more than an hour, and wanted by nobody
 )
-
-// stateNamed is the state of that name, as one string for all.
-func stateNamed(name string) LeaseState {
-	switch LeaseState(name) {
-	case StateLive:
-		return StateLive
-	case StateAbandoned:
-		return StateAbandoned
-	}
-	return StateExpired
-}
 
 // Holders returns who holds the key now, and nothing if it is free. The answer is
 // out of date when it arrives: it is for people and for logs. It asks the primary

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -38,8 +37,7 @@ import (
 //
 // A Monitor is safe for concurrent use. The zero value is of no use.
 type Monitor struct {
-	pool *pgxpool.Pool
-	cfg  MonitorConfig
+	locks monitor.Monitor
 }
 
 // MonitorConfig is what a [Monitor] needs to know. A nil *MonitorConfig means the
@@ -66,72 +64,22 @@ type MonitorConfig struct {
 // NewMonitor returns a Monitor that asks on the pool's connections. Nothing is sent
 // before the first use.
 func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
-	m := &Monitor{pool: pool}
+	m := &Monitor{monitor.Monitor{Pool: pool}}
 	if cfg != nil {
-		m.cfg = MonitorConfig{cfg.Schema, slices.Clone(cfg.Names), cfg.Internal}
+		m.locks.Config = monitor.Config{Schema: cfg.Schema, Names: slices.Clone(cfg.Names), Internal: cfg.Internal}
 	}
 	if pool == nil {
 		return nil, fail("new", "", 0, errors.New("the pool is nil; make one with pgxpool.New"))
 	}
-	if err := place.CheckName(m.cfg.Schema); err != nil {
-		return nil, fail("new", "", 0, fmt.Errorf("MonitorConfig.Schema %.80q %w", m.cfg.Schema, err))
+	if err := place.CheckName(m.locks.Config.Schema); err != nil {
+		return nil, fail("new", "", 0, fmt.Errorf("MonitorConfig.Schema %.80q %w", m.locks.Config.Schema, err))
 	}
-	for _, name := range m.cfg.Names {
+	for _, name := range m.locks.Config.Names {
 		if err := lockkey.CheckAdvisory(name); err != nil {
 			return nil, fail("new", name, 0, fmt.Errorf("MonitorConfig.Names: %w", err))
 		}
 	}
 	return m, nil
-}
-
-// A Waiter is one who waits for a lock: a session that the server keeps waiting, or a
-// process with its place in the queue of a lock.
-type Waiter struct {
-	Key   string // of a [Semaphore], its name with # behind it
-	Kind  Kind
-	Owner string // as the process calls itself
-
-	// Since when it waits; zero if the server does not say.
-	Since time.Time `json:",omitzero"`
-
-	// Of a process: its place, the lowest first; how many others in it wait for the
-	// lock as well; whether it was told to try; and the ids of what they hold meanwhile.
-	Ticket int64
-	Behind int
-	Woken  bool
-	Holds  []string
-
-	// Of a session: the server's process, and those that keep it from the lock; 0 is a
-	// prepared transaction. They may be others who wait, before it.
-	PID       int32
-	BlockedBy []int32
-
-	Mode Mode // of a session
-
-	Label    string // as [Holder] has it
-	Internal bool   // as [Holder] has it
-}
-
-// String says who waits for what, and as much of the rest as is known.
-func (w Waiter) String() string {
-	text := fmt.Sprintf("%s waits for %s %s", w.Owner, w.Kind, lockkey.Shown(w.Key))
-	if !w.Since.IsZero() {
-		text += " since " + w.Since.Format(time.RFC3339)
-	}
-	if w.Behind > 0 {
-		text += fmt.Sprintf(", and %d more of it", w.Behind)
-	}
-	return text
-}
-
-// LogValue makes slog write what is known of the waiter.
-func (w Waiter) LogValue() slog.Value {
-	attrs := lockAttrs(w.Kind, w.Key, w.Mode, w.Label)
-	attrs = append(attrs, slog.String("waiter", w.Owner))
-	attrs = appendKnown(attrs, "ticket", w.Ticket)
-	attrs = appendKnown(attrs, "behind", int64(w.Behind))
-	attrs = appendKnown(attrs, "pid", int64(w.PID))
-	return slog.GroupValue(appendTime(attrs, "since", w.Since)...)
 }
 
 // Filter says what to show. The zero value shows all but pgxlock's own advisory locks.
@@ -157,9 +105,9 @@ func (f Filter) check() error {
 	return nil
 }
 
-// admits reports whether a key passes.
-func (f Filter) admits(kind Kind, key string) bool {
-	return (f.Kind == 0 || f.Kind == kind) && (f.Key == "" || f.Key == key) && strings.HasPrefix(key, f.Prefix)
+// wanted is the filter as the room below knows it.
+func (f Filter) wanted() monitor.Filter {
+	return monitor.Filter{Kind: monitor.Kind(f.Kind), Key: f.Key, Prefix: f.Prefix, Internal: f.Internal}
 }
 
 // A Snapshot is how things stood at one moment, give or take the time that it took to
@@ -175,43 +123,11 @@ type Snapshot struct {
 // Snapshot looks at everything at once. What cannot be seen is left out, and Missing
 // says so; it is an error only if the server could not be asked.
 func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
-	var shot Snapshot
-	err := m.look(ctx, Filter{}, "", func(s *sight) error {
-		leases, err := s.leases(ctx)
-		if err != nil {
-			return err
-		}
-		locks, err := s.advisory(ctx)
-		if err != nil {
-			return err
-		}
-		if err := s.evictions(ctx, slices.Concat(leases, locks.holders)); err != nil {
-			return err
-		}
-		tickets, err := s.tickets(ctx, locks)
-		if err != nil {
-			return err
-		}
-		holders, expired := locks.holders, []*Holder(nil)
-		for _, lease := range leases {
-			if lease.State == StateLive {
-				holders = append(holders, lease)
-			} else {
-				expired = append(expired, lease)
-			}
-		}
-		shot.Holders, shot.Expired = sorted(holders), sorted(expired)
-		shot.Waiters = append(tickets, locks.waiters...)
-		load := monitor.Load{Locks: locks.taken, Room: locks.room}
-		if shot.At, err = s.server(ctx, &load); err != nil {
-			return err
-		}
-		monitor.Report(ctx, load)
-		shot.Missing = s.missing
-		return nil
-	})
-	sortWaiters(shot.Waiters)
-	return shot, fail("snapshot", "", 0, err)
+	if err := missing(ctx, m); err != nil {
+		return Snapshot{}, fail("snapshot", "", 0, err)
+	}
+	shot, err := m.locks.Snapshot(ctx)
+	return Snapshot{shot.At, holdersOf(shot.Holders), holdersOf(shot.Expired), waitersOf(shot.Waiters), shot.Missing}, fail("snapshot", "", 0, err)
 }
 
 // Holders returns who holds locks now, by kind and key. It is an error if leases cannot be
@@ -228,45 +144,26 @@ func (m *Monitor) Expired(ctx context.Context) ([]Holder, error) {
 }
 
 func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) ([]Holder, error) {
-	var holders []*Holder
+	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
+		return nil, fail("holders", f.Key, f.Kind, err)
+	}
 	wanted := make([]string, len(states))
 	for i, state := range states {
 		wanted[i] = string(state)
 	}
-	err := m.look(ctx, f, strings.Join(wanted, ","), func(s *sight) (err error) {
-		if f.Kind != KindAdvisory {
-			if holders, err = s.leases(ctx); err != nil {
-				return err
-			}
-		}
-		if f.Kind != KindLease {
-			locks, err := s.advisory(ctx)
-			if err != nil {
-				return err
-			}
-			holders = append(holders, locks.holders...)
-		}
-		return cmp.Or(s.evictions(ctx, holders), s.unseen())
-	})
-	return sorted(holders), fail("holders", f.Key, f.Kind, err)
+	holders, err := m.locks.Holders(ctx, f.wanted(), wanted...)
+	return holdersOf(holders), fail("holders", f.Key, f.Kind, err)
 }
 
 // Waiters returns who waits for locks, by kind and key, in the order of their queue. It is
 // an error if the queues cannot be seen, unless the filter's Kind is Advisory and there are
 // none: the sessions that the server keeps waiting are always seen.
 func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
-	var waiters []Waiter
-	err := m.look(ctx, f, "", func(s *sight) error {
-		locks, err := s.advisory(ctx) // they tell which processes live
-		if err != nil {
-			return err
-		}
-		tickets, err := s.tickets(ctx, locks)
-		waiters = append(tickets, locks.waiters...)
-		return cmp.Or(err, s.unseen())
-	})
-	sortWaiters(waiters)
-	return waiters, fail("waiters", f.Key, f.Kind, err)
+	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
+		return nil, fail("waiters", f.Key, f.Kind, err)
+	}
+	waiters, err := m.locks.Waiters(ctx, f.wanted())
+	return waitersOf(waiters), fail("waiters", f.Key, f.Kind, err)
 }
 
 // Watch yields a Snapshot now, and one each time that every has passed; at least 1 s.
@@ -299,27 +196,91 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 	}
 }
 
-// sorted returns holders by kind and key. They are many: what is moved while they are sorted
-// is their addresses, and their list is made once.
-func sorted(holders []*Holder) []Holder {
-	slices.SortFunc(holders, func(a, b *Holder) int {
-		if c := cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key)); c != 0 {
-			return c
-		}
-		return cmp.Or(cmp.Compare(a.PID, b.PID), strings.Compare(a.ID, b.ID))
-	})
-	if len(holders) == 0 {
-		return nil
+// Evict takes a lock away from a holder that [Monitor.Holders], [Monitor.Expired] or a
+// [Snapshot] returned, and records who did it, when, and why. It reports whether h had it:
+// if it is no longer the holder, nothing happens. The reason must not be empty, nor
+// longer than 900 bytes; the holder is told of it.
+//
+// Of a lease, a permit or a share exactly that acquisition ends, and others may have the
+// lock at once. Its holder finds out at its next renewal, within a third of its TTL, by
+// an error that matches [ErrLost] and [ErrEvicted]. Until then it believes in the lock:
+// what it writes under [Lock.Fence] is refused from now on, as is a token that a resource
+// compares, and nothing else is. A transaction that it had fenced before goes on, and
+// nobody else has the lock before that has ended.
+//
+// An advisory lock only its session can give back. A Locker's does so when it is asked,
+// after its callers have lost the lock. Evict asks until it has, for 5 s or until ctx
+// ends, and returns [ErrStillHeld] if it has not: because it is no Locker's, or one that
+// cannot listen, as behind a pooler, or it hangs. Then there is [Monitor.Terminate].
+// Several in one process who share an advisory lock lose it together.
+//
+// One of pgxlock's own locks, which are shown with [Filter].Internal, is no caller's to lose:
+// the error matches [ErrInternalLock], and nothing happens.
+//
+// It needs the migrations ([ErrSchema]), and a role of the kind administration.
+func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted bool, err error) {
+	switch err = missing(ctx, m); {
+	case err != nil:
+	case h.Kind == KindLease:
+		evicted, err = m.locks.EvictLease(ctx, h.Key, h.ID, h.Token, reason)
+	case h.Kind == KindAdvisory:
+		evicted, err = m.locks.EvictAdvisory(ctx, h.Key, h.Mode == Shared, h.PID, reason)
+	default:
+		err = fmt.Errorf("Holder.Kind is %v, and only what Advisory and Lease Lockers hold can be evicted: %w", h.Kind, errors.ErrUnsupported)
 	}
-	list := make([]Holder, len(holders))
-	for i, h := range holders {
-		list[i] = *h
-	}
-	return list
+	return evicted, fail("evict", h.Key, h.Kind, err)
 }
 
-func sortWaiters(waiters []Waiter) {
-	slices.SortFunc(waiters, func(a, b Waiter) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key), cmp.Compare(a.Ticket, b.Ticket), a.Since.Compare(b.Since), cmp.Compare(a.PID, b.PID))
-	})
+// A Session is a connection to the server with all advisory locks that it holds or
+// waits for, which end with it; pgxlock's own only with MonitorConfig.Internal.
+type Session struct {
+	PID                       int32
+	Application, Role, Client string
+	Holders                   []Holder
+	Waiters                   []Waiter
+
+	started int64 // as sql/conn/backend.sql says it
+}
+
+// Session returns the session of a server's process, to be shown before it is ended. If
+// there is none any more the error matches pgx.ErrNoRows.
+func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
+	if err := missing(ctx, m); err != nil {
+		return Session{PID: pid}, fail("session", "", KindAdvisory, err)
+	}
+	found, err := m.locks.Session(ctx, pid)
+	return Session{pid, found.Application, found.Role, found.Client, holdersOf(found.Holders), waitersOf(found.Waiters), found.Started}, fail("session", "", KindAdvisory, err)
+}
+
+// Terminate ends a session that [Monitor.Session] returned: all advisory locks that it
+// holds are free then, also those that it took since, and whoever used them finds out as
+// from a broken connection. It is the last resort, where [Monitor.Evict] returned
+// [ErrStillHeld]. It reports whether the session was there; another one that has the same
+// process id by now is left alone. Where the migrations are installed it is recorded of
+// each lock who did this, when, and why.
+//
+// The server lets a role end sessions of its own, of roles that it is a member of, and,
+// as a member of pg_signal_backend, of all that are no superuser's. When the session
+// began it must be allowed to see, as it is of its own and as a member of pg_monitor.
+func (m *Monitor) Terminate(ctx context.Context, session Session, reason string) (terminated bool, err error) {
+	if err := missing(ctx, m); err != nil {
+		return false, fail("terminate", "", KindAdvisory, err)
+	}
+	keys := make([]string, len(session.Holders))
+	for i, h := range session.Holders {
+		keys[i] = h.Key
+	}
+	terminated, err = m.locks.Terminate(ctx, session.PID, session.started, keys, reason)
+	return terminated, fail("terminate", "", KindAdvisory, err)
+}
+
+// Reap removes leases, permits and shares that expired longer ago than age, and says how
+// many. It is housekeeping: acquiring never needs it, and tokens do not depend on it. A
+// Locker does it now and then, for those that expired more than an hour ago.
+func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, err error) {
+	if err := missing(ctx, m); err != nil {
+		return 0, fail("reap", "", KindLease, err)
+	}
+	removed, err = m.locks.Reap(ctx, age)
+	return removed, fail("reap", "", KindLease, err)
 }

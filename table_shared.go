@@ -14,9 +14,6 @@ import (
 // sharedHolder is whom a lease belongs to that is shared.
 const sharedHolder = "*shared"
 
-// evictedHolder is whom a lease belongs to that was taken away.
-const evictedHolder = "*evicted"
-
 // byMode returns the statement for locks of that mode.
 func byMode(mode Mode, exclusive, shared statements.Name) statements.Name {
 	if mode == Shared {

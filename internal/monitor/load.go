@@ -32,8 +32,8 @@ func WithLoad(ctx context.Context, to *Load) context.Context {
 	return context.WithValue(ctx, loadKey{}, to)
 }
 
-// Report puts the load where WithLoad said, if it did.
-func Report(ctx context.Context, load Load) {
+// report puts the load where WithLoad said, if it did.
+func report(ctx context.Context, load Load) {
 	if to, ok := ctx.Value(loadKey{}).(*Load); ok {
 		*to = load
 	}

@@ -1,7 +1,6 @@
-package pgxlock
+package monitor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -38,10 +36,7 @@ type sight struct {
 
 // look calls fn with a connection.
 func (m *Monitor) look(ctx context.Context, f Filter, states string, fn func(*sight) error) error {
-	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
-		return err
-	}
-	conn, err := m.pool.Acquire(ctx)
+	conn, err := m.Pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -55,11 +50,11 @@ func (m *Monitor) look(ctx context.Context, f Filter, states string, fn func(*si
 
 // find finds the installation, if there is one.
 func (s *sight) find(ctx context.Context) error {
-	in := dbconn.Installation{Asked: s.monitor.cfg.Schema, Config: "MonitorConfig"}
+	in := dbconn.Installation{Asked: s.monitor.Config.Schema, Config: "MonitorConfig"}
 	switch err := in.Find(ctx, dbconn.Querier{Conn: s.conn}); {
 	case err == nil:
 		s.schema = in.Schema
-	case errors.Is(err, ErrSchema), hidden(err):
+	case errors.Is(err, lockerr.ErrSchema), hidden(err):
 		s.absent = err
 		s.miss("leases, and the queues of those who wait", err, KindLease)
 		return nil
@@ -120,18 +115,14 @@ func (s *sight) leases(ctx context.Context) ([]*Holder, error) {
 	}
 	var leases []*Holder
 	h := Holder{Kind: KindLease}
-	var shared bool
 	var state knownState
 	var since, expires pgtype.Timestamptz // of the zero time if there is none
-	err := s.read(ctx, statements.MonitorLeases, []any{&h.Key, &shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
+	err := s.read(ctx, statements.MonitorLeases, []any{&h.Key, &h.Shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
 		if !s.filter.admits(KindLease, h.Key) {
 			return
 		}
 		lease := h
-		if shared {
-			lease.Mode = Shared
-		}
-		lease.Since, lease.Expires, lease.State = since.Time, expires.Time, LeaseState(state)
+		lease.Since, lease.Expires, lease.State = since.Time, expires.Time, string(state)
 		leases = append(leases, &lease)
 	})
 	if err != nil && hidden(err) {
@@ -142,10 +133,17 @@ func (s *sight) leases(ctx context.Context) ([]*Holder, error) {
 }
 
 // A knownState is read without a copy of its name.
-type knownState LeaseState
+type knownState string
 
 func (k *knownState) ScanBytes(name []byte) error {
-	*k = knownState(stateNamed(string(name)))
+	switch string(name) {
+	case stateLive:
+		*k = stateLive
+	case stateAbandoned:
+		*k = stateAbandoned
+	default:
+		*k = stateExpired
+	}
 	return nil
 }
 
@@ -177,16 +175,13 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 			return // there is none
 		}
 		id := lockkey.ID{Number: number.Int64, Pair: space.Int32 == 2}
-		key, mode := keys.of(id), Exclusive
-		if shared {
-			mode = Shared
-		}
+		key := keys.of(id)
 		if granted {
 			view.granted[id] = append(view.granted[id], pid)
 		}
 		owner, label, internal := sessionOwner(application, pid), keys.labels[id], keys.internal(id)
 		if internal && granted {
-			label = id.OwnLabel(mode == Shared)
+			label = id.OwnLabel(shared)
 		} else if internal {
 			label = id.OwnLabel(false) // as those name it who have it
 		}
@@ -194,12 +189,12 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 		case s.hides(internal, key), !s.filter.admits(KindAdvisory, key):
 		case granted:
 			view.holders = append(view.holders, &Holder{
-				Key: key, Kind: KindAdvisory, Mode: mode, ID: owner, PID: pid, State: StateLive,
+				Key: key, Kind: KindAdvisory, Shared: shared, ID: owner, PID: pid, State: stateLive,
 				Application: application, Role: role, Client: client, Label: label, Internal: internal,
 			})
 		default:
 			view.waiters = append(view.waiters, Waiter{
-				Key: key, Kind: KindAdvisory, Mode: mode, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy,
+				Key: key, Kind: KindAdvisory, Shared: shared, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy,
 				Label: label, Internal: internal,
 			})
 		}
@@ -210,7 +205,7 @@ func (s *sight) advisory(ctx context.Context) (*advisoryView, error) {
 // hides reports whether a key is not shown because it is pgxlock's own. One that was asked
 // for by its number is shown: an empty answer means that nobody holds it.
 func (s *sight) hides(internal bool, key string) bool {
-	return internal && !s.filter.Internal && !s.monitor.cfg.Internal && key != s.filter.Key
+	return internal && !s.filter.Internal && !s.monitor.Config.Internal && key != s.filter.Key
 }
 
 // evictions adds to holders by whom and why they were evicted, or are being evicted.
@@ -229,7 +224,7 @@ func (s *sight) evictions(ctx context.Context, holders []*Holder) error {
 			at.kind, at.name, at.holder = int32(name.Kind()), name.Text(), name.ID.HeldBy(h.PID)
 		case h.ID == evictedHolder:
 			at.name, at.token = h.Key, h.Token
-		case h.Mode == Shared && h.Token == 0:
+		case h.Shared && h.Token == 0:
 			at.name, at.holder = h.Key, h.ID
 		default:
 			continue
@@ -270,7 +265,7 @@ func sessionOwner(application string, pid int32) string {
 // tickets are the places of processes in the queues that pass the filter.
 func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, error) {
 	if s.schema == "" {
-		if s.unable == nil && !errors.Is(lockerr.Typed(s.absent), ErrSchema) {
+		if s.unable == nil && !errors.Is(lockerr.Typed(s.absent), lockerr.ErrSchema) {
 			s.unable = s.absent // there are some
 		}
 		return nil, nil
@@ -306,7 +301,7 @@ func (s *sight) tickets(ctx context.Context, locks *advisoryView) ([]Waiter, err
 }
 
 // server says what presses on locks, and what the server's clock shows.
-func (s *sight) server(ctx context.Context, load *monitor.Load) (at time.Time, err error) {
+func (s *sight) server(ctx context.Context, load *Load) (at time.Time, err error) {
 	var seesAll bool
 	var pid pgtype.Int4
 	var since pgtype.Timestamptz
@@ -366,7 +361,7 @@ func (s *sight) keyNames(ctx context.Context) (keyNames, error) {
 	if _, raw := lockkey.ParseRaw(s.filter.Key); !raw && s.filter.Key != "" {
 		k.names[lockkey.Identify(s.filter.Key)] = s.filter.Key
 	}
-	for _, name := range s.monitor.cfg.Names {
+	for _, name := range s.monitor.Config.Names {
 		k.names[lockkey.Identify(name)] = name
 	}
 
