@@ -65,17 +65,17 @@ var (
 	// ErrMaxLocks: the Locker has as many locks as AdvisoryConfig.MaxLocks allows.
 	ErrMaxLocks = lockerr.ErrMaxLocks
 
-	// ErrEvicted means that somebody took the lock away, by [Monitor.Evict] or the SQL
-	// functions evict_lock and evict_advisory_lock. It comes with [ErrLost], and the message
-	// says who did it, and why.
+	// ErrEvicted: somebody took the lock away, by [Monitor.Evict] or the SQL functions
+	// evict_lock and evict_advisory_lock. It comes with [ErrLost], and the message says who
+	// did it, and why.
 	ErrEvicted = lockerr.ErrEvicted
 
-	// ErrStillHeld means that the session which has the lock was asked to give it back, and
-	// has not.
+	// ErrStillHeld: [Monitor.Evict] asked the session that holds the advisory lock to
+	// release it, and the session has not.
 	ErrStillHeld = lockerr.ErrStillHeld
 
-	// ErrInternalLock means that an advisory lock is one of pgxlock's own, which nobody is to be
-	// evicted from.
+	// ErrInternalLock: the advisory lock is one of pgxlock's own, from which nobody can be
+	// evicted.
 	ErrInternalLock = lockerr.ErrInternalLock
 
 	// ErrUnavailable: no server answered, or not in time; it has no free connection, starts

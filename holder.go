@@ -16,33 +16,35 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// Holder is one who holds a key.
+// A Holder is the holder of a lock, or the last holder of a lease that has expired.
 type Holder struct {
 	Key      string
 	Kind     Kind
 	Mode     Mode
 	ID       string // the holder id, which begins with the owner of its Locker
-	Metadata string // as it was given; JSON if it came from SQL and is no string
+	Metadata string // as given; JSON if it came from SQL and is not a string
 	Token    int64
 	PID      int32 // of the server process that has an advisory lock
 
-	// By the server's clock. Expires is when the lock ends unless it is renewed;
-	// zero for a lock without a TTL. Of advisory locks they are known of the
-	// Locker's own, and by its clock; else they are zero, and JSON omits them.
+	// Since is when the lock was acquired, and Expires when it ends unless it is renewed,
+	// zero for a lock without a TTL; both by the server's clock. For an advisory lock,
+	// [Locker.Holders] knows them if the Locker itself holds it, by the Locker's clock;
+	// otherwise they are zero, and JSON omits them.
 	Since, Expires time.Time `json:",omitzero"`
 
-	// What a [Monitor] says beyond that. Suspect: the lease began later than the
-	// server's clock shows now, which was set back, so that it lasts too long.
+	// State and Suspect are known to a [Monitor] alone. Suspect: the lease began later than
+	// the server's clock shows now, because the clock was set back, and so it lasts too
+	// long.
 	State   LeaseState
 	Suspect bool
 
-	// Of the session that has an advisory lock: its application_name, its role, and
-	// the client's address; and what the lock is known to be, where it is another
-	// program's, or Internal.
+	// Application, Role and Client describe the session that holds an advisory lock: its
+	// application_name, its role, and the client's address. Label says what the lock is
+	// known to be, if it is another program's, or Internal.
 	Application, Role, Client, Label string
 
-	// Internal: the lock is one of pgxlock's own, which shows that a session lives, or
-	// guards a statement or a fenced transaction. [Monitor.Evict] refuses it.
+	// Internal: the lock is one of pgxlock's own: the liveness of a session, or the guard
+	// of a statement or a fenced transaction. [Monitor.Evict] refuses it.
 	Internal bool
 
 	// EvictedBy evicted the holder, for EvictionReason. A lease shows them until it is
@@ -52,7 +54,7 @@ type Holder struct {
 	EvictedBy, EvictionReason string
 }
 
-// String says who holds what, and as much of the rest as is known.
+// String says who holds which lock, and as much of the rest as is known.
 func (h Holder) String() string {
 	text := fmt.Sprintf("%s %s held by %s", h.Kind, lockkey.Shown(h.Key), h.ID)
 	if h.Mode == Shared {
@@ -73,7 +75,7 @@ func (h Holder) String() string {
 	return text
 }
 
-// LogValue makes slog write what is known of the holder.
+// LogValue returns what is known of the holder, for slog.
 func (h Holder) LogValue() slog.Value {
 	attrs := lockAttrs(h.Kind, h.Key, h.Mode, h.Label)
 	attrs = append(attrs, slog.String("holder", h.ID))
@@ -87,7 +89,7 @@ func (h Holder) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// holdersOf are the holders that a monitor found.
+// holdersOf converts the holders that a monitor found.
 func holdersOf(found []*monitor.Holder) []Holder {
 	if len(found) == 0 {
 		return nil
@@ -104,25 +106,27 @@ func holdersOf(found []*monitor.Holder) []Holder {
 	return list
 }
 
-// A Waiter is one who waits for a lock: a session that the server keeps waiting, or a
-// process with its place in the queue of a lock.
+// A Waiter waits for a lock: a session that the server keeps waiting for an advisory lock,
+// or a process with its ticket in the queue of a lock.
 type Waiter struct {
-	Key   string // of a [Semaphore], its name with # behind it
+	Key   string // of a [Semaphore]: its name followed by #
 	Kind  Kind
-	Owner string // as the process calls itself
+	Owner string // of the Locker, or the name of the session
 
-	// Since when it waits; zero if the server does not say.
+	// Since is when it began to wait; zero if the server does not say.
 	Since time.Time `json:",omitzero"`
 
-	// Of a process: its place, the lowest first; how many others in it wait for the
-	// lock as well; whether it was told to try; and the ids of what they hold meanwhile.
+	// Of a process: its ticket, of which the lowest is served first; how many other callers
+	// in it wait for the lock; whether it was woken; and the ids of the locks that those
+	// callers hold.
 	Ticket int64
 	Behind int
 	Woken  bool
 	Holds  []string
 
-	// Of a session: the server's process, and those that keep it from the lock; 0 is a
-	// prepared transaction. They may be others who wait, before it.
+	// PID is the session's process on the server. BlockedBy are the processes that keep the
+	// waiter from the lock; 0 is a prepared transaction. For a session they may be waiters
+	// before it.
 	PID       int32
 	BlockedBy []int32
 
@@ -132,7 +136,7 @@ type Waiter struct {
 	Internal bool   // as [Holder] has it
 }
 
-// String says who waits for what, and as much of the rest as is known.
+// String says who waits for which lock, and as much of the rest as is known.
 func (w Waiter) String() string {
 	text := fmt.Sprintf("%s waits for %s %s", w.Owner, w.Kind, lockkey.Shown(w.Key))
 	if !w.Since.IsZero() {
@@ -144,7 +148,7 @@ func (w Waiter) String() string {
 	return text
 }
 
-// LogValue makes slog write what is known of the waiter.
+// LogValue returns what is known of the waiter, for slog.
 func (w Waiter) LogValue() slog.Value {
 	attrs := lockAttrs(w.Kind, w.Key, w.Mode, w.Label)
 	attrs = append(attrs, slog.String("waiter", w.Owner))
@@ -154,7 +158,7 @@ func (w Waiter) LogValue() slog.Value {
 	return slog.GroupValue(appendTime(attrs, "since", w.Since)...)
 }
 
-// waitersOf are the waiters that a monitor found.
+// waitersOf converts the waiters that a monitor found.
 func waitersOf(found []monitor.Waiter) []Waiter {
 	if len(found) == 0 {
 		return nil
@@ -176,7 +180,7 @@ func modeOf(shared bool) Mode {
 	return Exclusive
 }
 
-// lockAttrs are the attributes of a log that name a lock.
+// lockAttrs returns the attributes of a log record that name a lock.
 func lockAttrs(kind Kind, key string, mode Mode, label string) []slog.Attr {
 	attrs := []slog.Attr{slog.String("key", strings.TrimPrefix(key, "\x00")), slog.String("kind", kind.String())}
 	if mode == Shared {
@@ -188,7 +192,7 @@ func lockAttrs(kind Kind, key string, mode Mode, label string) []slog.Attr {
 	return attrs
 }
 
-// appendKnown appends a number unless it is 0, which means that it is not known.
+// appendKnown appends a number unless it is 0, for unknown.
 func appendKnown(attrs []slog.Attr, name string, n int64) []slog.Attr {
 	if n == 0 {
 		return attrs
@@ -196,7 +200,7 @@ func appendKnown(attrs []slog.Attr, name string, n int64) []slog.Attr {
 	return append(attrs, slog.Int64(name, n))
 }
 
-// appendTime appends a time unless it is zero, which means that it is not known.
+// appendTime appends a time unless it is zero, for unknown.
 func appendTime(attrs []slog.Attr, name string, at time.Time) []slog.Attr {
 	if at.IsZero() {
 		return attrs
@@ -204,19 +208,20 @@ func appendTime(attrs []slog.Attr, name string, at time.Time) []slog.Attr {
 	return append(attrs, slog.Time(name, at))
 }
 
-// LeaseState is how a holder stands.
+// LeaseState is the state of a lease.
 type LeaseState string
 
-// What the views lock_leases and lock_shares say. Of advisory locks all are live.
+// The states, as the views lock_leases and lock_shares have them. The holder of an advisory
+// lock is live.
 const (
 	StateLive      LeaseState = "live"
-	StateExpired   LeaseState = "expired"   // anybody may take it
-	StateAbandoned LeaseState = "abandoned" // expired for more than an hour, and wanted by nobody
+	StateExpired   LeaseState = "expired"   // anybody may take it over
+	StateAbandoned LeaseState = "abandoned" // expired for more than an hour, and nobody has taken it over
 )
 
-// Holders returns who holds the key now, and nothing if it is free. The answer is
-// out of date when it arrives: it is for people and for logs. It asks the primary
-// ([ErrReadOnly] if there is none); the view lock_leases can be read on a standby.
+// Holders returns the holders of a key, none if it is free. The answer is out of date when
+// it arrives: it is for people and for logs. It asks the primary, and returns [ErrReadOnly]
+// if there is none; the view lock_leases can be read on a standby.
 func (l *Locker) Holders(ctx context.Context, key string) ([]Holder, error) {
 	if err := missing(ctx, l); err != nil {
 		return nil, l.fail("holders", key, err)
@@ -227,7 +232,7 @@ func (l *Locker) Holders(ctx context.Context, key string) ([]Holder, error) {
 	return l.holders(ctx, key, []string{key})
 }
 
-// holders is Holders for some locks that are called key together.
+// holders is Holders for the locks of several keys; errors name them key.
 func (l *Locker) holders(ctx context.Context, key string, keys []string) ([]Holder, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("holders", key, err)

@@ -18,51 +18,47 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// This file is the monitor: who holds what, who waits for it, and what is left behind,
-// in all processes that use the database.
-
-// A Monitor shows the locks of a database, whoever has them, and takes them away:
-// leases, permits and shares, the advisory locks of sessions and of transactions, and
-// those who wait for them. It is for people and for programs that watch others; what it
-// says is out of date when it arrives.
+// A Monitor shows the locks of a database, of all processes that use it, and takes them
+// away: leases, permits and shares, the advisory locks of sessions and of transactions, and
+// the waiters for all of them. It is for people and for programs that supervise others: its
+// answers are out of date when they arrive.
 //
-// It asks on connections of the pool, one at a time, in transactions that only read, and
-// takes part in no lock. It works through a pooler in every mode; a session that the
-// pooler has with the server is shown as the pooler's, and so are the locks of its
-// clients. Looking at the advisory locks stops the server's lock table for a moment: ask
-// every few seconds, not in a loop.
+// Each call takes one connection of the pool, reads in read-only transactions, and acquires
+// no lock. It works through a pooler in every mode; the session that a pooler has with the
+// server is shown as the pooler's, and so are the locks of the pooler's clients. Reading
+// the advisory locks blocks the server's lock table for a moment: call it every few seconds,
+// not in a loop.
 //
-// It needs no installation to show advisory locks; [Snapshot.Missing] says what it could
-// not show, and why. What it asks stands in sql/monitor/*.sql, which psql -f runs as it is.
+// It shows advisory locks without an installation; [Snapshot.Missing] says what it could
+// not show, and why. Its statements are sql/monitor/*.sql; psql -f runs each as it is.
 //
 // A Monitor is safe for concurrent use. The zero value is of no use.
 type Monitor struct {
 	locks monitor.Monitor
 }
 
-// MonitorConfig is what a [Monitor] needs to know. A nil *MonitorConfig means the
-// defaults.
+// MonitorConfig configures a [Monitor]. A nil *MonitorConfig means the defaults.
 type MonitorConfig struct {
 	// Schema is where the migrations were run. Default: the schema in which
 	// acquire_lock is found by the search_path of a connection, else the only one in
 	// the database that has pgxlock, if there is one.
 	Schema string
 
-	// Names are keys of advisory locks to be shown by name: the server knows only
-	// their numbers. Lockers publish the names of what they hold for longer than some
-	// seconds, where the migrations are installed.
+	// Names are keys of advisory locks to show by name: the server knows only their
+	// numbers. Where the migrations are installed, Lockers publish the names of locks that
+	// they hold for more than a few seconds.
 	Names []string
 
-	// Internal shows pgxlock's own advisory locks as well, also in snapshots: those by
-	// which sessions show that they live, guards, and pins of fenced transactions. They
-	// are recognised by a mark in their numbers, which one number of a user in 8 million
-	// has by chance. A lock with the mark whose name is known is a user's, and always
-	// shown; for one that is locked by its number, put its [RawKey] into Names.
+	// Internal shows pgxlock's own advisory locks as well, also in snapshots: liveness of
+	// sessions, guards, and pins of fenced transactions. A mark in their numbers identifies
+	// them, which one of 8 million numbers of users has by chance. A lock with the mark
+	// whose name is known is a user's and is always shown; for a lock that is locked by
+	// its number, put its [RawKey] into Names.
 	Internal bool
 }
 
-// NewMonitor returns a Monitor that asks on the pool's connections. Nothing is sent
-// before the first use.
+// NewMonitor returns a Monitor that uses connections of the pool. It sends nothing before
+// the first call.
 func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
 	m := &Monitor{monitor.Monitor{Pool: pool}}
 	if cfg != nil {
@@ -82,12 +78,12 @@ func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
 	return m, nil
 }
 
-// Filter says what to show. The zero value shows all but pgxlock's own advisory locks.
+// Filter selects locks. The zero value selects all but pgxlock's own advisory locks.
 type Filter struct {
 	Kind     Kind   // 0: every kind
-	Key      string // "": every key; an advisory lock is found by its name, or [RawKey]
-	Prefix   string // what the key begins with; advisory locks whose name is not known have none
-	Internal bool   // also pgxlock's own advisory locks, see MonitorConfig.Internal; one whose RawKey is Key is shown anyway
+	Key      string // "": every key; an advisory lock is found by its name or its [RawKey]
+	Prefix   string // of the key; no other than "" matches an advisory lock whose name is unknown
+	Internal bool   // also pgxlock's own advisory locks, see MonitorConfig.Internal; a lock whose RawKey is Key is shown anyway
 }
 
 func (f Filter) check() error {
@@ -105,23 +101,23 @@ func (f Filter) check() error {
 	return nil
 }
 
-// wanted is the filter as the room below knows it.
+// wanted returns the filter for the monitor below.
 func (f Filter) wanted() monitor.Filter {
 	return monitor.Filter{Kind: monitor.Kind(f.Kind), Key: f.Key, Prefix: f.Prefix, Internal: f.Internal}
 }
 
-// A Snapshot is how things stood at one moment, give or take the time that it took to
-// ask.
+// A Snapshot is the state of all locks at one moment, give or take the time that it took to
+// read it.
 type Snapshot struct {
 	At      time.Time // the server's clock
 	Holders []Holder  // by kind and key
-	Expired []Holder  // leases that ran out and were not given back; anybody may take them
+	Expired []Holder  // leases that expired and were not released; anybody may take them over
 	Waiters []Waiter  // by kind and key, in the order of their queue
 	Missing []string  // what this role, or this schema, does not show, and what to do about it
 }
 
-// Snapshot looks at everything at once. What cannot be seen is left out, and Missing
-// says so; it is an error only if the server could not be asked.
+// Snapshot reads everything at once. It leaves out what it cannot read, and Missing says
+// so; it fails only if the server cannot be asked.
 func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	if err := missing(ctx, m); err != nil {
 		return Snapshot{}, fail("snapshot", "", 0, err)
@@ -130,15 +126,15 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	return Snapshot{shot.At, holdersOf(shot.Holders), holdersOf(shot.Expired), waitersOf(shot.Waiters), shot.Missing}, fail("snapshot", "", 0, err)
 }
 
-// Holders returns who holds locks now, by kind and key. It is an error if leases cannot be
-// seen and the filter's Kind is not Advisory: an empty answer means that nobody holds such a
-// lock. Who wants what can be seen takes a [Monitor.Snapshot].
+// Holders returns the holders of locks, sorted by kind and key. An empty answer means that
+// nobody holds such a lock: if leases cannot be read, it fails unless the filter's Kind is
+// KindAdvisory. [Monitor.Snapshot] returns what can be read.
 func (m *Monitor) Holders(ctx context.Context, f Filter) ([]Holder, error) {
 	return m.holders(ctx, f, StateLive)
 }
 
-// Expired returns the leases that ran out and were not given back, by key: their holders
-// died, or cannot reach the server. Anybody may take them.
+// Expired returns the leases that expired and were not released, sorted by key: their
+// holders died, or cannot reach the server. Anybody may take them over.
 func (m *Monitor) Expired(ctx context.Context) ([]Holder, error) {
 	return m.holders(ctx, Filter{Kind: KindLease}, StateExpired, StateAbandoned)
 }
@@ -155,9 +151,9 @@ func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) (
 	return holdersOf(holders), fail("holders", f.Key, f.Kind, err)
 }
 
-// Waiters returns who waits for locks, by kind and key, in the order of their queue. It is
-// an error if the queues cannot be seen, unless the filter's Kind is Advisory and there are
-// none: the sessions that the server keeps waiting are always seen.
+// Waiters returns the waiters for locks, sorted by kind and key, in the order of their
+// queue. If the queues cannot be read, it fails unless the filter's Kind is KindAdvisory and
+// there are no queues: it always sees the sessions that the server keeps waiting.
 func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
 		return nil, fail("waiters", f.Key, f.Kind, err)
@@ -166,9 +162,9 @@ func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	return waitersOf(waiters), fail("waiters", f.Key, f.Kind, err)
 }
 
-// Watch yields a Snapshot now, and one each time that every has passed; at least 1 s.
-// While the server cannot be asked it yields the error once, and goes on; errors that
-// do not pass by themselves end it, and so does ctx.
+// Watch yields a Snapshot now, and another each time that the interval every has passed,
+// which is at least 1 s. While the server cannot be asked it yields the error once, and goes
+// on. An error that is not transient ends it, and so does ctx.
 func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snapshot, error] {
 	return func(yield func(Snapshot, error) bool) {
 		if err := missing(ctx, m); err != nil {
@@ -197,27 +193,27 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 }
 
 // Evict takes a lock away from a holder that [Monitor.Holders], [Monitor.Expired] or a
-// [Snapshot] returned, and records who did it, when, and why. It reports whether h had it:
-// if it is no longer the holder, nothing happens. The reason must not be empty, nor
-// longer than 900 bytes; the holder is told of it.
+// [Snapshot] returned, and records who did it, when, and why. It reports whether h held the
+// lock: if h is no longer the holder, nothing happens. The reason has 1 to 900 bytes, and
+// is in the error that the holder receives.
 //
-// Of a lease, a permit or a share exactly that acquisition ends, and others may have the
-// lock at once. Its holder finds out at its next renewal, within a third of its TTL, by
-// an error that matches [ErrLost] and [ErrEvicted]. Until then it believes in the lock:
-// what it writes under [Lock.Fence] is refused from now on, as is a token that a resource
-// compares, and nothing else is. A transaction that it had fenced before goes on, and
-// nobody else has the lock before that has ended.
+// For a lease, a permit or a share, exactly that acquisition ends, and others may acquire
+// the lock at once. The holder notices at its next renewal, within a third of its TTL, by
+// an error that matches [ErrLost] and [ErrEvicted]. Until then it believes that it holds
+// the lock: its writes under [Lock.Fence] are refused from now on, and so is its token
+// where a resource compares tokens, but nothing else is. A transaction that it fenced
+// before goes on, and nobody else acquires the lock before that transaction has ended.
 //
-// An advisory lock only its session can give back. A Locker's does so when it is asked,
-// after its callers have lost the lock. Evict asks until it has, for 5 s or until ctx
-// ends, and returns [ErrStillHeld] if it has not: because it is no Locker's, or one that
-// cannot listen, as behind a pooler, or it hangs. Then there is [Monitor.Terminate].
-// Several in one process who share an advisory lock lose it together.
+// Only its session can release an advisory lock. The session of a Locker does so when
+// asked, after its callers have lost the lock. Evict asks until it has, for 5 s or until
+// ctx ends, and then returns [ErrStillHeld]: the session is not a Locker's, or it cannot
+// listen, as behind a pooler, or it hangs. Use [Monitor.Terminate] then. Callers in one
+// process that share an advisory lock lose it together.
 //
-// One of pgxlock's own locks, which are shown with [Filter].Internal, is no caller's to lose:
-// the error matches [ErrInternalLock], and nothing happens.
+// Nobody can be evicted from pgxlock's own locks, which [Filter].Internal shows: the error
+// matches [ErrInternalLock], and nothing happens.
 //
-// It needs the migrations ([ErrSchema]), and a role of the kind administration.
+// Evict needs the migrations ([ErrSchema]) and a role of the kind administration.
 func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted bool, err error) {
 	switch err = missing(ctx, m); {
 	case err != nil:
@@ -231,19 +227,19 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 	return evicted, fail("evict", h.Key, h.Kind, err)
 }
 
-// A Session is a connection to the server with all advisory locks that it holds or
-// waits for, which end with it; pgxlock's own only with MonitorConfig.Internal.
+// A Session is a connection to the server with all advisory locks that it holds or waits
+// for, which end with it. It has pgxlock's own only with MonitorConfig.Internal.
 type Session struct {
 	PID                       int32
 	Application, Role, Client string
 	Holders                   []Holder
 	Waiters                   []Waiter
 
-	started int64 // as sql/conn/backend.sql says it
+	started int64 // when it began, as sql/conn/backend.sql has it; 0: unknown
 }
 
-// Session returns the session of a server's process, to be shown before it is ended. If
-// there is none any more the error matches pgx.ErrNoRows.
+// Session returns the session of process pid of the server, to show it before it is ended.
+// If it has ended, the error matches pgx.ErrNoRows.
 func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 	if err := missing(ctx, m); err != nil {
 		return Session{PID: pid}, fail("session", "", KindAdvisory, err)
@@ -252,16 +248,17 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 	return Session{pid, found.Application, found.Role, found.Client, holdersOf(found.Holders), waitersOf(found.Waiters), found.Started}, fail("session", "", KindAdvisory, err)
 }
 
-// Terminate ends a session that [Monitor.Session] returned: all advisory locks that it
-// holds are free then, also those that it took since, and whoever used them finds out as
-// from a broken connection. It is the last resort, where [Monitor.Evict] returned
-// [ErrStillHeld]. It reports whether the session was there; another one that has the same
-// process id by now is left alone. Where the migrations are installed it is recorded of
-// each lock who did this, when, and why.
+// Terminate ends a session that [Monitor.Session] returned. All advisory locks that it
+// holds are free then, also those that it acquired since, and their holders notice as from
+// a broken connection. It is the last resort after [Monitor.Evict] returned [ErrStillHeld].
+// It reports whether it ended the session; a later session with the same process id is left
+// alone. Where the migrations are installed it records for each lock who did this, when,
+// and why.
 //
-// The server lets a role end sessions of its own, of roles that it is a member of, and,
-// as a member of pg_signal_backend, of all that are no superuser's. When the session
-// began it must be allowed to see, as it is of its own and as a member of pg_monitor.
+// The server lets a role end its own sessions, those of roles that it is a member of, and,
+// as a member of pg_signal_backend, all that are not a superuser's. The role must also be
+// allowed to see when the session began: it may for its own sessions, and as a member of
+// pg_monitor for all.
 func (m *Monitor) Terminate(ctx context.Context, session Session, reason string) (terminated bool, err error) {
 	if err := missing(ctx, m); err != nil {
 		return false, fail("terminate", "", KindAdvisory, err)
@@ -274,9 +271,9 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 	return terminated, fail("terminate", "", KindAdvisory, err)
 }
 
-// Reap removes leases, permits and shares that expired longer ago than age, and says how
-// many. It is housekeeping: acquiring never needs it, and tokens do not depend on it. A
-// Locker does it now and then, for those that expired more than an hour ago.
+// Reap removes leases, permits and shares that expired longer ago than age, and returns how
+// many. It is housekeeping: no acquire needs it, and tokens do not depend on it. Lockers
+// reap what expired more than an hour ago.
 func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, err error) {
 	if err := missing(ctx, m); err != nil {
 		return 0, fail("reap", "", KindLease, err)

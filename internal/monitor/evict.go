@@ -15,36 +15,35 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file takes locks away, and clears away what nobody gave back.
-
 const (
-	// evictPatience is how long Evict waits for a session to give a lock back.
+	// evictPatience is how long EvictAdvisory waits for a session to release a lock.
 	evictPatience = 5 * time.Second
 
-	// askEvery is how often it asks, and looks whether it has.
+	// askEvery is how often it asks the session, and checks whether it has.
 	askEvery = 250 * time.Millisecond
 
-	// reapStep is how much is reaped in one transaction.
+	// reapStep is how many rows one transaction removes.
 	reapStep = 1000
 )
 
-// EvictLease takes a lease, a permit or a share away from the hold with this id and token,
-// and reports whether there was one.
+// EvictLease ends the hold of a lease, a permit or a share with this id and token, and
+// reports whether there was one.
 func (m *Monitor) EvictLease(ctx context.Context, key, id string, token int64, reason string) (evicted bool, err error) {
-	err = m.write(ctx, func(s *sight) error {
+	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if err := checkReason(reason); err != nil {
 			return err
 		}
-		evicted, err = call[bool](ctx, s, statements.EvictLease, key, id, token, reason)
+		evicted, err = call[bool](ctx, in, statements.EvictLease, key, id, token, reason)
 		return err
 	})
 	return evicted && err == nil, err
 }
 
-// EvictAdvisory asks the session of a server's process for an advisory lock until it has
-// given it back, and reports whether it had it.
+// EvictAdvisory asks the session of process pid to give up an advisory lock, until it has,
+// and reports whether it held it. After 5 s, and when ctx ends, the error matches
+// lockerr.ErrStillHeld.
 func (m *Monitor) EvictAdvisory(ctx context.Context, key string, shared bool, pid int32, reason string) (evicted bool, err error) {
-	err = m.write(ctx, func(s *sight) error {
+	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if err := checkReason(reason); err != nil {
 			return err
 		}
@@ -54,24 +53,25 @@ func (m *Monitor) EvictAdvisory(ctx context.Context, key string, shared bool, pi
 		if m.internal(key) {
 			return fmt.Errorf("%w (%s); evict the holder of the lock that it belongs to, or end the session with Monitor.Terminate", lockerr.ErrInternalLock, lockkey.Identify(key).OwnLabel(shared))
 		}
-		evicted, err = s.evictSession(ctx, key, pid, reason)
+		evicted, err = in.evictSession(ctx, key, pid, reason)
 		return err
 	})
 	return evicted && err == nil, err
 }
 
-// internal reports whether a key is one of pgxlock's own: one that has a name is a user's.
+// internal reports whether a key is one of pgxlock's own. One that has a name is a user's.
 func (m *Monitor) internal(key string) bool {
 	_, raw := lockkey.ParseRaw(key)
 	return raw && lockkey.Identify(key).IsOwn() && !slices.Contains(m.Config.Names, key)
 }
 
-func (s *sight) evictSession(ctx context.Context, key string, pid int32, reason string) (asked bool, err error) {
+// evictSession asks until the session no longer holds the lock.
+func (in *inspection) evictSession(ctx context.Context, key string, pid int32, reason string) (asked bool, err error) {
 	id := lockkey.Identify(key)
 	patient, cancel := context.WithTimeout(ctx, evictPatience)
 	defer cancel()
 	for {
-		holds, err := call[bool](ctx, s, statements.EvictAdvisory, pid, id.Number, reason, id.Space())
+		holds, err := call[bool](ctx, in, statements.EvictAdvisory, pid, id.Number, reason, id.Space())
 		switch {
 		case err != nil:
 			return false, err
@@ -90,15 +90,15 @@ type Session struct {
 	Application, Role, Client string
 	Holders                   []*Holder
 	Waiters                   []Waiter
-	Started                   int64 // as sql/conn/backend.sql says it; 0: this role may not see it
+	Started                   int64 // when it began, as sql/conn/backend.sql has it; 0: this role may not see it
 }
 
-// Session returns the session of a server's process, or an error that matches
+// Session returns the session of process pid. If there is none, the error matches
 // pgx.ErrNoRows.
 func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 	var found Session
-	err := m.look(ctx, Filter{Kind: KindAdvisory}, "", func(s *sight) error {
-		locks, err := s.advisory(ctx)
+	err := m.inspect(ctx, Filter{Kind: KindAdvisory}, "", func(in *inspection) error {
+		locks, err := in.advisory(ctx)
 		if err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 				found.Waiters = append(found.Waiters, w)
 			}
 		}
-		err = s.conn.QueryRow(ctx, statements.MonitorSession.Text(), pgx.QueryExecModeExec, pid).Scan(&found.Started, &found.Application, &found.Role, &found.Client)
+		err = in.conn.QueryRow(ctx, statements.MonitorSession.Text(), pgx.QueryExecModeExec, pid).Scan(&found.Started, &found.Application, &found.Role, &found.Client)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("this database has no session with process %d: %w", pid, err)
 		}
@@ -119,30 +119,30 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 	return found, err
 }
 
-// Terminate ends the session of a server's process that began at started, and records that
-// of each of the keys that it holds. It reports whether the session was there.
+// Terminate ends the session of process pid that began at started, after it has recorded the
+// eviction for each of keys. It reports whether there was such a session.
 func (m *Monitor) Terminate(ctx context.Context, pid int32, started int64, keys []string, reason string) (terminated bool, err error) {
-	err = m.write(ctx, func(s *sight) error {
+	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if started == 0 {
-			return fmt.Errorf("role %q may not see when the session of process %d began, by which it is known from a later one with that number; GRANT pg_monitor TO it", s.conn.Config().User, pid)
+			return fmt.Errorf("role %q may not see when the session of process %d began, by which it is known from a later one with that number; GRANT pg_monitor TO it", in.conn.Config().User, pid)
 		}
 		if err := checkReason(reason); err != nil {
 			return err
 		}
-		if s.schema != "" {
+		if in.schema != "" {
 			for _, key := range keys {
 				if m.internal(key) {
-					continue // it is nobody's hold
+					continue // no caller's hold
 				}
 				id := lockkey.Identify(key)
-				if _, err := call[bool](ctx, s, statements.EvictAdvisory, pid, id.Number, "the session was ended: "+reason, id.Space()); err != nil {
+				if _, err := call[bool](ctx, in, statements.EvictAdvisory, pid, id.Number, "the session was ended: "+reason, id.Space()); err != nil {
 					return err
 				}
 			}
 		}
-		// Each try waits for a second.
+		// The statement waits for up to a second.
 		for range 5 {
-			ended, err := pgx.CollectExactlyOneRow(s.ask(ctx, statements.MonitorReadWrite, statements.EvictTerminate, pid, started), pgx.RowTo[bool])
+			ended, err := pgx.CollectExactlyOneRow(in.ask(ctx, statements.MonitorReadWrite, statements.EvictTerminate, pid, started), pgx.RowTo[bool])
 			switch {
 			case errors.Is(err, pgx.ErrNoRows): // by now, or before
 				return nil
@@ -159,8 +159,8 @@ func (m *Monitor) Terminate(ctx context.Context, pid int32, started int64, keys 
 	return terminated, err
 }
 
-// maxReason is how long a reason may be, in bytes; what a session's end adds to it has
-// room as well.
+// maxReason is the longest reason, in bytes. It leaves room for the words that Terminate
+// puts before it.
 const maxReason = 900
 
 func checkReason(reason string) error {
@@ -170,16 +170,17 @@ func checkReason(reason string) error {
 	return nil
 }
 
-// Reap removes leases, permits and shares that expired longer ago than age.
+// Reap removes leases, permits and shares that expired longer ago than age, and returns how
+// many.
 func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, err error) {
-	err = m.write(ctx, func(s *sight) error {
+	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if age < 0 {
 			return fmt.Errorf("age is %s, it must be 0 or more", age)
 		}
 		for _, what := range []statements.Name{statements.LeaseReapOlder, statements.LeaseReapOlderShared} {
 			for n := int64(reapStep); n == reapStep; removed += n {
 				var err error
-				if n, err = call[int64](ctx, s, what, age.Seconds(), reapStep); err != nil {
+				if n, err = call[int64](ctx, in, what, age.Seconds(), reapStep); err != nil {
 					return err
 				}
 			}
@@ -189,16 +190,11 @@ func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, e
 	return removed, err
 }
 
-// write is look for what changes something.
-func (m *Monitor) write(ctx context.Context, fn func(*sight) error) error {
-	return m.look(ctx, Filter{}, "", fn)
-}
-
-// call calls a function of the schema, in a transaction of its own that is as the
-// functions want it.
-func call[T any](ctx context.Context, s *sight, name statements.Name, args ...any) (result T, err error) {
-	if s.absent != nil {
-		return result, s.absent
+// call runs a statement that calls a function of the schema, in a transaction that may
+// write. Without an installation it returns why there is none.
+func call[T any](ctx context.Context, in *inspection, name statements.Name, args ...any) (result T, err error) {
+	if in.absent != nil {
+		return result, in.absent
 	}
-	return pgx.CollectExactlyOneRow(s.ask(ctx, statements.MonitorReadWrite, name, args...), pgx.RowTo[T])
+	return pgx.CollectExactlyOneRow(in.ask(ctx, statements.MonitorReadWrite, name, args...), pgx.RowTo[T])
 }

@@ -1,4 +1,3 @@
-// Package monitor is what the Monitor of the root package and the command share.
 package monitor
 
 import (

@@ -1,3 +1,9 @@
+// Package monitor reads and evicts the locks of a database, for the root package's Monitor,
+// and reads the load of its server, for the command.
+//
+// Each call takes one connection of the pool and runs one statement after the other, each in
+// a transaction of its own: nothing is locked from one to the next, so that an answer may
+// mix two moments. It keeps no state between calls and has no mutex.
 package monitor
 
 import (
@@ -10,20 +16,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A Monitor is a pgxlock.Monitor without its checks of arguments.
+// A Monitor does the work of a pgxlock.Monitor, which checks arguments, converts results
+// and wraps errors. The types below have the same fields as those of the root package.
 type Monitor struct {
 	Pool   *pgxpool.Pool
 	Config Config
 }
 
-// Config is pgxlock.MonitorConfig.
+// Config is a pgxlock.MonitorConfig.
 type Config struct {
 	Schema   string
 	Names    []string
 	Internal bool
 }
 
-// A Kind is a pgxlock.Kind that a server knows, by the same number.
+// A Kind is a kind of locks that a server knows.
 type Kind uint8
 
 // The kinds, with the numbers that they have in the root package.
@@ -32,7 +39,7 @@ const (
 	KindLease
 )
 
-// Filter is pgxlock.Filter.
+// A Filter is a pgxlock.Filter.
 type Filter struct {
 	Kind     Kind // 0: every kind
 	Key      string
@@ -40,7 +47,7 @@ type Filter struct {
 	Internal bool
 }
 
-// admits reports whether a key passes.
+// admits reports whether a lock passes.
 func (f Filter) admits(kind Kind, key string) bool {
 	return (f.Kind == 0 || f.Kind == kind) && (f.Key == "" || f.Key == key) && strings.HasPrefix(key, f.Prefix)
 }
@@ -54,7 +61,7 @@ type Holder struct {
 	Token                            int64
 	PID                              int32
 	Since, Expires                   time.Time
-	State                            string // as the views lock_leases and lock_shares say it
+	State                            string // as the view lock_leases has it
 	Suspect                          bool
 	Application, Role, Client, Label string
 	Internal                         bool
@@ -68,7 +75,7 @@ const (
 	stateAbandoned = "abandoned"
 )
 
-// evictedHolder is the holder of a lease that was taken away.
+// evictedHolder is the holder id of a lease whose holder was evicted.
 const evictedHolder = "*evicted"
 
 // A Waiter is a pgxlock.Waiter.
@@ -96,22 +103,22 @@ type Snapshot struct {
 	Missing          []string
 }
 
-// Snapshot looks at everything at once.
+// Snapshot reads everything.
 func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	var shot Snapshot
-	err := m.look(ctx, Filter{}, "", func(s *sight) error {
-		leases, err := s.leases(ctx)
+	err := m.inspect(ctx, Filter{}, "", func(in *inspection) error {
+		leases, err := in.leases(ctx)
 		if err != nil {
 			return err
 		}
-		locks, err := s.advisory(ctx)
+		locks, err := in.advisory(ctx)
 		if err != nil {
 			return err
 		}
-		if err := s.evictions(ctx, slices.Concat(leases, locks.holders)); err != nil {
+		if err := in.evictions(ctx, slices.Concat(leases, locks.holders)); err != nil {
 			return err
 		}
-		tickets, err := s.tickets(ctx, locks)
+		tickets, err := in.tickets(ctx, locks)
 		if err != nil {
 			return err
 		}
@@ -125,11 +132,11 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 		}
 		shot.Waiters = append(tickets, locks.waiters...)
 		load := Load{Locks: locks.taken, Room: locks.room}
-		if shot.At, err = s.server(ctx, &load); err != nil {
+		if shot.At, err = in.server(ctx, &load); err != nil {
 			return err
 		}
 		report(ctx, load)
-		shot.Missing = s.missing
+		shot.Missing = in.missing
 		return nil
 	})
 	sortHolders(shot.Holders)
@@ -138,45 +145,48 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	return shot, err
 }
 
-// Holders returns who holds locks, leases in these states only.
+// Holders returns the holders of locks, of leases only those in these states. It fails if
+// locks that the filter names cannot be read.
 func (m *Monitor) Holders(ctx context.Context, f Filter, states ...string) ([]*Holder, error) {
 	var holders []*Holder
-	err := m.look(ctx, f, strings.Join(states, ","), func(s *sight) (err error) {
+	err := m.inspect(ctx, f, strings.Join(states, ","), func(in *inspection) (err error) {
 		if f.Kind != KindAdvisory {
-			if holders, err = s.leases(ctx); err != nil {
+			if holders, err = in.leases(ctx); err != nil {
 				return err
 			}
 		}
 		if f.Kind != KindLease {
-			locks, err := s.advisory(ctx)
+			locks, err := in.advisory(ctx)
 			if err != nil {
 				return err
 			}
 			holders = append(holders, locks.holders...)
 		}
-		return cmp.Or(s.evictions(ctx, holders), s.unseen())
+		return cmp.Or(in.evictions(ctx, holders), in.unable)
 	})
 	sortHolders(holders)
 	return holders, err
 }
 
-// Waiters returns who waits for locks.
+// Waiters returns the waiters for locks. It fails if queues that the filter names cannot be
+// read.
 func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	var waiters []Waiter
-	err := m.look(ctx, f, "", func(s *sight) error {
-		locks, err := s.advisory(ctx) // they tell which processes live
+	err := m.inspect(ctx, f, "", func(in *inspection) error {
+		locks, err := in.advisory(ctx) // its liveness locks say which processes live
 		if err != nil {
 			return err
 		}
-		tickets, err := s.tickets(ctx, locks)
+		tickets, err := in.tickets(ctx, locks)
 		waiters = append(tickets, locks.waiters...)
-		return cmp.Or(err, s.unseen())
+		return cmp.Or(err, in.unable)
 	})
 	sortWaiters(waiters)
 	return waiters, err
 }
 
-// sortHolders sorts by kind and key. Holders are many: what is moved is their addresses.
+// sortHolders sorts by kind and key. A database may have many holders, and a Holder is
+// large: pointers are cheaper to move.
 func sortHolders(holders []*Holder) {
 	slices.SortFunc(holders, func(a, b *Holder) int {
 		if c := cmp.Or(cmp.Compare(a.Kind, b.Kind), strings.Compare(a.Key, b.Key)); c != 0 {
