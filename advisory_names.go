@@ -12,22 +12,22 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file tells others the names behind the advisory keys that this process holds: of
-// a lock the server knows only the number. It is for people, and costs a lock nothing:
-// only what is held for long is told, now and then, by the session that listens.
-
+// A Locker publishes the names of its advisory locks for people, because the server knows
+// only their numbers. That costs an acquire nothing: the connection that listens publishes
+// them from time to time, and only names of locks that are held for long.
 const (
-	// nameAfter is how long a lock is held before its name is told.
+	// nameAfter is how long a lock is held before its name is published.
 	nameAfter = 2 * time.Second
 
-	// nameAgain is how often it is told. The table forgets it after an hour.
+	// nameAgain is how often it is published again. The table forgets it after an hour.
 	nameAgain = 20 * time.Minute
 
-	// maxNames is how many are told at once.
+	// maxNames is how many names one statement publishes.
 	maxNames = 100
 )
 
-// unpublished returns names of locks that are held for some time, and not known yet.
+// unpublished returns the names of locks that were held for nameAfter, and whose names were
+// not published within nameAgain.
 func (a *advisoryLocks) unpublished() []string {
 	now := time.Now()
 	var names []string
@@ -41,15 +41,15 @@ func (a *advisoryLocks) unpublished() []string {
 			continue
 		}
 		h.named = now
-		if key := h.locks[0].key; lockkey.Check(key) == nil { // and not a number
+		if key := h.locks[0].key; lockkey.Check(key) == nil { // a name, not a number
 			names = append(names, key)
 		}
 	}
 	return names
 }
 
-// publishNames tells them on the connection that listens. What the server says against
-// it, for want of a right for one, is nobody's loss.
+// publishNames publishes the names on the connection that listens. An error of the server,
+// for example a missing right, is logged and costs nobody a lock.
 func (l *listener) publishNames(conn *pgx.Conn) error {
 	if l.queue.names == nil || time.Since(l.named) < nameAfter {
 		return nil

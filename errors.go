@@ -136,7 +136,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// fail makes the error that a call returns; nil of nil.
+// fail returns the *Error that a call returns for err, or nil if err is nil.
 func fail(op, key string, kind Kind, err error) error {
 	if err == nil {
 		return nil
@@ -156,12 +156,9 @@ func transient(err error) bool {
 	return busy || lockerr.Transient(err)
 }
 
-// A method that is called on a nil pointer, and a call with a nil context, return an
-// error that says so before they look at anything else. A nil Lock is not held: its Lost
-// is closed, its Context has ended, and the rest is zero.
-
-// missing returns what keeps a method from doing anything: a nil receiver, or a nil
-// context.
+// missing returns an error for a nil receiver or a nil context. Every method with a context
+// checks them first. A nil Lock is not held: its Lost is closed, its Context has ended, and
+// its other methods return zero values.
 func missing[T any](ctx context.Context, receiver *T) error {
 	if receiver != nil && ctx != nil {
 		return nil
@@ -169,6 +166,7 @@ func missing[T any](ctx context.Context, receiver *T) error {
 	return cmp.Or(missingReceiver(receiver), lockerr.MissingContext(ctx))
 }
 
+// missingReceiver returns an error for a nil receiver.
 func missingReceiver[T any](receiver *T) error {
 	if receiver != nil {
 		return nil

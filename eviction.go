@@ -11,19 +11,19 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file is how a holder hears that it was evicted: whoever has a lease asks when a
-// renewal finds it gone; the session of advisory locks is told, and gives them back.
-
-// evictNotice is what the session of advisory locks is told.
-const evictNotice = "evict"
-
-// An eviction is who took a lock away and why, and how long ago.
+// An eviction says who took a lock away and why, and how long ago. The holder of a lease
+// asks for it when a renewal finds the lease gone. The lock session is notified, and then
+// releases the lock.
 type eviction struct {
 	error
 	age time.Duration
 }
 
-// evictions asks which of these holdings were evicted; by their places.
+// evictNotice is the payload of the notification after which a Locker checks whether its
+// advisory locks were evicted.
+const evictNotice = "evict"
+
+// evictions asks which of these holds were evicted, and returns the evictions by index.
 func evictions(ctx context.Context, in *dbconn.Installation, q dbconn.Querier, kinds []int32, names, holders []string, tokens []int64) (map[int]eviction, error) {
 	type row struct {
 		N       int64
@@ -41,7 +41,8 @@ func evictions(ctx context.Context, in *dbconn.Installation, q dbconn.Querier, k
 	return found, err
 }
 
-// whyGone asks why renewals found leases gone. That it cannot be known changes nothing.
+// whyGone asks why renewals found leases gone. Without an answer the leases are lost all the
+// same.
 func (t *leaseTable) whyGone(ctx context.Context, q dbconn.Querier, names, holders []string, tokens []int64) map[int]eviction {
 	found, err := evictions(ctx, &t.place, q, make([]int32, len(names)), names, holders, tokens)
 	if err != nil {
@@ -50,12 +51,12 @@ func (t *leaseTable) whyGone(ctx context.Context, q dbconn.Querier, names, holde
 	return found
 }
 
-// evicted is told that locks of the session were asked for.
+// evicted is called on an evictNotice.
 func (a *advisoryLocks) evicted() { a.evicting.Add(struct{}{}) }
 
-// lookEvicted gives back the locks that were asked for. A request that is older than an
-// acquisition was for who had the lock before: both ages are measured so that a doubt
-// leaves the lock alone, and who asks goes on asking.
+// lookEvicted releases the locks whose holders were evicted. An eviction that is older than
+// the acquisition was meant for the holder before. Both ages are measured so that in doubt
+// we keep the lock; the evictor retries.
 func (a *advisoryLocks) lookEvicted([]struct{}) error {
 	var kinds []int32
 	var names, holders []string
@@ -82,7 +83,7 @@ func (a *advisoryLocks) lookEvicted([]struct{}) error {
 	for i, why := range found {
 		if lock := locks[i]; why.age+time.Millisecond < asked.Sub(lock.since) {
 			a.locker.log.Warn("pgxlock: a lock is taken away", "key", lock.key, "error", why.error)
-			_ = lock.lose(why.error) // one that has ended stays so
+			_ = lock.lose(why.error) // a lock that has ended already stays as it is
 		}
 	}
 	return nil

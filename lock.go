@@ -471,39 +471,39 @@ func (l *Lock) unlock() {
 	}
 }
 
-// endedContext returns a context that has ended because of err.
+// endedContext returns a context that has ended with the cause err.
 func endedContext(err error) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(err)
 	return ctx, func() {}
 }
 
-// A watch makes locks notice that their deadlines have passed when nobody asks
-// them. Go's timers stand still while the machine sleeps, so that it never waits
-// longer than half a lock's margin: then Done is closed before somebody else can be
-// granted the lock. It is one timer for all locks of a Locker, and goes on until it
-// finds none: a lock that comes and goes meanwhile costs it nothing.
+// A watch ends the locks of a Locker whose deadlines have passed, where nobody calls a
+// method that would notice. Go's timers stop while the machine sleeps, so it never waits
+// longer than half a lock's margin: then Done is closed before somebody else can acquire
+// the lock. One timer serves all locks, and runs until there are none: a lock that is
+// acquired and released meanwhile costs it nothing.
 type watch struct {
 	locker *Locker
 
 	mu    sync.Mutex
 	timer *time.Timer
-	due   time.Duration // when it looks, on the Locker's clock; 0: not at all
+	due   time.Duration // when the timer fires, on the Locker's clock; 0: it is stopped
 }
 
-// add watches a lock; l.mu is held.
+// add watches a lock. l.mu must be held.
 func (w *watch) add(l *Lock, now time.Duration) {
 	if l.deadline != forever {
 		w.lookIn(l.patience(now), now)
 	}
 }
 
-// patience is how long the lock need not be looked at; l.mu is held.
+// patience returns how long the watch may leave the lock unchecked. l.mu must be held.
 func (l *Lock) patience(now time.Duration) time.Duration {
 	return max(min(l.margin/2, l.deadline-now), 0)
 }
 
-// lookIn makes the watch look no later than after d.
+// lookIn makes the watch check all locks after d at the latest.
 func (w *watch) lookIn(d, now time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -518,7 +518,7 @@ func (w *watch) lookIn(d, now time.Duration) {
 	}
 }
 
-// look looks at every lock.
+// look checks every lock.
 func (w *watch) look() {
 	w.mu.Lock()
 	w.due = 0

@@ -20,13 +20,11 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file is how the session of the locks speaks with the server: in calls of
-// functions, and in statements of the simple protocol. The server gets each whole or
-// not at all: it does not end a session for silence between the parts of an extended
-// query, so that a client which froze there would keep its locks.
+// A lockConn is the connection of the lock session, which holds the advisory locks. It sends
+// function calls and statements of the simple protocol, because the server receives each of
+// these whole or not at all. The server does not end a session for silence between the
+// parts of an extended query: a client that froze there would keep its locks.
 // https://www.postgresql.org/docs/current/protocol-flow.html
-
-// lockConn is a connection that holds locks.
 type lockConn struct {
 	conn     *pgx.Conn
 	net      net.Conn
@@ -301,17 +299,15 @@ func (c *lockConn) close() {
 	_ = c.conn.Close(ctx)
 }
 
-// This file asks for one thing alone, which is what most messages are, by a call of
-// a function, without a statement. That costs the server less than SELECT 1. A call
-// is one message that the server gets whole or not at all. It does not tell which
-// backend answers, nor whether that is in recovery: so it is only for a connection that
-// is known to end in its backend. A primary does not become a standby while a session
-// lasts.
+// lockCalls are the numbers of the functions that a lockConn calls, for each lockkey.Ask. A
+// message with a single request, as most have, calls the function without a statement,
+// which costs the server less than SELECT 1. The answer says neither which backend sent it
+// nor whether that is in recovery: only a connection that is known to end in its backend
+// calls functions. A primary does not become a standby while a session lasts.
 // https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-FUNCTION-CALL
-
-// lockCalls are the numbers of the functions, for each lockkey.Ask.
 type lockCalls []uint32
 
+// findLockCalls asks the server for the numbers.
 func findLockCalls(ctx context.Context, q dbconn.Querier) (lockCalls, error) {
 	rows, err := q.Conn.Query(ctx, statements.AdvisoryFunctions.Text(), q.Args(nil)...)
 	if err != nil {
@@ -320,7 +316,7 @@ func findLockCalls(ctx context.Context, q dbconn.Querier) (lockCalls, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[uint32])
 }
 
-// appendOne appends the call that asks one thing.
+// appendOne appends the call for one request.
 func (f lockCalls) appendOne(to []byte, a ask) []byte {
 	what := f[a.what.Of(a.lock)]
 	if a.lock.Pair {
@@ -329,8 +325,8 @@ func (f lockCalls) appendOne(to []byte, a ask) []byte {
 	return appendCall(to, what, uint64(a.lock.Number))
 }
 
-// appendCall appends a FunctionCall: one bigint, or two ints, as its arguments and
-// its result in binary.
+// appendCall appends a FunctionCall message, whose arguments are one bigint or two ints, and
+// whose arguments and result are binary.
 func appendCall(to []byte, function uint32, args ...uint64) []byte {
 	const binaryFormat = 1
 	size := 8
@@ -356,7 +352,7 @@ func appendCall(to []byte, function uint32, args ...uint64) []byte {
 	return to
 }
 
-// returned takes the result of a call.
+// returned records the result of a call.
 func (m *message) returned(result []byte) {
 	if len(result) != 1 {
 		m.ended = errForeign
