@@ -13,14 +13,13 @@ import (
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
-// What can go wrong, for errors.Is. Errors of this package wrap one of these, or
-// the error of the server or the network as it came, or say which argument is
-// wrong, in an [*Error].
+// Errors for errors.Is. An error of this package is an [*Error] that wraps one of these,
+// wraps the error of the server or the network, or says which argument is wrong.
 //
 // Try again later after ErrNotAcquired, ErrLimited and ErrUnavailable. After
 // ErrStaleSnapshot, and SQLSTATE 40001 or 40P01, begin the transaction again; after
-// ErrLost, do the work anew under a new lock. The others stay until something is
-// changed: the program, the connection string, a right, or the schema.
+// ErrLost, repeat the work under a new lock. The others remain until something changes: the
+// program, the connection string, a right, or the schema.
 var (
 	// ErrNotAcquired: somebody else holds the key. After a wait that ended with
 	// its context the error matches the context's error as well. A server that
@@ -31,23 +30,24 @@ var (
 	// that returns no lock.
 	ErrLost = lockerr.ErrLost
 
-	// ErrReleased: the lock was given back by Release.
+	// ErrReleased: the lock was released by Release.
 	ErrReleased = lockerr.ErrReleased
 
 	// ErrClosed: Close was called, of the Locker, the Limiter or the Runner (package once).
 	ErrClosed = lockerr.ErrClosed
 
-	// ErrDeadlock: the wait would not end. The context comes from a lock on the
-	// same key, so that it would be for ourselves (a context from
-	// context.WithoutCancel comes from it, too); it comes from a lock for which the
-	// holder of the key waits in the end; the transaction holds the key shared; or
-	// the server found a circle of transactions that wait for each other
-	// (SQLSTATE 40P01). After the second and the last one, release what is held, or roll
-	// back, and try again.
+	// ErrDeadlock: the wait would not end, for one of four reasons. The context comes from a
+	// lock on the same key, so that the caller would wait for itself (a context from
+	// context.WithoutCancel comes from the lock as well). It comes from a lock for which
+	// the holder of the key waits, directly or through others. The transaction holds the
+	// key shared. Or the server found a circle of transactions that wait for each other
+	// (SQLSTATE 40P01). After the second and the last, release the locks or roll back, and
+	// try again.
 	ErrDeadlock = lockerr.ErrDeadlock
 
-	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin
-	// the transaction again; one to be fenced, after the lock was acquired.
+	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin the
+	// transaction again; begin a transaction that is to be fenced after the lock was
+	// acquired.
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
 
 	// ErrReadOnly: the server is a standby, or the transaction is read-only. If none of
@@ -55,13 +55,13 @@ var (
 	// ErrUnavailable.
 	ErrReadOnly = lockerr.ErrReadOnly
 
-	// ErrPooler: a pooler is in between that gives the server's end of a connection
-	// to others, with the locks that it holds.
+	// ErrPooler: a pooler between the program and the server passes the server's session,
+	// with the locks that it holds, on to other clients.
 	ErrPooler = lockerr.ErrPooler
 
-	// ErrLimited: more than the limit of a Limiter (package ratelimit) allows. RetryAfter in the [*Error]
-	// says after how long it would not be. After a wait that ended with its context
-	// the error matches the context's error as well.
+	// ErrLimited: the call exceeds the limit of a Limiter (package ratelimit). RetryAfter in
+	// the [*Error] says after how long it would not. After a wait that ended with its
+	// context the error matches the context's error as well.
 	ErrLimited = lockerr.ErrLimited
 
 	// ErrMaxLocks: the Locker has as many locks as AdvisoryConfig.MaxLocks allows.
@@ -98,19 +98,18 @@ var (
 	ErrSchema = lockerr.ErrSchema
 )
 
-// Error says what was attempted, on which key, and why it failed. Every call that can fail
-// returns one, except that an error of a callback comes back as it is. Err, and all
-// that it wraps, are found by errors.Is and errors.As.
+// An Error says what was attempted, on which key, and why it failed. Every call that can
+// fail returns one, except that it returns an error of a callback unchanged. errors.Is and
+// errors.As find Err and all errors that Err wraps.
 type Error struct {
 	Op   string // "acquire", "renew", "fence", ...
 	Key  string // empty where no single key is concerned
 	Kind Kind   // of the lock; 0 for a claim, a limit and a run
 
-	// Holder and RetryAfter tell of whoever is in the way, with ErrNotAcquired:
-	// its holder id, which begins with its owner, and how long its lease may
-	// last at most if it is not renewed. Both are zero if it was just acquiring.
-	// With ErrLimited RetryAfter is when as many events could happen at once, if
-	// nobody else takes any meanwhile.
+	// With ErrNotAcquired, Holder is the holder id of the current holder, which begins with
+	// its owner, and RetryAfter is how long its lease lasts at most if it is not renewed.
+	// Both are zero if the other caller was still acquiring. With ErrLimited, RetryAfter is
+	// after how long as many events are allowed at once, if nobody else uses any meanwhile.
 	Holder     string
 	RetryAfter time.Duration
 
@@ -148,9 +147,9 @@ func fail(op, key string, kind Kind, err error) error {
 	return e
 }
 
-// transient reports whether what failed with err may do better later: the key is busy, no
-// server could be asked, or it is short of something, or all that can be reached is a
-// standby, which may be promoted.
+// transient reports whether the call that failed with err may succeed later: the key is
+// busy, no server could be reached, the server is short of a resource, or only a standby
+// could be reached, which may be promoted.
 func transient(err error) bool {
 	_, busy := errors.AsType[*busyError](err)
 	return busy || lockerr.Transient(err)

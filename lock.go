@@ -16,54 +16,53 @@ import (
 	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
-// A Lock is one acquisition: it is held from the grant until Release or Close of
-// its Locker is called, or until it is lost. It renews itself meanwhile. It is
-// safe for concurrent use.
+// A Lock is one acquisition. It is held from the grant until Release or Close of its Locker
+// is called, or until it is lost. The Locker renews it automatically. It is safe for
+// concurrent use.
 //
 // Nobody else is granted the lock before its local deadline has passed, unless the server
-// ends the session of an advisory lock or an operator evicts the holder. The
-// deadline is a margin earlier than the server's, and Err, [Lock.Renew],
-// [Lock.Fence] and Err of the context from [Lock.Context] read the clock each
-// time. Between such a check and what is done next the process may freeze, so
-// only [Lock.Fence] keeps a late holder from writing.
+// ends the session of an advisory lock or an operator evicts the holder. The local deadline
+// is a margin earlier than the server's. Err, [Lock.Renew], [Lock.Fence] and Err of the
+// context from [Lock.Context] read the clock each time. The process may freeze between such
+// a check and its next step, so only [Lock.Fence] prevents a late holder from writing.
 type Lock struct {
 	locker *Locker
 	key    string
-	queue  string // of a permit: what those wait for who would have it; else the key
+	queue  string // wait name: the semaphore's for a permit, otherwise key
 	holder string // unique to this acquisition
 	ttl    time.Duration
 	margin time.Duration
 	mode   Mode
-	inDo   bool // a Do uses it, and releases it
+	inDo   bool // Do holds it, and releases it
 
 	token  int64     // these are constant from the grant on
-	since  time.Time // the grant by our clock; only where the server's is not known
-	wanted bool      // of a lease: its caller had to queue, and is seldom the last who does
+	since  time.Time // the grant by our clock, where the server's time is unknown
+	wanted bool      // of a lease: its caller had to queue, so others probably queue as well
 
-	hold     *advisoryHold // what an advisory lock is one of; for its backend
-	observed *observedLock // nil: nobody is told; mu guards it
+	hold     *advisoryHold // the entry of an advisory lock; for its backend
+	observed *observedLock // nil: no Observe; guarded by mu
 
 	mu       sync.Mutex
-	deadline time.Duration // on the Locker's clock: believe no longer than this
+	deadline time.Duration // on the Locker's clock; the lock is lost after it
 	ended    error         // why it is not held any more; nil while it is
-	closing  error         // why its contexts end although it is held
+	closing  error         // why its contexts end while it is held
 	contexts map[*lockContext]struct{}
-	ending   []func()      // cancels contexts that end; for unlock
-	lost     chan struct{} // closed when it is lost; nil until somebody asks for it
+	ending   []func()      // cancel functions of contexts, for unlock to call
+	lost     chan struct{} // closed when the lock is lost; nil until the first call of Lost
 
 	release  sync.Once
 	released error // what Release returns
 }
 
-// newLock makes the Lock for one try.
+// newLock returns the Lock for one try.
 func (l *Locker) newLock(key, holder string, ttl, margin time.Duration) *Lock {
 	return &Lock{
 		locker: l, key: key, queue: key, holder: holder, ttl: ttl, margin: margin,
 	}
 }
 
-// Key returns the name that was locked; of a permit of a [Semaphore] that is the
-// semaphore's with # and the number of the permit.
+// Key returns the name that was locked. For a permit of a [Semaphore] it is the semaphore's
+// name followed by # and the number of the permit.
 func (l *Lock) Key() string {
 	if l == nil {
 		return ""
@@ -71,12 +70,12 @@ func (l *Lock) Key() string {
 	return l.key
 }
 
-// Token returns the fencing token; 0 if the Locker is one of [NewAdvisoryLocker] without
-// [AdvisoryConfig.Tokens]. It is greater than that of every earlier acquisition of this key,
-// also after a crash or a failover; but readers are in no order among themselves, and
-// readers of one lease share a token. A resource that remembers the greatest token it has seen and refuses smaller ones
-// cannot be written by a late holder. For writes to the same database, [Lock.Fence] does
-// it without the resource's help.
+// Token returns the fencing token, or 0 if the Locker is from [NewAdvisoryLocker] without
+// [AdvisoryConfig.Tokens]. It is greater than the token of every earlier acquisition of this
+// key, also after a crash or a failover. Shared holders have no order among themselves, and
+// those of one lease have the same token. A late holder cannot write to a resource that
+// remembers the greatest token it has seen and refuses smaller ones. For writes to the same
+// database use [Lock.Fence], which needs no help from the resource.
 func (l *Lock) Token() int64 {
 	if l == nil {
 		return 0
@@ -84,9 +83,9 @@ func (l *Lock) Token() int64 {
 	return l.token
 }
 
-// Holder returns the id under which others see who has the lock. It begins with
-// the Locker's owner. A lease has one for each acquisition; of advisory locks it
-// names the session, which ends in the pid of the server's process.
+// Holder returns the holder id, under which others see who holds the lock. It begins with
+// the Locker's owner. For a lease it identifies the acquisition. For an advisory lock it
+// identifies the session, and ends in the pid of the server's process.
 func (l *Lock) Holder() string {
 	if l == nil {
 		return ""
@@ -94,8 +93,8 @@ func (l *Lock) Holder() string {
 	return l.holder
 }
 
-// Lost returns a channel that is closed when the lock is lost; Release does not
-// close it. It follows the clock by timer: look at Err where it matters.
+// Lost returns a channel that is closed when the lock is lost; Release does not close it. A
+// timer closes it, which may be late: call Err before a step that matters.
 func (l *Lock) Lost() <-chan struct{} {
 	if l == nil {
 		lost := make(chan struct{})
@@ -113,9 +112,9 @@ func (l *Lock) Lost() <-chan struct{} {
 	return l.lost
 }
 
-// Err returns nil while the lock is held. Later it returns, for good, an error
-// that matches [ErrLost], [ErrReleased] or [ErrClosed]. It reads the clock: a
-// call that starts at or after the local deadline never returns nil.
+// Err returns nil while the lock is held. Afterwards it always returns an error that matches
+// [ErrLost], [ErrReleased] or [ErrClosed]. It reads the clock: a call that starts at or
+// after the local deadline never returns nil.
 func (l *Lock) Err() error {
 	if l == nil {
 		return l.fail("hold", missingReceiver(l))
@@ -125,8 +124,8 @@ func (l *Lock) Err() error {
 	return l.look()
 }
 
-// Deadline returns the local time until which the lock may be believed to be
-// held if no renewal succeeds any more. ok is false for a lock without a TTL.
+// Deadline returns the local deadline: the local time at which the lock is lost if no further
+// renewal succeeds. ok is false for a lock without a TTL.
 func (l *Lock) Deadline() (t time.Time, ok bool) {
 	if l == nil {
 		return time.Time{}, false
@@ -139,9 +138,9 @@ func (l *Lock) Deadline() (t time.Time, ok bool) {
 	return time.Now().Add(l.deadline - l.locker.now()), true
 }
 
-// Renew renews now, besides the renewals that happen by themselves. It returns
-// nil if the lock is held for its TTL from now, ErrLost if it is too late, or
-// what kept it from finding out before ctx ended; the lock is then as before.
+// Renew renews the lock now, in addition to the automatic renewals. It returns nil if the
+// lock is held for its TTL from now, and ErrLost if it was too late. With any other error it
+// could not find out before ctx ended, and the lock is as before.
 func (l *Lock) Renew(ctx context.Context) error {
 	if err := cmp.Or(missing(ctx, l), l.Err()); err != nil {
 		return l.fail("renew", err)
@@ -149,24 +148,22 @@ func (l *Lock) Renew(ctx context.Context) error {
 	return l.fail("renew", l.locker.backend.renew(ctx, l))
 }
 
-// Fence makes tx safe from a late holder: call it first, at the top level of the
-// transaction that writes under the lock. If it returns nil, nobody can take the
-// lock over until the transaction has ended, however long this process is frozen
-// and whatever expires meanwhile. It waits for nothing of pgxlock's, and renewals
-// go on.
+// Fence protects tx from a late holder. Call it first, at the top level of the transaction
+// that writes under the lock. If it returns nil, nobody can take over the lock until the
+// transaction has ended, however long this process is frozen and whatever expires meanwhile.
+// It does not wait for anything of pgxlock, and renewals continue.
 //
-// With [ErrLost] nobody may write: roll back. The loss may concern this
-// transaction only, when somebody is just about to take an expired lease.
-// [ErrStaleSnapshot]: the transaction is REPEATABLE READ or SERIALIZABLE and
-// older than the lock; SQLSTATE 40001 there: the lock changed hands since.
-// [ErrReadOnly]: there is nothing to protect. SQLSTATE 55P03: REPEATABLE READ or
-// SERIALIZABLE, and somebody has locked the row by hand. The transaction is
-// aborted after each of them, except when the local deadline had passed and
-// nothing was sent.
+// After [ErrLost] roll back: the transaction must not write. The loss may concern this
+// transaction alone, if somebody is about to take over an expired lease. [ErrStaleSnapshot]
+// means that the transaction is REPEATABLE READ or SERIALIZABLE and older than the lock;
+// SQLSTATE 40001 there, that the lock changed hands since. [ErrReadOnly] means that there is
+// nothing to protect. SQLSTATE 55P03 means that the transaction is REPEATABLE READ or
+// SERIALIZABLE, and that somebody locked the row by hand. Each of these errors aborts the
+// transaction, unless the local deadline had passed and nothing was sent.
 //
-// The protection ends with the transaction, and with a savepoint that is rolled
-// back to: a nested transaction of pgx is refused with [errors.ErrUnsupported].
-// tx must be on the Locker's database.
+// The protection ends with the transaction, and with a rollback to an earlier savepoint:
+// Fence refuses a nested transaction of pgx with [errors.ErrUnsupported]. tx must be on the
+// Locker's database.
 func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	if isSavepoint(tx) {
 		return l.fail("fence", fmt.Errorf("tx is nested, so that rolling it back would end the protection; fence the outermost transaction: %w", errors.ErrUnsupported))
@@ -174,9 +171,9 @@ func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	return l.fence(ctx, usertx.Pgx(tx))
 }
 
-// FenceSQL is [Lock.Fence] for database/sql, with any driver of PostgreSQL; what
-// went wrong is told apart if its errors have a method SQLState, as those of pgx
-// and lib/pq do. A savepoint cannot be seen here: call it before the first one.
+// FenceSQL is [Lock.Fence] for database/sql, with any driver for PostgreSQL. It can tell
+// errors apart if they have a method SQLState, as those of pgx and lib/pq do. It cannot
+// detect a savepoint: call it before the first one.
 func (l *Lock) FenceSQL(ctx context.Context, tx *sql.Tx) error {
 	return l.fence(ctx, usertx.SQL(tx))
 }
@@ -194,24 +191,23 @@ func (l *Lock) fence(ctx context.Context, tx usertx.Tx) error {
 	return l.fail("fence", l.locker.backend.fence(ctx, tx, l))
 }
 
-// isSavepoint reports whether tx is what Begin of a pgx transaction returns. pgx
-// does not export that type; a test holds its name against what Begin returns.
+// isSavepoint reports whether tx was returned by Begin of a pgx transaction. pgx does not
+// export that type; a test compares its name with what Begin returns.
 func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimulatedNestedTx" }
 
-// Release gives the lock back. It is not stopped by ctx. It takes as long as a
-// statement; while a fenced transaction is open, or the server is away, it is
-// tried for 5 s, which a dead network stretches to 15 s. Then a lease is left to
-// its expiry, is not renewed any more, and the error says so; an advisory lock is
-// gone with its session, and the error is ErrLost. The contexts of
-// the lock end when Release is called. It returns nil if the lock was held until
-// then, and ErrLost if that had lapsed before. A second Release returns what the
-// first returned.
+// Release releases the lock. The end of ctx does not stop it. It takes as long as a
+// statement. While a fenced transaction is open, or the server is away, it tries for 5 s,
+// which a dead network stretches to 15 s. After that a lease is no longer renewed and
+// expires, and the error says so; an advisory lock ends with its session, and the error is
+// ErrLost. The contexts of the lock end when Release is called. Release returns nil if the
+// lock was held until then, and ErrLost if it was lost before. A second Release returns
+// what the first returned.
 func (l *Lock) Release(ctx context.Context) error {
 	err := missing(ctx, l)
 	switch {
 	case l == nil:
 		return l.fail("release", err)
-	case err != nil: // what is deferred has its error seldom looked at
+	case err != nil: // callers of a deferred Release seldom check its error
 		return cmp.Or(l.end(context.Background(), ErrReleased), l.fail("release", err))
 	}
 	return l.end(ctx, ErrReleased)
@@ -228,7 +224,7 @@ func (l *Lock) end(ctx context.Context, why error) error {
 		event := observed.now(EventReleased)
 		l.unlock()
 		if lost != nil {
-			l.locker.backend.discard(l) // its row may still stand there
+			l.locker.backend.discard(l) // its row may still exist
 			l.released = l.fail("release", lost)
 		} else {
 			l.released = l.fail("release", l.locker.backend.release(l))
@@ -238,11 +234,11 @@ func (l *Lock) end(ctx context.Context, why error) error {
 	return l.released
 }
 
-// Context returns a context for the work under the lock: a child of parent that
-// ends, with a cause that matches [ErrLost], [ErrReleased] or [ErrClosed], when
-// the lock does. Its Err reads the clock, so that it is right even on the first
-// line after the process was frozen; its Done, and contexts made from it, follow
-// by timer. Call cancel when the work is over.
+// Context returns a context for the work under the lock: a child of parent that ends when the
+// lock does, with a cause that matches [ErrLost], [ErrReleased] or [ErrClosed]. Its Err reads
+// the clock, so that it is right even on the first line after the process was frozen. A
+// timer closes its Done and ends contexts derived from it. Call cancel when the work is
+// over.
 func (l *Lock) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if err := missing(parent, l); err != nil {
 		return endedContext(l.fail("hold", err))
@@ -268,7 +264,7 @@ func (l *Lock) Context(parent context.Context) (context.Context, context.CancelF
 	return c, func() { cancel(context.Canceled) }
 }
 
-// lockContext is a context whose Err looks at the lock.
+// A lockContext is a context whose Err checks the lock.
 type lockContext struct {
 	context.Context // with a cancel of its own
 	lock            *Lock
@@ -277,12 +273,12 @@ type lockContext struct {
 
 func (c *lockContext) Err() error {
 	if err := c.lock.Err(); err != nil {
-		c.cancel(err) // it may have found out just now, or be about to tell us
+		c.cancel(err) // the lock may have noticed just now, and be about to end c
 	}
 	return c.Context.Err()
 }
 
-// heldKey is the context key under which a lockContext finds itself.
+// heldKey is the context key under which a lockContext returns itself.
 type heldKey struct{}
 
 func (c *lockContext) Value(key any) any {
@@ -315,9 +311,9 @@ func (l *Locker) holds(ctx context.Context, key string) bool {
 	return false
 }
 
-// granted takes the answer to a request. It returns false if it came so late that
-// the lock cannot be believed in any more. sent is the clock before the request,
-// and now that after the answer.
+// granted records the answer to a request. It returns false if the answer came so late that
+// the local deadline has passed. sent is the time before the request, and now the time after
+// the answer.
 func (l *Lock) granted(token int64, sent, now time.Duration) bool {
 	l.mu.Lock()
 	defer l.unlock()
@@ -329,7 +325,7 @@ func (l *Lock) granted(token int64, sent, now time.Duration) bool {
 // forever is the deadline of a lock without a TTL.
 const forever = time.Duration(math.MaxInt64)
 
-// believedUntil is the local deadline that a good request gives.
+// believedUntil returns the local deadline after a successful request.
 func (l *Lock) believedUntil(sent time.Duration) time.Duration {
 	if l.ttl == 0 {
 		return forever
@@ -337,7 +333,7 @@ func (l *Lock) believedUntil(sent time.Duration) time.Duration {
 	return sent + l.ttl - l.margin
 }
 
-// admit starts the hold: from now on the lock is renewed and watched.
+// admit starts the hold: from now on the Locker renews and watches the lock.
 func (l *Lock) admit(inDo bool) error {
 	l.mu.Lock()
 	now := l.locker.now()
@@ -360,8 +356,8 @@ func (l *Lock) admit(inDo bool) error {
 	return err
 }
 
-// renewed moves the deadline, unless it has passed: what was once reported as
-// lost stays lost.
+// renewed moves the deadline, unless it has passed: a lock that was once reported as lost
+// stays lost.
 func (l *Lock) renewed(sent time.Duration) error {
 	l.mu.Lock()
 	defer l.unlock()
@@ -375,7 +371,7 @@ func (l *Lock) renewed(sent time.Duration) error {
 	return nil
 }
 
-// notRenewed takes note of a renewal that failed, and is tried again.
+// notRenewed records a renewal that failed and is tried again.
 func (l *Lock) notRenewed(err error) {
 	l.mu.Lock()
 	defer l.unlock()
@@ -403,7 +399,7 @@ type lostError struct{ why error }
 func (e *lostError) Error() string   { return ErrLost.Error() + ": " + e.why.Error() }
 func (e *lostError) Unwrap() []error { return []error{ErrLost, e.why} }
 
-// endContexts ends the contexts while the lock is still held.
+// endContexts ends the contexts of a lock that is still held.
 func (l *Lock) endContexts(why error) {
 	l.mu.Lock()
 	defer l.unlock()
@@ -428,10 +424,10 @@ func (l *Lock) fail(op string, err error) error {
 	return l.locker.fail(op, l.key, err)
 }
 
-// The methods below need l.mu, which is taken before those of the Locker and of
-// its backend, and is given back by unlock.
+// The methods below require l.mu, which is locked before the mutexes of the Locker and of its
+// backend. Use unlock to unlock it.
 
-// look reads the clock, and returns why the lock is not held.
+// look reads the clock, and returns why the lock is no longer held, or nil.
 func (l *Lock) look() error { return l.lookAt(l.locker.now()) }
 
 func (l *Lock) lookAt(now time.Duration) error {
@@ -460,8 +456,8 @@ func (l *Lock) cancelContexts(why error) {
 	clear(l.contexts)
 }
 
-// unlock ends contexts only after l.mu is free: that calls methods of their
-// parents, which are the caller's and may look at this lock.
+// unlock unlocks l.mu and then ends contexts: ending a context calls methods of its parents,
+// which are the caller's and may check this lock.
 func (l *Lock) unlock() {
 	ending := l.ending
 	l.ending = nil
