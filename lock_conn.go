@@ -29,22 +29,22 @@ type lockConn struct {
 	conn     *pgx.Conn
 	net      net.Conn
 	frontend *pgproto3.Frontend
-	session  int64         // a number that it has drawn for itself
-	backend  int32         // its pid
-	made     time.Duration // the clock before the last thing it was asked until it was ready
-	calls    lockCalls     // ask one thing; nil: as many are asked, because the connection may not end in the backend
-	many     [3]string     // the statement that asks many, around what and for which locks
-	patience time.Duration // how long an answer may take, at least
+	session  int64         // a random number that it chose
+	backend  int32         // the pid of its backend
+	made     time.Duration // the time before the last statement that set it up
+	calls    lockCalls     // for a message with one request; nil: it uses many, because the connection may not end in the backend
+	many     [3]string     // the parts of the statement for many requests, around the functions and the locks
+	patience time.Duration // the least time that an answer may take
 	until    time.Time     // the deadline that is set; at most a quarter later
 }
 
-// ask is one thing to do with one lock.
+// An ask is one request for one lock.
 type ask struct {
 	what lockkey.Ask
 	lock lockkey.ID
 }
 
-// undone is what makes sure that an ask left nothing behind.
+// undone returns the request that undoes an ask, whether or not it was granted.
 func (a ask) undone() ask {
 	switch a.what {
 	case lockkey.AskTry:
@@ -55,27 +55,27 @@ func (a ask) undone() ask {
 	return a
 }
 
-// message is what is sent at once, and the server's answer.
+// A message is what is sent at once, and the server's answer.
 type message struct {
 	bytes []byte
-	batch bool // it asks what the calls of a batch ask,
-	asked int  // so many things
+	batch bool // it carries the requests of a batch of calls,
+	asked int  // this many
 
-	// The answer. lazy says that a commit was not waited for.
+	// The answer. lazy: the server did not wait for a commit.
 	err     *pgconn.PgError // the first one
 	lazy    bool
 	answers []lockAnswer // to a batch,
-	ended   error        // or why the session is of no use
+	ended   error        // or why the session cannot be used
 	rows    [][]string   // to another text
 }
 
-// lockAnswer is what the server said to one ask.
+// A lockAnswer is the server's answer to one ask.
 type lockAnswer struct {
 	granted bool
 	token   int64 // 0: none
 }
 
-// readAnswer reads true or false, or where there are tokens, one or NULL.
+// readAnswer reads true or false, or with tokens a token or NULL.
 func readAnswer(value []byte) lockAnswer {
 	switch string(value) {
 	case "t":
@@ -87,7 +87,7 @@ func readAnswer(value []byte) lockAnswer {
 	return lockAnswer{granted: err == nil, token: token}
 }
 
-// A message is what pgproto3 sends as it is.
+// A message implements pgproto3.FrontendMessage, which sends its bytes unchanged.
 func (m *message) Frontend()           {}
 func (m *message) Decode([]byte) error { return errors.ErrUnsupported }
 
@@ -95,7 +95,7 @@ func (m *message) Encode(to []byte) ([]byte, error) { return append(to, m.bytes.
 
 var comma = []byte{','}
 
-// write makes the message for a batch of calls.
+// write builds the message for a batch of calls.
 func (c *lockConn) write(m *message, batch []*lockCall) {
 	*m = message{bytes: m.bytes[:0], answers: m.answers[:0]}
 	if len(batch) > 0 && batch[0].query != "" {
@@ -133,7 +133,7 @@ func (c *lockConn) write(m *message, batch []*lockCall) {
 	m.end()
 }
 
-// begin and end make a Query of what is appended between them.
+// begin and end make a Query message of the text appended between them.
 func (m *message) begin() { m.bytes = append(m.bytes, 'Q', 0, 0, 0, 0) }
 
 func (m *message) end() {
@@ -141,9 +141,9 @@ func (m *message) end() {
 	binary.BigEndian.PutUint32(m.bytes[1:], uint32(len(m.bytes)-1))
 }
 
-// send sends a message. The connection is of no use after an error.
+// send sends a message. The connection cannot be used after an error.
 func (c *lockConn) send(m *message) error {
-	if now := time.Now(); c.until.Sub(now) < c.patience { // setting one each time would cost more than the rest
+	if now := time.Now(); c.until.Sub(now) < c.patience { // setting a deadline each time would cost more than the rest
 		c.until = now.Add(c.patience * 5 / 4)
 		if err := c.net.SetDeadline(c.until); err != nil {
 			return err
@@ -153,8 +153,8 @@ func (c *lockConn) send(m *message) error {
 	return c.frontend.Flush()
 }
 
-// receive takes in the answer. After a timeout it can be called again, and goes on
-// where it was.
+// receive reads the answer. After a timeout it can be called again, and continues where it
+// stopped.
 func (c *lockConn) receive(m *message) error {
 	for {
 		received, err := c.frontend.Receive()
@@ -208,8 +208,8 @@ func (c *lockConn) listen() error {
 	}
 }
 
-// fatal reports whether the session has ended with what the server says. When it
-// stops at once it says so in a warning.
+// fatal reports whether the session has ended with this message of the server. A server that
+// stops immediately says so in a warning.
 func fatal(err *pgconn.PgError) bool {
 	switch err.SeverityUnlocalized {
 	case "FATAL", "PANIC":
@@ -218,7 +218,7 @@ func fatal(err *pgconn.PgError) bool {
 	return lockerr.SessionEnded(err.Code)
 }
 
-// answer reads the row that answers a batch.
+// answer reads the row with the answers to a batch.
 func (m *message) answer(row [][]byte, backend int32) {
 	switch {
 	case len(row) != 3:
@@ -239,7 +239,7 @@ var (
 	errInRecovery = fmt.Errorf("%w: the server is in recovery", ErrReadOnly)
 )
 
-// keep keeps a row of something else.
+// keep keeps a row of any other statement.
 func (m *message) keep(values [][]byte) {
 	row := make([]string, len(values))
 	for i, value := range values {
@@ -248,8 +248,8 @@ func (m *message) keep(values [][]byte) {
 	m.rows = append(m.rows, row)
 }
 
-// verdict says why nothing of what was asked may be believed to be granted, and
-// why the session cannot go on.
+// verdict returns why none of the requests counts as granted, and why the session cannot go
+// on.
 func (m *message) verdict() (failed, ended error) {
 	switch {
 	case m.err != nil && m.err.Code == lockerr.StateNoStatement:
@@ -266,12 +266,12 @@ func (m *message) verdict() (failed, ended error) {
 	return nil, nil
 }
 
-// interrupt makes reading end with a timeout now.
+// interrupt makes a read end with a timeout now.
 func (c *lockConn) interrupt() { _ = c.net.SetReadDeadline(time.Unix(1, 0)) }
 
-// readFor makes reading end with a timeout after d; 0: never.
+// readFor makes a read end with a timeout after d; 0: never.
 func (c *lockConn) readFor(d time.Duration) {
-	c.until = time.Time{} // the next message sets it anew
+	c.until = time.Time{} // so that the next message sets it again
 	var deadline time.Time
 	if d > 0 {
 		deadline = time.Now().Add(d)
@@ -279,8 +279,7 @@ func (c *lockConn) readFor(d time.Duration) {
 	_ = c.net.SetReadDeadline(deadline)
 }
 
-// resume takes an interruption back, and reports whether the deadline itself has
-// passed.
+// resume undoes an interrupt, and reports whether the deadline itself has passed.
 func (c *lockConn) resume() (over bool) {
 	_ = c.net.SetReadDeadline(c.until)
 	return !time.Now().Before(c.until)
@@ -291,7 +290,7 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// close says goodbye, which the server need not hear.
+// close ends the session; whether the server receives that does not matter.
 func (c *lockConn) close() {
 	_ = c.net.SetDeadline(time.Now().Add(time.Second))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -14,45 +14,43 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// An Option is a wish for one call. Options are values: they print, compare, and
-// can be kept in variables. Of several of one type the last one counts. One that
-// the Locker cannot honour is refused with [errors.ErrUnsupported], never
-// ignored.
+// An Option configures one call. Options are values: they print, compare, and can be kept in
+// variables. Of several of one type the last one counts. A call refuses an option that it
+// cannot honour with [errors.ErrUnsupported]; none is ignored.
 type Option interface{ apply(*options) error }
 
-// MaxWait bounds the wait for a lock, from the call to the grant, connecting
-// included; it does not bound how long the lock is held, as a timeout on the
-// context would in [Locker.Do]. When it is over the error is [ErrNotAcquired] if
-// the server ever said that the key is busy, else the error that kept us from
-// asking. Zero or less is [NoWait]. Default: no bound but the context.
+// MaxWait bounds the wait for a lock, from the call to the grant, including the time to
+// connect. It does not bound how long the lock is held, as a timeout on the context would in
+// [Locker.Do]. After it the error is [ErrNotAcquired] if the server ever said that the key
+// is busy, otherwise the error that kept the Locker from asking. Zero or less means
+// [NoWait]. Default: only the context bounds the wait.
 type MaxWait time.Duration
 
-// NoWait asks once and does not wait for the holder. Reaching the server may
-// still take time; that is bounded: for a lease by 5 s, for an advisory lock by what
-// it takes to give up one connection and to make another, 12 s at most, and 5 s more with
-// [Shared], which asks first whether a writer waits. Who asks for
-// a share of a lease while others are just joining or leaving asks again, for half a
-// second.
+// NoWait tries once and does not wait for the holder. Reaching the server may still take
+// time: for a lease at most 5 s; for an advisory lock at most 12 s, to give up one connection
+// and to make another; and 5 s more with [Shared], which first asks whether a writer waits.
+// A call for a share of a lease tries again for half a second while others are joining or
+// leaving.
 const NoWait = MaxWait(0)
 
-// TTL is how long the lease lasts from its grant and from each renewal, if the
-// next renewal does not arrive: the time after which others get the key when
-// this process has died. At least 1 s. Default: the Locker's.
+// TTL is how long a lease lasts from its grant and from each renewal, if no further renewal
+// arrives: the time after which others can acquire the key when this process has died. At
+// least 1 s. Default: the Locker's.
 type TTL time.Duration
 
-// Metadata is shown to operators beside the lock, and is stored as a JSON
-// string. At most 64 KiB as such, of valid UTF-8 without zero bytes.
+// Metadata is shown to operators with the lock. It is valid UTF-8 without zero bytes, and is
+// stored as a JSON string of at most 64 KiB.
 type Metadata string
 
-// Mode says whom a lock excludes: [Exclusive], the default, everybody; [Shared]
-// only exclusive ones. A shared request waits behind an exclusive one that came
-// before it, so that writers are not starved; one that does not wait is refused. No lock is turned from one mode into
-// the other.
+// Mode says which other locks on the key a lock excludes: [Exclusive], the default, all of
+// them; [Shared], the exclusive ones. A shared request waits behind an exclusive request
+// that came before it, so that writers are not starved; a shared request that does not wait
+// is refused. No lock changes its mode.
 //
-// Of a lease, all who share it together have one fencing token: it is greater than
-// that of whoever had the lease exclusively before. Who is refused it exclusively
-// finds "*shared" as the [Error].Holder; [Locker.Holders] tells each of them. It needs
-// the migrations ([ErrSchema]).
+// Callers that share a lease have one fencing token together, which is greater than the
+// token of the exclusive holder before. A caller that is refused the exclusive lease finds
+// "*shared" as the [Error].Holder; [Locker.Holders] returns each of the sharing holders.
+// Shared leases need the migrations ([ErrSchema]).
 type Mode uint8
 
 // The modes of a lock.
@@ -61,28 +59,28 @@ const (
 	Shared
 )
 
-// Schema names the schema in which the migrations installed pgxlock. Default for
-// calls in the caller's transaction: where its search_path finds it.
+// Schema is the schema in which the migrations installed pgxlock. Default for calls in the
+// caller's transaction: the schema in which its search_path finds pgxlock.
 type Schema string
 
-// AllowStaleSnapshot makes [LockTx] accept a lock that its transaction's snapshot
-// is older than: for transactions that read nothing which the lock protects, or
-// whose writes would fail with SQLSTATE 40001 where that matters.
+// AllowStaleSnapshot makes [LockTx] accept a transaction whose snapshot is older than the
+// lock. It is for transactions that read nothing that the lock protects, or whose writes
+// would fail with SQLSTATE 40001 where the snapshot matters.
 type AllowStaleSnapshot bool
 
-// Retention is how long a claim of [ClaimTx] stands; after it the key can be
-// claimed again. It counts from the call, so that it must be longer than the
-// transaction. At least 1 ms. Default: until [PurgeClaims] ends it.
+// Retention is how long a claim of [ClaimTx] lasts; after it the key can be claimed again.
+// It counts from the call, and so must be longer than the transaction. At least 1 ms.
+// Default: until [PurgeClaims] removes the claim.
 type Retention time.Duration
 
-// TxOptions are how [Locker.DoTx] begins its transaction. Default: as the role is
-// set, which is READ COMMITTED unless somebody changed it.
+// TxOptions are the options with which [Locker.DoTx] begins its transaction. Default: the
+// role's settings, READ COMMITTED unless somebody changed them.
 type TxOptions pgx.TxOptions
 
-// Retries is how often [Locker.DoTx] begins its transaction anew. Default: 0.
+// Retries is how often [Locker.DoTx] may begin its transaction again. Default: 0.
 type Retries int
 
-// options are the wishes of one call, put together.
+// options are the options of one call, over its defaults.
 type options struct {
 	wait          *time.Duration // nil: no bound
 	ttl           time.Duration
@@ -90,18 +88,18 @@ type options struct {
 	mode          Mode
 	schema        string
 	staleSnapshot bool
-	retention     *time.Duration // nil: for good
+	retention     *time.Duration // nil: unlimited
 	retries       int
 	tx            pgx.TxOptions
-	permits       permits // 0: it is no semaphore's
+	permits       permits // 0: not for a semaphore
 
-	// turn is as whom a try asks: with the number of a ticket for the first of its
-	// keys, 0 without one, or barges. first: nobody was seen before that ticket.
+	// turn is the queue position that a try carries: the number of a ticket for the first
+	// of its keys, 0 without a ticket, or barges. first: no ticket was seen before it.
 	turn  int64
 	first bool
 }
 
-// barges is the turn of a try that does not care who waits.
+// barges is the turn of a try that skips the queue.
 const barges = -1
 
 func (w MaxWait) apply(o *options) error {
@@ -195,7 +193,7 @@ func (m Metadata) apply(o *options) error {
 	}
 	var quoted strings.Builder
 	encoder := json.NewEncoder(&quoted)
-	encoder.SetEscapeHTML(false) // the server counts characters as they are
+	encoder.SetEscapeHTML(false) // the server counts characters without escapes
 	if err := encoder.Encode(string(m)); err != nil {
 		return err
 	}
@@ -209,8 +207,8 @@ func (m Metadata) apply(o *options) error {
 
 func (m Metadata) String() string { return fmt.Sprintf("Metadata(%.40q)", string(m)) }
 
-// minTTL keeps margins and renewals above what networks and commits take.
-// maxTTL is what SQL accepts.
+// minTTL keeps margins and renewals longer than networks and commits take. maxTTL is the
+// longest that the SQL functions accept.
 const (
 	minTTL = time.Second
 	maxTTL = 100 * 360 * 24 * time.Hour // PostgreSQL counts 360 days to a year
@@ -226,8 +224,8 @@ func checkTTL(name string, ttl time.Duration) error {
 // noWait reports whether the call must not wait for a holder.
 func (o *options) noWait() bool { return o.wait != nil && *o.wait == 0 }
 
-// collect puts the options of a call together over its defaults. taken tells
-// which of them the call can honour.
+// collect applies the options of a call over its defaults. taken reports whether the call
+// can honour an option.
 func (o *options) collect(opts []Option, taken func(Option) bool) error {
 	for _, opt := range opts {
 		if opt == nil {
@@ -243,8 +241,8 @@ func (o *options) collect(opts []Option, taken func(Option) bool) error {
 	return nil
 }
 
-// takenByLocks tells which options an acquisition takes of a kind that knows them
-// all.
+// takenByLocks reports whether an acquire takes an option, of a kind of lock that supports
+// all of them.
 func takenByLocks(opt Option) bool {
 	switch opt.(type) {
 	case MaxWait, TTL, Metadata, permits, Mode:
