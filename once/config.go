@@ -30,7 +30,7 @@ type Config struct {
 
 	// Retry allows a run that failed, or whose process died, to be started again within
 	// its period. Such a run holds a lease while it runs, which operators see in
-	// lock_leases as run:key@slot, and the Runner has two more connections. Default: a
+	// lock_leases as run:key@slot, and the Runner has one more connection. Default: a
 	// run is started at most once.
 	Retry bool
 

@@ -108,7 +108,7 @@ type Run struct {
 // least 1 ms, in whole microseconds. The Runner needs the migrations ([pgxlock.ErrSchema]).
 //
 // The Runner takes only its configuration from the pool, never a connection. It has one
-// connection of its own, and with cfg.Retry two more for the leases of runs. It connects at
+// connection of its own, and with cfg.Retry one more for the leases of runs. It connects at
 // its first use; [Runner.Close] closes the connections.
 func New(pool *pgxpool.Pool, period time.Duration, cfg *Config) (*Runner, error) {
 	r, err := newRunner(period, cfg)
@@ -119,7 +119,7 @@ func New(pool *pgxpool.Pool, period time.Duration, cfg *Config) (*Runner, error)
 		return nil, fail("new", "", errors.New("the pool is nil; make one with pgxpool.New"))
 	}
 	if r.cfg.Retry {
-		r.locks, err = pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: r.cfg.TTL, Owner: r.cfg.Owner, Schema: r.cfg.Schema, Backoff: r.cfg.Backoff, Logger: r.cfg.Logger})
+		r.locks, err = pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{OneConnection: true, TTL: r.cfg.TTL, Owner: r.cfg.Owner, Schema: r.cfg.Schema, Backoff: r.cfg.Backoff, Logger: r.cfg.Logger})
 		if err != nil {
 			return nil, fail("new", "", err)
 		}

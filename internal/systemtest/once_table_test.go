@@ -58,10 +58,10 @@ func TestARunIsRecorded(t *testing.T) {
 	wantDo(t, plain, "once", &job{}, true)
 }
 
-func TestRunnerHasOneConnectionAndWithRetryThree(t *testing.T) {
+func TestRunnerHasOneConnectionAndWithRetryTwo(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	for retry, want := range map[bool]int{false: 1, true: 3} {
+	for retry, want := range map[bool]int{false: 1, true: 2} {
 		owner := fmt.Sprint("runner ", retry)
 		o, err := once.New(db.Pool, age, &once.Config{Owner: owner, Retry: retry})
 		if err != nil {
@@ -77,9 +77,7 @@ func TestRunnerHasOneConnectionAndWithRetryThree(t *testing.T) {
 		if !ran || err != nil {
 			t.Errorf("Retry %t: %t, %v", retry, ran, err)
 		}
-		if got := testkit.Backends(t, db, owner); len(got) != want {
-			t.Errorf("Retry %t: %d connections, want %d", retry, len(got), want)
-		}
+		testkit.Until(t, "it has no more", func() bool { return len(testkit.Backends(t, db, owner)) == want }) // one that failed may be ending
 		if err := o.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
