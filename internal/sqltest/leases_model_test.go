@@ -1,4 +1,4 @@
-package pgxlock
+package sqltest_test
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // The model counts in thousands of seconds. A lease has half a thousand more, so that
@@ -242,10 +241,7 @@ func (m *modelledLeases) actions() map[string]func(*rapid.T) {
 // What SQL callers do with leases, shares and permits, and what runs out.
 func TestSoakLeasesSharesAndPermitsDoWhatTheirModelDoes(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := installed.New(t)
 	conn := db.Connect(t)
 	pgtest.Model(t, func(r *rapid.T) map[string]func(*rapid.T) {
 		if _, err := conn.Exec(context.Background(), "delete from distributed_locks; delete from distributed_lock_shares"); err != nil {

@@ -1,4 +1,4 @@
-package pgxlock
+package systemtest_test
 
 import (
 	"encoding/binary"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/sql"
+	statements "github.com/pgxlock/pgxlock/sql"
 )
 
 // What sql/advisory/lock_session.sql makes of a session: one whose locks the server frees

@@ -1,4 +1,4 @@
-package pgxlock
+package sqltest_test
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
-	"github.com/pgxlock/pgxlock/sql"
+	statements "github.com/pgxlock/pgxlock/sql"
 )
 
 // The planner knows the size of the table from the last vacuum, which may have
@@ -19,10 +19,7 @@ import (
 // batch its size times the table's.
 func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := installed.New(t)
 	db.Exec(t, "select acquire_lock('k' || i, 'A'), release_lock('k' || i, 'A') from generate_series(1, 100) i")
 	db.Exec(t, "vacuum analyze distributed_locks")
 	db.Exec(t, "select acquire_lock('k' || i, 'A') from generate_series(1, 300) i")
@@ -56,10 +53,7 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 // The same for shares, of names that many share.
 func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := installed.New(t)
 	db.Exec(t, "select acquire_shared_lock('k' || i, 'A'), release_shared_lock('k' || i, 'A') from generate_series(1, 100) i")
 	db.Exec(t, "vacuum analyze distributed_locks")
 	db.Exec(t, "vacuum analyze distributed_lock_shares")
@@ -86,10 +80,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 // that were given back since the last vacuum.
 func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := installed.New(t)
 	conn := db.Connect(t)
 	for _, name := range []string{"enable_bitmapscan", "enable_nestloop"} { // as a role may have them
 		if _, err := conn.Exec(t.Context(), "set "+name+" = off"); err != nil {
@@ -197,10 +188,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 // The same for limits.
 func TestLimitsAreLookedUpByTheirKeys(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := installed.New(t)
 	db.Exec(t, "vacuum analyze pgxlock_limits")
 	db.Exec(t, "insert into pgxlock_limits select 'k' || i, 0 from generate_series(1, 300) i")
 	for _, call := range []string{
