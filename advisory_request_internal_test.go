@@ -3,20 +3,18 @@ package pgxlock
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// These tests take the lead of a wire themselves, so that what happens between two
-// steps of a leader happens when they say.
+// These tests cover requests that fail, or whose callers leave. They lead the wire
+// themselves, so that they choose what happens between two steps of a leader.
 
 // advisoryWire returns a Locker that is connected, and its backend.
 func advisoryWire(t *testing.T, pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, *advisoryLocks) {
@@ -202,168 +200,152 @@ func statementFailsOnce(t *testing.T, mode Mode) {
 	}
 }
 
-func TestALossIsToldBeforeTheServerHearsOfIt(t *testing.T) {
+func TestARequestOfAnotherModeThatIsLeftIsNoBusyKey(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	locks, a := advisoryWire(t, db.Pool, nil)
-	lock, err := locks.Acquire(t.Context(), "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = stall(a.wire)
-	conn, lost, told := a.wire.conn.conn, a.wire.lost, false
-	a.wire.lost = func(why error) {
-		a.wire.lost = lost
-		lost(why)
-		told = true
-		if conn.IsClosed() {
-			t.Error("others could have been granted the lock while it was believed in")
-		}
-	}
-	a.wire.end(errSilentTooLong)
-	a.wire.pass()
-	if !told || !errors.Is(lock.Err(), ErrLost) {
-		t.Errorf("told: %t; %v", told, lock.Err())
-	}
-}
-
-func TestWhoJoinsALockThatIsJustLostHasOneOfTheNextSession(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	locks, a := advisoryWire(t, db.Pool, nil)
-	first, err := locks.Acquire(t.Context(), "k", Shared)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = stall(a.wire)
+	resume := stall(a.wire)
+	ctx, cancel := context.WithCancel(t.Context())
+	left := acquiring(ctx, locks, "k", Exclusive)
+	queued(t, a.wire, 2)
 	joined := acquiring(t.Context(), locks, "k", Shared, NoWait)
-	queued(t, a.wire, 2)
-	a.wire.end(errSilentTooLong)
-	a.wire.pass()
-	got := <-joined
-	if got.err != nil {
-		t.Fatal(got.err)
-	}
-	if err := got.lock.Err(); err != nil || !errors.Is(first.Err(), ErrLost) {
-		t.Errorf("the first: %v; who joined: %v", first.Err(), err)
-	}
-	if err := got.lock.Release(t.Context()); err != nil {
-		t.Error(err)
+	queued(t, a.wire, 3)
+	cancel()
+	<-left
+	resume()
+	if got := <-joined; got.err != nil {
+		t.Error(got.err)
 	}
 }
 
-// The next message is sent before callers hear what the one before has brought them.
-func TestAGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T) {
+func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	locks, a := advisoryWire(t, db.Pool, nil)
-	_ = stall(a.wire)
-	granted := acquiring(t.Context(), locks, "granted")
-	queued(t, a.wire, 2)
-	if err := a.wire.begin(); err != nil || len(a.wire.batch) != 2 {
-		t.Fatalf("%d calls were sent: %v", len(a.wire.batch), err)
+	other := db.Connect(t)
+	if _, err := other.Exec(t.Context(), "select pg_advisory_lock($1)", AdvisoryID("k")); err != nil {
+		t.Fatal(err)
 	}
-	next := acquiring(t.Context(), locks, "next")
-	queued(t, a.wire, 1)
+	_ = stall(a.wire)
+	first := acquiring(t.Context(), locks, "k", NoWait)
+	queued(t, a.wire, 2)
+	if err := a.wire.begin(); err != nil {
+		t.Fatal(err)
+	}
 	if err := a.wire.conn.receive(&a.wire.message); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.wire.conn.net.Close(); err != nil {
+	if _, err := other.Exec(t.Context(), "select pg_advisory_unlock($1)", AdvisoryID("k")); err != nil {
+		t.Fatal(err)
+	}
+	second := acquiring(t.Context(), locks, "k", NoWait) // the key is free from here to the end
+	queued(t, a.wire, 1)
+	a.wire.answered()
+	a.wire.pass()
+	if got := <-first; !errors.Is(got.err, ErrNotAcquired) {
+		t.Error(got.err)
+	}
+	if got := <-second; got.err != nil {
+		t.Errorf("the key was free all the time: %v", got.err)
+	}
+}
+
+func TestAStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	locks, a := advisoryWire(t, db.Pool, nil)
+	_ = stall(a.wire)
+	asked := acquiring(t.Context(), locks, "k", Shared)
+	queued(t, a.wire, 2)
+	joined := acquiring(t.Context(), locks, "k", Shared)
+	queued(t, a.wire, 3)
+	failing(t, a.wire, 3, "57014")
+	if got := <-asked; got.err != nil {
+		t.Errorf("asked: %v", got.err)
+	}
+	if got := <-joined; got.err != nil {
+		t.Errorf("joined: %v", got.err)
+	}
+}
+
+// What the answer may still bring to a caller that left is not returned to it.
+func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	_, a := advisoryWire(t, db.Pool, nil)
+	_ = stall(a.wire)
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan []attempt)
+	go func() { got <- a.try(ctx, []string{"k"}, a.options()) }()
+	queued(t, a.wire, 2)
+	if err := a.wire.begin(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	attempts := <-got
+	if len(attempts) != 1 || attempts[0].lock != nil || !errors.Is(attempts[0].err, context.Canceled) {
+		t.Errorf("%v", attempts)
+	}
+	if err := a.wire.conn.receive(&a.wire.message); err != nil {
 		t.Fatal(err)
 	}
 	a.wire.answered()
 	a.wire.pass()
-	// The call saw the grant before the loss, or it has a lock of the next session.
-	if got := <-granted; got.err != nil {
-		t.Error(got.err)
-	} else if err := got.lock.Release(t.Context()); err != nil && !errors.Is(err, ErrLost) {
-		t.Error(err)
-	}
-	got := <-next
-	if got.err != nil {
-		t.Fatal(got.err)
-	}
-	if err := got.lock.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
 }
 
-// Of a lock that is shared nothing is given back, so that nothing but the session
-// can tell.
-func TestAReleaseWhileTheLossIsBeingToldSaysSo(t *testing.T) {
+func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	locks, a := advisoryWire(t, db.Pool, nil)
-	shared, err := locks.AcquireAll(t.Context(), []string{"k"}, Shared)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := locks.Acquire(t.Context(), "k", Shared); err != nil {
-		t.Fatal(err)
-	}
 	_ = stall(a.wire)
-	lost, released := a.wire.lost, make(chan error, 1)
-	a.wire.lost = func(why error) {
-		a.wire.lost = lost
-		a.wire.mu.Lock()
-		before := len(a.wire.queue)
-		a.wire.mu.Unlock()
-		go func() { released <- shared.Release(t.Context()) }()
-		queued(t, a.wire, before+1)
-		lost(why)
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := acquiring(ctx, locks, "k", Shared)
+	queued(t, a.wire, 2)
+	if err := a.wire.begin(); err != nil {
+		t.Fatal(err)
 	}
-	a.wire.end(errSilentTooLong)
+	joined := acquiring(ctx, locks, "k", Shared)
+	queued(t, a.wire, 1)
+	cancel()
+	<-asked
+	<-joined
+	if err := a.wire.conn.receive(&a.wire.message); err != nil {
+		t.Fatal(err)
+	}
+	a.wire.answered() // the first is granted it; what the second has asked is under way
+	next := acquiring(t.Context(), locks, "k", NoWait)
+	queued(t, a.wire, 1)
 	a.wire.pass()
-	if err := <-released; !errors.Is(err, ErrLost) {
-		t.Errorf("Release: %v", err)
+	if got := <-next; got.err != nil {
+		t.Errorf("nobody has the key: %v", got.err)
 	}
 }
 
-func TestCloseTellsAWorkThatItDoesNotWaitFor(t *testing.T) {
+func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	locks, err := NewAdvisoryLocker(db.Pool, &AdvisoryConfig{TTL: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = locks.Do(t.Context(), "k", func(_ context.Context, lock *Lock) error {
-		ended, cancel := context.WithCancel(context.Background())
-		cancel()
-		if err := locks.Close(ended); !errors.Is(err, context.Canceled) {
-			t.Errorf("Close: %v", err)
-		}
-		<-locks.backend.(*advisoryLocks).wire.gone
-		if err := lock.Err(); !errors.Is(err, ErrLost) {
-			t.Errorf("the session has ended, and of the lock it says %v", err)
-		}
-		return nil
-	})
-	if !errors.Is(err, ErrLost) {
-		t.Errorf("Do: %v", err)
-	}
-}
-
-// The server counts from the last thing it was asked while the session was made.
-func TestASessionThatTookLongToMakeIsNotSilent(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	var slow atomic.Int64
-	now := func() time.Duration { return clock.System() + time.Duration(slow.Load()) }
-	cfg, err := (&AdvisoryConfig{TTL: time.Minute}).withDefaults()
-	if err != nil {
-		t.Fatal(err)
-	}
-	locks := newAdvisory(db.Pool.Config(), cfg, now)
-	a := locks.backend.(*advisoryLocks)
-	a.wire.connect = func() (*lockConn, error) {
-		slow.Add(int64(2 * time.Minute))
-		return a.connect()
-	}
-	lock, err := locks.Acquire(t.Context(), "k")
-	if err == nil {
-		err = errors.Join(lock.Release(t.Context()), locks.Close(t.Context()))
-	}
-	if err != nil {
-		t.Error(err)
+	for name, keys := range map[string][]string{"alone": {"k"}, "with others": {"k", "other"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			locks, a := advisoryWire(t, pgtest.New(t).Pool, nil)
+			if _, err := locks.Acquire(t.Context(), "k", Shared); err != nil {
+				t.Fatal(err)
+			}
+			_ = stall(a.wire)
+			asked := acquiring(t.Context(), locks, "asked", Shared)
+			queued(t, a.wire, 2)
+			joined := make(chan error, 1)
+			go func() {
+				_, err := locks.AcquireAll(t.Context(), keys, Shared)
+				joined <- err
+			}()
+			queued(t, a.wire, 3)
+			failing(t, a.wire, 3, "57014")
+			if got := <-asked; got.err != nil {
+				t.Errorf("asked: %v", got.err)
+			}
+			if err := <-joined; err != nil {
+				t.Errorf("joined what is held: %v", err)
+			}
+		})
 	}
 }
