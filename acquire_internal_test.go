@@ -1,0 +1,570 @@
+package pgxlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// A losingBackend loses what the next tries are granted, between the grant and the return of
+// the call that asked for it.
+type losingBackend struct {
+	backend
+	times atomic.Int32 // how many grants are lost
+	lose  func()
+}
+
+func (b *losingBackend) try(ctx context.Context, keys []string, o options) []attempt {
+	got := b.backend.try(ctx, keys, o)
+	for _, a := range got {
+		if a.err != nil || b.times.Add(-1) < 0 {
+			continue
+		}
+		for b.lose(); a.lock.Err() == nil; { // the end of a session takes a moment to be heard of
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return got
+}
+
+// losing returns Lockers of each kind on a database with the migrations, whose grants get lost:
+// those of leases because the process does not run until their deadline, those of advisory
+// locks because their session is ended.
+func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testing.T) (*Locker, *losingBackend)) {
+	t.Helper()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	advisory := func(cfg *AdvisoryConfig) func(t *testing.T) (*Locker, *losingBackend) {
+		return func(t *testing.T) (*Locker, *losingBackend) {
+			l, err := NewAdvisoryLocker(db.Pool, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := l.backend.(*advisoryLocks)
+			return lossy(t, l, func() {
+				a.mu.Lock()
+				pid := a.pid
+				a.mu.Unlock()
+				db.Exec(t, "select pg_terminate_backend($1)", pid)
+			})
+		}
+	}
+	return db.Pool, map[string]func(t *testing.T) (*Locker, *losingBackend){
+		"lease": func(t *testing.T) (*Locker, *losingBackend) {
+			l, err := NewLeaseLocker(db.Pool, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return lossy(t, l, frozen(l))
+		},
+		"advisory":             advisory(nil),
+		"advisory with tokens": advisory(&AdvisoryConfig{Tokens: true}),
+	}
+}
+
+// frozen returns what makes the Locker believe that it was frozen until its leases' deadlines.
+func frozen(l *Locker) func() {
+	var ahead atomic.Int64
+	l.now = func() time.Duration { return clock.System() + time.Duration(ahead.Load()) }
+	return func() { ahead.Add(int64(time.Hour)) }
+}
+
+func lossy(t *testing.T, l *Locker, lose func()) (*Locker, *losingBackend) {
+	b := &losingBackend{backend: l.backend, lose: lose}
+	l.backend = b
+	t.Cleanup(func() {
+		if err := l.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return l, b
+}
+
+func TestAcquireAsksAgainWhenItsGrantIsLostBeforeItReturns(t *testing.T) {
+	t.Parallel()
+	pool, kinds := losing(t)
+	work := func(_ context.Context, lock *Lock) error { return lock.Err() }
+	for kind, newLosing := range kinds {
+		for name, call := range map[string]func(context.Context, *Locker, string) error{
+			"Acquire": func(ctx context.Context, l *Locker, key string) error {
+				lock, err := l.Acquire(ctx, key)
+				return errors.Join(err, released(ctx, lock))
+			},
+			"TryAcquire": func(ctx context.Context, l *Locker, key string) error {
+				lock, err := l.TryAcquire(ctx, key)
+				return errors.Join(err, released(ctx, lock))
+			},
+			"Acquire, Shared": func(ctx context.Context, l *Locker, key string) error {
+				lock, err := l.Acquire(ctx, key, Shared)
+				return errors.Join(err, released(ctx, lock))
+			},
+			"AcquireAll": func(ctx context.Context, l *Locker, key string) error {
+				locks, err := l.AcquireAll(ctx, []string{key, key + "2"})
+				return errors.Join(err, locks.Release(ctx))
+			},
+			"AcquireAll, NoWait": func(ctx context.Context, l *Locker, key string) error {
+				locks, err := l.AcquireAll(ctx, []string{key, key + "2"}, NoWait)
+				return errors.Join(err, locks.Release(ctx))
+			},
+			"Do": func(ctx context.Context, l *Locker, key string) error { return l.Do(ctx, key, work) },
+			"TryDo": func(ctx context.Context, l *Locker, key string) error {
+				ran, err := l.TryDo(ctx, key, work)
+				if !ran {
+					t.Error("TryDo did not run")
+				}
+				return err
+			},
+			"DoTx": func(ctx context.Context, l *Locker, key string) error {
+				err := l.DoTx(ctx, pool, key, func(context.Context, pgx.Tx, *Lock) error { return nil })
+				if errors.Is(err, errors.ErrUnsupported) { // without tokens there is nothing to fence
+					return nil
+				}
+				return err
+			},
+			"Lead": func(ctx context.Context, l *Locker, key string) error { return l.Lead(ctx, key, work) },
+			"a permit": func(ctx context.Context, l *Locker, key string) error {
+				s, err := l.Semaphore(2)
+				if err != nil {
+					return nil // there are none of this kind
+				}
+				lock, err := s.TryAcquire(ctx, key)
+				return errors.Join(err, released(ctx, lock))
+			},
+		} {
+			t.Run(kind+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				l, b := newLosing(t)
+				b.times.Store(1)
+				if err := call(t.Context(), l, kind+" "+name); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// released releases a lock, which must be held until then; there may be none.
+func released(ctx context.Context, lock *Lock) error {
+	if lock == nil {
+		return nil
+	}
+	return errors.Join(lock.Err(), lock.Release(ctx))
+}
+
+func TestAcquireEndsAsUnavailableWhenItsGrantsAreLostAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	_, kinds := losing(t)
+	for kind, newLosing := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			l, b := newLosing(t)
+			for name, call := range map[string]func(string) error{
+				"Acquire":    func(key string) error { _, err := l.Acquire(t.Context(), key); return err },
+				"TryAcquire": func(key string) error { _, err := l.TryAcquire(t.Context(), key); return err },
+				"AcquireAll": func(key string) error { _, err := l.AcquireAll(t.Context(), []string{key, key + "2"}); return err },
+				"AcquireAll, NoWait": func(key string) error {
+					_, err := l.AcquireAll(t.Context(), []string{key, key + "2"}, NoWait)
+					return err
+				},
+				"TryDo": func(key string) error {
+					ran, err := l.TryDo(t.Context(), key, func(context.Context, *Lock) error { return nil })
+					if ran {
+						t.Error("TryDo ran")
+					}
+					return err
+				},
+			} {
+				key := kind + " " + name
+				b.times.Store(1000)
+				err := call(key)
+				b.times.Store(0)
+				mustBe(t, name, err, ErrUnavailable)
+				mustNotBe(t, name, err, ErrLost, ErrNotAcquired)
+				if pgErr, ok := errors.AsType[*pgconn.PgError](err); strings.HasPrefix(kind, "advisory") && (!ok || pgErr.Code != "57P01") {
+					t.Errorf("%s: %v does not wrap what ended the session", name, err)
+				}
+				lock, err := l.TryAcquire(t.Context(), key) // nothing of it is in the way
+				if err := errors.Join(err, released(t.Context(), lock)); err != nil {
+					t.Errorf("after %s: %v", name, err)
+				}
+			}
+		})
+	}
+}
+
+func TestAContextThatHoldsTheKeyIsNotLetToWaitForItself(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		lock := acquired(t, l, "k")
+		work, cancel := lock.Context(t.Context())
+		defer cancel()
+		between, cancelBetween := context.WithTimeout(work, time.Hour)
+		defer cancelBetween()
+		inner := acquired(t, l, "inner")
+		nested, cancelNested := inner.Context(between)
+		defer cancelNested()
+		for _, ctx := range []context.Context{work, between, nested} {
+			_, err := l.Acquire(ctx, "k")
+			mustBe(t, "Acquire", err, ErrDeadlock)
+			_, err = l.TryAcquire(ctx, "k")
+			mustBe(t, "TryAcquire", err, ErrDeadlock)
+			ran, err := l.TryDo(ctx, "k", nothing)
+			mustBe(t, "TryDo", err, ErrDeadlock)
+			if ran {
+				t.Error("TryDo ran")
+			}
+		}
+		if n := len(server.tries); n != 2 {
+			t.Errorf("%d tries were sent, want only those of the 2 locks", n)
+		}
+		if _, err := l.Acquire(nested, "another"); err != nil {
+			t.Error(err)
+		}
+		if _, err := l.Acquire(t.Context(), "k"); err != nil {
+			t.Errorf("a context that has nothing to do with the lock: %v", err)
+		}
+		other := &fakeServer{began: server.began}
+		other.locker = newFake(other)
+		if _, err := other.locker.Acquire(work, "k"); err != nil {
+			t.Errorf("another Locker: %v", err)
+		}
+		// What has ended with the lock is no deadlock any more, but still an end.
+		free, stop := context.WithCancel(context.WithoutCancel(nested))
+		defer stop()
+		_, err := l.Acquire(free, "k")
+		mustBe(t, "values alone", err, ErrDeadlock)
+		if err := lock.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Acquire(free, "k"); err != nil {
+			t.Errorf("after the release: %v", err)
+		}
+		_, err = l.Acquire(work, "k")
+		mustBe(t, "the released lock's context", err, context.Canceled, ErrReleased)
+		mustNotBe(t, "the released lock's context", err, ErrDeadlock)
+	})
+}
+
+func TestWaitingAsksAgainByBackoffButNoLaterThanTheHoldersLeaseLasts(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Minute), busyFor(time.Minute), busyFor(500*time.Millisecond), busyFor(0))
+		var attempts []int
+		backoff := l.backoff
+		l.backoff = func(attempt int) time.Duration {
+			attempts = append(attempts, attempt)
+			return backoff(attempt)
+		}
+		acquired(t, l, "k")
+		if want := []int{0, 1, 2, 3}; !slices.Equal(attempts, want) {
+			t.Errorf("attempts %v, want %v", attempts, want)
+		}
+		if want := []time.Duration{0, time.Second, 3 * time.Second, 3500 * time.Millisecond, 7500 * time.Millisecond}; !slices.Equal(server.tries, want) {
+			t.Errorf("tries at %v, want %v", server.tries, want)
+		}
+	})
+}
+
+func TestMaxWaitEndsWithNotAcquiredAndTheHolder(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Hour), busyFor(time.Hour), busyFor(time.Hour), never)
+		began := time.Now()
+		_, err := l.Acquire(t.Context(), "k", MaxWait(10*time.Second))
+		mustBe(t, "Acquire", err, ErrNotAcquired)
+		mustNotBe(t, "Acquire", err, context.DeadlineExceeded, context.Canceled, lockerr.ErrNoAnswer)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Holder != "other:1" || e.RetryAfter != time.Hour || e.Key != "k" {
+			t.Errorf("%#v", err)
+		}
+		if d := time.Since(began); d != 10*time.Second {
+			t.Errorf("it took %s", d)
+		}
+	})
+}
+
+func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
+	t.Parallel()
+	for _, wait := range []MaxWait{MaxWait(10 * time.Second), NoWait} {
+		t.Run(wait.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+				server.answer(never, never)
+				began := time.Now()
+				_, err := l.Acquire(t.Context(), "k", wait)
+				mustBe(t, "Acquire", err, lockerr.ErrNoAnswer, ErrUnavailable)
+				mustNotBe(t, "Acquire", err, ErrNotAcquired)
+				if d, want := time.Since(began), max(time.Duration(wait), min(dbconn.Timeout, 10*time.Second)); d != want {
+					t.Errorf("it took %s, want %s", d, want)
+				}
+				ran, err := l.TryDo(t.Context(), "k", nothing, wait)
+				if ran || err == nil {
+					t.Errorf("TryDo: %t, %v: that is not to be skipped", ran, err)
+				}
+			})
+		})
+	}
+}
+
+func TestNoWaitAsksOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Minute), busyFor(time.Minute), busyFor(time.Minute))
+		_, err := l.TryAcquire(t.Context(), "k")
+		mustBe(t, "TryAcquire", err, ErrNotAcquired)
+		_, err = l.Acquire(t.Context(), "k", MaxWait(-time.Second))
+		mustBe(t, "Acquire", err, ErrNotAcquired)
+		ran, err := l.TryDo(t.Context(), "k", nothing)
+		if ran || err != nil {
+			t.Errorf("TryDo: %t, %v", ran, err)
+		}
+		if len(server.tries) != 3 || server.tries[2] != 0 {
+			t.Errorf("tries at %v, want 3 at once", server.tries)
+		}
+		_, err = l.TryAcquire(t.Context(), "k", MaxWait(time.Second))
+		mustBe(t, "TryAcquire with MaxWait", err, errors.ErrUnsupported)
+	})
+}
+
+func TestAWaitThatItsContextEndsIsBusyOnlyIfTheServerSaidSo(t *testing.T) {
+	mine := errors.New("mine")
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, mine)
+		defer cancel()
+		server.answer(busyFor(time.Hour), busyFor(time.Hour), never)
+		_, err := l.Acquire(ctx, "k")
+		mustBe(t, "after busy", err, ErrNotAcquired, context.DeadlineExceeded, mine)
+
+		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		server.answer(never)
+		_, err = l.Acquire(ctx, "k")
+		mustBe(t, "without an answer", err, context.DeadlineExceeded)
+		mustNotBe(t, "without an answer", err, ErrNotAcquired)
+
+		asked := len(server.tries)
+		_, err = l.Acquire(ctx, "k")
+		mustBe(t, "with a context that has ended", err, context.DeadlineExceeded)
+		mustNotBe(t, "with a context that has ended", err, ErrNotAcquired)
+		if len(server.tries) != asked {
+			t.Error("a try was sent for a context that had ended")
+		}
+
+		ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		server.answer(busyFor(time.Hour), busyFor(time.Hour), busyFor(time.Hour), busyFor(time.Hour), never)
+		ran, err := l.TryDo(ctx, "k", nothing, MaxWait(time.Hour))
+		mustBe(t, "TryDo, whose context ended: that is not to be skipped", err, context.DeadlineExceeded)
+		if ran {
+			t.Error("TryDo ran")
+		}
+	})
+}
+
+func TestAResourceErrorIsNeverReportedAsBusy(t *testing.T) {
+	full := &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "53300"}
+	restart := &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01"}
+	forbidden := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "42501"}
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		for _, first := range []error{full, restart, forbidden} {
+			server.answer(answer{err: first})
+			_, err := l.Acquire(t.Context(), "k", MaxWait(time.Minute))
+			mustBe(t, "before any answer", err, first)
+			mustNotBe(t, "before any answer", err, ErrNotAcquired)
+		}
+		server.answer(busyFor(time.Hour), answer{err: forbidden})
+		_, err := l.Acquire(t.Context(), "k", MaxWait(time.Minute))
+		mustBe(t, "after the server had said busy", err, forbidden)
+		mustNotBe(t, "after the server had said busy", err, ErrNotAcquired)
+		server.answer(busyFor(time.Hour), answer{err: restart}, answer{err: full}, answer{err: errors.New("connection refused")})
+		acquired(t, l, "k") // what passes is waited out
+	})
+}
+
+func TestWaitOutlastsGrantsThatAreLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		late := answer{after: believed}
+		server.answer(late) // is asked for again at once, though the server has said nothing of anybody yet
+		acquired(t, l, "k")
+		server.answer(late, late)
+		_, err := l.Acquire(t.Context(), "l")
+		mustBe(t, "Acquire", err, errLateGrant, ErrUnavailable)
+		server.answer(busyFor(time.Second), late, late, late, busyFor(time.Second), late)
+		acquired(t, l, "m") // who was told that it is busy waits on
+		if n := len(server.tries); n != 2+2+7 {
+			t.Errorf("asked %d times", n)
+		}
+	})
+}
+
+func TestWaitThatIsTooShortKnowsWhatTheServerSaidToOthers(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(answer{after: time.Second, err: busyFor(time.Hour).err}, never, never)
+		errs := make(chan error)
+		go func() {
+			_, err := l.Acquire(t.Context(), "k", MaxWait(10*time.Second))
+			errs <- err
+		}()
+		synctest.Wait()
+		_, err := l.Acquire(t.Context(), "k", MaxWait(2*time.Second)) // asks as well, for nobody has been answered yet
+		mustBe(t, "Acquire", err, ErrNotAcquired)
+		mustNotBe(t, "Acquire", err, ErrUnavailable)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Holder != "other:1" {
+			t.Errorf("%v does not say who has the lock", err)
+		}
+		mustBe(t, "the other one", <-errs, ErrNotAcquired)
+	})
+}
+
+// That the server refuses the user matters more than who has the lock.
+func TestWaitThatIsTooShortDoesNotHideWhatTheServerSaid(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		acquired(t, l, "k")
+		denied := &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "28P01"}
+		for _, said := range []error{denied, ErrSchema} {
+			l.backend = &refusingLate{server, said}
+			_, err := l.Acquire(t.Context(), "k", MaxWait(1))
+			mustBe(t, "Acquire", err, said)
+			mustNotBe(t, "Acquire", err, ErrNotAcquired, ErrUnavailable)
+		}
+		l.backend = server
+	})
+}
+
+// lateClock is the system's clock, set ahead by each statement that contains sql
+// when its reply is there: as if we had been frozen in the meantime.
+type lateClock struct {
+	sql string
+	by  time.Duration
+
+	mu    sync.Mutex
+	ahead time.Duration
+	hits  int
+}
+
+func (c *lateClock) now() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return clock.System() + c.ahead
+}
+
+func (c *lateClock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if !strings.Contains(data.SQL, c.sql) {
+		return ctx
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hits++
+	c.ahead += c.by
+	return ctx
+}
+
+func (c *lateClock) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	clock := &lateClock{sql: "pgxlock_acquire_batch", by: believed}
+	pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = clock })
+	l, err := newLease(pool, &LeaseConfig{TTL: testTTL}, clock.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := l.Acquire(t.Context(), "k")
+	mustBe(t, "Acquire", err, errLateGrant)
+	if lock != nil {
+		t.Error("it was handed out")
+	}
+	if err := l.Close(t.Context()); err != nil || clock.hits == 0 {
+		t.Errorf("%v, %d acquires seen", err, clock.hits)
+	}
+	// It is given back, not left for its TTL.
+	var rows int
+	if err := db.Pool.QueryRow(t.Context(), "select count(*) from distributed_locks").Scan(&rows); err != nil || rows != 0 {
+		t.Errorf("%d leases are left: %v", rows, err)
+	}
+}
+
+// AcquireAll waits for b so long that a, which nobody renews here, is lost.
+func TestAcquireAllStartsOverWhenItLosesWhatItHolds(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answers = []answer{{}}
+		for range 7 { // 1 + 2 + ... + 7 s: past the local deadline of a
+			server.answers = append(server.answers, busyFor(time.Hour))
+		}
+		locks, err := l.AcquireAll(t.Context(), []string{"b", "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(locks) != 2 || locks[0].Key() != "a" || locks[1].Key() != "b" {
+			t.Fatalf("%d locks", len(locks))
+		}
+		for _, lock := range locks {
+			if err := lock.Err(); err != nil {
+				t.Errorf("%s: %v", lock.Key(), err)
+			}
+			if until, _ := lock.Deadline(); time.Until(until) < testTTL/2 {
+				t.Errorf("%s is believed for %s only", lock.Key(), time.Until(until))
+			}
+		}
+		if n := len(server.tries); n != 2+6+2 {
+			t.Errorf("asked %d times, want a and b, 6 times b, and both again", n)
+		}
+	})
+}
+
+// What was granted before the wait is short of its deadline when the wait ends.
+func TestAcquireAllRenewsWhatItHeldForLong(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answers = []answer{{}}
+		for range 6 { // 21 s
+			server.answers = append(server.answers, busyFor(time.Hour))
+		}
+		locks, err := l.AcquireAll(t.Context(), []string{"a", "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if until, _ := locks[0].Deadline(); time.Until(until) < testTTL/2 {
+			t.Errorf("believed for %s only", time.Until(until))
+		}
+		if server.renewals != 1 {
+			t.Errorf("%d renewals, want one", server.renewals)
+		}
+	})
+}
+
+func TestTheDefaultBackoffGoesFromTenMillisecondsToHalfASecond(t *testing.T) {
+	t.Parallel()
+	backoff, _ := orDefaults(nil, nil)
+	for attempt, most := range map[int]time.Duration{0: 10 * time.Millisecond, 1: 20 * time.Millisecond, 6: 500 * time.Millisecond, 1000: 500 * time.Millisecond} {
+		if d := backoff(attempt); d < most/2 || d > most {
+			t.Errorf("attempt %d: %s, want %s to %s", attempt, d, most/2, most)
+		}
+	}
+}
+
+// refusingLate is a backend whose answer comes when the wait is over.
+type refusingLate struct {
+	backend
+	said error
+}
+
+func (b *refusingLate) try(context.Context, []string, options) []attempt {
+	time.Sleep(time.Second)
+	return []attempt{{err: b.said}}
+}
