@@ -418,16 +418,6 @@ func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
 	}
 }
 
-// tracer is told of each statement before it is sent.
-type tracer func(sql string)
-
-func (f tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	f(data.SQL)
-	return ctx
-}
-
-func (tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 // A pooler that looked as if it was in session mode is found out by the first
 // message that reaches another backend.
 func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
@@ -449,7 +439,7 @@ func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
 		looks := 0
 		pool := pgtest.Pool(t, pooler.URL("bare"), func(c *pgxpool.Config) {
 			c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-			c.ConnConfig.Tracer = tracer(func(sql string) {
+			c.ConnConfig.Tracer = testkit.EachStatement(func(sql string) {
 				switch {
 				case strings.Contains(sql, "Which backend serves"):
 					if looks++; looks == 2 {

@@ -611,11 +611,11 @@ func TestPurgeTellsHowFarItGot(t *testing.T) {
 	defer cancel()
 	batches := 0
 	pool := db.NewPool(t, func(c *pgxpool.Config) {
-		c.ConnConfig.Tracer = onStatement{"purge_claims", func() {
+		c.ConnConfig.Tracer = testkit.OnStatement("purge_claims", func() {
 			if batches++; batches == 2 {
 				cancel()
 			}
-		}}
+		})
 	})
 	n, err := pgxlock.PurgeClaims(ctx, pool, 0)
 	if n != 10_000 || !errors.Is(err, context.Canceled) {

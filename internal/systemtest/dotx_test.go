@@ -194,7 +194,7 @@ func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 			}
 			calls := 0
 			pool := db.NewPool(t, func(c *pgxpool.Config) {
-				c.ConnConfig.Tracer = onStatement{beginSQL, func() { calls++; lose(t, db, p) }}
+				c.ConnConfig.Tracer = testkit.OnStatement(beginSQL, func() { calls++; lose(t, db, p) })
 			})
 			err := locks.DoTx(t.Context(), pool, "k", func(ctx context.Context, tx pgx.Tx, _ *pgxlock.Lock) error {
 				t.Error("fn was called")

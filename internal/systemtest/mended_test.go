@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -202,21 +201,6 @@ func TestShortLeasesCostALongOneNoRenewalOverASlowLink(t *testing.T) {
 	}
 }
 
-// onStatement calls f at each statement that contains sql.
-type onStatement struct {
-	sql string
-	f   func()
-}
-
-func (s onStatement) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, s.sql) {
-		s.f()
-	}
-	return ctx
-}
-
-func (s onStatement) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -224,11 +208,11 @@ func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
 	defer cancel()
 	var ended atomic.Pointer[time.Time]
 	pool := db.NewPool(t, func(c *pgxpool.Config) {
-		c.ConnConfig.Tracer = onStatement{releaseSQL, func() {
+		c.ConnConfig.Tracer = testkit.OnStatement(releaseSQL, func() {
 			now := time.Now()
 			ended.CompareAndSwap(nil, &now)
 			cancel()
-		}}
+		})
 	})
 	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour})
 	if err != nil {

@@ -61,3 +61,41 @@ func Counted(t *testing.T, db *pgtest.DB, sql string) (*Counter, *pgtest.DB) {
 	pool := db.NewPool(t, func(config *pgxpool.Config) { config.ConnConfig.Tracer = c })
 	return c, &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}
 }
+
+// Calls counts the calls of an SQL function by sessions that have reported them.
+func Calls(t *testing.T, db *pgtest.DB, function string) func() int64 {
+	t.Helper()
+	return func() int64 {
+		return Query[int64](t, db, "select coalesce(sum(calls), 0)::bigint from pg_stat_user_functions where funcname = $1", function)
+	}
+}
+
+// UntilGone waits until the connections of closed Lockers have ended: then the server has
+// counted what they called.
+func UntilGone(t *testing.T, db *pgtest.DB, owners ...string) {
+	t.Helper()
+	for _, owner := range owners {
+		Until(t, owner+" is gone", func() bool { return len(Backends(t, db, owner)) == 0 })
+	}
+}
+
+// EachStatement is a tracer that pgx calls with each statement before it sends it.
+type EachStatement func(sql string)
+
+// OnStatement is a tracer that calls do before pgx sends a statement that contains sql.
+func OnStatement(sql string, do func()) EachStatement {
+	return func(sent string) {
+		if strings.Contains(sent, sql) {
+			do()
+		}
+	}
+}
+
+// TraceQueryStart calls the function.
+func (f EachStatement) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	f(data.SQL)
+	return ctx
+}
+
+// TraceQueryEnd does nothing: pgx wants both.
+func (EachStatement) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}

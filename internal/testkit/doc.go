@@ -6,7 +6,9 @@
 //	locker.go      Lockers of each kind, and locks
 //	monitor.go     Monitors and what they see
 //	wait.go        waiting callers, and waiting for a condition
-//	counter.go     how often a statement is sent
+//	shares.go      shared locks
+//	counter.go     which statements are sent, and how often
+//	gate.go        transactions that wait before they commit
 //	proxy.go       a network between a test and its server that loses, delays and cuts
 //	hostile.go     settings of a server that a program must survive
 //	saturation.go  Lockers whose callers never pause

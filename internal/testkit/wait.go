@@ -89,6 +89,15 @@ func UntilQueued(t *testing.T, db *pgtest.DB, key string, n int) {
 	Until(t, fmt.Sprintf("%d tickets for %s", n, key), func() bool { return Tickets(t, db, key) == n })
 }
 
+// UntilWaiting waits until the tickets for a key speak for so many callers in all. A Locker
+// publishes that number once a second.
+func UntilWaiting(t *testing.T, db *pgtest.DB, key string, n int) {
+	t.Helper()
+	Until(t, fmt.Sprintf("%d callers wait for %s", n, key), func() bool {
+		return Query[int](t, db, "select coalesce(sum(waiters), 0) from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text)", key) == n
+	})
+}
+
 // NoTickets waits until no ticket is left.
 func NoTickets(t *testing.T, db *pgtest.DB) {
 	t.Helper()
@@ -120,3 +129,27 @@ func UntilConnected(t *testing.T, locks *pgxlock.Locker) {
 		return err == nil && errors.Join(lock.Renew(t.Context()), lock.Release(t.Context())) == nil
 	})
 }
+
+// EachWaitingKind runs test with each of WaitingKinds. newLocker makes a Locker that listens;
+// two Lockers are here what two processes are, because each has connections of its own.
+func EachWaitingKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker)) {
+	t.Helper()
+	t.Parallel()
+	for kind, newLocker := range WaitingKinds {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := Roomy(t, Migrated(t), 40)
+			test(t, db, func(owner string) *pgxlock.Locker {
+				t.Helper()
+				locks := newLocker(t, db, owner)
+				Listen(t, db, locks, newLocker(t, db, "other"))
+				return locks
+			})
+			NoTickets(t, db)
+		})
+	}
+}
+
+// WakeTimeout is how long a woken waiter has before others may pass it. On a busy machine that
+// may not be enough.
+const WakeTimeout = 250 * time.Millisecond

@@ -1,6 +1,4 @@
-// This file is about leases that several share.
-
-package pgxlock_test
+package systemtest_test
 
 import (
 	"context"
@@ -26,12 +24,6 @@ const (
 	shareSQL         = "pgxlock_acquire_in_turn"
 	releaseSharesSQL = "pgxlock_release_shares_batch"
 )
-
-// shared says who shares a lease now, as the server knows.
-func shared(t *testing.T, db *pgtest.DB, key string) []string {
-	t.Helper()
-	return testkit.Query[[]string](t, db, "select array(select holder_id::text from lock_shares where lock_name = $1 and state = 'live' order by acquired_at)", key)
-}
 
 // Two Lockers, and SQL callers of the functions of both kinds.
 func TestReadersOfSeveralProcessesKeepWritersOut(t *testing.T) {
@@ -104,8 +96,8 @@ func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 		late := testkit.Waits(t, readers, "k", pgxlock.Shared)
 		testkit.UntilQueued(t, db, "k", 2)
 		later := testkit.Waits(t, writers, "k", pgxlock.Shared)
-		testkit.Until(t, "it stands behind the writer", func() bool { return writers.Waiting("k") == 2 })
-		wantNoShare(t, "the readers", readers, "k")
+		testkit.UntilWaiting(t, db, "k", 3) // the last one behind the writer of its own Locker
+		testkit.WantNoShare(t, "the readers", readers, "k")
 		testkit.Release(t, reading)
 		select {
 		case writing := <-granted:
@@ -182,7 +174,7 @@ func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
 	close(stop)
 	streams.Wait()
 	t.Logf("%d reads beside %d writes", reads.Load(), writes.Load())
-	if n := len(shared(t, db, "k")); n != 0 {
+	if n := len(testkit.Sharing(t, db, "k")); n != 0 {
 		t.Errorf("%d shares are left", n)
 	}
 	testkit.NoTickets(t, db)
@@ -206,7 +198,7 @@ func TestReadersInARowAllComeIn(t *testing.T) {
 				granted = append(granted, testkit.Waits(t, locks, "k", pgxlock.Shared))
 			}
 			testkit.UntilQueued(t, db, "k", i+1)
-			testkit.Until(t, "both wait", func() bool { return locks.Waiting("k") == 2 })
+			testkit.UntilWaiting(t, db, "k", 2*(i+1))
 		}
 		before := woken()
 		testkit.Release(t, lock)
@@ -214,7 +206,7 @@ func TestReadersInARowAllComeIn(t *testing.T) {
 		for _, reader := range granted { // none of them has to go for the next one
 			readers = append(readers, <-reader)
 		}
-		if n := len(shared(t, db, "k")); n != 2*processes {
+		if n := len(testkit.Sharing(t, db, "k")); n != 2*processes {
 			t.Errorf("%d share it", n)
 		}
 		most = max(most, woken()-before)
@@ -273,11 +265,11 @@ func TestWhoIsJustJoiningIsWaitedFor(t *testing.T) {
 	locks := testkit.Listening(t, db, "reader")
 	var asked atomic.Int64
 	hasty := testkit.NewLocker(t, &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) {
-		c.ConnConfig.Tracer = whenAsked{shareSQL, func() {
+		c.ConnConfig.Tracer = testkit.OnStatement(shareSQL, func() {
 			if asked.Add(1) == 2 { // the first time it was locked
 				testkit.Commit(t, joining)
 			}
-		}}
+		})
 	}), URL: db.URL, Name: db.Name}, nil)
 	testkit.Release(t, testkit.Acquire(t, hasty, "k", pgxlock.Shared, pgxlock.NoWait))
 
@@ -305,25 +297,10 @@ func TestWhoIsJustJoiningIsWaitedFor(t *testing.T) {
 		all.Go(func() { testkit.Acquire(t, lockers[i%len(lockers)], "crowd", pgxlock.Shared, testkit.LongWait) })
 	}
 	all.Wait()
-	if n := len(shared(t, db, "crowd")); n != 40 {
+	if n := len(testkit.Sharing(t, db, "crowd")); n != 40 {
 		t.Errorf("%d share it", n)
 	}
 }
-
-// whenAsked calls a function before each statement that contains a text is sent.
-type whenAsked struct {
-	sql string
-	do  func()
-}
-
-func (w whenAsked) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, w.sql) {
-		w.do()
-	}
-	return ctx
-}
-
-func (whenAsked) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func TestSharesAreRenewed(t *testing.T) {
 	t.Parallel()
@@ -417,8 +394,8 @@ func TestALostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
 	lost := p.Arm(t, testkit.LoseReply, shareSQL)
 	second := testkit.Acquire(t, locks, "k", pgxlock.Shared) // asks again on a new connection
 	lost.Happened(t)
-	testkit.Until(t, "two share it", func() bool { return len(shared(t, db, "k")) == 2 })
-	if got := shared(t, db, "k"); !slices.Contains(got, first.Holder()) || !slices.Contains(got, second.Holder()) {
+	testkit.Until(t, "two share it", func() bool { return len(testkit.Sharing(t, db, "k")) == 2 })
+	if got := testkit.Sharing(t, db, "k"); !slices.Contains(got, first.Holder()) || !slices.Contains(got, second.Holder()) {
 		t.Errorf("%q share it", got)
 	}
 	for _, lock := range []*pgxlock.Lock{first, second} {

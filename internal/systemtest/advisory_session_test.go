@@ -1,4 +1,4 @@
-package pgxlock_test
+package systemtest_test
 
 import (
 	"context"
@@ -8,9 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -48,124 +46,6 @@ func TestAdvisoryLocksTakeNothingFromTheCallersPool(t *testing.T) {
 	if n := pool.Stat().TotalConns(); n != 1 {
 		t.Errorf("the caller's pool has %d connections", n)
 	}
-}
-
-func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
-	t.Parallel()
-	db := testkit.Roomy(t, pgtest.New(t), 10)
-	pool := db.NewPool(t)
-	var asked atomic.Int64
-	locks := testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "one", MaxLocks: 600, Backoff: func(attempt int) time.Duration {
-		if attempt == 0 {
-			asked.Add(1)
-		}
-		return 50 * time.Millisecond
-	}})
-	if pids := testkit.Backends(t, db, "one"); len(pids) != 0 {
-		t.Errorf("connected before the first use: %v", pids)
-	}
-	// What they wait for is held by somebody else, so that each asks the server.
-	const holders, waiters, keys = 500, 1000, 20
-	other := db.Connect(t)
-	for i := range keys {
-		if _, err := other.Exec(t.Context(), "select pg_advisory_lock($1)", pgxlock.AdvisoryID(fmt.Sprint("busy:", i))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	held := testkit.AcquireMany(t, locks, holders)
-	ctx, giveUp := context.WithCancel(t.Context())
-	defer giveUp()
-	var waiting sync.WaitGroup
-	for i := range waiters {
-		waiting.Go(func() {
-			_, err := locks.Acquire(ctx, fmt.Sprint("busy:", i%keys))
-			if !errors.Is(err, pgxlock.ErrNotAcquired) || !errors.Is(err, context.Canceled) {
-				t.Errorf("a waiter that gave up: %v", err)
-			}
-		})
-	}
-	testkit.Until(t, "all wait, and the first of each line was refused", func() bool {
-		standing := 0
-		for i := range keys {
-			standing += locks.Waiting(fmt.Sprint("busy:", i))
-		}
-		return standing == waiters && asked.Load() == keys
-	})
-	if pids := testkit.Backends(t, db, "one"); len(pids) != 1 {
-		t.Errorf("connections: %v, want one", pids)
-	}
-	if n := pool.Stat().TotalConns(); n != 0 {
-		t.Errorf("the caller's pool has %d connections, which it was never asked for", n)
-	}
-	if n := testkit.HeldBy(t, db, "one"); n != holders {
-		t.Errorf("%d locks in the server, want %d", n, holders)
-	}
-	giveUp()
-	waiting.Wait()
-	for _, lock := range held {
-		if err := lock.Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := locks.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
-	testkit.Until(t, "the Locker's connection is gone", func() bool { return len(testkit.Backends(t, db, "one")) == 0 })
-	if n := testkit.AdvisoryCount(t, db); n != keys {
-		t.Errorf("%d locks are left in the server, want the %d of somebody else", n, keys)
-	}
-}
-
-func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
-	t.Parallel()
-	db := testkit.Roomy(t, pgtest.New(t), 10)
-	db.Exec(t, "create table written as select generate_series(1, 1000) as n")
-	var asked atomic.Int64
-	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter", Backoff: func(int) time.Duration {
-		asked.Add(1)
-		return time.Millisecond
-	}})
-	tx := testkit.Begin(t, db, pgx.TxOptions{})
-	if err := pgxlock.LockTx(t.Context(), tx, "k"); err != nil {
-		t.Fatal(err)
-	}
-	const waiters = 200
-	var waiting sync.WaitGroup
-	for range waiters {
-		waiting.Go(func() {
-			if err := locks.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	testkit.Until(t, "all wait", func() bool { return locks.Waiting("k") == waiters })
-
-	// Seen between two of its statements, and never in a transaction of several.
-	idle, snapshots := 0, 0
-	for asked.Store(0); idle < 20 || asked.Load() < 100; {
-		var state string
-		var open, snapshot bool
-		err := db.Pool.QueryRow(t.Context(), `select state, state like 'idle%' and xact_start is not null, state like 'idle%' and coalesce(backend_xid, backend_xmin) is not null
-			from pg_stat_activity where application_name = 'pgxlock waiter' and datname = current_database()`).Scan(&state, &open, &snapshot)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if open || strings.HasPrefix(state, "idle in transaction") {
-			t.Fatalf("%s, in a transaction: %t", state, open)
-		}
-		if state == "idle" {
-			idle++
-		}
-		if snapshot {
-			snapshots++
-		}
-	}
-	// The server looks at the snapshot a little later than at the state.
-	if snapshots > idle/4 {
-		t.Errorf("%d of the %d times that it was idle it had a snapshot", snapshots, idle)
-	}
-	testkit.Commit(t, tx)
-	waiting.Wait()
 }
 
 // CREATE INDEX CONCURRENTLY waits for every transaction with an older snapshot,

@@ -1,4 +1,4 @@
-package pgxlock_test
+package systemtest_test
 
 import (
 	"context"
@@ -128,37 +128,4 @@ func TestSoakSaturatedLockersShareALockFairly(t *testing.T) {
 			s.check(t, db, 2*time.Second)
 		})
 	}
-}
-
-// The notification by which the holder hears that others wait does not always arrive.
-func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.T) {
-	t.Parallel()
-	db := testkit.Roomy(t, testkit.Migrated(t), 20)
-	deaf, other := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: testkit.Seldom})
-	testkit.Listen(t, db, other, deaf)
-	deaf.ListenFor(1) // nobody's backend
-	for round := range 3 {
-		key := fmt.Sprint("k", round) // once they know each other both have tickets
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		var turns atomic.Int64
-		go func() { done <- testkit.Saturate(ctx, deaf, key, 8, func() { turns.Add(1) }) }()
-		testkit.Until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
-		granted := testkit.Waits(t, other, key)
-		testkit.UntilQueued(t, db, key, 1)
-		other.StopRefreshing()
-		before := turns.Load()
-		select {
-		case lock := <-granted:
-			t.Logf("granted after %d turns of the others", turns.Load()-before)
-			testkit.Release(t, lock)
-		case <-time.After(time.Minute):
-			t.Errorf("%d turns of one Locker while another waits", turns.Load()-before)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	testkit.NoTickets(t, db)
 }
