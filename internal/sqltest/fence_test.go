@@ -2,6 +2,7 @@ package sqltest_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -269,4 +270,82 @@ func TestSerializableTransactionsThatOnlyFenceDoNotAbortEachOther(t *testing.T) 
 	for _, w := range writers {
 		w.commit()
 	}
+}
+
+// NULL is not "yes": a comparison with it must not let an expired lease pass.
+func TestAFenceThatIsNotToldWhetherAnExpiredLeaseWillDoRefusesIt(t *testing.T) {
+	t.Parallel()
+	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+		d.do("select acquire_lock('live', 'A'), acquire_lock('expired', 'A')")
+		d.expire("expired")
+		for fence, want := range map[string]string{
+			"assert_lock_held('live', 'A', NULL, NULL) > 0": "true",
+			"assert_lock_held('live', 'B', NULL, NULL)":     "LK001",
+			"assert_lock_held('live', 'A', 1, NULL)":        "LK001",
+			"assert_lock_held('expired', 'A', NULL, NULL)":  "LK001|LK002",
+			"assert_lock_held('expired', 'B', NULL, NULL)":  "LK001",
+			"assert_lock_held('expired', 'B', NULL, true)":  "LK001",
+		} {
+			s := d.begin(level)
+			s.want(fence, want)
+			s.rollback()
+		}
+	})
+}
+
+// The snapshot shows a lease that has expired, but it was renewed since. That is
+// no lost lease, and cannot be told from one without asking again.
+func TestAFenceWhoseSnapshotHidesTheRenewalSaysSo(t *testing.T) {
+	t.Parallel()
+	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+		token := d.token("k", "A")
+		for _, fence := range []struct{ expression, committed, snapshot string }{
+			{"assert_lock_held('k', 'A')", fmt.Sprint(token), "LK002"},
+			{"assert_lock_held('k', 'A', %d)", fmt.Sprint(token), "LK002"},
+			{"assert_lock_held('k', 'A', %d, p_allow_expired => true)", fmt.Sprint(token), fmt.Sprint(token)},
+			{"assert_lock_held('k', 'B', p_allow_expired => true)", "LK001", "LK001"},
+		} {
+			d.expire("k")
+			writer := d.begin(level)
+			// What a renewal does, which cannot be had after the expiry.
+			d.do("update distributed_locks set expires_at = clock_timestamp() + interval '1 minute'")
+			want := fence.snapshot
+			if level == readCommitted {
+				want = fence.committed
+			}
+			writer.want(strings.ReplaceAll(fence.expression, "%d", fmt.Sprint(token)), want)
+			writer.rollback()
+		}
+	})
+}
+
+// After a renewal that the snapshot does not show, SKIP LOCKED waits all the
+// same. (There is nothing to wait for in READ COMMITTED.)
+func TestAFenceDoesNotWaitForARowThatIsLockedByHand(t *testing.T) {
+	t.Parallel()
+	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+		d.do("select acquire_lock('k', 'A')")
+		for _, renewed := range []bool{false, true} {
+			writer := d.begin(level)
+			writer.do("set local lock_timeout = 0; savepoint s")
+			if renewed {
+				d.want("extend_lock('k', 'A')", "true")
+			}
+			other := d.begin(readCommitted)
+			other.do("select from distributed_locks for update")
+			want := "LK001"
+			if renewed {
+				want = "55P03|LK001"
+			}
+			if level == readCommitted {
+				want = "true"
+			}
+			writer.want("assert_lock_held('k', 'A') > 0", want)
+			writer.do("rollback to s")
+			writer.want("current_setting('lock_timeout')", "0")
+			other.rollback()
+			writer.want("assert_lock_held('k', 'A') > 0", "true")
+			writer.rollback()
+		}
+	})
 }

@@ -1,5 +1,5 @@
 // This file is about lock_tx(): who excludes whom, for how long, and what a wait
-// leaves behind. stale_test.go is about snapshots, which are allowed to be old
+// leaves behind. snapshot_test.go is about snapshots, which are allowed to be old
 // here: what other tests commit on this server would count.
 
 package sqltest_test

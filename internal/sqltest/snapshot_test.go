@@ -1,6 +1,6 @@
-// This file is about locks in transactions that keep their snapshot: it was
-// taken before the lock, and may hide what the holder before did. The servers
-// are private, with autovacuum off: what commits there is the test's own.
+// Locks in transactions that keep their snapshot: PostgreSQL took it before the lock, so that
+// it may hide what the previous holder wrote. The servers are private, with autovacuum off:
+// only the test commits there.
 
 package sqltest_test
 

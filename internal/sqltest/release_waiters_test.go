@@ -1,5 +1,4 @@
-// This file is about giving leases back: what is said of each, and whether anybody
-// waits for it.
+// Releases of leases in batches: the outcome of each, and whether anybody waits for it.
 
 package sqltest_test
 
