@@ -3,7 +3,10 @@ package systemtest_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -129,5 +132,42 @@ func TestTokensOfSessionLocksNeedTheMigrations(t *testing.T) {
 	}
 	if _, err := pgxlock.NewAdvisoryLocker(pgtest.New(t).Pool, &pgxlock.AdvisoryConfig{Schema: "a\x00"}); err == nil || !strings.Contains(err.Error(), "AdvisoryConfig.Schema") {
 		t.Errorf("a schema that cannot be: %v", err)
+	}
+}
+
+func TestAdvisoryTokensAreNeverZeroUnderContention(t *testing.T) {
+	t.Parallel()
+	locks := withTokens(t, testkit.Migrated(t), "contended")
+	var callers sync.WaitGroup
+	var mu sync.Mutex
+	grants, zero := 0, 0
+	last := make(map[string]int64)
+	for range 8 {
+		callers.Go(func() {
+			for range 100 {
+				key := fmt.Sprint("k", rand.IntN(12))
+				lock, err := locks.Acquire(t.Context(), key)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				grants++
+				if lock.Token() == 0 {
+					zero++
+				} else if lock.Token() <= last[key] {
+					t.Errorf("token %d of %s after %d", lock.Token(), key, last[key])
+				}
+				last[key] = lock.Token()
+				mu.Unlock()
+				if err := lock.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	if zero > 0 {
+		t.Errorf("%d of %d locks have token 0", zero, grants)
 	}
 }

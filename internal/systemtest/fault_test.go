@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
@@ -632,4 +633,79 @@ func fill(t *testing.T, db *pgtest.DB) error {
 		t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	}
 	return err
+}
+
+func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	asked := &testkit.Counter{Sql: testkit.AcquireSQL}
+	p, through := testkit.Proxied(t, db, func(c *pgxpool.Config) { c.ConnConfig.Tracer = asked })
+	locks := testkit.NewLocker(t, through, nil)
+	blocker := db.Connect(t)
+
+	// While the first request is under way the others gather.
+	held := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
+	var first *pgxlock.Lock
+	var calls sync.WaitGroup
+	calls.Go(func() { first, _ = locks.Acquire(t.Context(), "first") })
+	held.Happened(t)
+	const n = 12
+	for i := range n {
+		calls.Go(func() {
+			_, err := locks.Acquire(t.Context(), fmt.Sprint("key:", i), pgxlock.MaxWait(20*time.Second))
+			if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
+				t.Errorf("key:%d: %v, want an error that is not ErrNotAcquired", i, err)
+			}
+		})
+	}
+	testkit.Until(t, "all requests stand in the queue", func() bool { return gathered(t.Name()) == n+1 })
+	if _, err := blocker.Exec(t.Context(), "begin; lock table distributed_locks in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	before, _, _ := asked.Counts()
+	held.Resume()
+	calls.Wait()
+	if first == nil {
+		t.Fatal("the first request, which was done before the table was locked, failed")
+	}
+	if after, _, _ := asked.Counts(); after-before > n/2 { // a busy machine may be so late that some ask once more
+		t.Errorf("%d statements ran into the table's lock one after the other, for one batch", after-before)
+	}
+	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+	untilOnlyHeld(t, db, first)
+	useLock(t, locks, db.Pool, "afterwards")
+}
+
+func TestAWarningOfAUsersTriggerFailsNoCall(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, `create function warn() returns trigger language plpgsql as $$ begin
+		raise warning 'somebody touches %', tg_table_name;
+		return coalesce(new, old);
+	end $$`)
+	db.Exec(t, "create trigger warn before insert or update or delete on distributed_locks for each row execute function warn()")
+	var mu sync.Mutex
+	warnings := 0
+	pool := db.NewPool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, notice *pgconn.Notice) {
+			mu.Lock()
+			defer mu.Unlock()
+			if notice.Code == "01000" {
+				warnings++
+			}
+		}
+	})
+	locks := testkit.NewLocker(t, &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}, nil)
+	lock := testkit.Acquire(t, locks, "k")
+	if err := errors.Join(lock.Renew(t.Context()), lock.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
+	untilOnlyHeld(t, db)
+	mu.Lock()
+	defer mu.Unlock()
+	if warnings < 3 {
+		t.Errorf("%d warnings came, want one for each call", warnings)
+	}
 }

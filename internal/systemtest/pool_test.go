@@ -3,7 +3,9 @@ package systemtest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -94,5 +96,248 @@ func TestLockerConnectsAsItsPoolDoes(t *testing.T) {
 		if got.Password != "geheim" || got.User != user || got.RuntimeParams["application_name"] != "billing" {
 			t.Errorf("connection %d: %q %q", i, got.User, got.RuntimeParams)
 		}
+	}
+}
+
+func TestTheCallersPoolMayBeUsedUpByItsOwnTransaction(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	pool := db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	locks := testkit.NewLocker(t, &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}, nil)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	fenced, other := testkit.Acquire(t, locks, "fenced"), testkit.Acquire(t, locks, "other")
+	if err := fenced.Fence(t.Context(), tx); err != nil {
+		t.Errorf("Fence: %v", err)
+	}
+	if err := errors.Join(fenced.Renew(t.Context()), other.Release(t.Context())); err != nil {
+		t.Errorf("inside the transaction: %v", err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := fenced.Release(t.Context()); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	untilOnlyHeld(t, db)
+}
+
+func TestALockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	pool := db.NewPool(t)
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Owner: "two"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pids := testkit.Backends(t, db, "two"); len(pids) != 0 {
+		t.Errorf("connected before the first use: %v", pids)
+	}
+	var working sync.WaitGroup
+	for i := range 32 {
+		working.Go(func() {
+			lock, err := locks.Acquire(t.Context(), fmt.Sprint("key:", i))
+			if err == nil {
+				err = errors.Join(lock.Renew(t.Context()), lock.Release(t.Context()))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	working.Wait()
+	testkit.Until(t, "the Locker has two connections", func() bool { return len(testkit.Backends(t, db, "two")) == 2 }) // not three while one that failed ends
+	if n := pool.Stat().TotalConns(); n != 0 {
+		t.Errorf("the caller's pool has %d connections, which it was never asked for", n)
+	}
+	if err := locks.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	testkit.Until(t, "the Locker's connections are gone", func() bool { return len(testkit.Backends(t, db, "two")) == 0 })
+}
+
+func TestWhatARoleIsSetToCostsNoLock(t *testing.T) {
+	t.Parallel()
+	db := testkit.Controlled(t, testkit.Migrated(t))
+	use := func(t *testing.T, settings map[string]string) {
+		t.Helper()
+		testkit.Set(t, db, settings)
+		patient := db.NewPool(t, func(c *pgxpool.Config) { // between its own statements a slow machine may take long
+			for _, name := range []string{"idle_in_transaction_session_timeout", "idle_session_timeout", "statement_timeout"} {
+				c.ConnConfig.RuntimeParams[name] = "0"
+			}
+		})
+		useLock(t, testkit.NewLocker(t, db, nil), patient, "k")
+		if got := testkit.Rows(t, db); len(got) != 0 {
+			t.Errorf("after the release: %v", got)
+		}
+	}
+	for name, value := range testkit.Hostile {
+		t.Run(name, func(t *testing.T) { use(t, map[string]string{name: value}) })
+	}
+	t.Run("all", func(t *testing.T) { use(t, testkit.Together()) })
+	t.Run("force_custom_plan", func(t *testing.T) { use(t, map[string]string{"plan_cache_mode": "force_custom_plan"}) })
+	t.Run("repeatable read", func(t *testing.T) {
+		use(t, map[string]string{"default_transaction_isolation": "'repeatable read'"})
+	})
+}
+
+func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
+	t.Parallel()
+	db := testkit.Controlled(t, testkit.Migrated(t))
+	blocker := db.Connect(t)
+	testkit.Set(t, db, testkit.Together())
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "patient"})
+	held := testkit.Acquire(t, locks, "held")
+	if err := held.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := testkit.Backends(t, db, "patient")
+
+	// A statement that waits for longer than both timeouts, and not for as long as it may:
+	// where this machine stands still, another one.
+	for try := 1; ; try++ {
+		if _, err := blocker.Exec(t.Context(), "begin; lock table pgxlock_epoch in access exclusive mode"); err != nil {
+			t.Fatal(err)
+		}
+		acquired := make(chan error, 1)
+		go func() {
+			_, err := locks.Acquire(t.Context(), "k")
+			acquired <- err
+		}()
+		testkit.Until(t, "the request has waited for longer than the timeouts", func() bool {
+			return len(acquired) > 0 || testkit.Query[bool](t, db, `select exists (select from pg_locks
+				where relation = 'pgxlock_epoch'::regclass and not granted and clock_timestamp() - waitstart > '600 ms')`)
+		})
+		if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+			t.Fatal(err)
+		}
+		err := <-acquired
+		if err == nil {
+			break
+		}
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "55P03" || try == 10 {
+			t.Fatal(err)
+		}
+	}
+	testkit.Until(t, "the connections have been idle for longer than the timeout", func() bool {
+		return testkit.Query[bool](t, db, `select bool_and(state = 'idle' and clock_timestamp() - state_change > '3200 ms') is not false
+			from pg_stat_activity where datname = current_database() and application_name = 'pgxlock patient'`)
+	})
+	if after := testkit.Backends(t, db, "patient"); !slices.Equal(before, after) {
+		t.Errorf("backends %v, and now %v", before, after)
+	}
+}
+
+func TestEveryQueryModeOfThePoolIsGoodEnough(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		for _, capacity := range []int{0, 1, 512} {
+			t.Run(fmt.Sprint(mode, ", capacity ", capacity), func(t *testing.T) {
+				t.Parallel()
+				pool := db.NewPool(t, func(c *pgxpool.Config) {
+					c.ConnConfig.DefaultQueryExecMode = mode
+					c.ConnConfig.StatementCacheCapacity, c.ConnConfig.DescriptionCacheCapacity = capacity, capacity
+				})
+				if capacity == 0 && (mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeCacheDescribe) {
+					// pgx refuses this mode for the pool's own statements.
+					useLock(t, testkit.NewLocker(t, &pgtest.DB{Pool: pool}, nil), db.Pool, t.Name())
+					return
+				}
+				locks := testkit.NewLocker(t, &pgtest.DB{Pool: pool}, nil)
+				for range 3 { // what is cached must be right the next time as well
+					useLock(t, locks, pool, t.Name())
+				}
+			})
+		}
+	}
+}
+
+func TestThePoolsHooksAreHonoured(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	through := func(configure func(*pgxpool.Config)) *pgtest.DB {
+		return &pgtest.DB{Pool: db.NewPool(t, configure), URL: db.URL, Name: db.Name}
+	}
+
+	t.Run("a warning of somebody else's is no failure", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) {
+			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, "load 'auto_explain'; set auto_explain.log_min_duration = 0; set auto_explain.log_level = 'warning'")
+				return err
+			}
+		})
+		useLock(t, testkit.NewLocker(t, pool, nil), db.Pool, "warned")
+	})
+	t.Run("BeforeConnect says where, and as whom", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) {
+			right := c.ConnConfig.Copy()
+			c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = "192.0.2.1", 1, nil
+			c.ConnConfig.User, c.ConnConfig.Password = "nobody", "expired"
+			c.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
+				config.Host, config.Port, config.Fallbacks = right.Host, right.Port, right.Fallbacks
+				config.User, config.Password = right.User, right.Password
+				return nil
+			}
+		})
+		useLock(t, testkit.NewLocker(t, pool, nil), db.Pool, t.Name())
+	})
+	t.Run("a BeforeConnect that fails", func(t *testing.T) {
+		failure := errors.New("no password today")
+		pool := through(func(c *pgxpool.Config) {
+			c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return failure }
+		})
+		_, err := testkit.NewLocker(t, pool, nil).Acquire(t.Context(), t.Name())
+		if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%v, want the hook's error", err)
+		}
+	})
+	t.Run("an AfterConnect that fails", func(t *testing.T) {
+		failure := errors.New("not this connection")
+		pool := through(func(c *pgxpool.Config) {
+			c.AfterConnect = func(context.Context, *pgx.Conn) error { return failure }
+		})
+		locks := testkit.NewLocker(t, pool, &pgxlock.LeaseConfig{Owner: "afterwards"})
+		_, err := locks.Acquire(t.Context(), t.Name())
+		if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%v, want the hook's error", err)
+		}
+		testkit.Until(t, "the refused connection is closed", func() bool { return len(testkit.Backends(t, db, "afterwards")) == 0 })
+	})
+	t.Run("AfterConnect sets the role", func(t *testing.T) {
+		// A role that every server has, so that none need be made.
+		pool := through(func(c *pgxpool.Config) {
+			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, "set role pg_signal_backend")
+				return err
+			}
+		})
+		locks := testkit.NewLocker(t, pool, nil)
+		_, err := locks.Acquire(t.Context(), t.Name())
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "42501" {
+			t.Errorf("without privileges: %v, want SQLSTATE 42501", err)
+		}
+		db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_waiters to pg_signal_backend")
+		useLock(t, locks, db.Pool, t.Name())
+	})
+	t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
+		pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
+		lock := testkit.Acquire(t, testkit.NewLocker(t, pool, nil), t.Name())
+		if err := lock.Renew(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != 2 {
+			t.Errorf("%d connections of that name, want 2", n)
+		}
+	})
+	if n := testkit.Query[int](t, db, "select count(*) from distributed_locks where expires_at > clock_timestamp() + interval '1 hour'"); n != 0 {
+		t.Error("a lease has another TTL than it was asked for")
 	}
 }

@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -345,5 +347,81 @@ func TestAReleaseBySQLIsReportedByTheNextRenewal(t *testing.T) {
 	<-lock.Lost()
 	if err := errors.Join(lock.Err(), lock.Release(t.Context())); !errors.Is(err, pgxlock.ErrLost) {
 		t.Errorf("afterwards: %v, want ErrLost", err)
+	}
+}
+
+func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var ended atomic.Pointer[time.Time]
+	pool := db.NewPool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = testkit.OnStatement(releaseSQL, func() {
+			now := time.Now()
+			ended.CompareAndSwap(nil, &now)
+			cancel()
+		})
+	})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.AcquireMany(t, locks, 300)
+	if got := testkit.Rows(t, db); len(got) != 300 {
+		t.Fatalf("%d leases are held, want 300", len(got))
+	}
+	err = locks.Close(ctx)
+	if ctx.Err() == nil {
+		t.Fatal("the context did not end while leases were being released: nothing was tested")
+	}
+	if errors.Is(err, context.Canceled) && time.Since(*ended.Load()) >= time.Second {
+		return // it has tried for as long as it does: on a busy machine that may not be enough
+	}
+	if err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	untilOnlyHeld(t, db)
+}
+
+func TestLostLocksMayBeReleasedWhileTheLockerCloses(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	for range 3 {
+		locks, err := pgxlock.NewLeaseLocker(db.Pool, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := testkit.AcquireMany(t, locks, 100)
+		db.Exec(t, "delete from distributed_locks")
+		var calls sync.WaitGroup
+		for _, lock := range held {
+			calls.Go(func() {
+				if err := lock.Renew(t.Context()); !errors.Is(err, pgxlock.ErrLost) {
+					t.Errorf("Renew: %v, want ErrLost", err)
+				}
+			})
+		}
+		calls.Wait()
+
+		start := make(chan struct{})
+		calls.Go(func() {
+			<-start
+			if err := locks.Close(t.Context()); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		})
+		for _, lock := range held {
+			for range 2 {
+				calls.Go(func() {
+					<-start
+					if err := lock.Release(t.Context()); !errors.Is(err, pgxlock.ErrLost) {
+						t.Errorf("Release: %v, want ErrLost", err)
+					}
+				})
+			}
+		}
+		close(start)
+		calls.Wait()
 	}
 }

@@ -19,15 +19,15 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// attackKeys name nine locks: the last two keys are the first one's other names.
-var attackKeys = []string{
+// soakKeys name nine locks: the last two keys are the first one's other names.
+var soakKeys = []string{
 	"a", "b", "c", "d", "e", "f", "g", pgxlock.RawKey(-1), pgxlock.RawKey2(-1, 7),
 	pgxlock.RawKey(pgxlock.AdvisoryID("a")), "a",
 }
 
-// sameLock is the key by which attackers know a lock, whatever it was called.
+// sameLock returns one key for all names of a lock.
 func sameLock(key string) string {
-	if key == attackKeys[9] {
+	if key == soakKeys[9] {
 		return "a"
 	}
 	return key
@@ -107,16 +107,16 @@ func (b *ledger) live() map[string]int {
 	return live
 }
 
-// advisoryHeld returns what the server knows to be held of the attackers' keys.
+// advisoryHeld returns the locks of soakKeys that are held, as the server knows them.
 func advisoryHeld(t *testing.T, db *pgtest.DB) map[string]int {
 	t.Helper()
 	held := make(map[string]int)
-	for _, key := range attackKeys[:9] {
+	for _, key := range soakKeys[:9] {
 		n := testkit.Query[int](t, db, `select count(*) from pg_locks where locktype = 'advisory' and granted
 			and database = (select oid from pg_database where datname = current_database())
 			and objsubid = case when $2 then 2 else 1 end
 			and classid::bigint = ($1::bigint >> 32) & 4294967295 and objid::bigint = $1::bigint & 4294967295`,
-			pgxlock.AdvisoryID(key), key == attackKeys[8])
+			pgxlock.AdvisoryID(key), key == soakKeys[8])
 		if n > 0 {
 			held[fmt.Sprint(pgxlock.AdvisoryID(key))] = n
 		}
@@ -124,8 +124,8 @@ func advisoryHeld(t *testing.T, db *pgtest.DB) map[string]int {
 	return held
 }
 
-// attack makes some calls, of which some are cut short, and counts what is granted.
-func attack(ctx context.Context, dice *rand.Rand, lockers []*pgxlock.Locker, book *ledger, over func() bool, grants *atomic.Int64) {
+// useAtRandom makes some calls, of which some are cut short, and counts what is granted.
+func useAtRandom(ctx context.Context, dice *rand.Rand, lockers []*pgxlock.Locker, book *ledger, over func() bool, grants *atomic.Int64) {
 	for !over() {
 		locks := lockers[dice.IntN(len(lockers))]
 		wait, cancel := context.WithTimeout(ctx, time.Duration(dice.ExpFloat64()*float64(20*time.Millisecond)))
@@ -137,7 +137,7 @@ func attack(ctx context.Context, dice *rand.Rand, lockers []*pgxlock.Locker, boo
 		if e.shared {
 			opts = append(opts, pgxlock.Shared)
 		}
-		key := attackKeys[dice.IntN(len(attackKeys))]
+		key := soakKeys[dice.IntN(len(soakKeys))]
 		var got pgxlock.Locks
 		switch dice.IntN(6) {
 		case 0, 1:
@@ -151,7 +151,7 @@ func attack(ctx context.Context, dice *rand.Rand, lockers []*pgxlock.Locker, boo
 		case 4:
 			var keys []string
 			for range 1 + dice.IntN(5) {
-				keys = append(keys, attackKeys[dice.IntN(len(attackKeys))])
+				keys = append(keys, soakKeys[dice.IntN(len(soakKeys))])
 			}
 			got, _ = locks.AcquireAll(wait, keys, append(opts, pgxlock.MaxWait(10*time.Millisecond))...)
 		case 5:
@@ -224,28 +224,28 @@ const (
 )
 
 func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhateverIsDoneToThem(t *testing.T) {
-	attackOn(t, pgtest.New(t), &ledger{t: t}, cancelStatements)
+	soak(t, pgtest.New(t), &ledger{t: t}, cancelStatements)
 }
 
 func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhileTheirSessionsEnd(t *testing.T) {
-	attackOn(t, pgtest.New(t), &ledger{t: t, terminates: true}, terminateSessions)
+	soak(t, pgtest.New(t), &ledger{t: t, terminates: true}, terminateSessions)
 }
 
 func TestSoakAdvisoryTokensGrowAndNothingIsLeftBehindWhateverIsDoneToTheStatements(t *testing.T) {
-	attackOn(t, testkit.Migrated(t), &ledger{t: t, tokens: true}, cancelStatements)
+	soak(t, testkit.Migrated(t), &ledger{t: t, tokens: true}, cancelStatements)
 }
 
 func TestSoakAdvisoryLocksWithTokensExcludeWhileTheirSessionsEnd(t *testing.T) {
-	attackOn(t, testkit.Migrated(t), &ledger{t: t, tokens: true, terminates: true}, terminateSessions)
+	soak(t, testkit.Migrated(t), &ledger{t: t, tokens: true, terminates: true}, terminateSessions)
 }
 
-func attackOn(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
+func soak(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 	duration := pgtest.Soak(t, time.Second, time.Minute)
 	before := len(goroutines())
 	cfg := &pgxlock.AdvisoryConfig{Tokens: book.tokens}
 	lockers := []*pgxlock.Locker{testkit.Advisory(t, db.Pool, cfg), testkit.Advisory(t, db.Pool, cfg)}
 	for i, locks := range lockers {
-		lock, err := locks.Acquire(t.Context(), attackKeys[i])
+		lock, err := locks.Acquire(t.Context(), soakKeys[i])
 		if err == nil {
 			err = lock.Release(t.Context())
 		}
@@ -281,7 +281,7 @@ func attackOn(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 	for w := range 24 {
 		working.Go(func() {
 			dice := rand.New(rand.NewPCG(uint64(w), uint64(time.Now().UnixNano())))
-			attack(t.Context(), dice, lockers, book, over, &grants)
+			useAtRandom(t.Context(), dice, lockers, book, over, &grants)
 		})
 	}
 	working.Wait()
@@ -293,7 +293,7 @@ func attackOn(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 	}
 
 	for i, locks := range lockers { // some are still held at the end
-		for _, key := range []string{attackKeys[i], attackKeys[7+i]} {
+		for _, key := range []string{soakKeys[i], soakKeys[7+i]} {
 			var lock *pgxlock.Lock
 			testkit.Until(t, "the last disturbance is over", func() bool { // its signals may come late
 				var err error
