@@ -1,14 +1,19 @@
 package pgxlock
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // StopRefreshing makes a Locker check none of its tickets automatically until its next one
@@ -100,4 +105,153 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	if n := len(q.others); n > 3*maxTickets {
 		t.Errorf("%d locks are remembered, most of which nobody else wants any more", n)
 	}
+}
+
+// The ticket of a wait that ended is in the table until it is removed from there.
+func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
+	t.Parallel()
+	for kind, newLocker := range map[string]func(*pgtest.DB) (*Locker, error){
+		"lease":    func(db *pgtest.DB) (*Locker, error) { return NewLeaseLocker(db.Pool, nil) },
+		"advisory": func(db *pgtest.DB) (*Locker, error) { return NewAdvisoryLocker(db.Pool, nil) },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+				t.Fatal(err)
+			}
+			locks, err := newLocker(db)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer locks.Close(context.Background())
+			q, name := locks.queue, locks.backend.name("k")
+			resume, withdraw := make(chan struct{}), q.withdrawing.Run
+			q.withdrawing.Run = func(batch []*ticket) error {
+				<-resume
+				return withdraw(batch)
+			}
+			reading, err := locks.Acquire(t.Context(), "k", Shared)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, leave := context.WithCancel(t.Context())
+			writer := acquiring(ctx, locks, "k")
+			eventually(t, "the writer has a ticket", func() bool {
+				q.lines.mu.Lock()
+				defer q.lines.mu.Unlock()
+				l := q.lines.of[name]
+				if l != nil && l.ticket == nil {
+					q.enter(l) // of an advisory lock that is held here it needs none by itself
+				}
+				return l != nil && l.ticket != nil && l.ticket.number != 0 && !l.ticket.pending()
+			})
+
+			leave()
+			if got := <-writer; !errors.Is(got.err, context.Canceled) {
+				t.Error(got.err)
+			}
+			try := acquiring(t.Context(), locks, "k", Shared, NoWait)
+			var got *attempt
+			eventually(t, "the try has its answer, or waits for the ticket to be removed", func() bool {
+				select {
+				case a := <-try:
+					got = &a
+					return true
+				default:
+					q.lines.mu.Lock()
+					defer q.lines.mu.Unlock()
+					return len(q.void[name]) == 1 && q.void[name][0].gone != nil
+				}
+			})
+			close(resume)
+			if got == nil {
+				a := <-try
+				got = &a
+			}
+			if got.err != nil {
+				t.Fatalf("nobody waits, and nobody has it alone: %v", got.err)
+			}
+			if err := errors.Join(got.lock.Release(t.Context()), reading.Release(t.Context())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("not yet: %s", what)
+		}
+	}
+}
+
+// The queue of a semaphore has no lease of its own, so that it always looks free: who was
+// woken in vain would be woken again and again.
+func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	config := db.Pool.Config()
+	config.MaxConns = 10
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	newLocker := func() *Locker {
+		l, err := NewLeaseLocker(pool, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		return l
+	}
+	db.Exec(t, "select acquire_permit('jobs', 'all', 1, 600)")
+	waker, waiter := newLocker(), newLocker()
+	if _, err := waker.Acquire(t.Context(), "else"); err != nil { // knows where all is
+		t.Fatal(err)
+	}
+	s, err := waiter.Semaphore(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { _, _ = s.Acquire(ctx, "jobs"); close(ended) }()
+	for n := 0; n < 1; time.Sleep(time.Millisecond) {
+		if err := db.Pool.QueryRow(t.Context(), "select count(*) from pgxlock_waiters where live_until > clock_timestamp()").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	q := waker.queue
+	name := lockkey.Name{Key: "jobs#"}
+	looks := make(chan bool, 100) // whether there will be another
+	run := q.waking.Run
+	q.waking.Run = func(batch []wakeUp) error {
+		err := run(batch)
+		q.lines.mu.Lock()
+		_, again := q.woken[name]
+		q.lines.mu.Unlock()
+		looks <- again
+		return err
+	}
+	q.freed([]lockkey.Name{name})
+	if again := <-looks; !again {
+		t.Error("nobody looks whether who was woken sleeps")
+	}
+	again := true
+	for more := 0; more < 20 && again; more++ { // who is woken after its turn, because this machine is slow, is looked after once more
+		again = <-looks
+	}
+	if again {
+		t.Error("it is looked after for ever")
+	}
+	cancel()
+	<-ended
 }
