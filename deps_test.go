@@ -46,7 +46,7 @@ func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
 	t.Parallel()
 	for _, dep := range append(dependencies(t, "./cmd/pgxlock", false), dependencies(t, "./cmd/pgxlock", true)...) {
-		for _, unwanted := range []string{"docker", "moby", "testcontainers", "containerd", "internal/pgtest"} {
+		for _, unwanted := range []string{"docker", "moby", "testcontainers", "containerd", "internal/pgtest", "goleak"} {
 			if strings.Contains(dep, unwanted) {
 				t.Errorf("it links %s", dep)
 			}

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/leaktest"
 )
 
 // killedEnv makes this program one that makes a namespace, says what its cable is
@@ -15,7 +17,7 @@ const killedEnv = "CUTNET_TEST_KILLED"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(killedEnv) == "" {
-		os.Exit(m.Run())
+		leaktest.Main(m)
 	}
 	n, err := NewNamespace()
 	if err != nil {

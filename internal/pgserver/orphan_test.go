@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/leaktest"
 )
 
 // ownerEnv makes this program an owner instead of a test.
@@ -27,7 +29,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(ownerEnv) != "" {
 		own()
 	}
-	m.Run()
+	leaktest.Main(m)
 }
 
 // own starts a server with a companion, says where they are, and waits to be

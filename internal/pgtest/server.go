@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/leaktest"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgserver/choose"
 )
@@ -46,7 +47,8 @@ func serverURL(tb testing.TB) string {
 	return shared.server.URL
 }
 
-// Main runs a package's tests, and stops the server that they shared:
+// Main runs a package's tests, stops the server that they shared, and fails if goroutines are
+// left:
 //
 //	func TestMain(m *testing.M) { pgtest.Main(m) }
 //
@@ -64,7 +66,7 @@ func Main(m *testing.M) {
 			code = max(code, 1)
 		}
 	}
-	os.Exit(code)
+	os.Exit(leaktest.Check(code))
 }
 
 // Private starts a server that the test has for itself, from the binaries of

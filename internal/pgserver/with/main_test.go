@@ -7,9 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pgxlock/pgxlock/internal/leaktest"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgserver/choose"
 )
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // haveServer makes the choice fall on a server that runs already.
 func haveServer(t *testing.T) *pgserver.Server {

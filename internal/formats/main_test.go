@@ -1,0 +1,9 @@
+package formats_test
+
+import (
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }

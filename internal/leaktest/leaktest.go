@@ -1,0 +1,42 @@
+// Package leaktest fails the tests of a package that leave goroutines behind. Close of a
+// Locker promises that none is left (I6), and a test that leaks one disturbs the next.
+//
+//	func TestMain(m *testing.M) { leaktest.Main(m) }
+//
+// Packages whose tests need a database use pgtest.Main, which checks the same after it has
+// stopped the server. leaktest imports nothing of the project, so that every package can
+// use it.
+package leaktest
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// patience is how long goroutines may take to end after the last test. An idle machine takes
+// milliseconds; goroutines of a pool that is closed may wait for a connection to end.
+const patience = 10 * time.Second
+
+// Main runs the tests of a package, checks for leaked goroutines, and exits.
+func Main(m *testing.M) { os.Exit(Check(m.Run())) }
+
+// Check returns the exit code of tests that ended with code: 1 if they passed and goroutines
+// are left, which it then prints. Tests that failed often leave goroutines, which would hide
+// the failure, so that Check does not look for any.
+func Check(code int) int {
+	if code != 0 {
+		return code
+	}
+	var err error
+	for began := time.Now(); time.Since(began) < patience; {
+		if err = goleak.Find(); err == nil { // takes half a second where there are any
+			return 0
+		}
+	}
+	fmt.Fprintln(os.Stderr, "The tests passed and left goroutines behind:", err)
+	return 1
+}

@@ -1,0 +1,9 @@
+package choose
+
+import (
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
