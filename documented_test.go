@@ -1,17 +1,18 @@
 package pgxlock_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// The table of invariants names the tests that break without them: a test that was renamed or
-// removed must not stay in it.
-func TestTestsThatTheDocumentsNameExist(t *testing.T) {
-	t.Parallel()
+// declaredTests returns the names of all tests of the repository.
+func declaredTests(t *testing.T) map[string]bool {
+	t.Helper()
 	declared := make(map[string]bool)
 	declaration := regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
 	err := fs.WalkDir(os.DirFS("."), ".", func(path string, entry fs.DirEntry, err error) error {
@@ -27,6 +28,15 @@ func TestTestsThatTheDocumentsNameExist(t *testing.T) {
 	if err != nil || len(declared) < 500 {
 		t.Fatalf("%d tests are declared: %v", len(declared), err)
 	}
+	return declared
+}
+
+var testName = regexp.MustCompile(`\bTest[A-Z]\w+`)
+
+// The documents must not name a test that was renamed or removed.
+func TestTestsThatTheDocumentsNameExist(t *testing.T) {
+	t.Parallel()
+	declared := declaredTests(t)
 	documents, err := fs.Glob(os.DirFS("."), "docs/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -37,8 +47,8 @@ func TestTestsThatTheDocumentsNameExist(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(string(text), -1) {
-			if name == "TestSoak" { // how those of make soak begin
+		for _, name := range testName.FindAllString(string(text), -1) {
+			if name == "TestSoak" || name == "TestMain" { // how those of make soak begin, and no test
 				continue
 			}
 			if named++; !declared[name] {
@@ -48,5 +58,42 @@ func TestTestsThatTheDocumentsNameExist(t *testing.T) {
 	}
 	if named < 100 {
 		t.Errorf("the documents name %d tests", named)
+	}
+}
+
+func TestEachInvariantHasARowWithItsTests(t *testing.T) {
+	t.Parallel()
+	declared := declaredTests(t)
+	read := func(document string) string {
+		text, err := os.ReadFile(document)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	design, table := read("docs/design.md"), read("docs/invariants.md")
+	rows := make(map[string][][]string)
+	for _, row := range regexp.MustCompile(`(?m)^\| \*\*(I\d+)\*\* ([^|]*) \| ([^|]*) \| ([^|]*) \|$`).FindAllStringSubmatch(table, -1) {
+		rows[row[1]] = append(rows[row[1]], row[2:])
+	}
+	for i := range 12 {
+		invariant := fmt.Sprint("I", i+1)
+		if n := strings.Count(design, "**"+invariant+" "); n != 1 {
+			t.Errorf("docs/design.md says %d times what %s is", n, invariant)
+		}
+		if len(rows[invariant]) != 1 {
+			t.Errorf("docs/invariants.md has %d rows of %s", len(rows[invariant]), invariant)
+			continue
+		}
+		title, kept, tests := rows[invariant][0][0], rows[invariant][0][1], testName.FindAllString(rows[invariant][0][2], -1)
+		if title == "" || kept == "" {
+			t.Errorf("docs/invariants.md does not say how %s is kept", invariant)
+		}
+		if !slices.ContainsFunc(tests, func(name string) bool { return declared[name] }) {
+			t.Errorf("docs/invariants.md names no test of %s that there is", invariant)
+		}
+	}
+	if n := len(regexp.MustCompile(`(?m)^\*\*I\d+ `).FindAllString(design, -1)); n != len(rows) {
+		t.Errorf("docs/design.md has %d invariants, docs/invariants.md %d", n, len(rows))
 	}
 }
