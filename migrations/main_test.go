@@ -30,7 +30,11 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+// After a file that fails, golang-migrate's library reads none of those that it has prefetched:
+// the goroutine that buffers each of them waits for a reader for good.
+func TestMain(m *testing.M) {
+	pgtest.Main(m, "github.com/golang-migrate/migrate/v4.(*Migration).Buffer")
+}
 
 // The files, in the order in which they are run. One version is one of each.
 var (

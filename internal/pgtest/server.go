@@ -52,8 +52,8 @@ func serverURL(tb testing.TB) string {
 //
 //	func TestMain(m *testing.M) { pgtest.Main(m) }
 //
-// The process then exits with the tests' result.
-func Main(m *testing.M) {
+// The process then exits with the tests' result. leaktest.Check says what ignored is.
+func Main(m *testing.M, ignored ...string) {
 	code := m.Run()
 	if !dropTemplates() {
 		code = max(code, 1)
@@ -66,7 +66,7 @@ func Main(m *testing.M) {
 			code = max(code, 1)
 		}
 	}
-	os.Exit(leaktest.Check(code))
+	os.Exit(leaktest.Check(code, ignored...))
 }
 
 // Private starts a server that the test has for itself, from the binaries of
