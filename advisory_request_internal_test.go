@@ -121,24 +121,29 @@ func eachMode(t *testing.T, test func(t *testing.T, mode Mode)) {
 	}
 }
 
-func TestARequestThatIsLeftIsNoBusyKey(t *testing.T) { eachMode(t, requestIsLeft) }
-
-func requestIsLeft(t *testing.T, mode Mode) {
-	db := pgtest.New(t)
-	locks, a := advisoryWire(t, db.Pool, nil)
-	resume := stall(a.wire)
-	ctx, cancel := context.WithCancel(t.Context())
-	left := acquiring(ctx, locks, "k", mode)
-	queued(t, a.wire, 2)
-	joined := acquiring(t.Context(), locks, "k", mode, NoWait)
-	queued(t, a.wire, 3)
-	cancel()
-	<-left
-	resume()
-	if got := <-joined; got.err != nil {
-		t.Error(got.err)
-	} else if err := got.lock.Release(t.Context()); err != nil {
-		t.Error(err)
+func TestARequestThatIsLeftIsNoBusyKey(t *testing.T) {
+	t.Parallel()
+	for name, modes := range map[string]struct{ left, joins Mode }{
+		"exclusive": {Exclusive, Exclusive}, "shared": {Shared, Shared}, "exclusive, then shared": {Exclusive, Shared},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			locks, a := advisoryWire(t, pgtest.New(t).Pool, nil)
+			resume := stall(a.wire)
+			ctx, cancel := context.WithCancel(t.Context())
+			left := acquiring(ctx, locks, "k", modes.left)
+			queued(t, a.wire, 2)
+			joined := acquiring(t.Context(), locks, "k", modes.joins, NoWait)
+			queued(t, a.wire, 3)
+			cancel()
+			<-left
+			resume()
+			if got := <-joined; got.err != nil {
+				t.Error(got.err)
+			} else if err := got.lock.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
@@ -197,24 +202,6 @@ func statementFailsOnce(t *testing.T, mode Mode) {
 	var free bool // it was taken twice, and given back twice
 	if err := db.Pool.QueryRow(t.Context(), "select pg_try_advisory_xact_lock($1)", AdvisoryID("k")).Scan(&free); err != nil || !free {
 		t.Errorf("the key is free: %t, %v", free, err)
-	}
-}
-
-func TestARequestOfAnotherModeThatIsLeftIsNoBusyKey(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	locks, a := advisoryWire(t, db.Pool, nil)
-	resume := stall(a.wire)
-	ctx, cancel := context.WithCancel(t.Context())
-	left := acquiring(ctx, locks, "k", Exclusive)
-	queued(t, a.wire, 2)
-	joined := acquiring(t.Context(), locks, "k", Shared, NoWait)
-	queued(t, a.wire, 3)
-	cancel()
-	<-left
-	resume()
-	if got := <-joined; got.err != nil {
-		t.Error(got.err)
 	}
 }
 

@@ -129,31 +129,50 @@ func TestAFenceInASavepointThatIsKeptProtects(t *testing.T) {
 	d.want("acquire_lock('k', 'B')", "false")
 }
 
-// Somebody is about to end A's lease or to take it over, and has not committed.
+// Somebody is about to end A's lease or share, or to take the lease over, and has not committed.
 // The fence does not wait for the outcome. In the older snapshot a renewal came
 // between, which PostgreSQL's row locks alone would wait behind.
 func TestAFenceNeverWaits(t *testing.T) {
 	t.Parallel()
-	atEveryLevel(t, func(t *testing.T, d *database, level string) {
-		for work, expired := range map[string]bool{
-			"acquire_lock('k', 'B')":    true,
-			"reap_expired_locks('0 s')": true,
-			"release_lock('k', 'A')":    false,
-		} {
-			d.do("select acquire_lock('k', 'A')")
-			writer := d.begin(level)
-			d.want("extend_lock('k', 'A')", "true")
-			if expired {
-				d.expire("k")
-			}
-			other := d.begin(readCommitted)
-			other.do("select " + work)
-			writer.want("assert_lock_held('k', 'A', NULL, true)", "LK001")
-			writer.rollback()
-			other.rollback()
-			d.want("assert_lock_held('k', 'A', NULL, true) > 0", "true")
-		}
-	})
+	const expired, live = true, false
+	for kind, c := range map[string]struct {
+		acquire, extend, assert string
+		expire                  func(*database)
+		works                   map[string]bool // whether they need an expired lease
+	}{
+		"exclusive": {"acquire_lock('k', 'A')", "extend_lock('k', 'A')", "assert_lock_held('k', 'A', NULL, true)", func(d *database) { d.expire("k") }, map[string]bool{
+			"acquire_lock('k', 'B')":    expired,
+			"reap_expired_locks('0 s')": expired,
+			"release_lock('k', 'A')":    live,
+		}},
+		"shared": {"acquire_shared_lock('k', 'A')", "extend_shared_lock('k', 'A')", "assert_shared_lock_held('k', 'A', NULL, true)", func(d *database) { d.expireGroup("k") }, map[string]bool{
+			"acquire_lock('k', 'W')":         expired,
+			"acquire_shared_lock('k', 'B')":  expired,
+			"reap_expired_locks('0 s')":      expired,
+			"release_shared_lock('k', 'A')":  live,
+			"pgxlock_reap_shares('0 s') > 0": expired,
+		}},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			atEveryLevel(t, func(t *testing.T, d *database, level string) {
+				for work, expired := range c.works {
+					d.do("delete from distributed_lock_shares; delete from distributed_locks; select " + c.acquire)
+					writer := d.begin(level)
+					d.want(c.extend, "true")
+					if expired {
+						c.expire(d)
+					}
+					other := d.begin(readCommitted)
+					other.do("select " + work)
+					writer.want(c.assert, "LK001")
+					writer.rollback()
+					other.rollback()
+					d.want(c.assert+" > 0", "true")
+				}
+			})
+		})
+	}
 }
 
 // A is about to pin its lease; B takes it over and commits. What A reads after

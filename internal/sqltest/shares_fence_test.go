@@ -113,30 +113,9 @@ func TestAFenceOfAShareSeesWhatCommitsJustBeforeItsPins(t *testing.T) {
 	})
 }
 
-// Whoever ends a share or a group and has not committed fails a fence at once.
-func TestAFenceOfAShareNeverWaits(t *testing.T) {
+func TestAFenceOfAShareLetsOthersJoinAndExtend(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
-		for work, expired := range map[string]bool{
-			"acquire_lock('k', 'W')":         true,
-			"acquire_shared_lock('k', 'B')":  true,
-			"reap_expired_locks('0 s')":      true,
-			"release_shared_lock('k', 'A')":  false,
-			"pgxlock_reap_shares('0 s') > 0": true,
-		} {
-			d.do("delete from distributed_lock_shares; delete from distributed_locks; select acquire_shared_lock('k', 'A')")
-			writer := d.begin(level)
-			d.want("extend_shared_lock('k', 'A')", "true")
-			if expired {
-				d.expireGroup("k")
-			}
-			other := d.begin(readCommitted)
-			other.do("select " + work)
-			writer.want("assert_shared_lock_held('k', 'A', NULL, true)", "LK001")
-			writer.rollback()
-			other.rollback()
-			d.want("assert_shared_lock_held('k', 'A', NULL, true) > 0", "true")
-		}
 		for _, work := range []string{"acquire_shared_lock('k', 'B')", "extend_shared_lock('k', 'A')", "acquire_shared_lock('k', 'A')"} {
 			d.do("delete from distributed_lock_shares; delete from distributed_locks; select acquire_shared_lock('k', 'A')")
 			writer, other := d.begin(level), d.begin(readCommitted)

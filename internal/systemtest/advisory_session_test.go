@@ -73,27 +73,13 @@ func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
 	waiting.Wait()
 }
 
-func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
+func TestThePoolsAfterConnectIsHonouredByAdvisoryLocks(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	through := func(configure func(*pgxpool.Config)) *pgtest.DB {
 		return &pgtest.DB{Pool: db.NewPool(t, configure), URL: db.URL, Name: db.Name}
 	}
-	failure := errors.New("not today")
 
-	t.Run("BeforeConnect says where, and as whom", func(t *testing.T) {
-		pool := through(func(c *pgxpool.Config) {
-			right := c.ConnConfig.Copy()
-			c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = "192.0.2.1", 1, nil
-			c.ConnConfig.User, c.ConnConfig.Password = "nobody", "expired"
-			c.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
-				config.Host, config.Port, config.Fallbacks = right.Host, right.Port, right.Fallbacks
-				config.User, config.Password = right.User, right.Password
-				return nil
-			}
-		})
-		testkit.UseAdvisory(t, testkit.NewAdvisory(t, pool, nil), db, t.Name())
-	})
 	t.Run("AfterConnect has the first word, ours is the last", func(t *testing.T) {
 		pool := through(func(c *pgxpool.Config) {
 			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -107,33 +93,6 @@ func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
 			t.Error("the pool of the test has the role as well: nothing was tested")
 		}
 	})
-	for name, configure := range map[string]func(*pgxpool.Config){
-		"BeforeConnect": func(c *pgxpool.Config) {
-			c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return failure }
-		},
-		"AfterConnect": func(c *pgxpool.Config) { c.AfterConnect = func(context.Context, *pgx.Conn) error { return failure } },
-		"ValidateConnect": func(c *pgxpool.Config) {
-			c.ConnConfig.ValidateConnect = func(context.Context, *pgconn.PgConn) error { return failure }
-		},
-	} {
-		t.Run(name+" refuses", func(t *testing.T) {
-			locks := testkit.NewAdvisory(t, through(configure), &pgxlock.AdvisoryConfig{Owner: name})
-			for range 2 {
-				_, err := locks.Acquire(t.Context(), t.Name())
-				if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
-					t.Errorf("%v, want the hook's error", err)
-				}
-			}
-			testkit.Until(t, "the refused connections are closed", func() bool { return len(testkit.Backends(t, db, name)) == 0 })
-		})
-	}
-	t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
-		pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
-		testkit.Acquire(t, testkit.NewAdvisory(t, pool, nil), t.Name())
-		if n := testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != 1 {
-			t.Errorf("%d connections of that name, want one", n)
-		}
-	})
 	t.Run("a silent host leaves time for the next", func(t *testing.T) {
 		silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel takes the connection, nobody answers
 		if err != nil {
@@ -145,18 +104,6 @@ func TestThePoolsHooksAreHonouredByAdvisoryLocks(t *testing.T) {
 		testkit.UntilConnected(t, locks)
 		testkit.UseAdvisory(t, locks, db, t.Name())
 	})
-}
-
-func TestEveryQueryModeOfThePoolIsGoodEnoughForAdvisoryLocks(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
-		pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-		testkit.UseAdvisory(t, testkit.NewAdvisory(t, &pgtest.DB{Pool: pool}, nil), db, mode.String())
-	}
 }
 
 // What roles are set to for the sake of their other programs neither costs a lock

@@ -232,35 +232,119 @@ func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
 	}
 }
 
-func TestEveryQueryModeOfThePoolIsGoodEnough(t *testing.T) {
+// pooled is a kind of Locker on a database of its own.
+type pooled struct {
+	kind   pgxlock.Kind
+	db     *pgtest.DB
+	locker func(t *testing.T, on *pgtest.DB, owner string) *pgxlock.Locker
+	use    func(t *testing.T, locks *pgxlock.Locker, callers *pgtest.DB, key string) // excludes the callers of SQL
+}
+
+// eachPooled runs test for leases and for advisory locks.
+func eachPooled(t *testing.T, test func(t *testing.T, p pooled)) {
+	t.Helper()
 	t.Parallel()
-	db := testkit.Migrated(t)
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	for name, p := range map[string]pooled{
+		"leases": {pgxlock.KindLease, testkit.Migrated(t), func(t *testing.T, on *pgtest.DB, owner string) *pgxlock.Locker {
+			t.Helper()
+			return testkit.NewLocker(t, on, &pgxlock.LeaseConfig{Owner: owner})
+		}, func(t *testing.T, locks *pgxlock.Locker, callers *pgtest.DB, key string) {
+			t.Helper()
+			useLock(t, locks, callers.Pool, key)
+		}},
+		"advisory locks": {pgxlock.KindAdvisory, pgtest.New(t), func(t *testing.T, on *pgtest.DB, owner string) *pgxlock.Locker {
+			t.Helper()
+			return testkit.NewAdvisory(t, on, &pgxlock.AdvisoryConfig{Owner: owner})
+		}, testkit.UseAdvisory},
 	} {
-		for _, capacity := range []int{0, 1, 512} {
-			t.Run(fmt.Sprint(mode, ", capacity ", capacity), func(t *testing.T) {
-				t.Parallel()
-				pool := db.NewPool(t, func(c *pgxpool.Config) {
-					c.ConnConfig.DefaultQueryExecMode = mode
-					c.ConnConfig.StatementCacheCapacity, c.ConnConfig.DescriptionCacheCapacity = capacity, capacity
-				})
-				if capacity == 0 && (mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeCacheDescribe) {
-					// pgx refuses this mode for the pool's own statements.
-					useLock(t, testkit.NewLocker(t, &pgtest.DB{Pool: pool}, nil), db.Pool, t.Name())
-					return
-				}
-				locks := testkit.NewLocker(t, &pgtest.DB{Pool: pool}, nil)
-				for range 3 { // what is cached must be right the next time as well
-					useLock(t, locks, pool, t.Name())
-				}
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, p)
+		})
 	}
 }
 
+func TestEveryQueryModeOfThePoolIsGoodEnough(t *testing.T) {
+	eachPooled(t, func(t *testing.T, p pooled) {
+		for _, mode := range []pgx.QueryExecMode{
+			pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+			pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+		} {
+			for _, capacity := range []int{0, 1, 512} {
+				t.Run(fmt.Sprint(mode, ", capacity ", capacity), func(t *testing.T) {
+					pool := p.db.NewPool(t, func(c *pgxpool.Config) {
+						c.ConnConfig.DefaultQueryExecMode = mode
+						c.ConnConfig.StatementCacheCapacity, c.ConnConfig.DescriptionCacheCapacity = capacity, capacity
+					})
+					callers := &pgtest.DB{Pool: pool, URL: p.db.URL, Name: p.db.Name}
+					if capacity == 0 && (mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeCacheDescribe) {
+						callers = p.db // pgx refuses this mode for the pool's own statements
+					}
+					locks := p.locker(t, &pgtest.DB{Pool: pool}, "")
+					for range 3 { // what is cached must be right the next time as well
+						p.use(t, locks, callers, t.Name())
+					}
+				})
+			}
+		}
+	})
+}
+
 func TestThePoolsHooksAreHonoured(t *testing.T) {
+	eachPooled(t, func(t *testing.T, p pooled) {
+		through := func(configure func(*pgxpool.Config)) *pgtest.DB {
+			return &pgtest.DB{Pool: p.db.NewPool(t, configure), URL: p.db.URL, Name: p.db.Name}
+		}
+		failure := errors.New("not today")
+
+		t.Run("BeforeConnect says where, and as whom", func(t *testing.T) {
+			pool := through(func(c *pgxpool.Config) {
+				right := c.ConnConfig.Copy()
+				c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = "192.0.2.1", 1, nil
+				c.ConnConfig.User, c.ConnConfig.Password = "nobody", "expired"
+				c.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
+					config.Host, config.Port, config.Fallbacks = right.Host, right.Port, right.Fallbacks
+					config.User, config.Password = right.User, right.Password
+					return nil
+				}
+			})
+			p.use(t, p.locker(t, pool, ""), p.db, t.Name())
+		})
+		for name, configure := range map[string]func(*pgxpool.Config){
+			"BeforeConnect": func(c *pgxpool.Config) {
+				c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return failure }
+			},
+			"AfterConnect": func(c *pgxpool.Config) { c.AfterConnect = func(context.Context, *pgx.Conn) error { return failure } },
+			"ValidateConnect": func(c *pgxpool.Config) {
+				c.ConnConfig.ValidateConnect = func(context.Context, *pgconn.PgConn) error { return failure }
+			},
+		} {
+			t.Run(name+" refuses", func(t *testing.T) {
+				locks := p.locker(t, through(configure), name)
+				for range 2 {
+					_, err := locks.Acquire(t.Context(), t.Name())
+					if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
+						t.Errorf("%v, want the hook's error", err)
+					}
+				}
+				testkit.Until(t, "the refused connections are closed", func() bool { return len(testkit.Backends(t, p.db, name)) == 0 })
+			})
+		}
+		t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
+			pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
+			lock := testkit.Acquire(t, p.locker(t, pool, ""), t.Name())
+			if err := lock.Renew(t.Context()); err != nil {
+				t.Error(err)
+			}
+			want := map[pgxlock.Kind]int{pgxlock.KindLease: 2, pgxlock.KindAdvisory: 1}[p.kind]
+			if n := testkit.Query[int](t, p.db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != want {
+				t.Errorf("%d connections of that name, want %d", n, want)
+			}
+		})
+	})
+}
+
+func TestThePoolsAfterConnectIsHonouredByLeases(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	through := func(configure func(*pgxpool.Config)) *pgtest.DB {
@@ -275,41 +359,6 @@ func TestThePoolsHooksAreHonoured(t *testing.T) {
 			}
 		})
 		useLock(t, testkit.NewLocker(t, pool, nil), db.Pool, "warned")
-	})
-	t.Run("BeforeConnect says where, and as whom", func(t *testing.T) {
-		pool := through(func(c *pgxpool.Config) {
-			right := c.ConnConfig.Copy()
-			c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = "192.0.2.1", 1, nil
-			c.ConnConfig.User, c.ConnConfig.Password = "nobody", "expired"
-			c.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
-				config.Host, config.Port, config.Fallbacks = right.Host, right.Port, right.Fallbacks
-				config.User, config.Password = right.User, right.Password
-				return nil
-			}
-		})
-		useLock(t, testkit.NewLocker(t, pool, nil), db.Pool, t.Name())
-	})
-	t.Run("a BeforeConnect that fails", func(t *testing.T) {
-		failure := errors.New("no password today")
-		pool := through(func(c *pgxpool.Config) {
-			c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return failure }
-		})
-		_, err := testkit.NewLocker(t, pool, nil).Acquire(t.Context(), t.Name())
-		if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
-			t.Errorf("%v, want the hook's error", err)
-		}
-	})
-	t.Run("an AfterConnect that fails", func(t *testing.T) {
-		failure := errors.New("not this connection")
-		pool := through(func(c *pgxpool.Config) {
-			c.AfterConnect = func(context.Context, *pgx.Conn) error { return failure }
-		})
-		locks := testkit.NewLocker(t, pool, &pgxlock.LeaseConfig{Owner: "afterwards"})
-		_, err := locks.Acquire(t.Context(), t.Name())
-		if !errors.Is(err, failure) || errors.Is(err, pgxlock.ErrNotAcquired) {
-			t.Errorf("%v, want the hook's error", err)
-		}
-		testkit.Until(t, "the refused connection is closed", func() bool { return len(testkit.Backends(t, db, "afterwards")) == 0 })
 	})
 	t.Run("AfterConnect sets the role", func(t *testing.T) {
 		// A role that every server has, so that none need be made.
@@ -326,16 +375,6 @@ func TestThePoolsHooksAreHonoured(t *testing.T) {
 		}
 		db.Exec(t, "grant select, insert, update, delete on distributed_locks, pgxlock_waiters to pg_signal_backend")
 		useLock(t, locks, db.Pool, t.Name())
-	})
-	t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
-		pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
-		lock := testkit.Acquire(t, testkit.NewLocker(t, pool, nil), t.Name())
-		if err := lock.Renew(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if n := testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'billing'"); n != 2 {
-			t.Errorf("%d connections of that name, want 2", n)
-		}
 	})
 	if n := testkit.Query[int](t, db, "select count(*) from distributed_locks where expires_at > clock_timestamp() + interval '1 hour'"); n != 0 {
 		t.Error("a lease has another TTL than it was asked for")
