@@ -49,8 +49,8 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-// Who was woken and asked in vain has not slept through its turn: it keeps its place before
-// those who come later, however long the next chance takes.
+// A woken waiter whose try failed did not miss its chance: it keeps its position before later
+// waiters, however long the next chance takes.
 func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -85,8 +85,8 @@ func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-// A session that does not end has a lock, and its process, which still listens for it,
-// does not know any more: its connection broke in silence.
+// The server still has the session that holds the lock, and its process still listens, but the
+// process no longer knows of the lock: its connection broke without a word.
 func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -115,7 +115,7 @@ func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 	}
 }
 
-// One of two keeps asking as soon as it has released; it must not pass the other by.
+// One of two Lockers acquires again as soon as it has released; it must not pass the other.
 func TestWhoJustHadTheLockDoesNotPassWhoWaits(t *testing.T) {
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		greedy := newLocker("greedy")
@@ -131,8 +131,8 @@ func TestWhoJustHadTheLockDoesNotPassWhoWaits(t *testing.T) {
 	})
 }
 
-// inTurn releases what two who wait for the same lock are granted. It was free from then
-// on; the second one may only come first if the first one slept through its turn.
+// inTurn releases the lock that two waiters are granted one after the other. The lock was free
+// since free; the second waiter may be first only if the first one overran the wake timeout.
 func inTurn(t *testing.T, free time.Time, first, second <-chan *pgxlock.Lock) {
 	t.Helper()
 	var got *pgxlock.Lock
@@ -166,8 +166,8 @@ func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
 	})
 }
 
-// The release has seen no ticket, because that of who waits in the same process is
-// published meanwhile. That does not ask when it is there: its process has the lock.
+// The release saw no ticket, because the waiter's, of the same process, was still being
+// published. That waiter does not ask once its ticket is there: its own process has the lock.
 func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)

@@ -61,7 +61,7 @@ func TestSharedTryDoesNotPassAWriterInMemory(t *testing.T) {
 	})
 }
 
-// Where no tickets can be published none are asked for.
+// Without the migrations there are no tickets, so that a try asks for none.
 func TestSharedTryOfAnAdvisoryLockWorksWhereThereIsNoQueue(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 20)
@@ -72,7 +72,7 @@ func TestSharedTryOfAnAdvisoryLockWorksWhereThereIsNoQueue(t *testing.T) {
 	testkit.Release(t, reading)
 }
 
-// A queue that cannot be asked keeps nobody from a lock.
+// A queue that fails refuses no lock.
 func TestSharedTryOfAnAdvisoryLockWorksWhereTheQueueFails(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)

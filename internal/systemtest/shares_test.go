@@ -81,9 +81,9 @@ func TestReadersOfSeveralProcessesKeepWritersOut(t *testing.T) {
 	}
 }
 
-// A writer waits for readers of another process, and new readers behind it, though
-// others who do not wait pass it. If it takes too long to come when it is woken it is
-// passed by, which a slow machine may do now and then, but not each time.
+// A writer waits for readers of another process, and new readers wait behind it. A writer that
+// overruns the wake timeout is passed, which happens now and then on a slow machine, but not
+// each time.
 func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -123,7 +123,7 @@ func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 	}
 }
 
-// Readers who overlap all the time, in two processes: a writer of each gets its turn.
+// Readers of two processes overlap all the time; a writer of each process is served.
 func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
@@ -180,7 +180,7 @@ func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-// One release lets in all the readers who stand in a row, of whatever process.
+// One release lets in all readers that wait in a row, of whatever process.
 func TestReadersInARowAllComeIn(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
@@ -220,7 +220,7 @@ func TestReadersInARowAllComeIn(t *testing.T) {
 	}
 }
 
-// Of the last readers nobody is left who could wake the writer.
+// The last readers crashed, so that nobody can wake the writer.
 func TestReadersWhoCrashKeepAWriterOutUntilTheyHaveRunOut(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -236,8 +236,8 @@ func TestReadersWhoCrashKeepAWriterOutUntilTheyHaveRunOut(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-// A ticket of a process that has died stands before a reader; nobody gives anything
-// back that could wake it.
+// The ticket of a process that died is before a reader's; nobody releases anything, so that
+// nobody wakes the reader.
 func TestAReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -253,7 +253,7 @@ func TestAReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-// Somebody has joined and not committed, which keeps nobody out.
+// A transaction has joined the readers and not committed, which must refuse no other reader.
 func TestWhoIsJustJoiningIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
@@ -327,7 +327,7 @@ func TestSharesAreRenewed(t *testing.T) {
 	}
 }
 
-// The group is over, or the share was given back by somebody else.
+// The group of readers has ended, or somebody else released the share.
 func TestAShareThatIsGoneIsLost(t *testing.T) {
 	t.Parallel()
 	db := testkit.WithLedger(t)
@@ -360,8 +360,8 @@ func TestAShareThatIsGoneIsLost(t *testing.T) {
 	}
 }
 
-// A fenced transaction of one reader is open; its release waits for that, and the
-// others come and go.
+// A fenced transaction of one reader is open: its release waits for the transaction, and other
+// readers acquire and release.
 func TestAFencedShareIsGivenBackWhenItsTransactionHasEnded(t *testing.T) {
 	t.Parallel()
 	asked, db := testkit.Counted(t, testkit.Migrated(t), releaseSharesSQL)

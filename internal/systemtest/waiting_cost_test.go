@@ -16,7 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// Nothing can be published: who waits asks by Backoff, and now and then.
+// No ticket can be published: a waiter asks by Backoff, and now and then tries to publish.
 func TestAQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -45,7 +45,7 @@ func TestAQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
 	testkit.Release(t, lock)
 }
 
-// A prepared transaction has an advisory lock: it cannot be told anything.
+// A prepared transaction holds an advisory lock: nobody can notify it.
 func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
 	t.Parallel()
 	db := testkit.On(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "4"}}))
@@ -66,8 +66,8 @@ func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
 	}
 }
 
-// A session with Tokens has ended, and a transaction that fenced its lock goes on: who
-// waits is refused though nobody has the lock.
+// A session with Tokens has ended while a transaction that fenced its lock is open: waiters are
+// refused though nobody has the lock.
 func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)

@@ -7,8 +7,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// The release has seen no ticket, and is not over when there is one. Nobody will wake
-// who has it.
+// The release saw no ticket, and has not committed when there is one. Nobody will wake the
+// waiter that has it.
 func TestWhoBeginsToWaitDuringAReleaseAsksAgainByItself(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)

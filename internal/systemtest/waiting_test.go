@@ -104,7 +104,7 @@ func TestATryPassesWhoWaits(t *testing.T) {
 	testkit.Release(t, lock)
 }
 
-// An SQL caller tells nobody, unless it says so.
+// A release in SQL wakes nobody unless the caller asks for that.
 func TestAReleaseInSQLIsNoticedAndWakesWithWakeLockWaiter(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -142,7 +142,7 @@ func TestALeaseThatRunsOutIsGrantedToWhoWaits(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-// However a wait ends, its ticket goes.
+// The ticket of a wait is removed however the wait ends.
 func TestAWaitThatEndsLeavesNoTicket(t *testing.T) {
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		lock := testkit.Acquire(t, newLocker("holder"), "k")
@@ -185,7 +185,7 @@ func TestAWaitThatEndsLeavesNoTicket(t *testing.T) {
 	})
 }
 
-// The first one's ticket is woken, and gives up at that moment.
+// The first waiter gives up just when its ticket is woken.
 func TestWhoGivesUpWhenWokenWakesTheNext(t *testing.T) {
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		holder := newLocker("holder")
@@ -282,7 +282,7 @@ func TestNestedWaitsOfTwoProcessesThatWouldNeverEndFailOneOfThem(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-// Who waits with a lock in hand has a place in the queue, though its lock is held here.
+// A waiter that holds another lock has a ticket, though its own process has the lock it wants.
 func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -312,7 +312,7 @@ func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
 	}
 }
 
-// The pool's own callback for notifications.
+// The pool of the caller has a callback for notifications of its own.
 func TestAPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)

@@ -11,8 +11,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// Until waits for what another goroutine, process or server will do. Its limit
-// turns a hang into a message; it is not what is tested.
+// Until waits for something that another goroutine, process or server will do. Its limit turns a
+// hang into a message; no test measures it.
 func Until(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	limit := time.Now().Add(time.Minute)
@@ -27,7 +27,7 @@ func Until(t *testing.T, what string, done func() bool) {
 // LongWait is a bound that no test reaches.
 const LongWait = pgxlock.MaxWait(10 * time.Minute)
 
-// Seldom is a Backoff under which nothing happens in time that nobody is told.
+// Seldom is a Backoff so long that a waiter asks only when something wakes it.
 func Seldom(int) time.Duration { return time.Hour }
 
 // Waits acquires in the background.
