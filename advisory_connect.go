@@ -18,8 +18,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file opens the session that holds advisory locks, and refuses places where
-// they would exclude nobody.
+// An Advisory Locker opens its lock session here, and refuses servers and poolers where
+// advisory locks would exclude no other session.
 
 // connect opens a session.
 func (a *advisoryLocks) connect() (*lockConn, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file tells who has an advisory lock, as far as the server knows.
+// Holders of an advisory lock, as far as the server knows them.
 
 func (a *advisoryLocks) holders(ctx context.Context, keys []string) ([]Holder, error) {
 	var holders []Holder

@@ -7,9 +7,9 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// This file is how advisory locks are passed on between processes. A release costs as
-// much as a round trip, so that it does not look who waits: who waits tells the
-// holder. From then on the lock is wanted, and its release wakes the first who waits.
+// Processes pass advisory locks on to each other here. A release costs one round trip, so it
+// does not check for waiters: a waiter notifies the holder. From then on the lock is wanted,
+// and its release wakes the first waiter.
 
 // wanted is told that other processes wait for a lock that this one has, or had.
 func (a *advisoryLocks) wanted(name lockkey.Name) {

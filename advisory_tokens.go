@@ -12,8 +12,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file is what fencing tokens add to advisory locks: rows that say who has
-// which lock with what token, in a table which the migrations make.
+// With Tokens, advisory locks have fencing tokens: rows in a table of the migrations record
+// which holder has which lock with which token.
 
 // fence: the row of the lock says whether it is ours. Releases do not wait for it:
 // a row that a fence pins stays until the transaction has ended, and until then

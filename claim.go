@@ -17,8 +17,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file is about what must be done once: a claim is a key that one committed
-// transaction has, together with what else it wrote.
+// A claim is a key that exactly one committed transaction has, together with all else that the
+// transaction wrote: for work that must be done once.
 
 // ClaimTx reports whether tx is the one transaction that may do what the key
 // names, such as an order that must be processed once. It returns true to

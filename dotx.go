@@ -14,7 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// This file is the common case: one transaction under a lock, fenced.
+// DoTx is the common case: one fenced transaction under a lock.
 
 // DoTx acquires the lock as [Locker.Do] does, begins a transaction on the pool,
 // fences it with [Lock.Fence], calls fn, commits and releases. If it returns nil,

@@ -11,8 +11,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// This file is leadership: a lock that is held as long as one can, and campaigned for
-// again when it is lost.
+// A leader holds a lock for as long as it can, and campaigns again when it has lost the lock.
 
 // ErrStepDown is the cause with which the context of a leader ends that was asked to
 // step down; see [Locker.AskToStepDown].

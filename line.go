@@ -8,9 +8,9 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// This file is where the callers of one Locker who wait for the same lock stand in
-// line: first come, first served. Only the one in front asks for the lock; the next
-// one is told when that has given up, or when the lock was given back.
+// Callers of one Locker who wait for the same lock form a line: first come, first served. Only
+// the first one asks for the lock. The next one asks when the first has given up, or when the
+// lock was released.
 
 // lines are those of one Locker.
 type lines struct {

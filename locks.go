@@ -13,7 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// This file acquires many locks together.
+// AcquireAll acquires many locks together.
 
 // Locks were acquired together, all or nothing, and are used and released
 // together. They are in the order in which all calls take them: that of their

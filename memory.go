@@ -15,7 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
-// This file is the kind without a server.
+// Memory Lockers are the kind without a server.
 
 // NewMemoryLocker returns a Locker whose locks are in the memory of this process, and
 // exclude only other calls of the same Locker: for a program's own unit tests,

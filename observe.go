@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// This file tells a program what becomes of its calls and its locks: what metrics and
-// traces are made of.
+// Observe receives what becomes of calls and locks. Programs build metrics and traces from it.
 
 // An EventOp is what happened, the Op of an [Event].
 type EventOp string

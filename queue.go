@@ -18,15 +18,14 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file is where a line of this process stands among those of others: with a
-// ticket in the table pgxlock_waiters, which only a line has that does not get its
-// lock at once. Who releases looks there after its commit, and wakes the first.
+// A line of this process has its position among those of other processes by a ticket in the
+// table pgxlock_waiters. Only a line that does not get its lock at once has one. A release
+// checks the tickets after its commit, and wakes the first.
 //
-// Both sides commit first and look then: a ticket is published before its line asks
-// once more, and a lock is given back before the tickets are looked at. So one of
-// the two sees the other. What nobody tells, because a holder died or its lease ran
-// out or it calls release_lock() itself, is found by a look at all tickets now and
-// then.
+// Both sides commit first and check then: a line publishes its ticket before it asks once
+// more, and a release commits before it checks the tickets. So one of the two sees the other.
+// Whatever no process announces, because a holder died or its lease expired or it calls
+// release_lock() itself, is found by a check of all tickets now and then.
 
 // How long a ticket counts without being refreshed: of a process that listens its
 // listener's session tells whether it lives.

@@ -11,9 +11,9 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// This file is semaphores. A semaphore of n permits is n locks: jobs#1 to jobs#n for
-// the key jobs, so that a permit is all that a lock is, and there are never more of
-// them. Who waits for any of them stands in one line, which is called jobs#.
+// A semaphore of n permits is n locks: jobs#1 to jobs#n for the key jobs. So a permit is all
+// that a lock is, and there are never more than n. Waiters for any of them form one line,
+// which is called jobs#.
 
 // A Semaphore lets up to so many holders in at once. Each of its permits is a lock of
 // its own, with its own holder, TTL, token and metadata: that of a holder who dies is

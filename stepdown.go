@@ -16,9 +16,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file is how a leader hears that it shall step down. What is asked for stands in
-// the table pgxlock_step_down; a notification tells leaders to look there, and they look
-// now and then as well.
+// A request to step down is a row of the table pgxlock_step_down. A notification makes leaders
+// look there, and they look now and then as well.
 
 // stepDownEvery is about how often a leader looks that listens, and lookEvery how often
 // one does that cannot.

@@ -6,8 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// This file is what becomes of a request for a lease, or for a permit, when the server
-// has answered.
+// The server's answer to a request for a lease, or for a permit, is settled here.
 
 // grant is the answer.
 type grant struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file takes leases: what is asked at the same time goes in one statement.
+// Requests for leases that are made at the same time go in one statement.
 
 // leaseRequest is one acquisition under way.
 type leaseRequest struct {

@@ -13,8 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file gives leases back: by Release, and of grants that nobody got to hear
-// of.
+// Leases are released here: by Release, and those whose grant no caller received.
 
 // What became of an entry of release.sql or renew.sql, or those of shared leases.
 const (

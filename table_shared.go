@@ -8,8 +8,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file is what shared leases differ in: they have statements of their own, and
-// who shares one meets others who are just joining or leaving.
+// Shared leases have statements of their own, and a caller may meet others who are just
+// joining or leaving.
 
 // sharedHolder is whom a lease belongs to that is shared.
 const sharedHolder = "*shared"

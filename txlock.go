@@ -17,9 +17,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file locks inside the caller's transaction. The lock is one of
-// PostgreSQL's own, transaction-level advisory locks; nothing needs to be
-// installed.
+// Locks inside the caller's transaction are PostgreSQL's transaction-level advisory locks.
+// Nothing needs to be installed.
 
 // LockTx locks the key until tx ends: what the transaction writes and the lock
 // that protects it are given up together, by the server, however the

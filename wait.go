@@ -15,8 +15,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// This file is how a Locker waits: it asks, stands in line, and asks again when it is
-// in front and somebody may have released or the holder's lease may have run out.
+// A Locker that waits asks, joins a line, and asks again when it is first and a holder may
+// have released, or the holder's lease may have expired.
 
 // acquire is Acquire, TryAcquire and the first half of Do. defaults stand below
 // the caller's opts.

@@ -13,8 +13,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// This file wakes those who wait: the first in the queue when a lock of ours was given
-// back, and the first in our own line when another process says so.
+// A release wakes the first ticket of the queue, and a notification of another process wakes
+// the first caller of a line here.
 
 // turnTime is how long who was woken may take before the next one is; what
 // pgxlock_wake_batch() keeps to.

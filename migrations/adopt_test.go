@@ -1,5 +1,4 @@
-// This file is about the upgrade of what testdata/seed.sql installs, in use,
-// and about the way back.
+// The upgrade of what testdata/seed.sql installs, in use, and the way back.
 
 package migrations_test
 

@@ -1,5 +1,5 @@
-// This file is about schemas in which others may create: nothing of theirs may
-// run in our functions and files, nor change what they return.
+// Schemas in which other roles may create: nothing of theirs may run in our functions and
+// files, nor change what they return.
 
 package migrations_test
 

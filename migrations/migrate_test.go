@@ -1,5 +1,4 @@
-// This file is about the ways to run the files: what they make, what an error
-// leaves, and several at once.
+// The ways to run the files: what they make, what an error leaves, and several at once.
 
 package migrations_test
 

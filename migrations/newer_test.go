@@ -1,5 +1,5 @@
-// This file is about an older program that meets a newer schema: while programs
-// are rolled out, or after one was rolled back.
+// An older program meets a newer schema, while programs are rolled out or after one was rolled
+// back.
 
 package migrations_test
 

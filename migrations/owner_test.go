@@ -1,5 +1,5 @@
-// This file is about what is in the schema before the install: objects of
-// another role, and tables that only look like the one to adopt.
+// What is in the schema before the installation: objects of another role, and tables that only
+// look like the one to adopt.
 
 package migrations_test
 

@@ -1,5 +1,5 @@
-// This file is about a role that makes objects of our names while, and after,
-// somebody installs: nothing of it may run as whoever installs or removes.
+// A role makes objects of our names during and after an installation: nothing of it may run as
+// the role that installs or removes.
 
 package migrations_test
 

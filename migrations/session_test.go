@@ -1,5 +1,4 @@
-// This file is about where the files install, and about the sessions and
-// servers on which they do.
+// Where the files install, and on which sessions and servers.
 
 package migrations_test
 

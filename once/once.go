@@ -20,7 +20,7 @@
 // runs: once the lease has expired, the run is known to be abandoned.
 //
 // A [Runner] has one connection of its own, for the table. With Retry it also has a Locker
-// for the leases, with two connections. [NewMemory] keeps runs in this process, for tests.
+// for the leases, with one connection. [NewMemory] keeps runs in this process, for tests.
 //
 // Lock order: the mutex of a Runner, that of its session and that of a memory are never held
 // together.

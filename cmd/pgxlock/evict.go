@@ -19,7 +19,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// This file takes a lock away from one holder, after asking whoever types.
+// The command evict takes a lock away from one holder, after it has asked the user.
 
 // errNotEvicted means that there was nobody to take the lock away from, or that it was
 // decided otherwise.

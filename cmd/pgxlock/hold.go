@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// This file takes, extends and releases leases for shell scripts. Such a lease
-// belongs to the script and not to one of these processes: its holder id and its
-// token are printed, and passed to the next command.
+// The commands acquire, extend and release are for shell scripts. Such a lease belongs to the
+// script and not to one of these processes: the command prints its holder id and its token,
+// and the script passes them to the next command.
 
 // errLost means that a lease was not held any more.
 var errLost = errors.New("the lease is lost")

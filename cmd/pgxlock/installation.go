@@ -11,7 +11,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// This file finds pgxlock in a database, and has the statements for it.
+// An installation of pgxlock in a database: where it is, and the statements for it.
 
 //go:embed sql/*.sql
 var sqlFiles embed.FS

@@ -14,8 +14,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// This file is what tree, watch, reap and evict share: a Monitor of the database, and
-// how keys, holders and waiters are shown.
+// The commands tree, watch, reap and evict share a Monitor of the database, and show keys,
+// holders and waiters alike.
 
 // monitoring says where a Monitor looks, and which names it knows.
 type monitoring struct {

@@ -9,7 +9,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// This file removes what nobody gave back.
+// The command reap removes expired leases that no holder released.
 
 func newReap() *cobra.Command {
 	var m monitoring

@@ -19,8 +19,8 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// This file is the command run: what it is asked for, and the wait for the lock. What
-// becomes of the command then is in the files run_*.go.
+// The command run reads its flags and waits for the lock here. The files run_*.go start, watch
+// and end the command that it runs.
 
 // idleTime is after how long connections are closed that only the wait for the lock needed.
 const idleTime = 5 * time.Second

@@ -17,8 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is the command as a process: how it starts, in a process group of its own,
-// and how it and what it leaves behind end.
+// The command that run starts leads a process group of its own, and the group ends with it.
 
 // passed are the signals that are passed on.
 var passed = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is what run does on Linux alone: a second process, the watcher, ends the
-// command if the first is killed, or frozen beyond the end of the lock.
+// On Linux a second process, the watcher, ends the command if pgxlock run is killed, or is
+// frozen beyond the end of the lock.
 
 // newRunInner returns the commands that run starts this program with.
 func newRunInner() []*cobra.Command { return []*cobra.Command{newRunGate(), newRunWatcher()} }

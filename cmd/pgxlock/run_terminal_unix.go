@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file is job control: which process group has the terminal.
+// Job control decides which process group has the terminal.
 
 // A terminal is the one that controls our session. The methods of a nil one do nothing.
 type terminal struct {

@@ -12,8 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// This file watches over a command that runs under a lock: it ends the command before
-// the lock ends.
+// The supervisor of a command that runs under a lock ends the command before the lock ends.
 
 // supervision is a command that runs under a lock. Times are readings of bootClock.
 //

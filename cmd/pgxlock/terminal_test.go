@@ -17,7 +17,7 @@ import (
 	"testing"
 )
 
-// This file is somebody at a terminal: types, looks, and types again.
+// A screen is a user at a terminal, who types, reads, and types again.
 
 // tmuxEnv names the program tmux.
 const tmuxEnv = "PGXLOCK_TEST_TMUX"

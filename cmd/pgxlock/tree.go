@@ -12,7 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
 )
 
-// This file shows who blocks whom.
+// The command tree shows which holder blocks which waiter.
 
 func newTree() *cobra.Command {
 	var m monitoring

@@ -17,8 +17,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/monitor"
 )
 
-// This file shows everything at once, again and again: redrawn on a terminal, one
-// after the other elsewhere.
+// The command watch shows everything at once, again and again: it redraws a terminal, and
+// writes one snapshot after the other elsewhere.
 
 func newWatch() *cobra.Command {
 	var m monitoring

@@ -1,4 +1,4 @@
-// This file makes a network of packets: a namespace at the far end of a cable.
+// A namespace at the far end of a virtual cable is a network whose packets a test can drop.
 
 package cutnet
 

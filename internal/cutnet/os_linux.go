@@ -1,4 +1,4 @@
-// This file makes and enters namespaces, which Linux alone has.
+// Only Linux has network namespaces.
 
 package cutnet
 

@@ -1,4 +1,4 @@
-// This file makes a network of connections, for who may not make one of packets.
+// A relay is a network of connections, for users who may not make a namespace.
 
 package cutnet
 

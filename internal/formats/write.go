@@ -10,8 +10,7 @@ import (
 	"slices"
 )
 
-// This file puts the files into a directory, which may be that of a project's
-// own migrations.
+// Write puts the files into a directory, which may be that of a project's own migrations.
 
 // ErrInTheWay means that a file of somebody's keeps ours from being written.
 var ErrInTheWay = errors.New("nothing was written")

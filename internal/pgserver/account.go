@@ -1,4 +1,4 @@
-// This file decides which user the server runs as: PostgreSQL refuses to run as root.
+// The server runs as another user where we are root, which PostgreSQL refuses.
 
 package pgserver
 

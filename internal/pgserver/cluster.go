@@ -1,4 +1,4 @@
-// This file makes a database cluster and its configuration.
+// A server's database cluster and its configuration.
 
 package pgserver
 

@@ -1,4 +1,4 @@
-// This file runs other programs beside a server, which must not outlive us either.
+// Companions are programs that run beside a server. They must not outlive this process either.
 
 package pgserver
 

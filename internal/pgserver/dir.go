@@ -1,4 +1,4 @@
-// This file makes a server's directory and removes those of killed runs.
+// Each server has a directory. The next start removes those that killed runs left.
 
 package pgserver
 

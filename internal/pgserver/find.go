@@ -1,4 +1,4 @@
-// This file finds the server's binaries on this machine.
+// Find looks for the server's binaries on this machine.
 
 package pgserver
 

@@ -1,5 +1,4 @@
-// This file tests what becomes of a server whose owner is killed. The owner is
-// this test program, run once more.
+// A server ends when its owner is killed. The owner is this test program, run once more.
 
 //go:build !windows
 

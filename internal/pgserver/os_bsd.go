@@ -1,5 +1,4 @@
-// This file stands in for os_linux.go on macOS and the BSDs, where a server
-// outlives a parent that is killed.
+// On macOS and the BSDs, unlike in os_linux.go, a server outlives a parent that is killed.
 
 //go:build darwin || dragonfly || freebsd || netbsd || openbsd
 

@@ -1,5 +1,4 @@
-// This file holds what Linux alone can do: a server that dies with its parent,
-// and one that is kept in memory.
+// Only on Linux does a server die with its parent, and can it be kept in memory.
 
 package pgserver
 

@@ -1,4 +1,4 @@
-// This file lets programs that can start a server compile where it cannot.
+// Programs that can start a server compile on other systems too, where it cannot be started.
 
 //go:build !(linux || darwin || dragonfly || freebsd || netbsd || openbsd)
 

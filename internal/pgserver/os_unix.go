@@ -1,4 +1,4 @@
-// This file holds what Linux, macOS and the BSDs do alike.
+// Linux, macOS and the BSDs do these alike.
 
 //go:build linux || darwin || dragonfly || freebsd || netbsd || openbsd
 

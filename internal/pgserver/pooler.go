@@ -1,4 +1,4 @@
-// This file puts PgBouncer in front of a server.
+// A Pooler is a PgBouncer in front of a server.
 
 package pgserver
 

@@ -1,4 +1,4 @@
-// This file starts programs that must not outlive us, and waits for them.
+// Programs that must not outlive this process are started here, and waited for.
 
 package pgserver
 

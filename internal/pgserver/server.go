@@ -1,4 +1,4 @@
-// This file is the life of a server: start, connect, promote, demote, stop.
+// A Server starts, is promoted and demoted, and stops.
 
 package pgserver
 

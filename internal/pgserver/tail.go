@@ -1,4 +1,4 @@
-// This file keeps the end of a server's log.
+// A tail keeps the end of a server's log.
 
 package pgserver
 

@@ -1,4 +1,4 @@
-// This file creates and drops databases.
+// Each test creates its own database, which is dropped when the test is over.
 
 package pgtest
 

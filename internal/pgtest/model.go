@@ -1,4 +1,4 @@
-// This file plays random steps, for tests that compare something with a model of it.
+// Random steps, for tests that compare something with a model of it.
 
 package pgtest
 

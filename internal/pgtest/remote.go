@@ -1,4 +1,4 @@
-// This file puts a network that can be cut between a test and its server.
+// A network between a test and its server that the test can cut.
 
 package pgtest
 

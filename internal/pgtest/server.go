@@ -1,5 +1,4 @@
-// This file holds the servers: the one that the tests of a package share, and
-// private ones for tests that break theirs.
+// The tests of a package share one server; tests that break theirs have private ones.
 
 package pgtest
 

@@ -1,5 +1,5 @@
-// This file is about claim_once(): who gets true, who waits, and when a key can
-// be claimed again.
+// claim_once(): which caller receives true, which one waits, and when a key can be claimed
+// again.
 
 package sqltest_test
 

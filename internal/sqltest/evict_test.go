@@ -1,5 +1,4 @@
-// This file is about evictions: whose holding ends, what the one who had it can still
-// do, and what is recorded.
+// Evictions: whose hold ends, what its holder can still do, and what is recorded.
 
 package sqltest_test
 

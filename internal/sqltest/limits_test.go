@@ -1,5 +1,4 @@
-// This file is about limits: what is granted when, by whose clock, and what is locked
-// meanwhile.
+// Rate limits: what is granted when, by whose clock, and what is locked meanwhile.
 
 package sqltest_test
 

@@ -1,6 +1,6 @@
-// This file is about lock_tx(): who excludes whom, for how long, and what a wait
-// leaves behind. snapshot_test.go is about snapshots, which are allowed to be old
-// here: what other tests commit on this server would count.
+// lock_tx(): which calls exclude each other, for how long, and what a wait leaves behind.
+// Snapshots have a file of their own, snapshot_test.go, where they may be old: here what other
+// tests commit on this server would count.
 
 package sqltest_test
 

@@ -1,5 +1,4 @@
-// This file is about permits: which one is taken, by whom, and what is said to who gets
-// none.
+// Permits: which one is taken, by which holder, and what a refused caller is told.
 
 package sqltest_test
 

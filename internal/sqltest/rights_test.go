@@ -1,6 +1,5 @@
-// This file attacks the change of rights itself: who prepares for harden_locks(),
-// or races with it, in order to keep a right, or to have code of its own run with
-// the owner's.
+// Attacks on the change of rights itself: by a role that prepares for harden_locks(), or races
+// with it, to keep a right or to have code of its own run with the owner's.
 
 package sqltest_test
 

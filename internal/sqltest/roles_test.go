@@ -1,5 +1,5 @@
-// This file is about least privilege: what roles of each kind may do, hardened
-// and not, what an attacker among them tries, and row-level security.
+// Least privilege: what roles of each kind may do, hardened and not, what an attacker among
+// them tries, and row-level security.
 
 package sqltest_test
 

@@ -1,5 +1,5 @@
-// This file is about start_run() and the functions around it: who may start what,
-// and what they leave behind.
+// start_run() and the functions around it: which caller may start what, and what they leave
+// behind.
 
 package sqltest_test
 

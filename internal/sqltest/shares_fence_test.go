@@ -1,5 +1,4 @@
-// This file is about what else there is to shared leases: fences, batches, the
-// queue, and housekeeping.
+// Shared leases: fences, batches, the queue, and housekeeping.
 
 package sqltest_test
 

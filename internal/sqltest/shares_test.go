@@ -1,4 +1,4 @@
-// This file is about shared leases: a group in distributed_locks, and its shares.
+// Shared leases: a group in distributed_locks, and its shares.
 
 package sqltest_test
 

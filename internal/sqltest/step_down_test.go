@@ -1,4 +1,4 @@
-// This file is about requests to step down: whom they are for, and who hears of them.
+// Requests to step down: which leaders they are for, and which receive them.
 
 package sqltest_test
 

@@ -1,4 +1,4 @@
-// This file is about the views of who has what, and who waits for whom.
+// The views of holders and waiters.
 
 package sqltest_test
 

@@ -1,5 +1,5 @@
-// This file is about tickets whose waiters hold locks: who waits for whom, and
-// which ticket of a circle has to leave.
+// Tickets whose waiters hold locks: which waits for which, and which ticket of a circle has to
+// leave.
 
 package sqltest_test
 

@@ -1,5 +1,5 @@
-// This file is about the queue of those who wait: who is let to a lock, who is
-// woken, and what becomes of the dead.
+// The queue of waiters: which one is let to a lock, which one is woken, and what becomes of
+// the dead.
 
 package sqltest_test
 

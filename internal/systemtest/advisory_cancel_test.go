@@ -20,8 +20,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// This file ends the waits for advisory locks around the moment of their grant,
-// when a lock that nobody owns would be left behind.
+// Waits for advisory locks end here around the moment of their grant, when a lock that no
+// caller owns would be left behind.
 
 // A crowd is callers of one Locker whose contexts end at random moments: at times
 // spread around what a grant takes, and in the very moments in which a message is

@@ -17,8 +17,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// This file counts the messages of an Advisory Locker: one caller alone sends each
-// of its own, many send few together.
+// The messages of an Advisory Locker are counted here: one caller alone sends each of its own,
+// many callers send few together.
 
 // quiet returns a Locker whose messages a tap sees, and which sends none by itself.
 // It is connected.

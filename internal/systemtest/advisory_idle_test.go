@@ -11,7 +11,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// This file leaves Advisory Lockers alone with what they hold.
+// Advisory Lockers are left alone here with what they hold.
 
 func TestTheEndOfAnIdleSessionIsNoticedWithoutACall(t *testing.T) {
 	t.Parallel()

@@ -1,4 +1,4 @@
-// This file runs the tools on what Write writes for them.
+// Each tool runs here on what Write writes for it.
 
 package othertools_test
 

@@ -1,4 +1,4 @@
-// This file holds the ways to start a server.
+// Each way to start a server.
 
 package choose
 

@@ -1,4 +1,4 @@
-// This file finds out whether a container can be started at all.
+// Whether a container can be started at all is asked before one is.
 
 package container
 
