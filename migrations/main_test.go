@@ -31,9 +31,11 @@ import (
 )
 
 // After a file that fails, golang-migrate's library reads none of those that it has prefetched:
-// the goroutine that buffers each of them waits for a reader for good.
+// the goroutine that buffers each of them waits for a reader for good. And given a URL that it
+// cannot use yet, as one whose version table somebody else has locked, it does not close the
+// sql.DB that it has opened.
 func TestMain(m *testing.M) {
-	pgtest.Main(m, "github.com/golang-migrate/migrate/v4.(*Migration).Buffer")
+	pgtest.Main(m, "github.com/golang-migrate/migrate/v4.(*Migration).Buffer", "database/sql.(*DB).connectionOpener")
 }
 
 // The files, in the order in which they are run. One version is one of each.
@@ -159,9 +161,10 @@ func library(do func(*migrate.Migrate) error) func(*testing.T, string) error {
 		if err != nil {
 			return err
 		}
-		driver, err := migratepgx.WithInstance(stdlib.OpenDB(*config), &migratepgx.Config{MigrationsTable: migrations.Table})
+		db := stdlib.OpenDB(*config)
+		driver, err := migratepgx.WithInstance(db, &migratepgx.Config{MigrationsTable: migrations.Table})
 		if err != nil {
-			return err
+			return errors.Join(err, db.Close())
 		}
 		files, err := iofs.New(migrations.FS, ".")
 		if err != nil {
