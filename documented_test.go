@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 // declaredTests returns the names of all tests of the repository.
@@ -95,5 +97,82 @@ func TestEachInvariantHasARowWithItsTests(t *testing.T) {
 	}
 	if n := len(regexp.MustCompile(`(?m)^\*\*I\d+ `).FindAllString(design, -1)); n != len(rows) {
 		t.Errorf("docs/design.md has %d invariants, docs/invariants.md %d", n, len(rows))
+	}
+}
+
+func TestTheReadmeIsShort(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if words := len(strings.Fields(string(text))); words > 1200 {
+		t.Errorf("README.md has %d words, it may have 1200: move the rest to docs/", words)
+	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	fenced  = regexp.MustCompile("(?ms)^```.*?^```")
+)
+
+// anchors are the names under which GitHub links to a document's headings.
+func anchors(text string) map[string]bool {
+	found := make(map[string]bool)
+	for _, match := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		found[strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-', r == '_', unicode.IsLetter(r), unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, match[1])] = true
+	}
+	return found
+}
+
+func TestLinksOfTheDocumentsLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	documents, err := fs.Glob(os.DirFS("."), "docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(document string) string {
+		text, err := os.ReadFile(document)
+		if err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
+	followed := 0
+	for _, document := range append(documents, "README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md", "bench/README.md") {
+		text := read(document)
+		for _, match := range link.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			target, anchor, anchored := strings.Cut(match[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			followed++
+			there := text
+			if target != "" {
+				file := filepath.Join(filepath.Dir(document), target)
+				if _, err := os.Stat(file); err != nil {
+					t.Errorf("%s links to %s: %v", document, match[1], err)
+					continue
+				}
+				if anchored {
+					there = read(file)
+				}
+			}
+			if anchored && !anchors(there)[anchor] {
+				t.Errorf("%s links to %s, which has no such heading", document, match[1])
+			}
+		}
+	}
+	if followed < 50 {
+		t.Errorf("the documents have %d links", followed)
 	}
 }

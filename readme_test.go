@@ -23,8 +23,11 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// comingFrom is the other document whose code is tried.
+// comingFrom is the document whose SQL is tried, too.
 const comingFrom = "docs/coming-from.md"
+
+// withGo are the documents whose Go is compiled.
+var withGo = []string{"README.md", "docs/getting-started.md", "docs/guide.md", comingFrom}
 
 // snippets returns a document's code blocks of one language.
 func snippets(t *testing.T, document, language string) []string {
@@ -98,13 +101,26 @@ func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
 	t.Parallel()
 	var source bytes.Buffer
 	source.WriteString(readmeHeader)
-	for i, snippet := range append(snippets(t, "README.md", "go"), snippets(t, comingFrom, "go")...) {
-		fmt.Fprintf(&source, "\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {\n{\n%s%s}\n\treturn nil\n}\n",
-			i, snippet, useAll(t, snippet))
+	count := 0
+	for _, document := range withGo {
+		for _, snippet := range snippets(t, document, "go") {
+			if strings.HasPrefix(snippet, "package ") {
+				continue // TestTheReadmesProgramRuns builds it
+			}
+			count++
+			fmt.Fprintf(&source, "\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {\n{\n%s%s}\n\treturn nil\n}\n",
+				count, snippet, useAll(t, snippet))
+		}
 	}
+	build(t, source.Bytes(), os.DevNull)
+}
+
+// build compiles a package that exists only for the compiler.
+func build(t *testing.T, source []byte, output string) {
+	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "readme.go")
-	if err := os.WriteFile(file, source.Bytes(), 0o600); err != nil {
+	if err := os.WriteFile(file, source, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	here, err := os.Getwd()
@@ -119,8 +135,26 @@ func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
 	if err := os.WriteFile(overlayFile, overlay, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlayFile, "./internal/readme").CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s\n%s", err, out, source.Bytes())
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", output, "-overlay", overlayFile, "./internal/readme").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, out, source)
+	}
+}
+
+// The README's program is whole: it installs the schema, and its write is committed.
+func TestTheReadmesProgramRuns(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "program")
+	build(t, []byte(snippets(t, "README.md", "go")[0]), program)
+	db := pgtest.New(t)
+	for run := range 2 {
+		cmd := exec.CommandContext(t.Context(), program)
+		cmd.Env = append(os.Environ(), "DATABASE_URL="+db.URL)
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "this process alone has the lock, with token ") {
+			t.Fatalf("run %d: %v\n%s", run, err, out)
+		}
+	}
+	if !testkit.Query[bool](t, db, "select to_regclass('reports') is not null and not exists (select from distributed_locks)") {
+		t.Error("nothing was written, or the lease is still there")
 	}
 }
 
@@ -142,13 +176,15 @@ func useAll(t *testing.T, snippet string) string {
 	return uses.String()
 }
 
-func TestTheReadmesSQLRuns(t *testing.T) {
+func TestTheSQLOfTheDocumentsRuns(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "create table invoices (id int primary key, total int)")
 	db.Exec(t, "select acquire_lock('invoice:42', 'worker-1:7f3a')")
-	for _, snippet := range snippets(t, "README.md", "sql") {
-		db.Exec(t, snippet)
+	for _, document := range []string{"docs/guide.md", "docs/sql-functions.md"} {
+		for _, snippet := range snippets(t, document, "sql") {
+			db.Exec(t, snippet)
+		}
 	}
 }
 
