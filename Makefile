@@ -21,10 +21,10 @@ RACE  = -race
 SOAK ?= 1
 
 # Modules of their own, for what a program that only locks must not depend on.
-NESTED = examples/stacks migrations/othertools adapters/gocron bench
+NESTED = examples/stacks migrations/othertools adapters/gocron bench tools
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integration test-versions soak bench bench-quick seed-defects image lint build clean
+.PHONY: help demo test test-integration test-versions soak bench bench-quick seed-defects image pictures lint build man clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,11 +61,22 @@ seed-defects: build ## show what the widespread acquire_lock() gets wrong, besid
 image: ## make a PostgreSQL 15 image from Debian's packages, for an engine without a registry
 	scripts/image 15
 
-lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck
+pictures: ## draw docs/pictures from the source; with TERMINAL=1 also what commands show in a terminal, from real runs
+	@$(GO) run -C tools ./pictures ..
+ifdef TERMINAL
+	@$(MAKE) --no-print-directory build
+	@PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" bin/with --throw-away -- $(GO) run -C tools ./pictures -terminal ..
+endif
+
+# What holds the documents without a server: length, links, contents, names of tests and errors, Go that compiles, plain words.
+TEXTS = ^Test(TheReadmeIsShort|PagesAreShort|LinksOf|TablesOfContents|IndexLists|TestsThat|EachInvariant|ErrorsHave|TheGoOf|TextsAvoid)
+
+lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck, and what holds the documents
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(LINT) golangci-lint run ./...
 	@for m in $(NESTED); do echo "$$m:"; (cd $$m && $(GO) vet ./... && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
+	$(GO) test -count=1 -run '$(TEXTS)' . ./internal/words
 	$(LINT) actionlint .github/workflows/ci.yml
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi
@@ -74,6 +85,11 @@ build: ## build bin/pgxlock, the command
 	@test -x bin/pgxlock || echo "Building pgxlock; the first time this fetches Go modules ..."
 	@$(GO) list -deps ./cmd/pgxlock ./internal/pgserver/with >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
 	@$(GO) build -o bin/ ./cmd/pgxlock ./internal/pgserver/with
+
+man: build ## write the command's man pages to bin/man
+	@rm -rf bin/man
+	@bin/pgxlock man bin/man
+	@echo "Written to bin/man; to read one: man -l bin/man/pgxlock-run.1"
 
 clean: ## remove what was built
 	rm -rf bin

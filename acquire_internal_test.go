@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -25,22 +26,21 @@ import (
 // A losingBackend loses what the next tries are granted, between the grant and the return of
 // the call that asked for it.
 type losingBackend struct {
-	backend
+	hold.Backend
 	times atomic.Int32 // how many grants are lost
 	lose  func()
 }
 
-func (b *losingBackend) try(ctx context.Context, keys []string, o options) []attempt {
-	got := b.backend.try(ctx, keys, o)
-	for _, a := range got {
-		if a.err != nil || b.times.Add(-1) < 0 {
+func (b *losingBackend) Try(ctx context.Context, r hold.Request, attempts []hold.Attempt) {
+	b.Backend.Try(ctx, r, attempts)
+	for _, a := range attempts {
+		if a.Err != nil || b.times.Add(-1) < 0 {
 			continue
 		}
-		for b.lose(); a.lock.Err() == nil; { // the end of a session takes a moment to be heard of
+		for b.lose(); a.Hold.Err() == nil; { // the end of a session takes a moment to be heard of
 			time.Sleep(time.Millisecond)
 		}
 	}
-	return got
 }
 
 // losing returns Lockers of each kind on a database with the migrations, whose grants get lost:
@@ -83,12 +83,12 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 // frozen returns what makes the Locker believe that it was frozen until its leases' deadlines.
 func frozen(l *Locker) func() {
 	var ahead atomic.Int64
-	l.now = func() time.Duration { return clock.System() + time.Duration(ahead.Load()) }
+	l.holds.Clock = func() time.Duration { return clock.System() + time.Duration(ahead.Load()) }
 	return func() { ahead.Add(int64(time.Hour)) }
 }
 
 func lossy(t *testing.T, l *Locker, lose func()) (*Locker, *losingBackend) {
-	b := &losingBackend{backend: l.backend, lose: lose}
+	b := &losingBackend{Backend: l.backend, lose: lose}
 	l.backend = b
 	t.Cleanup(func() {
 		if err := l.Close(context.Background()); err != nil {
@@ -298,25 +298,21 @@ func TestMaxWaitEndsWithNotAcquiredAndTheHolder(t *testing.T) {
 }
 
 func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
-	t.Parallel()
-	for _, wait := range []MaxWait{MaxWait(10 * time.Second), NoWait} {
-		t.Run(wait.String(), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
-				server.answer(never, never)
-				began := time.Now()
-				_, err := l.Acquire(t.Context(), "k", wait)
-				mustBe(t, "Acquire", err, lockerr.ErrNoAnswer, ErrUnavailable)
-				mustNotBe(t, "Acquire", err, ErrNotAcquired)
-				if d, want := time.Since(began), max(time.Duration(wait), min(dbconn.Timeout, 10*time.Second)); d != want {
-					t.Errorf("it took %s, want %s", d, want)
-				}
-				ran, err := l.TryDo(t.Context(), "k", nothing, wait)
-				if ran || err == nil {
-					t.Errorf("TryDo: %t, %v: that is not to be skipped", ran, err)
-				}
-			})
-		})
-	}
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		const wait = MaxWait(10 * time.Second)
+		server.answer(never, never)
+		began := time.Now()
+		_, err := l.Acquire(t.Context(), "k", wait)
+		mustBe(t, "Acquire", err, lockerr.ErrNoAnswer, ErrUnavailable)
+		mustNotBe(t, "Acquire", err, ErrNotAcquired)
+		if d := time.Since(began); d != time.Duration(wait) {
+			t.Errorf("it took %s, want %s", d, wait)
+		}
+		ran, err := l.TryDo(t.Context(), "k", nothing, wait)
+		if ran || err == nil {
+			t.Errorf("TryDo: %t, %v: that is not to be skipped", ran, err)
+		}
+	})
 }
 
 func TestNoWaitAsksOnce(t *testing.T) {
@@ -400,7 +396,7 @@ func TestWaitOutlastsGrantsThatAreLost(t *testing.T) {
 		acquired(t, l, "k")
 		server.answer(late, late)
 		_, err := l.Acquire(t.Context(), "l")
-		mustBe(t, "Acquire", err, errLateGrant, ErrUnavailable)
+		mustBe(t, "Acquire", err, hold.ErrLateGrant, ErrUnavailable)
 		server.answer(busyFor(time.Second), late, late, late, busyFor(time.Second), late)
 		acquired(t, l, "m") // who was told that it is busy waits on
 		if n := len(server.tries); n != 2+2+7 {
@@ -486,7 +482,7 @@ func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	lock, err := l.Acquire(t.Context(), "k")
-	mustBe(t, "Acquire", err, errLateGrant)
+	mustBe(t, "Acquire", err, hold.ErrLateGrant)
 	if lock != nil {
 		t.Error("it was handed out")
 	}
@@ -548,6 +544,104 @@ func TestAcquireAllRenewsWhatItHeldForLong(t *testing.T) {
 	})
 }
 
+// slowRelease is a fakeServer whose first grant is lost before the call can return it, and
+// that answers releases after an hour.
+type slowRelease struct {
+	*fakeServer
+	lose sync.Once
+}
+
+func (s *slowRelease) Try(ctx context.Context, r hold.Request, attempts []hold.Attempt) {
+	s.fakeServer.Try(ctx, r, attempts)
+	s.lose.Do(func() { s.freeze(testTTL) })
+}
+
+func (s *slowRelease) Release(h *hold.Hold) error {
+	time.Sleep(time.Hour)
+	return s.fakeServer.Release(h)
+}
+
+// slowRenewal is a fakeServer that answers renewals after an hour.
+type slowRenewal struct{ *fakeServer }
+
+func (s slowRenewal) Renew(ctx context.Context, h *hold.Hold) error {
+	if !clock.Sleep(ctx, time.Hour) {
+		return lockerr.ContextError(ctx)
+	}
+	return s.fakeServer.Renew(ctx, h)
+}
+
+// wantEndsWithClose closes the Locker after d of the call, which then has to end at once.
+func wantEndsWithClose(t *testing.T, l *Locker, d time.Duration, call func() error) {
+	t.Helper()
+	began := time.Now()
+	go func() {
+		time.Sleep(d)
+		_ = l.Close(context.Background())
+	}()
+	mustBe(t, "the call", call(), ErrClosed)
+	if took := time.Since(began); took != d {
+		t.Errorf("the call took %s, and Close was called after %s", took, d)
+	}
+}
+
+func TestCloseEndsTheReleaseOfAGrantThatWasLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		l.use(&slowRelease{fakeServer: server})
+		server.answer(answer{}, busyFor(time.Hour))
+		wantEndsWithClose(t, l, 2*time.Second, func() error {
+			_, err := l.Acquire(t.Context(), "k")
+			return err
+		})
+	})
+}
+
+func TestTryDoesNotWaitLongForTheReleaseOfAGrantThatWasLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		l.use(&slowRelease{fakeServer: server})
+		began := time.Now()
+		if _, err := l.TryAcquire(t.Context(), "k"); err != nil {
+			t.Error(err)
+		}
+		if d, most := time.Since(began), dbconn.Timeout; d > most {
+			t.Errorf("it took %s, want %s at most", d, most)
+		}
+	})
+}
+
+func TestCloseEndsTheRenewalsOfAcquireAll(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		l.use(slowRenewal{server})
+		server.answers = []answer{{}}
+		for range 6 { // 21 s
+			server.answers = append(server.answers, busyFor(time.Hour))
+		}
+		wantEndsWithClose(t, l, 22*time.Second, func() error {
+			_, err := l.AcquireAll(t.Context(), []string{"a", "b"})
+			return err
+		})
+	})
+}
+
+func TestWaitSeesByTheClockThatTheLockOfItsContextIsLost(t *testing.T) {
+	for name, opts := range map[string][]Option{"unbounded": nil, "MaxWait": {MaxWait(time.Hour)}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+				ctx, cancel := acquired(t, l, "held").Context(t.Context())
+				defer cancel()
+				o, err := l.wishes("k", opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w := l.startWait(ctx, "k", o)
+				defer w.stop()
+				server.freeze(testTTL)
+				mustBe(t, "the wait", w.ended(), ErrLost)
+			})
+		})
+	}
+}
+
 func TestTheDefaultBackoffGoesFromTenMillisecondsToHalfASecond(t *testing.T) {
 	t.Parallel()
 	backoff, _ := orDefaults(nil, nil)
@@ -560,11 +654,11 @@ func TestTheDefaultBackoffGoesFromTenMillisecondsToHalfASecond(t *testing.T) {
 
 // refusingLate is a backend whose answer comes when the wait is over.
 type refusingLate struct {
-	backend
+	hold.Backend
 	said error
 }
 
-func (b *refusingLate) try(context.Context, []string, options) []attempt {
+func (b *refusingLate) Try(_ context.Context, _ hold.Request, attempts []hold.Attempt) {
 	time.Sleep(time.Second)
-	return []attempt{{err: b.said}}
+	attempts[0].Err = b.said
 }

@@ -14,36 +14,36 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // NewAdvisoryLocker returns a Locker whose locks are PostgreSQL's session-level advisory
-// locks: the fastest ones, and the server frees them at once when the session that
-// holds them ends. Nothing needs to be installed. A key is the advisory lock
-// number [AdvisoryID](key), so that a Locker and pg_advisory_lock in any language
-// exclude each other, and so do [LockTx] and pg_advisory_xact_lock; [RawKey] and
-// [RawKey2] name locks that have numbers already.
+// locks. They are the fastest kind, and the server frees them at once when the session that
+// holds them ends. Nothing needs to be installed. The lock for a key is the advisory lock
+// with the number [AdvisoryID](key), so a Locker excludes callers of pg_advisory_lock in
+// any language, and of [LockTx] and pg_advisory_xact_lock. Use [RawKey] and [RawKey2] for
+// locks that already have numbers.
 //
-// Where the migrations are installed, and the role may use the queue of waiters,
-// processes wake each other. This takes two more connections: one that listens, and one for
-// the queue, which is closed when it has been idle for the pool's MaxConnIdleTime, and for
-// 2 s at least. Otherwise a caller who waits for another process polls.
+// Where the migrations are installed and the role may use the queue of waiters, processes
+// wake each other. This takes two more connections: one that listens, and one for the
+// queue, which is closed when it has been idle for the pool's MaxConnIdleTime, but for at
+// least 2 s. Otherwise a caller that waits for another process polls.
 //
-// The pool gives its configuration only: the Locker has one connection of its own,
-// on which it holds all its locks, and which dies with the first of these: Close,
-// the end of the process or of the server, a failover, or a silence of the TTL of
-// [AdvisoryConfig], which the server itself measures. All locks are lost together
-// then: [Lock.Lost] fires within milliseconds of the server's word, or when that
-// can no longer be expected in time; and the Locker connects anew for those that
-// are acquired next. A session that the server ends frees its locks before its
-// client can know. Nothing is sent before the first use.
+// The Locker uses only the pool's configuration. It opens one connection of its own, at its
+// first use, and holds all its locks on it. The connection ends at Close, when the process
+// or the server ends, at a failover, or when the server has received nothing for the TTL of
+// [AdvisoryConfig], which the server measures. Then all locks are lost together.
+// [Lock.Lost] is closed within milliseconds of the server's message, or when that message
+// can no longer be expected in time. The Locker connects again for the next locks. When the
+// server ends a session, it frees the locks before the client can know.
 //
-// It must be connected to the server itself: a pooler in transaction or statement
-// mode is refused ([ErrPooler]), see [AdvisoryConfig.SessionPooler] for one in
-// session mode; and so is a standby ([ErrReadOnly]). A proxy that passes a message to
-// another backend than the session's loses all locks with ErrPooler at that message,
-// and none is taken there. Where the server reports other addresses of the connection
+// The connection must lead to the server itself. The Locker refuses a standby
+// ([ErrReadOnly]) and a pooler in transaction or statement mode ([ErrPooler]); for a pooler
+// in session mode see [AdvisoryConfig.SessionPooler]. If a proxy passes a message to a
+// backend other than the session's, all locks are lost with ErrPooler at that message, and
+// the other backend takes none. Where the server reports addresses of the connection other
 // than this process sees, as behind a proxy or a published port of a container, an
 // uncontended acquisition costs the server somewhat more.
 //
@@ -59,14 +59,14 @@ func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error)
 	return newAdvisory(pool.Config(), c, clock.System), nil
 }
 
-// leastQueueIdle keeps the connection of the queue between two looks of a call that waits,
-// whatever MaxConnIdleTime is.
+// leastQueueIdle keeps the connection of the queue open between two checks of a waiter, even if
+// MaxConnIdleTime is shorter.
 const leastQueueIdle = 2 * lookEvery
 
 func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *Locker {
 	l := newLocker(KindAdvisory, now, cfg.Backoff, cfg.Logger)
 	l.observe = cfg.Observe
-	a := &advisoryLocks{locker: l, cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[lockkey.ID]*advisoryHold), yields: make(turns), vain: make(turns)}
+	a := &advisoryLocks{cfg: cfg, room: cmp.Or(cfg.MaxLocks, maxAdvisoryLocks), held: make(map[lockkey.ID]*advisoryEntry), yields: make(turns), vain: make(turns)}
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
@@ -74,158 +74,155 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
 	a.reaping = batcher.Housekeeping{Reap: a.reap, Log: cfg.Logger}
 	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place, Idle: max(config.MaxConnIdleTime, leastQueueIdle)}
-	l.queue = newQueue(l, &a.place, cfg.Owner, func(fn dbconn.Exchange) error { return a.queueing.Do(dbconn.Timeout, fn) }, a.queueing.Reached, a.Dialer)
+	l.queue = newQueue(l, &a.place, cfg.Owner, queueing{a.queueing}, a, a.Dialer)
+	a.host = l.host()
 	a.evicting = batcher.Batcher[struct{}]{Limit: maxTickets, Run: a.lookEvicted}
-	l.queue.wanted, l.queue.evicted, l.queue.names = a.wanted, a.evicted, a.unpublished
 	a.wire = &wire{connect: a.connect, backoff: cfg.Backoff, clock: now, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{})}
-	l.backend = a
+	l.use(a)
 	return l
 }
 
-// advisoryLocks is the backend of an Advisory Locker: which locks this process
-// has, or is asking for. The server cannot keep its callers apart: to the session
-// that has a lock it grants it again.
+// advisoryLocks is the backend of an Advisory Locker. It records which locks this process has
+// or requests, because the server does not exclude the callers of one session from each other:
+// it grants a lock again to the session that has it.
 type advisoryLocks struct {
 	dbconn.Dialer
-	locker      *Locker
+	host        hold.Host
 	cfg         AdvisoryConfig
 	ttl, margin time.Duration // 0: there is no bound
 	wire        *wire
 	unfinished  dbconn.Backend      // the backend of the last connection
-	place       dbconn.Installation // where the queue is, if there is one, and the rows of locks with Tokens
-	queueing    *dbconn.Session     // for what concerns the queue
+	place       dbconn.Installation // of the queue, if there is one, and of the rows of locks with Tokens
+	queueing    *dbconn.Session     // the connection for the queue
 	reaping     batcher.Housekeeping
 	evicting    batcher.Batcher[struct{}]
 
+	// mu guards what follows, and the entries.
 	mu      sync.Mutex
-	held    map[lockkey.ID]*advisoryHold
-	room    int    // how many there may be
-	holder  string // of what the present session has
-	pid     int32  // of that session's backend
-	session int64  // a number that it has drawn for itself
+	held    map[lockkey.ID]*advisoryEntry
+	room    int    // how many entries there may be
+	holder  string // the holder's name for locks of the present session
+	pid     int32  // the backend of that session
+	session int64  // the random number of that session
 
-	// yields are locks that other processes waited for when they were given back:
-	// who has not queued leaves them to those. vain are locks that others wanted
-	// which this process did not have any more: it does not wake them for that
-	// reason again.
+	// yields are locks that other processes waited for when this one released them: callers
+	// here that have not queued leave the locks to them. vain are locks that others waited for
+	// when this process did not have them any more: one wake-up is enough.
 	yields, vain turns
 }
 
-// advisoryHold is a lock that the session has, or is asking for.
-type advisoryHold struct {
-	id      lockkey.ID
-	mode    Mode
-	granted bool
-	token   int64     // of the grant: all who share it have this one
-	failed  error     // why callers who wait for its answer do not get it
-	locks   []*Lock   // one, or many who share it
-	pending int       // callers whose answer has not come
-	wanted  bool      // other processes wait for it
-	named   time.Time // when its name was published
+// queueing runs the exchanges of the queue.
+type queueing struct{ *dbconn.Session }
 
-	one  [1]*Lock // room for locks
-	back lockCall // gives it back in the end,
-	ask1 [1]ask   // with this
+func (q queueing) Do(fn dbconn.Exchange) error { return q.Session.Do(dbconn.Timeout, fn) }
+
+// advisoryEntry is a lock that the lock session has or requests, for one or many holds.
+type advisoryEntry struct {
+	id      lockkey.ID
+	mode    hold.Mode
+	granted bool
+	token   int64        // of the grant: all holds that share the lock have this token
+	failed  error        // why callers that wait for its answer fail
+	locks   []*hold.Hold // one, or many that share the lock
+	pending int          // callers whose answer has not arrived
+	wanted  bool         // other processes wait for it
+	named   time.Time    // when its name was published
+
+	one  [1]*hold.Hold // room for locks
+	back lockCall      // the call that releases it
+	ask1 [1]ask        // the request in back
 }
 
-// ask returns what takes the lock, or gives it back.
-func (h *advisoryHold) ask(exclusive, shared lockkey.Ask) ask {
-	if h.mode == Shared {
+// ask returns the request for the mode of the lock.
+func (h *advisoryEntry) ask(exclusive, shared lockkey.Ask) ask {
+	if h.mode == hold.Shared {
 		return ask{shared, h.id}
 	}
 	return ask{exclusive, h.id}
 }
 
-func (h *advisoryHold) take() ask     { return h.ask(lockkey.AskTry, lockkey.AskTryShared) }
-func (h *advisoryHold) giveBack() ask { return h.ask(lockkey.AskUnlock, lockkey.AskUnlockShared) }
+func (h *advisoryEntry) try() ask    { return h.ask(lockkey.AskTry, lockkey.AskTryShared) }
+func (h *advisoryEntry) unlock() ask { return h.ask(lockkey.AskUnlock, lockkey.AskUnlockShared) }
 
-// admits reports whether a lock of that mode may be one of those.
-func (h *advisoryHold) admits(mode Mode) bool {
-	return mode == h.mode && (mode == Shared || len(h.locks) == 0)
+// admits reports whether a hold of that mode may join the entry.
+func (h *advisoryEntry) admits(mode hold.Mode) bool {
+	return mode == h.mode && (mode == hold.Shared || len(h.locks) == 0)
 }
 
-// unused reports that nobody has the lock or waits for it.
-func (h *advisoryHold) unused() bool { return len(h.locks) == 0 && h.pending == 0 }
-
-func (a *advisoryLocks) options() options { return options{} }
-
-func (a *advisoryLocks) takes(opt Option) bool {
-	switch opt.(type) {
-	case MaxWait, Mode:
-		return true
-	}
-	return false
-}
-
-func (a *advisoryLocks) check(key string) error { return lockkey.CheckAdvisory(key) }
-
-func (a *advisoryLocks) name(key string) lockkey.Name { return lockkey.Name{ID: lockkey.Identify(key)} }
+// unused reports whether the entry has no holds and no caller waits for its answer.
+func (h *advisoryEntry) unused() bool { return len(h.locks) == 0 && h.pending == 0 }
 
 // advisoryRequest is one caller's request for some locks.
 type advisoryRequest struct {
 	lockCall
 	locks *advisoryLocks
-	mode  Mode
-	turn  int64 // see options
+	mode  hold.Mode
+	turn  int64 // its ticket
 	slots []advisorySlot
-	got   []attempt // for each slot
+	got   []hold.Attempt // a copy for each slot
 
-	// Nothing was granted because of another caller's request. hearsay: that may have been
-	// refused before this call began, or its lock was given back, or lost, before this
-	// call could have it. leftover: it was granted, in another mode, to nobody who waits.
-	hearsay, leftover bool
+	// The request was refused only because of another caller's request for the same lock, so
+	// that a second try may succeed. outdated: that request may have been refused before this
+	// call began, or its lock was released or lost before this call could share it. leftover:
+	// it was granted in another mode, and its caller has left.
+	outdated, leftover bool
 
-	oneAsk  [1]ask // most are for one lock
+	oneAsk  [1]ask // most requests are for one lock: no allocation
 	oneSlot [1]advisorySlot
-	oneGot  [1]attempt
+	oneGot  [1]hold.Attempt
 }
 
 type advisorySlot struct {
 	id      lockkey.ID
-	hold    *advisoryHold // nil if it was refused here
-	granted bool          // to it,
-	token   int64         // with this
-	asks    bool          // for itself; else it sees what another one gets that asked before
+	entry   *advisoryEntry // nil if the request was refused without asking the server
+	granted bool           // by the server
+	token   int64          // of the grant
+	asks    bool           // it sends a request; otherwise it waits for the answer to an earlier one
 }
 
-func (a *advisoryLocks) try(ctx context.Context, keys []string, o options) []attempt {
-	var behind []bool // others, which a try that shares a lock does not pass
-	if o.mode == Shared && o.turn == barges {
-		behind = a.waitedFor(ctx, keys)
+// Try implements [hold.Backend].
+func (a *advisoryLocks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
+	var behind []bool // waiters that a try for a shared lock must not pass
+	if o.Mode == hold.Shared && o.Turn.SkipQueue {
+		behind = a.waitedFor(ctx, attempts)
 	}
+	began := time.Now()
 	for first := true; ; first = false {
-		r, got := a.request(ctx, keys, behind, o)
-		again := r.leftover || first && r.hearsay // what is asked the second time is not older than this call
-		if !again || ctx.Err() != nil {
-			return got
+		r := a.request(ctx, attempts, behind, o)
+		again := r.leftover || first && r.outdated // a request that the second try meets was made during this call
+		late := o.Turn.SkipQueue && time.Since(began) >= dbconn.Timeout
+		if !again || late || r.why(ctx) != nil {
+			return
 		}
 	}
 }
 
-// request is one try. behind may be nil.
-func (a *advisoryLocks) request(ctx context.Context, keys []string, behind []bool, o options) (r *advisoryRequest, got []attempt) {
-	r = &advisoryRequest{locks: a, mode: o.mode, turn: o.turn}
-	r.asker = r
+// request tries once. behind says which of the locks others wait for; nil: none.
+func (a *advisoryLocks) request(ctx context.Context, attempts []hold.Attempt, behind []bool, o hold.Request) (r *advisoryRequest) {
+	r = &advisoryRequest{locks: a, mode: o.Mode, turn: o.Turn.Ticket}
+	r.asker, r.closing = r, a.host.Closing
 	r.asks, r.slots, r.got = r.oneAsk[:0], r.oneSlot[:0], r.oneGot[:0]
-	for _, key := range keys {
-		r.slots = append(r.slots, advisorySlot{id: lockkey.Identify(key)})
-		r.got = append(r.got, attempt{lock: a.locker.newLock(key, "", a.ttl, a.margin)})
+	for _, attempt := range attempts {
+		h := attempt.Hold
+		h.TTL, h.Margin = a.ttl, a.margin
+		r.slots = append(r.slots, advisorySlot{id: h.Queue.ID})
+		r.got = append(r.got, hold.Attempt{Hold: h})
 	}
 	a.mu.Lock()
 	asking := false
 	for i := range r.slots {
 		s := &r.slots[i]
 		if behind != nil && behind[i] {
-			r.got[i].err = &busyError{}
+			r.got[i].Err = &hold.Busy{}
 			continue
 		}
-		if s.hold, r.got[i].err = a.reserve(s.id, o); s.hold == nil {
+		if s.entry, r.got[i].Err = a.reserveLocked(s.id, o); s.entry == nil {
 			continue
 		}
 		asking = true
-		if s.asks = s.hold.pending == 1 && !s.hold.granted; s.asks {
-			r.asks = append(r.asks, s.hold.take())
-		} else if s.hold.granted {
+		if s.asks = s.entry.pending == 1 && !s.entry.granted; s.asks {
+			r.asks = append(r.asks, s.entry.try())
+		} else if s.entry.granted {
 			r.bound = true
 		}
 	}
@@ -237,53 +234,54 @@ func (a *advisoryLocks) request(ctx context.Context, keys []string, behind []boo
 	} else {
 		a.mu.Unlock()
 	}
-	if answered {
-		return r, r.got
-	}
-	attempts := make([]attempt, len(keys)) // the others are still to come
-	for i := range r.slots {
-		if r.slots[i].hold == nil {
-			attempts[i] = r.got[i]
-		} else {
-			attempts[i].err = context.Cause(ctx)
+	for i := range attempts {
+		switch {
+		case answered:
+			attempts[i].Err = r.got[i].Err
+		case r.slots[i].entry == nil:
+			attempts[i].Err = r.got[i].Err
+		default:
+			attempts[i].Err = r.why(ctx)
 		}
 	}
-	return &advisoryRequest{}, attempts // r is still to be answered
+	if !answered {
+		return &advisoryRequest{} // the leader still writes to r
+	}
+	return r
 }
 
-// reserve enters a request for a lock, or says why it is refused. a.mu is held
-// until the request stands in the queue of the wire: so what gives a lock back
-// always stands before what takes it anew, and who asks for a lock before those
-// who wait to see whether it is granted. Until then the key is not busy: nobody
-// has said so.
-func (a *advisoryLocks) reserve(id lockkey.ID, o options) (*advisoryHold, error) {
+// reserveLocked enters a request for a lock, or returns why it is refused. The caller keeps
+// a.mu until the request is in the wire's queue. So the release of a lock always comes before
+// the next try for it, and a try before the calls that wait for its answer. Until that answer
+// the key is not busy: no server has said so.
+func (a *advisoryLocks) reserveLocked(id lockkey.ID, o hold.Request) (*advisoryEntry, error) {
 	h := a.held[id]
 	switch {
-	case h == nil && o.turn != barges && !o.first && a.yields.last(id):
-		return nil, &busyError{left: true}
+	case h == nil && !o.Turn.SkipQueue && !o.Turn.First && a.yields.last(id):
+		return nil, &hold.Busy{Left: true}
 	case h == nil:
 		if len(a.held) >= a.room {
-			return nil, fmt.Errorf("%w: %d; release some, or raise AdvisoryConfig.MaxLocks within what the server has room for", ErrMaxLocks, a.room)
+			return nil, fmt.Errorf("%w: %d; release some, or raise AdvisoryConfig.MaxLocks within the server's max_locks_per_transaction", ErrMaxLocks, a.room)
 		}
-		h = &advisoryHold{id: id, mode: o.mode}
+		h = &advisoryEntry{id: id, mode: o.Mode}
 		h.locks = h.one[:0]
 		a.held[id] = h
-	case h.granted && (len(h.locks) > 0 && !h.admits(o.mode) || h.wanted && o.turn != barges && !o.first): // without any it is about to be given back
-		return nil, a.busy(h) // who wants what is shared needs it alone: later ones come behind
+	case h.granted && (len(h.locks) > 0 && !h.admits(o.Mode) || h.wanted && !o.Turn.SkipQueue && !o.Turn.First): // an entry without holds is about to be released
+		return nil, a.busyLocked(h) // waiters for a shared lock want it exclusively: later readers come after them
 	}
 	h.pending++
 	return h, nil
 }
 
-// busy says that this process has the lock. a.mu is held.
-func (a *advisoryLocks) busy(h *advisoryHold) error {
-	return &busyError{holder: a.holder, here: true, wanted: h.wanted}
+// busyLocked is the error for a lock that this process has.
+func (a *advisoryLocks) busyLocked(h *advisoryEntry) error {
+	return &hold.Busy{Holder: a.holder, Here: true, Wanted: h.wanted}
 }
 
-// answered takes the answer to a request.
+// answered processes the answer to a request.
 func (r *advisoryRequest) answered(left bool, now time.Duration) {
 	a := r.locks
-	answers := r.answers
+	answers, final := r.answers, false // final: a lock was granted, or refused here, so that a second try cannot help
 	for i := range r.slots {
 		s, got := &r.slots[i], &r.got[i]
 		if s.asks && r.err == nil {
@@ -291,102 +289,106 @@ func (r *advisoryRequest) answered(left bool, now time.Duration) {
 			answers = answers[1:]
 		}
 		switch {
-		case s.hold == nil:
+		case s.entry == nil:
+			final = true
 		case r.err != nil:
-			got.err = r.err
-		case !got.lock.granted(0, r.sent, now): // the token is the hold's
-			got.err = errLateGrant
+			got.Err = r.err
+		case !got.Hold.Granted(0, r.sent, now): // the token is the hold's
+			got.Err = hold.ErrLateGrant
 		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i := range r.slots {
 		s, got := &r.slots[i], &r.got[i]
-		if s.hold == nil {
+		if s.entry == nil {
 			continue
 		}
-		h := s.hold
+		h := s.entry
 		h.pending--
 		if s.asks {
 			h.granted, h.token = s.granted, s.token
 		}
 		if s.asks && !s.granted {
-			delete(a.held, h.id) // those who came after will see
+			delete(a.held, h.id) // calls that wait for this answer see that it was not granted
 			h.failed = r.err
 		}
 		switch {
-		case got.err != nil:
+		case got.Err != nil:
 		case !h.granted:
-			got.err = cmp.Or(h.failed, error(&busyError{}))
-			r.hearsay = r.hearsay || !s.asks
+			got.Err = cmp.Or(h.failed, error(&hold.Busy{}))
+			r.outdated = r.outdated || !s.asks
 		case !h.admits(r.mode):
-			got.err = a.busy(h)
+			got.Err = a.busyLocked(h)
 			r.leftover = r.leftover || len(h.locks) == 0
 		case !left:
-			got.lock.token, got.lock.holder, got.lock.since, got.lock.hold = h.token, a.holder, time.Now(), h
-			h.locks = append(h.locks, got.lock)
-			h.wanted = h.wanted || r.turn > 0 && a.locker.queue.othersWait(lockkey.Name{ID: h.id}) // who had to queue is seldom the last one
+			got.Hold.Token, got.Hold.Holder, got.Hold.Since = h.token, a.holder, time.Now()
+			h.locks = append(h.locks, got.Hold)
+			final = true
+			h.wanted = h.wanted || r.turn > 0 && a.host.Queue.Contended(lockkey.Name{ID: h.id}) // a caller that had to queue is seldom the last one
 		}
 		if h.granted && h.unused() {
-			a.wire.do(a.remove(h))
-		}
-		if got.err != nil {
-			got.lock = nil
+			a.wire.do(a.removeLocked(h))
 		}
 	}
-	r.hearsay = r.hearsay || r.bound && errors.Is(r.err, lockerr.ErrSessionEnded)
-	if slices.ContainsFunc(r.got, func(got attempt) bool { return got.lock != nil }) {
-		r.hearsay, r.leftover = false, false
+	r.outdated = r.outdated || r.bound && errors.Is(r.err, lockerr.ErrSessionEnded)
+	if final {
+		r.outdated, r.leftover = false, false
 	}
 }
 
-// remove ends a hold, and returns what tells the server.
-func (a *advisoryLocks) remove(h *advisoryHold) *lockCall {
+// removeLocked removes an entry, and returns the call that releases its lock.
+func (a *advisoryLocks) removeLocked(h *advisoryEntry) *lockCall {
 	delete(a.held, h.id)
 	h.granted = false
-	if queued := a.locker.lines.freed(lockkey.Name{ID: h.id}); queued || h.wanted {
-		a.yield(h)
+	if queued := a.host.Queue.Freed(lockkey.Name{ID: h.id}); queued || h.wanted {
+		a.yieldLocked(h)
 	}
-	h.ask1[0] = h.giveBack()
+	h.ask1[0] = h.unlock()
 	h.back.bound, h.back.asks = true, h.ask1[:]
 	return &h.back
 }
 
-// has reports whether the session has the lock for that caller. a.mu is held.
-func (a *advisoryLocks) has(lock *Lock) bool {
-	return lock.hold != nil && lock.hold.granted && slices.Contains(lock.hold.locks, lock)
+// entryOfLocked returns the entry of a hold, and the hold's index in it. It returns nil if the
+// session does not have the lock for that hold.
+func (a *advisoryLocks) entryOfLocked(lock *hold.Hold) (h *advisoryEntry, at int) {
+	if h = a.held[lock.Queue.ID]; h == nil || !h.granted {
+		return nil, 0
+	}
+	if at = slices.Index(h.locks, lock); at < 0 {
+		return nil, 0
+	}
+	return h, at
 }
 
-// withdraw takes a lock out of its hold, and returns what tells the server, which
-// asks for nothing while others share it; nil if the lock is in none. a.mu is held.
-func (a *advisoryLocks) withdraw(lock *Lock) *lockCall {
-	h := lock.hold
-	if h == nil || !h.granted {
-		return nil
-	}
-	i := slices.Index(h.locks, lock)
-	if i < 0 {
+// withdrawLocked takes a hold out of its entry, and returns the call that releases the lock.
+// While other holds share the lock, that call has no requests. withdrawLocked returns nil if
+// the hold is in no entry.
+func (a *advisoryLocks) withdrawLocked(lock *hold.Hold) *lockCall {
+	h, i := a.entryOfLocked(lock)
+	if h == nil {
 		return nil
 	}
 	h.locks = slices.Delete(h.locks, i, i+1)
 	if h.unused() {
-		return a.remove(h)
+		return a.removeLocked(h)
 	}
-	if a.cfg.Tokens && h.mode == Exclusive { // a fence may be open: those who wait ask the server themselves
-		h.failed = a.busy(h)
-		return a.remove(h)
+	if a.cfg.Tokens && h.mode == hold.Exclusive { // a fence may be open: calls that wait for the answer must ask the server themselves
+		h.failed = a.busyLocked(h)
+		return a.removeLocked(h)
 	}
 	return &lockCall{bound: true}
 }
 
-func (a *advisoryLocks) release(lock *Lock) error {
+func (a *advisoryLocks) Release(lock *hold.Hold) error {
 	a.mu.Lock()
-	c := a.withdraw(lock)
+	c := a.withdrawLocked(lock)
 	if c == nil {
 		a.mu.Unlock()
 		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
 	}
-	// What others share is not given back, but whether it was still held is asked.
+	// If other holds share the lock, c releases nothing, but its answer shows whether the session
+	// still lives.
 	leads := a.wire.submit(context.Background(), c)
 	a.mu.Unlock()
 	a.wire.await(c, leads)
@@ -394,34 +396,34 @@ func (a *advisoryLocks) release(lock *Lock) error {
 	case errors.Is(c.err, lockerr.ErrSessionEnded):
 		return fmt.Errorf("%w: %w", ErrLost, c.err)
 	case c.err != nil:
-		return nil // a statement that failed is undone, and that gives the lock back
+		return nil // a statement that failed is undone, which releases the lock
 	case len(c.asks) > 0 && !c.answers[0].granted:
-		return fmt.Errorf("%w: the server says that it was not held", ErrLost)
+		return fmt.Errorf("%w: the server says that the lock was not held", ErrLost)
 	}
 	return nil
 }
 
-// discard gives back what is left of a lock that nobody believes in.
-func (a *advisoryLocks) discard(lock *Lock) {
+// Discard implements [hold.Backend].
+func (a *advisoryLocks) Discard(lock *hold.Hold) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c := a.withdraw(lock); c != nil && len(c.asks) > 0 {
+	if c := a.withdrawLocked(lock); c != nil && len(c.asks) > 0 {
 		a.wire.do(c)
 	}
 }
 
-// keep: the session is kept alive with all that it holds.
-func (a *advisoryLocks) keep(*Lock) {}
+// Keep does nothing: the wire's pings keep the session alive with all its locks.
+func (a *advisoryLocks) Keep(*hold.Hold) {}
 
-// drop gives back a lock that is lost while its session lives: its deadline passed
-// between two signs of life.
-func (a *advisoryLocks) drop(lock *Lock) {
-	if errors.Is(lock.ended, ErrLost) {
-		a.discard(lock)
+// Drop releases a lock that is lost while its session lives: its deadline passed between two
+// answers of the server.
+func (a *advisoryLocks) Drop(lock *hold.Hold, lost bool) {
+	if lost {
+		a.Discard(lock)
 	}
 }
 
-func (a *advisoryLocks) renew(ctx context.Context, lock *Lock) error {
+func (a *advisoryLocks) Renew(ctx context.Context, lock *hold.Hold) error {
 	c := &lockCall{bound: true}
 	if !a.wire.await(c, a.wire.submit(ctx, c)) {
 		return lockerr.ContextError(ctx)
@@ -429,13 +431,13 @@ func (a *advisoryLocks) renew(ctx context.Context, lock *Lock) error {
 	if c.err != nil {
 		return cmp.Or(lock.Err(), c.err)
 	}
-	return lock.renewed(c.sent)
+	return lock.Renewed(c.sent)
 }
 
-// alive moves the deadlines of all locks.
+// alive moves the deadlines of all locks. The session was alive at sent.
 func (a *advisoryLocks) alive(sent time.Duration) {
 	for _, lock := range a.all() {
-		_ = lock.renewed(sent) // one that is lost stays so
+		_ = lock.Renewed(sent) // a lost lock stays lost
 	}
 }
 
@@ -445,34 +447,34 @@ func (a *advisoryLocks) lost(why error) {
 	a.mu.Lock()
 	for _, h := range a.held {
 		if h.granted {
-			a.remove(h)
+			a.removeLocked(h)
 			h.failed = lockerr.ErrSessionEnded
 		}
 	}
 	a.mu.Unlock()
 	for _, lock := range locks {
-		_ = lock.lose(why)
+		_ = lock.Lose(why)
 	}
 	if len(locks) > 0 {
-		a.locker.log.Warn("pgxlock: the session of advisory locks has ended", "locks", len(locks), "error", why)
+		a.host.Log.Warn("pgxlock: the session of advisory locks has ended", "locks", len(locks), "error", why)
 	}
 }
 
-// all returns the locks that callers have.
-func (a *advisoryLocks) all() []*Lock {
+// all returns the holds of all entries.
+func (a *advisoryLocks) all() []*hold.Hold {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var locks []*Lock
+	var locks []*hold.Hold
 	for _, h := range a.held {
 		locks = append(locks, h.locks...)
 	}
 	return locks
 }
 
-func (a *advisoryLocks) close(ctx context.Context) error {
+func (a *advisoryLocks) Close(ctx context.Context) error {
 	a.reaping.Stop()
-	err := until(ctx, a.locker.queue.close)
-	err = cmp.Or(err, until(ctx, func() { <-a.evicting.Done() }))
+	err := batcher.Until(ctx, a.host.Queue.Close)
+	err = cmp.Or(err, batcher.Until(ctx, func() { <-a.evicting.Done() }))
 	a.queueing.Close()
 	return cmp.Or(err, a.wire.close(ctx))
 }

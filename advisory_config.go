@@ -10,64 +10,64 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// AdvisoryConfig is the policy of an Advisory Locker. A nil *AdvisoryConfig means
+// AdvisoryConfig configures a Locker of [NewAdvisoryLocker]. A nil *AdvisoryConfig means
 // the defaults.
 type AdvisoryConfig struct {
-	// TTL bounds how long the server keeps the locks of a process that it does not
-	// hear of, because the network is gone or the process is frozen: it ends the
-	// session then (idle_session_timeout), and we stop believing in the locks
-	// before, by a tenth of TTL, but not less than 100 ms. The Locker pings each
-	// third of TTL in which nothing else was sent. At least 1 s, at most 24 days;
-	// default 30 s. Negative: no bound, so that the server keeps the locks until
-	// TCP gives the connection up, which can take hours.
+	// TTL bounds how long the server keeps the locks of a process that it receives nothing
+	// from, because the network is gone or the process is frozen. The server ends the
+	// session when TTL is over (idle_session_timeout). The Locker counts its locks as lost
+	// a tenth of TTL earlier, but at least 100 ms. It pings after each third of TTL in
+	// which it sent nothing else. At least 1 s, at most 24 days; default 30 s. Negative: no
+	// bound, so the server keeps the locks until TCP gives up the connection, which can
+	// take hours.
 	TTL time.Duration
 
-	// MaxLocks is how many keys may be locked at once; one more is refused with
-	// [ErrMaxLocks]. Each takes a place in the lock table that all sessions of the
-	// server share, and without which none can work. Default: a tenth of what that
-	// table has room for at least, but not more than 2048.
+	// MaxLocks is how many keys this Locker may hold at once; the next one fails with
+	// [ErrMaxLocks]. Each key takes an entry in the lock table that all sessions of the
+	// server share and that no session can work without. Default: a tenth of the entries
+	// that the lock table is sure to have, at most 2048.
 	MaxLocks int
 
-	// Tokens makes each lock draw a fencing token, [Lock.Token], from the sequence that
-	// leases have, and lets transactions fence with [Lock.Fence]. An acquisition then
-	// waits for a commit, once for all that are asked together, and needs the
-	// migrations ([ErrSchema]). Callers of one Locker who share a lock share its token.
-	// Readers in several processes have different tokens, each greater than those of the
-	// writers before them and less than those of the writers after them: a resource
-	// compares a reader's token with writers' tokens only. Only locks that are taken with Tokens are
-	// fenced against each other: pg_advisory_lock, LockTx and Lockers without
-	// Tokens exclude them, but do not wait for transactions that have fenced.
+	// Tokens gives each lock a fencing token, [Lock.Token], from the same sequence as
+	// leases, and lets transactions fence with [Lock.Fence]. Each acquisition then waits
+	// for a commit, which concurrent acquisitions share, and needs the migrations
+	// ([ErrSchema]). Callers of one Locker that share a lock share its token. Readers in
+	// several processes have different tokens, each greater than those of the writers
+	// before them and less than those of the writers after them: a resource compares a
+	// reader's token only with writers' tokens. Only locks taken with Tokens are fenced
+	// against each other: pg_advisory_lock, LockTx and Lockers without Tokens exclude them,
+	// but do not wait for fenced transactions.
 	Tokens bool
 
 	// Schema is where the migrations were run, for Tokens and for the queue in which
-	// processes wait. Without them who waits asks now and then.
-	// Default: the schema in which acquire_lock is found by the search_path of a new
-	// connection, else the only one in the database that has pgxlock, if there is one.
+	// processes wait. Without the migrations, waiters poll. Default: the schema in which
+	// the search_path of a new connection finds acquire_lock, otherwise the only one in the
+	// database that has pgxlock, if there is one.
 	Schema string
 
-	// SessionPooler says that a pooler between us and the server is in session
-	// mode, which we cannot know for certain: one that turns out to share its
-	// connections is refused with [ErrPooler], and all locks are lost then.
+	// SessionPooler declares that the pooler between the program and the server is in
+	// session mode, which the Locker cannot detect for certain. If the pooler turns out to
+	// share its server connections, it is refused with [ErrPooler], and all locks are lost.
 	SessionPooler bool
 
-	// Owner is shown to operators, in application_name, unless the pool's
-	// configuration has one, and begins each [Lock.Holder]. Up to 200 characters, not
-	// beginning with "*". Default host:pid.
+	// Owner is shown to operators in application_name, unless the pool's configuration sets
+	// one, and begins each [Lock.Holder]. Up to 200 characters, not beginning with "*".
+	// Default host:pid.
 	Owner string
 
-	// Backoff is how long to wait before asking again for a key that somebody has who
-	// does not tell when it is free: no Locker, or one without the queue of waiters;
-	// in the attempt-th try of one wait, counted from 0. Also, up to 1 s, before
-	// connecting again. It may be called by many goroutines. Default:
-	// [ExponentialBackoff] from 10 ms to 500 ms.
+	// Backoff is how long to wait before the next try for a key whose holder does not
+	// notify waiters: a holder that is no Locker, or a Locker without the queue of waiters.
+	// attempt counts the tries of one wait from 0. It is also the pause before connecting
+	// again, up to 1 s. Many goroutines may call it. Default: [ExponentialBackoff] from 10
+	// ms to 500 ms.
 	Backoff func(attempt int) time.Duration
 
-	// Logger gets what no caller is told. Default: nothing is logged.
+	// Logger receives what no call can return. Default: nothing is logged.
 	Logger *slog.Logger
 
-	// Observe is told what becomes of each call and each lock, for metrics and traces:
-	// see [Event] for what, when, in which goroutine, and what it must not do. Default: nil,
-	// which costs nothing.
+	// Observe receives an [Event] for every step of calls and locks, to build metrics and
+	// traces from. See Event for when and in which goroutine it is called, and what it must
+	// not do. Default: nil, which costs nothing.
 	Observe func(context.Context, Event)
 }
 

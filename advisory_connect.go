@@ -21,7 +21,7 @@ import (
 // An Advisory Locker opens its lock session here, and refuses servers and poolers where
 // advisory locks would exclude no other session.
 
-// connect opens a session.
+// connect opens the lock session.
 func (a *advisoryLocks) connect() (*lockConn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dbconn.Timeout)
 	defer cancel()
@@ -32,7 +32,7 @@ func (a *advisoryLocks) connect() (*lockConn, error) {
 	c, err := a.setUp(ctx, conn)
 	if err != nil {
 		dbconn.CloseQuietly(conn)
-		if lockerr.SQLState(err) == lockerr.StateNoStatement { // what was parsed in one backend was to be run in another one
+		if lockerr.SQLState(err) == lockerr.StateNoStatement { // a statement was parsed in one backend and executed in another one
 			err = fmt.Errorf("%w: %w", ErrPooler, err)
 		}
 		return nil, dbconn.NoAnswer(err)
@@ -45,7 +45,7 @@ func (a *advisoryLocks) connect() (*lockConn, error) {
 
 func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, error) {
 	q := dbconn.Querier{Conn: conn}
-	backend, _, err := dbconn.WhoServes(ctx, q) // before anything is set, which a pooler would give to others
+	backend, _, err := dbconn.WhoServes(ctx, q) // before any setting, which a pooler would pass on to other clients
 	if err != nil {
 		return nil, err
 	}
@@ -53,9 +53,10 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 		if err := a.mayPool(ctx, backend); err != nil {
 			return nil, err
 		}
-		a.unfinished = dbconn.Backend{} // the pooler has reset it, and may have given it to others
+		a.unfinished = dbconn.Backend{} // the pooler has reset it, and other clients may use it by now
 	}
-	// As long as search_path is the role's. Only tokens need it.
+	// This is the place for Find, while search_path is still the role's. Only tokens need what it
+	// finds.
 	if err := a.place.Find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !lockerr.Refused(err)) {
 		return nil, err
 	}
@@ -83,7 +84,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 		return nil, err
 	}
 	if !place.Keeps {
-		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do; use NewLeaseLocker: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, like some engines that speak PostgreSQL's protocol; use NewLeaseLocker: %w", errors.ErrUnsupported)
 	}
 	if place.Silence != a.ttl.Milliseconds() {
 		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)
@@ -114,7 +115,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	}
 
 	if a.place.Installed() {
-		a.locker.queue.listener.listenFor(backend.PID)
+		a.host.Queue.Listen(backend.PID)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -126,17 +127,17 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	return c, nil
 }
 
-// mayPool says whether a connection through a pooler can hold locks: one that is
-// another server connection for each transaction cannot. backend serves a
-// connection that is idle now.
+// mayPool returns an error unless a connection through a pooler can hold locks: a pooler that
+// switches the server connection after each transaction cannot. backend serves a connection
+// that is idle now.
 func (a *advisoryLocks) mayPool(ctx context.Context, backend dbconn.Backend) error {
 	if !a.cfg.SessionPooler {
-		return fmt.Errorf("%w: the backend is %d, and not the one that was announced; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", ErrPooler, backend.PID)
+		return fmt.Errorf("%w: backend %d answers, not the one that opened the connection; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", ErrPooler, backend.PID)
 	}
 	return a.KeepsBackend(ctx, backend)
 }
 
-// textAround returns a statement, around what is asked and of which locks.
+// textAround returns the three parts of a statement around the requests and their locks.
 func textAround(name statements.Name, session int64) [3]string {
 	start, rest, ok := strings.Cut(ofSession(name.Text(), session), "/* what */")
 	middle, end, ok2 := strings.Cut(rest, "/* keys */")
@@ -146,8 +147,8 @@ func textAround(name statements.Name, session int64) [3]string {
 	return [3]string{start, middle, end}
 }
 
-// ofSession returns a statement for the session of that number. What is prepared
-// has it in its name, so that no other session behind a pooler knows it.
+// ofSession returns a statement for the session with that number. The names of prepared
+// statements contain the number, so that no other session behind a pooler has them.
 func ofSession(text string, session int64) string {
 	return strings.ReplaceAll(text, "/* session */", strconv.FormatInt(session, 10))
 }

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
@@ -12,8 +13,8 @@ import (
 
 // Holders of an advisory lock, as far as the server knows them.
 
-func (a *advisoryLocks) holders(ctx context.Context, keys []string) ([]Holder, error) {
-	var holders []Holder
+func (a *advisoryLocks) Holders(ctx context.Context, keys []string) ([]hold.Holder, error) {
+	var holders []hold.Holder
 	for _, key := range keys {
 		of, err := a.holdersOf(ctx, key)
 		if err != nil {
@@ -24,7 +25,7 @@ func (a *advisoryLocks) holders(ctx context.Context, keys []string) ([]Holder, e
 	return holders, nil
 }
 
-func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, error) {
+func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]hold.Holder, error) {
 	id := lockkey.Identify(key)
 	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statements.AdvisoryHolders.Text())
 	c := &lockCall{query: text, alone: true}
@@ -34,36 +35,36 @@ func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]Holder, er
 	if c.err != nil {
 		return nil, c.err
 	}
-	var holders []Holder
+	var holders []hold.Holder
 	for _, row := range c.rows {
-		h := Holder{Key: key, Kind: KindAdvisory, ID: row[2]}
+		h := hold.Holder{Key: key, ID: row[2]}
 		if pid, err := strconv.ParseInt(row[0], 10, 32); err == nil {
 			h.PID = int32(pid)
 		}
 		if row[1] == "t" {
-			h.Mode = Shared
+			h.Mode = hold.Shared
 		}
 		holders = append(holders, a.ours(id, h)...)
 	}
 	return holders, nil
 }
 
-// ours adds what we know of a holder that is our own session: it holds a lock once
-// for all who share it here.
-func (a *advisoryLocks) ours(id lockkey.ID, h Holder) []Holder {
+// ours adds what this process knows about a holder that is its own session, which holds a lock
+// once for all holds that share it.
+func (a *advisoryLocks) ours(id lockkey.ID, h hold.Holder) []hold.Holder {
 	a.mu.Lock()
-	hold := a.held[id]
-	var locks []*Lock
-	if hold != nil && h.PID == a.pid {
-		locks = append(locks, hold.locks...)
+	entry := a.held[id]
+	var locks []*hold.Hold
+	if entry != nil && h.PID == a.pid {
+		locks = append(locks, entry.locks...)
 	}
 	a.mu.Unlock()
 	if len(locks) == 0 {
-		return []Holder{h}
+		return []hold.Holder{h}
 	}
-	holders := make([]Holder, 0, len(locks))
+	holders := make([]hold.Holder, 0, len(locks))
 	for _, lock := range locks {
-		h.ID, h.Token, h.Since = lock.holder, lock.token, lock.since
+		h.ID, h.Token, h.Since = lock.Holder, lock.Token, lock.Since
 		if until, bounded := lock.Deadline(); bounded {
 			h.Expires = until.Add(a.margin)
 		}

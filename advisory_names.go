@@ -26,9 +26,9 @@ const (
 	maxNames = 100
 )
 
-// unpublished returns the names of locks that were held for nameAfter, and whose names were
+// Unpublished returns the names of locks that were held for nameAfter, and whose names were
 // not published within nameAgain.
-func (a *advisoryLocks) unpublished() []string {
+func (a *advisoryLocks) Unpublished() []string {
 	now := time.Now()
 	var names []string
 	a.mu.Lock()
@@ -37,11 +37,11 @@ func (a *advisoryLocks) unpublished() []string {
 		if len(names) == maxNames {
 			break
 		}
-		if !h.granted || len(h.locks) == 0 || now.Sub(h.locks[0].since) < nameAfter || !h.named.IsZero() && now.Sub(h.named) < nameAgain {
+		if !h.granted || len(h.locks) == 0 || now.Sub(h.locks[0].Since) < nameAfter || !h.named.IsZero() && now.Sub(h.named) < nameAgain {
 			continue
 		}
 		h.named = now
-		if key := h.locks[0].key; lockkey.Check(key) == nil { // a name, not a number
+		if key := h.locks[0].Key; lockkey.Check(key) == nil { // a name, not a number
 			names = append(names, key)
 		}
 	}
@@ -51,11 +51,11 @@ func (a *advisoryLocks) unpublished() []string {
 // publishNames publishes the names on the connection that listens. An error of the server,
 // for example a missing right, is logged and costs nobody a lock.
 func (l *listener) publishNames(conn *pgx.Conn) error {
-	if l.queue.names == nil || time.Since(l.named) < nameAfter {
+	if l.queue.session == nil || time.Since(l.named) < nameAfter {
 		return nil
 	}
 	l.named = time.Now()
-	names := l.queue.names()
+	names := l.queue.session.Unpublished()
 	if len(names) == 0 {
 		return nil
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -11,17 +13,17 @@ import (
 // does not check for waiters: a waiter notifies the holder. From then on the lock is wanted,
 // and its release wakes the first waiter.
 
-// wanted is told that other processes wait for a lock that this one has, or had.
-func (a *advisoryLocks) wanted(name lockkey.Name) {
+// Wanted is called when other processes wait for a lock that this one has, or had.
+func (a *advisoryLocks) Wanted(name lockkey.Name) {
 	a.mu.Lock()
 	h := a.held[name.ID]
 	held := h != nil && h.granted
 	if h != nil {
 		h.wanted = true // or will be, when it is granted
 	}
-	// It was given back before we were told: callers here that come now would have it again
-	// before a waiter that is woken. Or the server has not noticed the end of a session yet,
-	// and that waiter will have us told again, at once.
+	// The lock was released before the notification arrived: without a yield, callers here would
+	// acquire it again before the waiter that is woken. Or the server has not noticed the end of
+	// a session yet; then that waiter has us notified again, at once.
 	if !held {
 		a.yields.begin(name.ID)
 	}
@@ -31,48 +33,51 @@ func (a *advisoryLocks) wanted(name lockkey.Name) {
 	}
 	a.mu.Unlock()
 	if wake {
-		a.locker.queue.freed([]lockkey.Name{name})
+		a.host.Queue.Wake([]lockkey.Name{name})
 	}
 }
 
-// waitedFor tells for which of the keys others have a ticket. The server knows of no
-// waiters, so that it would grant a share beside the readers that a writer waits for.
-func (a *advisoryLocks) waitedFor(ctx context.Context, keys []string) []bool {
+// waitedFor reports for which of the locks other processes have a ticket. A try for a shared
+// lock needs to know, because the server knows no tickets: it would let the caller join the
+// readers that a writer waits for.
+func (a *advisoryLocks) waitedFor(ctx context.Context, attempts []hold.Attempt) []bool {
 	a.mu.Lock()
 	connected := a.session != 0
 	a.mu.Unlock()
-	if !connected { // where the queue is, if there is one, is found by connecting
-		c := &lockCall{}
+	ctx, cancel := context.WithTimeout(ctx, dbconn.Timeout)
+	defer cancel()
+	if !connected { // connecting finds the queue, if there is one
+		c := &lockCall{closing: a.host.Closing}
 		a.wire.await(c, a.wire.submit(ctx, c))
 	}
-	names := make([]lockkey.Name, len(keys))
-	for i, key := range keys {
-		names[i] = a.name(key)
+	names := make([]lockkey.Name, len(attempts))
+	for i := range attempts {
+		names[i] = attempts[i].Hold.Queue
 	}
-	return a.locker.queue.waitedFor(ctx, names)
+	return a.host.Queue.WaitedFor(ctx, names)
 }
 
-// holdID: the backend that has the lock, and its number.
-func (a *advisoryLocks) holdID(lock *Lock) string {
+// ID returns the backend that has the lock, and the number of the lock.
+func (a *advisoryLocks) ID(lock *hold.Hold) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.has(lock) {
+	if h, _ := a.entryOfLocked(lock); h == nil {
 		return ""
 	}
-	return lock.hold.id.HeldBy(a.pid)
+	return lock.Queue.ID.HeldBy(a.pid)
 }
 
-// yield leaves a lock that is given back to other processes, which are woken when it
-// has been. a.mu is held.
-func (a *advisoryLocks) yield(h *advisoryHold) {
+// yieldLocked leaves a lock that is being released to other processes, which are woken after
+// the release.
+func (a *advisoryLocks) yieldLocked(h *advisoryEntry) {
 	a.yields.begin(h.id)
-	h.back.asker = wakesNext{a.locker.queue, lockkey.Name{ID: h.id}}
+	h.back.asker = wakesNext{a.host.Queue, lockkey.Name{ID: h.id}}
 }
 
-// turns are locks that somebody has a turn for, and until when.
+// turns are locks with the end of a wake timeout that runs for each.
 type turns map[lockkey.ID]time.Time
 
-// begin begins a turn, and forgets those that are over.
+// begin begins a wake timeout, and removes those that are over.
 func (t turns) begin(id lockkey.ID) {
 	now := time.Now()
 	for id, until := range t {
@@ -83,13 +88,13 @@ func (t turns) begin(id lockkey.ID) {
 	t[id] = now.Add(turnTime)
 }
 
-// last reports whether the lock's turn lasts.
+// last reports whether the lock's wake timeout still runs.
 func (t turns) last(id lockkey.ID) bool { return time.Now().Before(t[id]) }
 
-// wakesNext is told that a lock was given back.
+// wakesNext wakes the next waiter after the answer to a release.
 type wakesNext struct {
-	queue *queue
+	queue hold.Queue
 	name  lockkey.Name
 }
 
-func (w wakesNext) answered(bool, time.Duration) { w.queue.freed([]lockkey.Name{w.name}) }
+func (w wakesNext) answered(bool, time.Duration) { w.queue.Wake([]lockkey.Name{w.name}) }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -66,11 +67,11 @@ func queued(t *testing.T, w *wire, n int) {
 }
 
 // acquiring runs an Acquire beside the test.
-func acquiring(ctx context.Context, locks *Locker, key string, opts ...Option) <-chan attempt {
-	done := make(chan attempt, 1)
+func acquiring(ctx context.Context, locks *Locker, key string, opts ...Option) <-chan tried {
+	done := make(chan tried, 1)
 	go func() {
 		lock, err := locks.Acquire(ctx, key, opts...)
-		done <- attempt{lock, err}
+		done <- tried{lock, err}
 	}()
 	return done
 }
@@ -259,18 +260,22 @@ func TestAStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
 func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	_, a := advisoryWire(t, db.Pool, nil)
+	locks, a := advisoryWire(t, db.Pool, nil)
 	_ = stall(a.wire)
 	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan []attempt)
-	go func() { got <- a.try(ctx, []string{"k"}, a.options()) }()
+	got := make(chan []hold.Attempt)
+	go func() {
+		attempts := []hold.Attempt{{Hold: &locks.newLock("k").hold}}
+		a.Try(ctx, hold.Request{}, attempts)
+		got <- attempts
+	}()
 	queued(t, a.wire, 2)
 	if err := a.wire.begin(); err != nil {
 		t.Fatal(err)
 	}
 	cancel()
 	attempts := <-got
-	if len(attempts) != 1 || attempts[0].lock != nil || !errors.Is(attempts[0].err, context.Canceled) {
+	if !errors.Is(attempts[0].Err, context.Canceled) {
 		t.Errorf("%v", attempts)
 	}
 	if err := a.wire.conn.receive(&a.wire.message); err != nil {

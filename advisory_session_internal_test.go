@@ -56,7 +56,7 @@ func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *test
 		t.Errorf("what it held: %v", warm.Err())
 	}
 	a.wire.pass()
-	for _, got := range []attempt{<-first, <-next} { // the grant of the first came too late, so that it has asked again
+	for _, got := range []tried{<-first, <-next} { // the grant of the first came too late, so that it has asked again
 		if got.err != nil {
 			t.Fatal(got.err)
 		}
@@ -104,7 +104,7 @@ func TestTheAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
 		t.Error("somebody else leads")
 	}
 	close(w.blocked)
-	for _, c := range []<-chan attempt{first, next, last} {
+	for _, c := range []<-chan tried{first, next, last} {
 		if got := <-c; got.err != nil {
 			t.Error(got.err)
 		}
@@ -122,7 +122,7 @@ func (r *signalledReader) Read(b []byte) (int, error) {
 }
 
 // What is under way, and nothing behind it, when the lead is handed on.
-func TestWhatIsUnderWayIsReceivedThoughNothingElseIsAskedFor(t *testing.T) {
+func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(cancel func(), w *wire){
 		"its caller waits":           func(func(), *wire) {},
@@ -207,7 +207,7 @@ func (a *answerCounter) answered(bool, time.Duration) {
 
 // Who led when the connection broke waits like everybody else from then on: what
 // somebody else settles for it is complete when it returns.
-func TestWhoHasHandedTheLeadOnWaitsForTheWholeAnswer(t *testing.T) {
+func TestFormerLeaderWaitsForTheWholeAnswer(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")
 	for range 5000 {
@@ -250,7 +250,7 @@ func TestALossIsToldBeforeTheServerHearsOfIt(t *testing.T) {
 	}
 }
 
-func TestWhoJoinsALockThatIsJustLostHasOneOfTheNextSession(t *testing.T) {
+func TestCallerThatJoinsALockBeingLostGetsOneOfTheNextSession(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	locks, a := advisoryWire(t, db.Pool, nil)

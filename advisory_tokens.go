@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
-	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/usertx"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -15,31 +15,32 @@ import (
 // With Tokens, advisory locks have fencing tokens: rows in a table of the migrations record
 // which holder has which lock with which token.
 
-// fence: the row of the lock says whether it is ours. Releases do not wait for it:
-// a row that a fence pins stays until the transaction has ended, and until then
-// nobody is granted the lock.
-func (a *advisoryLocks) fence(ctx context.Context, tx usertx.Tx, lock *Lock) error {
+// Fence implements [hold.Backend]. The row of the lock shows whether the hold still has it. A
+// release does not wait for the transaction: a row that a fence pins stays until the
+// transaction has ended, and until then no caller is granted the lock.
+func (a *advisoryLocks) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
 	if !a.cfg.Tokens {
-		return fmt.Errorf("an advisory lock without a token cannot protect a transaction; set AdvisoryConfig.Tokens, take a Lease, or use LockTx in the transaction itself: %w", errors.ErrUnsupported)
+		return fmt.Errorf("an advisory lock without a token cannot protect a transaction; set AdvisoryConfig.Tokens, use NewLeaseLocker, or call LockTx in the transaction itself: %w", errors.ErrUnsupported)
 	}
-	id := lockkey.Identify(lock.key)
+	id := lock.Queue.ID
 	a.mu.Lock()
-	held, session := a.has(lock), a.session
+	entry, _ := a.entryOfLocked(lock)
+	session := a.session
 	a.mu.Unlock()
-	if !held {
+	if entry == nil {
 		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
 	}
 	var token int64
-	err := lockerr.Typed(tx.Row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.token))
-	return elsewhere(err, tx, &a.Config.ConnConfig.Config)
+	err := lockerr.Typed(tx.Row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.Token))
+	return usertx.Elsewhere(err, tx, &a.Config.ConnConfig.Config)
 }
 
-// reap removes rows that sessions left which are no more.
+// reap removes rows of sessions that have ended.
 func (a *advisoryLocks) reap() error {
 	if !a.cfg.Tokens {
-		return a.locker.queue.reap()
+		return a.host.Queue.Reap()
 	}
 	c := &lockCall{query: a.place.Statement(statements.AdvisoryReapTokens), alone: true, bound: true}
 	a.wire.await(c, a.wire.submit(context.Background(), c))
-	return cmp.Or(c.err, a.locker.queue.reap())
+	return cmp.Or(c.err, a.host.Queue.Reap())
 }

@@ -28,7 +28,7 @@ func tokenWire(t *testing.T) (*pgtest.DB, *Locker, *advisoryLocks) {
 // behind starts one call for k, and another one while the request of the first is in
 // flight. It returns when the first has its answer: the second one has none before the
 // test calls a.wire.pass. If left is true, the first caller leaves before its answer.
-func behind(t *testing.T, locks *Locker, a *advisoryLocks, left bool, first, second []Option) (got attempt, next <-chan attempt) {
+func behind(t *testing.T, locks *Locker, a *advisoryLocks, left bool, first, second []Option) (got tried, next <-chan tried) {
 	t.Helper()
 	_ = stall(a.wire)
 	ctx, leave := context.WithCancel(t.Context())
@@ -126,7 +126,7 @@ func TestAdvisoryHandoverDrawsATokenAndWaitsForTheFencedTransaction(t *testing.T
 	}
 }
 
-// A caller that left never had the lock: whoever is behind it has the same grant.
+// A caller that left never had the lock: the next caller has the same grant.
 func TestAdvisoryGrantOfACallerThatLeftBringsItsTokenToTheNext(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]Mode{"exclusive": Exclusive, "shared": Shared} {

@@ -20,41 +20,46 @@ import (
 // A claim is a key that exactly one committed transaction has, together with all else that the
 // transaction wrote: for work that must be done once.
 
-// ClaimTx reports whether tx is the one transaction that may do what the key
-// names, such as an order that must be processed once. It returns true to
-// exactly one transaction that commits, until the claim is purged or its
-// [Retention] is over; the claim and what that transaction writes become
-// visible together, or not at all. False means that another one's claim has
-// committed: the work is done. Asked again, the same transaction gets true again.
+// ClaimTx lets exactly one transaction commit the claim of a key, for work that must be
+// done once, such as an order that may be delivered twice. It returns true if tx has the
+// claim: do the work in tx and commit. The claim and what tx writes become visible
+// together, or not at all. It returns false if another transaction has committed its claim:
+// the work is done. The claim lasts until its [Retention] is over or [PurgeClaims] removes
+// it. A second call in the same transaction returns true again.
 //
-// While another transaction has claimed the key and not ended, ClaimTx waits for
-// what becomes of it; [MaxWait] bounds that, and with [NoWait] it hardly waits.
-// When the wait is over (or somebody has the table locked for as long) the error
-// is [ErrNotAcquired], and it is not known whether the work will be done: try
-// again later. tx can go on then. After other errors it is aborted: above READ
-// COMMITTED 40001, if the key was claimed since the snapshot, in SERIALIZABLE also
-// because of other keys; 40P01, which matches [ErrDeadlock], if transactions
-// claim, without MaxWait, the same keys in different orders; [ErrReadOnly];
-// [ErrSchema], without the migrations. A wait that ends with
-// ctx ends tx, as in [LockTx].
+// While another transaction has claimed the key and has not ended, ClaimTx waits for its
+// end. [MaxWait] bounds this wait, and with [NoWait] the call hardly waits. If the wait
+// ends first, or if somebody has the table locked for that long, the error is
+// [ErrNotAcquired], and tx can go on. Nobody knows yet whether the work will be done: try
+// again later.
 //
-// Claims have names of their own: a lock on the same key is another thing. They
-// are rows of the table pgxlock_claims, which no housekeeping touches: have
-// [PurgeClaims] called now and then, or give a Retention. A claim in a savepoint
-// that is rolled back is undone with it. A call with MaxWait begins a
-// subtransaction, and one more for each turn of its wait; PostgreSQL handles a few
-// dozen per transaction well.
+// Any other error aborts tx:
 //
-// In other languages it is SELECT claim_once('key'). Without [Schema] the
-// transaction's search_path says where that is.
+//   - SQLSTATE 40001 above READ COMMITTED, if the key was claimed since the snapshot; in
+//     SERIALIZABLE also because of other keys
+//   - SQLSTATE 40P01, which matches [ErrDeadlock], if transactions claim the same keys in
+//     different orders without MaxWait
+//   - [ErrReadOnly]
+//   - [ErrSchema], without the migrations
+//
+// A wait that ends with ctx ends tx, as in [LockTx].
+//
+// Claims do not conflict with locks on the same key. They are rows of the table
+// pgxlock_claims, and no automatic housekeeping removes them: call [PurgeClaims] now and
+// then, or give a Retention. Rolling back to a savepoint undoes the claims made after it. A
+// call with MaxWait begins a subtransaction, and one more for each round of its wait;
+// PostgreSQL handles a few dozen per transaction well.
+//
+// In other languages, call SELECT claim_once('key'). Without the option [Schema], the
+// search_path of the transaction decides which schema is used.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.Pgx(tx), key, opts)
 	return first, failClaim("claim", key, err)
 }
 
-// ClaimSQLTx is [ClaimTx] for database/sql, with any driver of PostgreSQL; what
-// went wrong is told apart if its errors have a method SQLState, as those of pgx
-// and lib/pq do. When ctx ends during the wait both close the connection.
+// ClaimSQLTx is [ClaimTx] for database/sql, with any driver for PostgreSQL. It can tell
+// errors apart if they have a method SQLState, as those of pgx and lib/pq do. If ctx ends
+// during the wait, both of these drivers close the connection.
 func ClaimSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.SQL(tx), key, opts)
 	return first, failClaim("claim", key, err)
@@ -77,7 +82,7 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []Option) (bool
 	case err != nil:
 		return false, err
 	case claimed == nil:
-		return false, fmt.Errorf("%w: another transaction has claimed it and not ended, or has the table locked", ErrNotAcquired)
+		return false, fmt.Errorf("%w: another open transaction has claimed it, or has the table locked", ErrNotAcquired)
 	}
 	return *claimed, nil
 }
@@ -94,12 +99,12 @@ func takenByClaim(opt Option) bool {
 // purgeBatch is how many claims one transaction ends.
 const purgeBatch = 10_000
 
-// PurgeClaims ends claims without a [Retention] that were made more than
-// olderThan ago, and those whose Retention is over. What they stood for can be
-// claimed, and so be done, again: choose olderThan longer than anything can be
-// delivered late. It works in transactions of 10,000 claims, skips claims that
-// another purge has locked, and returns how many it ended, also with an error.
-// Of the options it takes [Schema].
+// PurgeClaims removes claims without a [Retention] that were made more than olderThan ago,
+// and claims whose Retention is over. Their keys can then be claimed again, so the work can
+// be done again: choose olderThan longer than the latest possible repetition of a request.
+// PurgeClaims works in transactions of 10,000 claims and skips claims that another purge
+// has locked. It returns the number of removed claims, also with an error. The only option
+// it accepts is [Schema].
 func PurgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts ...Option) (int64, error) {
 	ended, err := purgeClaims(ctx, pool, olderThan, opts)
 	return ended, failClaim("purge claims", "", err)
@@ -127,7 +132,7 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 // failClaim is [fail] for claims, whose functions are found as the caller's are.
 func failClaim(op, key string, err error) error {
 	if errors.Is(lockerr.Typed(err), ErrSchema) {
-		err = fmt.Errorf("%w; claims need the migrations, on the search_path or in the schema that is named", err)
+		err = fmt.Errorf("%w; claims need the migrations, on the search_path or in the option Schema", err)
 	}
 	return fail(op, key, 0, err)
 }

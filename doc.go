@@ -1,99 +1,164 @@
-// Package pgxlock is a distributed lock for programs that already have a
-// PostgreSQL database.
+// Package pgxlock provides distributed locks for programs that already have a PostgreSQL
+// database.
 //
-// What one transaction writes is locked inside it: [LockTx] locks a key until the
-// transaction ends, [ClaimTx] makes one committed transaction the only one.
+//	locks, err := pgxlock.NewLeaseLocker(pool, nil) // one for the program
 //
-// For what takes longer, a [Locker] hands out [Lock] values; a Lock is one
-// acquisition. [NewLeaseLocker] returns a Locker whose locks are leases: rows in the
-// table distributed_locks that expire unless they are renewed, which the Locker
-// does. [NewAdvisoryLocker] returns one whose locks are advisory locks of one session:
-// faster, free at once when the process dies, and gone with the session.
+//	err = locks.Do(ctx, "report:daily", func(ctx context.Context, lock *pgxlock.Lock) error {
+//		return buildReport(ctx) // ctx ends if the lock is lost
+//	})
 //
-// Package once, beside this one, runs a job once in each period, whichever process comes
-// first.
+// The package needs nothing beside the database. Callers in SQL, in any language, take the
+// same locks with lock_tx, claim_once, start_run, acquire_lock, acquire_shared_lock and
+// release_lock. The package migrations, or the command pgxlock, installs these functions and
+// the tables. [LockTx] and [NewAdvisoryLocker] need nothing installed.
 //
-// SQL callers of lock_tx, claim_once, start_run, acquire_lock, acquire_shared_lock and release_lock, in any
-// language, take the same locks. The package migrations, or the command pgxlock,
-// installs them; LockTx and NewAdvisoryLocker need nothing installed.
+// # Kinds of locks
 //
-// # What excludes what
+// A transaction lock ends with the caller's transaction. [LockTx] takes one: use it when one
+// transaction does all the work. There is nothing to release and nothing to lose. [ClaimTx] is
+// for work that must be done only once: exactly one transaction commits the claim of a key.
 //
-// A lease and an advisory lock of the same key do not exclude each other. Leases are taken
-// by [NewLeaseLocker] and acquire_lock, also as permits and shares; advisory locks by
-// [NewAdvisoryLocker], [LockTx], lock_tx and pg_advisory_lock. Programs that lock one thing must
-// use the same kind. Claims, runs and limits exclude nothing but their like.
+// A lease is a row in the table distributed_locks that expires unless it is renewed.
+// [NewLeaseLocker] returns a [Locker] for leases, which renews them. Use a lease for work that
+// takes longer than a transaction. It survives a restart of the server. When the holder's
+// process dies, others get the lease after its TTL.
 //
-// # Which call for which job
+// An advisory lock belongs to a session of the server. [NewAdvisoryLocker] returns a Locker
+// for advisory locks. They are faster than leases, and the server frees them as soon as it
+// notices that the process has died. They are lost when their session ends, for example when
+// the server restarts.
 //
-//	lock what this transaction writes          LockTx, LockAllTx, LockSQLTx
-//	do a thing once                            ClaimTx, ClaimSQLTx
-//	do a job once a day, or for each tick      package once: Do, Run, DoAt
-//	skip if somebody else is on it             Locker.TryDo
+// A lease and an advisory lock of the same key do not exclude each other: programs that
+// protect one thing must use the same kind. Permits of a [Semaphore] and shared leases are
+// leases. [LockTx], lock_tx and pg_advisory_lock take advisory locks. Claims, runs of package
+// once and limits of package ratelimit exclude only their own kind.
+//
+// # Choosing a call
+//
+//	lock what one transaction writes           LockTx, LockAllTx, LockSQLTx
+//	do a thing only once                       ClaimTx, ClaimSQLTx
+//	do a job once a day, or once per tick      package once: Do, Run, DoAt
+//	skip the work if another process does it   Locker.TryDo
 //	wait, then work                            Locker.Do
+//	write only while the lock is held          Locker.DoTx; Lock.Fence, Lock.FenceSQL
 //	hold a lock beyond one function            Locker.Acquire, Lock.Release
 //	lock many keys, all or none                Locker.AcquireAll
 //	let readers in together, writers alone     the option Shared
-//	lock very often; what numbers name         NewAdvisoryLocker; RawKey, RawKey2
-//	have leases beside a *sql.DB               NewLeaseLocker, with a pgxpool.Pool beside it
-//	one process of many does it                Locker.Lead
+//	lock very often                            NewAdvisoryLocker
+//	lock by number instead of name             RawKey, RawKey2
+//	use leases beside a *sql.DB                NewLeaseLocker, with a pgxpool.Pool beside it
+//	elect one leader                           Locker.Lead
 //	let in a few at a time                     Locker.Semaphore
-//	limit how often a thing happens            package ratelimit
-//	see whether locks can be trusted here      package doctor
-//	measure and trace what locks do            LeaseConfig.Observe, AdvisoryConfig.Observe
+//	limit a rate                               package ratelimit
+//	protect something outside the database     Lock.Token
+//	check that a database is safe for locks    package doctor
+//	show locks, and take them away             Monitor
+//	build metrics and traces                   LeaseConfig.Observe, AdvisoryConfig.Observe
 //	test a program that locks                  NewMemoryLocker, once.NewMemory, ratelimit.NewMemory
-//	make writes that a late holder cannot      Locker.DoTx; Lock.Fence or Lock.FenceSQL, in the writing transaction
-//	protect something outside the database     Lock.Token, refused there if a greater was seen
 //
-// # What is guaranteed
+// # The life of a lock
 //
-// Between the grant of a lock and its local deadline nobody else is granted it,
-// as long as the server's clock does not gain more than the margin on ours
-// within one TTL. The deadline moves with every renewal. Three things end a lock
-// earlier: the end of an advisory lock's session, [Monitor.Evict], and a failover that
-// loses the grant. Check [Lock.Context] or [Lock.Err]: both read the clock.
+// A [Lock] is one acquisition. It is held from the grant until [Lock.Release], until its
+// Locker is closed, or until it is lost. [Locker.Do] acquires, calls a function and releases;
+// most callers should use it.
 //
-// No program can rule out that it freezes between that check and its next line.
-// [Lock.Fence] makes that harmless: either it fails, or nobody is granted the lock
-// until the transaction has ended. Fencing tokens do the same for resources that
-// compare them.
+// The Locker renews its locks automatically. Each renewal moves the lock's local deadline,
+// [Lock.Deadline]. If the deadline passes without a renewal, the lock is lost. The local
+// deadline is a margin earlier than the server's: before it nobody else is granted the lock,
+// as long as the server's clock gains no more than the margin on the local clock within one
+// TTL. Three things end a lock before its deadline: the end of an advisory lock's session,
+// [Monitor.Evict], and a failover that loses the grant.
 //
-// # What happens when
+// When a lock is lost, the context from [Lock.Context] ends, [Lock.Lost] is closed, and
+// [Lock.Err] returns an error that matches [ErrLost]. Lock.Err and Err of the context compare
+// the deadline with the clock on every call, so they are right even on the first line after
+// the process was frozen.
 //
-//	a transaction ends in any way      its LockTx locks are free; its claims stand
-//	                                   if it has committed
-//	this process dies                  others get its leases after their TTL, its
-//	                                   advisory locks when the server sees it; a run
-//	                                   of package once is not started again, with Retry
-//	                                   after the TTL
-//	this process is frozen             others get all after the TTL; it finds out at
-//	                                   its first look
-//	the network is cut                 Lost before the TTL is over; others after it
-//	the server restarts or crashes     leases stand; renewals go on when it is back;
-//	                                   advisory locks are lost, and Lost fires
-//	a standby is promoted              leases stand if their commits were replicated;
-//	                                   tokens grow in any case; advisory locks are lost
-//	a call ends with its context       nothing is held; what was granted meanwhile is
-//	                                   given back
-//	Release cannot reach the server    the lease runs out after its TTL; the session
-//	                                   lock is gone with its session
-//	Close                              contexts end, Do is waited for, locks released
+// These are the cases:
+//
+//	a transaction ends in any way      its transaction locks are free; its claims last if it
+//	                                   has committed
+//	this process dies                  others get its leases after their TTL, and its advisory
+//	                                   locks when the server notices; a run of package once
+//	                                   starts again only with Retry, after the TTL
+//	this process is frozen             others get its locks after the TTL; it notices at its
+//	                                   next check
+//	the network is cut                 Lost is closed before the TTL is over; others get the
+//	                                   locks after it
+//	the server restarts or crashes     leases remain, and are renewed when the server is back;
+//	                                   advisory locks are lost
+//	a standby is promoted              leases remain if their commits were replicated; tokens
+//	                                   grow in any case; advisory locks are lost
+//	a call ends with its context       it holds nothing; a lock that is granted later is
+//	                                   released
+//	Release cannot reach the server    a lease expires after its TTL; an advisory lock ends with
+//	                                   its session
+//	Close                              contexts end; Close waits for running Do calls and
+//	                                   releases the locks
+//
+// # Fencing
+//
+// A process can freeze at any time, for example after it has checked its lock and before it
+// writes. When it goes on, another process may hold the lock. No timeout prevents this. Fencing
+// does: it refuses the late write.
+//
+// For writes to the same database, call [Lock.Fence] at the beginning of the transaction that
+// writes, or use [Locker.DoTx], which does it. Either Fence fails, or nobody is granted the
+// lock until the transaction has ended, whatever clocks, pauses and networks do.
+//
+// For writes elsewhere, send [Lock.Token] along. The token grows with every acquisition of a
+// key. The resource remembers the greatest token it has seen and refuses smaller ones.
+//
+// Advisory locks have tokens and fences only with [AdvisoryConfig.Tokens]. Transaction locks
+// need neither, because the lock and the writes end together.
+//
+// # Waiting
+//
+// [Locker.Acquire] waits until ctx ends; the option [MaxWait] bounds the wait alone. Waiters
+// are served first come, first served within a Locker, and fairly between processes. A waiter
+// does not occupy a connection or a transaction. The holder's release wakes the next waiter.
+// Where notifications do not arrive, waiters poll at the pace of Backoff.
+//
+// [Locker.TryAcquire], and [Locker.TryDo] without MaxWait, do not queue, and may get a lock
+// before waiters do.
+//
+// If a caller waits while it holds another lock, it must pass the context of that lock. Then a
+// cycle of waits, also between processes, ends with [ErrDeadlock] for one of the callers.
 //
 // # Errors
 //
-// An error is an [*Error] that wraps one of the package's sentinels, or the error of the
-// server or the network, or says which argument is wrong. What a callback returns, of
-// [Locker.Do], [Locker.DoTx] or once.Runner.Do, comes back as it is, joined with an [*Error] where
-// the lock was lost. A server that cannot be reached is never reported as a busy lock.
+// Every error is an [*Error]. It wraps one of the package's sentinels, or the error of the
+// server or the network, or says which argument is wrong. The exception is the error of a
+// callback, for example of [Locker.Do]: it is returned unchanged, joined with an [*Error] if
+// the lock was lost. A server that cannot be reached is never reported as a
+// busy lock.
 //
 //	try again later                    ErrNotAcquired, ErrLimited, ErrUnavailable
 //	begin the transaction again        ErrStaleSnapshot; SQLSTATE 40001 and 40P01
-//	release what you hold, try again   ErrDeadlock of nested waits
-//	do the work anew, under a new lock ErrLost
+//	release your locks and try again   ErrDeadlock from a cycle of waits
+//	repeat the work under a new lock   ErrLost
 //	change something first             any other
 //
-// A nil context, and a method that is called on a nil pointer, are such wrong
-// arguments; nothing was done then, but [Lock.Release] releases without a context,
-// too. A nil [Lock] is not held: its Err says so, its Lost is closed, and the context
-// of its Context has ended. Other methods without an error return zero values.
+// A nil context and a nil receiver are wrong arguments: the call does nothing and returns an
+// error, except that [Lock.Release] releases the lock without a context, too. A nil [Lock] is
+// not held: its Err says so, its Lost is closed, and the context from its Context has ended.
+// Other methods without an error return zero values.
+//
+// # Connections
+//
+// A Locker takes only the configuration from the pool that it was made with. It opens
+// connections of its own, at its first use, so a busy pool delays no renewal. A Locker of
+// leases has two, or one with [LeaseConfig.OneConnection], and one more that listens while calls
+// wait for other processes. A Locker of advisory locks holds all its locks on one connection,
+// and where the migrations are installed it has two more for waiting. One Locker serves a whole
+// program and any number of keys.
+//
+// [LockTx], [ClaimTx] and [Lock.Fence] use the caller's transaction, and a [Monitor] uses
+// connections of the pool.
+//
+// # Testing without a server
+//
+// [NewMemoryLocker] returns a Locker in the memory of the process, with the same queues,
+// options and errors. once.NewMemory and ratelimit.NewMemory do the same for their packages.
+// All of them work in testing/synctest bubbles.
 package pgxlock

@@ -2,6 +2,9 @@ package pgxlock_test
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -108,6 +111,121 @@ func TestTheReadmeIsShort(t *testing.T) {
 	}
 	if words := len(strings.Fields(string(text))); words > 1200 {
 		t.Errorf("README.md has %d words, it may have 1200: move the rest to docs/", words)
+	}
+}
+
+func TestIndexListsEachPage(t *testing.T) {
+	t.Parallel()
+	index, err := os.ReadFile("docs/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages(t) {
+		name := filepath.Base(page)
+		if name != "README.md" && !strings.Contains(string(index), "]("+name+")") {
+			t.Errorf("docs/README.md does not list %s", name)
+		}
+	}
+}
+
+// maxWords is how many words a page of docs/ may have.
+const maxWords = 2000
+
+// longPages may have more.
+var longPages = []string{"docs/design.md"}
+
+func TestPagesAreShort(t *testing.T) {
+	t.Parallel()
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if words := len(strings.Fields(string(text))); words > maxWords && !slices.Contains(longPages, page) {
+			t.Errorf("%s has %d words, it may have %d: split it", page, words, maxWords)
+		}
+	}
+}
+
+// A page that begins with a table of contents lists all its headings, but those that only
+// say which page has the topic.
+func TestTablesOfContentsAreComplete(t *testing.T) {
+	t.Parallel()
+	checked := 0
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		top, rest, _ := strings.Cut(fenced.ReplaceAllString(string(text), ""), "\n## ")
+		if !strings.Contains(top, "](#") {
+			continue
+		}
+		checked++
+		for section := range strings.SplitSeq(rest, "\n## ") {
+			title, body, _ := strings.Cut(section, "\n")
+			for anchor := range anchors("## " + title) {
+				if !strings.Contains(top, "](#"+anchor+")") && len(strings.Fields(body)) > 20 {
+					t.Errorf("the table of contents of %s has no %q", page, title)
+				}
+			}
+		}
+	}
+	if checked < 10 {
+		t.Errorf("%d pages have a table of contents", checked)
+	}
+}
+
+// exportedErrors returns the sentinels that a package exports.
+func exportedErrors(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files in %s: %v", len(files), dir, err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, object := range parsed.Scope.Objects {
+			if object.Kind == ast.Var && strings.HasPrefix(name, "Err") {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+func TestErrorsHaveARow(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("docs/errors.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cells strings.Builder // the first of each row
+	for _, row := range regexp.MustCompile(`(?m)^\| ([^|]*) \| [^|]+ \| [^|]+ \| [^|]+ \|$`).FindAllSubmatch(text, -1) {
+		cells.Write(row[1])
+	}
+	exported := make(map[string]bool)
+	for dir, prefix := range map[string]string{".": "", "once": "once.", "ratelimit": "ratelimit.", "doctor": "doctor."} {
+		for _, name := range exportedErrors(t, dir) {
+			exported[name] = true
+			if !strings.Contains(cells.String(), "`"+prefix+name+"`") {
+				t.Errorf("docs/errors.md has no row of %s%s with its meaning, whether the lock is held, and what to do", prefix, name)
+			}
+		}
+	}
+	if len(exported) < 16 {
+		t.Errorf("%d errors are exported", len(exported))
+	}
+	for _, name := range regexp.MustCompile(`\bErr[A-Z]\w+`).FindAllString(cells.String(), -1) {
+		if !exported[name] && name != "ErrUnsupported" { // of package errors
+			t.Errorf("docs/errors.md has a row of %s, which there is not", name)
+		}
 	}
 }
 

@@ -16,27 +16,27 @@ import (
 
 // DoTx is the common case: one fenced transaction under a lock.
 
-// DoTx acquires the lock as [Locker.Do] does, begins a transaction on the pool,
-// fences it with [Lock.Fence], calls fn, commits and releases. If it returns nil,
-// what fn wrote in tx is committed, and nobody else was granted the lock before;
-// fn's context ends when the lock is lost or ctx ends. If it returns an error
-// nothing of tx is committed, unless that error came from the commit itself and
-// the connection died with it: then it is not known, as with every commit.
+// DoTx acquires the lock as [Locker.Do] does, begins a transaction on the pool, fences it
+// with [Lock.Fence], calls fn, commits and releases. If it returns nil, what fn wrote in tx
+// is committed, and nobody else was granted the lock before the commit. If it returns an
+// error, nothing in tx is committed, with one exception: if the connection breaks during
+// the commit, the outcome is unknown, as with every commit. fn's context ends when the lock
+// is lost and when ctx ends.
 //
-// fn writes through tx alone: what it does elsewhere, through the pool for one, is neither
-// fenced nor rolled back. It returns the error of a statement that failed, for that has
-// aborted tx; after one in a savepoint (tx.Begin) it can go on. It must not commit
-// or roll back tx, release the lock, or use tx after it has returned. The transaction
-// is open while fn runs: slow work belongs before it, in [Locker.Do] with [Lock.Fence].
+// fn must write only through tx: what it does elsewhere, for example through the pool, is
+// neither fenced nor rolled back. fn must return the error of a failed statement, because
+// that statement has aborted tx; after an error inside a savepoint (tx.Begin) fn can go on.
+// fn must not commit or roll back tx, release the lock, or use tx after it has returned.
+// The transaction is open while fn runs: do slow work before it, in [Locker.Do] with
+// [Lock.Fence].
 //
-// Options are those of Acquire, and [TxOptions] and [Retries]: with Retries(n)
-// the transaction is begun anew, under the same lock, up to n times if it fails
-// with SQLSTATE 40001, 40P01 or [ErrStaleSnapshot]. fn must then bear to be
-// called again; what it does outside tx is not undone.
+// The options are those of Acquire, and TxOptions and Retries. With Retries(n) DoTx begins
+// the transaction again, under the same lock, up to n times if it fails with SQLSTATE
+// 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call again: what it did
+// outside tx is not undone.
 //
-// fn's error is returned as it is, joined with [ErrLost] if the lock was lost;
-// others are an [*Error]. When fn panics, the transaction is rolled back and the
-// lock released.
+// DoTx returns fn's error unchanged, joined with [ErrLost] if the lock was lost. Other
+// errors are an [*Error]. If fn panics, DoTx rolls back and releases the lock.
 func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn func(context.Context, pgx.Tx, *Lock) error, opts ...Option) error {
 	var o options
 	forTx, forLock := splitTxOptions(opts)
@@ -44,7 +44,7 @@ func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn fu
 	switch {
 	case err != nil:
 	case pool == nil:
-		err = errors.New("the pool is nil; pass the one whose database is written")
+		err = errors.New("the pool is nil; pass the pool of the database that fn writes to")
 	case fn == nil:
 		err = errors.New("fn is nil")
 	}
@@ -87,7 +87,7 @@ func (l *Lock) commitFenced(ctx, work context.Context, pool *pgxpool.Pool, o pgx
 		_ = tx.Rollback(ctx)
 	}()
 	if tx.Conn().PgConn().TxStatus() != 'T' {
-		return l.fail("begin", errors.New("TxOptions.BeginQuery began no transaction, so that nothing can be fenced"))
+		return l.fail("begin", errors.New("TxOptions.BeginQuery began no transaction, so nothing can be fenced"))
 	}
 	if err := l.Fence(work, tx); err != nil {
 		return err

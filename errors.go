@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
@@ -26,28 +27,28 @@ var (
 	// cannot be reached is never reported as busy.
 	ErrNotAcquired = lockerr.ErrNotAcquired
 
-	// ErrLost: the lock is, or may be, no longer ours. It is never the error of a call
-	// that returns no lock.
+	// ErrLost: the lock is no longer held by this process, or may not be. A call that
+	// returns no lock never fails with it.
 	ErrLost = lockerr.ErrLost
 
 	// ErrReleased: the lock was released by Release.
 	ErrReleased = lockerr.ErrReleased
 
-	// ErrClosed: Close was called, of the Locker, the Limiter or the Runner (package once).
+	// ErrClosed: the Locker, Limiter (package ratelimit) or Runner (package once) was
+	// closed.
 	ErrClosed = lockerr.ErrClosed
 
-	// ErrDeadlock: the wait would not end, for one of four reasons. The context comes from a
-	// lock on the same key, so that the caller would wait for itself (a context from
-	// context.WithoutCancel comes from the lock as well). It comes from a lock for which
-	// the holder of the key waits, directly or through others. The transaction holds the
-	// key shared. Or the server found a circle of transactions that wait for each other
-	// (SQLSTATE 40P01). After the second and the last, release the locks or roll back, and
-	// try again.
+	// ErrDeadlock: the wait would never end, for one of four reasons. The context comes
+	// from a lock on the same key, so the caller would wait for itself (a context from
+	// context.WithoutCancel also comes from the lock). The context comes from a lock that
+	// the holder of the key waits for, directly or through others. The transaction already
+	// holds the key shared. Or the server found a cycle of transactions that wait for each
+	// other (SQLSTATE 40P01). After the second and the last, release the locks or roll
+	// back, and try again.
 	ErrDeadlock = lockerr.ErrDeadlock
 
 	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin the
-	// transaction again; begin a transaction that is to be fenced after the lock was
-	// acquired.
+	// transaction again. Acquire the lock before you begin a transaction that you fence.
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
 
 	// ErrReadOnly: the server is a standby, or the transaction is read-only. If none of
@@ -59,12 +60,13 @@ var (
 	// with the locks that it holds, on to other clients.
 	ErrPooler = lockerr.ErrPooler
 
-	// ErrLimited: the call exceeds the limit of a Limiter (package ratelimit). RetryAfter in
-	// the [*Error] says after how long it would not. After a wait that ended with its
-	// context the error matches the context's error as well.
+	// ErrLimited: the call exceeds the limit of a Limiter (package ratelimit). RetryAfter
+	// in the [*Error] is how long to wait until it would not. After a wait that ended with
+	// its context the error matches the context's error as well.
 	ErrLimited = lockerr.ErrLimited
 
-	// ErrMaxLocks: the Locker has as many locks as AdvisoryConfig.MaxLocks allows.
+	// ErrMaxLocks: the Locker already holds as many locks as [AdvisoryConfig.MaxLocks]
+	// allows.
 	ErrMaxLocks = lockerr.ErrMaxLocks
 
 	// ErrEvicted: somebody took the lock away, by [Monitor.Evict] or the SQL functions
@@ -80,17 +82,18 @@ var (
 	// evicted.
 	ErrInternalLock = lockerr.ErrInternalLock
 
-	// ErrUnavailable: no server answered, or not in time; it has no free connection, starts
-	// or stops; none of several hosts is a primary; or the connection broke, or the server
-	// ended it. The same call may succeed later. Every call that asks the server may return it: those of
-	// Lockers, Limiters, Runners, claims and Monitors. What the call was to do may have been
-	// done, but that an acquire that fails holds nothing; a lock that is held stays so until
-	// [ErrLost] says otherwise. A call whose context has ended returns the context's error
-	// instead.
+	// ErrUnavailable: no server could be used. None answered in time; the server has no
+	// free connection, is starting or is stopping; none of several hosts is a primary; or
+	// the connection broke, or the server ended it. The same call may succeed later. Every
+	// call that asks the server may return it: those of Lockers, Limiters, Runners, claims
+	// and Monitors. The server may have done what the call asked for, except that an
+	// acquire that fails holds nothing. A lock that is held stays held until [ErrLost] says
+	// otherwise. A call whose context has ended returns the context's error instead.
 	//
-	// A user, password, database, right or setting that the server refuses is not
-	// ErrUnavailable, because it stays refused: the error wraps the server's, with its
-	// SQLSTATE (28P01, 28000, 3D000, 42501), and says what to change. It ends every wait.
+	// If the server refuses a user, password, database, right or setting, the error is not
+	// ErrUnavailable, because the same call fails again. It wraps the server's error, with
+	// its SQLSTATE (28P01, 28000, 3D000, 42501), and says what to change. It ends every
+	// wait.
 	ErrUnavailable = lockerr.ErrUnavailable
 
 	// ErrSchema: the tables and functions are missing, out of date, or in need
@@ -103,13 +106,13 @@ var (
 // errors.As find Err and all errors that Err wraps.
 type Error struct {
 	Op   string // "acquire", "renew", "fence", ...
-	Key  string // empty where no single key is concerned
+	Key  string // empty if the error is not about a single key
 	Kind Kind   // of the lock; 0 for a claim, a limit and a run
 
 	// With ErrNotAcquired, Holder is the holder id of the current holder, which begins with
 	// its owner, and RetryAfter is how long its lease lasts at most if it is not renewed.
 	// Both are zero if the other caller was still acquiring. With ErrLimited, RetryAfter is
-	// after how long as many events are allowed at once, if nobody else uses any meanwhile.
+	// the time until as many events are allowed at once, if nobody else uses any meanwhile.
 	Holder     string
 	RetryAfter time.Duration
 
@@ -141,8 +144,8 @@ func fail(op, key string, kind Kind, err error) error {
 		return nil
 	}
 	e := &Error{Op: op, Key: key, Kind: kind, Err: lockerr.Typed(err)}
-	if busy, ok := errors.AsType[*busyError](err); ok {
-		e.Holder, e.RetryAfter = busy.holder, max(busy.remaining, 0)
+	if busy, ok := errors.AsType[*hold.Busy](err); ok {
+		e.Holder, e.RetryAfter = busy.Holder, max(busy.Remaining, 0)
 	}
 	return e
 }
@@ -151,7 +154,7 @@ func fail(op, key string, kind Kind, err error) error {
 // busy, no server could be reached, the server is short of a resource, or only a standby
 // could be reached, which may be promoted.
 func transient(err error) bool {
-	_, busy := errors.AsType[*busyError](err)
+	_, busy := errors.AsType[*hold.Busy](err)
 	return busy || lockerr.Transient(err)
 }
 

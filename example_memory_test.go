@@ -9,8 +9,76 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// This process and others lead in turn, until it is told to end. Locks in memory show
-// it without a server.
+// These examples run without a server: they use locks in memory. With the Locker of
+// [pgxlock.NewLeaseLocker] the same calls exclude other processes.
+
+func Example() {
+	ctx := context.Background()
+	locks := pgxlock.NewMemoryLocker() // in production: pgxlock.NewLeaseLocker(pool, nil)
+	defer locks.Close(ctx)
+
+	// Do waits for the lock, calls the function and releases the lock.
+	err := locks.Do(ctx, "report:daily", func(ctx context.Context, lock *pgxlock.Lock) error {
+		fmt.Println("building the report under", lock.Key())
+
+		// A second caller skips the work, because the lock is held.
+		ran, err := locks.TryDo(context.Background(), "report:daily", func(context.Context, *pgxlock.Lock) error {
+			return errors.New("never called")
+		})
+		fmt.Println("the second caller ran:", ran)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// building the report under report:daily
+	// the second caller ran: false
+}
+
+func ExampleNewMemoryLocker() {
+	locks := pgxlock.NewMemoryLocker()
+	defer locks.Close(context.Background())
+
+	lock, err := locks.Acquire(context.Background(), "cache:warm")
+	fmt.Println(err)
+	_, err = locks.TryAcquire(context.Background(), "cache:warm")
+	fmt.Println(errors.Is(err, pgxlock.ErrNotAcquired))
+	fmt.Println(lock.Release(context.Background()))
+	// Output:
+	// <nil>
+	// true
+	// <nil>
+}
+
+// A transfer locks both accounts. Callers that name the same accounts in the other order do
+// not deadlock.
+func ExampleLocker_AcquireAll() {
+	ctx := context.Background()
+	locks := pgxlock.NewMemoryLocker()
+	defer locks.Close(ctx)
+
+	accounts, err := locks.AcquireAll(ctx, []string{"account:7", "account:3"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, lock := range accounts {
+		fmt.Println(lock.Key())
+	}
+	_, err = locks.AcquireAll(ctx, []string{"account:3", "account:9"}, pgxlock.NoWait)
+	if e, ok := errors.AsType[*pgxlock.Error](err); ok {
+		fmt.Println("busy:", e.Key)
+	}
+	if err := accounts.Release(ctx); err != nil { // both at the same time
+		log.Fatal(err)
+	}
+	// Output:
+	// account:3
+	// account:7
+	// busy: account:3
+}
+
+// One process leads until it resigns; then another one does.
 func ExampleLocker_Lead() {
 	locks := pgxlock.NewMemoryLocker()
 	defer locks.Close(context.Background())
@@ -30,23 +98,9 @@ func ExampleLocker_Lead() {
 	// resigned
 }
 
-// Who wants to know who leads sees it now, and whenever it changes.
-func ExampleLocker_Watch() {
-	for leaders, err := range locks.Watch(ctx, "scheduler") {
-		switch {
-		case err != nil:
-			log.Print("the leader is not known: ", err)
-		case len(leaders) == 0:
-			log.Print("nobody leads")
-		default:
-			log.Print("the leader is at ", leaders[0].Metadata)
-		}
-	}
-}
-
-// Two exports at a time, over all processes.
+// Two exports run at a time, over all processes.
 func ExampleLocker_Semaphore() {
-	locks := pgxlock.NewMemoryLocker() // or NewLeaseLocker
+	locks := pgxlock.NewMemoryLocker()
 	defer locks.Close(context.Background())
 	exports, err := locks.Semaphore(2)
 	if err != nil {
@@ -70,7 +124,7 @@ func ExampleLocker_Semaphore() {
 	// after a release: true <nil>
 }
 
-// Readers have the lock together, and keep writers out. With [pgxlock.NewLeaseLocker] they
+// Readers hold the lock together and exclude writers. With [pgxlock.NewLeaseLocker] they
 // may be in different processes.
 func ExampleMode() {
 	locks := pgxlock.NewMemoryLocker()
@@ -100,4 +154,10 @@ func ExampleMode() {
 	// 2 Shared
 	// true
 	// <nil>
+}
+
+// This number is the same as SELECT advisory_lock_key('invoice:42').
+func ExampleAdvisoryID() {
+	fmt.Println(pgxlock.AdvisoryID("invoice:42"))
+	// Output: 6688477336110245193
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"os"
 	"time"
 
@@ -13,15 +14,91 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// Examples without output are compiled and shown, not run: they need a server.
+// These examples need a server: they are compiled and shown, not run.
 var (
 	ctx   = context.Background()
 	pool  *pgxpool.Pool
 	db    *sql.DB
 	locks *pgxlock.Locker
 )
+
+// A program makes one pool and one Locker at its start. Here a job writes its result only if
+// the lock is still held.
+func Example_program() {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pool.Close()
+	if err := migrations.Up(ctx, pool, nil); err != nil { // does nothing where the newest version is installed
+		log.Fatal(err)
+	}
+	locks, err := pgxlock.NewLeaseLocker(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(ctx)
+
+	err = locks.DoTx(ctx, pool, "report:daily", func(ctx context.Context, tx pgx.Tx, lock *pgxlock.Lock) error {
+		_, err := tx.Exec(ctx, "INSERT INTO reports DEFAULT VALUES")
+		return err
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}
+
+// The lock ends with the transaction, so the next transaction sees what this one wrote.
+func ExampleLockTx() {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := pgxlock.LockTx(ctx, tx, "invoice:42", pgxlock.MaxWait(2*time.Second)); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "UPDATE invoices SET total = total + 10 WHERE id = 42")
+		return err
+	})
+	if errors.Is(err, pgxlock.ErrNotAcquired) {
+		log.Print("another transaction is still working on the invoice")
+	}
+}
+
+// All accounts of a transfer are locked in one call, in an order that does not deadlock.
+func ExampleLockAllTx() {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := pgxlock.LockAllTx(ctx, tx, []string{"account:7", "account:3"}); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "UPDATE accounts SET balance = balance - 10 WHERE id = 7"); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "UPDATE accounts SET balance = balance + 10 WHERE id = 3")
+		return err
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}
+
+// A queue may deliver a message twice. The claim commits together with the order, so only one
+// delivery creates it.
+func ExampleClaimTx() {
+	messageID := "4711"
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		first, err := pgxlock.ClaimTx(ctx, tx, "order:"+messageID, pgxlock.Retention(30*24*time.Hour))
+		if err != nil || !first { // !first: another delivery has created the order
+			return err
+		}
+		_, err = tx.Exec(ctx, "INSERT INTO orders (id) VALUES ($1)", messageID)
+		return err
+	})
+	if err != nil {
+		log.Print(err) // do not acknowledge the message, so that it is delivered again
+	}
+}
 
 func ExampleNewLeaseLocker() {
 	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Owner: "billing-7f9c"})
@@ -31,8 +108,9 @@ func ExampleNewLeaseLocker() {
 	defer locks.Close(context.Background())
 }
 
-// Beside a *sql.DB, of lib/pq or of pgx, with GORM or sqlx on it. The pool is cheap:
-// it connects only when it is used, and the Locker never takes a connection from it.
+// The program uses a *sql.DB, of lib/pq or of pgx, with or without GORM or sqlx. The pool
+// beside it is cheap: it connects only when it is used, and the Locker never takes a
+// connection from it.
 func ExampleNewLeaseLocker_databaseSQL() {
 	db, err := sql.Open("postgres", os.Getenv("DATABASE_URL"))
 	if err != nil {
@@ -51,6 +129,43 @@ func ExampleNewLeaseLocker_databaseSQL() {
 	defer locks.Close(context.Background())
 }
 
+// Nothing needs to be installed. Other programs can take the same lock with SELECT
+// pg_advisory_lock(42).
+func ExampleNewAdvisoryLocker() {
+	locks, err := pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{TTL: 10 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(context.Background())
+
+	err = locks.Do(ctx, pgxlock.RawKey(42), func(ctx context.Context, lock *pgxlock.Lock) error {
+		return buildReport(ctx) // ctx ends when the server ends the session
+	})
+	if errors.Is(err, pgxlock.ErrUnavailable) {
+		log.Print("the server cannot be reached, try again later: ", err)
+	}
+}
+
+// The program does slow work under the lock, and then writes the result in a short
+// transaction. If another process has the lock by then, Fence fails and nothing is written.
+func ExampleLock_Fence() {
+	err := locks.Do(ctx, "report:daily", func(ctx context.Context, lock *pgxlock.Lock) error {
+		if err := buildReport(ctx); err != nil {
+			return err
+		}
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if err := lock.Fence(ctx, tx); err != nil { // first, before any write
+				return err
+			}
+			_, err := tx.Exec(ctx, "INSERT INTO reports DEFAULT VALUES")
+			return err
+		})
+	})
+	if errors.Is(err, pgxlock.ErrLost) {
+		log.Print("another process may have built the report meanwhile")
+	}
+}
+
 func ExampleLock_FenceSQL() {
 	err := locks.Do(ctx, "invoice:42", func(ctx context.Context, lock *pgxlock.Lock) error {
 		tx, err := db.BeginTx(ctx, nil)
@@ -67,41 +182,46 @@ func ExampleLock_FenceSQL() {
 		return tx.Commit()
 	})
 	if errors.Is(err, pgxlock.ErrLost) {
-		log.Print("somebody else may have done it meanwhile")
+		log.Print("another process may have paid the invoice meanwhile")
 	}
 }
 
-// Skip if another node is on it.
+// DoTx acquires the lock, begins a transaction, fences it, and commits it after the function
+// returns nil.
+func ExampleLocker_DoTx() {
+	err := locks.DoTx(ctx, pool, "invoice:42", func(ctx context.Context, tx pgx.Tx, lock *pgxlock.Lock) error {
+		_, err := tx.Exec(ctx, "UPDATE invoices SET paid = true WHERE id = 42")
+		return err
+	}, pgxlock.MaxWait(10*time.Second), pgxlock.Retries(3))
+	if err != nil {
+		log.Print("the invoice is not paid: ", err)
+	}
+}
+
+// Skip the work if another process does it.
 func ExampleLocker_TryDo() {
 	ran, err := locks.TryDo(ctx, "reports:nightly", func(ctx context.Context, lock *pgxlock.Lock) error {
 		return buildReport(ctx)
 	})
 	if err == nil && !ran {
-		log.Print("another node is building the report")
+		log.Print("another process is building the report")
 	}
 }
 
-// Wait for at most ten seconds, work for as long as it takes, and write what a
-// late holder could not.
+// Wait for at most ten seconds, and then work for as long as it takes.
 func ExampleLocker_Do() {
 	err := locks.Do(ctx, "invoice:42", func(ctx context.Context, lock *pgxlock.Lock) error {
-		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if err := lock.Fence(ctx, tx); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, "UPDATE invoices SET paid = true WHERE id = 42")
-			return err
-		})
+		return buildReport(ctx) // ctx ends if the lock is lost
 	}, pgxlock.MaxWait(10*time.Second), pgxlock.TTL(time.Minute))
-	if errors.Is(err, pgxlock.ErrLost) {
-		log.Print("somebody else may have done it meanwhile")
+	if errors.Is(err, pgxlock.ErrNotAcquired) {
+		log.Print("still busy after ten seconds")
 	}
 }
 
 func ExampleLocker_Acquire() {
 	lock, err := locks.Acquire(ctx, "cache:warm", pgxlock.MaxWait(time.Second))
 	if e, ok := errors.AsType[*pgxlock.Error](err); ok && errors.Is(err, pgxlock.ErrNotAcquired) {
-		log.Printf("%s has it for up to %s", e.Holder, e.RetryAfter)
+		log.Printf("held by %s for up to %s", e.Holder, e.RetryAfter)
 	}
 	if err != nil {
 		return
@@ -113,10 +233,85 @@ func ExampleLocker_Acquire() {
 	_ = buildReport(work)
 }
 
-// The same number as SELECT advisory_lock_key('invoice:42').
-func ExampleAdvisoryID() {
-	fmt.Println(pgxlock.AdvisoryID("invoice:42"))
-	// Output: 6688477336110245193
+// Watch shows who leads now, and every change.
+func ExampleLocker_Watch() {
+	for leaders, err := range locks.Watch(ctx, "scheduler") {
+		switch {
+		case err != nil:
+			log.Print("the leader is unknown: ", err)
+		case len(leaders) == 0:
+			log.Print("there is no leader")
+		default:
+			log.Print("the leader is at ", leaders[0].Metadata)
+		}
+	}
+}
+
+// Observe logs how long calls waited for a busy lock, and each lost lock.
+func ExampleEvent() {
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{
+		Observe: func(ctx context.Context, e pgxlock.Event) {
+			switch {
+			case e.Op == pgxlock.EventAcquired && e.Busy:
+				slog.InfoContext(ctx, "waited for a lock", "key", e.Key, "wait", e.Wait)
+			case e.Op == pgxlock.EventLost:
+				slog.ErrorContext(ctx, "lost a lock", "key", e.Key, "held", e.Held, "error", e.Err)
+			}
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(context.Background())
+}
+
+// A Monitor lists the locks of all programs that use the database.
+func ExampleNewMonitor() {
+	monitor, err := pgxlock.NewMonitor(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	snapshot, err := monitor.Snapshot(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, holder := range snapshot.Holders {
+		fmt.Println(holder)
+	}
+	for _, waiter := range snapshot.Waiters {
+		fmt.Println(waiter)
+	}
+}
+
+// An operator takes a lock away from each of its holders. The reason is in the error that the
+// holder receives.
+func ExampleMonitor_Evict() {
+	monitor, err := pgxlock.NewMonitor(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.KindLease, Key: "report:daily"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, holder := range holders {
+		evicted, err := monitor.Evict(ctx, holder, "hangs since the deploy")
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(holder.ID, "held the lock until now:", evicted)
+	}
+}
+
+// A Locker tries again after 50 ms at first, and later after up to 5 s.
+func ExampleExponentialBackoff() {
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{
+		Backoff: pgxlock.ExponentialBackoff(50*time.Millisecond, 5*time.Second),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer locks.Close(context.Background())
 }
 
 func buildReport(ctx context.Context) error { return ctx.Err() }

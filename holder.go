@@ -7,13 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/pgxlock/pgxlock/internal/dbconn"
-	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/monitor"
-	"github.com/pgxlock/pgxlock/sql"
 )
 
 // A Holder is the holder of a lock, or the last holder of a lease that has expired.
@@ -22,35 +17,35 @@ type Holder struct {
 	Kind     Kind
 	Mode     Mode
 	ID       string // the holder id, which begins with the owner of its Locker
-	Metadata string // as given; JSON if it came from SQL and is not a string
+	Metadata string // the option Metadata; JSON if it came from SQL and is not a string
 	Token    int64
-	PID      int32 // of the server process that has an advisory lock
+	PID      int32 // of the server process that holds an advisory lock
 
-	// Since is when the lock was acquired, and Expires when it ends unless it is renewed,
-	// zero for a lock without a TTL; both by the server's clock. For an advisory lock,
-	// [Locker.Holders] knows them if the Locker itself holds it, by the Locker's clock;
-	// otherwise they are zero, and JSON omits them.
+	// Since is when the lock was acquired. Expires is when it ends unless it is renewed; it
+	// is zero for a lock without a TTL. Both are by the server's clock. For an advisory
+	// lock, [Locker.Holders] knows them if the Locker itself holds it, by the Locker's
+	// clock; otherwise they are zero, and JSON omits them.
 	Since, Expires time.Time `json:",omitzero"`
 
-	// State and Suspect are known to a [Monitor] alone. Suspect: the lease began later than
-	// the server's clock shows now, because the clock was set back, and so it lasts too
+	// Only a [Monitor] sets State and Suspect. Suspect means that the lease began later
+	// than the server's clock shows now: the clock was set back, so the lease lasts too
 	// long.
 	State   LeaseState
 	Suspect bool
 
 	// Application, Role and Client describe the session that holds an advisory lock: its
-	// application_name, its role, and the client's address. Label says what the lock is
-	// known to be, if it is another program's, or Internal.
+	// application_name, its role, and the client's address. Label names the lock if it is
+	// known to belong to another program or is Internal.
 	Application, Role, Client, Label string
 
 	// Internal: the lock is one of pgxlock's own: the liveness of a session, or the guard
 	// of a statement or a fenced transaction. [Monitor.Evict] refuses it.
 	Internal bool
 
-	// EvictedBy evicted the holder, for EvictionReason. A lease shows them until it is
-	// acquired again: State is then StateExpired or StateAbandoned, and ID is *evicted, or
-	// the holder of the share. An advisory lock shows them while its session is asked to
-	// release it, and for 10 seconds after that.
+	// EvictedBy evicted the holder, and EvictionReason says why. A lease shows them until
+	// it is acquired again: State is then StateExpired or StateAbandoned, and ID is
+	// *evicted, or the holder of the share. An advisory lock shows them while its session
+	// is asked to release it, and for 10 seconds after that.
 	EvictedBy, EvictionReason string
 }
 
@@ -109,31 +104,30 @@ func holdersOf(found []*monitor.Holder) []Holder {
 // A Waiter waits for a lock: a session that the server keeps waiting for an advisory lock,
 // or a process with its ticket in the queue of a lock.
 type Waiter struct {
-	Key   string // of a [Semaphore]: its name followed by #
+	Key   string // for a [Semaphore]: its key followed by #
 	Kind  Kind
-	Owner string // of the Locker, or the name of the session
+	Owner string // the owner of the Locker, or the name of the session
 
 	// Since is when it began to wait; zero if the server does not say.
 	Since time.Time `json:",omitzero"`
 
-	// Of a process: its ticket, of which the lowest is served first; how many other callers
-	// in it wait for the lock; whether it was woken; and the ids of the locks that those
+	// Only for a process: its ticket (the lowest is served first), how many other callers
+	// in it wait for the lock, whether it was woken, and the ids of the locks that those
 	// callers hold.
 	Ticket int64
 	Behind int
 	Woken  bool
 	Holds  []string
 
-	// PID is the session's process on the server. BlockedBy are the processes that keep the
-	// waiter from the lock; 0 is a prepared transaction. For a session they may be waiters
-	// before it.
+	// PID is the session's process on the server. BlockedBy are the processes that block
+	// the waiter; 0 is a prepared transaction. For a session they may be earlier waiters.
 	PID       int32
 	BlockedBy []int32
 
-	Mode Mode // of a session
+	Mode Mode // only for a session
 
-	Label    string // as [Holder] has it
-	Internal bool   // as [Holder] has it
+	Label    string // as in [Holder]
+	Internal bool   // as in [Holder]
 }
 
 // String says who waits for which lock, and as much of the rest as is known.
@@ -226,7 +220,7 @@ func (l *Locker) Holders(ctx context.Context, key string) ([]Holder, error) {
 	if err := missing(ctx, l); err != nil {
 		return nil, l.fail("holders", key, err)
 	}
-	if err := l.backend.check(key); err != nil {
+	if err := l.check(key); err != nil {
 		return nil, l.fail("holders", key, err)
 	}
 	return l.holders(ctx, key, []string{key})
@@ -238,36 +232,13 @@ func (l *Locker) holders(ctx context.Context, key string, keys []string) ([]Hold
 		return nil, l.fail("holders", key, err)
 	}
 	defer l.calls.End()
-	holders, err := l.backend.holders(ctx, keys)
+	found, err := l.backend.Holders(ctx, keys)
 	if err != nil {
 		return nil, l.fail("holders", key, err)
 	}
-	return holders, nil
-}
-
-func (t *leaseTable) holders(ctx context.Context, keys []string) ([]Holder, error) {
 	var holders []Holder
-	var err error
-	answered := make(chan struct{})
-	t.cleaning.Run(func() { // no context of a caller's reaches our connections
-		defer close(answered)
-		err = t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
-			holders, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (Holder, error) {
-				h := Holder{Kind: KindLease}
-				var shared bool
-				err := row.Scan(&h.Key, &h.ID, &h.Metadata, &h.Token, &h.Since, &h.Expires, &shared)
-				if shared {
-					h.Mode = Shared
-				}
-				return h, err
-			})
-			return err
-		})
-	})
-	select {
-	case <-answered:
-		return holders, err
-	case <-ctx.Done():
-		return nil, lockerr.ContextError(ctx)
+	for _, h := range found {
+		holders = append(holders, Holder{Key: h.Key, Kind: l.kind, Mode: Mode(h.Mode), ID: h.ID, Metadata: h.Metadata, Token: h.Token, PID: h.PID, Since: h.Since, Expires: h.Expires})
 	}
+	return holders, nil
 }

@@ -2,17 +2,17 @@ package pgxlock
 
 import "github.com/pgxlock/pgxlock/internal/lockkey"
 
-// AdvisoryID returns the number under which PostgreSQL's advisory lock functions
-// know a key: the first 8 bytes, big endian, of the SHA-256 of its UTF-8 form.
-// It is what the SQL function advisory_lock_key returns in every database
-// encoding, so that a program in any language and psql lock the same thing:
+// AdvisoryID returns the number of the advisory lock for a key: the first 8 bytes, big
+// endian, of the SHA-256 of the key in UTF-8. The SQL function advisory_lock_key returns
+// the same number in every database encoding, so programs in any language and psql can lock
+// the same thing:
 //
 //	SELECT pg_advisory_xact_lock(advisory_lock_key('invoice:42'))
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 //
-// Of a [RawKey] it is the number itself, of a [RawKey2] its two numbers one behind
-// the other.
+// For a [RawKey] it returns the number itself, for a [RawKey2] a<<32 | b, where b is taken
+// as unsigned.
 func AdvisoryID(key string) int64 { return lockkey.Identify(key).Number }
 
 // RawKey names the advisory lock with this number, for programs that already have

@@ -8,32 +8,32 @@ import (
 	"slices"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // A leader holds a lock for as long as it can, and campaigns again when it has lost the lock.
 
-// ErrStepDown is the cause with which the context of a leader ends that was asked to
-// step down; see [Locker.AskToStepDown].
+// ErrStepDown is the cause with which a leader's context ends after [Locker.AskToStepDown].
 var ErrStepDown = errors.New("pgxlock: asked to step down")
 
-// Lead makes this process a candidate: it waits for the lock, calls fn while it has
-// it, and waits again when leadership was lost. So of all processes that Lead with the
-// same key one runs fn, and when that is gone, another one does: at once if it
-// resigned or ended, else when its TTL is over.
+// Lead makes this process a candidate for leader. It waits for the lock, calls fn while it
+// holds the lock, and waits again after it has lost the lock. So among all processes that
+// call Lead with the same key, one runs fn. When that one is gone, another one does: at
+// once if the leader resigned or its program ended in order, otherwise when its TTL is
+// over, or for an advisory lock when the server notices that the process has died.
 //
-// fn's context ends when leadership is lost (cause [ErrLost]), when the leader was asked
-// to step down ([ErrStepDown]), and when ctx ends; fn should return then. Nobody else
-// leads before the lock's deadline has passed, or fn has returned. What fn writes is
-// safe from a late leader only under [Lock.Fence], as with every lock; [Lock.Token]
-// counts the terms.
+// fn's context ends when the leader loses the lock (cause [ErrLost]), when it is asked to
+// step down ([ErrStepDown]), and when ctx ends; fn should then return. Nobody else leads
+// before the lock's deadline has passed or fn has returned. As with every lock, only
+// [Lock.Fence] protects fn's writes from a late leader. [Lock.Token] counts the terms.
 //
-// Lead returns what fn returns while it leads: to resign, return. It goes on after a
-// loss and after it was asked to step down, whatever fn returned then; others who wait
-// come first in the latter case. It goes on trying while no primary can be reached.
-// It returns ctx's error if that ends while it is a candidate, [ErrNotAcquired] if
-// that took longer than MaxWait, [ErrDeadlock], [ErrSchema], [ErrClosed] and what else
-// does not pass by itself as [Locker.Acquire] does.
+// To resign, return from fn: Lead returns fn's result. After a loss, and after a request to
+// step down, Lead ignores that result and becomes a candidate again; after such a request,
+// other waiters come first. Lead keeps trying while no primary can be reached. It returns
+// ctx's error if ctx ends while it is a candidate, [ErrNotAcquired] if it has waited longer
+// than MaxWait, and [ErrDeadlock], [ErrSchema], [ErrClosed] and other errors that are not
+// temporary, as [Locker.Acquire] does.
 func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("lead", key, err)
@@ -42,8 +42,8 @@ func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, 
 		return l.fail("lead", key, errors.New("fn is nil"))
 	}
 	o, err := l.wishes(key, opts)
-	if err == nil && o.mode != Exclusive {
-		err = fmt.Errorf("one leads alone, so %v has no meaning; leave it out: %w", o.mode, errors.ErrUnsupported)
+	if err == nil && o.Mode != hold.Exclusive {
+		err = fmt.Errorf("Lead is exclusive; remove %v: %w", Mode(o.Mode), errors.ErrUnsupported)
 	}
 	if err != nil {
 		return l.fail("lead", key, err)
@@ -53,7 +53,7 @@ func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, 
 		switch {
 		case lock == nil && ctx.Err() == nil && mayPass(err):
 			if failures == 0 {
-				l.log.Warn("pgxlock: cannot campaign; trying on", "key", key, "error", err)
+				l.log.Warn("pgxlock: cannot campaign; trying again", "key", key, "error", err)
 			}
 			if !clock.Sleep(ctx, l.backoff(failures)) {
 				return l.fail("lead", key, lockerr.ContextError(ctx))
@@ -103,38 +103,38 @@ func (l *Locker) standAside(ctx context.Context) {
 	}
 }
 
-// AskToStepDown asks whoever leads by the key to step down, in whatever process: the
-// context that [Locker.Lead] gave to its fn ends with cause [ErrStepDown], and when fn
-// has returned those who wait come first. It returns when the request has been
-// delivered, and not when it was followed; [Locker.Watch] tells that. A holder that did
-// not get the lock by Lead does not hear of it. It is no error if there is no leader.
+// AskToStepDown asks the leader for the key, in any process, to step down. The context that
+// [Locker.Lead] passed to its fn ends with cause [ErrStepDown]; after fn has returned,
+// other waiters come first. AskToStepDown returns when the request is delivered, not when
+// the leader has stepped down; use [Locker.Watch] to see that. A holder that did not get
+// the lock from Lead is not notified. If there is no leader, the error is nil.
 //
-// Requests need the migrations ([ErrSchema]). A leader who listens hears of
-// one at once, one behind a pooler within seconds.
+// Requests need the migrations ([ErrSchema]), but for a Locker in memory. A leader that
+// listens is notified at once, one behind a pooler within seconds.
 func (l *Locker) AskToStepDown(ctx context.Context, key string) error {
 	if err := l.begin(ctx); err != nil {
 		return l.fail("ask", key, err)
 	}
 	defer l.calls.End()
-	if err := l.backend.check(key); err != nil {
+	if err := l.check(key); err != nil {
 		return l.fail("ask", key, err)
 	}
-	if err := l.leading.ask(ctx, l.backend.name(key)); err != nil {
+	if err := l.leading.ask(ctx, l.name(key)); err != nil {
 		return l.fail("ask", key, err)
 	}
 	return nil
 }
 
-// Watch yields who holds the key, first as it is now and then whenever that changes:
-// nobody, somebody else, or the same one with another token. It asks about once a
-// second, so that a holder who comes and goes in between is not seen. While the server
-// cannot be asked it yields the error once, and goes on; errors that do not pass by
-// themselves end it, and so does ctx.
+// Watch yields the holders of the key now, and again whenever they change: no holder,
+// another holder, or the same holder with another token. It asks about once a second, so it
+// can miss a holder that has the lock for less. While the server cannot be reached it
+// yields the error once and keeps trying. An error that is not temporary ends it, and so
+// does ctx.
 func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, error] {
 	return func(yield func([]Holder, error) bool) {
 		err := missing(ctx, l)
 		if err == nil {
-			err = l.backend.check(key)
+			err = l.check(key)
 		}
 		if err != nil {
 			yield(nil, l.fail("holders", key, err))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -18,7 +19,7 @@ import (
 // asksNobody gives a Locker in a bubble a queue whose statements run does, on that schema,
 // "" for none. It listens when the test says so.
 func asksNobody(l *Locker, schema string, run func() error) {
-	l.queue = newQueue(l, &dbconn.Installation{Schema: schema}, "me", func(dbconn.Exchange) error { return run() }, func() bool { return true }, dbconn.Dialer{})
+	l.queue = newQueue(l, &dbconn.Installation{Schema: schema}, "me", runs(func(dbconn.Exchange) error { return run() }), nil, dbconn.Dialer{})
 	l.queue.listener.stop()
 }
 
@@ -31,7 +32,7 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 			defer l.lines.mu.Unlock()
 			l.queue.client = client
 		}
-		lock := l.newLock("k", "me:1", testTTL, testMargin)
+		lock := l.newLock("k")
 		inAnHour := func(what string, least, most int64) {
 			t.Helper()
 			looks.Store(0)
@@ -62,18 +63,18 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 func TestALeaderWithoutASchemaLooksForNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		asksNobody(l, "", func() error { t.Error("it looks"); return nil })
-		l.leading.begin(l.newLock("k", "me:1", testTTL, testMargin), func(error) {})
+		l.leading.begin(l.newLock("k"), func(error) {})
 		time.Sleep(time.Hour)
 	})
 }
 
-// What is asked during a look that has read the table may not be seen by it.
+// A check that has already read the table may not see a request that arrives during it.
 func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		const never = time.Duration(1<<63 - 1)
 		looks, goesOn := 0, make(chan error)
 		asksNobody(l, "s", func() error { looks++; return <-goesOn })
-		l.leading.begin(l.newLock("k", "me:1", testTTL, testMargin), func(error) {})
+		l.leading.begin(l.newLock("k"), func(error) {})
 		want := func(what string, want int) {
 			t.Helper()
 			l.leading.timer.Reset(never) // no look but those that are asked for
@@ -168,13 +169,13 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 	}
 	locks, other := newAdvisory(), newAdvisory()
 	var during atomic.Pointer[func()]
-	run := locks.queue.run
-	locks.queue.run = func(fn dbconn.Exchange) error {
+	run := locks.queue.runner
+	locks.queue.runner = runs(func(fn dbconn.Exchange) error {
 		if between := during.Swap(nil); between != nil {
 			(*between)()
 		}
-		return run(fn)
-	}
+		return run.Do(fn)
+	})
 	done := errors.New("done")
 	lead := func(fn func(context.Context) error) <-chan error {
 		ended := make(chan error, 1)
@@ -220,7 +221,7 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 }
 
 // A Locker without the schema has no place in a queue, and one in memory needs none.
-func TestWhoStepsDownWithoutAQueueLetsOthersAskFirst(t *testing.T) {
+func TestFormerLeaderWithoutAQueueLetsOthersTryFirst(t *testing.T) {
 	for what, test := range map[string]struct {
 		queued      bool
 		schema      string
@@ -298,7 +299,7 @@ type watched struct {
 	tells []any // holders, or an error
 }
 
-func (w *watched) holders(context.Context, []string) ([]Holder, error) {
+func (w *watched) Holders(context.Context, []string) ([]hold.Holder, error) {
 	next := w.tells[0]
 	if len(w.tells) > 1 {
 		w.tells = w.tells[1:]
@@ -306,14 +307,14 @@ func (w *watched) holders(context.Context, []string) ([]Holder, error) {
 	if err, ok := next.(error); ok {
 		return nil, err
 	}
-	return next.([]Holder), nil
+	return next.([]hold.Holder), nil
 }
 
 func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
-		nobody, away := []Holder(nil), errors.New("away")
-		a, b := []Holder{{ID: "a", Token: 1}}, []Holder{{ID: "b", Token: 2}}
-		renewed := []Holder{{ID: "a", Token: 1, Expires: time.Unix(1, 0), Metadata: "more"}}
+		nobody, away := []hold.Holder(nil), errors.New("away")
+		a, b := []hold.Holder{{ID: "a", Token: 1}}, []hold.Holder{{ID: "b", Token: 2}}
+		renewed := []hold.Holder{{ID: "a", Token: 1, Expires: time.Unix(1, 0), Metadata: "more"}}
 		l.backend = &watched{server, []any{nobody, nobody, away, away, nobody, a, renewed, away, a, b, ErrSchema, nobody}}
 		began, asked := time.Now(), 11
 		var got []string

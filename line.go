@@ -5,57 +5,58 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// Callers of one Locker who wait for the same lock form a line: first come, first served. Only
-// the first one asks for the lock. The next one asks when the first has given up, or when the
-// lock was released.
+// Callers of one Locker that wait for the same lock form a local queue, a line: first come,
+// first served. Only the first waiter tries to acquire the lock. The next one tries when the
+// first has given up, or when the lock was released.
 
-// lines are those of one Locker.
+// lines are the local queues of one Locker.
 type lines struct {
-	count atomic.Int32 // most calls find none, and need not look for theirs
+	count atomic.Int32 // of queues; most calls read 0 here and skip the mutex
 
-	mu     sync.Mutex
-	of     map[lockkey.Name]*line
-	handed func(lockkey.Name) // is called when a lock goes to the next caller here, and no ticket says that others wait; may be nil
+	mu    sync.Mutex // guards what follows, the lines and their waiters
+	of    map[lockkey.Name]*line
+	queue *queue // counts handovers of advisory locks from a caller here to the next one; may be nil
 }
 
-// A line exists while somebody stands in it.
+// A line is the local queue for one lock. It exists while it has waiters.
 type line struct {
 	name   lockkey.Name
 	places list.List  // of *waiter
-	said   *busyError // what the server said last; shared by those who have not asked
-	owned  bool       // whoever was in front has the lock exclusively: freed tells when that is over
-	ticket *ticket    // its place among the processes; nil: it has none
+	said   *hold.Busy // the server's last refusal, also for waiters that have not tried yet
+	owned  bool       // a former first waiter has the lock exclusively, until Freed
+	ticket *ticket    // its position among the processes; nil: none
 }
 
-// A waiter is one caller who stands in a line.
+// A waiter is one caller in a line.
 type waiter struct {
 	lines *lines
 	line  *line
 	at    *list.Element
-	mode  Mode          // in which it wants the lock
-	holds []hold        // what its caller holds meanwhile
-	turn  chan struct{} // has room for one signal: it is in front, and should ask
-	asked bool          // since it stands here
-	sent  int           // how often its line's ticket had been sent when it asked
-	fate  error         // why its wait makes no sense; lines.mu guards it
+	mode  hold.Mode     // in which it wants the lock
+	holds []heldLock    // what its caller holds meanwhile
+	turn  chan struct{} // has room for one signal: the waiter is first, and should try
+	asked bool          // it has tried since it joined; its caller's goroutine alone uses it
+	sent  int           // how often its line's ticket had been sent before its last try
+	fate  error         // why its wait must fail; nil: it need not
 }
 
-// A hold is what other processes know a lock by that is held.
-type hold struct{ id, key string }
+// A heldLock is a lock that a waiter holds. Other processes know it by its id.
+type heldLock struct{ id, key string }
 
-// exists reports whether somebody waits for that lock.
+// exists reports whether callers wait for the lock.
 func (ls *lines) exists(name lockkey.Name) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.of[name] != nil
 }
 
-// writerWaits returns what the server said last to those who wait for a lock, if one of
-// them wants it exclusively; else nil.
-func (ls *lines) writerWaits(name lockkey.Name) *busyError {
+// writerWaits returns the server's last refusal of the waiters for a lock, if one of them
+// wants the lock exclusively, and nil otherwise.
+func (ls *lines) writerWaits(name lockkey.Name) *hold.Busy {
 	if ls.count.Load() == 0 {
 		return nil
 	}
@@ -66,27 +67,27 @@ func (ls *lines) writerWaits(name lockkey.Name) *busyError {
 		return nil
 	}
 	for e := l.places.Front(); e != nil; e = e.Next() {
-		if e.Value.(*waiter).mode == Exclusive {
+		if e.Value.(*waiter).mode == hold.Exclusive {
 			return l.said
 		}
 	}
 	return nil
 }
 
-// said returns what the server said last to those who wait for that lock; nil if nobody does,
-// or nothing that still counts was said.
-func (ls *lines) said(name lockkey.Name) *busyError {
+// said returns the server's last refusal of the waiters for a lock. It returns nil if there
+// are no waiters, or if the lock may have been freed since.
+func (ls *lines) said(name lockkey.Name) *hold.Busy {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if l := ls.of[name]; l != nil && *l.said != (busyError{}) {
+	if l := ls.of[name]; l != nil && *l.said != (hold.Busy{}) {
 		return l.said
 	}
 	return nil
 }
 
-// join takes the last place of a line. It makes one if said tells that the lock is
-// busy; else it returns nil where there is none.
-func (ls *lines) join(name lockkey.Name, said *busyError, holds []hold, mode Mode) *waiter {
+// join adds a waiter at the end of a line. Where there is no line, it makes one if said is not
+// nil, and otherwise returns nil.
+func (ls *lines) join(name lockkey.Name, said *hold.Busy, holds []heldLock, mode hold.Mode) *waiter {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := ls.of[name]
@@ -106,45 +107,45 @@ func (ls *lines) join(name lockkey.Name, said *busyError, holds []hold, mode Mod
 	return p
 }
 
-// leave gives the place up without the lock.
+// leave removes a waiter that gave up.
 func (p *waiter) leave() {
 	p.lines.mu.Lock()
 	defer p.lines.mu.Unlock()
-	front := p.first()
-	if !p.remove() {
+	first := p.firstLocked()
+	if !p.removeLocked() {
 		return
 	}
 	if t := p.line.ticket; t != nil && len(p.holds) > 0 {
-		t.queue.add(t) // it does not wait any more with those in hand
+		t.queue.addLocked(t) // the locks that this caller holds do not wait any more
 	}
-	if front {
-		p.line.wake()
+	if first {
+		p.line.wakeLocked()
 	}
 }
 
-// granted gives the place up with the lock, for which it asked with that ticket. owned
-// says that nobody else can have the lock before freed is called.
+// granted removes a waiter that has the lock, after a try with that ticket. owned: no other
+// caller can have the lock before Freed is called.
 func (p *waiter) granted(number int64, owned bool) {
 	p.lines.mu.Lock()
 	defer p.lines.mu.Unlock()
 	t := p.line.ticket
 	if t != nil {
-		t.spend(number, p.sent)
+		t.spendLocked(number, p.sent)
 	}
-	if !p.remove() {
+	if !p.removeLocked() {
 		return
 	}
 	p.line.owned = owned
-	if t != nil && t.queue.contended(p.line.name) { // others will want their turn, too: the next one's counts from now on
-		t.queue.enter(p.line)
+	if t != nil && t.queue.contendedLocked(p.line.name) { // other processes wait as well: the next waiter's position counts from now on
+		t.queue.enterLocked(p.line)
 	}
 	if !owned {
-		p.line.wake()
+		p.line.wakeLocked()
 	}
 }
 
-// remove takes the place out of its line, and reports whether others stand there.
-func (p *waiter) remove() bool {
+// removeLocked removes the waiter from its line, and reports whether others are left there.
+func (p *waiter) removeLocked() bool {
 	l := p.line
 	l.places.Remove(p.at)
 	if l.places.Len() > 0 {
@@ -153,32 +154,32 @@ func (p *waiter) remove() bool {
 	delete(p.lines.of, l.name)
 	p.lines.count.Add(-1)
 	if l.ticket != nil {
-		l.ticket.withdraw()
+		l.ticket.withdrawLocked()
 	}
 	return false
 }
 
-// first reports whether the place is in front; lines.mu is held, or the answer may be
-// out of date unless it is true: who is in front stays there.
-func (p *waiter) first() bool { return p.line.places.Front() == p.at }
+// firstLocked reports whether the waiter is first in its line. A waiter that is first stays
+// first.
+func (p *waiter) firstLocked() bool { return p.line.places.Front() == p.at }
 
-// wake tells the one in front to ask; lines.mu is held.
-func (l *line) wake() { l.places.Front().Value.(*waiter).signal() }
+// wakeLocked wakes the first waiter.
+func (l *line) wakeLocked() { l.places.Front().Value.(*waiter).signal() }
 
-// signal makes the waiter look how it stands.
+// signal wakes the waiter, which then checks whether to try.
 func (p *waiter) signal() {
 	select {
 	case p.turn <- struct{}{}:
-	default: // it will
+	default: // it has a signal already
 	}
 }
 
-// freed tells that the lock may be free. It reports whether those who wait here have a
-// place among the processes, so that they ask only when they are woken as the first of
-// all: somebody has to see to that, when the lock has been given back.
-func (ls *lines) freed(name lockkey.Name) (queued bool) {
+// Freed wakes the first waiter of a lock, which may be free. If the line has a ticket, it
+// returns true and wakes no waiter: that ticket's turn decides when the first waiter tries, so
+// the caller must wake the tickets after the release.
+func (ls *lines) Freed(name lockkey.Name) (queued bool) {
 	if ls.count.Load() == 0 {
-		return false // who joins now asks when it has joined
+		return false // a caller that joins now tries once more after that
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -186,30 +187,29 @@ func (ls *lines) freed(name lockkey.Name) (queued bool) {
 	if l == nil {
 		return false
 	}
-	l.owned, l.said = false, &busyError{}                     // nobody knows who is next
-	if t := l.ticket; t != nil && (t.told() || t.pending()) { // who is being published asks then
+	l.owned, l.said = false, &hold.Busy{}                                        // the next holder is not known
+	if t := l.ticket; t != nil && (t.wokenInTurnLocked() || t.pendingLocked()) { // a ticket in flight makes its line try when it is published
 		return true
 	}
-	l.wake()
-	if ls.handed != nil && l.ticket == nil {
-		ls.handed(name)
+	l.wakeLocked()
+	if ls.queue != nil && l.ticket == nil && name.Kind() != 0 {
+		ls.queue.handedOverLocked(name)
 	}
 	return false
 }
 
-// tell keeps what the server said to the one in front.
-func (p *waiter) tell(busy *busyError) {
+// tell records the server's refusal of the first waiter.
+func (p *waiter) tell(busy *hold.Busy) {
 	p.lines.mu.Lock()
 	defer p.lines.mu.Unlock()
 	p.line.said = busy
 }
 
-// look returns how it stands with the place: whether it is in front, whether what
-// keeps the lock from it is known to be in this process, what the server said last, and
-// why there is no sense in waiting.
-func (p *waiter) look() (first, here bool, said *busyError, fate error) {
+// look returns the state of the waiter: whether it is first, whether this process is known to
+// have the lock, the server's last refusal, and why the wait must fail.
+func (p *waiter) look() (first, here bool, said *hold.Busy, fate error) {
 	p.lines.mu.Lock()
 	defer p.lines.mu.Unlock()
 	l := p.line
-	return p.first(), l.owned || l.said.here, l.said, p.fate
+	return p.firstLocked(), l.owned || l.said.Here, l.said, p.fate
 }

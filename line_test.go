@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -18,7 +19,7 @@ import (
 func (l *Locker) Waiting(key string) int {
 	l.lines.mu.Lock()
 	defer l.lines.mu.Unlock()
-	if line := l.lines.of[l.backend.name(key)]; line != nil {
+	if line := l.lines.of[l.name(key)]; line != nil {
 		return line.places.Len()
 	}
 	return 0
@@ -41,8 +42,8 @@ func (l *Locker) Wanted(key string) bool {
 func (l *Locker) Told(key string) bool {
 	l.lines.mu.Lock()
 	defer l.lines.mu.Unlock()
-	line := l.lines.of[l.backend.name(key)]
-	return line != nil && line.ticket != nil && line.ticket.told()
+	line := l.lines.of[l.name(key)]
+	return line != nil && line.ticket != nil && line.ticket.wokenInTurnLocked()
 }
 
 // ListenFor makes a Locker of advisory locks hear who wants the locks of a backend.
@@ -109,7 +110,7 @@ func TestWaitersAreServedInTheOrderInWhichTheyCame(t *testing.T) {
 	})
 }
 
-func TestWhoComesWhileOthersWaitStandsBehindThem(t *testing.T) {
+func TestLaterCallerQueuesBehindWaiters(t *testing.T) {
 	inMemory(t, func(t *testing.T, l *Locker) {
 		lock := acquired(t, l, "k")
 		var s served
@@ -138,7 +139,7 @@ func TestATryDoesNotStandInLine(t *testing.T) {
 	})
 }
 
-func TestWhoGivesUpHoldsNobodyUp(t *testing.T) {
+func TestWaiterThatGivesUpDelaysNoOther(t *testing.T) {
 	inMemory(t, func(t *testing.T, l *Locker) {
 		lock := acquired(t, l, "k")
 		var gaveUp sync.WaitGroup
@@ -166,7 +167,7 @@ func TestWhoGivesUpHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// Whoever is in front gives up just when the lock is given back.
+// The first waiter gives up just when the lock is released.
 func TestAReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
 	inMemory(t, func(t *testing.T, l *Locker) {
 		for range 200 {
@@ -205,12 +206,12 @@ func TestAReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
 	})
 }
 
-func TestWhoLeavesWithASignalPassesItOn(t *testing.T) {
+func TestWaiterThatLeavesWithASignalPassesItOn(t *testing.T) {
 	t.Parallel()
 	var ls lines
 	name := lockkey.Name{Key: "k"}
-	first, second := ls.join(name, &busyError{}, nil, Exclusive), ls.join(name, nil, nil, Exclusive)
-	ls.freed(name)
+	first, second := ls.join(name, &hold.Busy{}, nil, hold.Exclusive), ls.join(name, nil, nil, hold.Exclusive)
+	ls.Freed(name)
 	if len(first.turn) != 1 || len(second.turn) != 0 {
 		t.Fatalf("%d signals for the first, %d for the second", len(first.turn), len(second.turn))
 	}
@@ -228,7 +229,7 @@ func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
 	t.Parallel()
 	var ls lines
 	name := lockkey.Name{Key: "k"}
-	first, second := ls.join(name, &busyError{}, nil, Exclusive), ls.join(name, nil, nil, Exclusive)
+	first, second := ls.join(name, &hold.Busy{}, nil, hold.Exclusive), ls.join(name, nil, nil, hold.Exclusive)
 	isHere := func() bool {
 		_, here, _, _ := second.look()
 		return here
@@ -237,7 +238,7 @@ func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
 	if !isHere() || len(second.turn) != 0 {
 		t.Errorf("granted to the first: here %t, and %d signals for the second", isHere(), len(second.turn))
 	}
-	ls.freed(name)
+	ls.Freed(name)
 	if isHere() || len(second.turn) != 1 {
 		t.Errorf("freed: here %t, and %d signals for the second", isHere(), len(second.turn))
 	}
@@ -261,12 +262,12 @@ func TestOnlyTheFirstInLineAsksTheServer(t *testing.T) {
 		all.Wait()
 		// At 0, 1, 3 and 6 s, and then each gets it.
 		if n := len(server.tries); n != 4+50 {
-			t.Errorf("asked %d times, want 4 times in vain, and 50", n)
+			t.Errorf("asked %d times, want 4 refusals, and 50", n)
 		}
 	})
 }
 
-func TestWhoHasNotAskedKnowsWhatTheServerSaid(t *testing.T) {
+func TestWaiterThatHasNotTriedKnowsTheServersRefusal(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		server.answer(busyFor(time.Hour), busyFor(time.Hour), busyFor(time.Hour))
 		go func() { _, _ = l.Acquire(t.Context(), "k", MaxWait(3*time.Second)) }()
@@ -297,7 +298,7 @@ func TestAServerThatIsAwayForAWhileEndsNoWait(t *testing.T) {
 		}
 		all.Wait()
 		if n := len(server.tries); n != 6 {
-			t.Errorf("asked %d times, want once busy, twice in vain, and three", n)
+			t.Errorf("asked %d times, want once busy, two refusals, and three", n)
 		}
 	})
 }
@@ -320,7 +321,7 @@ func TestCloseEndsTheWaitOfAllInLine(t *testing.T) {
 	})
 }
 
-// Whoever is told of what it gives back must not come before it at the busy key.
+// A waiter that is notified of what it releases must not come before it at the busy key.
 func TestAcquireAllStandsInLineBeforeItGivesBackWhatIsBehind(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		server.answer(busyFor(time.Hour), answer{})

@@ -35,16 +35,16 @@ type listener struct {
 
 	stopping context.Context // ends with stop
 	cancel   context.CancelFunc
-	work     batcher.Background // run, while it runs
+	work     batcher.Background // the goroutine of run
 	named    time.Time          // when names were published last
 	needed   time.Time          // when the listener was last seen to be needed
 	retry    time.Duration      // how long to wait after the next failure
-	said     bool               // that it fails was logged
+	said     bool               // a failure was logged: later ones are not, until the listener has worked again
 
 	mu        sync.Mutex
 	running   bool
-	asked     bool               // start was called since the need was last looked for
-	holder    int32              // the backend whose locks may be asked for; 0: none
+	asked     bool               // start was called since idle last checked
+	holder    int32              // the backend of the lock session, whose notifications to receive; 0: none
 	interrupt context.CancelFunc // ends the wait for a notification; nil: there is none
 }
 
@@ -52,11 +52,11 @@ type listener struct {
 var errIdle = errors.New("nothing needs the listener")
 
 const (
-	// listenPing is how long it may be silent before we look whether it lives.
+	// listenPing is how long the session may be silent before a ping checks it.
 	listenPing = 5 * time.Second
 
-	// firstListenRetry is how long to wait after the first failure, and listenRetry
-	// after any, at most. Meanwhile those who wait ask by themselves.
+	// firstListenRetry is how long to wait after the first failure, and listenRetry the
+	// longest wait. Waiters poll meanwhile.
 	firstListenRetry = 100 * time.Millisecond
 	listenRetry      = 30 * time.Second
 )
@@ -67,7 +67,7 @@ func newListener(d dbconn.Dialer, q *queue) *listener {
 	return l
 }
 
-// start makes the listener run. What needs it is visible to needsListener before.
+// start makes the listener run. The caller has made its need visible to needsListener before.
 func (l *listener) start() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,7 +92,7 @@ func (l *listener) idle() bool {
 	asked, holder := l.asked, l.holder
 	l.asked = false
 	l.mu.Unlock()
-	if asked { // it was needed since the last look, which may be long ago
+	if asked { // it was needed since the last check, which may be long ago
 		l.needed = time.Now()
 	}
 	if holder != 0 || l.queue.needsListener() {
@@ -102,8 +102,8 @@ func (l *listener) idle() bool {
 	return time.Since(l.needed) >= l.Config.MaxConnIdleTime
 }
 
-// ends reports whether the listener still is not needed, and then makes the next start run
-// it again. The connection is closed by now.
+// ends reports whether run may return: start was not called since the last check. The next
+// start then runs the listener again. The connection is closed by now.
 func (l *listener) ends() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,9 +114,9 @@ func (l *listener) ends() bool {
 	return true
 }
 
-// run listens until nothing needs the listener. After a failure it waits even if nothing does,
-// and what it knows of failures stays for the next run: else each of many short waits would
-// connect, and log that it cannot.
+// run listens until nothing needs the listener. After a failure it pauses even if nothing does,
+// and the next run keeps what this one knows of failures: otherwise each of many short waits
+// would connect, fail and log that.
 func (l *listener) run() {
 	l.needed = time.Now()
 	for {
@@ -138,7 +138,7 @@ func (l *listener) run() {
 		if errors.Is(err, ErrPooler) || errors.Is(err, dbconn.ErrUnheard) {
 			l.retry = listenRetry
 		}
-		if !l.said { // and not each time that it fails again
+		if !l.said { // log the first failure only
 			l.queue.log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
 			l.said = true
 		}
@@ -166,7 +166,7 @@ func (l *listener) listen() error {
 		return err
 	}
 	l.queue.listens(client)
-	l.queue.stepDown() // leaders may have been asked to while nobody listened
+	l.queue.leaders.look() // a leader may have been asked to step down while the listener was away
 	var holder int32
 	for {
 		if now := l.holds(); now != holder {
@@ -192,16 +192,18 @@ func (l *listener) listen() error {
 				return errIdle
 			}
 		case n.Payload == evictNotice:
-			l.queue.evicted()
+			if l.queue.session != nil {
+				l.queue.session.Evicted()
+			}
 		case n.Channel == "pgxlock_step_down":
-			l.queue.stepDown()
+			l.queue.leaders.look()
 		default:
 			l.queue.heard(n.Payload, strings.HasPrefix(n.Channel, "pgxlock_holder_"))
 		}
 	}
 }
 
-// listenFor makes it hear of those as well who want the locks of a backend.
+// listenFor makes it also receive the notifications for the holder with this backend.
 func (l *listener) listenFor(holder int32) {
 	l.mu.Lock()
 	l.holder = holder
@@ -218,17 +220,17 @@ func (l *listener) holds() int32 {
 	return l.holder
 }
 
-// briefly runs what the server answers at once.
+// briefly runs an exchange that the server answers at once.
 func (l *listener) briefly(do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(l.stopping, listenPing)
 	defer cancel()
 	return do(ctx)
 }
 
-// setUp returns as whom the session listens: a number that it draws for itself.
+// setUp prepares the session, and returns the random number under which it listens.
 func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err error) {
 	q := dbconn.Querier{Conn: conn}
-	backend, _, err := dbconn.WhoServes(ctx, q) // before anything is set, which a pooler would give to others
+	backend, _, err := dbconn.WhoServes(ctx, q) // before any setting, which a pooler would pass on to other clients
 	if err != nil {
 		return 0, err
 	}
@@ -239,7 +241,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 	if err := q.Exec(ctx, statements.ConnSession.Text(), local); err != nil {
 		return 0, err
 	}
-	if err := l.queue.place.Find(ctx, q); err != nil { // as long as search_path is the role's
+	if err := l.queue.place.Find(ctx, q); err != nil { // while search_path is still the role's
 		return 0, err
 	}
 	if err := q.Exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
@@ -259,7 +261,8 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 		return 0, err
 	}
 
-	// Sent from here it would arrive through a pooler that lets nothing else through.
+	// The notification comes from another session: some poolers deliver only those of the
+	// session itself.
 	if err := l.queue.send(statements.QueueNotify, client); err != nil {
 		return 0, err
 	}
@@ -273,13 +276,13 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 	}
 }
 
-// next returns the next notification, or none after a while in which the session was
-// found to live, or when it shall listen to something else.
+// next returns the next notification. It returns none after a quiet while, if the session
+// answers a ping, or when the holder to listen for has changed.
 func (l *listener) next(conn *pgx.Conn, holder int32) (*pgconn.Notification, error) {
 	quiet, cancel := context.WithTimeout(l.stopping, min(listenPing, max(l.Config.MaxConnIdleTime, 100*time.Millisecond)))
 	defer cancel()
 	l.mu.Lock()
-	if l.holder != holder { // since it was looked at
+	if l.holder != holder { // it changed since listen read it
 		l.mu.Unlock()
 		return nil, nil
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -39,11 +40,11 @@ func TestAListenerThatFailsIsNotTriedByEachOfManyShortWaits(t *testing.T) {
 		dialed.Add(1)
 		return errors.New("too many connections")
 	}
-	l := newLocker(KindLease, clock.System, defaultBackoff, slog.New(warnings{n: &logged}))
-	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", func(dbconn.Exchange) error { return ErrClosed }, func() bool { return true }, dbconn.Dialer{Config: config})
+	l := newLocker(KindLease, clock.System, clock.DefaultBackoff, slog.New(warnings{n: &logged}))
+	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error { return ErrClosed }), nil, dbconn.Dialer{Config: config})
 	l.queue = q
 	for range 200 {
-		p := l.lines.join(lockkey.Name{Key: "k"}, &busyError{}, nil, Exclusive)
+		p := l.lines.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive)
 		q.stand(p.line)
 		p.leave()
 		// Long enough for a listener that ends when it is not needed, although it failed.
@@ -67,12 +68,12 @@ func TestAListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	config.MaxConnIdleTime = time.Hour
-	l := newLocker(KindLease, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
-	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", func(dbconn.Exchange) error { return ErrClosed }, func() bool { return true }, dbconn.Dialer{Config: config})
+	l := newLocker(KindLease, clock.System, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
+	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error { return ErrClosed }), nil, dbconn.Dialer{Config: config})
 	listener := q.listener
 	listener.running = true // as far as start knows: the test is the goroutine that listens
 	listener.needed = time.Now().Add(-2 * time.Hour)
-	p := l.lines.join(lockkey.Name{Key: "k"}, &busyError{}, nil, Exclusive)
+	p := l.lines.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive)
 	q.stand(p.line)
 	p.leave()
 	if listener.idle() {
@@ -91,7 +92,7 @@ func TestAListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *t
 		t.Fatal(err)
 	}
 	looked := make(chan struct{}, 10)
-	l.queue.stepDown = func() { looked <- struct{}{} }
+	l.queue.leaders = lookers{l.queue.leaders, looked}
 	if err := l.Lead(t.Context(), "k", func(context.Context, *Lock) error {
 		select {
 		case <-looked:
@@ -104,5 +105,72 @@ func TestAListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *t
 	}
 	if err := l.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// lookers count how often leaders are made to look.
+type lookers struct {
+	leaders
+	looked chan<- struct{}
+}
+
+func (l lookers) look() { l.looked <- struct{}{} }
+
+func TestAListenerEndsOnlyIfNothingNeedsItAndNothingAskedMeanwhile(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConnIdleTime = 0
+	l := newLocker(KindLease, clock.System, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
+	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error { return ErrClosed }), nil, dbconn.Dialer{Config: config})
+	l.queue = q
+	listener := q.listener
+	listener.running = true // as far as start knows: the test is the goroutine that listens
+
+	needs := map[string]struct{ begin, end func() }{
+		"a ticket": func() struct{ begin, end func() } {
+			var p *waiter
+			return struct{ begin, end func() }{
+				func() { p = l.lines.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive); q.stand(p.line) },
+				func() { p.leave() },
+			}
+		}(),
+		"a leader": func() struct{ begin, end func() } {
+			lock := l.newLock("k")
+			return struct{ begin, end func() }{
+				func() { l.leading.begin(lock, func(error) {}) },
+				func() { l.leading.end(lock) },
+			}
+		}(),
+		"a lock session": {func() { listener.listenFor(7) }, func() { listener.listenFor(0) }},
+	}
+	for name, need := range needs {
+		need.begin()
+		if listener.idle() {
+			t.Errorf("%s: the listener is idle", name)
+		}
+		need.end()
+		if !listener.idle() {
+			t.Errorf("%s: it is over, and the listener not idle", name)
+		}
+		need.begin() // after the look
+		if listener.ends() {
+			t.Errorf("%s: the listener ends although it was asked to run", name)
+		}
+		need.end()
+		listener.running = true
+		if !listener.idle() || !listener.ends() {
+			t.Errorf("%s: the listener does not end", name)
+		}
+		listener.running = true
+	}
+	l.leading.stop()
+	listener.cancel()
+	listener.running = false
+	listener.start()
+	if listener.running {
+		t.Error("a listener that was stopped starts again")
 	}
 }

@@ -6,13 +6,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"iter"
-	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
@@ -21,44 +21,27 @@ import (
 // concurrent use.
 //
 // Nobody else is granted the lock before its local deadline has passed, unless the server
-// ends the session of an advisory lock or an operator evicts the holder. The local deadline
-// is a margin earlier than the server's. Err, [Lock.Renew], [Lock.Fence] and Err of the
-// context from [Lock.Context] read the clock each time. The process may freeze between such
-// a check and its next step, so only [Lock.Fence] prevents a late holder from writing.
+// ends the session of an advisory lock, an operator evicts the holder, or a failover loses
+// the grant. The local deadline is a margin earlier than the server's. Err, [Lock.Renew],
+// [Lock.Fence] and Err of the context from [Lock.Context] read the clock each time. The
+// process may freeze between such a check and its next step, so only [Lock.Fence] prevents
+// a late holder from writing.
 type Lock struct {
 	locker *Locker
-	key    string
-	queue  string // wait name: the semaphore's for a permit, otherwise key
-	holder string // unique to this acquisition
-	ttl    time.Duration
-	margin time.Duration
-	mode   Mode
+	hold   hold.Hold
 	inDo   bool // Do holds it, and releases it
 
-	token  int64     // these are constant from the grant on
-	since  time.Time // the grant by our clock, where the server's time is unknown
-	wanted bool      // of a lease: its caller had to queue, so others probably queue as well
-
-	hold     *advisoryHold // the entry of an advisory lock; for its backend
-	observed *observedLock // nil: no Observe; guarded by mu
-
-	mu       sync.Mutex
-	deadline time.Duration // on the Locker's clock; the lock is lost after it
-	ended    error         // why it is not held any more; nil while it is
-	closing  error         // why its contexts end while it is held
-	contexts map[*lockContext]struct{}
-	ending   []func()      // cancel functions of contexts, for unlock to call
-	lost     chan struct{} // closed when the lock is lost; nil until the first call of Lost
+	observed atomic.Pointer[observedLock] // nil: no Observe
 
 	release  sync.Once
 	released error // what Release returns
 }
 
 // newLock returns the Lock for one try.
-func (l *Locker) newLock(key, holder string, ttl, margin time.Duration) *Lock {
-	return &Lock{
-		locker: l, key: key, queue: key, holder: holder, ttl: ttl, margin: margin,
-	}
+func (l *Locker) newLock(key string) *Lock {
+	lock := &Lock{locker: l}
+	l.holds.Begin(&lock.hold, (*lockOwner)(lock), key, l.name(key))
+	return lock
 }
 
 // Key returns the name that was locked. For a permit of a [Semaphore] it is the semaphore's
@@ -67,7 +50,7 @@ func (l *Lock) Key() string {
 	if l == nil {
 		return ""
 	}
-	return l.key
+	return l.hold.Key
 }
 
 // Token returns the fencing token, or 0 if the Locker is from [NewAdvisoryLocker] without
@@ -80,7 +63,7 @@ func (l *Lock) Token() int64 {
 	if l == nil {
 		return 0
 	}
-	return l.token
+	return l.hold.Token
 }
 
 // Holder returns the holder id, under which others see who holds the lock. It begins with
@@ -90,7 +73,7 @@ func (l *Lock) Holder() string {
 	if l == nil {
 		return ""
 	}
-	return l.holder
+	return l.hold.Holder
 }
 
 // Lost returns a channel that is closed when the lock is lost; Release does not close it. A
@@ -101,15 +84,7 @@ func (l *Lock) Lost() <-chan struct{} {
 		close(lost)
 		return lost
 	}
-	l.mu.Lock()
-	defer l.unlock()
-	if l.lost == nil {
-		l.lost = make(chan struct{})
-		if errors.Is(l.ended, ErrLost) {
-			close(l.lost)
-		}
-	}
-	return l.lost
+	return l.hold.Lost()
 }
 
 // Err returns nil while the lock is held. Afterwards it always returns an error that matches
@@ -119,9 +94,7 @@ func (l *Lock) Err() error {
 	if l == nil {
 		return l.fail("hold", missingReceiver(l))
 	}
-	l.mu.Lock()
-	defer l.unlock()
-	return l.look()
+	return l.hold.Err()
 }
 
 // Deadline returns the local deadline: the local time at which the lock is lost if no further
@@ -130,43 +103,42 @@ func (l *Lock) Deadline() (t time.Time, ok bool) {
 	if l == nil {
 		return time.Time{}, false
 	}
-	l.mu.Lock()
-	defer l.unlock()
-	if l.deadline == forever {
-		return time.Time{}, false
-	}
-	return time.Now().Add(l.deadline - l.locker.now()), true
+	return l.hold.Deadline()
 }
 
 // Renew renews the lock now, in addition to the automatic renewals. It returns nil if the
-// lock is held for its TTL from now, and ErrLost if it was too late. With any other error it
-// could not find out before ctx ended, and the lock is as before.
+// lock is held for its TTL from now, and ErrLost if it was too late. After any other error
+// the lock is as before: Renew got no answer before ctx ended.
 func (l *Lock) Renew(ctx context.Context) error {
 	if err := cmp.Or(missing(ctx, l), l.Err()); err != nil {
 		return l.fail("renew", err)
 	}
-	return l.fail("renew", l.locker.backend.renew(ctx, l))
+	return l.fail("renew", l.locker.backend.Renew(ctx, &l.hold))
 }
 
 // Fence protects tx from a late holder. Call it first, at the top level of the transaction
 // that writes under the lock. If it returns nil, nobody can take over the lock until the
-// transaction has ended, however long this process is frozen and whatever expires meanwhile.
-// It does not wait for anything of pgxlock, and renewals continue.
+// transaction has ended, however long this process is frozen and whatever expires
+// meanwhile. Fence does not wait for other holders or waiters, and renewals continue.
 //
-// After [ErrLost] roll back: the transaction must not write. The loss may concern this
-// transaction alone, if somebody is about to take over an expired lease. [ErrStaleSnapshot]
-// means that the transaction is REPEATABLE READ or SERIALIZABLE and older than the lock;
-// SQLSTATE 40001 there, that the lock changed hands since. [ErrReadOnly] means that there is
-// nothing to protect. SQLSTATE 55P03 means that the transaction is REPEATABLE READ or
-// SERIALIZABLE, and that somebody locked the row by hand. Each of these errors aborts the
-// transaction, unless the local deadline had passed and nothing was sent.
+// After [ErrLost] roll back: the transaction must not write. The loss may concern only this
+// transaction, if somebody is about to take over an expired lease. Other errors:
+//
+//   - [ErrStaleSnapshot]: the transaction is REPEATABLE READ or SERIALIZABLE and older than
+//     the lock
+//   - SQLSTATE 40001: such a transaction, and the lock has changed hands since its snapshot
+//   - SQLSTATE 55P03: such a transaction, and somebody has locked the row by hand
+//   - [ErrReadOnly]: the transaction cannot write, so there is nothing to protect
+//
+// Each of these errors aborts the transaction, unless the local deadline had passed and
+// nothing was sent.
 //
 // The protection ends with the transaction, and with a rollback to an earlier savepoint:
 // Fence refuses a nested transaction of pgx with [errors.ErrUnsupported]. tx must be on the
 // Locker's database.
 func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	if isSavepoint(tx) {
-		return l.fail("fence", fmt.Errorf("tx is nested, so that rolling it back would end the protection; fence the outermost transaction: %w", errors.ErrUnsupported))
+		return l.fail("fence", fmt.Errorf("tx is nested, and rolling it back would end the protection; fence the outermost transaction: %w", errors.ErrUnsupported))
 	}
 	return l.fence(ctx, usertx.Pgx(tx))
 }
@@ -188,20 +160,20 @@ func (l *Lock) fence(ctx context.Context, tx usertx.Tx) error {
 	if err := l.Err(); err != nil {
 		return l.fail("fence", err)
 	}
-	return l.fail("fence", l.locker.backend.fence(ctx, tx, l))
+	return l.fail("fence", l.locker.backend.Fence(ctx, tx, &l.hold))
 }
 
 // isSavepoint reports whether tx was returned by Begin of a pgx transaction. pgx does not
 // export that type; a test compares its name with what Begin returns.
 func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimulatedNestedTx" }
 
-// Release releases the lock. The end of ctx does not stop it. It takes as long as a
-// statement. While a fenced transaction is open, or the server is away, it tries for 5 s,
-// which a dead network stretches to 15 s. After that a lease is no longer renewed and
-// expires, and the error says so; an advisory lock ends with its session, and the error is
-// ErrLost. The contexts of the lock end when Release is called. Release returns nil if the
-// lock was held until then, and ErrLost if it was lost before. A second Release returns
-// what the first returned.
+// Release releases the lock. It takes as long as a statement, and continues if ctx ends.
+// While a fenced transaction is open, or the server cannot be reached, it retries for 5 s
+// (up to 15 s on a dead network). After that a lease is no longer renewed and expires, and
+// the error says so; an advisory lock ends with its session, and the error is ErrLost. The
+// contexts of the lock end when Release is called. Release returns nil if the lock was held
+// until then, and ErrLost if it was lost before. A second Release returns what the first
+// returned.
 func (l *Lock) Release(ctx context.Context) error {
 	err := missing(ctx, l)
 	switch {
@@ -215,19 +187,14 @@ func (l *Lock) Release(ctx context.Context) error {
 
 func (l *Lock) end(ctx context.Context, why error) error {
 	l.release.Do(func() {
-		l.mu.Lock()
-		lost := l.look()
-		if lost == nil {
-			l.finish(l.reason(why))
-		}
-		observed := l.observed
+		lost := l.hold.End(why)
+		observed := l.observed.Load() // not before the end: a call that returns the Lock looks for the end behind this
 		event := observed.now(EventReleased)
-		l.unlock()
 		if lost != nil {
-			l.locker.backend.discard(l) // its row may still exist
+			l.locker.backend.Discard(&l.hold) // its row may still exist
 			l.released = l.fail("release", lost)
 		} else {
-			l.released = l.fail("release", l.locker.backend.release(l))
+			l.released = l.fail("release", l.locker.backend.Release(&l.hold))
 		}
 		observed.released(ctx, event, l.released)
 	})
@@ -243,110 +210,13 @@ func (l *Lock) Context(parent context.Context) (context.Context, context.CancelF
 	if err := missing(parent, l); err != nil {
 		return endedContext(l.fail("hold", err))
 	}
-	inner, cancel := context.WithCancelCause(parent)
-	c := &lockContext{Context: inner, lock: l, cancel: cancel}
-	l.mu.Lock()
-	defer l.unlock()
-	if l.contexts == nil {
-		l.contexts = make(map[*lockContext]struct{})
-	}
-	l.contexts[c] = struct{}{}
-	if err := l.look(); err != nil {
-		l.cancelContexts(err)
-	} else if l.closing != nil {
-		l.cancelContexts(l.closing)
-	}
-	context.AfterFunc(inner, func() {
-		l.mu.Lock()
-		defer l.unlock()
-		delete(l.contexts, c)
-	})
-	return c, func() { cancel(context.Canceled) }
+	return l.hold.Context(parent)
 }
 
-// A lockContext is a context whose Err checks the lock.
-type lockContext struct {
-	context.Context // with a cancel of its own
-	lock            *Lock
-	cancel          context.CancelCauseFunc
-}
-
-func (c *lockContext) Err() error {
-	if err := c.lock.Err(); err != nil {
-		c.cancel(err) // the lock may have noticed just now, and be about to end c
-	}
-	return c.Context.Err()
-}
-
-// heldKey is the context key under which a lockContext returns itself.
-type heldKey struct{}
-
-func (c *lockContext) Value(key any) any {
-	if key == (heldKey{}) {
-		return c
-	}
-	return c.Context.Value(key)
-}
-
-// heldBy yields the locks that ctx comes from, the last one first.
-func heldBy(ctx context.Context) iter.Seq[*Lock] {
-	return func(yield func(*Lock) bool) {
-		for {
-			c, ok := ctx.Value(heldKey{}).(*lockContext)
-			if !ok || !yield(c.lock) {
-				return
-			}
-			ctx = c.Context
-		}
-	}
-}
-
-// holds reports whether ctx comes from a lock on this key that is still held.
-func (l *Locker) holds(ctx context.Context, key string) bool {
-	for lock := range heldBy(ctx) {
-		if lock.locker == l && l.backend.name(lock.queue) == l.backend.name(key) && lock.Err() == nil {
-			return true
-		}
-	}
-	return false
-}
-
-// granted records the answer to a request. It returns false if the answer came so late that
-// the local deadline has passed. sent is the time before the request, and now the time after
-// the answer.
-func (l *Lock) granted(token int64, sent, now time.Duration) bool {
-	l.mu.Lock()
-	defer l.unlock()
-	l.token = token
-	l.deadline = l.believedUntil(sent)
-	return l.lookAt(now) == nil
-}
-
-// forever is the deadline of a lock without a TTL.
-const forever = time.Duration(math.MaxInt64)
-
-// believedUntil returns the local deadline after a successful request.
-func (l *Lock) believedUntil(sent time.Duration) time.Duration {
-	if l.ttl == 0 {
-		return forever
-	}
-	return sent + l.ttl - l.margin
-}
-
-// admit starts the hold: from now on the Locker renews and watches the lock.
+// admit starts the hold, unless the Locker is being closed.
 func (l *Lock) admit(inDo bool) error {
-	l.mu.Lock()
-	now := l.locker.now()
-	err := l.lookAt(now)
-	if err == nil {
-		l.inDo = inDo
-		l.locker.mu.Lock()
-		l.locker.held[l] = struct{}{}
-		l.locker.mu.Unlock()
-		l.locker.backend.keep(l)
-		l.locker.watch.add(l, now)
-	}
-	l.unlock()
+	l.inDo = inDo
+	err := l.hold.Admit()
 	if err == nil && l.locker.calls.Closing().Err() != nil {
 		err = ErrClosed
 	}
@@ -356,59 +226,36 @@ func (l *Lock) admit(inDo bool) error {
 	return err
 }
 
-// renewed moves the deadline, unless it has passed: a lock that was once reported as lost
-// stays lost.
-func (l *Lock) renewed(sent time.Duration) error {
-	l.mu.Lock()
-	defer l.unlock()
-	if err := l.look(); err != nil {
-		return err
+// A lockOwner is the Lock to its hold, whose methods users do not see.
+type lockOwner Lock
+
+// Close implements [hold.Owner].
+func (o *lockOwner) Close(ctx context.Context) error {
+	l := (*Lock)(o)
+	if l.inDo { // still in use: no other caller may have it before it expires
+		return nil
 	}
-	if until := l.believedUntil(sent); until > l.deadline {
-		l.deadline = until
-		l.observed.renewed(nil)
-	}
-	return nil
+	return l.end(ctx, ErrClosed)
 }
 
-// notRenewed records a renewal that failed and is tried again.
-func (l *Lock) notRenewed(err error) {
-	l.mu.Lock()
-	defer l.unlock()
-	if l.ended == nil {
-		l.observed.renewed(l.fail("renew", err))
+// Ended implements [hold.Owner].
+func (o *lockOwner) Ended(why error, until time.Duration) error {
+	l := (*Lock)(o)
+	err := l.reason(why)
+	if errors.Is(why, ErrLost) {
+		l.observed.Load().lost(err, until)
 	}
+	return err
 }
 
-// lose ends the hold because of what the server said.
-func (l *Lock) lose(why error) error {
-	l.mu.Lock()
-	defer l.unlock()
-	if err := l.look(); err != nil {
-		return err
-	}
-	l.finish(l.reason(&lostError{why}))
-	return l.ended
-}
-
-var errDeadlinePassed = errors.New("it was not renewed before its deadline")
-
-// A lostError is ErrLost, and why.
-type lostError struct{ why error }
-
-func (e *lostError) Error() string   { return ErrLost.Error() + ": " + e.why.Error() }
-func (e *lostError) Unwrap() []error { return []error{ErrLost, e.why} }
-
-// endContexts ends the contexts of a lock that is still held.
-func (l *Lock) endContexts(why error) {
-	l.mu.Lock()
-	defer l.unlock()
-	l.closing = l.reason(why)
-	l.cancelContexts(l.closing)
+// Renewed implements [hold.Owner].
+func (o *lockOwner) Renewed(err error) {
+	l := (*Lock)(o)
+	l.observed.Load().renewed(l.fail("renew", err))
 }
 
 func (l *Lock) reason(err error) error {
-	return &Error{Op: "hold", Key: l.key, Kind: l.locker.kind, Err: err}
+	return &Error{Op: "hold", Key: l.hold.Key, Kind: l.locker.kind, Err: err}
 }
 
 func (l *Lock) fail(op string, err error) error {
@@ -421,50 +268,7 @@ func (l *Lock) fail(op string, err error) error {
 	if e, ok := errors.AsType[*Error](err); ok && e.Op == "hold" {
 		err = e.Err
 	}
-	return l.locker.fail(op, l.key, err)
-}
-
-// The methods below require l.mu, which is locked before the mutexes of the Locker and of its
-// backend. Use unlock to unlock it.
-
-// look reads the clock, and returns why the lock is no longer held, or nil.
-func (l *Lock) look() error { return l.lookAt(l.locker.now()) }
-
-func (l *Lock) lookAt(now time.Duration) error {
-	if l.ended == nil && now >= l.deadline {
-		l.finish(l.reason(&lostError{errDeadlinePassed}))
-	}
-	return l.ended
-}
-
-func (l *Lock) finish(why error) {
-	l.ended = why
-	if errors.Is(why, ErrLost) {
-		if l.lost != nil {
-			close(l.lost)
-		}
-		l.observed.lost(why, l.deadline)
-	}
-	l.cancelContexts(why)
-	l.locker.forget(l)
-}
-
-func (l *Lock) cancelContexts(why error) {
-	for c := range l.contexts {
-		l.ending = append(l.ending, func() { c.cancel(why) })
-	}
-	clear(l.contexts)
-}
-
-// unlock unlocks l.mu and then ends contexts: ending a context calls methods of its parents,
-// which are the caller's and may check this lock.
-func (l *Lock) unlock() {
-	ending := l.ending
-	l.ending = nil
-	l.mu.Unlock()
-	for _, end := range ending {
-		end()
-	}
+	return l.locker.fail(op, l.hold.Key, err)
 }
 
 // endedContext returns a context that has ended with the cause err.
@@ -472,63 +276,4 @@ func endedContext(err error) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(err)
 	return ctx, func() {}
-}
-
-// A watch ends the locks of a Locker whose deadlines have passed, where nobody calls a
-// method that would notice. Go's timers stop while the machine sleeps, so it never waits
-// longer than half a lock's margin: then Done is closed before somebody else can acquire
-// the lock. One timer serves all locks, and runs until there are none: a lock that is
-// acquired and released meanwhile costs it nothing.
-type watch struct {
-	locker *Locker
-
-	mu    sync.Mutex
-	timer *time.Timer
-	due   time.Duration // when the timer fires, on the Locker's clock; 0: it is stopped
-}
-
-// add watches a lock. l.mu must be held.
-func (w *watch) add(l *Lock, now time.Duration) {
-	if l.deadline != forever {
-		w.lookIn(l.patience(now), now)
-	}
-}
-
-// patience returns how long the watch may leave the lock unchecked. l.mu must be held.
-func (l *Lock) patience(now time.Duration) time.Duration {
-	return max(min(l.margin/2, l.deadline-now), 0)
-}
-
-// lookIn makes the watch check all locks after d at the latest.
-func (w *watch) lookIn(d, now time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.due != 0 && w.due <= now+d {
-		return
-	}
-	w.due = now + d
-	if w.timer == nil {
-		w.timer = time.AfterFunc(d, w.look)
-	} else {
-		w.timer.Reset(d)
-	}
-}
-
-// look checks every lock.
-func (w *watch) look() {
-	w.mu.Lock()
-	w.due = 0
-	w.mu.Unlock()
-	next := forever
-	for _, l := range w.locker.locks() {
-		l.mu.Lock()
-		now := w.locker.now()
-		if l.lookAt(now) == nil && l.deadline != forever {
-			next = min(next, l.patience(now))
-		}
-		l.unlock()
-	}
-	if next != forever {
-		w.lookIn(next, w.locker.now())
-	}
 }

@@ -38,7 +38,7 @@ type lockConn struct {
 	until    time.Time     // the deadline that is set; at most a quarter later
 }
 
-// An ask is one request for one lock.
+// An ask is one request for one lock: to try it or to release it.
 type ask struct {
 	what lockkey.Ask
 	lock lockkey.ID
@@ -58,15 +58,15 @@ func (a ask) undone() ask {
 // A message is what is sent at once, and the server's answer.
 type message struct {
 	bytes []byte
-	batch bool // it carries the requests of a batch of calls,
-	asked int  // this many
+	batch bool // it carries the requests of a batch of calls, otherwise another statement
+	asked int  // the number of those requests
 
-	// The answer. lazy: the server did not wait for a commit.
-	err     *pgconn.PgError // the first one
-	lazy    bool
-	answers []lockAnswer // to a batch,
-	ended   error        // or why the session cannot be used
-	rows    [][]string   // to another text
+	// The answer.
+	err     *pgconn.PgError // the first error
+	lazy    bool            // the server did not wait for the replication of a commit
+	answers []lockAnswer    // to the requests of a batch
+	ended   error           // why the session cannot be used any more; nil: it can
+	rows    [][]string      // of another statement
 }
 
 // A lockAnswer is the server's answer to one ask.
@@ -253,7 +253,7 @@ func (m *message) keep(values [][]byte) {
 func (m *message) verdict() (failed, ended error) {
 	switch {
 	case m.err != nil && m.err.Code == lockerr.StateNoStatement:
-		return nil, fmt.Errorf("%w: %w", ErrPooler, m.err) // it was prepared on another connection
+		return nil, fmt.Errorf("%w: %w", ErrPooler, m.err) // the statement was prepared on another connection
 	case m.err != nil:
 		return m.err, nil
 	case m.ended != nil:

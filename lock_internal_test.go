@@ -121,10 +121,10 @@ func TestARenewalMovesTheDeadlineToItsOwnRequest(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		sent := server.clock()
 		time.Sleep(5 * time.Second) // the reply takes its time
-		if err := lock.renewed(sent); err != nil {
+		if err := lock.hold.Renewed(sent); err != nil {
 			t.Fatal(err)
 		}
-		if err := lock.renewed(sent - 10*time.Second); err != nil { // an earlier one is overtaken
+		if err := lock.hold.Renewed(sent - 10*time.Second); err != nil { // an earlier one is overtaken
 			t.Fatal(err)
 		}
 		time.Sleep(believed - 5*time.Second - 1)
@@ -142,9 +142,9 @@ func TestALateRenewalRevivesNothing(t *testing.T) {
 		server.freeze(believed - time.Second)
 		sent := server.clock()
 		server.freeze(time.Second) // its reply comes at the deadline, and nobody has looked
-		mustBe(t, "the late renewal", lock.renewed(sent), ErrLost)
+		mustBe(t, "the late renewal", lock.hold.Renewed(sent), ErrLost)
 		mustBe(t, "after it", lock.Err(), ErrLost)
-		mustBe(t, "one more", lock.renewed(server.clock()), ErrLost)
+		mustBe(t, "one more", lock.hold.Renewed(server.clock()), ErrLost)
 		mustBe(t, "after that", lock.Err(), ErrLost)
 	})
 }
@@ -152,7 +152,7 @@ func TestALateRenewalRevivesNothing(t *testing.T) {
 func TestALossIsForGood(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		lock := acquired(t, l, "k")
-		mustBe(t, "what the server says", lock.lose(errTakenAway), ErrLost)
+		mustBe(t, "what the server says", lock.hold.Lose(errors.New("taken over")), ErrLost)
 		for range 2 {
 			mustBe(t, "Release", lock.Release(t.Context()), ErrLost)
 			mustBe(t, "Err", lock.Err(), ErrLost)
@@ -162,7 +162,7 @@ func TestALossIsForGood(t *testing.T) {
 		if n := server.count(&server.discards); n != 1 {
 			t.Errorf("its row, which may still stand there, was removed %d times", n)
 		}
-		if len(l.locks()) != 0 {
+		if len(l.holds.Holds()) != 0 {
 			t.Error("the Locker still counts it among what is held")
 		}
 	})
@@ -222,11 +222,8 @@ func TestALocksContextEndsWithItsParentAndItsCancel(t *testing.T) {
 		mustBe(t, "cancelled", other.Err(), context.Canceled)
 		mustNotBe(t, "cancelled", context.Cause(other), ErrLost, ErrReleased)
 		synctest.Wait()
-		lock.mu.Lock()
-		left := len(lock.contexts)
-		lock.mu.Unlock()
-		if err := lock.Err(); err != nil || left != 0 {
-			t.Errorf("the lock still has %d contexts that have ended: %v", left, err)
+		if err := lock.Err(); err != nil {
+			t.Errorf("the lock has ended with its contexts: %v", err)
 		}
 	})
 }

@@ -11,18 +11,17 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
-// Kind says what a Locker's locks are made of. Locks of different kinds do not
-// exclude each other, also not those of the same key, so the kind is chosen once, with the
-// Locker.
+// Kind is the kind of a Locker's locks. Locks of different kinds do not exclude each other,
+// even on the same key. The kind is chosen once, with the Locker.
 type Kind uint8
 
 const (
-	// KindAdvisory is one of PostgreSQL's advisory locks: what LockTx takes.
+	// KindAdvisory is one of PostgreSQL's advisory locks. LockTx takes the same kind.
 	KindAdvisory Kind = iota + 1
 
 	// KindLease is a row in the table distributed_locks that expires unless renewed.
@@ -44,25 +43,22 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// A Locker hands out Locks of one Kind and is one liveness unit: what it holds
-// is renewed, lost and closed together. It is safe for concurrent use. Most
-// programs need one. [NewLeaseLocker], [NewAdvisoryLocker] and [NewMemoryLocker] make it; the zero
-// value is of no use.
+// A Locker hands out Locks of one Kind. All its locks share its connections: they are
+// renewed and closed together, and advisory locks are lost together. It is safe for
+// concurrent use. Most programs need one. Make it with [NewLeaseLocker],
+// [NewAdvisoryLocker] or [NewMemoryLocker]; the zero value is not usable.
 type Locker struct {
 	kind    Kind
-	backend backend
-	now     clock.Clock
+	ttl     time.Duration // of a lease, unless a call asks for another
+	backend hold.Backend
+	holds   hold.Group
 	backoff func(attempt int) time.Duration
 	log     *slog.Logger
 	observe func(context.Context, Event) // nil: nobody
 	telling batcher.Background           // what observe is told in goroutines of ours
-	watch   watch
 	lines   lines
 	queue   *queue // nil: other processes are not known to wait
 	leading leading
-
-	mu   sync.Mutex
-	held map[*Lock]struct{}
 
 	calls     batcher.Calls
 	closeOnce sync.Once
@@ -72,89 +68,54 @@ type Locker struct {
 
 // newLocker makes a Locker that still lacks its backend.
 func newLocker(kind Kind, now clock.Clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
-	l := &Locker{kind: kind, now: now, backoff: backoff, log: log, held: make(map[*Lock]struct{}), calls: batcher.NewCalls(), closed: make(chan struct{})}
-	l.watch.locker, l.leading.locker = l, l
+	l := &Locker{kind: kind, backoff: backoff, log: log, calls: batcher.NewCalls(), closed: make(chan struct{})}
+	l.holds.Clock = now
+	l.leading.locker = l
 	return l
 }
 
-// backend is what the kinds of Locker differ in. The Locker above it owns
-// waiting, deadlines, contexts and closing; a backend owns the traffic with the
-// server, and none of it runs under a caller's context: ctx ends a wait for the
-// answer, never a statement that was sent.
-type backend interface {
-	// options returns the defaults of a call, and takes tells which options it
-	// can honour.
-	options() options
-	takes(Option) bool
+// now reads the clock of the Locker's holds.
+func (l *Locker) now() time.Duration { return l.holds.Clock() }
 
-	// check says what is wrong with a key, and name which lock it names.
-	check(key string) error
-	name(key string) lockkey.Name
-
-	// try asks once for each of the locks, in one go where all are free. The
-	// error of one is a *busyError if somebody has it, and ctx's cause if the
-	// answer did not arrive before ctx ended; the grant that it may still bring is
-	// then given back.
-	try(ctx context.Context, keys []string, o options) []attempt
-
-	// holders returns who has the keys now.
-	holders(ctx context.Context, keys []string) ([]Holder, error)
-
-	// keep renews the lock by itself until drop. renew does it now.
-	keep(l *Lock)
-	drop(l *Lock)
-	renew(ctx context.Context, l *Lock) error
-
-	// release gives the lock back. It returns ErrLost if somebody took it away. When
-	// that, or anything else, may have freed a lock, the backend tells lines.freed.
-	release(l *Lock) error
-
-	// holdID is what others know the lock by while it is held; "" if they do not.
-	holdID(l *Lock) string
-
-	// discard removes, in the background, what may be left of the lock.
-	discard(l *Lock)
-
-	// fence pins the lock for a transaction.
-	fence(ctx context.Context, tx usertx.Tx, l *Lock) error
-
-	// close ends the traffic, renewals included, after what is under way; but not
-	// later than ctx.
-	close(ctx context.Context) error
+// host is what the Locker gives a backend with a server.
+func (l *Locker) host() hold.Host {
+	return hold.Host{Clock: l.now, Log: l.log, Closing: l.calls.Closing().Done(), Queue: l.queue}
 }
 
-// attempt is what became of a try: a lock that is granted, or an error.
-type attempt struct {
-	lock *Lock
-	err  error
-}
+// use completes the Locker.
+func (l *Locker) use(b hold.Backend) { l.backend, l.holds.Backend = b, b }
 
-// busyError says that somebody else holds the key, and who.
-type busyError struct {
-	holder    string
-	remaining time.Duration
-	here      bool  // it is this Locker that has it, so that lines.freed will be told
-	wanted    bool  // by other processes as well
-	left      bool  // to other processes, which are woken: nobody was asked
-	soon      bool  // it is worth to ask again soon, though nobody gives anything back
-	ended     error // the context's error, if that ended the wait
-}
-
-func (e *busyError) Error() string {
-	if e.ended == nil {
-		return ErrNotAcquired.Error()
+// name returns which lock a key names.
+func (l *Locker) name(key string) lockkey.Name {
+	if l.kind == KindAdvisory {
+		return lockkey.Name{ID: lockkey.Identify(key)}
 	}
-	return ErrNotAcquired.Error() + ": " + e.ended.Error()
+	return lockkey.Name{Key: key}
 }
 
-func (e *busyError) Unwrap() []error {
-	if e.ended == nil {
-		return []error{ErrNotAcquired}
+// check returns what is wrong with a key.
+func (l *Locker) check(key string) error {
+	if l.kind == KindAdvisory {
+		return lockkey.CheckAdvisory(key)
 	}
-	return []error{ErrNotAcquired, e.ended}
+	return lockkey.Check(key)
 }
 
-// Kind returns what this Locker's locks are made of.
+// takes reports whether an acquire can honour an option.
+func (l *Locker) takes(opt Option) bool {
+	switch opt.(type) {
+	case MaxWait, Mode:
+		return true
+	case TTL, Metadata, permits:
+		return l.kind != KindAdvisory
+	}
+	return false
+}
+
+// options returns the defaults of an acquire.
+func (l *Locker) options() options { return options{Request: hold.Request{TTL: l.ttl}} }
+
+// Kind returns the kind of this Locker's locks.
 func (l *Locker) Kind() Kind {
 	if l == nil {
 		return 0
@@ -170,27 +131,28 @@ func (l *Locker) begin(ctx context.Context) error {
 	return l.calls.Begin()
 }
 
-// Acquire waits until the lock is granted, ctx ends or MaxWait is over. The
-// context bounds the wait only: the lock outlives it, is renewed by itself, and
-// ends with Release (use [Lock.Context] for the work).
+// Acquire waits until the lock is granted, ctx ends or MaxWait is over. The context bounds
+// only the wait: the Locker renews the lock after ctx has ended, until Release. Use
+// [Lock.Context] for the work.
 //
-// Who waits is served in turn: in the order of the calls within this Locker, and
-// fairly between processes. It does not keep a connection, a transaction or a
-// snapshot for that. Who waits with a lock in hand must pass on the context of that
-// lock: a circle of such waits, also between processes, ends with [ErrDeadlock] for
-// one of them.
+// Waiters are served first come, first served within this Locker, and fairly between
+// processes. A waiter does not occupy a connection, a transaction or a snapshot. A caller
+// that waits while it holds another lock must pass the context of that lock: then a cycle
+// of such waits, also between processes, ends with [ErrDeadlock] for one of the callers.
 //
-// On failure nothing is held, and the error is an [*Error]: with
-// [ErrNotAcquired] if somebody else has the lock, [ErrDeadlock] if ctx comes
-// from a lock on the same key or in such a circle, [ErrClosed], [ErrSchema], [ErrReadOnly],
-// [ErrUnavailable], or what the server said; never with [ErrLost]: a lock that is lost
-// before Acquire can return it is asked for again, by TryAcquire once. A failure to reach a primary is returned at
-// once on the first attempt; once a server has said that the key is busy it is
-// waited out, without a bound but ctx and MaxWait. What the server refuses for good, such as
-// a password, ends the wait.
+// On failure nothing is held, and the error is an [*Error] that wraps [ErrNotAcquired] if
+// somebody else has the lock, [ErrDeadlock] if ctx comes from a lock on the same key or the
+// wait is part of such a cycle, [ErrClosed], [ErrSchema], [ErrReadOnly], [ErrUnavailable]
+// or the server's error. It never wraps [ErrLost]: if the lock is lost before Acquire can
+// return it, Acquire asks again, TryAcquire once more.
 //
-// Try again after ErrNotAcquired and ErrUnavailable, and after the ErrDeadlock of a circle when
-// you have released what you hold; after other errors something has to be changed first.
+// If the first attempt reaches no primary, Acquire returns the error at once. After a
+// server has said that the key is busy, Acquire keeps trying through such failures until
+// ctx ends or MaxWait is over. An error that the server repeats, such as a wrong password,
+// ends the wait.
+//
+// Try again after ErrNotAcquired and ErrUnavailable, and after the ErrDeadlock of a cycle
+// once you have released your locks. After other errors something must be changed first.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
@@ -199,12 +161,11 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 	return l.acquire(ctx, key, false, nil, opts)
 }
 
-// TryAcquire is Acquire with [NoWait]: it asks once, and returns an error with
-// [ErrNotAcquired] if the lock is held. It may come before those who wait, but not with
-// [Shared]: then it also fails with ErrNotAcquired while a writer waits, in this Locker or
-// in another one that has its place in the queue. (For an advisory lock that costs one
-// more round trip, and needs the migrations; where the queue cannot be asked
-// it is as if nobody waited there.)
+// TryAcquire is Acquire with [NoWait]: it tries once, and returns an error with
+// [ErrNotAcquired] if the lock is held. It does not queue, so it may get the lock before
+// waiters do. With [Shared] it also fails with ErrNotAcquired while a writer waits, in this
+// Locker or in the queue of another process. For an advisory lock this check costs one more
+// round trip and needs the migrations; if the queue cannot be read, it counts as empty.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
@@ -212,29 +173,29 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*L
 	defer l.calls.End()
 	for _, opt := range opts {
 		if w, ok := opt.(MaxWait); ok && w > 0 {
-			return nil, l.fail("acquire", key, fmt.Errorf("TryAcquire does not wait, so %v has no meaning; use Acquire: %w", w, errors.ErrUnsupported))
+			return nil, l.fail("acquire", key, fmt.Errorf("TryAcquire does not wait; remove %v, or use Acquire: %w", w, errors.ErrUnsupported))
 		}
 	}
 	return l.acquire(ctx, key, false, []Option{NoWait}, opts)
 }
 
-// Do acquires the lock, calls fn and releases the lock, also when fn panics. It
-// is what most callers should use. fn's context ends when the lock is lost, with
-// cause [ErrLost], and when ctx ends.
+// Do acquires the lock, calls fn and releases the lock, also when fn panics. Most callers
+// should use it. fn's context ends when the lock is lost, with cause [ErrLost], and when
+// ctx ends.
 //
-// Do returns the error of Acquire, and fn was not called then; or fn's error,
-// joined with ErrLost if the lock was lost before fn had returned.
+// If Acquire fails, Do returns its error and does not call fn. Otherwise Do returns fn's
+// error, joined with ErrLost if the lock was lost before fn returned.
 func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
 	_, err := l.do(ctx, key, fn, nil, opts)
 	return err
 }
 
-// TryDo is Do for "skip if busy": if somebody else has the lock it returns false
-// and no error, and fn was not called. With MaxWait it waits that long before it
-// skips. An ErrNotAcquired that fn returns comes back with ran = true.
+// TryDo is Do for "skip if busy": if somebody else has the lock it returns false and no
+// error, and does not call fn. With MaxWait it waits that long before it skips. If fn
+// returns an ErrNotAcquired, TryDo returns it with ran = true.
 func (l *Locker) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) (ran bool, err error) {
 	ran, err = l.do(ctx, key, fn, []Option{NoWait}, opts)
-	if busy, ok := errors.AsType[*busyError](err); !ran && ok && busy.ended == nil {
+	if busy, ok := errors.AsType[*hold.Busy](err); !ran && ok && busy.Ended == nil {
 		return false, nil
 	}
 	return ran, err
@@ -259,7 +220,7 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 		if errors.Is(released, ErrLost) && !errors.Is(err, ErrLost) {
 			err = errors.Join(err, released)
 		} else if released != nil {
-			l.log.Warn("pgxlock: release failed; the lock is left to its end", "key", key, "error", released)
+			l.log.Warn("pgxlock: release failed; the lock ends with its TTL or its session", "key", key, "error", released)
 		}
 	}()
 	work, cancel := lock.Context(ctx)
@@ -267,13 +228,12 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 	return true, fn(work, lock)
 }
 
-// Close refuses new calls, ends every [Lock.Context] with cause [ErrClosed],
-// waits for running Do until ctx ends, and then releases what is held. What a Do
-// still uses then is left to its expiry: it is not renewed any more, and nobody
-// gets it earlier; but an advisory lock ends with the session, and is lost. Close
-// returns ctx's error in that case, and when ctx ended before everything was
-// released. Do not call it inside Do, which would wait for itself. A second Close
-// waits for the first, until its own ctx ends.
+// Close refuses new calls, ends every [Lock.Context] with cause [ErrClosed], waits for
+// running Do calls until ctx ends, and then releases the other locks. If a Do is still
+// running then, its lease is no longer renewed, and nobody gets it before it expires; its
+// advisory lock ends with the session and is lost. In that case, and if ctx ended before
+// everything was released, Close returns ctx's error. Do not call Close inside Do, which
+// would wait for itself. A second Close waits for the first, until its own ctx ends.
 func (l *Locker) Close(ctx context.Context) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("close", "", err)
@@ -304,43 +264,26 @@ const closeGrace = time.Second
 
 func (l *Locker) shutdown(ctx context.Context) error {
 	l.calls.Close()
-	for _, lock := range l.locks() {
-		lock.endContexts(ErrClosed)
+	for _, h := range l.holds.Holds() {
+		h.EndContexts(&Error{Op: "hold", Key: h.Key, Kind: l.kind, Err: ErrClosed})
 	}
-	err := until(ctx, l.calls.Wait)
+	err := batcher.Until(ctx, l.calls.Wait)
 	l.leading.stop()
 
 	ctx, cancel := grace(ctx)
 	defer cancel()
-	released := until(ctx, func() {
+	released := batcher.Until(ctx, func() {
 		var releasing sync.WaitGroup
-		for _, lock := range l.locks() {
-			if !lock.inDo { // still in use: nobody may have it before it expires
-				releasing.Go(func() {
-					if err := lock.end(ctx, ErrClosed); err != nil {
-						l.log.Warn("pgxlock: release failed; the lock is left to its end", "key", lock.key, "error", err)
-					}
-				})
-			}
+		for _, h := range l.holds.Holds() {
+			releasing.Go(func() {
+				if err := h.Close(ctx); err != nil {
+					l.log.Warn("pgxlock: release failed; the lock ends with its TTL or its session", "key", h.Key, "error", err)
+				}
+			})
 		}
 		releasing.Wait()
 	})
-	return cmp.Or(err, released, l.backend.close(ctx), until(ctx, l.telling.Wait))
-}
-
-// until waits for wait to return, or for ctx to end.
-func until(ctx context.Context, wait func()) error {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		wait()
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return lockerr.ContextError(ctx)
-	}
+	return cmp.Or(err, released, l.backend.Close(ctx), batcher.Until(ctx, l.telling.Wait))
 }
 
 // grace returns a context that ends a moment after ctx.
@@ -353,25 +296,6 @@ func grace(ctx context.Context) (context.Context, context.CancelFunc) {
 		stop()
 		cancel(nil)
 	}
-}
-
-// locks returns what is held now.
-func (l *Locker) locks() []*Lock {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	held := make([]*Lock, 0, len(l.held))
-	for lock := range l.held {
-		held = append(held, lock)
-	}
-	return held
-}
-
-// forget takes a lock that ended out of what is held and renewed.
-func (l *Locker) forget(lock *Lock) {
-	l.mu.Lock()
-	delete(l.held, lock)
-	l.mu.Unlock()
-	l.backend.drop(lock)
 }
 
 // fail makes the error that a method returns.

@@ -11,9 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pgxlock/pgxlock/internal/clock"
-	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/internal/usertx"
+	"github.com/pgxlock/pgxlock/internal/hold"
 )
 
 // A bubble makes time exact and free. A fakeServer replaces PostgreSQL, and its clock the
@@ -50,7 +48,7 @@ type answer struct {
 }
 
 func busyFor(d time.Duration) answer {
-	return answer{err: &busyError{holder: "other:1", remaining: d}}
+	return answer{err: &hold.Busy{Holder: "other:1", Remaining: d}}
 }
 
 // never is a try to which no answer comes.
@@ -73,7 +71,8 @@ func inBubble(t *testing.T, test func(t *testing.T, l *Locker, server *fakeServe
 func newFake(server *fakeServer) *Locker {
 	l := newLocker(KindLease, server.clock, func(attempt int) time.Duration { return time.Duration(attempt+1) * time.Second },
 		slog.New(slog.DiscardHandler))
-	l.backend = server
+	l.ttl = testTTL
+	l.use(server)
 	return l
 }
 
@@ -102,17 +101,13 @@ func (s *fakeServer) count(n *int) int {
 	return *n
 }
 
-func (s *fakeServer) options() options { return options{ttl: testTTL} }
-
-func (s *fakeServer) try(ctx context.Context, keys []string, o options) []attempt {
-	attempts := make([]attempt, len(keys))
-	for i, key := range keys {
-		attempts[i].lock, attempts[i].err = s.tryOne(ctx, key, o)
+func (s *fakeServer) Try(ctx context.Context, r hold.Request, attempts []hold.Attempt) {
+	for i := range attempts {
+		attempts[i].Err = s.tryOne(ctx, r, attempts[i].Hold)
 	}
-	return attempts
 }
 
-func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, error) {
+func (s *fakeServer) tryOne(ctx context.Context, r hold.Request, h *hold.Hold) error {
 	sent := s.clock()
 	s.mu.Lock()
 	s.tries = append(s.tries, sent)
@@ -122,47 +117,47 @@ func (s *fakeServer) tryOne(ctx context.Context, key string, o options) (*Lock, 
 	}
 	token := int64(len(s.tries))
 	s.mu.Unlock()
-	if a.after > 0 && !clock.Sleep(ctx, a.after) {
-		return nil, context.Cause(ctx)
+	if a.after > 0 {
+		select {
+		case <-time.After(a.after):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-s.locker.host().Closing:
+			return ErrClosed
+		}
 	}
 	if a.err != nil {
-		return nil, a.err
+		return a.err
 	}
-	lock := s.locker.newLock(key, "me:1", o.ttl, testMargin)
-	if !lock.granted(token, sent, s.clock()) {
-		return nil, errLateGrant
+	h.Holder, h.TTL, h.Margin = "me:1", r.TTL, testMargin
+	if !h.Granted(token, sent, s.clock()) {
+		return hold.ErrLateGrant
 	}
-	return lock, nil
+	return nil
 }
 
-func (s *fakeServer) takes(opt Option) bool { return takenByLocks(opt) }
+func (s *fakeServer) Holders(context.Context, []string) ([]hold.Holder, error) { return nil, nil }
 
-func (s *fakeServer) check(key string) error { return lockkey.Check(key) }
-
-func (s *fakeServer) name(key string) lockkey.Name { return lockkey.Name{Key: key} }
-
-func (s *fakeServer) holders(context.Context, []string) ([]Holder, error) { return nil, nil }
-
-func (s *fakeServer) discard(*Lock) {
+func (s *fakeServer) Discard(*hold.Hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.discards++
 }
 
-func (s *fakeServer) holdID(*Lock) string { return "" }
+func (s *fakeServer) ID(*hold.Hold) string { return "" }
 
-func (s *fakeServer) keep(*Lock) {}
+func (s *fakeServer) Keep(*hold.Hold) {}
 
-func (s *fakeServer) drop(*Lock) {}
+func (s *fakeServer) Drop(*hold.Hold, bool) {}
 
-func (s *fakeServer) renew(_ context.Context, l *Lock) error {
+func (s *fakeServer) Renew(_ context.Context, h *hold.Hold) error {
 	s.mu.Lock()
 	s.renewals++
 	s.mu.Unlock()
-	return l.renewed(s.clock())
+	return h.Renewed(s.clock())
 }
 
-func (s *fakeServer) release(*Lock) error {
+func (s *fakeServer) Release(*hold.Hold) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.releases++
@@ -173,11 +168,11 @@ func (s *fakeServer) release(*Lock) error {
 	return s.refusal
 }
 
-func (s *fakeServer) fence(context.Context, usertx.Tx, *Lock) error {
+func (s *fakeServer) Fence(context.Context, hold.Tx, *hold.Hold) error {
 	return errors.New("a fence was sent to the server")
 }
 
-func (s *fakeServer) close(context.Context) error {
+func (s *fakeServer) Close(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
@@ -225,6 +220,7 @@ func isClosed(ch <-chan struct{}) bool {
 
 func TestCloseEndsAWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		began := time.Now()
 		server.answer(busyFor(time.Hour), never) // one waits for its next try, one for an answer
 		errs := make(chan error, 2)
 		for range 2 {
@@ -241,6 +237,9 @@ func TestCloseEndsAWait(t *testing.T) {
 			err := <-errs
 			mustBe(t, "Acquire", err, ErrClosed)
 			mustNotBe(t, "Acquire", err, ErrNotAcquired)
+		}
+		if d := time.Since(began); d != 0 {
+			t.Errorf("Close ended them after %s", d)
 		}
 		for name, call := range map[string]func() error{
 			"Acquire":    func() error { _, err := l.Acquire(t.Context(), "k"); return err },
@@ -260,7 +259,7 @@ func TestCloseEndsContextsAndReleasesWhatIsHeld(t *testing.T) {
 		lock, lost := acquired(t, l, "k"), acquired(t, l, "lost")
 		work, cancel := lock.Context(t.Context())
 		defer cancel()
-		_ = lost.lose(errTakenAway)
+		_ = lost.hold.Lose(errors.New("taken over"))
 		if err := l.Close(t.Context()); err != nil {
 			t.Error(err)
 		}

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -10,42 +11,40 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// AcquireAll acquires many locks together.
-
-// Locks were acquired together, all or nothing, and are used and released
-// together. They are in the order in which all calls take them: that of their
-// keys, or of the numbers of advisory locks.
+// Locks are acquired together, all or none, and are used and released together. They are in
+// the order in which every call takes them: sorted by key, or by number for advisory locks.
 type Locks []*Lock
 
-// AcquireAll acquires a lock on each of the keys, or none: it returns when all
-// are held, with at least half of their TTL ahead. Keys that name the same
-// lock are locked once; no keys are no locks, and no error.
+// AcquireAll acquires a lock on each of the keys, or none. It returns when it holds all of
+// them, each with at least half of its TTL left. Keys that name the same lock are locked
+// once. Without keys it returns no locks and no error.
 //
-// If all are free that takes one statement. If not, it holds what comes before
-// the first busy key in the order of [Locks], and waits for that: callers who
-// name the same keys in different orders do not deadlock. What is held meanwhile
-// is renewed; if some of it is lost all is given back, and the call starts over.
-// MaxWait bounds the whole, and with [NoWait] one busy key fails the call.
+// If all keys are free, AcquireAll takes one statement. Otherwise it holds the keys before
+// the first busy one, in the order of [Locks], and waits for that one: callers that list
+// the same keys in different orders do not deadlock. It renews what it holds meanwhile; if
+// it loses some of it, it releases the rest and starts over. MaxWait bounds the whole call,
+// and with [NoWait] one busy key fails it.
 //
-// Errors are those of [Locker.Acquire]; [Error].Key is the key that was in the
-// way. On failure nothing is held.
+// The errors are those of [Locker.Acquire]; [Error].Key is the busy key. On failure nothing
+// is held.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) (Locks, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
 	defer l.calls.End()
-	o := l.backend.options()
-	if err := o.collect(opts, l.backend.takes); err != nil {
+	o := l.options()
+	if err := o.collect(opts, l.takes); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
-	compare := func(a, b string) int { return l.backend.name(a).Compare(l.backend.name(b)) }
+	compare := func(a, b string) int { return l.name(a).Compare(l.name(b)) }
 	keys = slices.SortedStableFunc(slices.Values(keys), compare)
 	keys = slices.CompactFunc(keys, func(a, b string) bool { return compare(a, b) == 0 })
 	for _, key := range keys {
-		if err := l.backend.check(key); err != nil {
+		if err := l.check(key); err != nil {
 			return nil, l.fail("acquire", key, err)
 		}
 	}
@@ -96,7 +95,7 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 			return locks, key, w.again(key, err)
 		}
 		var refused error
-		var early Locks // behind the one that was refused: somebody else may need them first
+		var early Locks // locks after the refused one: another caller may need them before
 		o := w.turn(o)
 		for i, got := range w.try(next[:min(ask, len(next))], false, o) {
 			switch {
@@ -110,54 +109,58 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 			}
 		}
 		w.holds = locks
-		if busy, ok := errors.AsType[*busyError](refused); ok && len(early) > 0 && w.place == nil && !w.noWait {
-			w.observed.busy(failed, busy.holder)
-			w.join(failed, busy) // before anybody can pass by who is told that they are free
+		if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 && w.place == nil && !w.noWait {
+			w.observed.busy(failed, busy.Holder)
+			w.join(failed, busy) // before the release below wakes others, which could then come first
 		}
-		_ = early.Release(w)
+		_ = early.Release(w.caller)
 		ask = len(keys)
 		if refused != nil {
 			if i := slices.IndexFunc(next, func(key string) bool { return w.known(key, refused) != nil }); i >= 0 {
-				failed = next[i] // no answer has come about any of them
+				failed = next[i] // the server has answered about none of them
 			}
 			if err := w.again(failed, refused); err != nil {
 				return locks, failed, err
 			}
-			ask = 1 // the busy one; the others are not disturbed until it is ours
+			ask = 1 // only the busy one: leave the others alone until it is acquired
 		}
 		for _, lock := range locks {
 			if err := lock.Err(); err != nil {
-				return locks, lock.key, err
+				return locks, lock.Key(), err
 			}
 		}
 	}
 	for _, lock := range locks {
-		if until, bounded := lock.Deadline(); bounded && time.Until(until) < lock.ttl/2 {
-			if err := lock.Renew(w); w.Err() != nil && !errors.Is(err, ErrLost) {
-				return locks, lock.key, w.gaveUp(w.busy, context.Cause(w))
-			} else if err != nil {
-				return locks, lock.key, err
+		if until, bounded := lock.Deadline(); bounded && time.Until(until) < lock.hold.TTL/2 {
+			ctx, cancel := w.bounded()
+			err := lock.Renew(ctx)
+			over := cmp.Or(w.ended(), context.Cause(ctx))
+			cancel()
+			switch {
+			case over != nil && !errors.Is(err, ErrLost):
+				return locks, lock.Key(), w.gaveUp(w.busy, over)
+			case err != nil:
+				return locks, lock.Key(), err
 			}
 		}
 	}
 	return locks, "", nil
 }
 
-// unclaimed returns how many of the keys come before the first one that somebody here
-// stands in line for.
+// unclaimed returns how many of the keys come before the first one that has a local queue.
 func (w *wait) unclaimed(keys []string) int {
 	if w.noWait || w.locker.lines.count.Load() == 0 {
 		return len(keys)
 	}
 	for i, key := range keys {
-		if w.locker.lines.exists(w.locker.backend.name(key)) {
+		if w.locker.lines.exists(w.locker.name(key)) {
 			return i
 		}
 	}
 	return len(keys)
 }
 
-// Context is [Lock.Context] for all of them: it ends when one of them does.
+// Context is [Lock.Context] for all of them: it ends as soon as one of the locks does.
 func (ls Locks) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if len(ls) == 0 {
 		if err := lockerr.MissingContext(parent); err != nil {
@@ -178,8 +181,8 @@ func (ls Locks) Context(parent context.Context) (context.Context, context.Cancel
 	}
 }
 
-// locksContext looks at every lock. Each of the contexts is a child of the one
-// before, so that the last one ends with any of them.
+// locksContext is a context whose Err checks every lock. Each of the contexts is a child of the
+// one before, so that the last one ends when any of them does.
 type locksContext struct {
 	context.Context // the last of each
 	each            []context.Context
@@ -194,7 +197,7 @@ func (c *locksContext) Err() error {
 	return nil
 }
 
-// Fence is [Lock.Fence] for all of them; the first error ends it.
+// Fence is [Lock.Fence] for all of them. It stops at the first error.
 func (ls Locks) Fence(ctx context.Context, tx pgx.Tx) error {
 	for _, l := range ls {
 		if err := l.Fence(ctx, tx); err != nil {
@@ -204,7 +207,7 @@ func (ls Locks) Fence(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// FenceSQL is [Lock.FenceSQL] for all of them; the first error ends it.
+// FenceSQL is [Lock.FenceSQL] for all of them. It stops at the first error.
 func (ls Locks) FenceSQL(ctx context.Context, tx *sql.Tx) error {
 	for _, l := range ls {
 		if err := l.FenceSQL(ctx, tx); err != nil {
@@ -214,8 +217,7 @@ func (ls Locks) FenceSQL(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
-// Release is [Lock.Release] for all of them, at the same time. Its error joins
-// theirs.
+// Release is [Lock.Release] for all of them at the same time. It joins their errors.
 func (ls Locks) Release(ctx context.Context) error {
 	errs := make([]error, len(ls))
 	var releasing sync.WaitGroup

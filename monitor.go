@@ -18,30 +18,31 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// A Monitor shows the locks of a database, of all processes that use it, and takes them
-// away: leases, permits and shares, the advisory locks of sessions and of transactions, and
-// the waiters for all of them. It is for people and for programs that supervise others: its
-// answers are out of date when they arrive.
+// A Monitor shows the locks of a database, of all processes that use it, and can evict
+// their holders. It shows leases, permits and shares, the advisory locks of sessions and of
+// transactions, and the waiters for all of them. It is for people and for programs that
+// supervise others: its answers are out of date when they arrive.
 //
 // Each call takes one connection of the pool, reads in read-only transactions, and acquires
-// no lock. It works through a pooler in every mode; the session that a pooler has with the
-// server is shown as the pooler's, and so are the locks of the pooler's clients. Reading
-// the advisory locks blocks the server's lock table for a moment: call it every few seconds,
-// not in a loop.
+// no lock. It works through a pooler in every mode, but shows a pooler's session with the
+// server as the pooler's, and so the locks of the pooler's clients. Reading the advisory
+// locks blocks the server's lock table for a moment: call it every few seconds, not in a
+// loop.
 //
-// It shows advisory locks without an installation; [Snapshot.Missing] says what it could
-// not show, and why. Its statements are sql/monitor/*.sql; psql -f runs each as it is.
+// A Monitor shows advisory locks without an installation; Snapshot.Missing says what it
+// could not show, and why. Its statements are sql/monitor/*.sql; psql -f runs those
+// without parameters unchanged.
 //
-// A Monitor is safe for concurrent use. The zero value is of no use.
+// A Monitor is safe for concurrent use. The zero value is not usable.
 type Monitor struct {
 	locks monitor.Monitor
 }
 
 // MonitorConfig configures a [Monitor]. A nil *MonitorConfig means the defaults.
 type MonitorConfig struct {
-	// Schema is where the migrations were run. Default: the schema in which
-	// acquire_lock is found by the search_path of a connection, else the only one in
-	// the database that has pgxlock, if there is one.
+	// Schema is where the migrations were run. Default: the schema in which the search_path
+	// of a connection finds acquire_lock, otherwise the only one in the database that has
+	// pgxlock, if there is one.
 	Schema string
 
 	// Names are keys of advisory locks to show by name: the server knows only their
@@ -49,11 +50,11 @@ type MonitorConfig struct {
 	// they hold for more than a few seconds.
 	Names []string
 
-	// Internal shows pgxlock's own advisory locks as well, also in snapshots: liveness of
+	// Internal also shows pgxlock's own advisory locks, in snapshots too: the liveness of
 	// sessions, guards, and pins of fenced transactions. A mark in their numbers identifies
-	// them, which one of 8 million numbers of users has by chance. A lock with the mark
-	// whose name is known is a user's and is always shown; for a lock that is locked by
-	// its number, put its [RawKey] into Names.
+	// them; one of 8 million numbers of users has it by chance. A lock with the mark whose
+	// name is known is a user's and is always shown. For a lock that is locked by its
+	// number, put its [RawKey] into Names.
 	Internal bool
 }
 
@@ -82,13 +83,13 @@ func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
 type Filter struct {
 	Kind     Kind   // 0: every kind
 	Key      string // "": every key; an advisory lock is found by its name or its [RawKey]
-	Prefix   string // of the key; no other than "" matches an advisory lock whose name is unknown
-	Internal bool   // also pgxlock's own advisory locks, see MonitorConfig.Internal; a lock whose RawKey is Key is shown anyway
+	Prefix   string // of the key; only "" matches an advisory lock whose name is unknown
+	Internal bool   // also select pgxlock's own advisory locks, see MonitorConfig.Internal; a lock whose RawKey is Key is always selected
 }
 
 func (f Filter) check() error {
 	if f.Kind > KindLease {
-		return fmt.Errorf("Filter.Kind is %v; what such a Locker holds is known to its process alone, use Advisory, Lease or 0: %w", f.Kind, errors.ErrUnsupported)
+		return fmt.Errorf("Filter.Kind is %v, whose locks only their own process knows; use KindAdvisory, KindLease or 0: %w", f.Kind, errors.ErrUnsupported)
 	}
 	if f.Key != "" {
 		if err := lockkey.CheckAdvisory(f.Key); err != nil {
@@ -106,18 +107,18 @@ func (f Filter) wanted() monitor.Filter {
 	return monitor.Filter{Kind: monitor.Kind(f.Kind), Key: f.Key, Prefix: f.Prefix, Internal: f.Internal}
 }
 
-// A Snapshot is the state of all locks at one moment, give or take the time that it took to
+// A Snapshot is the state of all locks at one moment, except for the time that it took to
 // read it.
 type Snapshot struct {
 	At      time.Time // the server's clock
 	Holders []Holder  // by kind and key
 	Expired []Holder  // leases that expired and were not released; anybody may take them over
 	Waiters []Waiter  // by kind and key, in the order of their queue
-	Missing []string  // what this role, or this schema, does not show, and what to do about it
+	Missing []string  // what this role or this schema cannot show, and what to do about it
 }
 
-// Snapshot reads everything at once. It leaves out what it cannot read, and Missing says
-// so; it fails only if the server cannot be asked.
+// Snapshot reads everything at once. It leaves out what it cannot read, and Missing lists
+// what and why. It fails only if the server cannot be asked.
 func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	if err := missing(ctx, m); err != nil {
 		return Snapshot{}, fail("snapshot", "", 0, err)
@@ -126,9 +127,9 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	return Snapshot{shot.At, holdersOf(shot.Holders), holdersOf(shot.Expired), waitersOf(shot.Waiters), shot.Missing}, fail("snapshot", "", 0, err)
 }
 
-// Holders returns the holders of locks, sorted by kind and key. An empty answer means that
-// nobody holds such a lock: if leases cannot be read, it fails unless the filter's Kind is
-// KindAdvisory. [Monitor.Snapshot] returns what can be read.
+// Holders returns the holders of locks, sorted by kind and key. An empty result means that
+// nobody holds such a lock: if leases cannot be read, Holders fails unless the filter's
+// Kind is [KindAdvisory]. [Monitor.Snapshot] returns everything that can be read.
 func (m *Monitor) Holders(ctx context.Context, f Filter) ([]Holder, error) {
 	return m.holders(ctx, f, StateLive)
 }
@@ -152,8 +153,8 @@ func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) (
 }
 
 // Waiters returns the waiters for locks, sorted by kind and key, in the order of their
-// queue. If the queues cannot be read, it fails unless the filter's Kind is KindAdvisory and
-// there are no queues: it always sees the sessions that the server keeps waiting.
+// queue. If the queues cannot be read, it fails unless the filter's Kind is [KindAdvisory]
+// and no queues are installed. It always sees the sessions that the server keeps waiting.
 func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
 		return nil, fail("waiters", f.Key, f.Kind, err)
@@ -162,9 +163,9 @@ func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	return waitersOf(waiters), fail("waiters", f.Key, f.Kind, err)
 }
 
-// Watch yields a Snapshot now, and another each time that the interval every has passed,
-// which is at least 1 s. While the server cannot be asked it yields the error once, and goes
-// on. An error that is not transient ends it, and so does ctx.
+// Watch yields a Snapshot now, and another after each interval every, which is at least 1
+// s. While the server cannot be asked it yields the error once and keeps trying. An error
+// that is not transient ends it, and so does ctx.
 func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snapshot, error] {
 	return func(yield func(Snapshot, error) bool) {
 		if err := missing(ctx, m); err != nil {
@@ -172,7 +173,7 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 			return
 		}
 		if every < time.Second {
-			yield(Snapshot{}, fail("watch", "", 0, fmt.Errorf("every is %s, it must be at least 1 s: to look stops the server's lock table for a moment", every)))
+			yield(Snapshot{}, fail("watch", "", 0, fmt.Errorf("every is %s, it must be at least 1 s, because each snapshot blocks the server's lock table for a moment", every)))
 			return
 		}
 		for failing := false; ctx.Err() == nil; clock.Sleep(ctx, every) {
@@ -200,18 +201,19 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 // For a lease, a permit or a share, exactly that acquisition ends, and others may acquire
 // the lock at once. The holder notices at its next renewal, within a third of its TTL, by
 // an error that matches [ErrLost] and [ErrEvicted]. Until then it believes that it holds
-// the lock: its writes under [Lock.Fence] are refused from now on, and so is its token
-// where a resource compares tokens, but nothing else is. A transaction that it fenced
-// before goes on, and nobody else acquires the lock before that transaction has ended.
+// the lock. Its writes under [Lock.Fence] are refused from now on, and so is its token
+// where a resource compares tokens, but nothing else is. A transaction that it has already
+// fenced may still commit, and nobody else acquires the lock before that transaction has
+// ended.
 //
 // Only its session can release an advisory lock. The session of a Locker does so when
-// asked, after its callers have lost the lock. Evict asks until it has, for 5 s or until
-// ctx ends, and then returns [ErrStillHeld]: the session is not a Locker's, or it cannot
-// listen, as behind a pooler, or it hangs. Use [Monitor.Terminate] then. Callers in one
-// process that share an advisory lock lose it together.
+// asked, after its callers have lost the lock. Evict keeps asking until the lock is
+// released, for 5 s or until ctx ends, and then returns [ErrStillHeld]: the session is not
+// a Locker's, or it cannot listen, as behind a pooler, or it hangs. In that case use
+// [Monitor.Terminate]. Callers in one process that share an advisory lock lose it together.
 //
-// Nobody can be evicted from pgxlock's own locks, which [Filter].Internal shows: the error
-// matches [ErrInternalLock], and nothing happens.
+// Evict refuses pgxlock's own locks, which [Filter].Internal shows: the error matches
+// [ErrInternalLock], and nothing happens.
 //
 // Evict needs the migrations ([ErrSchema]) and a role of the kind administration.
 func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted bool, err error) {
@@ -222,13 +224,14 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 	case h.Kind == KindAdvisory:
 		evicted, err = m.locks.EvictAdvisory(ctx, h.Key, h.Mode == Shared, h.PID, reason)
 	default:
-		err = fmt.Errorf("Holder.Kind is %v, and only what Advisory and Lease Lockers hold can be evicted: %w", h.Kind, errors.ErrUnsupported)
+		err = fmt.Errorf("Holder.Kind is %v; only leases and advisory locks can be evicted: %w", h.Kind, errors.ErrUnsupported)
 	}
 	return evicted, fail("evict", h.Key, h.Kind, err)
 }
 
-// A Session is a connection to the server with all advisory locks that it holds or waits
-// for, which end with it. It has pgxlock's own only with MonitorConfig.Internal.
+// A Session is a connection to the server, with all advisory locks that it holds or waits
+// for; they end with it. It includes pgxlock's own locks only with
+// [MonitorConfig.Internal].
 type Session struct {
 	PID                       int32
 	Application, Role, Client string
@@ -238,8 +241,8 @@ type Session struct {
 	started int64 // when it began, as sql/conn/backend.sql has it; 0: unknown
 }
 
-// Session returns the session of process pid of the server, to show it before it is ended.
-// If it has ended, the error matches pgx.ErrNoRows.
+// Session returns the session of the server process pid, so that it can be shown before it
+// is ended. If the session has ended, the error matches pgx.ErrNoRows.
 func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 	if err := missing(ctx, m); err != nil {
 		return Session{PID: pid}, fail("session", "", KindAdvisory, err)
@@ -249,15 +252,15 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 }
 
 // Terminate ends a session that [Monitor.Session] returned. All advisory locks that it
-// holds are free then, also those that it acquired since, and their holders notice as from
-// a broken connection. It is the last resort after [Monitor.Evict] returned [ErrStillHeld].
+// holds become free, including any acquired since, and their holders notice as after a
+// broken connection. It is the last resort after [Monitor.Evict] returned [ErrStillHeld].
 // It reports whether it ended the session; a later session with the same process id is left
 // alone. Where the migrations are installed it records for each lock who did this, when,
-// and why.
+// and why. The reason has 1 to 900 bytes, as for Evict.
 //
 // The server lets a role end its own sessions, those of roles that it is a member of, and,
-// as a member of pg_signal_backend, all that are not a superuser's. The role must also be
-// allowed to see when the session began: it may for its own sessions, and as a member of
+// as a member of pg_signal_backend, those of all roles but superusers. The role must also
+// be allowed to see when the session began: it may for its own sessions, and as a member of
 // pg_monitor for all.
 func (m *Monitor) Terminate(ctx context.Context, session Session, reason string) (terminated bool, err error) {
 	if err := missing(ctx, m); err != nil {

@@ -9,96 +9,102 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // Observe receives what becomes of calls and locks. Programs build metrics and traces from it.
 
-// An EventOp is what happened, the Op of an [Event].
+// EventOp says what happened: it is the Op of an [Event].
 type EventOp string
 
-// What can happen.
+// The operations of an [Event].
 const (
-	// EventBusy: a call found that somebody has the key, or that others wait for it.
+	// EventBusy: a call found that somebody else holds the key or waits for it.
 	EventBusy EventOp = "busy"
 
-	// EventWait: a call that asked for locks is over, however short its wait was. Err
-	// says why it got none.
+	// EventWait: a call for locks is over, even if it did not wait. Err says why it got
+	// none.
 	EventWait EventOp = "wait"
 
-	// EventAcquired: a call returns a Lock, or a Do begins its work.
+	// EventAcquired: a call returns a Lock, or a Do calls its function.
 	EventAcquired EventOp = "acquired"
 
-	// EventRenewed: the deadline of a Lock has moved, by itself or by [Lock.Renew]; with
-	// Err: the renewal of a lease failed, and is tried again while there is time.
+	// EventRenewed: the deadline of a Lock has moved, automatically or by [Lock.Renew].
+	// With Err set: the renewal of a lease failed, and the Locker tries again while there
+	// is time.
 	EventRenewed EventOp = "renewed"
 
 	// EventLost: a Lock was lost. Err matches [ErrLost] and says how.
 	EventLost EventOp = "lost"
 
-	// EventReleased: a Lock was given back, by Release, the end of a Do, or Close. With
-	// Err it may take until its TTL is over before others get it.
+	// EventReleased: a Lock was released, by Release, the end of a Do, or Close. With Err
+	// set, others may have to wait until its TTL is over.
 	EventReleased EventOp = "released"
 )
 
-// An Event is what Observe is told, a function in [LeaseConfig] and [AdvisoryConfig].
+// An Event says what happened to a call or a lock. The function Observe in [LeaseConfig]
+// and [AdvisoryConfig] receives it.
 //
-// Each call for a lock that is not refused for its arguments, or because the Locker
-// is closed, has at most one [EventBusy], then one [EventWait], and then, if it
-// succeeded, an [EventAcquired] for each Lock. That holds for Acquire, TryAcquire,
-// AcquireAll, Do, TryDo, DoTx, those of a [Semaphore], and each time that Lead
-// campaigns. A Lock has any number of [EventRenewed] after that, and in the end one of
-// [EventLost] and [EventReleased], whatever ends it. So the busy ones less those waits
-// that have Busy set are the calls that wait, and what was acquired less what was
-// released or lost is what is held. A grant that no call returned, because its caller
-// had left or AcquireAll failed in the end, is no event. A program that dies tells
-// nothing more, and a loss is told when it is noticed: see [Lock.Lost].
+// Each call for a lock emits at most one EventBusy, then one EventWait, and then, if it
+// succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll,
+// Do, TryDo and DoTx, those of a [Semaphore], and each campaign of Lead. A call that is
+// refused for its arguments or because the Locker is closed emits nothing. After
+// EventAcquired a Lock emits any number of EventRenewed, and finally one EventLost or
+// EventReleased, whatever ends it. So the number of EventBusy, minus the number of
+// EventWait with Busy set, is the number of waiting calls; the number of EventAcquired,
+// minus those of EventLost and EventReleased, is the number of held locks. A grant that no
+// call returned, because its caller had left or AcquireAll failed in the end, emits no
+// event. A program that dies emits nothing more, and a loss is emitted when it is noticed:
+// see [Lock.Lost].
 //
 // Observe is called for EventBusy, EventWait and EventAcquired in the goroutine of the
-// call, before that returns, and with its context, so that a span can be its child; for
-// EventReleased, and a loss that only Release finds out, in that of Release with the
-// context of Release. The rest comes in goroutines of our own: EventRenewed and EventLost
-// with the context of the call that acquired the Lock, without its end, and what Close
-// releases with that of Close. Events of one Lock come one after the other, others at the
-// same time: Observe must be safe for concurrent use.
+// call, before the call returns and with its context, so a span can be its child. For
+// EventReleased, and for a loss that only Release notices, it is called in the goroutine of
+// Release with the context of Release. Other events come from goroutines of the Locker:
+// EventRenewed and EventLost with the context of the call that acquired the Lock, but
+// without its cancellation, and locks that Close releases with the context of Close. Events
+// of one Lock come one after the other. Events of different Locks come at the same time:
+// Observe must be safe for concurrent use.
 //
-// Observe shall be quick, and must neither call methods of the Locker or its Locks nor
-// end its goroutine. What waits for it is the call that it is about: Acquire returns
-// later, with a lock that is held and renewed meanwhile; Release, which gives the lock
-// back first, when all events of the Lock are told; Close, when all of the Locker are,
-// or its context ends. It holds up no renewal, no notice of a loss and no other call.
-// Renewals that come while Observe is at an earlier event of that Lock are told as one,
-// or not at all if the Lock ends before. When Observe panics the Logger gets that as an
-// error, and nothing else comes of it.
+// Observe must return quickly. It must not call methods of the Locker or its Locks, and
+// must not end its goroutine. A slow Observe delays only the call that the event is about.
+// Acquire returns later, with a lock that is held and renewed meanwhile. Release releases
+// the lock first, and returns after Observe has received all events of the Lock. Close
+// returns after Observe has received all events of the Locker, or when its context ends.
+// Observe delays no renewal, no notification of a loss and no other call. Several renewals
+// may be merged into one event if Observe is slow, or be left out if the Lock ends first.
+// If Observe panics, the Logger receives the panic as an error, and nothing else happens.
 //
-// Fields may be added; those that are there keep their meaning.
+// Later versions may add fields; existing fields keep their meaning.
 type Event struct {
 	Op   EventOp
 	Time time.Time // when it happened, by the clock of this machine
 
-	// Key is what was asked for: of a permit, the key of its semaphore. Of AcquireAll
-	// EventBusy and EventWait have the key that was in the way first, or none.
+	// Key is the key of the call; for a permit, the key of its semaphore. For AcquireAll,
+	// EventBusy and EventWait have the first busy key, or none.
 	Key     string
-	Permits int // of a semaphore: how many it has; 0: it is a lock itself
-	Permit  int // which of them the Lock is: 3 of jobs#3; 0: none, or not known yet
+	Permits int // of the semaphore; 0: the call is for a lock
+	Permit  int // the number of the Lock's permit, 3 for jobs#3; 0: none, or not known yet
 
 	Kind Kind
 	Mode Mode
 
 	// Call numbers the calls of this process. All events of a call, and of the Locks that
-	// it returned, have its number: with Key it is that of one Lock.
+	// it returned, have its number: together with Key it identifies one Lock.
 	Call uint64
 
-	// Token and Holder are those of the Lock: [Lock.Token], [Lock.Holder]. Of EventBusy, and
-	// EventWait with Err, Holder is who is in the way, if that is known.
+	// Token and Holder are [Lock.Token] and [Lock.Holder]. With EventBusy, and with
+	// EventWait and Err, Holder is the current holder, if that is known.
 	Token  int64
 	Holder string
 
-	Busy bool          // of EventWait and EventAcquired: the call had an EventBusy
-	Wait time.Duration // of those three: since the call was made
-	Held time.Duration // of EventRenewed, EventLost and EventReleased: how long it has been held, or was
+	Busy bool          // in EventWait and EventAcquired: the call emitted an EventBusy
+	Wait time.Duration // in EventBusy, EventWait and EventAcquired: time since the call was made
+	Held time.Duration // in EventRenewed, EventLost and EventReleased: how long the Lock has been held, or was held
 
-	// Err is what the call returns (EventWait), what Release returns (EventReleased), why
-	// the Lock is lost, or why a renewal failed.
+	// Err is the error that the call returns (EventWait) or that Release returns
+	// (EventReleased), the reason why the Lock is lost, or the reason why a renewal failed.
 	Err error
 }
 
@@ -129,9 +135,9 @@ func (l *Locker) observeCall(ctx context.Context, key string, o options) *observ
 		return nil
 	}
 	c := &observedCall{locker: l, ctx: ctx, began: time.Now()}
-	c.event = Event{Key: key, Permits: int(o.permits), Kind: l.kind, Mode: o.mode, Call: lastCall.Add(1)}
-	if o.permits > 0 {
-		c.event.Key = semaphoreOf(key)
+	c.event = Event{Key: key, Permits: o.Permits, Kind: l.kind, Mode: Mode(o.Mode), Call: lastCall.Add(1)}
+	if o.Permits > 0 {
+		c.event.Key = lockkey.Semaphore(key)
 	}
 	return c
 }
@@ -192,9 +198,10 @@ func (c *observedCall) succeeded(locks ...*Lock) {
 // acquired tells of a lock, and then of what becomes of it.
 func (c *observedCall) acquired(lock *Lock) {
 	e := c.now(EventAcquired)
-	e.Key, e.Token, e.Holder = lock.key, lock.token, lock.holder
-	if number, ok := strings.CutPrefix(lock.key, lock.queue); ok && number != "" {
-		e.Key = semaphoreOf(lock.queue)
+	h := &lock.hold
+	e.Key, e.Token, e.Holder = h.Key, h.Token, h.Holder
+	if number, ok := strings.CutPrefix(h.Key, h.Queue.Key); ok && e.Permits > 0 {
+		e.Key = lockkey.Semaphore(h.Queue.Key)
 		e.Permit, _ = strconv.Atoi(number)
 	}
 	o := &observedLock{locker: c.locker, ctx: context.WithoutCancel(c.ctx), event: e, since: c.locker.now(), turn: make(chan struct{}, 1)}
@@ -202,15 +209,13 @@ func (c *observedCall) acquired(lock *Lock) {
 	o.turn <- struct{}{} // before what comes later
 	defer func() { <-o.turn }()
 
-	lock.mu.Lock()
-	lock.observed = o
-	switch {
-	case errors.Is(lock.ended, ErrLost):
-		o.lost(lock.ended, lock.deadline)
-	case lock.ended != nil: // by Close
+	lock.observed.Store(o)
+	switch until, ended := h.Ended(); { // it may have ended before the Lock was observed
+	case errors.Is(ended, ErrLost):
+		o.lost(ended, until)
+	case ended != nil: // by Close
 		o.later(o.now(EventReleased))
 	}
-	lock.unlock()
 	c.locker.tell(c.ctx, e)
 }
 
@@ -260,7 +265,7 @@ func (o *observedLock) lost(why error, until time.Duration) {
 	}
 }
 
-// later tells in a goroutine of its own: whoever calls it has mutexes.
+// later tells in a goroutine of its own: its callers hold mutexes.
 func (o *observedLock) later(e Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

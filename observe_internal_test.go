@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/hold"
 )
 
 // What Observe is told, when, and whom it holds up, in bubbles: by the clock, and without
@@ -70,7 +72,7 @@ func observing(t *testing.T, on map[EventOp]func(), test func(t *testing.T, l *L
 
 func TestEventsTellHowLongWasWaitedAndHeld(t *testing.T) {
 	observing(t, nil, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
-		server.answer(answer{after: time.Second, err: &busyError{holder: "other:1"}}, answer{after: time.Second})
+		server.answer(answer{after: time.Second, err: &hold.Busy{Holder: "other:1"}}, answer{after: time.Second})
 		lock := acquired(t, l, "k") // asks, hears, waits a second, asks again
 		time.Sleep(4 * time.Second)
 		if err := lock.Renew(t.Context()); err != nil {
@@ -149,7 +151,7 @@ func TestAReleaseThatFailsIsARelease(t *testing.T) {
 }
 
 // Whatever ends a lock before its call has returned is told behind the grant.
-func TestWhatEndsALockBeforeItIsReturnedIsToldAfterTheGrant(t *testing.T) {
+func TestLossBeforeTheCallReturnsIsObservedAfterTheGrant(t *testing.T) {
 	for end, ops := range map[string]string{"loss": "wait acquired lost", "Close": "wait acquired released"} {
 		t.Run(end, func(t *testing.T) {
 			on := make(map[EventOp]func())
@@ -211,13 +213,13 @@ func TestAnObserverThatBlocksHoldsUpItsOwnCallOnly(t *testing.T) {
 		for _, lock := range []*Lock{first, other} {
 			var ops []string
 			for _, e := range o.events {
-				if e.Key == lock.key {
+				if e.Key == lock.Key() {
 					ops = append(ops, string(e.Op))
 				}
 			}
 			// What came while it was blocked is nothing that the end does not say.
 			if got := strings.Join(ops, " "); got != "wait acquired renewed released" {
-				t.Errorf("%s: told %q", lock.key, got)
+				t.Errorf("%s: told %q", lock.Key(), got)
 			}
 		}
 	})
@@ -258,12 +260,12 @@ func TestALockWhoseGrantIsStillBeingToldIsRenewedAndLost(t *testing.T) {
 		got := make(chan *Lock)
 		go func() { got <- acquired(t, l, "k") }()
 		synctest.Wait()
-		held := l.locks()
+		held := l.holds.Holds()
 		if len(held) != 1 {
 			t.Fatalf("%d locks are held", len(held))
 		}
 		time.Sleep(testTTL / 2)
-		if err := held[0].Renew(t.Context()); err != nil {
+		if err := l.backend.Renew(t.Context(), held[0]); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(2 * testTTL)
@@ -410,18 +412,19 @@ func TestManyLocksAreToldWhenAllAreThere(t *testing.T) {
 // Not parallel: it counts allocations.
 func TestNothingIsMadeWhereNobodyObserves(t *testing.T) {
 	l := newFake(&fakeServer{})
-	lock := l.newLock("k", "me:1", testTTL, testMargin)
+	lock := l.newLock("k")
 	err := l.fail("acquire", "k", ErrNotAcquired)
-	ctx, o := t.Context(), l.backend.options()
+	ctx, o := t.Context(), l.options()
 	n := testing.AllocsPerRun(1000, func() {
 		c := l.observeCall(ctx, "k", o)
 		c.busy("k", "other:1")
 		c.failed(err)
 		c.succeeded(lock)
-		event := lock.observed.now(EventReleased)
-		lock.observed.renewed(err)
-		lock.observed.lost(err, forever)
-		lock.observed.released(ctx, event, err)
+		observed := lock.observed.Load()
+		event := observed.now(EventReleased)
+		observed.renewed(err)
+		observed.lost(err, time.Hour)
+		observed.released(ctx, event, err)
 	})
 	if n > 0 {
 		t.Errorf("%v allocations, want none", n)

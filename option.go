@@ -4,13 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -20,17 +21,17 @@ import (
 type Option interface{ apply(*options) error }
 
 // MaxWait bounds the wait for a lock, from the call to the grant, including the time to
-// connect. It does not bound how long the lock is held, as a timeout on the context would in
-// [Locker.Do]. After it the error is [ErrNotAcquired] if the server ever said that the key
-// is busy, otherwise the error that kept the Locker from asking. Zero or less means
-// [NoWait]. Default: only the context bounds the wait.
+// connect. It does not bound how long the lock is held, as a timeout on the context of
+// [Locker.Do] would. When it is over, the error is [ErrNotAcquired] if the server ever said
+// that the key is busy, and otherwise the error that kept the Locker from asking. Zero or
+// less means [NoWait]. Default: only the context bounds the wait.
 type MaxWait time.Duration
 
 // NoWait tries once and does not wait for the holder. Reaching the server may still take
-// time: for a lease at most 5 s; for an advisory lock at most 12 s, to give up one connection
-// and to make another; and 5 s more with [Shared], which first asks whether a writer waits.
-// A call for a share of a lease tries again for half a second while others are joining or
-// leaving.
+// time: at most 5 s for a lease; at most 12 s for an advisory lock if it must replace its
+// connection; and 5 s more with [Shared], which first checks whether a writer waits. A
+// shared request for a lease keeps trying for half a second while other holders join or
+// leave.
 const NoWait = MaxWait(0)
 
 // TTL is how long a lease lasts from its grant and from each renewal, if no further renewal
@@ -55,8 +56,8 @@ type Mode uint8
 
 // The modes of a lock.
 const (
-	Exclusive Mode = iota
-	Shared
+	Exclusive = Mode(hold.Exclusive)
+	Shared    = Mode(hold.Shared)
 )
 
 // Schema is the schema in which the migrations installed pgxlock. Default for calls in the
@@ -82,25 +83,14 @@ type Retries int
 
 // options are the options of one call, over its defaults.
 type options struct {
+	hold.Request
 	wait          *time.Duration // nil: no bound
-	ttl           time.Duration
-	metadata      *string // JSON
-	mode          Mode
 	schema        string
 	staleSnapshot bool
 	retention     *time.Duration // nil: unlimited
 	retries       int
 	tx            pgx.TxOptions
-	permits       permits // 0: not for a semaphore
-
-	// turn is the queue position that a try carries: the number of a ticket for the first
-	// of its keys, 0 without a ticket, or barges. first: no ticket was seen before it.
-	turn  int64
-	first bool
 }
-
-// barges is the turn of a try that skips the queue.
-const barges = -1
 
 func (w MaxWait) apply(o *options) error {
 	d := max(time.Duration(w), 0)
@@ -111,17 +101,17 @@ func (w MaxWait) apply(o *options) error {
 func (w MaxWait) String() string { return "MaxWait(" + time.Duration(w).String() + ")" }
 
 func (t TTL) apply(o *options) error {
-	o.ttl = time.Duration(t)
-	return checkTTL("TTL", o.ttl)
+	o.TTL = time.Duration(t)
+	return checkTTL("TTL", o.TTL)
 }
 
 func (t TTL) String() string { return "TTL(" + time.Duration(t).String() + ")" }
 
 func (m Mode) apply(o *options) error {
 	if m != Exclusive && m != Shared {
-		return fmt.Errorf("%v is no mode; use Exclusive or Shared", m)
+		return fmt.Errorf("%v is not a mode; use Exclusive or Shared", m)
 	}
-	o.mode = m
+	o.Mode = hold.Mode(m)
 	return nil
 }
 
@@ -138,7 +128,7 @@ func (m Mode) String() string {
 func (s Schema) apply(o *options) error {
 	o.schema = string(s)
 	if s == "" {
-		return errors.New("Schema is empty; leave it out to use the search_path")
+		return errors.New("Schema is empty; remove the option to use the search_path")
 	}
 	if err := place.CheckName(o.schema); err != nil {
 		return fmt.Errorf("Schema %.80q %w", o.schema, err)
@@ -201,7 +191,7 @@ func (m Metadata) apply(o *options) error {
 	if len(s) > maxMetadata {
 		return fmt.Errorf("Metadata has %d bytes as a JSON string, %d are allowed; store more elsewhere and name it here", len(s), maxMetadata)
 	}
-	o.metadata = &s
+	o.Metadata = &s
 	return nil
 }
 
@@ -229,10 +219,10 @@ func (o *options) noWait() bool { return o.wait != nil && *o.wait == 0 }
 func (o *options) collect(opts []Option, taken func(Option) bool) error {
 	for _, opt := range opts {
 		if opt == nil {
-			return errors.New("an option is nil; leave it out")
+			return errors.New("an option is nil; remove it")
 		}
 		if !taken(opt) {
-			return fmt.Errorf("%v has no meaning for this call; leave it out: %w", opt, errors.ErrUnsupported)
+			return fmt.Errorf("this call does not support %v; remove it: %w", opt, errors.ErrUnsupported)
 		}
 		if err := opt.apply(o); err != nil {
 			return err
@@ -241,37 +231,15 @@ func (o *options) collect(opts []Option, taken func(Option) bool) error {
 	return nil
 }
 
-// takenByLocks reports whether an acquire takes an option, of a kind of lock that supports
-// all of them.
-func takenByLocks(opt Option) bool {
-	switch opt.(type) {
-	case MaxWait, TTL, Metadata, permits, Mode:
-		return true
-	}
-	return false
-}
-
 // ExponentialBackoff returns a function that says how long to pause before the next try,
 // for [LeaseConfig.Backoff], [AdvisoryConfig.Backoff] or a program's own retries. After
 // attempt 0 the pause is first; each further attempt doubles it, up to most. Random jitter
 // shortens each pause by up to half, so that callers that failed together do not try again
 // together.
 //
-// The function keeps no state: one serves all waits, in any number of goroutines. Attempts
-// below 0 count as 0, a first below 1 ms as 1 ms, so that a forgotten unit causes no busy
-// loop, and a most below first as first.
+// The function keeps no state: one function serves all waits, in any number of goroutines.
+// Negative attempts count as 0. first is raised to at least 1 ms, and most to at least
+// first.
 func ExponentialBackoff(first, most time.Duration) func(attempt int) time.Duration {
-	first = max(first, time.Millisecond)
-	most = max(most, first)
-	return func(attempt int) time.Duration {
-		d := most
-		if attempt = max(attempt, 0); first <= most>>attempt { // the shift ends at 0, so nothing overflows
-			d = first << attempt
-		}
-		return d - rand.N(d/2+1)
-	}
+	return clock.Backoff(first, most)
 }
-
-// defaultBackoff paces tries whose success no notification announces, unless the caller
-// configured another backoff.
-var defaultBackoff = ExponentialBackoff(10*time.Millisecond, 500*time.Millisecond)

@@ -18,86 +18,108 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// A line of this process has its position among those of other processes by a ticket in the
-// table pgxlock_waiters. Only a line that does not get its lock at once has one. A release
-// checks the tickets after its commit, and wakes the first.
+// A line of this process has its position among the lines of other processes by a ticket in
+// the table pgxlock_waiters. Only a line that does not get its lock at once has a ticket. A
+// release checks the tickets after its commit, and wakes the first.
 //
-// Both sides commit first and check then: a line publishes its ticket before it asks once
-// more, and a release commits before it checks the tickets. So one of the two sees the other.
-// Whatever no process announces, because a holder died or its lease expired or it calls
-// release_lock() itself, is found by a check of all tickets now and then.
+// Both sides commit first and check then: a line publishes its ticket before its first waiter
+// tries once more, and a release commits before it checks the tickets. So one of the two sees
+// the other. Some releases wake no ticket: a holder died, its lease expired, or it called
+// release_lock() itself. A check of all tickets about every second notices these.
 
-// How long a ticket counts without being refreshed: of a process that listens its
-// listener's session tells whether it lives.
+// How long a ticket counts without being refreshed. The longer time is for a process that
+// listens: the advisory lock of its listener's session shows whether it is alive.
 const (
 	ticketLife        = 15 * time.Second
 	ticketLifeUnheard = 3 * time.Second
 )
 
-// maxTickets bounds a statement on tickets.
+// maxTickets is how many tickets one statement handles at most.
 const maxTickets = 1000
 
 // A queue is the tickets of one Locker.
 type queue struct {
-	lines    *lines // whose mutex guards what is below
+	lines    *lines
 	owner    string
 	place    *dbconn.Installation
 	log      *slog.Logger
-	wanted   func(lockkey.Name)          // is told that others wait for an advisory lock of this process
-	evicted  func()                      // is told that advisory locks of this process were asked for
-	names    func() []string             // those of advisory locks that others shall know
-	stepDown func()                      // is told that leaders were asked to step down
-	leads    func() bool                 // whether there is a leader here
-	run      func(dbconn.Exchange) error // on a connection of the Locker
-	reached  func() bool                 // whether the last one got an answer
+	closing  <-chan struct{} // closed when callers of the Locker wait no longer
+	runner   runner
+	session  lockSession // nil: there is none
+	leaders  leaders
 	listener *listener
 
-	publishing  batcher.Batcher[lockkey.Name] // each once: queued has those that stand there
+	publishing  batcher.Batcher[lockkey.Name] // of the line; it has each name once: those in queued
 	withdrawing batcher.Batcher[*ticket]
 	waking      batcher.Batcher[wakeUp]
-	asking      batcher.Batcher[lockkey.Name] // who has them
-	trying      batcher.Batcher[*ticket]      // whose tries were refused
-	checking    batcher.Batcher[*ticketCheck] // before a try shares them
+	asking      batcher.Batcher[lockkey.Name] // advisory locks whose holders are notified
+	trying      batcher.Batcher[*ticket]      // tickets whose tries were refused
+	checking    batcher.Batcher[*ticketCheck] // for tries that want to share
 
+	// lines.mu guards what follows.
 	tickets map[*ticket]struct{}
 	handed  map[lockkey.Name]struct{} // advisory locks that callers here handed over since checked
 	checked time.Time
-	sending map[lockkey.Name]struct{}  // whose tickets are being published, so that their numbers are not known
+	sending map[lockkey.Name]struct{}  // of tickets in flight, whose new numbers are not known yet
 	leaving map[int64]struct{}         // numbers of tickets that are to be removed from the table
-	void    map[lockkey.Name][]*ticket // that are over, and whose removal from there is not tried yet
-	others  map[lockkey.Name]time.Time // when others were last seen to have an advisory lock, or to wait for it
-	forget  int                        // at how many of them the old ones are removed
-	queued  map[lockkey.Name]struct{}  // whose tickets are to be published, or refreshed
+	void    map[lockkey.Name][]*ticket // tickets that are over, until their removal was tried
+	others  map[lockkey.Name]time.Time // when other processes were last seen to have an advisory lock, or to wait for it
+	forget  int                        // the size of others at which old entries are removed
+	queued  map[lockkey.Name]struct{}  // of tickets that are to be published, or refreshed
 	woken   map[lockkey.Name]wokenTicket
-	client  int64       // what the listener listens as; 0: it does not
-	timer   *time.Timer // looks at all tickets
-	failing bool        // tickets could not be published when that was last tried
+	client  int64       // the number under which the listener listens; 0: it does not
+	timer   *time.Timer // refreshes all tickets
+	failing bool        // the last try to publish tickets failed
 	closed  bool
 }
 
-// A ticket is one line's.
+// A runner runs exchanges on a connection of the Locker.
+type runner interface {
+	Do(dbconn.Exchange) error
+
+	// Reached reports whether the last one got an answer.
+	Reached() bool
+}
+
+// A lockSession has the advisory locks of this process.
+type lockSession interface {
+	// Wanted is called when other processes wait for one of the locks.
+	Wanted(name lockkey.Name)
+
+	// Evicted is called when an operator may have evicted the holder of one of them.
+	Evicted()
+
+	// Unpublished returns names of locks that operators should see and cannot yet.
+	Unpublished() []string
+}
+
+// leaders are the leaders of one Locker.
+type leaders interface {
+	look()     // checks whether any was asked to step down
+	any() bool // whether there is one
+}
+
+// A ticket is the position of one line in the queue of all processes for its lock.
 type ticket struct {
 	queue  *queue
 	line   *line
 	number int64         // 0: not published yet
-	sent   int           // how often it was
-	flying bool          // it is just now
-	over   bool          // its line has gone, or has the lock
-	gone   chan struct{} // closed when its removal was tried; nil: nobody waits for that
-	unsent bool          // the last try to publish it failed; the next look at all tickets is another
-	first  bool          // nobody stood before it when that was last heard of
-	vain   int           // how often in a row its line was refused a lock that nobody seemed to have
-	woken  bool          // it may have a stamp in the table that says so
+	sent   int           // how often it was published
+	flying bool          // it is in flight
+	over   bool          // its line has no waiters any more, or has the lock
+	gone   chan struct{} // closed when its removal was tried; nil: no caller waits for that
+	unsent bool          // the last try to publish it failed; the next refresh tries again
+	first  bool          // no ticket was before it when the server last answered
+	vain   int           // how often in a row the lock was refused though no session seemed to hold it
+	woken  bool          // its row may be marked as woken
 }
 
-func newQueue(l *Locker, place *dbconn.Installation, owner string, run func(dbconn.Exchange) error, reached func() bool, d dbconn.Dialer) *queue {
+func newQueue(l *Locker, place *dbconn.Installation, owner string, runner runner, session lockSession, d dbconn.Dialer) *queue {
 	q := &queue{
-		lines: &l.lines, owner: owner, place: place, log: l.log, stepDown: l.leading.look, leads: l.leading.any, run: run, reached: reached,
+		lines: &l.lines, owner: owner, place: place, log: l.log, closing: l.calls.Closing().Done(), runner: runner, session: session, leaders: &l.leading,
 		tickets: make(map[*ticket]struct{}), queued: make(map[lockkey.Name]struct{}), handed: make(map[lockkey.Name]struct{}), others: make(map[lockkey.Name]time.Time), sending: make(map[lockkey.Name]struct{}), leaving: make(map[int64]struct{}), void: make(map[lockkey.Name][]*ticket),
 	}
-	if l.kind == KindAdvisory {
-		l.lines.handed = q.handedOver
-	}
+	l.lines.queue = q
 	q.listener = newListener(d, q)
 	q.publishing = batcher.Batcher[lockkey.Name]{Limit: maxTickets, Run: q.publish, Fail: q.unsent}
 	q.withdrawing = batcher.Batcher[*ticket]{Limit: maxTickets, Run: q.withdraw, Fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
@@ -108,8 +130,8 @@ func newQueue(l *Locker, place *dbconn.Installation, owner string, run func(dbco
 	return q
 }
 
-// ticket returns with which ticket the place in front asks, 0 if it has none, and whether
-// nobody stands before that.
+// ticket returns the number of the ticket with which the first waiter tries, 0 if there is
+// none, and whether no ticket was before that.
 func (p *waiter) ticket() (number int64, first bool) {
 	p.lines.mu.Lock()
 	defer p.lines.mu.Unlock()
@@ -124,40 +146,40 @@ func (p *waiter) ticket() (number int64, first bool) {
 	return t.number, t.first
 }
 
-// stand makes sure that the line has a ticket. It reports whether the one in front
-// will be told when to ask; else it had better ask now and then.
-func (q *queue) stand(l *line) (told bool) {
+// stand makes sure that the line has a ticket. It reports whether the first waiter is then
+// woken when its turn comes; otherwise it must poll.
+func (q *queue) stand(l *line) (wokenInTurn bool) {
 	if !q.place.Installed() {
 		return false
 	}
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
-	q.enter(l)
-	return l.ticket.told()
+	q.enterLocked(l)
+	return l.ticket.wokenInTurnLocked()
 }
 
-// enter makes sure that a line has a ticket; lines.mu is held.
-func (q *queue) enter(l *line) {
+// enterLocked makes sure that a line has a ticket.
+func (q *queue) enterLocked(l *line) {
 	if l.ticket == nil {
 		l.ticket = &ticket{queue: q, line: l}
 		q.tickets[l.ticket] = struct{}{}
 		if len(q.tickets) == 1 && !q.closed {
-			q.refreshSoon()
+			q.refreshSoonLocked()
 		}
 		q.listener.start()
 	}
 	if l.ticket.number == 0 && !l.ticket.unsent {
-		q.add(l.ticket)
+		q.addLocked(l.ticket)
 	}
 }
 
-// told reports whether the line is woken when its turn has come; lines.mu is held.
-func (t *ticket) told() bool { return t.number != 0 && !t.unsent && t.queue.client != 0 }
+// wokenInTurnLocked reports whether the line is woken when its turn comes.
+func (t *ticket) wokenInTurnLocked() bool { return t.number != 0 && !t.unsent && t.queue.client != 0 }
 
-// add publishes a ticket, or refreshes it; lines.mu is held. Queued is the name of the
-// line: one that had many tickets since the last batch has one entry, and only the ticket
-// that it has when the next one is made is sent.
-func (q *queue) add(t *ticket) {
+// addLocked publishes a ticket, or refreshes it. It queues the name of the line: a line that
+// had many tickets since the last batch has one entry, and the next batch sends only the
+// ticket that the line has by then.
+func (q *queue) addLocked(t *ticket) {
 	name := t.line.name
 	if _, queued := q.queued[name]; !queued {
 		q.queued[name] = struct{}{}
@@ -165,15 +187,14 @@ func (q *queue) add(t *ticket) {
 	}
 }
 
-// pending reports whether the ticket is being published, or is about to be; lines.mu is
-// held.
-func (t *ticket) pending() bool {
+// pendingLocked reports whether the ticket is in flight, or is about to be published.
+func (t *ticket) pendingLocked() bool {
 	_, queued := t.queue.queued[t.line.name]
 	return t.flying || queued && !t.unsent
 }
 
-// refreshSoon arranges the next look at all tickets; lines.mu is held.
-func (q *queue) refreshSoon() {
+// refreshSoonLocked arranges the next refresh.
+func (q *queue) refreshSoonLocked() {
 	if q.timer == nil {
 		q.timer = time.AfterFunc(clock.Jitter(lookEvery), q.refresh)
 	} else {
@@ -181,32 +202,33 @@ func (q *queue) refreshSoon() {
 	}
 }
 
-// refresh looks whether any of the lines should ask, and shows that they still wait.
+// refresh publishes all tickets again: other processes see that the lines still wait, and the
+// answers say which lines should try.
 func (q *queue) refresh() {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	for t := range q.tickets {
-		q.add(t)
+		q.addLocked(t)
 	}
 	if len(q.tickets) > 0 && !q.closed {
-		q.refreshSoon()
+		q.refreshSoonLocked()
 	}
 }
 
-// withdraw ends a ticket of a line that has gone, or got its lock in another way;
-// lines.mu is held.
-func (t *ticket) withdraw() {
-	t.end()
+// withdrawLocked ends a ticket of a line that has no waiters any more, or that got its lock
+// otherwise than with this ticket.
+func (t *ticket) withdrawLocked() {
+	t.endLocked()
 	switch {
 	case t.number != 0:
-		t.queue.leave(t)
+		t.queue.leaveLocked(t)
 	case t.flying:
 		t.queue.void[t.line.name] = append(t.queue.void[t.line.name], t)
 	}
 }
 
-// leave has a ticket removed from the table; lines.mu is held.
-func (q *queue) leave(t *ticket) {
+// leaveLocked has a ticket removed from the table.
+func (q *queue) leaveLocked(t *ticket) {
 	q.leaving[t.number] = struct{}{}
 	if void := q.void[t.line.name]; !slices.Contains(void, t) {
 		q.void[t.line.name] = append(void, t)
@@ -214,10 +236,10 @@ func (q *queue) leave(t *ticket) {
 	q.withdrawing.Add(t)
 }
 
-// left is told that the removal of a ticket was tried; lines.mu is held.
-func (q *queue) left(t *ticket) {
+// leftLocked records that the removal of a ticket was tried.
+func (q *queue) leftLocked(t *ticket) {
 	if t.flying {
-		return // it may come back, and is removed again then
+		return // publishing may insert it again; then it is removed again
 	}
 	void := slices.DeleteFunc(q.void[t.line.name], func(other *ticket) bool { return other == t })
 	if q.void[t.line.name] = void; len(void) == 0 {
@@ -229,9 +251,9 @@ func (q *queue) left(t *ticket) {
 	}
 }
 
-// withoutVoid returns when the tickets are removed with which nobody here waits any more:
-// to a try they look like waiters. It does not wait long, because a queue that fails
-// keeps nobody from a free lock.
+// withoutVoid waits until this process's tickets that are over are removed, because a try
+// would take them for waiters. It does not wait longer than the wake timeout: a queue that
+// fails must not keep callers from a free lock.
 func (q *queue) withoutVoid(ctx context.Context, keys []string, name func(key string) lockkey.Name) {
 	var gone []chan struct{}
 	q.lines.mu.Lock()
@@ -257,30 +279,32 @@ func (q *queue) withoutVoid(ctx context.Context, keys []string, name func(key st
 		case <-gone:
 		case <-ctx.Done():
 			return
+		case <-q.closing:
+			return
 		}
 	}
 }
 
-// spend ends a ticket whose line got the lock, for which it asked with that number. If
-// it is the ticket's, the grant of a lease has removed it; unless it was sent since it
-// had been sent so often, which may have come later. lines.mu is held.
-func (t *ticket) spend(number int64, sent int) {
+// spendLocked ends a ticket whose line got the lock after a try with that number. The grant of
+// a lease removes the ticket with this number from the table. But if the ticket was sent more
+// often than before the try, it may have been inserted again after the grant.
+func (t *ticket) spendLocked(number int64, sent int) {
 	if number != 0 && number == t.number && sent == t.sent && t.line.name.Kind() == 0 {
-		t.end()
+		t.endLocked()
 	} else {
-		t.withdraw()
+		t.withdrawLocked()
 	}
 }
 
-// end ends a ticket that is not in the table any more; lines.mu is held. If it is just
-// being published, that will see it.
-func (t *ticket) end() {
+// endLocked ends a ticket that is not in the table any more. If it is in flight, publish
+// notices that it is over.
+func (t *ticket) endLocked() {
 	t.over = true
 	t.line.ticket = nil
 	delete(t.queue.tickets, t)
 }
 
-// publication is what is sent of tickets.
+// publication is the arguments of the statement that publishes tickets.
 type publication struct {
 	kinds   []int32
 	names   []string
@@ -299,10 +323,10 @@ func (q *queue) publication(names []lockkey.Name) (batch []*ticket, p publicatio
 		p.client, p.life = &client, ticketLife
 	}
 	for _, name := range names {
-		delete(q.queued, name) // one that is changed from now on is sent again
+		delete(q.queued, name) // a change from now on is sent again
 		l := q.lines.of[name]
 		if l == nil || l.ticket == nil {
-			continue // it is void
+			continue // the ticket is over
 		}
 		t := l.ticket
 		batch = append(batch, t)
@@ -317,14 +341,14 @@ func (q *queue) publication(names []lockkey.Name) (batch []*ticket, p publicatio
 		}
 		p.numbers = append(p.numbers, number)
 		p.waiters = append(p.waiters, int32(t.line.places.Len()))
-		p.holds = append(p.holds, t.line.holds())
+		p.holds = append(p.holds, t.line.holdsLocked())
 	}
 	return batch, p
 }
 
-// holds is what those who stand in the line hold meanwhile, as JSON; nil for nothing.
-// lines.mu is held.
-func (l *line) holds() *string {
+// holdsLocked returns, as JSON, the locks that the waiters of the line hold meanwhile; nil for
+// none.
+func (l *line) holdsLocked() *string {
 	var ids []string
 	for e := l.places.Front(); e != nil; e = e.Next() {
 		for _, held := range e.Value.(*waiter).holds {
@@ -342,7 +366,7 @@ func (l *line) holds() *string {
 	return &text
 }
 
-// publish sends the tickets of a batch of lines, new and old.
+// publish sends the tickets of a batch of lines, new and old ones.
 func (q *queue) publish(names []lockkey.Name) error {
 	type row struct {
 		Ticket   int64
@@ -354,7 +378,7 @@ func (q *queue) publish(names []lockkey.Name) error {
 	if len(batch) == 0 {
 		return nil
 	}
-	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+	err := q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
 		rows, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueuePublish),
 			p.kinds, p.names, p.numbers, p.waiters, p.holds, p.client, q.owner, p.life.Milliseconds()), pgx.RowToStructByPos[row])
 		return err
@@ -364,7 +388,7 @@ func (q *queue) publish(names []lockkey.Name) error {
 	}
 	if err != nil {
 		q.failed(batch, err)
-		if q.reached() {
+		if q.runner.Reached() {
 			return nil
 		}
 		return err
@@ -378,17 +402,17 @@ func (q *queue) publish(names []lockkey.Name) error {
 		t.number, t.first, t.flying, t.unsent = rows[i].Ticket, rows[i].Ask, false, false
 		switch {
 		case t.over:
-			q.leave(t)
+			q.leaveLocked(t)
 		case rows[i].Deadlock != nil:
-			t.line.fail(*rows[i].Deadlock)
+			t.line.failLocked(*rows[i].Deadlock)
 		case isNew && !t.line.owned && t.line.name.Kind() == 0, rows[i].Ask:
-			t.line.wake() // a new one asks for a lease after the commit, whatever it saw before
+			t.line.wakeLocked() // a line with a new ticket tries for a lease after the commit, whatever its last try saw
 		}
 	}
 	return nil
 }
 
-// unsent is told of tickets that were not sent, because the server is away.
+// unsent records tickets that were not sent because the server cannot be reached.
 func (q *queue) unsent(names []lockkey.Name, err error) {
 	q.lines.mu.Lock()
 	var batch []*ticket
@@ -402,13 +426,13 @@ func (q *queue) unsent(names []lockkey.Name, err error) {
 	q.failed(batch, err)
 }
 
-// failed is told of tickets that could not be published. Their lines ask now and then,
-// and try again.
+// failed records tickets that could not be published. Their lines poll for the lock, and the
+// next refresh publishes the tickets.
 func (q *queue) failed(batch []*ticket, err error) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	if !q.failing && !errors.Is(err, ErrClosed) {
-		q.log.Warn("pgxlock: waiting without a place in the queue", "locks", len(batch), "error", err)
+		q.log.Warn("pgxlock: waiting without a ticket in the queue", "locks", len(batch), "error", err)
 	}
 	q.failing = true
 	clear(q.sending)
@@ -416,23 +440,24 @@ func (q *queue) failed(batch []*ticket, err error) {
 		t.flying = false
 		switch {
 		case t.over && t.number != 0: // the outcome may be unknown
-			q.leave(t)
+			q.leaveLocked(t)
 		case t.over:
-			q.left(t)
+			q.leftLocked(t)
 		default:
 			t.unsent = true
-			t.line.wake() // from now on it has to ask
+			t.line.wakeLocked() // from now on it has to poll
 		}
 	}
 }
 
-// fail ends the wait of one who holds what closes a circle of waits; lines.mu is held.
-func (l *line) fail(id string) {
+// failLocked ends the wait of the caller whose held lock, the one with this id, closes a
+// deadlock.
+func (l *line) failLocked(id string) {
 	for e := l.places.Front(); e != nil; e = e.Next() {
 		p := e.Value.(*waiter)
 		for _, held := range p.holds {
 			if held.id == id && p.fate == nil {
-				p.fate = fmt.Errorf("%w: who has the lock waits, in the end, for %s, which is held meanwhile", ErrDeadlock, lockkey.Shown(held.key))
+				p.fate = fmt.Errorf("%w: the holder of the lock waits, directly or through others, for %s, which the caller holds", ErrDeadlock, lockkey.Shown(held.key))
 				p.signal()
 				return
 			}
@@ -440,21 +465,21 @@ func (l *line) fail(id string) {
 	}
 }
 
-// ticketsOf is how the table knows tickets; lines.mu is held.
-func ticketsOf(batch []*ticket) (kinds []int32, names []string, numbers []int64) {
+// ticketsOfLocked returns the columns by which the table identifies tickets.
+func ticketsOfLocked(batch []*ticket) (kinds []int32, names []string, numbers []int64) {
 	for _, t := range batch {
 		kinds, names, numbers = append(kinds, int32(t.line.name.Kind())), append(names, t.line.name.Text()), append(numbers, t.number)
 	}
 	return kinds, names, numbers
 }
 
-// withdraw removes tickets, and wakes the waiters behind them: also where the line got
-// its lock, which it may have released before the ticket was there, when nobody behind it
-// could be woken.
+// withdraw removes tickets, and wakes the waiters behind them. It does so even if the line got
+// its lock: the line may have released the lock before the ticket was inserted, and that
+// release could not wake a waiter behind it.
 func (q *queue) withdraw(batch []*ticket) error {
 	var wakeUps []wakeUp
 	q.lines.mu.Lock()
-	kinds, names, numbers := ticketsOf(batch)
+	kinds, names, numbers := ticketsOfLocked(batch)
 	for _, t := range batch {
 		wakeUps = append(wakeUps, wakeUp{name: t.line.name})
 	}
@@ -464,24 +489,24 @@ func (q *queue) withdraw(batch []*ticket) error {
 		q.lines.mu.Lock()
 		for _, t := range batch {
 			delete(q.leaving, t.number)
-			q.left(t)
+			q.leftLocked(t)
 		}
 		q.lines.mu.Unlock()
 		q.waking.Add(wakeUps...)
 		return nil
 	}
 	q.withdrawLater(batch)
-	if q.reached() {
+	if q.runner.Reached() {
 		return nil
 	}
 	return err
 }
 
-// withdrawLater tries again. Until that works they count for as long as they live.
+// withdrawLater tries again later. Tickets that are never removed expire.
 func (q *queue) withdrawLater(batch []*ticket) {
 	q.lines.mu.Lock()
 	for _, t := range batch {
-		q.left(t)
+		q.leftLocked(t)
 	}
 	q.lines.mu.Unlock()
 	time.AfterFunc(clock.Jitter(lookEvery), func() {
@@ -493,47 +518,50 @@ func (q *queue) withdrawLater(batch []*ticket) {
 	})
 }
 
-// listens says as whom notifications are heard from now on, 0 for not at all; the
-// tickets must say so.
+// listens records the number under which the listener receives notifications from now on, 0
+// if it receives none, and publishes it with the tickets.
 func (q *queue) listens(client int64) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	q.client = client
 	for t := range q.tickets {
-		t.woken = true // perhaps when nobody listened
-		q.add(t)
+		t.woken = true // it may have been woken while the listener was away
+		q.addLocked(t)
 	}
 }
 
-// listening reports whether notifications are heard.
+// Listen implements [hold.Queue].
+func (q *queue) Listen(pid int32) { q.listener.listenFor(pid) }
+
+// listening reports whether the listener receives notifications.
 func (q *queue) listening() bool {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
 	return q.client != 0
 }
 
-// needsListener reports whether a notification may come that something here waits for.
+// needsListener reports whether anything in this process waits for a notification.
 func (q *queue) needsListener() bool {
 	q.lines.mu.Lock()
 	tickets := len(q.tickets)
 	q.lines.mu.Unlock()
-	return tickets > 0 || q.leads()
+	return tickets > 0 || q.leaders.any()
 }
 
-// reap removes tickets of processes that died, where nobody looked since.
-func (q *queue) reap() error { return q.send(statements.QueueReap) }
+// Reap removes tickets of processes that died, of locks that no other process tried for since.
+func (q *queue) Reap() error { return q.send(statements.QueueReap) }
 
-// send runs a statement that answers nothing.
+// send runs a statement without a result.
 func (q *queue) send(statement statements.Name, args ...any) error {
-	return q.run(func(ctx context.Context, c dbconn.Querier, _ bool) error {
+	return q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) error {
 		rows := c.Query(ctx, q.place.Statement(statement), args...)
 		rows.Close()
 		return rows.Err()
 	})
 }
 
-// close ends the traffic, when the last line has gone.
-func (q *queue) close() {
+// Close ends the traffic. The last waiter must have gone.
+func (q *queue) Close() {
 	q.lines.mu.Lock()
 	q.closed = true
 	if q.timer != nil {

@@ -10,16 +10,17 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// A ticketCheck asks whether others wait for some locks.
+// A ticketCheck is a question whether other processes wait for some locks.
 type ticketCheck struct {
 	names  []lockkey.Name
 	waited []bool        // for each of them
 	done   chan struct{} // closed when waited is known
 }
 
-// waitedFor tells for which of the locks others have a ticket: for none where that cannot
-// be asked, because a queue that fails keeps nobody from a free lock, and when ctx ends.
-func (q *queue) waitedFor(ctx context.Context, names []lockkey.Name) []bool {
+// WaitedFor reports for which of the locks other processes have a ticket. If it cannot find
+// out before ctx ends or the Locker is closed, it reports none: a queue that fails must not
+// keep callers from a free lock.
+func (q *queue) WaitedFor(ctx context.Context, names []lockkey.Name) []bool {
 	nobody := make([]bool, len(names))
 	if !q.place.Installed() {
 		return nobody
@@ -30,11 +31,12 @@ func (q *queue) waitedFor(ctx context.Context, names []lockkey.Name) []bool {
 	case <-c.done:
 		return c.waited
 	case <-ctx.Done():
-		return nobody
+	case <-q.closing:
 	}
+	return nobody
 }
 
-// check asks for a batch.
+// check asks the server about a batch.
 func (q *queue) check(batch []*ticketCheck) error {
 	var kinds []int32
 	var names []string
@@ -44,7 +46,7 @@ func (q *queue) check(batch []*ticketCheck) error {
 		}
 	}
 	var waited []bool
-	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+	err := q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
 		waited, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueWaitedFor), kinds, names), pgx.RowTo[bool])
 		return err
 	})
@@ -52,13 +54,13 @@ func (q *queue) check(batch []*ticketCheck) error {
 		waited = nil
 	}
 	settleChecks(batch, waited)
-	if err != nil && !q.reached() {
+	if err != nil && !q.runner.Reached() {
 		return err
 	}
 	return nil
 }
 
-// settleChecks tells the callers of a batch; without waited, that nothing is known.
+// settleChecks answers the callers of a batch. If waited is nil, it reports no waiters.
 func settleChecks(batch []*ticketCheck, waited []bool) {
 	for _, c := range batch {
 		if waited != nil {

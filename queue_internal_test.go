@@ -5,12 +5,14 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -24,26 +26,32 @@ func (l *Locker) StopRefreshing() {
 	l.queue.timer.Stop()
 }
 
+// runs is a runner whose exchanges reach the server.
+type runs func(dbconn.Exchange) error
+
+func (r runs) Do(fn dbconn.Exchange) error { return r(fn) }
+func (r runs) Reached() bool               { return true }
+
 // Tickets become void while an earlier one is being published: by turns that take less
 // time than that.
 func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	t.Parallel()
-	l := newLocker(KindLease, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
+	l := newLocker(KindLease, clock.System, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
 	sent, reply := make(chan struct{}, 10), make(chan struct{})
-	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", func(dbconn.Exchange) error {
+	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error {
 		sent <- struct{}{}
 		<-reply
 		return errors.New("refused")
-	}, func() bool { return true }, dbconn.Dialer{})
+	}), nil, dbconn.Dialer{})
 	q.listener.stop() // it has nowhere to listen
 	name := lockkey.Name{Key: "k"}
-	front := l.lines.join(name, &busyError{}, nil, Exclusive)
+	front := l.lines.join(name, &hold.Busy{}, nil, hold.Exclusive)
 	q.stand(front.line)
 	<-sent
 	for range 1000 {
-		next := l.lines.join(name, &busyError{}, nil, Exclusive)
+		next := l.lines.join(name, &hold.Busy{}, nil, hold.Exclusive)
 		front.granted(0, true)
-		l.lines.freed(name)
+		l.lines.Freed(name)
 		if n := q.publishing.Queued(); n > 1 {
 			t.Fatalf("%d tickets of one line are to be sent", n)
 		}
@@ -51,7 +59,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	}
 	for range 1000 { // each makes a line of its own
 		front.leave()
-		front = l.lines.join(name, &busyError{}, nil, Exclusive)
+		front = l.lines.join(name, &hold.Busy{}, nil, hold.Exclusive)
 		q.stand(front.line)
 		if n := q.publishing.Queued(); n > 1 {
 			t.Fatalf("%d tickets are to be sent, of one line that is left", n)
@@ -75,7 +83,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 // with every refusal.
 func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	t.Parallel()
-	l := newLocker(KindAdvisory, clock.System, defaultBackoff, slog.New(slog.DiscardHandler))
+	l := newLocker(KindAdvisory, clock.System, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
 	perSight := func(locks int) time.Duration {
 		best := time.Hour
 		for range 10 {
@@ -83,7 +91,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 			began := time.Now()
 			for range 4 {
 				for n := range locks {
-					q.see(lockkey.Name{ID: lockkey.ID{Number: int64(n)}})
+					q.seeLocked(lockkey.Name{ID: lockkey.ID{Number: int64(n)}})
 				}
 			}
 			best = min(best, time.Since(began)/time.Duration(4*locks))
@@ -99,7 +107,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 			q.others[name] = time.Now().Add(-contendedFor)
 		}
 		for n := range maxTickets {
-			q.see(lockkey.Name{ID: lockkey.ID{Number: int64(round*maxTickets + n)}})
+			q.seeLocked(lockkey.Name{ID: lockkey.ID{Number: int64(round*maxTickets + n)}})
 		}
 	}
 	if n := len(q.others); n > 3*maxTickets {
@@ -125,7 +133,7 @@ func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer locks.Close(context.Background())
-			q, name := locks.queue, locks.backend.name("k")
+			q, name := locks.queue, locks.name("k")
 			resume, withdraw := make(chan struct{}), q.withdrawing.Run
 			q.withdrawing.Run = func(batch []*ticket) error {
 				<-resume
@@ -142,9 +150,9 @@ func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 				defer q.lines.mu.Unlock()
 				l := q.lines.of[name]
 				if l != nil && l.ticket == nil {
-					q.enter(l) // of an advisory lock that is held here it needs none by itself
+					q.enterLocked(l) // of an advisory lock that is held here it needs none by itself
 				}
-				return l != nil && l.ticket != nil && l.ticket.number != 0 && !l.ticket.pending()
+				return l != nil && l.ticket != nil && l.ticket.number != 0 && !l.ticket.pendingLocked()
 			})
 
 			leave()
@@ -152,7 +160,7 @@ func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 				t.Error(got.err)
 			}
 			try := acquiring(t.Context(), locks, "k", Shared, NoWait)
-			var got *attempt
+			var got *tried
 			eventually(t, "the try has its answer, or waits for the ticket to be removed", func() bool {
 				select {
 				case a := <-try:
@@ -189,8 +197,8 @@ func eventually(t *testing.T, what string, is func() bool) {
 }
 
 // The queue of a semaphore has no lease of its own, so that it always looks free: who was
-// woken in vain would be woken again and again.
-func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
+// woken without success would be woken again and again.
+func TestWokenWaiterForAPermitIsCheckedOnce(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
@@ -241,7 +249,7 @@ func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
 		looks <- again
 		return err
 	}
-	q.freed([]lockkey.Name{name})
+	q.Wake([]lockkey.Name{name})
 	if again := <-looks; !again {
 		t.Error("nobody looks whether who was woken sleeps")
 	}
@@ -254,4 +262,30 @@ func TestWhoWaitsForAPermitIsLookedAfterOnce(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+func TestCheckForTicketsEndsWhenItsLockerIsClosed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(KindAdvisory, nil, nil, slog.New(slog.DiscardHandler))
+		answered := make(chan struct{})
+		q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error {
+			<-answered
+			return ErrClosed
+		}), nil, dbconn.Dialer{})
+		checked := make(chan []bool, 1)
+		go func() { checked <- q.WaitedFor(t.Context(), []lockkey.Name{l.name("k")}) }()
+		synctest.Wait()
+		l.calls.Close()
+		synctest.Wait()
+		select {
+		case waited := <-checked:
+			if len(waited) != 1 || waited[0] {
+				t.Errorf("waited for: %v", waited)
+			}
+		default:
+			t.Error("the check goes on until the server answers")
+		}
+		close(answered)
+	})
 }

@@ -2,12 +2,15 @@ package pgxlock_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"hash/crc32"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +18,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
@@ -23,11 +27,18 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// comingFrom is the document whose SQL is tried, too.
+// comingFrom is the page whose SQL has tests of its own.
 const comingFrom = "docs/coming-from.md"
 
-// withGo are the documents whose Go is compiled.
-var withGo = []string{"README.md", "docs/getting-started.md", "docs/guide.md", comingFrom}
+// pages returns README.md and every page of docs/.
+func pages(t *testing.T) []string {
+	t.Helper()
+	found, err := fs.Glob(os.DirFS("."), "docs/*.md")
+	if err != nil || len(found) < 10 {
+		t.Fatalf("%d pages in docs/: %v", len(found), err)
+	}
+	return append([]string{"README.md"}, found...)
+}
 
 // snippets returns a document's code blocks of one language.
 func snippets(t *testing.T, document, language string) []string {
@@ -40,10 +51,19 @@ func snippets(t *testing.T, document, language string) []string {
 	for _, match := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```").FindAllSubmatch(text, -1) {
 		found = append(found, string(match[1]))
 	}
-	if len(found) == 0 {
-		t.Fatalf("%s has no %s", document, language)
-	}
 	return found
+}
+
+// snippetWith returns the code block that contains a text.
+func snippetWith(t *testing.T, document, language, text string) string {
+	t.Helper()
+	for _, snippet := range snippets(t, document, language) {
+		if strings.Contains(snippet, text) {
+			return snippet
+		}
+	}
+	t.Fatalf("%s has no %s with %q", document, language, text)
+	return ""
 }
 
 // What the documents' Go snippets leave to the reader.
@@ -51,8 +71,12 @@ const readmeHeader = `package readme
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"log"
+	"log/slog"
 	"os"
 	"time"
 
@@ -66,8 +90,12 @@ import (
 )
 
 var (
+	_ sql.IsolationLevel
 	_ = errors.New
+	_ = fmt.Sprint
+	_ = crc32.ChecksumIEEE
 	_ = log.Print
+	_ = slog.Default
 	_ = os.Getenv
 	_ = time.Second
 	_ = pgx.BeginFunc
@@ -85,6 +113,14 @@ var (
 	report          func(context.Context, pgx.Tx) error
 	bill            func(context.Context) error
 	schedule        func(ctx context.Context, term int64) error
+	send            func(context.Context) error
+
+	limiter *ratelimit.Limiter
+
+	// of programs on database/sql, GORM and sqlx
+	db     *sql.DB
+	gormTx struct{ Statement *struct{ ConnPool any } }
+	sqlxTx struct{ *sql.Tx }
 
 	// of github.com/bsm/redislock, which is nothing to depend on
 	redisLocks interface {
@@ -102,7 +138,7 @@ func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
 	var source bytes.Buffer
 	source.WriteString(readmeHeader)
 	count := 0
-	for _, document := range withGo {
+	for _, document := range pages(t) {
 		for _, snippet := range snippets(t, document, "go") {
 			if strings.HasPrefix(snippet, "package ") {
 				continue // TestTheReadmesProgramRuns builds it
@@ -111,6 +147,9 @@ func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
 			fmt.Fprintf(&source, "\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {\n{\n%s%s}\n\treturn nil\n}\n",
 				count, snippet, useAll(t, snippet))
 		}
+	}
+	if count < 40 {
+		t.Errorf("the documents have %d snippets of Go", count)
 	}
 	build(t, source.Bytes(), os.DevNull)
 }
@@ -144,7 +183,7 @@ func build(t *testing.T, source []byte, output string) {
 func TestTheReadmesProgramRuns(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
-	build(t, []byte(snippets(t, "README.md", "go")[0]), program)
+	build(t, []byte(snippetWith(t, "README.md", "go", "package main")), program)
 	db := pgtest.New(t)
 	for run := range 2 {
 		cmd := exec.CommandContext(t.Context(), program)
@@ -169,21 +208,76 @@ func useAll(t *testing.T, snippet string) string {
 	for _, statement := range file.Decls[0].(*ast.FuncDecl).Body.List {
 		if assign, ok := statement.(*ast.AssignStmt); ok && assign.Tok == token.DEFINE {
 			for _, left := range assign.Lhs {
-				fmt.Fprintf(&uses, "\t_ = %s\n", left.(*ast.Ident).Name)
+				if name := left.(*ast.Ident).Name; name != "_" {
+					fmt.Fprintf(&uses, "\t_ = %s\n", name)
+				}
 			}
 		}
 	}
 	return uses.String()
 }
 
+// sqlElsewhere matches the pages whose SQL other tests run, because it has to fail here and
+// there, or needs roles or other sessions: those of examples/sql, internal/sqltest,
+// internal/systemtest, and those below.
+var sqlElsewhere = regexp.MustCompile(`^docs/(sql|sql-(leases|shared|transactions|advisory|waiting|limits|runs|monitor|administration|languages)|` +
+	`database-sql|operations|install|rights|connections|failover|doctor|monitor|coming-from)\.md$`)
+
+// The SQL of each page runs as it stands, in its order, in a database of its own.
 func TestTheSQLOfTheDocumentsRuns(t *testing.T) {
 	t.Parallel()
-	db := testkit.Migrated(t)
-	db.Exec(t, "create table invoices (id int primary key, total int)")
-	db.Exec(t, "select acquire_lock('invoice:42', 'worker-1:7f3a')")
-	for _, document := range []string{"docs/guide.md", "docs/sql-functions.md"} {
-		for _, snippet := range snippets(t, document, "sql") {
-			db.Exec(t, snippet)
+	ran := 0
+	for _, document := range pages(t) {
+		statements := snippets(t, document, "sql")
+		if len(statements) == 0 || sqlElsewhere.MatchString(document) {
+			continue
+		}
+		ran++
+		t.Run(document, func(t *testing.T) {
+			t.Parallel()
+			db := testkit.Migrated(t)
+			db.Exec(t, `create table invoices (id int primary key, total int); create table jobs (id int);
+				create table bookings (event int, guest text); create table shipments (order_id int)`)
+			db.Exec(t, "select acquire_lock('invoice:42', 'worker-1:7f3a')")
+			for _, snippet := range statements {
+				db.Exec(t, snippet)
+			}
+		})
+	}
+	if ran < 5 {
+		t.Errorf("%d pages have SQL", ran)
+	}
+}
+
+// docs/coming-from.md gives the keys by which Go takes the locks of programs that hash names
+// themselves.
+func TestRawKeysAreTheLocksOfProgramsThatHash(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	old, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Rollback(context.Background())
+	for _, name := range []string{"invoice:42", "invoice:45"} {
+		for lock, key := range map[string]string{
+			"hashtext('" + name + "')":                                     pgxlock.RawKey(testkit.Query[int64](t, db, "select hashtext('"+name+"')::bigint")),
+			fmt.Sprint(crc32.ChecksumIEEE([]byte(name))&0x7fffffff, ", 0"): pgxlock.RawKey2(int32(crc32.ChecksumIEEE([]byte(name))&0x7fffffff), 0),
+		} {
+			try := func() error {
+				return pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+					return pgxlock.LockTx(t.Context(), tx, key, pgxlock.NoWait)
+				})
+			}
+			if err := try(); err != nil {
+				t.Errorf("%s, free: %v", lock, err)
+			}
+			if _, err := old.Exec(t.Context(), "select pg_advisory_xact_lock("+lock+")"); err != nil {
+				t.Fatal(err)
+			}
+			if err := try(); !errors.Is(err, pgxlock.ErrNotAcquired) {
+				t.Errorf("%s, locked: %v", lock, err)
+			}
 		}
 	}
 }
@@ -192,21 +286,21 @@ func TestTheSQLOfTheDocumentsRuns(t *testing.T) {
 func TestShedLocksCallsAreThoseOfALease(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	for statement := range strings.SplitSeq(strings.TrimSpace(snippets(t, comingFrom, "sql")[0]), "\n") {
+	for statement := range strings.SplitSeq(strings.TrimSpace(snippetWith(t, comingFrom, "sql", "lockAtMostFor")), "\n") {
 		if !testkit.Query[bool](t, db, statement) {
 			t.Errorf("false: %s", statement)
 		}
 	}
 }
 
-// Whoever takes both locks excludes those that take one of them, so that a fleet
+// A program that takes both locks excludes those that take one of them, so a fleet
 // can change over in two steps, and not in one.
 func TestAFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `create table shedlock (name varchar(64) not null, lock_until timestamp not null,
 		locked_at timestamp not null, locked_by varchar(255) not null, primary key (name))`) // as ShedLock's README has it
-	take, giveBack, _ := strings.Cut(snippets(t, comingFrom, "sql")[1], ";")
+	take, giveBack, _ := strings.Cut(snippetWith(t, comingFrom, "sql", "INSERT INTO shedlock"), ";")
 	locks := testkit.NewLocker(t, db, nil)
 
 	// try takes the locks of one kind of program, or none, and returns what gives

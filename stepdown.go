@@ -16,33 +16,33 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// A request to step down is a row of the table pgxlock_step_down. A notification makes leaders
-// look there, and they look now and then as well.
+// A request to step down is a row of the table pgxlock_step_down. Leaders check the table
+// after a notification, and also from time to time.
 
-// stepDownEvery is about how often a leader looks that listens, and lookEvery how often
-// one does that cannot.
+// stepDownEvery is about how often a leader checks for requests if it listens; if it cannot,
+// it checks every lookEvery.
 const stepDownEvery = 10 * time.Second
 
-// leading is the terms under way of one Locker.
+// leading is the current terms of leaders of one Locker.
 type leading struct {
 	locker *Locker
 
 	mu      sync.Mutex
 	terms   map[*Lock]term
-	timer   *time.Timer // looks at all of them; nil before the first
-	looking bool        // a look is under way
-	again   bool        // another one shall follow it
+	timer   *time.Timer // checks all of them; nil before the first
+	looking bool        // a check is running
+	again   bool        // another check must follow it
 	looks   batcher.Background
 	stopped bool
 }
 
-// A term ends when somebody asks for that.
+// A term is the time for which one lock makes its holder the leader.
 type term struct {
-	stepDown func(why error)
-	began    time.Duration // on the Locker's clock
+	stepDown func(why error) // ends the term
+	began    time.Duration   // on the Locker's clock
 }
 
-// begin adds a term, which stepDown ends when somebody asks for that.
+// begin adds a term. A request to step down calls stepDown.
 func (l *leading) begin(lock *Lock, stepDown func(why error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -52,11 +52,11 @@ func (l *leading) begin(lock *Lock, stepDown func(why error)) {
 	l.terms[lock] = term{stepDown, l.locker.now()}
 	if q := l.locker.queue; q != nil && q.place.Installed() {
 		q.listener.start()
-		l.lookSoon()
+		l.lookSoonLocked()
 	}
 }
 
-// any reports whether a term is under way.
+// any reports whether there is a leader.
 func (l *leading) any() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,8 +69,8 @@ func (l *leading) end(lock *Lock) {
 	delete(l.terms, lock)
 }
 
-// lookSoon arranges the next look; l.mu is held.
-func (l *leading) lookSoon() {
+// lookSoonLocked arranges the next check.
+func (l *leading) lookSoonLocked() {
 	every := lookEvery
 	if l.locker.queue.listening() {
 		every = stepDownEvery
@@ -84,7 +84,7 @@ func (l *leading) lookSoon() {
 	}
 }
 
-// look looks whether any of the leaders was asked to step down.
+// look checks, in the background, whether any of the leaders was asked to step down.
 func (l *leading) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,8 +102,8 @@ func (l *leading) lookAtAll() {
 	for {
 		asked, err := l.asked(l.all())
 		l.mu.Lock()
-		for lock, t := range l.terms { // maybe a later one of the session that was asked for
-			if why, ok := asked[l.locker.backend.holdID(lock)]; ok && !t.beganAfter(why.age, l.locker.now(), lock) {
+		for lock, t := range l.terms { // for an advisory lock, maybe a later term of the same session than the request meant
+			if why, ok := asked[lock.hold.ID()]; ok && !t.beganAfter(why.age, l.locker.now(), lock) {
 				t.stepDown(why.error)
 			}
 		}
@@ -114,22 +114,22 @@ func (l *leading) lookAtAll() {
 		}
 		l.looking, l.again = false, false
 		if len(l.terms) > 0 {
-			l.lookSoon()
+			l.lookSoonLocked()
 		}
 		l.mu.Unlock()
 		return
 	}
 }
 
-// earlierRequest is by how much a request is older than a term that was made of an
-// earlier holder: longer than the answer to a grant takes.
+// earlierRequest is how much older than a term a request must be to count as one to an earlier
+// leader: more than the answer to a grant takes.
 const earlierRequest = 2 * dbconn.Timeout
 
-// beganAfter reports whether a request of that age was made before the term. The holder of
-// a lease has an id of its own, so that none is; that of an advisory lock is known by its
-// session, which may have had the lock before.
+// beganAfter reports whether a request of that age was made before the term. For a lease it is
+// always false, because each acquisition has its own holder id. The holder of an advisory lock
+// is known by its session, which may have had the lock before.
 func (t term) beganAfter(age, now time.Duration, lock *Lock) bool {
-	return lock.hold != nil && age > now-t.began+earlierRequest
+	return lock.locker.kind == KindAdvisory && age > now-t.began+earlierRequest
 }
 
 func (l *leading) all() []*Lock {
@@ -142,13 +142,14 @@ func (l *leading) all() []*Lock {
 	return locks
 }
 
-// A stepDownRequest is what one holder was asked, and how long ago.
+// A stepDownRequest is a request to one holder: the error that its term ends with, and how long
+// ago the request was made.
 type stepDownRequest struct {
 	error
 	age time.Duration
 }
 
-// asked returns what was asked of the holders of the locks, by their ids.
+// asked returns the requests to the holders of the locks, by the ids of the holders.
 func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 	type row struct {
 		N       int64
@@ -157,12 +158,12 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 	}
 	kinds, names, holders := make([]int32, len(locks)), make([]string, len(locks)), make([]string, len(locks))
 	for i, lock := range locks {
-		name := l.locker.backend.name(lock.key)
-		kinds[i], names[i], holders[i] = int32(name.Kind()), name.Text(), l.locker.backend.holdID(lock)
+		name := l.locker.name(lock.hold.Key)
+		kinds[i], names[i], holders[i] = int32(name.Kind()), name.Text(), lock.hold.ID()
 	}
 	var rows []row
 	q := l.locker.queue
-	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+	err := q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
 		rows, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.LeaderStepDowns), kinds, names, holders), pgx.RowToStructByPos[row])
 		return err
 	})
@@ -180,7 +181,7 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 	return asked, err
 }
 
-// ask asks whoever leads by that name to step down.
+// ask asks the leader by that name to step down.
 func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 	q := l.locker.queue
 	if q == nil {
@@ -188,8 +189,8 @@ func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 		return nil
 	}
 	asked := make(chan error, 1)
-	l.looks.Run(func() { // no context of a caller's reaches our connections
-		asked <- q.run(func(ctx context.Context, c dbconn.Querier, _ bool) error {
+	l.looks.Run(func() { // a caller's context must not reach the Locker's connections
+		asked <- q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) error {
 			rows := c.Query(ctx, q.place.Statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), q.owner)
 			rows.Close()
 			return rows.Err()
@@ -203,18 +204,18 @@ func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 	}
 }
 
-// askHere is ask for locks that are in this process alone.
+// askHere is ask for a Locker without a server.
 func (l *leading) askHere(name lockkey.Name) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for lock, t := range l.terms {
-		if l.locker.backend.name(lock.key) == name {
+		if l.locker.name(lock.hold.Key) == name {
 			t.stepDown(ErrStepDown)
 		}
 	}
 }
 
-// stop ends the looks.
+// stop ends the checks.
 func (l *leading) stop() {
 	l.mu.Lock()
 	l.stopped = true

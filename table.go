@@ -4,36 +4,33 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"log/slog"
+	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
-	"github.com/pgxlock/pgxlock/internal/dbconn"
-	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lease"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/internal/usertx"
-	"github.com/pgxlock/pgxlock/sql"
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // NewLeaseLocker returns a Locker whose locks are leases: rows in the table
-// distributed_locks that expire unless they are renewed, which the Locker does.
-// They survive a crash of the server, work with SQL callers of acquire_lock, and
-// need the migrations ([ErrSchema]).
+// distributed_locks that expire unless they are renewed. The Locker renews them. Leases
+// survive a crash of the server, work with SQL callers of acquire_lock, and need the
+// migrations ([ErrSchema]).
 //
-// The pool gives its configuration only: the Locker has two connections of its
-// own, one for requests and one for renewals; with [LeaseConfig].OneConnection one for
-// both. While a call waits for another process, or leads, there is one more, which listens;
-// it is closed when none has done so for the pool's MaxConnIdleTime. Nothing is sent before
-// the first use. [Locker.Close] ends the connections.
+// The Locker uses only the pool's configuration. It opens two connections of its own, at
+// its first use: one for requests and one for renewals; with [LeaseConfig.OneConnection]
+// one for both. While a call waits for another process, or leads, it has one more, which
+// listens. That one is closed when no call has needed it for the pool's MaxConnIdleTime.
+// [Locker.Close] closes the connections.
 //
-// A program on database/sql makes the pool beside its *sql.DB, with pgxpool.New and
-// the connection string of the database. This is cheap: a pool connects only when it
-// is used, and the Locker never takes a connection from it. The driver of the *sql.DB
-// may be lib/pq; the server refuses words that only lib/pq knows, such as
-// binary_parameters, when they are in the string of the pool.
+// A program on database/sql makes the pool beside its *sql.DB, with pgxpool.New and the
+// same connection string. This is cheap: a pool connects only when it is used, and the
+// Locker never takes a connection from it. The driver of the *sql.DB may be lib/pq. Remove
+// settings that only lib/pq knows, such as binary_parameters, from the pool's connection
+// string: the server refuses them.
 func NewLeaseLocker(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
 	return newLease(pool, cfg, clock.System)
 }
@@ -46,186 +43,112 @@ func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock.Clock) (*Locker
 	if err != nil {
 		return nil, &Error{Op: "new", Kind: KindLease, Err: err}
 	}
-	connections := pool.Config()
 	l := newLocker(KindLease, now, cfg.Backoff, cfg.Logger)
-	l.observe = cfg.Observe
-	t := &leaseTable{locker: l, cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[string][]*leftover)}
-	t.requests = t.newSession(connections)
-	if t.renewals = t.requests; !cfg.OneConnection {
-		t.renewals = t.newSession(connections)
-	}
-	t.reaping = batcher.Housekeeping{Reap: t.reap, Log: cfg.Logger}
-	t.acquiring = batcher.Batcher[*leaseRequest]{Limit: maxRequests, Run: t.acquire, Fail: t.failRequests}
-	t.releasing = batcher.Batcher[*leaseReturn]{Limit: maxRequests, Run: t.giveBack, Fail: failReturns}
-	t.renewer = newRenewer(t)
-	l.backend = t
-	l.queue = newQueue(l, &t.place, cfg.Owner, t.queueing, t.renewals.Reached, t.renewals.Dialer)
+	l.observe, l.ttl = cfg.Observe, cfg.TTL
+	t := lease.New(pool.Config(), lease.Config{Owner: cfg.Owner, Schema: cfg.Schema, TTL: cfg.TTL, Renew: cfg.Renew, Margin: cfg.Margin, OneConnection: cfg.OneConnection})
+	l.queue = newQueue(l, t.Installation(), cfg.Owner, t, nil, t.Dialer())
+	l.use(t)
+	t.Use(l.host())
 	return l, nil
 }
 
-// maxRequests bounds a batch whose entries take advisory locks until its commit.
-const maxRequests = 256
+// LeaseConfig configures a Locker of [NewLeaseLocker]. A nil *LeaseConfig means the
+// defaults.
+type LeaseConfig struct {
+	// TTL is how long a lease lasts from its grant and from each renewal: how long others
+	// wait after this process has died. At least 1 s; default 30 s. The option [TTL]
+	// changes it for one lock.
+	TTL time.Duration
 
-// leaseTable is the backend of a Lease Locker.
-type leaseTable struct {
-	locker *Locker
-	cfg    LeaseConfig
-	place  dbconn.Installation
+	// Renew is the interval between renewals of leases with that TTL: at most, and by
+	// default, a third of it. A lease with its own TTL is renewed after a third of that.
+	Renew time.Duration
 
-	requests  *dbconn.Session
-	renewals  *dbconn.Session // the same with OneConnection
-	acquiring batcher.Batcher[*leaseRequest]
-	releasing batcher.Batcher[*leaseReturn]
-	renewer   *renewer
-	reaping   batcher.Housekeeping
-	cleaning  batcher.Background
-	warm      sync.Once // connects renewals
+	// Margin is how much earlier than on the server a lease expires locally: how far the
+	// two clocks may drift apart within one TTL. At least, and by default, a tenth of TTL,
+	// but not less than 100 ms; at most a third of TTL. A lock with its own TTL has a
+	// margin in proportion.
+	Margin time.Duration
 
-	// With OneConnection, in this order, before the session's own: a request has requesting, and
-	// shares sharing; a renewal has sharing alone.
-	requesting sync.Mutex
-	sharing    sync.RWMutex
+	// OneConnection sends requests and renewals over one connection instead of two. It is
+	// for programs that hold one lock at a time and run in many copies, such as a command.
+	// While the server works on a request of this Locker, no renewal is sent; a request
+	// gives up after 5 s, or after half of the shortest TTL that is held if that is less, so
+	// that the renewal still has time. Default: renewals have a connection of their own.
+	OneConnection bool
 
-	mu   sync.Mutex
-	mine map[string]struct{} // the holders of leases that callers here have, or give back
+	// Owner is the beginning of the holder id that operators see; an id of the acquisition
+	// follows it. Up to 200 characters, not beginning with "*". Default host:pid.
+	Owner string
 
-	leftovers map[string][]*leftover // by what callers wait for who want the lease
-	returned  []*leftover            // those of them that are over
+	// Schema is where the migrations were run. Default: the schema in which the search_path
+	// of a new connection finds acquire_lock, otherwise the only one in the database that
+	// has pgxlock.
+	Schema string
 
-	others map[string]int // how many permits others were heard to give semaphores
+	// Backoff is how long to wait before the next try if no notification says when to try:
+	// while the server cannot be reached, or where notifications do not arrive, as behind a
+	// pooler. attempt counts the tries of one wait from 0. Many goroutines may call it. The
+	// pause is never longer than the rest of the holder's lease. Default:
+	// [ExponentialBackoff] from 10 ms to 500 ms.
+	Backoff func(attempt int) time.Duration
+
+	// Logger receives what no call can return: failed renewals, releases that did not reach
+	// the server. Default: nothing is logged.
+	Logger *slog.Logger
+
+	// Observe receives an [Event] for every step of calls and locks, to build metrics and
+	// traces from. See Event for when and in which goroutine it is called, and what it must
+	// not do. Default: nil, which costs nothing.
+	Observe func(context.Context, Event)
 }
 
-func (t *leaseTable) newSession(config *pgxpool.Config) *dbconn.Session {
-	return &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(t.cfg.Owner), Config: config}, Place: &t.place}
-}
+// minRenew keeps a forgotten unit from becoming a storm of renewals.
+const minRenew = 100 * time.Millisecond
 
-// request runs an exchange on the connection of requests. If renewals share it, requests go one
-// by one, each gives up in time for a renewal, and a renewal that waits goes before the next
-// one. So it waits for one request at most, however many callers there are.
-func (t *leaseTable) request(fn dbconn.Exchange) error {
-	if !t.cfg.OneConnection {
-		return t.requests.Do(dbconn.Timeout, fn)
+// withDefaults checks a configuration and fills in what was left out.
+func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
+	var cfg LeaseConfig
+	if c != nil {
+		cfg = *c
 	}
-	t.requesting.Lock()
-	defer t.requesting.Unlock()
-	t.sharing.RLock()
-	defer t.sharing.RUnlock()
-	return t.requests.Do(t.renewer.patience(), fn)
-}
-
-// renewal runs an exchange on the connection of renewals.
-func (t *leaseTable) renewal(fn dbconn.Exchange) error {
-	if t.cfg.OneConnection {
-		t.sharing.Lock()
-		defer t.sharing.Unlock()
+	if cfg.TTL == 0 {
+		cfg.TTL = 30 * time.Second
 	}
-	return t.renewals.Do(t.renewer.patience(), fn)
-}
-
-// queueing runs an exchange for the queue of waiters: on the connection of renewals, so that no
-// request delays it, unless it could delay a renewal itself.
-func (t *leaseTable) queueing(fn dbconn.Exchange) error {
-	if t.cfg.OneConnection {
-		return t.request(fn)
+	if err := checkTTL("LeaseConfig.TTL", cfg.TTL); err != nil {
+		return cfg, err
 	}
-	return t.renewal(fn)
-}
-
-func (t *leaseTable) options() options { return options{ttl: t.cfg.TTL} }
-
-func (t *leaseTable) takes(opt Option) bool { return takenByLocks(opt) }
-
-func (t *leaseTable) check(key string) error       { return lockkey.Check(key) }
-func (t *leaseTable) name(key string) lockkey.Name { return lockkey.Name{Key: key} }
-
-func (t *leaseTable) fence(ctx context.Context, tx usertx.Tx, lock *Lock) error {
-	var token int64
-	err := lockerr.Typed(tx.Row(ctx, t.place.Statement(byMode(lock.mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.key, lock.holder, lock.token))
-	if errors.Is(err, ErrLost) {
-		t.renewer.soon(lock) // for good, or for this transaction?
+	if cfg.Renew == 0 {
+		cfg.Renew = cfg.TTL / 3
 	}
-	return elsewhere(err, tx, &t.requests.Config.ConnConfig.Config)
-}
-
-// elsewhere adds to the error of a fence where the lock is, if the transaction may
-// be somewhere else. It is not refused before: through a pooler one database can
-// have two names.
-func elsewhere(err error, tx usertx.Tx, config *pgconn.Config) error {
-	if !errors.Is(err, ErrLost) && !errors.Is(err, ErrSchema) {
-		return err
+	if cfg.Renew < minRenew || cfg.Renew > cfg.TTL/3 {
+		return cfg, fmt.Errorf("LeaseConfig.Renew is %s, it must be between %s and a third of the TTL, %s", cfg.Renew, minRenew, (cfg.TTL / 3).Truncate(time.Millisecond))
 	}
-	here := usertx.PlaceOf(config)
-	switch there := tx.Database(); there {
-	case "":
-		return fmt.Errorf("%w (the lock is in database %s)", err, here)
-	case here:
-		return err
-	default:
-		return fmt.Errorf("%w (tx is on database %s, the lock in %s)", err, there, here)
+	if err := place.CheckName(cfg.Schema); err != nil {
+		return cfg, fmt.Errorf("LeaseConfig.Schema %.80q %w", cfg.Schema, err)
 	}
-}
-
-func (t *leaseTable) renew(ctx context.Context, lock *Lock) error { return t.renewer.renew(ctx, lock) }
-
-// drop: with one that is given back it is not over yet.
-func (t *leaseTable) drop(lock *Lock) {
-	t.renewer.remove(lock)
-	if errors.Is(lock.ended, ErrLost) {
-		t.over(lock, "")
+	least := max(cfg.TTL/10, 100*time.Millisecond)
+	if cfg.Margin == 0 {
+		cfg.Margin = least
 	}
-}
-
-// over tells those who wait here that the lock is not ours any more, unless others
-// are known to share it still. It reports what lines.freed does.
-func (t *leaseTable) over(lock *Lock, outcome string) (queued bool) {
-	t.mu.Lock()
-	delete(t.mine, lock.holder)
-	t.mu.Unlock()
-	if outcome == outcomeLeft {
-		return false
+	if cfg.Margin < least || cfg.Margin > cfg.TTL/3 {
+		return cfg, fmt.Errorf("LeaseConfig.Margin is %s, it must be between %s and a third of the TTL, %s", cfg.Margin, least, (cfg.TTL / 3).Truncate(time.Millisecond))
 	}
-	return t.locker.lines.freed(t.name(lock.queue))
-}
-
-func (t *leaseTable) holdID(lock *Lock) string { return lock.holder }
-
-// has reports whether the holder is one of ours.
-func (t *leaseTable) has(holder string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, ours := t.mine[holder]
-	return ours
-}
-
-func (t *leaseTable) keep(lock *Lock) {
-	t.mu.Lock()
-	t.mine[lock.holder] = struct{}{}
-	t.mu.Unlock()
-	t.renewer.add(lock)
-	if t.cfg.OneConnection {
-		return
+	var err error
+	if cfg.Owner, err = lockkey.Owner("LeaseConfig", cfg.Owner); err != nil {
+		return cfg, err
 	}
-	t.warm.Do(func() {
-		// On a slow link connecting takes longer than a short lease has time for
-		// its first renewal. If it fails, that renewal tries again.
-		t.cleaning.Run(func() {
-			_ = t.renewals.Do(dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
-		})
-	})
+	cfg.Backoff, cfg.Logger = orDefaults(cfg.Backoff, cfg.Logger)
+	return cfg, nil
 }
 
-func (t *leaseTable) close(ctx context.Context) error {
-	t.reaping.Stop()
-	err := until(ctx, func() {
-		for range 2 {
-			<-t.acquiring.Done() // a grant under way, whose caller has left,
-			t.cleaning.Wait()    // is given back; then the requests behind it are dropped
-		}
-		<-t.releasing.Done()
-		t.locker.queue.close()
-	})
-	t.renewer.stop()
-	t.requests.Close()
-	t.renewals.Close()
-	return err
+// orDefaults fills in what every kind of Locker has.
+func orDefaults(backoff func(int) time.Duration, log *slog.Logger) (func(int) time.Duration, *slog.Logger) {
+	if backoff == nil {
+		backoff = clock.DefaultBackoff
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return backoff, log
 }

@@ -20,64 +20,59 @@ import (
 // Locks inside the caller's transaction are PostgreSQL's transaction-level advisory locks.
 // Nothing needs to be installed.
 
-// LockTx locks the key until tx ends: what the transaction writes and the lock
-// that protects it are given up together, by the server, however the
-// transaction ends. There is nothing to release, to renew or to lose. It takes
-// the advisory lock number [AdvisoryID](key), so that callers in other languages
-// lock the same thing with pg_advisory_xact_lock(advisory_lock_key('...')); the
-// numbers of [RawKey] and [RawKey2] are taken as they are.
+// LockTx locks the key until tx ends. The server frees the lock when it commits or rolls
+// back tx, however tx ends: there is nothing to release, to renew or to lose. The lock is
+// PostgreSQL's advisory lock with the number [AdvisoryID](key), so callers in other
+// languages lock the same thing with pg_advisory_xact_lock(advisory_lock_key('...')). The
+// numbers of [RawKey] and [RawKey2] are used unchanged.
 //
-// A statement that fails aborts the transaction, and with that its locks are free
-// at once, before the rollback: nothing that is not written in tx is protected by
-// them after an error.
+// LockTx waits in the server's queue. [MaxWait] bounds the wait, [NoWait] tries once, and
+// [Shared] allows other shared holders. Locking a key again in the same transaction
+// succeeds at once. The exception is an exclusive lock on a key that the transaction holds
+// shared ([ErrDeadlock]): two such upgrades would wait for each other. Rolling back to a
+// savepoint frees the locks taken after it.
 //
-// It waits its turn in the server's queue; [MaxWait] bounds the wait, [NoWait]
-// makes it a try, [Shared] lets other shared holders in. Locking a key again in
-// the same transaction is granted at once, except for an exclusive lock over a
-// shared one ([ErrDeadlock]): two such upgrades would wait for each other. A lock
-// that is taken inside a savepoint ends when that savepoint is rolled back.
+// A failed statement aborts the transaction, and its locks are free at once, before the
+// rollback: after an error they protect nothing that happens outside tx.
 //
-// With [ErrNotAcquired], [ErrStaleSnapshot], [ErrReadOnly], an upgrade or a bad
-// argument the transaction stands as it was before the call, settings included,
-// and can go on; but after ErrStaleSnapshot the key is locked. Other errors abort
-// it, as errors of statements do, so that it is to be rolled back, at once if
-// others wait for it: SQLSTATE 40P01 (a deadlock, which also matches ErrDeadlock),
-// 57014 (cancelled), 53200 (no room in the server's lock table),
-// 55P03 (the session's own lock_timeout, which applies where there is no
-// MaxWait).
+// After [ErrNotAcquired], [ErrStaleSnapshot], [ErrReadOnly], a refused upgrade or an
+// invalid argument the transaction can go on, with its settings unchanged; after
+// ErrStaleSnapshot the key is locked. Any other error aborts the transaction: roll it back,
+// at once if others wait for its locks. Such errors are SQLSTATE 40P01 (a deadlock, which
+// also matches ErrDeadlock), 57014 (cancelled), 53200 (the server's lock table is full) and
+// 55P03 (the session's own lock_timeout, which applies if there is no MaxWait).
 //
-// When ctx ends during the wait, what becomes of the transaction is up to the
-// driver: pgx closes the connection, which the transaction does not survive. Use
-// MaxWait for a wait that the transaction shall survive.
+// If ctx ends during the wait, the driver decides what happens to the transaction: pgx
+// closes the connection, which ends the transaction. Use MaxWait if the transaction must
+// survive the wait.
 //
-// In a REPEATABLE READ or SERIALIZABLE transaction the snapshot is taken by its
-// first statement, and that is at the latest this call, before it waits. Where
-// anything was committed between the snapshot and the grant the transaction may
-// not see what the lock's previous holder did: that is ErrStaleSnapshot, and the
-// transaction is to be begun again. To find out takes one or two more round
-// trips, until the last of which any commit on the server counts, also of who
-// never had the lock, so that on a busy server many calls fail;
-// [AllowStaleSnapshot] saves them. READ COMMITTED, the default, has no such
-// trap: each of its statements sees all that was committed before.
+// A REPEATABLE READ or SERIALIZABLE transaction takes its snapshot with its first
+// statement: at the latest with this call, before it waits. If any transaction commits
+// between the snapshot and the grant, tx may not see what the previous holder wrote, and
+// LockTx returns ErrStaleSnapshot: begin the transaction again. The check needs one or two
+// more round trips, and any commit on the server before the last of them counts, even from
+// a transaction that never had the lock. So on a busy server many calls fail.
+// [AllowStaleSnapshot] skips the check. READ COMMITTED, the default, does not have this
+// problem: each statement sees everything that was committed before it.
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
 }
 
-// LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq;
-// with another one a wait that is over aborts the transaction unless its errors
-// have a method SQLState. When ctx ends during the wait both close the connection.
+// LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq. With another
+// driver, a wait that exceeds MaxWait aborts the transaction unless the driver's errors
+// have a method SQLState. If ctx ends during the wait, pgx and lib/pq close the connection.
 func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.SQL(tx), []string{key}, opts))
 }
 
-// LockAllTx is [LockTx] for many keys: all of them or, with ErrNotAcquired, none.
-// It takes them in one global order, that of their numbers, so that callers who
-// lock the same keys in different orders do not deadlock; those who lock one
-// after the other by LockTx still can. MaxWait bounds the wait for all together.
-// Each key has a place in the server's lock table, which holds at least 6,400 with
-// default settings: lock what is above a few hundred keys by one key.
+// LockAllTx is [LockTx] for many keys: it locks all of them or, with ErrNotAcquired, none.
+// It locks them in the order of their numbers, so callers that list the same keys in
+// different orders do not deadlock. Callers that call LockTx for one key after the other
+// still can. MaxWait bounds the wait for all keys together. Each key takes an entry in the
+// server's lock table, which has at least 6,400 entries with default settings: to protect
+// more than a few hundred things, lock one key that stands for all of them.
 func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...Option) error {
 	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.Pgx(tx), keys, opts))
 }
@@ -94,12 +89,12 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) err
 	if err := cmp.Or(o.collect(opts, takenInTx), err); err != nil || len(ids) == 0 {
 		return err
 	}
-	shared := o.mode == Shared
+	shared := Mode(o.Mode) == Shared
 	if !shared {
 		if upgrade, err := usertx.HoldsShared(ctx, tx, ids); err != nil {
 			return err
 		} else if upgrade {
-			return fmt.Errorf("%w: this transaction holds the key shared, and two that upgrade wait for each other; lock it exclusively from the start", ErrDeadlock)
+			return fmt.Errorf("%w: this transaction holds the key shared, and two upgrades would wait for each other; lock it exclusively from the start", ErrDeadlock)
 		}
 	}
 
@@ -110,7 +105,7 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) err
 	case got == usertx.Refused:
 		return ErrNotAcquired
 	case got == usertx.Standby:
-		return fmt.Errorf("%w: the server is a standby, where a lock excludes nobody", ErrReadOnly)
+		return fmt.Errorf("%w: the server is a standby, where a lock excludes no other session", ErrReadOnly)
 	}
 	if shared {
 		tx.Shares().Add(ids)
@@ -121,12 +116,12 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) err
 	return err
 }
 
-var errCommittedSince = fmt.Errorf("%w: something was committed between the two; roll back and begin again, or lock in a READ COMMITTED transaction", ErrStaleSnapshot)
+var errCommittedSince = fmt.Errorf("%w: another transaction has committed between the two; roll back and begin again, or lock in a READ COMMITTED transaction", ErrStaleSnapshot)
 
 // askTx asks for the locks by the statement that costs least: for a single lock one that
 // does nothing in a transaction that keeps its snapshot, where another one is asked then.
 func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (usertx.Reply, error) {
-	shared, waits := o.mode == Shared, o.wait == nil
+	shared, waits := Mode(o.Mode) == Shared, o.wait == nil
 	if waits && len(ids) == 1 && !shared && !ids[0].Pair && !o.staleSnapshot {
 		if got, err := tx.Run(ctx, statements.TxLock, ids[0].Number); err != nil || got == usertx.Granted {
 			return got, err
@@ -189,4 +184,4 @@ func advisoryIDs(keys []string) ([]lockkey.ID, error) {
 	return slices.Compact(ids), nil
 }
 
-var errNilTx = errors.New("tx is nil; pass the transaction that the lock is for")
+var errNilTx = errors.New("tx is nil; pass the transaction that needs the lock")

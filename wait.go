@@ -4,22 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// A Locker that waits asks, joins a line, and asks again when it is first and a holder may
-// have released, or the holder's lease may have expired.
+// A call that waits tries once, joins the local queue, and tries again when it is first there
+// and a holder may have released the lock, or the holder's lease may have expired.
 
-// acquire is Acquire, TryAcquire and the first half of Do. defaults stand below
-// the caller's opts.
+// acquire implements Acquire, TryAcquire and the first half of Do. The caller's opts override
+// defaults.
 func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []Option) (*Lock, error) {
 	o, err := l.wishes(key, defaults, opts)
 	if err != nil {
@@ -35,7 +34,7 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 	return lock, nil
 }
 
-// one waits for one lock.
+// one acquires one lock, and waits for it if need be.
 func (w *wait) one(key string, inDo bool, o options) (*Lock, error) {
 	if err := w.locker.mayWait(w.caller, key); err != nil {
 		return nil, err
@@ -59,37 +58,49 @@ func (w *wait) one(key string, inDo bool, o options) (*Lock, error) {
 	}
 }
 
-// try asks once for each of the locks, and admits those that are granted. A lock that is
-// lost before is lockerr.ErrGrantLost, and nothing of it is left that the next try could meet.
-func (w *wait) try(keys []string, inDo bool, o options) []attempt {
-	attempts := w.locker.backend.try(w, keys, o)
-	for i := range attempts {
-		got := &attempts[i]
-		if got.err == nil {
-			got.lock.mode = o.mode
-			got.err = got.lock.admit(inDo)
-		}
-		if !errors.Is(got.err, ErrLost) && !errors.Is(got.err, errLateGrant) {
-			continue
-		}
-		if lock := got.lock; lock != nil {
-			release := func() error { return w.locker.backend.release(lock) }
-			_, _ = batcher.Await(w, &w.locker.calls, release, func(error) {}) // it is lost: what it says does not matter
-		}
-		*got = attempt{err: grantLost(got.err)}
-	}
-	return attempts
+// tried is the outcome of one try: the lock, which is granted if err is nil.
+type tried struct {
+	lock *Lock
+	err  error
 }
 
-// grantLost returns why what was granted was lost before the call could return it.
+// try tries once to acquire each of the locks, and admits those that are granted. A lock that
+// is lost before try returns fails with lockerr.ErrGrantLost. try has released it by then, so
+// that the caller's next try does not find it busy.
+func (w *wait) try(keys []string, inDo bool, o options) []tried {
+	attempts, all := w.oneAttempt[:0], w.oneTried[:0] // most calls try one lock: no allocation
+	for _, key := range keys {
+		lock := w.locker.newLock(key)
+		lock.hold.Mode = o.Mode
+		attempts, all = append(attempts, hold.Attempt{Hold: &lock.hold}), append(all, tried{lock: lock})
+	}
+	w.locker.backend.Try(w.ctx, o.Request, attempts)
+	for i := range all {
+		got := &all[i]
+		if got.err = attempts[i].Err; got.err == nil {
+			got.err = got.lock.admit(inDo)
+		}
+		if errors.Is(got.err, ErrLost) || errors.Is(got.err, hold.ErrLateGrant) {
+			h := &got.lock.hold
+			release := func() error { return w.locker.backend.Release(h) }
+			ctx, cancel := w.bounded()
+			_, _ = batcher.Await(ctx, &w.locker.calls, release, func(error) {}) // the lock is lost, so the outcome does not matter
+			cancel()
+			*got = tried{err: grantLost(got.err)}
+		}
+	}
+	return all
+}
+
+// grantLost returns why the lock was lost before the call could return it.
 func grantLost(why error) error {
-	if lost, ok := errors.AsType[*lostError](why); ok {
-		why = lost.why
+	if lost, ok := errors.AsType[*hold.LostError](why); ok {
+		why = lost.Why
 	}
 	return fmt.Errorf("%w: %w", lockerr.ErrGrantLost, why)
 }
 
-// failed makes the error that the call returns, which waits for nothing any more.
+// failed ends the wait, and returns err as the call's error.
 func (w *wait) failed(key string, err error) error {
 	w.leave()
 	err = w.locker.fail("acquire", key, err)
@@ -97,147 +108,117 @@ func (w *wait) failed(key string, err error) error {
 	return err
 }
 
-// wishes puts together what a call asks for.
+// wishes merges the options of a call, later ones last, and checks the key.
 func (l *Locker) wishes(key string, opts ...[]Option) (options, error) {
-	o := l.backend.options()
+	o := l.options()
 	for _, opts := range opts {
-		if err := o.collect(opts, l.backend.takes); err != nil {
+		if err := o.collect(opts, l.takes); err != nil {
 			return o, err
 		}
 	}
-	if o.permits > 0 && o.mode != Exclusive {
-		return o, fmt.Errorf("a permit is nobody else's, so %v has no meaning; leave it out: %w", o.mode, errors.ErrUnsupported)
+	if o.Permits > 0 && o.Mode != hold.Exclusive {
+		return o, fmt.Errorf("permits are exclusive; remove %v: %w", Mode(o.Mode), errors.ErrUnsupported)
 	}
-	return o, l.backend.check(key)
+	return o, l.check(key)
 }
 
-// mayWait says why a wait under ctx makes no sense.
+// mayWait returns an error if a wait under ctx cannot succeed.
 func (l *Locker) mayWait(ctx context.Context, key string) error {
 	if ctx.Err() != nil {
 		return lockerr.ContextError(ctx)
 	}
-	if l.holds(ctx, key) {
+	if l.holdsKey(ctx, key) {
 		return fmt.Errorf("%w: this context already holds the key", ErrDeadlock)
 	}
 	return nil
 }
 
-// A wait is a context that ends with the caller's, when the Locker is closed, and
-// when MaxWait is over. Most waits end before anybody has to be woken when it does,
-// so that what does that is made only for who asks for Done.
+// holdsKey reports whether ctx comes from a lock on this key that is still held.
+func (l *Locker) holdsKey(ctx context.Context, key string) bool {
+	for h := range hold.HeldBy(ctx) {
+		if h.Group() == &l.holds && h.Queue == l.name(key) && h.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// A wait is one call that acquires locks, from its first try to its last.
 type wait struct {
 	caller  context.Context
+	ctx     context.Context // the caller's, with MaxWait as a timeout
+	end     context.CancelFunc
 	locker  *Locker
 	noWait  bool
-	until   time.Time // zero: no bound
-	mode    Mode
-	permits permits
+	mode    hold.Mode
+	permits int
 	attempt int
 	lost    int        // how many grants were lost before they could be returned
-	busy    *busyError // what the server said last, if it said so at all
-	place   *waiter    // in the line of what it waits for; nil: in none
-	holds   []*Lock    // what it acquired already; to lose one of them ends it
+	busy    *hold.Busy // the server's last refusal; nil: it has refused nothing yet
+	place   *waiter    // its position in the local queue; nil: none
+	holds   []*Lock    // locks that the call has acquired already; losing one ends the wait
 
 	observed *observedCall
 
-	mu      sync.Mutex
-	inner   context.Context // nil until somebody asks for it
-	cancel  context.CancelCauseFunc
-	stops   []func() bool
-	stopped bool
+	oneAttempt [1]hold.Attempt
+	oneTried   [1]tried
 }
 
-// startWait begins a wait for the key, or for many if that is empty.
+// startWait begins a wait for the key; an empty key means several keys.
 func (l *Locker) startWait(ctx context.Context, key string, o options) *wait {
-	w := &wait{caller: ctx, locker: l, noWait: o.noWait(), mode: o.mode, permits: o.permits, observed: l.observeCall(ctx, key, o)}
-	if o.wait != nil {
-		bound := *o.wait
-		if w.noWait {
-			bound = dbconn.Timeout
-		}
-		w.until = time.Now().Add(bound)
+	w := &wait{caller: ctx, ctx: ctx, end: func() {}, locker: l, noWait: o.noWait(), mode: o.Mode, permits: o.Permits, observed: l.observeCall(ctx, key, o)}
+	if o.wait != nil && !w.noWait {
+		w.ctx, w.end = context.WithTimeoutCause(ctx, *o.wait, lockerr.ErrNoAnswer)
 	}
 	return w
 }
 
-// context makes the context that ends by itself.
-func (w *wait) context() context.Context {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.inner != nil {
-		return w.inner
-	}
-	inner, cancel := context.WithCancelCause(w.caller)
-	w.inner, w.cancel = inner, cancel
-	if w.stopped { // whoever leads may be looked at when it is through
-		cancel(nil)
-		return inner
-	}
-	w.stops = append(w.stops, context.AfterFunc(w.locker.calls.Closing(), func() { cancel(ErrClosed) }))
-	if !w.until.IsZero() {
-		w.stops = append(w.stops, time.AfterFunc(time.Until(w.until), func() { cancel(lockerr.ErrNoAnswer) }).Stop)
-	}
-	return inner
-}
-
-func (w *wait) Deadline() (time.Time, bool) { return w.caller.Deadline() }
-func (w *wait) Done() <-chan struct{}       { return w.context().Done() }
-func (w *wait) Value(key any) any           { return w.context().Value(key) }
-
-func (w *wait) Err() error {
-	why := w.cause()
-	if why == nil {
-		return nil
-	}
-	ctx := w.context()
-	w.cancel(why) // it may not have been told yet
-	return ctx.Err()
-}
-
-// cause is why the wait has ended, nil while it has not.
-func (w *wait) cause() error {
+// ended returns why the wait is over: its context or its Locker has ended. Otherwise nil. It
+// asks the caller's context itself: that of a lock reads the clock, and w.ctx would only see
+// that its Done is closed.
+func (w *wait) ended() error {
 	switch {
 	case w.caller.Err() != nil:
 		return context.Cause(w.caller)
 	case w.locker.calls.Closing().Err() != nil:
 		return ErrClosed
-	case !w.until.IsZero() && !time.Now().Before(w.until):
-		return lockerr.ErrNoAnswer
+	case w.ctx.Err() != nil:
+		return context.Cause(w.ctx)
 	}
 	return nil
 }
 
-// ends returns channels one of which is closed when ctx ends. They are there already
-// if it is a wait that has no bound, or none that its backend does not keep anyway.
-func ends(ctx context.Context) (ended, closing <-chan struct{}) {
-	if w, ok := ctx.(*wait); ok && (w.noWait || w.until.IsZero()) {
-		return w.caller.Done(), w.locker.calls.Closing().Done()
+// bounded returns a context for a step that is not a try: it ends with the wait, also when
+// the Locker is closed, and after the time of a statement if the call does not wait.
+func (w *wait) bounded() (context.Context, context.CancelFunc) {
+	ctx, end := context.WithCancelCause(w.ctx)
+	stop := context.AfterFunc(w.locker.calls.Closing(), func() { end(ErrClosed) })
+	cancel := func() {}
+	if w.noWait {
+		ctx, cancel = context.WithTimeoutCause(ctx, dbconn.Timeout, lockerr.ErrNoAnswer)
 	}
-	return ctx.Done(), nil
+	return ctx, func() {
+		stop()
+		cancel()
+		end(nil)
+	}
 }
 
 func (w *wait) stop() {
 	w.leave()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stopped = true
-	for _, stop := range w.stops {
-		stop()
-	}
-	if w.inner != nil {
-		w.cancel(nil)
-	}
+	w.end()
 }
 
-// lookEvery is about how often who stands in line looks whether that makes sense.
+// lookEvery is about how often a waiter checks whether it must go on waiting.
 const lookEvery = time.Second
 
-// standBehind waits for the turn of this call if others wait for the lock already.
+// standBehind queues this call, and waits until it is first, if other callers wait for the
+// lock already.
 func (w *wait) standBehind(key string) error {
 	if w.noWait || w.locker.lines.count.Load() == 0 {
 		return nil
 	}
-	if w.observed != nil && w.locker.lines.exists(w.locker.backend.name(key)) {
+	if w.observed != nil && w.locker.lines.exists(w.locker.name(key)) {
 		w.observed.busy(key, "")
 	}
 	w.join(key, nil)
@@ -247,18 +228,24 @@ func (w *wait) standBehind(key string) error {
 	return w.await(time.Time{})
 }
 
-// join stands in the line for a lock, unless there is none and said is nil.
-func (w *wait) join(key string, said *busyError) {
-	var holds []hold
-	for _, lock := range append(slices.Collect(heldBy(w.caller)), w.holds...) {
-		if id := lock.locker.backend.holdID(lock); id != "" {
-			holds = append(holds, hold{id, lock.key})
+// join enters the local queue of a lock. If said is nil, it enters only a queue that exists.
+func (w *wait) join(key string, said *hold.Busy) {
+	var holds []heldLock
+	add := func(h *hold.Hold) {
+		if id := h.ID(); id != "" {
+			holds = append(holds, heldLock{id, h.Key})
 		}
 	}
-	w.place = w.locker.lines.join(w.locker.backend.name(key), said, holds, w.mode)
+	for h := range hold.HeldBy(w.caller) {
+		add(h)
+	}
+	for _, lock := range w.holds {
+		add(&lock.hold)
+	}
+	w.place = w.locker.lines.join(w.locker.name(key), said, holds, w.mode)
 }
 
-// leave leaves the line.
+// leave leaves the local queue.
 func (w *wait) leave() {
 	if w.place != nil {
 		w.place.leave()
@@ -266,58 +253,59 @@ func (w *wait) leave() {
 	}
 }
 
-// granted leaves the line with the lock that was asked for with these options.
+// granted leaves the local queue after a grant to a try with these options.
 func (w *wait) granted(o options) {
 	if w.place == nil {
 		return
 	}
 	name := w.place.line.name
-	w.place.granted(o.turn, o.mode == Exclusive && o.permits == 0)
+	w.place.granted(o.Turn.Ticket, o.Mode == hold.Exclusive && o.Permits == 0)
 	w.place = nil
-	if (o.mode == Shared || o.permits > 0) && name.Kind() == 0 && w.locker.queue != nil {
-		w.locker.queue.freed([]lockkey.Name{name}) // the next one may share it, or there may be another permit
+	if (o.Mode == hold.Shared || o.Permits > 0) && name.Kind() == 0 && w.locker.queue != nil {
+		w.locker.queue.Wake([]lockkey.Name{name}) // the next waiter may share the lock, or get another permit
 	}
 }
 
-// turn adds to the options of a call as whom it asks.
+// turn adds the call's queue position to its options.
 func (w *wait) turn(o options) options {
 	switch {
 	case w.noWait:
-		o.turn = barges
+		o.Turn.SkipQueue = true
 	case w.place != nil:
-		o.turn, o.first = w.place.ticket()
+		o.Turn.Ticket, o.Turn.First = w.place.ticket()
 	}
 	return o
 }
 
 // behindWriter returns the first of the keys that a try may not share because a writer of
-// this Locker waits for it, and says who has the lock. Each kind of lock sees to the
-// writers of other Lockers.
+// this Locker waits for it; the error names the holder. The backends check for the writers
+// of other Lockers.
 func (w *wait) behindWriter(keys []string, o options) (key string, err error) {
-	if !w.noWait || o.mode != Shared {
+	if !w.noWait || o.Mode != hold.Shared {
 		return "", nil
 	}
 	for _, key := range keys {
-		if busy := w.locker.lines.writerWaits(w.locker.backend.name(key)); busy != nil {
+		if busy := w.locker.lines.writerWaits(w.locker.name(key)); busy != nil {
 			return key, busy
 		}
 	}
 	if w.locker.queue != nil {
-		w.locker.queue.withoutVoid(w, keys, w.locker.backend.name)
+		w.locker.queue.withoutVoid(w.ctx, keys, w.locker.name)
 	}
 	return "", nil
 }
 
-// again waits until it is worth to ask again after err, or says why not to.
+// again waits after a failed try until the next one is due. It returns an error if the call
+// must fail instead.
 func (w *wait) again(key string, err error) error {
-	busy, isBusy := errors.AsType[*busyError](err)
+	busy, isBusy := errors.AsType[*hold.Busy](err)
 	if isBusy {
 		w.busy = busy
-		w.observed.busy(key, busy.holder)
+		w.observed.busy(key, busy.Holder)
 	}
 	if errors.Is(err, lockerr.ErrGrantLost) {
 		if w.lost++; w.lost == 1 {
-			return nil // it is ours to ask for, also in a call that does not wait
+			return nil // the lock was granted, so even a call that does not wait tries again
 		}
 	}
 	if known := w.known(key, err); known != nil {
@@ -341,31 +329,31 @@ func (w *wait) again(key string, err error) error {
 	}
 	joined := !w.place.asked
 	w.place.asked = true
-	if isBusy && busy.here {
+	if isBusy && busy.Here {
 		if joined {
-			return nil // it may have been freed before it stood here
+			return nil // the lock may have been freed before this call had queued
 		}
-		if busy.wanted {
+		if busy.Wanted {
 			w.queue()
 		}
 		return w.await(time.Time{})
 	}
-	if isBusy && w.queue() && (busy.left || !w.locker.queue.refused(w.place.line)) {
-		return w.await(w.busy.ends())
+	if isBusy && w.queue() && (busy.Left || !w.locker.queue.refused(w.place.line)) {
+		return w.await(busyEnds(w.busy))
 	}
 	due := time.Now().Add(w.locker.backoff(w.attempt))
 	w.attempt++
-	if ends := w.busy.ends(); !ends.IsZero() && ends.Before(due) {
+	if ends := busyEnds(w.busy); !ends.IsZero() && ends.Before(due) {
 		due = ends
 	}
 	return w.await(due)
 }
 
-// ends is when what is in the way may be over without a word: the lease has run out,
-// or who stands before has gone; zero if that is not known.
-func (e *busyError) ends() time.Time {
-	left := e.remaining
-	if e.soon && (left <= 0 || left > lookEvery) {
+// busyEnds returns when the lock may become free without a notification: the lease expires, or
+// a waiter before this one may have gone. Zero means that this time is not known.
+func busyEnds(b *hold.Busy) time.Time {
+	left := b.Remaining
+	if b.Soon && (left <= 0 || left > lookEvery) {
 		left = clock.Jitter(lookEvery)
 	}
 	if left <= 0 {
@@ -374,24 +362,25 @@ func (e *busyError) ends() time.Time {
 	return time.Now().Add(left)
 }
 
-// queue makes sure that other processes know of the line. It reports whether they tell
-// the one in front when to ask.
+// queue makes sure that the local queue has a ticket. It reports whether the first waiter is
+// then woken when it may try.
 func (w *wait) queue() bool {
 	return w.locker.queue != nil && w.locker.queue.stand(w.place.line)
 }
 
-// await waits until the one in front should ask: when it is told to, or at due.
+// await waits until this call is first and should try: because it is woken, because due has
+// come, or because the lock is held in this process.
 func (w *wait) await(due time.Time) error {
 	for {
 		nap, isDue := clock.Jitter(lookEvery), false
 		if left := time.Until(due); !due.IsZero() && left <= nap {
 			nap, isDue = left, true
 		}
-		told, ended := clock.Rest(w, nap, w.place.turn)
+		woken := w.rest(nap)
 		first, here, said, fate := w.place.look()
 		w.busy = said
-		if ended {
-			return w.gaveUp(said, context.Cause(w))
+		if ended := w.ended(); ended != nil {
+			return w.gaveUp(said, ended)
 		}
 		if fate != nil {
 			return fate
@@ -402,45 +391,58 @@ func (w *wait) await(due time.Time) error {
 			}
 		}
 		if len(w.place.holds) > 0 {
-			w.queue() // for who looks for circles of waits
+			w.queue() // so that other processes can detect a deadlock with the locks held here
 		}
-		if first && (told || isDue || here) {
+		if first && (woken || isDue || here) {
 			w.place.asked = true
 			return nil
 		}
 	}
 }
 
-// known is what keeps a lock from a wait that ended, with err, before the server had said
-// anything, as far as the Locker knows by itself: its own locks, and what the server said last
-// to those who stand in line here. It is nil if the Locker knows of nothing, and if err is not
-// the end of the wait.
-func (w *wait) known(key string, err error) *busyError {
-	if ended := w.cause(); w.busy != nil || w.noWait || ended == nil || !errors.Is(err, ended) {
+// rest waits for d, or until the waiter is woken or the wait has ended.
+func (w *wait) rest(d time.Duration) (woken bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-w.ctx.Done():
+	case <-w.locker.calls.Closing().Done():
+	case <-w.place.turn:
+		return true
+	}
+	return false
+}
+
+// known returns the holder of a lock, for a wait that ended with err before the server had
+// answered. The Locker knows its own locks, and the server's last refusal of a waiter in its
+// local queue. known returns nil if neither tells, or if err did not end the wait.
+func (w *wait) known(key string, err error) *hold.Busy {
+	if ended := w.ended(); w.busy != nil || w.noWait || ended == nil || !errors.Is(err, ended) {
 		return nil
 	}
 	l := w.locker
-	name := l.backend.name(key)
-	others := max(int(w.permits), 1) // how many locks have to be held for none to be left
-	for _, lock := range l.locks() {
-		if (w.mode == Exclusive || lock.mode == Exclusive) && l.backend.name(lock.queue) == name && lock.Err() == nil {
+	name := l.name(key)
+	others := max(w.permits, 1) // this many held locks leave none for the caller
+	for _, h := range l.holds.Holds() {
+		if (w.mode == hold.Exclusive || h.Mode == hold.Exclusive) && h.Queue == name && h.Err() == nil {
 			if others--; others == 0 {
-				return &busyError{holder: lock.holder, here: true}
+				return &hold.Busy{Holder: h.Holder, Here: true}
 			}
 		}
 	}
 	return l.lines.said(name)
 }
 
-// gaveUp makes the error of a call that ends without the lock. busy is what the
-// server said, if that may be told; last what the last try returned.
-func (w *wait) gaveUp(busy *busyError, last error) error {
+// gaveUp returns the error of a call that ends without the lock. busy is the server's refusal,
+// nil if the error must not report one; last is the error of the last try.
+func (w *wait) gaveUp(busy *hold.Busy, last error) error {
 	switch {
 	case w.caller.Err() != nil && busy != nil:
-		return &busyError{holder: busy.holder, remaining: busy.remaining, ended: lockerr.ContextError(w.caller)}
+		return &hold.Busy{Holder: busy.Holder, Remaining: busy.Remaining, Ended: lockerr.ContextError(w.caller)}
 	case w.caller.Err() != nil:
 		return lockerr.ContextError(w.caller)
-	case errors.Is(w.cause(), ErrClosed):
+	case errors.Is(w.ended(), ErrClosed):
 		return ErrClosed
 	case busy != nil:
 		return busy

@@ -39,7 +39,7 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 	testkit.NoTickets(t, db)
 
 	// With a key of its own: one that gives up has the writer woken, which has its turn
-	// then, though it is in vain.
+	// then, even though it is refused.
 	reading, granted = writerWaits("other")
 	if _, err := readers.Acquire(t.Context(), "other", pgxlock.Shared, pgxlock.MaxWait(200*time.Millisecond)); !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Fatalf("a reader that came after the writer: %v", err)
@@ -116,7 +116,7 @@ func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 }
 
 // One of two Lockers acquires again as soon as it has released; it must not pass the other.
-func TestWhoJustHadTheLockDoesNotPassWhoWaits(t *testing.T) {
+func TestFormerHolderDoesNotPassWaiters(t *testing.T) {
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		greedy := newLocker("greedy")
 		patient := newLocker("patient")

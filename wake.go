@@ -13,14 +13,14 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// A release wakes the first ticket of the queue, and a notification of another process wakes
-// the first caller of a line here.
+// A release wakes the first ticket of the queue, and a notification from another process wakes
+// the first waiter of a line in this process.
 
-// turnTime is how long who was woken may take before the next one is; what
-// pgxlock_wake_batch() keeps to.
+// turnTime is the wake timeout: how long a woken waiter may take before the next one is woken.
+// pgxlock_wake_batch() uses the same time.
 const turnTime = 250 * time.Millisecond
 
-// askAgain is how soon to ask again for an advisory lock that nobody seemed to have.
+// askAgain is how soon to try again for an advisory lock that no session seemed to hold.
 const askAgain = 5 * time.Millisecond
 
 // handOverTime is for how long callers of one Locker hand an advisory lock over among
@@ -29,23 +29,22 @@ const askAgain = 5 * time.Millisecond
 // statement in that time is too little to slow down a Locker whose lock nobody else wants.
 const handOverTime = 100 * time.Millisecond
 
-// A wokenTicket is looked at again when it is due.
+// A wokenTicket is a ticket that was woken; when it is due, a second wake-up checks it.
 type wokenTicket struct {
 	number int64
 	due    time.Time
 }
 
-// A wakeUp is for the first who waits for a lock; or, where number is not 0, for the
-// one behind that ticket, if it slept through its turn.
+// A wakeUp is for the first waiter of a lock. If number is not 0, it is for the waiter behind
+// that ticket, if the ticket let its wake timeout pass.
 type wakeUp struct {
 	name   lockkey.Name
 	number int64
-	check  bool // the lock is held here; only whether others wait for it is asked
+	check  bool // the lock is held here: the answer only shows whether other processes wait for it
 }
 
-// handedOver counts a hand-over of an advisory lock from one caller here to the next;
-// lines.mu is held.
-func (q *queue) handedOver(name lockkey.Name) {
+// handedOverLocked records a handover of an advisory lock from one caller here to the next.
+func (q *queue) handedOverLocked(name lockkey.Name) {
 	if q.closed || !q.place.Installed() {
 		return
 	}
@@ -60,19 +59,19 @@ func (q *queue) handedOver(name lockkey.Name) {
 	clear(q.handed)
 }
 
-// freed wakes the first of those who wait for locks that were given back.
-func (q *queue) freed(names []lockkey.Name) {
+// Wake wakes, in the background, the first waiter of each of the locks, which were released.
+func (q *queue) Wake(names []lockkey.Name) {
 	if q.place.Installed() {
 		q.waking.Add(forFirst(names)...)
 	}
 }
 
-// freedAfter is freed for locks that others are known to wait for: it returns when
-// they have been woken, on the connection that gave the locks back.
-func (q *queue) freedAfter(run func(dbconn.Exchange) error, names []lockkey.Name) {
+// WakeOn is Wake for locks that other processes are known to wait for: it wakes them on the
+// connection that released the locks, before it returns.
+func (q *queue) WakeOn(run func(dbconn.Exchange) error, names []lockkey.Name) {
 	if len(names) > 0 {
 		if err := q.wakeOn(run, forFirst(names)); err != nil {
-			q.freed(names)
+			q.Wake(names)
 		}
 	}
 }
@@ -87,14 +86,14 @@ func forFirst(names []lockkey.Name) []wakeUp {
 
 // wake sends wake-ups. An error means that the server cannot be reached.
 func (q *queue) wake(batch []wakeUp) error {
-	if err := q.wakeOn(q.run, batch); err != nil && !q.reached() {
+	if err := q.wakeOn(q.runner.Do, batch); err != nil && !q.runner.Reached() {
 		return err
 	}
 	return nil
 }
 
-// wakeOn sends wake-ups, in a transaction of its own: NOTIFY in one that writes what must
-// be durable would make the commits of all databases wait for each other.
+// wakeOn sends wake-ups in a transaction of their own. If a transaction with durable writes
+// sent a NOTIFY, the commits of all databases would wait for each other.
 func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 	type row struct{ N, Ticket int64 }
 	kinds, names, numbers := make([]int32, len(batch)), make([]string, len(batch)), make([]*int64, len(batch))
@@ -117,7 +116,7 @@ func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 	defer func() {
 		q.lines.mu.Unlock()
 		for _, name := range wanted {
-			q.wanted(name)
+			q.tellHolder(name)
 		}
 	}()
 	for _, w := range woken {
@@ -129,22 +128,21 @@ func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 		_, sending := q.sending[batch[w.N-1].name]
 		others := !leaving && !sending && (l == nil || l.ticket == nil || l.ticket.number != w.Ticket)
 		if others {
-			q.see(batch[w.N-1].name)
+			q.seeLocked(batch[w.N-1].name)
 		}
 		if others && batch[w.N-1].check {
 			wanted = append(wanted, batch[w.N-1].name)
 		}
-		if told := batch[w.N-1]; told.number != w.Ticket || !isSemaphore(told.name) { // that one looked free to who looked again, and always does
-			q.lookAgain(told.name, w.Ticket)
+		if sent := batch[w.N-1]; sent.number != w.Ticket || !sent.name.IsSemaphore() { // a semaphore looks free to every later check: one check is enough
+			q.lookAgainLocked(sent.name, w.Ticket)
 		}
 	}
 	return nil
 }
 
-// lookAgain arranges a look whether a ticket slept through its turn. A later wake-up for
-// the same lock, which was taken and given back meanwhile, has a look of its own.
-// lines.mu is held.
-func (q *queue) lookAgain(name lockkey.Name, number int64) {
+// lookAgainLocked arranges a check whether a ticket let its wake timeout pass. If the lock is
+// acquired and released meanwhile, the wake-up of that release replaces the check by its own.
+func (q *queue) lookAgainLocked(name lockkey.Name, number int64) {
 	if q.closed {
 		return
 	}
@@ -157,6 +155,7 @@ func (q *queue) lookAgain(name lockkey.Name, number int64) {
 	}
 }
 
+// lookLater sends, after d, the wake-ups that check woken tickets.
 func (q *queue) lookLater(d time.Duration) {
 	time.AfterFunc(d, func() {
 		q.lines.mu.Lock()
@@ -176,8 +175,8 @@ func (q *queue) lookLater(d time.Duration) {
 	})
 }
 
-// heard takes a notification: kind and name of a lock whose line should ask; or, sent
-// to the holder, that others wait for it.
+// heard handles a notification, which has the kind and name of a lock. The line of the lock
+// should try, or, if the notification is for the holder, other processes wait for the lock.
 func (q *queue) heard(payload string, holder bool) {
 	kind, text, ok := strings.Cut(payload, ":")
 	if !ok {
@@ -193,13 +192,24 @@ func (q *queue) heard(payload string, holder bool) {
 	}
 	if holder {
 		q.enterIfWaiting(name)
-		q.wanted(name)
+		q.tellHolder(name)
 		return
 	}
 	q.wakeHere(name, true)
 }
 
-// wakeHere tells the one in front of a line to ask, and whether it is first of all.
+// tellHolder notifies the lock session of this process that other processes wait for one of
+// its locks.
+func (q *queue) tellHolder(name lockkey.Name) {
+	if q.session != nil {
+		q.session.Wanted(name)
+	}
+}
+
+// Freed implements [hold.LocalQueue].
+func (q *queue) Freed(name lockkey.Name) (queued bool) { return q.lines.Freed(name) }
+
+// wakeHere wakes the first waiter of a line. first: its ticket is the first of all processes.
 func (q *queue) wakeHere(name lockkey.Name, first bool) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
@@ -207,29 +217,29 @@ func (q *queue) wakeHere(name lockkey.Name, first bool) {
 		if l.ticket != nil && first {
 			l.ticket.first, l.ticket.woken = true, true
 		}
-		l.wake()
+		l.wakeLocked()
 	}
 }
 
-// enterIfWaiting gives those a place in the queue who wait here for a lock that this
-// process has, and others want.
+// enterIfWaiting publishes a ticket for callers that wait here for a lock which this process
+// has and other processes want.
 func (q *queue) enterIfWaiting(name lockkey.Name) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
-	q.see(name)
+	q.seeLocked(name)
 	if l := q.lines.of[name]; l != nil {
-		q.enter(l)
+		q.enterLocked(l)
 	}
 }
 
-// see takes note that others have a lock, or wait for it; lines.mu is held.
-func (q *queue) see(name lockkey.Name) {
+// seeLocked records that other processes have a lock, or wait for it.
+func (q *queue) seeLocked(name lockkey.Name) {
 	if name.Kind() == 0 {
 		return
 	}
-	if len(q.others) >= q.forget { // there may be thousands at once: to look at all of them each time takes too long
+	if len(q.others) >= q.forget { // there may be thousands: checking all of them each time takes too long
 		for name := range q.others {
-			if !q.contended(name) {
+			if !q.contendedLocked(name) {
 				delete(q.others, name)
 			}
 		}
@@ -238,27 +248,27 @@ func (q *queue) see(name lockkey.Name) {
 	q.others[name] = time.Now()
 }
 
-// contendedFor is how long a Locker goes on drawing tickets for an advisory lock after it
-// last saw that others have it or wait for it. Each of those who wait asks once a second.
+// contendedFor is how long a Locker goes on publishing tickets for an advisory lock after it
+// last saw that other processes have it or wait for it. Each waiter tries once a second.
 const contendedFor = 3 * lookEvery
 
-// contended reports whether others were seen to have an advisory lock, or to wait for it,
-// in that time. A Locker that is alone again needs no tickets. The server itself knows who
-// waits for a lease. lines.mu is held.
-func (q *queue) contended(name lockkey.Name) bool {
+// contendedLocked reports whether other processes were seen within contendedFor to have an
+// advisory lock, or to wait for it. A Locker that is alone again needs no tickets. For a lease
+// it is always true, because the server itself knows the waiters.
+func (q *queue) contendedLocked(name lockkey.Name) bool {
 	return name.Kind() == 0 || time.Since(q.others[name]) < contendedFor
 }
 
-// othersWait is contended for who does not hold lines.mu.
-func (q *queue) othersWait(name lockkey.Name) bool {
+// Contended implements [hold.Queue].
+func (q *queue) Contended(name lockkey.Name) bool {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
-	return q.contended(name)
+	return q.contendedLocked(name)
 }
 
-// refused is told that the one in front has asked in vain. It reports whether that had
-// better ask again, now and then: not every holder of an advisory lock tells that it
-// has given it back.
+// refused records that a try of the first waiter was refused. It notifies the holder of an
+// advisory lock. It reports whether the waiter must poll: not every holder of an advisory lock
+// announces its release.
 func (q *queue) refused(l *line) bool {
 	if l.name.Kind() == 0 {
 		return false
@@ -266,42 +276,43 @@ func (q *queue) refused(l *line) bool {
 	q.asking.Add(l.name)
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
-	q.see(l.name)
+	q.seeLocked(l.name)
 	return l.ticket != nil && l.ticket.first
 }
 
-// asked is told that the one in front has asked in vain. A grant of leases looks at the
-// ticket itself; the session of advisory locks knows of none. Who was woken, and is not
-// known to have tried, loses its precedence.
+// asked records with the ticket that a try of the first waiter was refused, because a woken
+// ticket that is not known to have tried loses its precedence. The statement that grants
+// leases checks the ticket itself; the lock session knows no tickets.
 func (q *queue) asked(l *line) {
 	if l.name.Kind() == 0 {
 		return
 	}
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
-	if t := l.ticket; t != nil && t.number != 0 && (t.woken || q.client == 0) { // who does not listen does not know
+	if t := l.ticket; t != nil && t.number != 0 && (t.woken || q.client == 0) { // without a listener we cannot know whether it was woken
 		t.woken = false
 		q.trying.Add(t)
 	}
 }
 
-// tried says of tickets that they have asked in vain.
+// tried records in the table that the tries of tickets were refused.
 func (q *queue) tried(batch []*ticket) error {
 	q.lines.mu.Lock()
-	kinds, names, numbers := ticketsOf(batch)
+	kinds, names, numbers := ticketsOfLocked(batch)
 	q.lines.mu.Unlock()
 	err := q.send(statements.QueueRefused, kinds, names, numbers)
 	if err == nil {
 		return nil
 	}
 	q.untold(batch, err)
-	if q.reached() {
+	if q.runner.Reached() {
 		return nil
 	}
 	return err
 }
 
-// untold is told of tickets whose tries are not known. The next one is, instead.
+// untold handles tickets whose tries could not be recorded: their next try is recorded
+// instead.
 func (q *queue) untold(batch []*ticket, _ error) {
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
@@ -310,24 +321,25 @@ func (q *queue) untold(batch []*ticket, _ error) {
 	}
 }
 
-// tellHolders tells those who have advisory locks that they are wanted. Where nobody
-// has one any more it was given back just now, and nobody may have been told.
+// tellHolders notifies the holders of advisory locks that other processes wait. A lock without
+// a holder was released just now, perhaps without waking a waiter: then the waiter tries again
+// soon.
 func (q *queue) tellHolders(names []lockkey.Name) error {
 	kinds, ids := make([]int32, len(names)), make([]int64, len(names))
 	for i, name := range names {
 		kinds[i], ids[i] = int32(name.Kind()), name.ID.Number
 	}
-	var told []int32
-	err := q.run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
-		told, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueNotifyHolders), kinds, ids), pgx.RowTo[int32])
+	var notified []int32
+	err := q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		notified, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueNotifyHolders), kinds, ids), pgx.RowTo[int32])
 		return err
 	})
-	if err != nil && !q.reached() {
+	if err != nil && !q.runner.Reached() {
 		return err
 	}
 	q.lines.mu.Lock()
 	defer q.lines.mu.Unlock()
-	for i, n := range told {
+	for i, n := range notified {
 		l := q.lines.of[names[i]]
 		if l == nil || l.ticket == nil {
 			continue
@@ -336,8 +348,8 @@ func (q *queue) tellHolders(names []lockkey.Name) error {
 			l.ticket.vain = 0
 			continue
 		}
-		// One that is kept from others for long, by a fenced transaction of who has
-		// ended, is not asked for all the time.
+		// A fenced transaction of a former holder may keep the lock from others for long: then
+		// the pause doubles up to 64 times askAgain.
 		time.AfterFunc(askAgain<<min(l.ticket.vain, 6), func() { q.wakeHere(names[i], false) })
 		l.ticket.vain++
 	}

@@ -13,19 +13,19 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// A wire is the one connection on which a Locker holds all its advisory locks,
-// and the way in which many callers share it without a goroutine in between.
+// A wire is the one connection on which a Locker holds all its advisory locks. Many callers
+// share it without a goroutine in between.
 //
-// Whoever finds it free leads: it sends what it wants itself, and takes in the
-// answer. What others ask for meanwhile waits in a queue; the leader hands the
-// lead on to the first of them, who sends all of it in one message. So one caller
-// alone pays a round trip and nothing else, and 256 pay one together. When nobody
-// has asked for a moment, a goroutine takes the lead and reads, so that the end of
-// the session is known when it happens; it also pings. While callers hear their
-// answers the server works on the next message already.
+// A caller that finds the wire free leads: it sends its requests itself, and reads the answer.
+// Requests of other callers wait in a queue meanwhile. Then the leader hands the lead to the
+// first of them, which sends all queued requests in one message. So a single caller pays one
+// round trip and nothing else, and 256 callers pay one together. After a moment without
+// requests, a goroutine takes the lead and reads, so that the end of the session is noticed at
+// once; it also pings. While callers receive their answers, the server already works on the
+// next message.
 //
-// No context of a caller reaches the connection: a leader whose context ends
-// leaves the reading to a goroutine.
+// No context of a caller reaches the connection: if the leader's context ends, a goroutine
+// goes on reading.
 type wire struct {
 	connect func() (*lockConn, error)
 	backoff func(attempt int) time.Duration
@@ -33,92 +33,93 @@ type wire struct {
 	ttl     time.Duration // the server ends a session that is silent for so long; 0: never
 	margin  time.Duration
 
-	// alive tells that the session was there at that reading of the clock. lost
-	// tells that all it held is lost.
+	// alive is called with a time at which the session was alive; lost, when the session has
+	// ended and all its locks are lost.
 	alive func(sent time.Duration)
 	lost  func(why error)
 
 	mu       sync.Mutex
 	queue    []*lockCall
-	led      bool      // somebody leads
-	leader   *lockCall // whose caller does; nil: a goroutine
-	leaves   bool      // that caller's context has ended
+	led      bool      // there is a leader
+	leader   *lockCall // its caller leads; nil: a goroutine does
+	leaves   bool      // the leader's context has ended
 	idle     bool      // the leader is the goroutine that reads, and can be interrupted
-	conn     *lockConn // nil: none; changed by leaders only
+	conn     *lockConn // nil: none; only leaders change it
 	failures int       // of connect, in a row
 	sends    int       // how many messages were sent
 	closed   bool
 	gone     chan struct{} // closed after close, when there is no connection any more
 	farewell sync.Once
-	wakes    sync.Pool // of channels for lockCall.wake: each signal that is sent is waited for
+	wakes    sync.Pool // of empty channels for lockCall.wake: a caller receives each signal that is sent
 
-	// The leader's own.
-	roundTrip               // under way, if its batch is not empty
-	spare     roundTrip     // what the next one is made of
-	sent      time.Duration // the clock before the last good message
-	confirmed time.Duration // what alive was told
+	// Only the leader uses these.
+	roundTrip               // in flight, if its batch is not empty
+	spare     roundTrip     // memory for the next one
+	sent      time.Duration // the time before the last message that the server answered without an error
+	confirmed time.Duration // the last argument of alive
 }
 
-// A roundTrip is a message and the calls that its answer is for.
+// A roundTrip is a message and the calls whose requests it carries.
 type roundTrip struct {
 	message message
 	batch   []*lockCall
 }
 
-// maxBatch is how many things one message asks for, unless one caller alone asks
-// for more.
+// maxBatch is how many requests one message carries, unless one call has more.
 const maxBatch = 256
 
-// linger is how long after the last call the session is read again, and how often
-// a leader's context is looked at.
+// linger is how long after the last call the goroutine reads again, and how often it checks
+// the leader's context.
 const linger = 2 * time.Millisecond
 
-// maxReconnectDelay keeps a backoff that is meant for busy keys from keeping those
-// waiting who do not wait for a holder.
+// maxReconnectDelay bounds Backoff while reconnecting: Backoff is meant for busy keys, and
+// callers that wait for a connection wait for no holder.
 const maxReconnectDelay = time.Second
 
-// A lockCall is what one caller asks of the session, and the answer.
+// A lockCall is the requests of one caller to the lock session, and the answers.
 type lockCall struct {
-	ctx   context.Context
-	asks  []ask
-	query string // is asked instead, if it is not empty
-	alone bool   // not together with others
-	undo  bool   // it must not fail
+	ctx     context.Context
+	closing <-chan struct{} // closed when its caller must not wait any longer; nil: never
+	asks    []ask
+	query   string // sent instead of asks, if it is not empty
+	alone   bool   // it has a message of its own
+	undo    bool   // it is from wire.undo: if it fails, the session must end
 
-	bound   bool // has a meaning for the present session only
-	retried bool // it was asked once, and had no answer
+	bound   bool // it makes sense only in the session for which it was made
+	retried bool // it was sent once, and has no answer
 
 	answers []lockAnswer
 	one     [1]lockAnswer
 	rows    [][]string // of query
 	err     error
-	sent    time.Duration // the clock before it was sent
+	sent    time.Duration // the time before it was sent
 
 	asker asker // may be nil
 
 	state atomic.Int32
-	wake  chan struct{} // has room for the one signal that is sent; nil until it has to wait
+	wake  chan struct{} // has room for the one signal that is sent; nil until its caller has to wait
 }
 
-// An asker is told of the answer to its call, in the order of the calls, by whoever
-// leads; left says that its caller does not wait for it any more, and now is the
-// clock after it came.
+// An asker processes the answer to its call. The leader calls answered, for one call after the
+// other in their order. left: the caller does not wait any more. now is the time after the
+// answer arrived.
 type asker interface {
 	answered(left bool, now time.Duration)
 }
 
-// What becomes of a call: it begins in the queue.
+// The states of a call.
 const (
 	callQueued  int32 = iota
-	callLeads         // its caller leads, or is told to
+	callLeads         // its caller leads, or is woken to lead
 	callLeft          // its caller does not wait for it
 	callSettled       // it has its answer
 )
 
-var errSilentTooLong = errors.New("it was silent for so long that the server may have ended it")
+var errSilentTooLong = errors.New("the connection was silent for so long that the server may have ended the session")
 
-// await waits for the answer to a call that was submitted, and leads if it is to.
-// It returns false if c.ctx ended before: then the answer goes to c.asker alone.
+// await waits for the answer to a call that was submitted, and leads if leads is true or when
+// the lead is handed to it. It returns false if the caller leaves before the answer, which then
+// goes to c.asker only; c.why has the reason.
 func (w *wire) await(c *lockCall, leads bool) bool {
 	defer w.expectNoWake(c)
 	for waits := !leads; ; {
@@ -130,26 +131,38 @@ func (w *wire) await(c *lockCall, leads bool) bool {
 		}
 		if c.state.Load() == callLeads {
 			if waits = w.lead(c); waits {
-				continue // its state is another leader's to look after: the wake says when
+				continue // another leader changes its state now, and wakes it
 			}
 		}
 		return c.state.Load() == callSettled
 	}
 }
 
-// woken waits to be woken; false if its context ended before.
+// woken waits until the call is woken. It returns false if its caller leaves before.
 func (c *lockCall) woken() bool {
-	ended, closing := ends(c.ctx)
 	select {
 	case <-c.wake:
 		return true
-	case <-ended:
-	case <-closing:
+	case <-c.ctx.Done():
+	case <-c.closing:
 	}
 	return false
 }
 
-// do sends a call that nobody waits for.
+// why returns why the caller leaves, or nil if it does not. ctx is the call's.
+func (c *lockCall) why(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case <-c.closing:
+		return ErrClosed
+	default:
+		return nil
+	}
+}
+
+// do sends a call whose answer no caller waits for.
 func (w *wire) do(c *lockCall) {
 	c.state.Store(callLeft)
 	if w.submit(context.Background(), c) {
@@ -157,8 +170,8 @@ func (w *wire) do(c *lockCall) {
 	}
 }
 
-// submit puts a call into the queue, and says whether to lead: then whoever has
-// submitted it must. ctx bounds how long its caller waits.
+// submit queues a call. If it returns true, the caller must lead. ctx bounds how long the
+// caller waits.
 func (w *wire) submit(ctx context.Context, c *lockCall) (leads bool) {
 	c.ctx = ctx
 	w.mu.Lock()
@@ -181,8 +194,8 @@ func (w *wire) submit(ctx context.Context, c *lockCall) (leads bool) {
 	return false
 }
 
-// lead sends what is in the queue until own is settled or left, and hands the lead
-// on. Without a connection own goes back to waiting, which it reports.
+// lead sends the queued calls until own is settled or its caller has left, and hands the lead
+// on. Without a connection own goes back to waiting, and lead returns true.
 func (w *wire) lead(own *lockCall) (waits bool) {
 	for more := true; more; more = own != nil && own.state.Load() == callLeads {
 		if len(w.batch) == 0 {
@@ -208,13 +221,13 @@ func (w *wire) lead(own *lockCall) (waits bool) {
 	return waits
 }
 
-// dismiss makes the leader leave if its context has ended. It is asked for now and
-// then: to watch each context would cost each call more than all that is done here.
+// dismiss makes the leader leave if its context has ended. attend polls with it: watching each
+// context would cost each call more than all the rest of the wire does.
 func (w *wire) dismiss() {
 	w.mu.Lock()
 	leader := w.leader
 	w.mu.Unlock()
-	if leader == nil || leader.ctx.Err() == nil { // which may run code of others
+	if leader == nil || leader.why(leader.ctx) == nil { // outside w.mu: Err may run callers' code
 		return
 	}
 	w.mu.Lock()
@@ -227,8 +240,7 @@ func (w *wire) dismiss() {
 	}
 }
 
-// pass hands the lead on, with what is under way, to the one who has been waiting
-// longest.
+// pass hands the lead, and the round trip in flight, to the caller that has waited longest.
 func (w *wire) pass() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -237,8 +249,8 @@ func (w *wire) pass() {
 	case len(w.queue) > 0 && w.conn == nil:
 		go w.reconnect()
 	case len(w.batch) > 0 || len(w.queue) > 0:
-		if !w.passTo(w.batch) && !w.passTo(w.queue) {
-			go w.lead(nil) // there are only such as nobody waits for
+		if !w.passToLocked(w.batch) && !w.passToLocked(w.queue) {
+			go w.lead(nil) // no caller waits for these calls
 		}
 	case w.closed && w.conn != nil:
 		go func() {
@@ -253,8 +265,8 @@ func (w *wire) pass() {
 	}
 }
 
-// passTo makes the first who waits for one of the calls the leader; w.mu is held.
-func (w *wire) passTo(calls []*lockCall) bool {
+// passToLocked makes the first caller that waits for one of the calls the leader.
+func (w *wire) passToLocked(calls []*lockCall) bool {
 	for _, c := range calls {
 		if c.state.CompareAndSwap(callQueued, callLeads) {
 			w.leader = c
@@ -265,7 +277,7 @@ func (w *wire) passTo(calls []*lockCall) bool {
 	return false
 }
 
-// reconnect leads until there is a connection, or calls have heard why not.
+// reconnect leads until there is a connection, or the queued calls have failed.
 func (w *wire) reconnect() {
 	w.mu.Lock()
 	failures, closed := w.failures, w.closed
@@ -297,7 +309,7 @@ func (w *wire) reconnect() {
 	w.pass()
 }
 
-// attend reads while nobody asks for anything, and pings; and looks after leaders.
+// attend reads and pings while there are no calls, and dismisses leaders.
 func (w *wire) attend(conn *lockConn) {
 	for seen := 0; ; {
 		time.Sleep(linger)
@@ -343,12 +355,12 @@ func (w *wire) attend(conn *lockConn) {
 	}
 }
 
-// begin sends the next batch, if anything is asked for. An error ends the session.
+// begin sends the next batch, if there are calls. An error ends the session.
 func (w *wire) begin() error {
 	w.mu.Lock()
 	conn := w.conn
 	if conn != nil {
-		w.take()
+		w.takeLocked()
 	}
 	if len(w.batch) > 0 {
 		w.sends++
@@ -368,9 +380,9 @@ func (w *wire) begin() error {
 	return conn.send(&w.message)
 }
 
-// take moves the next batch out of the queue. What was left is asked as well:
-// somebody may have come after it who wants the same.
-func (w *wire) take() {
+// takeLocked moves the next batch out of the queue. Calls whose callers have left are sent as
+// well: a later caller may wait for the answer to the same request.
+func (w *wire) takeLocked() {
 	asked, n := 0, 0
 	for _, c := range w.queue {
 		if len(w.batch) > 0 && (asked+len(c.asks) > maxBatch || c.alone || w.batch[0].alone) {
@@ -385,8 +397,7 @@ func (w *wire) take() {
 	w.queue = w.queue[:rest]
 }
 
-// finish takes in the answer to a batch. It returns false if the leader's context
-// ended before it was there.
+// finish receives the answer to a batch. It returns false if the leader's context ends before.
 func (w *wire) finish() bool {
 	conn := w.conn
 	for {
@@ -416,7 +427,7 @@ func (w *wire) finish() bool {
 	}
 }
 
-// answered settles a batch.
+// answered settles the calls of a batch after its answer.
 func (w *wire) answered() {
 	failed, ended := w.message.verdict()
 	if ended != nil {
@@ -424,7 +435,7 @@ func (w *wire) answered() {
 		return
 	}
 	if failed != nil && w.batch[0].undo {
-		w.end(failed) // then the server undoes it
+		w.end(failed) // then the server releases what was to be undone
 		return
 	}
 	w.sent = w.batch[0].sent
@@ -434,9 +445,9 @@ func (w *wire) answered() {
 	done := w.roundTrip
 	w.roundTrip = w.spare
 	var broken error
-	if failed == nil { // else the next thing is to undo
-		// The socket's buffer is empty, so that only a message that is larger than it, one
-		// of AcquireAll, can wait here, on a dead network, with answers that are there.
+	if failed == nil { // otherwise the calls of undo come first
+		// The socket's buffer is empty. So only a message that is larger than the buffer, one
+		// of AcquireAll, can block here on a dead network while received answers wait.
 		broken = w.begin()
 	}
 	answers, now := done.message.answers, w.clock()
@@ -455,15 +466,14 @@ func (w *wire) answered() {
 		w.alive(w.sent)
 	}
 	if broken != nil {
-		w.end(broken) // not before those are settled whom it answered: it tells them that they have lost
+		w.end(broken) // after the calls that were answered are settled: it ends their locks
 	}
 }
 
-// undo gives back, before anything else is asked, what a statement that failed may
-// have taken, and what it was to give back: locks of a session outlive it. Then
-// each call that wanted some, or stood beside one that did, is asked once more, alone:
-// the statement may have been cancelled, or another one's request may have been too
-// much for the server.
+// undo releases, before any other request, what a failed statement may have acquired and what
+// it was to release: advisory locks outlive the statement. Then each call but releases and
+// queries is sent once more, alone: the statement may have been cancelled, or the request of
+// another call in the batch may have been too much for the server.
 func (w *wire) undo() {
 	c := &lockCall{undo: true, alone: true, bound: true}
 	c.state.Store(callLeft)
@@ -473,7 +483,7 @@ func (w *wire) undo() {
 		for _, a := range failed.asks {
 			c.asks = append(c.asks, a.undone())
 		}
-		if failed.query == "" && !failed.givesBack() && !failed.retried {
+		if failed.query == "" && !failed.releases() && !failed.retried {
 			failed.retried, failed.alone = true, true
 			again = append(again, failed)
 		} else {
@@ -489,17 +499,16 @@ func (w *wire) undo() {
 	w.mu.Unlock()
 }
 
-// givesBack reports whether undo does what the call asks for.
-func (c *lockCall) givesBack() bool {
+// releases reports whether the call is a release, which undo repeats.
+func (c *lockCall) releases() bool {
 	return len(c.asks) > 0 && c.asks[0] == c.asks[0].undone()
 }
 
-// end gives the session up. What it was asked and did not answer is asked once
-// more on the next one, if that makes sense.
+// end ends the session. A call without an answer is sent once more in the next session, unless
+// it is bound to this one.
 //
-// The loss is told first: before the server hears that the locks are free, and so
-// that whatever was asked of a lock of this session stands in its queue and fails
-// with it.
+// lost is called first: before the server learns that the locks are free, and so that every
+// call about a lock of this session is in the queue by then and fails with the session.
 func (w *wire) end(why error) {
 	w.lost(why)
 	w.mu.Lock()
@@ -524,7 +533,7 @@ func (w *wire) end(why error) {
 	}
 }
 
-// expectWake prepares a call for waiting.
+// expectWake gives a call a channel to wait on.
 func (w *wire) expectWake(c *lockCall) {
 	if c.wake != nil {
 		return
@@ -543,7 +552,7 @@ func (w *wire) expectNoWake(c *lockCall) {
 	}
 }
 
-// settle gives a call its answer, and wakes the caller if it waits.
+// settle answers a call, and wakes its caller if it waits.
 func (c *lockCall) settle(err error, now time.Duration) {
 	c.err = err
 	state := c.state.Load()
@@ -558,7 +567,7 @@ func (c *lockCall) settle(err error, now time.Duration) {
 	}
 }
 
-// close ends the connection after what is under way, but not later than ctx.
+// close ends the connection after the calls in flight, and waits for that until ctx ends.
 func (w *wire) close(ctx context.Context) error {
 	w.mu.Lock()
 	if w.closed {

@@ -44,7 +44,7 @@ func TestARatioIsTheCostOfTheFirstOverThatOfTheSecond(t *testing.T) {
 	})
 }
 
-func TestWhatTakesLongHasFewerRoundsAndAllWaysEquallyMany(t *testing.T) {
+func TestSlowContestsHaveFewerRoundsAndAllWaysEquallyMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := held(t, time.Millisecond, map[string]time.Duration{"slow": time.Second, "fast": time.Microsecond})
 		for name, slices := range o {

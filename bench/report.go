@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -123,6 +125,10 @@ func (r report) page() string {
 		say("- %s\n", line)
 	}
 	say("\n## Beside other locks\n\nPairs of acquire and release a second, a new key each time. Only leases and etcd are durable.\n\n![%s](figures.svg)\n", "pairs a second, by the number of workers")
+	say("\nA bar is how many pairs all workers together do in a second, on a scale where each line is ten times the one before:\n")
+	say("longer is better. The blue bars are pgxlock's. One worker shows what a round trip costs, and for durable locks a commit;\n")
+	say("many workers show what is left when requests share both. etcd is the peer of a lease, because both write to the disk.\n")
+	say("Redis keeps nothing on disk here, and forgets its locks when it restarts. The floor is `SELECT 1` twice.\n")
 	for _, m := range r.ofTables(true) {
 		say("\n%s\n\n| way | pairs/s | each | allocations |\n|---|--:|--:|--:|\n", workers(m.workers))
 		for _, c := range m.ways {
@@ -134,11 +140,14 @@ func (r report) page() string {
 	for _, m := range slices.Concat(r.ofTables(false), r.ofTables(true)) {
 		for _, f := range m.found {
 			goal := ""
-			if f.goal > 0 {
-				goal = fmt.Sprintf("%.2f", f.goal)
+			if g := m.goalOf(f.ratio); g > 0 {
+				goal = fmt.Sprintf("%.2f", g)
 			}
 			say("| `%s` | %d | %.2f | %.2f to %.2f | %s |\n", f.ratio, m.workers, f.median, f.low, f.top, goal)
 		}
+	}
+	if missed := r.missed(); missed != "" {
+		say("\n### Goals that are missed\n\nA goal is the greatest ratio that pgxlock aims for. This run misses some:\n\n%s", missed)
 	}
 	say("\n## Counts\n\n| what | |\n|---|--:|\n")
 	for _, m := range r.rows {
@@ -149,6 +158,39 @@ func (r report) page() string {
 	for _, s := range r.surveys {
 		for _, f := range s.findings {
 			say("| %s, %s | %.4g %s |\n", s.name, f.what, f.value, f.unit)
+		}
+	}
+	return text.String()
+}
+
+// inWords finds a goal that a row's description has, and that depends on nothing.
+var inWords = regexp.MustCompile(`goal: <= ([0-9.]+)$`)
+
+// goalOf returns the goal of a ratio of the row, or 0.
+func (m measured) goalOf(of ratio) float64 {
+	if found := inWords.FindStringSubmatch(m.about); of.goal == 0 && found != nil {
+		of.goal, _ = strconv.ParseFloat(found[1], 64)
+	}
+	return of.goal
+}
+
+// reasons say why a goal may be missed, by the name of the ratio.
+var reasons = map[string]string{
+	"locktx/floor":     "its statement also asks whether the server is a standby and whether the snapshot stays; over a local socket each function that a statement names costs some 5 % of the round trip.",
+	"advisory/floor":   "measured alone, bare `pg_try_advisory_lock` and `pg_advisory_unlock` cost what the floor does. The rest is the Locker's own work: the table of its locks, their deadlines, and the connection that its callers share. A busy machine adds to that, as the quartiles show.",
+	"advisory/rueidis": "both ways send the requests of all workers in batches, so the processors limit both, and the servers and this program share them. The goal is a multiple of Redis's throughput.",
+	"lease/redislock":  "a lease is committed to the disk before its caller has it, and Redis keeps nothing on disk here. The commit of a batch takes as long as a Redis client needs for several pairs.",
+	"lease/rueidis":    "a pair with its guards, fencing tokens and check for waiters takes the server longer than Redis and its client need for a whole pair in memory. [Design](design.md) has what each part takes.",
+}
+
+// missed lists the goals that the run misses, and why.
+func (r report) missed() string {
+	var text strings.Builder
+	for _, m := range slices.Concat(r.ofTables(false), r.ofTables(true)) {
+		for _, f := range m.found {
+			if goal := m.goalOf(f.ratio); goal > 0 && f.median > goal {
+				fmt.Fprintf(&text, "- `%s` with %s, %.2f instead of %.2f: %s\n", f.ratio, workers(m.workers), f.median, goal, reasons[f.String()])
+			}
 		}
 	}
 	return text.String()

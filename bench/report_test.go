@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -61,6 +62,35 @@ func TestAReportHasAllThatWasMeasured(t *testing.T) {
 		if !strings.Contains(string(page), want) {
 			t.Errorf("the page does not have %q", want)
 		}
+	}
+}
+
+func TestAReportSaysWhichGoalsAreMissedAndWhy(t *testing.T) {
+	r := aReport()
+	goals := 0
+	for i, m := range r.rows {
+		for j, f := range m.found {
+			if goal := m.goalOf(f.ratio); goal > 0 {
+				goals++
+				r.rows[i].found[j].median = goal
+				if reasons[f.String()] == "" {
+					t.Errorf("nothing says why the goal of %s may be missed", m.name(f.ratio))
+				}
+			}
+		}
+	}
+	if goals != 7 {
+		t.Errorf("%d goals", goals)
+	}
+	if page := r.page(); strings.Contains(page, "missed") {
+		t.Error("a goal that is met is said to be missed")
+	}
+	m := &r.rows[0]
+	m.found[0].median *= 2
+	page := r.page()
+	want := fmt.Sprintf("- `%s` with %s, 2.30 instead of 1.15: %s\n", m.found[0].ratio, workers(m.workers), reasons[m.found[0].String()])
+	if _, missed, _ := strings.Cut(page, "\n### Goals that are missed\n"); !strings.Contains(missed, want) || strings.Count(page, " instead of ") != 1 {
+		t.Errorf("the page does not say %q:\n%s", want, missed)
 	}
 }
 

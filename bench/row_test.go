@@ -42,7 +42,7 @@ func TestEveryRatioHasANameOfItsOwnAndWaysThatAreThere(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeHadIsLeftOut(t *testing.T) {
+func TestUnavailableRowsAreLeftOut(t *testing.T) {
 	absent := &daemon{called: "such server", script: "no-such-tree", program: "there-is-no-such-program"}
 	if err := absent.find(t.Context()); err != nil {
 		t.Fatal(err)

@@ -54,10 +54,10 @@ func (d *doctor) pooler(ctx context.Context) (Finding, error) {
 	}
 	f := Finding{Status: StatusWarning, Advice: "use NewLeaseLocker, or connect NewAdvisoryLocker to the server itself; where a driver prepares statements the pooler must know them, or set default_query_exec_mode=exec"}
 	if transactions {
-		f.Detail = "a pooler in transaction mode is in between: leases, LockTx and ClaimTx work, advisory locks are refused"
+		f.Detail = "there is a pooler in transaction mode: leases, LockTx and ClaimTx work, advisory locks are refused"
 	} else {
 		d.mode = statementMode
-		f.Detail = "a pooler in statement mode is in between: leases work, advisory locks are refused, and so is every transaction: LockTx, ClaimTx and Fence"
+		f.Detail = "there is a pooler in statement mode: leases work, advisory locks are refused, and so is every transaction: LockTx, ClaimTx and Fence"
 		f.add(StatusWarning, "", "for those put the pooler into transaction mode")
 	}
 	return f, nil
@@ -85,7 +85,7 @@ func (d *doctor) keepsTransactions(ctx context.Context) (bool, error) {
 func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 	if d.mode == transactionMode || d.mode == statementMode {
 		return Finding{
-			Status: StatusWarning, Detail: "not looked at: behind this pooler an advisory lock would be left to others",
+			Status: StatusWarning, Detail: "not checked: behind this pooler other clients would get the advisory lock",
 			Advice: "run it on a connection to the server itself",
 		}, nil
 	}
@@ -105,7 +105,7 @@ func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 // notify sends a notification from one connection to another: through a pooler, one
 // from the connection that listens would arrive, and no other.
 func (d *doctor) notify(ctx context.Context) (Finding, error) {
-	f := Finding{Status: StatusWarning, Advice: "connect to the server itself; until then who waits asks now and then (Backoff), in turn all the same"}
+	f := Finding{Status: StatusWarning, Advice: "connect to the server itself; until then waiters poll (Backoff), still first come, first served"}
 	if d.mode != unpooled {
 		f.Detail = "Lockers do not LISTEN through a pooler: a release by another process is noticed by polling"
 		return f, nil

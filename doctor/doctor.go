@@ -1,9 +1,10 @@
 // Package doctor checks whether locks can be trusted in a database: the server and its
-// settings, a pooler in between, the schema, the rights of the role.
+// settings, a pooler in between, the schema, and the rights of the role.
 //
 //	findings, err := doctor.Check(ctx, pool, nil)
 //
-// The command "pgxlock doctor" prints what it finds.
+// Each [Finding] says what the check found and what to do about it. The command "pgxlock
+// doctor" prints the same findings.
 package doctor
 
 import (
@@ -24,49 +25,47 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// Status says how much a [Finding] weighs.
+// Status says how serious a [Finding] is.
 type Status string
 
-// What a check can come to, the least first.
+// The results of a check, least serious first.
 const (
 	StatusOK      Status = "ok"
-	StatusWarning Status = "warning" // locks work, but not every kind, or at a risk; or it could not be looked at
-	StatusError   Status = "error"   // locks are refused here, or protect less than they promise
+	StatusWarning Status = "warning" // locks work, but not every kind, or with a risk; or the check failed
+	StatusError   Status = "error"   // locks are refused here, or protect less than they should
 )
 
-// A Finding is what one check of [Check] came to.
+// A Finding is the result of one check of [Check].
 type Finding struct {
-	Check  string `json:"check"` // its name, which stays the same from version to version
+	Check  string `json:"check"` // the name of the check, the same in all versions
 	Status Status `json:"status"`
-	Detail string `json:"detail"` // what was seen
+	Detail string `json:"detail"` // what the check found
 	Advice string `json:"advice"` // what to do; may be empty where Status is StatusOK
 }
 
-// Config says where [Check] looks, and what it finds too much. A nil
-// *Config means the defaults.
+// Config configures [Check]. A nil *Config means the defaults.
 type Config struct {
-	// Schema is where the migrations were run. Default: the one that a Locker
-	// would use, that is the schema in which acquire_lock is found by the search_path
-	// of a new connection, else the only one in the database that has pgxlock.
+	// Schema is where the migrations were run. Default: the schema that a Locker would use,
+	// which is the one in which the search_path of a new connection finds acquire_lock,
+	// otherwise the only one in the database that has pgxlock.
 	Schema string
 
-	// LongTransaction is how long a transaction may be open before it is reported to
-	// hold back vacuum. Default 1 h.
+	// LongTransaction is how long a transaction may be open before Check reports that it
+	// holds back vacuum. Default 1 h.
 	LongTransaction time.Duration
 }
 
 // Check checks whether locks can be trusted in the database, for the role of the pool's
-// connections. docs/operations.md says of each check what its
-// findings mean. It changes nothing, and takes no lock that anybody waits for.
+// connections. docs/doctor.md explains the findings of each check. Check changes
+// nothing, and takes no lock that anybody waits for.
 //
-// It makes connections of its own, up to two at a time, as a Locker does: with the
-// pool's configuration and hooks, but none from the pool. A check that the role
-// lacks a right for, or that fails otherwise, is a finding with StatusWarning, which
-// says so. On a standby there is one finding, for nothing is locked there, and without
-// the migrations there are none about them.
+// It opens connections of its own, up to two at a time, with the pool's configuration and
+// hooks, as a Locker does. A check that fails, for example because the role lacks a right,
+// is a finding with StatusWarning that says so. On a standby there is only one finding,
+// because nothing is locked there. Without the migrations there are no findings about them.
 //
-// When ctx ends, or the server cannot be reached or asked any more, it returns what
-// it has found so far, and a [*pgxlock.Error].
+// If ctx ends, or the server cannot be reached any more, Check returns the findings so far
+// and a [*pgxlock.Error].
 func Check(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, error) {
 	findings, err := examine(ctx, pool, cfg)
 	if err != nil {
@@ -92,7 +91,7 @@ type doctor struct {
 type check struct {
 	name  string
 	look  func(*doctor, context.Context) (Finding, error)
-	needs string // the right that it takes, as advice to who lacks it
+	needs string // the right that it takes, as advice to a role that lacks it
 	// installed says that without the migrations there is nothing to look at.
 	installed bool
 }
@@ -266,11 +265,11 @@ func all[T any](ctx context.Context, d *doctor, name statements.Name, args ...an
 
 // blind is the finding of a check that could not be made.
 func (c *check) blind(err error) Finding {
-	f := Finding{Status: StatusWarning, Detail: "could not be looked at: " + oneline.Join(err.Error())}
+	f := Finding{Status: StatusWarning, Detail: "could not be checked: " + oneline.Join(err.Error())}
 	if lockerr.SQLState(err) == lockerr.StateNoRights && c.needs != "" {
 		f.Advice = c.needs
 	} else {
-		f.Advice = "run it again; if it stays, look into the server's log"
+		f.Advice = "run the check again; if it still fails, read the server's log"
 	}
 	return f
 }

@@ -55,13 +55,13 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		if len(missing) > 5 {
 			shown += fmt.Sprintf(" and %d more", len(missing)-5)
 		}
-		f.add(StatusError, "it lacks "+shown+", which somebody dropped", migrateAdvice+", which makes it anew")
+		f.add(StatusError, "it lacks "+shown+"; somebody dropped it", migrateAdvice+", which recreates it")
 	}
 	switch {
 	case version < dbconn.SchemaVersion:
 		f.add(StatusError, fmt.Sprintf("this program needs version %d", dbconn.SchemaVersion), migrateAdvice)
 	case version > dbconn.SchemaVersion:
-		f.add(StatusWarning, fmt.Sprintf("this program knows %d: it works, and cannot look at what came since", dbconn.SchemaVersion), "roll out programs of the newer version")
+		f.add(StatusWarning, fmt.Sprintf("this program knows version %d: it works, but cannot check what is newer", dbconn.SchemaVersion), "roll out programs of the newer version")
 	}
 	if n := len(found.All); n > 1 {
 		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", n, strings.Join(found.All, ", ")),
@@ -113,7 +113,7 @@ func (d *doctor) rights(ctx context.Context) (Finding, error) {
 		return Finding{}, err
 	}
 	if len(kinds) == 0 {
-		return Finding{Status: StatusWarning, Detail: fmt.Sprintf("what role %q needs is not known: no pgxlock_rights() lists it", d.role.Name), Advice: migrateAdvice}, nil
+		return Finding{Status: StatusWarning, Detail: fmt.Sprintf("the rights that role %q needs are unknown: there is no pgxlock_rights() to list them", d.role.Name), Advice: migrateAdvice}, nil
 	}
 	var has []string
 	for _, k := range kinds {
@@ -136,7 +136,7 @@ func (d *doctor) rights(ctx context.Context) (Finding, error) {
 	case len(has) > 0:
 		return ok("role %q has all rights of %s, and may not lock, which takes those of %s", d.role.Name, strings.Join(has, ", "), application.Name), nil
 	}
-	return Finding{Status: StatusError, Detail: fmt.Sprintf("role %q may not lock: nothing was granted to it", d.role.Name), Advice: application.Mend}, nil
+	return Finding{Status: StatusError, Detail: fmt.Sprintf("role %q may not lock: it has been granted nothing", d.role.Name), Advice: application.Mend}, nil
 }
 
 // searchPath compares the settings of our functions with those they were made with.
@@ -155,7 +155,7 @@ func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 	}
 	return Finding{
 		Status: StatusError, Detail: fmt.Sprintf("%s without search_path = %s, pg_temp, which may find objects of others: %s", counted(int64(len(astray)), "function"), d.schema, strings.Join(names, ", ")),
-		Advice: "run all the up files again: see " + lockerr.Manual + "#moving-a-database",
+		Advice: "run all the up files again: see " + lockerr.ManualInstall + "#renaming-the-schema",
 	}, nil
 }
 
@@ -210,7 +210,7 @@ func (d *doctor) rowSecurity(ctx context.Context) (Finding, error) {
 	case len(applies) > 0:
 		return Finding{
 			Status: StatusError, Detail: fmt.Sprintf("row-level security on %s applies to the functions that role %q calls, which then refuse to work (42501)", strings.Join(applies, ", "), d.role.Name),
-			Advice: "ALTER TABLE ... DISABLE ROW LEVEL SECURITY, or see " + lockerr.Manual + "#rights",
+			Advice: "ALTER TABLE ... DISABLE ROW LEVEL SECURITY, or see " + lockerr.ManualRights + "#row-level-security",
 		}, nil
 	case len(elsewhere) > 0:
 		return ok("enabled on %s, where it stops nothing that role %q calls", strings.Join(elsewhere, ", "), d.role.Name), nil

@@ -25,6 +25,8 @@ DO $migration$
 DECLARE
   v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
   v_schema pg_catalog.text := pg_catalog.current_schema();
+  v_found  pg_catalog.name[] := pg_catalog.current_schemas(false);
+  v_older  pg_catalog.name;                   -- the schema in which search_path finds distributed_locks
   v_table  pg_catalog.oid;
   v_shape  pg_catalog.text;
   v_undo   pg_catalog.text[];
@@ -39,6 +41,18 @@ BEGIN
         quote_literal(v_path), coalesce(quote_ident(v_schema), 'none')
       USING ERRCODE = 'invalid_schema_name',
             HINT = 'Name an existing schema first, for example: SET search_path = public. Schemas named pg_* are refused.';
+  END IF;
+  -- A second table in front of one that is in use would split its callers.
+  SELECT n.nspname INTO v_older
+    FROM unnest(v_found) WITH ORDINALITY AS f(name, place)
+    JOIN pg_namespace n ON n.nspname = f.name
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'distributed_locks'
+   ORDER BY f.place LIMIT 1;
+  IF v_older <> v_schema THEN
+    RAISE EXCEPTION 'pgxlock: cannot tell which schema is meant: search_path finds distributed_locks in schema %, and a new one would be made in schema %',
+        quote_ident(v_older), quote_ident(v_schema)
+      USING ERRCODE = 'invalid_schema_name',
+            HINT = pg_catalog.format('SET search_path = %I to upgrade that one, or SET search_path = %I for a second one. Nothing was changed.', v_older, v_schema);
   END IF;
   IF to_regprocedure(pg_catalog.format('%I.pgxlock_schema_version()', v_schema)) IS NOT NULL THEN
     RAISE EXCEPTION 'pgxlock: schema % has pgxlock from before its first release, which cannot be upgraded', quote_ident(v_schema)
@@ -610,7 +624,7 @@ BEGIN
     RETURN r.token;
   END $$;
   COMMENT ON FUNCTION assert_lock_held(varchar, varchar, bigint, boolean) IS
-    'Call it first in the transaction that writes under the lease. Returns the token; raises LK001 if the holder has lost the lease and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no other holder can take the lease over; renewals go on. Never waits. Rolling back to a savepoint before the call ends the protection.';
+    'Call it first in the transaction that writes under the lease. Returns the token; raises LK001 if the holder has lost the lease and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no other holder can take the lease over; renewals go on. Waits for no other function of pgxlock. Rolling back to a savepoint before the call ends the protection.';
 
   ----------------------------------------------------------------- batches --
   -- Names without a row, which nearly all are, are acquired in sets, and held ones are only read.
@@ -845,7 +859,7 @@ BEGIN
     RETURN true;
   END $$;
   COMMENT ON FUNCTION repair_lock_tokens() IS
-    'After pg_upgrade, or a restore into another cluster: raises the fencing tokens above every one seen; until then acquires raise LK003. True if a repair was needed. For the owner of the functions.';
+    'After pg_upgrade, or a restore into another cluster: raises the fencing tokens above every one seen; until then acquires raise LK003. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
 
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.
   -- SECURITY DEFINER: roles that were granted only the table have no right on the sequence.

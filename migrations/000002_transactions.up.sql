@@ -194,7 +194,7 @@ BEGIN
       HINT = 'Does row-level security on pgxlock_claims hide it?';
   END $$;
   COMMENT ON FUNCTION claim_once(text, interval, interval) IS
-    'True for exactly one committed transaction per key, together with its other writes; false if another transaction''s claim has committed. Waits for at most p_max_wait (NULL: until it is decided, 0: not at all) for an open transaction that has claimed the key; NULL if that is still open then. The claim lasts until purge_claims(), or for p_retention from the call. Above READ COMMITTED raises 40001 if the key was claimed since the snapshot, in SERIALIZABLE also because of other keys.';
+    'True for exactly one committed transaction per key, together with its other writes; false if another transaction''s claim has committed. Waits for at most p_max_wait (NULL: until it is decided, 0: 1 ms) for an open transaction that has claimed the key; NULL if that is still open then. The claim lasts until purge_claims(), or for p_retention from the call. Above READ COMMITTED raises 40001 if the key was claimed since the snapshot, in SERIALIZABLE also because of other keys.';
 
   CREATE OR REPLACE FUNCTION purge_claims(p_age interval, p_limit integer DEFAULT 10000)
   RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$

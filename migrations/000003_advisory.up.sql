@@ -255,7 +255,7 @@ BEGIN
     RETURN p_token;
   END $$;
   COMMENT ON FUNCTION assert_advisory_lock_held(integer, bigint, bigint, bigint) IS
-    'Call it first in the transaction that writes under an advisory lock, on another connection than the one that holds it. Returns p_token; raises LK001 if the session has released the lock or ended and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no session can take the lock over through pgxlock_advisory_batch(). Never waits. Rolling back to a savepoint before the call ends the protection.';
+    'Call it first in the transaction that writes under an advisory lock, on another connection than the one that holds it. Returns p_token; raises LK001 if the session has released the lock or ended and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no session can take the lock over through pgxlock_advisory_batch(). Waits for no other function of pgxlock. Rolling back to a savepoint before the call ends the protection.';
 
   -------------------------------------------------------------------- keys --
   -- Unlike the keys of leases these do not contain the table: all installations in a database share

@@ -376,7 +376,7 @@ BEGIN
                     ELSE 'Its token is another one, or another transaction has a row of it locked.' END;
   END $$;
   COMMENT ON FUNCTION assert_shared_lock_held(varchar, varchar, bigint, boolean) IS
-    'assert_lock_held() for a share: raises LK001 if the holder has lost it and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no holder can acquire the lease exclusively; others may join, renew and leave. Never waits. Rolling back to a savepoint before the call ends the protection.';
+    'assert_lock_held() for a share: raises LK001 if the holder has lost it and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no holder can acquire the lease exclusively; others may join, renew and leave. Waits for no other function of pgxlock. Rolling back to a savepoint before the call ends the protection.';
 
   ----------------------------------------------------------------- batches --
   CREATE OR REPLACE FUNCTION pgxlock_share_each(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[])

@@ -422,7 +422,7 @@ BEGIN
     END LOOP;
   END $$;
   COMMENT ON FUNCTION grant_locks(text, text) IS
-    'Grants a role the rights that it needs, hardened or not, as ''application'' (locks, fences, claims), ''monitoring'' (reads lock_leases and claims) or ''administration'' (releases locks of any holder, reaps, purges claims; hardened also repairs tokens), and USAGE on the schema. A role may be several. For the owner of the functions.';
+    'Grants a role the rights that it needs, hardened or not, as ''application'' (locks, fences, claims, runs, rate limits), ''monitoring'' (reads the four views, claims, runs, limits, queues and evictions) or ''administration'' (reads the same, releases and evicts locks of any holder, reaps, purges claims, forgets runs; hardened also repairs tokens), and USAGE on the schema. A role may be several. For the owner of the functions.';
 
   CREATE OR REPLACE FUNCTION revoke_locks(p_role text) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off AS $$
@@ -577,7 +577,7 @@ BEGIN
       RAISE EXCEPTION 'pgxlock: cannot revoke % on % from %', r.privilege, r.object, r.grantee USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_revoke(text) IS 'pgxlock, internal: revokes all rights of a role, or of all roles, whoever granted them.';
+  COMMENT ON FUNCTION pgxlock_revoke(text) IS 'pgxlock, internal: revokes all rights of a role, or of all roles, no matter who granted them.';
 
   -- hardened: true for the hardened form, false for the other, in which PUBLIC may call every
   -- function, NULL for both. Once hardened, objects that are not listed are for the owner alone.

@@ -55,7 +55,7 @@ func TestTheSeedIsAdoptedAndGivenBackByEveryWay(t *testing.T) {
 	}
 }
 
-func TestWhatAnOwnerChangedOnTheSeedComesBackToo(t *testing.T) {
+func TestSeedComesBackWithItsOwnersChanges(t *testing.T) {
 	t.Parallel()
 	db := newSeed(t)
 	role := newRole(t, db)
@@ -132,7 +132,7 @@ func TestTheSeedsGrantsAreEnough(t *testing.T) {
 	expect(t, conn, true, "select lock_tx('k')")
 	_, err := conn.Exec(t.Context(), "select claim_once('k')") // its table is new
 	refuse(t, err, pgerrcode.InsufficientPrivilege)
-	db.Exec(t, "grant select, insert, update, delete on pgxlock_claims to "+role) // as docs/operations.md says
+	db.Exec(t, "grant select, insert, update, delete on pgxlock_claims to "+role) // as docs/rights.md says
 	callsInTransactions(t, conn)
 }
 

@@ -70,7 +70,7 @@ func TestHardeningIsUndoneCompletely(t *testing.T) {
 
 // The files are run again after a rename of the schema. Each function that they
 // replace runs with its caller's rights then, until the last file has ended.
-func TestWhatIsHardenedStaysHardenedWhenTheFilesRunAgain(t *testing.T) {
+func TestHardenedLocksStayHardenedWhenTheFilesRunAgain(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "old"}))

@@ -427,7 +427,7 @@ func ours(t *testing.T) string {
 }
 
 // hijackSQL makes, in the schema that comes first, what would be run instead of
-// pg_catalog's own by whoever calls one of pg_catalog's functions or operators
+// pg_catalog's own by every session that calls one of pg_catalog's functions or operators
 // with types that only a cast makes fit, and types and tables called as those of
 // pg_catalog. All of it raises HJ000. pg_temp.ours holds the text to attack.
 const hijackSQL = `
@@ -529,7 +529,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 	must(t, err)
 	expect(t, db.Pool, true, "select count(*) > 300 from pg_catalog.pg_proc where pronamespace = 'public'::regnamespace::oid")
 
-	// It does run for who is not careful.
+	// It does run for a caller that is not careful.
 	_, err = db.Pool.Exec(t.Context(), "select 'a'::varchar = 'b'::varchar")
 	refuse(t, err, "HJ000")
 	_, err = db.Pool.Exec(t.Context(), "select make_interval(secs => 1)")

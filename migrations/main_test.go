@@ -325,7 +325,7 @@ func refuse(t *testing.T, err error, code string) {
 	_ = refusal(t, err, code)
 }
 
-// refusal is refuse for who looks at the error further.
+// refusal is refuse for tests that check more of the error.
 func refusal(t *testing.T, err error, code string) *pgconn.PgError {
 	t.Helper()
 	var pgErr *pgconn.PgError

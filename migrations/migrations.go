@@ -1,13 +1,17 @@
 // Package migrations installs and upgrades pgxlock's tables and functions.
 //
-// The files are golang-migrate pairs of plain SQL; FS holds them for programs
-// that run golang-migrate, or another tool, themselves. Each up file is one
-// statement: it takes effect as a whole or not at all, whoever runs it (psql
-// with or without -1, golang-migrate's library or command, [Up]), and it
-// records its version itself, so that every way knows what another one did.
+//	err := migrations.Up(ctx, pool, nil) // does nothing where the newest version is installed
 //
-// This is a package of its own so that a program that only locks does not carry
-// the files.
+// A program can call [Up] at its start; several processes may do so at once. A program that
+// only locks does not import this package, and so does not carry the files.
+//
+// # Other tools
+//
+// The files are golang-migrate pairs of plain SQL, and [FS] holds them for programs that
+// run golang-migrate or another tool themselves. Each up file is one statement: it takes
+// effect as a whole or not at all, with psql (with or without -1), with golang-migrate's
+// library or command, and with Up. Each file records its own version, so every tool sees
+// what another one installed.
 package migrations
 
 import (
@@ -28,16 +32,16 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// FS holds the migrations, NNNNNN_name.up.sql and NNNNNN_name.down.sql, in its
-// root. A file never changes once it was released.
+// FS holds the migrations, NNNNNN_name.up.sql and NNNNNN_name.down.sql, in its root. A released
+// file never changes.
 //
 //go:embed 0*.sql
 var FS embed.FS
 
-// Table is the name of the version table, for those who run golang-migrate
-// themselves (x-migrations-table=pgxlock_migrations). Where others may create
-// functions in the schema, rather let [Up] or psql run the files: they could
-// replace what golang-migrate's own statements call.
+// Table is the name of the version table, for programs that run golang-migrate themselves
+// (x-migrations-table=pgxlock_migrations). If others may create functions in the schema,
+// let Up or psql run the files instead: those functions could replace what golang-migrate's
+// own statements call.
 const Table = "pgxlock_migrations"
 
 //go:embed sql/*.sql
@@ -52,25 +56,26 @@ func statement(name string) string {
 	return string(text)
 }
 
-// Config says where and how to migrate. A nil *Config means the zero value.
+// Config configures the functions of this package. A nil *Config means the zero value.
 type Config struct {
-	// Schema is created if it does not exist, and closed to PUBLIC then. Empty:
-	// the schema in which acquire_lock is found by the search_path of a new
-	// connection of the pool, else the one that it names first; but an error if
-	// pgxlock is in a schema that is not on the search_path, for a second table
-	// would be a second lock.
+	// Schema is created if it does not exist, and is then closed to PUBLIC. Default: the
+	// schema in which the search_path of a new connection of the pool finds acquire_lock,
+	// otherwise the first schema that the search_path names. If pgxlock is in a schema that
+	// is not on the search_path, that is an error, because a second table would be a second
+	// lock.
 	Schema string
 
-	// Force lets Down remove leases that are live, under their holders.
+	// Force lets Down remove what is in use: live leases and shares, advisory locks with
+	// tokens, claims and runs.
 	Force bool
 }
 
-// DamageError means that tables, views, sequences or functions are gone that the
-// installed version has: somebody dropped them, with a tool's "drop" or by hand. Up
-// makes them anew; what the tables held is lost.
+// DamageError means that tables, views, sequences or functions of the installed version are
+// missing: somebody dropped them, with a tool's "drop" or by hand. Up recreates them; the
+// contents of dropped tables are lost.
 type DamageError struct {
 	Schema  string
-	Version uint     // that is installed; 0 if that cannot be told any more
+	Version uint     // the installed version; 0 if it cannot be determined any more
 	Missing []string // as "table pgxlock_waiters"
 }
 
@@ -82,21 +87,21 @@ func (e *DamageError) Error() string {
 	return fmt.Sprintf("schema %q lacks %s%s: run migrations.Up or pgxlock migrate up", e.Schema, strings.Join(shown, ", "), more)
 }
 
-// Up brings the schema to the newest version, and does nothing where it is there
-// already, or where a newer program has brought a later one. It makes anew what was
-// dropped by hand. It adopts what psql or golang-migrate's command installed, and a
-// table distributed_locks with functions acquire_lock and release_lock of the
-// widespread form that pgxlock replaces: their callers go on as before.
+// Up brings the schema to the newest version. It does nothing if that version is installed,
+// or if a newer program has installed a later one. It recreates objects that were dropped
+// by hand. It adopts what psql or golang-migrate's command installed. It also adopts a
+// table distributed_locks with functions acquire_lock and release_lock of the widespread
+// form that pgxlock replaces: their callers go on as before.
 //
-// After a pg_upgrade, or a restore into another cluster, acquires fail until Up
-// was run once: it lifts the fencing tokens above all that were ever given out.
+// After a pg_upgrade, or a restore into another cluster, acquires fail until Up has run
+// once: it raises the fencing tokens above all that were ever issued.
 //
-// Up connects by itself, with the pool's configuration and hooks, directly or through
-// a pooler in any mode: each file is a transaction, no setting outlives it, and what is
-// sent is prepared by nobody. Several may run at once. An error leaves the schema as
-// the last file that succeeded made it. Locks on the tables are waited for at most 2 s
-// (SQLSTATE 55P03): run it again when the transaction that was in the way has ended.
-// When ctx ends, a file that has begun is finished.
+// Up opens its own connections, with the pool's configuration and hooks, directly or
+// through a pooler in any mode: each file is one transaction, changes no setting beyond it,
+// and uses no prepared statements. Several processes may run Up at once. After an error the
+// schema is as the last successful file left it. Up waits at most 2 s for locks on the
+// tables (SQLSTATE 55P03): run it again when the blocking transaction has ended. If ctx
+// ends, Up still finishes a file that has begun.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	for attempt := 1; ; attempt++ {
 		if err := up(ctx, pool, cfg); attempt == 5 || !overtaken(err) {
@@ -145,8 +150,8 @@ func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	})
 }
 
-// errNotOurs keeps us from running, as whoever we are, what somebody else wrote.
-var errNotOurs = errors.New("what is installed belongs to another role: SET ROLE to that role, for example in the pool's AfterConnect")
+// errNotOurs keeps us from running, with our rights, what somebody else wrote.
+var errNotOurs = errors.New("the installed schema belongs to another role: SET ROLE to that role, for example in the pool's AfterConnect")
 
 // errUnreleased keeps us from half replacing what has other names.
 var errUnreleased = errors.New("pgxlock from before its first release, which cannot be upgraded: remove it with the program that installed it (pgxlock migrate down), and run this again; nothing was changed")
@@ -158,12 +163,13 @@ func (e newerError) Error() string {
 	return fmt.Sprintf("the schema has version %d, and this program knows up to %d: use a newer one", e.version, newestVersion())
 }
 
-// Down removes our tables and functions, the newest version first; the schema and
-// an empty version table remain. A table and functions that Up adopted are given
-// back as they were, with their rows. It removes nothing while leases are live,
-// claims stand or runs are remembered (SQLSTATE 55006), unless cfg.Force is set, and
-// where a newer program has brought a later version. Where nothing is installed it does
-// nothing, but a schema that cfg names must exist.
+// Down removes pgxlock's tables and functions, the newest version first. The schema and an
+// empty version table remain. If Up adopted a table and functions, Down restores them as
+// they were, with their rows. Unless cfg.Force is set, Down removes nothing while leases or
+// shares are live, sessions hold advisory locks with tokens, claims exist or runs are
+// remembered (SQLSTATE 55006). It also removes nothing if a newer program has installed a
+// later version. If nothing is installed it does nothing, but a schema that cfg names must
+// exist.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "down", pool, cfg, func(m *migrator) error {
 		found, err := m.look(ctx)
@@ -189,9 +195,9 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	})
 }
 
-// Version returns the version that is installed, 0 for none, and the newest one
-// that this package has. Both are set also with a [*DamageError], which means that
-// something of the installed version is gone.
+// Version returns the installed version, 0 for none, and the newest version of this
+// package. Both are also set with a [*DamageError], which means that parts of the installed
+// version are missing.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, newest uint, err error) {
 	err = connect(ctx, "version", pool, cfg, func(m *migrator) error {
 		found, err := m.look(ctx)
@@ -206,9 +212,9 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, n
 	return installed, newestVersion(), err
 }
 
-// Repair clears the dirty mark that golang-migrate leaves when a file failed
-// (the file itself left nothing behind), and lifts the fencing tokens if the
-// database was moved or restored. Up does both, too.
+// Repair clears the dirty mark that golang-migrate leaves when a file failed (the file
+// itself left nothing behind), and raises the fencing tokens if the database was moved or
+// restored. Up does both as well.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "repair", pool, cfg, func(m *migrator) error {
 		found, err := m.look(ctx)
@@ -237,7 +243,7 @@ func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn
 	}()
 	switch {
 	case ctx == nil:
-		return errors.New("the context is nil; pass context.Background() where nothing ends the call")
+		return errors.New("the context is nil; pass context.Background() if nothing cancels the call")
 	case pool == nil:
 		return errors.New("the pool is nil; make one with pgxpool.New")
 	}

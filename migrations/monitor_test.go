@@ -10,7 +10,7 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// The monitor knows what golang-migrate locks, whoever uses that.
+// The monitor knows what golang-migrate locks, no matter who runs it.
 func TestTheMonitorKnowsTheLockOfGolangMigrate(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

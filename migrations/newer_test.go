@@ -122,7 +122,7 @@ func TestUpWaitsForANewerMigrator(t *testing.T) {
 
 // All that changes the schema or its rights excludes each other by one lock, which carries the
 // mark of pgxlock's own: nobody is to be evicted from it.
-func TestWhatChangesTheSchemaHoldsTheSameLockOfPgxlocksOwn(t *testing.T) {
+func TestSchemaChangesHoldTheSameInternalLock(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	tx, err := db.Pool.Begin(t.Context())

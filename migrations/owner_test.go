@@ -71,7 +71,7 @@ func refusedByName(t *testing.T, db *pgtest.DB, object, owner string) {
 type object struct{ name, create, drop string }
 
 // trapsFor lists all that is in a database with pgxlock, with what a stranger
-// would make in its place to be run by whoever installs.
+// would make in its place to be run by the role that installs.
 func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 	t.Helper()
 	for _, name := range strings.Split(ask[string](t, installed.Pool, `select string_agg(concat(relkind, relname), ' ') from pg_class
@@ -120,7 +120,7 @@ func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 	return append(objects, functions...)
 }
 
-// Triggers and defaults of another role's table would run as whoever installs;
+// Triggers and defaults of another role's table would run as the role that installs;
 // and what CREATE OR REPLACE replaces stays the other role's, to change at will.
 // Each file looks at all that it makes, wherever the files before it have run.
 func TestSoakObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {

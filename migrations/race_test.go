@@ -56,7 +56,7 @@ func whileWaiting(t *testing.T, db *pgtest.DB, do func()) {
 
 // The owners were looked at before the object could be seen; it appears while
 // the file waits to make its own.
-func TestWhatAppearsWhileTheFileWaitsIsRefused(t *testing.T) {
+func TestObjectsThatAppearWhileTheFileWaitsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		from         uint
@@ -98,7 +98,7 @@ func TestWhatAppearsWhileTheFileWaitsIsRefused(t *testing.T) {
 
 // One table is held back so that the file waits; another object, which the file
 // makes later, is made meanwhile.
-func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
+func TestObjectsMadeWhileTheFileWaitsForAnotherAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		from               uint
@@ -187,7 +187,7 @@ func TestWhatIsMadeWhileTheFileWaitsForAnotherIsRefused(t *testing.T) {
 
 // The check reads what there is when it begins. It takes long where another role has
 // many functions with many arguments, and meanwhile that role makes what the file calls next.
-func TestWhatAppearsDuringTheCheckIsNotCalled(t *testing.T) {
+func TestFunctionsThatAppearDuringTheCheckAreNotCalled(t *testing.T) {
 	t.Parallel()
 	for _, object := range []struct{ name, make string }{
 		{"pgxlock_version()", "create function pgxlock_version() returns bigint language sql as $$ select nextval('public.ran') $$"},

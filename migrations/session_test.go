@@ -41,6 +41,25 @@ func TestASearchPathThatLeadsElsewhereIsRefused(t *testing.T) {
 	}
 }
 
+// Callers that search the new schema first would not see the leases of the older table.
+func TestFilesRefuseASchemaInFrontOfThatOfAnOlderTable(t *testing.T) {
+	t.Parallel()
+	db := newSeed(t)
+	db.Exec(t, `create schema app`)
+	before := catalog(t, db)
+	both := as(t, db, "search_path", "app, public")
+	err := psqlFiles("up")(t, both)
+	for _, part := range []string{"search_path finds distributed_locks in schema public", "SET search_path = public", "SET search_path = app"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("psql: %v; want %q", err, part)
+		}
+	}
+	sameCatalog(t, catalog(t, db), before)
+	must(t, psqlFiles("up")(t, as(t, db, "search_path", "app"))) // a second one, as asked for
+	must(t, psqlFiles("up")(t, as(t, db, "search_path", "public, app")))
+	expect(t, db.Pool, 2, "select count(*) from pg_class where relname = 'pgxlock_epoch'")
+}
+
 // A second table would be a second lock, so it is never made by accident: what the
 // search_path finds is what is meant, as for a Locker, and what it does not find
 // must be named.
@@ -209,7 +228,7 @@ func TestASchemaIsCreatedAndClosed(t *testing.T) {
 	must(t, migrations.Down(t.Context(), db.Pool, cfg))
 }
 
-// The functions keep the name of their schema. docs/operations.md says how to
+// The functions keep the name of their schema. docs/install.md says how to
 // tell them the new one: all files once more, in one transaction.
 func TestARenamedSchemaIsPutRightByRunningTheFilesAgain(t *testing.T) {
 	t.Parallel()

@@ -17,8 +17,8 @@ var (
 	pool *pgxpool.Pool
 )
 
-// One report of each day in Berlin, due at 3 in the morning there, by whichever process comes
-// first.
+// The first process that asks makes the report of the day, which is due at 3 in the morning in
+// Berlin.
 func ExampleNew() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	if err != nil {
@@ -34,10 +34,10 @@ func ExampleNew() {
 		return nil
 	})
 	if err != nil {
-		log.Fatal(err) // if !ran: it may not have been made
+		log.Fatal(err) // if !ran, the report may not have been made
 	}
 	if !ran {
-		fmt.Println("another process makes it, or has made it")
+		fmt.Println("another process is making the report, or has made it")
 	}
 }
 
@@ -63,7 +63,7 @@ func ExampleRunner_Run() {
 	log.Print(err) // ctx has ended
 }
 
-// With DoAt a scheduler may have any schedule, because it says for which time it calls.
+// DoAt works for any schedule, because the scheduler passes the time that the call is for.
 func ExampleRunner_DoAt() {
 	ticks, err := once.New(pool, time.Minute, nil)
 	if err != nil {
@@ -76,16 +76,16 @@ func ExampleRunner_DoAt() {
 	}
 }
 
-// A program's own test, without a server.
+// A unit test needs no server.
 func ExampleNewMemory() {
-	hourly, err := once.NewMemory(24*time.Hour, nil)
+	daily, err := once.NewMemory(24*time.Hour, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer hourly.Close(context.Background())
-	tick := time.Now()
+	defer daily.Close(context.Background())
+	tick := time.Now() // the time that the scheduler calls for
 	for range 2 {
-		ran, err := hourly.DoAt(ctx, "k", tick, func(context.Context, once.Run) error {
+		ran, err := daily.DoAt(ctx, "report", tick, func(context.Context, once.Run) error {
 			fmt.Println("it runs")
 			return nil
 		})

@@ -1,11 +1,20 @@
-// Package once runs a job once in each period, or once for each tick of a schedule, over all
-// processes that use the same database.
+// Package once runs a job once in each period, or once for each tick of a schedule, over
+// all processes that use the same database.
 //
 //	daily, err := once.New(pool, 24*time.Hour, nil) // one for all jobs of this period
 //
 //	ran, err := daily.Do(ctx, "report", func(ctx context.Context, run once.Run) error {
 //		return report(ctx, run.Slot)
 //	})
+//
+// # Choosing a call
+//
+//	a scheduler calls in each period        Runner.Do
+//	a scheduler knows its tick              Runner.DoAt
+//	no scheduler: run in every period       Runner.Run
+//	test without a server                   NewMemory
+//
+// # The life of a run
 //
 // A run is a row of the table pgxlock_runs, for its key and its period:
 //
@@ -16,14 +25,16 @@
 //	      left before the answer       +------ with Retry: the next start --------+
 //
 // The table records an abandoned run as running. Without a lease nobody can tell the two
-// apart, and an abandoned run is never started again. With Retry a run holds a lease while it
-// runs: once the lease has expired, the run is known to be abandoned.
+// apart, and an abandoned run is never started again. With Retry a run holds a lease while
+// it runs: once the lease has expired, the run is known to be abandoned.
+//
+// # Connections
 //
 // A [Runner] has one connection of its own, for the table. With Retry it also has a Locker
 // for the leases, with one connection. [NewMemory] keeps runs in this process, for tests.
 //
-// Lock order: the mutex of a Runner, that of its session and that of a memory are never held
-// together.
+// Lock order: the mutex of a Runner, that of its session and that of a memory are never
+// held together.
 package once
 
 import (
@@ -46,13 +57,13 @@ import (
 
 // A Runner runs a job once in each period, or once for each tick of a schedule, over all
 // processes that ask for it. Make one with [New], or with [NewMemory] in a program's own
-// tests. It is safe for concurrent use, and serves any number of keys. The zero value is of
-// no use.
+// tests. It is safe for concurrent use, and serves any number of keys. The zero value is
+// not usable.
 //
-// The row of a run is committed before the job begins. So a job that is over before
-// another process asks for it is not run again, which a lock that is held only while the
-// job runs cannot prevent. The server's clock says which period it is; the clocks of the
-// processes do not matter.
+// The row of a run is committed before the job begins. So a job that is over before another
+// process asks for it is not run again. A lock that is held only while the job runs cannot
+// prevent that. The server's clock decides which period it is; the clocks of the processes
+// do not matter.
 //
 // How a run ends:
 //
@@ -104,8 +115,9 @@ type Run struct {
 
 // New returns a Runner for jobs that run once in each period. Periods begin at multiples of
 // period since the year 1, as [time.Time.Truncate] counts, plus cfg.Offset; periods of whole
-// days begin at midnight by the clocks of cfg.Location, and weeks on Monday. period is at
-// least 1 ms, in whole microseconds. The Runner needs the migrations ([pgxlock.ErrSchema]).
+// days begin at midnight by the clocks of cfg.Location, and weeks on Monday. period is
+// between 1 ms and 3650 days, in whole microseconds. The Runner needs the migrations
+// ([pgxlock.ErrSchema]).
 //
 // The Runner takes only its configuration from the pool, never a connection. It has one
 // connection of its own, and with cfg.Retry one more for the leases of runs. It connects at
@@ -157,9 +169,10 @@ func newRunner(period time.Duration, config *Config) (*Runner, error) {
 // key in this process finds out, and runs it; if this process does not ask again, nobody
 // runs it.
 //
-// If ran is true, an error with Retry that matches [pgxlock.ErrLost] means that another
-// attempt was started before this one was recorded. Any other error than fn's says why the
-// end was not recorded, so that the job may run again. Recording is tried for 5 s.
+// If ran is true, the error is fn's. With Retry it is joined with the reason if the end was
+// not recorded: [pgxlock.ErrLost] means that another attempt was started before, and after
+// any other reason the job may run again. Without Retry the Logger receives that reason.
+// Recording is tried for 5 s.
 func (r *Runner) Do(ctx context.Context, key string, fn func(ctx context.Context, run Run) error) (ran bool, err error) {
 	return r.do(ctx, key, time.Time{}, fn)
 }
@@ -176,7 +189,7 @@ func (r *Runner) DoAt(ctx context.Context, key string, tick time.Time, fn func(c
 		return false, fail("once", key, err)
 	}
 	if tick.IsZero() {
-		return false, fail("once", key, errors.New("tick is the zero time; pass the time for which the scheduler calls"))
+		return false, fail("once", key, errors.New("tick is the zero time; pass the time that the scheduler calls for"))
 	}
 	return r.do(ctx, key, tick.Truncate(time.Microsecond), fn)
 }
@@ -249,7 +262,7 @@ func (r *Runner) begin(ctx context.Context, key string, fn func(context.Context,
 		return err
 	}
 	if fn == nil {
-		return errors.New("fn is nil; pass what is to be run")
+		return errors.New("fn is nil; pass the function to run")
 	}
 	if ctx.Err() != nil {
 		return lockerr.ContextError(ctx)
@@ -420,7 +433,7 @@ func (r *Runner) start(ctx context.Context, key string, slot time.Time, holder, 
 			return
 		}
 		if _, err := r.runs.finish(key, a.slot, holder, runWithdrawn, ""); err != nil {
-			r.cfg.Logger.Warn("pgxlock: a run that was started for nobody could not be taken back", "key", key, "slot", a.slot, "error", err)
+			r.cfg.Logger.Warn("pgxlock: a run whose caller had left could not be withdrawn", "key", key, "slot", a.slot, "error", err)
 		}
 	})
 	if err != nil {
@@ -439,11 +452,11 @@ func (r *Runner) record(run Run, holder, state, text string) error {
 		last, err := r.runs.finish(run.Key, run.Slot, holder, state, text)
 		switch {
 		case err == nil && !last:
-			return fmt.Errorf("%w: attempt %d is not the last one, or the run was forgotten", lockerr.ErrLost, run.Attempt)
+			return fmt.Errorf("%w: a later attempt has started than attempt %d, or the run is no longer remembered", lockerr.ErrLost, run.Attempt)
 		case err == nil:
 			return nil
 		case !lockerr.Transient(err) || time.Now().After(giveUp):
-			return fmt.Errorf("the run ended, which could not be recorded: %w", err)
+			return fmt.Errorf("the run ended, but this could not be recorded: %w", err)
 		}
 		time.Sleep(backoff(attempt))
 	}

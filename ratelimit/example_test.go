@@ -22,7 +22,7 @@ var (
 	limiter *ratelimit.Limiter
 )
 
-// Ten requests per second of each user, and up to twenty at once, however many servers
+// Each user may send ten requests per second and up to twenty at once, however many servers
 // there are.
 func ExampleNew() {
 	limiter, err := ratelimit.New(pool, 10, 20, nil)
@@ -36,7 +36,7 @@ func ExampleNew() {
 	}
 }
 
-// Five calls per minute of a service that is shared by all processes.
+// All processes together call a service at most five times per minute.
 func ExampleLimiter_Wait() {
 	limiter, err := ratelimit.New(pool, ratelimit.Every(12*time.Second), 1, nil)
 	if err != nil {
@@ -45,13 +45,13 @@ func ExampleLimiter_Wait() {
 	defer limiter.Close(ctx)
 
 	if err := limiter.Wait(ctx, "partner-api", pgxlock.MaxWait(time.Minute)); err != nil {
-		log.Print(err) // pgxlock.ErrLimited: so many wait that it would be more than a minute
+		log.Print(err) // pgxlock.ErrLimited: the wait would be longer than a minute
 		return
 	}
 	callPartner()
 }
 
-// A middleware that says when to come back.
+// A middleware tells its clients when to try again.
 func ExampleLimiter_Reserve() {
 	limited := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -61,7 +61,7 @@ func ExampleLimiter_Reserve() {
 				http.Error(w, "too many requests", http.StatusTooManyRequests)
 				return
 			}
-			if err != nil { // the server is away: here it lets them in
+			if err != nil { // the database cannot be reached: this program then allows the request
 				log.Print(err)
 			}
 			next.ServeHTTP(w, r)
@@ -70,6 +70,7 @@ func ExampleLimiter_Reserve() {
 	http.Handle("/", limited(http.NotFoundHandler()))
 }
 
+// A unit test needs no server.
 func ExampleNewMemory() {
 	limiter, err := ratelimit.NewMemory(ratelimit.Every(time.Hour), 2)
 	if err != nil {
@@ -85,15 +86,6 @@ func ExampleNewMemory() {
 	// true <nil>
 	// false <nil>
 	// 1h0m0s
-}
-
-// What a wait of a program's own, or a Locker's, takes between its tries.
-func ExampleExponentialBackoff() {
-	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Backoff: pgxlock.ExponentialBackoff(50*time.Millisecond, 5*time.Second)})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer locks.Close(ctx)
 }
 
 func callPartner() {}

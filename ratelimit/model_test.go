@@ -167,7 +167,7 @@ func (m *modelled) actions() map[string]func(*rapid.T) {
 			}
 			l.backend.ask(requests...)
 			for i, q := range requests {
-				if err := q.Await(ctx); err != nil || q.got.Granted != want[i] {
+				if err := q.Await(ctx, nil); err != nil || q.got.Granted != want[i] {
 					r.Fatalf("number %d of %v: %+v, %v", i+1, want, q.got, err)
 				}
 			}

@@ -1,12 +1,22 @@
 // Package ratelimit limits how often events happen, for each key and over all processes
-// that use the same database. It counts with the words of golang.org/x/time/rate.
+// that use the same database. Its methods are named as in golang.org/x/time/rate.
 //
 //	limiter, err := ratelimit.New(pool, 10, 20, nil) // 10 events per second, 20 at once
 //
 //	ok, err := limiter.Allow(ctx, "api:alice")
 //
+// # Choosing a call
+//
+//	drop or refuse what is too much       Limiter.Allow
+//	wait until the event may happen       Limiter.Wait
+//	count now, do it later                Limiter.Reserve
+//	say how long to wait                  Limiter.Reserve with pgxlock.NoWait
+//	test without a server                 NewMemory
+//
+// # Connections
+//
 // A [Limiter] has one connection of its own and one statement in flight; requests that
-// arrive meanwhile share the next one. [NewMemory] counts in this process, for tests.
+// arrive meanwhile share the next one. [NewMemory] counts in this process.
 package ratelimit
 
 import (
@@ -29,7 +39,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// Limit is how often something may happen: events per second.
+// Limit is a rate: events per second.
 type Limit float64
 
 // Every returns the Limit of one event per interval.
@@ -40,26 +50,27 @@ func Every(interval time.Duration) Limit {
 	return 1 / Limit(interval.Seconds())
 }
 
-// A Limiter says how often something may happen, for all processes that share the
-// database together: for each key limit events per second on average, and at most
-// burst of them at once. It has the words of golang.org/x/time/rate: drop what is
-// too much with Allow, do it later with Reserve, and wait with Wait. Most callers
-// should use Wait.
+// A Limiter limits how often events happen, for each key and over all processes that share
+// the database: limit events per second on average, and at most burst of them at once. Its
+// methods are named as in golang.org/x/time/rate: Allow drops excess events, Reserve
+// postpones them, and Wait waits. Most callers should use Wait.
 //
-// It is a bucket for each key that holds burst events, fills with limit of them per
-// second, and is full at first. Each decision is one statement, by the clock of the
-// server alone; what a process asks for at the same time goes into one. Limiters,
-// and callers of the SQL functions allow_rate and reserve_rate, share the bucket of
-// a key, each taking from it by its own limit and burst. So different ones on one key
-// do not add up: the greater goes on when the smaller is refused, and what it takes
-// weighs on the smaller as much longer as its own events would have taken less time.
+// Each key has a bucket that holds burst events, is full at first, and refills with limit
+// events per second. Each decision is one statement, by the server's clock alone;
+// concurrent requests of a process share a statement.
 //
-// What was taken is forgotten when the server crashes or a standby is promoted: each
-// key may then have one burst too many. What a caller takes whose connection breaks
-// may count twice. No decision is made while the server cannot be reached: a call
-// returns an error, and whether to go on without is the caller's choice.
+// Limiters, and callers of the SQL functions allow_rate and reserve_rate, share the bucket
+// of a key. Use the same limit and burst everywhere for one key: different limits do not
+// add up. A call is refused if the bucket, without its events, would take longer to refill
+// than the caller's whole burst takes. So the caller whose burst takes longer to refill goes
+// on while the other is refused, and can starve it.
 //
-// A Limiter is safe for concurrent use. The zero value is of no use.
+// If the server crashes or a standby is promoted, the buckets are forgotten: each key may
+// then have one burst too many. If a connection breaks during a call, the events may count
+// twice. While the server cannot be reached no decision is made: the call returns an error,
+// and the caller chooses whether to go on.
+//
+// A Limiter is safe for concurrent use. The zero value is not usable.
 type Limiter struct {
 	rule    rule
 	backend backend
@@ -69,20 +80,19 @@ type Limiter struct {
 	closed    chan struct{} // closed when the connection has gone
 }
 
-// Config is what a [Limiter] needs to know beside its limit. A nil
-// *Config means the defaults.
+// Config configures a [Limiter]. A nil *Config means the defaults.
 type Config struct {
 	// Owner is shown to operators in the application_name of the connection. Up to
 	// 200 characters, not beginning with "*". Default host:pid.
 	Owner string
 
-	// Schema is where the migrations were run. Default: the schema in which
-	// acquire_lock is found by the search_path of a new connection, else the only
-	// one in the database that has pgxlock.
+	// Schema is where the migrations were run. Default: the schema in which the search_path
+	// of a new connection finds acquire_lock, otherwise the only one in the database that
+	// has pgxlock.
 	Schema string
 
-	// Logger gets what no caller is told: housekeeping that failed. Default:
-	// nothing is logged.
+	// Logger receives what no call can return: housekeeping that failed. Default: nothing
+	// is logged.
 	Logger *slog.Logger
 }
 
@@ -95,13 +105,12 @@ type backend interface {
 	close()
 }
 
-// New returns a Limiter of limit events per second, up to burst at once, for
-// each key. limit is more than 0 and at most a million, burst at least 1 and at most
-// what limit gives in 100 years.
+// New returns a Limiter of limit events per second, up to burst at once, for each key.
+// limit is more than 0 and at most a million. burst is at least 1, and at most as many as
+// limit allows in 100 years.
 //
-// The pool gives its configuration only: the Limiter has one connection of its own.
-// Nothing is sent before the first use. It needs the migrations ([pgxlock.ErrSchema]).
-// [Limiter.Close] ends the connection.
+// The Limiter uses only the pool's configuration. It opens one connection of its own, at
+// its first use; [Limiter.Close] closes it. It needs the migrations ([pgxlock.ErrSchema]).
 func New(pool *pgxpool.Pool, limit Limit, burst int, cfg *Config) (*Limiter, error) {
 	r, err := newRule(limit, burst)
 	if err != nil {
@@ -117,10 +126,9 @@ func New(pool *pgxpool.Pool, limit Limit, burst int, cfg *Config) (*Limiter, err
 	return newLimiter(r, t), nil
 }
 
-// NewMemory returns a Limiter whose buckets are in the memory of this process:
-// for a program's own unit tests, also in [testing/synctest] bubbles, and for
-// programs that run alone. It keeps the contract of [New], but that nothing of
-// it can fail.
+// NewMemory returns a Limiter that keeps its buckets in the memory of this process. Use it
+// in unit tests, also in testing/synctest bubbles, and in programs that run alone. It
+// behaves as a Limiter of [New] whose server always answers.
 func NewMemory(limit Limit, burst int) (*Limiter, error) {
 	r, err := newRule(limit, burst)
 	if err != nil {
@@ -141,9 +149,9 @@ func newLimiter(r rule, b backend) *Limiter {
 	return &Limiter{rule: r, backend: b, calls: batcher.NewCalls(), closed: make(chan struct{})}
 }
 
-// Allow reports whether an event may happen now, and counts it if so. Use it to drop
-// or refuse what comes too often; to tell how long to stay away, use Reserve with
-// [pgxlock.NoWait], whose error does.
+// Allow reports whether an event may happen now, and counts it if so. Use it to drop or
+// refuse excess events. To learn how long to wait, use Reserve with [pgxlock.NoWait]: its
+// error says.
 func (l *Limiter) Allow(ctx context.Context, key string) (bool, error) { return l.AllowN(ctx, key, 1) }
 
 // AllowN is Allow for n events: all of them or none. n is between 1 and the burst.
@@ -155,11 +163,11 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int) (bool, error) {
 	return err == nil, err
 }
 
-// Reserve counts an event that will happen later, after the Delay of the
-// Reservation: first come, first served. With [pgxlock.MaxWait] nothing is counted if the
-// delay would be longer: the error is then [pgxlock.ErrLimited], and RetryAfter in the
-// [*pgxlock.Error] says after how long it could happen. ctx is for the call only. Of the
-// options only MaxWait has a meaning here.
+// Reserve counts an event that will happen later, after the Delay of the Reservation.
+// Events are served first come, first served. With [pgxlock.MaxWait], if the delay would be
+// longer, Reserve counts nothing and fails with [pgxlock.ErrLimited]; RetryAfter in the
+// [*pgxlock.Error] says after how long the event could happen. ctx is for the call only.
+// MaxWait is the only option.
 //
 //	_, err := limiter.Reserve(ctx, "login:"+user, pgxlock.NoWait)
 //	if e, ok := errors.AsType[*pgxlock.Error](err); ok && errors.Is(err, pgxlock.ErrLimited) {
@@ -174,12 +182,12 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int, opts ...pgxlo
 	return l.take(ctx, "reserve", key, n, time.Time{}, opts...)
 }
 
-// Wait waits until an event may happen: first come, first served, over all
-// processes. If that would be after ctx's deadline, or longer than a [pgxlock.MaxWait], it
-// returns [pgxlock.ErrLimited] at once, and nothing is counted. If ctx ends while it waits,
-// the event is given back as by [Reservation.Cancel], and the error matches pgxlock.ErrLimited
-// and ctx's error; if the Limiter is closed, [lockerr.ErrClosed]. Of the options only MaxWait
-// has a meaning here.
+// Wait waits until an event may happen. Waiters are served first come, first served, over
+// all processes. If the wait would last longer than ctx's deadline or a [pgxlock.MaxWait]
+// allows, Wait returns [pgxlock.ErrLimited] at once and counts nothing. If ctx ends during
+// the wait, the event is returned as by [Reservation.Cancel], and the error matches
+// [pgxlock.ErrLimited] and ctx's error. If the Limiter is closed during the wait, the error
+// is [pgxlock.ErrClosed]. MaxWait is the only option.
 func (l *Limiter) Wait(ctx context.Context, key string, opts ...pgxlock.MaxWait) error {
 	return l.WaitN(ctx, key, 1, opts...)
 }
@@ -210,9 +218,9 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...pgxlock.
 	return nil
 }
 
-// Close refuses new calls, ends the waits that are under way with [lockerr.ErrClosed], and
-// ends the connection. It waits for that until ctx ends, and returns ctx's error
-// then; the rest goes on in the background, in bounded time. What was counted stays.
+// Close refuses new calls, ends running waits with [pgxlock.ErrClosed], and closes the
+// connection. It waits for that until ctx ends, and then returns ctx's error; the rest
+// happens in the background, in bounded time. Counted events stay counted.
 func (l *Limiter) Close(ctx context.Context) error {
 	if err := missing(ctx, l == nil, "the Limiter is nil; make one with ratelimit.New"); err != nil {
 		return fail("close", "", err)
@@ -259,7 +267,7 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 		defer cancel()
 	}
 	l.backend.ask(r)
-	err = r.Await(wait)
+	err = r.Await(wait, nil)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, fail(op, key, lockerr.ContextError(ctx))
@@ -289,8 +297,8 @@ type Reservation struct {
 	canceled atomic.Bool
 }
 
-// Delay is how long to wait from now before the events may happen; zero or less: not
-// any more. It counts from when the answer of the server arrived.
+// Delay is how long to wait from now before the events may happen. If it is zero or less,
+// they may happen now. It counts from the arrival of the server's answer.
 func (r *Reservation) Delay() time.Duration {
 	if r == nil {
 		return 0
@@ -298,13 +306,13 @@ func (r *Reservation) Delay() time.Duration {
 	return time.Until(r.act)
 }
 
-// Cancel says that the events will not happen, and gives them back if nobody has taken
-// events of the key behind them: who did keeps the promised time, and with it there
-// could be too many at once. What the bucket has filled meanwhile is not given back
-// again. Once the [Reservation.Delay] is over the events may have happened, and Cancel
-// does nothing: so it may be deferred. For a Reservation without a delay it never does
-// anything. It is not stopped by ctx, which ends the wait for the answer only. If it
-// fails, the events stay counted. A second Cancel does nothing.
+// Cancel says that the events will not happen. It returns them to the bucket unless later
+// reservations of the key exist: those keep their promised times, and with the returned
+// events too many could happen at once. Events that the bucket has refilled meanwhile are
+// not returned again. Once the [Reservation.Delay] is over the events may have happened,
+// and Cancel does nothing, so it is safe to defer. For a Reservation without a delay it
+// never does anything. ctx ends only the wait for the answer; the request continues. If
+// Cancel fails, the events stay counted. A second Cancel does nothing.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if err := missing(ctx, r == nil, "the Reservation is nil; it is there only if Reserve returned no error"); err != nil {
 		return fail("cancel", "", err)
@@ -318,7 +326,7 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	defer r.limiter.calls.End()
 	back := r.back()
 	r.limiter.backend.ask(back)
-	err := back.Await(ctx)
+	err := back.Await(ctx, nil)
 	if err != nil && ctx.Err() != nil {
 		err = lockerr.ContextError(ctx)
 	}
@@ -337,7 +345,7 @@ type limitedError struct {
 }
 
 func (e *limitedError) Error() string {
-	return fmt.Sprintf("%v to %v per second, %d at once; try again in %s", pgxlock.ErrLimited, float64(e.rule.limit), e.rule.burst, e.after)
+	return fmt.Sprintf("%v: %v per second, %d at once; try again in %s", pgxlock.ErrLimited, float64(e.rule.limit), e.rule.burst, e.after)
 }
 
 func (e *limitedError) Unwrap() error { return pgxlock.ErrLimited }

@@ -31,7 +31,7 @@ func newRule(limit Limit, burst int) (rule, error) {
 	case limit > maxLimit:
 		return r, fmt.Errorf("the limit is %v, it must be at most %d events per second; limit batches of them instead", float64(limit), maxLimit)
 	case burst < 1 || burst > math.MaxInt32:
-		return r, fmt.Errorf("the burst is %d, it must be between 1 and %d: how many events may come at once", burst, math.MaxInt32)
+		return r, fmt.Errorf("the burst is %d, it must be between 1 and %d: it is how many events may happen at once", burst, math.MaxInt32)
 	}
 	step := math.RoundToEven(float64(time.Second) / float64(limit))
 	if step > float64(maxLimitTime)/float64(burst) {
@@ -47,7 +47,7 @@ func (r rule) check(n int) error {
 	case n < 1:
 		return fmt.Errorf("n is %d, it must be at least 1", n)
 	case n > r.burst:
-		return fmt.Errorf("n is %d, more than the burst of %d: so many never come at once", n, r.burst)
+		return fmt.Errorf("n is %d, more than the burst of %d: so many events can never happen at once", n, r.burst)
 	}
 	return nil
 }

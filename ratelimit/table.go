@@ -143,7 +143,7 @@ func (t *table) decide(requests []*request) error {
 		return nil
 	}
 	if rowLocked(err) {
-		err = fmt.Errorf("somebody keeps the key's row locked, such as a transaction that called allow_rate and is still open: %w", err)
+		err = fmt.Errorf("another transaction has the key's row locked, for example one that called allow_rate and is still open: %w", err)
 	}
 	for i, r := range batch {
 		if err == nil {
@@ -160,7 +160,7 @@ func (t *table) decide(requests []*request) error {
 	return nil
 }
 
-// rowLocked reports whether a row was waited for in vain. What we run locks rows in the
+// rowLocked reports whether the wait for a row failed. What we run locks rows in the
 // order of their keys and so is never in a deadlock by itself: one is with somebody else's
 // transaction, such as one that called allow_rate for several keys.
 func rowLocked(err error) bool {

@@ -29,7 +29,7 @@ func slowLimiter(t *testing.T, burst int) (*Limiter, *table, *pgtest.DB) {
 	return l, l.backend.(*table), db
 }
 
-// What is asked at the same time is one statement.
+// Concurrent requests share one statement.
 func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	t.Parallel()
 	l, table, db := slowLimiter(t, 10)
@@ -173,7 +173,7 @@ func TestAKeyThatTheServerRefusesSpoilsNoOther(t *testing.T) {
 	keys := []string{"a", "bad", "b", "a", "bad", "a", "b"}
 	want := []string{"true", "no", "true", "true", "no", "false", "true"}
 	for i, r := range asked(l, keys...) {
-		err := r.Await(t.Context())
+		err := r.Await(t.Context(), nil)
 		if got := strconv.FormatBool(r.got.Granted); err != nil && (want[i] != "no" || lockerr.SQLState(err) != "22021") || err == nil && got != want[i] {
 			t.Errorf("number %d, of %s: %s, %v, want %s", i+1, keys[i], got, err, want[i])
 		}
@@ -191,7 +191,7 @@ func TestKeysThatAreNotReachedAnyMoreAreFailed(t *testing.T) {
 	runs, run := 0, table.asking.Run
 	table.asking.Run = func(batch []*request) error { runs++; return run(batch) }
 	for i, r := range asked(l, "spoils", "x ends", "never reached", "nor this") {
-		if err := r.Await(t.Context()); err == nil {
+		if err := r.Await(t.Context(), nil); err == nil {
 			t.Errorf("number %d: %t", i+1, r.got.Granted)
 		}
 	}
@@ -205,7 +205,7 @@ func TestKeysThatAreNotReachedAnyMoreAreFailed(t *testing.T) {
 }
 
 // Who left before a statement was sent does not stand in it.
-func TestWhoLeavesTheQueueIsNotAskedFor(t *testing.T) {
+func TestRequestOfACallerThatLeftIsNotSent(t *testing.T) {
 	t.Parallel()
 	l, table, db := slowLimiter(t, 1)
 	if ok, err := l.Allow(t.Context(), "other"); !ok || err != nil {
@@ -217,7 +217,7 @@ func TestWhoLeavesTheQueueIsNotAskedFor(t *testing.T) {
 	asking := asked(l, "sent")
 	l.backend.ask(r)
 	resume()
-	if err := asking[0].Await(t.Context()); err != nil {
+	if err := asking[0].Await(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
 	<-table.asking.Done()

@@ -35,35 +35,33 @@ var (
 	_ gocron.Elector = (*Elector)(nil)
 )
 
-// Locker is a gocron.Locker for jobs that run once in each period, over all schedulers
-// that use one with the same period and offset. gocron tells it the name of the job
-// only, and neither for which time it calls nor how the job ends; so it goes by the
-// server's clock, and takes a call for that of the nearest time at which the job is due.
+// A Locker is a gocron.Locker for jobs that run once in each period, over all schedulers
+// whose Lockers have the same period and offset. gocron passes only the name of the job:
+// neither the time that the call is for, nor how the job ends. So the Locker uses the
+// server's clock, and takes each call to be for the nearest time at which the job is due.
 // No scheduler's clock may be wrong by half a period or more.
 //
-// Jobs are known by their names: give them some, with gocron.WithName.
+// Jobs are identified by name: name them with gocron.WithName.
 type Locker struct {
 	runner *once.Runner
 }
 
-// NewLocker returns a Locker for jobs that are due every so often, counted as
-// [once.New] does: a job of each hour at the full hour, one of each day at
-// midnight, or by cfg.Offset later. Start the jobs accordingly, with
-// gocron.WithStartAt: a job that begins half a period beside may be skipped now and then.
-// What has another period needs another Locker: give it to the job with
-// gocron.WithDistributedJobLocker. Jobs that are due once in a month, or on
-// some days of the week, have no period: use an [Elector], or call
-// [once.Runner.DoAt] in the job.
+// NewLocker returns a Locker for jobs that are due every interval, counted as [once.New]
+// does: an hourly job at the full hour, a daily one at midnight, or cfg.Offset later. Start
+// the jobs at these times, with gocron.WithStartAt: a job that begins half a period off may
+// be skipped now and then. A job with another period needs another Locker: pass it to the
+// job with gocron.WithDistributedJobLocker. Jobs that are due once a month, or on some days
+// of the week, have no period: use an [Elector], or call [once.Runner.DoAt] in the job.
 //
-// cfg is as for [once.New], but Retry and CatchUp are refused: gocron neither asks
-// again nor lets a job be stopped. [Locker.Close] ends its connection.
+// cfg is as for once.New, but Retry and CatchUp are refused: gocron neither asks again nor
+// lets a job be stopped. [Locker.Close] closes the connection.
 func NewLocker(pool *pgxpool.Pool, every time.Duration, cfg *once.Config) (*Locker, error) {
 	var config once.Config
 	if cfg != nil {
 		config = *cfg
 	}
 	if config.Retry || config.CatchUp != 0 {
-		return nil, fmt.Errorf("gocronlock: Retry and CatchUp have no meaning for gocron; leave them out, or use package once: %w", errors.ErrUnsupported)
+		return nil, fmt.Errorf("gocronlock: gocron does not support Retry and CatchUp; remove them, or use package once: %w", errors.ErrUnsupported)
 	}
 	if config.Offset >= 0 && config.Offset < every { // else it is refused as it is
 		// The period of a due time is from half a period before to half a period after.
@@ -76,8 +74,8 @@ func NewLocker(pool *pgxpool.Pool, every time.Duration, cfg *once.Config) (*Lock
 	return &Locker{runner: runner}, nil
 }
 
-// Lock returns nil for one of all calls for the job in this period, and [ErrTaken] for
-// the others; any other error says why it is not known.
+// Lock returns nil for exactly one of all calls for the job in this period, and ErrTaken
+// for the others. Any other error means that this is unknown.
 func (l *Locker) Lock(ctx context.Context, name string) (gocron.Lock, error) {
 	k := &lock{unlocked: make(chan struct{}), done: make(chan struct{})}
 	started := make(chan struct{})
@@ -97,8 +95,8 @@ func (l *Locker) Lock(ctx context.Context, name string) (gocron.Lock, error) {
 	}
 }
 
-// Close waits, until ctx ends, for the jobs that run, and ends the connection. Shut the
-// scheduler down before.
+// Close waits for running jobs until ctx ends, and closes the connection. Shut down the
+// scheduler first.
 func (l *Locker) Close(ctx context.Context) error { return l.runner.Close(ctx) }
 
 type lock struct {
@@ -115,9 +113,9 @@ func (k *lock) Unlock(context.Context) error {
 	return k.err
 }
 
-// Elector is a gocron.Elector: one of all that have the same key is the leader, until it
-// is closed, or its lock is lost, as when its process dies; then another one is when it
-// is asked next.
+// An Elector is a gocron.Elector: one of all Electors with the same key is the leader,
+// until it is closed or its lock is lost, for example because its process died. Then the
+// next Elector that is asked becomes the leader.
 type Elector struct {
 	locks *pgxlock.Locker
 	key   string
@@ -127,24 +125,24 @@ type Elector struct {
 	closed bool
 }
 
-// NewElector returns an Elector whose leader has the lock key. A Locker of leases lets the
-// others wait for the TTL when the leader has died; one of advisory locks for as long as
-// the server takes to notice.
+// NewElector returns an Elector whose leader holds the lock on key. When the leader has
+// died, the others wait for the TTL if the Locker's locks are leases, and until the server
+// notices if they are advisory locks.
 //
-// A job that the leader has begun goes on if the lock is lost meanwhile: what must not
-// run beside another one needs a lock of its own in the job.
+// If the lock is lost, a job that the leader has begun goes on. A job that must not run
+// twice at once needs a lock of its own.
 func NewElector(locks *pgxlock.Locker, key string) (*Elector, error) {
 	if locks == nil {
 		return nil, errors.New("gocronlock: the Locker is nil; make one with pgxlock.NewLeaseLocker")
 	}
 	if key == "" {
-		return nil, errors.New("gocronlock: the key is empty; name what there is one leader of")
+		return nil, errors.New("gocronlock: the key is empty; name the leadership")
 	}
 	return &Elector{locks: locks, key: key}, nil
 }
 
-// IsLeader returns nil if this process is the leader, or becomes it now; [ErrNotLeader] if
-// another one is; and any other error if that is not known.
+// IsLeader returns nil if this process is the leader or becomes it now, ErrNotLeader if
+// another process is, and any other error if that is unknown.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -170,7 +168,7 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 }
 
 // Close ends the leadership, so that another process gets it at once. The Locker stays
-// open. Shut the scheduler down before.
+// open. Shut down the scheduler first.
 func (e *Elector) Close(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	gocronlock "github.com/pgxlock/pgxlock/adapters/gocron"
+	"github.com/pgxlock/pgxlock/internal/leaktest"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/migrations"
 	"github.com/pgxlock/pgxlock/once"
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
-	os.Exit(code)
+	os.Exit(leaktest.Check(code))
 }
 
 func run(m *testing.M) (code int, err error) {
@@ -248,14 +249,14 @@ func TestBadInputIsNamed(t *testing.T) {
 	t.Parallel()
 	locks := pgxlock.NewMemoryLocker()
 	for says, err := range map[string]error{
-		"Retry and CatchUp have no": second(gocronlock.NewLocker(pool, time.Second, &once.Config{Retry: true})),
-		"CatchUp have no meaning":   second(gocronlock.NewLocker(pool, time.Second, &once.Config{CatchUp: 1})),
-		"the pool is nil":           second(gocronlock.NewLocker(nil, time.Second, nil)),
-		"period is 0s":              second(gocronlock.NewLocker(pool, 0, nil)),
-		"Offset is 1s":              second(gocronlock.NewLocker(pool, time.Second, &once.Config{Offset: time.Second})),
-		"Offset is -1s":             second(gocronlock.NewLocker(pool, time.Second, &once.Config{Offset: -time.Second})),
-		"the Locker is nil":         second(gocronlock.NewElector(nil, "k")),
-		"the key is empty":          second(gocronlock.NewElector(locks, "")),
+		"does not support Retry and CatchUp":    second(gocronlock.NewLocker(pool, time.Second, &once.Config{Retry: true})),
+		"not support Retry and CatchUp; remove": second(gocronlock.NewLocker(pool, time.Second, &once.Config{CatchUp: 1})),
+		"the pool is nil":                       second(gocronlock.NewLocker(nil, time.Second, nil)),
+		"period is 0s":                          second(gocronlock.NewLocker(pool, 0, nil)),
+		"Offset is 1s":                          second(gocronlock.NewLocker(pool, time.Second, &once.Config{Offset: time.Second})),
+		"Offset is -1s":                         second(gocronlock.NewLocker(pool, time.Second, &once.Config{Offset: -time.Second})),
+		"the Locker is nil":                     second(gocronlock.NewElector(nil, "k")),
+		"the key is empty":                      second(gocronlock.NewElector(locks, "")),
 	} {
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want that %s", err, says)

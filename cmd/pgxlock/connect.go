@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/connstring"
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // Defaults for what a connection string, a service file or PG* left open.
@@ -60,6 +61,9 @@ func (t *target) config(u use) (*pgxpool.Config, error) {
 	if err := refuseEmpty(t.flags, "the default", "database-url", "schema"); err != nil {
 		return nil, err
 	}
+	if err := place.CheckName(t.schema); err != nil {
+		return nil, usageError{fmt.Errorf("--schema %.80q %w", t.schema, err)}
+	}
 	source, connString := t.source(os.Getenv)
 	config, err := parseConfig(source, connString)
 	if err != nil {
@@ -103,6 +107,10 @@ func (t *target) source(getenv func(string) string) (name, connString string) {
 // parseConfig reads a connection string and fills in our defaults.
 func parseConfig(source, connString string) (*pgxpool.Config, error) {
 	config, err := connstring.Parse(connString)
+	if err != nil && connString == "" {
+		reason := strings.TrimPrefix(err.Error(), "is not a PostgreSQL connection string ")
+		return nil, usageError{fmt.Errorf("the PG* variables name no database that can be used %s; correct them", reason)}
+	}
 	if err != nil {
 		return nil, usageError{fmt.Errorf("%s %w; one looks like postgres://user@host:5432/database", source, err)}
 	}

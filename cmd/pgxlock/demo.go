@@ -32,15 +32,16 @@ a number that grows with each holder, by which the database refuses the write of
 func newDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Watch locks work, on a throw-away PostgreSQL",
-		Long: `Watch locks work, on a throw-away PostgreSQL of its own: processes that compete,
-one that is killed, one that freezes and comes back too late, SQL callers beside
-Go callers. What is shown is checked; an untrue claim makes the command fail.
+		Short: "Show locks at work, on a throw-away PostgreSQL",
+		Long: `Show locks at work on a throw-away PostgreSQL of its own: processes that compete, one
+that is killed, one that freezes and comes back too late, SQL callers beside Go
+callers. demo checks what it shows, and fails if a claim is false.
 
-It looks at no database of yours: neither at DATABASE_URL nor at the PG*
-variables. It needs PostgreSQL's server programs on this machine.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runDemo(cmd) },
+demo touches no database of yours: it ignores DATABASE_URL and the PG* variables. It
+needs PostgreSQL's server programs on this machine.`,
+		Example: "  pgxlock demo",
+		Args:    noArguments,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return runDemo(cmd) },
 	}
 	cmd.AddCommand(newDemoWorker())
 	return cmd

@@ -85,7 +85,7 @@ func (d *demo) crash(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.act(victim.name, "has renewed it: the lease runs for another %s", since(last.RemainingSeconds))
+	d.act(victim.name, "has renewed it: the lease lasts for another %s", since(last.RemainingSeconds))
 	victim.kill()
 	killed := time.Now()
 	d.act(victim.name, "is killed, and releases nothing")
@@ -152,7 +152,7 @@ func (d *demo) freeze(ctx context.Context) error {
 	if err := zombie.thaw(); err != nil {
 		return err
 	}
-	d.act(zombie.name, "is thawed, and knows nothing of what has happened")
+	d.act(zombie.name, "is thawed, and does not know what happened")
 	var woke [3]report
 	for i, do := range about {
 		if woke[i], err = d.team.answer(ctx, zombie, do); err != nil {
@@ -176,7 +176,7 @@ func (d *demo) freeze(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(
-		d.claim("the late holder was told that it had lost the lock, which another has with a greater token", errors.Join(checkLost(looked), checkGreater(mine.Token, next.Token))),
+		d.claim("the late holder learned that it had lost the lock; another process holds it, with a greater token", errors.Join(checkLost(looked), checkGreater(mine.Token, next.Token))),
 		d.claim("its fenced write was refused, by lock.Fence and by the server", checkRefused(fenced, refusal, unfenced)),
 		d.claim("nothing that the late holder wrote is in the table",
 			checkLedger(ledger, entry{zombie.name, mine.Token}, entry{heir.name, next.Token})))
@@ -216,7 +216,7 @@ func (d *demo) mix(ctx context.Context) error {
 		return err
 	}
 	d.held = append(d.held, held{nightlyKey, stateLive, s.goTook.Holder, s.goTook.Token})
-	return d.claim("SQL kept Go out and Go kept SQL out, and Go was told who was in the way", checkMixed(s, nightlyUser))
+	return d.claim("SQL kept Go out and Go kept SQL out, and Go learned who holds the lock", checkMixed(s, nightlyUser))
 }
 
 // query runs a statement that returns one boolean, and shows both.

@@ -19,10 +19,10 @@ type turn struct {
 	Left    time.Time
 }
 
-// checkExclusive wants as many turns as were told, none of which overlap.
-func checkExclusive(turns []turn, told int) error {
-	if len(turns) != told {
-		return fmt.Errorf("%d turns are on record, %d were told", len(turns), told)
+// checkExclusive wants as many turns as were reported, none of which overlap.
+func checkExclusive(turns []turn, reported int) error {
+	if len(turns) != reported {
+		return fmt.Errorf("%d turns are on record, %d were reported", len(turns), reported)
 	}
 	for i, t := range turns {
 		if t.Inside != 1 {
@@ -70,7 +70,7 @@ func checkGreater(before, next int64) error {
 // checkLost wants a late holder to have been told that it lost the lock.
 func checkLost(late report) error {
 	if !late.Lost {
-		return fmt.Errorf("%s was not told: %s", late.Worker, orNoError(late.Err))
+		return fmt.Errorf("%s did not learn of it: %s", late.Worker, orNoError(late.Err))
 	}
 	return nil
 }

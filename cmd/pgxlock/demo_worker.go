@@ -71,8 +71,8 @@ type demoWorker struct {
 	out   *json.Encoder
 }
 
-// work follows orders until there are no more, or whoever gives them is gone.
-// It gives nothing back then: the database goes away as well.
+// work follows orders until there are no more, or until the demo's main process has gone. It
+// releases nothing then: the database goes away as well.
 func work(ctx context.Context, name, url string, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

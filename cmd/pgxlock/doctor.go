@@ -10,7 +10,6 @@ import (
 
 	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
-	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 func newDoctor() *cobra.Command {
@@ -20,20 +19,20 @@ func newDoctor() *cobra.Command {
 	var cfg doctor.Config
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Look whether locks can be trusted here",
-		Long: `Look whether locks can be trusted here: at the server, what is in front of it, its
-settings for this role, and what the migrations made. It changes nothing. Run it with
-the connection string of the program that locks, for much depends on the role.
+		Short: "Check that this database is safe for locks",
+		Long: `Check that this database is safe for locks: the server, a pooler in front of it, the
+settings of this role, and what the migrations made. doctor changes nothing. Use the
+connection string of the program that locks: the result depends on the role.
 
-Exits with 1 if there is an error, with --strict also if there is a warning. What each
-check means is in ` + lockerr.Manual + "#the-doctor.",
-		Args: cobra.NoArgs,
+doctor exits with 1 if it finds an error, with --strict also if it finds a warning.
+What each check means is in
+` + lockerr.ManualDoctor + "#checks.",
+		Example: `  pgxlock doctor
+  pgxlock doctor --strict -o json                  # in a pipeline`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.LongTransaction <= 0 {
 				return usageError{fmt.Errorf("--long-transaction is %s, it must be more than 0", cfg.LongTransaction)}
-			}
-			if err := place.CheckName(t.schema); err != nil {
-				return usageError{fmt.Errorf("--schema %.80q %w", t.schema, err)}
 			}
 			pool, err := t.connect(cmd.Context(), reading) // a standby is a finding
 			if err != nil {
@@ -44,6 +43,9 @@ check means is in ` + lockerr.Manual + "#the-doctor.",
 			findings, failed := doctor.Check(cmd.Context(), pool, &cfg)
 			if failed != nil && len(findings) == 0 {
 				return failed
+			}
+			for i, f := range findings {
+				findings[i].Advice = inFlags(cmd.Flags(), advices, f.Advice)
 			}
 			if err := printFindings(cmd, output, findings); err != nil {
 				return err
@@ -61,8 +63,8 @@ check means is in ` + lockerr.Manual + "#the-doctor.",
 	}
 	t.addFlags(cmd.Flags())
 	output.addFlag(cmd)
-	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 also if there is a warning")
-	cmd.Flags().DurationVar(&cfg.LongTransaction, "long-transaction", time.Hour, "how long a transaction may be open")
+	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 on a warning too")
+	durationVar(cmd.Flags(), &cfg.LongTransaction, "long-transaction", "", time.Hour, "the `age` from which an open transaction is a finding")
 	return cmd
 }
 

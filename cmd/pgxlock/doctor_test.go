@@ -21,6 +21,7 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
 	env := []string{"DATABASE_URL=" + url}
 	execute(t, env, "doctor").want(t, exitUnsound, "error   schema       this database has no pgxlock", "")
+	execute(t, env, "doctor").want(t, exitUnsound, "-> run pgxlock migrate up, or name the schema (with --schema)\n", "")
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +105,7 @@ func TestDoctorWithoutADatabaseOrWithWrongUsageIsOneLine(t *testing.T) {
 		{[]string{"--long-transaction", "0s"}, exitUsage, "--long-transaction is 0s"},
 		{[]string{"--schema", "pg_x"}, exitUsage, "must not begin with pg_"},
 		{[]string{"--schema", ""}, exitUsage, "--schema is empty"},
-		{[]string{"me"}, exitUsage, `unknown command "me"`},
+		{[]string{"me"}, exitUsage, `unexpected argument "me"`},
 		{[]string{"-o", "yaml"}, exitUsage, "use table or json"},
 	} {
 		r := execute(t, nil, append([]string{"doctor"}, test.args...)...)

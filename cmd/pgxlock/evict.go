@@ -41,21 +41,24 @@ func newEvict() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "evict KEY --reason TEXT",
 		Short: "Take a lock away from its holder",
-		Long: `Take a lock away from one holder, who is told by whom and why; it is recorded. On a
-terminal it asks first, elsewhere it needs --yes. An advisory lock without a known name is
-#42 or #4,2, as watch shows it; with --kind lease such a KEY is a name. Permit 3 of the
-semaphore jobs is jobs#3; jobs is the only one that is held, if nothing else has that name.
+		Long: `Take a lock away from one holder. The eviction is recorded, and the holder learns who
+evicted it and why. On a terminal evict asks first; elsewhere it needs --yes.
 
-The holder of a lease, a permit or a share finds out at its next renewal; what it fences
-is refused at once. A session is asked to give its lock back, and does so if it is a
-Locker's. If it has not after 5 s, evict exits with 75: then --terminate ends the
-session without asking it, and with it all that it holds, which is listed before.
+The holder of a lease, a permit or a share notices at its next renewal; what it fences
+is refused at once. An advisory lock can be released by its session alone: evict asks
+the session, and a Locker's session releases the lock. If it has not done so after 5 s,
+evict exits with 75: then --terminate ends the session without asking it, and releases
+all that it holds, which evict lists first.
 
-Exits with 0 if the lock was taken away, with 1 if the holder had it no longer, or the
-answer was no.`,
+An advisory lock without a known name is #42 or #4,2, as watch shows it; with --kind
+lease such a KEY is a name. Permit 3 of the semaphore jobs is jobs#3; jobs is enough
+if only one permit is held and no other lock is called jobs.
+
+evict exits with 0 if it took the lock away, with 1 if the holder no longer held it
+or the answer was no.`,
 		Example: `  pgxlock evict invoice:42 --reason 'hangs since the deploy'
   pgxlock evict '#42' --reason 'INC-7' --pid 4711 --terminate --yes`,
-		Args: cobra.ExactArgs(1),
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if e.key = args[0]; e.kind != kindLease {
 				e.key = typed(args[0])
@@ -71,13 +74,13 @@ answer was no.`,
 	}
 	flags := cmd.Flags()
 	e.monitoring.addFlags(cmd)
-	flags.StringVar(&e.reason, "reason", "", "`why`: the holder is told, and who looks later")
-	e.kind.addFlag(cmd, "only the lease, or only the advisory lock: lease or advisory")
+	flags.StringVar(&e.reason, "reason", "", "`why`, for the holder and for the record")
+	e.kind.addFlag(cmd, "lease or advisory: evict only that (default: whichever is held)")
 	flags.StringVar(&e.holder, "holder", "", "only the holder with this `id`")
 	flags.Int64Var(&e.token, "token", 0, "only the acquisition with this `token`")
 	flags.Int32Var(&e.pid, "pid", 0, "only the session of this server `process`")
 	flags.BoolVar(&e.yes, "yes", false, "do not ask")
-	flags.BoolVar(&e.terminate, "terminate", false, "end the session that has the lock, with all that it holds")
+	flags.BoolVar(&e.terminate, "terminate", false, "end the session that holds the lock, and release all that it holds")
 	return cmd
 }
 
@@ -89,7 +92,7 @@ func (e *eviction) check(cmd *cobra.Command) error {
 	}
 	switch {
 	case e.reason == "":
-		return errors.New("--reason is missing: the holder and those who look later want to know why")
+		return errors.New("--reason is missing; say why, for the holder and for the record")
 	case len(e.reason) > longest:
 		return fmt.Errorf("--reason has %d bytes, it must have at most %d", len(e.reason), longest)
 	case e.terminate && e.kind == kindLease:
@@ -101,7 +104,7 @@ func (e *eviction) check(cmd *cobra.Command) error {
 				return nil
 			}
 		}
-		return errors.New("--yes is missing: there is no terminal to ask on")
+		return errors.New("--yes is missing; without a terminal evict cannot ask")
 	}
 	return nil
 }
@@ -122,11 +125,11 @@ func (e *eviction) do(cmd *cobra.Command, monitor *pgxlock.Monitor) error {
 	}
 	switch {
 	case errors.Is(err, pgxlock.ErrStillHeld) && cmd.Context().Err() == nil:
-		return fmt.Errorf("%w by process %d: it is no Locker's, cannot listen, or hangs; --terminate ends its session, with all that it holds", pgxlock.ErrStillHeld, h.PID)
+		return outcome{exitBusy, fmt.Errorf("process %d was asked to release %s and still holds it: it is no Locker's, cannot listen, or hangs; --terminate ends its session and releases all that it holds", h.PID, shown(bare(h.Key)))}
 	case err != nil:
 		return err
 	case !gone:
-		return fmt.Errorf("%s has %s no longer; %w", printable(h.ID), shown(bare(h.Key)), errNotEvicted)
+		return fmt.Errorf("%s no longer holds %s; %w", printable(h.ID), shown(bare(h.Key)), errNotEvicted)
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h))
 	return err
@@ -169,9 +172,12 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 	case len(chosen) == 1:
 		return chosen[0], nil
 	case len(chosen) > 1:
-		return pgxlock.Holder{}, usageError{fmt.Errorf("%s is held by several, choose one by %s: %s", shown(bare(e.key)), choose, some(chosen, 10, "; ", described))}
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders; choose one with %s: %s", shown(bare(e.key)), choose, some(chosen, 10, "; ", described))}
 	case len(found) > 0:
-		return pgxlock.Holder{}, fmt.Errorf("that one does not hold %s; %w; held is the %s", shown(bare(e.key)), errNotEvicted, some(found, 10, "; ", described))
+		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(bare(e.key)), errNotEvicted, some(found, 10, "; ", described))
+	}
+	if e.terminate && e.key == bare(e.key) {
+		return pgxlock.Holder{}, fmt.Errorf("nobody holds %s as an advisory lock; %w; leave out --terminate to evict the holder of a lease", shown(bare(e.key)), errNotEvicted)
 	}
 	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(bare(e.key)), errNotEvicted)
 }
@@ -188,7 +194,7 @@ func permitsOf(ctx context.Context, monitor *pgxlock.Monitor, name string) ([]pg
 // end ends the session of a holder, after all that ends with it was shown.
 func (e *eviction) end(cmd *cobra.Command, monitor *pgxlock.Monitor, h pgxlock.Holder) (bool, error) {
 	if h.PID == 0 {
-		return false, errors.New("a prepared transaction has the lock, and no session; COMMIT PREPARED or ROLLBACK PREPARED ends it")
+		return false, errors.New("a prepared transaction holds the lock and has no session; end it with COMMIT PREPARED or ROLLBACK PREPARED")
 	}
 	session, err := monitor.Session(cmd.Context(), h.PID)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -200,7 +206,7 @@ func (e *eviction) end(cmd *cobra.Command, monitor *pgxlock.Monitor, h pgxlock.H
 	if !slices.ContainsFunc(session.Holders, func(has pgxlock.Holder) bool { return has.Key == h.Key }) {
 		return false, nil
 	}
-	cmd.PrintErrf("pgxlock: the session of process %d, application %q, role %q, client %q, ends with all of these:\n", session.PID, session.Application, session.Role, session.Client)
+	cmd.PrintErrf("pgxlock: the session of process %d (application %q, role %q, client %q) will end, with:\n", session.PID, session.Application, session.Role, session.Client)
 	for _, has := range session.Holders {
 		cmd.PrintErrf("  holds %s, %s\n", shown(bare(has.Key)), modeNamed(has.Mode))
 	}

@@ -38,7 +38,25 @@ const (
 	exitSignal      = 128
 )
 
-// usageError is a fault of whoever called.
+// exitCodes are the exit codes as help, the man pages and docs/run.md list them.
+var exitCodes = []struct{ code, meaning string }{
+	{code(exitOK), "success"},
+	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lease, " +
+		"pgxlock doctor an error (with --strict, also a warning); or pgxlock evict evicted nobody"},
+	{code(exitUsage), "wrong usage: correct the command line"},
+	{code(exitUnavailable), "the database cannot be reached: try again later"},
+	{code(exitInternal), "any other failure, such as a missing schema"},
+	{code(exitBusy), "busy, try again later: somebody else holds the lock (-E of run and acquire sets another code), or uses what migrate would change"},
+	{code(exitDenied), "the server refuses the user, the password, the database or a right"},
+	{code(exitLost), "the lock was lost, or could not be renewed in time"},
+	{code(exitNotRunnable), "run: the command cannot be executed"},
+	{code(exitNotFound), "run: the command does not exist"},
+	{code(exitSignal) + "+n", "signal n ended pgxlock, or the command of run"},
+}
+
+func code(n int) string { return strconv.Itoa(n) }
+
+// usageError is a fault in the command line.
 type usageError struct{ error }
 
 // errNotCurrent makes migrate status exit with its code, and says nothing: the
@@ -147,7 +165,7 @@ func explain(flags *pflag.FlagSet, err error) string {
 	if unconnected {
 		text = shorten(text, failed)
 	}
-	text = inFlags(flags, advices, strings.ReplaceAll(strings.TrimPrefix(printable(text), "pgxlock: "), ": pgxlock: ", ": "))
+	text = inFlags(flags, advices, strings.ReplaceAll(strings.TrimPrefix(strings.TrimPrefix(printable(text), "pgxlock: "), "new: "), ": pgxlock: ", ": "))
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" && !errors.Is(err, pgxlock.ErrSchema) { // which says what to run
 		text += "; " + inFlags(flags, advices, printable(oneline.Join(pgErr.Hint)))
 	}
@@ -177,11 +195,15 @@ func flagError(cmd *cobra.Command, err error) error {
 		})
 		return fmt.Errorf("%w%s", err, meant(&flags, "--"+unknown.GetSpecifiedName()))
 	}
+	if missing, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		kind, _ := pflag.UnquoteUsage(missing.GetFlag())
+		return fmt.Errorf("--%s needs a value (%s)", missing.GetFlag().Name, kind)
+	}
 	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return err
 	}
-	wants := map[string]string{"duration": "use a duration, as 90s or 1h30m", "bool": "use true or false"}[invalid.GetFlag().Value.Type()]
+	wants := map[string]string{"bool": "use true or false"}[invalid.GetFlag().Value.Type()]
 	switch number, isNumber := errors.AsType[*strconv.NumError](err); {
 	case wants != "":
 	case isNumber && errors.Is(number, strconv.ErrRange):

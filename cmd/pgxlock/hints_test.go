@@ -168,7 +168,7 @@ func TestEveryFlagThatACommandMentionsIsOneThatItHas(t *testing.T) {
 	}
 	constructors := map[string]string{ // of each command
 		"newRun": "run", "newLs": "ls", "newTree": "tree", "newWatch": "watch", "newReap": "reap", "newEvict": "evict", "newDoctor": "doctor",
-		"newAcquire": "acquire", "newExtend": "extend", "newRelease": "release", "newDemo": "demo", "newVersion": "version",
+		"newAcquire": "acquire", "newMan": "man", "newExtend": "extend", "newRelease": "release", "newDemo": "demo", "newVersion": "version",
 		"newMigrateUp": "migrate up", "newMigrateDown": "migrate down", "newMigrateStatus": "migrate status", "newMigrateSQL": "migrate sql", "newMigrateRepair": "migrate repair",
 	}
 	mentions := make(map[string]int)
@@ -197,11 +197,14 @@ func TestEveryFlagThatACommandMentionsIsOneThatItHas(t *testing.T) {
 			t.Errorf("nothing of %s was looked at", path)
 		}
 	}
-	for _, cmd := range all(root) { // those that only hold others speak of the flags of these
-		shared := cmd
-		if cmd.HasSubCommands() {
+	for _, cmd := range all(root) { // commands that only hold others speak of the flags of these, topics of all flags
+		shared, those := cmd, all(cmd)[1:]
+		if cmd.IsAdditionalHelpTopicCommand() {
+			those = all(root)
+		}
+		if len(those) > 0 {
 			shared = &cobra.Command{Use: cmd.Use}
-			for _, below := range all(cmd)[1:] {
+			for _, below := range those {
 				shared.Flags().AddFlagSet(below.Flags())
 			}
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -32,9 +33,9 @@ type busyError struct {
 
 func (e *busyError) Error() string {
 	if e.holder == "" {
-		return fmt.Sprintf("%q is just being acquired by somebody else", e.key)
+		return fmt.Sprintf("acquire %q: somebody else is just acquiring it", e.key)
 	}
-	return fmt.Sprintf("%q is held by %s for up to %s", e.key, e.holder, brief(e.remaining))
+	return fmt.Sprintf("acquire %q: held by %s for another %s", e.key, e.holder, brief(e.remaining))
 }
 
 // holding is a lease as a script needs it.
@@ -49,23 +50,30 @@ func newAcquire() *cobra.Command {
 	var t target
 	var output format
 	var holder, metadata string
-	var ttl, wait time.Duration
+	var ttl time.Duration
+	var w waiting
+	var c conflict
 	cmd := &cobra.Command{
 		Use:   "acquire KEY",
-		Short: "Take a lease, and print its token and holder",
-		Long: `Take a lease for a script, and print its fencing token and its holder id. It lasts
-for --ttl, whatever becomes of this process; extend it in time, and release it:
+		Short: "Acquire a lease, and print its token and holder",
+		Long: `Acquire a lease for a script, and print its fencing token and its holder id. The lease
+lasts for --ttl, even if this process and the script end: extend it in time, and
+release it.
 
-  lease=$(pgxlock acquire nightly --ttl 5m) || exit
-  read -r token holder <<< "$lease"
-  ...
+If somebody else holds the lease, acquire exits with 75 (-E changes that): at once, or
+after --wait. It polls while it waits.
+
+If a signal ends acquire, no lease stays behind, unless --holder was given: acquire it
+once more with the same --holder to see its token, and release it.`,
+		Example: `  lease=$(pgxlock acquire nightly --ttl 5m) || exit
+  token=${lease%% *} holder=${lease#* }
+  ./backup.sh
   pgxlock release nightly --holder "$holder" --token "$token"
 
-If somebody else has it, it exits with 75: at once, or after --wait. Ended by a
-signal it leaves no lease behind, unless --holder was given: release that one.`,
-		Args: cobra.ExactArgs(1),
+  pgxlock acquire nightly --ttl 5m --wait 30 -o json`,
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := checkWait(wait); err != nil {
+			if err := cmp.Or(w.check(cmd.Flags()), c.check()); err != nil {
 				return usageError{err}
 			}
 			quoted, err := json.Marshal(metadata)
@@ -83,10 +91,10 @@ signal it leaves no lease behind, unless --holder was given: release that one.`,
 				holder = fmt.Sprintf("%.60s:%d:%s", host, os.Getppid(), rand.Text())
 			}
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-				l, err := acquire(ctx, pool, statement("acquire", schema), args[0], holder, ttl, wait, string(quoted))
+				l, err := acquire(ctx, pool, statement("acquire", schema), args[0], holder, ttl, w.most, string(quoted))
 				switch {
 				case err != nil:
-					return err
+					return c.outcome(err)
 				case ctx.Err() != nil:
 					err = ctx.Err()
 				case output == formatJSON:
@@ -104,19 +112,12 @@ signal it leaves no lease behind, unless --holder was given: release that one.`,
 	}
 	t.addFlags(cmd.Flags())
 	output.addFlag(cmd)
-	cmd.Flags().DurationVar(&ttl, "ttl", time.Minute, "how long the lease lasts unless it is extended")
-	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for somebody else's lease; 0 tries once")
-	cmd.Flags().StringVar(&holder, "holder", "", "holder `id`; who has the same one is the same holder (default: a new one)")
+	durationVar(cmd.Flags(), &ttl, "ttl", "", time.Minute, "how long the lease lasts unless it is extended")
+	w.addFlags(cmd, "how long to wait for somebody else's lease (default: try once)", "try once, as without --wait")
+	c.addFlags(cmd)
+	cmd.Flags().StringVar(&holder, "holder", "", "holder `id`; callers with the same id are the same holder (default: a new one)")
 	cmd.Flags().StringVar(&metadata, "metadata", "", "`text` for operators to see")
 	return cmd
-}
-
-// checkWait says what is wrong with a --wait.
-func checkWait(wait time.Duration) error {
-	if wait < 0 {
-		return fmt.Errorf("--wait is %s, it must be 0, which tries once, or more", wait)
-	}
-	return nil
 }
 
 // acquire tries until wait is over. ctx ends a wait, but no statement that was
@@ -145,7 +146,7 @@ func acquire(ctx context.Context, pool *pgxpool.Pool, sql, key, holder string, t
 			return nil, &busyError{key, heldBy, duration(math.Max(remaining, 0))}
 		}
 		select {
-		case <-time.After(min(pause/2+rands.N(pause/2), left)): // jitter: waiters shall not ask in step
+		case <-time.After(min(pause/2+rands.N(pause/2), left)): // jitter: waiters must not poll in step
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -165,9 +166,11 @@ func newExtend() *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:   "extend KEY --holder ID --token N",
-		Short: "Let a lease last for its ttl from now",
-		Long:  `Let a lease last for --ttl from now, and print when that is over. If it is lost, exit with 80.`,
-		Args:  cobra.ExactArgs(1),
+		Short: "Extend a lease",
+		Long: `Extend a lease, so that it lasts for --ttl from now, and print when it expires. If the
+lease is lost, extend exits with 80: stop the work that it protects.`,
+		Example: `  pgxlock extend nightly --holder "$holder" --token "$token" --ttl 5m >/dev/null || exit`,
+		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.Key = args[0]
 			if err := l.check(); err != nil {
@@ -179,7 +182,7 @@ func newExtend() *cobra.Command {
 					return err
 				}
 				if expires == nil {
-					return fmt.Errorf("%q: %w", l.Key, errLost)
+					return fmt.Errorf("extend %q: %w: it expired, or was released, evicted or taken over; stop the work that it protects", l.Key, errLost)
 				}
 				l.ExpiresAt = *expires
 				if output == formatJSON {
@@ -193,7 +196,7 @@ func newExtend() *cobra.Command {
 	t.addFlags(cmd.Flags())
 	output.addFlag(cmd)
 	l.addFlags(cmd)
-	cmd.Flags().DurationVar(&ttl, "ttl", time.Minute, "how long the lease lasts from now")
+	durationVar(cmd.Flags(), &ttl, "ttl", "", time.Minute, "how long the lease lasts from now")
 	return cmd
 }
 
@@ -202,10 +205,12 @@ func newRelease() *cobra.Command {
 	var l holding
 	cmd := &cobra.Command{
 		Use:   "release KEY --holder ID --token N",
-		Short: "Give a lease back",
-		Long: `Give a lease back. If it had lapsed before, exit with 80: somebody else may have had
-it meanwhile. While a transaction that fenced it is open, exit with 75.`,
-		Args: cobra.ExactArgs(1),
+		Short: "Release a lease",
+		Long: `Release a lease. If it had expired, release exits with 80: somebody else may have held
+it meanwhile. While a transaction that fenced the lease is open, release exits with
+75: release it again then.`,
+		Example: `  pgxlock release nightly --holder "$holder" --token "$token"`,
+		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.Key = args[0]
 			if err := l.check(); err != nil {
@@ -214,7 +219,7 @@ it meanwhile. While a transaction that fenced it is open, exit with 75.`,
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 				live, err := release(ctx, pool, schema, &l)
 				if err == nil && !live {
-					err = fmt.Errorf("%q: %w: it had expired, or was released or taken over", l.Key, errLost)
+					err = fmt.Errorf("release %q: %w: it expired, or was released, evicted or taken over; somebody else may have held it meanwhile", l.Key, errLost)
 				}
 				return err
 			})
@@ -235,9 +240,9 @@ func (l *holding) addFlags(cmd *cobra.Command) {
 func (l *holding) check() error {
 	switch {
 	case l.Holder == "":
-		return usageError{errors.New("--holder is missing: the id that acquire printed")}
+		return usageError{errors.New("--holder is missing; pass the id that acquire printed")}
 	case l.Token == 0:
-		return usageError{errors.New("--token is missing: the number that acquire printed")}
+		return usageError{errors.New("--token is missing; pass the number that acquire printed")}
 	}
 	return nil
 }

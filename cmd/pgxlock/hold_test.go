@@ -101,7 +101,8 @@ func TestMisuseOfLeasesOnTheCommandLineIsNamed(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"acquire"}, "arg"},
+		{[]string{"acquire"}, "the key is missing: pgxlock acquire KEY (see"},
+		{[]string{"acquire", "a", "b"}, "one key is expected, and not 2"},
 		{[]string{"acquire", ""}, "pgxlock: the key must have 1 to 255 characters, it has 0\n"},
 		{[]string{"acquire", "k", "--ttl", "-1s"}, "pgxlock: --ttl must be more than 0 and at most 100 years, it is -00:00:01\n"},
 		{[]string{"acquire", "k", "--wait", "-1s"}, "--wait is -1s"},
@@ -109,7 +110,7 @@ func TestMisuseOfLeasesOnTheCommandLineIsNamed(t *testing.T) {
 		{[]string{"extend", "k", "--holder", "me"}, "token"},
 		{[]string{"extend", "k", "--holder", "me", "--token", "x"}, `pgxlock: --token "x": use a whole number (see`},
 		{[]string{"extend", "k", "--holder", "me", "--token", "9223372036854775808"}, `--token "9223372036854775808": it is out of range`},
-		{[]string{"acquire", "k", "--ttl", "5"}, `--ttl "5": use a duration, as 90s or 1h30m`},
+		{[]string{"acquire", "k", "--ttl", "5x"}, `--ttl "5x": use a duration such as 90s, 1h30m, or 90 for seconds (see`},
 		{[]string{"acquire", "k", "-o", "xml"}, `--output "xml": use table or json`},
 		{[]string{"release", "k", "--token", "1"}, "holder"},
 	} {

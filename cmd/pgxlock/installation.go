@@ -3,9 +3,14 @@ package main
 import (
 	"context"
 	"embed"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/place"
@@ -53,5 +58,14 @@ func (t *target) inDatabase(ctx context.Context, do func(ctx context.Context, po
 	if err != nil {
 		return err
 	}
-	return do(ctx, pool, schema)
+	return ofSchema(schema, do(ctx, pool, schema))
+}
+
+// ofSchema says of an error which is due to a schema without our objects what to do about it.
+func ofSchema(schema string, err error) error {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || !slices.Contains([]string{pgerrcode.UndefinedTable, pgerrcode.UndefinedFunction, pgerrcode.InvalidSchemaName}, pgErr.Code) {
+		return err
+	}
+	return &remediedError{fmt.Errorf("schema %q has no pgxlock, or not all of it", schema), "name another one with --schema, or run pgxlock migrate up --schema " + shellQuote(schema)}
 }

@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
 
-	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 )
@@ -22,18 +19,20 @@ func newLs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the leases",
-		Long: `List the leases: who holds what, since when, and for how much longer if it is not
-renewed. An expired lease may be taken by anybody; one that expired more than an
-hour ago counts as abandoned; HELD FOR ends with it. One that was taken away by evict
-is shown with the reason until somebody acquires it. Of a shared one each of who share it has a line.
-Several filters list what passes all of them.
+		Long: `List the leases: who holds each of them, for how long already, and for how much longer
+unless it is renewed. A shared lease has one line per holder. Filters are combined
+with AND. Advisory locks are not leases: pgxlock watch shows them.
 
-An empty list is no failure; with --exit-code it exits with 1.`,
-		Example: `  pgxlock ls --state expired,abandoned               # what was not released
-  pgxlock ls --older-than 1h --sort age --limit 10   # what has been held for long
+STATE is live, expired (others may take the lease over), or abandoned (expired more than
+an hour ago). HELD FOR of an expired lease ends at its expiry. A lease that evict
+took away is listed with the reason until somebody acquires it.
+
+An empty list is a success; with --exit-code, ls exits with 1 then.`,
+		Example: `  pgxlock ls --state expired,abandoned               # what nobody released
+  pgxlock ls --older-than 1h --sort age --limit 10   # the ten oldest
   pgxlock ls --holder pod-7 -o json | jq -r '.[].key'
   while pgxlock ls --holder pod-7 --state live --exit-code >/dev/null; do sleep 1; done`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(cmd.Flags()); err != nil {
 				return err
@@ -49,7 +48,7 @@ An empty list is no failure; with --exit-code it exits with 1.`,
 			}
 			if f.limit > 0 && len(leases) > f.limit {
 				leases = leases[:f.limit]
-				cmd.PrintErrf("pgxlock: only the first %d; there are more\n", f.limit)
+				cmd.PrintErrf("pgxlock: only the first %d leases are shown; --limit shows more\n", f.limit)
 			}
 			if output == formatJSON {
 				err = printJSON(cmd.OutOrStdout(), leases)
@@ -65,7 +64,7 @@ An empty list is no failure; with --exit-code it exits with 1.`,
 	t.addFlags(cmd.Flags())
 	output.addFlag(cmd)
 	f.addFlags(cmd)
-	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if there are none")
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if no lease is listed")
 	return cmd
 }
 
@@ -102,11 +101,7 @@ func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter
 	}
 	rows, _ := pool.Query(ctx, statement("leases", schema), f.args()...) // CollectRows returns the error
 	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease])
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if ok && (pgErr.Code == pgerrcode.UndefinedTable || pgErr.Code == pgerrcode.InvalidSchemaName) {
-		return nil, &remediedError{fmt.Errorf("schema %q has no pgxlock, or not all of it", schema), "name another one with --schema, or run pgxlock migrate up --schema " + shellQuote(schema)}
-	}
-	return leases, err
+	return leases, ofSchema(schema, err)
 }
 
 // note is why the lease was taken away from its holder, in full, or what that said of it.

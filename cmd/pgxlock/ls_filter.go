@@ -34,10 +34,10 @@ func (f *filter) addFlags(cmd *cobra.Command) {
 	flags.StringVar(&f.prefix, "prefix", "", "only keys that begin with this `text`")
 	flags.StringVar(&f.holder, "holder", "", "only holder ids that contain this `text`, such as an owner or a host")
 	flags.StringSliceVar(&f.states, "state", nil, "only these `states`: live, expired, abandoned")
-	flags.BoolVar(&f.expired, "expired", false, "only those that are no longer live, as --state expired,abandoned")
-	flags.DurationVar(&f.olderThan, "older-than", 0, "only those that were acquired more than this `duration` ago")
-	flags.DurationVar(&f.expiresWithin, "expires-within", 0, "only live ones that expire within this `duration` if they are not renewed")
-	flags.IntVar(&f.limit, "limit", 0, "at most so many `leases` (default: all)")
+	flags.BoolVar(&f.expired, "expired", false, "only leases that are no longer live: the same as --state expired,abandoned")
+	durationVar(flags, &f.olderThan, "older-than", "", 0, "only leases acquired more than this `duration` ago")
+	durationVar(flags, &f.expiresWithin, "expires-within", "", 0, "only live leases that expire within this `duration` unless they are renewed")
+	flags.IntVar(&f.limit, "limit", 0, "at most this `number` of leases (default: all)")
 	flags.StringVar(&f.sort, "sort", orders[0], "`order`: key, age (the oldest first) or expiry (the next first)")
 	for name, values := range map[string][]string{"state": states, "sort": orders} {
 		if err := cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
@@ -52,7 +52,7 @@ func (f *filter) check(flags *pflag.FlagSet) error {
 		return err
 	}
 	if f.expired && flags.Changed("state") {
-		return usageError{fmt.Errorf("--expired and --state exclude each other")}
+		return usageError{fmt.Errorf("--expired and --state exclude each other; leave one out")}
 	}
 	for _, state := range f.states {
 		if !slices.Contains(states, state) {

@@ -218,7 +218,7 @@ func TestLsSaysThatTheLimitCutTheList(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
 	for _, test := range []struct{ limit, note, want string }{
-		{"3", "only the first 3; there are more", "old order:1 order:2"},
+		{"3", "only the first 3 leases are shown; --limit shows more", "old order:1 order:2"},
 		{"4", "", "old order:1 order:2 import"},
 	} {
 		r := execute(t, nil, "ls", "-o", "json", "--sort", "age", "--limit", test.limit, "--database-url", db.URL)

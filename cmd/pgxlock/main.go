@@ -37,7 +37,10 @@ func main() {
 // run executes the command line and returns the code to exit with.
 func run(ctx context.Context, root *cobra.Command, args []string) int {
 	begun := false // until then all that can be wrong is the command line
-	root.PersistentPreRun = func(*cobra.Command, []string) { begun = true }
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		begun = true
+		return refuseBinary(cmd.Flags())
+	}
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
@@ -59,20 +62,14 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pgxlock",
 		Short: "Distributed locks in PostgreSQL",
-		Long: `Distributed locks in PostgreSQL: install them, look at them, take them, watch them work.
+		Long: `Distributed locks in PostgreSQL.
 
-The database is the one of --database-url, else of PGXLOCK_DATABASE_URL, else of
-DATABASE_URL, else of the PG* variables that psql reads.
-
-With -o json all commands call the same thing by the same name: key, kind, mode, state,
-holder, token, acquired_at, expires_at. A token is a 64-bit integer: JavaScript, and jq
-before 1.7, round one that is greater than 2^53.
-
-Exit codes: 0 success, 1 no (migrate status: not the newest; ls --exit-code: no
-lease; doctor: an error, with --strict also a warning; evict: nothing was evicted),
-64 wrong usage, 69 database unavailable, 70 any other failure, 75 busy (try again
-later), 77 user, password, database or right refused, 80 lock lost, 128+n ended by signal n. run exits as its command does, with 126
-if that cannot be run and 127 if there is none.`,
+pgxlock demo shows locks at work on a throw-away server. In a database of your own,
+begin with pgxlock migrate up.`,
+		Example: `  pgxlock migrate up                                 # install the tables and functions
+  pgxlock run -n nightly -- ./backup.sh              # run a command under a lock
+  pgxlock ls                                         # list the leases
+  pgxlock watch                                      # watch who holds locks and who waits`,
 		Args:          noCommand,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -83,7 +80,13 @@ if that cannot be run and 127 if there is none.`,
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
-	root.AddCommand(newRun(), newMigrate(), newLs(), newTree(), newWatch(), newReap(), newEvict(), newDoctor(), newAcquire(), newExtend(), newRelease(), newDemo(), newVersion())
+	root.AddGroup(commandGroups...)
+	addGrouped(root, groupLock, newRun(), newAcquire(), newExtend(), newRelease())
+	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newDoctor())
+	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict())
+	root.AddCommand(newDemo(), newVersion(), newMan())
+	root.AddCommand(topics()...)
+	root.SetHelpCommand(newHelp())
 	root.AddCommand(newRunInner()...)
 	return root
 }
@@ -98,9 +101,11 @@ func version() string {
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
-		Use:   "version",
-		Short: "Show the version of this program",
-		Args:  cobra.NoArgs,
+		Use:     "version",
+		Short:   "Show the version of this program",
+		Long:    "Show the version of this program, which is that of its Go module.",
+		Example: "  pgxlock version",
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), cmd.Root().Name(), cmd.Root().Version)
 			return err
@@ -108,7 +113,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// noCommand refuses what is no command, and names those that may have been meant.
+// noCommand refuses an argument that names no command, and suggests similar ones.
 func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -116,7 +121,7 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), meant(cmd, args[0]))
 }
 
-// meant asks whether one of the commands was meant, if one is named nearly like that.
+// meant suggests the commands that have a similar name, if any.
 func meant(cmd *cobra.Command, name string) string {
 	cmd.SuggestionsMinimumDistance = 2 // or less
 	like := cmd.SuggestionsFor(name)
@@ -124,6 +129,15 @@ func meant(cmd *cobra.Command, name string) string {
 		return ""
 	}
 	return "; did you mean " + strings.Join(like, " or ") + "?"
+}
+
+// commandNames lists the commands of a command.
+func commandNames(cmd *cobra.Command) string {
+	var all []string
+	for _, below := range cmd.Commands() {
+		all = append(all, below.Name())
+	}
+	return strings.Join(all, ", ")
 }
 
 // group makes a command that only holds others.
@@ -134,7 +148,7 @@ func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 			if len(args) > 0 {
 				return noCommand(cmd, args)
 			}
-			return fmt.Errorf("%q needs a command", cmd.CommandPath())
+			return fmt.Errorf("%q needs a command: %s", cmd.CommandPath(), commandNames(cmd))
 		},
 		RunE: func(*cobra.Command, []string) error { return nil }, // without it cobra would not look at Args
 	}

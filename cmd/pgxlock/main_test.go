@@ -100,14 +100,14 @@ func TestWrongUsageIsOneLineAndExits64(t *testing.T) {
 		{"evcit k", `unknown command "evcit" for "pgxlock"; did you mean evict? (see pgxlock --help)`},
 		{"migrate stauts", `unknown command "stauts" for "pgxlock migrate"; did you mean status?`},
 		{"ls --older-then 1h", `unknown flag: --older-then; did you mean --older-than? (see pgxlock ls --help)`},
-		{"migrate", `"pgxlock migrate" needs a command (see pgxlock migrate --help)`},
+		{"migrate", `"pgxlock migrate" needs a command: down, repair, sql, status, up (see pgxlock migrate --help)`},
 		{"migrate sideways", `unknown command "sideways" for "pgxlock migrate"`},
-		{"migrate up twice", `unknown command "twice" for "pgxlock migrate up"`},
+		{"migrate up twice", `unexpected argument "twice": pgxlock migrate up takes none (see`},
 		{"migrate up --sideways", `unknown flag: --sideways (see pgxlock migrate up --help)`},
 		{"migrate status -o xml", `use table or json`},
 		{"ls -o yaml", `use table or json`},
-		{"ls everything", `unknown command "everything" for "pgxlock ls"`},
-		{"demo everything", `unknown command "everything" for "pgxlock demo"`},
+		{"ls everything", `unexpected argument "everything": pgxlock ls takes none`},
+		{"demo everything", `unexpected argument "everything": pgxlock demo takes none`},
 		{"ls --database-url mysql://root@h/db", `--database-url is not a PostgreSQL connection string`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestWrongUsageIsOneLineAndExits64(t *testing.T) {
 
 func TestHelpAndVersionAndCompletionGoToStandardOutput(t *testing.T) {
 	t.Parallel()
-	execute(t, nil).want(t, exitOK, "Exit codes:", "")
+	execute(t, nil).want(t, exitOK, "pgxlock exit-codes", "")
 	execute(t, nil, "migrate", "--help").want(t, exitOK, "repair", "")
 	execute(t, nil, "version").want(t, exitOK, execute(t, nil, "--version").stdout, "")
 	execute(t, nil, "--version").want(t, exitOK, "pgxlock ", "")

@@ -13,10 +13,9 @@ import (
 func newMigrate() *cobra.Command {
 	return group("migrate", "Install, upgrade or remove pgxlock's tables and functions", `Install, upgrade or remove pgxlock's tables and functions.
 
-They go into --schema, else to where the search_path finds acquire_lock, else into
-the schema that it names first.
-Several may migrate at once, with this command, golang-migrate or psql. It works
-through a pooler in any mode.`,
+They go into --schema; without it, into the schema where the search_path finds
+acquire_lock; else into the first schema of the search_path. Several programs may
+migrate at the same time: this one, golang-migrate, psql. A pooler in any mode is fine.`,
 		newMigrateUp(), newMigrateDown(), newMigrateStatus(), newMigrateSQL(), newMigrateRepair())
 }
 
@@ -24,14 +23,16 @@ func newMigrateUp() *cobra.Command {
 	var t target
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Install, or upgrade to the newest version",
-		Long: `Install, or upgrade to the newest version. Does nothing where that, or a later
-one, is there, but to make anew what somebody dropped of it.
+		Short: "Install pgxlock, or upgrade to the newest version",
+		Long: `Install pgxlock, or upgrade to the newest version that this program has. Where that
+version or a later one is installed, up only recreates what somebody dropped of it.
 
-A table distributed_locks with functions acquire_lock and release_lock of the
-widespread form is adopted with its rows. Exits with 75 if somebody kept a table
-locked: run it again then.`,
-		Args: cobra.NoArgs,
+up adopts a table distributed_locks with functions acquire_lock and release_lock of
+the widespread form, with its rows. It exits with 75 if somebody kept a table locked:
+run it again then.`,
+		Example: `  pgxlock migrate up
+  pgxlock migrate up --schema locks`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
 				before, newest, err := migrations.Version(cmd.Context(), pool, cfg)
@@ -64,10 +65,12 @@ func newMigrateDown() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Remove pgxlock, with all leases",
-		Long: `Remove pgxlock, with all leases. What was there before and was adopted is given
-back as it was. Exits with 75, and removes nothing, while leases are live, claims
-stand or runs are remembered.`,
-		Args: cobra.NoArgs,
+		Long: `Remove pgxlock, with all leases. What up had adopted is restored as it was. While there
+are live leases or shares, advisory locks with tokens, claims or recorded runs, down
+exits with 75 and removes nothing, unless --force is given.`,
+		Example: `  pgxlock migrate down
+  pgxlock migrate down --force`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
 				cfg.Force = force
@@ -88,7 +91,7 @@ stand or runs are remembered.`,
 		},
 	}
 	t.addFlags(cmd.Flags())
-	cmd.Flags().BoolVar(&force, "force", false, "remove what is in use, too: live leases under their holders, claims, runs")
+	cmd.Flags().BoolVar(&force, "force", false, "remove what is in use too: live leases and advisory locks under their holders, claims, runs")
 	return cmd
 }
 
@@ -96,17 +99,18 @@ func newMigrateRepair() *cobra.Command {
 	var t target
 	cmd := &cobra.Command{
 		Use:   "repair",
-		Short: "Put fencing tokens right after a pg_upgrade or a restore",
-		Long: `Put fencing tokens right after a pg_upgrade, or a restore into another cluster:
-until then acquires fail, lest a token be given out twice. It also clears the
-dirty mark that golang-migrate leaves when a file failed. "up" does both.`,
-		Args: cobra.NoArgs,
+		Short: "Repair fencing tokens after a pg_upgrade or a restore",
+		Long: `Repair fencing tokens after a pg_upgrade, or a restore into another cluster. Until then
+every acquire fails, so that no token is issued twice. repair also clears the dirty
+mark that golang-migrate leaves when a file failed. "up" does both.`,
+		Example: `  pgxlock migrate repair`,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
 				if err := migrations.Repair(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
-				cmd.PrintErrln("pgxlock: repaired, or nothing was to be repaired")
+				cmd.PrintErrln("pgxlock: repaired, or nothing to repair")
 				return nil
 			})
 		},
@@ -148,9 +152,11 @@ func newMigrateStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the installed and the newest version",
-		Long: `Show the installed version and the newest one that this program has. Exits with
-0 if they are the same and nothing of it was dropped, else with 1.`,
-		Args: cobra.NoArgs,
+		Long: `Show the installed version and the newest one that this program has. status exits with
+0 if they are the same and nothing of it was dropped, otherwise with 1.`,
+		Example: `  pgxlock migrate status || pgxlock migrate up
+  pgxlock migrate status -o json`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, reading, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
 				installed, newest, err := migrations.Version(cmd.Context(), pool, cfg)

@@ -21,21 +21,27 @@ func newMigrateSQL() *cobra.Command {
 		Long: `Print the migrations as SQL, or write them as the files of another migration
 tool into its directory: golang-migrate ("migrate"), goose, Flyway, tern.
 
-They install into --schema, which is created; without it into the schema that the
-search_path names first, which must exist. A directory that holds migrations of
-your own needs numbers that are free there: --number is that of the first file.
-After an upgrade of pgxlock write what is new: --from is the first version.
+The SQL installs into --schema, which it creates; without --schema, into the first
+schema of the search_path, which must exist. Where the directory holds migrations of
+your own, --number sets the number of the first file. After an upgrade of pgxlock,
+write what is new: --from is the first version to write.
 
-No file is changed: one that is there and differs makes the command fail before
-it writes anything. It prints the paths of what it wrote.`,
+sql changes no file: if one exists and differs, it fails before it writes anything. It
+prints the paths of the files that it wrote.`,
 		Example: `  pgxlock migrate sql | psql -1 -v ON_ERROR_STOP=1 -f -
   pgxlock migrate sql --down | psql -1 -v ON_ERROR_STOP=1 -f -
   pgxlock migrate sql --format goose --dir db/migrations --number 20261121120000
-  pgxlock migrate sql --format flyway --dir src/main/resources/db/migration --number 42 --schema locks`,
-		Args: cobra.NoArgs,
+  pgxlock migrate sql --format flyway --dir src/main/resources/db/migration --number 42`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := refuseEmpty(cmd.Flags(), "the default", "schema", "dir"); err != nil {
 				return err
+			}
+			switch {
+			case format == sqlFormat(formats.Plain) && cmd.Flags().Changed("number"):
+				return usageError{errors.New("--number is for files, and --format plain makes none; leave it out, or choose another --format")}
+			case format != sqlFormat(formats.Plain) && o.Down:
+				return usageError{fmt.Errorf("--down is for --format plain; the files of %s have both ways, up and down; leave it out", format)}
 			}
 			files, err := formats.Files(formats.Format(format), o)
 			if err != nil {
@@ -45,7 +51,7 @@ it writes anything. It prints the paths of what it wrote.`,
 				return writeFiles(cmd, dir, files)
 			}
 			if format != sqlFormat(formats.Plain) {
-				return usageError{fmt.Errorf("--format %s makes files: name the directory for them with --dir", format)}
+				return usageError{fmt.Errorf("--format %s makes files; name their directory with --dir", format)}
 			}
 			_, err = fmt.Fprint(cmd.OutOrStdout(), files[0].Text)
 			return err
@@ -55,9 +61,9 @@ it writes anything. It prints the paths of what it wrote.`,
 	flags.Var(&format, "format", format.list())
 	flags.StringVar(&dir, "dir", "", "`directory` to write files into; it must exist")
 	flags.StringVar(&o.Schema, "schema", "", "`schema` to install into (default: the first of the search_path)")
-	flags.UintVar(&o.From, "from", 0, "the first `version` of pgxlock's migrations (default: all)")
+	flags.UintVar(&o.From, "from", 0, "begin with this `version` of pgxlock's migrations (default: all)")
 	flags.Uint64Var(&o.Number, "number", 0, "`number` of the first file (default: its version)")
-	flags.BoolVar(&o.Down, "down", false, "print what removes pgxlock (only --format plain)")
+	flags.BoolVar(&o.Down, "down", false, "print the SQL that removes pgxlock (only --format plain)")
 	err := errors.Join(
 		cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.names(), cobra.ShellCompDirectiveNoFileComp)),
 		cmd.MarkFlagDirname("dir"),
@@ -78,7 +84,7 @@ func writeFiles(cmd *cobra.Command, dir string, files []formats.File) error {
 	}
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return usageError{fmt.Errorf("there is no directory %s; make it first", dir)}
+		return usageError{fmt.Errorf("there is no directory %s; create it first", dir)}
 	case errors.Is(err, formats.ErrInTheWay):
 		return usageError{err}
 	case err != nil:

@@ -52,12 +52,12 @@ func TestMigrateSQLSaysWhatIsWrong(t *testing.T) {
 	nowhere := filepath.Join(t.TempDir(), "nowhere")
 	for _, test := range []struct{ args, says string }{
 		{"--format liquibase", "use plain, migrate, goose, flyway or tern"},
-		{"--format goose", "name the directory for them with --dir"},
+		{"--format goose", "name their directory with --dir"},
 		{"--format goose --dir " + nowhere, "there is no directory " + nowhere},
 		{"--format goose --dir=", "--dir is empty"},
 		{"--schema=", "--schema is empty"},
 		{"--format flyway --down --dir .", "both ways"},
-		{"--number 7", "has no number"},
+		{"--number 7", "--number is for files"},
 		{"--from 1000", "no version 1000"},
 		{"--number few", `--number "few": use a whole number`},
 	} {
@@ -65,7 +65,7 @@ func TestMigrateSQLSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestWhatMigrateSQLPrintsForASchemaInstallsThere(t *testing.T) {
+func TestMigrateSQLOutputForASchemaInstallsThere(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	env := []string{"DATABASE_URL=" + db.URL}

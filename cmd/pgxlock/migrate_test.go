@@ -98,7 +98,7 @@ func TestMigrateWorksInASchemaOfItsOwn(t *testing.T) {
 	execute(t, env, "migrate", "down", "--schema", "Locks", "--force").want(t, exitOK, "", "removed")
 }
 
-func TestWhatMigrateSQLPrintsRunsThroughPsql(t *testing.T) {
+func TestMigrateSQLOutputRunsThroughPsql(t *testing.T) {
 	t.Parallel()
 	psql, err := exec.LookPath("psql")
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // The commands tree, watch, reap and evict share a Monitor of the database, and show keys,
@@ -26,19 +25,16 @@ type monitoring struct {
 
 func (m *monitoring) addFlags(cmd *cobra.Command) {
 	m.target.addFlags(cmd.Flags())
-	cmd.Flags().StringArrayVar(&m.names, "name", nil, "`key` of an advisory lock, to be shown instead of its number; #42 says that number 42 is not one of pgxlock's own; can be repeated")
+	cmd.Flags().StringArrayVar(&m.names, "name", nil, "`key` to show instead of an advisory lock's number; #42 says that 42 is the number of another program's lock; can be repeated")
 }
 
 // addInternalFlag is for what lists holders.
 func (m *monitoring) addInternalFlag(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&m.internal, "internal", false, "also pgxlock's own advisory locks: liveness of sessions, guards, pins of fenced transactions")
+	cmd.Flags().BoolVar(&m.internal, "internal", false, "also show pgxlock's own advisory locks: liveness of sessions, guards, pins of fenced transactions")
 }
 
 // do calls fn with the Monitor.
 func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) error) error {
-	if err := place.CheckName(m.target.schema); err != nil {
-		return usageError{fmt.Errorf("--schema %.80q %w", m.target.schema, err)}
-	}
 	pool, err := m.target.connect(ctx, u)
 	if err != nil {
 		return err

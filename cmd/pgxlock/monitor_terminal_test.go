@@ -50,12 +50,12 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	s.runs(t, "seq -f row%g 100") // a screen that is full
 	s.prompts(t, 0)
 	s.runs(t, "pgxlock watch --every 1s")
-	s.shows(t, "10 hold, 0 wait, 0 left behind")
+	s.shows(t, "10 held, 0 waiting, 0 expired")
 	first := stamp(s.looks(t))
 	until(t, "it is drawn again, over the last", func() bool {
 		seen := s.looks(t)
 		now := stamp(seen)
-		return now != first && now != "" && strings.Count(seen, " hold, ") == 1 && !strings.Contains(seen, "row")
+		return now != first && now != "" && strings.Count(seen, " held, ") == 1 && !strings.Contains(seen, "row")
 	})
 	if before := s.looks(t, "-S", "-"); !strings.Contains(before, "row99\nrow100\n") {
 		t.Errorf("what was on the screen cannot be scrolled back to:\n%s", before)
@@ -73,7 +73,7 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	until(t, "all is shown again", func() bool {
 		seen := s.looks(t)
 		return strings.Contains(seen, "\nk17 ") && strings.Contains(seen, "REMAINING") && !strings.Contains(seen, "more lines") &&
-			strings.Count(seen, " hold, ") == 1 && strings.Count(seen, "\n") == 11
+			strings.Count(seen, " held, ") == 1 && strings.Count(seen, "\n") == 11
 	})
 	s.presses(t, "C-c")
 	s.prompts(t, 130)
@@ -83,7 +83,7 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	s.runs(t, "pgxlock watch --every 1s | cat -A")
 	until(t, "there are two, without a command for the terminal", func() bool {
 		seen := s.looks(t)
-		return strings.Count(seen, " hold, ") > 1 && !strings.Contains(seen, "^[")
+		return strings.Count(seen, " held, ") > 1 && !strings.Contains(seen, "^[")
 	})
 	s.presses(t, "C-c")
 	s.prompts(t, 130)

@@ -158,7 +158,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	named, numbered := acquired(sessions.Acquire(t.Context(), "k")), acquired(sessions.Acquire(t.Context(), pgxlock.RawKey2(4, -2)))
 
 	several := evicted(t, env, "k", "--yes")
-	several.want(t, exitUsage, "", `"k" is held by several, choose one by --kind, --holder, --pid or --token: advisory lock "k" from`)
+	several.want(t, exitUsage, "", `"k" has several holders; choose one with --kind, --holder, --pid or --token: advisory lock "k" from`)
 	if !strings.Contains(several.stderr, fmt.Sprintf(`; lease "k" from %s, token %d, since 20`, lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 1 {
 		t.Errorf("%s", several.stderr)
 	}
@@ -201,11 +201,11 @@ func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
 		stdout, says string
 	}{
 		{[]string{"jobs"}, exitOK, `evicted: lease "jobs" from pod-0`, ""}, // whose name it is comes first
-		{[]string{"jobs"}, exitUsage, "", `"jobs" is held by several, choose one by its key, --holder or --token: lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs"}, exitUsage, "", `"jobs" has several holders; choose one with its key, --holder or --token: lease "jobs#1" from pod-1, token`},
 		{[]string{"jobs", "--kind", "advisory"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--terminate"}, exitNotEvicted, "", `nobody holds "jobs"`},
-		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", `that one does not hold "jobs"; nothing was evicted; held is the lease "jobs#1" from pod-1, token`},
-		{[]string{"jobs", "--holder", "no permit"}, exitNotEvicted, "", "that one does not hold"},
+		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", `that holder does not hold "jobs"; nothing was evicted; held: lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs", "--holder", "no permit"}, exitNotEvicted, "", "that holder does not hold"},
 		{[]string{"jobs", "--holder", "pod-3"}, exitOK, `evicted: lease "jobs#3" from pod-3`, ""},
 		{[]string{"jobs", "--kind", "lease"}, exitOK, `evicted: lease "jobs#1" from pod-1`, ""}, // the only one that is left
 		{[]string{"jobs"}, exitNotEvicted, "", `nobody holds "jobs"`},
@@ -220,10 +220,10 @@ func TestASessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 	env := []string{"DATABASE_URL=" + db.URL}
 	_, pid := session(t, db, "set application_name = 'psql'; select pg_advisory_lock(42), pg_advisory_lock_shared(42), pg_advisory_lock_shared(4, 2), pg_advisory_lock(advisory_lock_key('k'))")
 	_, other := session(t, db, "select pg_advisory_lock_shared(4, 2)")
-	execute(t, env, "evict", "#42", "--reason", "why", "--yes").want(t, exitBusy, "", fmt.Sprintf("asked for, and still held by process %d: it is no Locker's, cannot listen, or hangs; --terminate ends its session", pid))
-	execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate").want(t, exitUsage, "", "held by several")
+	execute(t, env, "evict", "#42", "--reason", "why", "--yes").want(t, exitBusy, "", fmt.Sprintf(`process %d was asked to release "#42" and still holds it: it is no Locker's, cannot listen, or hangs; --terminate ends its session`, pid))
+	execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate").want(t, exitUsage, "", "has several holders")
 	r := execute(t, env, "evict", "#4,2", "--reason", "why", "--yes", "--terminate", "--pid", fmt.Sprint(pid), "--name", "k")
-	r.want(t, exitOK, fmt.Sprintf(`evicted: shared advisory lock "#4,2" from psql:%d`, pid), fmt.Sprintf(`the session of process %d, application "psql", role`, pid))
+	r.want(t, exitOK, fmt.Sprintf(`evicted: shared advisory lock "#4,2" from psql:%d`, pid), fmt.Sprintf(`the session of process %d (application "psql", role`, pid))
 	for _, key := range []string{"#42", "#4,2", "k"} {
 		if !strings.Contains(r.stderr, fmt.Sprintf("  holds %q, ", key)) {
 			t.Errorf("%s is not said to end: %s", key, r.stderr)
@@ -246,8 +246,8 @@ func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {
 	}{
 		{[]string{"nothing", "--yes"}, exitNotEvicted, `nobody holds "nothing"; nothing was evicted`},
 		{[]string{"import", "--yes"}, exitNotEvicted, `nobody holds "import"`}, // it has expired
-		{[]string{"order:1", "--yes", "--holder", "pod-2"}, exitNotEvicted, `that one does not hold "order:1"; nothing was evicted; held is the lease "order:1" from pod-1, token`},
-		{[]string{"order:1", "--yes", "--token", "1"}, exitNotEvicted, "that one does not hold"},
+		{[]string{"order:1", "--yes", "--holder", "pod-2"}, exitNotEvicted, `that holder does not hold "order:1"; nothing was evicted; held: lease "order:1" from pod-1, token`},
+		{[]string{"order:1", "--yes", "--token", "1"}, exitNotEvicted, "that holder does not hold"},
 		{[]string{"order:1", "--yes", "--terminate"}, exitNotEvicted, "nobody holds"}, // no session does
 		{[]string{"order:1"}, exitUsage, "--yes is missing"},
 		{[]string{"order:1", "--yes", "--reason", ""}, exitUsage, "--reason is missing"},
@@ -257,7 +257,7 @@ func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {
 		{[]string{"order:1", "--yes", "--kind", "memory"}, exitUsage, "use lease or advisory"},
 		{[]string{"order:1", "--yes", "--kind", "session"}, exitUsage, "use lease or advisory"},
 		{[]string{"", "--yes"}, exitUsage, "key"},
-		{[]string{"--yes"}, exitUsage, "arg"},
+		{[]string{"--yes"}, exitUsage, "the key is missing: pgxlock evict KEY --reason TEXT (see"},
 	} {
 		r := execute(t, env, append([]string{"evict", "--reason", "why"}, test.args...)...)
 		if r.want(t, test.code, "", test.says); strings.Count(r.stderr, "\n") != 1 {
@@ -292,7 +292,7 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
 	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls", "acquire k", "run k -- true"} {
 		r := execute(t, env, strings.Fields(command)...)
-		r.want(t, exitDenied, "", "(SQLSTATE 42501); as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see https://github.com/pgxlock/pgxlock/blob/main/docs/operations.md#rights\n")
+		r.want(t, exitDenied, "", "(SQLSTATE 42501); as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see https://github.com/pgxlock/pgxlock/blob/main/docs/rights.md\n")
 	}
 }
 
@@ -315,7 +315,7 @@ func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
 	}
 }
 
-func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
+func TestNamesOfOthersCannotCommandTheTerminal(t *testing.T) {
 	t.Parallel()
 	const evil = "a\x1b[2Jb\nc"
 	at := time.Now()
@@ -339,12 +339,12 @@ func TestWhatOthersCallThemselvesCannotCommandTheTerminal(t *testing.T) {
 			t.Errorf("want %d lines: %q", lines, text)
 		}
 	}
-	if want := " for 1m0s\n"; !strings.Contains(tree.String(), want) || !strings.Contains(tree.String(), "waits, and 2 more of it, was told to try\n") {
+	if want := " for 1m0s\n"; !strings.Contains(tree.String(), want) || !strings.Contains(tree.String(), "waits, and 2 more in its process, woken\n") {
 		t.Errorf("%s", tree.String())
 	}
 }
 
-func TestWhatHasExpiredWasHeldUntilThen(t *testing.T) {
+func TestExpiredLeaseWasHeldUntilItsExpiry(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	var table strings.Builder
@@ -367,7 +367,7 @@ func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
 }
 
 // What nobody knows is an empty field, or none: not a year long ago, and no number.
-func TestWhatIsNotKnownIsEmpty(t *testing.T) {
+func TestUnknownColumnsAreEmpty(t *testing.T) {
 	t.Parallel()
 	unknown := pgxlock.Holder{Key: pgxlock.RawKey(42), Kind: pgxlock.KindAdvisory, ID: "psql:1", PID: 1, State: pgxlock.StateLive}
 	shot := pgxlock.Snapshot{
@@ -420,7 +420,7 @@ func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 	}
 }
 
-// What pgxlock locks for itself is shown to who asks for it, and taken away from nobody.
+// The locks that pgxlock takes for itself are shown with --internal only, and cannot be evicted.
 func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
@@ -500,11 +500,11 @@ func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	if err := printTree(&tree, false, time.Now(), []waittree.Queue{queue("a", waittree.Blocked{Waiter: pgxlock.Waiter{Owner: "one"}, Blocks: []waittree.Queue{circle}})}); err != nil {
 		t.Fatal(err)
 	}
-	const want = `a (lease) held by nobody, it is being passed on
+	const want = `a (lease) held by nobody (the next waiter is about to acquire it)
   one waits
-    b (lease) held by nobody, it is being passed on
+    b (lease) held by nobody (the next waiter is about to acquire it)
       two waits
-        a (lease) held by nobody, it is being passed on: see above
+        a (lease) held by nobody (the next waiter is about to acquire it): see above
 `
 	if tree.String() != want {
 		t.Errorf("%s", tree.String())

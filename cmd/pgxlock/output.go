@@ -52,7 +52,7 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// palette paints text, if whoever reads it sees colors.
+// palette paints text, if the reader sees colors.
 type palette bool
 
 // Escape sequences of ECMA-48, "select graphic rendition".
@@ -170,7 +170,8 @@ func wrap(text string, columns int) string {
 	return runewidth.Wrap(text, columns)
 }
 
-// printable shows what a terminal would obey: names come from whoever locks.
+// printable quotes control characters, which a terminal would obey: any caller may choose a
+// name.
 func printable(s string) string {
 	if strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
 		return s

@@ -18,12 +18,15 @@ func newReap() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reap",
 		Short: "Remove leases that expired long ago",
-		Long: `Remove leases, permits and shares that expired longer ago than --older-than, and say
-how many. It is housekeeping: who acquires never needs it, and Lockers do it now and then.`,
-		Args: cobra.NoArgs,
+		Long: `Remove leases, permits and shares that expired more than --older-than ago, and print how
+many. This is housekeeping: no acquire depends on it, and Lockers do it from time to
+time.`,
+		Example: `  pgxlock reap
+  pgxlock reap --older-than 24h -o json`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if olderThan < 0 {
-				return usageError{fmt.Errorf("--older-than is %s, it must be 0s or more", olderThan)}
+				return usageError{fmt.Errorf("--older-than is %s, it must be 0 or more", olderThan)}
 			}
 			return m.do(cmd.Context(), writing, func(monitor *pgxlock.Monitor) error {
 				removed, err := monitor.Reap(cmd.Context(), olderThan)
@@ -43,6 +46,6 @@ how many. It is housekeeping: who acquires never needs it, and Lockers do it now
 	}
 	m.target.addFlags(cmd.Flags())
 	output.addFlag(cmd)
-	cmd.Flags().DurationVar(&olderThan, "older-than", time.Hour, "only what expired more than this `duration` ago")
+	durationVar(cmd.Flags(), &olderThan, "older-than", "", time.Hour, "only leases that expired more than this `duration` ago")
 	return cmd
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,8 +30,10 @@ const idleTime = 5 * time.Second
 type errand struct {
 	target            target
 	kind              lockKind
-	wait, ttl, grace  time.Duration
-	noWait, shared    bool
+	waiting           waiting
+	conflict          conflict
+	ttl, grace        time.Duration
+	shared            bool
 	permits           int
 	metadata          string
 	key               string
@@ -46,28 +49,35 @@ func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run KEY [flags] -- COMMAND [ARG...]",
 		Short: "Run a command while holding a lock",
-		Long: `Take a lock, run a command, and give the lock back: flock(1) for many machines.
+		Long: `Acquire a lock, run a command, and release the lock: flock(1) for many machines. The
+lock is a lease, or with --kind advisory an advisory lock.
 
-  pgxlock run nightly --no-wait -- ./backup.sh /var/lib/app
+run renews the lease while the command runs. If it cannot renew in time, the command
+and its process group get SIGTERM, and SIGKILL before anyone else can acquire the
+lock. If the lock is evicted, or its session ends, they get SIGTERM at once, but the
+next holder may already run: only fencing keeps the two apart.
 
-The lock is renewed while the command runs. If it is lost, or cannot be renewed, the
-command and all of its process group get SIGTERM, and SIGKILL before anybody else is
-granted the lock. Signals are passed on. The command finds PGXLOCK_KEY, PGXLOCK_TOKEN
-and PGXLOCK_HOLDER in its environment. What it leaves running in its process group is
-killed when it ends.
+run passes signals on to the command. When the command ends, run kills what is left in
+its process group. The command finds PGXLOCK_KEY, PGXLOCK_HOLDER and PGXLOCK_TOKEN in
+its environment.
 
 The exit code is the command's own, 128+n if signal n ended it, 126 if it cannot be
-run, 127 if there is none, 75 if somebody else holds the lock, 80 if the lock was
-lost, 69 without a database, 77 if the server refuses the user, the password, the
-database or a right, 64 for wrong usage.`,
+executed, 127 if it does not exist, 75 if somebody else holds the lock (-E changes
+that), 80 if the lock was lost. pgxlock help exit-codes lists the others.`,
+		Example: `  pgxlock run -n nightly -- ./backup.sh /var/lib/app     # if the lock is free
+  pgxlock run -w 10m import --permits 3 -- ./import.sh   # three at a time, wait 10 minutes
+  pgxlock run -s report -- ./read.sh                     # shared with others that use -s
+  pgxlock run -n -E 0 -q cleanup -- ./cleanup.sh         # for cron: to be busy is no failure`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch dash := cmd.ArgsLenAtDash(); {
 			case dash < 0 && len(args) > 1:
-				return errors.New("put -- before the command")
+				return errors.New("-- is missing before the command: pgxlock run KEY -- COMMAND")
 			case dash < 0 || len(args) == dash:
 				return errors.New("the command is missing: pgxlock run KEY -- COMMAND")
+			case dash == 0:
+				return errors.New("the key is missing: pgxlock run KEY -- COMMAND")
 			case dash != 1:
-				return fmt.Errorf("there must be one key before --, and not %d", dash)
+				return fmt.Errorf("one key is expected before --, and not %d", dash)
 			}
 			return nil
 		},
@@ -89,13 +99,13 @@ database or a right, 64 for wrong usage.`,
 	flags := cmd.Flags()
 	e.target.addFlags(flags)
 	e.kind = kindLease
-	e.kind.addFlag(cmd, "lease, or advisory: an advisory lock, which needs no tables and is free at once when its session ends")
-	flags.DurationVar(&e.wait, "wait", 0, "how long to wait for somebody else's lock, then exit with 75; 0 tries once (default: until it is free)")
-	flags.BoolVar(&e.noWait, "no-wait", false, "the same as --wait 0")
-	flags.DurationVar(&e.ttl, "ttl", 30*time.Second, "after how long without a renewal others get the lock")
-	flags.DurationVar(&e.grace, "grace", 0, "how long before the lock ends the command gets SIGTERM (default a sixth of --ttl)")
-	flags.BoolVar(&e.shared, "shared", false, "share the lock with others who say --shared")
-	flags.IntVar(&e.permits, "permits", 0, "let in `N` at a time instead of one (leases only)")
+	e.kind.addFlag(cmd, "lease or advisory; an advisory lock needs no tables, and the server releases it when its session ends")
+	e.waiting.addFlags(cmd, "how long to wait for somebody else's lock; 0 tries once (default: until it is free)", "the same as --wait 0")
+	e.conflict.addFlags(cmd)
+	durationVar(flags, &e.ttl, "ttl", "", 30*time.Second, "how long the lock stays held without a renewal")
+	durationVar(flags, &e.grace, "grace", "", 0, "how long before the lock expires locally the command gets SIGTERM (default: a sixth of --ttl)")
+	flags.BoolVarP(&e.shared, "shared", "s", false, "share the lock with others that use --shared")
+	flags.IntVar(&e.permits, "permits", 0, "allow `N` holders at a time instead of one (leases only)")
 	flags.StringVar(&e.metadata, "metadata", "", "`text` for operators to see (leases only)")
 	return cmd
 }
@@ -132,7 +142,7 @@ const maxAdvisoryTTL = 24 * 24 * time.Hour
 
 // check says what is wrong with the flags, and fills in their defaults.
 func (e *errand) check(flags *pflag.FlagSet) error {
-	if err := checkWait(e.wait); err != nil {
+	if err := cmp.Or(e.waiting.check(flags), e.conflict.check()); err != nil {
 		return err
 	}
 	if e.grace == 0 && !flags.Changed("grace") {
@@ -140,8 +150,6 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 	}
 	least, most := (e.ttl/12 + time.Millisecond - 1).Truncate(time.Millisecond), (e.ttl / 3).Truncate(time.Millisecond)
 	switch {
-	case e.noWait && flags.Changed("wait"):
-		return errors.New("--wait and --no-wait exclude each other")
 	case e.ttl < time.Second:
 		return fmt.Errorf("--ttl is %s, it must be 1s or more", e.ttl)
 	case e.kind == kindAdvisory && e.ttl > maxAdvisoryTTL:
@@ -151,11 +159,11 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 	case flags.Changed("permits") && e.permits < 1:
 		return fmt.Errorf("--permits is %d, it must be 1 or more", e.permits)
 	case e.permits > 0 && e.shared:
-		return errors.New("--permits and --shared exclude each other: a permit is nobody else's")
+		return errors.New("--permits and --shared exclude each other: permits are exclusive; leave one out")
 	case e.kind == kindAdvisory && (e.permits > 0 || e.metadata != ""):
 		return errors.New("--permits and --metadata are for leases only; leave out --kind advisory")
 	}
-	e.noWait = e.noWait || flags.Changed("wait") && e.wait == 0
+	e.waiting.noWait = e.waiting.noWait || flags.Changed("wait") && e.waiting.most == 0
 	// What else may be wrong with a lock's name and options is so in memory, too.
 	memory := pgxlock.NewMemoryLocker()
 	_, err := memory.TryAcquire(context.Background(), e.key, e.options()...)
@@ -211,7 +219,7 @@ func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
 	}()
 	lock, err := e.acquire(ctx, holder, signals)
 	if err != nil {
-		return err
+		return e.conflict.outcome(err)
 	}
 	return e.supervise(lock, signals)
 }
@@ -251,15 +259,15 @@ func (e *errand) acquire(ctx context.Context, from *opened, signals <-chan os.Si
 	var both sync.WaitGroup
 	defer both.Wait()
 	defer cancel(nil)
-	if e.stderrIsATerminal {
+	if e.stderrIsATerminal && !e.conflict.quiet {
 		both.Go(func() { e.announce(ctx, from) })
 	}
 	opts := e.options()
 	switch {
-	case e.noWait:
+	case e.waiting.noWait:
 		opts = append(opts, pgxlock.NoWait)
-	case e.wait > 0:
-		opts = append(opts, pgxlock.MaxWait(e.wait))
+	case e.waiting.most > 0:
+		opts = append(opts, pgxlock.MaxWait(e.waiting.most))
 	}
 	var lock *pgxlock.Lock
 	var err error

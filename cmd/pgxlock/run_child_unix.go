@@ -66,7 +66,7 @@ func (s *supervision) start() (gate *os.File, err error) {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	// It keeps its number, so that no file that the command shall inherit gives way.
+	// It keeps its number, so that no file that the command inherits gives way.
 	fd := int(r.Fd())
 	if _, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err == nil {
 		args := append([]string{"pgxlock", gateCommand, strconv.Itoa(fd), s.program}, s.command...)
@@ -83,7 +83,7 @@ func (s *supervision) start() (gate *os.File, err error) {
 	return gate, nil
 }
 
-// environment is ours, with what the command shall know of its lock.
+// environment returns this process's environment, with what the command may know of its lock.
 func environment(key, holder string, token int64) []string {
 	ours := []string{"PGXLOCK_KEY=" + key, "PGXLOCK_HOLDER=" + holder, fmt.Sprint("PGXLOCK_TOKEN=", token)}
 	env := slices.DeleteFunc(os.Environ(), func(entry string) bool {

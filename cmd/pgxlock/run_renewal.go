@@ -13,8 +13,8 @@ import (
 )
 
 // A renewalReport says why the lock of a run is not renewed, once for each cause, and when it is
-// renewed again. It runs in a goroutine of its own, because whoever reads what it says may be
-// slow, and the command has to be ended in time.
+// renewed again. It runs in a goroutine of its own, because the reader of its messages may be
+// slow, and the command must be ended in time.
 type renewalReport struct {
 	events chan pgxlock.Event // has room for one, the newest
 	failed map[string]bool    // the causes that were said since the last good renewal

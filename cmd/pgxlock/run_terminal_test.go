@@ -160,7 +160,7 @@ func TestFullScreenProgramsWorkAndAreResized(t *testing.T) {
 	}
 }
 
-func TestWhoWaitsAtATerminalSeesForWhom(t *testing.T) {
+func TestWaitingRunNamesTheHolderAtATerminal(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'first', 3600)")

@@ -308,8 +308,8 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 		{"", "the command is missing"},
 		{"k", "the command is missing"},
 		{"k --", "the command is missing"},
-		{"k true", "put -- before the command"},
-		{"-- true", "one key"},
+		{"k true", "-- is missing before the command: pgxlock run KEY -- COMMAND (see"},
+		{"-- true", "the key is missing: pgxlock run KEY -- COMMAND (see"},
 		{"a b -- true", "one key"},
 		{"k --kind table -- true", "use lease or advisory"},
 		{"k --kind session -- true", "use lease or advisory"},
@@ -418,7 +418,7 @@ func TestASignalEndsTheWait(t *testing.T) {
 			}
 			return waits
 		})
-		r.signal(t, syscall.SIGUSR1) // says nothing to who waits
+		r.signal(t, syscall.SIGUSR1) // does nothing to a waiting run
 		r.signal(t, sig)
 		if line := r.line(); line != "" {
 			t.Errorf("the command ran: %q", line)
@@ -443,7 +443,7 @@ func needsFlock(t *testing.T) {
 	}
 }
 
-func TestWhatACommandLeavesIsKilledBeforeTheLockIsFree(t *testing.T) {
+func TestProcessesThatACommandLeavesAreKilledBeforeTheLockIsFree(t *testing.T) {
 	t.Parallel()
 	needsFlock(t)
 	db := migrated(t)

@@ -160,7 +160,7 @@ func (s *supervision) deadline() time.Duration {
 	return now + time.Until(until)
 }
 
-// schedule is what the watcher shall do if we do nothing more.
+// schedule returns what the watcher must do if this process does nothing more.
 func (s *supervision) schedule() schedule {
 	o := schedule{Term: s.until - s.grace/4*3, Kill: s.until - s.grace/2}
 	if s.told {

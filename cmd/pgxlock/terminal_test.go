@@ -22,9 +22,9 @@ import (
 // tmuxEnv names the program tmux.
 const tmuxEnv = "PGXLOCK_TEST_TMUX"
 
-// A screen is a tmux of its own, of 80 columns and 24 rows, in which somebody types to
-// bash. That does not edit lines, so that the terminal is never in a mode in which what is
-// typed early would be no line to whoever reads it. It knows the program as pgxlock, and the database by DATABASE_URL.
+// A screen is a tmux of its own, of 80 columns and 24 rows, in which the test types to
+// bash. This bash does not edit lines: the terminal stays in a mode in which input that is typed
+// early is a line for the program that reads it. It knows the program as pgxlock, and the database by DATABASE_URL.
 type screen struct {
 	program, socket string
 	home            string

@@ -20,10 +20,12 @@ func newTree() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tree",
 		Short: "Show who waits for whom",
-		Long: `Show the locks that somebody waits for, who holds them, and who waits; behind a waiter
-stand the locks that it holds and others wait for. What this role, or this schema, does
-not show is said on standard error.`,
-		Args: cobra.NoArgs,
+		Long: `Show each lock that somebody waits for, its holders and its waiters. Below a waiter stand
+the locks that it holds and that block others. Standard error says what this role or
+this schema cannot show.`,
+		Example: `  pgxlock tree
+  pgxlock tree -o json | jq -r '.[].holders[].holder'`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return m.do(cmd.Context(), reading, func(monitor *pgxlock.Monitor) error {
 				shot, err := monitor.Snapshot(cmd.Context())
@@ -83,7 +85,7 @@ func printTree(w io.Writer, p palette, at time.Time, queues []waittree.Queue) er
 
 func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []waittree.Queue) {
 	for _, q := range queues {
-		holders := "nobody, it is being passed on"
+		holders := "nobody (the next waiter is about to acquire it)"
 		if len(q.Holders) > 0 {
 			holders = some(q.Holders, 10, ", ", func(h pgxlock.Holder) string { return printable(h.ID) + after(" for ", age(at, h.Since)) })
 		}
@@ -95,10 +97,10 @@ func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, que
 		for _, waiter := range q.Waiters {
 			fmt.Fprintf(b, "%s  %s waits%s", indent, p.paint(yellow, printable(waiter.Owner)), after(" for ", age(at, waiter.Since)))
 			if waiter.Behind > 0 {
-				fmt.Fprintf(b, ", and %d more of it", waiter.Behind)
+				fmt.Fprintf(b, ", and %d more in its process", waiter.Behind)
 			}
 			if waiter.Woken {
-				b.WriteString(", was told to try")
+				b.WriteString(", woken")
 			}
 			b.WriteString("\n")
 			writeQueues(b, p, at, indent+"    ", waiter.Blocks)

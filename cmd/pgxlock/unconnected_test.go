@@ -140,11 +140,12 @@ func TestEachOfSeveralHostsIsNamedWithItsCause(t *testing.T) {
 			`: it is a standby, or read-only; connect to the primary, or name all hosts: postgres://user@host1,host2/database`)
 }
 
-// An error points to what whoever installed the program alone has: a command, or an address.
+// An error points to something that a user of the installed program has: a command, or an
+// address.
 func TestErrorsNameNoFileOfTheSource(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{pgserver.ErrNoBinaries, &pgconn.PgError{Code: pgerrcode.InsufficientPrivilege}} {
-		if text := strings.ReplaceAll(describe(newRun().Flags(), err), lockerr.Manual, ""); strings.Contains(text, "docs/") || strings.Contains(text, "scripts/") || strings.Contains(text, "source") {
+		if text := strings.ReplaceAll(describe(newRun().Flags(), err), lockerr.ManualRights, ""); strings.Contains(text, "docs/") || strings.Contains(text, "scripts/") || strings.Contains(text, "source") {
 			t.Errorf("%q", text)
 		}
 	}

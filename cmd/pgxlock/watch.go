@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,33 +25,56 @@ func newWatch() *cobra.Command {
 	var m monitoring
 	var output format
 	var every time.Duration
+	var once bool
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "Watch who holds and who waits",
-		Long: `Watch who waits for locks, who holds them, which leases were left behind, and what
-presses on locks from the server's side. On a terminal it redraws; else it prints one
-snapshot after the other, each behind a line with the time, with -o json one object
-per line. An empty field is not known. A lease that was taken away by evict is shown
-with the reason until somebody acquires it, an advisory lock while its session is asked
-for it. The advisory locks that pgxlock takes for itself are shown with --internal.
+		Short: "Watch who holds locks and who waits",
+		Long: `Watch who waits for locks, who holds them, which leases expired, and the server's load.
+On a terminal watch redraws the screen. Elsewhere it prints one snapshot after another;
+each begins with a line that has the time, and with -o json each is an object on one
+line. An empty field is not known.
 
-It ends by Ctrl-C or SIGTERM. A server that cannot be reached at first is an error;
-one that goes away later is waited for.`,
-		Args: cobra.NoArgs,
+A lease that evict took away is shown with the reason until somebody acquires it; an
+advisory lock, while evict asks its session to release it. --internal also shows the
+advisory locks that pgxlock takes for itself.
+
+Ctrl-C or SIGTERM ends watch. If the server cannot be reached at the start, watch
+fails; if the server goes away later, watch says so and waits for it.`,
+		Example: `  pgxlock watch --every 5
+  pgxlock watch --once
+  pgxlock watch --once -o json | jq '.waiters | length'`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if every < time.Second {
-				return usageError{fmt.Errorf("--every is %s, it must be at least 1s: to look stops the server's lock table for a moment", every)}
+				return usageError{fmt.Errorf("--every is %s, it must be at least 1s: each snapshot stops the server's lock table for a moment", every)}
+			}
+			if once && cmd.Flags().Changed("every") {
+				return usageError{errors.New("--once and --every exclude each other; leave one out")}
 			}
 			return m.do(cmd.Context(), reading, func(locks *pgxlock.Monitor) error {
-				return watch(cmd, locks, every, display(cmd, output))
+				if once {
+					return lookOnce(cmd, locks, output)
+				}
+				return watch(cmd, locks, every, display(cmd, output, true))
 			})
 		},
 	}
 	m.addFlags(cmd)
 	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
-	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "how often to look")
+	durationVar(cmd.Flags(), &every, "every", "", 2*time.Second, "the `duration` between two snapshots")
+	cmd.Flags().BoolVar(&once, "once", false, "print one snapshot and exit")
 	return cmd
+}
+
+// lookOnce shows one snapshot, on a terminal too as lines that stay.
+func lookOnce(cmd *cobra.Command, locks *pgxlock.Monitor, output format) error {
+	var load monitor.Load
+	shot, err := locks.Snapshot(monitor.WithLoad(cmd.Context(), &load))
+	if err != nil {
+		return err
+	}
+	return display(cmd, output, false)(shot, load)
 }
 
 // watch shows snapshots until it is ended, or an error does not pass by itself.
@@ -78,16 +102,19 @@ func watch(cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, show
 	return outcome{exitCode(failed), errSilent} // it was said
 }
 
-// display is how snapshots are shown.
-func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot, monitor.Load) error {
+// display is how snapshots are shown: on a terminal, redrawn if that is asked for.
+func display(cmd *cobra.Command, output format, redraw bool) func(pgxlock.Snapshot, monitor.Load) error {
 	out, p := cmd.OutOrStdout(), colors(cmd)
 	if output == formatJSON {
 		lines := json.NewEncoder(out)
 		lines.SetEscapeHTML(false)
 		return func(shot pgxlock.Snapshot, load monitor.Load) error { return lines.Encode(viewSnapshot(shot, load)) }
 	}
+	screen := 0
 	if file, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
-		if _, rows, terminal := window(file); terminal {
+		if columns, rows, terminal := window(file); terminal && !redraw {
+			screen = columns
+		} else if terminal {
 			scroll := strings.Repeat("\n", rows) // what is there now, so that it is not lost
 			return func(shot pgxlock.Snapshot, load monitor.Load) error {
 				for i, text := range shot.Missing {
@@ -109,7 +136,7 @@ func display(cmd *cobra.Command, output format) func(pgxlock.Snapshot, monitor.L
 			missing = shot.Missing
 			printMissing(cmd, missing)
 		}
-		text, err := frame(p, shot, load, false, 0)
+		text, err := frame(p, shot, load, false, screen)
 		if err == nil {
 			_, err = io.WriteString(out, text+"\n")
 		}
@@ -141,7 +168,7 @@ func redrawn(text string, rows int) string {
 func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, screen int) (string, error) {
 	var b strings.Builder
 	stamp := shot.At.Local().Format(time.RFC3339)
-	counts := fmt.Sprintf("%s  %d hold, %d wait, %d left behind", stamp, len(shot.Holders), len(shot.Waiters), len(shot.Expired))
+	counts := fmt.Sprintf("%s  %d held, %d waiting, %d expired", stamp, len(shot.Holders), len(shot.Waiters), len(shot.Expired))
 	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", load.Locks, load.Room, 100*load.Notifications)
 	if load.OldestPID != 0 {
 		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", age(shot.At, load.OldestSince), load.OldestPID)

@@ -127,7 +127,7 @@ func TestWatchWritesOneSnapshotAfterTheOtherWhenPiped(t *testing.T) {
 	w := startWatch(t, withLeases(t).URL)
 	for range 2 {
 		stamp, counts, _ := strings.Cut(line(w.stdout), "  ")
-		if _, err := time.Parse(time.RFC3339, stamp); err != nil || counts != "2 hold, 0 wait, 2 left behind" {
+		if _, err := time.Parse(time.RFC3339, stamp); err != nil || counts != "2 held, 0 waiting, 2 expired" {
 			t.Fatalf("%q %q: %v", stamp, counts, err)
 		}
 		for _, want := range []string{"lock table ", "", "KEY ", "order:1  lease  live ", "order:2 ", "import ", "old ", ""} {
@@ -199,4 +199,22 @@ func TestWatchEndsByWhatDoesNotPassByItself(t *testing.T) {
 	if code := w.ended(); code != exitInternal {
 		t.Errorf("exit code %d", code)
 	}
+}
+
+func TestWatchOncePrintsOneSnapshot(t *testing.T) {
+	t.Parallel()
+	env := []string{"DATABASE_URL=" + withLeases(t).URL}
+	r := execute(t, env, "watch", "--once")
+	r.want(t, exitOK, "2 held, 0 waiting, 2 expired\nlock table ", "")
+	if strings.Count(r.stdout, "lock table ") != 1 || !strings.Contains(r.stdout, "order:1  lease  live ") {
+		t.Errorf("not one snapshot:\n%s", r.stdout)
+	}
+	r = execute(t, env, "watch", "--once", "-o", "json")
+	var shot snapshotView
+	if err := json.Unmarshal([]byte(r.stdout), &shot); err != nil || r.code != exitOK || len(shot.Holders) != 2 || len(shot.Expired) != 2 || shot.Server.Room == 0 {
+		t.Errorf("%+v: %v", r, err)
+	}
+	execute(t, env, "watch", "--once", "--every", "5").want(t, exitUsage, "", "--once and --every exclude each other; leave one out")
+	execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, "watch", "--once").want(t, exitUnavailable, "", "connection refused")
+	execute(t, []string{"DATABASE_URL=" + pgtest.New(t).URL}, "watch", "--once").want(t, exitOK, "0 held, 0 waiting, 0 expired", "pgxlock: not shown: leases, ")
 }

@@ -58,7 +58,7 @@ func TestTheMetricsOfARunAddUp(t *testing.T) {
 	}
 }
 
-func TestWhoHoldsAndWhoWaitsIsShownMeanwhile(t *testing.T) {
+func TestHoldersAndWaitersAreShownMeanwhile(t *testing.T) {
 	t.Parallel()
 	m := &metrics{}
 	locks := sessions(t, pgtest.New(t).Pool, m)

@@ -1,5 +1,5 @@
-// Package sql_test runs the programs of this folder, and holds docs/sql.md
-// against them and against the migrations.
+// Package sql_test runs the programs of this folder, and holds docs/sql-languages.md
+// against them.
 package sql_test
 
 import (
@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -146,7 +145,7 @@ func environment(t *testing.T, db *pgtest.DB) []string {
 
 func document(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/sql.md")
+	text, err := os.ReadFile("../../docs/sql-languages.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,102 +169,14 @@ func TestDocumentQuotesEachProgram(t *testing.T) {
 	t.Parallel()
 	rows := drivers(t)
 	if len(rows) != len(programs) {
-		t.Errorf("docs/sql.md lists %d programs, there are %d", len(rows), len(programs))
+		t.Errorf("docs/sql-languages.md lists %d programs, there are %d", len(rows), len(programs))
 	}
 	for file := range programs {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Error(err)
 		} else if test := rows[file].notAcquired; test == "" || !strings.Contains(string(text), "if "+test) && !strings.Contains(string(text), "if ("+test+")") {
-			t.Errorf("%s has no `if` with the test that docs/sql.md gives, %q", file, test)
+			t.Errorf("%s has no `if` with the test that docs/sql-languages.md gives, %q", file, test)
 		}
 	}
-}
-
-// The statements of the document run as they are, in its order.
-func TestDocumentStatementsRun(t *testing.T) {
-	t.Parallel()
-	db := settled.New(t)
-	db.Exec(t, `
-		CREATE TABLE jobs (id integer);
-		CREATE TABLE bookings (event integer, guest text);
-		CREATE TABLE shipments (order_id integer);
-		INSERT INTO jobs VALUES (1)`)
-	blocks := regexp.MustCompile("(?ms)^```sql\n(.*?)^```").FindAllStringSubmatch(document(t), -1)
-	if len(blocks) == 0 {
-		t.Fatal("docs/sql.md has no statements")
-	}
-	for _, block := range blocks {
-		db.Exec(t, block[1])
-	}
-}
-
-// signature is a function's head in the document: `name(parameter type DEFAULT
-// value, ...) → type`. Types and defaults may be left out where an earlier
-// function has explained them.
-var signature = regexp.MustCompile("`([a-z_]+)\\(([^`]*)\\)(?: → ([a-z]+))?`")
-
-func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
-	t.Parallel()
-	db := settled.New(t)
-	db.Exec(t, `CREATE FUNCTION short(types text) RETURNS text LANGUAGE sql
-		RETURN replace(replace(types, 'character varying', 'varchar'), 'timestamp with time zone', 'timestamptz')`)
-	_, functions, _ := strings.Cut(document(t), "\n## Functions\n")
-	functions, _, _ = strings.Cut(functions, "\n## ")
-	documented := map[string]bool{}
-	for line := range strings.SplitSeq(functions, "\n") {
-		if !strings.HasPrefix(line, "`") {
-			continue
-		}
-		for _, head := range signature.FindAllStringSubmatch(line, -1) {
-			name, arguments, result := head[1], head[2], head[3]
-			documented[name] = true
-			var want, returns string
-			err := db.Pool.QueryRow(t.Context(), `
-				SELECT regexp_replace(short(pg_get_function_arguments(oid)), '::[a-z]+|, OUT.*', '', 'g'), short(pg_get_function_result(oid))
-				  FROM pg_proc WHERE proname = $1 AND pronamespace = current_schema()::regnamespace`, name).Scan(&want, &returns)
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-				continue
-			}
-			if result != "" && result != returns {
-				t.Errorf("%s returns %s, not %s", name, returns, result)
-			}
-			if !abbreviates(arguments, want) {
-				t.Errorf("%s takes\n%s, not\n%s", name, want, arguments)
-			}
-		}
-	}
-	rows, _ := db.Pool.Query(t.Context(), `
-		SELECT proname FROM pg_proc
-		 WHERE pronamespace = current_schema()::regnamespace AND proname !~ '^pgxlock_' AND proname NOT IN ('invoice_total', 'short')`)
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		if !documented[name] {
-			t.Errorf("%s is not documented", name)
-		}
-	}
-}
-
-// abbreviates says whether the short arguments are the full ones, of which each
-// may lack its type, and default values may be written differently.
-func abbreviates(short, full string) bool {
-	if short == "" || full == "" {
-		return short == full
-	}
-	shorts, fulls := strings.Split(short, ", "), strings.Split(full, ", ")
-	if len(shorts) != len(fulls) {
-		return false
-	}
-	for i := range shorts {
-		s, sDefault, sHas := strings.Cut(shorts[i], " DEFAULT ")
-		f, fDefault, fHas := strings.Cut(fulls[i], " DEFAULT ")
-		if !strings.HasPrefix(f+" ", s+" ") || sHas != fHas || sDefault != fDefault && !strings.Contains(f, " interval") {
-			return false
-		}
-	}
-	return true
 }

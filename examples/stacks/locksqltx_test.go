@@ -85,7 +85,7 @@ func TestASharedLockExcludesExclusiveOnesOnly(t *testing.T) {
 	})
 }
 
-// The lock is the server's: whoever asks for its number asks for the same.
+// The lock is the server's: all callers that use its number use the same lock.
 func TestTheLockIsTheSameByEveryWay(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		holder := readCommitted(t, d.open(t))
@@ -461,7 +461,7 @@ func TestALockThatTheSnapshotWaitedForIsStale(t *testing.T) {
 
 // Both drivers give up the connection, and with it the transaction and its locks:
 // lib/pq cancels the statement and closes the connection, pgx closes it and
-// cancels. Nothing is left behind in the server. A wait that the transaction shall
+// cancels. Nothing is left behind in the server. A wait that the transaction must
 // survive is one with MaxWait.
 func TestAContextThatEndsDuringTheWaitEndsTheTransaction(t *testing.T) {
 	for name, contextOfTx := range map[string]func(ctx context.Context) context.Context{

@@ -17,6 +17,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/lib/pq"
 
+	"github.com/pgxlock/pgxlock/internal/leaktest"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -40,7 +41,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
-	os.Exit(code)
+	// GORM never ends the goroutine of its cache of prepared statements.
+	os.Exit(leaktest.Check(code, "gorm.io/gorm/internal/lru.NewLRU[...].func1"))
 }
 
 // run makes a schema for the tests on the server that PGXLOCK_TEST_DATABASE

@@ -1,6 +1,6 @@
 -- Book one of ten seats: lock until COMMIT, count, insert.
 BEGIN;
-SELECT lock_tx('event:42');                                 -- waits for whoever has it
+SELECT lock_tx('event:42');                                 -- waits for the holder
 INSERT INTO bookings (event, guest)
 SELECT 42, 'alice' WHERE (SELECT count(*) FROM bookings WHERE event = 42) < 10;
 COMMIT;

@@ -129,7 +129,7 @@ func TestTheStacksExcludeEachOther(t *testing.T) {
 
 // Each stack counts after it has got the lock, and so sees what its previous
 // holder has booked.
-func TestWhoeverWaitedForTheLastSeatsFindsThemTaken(t *testing.T) {
+func TestWaitersForTheLastSeatsFindThemTaken(t *testing.T) {
 	t.Parallel()
 	for name, book := range bookers(t) {
 		t.Run(name, func(t *testing.T) {
@@ -335,7 +335,7 @@ func TestASettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
 	})
 }
 
-// docs/sql.md lists these words. They are right for lib/pq, and pgx takes them for
+// docs/database-sql.md lists these words. They are right for lib/pq, and pgx takes them for
 // settings of the server.
 func TestWordsThatOnlyLibPQKnowsAreRefusedByTheServer(t *testing.T) {
 	t.Parallel()

@@ -76,7 +76,7 @@ func run(ctx context.Context, url string, l load, printf func(string, ...any)) e
 	return l.check(b, done)
 }
 
-// connect makes a pool with a connection for each worker: whoever waits for a
+// connect makes a pool with a connection for each worker: a worker that waits for a
 // lock has one meanwhile.
 func connect(ctx context.Context, url string, workers int) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)

@@ -65,3 +65,18 @@ func Await[A any](ctx context.Context, c *Calls, ask func() A, late func(A)) (A,
 		return none, lockerr.ContextError(ctx)
 	}
 }
+
+// Until waits for wait to return, or for ctx to end.
+func Until(ctx context.Context, wait func()) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		wait()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return lockerr.ContextError(ctx)
+	}
+}

@@ -3,6 +3,8 @@ package batcher
 import (
 	"context"
 	"sync/atomic"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // A Future is the answer to one caller's request in a batch. The caller may leave before
@@ -28,16 +30,22 @@ func (f *Future) Answered() <-chan struct{} { return f.done }
 // Err returns the answer, once Answered is closed.
 func (f *Future) Err() error { return f.err }
 
-// Await returns the error of the answer, or leaves when ctx ends, with its cause.
-func (f *Future) Await(ctx context.Context) error {
+// Await returns the error of the answer, or leaves when ctx ends, with its cause. Until the
+// answer is there it also leaves when closing is closed, with [lockerr.ErrClosed]; nil: never.
+func (f *Future) Await(ctx context.Context, closing <-chan struct{}) error {
+	var left error
 	select {
 	case <-f.done:
+		return f.err
 	case <-ctx.Done():
-		if f.Leave() {
-			return context.Cause(ctx)
-		}
-		<-f.done
+		left = context.Cause(ctx)
+	case <-closing:
+		left = lockerr.ErrClosed
 	}
+	if f.Leave() {
+		return left
+	}
+	<-f.done
 	return f.err
 }
 

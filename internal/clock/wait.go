@@ -30,3 +30,22 @@ func Rest(ctx context.Context, d time.Duration, wake <-chan struct{}) (woken, en
 func Jitter(d time.Duration) time.Duration {
 	return d - d/4 + rand.N(d/2)
 }
+
+// Backoff returns a function that says how long to pause before the next try. After attempt 0
+// the pause is first; each further attempt doubles it, up to most. Random jitter shortens it
+// by up to half.
+func Backoff(first, most time.Duration) func(attempt int) time.Duration {
+	first = max(first, time.Millisecond)
+	most = max(most, first)
+	return func(attempt int) time.Duration {
+		d := most
+		if attempt = max(attempt, 0); first <= most>>attempt { // the shift ends at 0, so nothing overflows
+			d = first << attempt
+		}
+		return d - rand.N(d/2+1)
+	}
+}
+
+// DefaultBackoff paces tries whose success no notification announces, unless the caller
+// configured another backoff.
+var DefaultBackoff = Backoff(10*time.Millisecond, 500*time.Millisecond)

@@ -5,5 +5,5 @@
 // A Namespace does that to packets, so that both kernels' own timeouts run and
 // what TCP repeats in time arrives after Heal. It takes root, Linux and
 // iproute2. A Relay works everywhere, on connections: both kernels find the
-// network in order, and only who waits for data waits in vain.
+// network in order, and only a reader of data waits without end.
 package cutnet

@@ -142,15 +142,15 @@ func (b Backend) End(ctx context.Context, q Querier) error {
 func (d *Dialer) KeepsBackend(ctx context.Context, backend Backend) error {
 	second, err := d.Dial(ctx, Timeout, func(*pgconn.Notice) {})
 	if err != nil {
-		return fmt.Errorf("look whether the pooler is in session mode: %w", err)
+		return fmt.Errorf("check whether the pooler is in session mode: %w", err)
 	}
 	defer CloseQuietly(second)
 	other, _, err := WhoServes(ctx, Querier{Conn: second})
 	if err != nil {
-		return fmt.Errorf("look whether the pooler is in session mode: %w", err)
+		return fmt.Errorf("check whether the pooler is in session mode: %w", err)
 	}
 	if other.PID == backend.PID {
-		return fmt.Errorf("%w: two connections share backend %d, so that it is not in session mode", lockerr.ErrPooler, backend.PID)
+		return fmt.Errorf("%w: two connections share backend %d, so the pooler is not in session mode", lockerr.ErrPooler, backend.PID)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func ProbeAdvisory(ctx context.Context, q Querier, backend Backend, key int64) (
 
 // SwitchedBackend returns the error of a session that another backend answers for.
 func SwitchedBackend(was int32, now any) error {
-	return fmt.Errorf("%w: the backend was %d, and now is %v", lockerr.ErrPooler, was, now)
+	return fmt.Errorf("%w: the backend was %d and now is %v", lockerr.ErrPooler, was, now)
 }
 
 // RandomID returns a random number above 0, which no other process has.

@@ -162,7 +162,7 @@ func split(t *testing.T, script string) (statements []string) {
 	return statements
 }
 
-func TestWhatNoFormatCanHonourIsRefused(t *testing.T) {
+func TestFormatsRefuseOptionsThatTheyCannotHonour(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		format formats.Format

@@ -27,9 +27,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Manual is where errors point to: whoever has the program or the module need not have its
-// source.
-const Manual = "https://github.com/pgxlock/pgxlock/blob/main/docs/operations.md"
+// Pages that errors, advice and help point to: a user of the program or the module need not
+// have its source.
+const (
+	docs          = "https://github.com/pgxlock/pgxlock/blob/main/docs/"
+	ManualDoctor  = docs + "doctor.md"
+	ManualInstall = docs + "install.md"
+	ManualRights  = docs + "rights.md"
+)
 
 // States yields the SQLSTATEs of all errors of the server that err wraps, whichever driver
 // they came through: an attempt to connect to several hosts has one for each.
@@ -138,9 +143,9 @@ func Remedy(err error) string {
 		case state == "42501" && connecting(err):
 			return "GRANT CONNECT ON DATABASE to the role"
 		case state == "42501" && rowSecurity(err):
-			return "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see " + Manual + "#rights"
+			return "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see " + ManualRights + "#row-level-security"
 		case state == "42501":
-			return "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + Manual + "#rights"
+			return "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + ManualRights
 		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42") || state == "55P02") && connecting(err):
 			return "the server refuses a setting of the connection string; correct it, or leave it out"
 		}

@@ -15,11 +15,11 @@ var (
 	ErrStaleSnapshot = errors.New("pgxlock: the transaction's snapshot is older than the lock")
 	ErrReadOnly      = errors.New("pgxlock: read-only: a standby, or a read-only transaction; connect to the primary, in read-write mode")
 	ErrPooler        = errors.New("pgxlock: advisory locks do not work through a pooler in transaction or statement mode")
-	ErrLimited       = errors.New("pgxlock: limited")
+	ErrLimited       = errors.New("pgxlock: rate limit exceeded")
 	ErrEvicted       = errors.New("pgxlock: evicted")
-	ErrStillHeld     = errors.New("pgxlock: asked for, and still held")
-	ErrInternalLock  = errors.New("pgxlock: the lock is one of pgxlock's own")
-	ErrMaxLocks      = errors.New("pgxlock: the Locker has as many locks as it may")
+	ErrStillHeld     = errors.New("pgxlock: still held after an eviction request")
+	ErrInternalLock  = errors.New("pgxlock: this is an internal lock of pgxlock")
+	ErrMaxLocks      = errors.New("pgxlock: lock limit reached")
 	ErrUnavailable   = errors.New("pgxlock: the database cannot be reached")
 	ErrSchema        = errors.New("pgxlock: schema missing or out of date; run migrations.Up or pgxlock migrate up")
 )
@@ -30,16 +30,16 @@ var (
 	// context.DeadlineExceeded: no deadline of a caller has passed.
 	ErrNoAnswer = errors.New("no answer from the server in time")
 
-	// ErrGrantLost means that what was granted was lost before the call could return it.
+	// ErrGrantLost means that the lock was lost before the call could return it.
 	// It is not ErrLost, which is for a lock that a caller had.
-	ErrGrantLost = errors.New("what was granted was lost before the call could return it")
+	ErrGrantLost = errors.New("the lock was lost before the call could return it")
 
 	// ErrSessionEnded means that the session that holds advisory locks has ended.
 	ErrSessionEnded = errors.New("the session that holds the locks has ended")
 )
 
 // errNilContext is what a call returns that was given no context.
-var errNilContext = errors.New("the context is nil; pass context.Background() where nothing ends the call")
+var errNilContext = errors.New("the context is nil; pass context.Background() if nothing cancels the call")
 
 // MissingContext returns an error if ctx is nil.
 func MissingContext(ctx context.Context) error {

@@ -125,7 +125,7 @@ const MaxText = 255
 // Check returns what is wrong with a key, before anything is sent.
 func Check(key string) error {
 	if _, raw := ParseRaw(key); raw {
-		return fmt.Errorf("the key is the number of an advisory lock, which only NewAdvisoryLocker's locks and LockTx are: %w", errors.ErrUnsupported)
+		return fmt.Errorf("a RawKey names an advisory lock; use it with NewAdvisoryLocker or LockTx: %w", errors.ErrUnsupported)
 	}
 	switch {
 	case key == "":

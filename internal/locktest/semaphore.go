@@ -89,7 +89,7 @@ func permits(t *testing.T, locks *pgxlock.Locker) {
 	inside1, cancel := held[0].Context(t.Context())
 	defer cancel()
 	_, err = s.Acquire(inside1, "jobs")
-	is(t, "a second permit for who has one", err, pgxlock.ErrDeadlock)
+	is(t, "a second permit for a holder of one", err, pgxlock.ErrDeadlock)
 
 	_, err = s.TryAcquire(t.Context(), "jobs", pgxlock.Shared)
 	is(t, "a shared permit", err, errors.ErrUnsupported)

@@ -48,10 +48,10 @@ func (m *Monitor) EvictAdvisory(ctx context.Context, key string, shared bool, pi
 			return err
 		}
 		if pid == 0 {
-			return fmt.Errorf("the lock is a prepared transaction's, which has no session; COMMIT PREPARED or ROLLBACK PREPARED ends it: %w", errors.ErrUnsupported)
+			return fmt.Errorf("a prepared transaction holds the lock, and has no session; end it with COMMIT PREPARED or ROLLBACK PREPARED: %w", errors.ErrUnsupported)
 		}
 		if m.internal(key) {
-			return fmt.Errorf("%w (%s); evict the holder of the lock that it belongs to, or end the session with Monitor.Terminate", lockerr.ErrInternalLock, lockkey.Identify(key).OwnLabel(shared))
+			return fmt.Errorf("%w (%s); evict the holder of the lock that it guards, or end the session with Monitor.Terminate", lockerr.ErrInternalLock, lockkey.Identify(key).OwnLabel(shared))
 		}
 		evicted, err = in.evictSession(ctx, key, pid, reason)
 		return err
@@ -80,7 +80,7 @@ func (in *inspection) evictSession(ctx context.Context, key string, pid int32, r
 		}
 		asked = true
 		if !clock.Sleep(patient, askEvery) {
-			return false, errors.Join(fmt.Errorf("%w by process %d; Monitor.Terminate ends its session, with all that it holds", lockerr.ErrStillHeld, pid), lockerr.ContextError(ctx))
+			return false, errors.Join(fmt.Errorf("%w: process %d has not released it; Monitor.Terminate ends its session and frees all its advisory locks", lockerr.ErrStillHeld, pid), lockerr.ContextError(ctx))
 		}
 	}
 }
@@ -124,7 +124,7 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 func (m *Monitor) Terminate(ctx context.Context, pid int32, started int64, keys []string, reason string) (terminated bool, err error) {
 	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if started == 0 {
-			return fmt.Errorf("role %q may not see when the session of process %d began, by which it is known from a later one with that number; GRANT pg_monitor TO it", in.conn.Config().User, pid)
+			return fmt.Errorf("role %q may not see when the session of process %d began, which tells it from a later session with that process id; GRANT pg_monitor TO the role", in.conn.Config().User, pid)
 		}
 		if err := checkReason(reason); err != nil {
 			return err
@@ -154,7 +154,7 @@ func (m *Monitor) Terminate(ctx context.Context, pid int32, started int64, keys 
 			}
 		}
 		terminated = false
-		return fmt.Errorf("process %d was told to end, and is still there", pid)
+		return fmt.Errorf("process %d was asked to end, but is still running", pid)
 	})
 	return terminated, err
 }
@@ -165,7 +165,7 @@ const maxReason = 900
 
 func checkReason(reason string) error {
 	if reason == "" || len(reason) > maxReason {
-		return fmt.Errorf("the reason has %d bytes, it must have 1 to %d: say why, the holder and those who look later want to know", len(reason), maxReason)
+		return fmt.Errorf("the reason has %d bytes, it must have 1 to %d: it is shown to the holder and recorded", len(reason), maxReason)
 	}
 	return nil
 }

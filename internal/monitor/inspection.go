@@ -304,7 +304,7 @@ func (in *inspection) server(ctx context.Context, load *Load) (at time.Time, err
 		load.OldestPID, load.OldestSince = pid.Int32, since.Time
 	})
 	if err == nil && !seesAll {
-		in.miss("addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO it", in.conn.Config().User))
+		in.miss("addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO the role", in.conn.Config().User))
 	}
 	return at, err
 }
@@ -345,7 +345,7 @@ func (in *inspection) keyNames(ctx context.Context) (keyNames, error) {
 		var number int64
 		var name string
 		err := in.read(ctx, statements.MonitorNames, []any{&number, &name}, func() {
-			if id := lockkey.Identify(name); id.Number == number { // anything else is wrong, whoever wrote it
+			if id := lockkey.Identify(name); id.Number == number { // anything else is wrong, no matter who wrote it
 				k.names[id] = name
 			}
 		})

@@ -34,12 +34,12 @@ const patience = time.Minute
 // DB is a fresh, empty database that one test has for itself.
 type DB struct {
 	Pool *pgxpool.Pool // with pgx's defaults
-	URL  string        // connection string, for whoever takes one
+	URL  string        // connection string, for callers that need one
 	Name string        // the database's name
 }
 
 // New makes a database for the test. It is dropped when the test and its
-// subtests are over, whoever is still connected to it.
+// subtests are over, even if sessions are still connected to it.
 func New(tb testing.TB) *DB {
 	tb.Helper()
 	// Nobody can be connected to template0, which is what makes a template1

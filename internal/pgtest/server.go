@@ -131,7 +131,7 @@ func EachPooler(t *testing.T, server *pgserver.Server, test func(t *testing.T, m
 // listen to.
 func ServerSessions(t *testing.T, server *pgserver.Server, pooler *pgserver.Pooler) map[uint32]string {
 	t.Helper()
-	const together = 7326158 // whoever takes this lock shared waits, so that no session serves both clients
+	const together = 7326158 // sessions that take this lock shared wait, so that none serves both clients
 	const found = `with waited as materialized (select pg_advisory_xact_lock_shared($1))
 		select pg_backend_pid(), (select string_agg(name || ' = ' || setting, E'\n' order by name) from pg_settings
 		          where name not in ('transaction_isolation', 'transaction_read_only', 'transaction_deferrable') -- new in each transaction

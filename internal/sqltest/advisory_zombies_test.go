@@ -22,7 +22,7 @@ const (
 // A session that holds many locks is terminated while workers write under them,
 // at every isolation level, in transactions that are fenced before, during and
 // after that; and heirs take the locks as soon as they can be had and write, too.
-// Whoever commits must still be the holder at that moment, and no write may
+// A session that commits must still be the holder at that moment, and no write may
 // follow one with a higher token.
 func TestSoakNoZombieOfADyingSessionCommits(t *testing.T) {
 	t.Parallel()

@@ -185,7 +185,7 @@ func waitBehindMany(d *database, waiter *session, claimants []*session, most int
 	return passed, got
 }
 
-// Each of two has claimed what the other one wants. Whoever waits without a
+// Each of two has claimed what the other one wants. A caller that waits without a
 // bound learns of it from PostgreSQL, the others when their wait is over.
 func TestClaimsInOppositeOrdersDoNotWaitForEver(t *testing.T) {
 	t.Parallel()

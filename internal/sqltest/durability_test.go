@@ -10,7 +10,7 @@ import (
 
 // What was acknowledged is there after a crash, even if the role does not wait
 // for its commits otherwise, and what was given out does not come again.
-func TestWhatWasAcknowledgedSurvivesACrash(t *testing.T) {
+func TestAcknowledgedGrantsSurviveACrash(t *testing.T) {
 	t.Parallel()
 	server, d := private(t, nil)
 	seen := &tokens{t: t}

@@ -33,7 +33,7 @@ func TestAnEvictionEndsThatHoldingAndNoOther(t *testing.T) {
 	d.want("select evicted_by = session_user || ' (' || current_setting('application_name') || ')' or current_setting('application_name') = '' from pgxlock_evictions", "true")
 	d.want("extend_lock('other', 'A')", "true")
 
-	// Whoever comes next has a greater token, and cannot be evicted by the old one.
+	// The next holder has a greater token, and cannot be evicted by the old one.
 	next := d.token("k", "A")
 	if next <= token {
 		t.Errorf("token %d after %d", next, token)
@@ -43,7 +43,7 @@ func TestAnEvictionEndsThatHoldingAndNoOther(t *testing.T) {
 	d.want(fmt.Sprintf("(select string_agg(concat_ws(' ', n, reason, ms < 60000), ', ') from pgxlock_evicted('{0,0,1,0}', '{k,k,k,other}', '{A,A,A,A}', '{%d,%d,%[2]d,%[2]d}'))", next, token), "2 it is stuck t")
 }
 
-func TestWhoWasEvictedFindsTheLeaseGone(t *testing.T) {
+func TestEvictedHolderFindsTheLeaseGone(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, expired := range []bool{false, true} { // it may still be fenced
@@ -246,11 +246,11 @@ func TestTheDeadInQueuesAreRemovedInTheOrderOfTheirKeys(t *testing.T) {
 		create sequence stops;
 		create function stop() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock(nextval('public.stops')); return old; end $$;
 		create trigger stop before delete on pgxlock_waiters for each row execute function stop()`)
-	stops, burier := d.sessions()
+	stops, remover := d.sessions()
 	stops.do("select pg_advisory_lock(i) from generate_series(1, 3) i")
-	burying := burier.start("pgxlock_remove_dead('{0,0,0}', '{c,b,a}', '{9,9,9}')")
+	removing := remover.start("pgxlock_remove_dead('{0,0,0}', '{c,b,a}', '{9,9,9}')")
 	for i := 1; i <= 3; i++ {
-		await(t, d, fmt.Sprintf("exists (select from pg_locks where pid = %d and locktype = 'advisory' and not granted and objid = %d)", burier.pid, i))
+		await(t, d, fmt.Sprintf("exists (select from pg_locks where pid = %d and locktype = 'advisory' and not granted and objid = %d)", remover.pid, i))
 		locked := d.get(`with free as materialized (select name from pgxlock_waiters for update skip locked)
 			select string_agg(name, '' order by name) from pgxlock_waiters where name not in (select name from free)`)
 		if !strings.HasPrefix("abc", locked) || len(locked) < i {
@@ -258,5 +258,5 @@ func TestTheDeadInQueuesAreRemovedInTheOrderOfTheirKeys(t *testing.T) {
 		}
 		stops.want(fmt.Sprintf("pg_advisory_unlock(%d)", i), "true")
 	}
-	burying.want("")
+	removing.want("")
 }

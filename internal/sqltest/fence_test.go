@@ -225,7 +225,7 @@ func TestAFenceSaysWhyItFails(t *testing.T) {
 	})
 }
 
-// Reading under a lease is not what a fence protects: whoever only reads gets
+// Reading under a lease is not what a fence protects: a session that only reads gets
 // told instead of a false feeling of safety.
 func TestAFenceRefusesAReadOnlyTransaction(t *testing.T) {
 	t.Parallel()

@@ -81,7 +81,7 @@ func TestSoakLimitsAreExactToTheNanosecond(t *testing.T) {
 	}
 }
 
-func TestWhatIsRefusedWritesAndLocksNothing(t *testing.T) {
+func TestRefusedRequestsWriteAndLockNothing(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do("select allow_rate('k', 0.001, 1)")
@@ -255,7 +255,7 @@ func TestSoakBatchesOfLimitsDoNotDeadlock(t *testing.T) {
 }
 
 // SKIP LOCKED waits for a row whose new version somebody locks at the wrong moment, which
-// no test can bring about. So whoever has some of the rows must have the first of them.
+// no test can bring about. So a session that has some of the rows must have the first of them.
 func TestHousekeepingOfLimitsLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
 	t.Parallel()
 	d := install(t)
@@ -313,7 +313,7 @@ func TestHousekeepingOfLimitsGoesThroughTheTableInSteps(t *testing.T) {
 }
 
 // A row is changed without a change of an index.
-func TestWhatIsTakenOftenStaysOnItsPage(t *testing.T) {
+func TestBucketThatIsTakenOftenStaysOnItsPage(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do("insert into pgxlock_limits select 'k' || i, 0 from generate_series(1, 100) i")

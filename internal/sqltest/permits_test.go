@@ -34,7 +34,7 @@ func TestTheFreePermitOfManyIsFound(t *testing.T) {
 		d.want(mine, free)
 		d.want(mine, "NULL")
 	}
-	// The (n+1)-th is of no use to who says n.
+	// A caller that says n cannot use the (n+1)-th.
 	d.want(fmt.Sprintf("acquire_permit('jobs', 'more', %d, 1, '{\"why\": 1}')", n+1), fmt.Sprint("jobs#", n+1))
 	d.want(fmt.Sprintf("select metadata from distributed_locks where lock_name = 'jobs#%d'", n+1), `{"why": 1}`)
 	d.expire(fmt.Sprint("jobs#", n+1))
@@ -42,7 +42,7 @@ func TestTheFreePermitOfManyIsFound(t *testing.T) {
 }
 
 // Others take permits in transactions that are still open, so that they look free.
-func TestWhoLosesARaceForAPermitTakesAnotherOne(t *testing.T) {
+func TestLoserOfARaceForAPermitTakesAnotherOne(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	other := d.begin(readCommitted)
@@ -66,7 +66,7 @@ func TestThoseWhoComeTogetherDoNotAllTryTheSamePermit(t *testing.T) {
 	d.want("select max(split_part(lock_name, '#', 2)::int) > 5 from distributed_locks", "true")
 }
 
-func TestWhoStandsFirstTakesTheNextPermit(t *testing.T) {
+func TestFirstWaiterTakesTheNextPermit(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	const queue = "jobs#"
@@ -92,7 +92,7 @@ func TestWhoStandsFirstTakesTheNextPermit(t *testing.T) {
 	d.queueIs(0, "mails#")
 }
 
-func TestWhoIsDeadOrSleepsKeepsNobodyFromAPermit(t *testing.T) {
+func TestDeadOrSleepingWaiterKeepsNoOtherFromAPermit(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	const queue = "jobs#"
@@ -102,7 +102,7 @@ func TestWhoIsDeadOrSleepsKeepsNobodyFromAPermit(t *testing.T) {
 	l := live.queue(0, queue)
 	dead.die()
 	live.want(takePermit("jobs", "L", 1, l), stepBack)
-	d.queueIs(0, queue, s, l) // what was seen dead is buried
+	d.queueIs(0, queue, s, l) // the dead ticket is removed
 	d.want(wake(0, queue, "NULL"), "1 "+s)
 	d.keep(s)
 	live.want(takePermit("jobs", "L", 1, l), stepBack) // it is woken, and its turn is not over
@@ -110,14 +110,14 @@ func TestWhoIsDeadOrSleepsKeepsNobodyFromAPermit(t *testing.T) {
 	live.want(takePermit("jobs", "L", 1, l), grantedPermit(1))
 	d.queueIs(0, queue, s)
 
-	// Who tries in vain shows that it lives.
+	// A caller that is refused shows that it lives.
 	d.want(fmt.Sprintf("select woken is not null from pgxlock_waiters where ticket = %s", s), "true")
 	sleeper.want(takePermit("jobs", "S", 1, s), busy("L"))
 	d.want(fmt.Sprintf("select woken is null from pgxlock_waiters where ticket = %s", s), "true")
 	d.queueIs(0, queue, s)
 }
 
-func TestWhoGetsNoPermitIsToldWhoseEndsFirst(t *testing.T) {
+func TestRefusalOfAPermitNamesTheHolderWhoseEndsFirst(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for i, holder := range []string{"late", "soon", "later", "beyond"} {
@@ -133,7 +133,7 @@ func TestWhoGetsNoPermitIsToldWhoseEndsFirst(t *testing.T) {
 }
 
 // Nothing is decided by it.
-func TestWhoUsesASemaphoreWithOtherNumbersIsTold(t *testing.T) {
+func TestCallersLearnOfOtherNumbersOfPermits(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	others := func(n int, want string) {
@@ -257,8 +257,8 @@ func TestThePermitsOfOneHolderAreDifferentOnes(t *testing.T) {
 }
 
 // Each semaphore that is used leaves a row, and those of names that nobody uses any more
-// go: a few with each that is written. Nobody waits for who just does that.
-func TestWhatWasSaidOfSemaphoresLongAgoIsRemoved(t *testing.T) {
+// go: a few with each that is written. Nobody waits for a session that does that.
+func TestOldNumbersOfPermitsAreRemoved(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_permit('order:' || i, 'W', 1) from generate_series(1, 10) i")

@@ -49,11 +49,11 @@ func (d *database) stops() stops {
 		  if p_space = 'pin' then perform public.stop_at(1); end if;
 		  return pgxlock_key_itself(p_space, p_name);
 		end $$;
-		alter function pgxlock_remove_dead(integer[], text[], bigint[]) rename to bury_itself;
+		alter function pgxlock_remove_dead(integer[], text[], bigint[]) rename to remove_dead_itself;
 		create function pgxlock_remove_dead(integer[], text[], bigint[]) returns void language plpgsql as $$
 		begin
 		  perform public.stop_at(6);
-		  perform bury_itself($1, $2, $3);
+		  perform remove_dead_itself($1, $2, $3);
 		end $$`)
 	return stops{d.connect(), d}
 }
@@ -82,7 +82,7 @@ func asks(name, holder, ticket string) string {
 		quote(name), quote(holder), ticket)
 }
 
-// What asks answers to who is refused: it is woken, or asks again by itself.
+// The answers to a refused caller: it is woken, or asks again without that.
 const (
 	sleeps   = "f H f"
 	asksSoon = "f H t"
@@ -138,7 +138,7 @@ func TestNoReleaseIsMissedWhereverATicketComesInBetween(t *testing.T) {
 
 // The release looked for tickets before there was this one, and commits when who waits
 // has read that the lease is held.
-func TestWhoIsRefusedByALeaseThatGoesMeanwhileAsksAgain(t *testing.T) {
+func TestTryRefusedByALeaseThatGoesMeanwhileIsRepeated(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	s := d.stops()
@@ -214,7 +214,7 @@ func TestWhetherARowIsBeingChangedIsToldByItsNumber(t *testing.T) {
 	d.want(fmt.Sprintf("pgxlock_change_pending('%d')", number), "false")
 }
 
-func TestWhoGivesBackIsToldWhatBecameOfEachAndWhoWaits(t *testing.T) {
+func TestReleaseReturnsEachOutcomeAndWhetherOthersWait(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	p := d.process()
@@ -245,7 +245,7 @@ func TestWhoGivesBackIsToldWhatBecameOfEachAndWhoWaits(t *testing.T) {
 }
 
 // A snapshot that is older than the call does not show who came since.
-func TestWhoGivesBackInAnOldSnapshotIsToldThatSomebodyMayWait(t *testing.T) {
+func TestReleaseInAnOldSnapshotSaysThatOthersMayWait(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.want("acquire_lock('k', 'H', 60)", "true")
@@ -258,7 +258,7 @@ func TestWhoGivesBackInAnOldSnapshotIsToldThatSomebodyMayWait(t *testing.T) {
 }
 
 // Between the look and the pin somebody may take over, under another token.
-func TestWhoGivesBackLeavesWhatWasTakenOverMeanwhile(t *testing.T) {
+func TestReleaseLeavesALeaseThatWasTakenOver(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	stile := d.turnstile()

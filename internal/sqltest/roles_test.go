@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// as opens a session of the role. Rights are those of current_user, whoever
+// as opens a session of the role. Rights are those of current_user, no matter who
 // logged in.
 func (d *database) as(role string) *session {
 	d.t.Helper()
@@ -396,7 +396,7 @@ func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
 	}
 	d.want("select count(*) from pgxlock_claims", "3")
 	d.want("select count(*) from distributed_locks", "0")
-	// It does run for who calls it, and for nobody else.
+	// It does run for the role that calls it, and for no other.
 	s.do("insert into mine.distributed_locks (lock_name) values ('k')")
 	d.want("select string_agg(distinct who::text, ' ') from mine.ran", role)
 	d.do("drop schema mine cascade")

@@ -216,9 +216,9 @@ func TestBadInputOfRunsIsNamed(t *testing.T) {
 	d.want("select count(*) from pgxlock_runs", "0")
 }
 
-// Whose answer was lost asks again. Meanwhile the run is forgotten, or is taken over by
-// who has the lease now: then it is not that one's any more.
-func TestWhoAsksAgainForItsRunHasItOnlyWhileItIsItsOwn(t *testing.T) {
+// A caller whose answer was lost asks again. Meanwhile the run is forgotten, or another
+// caller that has the lease now takes it over: then it is no longer the first caller's.
+func TestRepeatedStartHasItsRunOnlyWhileItIsItsOwn(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	start := func(holder, lease string) string {

@@ -46,7 +46,7 @@ func TestAFenceOfAShareKeepsWritersOutUntilItsTransactionEnds(t *testing.T) {
 
 // A reader has run out, and writes in a fenced transaction. The others, who are well,
 // leave: they are not kept from it, and no writer comes in before it ends.
-func TestWhoLeavesLetsNobodyPassTheFenceOfOneWhoExpired(t *testing.T) {
+func TestLeavingReaderLetsNoCallerPassTheFenceOfAnExpiredOne(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_shared_lock('k', 'A'), acquire_shared_lock('k', 'B'), acquire_shared_lock('k', 'C')")

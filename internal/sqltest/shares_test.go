@@ -39,7 +39,7 @@ func (d *database) wantShares(lock string, holders ...string) {
 const noShareOutlastsItsGroup = `select count(*) from distributed_lock_shares s left join distributed_locks l on l.lock_name = s.lock_name and l.holder_id = '*shared' and l.fencing_token = s.fencing_token
 	where s.expires_at > clock_timestamp() and (l.expires_at is null or l.expires_at < s.expires_at)`
 
-func TestWhoSharesExcludesWhoDoesNot(t *testing.T) {
+func TestSharedLeaseExcludesExclusiveCallers(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		s := d.connect()
@@ -171,7 +171,7 @@ func TestASharePassesIntoNoOtherGroup(t *testing.T) {
 	}
 }
 
-// However long who has left wanted it, and whoever does not renew any more: a writer
+// However long a caller that left wanted it, and even if a holder no longer renews: a writer
 // waits for the last of those who are there, and not longer.
 func TestAWriterWaitsForTheLastOfThoseWhoAreThere(t *testing.T) {
 	t.Parallel()
@@ -211,7 +211,7 @@ var openShares = []struct{ name, before, work, want string }{
 	{"a release of an expired one", "expired", "release_shared_lock('k', 'X')", "NULL"},
 }
 
-// As for exclusive ones: whoever tries has the answer while the other transaction is
+// As for exclusive ones: a try has the answer while the other transaction is
 // open, and if it is not granted nothing is kept.
 func TestATryToShareNeverWaitsForUncommittedWork(t *testing.T) {
 	t.Parallel()
@@ -327,7 +327,7 @@ func TestAShareThatComesTooLateToJoinKeepsNoRowLock(t *testing.T) {
 	d.want("acquire_lock('k', 'W')", "true")
 }
 
-// A renewal waits for whoever has the group locked, and then looks.
+// A renewal waits for the session that has the group locked, and then checks.
 func TestARenewalOfAShareLooksOnceTheGroupIsLocked(t *testing.T) {
 	t.Parallel()
 	d := install(t)
@@ -407,7 +407,7 @@ func TestAnOldSnapshotEndsNoGroupThatOthersShare(t *testing.T) {
 	}
 }
 
-// One gives its share back while another one joins: whoever comes second sees what the
+// One gives its share back while another one joins: the second sees what the
 // first has left.
 func TestALastReleaseAndAJoinSeeEachOther(t *testing.T) {
 	t.Parallel()

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// askToStepDown is the call that asks whoever has the lock.
+// askToStepDown is the call that asks the holder of the lock.
 func askToStepDown(kind int, name, why string) string {
 	return fmt.Sprintf("pgxlock_ask_to_step_down(%d, %s, 'me', %s)", kind, quote(name), quote(why))
 }

@@ -181,7 +181,7 @@ func TestOnlyOneTakesOver(t *testing.T) {
 }
 
 // A renewal finds its lease live and waits for the row, which is locked by
-// whoever takes the lease over. It must not keep the next holder's row locked.
+// the session that takes the lease over. It must not keep the next holder's row locked.
 func TestARenewalThatComesTooLateKeepsNoRowLock(t *testing.T) {
 	t.Parallel()
 	d := install(t)

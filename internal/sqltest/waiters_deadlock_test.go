@@ -33,7 +33,7 @@ func TestTheLastTicketOfACircleIsItsVictim(t *testing.T) {
 	for n := 1; n <= 4; n++ {
 		d := install(t)
 		ring, tickets := d.ring(n, true)
-		for range 2 { // whoever asks, and however often
+		for range 2 { // no matter who asks, and how often
 			for i, p := range ring {
 				want := "f"
 				if i == n-1 {
@@ -75,14 +75,14 @@ func TestWithoutACircleThereIsNoVictim(t *testing.T) {
 	}
 	look("a chain")
 	d.want("acquire_lock('other', 'somebody')", "true")
-	look("a chain to who does not wait")
+	look("a chain to a holder that does not wait")
 	d.process().queueHolding(0, "l0", "nothing", "that", "counts")
 	look("with one who waits for it")
 }
 
 // A ticket before the circle waits for it, and one behind as well: neither is
 // part of it.
-func TestWhoWaitsForACircleIsNoVictim(t *testing.T) {
+func TestWaiterOutsideADeadlockIsNoVictim(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	before := d.process()
@@ -95,7 +95,7 @@ func TestWhoWaitsForACircleIsNoVictim(t *testing.T) {
 	ring[1].want("select deadlock from "+ring[1].publishes(0, "l0", tickets[1], asJSON("h1")), "h1")
 }
 
-func TestWhatIsOverIsNoPartOfACircle(t *testing.T) {
+func TestEndedHoldsAndWaitsArePartOfNoDeadlock(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(d *database, ring []*process, tickets []string){
 		"released": func(d *database, _ []*process, _ []string) { d.want("release_lock('l0', 'h0')", "true") },

@@ -158,7 +158,7 @@ func (d *database) queueIs(kind int, name string, want ...string) {
 	}
 }
 
-func TestWhoCameFirstIsServedFirst(t *testing.T) {
+func TestWaitersAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b, c := d.process(), d.process(), d.process()
@@ -183,7 +183,7 @@ func TestWhoCameFirstIsServedFirst(t *testing.T) {
 	d.want(take("k", "X", "0"), granted("X"))
 }
 
-func TestWhoHasNoTicketMayBargeAndSoMaySQL(t *testing.T) {
+func TestCallersWithoutATicketMaySkipTheQueueAlsoInSQL(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	p := d.process()
@@ -300,7 +300,7 @@ func TestATicketThatWasBuriedGetsItsPlaceBack(t *testing.T) {
 	again.hears("0:k")
 }
 
-func TestWhoWasWokenAndDoesNotTryIsPassed(t *testing.T) {
+func TestWokenWaiterThatDoesNotTryIsPassed(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	frozen, b, c := d.process(), d.process(), d.process()
@@ -335,7 +335,7 @@ func TestWhoWasWokenAndDoesNotTryIsPassed(t *testing.T) {
 }
 
 // An advisory lock is asked for elsewhere, so who was refused it says so.
-func TestWhoWasRefusedAnAdvisoryLockIsNotPassed(t *testing.T) {
+func TestWaiterThatWasRefusedAnAdvisoryLockIsNotPassed(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []int{1, 2} {
 		d := install(t)
@@ -514,7 +514,7 @@ func TestATryThatTakesAStampAwayLosesNoTurn(t *testing.T) {
 		d.want(wake(c.kind, c.name, "NULL"), "1 "+tf) // of somebody who barged in between
 		frozen.heard()
 		d.do("update pgxlock_waiters set woken = null where ticket = " + tf) // what its try does
-		d.want(wake(c.kind, c.name, tf), "NULL")                             // it is held: whoever gives it back will look
+		d.want(wake(c.kind, c.name, tf), "NULL")                             // it is held: its holder will check when it releases
 		frozen.begin(readCommitted)
 		frozen.do("update pgxlock_waiters set woken = null where ticket = " + tf)
 		c.free(holder)
@@ -665,7 +665,7 @@ func TestABatchLocksItsTicketsInOneOrder(t *testing.T) {
 
 // Calls with the same locks in other orders wait for each other in one order. There is one
 // way left: who removes the dead has locked its own tickets by then, skips what is locked, and
-// yet waits for who locks a row's new version at that moment, as SKIP LOCKED does. Since the
+// yet waits for a session that locks a row's new version at that moment, as SKIP LOCKED does. Since the
 // dead are taken in one order as well that was not seen in 300,000 calls; where one of the
 // functions has another order, it is one of three hundred.
 func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {

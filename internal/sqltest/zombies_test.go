@@ -17,7 +17,7 @@ import (
 // Workers share one lease with a ttl of milliseconds, and write under fences in
 // transactions that are open for longer than that, at every isolation level,
 // some rolled back, some begun before the acquire. Others renew, release and
-// reap meanwhile. Whoever commits must still be the holder at that moment, and
+// reap meanwhile. A session that commits must still be the holder at that moment, and
 // no write may follow one with a higher token.
 func TestSoakNoZombieCommits(t *testing.T) {
 	t.Parallel()

@@ -236,7 +236,7 @@ func TestAReleaseComesBeforeTheNextAcquire(t *testing.T) {
 	passing.Wait()
 }
 
-// Whoever shares a request that was made before does not depend on whether the one
+// A caller that shares a request that was made before does not depend on whether the one
 // who made it still waits.
 func TestASharedRequestOutlivesWhoMadeIt(t *testing.T) {
 	t.Parallel()

@@ -99,7 +99,7 @@ func TestTheServerFreesTheAdvisoryLocksOfAFrozenProcess(t *testing.T) {
 			t.Errorf("after the first look these did not report the loss: %q", lost.Unsettled)
 		}
 		if holder == soon && (lost.LastHeld.After(taken) || !lost.Deadline.Before(taken)) {
-			t.Errorf("looked at %s, believed until %s, and somebody else had it at %s", lost.LastHeld, lost.Deadline, taken)
+			t.Errorf("checked at %s, deadline %s, and somebody else had it at %s", lost.LastHeld, lost.Deadline, taken)
 		}
 	}
 	if err := errors.Join(next.Err(), next.Release(t.Context())); err != nil {

@@ -34,7 +34,7 @@ func kill(t *testing.T, db *pgtest.DB, owner string) {
 	}
 }
 
-func TestWhateverEndsTheSessionLosesAllAdvisoryLocks(t *testing.T) {
+func TestEveryEndOfTheSessionLosesAllAdvisoryLocks(t *testing.T) {
 	t.Parallel()
 	type stage struct {
 		server *pgserver.Server

@@ -119,7 +119,7 @@ func (p *tap) dials() int {
 }
 
 // lockFunctions are the numbers that PostgreSQL has for the functions of advisory
-// locks, by what is asked.
+// locks, by the request.
 var lockFunctions = [...]uint32{2882, 2883, 2884, 2885, 2888, 2889, 2890, 2891}
 
 // wrote takes down what is written, if it is of the lock session's business.

@@ -108,7 +108,7 @@ func TestThePoolsAfterConnectIsHonouredByAdvisoryLocks(t *testing.T) {
 
 // What roles are set to for the sake of their other programs neither costs a lock
 // nor the session.
-func TestWhatARoleIsSetToCostsNoAdvisoryLock(t *testing.T) {
+func TestRoleSettingsCostNoAdvisoryLock(t *testing.T) {
 	t.Parallel()
 	db := testkit.Controlled(t, pgtest.New(t))
 	use := func(t *testing.T, settings map[string]string) {

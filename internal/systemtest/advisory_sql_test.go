@@ -17,7 +17,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// An advisory lock is a number that every program knows: whoever takes it, by
+// An advisory lock is a number that every program knows: a session that takes it, by
 // whichever function of ours or of the server's, excludes all others (I10).
 
 // numbered are keys of both spaces, of both signs, and such as would be the same
@@ -96,7 +96,7 @@ func bySQL(db *pgtest.DB, try, unlock string) taker {
 	}
 }
 
-func TestWhoeverTakesAnAdvisoryLockExcludesAllOthers(t *testing.T) {
+func TestEveryHolderOfAnAdvisoryLockExcludesAllOthers(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	takers := func() map[string]taker {

@@ -368,7 +368,7 @@ func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 }
 
 // Workers claim the same keys, at all levels and in savepoints, and change their
-// minds. Whoever is first writes, and only one of those is ever seen.
+// minds. The first one writes, and only one of those is ever seen.
 func TestSoakOneCommittedTransactionIsTheFirst(t *testing.T) {
 	t.Parallel()
 	const workers = 8
@@ -696,12 +696,12 @@ func TestBadArgumentsOfClaimsAreNamed(t *testing.T) {
 			{pgxlock.Schema("a\nb\x00"), "zero bytes", false},
 			{pgxlock.Schema(strings.Repeat("s", 64)), "64 bytes", false},
 			{pgxlock.TTL(time.Minute), "TTL(1m0s)", true},
-			{pgxlock.Metadata("pod-7\nA"), "no meaning", true},
+			{pgxlock.Metadata("pod-7\nA"), "does not support", true},
 			{pgxlock.Shared, "Shared", true},
 			{pgxlock.Exclusive, "Exclusive", true},
 			{pgxlock.AllowStaleSnapshot(true), "AllowStaleSnapshot(true)", true},
 			{pgxlock.Retries(1), "Retries(1)", true},
-			{pgxlock.TxOptions{}, "no meaning", true},
+			{pgxlock.TxOptions{}, "does not support", true},
 		} {
 			_, err := pgxlock.ClaimTx(t.Context(), tx, "k", test.opt)
 			wantClaimRefused(t, err, "claim", test.says)

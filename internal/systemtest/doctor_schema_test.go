@@ -42,7 +42,7 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 			case version == newest:
 				wantFinding(t, findings, "schema", statusOK, `schema "public"`, fmt.Sprint("version ", version))
 			default:
-				wantFinding(t, findings, "schema", statusWarning, fmt.Sprint("version ", version), fmt.Sprint("this program knows ", newest))
+				wantFinding(t, findings, "schema", statusWarning, fmt.Sprint("version ", version), fmt.Sprint("this program knows version ", newest))
 			}
 			if version == newest-1 { // what each role needs is listed by the last one
 				delete(findings, "rights")
@@ -100,7 +100,7 @@ func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
 		db.Exec(t, `do $$ declare f regprocedure; begin
 			for f in select oid from pg_proc where prosqlbody is null and pronamespace in (select oid from pg_namespace where nspname not like 'pg\_%' and nspname <> 'information_schema')
 			loop execute 'alter function ' || f || ' reset search_path'; end loop; end $$`)
-		wantFinding(t, examine(t, db, nil), "search_path", statusError, fmt.Sprint(n, " functions"), "#moving-a-database")
+		wantFinding(t, examine(t, db, nil), "search_path", statusError, fmt.Sprint(n, " functions"), "install.md#renaming-the-schema")
 	}
 
 	db := pgtest.New(t)
@@ -204,7 +204,7 @@ func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
 	role, theirs := login(t, db)
 	wantBlind := func(findings map[string]doctor.Finding, check, advice string) {
 		t.Helper()
-		wantFinding(t, findings, check, statusWarning, "could not be looked at", "42501", advice)
+		wantFinding(t, findings, check, statusWarning, "could not be checked", "42501", advice)
 	}
 	findings := examine(t, theirs, nil)
 	if len(findings) != len(doctorChecks) {

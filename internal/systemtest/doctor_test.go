@@ -106,13 +106,13 @@ func TestASoundServerHasEveryCheckAndNothingToDo(t *testing.T) {
 
 func TestEachCheckIsInTheDocumentation(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/doctor.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, check := range doctorChecks {
 		if !strings.Contains(string(text), "\n| `"+check+"` | ") {
-			t.Errorf("docs/operations.md does not say what %s means", check)
+			t.Errorf("docs/doctor.md does not say what %s means", check)
 		}
 	}
 }
@@ -198,10 +198,10 @@ func TestDoctorTellsThePoolersModeAndLeavesNothingBehind(t *testing.T) {
 			wantFinding(t, findings, "advisory", statusOK)
 		case "transaction":
 			wantFinding(t, findings, "pooler", statusWarning, "transaction mode", "ClaimTx work", "NewLeaseLocker")
-			wantFinding(t, findings, "advisory", statusWarning, "not looked at", "the server itself")
+			wantFinding(t, findings, "advisory", statusWarning, "not checked", "the server itself")
 		case "statement":
 			wantFinding(t, findings, "pooler", statusWarning, "statement mode", "so is every transaction", "NewLeaseLocker")
-			wantFinding(t, findings, "advisory", statusWarning, "not looked at", "the server itself")
+			wantFinding(t, findings, "advisory", statusWarning, "not checked", "the server itself")
 		}
 		wantRestOK(t, findings, "notify", "pooler", "advisory", "durability") // fsync is off
 	})
@@ -241,7 +241,7 @@ func TestDoctorIsNotDeceivedByTrafficThroughAPooler(t *testing.T) {
 	})
 }
 
-func TestWhatWasFoundBeforeTheEndIsReturned(t *testing.T) {
+func TestDoctorReturnsFindingsBeforeItsEnd(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for name, test := range map[string]struct {

@@ -96,7 +96,7 @@ func TestDoTxRollsBackWhatFails(t *testing.T) {
 	}
 	wantWritten(t, db, 0)
 
-	// Whoever overlooks the error of a statement is told: the server rolls back
+	// A function that ignores the error of a statement gets an error: the server rolls back
 	// what was to be committed.
 	err = locks.DoTx(t.Context(), db.Pool, "k", func(ctx context.Context, tx pgx.Tx, _ *pgxlock.Lock) error {
 		_ = testkit.WriteRow(ctx, tx)
@@ -519,7 +519,7 @@ func TestALeaseRefusesTheOptionsOfOthers(t *testing.T) {
 		{pgxlock.Schema("locks"), `Schema("locks")`},
 		{pgxlock.Retention(time.Hour), "Retention(1h0m0s)"},
 		{pgxlock.Retries(2), "Retries(2)"},
-		{pgxlock.TxOptions{IsoLevel: pgx.Serializable}, "no meaning"},
+		{pgxlock.TxOptions{IsoLevel: pgx.Serializable}, "does not support"},
 		{pgxlock.AllowStaleSnapshot(true), "AllowStaleSnapshot(true)"},
 	} {
 		for method, call := range map[string]func() error{

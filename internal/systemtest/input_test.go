@@ -127,7 +127,7 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 		"metadata with a zero byte":   {"k", []pgxlock.Option{pgxlock.Metadata("\x00")}, "Metadata must be valid UTF-8"},
 		"too much metadata":           {"k", []pgxlock.Option{pgxlock.Metadata(strings.Repeat("m", 64<<10))}, "Metadata has 65538 bytes"},
 		"too much when quoted":        {"k", []pgxlock.Option{pgxlock.Metadata(strings.Repeat(`"`, 33<<10))}, "Metadata has"},
-		"an unknown mode":             {"k", []pgxlock.Option{pgxlock.Mode(7)}, "Mode(7) is no mode; use Exclusive or Shared"},
+		"an unknown mode":             {"k", []pgxlock.Option{pgxlock.Mode(7)}, "Mode(7) is not a mode; use Exclusive or Shared"},
 		"a nil option":                {"k", []pgxlock.Option{nil}, "an option is nil"},
 		"a nil option among others":   {"k", []pgxlock.Option{pgxlock.NoWait, nil}, "an option is nil"},
 		"a bad option that a later one overrules": {
@@ -254,7 +254,7 @@ func TestAnEntryThatTheServerRefusesFailsNoOtherOfItsBatch(t *testing.T) {
 func gathered(test string) (n int) {
 	buf := make([]byte, 8<<20)
 	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		if strings.Contains(stack, "[select") && strings.Contains(stack, "(*leaseTable).try(") && strings.Contains(stack, test) {
+		if strings.Contains(stack, "[select") && strings.Contains(stack, "lease.(*Table).Try(") && strings.Contains(stack, test) {
 			n++
 		}
 	}

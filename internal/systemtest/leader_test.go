@@ -13,7 +13,7 @@ import (
 )
 
 // A leader whose lease is taken away campaigns again, and gets a greater token.
-func TestWhoLosesLeadershipCampaignsAgain(t *testing.T) {
+func TestFormerLeaderCampaignsAgain(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Second})
@@ -77,7 +77,7 @@ func TestALeaderHearsWhoAskedItToStepDownAndWhy(t *testing.T) {
 	}
 }
 
-// A request is for the holder that it was made of, and not for who comes after it.
+// A request is for the holder at that time, not for the next one.
 func TestARequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -112,7 +112,7 @@ func TestARequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
 }
 
 // All advisory locks of a process have one session, so that a request of long ago looks like
-// one of whoever leads there now.
+// one of the current leader there.
 func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)

@@ -13,7 +13,7 @@ import (
 )
 
 // What SQL wrote need not be a lease of this package.
-func TestWhoHoldsALeaseForGoodIsAHolderWithoutTimes(t *testing.T) {
+func TestHolderOfALeaseWithoutExpiryHasNoTimes(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
@@ -68,5 +68,26 @@ func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
 	}
 	if next.Token() <= lock.Token() {
 		t.Fatalf("token %d after %d", next.Token(), lock.Token())
+	}
+}
+
+func TestTheServerTakesTheLongestTTL(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	const longest = 100 * 360 * 24 * time.Hour // PostgreSQL counts 360 days to a year
+	for name, cfg := range map[string]*pgxlock.LeaseConfig{"of the lock": nil, "of the Locker": {TTL: longest}} {
+		locks, err := pgxlock.NewLeaseLocker(db.Pool, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lock, err := locks.Acquire(t.Context(), name, pgxlock.TTL(longest))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if err := errors.Join(lock.Renew(t.Context()), lock.Release(t.Context())); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := locks.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

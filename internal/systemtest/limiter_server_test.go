@@ -66,7 +66,7 @@ func locked(err error) bool {
 const limitSQL = "pgxlock_limit_batch"
 
 // Who left before the answer has not done what was allowed.
-func TestWhatIsAllowedToACallerWhoLeftIsGivenBack(t *testing.T) {
+func TestEventsAllowedToACallerThatLeftAreReturned(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)

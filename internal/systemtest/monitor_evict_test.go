@@ -152,7 +152,7 @@ func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 	wantReasons(found, map[string]string{pgxlock.RawKey(7): "it is drained"})
 }
 
-func TestWhoWaitsGetsTheLockOfAnEvictedHolder(t *testing.T) {
+func TestWaiterGetsTheLockOfAnEvictedHolder(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	monitor := testkit.NewMonitor(t, db, nil)
@@ -184,7 +184,7 @@ func TestASessionGivesBackWhatItIsAskedFor(t *testing.T) {
 			t.Errorf("another one is evicted: %v, %v", unharmed.Err(), got.Err())
 		}
 		testkit.Release(t, got)
-		again := testkit.Acquire(t, locks, key) // the request was for who had it then
+		again := testkit.Acquire(t, locks, key) // the request was for the holder at that time
 		if !strings.HasSuffix(again.Holder(), fmt.Sprint(":", h.PID)) {
 			t.Errorf("the session of process %d is gone: %s", h.PID, again.Holder())
 		}

@@ -620,7 +620,7 @@ func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
 	}
 }
 
-func TestWhatAMonitorCannotBeAskedIsSaid(t *testing.T) {
+func TestMonitorRefusesInvalidRequests(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	for what, test := range map[string]struct {

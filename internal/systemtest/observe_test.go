@@ -186,7 +186,7 @@ func TestAGrantThatNobodyHeardOfIsNoEvent(t *testing.T) {
 	})
 }
 
-func TestWhatALostConnectionCostsIsToldOncePerLock(t *testing.T) {
+func TestLostConnectionIsObservedOncePerLock(t *testing.T) {
 	onEachKind(t, func(t *testing.T, o *observedLocker, db *pgtest.DB, p *testkit.Proxy) {
 		const n = 20
 		held := testkit.AcquireMany(t, o.Locker, n)
@@ -277,7 +277,7 @@ func TestAFailedRenewalIsToldWithItsError(t *testing.T) {
 
 // Close cannot wait for work that goes on: a lease runs out then, and a session is gone
 // at once.
-func TestWhatCloseLeavesInUseIsLostInTheEnd(t *testing.T) {
+func TestLockLeftInUseByCloseIsLostInTheEnd(t *testing.T) {
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		var opts []pgxlock.Option
 		if o.Kind() == pgxlock.KindLease {
@@ -325,7 +325,7 @@ func (g *gate) wait(t *testing.T) {
 	}
 }
 
-func TestWhoWaitsIsToldToBeBusyOnce(t *testing.T) {
+func TestWaiterIsObservedAsBusyOnce(t *testing.T) {
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		lock := testkit.Acquire(t, o.Locker, "k")
 		var working sync.WaitGroup

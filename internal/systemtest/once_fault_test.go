@@ -80,7 +80,7 @@ func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 	}
 }
 
-// Whoever crashed may have called the tick by other clocks.
+// The process that crashed may have called the tick by other clocks.
 func TestATickThatCrashedIsRunAgainInWhateverTimeZone(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)

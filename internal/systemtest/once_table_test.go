@@ -122,7 +122,7 @@ func TestStartsRemoveOldRuns(t *testing.T) {
 	}
 }
 
-// Whoever has another Keep may remove a row; but where all have one, the row of a tick
+// A Runner with another Keep may remove a row; but where all have one, the row of a tick
 // that is young enough is there, however long a call takes.
 func TestARunIsKeptFromItsTickOn(t *testing.T) {
 	t.Parallel()

@@ -172,7 +172,7 @@ func TestATickThatNobodyRemembersIsRefused(t *testing.T) {
 	})
 }
 
-func TestWhatFailedRunsAgainOnlyWithRetry(t *testing.T) {
+func TestFailedRunsRepeatOnlyWithRetry(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		plain := newRunner(age, nil)
@@ -400,14 +400,14 @@ func TestBadInputOfRunsIsNamed(t *testing.T) {
 		o := newRunner(time.Hour, nil)
 		var j job
 		for says, err := range map[string]error{
-			"the key is empty":            second(o.Do(t.Context(), "", j.run)),
-			"201 characters":              o.Run(t.Context(), strings.Repeat("k", 201), j.run),
-			"not valid UTF-8":             second(o.DoAt(t.Context(), "\xff", time.Now(), j.run)),
-			"zero byte":                   second(o.Do(t.Context(), "a\x00", j.run)),
-			"the number of an advisory":   second(o.Do(t.Context(), pgxlock.RawKey(1), j.run)),
-			"fn is nil":                   second(o.Do(t.Context(), "k", nil)),
-			"fn is nil; pass what":        o.Run(t.Context(), "k", nil),
-			"tick is the zero time; pass": second(o.DoAt(t.Context(), "k", time.Time{}, j.run)),
+			"the key is empty":             second(o.Do(t.Context(), "", j.run)),
+			"201 characters":               o.Run(t.Context(), strings.Repeat("k", 201), j.run),
+			"not valid UTF-8":              second(o.DoAt(t.Context(), "\xff", time.Now(), j.run)),
+			"zero byte":                    second(o.Do(t.Context(), "a\x00", j.run)),
+			"a RawKey names an advisory":   second(o.Do(t.Context(), pgxlock.RawKey(1), j.run)),
+			"fn is nil":                    second(o.Do(t.Context(), "k", nil)),
+			"fn is nil; pass the function": o.Run(t.Context(), "k", nil),
+			"tick is the zero time; pass":  second(o.DoAt(t.Context(), "k", time.Time{}, j.run)),
 		} {
 			if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Op != "once" || !strings.Contains(err.Error(), says) {
 				t.Errorf("%v, want that %s", err, says)

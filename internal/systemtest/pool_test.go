@@ -159,7 +159,7 @@ func TestALockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
 	testkit.Until(t, "the Locker's connections are gone", func() bool { return len(testkit.Backends(t, db, "two")) == 0 })
 }
 
-func TestWhatARoleIsSetToCostsNoLock(t *testing.T) {
+func TestRoleSettingsCostNoLock(t *testing.T) {
 	t.Parallel()
 	db := testkit.Controlled(t, testkit.Migrated(t))
 	use := func(t *testing.T, settings map[string]string) {

@@ -287,7 +287,7 @@ func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
 		if err := pooler.Redirect(standby); err != nil {
 			t.Fatal(err)
 		}
-		// It does so when it comes to it. What is asked then is that the error says
+		// It does so when it comes to it. The test then asks that the error says
 		// what to do, and that nothing is lost.
 		var err error
 		testkit.Until(t, "the pooler leads to the standby", func() bool {

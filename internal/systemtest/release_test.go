@@ -90,7 +90,7 @@ func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
 	testkit.Until(t, "what is held is renewed meanwhile", func() bool { return expires("other").After(expires("fenced")) })
 
 	err := <-released
-	if err == nil || errors.Is(err, pgxlock.ErrLost) || !strings.Contains(err.Error(), "fence") || !strings.Contains(err.Error(), "expiry") {
+	if err == nil || errors.Is(err, pgxlock.ErrLost) || !strings.Contains(err.Error(), "fence") || !strings.Contains(err.Error(), "expire") {
 		t.Errorf("Release: %v; want an error that names the fence and what becomes of the lease, and is not ErrLost", err)
 	}
 	left := expires("fenced")

@@ -63,7 +63,7 @@ func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 500 * time.Millisecond}) // so that a machine that stands still for a moment costs nothing
 	lock := testkit.Acquire(t, locks, "k")
 
-	// Whoever acquires draws a token, which reads this table; renewals do not.
+	// An acquire draws a token, which reads this table; renewals do not.
 	ctx, stop := context.WithCancel(t.Context())
 	var asking sync.WaitGroup
 	defer asking.Wait()

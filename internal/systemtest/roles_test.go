@@ -37,7 +37,7 @@ func login(t *testing.T, db *pgtest.DB) (role string, theirs *pgtest.DB) {
 	return role, &pgtest.DB{Pool: pool, URL: db.URL, Name: db.Name}
 }
 
-// denied checks that the server refused, for want of a right.
+// denied checks that the server refused, because a right is missing.
 func denied(t *testing.T, err error) {
 	t.Helper()
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != pgerrcode.InsufficientPrivilege || errors.Is(err, pgxlock.ErrNotAcquired) {
@@ -106,7 +106,7 @@ func TestALockerWorksForAHardenedApplicationAndCannotForge(t *testing.T) {
 	}
 	_, err := pgxlock.PurgeClaims(t.Context(), app.Pool, 0)
 	denied(t, err)
-	if !strings.Contains(err.Error(), "docs/operations.md") {
+	if !strings.Contains(err.Error(), "docs/rights.md") {
 		t.Errorf("the message does not say where rights are named: %v", err)
 	}
 }
@@ -219,16 +219,14 @@ func TestRowLevelSecurityIsAnErrorThatNamesTheRemedy(t *testing.T) {
 	useLock(t, locks, app.Pool, "free")
 }
 
-// The SQL of docs/operations.md is run as it stands, with roles of other names.
+// The SQL of docs/rights.md is run as it stands, with roles of other names.
 func TestTheRightsInTheDocumentationAreEnough(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/operations.md")
+	text, err := os.ReadFile("../../docs/rights.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "## Rights")
-	section, _, _ = strings.Cut(section, "\n## ")
-	snippets := regexp.MustCompile("(?ms)^```sql\n(.*?)^```").FindAllStringSubmatch(section, -1)
+	snippets := regexp.MustCompile("(?ms)^```sql\n(.*?)^```").FindAllStringSubmatch(string(text), -1)
 	if len(snippets) != 2 {
 		t.Fatalf("%d snippets", len(snippets))
 	}

@@ -81,7 +81,7 @@ func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 	}
 }
 
-// The release wakes, and not the look now and then: whoever was woken is stamped.
+// The release wakes, not the periodic check: the woken ticket is stamped.
 func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
@@ -110,7 +110,7 @@ func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
 }
 
 // More than one permit may have been given back when one is woken: each wakes the next.
-func TestWhoGetsAPermitWakesTheNext(t *testing.T) {
+func TestGrantOfAPermitWakesTheNext(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	const n = 5
@@ -144,7 +144,7 @@ func TestWhoGetsAPermitWakesTheNext(t *testing.T) {
 	}
 }
 
-// A permit is also what those wait for who want its lease: they are woken as well.
+// Callers that want the lease of a permit wait for it, too, and are woken as well.
 func TestAReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
@@ -205,7 +205,7 @@ func TestALostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
 	}
 }
 
-// In a bubble a wait that is not ended by who gives back would take time.
+// In a bubble a wait that no release ends would take time.
 func TestTwoPermitsThatAreGivenBackLetInTwoAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -255,7 +255,7 @@ func TestThePermitsOfWhoDiedAreFreeAfterTheirTTL(t *testing.T) {
 	}
 }
 
-// A permit is a lease: SQL gives it back, and whoever uses one up leaves fewer.
+// A permit is a lease: SQL can release it, and a caller that uses one up leaves fewer.
 func TestAPermitIsALeaseForCallersInSQL(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)

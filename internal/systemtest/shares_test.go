@@ -254,7 +254,7 @@ func TestAReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
 }
 
 // A transaction has joined the readers and not committed, which must refuse no other reader.
-func TestWhoIsJustJoiningIsWaitedFor(t *testing.T) {
+func TestTryWaitsForAReaderThatIsJustJoining(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	reading := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k", pgxlock.Shared)

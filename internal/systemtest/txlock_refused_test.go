@@ -210,11 +210,11 @@ func TestBadArgumentsOfLocksInTransactionsAreNamed(t *testing.T) {
 				{nil, "an option is nil", false},
 				{pgxlock.Mode(7), "Mode(7)", false},
 				{pgxlock.TTL(time.Minute), "TTL(1m0s)", true},
-				{pgxlock.Metadata("pod-7\nA"), "no meaning", true},
+				{pgxlock.Metadata("pod-7\nA"), "does not support", true},
 				{pgxlock.Schema("locks"), `Schema("locks")`, true},
 				{pgxlock.Retention(time.Hour), "Retention(1h0m0s)", true},
 				{pgxlock.Retries(2), "Retries(2)", true},
-				{pgxlock.TxOptions{IsoLevel: pgx.Serializable}, "no meaning", true},
+				{pgxlock.TxOptions{IsoLevel: pgx.Serializable}, "does not support", true},
 			} {
 				err := x.lock(t.Context(), "k", test.opt)
 				wantOneLine(t, err, "lock", test.says)

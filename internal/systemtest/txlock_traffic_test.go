@@ -18,7 +18,7 @@ import (
 
 // These tests cover what a lock in a transaction sends, and what it leaves unchanged there.
 
-// A wait sets lock_timeout. Afterwards it is what it was, whoever set it where.
+// A wait sets lock_timeout. Afterwards it is what it was, no matter who set it where.
 func TestAWaitLeavesSettingsAndOtherLocksAlone(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{"30s", "1d", "0", "500ms"} {

@@ -132,7 +132,7 @@ func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 	if pids := testkit.Backends(t, db, "crowd"); len(pids) > 3 {
 		t.Errorf("%d connections: %v", len(pids), pids)
 	}
-	// Both wait for whoever has a snapshot that is older than they are.
+	// Both wait for sessions whose snapshot is older than they are.
 	db.Exec(t, "create index concurrently on written (n)")
 	db.Exec(t, "delete from written")
 	db.Exec(t, "vacuum written")
@@ -163,7 +163,7 @@ func TestAReleaseLooksForWhoWaitsOnlyWhereSomebodyDoes(t *testing.T) {
 		testkit.Release(t, testkit.Acquire(t, holder, fmt.Sprint("k", i)))
 	}
 	if n := looked(); n != 0 {
-		t.Errorf("%d looks for who waits, where nobody does", n)
+		t.Errorf("%d checks for waiters, where there are none", n)
 	}
 
 	lock := testkit.Acquire(t, holder, "k")
@@ -172,13 +172,13 @@ func TestAReleaseLooksForWhoWaitsOnlyWhereSomebodyDoes(t *testing.T) {
 	began := time.Now()
 	testkit.Release(t, lock)
 	testkit.Release(t, <-granted)
-	testkit.Until(t, "it looks for who waits", func() bool { return looked() > 0 })
+	testkit.Until(t, "it checks for waiters", func() bool { return looked() > 0 })
 	if err := holder.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	// One more when the turn time is over, and again while who was woken has not come.
 	if n, turns := looked(), int(time.Since(began)/testkit.WakeTimeout); n > 2+turns {
-		t.Errorf("looked for who waits for %d locks within %d turns, want 1", n, turns)
+		t.Errorf("checked for waiters for %d locks within %d turns, want 1", n, turns)
 	}
 	testkit.NoTickets(t, db)
 }

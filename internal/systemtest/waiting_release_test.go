@@ -9,7 +9,7 @@ import (
 
 // The release saw no ticket, and has not committed when there is one. Nobody will wake the
 // waiter that has it.
-func TestWhoBeginsToWaitDuringAReleaseAsksAgainByItself(t *testing.T) {
+func TestWaiterThatBeginsDuringAReleaseTriesAgain(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	holder := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "holder"})

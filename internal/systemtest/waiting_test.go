@@ -186,7 +186,7 @@ func TestAWaitThatEndsLeavesNoTicket(t *testing.T) {
 }
 
 // The first waiter gives up just when its ticket is woken.
-func TestWhoGivesUpWhenWokenWakesTheNext(t *testing.T) {
+func TestWaiterThatGivesUpWhenWokenWakesTheNext(t *testing.T) {
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		holder := newLocker("holder")
 		quitter := newLocker("quitter")

@@ -83,7 +83,7 @@ func Pgx(tx pgx.Tx) Tx {
 func (tx pgxTx) Run(ctx context.Context, name statements.Name, args ...any) (Reply, error) {
 	tag, err := tx.Exec(ctx, name.Text(), args...)
 	if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'I' {
-		err = errors.New("the transaction has been ended by a statement of its own, and a lock would last for nothing")
+		err = errors.New("a statement has already ended the transaction, so a lock in it would end at once")
 	}
 	return Reply(tag.RowsAffected()), err
 }

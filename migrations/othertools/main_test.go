@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/leaktest"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -33,7 +34,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
-	os.Exit(code)
+	// When a migration fails, golang-migrate leaves the goroutines that have read the next ones.
+	os.Exit(leaktest.Check(code, "github.com/golang-migrate/migrate/v4.(*Migration).Buffer"))
 }
 
 // database is one of a test's own.

@@ -1,7 +1,7 @@
 -- Tries to take each lease of a batch, in turn; one row per entry, in order.
 -- $1 names, $2 holders, $3 ttls in milliseconds, $4 metadata as JSON (NULL for none),
--- $5 tickets: who waits has one, or 0, and passes nobody by who came before; NULL: does
--- not wait, and does not look who does
+-- $5 tickets: a waiter has one, or 0, and passes no earlier waiter; NULL: does
+-- not wait, and does not check whether others do
 SELECT t.acquired, t.fencing_token, t.held_by, t.remaining_ms, t.ahead
   FROM /* schema */pgxlock_acquire_batch($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[]) WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, ahead, n)
  ORDER BY t.n

@@ -1,6 +1,6 @@
 -- Makes a transaction of the monitor fit for its work, whatever the role is set to.
--- search_path is still the role's, so that all is qualified. What the files
--- monitor_*.sql shall show stands in settings, so that psql runs them as they are.
+-- search_path is still the role's, so that all is qualified. The settings
+-- say what the files monitor_*.sql show, so that psql runs those files unchanged.
 -- $1 pgxlock.key, $2 pgxlock.prefix, $3 pgxlock.states
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
        pg_catalog.set_config('statement_timeout', '30s', true),

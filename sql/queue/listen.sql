@@ -1,3 +1,3 @@
--- Listens to what is sent to one process, and to who asks leaders to step down.
+-- Listens to what is sent to one process, and to requests that leaders step down.
 LISTEN "pgxlock_/* client */";
 LISTEN pgxlock_step_down

@@ -1,4 +1,4 @@
--- Listens to who waits for the advisory locks of one session, and to no other one's.
+-- Listens to waiters for the advisory locks of one session, and of no other.
 UNLISTEN *;
 LISTEN "pgxlock_/* client */";
 LISTEN pgxlock_step_down;

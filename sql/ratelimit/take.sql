@@ -1,4 +1,4 @@
--- Decides what is asked of one limit; one row per entry, in order: whether it was
+-- Decides the requests for one limit; one row per entry, in order: whether it was
 -- granted (or given back), the delay in nanoseconds, and what to give it back with. A
 -- row that somebody keeps locked is waited for that long.
 -- $1 nanoseconds for one event, $2 burst, $3 keys, $4 counts, $5 how long each may be

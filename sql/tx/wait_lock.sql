@@ -2,7 +2,7 @@
 -- order given, and waits for all of them together for at most so long; 55P03
 -- when that is over. Run it in a savepoint. The wait is cut to what the other
 -- timeouts leave, which would abort the transaction: to 50 ms before them.
--- Afterwards lock_timeout is what it was, whatever that was and whoever set it.
+-- Afterwards lock_timeout is what it was, whatever that was and no matter who set it.
 -- The number of rows is the answer, as in tx/lock_all.sql.
 -- $1 keys, $2 what to do with each, as in tx/lock_all.sql, $3 milliseconds
 --

@@ -77,7 +77,7 @@ func Of(s pgxlock.Snapshot) []Queue {
 	for _, h := range s.Holders {
 		f.add(lockID{h.Kind, h.Key}, h)
 		if name := strings.TrimRight(h.Key, "0123456789"); h.Kind == pgxlock.KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#") {
-			f.add(lockID{h.Kind, name}, h) // a permit: whoever waits for any permit waits for this one
+			f.add(lockID{h.Kind, name}, h) // a permit: a waiter for any permit waits for this one
 		}
 	}
 	all := slices.SortedFunc(maps.Keys(f.waiters), lockID.compare)

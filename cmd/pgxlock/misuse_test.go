@@ -1,0 +1,54 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// Bad input of each kind: one line, which names the flag or the argument, and says what to do.
+func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")
+	const binary = "\xff"
+	for _, test := range []struct {
+		args []string
+		code int
+		want string // the whole line
+	}{
+		{[]string{"run", "-n", "--", "true"}, exitUsage, "the key is missing: pgxlock run KEY -- COMMAND (see pgxlock run --help)"},
+		{[]string{"run", "k", "--wait"}, exitUsage, "--wait needs a value (duration) (see pgxlock run --help)"},
+		{[]string{"run", "k", "--permits", "99999", "--", "true"}, exitUsage, "a semaphore has 1 to 10000 permits, and not 99999"},
+		{[]string{"extend", "k", "--holder"}, exitUsage, "--holder needs a value (id) (see pgxlock extend --help)"},
+		{[]string{"extend", "k", "--holder", "me"}, exitUsage, "--token is missing; pass the number that acquire printed"},
+		{[]string{"extend", "k", "--holder", "me", "--token", "1"}, exitLost, `extend "k": the lease is lost: it expired, or was released, evicted or taken over; stop the work that it protects`},
+		{[]string{"release", "k", "--holder", "me", "--token", "1"}, exitLost, `release "k": the lease is lost: it expired, or was released, evicted or taken over; somebody else may have held it meanwhile`},
+		{[]string{"acquire", binary}, exitUsage, "the key is not valid UTF-8; encode binary names, for example in hexadecimal (see pgxlock acquire --help)"},
+		{[]string{"acquire", "k", "--metadata", binary}, exitUsage, "--metadata is not valid UTF-8"},
+		{[]string{"evict", "k", "--yes", "--reason", binary}, exitUsage, "--reason is not valid UTF-8"},
+		{[]string{"evict", "k", "--yes", "--reason", "why", "--terminate"}, exitNotEvicted, `nobody holds "k" as an advisory lock; nothing was evicted; leave out --terminate to evict the holder of a lease`},
+		{[]string{"ls", "--prefix", binary}, exitUsage, "--prefix is not valid UTF-8"},
+		{[]string{"tree", "--name", ""}, exitUsage, `--name: the key is empty; name what is to be locked, such as "order:42"`},
+		{[]string{"acquire", "k", "--schema", "nope"}, exitInternal, `schema "nope" has no pgxlock, or not all of it; name another one with --schema, or run pgxlock migrate up --schema nope`},
+		{[]string{"extend", "k", "--holder", "me", "--token", "1", "--schema", "pg_catalog"}, exitUsage, `--schema "pg_catalog" must not begin with pg_, such schemas are the server's`},
+		{[]string{"migrate", "up", "--schema", "pg_x"}, exitUsage, `--schema "pg_x" must not begin with pg_, such schemas are the server's`},
+		{[]string{"migrate", "sql", "--number", "3"}, exitUsage, "--number is for files, and --format plain makes none; leave it out, or choose another --format"},
+		{[]string{"migrate", "sql", "--down", "--format", "tern", "--dir", "/"}, exitUsage, "--down is for --format plain; the files of tern have both ways, up and down; leave it out"},
+		{[]string{"watch", "--every", "0.5"}, exitUsage, "--every is 500ms, it must be at least 1s: each snapshot stops the server's lock table for a moment"},
+	} {
+		r := execute(t, []string{"DATABASE_URL=" + db.URL}, test.args...)
+		if want := "pgxlock: " + test.want + "\n"; r.code != test.code || r.stdout != "" || r.stderr != want {
+			t.Errorf("%q: exit code %d, want %d\n%s%swant %s", test.args, r.code, test.code, r.stdout, r.stderr, want)
+		}
+	}
+	execute(t, []string{"PGPORT=abc"}, "ls").want(t, exitUsage, "", "pgxlock: the PG* variables name no database that can be used (invalid port); correct them\n")
+}
+
+func TestSchemaOfAnotherRoleSaysToConnectAsThatRole(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := execute(t, []string{"DATABASE_URL=" + db.URL, "PGOPTIONS=-c role=pg_monitor"}, "migrate", "down")
+	if r.want(t, exitInternal, "", ": connect as that role\n"); strings.Contains(r.stderr, "AfterConnect") {
+		t.Error(r.stderr)
+	}
+}

@@ -1,0 +1,9 @@
+package hold
+
+import (
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/leaktest"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -1,0 +1,55 @@
+package lease
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
+)
+
+// reap removes leases that expired long ago.
+func (t *Table) reap() error {
+	return cmp.Or(t.request(func(ctx context.Context, q dbconn.Querier, _ bool) error {
+		for _, statement := range []statements.Name{statements.LeaseReap, statements.LeaseReapShared} {
+			rows := q.Query(ctx, t.place.Statement(statement))
+			rows.Close()
+			if rows.Err() != nil {
+				return rows.Err()
+			}
+		}
+		return nil
+	}), t.host.Queue.Reap())
+}
+
+// Holders implements [hold.Backend].
+func (t *Table) Holders(ctx context.Context, keys []string) ([]hold.Holder, error) {
+	var holders []hold.Holder
+	var err error
+	answered := make(chan struct{})
+	t.cleaning.Run(func() { // a caller's context must not reach the Locker's connections
+		defer close(answered)
+		err = t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+			holders, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (hold.Holder, error) {
+				var h hold.Holder
+				var shared bool
+				err := row.Scan(&h.Key, &h.ID, &h.Metadata, &h.Token, &h.Since, &h.Expires, &shared)
+				if shared {
+					h.Mode = hold.Shared
+				}
+				return h, err
+			})
+			return err
+		})
+	})
+	select {
+	case <-answered:
+		return holders, err
+	case <-ctx.Done():
+		return nil, lockerr.ContextError(ctx)
+	}
+}

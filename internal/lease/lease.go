@@ -1,0 +1,229 @@
+// Package lease makes leases: rows in the table distributed_locks that expire unless they are
+// renewed.
+//
+// Acquires and releases of many callers go in batches over one connection, renewals over
+// another one, so that neither the number of leases nor the requests in flight delay a renewal
+// beyond its deadline. An answer that no caller received is settled in the background: the
+// lease is released, and no try of this process is refused by it meanwhile.
+//
+//	request ──▶ batch ──▶ granted ─────▶ hold
+//	               │   ├▶ refused: Busy, or it waits for a leftover and is sent again
+//	               │   └▶ late, or the caller has left: Discard
+//	               └▶ no answer: sent again, or Discard: the outcome is unknown
+//
+// Lock order: Hold.mu, Table.requesting, Table.sharing, then renewer.mu or Table.mu.
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
+	"github.com/pgxlock/pgxlock/sql"
+)
+
+// Config configures a Table. Its fields are those of pgxlock.LeaseConfig, with the defaults
+// filled in.
+type Config struct {
+	Owner, Schema      string
+	TTL, Renew, Margin time.Duration
+	OneConnection      bool
+}
+
+// maxRequests bounds a batch whose entries take advisory locks until its commit.
+const maxRequests = 256
+
+// A Table implements [hold.Backend] with leases.
+type Table struct {
+	host  hold.Host
+	cfg   Config
+	place dbconn.Installation
+
+	requests  *dbconn.Session
+	renewals  *dbconn.Session // the same with OneConnection
+	acquiring batcher.Batcher[*request]
+	releasing batcher.Batcher[*release]
+	renewer   *renewer
+	reaping   batcher.Housekeeping
+	cleaning  batcher.Background
+	warm      sync.Once // connects renewals
+
+	// With OneConnection, in this order, before the session's own: a request has requesting, and
+	// shares sharing; a renewal has sharing alone.
+	requesting sync.Mutex
+	sharing    sync.RWMutex
+
+	mu   sync.Mutex
+	mine map[string]struct{} // the holder ids of leases that callers here have, or release
+
+	leftovers map[lockkey.Name][]*leftover // by the wait name of the lease
+	returned  []*leftover                  // those of them that are over
+
+	others map[string]int // by semaphore: the number of permits that others use, once logged
+}
+
+// New returns a Table whose connections are made as the configuration says. Call Use before
+// the first try.
+func New(connections *pgxpool.Config, cfg Config) *Table {
+	t := &Table{cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[lockkey.Name][]*leftover)}
+	t.requests = t.newSession(connections)
+	if t.renewals = t.requests; !cfg.OneConnection {
+		t.renewals = t.newSession(connections)
+	}
+	t.acquiring = batcher.Batcher[*request]{Limit: maxRequests, Run: t.acquire, Fail: t.failRequests}
+	t.releasing = batcher.Batcher[*release]{Limit: maxRequests, Run: t.releaseAll, Fail: failReleases}
+	t.renewer = newRenewer(t)
+	return t
+}
+
+// Use completes the Table.
+func (t *Table) Use(host hold.Host) {
+	t.host = host
+	t.reaping = batcher.Housekeeping{Reap: t.reap, Log: host.Log}
+}
+
+// Installation returns where the schema is.
+func (t *Table) Installation() *dbconn.Installation { return &t.place }
+
+// Dialer returns how the connections are made.
+func (t *Table) Dialer() dbconn.Dialer { return t.renewals.Dialer }
+
+func (t *Table) newSession(config *pgxpool.Config) *dbconn.Session {
+	return &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(t.cfg.Owner), Config: config}, Place: &t.place}
+}
+
+// request runs an exchange on the connection of requests. If renewals share it, requests go one
+// by one, each gives up in time for a renewal, and a renewal that waits goes before the next
+// one. So it waits for one request at most, however many callers there are.
+func (t *Table) request(fn dbconn.Exchange) error {
+	if !t.cfg.OneConnection {
+		return t.requests.Do(dbconn.Timeout, fn)
+	}
+	t.requesting.Lock()
+	defer t.requesting.Unlock()
+	t.sharing.RLock()
+	defer t.sharing.RUnlock()
+	return t.requests.Do(t.renewer.patience(), fn)
+}
+
+// renewal runs an exchange on the connection of renewals.
+func (t *Table) renewal(fn dbconn.Exchange) error {
+	if t.cfg.OneConnection {
+		t.sharing.Lock()
+		defer t.sharing.Unlock()
+	}
+	return t.renewals.Do(t.renewer.patience(), fn)
+}
+
+// Do runs an exchange for the queue of waiters: on the connection of renewals, so that no
+// request delays it, unless it could delay a renewal itself.
+func (t *Table) Do(fn dbconn.Exchange) error {
+	if t.cfg.OneConnection {
+		return t.request(fn)
+	}
+	return t.renewal(fn)
+}
+
+// Fence implements [hold.Backend].
+func (t *Table) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
+	var token int64
+	err := lockerr.Typed(tx.Row(ctx, t.place.Statement(byMode(lock.Mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.Key, lock.Holder, lock.Token))
+	if errors.Is(err, lockerr.ErrLost) {
+		t.renewer.soon(lock) // finds out whether the lease is lost, or only this transaction cannot see it
+	}
+	return usertx.Elsewhere(err, tx, &t.requests.Config.ConnConfig.Config)
+}
+
+// Reached reports whether the last exchange for the queue got an answer.
+func (t *Table) Reached() bool { return t.renewals.Reached() }
+
+// Renew implements [hold.Backend].
+func (t *Table) Renew(ctx context.Context, lock *hold.Hold) error {
+	return t.renewer.renew(ctx, lock)
+}
+
+// Drop implements [hold.Backend]. A lease that is being released counts as held until the
+// server has answered.
+func (t *Table) Drop(lock *hold.Hold, lost bool) {
+	t.renewer.remove(lock)
+	if lost {
+		t.over(lock, "")
+	}
+}
+
+// over records that a hold has ended, and wakes the first waiter of its lock, unless other holds
+// are known to share the lock still. It returns what Freed returns.
+func (t *Table) over(lock *hold.Hold, outcome string) (queued bool) {
+	t.mu.Lock()
+	delete(t.mine, lock.Holder)
+	t.mu.Unlock()
+	if outcome == outcomeLeft {
+		return false
+	}
+	return t.host.Queue.Freed(lock.Queue)
+}
+
+// ID implements [hold.Backend].
+func (t *Table) ID(lock *hold.Hold) string { return lock.Holder }
+
+// has reports whether the holder is one of ours.
+func (t *Table) has(holder string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ours := t.mine[holder]
+	return ours
+}
+
+// Keep implements [hold.Backend].
+func (t *Table) Keep(lock *hold.Hold) {
+	t.mu.Lock()
+	t.mine[lock.Holder] = struct{}{}
+	t.mu.Unlock()
+	t.renewer.add(lock)
+	if t.cfg.OneConnection {
+		return
+	}
+	t.warm.Do(func() {
+		// On a slow link connecting takes longer than a short lease has time for
+		// its first renewal. If it fails, that renewal tries again.
+		t.cleaning.Run(func() {
+			_ = t.renewals.Do(dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
+		})
+	})
+}
+
+// Close implements [hold.Backend].
+func (t *Table) Close(ctx context.Context) error {
+	t.reaping.Stop()
+	err := batcher.Until(ctx, func() {
+		for range 2 {
+			<-t.acquiring.Done() // first pass: a late grant is released by cleaning, which sends
+			t.cleaning.Wait()    // the requests behind that leftover again; second pass: these
+		}
+		<-t.releasing.Done()
+		t.host.Queue.Close()
+	})
+	t.renewer.stop()
+	t.requests.Close()
+	t.renewals.Close()
+	return err
+}
+
+// whyGone asks why renewals found leases gone. Without an answer the leases are lost all the
+// same.
+func (t *Table) whyGone(ctx context.Context, q dbconn.Querier, names, holders []string, tokens []int64) map[int]hold.Eviction {
+	found, err := hold.Evictions(ctx, &t.place, q, make([]int32, len(names)), names, holders, tokens)
+	if err != nil {
+		t.host.Log.Debug("pgxlock: cannot ask who evicted the holder of a lease", "error", err)
+	}
+	return found
+}

@@ -1,0 +1,174 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
+)
+
+// Leases are released here: by Release, and those whose grant no caller received.
+
+// The outcomes of an entry of release.sql or renew.sql, or of their variants for shared leases.
+const (
+	outcomeReleased = "released"
+	outcomeLeft     = "left" // other holders still share the lease
+	outcomeExpired  = "expired"
+	outcomeGone     = "gone"
+	outcomeRenewed  = "renewed"
+)
+
+// release is one release in flight.
+type release struct {
+	lock    *hold.Hold
+	token   *int64 // nil: any token of the holder
+	done    chan struct{}
+	outcome string
+	wanted  bool // others are known to wait for the lease; the release wakes them
+	err     error
+}
+
+func failReleases(returns []*release, err error) {
+	for _, r := range returns {
+		r.err = err
+		close(r.done)
+	}
+}
+
+// releaseAll sends a batch of releases.
+func (t *Table) releaseAll(returns []*release) error {
+	return inModes(returns, func(r *release) hold.Mode { return r.lock.Mode }, t.releaseAs, failReleases)
+}
+
+func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
+	names := make([]string, len(returns))
+	holders := make([]string, len(returns))
+	tokens := make([]*int64, len(returns))
+	for i, r := range returns {
+		names[i], holders[i], tokens[i] = r.lock.Key, r.lock.Holder, r.token
+	}
+	type row struct {
+		Outcome string
+		Wanted  bool
+	}
+	var rows []row
+	var second bool
+	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
+	err := t.request(func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
+		second = again
+		rows, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowToStructByPos[row])
+		return err
+	})
+	if err == nil && len(rows) != len(returns) {
+		err = fmt.Errorf("%d answers for %d releases", len(rows), len(returns))
+	}
+	if err != nil {
+		failReleases(returns, err)
+		if t.requests.Reached() {
+			return nil
+		}
+		return err
+	}
+	var unknown, wanted []lockkey.Name
+	for i, r := range returns {
+		r.outcome, r.wanted = rows[i].Outcome, rows[i].Wanted
+		permit := r.lock.Queue.Key != r.lock.Key // the answer is about this permit, not about waiters for any permit
+		if !answersWanted || permit {
+			r.wanted = r.lock.Waited
+		}
+		if second && r.outcome == outcomeGone {
+			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
+		}
+		if r.outcome == outcomeReleased || r.outcome == outcomeExpired {
+			if permit && rows[i].Wanted {
+				wanted = append(wanted, lockkey.Name{Key: r.lock.Key})
+			}
+			switch {
+			case r.wanted:
+				wanted = append(wanted, r.lock.Queue)
+			case !answersWanted || permit:
+				unknown = append(unknown, r.lock.Queue)
+			}
+		}
+		close(r.done)
+	}
+	t.host.Queue.Wake(unknown)
+	t.host.Queue.WakeOn(t.request, wanted)
+	return nil
+}
+
+// sendBack sends one release and waits for the answer.
+func (t *Table) sendBack(lock *hold.Hold, token *int64) *release {
+	r := &release{lock: lock, token: token, done: make(chan struct{})}
+	t.releasing.Add(r)
+	<-r.done // in bounded time: the batch in flight, and this one
+	return r
+}
+
+// releasePatience is how long a release is retried while fenced transactions are open or the
+// server cannot be reached.
+const releasePatience = 5 * time.Second
+
+// Release implements [hold.Backend].
+func (t *Table) Release(lock *hold.Hold) error { return t.handBack(lock, &lock.Token, nil) }
+
+// handBack releases, and retries while that may help. left, unless nil, is over with the first
+// answer.
+func (t *Table) handBack(lock *hold.Hold, token *int64, left *leftover) error {
+	var r *release
+	defer func() {
+		// The lock may have been released before the waiters here had a ticket.
+		if queued := t.over(lock, r.outcome); queued && !r.wanted {
+			t.host.Queue.Wake([]lockkey.Name{lock.Queue})
+		}
+	}()
+	giveUp := time.Now().Add(releasePatience)
+	unknown := false // an attempt may have gone through
+	for attempt := 0; ; attempt++ {
+		r = t.sendBack(lock, token)
+		outcome, err := r.outcome, r.err
+		if err == nil {
+			t.endLeftover(left)
+		}
+		late := time.Now().After(giveUp)
+		switch {
+		case err != nil && (late || !lockerr.Transient(err)):
+			return fmt.Errorf("the lease was not released and will expire: %w", err)
+		case err != nil:
+			unknown = true
+		case outcome == outcomeReleased || outcome == outcomeLeft || outcome == outcomeExpired || unknown && outcome == outcomeGone:
+			return nil // expired: the lock was held until Release was called, and no other caller had it since
+		case outcome == outcomeGone:
+			return fmt.Errorf("%w: it ended before the release", lockerr.ErrLost)
+		case late:
+			return fmt.Errorf("a transaction that fenced the lock or locked its row is still open after %s; the lease was not released and will expire", releasePatience)
+		}
+		time.Sleep(clock.DefaultBackoff(attempt))
+	}
+}
+
+// Discard releases, in the background, a grant that no caller received or that was lost. It
+// releases at once, which cannot overtake the grant: dbconn.Session.Do ends a backend that may
+// still run the grant's statement. After an unknown outcome it releases once more when the
+// lease has expired.
+func (t *Table) Discard(lock *hold.Hold) {
+	left := t.addLeftover(lock)
+	t.cleaning.Run(func() {
+		err := t.handBack(lock, nil, left)
+		t.endLeftover(left)
+		if err == nil || errors.Is(err, lockerr.ErrLost) { // lost: there is nothing
+			return
+		}
+		t.host.Log.Warn("pgxlock: the outcome for a lease is unknown; it will expire", "key", lock.Key, "holder", lock.Holder, "error", err)
+		time.AfterFunc(lock.TTL, func() { t.sendBack(lock, nil) })
+	})
+}

@@ -1,0 +1,169 @@
+package lease
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/sql"
+)
+
+// Concurrent requests for leases go in one statement.
+
+// request is one acquisition in flight.
+type request struct {
+	lock     *hold.Hold
+	permits  int // how many the semaphore has; 0: the request is for the lease itself
+	metadata *string
+	ticket   *int64 // nil: it passes callers that wait
+
+	unsettled int  // how often it was sent again, because others were joining or leaving, or leftovers may have refused it
+	unknown   bool // an earlier attempt may have been granted
+
+	batcher.Future
+}
+
+// Try implements [hold.Backend].
+func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
+	if o.Turn.SkipQueue { // a call that does not wait for a holder must not wait long for the server
+		bounded, cancel := context.WithTimeoutCause(ctx, dbconn.Timeout, lockerr.ErrNoAnswer)
+		defer cancel()
+		ctx = bounded
+	}
+	margin := time.Duration(float64(t.cfg.Margin) * float64(o.TTL) / float64(t.cfg.TTL))
+	requests := make([]*request, len(attempts))
+	for i := range attempts {
+		lock := attempts[i].Hold
+		lock.Holder, lock.TTL, lock.Margin = t.cfg.Owner+":"+rand.Text(), o.TTL, max(margin, 100*time.Millisecond)
+		requests[i] = &request{lock: lock, permits: o.Permits, metadata: o.Metadata, Future: batcher.NewFuture()}
+		if !o.Turn.SkipQueue || o.Mode == hold.Shared { // a try for a shared lock must not pass waiters
+			requests[i].ticket = new(int64)
+		}
+	}
+	if !o.Turn.SkipQueue {
+		requests[0].ticket = &o.Turn.Ticket
+		requests[0].lock.Waited = o.Turn.Ticket > 0
+	}
+	t.acquiring.Add(requests...)
+	for i, r := range requests {
+		attempts[i].Err = r.Await(ctx, t.host.Closing)
+	}
+}
+
+// failRequests fails requests that were not sent, or not sent again.
+func (t *Table) failRequests(requests []*request, err error) {
+	for _, r := range requests {
+		if r.unknown {
+			t.discardRequest(r)
+		}
+		r.Answer(err)
+	}
+}
+
+// acquire sends a batch of requests.
+func (t *Table) acquire(requests []*request) error {
+	t.forgetReturned()
+	return inModes(requests, func(r *request) hold.Mode { return r.lock.Mode }, t.acquireAs, t.failRequests)
+}
+
+func (t *Table) acquireAs(mode hold.Mode, requests []*request) error {
+	var locks, permits []*request
+	for _, r := range requests {
+		switch {
+		case r.Settled(): // the caller left while the request was queued
+			if r.unknown {
+				t.discardRequest(r)
+			}
+		case r.permits > 0:
+			permits = append(permits, r)
+		default:
+			locks = append(locks, r)
+		}
+	}
+	if err := t.ask(mode, locks); err != nil {
+		t.failRequests(permits, err)
+		return err
+	}
+	return t.ask(mode, permits)
+}
+
+// ask sends requests that are all for leases of one mode, or all for permits.
+func (t *Table) ask(mode hold.Mode, batch []*request) error {
+	if len(batch) == 0 {
+		return nil
+	}
+	var names, holders []string
+	var permits []int32
+	var ttls []int64
+	var metadata []*string
+	var tickets []*int64
+	for _, r := range batch {
+		names = append(names, r.lock.Key)
+		permits = append(permits, int32(r.permits))
+		holders = append(holders, r.lock.Holder)
+		ttls = append(ttls, r.lock.TTL.Milliseconds())
+		metadata = append(metadata, r.metadata)
+		tickets = append(tickets, r.ticket)
+	}
+
+	var grants []grant
+	var asked bool
+	var sent time.Duration
+	statement, args := statements.LeaseAcquire, []any{names, holders, ttls, metadata, tickets}
+	switch {
+	case mode == hold.Shared:
+		statement = statements.LeaseAcquireShared
+	case batch[0].permits > 0:
+		statement, args = statements.LeaseAcquirePermit, append(args, permits)
+	}
+	err := t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		asked, sent = true, t.host.Clock()
+		grants, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statement), args...), toGrant)
+		if err != nil && !lockerr.Refused(err) { // this holds even if a later attempt is refused
+			for _, r := range batch {
+				r.unknown = true
+			}
+		}
+		return err
+	})
+	if err == nil && len(grants) != len(batch) {
+		err = fmt.Errorf("%d answers for %d requests", len(grants), len(batch))
+	}
+	if lockerr.Spoilt(err) && len(batch) > 1 {
+		for i := range batch { // one request makes the statement fail: send each alone to find it
+			if err := t.ask(mode, batch[i:i+1]); err != nil {
+				t.failRequests(batch[i+1:], err)
+				return err
+			}
+		}
+		return nil
+	}
+	if err != nil {
+		for _, r := range batch {
+			if r.unknown || asked && !lockerr.Refused(err) {
+				t.discardRequest(r) // it may have been granted
+			}
+			r.Answer(err)
+		}
+		if !t.requests.Reached() {
+			return err
+		}
+		return nil
+	}
+	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
+		for i, g := range grants {
+			if g.acquired == acquired {
+				t.settle(batch[i], g, sent)
+			}
+		}
+	}
+	t.reaping.Start()
+	return nil
+}

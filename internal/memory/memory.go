@@ -1,0 +1,140 @@
+// Package memory makes locks in the memory of this process.
+package memory
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+)
+
+// Locks implements [hold.Backend] without a server.
+type Locks struct {
+	clock clock.Clock
+	queue hold.LocalQueue
+
+	mu    sync.Mutex
+	token int64
+	held  map[string]*entry
+}
+
+// An entry is a key that one hold has, or several holds share.
+type entry struct {
+	mode  hold.Mode
+	token int64
+	locks []member
+}
+
+type member struct {
+	lock     *hold.Hold
+	metadata string
+	since    time.Time
+}
+
+// New returns Locks, of which queue hears when one is free.
+func New(clock clock.Clock, queue hold.LocalQueue) *Locks {
+	return &Locks{clock: clock, queue: queue, held: make(map[string]*entry)}
+}
+
+// Try implements [hold.Backend].
+func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range attempts {
+		lock := attempts[i].Hold
+		key := lock.Key
+		if ctx.Err() != nil {
+			attempts[i].Err = context.Cause(ctx)
+			continue
+		}
+		queue := key
+		for n := range o.Permits {
+			if key = lockkey.Permit(queue, n+1); m.held[key] == nil {
+				break
+			}
+		}
+		h := m.held[key]
+		if h != nil && (h.mode == hold.Exclusive || o.Mode == hold.Exclusive) {
+			attempts[i].Err = &hold.Busy{Holder: h.locks[0].lock.Holder, Here: true}
+			continue
+		}
+		if h == nil {
+			m.token++
+			h = &entry{mode: o.Mode, token: m.token}
+			m.held[key] = h
+		}
+		lock.Key, lock.Holder = key, "memory:"+rand.Text()
+		now := m.clock()
+		lock.Granted(h.token, now, now)
+		held := member{lock: lock, since: time.Now()}
+		if o.Metadata != nil {
+			_ = json.Unmarshal([]byte(*o.Metadata), &held.metadata) // this package encoded it
+		}
+		h.locks = append(h.locks, held)
+	}
+}
+
+// Holders implements [hold.Backend].
+func (m *Locks) Holders(_ context.Context, keys []string) (holders []hold.Holder, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range keys {
+		h := m.held[key]
+		if h == nil {
+			continue
+		}
+		for _, held := range h.locks {
+			holders = append(holders, hold.Holder{Key: key, Mode: h.mode, ID: held.lock.Holder, Metadata: held.metadata, Token: h.token, Since: held.since})
+		}
+	}
+	return holders, nil
+}
+
+// Release implements [hold.Backend].
+func (m *Locks) Release(l *hold.Hold) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := m.held[l.Key]
+	if h == nil {
+		return nil
+	}
+	h.locks = slices.DeleteFunc(h.locks, func(held member) bool { return held.lock == l })
+	if len(h.locks) == 0 {
+		delete(m.held, l.Key)
+		m.queue.Freed(l.Queue)
+	}
+	return nil
+}
+
+// A lock in memory is never lost, so that nothing renews it.
+
+// Keep implements [hold.Backend].
+func (m *Locks) Keep(*hold.Hold) {}
+
+// Drop implements [hold.Backend].
+func (m *Locks) Drop(*hold.Hold, bool) {}
+
+// Renew implements [hold.Backend].
+func (m *Locks) Renew(context.Context, *hold.Hold) error { return nil }
+
+// ID implements [hold.Backend].
+func (m *Locks) ID(*hold.Hold) string { return "" }
+
+// Discard implements [hold.Backend].
+func (m *Locks) Discard(l *hold.Hold) { _ = m.Release(l) }
+
+// Close implements [hold.Backend].
+func (m *Locks) Close(context.Context) error { return nil }
+
+// Fence implements [hold.Backend].
+func (m *Locks) Fence(context.Context, hold.Tx, *hold.Hold) error {
+	return fmt.Errorf("a lock in memory cannot protect a transaction: %w", errors.ErrUnsupported)
+}
