@@ -76,7 +76,7 @@ lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck, and what holds th
 	$(GO) vet ./...
 	$(LINT) golangci-lint run ./...
 	@for m in $(NESTED); do echo "$$m:"; (cd $$m && $(GO) vet ./... && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
-	$(GO) test -count=1 -run '$(TEXTS)' . ./internal/words
+	$(GO) test -count=1 -run '$(TEXTS)' ./internal/documents
 	$(LINT) actionlint .github/workflows/ci.yml
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi

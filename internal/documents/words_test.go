@@ -1,5 +1,4 @@
-// Package words keeps phrases out of the project's texts that readers had to read twice.
-package words
+package documents
 
 import (
 	"bytes"
@@ -12,8 +11,6 @@ import (
 	"strings"
 	"testing"
 )
-
-const root = "../.."
 
 // unclear are phrases that have a better word everywhere. Phrases that are right in some
 // sentences do not belong here.
@@ -42,13 +39,13 @@ var unclear = []struct {
 func TestTextsAvoidUnclearPhrases(t *testing.T) {
 	t.Parallel()
 	read := 0
-	err := fs.WalkDir(os.DirFS(root), ".", func(file string, entry fs.DirEntry, err error) error {
+	err := fs.WalkDir(os.DirFS("."), ".", func(file string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case entry.IsDir() && (file == "bin" || entry.Name() == "testdata" || strings.HasPrefix(entry.Name(), ".") && file != "."):
 			return fs.SkipDir // what is built, what others wrote, and what belongs to tools
-		case entry.IsDir() || file == "internal/words/words_test.go":
+		case entry.IsDir() || file == "internal/documents/words_test.go":
 			return nil
 		}
 		text, err := prose(file)
@@ -149,7 +146,7 @@ func prose(file string) ([]byte, error) {
 	if kind != ".go" && kind != ".sql" && kind != ".md" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(path.Join(root, file))
+	text, err := os.ReadFile(file)
 	if err == nil && kind == ".go" {
 		text = commentsAndStrings(text)
 	}

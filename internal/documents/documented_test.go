@@ -1,4 +1,4 @@
-package pgxlock_test
+package documents
 
 import (
 	"fmt"
