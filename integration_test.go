@@ -19,6 +19,8 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
 // TestIntegration runs the main job from end to end on a server in a container,
 // through testcontainers-go; where there is no engine or no image, on the server
 // that the other tests use. The output says which it was.
