@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgxlock/pgxlock/internal/hold"
 )
 
@@ -43,8 +45,9 @@ type fakeServer struct {
 
 // answer is what a try gets: an error, or a grant.
 type answer struct {
-	after time.Duration // how long the answer takes
-	err   error
+	after     time.Duration // how long the answer takes
+	meanwhile func()        // nil: nothing else happens before the answer
+	err       error
 }
 
 func busyFor(d time.Duration) answer {
@@ -125,6 +128,9 @@ func (s *fakeServer) tryOne(ctx context.Context, r hold.Request, h *hold.Hold) e
 		case <-s.locker.host().Closing:
 			return ErrClosed
 		}
+	}
+	if a.meanwhile != nil {
+		a.meanwhile()
 	}
 	if a.err != nil {
 		return a.err
@@ -312,6 +318,33 @@ func TestCloseWaitsForDoUntilItsContextEnds(t *testing.T) {
 	})
 }
 
+func TestCloseRefusesAGrantThatArrivesAfterItHasBegun(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(context.Context, *Locker) error{
+		"Acquire": func(ctx context.Context, l *Locker) error { _, err := l.Acquire(ctx, "k"); return err },
+		"Do": func(ctx context.Context, l *Locker) error {
+			return l.Do(ctx, "k", func(context.Context, *Lock) error { return errors.New("the work was begun") })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+				closed := make(chan error, 1)
+				server.answer(answer{meanwhile: func() {
+					go func() { closed <- l.Close(t.Context()) }()
+					<-l.calls.Closing().Done()
+				}})
+				mustBe(t, name, call(t.Context(), l), ErrClosed)
+				if n := server.count(&server.releases); n != 1 || len(l.holds.Holds()) != 0 {
+					t.Errorf("%d releases were sent, %d locks are held", n, len(l.holds.Holds()))
+				}
+				if err := <-closed; err != nil {
+					t.Errorf("Close: %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestCloseReturnsWhenTheLastDoHas(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		go func() {
@@ -411,6 +444,113 @@ func TestTheWorksContextOutlivesTheWait(t *testing.T) {
 		}, MaxWait(10*time.Second))
 		if err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// A Fence that is sent returns another error here.
+func TestEachCallFromTheDeadlineOnReturnsTheLossAndSendsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		for name, call := range map[string]func(*Lock, context.Context) error{
+			"Err":     func(lock *Lock, _ context.Context) error { return lock.Err() },
+			"context": func(_ *Lock, work context.Context) error { return errors.Join(work.Err(), context.Cause(work)) },
+			"Renew":   func(lock *Lock, _ context.Context) error { return lock.Renew(context.Background()) },
+			"Fence":   func(lock *Lock, _ context.Context) error { return lock.Fence(context.Background(), struct{ pgx.Tx }{}) },
+			"Release": func(lock *Lock, _ context.Context) error { return lock.Release(context.Background()) },
+			"Context": func(lock *Lock, _ context.Context) error {
+				late, cancel := lock.Context(context.Background())
+				defer cancel()
+				<-late.Done()
+				return context.Cause(late)
+			},
+		} {
+			began := time.Now()
+			lock := acquired(t, l, name)
+			work, cancel := lock.Context(t.Context())
+			defer cancel()
+			if deadline, ok := lock.Deadline(); !ok || !deadline.Equal(began.Add(believed)) {
+				t.Errorf("deadline %s after the request, want %s", deadline.Sub(began), believed)
+			}
+			server.freeze(believed)
+			mustBe(t, name, call(lock, work), ErrLost)
+			if !isClosed(lock.Lost()) {
+				t.Errorf("%s: Lost is still open", name)
+			}
+			if renewals, releases := server.count(&server.renewals), server.count(&server.releases); renewals+releases != 0 {
+				t.Errorf("%s: %d renewals and %d releases were sent for a lock known to be lost", name, renewals, releases)
+			}
+		}
+	})
+}
+
+func TestTheContextOfALostLockHasTheCauseAndTheLocksKey(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		lock := acquired(t, l, "order:42")
+		work, cancel := lock.Context(t.Context())
+		defer cancel()
+		server.freeze(testTTL)
+		mustBe(t, "Err", work.Err(), context.Canceled)
+		e, ok := errors.AsType[*Error](context.Cause(work))
+		if !ok || e.Key != "order:42" || !errors.Is(e, ErrLost) {
+			t.Errorf("cause %v", context.Cause(work))
+		}
+	})
+}
+
+func TestALossIsForGood(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		lock := acquired(t, l, "k")
+		mustBe(t, "what the server says", lock.hold.Lose(errors.New("taken over")), ErrLost)
+		for range 2 {
+			mustBe(t, "Release", lock.Release(t.Context()), ErrLost)
+			mustBe(t, "Err", lock.Err(), ErrLost)
+			mustNotBe(t, "Err", lock.Err(), ErrReleased)
+			mustBe(t, "Renew", lock.Renew(t.Context()), ErrLost)
+		}
+		if n := server.count(&server.discards); n != 1 {
+			t.Errorf("its row, which may still stand there, was removed %d times", n)
+		}
+		if len(l.holds.Holds()) != 0 {
+			t.Error("the Locker still counts it among what is held")
+		}
+	})
+}
+
+func TestASecondReleaseReturnsWhatTheFirstReturned(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		good, bad := acquired(t, l, "good"), acquired(t, l, "bad")
+		work, cancel := good.Context(t.Context())
+		defer cancel()
+		if err := errors.Join(good.Release(t.Context()), good.Release(t.Context())); err != nil {
+			t.Errorf("Release: %v", err)
+		}
+		mustBe(t, "Err", good.Err(), ErrReleased)
+		mustBe(t, "Renew", good.Renew(t.Context()), ErrReleased)
+		mustBe(t, "cause", context.Cause(work), ErrReleased)
+		if isClosed(good.Lost()) {
+			t.Error("Release closed Lost")
+		}
+		server.refusal = errors.New("no answer")
+		first := bad.Release(t.Context())
+		mustBe(t, "the first", first, server.refusal)
+		if second := bad.Release(t.Context()); second != first { //nolint:errorlint // the very same
+			t.Errorf("first %v, second %v", first, second)
+		}
+		if n := server.count(&server.releases); n != 2 {
+			t.Errorf("%d releases were sent for 2 locks", n)
+		}
+		time.Sleep(testTTL)
+		mustBe(t, "long after", good.Err(), ErrReleased)
+	})
+}
+
+func TestReleaseIsNotStoppedByItsContext(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		lock := acquired(t, l, "k")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := lock.Release(ctx); err != nil || server.count(&server.releases) != 1 {
+			t.Errorf("%v, %d releases were sent", err, server.count(&server.releases))
 		}
 	})
 }

@@ -3,7 +3,6 @@ package hold
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -36,6 +35,20 @@ func (r *recorder) Close(context.Context) error { return nil }
 func (r *recorder) Keep(*Hold)                  { r.keeps++ }
 func (r *recorder) Drop(_ *Hold, lost bool)     { r.drops++; r.lost = lost }
 
+const untilLost = 59 * time.Second // the local deadline of a hold of held
+
+// freeze lets time pass by the clock of the group of which no timer takes notice.
+func (r *recorder) freeze(d time.Duration) { r.frozen.Add(int64(d)) }
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
 // held runs a test with a hold of a minute, in a bubble.
 func held(t *testing.T, test func(t *testing.T, g *Group, h *Hold, r *recorder)) {
 	t.Helper()
@@ -62,22 +75,116 @@ func held(t *testing.T, test func(t *testing.T, g *Group, h *Hold, r *recorder))
 	})
 }
 
-func TestContextThatEndsIsForgotten(t *testing.T) {
-	held(t, func(t *testing.T, _ *Group, h *Hold, _ *recorder) {
-		parent, end := context.WithCancel(t.Context())
-		_, cancel := h.Context(parent)
-		defer cancel()
-		end()
-		_, cancel = h.Context(t.Context())
-		cancel()
-		synctest.Wait()
-		h.mu.Lock()
-		left := len(h.contexts)
-		h.mu.Unlock()
-		if err := h.Err(); err != nil || left != 0 {
-			t.Errorf("the hold still has %d contexts that have ended: %v", left, err)
+func TestHoldLastsForTTLLessMarginFromTheRequestOn(t *testing.T) {
+	held(t, func(t *testing.T, g *Group, first *Hold, r *recorder) {
+		if err := first.End(lockerr.ErrReleased); err != nil {
+			t.Fatal(err)
+		}
+		began, sent := time.Now(), g.Clock()
+		time.Sleep(2 * time.Second) // a slow answer takes from the time, and does not add to it
+		h := &Hold{TTL: time.Minute, Margin: time.Second}
+		g.Begin(h, r, "slow", first.Queue)
+		if !h.Granted(2, sent, g.Clock()) {
+			t.Fatal("the grant is late")
+		}
+		if err := h.Admit(); err != nil {
+			t.Fatal(err)
+		}
+		if deadline, ok := h.Deadline(); !ok || !deadline.Equal(began.Add(untilLost)) {
+			t.Errorf("the deadline is %s after the request, want %s", deadline.Sub(began), untilLost)
+		}
+		r.freeze(untilLost - 2*time.Second - 1)
+		if err := h.Err(); err != nil {
+			t.Errorf("just before the deadline: %v", err)
+		}
+		r.freeze(1)
+		if err := h.Err(); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("at the deadline: %v", err)
 		}
 	})
+}
+
+func TestEveryCallFromTheDeadlineOnSeesTheLossThoughNoTimerRan(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(*Hold, context.Context) error{
+		"Err":     func(h *Hold, _ context.Context) error { return h.Err() },
+		"Renewed": func(h *Hold, _ context.Context) error { return h.Renewed(time.Second) },
+		"Lose":    func(h *Hold, _ context.Context) error { return h.Lose(errors.New("evicted")) },
+		"End":     func(h *Hold, _ context.Context) error { return h.End(lockerr.ErrReleased) },
+		"context": func(_ *Hold, work context.Context) error {
+			if work.Err() == nil {
+				return nil
+			}
+			return context.Cause(work)
+		},
+		"Context": func(h *Hold, _ context.Context) error {
+			late, cancel := h.Context(context.Background())
+			defer cancel()
+			if !isClosed(late.Done()) { // Cause would call Err, which ends it
+				return nil
+			}
+			return context.Cause(late)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			held(t, func(t *testing.T, _ *Group, h *Hold, r *recorder) {
+				lost := h.Lost()
+				work, cancel := h.Context(t.Context())
+				defer cancel()
+				type key struct{}
+				child, cancelChild := context.WithCancel(context.WithValue(work, key{}, 1))
+				defer cancelChild()
+				r.freeze(untilLost)
+				if err := child.Err(); err != nil {
+					t.Fatalf("something noticed before the call: %v", err)
+				}
+				if err := call(h, work); !errors.Is(err, lockerr.ErrLost) || !errors.Is(err, errDeadlinePassed) || !errors.Is(r.ended, errDeadlinePassed) {
+					t.Errorf("the first call: %v, and the owner heard %v", err, r.ended)
+				}
+				if cause := context.Cause(child); !errors.Is(child.Err(), context.Canceled) || !errors.Is(cause, lockerr.ErrLost) {
+					t.Errorf("right after it a child's Err is %v, its cause %v", child.Err(), cause)
+				}
+				if !isClosed(lost) || !isClosed(work.Done()) {
+					t.Error("right after it Lost or Done is open")
+				}
+			})
+		})
+	}
+}
+
+func TestLostAndDoneCloseByTimerAtTheDeadline(t *testing.T) {
+	held(t, func(t *testing.T, _ *Group, h *Hold, _ *recorder) {
+		began := time.Now()
+		work, cancel := h.Context(t.Context())
+		defer cancel()
+		<-work.Done()
+		<-h.Lost()
+		if d := time.Since(began); d != untilLost {
+			t.Errorf("lost after %s, want %s", d, untilLost)
+		}
+		if cause := context.Cause(work); !errors.Is(cause, lockerr.ErrLost) {
+			t.Errorf("the cause is %v", cause)
+		}
+	})
+}
+
+func TestGroupNoticesTheLossWithinTheMarginAfterTheMachineSlept(t *testing.T) {
+	t.Parallel()
+	// The machine falls asleep somewhere before the deadline and wakes at it: by Go's timers
+	// there is plenty of time left.
+	for _, awake := range []time.Duration{0, time.Second, 20 * time.Second, untilLost - 1} {
+		t.Run(awake.String(), func(t *testing.T) {
+			held(t, func(t *testing.T, _ *Group, h *Hold, r *recorder) {
+				time.Sleep(awake)
+				r.freeze(untilLost - awake)
+				woke := time.Now()
+				<-h.Lost()
+				if d := time.Since(woke); d >= h.Margin {
+					t.Errorf("lost %s after the deadline, but the server lets others in %s after it", d, h.Margin)
+				}
+			})
+		})
+	}
 }
 
 func TestLateGrantIsNotHeldAndMayBeAskedForAgain(t *testing.T) {
@@ -89,6 +196,54 @@ func TestLateGrantIsNotHeldAndMayBeAskedForAgain(t *testing.T) {
 		}
 		if !again.Granted(3, time.Minute, time.Minute+58*time.Second) {
 			t.Error("the late grant spoils the next one")
+		}
+	})
+}
+
+func TestRenewalMovesTheDeadlineForwardsToThatOfItsRequest(t *testing.T) {
+	held(t, func(t *testing.T, g *Group, h *Hold, r *recorder) {
+		failed := errors.New("failed")
+		h.NotRenewed(failed)
+		time.Sleep(15 * time.Second)
+		for _, sent := range []time.Duration{10 * time.Second, 5 * time.Second} { // the answers take their time, and overtake each other
+			if err := h.Renewed(sent); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if until, _ := h.Ended(); until != 10*time.Second+untilLost {
+			t.Errorf("the deadline is %s", until)
+		}
+		if len(r.renewals) != 2 || !errors.Is(r.renewals[0], failed) || r.renewals[1] != nil {
+			t.Errorf("the owner heard of %v", r.renewals)
+		}
+		time.Sleep(10*time.Second + untilLost - g.Clock() - 1)
+		if err := h.Err(); err != nil {
+			t.Errorf("before the new deadline: %v", err)
+		}
+		r.freeze(1)
+		if err := h.Renewed(time.Hour); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("a renewal at the deadline: %v", err)
+		}
+		h.NotRenewed(failed)
+		until, why := h.Ended()
+		if !errors.Is(why, lockerr.ErrLost) || until != 10*time.Second+untilLost || r.until != until || len(r.renewals) != 2 {
+			t.Errorf("it ended at %s with %v, the owner heard %s and %v", until, why, r.until, r.renewals)
+		}
+	})
+}
+
+func TestLateRenewalRevivesNothing(t *testing.T) {
+	held(t, func(t *testing.T, g *Group, h *Hold, r *recorder) {
+		r.freeze(untilLost - time.Second)
+		sent := g.Clock()
+		r.freeze(time.Second) // the answer arrives at the deadline, and no call has noticed it
+		for _, sent := range []time.Duration{sent, g.Clock()} {
+			if err := h.Renewed(sent); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("a renewal at the deadline: %v", err)
+			}
+			if err := h.Err(); !errors.Is(err, lockerr.ErrLost) {
+				t.Errorf("after it: %v", err)
+			}
 		}
 	})
 }
@@ -116,19 +271,6 @@ func TestGroupEndsWhatExpiresAndForgetsIt(t *testing.T) {
 	})
 }
 
-func TestEndKeepsTheFirstReason(t *testing.T) {
-	held(t, func(t *testing.T, _ *Group, h *Hold, r *recorder) {
-		if err := h.End(lockerr.ErrReleased); err != nil || r.lost {
-			t.Errorf("%v, dropped as lost %t", err, r.lost)
-		}
-		_ = h.Lose(errors.New("later"))
-		time.Sleep(2 * time.Minute)
-		if err := h.Err(); !errors.Is(err, lockerr.ErrReleased) || errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("a released hold reports %v", err)
-		}
-	})
-}
-
 func TestDeadlineIsNeverTooLateForAFrozenProcess(t *testing.T) {
 	held(t, func(t *testing.T, _ *Group, h *Hold, r *recorder) {
 		began := time.Now()
@@ -138,11 +280,6 @@ func TestDeadlineIsNeverTooLateForAFrozenProcess(t *testing.T) {
 		}
 	})
 }
-
-const untilLost = 59 * time.Second // the local deadline of a hold of held
-
-// freeze lets time pass by the clock of the group of which no timer takes notice.
-func (r *recorder) freeze(d time.Duration) { r.frozen.Add(int64(d)) }
 
 func TestHoldIsKeptOnceAndOnlyIfItIsAdmittedInTime(t *testing.T) {
 	held(t, func(t *testing.T, g *Group, h *Hold, r *recorder) {
@@ -161,60 +298,34 @@ func TestHoldIsKeptOnceAndOnlyIfItIsAdmittedInTime(t *testing.T) {
 	})
 }
 
-func TestRenewalMovesTheDeadlineForwardsAndTellsTheOwner(t *testing.T) {
-	held(t, func(t *testing.T, g *Group, h *Hold, r *recorder) {
-		failed := errors.New("failed")
-		h.NotRenewed(failed)
-		for _, sent := range []time.Duration{10 * time.Second, 5 * time.Second} {
-			if err := h.Renewed(sent); err != nil {
-				t.Fatal(err)
-			}
+func TestEndKeepsTheFirstReason(t *testing.T) {
+	held(t, func(t *testing.T, _ *Group, h *Hold, r *recorder) {
+		if err := h.End(lockerr.ErrReleased); err != nil || r.lost {
+			t.Errorf("%v, dropped as lost %t", err, r.lost)
 		}
-		if until, _ := h.Ended(); until != 10*time.Second+untilLost {
-			t.Errorf("the deadline is %s", until)
-		}
-		if len(r.renewals) != 2 || !errors.Is(r.renewals[0], failed) || r.renewals[1] != nil {
-			t.Errorf("the owner heard of %v", r.renewals)
-		}
-		r.freeze(10*time.Second + untilLost)
-		if err := h.Renewed(time.Hour); !errors.Is(err, lockerr.ErrLost) {
-			t.Errorf("a renewal at the deadline: %v", err)
-		}
-		h.NotRenewed(failed)
-		until, why := h.Ended()
-		if !errors.Is(why, lockerr.ErrLost) || until != 10*time.Second+untilLost || r.until != until || len(r.renewals) != 2 {
-			t.Errorf("it ended at %s with %v, the owner heard %s and %v", until, why, r.until, r.renewals)
+		_ = h.Lose(errors.New("later"))
+		time.Sleep(2 * time.Minute)
+		if err := h.Err(); !errors.Is(err, lockerr.ErrReleased) || errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("a released hold reports %v", err)
 		}
 	})
 }
 
-func TestEndAndLossAfterTheDeadlineSayThatItPassed(t *testing.T) {
-	for name, end := range map[string]func(*Hold) error{
-		"End":  func(h *Hold) error { return h.End(lockerr.ErrReleased) },
-		"Lose": func(h *Hold) error { return h.Lose(errors.New("evicted")) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			held(t, func(t *testing.T, g *Group, h *Hold, r *recorder) {
-				r.freeze(untilLost)
-				if err := end(h); !errors.Is(err, errDeadlinePassed) || !errors.Is(r.ended, errDeadlinePassed) {
-					t.Errorf("%v, and the owner heard %v", err, r.ended)
-				}
-			})
-		})
-	}
-}
-
-func TestLossBeforeTheDeadlineIsALossWithItsReason(t *testing.T) {
+func TestLossKeepsItsReasonForGood(t *testing.T) {
 	held(t, func(t *testing.T, _ *Group, h *Hold, r *recorder) {
 		why := errors.New("evicted")
 		err := h.Lose(why)
 		if !errors.Is(err, lockerr.ErrLost) || !errors.Is(err, why) || !r.lost {
 			t.Errorf("%v, dropped as lost %t", err, r.lost)
 		}
-		select {
-		case <-h.Lost():
-		default:
+		if !isClosed(h.Lost()) {
 			t.Error("Lost stays open")
+		}
+		if err := h.End(lockerr.ErrReleased); !errors.Is(err, why) {
+			t.Errorf("End after the loss: %v", err)
+		}
+		if err := h.Err(); !errors.Is(err, why) || errors.Is(err, lockerr.ErrReleased) {
+			t.Errorf("Err after End after the loss: %v", err)
 		}
 	})
 }
@@ -239,101 +350,9 @@ func TestGroupChecksMoreThanOneHoldEachInTime(t *testing.T) {
 			lost := h.Lost()
 			time.Sleep(until - g.Clock() + h.Margin/2)
 			synctest.Wait()
-			select {
-			case <-lost:
-			default:
+			if !isClosed(lost) {
 				t.Errorf("a hold of %s is not lost half a margin after its deadline", h.TTL)
 			}
 		}
 	})
-}
-
-func TestContextEndsWithItsHoldAtTheLatestWhenItIsAsked(t *testing.T) {
-	held(t, func(t *testing.T, _ *Group, h *Hold, r *recorder) {
-		ctx, cancel := h.Context(t.Context())
-		defer cancel()
-		r.freeze(untilLost)
-		if ctx.Err() == nil || !errors.Is(context.Cause(ctx), lockerr.ErrLost) {
-			t.Errorf("Err %v, cause %v", ctx.Err(), context.Cause(ctx))
-		}
-		later, cancel := h.Context(t.Context())
-		defer cancel()
-		select {
-		case <-later.Done():
-		default:
-			t.Error("a context that is made after the loss goes on")
-		}
-	})
-}
-
-func TestContextsEndWhenTheirLockerIsClosedThoughTheLockIsHeld(t *testing.T) {
-	held(t, func(t *testing.T, _ *Group, h *Hold, _ *recorder) {
-		before, cancel := h.Context(t.Context())
-		defer cancel()
-		h.EndContexts(lockerr.ErrClosed)
-		after, cancel := h.Context(t.Context())
-		defer cancel()
-		for name, ctx := range map[string]context.Context{"before": before, "after": after} {
-			if cause := context.Cause(ctx); !errors.Is(cause, lockerr.ErrClosed) {
-				t.Errorf("%s: %v", name, cause)
-			}
-		}
-		if err := h.Err(); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func TestHeldByYieldsAllHoldsTheLastFirst(t *testing.T) {
-	held(t, func(t *testing.T, g *Group, outer *Hold, r *recorder) {
-		inner := &Hold{}
-		g.Begin(inner, r, "inner", outer.Queue)
-		ctx, cancel := outer.Context(t.Context())
-		defer cancel()
-		inner.Granted(2, 0, 0)
-		ctx, cancel = inner.Context(context.WithValue(ctx, asking{}.hold, 1))
-		defer cancel()
-		if got := slices.Collect(HeldBy(ctx)); !slices.Equal(got, []*Hold{inner, outer}) {
-			t.Errorf("%d holds: %v", len(got), got)
-		}
-	})
-}
-
-// asking is a context whose methods ask a hold, as those of another lock's context do.
-type asking struct {
-	context.Context
-	hold *Hold
-}
-
-func (a asking) Value(key any) any {
-	_ = a.hold.Err()
-	return a.Context.Value(key)
-}
-
-func TestContextsEndWithoutTheMutexOfTheHold(t *testing.T) {
-	t.Parallel()
-	r := &recorder{}
-	h := &Hold{}
-	(&Group{Clock: func() time.Duration { return 0 }, Backend: r}).Begin(h, r, "k", lockkey.Name{Key: "k"})
-	h.Granted(1, 0, 0)
-	parent, end := context.WithCancel(t.Context())
-	defer end()
-	ctx, cancel := h.Context(asking{parent, h})
-	defer cancel()
-	go func() { _ = h.End(lockerr.ErrReleased) }()
-	select {
-	case <-ctx.Done():
-	case <-time.After(10 * time.Second):
-		t.Fatal("the context does not end")
-	}
-	ended := make(chan error)
-	go func() { ended <- h.Err() }()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, lockerr.ErrReleased) {
-			t.Error(err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("the context ends with the mutex of the hold locked")
-	}
 }
