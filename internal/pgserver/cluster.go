@@ -110,6 +110,8 @@ func (s *Server) configure() error {
 		"timezone":       "UTC",
 		"log_timezone":   "UTC",
 		"lc_messages":    "C",
+		// In the data directory, which is removed with a server that was killed.
+		"dynamic_shared_memory_type": "mmap",
 		// For Standby.
 		"wal_level":       "replica",
 		"max_wal_senders": "10",
