@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"bytes"
@@ -20,22 +20,22 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// A lockConn is the connection of the lock session, which holds the advisory locks. It sends
+// A session is the connection of the lock session, which holds the advisory locks. It sends
 // function calls and statements of the simple protocol, because the server receives each of
 // these whole or not at all. The server does not end a session for silence between the
 // parts of an extended query: a client that froze there would keep its locks.
 // https://www.postgresql.org/docs/current/protocol-flow.html
-type lockConn struct {
-	conn     *pgx.Conn
-	net      net.Conn
-	frontend *pgproto3.Frontend
-	session  int64         // a random number that it chose
-	backend  int32         // the pid of its backend
-	made     time.Duration // the time before the last statement that set it up
-	calls    lockCalls     // for a message with one request; nil: it uses many, because the connection may not end in the backend
-	many     [3]string     // the parts of the statement for many requests, around the functions and the locks
-	patience time.Duration // the least time that an answer may take
-	until    time.Time     // the deadline that is set; at most a quarter later
+type session struct {
+	conn      *pgx.Conn
+	net       net.Conn
+	frontend  *pgproto3.Frontend
+	session   int64         // a random number that it chose
+	backend   int32         // the pid of its backend
+	made      time.Duration // the time before the last statement that set it up
+	functions functions     // for a message with one request; nil: it uses many, because the connection may not end in the backend
+	many      [3]string     // the parts of the statement for many requests, around the functions and the locks
+	patience  time.Duration // the least time that an answer may take
+	until     time.Time     // the deadline that is set; at most a quarter later
 }
 
 // An ask is one request for one lock: to try it or to release it.
@@ -64,27 +64,27 @@ type message struct {
 	// The answer.
 	err     *pgconn.PgError // the first error
 	lazy    bool            // the server did not wait for the replication of a commit
-	answers []lockAnswer    // to the requests of a batch
+	answers []answer        // to the requests of a batch
 	ended   error           // why the session cannot be used any more; nil: it can
 	rows    [][]string      // of another statement
 }
 
-// A lockAnswer is the server's answer to one ask.
-type lockAnswer struct {
+// A answer is the server's answer to one ask.
+type answer struct {
 	granted bool
 	token   int64 // 0: none
 }
 
 // readAnswer reads true or false, or with tokens a token or NULL.
-func readAnswer(value []byte) lockAnswer {
+func readAnswer(value []byte) answer {
 	switch string(value) {
 	case "t":
-		return lockAnswer{granted: true}
+		return answer{granted: true}
 	case "f", "NULL", "":
-		return lockAnswer{}
+		return answer{}
 	}
 	token, err := strconv.ParseInt(string(value), 10, 64)
-	return lockAnswer{granted: err == nil, token: token}
+	return answer{granted: err == nil, token: token}
 }
 
 // A message implements pgproto3.FrontendMessage, which sends its bytes unchanged.
@@ -96,40 +96,40 @@ func (m *message) Encode(to []byte) ([]byte, error) { return append(to, m.bytes.
 var comma = []byte{','}
 
 // write builds the message for a batch of calls.
-func (c *lockConn) write(m *message, batch []*lockCall) {
+func (s *session) write(m *message, batch []*call) {
 	*m = message{bytes: m.bytes[:0], answers: m.answers[:0]}
 	if len(batch) > 0 && batch[0].query != "" {
 		m.begin()
-		m.bytes = append(m.bytes, ofSession(batch[0].query, c.session)...)
+		m.bytes = append(m.bytes, ofSession(batch[0].query, s.session)...)
 		m.end()
 		return
 	}
 	m.batch = true
 	var last ask
-	for _, call := range batch {
-		m.asked += len(call.asks)
-		if len(call.asks) > 0 {
-			last = call.asks[0]
+	for _, c := range batch {
+		m.asked += len(c.asks)
+		if len(c.asks) > 0 {
+			last = c.asks[0]
 		}
 	}
-	if m.asked == 1 && c.calls != nil {
-		m.bytes = c.calls.appendOne(m.bytes, last)
+	if m.asked == 1 && s.functions != nil {
+		m.bytes = s.functions.appendOne(m.bytes, last)
 		return
 	}
 	m.begin()
-	m.bytes = append(m.bytes, c.many[0]...)
-	for _, call := range batch {
-		for _, a := range call.asks {
+	m.bytes = append(m.bytes, s.many[0]...)
+	for _, c := range batch {
+		for _, a := range c.asks {
 			m.bytes = append(strconv.AppendInt(m.bytes, int64(a.what.Of(a.lock)), 10), ',')
 		}
 	}
-	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), c.many[1]...)
-	for _, call := range batch {
-		for _, a := range call.asks {
+	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), s.many[1]...)
+	for _, c := range batch {
+		for _, a := range c.asks {
 			m.bytes = append(strconv.AppendInt(m.bytes, a.lock.Number, 10), ',')
 		}
 	}
-	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), c.many[2]...)
+	m.bytes = append(bytes.TrimSuffix(m.bytes, comma), s.many[2]...)
 	m.end()
 }
 
@@ -142,29 +142,29 @@ func (m *message) end() {
 }
 
 // send sends a message. The connection cannot be used after an error.
-func (c *lockConn) send(m *message) error {
-	if now := time.Now(); c.until.Sub(now) < c.patience { // setting a deadline each time would cost more than the rest
-		c.until = now.Add(c.patience * 5 / 4)
-		if err := c.net.SetDeadline(c.until); err != nil {
+func (s *session) send(m *message) error {
+	if now := time.Now(); s.until.Sub(now) < s.patience { // setting a deadline each time would cost more than the rest
+		s.until = now.Add(s.patience * 5 / 4)
+		if err := s.net.SetDeadline(s.until); err != nil {
 			return err
 		}
 	}
-	c.frontend.Send(m)
-	return c.frontend.Flush()
+	s.frontend.Send(m)
+	return s.frontend.Flush()
 }
 
 // receive reads the answer. After a timeout it can be called again, and continues where it
 // stopped.
-func (c *lockConn) receive(m *message) error {
+func (s *session) receive(m *message) error {
 	for {
-		received, err := c.frontend.Receive()
+		received, err := s.frontend.Receive()
 		if err != nil {
 			return err
 		}
 		switch received := received.(type) {
 		case *pgproto3.DataRow:
 			if m.batch {
-				m.answer(received.Values, c.backend)
+				m.answer(received.Values, s.backend)
 			} else {
 				m.keep(received.Values)
 			}
@@ -191,9 +191,9 @@ func (c *lockConn) receive(m *message) error {
 }
 
 // listen reads until the deadline, or until the session has ended.
-func (c *lockConn) listen() error {
+func (s *session) listen() error {
 	for {
-		received, err := c.frontend.Receive()
+		received, err := s.frontend.Receive()
 		if err != nil {
 			return err
 		}
@@ -236,7 +236,7 @@ func (m *message) answer(row [][]byte, backend int32) {
 
 var (
 	errForeign    = errors.New("the server does not answer as PostgreSQL does")
-	errInRecovery = fmt.Errorf("%w: the server is in recovery", ErrReadOnly)
+	errInRecovery = fmt.Errorf("%w: the server is in recovery", lockerr.ErrReadOnly)
 )
 
 // keep keeps a row of any other statement.
@@ -253,7 +253,7 @@ func (m *message) keep(values [][]byte) {
 func (m *message) verdict() (failed, ended error) {
 	switch {
 	case m.err != nil && m.err.Code == lockerr.StateNoStatement:
-		return nil, fmt.Errorf("%w: %w", ErrPooler, m.err) // the statement was prepared on another connection
+		return nil, fmt.Errorf("%w: %w", lockerr.ErrPooler, m.err) // the statement was prepared on another connection
 	case m.err != nil:
 		return m.err, nil
 	case m.ended != nil:
@@ -267,22 +267,22 @@ func (m *message) verdict() (failed, ended error) {
 }
 
 // interrupt makes a read end with a timeout now.
-func (c *lockConn) interrupt() { _ = c.net.SetReadDeadline(time.Unix(1, 0)) }
+func (s *session) interrupt() { _ = s.net.SetReadDeadline(time.Unix(1, 0)) }
 
 // readFor makes a read end with a timeout after d; 0: never.
-func (c *lockConn) readFor(d time.Duration) {
-	c.until = time.Time{} // so that the next message sets it again
+func (s *session) readFor(d time.Duration) {
+	s.until = time.Time{} // so that the next message sets it again
 	var deadline time.Time
 	if d > 0 {
 		deadline = time.Now().Add(d)
 	}
-	_ = c.net.SetReadDeadline(deadline)
+	_ = s.net.SetReadDeadline(deadline)
 }
 
 // resume undoes an interrupt, and reports whether the deadline itself has passed.
-func (c *lockConn) resume() (over bool) {
-	_ = c.net.SetReadDeadline(c.until)
-	return !time.Now().Before(c.until)
+func (s *session) resume() (over bool) {
+	_ = s.net.SetReadDeadline(s.until)
+	return !time.Now().Before(s.until)
 }
 
 func isTimeout(err error) bool {
@@ -291,23 +291,23 @@ func isTimeout(err error) bool {
 }
 
 // close ends the session; whether the server receives that does not matter.
-func (c *lockConn) close() {
-	_ = c.net.SetDeadline(time.Now().Add(time.Second))
+func (s *session) close() {
+	_ = s.net.SetDeadline(time.Now().Add(time.Second))
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = c.conn.Close(ctx)
+	_ = s.conn.Close(ctx)
 }
 
-// lockCalls are the numbers of the functions that a lockConn calls, for each lockkey.Ask. A
+// functions are the numbers of the functions that a session calls, for each lockkey.Ask. A
 // message with a single request, as most have, calls the function without a statement,
 // which costs the server less than SELECT 1. The answer says neither which backend sent it
 // nor whether that is in recovery: only a connection that is known to end in its backend
 // calls functions. A primary does not become a standby while a session lasts.
 // https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-FUNCTION-CALL
-type lockCalls []uint32
+type functions []uint32
 
-// findLockCalls asks the server for the numbers.
-func findLockCalls(ctx context.Context, q dbconn.Querier) (lockCalls, error) {
+// findFunctions asks the server for the numbers.
+func findFunctions(ctx context.Context, q dbconn.Querier) (functions, error) {
 	rows, err := q.Conn.Query(ctx, statements.AdvisoryFunctions.Text(), q.Args(nil)...)
 	if err != nil {
 		return nil, err
@@ -316,7 +316,7 @@ func findLockCalls(ctx context.Context, q dbconn.Querier) (lockCalls, error) {
 }
 
 // appendOne appends the call for one request.
-func (f lockCalls) appendOne(to []byte, a ask) []byte {
+func (f functions) appendOne(to []byte, a ask) []byte {
 	what := f[a.what.Of(a.lock)]
 	if a.lock.Pair {
 		return appendCall(to, what, uint64(uint32(a.lock.Number>>32)), uint64(uint32(a.lock.Number)))
@@ -357,5 +357,5 @@ func (m *message) returned(result []byte) {
 		m.ended = errForeign
 		return
 	}
-	m.answers = append(m.answers, lockAnswer{granted: result[0] == 1})
+	m.answers = append(m.answers, answer{granted: result[0] == 1})
 }

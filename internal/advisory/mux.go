@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// A wire is the one connection on which a Locker holds all its advisory locks. Many callers
+// A mux is the one connection on which a Locker holds all its advisory locks. Many callers
 // share it without a goroutine in between.
 //
-// A caller that finds the wire free leads: it sends its requests itself, and reads the answer.
+// A caller that finds the mux free leads: it sends its requests itself, and reads the answer.
 // Requests of other callers wait in a queue meanwhile. Then the leader hands the lead to the
 // first of them, which sends all queued requests in one message. So a single caller pays one
 // round trip and nothing else, and 256 callers pay one together. After a moment without
@@ -26,8 +26,8 @@ import (
 //
 // No context of a caller reaches the connection: if the leader's context ends, a goroutine
 // goes on reading.
-type wire struct {
-	connect func() (*lockConn, error)
+type mux struct {
+	connect func() (*session, error)
 	backoff func(attempt int) time.Duration
 	clock   clock.Clock
 	ttl     time.Duration // the server ends a session that is silent for so long; 0: never
@@ -39,18 +39,18 @@ type wire struct {
 	lost  func(why error)
 
 	mu       sync.Mutex
-	queue    []*lockCall
-	led      bool      // there is a leader
-	leader   *lockCall // its caller leads; nil: a goroutine does
-	leaves   bool      // the leader's context has ended
-	idle     bool      // the leader is the goroutine that reads, and can be interrupted
-	conn     *lockConn // nil: none; only leaders change it
-	failures int       // of connect, in a row
-	sends    int       // how many messages were sent
+	queue    []*call
+	led      bool     // there is a leader
+	leader   *call    // its caller leads; nil: a goroutine does
+	leaves   bool     // the leader's context has ended
+	idle     bool     // the leader is the goroutine that reads, and can be interrupted
+	conn     *session // nil: none; only leaders change it
+	failures int      // of connect, in a row
+	sends    int      // how many messages were sent
 	closed   bool
 	gone     chan struct{} // closed after close, when there is no connection any more
 	farewell sync.Once
-	wakes    sync.Pool // of empty channels for lockCall.wake: a caller receives each signal that is sent
+	wakes    sync.Pool // of empty channels for call.wake: a caller receives each signal that is sent
 
 	// Only the leader uses these.
 	roundTrip               // in flight, if its batch is not empty
@@ -62,7 +62,7 @@ type wire struct {
 // A roundTrip is a message and the calls whose requests it carries.
 type roundTrip struct {
 	message message
-	batch   []*lockCall
+	batch   []*call
 }
 
 // maxBatch is how many requests one message carries, unless one call has more.
@@ -76,20 +76,20 @@ const linger = 2 * time.Millisecond
 // callers that wait for a connection wait for no holder.
 const maxReconnectDelay = time.Second
 
-// A lockCall is the requests of one caller to the lock session, and the answers.
-type lockCall struct {
+// A call is the requests of one caller to the lock session, and the answers.
+type call struct {
 	ctx     context.Context
 	closing <-chan struct{} // closed when its caller must not wait any longer; nil: never
 	asks    []ask
 	query   string // sent instead of asks, if it is not empty
 	alone   bool   // it has a message of its own
-	undo    bool   // it is from wire.undo: if it fails, the session must end
+	undo    bool   // it is from mux.undo: if it fails, the session must end
 
 	bound   bool // it makes sense only in the session for which it was made
 	retried bool // it was sent once, and has no answer
 
-	answers []lockAnswer
-	one     [1]lockAnswer
+	answers []answer
+	one     [1]answer
 	rows    [][]string // of query
 	err     error
 	sent    time.Duration // the time before it was sent
@@ -120,8 +120,8 @@ var errSilentTooLong = errors.New("the connection was silent for so long that th
 // await waits for the answer to a call that was submitted, and leads if leads is true or when
 // the lead is handed to it. It returns false if the caller leaves before the answer, which then
 // goes to c.asker only; c.why has the reason.
-func (w *wire) await(c *lockCall, leads bool) bool {
-	defer w.expectNoWake(c)
+func (m *mux) await(c *call, leads bool) bool {
+	defer m.expectNoWake(c)
 	for waits := !leads; ; {
 		if waits && !c.woken() {
 			if c.state.CompareAndSwap(callQueued, callLeft) {
@@ -130,7 +130,7 @@ func (w *wire) await(c *lockCall, leads bool) bool {
 			<-c.wake
 		}
 		if c.state.Load() == callLeads {
-			if waits = w.lead(c); waits {
+			if waits = m.lead(c); waits {
 				continue // another leader changes its state now, and wakes it
 			}
 		}
@@ -139,7 +139,7 @@ func (w *wire) await(c *lockCall, leads bool) bool {
 }
 
 // woken waits until the call is woken. It returns false if its caller leaves before.
-func (c *lockCall) woken() bool {
+func (c *call) woken() bool {
 	select {
 	case <-c.wake:
 		return true
@@ -150,126 +150,126 @@ func (c *lockCall) woken() bool {
 }
 
 // why returns why the caller leaves, or nil if it does not. ctx is the call's.
-func (c *lockCall) why(ctx context.Context) error {
+func (c *call) why(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	select {
 	case <-c.closing:
-		return ErrClosed
+		return lockerr.ErrClosed
 	default:
 		return nil
 	}
 }
 
 // do sends a call whose answer no caller waits for.
-func (w *wire) do(c *lockCall) {
+func (m *mux) do(c *call) {
 	c.state.Store(callLeft)
-	if w.submit(context.Background(), c) {
-		go w.lead(nil)
+	if m.submit(context.Background(), c) {
+		go m.lead(nil)
 	}
 }
 
 // submit queues a call. If it returns true, the caller must lead. ctx bounds how long the
 // caller waits.
-func (w *wire) submit(ctx context.Context, c *lockCall) (leads bool) {
+func (m *mux) submit(ctx context.Context, c *call) (leads bool) {
 	c.ctx = ctx
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.queue = append(w.queue, c)
-	if !w.led && w.conn != nil {
-		w.led, w.leader = true, c
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.queue = append(m.queue, c)
+	if !m.led && m.conn != nil {
+		m.led, m.leader = true, c
 		c.state.CompareAndSwap(callQueued, callLeads)
 		return true
 	}
-	w.expectWake(c)
+	m.expectWake(c)
 	switch {
-	case w.idle:
-		w.idle = false
-		w.conn.interrupt()
-	case !w.led:
-		w.led = true
-		go w.reconnect()
+	case m.idle:
+		m.idle = false
+		m.conn.interrupt()
+	case !m.led:
+		m.led = true
+		go m.reconnect()
 	}
 	return false
 }
 
 // lead sends the queued calls until own is settled or its caller has left, and hands the lead
 // on. Without a connection own goes back to waiting, and lead returns true.
-func (w *wire) lead(own *lockCall) (waits bool) {
+func (m *mux) lead(own *call) (waits bool) {
 	for more := true; more; more = own != nil && own.state.Load() == callLeads {
-		if len(w.batch) == 0 {
-			if err := w.begin(); err != nil {
-				w.end(err)
+		if len(m.batch) == 0 {
+			if err := m.begin(); err != nil {
+				m.end(err)
 			}
 		}
-		if len(w.batch) == 0 {
-			if w.conn == nil && own != nil {
-				w.expectWake(own)
+		if len(m.batch) == 0 {
+			if m.conn == nil && own != nil {
+				m.expectWake(own)
 				waits = own.state.CompareAndSwap(callLeads, callQueued)
 			}
-		} else if !w.finish() {
+		} else if !m.finish() {
 			own.state.Store(callLeft)
 			go func() {
-				w.finish()
-				w.pass()
+				m.finish()
+				m.pass()
 			}()
 			return false
 		}
 	}
-	w.pass()
+	m.pass()
 	return waits
 }
 
 // dismiss makes the leader leave if its context has ended. attend polls with it: watching each
-// context would cost each call more than all the rest of the wire does.
-func (w *wire) dismiss() {
-	w.mu.Lock()
-	leader := w.leader
-	w.mu.Unlock()
-	if leader == nil || leader.why(leader.ctx) == nil { // outside w.mu: Err may run callers' code
+// context would cost each call more than all the rest of the mux does.
+func (m *mux) dismiss() {
+	m.mu.Lock()
+	leader := m.leader
+	m.mu.Unlock()
+	if leader == nil || leader.why(leader.ctx) == nil { // outside m.mu: Err may run callers' code
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.leader == leader {
-		w.leader, w.leaves = nil, true
-		if w.conn != nil {
-			w.conn.interrupt()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.leader == leader {
+		m.leader, m.leaves = nil, true
+		if m.conn != nil {
+			m.conn.interrupt()
 		}
 	}
 }
 
 // pass hands the lead, and the round trip in flight, to the caller that has waited longest.
-func (w *wire) pass() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.leader, w.leaves = nil, false
+func (m *mux) pass() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leader, m.leaves = nil, false
 	switch {
-	case len(w.queue) > 0 && w.conn == nil:
-		go w.reconnect()
-	case len(w.batch) > 0 || len(w.queue) > 0:
-		if !w.passToLocked(w.batch) && !w.passToLocked(w.queue) {
-			go w.lead(nil) // no caller waits for these calls
+	case len(m.queue) > 0 && m.conn == nil:
+		go m.reconnect()
+	case len(m.batch) > 0 || len(m.queue) > 0:
+		if !m.passToLocked(m.batch) && !m.passToLocked(m.queue) {
+			go m.lead(nil) // no caller waits for these calls
 		}
-	case w.closed && w.conn != nil:
+	case m.closed && m.conn != nil:
 		go func() {
-			w.end(ErrClosed)
-			w.pass()
+			m.end(lockerr.ErrClosed)
+			m.pass()
 		}()
 	default:
-		w.led = false
-		if w.closed {
-			w.farewell.Do(func() { close(w.gone) })
+		m.led = false
+		if m.closed {
+			m.farewell.Do(func() { close(m.gone) })
 		}
 	}
 }
 
 // passToLocked makes the first caller that waits for one of the calls the leader.
-func (w *wire) passToLocked(calls []*lockCall) bool {
+func (m *mux) passToLocked(calls []*call) bool {
 	for _, c := range calls {
 		if c.state.CompareAndSwap(callQueued, callLeads) {
-			w.leader = c
+			m.leader = c
 			c.wake <- struct{}{}
 			return true
 		}
@@ -278,179 +278,179 @@ func (w *wire) passToLocked(calls []*lockCall) bool {
 }
 
 // reconnect leads until there is a connection, or the queued calls have failed.
-func (w *wire) reconnect() {
-	w.mu.Lock()
-	failures, closed := w.failures, w.closed
-	w.mu.Unlock()
-	var conn *lockConn
-	err := ErrClosed
+func (m *mux) reconnect() {
+	m.mu.Lock()
+	failures, closed := m.failures, m.closed
+	m.mu.Unlock()
+	var conn *session
+	err := lockerr.ErrClosed
 	if !closed {
 		if failures > 0 {
-			time.Sleep(min(w.backoff(failures-1), maxReconnectDelay))
+			time.Sleep(min(m.backoff(failures-1), maxReconnectDelay))
 		}
-		conn, err = w.connect()
+		conn, err = m.connect()
 	}
-	w.mu.Lock()
-	var failed []*lockCall
+	m.mu.Lock()
+	var failed []*call
 	if err == nil {
-		w.conn, w.failures = conn, 0
+		m.conn, m.failures = conn, 0
 	} else {
-		w.failures++
-		failed, w.queue = w.queue, nil
+		m.failures++
+		failed, m.queue = m.queue, nil
 	}
-	w.mu.Unlock()
+	m.mu.Unlock()
 	for _, c := range failed {
-		c.settle(err, w.clock())
+		c.settle(err, m.clock())
 	}
 	if err == nil {
-		w.sent, w.confirmed = conn.made, conn.made
-		go w.attend(conn)
+		m.sent, m.confirmed = conn.made, conn.made
+		go m.attend(conn)
 	}
-	w.pass()
+	m.pass()
 }
 
 // attend reads and pings while there are no calls, and dismisses leaders.
-func (w *wire) attend(conn *lockConn) {
+func (m *mux) attend(conn *session) {
 	for seen := 0; ; {
 		time.Sleep(linger)
-		w.mu.Lock()
-		if w.conn != conn {
-			w.mu.Unlock()
+		m.mu.Lock()
+		if m.conn != conn {
+			m.mu.Unlock()
 			return
 		}
-		if w.led || w.sends != seen {
-			seen = w.sends
-			w.mu.Unlock()
-			w.dismiss()
+		if m.led || m.sends != seen {
+			seen = m.sends
+			m.mu.Unlock()
+			m.dismiss()
 			continue
 		}
-		w.led, w.idle = true, true
+		m.led, m.idle = true, true
 		rest := time.Duration(0)
-		if w.ttl > 0 {
-			rest = max(w.sent+w.ttl/3-w.clock(), time.Millisecond)
+		if m.ttl > 0 {
+			rest = max(m.sent+m.ttl/3-m.clock(), time.Millisecond)
 		}
 		conn.readFor(rest)
-		w.mu.Unlock()
+		m.mu.Unlock()
 
 		err := conn.listen()
 
-		w.mu.Lock()
-		wanted := !w.idle
-		w.idle = false
+		m.mu.Lock()
+		wanted := !m.idle
+		m.idle = false
 		if isTimeout(err) && !wanted {
-			ping := &lockCall{bound: true}
+			ping := &call{bound: true}
 			ping.state.Store(callLeft)
-			w.queue = append(w.queue, ping)
+			m.queue = append(m.queue, ping)
 		}
-		w.mu.Unlock()
+		m.mu.Unlock()
 		switch {
 		case !isTimeout(err):
-			w.end(err)
-			w.pass()
+			m.end(err)
+			m.pass()
 		case wanted:
-			w.pass()
+			m.pass()
 		default:
-			w.lead(nil)
+			m.lead(nil)
 		}
 	}
 }
 
 // begin sends the next batch, if there are calls. An error ends the session.
-func (w *wire) begin() error {
-	w.mu.Lock()
-	conn := w.conn
+func (m *mux) begin() error {
+	m.mu.Lock()
+	conn := m.conn
 	if conn != nil {
-		w.takeLocked()
+		m.takeLocked()
 	}
-	if len(w.batch) > 0 {
-		w.sends++
+	if len(m.batch) > 0 {
+		m.sends++
 	}
-	w.mu.Unlock()
-	if len(w.batch) == 0 {
+	m.mu.Unlock()
+	if len(m.batch) == 0 {
 		return nil
 	}
-	sent := w.clock()
-	if w.ttl > 0 && sent >= w.sent+w.ttl-w.margin {
+	sent := m.clock()
+	if m.ttl > 0 && sent >= m.sent+m.ttl-m.margin {
 		return errSilentTooLong
 	}
-	for _, c := range w.batch {
+	for _, c := range m.batch {
 		c.sent = sent
 	}
-	conn.write(&w.message, w.batch)
-	return conn.send(&w.message)
+	conn.write(&m.message, m.batch)
+	return conn.send(&m.message)
 }
 
 // takeLocked moves the next batch out of the queue. Calls whose callers have left are sent as
 // well: a later caller may wait for the answer to the same request.
-func (w *wire) takeLocked() {
+func (m *mux) takeLocked() {
 	asked, n := 0, 0
-	for _, c := range w.queue {
-		if len(w.batch) > 0 && (asked+len(c.asks) > maxBatch || c.alone || w.batch[0].alone) {
+	for _, c := range m.queue {
+		if len(m.batch) > 0 && (asked+len(c.asks) > maxBatch || c.alone || m.batch[0].alone) {
 			break
 		}
 		n++
 		asked += len(c.asks)
-		w.batch = append(w.batch, c)
+		m.batch = append(m.batch, c)
 	}
-	rest := copy(w.queue, w.queue[n:])
-	clear(w.queue[rest:])
-	w.queue = w.queue[:rest]
+	rest := copy(m.queue, m.queue[n:])
+	clear(m.queue[rest:])
+	m.queue = m.queue[:rest]
 }
 
 // finish receives the answer to a batch. It returns false if the leader's context ends before.
-func (w *wire) finish() bool {
-	conn := w.conn
+func (m *mux) finish() bool {
+	conn := m.conn
 	for {
-		w.mu.Lock()
-		left := w.leaves
-		w.leaves = false
-		w.mu.Unlock()
+		m.mu.Lock()
+		left := m.leaves
+		m.leaves = false
+		m.mu.Unlock()
 		if left {
 			return false
 		}
-		err := conn.receive(&w.message)
+		err := conn.receive(&m.message)
 		if err == nil {
-			w.answered()
+			m.answered()
 			return true
 		}
 		if isTimeout(err) {
-			w.mu.Lock()
+			m.mu.Lock()
 			over := conn.resume()
-			w.mu.Unlock()
+			m.mu.Unlock()
 			if !over {
 				continue
 			}
 			err = lockerr.ErrNoAnswer
 		}
-		w.end(err)
+		m.end(err)
 		return true
 	}
 }
 
 // answered settles the calls of a batch after its answer.
-func (w *wire) answered() {
-	failed, ended := w.message.verdict()
+func (m *mux) answered() {
+	failed, ended := m.message.verdict()
 	if ended != nil {
-		w.end(ended)
+		m.end(ended)
 		return
 	}
-	if failed != nil && w.batch[0].undo {
-		w.end(failed) // then the server releases what was to be undone
+	if failed != nil && m.batch[0].undo {
+		m.end(failed) // then the server releases what was to be undone
 		return
 	}
-	w.sent = w.batch[0].sent
+	m.sent = m.batch[0].sent
 	if failed != nil {
-		w.undo()
+		m.undo()
 	}
-	done := w.roundTrip
-	w.roundTrip = w.spare
+	done := m.roundTrip
+	m.roundTrip = m.spare
 	var broken error
 	if failed == nil { // otherwise the calls of undo come first
 		// The socket's buffer is empty. So only a message that is larger than the buffer, one
 		// of AcquireAll, can block here on a dead network while received answers wait.
-		broken = w.begin()
+		broken = m.begin()
 	}
-	answers, now := done.message.answers, w.clock()
+	answers, now := done.message.answers, m.clock()
 	for _, c := range done.batch {
 		if failed == nil {
 			c.answers = append(c.one[:0], answers[:len(c.asks)]...) // the message is used again
@@ -460,13 +460,13 @@ func (w *wire) answered() {
 		c.settle(failed, now)
 	}
 	clear(done.batch)
-	w.spare = roundTrip{done.message, done.batch[:0]}
-	if w.ttl > 0 && w.sent-w.confirmed >= w.ttl/4 {
-		w.confirmed = w.sent
-		w.alive(w.sent)
+	m.spare = roundTrip{done.message, done.batch[:0]}
+	if m.ttl > 0 && m.sent-m.confirmed >= m.ttl/4 {
+		m.confirmed = m.sent
+		m.alive(m.sent)
 	}
 	if broken != nil {
-		w.end(broken) // after the calls that were answered are settled: it ends their locks
+		m.end(broken) // after the calls that were answered are settled: it ends their locks
 	}
 }
 
@@ -474,12 +474,12 @@ func (w *wire) answered() {
 // it was to release: advisory locks outlive the statement. Then each call but releases and
 // queries is sent once more, alone: the statement may have been cancelled, or the request of
 // another call in the batch may have been too much for the server.
-func (w *wire) undo() {
-	c := &lockCall{undo: true, alone: true, bound: true}
+func (m *mux) undo() {
+	c := &call{undo: true, alone: true, bound: true}
 	c.state.Store(callLeft)
-	var again []*lockCall
-	settled := w.batch[:0]
-	for _, failed := range w.batch {
+	var again []*call
+	settled := m.batch[:0]
+	for _, failed := range m.batch {
 		for _, a := range failed.asks {
 			c.asks = append(c.asks, a.undone())
 		}
@@ -490,17 +490,17 @@ func (w *wire) undo() {
 			settled = append(settled, failed)
 		}
 	}
-	w.batch = settled
+	m.batch = settled
 	if len(c.asks) > 0 {
 		again = slices.Insert(again, 0, c)
 	}
-	w.mu.Lock()
-	w.queue = slices.Insert(w.queue, 0, again...)
-	w.mu.Unlock()
+	m.mu.Lock()
+	m.queue = slices.Insert(m.queue, 0, again...)
+	m.mu.Unlock()
 }
 
 // releases reports whether the call is a release, which undo repeats.
-func (c *lockCall) releases() bool {
+func (c *call) releases() bool {
 	return len(c.asks) > 0 && c.asks[0] == c.asks[0].undone()
 }
 
@@ -509,51 +509,51 @@ func (c *lockCall) releases() bool {
 //
 // lost is called first: before the server learns that the locks are free, and so that every
 // call about a lock of this session is in the queue by then and fails with the session.
-func (w *wire) end(why error) {
-	w.lost(why)
-	w.mu.Lock()
-	conn := w.conn
-	w.conn = nil
-	waiting := w.queue
-	w.queue = nil
-	var failed []*lockCall
-	for i, c := range slices.Concat(w.batch, waiting) {
+func (m *mux) end(why error) {
+	m.lost(why)
+	m.mu.Lock()
+	conn := m.conn
+	m.conn = nil
+	waiting := m.queue
+	m.queue = nil
+	var failed []*call
+	for i, c := range slices.Concat(m.batch, waiting) {
 		if c.bound || c.retried {
 			failed = append(failed, c)
 			continue
 		}
-		c.retried = i < len(w.batch)
-		w.queue = append(w.queue, c)
+		c.retried = i < len(m.batch)
+		m.queue = append(m.queue, c)
 	}
-	w.batch = nil
-	w.mu.Unlock()
+	m.batch = nil
+	m.mu.Unlock()
 	conn.close()
 	for _, c := range failed {
-		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), w.clock())
+		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), m.clock())
 	}
 }
 
 // expectWake gives a call a channel to wait on.
-func (w *wire) expectWake(c *lockCall) {
+func (m *mux) expectWake(c *call) {
 	if c.wake != nil {
 		return
 	}
-	if wake, ok := w.wakes.Get().(chan struct{}); ok {
+	if wake, ok := m.wakes.Get().(chan struct{}); ok {
 		c.wake = wake
 	} else {
 		c.wake = make(chan struct{}, 1)
 	}
 }
 
-func (w *wire) expectNoWake(c *lockCall) {
+func (m *mux) expectNoWake(c *call) {
 	if c.wake != nil {
-		w.wakes.Put(c.wake)
+		m.wakes.Put(c.wake)
 		c.wake = nil
 	}
 }
 
 // settle answers a call, and wakes its caller if it waits.
-func (c *lockCall) settle(err error, now time.Duration) {
+func (c *call) settle(err error, now time.Duration) {
 	c.err = err
 	state := c.state.Load()
 	for state != callLeft && !c.state.CompareAndSwap(state, callSettled) {
@@ -568,24 +568,24 @@ func (c *lockCall) settle(err error, now time.Duration) {
 }
 
 // close ends the connection after the calls in flight, and waits for that until ctx ends.
-func (w *wire) close(ctx context.Context) error {
-	w.mu.Lock()
-	if w.closed {
-		w.mu.Unlock()
+func (m *mux) close(ctx context.Context) error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
 		return nil
 	}
-	w.closed = true
+	m.closed = true
 	switch {
-	case w.idle:
-		w.idle = false
-		w.conn.interrupt()
-	case !w.led:
-		w.led = true
-		go w.pass()
+	case m.idle:
+		m.idle = false
+		m.conn.interrupt()
+	case !m.led:
+		m.led = true
+		go m.pass()
 	}
-	w.mu.Unlock()
+	m.mu.Unlock()
 	select {
-	case <-w.gone:
+	case <-m.gone:
 		return nil
 	case <-ctx.Done():
 		return lockerr.ContextError(ctx)

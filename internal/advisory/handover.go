@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // and its release wakes the first waiter.
 
 // Wanted is called when other processes wait for a lock that this one has, or had.
-func (a *advisoryLocks) Wanted(name lockkey.Name) {
+func (a *Locks) Wanted(name lockkey.Name) {
 	a.mu.Lock()
 	h := a.held[name.ID]
 	held := h != nil && h.granted
@@ -40,15 +40,15 @@ func (a *advisoryLocks) Wanted(name lockkey.Name) {
 // waitedFor reports for which of the locks other processes have a ticket. A try for a shared
 // lock needs to know, because the server knows no tickets: it would let the caller join the
 // readers that a writer waits for.
-func (a *advisoryLocks) waitedFor(ctx context.Context, attempts []hold.Attempt) []bool {
+func (a *Locks) waitedFor(ctx context.Context, attempts []hold.Attempt) []bool {
 	a.mu.Lock()
 	connected := a.session != 0
 	a.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, dbconn.Timeout)
 	defer cancel()
 	if !connected { // connecting finds the queue, if there is one
-		c := &lockCall{closing: a.host.Closing}
-		a.wire.await(c, a.wire.submit(ctx, c))
+		c := &call{closing: a.host.Closing}
+		a.mux.await(c, a.mux.submit(ctx, c))
 	}
 	names := make([]lockkey.Name, len(attempts))
 	for i := range attempts {
@@ -58,7 +58,7 @@ func (a *advisoryLocks) waitedFor(ctx context.Context, attempts []hold.Attempt) 
 }
 
 // ID returns the backend that has the lock, and the number of the lock.
-func (a *advisoryLocks) ID(lock *hold.Hold) string {
+func (a *Locks) ID(lock *hold.Hold) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if h, _ := a.entryOfLocked(lock); h == nil {
@@ -69,7 +69,7 @@ func (a *advisoryLocks) ID(lock *hold.Hold) string {
 
 // yieldLocked leaves a lock that is being released to other processes, which are woken after
 // the release.
-func (a *advisoryLocks) yieldLocked(h *advisoryEntry) {
+func (a *Locks) yieldLocked(h *entry) {
 	a.yields.begin(h.id)
 	h.back.asker = wakesNext{a.host.Queue, lockkey.Name{ID: h.id}}
 }
@@ -85,7 +85,7 @@ func (t turns) begin(id lockkey.ID) {
 			delete(t, id)
 		}
 	}
-	t[id] = now.Add(turnTime)
+	t[id] = now.Add(hold.WakeTimeout)
 }
 
 // last reports whether the lock's wake timeout still runs.
