@@ -18,10 +18,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// An Advisory Locker opens its lock session here, and refuses servers and poolers where
-// advisory locks would exclude no other session.
-
-// connect opens the lock session.
+// connect opens the lock session. It refuses servers and poolers where advisory locks would
+// exclude no other session.
 func (a *Locks) connect() (*session, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dbconn.Timeout)
 	defer cancel()

@@ -9,17 +9,15 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// Processes pass advisory locks on to each other here. A release costs one round trip, so it
-// does not check for waiters: a waiter notifies the holder. From then on the lock is wanted,
-// and its release wakes the first waiter.
-
-// Wanted is called when other processes wait for a lock that this one has, or had.
+// Wanted is called when other processes wait for a lock that this one has, or had. A release
+// costs one round trip, so it does not check for waiters: a waiter notifies the holder. From
+// then on the lock is wanted, and its release wakes the first waiter.
 func (a *Locks) Wanted(name lockkey.Name) {
 	a.mu.Lock()
-	h := a.held[name.ID]
-	held := h != nil && h.granted
-	if h != nil {
-		h.wanted = true // or will be, when it is granted
+	e := a.held[name.ID]
+	held := e != nil && e.granted
+	if e != nil {
+		e.wanted = true // or will be, when it is granted
 	}
 	// The lock was released before the notification arrived: without a yield, callers here would
 	// acquire it again before the waiter that is woken. Or the server has not noticed the end of
@@ -57,11 +55,11 @@ func (a *Locks) waitedFor(ctx context.Context, attempts []hold.Attempt) []bool {
 	return a.host.Queue.WaitedFor(ctx, names)
 }
 
-// ID returns the backend that has the lock, and the number of the lock.
+// ID implements [hold.Backend]. It returns the backend that has the lock, and the number of the lock.
 func (a *Locks) ID(lock *hold.Hold) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if h, _ := a.entryOfLocked(lock); h == nil {
+	if e, _ := a.entryOfLocked(lock); e == nil {
 		return ""
 	}
 	return lock.Queue.ID.HeldBy(a.pid)
@@ -69,9 +67,9 @@ func (a *Locks) ID(lock *hold.Hold) string {
 
 // yieldLocked leaves a lock that is being released to other processes, which are woken after
 // the release.
-func (a *Locks) yieldLocked(h *entry) {
-	a.yields.begin(h.id)
-	h.back.asker = wakesNext{a.host.Queue, lockkey.Name{ID: h.id}}
+func (a *Locks) yieldLocked(e *entry) {
+	a.yields.begin(e.id)
+	e.back.asker = wakesNext{a.host.Queue, lockkey.Name{ID: e.id}}
 }
 
 // turns are locks with the end of a wake timeout that runs for each.

@@ -11,8 +11,7 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// Holders of an advisory lock, as far as the server knows them.
-
+// Holders implements [hold.Backend], as far as the server knows the holders.
 func (a *Locks) Holders(ctx context.Context, keys []string) ([]hold.Holder, error) {
 	var holders []hold.Holder
 	for _, key := range keys {
@@ -56,7 +55,7 @@ func (a *Locks) ours(id lockkey.ID, h hold.Holder) []hold.Holder {
 	entry := a.held[id]
 	var locks []*hold.Hold
 	if entry != nil && h.PID == a.pid {
-		locks = append(locks, entry.locks...)
+		locks = append(locks, entry.holds...)
 	}
 	a.mu.Unlock()
 	if len(locks) == 0 {

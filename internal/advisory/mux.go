@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// A mux is the one connection on which a Locker holds all its advisory locks. Many callers
-// share it without a goroutine in between.
+// A mux shares the lock session, the one connection that carries all of a process's advisory
+// locks, among many callers without a goroutine in between.
 //
 // A caller that finds the mux free leads: it sends its requests itself, and reads the answer.
 // Requests of other callers wait in a queue meanwhile. Then the leader hands the lead to the
@@ -27,7 +26,7 @@ import (
 // No context of a caller reaches the connection: if the leader's context ends, a goroutine
 // goes on reading.
 type mux struct {
-	connect func() (*session, error)
+	connect func() (*session, error) // opens the session
 	backoff func(attempt int) time.Duration
 	clock   clock.Clock
 	ttl     time.Duration // the server ends a session that is silent for so long; 0: never
@@ -38,21 +37,25 @@ type mux struct {
 	alive func(sent time.Duration)
 	lost  func(why error)
 
+	wakes    sync.Pool     // of empty channels for call.wake: a caller receives each signal that is sent
+	gone     chan struct{} // closed after close, when there is no connection any more
+	farewell sync.Once     // closes gone
+
+	// mu guards what follows. It is never held during an exchange with the server, nor while
+	// code of a caller runs.
 	mu       sync.Mutex
-	queue    []*call
+	queue    []*call  // not sent yet
 	led      bool     // there is a leader
 	leader   *call    // its caller leads; nil: a goroutine does
 	leaves   bool     // the leader's context has ended
 	idle     bool     // the leader is the goroutine that reads, and can be interrupted
-	conn     *session // nil: none; only leaders change it
+	conn     *session // nil: none; only the leader changes it, and may read it without mu
 	failures int      // of connect, in a row
 	sends    int      // how many messages were sent
 	closed   bool
-	gone     chan struct{} // closed after close, when there is no connection any more
-	farewell sync.Once
-	wakes    sync.Pool // of empty channels for call.wake: a caller receives each signal that is sent
 
-	// Only the leader uses these.
+	// Only the leader uses these. The next leader sees them because it got the lead under mu, or
+	// by a signal that was sent under mu.
 	roundTrip               // in flight, if its batch is not empty
 	spare     roundTrip     // memory for the next one
 	sent      time.Duration // the time before the last message that the server answered without an error
@@ -76,45 +79,6 @@ const linger = 2 * time.Millisecond
 // callers that wait for a connection wait for no holder.
 const maxReconnectDelay = time.Second
 
-// A call is the requests of one caller to the lock session, and the answers.
-type call struct {
-	ctx     context.Context
-	closing <-chan struct{} // closed when its caller must not wait any longer; nil: never
-	asks    []ask
-	query   string // sent instead of asks, if it is not empty
-	alone   bool   // it has a message of its own
-	undo    bool   // it is from mux.undo: if it fails, the session must end
-
-	bound   bool // it makes sense only in the session for which it was made
-	retried bool // it was sent once, and has no answer
-
-	answers []answer
-	one     [1]answer
-	rows    [][]string // of query
-	err     error
-	sent    time.Duration // the time before it was sent
-
-	asker asker // may be nil
-
-	state atomic.Int32
-	wake  chan struct{} // has room for the one signal that is sent; nil until its caller has to wait
-}
-
-// An asker processes the answer to its call. The leader calls answered, for one call after the
-// other in their order. left: the caller does not wait any more. now is the time after the
-// answer arrived.
-type asker interface {
-	answered(left bool, now time.Duration)
-}
-
-// The states of a call.
-const (
-	callQueued  int32 = iota
-	callLeads         // its caller leads, or is woken to lead
-	callLeft          // its caller does not wait for it
-	callSettled       // it has its answer
-)
-
 var errSilentTooLong = errors.New("the connection was silent for so long that the server may have ended the session")
 
 // await waits for the answer to a call that was submitted, and leads if leads is true or when
@@ -135,30 +99,6 @@ func (m *mux) await(c *call, leads bool) bool {
 			}
 		}
 		return c.state.Load() == callSettled
-	}
-}
-
-// woken waits until the call is woken. It returns false if its caller leaves before.
-func (c *call) woken() bool {
-	select {
-	case <-c.wake:
-		return true
-	case <-c.ctx.Done():
-	case <-c.closing:
-	}
-	return false
-}
-
-// why returns why the caller leaves, or nil if it does not. ctx is the call's.
-func (c *call) why(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	select {
-	case <-c.closing:
-		return lockerr.ErrClosed
-	default:
-		return nil
 	}
 }
 
@@ -499,11 +439,6 @@ func (m *mux) undo() {
 	m.mu.Unlock()
 }
 
-// releases reports whether the call is a release, which undo repeats.
-func (c *call) releases() bool {
-	return len(c.asks) > 0 && c.asks[0] == c.asks[0].undone()
-}
-
 // end ends the session. A call without an answer is sent once more in the next session, unless
 // it is bound to this one.
 //
@@ -549,21 +484,6 @@ func (m *mux) expectNoWake(c *call) {
 	if c.wake != nil {
 		m.wakes.Put(c.wake)
 		c.wake = nil
-	}
-}
-
-// settle answers a call, and wakes its caller if it waits.
-func (c *call) settle(err error, now time.Duration) {
-	c.err = err
-	state := c.state.Load()
-	for state != callLeft && !c.state.CompareAndSwap(state, callSettled) {
-		state = c.state.Load()
-	}
-	if c.asker != nil {
-		c.asker.answered(state == callLeft, now)
-	}
-	if state == callQueued {
-		c.wake <- struct{}{}
 	}
 }
 

@@ -7,8 +7,8 @@ import (
 )
 
 // A Locker publishes the names of its advisory locks for people, because the server knows
-// only their numbers. That costs an acquire nothing: the connection that listens publishes
-// them from time to time, and only names of locks that are held for long.
+// only their numbers. That costs an acquire nothing: the listener publishes them from time to
+// time, and only names of locks that are held for long.
 const (
 	// nameAfter is how long a lock is held before its name is published.
 	nameAfter = 2 * time.Second
@@ -27,15 +27,15 @@ func (a *Locks) Unpublished() []string {
 	var names []string
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, h := range a.held {
+	for _, e := range a.held {
 		if len(names) == maxNames {
 			break
 		}
-		if !h.granted || len(h.locks) == 0 || now.Sub(h.locks[0].Since) < nameAfter || !h.named.IsZero() && now.Sub(h.named) < nameAgain {
+		if !e.granted || len(e.holds) == 0 || now.Sub(e.holds[0].Since) < nameAfter || !e.named.IsZero() && now.Sub(e.named) < nameAgain {
 			continue
 		}
-		h.named = now
-		if key := h.locks[0].Key; lockkey.Check(key) == nil { // a name, not a number
+		e.named = now
+		if key := e.holds[0].Key; lockkey.Check(key) == nil { // a name, not a number
 			names = append(names, key)
 		}
 	}

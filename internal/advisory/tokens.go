@@ -12,10 +12,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// With Tokens, advisory locks have fencing tokens: rows in a table of the migrations record
-// which holder has which lock with which token.
-
-// Fence implements [hold.Backend]. The row of the lock shows whether the hold still has it. A
+// Fence implements [hold.Backend]. With Tokens, rows in a table of the migrations record which
+// session has which lock with which token. The row of the lock shows whether the hold still has it. A
 // release does not wait for the transaction: a row that a fence pins stays until the
 // transaction has ended, and until then no caller is granted the lock.
 func (a *Locks) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
