@@ -17,7 +17,7 @@ import (
 // A release wakes the first ticket of the queue, and a notification from another process wakes
 // the first waiter of a line in this process.
 
-// turnTime is the wake timeout.
+// turnTime is the wake timeout. pgxlock_wake_batch() uses the same time.
 const turnTime = hold.WakeTimeout
 
 // askAgain is how soon to try again for an advisory lock that no session seemed to hold.

@@ -139,6 +139,24 @@ func (h held) fence(ctx context.Context, tx pgx.Tx) error {
 	return h.process.Fence(ctx, usertx.Pgx(tx), h.Hold)
 }
 
+func mustAcquire(t *testing.T, p *process, key string, mode hold.Mode) held {
+	t.Helper()
+	lock, err := p.acquire(t.Context(), key, mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lock
+}
+
+// wantFree checks that no session has the advisory lock once the mux has sent what was in its
+// queue.
+func wantFree(t *testing.T, p *process, key string) {
+	t.Helper()
+	if holders, err := p.Holders(t.Context(), []string{key}); err != nil || len(holders) != 0 {
+		t.Errorf("the holders of %s are %+v, %v; want none", key, holders, err)
+	}
+}
+
 // tried is the outcome of an acquire that ran beside the test.
 type tried struct {
 	lock held

@@ -13,10 +13,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// These tests cover requests that fail, or whose callers leave. They lead the mux
-// themselves, so that they choose what happens between two steps of a leader.
-
-// stall takes the lead, so that calls queue up until resume is called.
+// stall takes the lead, so that calls queue up until resume is called: the test leads the mux
+// itself, and chooses what happens between two steps of a leader.
 func stall(m *mux) (resume func()) {
 	c := &call{}
 	if !m.submit(context.Background(), c) {
@@ -25,7 +23,7 @@ func stall(m *mux) (resume func()) {
 	return func() { m.lead(c) }
 }
 
-// queued waits until so many calls stand in the queue, that of stall included.
+// queued waits until so many calls are in the queue, that of stall included.
 func queued(t *testing.T, m *mux, n int) {
 	t.Helper()
 	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -41,8 +39,8 @@ func queued(t *testing.T, m *mux, n int) {
 	}
 }
 
-// failing sends what stands in the queue, n calls of it, and takes in what the server
-// says, as if the statement had then failed with that state.
+// failing sends the n calls in the queue, and processes the answer as if the statement had
+// failed with that state.
 func failing(t *testing.T, m *mux, n int, state string) {
 	t.Helper()
 	if err := m.begin(); err != nil || len(m.batch) != n {
@@ -139,7 +137,7 @@ func requestFails(t *testing.T, mode hold.Mode) {
 		t.Errorf("the error is %v", got.err)
 	}
 	if got := <-joined; got.err != nil {
-		t.Errorf("who joined it and asks for itself: %v", got.err)
+		t.Errorf("the caller that joined it and asks for itself: %v", got.err)
 	} else if err := got.lock.release(); err != nil {
 		t.Error(err)
 	}
@@ -165,7 +163,7 @@ func statementFailsOnce(t *testing.T, mode hold.Mode) {
 	if err := got.lock.release(); err != nil {
 		t.Error(err)
 	}
-	var free bool // it was taken twice, and given back twice
+	var free bool // it was acquired twice, and released twice
 	if err := db.Pool.QueryRow(t.Context(), "select pg_try_advisory_xact_lock($1)", numberOf("k")).Scan(&free); err != nil || !free {
 		t.Errorf("the key is free: %t, %v", free, err)
 	}
@@ -312,5 +310,63 @@ func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T
 				t.Errorf("joined what is held: %v", err)
 			}
 		})
+	}
+}
+
+func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	resume := stall(p.mux)
+	waits := acquiring(context.Background(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	close(p.closing)
+	select {
+	case got := <-waits:
+		if !errors.Is(got.err, lockerr.ErrClosed) {
+			t.Errorf("%v, want ErrClosed", got.err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it still waits")
+	}
+	resume()
+	wantFree(t, p, "k")
+}
+
+func TestGrantOfACallerThatLeftIsReleased(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	_ = stall(p.mux)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	left := acquiring(ctx, p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	if got := <-left; !errors.Is(got.err, context.Canceled) {
+		t.Errorf("%v, want that its context was cancelled", got.err)
+	}
+	p.mux.finish()
+	p.mux.pass()
+	wantFree(t, p, "k")
+}
+
+func TestRefusedRequestLeavesNothing(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	other, p := connected(t, db.Pool, Config{}), connected(t, db.Pool, Config{MaxLocks: 1})
+	lock := mustAcquire(t, other, "k", hold.Exclusive)
+	if _, err := p.try(t.Context(), "k", hold.Exclusive); !errors.Is(err, lockerr.ErrNotAcquired) {
+		t.Fatalf("%v, want ErrNotAcquired", err)
+	}
+	if err := mustAcquire(t, p, "another", hold.Exclusive).release(); err != nil {
+		t.Error(err)
+	}
+	if err := lock.release(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.try(t.Context(), "k", hold.Shared); err != nil {
+		t.Errorf("in the other mode: %v", err)
 	}
 }

@@ -20,11 +20,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// These tests cover the end of a lock session, and the answers that callers who share the
-// session read for each other.
-
 // The next message is not sent to a session that the server may have ended meanwhile:
-// nobody waits for its answer.
+// its answer would never come.
 func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -67,7 +64,7 @@ func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *test
 	}
 }
 
-// Who hands the lead on hands the answer that is under way to one of those whom it is for.
+// A leader that hands the lead on leaves the answer in flight to one of the callers that it is for.
 func TestTheAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -85,7 +82,7 @@ func TestTheAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
 	}
 	p.mux.answered()
 	if len(p.mux.batch) != 1 {
-		t.Fatalf("%d calls are under way", len(p.mux.batch))
+		t.Fatalf("%d calls are in flight", len(p.mux.batch))
 	}
 	own := p.mux.batch[0]
 	last := acquiring(t.Context(), p, "last", hold.Exclusive)
@@ -117,7 +114,7 @@ func (r *signalledReader) Read(b []byte) (int, error) {
 	return r.Reader.Read(b)
 }
 
-// What is under way, and nothing behind it, when the lead is handed on.
+// A round trip is in flight, and no call is queued, when the lead is handed on.
 func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(cancel func(), m *mux){
@@ -145,7 +142,7 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 			}
 			p.mux.answered()
 			if len(p.mux.batch) != 1 {
-				t.Fatalf("%d calls are under way", len(p.mux.batch))
+				t.Fatalf("%d calls are in flight", len(p.mux.batch))
 			}
 			<-first
 			prepare(cancel, p.mux)
@@ -168,7 +165,7 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 					break
 				}
 				if time.Now().After(limit) {
-					t.Fatal("the lead is not given back")
+					t.Fatal("there is still a leader")
 				}
 			}
 			if name == "its caller has left" {
@@ -193,7 +190,7 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 	}
 }
 
-// An answerCounter counts the answers that have been taken in wholly.
+// An answerCounter counts the answers that were processed to the end.
 type answerCounter struct{ answers atomic.Int64 }
 
 func (a *answerCounter) answered(bool, time.Duration) {
@@ -201,8 +198,8 @@ func (a *answerCounter) answered(bool, time.Duration) {
 	a.answers.Add(1)
 }
 
-// Who led when the connection broke waits like everybody else from then on: what
-// somebody else settles for it is complete when it returns.
+// A caller that led when the connection broke waits like the others from then on: what another
+// leader settles for it is complete when it returns.
 func TestFormerLeaderWaitsForTheWholeAnswer(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")
@@ -230,19 +227,19 @@ func TestALossIsToldBeforeTheServerHearsOfIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = stall(p.mux)
-	conn, lost, told := p.mux.conn.conn, p.mux.lost, false
+	conn, lost, notified := p.mux.conn.conn, p.mux.lost, false
 	p.mux.lost = func(why error) {
 		p.mux.lost = lost
 		lost(why)
-		told = true
+		notified = true
 		if conn.IsClosed() {
 			t.Error("others could have been granted the lock while it was believed in")
 		}
 	}
 	p.mux.end(errSilentTooLong)
 	p.mux.pass()
-	if !told || !errors.Is(lock.Err(), lockerr.ErrLost) {
-		t.Errorf("told: %t; %v", told, lock.Err())
+	if !notified || !errors.Is(lock.Err(), lockerr.ErrLost) {
+		t.Errorf("notified: %t; %v", notified, lock.Err())
 	}
 }
 
@@ -264,14 +261,14 @@ func TestCallerThatJoinsALockBeingLostGetsOneOfTheNextSession(t *testing.T) {
 		t.Fatal(got.err)
 	}
 	if err := got.lock.Err(); err != nil || !errors.Is(first.Err(), lockerr.ErrLost) {
-		t.Errorf("the first: %v; who joined: %v", first.Err(), err)
+		t.Errorf("the first: %v; the one that joined: %v", first.Err(), err)
 	}
 	if err := got.lock.release(); err != nil {
 		t.Error(err)
 	}
 }
 
-// The next message is sent before callers hear what the one before has brought them.
+// The next message is sent before callers receive the answers to the one before.
 func TestAGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -307,8 +304,8 @@ func TestAGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T)
 	}
 }
 
-// Of a lock that is shared nothing is given back, so that nothing but the session
-// can tell.
+// The release of one of several shared holds releases nothing on the server, so that only the
+// session shows the loss.
 func TestAReleaseWhileTheLossIsBeingToldSaysSo(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -356,7 +353,7 @@ func TestCloseThatGivesUpEndsTheSessionAndItsHoldsAreLost(t *testing.T) {
 	}
 }
 
-// The server counts from the last thing it was asked while the session was made.
+// The server counts from the last statement that set the session up.
 func TestASessionThatTookLongToMakeIsNotSilent(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -376,7 +373,7 @@ func TestASessionThatTookLongToMakeIsNotSilent(t *testing.T) {
 	}
 }
 
-// A server that stops at once says why in a warning, and then nothing more.
+// A server that stops immediately says why in a warning, and sends nothing after it.
 func TestTheLastWarningOfAServerIsWhyTheSessionEnded(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"} {

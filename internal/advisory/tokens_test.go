@@ -13,9 +13,6 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// These tests release a lock while another caller of the process waits for the answer to
-// a request for it that it did not send itself.
-
 // withTokens returns a connected process with Tokens, and its database.
 func withTokens(t *testing.T) (*pgtest.DB, *process) {
 	t.Helper()
@@ -154,8 +151,8 @@ func TestAdvisoryGrantOfACallerThatLeftBringsItsTokenToTheNext(t *testing.T) {
 	}
 }
 
-// Two callers who would share the lock leave one after the other, so that its grant is
-// twice in the way of a try that wants it alone.
+// Two callers that ask for the lock shared leave one after the other, so that its grant is
+// twice in the way of an exclusive try.
 func TestAdvisoryTryPassesALeftoverOfAnotherMode(t *testing.T) {
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})

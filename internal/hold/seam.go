@@ -22,9 +22,8 @@ const (
 
 // The queue and the backends agree on these.
 const (
-	// WakeTimeout is how long a woken waiter may take before the next one is woken, and how
-	// long a lock is left to the waiters of other processes. pgxlock_wake_batch() uses the same
-	// time.
+	// WakeTimeout is how long a woken waiter may take before the next one is woken. A lock that
+	// is left to the waiters of other processes is left to them for so long.
 	WakeTimeout = 250 * time.Millisecond
 
 	// CheckInterval is about how often a waiter checks whether it must go on waiting.
