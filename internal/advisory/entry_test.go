@@ -15,7 +15,7 @@ func TestProcessHasAtMostMaxLocks(t *testing.T) {
 	first := mustAcquire(t, p, "first", hold.Shared)
 	mustAcquire(t, p, "second", hold.Exclusive)
 	if _, err := p.try(t.Context(), "third", hold.Exclusive); !errors.Is(err, lockerr.ErrMaxLocks) {
-		t.Errorf("a third: %v, want ErrMaxLocks", err)
+		t.Fatalf("a third: %v, want ErrMaxLocks", err)
 	}
 	again := mustAcquire(t, p, "first", hold.Shared) // the session has that lock already
 	if err := errors.Join(first.release(), again.release()); err != nil {

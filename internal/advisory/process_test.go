@@ -141,7 +141,9 @@ func (h held) fence(ctx context.Context, tx pgx.Tx) error {
 
 func mustAcquire(t *testing.T, p *process, key string, mode hold.Mode) held {
 	t.Helper()
-	lock, err := p.acquire(t.Context(), key, mode)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	lock, err := p.acquire(ctx, key, mode)
 	if err != nil {
 		t.Fatal(err)
 	}
