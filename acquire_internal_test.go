@@ -28,7 +28,7 @@ import (
 type losingBackend struct {
 	hold.Backend
 	times atomic.Int32 // how many grants are lost
-	lose  func()
+	lose  func(*hold.Hold)
 }
 
 func (b *losingBackend) Try(ctx context.Context, r hold.Request, attempts []hold.Attempt) {
@@ -37,7 +37,7 @@ func (b *losingBackend) Try(ctx context.Context, r hold.Request, attempts []hold
 		if a.Err != nil || b.times.Add(-1) < 0 {
 			continue
 		}
-		for b.lose(); a.Hold.Err() == nil; { // the end of a session takes a moment to be heard of
+		for b.lose(a.Hold); a.Hold.Err() == nil; { // the end of a session takes a moment to be heard of
 			time.Sleep(time.Millisecond)
 		}
 	}
@@ -58,12 +58,9 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 			if err != nil {
 				t.Fatal(err)
 			}
-			a := l.backend.(*advisoryLocks)
-			return lossy(t, l, func() {
-				a.mu.Lock()
-				pid := a.pid
-				a.mu.Unlock()
-				db.Exec(t, "select pg_terminate_backend($1)", pid)
+			return lossy(t, l, func(h *hold.Hold) {
+				pid := h.Holder[strings.LastIndex(h.Holder, ":")+1:]
+				db.Exec(t, "select pg_terminate_backend($1::text::int)", pid)
 			})
 		}
 	}
@@ -81,13 +78,13 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 }
 
 // frozen returns what makes the Locker believe that it was frozen until its leases' deadlines.
-func frozen(l *Locker) func() {
+func frozen(l *Locker) func(*hold.Hold) {
 	var ahead atomic.Int64
 	l.holds.Clock = func() time.Duration { return clock.System() + time.Duration(ahead.Load()) }
-	return func() { ahead.Add(int64(time.Hour)) }
+	return func(*hold.Hold) { ahead.Add(int64(time.Hour)) }
 }
 
-func lossy(t *testing.T, l *Locker, lose func()) (*Locker, *losingBackend) {
+func lossy(t *testing.T, l *Locker, lose func(*hold.Hold)) (*Locker, *losingBackend) {
 	b := &losingBackend{Backend: l.backend, lose: lose}
 	l.backend = b
 	t.Cleanup(func() {

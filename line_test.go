@@ -28,14 +28,16 @@ func (l *Locker) Waiting(key string) int {
 // Wanted reports whether the Locker knows that others wait for a lock that it has, where
 // that is told to the holder.
 func (l *Locker) Wanted(key string) bool {
-	a, ok := l.backend.(*advisoryLocks)
-	if !ok {
+	if l.kind != KindAdvisory {
 		return true
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	h := a.held[lockkey.Identify(key)]
-	return h != nil && h.wanted
+	attempts := []hold.Attempt{{Hold: &l.newLock(key).hold}} // normally refused, because the key is held
+	l.backend.Try(context.Background(), hold.Request{}, attempts)
+	if attempts[0].Err == nil {
+		l.backend.Discard(attempts[0].Hold)
+	}
+	busy, ok := errors.AsType[*hold.Busy](attempts[0].Err)
+	return ok && busy.Wanted
 }
 
 // Told reports whether those who wait here for a key have a ticket, and know of it.

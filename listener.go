@@ -15,6 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -220,6 +221,10 @@ func (l *listener) holds() int32 {
 	return l.holder
 }
 
+// evictNotice is the payload of the notification after which a Locker checks whether its
+// advisory locks were evicted.
+const evictNotice = "evict"
+
 // briefly runs an exchange that the server answers at once.
 func (l *listener) briefly(do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(l.stopping, listenPing)
@@ -299,4 +304,28 @@ func (l *listener) next(conn *pgx.Conn, holder int32) (*pgconn.Notification, err
 		return nil, err
 	}
 	return nil, l.briefly(conn.Ping)
+}
+
+// publishEvery is how often the names of advisory locks are published that nobody could see yet.
+const publishEvery = 2 * time.Second
+
+// publishNames publishes the names on the connection that listens. An error of the server,
+// for example a missing right, is logged and costs nobody a lock.
+func (l *listener) publishNames(conn *pgx.Conn) error {
+	if l.queue.session == nil || time.Since(l.named) < publishEvery {
+		return nil
+	}
+	l.named = time.Now()
+	names := l.queue.session.Unpublished()
+	if len(names) == 0 {
+		return nil
+	}
+	err := l.briefly(func(ctx context.Context) error {
+		return dbconn.Querier{Conn: conn, Direct: true}.Exec(ctx, l.queue.place.Statement(statements.AdvisoryPublishNames), names)
+	})
+	if lockerr.SQLState(err) != "" && !conn.IsClosed() {
+		l.queue.log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)
+		return nil
+	}
+	return err
 }

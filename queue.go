@@ -14,6 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -35,7 +36,7 @@ const (
 )
 
 // maxTickets is how many tickets one statement handles at most.
-const maxTickets = 1000
+const maxTickets = hold.MaxTickets
 
 // A queue is the tickets of one Locker.
 type queue struct {

@@ -115,6 +115,16 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 	}
 }
 
+// acquiring runs an Acquire beside the test.
+func acquiring(ctx context.Context, locks *Locker, key string, opts ...Option) <-chan tried {
+	done := make(chan tried, 1)
+	go func() {
+		lock, err := locks.Acquire(ctx, key, opts...)
+		done <- tried{lock, err}
+	}()
+	return done
+}
+
 // The ticket of a wait that ended is in the table until it is removed from there.
 func TestSharedTryIsNotRefusedByAVoidTicketOfItsOwnLocker(t *testing.T) {
 	t.Parallel()

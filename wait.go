@@ -210,7 +210,7 @@ func (w *wait) stop() {
 }
 
 // lookEvery is about how often a waiter checks whether it must go on waiting.
-const lookEvery = time.Second
+const lookEvery = hold.CheckInterval
 
 // standBehind queues this call, and waits until it is first, if other callers wait for the
 // lock already.

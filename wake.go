@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -16,9 +17,8 @@ import (
 // A release wakes the first ticket of the queue, and a notification from another process wakes
 // the first waiter of a line in this process.
 
-// turnTime is the wake timeout: how long a woken waiter may take before the next one is woken.
-// pgxlock_wake_batch() uses the same time.
-const turnTime = 250 * time.Millisecond
+// turnTime is the wake timeout. pgxlock_wake_batch() uses the same time.
+const turnTime = hold.WakeTimeout
 
 // askAgain is how soon to try again for an advisory lock that no session seemed to hold.
 const askAgain = 5 * time.Millisecond

@@ -258,3 +258,31 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testin
 		}
 	}
 }
+
+func TestCloseTellsAWorkThatItDoesNotWaitFor(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	locks, err := pgxlock.NewAdvisoryLocker(db.Pool, &pgxlock.AdvisoryConfig{TTL: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = locks.Do(t.Context(), "k", func(_ context.Context, lock *pgxlock.Lock) error {
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := locks.Close(ended); !errors.Is(err, context.Canceled) {
+			t.Errorf("Close: %v", err)
+		}
+		select {
+		case <-lock.Lost(): // when the session has ended
+		case <-time.After(time.Minute):
+			t.Error("Lost is open")
+		}
+		if err := lock.Err(); !errors.Is(err, pgxlock.ErrLost) {
+			t.Errorf("the session has ended, and of the lock it says %v", err)
+		}
+		return nil
+	})
+	if !errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("Do: %v", err)
+	}
+}

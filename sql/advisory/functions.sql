@@ -1,4 +1,4 @@
--- The functions that lock_conn.go calls by their numbers, in the order of what
+-- The functions that the lock session calls by their numbers, in the order of what
 -- advisory/prepare.sql knows them by.
 SELECT f::pg_catalog.regprocedure::pg_catalog.oid
   FROM pg_catalog.unnest('{

@@ -27,6 +27,7 @@ var roles = map[string]string{
 	"cmd/pgxlock/internal/connstring": "reads connection strings",
 	"cmd/pgxlock/internal/waittree":   "who blocks whom",
 	"doctor":                          "can locks be trusted here?",
+	"internal/advisory":               "locks of one session",
 	"internal/batcher":                "many calls, one statement",
 	"internal/clock":                  "time, asleep or awake",
 	"internal/dbconn":                 "own connections",

@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"cmp"
@@ -12,13 +12,11 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// With Tokens, advisory locks have fencing tokens: rows in a table of the migrations record
-// which holder has which lock with which token.
-
-// Fence implements [hold.Backend]. The row of the lock shows whether the hold still has it. A
+// Fence implements [hold.Backend]. With Tokens, rows in a table of the migrations record which
+// session has which lock with which token. The row of the lock shows whether the hold still has it. A
 // release does not wait for the transaction: a row that a fence pins stays until the
 // transaction has ended, and until then no caller is granted the lock.
-func (a *advisoryLocks) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
+func (a *Locks) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
 	if !a.cfg.Tokens {
 		return fmt.Errorf("an advisory lock without a token cannot protect a transaction; set AdvisoryConfig.Tokens, use NewLeaseLocker, or call LockTx in the transaction itself: %w", errors.ErrUnsupported)
 	}
@@ -28,19 +26,19 @@ func (a *advisoryLocks) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) 
 	session := a.session
 	a.mu.Unlock()
 	if entry == nil {
-		return fmt.Errorf("%w: %w", ErrLost, lockerr.ErrSessionEnded)
+		return fmt.Errorf("%w: %w", lockerr.ErrLost, lockerr.ErrSessionEnded)
 	}
 	var token int64
 	err := lockerr.Typed(tx.Row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.Token))
-	return usertx.Elsewhere(err, tx, &a.Config.ConnConfig.Config)
+	return usertx.Elsewhere(err, tx, &a.dialer.Config.ConnConfig.Config)
 }
 
 // reap removes rows of sessions that have ended.
-func (a *advisoryLocks) reap() error {
+func (a *Locks) reap() error {
 	if !a.cfg.Tokens {
 		return a.host.Queue.Reap()
 	}
-	c := &lockCall{query: a.place.Statement(statements.AdvisoryReapTokens), alone: true, bound: true}
-	a.wire.await(c, a.wire.submit(context.Background(), c))
+	c := &call{query: a.place.Statement(statements.AdvisoryReapTokens), alone: true, bound: true}
+	a.mux.await(c, a.mux.submit(context.Background(), c))
 	return cmp.Or(c.err, a.host.Queue.Reap())
 }

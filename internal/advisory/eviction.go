@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"context"
@@ -8,17 +8,13 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 )
 
-// evictNotice is the payload of the notification after which a Locker checks whether its
-// advisory locks were evicted.
-const evictNotice = "evict"
-
-// Evicted implements [lockSession]: an evictNotice has arrived.
-func (a *advisoryLocks) Evicted() { a.evicting.Add(struct{}{}) }
+// Evicted is called when an operator may have evicted the holder of one of the locks.
+func (a *Locks) Evicted() { a.evicting.Add(struct{}{}) }
 
 // lookEvicted releases the locks whose holders were evicted. An eviction that is older than
 // the acquisition was meant for the holder before. Both ages are measured so that in doubt
 // we keep the lock; the evictor retries.
-func (a *advisoryLocks) lookEvicted([]struct{}) error {
+func (a *Locks) lookEvicted([]struct{}) error {
 	var kinds []int32
 	var names, holders []string
 	var locks []*hold.Hold

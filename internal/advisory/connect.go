@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"context"
@@ -18,32 +18,30 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// An Advisory Locker opens its lock session here, and refuses servers and poolers where
-// advisory locks would exclude no other session.
-
-// connect opens the lock session.
-func (a *advisoryLocks) connect() (*lockConn, error) {
+// connect opens the lock session. It refuses servers and poolers where advisory locks would
+// exclude no other session.
+func (a *Locks) connect() (*session, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dbconn.Timeout)
 	defer cancel()
-	conn, err := a.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
+	conn, err := a.dialer.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
 	if err != nil {
 		return nil, dbconn.NoAnswer(err)
 	}
-	c, err := a.setUp(ctx, conn)
+	s, err := a.setUp(ctx, conn)
 	if err != nil {
 		dbconn.CloseQuietly(conn)
 		if lockerr.SQLState(err) == lockerr.StateNoStatement { // a statement was parsed in one backend and executed in another one
-			err = fmt.Errorf("%w: %w", ErrPooler, err)
+			err = fmt.Errorf("%w: %w", lockerr.ErrPooler, err)
 		}
 		return nil, dbconn.NoAnswer(err)
 	}
 	if a.place.Installed() {
 		a.reaping.Start()
 	}
-	return c, nil
+	return s, nil
 }
 
-func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, error) {
+func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
 	q := dbconn.Querier{Conn: conn}
 	backend, _, err := dbconn.WhoServes(ctx, q) // before any setting, which a pooler would pass on to other clients
 	if err != nil {
@@ -57,7 +55,7 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	}
 	// This is the place for Find, while search_path is still the role's. Only tokens need what it
 	// finds.
-	if err := a.place.Find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, ErrSchema) && !lockerr.Refused(err)) {
+	if err := a.place.Find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, lockerr.ErrSchema) && !lockerr.Refused(err)) {
 		return nil, err
 	}
 	set, err := conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.Args([]any{a.ttl.Milliseconds(), backend.PID})...)
@@ -89,25 +87,25 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	if place.Silence != a.ttl.Milliseconds() {
 		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)
 	}
-	c := &lockConn{
+	s := &session{
 		conn: conn, net: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
 		session: own, backend: backend.PID,
 		many: textAround(statements.AdvisoryBatch, own), patience: dbconn.Timeout,
 	}
 	if a.ttl > 0 {
-		c.patience = min(dbconn.Timeout, a.ttl/3)
+		s.patience = min(dbconn.Timeout, a.ttl/3)
 	}
 	prepare := []statements.Name{statements.AdvisoryPrepareHolders, statements.AdvisoryPrepare}
 	switch {
 	case a.cfg.Tokens:
 		prepare[1] = statements.AdvisoryPrepareToken
-	case backend.Serves(conn) && dbconn.EndsInBackend(c.net, backend.PID, place.Client, place.Server):
-		if c.calls, err = findLockCalls(ctx, q); err != nil {
+	case backend.Serves(conn) && dbconn.EndsInBackend(s.net, backend.PID, place.Client, place.Server):
+		if s.functions, err = findFunctions(ctx, q); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range prepare {
-		c.made = a.wire.clock()
+		s.made = a.mux.clock()
 		text := strings.ReplaceAll(ofSession(a.place.Statement(name), own), "/* backend */", strconv.Itoa(int(backend.PID)))
 		if _, err := conn.PgConn().Exec(ctx, text).ReadAll(); err != nil {
 			return nil, err
@@ -122,19 +120,19 @@ func (a *advisoryLocks) setUp(ctx context.Context, conn *pgx.Conn) (*lockConn, e
 	a.session = own
 	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.PID), backend.PID
 	if a.cfg.MaxLocks == 0 {
-		a.room = max(int(min(place.Capacity/10, maxAdvisoryLocks)), 1)
+		a.room = max(int(min(place.Capacity/10, defaultMaxLocks)), 1)
 	}
-	return c, nil
+	return s, nil
 }
 
 // mayPool returns an error unless a connection through a pooler can hold locks: a pooler that
 // switches the server connection after each transaction cannot. backend serves a connection
 // that is idle now.
-func (a *advisoryLocks) mayPool(ctx context.Context, backend dbconn.Backend) error {
+func (a *Locks) mayPool(ctx context.Context, backend dbconn.Backend) error {
 	if !a.cfg.SessionPooler {
-		return fmt.Errorf("%w: backend %d answers, not the one that opened the connection; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", ErrPooler, backend.PID)
+		return fmt.Errorf("%w: backend %d answers, not the one that opened the connection; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", lockerr.ErrPooler, backend.PID)
 	}
-	return a.KeepsBackend(ctx, backend)
+	return a.dialer.KeepsBackend(ctx, backend)
 }
 
 // textAround returns the three parts of a statement around the requests and their locks.

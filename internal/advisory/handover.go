@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"context"
@@ -9,17 +9,15 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// Processes pass advisory locks on to each other here. A release costs one round trip, so it
-// does not check for waiters: a waiter notifies the holder. From then on the lock is wanted,
-// and its release wakes the first waiter.
-
-// Wanted is called when other processes wait for a lock that this one has, or had.
-func (a *advisoryLocks) Wanted(name lockkey.Name) {
+// Wanted is called when other processes wait for a lock that this one has, or had. A release
+// costs one round trip, so it does not check for waiters: a waiter notifies the holder. From
+// then on the lock is wanted, and its release wakes the first waiter.
+func (a *Locks) Wanted(name lockkey.Name) {
 	a.mu.Lock()
-	h := a.held[name.ID]
-	held := h != nil && h.granted
-	if h != nil {
-		h.wanted = true // or will be, when it is granted
+	e := a.held[name.ID]
+	held := e != nil && e.granted
+	if e != nil {
+		e.wanted = true // or will be, when it is granted
 	}
 	// The lock was released before the notification arrived: without a yield, callers here would
 	// acquire it again before the waiter that is woken. Or the server has not noticed the end of
@@ -40,15 +38,15 @@ func (a *advisoryLocks) Wanted(name lockkey.Name) {
 // waitedFor reports for which of the locks other processes have a ticket. A try for a shared
 // lock needs to know, because the server knows no tickets: it would let the caller join the
 // readers that a writer waits for.
-func (a *advisoryLocks) waitedFor(ctx context.Context, attempts []hold.Attempt) []bool {
+func (a *Locks) waitedFor(ctx context.Context, attempts []hold.Attempt) []bool {
 	a.mu.Lock()
 	connected := a.session != 0
 	a.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, dbconn.Timeout)
 	defer cancel()
 	if !connected { // connecting finds the queue, if there is one
-		c := &lockCall{closing: a.host.Closing}
-		a.wire.await(c, a.wire.submit(ctx, c))
+		c := &call{closing: a.host.Closing}
+		a.mux.await(c, a.mux.submit(ctx, c))
 	}
 	names := make([]lockkey.Name, len(attempts))
 	for i := range attempts {
@@ -57,11 +55,11 @@ func (a *advisoryLocks) waitedFor(ctx context.Context, attempts []hold.Attempt) 
 	return a.host.Queue.WaitedFor(ctx, names)
 }
 
-// ID returns the backend that has the lock, and the number of the lock.
-func (a *advisoryLocks) ID(lock *hold.Hold) string {
+// ID implements [hold.Backend]. It returns the backend that has the lock, and the number of the lock.
+func (a *Locks) ID(lock *hold.Hold) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if h, _ := a.entryOfLocked(lock); h == nil {
+	if e, _ := a.entryOfLocked(lock); e == nil {
 		return ""
 	}
 	return lock.Queue.ID.HeldBy(a.pid)
@@ -69,9 +67,9 @@ func (a *advisoryLocks) ID(lock *hold.Hold) string {
 
 // yieldLocked leaves a lock that is being released to other processes, which are woken after
 // the release.
-func (a *advisoryLocks) yieldLocked(h *advisoryEntry) {
-	a.yields.begin(h.id)
-	h.back.asker = wakesNext{a.host.Queue, lockkey.Name{ID: h.id}}
+func (a *Locks) yieldLocked(e *entry) {
+	a.yields.begin(e.id)
+	e.back.asker = wakesNext{a.host.Queue, lockkey.Name{ID: e.id}}
 }
 
 // turns are locks with the end of a wake timeout that runs for each.
@@ -85,7 +83,7 @@ func (t turns) begin(id lockkey.ID) {
 			delete(t, id)
 		}
 	}
-	t[id] = now.Add(turnTime)
+	t[id] = now.Add(hold.WakeTimeout)
 }
 
 // last reports whether the lock's wake timeout still runs.

@@ -1,4 +1,4 @@
-package pgxlock
+package advisory
 
 import (
 	"context"
@@ -11,9 +11,8 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// Holders of an advisory lock, as far as the server knows them.
-
-func (a *advisoryLocks) Holders(ctx context.Context, keys []string) ([]hold.Holder, error) {
+// Holders implements [hold.Backend], as far as the server knows the holders.
+func (a *Locks) Holders(ctx context.Context, keys []string) ([]hold.Holder, error) {
 	var holders []hold.Holder
 	for _, key := range keys {
 		of, err := a.holdersOf(ctx, key)
@@ -25,11 +24,11 @@ func (a *advisoryLocks) Holders(ctx context.Context, keys []string) ([]hold.Hold
 	return holders, nil
 }
 
-func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]hold.Holder, error) {
+func (a *Locks) holdersOf(ctx context.Context, key string) ([]hold.Holder, error) {
 	id := lockkey.Identify(key)
 	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statements.AdvisoryHolders.Text())
-	c := &lockCall{query: text, alone: true}
-	if !a.wire.await(c, a.wire.submit(ctx, c)) {
+	c := &call{query: text, alone: true}
+	if !a.mux.await(c, a.mux.submit(ctx, c)) {
 		return nil, lockerr.ContextError(ctx)
 	}
 	if c.err != nil {
@@ -51,12 +50,12 @@ func (a *advisoryLocks) holdersOf(ctx context.Context, key string) ([]hold.Holde
 
 // ours adds what this process knows about a holder that is its own session, which holds a lock
 // once for all holds that share it.
-func (a *advisoryLocks) ours(id lockkey.ID, h hold.Holder) []hold.Holder {
+func (a *Locks) ours(id lockkey.ID, h hold.Holder) []hold.Holder {
 	a.mu.Lock()
 	entry := a.held[id]
 	var locks []*hold.Hold
 	if entry != nil && h.PID == a.pid {
-		locks = append(locks, entry.locks...)
+		locks = append(locks, entry.holds...)
 	}
 	a.mu.Unlock()
 	if len(locks) == 0 {

@@ -1,0 +1,156 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// A recordingQueue is a queue of which the test sees what it was asked.
+type recordingQueue struct {
+	noQueue
+	waitedFor bool // another process has a ticket for every lock
+
+	mu    sync.Mutex
+	woken []lockkey.Name
+}
+
+func (q *recordingQueue) Wake(names []lockkey.Name) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.woken = append(q.woken, names...)
+}
+
+func (q *recordingQueue) WaitedFor(_ context.Context, names []lockkey.Name) []bool {
+	return slices.Repeat([]bool{q.waitedFor}, len(names))
+}
+
+// wantWoken checks how often the queue was to wake the first ticket for the lock.
+func (q *recordingQueue) wantWoken(t *testing.T, what string, want int) {
+	t.Helper()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.woken) != want {
+		t.Errorf("%s: %d were woken, want %d", what, len(q.woken), want)
+	}
+}
+
+// queueing returns a connected process with a queue that the test sees.
+func queueing(t *testing.T) (*process, *recordingQueue) {
+	t.Helper()
+	p, q := connected(t, pgtest.New(t).Pool, Config{}), &recordingQueue{}
+	p.host.Queue = q
+	return p, q
+}
+
+// tryTurn tries once, as a caller with that position in the queue does.
+func (p *process) tryTurn(t *testing.T, key string, turn hold.Turn) (*hold.Hold, *hold.Busy) {
+	t.Helper()
+	attempts := []hold.Attempt{{Hold: p.newHold(key, hold.Exclusive)}}
+	p.Try(t.Context(), hold.Request{Turn: turn}, attempts)
+	busy, isBusy := errors.AsType[*hold.Busy](attempts[0].Err)
+	if attempts[0].Err != nil && !isBusy {
+		t.Fatal(attempts[0].Err)
+	}
+	return attempts[0].Hold, busy
+}
+
+func TestTurnRunsForTheWakeTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		waits, other := lockkey.ID{Number: 1}, lockkey.ID{Number: 2}
+		running := make(turns)
+		running.begin(waits)
+		time.Sleep(hold.WakeTimeout - 1)
+		if !running.last(waits) || running.last(other) {
+			t.Errorf("just before its end: %t; of a lock without a turn: %t", running.last(waits), running.last(other))
+		}
+		time.Sleep(time.Millisecond)
+		if running.last(waits) {
+			t.Error("it runs longer")
+		}
+		running.begin(other)
+		if len(running) != 1 {
+			t.Errorf("%d are kept, want the one that runs", len(running))
+		}
+	})
+}
+
+func TestWantedLockIsLeftToTheWaitersOfOtherProcesses(t *testing.T) {
+	t.Parallel()
+	p, q := queueing(t)
+	lock := mustAcquire(t, p, "k", hold.Exclusive)
+	p.Wanted(lock.Queue)
+	if _, busy := p.tryTurn(t, "k", hold.Turn{}); busy == nil || !busy.Here || !busy.Wanted {
+		t.Errorf("a try while the lock is held: %+v", busy)
+	}
+	q.wantWoken(t, "before the release", 0)
+	if err := lock.release(); err != nil {
+		t.Fatal(err)
+	}
+	q.wantWoken(t, "after the release", 1)
+	p.mu.Lock()
+	if p.yields[lock.Queue.ID].IsZero() {
+		t.Error("no turn of other processes began")
+	}
+	p.yields[lock.Queue.ID] = time.Now().Add(time.Hour) // however slow the test is
+	p.mu.Unlock()
+	if _, busy := p.tryTurn(t, "k", hold.Turn{}); busy == nil || !busy.Left {
+		t.Errorf("a try of a caller that has not queued: %+v", busy)
+	}
+	for name, turn := range map[string]hold.Turn{"of the first ticket": {Ticket: 1, First: true}, "that passes the queue": {SkipQueue: true}} {
+		got, busy := p.tryTurn(t, "k", turn)
+		if busy != nil {
+			t.Fatalf("a try %s: %+v", name, busy)
+		}
+		if err := p.Release(got); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestSharedLockThatIsWantedAdmitsNoLaterReader(t *testing.T) {
+	t.Parallel()
+	p, _ := queueing(t)
+	lock := mustAcquire(t, p, "k", hold.Shared)
+	p.Wanted(lock.Queue)
+	attempts := []hold.Attempt{{Hold: p.newHold("k", hold.Shared)}}
+	p.Try(t.Context(), hold.Request{Mode: hold.Shared}, attempts)
+	if busy, ok := errors.AsType[*hold.Busy](attempts[0].Err); !ok || !busy.Wanted {
+		t.Errorf("%v, want that it is busy", attempts[0].Err)
+	}
+}
+
+func TestWantedLockThatIsGoneWakesTheNextWaiterOnce(t *testing.T) {
+	t.Parallel()
+	p, q := queueing(t)
+	name := lockkey.Name{ID: lockkey.Identify("k")}
+	p.Wanted(name)
+	q.wantWoken(t, "the first time", 1)
+	p.mu.Lock()
+	p.vain[name.ID] = time.Now().Add(time.Hour) // however slow the test is
+	p.mu.Unlock()
+	p.Wanted(name)
+	q.wantWoken(t, "again in that turn", 1)
+}
+
+func TestTryToShareIsRefusedWhereAnotherProcessWaits(t *testing.T) {
+	t.Parallel()
+	p, q := queueing(t)
+	q.waitedFor = true
+	if _, err := p.try(t.Context(), "k", hold.Shared); err == nil {
+		t.Error("it passed a writer that waits")
+	}
+	q.waitedFor = false
+	if _, err := p.try(t.Context(), "k", hold.Shared); err != nil {
+		t.Error(err)
+	}
+}

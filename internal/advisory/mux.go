@@ -1,0 +1,513 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+)
+
+// A mux shares the lock session, the one connection that carries all of a process's advisory
+// locks, among many callers without a goroutine in between.
+//
+// A caller that finds the mux free leads: it sends its requests itself, and reads the answer.
+// Requests of other callers wait in a queue meanwhile. Then the leader hands the lead to the
+// first of them, which sends all queued requests in one message. So a single caller pays one
+// round trip and nothing else, and 256 callers pay one together. After a moment without
+// requests, a goroutine takes the lead and reads, so that the end of the session is noticed at
+// once; it also pings. While callers receive their answers, the server already works on the
+// next message.
+//
+// No context of a caller reaches the connection: if the leader's context ends, a goroutine
+// goes on reading.
+type mux struct {
+	connect func() (*session, error) // opens the session
+	backoff func(attempt int) time.Duration
+	clock   clock.Clock
+	ttl     time.Duration // the server ends a session that is silent for so long; 0: never
+	margin  time.Duration
+
+	// alive is called with a time at which the session was alive; lost, when the session has
+	// ended and all its locks are lost.
+	alive func(sent time.Duration)
+	lost  func(why error)
+
+	wakes    sync.Pool     // of empty channels for call.wake: a caller receives each signal that is sent
+	gone     chan struct{} // closed after close, when there is no connection any more
+	farewell sync.Once     // closes gone
+
+	// mu guards what follows. It is never held during an exchange with the server, nor while
+	// code of a caller runs.
+	mu       sync.Mutex
+	queue    []*call  // not sent yet
+	led      bool     // there is a leader
+	leader   *call    // its caller leads; nil: a goroutine does
+	leaves   bool     // the leader's context has ended
+	idle     bool     // the leader is the goroutine that reads, and can be interrupted
+	conn     *session // nil: none; only the leader changes it, and may read it without mu
+	failures int      // of connect, in a row
+	sends    int      // how many messages were sent
+	closed   bool
+
+	// Only the leader uses these. The next leader sees them because it got the lead under mu, or
+	// by a signal that was sent under mu.
+	roundTrip               // in flight, if its batch is not empty
+	spare     roundTrip     // memory for the next one
+	sent      time.Duration // the time before the last message that the server answered without an error
+	confirmed time.Duration // the last argument of alive
+}
+
+// A roundTrip is a message and the calls whose requests it carries.
+type roundTrip struct {
+	message message
+	batch   []*call
+}
+
+// maxBatch is how many requests one message carries, unless one call has more.
+const maxBatch = 256
+
+// linger is how long after the last call the goroutine reads again, and how often it checks
+// the leader's context.
+const linger = 2 * time.Millisecond
+
+// maxReconnectDelay bounds Backoff while reconnecting: Backoff is meant for busy keys, and
+// callers that wait for a connection wait for no holder.
+const maxReconnectDelay = time.Second
+
+var errSilentTooLong = errors.New("the connection was silent for so long that the server may have ended the session")
+
+// await waits for the answer to a call that was submitted, and leads if leads is true or when
+// the lead is handed to it. It returns false if the caller leaves before the answer, which then
+// goes to c.asker only; c.why has the reason.
+func (m *mux) await(c *call, leads bool) bool {
+	defer m.expectNoWake(c)
+	for waits := !leads; ; {
+		if waits && !c.woken() {
+			if c.state.CompareAndSwap(callQueued, callLeft) {
+				return false
+			}
+			<-c.wake
+		}
+		if c.state.Load() == callLeads {
+			if waits = m.lead(c); waits {
+				continue // another leader changes its state now, and wakes it
+			}
+		}
+		return c.state.Load() == callSettled
+	}
+}
+
+// do sends a call whose answer no caller waits for.
+func (m *mux) do(c *call) {
+	c.state.Store(callLeft)
+	if m.submit(context.Background(), c) {
+		go m.lead(nil)
+	}
+}
+
+// submit queues a call. If it returns true, the caller must lead. ctx bounds how long the
+// caller waits.
+func (m *mux) submit(ctx context.Context, c *call) (leads bool) {
+	c.ctx = ctx
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.queue = append(m.queue, c)
+	if !m.led && m.conn != nil {
+		m.led, m.leader = true, c
+		c.state.CompareAndSwap(callQueued, callLeads)
+		return true
+	}
+	m.expectWake(c)
+	switch {
+	case m.idle:
+		m.idle = false
+		m.conn.interrupt()
+	case !m.led:
+		m.led = true
+		go m.reconnect()
+	}
+	return false
+}
+
+// lead sends the queued calls until own is settled or its caller has left, and hands the lead
+// on. Without a connection own goes back to waiting, and lead returns true.
+func (m *mux) lead(own *call) (waits bool) {
+	for more := true; more; more = own != nil && own.state.Load() == callLeads {
+		if len(m.batch) == 0 {
+			if err := m.begin(); err != nil {
+				m.end(err)
+			}
+		}
+		if len(m.batch) == 0 {
+			if m.conn == nil && own != nil {
+				m.expectWake(own)
+				waits = own.state.CompareAndSwap(callLeads, callQueued)
+			}
+		} else if !m.finish() {
+			own.state.Store(callLeft)
+			go func() {
+				m.finish()
+				m.pass()
+			}()
+			return false
+		}
+	}
+	m.pass()
+	return waits
+}
+
+// dismiss makes the leader leave if its context has ended. attend polls with it: watching each
+// context would cost each call more than all the rest of the mux does.
+func (m *mux) dismiss() {
+	m.mu.Lock()
+	leader := m.leader
+	m.mu.Unlock()
+	if leader == nil || leader.why(leader.ctx) == nil { // outside m.mu: Err may run callers' code
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.leader == leader {
+		m.leader, m.leaves = nil, true
+		if m.conn != nil {
+			m.conn.interrupt()
+		}
+	}
+}
+
+// pass hands the lead, and the round trip in flight, to the caller that has waited longest.
+func (m *mux) pass() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leader, m.leaves = nil, false
+	switch {
+	case len(m.queue) > 0 && m.conn == nil:
+		go m.reconnect()
+	case len(m.batch) > 0 || len(m.queue) > 0:
+		if !m.passToLocked(m.batch) && !m.passToLocked(m.queue) {
+			go m.lead(nil) // no caller waits for these calls
+		}
+	case m.closed && m.conn != nil:
+		go func() {
+			m.end(lockerr.ErrClosed)
+			m.pass()
+		}()
+	default:
+		m.led = false
+		if m.closed {
+			m.farewell.Do(func() { close(m.gone) })
+		}
+	}
+}
+
+// passToLocked makes the first caller that waits for one of the calls the leader.
+func (m *mux) passToLocked(calls []*call) bool {
+	for _, c := range calls {
+		if c.state.CompareAndSwap(callQueued, callLeads) {
+			m.leader = c
+			c.wake <- struct{}{}
+			return true
+		}
+	}
+	return false
+}
+
+// reconnect leads until there is a connection, or the queued calls have failed.
+func (m *mux) reconnect() {
+	m.mu.Lock()
+	failures, closed := m.failures, m.closed
+	m.mu.Unlock()
+	var conn *session
+	err := lockerr.ErrClosed
+	if !closed {
+		if failures > 0 {
+			time.Sleep(min(m.backoff(failures-1), maxReconnectDelay))
+		}
+		conn, err = m.connect()
+	}
+	m.mu.Lock()
+	var failed []*call
+	if err == nil {
+		m.conn, m.failures = conn, 0
+	} else {
+		m.failures++
+		failed, m.queue = m.queue, nil
+	}
+	m.mu.Unlock()
+	for _, c := range failed {
+		c.settle(err, m.clock())
+	}
+	if err == nil {
+		m.sent, m.confirmed = conn.made, conn.made
+		go m.attend(conn)
+	}
+	m.pass()
+}
+
+// attend reads and pings while there are no calls, and dismisses leaders.
+func (m *mux) attend(conn *session) {
+	for seen := 0; ; {
+		time.Sleep(linger)
+		m.mu.Lock()
+		if m.conn != conn {
+			m.mu.Unlock()
+			return
+		}
+		if m.led || m.sends != seen {
+			seen = m.sends
+			m.mu.Unlock()
+			m.dismiss()
+			continue
+		}
+		m.led, m.idle = true, true
+		rest := time.Duration(0)
+		if m.ttl > 0 {
+			rest = max(m.sent+m.ttl/3-m.clock(), time.Millisecond)
+		}
+		conn.readFor(rest)
+		m.mu.Unlock()
+
+		err := conn.listen()
+
+		m.mu.Lock()
+		wanted := !m.idle
+		m.idle = false
+		if isTimeout(err) && !wanted {
+			ping := &call{bound: true}
+			ping.state.Store(callLeft)
+			m.queue = append(m.queue, ping)
+		}
+		m.mu.Unlock()
+		switch {
+		case !isTimeout(err):
+			m.end(err)
+			m.pass()
+		case wanted:
+			m.pass()
+		default:
+			m.lead(nil)
+		}
+	}
+}
+
+// begin sends the next batch, if there are calls. An error ends the session.
+func (m *mux) begin() error {
+	m.mu.Lock()
+	conn := m.conn
+	if conn != nil {
+		m.takeLocked()
+	}
+	if len(m.batch) > 0 {
+		m.sends++
+	}
+	m.mu.Unlock()
+	if len(m.batch) == 0 {
+		return nil
+	}
+	sent := m.clock()
+	if m.ttl > 0 && sent >= m.sent+m.ttl-m.margin {
+		return errSilentTooLong
+	}
+	for _, c := range m.batch {
+		c.sent = sent
+	}
+	conn.write(&m.message, m.batch)
+	return conn.send(&m.message)
+}
+
+// takeLocked moves the next batch out of the queue. Calls whose callers have left are sent as
+// well: a later caller may wait for the answer to the same request.
+func (m *mux) takeLocked() {
+	asked, n := 0, 0
+	for _, c := range m.queue {
+		if len(m.batch) > 0 && (asked+len(c.asks) > maxBatch || c.alone || m.batch[0].alone) {
+			break
+		}
+		n++
+		asked += len(c.asks)
+		m.batch = append(m.batch, c)
+	}
+	rest := copy(m.queue, m.queue[n:])
+	clear(m.queue[rest:])
+	m.queue = m.queue[:rest]
+}
+
+// finish receives the answer to a batch. It returns false if the leader's context ends before.
+func (m *mux) finish() bool {
+	conn := m.conn
+	for {
+		m.mu.Lock()
+		left := m.leaves
+		m.leaves = false
+		m.mu.Unlock()
+		if left {
+			return false
+		}
+		err := conn.receive(&m.message)
+		if err == nil {
+			m.answered()
+			return true
+		}
+		if isTimeout(err) {
+			m.mu.Lock()
+			over := conn.resume()
+			m.mu.Unlock()
+			if !over {
+				continue
+			}
+			err = lockerr.ErrNoAnswer
+		}
+		m.end(err)
+		return true
+	}
+}
+
+// answered settles the calls of a batch after its answer.
+func (m *mux) answered() {
+	failed, ended := m.message.verdict()
+	if ended != nil {
+		m.end(ended)
+		return
+	}
+	if failed != nil && m.batch[0].undo {
+		m.end(failed) // then the server releases what was to be undone
+		return
+	}
+	m.sent = m.batch[0].sent
+	if failed != nil {
+		m.undo()
+	}
+	done := m.roundTrip
+	m.roundTrip = m.spare
+	var broken error
+	if failed == nil { // otherwise the calls of undo come first
+		// The socket's buffer is empty. So only a message that is larger than the buffer, one
+		// of AcquireAll, can block here on a dead network while received answers wait.
+		broken = m.begin()
+	}
+	answers, now := done.message.answers, m.clock()
+	for _, c := range done.batch {
+		if failed == nil {
+			c.answers = append(c.one[:0], answers[:len(c.asks)]...) // the message is used again
+			answers = answers[len(c.asks):]
+			c.rows = done.message.rows
+		}
+		c.settle(failed, now)
+	}
+	clear(done.batch)
+	m.spare = roundTrip{done.message, done.batch[:0]}
+	if m.ttl > 0 && m.sent-m.confirmed >= m.ttl/4 {
+		m.confirmed = m.sent
+		m.alive(m.sent)
+	}
+	if broken != nil {
+		m.end(broken) // after the calls that were answered are settled: it ends their locks
+	}
+}
+
+// undo releases, before any other request, what a failed statement may have acquired and what
+// it was to release: advisory locks outlive the statement. Then each call but releases and
+// queries is sent once more, alone: the statement may have been cancelled, or the request of
+// another call in the batch may have been too much for the server.
+func (m *mux) undo() {
+	c := &call{undo: true, alone: true, bound: true}
+	c.state.Store(callLeft)
+	var again []*call
+	settled := m.batch[:0]
+	for _, failed := range m.batch {
+		for _, a := range failed.asks {
+			c.asks = append(c.asks, a.undone())
+		}
+		if failed.query == "" && !failed.releases() && !failed.retried {
+			failed.retried, failed.alone = true, true
+			again = append(again, failed)
+		} else {
+			settled = append(settled, failed)
+		}
+	}
+	m.batch = settled
+	if len(c.asks) > 0 {
+		again = slices.Insert(again, 0, c)
+	}
+	m.mu.Lock()
+	m.queue = slices.Insert(m.queue, 0, again...)
+	m.mu.Unlock()
+}
+
+// end ends the session. A call without an answer is sent once more in the next session, unless
+// it is bound to this one.
+//
+// lost is called first: before the server learns that the locks are free, and so that every
+// call about a lock of this session is in the queue by then and fails with the session.
+func (m *mux) end(why error) {
+	m.lost(why)
+	m.mu.Lock()
+	conn := m.conn
+	m.conn = nil
+	waiting := m.queue
+	m.queue = nil
+	var failed []*call
+	for i, c := range slices.Concat(m.batch, waiting) {
+		if c.bound || c.retried {
+			failed = append(failed, c)
+			continue
+		}
+		c.retried = i < len(m.batch)
+		m.queue = append(m.queue, c)
+	}
+	m.batch = nil
+	m.mu.Unlock()
+	conn.close()
+	for _, c := range failed {
+		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), m.clock())
+	}
+}
+
+// expectWake gives a call a channel to wait on.
+func (m *mux) expectWake(c *call) {
+	if c.wake != nil {
+		return
+	}
+	if wake, ok := m.wakes.Get().(chan struct{}); ok {
+		c.wake = wake
+	} else {
+		c.wake = make(chan struct{}, 1)
+	}
+}
+
+func (m *mux) expectNoWake(c *call) {
+	if c.wake != nil {
+		m.wakes.Put(c.wake)
+		c.wake = nil
+	}
+}
+
+// close ends the connection after the calls in flight, and waits for that until ctx ends.
+func (m *mux) close(ctx context.Context) error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	m.closed = true
+	switch {
+	case m.idle:
+		m.idle = false
+		m.conn.interrupt()
+	case !m.led:
+		m.led = true
+		go m.pass()
+	}
+	m.mu.Unlock()
+	select {
+	case <-m.gone:
+		return nil
+	case <-ctx.Done():
+		return lockerr.ContextError(ctx)
+	}
+}

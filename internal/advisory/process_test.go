@@ -1,0 +1,186 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/usertx"
+)
+
+// A process is Locks with the holds of a Locker. Its callers have no queue: a caller that waits
+// tries again and again.
+type process struct {
+	*Locks
+	holds   hold.Group
+	closing chan struct{} // what the test closes to say that the Locker is being closed
+}
+
+// newProcess returns a process that is not connected yet.
+func newProcess(t *testing.T, pool *pgxpool.Pool, cfg Config, now clock.Clock) *process {
+	t.Helper()
+	cfg.Owner, cfg.Backoff = "me", clock.DefaultBackoff
+	if cfg.TTL == 0 {
+		cfg.TTL = 30 * time.Second
+	}
+	p := &process{Locks: New(pool.Config(), cfg), closing: make(chan struct{})}
+	p.holds.Clock, p.holds.Backend = now, p.Locks
+	p.Use(hold.Host{Clock: now, Log: slog.New(slog.DiscardHandler), Closing: p.closing, Queue: noQueue{}})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // a test that failed may still have the lead
+		defer cancel()
+		if err := p.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// connected returns a process that has its session.
+func connected(t *testing.T, pool *pgxpool.Pool, cfg Config) *process {
+	t.Helper()
+	p := newProcess(t, pool, cfg, clock.System)
+	lock, err := p.acquire(t.Context(), "warm", hold.Exclusive)
+	if err == nil {
+		err = lock.release()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// noQueue is the queue of callers that never wait.
+type noQueue struct{ hold.Queue }
+
+func (noQueue) Freed(lockkey.Name) bool                            { return false }
+func (noQueue) Wake([]lockkey.Name)                                {}
+func (noQueue) WakeOn(func(dbconn.Exchange) error, []lockkey.Name) {}
+func (noQueue) Contended(lockkey.Name) bool                        { return false }
+func (noQueue) WaitedFor(context.Context, []lockkey.Name) []bool   { return nil }
+func (noQueue) Listen(int32)                                       {}
+func (noQueue) Reap() error                                        { return nil }
+func (noQueue) Close()                                             {}
+
+// An owner is the Lock of a hold here.
+type owner struct{}
+
+func (owner) Ended(why error, _ time.Duration) error { return why }
+func (owner) Renewed(error)                          {}
+func (owner) Close(context.Context) error            { return nil }
+
+// A held is a hold of a process.
+type held struct {
+	*hold.Hold
+	process *process
+}
+
+// newHold returns a hold that is not asked for yet.
+func (p *process) newHold(key string, mode hold.Mode) *hold.Hold {
+	h := &hold.Hold{Mode: mode}
+	p.holds.Begin(h, owner{}, key, lockkey.Name{ID: lockkey.Identify(key)})
+	return h
+}
+
+// acquire tries until the lock is granted, as Acquire of a Locker does.
+func (p *process) acquire(ctx context.Context, key string, mode hold.Mode) (held, error) {
+	return p.ask(ctx, key, mode, hold.Turn{})
+}
+
+// try tries once, and once more if the grant is lost at once, as TryAcquire of a Locker does.
+func (p *process) try(ctx context.Context, key string, mode hold.Mode) (held, error) {
+	return p.ask(ctx, key, mode, hold.Turn{SkipQueue: true})
+}
+
+func (p *process) ask(ctx context.Context, key string, mode hold.Mode, turn hold.Turn) (held, error) {
+	for lost := 0; ; {
+		h := p.newHold(key, mode)
+		attempts := []hold.Attempt{{Hold: h}}
+		p.Try(ctx, hold.Request{Mode: mode, Turn: turn}, attempts)
+		err := attempts[0].Err
+		if err == nil {
+			err = h.Admit()
+		}
+		switch {
+		case err == nil:
+			return held{h, p}, nil
+		case errors.Is(err, lockerr.ErrLost) || errors.Is(err, hold.ErrLateGrant):
+			_ = p.Release(h)
+			if lost++; lost > 1 && turn.SkipQueue {
+				return held{}, err
+			}
+		case turn.SkipQueue || !errors.Is(err, lockerr.ErrNotAcquired) || !clock.Sleep(ctx, 10*time.Millisecond):
+			return held{}, err
+		}
+	}
+}
+
+// release ends the hold as Release of a Lock does.
+func (h held) release() error {
+	if lost := h.End(lockerr.ErrReleased); lost != nil {
+		h.process.Discard(h.Hold)
+		return lost
+	}
+	return h.process.Release(h.Hold)
+}
+
+// fence protects the transaction as Fence of a Lock does.
+func (h held) fence(ctx context.Context, tx pgx.Tx) error {
+	return h.process.Fence(ctx, usertx.Pgx(tx), h.Hold)
+}
+
+func mustAcquire(t *testing.T, p *process, key string, mode hold.Mode) held {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	lock, err := p.acquire(ctx, key, mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lock
+}
+
+// wantFree checks that no session has the advisory lock once the mux has sent what was in its
+// queue.
+func wantFree(t *testing.T, p *process, key string) {
+	t.Helper()
+	if holders, err := p.Holders(t.Context(), []string{key}); err != nil || len(holders) != 0 {
+		t.Errorf("the holders of %s are %+v, %v; want none", key, holders, err)
+	}
+}
+
+// tried is the outcome of an acquire that ran beside the test.
+type tried struct {
+	lock held
+	err  error
+}
+
+func acquiring(ctx context.Context, p *process, key string, mode hold.Mode) <-chan tried {
+	return beside(ctx, key, mode, p.acquire)
+}
+
+func trying(ctx context.Context, p *process, key string, mode hold.Mode) <-chan tried {
+	return beside(ctx, key, mode, p.try)
+}
+
+func beside(ctx context.Context, key string, mode hold.Mode, acquire func(context.Context, string, hold.Mode) (held, error)) <-chan tried {
+	done := make(chan tried, 1)
+	go func() {
+		lock, err := acquire(ctx, key, mode)
+		done <- tried{lock, err}
+	}()
+	return done
+}
+
+// numberOf returns the number of the advisory lock for a key.
+func numberOf(key string) int64 { return lockkey.Identify(key).Number }

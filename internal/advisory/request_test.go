@@ -1,0 +1,372 @@
+package advisory
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// stall takes the lead, so that calls queue up until resume is called: the test leads the mux
+// itself, and chooses what happens between two steps of a leader.
+func stall(m *mux) (resume func()) {
+	c := &call{}
+	if !m.submit(context.Background(), c) {
+		<-c.wake
+	}
+	return func() { m.lead(c) }
+}
+
+// queued waits until so many calls are in the queue, that of stall included.
+func queued(t *testing.T, m *mux, n int) {
+	t.Helper()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		m.mu.Lock()
+		got := len(m.queue)
+		m.mu.Unlock()
+		if got == n {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%d calls are in the queue, want %d", got, n)
+		}
+	}
+}
+
+// failing sends the n calls in the queue, and processes the answer as if the statement had
+// failed with that state.
+func failing(t *testing.T, m *mux, n int, state string) {
+	t.Helper()
+	if err := m.begin(); err != nil || len(m.batch) != n {
+		t.Fatalf("%d calls were sent, want %d: %v", len(m.batch), n, err)
+	}
+	if err := m.conn.receive(&m.message); err != nil {
+		t.Fatal(err)
+	}
+	m.message.err = &pgconn.PgError{Code: state}
+	m.answered()
+	m.pass()
+}
+
+func TestACallThatIsLeftBeforeItWasSentTakesNothing(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	resume := stall(p.mux)
+	ctx, cancel := context.WithCancel(t.Context())
+	left := acquiring(ctx, p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	cancel()
+	if got := <-left; !errors.Is(got.err, context.Canceled) {
+		t.Errorf("the call that was left: %v", got.err)
+	}
+	resume()
+	if lock, err := p.try(t.Context(), "k", hold.Exclusive); err != nil {
+		t.Error(err)
+	} else if err := lock.release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// eachMode runs a test for locks of both modes.
+func eachMode(t *testing.T, test func(t *testing.T, mode hold.Mode)) {
+	t.Parallel()
+	for name, mode := range map[string]hold.Mode{"exclusive": hold.Exclusive, "shared": hold.Shared} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, mode)
+		})
+	}
+}
+
+func TestARequestThatIsLeftIsNoBusyKey(t *testing.T) {
+	t.Parallel()
+	for name, modes := range map[string]struct{ left, joins hold.Mode }{
+		"exclusive": {hold.Exclusive, hold.Exclusive}, "shared": {hold.Shared, hold.Shared}, "exclusive, then shared": {hold.Exclusive, hold.Shared},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := connected(t, pgtest.New(t).Pool, Config{})
+			resume := stall(p.mux)
+			ctx, cancel := context.WithCancel(t.Context())
+			left := acquiring(ctx, p, "k", modes.left)
+			queued(t, p.mux, 2)
+			joined := trying(t.Context(), p, "k", modes.joins)
+			queued(t, p.mux, 3)
+			cancel()
+			<-left
+			resume()
+			if got := <-joined; got.err != nil {
+				t.Error(got.err)
+			} else if err := got.lock.release(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestARequestThatFailsIsNoBusyKey(t *testing.T) { eachMode(t, requestFails) }
+
+func requestFails(t *testing.T, mode hold.Mode) {
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	_ = stall(p.mux)
+	failed := acquiring(t.Context(), p, "k", mode)
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil || len(p.mux.batch) == 0 {
+		t.Fatalf("nothing was sent: %v", err)
+	}
+	joined := trying(t.Context(), p, "k", mode)
+	queued(t, p.mux, 1)
+	if err := p.mux.conn.receive(&p.mux.message); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range p.mux.batch {
+		c.retried = true // as if this were the second attempt
+	}
+	p.mux.message.err = &pgconn.PgError{Code: lockerr.StateOutOfMemory}
+	p.mux.answered()
+	p.mux.pass()
+	if got := <-failed; lockerr.SQLState(got.err) != lockerr.StateOutOfMemory || errors.Is(got.err, lockerr.ErrNotAcquired) {
+		t.Errorf("the error is %v", got.err)
+	}
+	if got := <-joined; got.err != nil {
+		t.Errorf("the caller that joined it and asks for itself: %v", got.err)
+	} else if err := got.lock.release(); err != nil {
+		t.Error(err)
+	}
+	var free bool // what was granted is undone
+	if err := db.Pool.QueryRow(t.Context(), "select pg_try_advisory_xact_lock($1)", numberOf("k")).Scan(&free); err != nil || !free {
+		t.Errorf("the key is free: %t, %v", free, err)
+	}
+}
+
+func TestAStatementThatFailsOnceCostsNobodyItsLock(t *testing.T) { eachMode(t, statementFailsOnce) }
+
+func statementFailsOnce(t *testing.T, mode hold.Mode) {
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	_ = stall(p.mux)
+	asked := acquiring(t.Context(), p, "k", mode)
+	queued(t, p.mux, 2)
+	failing(t, p.mux, 2, "57014") // though it has taken the lock
+	got := <-asked
+	if got.err != nil {
+		t.Fatal(got.err)
+	}
+	if err := got.lock.release(); err != nil {
+		t.Error(err)
+	}
+	var free bool // it was acquired twice, and released twice
+	if err := db.Pool.QueryRow(t.Context(), "select pg_try_advisory_xact_lock($1)", numberOf("k")).Scan(&free); err != nil || !free {
+		t.Errorf("the key is free: %t, %v", free, err)
+	}
+}
+
+func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	other := db.Connect(t)
+	if _, err := other.Exec(t.Context(), "select pg_advisory_lock($1)", numberOf("k")); err != nil {
+		t.Fatal(err)
+	}
+	_ = stall(p.mux)
+	first := trying(t.Context(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.mux.conn.receive(&p.mux.message); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Exec(t.Context(), "select pg_advisory_unlock($1)", numberOf("k")); err != nil {
+		t.Fatal(err)
+	}
+	second := trying(t.Context(), p, "k", hold.Exclusive) // the key is free from here to the end
+	queued(t, p.mux, 1)
+	p.mux.answered()
+	p.mux.pass()
+	if got := <-first; !errors.Is(got.err, lockerr.ErrNotAcquired) {
+		t.Error(got.err)
+	}
+	if got := <-second; got.err != nil {
+		t.Errorf("the key was free all the time: %v", got.err)
+	}
+}
+
+func TestAStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	_ = stall(p.mux)
+	asked := acquiring(t.Context(), p, "k", hold.Shared)
+	queued(t, p.mux, 2)
+	joined := acquiring(t.Context(), p, "k", hold.Shared)
+	queued(t, p.mux, 3)
+	failing(t, p.mux, 3, "57014")
+	if got := <-asked; got.err != nil {
+		t.Errorf("asked: %v", got.err)
+	}
+	if got := <-joined; got.err != nil {
+		t.Errorf("joined: %v", got.err)
+	}
+}
+
+// What the answer may still bring to a caller that left is not returned to it.
+func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	_ = stall(p.mux)
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan []hold.Attempt)
+	go func() {
+		attempts := []hold.Attempt{{Hold: p.newHold("k", hold.Exclusive)}}
+		p.Try(ctx, hold.Request{}, attempts)
+		got <- attempts
+	}()
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	attempts := <-got
+	if !errors.Is(attempts[0].Err, context.Canceled) {
+		t.Errorf("%v", attempts)
+	}
+	if err := p.mux.conn.receive(&p.mux.message); err != nil {
+		t.Fatal(err)
+	}
+	p.mux.answered()
+	p.mux.pass()
+}
+
+func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	_ = stall(p.mux)
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := acquiring(ctx, p, "k", hold.Shared)
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	joined := acquiring(ctx, p, "k", hold.Shared)
+	queued(t, p.mux, 1)
+	cancel()
+	<-asked
+	<-joined
+	if err := p.mux.conn.receive(&p.mux.message); err != nil {
+		t.Fatal(err)
+	}
+	p.mux.answered() // the first is granted it; what the second has asked is under way
+	next := trying(t.Context(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 1)
+	p.mux.pass()
+	if got := <-next; got.err != nil {
+		t.Errorf("nobody has the key: %v", got.err)
+	}
+}
+
+func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T) {
+	t.Parallel()
+	for name, keys := range map[string][]string{"alone": {"k"}, "with others": {"k", "other"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := connected(t, pgtest.New(t).Pool, Config{})
+			if _, err := p.acquire(t.Context(), "k", hold.Shared); err != nil {
+				t.Fatal(err)
+			}
+			_ = stall(p.mux)
+			asked := acquiring(t.Context(), p, "asked", hold.Shared)
+			queued(t, p.mux, 2)
+			joined := make(chan error, 1)
+			go func() {
+				var attempts []hold.Attempt
+				for _, key := range keys {
+					attempts = append(attempts, hold.Attempt{Hold: p.newHold(key, hold.Shared)})
+				}
+				p.Try(t.Context(), hold.Request{Mode: hold.Shared}, attempts)
+				var errs []error
+				for _, attempt := range attempts {
+					errs = append(errs, attempt.Err)
+				}
+				joined <- errors.Join(errs...)
+			}()
+			queued(t, p.mux, 3)
+			failing(t, p.mux, 3, "57014")
+			if got := <-asked; got.err != nil {
+				t.Errorf("asked: %v", got.err)
+			}
+			if err := <-joined; err != nil {
+				t.Errorf("joined what is held: %v", err)
+			}
+		})
+	}
+}
+
+func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	resume := stall(p.mux)
+	waits := acquiring(context.Background(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	close(p.closing)
+	select {
+	case got := <-waits:
+		if !errors.Is(got.err, lockerr.ErrClosed) {
+			t.Errorf("%v, want ErrClosed", got.err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it still waits")
+	}
+	resume()
+	wantFree(t, p, "k")
+}
+
+func TestGrantOfACallerThatLeftIsReleased(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	_ = stall(p.mux)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	left := acquiring(ctx, p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	if got := <-left; !errors.Is(got.err, context.Canceled) {
+		t.Errorf("%v, want that its context was cancelled", got.err)
+	}
+	p.mux.finish()
+	p.mux.pass()
+	wantFree(t, p, "k")
+}
+
+func TestRefusedRequestLeavesNothing(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	other, p := connected(t, db.Pool, Config{}), connected(t, db.Pool, Config{MaxLocks: 1})
+	lock := mustAcquire(t, other, "k", hold.Exclusive)
+	if _, err := p.try(t.Context(), "k", hold.Exclusive); !errors.Is(err, lockerr.ErrNotAcquired) {
+		t.Fatalf("%v, want ErrNotAcquired", err)
+	}
+	if err := mustAcquire(t, p, "another", hold.Exclusive).release(); err != nil {
+		t.Error(err)
+	}
+	if err := lock.release(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.try(t.Context(), "k", hold.Shared); err != nil {
+		t.Errorf("in the other mode: %v", err)
+	}
+}
