@@ -60,7 +60,7 @@ func TestRunTakesTheShortFlagsOfFlock(t *testing.T) {
 		{"-n k -- echo ran", exitBusy, "", "held by somebody"},
 		{"k -n -E 1 -- echo ran", 1, "", "held by somebody"},
 		{"-nE0 k -- echo ran", 0, "", "held by somebody"},
-		{"-w 0.3 -E 9 k -- echo ran", 9, "", "held by somebody"},
+		{"-w 5.5 -E 9 k -- echo ran", 9, "", "held by somebody"},
 		{"-w0 k -- echo ran", exitBusy, "", "held by somebody"},
 		{"-n -q k -- echo ran", exitBusy, "", ""},
 		{"-nqE 0 k -- echo ran", 0, "", ""},
