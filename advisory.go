@@ -17,6 +17,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
 // NewAdvisoryLocker returns a Locker whose locks are PostgreSQL's session-level advisory
@@ -61,7 +62,7 @@ func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error)
 
 // leastQueueIdle keeps the connection of the queue open between two checks of a waiter, even if
 // MaxConnIdleTime is shorter.
-const leastQueueIdle = 2 * lookEvery
+const leastQueueIdle = 2 * hold.CheckInterval
 
 func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *Locker {
 	l := newLocker(KindAdvisory, now, cfg.Backoff, cfg.Logger)
@@ -74,9 +75,9 @@ func newAdvisory(config *pgxpool.Config, cfg AdvisoryConfig, now clock.Clock) *L
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
 	a.reaping = batcher.Housekeeping{Reap: a.reap, Log: cfg.Logger}
 	a.queueing = &dbconn.Session{Dialer: a.Dialer, Place: &a.place, Idle: max(config.MaxConnIdleTime, leastQueueIdle)}
-	l.queue = newQueue(l, &a.place, cfg.Owner, queueing{a.queueing}, a, a.Dialer)
+	l.connect(waitqueue.Server{Owner: cfg.Owner, Place: &a.place, Runner: queueing{a.queueing}, Dialer: a.Dialer, Session: a})
 	a.host = l.host()
-	a.evicting = batcher.Batcher[struct{}]{Limit: maxTickets, Run: a.lookEvicted}
+	a.evicting = batcher.Batcher[struct{}]{Limit: hold.MaxTickets, Run: a.lookEvicted}
 	a.wire = &wire{connect: a.connect, backoff: cfg.Backoff, clock: now, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{})}
 	l.use(a)
 	return l

@@ -8,11 +8,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 )
 
-// evictNotice is the payload of the notification after which a Locker checks whether its
-// advisory locks were evicted.
-const evictNotice = "evict"
-
-// Evicted implements [lockSession]: an evictNotice has arrived.
+// Evicted implements [waitqueue.LockSession]: a notification has arrived.
 func (a *advisoryLocks) Evicted() { a.evicting.Add(struct{}{}) }
 
 // lookEvicted releases the locks whose holders were evicted. An eviction that is older than

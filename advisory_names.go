@@ -1,15 +1,9 @@
 package pgxlock
 
 import (
-	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/pgxlock/pgxlock/internal/dbconn"
-	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/sql"
 )
 
 // A Locker publishes the names of its advisory locks for people, because the server knows
@@ -46,25 +40,4 @@ func (a *advisoryLocks) Unpublished() []string {
 		}
 	}
 	return names
-}
-
-// publishNames publishes the names on the connection that listens. An error of the server,
-// for example a missing right, is logged and costs nobody a lock.
-func (l *listener) publishNames(conn *pgx.Conn) error {
-	if l.queue.session == nil || time.Since(l.named) < nameAfter {
-		return nil
-	}
-	l.named = time.Now()
-	names := l.queue.session.Unpublished()
-	if len(names) == 0 {
-		return nil
-	}
-	err := l.briefly(func(ctx context.Context) error {
-		return dbconn.Querier{Conn: conn, Direct: true}.Exec(ctx, l.queue.place.Statement(statements.AdvisoryPublishNames), names)
-	})
-	if lockerr.SQLState(err) != "" && !conn.IsClosed() {
-		l.queue.log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)
-		return nil
-	}
-	return err
 }

@@ -85,7 +85,7 @@ func (t turns) begin(id lockkey.ID) {
 			delete(t, id)
 		}
 	}
-	t[id] = now.Add(turnTime)
+	t[id] = now.Add(hold.WakeTimeout)
 }
 
 // last reports whether the lock's wake timeout still runs.
