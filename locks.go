@@ -80,6 +80,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 // gather acquires the locks one prefix of the keys after another. With an error it
 // also returns what is held so far, and the key that failed; ErrLost: start over.
 func (a *acquisition) gather(keys []string, o options) (locks Locks, failed string, err error) {
+	locks = make(Locks, 0, len(keys))
 	for ask := len(keys); len(locks) < len(keys); {
 		a.Holding(locks.holds())
 		next := keys[len(locks):]

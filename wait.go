@@ -99,6 +99,9 @@ type tried struct {
 // that the caller's next try does not find it busy.
 func (a *acquisition) try(keys []string, inDo bool, o options) []tried {
 	attempts, all := a.oneAttempt[:0], a.oneTried[:0] // most calls try one lock: no allocation
+	if len(keys) > 1 {
+		attempts, all = make([]hold.Attempt, 0, len(keys)), make([]tried, 0, len(keys))
+	}
 	for _, key := range keys {
 		lock := a.locker.newLock(key)
 		lock.hold.Mode = o.Mode

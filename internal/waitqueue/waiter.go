@@ -17,8 +17,8 @@ import (
 type Waiter struct {
 	queue    *Queue
 	caller   context.Context
-	ctx      context.Context // the caller's, with MaxWait as a timeout
-	end      context.CancelFunc
+	ctx      context.Context // the caller's, or deadline
+	deadline clock.Deadline  // the caller's context with MaxWait as a timeout
 	noWait   bool
 	mode     hold.Mode
 	permits  int
@@ -29,20 +29,29 @@ type Waiter struct {
 	holds    []*hold.Hold // what the call has acquired already; losing one ends the wait
 }
 
-// Begin prepares w for a call under ctx whose tries are like r. maxWait bounds the wait; nil:
+// noAnswer is the cause of the context of a call whose MaxWait is over.
+var noAnswer = func() context.Context {
+	ctx, end := context.WithCancelCause(context.Background())
+	end(lockerr.ErrNoAnswer)
+	return ctx
+}()
+
+// Begin prepares a zero w for a call under ctx whose tries are like r. maxWait bounds the wait; nil:
 // only ctx does, and 0: the call does not wait. End follows.
 func (q *Queue) Begin(ctx context.Context, w *Waiter, r hold.Request, maxWait *time.Duration) {
-	*w = Waiter{queue: q, caller: ctx, ctx: ctx, noWait: maxWait != nil && *maxWait == 0, mode: r.Mode, permits: r.Permits}
+	w.queue, w.caller, w.ctx = q, ctx, ctx
+	w.noWait, w.mode, w.permits = maxWait != nil && *maxWait == 0, r.Mode, r.Permits
 	if maxWait != nil && !w.noWait {
-		w.ctx, w.end = context.WithTimeoutCause(ctx, *maxWait, lockerr.ErrNoAnswer)
+		w.deadline.Start(ctx, *maxWait, noAnswer)
+		w.ctx = &w.deadline
 	}
 }
 
 // End leaves the local queue, and ends the context of the tries.
 func (w *Waiter) End() {
 	w.Leave()
-	if w.end != nil {
-		w.end()
+	if w.ctx == context.Context(&w.deadline) {
+		w.deadline.Stop()
 	}
 }
 
@@ -56,9 +65,8 @@ func (w *Waiter) Waits() bool { return w.busy != nil && !w.noWait }
 // Holding records what the call has acquired so far.
 func (w *Waiter) Holding(holds []*hold.Hold) { w.holds = holds }
 
-// Ended returns why the wait is over: its context or its Locker has ended. Otherwise nil. It
-// asks the caller's context itself: that of a lock reads the clock, and w.ctx would only see
-// that its Done is closed.
+// Ended returns why the wait is over: its context or its Locker has ended. Otherwise nil. The
+// context of a lock reads the clock, which a channel does not.
 func (w *Waiter) Ended() error {
 	switch {
 	case w.caller.Err() != nil:
