@@ -22,9 +22,9 @@ type Deadline struct {
 	leave func() bool   // ends the watch of the parent
 }
 
-// Start begins a Deadline that ends after d. cause is a context that has ended: when the time is
-// over, its cause is that of the Deadline.
-func (d *Deadline) Start(parent context.Context, after time.Duration, cause context.Context) {
+// Start begins a Deadline that ends after a while. cause is a context that has ended: when the
+// time is over, its cause is that of the Deadline.
+func (d *Deadline) Start(parent, cause context.Context, after time.Duration) {
 	d.parent, d.until, d.cause = parent, time.Now().Add(after), cause
 }
 

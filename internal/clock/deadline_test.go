@@ -26,7 +26,7 @@ type key struct{}
 
 func started(parent context.Context) *Deadline {
 	d := new(Deadline)
-	d.Start(context.WithValue(parent, key{}, "value"), time.Minute, tooLate())
+	d.Start(context.WithValue(parent, key{}, "value"), tooLate(), time.Minute)
 	return d
 }
 
@@ -39,15 +39,15 @@ func isDone(ctx context.Context) bool {
 	}
 }
 
-func wantEnd(t *testing.T, ctx context.Context, err, cause error) {
+func wantEnd(t *testing.T, c context.Context, err, cause error) {
 	t.Helper()
-	if got := ctx.Err(); got != err { //nolint:errorlint // a context returns these two errors themselves
+	if got := c.Err(); got != err { //nolint:errorlint // a context returns these two errors themselves
 		t.Errorf("Err: %v, want %v", got, err)
 	}
-	if got := context.Cause(ctx); !errors.Is(got, cause) || cause == nil && got != nil {
+	if got := context.Cause(c); !errors.Is(got, cause) || cause == nil && got != nil {
 		t.Errorf("cause: %v, want %v", got, cause)
 	}
-	if isDone(ctx) != (err != nil) {
+	if isDone(c) != (err != nil) {
 		t.Errorf("done: %t", err == nil)
 	}
 }

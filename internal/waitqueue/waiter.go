@@ -42,7 +42,7 @@ func (q *Queue) Begin(ctx context.Context, w *Waiter, r hold.Request, maxWait *t
 	w.queue, w.caller, w.ctx = q, ctx, ctx
 	w.noWait, w.mode, w.permits = maxWait != nil && *maxWait == 0, r.Mode, r.Permits
 	if maxWait != nil && !w.noWait {
-		w.deadline.Start(ctx, *maxWait, noAnswer)
+		w.deadline.Start(ctx, noAnswer, *maxWait)
 		w.ctx = &w.deadline
 	}
 }
