@@ -3,6 +3,7 @@ package pgxlock
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
@@ -263,11 +265,11 @@ func TestWaitingAsksAgainByBackoffButNoLaterThanTheHoldersLeaseLasts(t *testing.
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		server.answer(busyFor(time.Minute), busyFor(time.Minute), busyFor(500*time.Millisecond), busyFor(0))
 		var attempts []int
-		backoff := l.backoff
-		l.backoff = func(attempt int) time.Duration {
+		backoff := func(attempt int) time.Duration {
 			attempts = append(attempts, attempt)
-			return backoff(attempt)
+			return l.backoff(attempt)
 		}
+		l.queue = waitqueue.New(waitqueue.Config{Closing: l.calls.Closing(), Holds: &l.holds, Backoff: backoff, Log: l.log})
 		acquired(t, l, "k")
 		if want := []int{0, 1, 2, 3}; !slices.Equal(attempts, want) {
 			t.Errorf("attempts %v, want %v", attempts, want)
@@ -630,10 +632,10 @@ func TestWaitSeesByTheClockThatTheLockOfItsContextIsLost(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				w := l.startWait(ctx, "k", o)
-				defer w.stop()
+				call := l.beginAcquisition(ctx, "k", o)
+				defer call.End()
 				server.freeze(testTTL)
-				mustBe(t, "the wait", w.ended(), ErrLost)
+				mustBe(t, "the wait", call.Ended(), ErrLost)
 			})
 		})
 	}
@@ -658,4 +660,268 @@ type refusingLate struct {
 func (b *refusingLate) Try(_ context.Context, _ hold.Request, attempts []hold.Attempt) {
 	time.Sleep(time.Second)
 	attempts[0].Err = b.said
+}
+
+// inMemory runs test in a bubble with a Locker that has no server.
+func inMemory(t *testing.T, test func(t *testing.T, l *Locker)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := NewMemoryLocker()
+		test(t, l)
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if !l.queue.Idle() {
+			t.Error("a local queue is left")
+		}
+	})
+}
+
+// served collects in which order callers were granted a lock.
+type served struct {
+	mu    sync.Mutex
+	order []int
+	wg    sync.WaitGroup
+}
+
+// wait begins n waits for the key, one after the other, and gives each lock back.
+func (s *served) wait(t *testing.T, l *Locker, key string, from, n int) {
+	for i := from; i < from+n; i++ {
+		s.wg.Go(func() {
+			if err := l.Do(t.Context(), key, func(context.Context, *Lock) error {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.order = append(s.order, i)
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+	}
+}
+
+func (s *served) mustBe(t *testing.T, want ...int) {
+	t.Helper()
+	s.wg.Wait()
+	if !slices.Equal(s.order, want) {
+		t.Errorf("served in the order %v, want %v", s.order, want)
+	}
+}
+
+func TestWaitersAreServedInTheOrderInWhichTheyCame(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var s served
+		s.wait(t, l, "k", 0, 5)
+		if !l.queue.Waiting(l.name("k")) {
+			t.Error("nobody queues")
+		}
+		_ = lock.Release(t.Context())
+		s.mustBe(t, 0, 1, 2, 3, 4)
+	})
+}
+
+func TestLaterCallerQueuesBehindWaiters(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var s served
+		s.wait(t, l, "k", 0, 2)
+		// The lock is free at once after Release, and the first in line was only told.
+		_ = lock.Release(t.Context())
+		last := acquired(t, l, "k")
+		s.mustBe(t, 0, 1)
+		_ = last.Release(t.Context())
+	})
+}
+
+func TestATryDoesNotStandInLine(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var s served
+		s.wait(t, l, "k", 0, 1)
+		if _, err := l.TryAcquire(t.Context(), "k"); !errors.Is(err, ErrNotAcquired) {
+			t.Errorf("a try: %v", err)
+		}
+		_ = lock.Release(t.Context())
+		s.mustBe(t, 0)
+	})
+}
+
+func TestWaiterThatGivesUpDelaysNoOther(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "k")
+		var gaveUp sync.WaitGroup
+		leave := make([]context.CancelFunc, 4)
+		var s served
+		for i := range leave { // they stand at 0, 2, 4 and 6 of eight
+			ctx, cancel := context.WithCancel(t.Context())
+			leave[i] = cancel
+			gaveUp.Go(func() {
+				_, err := l.Acquire(ctx, "k")
+				mustBe(t, "who gave up", err, ErrNotAcquired, context.Canceled)
+				if e, ok := errors.AsType[*Error](err); !ok || e.Holder != lock.Holder() {
+					t.Errorf("%v does not say who has the lock", err)
+				}
+			})
+			synctest.Wait()
+			s.wait(t, l, "k", i, 1)
+		}
+		for _, i := range []int{2, 0, 3, 1} {
+			leave[i]()
+		}
+		gaveUp.Wait()
+		_ = lock.Release(t.Context())
+		s.mustBe(t, 0, 1, 2, 3)
+	})
+}
+
+// The first waiter gives up just when the lock is released.
+func TestAReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		for range 200 {
+			lock := acquired(t, l, "k")
+			ctx, cancel := context.WithCancel(t.Context())
+			var both sync.WaitGroup
+			both.Go(func() {
+				if got, err := l.Acquire(ctx, "k"); err == nil {
+					_ = got.Release(ctx)
+				}
+			})
+			synctest.Wait()
+			began := time.Now()
+			both.Go(func() {
+				got, err := l.Acquire(t.Context(), "k")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if d := time.Since(began); d > 0 {
+					t.Errorf("it took %s to notice that the lock was free", d)
+				}
+				_ = got.Release(t.Context())
+			})
+			synctest.Wait()
+			if rand.N(2) == 0 {
+				go cancel()
+				_ = lock.Release(t.Context())
+			} else {
+				go func() { _ = lock.Release(t.Context()) }()
+				cancel()
+			}
+			both.Wait()
+			cancel()
+		}
+	})
+}
+
+func TestOnlyTheFirstInLineAsksTheServer(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		for range 4 {
+			server.answer(busyFor(time.Hour))
+		}
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() {
+				if err := l.Do(t.Context(), "k", nothing); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		all.Wait()
+		// At 0, 1, 3 and 6 s, and then each gets it.
+		if n := len(server.tries); n != 4+50 {
+			t.Errorf("asked %d times, want 4 refusals, and 50", n)
+		}
+	})
+}
+
+func TestWaiterThatHasNotTriedKnowsTheServersRefusal(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Hour), busyFor(time.Hour), busyFor(time.Hour))
+		go func() { _, _ = l.Acquire(t.Context(), "k", MaxWait(3*time.Second)) }()
+		synctest.Wait()
+		_, err := l.Acquire(t.Context(), "k", MaxWait(2*time.Second))
+		mustBe(t, "Acquire", err, ErrNotAcquired)
+		if e, ok := errors.AsType[*Error](err); !ok || e.Holder != "other:1" {
+			t.Errorf("%v does not say who has the lock", err)
+		}
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+	})
+}
+
+// The server is away when the first in line asks: it goes on asking, and the others
+// go on waiting.
+func TestAServerThatIsAwayForAWhileEndsNoWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Hour), answer{err: lockerr.ErrNoAnswer}, answer{err: lockerr.ErrNoAnswer})
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				if err := l.Do(t.Context(), "k", nothing); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+		}
+		all.Wait()
+		if n := len(server.tries); n != 6 {
+			t.Errorf("asked %d times, want once busy, two refusals, and three", n)
+		}
+	})
+}
+
+func TestCloseEndsTheWaitOfAllInLine(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		acquired(t, l, "k")
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				_, err := l.Acquire(t.Context(), "k")
+				mustBe(t, "Acquire", err, ErrClosed)
+			})
+		}
+		synctest.Wait()
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+	})
+}
+
+// A waiter that is notified of what it releases must not come before it at the busy key.
+func TestAcquireAllStandsInLineBeforeItGivesBackWhatIsBehind(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Hour), answer{})
+		standing := false
+		server.asides = []func(){func() { standing = l.queue.Waiting(l.name("a")) }}
+		locks, err := l.AcquireAll(t.Context(), []string{"a", "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !standing {
+			t.Error("it did not queue for the busy key before it released the other one")
+		}
+		if err := locks.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAcquireAllStandsInTheLineThatItFinds(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "b")
+		var s served
+		s.wait(t, l, "b", 0, 1)
+		_ = lock.Release(t.Context())
+		locks, err := l.AcquireAll(t.Context(), []string{"a", "b", "c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.mustBe(t, 0)
+		_ = locks.Release(t.Context())
+	})
 }

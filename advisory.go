@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
 // NewAdvisoryLocker returns a Locker whose locks are PostgreSQL's session-level advisory
@@ -55,7 +56,7 @@ func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error)
 	l := newLocker(KindAdvisory, clock.System, c.Backoff, c.Logger)
 	l.observe = c.Observe
 	a := advisory.New(pool.Config(), advisory.Config{Owner: c.Owner, Schema: c.Schema, TTL: c.TTL, MaxLocks: c.MaxLocks, Tokens: c.Tokens, SessionPooler: c.SessionPooler, Backoff: c.Backoff})
-	l.queue = newQueue(l, a.Installation(), c.Owner, a, a, a.Dialer())
+	l.connect(waitqueue.Server{Owner: c.Owner, Place: a.Installation(), Runner: a, Dialer: a.Dialer(), Session: a})
 	l.use(a)
 	a.Use(l.host())
 	return l, nil

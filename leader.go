@@ -98,8 +98,8 @@ func mayPass(err error) bool {
 // standAside leaves the lock to others who wait for it. Those who stand in the queue
 // come first by themselves; where there is none, they ask now and then.
 func (l *Locker) standAside(ctx context.Context) {
-	if l.queue != nil && !l.queue.place.Installed() {
-		clock.Sleep(ctx, clock.Jitter(lookEvery))
+	if l.leading.server.Place != nil && !l.leading.installed() {
+		clock.Sleep(ctx, clock.Jitter(hold.CheckInterval))
 	}
 }
 
@@ -141,7 +141,7 @@ func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, erro
 			return
 		}
 		var before []Holder
-		for asked, failing := false, false; ctx.Err() == nil; clock.Sleep(ctx, clock.Jitter(lookEvery)) {
+		for asked, failing := false, false; ctx.Err() == nil; clock.Sleep(ctx, clock.Jitter(hold.CheckInterval)) {
 			now, err := l.Holders(ctx, key)
 			switch {
 			case ctx.Err() != nil:

@@ -13,25 +13,35 @@ import (
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// asksNobody gives a Locker in a bubble a queue whose statements run does, on that schema,
-// "" for none. It listens when the test says so.
-func asksNobody(l *Locker, schema string, run func() error) {
-	l.queue = newQueue(l, &dbconn.Installation{Schema: schema}, "me", runs(func(dbconn.Exchange) error { return run() }), nil, dbconn.Dialer{})
-	l.queue.listener.stop()
+// runs is a runner whose exchanges reach the server.
+type runs func(dbconn.Exchange) error
+
+func (r runs) Do(fn dbconn.Exchange) error { return r(fn) }
+func (r runs) Reached() bool               { return true }
+
+// A fakeListener listens when the test says so.
+type fakeListener struct{ listens atomic.Bool }
+
+func (f *fakeListener) StartListener()  {}
+func (f *fakeListener) Listening() bool { return f.listens.Load() }
+
+// asksNobody gives a Locker in a bubble a table of requests whose statements run does, on that
+// schema, "" for none.
+func asksNobody(l *Locker, schema string, run func() error) *fakeListener {
+	var listener fakeListener
+	server := waitqueue.Server{Owner: "me", Place: &dbconn.Installation{Schema: schema}, Runner: runs(func(dbconn.Exchange) error { return run() })}
+	l.leading.server, l.leading.listener = server, &listener
+	return &listener
 }
 
 func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		var looks atomic.Int64
-		asksNobody(l, "s", func() error { looks.Add(1); return nil })
-		listens := func(client int64) {
-			l.lines.mu.Lock()
-			defer l.lines.mu.Unlock()
-			l.queue.client = client
-		}
+		listener := asksNobody(l, "s", func() error { looks.Add(1); return nil })
 		lock := l.newLock("k")
 		inAnHour := func(what string, least, most int64) {
 			t.Helper()
@@ -45,9 +55,9 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 		for range 2 { // terms
 			l.leading.begin(lock, func(error) {})
 			inAnHour("nobody tells it", 3600*4/5, 3600*4/3)
-			listens(1)
+			listener.listens.Store(true)
 			inAnHour("it is told", 360*4/5, 360*4/3+1)
-			listens(0)
+			listener.listens.Store(false)
 			l.leading.end(lock)
 			time.Sleep(2 * stepDownEvery)
 			inAnHour("it does not lead any more", 0, 0)
@@ -55,7 +65,7 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 		l.leading.begin(lock, func(error) {})
 		l.leading.stop()
 		l.leading.begin(lock, func(error) {})
-		l.leading.look()
+		l.leading.Look()
 		inAnHour("it is stopped", 0, 0)
 	})
 }
@@ -84,7 +94,7 @@ func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
 			}
 		}
 		for range 3 {
-			l.leading.look()
+			l.leading.Look()
 			want("while the first goes on", 1)
 		}
 		goesOn <- nil
@@ -93,17 +103,17 @@ func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
 		want("when that is over as well", 2)
 
 		// Where the server is away the next look will do.
-		l.leading.look()
-		l.leading.look()
+		l.leading.Look()
+		l.leading.Look()
 		goesOn <- errors.New("away")
 		want("when it has failed", 3)
 
 		// Who stops waits for what is under way.
-		l.leading.look()
+		l.leading.Look()
 		stopped := false
 		go func() { l.leading.stop(); stopped = true }()
 		want("before the stop", 4)
-		l.leading.look()
+		l.leading.Look()
 		if stopped {
 			t.Error("it does not wait")
 		}
@@ -134,7 +144,7 @@ func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
 			return done
 		}
 		for quiet := false; !quiet; time.Sleep(time.Millisecond) {
-			listening := locks.queue.listening()
+			listening := locks.queue.Listening()
 			locks.leading.mu.Lock()
 			quiet = listening && !locks.leading.looking && locks.leading.timer.Stop()
 			locks.leading.mu.Unlock()
@@ -169,8 +179,8 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 	}
 	locks, other := newAdvisory(), newAdvisory()
 	var during atomic.Pointer[func()]
-	run := locks.queue.runner
-	locks.queue.runner = runs(func(fn dbconn.Exchange) error {
+	run := locks.leading.server.Runner
+	locks.leading.server.Runner = runs(func(fn dbconn.Exchange) error {
 		if between := during.Swap(nil); between != nil {
 			(*between)()
 		}
@@ -192,7 +202,7 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 	})
 	<-leads
 	for quiet := false; !quiet; time.Sleep(time.Millisecond) {
-		listening := locks.queue.listening()
+		listening := locks.queue.Listening()
 		locks.leading.mu.Lock()
 		quiet = listening && !locks.leading.looking && locks.leading.timer.Stop()
 		locks.leading.mu.Unlock()
@@ -215,7 +225,7 @@ func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 		asked <- other.AskToStepDown(t.Context(), "leader")
 	}
 	during.Store(&between)
-	locks.leading.look()
+	locks.leading.Look()
 	mustBe(t, "AskToStepDown", <-asked, nil)
 	mustBe(t, "the second", <-second, done)
 }
@@ -228,7 +238,7 @@ func TestFormerLeaderWithoutAQueueLetsOthersTryFirst(t *testing.T) {
 		least, most time.Duration
 	}{
 		"in memory":       {},
-		"without a queue": {true, "", lookEvery * 3 / 4, lookEvery * 5 / 4},
+		"without a queue": {true, "", hold.CheckInterval * 3 / 4, hold.CheckInterval * 5 / 4},
 		"with a queue":    {true, "s", 0, 0},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -332,7 +342,7 @@ func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("it told %q, want %q", got, want)
 		}
-		if took := time.Since(began); took < time.Duration(asked-1)*lookEvery*3/4 || took > time.Duration(asked-1)*lookEvery*5/4 {
+		if took := time.Since(began); took < time.Duration(asked-1)*hold.CheckInterval*3/4 || took > time.Duration(asked-1)*hold.CheckInterval*5/4 {
 			t.Errorf("it asked %d times within %s", asked, took)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)

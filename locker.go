@@ -14,6 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
 // Kind is the kind of a Locker's locks. Locks of different kinds do not exclude each other,
@@ -56,8 +57,7 @@ type Locker struct {
 	log     *slog.Logger
 	observe func(context.Context, Event) // nil: nobody
 	telling batcher.Background           // what observe is told in goroutines of ours
-	lines   lines
-	queue   *queue // nil: other processes are not known to wait
+	queue   *waitqueue.Queue
 	leading leading
 
 	calls     batcher.Calls
@@ -70,6 +70,7 @@ type Locker struct {
 func newLocker(kind Kind, now clock.Clock, backoff func(int) time.Duration, log *slog.Logger) *Locker {
 	l := &Locker{kind: kind, backoff: backoff, log: log, calls: batcher.NewCalls(), closed: make(chan struct{})}
 	l.holds.Clock = now
+	l.queue = waitqueue.New(waitqueue.Config{Closing: l.calls.Closing(), Holds: &l.holds, Backoff: backoff, Log: log})
 	l.leading.locker = l
 	return l
 }
@@ -80,6 +81,13 @@ func (l *Locker) now() time.Duration { return l.holds.Clock() }
 // host is what the Locker gives a backend with a server.
 func (l *Locker) host() hold.Host {
 	return hold.Host{Clock: l.now, Log: l.log, Closing: l.calls.Closing().Done(), Queue: l.queue}
+}
+
+// connect gives the Locker the queue of a server, in which it waits among other processes.
+func (l *Locker) connect(s waitqueue.Server) {
+	s.Leaders = &l.leading
+	l.queue.Connect(s)
+	l.leading.server, l.leading.listener = s, l.queue
 }
 
 // use completes the Locker.

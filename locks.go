@@ -52,74 +52,74 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 	if len(keys) == 1 {
 		only = keys[0]
 	}
-	w := l.startWait(ctx, only, o)
-	defer w.stop()
+	a := l.beginAcquisition(ctx, only, o)
+	defer a.End()
 	for _, key := range keys {
 		if err := l.mayWait(ctx, key); err != nil {
-			return nil, w.failed(key, err)
+			return nil, a.failed(key, err)
 		}
 	}
 	for {
-		locks, key, err := w.gather(keys, o)
+		locks, key, err := a.gather(keys, o)
 		if err == nil {
-			w.observed.succeeded(locks...)
+			a.observed.succeeded(locks...)
 			return locks, nil
 		}
-		w.leave()
+		a.Leave()
 		_ = locks.Release(ctx)
 		if errors.Is(err, ErrLost) {
-			if w.lost++; w.lost == 1 || w.busy != nil && !w.noWait {
+			if a.lost++; a.lost == 1 || a.Waits() {
 				continue
 			}
 			err = grantLost(err)
 		}
-		return nil, w.failed(key, err)
+		return nil, a.failed(key, err)
 	}
 }
 
 // gather acquires the locks one prefix of the keys after another. With an error it
 // also returns what is held so far, and the key that failed; ErrLost: start over.
-func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err error) {
+func (a *acquisition) gather(keys []string, o options) (locks Locks, failed string, err error) {
+	locks = make(Locks, 0, len(keys))
 	for ask := len(keys); len(locks) < len(keys); {
-		w.holds = locks
+		a.Holding(locks.holds())
 		next := keys[len(locks):]
-		if w.place == nil {
-			if ask = min(ask, w.unclaimed(next)); ask == 0 {
-				if err := w.standBehind(next[0]); err != nil {
+		if !a.Queued() {
+			if ask = min(ask, a.unclaimed(next)); ask == 0 {
+				if err := a.join(next[0]); err != nil {
 					return locks, next[0], err
 				}
 				ask = 1
 			}
 		}
-		if key, err := w.behindWriter(next, o); err != nil {
-			return locks, key, w.again(key, err)
+		if key, err := a.behindWriter(next); err != nil {
+			return locks, key, a.wait(key, err)
 		}
 		var refused error
 		var early Locks // locks after the refused one: another caller may need them before
-		o := w.turn(o)
-		for i, got := range w.try(next[:min(ask, len(next))], false, o) {
+		for i, got := range a.try(next[:min(ask, len(next))], false, o) {
 			switch {
 			case got.err == nil && refused == nil:
 				locks = append(locks, got.lock)
-				w.granted(o)
+				a.Granted()
 			case got.err == nil:
 				early = append(early, got.lock)
 			case refused == nil:
 				refused, failed = got.err, next[i]
 			}
 		}
-		w.holds = locks
-		if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 && w.place == nil && !w.noWait {
-			w.observed.busy(failed, busy.Holder)
-			w.join(failed, busy) // before the release below wakes others, which could then come first
-		}
-		_ = early.Release(w.caller)
 		ask = len(keys)
 		if refused != nil {
-			if i := slices.IndexFunc(next, func(key string) bool { return w.known(key, refused) != nil }); i >= 0 {
+			a.Holding(locks.holds())
+			if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 {
+				a.observed.busy(failed, busy.Holder)
+				a.Enqueue(a.locker.name(failed), busy) // before the release below wakes others, which could then come first
+			}
+			_ = early.Release(a.caller)
+			if i := slices.IndexFunc(next, func(key string) bool { return a.Knows(a.locker.name(key), refused) }); i >= 0 {
 				failed = next[i] // the server has answered about none of them
 			}
-			if err := w.again(failed, refused); err != nil {
+			if err := a.wait(failed, refused); err != nil {
 				return locks, failed, err
 			}
 			ask = 1 // only the busy one: leave the others alone until it is acquired
@@ -132,13 +132,13 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 	}
 	for _, lock := range locks {
 		if until, bounded := lock.Deadline(); bounded && time.Until(until) < lock.hold.TTL/2 {
-			ctx, cancel := w.bounded()
+			ctx, cancel := a.bounded()
 			err := lock.Renew(ctx)
-			over := cmp.Or(w.ended(), context.Cause(ctx))
+			over := cmp.Or(a.Ended(), context.Cause(ctx))
 			cancel()
 			switch {
 			case over != nil && !errors.Is(err, ErrLost):
-				return locks, lock.Key(), w.gaveUp(w.busy, over)
+				return locks, lock.Key(), a.GiveUp(over)
 			case err != nil:
 				return locks, lock.Key(), err
 			}
@@ -148,16 +148,24 @@ func (w *wait) gather(keys []string, o options) (locks Locks, failed string, err
 }
 
 // unclaimed returns how many of the keys come before the first one that has a local queue.
-func (w *wait) unclaimed(keys []string) int {
-	if w.noWait || w.locker.lines.count.Load() == 0 {
+func (a *acquisition) unclaimed(keys []string) int {
+	if a.noWait || a.locker.queue.Idle() {
 		return len(keys)
 	}
 	for i, key := range keys {
-		if w.locker.lines.exists(w.locker.name(key)) {
+		if a.locker.queue.Waiting(a.locker.name(key)) {
 			return i
 		}
 	}
 	return len(keys)
+}
+
+// holds returns the holds of the locks; nil for none.
+func (ls Locks) holds() (holds []*hold.Hold) {
+	for _, l := range ls {
+		holds = append(holds, &l.hold)
+	}
+	return holds
 }
 
 // Context is [Lock.Context] for all of them: it ends as soon as one of the locks does.

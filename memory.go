@@ -17,6 +17,6 @@ import (
 func NewMemoryLocker() *Locker {
 	began := time.Now()
 	l := newLocker(KindMemory, func() time.Duration { return time.Since(began) }, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
-	l.use(memory.New(l.holds.Clock, &l.lines))
+	l.use(memory.New(l.holds.Clock, l.queue))
 	return l
 }

@@ -11,8 +11,10 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -20,12 +22,16 @@ import (
 // after a notification, and also from time to time.
 
 // stepDownEvery is about how often a leader checks for requests if it listens; if it cannot,
-// it checks every lookEvery.
+// it checks every hold.CheckInterval.
 const stepDownEvery = 10 * time.Second
 
 // leading is the current terms of leaders of one Locker.
 type leading struct {
 	locker *Locker
+
+	// Where the requests are, and what hears of them; zero: there is no server.
+	server   waitqueue.Server
+	listener listener
 
 	mu      sync.Mutex
 	terms   map[*Lock]term
@@ -34,6 +40,12 @@ type leading struct {
 	again   bool        // another check must follow it
 	looks   batcher.Background
 	stopped bool
+}
+
+// A listener receives the notifications of requests.
+type listener interface {
+	StartListener()
+	Listening() bool
 }
 
 // A term is the time for which one lock makes its holder the leader.
@@ -50,14 +62,17 @@ func (l *leading) begin(lock *Lock, stepDown func(why error)) {
 		l.terms = make(map[*Lock]term)
 	}
 	l.terms[lock] = term{stepDown, l.locker.now()}
-	if q := l.locker.queue; q != nil && q.place.Installed() {
-		q.listener.start()
+	if l.installed() {
+		l.listener.StartListener()
 		l.lookSoonLocked()
 	}
 }
 
-// any reports whether there is a leader.
-func (l *leading) any() bool {
+// installed reports whether there is a table for requests, as far as is known.
+func (l *leading) installed() bool { return l.server.Place != nil && l.server.Place.Installed() }
+
+// Any implements [waitqueue.Leaders].
+func (l *leading) Any() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.terms) > 0
@@ -71,21 +86,21 @@ func (l *leading) end(lock *Lock) {
 
 // lookSoonLocked arranges the next check.
 func (l *leading) lookSoonLocked() {
-	every := lookEvery
-	if l.locker.queue.listening() {
+	every := hold.CheckInterval
+	if l.listener.Listening() {
 		every = stepDownEvery
 	}
 	switch {
 	case l.stopped:
 	case l.timer == nil:
-		l.timer = time.AfterFunc(clock.Jitter(every), l.look)
+		l.timer = time.AfterFunc(clock.Jitter(every), l.Look)
 	default:
 		l.timer.Reset(clock.Jitter(every))
 	}
 }
 
-// look checks, in the background, whether any of the leaders was asked to step down.
-func (l *leading) look() {
+// Look checks, in the background, whether any of the leaders was asked to step down.
+func (l *leading) Look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -162,9 +177,8 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 		kinds[i], names[i], holders[i] = int32(name.Kind()), name.Text(), lock.hold.ID()
 	}
 	var rows []row
-	q := l.locker.queue
-	err := q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
-		rows, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.LeaderStepDowns), kinds, names, holders), pgx.RowToStructByPos[row])
+	err := l.server.Runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		rows, err = pgx.CollectRows(c.Query(ctx, l.server.Place.Statement(statements.LeaderStepDowns), kinds, names, holders), pgx.RowToStructByPos[row])
 		return err
 	})
 	asked := make(map[string]stepDownRequest)
@@ -183,15 +197,14 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 
 // ask asks the leader by that name to step down.
 func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
-	q := l.locker.queue
-	if q == nil {
+	if l.server.Runner == nil {
 		l.askHere(name)
 		return nil
 	}
 	asked := make(chan error, 1)
 	l.looks.Run(func() { // a caller's context must not reach the Locker's connections
-		asked <- q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) error {
-			rows := c.Query(ctx, q.place.Statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), q.owner)
+		asked <- l.server.Runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) error {
+			rows := c.Query(ctx, l.server.Place.Statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), l.server.Owner)
 			rows.Close()
 			return rows.Err()
 		})

@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lease"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
 // NewLeaseLocker returns a Locker whose locks are leases: rows in the table
@@ -46,7 +47,7 @@ func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock.Clock) (*Locker
 	l := newLocker(KindLease, now, cfg.Backoff, cfg.Logger)
 	l.observe, l.ttl = cfg.Observe, cfg.TTL
 	t := lease.New(pool.Config(), lease.Config{Owner: cfg.Owner, Schema: cfg.Schema, TTL: cfg.TTL, Renew: cfg.Renew, Margin: cfg.Margin, OneConnection: cfg.OneConnection})
-	l.queue = newQueue(l, t.Installation(), cfg.Owner, t, nil, t.Dialer())
+	l.connect(waitqueue.Server{Owner: cfg.Owner, Place: t.Installation(), Runner: t, Dialer: t.Dialer()})
 	l.use(t)
 	t.Use(l.host())
 	return l, nil

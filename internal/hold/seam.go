@@ -24,6 +24,7 @@ const (
 const (
 	// WakeTimeout is how long a woken waiter may take before the next one is woken. A lock that
 	// is left to the waiters of other processes is left to them for so long.
+	// pgxlock_wake_batch() uses the same time.
 	WakeTimeout = 250 * time.Millisecond
 
 	// CheckInterval is about how often a waiter checks whether it must go on waiting.

@@ -98,6 +98,32 @@ func UntilWaiting(t *testing.T, db *pgtest.DB, key string, n int) {
 	})
 }
 
+// UntilWanted waits until the holder of a key knows that other processes wait for it, where it
+// has to: a Locker publishes a ticket for callers that wait for an advisory lock of its own
+// only if it does.
+func UntilWanted(t *testing.T, db *pgtest.DB, holder *pgxlock.Locker, key string) {
+	t.Helper()
+	if holder.Kind() != pgxlock.KindAdvisory {
+		return
+	}
+	others := Tickets(t, db, key)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := holder.Acquire(ctx, key); !errors.Is(err, context.Canceled) {
+			t.Errorf("Acquire: %v", err)
+		}
+	}()
+	UntilQueued(t, db, key, others+1)
+	cancel()
+	<-done
+	UntilQueued(t, db, key, others)
+	Until(t, "the waiters that this woke have tried", func() bool {
+		return Query[bool](t, db, "select not exists (select from pgxlock_waiters where name = advisory_lock_key($1)::text and woken is not null)", key)
+	})
+}
+
 // NoTickets waits until no ticket is left.
 func NoTickets(t *testing.T, db *pgtest.DB) {
 	t.Helper()

@@ -1,4 +1,4 @@
-package pgxlock
+package waitqueue
 
 import (
 	"context"
@@ -11,12 +11,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // warnings counts what is logged.
@@ -27,6 +25,13 @@ type warnings struct {
 
 func (w warnings) Handle(context.Context, slog.Record) error { w.n.Add(1); return nil }
 func (w warnings) Enabled(context.Context, slog.Level) bool  { return true }
+
+// newListening returns a Queue whose listener connects as config says.
+func newListening(config *pgxpool.Config) *Queue {
+	q := newLocal()
+	q.Connect(Server{Owner: "owner", Place: &dbconn.Installation{Schema: "s"}, Runner: runs(func(dbconn.Exchange) error { return lockerr.ErrClosed }), Dialer: dbconn.Dialer{Config: config}, Leaders: nobody{}})
+	return q
+}
 
 func TestAListenerThatFailsIsNotTriedByEachOfManyShortWaits(t *testing.T) {
 	t.Parallel()
@@ -40,12 +45,11 @@ func TestAListenerThatFailsIsNotTriedByEachOfManyShortWaits(t *testing.T) {
 		dialed.Add(1)
 		return errors.New("too many connections")
 	}
-	l := newLocker(KindLease, clock.System, clock.DefaultBackoff, slog.New(warnings{n: &logged}))
-	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error { return ErrClosed }), nil, dbconn.Dialer{Config: config})
-	l.queue = q
+	q := newListening(config)
+	q.config.Log = slog.New(warnings{n: &logged})
 	for range 200 {
-		p := l.lines.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive)
-		q.stand(p.line)
+		p := q.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive)
+		q.enter(p.local)
 		p.leave()
 		// Long enough for a listener that ends when it is not needed, although it failed.
 		for limit := time.Now().Add(2 * time.Millisecond); q.listener.work.Busy() && time.Now().Before(limit); {
@@ -68,13 +72,12 @@ func TestAListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	config.MaxConnIdleTime = time.Hour
-	l := newLocker(KindLease, clock.System, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
-	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error { return ErrClosed }), nil, dbconn.Dialer{Config: config})
+	q := newListening(config)
 	listener := q.listener
 	listener.running = true // as far as start knows: the test is the goroutine that listens
 	listener.needed = time.Now().Add(-2 * time.Hour)
-	p := l.lines.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive)
-	q.stand(p.line)
+	p := q.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive)
+	q.enter(p.local)
 	p.leave()
 	if listener.idle() {
 		t.Error("it is idle, although a call has just waited")
@@ -83,38 +86,25 @@ func TestAListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
 
 func TestAListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	l, err := NewLeaseLocker(db.Pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	looked := make(chan struct{}, 10)
-	l.queue.leaders = lookers{l.queue.leaders, looked}
-	if err := l.Lead(t.Context(), "k", func(context.Context, *Lock) error {
-		select {
-		case <-looked:
-		case <-time.After(time.Minute):
-			t.Error("it listens, and has not looked")
-		}
-		return nil
-	}); err != nil {
-		t.Error(err)
-	}
-	if err := l.Close(t.Context()); err != nil {
-		t.Error(err)
+	leader := &someone{looked: make(chan struct{}, 10)}
+	leader.leads.Store(true)
+	q := connected(t, newDB(t), leader)
+	q.StartListener()
+	select {
+	case <-leader.looked:
+	case <-time.After(time.Minute):
+		t.Error("it listens, and has not looked")
 	}
 }
 
-// lookers count how often leaders are made to look.
-type lookers struct {
-	leaders
-	looked chan<- struct{}
+// someone is Leaders, of which there may be one.
+type someone struct {
+	leads  atomic.Bool
+	looked chan struct{} // how often they are made to look
 }
 
-func (l lookers) look() { l.looked <- struct{}{} }
+func (s *someone) Look()     { s.looked <- struct{}{} }
+func (s *someone) Any() bool { return s.leads.Load() }
 
 func TestAListenerEndsOnlyIfNothingNeedsItAndNothingAskedMeanwhile(t *testing.T) {
 	t.Parallel()
@@ -123,25 +113,24 @@ func TestAListenerEndsOnlyIfNothingNeedsItAndNothingAskedMeanwhile(t *testing.T)
 		t.Fatal(err)
 	}
 	config.MaxConnIdleTime = 0
-	l := newLocker(KindLease, clock.System, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
-	q := newQueue(l, &dbconn.Installation{Schema: "s"}, "owner", runs(func(dbconn.Exchange) error { return ErrClosed }), nil, dbconn.Dialer{Config: config})
-	l.queue = q
+	q := newListening(config)
 	listener := q.listener
 	listener.running = true // as far as start knows: the test is the goroutine that listens
 
 	needs := map[string]struct{ begin, end func() }{
 		"a ticket": func() struct{ begin, end func() } {
-			var p *waiter
+			var p *position
 			return struct{ begin, end func() }{
-				func() { p = l.lines.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive); q.stand(p.line) },
+				func() { p = q.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive); q.enter(p.local) },
 				func() { p.leave() },
 			}
 		}(),
 		"a leader": func() struct{ begin, end func() } {
-			lock := l.newLock("k")
+			leader := &someone{}
+			q.server.Leaders = leader
 			return struct{ begin, end func() }{
-				func() { l.leading.begin(lock, func(error) {}) },
-				func() { l.leading.end(lock) },
+				func() { leader.leads.Store(true); q.StartListener() },
+				func() { leader.leads.Store(false) },
 			}
 		}(),
 		"a lock session": {func() { listener.listenFor(7) }, func() { listener.listenFor(0) }},
@@ -166,7 +155,6 @@ func TestAListenerEndsOnlyIfNothingNeedsItAndNothingAskedMeanwhile(t *testing.T)
 		}
 		listener.running = true
 	}
-	l.leading.stop()
 	listener.cancel()
 	listener.running = false
 	listener.start()

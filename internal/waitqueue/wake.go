@@ -1,4 +1,4 @@
-package pgxlock
+package waitqueue
 
 import (
 	"context"
@@ -15,10 +15,7 @@ import (
 )
 
 // A release wakes the first ticket of the queue, and a notification from another process wakes
-// the first waiter of a line in this process.
-
-// turnTime is the wake timeout. pgxlock_wake_batch() uses the same time.
-const turnTime = hold.WakeTimeout
+// the first waiter of a local queue in this process.
 
 // askAgain is how soon to try again for an advisory lock that no session seemed to hold.
 const askAgain = 5 * time.Millisecond
@@ -44,8 +41,8 @@ type wakeUp struct {
 }
 
 // handedOverLocked records a handover of an advisory lock from one caller here to the next.
-func (q *queue) handedOverLocked(name lockkey.Name) {
-	if q.closed || !q.place.Installed() {
+func (q *Queue) handedOverLocked(name lockkey.Name) {
+	if q.closed || !q.installed() {
 		return
 	}
 	q.handed[name] = struct{}{}
@@ -60,15 +57,15 @@ func (q *queue) handedOverLocked(name lockkey.Name) {
 }
 
 // Wake wakes, in the background, the first waiter of each of the locks, which were released.
-func (q *queue) Wake(names []lockkey.Name) {
-	if q.place.Installed() {
+func (q *Queue) Wake(names []lockkey.Name) {
+	if q.installed() {
 		q.waking.Add(forFirst(names)...)
 	}
 }
 
 // WakeOn is Wake for locks that other processes are known to wait for: it wakes them on the
 // connection that released the locks, before it returns.
-func (q *queue) WakeOn(run func(dbconn.Exchange) error, names []lockkey.Name) {
+func (q *Queue) WakeOn(run func(dbconn.Exchange) error, names []lockkey.Name) {
 	if len(names) > 0 {
 		if err := q.wakeOn(run, forFirst(names)); err != nil {
 			q.Wake(names)
@@ -85,8 +82,8 @@ func forFirst(names []lockkey.Name) []wakeUp {
 }
 
 // wake sends wake-ups. An error means that the server cannot be reached.
-func (q *queue) wake(batch []wakeUp) error {
-	if err := q.wakeOn(q.runner.Do, batch); err != nil && !q.runner.Reached() {
+func (q *Queue) wake(batch []wakeUp) error {
+	if err := q.wakeOn(q.server.Runner.Do, batch); err != nil && !q.server.Runner.Reached() {
 		return err
 	}
 	return nil
@@ -94,7 +91,7 @@ func (q *queue) wake(batch []wakeUp) error {
 
 // wakeOn sends wake-ups in a transaction of their own. If a transaction with durable writes
 // sent a NOTIFY, the commits of all databases would wait for each other.
-func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
+func (q *Queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 	type row struct{ N, Ticket int64 }
 	kinds, names, numbers := make([]int32, len(batch)), make([]string, len(batch)), make([]*int64, len(batch))
 	for i, w := range batch {
@@ -106,15 +103,15 @@ func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 	var woken []row
 	var wanted []lockkey.Name
 	err := run(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
-		woken, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueWake), kinds, names, numbers), pgx.RowToStructByPos[row])
+		woken, err = pgx.CollectRows(c.Query(ctx, q.server.Place.Statement(statements.QueueWake), kinds, names, numbers), pgx.RowToStructByPos[row])
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	q.lines.mu.Lock()
+	q.mu.Lock()
 	defer func() {
-		q.lines.mu.Unlock()
+		q.mu.Unlock()
 		for _, name := range wanted {
 			q.tellHolder(name)
 		}
@@ -123,7 +120,7 @@ func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 		if w.N < 1 || w.N > int64(len(batch)) {
 			continue
 		}
-		l := q.lines.of[batch[w.N-1].name]
+		l := q.locals[batch[w.N-1].name]
 		_, leaving := q.leaving[w.Ticket]
 		_, sending := q.sending[batch[w.N-1].name]
 		others := !leaving && !sending && (l == nil || l.ticket == nil || l.ticket.number != w.Ticket)
@@ -142,25 +139,22 @@ func (q *queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 
 // lookAgainLocked arranges a check whether a ticket let its wake timeout pass. If the lock is
 // acquired and released meanwhile, the wake-up of that release replaces the check by its own.
-func (q *queue) lookAgainLocked(name lockkey.Name, number int64) {
+func (q *Queue) lookAgainLocked(name lockkey.Name, number int64) {
 	if q.closed {
 		return
 	}
-	if q.woken == nil {
-		q.woken = make(map[lockkey.Name]wokenTicket)
-	}
-	q.woken[name] = wokenTicket{number, time.Now().Add(turnTime + turnTime/10)}
+	q.woken[name] = wokenTicket{number, time.Now().Add(hold.WakeTimeout + hold.WakeTimeout/10)}
 	if len(q.woken) == 1 {
-		q.lookLater(turnTime + turnTime/10)
+		q.lookLater(hold.WakeTimeout + hold.WakeTimeout/10)
 	}
 }
 
 // lookLater sends, after d, the wake-ups that check woken tickets.
-func (q *queue) lookLater(d time.Duration) {
+func (q *Queue) lookLater(d time.Duration) {
 	time.AfterFunc(d, func() {
-		q.lines.mu.Lock()
-		defer q.lines.mu.Unlock()
-		now, next := time.Now(), turnTime
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		now, next := time.Now(), hold.WakeTimeout
 		for name, w := range q.woken {
 			if left := w.due.Sub(now); left > 0 {
 				next = min(next, left)
@@ -175,9 +169,10 @@ func (q *queue) lookLater(d time.Duration) {
 	})
 }
 
-// heard handles a notification, which has the kind and name of a lock. The line of the lock
-// should try, or, if the notification is for the holder, other processes wait for the lock.
-func (q *queue) heard(payload string, holder bool) {
+// heard handles a notification, which has the kind and name of a lock. The local queue of the
+// lock should try, or, if the notification is for the holder, other processes wait for the
+// lock.
+func (q *Queue) heard(payload string, holder bool) {
 	kind, text, ok := strings.Cut(payload, ":")
 	if !ok {
 		return
@@ -200,20 +195,18 @@ func (q *queue) heard(payload string, holder bool) {
 
 // tellHolder notifies the lock session of this process that other processes wait for one of
 // its locks.
-func (q *queue) tellHolder(name lockkey.Name) {
-	if q.session != nil {
-		q.session.Wanted(name)
+func (q *Queue) tellHolder(name lockkey.Name) {
+	if q.server.Session != nil {
+		q.server.Session.Wanted(name)
 	}
 }
 
-// Freed implements [hold.LocalQueue].
-func (q *queue) Freed(name lockkey.Name) (queued bool) { return q.lines.Freed(name) }
-
-// wakeHere wakes the first waiter of a line. first: its ticket is the first of all processes.
-func (q *queue) wakeHere(name lockkey.Name, first bool) {
-	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
-	if l := q.lines.of[name]; l != nil { // else its ticket is being withdrawn, which wakes the next
+// wakeHere wakes the first waiter of a local queue. first: its ticket is the first of all
+// processes.
+func (q *Queue) wakeHere(name lockkey.Name, first bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if l := q.locals[name]; l != nil { // else its ticket is being withdrawn, which wakes the next
 		if l.ticket != nil && first {
 			l.ticket.first, l.ticket.woken = true, true
 		}
@@ -223,17 +216,17 @@ func (q *queue) wakeHere(name lockkey.Name, first bool) {
 
 // enterIfWaiting publishes a ticket for callers that wait here for a lock which this process
 // has and other processes want.
-func (q *queue) enterIfWaiting(name lockkey.Name) {
-	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
+func (q *Queue) enterIfWaiting(name lockkey.Name) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.seeLocked(name)
-	if l := q.lines.of[name]; l != nil {
+	if l := q.locals[name]; l != nil {
 		q.enterLocked(l)
 	}
 }
 
 // seeLocked records that other processes have a lock, or wait for it.
-func (q *queue) seeLocked(name lockkey.Name) {
+func (q *Queue) seeLocked(name lockkey.Name) {
 	if name.Kind() == 0 {
 		return
 	}
@@ -243,39 +236,39 @@ func (q *queue) seeLocked(name lockkey.Name) {
 				delete(q.others, name)
 			}
 		}
-		q.forget = max(2*len(q.others), maxTickets)
+		q.forget = max(2*len(q.others), hold.MaxTickets)
 	}
 	q.others[name] = time.Now()
 }
 
 // contendedFor is how long a Locker goes on publishing tickets for an advisory lock after it
 // last saw that other processes have it or wait for it. Each waiter tries once a second.
-const contendedFor = 3 * lookEvery
+const contendedFor = 3 * hold.CheckInterval
 
 // contendedLocked reports whether other processes were seen within contendedFor to have an
 // advisory lock, or to wait for it. A Locker that is alone again needs no tickets. For a lease
 // it is always true, because the server itself knows the waiters.
-func (q *queue) contendedLocked(name lockkey.Name) bool {
+func (q *Queue) contendedLocked(name lockkey.Name) bool {
 	return name.Kind() == 0 || time.Since(q.others[name]) < contendedFor
 }
 
 // Contended implements [hold.Queue].
-func (q *queue) Contended(name lockkey.Name) bool {
-	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
+func (q *Queue) Contended(name lockkey.Name) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	return q.contendedLocked(name)
 }
 
 // refused records that a try of the first waiter was refused. It notifies the holder of an
 // advisory lock. It reports whether the waiter must poll: not every holder of an advisory lock
 // announces its release.
-func (q *queue) refused(l *line) bool {
+func (q *Queue) refused(l *localQueue) bool {
 	if l.name.Kind() == 0 {
 		return false
 	}
 	q.asking.Add(l.name)
-	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.seeLocked(l.name)
 	return l.ticket != nil && l.ticket.first
 }
@@ -283,12 +276,12 @@ func (q *queue) refused(l *line) bool {
 // asked records with the ticket that a try of the first waiter was refused, because a woken
 // ticket that is not known to have tried loses its precedence. The statement that grants
 // leases checks the ticket itself; the lock session knows no tickets.
-func (q *queue) asked(l *line) {
+func (q *Queue) asked(l *localQueue) {
 	if l.name.Kind() == 0 {
 		return
 	}
-	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	if t := l.ticket; t != nil && t.number != 0 && (t.woken || q.client == 0) { // without a listener we cannot know whether it was woken
 		t.woken = false
 		q.trying.Add(t)
@@ -296,16 +289,16 @@ func (q *queue) asked(l *line) {
 }
 
 // tried records in the table that the tries of tickets were refused.
-func (q *queue) tried(batch []*ticket) error {
-	q.lines.mu.Lock()
+func (q *Queue) tried(batch []*ticket) error {
+	q.mu.Lock()
 	kinds, names, numbers := ticketsOfLocked(batch)
-	q.lines.mu.Unlock()
+	q.mu.Unlock()
 	err := q.send(statements.QueueRefused, kinds, names, numbers)
 	if err == nil {
 		return nil
 	}
 	q.untold(batch, err)
-	if q.runner.Reached() {
+	if q.server.Runner.Reached() {
 		return nil
 	}
 	return err
@@ -313,9 +306,9 @@ func (q *queue) tried(batch []*ticket) error {
 
 // untold handles tickets whose tries could not be recorded: their next try is recorded
 // instead.
-func (q *queue) untold(batch []*ticket, _ error) {
-	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
+func (q *Queue) untold(batch []*ticket, _ error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	for _, t := range batch {
 		t.woken = true
 	}
@@ -324,34 +317,34 @@ func (q *queue) untold(batch []*ticket, _ error) {
 // tellHolders notifies the holders of advisory locks that other processes wait. A lock without
 // a holder was released just now, perhaps without waking a waiter: then the waiter tries again
 // soon.
-func (q *queue) tellHolders(names []lockkey.Name) error {
+func (q *Queue) tellHolders(names []lockkey.Name) error {
 	kinds, ids := make([]int32, len(names)), make([]int64, len(names))
 	for i, name := range names {
 		kinds[i], ids[i] = int32(name.Kind()), name.ID.Number
 	}
 	var notified []int32
-	err := q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
-		notified, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueNotifyHolders), kinds, ids), pgx.RowTo[int32])
+	err := q.server.Runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		notified, err = pgx.CollectRows(c.Query(ctx, q.server.Place.Statement(statements.QueueNotifyHolders), kinds, ids), pgx.RowTo[int32])
 		return err
 	})
-	if err != nil && !q.runner.Reached() {
+	if err != nil && !q.server.Runner.Reached() {
 		return err
 	}
-	q.lines.mu.Lock()
-	defer q.lines.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	for i, n := range notified {
-		l := q.lines.of[names[i]]
+		l := q.locals[names[i]]
 		if l == nil || l.ticket == nil {
 			continue
 		}
 		if n > 0 {
-			l.ticket.vain = 0
+			l.ticket.unheld = 0
 			continue
 		}
 		// A fenced transaction of a former holder may keep the lock from others for long: then
 		// the pause doubles up to 64 times askAgain.
-		time.AfterFunc(askAgain<<min(l.ticket.vain, 6), func() { q.wakeHere(names[i], false) })
-		l.ticket.vain++
+		time.AfterFunc(askAgain<<min(l.ticket.unheld, 6), func() { q.wakeHere(names[i], false) })
+		l.ticket.unheld++
 	}
 	return nil
 }

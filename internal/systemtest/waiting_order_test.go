@@ -1,4 +1,4 @@
-package pgxlock_test
+package systemtest_test
 
 import (
 	"context"
@@ -27,7 +27,7 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 		reading = testkit.Acquire(t, readers, key, pgxlock.Shared)
 		granted = testkit.Waits(t, writer, key)
 		testkit.UntilQueued(t, db, key, 1)
-		testkit.Until(t, "the readers know", func() bool { return readers.Wanted(key) })
+		testkit.UntilWanted(t, db, readers, key)
 		return reading, granted
 	}
 	reading, granted := writerWaits("k")
@@ -62,7 +62,7 @@ func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 	reading := testkit.Acquire(t, readers, "k", pgxlock.Shared)
 	granted := testkit.Waits(t, writer, "k")
 	testkit.UntilQueued(t, db, "k", 1)
-	testkit.Until(t, "the readers know", func() bool { return readers.Wanted("k") })
+	testkit.UntilWanted(t, db, readers, "k")
 	for range 2 {
 		if n := testkit.Query[int](t, db, "select count(*) from pgxlock_wake_batch('{1}', array[advisory_lock_key('k')::text], '{null}')"); n != 1 {
 			t.Fatalf("woken: %d", n)
@@ -91,21 +91,23 @@ func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	db.Exec(t, "do $$ begin execute format('alter database %I set track_functions = ''all''', current_database()); end $$")
-	lost, waiter := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "lost"}), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter"})
+	proxy, proxied := testkit.Proxied(t, db)
+	lost, waiter := testkit.NewAdvisory(t, proxied, &pgxlock.AdvisoryConfig{Owner: "lost"}), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter"})
 	testkit.Listen(t, db, lost, waiter)
-	conn := db.Connect(t)
-	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock("+testkit.SQLKey("k")+")"); err != nil {
-		t.Fatal(err)
+	lock, other := testkit.Acquire(t, lost, "k"), testkit.Acquire(t, lost, "other")
+	cut := proxy.Arm(t, testkit.DelayRequest, "call of function")
+	_ = other.Release(t.Context())
+	cut.Happened(t)
+	<-lock.Lost()
+	if n := testkit.HeldBy(t, db, "lost"); n != 2 {
+		t.Fatalf("the server's session has %d locks, want both", n)
 	}
-	lost.ListenFor(int32(conn.PgConn().PID()))
-	testkit.Until(t, "it listens", func() bool {
-		return testkit.Query[bool](t, db, "select exists (select from pg_stat_activity where state = 'idle' and query like '%pgxlock_holder_' || $1::int || '\"%')", conn.PgConn().PID())
-	})
 	tells, wakes := testkit.Calls(t, db, "pgxlock_notify_holders"), testkit.Calls(t, db, "pgxlock_wake_batch")
 	told, woken := tells(), wakes()
 	if _, err := waiter.Acquire(t.Context(), "k", pgxlock.MaxWait(3*time.Second)); !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Error(err)
 	}
+	cut.Resume()
 	_ = waiter.Close(t.Context())
 	_ = lost.Close(t.Context())
 	testkit.UntilGone(t, db, "waiter", "lost")
@@ -123,7 +125,7 @@ func TestFormerHolderDoesNotPassWaiters(t *testing.T) {
 		lock := testkit.Acquire(t, greedy, "k")
 		granted := testkit.Waits(t, patient, "k")
 		testkit.UntilQueued(t, db, "k", 1)
-		testkit.Until(t, "the holder knows", func() bool { return greedy.Wanted("k") })
+		testkit.UntilWanted(t, db, greedy, "k")
 		free := time.Now()
 		testkit.Release(t, lock)
 		again := testkit.Waits(t, greedy, "k")
@@ -159,7 +161,13 @@ func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
 		locks := newLocker("both")
 		reading := testkit.Acquire(t, locks, "k", pgxlock.Shared)
 		granted := testkit.Waits(t, locks, "k")
-		testkit.Until(t, "it stands in line", func() bool { return locks.Waiting("k") == 1 })
+		testkit.Until(t, "it waits", func() bool {
+			shared, err := locks.TryAcquire(t.Context(), "k", pgxlock.Shared)
+			if err == nil {
+				testkit.Release(t, shared)
+			}
+			return errors.Is(err, pgxlock.ErrNotAcquired)
+		})
 		testkit.WantNoShare(t, "its own Locker", locks, "k")
 		testkit.Release(t, reading)
 		testkit.Release(t, <-granted)
@@ -183,7 +191,7 @@ func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 		first := testkit.Waits(t, locks, "k")
 		testkit.UntilQueued(t, db, "k", 1)
 		second := testkit.Waits(t, locks, "k")
-		testkit.Until(t, "two stand in line", func() bool { return locks.Waiting("k") == 2 })
+		testkit.UntilWaiting(t, db, "k", 2)
 		db.Exec(t, "insert into gates values ('release'), ('ticket')")
 		testkit.Release(t, lock)
 		lock = <-first
@@ -193,7 +201,9 @@ func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 		testkit.UntilAtGate(t, db, 2)
 		db.Exec(t, "delete from gates where name = 'ticket'")
 		testkit.UntilQueued(t, db, "k", 1)
-		testkit.Until(t, "it has heard of its ticket", func() bool { return locks.Told("k") })
+		testkit.Until(t, "it has the answer for its ticket", func() bool {
+			return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where application_name = 'pgxlock here' and state = 'active' and wait_event is distinct from 'PgSleep'") == 0
+		})
 		before := woken()
 		commit()
 		if err := <-released; err != nil {
@@ -220,7 +230,8 @@ func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	deaf, other := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: testkit.Seldom})
 	testkit.Listen(t, db, other, deaf)
-	deaf.ListenFor(1) // nobody's backend
+	db.Exec(t, `create or replace function pgxlock_notify_holders(p_kinds int[], p_ids bigint[]) returns int[] language sql volatile
+		return array_fill(1, array[cardinality(p_kinds)])`) // which notifies none
 	for round := range 3 {
 		key := fmt.Sprint("k", round) // once they know each other both have tickets
 		ctx, cancel := context.WithCancel(t.Context())
@@ -230,7 +241,6 @@ func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.
 		testkit.Until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
 		granted := testkit.Waits(t, other, key)
 		testkit.UntilQueued(t, db, key, 1)
-		other.StopRefreshing()
 		before := turns.Load()
 		select {
 		case lock := <-granted:
@@ -247,12 +257,21 @@ func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.
 	testkit.NoTickets(t, db)
 }
 
+// countBusy counts the calls that find their key busy, and wait.
+func countBusy(n *atomic.Int64) func(context.Context, pgxlock.Event) {
+	return func(_ context.Context, e pgxlock.Event) {
+		if e.Op == pgxlock.EventBusy {
+			n.Add(1)
+		}
+	}
+}
+
 func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	pool := db.NewPool(t)
-	var asked atomic.Int64
-	locks := testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "one", MaxLocks: 600, Backoff: func(attempt int) time.Duration {
+	var asked, busy atomic.Int64
+	locks := testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{Owner: "one", MaxLocks: 600, Observe: countBusy(&busy), Backoff: func(attempt int) time.Duration {
 		if attempt == 0 {
 			asked.Add(1)
 		}
@@ -282,11 +301,7 @@ func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 		})
 	}
 	testkit.Until(t, "all wait, and the first of each line was refused", func() bool {
-		standing := 0
-		for i := range keys {
-			standing += locks.Waiting(fmt.Sprint("busy:", i))
-		}
-		return standing == waiters && asked.Load() == keys
+		return busy.Load() == waiters && asked.Load() == keys
 	})
 	if pids := testkit.Backends(t, db, "one"); len(pids) != 1 {
 		t.Errorf("connections: %v, want one", pids)
@@ -317,8 +332,8 @@ func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	db.Exec(t, "create table written as select generate_series(1, 1000) as n")
-	var asked atomic.Int64
-	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter", Backoff: func(int) time.Duration {
+	var asked, busy atomic.Int64
+	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "waiter", Observe: countBusy(&busy), Backoff: func(int) time.Duration {
 		asked.Add(1)
 		return time.Millisecond
 	}})
@@ -335,7 +350,7 @@ func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
 			}
 		})
 	}
-	testkit.Until(t, "all wait", func() bool { return locks.Waiting("k") == waiters })
+	testkit.Until(t, "all wait", func() bool { return busy.Load() == waiters })
 
 	// Seen between two of its statements, and never in a transaction of several.
 	idle, snapshots := 0, 0

@@ -1,4 +1,4 @@
-package pgxlock
+package waitqueue
 
 import (
 	"context"
@@ -27,12 +27,12 @@ import (
 // Where notifications do not arrive, as behind most poolers, it logs that and tries again
 // later; meanwhile waiters poll.
 //
-// Whatever needs the listener becomes visible to [queue.needsListener] first and calls start
+// Whatever needs the listener becomes visible to [Queue.needsListener] first and calls start
 // then. The listener forgets that call before it asks needsListener, and ends only if there
 // was no call since. So either it sees the need, or it sees the call.
 type listener struct {
 	dbconn.Dialer
-	queue *queue
+	queue *Queue
 
 	stopping context.Context // ends with stop
 	cancel   context.CancelFunc
@@ -40,7 +40,7 @@ type listener struct {
 	named    time.Time          // when names were published last
 	needed   time.Time          // when the listener was last seen to be needed
 	retry    time.Duration      // how long to wait after the next failure
-	said     bool               // a failure was logged: later ones are not, until the listener has worked again
+	logged   bool               // a failure was logged: later ones are not, until the listener has worked again
 
 	mu        sync.Mutex
 	running   bool
@@ -62,7 +62,7 @@ const (
 	listenRetry      = 30 * time.Second
 )
 
-func newListener(d dbconn.Dialer, q *queue) *listener {
+func newListener(d dbconn.Dialer, q *Queue) *listener {
 	l := &listener{Dialer: d, queue: q, retry: firstListenRetry}
 	l.stopping, l.cancel = context.WithCancel(context.Background())
 	return l
@@ -128,7 +128,7 @@ func (l *listener) run() {
 			return
 		}
 		if errors.Is(err, errIdle) || time.Since(began) > listenRetry {
-			l.retry, l.said = firstListenRetry, false
+			l.retry, l.logged = firstListenRetry, false
 		}
 		if errors.Is(err, errIdle) {
 			if l.ends() {
@@ -136,12 +136,12 @@ func (l *listener) run() {
 			}
 			continue
 		}
-		if errors.Is(err, ErrPooler) || errors.Is(err, dbconn.ErrUnheard) {
+		if errors.Is(err, lockerr.ErrPooler) || errors.Is(err, dbconn.ErrUnheard) {
 			l.retry = listenRetry
 		}
-		if !l.said { // log the first failure only
-			l.queue.log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
-			l.said = true
+		if !l.logged { // log the first failure only
+			l.queue.config.Log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
+			l.logged = true
 		}
 		if !clock.Sleep(l.stopping, clock.Jitter(l.retry)) {
 			return
@@ -167,7 +167,7 @@ func (l *listener) listen() error {
 		return err
 	}
 	l.queue.listens(client)
-	l.queue.leaders.look() // a leader may have been asked to step down while the listener was away
+	l.queue.server.Leaders.Look() // a leader may have been asked to step down while the listener was away
 	var holder int32
 	for {
 		if now := l.holds(); now != holder {
@@ -193,11 +193,11 @@ func (l *listener) listen() error {
 				return errIdle
 			}
 		case n.Payload == evictNotice:
-			if l.queue.session != nil {
-				l.queue.session.Evicted()
+			if l.queue.server.Session != nil {
+				l.queue.server.Session.Evicted()
 			}
 		case n.Channel == "pgxlock_step_down":
-			l.queue.leaders.look()
+			l.queue.server.Leaders.Look()
 		default:
 			l.queue.heard(n.Payload, strings.HasPrefix(n.Channel, "pgxlock_holder_"))
 		}
@@ -240,13 +240,13 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 		return 0, err
 	}
 	if !backend.Serves(conn) {
-		return 0, fmt.Errorf("%w, and neither does LISTEN", ErrPooler)
+		return 0, fmt.Errorf("%w, and neither does LISTEN", lockerr.ErrPooler)
 	}
 	const local = false
 	if err := q.Exec(ctx, statements.ConnSession.Text(), local); err != nil {
 		return 0, err
 	}
-	if err := l.queue.place.Find(ctx, q); err != nil { // while search_path is still the role's
+	if err := l.queue.server.Place.Find(ctx, q); err != nil { // while search_path is still the role's
 		return 0, err
 	}
 	if err := q.Exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
@@ -255,7 +255,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 
 	client = dbconn.RandomID()
 	var alone bool
-	if err := q.Row(ctx, l.queue.place.Statement(statements.QueueAlive), client).Scan(&alone); err != nil {
+	if err := q.Row(ctx, l.queue.server.Place.Statement(statements.QueueAlive), client).Scan(&alone); err != nil {
 		return 0, err
 	}
 	if !alone {
@@ -312,19 +312,19 @@ const publishEvery = 2 * time.Second
 // publishNames publishes the names on the connection that listens. An error of the server,
 // for example a missing right, is logged and costs nobody a lock.
 func (l *listener) publishNames(conn *pgx.Conn) error {
-	if l.queue.session == nil || time.Since(l.named) < publishEvery {
+	if l.queue.server.Session == nil || time.Since(l.named) < publishEvery {
 		return nil
 	}
 	l.named = time.Now()
-	names := l.queue.session.Unpublished()
+	names := l.queue.server.Session.Unpublished()
 	if len(names) == 0 {
 		return nil
 	}
 	err := l.briefly(func(ctx context.Context) error {
-		return dbconn.Querier{Conn: conn, Direct: true}.Exec(ctx, l.queue.place.Statement(statements.AdvisoryPublishNames), names)
+		return dbconn.Querier{Conn: conn, Direct: true}.Exec(ctx, l.queue.server.Place.Statement(statements.AdvisoryPublishNames), names)
 	})
 	if lockerr.SQLState(err) != "" && !conn.IsClosed() {
-		l.queue.log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)
+		l.queue.config.Log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)
 		return nil
 	}
 	return err

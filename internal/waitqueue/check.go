@@ -1,4 +1,4 @@
-package pgxlock
+package waitqueue
 
 import (
 	"context"
@@ -20,9 +20,9 @@ type ticketCheck struct {
 // WaitedFor reports for which of the locks other processes have a ticket. If it cannot find
 // out before ctx ends or the Locker is closed, it reports none: a queue that fails must not
 // keep callers from a free lock.
-func (q *queue) WaitedFor(ctx context.Context, names []lockkey.Name) []bool {
+func (q *Queue) WaitedFor(ctx context.Context, names []lockkey.Name) []bool {
 	nobody := make([]bool, len(names))
-	if !q.place.Installed() {
+	if !q.installed() {
 		return nobody
 	}
 	c := &ticketCheck{names: names, waited: nobody, done: make(chan struct{})}
@@ -31,13 +31,13 @@ func (q *queue) WaitedFor(ctx context.Context, names []lockkey.Name) []bool {
 	case <-c.done:
 		return c.waited
 	case <-ctx.Done():
-	case <-q.closing:
+	case <-q.config.Closing.Done():
 	}
 	return nobody
 }
 
 // check asks the server about a batch.
-func (q *queue) check(batch []*ticketCheck) error {
+func (q *Queue) check(batch []*ticketCheck) error {
 	var kinds []int32
 	var names []string
 	for _, c := range batch {
@@ -46,15 +46,15 @@ func (q *queue) check(batch []*ticketCheck) error {
 		}
 	}
 	var waited []bool
-	err := q.runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
-		waited, err = pgx.CollectRows(c.Query(ctx, q.place.Statement(statements.QueueWaitedFor), kinds, names), pgx.RowTo[bool])
+	err := q.server.Runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
+		waited, err = pgx.CollectRows(c.Query(ctx, q.server.Place.Statement(statements.QueueWaitedFor), kinds, names), pgx.RowTo[bool])
 		return err
 	})
 	if err != nil || len(waited) != len(names) {
 		waited = nil
 	}
 	settleChecks(batch, waited)
-	if err != nil && !q.runner.Reached() {
+	if err != nil && !q.server.Runner.Reached() {
 		return err
 	}
 	return nil

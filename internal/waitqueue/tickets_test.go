@@ -1,0 +1,284 @@
+package waitqueue
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// runs is a Runner whose exchanges reach the server.
+type runs func(dbconn.Exchange) error
+
+func (r runs) Do(fn dbconn.Exchange) error { return r(fn) }
+func (r runs) Reached() bool               { return true }
+
+// nobody is Leaders, of which there are none.
+type nobody struct{}
+
+func (nobody) Look()     {}
+func (nobody) Any() bool { return false }
+
+// newLocal returns a Queue without a server.
+func newLocal() *Queue {
+	return New(Config{Closing: context.Background(), Holds: &hold.Group{Clock: clock.System}, Backoff: clock.DefaultBackoff, Log: slog.New(slog.DiscardHandler)})
+}
+
+// newQueue returns a Queue whose statements r runs. Its listener has nowhere to listen.
+func newQueue(r Runner) *Queue {
+	q := newLocal()
+	q.Connect(Server{Owner: "owner", Place: &dbconn.Installation{Schema: "s"}, Runner: r, Leaders: nobody{}})
+	q.listener.stop()
+	return q
+}
+
+// session is a Runner with a connection of its own.
+type session struct{ *dbconn.Session }
+
+func (s session) Do(fn dbconn.Exchange) error { return s.Session.Do(dbconn.Timeout, fn) }
+
+// newDB returns a database with the migrations.
+func newDB(t *testing.T) *pgtest.DB {
+	t.Helper()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// connected returns a Queue on the database, which knows where its table is.
+func connected(t *testing.T, db *pgtest.DB, leaders Leaders) *Queue {
+	t.Helper()
+	config := db.Pool.Config()
+	config.MaxConnIdleTime = time.Hour
+	place := &dbconn.Installation{}
+	s := session{&dbconn.Session{Dialer: dbconn.Dialer{Name: "queue", Config: config}, Place: place}}
+	q := newLocal()
+	q.Connect(Server{Owner: "owner", Place: place, Runner: s, Dialer: s.Dialer, Leaders: leaders})
+	t.Cleanup(func() {
+		q.Close()
+		s.Close()
+	})
+	if err := q.Reap(); err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+// Tickets become void while an earlier one is being published: by turns that take less
+// time than that.
+func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
+	t.Parallel()
+	sent, reply := make(chan struct{}, 10), make(chan struct{})
+	q := newQueue(runs(func(dbconn.Exchange) error {
+		sent <- struct{}{}
+		<-reply
+		return errors.New("refused")
+	}))
+	q.listener.stop() // it has nowhere to listen
+	name := lockkey.Name{Key: "k"}
+	front := q.join(name, &hold.Busy{}, nil, hold.Exclusive)
+	q.enter(front.local)
+	<-sent
+	for range 1000 {
+		next := q.join(name, &hold.Busy{}, nil, hold.Exclusive)
+		front.granted(0, true)
+		q.Freed(name)
+		if n := q.publishing.Queued(); n > 1 {
+			t.Fatalf("%d tickets of one line are to be sent", n)
+		}
+		front = next
+	}
+	for range 1000 { // each makes a line of its own
+		front.leave()
+		front = q.join(name, &hold.Busy{}, nil, hold.Exclusive)
+		q.enter(front.local)
+		if n := q.publishing.Queued(); n > 1 {
+			t.Fatalf("%d tickets are to be sent, of one line that is left", n)
+		}
+	}
+	front.leave()
+	close(reply)
+	select {
+	case <-q.publishing.Done():
+	case <-time.After(time.Minute):
+		t.Fatal("what is to be sent does not end")
+	}
+	select {
+	case <-sent:
+		t.Error("a void ticket was sent")
+	default:
+	}
+}
+
+// A Locker may wait for thousands of advisory locks at once, each of which it sees again
+// with every refusal.
+func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
+	t.Parallel()
+	perSight := func(locks int) time.Duration {
+		best := time.Hour
+		for range 10 {
+			q := newQueue(nil)
+			began := time.Now()
+			for range 4 {
+				for n := range locks {
+					q.seeLocked(lockkey.Name{ID: lockkey.ID{Number: int64(n)}})
+				}
+			}
+			best = min(best, time.Since(began)/time.Duration(4*locks))
+		}
+		return best
+	}
+	if few, many := max(perSight(hold.MaxTickets/2), time.Microsecond), perSight(4*hold.MaxTickets); many > 50*few { // it was 200 µs when each sight looked at all
+		t.Errorf("%s each for few locks, %s for many", few, many)
+	}
+	q := newQueue(nil)
+	for round := range 10 {
+		for name := range q.others {
+			q.others[name] = time.Now().Add(-contendedFor)
+		}
+		for n := range hold.MaxTickets {
+			q.seeLocked(lockkey.Name{ID: lockkey.ID{Number: int64(round*hold.MaxTickets + n)}})
+		}
+	}
+	if n := len(q.others); n > 3*hold.MaxTickets {
+		t.Errorf("%d locks are remembered, most of which nobody else wants any more", n)
+	}
+}
+
+// The ticket of a wait that ended is in the table until it is removed from there, and the server
+// would take it for that of a writer.
+func TestSharedTryWaitsUntilVoidTicketsOfItsOwnLockerAreRemoved(t *testing.T) {
+	t.Parallel()
+	for kind, name := range map[string]lockkey.Name{"lease": {Key: "k"}, "advisory": {ID: lockkey.Identify("k")}} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			q := connected(t, newDB(t), nobody{})
+			resume, withdraw := make(chan struct{}), q.withdrawing.Run
+			q.withdrawing.Run = func(batch []*ticket) error {
+				<-resume
+				return withdraw(batch)
+			}
+			var writer, reader Waiter
+			q.Begin(t.Context(), &writer, hold.Request{}, nil)
+			writer.Enqueue(name, &hold.Busy{})
+			writer.enter()
+			eventually(t, "the writer has a ticket", func() bool {
+				q.mu.Lock()
+				defer q.mu.Unlock()
+				ticket := q.locals[name].ticket
+				return ticket.number != 0 && !ticket.pendingLocked()
+			})
+			writer.End()
+
+			noWait := time.Duration(0)
+			q.Begin(t.Context(), &reader, hold.Request{Mode: hold.Shared}, &noWait)
+			may := make(chan error, 1)
+			go func() {
+				_, err := reader.BehindWriter([]lockkey.Name{name})
+				may <- err
+			}()
+			eventually(t, "the try waits for the ticket to be removed", func() bool {
+				q.mu.Lock()
+				defer q.mu.Unlock()
+				return len(q.void[name]) == 1 && q.void[name][0].gone != nil || len(may) == 1
+			})
+			if len(may) == 1 {
+				t.Error("the try does not wait")
+			}
+			close(resume)
+			if err := <-may; err != nil {
+				t.Errorf("no writer waits: %v", err)
+			}
+		})
+	}
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("not yet: %s", what)
+		}
+	}
+}
+
+// The queue of a semaphore has no lease of its own, so that it always looks free: who was
+// woken without success would be woken again and again.
+func TestWokenWaiterForAPermitIsCheckedOnce(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.Exec(t, "select acquire_permit('jobs', 'all', 1, 600)")
+	q, waits := connected(t, db, nobody{}), connected(t, db, nobody{})
+	name := lockkey.Name{Key: "jobs#"}
+	var waiter Waiter
+	waits.Begin(t.Context(), &waiter, hold.Request{Permits: 1}, nil)
+	waiter.Enqueue(name, &hold.Busy{})
+	waiter.enter()
+	eventually(t, "the waiter has a ticket, and listens", func() bool {
+		waits.mu.Lock()
+		defer waits.mu.Unlock()
+		return waiter.position.local.ticket.wokenInTurnLocked() && !waiter.position.local.ticket.pendingLocked()
+	})
+
+	looks := make(chan bool, 100) // whether there will be another
+	run := q.waking.Run
+	q.waking.Run = func(batch []wakeUp) error {
+		err := run(batch)
+		q.mu.Lock()
+		_, again := q.woken[name]
+		q.mu.Unlock()
+		looks <- again
+		return err
+	}
+	q.Wake([]lockkey.Name{name})
+	if again := <-looks; !again {
+		t.Error("nobody looks whether who was woken sleeps")
+	}
+	again := true
+	for more := 0; more < 20 && again; more++ { // who is woken after its turn, because this machine is slow, is looked after once more
+		again = <-looks
+	}
+	if again {
+		t.Error("it is looked after for ever")
+	}
+	waiter.End()
+}
+
+func TestCheckForTicketsEndsWhenItsLockerIsClosed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		answered := make(chan struct{})
+		q := newQueue(runs(func(dbconn.Exchange) error {
+			<-answered
+			return lockerr.ErrClosed
+		}))
+		closing, end := context.WithCancel(t.Context())
+		q.config.Closing = closing
+		checked := make(chan []bool, 1)
+		go func() { checked <- q.WaitedFor(t.Context(), []lockkey.Name{{Key: "k"}}) }()
+		synctest.Wait()
+		end()
+		synctest.Wait()
+		select {
+		case waited := <-checked:
+			if len(waited) != 1 || waited[0] {
+				t.Errorf("waited for: %v", waited)
+			}
+		default:
+			t.Error("the check goes on until the server answers")
+		}
+		close(answered)
+	})
+}

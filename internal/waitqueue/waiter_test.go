@@ -1,0 +1,214 @@
+package waitqueue
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+)
+
+// An owner is that of holds of which no caller hears. As a backend it grants nothing.
+type owner struct{ hold.Backend }
+
+func (owner) Ended(why error, _ time.Duration) error { return why }
+func (owner) Renewed(error)                          {}
+func (owner) Close(context.Context) error            { return nil }
+func (owner) Keep(*hold.Hold)                        {}
+func (owner) Drop(*hold.Hold, bool)                  {}
+func (owner) ID(*hold.Hold) string                   { return "" }
+
+// held returns a hold that ends after a minute.
+func held(t *testing.T) *hold.Hold {
+	t.Helper()
+	began := time.Now()
+	group := &hold.Group{Clock: func() time.Duration { return time.Since(began) }, Backend: owner{}}
+	h := &hold.Hold{TTL: time.Minute + time.Second, Margin: time.Second}
+	group.Begin(h, owner{}, "held", lockkey.Name{Key: "held"})
+	if h.Granted(1, 0, 0); h.Admit() != nil {
+		t.Fatal("it is not held")
+	}
+	return h
+}
+
+var theirs = &hold.Busy{Holder: "other:1"}
+
+// seldom is a Backoff so long that a waiter tries only when something wakes it.
+func seldom(int) time.Duration { return 1000 * time.Hour }
+
+func TestWaitEndsWithItsLockerMaxWaitContextAndHolds(t *testing.T) {
+	t.Parallel()
+	why := errors.New("enough")
+	hour := time.Hour
+	for name, test := range map[string]struct {
+		maxWait *time.Duration
+		end     func(q *Queue, cancel context.CancelCauseFunc)
+		holds   bool
+		want    []error
+		after   time.Duration
+	}{
+		"the Locker is closed": {end: func(q *Queue, _ context.CancelCauseFunc) {
+			closing, end := context.WithCancel(context.Background())
+			q.config.Closing = closing
+			time.AfterFunc(3*time.Second, end)
+		}, want: []error{lockerr.ErrClosed}, after: 3 * time.Second},
+		"MaxWait is over": {maxWait: &hour, want: []error{lockerr.ErrNotAcquired}, after: time.Hour},
+		"the context ends": {end: func(_ *Queue, cancel context.CancelCauseFunc) {
+			time.AfterFunc(3*time.Second, func() { cancel(why) })
+		}, want: []error{lockerr.ErrNotAcquired, context.Canceled, why}, after: 3 * time.Second},
+	} {
+		for _, first := range []bool{true, false} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					q := newLocal()
+					q.config.Backoff = seldom
+					ctx, cancel := context.WithCancelCause(t.Context())
+					defer cancel(nil)
+					if test.end != nil {
+						test.end(q, cancel)
+					}
+					key := lockkey.Name{Key: "k"}
+					if !first {
+						var before Waiter
+						q.Begin(t.Context(), &before, hold.Request{}, nil)
+						before.Enqueue(key, theirs)
+						defer before.End()
+					}
+					var w Waiter
+					q.Begin(ctx, &w, hold.Request{}, test.maxWait)
+					defer w.End()
+					began := time.Now()
+					err := w.Wait(key, theirs)
+					for _, want := range test.want {
+						if !errors.Is(err, want) {
+							t.Errorf("%v, want %v", err, want)
+						}
+					}
+					if d := time.Since(began); d != test.after {
+						t.Errorf("it ended after %s, want %s", d, test.after)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestWaitEndsWhenALockOfTheCallIsLost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newLocal()
+		q.config.Backoff = seldom
+		var w Waiter
+		q.Begin(t.Context(), &w, hold.Request{}, nil)
+		defer w.End()
+		w.Holding([]*hold.Hold{held(t)})
+		began := time.Now()
+		if err := w.Wait(lockkey.Name{Key: "k"}, theirs); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("%v, want %v", err, lockerr.ErrLost)
+		}
+		if d := time.Since(began); d < time.Minute || d > time.Minute+2*hold.CheckInterval {
+			t.Errorf("it ended after %s", d)
+		}
+	})
+}
+
+func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	for kind, name := range map[string]lockkey.Name{
+		"an advisory lock, by whatever try":     {ID: lockkey.Identify("k")},
+		"a lease, by a try without that ticket": {Key: "k"},
+	} {
+		q := connected(t, db, nobody{})
+		var w Waiter
+		q.Begin(t.Context(), &w, hold.Request{}, nil)
+		w.Enqueue(name, theirs)
+		w.enter()
+		if name.Kind() == 0 {
+			w.Turn()
+		}
+		tickets := func() (n int) {
+			if err := db.Pool.QueryRow(t.Context(), "select count(*) from pgxlock_waiters").Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		eventually(t, kind+": it has a ticket", func() bool { return tickets() == 1 })
+		if name.Kind() != 0 {
+			w.Turn()
+		}
+		w.Granted()
+		eventually(t, kind+": its ticket is gone", func() bool { return tickets() == 0 })
+		w.End()
+	}
+}
+
+// The release may have checked the tickets before this one was there.
+func TestNewTicketForALeaseMakesItsWaiterTry(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	db.Exec(t, "select acquire_lock('k', 'other:1', 600)")
+	q := connected(t, db, nobody{})
+	q.config.Backoff = seldom
+	var w Waiter
+	q.Begin(t.Context(), &w, hold.Request{}, nil)
+	defer w.End()
+	tried := make(chan error, 1)
+	go func() { tried <- w.Wait(lockkey.Name{Key: "k"}, theirs) }()
+	select {
+	case err := <-tried:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it does not try")
+	}
+}
+
+func TestAdvisoryLockIsContendedForAWhileAndALeaseAlways(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := newQueue(nil)
+		name := lockkey.Name{ID: lockkey.Identify("k")}
+		contended := func(when string, want bool) {
+			t.Helper()
+			if q.Contended(name) != want {
+				t.Errorf("%s: contended: %t", when, !want)
+			}
+		}
+		contended("at first", false)
+		q.heard("1:"+name.Text(), false)
+		contended("when a waiter here was woken", false)
+		q.heard("1:"+name.Text(), true)
+		contended("when others were seen", true)
+		time.Sleep(contendedFor - 1)
+		contended("nearly three seconds later", true)
+		time.Sleep(1)
+		contended("three seconds later", false)
+		if !q.Contended(lockkey.Name{Key: "k"}) {
+			t.Error("a lease is not contended")
+		}
+	})
+}
+
+func TestCallThatDoesNotWaitNeverQueues(t *testing.T) {
+	t.Parallel()
+	q := newLocal()
+	var w Waiter
+	none := time.Duration(0)
+	q.Begin(t.Context(), &w, hold.Request{}, &none)
+	defer w.End()
+	name := lockkey.Name{Key: "k"}
+	w.Enqueue(name, theirs)
+	if err := w.Wait(name, theirs); !errors.Is(err, theirs) || w.Queued() || !q.Idle() || w.Waits() {
+		t.Errorf("%v; it queues: %t", err, w.Queued())
+	}
+	if turn := w.Turn(); !turn.SkipQueue || turn.Ticket != 0 {
+		t.Errorf("its turn: %+v", turn)
+	}
+}
