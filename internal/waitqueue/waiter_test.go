@@ -163,17 +163,11 @@ func TestNewTicketForALeaseMakesItsWaiterTry(t *testing.T) {
 	q := connected(t, db, nobody{})
 	q.config.Backoff = seldom
 	var w Waiter
-	q.Begin(t.Context(), &w, hold.Request{}, nil)
+	patience := time.Minute
+	q.Begin(t.Context(), &w, hold.Request{}, &patience)
 	defer w.End()
-	tried := make(chan error, 1)
-	go func() { tried <- w.Wait(lockkey.Name{Key: "k"}, theirs) }()
-	select {
-	case err := <-tried:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("it does not try")
+	if err := w.Wait(lockkey.Name{Key: "k"}, theirs); err != nil {
+		t.Errorf("it does not try: %v", err)
 	}
 }
 
