@@ -117,6 +117,8 @@ func TestWaitEndsWhenALockOfTheCallIsLost(t *testing.T) {
 	})
 }
 
+// The next waiter of this process must not inherit the position: it draws a ticket of its own,
+// behind those of other processes.
 func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
@@ -125,26 +127,31 @@ func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
 		"a lease, by a try without that ticket": {Key: "k"},
 	} {
 		q := connected(t, db, nobody{})
-		var w Waiter
+		var w, next Waiter
 		q.Begin(t.Context(), &w, hold.Request{}, nil)
+		q.Begin(t.Context(), &next, hold.Request{}, nil)
 		w.Enqueue(name, theirs)
+		next.Enqueue(name, theirs)
+		w.Turn() // before there is a ticket
 		w.enter()
-		if name.Kind() == 0 {
-			w.Turn()
-		}
-		tickets := func() (n int) {
-			if err := db.Pool.QueryRow(t.Context(), "select count(*) from pgxlock_waiters").Scan(&n); err != nil {
-				t.Fatal(err)
-			}
-			return n
-		}
-		eventually(t, kind+": it has a ticket", func() bool { return tickets() == 1 })
+		var number int64
+		eventually(t, kind+": it has a ticket", func() bool {
+			number, _ = next.position.ticket()
+			return number != 0
+		})
 		if name.Kind() != 0 {
 			w.Turn()
 		}
 		w.Granted()
-		eventually(t, kind+": its ticket is gone", func() bool { return tickets() == 0 })
+		eventually(t, kind+": its ticket is gone", func() bool {
+			var there bool
+			if err := db.Pool.QueryRow(t.Context(), "select exists (select from pgxlock_waiters where ticket = $1)", number).Scan(&there); err != nil {
+				t.Fatal(err)
+			}
+			return !there
+		})
 		w.End()
+		next.End()
 	}
 }
 
@@ -156,17 +163,11 @@ func TestNewTicketForALeaseMakesItsWaiterTry(t *testing.T) {
 	q := connected(t, db, nobody{})
 	q.config.Backoff = seldom
 	var w Waiter
-	q.Begin(t.Context(), &w, hold.Request{}, nil)
+	patience := time.Minute
+	q.Begin(t.Context(), &w, hold.Request{}, &patience)
 	defer w.End()
-	tried := make(chan error, 1)
-	go func() { tried <- w.Wait(lockkey.Name{Key: "k"}, theirs) }()
-	select {
-	case err := <-tried:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("it does not try")
+	if err := w.Wait(lockkey.Name{Key: "k"}, theirs); err != nil {
+		t.Errorf("it does not try: %v", err)
 	}
 }
 

@@ -26,7 +26,8 @@ const askAgain = 5 * time.Millisecond
 // statement in that time is too little to slow down a Locker whose lock nobody else wants.
 const handOverTime = 100 * time.Millisecond
 
-// A wokenTicket is a ticket that was woken; when it is due, a second wake-up checks it.
+// A wokenTicket is a ticket that was woken; when it is due, a second wake-up checks whether it
+// let hold.WakeTimeout pass, which pgxlock_wake_batch() uses as well.
 type wokenTicket struct {
 	number int64
 	due    time.Time
