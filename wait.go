@@ -82,7 +82,10 @@ func (a *acquisition) join(key string) error {
 		return nil
 	}
 	name := a.locker.name(key)
-	if a.observed != nil && a.locker.queue.Waiting(name) {
+	if a.observed != nil { // told before it queues, when no other caller depends on it yet
+		if !a.locker.queue.Waiting(name) {
+			return nil
+		}
 		a.observed.busy(key, "")
 	}
 	return a.Join(name)

@@ -76,7 +76,7 @@ func (g *gathering) letGo() []tapped {
 func waitingCalls(test string) (n int) {
 	buf := make([]byte, 16<<20)
 	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		if strings.Contains(stack, "[select") && strings.Contains(stack, "(*wire).await(") && strings.Contains(stack, test) {
+		if strings.Contains(stack, "[select") && strings.Contains(stack, "advisory.(*mux).await(") && strings.Contains(stack, test) {
 			n++
 		}
 	}
