@@ -1,5 +1,5 @@
 // Package waitqueue is the queue of the callers that wait: first come, first served within a
-// Locker, and fairly between processes (I7, I8). It ends a wait that would never end (I9). It
+// Locker, and fairly between processes (I7). It ends a wait that would never end, a deadlock. It
 // grants nothing: a caller joins, tries, waits here, and tries again.
 //
 // A Waiter is one call:
