@@ -39,7 +39,7 @@ func isDone(ctx context.Context) bool {
 	}
 }
 
-func wantEnd(t *testing.T, c context.Context, err, cause error) {
+func wantEnd(c context.Context, t *testing.T, err, cause error) {
 	t.Helper()
 	if got := c.Err(); got != err { //nolint:errorlint // a context returns these two errors themselves
 		t.Errorf("Err: %v, want %v", got, err)
@@ -59,16 +59,16 @@ func TestDeadlineEndsWhenItsTimeIsOver(t *testing.T) {
 		child, cancel := context.WithCancel(waits)
 		defer cancel()
 		time.Sleep(time.Minute - 1)
-		wantEnd(t, waits, nil, nil)
+		wantEnd(waits, t, nil, nil)
 		<-waits.Done()
 		for _, d := range []context.Context{read, waits} {
-			wantEnd(t, d, context.DeadlineExceeded, errTooLate)
+			wantEnd(d, t, context.DeadlineExceeded, errTooLate)
 			if v := d.Value(key{}); v != "value" {
 				t.Errorf("the parent's value: %v", v)
 			}
 		}
 		<-child.Done()
-		wantEnd(t, child, context.DeadlineExceeded, errTooLate)
+		wantEnd(child, t, context.DeadlineExceeded, errTooLate)
 	})
 }
 
@@ -78,13 +78,13 @@ func TestDeadlineEndsWithItsParentAndItsCause(t *testing.T) {
 		why := errors.New("enough")
 		parent, end := context.WithCancelCause(t.Context())
 		read, waits := started(parent), started(parent)
-		wantEnd(t, waits, nil, nil)
+		wantEnd(waits, t, nil, nil)
 		end(why)
 		<-waits.Done()
-		wantEnd(t, read, context.Canceled, why)
-		wantEnd(t, waits, context.Canceled, why)
+		wantEnd(read, t, context.Canceled, why)
+		wantEnd(waits, t, context.Canceled, why)
 		time.Sleep(time.Hour)
-		wantEnd(t, read, context.Canceled, why) // what ended it first counts
+		wantEnd(read, t, context.Canceled, why) // what ended it first counts
 	})
 }
 
@@ -94,9 +94,9 @@ func TestDeadlineKeepsItsErrorWhenTheParentEndsLater(t *testing.T) {
 		parent, end := context.WithCancel(t.Context())
 		d := started(parent)
 		time.Sleep(time.Minute)
-		wantEnd(t, d, context.DeadlineExceeded, errTooLate)
+		wantEnd(d, t, context.DeadlineExceeded, errTooLate)
 		end()
-		wantEnd(t, d, context.DeadlineExceeded, errTooLate)
+		wantEnd(d, t, context.DeadlineExceeded, errTooLate)
 	})
 }
 
@@ -104,10 +104,10 @@ func TestDeadlineThatIsStoppedHasEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		read, waits := started(t.Context()), started(t.Context())
-		wantEnd(t, waits, nil, nil)
+		wantEnd(waits, t, nil, nil)
 		for _, d := range []*Deadline{read, waits} {
 			d.Stop()
-			wantEnd(t, d, context.Canceled, context.Canceled)
+			wantEnd(d, t, context.Canceled, context.Canceled)
 		}
 	})
 }

@@ -187,9 +187,9 @@ func TestAdvisoryLockIsContendedForAWhileAndALeaseAlways(t *testing.T) {
 		contended("when a waiter here was woken", false)
 		q.heard("1:"+name.Text(), true)
 		contended("when others were seen", true)
-		time.Sleep(contendedFor - 1)
+		time.Sleep(contendedFor - time.Nanosecond)
 		contended("nearly three seconds later", true)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		contended("three seconds later", false)
 		if !q.Contended(lockkey.Name{Key: "k"}) {
 			t.Error("a lease is not contended")
