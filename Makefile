@@ -16,6 +16,8 @@ BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgb
 # so that more of them run at once than there are processors.
 FLAGS = -count=1 -shuffle=on -parallel 8
 RACE  = -race
+# A program with the race detector sleeps for a second before it ends, and the tests start hundreds of them.
+export GORACE ?= atexit_sleep_ms=10
 
 # make soak runs this part of its rounds: 1 is all of them.
 SOAK ?= 1
