@@ -35,19 +35,21 @@ func isDone(ctx context.Context) bool {
 	}
 }
 
-func wantEnd(t *testing.T, c context.Context, err, cause error) {
+func wantEnd(t *testing.T, err, cause error, ended ...context.Context) {
 	t.Helper()
-	if got := c.Err(); got != err { //nolint:errorlint // a context returns these two errors themselves
-		t.Errorf("Err: %v, want %v", got, err)
-	}
-	if got := context.Cause(c); !errors.Is(got, cause) || cause == nil && got != nil {
-		t.Errorf("cause: %v, want %v", got, cause)
-	}
-	if isDone(c) != (err != nil) {
-		t.Errorf("done: %t", err == nil)
-	}
-	if v := c.Value(key{}); v != "value" {
-		t.Errorf("the parent's value: %v", v)
+	for _, c := range ended {
+		if got := c.Err(); got != err { //nolint:errorlint // a context returns these two errors themselves
+			t.Errorf("Err: %v, want %v", got, err)
+		}
+		if got := context.Cause(c); !errors.Is(got, cause) || cause == nil && got != nil {
+			t.Errorf("cause: %v, want %v", got, cause)
+		}
+		if isDone(c) != (err != nil) {
+			t.Errorf("done: %t", err == nil)
+		}
+		if v := c.Value(key{}); v != "value" {
+			t.Errorf("the parent's value: %v", v)
+		}
 	}
 }
 
@@ -58,13 +60,11 @@ func TestDeadlineEndsWhenItsTimeIsOver(t *testing.T) {
 		child, cancel := context.WithCancel(waits)
 		defer cancel()
 		time.Sleep(time.Minute - 1)
-		wantEnd(t, waits, nil, nil)
+		wantEnd(t, nil, nil, waits)
 		<-waits.Done()
-		for _, d := range []context.Context{read, waits} {
-			wantEnd(t, d, context.DeadlineExceeded, errTooLate)
-		}
+		wantEnd(t, context.DeadlineExceeded, errTooLate, read, waits)
 		<-child.Done()
-		wantEnd(t, child, context.DeadlineExceeded, errTooLate)
+		wantEnd(t, context.DeadlineExceeded, errTooLate, child)
 	})
 }
 
@@ -74,13 +74,13 @@ func TestDeadlineEndsWithItsParentAndItsCause(t *testing.T) {
 		why := errors.New("enough")
 		parent, end := context.WithCancelCause(t.Context())
 		read, waits := started(parent), started(parent)
-		wantEnd(t, waits, nil, nil)
+		wantEnd(t, nil, nil, waits)
 		end(why)
 		<-waits.Done()
-		wantEnd(t, read, context.Canceled, why)
-		wantEnd(t, waits, context.Canceled, why)
+		wantEnd(t, context.Canceled, why, read)
+		wantEnd(t, context.Canceled, why, waits)
 		time.Sleep(time.Hour)
-		wantEnd(t, read, context.Canceled, why) // what ended it first counts
+		wantEnd(t, context.Canceled, why, read) // what ended it first counts
 	})
 }
 
@@ -90,9 +90,9 @@ func TestDeadlineKeepsItsErrorWhenTheParentEndsLater(t *testing.T) {
 		parent, end := context.WithCancel(t.Context())
 		d := started(parent)
 		time.Sleep(time.Minute)
-		wantEnd(t, d, context.DeadlineExceeded, errTooLate)
+		wantEnd(t, context.DeadlineExceeded, errTooLate, d)
 		end()
-		wantEnd(t, d, context.DeadlineExceeded, errTooLate)
+		wantEnd(t, context.DeadlineExceeded, errTooLate, d)
 	})
 }
 
@@ -100,15 +100,15 @@ func TestDeadlineThatIsStoppedHasEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		read, waits := started(t.Context()), started(t.Context())
-		wantEnd(t, waits, nil, nil)
+		wantEnd(t, nil, nil, waits)
 		for _, d := range []*Deadline{read, waits} {
 			d.Stop()
-			wantEnd(t, d, context.Canceled, context.Canceled)
+			wantEnd(t, context.Canceled, context.Canceled, d)
 		}
 		time.Sleep(time.Hour)
 		for _, d := range []*Deadline{read, waits} {
 			d.Stop()
-			wantEnd(t, d, context.Canceled, context.Canceled) // what ended it first counts
+			wantEnd(t, context.Canceled, context.Canceled, d) // what ended it first counts
 		}
 	})
 }
@@ -149,13 +149,13 @@ func TestDeadlineEndsItsChildrenBeforeItsParentsCancelReturns(t *testing.T) {
 	defer cancel()
 	why := errors.New("enough")
 	end(why)
-	wantEnd(t, child, context.Canceled, why)
+	wantEnd(t, context.Canceled, why, child)
 
 	d := started(t.Context())
 	child, cancel = context.WithCancel(d)
 	defer cancel()
 	d.Stop()
-	wantEnd(t, child, context.Canceled, context.Canceled)
+	wantEnd(t, context.Canceled, context.Canceled, child)
 }
 
 // The parent's caller sees the parent's error even if both times are over before any timer ran.
@@ -165,11 +165,11 @@ func TestDeadlineLeavesAnEarlierEndToItsParent(t *testing.T) {
 		ctx, end := context.WithCancelCause(t.Context())
 		d := started(parentOfItsOwn{Context: ctx, until: time.Now().Add(time.Second)})
 		time.Sleep(time.Hour)
-		wantEnd(t, d, nil, nil)
+		wantEnd(t, nil, nil, d)
 		why := errors.New("late timer")
 		end(why)
 		synctest.Wait()
-		wantEnd(t, d, context.Canceled, why)
+		wantEnd(t, context.Canceled, why, d)
 	})
 }
 
@@ -221,7 +221,7 @@ func TestDeadlineIsLikeTheContextOfTheStandardLibrary(t *testing.T) {
 					time.Sleep(time.Duration(random.Int64N(int64(30 * time.Second))))
 				}
 				for i := range ours {
-					wantEnd(t, ours[i], theirs[i].Err(), context.Cause(theirs[i]))
+					wantEnd(t, theirs[i].Err(), context.Cause(theirs[i]), ours[i])
 					mine, _ := ours[i].Deadline()
 					if other, _ := theirs[i].Deadline(); !mine.Equal(other) {
 						t.Errorf("Deadline: %s, want %s", mine, other)
