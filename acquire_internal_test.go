@@ -925,3 +925,73 @@ func TestAcquireAllStandsInTheLineThatItFinds(t *testing.T) {
 		_ = locks.Release(t.Context())
 	})
 }
+
+// Observe may take long: a lock that the call does not get must not be held meanwhile.
+func TestAcquireAllThatDoesNotWaitReleasesWhatIsBehindBeforeItIsObserved(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		lock := acquired(t, l, "a")
+		observed := false
+		l.observe = func(ctx context.Context, e Event) {
+			holders, err := l.backend.Holders(ctx, []string{"b"})
+			if observed = true; len(holders) > 0 || err != nil {
+				t.Errorf("%s: b is held by %v, %v", e.Op, holders, err)
+			}
+		}
+		if _, err := l.AcquireAll(t.Context(), []string{"a", "b"}, NoWait); !errors.Is(err, ErrNotAcquired) {
+			t.Errorf("AcquireAll: %v", err)
+		}
+		if l.observe = nil; !observed {
+			t.Error("it was not observed")
+		}
+		_ = lock.Release(t.Context())
+	})
+}
+
+func TestAcquireAllOfNoKeysReturnsNilLocks(t *testing.T) {
+	inMemory(t, func(t *testing.T, l *Locker) {
+		if locks, err := l.AcquireAll(t.Context(), nil); locks != nil || err != nil {
+			t.Errorf("%#v, %v", locks, err)
+		}
+	})
+}
+
+// A contextThatAsks is one whose Err does something, like that of a lock, which may find that
+// the lock is lost.
+type contextThatAsks struct {
+	context.Context
+	ask func()
+}
+
+func (c contextThatAsks) Err() error {
+	c.ask()
+	return c.Context.Err()
+}
+
+func TestMemoryLockerAsksContextsWithoutItsMutex(t *testing.T) {
+	t.Parallel()
+	l := NewMemoryLocker()
+	ctx := contextThatAsks{t.Context(), func() {
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			_, _ = l.Holders(context.Background(), "k")
+		}()
+		select {
+		case <-asked:
+		case <-time.After(10 * time.Second):
+			t.Error("Err of the caller's context waits for the Locker that called it")
+		}
+	}}
+	for _, opt := range []Option{NoWait, MaxWait(time.Minute)} {
+		lock, err := l.Acquire(ctx, "k", opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lock.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

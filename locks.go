@@ -80,7 +80,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 // gather acquires the locks one prefix of the keys after another. With an error it
 // also returns what is held so far, and the key that failed; ErrLost: start over.
 func (a *acquisition) gather(keys []string, o options) (locks Locks, failed string, err error) {
-	locks = make(Locks, 0, len(keys))
+	locks = slices.Grow(locks, len(keys)) // nil without keys
 	for ask := len(keys); len(locks) < len(keys); {
 		a.Holding(locks.holds())
 		next := keys[len(locks):]
@@ -111,7 +111,7 @@ func (a *acquisition) gather(keys []string, o options) (locks Locks, failed stri
 		ask = len(keys)
 		if refused != nil {
 			a.Holding(locks.holds())
-			if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 {
+			if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 && !a.noWait {
 				a.observed.busy(failed, busy.Holder)
 				a.Enqueue(a.locker.name(failed), busy) // before the release below wakes others, which could then come first
 			}

@@ -2,37 +2,59 @@ package clock
 
 import (
 	"context"
-	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// A Deadline is a context that ends with its parent, or after a while. Where the caller of Err
-// finds that the time is over, no timer is needed: one is made on first use of Done. The zero
-// value is not usable; Start comes first.
+// A Deadline is a context that ends with its parent, or after a while. It is that of
+// [context.WithTimeoutCause], but made only when Done is called or the end is noticed: most
+// calls return before, and need no timer. The zero value is not usable; Start comes first, and
+// once.
 type Deadline struct {
 	parent context.Context
 	until  time.Time
-	cause  context.Context
-
-	mu    sync.Mutex
-	err   error         // why it has ended; nil: it has not, as far as is known
-	over  bool          // it has ended because its time was over
-	done  chan struct{} // closed when it has ended; nil before the first use of Done
-	timer *time.Timer   // nil: none is needed
-	leave func() bool   // ends the watch of the parent
+	cause  error
+	made   atomic.Pointer[madeContext] // nil: none was needed yet
 }
 
-// Start begins a Deadline that ends after a while. cause is a context that has ended: when the
-// time is over, its cause is that of the Deadline.
-func (d *Deadline) Start(parent, cause context.Context, after time.Duration) {
+// A madeContext is a context with its end.
+type madeContext struct {
+	context.Context
+	end context.CancelFunc
+}
+
+// stopped is the context of every Deadline that was stopped before it needed one.
+var stopped = func() *madeContext {
+	ctx, end := context.WithCancel(context.Background())
+	end()
+	return &madeContext{ctx, end}
+}()
+
+// Start begins a Deadline that ends after a while, with that cause.
+func (d *Deadline) Start(parent context.Context, after time.Duration, cause error) {
 	d.parent, d.until, d.cause = parent, time.Now().Add(after), cause
 }
 
 // Stop ends the context, and frees what it needs.
 func (d *Deadline) Stop() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.endLocked(context.Canceled)
+	if !d.made.CompareAndSwap(nil, stopped) {
+		d.made.Load().end()
+	}
+}
+
+// context makes the context, unless it is made. The parent may be a caller's, with a mutex of
+// its own: no mutex is held while it is asked.
+func (d *Deadline) context() *madeContext {
+	if c := d.made.Load(); c != nil {
+		return c
+	}
+	ctx, end := context.WithDeadlineCause(d.parent, d.until, d.cause)
+	c := &madeContext{ctx, end}
+	if !d.made.CompareAndSwap(nil, c) {
+		end() // another goroutine made one meanwhile
+		return d.made.Load()
+	}
+	return c
 }
 
 // Deadline implements [context.Context].
@@ -44,60 +66,22 @@ func (d *Deadline) Deadline() (time.Time, bool) {
 }
 
 // Done implements [context.Context].
-func (d *Deadline) Done() <-chan struct{} {
-	_ = d.Err()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.done == nil {
-		d.done = make(chan struct{})
-		if d.err != nil {
-			close(d.done)
-			return d.done
-		}
-		d.timer = time.AfterFunc(time.Until(d.until), d.check)
-		d.leave = context.AfterFunc(d.parent, d.check)
-	}
-	return d.done
-}
+func (d *Deadline) Done() <-chan struct{} { return d.context().Done() }
 
-// check notices that the context has ended.
-func (d *Deadline) check() { _ = d.Err() }
-
-// Err implements [context.Context]. It reads the clock.
+// Err implements [context.Context]. It asks the parent, because the context of a lock reads
+// the clock and then ends its children.
 func (d *Deadline) Err() error {
-	parent := d.parent.Err() // without the mutex: it may be a context of ours, with a mutex of its own
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch {
-	case d.err != nil:
-	case parent != nil:
-		d.endLocked(parent)
-	case !time.Now().Before(d.until):
-		d.over = true
-		d.endLocked(context.DeadlineExceeded)
+	if d.parent.Err() != nil || !time.Now().Before(d.until) || d.made.Load() != nil {
+		return d.context().Err()
 	}
-	return d.err
+	return nil
 }
 
-func (d *Deadline) endLocked(why error) {
-	if d.err != nil {
-		return
-	}
-	d.err = why
-	if d.done != nil {
-		close(d.done)
-		d.timer.Stop()
-		d.leave()
-	}
-}
-
-// Value implements [context.Context]. [context.Cause] asks here as well.
+// Value implements [context.Context]. The package context looks here for its own context, to
+// add children to it and to read the cause.
 func (d *Deadline) Value(key any) any {
-	d.mu.Lock()
-	over := d.over
-	d.mu.Unlock()
-	if over {
-		if v := d.cause.Value(key); v != nil {
+	if c := d.made.Load(); c != nil {
+		if v := c.Value(key); v != nil {
 			return v
 		}
 	}

@@ -46,13 +46,17 @@ func New(clock clock.Clock, queue hold.LocalQueue) *Locks {
 
 // Try implements [hold.Backend].
 func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
+	var ended error
+	if ctx.Err() != nil { // without m.mu: the context may be that of another lock, with a mutex of its own
+		ended = context.Cause(ctx)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range attempts {
 		lock := attempts[i].Hold
 		key := lock.Key
-		if ctx.Err() != nil {
-			attempts[i].Err = context.Cause(ctx)
+		if ended != nil {
+			attempts[i].Err = ended
 			continue
 		}
 		queue := key

@@ -93,7 +93,7 @@ func (q *Queue) enterLocked(l *localQueue) {
 // wokenInTurnLocked reports whether the local queue is woken when its turn comes.
 func (t *ticket) wokenInTurnLocked() bool { return t.number != 0 && !t.unsent && t.queue.client != 0 }
 
-// addLocked publishes a ticket, or refreshes it. It queues the name of the local: a local queue
+// addLocked publishes a ticket, or refreshes it. It queues the name of the lock: a local queue
 // that had many tickets since the last batch has one entry, and the next batch sends only the
 // ticket that the local queue has by then.
 func (q *Queue) addLocked(t *ticket) {

@@ -29,20 +29,13 @@ type Waiter struct {
 	holds    []*hold.Hold // what the call has acquired already; losing one ends the wait
 }
 
-// noAnswer is the cause of the context of a call whose MaxWait is over.
-var noAnswer = func() context.Context {
-	ctx, end := context.WithCancelCause(context.Background())
-	end(lockerr.ErrNoAnswer)
-	return ctx
-}()
-
 // Begin prepares a zero w for a call under ctx whose tries are like r. maxWait bounds the wait; nil:
 // only ctx does, and 0: the call does not wait. End follows.
 func (q *Queue) Begin(ctx context.Context, w *Waiter, r hold.Request, maxWait *time.Duration) {
 	w.queue, w.caller, w.ctx = q, ctx, ctx
 	w.noWait, w.mode, w.permits = maxWait != nil && *maxWait == 0, r.Mode, r.Permits
 	if maxWait != nil && !w.noWait {
-		w.deadline.Start(ctx, noAnswer, *maxWait)
+		w.deadline.Start(ctx, *maxWait, lockerr.ErrNoAnswer)
 		w.ctx = &w.deadline
 	}
 }
