@@ -26,8 +26,8 @@
 //	              queued calls     and pings after a        more in the next session, and fail
 //	              fail             third of the TTL         if they are bound to this one
 //
-// While the session is alive, each answer moves the deadlines of all holds, counted from before
-// the message was sent. A message is never sent when the server may have ended the session
+// While the session is alive, its answers move the deadlines of all holds, at most once in a
+// quarter of the TTL, counted from before the message was sent. A message is never sent when the server may have ended the session
 // already: the session ends instead, and the holds with it.
 //
 // Lock order: Hold.mu, Locks.mu, then mux.mu or the mutexes of the queue.

@@ -18,6 +18,7 @@ import (
 type recordingQueue struct {
 	noQueue
 	waitedFor bool // another process has a ticket for every lock
+	contended bool // other processes were seen lately to have every lock
 
 	mu    sync.Mutex
 	woken []lockkey.Name
@@ -28,6 +29,8 @@ func (q *recordingQueue) Wake(names []lockkey.Name) {
 	defer q.mu.Unlock()
 	q.woken = append(q.woken, names...)
 }
+
+func (q *recordingQueue) Contended(lockkey.Name) bool { return q.contended }
 
 func (q *recordingQueue) WaitedFor(_ context.Context, names []lockkey.Name) []bool {
 	return slices.Repeat([]bool{q.waitedFor}, len(names))
@@ -117,6 +120,39 @@ func TestWantedLockIsLeftToTheWaitersOfOtherProcesses(t *testing.T) {
 	}
 }
 
+// A caller that had to queue is seldom the last one.
+func TestLockOfACallerWithATicketIsWantedWhereOtherProcessesCompete(t *testing.T) {
+	t.Parallel()
+	p, q := queueing(t)
+	for _, c := range []struct {
+		name             string
+		turn             hold.Turn
+		competed, wanted bool
+	}{
+		{"with a ticket", hold.Turn{Ticket: 1, First: true}, true, true},
+		{"without a ticket", hold.Turn{}, true, false},
+		{"no other process competes", hold.Turn{Ticket: 1, First: true}, false, false},
+	} {
+		q.contended = c.competed
+		lock, busy := p.tryTurn(t, c.name, c.turn)
+		if busy != nil {
+			t.Fatalf("%s: %+v", c.name, busy)
+		}
+		if _, busy = p.tryTurn(t, c.name, hold.Turn{}); busy == nil || busy.Wanted != c.wanted {
+			t.Errorf("%s: a try while the lock is held: %+v", c.name, busy)
+		}
+		if err := p.Release(lock); err != nil {
+			t.Error(err)
+		}
+		q.mu.Lock()
+		woken := slices.Contains(q.woken, lock.Queue)
+		q.mu.Unlock()
+		if woken != c.wanted {
+			t.Errorf("%s: the release woke a waiter: %t", c.name, woken)
+		}
+	}
+}
+
 func TestSharedLockThatIsWantedAdmitsNoLaterReader(t *testing.T) {
 	t.Parallel()
 	p, _ := queueing(t)
@@ -136,6 +172,9 @@ func TestWantedLockThatIsGoneWakesTheNextWaiterOnce(t *testing.T) {
 	p.Wanted(name)
 	q.wantWoken(t, "the first time", 1)
 	p.mu.Lock()
+	if p.vain[name.ID].IsZero() || p.yields[name.ID].IsZero() {
+		t.Error("no turn of other processes began")
+	}
 	p.vain[name.ID] = time.Now().Add(time.Hour) // however slow the test is
 	p.mu.Unlock()
 	p.Wanted(name)

@@ -125,6 +125,20 @@ func (p *process) ask(ctx context.Context, key string, mode hold.Mode, turn hold
 	}
 }
 
+// tryAll tries once for all keys, and returns the errors of all.
+func (p *process) tryAll(ctx context.Context, keys []string, mode hold.Mode) error {
+	var attempts []hold.Attempt
+	for _, key := range keys {
+		attempts = append(attempts, hold.Attempt{Hold: p.newHold(key, mode)})
+	}
+	p.Try(ctx, hold.Request{Mode: mode}, attempts)
+	var errs []error
+	for _, attempt := range attempts {
+		errs = append(errs, attempt.Err)
+	}
+	return errors.Join(errs...)
+}
+
 // release ends the hold as Release of a Lock does.
 func (h held) release() error {
 	if lost := h.End(lockerr.ErrReleased); lost != nil {

@@ -147,6 +147,59 @@ func requestFails(t *testing.T, mode hold.Mode) {
 	}
 }
 
+// A caller joins a request that fails, asks again, and joins another one that fails: no server
+// has said that the key is busy.
+func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	fail := func() {
+		t.Helper()
+		if err := p.mux.conn.receive(&p.mux.message); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range p.mux.batch {
+			c.retried = true // as if this were the second attempt
+		}
+		p.mux.message.err = &pgconn.PgError{Code: lockerr.StateOutOfMemory}
+		p.mux.answered()
+	}
+	answer := func() {
+		t.Helper()
+		if err := p.mux.conn.receive(&p.mux.message); err != nil {
+			t.Fatal(err)
+		}
+		p.mux.answered()
+	}
+	_ = stall(p.mux)
+	first := trying(t.Context(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	joined := trying(t.Context(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 1)
+	fail() // the undoing comes before the call that joined
+	<-first
+	second := trying(t.Context(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 3)
+	p.mux.mu.Lock()
+	p.mux.queue[2].alone = true // not in the message of the call that joined
+	p.mux.mu.Unlock()
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	answer()
+	answer()
+	queued(t, p.mux, 1) // it has joined the second, which is in flight
+	fail()
+	<-second
+	p.mux.pass()
+	if got := <-joined; lockerr.SQLState(got.err) != lockerr.StateOutOfMemory || errors.Is(got.err, lockerr.ErrNotAcquired) {
+		t.Errorf("the error is %v", got.err)
+	}
+	wantFree(t, p, "k")
+}
+
 func TestAStatementThatFailsOnceCostsNobodyItsLock(t *testing.T) { eachMode(t, statementFailsOnce) }
 
 func statementFailsOnce(t *testing.T, mode hold.Mode) {
@@ -198,6 +251,36 @@ func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
 	}
 	if got := <-second; got.err != nil {
 		t.Errorf("the key was free all the time: %v", got.err)
+	}
+}
+
+// A second try would be refused by the lock that the first one was granted.
+func TestRequestThatWasGrantedALockIsNotMadeAgainForAnother(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	p := connected(t, db.Pool, Config{})
+	if _, err := db.Connect(t).Exec(t.Context(), "select pg_advisory_lock($1)", numberOf("k")); err != nil {
+		t.Fatal(err)
+	}
+	_ = stall(p.mux)
+	first := trying(t.Context(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	if err := p.mux.begin(); err != nil {
+		t.Fatal(err)
+	}
+	attempts := []hold.Attempt{{Hold: p.newHold("k", hold.Exclusive)}, {Hold: p.newHold("other", hold.Exclusive)}}
+	tried := make(chan struct{})
+	go func() {
+		defer close(tried)
+		p.Try(t.Context(), hold.Request{}, attempts)
+	}()
+	queued(t, p.mux, 1)
+	p.mux.finish()
+	p.mux.pass()
+	<-first
+	<-tried
+	if !errors.Is(attempts[0].Err, lockerr.ErrNotAcquired) || attempts[1].Err != nil {
+		t.Errorf("the lock that another session has: %v; the free one: %v", attempts[0].Err, attempts[1].Err)
 	}
 }
 
@@ -289,18 +372,7 @@ func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T
 			asked := acquiring(t.Context(), p, "asked", hold.Shared)
 			queued(t, p.mux, 2)
 			joined := make(chan error, 1)
-			go func() {
-				var attempts []hold.Attempt
-				for _, key := range keys {
-					attempts = append(attempts, hold.Attempt{Hold: p.newHold(key, hold.Shared)})
-				}
-				p.Try(t.Context(), hold.Request{Mode: hold.Shared}, attempts)
-				var errs []error
-				for _, attempt := range attempts {
-					errs = append(errs, attempt.Err)
-				}
-				joined <- errors.Join(errs...)
-			}()
+			go func() { joined <- p.tryAll(t.Context(), keys, hold.Shared) }()
 			queued(t, p.mux, 3)
 			failing(t, p.mux, 3, "57014")
 			if got := <-asked; got.err != nil {

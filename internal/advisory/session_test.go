@@ -254,6 +254,16 @@ func TestCallerThatJoinsALockBeingLostGetsOneOfTheNextSession(t *testing.T) {
 	_ = stall(p.mux)
 	joined := trying(t.Context(), p, "k", hold.Shared)
 	queued(t, p.mux, 2)
+	lost := p.mux.lost
+	p.mux.lost = func(why error) {
+		p.mux.lost = lost
+		lost(why)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.held) != 0 {
+			t.Error("a later caller could join a lock that no session has")
+		}
+	}
 	p.mux.end(errSilentTooLong)
 	p.mux.pass()
 	got := <-joined
@@ -264,6 +274,24 @@ func TestCallerThatJoinsALockBeingLostGetsOneOfTheNextSession(t *testing.T) {
 		t.Errorf("the first: %v; the one that joined: %v", first.Err(), err)
 	}
 	if err := got.lock.release(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The request for the other lock must not be granted alone in the next session.
+func TestRequestThatJoinsALockBeingLostIsMadeWhollyInTheNextSession(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	if _, err := p.acquire(t.Context(), "k", hold.Shared); err != nil {
+		t.Fatal(err)
+	}
+	_ = stall(p.mux)
+	joined := make(chan error, 1)
+	go func() { joined <- p.tryAll(t.Context(), []string{"k", "other"}, hold.Shared) }()
+	queued(t, p.mux, 2)
+	p.mux.end(errSilentTooLong)
+	p.mux.pass()
+	if err := <-joined; err != nil {
 		t.Error(err)
 	}
 }

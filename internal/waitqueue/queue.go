@@ -93,8 +93,8 @@ type Leaders interface {
 	// Look checks, in the background, whether any was asked to step down.
 	Look()
 
-	// Any reports whether there is one. It needs no mutex that is held during a call of the
-	// Queue.
+	// Any reports whether there is one. It is called without the mutexes of the Queue, because
+	// the Leaders call the Queue while they hold theirs.
 	Any() bool
 }
 
