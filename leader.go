@@ -99,7 +99,7 @@ func mayPass(err error) bool {
 // come first by themselves; where there is none, they ask now and then.
 func (l *Locker) standAside(ctx context.Context) {
 	if l.leading.server.Place != nil && !l.leading.installed() {
-		clock.Sleep(ctx, clock.Jitter(hold.CheckInterval))
+		clock.Sleep(ctx, clock.Jitter(clock.CheckInterval))
 	}
 }
 
@@ -141,7 +141,7 @@ func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, erro
 			return
 		}
 		var before []Holder
-		for asked, failing := false, false; ctx.Err() == nil; clock.Sleep(ctx, clock.Jitter(hold.CheckInterval)) {
+		for asked, failing := false, false; ctx.Err() == nil; clock.Sleep(ctx, clock.Jitter(clock.CheckInterval)) {
 			now, err := l.Holders(ctx, key)
 			switch {
 			case ctx.Err() != nil:

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -238,7 +239,7 @@ func TestFormerLeaderWithoutAQueueLetsOthersTryFirst(t *testing.T) {
 		least, most time.Duration
 	}{
 		"in memory":       {},
-		"without a queue": {true, "", hold.CheckInterval * 3 / 4, hold.CheckInterval * 5 / 4},
+		"without a queue": {true, "", clock.CheckInterval * 3 / 4, clock.CheckInterval * 5 / 4},
 		"with a queue":    {true, "s", 0, 0},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -342,7 +343,7 @@ func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("it told %q, want %q", got, want)
 		}
-		if took := time.Since(began); took < time.Duration(asked-1)*hold.CheckInterval*3/4 || took > time.Duration(asked-1)*hold.CheckInterval*5/4 {
+		if took := time.Since(began); took < time.Duration(asked-1)*clock.CheckInterval*3/4 || took > time.Duration(asked-1)*clock.CheckInterval*5/4 {
 			t.Errorf("it asked %d times within %s", asked, took)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)

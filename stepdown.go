@@ -11,7 +11,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
-	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/waitqueue"
@@ -22,7 +21,7 @@ import (
 // after a notification, and also from time to time.
 
 // stepDownEvery is about how often a leader checks for requests if it listens; if it cannot,
-// it checks every hold.CheckInterval.
+// it checks every clock.CheckInterval.
 const stepDownEvery = 10 * time.Second
 
 // leading is the current terms of leaders of one Locker.
@@ -86,7 +85,7 @@ func (l *leading) end(lock *Lock) {
 
 // lookSoonLocked arranges the next check.
 func (l *leading) lookSoonLocked() {
-	every := hold.CheckInterval
+	every := clock.CheckInterval
 	if l.listener.Listening() {
 		every = stepDownEvery
 	}

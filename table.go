@@ -104,9 +104,6 @@ type LeaseConfig struct {
 	Observe func(context.Context, Event)
 }
 
-// minRenew keeps a forgotten unit from becoming a storm of renewals.
-const minRenew = 100 * time.Millisecond
-
 // withDefaults checks a configuration and fills in what was left out.
 func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	var cfg LeaseConfig
@@ -119,11 +116,9 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	if err := checkTTL("LeaseConfig.TTL", cfg.TTL); err != nil {
 		return cfg, err
 	}
-	if cfg.Renew == 0 {
-		cfg.Renew = cfg.TTL / 3
-	}
-	if cfg.Renew < minRenew || cfg.Renew > cfg.TTL/3 {
-		return cfg, fmt.Errorf("LeaseConfig.Renew is %s, it must be between %s and a third of the TTL, %s", cfg.Renew, minRenew, (cfg.TTL / 3).Truncate(time.Millisecond))
+	var err error
+	if cfg.Renew, err = lease.RenewInterval(cfg.Renew, cfg.TTL); err != nil {
+		return cfg, fmt.Errorf("LeaseConfig.Renew %w", err)
 	}
 	if err := place.CheckName(cfg.Schema); err != nil {
 		return cfg, fmt.Errorf("LeaseConfig.Schema %.80q %w", cfg.Schema, err)
@@ -135,7 +130,6 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	if cfg.Margin < least || cfg.Margin > cfg.TTL/3 {
 		return cfg, fmt.Errorf("LeaseConfig.Margin is %s, it must be between %s and a third of the TTL, %s", cfg.Margin, least, (cfg.TTL / 3).Truncate(time.Millisecond))
 	}
-	var err error
 	if cfg.Owner, err = lockkey.Owner("LeaseConfig", cfg.Owner); err != nil {
 		return cfg, err
 	}

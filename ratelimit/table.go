@@ -47,9 +47,6 @@ func (r *request) maxDelay(now time.Time) time.Duration {
 	return min(max(r.until.Sub(now), 0), maxLimitTime)
 }
 
-// maxBatch bounds the requests in one statement.
-const maxBatch = 256
-
 // A table is the backend of a Limiter with a server.
 type table struct {
 	rule    rule
@@ -76,7 +73,7 @@ func newTable(connections *pgxpool.Config, r rule, config *Config) (*table, erro
 	}
 	t := &table{rule: r, place: dbconn.Installation{Asked: cfg.Schema, Config: "ratelimit.Config"}}
 	t.session = &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(owner), Config: connections}, Place: &t.place}
-	t.asking = batcher.Batcher[*request]{Limit: maxBatch, Run: t.decide, Fail: func(requests []*request, err error) {
+	t.asking = batcher.Batcher[*request]{Limit: batcher.MaxRequests, Run: t.decide, Fail: func(requests []*request, err error) {
 		for _, r := range requests {
 			r.Answer(err)
 		}

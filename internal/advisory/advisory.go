@@ -42,6 +42,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -64,7 +65,7 @@ const defaultMaxLocks = 2048
 
 // leastQueueIdle keeps the connection of the queue open between two checks of a waiter, even if
 // MaxConnIdleTime is shorter.
-const leastQueueIdle = 2 * hold.CheckInterval
+const leastQueueIdle = 2 * clock.CheckInterval
 
 // Locks implements [hold.Backend] with advisory locks. It records which locks this process has
 // or requests, because the server does not exclude the callers of one session from each other:
@@ -107,7 +108,7 @@ func New(connections *pgxpool.Config, cfg Config) *Locks {
 	a.dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: connections}
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
 	a.queueing = &dbconn.Session{Dialer: a.dialer, Place: &a.place, Idle: max(connections.MaxConnIdleTime, leastQueueIdle)}
-	a.evicting = batcher.Batcher[struct{}]{Limit: hold.MaxTickets, Run: a.lookEvicted}
+	a.evicting = batcher.Batcher[struct{}]{Limit: batcher.MaxRows, Run: a.lookEvicted}
 	a.mux = &mux{connect: a.connect, backoff: cfg.Backoff, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{})}
 	return a
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -83,7 +84,7 @@ func (t turns) begin(id lockkey.ID) {
 			delete(t, id)
 		}
 	}
-	t[id] = now.Add(hold.WakeTimeout)
+	t[id] = now.Add(clock.WakeTimeout)
 }
 
 // last reports whether the lock's wake timeout still runs.

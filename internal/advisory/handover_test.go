@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -72,7 +73,7 @@ func TestTurnRunsForTheWakeTimeout(t *testing.T) {
 		waits, other := lockkey.ID{Number: 1}, lockkey.ID{Number: 2}
 		running := make(turns)
 		running.begin(waits)
-		time.Sleep(hold.WakeTimeout - 1)
+		time.Sleep(clock.WakeTimeout - 1)
 		if !running.last(waits) || running.last(other) {
 			t.Errorf("just before its end: %t; of a lock without a turn: %t", running.last(waits), running.last(other))
 		}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
@@ -68,16 +69,9 @@ type roundTrip struct {
 	batch   []*call
 }
 
-// maxBatch is how many requests one message carries, unless one call has more.
-const maxBatch = 256
-
 // linger is how long after the last call the goroutine reads again, and how often it checks
 // the leader's context.
 const linger = 2 * time.Millisecond
-
-// maxReconnectDelay bounds Backoff while reconnecting: Backoff is meant for busy keys, and
-// callers that wait for a connection wait for no holder.
-const maxReconnectDelay = time.Second
 
 var errSilentTooLong = errors.New("the connection was silent for so long that the server may have ended the session")
 
@@ -226,7 +220,7 @@ func (m *mux) reconnect() {
 	err := lockerr.ErrClosed
 	if !closed {
 		if failures > 0 {
-			time.Sleep(min(m.backoff(failures-1), maxReconnectDelay))
+			time.Sleep(min(m.backoff(failures-1), clock.MaxReconnectDelay))
 		}
 		conn, err = m.connect()
 	}
@@ -320,12 +314,13 @@ func (m *mux) begin() error {
 	return conn.send(&m.message)
 }
 
-// takeLocked moves the next batch out of the queue. Calls whose callers have left are sent as
-// well: a later caller may wait for the answer to the same request.
+// takeLocked moves the next batch out of the queue: at most batcher.MaxRequests requests, unless
+// one call has more. Calls whose callers have left are sent as well: a later caller may wait for
+// the answer to the same request.
 func (m *mux) takeLocked() {
 	asked, n := 0, 0
 	for _, c := range m.queue {
-		if len(m.batch) > 0 && (asked+len(c.asks) > maxBatch || c.alone || m.batch[0].alone) {
+		if len(m.batch) > 0 && (asked+len(c.asks) > batcher.MaxRequests || c.alone || m.batch[0].alone) {
 			break
 		}
 		n++

@@ -10,6 +10,16 @@ package batcher
 
 import "sync"
 
+// How many entries the batches of the core have at most.
+const (
+	// MaxRequests is for requests, which take advisory locks until their commit.
+	MaxRequests = 256
+
+	// MaxRows is for what only reads and writes rows: renewals, tickets, and notifications
+	// about them.
+	MaxRows = 1000
+)
+
 // A Batcher passes what concurrent callers ask for to Run in batches: entries that arrive
 // while a batch is in flight form the next one. The entry of a single caller is a batch at
 // once; no entry waits for others. There is a goroutine only while there is work.

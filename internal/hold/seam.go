@@ -20,20 +20,6 @@ const (
 	Shared
 )
 
-// The queue and the backends agree on these.
-const (
-	// WakeTimeout is how long a woken waiter may take before the next one is woken. A lock that
-	// is left to the waiters of other processes is left to them for so long.
-	// pgxlock_wake_batch() uses the same time.
-	WakeTimeout = 250 * time.Millisecond
-
-	// CheckInterval is about how often a waiter checks whether it must go on waiting.
-	CheckInterval = time.Second
-
-	// MaxTickets is how many tickets, or notifications about them, are handled at once.
-	MaxTickets = 1000
-)
-
 // A Turn is the queue position that a try carries.
 type Turn struct {
 	// Ticket is the number of the ticket for the first of the keys; 0: there is none.

@@ -39,9 +39,6 @@ type Config struct {
 	OneConnection      bool
 }
 
-// maxRequests bounds a batch whose entries take advisory locks until its commit.
-const maxRequests = 256
-
 // A Table implements [hold.Backend] with leases.
 type Table struct {
 	host  hold.Host
@@ -79,8 +76,8 @@ func New(connections *pgxpool.Config, cfg Config) *Table {
 	if t.renewals = t.requests; !cfg.OneConnection {
 		t.renewals = t.newSession(connections)
 	}
-	t.acquiring = batcher.Batcher[*request]{Limit: maxRequests, Run: t.acquire, Fail: t.failRequests}
-	t.releasing = batcher.Batcher[*release]{Limit: maxRequests, Run: t.releaseAll, Fail: failReleases}
+	t.acquiring = batcher.Batcher[*request]{Limit: batcher.MaxRequests, Run: t.acquire, Fail: t.failRequests}
+	t.releasing = batcher.Batcher[*release]{Limit: batcher.MaxRequests, Run: t.releaseAll, Fail: failReleases}
 	t.renewer = newRenewer(t)
 	return t
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -18,8 +19,20 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// maxRenewals is how many leases one statement renews at most.
-const maxRenewals = 1000
+// minRenewInterval keeps a forgotten unit from becoming a storm of renewals.
+const minRenewInterval = 100 * time.Millisecond
+
+// RenewInterval returns how often leases with that TTL are renewed: as asked, or each third of
+// the TTL if asked is 0.
+func RenewInterval(asked, ttl time.Duration) (time.Duration, error) {
+	if asked == 0 {
+		asked = ttl / 3
+	}
+	if asked < minRenewInterval || asked > ttl/3 {
+		return asked, fmt.Errorf("is %s, it must be between %s and a third of the TTL, %s", asked, minRenewInterval, (ttl / 3).Truncate(time.Millisecond))
+	}
+	return asked, nil
+}
 
 // A renewer keeps the leases of a Locker alive: all leases of one TTL together, on a connection
 // of its own, so that neither the number of leases nor requests in flight delay a renewal
@@ -56,7 +69,7 @@ var errRowLocked = errors.New("the row of the lease is locked by another transac
 
 func newRenewer(t *Table) *renewer {
 	r := &renewer{table: t, classes: make(map[time.Duration]*renewalClass), retrying: make(map[*hold.Hold]struct{})}
-	r.sending = batcher.Batcher[renewal]{Limit: maxRenewals, Run: r.send, Fail: r.fail}
+	r.sending = batcher.Batcher[renewal]{Limit: batcher.MaxRows, Run: r.send, Fail: r.fail}
 	return r
 }
 

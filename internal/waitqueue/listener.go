@@ -56,10 +56,9 @@ const (
 	// listenPing is how long the session may be silent before a ping checks it.
 	listenPing = 5 * time.Second
 
-	// firstListenRetry is how long to wait after the first failure, and listenRetry the
-	// longest wait. Waiters poll meanwhile.
+	// firstListenRetry is how long to wait after the first failure. Each further one doubles
+	// that, up to clock.MaxListenDelay.
 	firstListenRetry = 100 * time.Millisecond
-	listenRetry      = 30 * time.Second
 )
 
 func newListener(d dbconn.Dialer, q *Queue) *listener {
@@ -127,7 +126,7 @@ func (l *listener) run() {
 		if l.stopping.Err() != nil {
 			return
 		}
-		if errors.Is(err, errIdle) || time.Since(began) > listenRetry {
+		if errors.Is(err, errIdle) || time.Since(began) > clock.MaxListenDelay {
 			l.retry, l.logged = firstListenRetry, false
 		}
 		if errors.Is(err, errIdle) {
@@ -137,7 +136,7 @@ func (l *listener) run() {
 			continue
 		}
 		if errors.Is(err, lockerr.ErrPooler) || errors.Is(err, dbconn.ErrUnheard) {
-			l.retry = listenRetry
+			l.retry = clock.MaxListenDelay
 		}
 		if !l.logged { // log the first failure only
 			l.queue.config.Log.Warn("pgxlock: releases by other processes are noticed by polling until the listener is back", "error", err)
@@ -146,7 +145,7 @@ func (l *listener) run() {
 		if !clock.Sleep(l.stopping, clock.Jitter(l.retry)) {
 			return
 		}
-		l.retry = min(2*l.retry, listenRetry)
+		l.retry = min(2*l.retry, clock.MaxListenDelay)
 		if l.idle() && l.ends() {
 			return
 		}

@@ -108,12 +108,12 @@ func (q *Queue) Connect(s Server) {
 	q.leaving, q.void = make(map[int64]struct{}), make(map[lockkey.Name][]*ticket)
 	q.handed, q.others, q.woken = make(map[lockkey.Name]struct{}), make(map[lockkey.Name]time.Time), make(map[lockkey.Name]wokenTicket)
 	q.listener = newListener(s.Dialer, q)
-	q.publishing = batcher.Batcher[lockkey.Name]{Limit: hold.MaxTickets, Run: q.publish, Fail: q.unsent}
-	q.withdrawing = batcher.Batcher[*ticket]{Limit: hold.MaxTickets, Run: q.withdraw, Fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
-	q.waking = batcher.Batcher[wakeUp]{Limit: hold.MaxTickets, Run: q.wake, Fail: func([]wakeUp, error) {}}
-	q.asking = batcher.Batcher[lockkey.Name]{Limit: hold.MaxTickets, Run: q.tellHolders, Fail: func([]lockkey.Name, error) {}}
-	q.trying = batcher.Batcher[*ticket]{Limit: hold.MaxTickets, Run: q.tried, Fail: q.untold}
-	q.checking = batcher.Batcher[*ticketCheck]{Limit: hold.MaxTickets, Run: q.check, Fail: func(batch []*ticketCheck, _ error) { settleChecks(batch, nil) }}
+	q.publishing = batcher.Batcher[lockkey.Name]{Limit: batcher.MaxRows, Run: q.publish, Fail: q.unsent}
+	q.withdrawing = batcher.Batcher[*ticket]{Limit: batcher.MaxRows, Run: q.withdraw, Fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
+	q.waking = batcher.Batcher[wakeUp]{Limit: batcher.MaxRows, Run: q.wake, Fail: func([]wakeUp, error) {}}
+	q.asking = batcher.Batcher[lockkey.Name]{Limit: batcher.MaxRows, Run: q.tellHolders, Fail: func([]lockkey.Name, error) {}}
+	q.trying = batcher.Batcher[*ticket]{Limit: batcher.MaxRows, Run: q.tried, Fail: q.untold}
+	q.checking = batcher.Batcher[*ticketCheck]{Limit: batcher.MaxRows, Run: q.check, Fail: func(batch []*ticketCheck, _ error) { settleChecks(batch, nil) }}
 }
 
 // installed reports whether there is a table for tickets, as far as is known.

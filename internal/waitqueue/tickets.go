@@ -12,7 +12,6 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
-	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
@@ -113,9 +112,9 @@ func (t *ticket) pendingLocked() bool {
 // refreshSoonLocked arranges the next refresh.
 func (q *Queue) refreshSoonLocked() {
 	if q.timer == nil {
-		q.timer = time.AfterFunc(clock.Jitter(hold.CheckInterval), q.refresh)
+		q.timer = time.AfterFunc(clock.Jitter(clock.CheckInterval), q.refresh)
 	} else {
-		q.timer.Reset(clock.Jitter(hold.CheckInterval))
+		q.timer.Reset(clock.Jitter(clock.CheckInterval))
 	}
 }
 
@@ -189,7 +188,7 @@ func (q *Queue) withoutVoid(ctx context.Context, names []lockkey.Name) {
 	if len(gone) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, hold.WakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, clock.WakeTimeout)
 	defer cancel()
 	for _, gone := range gone {
 		select {
@@ -426,7 +425,7 @@ func (q *Queue) withdrawLater(batch []*ticket) {
 		q.leftLocked(t)
 	}
 	q.mu.Unlock()
-	time.AfterFunc(clock.Jitter(hold.CheckInterval), func() {
+	time.AfterFunc(clock.Jitter(clock.CheckInterval), func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if !q.closed {

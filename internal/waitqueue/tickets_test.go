@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
@@ -140,7 +141,7 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 		}
 		return best
 	}
-	if few, many := max(perSight(hold.MaxTickets/2), time.Microsecond), perSight(4*hold.MaxTickets); many > 50*few { // it was 200 µs when each sight looked at all
+	if few, many := max(perSight(batcher.MaxRows/2), time.Microsecond), perSight(4*batcher.MaxRows); many > 50*few { // it was 200 µs when each sight looked at all
 		t.Errorf("%s each for few locks, %s for many", few, many)
 	}
 	q := newQueue(nil)
@@ -148,11 +149,11 @@ func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
 		for name := range q.others {
 			q.others[name] = time.Now().Add(-contendedFor)
 		}
-		for n := range hold.MaxTickets {
-			q.seeLocked(lockkey.Name{ID: lockkey.ID{Number: int64(round*hold.MaxTickets + n)}})
+		for n := range batcher.MaxRows {
+			q.seeLocked(lockkey.Name{ID: lockkey.ID{Number: int64(round*batcher.MaxRows + n)}})
 		}
 	}
-	if n := len(q.others); n > 3*hold.MaxTickets {
+	if n := len(q.others); n > 3*batcher.MaxRows {
 		t.Errorf("%d locks are remembered, most of which nobody else wants any more", n)
 	}
 }

@@ -213,8 +213,8 @@ func (w *Waiter) Wait(name lockkey.Name, err error) error {
 // a waiter before this one may have gone. Zero means that this time is not known.
 func busyEnds(b *hold.Busy) time.Time {
 	left := b.Remaining
-	if b.Soon && (left <= 0 || left > hold.CheckInterval) {
-		left = clock.Jitter(hold.CheckInterval)
+	if b.Soon && (left <= 0 || left > clock.CheckInterval) {
+		left = clock.Jitter(clock.CheckInterval)
 	}
 	if left <= 0 {
 		return time.Time{}
@@ -230,7 +230,7 @@ func (w *Waiter) enter() bool { return w.queue.enter(w.position.local) }
 // come, or because the lock is held in this process.
 func (w *Waiter) await(due time.Time) error {
 	for {
-		nap, isDue := clock.Jitter(hold.CheckInterval), false
+		nap, isDue := clock.Jitter(clock.CheckInterval), false
 		if left := time.Until(due); !due.IsZero() && left <= nap {
 			nap, isDue = left, true
 		}

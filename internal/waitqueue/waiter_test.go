@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -111,7 +112,7 @@ func TestWaitEndsWhenALockOfTheCallIsLost(t *testing.T) {
 		if err := w.Wait(lockkey.Name{Key: "k"}, theirs); !errors.Is(err, lockerr.ErrLost) {
 			t.Errorf("%v, want %v", err, lockerr.ErrLost)
 		}
-		if d := time.Since(began); d < time.Minute || d > time.Minute+2*hold.CheckInterval {
+		if d := time.Since(began); d < time.Minute || d > time.Minute+2*clock.CheckInterval {
 			t.Errorf("it ended after %s", d)
 		}
 	})

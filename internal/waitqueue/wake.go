@@ -8,8 +8,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
-	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -27,7 +28,7 @@ const askAgain = 5 * time.Millisecond
 const handOverTime = 100 * time.Millisecond
 
 // A wokenTicket is a ticket that was woken; when it is due, a second wake-up checks whether it
-// let hold.WakeTimeout pass, which pgxlock_wake_batch() uses as well.
+// let clock.WakeTimeout pass, which pgxlock_wake_batch() uses as well.
 type wokenTicket struct {
 	number int64
 	due    time.Time
@@ -144,9 +145,9 @@ func (q *Queue) lookAgainLocked(name lockkey.Name, number int64) {
 	if q.closed {
 		return
 	}
-	q.woken[name] = wokenTicket{number, time.Now().Add(hold.WakeTimeout + hold.WakeTimeout/10)}
+	q.woken[name] = wokenTicket{number, time.Now().Add(clock.WakeTimeout + clock.WakeTimeout/10)}
 	if len(q.woken) == 1 {
-		q.lookLater(hold.WakeTimeout + hold.WakeTimeout/10)
+		q.lookLater(clock.WakeTimeout + clock.WakeTimeout/10)
 	}
 }
 
@@ -155,7 +156,7 @@ func (q *Queue) lookLater(d time.Duration) {
 	time.AfterFunc(d, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		now, next := time.Now(), hold.WakeTimeout
+		now, next := time.Now(), clock.WakeTimeout
 		for name, w := range q.woken {
 			if left := w.due.Sub(now); left > 0 {
 				next = min(next, left)
@@ -237,14 +238,14 @@ func (q *Queue) seeLocked(name lockkey.Name) {
 				delete(q.others, name)
 			}
 		}
-		q.forget = max(2*len(q.others), hold.MaxTickets)
+		q.forget = max(2*len(q.others), batcher.MaxRows)
 	}
 	q.others[name] = time.Now()
 }
 
 // contendedFor is how long a Locker goes on publishing tickets for an advisory lock after it
 // last saw that other processes have it or wait for it. Each waiter tries once a second.
-const contendedFor = 3 * hold.CheckInterval
+const contendedFor = 3 * clock.CheckInterval
 
 // contendedLocked reports whether other processes were seen within contendedFor to have an
 // advisory lock, or to wait for it. A Locker that is alone again needs no tickets. For a lease
