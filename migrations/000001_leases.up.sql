@@ -1,6 +1,7 @@
 -- Leases: the table distributed_locks, the functions that acquire, renew, release and
 -- fence them, and the fencing tokens. A table and functions of the same names that have
--- the classic five columns are adopted in place.
+-- the classic five columns are adopted in place. Lockers acquire leases in batches by
+-- pgxlock_acquire_batch(), which stands with the queue of waiters, in file 4.
 --
 -- Run these files in order, by golang-migrate, by `psql -f` (with or without -1), by
 -- `pgxlock migrate up` or by migrations.Up. They install into the schema that search_path

@@ -1,17 +1,18 @@
 // Package advisory makes advisory locks: PostgreSQL's session-level ones, which the server
 // frees when the session that has them ends.
 //
-// One connection, the lock session, has all advisory locks of a process. Its callers share it
+// One connection, the lock session, has all advisory locks of a Locker. Its callers share it
 // through a mux without a goroutine in between: the caller that leads sends the requests of
-// all, and reads the answers. The server grants a lock again to the session that has it, so
-// that Locks records an entry for each lock that the session has or requests, and refuses here
-// what another hold of this process excludes.
+// all, and reads the answers. Because the server grants a lock again to the session that has
+// it, Locks keeps an entry for each lock that the session has or requests, and refuses here
+// what another hold of the Locker excludes.
 //
 // A call of the mux:
 //
-//	submit ─┬▶ queued ─┬▶ settled: another leader has read its answer
+//	submit ─┬▶ queued ─┬▶ settled: another leader has read its answer, or it has failed
 //	        │          ├▶ left: its caller's context has ended, or the Locker is being closed;
-//	        │          │        the answer still comes, and what it grants is released
+//	        │          │        what the answer grants goes to the callers that wait for the
+//	        │          │        same lock, and is released if there are none
 //	        │          ▼
 //	        └───────▶ leads ─┬▶ settled: its caller has read the answer, and hands the lead on
 //	                         ├▶ left: a goroutine reads the rest of the answer
@@ -27,8 +28,9 @@
 //	              fail             third of the TTL         if they are bound to this one
 //
 // While the session is alive, its answers move the deadlines of all holds, at most once in a
-// quarter of the TTL, counted from before the message was sent. A message is never sent when the server may have ended the session
-// already: the session ends instead, and the holds with it.
+// quarter of the TTL, counted from before the message was sent. A message is never sent when
+// the server may have ended the session already: the session ends instead, and the holds with
+// it.
 //
 // Lock order: Hold.mu, Locks.mu, then mux.mu or the mutexes of the queue.
 package advisory
@@ -67,7 +69,7 @@ const defaultMaxLocks = 2048
 // MaxConnIdleTime is shorter.
 const leastQueueIdle = 2 * clock.CheckInterval
 
-// Locks implements [hold.Backend] with advisory locks. It records which locks this process has
+// Locks implements [hold.Backend] with advisory locks. It records which locks its session has
 // or requests, because the server does not exclude the callers of one session from each other:
 // it grants a lock again to the session that has it.
 type Locks struct {

@@ -1,17 +1,20 @@
 // Package lease makes leases: rows in the table distributed_locks that expire unless they are
 // renewed.
 //
-// Acquires and releases of many callers go in batches over one connection, renewals over
-// another one, so that neither the number of leases nor the requests in flight delay a renewal
-// beyond its deadline. An answer that no caller received is settled in the background: the
-// lease is released, and no try of this process is refused by it meanwhile.
+// Acquires and releases of many callers go in batches over one connection, renewals and the
+// queue over another one, so that neither the number of leases nor the requests in flight delay
+// a renewal beyond its deadline. With OneConnection all share one, and renewals come first. An
+// answer that no caller received is settled in the background: the lease is released, and
+// refuses no exclusive try of the same Locker meanwhile. A try for a shared lease or a permit
+// that meets it is repeated a few times.
 //
 //	request ──▶ batch ──▶ granted ─────▶ hold
 //	               │   ├▶ refused: Busy, or it waits for a leftover and is sent again
 //	               │   └▶ late, or the caller has left: Discard
 //	               └▶ no answer: sent again, or Discard: the outcome is unknown
 //
-// Lock order: Hold.mu, Table.requesting, Table.sharing, then renewer.mu or Table.mu.
+// Lock order: Table.requesting, then Table.sharing, held while a request is sent, and never
+// with Hold.mu. Under Hold.mu: renewer.mu, Table.mu or those of the queue.
 package lease
 
 import (

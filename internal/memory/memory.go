@@ -1,4 +1,6 @@
-// Package memory makes locks in the memory of this process.
+// Package memory makes locks without a server. They exclude callers of one Locker.
+//
+// Lock order: Locks.mu, then Hold.mu of a hold that nobody else knows yet, or the queue's.
 package memory
 
 import (

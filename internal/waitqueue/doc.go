@@ -1,6 +1,6 @@
 // Package waitqueue is the queue of the callers that wait: first come, first served within a
-// Locker, and fairly between processes (I7). It ends a wait that would never end, a deadlock. It
-// grants nothing: a caller joins, tries, waits here, and tries again.
+// Locker, and fairly between processes (I7). Of waits in a cycle it ends one. It grants
+// nothing: a caller joins, tries, waits here, and tries again.
 //
 // A Waiter is one call:
 //
@@ -16,9 +16,10 @@
 // Wait ends early with the caller's context, with MaxWait, with its Locker, with a lock that
 // the call or its context holds and loses, and with a deadlock.
 //
-// The callers that wait for one lock in one process are a local queue, whose first waiter
-// alone tries. Once it was refused by another process, the local queue has a ticket, a row in
-// the queue of all processes:
+// The callers of one Locker that wait for one lock are a local queue, whose first waiter alone
+// tries. The local queue gets a ticket, a row in the queue of all processes, when its first
+// waiter is refused by a holder elsewhere, when one of its callers holds other locks, or when
+// other processes are known to wait:
 //
 //	            enter               answer
 //	no ticket ────────▶ in flight ────────▶ published ── refresh, each second ──┐
@@ -30,12 +31,14 @@
 //	    │                  │                  │ granted, or no waiter is left
 //	    └──── removed ◀────┴──────────────────┘
 //
-// A ticket that is over stays void until its removal was tried.
+// The next refresh sends an unsent ticket again. A ticket that is over and may still be in the
+// table is void: a shared try waits until its removal was tried.
 //
 // The listener receives the notifications of other processes on a connection of its own. It
-// runs while there is a ticket, a leader or a lock session, and until none was needed for the
-// pool's MaxConnIdleTime. While it cannot listen, waiters poll.
+// runs while there is a ticket or a leader, and from the first lock session on; it ends after
+// the pool's MaxConnIdleTime without any of them. While it cannot listen, waiters poll.
 //
 // Lock order: the mutexes of the backend and of the Leaders, then Queue.mu, then listener.mu
-// and those of the batchers. A Hold is asked whether it is lost without Queue.mu.
+// and those of the batchers. No method of a Hold is called under Queue.mu. Package hold has the
+// order of all rooms.
 package waitqueue

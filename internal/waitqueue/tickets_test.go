@@ -283,3 +283,36 @@ func TestCheckForTicketsEndsWhenItsLockerIsClosed(t *testing.T) {
 		close(answered)
 	})
 }
+
+// A wantedSession is a LockSession that records which locks others want.
+type wantedSession chan lockkey.Name
+
+func (s wantedSession) Wanted(name lockkey.Name) { s <- name }
+func (wantedSession) Evicted()                   {}
+func (wantedSession) Unpublished() []string      { return nil }
+
+// The notification of a waiter elsewhere may be lost. Callers here pass the lock on among
+// themselves then, and only this check shows that others wait.
+func TestHandoverOfAnAdvisoryLockChecksWhetherOthersWait(t *testing.T) {
+	t.Parallel()
+	db, name := newDB(t), lockkey.Name{ID: lockkey.Identify("k")}
+	db.Exec(t, `insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)
+		values ($1, $2, nextval('pgxlock_tickets'), 'other', 1, now(), now() + interval '1 hour')`, name.Kind(), name.Text())
+	q, wanted := connected(t, db, nobody{}), make(wantedSession, 1)
+	q.server.Session = wanted
+	var w Waiter
+	q.Begin(t.Context(), &w, hold.Request{}, nil)
+	defer w.End()
+	w.Enqueue(name, &hold.Busy{Here: true})
+	if queued := q.Freed(name); queued {
+		t.Fatal("the waiter has a ticket, so that its refresh would find the other one as well")
+	}
+	select {
+	case got := <-wanted:
+		if got != name {
+			t.Errorf("%v is wanted, not %v", got, name)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the lock session is not told that others wait")
+	}
+}
