@@ -173,7 +173,7 @@ func connecting(err error) bool {
 
 // Transient reports whether the same call may succeed later: no server could be asked, or it
 // is short of something, or only a standby can be reached, which may be promoted. An error
-// that is not known to be permanent is transient.
+// without an SQLSTATE that is not known to be permanent is transient.
 func Transient(err error) bool {
 	for _, final := range []error{ErrSchema, ErrClosed, ErrPooler, ErrMaxLocks, errors.ErrUnsupported} {
 		if errors.Is(err, final) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -178,4 +179,4 @@ func EachWaitingKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, newLoc
 
 // WakeTimeout is how long a woken waiter has before others may pass it. On a busy machine that
 // may not be enough.
-const WakeTimeout = 250 * time.Millisecond
+const WakeTimeout = clock.WakeTimeout

@@ -32,9 +32,6 @@ type position struct {
 	fate  error         // why its wait must fail; nil: it need not
 }
 
-// A heldLock is a lock that a waiter holds. Other processes know it by its id.
-type heldLock struct{ id, key string }
-
 // Idle reports whether no caller waits for any lock. Most calls read nothing but this.
 func (q *Queue) Idle() bool { return q.count.Load() == 0 }
 

@@ -2,7 +2,6 @@ package waitqueue
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -262,26 +261,6 @@ func (q *Queue) publication(names []lockkey.Name) (batch []*ticket, p publicatio
 	return batch, p
 }
 
-// holdsLocked returns, as JSON, the locks that the waiters of the local queue hold meanwhile;
-// nil for none.
-func (l *localQueue) holdsLocked() *string {
-	var ids []string
-	for e := l.waiters.Front(); e != nil; e = e.Next() {
-		for _, held := range e.Value.(*position).holds {
-			ids = append(ids, held.id)
-		}
-	}
-	if len(ids) == 0 {
-		return nil
-	}
-	quoted, err := json.Marshal(ids)
-	if err != nil {
-		return nil
-	}
-	text := string(quoted)
-	return &text
-}
-
 // publish sends the tickets of a batch of local queues, new and old ones.
 func (q *Queue) publish(names []lockkey.Name) error {
 	type row struct {
@@ -362,21 +341,6 @@ func (q *Queue) failed(batch []*ticket, err error) {
 		default:
 			t.unsent = true
 			t.local.wakeLocked() // from now on it has to poll
-		}
-	}
-}
-
-// failLocked ends the wait of the caller whose held lock, the one with this id, closes a
-// deadlock.
-func (l *localQueue) failLocked(id string) {
-	for e := l.waiters.Front(); e != nil; e = e.Next() {
-		p := e.Value.(*position)
-		for _, held := range p.holds {
-			if held.id == id && p.fate == nil {
-				p.fate = fmt.Errorf("%w: the holder of the lock waits, directly or through others, for %s, which the caller holds", lockerr.ErrDeadlock, lockkey.Shown(held.key))
-				p.signal()
-				return
-			}
 		}
 	}
 }

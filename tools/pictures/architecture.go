@@ -42,6 +42,7 @@ var roles = map[string]string{
 	"internal/pgserver":               "throw-away servers",
 	"internal/place":                  "finds the schema",
 	"internal/usertx":                 "in the caller's transaction",
+	"internal/waitqueue":              "who is next",
 	"migrations":                      "installs tables and functions",
 	"once":                            "a job once per period",
 	"ratelimit":                       "a rate over all processes",

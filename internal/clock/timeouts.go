@@ -2,7 +2,7 @@ package clock
 
 import "time"
 
-// The times that more than one room goes by.
+// The times by which the rooms wait for each other and for the server.
 const (
 	// WakeTimeout is how long a woken waiter may take before the next one is woken. A lock that
 	// is left to the waiters of other processes is left to them for so long. In SQL,
