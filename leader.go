@@ -12,7 +12,13 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
-// A leader holds a lock for as long as it can, and campaigns again when it has lost the lock.
+// A leader holds a lock for as long as it can, and campaigns again when it has lost the lock:
+//
+//	candidate ── granted ────────────▶ term: fn runs
+//	term ─────── fn returns ─────────▶ Lead returns
+//	term ─────── lock lost ──────────▶ candidate, once fn has returned
+//	term ─────── asked to step down ─▶ candidate behind those who wait, once fn has returned
+//	candidate ── ctx ends, MaxWait is over, or an error that does not pass ─▶ Lead returns
 
 // ErrStepDown is the cause with which a leader's context ends after [Locker.AskToStepDown].
 var ErrStepDown = errors.New("pgxlock: asked to step down")

@@ -149,7 +149,7 @@ func (a *acquisition) gather(keys []string, o options) (locks Locks, failed stri
 
 // unclaimed returns how many of the keys come before the first one that has a local queue.
 func (a *acquisition) unclaimed(keys []string) int {
-	if a.noWait || a.locker.queue.Idle() {
+	if !a.MayJoin() {
 		return len(keys)
 	}
 	for i, key := range keys {

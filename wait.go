@@ -78,7 +78,7 @@ func (a *acquisition) one(key string, inDo bool, o options) (*Lock, error) {
 // join queues the call, and waits until it is first, if other callers wait for the lock
 // already.
 func (a *acquisition) join(key string) error {
-	if a.noWait || a.locker.queue.Idle() {
+	if !a.MayJoin() {
 		return nil
 	}
 	name := a.locker.name(key)

@@ -134,7 +134,8 @@ func (a *Locks) Do(fn dbconn.Exchange) error { return a.queueing.Do(dbconn.Timeo
 // Reached reports whether the last exchange for the queue got an answer.
 func (a *Locks) Reached() bool { return a.queueing.Reached() }
 
-// Keep implements [hold.Backend]. It does nothing: the mux's pings keep the session alive with all its locks.
+// Keep implements [hold.Backend]. It does nothing: the mux's pings keep the session alive with
+// all its locks.
 func (a *Locks) Keep(*hold.Hold) {}
 
 // Renew implements [hold.Backend]. Any answer of the session shows that it still has the lock.

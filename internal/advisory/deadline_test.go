@@ -36,9 +36,7 @@ func byHand(t *testing.T, db *pgtest.DB) (*process, *handClock) {
 func answeredLater(t *testing.T, p *process, clock *handClock) {
 	t.Helper()
 	clock.advance(5 * time.Second)
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	p.mux.answered()
 	p.mux.pass()
 }
@@ -59,9 +57,7 @@ func TestDeadlinesCountFromWhenTheMessageWasSent(t *testing.T) {
 	sent := clock.read()
 	granted := acquiring(t.Context(), p, "granted", hold.Exclusive)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	answeredLater(t, p, clock)
 	got := <-granted
 	if got.err != nil {
@@ -81,9 +77,7 @@ func TestRenewCountsFromWhenItsMessageWasSent(t *testing.T) {
 	renewed := make(chan error, 1)
 	go func() { renewed <- p.Renew(t.Context(), lock.Hold) }()
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	answeredLater(t, p, clock)
 	if err := <-renewed; err != nil {
 		t.Error(err)
@@ -103,9 +97,7 @@ func TestGrantThatArrivesAfterItsDeadlineIsReleased(t *testing.T) {
 		p.Try(t.Context(), hold.Request{}, attempts)
 	}()
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	p.mux.ttl = 0 // the session itself is not given up
 	clock.advance(handTTL - handMargin - 5*time.Second)
 	answeredLater(t, p, clock)

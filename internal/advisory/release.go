@@ -63,8 +63,8 @@ func (a *Locks) Discard(lock *hold.Hold) {
 	}
 }
 
-// Drop implements [hold.Backend]: it releases a lock that is lost while its session lives: its deadline passed between two
-// answers of the server.
+// Drop implements [hold.Backend]. It releases a lock that is lost while its session lives,
+// because its deadline passed between two answers of the server.
 func (a *Locks) Drop(lock *hold.Hold, lost bool) {
 	if lost {
 		a.Discard(lock)

@@ -23,6 +23,22 @@ func stall(m *mux) (resume func()) {
 	return func() { m.lead(c) }
 }
 
+// send sends what is queued, as a leader does.
+func send(t *testing.T, m *mux) {
+	t.Helper()
+	if err := m.begin(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// receive reads the answer to what was sent, and settles nothing yet.
+func receive(t *testing.T, m *mux) {
+	t.Helper()
+	if err := m.conn.receive(&m.message); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // queued waits until so many calls are in the queue, that of stall included.
 func queued(t *testing.T, m *mux, n int) {
 	t.Helper()
@@ -46,9 +62,7 @@ func failing(t *testing.T, m *mux, n int, state string) {
 	if err := m.begin(); err != nil || len(m.batch) != n {
 		t.Fatalf("%d calls were sent, want %d: %v", len(m.batch), n, err)
 	}
-	if err := m.conn.receive(&m.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, m)
 	m.message.err = &pgconn.PgError{Code: state}
 	m.answered()
 	m.pass()
@@ -124,9 +138,7 @@ func requestFails(t *testing.T, mode hold.Mode) {
 	}
 	joined := trying(t.Context(), p, "k", mode)
 	queued(t, p.mux, 1)
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	for _, c := range p.mux.batch {
 		c.retried = true // as if this were the second attempt
 	}
@@ -154,9 +166,7 @@ func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T)
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	fail := func() {
 		t.Helper()
-		if err := p.mux.conn.receive(&p.mux.message); err != nil {
-			t.Fatal(err)
-		}
+		receive(t, p.mux)
 		for _, c := range p.mux.batch {
 			c.retried = true // as if this were the second attempt
 		}
@@ -165,17 +175,13 @@ func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T)
 	}
 	answer := func() {
 		t.Helper()
-		if err := p.mux.conn.receive(&p.mux.message); err != nil {
-			t.Fatal(err)
-		}
+		receive(t, p.mux)
 		p.mux.answered()
 	}
 	_ = stall(p.mux)
 	first := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	joined := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 1)
 	fail() // the undoing comes before the call that joined
@@ -185,9 +191,7 @@ func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T)
 	p.mux.mu.Lock()
 	p.mux.queue[2].alone = true // not in the message of the call that joined
 	p.mux.mu.Unlock()
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	answer()
 	answer()
 	queued(t, p.mux, 1) // it has joined the second, which is in flight
@@ -233,12 +237,8 @@ func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
 	_ = stall(p.mux)
 	first := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
+	receive(t, p.mux)
 	if _, err := other.Exec(t.Context(), "select pg_advisory_unlock($1)", numberOf("k")); err != nil {
 		t.Fatal(err)
 	}
@@ -265,9 +265,7 @@ func TestRequestThatWasGrantedALockIsNotMadeAgainForAnother(t *testing.T) {
 	_ = stall(p.mux)
 	first := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	attempts := []hold.Attempt{{Hold: p.newHold("k", hold.Exclusive)}, {Hold: p.newHold("other", hold.Exclusive)}}
 	tried := make(chan struct{})
 	go func() {
@@ -316,17 +314,13 @@ func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
 		got <- attempts
 	}()
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	cancel()
 	attempts := <-got
 	if !errors.Is(attempts[0].Err, context.Canceled) {
 		t.Errorf("%v", attempts)
 	}
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	p.mux.answered()
 	p.mux.pass()
 }
@@ -339,17 +333,13 @@ func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	asked := acquiring(ctx, p, "k", hold.Shared)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	joined := acquiring(ctx, p, "k", hold.Shared)
 	queued(t, p.mux, 1)
 	cancel()
 	<-asked
 	<-joined
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	p.mux.answered() // the first is granted it; what the second has asked is under way
 	next := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 1)
@@ -412,9 +402,7 @@ func TestGrantOfACallerThatLeftIsReleased(t *testing.T) {
 	defer leave()
 	left := acquiring(ctx, p, "k", hold.Exclusive)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	leave()
 	if got := <-left; !errors.Is(got.err, context.Canceled) {
 		t.Errorf("%v, want that its context was cancelled", got.err)

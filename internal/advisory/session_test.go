@@ -34,14 +34,10 @@ func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *test
 	_ = stall(p.mux)
 	first := acquiring(t.Context(), p, "first", hold.Exclusive)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	next := acquiring(t.Context(), p, "next", hold.Exclusive)
 	queued(t, p.mux, 1)
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	later.Store(int64(time.Minute)) // the process was frozen
 	session := p.session
 	p.mux.answered()
@@ -72,14 +68,10 @@ func TestTheAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
 	_ = stall(p.mux)
 	first := acquiring(t.Context(), p, "first", hold.Exclusive)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	next := acquiring(t.Context(), p, "next", hold.Exclusive)
 	queued(t, p.mux, 1)
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	p.mux.answered()
 	if len(p.mux.batch) != 1 {
 		t.Fatalf("%d calls are in flight", len(p.mux.batch))
@@ -130,16 +122,12 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 			_ = stall(p.mux)
 			first := acquiring(t.Context(), p, "first", hold.Exclusive)
 			queued(t, p.mux, 2)
-			if err := p.mux.begin(); err != nil {
-				t.Fatal(err)
-			}
+			send(t, p.mux)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			next := acquiring(ctx, p, "next", hold.Exclusive)
 			queued(t, p.mux, 1)
-			if err := p.mux.conn.receive(&p.mux.message); err != nil {
-				t.Fatal(err)
-			}
+			receive(t, p.mux)
 			p.mux.answered()
 			if len(p.mux.batch) != 1 {
 				t.Fatalf("%d calls are in flight", len(p.mux.batch))
@@ -309,9 +297,7 @@ func TestAGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T)
 	}
 	next := acquiring(t.Context(), p, "next", hold.Exclusive)
 	queued(t, p.mux, 1)
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	if err := p.mux.conn.net.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -33,18 +33,14 @@ func behind(t *testing.T, p *process, left bool, mode hold.Mode, ask func(contex
 	t.Cleanup(leave)
 	ahead := acquiring(ctx, p, "k", mode)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	next = ask(t.Context(), p, "k", mode)
 	queued(t, p.mux, 1)
 	if left {
 		leave()
 		got = <-ahead
 	}
-	if err := p.mux.conn.receive(&p.mux.message); err != nil {
-		t.Fatal(err)
-	}
+	receive(t, p.mux)
 	p.mux.answered()
 	if !left {
 		got = <-ahead
@@ -160,17 +156,13 @@ func TestAdvisoryTryPassesALeftoverOfAnotherMode(t *testing.T) {
 	defer leave()
 	answer := func() {
 		t.Helper()
-		if err := p.mux.conn.receive(&p.mux.message); err != nil {
-			t.Fatal(err)
-		}
+		receive(t, p.mux)
 		p.mux.answered()
 	}
 	_ = stall(p.mux)
 	first := acquiring(ctx, p, "k", hold.Shared)
 	queued(t, p.mux, 2)
-	if err := p.mux.begin(); err != nil {
-		t.Fatal(err)
-	}
+	send(t, p.mux)
 	try := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 1)
 	leave()

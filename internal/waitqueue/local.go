@@ -7,7 +7,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
-// A localQueue is the callers of this process that wait for one lock: first come, first
+// A localQueue is the callers of one Locker that wait for one lock: first come, first
 // served. Only the first tries to acquire the lock. The next one tries when the first has
 // given up, or when the lock was released. It exists while it has waiters. Queue.mu guards it
 // and its positions.

@@ -72,12 +72,13 @@ func (w *Waiter) Ended() error {
 	return nil
 }
 
+// MayJoin reports whether there is anything to join: the call waits, and others wait for some
+// lock. Most calls go no further, and need not know what their keys name.
+func (w *Waiter) MayJoin() bool { return !w.noWait && !w.queue.Idle() }
+
 // Join joins the local queue of a lock, and waits until the call is first there, if other
-// callers wait for the lock already.
+// callers wait for the lock already. The call waits (MayJoin).
 func (w *Waiter) Join(name lockkey.Name) error {
-	if w.noWait || w.queue.Idle() {
-		return nil
-	}
 	w.join(name, nil)
 	if w.position == nil {
 		return nil
