@@ -628,11 +628,11 @@ func TestWaitSeesByTheClockThatTheLockOfItsContextIsLost(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 				ctx, cancel := acquired(t, l, "held").Context(t.Context())
 				defer cancel()
-				o, err := l.wishes("k", opts)
-				if err != nil {
+				call := l.newAcquisition(ctx)
+				if err := l.collect(&call.wishes, "k", opts); err != nil {
 					t.Fatal(err)
 				}
-				call := l.beginAcquisition(ctx, "k", o)
+				call.begin("k")
 				defer call.End()
 				server.freeze(testTTL)
 				mustBe(t, "the wait", call.Ended(), ErrLost)

@@ -77,7 +77,7 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []Option) (bool
 		return false, err
 	}
 	var claimed *bool
-	err := tx.Row(ctx, statements.TxClaim.In(o.schema), &claimed, key, seconds(o.wait), seconds(o.retention))
+	err := tx.Row(ctx, statements.TxClaim.In(o.schema), &claimed, key, seconds(o.bound()), seconds(o.retention))
 	switch {
 	case err != nil:
 		return false, err

@@ -47,7 +47,8 @@ func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, 
 	if fn == nil {
 		return l.fail("lead", key, errors.New("fn is nil"))
 	}
-	o, err := l.wishes(key, opts)
+	o := l.options()
+	err := l.collect(&o, key, opts)
 	if err == nil && o.Mode != hold.Exclusive {
 		err = fmt.Errorf("Lead is exclusive; remove %v: %w", Mode(o.Mode), errors.ErrUnsupported)
 	}

@@ -31,6 +31,7 @@ type Lock struct {
 	hold   hold.Hold
 	inDo   bool // Do holds it, and releases it
 
+	ended    Error                        // what the hold reports once it has ended
 	observed atomic.Pointer[observedLock] // nil: no Observe
 
 	release  sync.Once
@@ -241,21 +242,17 @@ func (o *lockOwner) Close(ctx context.Context) error {
 // Ended implements [hold.Owner].
 func (o *lockOwner) Ended(why error, until time.Duration) error {
 	l := (*Lock)(o)
-	err := l.reason(why)
+	l.ended = Error{Op: "hold", Key: l.hold.Key, Kind: l.locker.kind, Err: why}
 	if errors.Is(why, ErrLost) {
-		l.observed.Load().lost(err, until)
+		l.observed.Load().lost(&l.ended, until)
 	}
-	return err
+	return &l.ended
 }
 
 // Renewed implements [hold.Owner].
 func (o *lockOwner) Renewed(err error) {
 	l := (*Lock)(o)
 	l.observed.Load().renewed(l.fail("renew", err))
-}
-
-func (l *Lock) reason(err error) error {
-	return &Error{Op: "hold", Key: l.hold.Key, Kind: l.locker.kind, Err: err}
 }
 
 func (l *Lock) fail(op string, err error) error {

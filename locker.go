@@ -80,7 +80,7 @@ func (l *Locker) now() time.Duration { return l.holds.Clock() }
 
 // host is what the Locker gives a backend with a server.
 func (l *Locker) host() hold.Host {
-	return hold.Host{Clock: l.now, Log: l.log, Closing: l.calls.Closing().Done(), Queue: l.queue}
+	return hold.Host{Clock: l.now, Log: l.log, Closing: l.calls.Closing(), Queue: l.queue}
 }
 
 // connect gives the Locker the queue of a server, in which it waits among other processes.

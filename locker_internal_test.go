@@ -125,7 +125,7 @@ func (s *fakeServer) tryOne(ctx context.Context, r hold.Request, h *hold.Hold) e
 		case <-time.After(a.after):
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-s.locker.host().Closing:
+		case <-s.locker.host().Closing.Done():
 			return ErrClosed
 		}
 	}

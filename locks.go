@@ -36,8 +36,8 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 		return nil, l.fail("acquire", "", err)
 	}
 	defer l.calls.End()
-	o := l.options()
-	if err := o.collect(opts, l.takes); err != nil {
+	a := l.newAcquisition(ctx)
+	if err := a.wishes.collect(opts, l.takes); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
 	compare := func(a, b string) int { return l.name(a).Compare(l.name(b)) }
@@ -52,7 +52,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 	if len(keys) == 1 {
 		only = keys[0]
 	}
-	a := l.beginAcquisition(ctx, only, o)
+	a.begin(only)
 	defer a.End()
 	for _, key := range keys {
 		if err := l.mayWait(ctx, key); err != nil {
@@ -60,7 +60,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 		}
 	}
 	for {
-		locks, key, err := a.gather(keys, o)
+		locks, key, err := a.gather(keys)
 		if err == nil {
 			a.observed.succeeded(locks...)
 			return locks, nil
@@ -79,7 +79,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 
 // gather acquires the locks one prefix of the keys after another. With an error it
 // also returns what is held so far, and the key that failed; ErrLost: start over.
-func (a *acquisition) gather(keys []string, o options) (locks Locks, failed string, err error) {
+func (a *acquisition) gather(keys []string) (locks Locks, failed string, err error) {
 	locks = slices.Grow(locks, len(keys)) // nil without keys
 	for ask := len(keys); len(locks) < len(keys); {
 		a.Holding(locks.holds())
@@ -97,7 +97,7 @@ func (a *acquisition) gather(keys []string, o options) (locks Locks, failed stri
 		}
 		var refused error
 		var early Locks // locks after the refused one: another caller may need them before
-		for i, got := range a.try(next[:min(ask, len(next))], false, o) {
+		for i, got := range a.try(next[:min(ask, len(next))], false) {
 			switch {
 			case got.err == nil && refused == nil:
 				locks = append(locks, got.lock)
@@ -111,7 +111,7 @@ func (a *acquisition) gather(keys []string, o options) (locks Locks, failed stri
 		ask = len(keys)
 		if refused != nil {
 			a.Holding(locks.holds())
-			if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 && !a.noWait {
+			if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 && !a.wishes.noWait() {
 				a.observed.busy(failed, busy.Holder)
 				a.Enqueue(a.locker.name(failed), busy) // before the release below wakes others, which could then come first
 			}

@@ -130,7 +130,7 @@ type observedCall struct {
 var lastCall atomic.Uint64
 
 // observeCall begins a call; key is empty if it is for many.
-func (l *Locker) observeCall(ctx context.Context, key string, o options) *observedCall {
+func (l *Locker) observeCall(ctx context.Context, key string, o *options) *observedCall {
 	if l.observe == nil {
 		return nil
 	}

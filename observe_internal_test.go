@@ -414,7 +414,7 @@ func TestNothingIsMadeWhereNobodyObserves(t *testing.T) {
 	l := newFake(&fakeServer{})
 	lock := l.newLock("k")
 	err := l.fail("acquire", "k", ErrNotAcquired)
-	ctx, o := t.Context(), l.options()
+	ctx, o := t.Context(), new(options)
 	n := testing.AllocsPerRun(1000, func() {
 		c := l.observeCall(ctx, "k", o)
 		c.busy("k", "other:1")

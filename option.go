@@ -84,7 +84,8 @@ type Retries int
 // options are the options of one call, over its defaults.
 type options struct {
 	hold.Request
-	wait          *time.Duration // nil: no bound
+	bounded       bool // the wait, by maxWait
+	maxWait       time.Duration
 	schema        string
 	staleSnapshot bool
 	retention     *time.Duration // nil: unlimited
@@ -93,8 +94,7 @@ type options struct {
 }
 
 func (w MaxWait) apply(o *options) error {
-	d := max(time.Duration(w), 0)
-	o.wait = &d
+	o.bounded, o.maxWait = true, max(time.Duration(w), 0)
 	return nil
 }
 
@@ -212,7 +212,15 @@ func checkTTL(name string, ttl time.Duration) error {
 }
 
 // noWait reports whether the call must not wait for a holder.
-func (o *options) noWait() bool { return o.wait != nil && *o.wait == 0 }
+func (o *options) noWait() bool { return o.bounded && o.maxWait == 0 }
+
+// bound returns what bounds the wait; nil: nothing.
+func (o *options) bound() *time.Duration {
+	if !o.bounded {
+		return nil
+	}
+	return &o.maxWait
+}
 
 // collect applies the options of a call over its defaults. taken reports whether the call
 // can honour an option.

@@ -121,7 +121,7 @@ var errCommittedSince = fmt.Errorf("%w: another transaction has committed betwee
 // askTx asks for the locks by the statement that costs least: for a single lock one that
 // does nothing in a transaction that keeps its snapshot, where another one is asked then.
 func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (usertx.Reply, error) {
-	shared, waits := Mode(o.Mode) == Shared, o.wait == nil
+	shared, waits := Mode(o.Mode) == Shared, !o.bounded
 	if waits && len(ids) == 1 && !shared && !ids[0].Pair && !o.staleSnapshot {
 		if got, err := tx.Run(ctx, statements.TxLock, ids[0].Number); err != nil || got == usertx.Granted {
 			return got, err
@@ -132,7 +132,7 @@ func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (use
 	case waits:
 		return tx.Run(ctx, statements.TxLockAll, numbers, whats)
 	case !o.noWait():
-		return usertx.Tentatively(ctx, tx, usertx.Refusal{State: lockerr.StateLockNotAvailable, Means: ErrNotAcquired}, statements.TxWaitLock, numbers, whats, milliseconds(*o.wait))
+		return usertx.Tentatively(ctx, tx, usertx.Refusal{State: lockerr.StateLockNotAvailable, Means: ErrNotAcquired}, statements.TxWaitLock, numbers, whats, milliseconds(o.maxWait))
 	case len(ids) == 1:
 		return tx.Run(ctx, statements.TxTryLock, numbers[0], whats[0])
 	}

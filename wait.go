@@ -19,7 +19,7 @@ type acquisition struct {
 	waitqueue.Waiter
 	locker   *Locker
 	caller   context.Context
-	noWait   bool
+	wishes   options
 	lost     int // how many grants were lost before they could be returned
 	observed *observedCall
 
@@ -27,23 +27,27 @@ type acquisition struct {
 	oneTried   [1]tried
 }
 
-// beginAcquisition begins an acquisition of the key; an empty key means several keys.
-func (l *Locker) beginAcquisition(ctx context.Context, key string, o options) *acquisition {
-	a := &acquisition{locker: l, caller: ctx, noWait: o.noWait(), observed: l.observeCall(ctx, key, o)}
-	l.queue.Begin(ctx, &a.Waiter, o.Request, o.wait)
-	return a
+// newAcquisition returns an acquisition under ctx, with the defaults of the Locker.
+func (l *Locker) newAcquisition(ctx context.Context) *acquisition {
+	return &acquisition{locker: l, caller: ctx, wishes: l.options()}
+}
+
+// begin begins the acquisition of the key; an empty key means several keys.
+func (a *acquisition) begin(key string) {
+	a.observed = a.locker.observeCall(a.caller, key, &a.wishes)
+	a.locker.queue.Begin(a.caller, &a.Waiter, a.wishes.Request, a.wishes.bound())
 }
 
 // acquire implements Acquire, TryAcquire and the first half of Do. The caller's opts override
 // defaults.
 func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []Option) (*Lock, error) {
-	o, err := l.wishes(key, defaults, opts)
-	if err != nil {
+	a := l.newAcquisition(ctx)
+	if err := l.collect(&a.wishes, key, defaults, opts); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
-	a := l.beginAcquisition(ctx, key, o)
+	a.begin(key)
 	defer a.End()
-	lock, err := a.one(key, inDo, o)
+	lock, err := a.one(key, inDo)
 	if err != nil {
 		return nil, a.failed(key, err)
 	}
@@ -52,7 +56,7 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 }
 
 // one acquires one lock, and waits for it if need be.
-func (a *acquisition) one(key string, inDo bool, o options) (*Lock, error) {
+func (a *acquisition) one(key string, inDo bool) (*Lock, error) {
 	if err := a.locker.mayWait(a.caller, key); err != nil {
 		return nil, err
 	}
@@ -62,7 +66,7 @@ func (a *acquisition) one(key string, inDo bool, o options) (*Lock, error) {
 	for {
 		_, err := a.behindWriter([]string{key})
 		if err == nil {
-			got := a.try([]string{key}, inDo, o)[0]
+			got := a.try([]string{key}, inDo)[0]
 			if got.err == nil {
 				a.Granted()
 				return got.lock, nil
@@ -100,18 +104,19 @@ type tried struct {
 // try tries once to acquire each of the locks, and admits those that are granted. A lock that
 // is lost before try returns fails with lockerr.ErrGrantLost. try has released it by then, so
 // that the caller's next try does not find it busy.
-func (a *acquisition) try(keys []string, inDo bool, o options) []tried {
+func (a *acquisition) try(keys []string, inDo bool) []tried {
 	attempts, all := a.oneAttempt[:0], a.oneTried[:0] // most calls try one lock: no allocation
 	if len(keys) > 1 {
 		attempts, all = make([]hold.Attempt, 0, len(keys)), make([]tried, 0, len(keys))
 	}
 	for _, key := range keys {
 		lock := a.locker.newLock(key)
-		lock.hold.Mode = o.Mode
+		lock.hold.Mode = a.wishes.Mode
 		attempts, all = append(attempts, hold.Attempt{Hold: &lock.hold}), append(all, tried{lock: lock})
 	}
-	o.Turn = a.Turn()
-	a.locker.backend.Try(a.Context(), o.Request, attempts)
+	request := a.wishes.Request
+	request.Turn = a.Turn()
+	a.locker.backend.Try(a.Context(), request, attempts)
 	for i := range all {
 		got := &all[i]
 		if got.err = attempts[i].Err; got.err == nil {
@@ -171,7 +176,7 @@ func (a *acquisition) bounded() (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(a.Context())
 	stop := context.AfterFunc(a.locker.calls.Closing(), func() { end(ErrClosed) })
 	cancel := func() {}
-	if a.noWait {
+	if a.wishes.noWait() {
 		ctx, cancel = context.WithTimeoutCause(ctx, dbconn.Timeout, lockerr.ErrNoAnswer)
 	}
 	return ctx, func() {
@@ -189,18 +194,17 @@ func (a *acquisition) failed(key string, err error) error {
 	return err
 }
 
-// wishes merges the options of a call, later ones last, and checks the key.
-func (l *Locker) wishes(key string, opts ...[]Option) (options, error) {
-	o := l.options()
+// collect merges the options of a call into o, later ones last, and checks the key.
+func (l *Locker) collect(o *options, key string, opts ...[]Option) error {
 	for _, opts := range opts {
 		if err := o.collect(opts, l.takes); err != nil {
-			return o, err
+			return err
 		}
 	}
 	if o.Permits > 0 && o.Mode != hold.Exclusive {
-		return o, fmt.Errorf("permits are exclusive; remove %v: %w", Mode(o.Mode), errors.ErrUnsupported)
+		return fmt.Errorf("permits are exclusive; remove %v: %w", Mode(o.Mode), errors.ErrUnsupported)
 	}
-	return o, l.check(key)
+	return l.check(key)
 }
 
 // mayWait returns an error if a wait under ctx cannot succeed.

@@ -119,6 +119,7 @@ func New(connections *pgxpool.Config, cfg Config) *Locks {
 func (a *Locks) Use(host hold.Host) {
 	a.host = host
 	a.mux.clock = host.Clock
+	context.AfterFunc(host.Closing, a.mux.dismissAll)
 	a.reaping = batcher.Housekeeping{Reap: a.reap, Log: host.Log}
 }
 

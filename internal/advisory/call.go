@@ -11,7 +11,7 @@ import (
 // A call is the requests of one caller to the lock session, and the answers.
 type call struct {
 	ctx     context.Context
-	closing <-chan struct{} // closed when its caller must not wait any longer; nil: never
+	closing context.Context // ends when its caller must not wait any longer; nil: never
 	asks    []ask
 	query   string // sent instead of asks, if it is not empty
 	alone   bool   // it has a message of its own
@@ -47,15 +47,29 @@ const (
 	callSettled       // it has its answer
 )
 
-// woken waits until the call is woken. It returns false if its caller leaves before.
+// woken waits until the call is woken. It returns false if its caller leaves before. It does
+// not wait for the end of closing, a channel that all callers would share, and contend for:
+// mux.dismissAll wakes them, if it comes later.
 func (c *call) woken() bool {
+	if c.dismissed() {
+		return false
+	}
 	select {
 	case <-c.wake:
 		return true
 	case <-c.ctx.Done():
-	case <-c.closing:
+		return false
 	}
-	return false
+}
+
+// dismissed reports whether its caller must not wait any longer.
+func (c *call) dismissed() bool { return c.closing != nil && c.closing.Err() != nil }
+
+// leave lets its caller leave if it waits. It must be dismissed, or have nothing to wait for.
+func (c *call) leave() {
+	if c.state.CompareAndSwap(callQueued, callLeft) {
+		c.wake <- struct{}{}
+	}
 }
 
 // why returns why the caller leaves, or nil if it does not. ctx is the call's.
@@ -63,12 +77,10 @@ func (c *call) why(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	select {
-	case <-c.closing:
+	if c.dismissed() {
 		return lockerr.ErrClosed
-	default:
-		return nil
 	}
+	return nil
 }
 
 // settle answers a call, and wakes its caller if it waits.

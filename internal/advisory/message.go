@@ -39,6 +39,7 @@ type message struct {
 	bytes []byte
 	batch bool // it carries the requests of a batch of calls, otherwise another statement
 	asked int  // the number of those requests
+	parts int  // how many statements or function calls it still waits for
 
 	// The answer.
 	err     *pgconn.PgError // the first error
@@ -76,7 +77,7 @@ var comma = []byte{','}
 
 // write builds the message for a batch of calls.
 func (s *session) write(m *message, batch []*call) {
-	*m = message{bytes: m.bytes[:0], answers: m.answers[:0]}
+	*m = message{bytes: m.bytes[:0], answers: m.answers[:0], parts: 1}
 	if len(batch) > 0 && batch[0].query != "" {
 		m.begin()
 		m.bytes = append(m.bytes, ofSession(batch[0].query, s.session)...)
@@ -84,15 +85,16 @@ func (s *session) write(m *message, batch []*call) {
 		return
 	}
 	m.batch = true
-	var last ask
 	for _, c := range batch {
 		m.asked += len(c.asks)
-		if len(c.asks) > 0 {
-			last = c.asks[0]
-		}
 	}
-	if m.asked == 1 && s.functions != nil {
-		m.bytes = s.functions.appendOne(m.bytes, last)
+	if m.asked > 0 && m.asked <= mostCalls && s.functions != nil {
+		for _, c := range batch {
+			for _, a := range c.asks {
+				m.bytes = s.functions.appendOne(m.bytes, a)
+			}
+		}
+		m.parts = m.asked
 		return
 	}
 	m.begin()
@@ -168,8 +170,12 @@ func (m *message) verdict() (failed, ended error) {
 	return nil, nil
 }
 
+// mostCalls is how many requests are function calls. The server needs as long for five of
+// them as for the statement that carries many.
+const mostCalls = 4
+
 // functions are the numbers of the functions that a session calls, for each lockkey.Ask. A
-// message with a single request, as most have, calls the function without a statement,
+// message with few requests, as most are, calls the function for each without a statement,
 // which costs the server less than SELECT 1. The answer says neither which backend sent it
 // nor whether that is in recovery: only a connection that is known to end in its backend
 // calls functions. A primary does not become a standby while a session lasts.
@@ -185,7 +191,7 @@ func findFunctions(ctx context.Context, q dbconn.Querier) (functions, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[uint32])
 }
 
-// appendOne appends the call for one request.
+// appendOne appends the call for one request, which has an answer of its own.
 func (f functions) appendOne(to []byte, a ask) []byte {
 	what := f[a.what.Of(a.lock)]
 	if a.lock.Pair {

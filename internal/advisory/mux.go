@@ -19,10 +19,11 @@ import (
 // A caller that finds the mux free leads: it sends its requests itself, and reads the answer.
 // Requests of other callers wait in a queue meanwhile. Then the leader hands the lead to the
 // first of them, which sends all queued requests in one message. So a single caller pays one
-// round trip and nothing else, and 256 callers pay one together. After a moment without
+// round trip and nothing else, and 256 callers pay one together. A leader waits a moment for
+// callers that are about to ask (gathering); if most have asked by the time an answer arrives,
+// it sends their message before it tells the answers. After a moment without
 // requests, a goroutine takes the lead and reads, so that the end of the session is noticed at
-// once; it also pings. While callers receive their answers, the server already works on the
-// next message.
+// once; it also pings.
 //
 // No context of a caller reaches the connection: if the leader's context ends, a goroutine
 // goes on reading.
@@ -53,6 +54,7 @@ type mux struct {
 	conn     *session // nil: none; only the leader changes it, and may read it without mu
 	failures int      // of connect, in a row
 	sends    int      // how many messages were sent
+	closing  bool     // callers do not wait any longer
 	closed   bool
 
 	// Only the leader uses these. The next leader sees them because it got the lead under mu, or
@@ -61,6 +63,7 @@ type mux struct {
 	spare     roundTrip     // memory for the next one
 	sent      time.Duration // the time before the last message that the server answered without an error
 	confirmed time.Duration // the last argument of alive
+	gathering gathering     // how the leader waits for callers that are about to ask
 }
 
 // A roundTrip is a message and the calls whose requests it carries.
@@ -133,6 +136,7 @@ func (m *mux) submit(ctx context.Context, c *call) (leads bool) {
 func (m *mux) lead(own *call) (waits bool) {
 	for more := true; more; more = own != nil && own.state.Load() == callLeads {
 		if len(m.batch) == 0 {
+			m.gathering.wait(m.queued)
 			if err := m.begin(); err != nil {
 				m.end(err)
 			}
@@ -170,6 +174,29 @@ func (m *mux) dismiss() {
 		m.leader, m.leaves = nil, true
 		if m.conn != nil {
 			m.conn.interrupt()
+		}
+	}
+}
+
+// dismissAll makes all callers leave that must not wait any longer: those of queued calls
+// here, those of calls in flight by their leader.
+func (m *mux) dismissAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closing = true
+	m.dismissLocked(m.queue)
+	if m.led && !m.idle && m.conn != nil {
+		m.conn.interrupt()
+	}
+}
+
+func (m *mux) dismissLocked(calls []*call) {
+	if !m.closing {
+		return
+	}
+	for _, c := range calls {
+		if c.dismissed() {
+			c.leave()
 		}
 	}
 }
@@ -332,6 +359,13 @@ func (m *mux) takeLocked() {
 	m.queue = m.queue[:rest]
 }
 
+// queued returns how many calls were not sent yet.
+func (m *mux) queued() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.queue)
+}
+
 // finish receives the answer to a batch. It returns false if the leader's context ends before.
 func (m *mux) finish() bool {
 	conn := m.conn
@@ -339,6 +373,7 @@ func (m *mux) finish() bool {
 		m.mu.Lock()
 		left := m.leaves
 		m.leaves = false
+		m.dismissLocked(m.batch)
 		m.mu.Unlock()
 		if left {
 			return false
@@ -379,8 +414,9 @@ func (m *mux) answered() {
 	}
 	done := m.roundTrip
 	m.roundTrip = m.spare
+	m.gathering.answered(len(done.batch), m.queued())
 	var broken error
-	if failed == nil { // otherwise the calls of undo come first
+	if failed == nil && m.gathering.enough(m.queued()) { // otherwise the calls of undo come first
 		// The socket's buffer is empty. So only a message that is larger than the buffer, one
 		// of AcquireAll, can block here on a dead network while received answers wait.
 		broken = m.begin()
@@ -456,6 +492,7 @@ func (m *mux) end(why error) {
 		m.queue = append(m.queue, c)
 	}
 	m.batch = nil
+	m.dismissLocked(m.queue)
 	m.mu.Unlock()
 	conn.close()
 	for _, c := range failed {

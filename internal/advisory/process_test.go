@@ -23,7 +23,7 @@ import (
 type process struct {
 	*Locks
 	holds   hold.Group
-	closing chan struct{} // what the test closes to say that the Locker is being closed
+	closing func() // says that the Locker is being closed
 }
 
 // newProcess returns a process that is not connected yet.
@@ -33,10 +33,12 @@ func newProcess(t *testing.T, pool *pgxpool.Pool, cfg Config, now clock.Clock) *
 	if cfg.TTL == 0 {
 		cfg.TTL = 30 * time.Second
 	}
-	p := &process{Locks: New(pool.Config(), cfg), closing: make(chan struct{})}
+	closing, end := context.WithCancel(context.Background())
+	p := &process{Locks: New(pool.Config(), cfg), closing: end}
 	p.holds.Clock, p.holds.Backend = now, p.Locks
-	p.Use(hold.Host{Clock: now, Log: slog.New(slog.DiscardHandler), Closing: p.closing, Queue: noQueue{}})
+	p.Use(hold.Host{Clock: now, Log: slog.New(slog.DiscardHandler), Closing: closing, Queue: noQueue{}})
 	t.Cleanup(func() {
+		end()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // a test that failed may still have the lead
 		defer cancel()
 		if err := p.Close(ctx); err != nil {

@@ -31,6 +31,7 @@ type request struct {
 	oneAsk  [1]ask // most requests are for one lock: no allocation
 	oneSlot [1]slot
 	oneGot  [1]hold.Attempt
+	room    entry // for the first lock that has none
 }
 
 // A slot is one lock of a request.
@@ -78,7 +79,7 @@ func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []b
 			r.got[i].Err = &hold.Busy{}
 			continue
 		}
-		if s.entry, r.got[i].Err = a.reserveLocked(s.id, o); s.entry == nil {
+		if s.entry, r.got[i].Err = a.reserveLocked(r, s.id, o); s.entry == nil {
 			continue
 		}
 		asking = true
@@ -116,7 +117,7 @@ func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []b
 // a.mu until the request is in the mux's queue. So the release of a lock always comes before
 // the next try for it, and a try before the calls that wait for its answer. Until that answer
 // the key is not busy: no server has said so.
-func (a *Locks) reserveLocked(id lockkey.ID, o hold.Request) (*entry, error) {
+func (a *Locks) reserveLocked(r *request, id lockkey.ID, o hold.Request) (*entry, error) {
 	e := a.held[id]
 	switch {
 	case e == nil && !o.Turn.SkipQueue && !o.Turn.First && a.yields.last(id):
@@ -125,8 +126,10 @@ func (a *Locks) reserveLocked(id lockkey.ID, o hold.Request) (*entry, error) {
 		if len(a.held) >= a.room {
 			return nil, fmt.Errorf("%w: %d; release some, or raise AdvisoryConfig.MaxLocks within the server's max_locks_per_transaction", lockerr.ErrMaxLocks, a.room)
 		}
-		e = &entry{id: id, mode: o.Mode}
-		e.holds = e.one[:0]
+		if e = &r.room; e.holds != nil {
+			e = new(entry)
+		}
+		e.id, e.mode, e.holds = id, o.Mode, e.one[:0]
 		a.held[id] = e
 	case e.granted && (len(e.holds) > 0 && !e.admits(o.Mode) || e.wanted && !o.Turn.SkipQueue && !o.Turn.First): // an entry without holds is about to be released
 		return nil, a.busyLocked(e) // waiters for a shared lock want it exclusively: later readers come after them

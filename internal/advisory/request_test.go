@@ -1,13 +1,19 @@
 package advisory
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
+	"math"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -20,7 +26,8 @@ func stall(m *mux) (resume func()) {
 	if !m.submit(context.Background(), c) {
 		<-c.wake
 	}
-	return func() { m.lead(c) }
+	m.gathering.hurry = math.MaxInt
+	return func() { m.gathering.hurry = 0; m.lead(c) }
 }
 
 // send sends what is queued, as a leader does.
@@ -375,23 +382,130 @@ func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T
 	}
 }
 
+// A heldWriter keeps the first message from the server until release.
+type heldWriter struct {
+	io.Writer
+	held    []byte
+	written chan struct{} // closed with that message
+}
+
+func (w *heldWriter) Write(b []byte) (int, error) {
+	if w.held != nil {
+		return w.Writer.Write(b)
+	}
+	w.held = bytes.Clone(b)
+	close(w.written)
+	return len(b), nil
+}
+
+func (w *heldWriter) release(t *testing.T) {
+	t.Helper()
+	if _, err := w.Writer.Write(w.held); err != nil {
+		t.Error(err)
+	}
+}
+
+// closeAndDismiss returns when the callers of queued calls have left, or are about to.
+func closeAndDismiss(p *process) {
+	p.closing()
+	for closing := false; !closing; runtime.Gosched() {
+		p.mux.mu.Lock()
+		closing = p.mux.closing
+		p.mux.mu.Unlock()
+	}
+}
+
+// answeredNow returns when the server has answered all calls until now.
+func answeredNow(t *testing.T, p *process) {
+	t.Helper()
+	c := &call{}
+	if !p.mux.await(c, p.mux.submit(t.Context(), c)) || c.err != nil {
+		t.Fatal(c.err)
+	}
+}
+
 func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 	t.Parallel()
-	p := connected(t, pgtest.New(t).Pool, Config{})
-	resume := stall(p.mux)
-	waits := acquiring(context.Background(), p, "k", hold.Exclusive)
-	queued(t, p.mux, 2)
-	close(p.closing)
-	select {
-	case got := <-waits:
-		if !errors.Is(got.err, lockerr.ErrClosed) {
-			t.Errorf("%v, want ErrClosed", got.err)
-		}
-	case <-time.After(time.Minute):
-		t.Error("it still waits")
+	begin := func(t *testing.T, p *process) <-chan tried {
+		t.Helper()
+		waits := acquiring(context.Background(), p, "k", hold.Exclusive)
+		queued(t, p.mux, 2)
+		return waits
 	}
-	resume()
-	wantFree(t, p, "k")
+	wantClosed := func(t *testing.T, waits <-chan tried) {
+		t.Helper()
+		select {
+		case got := <-waits:
+			if !errors.Is(got.err, lockerr.ErrClosed) {
+				t.Errorf("%v, want ErrClosed", got.err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("it still waits")
+		}
+	}
+	t.Run("of a call that was not sent", func(t *testing.T) {
+		t.Parallel()
+		p := connected(t, pgtest.New(t).Pool, Config{})
+		resume := stall(p.mux)
+		waits := begin(t, p)
+		p.closing()
+		wantClosed(t, waits)
+		resume()
+		wantFree(t, p, "k")
+	})
+	t.Run("of a call in flight", func(t *testing.T) {
+		t.Parallel()
+		p := connected(t, pgtest.New(t).Pool, Config{})
+		resume := stall(p.mux)
+		waits := begin(t, p)
+		w := &heldWriter{Writer: p.mux.conn.net, written: make(chan struct{})}
+		p.mux.conn.frontend = pgproto3.NewFrontend(p.mux.conn.net, w)
+		go resume()
+		<-w.written
+		p.closing()
+		wantClosed(t, waits)
+		w.release(t)
+		answeredNow(t, p)
+		wantFree(t, p, "k")
+	})
+	t.Run("of a call that has no session", func(t *testing.T) {
+		t.Parallel()
+		p := newProcess(t, pgtest.New(t).Pool, Config{}, clock.System)
+		connecting, connect := make(chan struct{}), p.mux.connect
+		p.mux.connect = func() (*session, error) { <-connecting; return connect() }
+		waits := acquiring(context.Background(), p, "k", hold.Exclusive)
+		queued(t, p.mux, 1)
+		p.closing()
+		wantClosed(t, waits)
+		close(connecting)
+		answeredNow(t, p)
+		wantFree(t, p, "k")
+	})
+	t.Run("of a call whose session ends", func(t *testing.T) {
+		t.Parallel()
+		p := connected(t, pgtest.New(t).Pool, Config{})
+		connecting, connect := make(chan struct{}), p.mux.connect
+		p.mux.connect = func() (*session, error) { <-connecting; return connect() }
+		_ = stall(p.mux)
+		waits := begin(t, p)
+		send(t, p.mux)
+		closeAndDismiss(p)
+		p.mux.end(io.EOF)
+		p.mux.pass()
+		wantClosed(t, waits)
+		close(connecting)
+		answeredNow(t, p)
+		wantFree(t, p, "k")
+	})
+	t.Run("of a call that begins later", func(t *testing.T) {
+		t.Parallel()
+		p := connected(t, pgtest.New(t).Pool, Config{})
+		resume := stall(p.mux)
+		closeAndDismiss(p)
+		wantClosed(t, acquiring(context.Background(), p, "k", hold.Exclusive))
+		resume()
+		wantFree(t, p, "k")
+	})
 }
 
 func TestGrantOfACallerThatLeftIsReleased(t *testing.T) {

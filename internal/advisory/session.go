@@ -26,7 +26,7 @@ type session struct {
 	session   int64         // a random number that it chose
 	backend   int32         // the pid of its backend
 	made      time.Duration // the time before the last statement that set it up
-	functions functions     // for a message with one request; nil: it uses many, because the connection may not end in the backend
+	functions functions     // for a message with few requests; nil: it uses many, because the connection may not end in the backend
 	many      [3]string     // the parts of the statement for many requests, around the functions and the locks
 	patience  time.Duration // the least time that an answer may take
 	until     time.Time     // the deadline that is set; at most a quarter later
@@ -76,7 +76,9 @@ func (s *session) receive(m *message) error {
 		case *pgproto3.FunctionCallResponse:
 			m.returned(received.Result)
 		case *pgproto3.ReadyForQuery:
-			return nil
+			if m.parts--; m.parts == 0 {
+				return nil
+			}
 		}
 	}
 }

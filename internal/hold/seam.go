@@ -96,7 +96,7 @@ type Backend interface {
 type Host struct {
 	Clock   clock.Clock
 	Log     *slog.Logger
-	Closing <-chan struct{} // closed when the Locker is being closed: callers do not wait any longer
+	Closing context.Context // ends when the Locker is being closed: callers do not wait any longer
 	Queue   Queue
 }
 

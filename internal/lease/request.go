@@ -53,7 +53,7 @@ func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 	}
 	t.acquiring.Add(requests...)
 	for i, r := range requests {
-		attempts[i].Err = r.Await(ctx, t.host.Closing)
+		attempts[i].Err = r.Await(ctx, t.host.Closing.Done())
 	}
 }
 

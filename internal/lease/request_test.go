@@ -53,7 +53,7 @@ func newTable(t *testing.T, pool *pgxpool.Pool, cfg Config) *Table {
 	t.Helper()
 	cfg.Owner, cfg.Renew, cfg.Margin = "me", cfg.TTL/3, cfg.TTL/10
 	table := New(pool.Config(), cfg)
-	table.Use(hold.Host{Clock: clock.System, Log: slog.New(slog.DiscardHandler), Queue: noQueue{}})
+	table.Use(hold.Host{Clock: clock.System, Closing: context.Background(), Log: slog.New(slog.DiscardHandler), Queue: noQueue{}})
 	t.Cleanup(func() {
 		if err := table.Close(context.Background()); err != nil {
 			t.Error(err)
@@ -446,11 +446,11 @@ func TestLeaseTryEndsWhenItsLockerIsClosed(t *testing.T) {
 	t.Parallel()
 	db := newBatchDB(t)
 	table := db.table(t, db.Pool)
-	closing := make(chan struct{})
+	closing, end := context.WithCancel(context.Background())
 	table.host.Closing = closing
 	resume := pgtest.Occupy(t, table.requests)
 	defer resume()
-	close(closing)
+	end()
 	attempts := []hold.Attempt{{Hold: newHold(table, "k")}}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

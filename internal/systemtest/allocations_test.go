@@ -20,8 +20,8 @@ func TestFreeLockCostsFewAllocations(t *testing.T) {
 		locks              *pgxlock.Locker
 		one, maxWait, four float64
 	}{
-		"memory":   {locks: memory, one: 9, maxWait: 10, four: 49},
-		"advisory": {locks: advisory, one: 6, maxWait: 7, four: 43},
+		"memory":   {locks: memory, one: 7, maxWait: 7, four: 44},
+		"advisory": {locks: advisory, one: 3, maxWait: 3, four: 36},
 	} {
 		locks := most.locks
 		pair := func(opts ...pgxlock.Option) func() error {
