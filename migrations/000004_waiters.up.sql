@@ -196,8 +196,8 @@ BEGIN
   ----------------------------------------------------------------- acquire --
   -- Nearly every requested lease has no row and no waiter. Two statements acquire all of those:
   -- starting a statement costs as much as some entries.
-  CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[])
-  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean)
+  CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[],
+    OUT tokens bigint[], OUT held_by text[], OUT remaining_ms bigint[], OUT ahead boolean[])
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
@@ -251,16 +251,18 @@ BEGIN
       )
       SELECT (SELECT pg_catalog.array_agg(d.token ORDER BY d.n) FROM drawn d), pg_catalog.array_agg(m.fencing_token) INTO v_tokens, v_made FROM made m;
       IF pg_catalog.cardinality(v_made) = v_count THEN
-        RETURN QUERY SELECT true, w.token, w.holder, w.ttl, false FROM unnest(p_holders, p_ttls, v_tokens) AS w (holder, ttl, token);
+        tokens := v_tokens;
         RETURN;
       END IF;
     END IF;
 
     IF v_made IS NULL THEN
-      RETURN QUERY SELECT t.* FROM pgxlock_acquire_in_turn(p_names, p_holders, p_ttls, p_metadata, p_tickets, false) t;
+      SELECT coalesce(pg_catalog.array_agg(CASE WHEN t.acquired THEN t.token END ORDER BY t.n), '{}'::bigint[]), pg_catalog.array_agg(t.held_by ORDER BY t.n),
+             pg_catalog.array_agg(t.ms ORDER BY t.n), pg_catalog.array_agg(t.ahead ORDER BY t.n)
+        INTO tokens, held_by, remaining_ms, ahead
+        FROM pgxlock_acquire_in_turn(p_names, p_holders, p_ttls, p_metadata, p_tickets, false) WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, n);
       RETURN;
     END IF;
-    RETURN QUERY
     WITH made AS MATERIALIZED (
       SELECT d.n, d.token FROM unnest(v_new, v_tokens) AS d (n, token) WHERE d.token = ANY (v_made)
     ), rest AS MATERIALIZED (
@@ -269,15 +271,16 @@ BEGIN
              pg_catalog.array_agg(p_metadata[w.n] ORDER BY w.n) AS metadata, pg_catalog.array_agg(p_tickets[w.n] ORDER BY w.n) AS tickets
         FROM generate_series(1, v_count) AS w (n) WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n)
     )
-    SELECT a.acquired, a.token, a.held_by, a.ms, a.ahead
-      FROM (SELECT m.n, true AS acquired, m.token, p_holders[m.n] AS held_by, p_ttls[m.n] AS ms, false AS ahead FROM made m
+    SELECT pg_catalog.array_agg(a.token ORDER BY a.n), pg_catalog.array_agg(a.held_by ORDER BY a.n),
+           pg_catalog.array_agg(a.ms ORDER BY a.n), pg_catalog.array_agg(a.ahead ORDER BY a.n)
+      INTO tokens, held_by, remaining_ms, ahead
+      FROM (SELECT m.n, m.token, p_holders[m.n] AS held_by, p_ttls[m.n] AS ms, false AS ahead FROM made m
             UNION ALL
-            SELECT r.entries[t.i], t.acquired, t.token, t.held_by, t.ms, t.ahead
-              FROM rest r, pgxlock_acquire_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets, false) WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, i)) a
-     ORDER BY a.n;
+            SELECT r.entries[t.i], CASE WHEN t.acquired THEN t.token END, t.held_by, t.ms, t.ahead
+              FROM rest r, pgxlock_acquire_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets, false) WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, i)) a;
   END $$;
   COMMENT ON FUNCTION pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[]) IS
-    'pgxlock, internal: pgxlock_acquire_each() in turn. A NULL ticket ignores the queue; 0 has no position yet. ahead: refused because a waiter is ahead. Each call in a transaction of its own.';
+    'pgxlock, internal: acquires leases in turn. A NULL ticket ignores the queue; 0 has no position yet. Returns for each entry, in order, its token, NULL if it was refused; and held_by, remaining_ms and ahead (refused because a waiter is ahead), which are NULL where all entries were simply free. Each call in a transaction of its own.';
 
   -- Acquires leases that are not simply free: held, waited for, expired or to be shared. Waiters
   -- are looked up name by name: with = ANY (names) a plan from an empty queue reads all tickets.
@@ -371,8 +374,7 @@ BEGIN
     'pgxlock, internal: whether the transaction that deleted, changed or locked a row (its xmax) is in progress in the snapshot that shows the row.';
 
   -- Names are looked up one by one or as an array: the plan of a join could read the whole table.
-  CREATE OR REPLACE FUNCTION pgxlock_release_batch(p_names text[], p_holders text[], p_tokens bigint[])
-  RETURNS TABLE (outcome text, wanted boolean)
+  CREATE OR REPLACE FUNCTION pgxlock_release_batch(p_names text[], p_holders text[], p_tokens bigint[]) RETURNS text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on AS $$
   DECLARE
@@ -421,19 +423,20 @@ BEGIN
     -- This later statement sees every ticket committed before the rows were touched; a process with
     -- a later ticket finds its row touched, see pgxlock_acquire_in_turn(). Above READ COMMITTED it
     -- could see too little, so it says that a waiter may exist.
-    RETURN QUERY
-    SELECT CASE WHEN pg_catalog.cardinality(v_released) = v_count THEN 'released'
-                WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_released COLLATE "C") THEN 'released'
-                WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_expired COLLATE "C") THEN 'expired'
-                WHEN w.n = ANY (v_left) THEN 'expired'
-                WHEN w.n = ANY (v_mine) THEN 'skipped'
-                ELSE 'gone' END,
-           NOT v_fresh OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
-      FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)
-     ORDER BY w.n;
+    RETURN (
+      SELECT coalesce(string_agg(CASE WHEN NOT v_fresh OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = o.name COLLATE "C" OFFSET 0)
+                                      THEN upper(o.outcome) ELSE o.outcome END, '' ORDER BY o.n), '')
+        FROM (SELECT w.n, w.name,
+                     CASE WHEN pg_catalog.cardinality(v_released) = v_count THEN 'r'
+                          WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_released COLLATE "C") THEN 'r'
+                          WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_expired COLLATE "C") THEN 'e'
+                          WHEN w.n = ANY (v_left) THEN 'e'
+                          WHEN w.n = ANY (v_mine) THEN 's'
+                          ELSE 'g' END AS outcome
+                FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)) o);
   END $$;
   COMMENT ON FUNCTION pgxlock_release_batch(text[], text[], bigint[]) IS
-    'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns for each entry, in order, released (it was live), expired (its row goes, unless another transaction has the pin), gone (released before, or taken over) or skipped (asserted by an open transaction, or its row is locked: try again), and whether it has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its own.';
+    'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns a letter for each entry, in order: r released (it was live), e expired (its row goes, unless another transaction has the pin), g gone (released before, or taken over), s skipped (asserted by an open transaction, or its row is locked: try again); in upper case if the lease has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its own.';
 
   -------------------------------------------------------------------- wake --
   -- The stamp in woken stays until the ticket's process tries: if every wake renewed it, a frozen

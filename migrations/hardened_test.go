@@ -38,7 +38,7 @@ func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
 			callsOfWaiters(t, conn)
 			callsOfLimits(t, conn)
 			callsOfShares(t, conn)
-			expect(t, conn, "released", "select outcome from pgxlock_release_batch('{held}', '{me}', array[null]::bigint[])")
+			expect(t, conn, "r", "select pgxlock_release_batch('{held}', '{me}', array[null]::bigint[])")
 			must(t, psql(t, db.URL, asArguments(downFiles[:newest-from])...))
 			calls()
 		})

@@ -13,17 +13,35 @@ import (
 
 // grant is the answer.
 type grant struct {
-	acquired       bool
-	token          *int64
+	token          *int64 // nil: refused
 	heldBy         *string
 	remainingMS    *int64
 	ahead          bool // other waiters come first
 	permit, others *int // of a semaphore: the granted permit; the number of permits that other callers use
 }
 
-func toGrant(row pgx.CollectableRow) (g grant, err error) {
-	into := []any{&g.acquired, &g.token, &g.heldBy, &g.remainingMS, &g.ahead, &g.permit, &g.others}
-	return g, row.Scan(into[:len(row.FieldDescriptions())]...)
+// toGrants reads the answer of acquire.sql, or of a variant: an array for each column, with an
+// element for each request. All but the tokens may be NULL.
+func toGrants(row pgx.CollectableRow) ([]grant, error) {
+	var tokens, remainingMS []*int64
+	var heldBy []*string
+	var ahead []bool
+	var permits, others []*int
+	into := []any{&tokens, &heldBy, &remainingMS, &ahead, &permits, &others}
+	err := row.Scan(into[:len(row.FieldDescriptions())]...)
+	grants := make([]grant, len(tokens))
+	for i, token := range tokens {
+		grants[i] = grant{token: token, heldBy: at(heldBy, i), remainingMS: at(remainingMS, i), ahead: at(ahead, i), permit: at(permits, i), others: at(others, i)}
+	}
+	return grants, err
+}
+
+// at returns the element, or zero if there is none.
+func at[E any](elements []E, i int) (e E) {
+	if i < len(elements) {
+		e = elements[i]
+	}
+	return e
 }
 
 // settle answers the request, or sends it again.
@@ -38,7 +56,7 @@ func (t *Table) settle(r *request, g grant, sent time.Duration) {
 		}
 	}
 	switch {
-	case !g.acquired:
+	case g.token == nil:
 		busy := t.busy(r, g)
 		if busy.Soon && !g.ahead && t.askSoon(r) || t.standBehindLeftover(r, busy.Holder) {
 			return

@@ -156,17 +156,17 @@ func (t *Table) Renew(ctx context.Context, lock *hold.Hold) error {
 func (t *Table) Drop(lock *hold.Hold, lost bool) {
 	t.renewer.remove(lock)
 	if lost {
-		t.over(lock, "")
+		t.over(lock, 0)
 	}
 }
 
 // over records that a hold has ended, and wakes the first waiter of its lock, unless other holds
 // are known to share the lock still. It returns what Freed returns.
-func (t *Table) over(lock *hold.Hold, outcome string) (queued bool) {
+func (t *Table) over(lock *hold.Hold, o outcome) (queued bool) {
 	t.mu.Lock()
 	delete(t.mine, lock.Holder)
 	t.mu.Unlock()
-	if outcome == outcomeLeft {
+	if o == outcomeLeft {
 		return false
 	}
 	return t.host.Queue.Freed(lock.Queue)

@@ -18,21 +18,28 @@ import (
 
 // Leases are released here: by Release, and those whose grant no caller received.
 
-// The outcomes of an entry of release.sql or renew.sql, or of their variants for shared leases.
+// outcome is how a release ended, the letter of release.sql or release_shared.sql in lower case.
+type outcome byte
+
 const (
-	outcomeReleased = "released"
-	outcomeLeft     = "left" // other holders still share the lease
-	outcomeExpired  = "expired"
-	outcomeGone     = "gone"
-	outcomeRenewed  = "renewed"
+	outcomeReleased outcome = 'r'
+	outcomeLeft     outcome = 'l' // other holders still share the lease
+	outcomeExpired  outcome = 'e'
+	outcomeGone     outcome = 'g'
 )
+
+// toOutcome reads a letter, which is in upper case if others wait for the lease.
+func toOutcome(letter byte) (o outcome, wanted bool) {
+	const lower = 'a' - 'A'
+	return outcome(letter | lower), letter&lower == 0
+}
 
 // release is one release in flight.
 type release struct {
 	lock    *hold.Hold
 	token   *int64 // nil: any token of the holder
 	done    chan struct{}
-	outcome string
+	outcome outcome
 	wanted  bool // others are known to wait for the lease; the release wakes them
 	err     error
 }
@@ -56,20 +63,16 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	for i, r := range returns {
 		names[i], holders[i], tokens[i] = r.lock.Key, r.lock.Holder, r.token
 	}
-	type row struct {
-		Outcome string
-		Wanted  bool
-	}
-	var rows []row
+	var letters string
 	var second bool
 	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
 	err := t.request(func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		second = again
-		rows, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowToStructByPos[row])
+		letters, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowTo[string])
 		return err
 	})
-	if err == nil && len(rows) != len(returns) {
-		err = fmt.Errorf("%d answers for %d releases", len(rows), len(returns))
+	if err == nil && len(letters) != len(returns) {
+		err = fmt.Errorf("%d answers for %d releases", len(letters), len(returns))
 	}
 	if err != nil {
 		failReleases(returns, err)
@@ -80,7 +83,9 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	}
 	var unknown, wanted []lockkey.Name
 	for i, r := range returns {
-		r.outcome, r.wanted = rows[i].Outcome, rows[i].Wanted
+		var isWanted bool
+		r.outcome, isWanted = toOutcome(letters[i])
+		r.wanted = isWanted
 		permit := r.lock.Queue.Key != r.lock.Key // the answer is about this permit, not about waiters for any permit
 		if !answersWanted || permit {
 			r.wanted = r.lock.Waited
@@ -89,7 +94,7 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
 		}
 		if r.outcome == outcomeReleased || r.outcome == outcomeExpired {
-			if permit && rows[i].Wanted {
+			if permit && isWanted {
 				wanted = append(wanted, lockkey.Name{Key: r.lock.Key})
 			}
 			switch {

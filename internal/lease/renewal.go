@@ -61,6 +61,12 @@ type renewal struct {
 	answer chan<- error // has room for the answer; nil: no caller waits for it
 }
 
+// The outcomes of an entry of renew.sql or renew_shared.sql, which can also be skipped.
+const (
+	renewalGone = "gone"
+	renewalDone = "renewed"
+)
+
 // errTakenAway means that another caller has the lease, or that there is no lease.
 var errTakenAway = errors.New("the server says that the lease expired, was released or was taken over")
 
@@ -201,7 +207,7 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 	err := t.renewal(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		sent = t.host.Clock()
 		outcomes, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRenew, statements.LeaseRenewShared)), names, holders, tokens, ttls), pgx.RowTo[string])
-		if slices.Contains(outcomes, outcomeGone) {
+		if slices.Contains(outcomes, renewalGone) {
 			evicted = t.whyGone(ctx, q, names, holders, tokens)
 		}
 		return err
@@ -219,9 +225,9 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 	for i, lock := range locks {
 		var err error
 		switch outcomes[i] {
-		case outcomeRenewed:
+		case renewalDone:
 			err = lock.Renewed(sent)
-		case outcomeGone:
+		case renewalGone:
 			err = lock.Lose(cmp.Or(evicted[i].Err, errTakenAway))
 		default:
 			err = errRowLocked

@@ -125,7 +125,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 	err := t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.host.Clock()
-		grants, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statement), args...), toGrant)
+		grants, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statement), args...), toGrants)
 		if err != nil && !lockerr.Refused(err) { // this holds even if a later attempt is refused
 			for _, r := range batch {
 				r.unknown = true
@@ -159,7 +159,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
 		for i, g := range grants {
-			if g.acquired == acquired {
+			if (g.token != nil) == acquired {
 				t.settle(batch[i], g, sent)
 			}
 		}

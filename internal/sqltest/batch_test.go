@@ -20,8 +20,8 @@ func (d *database) withBatches() *database {
 	d.do(`create or replace function take_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[])
 		returns table (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint) language plpgsql as $$
 		begin
-		  return query select b.acquired, b.fencing_token, b.held_by, b.remaining_ms
-		    from pgxlock_acquire_batch(p_names, p_holders, p_ttls, p_metadata, array_fill(0::bigint, array[cardinality(p_names)])) b;
+		  return query select b.tokens[n] is not null, b.tokens[n], coalesce(b.held_by[n], case when b.tokens[n] is not null then p_holders[n] end), coalesce(b.remaining_ms[n], p_ttls[n])
+		    from pgxlock_acquire_batch(p_names, p_holders, p_ttls, p_metadata, array_fill(0::bigint, array[cardinality(p_names)])) b, generate_subscripts(p_names, 1) n;
 		end $$`)
 	return d
 }
