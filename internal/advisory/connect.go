@@ -55,10 +55,15 @@ func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
 	}
 	// This is the place for Find, while search_path is still the role's. Only tokens need what it
 	// finds.
-	if err := a.place.Find(ctx, q); err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, lockerr.ErrSchema) && !lockerr.Refused(err)) {
+	err = dbconn.Outlast(ctx, func() error { return a.place.Find(ctx, q) })
+	if err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, lockerr.ErrSchema) && !lockerr.Refused(err)) {
 		return nil, err
 	}
-	set, err := conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.Args([]any{a.ttl.Milliseconds(), backend.PID})...)
+	var set pgconn.CommandTag
+	err = dbconn.Outlast(ctx, func() (err error) {
+		set, err = conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.Args([]any{a.ttl.Milliseconds(), backend.PID})...)
+		return err
+	})
 	switch {
 	case err != nil && !lockerr.Refused(err):
 		return nil, err

@@ -117,6 +117,19 @@ func Outlast(ctx context.Context, ask func() error) error {
 	}
 }
 
+// Prepare makes a connection of our own fit for its work, whatever the role is set to, and
+// finds the schema.
+func Prepare(ctx context.Context, q Querier, place *Installation) error {
+	const local = false
+	if err := Outlast(ctx, func() error { return q.Exec(ctx, statements.ConnSession.Text(), local) }); err != nil {
+		return err
+	}
+	if err := place.Find(ctx, q); err != nil { // while search_path is still the role's
+		return err
+	}
+	return q.Exec(ctx, statements.ConnSearchPath.Text(), local)
+}
+
 // Serves reports whether the process is the one that the server announced when the
 // connection was made. Behind a pooler it is another one.
 func (b Backend) Serves(conn *pgx.Conn) bool { return uint32(b.PID) == conn.PgConn().PID() }

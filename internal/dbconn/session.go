@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
-	"github.com/pgxlock/pgxlock/sql"
 )
 
 // Timeout bounds an exchange with the server, so that a dead network is
@@ -187,16 +186,9 @@ func (s *Session) setUp(ctx context.Context, conn *pgx.Conn) error {
 	s.Direct = backend.Serves(conn)
 	if !s.Direct {
 		s.unfinished = Backend{}
-		return s.Place.Find(ctx, q)
+		return Outlast(ctx, func() error { return s.Place.Find(ctx, q) })
 	}
-	const local = false
-	if err := q.Exec(ctx, statements.ConnSession.Text(), local); err != nil {
-		return err
-	}
-	if err := s.Place.Find(ctx, q); err != nil { // as long as search_path is the role's
-		return err
-	}
-	if err := q.Exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
+	if err := Prepare(ctx, q, s.Place); err != nil {
 		return err
 	}
 	if err := s.unfinished.End(ctx, q); err != nil {

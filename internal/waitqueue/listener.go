@@ -241,14 +241,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 	if !backend.Serves(conn) {
 		return 0, fmt.Errorf("%w, and neither does LISTEN", lockerr.ErrPooler)
 	}
-	const local = false
-	if err := q.Exec(ctx, statements.ConnSession.Text(), local); err != nil {
-		return 0, err
-	}
-	if err := l.queue.server.Place.Find(ctx, q); err != nil { // while search_path is still the role's
-		return 0, err
-	}
-	if err := q.Exec(ctx, statements.ConnSearchPath.Text(), local); err != nil {
+	if err := dbconn.Prepare(ctx, q, l.queue.server.Place); err != nil {
 		return 0, err
 	}
 
