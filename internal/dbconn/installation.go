@@ -24,13 +24,23 @@ type Installation struct {
 	Schema string // "": not found yet
 	Asked  string // the schema that the caller named, if any
 	Config string // where it is named
+
+	texts map[statements.Name]string // the statements used on it
 }
 
 // Statement returns a statement on this installation.
 func (in *Installation) Statement(name statements.Name) string {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return name.In(in.Schema)
+	text, known := in.texts[name]
+	if !known {
+		if in.texts == nil {
+			in.texts = make(map[statements.Name]string)
+		}
+		text = name.In(in.Schema)
+		in.texts[name] = text
+	}
+	return text
 }
 
 // Find makes sure that the schema is known and new enough.
@@ -57,7 +67,7 @@ func (in *Installation) Find(ctx context.Context, q Querier) error {
 	if version < SchemaVersion {
 		return fmt.Errorf("%w: schema %q has version %d, version %d is needed", lockerr.ErrSchema, schema, version, SchemaVersion)
 	}
-	in.Schema = schema
+	in.Schema, in.texts = schema, nil
 	return nil
 }
 

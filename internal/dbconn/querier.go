@@ -1,6 +1,7 @@
 package dbconn
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/jackc/pgx/v5"
@@ -22,6 +23,8 @@ type Querier struct {
 	// OtherDefaults says that the role's transactions are not READ COMMITTED and
 	// READ WRITE by themselves.
 	OtherDefaults bool
+
+	Tracer pgx.QueryTracer // the caller's, for Answer; nil: none
 }
 
 // Args returns the arguments of a statement with the mode in which it must be sent.
@@ -51,18 +54,74 @@ func (q Querier) Query(ctx context.Context, sql string, args ...any) pgx.Rows {
 		rows, _ := q.Conn.Query(ctx, sql, q.Args(args)...) // the rows carry the error
 		return rows
 	}
+	return q.Together(ctx, nil, q.withSettings(Step{SQL: sql, Args: args})...)
+}
+
+// withSettings returns the statements that make a pooler's connection fit for a step, and the
+// step.
+func (q Querier) withSettings(step Step) []Step {
 	const local = true
-	all := []Step{{statements.ConnSession.Text(), []any{local}}, {statements.ConnSearchPath.Text(), []any{local}}, {sql, args}}
+	all := []Step{{SQL: statements.ConnSession.Text(), Args: []any{local}}, {SQL: statements.ConnSearchPath.Text(), Args: []any{local}}, step}
 	if q.OtherDefaults {
 		all = append([]Step{{SQL: statements.ConnSetTransaction.Text()}}, all...)
 	}
-	return q.Together(ctx, nil, all...)
+	return all
 }
 
-// A Step is a statement with what it is given.
+// binaryFormat is the format of Arguments and of the values that Answer reads.
+var binaryFormat = []int16{pgx.BinaryFormatCode}
+
+// Answer runs a statement for many entries, with our settings, and reads the one row of its
+// answer. What it did is committed if there is no error. The values are valid only in read.
+func (q Querier) Answer(ctx context.Context, sql string, args *Arguments, read func(values [][]byte) error) (err error) {
+	if !q.Direct {
+		rows := q.Together(ctx, binaryFormat, q.withSettings(Step{SQL: sql, Arguments: args})...)
+		defer rows.Close()
+		return oneRow(rows.Next, rows.RawValues, read, func() error {
+			rows.Close()
+			return rows.Err()
+		})
+	}
+	if q.Tracer != nil {
+		ctx = q.Tracer.TraceQueryStart(ctx, q.Conn, pgx.TraceQueryStartData{SQL: sql, Args: args.traced()})
+		defer func() { q.Tracer.TraceQueryEnd(ctx, q.Conn, pgx.TraceQueryEndData{Err: err}) }()
+	}
+	statement, err := q.Conn.Prepare(ctx, sql, sql) // sends nothing if it is prepared
+	if err != nil {
+		return err
+	}
+	rows := q.Conn.PgConn().ExecStatement(ctx, statement, args.values(), binaryFormat, binaryFormat)
+	err = oneRow(rows.NextRow, rows.Values, read, func() error {
+		_, err := rows.Close()
+		return err
+	})
+	if err != nil && !q.Conn.IsClosed() {
+		_ = q.Conn.Deallocate(ctx, sql) // after a migration it may be another statement
+	}
+	return err
+}
+
+// oneRow reads the only row of an answer.
+func oneRow(next func() bool, values func() [][]byte, read func([][]byte) error, end func() error) error {
+	var unread error
+	rows := 0
+	for ; next(); rows++ {
+		unread = cmp.Or(unread, read(values()))
+	}
+	if err := end(); err != nil {
+		return err // of the statement, or of the commit
+	}
+	if rows != 1 {
+		return ErrForeign
+	}
+	return unread
+}
+
+// A Step is a statement with what it is given, as Args or as Arguments.
 type Step struct {
-	SQL  string
-	Args []any
+	SQL       string
+	Args      []any
+	Arguments *Arguments
 }
 
 // Together runs statements, prepared by nobody, and returns the rows of the last one in
@@ -71,6 +130,10 @@ type Step struct {
 func (q Querier) Together(ctx context.Context, formats []int16, all ...Step) pgx.Rows {
 	batch := &pgconn.Batch{}
 	for _, s := range all {
+		if s.Arguments != nil {
+			batch.ExecParams(s.SQL, s.Arguments.values(), nil, binaryFormat, formats)
+			continue
+		}
 		var arguments pgx.ExtendedQueryBuilder
 		if err := arguments.Build(q.Conn.TypeMap(), nil, s.Args); err != nil {
 			return &pooledRows{err: err}

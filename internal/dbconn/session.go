@@ -57,17 +57,15 @@ func (s *Session) Do(patience time.Duration, fn Exchange) error {
 	if !connected {
 		patience = max(patience, connectTimeout)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-
-	first, stop := ctx, context.CancelFunc(func() {})
+	begun, first := time.Now(), patience
 	if connected { // if it died in silence, it must leave time for a second one
-		first, stop = context.WithTimeout(ctx, patience*2/5)
+		first = patience * 2 / 5
 	}
 	err := s.once(first, patience, fn, false)
-	stop()
-	if err != nil && s.conn != nil && s.conn.IsClosed() && ctx.Err() == nil {
-		err = s.once(ctx, patience, fn, true)
+	if err != nil && s.conn != nil && s.conn.IsClosed() {
+		if left := patience - time.Since(begun); left > 0 {
+			err = s.once(left, patience, fn, true)
+		}
 	}
 	s.used = time.Now()
 	if s.Idle > 0 && s.idling == nil && s.conn != nil {
@@ -120,12 +118,15 @@ func (e *noAnswerError) As(target any) bool {
 	return ok && errors.As(e.why, failed)
 }
 
-func (s *Session) once(ctx context.Context, patience time.Duration, fn Exchange, again bool) error {
+// once runs fn once, within the time that is left of patience.
+func (s *Session) once(left, patience time.Duration, fn Exchange, again bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), left)
+	defer cancel()
 	if err := s.connect(ctx, patience); err != nil {
 		return err
 	}
 	s.notReplicated = false
-	err := fn(ctx, Querier{s.conn, s.Direct, s.otherDefaults}, again)
+	err := fn(ctx, Querier{Conn: s.conn, Direct: s.Direct, OtherDefaults: s.otherDefaults, Tracer: s.Config.ConnConfig.Tracer}, again)
 	if state := lockerr.SQLState(err); !s.Direct && (state == lockerr.StateReadOnly || state == lockerr.StateUnsupported) {
 		CloseQuietly(s.conn)                                                // the pooler leads to a standby now: choose a server anew
 		return s.noPrimary(fmt.Errorf("%w (%v)", lockerr.ErrReadOnly, err)) //nolint:errorlint // by the server's own code it would be final

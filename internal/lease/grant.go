@@ -1,10 +1,10 @@
 package lease
 
 import (
+	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
@@ -13,50 +13,59 @@ import (
 
 // grant is the answer.
 type grant struct {
-	token          *int64 // nil: refused
-	heldBy         *string
-	remainingMS    *int64
-	ahead          bool // other waiters come first
-	permit, others *int // of a semaphore: the granted permit; the number of permits that other callers use
+	acquired    bool
+	token       int64
+	heldBy      string // of a refusal; "": not known
+	remainingMS int64  // until the holder's lease expires; negative: not known
+	ahead       bool   // other waiters come first
+	permit      int    // of a semaphore: the granted permit, or 0
+	others      int    // of a semaphore: how many permits other callers use, if it is another number; else 0
 }
 
-// toGrants reads the answer of acquire.sql, or of a variant: an array for each column, with an
-// element for each request. All but the tokens may be NULL.
-func toGrants(row pgx.CollectableRow) ([]grant, error) {
-	var tokens, remainingMS []*int64
-	var heldBy []*string
-	var ahead []bool
-	var permits, others []*int
-	into := []any{&tokens, &heldBy, &remainingMS, &ahead, &permits, &others}
-	err := row.Scan(into[:len(row.FieldDescriptions())]...)
-	grants := make([]grant, len(tokens))
-	for i, token := range tokens {
-		grants[i] = grant{token: token, heldBy: at(heldBy, i), remainingMS: at(remainingMS, i), ahead: at(ahead, i), permit: at(permits, i), others: at(others, i)}
+// readGrants reads the answer of acquire.sql, or of a variant, to n requests: an array for each
+// column. All but the tokens may be NULL.
+func readGrants(values [][]byte, n int) ([]grant, error) {
+	var columns [6]dbconn.Array
+	for i, value := range values {
+		elements, length, err := dbconn.ReadArray(value)
+		if err != nil || i == len(columns) || length != n && (i == 0 || value != nil) {
+			return nil, fmt.Errorf("%w: the arrays of the answer to %d requests", dbconn.ErrForeign, n)
+		}
+		columns[i] = elements
 	}
-	return grants, err
-}
-
-// at returns the element, or zero if there is none.
-func at[E any](elements []E, i int) (e E) {
-	if i < len(elements) {
-		e = elements[i]
+	grants := make([]grant, n)
+	for i := range grants {
+		g := &grants[i]
+		g.token, g.acquired = dbconn.Integer(columns[0].Next())
+		if heldBy := columns[1].Next(); !g.acquired {
+			g.heldBy = string(heldBy)
+		}
+		if ms, known := dbconn.Integer(columns[2].Next()); known {
+			g.remainingMS = ms
+		} else {
+			g.remainingMS = -1
+		}
+		ahead, _ := dbconn.Integer(columns[3].Next())
+		permit, _ := dbconn.Integer(columns[4].Next())
+		others, _ := dbconn.Integer(columns[5].Next())
+		g.ahead, g.permit, g.others = ahead == 1, int(permit), int(others)
 	}
-	return e
+	return grants, nil
 }
 
 // settle answers the request, or sends it again.
 func (t *Table) settle(r *request, g grant, sent time.Duration) {
-	if g.others != nil {
-		t.notAsMany(r, *g.others)
+	if g.others != 0 {
+		t.notAsMany(r, g.others)
 	}
-	if g.permit != nil {
-		r.lock.Key = lockkey.Permit(r.lock.Queue.Key, *g.permit)
+	if g.permit != 0 {
+		r.lock.Key = lockkey.Permit(r.lock.Queue.Key, g.permit)
 		if r.unknown {
-			t.discardPermits(r, *g.permit) // an earlier attempt may have been granted another one
+			t.discardPermits(r, g.permit) // an earlier attempt may have been granted another one
 		}
 	}
 	switch {
-	case g.token == nil:
+	case !g.acquired:
 		busy := t.busy(r, g)
 		if busy.Soon && !g.ahead && t.askSoon(r) || t.standBehindLeftover(r, busy.Holder) {
 			return
@@ -65,7 +74,7 @@ func (t *Table) settle(r *request, g grant, sent time.Duration) {
 			t.discardRequest(r) // an earlier grant to this request may block it
 		}
 		r.Answer(busy)
-	case !r.lock.Granted(*g.token, sent, t.host.Clock()):
+	case !r.lock.Granted(g.token, sent, t.host.Clock()):
 		t.Discard(r.lock)
 		r.Answer(hold.ErrLateGrant)
 	case !r.Answer(nil):
@@ -76,12 +85,12 @@ func (t *Table) settle(r *request, g grant, sent time.Duration) {
 // busy is the error for a request that was refused.
 func (t *Table) busy(r *request, g grant) *hold.Busy {
 	busy := &hold.Busy{}
-	if holder := g.heldBy; holder != nil && *holder != r.lock.Holder {
-		busy.Holder = *holder
-		busy.Here = r.permits == 0 && t.has(*holder) // other processes may release other permits
+	if g.heldBy != r.lock.Holder {
+		busy.Holder = g.heldBy
+		busy.Here = r.permits == 0 && t.has(g.heldBy) // other processes may release other permits
 	}
-	if ms := g.remainingMS; ms != nil {
-		busy.Remaining = time.Duration(*ms+1) * time.Millisecond // the answer is in whole milliseconds
+	if g.remainingMS >= 0 {
+		busy.Remaining = time.Duration(g.remainingMS+1) * time.Millisecond // the answer is in whole milliseconds
 	}
 	// No holder excludes this request: waiters come first, or another caller is just joining or
 	// leaving the group.

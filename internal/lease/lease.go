@@ -52,10 +52,13 @@ type Table struct {
 	renewals  *dbconn.Session // the same with OneConnection
 	acquiring batcher.Batcher[*request]
 	releasing batcher.Batcher[*release]
-	renewer   *renewer
-	reaping   batcher.Housekeeping
-	cleaning  batcher.Background
-	warm      sync.Once // connects renewals
+
+	acquireArgs, releaseArgs dbconn.Arguments // of the batch in flight; only the batcher's Run uses them
+
+	renewer  *renewer
+	reaping  batcher.Housekeeping
+	cleaning batcher.Background
+	warm     sync.Once // connects renewals
 
 	// With OneConnection, in this order, before the session's own: a request has requesting, and
 	// shares sharing; a renewal has sharing alone.

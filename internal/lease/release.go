@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -57,23 +56,24 @@ func (t *Table) releaseAll(returns []*release) error {
 }
 
 func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
-	names := make([]string, len(returns))
-	holders := make([]string, len(returns))
-	tokens := make([]*int64, len(returns))
-	for i, r := range returns {
-		names[i], holders[i], tokens[i] = r.lock.Key, r.lock.Holder, r.token
-	}
-	var letters string
+	args := &t.releaseArgs
+	args.Reset()
+	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Key })
+	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Holder })
+	dbconn.AddBigints(args, returns, func(r *release) (int64, bool) { return dbconn.OrNull(r.token) })
+	var letters []byte
 	var second bool
 	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
 	err := t.request(func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		second = again
-		letters, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), names, holders, tokens), pgx.RowTo[string])
-		return err
+		return q.Answer(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), args, func(values [][]byte) error {
+			if len(values) != 1 || len(values[0]) != len(returns) {
+				return fmt.Errorf("%w: %d releases", dbconn.ErrForeign, len(returns))
+			}
+			letters = slices.Clone(values[0])
+			return nil
+		})
 	})
-	if err == nil && len(letters) != len(returns) {
-		err = fmt.Errorf("%d answers for %d releases", len(letters), len(returns))
-	}
 	if err != nil {
 		failReleases(returns, err)
 		if t.requests.Reached() {

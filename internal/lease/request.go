@@ -3,10 +3,7 @@ package lease
 import (
 	"context"
 	"crypto/rand"
-	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -99,33 +96,28 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	if len(batch) == 0 {
 		return nil
 	}
-	var names, holders []string
-	var permits []int32
-	var ttls []int64
-	var metadata []*string
-	var tickets []*int64
-	for _, r := range batch {
-		names = append(names, r.lock.Key)
-		permits = append(permits, int32(r.permits))
-		holders = append(holders, r.lock.Holder)
-		ttls = append(ttls, r.lock.TTL.Milliseconds())
-		metadata = append(metadata, r.metadata)
-		tickets = append(tickets, r.ticket)
+	args := &t.acquireArgs
+	args.Reset()
+	dbconn.AddTexts(args, batch, func(r *request) *string { return &r.lock.Key })
+	dbconn.AddTexts(args, batch, func(r *request) *string { return &r.lock.Holder })
+	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return r.lock.TTL.Milliseconds(), true })
+	dbconn.AddTexts(args, batch, func(r *request) *string { return r.metadata })
+	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return dbconn.OrNull(r.ticket) })
+	statement := byMode(mode, statements.LeaseAcquire, statements.LeaseAcquireShared)
+	if mode == hold.Exclusive && batch[0].permits > 0 {
+		statement = statements.LeaseAcquirePermit
+		dbconn.AddIntegers(args, batch, func(r *request) int32 { return int32(r.permits) })
 	}
 
 	var grants []grant
 	var asked bool
 	var sent time.Duration
-	statement, args := statements.LeaseAcquire, []any{names, holders, ttls, metadata, tickets}
-	switch {
-	case mode == hold.Shared:
-		statement = statements.LeaseAcquireShared
-	case batch[0].permits > 0:
-		statement, args = statements.LeaseAcquirePermit, append(args, permits)
-	}
 	err := t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.host.Clock()
-		grants, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statement), args...), toGrants)
+		err = q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) (err error) {
+			grants, err = readGrants(values, len(batch))
+			return err
+		})
 		if err != nil && !lockerr.Refused(err) { // this holds even if a later attempt is refused
 			for _, r := range batch {
 				r.unknown = true
@@ -133,9 +125,6 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 		}
 		return err
 	})
-	if err == nil && len(grants) != len(batch) {
-		err = fmt.Errorf("%d answers for %d requests", len(grants), len(batch))
-	}
 	if lockerr.Spoilt(err) && len(batch) > 1 {
 		for i := range batch { // one request makes the statement fail: send each alone to find it
 			if err := t.ask(mode, batch[i:i+1]); err != nil {
@@ -159,7 +148,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
 		for i, g := range grants {
-			if (g.token != nil) == acquired {
+			if g.acquired == acquired {
 				t.settle(batch[i], g, sent)
 			}
 		}

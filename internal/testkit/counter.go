@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -35,6 +36,11 @@ func (c *Counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 			c.first = time.Now()
 		}
 		for _, arg := range data.Args {
+			if array, ok := arg.([]byte); ok {
+				_, n, _ := dbconn.ReadArray(array)
+				c.entries += n
+				break
+			}
 			if names, ok := arg.([]string); ok {
 				c.entries += len(names)
 				break
