@@ -940,8 +940,9 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_is_own_key(integer, bigint) IS
     'pgxlock, internal: whether an advisory key carries the mark of pgxlock''s own keys. p_space: as objsubid in pg_locks.';
 
-  -- These keys hash a zero byte first, which no text can contain, and the table, so that
-  -- installations have different ones.
+  -- An acquire needs two of these keys, and a release one, so the hash is a cheap one (SHA-256 takes
+  -- five times as long). It is seeded with the table, so that installations have different keys, and
+  -- never with 0: programs lock hashtextextended(name, 0) themselves.
   --
   -- Two of them that are meant to differ are equal with odds of 1 in 2^40, 1.1 million million:
   -- where other transactions hold 1000 of them, one acquire in 500 million finds its guard or its
@@ -956,9 +957,10 @@ BEGIN
   -- For the keys of sessions see pgxlock_session_key() and pgxlock_waiter_key().
   CREATE OR REPLACE FUNCTION pgxlock_key(p_space text, p_name text) RETURNS bigint
   LANGUAGE sql STABLE PARALLEL SAFE
-  RETURN pgxlock_own_key(false, decode('00', 'hex') || convert_to(p_space, 'UTF8'::name) || decode('00', 'hex')
-      || oidsend('distributed_locks'::regclass::oid) || convert_to(p_name, 'UTF8'::name));
-  COMMENT ON FUNCTION pgxlock_key(text, text) IS 'pgxlock, internal: the advisory keys of a moment: guards and pins of leases and shares, and cleaners.';
+  RETURN pgxlock_own_key(false, ''::bytea) >> 40 << 40
+       | (hashtextextended(p_name COLLATE "C", hashtextextended(p_space COLLATE "C", 'distributed_locks'::regclass::oid::bigint)) & 1099511627775);        -- 2^40 - 1
+  COMMENT ON FUNCTION pgxlock_key(text, text) IS
+    'pgxlock, internal: the advisory keys of a moment: guards and pins of leases and shares, and cleaners. The mark of pgxlock_own_key(), and 40 bits of a hash.';
 
   CREATE OR REPLACE FUNCTION pgxlock_check(p_argument text, p_value text) RETURNS void
   LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$

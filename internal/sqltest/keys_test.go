@@ -2,11 +2,8 @@ package sqltest_test
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"io/fs"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -79,22 +76,20 @@ func installEncoded(t *testing.T, other *pgtest.DB, encoding string) *database {
 	return d
 }
 
-// The keys that pgxlock locks for itself are a mark and the hash of a zero byte, which no name
-// can contain, and of the table, which another installation does not share.
-func TestInternalKeysAreAMarkAndWhatNoNameCanHash(t *testing.T) {
+// The keys of leases are a mark and a hash whose seed is of the table, which another installation
+// does not share, and of the purpose. Programs use the seed 0.
+func TestInternalKeysAreAMarkAndAHashWithASeedOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	oid, err := strconv.ParseUint(d.get("'distributed_locks'::regclass::oid"), 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, space := range []string{"guard", "pin"} {
-		for _, lock := range []string{"order:42", "é"} {
-			text := append([]byte("\x00"+space+"\x00"), binary.BigEndian.AppendUint32(nil, uint32(oid))...)
-			hash := sha256.Sum256(append(text, lock...))
-			want := int64(binary.BigEndian.Uint64(append([]byte("plj"), hash[:5]...)))
-			d.want(fmt.Sprintf("pgxlock_key(%s, %s)", quote(space), quote(lock)), fmt.Sprint(want))
+	const key, hash = "to_hex(pgxlock_key(%s, %s))", `'706c6a' || right(lpad(to_hex(hashtextextended(%s collate "C", %s)), 16, '0'), 10)`
+	for _, name := range []string{"order:42", "é", ""} {
+		for _, space := range []string{"guard", "pin"} {
+			seed := `hashtextextended('` + space + `' collate "C", 'distributed_locks'::regclass::oid::bigint)`
+			d.want(seed+" <> 0", "true")
+			d.want(fmt.Sprintf(key+" = "+hash, quote(space), quote(name), quote(name), seed), "true")
+			d.want(fmt.Sprintf(key+" <> "+hash, quote(space), quote(name), quote(name), "0"), "true")
 		}
+		d.want("pgxlock_key('guard', "+quote(name)+") <> pgxlock_key('pin', "+quote(name)+")", "true")
 	}
 }
 
@@ -125,7 +120,8 @@ func TestEqualKeysOfDifferentLocksExcludeAndGrantNothing(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do(`create or replace function pgxlock_own_key(p_lasting boolean, p_content bytea) returns bigint language sql immutable parallel safe
-		return (case when p_lasting then 'x706c6b0000000000' else 'x706c6a0000000000' end)::bit(64)::bigint`)
+		return (case when p_lasting then 'x706c6b0000000000' else 'x706c6a0000000000' end)::bit(64)::bigint;
+		create or replace function pgxlock_key(p_space text, p_name text) returns bigint language sql stable parallel safe return pgxlock_own_key(false, '')`)
 	d.do("select acquire_lock('held', 'A'), acquire_lock('late', 'A'), acquire_shared_lock('shared', 'A')")
 	d.expire("late")
 
@@ -197,8 +193,8 @@ func TestEqualKeysOfDifferentLocksExcludeAndGrantNothing(t *testing.T) {
 	d.want("pgxlock_waited_for('{0}', '{k}')", "{f}")
 }
 
-// Advisory locks of a program, whatever their names, do not disturb a lease:
-// its name itself, and names made of the words that we use inside.
+// Advisory locks of a program, whatever their names, do not disturb a lease: its name itself, by
+// SHA-256 or by the server's hash functions, and names made of the words that we use inside.
 func TestAdvisoryLocksOfUsersDoNotDisturbLeases(t *testing.T) {
 	t.Parallel()
 	d := install(t)
@@ -209,6 +205,7 @@ func TestAdvisoryLocksOfUsersDoNotDisturbLeases(t *testing.T) {
 	} {
 		user.do("select pg_advisory_lock(advisory_lock_key(" + quote(name) + "))")
 	}
+	user.do("select pg_advisory_lock(hashtextextended('order:42', seed)), pg_advisory_lock(hashtext('order:42')) from generate_series(0, 9) seed")
 	d.want("acquire_lock('order:42', 'A')", "true")
 	writer := d.begin(readCommitted)
 	writer.want("assert_lock_held('order:42', 'A') > 0", "true")
