@@ -2,6 +2,7 @@ package advisory
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 )
@@ -46,6 +47,30 @@ func TestLeaderWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 				return
 			}
 		})
+	}
+}
+
+// On one processor no caller asks while the leader looks.
+func TestLeaderLetsCallersRunThatAreAboutToAsk(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	gathered := 0
+	for range 100 {
+		var asked atomic.Int64
+		var asking sync.WaitGroup
+		asked.Store(1)
+		for range 7 {
+			asking.Go(func() { asked.Add(1) })
+		}
+		var g gathering
+		g.answered(8, 0)
+		g.wait(func() int { return int(asked.Load()) })
+		if g.enough(int(asked.Load())) {
+			gathered++
+		}
+		asking.Wait()
+	}
+	if gathered < 50 { // the scheduler may come back early
+		t.Errorf("the leader met the others %d times in 100", gathered)
 	}
 }
 

@@ -1,8 +1,14 @@
 package advisory
 
 import (
+	"bytes"
+	"context"
 	"errors"
+	"io"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -83,5 +89,133 @@ func TestFunctionCallThatFailsIsUndoneWithTheOthersOfItsMessage(t *testing.T) {
 			}
 			wantFree(t, p, keys[i]) // one release is enough: what was granted at first is undone
 		}
+	}
+}
+
+// A cutConn lets so many bytes through in a direction, and then breaks.
+type cutConn struct {
+	io.ReadWriter
+	sends, receives int // how many bytes pass; negative: all
+}
+
+var errCut = errors.New("the connection was cut")
+
+func (c *cutConn) Write(b []byte) (int, error) {
+	if c.sends < 0 {
+		return c.ReadWriter.Write(b)
+	}
+	n, _ := c.ReadWriter.Write(b[:min(c.sends, len(b))])
+	return n, errCut
+}
+
+func (c *cutConn) Read(b []byte) (int, error) {
+	if c.receives == 0 {
+		return 0, errCut
+	}
+	n, err := c.ReadWriter.Read(b[:min(max(c.receives, 1), len(b))])
+	if c.receives > 0 {
+		c.receives -= n
+	}
+	return n, err
+}
+
+// The server may have executed some of the calls of a message, and all of them in the backend
+// of a session that is gone.
+func TestCallsOfAMessageThatIsCutAreMadeInTheNextSession(t *testing.T) {
+	t.Parallel()
+	const request, response = 29, 16 // of a call for one number
+	for name, cut := range map[string]func(*cutConn, int){
+		"requests": func(c *cutConn, n int) { c.sends, c.receives = n, 0 },
+		"answers":  func(c *cutConn, n int) { c.sends, c.receives = -1, n },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			p, other := connected(t, db.Pool, Config{}), connected(t, db.Pool, Config{})
+			mustAcquire(t, other, "busy", hold.Exclusive)
+			size := map[string]int{"requests": request, "answers": response}[name] * mostCalls
+			for n := 0; n < size; n += 7 {
+				held := mustAcquire(t, p, "held", hold.Exclusive)
+				_ = stall(p.mux)
+				conn := &cutConn{ReadWriter: p.mux.conn.net}
+				cut(conn, n)
+				p.mux.conn.frontend = pgproto3.NewFrontend(conn, conn)
+				var outcomes []<-chan tried
+				for i, key := range []string{"a", "busy", "c"} {
+					outcomes = append(outcomes, trying(t.Context(), p, key, hold.Exclusive))
+					queued(t, p.mux, i+2)
+				}
+				released := make(chan error, 1)
+				go func() { released <- held.release() }()
+				queued(t, p.mux, mostCalls+1)
+				p.mux.lead(nil)
+				for i, outcome := range outcomes {
+					got := <-outcome
+					if i == 1 {
+						if !errors.Is(got.err, lockerr.ErrNotAcquired) {
+							t.Errorf("cut after %d bytes: of a lock that is held: %v", n, got.err)
+						}
+						continue
+					}
+					if got.err != nil {
+						t.Fatalf("cut after %d bytes: %v", n, got.err)
+					}
+					if err := got.lock.release(); err != nil {
+						t.Errorf("cut after %d bytes: %v", n, err)
+					}
+				}
+				if err := <-released; err != nil && !errors.Is(err, lockerr.ErrLost) {
+					t.Errorf("cut after %d bytes: Release: %v", n, err)
+				}
+				for _, key := range []string{"a", "c", "held"} {
+					wantFree(t, p, key)
+				}
+			}
+		})
+	}
+}
+
+// The client sends some of the calls of a message, and then stands still.
+func TestServerFreesWhatTheFirstCallsOfAMessageAcquiredIfTheRestNeverComes(t *testing.T) {
+	t.Parallel()
+	const request = 29
+	for name, n := range map[string]int{"after a call": request, "after a byte of the next one": request + 1, "in its head": request + 5, "before its last byte": 2*request - 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			p, other := connected(t, db.Pool, Config{TTL: time.Second}), connected(t, db.Pool, Config{})
+			if p.mux.conn.functions == nil {
+				t.Skip("the connection does not end in its backend")
+			}
+			_ = stall(p.mux)
+			var sent bytes.Buffer
+			conn := p.mux.conn.net
+			p.mux.conn.frontend = pgproto3.NewFrontend(conn, &sent)
+			ctx, cancel := context.WithCancel(t.Context())
+			_ = trying(ctx, p, "first", hold.Exclusive)
+			queued(t, p.mux, 2)
+			_ = trying(ctx, p, "second", hold.Exclusive)
+			queued(t, p.mux, 3)
+			send(t, p.mux)
+			if sent.Len() != 2*request {
+				t.Errorf("%d bytes, want %d", sent.Len(), 2*request)
+			}
+			if _, err := conn.Write(sent.Bytes()[:n]); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.Read(make([]byte, 1)); err != nil { // the first is granted
+				t.Fatal(err)
+			}
+			if _, err := other.try(t.Context(), "first", hold.Exclusive); !errors.Is(err, lockerr.ErrNotAcquired) {
+				t.Errorf("before the session has ended: %v", err)
+			}
+			for _, key := range []string{"first", "second"} {
+				if err := mustAcquire(t, other, key, hold.Exclusive).release(); err != nil {
+					t.Error(err)
+				}
+			}
+			cancel()
+			p.mux.lead(nil)
+		})
 	}
 }

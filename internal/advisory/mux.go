@@ -82,7 +82,7 @@ var errSilentTooLong = errors.New("the connection was silent for so long that th
 // the lead is handed to it. It returns false if the caller leaves before the answer, which then
 // goes to c.asker only; c.why has the reason.
 func (m *mux) await(c *call, leads bool) bool {
-	defer m.expectNoWake(c)
+	defer m.forget(c)
 	for waits := !leads; ; {
 		if waits && !c.woken() {
 			if c.state.CompareAndSwap(callQueued, callLeft) {
@@ -164,8 +164,12 @@ func (m *mux) lead(own *call) (waits bool) {
 func (m *mux) dismiss() {
 	m.mu.Lock()
 	leader := m.leader
+	var ctx context.Context
+	if leader != nil {
+		ctx = leader.ctx
+	}
 	m.mu.Unlock()
-	if leader == nil || leader.why(leader.ctx) == nil { // outside m.mu: Err may run callers' code
+	if leader == nil || leader.why(ctx) == nil { // outside m.mu: Err may run callers' code
 		return
 	}
 	m.mu.Lock()
@@ -467,6 +471,7 @@ func (m *mux) undo() {
 	}
 	m.mu.Lock()
 	m.queue = slices.Insert(m.queue, 0, again...)
+	m.dismissLocked(m.queue)
 	m.mu.Unlock()
 }
 
@@ -512,7 +517,10 @@ func (m *mux) expectWake(c *call) {
 	}
 }
 
-func (m *mux) expectNoWake(c *call) {
+// forget ends the wait for a call: nothing reads its context any more, and an entry that
+// lasts as long as a lock may contain the call.
+func (m *mux) forget(c *call) {
+	c.ctx = nil
 	if c.wake != nil {
 		m.wakes.Put(c.wake)
 		c.wake = nil

@@ -497,6 +497,21 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		answeredNow(t, p)
 		wantFree(t, p, "k")
 	})
+	t.Run("of a call whose message has failed", func(t *testing.T) {
+		t.Parallel()
+		p := connected(t, pgtest.New(t).Pool, Config{})
+		_ = stall(p.mux)
+		waits := begin(t, p)
+		send(t, p.mux)
+		receive(t, p.mux)
+		closeAndDismiss(p)
+		p.mux.message.err = &pgconn.PgError{Code: "57014"}
+		p.mux.answered()
+		wantClosed(t, waits) // before the server undoes what the message may have acquired
+		p.mux.pass()
+		answeredNow(t, p)
+		wantFree(t, p, "k")
+	})
 	t.Run("of a call that begins later", func(t *testing.T) {
 		t.Parallel()
 		p := connected(t, pgtest.New(t).Pool, Config{})
@@ -542,5 +557,37 @@ func TestRefusedRequestLeavesNothing(t *testing.T) {
 	}
 	if _, err := p.try(t.Context(), "k", hold.Shared); err != nil {
 		t.Errorf("in the other mode: %v", err)
+	}
+}
+
+// A context may carry all that a request of a program needs, and a lock may be held for days.
+func TestHeldLockDoesNotKeepTheContextOfItsAcquire(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	collected := make(chan struct{})
+	lock := func() held {
+		value := new([1 << 16]byte)
+		runtime.AddCleanup(value, func(int) { close(collected) }, 0)
+		type key struct{}
+		ctx := context.WithValue(t.Context(), key{}, value)
+		lock, err := p.acquire(ctx, "k", hold.Exclusive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lock
+	}()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		runtime.GC()
+		select {
+		case <-collected:
+			if err := lock.release(); err != nil {
+				t.Error(err)
+			}
+			return
+		default:
+		}
+		if time.Now().After(limit) {
+			t.Fatal("the context is still referred to")
+		}
 	}
 }

@@ -411,3 +411,46 @@ func TestTheLastWarningOfAServerIsWhyTheSessionEnded(t *testing.T) {
 		}
 	}
 }
+
+// A pipe returns a session whose server sends the messages, and then ends the connection.
+func pipe(t *testing.T, messages ...pgproto3.BackendMessage) *session {
+	t.Helper()
+	client, server := net.Pipe()
+	t.Cleanup(func() { _ = client.Close() })
+	go func() {
+		backend := pgproto3.NewBackend(server, server)
+		for _, m := range messages {
+			backend.Send(m)
+		}
+		_ = backend.Flush()
+		_ = server.Close()
+	}()
+	return &session{net: client, frontend: pgproto3.NewFrontend(client, client)}
+}
+
+func TestTheLastErrorOfAServerIsWhyTheSessionEnded(t *testing.T) {
+	t.Parallel()
+	ended := &pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01"}
+	for name, read := range map[string]func(*session) error{
+		"idle":               (*session).listen,
+		"during an exchange": func(c *session) error { return c.receive(&message{parts: 1}) },
+	} {
+		if err := read(pipe(t, ended)); lockerr.SQLState(err) != "57P01" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestTheFirstErrorOfSeveralCallsIsWhyTheirMessageFailed(t *testing.T) {
+	t.Parallel()
+	ready := &pgproto3.ReadyForQuery{TxStatus: 'I'}
+	failure := func(code string) pgproto3.BackendMessage {
+		return &pgproto3.ErrorResponse{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code}
+	}
+	m := message{batch: true, asked: 3, parts: 3}
+	err := pipe(t, failure("53200"), ready, &pgproto3.FunctionCallResponse{Result: []byte{1}}, ready, failure("57014"), ready).receive(&m)
+	failed, ended := m.verdict()
+	if err != nil || ended != nil || lockerr.SQLState(failed) != "53200" {
+		t.Errorf("%v, %v, %v", err, ended, failed)
+	}
+}
