@@ -21,6 +21,20 @@ const (
 	portAttempts = 5
 )
 
+// makeCluster makes or copies the cluster.
+func (s *Server) makeCluster(ctx context.Context) error {
+	var err error
+	if s.cfg.Clusters != nil {
+		err = s.cfg.Clusters.copyTo(ctx, s)
+	} else {
+		err = s.initdb(ctx)
+	}
+	if err == nil && s.cfg.Network != nil {
+		err = s.admitNeighbours()
+	}
+	return err
+}
+
 // initdb makes the cluster.
 func (s *Server) initdb(ctx context.Context) error {
 	password := filepath.Join(s.dir.path, "password")
@@ -37,9 +51,6 @@ func (s *Server) initdb(ctx context.Context) error {
 		"--auth-local=trust", "--auth-host=scram-sha-256",
 	}, s.cfg.InitdbArgs...)
 	err := run(ctx, s.dir.data(), s.as, s.cfg.Binaries.tool("initdb"), args...)
-	if err == nil && s.cfg.Network != nil {
-		err = s.admitNeighbours()
-	}
 	return errors.Join(err, os.Remove(password))
 }
 

@@ -28,7 +28,12 @@ func TestMain(m *testing.M) {
 	if os.Getenv(ownerEnv) != "" {
 		own()
 	}
-	leaktest.Main(m)
+	code := m.Run()
+	if err := clusters.Remove(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(leaktest.Check(code))
 }
 
 // own starts a server with a companion, says where they are, and waits to be

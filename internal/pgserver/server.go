@@ -34,6 +34,7 @@ type Config struct {
 	Binaries   Binaries          // which PostgreSQL; the zero value asks Find
 	Settings   map[string]string // server settings; with "fsync": "off" the data may be kept in memory
 	InitdbArgs []string          // more arguments for initdb
+	Clusters   *Clusters         // copies the cluster; initdb makes one if nil
 	TCP        bool              // also listen on a free port of 127.0.0.1, with a password
 	Network    *Network          // also listen in another network, with a password; TCP is not looked at
 	Log        io.Writer         // gets the server's log as well, if not nil
@@ -68,7 +69,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgserver: start: %w", err)
 	}
-	if err := s.initdb(ctx); err != nil {
+	if err := s.makeCluster(ctx); err != nil {
 		return nil, fmt.Errorf("pgserver: start: %w", errors.Join(err, s.dir.remove()))
 	}
 	if err := s.firstStart(ctx); err != nil {

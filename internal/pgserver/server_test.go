@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -18,9 +19,19 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// clusters are copied for the tests' servers, but for those whose temporary files
+// belong elsewhere.
+var (
+	clusters Clusters
+	tmpdir   = os.Getenv("TMPDIR")
+)
+
 // start starts a server for the test.
 func start(t *testing.T, cfg Config) *Server {
 	t.Helper()
+	if cfg.Clusters == nil && os.Getenv("TMPDIR") == tmpdir {
+		cfg.Clusters = &clusters
+	}
 	if cfg.Settings == nil {
 		cfg.Settings = map[string]string{"fsync": "off"}
 	}
@@ -130,6 +141,26 @@ func TestServerIsWhatTheConfigurationSays(t *testing.T) {
 	}
 	if !strings.HasSuffix(log.String(), s.LogTail()) || !strings.Contains(log.String(), "database system is shut down") {
 		t.Errorf("log: %s", log.String())
+	}
+}
+
+func TestServersOfCopiedClustersAreApart(t *testing.T) {
+	t.Parallel()
+	var clusters Clusters
+	cfg := Config{Settings: map[string]string{"fsync": "off"}, Clusters: &clusters, TCP: true}
+	one, two := start(t, cfg), start(t, cfg)
+	first := clusters.made[slices.Collect(maps.Keys(clusters.made))[0]].dir.path
+	if err := clusters.Remove(); err != nil || !gone(first) {
+		t.Errorf("%s is left: %v", first, err)
+	}
+	runSQL(t, one, "create table only_here ()")
+	for s, want := range map[*Server]string{one: "true", two: "false"} {
+		if got := value(t, s.TCPURL("postgres"), "to_regclass('only_here') is not null"); got != want {
+			t.Errorf("the table is there: %s, want %s", got, want)
+		}
+	}
+	if err := two.Restart(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

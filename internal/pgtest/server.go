@@ -65,8 +65,15 @@ func Main(m *testing.M, ignored ...string) {
 			code = max(code, 1)
 		}
 	}
+	if err := clusters.Remove(); err != nil {
+		fmt.Fprintln(os.Stderr, "pgtest:", err)
+		code = max(code, 1)
+	}
 	os.Exit(leaktest.Check(code, ignored...))
 }
+
+// clusters are what the private servers of a package begin with.
+var clusters pgserver.Clusters
 
 // Private starts a server that the test has for itself, from the binaries of
 // this machine, and that it may kill, freeze, restart or replicate. It is
@@ -76,7 +83,7 @@ func Private(tb testing.TB, cfg pgserver.Config) *pgserver.Server {
 	tb.Helper()
 	settings := choose.Settings()
 	maps.Copy(settings, cfg.Settings)
-	cfg.Settings = settings
+	cfg.Settings, cfg.Clusters = settings, &clusters
 	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
 	defer cancel()
 	server, err := pgserver.Start(ctx, cfg)
