@@ -76,6 +76,13 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []Option) (bool
 	if err := cmp.Or(o.collect(opts, takenByClaim), lockkey.Check(key)); err != nil {
 		return false, err
 	}
+	began := time.Now()
+	claimed, err := askClaim(ctx, tx, key, &o)
+	o.observeTx(ctx, Event{Op: EventClaim, Key: key, Granted: claimed, Err: failClaim("claim", key, err)}, began)
+	return claimed, err
+}
+
+func askClaim(ctx context.Context, tx usertx.Tx, key string, o *options) (bool, error) {
 	var claimed *bool
 	err := tx.Row(ctx, statements.TxClaim.In(o.schema), &claimed, key, seconds(o.bound()), seconds(o.retention))
 	switch {
@@ -90,7 +97,7 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []Option) (bool
 // takenByClaim tells which options a claim takes.
 func takenByClaim(opt Option) bool {
 	switch opt.(type) {
-	case MaxWait, Retention, Schema:
+	case MaxWait, Retention, Schema, Observe:
 		return true
 	}
 	return false

@@ -53,7 +53,7 @@
 //	protect something outside the database     Lock.Token
 //	check that a database is safe for locks    package doctor
 //	show locks, and take them away             Monitor
-//	build metrics and traces                   LeaseConfig.Observe, AdvisoryConfig.Observe
+//	build metrics and traces                   Event, and Observe in each config
 //	test a program that locks                  NewMemoryLocker, once.NewMemory, ratelimit.NewMemory
 //
 // # The life of a lock

@@ -89,7 +89,20 @@ func (l *Locker) term(ctx context.Context, key string, fn func(context.Context, 
 		lock = leader
 		l.leading.begin(lock, func(why error) { end(l.fail("lead", key, why)) })
 		defer l.leading.end(lock)
-		return fn(work, lock)
+		observed := lock.observed.Load()
+		observed.term(ctx, EventTerm, nil)
+		var result error
+		defer func() { // deferred, so that a panic in fn ends the term as well
+			why := result
+			if lost := lock.Err(); errors.Is(lost, ErrLost) {
+				why = lost
+			} else if cause := context.Cause(ctx); errors.Is(cause, ErrStepDown) {
+				why = cause
+			}
+			observed.term(ctx, EventTermEnded, why)
+		}()
+		result = fn(work, lock)
+		return result
 	}, nil, opts)
 	if cause := context.Cause(ctx); errors.Is(cause, ErrStepDown) {
 		stepDown = cause

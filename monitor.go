@@ -15,6 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/observe"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -35,7 +36,8 @@ import (
 //
 // A Monitor is safe for concurrent use. The zero value is not usable.
 type Monitor struct {
-	locks monitor.Monitor
+	locks   monitor.Monitor
+	observe func(context.Context, Event) // nil: nobody
 }
 
 // MonitorConfig configures a [Monitor]. A nil *MonitorConfig means the defaults.
@@ -56,13 +58,18 @@ type MonitorConfig struct {
 	// name is known is a user's and is always shown. For a lock that is locked by its
 	// number, put its [RawKey] into Names.
 	Internal bool
+
+	// Observe receives an [Event] for each lock that Evict or Terminate is to end. See
+	// Event for when. Default: nobody receives them.
+	Observe func(context.Context, Event)
 }
 
 // NewMonitor returns a Monitor that uses connections of the pool. It sends nothing before
 // the first call.
 func NewMonitor(pool *pgxpool.Pool, cfg *MonitorConfig) (*Monitor, error) {
-	m := &Monitor{monitor.Monitor{Pool: pool}}
+	m := &Monitor{locks: monitor.Monitor{Pool: pool}}
 	if cfg != nil {
+		m.observe = cfg.Observe
 		m.locks.Config = monitor.Config{Schema: cfg.Schema, Names: slices.Clone(cfg.Names), Internal: cfg.Internal}
 	}
 	if pool == nil {
@@ -217,8 +224,11 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 //
 // Evict needs the migrations ([ErrSchema]) and a role of the kind administration.
 func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted bool, err error) {
-	switch err = missing(ctx, m); {
-	case err != nil:
+	if err := missing(ctx, m); err != nil {
+		return false, fail("evict", h.Key, h.Kind, err)
+	}
+	began := time.Now()
+	switch {
 	case h.Kind == KindLease:
 		evicted, err = m.locks.EvictLease(ctx, h.Key, h.ID, h.Token, reason)
 	case h.Kind == KindAdvisory:
@@ -226,7 +236,20 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 	default:
 		err = fmt.Errorf("Holder.Kind is %v; only leases and advisory locks can be evicted: %w", h.Kind, errors.ErrUnsupported)
 	}
-	return evicted, fail("evict", h.Key, h.Kind, err)
+	err = fail("evict", h.Key, h.Kind, err)
+	m.evicted(ctx, began, reason, evicted, err, h)
+	return evicted, err
+}
+
+// evicted calls Observe for each holder that a call was to evict.
+func (m *Monitor) evicted(ctx context.Context, began time.Time, reason string, evicted bool, err error, holders ...Holder) {
+	if m.observe == nil {
+		return
+	}
+	now, call := time.Now(), observe.Call()
+	for _, h := range holders {
+		m.observe(ctx, Event{Op: EventEvicted, Time: now, Key: h.Key, Kind: h.Kind, Mode: h.Mode, Call: call, Token: h.Token, Holder: h.ID, Wait: now.Sub(began), Granted: evicted, EvictionReason: reason, Err: err})
+	}
 }
 
 // A Session is a connection to the server, with all advisory locks that it holds or waits
@@ -270,8 +293,11 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 	for i, h := range session.Holders {
 		keys[i] = h.Key
 	}
+	began := time.Now()
 	terminated, err = m.locks.Terminate(ctx, session.PID, session.started, keys, reason)
-	return terminated, fail("terminate", "", KindAdvisory, err)
+	err = fail("terminate", "", KindAdvisory, err)
+	m.evicted(ctx, began, reason, terminated, err, session.Holders...)
+	return terminated, err
 }
 
 // Reap removes leases, permits and shares that expired longer ago than age, and returns how

@@ -3,120 +3,20 @@ package pgxlock
 import (
 	"context"
 	"errors"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/observe"
 )
 
 // Observe receives what becomes of calls and locks. Programs build metrics and traces from it.
-
-// EventOp says what happened: it is the Op of an [Event].
-type EventOp string
-
-// The operations of an [Event].
-const (
-	// EventBusy: a call found that somebody else holds the key or waits for it.
-	EventBusy EventOp = "busy"
-
-	// EventWait: a call for locks is over, even if it did not wait. Err says why it got
-	// none.
-	EventWait EventOp = "wait"
-
-	// EventAcquired: a call returns a Lock, or a Do calls its function.
-	EventAcquired EventOp = "acquired"
-
-	// EventRenewed: the deadline of a Lock has moved, automatically or by [Lock.Renew].
-	// With Err set: the renewal of a lease failed, and the Locker tries again while there
-	// is time.
-	EventRenewed EventOp = "renewed"
-
-	// EventLost: a Lock was lost. Err matches [ErrLost] and says how.
-	EventLost EventOp = "lost"
-
-	// EventReleased: a Lock was released, by Release, the end of a Do, or Close. With Err
-	// set, others may have to wait until its TTL is over.
-	EventReleased EventOp = "released"
-)
-
-// An Event says what happened to a call or a lock. The function Observe in [LeaseConfig]
-// and [AdvisoryConfig] receives it.
-//
-// Each call for a lock emits at most one EventBusy, then one EventWait, and then, if it
-// succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll,
-// Do, TryDo and DoTx, those of a [Semaphore], and each campaign of Lead. A call that is
-// refused for its arguments or because the Locker is closed emits nothing. After
-// EventAcquired a Lock emits any number of EventRenewed, and finally one EventLost or
-// EventReleased, whatever ends it. So the number of EventBusy, minus the number of
-// EventWait with Busy set, is the number of waiting calls; the number of EventAcquired,
-// minus those of EventLost and EventReleased, is the number of held locks. A grant that no
-// call returned, because its caller had left or AcquireAll failed in the end, emits no
-// event. A program that dies emits nothing more, and a loss is emitted when it is noticed:
-// see [Lock.Lost].
-//
-// Observe is called for EventBusy, EventWait and EventAcquired in the goroutine of the
-// call, before the call returns and with its context, so a span can be its child. For
-// EventReleased, and for a loss that only Release notices, it is called in the goroutine of
-// Release with the context of Release. Other events come from goroutines of the Locker:
-// EventRenewed and EventLost with the context of the call that acquired the Lock, but
-// without its cancellation, and locks that Close releases with the context of Close. Events
-// of one Lock come one after the other. Events of different Locks come at the same time:
-// Observe must be safe for concurrent use.
-//
-// Observe must return quickly. It must not call methods of the Locker or its Locks, and
-// must not end its goroutine. A slow Observe delays only the call that the event is about.
-// Acquire returns later, with a lock that is held and renewed meanwhile. Release releases
-// the lock first, and returns after Observe has received all events of the Lock. Close
-// returns after Observe has received all events of the Locker, or when its context ends.
-// Observe delays no renewal, no notification of a loss and no other call. Several renewals
-// may be merged into one event if Observe is slow, or be left out if the Lock ends first.
-// If Observe panics, the Logger receives the panic as an error, and nothing else happens.
-//
-// Later versions may add fields; existing fields keep their meaning.
-type Event struct {
-	Op   EventOp
-	Time time.Time // when it happened, by the clock of this machine
-
-	// Key is the key of the call; for a permit, the key of its semaphore. For AcquireAll,
-	// EventBusy and EventWait have the first busy key, or none.
-	Key     string
-	Permits int // of the semaphore; 0: the call is for a lock
-	Permit  int // the number of the Lock's permit, 3 for jobs#3; 0: none, or not known yet
-
-	Kind Kind
-	Mode Mode
-
-	// Call numbers the calls of this process. All events of a call, and of the Locks that
-	// it returned, have its number: together with Key it identifies one Lock.
-	Call uint64
-
-	// Token and Holder are [Lock.Token] and [Lock.Holder]. With EventBusy, and with
-	// EventWait and Err, Holder is the current holder, if that is known.
-	Token  int64
-	Holder string
-
-	Busy bool          // in EventWait and EventAcquired: the call emitted an EventBusy
-	Wait time.Duration // in EventBusy, EventWait and EventAcquired: time since the call was made
-	Held time.Duration // in EventRenewed, EventLost and EventReleased: how long the Lock has been held, or was held
-
-	// Err is the error that the call returns (EventWait) or that Release returns
-	// (EventReleased), the reason why the Lock is lost, or the reason why a renewal failed.
-	Err error
-}
+// event.go has what it receives; this file has when it is called.
 
 // tell calls Observe.
-func (l *Locker) tell(ctx context.Context, e Event) {
-	defer func() {
-		if p := recover(); p != nil {
-			l.log.Error("pgxlock: Observe panicked", "event", e.Op, "key", e.Key, "panic", p, "stack", string(debug.Stack()))
-		}
-	}()
-	l.observe(ctx, e)
-}
+func (l *Locker) tell(ctx context.Context, e Event) { observe.Tell(ctx, l.log, l.observe, e) }
 
 // An observedCall is the events of one call for locks. A nil one tells nobody.
 type observedCall struct {
@@ -126,16 +26,13 @@ type observedCall struct {
 	event  Event // what they have in common
 }
 
-// lastCall is Event.Call of the last one.
-var lastCall atomic.Uint64
-
 // observeCall begins a call; key is empty if it is for many.
 func (l *Locker) observeCall(ctx context.Context, key string, o *options) *observedCall {
 	if l.observe == nil {
 		return nil
 	}
 	c := &observedCall{locker: l, ctx: ctx, began: time.Now()}
-	c.event = Event{Key: key, Permits: o.Permits, Kind: l.kind, Mode: Mode(o.Mode), Call: lastCall.Add(1)}
+	c.event = Event{Key: key, Permits: o.Permits, Kind: l.kind, Mode: Mode(o.Mode), Call: observe.Call()}
 	if o.Permits > 0 {
 		c.event.Key = lockkey.Semaphore(key)
 	}
@@ -265,6 +162,18 @@ func (o *observedLock) lost(why error, until time.Duration) {
 	}
 }
 
+// term tells in the goroutine of Lead that a term begins, or that it has ended.
+func (o *observedLock) term(ctx context.Context, op EventOp, why error) {
+	if o == nil {
+		return
+	}
+	o.turn <- struct{}{}
+	defer func() { <-o.turn }()
+	e := o.now(op)
+	e.Err = why
+	o.locker.tell(ctx, e)
+}
+
 // later tells in a goroutine of its own: its callers hold mutexes.
 func (o *observedLock) later(e Event) {
 	o.mu.Lock()
@@ -315,4 +224,15 @@ func (o *observedLock) tell(next *lockEvent) {
 	if due {
 		o.locker.tell(next.ctx, next.Event)
 	}
+}
+
+// observeTx calls the option Observe, if there is one, when a call in the caller's
+// transaction is over.
+func (o *options) observeTx(ctx context.Context, e Event, began time.Time) {
+	if o.observe == nil {
+		return
+	}
+	e.Call, e.Mode, e.Time = observe.Call(), Mode(o.Mode), time.Now()
+	e.Wait = e.Time.Sub(began)
+	o.observe(ctx, e)
 }

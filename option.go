@@ -15,8 +15,8 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// An Option configures one call. Options are values: they print, compare, and can be kept in
-// variables. Of several of one type the last one counts. A call refuses an option that it
+// An Option configures one call. Options are values: they print, compare (all but
+// [Observe]), and can be kept in variables. Of several of one type the last one counts. A call refuses an option that it
 // cannot honour with [errors.ErrUnsupported]; none is ignored.
 type Option interface{ apply(*options) error }
 
@@ -91,6 +91,7 @@ type options struct {
 	retention     *time.Duration // nil: unlimited
 	retries       int
 	tx            pgx.TxOptions
+	observe       Observe // nil: nobody
 }
 
 func (w MaxWait) apply(o *options) error {

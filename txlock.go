@@ -89,6 +89,19 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) err
 	if err := cmp.Or(o.collect(opts, takenInTx), err); err != nil || len(ids) == 0 {
 		return err
 	}
+	e := Event{Op: EventTxLock, Kind: KindAdvisory, N: len(ids)}
+	if len(keys) == 1 {
+		e.Key = keys[0]
+	}
+	began := time.Now()
+	err = lockIDs(ctx, tx, ids, &o)
+	e.Err = fail("lock", e.Key, KindAdvisory, err)
+	o.observeTx(ctx, e, began)
+	return err
+}
+
+// lockIDs takes the locks, and checks what the transaction may do with them.
+func lockIDs(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) error {
 	shared := Mode(o.Mode) == Shared
 	if !shared {
 		if upgrade, err := usertx.HoldsShared(ctx, tx, ids); err != nil {
@@ -98,7 +111,7 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) err
 		}
 	}
 
-	got, err := askTx(ctx, tx, ids, &o)
+	got, err := askTx(ctx, tx, ids, o)
 	switch {
 	case err != nil:
 		return err
@@ -161,7 +174,7 @@ func milliseconds(wait time.Duration) int64 {
 // takenInTx tells which options locks in a transaction take.
 func takenInTx(opt Option) bool {
 	switch opt.(type) {
-	case MaxWait, Mode, AllowStaleSnapshot:
+	case MaxWait, Mode, AllowStaleSnapshot, Observe:
 		return true
 	}
 	return false

@@ -1,6 +1,7 @@
 package once
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
@@ -62,6 +63,11 @@ type Config struct {
 	// Logger receives what no caller receives: errors of fn in Run, a server that cannot
 	// be reached, ends of runs that were not recorded. Default: nothing is logged.
 	Logger *slog.Logger
+
+	// Observe receives a [pgxlock.Event] with EventRun for each run that Do, DoAt or Run
+	// asks for, and one with EventRunEnded for each run that they started. See Event for
+	// when, and for what it may do. Default: nobody receives them.
+	Observe func(context.Context, pgxlock.Event)
 }
 
 const (

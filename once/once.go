@@ -242,18 +242,23 @@ func (r *Runner) do(ctx context.Context, key string, slot time.Time, fn func(con
 		return false, fail("once", key, err)
 	}
 	defer r.calls.End()
+	o := r.observeRun(ctx, key, slot)
 	if r.cfg.Retry && slot.IsZero() { // the name of the lease contains the slot
 		due, _, err := r.due(ctx, key, 0)
 		if err != nil {
-			return false, fail("once", key, err)
+			err = fail("once", key, err)
+			o.notStarted(err)
+			return false, err
 		}
 		current := due[len(due)-1]
+		o.of(current.slot)
 		if !current.due {
+			o.notStarted(nil)
 			return false, nil
 		}
 		slot = current.slot
 	}
-	return r.perform(ctx, key, slot, fn)
+	return r.perform(ctx, key, slot, fn, o)
 }
 
 // begin checks the arguments that all calls have, and counts the call.
@@ -288,12 +293,21 @@ func leaseName(key string, slot time.Time) string {
 	return "run:" + key + "@" + slot.UTC().Format("2006-01-02T15:04:05.999999Z")
 }
 
-// perform runs fn for the slot if the run may be started; with Retry under a lease.
-func (r *Runner) perform(ctx context.Context, key string, slot time.Time, fn func(context.Context, Run) error) (ran bool, err error) {
+// perform runs fn for the slot if the run may be started.
+func (r *Runner) perform(ctx context.Context, key string, slot time.Time, fn func(context.Context, Run) error, o *observedRun) (bool, error) {
+	ran, err := r.try(ctx, key, slot, fn, o)
+	if !ran {
+		o.notStarted(err)
+	}
+	return ran, err
+}
+
+// try is perform, with Retry under a lease.
+func (r *Runner) try(ctx context.Context, key string, slot time.Time, fn func(context.Context, Run) error, o *observedRun) (ran bool, err error) {
 	if !r.cfg.Retry {
 		work, cancel := r.untilClosed(ctx)
 		defer cancel()
-		return r.attempt(ctx, work, Run{Key: key}, slot, fn)
+		return r.attempt(ctx, work, Run{Key: key}, slot, fn, o)
 	}
 	if err := r.find(ctx); err != nil {
 		return false, fail("once", key, err)
@@ -301,7 +315,7 @@ func (r *Runner) perform(ctx context.Context, key string, slot time.Time, fn fun
 	started := false
 	_, refused := r.locks.TryDo(ctx, leaseName(key, slot), func(work context.Context, lock *pgxlock.Lock) error {
 		started = true
-		ran, err = r.attempt(ctx, work, Run{Key: key, Lock: lock}, slot, fn)
+		ran, err = r.attempt(ctx, work, Run{Key: key, Lock: lock}, slot, fn, o)
 		return nil
 	})
 	if !started { // no error: the lease is held by a call that runs it, or checks whether it may
@@ -314,7 +328,7 @@ func (r *Runner) perform(ctx context.Context, key string, slot time.Time, fn fun
 
 // attempt starts a run if it may be started, runs fn with the context work, and records
 // how it ended. ctx bounds the wait for the start.
-func (r *Runner) attempt(ctx, work context.Context, run Run, slot time.Time, fn func(context.Context, Run) error) (ran bool, err error) {
+func (r *Runner) attempt(ctx, work context.Context, run Run, slot time.Time, fn func(context.Context, Run) error, o *observedRun) (ran bool, err error) {
 	key, lease := run.Key, run.Lock.Key()
 	holder := run.Lock.Holder()
 	if run.Lock == nil {
@@ -332,12 +346,14 @@ func (r *Runner) attempt(ctx, work context.Context, run Run, slot time.Time, fn 
 		return false, nil
 	}
 	run.Slot, run.Attempt = started.slot.In(r.cfg.Location), started.attempt
+	o.started(run, holder)
 
 	returned := false
 	defer func() {
 		if returned {
 			return
 		}
+		o.returned()
 		why, text := recover(), "it called runtime.Goexit"
 		if why != nil {
 			text = fmt.Sprint("panic: ", why)
@@ -345,12 +361,15 @@ func (r *Runner) attempt(ctx, work context.Context, run Run, slot time.Time, fn 
 		if err := r.record(run, holder, runFailed, text); err != nil {
 			r.cfg.Logger.Warn("pgxlock: the end of a run could not be recorded", "key", key, "slot", run.Slot, "error", err)
 		}
+		o.ended(errors.New(text))
 		if why != nil {
 			panic(why)
 		}
 	}()
 	err = fn(work, run)
 	returned = true
+	o.returned()
+	defer func() { o.ended(err) }()
 
 	state, text := runSucceeded, ""
 	if err != nil {

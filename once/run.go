@@ -79,7 +79,7 @@ func (r *Runner) round(ctx context.Context, key string, fn func(context.Context,
 		if !d.due {
 			continue
 		}
-		ran, err := r.perform(ctx, key, d.slot, fn)
+		ran, err := r.perform(ctx, key, d.slot, fn, r.observeRun(ctx, key, d.slot))
 		if err != nil && !ran {
 			return next, err
 		}

@@ -37,6 +37,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/observe"
 )
 
 // Limit is a rate: events per second.
@@ -74,6 +75,8 @@ func Every(interval time.Duration) Limit {
 type Limiter struct {
 	rule    rule
 	backend backend
+	observe func(context.Context, pgxlock.Event) // nil: nobody
+	log     *slog.Logger                         // of observe
 
 	calls     batcher.Calls
 	closeOnce sync.Once
@@ -94,6 +97,11 @@ type Config struct {
 	// Logger receives what no call can return: housekeeping that failed. Default: nothing
 	// is logged.
 	Logger *slog.Logger
+
+	// Observe receives a [pgxlock.Event] with EventLimit for each call of Allow, Reserve
+	// and Wait, before the call returns. See Event for what it may do. Default: nobody
+	// receives them.
+	Observe func(context.Context, pgxlock.Event)
 }
 
 // backend is where a Limiter's buckets are.
@@ -123,7 +131,14 @@ func New(pool *pgxpool.Pool, limit Limit, burst int, cfg *Config) (*Limiter, err
 	if err != nil {
 		return nil, fail("new", "", err)
 	}
-	return newLimiter(r, t), nil
+	l := newLimiter(r, t)
+	if cfg != nil {
+		l.observe, l.log = cfg.Observe, cfg.Logger
+	}
+	if l.log == nil {
+		l.log = slog.New(slog.DiscardHandler)
+	}
+	return l, nil
 }
 
 // NewMemory returns a Limiter that keeps its buckets in the memory of this process. Use it
@@ -156,7 +171,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (bool, error) { return 
 
 // AllowN is Allow for n events: all of them or none. n is between 1 and the burst.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (bool, error) {
-	_, err := l.take(ctx, "allow", key, n, time.Time{}, pgxlock.NoWait)
+	_, err := l.take(ctx, "allow", key, n, pgxlock.NoWait)
 	if errors.Is(err, pgxlock.ErrLimited) {
 		return false, nil
 	}
@@ -179,7 +194,7 @@ func (l *Limiter) Reserve(ctx context.Context, key string, opts ...pgxlock.MaxWa
 
 // ReserveN is Reserve for n events that happen together. n is between 1 and the burst.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int, opts ...pgxlock.MaxWait) (*Reservation, error) {
-	return l.take(ctx, "reserve", key, n, time.Time{}, opts...)
+	return l.take(ctx, "reserve", key, n, opts...)
 }
 
 // Wait waits until an event may happen. Waiters are served first come, first served, over
@@ -193,13 +208,18 @@ func (l *Limiter) Wait(ctx context.Context, key string, opts ...pgxlock.MaxWait)
 }
 
 // WaitN is Wait for n events that happen together. n is between 1 and the burst.
-func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...pgxlock.MaxWait) error {
+func (l *Limiter) WaitN(ctx context.Context, key string, n int, opts ...pgxlock.MaxWait) (err error) {
 	if err := l.begin(ctx); err != nil {
 		return fail("wait", key, err)
 	}
 	defer l.calls.End()
+	if err := l.check(ctx, key, n); err != nil {
+		return fail("wait", key, err)
+	}
 	until, _ := ctx.Deadline()
-	r, err := l.take(ctx, "wait", key, n, until, opts...)
+	o := l.observeCall(ctx, key, n)
+	defer func() { o.over(err) }()
+	r, err := l.ask(ctx, "wait", key, n, until, opts...)
 	if err != nil {
 		return err
 	}
@@ -241,16 +261,54 @@ func (l *Limiter) Close(ctx context.Context) error {
 	}
 }
 
-// take asks for n events that happen until then, if that is not zero.
-func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Time, opts ...pgxlock.MaxWait) (*Reservation, error) {
+// take is a call that asks for n events and does not wait for them.
+func (l *Limiter) take(ctx context.Context, op, key string, n int, opts ...pgxlock.MaxWait) (*Reservation, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, fail(op, key, err)
 	}
 	defer l.calls.End()
-	err := cmp.Or(lockkey.Check(key), l.rule.check(n), endedError(ctx))
-	if err != nil {
+	if err := l.check(ctx, key, n); err != nil {
 		return nil, fail(op, key, err)
 	}
+	o := l.observeCall(ctx, key, n)
+	r, err := l.ask(ctx, op, key, n, time.Time{}, opts...)
+	o.over(err)
+	return r, err
+}
+
+// check returns what is wrong with a call.
+func (l *Limiter) check(ctx context.Context, key string, n int) error {
+	return cmp.Or(lockkey.Check(key), l.rule.check(n), endedError(ctx))
+}
+
+// An observedCall is the event of one call. A nil one tells nobody.
+type observedCall struct {
+	limiter *Limiter
+	ctx     context.Context
+	event   pgxlock.Event
+	began   time.Time
+}
+
+func (l *Limiter) observeCall(ctx context.Context, key string, n int) *observedCall {
+	if l.observe == nil {
+		return nil
+	}
+	return &observedCall{l, ctx, pgxlock.Event{Op: pgxlock.EventLimit, Key: key, Call: observe.Call(), N: n}, time.Now()}
+}
+
+// over tells that the call returns that error.
+func (o *observedCall) over(err error) {
+	if o == nil {
+		return
+	}
+	e := o.event
+	e.Time, e.Granted, e.Err = time.Now(), err == nil, err
+	e.Wait = e.Time.Sub(o.began)
+	observe.Tell(o.ctx, o.limiter.log, o.limiter.observe, e)
+}
+
+// ask asks for n events that happen until then, if that is not zero.
+func (l *Limiter) ask(ctx context.Context, op, key string, n int, until time.Time, opts ...pgxlock.MaxWait) (*Reservation, error) {
 	bounded := len(opts) > 0
 	var bound time.Duration
 	if bounded {
@@ -267,7 +325,7 @@ func (l *Limiter) take(ctx context.Context, op, key string, n int, until time.Ti
 		defer cancel()
 	}
 	l.backend.ask(r)
-	err = r.Await(wait, nil)
+	err := r.Await(wait, nil)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, fail(op, key, lockerr.ContextError(ctx))

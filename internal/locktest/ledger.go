@@ -37,7 +37,9 @@ type observedKey struct {
 type observedLock struct {
 	acquired pgxlock.Event
 	telling  bool // Observe is at an event of it
-	over     bool
+	over     bool // it was lost or released
+	released bool
+	leads    bool // a term has begun, and has not ended
 }
 
 // Observe is for LeaseConfig and AdvisoryConfig.
@@ -65,8 +67,10 @@ func (l *Ledger) enter(e pgxlock.Event) *observedLock {
 		return nil
 	case pgxlock.EventAcquired, pgxlock.EventRenewed, pgxlock.EventLost, pgxlock.EventReleased:
 		return l.enterLock(e)
+	case pgxlock.EventTerm, pgxlock.EventTermEnded:
+		return l.enterTerm(e)
 	}
-	l.must(e, false, "is one of the six")
+	l.must(e, false, "is one of a Locker's")
 	return nil
 }
 
@@ -109,7 +113,21 @@ func (l *Ledger) enterLock(e pgxlock.Event) *observedLock {
 	l.must(e, !lock.telling, "does not come while Observe is at an event of the same lock")
 	l.must(e, e.Kind == a.Kind && e.Mode == a.Mode && e.Token == a.Token && e.Holder == a.Holder && e.Permit == a.Permit && e.Permits == a.Permits, "is of the lock that was acquired")
 	l.must(e, errors.Is(e.Err, pgxlock.ErrLost) == (e.Op == pgxlock.EventLost), "says that it is lost if it is")
-	lock.telling, lock.over = true, e.Op != pgxlock.EventRenewed
+	l.must(e, !lock.leads || e.Op != pgxlock.EventReleased, "does not come within a term")
+	lock.telling, lock.over, lock.released = true, e.Op != pgxlock.EventRenewed, e.Op == pgxlock.EventReleased
+	return lock
+}
+
+// enterTerm accepts a loss before or within a term, but no release.
+func (l *Ledger) enterTerm(e pgxlock.Event) *observedLock {
+	lock := l.locks[observedKey{e.Call, e.Key}]
+	if l.must(e, lock != nil, "is of a lock that was acquired"); lock == nil {
+		return nil
+	}
+	l.must(e, !lock.telling, "does not come while Observe is at an event of the same lock")
+	l.must(e, !lock.released, "is not behind the release")
+	l.must(e, lock.leads == (e.Op == pgxlock.EventTermEnded), "begins a term that then ends")
+	lock.telling, lock.leads = true, e.Op == pgxlock.EventTerm
 	return lock
 }
 
@@ -139,6 +157,9 @@ func (l *Ledger) Check(t *testing.T) {
 	for _, lock := range l.locks {
 		if !lock.over {
 			t.Errorf("%+v: it was neither lost nor released", lock.acquired)
+		}
+		if lock.leads {
+			t.Errorf("%+v: its term has not ended", lock.acquired)
 		}
 	}
 	if acquired, ended := l.told[pgxlock.EventAcquired], l.told[pgxlock.EventLost]+l.told[pgxlock.EventReleased]; acquired != ended {

@@ -1,0 +1,224 @@
+package pgxlock
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// EventOp says what happened: it is the Op of an [Event].
+type EventOp string
+
+// The operations of an [Event] about the locks of a [Locker].
+const (
+	// EventBusy: a call found that somebody else holds the key or waits for it.
+	EventBusy EventOp = "busy"
+
+	// EventWait: a call for locks is over, even if it did not wait. Err says why it got
+	// none.
+	EventWait EventOp = "wait"
+
+	// EventAcquired: a call returns a Lock, or a Do calls its function.
+	EventAcquired EventOp = "acquired"
+
+	// EventRenewed: the deadline of a Lock has moved, automatically or by [Lock.Renew].
+	// With Err set: the renewal of a lease failed, and the Locker tries again while there
+	// is time.
+	EventRenewed EventOp = "renewed"
+
+	// EventLost: a Lock was lost. Err matches [ErrLost] and says how; it also matches
+	// [ErrEvicted] if an operator took the lock away.
+	EventLost EventOp = "lost"
+
+	// EventReleased: a Lock was released, by Release, the end of a Do, or Close. With Err
+	// set, others may have to wait until its TTL is over.
+	EventReleased EventOp = "released"
+
+	// EventTerm: [Locker.Lead] calls its function; this process is the leader.
+	EventTerm EventOp = "term"
+
+	// EventTermEnded: the function of [Locker.Lead] has returned or panicked. Err matches
+	// [ErrLost] or [ErrStepDown] if that ended the term; otherwise it is what the function
+	// returned.
+	EventTermEnded EventOp = "term_ended"
+)
+
+// The other operations of an [Event].
+const (
+	// EventTxLock: a call of [LockTx], [LockSQLTx] or [LockAllTx] is over. If Err is nil the
+	// transaction has the locks. Their end is no event: only the server knows it.
+	EventTxLock EventOp = "tx_lock"
+
+	// EventClaim: a call of [ClaimTx] or [ClaimSQLTx] is over. Granted: the transaction has
+	// the claim, and may still roll back.
+	EventClaim EventOp = "claim"
+
+	// EventLimit: a call of a ratelimit.Limiter is over: Allow, Reserve or Wait. Granted: N
+	// events were counted. Otherwise Err matches [ErrLimited], or says why nobody knows.
+	EventLimit EventOp = "limit"
+
+	// EventRun: a once.Runner has asked for a run. Granted: it calls the function.
+	EventRun EventOp = "run"
+
+	// EventRunEnded: the function of a run has returned or panicked, and its end is
+	// recorded. Err is what the call returns, or says what it panicked with.
+	EventRunEnded EventOp = "run_ended"
+
+	// EventEvicted: a call of [Monitor.Evict] or [Monitor.Terminate] is over, for each lock
+	// that it was to end. Granted: the holder no longer has the lock.
+	EventEvicted EventOp = "evicted"
+)
+
+// An Event says what happened to a call or a lock. The function Observe of a config
+// receives it, and that of the option [Observe].
+//
+// # The locks of a Locker
+//
+// Each call for a lock emits at most one EventBusy, then one EventWait, and then, if it
+// succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll,
+// Do, TryDo and DoTx, those of a [Semaphore], and each campaign of Lead. A call that is
+// refused for its arguments or because the Locker is closed emits nothing. After
+// EventAcquired a Lock emits any number of EventRenewed, and finally one EventLost or
+// EventReleased, whatever ends it. So the number of EventBusy, minus the number of
+// EventWait with Busy set, is the number of waiting calls; the number of EventAcquired,
+// minus those of EventLost and EventReleased, is the number of held locks. A grant that no
+// call returned, because its caller had left or AcquireAll failed in the end, emits no
+// event. A program that dies emits nothing more, and a loss is emitted when it is noticed:
+// see [Lock.Lost].
+//
+// EventReleased comes after the server has answered the release: if Err is nil, the lock is
+// really free, and somebody else may have it already. EventLost comes when the Locker no
+// longer believes that it holds the lock: somebody else may have a lost lease already, but
+// not before its deadline.
+//
+// A leader's Lock also emits one EventTerm, after EventAcquired, and one EventTermEnded,
+// before EventReleased unless the function itself releases the lock. EventLost may come
+// before either: a function may go on after the loss of its lock, and its term ends when it
+// returns.
+//
+// # Other calls
+//
+// Calls of LockTx and ClaimTx, of a Limiter, and of a Monitor's Evict emit one event each,
+// when they are over. EventRun comes before the function of a run is called, and
+// EventRunEnded after its end is recorded; a run that is not granted emits only EventRun.
+// The lease that a run holds with Retry emits no events of its own. A call that is refused
+// for its arguments, or because the Limiter or Runner is closed, emits nothing, but a
+// refused eviction does: an audit of evictions wants to see it.
+//
+// # Calls of Observe
+//
+// Observe is called for EventBusy, EventWait and EventAcquired in the goroutine of the
+// call, before the call returns and with its context, so a span can be its child. For
+// EventReleased, and for a loss that only Release notices, it is called in the goroutine of
+// Release with the context of Release. Events about terms and those of other calls come in
+// the goroutine of the call with its context. Other events come from goroutines of the
+// Locker: EventRenewed and EventLost with the context of the call that acquired the Lock,
+// but without its cancellation, and locks that Close releases with the context of Close.
+// Events of one Lock come one after the other. Events of different Locks come at the same
+// time: Observe must be safe for concurrent use.
+//
+// Observe must return quickly. It must not call methods of the Locker or its Locks, and
+// must not end its goroutine. A slow Observe delays only the call that the event is about.
+// Acquire returns later, with a lock that is held and renewed meanwhile. Release releases
+// the lock first, and returns after Observe has received all events of the Lock. Close
+// returns after Observe has received all events of the Locker, or when its context ends.
+// Observe delays no renewal, no notification of a loss and no other call. Several renewals
+// may be merged into one event if Observe is slow, or be left out if the Lock ends first.
+// If Observe panics, the Logger of its config receives the panic as an error, and nothing
+// else happens; where there is no Logger, the call panics.
+//
+// Later versions may add fields and operations; existing ones keep their meaning.
+type Event struct {
+	Op   EventOp
+	Time time.Time // when it happened, by the clock of this machine
+
+	// Key is the key of the call; for a permit, the key of its semaphore. For AcquireAll,
+	// EventBusy and EventWait have the first busy key, or none. For LockAllTx it is the key
+	// if there is only one.
+	Key     string
+	Permits int // of the semaphore; 0: the call is for a lock
+	Permit  int // the number of the Lock's permit, 3 for jobs#3; 0: none, or not known yet
+
+	Kind Kind // 0: the event is about a claim, a limit or a run
+	Mode Mode
+
+	// Call numbers the calls of this process. All events of a call, and of the Locks that
+	// it returned, have its number: together with Key it identifies one Lock.
+	Call uint64
+
+	// Token and Holder are [Lock.Token] and [Lock.Holder]. With EventBusy, and with
+	// EventWait and Err, Holder is the current holder, if that is known. With EventEvicted
+	// they are those of the evicted holder.
+	Token  int64
+	Holder string
+
+	Busy bool          // in EventWait and EventAcquired: the call emitted an EventBusy
+	Wait time.Duration // time since the call was made; not in events of a Lock after EventAcquired, nor in EventRunEnded
+	Held time.Duration // in events of a Lock after EventAcquired: how long it has been held, or was held; in EventRunEnded: how long the function ran
+
+	// Granted: in EventClaim, EventLimit, EventRun and EventEvicted, the call got what it
+	// asked for.
+	Granted bool
+
+	N              int       // in EventLimit: how many events the call asked for; in EventTxLock: how many locks
+	Slot           time.Time // in EventRun and EventRunEnded: which run it is, if that is known
+	Attempt        int       // in EventRun and EventRunEnded: how often the run was started; 0: not known
+	EvictionReason string    // in EventEvicted
+
+	// Err is the error that the call returns, or that Release returns (EventReleased), the
+	// reason why the Lock is lost, or the reason why a renewal failed.
+	Err error
+}
+
+// LogValue returns what is known of the event, for slog. The names of its attributes are
+// those of [Holder], of [Waiter] and of the records that Loggers receive.
+func (e Event) LogValue() slog.Value {
+	attrs := []slog.Attr{slog.String("op", string(e.Op))}
+	switch {
+	case e.Kind != 0:
+		attrs = append(attrs, lockAttrs(e.Kind, e.Key, e.Mode, "")...)
+	case e.Key != "":
+		attrs = append(attrs, slog.String("key", e.Key))
+	}
+	attrs = appendKnown(attrs, "permit", int64(e.Permit))
+	attrs = appendKnown(attrs, "permits", int64(e.Permits))
+	if e.Holder != "" {
+		attrs = append(attrs, slog.String("holder", e.Holder))
+	}
+	attrs = appendKnown(attrs, "token", e.Token)
+	attrs = append(attrs, slog.Uint64("call", e.Call))
+	if e.Busy {
+		attrs = append(attrs, slog.Bool("busy", true))
+	}
+	switch e.Op {
+	case EventClaim, EventLimit, EventRun, EventEvicted:
+		attrs = append(attrs, slog.Bool("granted", e.Granted))
+	}
+	attrs = appendKnown(attrs, "n", int64(e.N))
+	attrs = appendTime(attrs, "slot", e.Slot)
+	attrs = appendKnown(attrs, "attempt", int64(e.Attempt))
+	if e.Wait > 0 {
+		attrs = append(attrs, slog.Duration("wait", e.Wait))
+	}
+	if e.Held > 0 {
+		attrs = append(attrs, slog.Duration("held", e.Held))
+	}
+	if e.EvictionReason != "" {
+		attrs = append(attrs, slog.String("eviction_reason", e.EvictionReason))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.Any("error", e.Err))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// Observe is an option of [LockTx], [ClaimTx] and their variants, which have no config. It
+// is called once, with an EventTxLock or an EventClaim, before the call returns.
+type Observe func(context.Context, Event)
+
+func (f Observe) apply(o *options) error {
+	o.observe = f
+	return nil
+}
+
+func (f Observe) String() string { return "Observe(func)" }
