@@ -193,14 +193,14 @@ func TestExamplesAreAccepted(t *testing.T) {
 			t.Parallel()
 			args := words[1:]
 			switch args[0] {
-			case "demo": // which would start a server
+			case "demo", "serve": // which would start a server, or be one
 				cmd := newRoot()
 				cmd.SetArgs(args)
-				demo, _, err := cmd.Find(args)
+				starts, _, err := cmd.Find(args)
 				if err != nil {
 					t.Fatal(err)
 				}
-				demo.RunE = func(*cobra.Command, []string) error { return nil }
+				starts.RunE = func(*cobra.Command, []string) error { return nil }
 				if code := run(context.Background(), cmd, args); code != exitOK {
 					t.Errorf("exit code %d", code)
 				}

@@ -82,7 +82,7 @@ begin with pgxlock migrate up.`,
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
 	root.AddGroup(commandGroups...)
 	addGrouped(root, groupLock, newRun(), newAcquire(), newExtend(), newRelease())
-	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newDoctor())
+	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newDoctor())
 	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict())
 	root.AddCommand(newDemo(), newVersion(), newMan())
 	root.AddCommand(topics()...)

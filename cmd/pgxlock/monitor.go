@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
@@ -33,18 +34,28 @@ func (m *monitoring) addInternalFlag(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&m.internal, "internal", false, "also show pgxlock's own advisory locks: liveness of sessions, guards, pins of fenced transactions")
 }
 
+// open returns the Monitor, and the pool that it uses, for the caller to close.
+func (m *monitoring) open(ctx context.Context, u use) (*pgxpool.Pool, *pgxlock.Monitor, error) {
+	pool, err := m.target.connect(ctx, u)
+	if err != nil {
+		return nil, nil, err
+	}
+	names := views(m.names, typed)
+	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: names, Internal: m.internal})
+	if err != nil {
+		pool.Close()
+		return nil, nil, usageError{err}
+	}
+	return pool, monitor, nil
+}
+
 // do calls fn with the Monitor.
 func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) error) error {
-	pool, err := m.target.connect(ctx, u)
+	pool, monitor, err := m.open(ctx, u)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	names := views(m.names, typed)
-	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: names, Internal: m.internal})
-	if err != nil {
-		return usageError{err}
-	}
 	return fn(monitor)
 }
 

@@ -3,18 +3,17 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
 // format is the value of -o.
@@ -172,13 +171,7 @@ func wrap(text string, columns int) string {
 
 // printable quotes control characters, which a terminal would obey: any caller may choose a
 // name.
-func printable(s string) string {
-	if strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
-		return s
-	}
-	quoted := strconv.Quote(s)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
-}
+func printable(s string) string { return readable.Text(s) }
 
 // short cuts a text to n columns.
 func short(s string, n int) string {
@@ -186,23 +179,7 @@ func short(s string, n int) string {
 }
 
 // brief writes a duration as precisely as people want to know it.
-func brief(d time.Duration) string {
-	if d < 0 {
-		return "-" + brief(-d)
-	}
-	const day = 24 * time.Hour
-	switch {
-	case d < time.Second:
-		return d.Round(time.Millisecond).String()
-	case d < 10*time.Second:
-		return fmt.Sprintf("%.1fs", d.Seconds())
-	case d < time.Hour:
-		return d.Round(time.Second).String()
-	case d < day:
-		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
-	}
-	return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
-}
+func brief(d time.Duration) string { return readable.Duration(d) }
 
 // shellQuote makes a word for a shell of a text that is shown as part of a
 // command.

@@ -1,0 +1,134 @@
+// What the server renders stays true without this script: it only saves reloading.
+"use strict";
+(() => {
+  const page = document.getElementById("page");
+  const live = document.getElementById("live");
+  const search = document.getElementById("search");
+  const box = document.getElementById("q");
+  const kind = document.getElementById("kind");
+  const dialog = document.getElementById("dialog");
+  document.documentElement.classList.add("js");
+
+  let source;
+  let waiting = null; // what came while the user was selecting text
+
+  const say = (text, on) => {
+    live.textContent = text;
+    live.className = on ? "on" : "off";
+  };
+
+  const show = (html) => {
+    const chosen = document.getSelection();
+    if (!chosen.isCollapsed && page.contains(chosen.anchorNode)) {
+      waiting = html;
+      return;
+    }
+    waiting = null;
+    const focused = page.contains(document.activeElement) ? document.activeElement.id : "";
+    const canvas = document.getElementById("canvas");
+    const at = canvas ? [canvas.scrollLeft, canvas.scrollTop] : [0, 0];
+    page.innerHTML = html;
+    const drawn = document.getElementById("canvas");
+    if (drawn) {
+      [drawn.scrollLeft, drawn.scrollTop] = at;
+    }
+    if (focused) {
+      document.getElementById(focused)?.focus({ preventScroll: true });
+    }
+  };
+
+  const connect = () => {
+    source?.close();
+    source = new EventSource("/events" + location.search);
+    source.onopen = () => say("live", true);
+    source.onerror = () => {
+      say("no connection to pgxlock serve, trying again", false);
+      if (source.readyState === EventSource.CLOSED) {
+        setTimeout(connect, 3000);
+      }
+    };
+    source.onmessage = (event) => show(event.data);
+  };
+
+  document.addEventListener("selectionchange", () => {
+    if (waiting !== null && document.getSelection().isCollapsed) {
+      show(waiting);
+    }
+  });
+
+  let pause;
+  const find = () => {
+    clearTimeout(pause);
+    const query = new URLSearchParams();
+    if (box.value) query.set("q", box.value);
+    if (kind.value) query.set("kind", kind.value);
+    history.replaceState(null, "", "/" + (query.size ? "?" + query : ""));
+    connect();
+  };
+  search.addEventListener("submit", (event) => {
+    event.preventDefault();
+    find();
+  });
+  box.addEventListener("input", () => {
+    clearTimeout(pause);
+    pause = setTimeout(find, 200);
+  });
+  kind.addEventListener("change", find);
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName)) {
+      event.preventDefault();
+      box.select();
+      box.focus();
+    }
+  });
+
+  // A form in a dialog: what the server answers replaces it.
+  const fill = async (answer) => {
+    if (answer.status === 401 || answer.status === 403) {
+      location.assign("/login");
+      return;
+    }
+    const form = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("evict");
+    if (!form) {
+      throw new Error("no form came");
+    }
+    dialog.replaceChildren(...form.childNodes);
+    if (!dialog.open) {
+      dialog.showModal();
+    }
+    (dialog.querySelector("[autofocus]") ?? dialog.querySelector("[data-close]"))?.focus();
+  };
+  let opener = "";
+  page.addEventListener("click", async (event) => {
+    const link = event.target.closest("a.evict");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    opener = link.id;
+    try {
+      await fill(await fetch(link.href));
+    } catch {
+      location.assign(link.href);
+    }
+  });
+  dialog.addEventListener("click", (event) => {
+    if (event.target.closest("[data-close]")) {
+      event.preventDefault();
+      dialog.close();
+    }
+  });
+  dialog.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const form = event.target;
+    const button = form.querySelector("button");
+    button.disabled = true;
+    try {
+      await fill(await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) }));
+    } catch {
+      button.disabled = false;
+      say("no connection to pgxlock serve", false);
+    }
+  });
+  dialog.addEventListener("close", () => document.getElementById(opener)?.focus());
+
+  connect();
+})();

@@ -1,0 +1,156 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/monitor"
+)
+
+const (
+	// minAge is how old a snapshot must be before another one is read: each blocks the
+	// server's lock table for a moment.
+	minAge = time.Second
+
+	// readTimeout bounds one read, so that a dead network shows on the page.
+	readTimeout = 5 * time.Second
+)
+
+// A state is what all viewers see until the next one.
+type state struct {
+	shot      pgxlock.Snapshot // the last that could be read
+	load      monitor.Load
+	evictions []Eviction
+	cannot    string // why this one could not be read, and the shot is an earlier one
+	at        time.Time
+	history   []sample
+	longest   map[holdID]time.Duration
+	graph     func() *forest
+}
+
+// A feed reads one snapshot for all viewers, and none while nobody looks.
+type feed struct {
+	read  func(ctx context.Context, before *state) *state
+	every time.Duration
+
+	mu      sync.Mutex
+	last    *state
+	reading bool
+	changed chan struct{} // closed with each new state
+	viewers int
+	stop    context.CancelFunc // of the goroutine that reads while there are viewers
+}
+
+// get returns a state that is at most a second old, or reads one with all who ask at that
+// moment. It fails only if ctx ends first.
+func (f *feed) get(ctx context.Context) (*state, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last != nil && time.Since(f.last.at) < minAge {
+		return f.last, nil
+	}
+	if !f.reading {
+		f.reading = true
+		go f.renew(context.WithoutCancel(ctx), f.last) // a viewer that leaves takes nothing from the others
+	}
+	changed := f.changed
+	f.mu.Unlock()
+	select {
+	case <-changed:
+	case <-ctx.Done():
+	}
+	f.mu.Lock()
+	return f.last, ctx.Err()
+}
+
+func (f *feed) renew(ctx context.Context, before *state) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	now := f.read(ctx, before)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last, f.reading = now, false
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// mostViewers bounds how many streams are open at once: each is a goroutine and a socket.
+const mostViewers = 256
+
+// errCrowded means that there are too many viewers.
+var errCrowded = errors.New("too many viewers")
+
+// join adds a viewer, for whom the feed reads until leave is called.
+func (f *feed) join() (leave func(), err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.viewers >= mostViewers {
+		return nil, errCrowded
+	}
+	if f.viewers++; f.viewers == 1 {
+		ctx, cancel := context.WithCancel(context.Background())
+		f.stop = cancel
+		go f.follow(ctx)
+	}
+	return f.leave, nil
+}
+
+func (f *feed) leave() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.viewers--; f.viewers == 0 {
+		f.stop()
+	}
+}
+
+// follow reads again and again.
+func (f *feed) follow(ctx context.Context) {
+	ticks := time.NewTicker(f.every)
+	defer ticks.Stop()
+	for {
+		if _, err := f.get(ctx); err != nil {
+			return
+		}
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// next returns what is closed when the state after the last one is there.
+func (f *feed) next() (last *state, changed <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.last, f.changed
+}
+
+// read reads a state. What cannot be read is said, beside the last shot that could be.
+func (s *Server) read(ctx context.Context, before *state) *state {
+	now := new(state)
+	var err error
+	now.shot, err = s.cfg.Locks.Snapshot(monitor.WithLoad(ctx, &now.load))
+	if err == nil && s.cfg.Evictions != nil {
+		var failed error
+		if now.evictions, failed = s.cfg.Evictions(ctx); failed != nil {
+			now.shot.Missing = append(now.shot.Missing, "evictions: "+s.cfg.Describe(failed))
+		}
+	}
+	if err != nil {
+		if before != nil {
+			*now = *before
+		}
+		if outer, ok := errors.AsType[*pgxlock.Error](err); ok {
+			err = outer.Err // that it was a snapshot helps nobody
+		}
+		now.cannot = s.cfg.Describe(err)
+	}
+	now.at = time.Now()
+	now.remember(before)
+	now.graph = sync.OnceValue(func() *forest { return plant(now.shot) })
+	return now
+}

@@ -1,0 +1,610 @@
+package serve
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+)
+
+// A forest is who is in whose way: holders, the locks that somebody waits for, and waiters.
+// It has locks as nodes of their own, so that 50 holders of a semaphore and 200 waiters are
+// 250 lines and not 10,000.
+type forest struct {
+	locks   map[lockID]*node
+	nodes   []*node
+	waiting map[lockID]int
+	holders map[lockID][]string
+	waiter  map[waiterID]*node
+}
+
+type lockID struct {
+	kind pgxlock.Kind
+	key  string
+}
+
+// A waiterID identifies a waiter within a snapshot.
+type waiterID struct {
+	lockID
+	owner  string
+	ticket int64
+	pid    int32
+}
+
+func waiterIDOf(w pgxlock.Waiter) waiterID {
+	return waiterID{lockID{w.Kind, w.Key}, w.Owner, w.Ticket, w.PID}
+}
+
+// A node is a lock, or who holds locks and waits for others.
+type node struct {
+	lock        bool
+	name        string
+	label       string    // for a lock that is pgxlock's own
+	since       time.Time // when it began to hold or, if it waits, to wait
+	waits       bool
+	before      []*node // what is in its way: of a waiter the lock, of a lock its holders
+	behind      []*node
+	cycle       int // the number of its circle, from 1; 0: none
+	index, low  int
+	stacked     bool
+	layer       int
+	x, y        float64
+	collapsed   int // of how many waiters or holders it is the sign
+	order       float64
+	height, top float64
+}
+
+// semaphore returns the lock that waiters for any permit of a semaphore wait for.
+func semaphore(h pgxlock.Holder) (lockID, bool) {
+	name := strings.TrimRight(h.Key, "0123456789")
+	return lockID{h.Kind, name}, h.Kind == pgxlock.KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#")
+}
+
+// plant makes the forest of a snapshot.
+func plant(shot pgxlock.Snapshot) *forest {
+	f := &forest{make(map[lockID]*node), nil, make(map[lockID]int), make(map[lockID][]string), make(map[waiterID]*node)}
+	sessions := make(map[int32]*node) // that the server keeps waiting, with all that they hold
+	byHold := make(map[string]*node)  // who waits and records what it holds, by the hold's id
+	for _, w := range shot.Waiters {
+		id := lockID{w.Kind, w.Key}
+		f.waiting[id] += 1 + w.Behind
+		lock := f.locks[id]
+		if lock == nil {
+			lock = f.add(&node{lock: true, name: strings.TrimPrefix(w.Key, "\x00"), label: ownLabel(w.Label, w.Internal)})
+			f.locks[id] = lock
+		}
+		var who *node
+		if w.PID != 0 {
+			who = sessions[w.PID]
+		}
+		for _, hold := range w.Holds {
+			if who == nil {
+				who = byHold[hold]
+			}
+		}
+		if who == nil {
+			who = f.add(&node{name: w.Owner, since: w.Since, waits: true})
+		}
+		if w.PID != 0 {
+			sessions[w.PID] = who
+		}
+		for _, hold := range w.Holds {
+			byHold[hold] = who
+		}
+		f.waiter[waiterIDOf(w)] = who
+		link(lock, who)
+	}
+	type holderID struct {
+		id  string
+		pid int32
+	}
+	idle := make(map[holderID]*node) // holders that wait for nothing
+	hold := func(lock *node, h pgxlock.Holder) {
+		name := h.ID
+		if h.Kind == pgxlock.KindAdvisory {
+			name = lockkey.Identify(h.Key).HeldBy(h.PID)
+		}
+		who := byHold[name]
+		if who == nil && h.PID != 0 {
+			who = sessions[h.PID]
+		}
+		if id := (holderID{h.ID, h.PID}); who == nil {
+			if who = idle[id]; who == nil {
+				who = f.add(&node{name: h.ID, since: h.Since})
+				idle[id] = who
+			}
+		}
+		link(who, lock)
+	}
+	for _, h := range shot.Holders {
+		ids := []lockID{{h.Kind, h.Key}}
+		if any, permit := semaphore(h); permit {
+			ids = append(ids, any)
+		}
+		for _, id := range ids {
+			if lock := f.locks[id]; lock != nil {
+				hold(lock, h)
+				f.holders[id] = append(f.holders[id], h.ID)
+			}
+		}
+	}
+	f.findCircles()
+	return f
+}
+
+func ownLabel(label string, internal bool) string {
+	if internal {
+		return label
+	}
+	return ""
+}
+
+func (f *forest) add(n *node) *node {
+	f.nodes = append(f.nodes, n)
+	return n
+}
+
+// link says that one node is in the way of another.
+func link(before, behind *node) {
+	if !slices.Contains(before.behind, behind) {
+		before.behind, behind.before = append(before.behind, behind), append(behind.before, before)
+	}
+}
+
+// waitersFor returns how many callers wait for the lock of a holder.
+func (f *forest) waitersFor(h pgxlock.Holder) int {
+	n := f.waiting[lockID{h.Kind, h.Key}]
+	if any, permit := semaphore(h); permit {
+		n += f.waiting[any]
+	}
+	return n
+}
+
+// inTheWay returns who holds the lock that a waiter waits for.
+func (f *forest) inTheWay(w pgxlock.Waiter) []string { return f.holders[lockID{w.Kind, w.Key}] }
+
+// deadlocked reports whether a waiter waits in a circle.
+func (f *forest) deadlocked(w pgxlock.Waiter) bool {
+	n := f.waiter[waiterIDOf(w)]
+	return n != nil && n.cycle > 0
+}
+
+// findCircles numbers the circles: Tarjan's algorithm for strongly connected components.
+func (f *forest) findCircles() {
+	next, circles := 0, 0
+	var stack []*node
+	var visit func(n *node)
+	visit = func(n *node) {
+		next++
+		n.index, n.low, n.stacked = next, next, true
+		stack = append(stack, n)
+		for _, b := range n.behind {
+			if b.index == 0 {
+				visit(b)
+				n.low = min(n.low, b.low)
+			} else if b.stacked {
+				n.low = min(n.low, b.index)
+			}
+		}
+		if n.low != n.index {
+			return
+		}
+		at := slices.Index(stack, n)
+		circle := stack[at:]
+		stack = stack[:at]
+		if len(circle) > 1 {
+			circles++
+		}
+		for _, c := range circle {
+			if c.stacked = false; len(circle) > 1 {
+				c.cycle = circles
+			}
+		}
+	}
+	for _, n := range f.nodes {
+		if n.index == 0 {
+			visit(n)
+		}
+	}
+}
+
+// A drawing is the forest, or what a query leaves of it, as SVG has it.
+type drawing struct {
+	Width, Height int
+	Nodes         []box
+	Lines         []arrow
+	Deadlocks     []string
+	Hidden        int // how many locks are not drawn
+}
+
+type box struct {
+	X, Y, Width, Height, Middle, First, Second int
+	Class, Name, More, Full                    string
+}
+
+type arrow struct{ Path, Class string }
+
+const (
+	// mostDrawn is how many nodes a drawing has.
+	mostDrawn = 300
+
+	// mostAlike is how many waiters or holders of one lock are drawn, of those that only
+	// wait for it, or only hold it.
+	mostAlike = 5
+
+	nodeWidth, lockWidth = 186, 150
+	nodeHeight           = 36
+	lockHeight           = 24
+	columnGap, rowGap    = 56, 8
+	columnStep           = nodeWidth + columnGap
+	componentGap         = 22
+	longestName          = 25
+	margin               = 10
+)
+
+// draw lays out the trees that the query admits, those with deadlocks and the largest first.
+func (f *forest) draw(at time.Time, q query) *drawing {
+	d := &drawing{}
+	trees := f.trees(q)
+	drawn, y := 0, float64(margin)
+	for _, tree := range trees {
+		d.Deadlocks = append(d.Deadlocks, circles(tree)...)
+		locks := 0
+		for _, n := range tree {
+			locks += btoi(n.lock)
+		}
+		tree = collapse(tree)
+		if drawn += len(tree); drawn > mostDrawn && drawn > len(tree) {
+			d.Hidden += locks
+			continue
+		}
+		back := layer(tree)
+		bottom := place(tree, y)
+		d.add(tree, back, at)
+		y = bottom + componentGap
+		for _, n := range tree {
+			d.Width = max(d.Width, int(n.x)+nodeWidth+margin)
+		}
+		d.Height = int(bottom) + margin
+	}
+	return d
+}
+
+// trees returns the connected parts that have a node which the query admits.
+func (f *forest) trees(q query) [][]*node {
+	var trees [][]*node
+	seen := make(map[*node]bool)
+	for _, n := range f.nodes {
+		if seen[n] {
+			continue
+		}
+		seen[n] = true
+		tree := []*node{n}
+		for i := 0; i < len(tree); i++ {
+			for _, next := range slices.Concat(tree[i].before, tree[i].behind) {
+				if !seen[next] {
+					seen[next] = true
+					tree = append(tree, next)
+				}
+			}
+		}
+		if slices.ContainsFunc(tree, func(n *node) bool { return query{words: q.words}.admits(0, n.name, n.label) }) {
+			trees = append(trees, tree)
+		}
+	}
+	circle := func(tree []*node) int {
+		return btoi(slices.ContainsFunc(tree, func(n *node) bool { return n.cycle > 0 }))
+	}
+	slices.SortStableFunc(trees, func(a, b []*node) int {
+		return cmp.Or(circle(b)-circle(a), len(b)-len(a), strings.Compare(a[0].name, b[0].name))
+	})
+	return trees
+}
+
+// circles describes the circles of a tree: who waits for a lock of whom, and so on.
+func circles(tree []*node) []string {
+	var all []string
+	done := make(map[int]bool)
+	for _, n := range tree {
+		if n.cycle == 0 || n.lock || done[n.cycle] {
+			continue
+		}
+		done[n.cycle] = true
+		// A walk inside the circle comes back to a node that it has passed.
+		passed, at := []*node{n}, n
+		for {
+			at = at.before[slices.IndexFunc(at.before, func(b *node) bool { return b.cycle == n.cycle })]
+			if i := slices.Index(passed, at); i >= 0 {
+				passed = append(passed[i:], at)
+				break
+			}
+			passed = append(passed, at)
+		}
+		if passed[0].lock { // begin with who waits
+			passed = append(passed[1:], passed[1])
+		}
+		var text strings.Builder
+		for i, p := range passed {
+			switch {
+			case i == 0:
+				text.WriteString(name(p))
+			case p.lock:
+				text.WriteString(" waits for " + name(p))
+			default:
+				text.WriteString(", held by " + name(p))
+			}
+		}
+		all = append(all, text.String())
+	}
+	return all
+}
+
+func name(n *node) string {
+	if n.label != "" {
+		return "(" + text(n.label) + ")"
+	}
+	return text(n.name)
+}
+
+// collapse returns a tree in which few of those are left that do the same to the same lock,
+// and one node counts the others.
+func collapse(tree []*node) []*node {
+	gone := make(map[*node]bool)
+	var signs []*node
+	for _, lock := range tree {
+		if !lock.lock {
+			continue
+		}
+		for _, side := range []struct {
+			of    *[]*node
+			alike func(*node) bool
+			waits bool
+		}{
+			{&lock.behind, func(n *node) bool { return len(n.behind) == 0 && len(n.before) == 1 }, true},
+			{&lock.before, func(n *node) bool { return len(n.before) == 0 && len(n.behind) == 1 }, false},
+		} {
+			var alike []*node
+			for _, n := range *side.of {
+				if side.alike(n) {
+					alike = append(alike, n)
+				}
+			}
+			if len(alike) <= mostAlike {
+				continue
+			}
+			slices.SortStableFunc(alike, func(a, b *node) int { return earlier(a.since, b.since) })
+			rest := alike[mostAlike-1:]
+			sign := &node{collapsed: len(rest), waits: side.waits, since: rest[0].since}
+			for _, n := range rest {
+				gone[n] = true
+			}
+			// The forest serves other queries too: the lock that is drawn is a copy.
+			signs = append(signs, sign)
+			if side.waits {
+				sign.before = []*node{lock}
+			} else {
+				sign.behind = []*node{lock}
+			}
+		}
+	}
+	copies := make(map[*node]*node)
+	var kept []*node
+	for _, n := range slices.Concat(tree, signs) {
+		if !gone[n] {
+			c := *n
+			copies[n] = &c
+			kept = append(kept, &c)
+		}
+	}
+	for _, c := range kept {
+		c.before, c.behind = translated(c.before, copies), translated(c.behind, copies)
+	}
+	for _, sign := range signs { // whose lock does not know it yet
+		c := copies[sign]
+		for _, lock := range c.before {
+			lock.behind = append(lock.behind, c)
+		}
+		for _, lock := range c.behind {
+			lock.before = append(lock.before, c)
+		}
+	}
+	return kept
+}
+
+func translated(all []*node, to map[*node]*node) (some []*node) {
+	for _, n := range all {
+		if c := to[n]; c != nil {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+// layer gives each node the layer behind all that is in its way, and returns the lines that
+// close a circle, which have no place in layers.
+func layer(tree []*node) (back map[[2]*node]bool) {
+	back = make(map[[2]*node]bool)
+	const open, closed = 1, 2
+	visited := make(map[*node]int)
+	var sorted []*node // the last first
+	var visit func(n *node)
+	visit = func(n *node) {
+		visited[n] = open
+		for _, b := range n.behind {
+			switch visited[b] {
+			case open:
+				back[[2]*node{n, b}] = true
+			case 0:
+				visit(b)
+			}
+		}
+		visited[n] = closed
+		sorted = append(sorted, n)
+	}
+	roots := slices.Clone(tree)
+	slices.SortStableFunc(roots, func(a, b *node) int { // holders that wait for nothing, then others before locks
+		return cmp.Or(cmp.Compare(btoi(len(a.before) > 0), btoi(len(b.before) > 0)), cmp.Compare(btoi(a.lock), btoi(b.lock)))
+	})
+	for _, n := range roots {
+		if visited[n] == 0 {
+			visit(n)
+		}
+	}
+	for i := len(sorted) - 1; i >= 0; i-- {
+		n := sorted[i]
+		for _, b := range n.behind {
+			if !back[[2]*node{n, b}] {
+				b.layer = max(b.layer, n.layer+1)
+			}
+		}
+	}
+	return back
+}
+
+// place gives each node its place, from a height on, and returns where the tree ends.
+func place(tree []*node, from float64) (bottom float64) {
+	layers := make(map[int][]*node)
+	for _, n := range tree {
+		n.height = nodeHeight
+		if n.lock {
+			n.height = lockHeight
+		}
+		layers[n.layer] = append(layers[n.layer], n)
+	}
+	order := slices.Sorted(maps.Keys(layers))
+	for _, l := range order {
+		y := 0.0
+		for _, n := range layers[l] {
+			n.top = y
+			y += n.height + rowGap
+		}
+	}
+	middle := func(n *node) float64 { return n.top + n.height/2 }
+	// Each layer moves to where its neighbors are, from the left, from the right, and again.
+	for round := range 6 {
+		for i := range order {
+			l := order[i]
+			neighbors := func(n *node) []*node { return n.before }
+			if round%2 == 1 {
+				l = order[len(order)-1-i]
+				neighbors = func(n *node) []*node { return n.behind }
+			}
+			for _, n := range layers[l] {
+				n.order = middle(n)
+				if near := neighbors(n); len(near) > 0 {
+					n.order = 0
+					for _, m := range near {
+						n.order += middle(m) / float64(len(near))
+					}
+				}
+			}
+			slices.SortStableFunc(layers[l], func(a, b *node) int {
+				return cmp.Or(cmp.Compare(a.order, b.order), cmp.Compare(a.collapsed, b.collapsed))
+			})
+			y, off := math.Inf(-1), 0.0
+			for _, n := range layers[l] {
+				n.top = max(y, n.order-n.height/2)
+				y = n.top + n.height + rowGap
+				off += (middle(n) - n.order) / float64(len(layers[l]))
+			}
+			for _, n := range layers[l] {
+				n.top -= off
+			}
+		}
+	}
+	top := math.Inf(1)
+	for _, n := range tree {
+		top = min(top, n.top)
+	}
+	for _, n := range tree {
+		n.y = n.top - top + from
+		n.x = float64(margin + n.layer*columnStep)
+		if n.lock {
+			n.x += (nodeWidth - lockWidth) / 2
+		}
+		bottom = max(bottom, n.y+n.height)
+	}
+	return bottom
+}
+
+// add draws a tree.
+func (d *drawing) add(tree []*node, back map[[2]*node]bool, at time.Time) {
+	for _, n := range tree {
+		b := box{X: int(n.x), Y: int(n.y), Width: nodeWidth, Height: int(n.height), Full: name(n), Class: "who"}
+		b.Name = shortened(b.Full)
+		switch {
+		case n.collapsed > 0 && n.waits:
+			b.Class, b.Name, b.More = "more", "and "+grouped(n.collapsed)+" more", "waiting"
+		case n.collapsed > 0:
+			b.Class, b.Name, b.More = "more", "and "+grouped(n.collapsed)+" more", "holding"
+		case n.lock:
+			b.Class, b.Width, b.Name = "lock", lockWidth, shortenedTo(b.Full, longestName-5)
+		case n.waits:
+			b.Class, b.More = "waiter", "waits"
+		default:
+			b.Class, b.More = "who", "holds"
+		}
+		if age := ago(at, n.since); age != "" && b.More != "" {
+			b.More += " for " + age
+			if n.collapsed > 0 {
+				b.More += " at most"
+			}
+		}
+		if n.cycle > 0 {
+			b.Class += " circle"
+		}
+		b.Middle, b.First, b.Second = b.X+b.Width/2, b.Y+15, b.Y+29
+		if n.lock {
+			b.First = b.Y + 16
+		}
+		d.Nodes = append(d.Nodes, b)
+		for _, m := range n.behind {
+			d.Lines = append(d.Lines, line(n, m, back[[2]*node{n, m}]))
+		}
+	}
+}
+
+// line is an arrow from what is behind to what is in its way.
+func line(before, behind *node, back bool) arrow {
+	width := func(n *node) float64 {
+		if n.lock {
+			return lockWidth
+		}
+		return nodeWidth
+	}
+	class := "line"
+	if before.cycle > 0 && before.cycle == behind.cycle {
+		class += " circle"
+	}
+	if back {
+		x1, y1 := behind.x+width(behind)/2, behind.y
+		x2, y2 := before.x+width(before)/2, before.y
+		lift := min(y1, y2) - 4 - math.Abs(x2-x1)/40
+		y := max(lift, 2)
+		return arrow{fmt.Sprintf("M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f", x1, y1, x1, y-14, x2, y-14, x2, y2-3), class}
+	}
+	x1, y1 := behind.x, behind.y+behind.height/2
+	x2, y2 := before.x+width(before)+4, before.y+before.height/2
+	bend := min((x1-x2)/2, columnGap)
+	return arrow{fmt.Sprintf("M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f", x1, y1, x1-bend, y1, x2+bend, y2, x2, y2), class}
+}
+
+func shortened(s string) string { return shortenedTo(s, longestName) }
+
+func shortenedTo(s string, n int) string {
+	if runes := []rune(s); len(runes) > n {
+		return string(runes[:n-1]) + "…"
+	}
+	return s
+}
+
+// Summary says what is drawn, for who cannot see it.
+func (d *drawing) Summary() string {
+	return fmt.Sprintf("who is in whose way: %d boxes, %d arrows", len(d.Nodes), len(d.Lines))
+}

@@ -1,0 +1,158 @@
+package serve
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
+)
+
+// span is how far back the plots go. What was not looked at is a gap in them.
+const span = time.Hour
+
+// A sample is what one state adds to the history.
+type sample struct {
+	at                     time.Time
+	held, waiting, expired int
+	longest                time.Duration // of the waits that last
+}
+
+// A holdID identifies a hold from one snapshot to the next.
+type holdID struct {
+	kind    pgxlock.Kind
+	key, id string
+	token   int64
+}
+
+func idOf(h pgxlock.Holder) holdID { return holdID{h.Kind, h.Key, h.ID, h.Token} }
+
+// remember adds what this state knows to what the one before it knew.
+func (now *state) remember(before *state) {
+	if before != nil {
+		now.history, now.longest = before.history, before.longest
+	}
+	old := slices.IndexFunc(now.history, func(s sample) bool { return now.at.Sub(s.at) < span })
+	if old < 0 {
+		old = len(now.history)
+	}
+	now.history = now.history[old:]
+	if now.cannot != "" {
+		return
+	}
+	s := sample{at: now.at, held: len(now.shot.Holders), waiting: len(now.shot.Waiters), expired: len(now.shot.Expired)}
+	for _, w := range now.shot.Waiters {
+		if !w.Since.IsZero() {
+			s.longest = max(s.longest, now.shot.At.Sub(w.Since))
+		}
+	}
+	// A state that is shown has the beginning of the same array, and never looks behind its end.
+	now.history = append(now.history, s)
+
+	longest := make(map[holdID]time.Duration)
+	for _, h := range now.shot.Holders {
+		if id := idOf(h); !h.Expires.IsZero() {
+			longest[id] = max(now.longest[id], h.Expires.Sub(now.shot.At))
+		}
+	}
+	now.longest = longest
+}
+
+// usual are times to live that people choose.
+var usual = []time.Duration{
+	time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, 20 * time.Second, 30 * time.Second, 45 * time.Second,
+	time.Minute, 90 * time.Second, 2 * time.Minute, 3 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute,
+	time.Hour, 2 * time.Hour, 4 * time.Hour, 6 * time.Hour, 12 * time.Hour, 24 * time.Hour,
+}
+
+// ttl returns about how long a lease lasts after a renewal, which the server does not record:
+// the least usual time that is no less than what was seen to remain.
+func (now *state) ttl(h pgxlock.Holder) time.Duration {
+	longest := now.longest[idOf(h)]
+	for _, d := range usual {
+		if longest <= d {
+			return d
+		}
+	}
+	return longest
+}
+
+// A plot is a number over the last hour.
+type plot struct {
+	Title, Now, Most string
+	Class            string
+	Area, Line       string // paths in a box of plotWidth by plotHeight
+}
+
+const (
+	plotWidth  = 240
+	plotHeight = 44
+	plotSteps  = 120 // of 30 s each; of several samples in a step the greatest counts
+)
+
+// plots returns the plots of a state.
+func (now *state) plots() []plot {
+	number := func(value func(sample) int) func(sample) float64 {
+		return func(s sample) float64 { return float64(value(s)) }
+	}
+	count := func(v float64) string { return grouped(int(v)) }
+	return []plot{
+		now.plot("held", "held", number(func(s sample) int { return s.held }), count),
+		now.plot("waiting", "waiting", number(func(s sample) int { return s.waiting }), count),
+		now.plot("longest wait", "waiting", func(s sample) float64 { return s.longest.Seconds() }, func(v float64) string {
+			return readable.Duration(time.Duration(v * float64(time.Second)).Round(100 * time.Millisecond))
+		}),
+		now.plot("left behind", "expired", number(func(s sample) int { return s.expired }), count),
+	}
+}
+
+func (now *state) plot(title, class string, value func(sample) float64, text func(float64) string) plot {
+	const none = -1
+	steps := slices.Repeat([]float64{none}, plotSteps)
+	most := 0.0
+	for _, s := range now.history {
+		step := plotSteps - 1 - int(now.at.Sub(s.at)*plotSteps/span)
+		if step >= 0 {
+			steps[step] = max(steps[step], value(s))
+			most = max(most, value(s))
+		}
+	}
+	p := plot{Title: title, Class: class, Now: "–"}
+	if len(now.history) > 0 {
+		p.Now, p.Most = text(value(now.history[len(now.history)-1])), text(most)
+	}
+	var line, area strings.Builder
+	const width = float64(plotWidth) / plotSteps
+	y := func(v float64) float64 { return plotHeight - 1 - v/max(most, 1)*(plotHeight-3) }
+	for i := 0; i < plotSteps; i++ {
+		if steps[i] == none {
+			continue
+		}
+		begin := i
+		for ; i < plotSteps && steps[i] != none; i++ {
+			x, verb := float64(i)*width, "L"
+			if i == begin {
+				verb = "M"
+			}
+			fmt.Fprintf(&line, "%s%.1f %.1fH%.1f", verb, x, y(steps[i]), x+width)
+		}
+		fmt.Fprintf(&area, "M%.1f %d", float64(begin)*width, plotHeight)
+		for j := begin; j < i; j++ {
+			fmt.Fprintf(&area, "V%.1fH%.1f", y(steps[j]), float64(j+1)*width)
+		}
+		fmt.Fprintf(&area, "V%dZ", plotHeight)
+	}
+	p.Line, p.Area = line.String(), area.String()
+	return p
+}
+
+// grouped writes a number with a space between thousands.
+func grouped(n int) string {
+	text := fmt.Sprint(n)
+	for at := len(text) - 3; at > 0; at -= 3 {
+		text = text[:at] + " " + text[at:]
+	}
+	return text
+}

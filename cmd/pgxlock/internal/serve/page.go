@@ -1,0 +1,346 @@
+package serve
+
+import (
+	"bytes"
+	"cmp"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
+	"github.com/pgxlock/pgxlock/internal/monitor"
+)
+
+const (
+	// rowsShown is how many rows a table has on one page.
+	rowsShown = 100
+
+	// longestText is how many characters of a text are sent.
+	longestText = 400
+)
+
+// A query is what a viewer looks for.
+type query struct {
+	Text, Kind string
+	words      []string
+	pages      map[string]int // of the tables, from 0
+}
+
+// parseQuery reads a query; what it does not understand means everything.
+func parseQuery(r *http.Request) query {
+	values := r.URL.Query()
+	q := query{Text: values.Get("q"), Kind: values.Get("kind"), pages: map[string]int{}}
+	if q.Kind != "lease" && q.Kind != "advisory" {
+		q.Kind = ""
+	}
+	q.words = strings.Fields(strings.ToLower(q.Text))
+	for _, table := range []string{"holders", "waiters", "expired"} {
+		if n, err := strconv.Atoi(values.Get(table)); err == nil && n > 0 {
+			q.pages[table] = n
+		}
+	}
+	return q
+}
+
+// link is the address of the page for a query, with another page of a table.
+func (q query) link(table string, page int) string {
+	values := url.Values{}
+	if q.Text != "" {
+		values.Set("q", q.Text)
+	}
+	if q.Kind != "" {
+		values.Set("kind", q.Kind)
+	}
+	for name, n := range q.pages {
+		if name != table {
+			values.Set(name, strconv.Itoa(n))
+		}
+	}
+	if page > 0 {
+		values.Set(table, strconv.Itoa(page))
+	}
+	return "/?" + values.Encode()
+}
+
+// admits reports whether each word is in one of the texts.
+func (q query) admits(kind pgxlock.Kind, texts ...string) bool {
+	if q.Kind != "" && q.Kind != kind.String() {
+		return false
+	}
+	for _, word := range q.words {
+		if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(strings.ToLower(text), word) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// A page is what the template shows.
+type page struct {
+	At, Cannot, Stale string
+	Query             query
+	Plots             []plot
+	Graph             *drawing
+	Waiters           table[waiterRow]
+	Holders, Expired  table[holderRow]
+	Evictions         []evictionRow
+	NoEvictions       bool // they are not recorded, or cannot be read
+	Server            string
+	Missing           []string
+	Every             string
+	Session           bool
+	Evict             bool
+	Nobody            bool // there is nothing at all
+}
+
+// A table is a part of the rows that pass the query.
+type table[Row any] struct {
+	Rows           []Row
+	All, From, To  int // how many pass, and which of them are shown, from 1
+	Before, Behind string
+}
+
+// cut returns the rows of a page.
+func cut[From, Row any](q query, name string, all []From, row func(From) Row) table[Row] {
+	last := max(0, (len(all)-1)/rowsShown)
+	n := min(q.pages[name], last)
+	from, to := n*rowsShown, min(len(all), (n+1)*rowsShown)
+	t := table[Row]{All: len(all), From: from + 1, To: to}
+	for _, one := range all[from:to] {
+		t.Rows = append(t.Rows, row(one))
+	}
+	if n > 0 {
+		t.Before = q.link(name, n-1)
+	}
+	if n < last {
+		t.Behind = q.link(name, n+1)
+	}
+	return t
+}
+
+// Hidden says how many rows are not shown.
+func (t table[Row]) Hidden() string {
+	if hidden := t.All - len(t.Rows); hidden > 0 {
+		return grouped(hidden)
+	}
+	return ""
+}
+
+// Count says how many rows there are.
+func (t table[Row]) Count() string { return grouped(t.All) }
+
+type holderRow struct {
+	Key, Kind, Mode, State, Holder, Metadata, Token, PID, Client, Age, Remaining, Full string
+	Bar                                                                                int // percent
+	Low                                                                                bool
+	Waiting                                                                            string
+	Note, Link                                                                         string
+}
+
+type waiterRow struct {
+	Key, Kind, Mode, Waiter, PID, Age, For string
+	Behind                                 int
+	Woken, Deadlock                        bool
+}
+
+type evictionRow struct{ Key, Kind, Holder, Ago, At, By, Reason string }
+
+// text is a text of others for the page.
+func text(s string) string {
+	if utf8.RuneCountInString(s) > longestText {
+		s = string([]rune(s)[:longestText]) + "…"
+	}
+	return readable.Text(s)
+}
+
+// title is a key as the page shows it: of pgxlock's own locks what they are.
+func title(key, label string, internal bool) string {
+	if internal {
+		return "(" + text(label) + ")"
+	}
+	return text(strings.TrimPrefix(key, "\x00"))
+}
+
+func ago(at, since time.Time) string {
+	if since.IsZero() {
+		return ""
+	}
+	return readable.Duration(max(0, at.Sub(since)))
+}
+
+func number[N int32 | int64 | int](n N) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(n), 10)
+}
+
+func mode(m pgxlock.Mode) string {
+	if m == pgxlock.Shared {
+		return "shared"
+	}
+	return ""
+}
+
+// view is what a viewer sees of a state.
+func (s *Server) view(r *http.Request, now *state, q query) page {
+	p := page{
+		Query: q, Cannot: now.cannot, Plots: now.plots(), Every: s.cfg.Every.String(),
+		Session: s.cfg.Token != "" && s.session(r) != "", Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil,
+		Nobody: now.cannot == "" && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
+	}
+	if now.cannot != "" && !now.shot.At.IsZero() {
+		p.Stale = readable.Duration(time.Since(now.readAt()).Round(time.Second))
+	}
+	at := now.shot.At
+	if !at.IsZero() {
+		p.At = at.UTC().Format("15:04:05") + " UTC"
+	}
+	forest := now.graph()
+	p.Graph = forest.draw(at, q)
+
+	var waiters []pgxlock.Waiter
+	for _, w := range now.shot.Waiters {
+		if q.admits(w.Kind, w.Key, w.Owner, w.Label, number(w.PID), strings.Join(forest.inTheWay(w), "\n")) {
+			waiters = append(waiters, w)
+		}
+	}
+	slices.SortStableFunc(waiters, func(a, b pgxlock.Waiter) int { return earlier(a.Since, b.Since) })
+	p.Waiters = cut(q, "waiters", waiters, func(w pgxlock.Waiter) waiterRow {
+		row := waiterRow{
+			Key: title(w.Key, w.Label, w.Internal), Kind: w.Kind.String(), Waiter: text(w.Owner), PID: number(w.PID), Age: ago(at, w.Since),
+			Behind: w.Behind, Woken: w.Woken, Deadlock: forest.deadlocked(w),
+		}
+		if w.PID != 0 {
+			row.Mode = mode(w.Mode)
+		}
+		holders := forest.inTheWay(w)
+		row.For = text(strings.Join(holders[:min(3, len(holders))], ", "))
+		if len(holders) > 3 {
+			row.For += " and " + grouped(len(holders)-3) + " more"
+		}
+		return row
+	})
+
+	holders := func(all []pgxlock.Holder) (some []pgxlock.Holder) {
+		for _, h := range all {
+			if q.admits(h.Kind, h.Key, h.ID, h.Metadata, h.Application, h.Role, h.Client, h.Label, string(h.State), number(h.Token), number(h.PID), h.EvictedBy) {
+				some = append(some, h)
+			}
+		}
+		slices.SortStableFunc(some, func(a, b pgxlock.Holder) int { return cmp.Compare(forest.waitersFor(b), forest.waitersFor(a)) })
+		return some
+	}
+	p.Holders = cut(q, "holders", holders(now.shot.Holders), func(h pgxlock.Holder) holderRow { return s.holder(now, forest, h) })
+	p.Expired = cut(q, "expired", holders(now.shot.Expired), func(h pgxlock.Holder) holderRow { return s.holder(now, forest, h) })
+
+	for _, e := range now.evictions {
+		if q.admits(e.Kind, e.Key, e.Holder, e.By, e.Reason) && len(p.Evictions) < 20 {
+			p.Evictions = append(p.Evictions, evictionRow{title(e.Key, "", false), e.Kind.String(), text(e.Holder), ago(at, e.At), e.At.UTC().Format(time.DateTime) + " UTC", text(e.By), text(e.Reason)})
+		}
+	}
+	for _, missing := range now.shot.Missing {
+		p.Missing = append(p.Missing, text(missing))
+	}
+	p.Server = load(at, now.load)
+	return p
+}
+
+// readAt is when the last shot was read that could be.
+func (now *state) readAt() time.Time {
+	if len(now.history) == 0 {
+		return now.at
+	}
+	return now.history[len(now.history)-1].at
+}
+
+// earlier puts what began first first, and what began nobody knows when last.
+func earlier(a, b time.Time) int {
+	if a.IsZero() != b.IsZero() {
+		return cmp.Compare(btoi(a.IsZero()), btoi(b.IsZero()))
+	}
+	return a.Compare(b)
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (s *Server) holder(now *state, forest *forest, h pgxlock.Holder) holderRow {
+	at := now.shot.At
+	until := at
+	row := holderRow{
+		Key: title(h.Key, h.Label, h.Internal), Kind: h.Kind.String(), Mode: mode(h.Mode), State: string(h.State), Holder: text(h.ID),
+		Metadata: text(h.Metadata), Token: number(h.Token), PID: number(h.PID), Waiting: number(forest.waitersFor(h)),
+	}
+	row.Client = text(strings.Join(slices.DeleteFunc([]string{h.Role, h.Client}, func(s string) bool { return s == "" }), " at "))
+	if !h.Expires.IsZero() {
+		remaining := h.Expires.Sub(at)
+		row.Remaining = readable.Duration(remaining.Round(100 * time.Millisecond))
+		if h.State == pgxlock.StateLive {
+			ttl := now.ttl(h)
+			row.Full = readable.Duration(ttl)
+			row.Bar = int(max(0, min(100, 100*remaining/ttl)))
+			row.Low = row.Bar < 34 // a renewal is late: it comes within a third of the TTL
+		} else {
+			until = h.Expires
+			row.Remaining = readable.Duration(-remaining.Round(time.Second))
+		}
+	}
+	row.Age = ago(until, h.Since)
+	switch {
+	case h.EvictedBy != "" && h.State == pgxlock.StateLive:
+		row.Note = "being evicted by " + text(h.EvictedBy) + ": " + text(h.EvictionReason)
+	case h.EvictedBy != "":
+		row.Note = "evicted by " + text(h.EvictedBy) + ": " + text(h.EvictionReason)
+	case h.Suspect:
+		row.Note = "began later than the server's clock shows: the clock was set back"
+	case h.Label != "" && !h.Internal:
+		row.Note = text(h.Label)
+	}
+	if s.cfg.AllowEvict && !h.Internal && h.State == pgxlock.StateLive && (h.Kind == pgxlock.KindLease || h.PID != 0) {
+		row.Link = "/evict?hold=" + holding(h)
+	}
+	return row
+}
+
+// load says how much of the server locks use up.
+func load(at time.Time, l monitor.Load) string {
+	if l.Room == 0 {
+		return ""
+	}
+	text := "lock table " + grouped(int(l.Locks)) + " of " + grouped(int(l.Room)) + ", notifications " + strconv.Itoa(int(100*l.Notifications)) + "%"
+	if l.OldestPID != 0 {
+		text += ", oldest snapshot " + ago(at, l.OldestSince) + " (process " + number(l.OldestPID) + ")"
+	}
+	return text
+}
+
+// page shows everything.
+func (s *Server) page(w http.ResponseWriter, r *http.Request) {
+	now, err := s.feed.get(r.Context())
+	if err != nil {
+		return // the viewer has gone
+	}
+	render(w, http.StatusOK, "page.html", s.view(r, now, parseQuery(r)))
+}
+
+// render writes a page whole, or not at all.
+func render(w http.ResponseWriter, code int, name string, data any) {
+	var html bytes.Buffer
+	if err := pages.ExecuteTemplate(&html, name, data); err != nil {
+		answer(w, http.StatusInternalServerError, "the page cannot be made: "+err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = w.Write(html.Bytes()) // the viewer may have gone
+}

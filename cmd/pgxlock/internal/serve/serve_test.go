@@ -1,0 +1,655 @@
+package serve_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+const token = "a token that nobody guesses"
+
+// migrated returns a database with pgxlock in it.
+func migrated(t *testing.T) *pgtest.DB {
+	t.Helper()
+	db := pgtest.New(t)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// served serves a database, as configured.
+func served(t *testing.T, pool *pgxpool.Pool, configure func(*serve.Config)) *httptest.Server {
+	t.Helper()
+	locks, err := pgxlock.NewMonitor(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := serve.Config{
+		Locks: locks, Ready: pool.Ping, Describe: func(err error) string { return err.Error() },
+		JSON: func(shot pgxlock.Snapshot, _ monitor.Load, _ []serve.Eviction) any { return shot },
+	}
+	if configure != nil {
+		configure(&cfg)
+	}
+	page, err := serve.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(page)
+	t.Cleanup(server.Close)
+	return server
+}
+
+// A browser keeps cookies, and shows redirects instead of following them.
+type browser struct {
+	t      *testing.T
+	server *httptest.Server
+	cookie *http.Cookie
+}
+
+type reply struct {
+	code   int
+	header http.Header
+	body   string
+}
+
+func (b *browser) do(r *http.Request) reply {
+	b.t.Helper()
+	if b.cookie != nil {
+		r.AddCookie(b.cookie)
+	}
+	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	got, err := client.Do(r)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer got.Body.Close()
+	text, err := io.ReadAll(got.Body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return reply{got.StatusCode, got.Header, string(text)}
+}
+
+func (b *browser) request(method, path string, form url.Values) *http.Request {
+	b.t.Helper()
+	r, err := http.NewRequestWithContext(b.t.Context(), method, b.server.URL+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if method == http.MethodPost {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	return r
+}
+
+func (b *browser) get(path string) reply {
+	b.t.Helper()
+	return b.do(b.request(http.MethodGet, path, nil))
+}
+
+func (b *browser) post(path string, form url.Values) reply {
+	b.t.Helper()
+	return b.do(b.request(http.MethodPost, path, form))
+}
+
+// logIn gets a session for the token.
+func (b *browser) logIn() {
+	b.t.Helper()
+	r := b.post("/login", url.Values{"token": {token}})
+	cookies := (&http.Response{Header: r.header}).Cookies()
+	if r.code != http.StatusSeeOther || len(cookies) != 1 {
+		b.t.Fatalf("code %d, cookies %v: %s", r.code, cookies, r.body)
+	}
+	b.cookie = cookies[0]
+}
+
+func (r reply) want(t *testing.T, code int, texts ...string) {
+	t.Helper()
+	if r.code != code {
+		t.Errorf("code %d, want %d: %s", r.code, code, r.body)
+	}
+	for _, text := range texts {
+		if !strings.Contains(r.body, text) {
+			t.Errorf("no %q in:\n%s", text, r.body)
+		}
+	}
+}
+
+func (r reply) lacks(t *testing.T, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if strings.Contains(r.body, text) {
+			t.Errorf("%q is in:\n%s", text, r.body)
+		}
+	}
+}
+
+// attribute returns the first value of an attribute that is behind a text.
+func (r reply) after(t *testing.T, text string) string {
+	t.Helper()
+	found := regexp.MustCompile(regexp.QuoteMeta(text) + `([^"]*)"`).FindStringSubmatch(r.body)
+	if found == nil {
+		t.Fatalf("no %q in:\n%s", text, r.body)
+	}
+	return found[1]
+}
+
+func TestThePageShowsHoldersWithTheirTokenMetadataAndTTL(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	b := &browser{t: t, server: served(t, db.Pool, nil)}
+	b.get("/").want(t, http.StatusOK, "Nobody holds a lock, and nobody waits.")
+
+	db = migrated(t)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300, '"step 3"');
+		select acquire_lock('import', 'pod-3', 300);
+		update distributed_locks set expires_at = now() - interval '1 minute' where lock_name = 'import'`)
+	conn := db.Connect(t)
+	if _, err := conn.Exec(t.Context(), "set application_name = 'reporter'; select pg_advisory_lock(42)"); err != nil {
+		t.Fatal(err)
+	}
+	var number int64
+	if err := db.Pool.QueryRow(t.Context(), "select fencing_token from distributed_locks where lock_name = 'order:1'").Scan(&number); err != nil {
+		t.Fatal(err)
+	}
+	b = &browser{t: t, server: served(t, db.Pool, nil)}
+	r := b.get("/")
+	r.want(t, http.StatusOK, "order:1", "pod-1", "step 3", fmt.Sprint(number), "of about 5m0s", `id="expired"`, "import", "#42", "reporter:")
+	r.lacks(t, "Evict<", "Log out")
+	if got := r.header.Get("Content-Type"); got != "text/html; charset=utf-8" {
+		t.Error(got)
+	}
+	b.get("/api/snapshot").want(t, http.StatusOK, "order:1", `"Expired":[{`)
+}
+
+func TestSearchShowsWhatHasEachWord(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300), acquire_lock('order:2', 'pod-2', 300), acquire_lock('invoice:1', 'pod-1', 300)`)
+	b := &browser{t: t, server: served(t, db.Pool, nil)}
+	r := b.get("/?q=ORDER+pod-1")
+	r.want(t, http.StatusOK, ">order:1<", `value="ORDER pod-1"`)
+	r.lacks(t, ">order:2<", ">invoice:1<")
+	b.get("/?q=nowhere").want(t, http.StatusOK, "Nothing matches.")
+	b.get("/?kind=advisory").lacks(t, ">order:1<")
+	b.get("/?holders=-1&kind=nonsense&holders=99999999999999999999").want(t, http.StatusOK, ">order:1<")
+}
+
+// Any caller may choose a name, an owner and metadata.
+func TestHostileNamesAreText(t *testing.T) {
+	t.Parallel()
+	hostile := []string{
+		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'"&lt;{{.}}`, "\u202eevil\u202c", "line\nbreak\rdata: x", `]]></title></svg><script>alert(2)</script>`,
+		strings.Repeat("long ", 40),
+	}
+	db := migrated(t)
+	for _, name := range hostile {
+		var has bool
+		if err := db.Pool.QueryRow(t.Context(), "select acquire_lock($1, $2, 300, to_jsonb($3::text))", name, name, strings.Repeat(name, 20)).Scan(&has); err != nil || !has {
+			t.Fatalf("%q: %v, %v", name, has, err)
+		}
+	}
+	b := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) {
+		cfg.Evictions = func(context.Context) (all []serve.Eviction, err error) {
+			for _, name := range hostile {
+				all = append(all, serve.Eviction{Key: name, Kind: pgxlock.KindLease, Holder: name, By: name, Reason: name})
+			}
+			return all, nil
+		}
+	})}
+	b.get("/").want(t, http.StatusOK, "&lt;script&gt;alert(1)&lt;/script&gt;", `\u202eevil\u202c`, `line\nbreak\rdata: x`)
+	for _, path := range []string{"/", "/?q=" + url.QueryEscape(hostile[1])} {
+		r := b.get(path)
+		r.want(t, http.StatusOK, "&lt;img src=x")
+		r.lacks(t, "<script>", "<img", "\u202e", "</svg><script")
+		if n := strings.Count(r.body, "<script"); n != 1 { // our own
+			t.Errorf("%d scripts in:\n%s", n, r.body)
+		}
+	}
+}
+
+func TestTenThousandLeasesAreShownInPages(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+		select 'order:' || to_char(i, 'FM00000'), 'pod-' || i, now(), now() + interval '1 hour', '{}', i from generate_series(1, 10000) i`)
+	b := &browser{t: t, server: served(t, db.Pool, nil)}
+	r := b.get("/")
+	r.want(t, http.StatusOK, "1 to 100 shown, 9 900 not", "order:00001", "order:00100")
+	r.lacks(t, "order:00101")
+	if len(r.body) > 200_000 {
+		t.Errorf("the page has %d bytes", len(r.body))
+	}
+	r = b.get(strings.ReplaceAll(r.after(t, `not</span> <a href="`), "&amp;", "&"))
+	r.want(t, http.StatusOK, "101 to 200 shown", "order:00101", ">previous<", ">next<")
+	b.get("/?holders=5000").want(t, http.StatusOK, "9901 to 10000 shown")
+	b.get("/?q=order:09999").want(t, http.StatusOK, "order:09999")
+}
+
+// wait makes a session wait in the server, until the connection is closed.
+func wait(t *testing.T, db *pgtest.DB, conn *pgx.Conn, sql string) {
+	t.Helper()
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := conn.Exec(ctx, sql)
+		ended <- err
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	for waits := false; !waits; {
+		if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)", conn.PgConn().PID()).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestADeadlockIsDrawnAndNamed(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	var conns []*pgx.Conn
+	for _, name := range []string{"alice", "bob", "carol"} {
+		conn := db.Connect(t)
+		if _, err := conn.Exec(t.Context(), "set deadlock_timeout = '1h'; set application_name = '"+name+"'"); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for i, conn := range conns[:2] {
+		if _, err := conn.Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", i+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &browser{t: t, server: served(t, db.Pool, nil)}
+	wait(t, db, conns[0], "select pg_advisory_lock(2)")
+	wait(t, db, conns[2], "select pg_advisory_lock(2)")
+	b.get("/").lacks(t, "deadlock")
+
+	wait(t, db, conns[1], "select pg_advisory_lock(1)")
+	b = &browser{t: t, server: served(t, db.Pool, nil)}
+	r := b.get("/")
+	r.want(t, http.StatusOK, `<strong>deadlock:</strong> `, `class="waiter circle"`, `class="line circle"`, `<span class="tag bad">deadlock</span>`)
+	if story := regexp.MustCompile(`alice:\d+ waits for #2, held by bob:\d+ waits for #1, held by alice:\d+`); !story.MatchString(r.body) {
+		t.Errorf("the deadlock is not told:\n%s", r.body)
+	}
+	if n := strings.Count(r.body, `<span class="tag bad">`); n != 2 { // carol waits for one of them, and is in no circle
+		t.Errorf("%d waiters are in the deadlock", n)
+	}
+}
+
+func TestThePageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300)`)
+	var gone sync.Map
+	pool := db.NewPool(t, func(cfg *pgxpool.Config) {
+		cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if err, is := gone.Load("why"); is {
+				return err.(error)
+			}
+			return nil
+		}
+	})
+	b := &browser{t: t, server: served(t, pool, nil)}
+	gone.Store("why", io.ErrUnexpectedEOF)
+	b.get("/livez").want(t, http.StatusOK, "ok")
+	b.get("/readyz").want(t, http.StatusServiceUnavailable, "cannot reach the database")
+	b.get("/").want(t, http.StatusOK, "<strong>cannot see:</strong>", "unexpected EOF")
+	b.get("/api/snapshot").want(t, http.StatusServiceUnavailable, `{"error":`)
+
+	gone.Delete("why")
+	b.get("/readyz").want(t, http.StatusOK, "ok")
+	for {
+		if r := b.get("/"); strings.Contains(r.body, "order:1") {
+			r.lacks(t, "cannot see")
+			break
+		}
+	}
+
+	gone.Store("why", io.ErrUnexpectedEOF)
+	pool.Reset()
+	for {
+		r := b.get("/")
+		if strings.Contains(r.body, "cannot see") {
+			r.want(t, http.StatusOK, "What is below was read", "order:1", `<div id="tables" class="stale">`)
+			break
+		}
+	}
+}
+
+func TestARoleWithoutRightsSeesWhatItCannotSee(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `select harden_locks()`)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300); create role `+role(db)+` login`)
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.WithoutCancel(t.Context()), `drop role `+role(db)); err != nil {
+			t.Error(err)
+		}
+	})
+	pool := db.NewPool(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.User = role(db) })
+	r := (&browser{t: t, server: served(t, pool, nil)}).get("/")
+	r.want(t, http.StatusOK, "<strong>cannot see:</strong>", "leases")
+	r.lacks(t, "order:1")
+}
+
+func role(db *pgtest.DB) string { return "r" + regexp.MustCompile(`\W`).ReplaceAllString(db.Name, "") }
+
+// stream follows the page, and sends what comes.
+func stream(t *testing.T, server *httptest.Server, path string) <-chan string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { got.Body.Close() })
+	if kind := got.Header.Get("Content-Type"); kind != "text/event-stream" {
+		t.Fatalf("%d, %s", got.StatusCode, kind)
+	}
+	events := make(chan string)
+	go func() {
+		defer close(events)
+		lines := bufio.NewReader(got.Body)
+		var event strings.Builder
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				return
+			}
+			if line != "\n" {
+				event.WriteString(line)
+				continue
+			}
+			select {
+			case events <- event.String():
+			case <-t.Context().Done():
+				return
+			}
+			event.Reset()
+		}
+	}()
+	return events
+}
+
+func TestEventsDeliverAChange(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	server := served(t, db.Pool, nil)
+	all, some := stream(t, server, "/events"), stream(t, server, "/events?q=order:1")
+	first := <-all
+	if first != "retry: 2000\n" {
+		t.Fatalf("%q", first)
+	}
+	if first = <-all; !strings.Contains(first, "Nobody holds a lock") {
+		t.Fatal(first)
+	}
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300), acquire_lock('order:2', 'pod-2', 300)`)
+	for event := range all {
+		if strings.Contains(event, "order:2") {
+			break
+		}
+	}
+	for event := range some {
+		if strings.Contains(event, "order:1<") {
+			if strings.Contains(event, "order:2") {
+				t.Error("a viewer who searches receives everything")
+			}
+			break
+		}
+	}
+}
+
+func TestOneSnapshotServesAllViewersAndNoneWithoutThem(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	pool := db.NewPool(t)
+	server := served(t, pool, nil)
+	began := time.Now()
+	if n := pool.Stat().AcquireCount(); n != 0 {
+		t.Errorf("%d connections were used before anybody looked", n)
+	}
+	const viewers = 40
+	var all sync.WaitGroup
+	for range viewers {
+		all.Go(func() {
+			b := &browser{t: t, server: server}
+			for range 5 {
+				b.get("/")
+			}
+		})
+	}
+	all.Wait()
+	if n, most := pool.Stat().AcquireCount(), int64(time.Since(began)/time.Second)+1; n > most {
+		t.Errorf("%d snapshots for %d viewers in %s", n, viewers, time.Since(began))
+	}
+
+	// A stream that ends takes the reading with it: of two snapshots that are seen, one each second, none follows.
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := pool.Stat().AcquireCount()
+	for pool.Stat().AcquireCount() < before+2 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	cancel()
+	got.Body.Close()
+	for quiet := time.Now(); time.Since(quiet) < 2500*time.Millisecond; time.Sleep(50 * time.Millisecond) {
+		if n := pool.Stat().AcquireCount(); n != before {
+			before, quiet = n, time.Now()
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal("it goes on reading while nobody looks")
+		}
+	}
+}
+
+func TestAnswersForbidWhatIsNotOurs(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	b := &browser{t: t, server: served(t, db.Pool, nil)}
+	for _, path := range []string{"/", "/style.css", "/page.js", "/icon.svg", "/livez", "/login", "/nowhere", "/api/snapshot"} {
+		r := b.get(path)
+		policy := r.header.Get("Content-Security-Policy")
+		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} {
+			if !strings.Contains(policy, want) {
+				t.Errorf("%s: no %s in %q", path, want, policy)
+			}
+		}
+		if strings.Contains(policy, "unsafe") || r.header.Get("X-Content-Type-Options") != "nosniff" || r.header.Get("Cache-Control") != "no-store" {
+			t.Errorf("%s: %v", path, r.header)
+		}
+	}
+	if r := b.get("/"); regexp.MustCompile(`\sstyle=|\son\w+=|<style|<script>`).MatchString(r.body) {
+		t.Errorf("the page has what its policy forbids:\n%s", r.body)
+	}
+}
+
+// A page elsewhere can make its name lead here.
+func TestOnlyKnownHostNamesAreAnswered(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	asked := func(server *httptest.Server, host string) int {
+		b := &browser{t: t, server: server}
+		r := b.request(http.MethodGet, "/livez", nil)
+		r.Host = host
+		return b.do(r).code
+	}
+	local := served(t, db.Pool, func(cfg *serve.Config) { cfg.Hosts = []string{"locks.example"} })
+	remote := served(t, db.Pool, func(cfg *serve.Config) { cfg.Remote, cfg.Token = true, token })
+	for host, want := range map[string][2]bool{
+		"localhost": {true, true}, "LOCALHOST:8473": {true, true}, "127.0.0.1:1": {true, true}, "127.9.9.9": {true, true}, "[::1]:8473": {true, true},
+		"locks.example": {true, false}, "Locks.Example:80": {true, false}, "locks.example.": {true, false}, "evil.example": {false, false},
+		"127.0.0.1.evil.example": {false, false}, "localhost.evil.example": {false, false}, "10.0.0.1": {false, true}, "x.locks.example": {false, false},
+	} {
+		for i, server := range []*httptest.Server{local, remote} {
+			code := http.StatusMisdirectedRequest
+			if want[i] {
+				code = http.StatusOK
+			}
+			if got := asked(server, host); got != code {
+				t.Errorf("server %d, %s: %d, want %d", i, host, got, code)
+			}
+		}
+	}
+}
+
+func TestATokenIsDemanded(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range []serve.Config{{Remote: true}, {AllowEvict: true}} {
+		if _, err := serve.New(cfg); err == nil {
+			t.Errorf("%+v needs none", cfg)
+		}
+	}
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300)`)
+	b := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) {
+		cfg.Token = token
+		cfg.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "pgxlock_up 1") })
+	})}
+	if r := b.get("/"); r.code != http.StatusSeeOther || r.header.Get("Location") != "/login" {
+		t.Errorf("%+v", r)
+	}
+	for _, path := range []string{"/events", "/api/snapshot", "/metrics", "/evict"} {
+		b.get(path).want(t, http.StatusUnauthorized, "the token is missing or wrong")
+	}
+	b.get("/livez").want(t, http.StatusOK)
+	b.get("/readyz").want(t, http.StatusOK)
+	b.get("/login").want(t, http.StatusOK, `type="password"`)
+	b.post("/login", url.Values{"token": {token + "x"}}).want(t, http.StatusUnauthorized, "That is not the token")
+	b.post("/login", url.Values{}).want(t, http.StatusUnauthorized, "That is not the token")
+
+	bearer := func(path, token string) reply {
+		r := b.request(http.MethodGet, path, nil)
+		r.Header.Set("Authorization", "Bearer "+token)
+		return b.do(r)
+	}
+	bearer("/api/snapshot", "wrong").want(t, http.StatusUnauthorized)
+	bearer("/api/snapshot", token).want(t, http.StatusOK, "order:1")
+	bearer("/metrics", token).want(t, http.StatusOK, "pgxlock_up 1")
+
+	b.logIn()
+	if c := b.cookie; !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != "/" || c.Domain != "" || c.MaxAge <= 0 || strings.Contains(c.Value, token) {
+		t.Errorf("%+v", c)
+	}
+	b.get("/").want(t, http.StatusOK, "order:1", "Log out")
+	b.get("/evict").want(t, http.StatusNotFound) // it was not allowed
+	b.post("/evict", nil).want(t, http.StatusNotFound)
+
+	good := b.cookie.Value
+	for _, forged := range []string{"", "x", good[:len(good)-1], "9" + good, strings.Replace(good, ".", "9.", 1)} {
+		b.cookie = &http.Cookie{Name: b.cookie.Name, Value: forged}
+		if r := b.get("/"); r.code != http.StatusSeeOther {
+			t.Errorf("%q: %d", forged, r.code)
+		}
+	}
+	other := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) { cfg.Token = token }), cookie: &http.Cookie{Name: b.cookie.Name, Value: good}}
+	if r := other.get("/"); r.code != http.StatusSeeOther {
+		t.Errorf("a cookie is good for another server: %d", r.code)
+	}
+	b.cookie.Value = good
+	if r := b.post("/logout", nil); r.code != http.StatusSeeOther || !strings.Contains(r.header.Get("Set-Cookie"), "Max-Age=0") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestEvictNeedsAFormOfTheSession(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock(E'order:1\r\n"', 'pod-1', 300)`)
+	b := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) { cfg.Token, cfg.AllowEvict = token, true })}
+	held := func() (n int) {
+		t.Helper()
+		if err := db.Pool.QueryRow(t.Context(), "select count(*) from distributed_locks where holder_id = 'pod-1'").Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	b.logIn()
+	link := b.get("/").after(t, `href="/evict?hold=`)
+	r := b.get("/evict?hold=" + link)
+	r.want(t, http.StatusOK, "Take the lock away?", "pod-1", `order:1\r\n`)
+	form := url.Values{"hold": {r.after(t, `name="hold" value="`)}, "csrf": {r.after(t, `name="csrf" value="`)}, "reason": {"it hangs"}}
+
+	with := func(name, value string) url.Values {
+		other := url.Values{}
+		for k, v := range form {
+			other[k] = v
+		}
+		other.Set(name, value)
+		return other
+	}
+	b.post("/evict", with("csrf", "")).want(t, http.StatusForbidden, "not of your session")
+	b.post("/evict", with("csrf", "x"+form.Get("csrf")[1:])).want(t, http.StatusForbidden, "not of your session")
+	other := &browser{t: t, server: b.server}
+	other.post("/evict", form).want(t, http.StatusUnauthorized)
+	other.logIn()
+	other.post("/evict", form).want(t, http.StatusForbidden, "not of your session")
+	foreign := b.request(http.MethodPost, "/evict", form)
+	foreign.Header.Set("Origin", "https://evil.example")
+	b.do(foreign).want(t, http.StatusForbidden)
+	program := (&browser{t: t, server: b.server}).request(http.MethodPost, "/evict", form)
+	program.Header.Set("Authorization", "Bearer "+token)
+	(&browser{t: t, server: b.server}).do(program).want(t, http.StatusForbidden, "needs a session")
+	b.post("/evict", with("reason", " ")).want(t, http.StatusUnprocessableEntity, "A reason is needed")
+	b.post("/evict", with("reason", strings.Repeat("é", 451))).want(t, http.StatusUnprocessableEntity, "A reason is needed")
+	b.post("/evict", with("hold", "nonsense")).want(t, http.StatusBadRequest, "does not name a holder")
+	if held() != 1 {
+		t.Fatal("a request that was refused evicted")
+	}
+
+	b.post("/evict", form).want(t, http.StatusOK, "Evicted.")
+	if held() != 0 {
+		t.Error("pod-1 still holds it")
+	}
+	b.post("/evict", form).want(t, http.StatusConflict, "no longer holds the lock")
+	var reason string
+	if err := db.Pool.QueryRow(t.Context(), "select reason from pgxlock_evictions").Scan(&reason); err != nil || reason != "it hangs" {
+		t.Errorf("%q, %v", reason, err)
+	}
+}
+
+func TestASessionThatDoesNotListenIsNotEvicted(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	conn := db.Connect(t)
+	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(42)"); err != nil {
+		t.Fatal(err)
+	}
+	b := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) { cfg.Token, cfg.AllowEvict = token, true })}
+	b.logIn()
+	r := b.get("/evict?hold=" + b.get("/").after(t, `href="/evict?hold=`))
+	r.want(t, http.StatusOK, "#42", "The session is asked")
+	b.post("/evict", url.Values{"hold": {r.after(t, `name="hold" value="`)}, "csrf": {r.after(t, `name="csrf" value="`)}, "reason": {"why"}}).
+		want(t, http.StatusConflict, "still holds it", "--terminate")
+}

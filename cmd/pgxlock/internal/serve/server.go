@@ -1,0 +1,198 @@
+// Package serve is the page of pgxlock serve: who holds locks and who waits, for people who
+// have a browser. One embedded page is rendered on the server, works without JavaScript,
+// and follows the database by server-sent events where there is JavaScript.
+//
+//	server.go   the handler: its routes, and the headers of each answer
+//	access.go   who may ask: host names, the token, cookies
+//	feed.go     one snapshot for all viewers, none while nobody looks
+//	page.go     what the page shows of a snapshot: search, rows, paging
+//	graph.go    who is in whose way, as a drawing in layers
+//	history.go  the last hour, as plots
+//	events.go   the page as it changes
+//	evict.go    an operator takes a lock away
+//
+// The package is below the command and not below internal/ of the module, because it shows
+// a pgxlock.Snapshot: what the root package is built on may not import it.
+package serve
+
+import (
+	"context"
+	"crypto/rand"
+	"embed"
+	"encoding/json"
+	"errors"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/monitor"
+)
+
+// A Config says what to serve, and to whom.
+type Config struct {
+	// Locks is what the page shows.
+	Locks *pgxlock.Monitor
+
+	// Evictions returns recent evictions, the latest first. Nil: the page does not show them.
+	Evictions func(context.Context) ([]Eviction, error)
+
+	// Ready returns an error unless the database can be asked.
+	Ready func(context.Context) error
+
+	// Describe makes one line of an error, with what to do about it.
+	Describe func(error) string
+
+	// JSON is what /api/snapshot answers.
+	JSON func(pgxlock.Snapshot, monitor.Load, []Eviction) any
+
+	// Metrics answers /metrics. Nil: there is none.
+	Metrics http.Handler
+
+	// Token is what viewers must know. Empty: nobody is asked for one.
+	Token string
+
+	// AllowEvict lets viewers evict holders. It needs a Token.
+	AllowEvict bool
+
+	// Remote: the server listens on more than loopback addresses.
+	Remote bool
+
+	// Hosts are the host names by which browsers may ask, beside localhost and addresses.
+	Hosts []string
+
+	// Every is the time between two snapshots while somebody looks, at least a second.
+	Every time.Duration
+}
+
+// An Eviction is one that was recorded.
+type Eviction struct {
+	Key    string
+	Kind   pgxlock.Kind
+	Holder string
+	At     time.Time
+	By     string
+	Reason string
+}
+
+// The assets are compiled into the program.
+//
+//go:embed assets
+var assets embed.FS
+
+var pages = template.Must(template.New("").ParseFS(assets, "assets/*.html"))
+
+// A Server serves the page.
+type Server struct {
+	cfg     Config
+	secret  []byte // of this process: cookies and forms end with it
+	feed    *feed
+	handler http.Handler
+}
+
+// New returns a Server, which asks the database when somebody looks.
+func New(cfg Config) (*Server, error) {
+	switch {
+	case cfg.AllowEvict && cfg.Token == "":
+		return nil, errors.New("a server that evicts needs a token")
+	case cfg.Remote && cfg.Token == "":
+		return nil, errors.New("a server that listens on more than loopback needs a token")
+	}
+	cfg.Every = max(cfg.Every, minAge)
+	s := &Server{cfg: cfg, secret: make([]byte, 32)}
+	if _, err := rand.Read(s.secret); err != nil {
+		return nil, err
+	}
+	s.feed = &feed{read: s.read, every: cfg.Every, changed: make(chan struct{})}
+
+	files, err := fs.Sub(assets, "assets")
+	if err != nil {
+		return nil, err
+	}
+	open, private := http.NewServeMux(), http.NewServeMux()
+	open.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok") })
+	open.HandleFunc("GET /readyz", s.ready)
+	static := http.FileServerFS(files)
+	for _, name := range []string{"/style.css", "/page.js", "/icon.svg"} {
+		open.Handle("GET "+name, static)
+	}
+	open.HandleFunc("GET /login", s.login)
+	open.HandleFunc("POST /login", s.enter)
+	open.HandleFunc("POST /logout", s.leave)
+	open.Handle("/", s.authorized(private))
+	private.HandleFunc("GET /{$}", s.page)
+	private.HandleFunc("GET /events", s.events)
+	private.HandleFunc("GET /api/snapshot", s.snapshot)
+	if cfg.AllowEvict {
+		private.HandleFunc("GET /evict", s.askEvict)
+		private.HandleFunc("POST /evict", s.evict)
+	}
+	if cfg.Metrics != nil {
+		private.Handle("GET /metrics", cfg.Metrics)
+	}
+	s.handler = s.guarded(http.NewCrossOriginProtection().Handler(open))
+	return s, nil
+}
+
+// ServeHTTP answers a request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
+
+// policy allows what this server serves and nothing else: no inline script or style, no
+// frame around the page.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+
+// guarded sets the headers of each answer, and refuses requests for other hosts.
+func (s *Server) guarded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := w.Header()
+		header.Set("Content-Security-Policy", policy)
+		header.Set("X-Content-Type-Options", "nosniff")
+		header.Set("Referrer-Policy", "no-referrer")
+		header.Set("Cross-Origin-Resource-Policy", "same-origin")
+		header.Set("Cross-Origin-Opener-Policy", "same-origin")
+		header.Set("Cache-Control", "no-store")
+		if !s.knows(r.Host) {
+			answer(w, http.StatusMisdirectedRequest, "pgxlock serve does not answer to this host name; --host allows one")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// answer writes one line.
+func answer(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = w.Write([]byte(text + "\n")) // the client may have gone
+}
+
+// ready says whether the database can be asked, and no more: it asks for no token.
+func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
+	defer cancel()
+	if err := s.cfg.Ready(ctx); err != nil {
+		answer(w, http.StatusServiceUnavailable, "cannot reach the database")
+		return
+	}
+	answer(w, http.StatusOK, "ok")
+}
+
+// snapshot answers with everything as JSON.
+func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
+	now, err := s.feed.get(r.Context())
+	if err != nil {
+		return // the client has gone
+	}
+	code, body := http.StatusOK, any(nil)
+	if now.cannot == "" {
+		body = s.cfg.JSON(now.shot, now.load, now.evictions)
+	} else {
+		code, body = http.StatusServiceUnavailable, map[string]string{"error": now.cannot}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	lines := json.NewEncoder(w)
+	lines.SetEscapeHTML(false)
+	_ = lines.Encode(body) // the client may have gone
+}

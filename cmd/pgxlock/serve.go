@@ -1,0 +1,275 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/monitor"
+)
+
+// The command serve shows everything in a browser.
+
+const (
+	defaultListen = "127.0.0.1:8473"
+	tokenVariable = "PGXLOCK_SERVE_TOKEN"
+
+	// shortestToken is long enough that nobody guesses it.
+	shortestToken = 16
+
+	// mostEvictions is how many evictions are read for the page.
+	mostEvictions = 100
+
+	// streamsEnd is how long requests may take to end when the server is stopped.
+	streamsEnd = 2 * time.Second
+)
+
+// serving is what serve is asked to do.
+type serving struct {
+	monitoring monitoring
+	listen     string
+	hosts      []string
+	tokenFile  string
+	allowEvict bool
+	every      time.Duration
+}
+
+func newServe() *cobra.Command {
+	var s serving
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Show who holds locks and who waits in a browser",
+		Long: `Serve a page that shows who holds locks and who waits, who is in whose way, leases that
+were left behind, recent evictions, and the last hour. It is read-only, follows the
+database by itself, and works without JavaScript. Open it at http://` + defaultListen + `/.
+
+All viewers share one snapshot each --every, and none is made while nobody looks. If the
+server goes away, the page says what it cannot see, and recovers by itself.
+
+With --allow-evict the page takes locks away from holders, with a reason. That, and any
+--listen but a loopback address, needs a token of at least 16 characters, from
+$` + tokenVariable + ` or --token-file; viewers enter it once. There is no TLS: reach the page
+of another machine through ssh or a proxy that has it.
+
+/api/snapshot is the same as JSON, as pgxlock watch -o json prints it, with evictions.
+/livez answers while the program runs, /readyz while the database does.`,
+		Example: `  pgxlock serve
+  pgxlock serve --listen 127.0.0.1:8080 --every 5
+  pgxlock serve --allow-evict --token-file /run/secrets/pgxlock`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd) },
+	}
+	s.monitoring.addFlags(cmd)
+	s.monitoring.addInternalFlag(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&s.listen, "listen", defaultListen, "`address` to listen on, as host:port")
+	flags.StringArrayVar(&s.hosts, "host", nil, "host `name` by which browsers may ask, beside localhost and addresses; can be repeated")
+	flags.StringVar(&s.tokenFile, "token-file", "", "`file` with the token that viewers need (default $"+tokenVariable+")")
+	flags.BoolVar(&s.allowEvict, "allow-evict", false, "let viewers take locks away from holders; needs a token")
+	durationVar(flags, &s.every, "every", "", 2*time.Second, "the `duration` between two snapshots while somebody looks")
+	return cmd
+}
+
+func (s *serving) run(cmd *cobra.Command) error {
+	ctx := cmd.Context()
+	token, remote, err := s.check(cmd)
+	if err != nil {
+		return err
+	}
+	u := reading
+	if s.allowEvict {
+		u = writing
+	}
+	pool, locks, err := s.monitoring.open(ctx, u)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	page, err := serve.New(serve.Config{
+		Locks: locks,
+		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
+			return evictions(ctx, pool, s.monitoring.target.schema)
+		},
+		Ready:    pool.Ping,
+		Describe: func(err error) string { return describe(cmd.Flags(), err) },
+		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) any {
+			return viewServed(shot, load, evicted)
+		},
+		Token:      token,
+		AllowEvict: s.allowEvict,
+		Remote:     remote,
+		Hosts:      s.hosts,
+		Every:      s.every,
+	})
+	if err != nil {
+		return err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.listen)
+	if err != nil {
+		return usageError{fmt.Errorf("--listen %s: %s; choose another address", s.listen, refused(err))}
+	}
+	mode := "read-only"
+	if s.allowEvict {
+		mode = "viewers may evict"
+	}
+	if token != "" {
+		mode += ", asks for the token"
+	}
+	if remote {
+		mode += "; other machines reach it without TLS, so that the token can be read on the way"
+	}
+	cmd.PrintErrf("pgxlock: serving http://%s/ (%s)\n", listener.Addr(), mode)
+	return s.serve(ctx, listener, page)
+}
+
+// serve serves until ctx ends.
+func (s *serving) serve(ctx context.Context, listener net.Listener, page http.Handler) error {
+	server := &http.Server{
+		Handler:           page,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // streams end with it
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), streamsEnd)
+	defer cancel()
+	if err := server.Shutdown(stop); err != nil {
+		_ = server.Close() // what takes longer is cut
+	}
+	return context.Cause(ctx)
+}
+
+// refused says why an address cannot be listened on.
+func refused(err error) string {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno.Error()
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return op.Err.Error()
+	}
+	return err.Error()
+}
+
+// check says what is wrong with the flags, and returns the token and whether other machines
+// reach the address.
+func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err error) {
+	if s.every < time.Second {
+		return "", false, usageError{fmt.Errorf("--every is %s, it must be at least 1s: each snapshot stops the server's lock table for a moment", s.every)}
+	}
+	if err := refuseEmpty(cmd.Flags(), "the default", "listen", "host", "token-file"); err != nil {
+		return "", false, err
+	}
+	host, _, err := net.SplitHostPort(s.listen)
+	if err != nil {
+		return "", false, usageError{fmt.Errorf("--listen %q is no address; use host:port, such as %s", s.listen, defaultListen)}
+	}
+	address, err := netip.ParseAddr(host)
+	remote = host != "localhost" && (err != nil || !address.IsLoopback())
+	from := "$" + tokenVariable
+	token = os.Getenv(tokenVariable)
+	if s.tokenFile != "" {
+		from = "--token-file " + s.tokenFile
+		text, err := os.ReadFile(s.tokenFile)
+		if err != nil {
+			return "", false, usageError{fmt.Errorf("--token-file cannot be read: %w", err)}
+		}
+		token = strings.TrimSpace(string(text))
+	}
+	const want = "set $" + tokenVariable + " or --token-file, for example to the output of openssl rand -hex 16"
+	switch {
+	case token == "" && s.tokenFile != "":
+		return "", false, usageError{fmt.Errorf("%s is empty; %s", from, want)}
+	case token == "" && remote:
+		return "", false, usageError{fmt.Errorf("--listen %s lets other machines in, which needs a token; %s", s.listen, want)}
+	case token == "" && s.allowEvict:
+		return "", false, usageError{fmt.Errorf("--allow-evict needs a token; %s", want)}
+	case token != "" && len(token) < shortestToken:
+		return "", false, usageError{fmt.Errorf("the token of %s has %d characters, it must have at least %d", from, len(token), shortestToken)}
+	}
+	return token, remote, nil
+}
+
+// evictions returns the last evictions, none where nothing is installed.
+func evictions(ctx context.Context, pool *pgxpool.Pool, schema string) ([]serve.Eviction, error) {
+	schema, err := locate(ctx, pool, schema)
+	if errors.Is(err, lockerr.ErrSchema) {
+		return nil, nil // the Snapshot says so
+	}
+	if err != nil {
+		return nil, err
+	}
+	rows, _ := pool.Query(ctx, statement("evictions", schema), mostEvictions) // ForEachRow returns the error
+	var all []serve.Eviction
+	var kind int32
+	var name string
+	var named bool
+	var e serve.Eviction
+	var at pgtype.Timestamptz
+	_, err = pgx.ForEachRow(rows, []any{&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason}, func() error {
+		e := e
+		e.Key, e.Kind, e.At = name, pgxlock.KindLease, at.Time
+		if kind != 0 {
+			e.Kind = pgxlock.KindAdvisory
+			e.Holder = ofSession(e.Holder)
+		}
+		if n, err := strconv.ParseInt(name, 10, 64); err == nil && kind != 0 && !named {
+			e.Key = map[int32]string{1: pgxlock.RawKey(n), 2: pgxlock.RawKey2(int32(n>>32), int32(n))}[kind]
+		}
+		all = append(all, e)
+		return nil
+	})
+	return all, err
+}
+
+// ofSession names the session that an eviction records as advisory:pid:kind:key.
+func ofSession(holder string) string {
+	if parts := strings.Split(holder, ":"); len(parts) == 4 {
+		return "process " + parts[1]
+	}
+	return holder
+}
+
+// servedView is what /api/snapshot answers.
+type servedView struct {
+	snapshotView
+	Evictions []evictionView `json:"evictions"`
+}
+
+type evictionView struct {
+	Key     string    `json:"key"`
+	Kind    lockKind  `json:"kind"`
+	Holder  string    `json:"holder"`
+	Evicted time.Time `json:"evicted_at"`
+	By      string    `json:"evicted_by"`
+	Reason  string    `json:"eviction_reason"`
+}
+
+func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) servedView {
+	return servedView{viewSnapshot(shot, load), views(evicted, func(e serve.Eviction) evictionView {
+		return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
+	})}
+}
