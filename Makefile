@@ -26,7 +26,7 @@ SOAK ?= 1
 NESTED = examples/stacks migrations/othertools adapters/gocron bench tools
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integration test-versions soak bench bench-quick seed-defects image pictures lint build man clean
+.PHONY: help demo test test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench: ## measure what locks cost, as ratios in one run, and write docs/figures.
 
 bench-quick: ## measure the same against floor, copied SQL and Redis only (under a minute)
 	@$(GO) run -C bench . -time 750ms -run '^(advisory|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
+
+bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 5 minutes)
+	@$(GO) run -C bench . -growth -write ../docs
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
 	@PGXLOCK_SEED_DEFECTS=table $(WITH) $(GO) test -C internal/sqltest -count=1 -run '^TestSeedDefects$$'

@@ -48,9 +48,15 @@ func run() error {
 	folder := flag.String("write", "", "write pages and a chart of all rows into this `folder`")
 	runs := flag.Int("runs", 1, "repeat on a busy machine: at most so many runs, of which the quietest counts")
 	delay := flag.Duration("commit-delay", 0, "have the server wait for so long (commit_delay) before it makes a commit durable, as on a slower disk")
+	growing := flag.Bool("growth", false, "measure how costs grow instead; -write then writes docs/sizing.md and its charts")
+	small := flag.Bool("small", false, "with -growth: a few small sizes, to try it")
+	child := flag.String("child", "", "run as one of many processes that -growth starts, with locks of this `kind`")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q", flag.Arg(0))
+	}
+	if *child != "" {
+		return runChild(context.Background(), *child, os.Stdin, os.Stdout)
 	}
 	if *runs < 1 {
 		return fmt.Errorf("-runs must be at least 1, it is %d", *runs)
@@ -73,8 +79,17 @@ func run() error {
 	if len(rows)+len(counts) == 0 {
 		return fmt.Errorf("no row matches %q", wanted)
 	}
+	if *small && (!*growing || *folder != "") {
+		return errors.New("-small is to try -growth: its sizes are not for a page")
+	}
+	if *growing && (*pattern != "" || *delay != 0) {
+		return errors.New("-growth is of everything on the disk as it is: leave -run and -commit-delay out")
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if *growing {
+		return measureGrowth(ctx, *small, *folder)
+	}
 	daemons, err := findDaemons(ctx, rows)
 	if err != nil {
 		return err

@@ -41,8 +41,11 @@ func newTokens(pool *pgxpool.Pool) (*pgxlock.Locker, error) {
 }
 
 // pair is an op that takes a lock and gives it back, under another key each time.
-func pair(locks *pgxlock.Locker) op {
-	key := keys("pair")
+func pair(locks *pgxlock.Locker) op { return pairUnder(locks, "pair") }
+
+// pairUnder is as pair, with keys that begin with a prefix.
+func pairUnder(locks *pgxlock.Locker, prefix string) op {
+	key := keys(prefix)
 	return whole(func(ctx context.Context, _ int) error {
 		lock, err := locks.TryAcquire(ctx, key())
 		if err != nil {
