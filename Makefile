@@ -26,7 +26,7 @@ SOAK ?= 1
 NESTED = examples/stacks migrations/othertools adapters/gocron bench tools
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integration test-versions soak bench bench-quick seed-defects image pictures lint build man clean
+.PHONY: help demo test test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,11 +51,14 @@ soak: build ## run the long tests: many rounds under faults (about 25 minutes); 
 test-versions: ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
 	$(BESIDE) GO='$(GO)' FLAGS='$(FLAGS)' scripts/test-versions $(VERSIONS)
 
-bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 4 minutes)
-	@$(GO) run -C bench . -write ../docs
+bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 5 minutes; on a busy machine up to 5 times)
+	@$(GO) run -C bench . -runs 5 -write ../docs
 
-bench-quick: ## measure the same against floor, copied SQL and Redis only (about a minute)
-	@$(GO) run -C bench . -time 1s -run '^(advisory|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
+bench-quick: ## measure the same against floor, copied SQL and Redis only (under a minute)
+	@$(GO) run -C bench . -time 750ms -run '^(advisory|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
+
+bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 5 minutes)
+	@$(GO) run -C bench . -growth -write ../docs
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
 	@PGXLOCK_SEED_DEFECTS=table $(WITH) $(GO) test -C internal/sqltest -count=1 -run '^TestSeedDefects$$'

@@ -58,12 +58,12 @@ func chart(rows []measured) string {
 	return svg.String()
 }
 
-// isOurs reports whether a way of a table is pgxlock's: those that a ratio is for.
+// isOurs reports whether a way of a table is pgxlock's: those that have peers.
 func isOurs(name string) bool {
 	for _, t := range tables {
-		for _, r := range t.results {
-			if r.system == name {
-				return true
+		for _, c := range t.contestants {
+			if c.name == name {
+				return len(c.against) > 0
 			}
 		}
 	}

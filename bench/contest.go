@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -32,6 +33,7 @@ type slice struct {
 	all  int           // with those that do not count
 
 	allocs uint64 // by this process meanwhile
+	used   usage  // meanwhile
 }
 
 // cost is the mean time of an operation, as a worker sees it.
@@ -46,7 +48,10 @@ const leastOps = 4
 
 // run makes a slice that takes span, or longer if that was too short for the
 // workers. The first error ends it.
-func (o op) run(ctx context.Context, workers int, span time.Duration) (slice, error) {
+func (w way) run(ctx context.Context, workers int, span time.Duration) (slice, error) {
+	if w.took == nil {
+		w.took = newLatencies(workers)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
@@ -57,6 +62,10 @@ func (o op) run(ctx context.Context, workers int, span time.Duration) (slice, er
 		sum      slice
 	)
 	counting.Store(int64(workers))
+	usedBefore, err := usageOf(w.server)
+	if err != nil {
+		return slice{}, err
+	}
 	before := allocations()
 	begun := time.Now()
 	for worker := range workers {
@@ -66,7 +75,7 @@ func (o op) run(ctx context.Context, workers int, span time.Duration) (slice, er
 			// counts has fewer beside it than the others.
 			counts := true
 			for ctx.Err() == nil && counting.Load() > 0 {
-				n, took, err := o(ctx, worker)
+				n, took, err := w.op(ctx, worker)
 				if err != nil {
 					cancel(err)
 					return
@@ -77,6 +86,7 @@ func (o op) run(ctx context.Context, workers int, span time.Duration) (slice, er
 				}
 				mine.n += n
 				mine.took += took
+				w.took.note(worker, n, took)
 				if done.Add(int64(n)) >= int64(workers*leastOps) && time.Since(begun) >= span {
 					counts = false
 					counting.Add(-1)
@@ -91,7 +101,9 @@ func (o op) run(ctx context.Context, workers int, span time.Duration) (slice, er
 	}
 	crew.Wait()
 	sum.allocs = allocations() - before
-	return sum, context.Cause(ctx)
+	used, err := usageOf(w.server)
+	sum.used = used.minus(usedBefore)
+	return sum, errors.Join(context.Cause(ctx), err, w.took.gather())
 }
 
 // allocations is how many objects this process has allocated so far.
@@ -116,6 +128,8 @@ const (
 type way struct {
 	name string // as in a ratio
 	op
+	server int        // the process that it asks, with its children; 0: none is counted
+	took   *latencies // of all operations that count
 }
 
 // A contest is between ways to do the same thing.
@@ -142,6 +156,9 @@ func (c contest) hold(ctx context.Context) (outcome, error) {
 	}
 	o := make(outcome)
 	longest := patience * rounds * time.Duration(len(c.ways)) * c.span
+	for i := range c.ways {
+		c.ways[i].took = newLatencies(c.stage.workers) // without the warm-up
+	}
 	begun := time.Now()
 	for i := range rounds {
 		if i >= leastRounds && time.Since(begun) > longest {
@@ -169,7 +186,7 @@ func (c contest) warmUp(ctx context.Context) error {
 // round has each way run a slice, and notes it.
 func (c contest) round(ctx context.Context, i int, o outcome) error {
 	for _, w := range inTurn(c.ways, i) {
-		s, err := c.run(ctx, w.op)
+		s, err := c.run(ctx, w)
 		if err != nil {
 			return fmt.Errorf("%s: %w", w.name, err)
 		}
@@ -189,8 +206,8 @@ func inTurn(ways []way, i int) []way {
 	return turn
 }
 
-func (c contest) run(ctx context.Context, o op) (slice, error) {
-	return o.run(ctx, c.stage.workers, c.span)
+func (c contest) run(ctx context.Context, w way) (slice, error) {
+	return w.run(ctx, c.stage.workers, c.span)
 }
 
 // of returns one figure of all slices of a way.
@@ -200,6 +217,18 @@ func of[T any](o outcome, name string, figure func(slice) T) []T {
 		values = append(values, figure(s))
 	}
 	return values
+}
+
+// usedEach is the processor time of an operation, over all slices: a single one is too
+// short for the clocks of some systems.
+func (o outcome) usedEach(name string) usage {
+	var sum usage
+	all := 0
+	for _, s := range o[name] {
+		sum = sum.plus(s.used)
+		all += s.all
+	}
+	return usage{sum.client / time.Duration(all), sum.server / time.Duration(all)}
 }
 
 // ratios returns the system's cost over the peer's, of each round.

@@ -20,7 +20,7 @@ func held(t *testing.T, span time.Duration, times map[string]time.Duration) outc
 	t.Helper()
 	c := contest{stage: newStage(nil, 3), span: span}
 	for name, d := range times {
-		c.ways = append(c.ways, way{name, sleeping(d)})
+		c.ways = append(c.ways, way{name: name, op: sleeping(d)})
 	}
 	o, err := c.hold(t.Context())
 	if err != nil {
@@ -60,8 +60,8 @@ func TestAnErrorOfOneWayEndsTheContestAndLeavesNoRatio(t *testing.T) {
 		broken := errors.New("broken")
 		var done int
 		c := contest{stage: newStage(nil, 1), span: time.Millisecond, ways: []way{
-			{"good", sleeping(time.Millisecond)},
-			{"bad", whole(func(context.Context, int) error {
+			{name: "good", op: sleeping(time.Millisecond)},
+			{name: "bad", op: whole(func(context.Context, int) error {
 				time.Sleep(time.Millisecond)
 				if done++; done > 20 { // some rounds after the warm-up
 					return broken

@@ -95,7 +95,7 @@ func (s *stage) daemon(ctx context.Context, d *daemon) (dir string, err error) {
 		defer cancel()
 		return c.Stop(ctx)
 	})
-	s.daemons[d] = dir
+	s.daemons[d], s.pids[d] = dir, c.PID()
 	return dir, nil
 }
 

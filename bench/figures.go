@@ -23,7 +23,7 @@ type figure struct {
 var figures = []figure{
 	{
 		name:    "locktx/floor",
-		about:   "LockTx against SELECT pg_advisory_xact_lock($1), the calls in an open transaction; goal: <= 1.15",
+		about:   "LockTx against SELECT pg_advisory_xact_lock($1), the calls in an open transaction",
 		workers: []int{1, 8}, prepare: lockTx,
 	},
 	{
@@ -62,8 +62,13 @@ var figures = []figure{
 		workers: []int{1, 8}, prepare: claimTaken,
 	},
 	{
+		name:    "advisory-tcp/floor-tcp",
+		about:   "TryAcquire and Release of an advisory lock against SELECT 1 twice, through TCP and a password",
+		workers: []int{1}, prepare: advisoryOverTCP,
+	},
+	{
 		name:    "lease/floor",
-		about:   "TryAcquire and Release against two durable upserts of one row; goal: <= 1.5 with 1 worker where an fdatasync takes 0.3 ms or more",
+		about:   "TryAcquire and Release against two durable upserts of one row",
 		workers: []int{1, 32, 256}, prepare: leaseAndUpserts,
 	},
 	{
@@ -85,10 +90,10 @@ func (f figure) rows() []row {
 	for _, workers := range f.workers {
 		rows = append(rows, row{
 			title: f.name, about: f.about, workers: workers, gauge: f.gauge,
-			ratios: []ratio{{system: system, peer: peer}},
+			ratios: []ratio{{system, peer}},
 			prepare: func(ctx context.Context, s *stage, _ []string) ([]way, error) {
 				ours, theirs, err := f.prepare(ctx, s)
-				return []way{{system, ours}, {peer, theirs}}, err
+				return []way{s.way(system, ours), s.way(peer, theirs)}, err
 			},
 		})
 	}

@@ -16,7 +16,7 @@ type gauge struct {
 func (g *gauge) measure(ctx context.Context, c contest) ([]wayGauge, error) {
 	var gauged []wayGauge
 	for _, w := range c.ways {
-		each, err := g.perOp(ctx, c, w.op)
+		each, err := g.perOp(ctx, c, w)
 		if err != nil {
 			return nil, err
 		}
@@ -25,12 +25,12 @@ func (g *gauge) measure(ctx context.Context, c contest) ([]wayGauge, error) {
 	return gauged, nil
 }
 
-func (g *gauge) perOp(ctx context.Context, c contest, o op) (float64, error) {
+func (g *gauge) perOp(ctx context.Context, c contest, w way) (float64, error) {
 	before, err := g.read(ctx, c.stage)
 	if err != nil {
 		return 0, err
 	}
-	done, err := c.run(ctx, o)
+	done, err := c.run(ctx, w)
 	if err != nil {
 		return 0, err
 	}

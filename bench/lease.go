@@ -43,20 +43,26 @@ func leaseAndUpserts(ctx context.Context, s *stage) (system, peer op, err error)
 func leaseInCrowd(ctx context.Context, s *stage) (system, peer op, err error) {
 	ops := make([]op, 2)
 	for i, others := range []int{1_000_000, 1_000} {
-		pool, err := s.installed(ctx, "")
-		if err != nil {
-			return nil, nil, err
-		}
-		_, err = pool.Exec(ctx, `INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, fencing_token)
-			SELECT 'other:' || n, 'bench', now(), now() + interval '1 day', 1 FROM generate_series(1, $1::int) n`, others)
-		if err != nil {
-			return nil, nil, err
-		}
-		if ops[i], err = leasePair(s, pool); err != nil {
+		var err error
+		if ops[i], err = leaseBeside(ctx, s, others); err != nil {
 			return nil, nil, err
 		}
 	}
 	return ops[0], ops[1], nil
+}
+
+// leaseBeside is a pair of leases in a database that has so many others.
+func leaseBeside(ctx context.Context, s *stage, others int) (op, error) {
+	pool, err := s.installed(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	_, err = pool.Exec(ctx, `INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, fencing_token)
+		SELECT 'other:' || n, 'bench', now(), now() + interval '1 day', 1 FROM generate_series(1, $1::int) n`, others)
+	if err != nil {
+		return nil, err
+	}
+	return leasePair(s, pool)
 }
 
 func leaseAndSeed(ctx context.Context, s *stage) (system, peer op, err error) {

@@ -45,11 +45,21 @@ func main() {
 func run() error {
 	pattern := flag.String("run", "", "measure only the rows that match this `regexp`, such as '^lease/floor 32$'")
 	span := flag.Duration("time", 3*time.Second, "how long to measure two ways, at least")
-	folder := flag.String("write", "", "write a page and a chart of all rows into this `folder`")
+	folder := flag.String("write", "", "write pages and a chart of all rows into this `folder`")
+	runs := flag.Int("runs", 1, "repeat on a busy machine: at most so many runs, of which the quietest counts")
 	delay := flag.Duration("commit-delay", 0, "have the server wait for so long (commit_delay) before it makes a commit durable, as on a slower disk")
+	growing := flag.Bool("growth", false, "measure how costs grow instead; -write then writes docs/sizing.md and its charts")
+	small := flag.Bool("small", false, "with -growth: a few small sizes, to try it")
+	child := flag.String("child", "", "run as one of many processes that -growth starts, with locks of this `kind`")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q", flag.Arg(0))
+	}
+	if *child != "" {
+		return runChild(context.Background(), *child, os.Stdin, os.Stdout)
+	}
+	if *runs < 1 {
+		return fmt.Errorf("-runs must be at least 1, it is %d", *runs)
 	}
 	if *folder != "" && *pattern != "" {
 		return errors.New("-write is for a run of all rows: leave -run out")
@@ -69,8 +79,17 @@ func run() error {
 	if len(rows)+len(counts) == 0 {
 		return fmt.Errorf("no row matches %q", wanted)
 	}
+	if *small && (!*growing || *folder != "") {
+		return errors.New("-small is to try -growth: its sizes are not for a page")
+	}
+	if *growing && (*pattern != "" || *delay != 0) {
+		return errors.New("-growth is of everything on the disk as it is: leave -run and -commit-delay out")
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if *growing {
+		return measureGrowth(ctx, *small, *folder)
+	}
 	daemons, err := findDaemons(ctx, rows)
 	if err != nil {
 		return err
@@ -88,15 +107,19 @@ func run() error {
 		}
 		printHeader(server, daemons, sync, *delay)
 		begun := time.Now()
-		r, err := measureAll(ctx, server, rows, counts, *span)
+		r, did, err := quietest(*runs, func() (report, error) { return measureAll(ctx, server, rows, counts, *span) })
 		if err != nil {
 			return err
 		}
-		fmt.Printf("\n%d rows in %s\n", len(rows)+len(counts), time.Since(begun).Round(time.Second))
+		fmt.Println()
+		for _, v := range r.verdicts() {
+			fmt.Printf("GOAL %s\n", v)
+		}
+		fmt.Printf("\n%d rows, %d runs in %s\n", len(rows)+len(counts), did, time.Since(begun).Round(time.Second))
 		if *folder == "" {
 			return nil
 		}
-		r.machine = about
+		r.machine, r.runs = about, did
 		return r.write(*folder)
 	})
 }
@@ -124,7 +147,7 @@ func withServer(ctx context.Context, delay time.Duration, fn func(*pgserver.Serv
 	if err := forgetSettings(); err != nil {
 		return err
 	}
-	server, err := pgserver.Start(ctx, pgserver.Config{Settings: map[string]string{
+	server, err := pgserver.Start(ctx, pgserver.Config{TCP: true, Settings: map[string]string{
 		"fsync":              "on",
 		"synchronous_commit": "on",
 		"max_connections":    "400", // the widest row has 256 workers

@@ -8,8 +8,11 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
+// lockerOf makes a Locker on a pool.
+type lockerOf func(*pgxpool.Pool) (*pgxlock.Locker, error)
+
 // pairsOf prepares a way of a Locker's, in a database of its own.
-func pairsOf(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) func(context.Context, *stage) (op, error) {
+func pairsOf(newLocker lockerOf) func(context.Context, *stage) (op, error) {
 	return func(ctx context.Context, s *stage) (op, error) {
 		pool, err := s.installed(ctx, "")
 		if err != nil {
@@ -23,7 +26,10 @@ func pairsOf(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) func(contex
 	}
 }
 
-func newLease(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewLeaseLocker(pool, nil) }
+// leaseWith makes Lockers of leases that are configured so.
+func leaseWith(cfg *pgxlock.LeaseConfig) lockerOf {
+	return func(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewLeaseLocker(pool, cfg) }
+}
 
 // newSession has room for one lock of each of the most workers.
 func newSession(pool *pgxpool.Pool) (*pgxlock.Locker, error) {
@@ -35,8 +41,11 @@ func newTokens(pool *pgxpool.Pool) (*pgxlock.Locker, error) {
 }
 
 // pair is an op that takes a lock and gives it back, under another key each time.
-func pair(locks *pgxlock.Locker) op {
-	key := keys("pair")
+func pair(locks *pgxlock.Locker) op { return pairUnder(locks, "pair") }
+
+// pairUnder is as pair, with keys that begin with a prefix.
+func pairUnder(locks *pgxlock.Locker, prefix string) op {
+	key := keys(prefix)
 	return whole(func(ctx context.Context, _ int) error {
 		lock, err := locks.TryAcquire(ctx, key())
 		if err != nil {
@@ -53,6 +62,10 @@ func twoSelects(ctx context.Context, s *stage) (op, error) {
 	if err != nil {
 		return nil, err
 	}
+	return selectTwice(pool), nil
+}
+
+func selectTwice(pool *pgxpool.Pool) op {
 	return whole(func(ctx context.Context, _ int) error {
 		for range 2 {
 			var one int
@@ -61,5 +74,17 @@ func twoSelects(ctx context.Context, s *stage) (op, error) {
 			}
 		}
 		return nil
-	}), nil
+	})
+}
+
+func advisoryOverTCP(ctx context.Context, s *stage) (system, peer op, err error) {
+	pool, err := s.databaseAt(ctx, s.server.TCPURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	locks, err := newSession(pool)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pair(s.closing(locks)), selectTwice(pool), nil
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -16,10 +16,12 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
 
-// A report is what a run found, as a page and a chart for docs/. They are written
+// A report is what a run found, as two pages and a chart for docs/. They are written
 // when everything was measured, so that all of it is of one run on one machine.
 type report struct {
 	machine []string // what it was measured on
+	calm    calm
+	runs    int // of which this is the quietest
 	rows    []measured
 	surveys []surveyed
 }
@@ -37,7 +39,9 @@ type wayCost struct {
 	name      string
 	perSecond float64 // of all workers
 	each      time.Duration
-	allocs    float64
+	percentiles
+	used   usage // of the processors, for an operation
+	allocs float64
 }
 
 // foundRatio has the median of the rounds' ratios, and the quartiles.
@@ -61,11 +65,23 @@ type surveyed struct {
 // measureAll measures one after the other. The first error ends it: a run that has
 // one shows no ratio of that row, and no report.
 func measureAll(ctx context.Context, server *pgserver.Server, rows []row, counts []survey, span time.Duration) (r report, err error) {
+	watch, err := newWatch(ctx, server)
+	if err != nil {
+		return r, err
+	}
+	defer func() {
+		var errEnd error
+		r.calm, errEnd = watch.end()
+		err = errors.Join(err, errEnd)
+	}()
 	title := ""
 	for _, row := range rows {
 		if row.title != title {
 			title = row.title
 			fmt.Printf("\n%s: %s\n", title, row.about)
+		}
+		if err := watch.look(ctx); err != nil {
+			return r, err
 		}
 		m, err := row.measure(ctx, server, span)
 		if err != nil {
@@ -76,6 +92,9 @@ func measureAll(ctx context.Context, server *pgserver.Server, rows []row, counts
 	}
 	for _, v := range counts {
 		fmt.Printf("\n%s: %s\n", v.name, v.about)
+		if err := watch.look(ctx); err != nil {
+			return r, err
+		}
 		found, err := v.measure(ctx, server)
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", v.name, err)
@@ -83,8 +102,10 @@ func measureAll(ctx context.Context, server *pgserver.Server, rows []row, counts
 		found.print()
 		r.surveys = append(r.surveys, found)
 	}
-	return r, nil
+	return r, watch.look(ctx)
 }
+
+func (r report) calmness() calm { return r.calm }
 
 // describe says what a report is made on, but not where things lie there. It needs
 // all peers: a report without some would be taken for one with all.
@@ -102,52 +123,98 @@ func describe(version string, daemons []*daemon, sync time.Duration) ([]string, 
 	return lines, nil
 }
 
-// write replaces figures.md and figures.svg in the folder.
+// write replaces the pages and the chart in the folder.
 func (r report) write(folder string) error {
-	err := os.WriteFile(filepath.Join(folder, "figures.md"), []byte(r.page()), 0o644)
-	return errors.Join(err, os.WriteFile(filepath.Join(folder, "figures.svg"), []byte(chart(r.ofTables(true))), 0o644))
+	var errs []error
+	for name, text := range map[string]string{
+		"figures.md": r.page(), "figures-ratios.md": r.ratiosPage(), "figures.svg": chart(r.ofTables(true)),
+	} {
+		errs = append(errs, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644))
+	}
+	return errors.Join(errs...)
+}
+
+func (m measured) isTable() bool {
+	return slices.ContainsFunc(tables, func(t table) bool { return t.name == m.title })
 }
 
 // ofTables returns the rows that are of tables, or those that are not.
 func (r report) ofTables(wanted bool) []measured {
 	return slices.DeleteFunc(slices.Clone(r.rows), func(m measured) bool {
-		return slices.ContainsFunc(tables, func(t table) bool { return t.name == m.title }) != wanted
+		return m.isTable() != wanted
 	})
 }
 
-// page is the page.
+// page has the tables and the goals.
 func (r report) page() string {
 	var text strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&text, format, args...) }
 	say("# What pgxlock costs\n\nWritten by `make bench`; [bench/README.md](../bench/README.md) says what each row is, and how to measure it on your\n")
-	say("machine. Absolute figures are those of this machine on that day; the ratios are of ways that took turns.\n\n")
+	say("machine. Absolute figures are those of this machine on that day; the ratios are of ways that took turns.\n")
+	say("[All ratios and counts](figures-ratios.md) of the same run are on a page of their own.\n\n")
 	for _, line := range r.machine {
 		say("- %s\n", line)
 	}
-	say("\n## Beside other locks\n\nPairs of acquire and release a second, a new key each time. Only leases and etcd are durable.\n\n![%s](figures.svg)\n", "pairs a second, by the number of workers")
+	say("- %s\n", r.calm)
+	if r.runs > 1 {
+		say("- This is the quietest of %d runs.\n", r.runs)
+	}
+	say("\n## Beside other locks\n\nPairs of acquire and release, a new key each time. Only leases, etcd and the ways with `-aof` are durable.\n\n![%s](figures.svg)\n", "pairs a second, by the number of workers")
 	say("\nA bar is how many pairs all workers together do in a second, on a scale where each line is ten times the one before:\n")
 	say("longer is better. The blue bars are pgxlock's. One worker shows what a round trip costs, and for durable locks a commit;\n")
-	say("many workers show what is left when requests share both. etcd is the peer of a lease, because both write to the disk.\n")
-	say("Redis keeps nothing on disk here, and forgets its locks when it restarts. The floor is `SELECT 1` twice.\n")
+	say("many workers show what is left when requests share both. Redis keeps nothing on disk, and forgets its locks when it\n")
+	say("restarts. With `-aof` it writes each lock to the disk before it answers (`appendfsync always`): like etcd, that is the\n")
+	say("peer of a lease. The floor is `SELECT 1` twice.\n\n")
+	say("All times are in µs. *each* is what a pair takes a worker (the median of short slices); p50, p99 and p99.9 are the times\n")
+	say("within which so many %% of all pairs ended. *client* and *server* are the time on the processors that a pair takes in the\n")
+	say("Go program and in all processes of the server; *objects* is how many the program allocates for it.\n")
 	for _, m := range r.ofTables(true) {
-		say("\n%s\n\n| way | pairs/s | each | allocations |\n|---|--:|--:|--:|\n", workers(m.workers))
+		say("\n%s\n\n| way | pairs/s | each | p50 | p99 | p99.9 | client | server | objects |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n", workers(m.workers))
 		for _, c := range m.ways {
-			say("| %s | %s | %s | %.0f |\n", c.name, rate(c.perSecond), brief(c.each), c.allocs)
+			server := "?"
+			if canCountServers {
+				server = inMicros(c.used.server)
+			}
+			say("| %s | %s | %s | %s | %s | %s | %s | %s | %.0f |\n", c.name, rate(c.perSecond), inMicros(c.each),
+				inMicros(c.p50), inMicros(c.p99), inMicros(c.p999), inMicros(c.used.client), server, c.allocs)
 		}
 	}
+	say("\n## Goals\n\nA goal is the most that pgxlock aims for: a ratio of costs, or the objects of a pair.\n\n")
+	say("| row | workers | goal | measured | |\n|---|--:|--:|--:|---|\n")
+	var bounds []string
+	missed := make(map[string][]string)
+	for _, v := range r.verdicts() {
+		word := "reached"
+		if !v.reached() {
+			word = "**missed**"
+			if missed[v.bound] == nil {
+				bounds = append(bounds, v.bound)
+			}
+			missed[v.bound] = append(missed[v.bound], fmt.Sprintf("`%s` with %s", v.name, workers(v.workers)))
+		}
+		say("| `%s` | %d | %s | %s | %s |\n", v.name, v.workers, v.value(v.most), v.value(v.measured), word)
+	}
+	if len(bounds) > 0 {
+		say("\n### What bounds those that are missed\n\n")
+	}
+	for _, bound := range bounds {
+		say("- %s: %s\n", strings.Join(missed[bound], ", "), bound)
+	}
+	return text.String()
+}
+
+// ratiosPage has all that the other page has no room for.
+func (r report) ratiosPage() string {
+	var text strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&text, format, args...) }
+	say("# All ratios and counts\n\nWritten by `make bench` together with [What pgxlock costs](figures.md), which says on what machine;\n")
+	say("[bench/README.md](../bench/README.md) says what each row is.\n\n%s\n", r.calm)
 	say("\n## Ratios\n\nThe cost of pgxlock's way divided by that of the peer: below 1 pgxlock is the cheaper one.\n\n")
-	say("| row | workers | ratio | quartiles | goal |\n|---|--:|--:|---|--:|\n")
+	say("| row | workers | ratio | quartiles |\n|---|--:|--:|---|\n")
 	for _, m := range slices.Concat(r.ofTables(false), r.ofTables(true)) {
 		for _, f := range m.found {
-			goal := ""
-			if g := m.goalOf(f.ratio); g > 0 {
-				goal = fmt.Sprintf("%.2f", g)
-			}
-			say("| `%s` | %d | %.2f | %.2f to %.2f | %s |\n", f.ratio, m.workers, f.median, f.low, f.top, goal)
+			say("| `%s` | %d | %.2f | %.2f to %.2f |\n", f.ratio, m.workers, f.median, f.low, f.top)
 		}
-	}
-	if missed := r.missed(); missed != "" {
-		say("\n### Goals that are missed\n\nA goal is the greatest ratio that pgxlock aims for. This run misses some:\n\n%s", missed)
 	}
 	say("\n## Counts\n\n| what | |\n|---|--:|\n")
 	for _, m := range r.rows {
@@ -163,37 +230,14 @@ func (r report) page() string {
 	return text.String()
 }
 
-// inWords finds a goal that a row's description has, and that depends on nothing.
-var inWords = regexp.MustCompile(`goal: <= ([0-9.]+)$`)
-
-// goalOf returns the goal of a ratio of the row, or 0.
-func (m measured) goalOf(of ratio) float64 {
-	if found := inWords.FindStringSubmatch(m.about); of.goal == 0 && found != nil {
-		of.goal, _ = strconv.ParseFloat(found[1], 64)
+// inMicros prints a number of microseconds with three digits, and whole ones in full.
+func inMicros(d time.Duration) string {
+	us := float64(d) / float64(time.Microsecond)
+	if us >= 1000 {
+		digit := math.Pow(10, math.Floor(math.Log10(us))-2)
+		return strconv.FormatFloat(math.Round(us/digit)*digit, 'f', 0, 64)
 	}
-	return of.goal
-}
-
-// reasons say why a goal may be missed, by the name of the ratio.
-var reasons = map[string]string{
-	"locktx/floor":     "its statement also asks whether the server is a standby and whether the snapshot stays; over a local socket each function that a statement names costs some 5 % of the round trip.",
-	"advisory/floor":   "measured alone, bare `pg_try_advisory_lock` and `pg_advisory_unlock` cost what the floor does. The rest is the Locker's own work: the table of its locks, their deadlines, and the connection that its callers share. A busy machine adds to that, as the quartiles show.",
-	"advisory/rueidis": "both ways send the requests of all workers in batches, so the processors limit both, and the servers and this program share them. The goal is a multiple of Redis's throughput.",
-	"lease/redislock":  "a lease is committed to the disk before its caller has it, and Redis keeps nothing on disk here. The commit of a batch takes as long as a Redis client needs for several pairs.",
-	"lease/rueidis":    "a pair with its guards, fencing tokens and check for waiters takes the server longer than Redis and its client need for a whole pair in memory. [Design](design.md) has what each part takes.",
-}
-
-// missed lists the goals that the run misses, and why.
-func (r report) missed() string {
-	var text strings.Builder
-	for _, m := range slices.Concat(r.ofTables(false), r.ofTables(true)) {
-		for _, f := range m.found {
-			if goal := m.goalOf(f.ratio); goal > 0 && f.median > goal {
-				fmt.Fprintf(&text, "- `%s` with %s, %.2f instead of %.2f: %s\n", f.ratio, workers(m.workers), f.median, goal, reasons[f.String()])
-			}
-		}
-	}
-	return text.String()
+	return fmt.Sprintf("%.3g", us)
 }
 
 func workers(n int) string {

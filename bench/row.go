@@ -15,7 +15,6 @@ import (
 // peer.
 type ratio struct {
 	system, peer string
-	goal         float64 // at most this; 0: none, or it stands in words
 }
 
 func (r ratio) String() string { return r.system + "/" + r.peer }
@@ -91,7 +90,10 @@ func (r row) measure(ctx context.Context, server *pgserver.Server, span time.Dur
 	}
 	for _, w := range c.ways {
 		cost := quantile(of(o, w.name, slice.cost), 0.5)
-		m.ways = append(m.ways, wayCost{w.name, float64(r.workers) / cost.Seconds(), cost, quantile(of(o, w.name, slice.allocsEach), 0.5)})
+		m.ways = append(m.ways, wayCost{
+			name: w.name, perSecond: float64(r.workers) / cost.Seconds(), each: cost, percentiles: w.took.percentiles(),
+			used: o.usedEach(w.name), allocs: quantile(of(o, w.name, slice.allocsEach), 0.5),
+		})
 	}
 	for _, of := range ratios {
 		values := o.ratios(of.system, of.peer)
@@ -110,17 +112,31 @@ func (m measured) print() {
 	}
 	fmt.Printf("%s:\n", workers(m.workers))
 	for _, c := range m.ways {
-		fmt.Printf("  %-16s %8.0f/s %8s each %6.0f allocations\n", c.name, c.perSecond, brief(c.each), c.allocs)
+		fmt.Printf("  %-16s %8.0f/s %8s each (p50 %s, p99 %s, p99.9 %s), CPU of client and server %s and %s, %.0f allocations\n", c.name, c.perSecond, brief(c.each),
+			brief(c.p50), brief(c.p99), brief(c.p999), micros(c.used.client), serverMicros(c.used.server), c.allocs)
 	}
 	for _, g := range m.gauged {
 		fmt.Printf("  %s for each operation of %s: %.2f\n", m.gauge.name, g.way, g.each)
 	}
 	for _, f := range m.found {
-		goal := ""
-		if f.goal > 0 {
-			goal = fmt.Sprintf("; goal: <= %.2f", f.goal)
-		}
-		fmt.Printf("  %s: %d rounds, quartiles %.2f to %.2f%s\n", f.ratio, f.rounds, f.low, f.top, goal)
+		fmt.Printf("  %s: %d rounds, quartiles %.2f to %.2f\n", f.ratio, f.rounds, f.low, f.top)
 		fmt.Printf("RATIO %s %.2f\n", m.name(f.ratio), f.median)
 	}
+}
+
+// micros prints processor time in microseconds, with two digits at least.
+func micros(d time.Duration) string {
+	us := float64(d) / float64(time.Microsecond)
+	if us < 10 {
+		return fmt.Sprintf("%.1f µs", us)
+	}
+	return fmt.Sprintf("%.0f µs", us)
+}
+
+// serverMicros prints what a server used, where that can be known.
+func serverMicros(d time.Duration) string {
+	if !canCountServers {
+		return "?"
+	}
+	return micros(d)
 }

@@ -25,6 +25,7 @@ type stage struct {
 	workers  int
 	pools    []*pgxpool.Pool
 	daemons  map[*daemon]string // their directories
+	pids     map[*daemon]int
 	cleanups []func() error
 }
 
@@ -32,7 +33,16 @@ type stage struct {
 func (s *stage) cleanup(f func() error) { s.cleanups = append(s.cleanups, f) }
 
 func newStage(server *pgserver.Server, workers int) *stage {
-	return &stage{server: server, workers: workers, daemons: make(map[*daemon]string)}
+	return &stage{server: server, workers: workers, daemons: make(map[*daemon]string), pids: make(map[*daemon]int)}
+}
+
+// way is one that asks PostgreSQL.
+func (s *stage) way(name string, do op) way {
+	w := way{name: name, op: do}
+	if s.server != nil {
+		w.server = s.server.PID()
+	}
+	return w
 }
 
 func (s *stage) clear() error {
@@ -49,6 +59,11 @@ func (s *stage) clear() error {
 // each worker, so that none waits for another's. A row that used the tables of an
 // earlier one would be measured on their bloat, and on the plans that go with it.
 func (s *stage) database(ctx context.Context) (*pgxpool.Pool, error) {
+	return s.databaseAt(ctx, s.server.URL)
+}
+
+// databaseAt is as database, at the address that url gives for its name.
+func (s *stage) databaseAt(ctx context.Context, url func(name string) string) (*pgxpool.Pool, error) {
 	name := "bench_" + strings.ToLower(rand.Text())
 	admin, err := pgx.Connect(ctx, s.server.URL(maintenance))
 	if err != nil {
@@ -58,7 +73,7 @@ func (s *stage) database(ctx context.Context) (*pgxpool.Pool, error) {
 	if _, err := admin.Exec(ctx, "CREATE DATABASE "+name); err != nil {
 		return nil, err
 	}
-	config, err := pgxpool.ParseConfig(s.server.URL(name))
+	config, err := pgxpool.ParseConfig(url(name))
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,6 @@ import (
 type table struct {
 	name, about string
 	contestants []contestant
-	results     []result
 }
 
 // A contestant is a way of a table.
@@ -20,55 +19,54 @@ type contestant struct {
 	name    string
 	needs   *daemon // nil: PostgreSQL, which is there
 	prepare func(context.Context, *stage) (op, error)
+	against []against // a peer has none
 }
 
-// A result is a ratio that a table shows, for some numbers of workers.
-type result struct {
-	system, peer string
-	goals        map[int]float64 // by the number of workers; 0: none
+// against is what a way is compared with, for some numbers of workers.
+type against struct {
+	peer    string
+	workers []int
 }
 
 // tables are all of them, in the order in which they are shown.
 var tables = []table{
 	{
-		name: "pairs", about: "acquire and release, a new key each time; only leases and etcd are durable, advisory locks keep nothing on disk",
+		name: "pairs", about: "acquire and release, a new key each time; only leases, etcd and the peers with -aof are durable, advisory locks keep nothing on disk",
 		contestants: []contestant{
-			{name: "advisory", prepare: pairsOf(newSession)},
-			{name: "advisory+tokens", prepare: pairsOf(newTokens)},
-			{name: "lease", prepare: pairsOf(newLease)},
+			{name: "advisory", prepare: pairsOf(newSession), against: []against{
+				{"floor", []int{1}},
+				{"rueidis", []int{1, 32, 256, 1024}}, {"redislock", []int{1, 32, 256, 1024}},
+				{"redsync", []int{1, 32, 256, 1024}}, {"etcd", []int{1, 32, 256, 1024}},
+			}},
+			{name: "advisory+tokens", prepare: pairsOf(newTokens), against: []against{{"lease", []int{1, 32, 256}}}},
+			{name: "lease", prepare: pairsOf(leaseWith(nil)), against: []against{
+				{"redislock", []int{1, 32, 256, 1024}}, {"redsync", []int{1, 32, 256, 1024}},
+				{"rueidis", []int{1, 32, 256, 1024}}, {"etcd", []int{1, 32, 256, 1024}},
+				{"redislock-aof", []int{1, 32, 256}}, {"rueidis-aof", []int{1, 32, 256}},
+			}},
 			{name: "floor", prepare: twoSelects},
-			{name: "redislock", needs: redisServer, prepare: bsmRedislock},
+			{name: "redislock", needs: redisServer, prepare: bsmRedislock(redisServer)},
+			{name: "redislock-aof", needs: durableRedis, prepare: bsmRedislock(durableRedis)},
 			{name: "redsync", needs: redisServer, prepare: redsyncMutex},
-			{name: "rueidis", needs: redisServer, prepare: pipelinedRedis},
+			{name: "rueidis", needs: redisServer, prepare: pipelinedRedis(redisServer)},
+			{name: "rueidis-aof", needs: durableRedis, prepare: pipelinedRedis(durableRedis)},
 			{name: "etcd", needs: etcdServer, prepare: etcdMutex},
-		},
-		results: []result{
-			{"advisory", "floor", map[int]float64{1: 1.15}},
-			{"advisory", "rueidis", map[int]float64{1: 0, 32: 1 / 1.6, 256: 1 / 4.5, 1024: 0}},
-			{"advisory", "redislock", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
-			{"advisory", "redsync", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
-			{"advisory", "etcd", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
-			{"advisory+tokens", "lease", map[int]float64{1: 0, 32: 0, 256: 0}},
-			{"lease", "redislock", map[int]float64{1: 0, 32: 1, 256: 0, 1024: 0}},
-			{"lease", "redsync", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
-			{"lease", "rueidis", map[int]float64{1: 0, 32: 0, 256: 1, 1024: 0}},
-			{"lease", "etcd", map[int]float64{1: 0, 32: 0, 256: 0, 1024: 0}},
 		},
 	},
 }
 
-// rows returns one for each number of workers that a result asks for.
+// rows returns one for each number of workers that a ratio asks for.
 func (t table) rows() []row {
 	byWorkers := make(map[int][]ratio)
-	for _, r := range t.results {
-		for workers, goal := range r.goals {
-			byWorkers[workers] = append(byWorkers[workers], ratio{r.system, r.peer, goal})
-		}
-	}
 	daemons := make(map[string]*daemon)
 	for _, c := range t.contestants {
 		if c.needs != nil {
 			daemons[c.name] = c.needs
+		}
+		for _, a := range c.against {
+			for _, workers := range a.workers {
+				byWorkers[workers] = append(byWorkers[workers], ratio{c.name, a.peer})
+			}
 		}
 	}
 	var rows []row
@@ -95,7 +93,11 @@ func (t table) prepare(ctx context.Context, s *stage, names []string) ([]way, er
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", c.name, err)
 		}
-		ways = append(ways, way{c.name, do})
+		w := s.way(c.name, do)
+		if c.needs != nil {
+			w.server = s.pids[c.needs]
+		}
+		ways = append(ways, w)
 	}
 	return ways, nil
 }

@@ -115,5 +115,8 @@ func (c *Companion) end(ctx context.Context) error {
 	return err
 }
 
+// PID returns the process id of the program.
+func (c *Companion) PID() int { return c.process.cmd.Process.Pid }
+
 // LogTail returns the last lines of the program's log.
 func (c *Companion) LogTail() string { return c.log.String() }
