@@ -828,23 +828,39 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_check_unused() IS 'pgxlock, internal: raises 55006 while leases, shares, claims, runs or advisory locks with tokens are in use.';
 
   ------------------------------------------------------------------ tokens --
+  -- Numbers begin again in a new epoch, so no number may be drawn in it by a transaction that has
+  -- read the old one, nor an old number join the new epoch. Each transaction that draws keeps a
+  -- lock on the table that it read the epoch from until it ends; this waits for all of those and
+  -- keeps others out until the new epoch has committed. It waits for a second only, because
+  -- acquires wait behind it. ALTER SEQUENCE, not setval: it is undone where this rolls back.
   CREATE OR REPLACE FUNCTION repair_lock_tokens() RETURNS boolean
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '1s' AS $$
   DECLARE
     v_epoch record;
     v_highest bigint;
     v_seen bigint;
+    v_drawn bigint;
     v_timeline bigint := pgxlock_timeline();
     v_system bigint := pgxlock_system_identifier();
   BEGIN
+    -- Before it reads: two callers who had would wait for each other's lock on the table.
+    PERFORM pg_advisory_xact_lock(pgxlock_key('repair', ''));
     FOR i IN 1..2 LOOP
       SELECT e.system_identifier, e.epoch_base, e.timeline, e.undo INTO STRICT v_epoch FROM pgxlock_epoch e;
       SELECT coalesce(max(l.fencing_token), 0::bigint) INTO v_highest FROM distributed_locks l;
+      SELECT s.last_value INTO STRICT v_drawn FROM pgxlock_tokens s;
       IF v_epoch.system_identifier = v_system AND v_timeline >= v_epoch.timeline
-         AND v_highest <= ((v_epoch.epoch_base + v_timeline) << 40) + (SELECT s.last_value FROM pgxlock_tokens s) THEN
+         AND v_highest <= ((v_epoch.epoch_base + v_timeline) << 40) + v_drawn
+         AND v_drawn < 549755813888 THEN    -- 2^39, half of the numbers
         RETURN false;
       END IF;
-      LOCK TABLE pgxlock_epoch IN ACCESS EXCLUSIVE MODE;      -- then check again: only one caller repairs
+      EXIT WHEN i = 2;
+      BEGIN
+        LOCK TABLE pgxlock_epoch IN ACCESS EXCLUSIVE MODE;    -- then check again
+      EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'pgxlock: a transaction that acquired a lock is still open, so no new epoch of fencing tokens can begin'
+          USING ERRCODE = 'lock_not_available', HINT = 'Try again when it has ended: pg_locks shows who uses pgxlock_epoch.';
+      END;
     END LOOP;
     v_seen := greatest(v_highest >> 40, v_epoch.epoch_base + greatest(v_epoch.timeline, v_timeline));
     IF v_seen >= 8388607 THEN
@@ -852,15 +868,17 @@ BEGIN
           ORDER BY l.fencing_token DESC LIMIT 1), v_highest
         USING ERRCODE = 'numeric_value_out_of_range', HINT = 'No token of pgxlock is that high: remove the row, or set its fencing_token to 0.';
     END IF;
+    PERFORM pgxlock_durable();
     -- TRUNCATE, not UPDATE: an older snapshot then finds no row and is refused, instead of drawing
     -- from the old epoch.
     TRUNCATE pgxlock_epoch;
     INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
     VALUES (v_system, v_seen + 1 - v_timeline, v_timeline, v_epoch.undo);
+    ALTER SEQUENCE pgxlock_tokens RESTART;
     RETURN true;
   END $$;
   COMMENT ON FUNCTION repair_lock_tokens() IS
-    'After pg_upgrade, or a restore into another cluster: raises the fencing tokens above every one seen; until then acquires raise LK003. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
+    'After pg_upgrade, or a restore into another cluster, or when half of the 2^40 numbers of an epoch are used up: raises the fencing tokens above every one seen. After the first two acquires raise LK003 until then. Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
 
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.
   -- SECURITY DEFINER: roles that were granted only the table have no right on the sequence.
@@ -872,9 +890,18 @@ BEGIN
   BEGIN
     -- By its key: where a caller has switched sequential scans off, one would seem so expensive to
     -- the planner that it compiled the query each time (4 ms).
-    SELECT e.system_identifier, e.epoch_base, e.timeline,
-           ARRAY(SELECT ((e.epoch_base + v_timeline) << 40) + nextval('pgxlock_tokens'::regclass) FROM generate_series(1::bigint, p_count)) AS tokens
-      INTO v_epoch FROM pgxlock_epoch e WHERE e.singleton;
+    BEGIN
+      SELECT e.system_identifier, e.epoch_base, e.timeline,
+             ARRAY(SELECT ((e.epoch_base + v_timeline) << 40) + nextval('pgxlock_tokens'::regclass) FROM generate_series(1::bigint, p_count)) AS tokens
+        INTO v_epoch FROM pgxlock_epoch e WHERE e.singleton;
+    EXCEPTION WHEN sequence_generator_limit_exceeded THEN
+      RAISE EXCEPTION 'pgxlock: the 2^40 numbers for fencing tokens are used up'
+        USING ERRCODE = 'LK003', HINT = 'SELECT repair_lock_tokens() once, as the owner of the functions: it begins a new epoch, in which numbers begin again.';
+    END;
+    IF NOT FOUND AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      RAISE EXCEPTION 'could not serialize access: an epoch of fencing tokens began after this transaction''s snapshot'
+        USING ERRCODE = 'serialization_failure';
+    END IF;
     IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline
        OR v_epoch.epoch_base + v_timeline NOT BETWEEN 1 AND 8388607 THEN          -- 2^23 - 1: bits above the sequence
       RAISE EXCEPTION 'pgxlock: this database was moved to another cluster or restored; fencing tokens drawn now could repeat earlier ones'
