@@ -163,7 +163,8 @@ func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 type tokenState struct {
 	SameCluster, SameTimeline bool
 	Highest, Drawn            int64
-	Told                      bool // the server tells its timeline and its identifier
+	Number                    int64 // the last one of this epoch
+	Told                      bool  // the server tells its timeline and its identifier
 }
 
 // tokens asks what repair_lock_tokens() would mend.
@@ -179,6 +180,10 @@ func (d *doctor) tokens(ctx context.Context) (Finding, error) {
 		f.add(StatusError, "the database was moved to another cluster or restored, so that acquires fail (LK003)", repair)
 	case t.Highest > t.Drawn:
 		f.add(StatusError, "rows were restored without the sequence, so that tokens could repeat", repair)
+	}
+	if t.Number >= 1<<39 {
+		f.add(StatusWarning, fmt.Sprintf("%d of the %d numbers for tokens are used up, and without them acquires fail (LK003)", t.Number, int64(1)<<40),
+			"SELECT repair_lock_tokens(), or run pgxlock migrate repair: it begins a new epoch, while locks are in use")
 	}
 	if !t.Told {
 		f.add(StatusWarning, "the server does not tell its timeline or its system identifier: tokens may repeat after a failover that loses commits, or in a copy of the database",

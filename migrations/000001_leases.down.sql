@@ -29,7 +29,7 @@ BEGIN
     reap_expired_locks(interval, integer), pgxlock_check_unused(), repair_lock_tokens(), pgxlock_next_tokens(bigint), pgxlock_timeline(),
     pgxlock_system_identifier(), advisory_lock_key(text), pgxlock_key(text, text), pgxlock_is_own_key(integer, bigint),
     pgxlock_own_key(boolean, bytea), pgxlock_check(text, text), pgxlock_require(boolean, text),
-    pgxlock_check_primary(text), pgxlock_check_read_committed(text), pgxlock_ttl(interval), pgxlock_durable(), pgxlock_version();
+    pgxlock_check_primary(text), pgxlock_check_read_committed(text), pgxlock_ttl(interval), pgxlock_durable(boolean), pgxlock_version();
   IF v_undo IS NULL THEN
     DROP FUNCTION acquire_lock(varchar, varchar, integer, jsonb), release_lock(varchar, varchar);
     DROP TABLE distributed_locks;
@@ -48,7 +48,7 @@ BEGIN
       END;
     END LOOP;
   END IF;
-  DROP TABLE pgxlock_epoch;
+  DROP TABLE pgxlock_epoch, pgxlock_since_crash;
   DROP SEQUENCE pgxlock_tokens;
   -- Not the version table: the tool that runs this file writes into it. Where
   -- nothing but psql runs, an empty table says that nothing is installed.

@@ -268,6 +268,12 @@ BEGIN
     timeline          bigint  NOT NULL,     -- highest timeline that a token was drawn on
     undo              text[]                -- how the down file restores an adopted distributed_locks
   );
+  -- A crash can take back what was committed without waiting for the disk: numbers that the sequence
+  -- gave out, too. It also empties this table, as a promotion does and a clean restart does not. While
+  -- the table is empty, tokens are drawn one epoch above epoch_base, and their transactions wait for
+  -- the disk. The first of them that can also raises epoch_base and writes the row. So nobody waits
+  -- for it, and tokens whose commits did not wait are below all that are drawn after a crash.
+  CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_since_crash (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton));
 
   -- The version is in golang-migrate's format, so that every tool knows which files ran, whichever
   -- tool ran them.
@@ -282,6 +288,7 @@ BEGIN
     'Grows with every acquisition of the name. A resource that refuses smaller tokens than it has seen cannot be written by a former holder.';
   COMMENT ON SEQUENCE pgxlock_tokens IS 'pgxlock: the low 40 bits of fencing tokens.';
   COMMENT ON TABLE pgxlock_epoch IS 'pgxlock: which cluster and timeline the fencing tokens were drawn on.';
+  COMMENT ON TABLE pgxlock_since_crash IS 'pgxlock: has a row if an epoch of fencing tokens began since the server crashed or was promoted.';
   COMMENT ON TABLE pgxlock_migrations IS 'pgxlock: version of this schema, in golang-migrate''s format.';
 
   -------------------------------------------------------------------- view --
@@ -475,7 +482,7 @@ BEGIN
     IF NOT FOUND THEN
       RETURN NULL;
     END IF;
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(true);
     BEGIN
       -- Lock the row, then read the clock: UPDATE alone judges by the time before its wait if the
       -- row comes back unchanged.
@@ -714,6 +721,9 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_renew_batch(p_names text[], p_holders text[], p_tokens bigint[], p_ttls bigint[]) RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
   BEGIN
+    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+      PERFORM pgxlock_durable(true);        -- its connection may be that of asynchronous requests
+    END IF;
     RETURN QUERY
     WITH want AS MATERIALIZED (
       SELECT w.name, w.holder, w.token, w.ttl::float8 * interval '1 millisecond' AS ttl, w.n
@@ -828,39 +838,58 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_check_unused() IS 'pgxlock, internal: raises 55006 while leases, shares, claims, runs or advisory locks with tokens are in use.';
 
   ------------------------------------------------------------------ tokens --
+  -- Numbers begin again in a new epoch, so no number may be drawn in it by a transaction that has
+  -- read the old one, nor an old number join the new epoch. Each transaction that draws keeps a
+  -- lock on the table that it read the epoch from until it ends; this waits for all of those and
+  -- keeps others out until the new epoch has committed. It waits for a second only, because
+  -- acquires wait behind it. ALTER SEQUENCE, not setval: it is undone where this rolls back.
   CREATE OR REPLACE FUNCTION repair_lock_tokens() RETURNS boolean
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '1s' AS $$
   DECLARE
     v_epoch record;
     v_highest bigint;
     v_seen bigint;
+    v_drawn bigint;
     v_timeline bigint := pgxlock_timeline();
     v_system bigint := pgxlock_system_identifier();
   BEGIN
+    -- Before it reads: two callers who had would wait for each other's lock on the table.
+    PERFORM pg_advisory_xact_lock(pgxlock_key('repair', ''));
     FOR i IN 1..2 LOOP
-      SELECT e.system_identifier, e.epoch_base, e.timeline, e.undo INTO STRICT v_epoch FROM pgxlock_epoch e;
+      SELECT e.system_identifier, e.epoch_base, e.timeline, e.undo, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base INTO STRICT v_epoch
+        FROM pgxlock_epoch e LEFT JOIN pgxlock_since_crash c ON c.singleton;
       SELECT coalesce(max(l.fencing_token), 0::bigint) INTO v_highest FROM distributed_locks l;
+      SELECT s.last_value INTO STRICT v_drawn FROM pgxlock_tokens s;
       IF v_epoch.system_identifier = v_system AND v_timeline >= v_epoch.timeline
-         AND v_highest <= ((v_epoch.epoch_base + v_timeline) << 40) + (SELECT s.last_value FROM pgxlock_tokens s) THEN
+         AND v_highest <= ((v_epoch.base + v_timeline) << 40) + v_drawn
+         AND v_drawn < 549755813888 THEN    -- 2^39, half of the numbers
         RETURN false;
       END IF;
-      LOCK TABLE pgxlock_epoch IN ACCESS EXCLUSIVE MODE;      -- then check again: only one caller repairs
+      EXIT WHEN i = 2;
+      BEGIN
+        LOCK TABLE pgxlock_epoch IN ACCESS EXCLUSIVE MODE;    -- then check again
+      EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION 'pgxlock: a transaction that acquired a lock is still open, so no new epoch of fencing tokens can begin'
+          USING ERRCODE = 'lock_not_available', HINT = 'Try again when it has ended: pg_locks shows who uses pgxlock_epoch.';
+      END;
     END LOOP;
-    v_seen := greatest(v_highest >> 40, v_epoch.epoch_base + greatest(v_epoch.timeline, v_timeline));
+    v_seen := greatest(v_highest >> 40, v_epoch.base + greatest(v_epoch.timeline, v_timeline));
     IF v_seen >= 8388607 THEN
       RAISE EXCEPTION 'pgxlock: lock "%" carries token %, which leaves no room above it', (SELECT l.lock_name FROM distributed_locks l
           ORDER BY l.fencing_token DESC LIMIT 1), v_highest
         USING ERRCODE = 'numeric_value_out_of_range', HINT = 'No token of pgxlock is that high: remove the row, or set its fencing_token to 0.';
     END IF;
+    PERFORM pgxlock_durable(true);
     -- TRUNCATE, not UPDATE: an older snapshot then finds no row and is refused, instead of drawing
     -- from the old epoch.
     TRUNCATE pgxlock_epoch;
     INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
     VALUES (v_system, v_seen + 1 - v_timeline, v_timeline, v_epoch.undo);
+    ALTER SEQUENCE pgxlock_tokens RESTART;
     RETURN true;
   END $$;
   COMMENT ON FUNCTION repair_lock_tokens() IS
-    'After pg_upgrade, or a restore into another cluster: raises the fencing tokens above every one seen; until then acquires raise LK003. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
+    'After pg_upgrade, or a restore into another cluster, or when half of the 2^40 numbers of an epoch are used up: raises the fencing tokens above every one seen. After the first two acquires raise LK003 until then. Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
 
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.
   -- SECURITY DEFINER: roles that were granted only the table have no right on the sequence.
@@ -872,21 +901,35 @@ BEGIN
   BEGIN
     -- By its key: where a caller has switched sequential scans off, one would seem so expensive to
     -- the planner that it compiled the query each time (4 ms).
-    SELECT e.system_identifier, e.epoch_base, e.timeline,
-           ARRAY(SELECT ((e.epoch_base + v_timeline) << 40) + nextval('pgxlock_tokens'::regclass) FROM generate_series(1::bigint, p_count)) AS tokens
-      INTO v_epoch FROM pgxlock_epoch e WHERE e.singleton;
+    BEGIN
+      SELECT e.system_identifier, e.timeline, c.singleton IS NULL AS crashed, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base,
+             ARRAY(SELECT ((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + v_timeline) << 40) + nextval('pgxlock_tokens'::regclass)
+                     FROM generate_series(1::bigint, p_count)) AS tokens
+        INTO v_epoch FROM pgxlock_epoch e LEFT JOIN pgxlock_since_crash c ON c.singleton WHERE e.singleton;
+    EXCEPTION WHEN sequence_generator_limit_exceeded THEN
+      RAISE EXCEPTION 'pgxlock: the 2^40 numbers for fencing tokens are used up'
+        USING ERRCODE = 'LK003', HINT = 'SELECT repair_lock_tokens() once, as the owner of the functions: it begins a new epoch, in which numbers begin again.';
+    END;
+    IF NOT FOUND AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      RAISE EXCEPTION 'could not serialize access: an epoch of fencing tokens began after this transaction''s snapshot'
+        USING ERRCODE = 'serialization_failure';
+    END IF;
     IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline
-       OR v_epoch.epoch_base + v_timeline NOT BETWEEN 1 AND 8388607 THEN          -- 2^23 - 1: bits above the sequence
+       OR v_epoch.base + v_timeline NOT BETWEEN 1 AND 8388607 THEN                -- 2^23 - 1: bits above the sequence
       RAISE EXCEPTION 'pgxlock: this database was moved to another cluster or restored; fencing tokens drawn now could repeat earlier ones'
         USING ERRCODE = 'LK003',
               HINT = 'Run migrations.Up, or pgxlock migrate up, or SELECT repair_lock_tokens() once, as the owner of the functions.';
     END IF;
-    IF v_timeline > v_epoch.timeline THEN
+    IF v_timeline > v_epoch.timeline OR v_epoch.crashed THEN
+      PERFORM pgxlock_durable(true);
       -- The first token after a failover records the timeline, for the day a pg_upgrade starts
-      -- again at timeline 1. If another transaction has that row locked, it does so instead.
+      -- again at timeline 1; after a crash the epoch. If another transaction has that row locked,
+      -- it does so instead. One that had it may have written the row since.
       PERFORM FROM pgxlock_epoch FOR UPDATE SKIP LOCKED;
       IF FOUND THEN
-        UPDATE pgxlock_epoch SET timeline = v_timeline;
+        UPDATE pgxlock_epoch e SET timeline = v_timeline,
+               epoch_base = e.epoch_base + CASE WHEN EXISTS (SELECT FROM pgxlock_since_crash c WHERE c.singleton) THEN 0 ELSE 1 END;
+        INSERT INTO pgxlock_since_crash DEFAULT VALUES ON CONFLICT DO NOTHING;
       END IF;
     END IF;
     RETURN v_epoch.tokens;
@@ -1018,16 +1061,18 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_ttl(interval) IS 'pgxlock, internal: the ttl in seconds; raises 22023 for a bad one.';
 
-  -- An acknowledged lease must survive a crash, whatever the role's setting. The setting is only
+  -- An acknowledged lease must survive a crash, whatever the role's setting, unless a Locker said
+  -- on its connection that those that it acquires and releases need not. The setting is only
   -- raised, and only until the transaction ends.
-  CREATE OR REPLACE FUNCTION pgxlock_durable() RETURNS void
+  CREATE OR REPLACE FUNCTION pgxlock_durable(p_always boolean DEFAULT false) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   BEGIN
-    IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+    IF current_setting('synchronous_commit') IN ('off', 'local') AND (p_always OR current_setting('pgxlock.durability', true) IS DISTINCT FROM 'async') THEN
       PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_durable() IS 'pgxlock, internal: raises synchronous_commit for this transaction if it is off or local.';
+  COMMENT ON FUNCTION pgxlock_durable(boolean) IS
+    'pgxlock, internal: raises synchronous_commit for this transaction if it is off or local. Unless p_always is true, pgxlock.durability = async prevents that.';
 
   -------------------------------------------------------------------- rows --
   PERFORM pgxlock_migrate('made'::text, 1, v_path);
@@ -1040,6 +1085,11 @@ BEGIN
           pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
   IF v_was_installed AND v_tokens_are_gone THEN
     UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
+  END IF;
+
+  IF NOT v_was_installed THEN               -- no token was drawn that a crash could have taken back
+    PERFORM pgxlock_durable(true);
+    INSERT INTO pgxlock_since_crash DEFAULT VALUES;
   END IF;
 
   -- Existing holders get tokens.

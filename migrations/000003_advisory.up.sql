@@ -122,7 +122,7 @@ BEGIN
         v_tokens := pgxlock_next_tokens(v_draw);
         -- The message makes the commit flush: another session may have logged the drawn values
         -- without flushing them, and an unlogged table leaves nothing to flush.
-        PERFORM pgxlock_durable();
+        PERFORM pgxlock_durable(true);
         PERFORM pg_logical_emit_message(true, 'pgxlock'::text, ''::text);
       END IF;
     END IF;

@@ -170,7 +170,7 @@ BEGIN
     IF NOT FOUND THEN
       RETURN false;
     END IF;
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(true);
     BEGIN
       SELECT g.token, g.expires INTO r FROM pgxlock_lock_group(v_name, true) g;
       UPDATE distributed_lock_shares s SET expires_at = clock_timestamp() + v_ttl
@@ -404,7 +404,7 @@ BEGIN
     v_tokens  bigint[];
     v_renewed bigint[];
   BEGIN
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(true);
     WITH want AS MATERIALIZED (
       SELECT DISTINCT w.name COLLATE "C" AS name FROM pg_catalog.unnest(p_names) AS w (name)
     ), locked AS MATERIALIZED (

@@ -144,7 +144,7 @@ BEGIN
     IF r.state IS NOT NULL AND NOT (v_mine OR r.state = 'withdrawn' OR p_lease IS NOT NULL AND (r.state = 'failed' OR r.state = 'running' AND r.lease = p_lease COLLATE "C")) THEN
       RETURN;
     END IF;
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(true);
     IF p_lease IS NOT NULL THEN
       PERFORM assert_lock_held(p_lease::varchar, p_holder::varchar, NULL::bigint, false);
     END IF;
@@ -188,7 +188,7 @@ BEGIN
     IF p_slot IS NULL OR (p_state IN ('succeeded', 'failed', 'withdrawn')) IS NOT TRUE THEN
       RAISE EXCEPTION 'p_slot must not be NULL, and p_state succeeded, failed or withdrawn, it is %', coalesce(p_state, 'NULL') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(true);
     UPDATE pgxlock_runs o SET state = p_state, finished_at = clock_timestamp(), error = left(p_error, 2000)
      WHERE o.run_key::text = p_key COLLATE "C" AND o.slot = p_slot AND o.holder = p_holder COLLATE "C" AND o.state = 'running';
     RETURN FOUND OR EXISTS (SELECT FROM pgxlock_runs o WHERE o.run_key::text = p_key COLLATE "C" AND o.slot = p_slot

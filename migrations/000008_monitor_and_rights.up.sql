@@ -219,7 +219,7 @@ BEGIN
     END IF;
     PERFORM pgxlock_check_primary('cannot evict on a standby server');
     PERFORM pgxlock_check_read_committed('leases are evicted in READ COMMITTED: an older snapshot does not show their holders');
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(true);
     BEGIN
       SELECT l.holder_id::text = '*shared' COLLATE "C" INTO v_shared FROM distributed_locks l
        WHERE l.lock_name::text = v_name COLLATE "C" AND l.fencing_token = p_fencing_token FOR NO KEY UPDATE;

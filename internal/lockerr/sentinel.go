@@ -55,6 +55,7 @@ const (
 	StateNotHeld           = "LK001"
 	StateStaleSnapshot     = "LK002"
 	StateTokensNeedRepair  = "LK003"
+	StateTokensUsedUp      = "2200H" // the numbers of an epoch of tokens
 	StateReadOnly          = "25006"
 	StateUnsupported       = "0A000" // of conn/set_transaction.sql: the server is a standby
 	StateNoRights          = "42501"

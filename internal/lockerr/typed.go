@@ -46,7 +46,7 @@ func Typed(err error) error {
 // that repair_lock_tokens() mends.
 func lacksSchema(err error) bool {
 	switch SQLState(err) {
-	case StateTokensNeedRepair, StateUndefinedTable, StateUndefinedFunction, StateUndefinedObject, StateInvalidSchema:
+	case StateTokensNeedRepair, StateTokensUsedUp, StateUndefinedTable, StateUndefinedFunction, StateUndefinedObject, StateInvalidSchema:
 		return true
 	}
 	return false

@@ -11,12 +11,12 @@ WITH there AS MATERIALIZED (
 )
 SELECT w.kind || ' ' || split_part(o.name, '/', 1)
   FROM (VALUES
-         (1, 'table', 'distributed_locks pgxlock_epoch pgxlock_migrations'),
+         (1, 'table', 'distributed_locks pgxlock_epoch pgxlock_migrations pgxlock_since_crash'),
          (1, 'view', 'lock_leases'),
          (1, 'sequence', 'pgxlock_tokens'),
          (1, 'function', 'acquire_lock/4 advisory_lock_key/1 assert_lock_held/4 extend_lock/3
                           pgxlock_acquire_each/4 pgxlock_check/2 pgxlock_check_primary/1
-                          pgxlock_check_read_committed/1 pgxlock_check_unused/0 pgxlock_durable/0
+                          pgxlock_check_read_committed/1 pgxlock_check_unused/0 pgxlock_durable/1
                           pgxlock_holders/1 pgxlock_is_own_key/2 pgxlock_key/2 pgxlock_migrate/3 pgxlock_next_tokens/1
                           pgxlock_own_key/2 pgxlock_release/3 pgxlock_renew/4 pgxlock_renew_batch/4 pgxlock_require/2
                           pgxlock_system_identifier/0 pgxlock_timeline/0 pgxlock_ttl/1 pgxlock_version/0

@@ -54,6 +54,110 @@ func TestAcknowledgedGrantsSurviveACrash(t *testing.T) {
 	d.want("current_setting('synchronous_commit')", "off") // raised for that transaction only
 }
 
+// connectAsync opens a session whose acquires and releases do not wait for the disk.
+func (d *database) connectAsync() *session {
+	d.t.Helper()
+	s := d.connect()
+	s.do("set synchronous_commit = off; set pgxlock.durability = async")
+	return s
+}
+
+// The log writer of the server sleeps, so that a crash takes back what was committed
+// without waiting, with the numbers that were drawn for it.
+func TestTokensOfCommitsThatACrashTakesBackAreNotRepeated(t *testing.T) {
+	t.Parallel()
+	server, d := private(t, nil)
+	seen := &tokens{t: t}
+	lost := 0
+	for round := range 4 {
+		s := d.connectAsync()
+		for i := range 3 {
+			seen.next("a crash", s.token(fmt.Sprint(round, i), "A"))
+		}
+		seen.next("another", s.token("k", "A"))
+		s.want("release_lock('k', 'A')", "true")
+		d = crash(t, server)
+		if d.get(fmt.Sprintf("exists (select from distributed_locks where lock_name = '%d 2')", round)) == "false" {
+			lost++
+		}
+		if round%2 == 0 {
+			d.want("repair_lock_tokens()", "false")
+		}
+	}
+	if lost == 0 {
+		t.Error("no crash took anything back: nothing was tested")
+	}
+	seen.next("the last crash", d.token("k", "B"))
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d = open(t, d.url)
+	const base = "(select epoch_base from pgxlock_epoch)"
+	before := d.get(base)
+	seen.next("a clean restart", d.token("l", "B"))
+	d.want(base, before) // begins no epoch
+}
+
+// The first token after a crash raises the epoch. While its transaction is open, others
+// neither wait for it nor draw tokens that the next crash takes back.
+func TestTokensDrawnBesideTheFirstAfterACrashAreDurable(t *testing.T) {
+	t.Parallel()
+	server, d := private(t, nil)
+	seen := &tokens{t: t}
+	for _, level := range levels {
+		d.do("delete from distributed_locks")
+		d = crash(t, server)
+		first := d.begin(level)
+		first.do("select acquire_lock('first', 'A')")
+		seen.next("a crash", d.connectAsync().token("second", "A"))
+		d = crash(t, server)
+		d.want("exists (select from distributed_locks where lock_name = 'first')", "false")
+		d.want("exists (select from distributed_locks where lock_name = 'second')", "true")
+
+		first = d.begin(level)
+		seen.next("a crash", first.token("first", "A"))
+		seen.next("the first", d.connectAsync().token("third", "A"))
+		first.rollback()
+		seen.next("its rollback", d.connectAsync().token("fourth", "A"))
+		d.want("(select count(*) from pgxlock_since_crash)", "1")
+		seen.next("the raise", d.connectAsync().token("fifth", "A"))
+		d = crash(t, server)
+		d.want("exists (select from distributed_locks where lock_name = 'fourth')", "true")
+		d.want("exists (select from distributed_locks where lock_name = 'fifth')", "false")
+		d.want("repair_lock_tokens()", "false")
+		seen.next("a crash", d.token("fifth", "A"))
+	}
+}
+
+// Only acquires and releases can do without the disk.
+func TestRenewalsAndClaimsAreDurableWhateverALockerAsksFor(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	s := d.connectAsync()
+	token := s.token("k", "A")
+	s.do("select acquire_shared_lock('shared', 'A')")
+	for call, want := range map[string]string{
+		"acquire_lock('new', 'A')":                                   "off",
+		"acquire_shared_lock('new', 'A')":                            "off",
+		"acquire_permit('new', 'A', 2)":                              "off",
+		"release_lock('k', 'A')":                                     "off",
+		"release_shared_lock('shared', 'A')":                         "off",
+		"extend_lock('k', 'A')":                                      "on",
+		"extend_shared_lock('shared', 'A')":                          "on",
+		"start_run('k', '1 day')":                                    "on",
+		fmt.Sprintf("renew_lock('k', 'A', %d)", token):               "on",
+		"pgxlock_renew_batch('{k}', '{A}', '{1}', '{60000}')":        "on",
+		"pgxlock_renew_shares_batch('{k}', '{A}', '{1}', '{60000}')": "on",
+		"pgxlock_advisory_batch('{0}', '{1}', 1)":                    "on",
+	} {
+		s.do("begin; select " + call)
+		if got := s.get("current_setting('synchronous_commit')"); got != want {
+			t.Errorf("%s: synchronous_commit is %s, want %s", call, got, want)
+		}
+		s.rollback()
+	}
+}
+
 // A stronger setting is nothing to change, and neither is that of a transaction
 // that writes nothing.
 func TestSynchronousCommitIsOnlyRaisedAndOnlyByWriters(t *testing.T) {

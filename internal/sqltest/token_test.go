@@ -2,6 +2,8 @@ package sqltest_test
 
 import (
 	"fmt"
+	"strconv"
+	"sync"
 	"testing"
 )
 
@@ -137,7 +139,7 @@ func TestARepairStopsOldSnapshots(t *testing.T) {
 	old := d.begin("repeatable read")
 	d.do("update pgxlock_epoch set system_identifier = 0")
 	d.want("repair_lock_tokens()", "true")
-	old.want("acquire_lock('k', 'A')", "LK003|40001")
+	old.want("acquire_lock('k', 'A')", "40001")
 }
 
 // The first acquire after a failover remembers the timeline. It may be in a
@@ -157,4 +159,140 @@ func TestAnOpenFirstAcquireAfterAFailoverIsInNobodysWay(t *testing.T) {
 		d.want("acquire_lock('k', 'A')", "true")
 		d.want("select timeline = pgxlock_timeline() from pgxlock_epoch", "true")
 	})
+}
+
+const useUpHalf = "select setval('pgxlock_tokens', greatest(1::bigint << 39, (select last_value from pgxlock_tokens)))"
+
+func TestAnEpochBeginsWhenHalfTheNumbersAreUsedUp(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	seen := &tokens{t: t}
+	d.do("select setval('pgxlock_tokens', (1::bigint << 39) - 2)")
+	seen.next("nothing", d.token("a", "A"))
+	d.want("repair_lock_tokens()", "false")
+	seen.next("a repair that did nothing", d.token("b", "A"))
+	s := d.connect()
+	s.do("begin; select repair_lock_tokens()")
+	s.rollback()
+	seen.next("a repair that was rolled back", d.token("c", "A"))
+	d.want("repair_lock_tokens()", "true")
+	d.want("repair_lock_tokens()", "false")
+	seen.next("the new epoch", d.token("d", "A"))
+	d.want("(select last_value from pgxlock_tokens)", "1")
+	d.want("extend_lock('a', 'A')", "true")
+	d.want("assert_lock_held('b', 'A') > 0", "true")
+	d.want("release_lock('c', 'A')", "true")
+	seen.next("the new epoch", d.token("c", "A"))
+}
+
+func TestTokensGoOnAfterTheEndOfTheirNumbers(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	seen := &tokens{t: t}
+	d.do("select acquire_lock('taken', 'A', 3600), acquire_lock('expired', 'A')")
+	d.do("select setval('pgxlock_tokens', (1::bigint << 40) - 2)")
+	seen.next("nothing", d.token("last", "A"))
+	d.expire("expired")
+	for range 2 {
+		d.want("acquire_lock('new', 'A')", "LK003")
+		d.want("acquire_lock('expired', 'B')", "LK003")
+	}
+	d.want("extend_lock('taken', 'A', 3600)", "true") // holders are left alone
+	d.want("release_lock('taken', 'A')", "true")
+	d.want("repair_lock_tokens()", "true")
+	for _, lock := range []string{"new", "taken"} {
+		seen.next("the repair", d.token(lock, "A"))
+	}
+	seen.next("the repair", d.token("expired", "B"))
+}
+
+// A transaction that has read the old epoch may have yet to draw: its number would be one
+// of the new epoch's, and its token an old one's. It keeps new epochs out until it ends.
+func TestAnEpochBeginsAfterTransactionsThatReadTheOldOne(t *testing.T) {
+	t.Parallel()
+	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+		seen := &tokens{t: t}
+		d.do(useUpHalf)
+		s := d.begin(level)
+		seen.next("nothing", s.token("k", "A"))
+		d.want("repair_lock_tokens()", "55P03")
+		d.want("acquire_lock('l', 'B')", "true") // it has stopped nobody
+		seen.next("a repair that was refused", s.token("m", "A"))
+		s.commit()
+		d.want("repair_lock_tokens()", "true")
+		d.want("release_lock('k', 'A')", "true")
+		seen.next("the new epoch", d.token("k", "B"))
+	})
+}
+
+// Callers acquire and release few leases while epochs begin. A lease has one holder at a
+// time, so its tokens come in the order of its acquisitions.
+func TestTokensGrowWhileEpochsBegin(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	const epochs, acquirers = 8, 6
+	var (
+		locks   [2]tokens
+		holding [2]sync.Mutex // makes a second holder of a lease show as a race, too
+		over    = make(chan struct{})
+		all     sync.WaitGroup
+	)
+	for i := range locks {
+		locks[i].t = t
+	}
+	for a := range acquirers {
+		s, level := d.connect(), levels[a%2]
+		all.Go(func() {
+			for try := a; ; try++ {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				n := try % len(locks)
+				if err := s.run("begin isolation level " + level); err != nil {
+					t.Error(err)
+					return
+				}
+				got, err := s.query(fmt.Sprintf("(try_acquire_lock('%d', '%d', '1 h')).fencing_token", n, a))
+				if err != nil || got == "NULL" {
+					s.do("rollback")
+					if err != nil && (outcome("", err) != "40001" || level == readCommitted) {
+						t.Errorf("%s: %v", level, err)
+						return
+					}
+					continue
+				}
+				if code := outcome("committed", s.run("commit")); code != "committed" {
+					t.Error(code)
+					return
+				}
+				token, _ := strconv.ParseInt(got, 10, 64)
+				holding[n].Lock()
+				locks[n].next("an acquire", token)
+				holding[n].Unlock()
+				for got = "55P03"; got == "55P03"; { // another acquirer is just trying
+					got = s.outcome(fmt.Sprintf("release_lock('%d', '%d')", n, a))
+				}
+				if got != "true" {
+					t.Errorf("release: %s", got)
+					return
+				}
+			}
+		})
+	}
+	for range epochs {
+		d.do(useUpHalf)
+		for repaired := ""; repaired != "true"; {
+			if repaired = d.outcome("repair_lock_tokens()"); repaired != "true" && repaired != "55P03" {
+				t.Errorf("repair: %s", repaired)
+				break
+			}
+		}
+	}
+	close(over)
+	all.Wait()
+	for n := range locks {
+		locks[n].next("the last epoch", d.token(strconv.Itoa(n), "last"))
+	}
 }

@@ -129,6 +129,13 @@ func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
 		}
 		wantFinding(t, examine(t, db, nil), "tokens", statusOK)
 	}
+	db.Exec(t, "select setval('pgxlock_tokens', (1::bigint << 39) - 1)")
+	wantFinding(t, examine(t, db, nil), "tokens", statusOK)
+	db.Exec(t, "select setval('pgxlock_tokens', 1::bigint << 39)")
+	wantFinding(t, examine(t, db, nil), "tokens", statusWarning, "549755813888 of the 1099511627776 numbers", "SELECT repair_lock_tokens()")
+	db.Exec(t, "select repair_lock_tokens()")
+	wantFinding(t, examine(t, db, nil), "tokens", statusOK)
+
 	timeline := testkit.Query[string](t, db, "select pg_get_functiondef('pgxlock_timeline()'::regprocedure)")
 	db.Exec(t, "create or replace function pgxlock_timeline() returns bigint language sql volatile return 1::bigint")
 	wantFinding(t, examine(t, db, nil), "tokens", statusWarning, "does not tell its timeline", "after a failover")
