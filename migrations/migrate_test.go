@@ -594,8 +594,8 @@ func TestEveryObjectIsCommentedAndEveryTableHasAKey(t *testing.T) {
 	expect(t, db.Pool, "", `
 		select coalesce(string_agg(c.relname, ', '), '') from pg_class c where c.relnamespace = 'public'::regnamespace and c.relkind = 'r'
 		   and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)`)
-	// What a crash may take away: what ends with it anyway.
-	expect(t, db.Pool, "pgxlock_advisory_locks, pgxlock_limits, pgxlock_names, pgxlock_semaphores, pgxlock_step_down, pgxlock_waiters", "select string_agg(relname, ', ' order by relname) from pg_class where relnamespace = 'public'::regnamespace and relkind <> 'i' and relpersistence <> 'p'")
+	// What a crash may take away: what ends with it anyway, and what tells that there was one.
+	expect(t, db.Pool, "pgxlock_advisory_locks, pgxlock_limits, pgxlock_names, pgxlock_semaphores, pgxlock_since_crash, pgxlock_step_down, pgxlock_waiters", "select string_agg(relname, ', ' order by relname) from pg_class where relnamespace = 'public'::regnamespace and relkind <> 'i' and relpersistence <> 'p'")
 }
 
 // A body in SQL was parsed when the function was made; any other is parsed

@@ -97,6 +97,7 @@ func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 				"pgxlock_runs":           runColumns,
 				"pgxlock_evictions":      evictionColumns,
 				"pgxlock_names":          nameColumns,
+				"pgxlock_since_crash":    crashColumns,
 
 				"distributed_lock_shares": shareColumns,
 			}[name]

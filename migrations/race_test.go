@@ -35,6 +35,7 @@ const (
 	stepDownColumns  = "kind integer, name text, holder text, asked_at timestamptz, asked_by text, reason text, primary key (kind, name, holder)"
 	semaphoreColumns = "name text, permits integer, used_at timestamptz, used_by text, primary key (name, permits)"
 	runColumns       = "run_key varchar(255), slot timestamptz, state text, attempt integer, holder text, lease text, started_at timestamptz, finished_at timestamptz, error text, keep_until timestamptz, primary key (run_key, slot)"
+	crashColumns     = "singleton boolean default true check (singleton), primary key (singleton)"
 	shareColumns     = "lock_name varchar, holder_id varchar, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz, metadata jsonb, primary key (lock_name, holder_id)"
 )
 

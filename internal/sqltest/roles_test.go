@@ -380,7 +380,7 @@ func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
 			{"public.acquire_lock('k', 'me', 60, '{}'::pg_catalog.jsonb)", "true"},
 			{"public.acquire_lock('k', 'you', 60, '{}'::pg_catalog.jsonb)", "false"},
 			{"public.extend_lock('k', 'me', 60)", "true"},
-			{"(select array_agg(token is not null) from public.pgxlock_acquire_batch('{k,n}', '{you,me}', '{1000,1000}', '{null,\"{}\"}', '{null,null}') b, unnest(b.tokens) token)", "{f,t}"},
+			{"(select array_agg(token is not null) from public.pgxlock_acquire_batch('{k,n}', '{you,me}', '{60000,60000}', '{null,\"{}\"}', '{null,null}') b, unnest(b.tokens) token)", "{f,t}"},
 			{"public.release_lock('n', 'me')", "true"},
 			{"public.assert_lock_held('k', 'me') is null", "false"},
 			{"(select h.holder from public.pgxlock_holders('k') h)", "me"},
