@@ -42,18 +42,10 @@ type DB struct {
 // subtests are over, even if sessions are still connected to it.
 func New(tb testing.TB) *DB {
 	tb.Helper()
-	// Nobody can be connected to template0, which is what makes a template1
-	// that is being copied or looked at fail others.
-	return newDB(tb, serverURL(tb), "template0")
+	return empty.New(tb)
 }
 
-func newDB(tb testing.TB, url, template string) *DB {
-	tb.Helper()
-	name := createDatabase(tb, url, template)
-	db := &DB{Name: name, URL: withDatabase(tb, url, name)}
-	db.Pool = Pool(tb, db.URL) // closed before the database is dropped: cleanups run last to first
-	return db
-}
+var empty = NewTemplate(func(context.Context, *pgxpool.Pool) error { return nil })
 
 // Pool connects a pool to the given connection string, closed when the test is
 // over. Each of configure may change the pool's configuration first.

@@ -25,6 +25,7 @@ const startPatience = 3 * time.Minute
 var shared struct {
 	once   sync.Once
 	server *choose.Server
+	admin  *administrator
 	err    error
 }
 
@@ -38,6 +39,9 @@ func serverURL(tb testing.TB) string {
 		shared.server, shared.err = choose.Start(ctx)
 		if shared.err == nil && os.Getenv(choose.DatabaseEnv) == "" {
 			fmt.Fprintln(os.Stderr, shared.server)
+		}
+		if shared.err == nil {
+			shared.admin, shared.err = newAdministrator(shared.server.URL)
 		}
 	})
 	if shared.err != nil {
@@ -56,6 +60,9 @@ func Main(m *testing.M, ignored ...string) {
 	code := m.Run()
 	if !dropTemplates() {
 		code = max(code, 1)
+	}
+	if shared.admin != nil {
+		shared.admin.pool.Close()
 	}
 	if shared.server != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -30,48 +30,60 @@ func NewTemplate(prepare func(context.Context, *pgxpool.Pool) error) *Template {
 func (t *Template) New(tb testing.TB) *DB {
 	tb.Helper()
 	url := serverURL(tb)
-	t.once.Do(func() { t.err = t.make(tb, url) })
+	t.once.Do(func() { t.err = t.make(url) })
 	if t.err != nil {
 		tb.Fatalf("pgtest: template: %v", t.err)
 	}
-	return newDB(tb, url, t.name)
+	name := createDatabase(tb, shared.admin, t.name)
+	db := &DB{Name: name, URL: withDatabase(tb, url, name)}
+	db.Pool = Pool(tb, db.URL) // closed before the database is dropped: cleanups run last to first
+	return db
 }
 
 // make makes the template, which lives as long as the tests of the package.
-func (t *Template) make(tb testing.TB, server string) error {
-	tb.Helper()
+func (t *Template) make(server string) error {
 	t.name = newName()
 	templates.Lock()
-	templates.drop = append(templates.drop, func() error { return dropDatabase(server, t.name) })
+	templates.drop = append(templates.drop, t.name)
 	templates.Unlock()
-	if err := admin(server, "create database "+t.name+" template template0"); err != nil {
+	// Nobody can be connected to template0, which is what makes a template1
+	// that is being copied or looked at fail others.
+	if err := shared.admin.copyDatabase("template0", t.name); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	pool, err := pgxpool.New(ctx, withDatabase(tb, server, t.name))
+	url, err := replaceDatabase(server, t.name)
 	if err != nil {
 		return err
 	}
-	err = t.prepare(ctx, pool)
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := t.prepare(ctx, pool); err != nil {
+		return err
+	}
+	pool.Reset() // a new session leaves the file of the catalog's cache, to be copied with the others
+	if err := pool.Ping(ctx); err != nil {
+		return err
+	}
 	pool.Close()
-	if err != nil {
-		return err
-	}
-	return admin(server, "alter database "+t.name+" allow_connections false") // which would keep it from being copied
+	return shared.admin.exec("alter database " + t.name + " allow_connections false") // which would keep it from being copied
 }
 
 var templates struct {
 	sync.Mutex
 
-	drop []func() error
+	drop []string
 }
 
 // dropTemplates drops those that were made; it says what is left over.
 func dropTemplates() (ok bool) {
 	ok = true
-	for _, drop := range templates.drop {
-		if err := drop(); err != nil {
+	for _, name := range templates.drop {
+		if err := shared.admin.dropDatabase(name); err != nil {
 			fmt.Fprintln(os.Stderr, "pgtest: drop template:", err)
 			ok = false
 		}
