@@ -591,3 +591,30 @@ func TestHeldLockDoesNotKeepTheContextOfItsAcquire(t *testing.T) {
 		}
 	}
 }
+
+// A leader that leaves returns while a goroutine settles its call: it must not take that for
+// an answer, because what was granted is being released.
+func TestAnswerAfterItsCallerHasLeftIsNoAnswerToTheCaller(t *testing.T) {
+	t.Parallel()
+	var c call
+	c.state.Store(callLeft)
+	c.settle(nil, 0)
+	if c.state.Load() != callLeft {
+		t.Error("the call counts as answered")
+	}
+}
+
+func TestReleaseInAMessageThatFailsIsNoLoss(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	lock := mustAcquire(t, p, "k", hold.Exclusive)
+	_ = stall(p.mux)
+	released := make(chan error, 1)
+	go func() { released <- lock.release() }()
+	queued(t, p.mux, 2)
+	failing(t, p.mux, 2, "57014")
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	wantFree(t, p, "k")
+}
