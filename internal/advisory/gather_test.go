@@ -1,10 +1,14 @@
 package advisory
 
 import (
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // asked returns a queue that grows as said with each look at it, and then stays; looks counts.
@@ -71,6 +75,65 @@ func TestLeaderLetsCallersRunThatAreAboutToAsk(t *testing.T) {
 	}
 	if gathered < 50 { // the scheduler may come back early
 		t.Errorf("the leader met the others %d times in 100", gathered)
+	}
+}
+
+// On one processor the second caller asks only while the leader waits.
+func TestLeaderOfAMuxWaitsBeforeItSends(t *testing.T) {
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	together := 0
+	for range 20 {
+		resume := stall(p.mux)
+		p.mux.gathering.active = 2
+		sends := p.mux.sends
+		outcome := trying(t.Context(), p, "k", hold.Exclusive)
+		resume()
+		got := <-outcome
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		p.mux.mu.Lock()
+		if p.mux.sends == sends+1 {
+			together++
+		}
+		p.mux.mu.Unlock()
+		if err := got.lock.release(); err != nil {
+			t.Error(err)
+		}
+	}
+	if together < 5 { // the scheduler may come back early
+		t.Errorf("both calls were in one message %d times in 20", together)
+	}
+}
+
+func TestNextMessageIsSentBeforeAnswersAreToldOnlyIfMostCallersAreQueued(t *testing.T) {
+	t.Parallel()
+	for next, want := range map[int]int{1: 0, 2: 0, 9: 9} { // 3 callers are answered, so 2 of 5 are not enough, and 9 of 12 are
+		p := connected(t, pgtest.New(t).Pool, Config{})
+		_ = stall(p.mux)
+		p.mux.gathering.hurry = 0
+		var outcomes []<-chan tried
+		ask := func(n, before int) {
+			for i := range n {
+				outcomes = append(outcomes, trying(t.Context(), p, fmt.Sprint(len(outcomes)), hold.Exclusive))
+				queued(t, p.mux, before+i+1)
+			}
+		}
+		ask(2, 1)
+		send(t, p.mux)
+		ask(next, 0)
+		receive(t, p.mux)
+		p.mux.answered()
+		if got := len(p.mux.batch); got != want {
+			t.Errorf("%d calls are queued: %d were sent, want %d", next, got, want)
+		}
+		p.mux.pass()
+		for _, outcome := range outcomes {
+			if got := <-outcome; got.err != nil {
+				t.Error(got.err)
+			}
+		}
 	}
 }
 

@@ -591,3 +591,94 @@ func TestHeldLockDoesNotKeepTheContextOfItsAcquire(t *testing.T) {
 		}
 	}
 }
+
+// A leader that leaves returns while a goroutine settles its call: it must not take that for
+// an answer, because what was granted is being released.
+func TestAnswerAfterItsCallerHasLeftIsNoAnswerToTheCaller(t *testing.T) {
+	t.Parallel()
+	var c call
+	c.state.Store(callLeft)
+	c.settle(nil, 0)
+	if c.state.Load() != callLeft {
+		t.Error("the call counts as answered")
+	}
+}
+
+func TestReleaseInAMessageThatFailsIsNoLoss(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	lock := mustAcquire(t, p, "k", hold.Exclusive)
+	_ = stall(p.mux)
+	released := make(chan error, 1)
+	go func() { released <- lock.release() }()
+	queued(t, p.mux, 2)
+	failing(t, p.mux, 2, "57014")
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	wantFree(t, p, "k")
+}
+
+func TestLeaderWhoseContextEndsLeavesBeforeTheAnswerAndKeepsNothing(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	_ = stall(p.mux)
+	conn := p.mux.conn
+	w := &heldWriter{Writer: conn.net, written: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	left := trying(ctx, p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	conn.frontend = pgproto3.NewFrontend(conn.net, w)
+	p.mux.gathering.hurry = 0
+	p.mux.pass() // to the caller
+	<-w.written
+	cancel()
+	if got := <-left; !errors.Is(got.err, context.Canceled) {
+		t.Errorf("the caller that left: %v", got.err)
+	}
+	p.mux.mu.Lock()
+	if p.mux.conn != conn {
+		t.Error("it left only when the session had ended")
+	}
+	p.mux.mu.Unlock()
+	w.release(t)
+	answeredNow(t, p)
+	wantFree(t, p, "k")
+}
+
+// The leader's context ended just when its answer arrived.
+func TestNextLeaderDoesNotLeaveInPlaceOfThePreviousOne(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	_ = stall(p.mux)
+	next := trying(t.Context(), p, "k", hold.Exclusive)
+	queued(t, p.mux, 2)
+	p.mux.mu.Lock()
+	p.mux.leaves = true
+	p.mux.mu.Unlock()
+	p.mux.pass()
+	got := <-next
+	if got.err != nil {
+		t.Fatal(got.err)
+	}
+	if err := got.lock.release(); err != nil {
+		t.Errorf("it was granted, and yet: %v", err)
+	}
+}
+
+func TestReleaseDuringCloseWaitsForItsAnswer(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	lock := mustAcquire(t, p, "k", hold.Exclusive)
+	resume := stall(p.mux)
+	released := make(chan error, 1)
+	go func() { released <- lock.release() }()
+	queued(t, p.mux, 2)
+	closeAndDismiss(p)
+	resume()
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	wantFree(t, p, "k")
+}
