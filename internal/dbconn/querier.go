@@ -2,6 +2,7 @@ package dbconn
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -22,6 +23,9 @@ type Querier struct {
 	// OtherDefaults says that the role's transactions are not READ COMMITTED and
 	// READ WRITE by themselves.
 	OtherDefaults bool
+
+	// Async is that of the [Session].
+	Async bool
 }
 
 // Args returns the arguments of a statement with the mode in which it must be sent.
@@ -53,6 +57,9 @@ func (q Querier) Query(ctx context.Context, sql string, args ...any) pgx.Rows {
 	}
 	const local = true
 	all := []Step{{statements.ConnSession.Text(), []any{local}}, {statements.ConnSearchPath.Text(), []any{local}}, {sql, args}}
+	if q.Async {
+		all = slices.Insert(all, 1, Step{statements.ConnAsync.Text(), []any{local}})
+	}
 	if q.OtherDefaults {
 		all = append([]Step{{SQL: statements.ConnSetTransaction.Text()}}, all...)
 	}
