@@ -46,7 +46,7 @@ func newLease(pool *pgxpool.Pool, config *LeaseConfig, now clock.Clock) (*Locker
 	}
 	l := newLocker(KindLease, now, cfg.Backoff, cfg.Logger)
 	l.observe, l.ttl = cfg.Observe, cfg.TTL
-	t := lease.New(pool.Config(), lease.Config{Owner: cfg.Owner, Schema: cfg.Schema, TTL: cfg.TTL, Renew: cfg.Renew, Margin: cfg.Margin, OneConnection: cfg.OneConnection})
+	t := lease.New(pool.Config(), lease.Config{Owner: cfg.Owner, Schema: cfg.Schema, TTL: cfg.TTL, Renew: cfg.Renew, Margin: cfg.Margin, OneConnection: cfg.OneConnection, Async: cfg.Durability == Async})
 	l.connect(waitqueue.Server{Owner: cfg.Owner, Place: t.Installation(), Runner: t, Dialer: t.Dialer()})
 	l.use(t)
 	t.Use(l.host())
@@ -78,6 +78,10 @@ type LeaseConfig struct {
 	// that the renewal still has time. Default: renewals have a connection of their own.
 	OneConnection bool
 
+	// Durability says whether acquires and releases wait until the server's disk has them.
+	// Default: Durable. See [Async] for what that gives up.
+	Durability Durability
+
 	// Owner is the beginning of the holder id that operators see; an id of the acquisition
 	// follows it. Up to 200 characters, not beginning with "*". Default host:pid.
 	Owner string
@@ -104,6 +108,29 @@ type LeaseConfig struct {
 	Observe func(context.Context, Event)
 }
 
+// Durability says what a crash of the server may take back.
+type Durability int
+
+const (
+	// Durable leases survive a crash of the server, and released ones stay released.
+	Durable Durability = iota
+
+	// Async acquires and releases return before the server's disk has them, with
+	// synchronous_commit = off. Renewals wait for the disk.
+	//
+	// A crash of the server, or a failover, may then take back what it wrote in the last
+	// moments (up to three times wal_writer_delay, as a rule 0.6 s). A lease that was not
+	// renewed yet may be gone, and another caller may get it while its holder still believes
+	// that it holds it: until the Locker has connected again and renewed all its leases,
+	// which it does at once, or at the latest until the lease expires. A released lease may
+	// be held again until it expires.
+	//
+	// Everything else holds. Fencing tokens grow, and none is given out twice. [Lock.Fence]
+	// and a resource that compares tokens refuse a holder whose lease is gone. Lockers with
+	// either durability, and SQL callers, use the same leases.
+	Async
+)
+
 // withDefaults checks a configuration and fills in what was left out.
 func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	var cfg LeaseConfig
@@ -119,6 +146,9 @@ func (c *LeaseConfig) withDefaults() (LeaseConfig, error) {
 	var err error
 	if cfg.Renew, err = lease.RenewInterval(cfg.Renew, cfg.TTL); err != nil {
 		return cfg, fmt.Errorf("LeaseConfig.Renew %w", err)
+	}
+	if cfg.Durability != Durable && cfg.Durability != Async {
+		return cfg, fmt.Errorf("LeaseConfig.Durability is %d, it must be Durable or Async", cfg.Durability)
 	}
 	if err := place.CheckName(cfg.Schema); err != nil {
 		return cfg, fmt.Errorf("LeaseConfig.Schema %.80q %w", cfg.Schema, err)

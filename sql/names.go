@@ -20,6 +20,7 @@ const (
 
 // In conn/.
 const (
+	ConnAsync          Name = "conn/async"
 	ConnBackend        Name = "conn/backend"
 	ConnPrimary        Name = "conn/primary"
 	ConnSearchPath     Name = "conn/search_path"

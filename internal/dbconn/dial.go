@@ -118,11 +118,16 @@ func Outlast(ctx context.Context, ask func() error) error {
 }
 
 // Prepare makes a connection of our own fit for its work, whatever the role is set to, and
-// finds the schema.
-func Prepare(ctx context.Context, q Querier, place *Installation) error {
+// finds the schema. async: as in [Session].
+func Prepare(ctx context.Context, q Querier, place *Installation, async bool) error {
 	const local = false
 	if err := Outlast(ctx, func() error { return q.Exec(ctx, statements.ConnSession.Text(), local) }); err != nil {
 		return err
+	}
+	if async {
+		if err := q.Exec(ctx, statements.ConnAsync.Text(), local); err != nil {
+			return err
+		}
 	}
 	if err := place.Find(ctx, q); err != nil { // while search_path is still the role's
 		return err

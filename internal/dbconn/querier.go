@@ -3,6 +3,7 @@ package dbconn
 import (
 	"cmp"
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,6 +24,8 @@ type Querier struct {
 	// OtherDefaults says that the role's transactions are not READ COMMITTED and
 	// READ WRITE by themselves.
 	OtherDefaults bool
+
+	Async bool // that of the [Session]
 
 	Tracer pgx.QueryTracer // the caller's, for Answer; nil: none
 }
@@ -62,6 +65,9 @@ func (q Querier) Query(ctx context.Context, sql string, args ...any) pgx.Rows {
 func (q Querier) withSettings(step Step) []Step {
 	const local = true
 	all := []Step{{SQL: statements.ConnSession.Text(), Args: []any{local}}, {SQL: statements.ConnSearchPath.Text(), Args: []any{local}}, step}
+	if q.Async {
+		all = slices.Insert(all, 1, Step{SQL: statements.ConnAsync.Text(), Args: []any{local}})
+	}
 	if q.OtherDefaults {
 		all = append([]Step{{SQL: statements.ConnSetTransaction.Text()}}, all...)
 	}

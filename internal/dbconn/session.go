@@ -29,6 +29,8 @@ var ErrNotReplicated = errors.New("the wait for a synchronous standby was cancel
 type Session struct {
 	Dialer
 	Place *Installation
+	Async bool          // acquires and releases on it commit without waiting for the disk
+	Again func()        // called when the connection was made anew; mu is held. nil: nothing is called
 	Idle  time.Duration // closes the connection after so long without an exchange; 0: never
 
 	mu            sync.Mutex // held during an exchange
@@ -37,6 +39,7 @@ type Session struct {
 	Direct        bool    // conn talks to the server itself, not to a pooler
 	otherDefaults bool    // the role's transactions are not as ours must be
 	notReplicated bool    // a notice said so
+	connected     bool    // at least once
 	closed        bool
 	used          time.Time   // when the last exchange ended
 	idling        *time.Timer // looks whether the connection is idle; nil: none is to be closed
@@ -126,7 +129,7 @@ func (s *Session) once(left, patience time.Duration, fn Exchange, again bool) er
 		return err
 	}
 	s.notReplicated = false
-	err := fn(ctx, Querier{Conn: s.conn, Direct: s.Direct, OtherDefaults: s.otherDefaults, Tracer: s.Config.ConnConfig.Tracer}, again)
+	err := fn(ctx, Querier{Conn: s.conn, Direct: s.Direct, OtherDefaults: s.otherDefaults, Async: s.Async, Tracer: s.Config.ConnConfig.Tracer}, again)
 	if state := lockerr.SQLState(err); !s.Direct && (state == lockerr.StateReadOnly || state == lockerr.StateUnsupported) {
 		CloseQuietly(s.conn)                                                // the pooler leads to a standby now: choose a server anew
 		return s.noPrimary(fmt.Errorf("%w (%v)", lockerr.ErrReadOnly, err)) //nolint:errorlint // by the server's own code it would be final
@@ -170,6 +173,10 @@ func (s *Session) connect(ctx context.Context, patience time.Duration) error {
 		return err
 	}
 	s.conn = conn
+	if s.connected && s.Again != nil {
+		s.Again()
+	}
+	s.connected = true
 	return nil
 }
 
@@ -189,7 +196,7 @@ func (s *Session) setUp(ctx context.Context, conn *pgx.Conn) error {
 		s.unfinished = Backend{}
 		return Outlast(ctx, func() error { return s.Place.Find(ctx, q) })
 	}
-	if err := Prepare(ctx, q, s.Place); err != nil {
+	if err := Prepare(ctx, q, s.Place, s.Async); err != nil {
 		return err
 	}
 	if err := s.unfinished.End(ctx, q); err != nil {

@@ -40,6 +40,7 @@ type Config struct {
 	Owner, Schema      string
 	TTL, Renew, Margin time.Duration
 	OneConnection      bool
+	Async              bool
 }
 
 // A Table implements [hold.Backend] with leases.
@@ -79,12 +80,16 @@ type Table struct {
 func New(connections *pgxpool.Config, cfg Config) *Table {
 	t := &Table{cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[lockkey.Name][]*leftover)}
 	t.requests = t.newSession(connections)
+	t.requests.Async = cfg.Async
 	if t.renewals = t.requests; !cfg.OneConnection {
 		t.renewals = t.newSession(connections)
 	}
 	t.acquiring = batcher.Batcher[*request]{Limit: batcher.MaxRequests, Run: t.acquire, Fail: t.failRequests}
 	t.releasing = batcher.Batcher[*release]{Limit: batcher.MaxRequests, Run: t.releaseAll, Fail: failReleases}
 	t.renewer = newRenewer(t)
+	if cfg.Async { // the server may have crashed, and lost leases that were not renewed yet
+		t.requests.Again, t.renewals.Again = t.renewer.all, t.renewer.all
+	}
 	return t
 }
 

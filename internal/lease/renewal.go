@@ -136,6 +136,19 @@ func (r *renewer) tick(class *renewalClass) {
 	class.timer.Reset(class.every)
 }
 
+// all renews every lease now, in the background.
+func (r *renewer) all() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var due []renewal
+	for _, class := range r.classes {
+		for lock := range class.locks {
+			due = append(due, renewal{lock: lock})
+		}
+	}
+	r.sending.Add(due...)
+}
+
 // soon renews a lock in the background.
 func (r *renewer) soon(lock *hold.Hold) { r.sending.Add(renewal{lock: lock}) }
 

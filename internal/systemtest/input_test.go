@@ -67,6 +67,8 @@ func TestABadConfigurationIsRefusedByName(t *testing.T) {
 		cfg  pgxlock.LeaseConfig
 		says string
 	}{
+		"a durability that is none":   {pgxlock.LeaseConfig{Durability: pgxlock.Async + 1}, "LeaseConfig.Durability"},
+		"a negative durability":       {pgxlock.LeaseConfig{Durability: -1}, "LeaseConfig.Durability"},
 		"a short TTL":                 {pgxlock.LeaseConfig{TTL: s - 1}, "LeaseConfig.TTL"},
 		"a negative TTL":              {pgxlock.LeaseConfig{TTL: -s}, "LeaseConfig.TTL"},
 		"a TTL for ever":              {pgxlock.LeaseConfig{TTL: 101 * 365 * 24 * time.Hour}, "LeaseConfig.TTL"},

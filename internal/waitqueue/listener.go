@@ -241,7 +241,7 @@ func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err
 	if !backend.Serves(conn) {
 		return 0, fmt.Errorf("%w, and neither does LISTEN", lockerr.ErrPooler)
 	}
-	if err := dbconn.Prepare(ctx, q, l.queue.server.Place); err != nil {
+	if err := dbconn.Prepare(ctx, q, l.queue.server.Place, false); err != nil {
 		return 0, err
 	}
 
