@@ -23,7 +23,7 @@ export GORACE ?= atexit_sleep_ms=10
 SOAK ?= 1
 
 # Modules of their own, for what a program that only locks must not depend on.
-NESTED = examples/stacks migrations/othertools adapters/gocron bench tools
+NESTED = examples/stacks migrations/othertools adapters/gocron adapters/otel adapters/prometheus bench tools
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-integration test-versions soak bench bench-quick seed-defects image pictures lint build man clean
