@@ -2,6 +2,7 @@ package pgxlock
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 )
@@ -156,6 +157,11 @@ type Event struct {
 	Wait time.Duration // time since the call was made; not in events of a Lock after EventAcquired, nor in EventRunEnded
 	Held time.Duration // in events of a Lock after EventAcquired: how long it has been held, or was held; in EventRunEnded: how long the function ran
 
+	// SinceRenewal is how long before EventRenewed the lock was last renewed, or acquired,
+	// and TTL for how long each renewal keeps it; 0: it is not a lease. A renewal that
+	// comes after more than half of the TTL is late.
+	SinceRenewal, TTL time.Duration
+
 	// Granted: in EventClaim, EventLimit, EventRun and EventEvicted, the call got what it
 	// asked for.
 	Granted bool
@@ -203,6 +209,9 @@ func (e Event) LogValue() slog.Value {
 	if e.Held > 0 {
 		attrs = append(attrs, slog.Duration("held", e.Held))
 	}
+	if e.SinceRenewal > 0 {
+		attrs = append(attrs, slog.Duration("since_renewal", e.SinceRenewal))
+	}
 	if e.EvictionReason != "" {
 		attrs = append(attrs, slog.String("eviction_reason", e.EvictionReason))
 	}
@@ -210,6 +219,36 @@ func (e Event) LogValue() slog.Value {
 		attrs = append(attrs, slog.Any("error", e.Err))
 	}
 	return slog.GroupValue(attrs...)
+}
+
+// Result says in one word how what the event is about went, for the label of a metric: ok,
+// late (a renewal after more than half of the TTL), skipped (somebody else has the claim or
+// the run, or the evicted holder was gone), busy, limited, canceled, lost, evicted, step_down, unavailable, or error for everything else.
+func (e Event) Result() string {
+	asked := e.Op == EventClaim || e.Op == EventRun || e.Op == EventEvicted
+	switch is := func(target error) bool { return errors.Is(e.Err, target) }; {
+	case e.Err == nil && asked && !e.Granted:
+		return "skipped"
+	case e.Err == nil && e.TTL > 0 && e.SinceRenewal > e.TTL/2:
+		return "late"
+	case e.Err == nil:
+		return "ok"
+	case is(ErrEvicted):
+		return "evicted"
+	case is(ErrLost):
+		return "lost"
+	case is(ErrStepDown):
+		return "step_down"
+	case is(ErrNotAcquired):
+		return "busy"
+	case is(context.Canceled), is(context.DeadlineExceeded):
+		return "canceled"
+	case is(ErrLimited):
+		return "limited"
+	case is(ErrUnavailable):
+		return "unavailable"
+	}
+	return "error"
 }
 
 // Observe is an option of [LockTx], [ClaimTx] and their variants, which have no config. It

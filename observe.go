@@ -103,6 +103,9 @@ func (c *observedCall) acquired(lock *Lock) {
 	}
 	o := &observedLock{locker: c.locker, ctx: context.WithoutCancel(c.ctx), event: e, since: c.locker.now(), turn: make(chan struct{}, 1)}
 	o.event.Busy, o.event.Wait = false, 0
+	if c.locker.kind == KindLease {
+		o.event.TTL = h.TTL
+	}
 	o.turn <- struct{}{} // before what comes later
 	defer func() { <-o.turn }()
 
@@ -126,8 +129,9 @@ type observedLock struct {
 	turn   chan struct{}   // is full while one of them is told
 
 	mu   sync.Mutex
-	next *lockEvent // waits for that
-	over bool       // it was released or lost, and nothing comes behind that
+	next *lockEvent    // waits for that
+	last time.Duration // Held of the last successful renewal
+	over bool          // it was released or lost, and nothing comes behind that
 }
 
 type lockEvent struct {
@@ -182,6 +186,12 @@ func (o *observedLock) later(e Event) {
 		return
 	}
 	o.over = e.Op != EventRenewed
+	if e.Op == EventRenewed {
+		e.SinceRenewal = max(e.Held-o.last, 0)
+		if e.Err == nil {
+			o.last = e.Held
+		}
+	}
 	if o.next != nil { // a renewal that has not been told yet
 		o.next.Event = e
 		return

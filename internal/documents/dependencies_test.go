@@ -43,6 +43,18 @@ func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 	}
 }
 
+// Prometheus is a requirement of the module for the command alone.
+func TestNoPublicPackageLinksPrometheus(t *testing.T) {
+	t.Parallel()
+	for _, pkg := range []string{".", "./once", "./ratelimit", "./doctor", "./migrations"} {
+		for _, dep := range dependencies(t, pkg, false) {
+			if strings.Contains(dep, "prometheus") || dep == "github.com/pgxlock/pgxlock/internal/metrics" {
+				t.Errorf("%s links %s", pkg, dep)
+			}
+		}
+	}
+}
+
 func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
 	t.Parallel()
 	for _, dep := range append(dependencies(t, "./cmd/pgxlock", false), dependencies(t, "./cmd/pgxlock", true)...) {

@@ -1,4 +1,5 @@
-// Package observe calls the functions Observe of configs, for the packages that have one.
+// Package observe calls the functions Observe of configs, for the packages that have one, and
+// makes labels of metrics from keys, for the adapters.
 package observe
 
 import (

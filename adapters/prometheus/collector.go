@@ -1,0 +1,57 @@
+package pgxlockprom
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
+	"github.com/pgxlock/pgxlock/internal/metrics"
+	"github.com/pgxlock/pgxlock/internal/monitor"
+)
+
+// CollectorConfig configures [NewCollector]. A nil *CollectorConfig means the defaults.
+type CollectorConfig struct {
+	// Schema is where the migrations were run. Default: as in [pgxlock.MonitorConfig].
+	Schema string
+
+	// Timeout bounds the reading of the database for one scrape. Default: 5 s.
+	Timeout time.Duration
+
+	// Every is the shortest time between two readings; scrapes that come earlier see the
+	// last one. Each blocks the server's lock table for a moment. Default: 5 s.
+	Every time.Duration
+
+	// Doctor adds a metric of the checks of pgxlock doctor, which run every 5 minutes. It
+	// opens connections of its own for them.
+	Doctor bool
+}
+
+// NewCollector returns a collector that shows the locks of a database, of all programs that
+// use it: holders, waiters, leases that expired, and the load of the server. One process
+// should register it, not each one. A scrape takes one connection of the pool and sends
+// read-only statements; it needs the rights of a [pgxlock.Monitor].
+func NewCollector(pool *pgxpool.Pool, cfg *CollectorConfig) (prometheus.Collector, error) {
+	var c CollectorConfig
+	if cfg != nil {
+		c = *cfg
+	}
+	if _, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: c.Schema}); err != nil {
+		return nil, err
+	}
+	of := metrics.Config{Timeout: c.Timeout, Every: c.Every}
+	if c.Doctor {
+		of.Checks = func(ctx context.Context) (map[string]string, error) {
+			findings, err := doctor.Check(ctx, pool, &doctor.Config{Schema: c.Schema})
+			status := make(map[string]string)
+			for _, f := range findings {
+				status[f.Check] = string(f.Status)
+			}
+			return status, err
+		}
+	}
+	return metrics.NewCollector(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: c.Schema}}, of)
+}

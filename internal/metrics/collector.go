@@ -1,0 +1,267 @@
+// Package metrics shows the locks of a database as metrics for Prometheus: to the command,
+// whose /metrics they are, and to adapters/prometheus. Package pgxlock does not import it,
+// so that a program that only locks does not link Prometheus.
+//
+// No label has a key or a holder as its value: those are unbounded.
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pgxlock/pgxlock/internal/monitor"
+)
+
+// A Source is what a collector reads: a [monitor.Monitor].
+type Source interface {
+	Snapshot(ctx context.Context) (monitor.Snapshot, error)
+}
+
+// Config configures a collector. The zero value means the defaults.
+type Config struct {
+	// Timeout bounds the reading for one scrape. Default: 5 s.
+	Timeout time.Duration
+
+	// Every is the shortest time between two snapshots, and CheckEvery between two runs of
+	// Checks; a scrape that comes earlier sees the last result. Default: 5 s and 5 min.
+	Every, CheckEvery time.Duration
+
+	// Checks returns how serious the finding of each check of the doctor is: ok, warning
+	// or error. Default: there is no metric of checks.
+	Checks func(context.Context) (map[string]string, error)
+}
+
+const (
+	defaultTimeout    = 5 * time.Second
+	defaultEvery      = 5 * time.Second
+	defaultCheckEvery = 5 * time.Minute
+)
+
+// tokensOfTimeline is how many tokens one timeline of the server has: the bits that
+// 000001_leases leaves to the sequence.
+const tokensOfTimeline = 1 << 40
+
+// describe makes the description of a metric.
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("pgxlock_"+name, help, labels, nil)
+}
+
+var (
+	up            = describe("collector_up", "1 if the last reading of the database succeeded, otherwise 0.")
+	duration      = describe("collector_duration_seconds", "How long the last reading of the database took.")
+	unreadable    = describe("collector_unreadable", "How many things the role or the schema cannot show; pgxlock watch lists them.")
+	holders       = describe("holders", "Locks that are held in the database, by any program.", "kind", "mode")
+	oldestHold    = describe("oldest_hold_seconds", "For how long the lease that is held longest has been held.")
+	expired       = describe("expired_leases", "Leases that expired and were not released, by state: abandoned after an hour, evicted if an operator ended them.", "state")
+	suspect       = describe("suspect_leases", "Leases that began later than the server's clock shows now: the clock was set back.")
+	waiters       = describe("waiters", "Callers that wait for a lock, in all processes.", "kind")
+	oldestWait    = describe("oldest_wait_seconds", "For how long the caller that waits longest has waited.", "kind")
+	tableEntries  = describe("lock_table_entries", "Entries of the server's lock table that all sessions of all databases use.")
+	tableCapacity = describe("lock_table_capacity", "Entries that the server's lock table has room for, at least.")
+	notifications = describe("notification_queue_ratio", "How full the server's notification queue is, from 0 to 1.")
+	oldestTx      = describe("oldest_transaction_seconds", "For how long the transaction with the oldest snapshot has been open: it holds back vacuum.")
+	tokens        = describe("tokens_used_ratio", "Which part of the tokens of the server's timeline was drawn, seen from the leases that exist, from 0 to 1.")
+	checks        = describe("check_status", "The finding of each check of pgxlock doctor: 0 ok, 1 warning, 2 error.", "check")
+)
+
+// A Collector is a prometheus.Collector of the state of a database. It reads when it is
+// scraped.
+type Collector struct {
+	source Source
+	cfg    Config
+
+	mu      sync.Mutex // held while the database is read: scrapes at one time share a reading
+	read    time.Time  // when the state was read; zero: never
+	state   state
+	checked time.Time
+	status  map[string]string
+}
+
+// state is what one reading found.
+type state struct {
+	ok   bool
+	took time.Duration
+	shot monitor.Snapshot
+	load monitor.Load
+}
+
+// NewCollector returns a Collector that reads the source.
+func NewCollector(source Source, cfg Config) (*Collector, error) {
+	if cfg.Timeout < 0 || cfg.Every < 0 || cfg.CheckEvery < 0 {
+		return nil, errors.New("pgxlock: a duration of the metrics is negative; leave it 0 for the default")
+	}
+	for _, d := range []struct {
+		of      *time.Duration
+		without time.Duration
+	}{{&cfg.Timeout, defaultTimeout}, {&cfg.Every, defaultEvery}, {&cfg.CheckEvery, defaultCheckEvery}} {
+		if *d.of == 0 {
+			*d.of = d.without
+		}
+	}
+	return &Collector{source: source, cfg: cfg}, nil
+}
+
+// Handler returns what answers /metrics with the state of the database, and with what the
+// collectors that follow say, such as those of the process.
+func Handler(source Source, cfg Config, more ...prometheus.Collector) (http.Handler, error) {
+	c, err := NewCollector(source, cfg)
+	if err != nil {
+		return nil, err
+	}
+	registry := prometheus.NewRegistry()
+	for _, each := range append(more, c) {
+		if err := registry.Register(each); err != nil {
+			return nil, fmt.Errorf("pgxlock: register metrics: %w", err)
+		}
+	}
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}), nil
+}
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		up, duration, unreadable, holders, oldestHold, expired, suspect, waiters, oldestWait,
+		tableEntries, tableCapacity, notifications, oldestTx, tokens, checks,
+	} {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector. If the database cannot be read there is nothing
+// but collector_up, which is 0: old figures would look like new ones.
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	s, status := c.current()
+	tell := func(d *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	tell(duration, s.took.Seconds())
+	if !s.ok {
+		tell(up, 0)
+		return
+	}
+	tell(up, 1)
+	tell(unreadable, float64(len(s.shot.Missing)))
+	s.tellHolders(tell)
+	s.tellWaiters(tell)
+	tell(tableEntries, float64(s.load.Locks))
+	tell(tableCapacity, float64(s.load.Room))
+	tell(notifications, s.load.Notifications)
+	tell(oldestTx, s.since(s.load.OldestSince))
+	for check, is := range status {
+		tell(checks, map[string]float64{"ok": 0, "warning": 1, "error": 2}[is], check)
+	}
+}
+
+// current returns the state, which it reads if the last one is too old.
+func (c *Collector) current() (state, map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.read.IsZero() || time.Since(c.read) >= c.cfg.Every {
+		c.readLocked()
+	}
+	return c.state, c.status
+}
+
+func (c *Collector) readLocked() {
+	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Timeout)
+	defer cancel()
+	began := time.Now()
+	var s state
+	var err error
+	s.shot, err = c.source.Snapshot(monitor.WithLoad(ctx, &s.load))
+	s.ok = err == nil
+	if due := c.checked.IsZero() || time.Since(c.checked) >= c.cfg.CheckEvery; s.ok && due && c.cfg.Checks != nil {
+		if status, err := c.cfg.Checks(ctx); err == nil {
+			c.status, c.checked = status, time.Now()
+		}
+	}
+	c.read = time.Now()
+	s.took = c.read.Sub(began)
+	c.state = s
+}
+
+// since returns the seconds from a time of the server's clock; 0 if it is not known.
+func (s *state) since(at time.Time) float64 {
+	if at.IsZero() {
+		return 0
+	}
+	return max(s.shot.At.Sub(at).Seconds(), 0)
+}
+
+// kindName is a kind as labels have it.
+func kindName(k monitor.Kind) string {
+	if k == monitor.KindAdvisory {
+		return "advisory"
+	}
+	return "lease"
+}
+
+var (
+	kinds = []monitor.Kind{monitor.KindAdvisory, monitor.KindLease}
+	modes = map[bool]string{false: "exclusive", true: "shared"}
+)
+
+func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
+	type of struct {
+		kind   monitor.Kind
+		shared bool
+	}
+	held := make(map[of]int)
+	var oldest, drawn float64
+	var clockBack int
+	for _, h := range s.shot.Holders {
+		held[of{h.Kind, h.Shared}]++
+		if h.Kind == monitor.KindLease {
+			oldest = max(oldest, s.since(h.Since))
+		}
+		if h.Suspect {
+			clockBack++
+		}
+	}
+	states := map[string]int{"expired": 0, "abandoned": 0, "evicted": 0}
+	for _, h := range s.shot.Expired {
+		if h.EvictedBy != "" { // its holder did not die
+			states["evicted"]++
+		} else {
+			states[h.State]++
+		}
+	}
+	for _, list := range [][]*monitor.Holder{s.shot.Holders, s.shot.Expired} {
+		for _, h := range list {
+			if h.Kind == monitor.KindLease && h.Token > 0 {
+				drawn = max(drawn, float64(h.Token%tokensOfTimeline)/tokensOfTimeline)
+			}
+		}
+	}
+	for _, kind := range kinds {
+		for shared, mode := range modes {
+			tell(holders, float64(held[of{kind, shared}]), kindName(kind), mode)
+		}
+	}
+	tell(oldestHold, oldest)
+	tell(suspect, float64(clockBack))
+	for is, n := range states {
+		tell(expired, float64(n), is)
+	}
+	tell(tokens, drawn)
+}
+
+func (s *state) tellWaiters(tell func(*prometheus.Desc, float64, ...string)) {
+	waiting := make(map[monitor.Kind]int)
+	longest := make(map[monitor.Kind]float64)
+	for _, w := range s.shot.Waiters {
+		waiting[w.Kind] += 1 + w.Behind
+		longest[w.Kind] = max(longest[w.Kind], s.since(w.Since))
+	}
+	for _, kind := range kinds {
+		tell(waiters, float64(waiting[kind]), kindName(kind))
+		tell(oldestWait, longest[kind], kindName(kind))
+	}
+}
