@@ -16,7 +16,6 @@ import (
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
-
 )
 
 const (
@@ -27,7 +26,7 @@ const (
 	picturesEnv = "PGXLOCK_TEST_PICTURES"
 
 	// patience turns a hang into a message.
-	patience = 20 * time.Second
+	patience = 2 * time.Minute
 )
 
 // program is the command, built once.
@@ -216,4 +215,3 @@ func (b *tab) picture(name string) {
 		b.t.Fatal(err)
 	}
 }
-

@@ -88,8 +88,9 @@ func (b *background) acquire(ctx context.Context, locker *pgxlock.Locker, key st
 	b.all.Go(func() { _, _ = locker.Acquire(ctx, key, opts...) }) // it waits until the test is over
 }
 
-// session waits in the background in the server, for an advisory lock.
-func (b *background) session(db *pgtest.DB, name string, has, wants int) {
+// session returns a session that has an advisory lock until the test is over, and how it waits
+// for another one.
+func (b *background) session(db *pgtest.DB, name string, has int) (wait func(wants int)) {
 	b.t.Helper()
 	conn, err := pgx.Connect(b.ctx, db.URL)
 	if err != nil {
@@ -98,10 +99,16 @@ func (b *background) session(db *pgtest.DB, name string, has, wants int) {
 	if _, err := conn.Exec(b.ctx, fmt.Sprintf("set deadlock_timeout = '1h'; set application_name = '%s'; select pg_advisory_lock(%d)", name, has)); err != nil {
 		b.t.Fatal(err)
 	}
+	wants := make(chan int, 1)
 	b.all.Go(func() {
-		_, _ = conn.Exec(b.ctx, fmt.Sprintf("select pg_advisory_lock(%d)", wants)) // it waits until the test is over
+		select {
+		case key := <-wants:
+			_, _ = conn.Exec(b.ctx, fmt.Sprintf("select pg_advisory_lock(%d)", key)) // it waits until the test is over
+		case <-b.ctx.Done():
+		}
 		_ = conn.Close(context.Background())
 	})
+	return func(key int) { wants <- key }
 }
 
 func TestABusyDatabase(t *testing.T) {
@@ -145,10 +152,11 @@ func TestABusyDatabase(t *testing.T) {
 			}
 		}
 	}
-	b.session(db, "ledger", 71, 72)
-	b.session(db, "archive", 72, 73)
-	b.session(db, "reports", 73, 71)
-	b.session(db, "nightly", 74, 71)
+	ledger, archive, reports, nightly := b.session(db, "ledger", 71), b.session(db, "archive", 72), b.session(db, "reports", 73), b.session(db, "nightly", 74)
+	ledger(72)
+	archive(73)
+	reports(71)
+	nightly(71)
 	db.Exec(t, `select acquire_lock('import:eu', 'etl-3', 300, '"batch 88"'), acquire_lock('import:us', 'etl-7', 300);
 		update distributed_locks set expires_at = now() - interval '4 minutes', acquired_at = now() - interval '9 minutes' where lock_name = 'import:eu';
 		update distributed_locks set expires_at = now() - interval '2 days', acquired_at = now() - interval '3 days' where lock_name = 'import:us'`)
@@ -235,7 +243,7 @@ func TestARoleWithoutRights(t *testing.T) {
 	db.Exec(t, `create role guest login`)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300)`)
 	b := inBackground(t)
-	b.session(db, "reports", 71, 72)
+	b.session(db, "reports", 71)
 	address := serve(t, strings.Replace(server.URL("postgres"), "postgres@", "guest@", 1), nil)
 	p := open(t)
 	p.do(chromedp.Navigate(address))

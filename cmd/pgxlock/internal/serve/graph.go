@@ -604,7 +604,7 @@ func shortenedTo(s string, n int) string {
 	return s
 }
 
-// Summary says what is drawn, for who cannot see it.
+// Summary says what is drawn, for readers who cannot see it.
 func (d *drawing) Summary() string {
 	return fmt.Sprintf("who is in whose way: %d boxes, %d arrows", len(d.Nodes), len(d.Lines))
 }
