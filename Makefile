@@ -6,11 +6,12 @@ LINT  = $(GO) tool -modfile=tools/go.mod
 # One server for all packages: chosen, started and stopped by `with`.
 WITH  = bin/with --
 
-# What tests use beside PostgreSQL: poolers to run behind, a terminal, and an extension that reads functions. Where Debian's packages cannot be had these are
+# What tests use beside PostgreSQL: poolers to run behind, a terminal, a browser, and an extension that reads functions. Where Debian's packages cannot be had these are
 # the installed ones, if any.
 BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
 	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" \
 	PGXLOCK_TEST_PROMTOOL="$${PGXLOCK_TEST_PROMTOOL-$$(scripts/promtool-tree)}" \
+	PGXLOCK_TEST_CHROMIUM="$${PGXLOCK_TEST_CHROMIUM-$$(scripts/chromium-tree)}" \
 	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}";
 
 # -count=1 because a server is no cached input. Tests wait for servers and for each other far more than they compute,
@@ -24,7 +25,7 @@ export GORACE ?= atexit_sleep_ms=10
 SOAK ?= 1
 
 # Modules of their own, for what a program that only locks must not depend on.
-NESTED = examples/stacks migrations/othertools adapters/gocron adapters/otel adapters/prometheus bench tools
+NESTED = examples/stacks migrations/othertools adapters/gocron adapters/otel adapters/prometheus bench tools cmd/pgxlock/browsertest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean

@@ -46,6 +46,10 @@ A connection string looks like postgres://user@host:5432/database. Other users o
 machine can read a command line: keep a password in a variable or in ~/.pgpass. Where
 the connection string sets no connect_timeout, it is 10 seconds.
 
+The token of pgxlock serve, unless --token-file names a file:
+
+  PGXLOCK_SERVE_TOKEN    at least 16 characters
+
 Colors:
 
   NO_COLOR               if set, no colors, as with --no-color

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"strings"
 	"testing"
 )
@@ -11,6 +12,12 @@ func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")
 	const binary = "\xff"
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := taken.Addr().String()
 	for _, test := range []struct {
 		args []string
 		code int
@@ -34,6 +41,11 @@ func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
 		{[]string{"migrate", "up", "--schema", "pg_x"}, exitUsage, `--schema "pg_x" must not begin with pg_, such schemas are the server's`},
 		{[]string{"migrate", "sql", "--number", "3"}, exitUsage, "--number is for files, and --format plain makes none; leave it out, or choose another --format"},
 		{[]string{"migrate", "sql", "--down", "--format", "tern", "--dir", "/"}, exitUsage, "--down is for --format plain; the files of tern have both ways, up and down; leave it out"},
+		{[]string{"serve", "--every", "0.5"}, exitUsage, "--every is 500ms, it must be at least 1s: each snapshot stops the server's lock table for a moment"},
+		{[]string{"serve", "--listen", "8473"}, exitUsage, `--listen "8473" is no address; use host:port, such as 127.0.0.1:8473`},
+		{[]string{"serve", "--listen", "0.0.0.0:0"}, exitUsage, "--listen 0.0.0.0:0 lets other machines in, which needs a token; set $PGXLOCK_SERVE_TOKEN or --token-file, for example to the output of openssl rand -hex 16"},
+		{[]string{"serve", "--allow-evict"}, exitUsage, "--allow-evict needs a token; set $PGXLOCK_SERVE_TOKEN or --token-file, for example to the output of openssl rand -hex 16"},
+		{[]string{"serve", "--listen", port}, exitUsage, "--listen " + port + ": address already in use; choose another address"},
 		{[]string{"watch", "--every", "0.5"}, exitUsage, "--every is 500ms, it must be at least 1s: each snapshot stops the server's lock table for a moment"},
 	} {
 		r := execute(t, []string{"DATABASE_URL=" + db.URL}, test.args...)

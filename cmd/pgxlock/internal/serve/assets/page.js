@@ -74,9 +74,12 @@
     pause = setTimeout(find, 200);
   });
   kind.addEventListener("change", find);
+  const slash = (event) => event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName);
   document.addEventListener("keydown", (event) => {
-    if (event.key === "/" && !/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName)) {
-      event.preventDefault();
+    if (slash(event)) event.preventDefault(); // Firefox has a search of its own
+  });
+  document.addEventListener("keyup", (event) => { // not before: the slash would be typed into the box
+    if (slash(event)) {
       box.select();
       box.focus();
     }

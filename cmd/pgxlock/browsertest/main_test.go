@@ -1,0 +1,217 @@
+package browsertest
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	cdplog "github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+)
+
+const (
+	// chromiumEnv names the browser.
+	chromiumEnv = "PGXLOCK_TEST_CHROMIUM"
+
+	// picturesEnv names the directory into which the tests put pictures of the page, if it is set.
+	picturesEnv = "PGXLOCK_TEST_PICTURES"
+
+	// patience turns a hang into a message.
+	patience = 2 * time.Minute
+)
+
+// program is the command, built once.
+var program struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "pgxlock")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	program.path = filepath.Join(dir, "pgxlock")
+	code := m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+// chromium returns the browser, or skips the test.
+func chromium(t *testing.T) string {
+	t.Helper()
+	for _, name := range []string{os.Getenv(chromiumEnv), "chromium-headless-shell", "chromium"} {
+		if name != "" {
+			if path, err := exec.LookPath(name); err == nil {
+				return path
+			}
+		}
+	}
+	t.Skipf("no browser to test in: scripts/chromium-tree gets Chromium from Debian's packages, %s names it", chromiumEnv)
+	return ""
+}
+
+// serve starts pgxlock serve on a database, and returns the address of its page.
+func serve(t *testing.T, url string, env []string, args ...string) string {
+	t.Helper()
+	program.once.Do(func() {
+		out, err := exec.Command("go", "build", "-C", "../../..", "-o", program.path, "./cmd/pgxlock").CombinedOutput()
+		if err != nil {
+			program.err = fmt.Errorf("go build: %w\n%s", err, out)
+		}
+	})
+	if program.err != nil {
+		t.Fatal(program.err)
+	}
+	cmd := exec.Command(program.path, append([]string{"serve", "--listen", "127.0.0.1:0", "--every", "1"}, args...)...)
+	cmd.Env = append(os.Environ(), append([]string{"DATABASE_URL=" + url, "PGXLOCK_DATABASE_URL="}, env...)...)
+	said, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(said)
+	address := ""
+	for address == "" && lines.Scan() {
+		if _, rest, found := strings.Cut(lines.Text(), "serving "); found {
+			address, _, _ = strings.Cut(rest, " ")
+		} else {
+			t.Log(lines.Text())
+		}
+	}
+	rest := make(chan struct{})
+	go func() {
+		defer close(rest)
+		for lines.Scan() {
+			t.Log(lines.Text())
+		}
+	}()
+	t.Cleanup(func() {
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+		<-rest
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 128+int(syscall.SIGTERM) {
+			t.Errorf("pgxlock serve: %v", err)
+		}
+	})
+	if address == "" {
+		t.Fatal("pgxlock serve says no address")
+	}
+	return address
+}
+
+// A tab is a browser with one page, which fails the test for each error in its console.
+type tab struct {
+	t   *testing.T
+	ctx context.Context
+}
+
+func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
+	t.Helper()
+	options = append(append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.NoSandbox,
+		chromedp.WindowSize(1280, 800), chromedp.Flag("hide-scrollbars", true), chromedp.Flag("disable-dev-shm-usage", true)), options...)
+	limited, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	browser, cancel := chromedp.NewExecAllocator(limited, options...)
+	t.Cleanup(cancel)
+	ctx, cancel := chromedp.NewContext(browser)
+	t.Cleanup(cancel)
+	var mu sync.Mutex
+	var errs []string
+	chromedp.ListenTarget(ctx, func(event any) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch e := event.(type) {
+		case *runtime.EventConsoleAPICalled:
+			errs = append(errs, fmt.Sprint("the console: ", e.Type, e.Args))
+		case *runtime.EventExceptionThrown:
+			errs = append(errs, e.ExceptionDetails.Error())
+		case *cdplog.EventEntryAdded:
+			errs = append(errs, fmt.Sprintf("%s %s: %s", e.Entry.Level, e.Entry.URL, e.Entry.Text))
+		}
+	})
+	b := &tab{t, ctx}
+	t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, err := range errs {
+			t.Error(err)
+		}
+		if t.Failed() {
+			var text string
+			if err := chromedp.Run(ctx, chromedp.Evaluate(`document.body.innerText`, &text)); err == nil {
+				t.Logf("the page was:\n%s", text)
+			}
+		}
+	})
+	b.do(cdplog.Enable())
+	return b
+}
+
+func (b *tab) do(actions ...chromedp.Action) {
+	b.t.Helper()
+	if err := chromedp.Run(b.ctx, actions...); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// until waits for a JavaScript expression to be true.
+func (b *tab) until(expression string) {
+	b.t.Helper()
+	b.do(chromedp.Poll(expression, nil, chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(patience)))
+}
+
+// shows waits for a text on the page.
+func (b *tab) shows(text string) {
+	b.t.Helper()
+	b.until(fmt.Sprintf("document.body.innerText.includes(%q)", text))
+}
+
+// lacks waits until a text is no longer on the page.
+func (b *tab) lacks(text string) {
+	b.t.Helper()
+	b.until(fmt.Sprintf("!document.body.innerText.includes(%q)", text))
+}
+
+// follows waits until the page follows the server.
+func (b *tab) follows() {
+	b.t.Helper()
+	b.until(`document.getElementById("live").className === "on"`)
+}
+
+// value returns what an expression is.
+func value[T any](b *tab, expression string) (v T) {
+	b.t.Helper()
+	b.do(chromedp.Evaluate(expression, &v))
+	return v
+}
+
+// picture puts a picture of the page into the directory for pictures, if there is one.
+func (b *tab) picture(name string) {
+	b.t.Helper()
+	dir := os.Getenv(picturesEnv)
+	if dir == "" {
+		return
+	}
+	var png []byte
+	b.do(chromedp.CaptureScreenshot(&png))
+	if err := os.WriteFile(filepath.Join(dir, "serve-"+name+".png"), png, 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
