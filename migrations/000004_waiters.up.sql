@@ -195,17 +195,20 @@ BEGIN
 
   ----------------------------------------------------------------- acquire --
   -- Nearly every requested lease has no row and no waiter. Two statements acquire all of those:
-  -- starting a statement costs as much as some entries.
+  -- starting a statement costs as much as some entries. They draw the tokens themselves, because a
+  -- function that does so costs a batch of one a sixth of its time. The others go on in turn; and all
+  -- of them where a token must not be drawn before that was recorded, or may not be drawn by the caller.
   CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[],
     OUT tokens bigint[], OUT held_by text[], OUT remaining_ms bigint[], OUT ahead boolean[])
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
-    v_count  integer := pg_catalog.cardinality(p_names);
-    v_new    bigint[];                      -- entries without a row
-    v_tokens bigint[];
-    v_made   bigint[];                      -- tokens of the rows that were inserted
-    v_now    timestamptz;
+    v_count    integer := pg_catalog.cardinality(p_names);
+    v_timeline bigint;
+    v_base     bigint;                      -- of all tokens: the bits above the sequence; NULL: see pgxlock_next_tokens()
+    v_new      bigint[];                    -- entries without a row
+    v_made     text[];                      -- names of the rows that were inserted
+    v_now      timestamptz;
   BEGIN
     IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
       PERFORM pgxlock_require(false, 'every name needs a holder, a ttl, metadata and a ticket');
@@ -217,61 +220,61 @@ BEGIN
       PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
     END IF;
 
-    -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
-    -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
-    -- whole tables.
-    v_new := ARRAY(
-      SELECT w.n
-        FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
-       WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
-                    OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
-                    OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
-                        AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
-                        AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
-                  THEN false
-                  ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END);
+    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
+      v_timeline := pgxlock_timeline();
+      -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
+      -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
+      -- whole tables. A repair of the tokens waits until this transaction ends.
+      SELECT e.epoch_base + v_timeline << 40, ARRAY(
+          SELECT w.n
+            FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+           WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+                        OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
+                        OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
+                            AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
+                            AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                      THEN false
+                      ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
+        INTO v_base, v_new
+        FROM pgxlock_epoch e
+       WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
+         AND e.epoch_base + v_timeline BETWEEN 1 AND 8388607;
+    END IF;
     IF pg_catalog.cardinality(v_new) > 0 THEN
       IF current_setting('synchronous_commit') IN ('off', 'local') THEN
         PERFORM pgxlock_durable();
       END IF;
       v_now := clock_timestamp();
       -- Tokens are drawn under a snapshot that shows earlier holders: a token drawn before it could
-      -- be smaller than that of a holder that came and went before the guard.
-      WITH drawn AS MATERIALIZED (
-        SELECT d.n, d.token FROM unnest(v_new, pgxlock_next_tokens(pg_catalog.cardinality(v_new)::bigint)) AS d (n, token)
-      ), made AS (
+      -- be smaller than that of a holder that came and went before the guard. No other acquire can
+      -- be between the two looks, so that the pin is tried only where the row is going to be made:
+      -- a loser that had it would fail the fences of the winner.
+      WITH made AS (
         INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
-        SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'), d.token
-          FROM drawn d
+        SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'),
+               v_base + nextval('pgxlock_tokens'::regclass)
+          FROM pg_catalog.unnest(v_new) AS d (n)
          WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[d.n] COLLATE "C" OFFSET 0)
                     THEN false
                     ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[d.n])) END
         ON CONFLICT DO NOTHING              -- a name that comes twice, or was written without the guard
-        RETURNING distributed_locks.fencing_token
+        RETURNING distributed_locks.fencing_token, distributed_locks.lock_name::text AS name
       )
-      SELECT (SELECT pg_catalog.array_agg(d.token ORDER BY d.n) FROM drawn d), pg_catalog.array_agg(m.fencing_token) INTO v_tokens, v_made FROM made m;
-      IF pg_catalog.cardinality(v_made) = v_count THEN
-        tokens := v_tokens;
+      SELECT pg_catalog.array_agg(m.fencing_token), pg_catalog.array_agg(m.name) INTO tokens, v_made FROM made m;
+      IF pg_catalog.cardinality(tokens) = v_count THEN
         RETURN;
       END IF;
     END IF;
 
-    IF v_made IS NULL THEN
-      SELECT coalesce(pg_catalog.array_agg(CASE WHEN t.acquired THEN t.token END ORDER BY t.n), '{}'::bigint[]), pg_catalog.array_agg(t.held_by ORDER BY t.n),
-             pg_catalog.array_agg(t.ms ORDER BY t.n), pg_catalog.array_agg(t.ahead ORDER BY t.n)
-        INTO tokens, held_by, remaining_ms, ahead
-        FROM pgxlock_acquire_in_turn(p_names, p_holders, p_ttls, p_metadata, p_tickets, false) WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, n);
-      RETURN;
-    END IF;
-    WITH made AS MATERIALIZED (
-      SELECT d.n, d.token FROM unnest(v_new, v_tokens) AS d (n, token) WHERE d.token = ANY (v_made)
+    WITH made AS MATERIALIZED (             -- the first entry of its name
+      SELECT min(d.n) AS n, m.token FROM unnest(v_made, tokens) AS m (name, token) JOIN pg_catalog.unnest(v_new) AS d (n) ON p_names[d.n] = m.name COLLATE "C" GROUP BY m.token
     ), rest AS MATERIALIZED (
       SELECT pg_catalog.array_agg(w.n ORDER BY w.n) AS entries, pg_catalog.array_agg(p_names[w.n] ORDER BY w.n) AS names,
              pg_catalog.array_agg(p_holders[w.n] ORDER BY w.n) AS holders, pg_catalog.array_agg(p_ttls[w.n] ORDER BY w.n) AS ttls,
              pg_catalog.array_agg(p_metadata[w.n] ORDER BY w.n) AS metadata, pg_catalog.array_agg(p_tickets[w.n] ORDER BY w.n) AS tickets
-        FROM generate_series(1, v_count) AS w (n) WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n)
+        FROM generate_series(1, v_count) AS w (n) WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n) HAVING count(*) > 0::bigint
     )
-    SELECT pg_catalog.array_agg(a.token ORDER BY a.n), pg_catalog.array_agg(a.held_by ORDER BY a.n),
+    SELECT coalesce(pg_catalog.array_agg(a.token ORDER BY a.n), '{}'::bigint[]), pg_catalog.array_agg(a.held_by ORDER BY a.n),
            pg_catalog.array_agg(a.ms ORDER BY a.n), pg_catalog.array_agg(a.ahead ORDER BY a.n)
       INTO tokens, held_by, remaining_ms, ahead
       FROM (SELECT m.n, m.token, p_holders[m.n] AS held_by, p_ttls[m.n] AS ms, false AS ahead FROM made m
@@ -373,19 +376,19 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_change_pending(xid) IS
     'pgxlock, internal: whether the transaction that deleted, changed or locked a row (its xmax) is in progress in the snapshot that shows the row.';
 
-  -- Names are looked up one by one or as an array: the plan of a join could read the whole table.
+  -- One statement looks, pins, locks and deletes: a row that another transaction changes meanwhile
+  -- is skipped, to be tried again, and so is one that moved since the snapshot: it is locked and not
+  -- found. Rows are deleted by ctid, which no other row can get as long as this snapshot lives. The
+  -- pin is tried after the row was found (OFFSET 0), or callers would pin leases of others. Rows are
+  -- locked in the order of the names: SKIP LOCKED waits too, if another session locks a new version
+  -- of a row at the wrong moment.
   CREATE OR REPLACE FUNCTION pgxlock_release_batch(p_names text[], p_holders text[], p_tokens bigint[]) RETURNS text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on AS $$
   DECLARE
-    v_fresh    boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
     v_count    integer := pg_catalog.cardinality(p_names);
-    v_mine     bigint[];                    -- entries that have a row
-    v_left     bigint[];                    -- expired ones whose pin another transaction has: it keeps or removes them
-    v_pinned   bigint[];                    -- those that no transaction has asserted
-    v_tokens   bigint[];                    -- and their tokens: a token is of one acquisition
-    v_released text[];
-    v_expired  text[];
+    v_released bigint;
+    v_outcomes text;
   BEGIN
     IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
       PERFORM pgxlock_require(false, 'every name needs a holder and a token, which may be NULL');
@@ -394,46 +397,45 @@ BEGIN
       PERFORM pgxlock_check_primary('cannot release a lock on a standby server');
     END IF;
 
-    SELECT pg_catalog.array_agg(m.n), pg_catalog.array_agg(m.n) FILTER (WHERE NOT m.pinned AND NOT m.live),
-           pg_catalog.array_agg(m.n) FILTER (WHERE m.pinned), pg_catalog.array_agg(m.token) FILTER (WHERE m.pinned)
-      INTO v_mine, v_left, v_pinned, v_tokens
-      FROM (SELECT w.n, l.token, l.live, pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) AS pinned
-              FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n),
-                   LATERAL (SELECT l.fencing_token AS token, l.expires_at > clock_timestamp() AS live FROM distributed_locks l
-                             WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
-                               AND l.fencing_token = coalesce(w.token, l.fencing_token) OFFSET 0) l
-             WHERE left(w.holder, 1) <> '*' OFFSET 0) m;
-    -- Also with nothing to delete, so that a role without the right is refused. In the order of the
-    -- names: SKIP LOCKED waits too, if another session locks a new version of a row at the wrong
-    -- moment. A row that moved since the snapshot is locked but not found: it is skipped, to be
-    -- tried again.
-    WITH removed AS (
+    WITH mine AS MATERIALIZED (
+      SELECT w.n, w.name, l.id, l.token, l.live, pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) AS pinned
+        FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n),
+             LATERAL (SELECT l.ctid AS id, l.fencing_token AS token, l.expires_at > clock_timestamp() AS live FROM distributed_locks l
+                       WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
+                         AND l.fencing_token = coalesce(w.token, l.fencing_token) OFFSET 0) l
+       WHERE left(w.holder, 1) <> '*' OFFSET 0
+    ), removed AS (
       DELETE FROM distributed_locks l
        WHERE l.ctid = ANY (ARRAY(
                SELECT k.id
-                 FROM (SELECT p_names[m.n] AS name, m.token
-                         FROM unnest(v_pinned, v_tokens) AS m (n, token) ORDER BY p_names[m.n] COLLATE "C" OFFSET 0) p,
+                 FROM (SELECT m.id, m.token FROM mine m WHERE m.pinned ORDER BY m.name COLLATE "C" OFFSET 0) p,
                       LATERAL (SELECT l.ctid AS id FROM distributed_locks l
-                                WHERE l.lock_name::text = p.name COLLATE "C" AND l.fencing_token = p.token
-                                  FOR UPDATE OF l SKIP LOCKED) k))
-      RETURNING l.lock_name::text AS name, l.expires_at > clock_timestamp() AS live
+                                WHERE l.ctid = p.id AND l.fencing_token = p.token FOR UPDATE OF l SKIP LOCKED) k))
+      RETURNING l.ctid AS id, l.expires_at > clock_timestamp() AS live
+    ), released AS MATERIALIZED (
+      SELECT count(*) AS amount FROM removed r WHERE r.live
     )
-    SELECT pg_catalog.array_agg(r.name) FILTER (WHERE r.live), pg_catalog.array_agg(r.name) FILTER (WHERE NOT r.live)
-      INTO v_released, v_expired FROM removed r;
+    SELECT r.amount, CASE WHEN r.amount < v_count THEN (
+             SELECT string_agg(CASE WHEN d.live THEN 'r'
+                                    WHEN d.id IS NOT NULL OR NOT m.pinned AND NOT m.live THEN 'e'        -- the owner of the pin keeps or removes it
+                                    WHEN m.id IS NOT NULL THEN 's'
+                                    ELSE 'g' END, '' ORDER BY w.n)
+               FROM generate_series(1, v_count) AS w (n) LEFT JOIN mine m ON m.n = w.n LEFT JOIN removed d ON d.id = m.id) END
+      INTO v_released, v_outcomes FROM released r;
+    IF v_released = v_count THEN
+      v_outcomes := repeat('r', v_count);
+    END IF;
+
     -- This later statement sees every ticket committed before the rows were touched; a process with
     -- a later ticket finds its row touched, see pgxlock_acquire_in_turn(). Above READ COMMITTED it
     -- could see too little, so it says that a waiter may exist.
-    RETURN (
-      SELECT coalesce(string_agg(CASE WHEN NOT v_fresh OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = o.name COLLATE "C" OFFSET 0)
-                                      THEN upper(o.outcome) ELSE o.outcome END, '' ORDER BY o.n), '')
-        FROM (SELECT w.n, w.name,
-                     CASE WHEN pg_catalog.cardinality(v_released) = v_count THEN 'r'
-                          WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_released COLLATE "C") THEN 'r'
-                          WHEN w.n = ANY (v_pinned) AND w.name = ANY (v_expired COLLATE "C") THEN 'e'
-                          WHEN w.n = ANY (v_left) THEN 'e'
-                          WHEN w.n = ANY (v_mine) THEN 's'
-                          ELSE 'g' END AS outcome
-                FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)) o);
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      RETURN upper(v_outcomes);
+    END IF;
+    RETURN coalesce(pg_catalog.array_to_string(ARRAY(
+      SELECT CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+                  THEN upper(substr(v_outcomes, w.n::integer, 1)) ELSE substr(v_outcomes, w.n::integer, 1) END
+        FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)), ''), '');
   END $$;
   COMMENT ON FUNCTION pgxlock_release_batch(text[], text[], bigint[]) IS
     'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns a letter for each entry, in order: r released (it was live), e expired (its row goes, unless another transaction has the pin), g gone (released before, or taken over), s skipped (asserted by an open transaction, or its row is locked: try again); in upper case if the lease has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its own.';

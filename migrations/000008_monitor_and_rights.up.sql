@@ -619,6 +619,8 @@ BEGIN
         ('{}'::text[], '{"harden_locks()", "soften_locks()", "grant_locks(text, text)", "revoke_locks(text)"}'::text[])) k (kinds, signatures), pg_catalog.unnest(k.signatures) f (signature)
     UNION ALL
     VALUES (false::boolean, 'USAGE', 'SEQUENCE pgxlock_tickets', '{application}'::text[]),
+           (false, 'USAGE', 'SEQUENCE pgxlock_tokens', '{application}'::text[]),
+           (false, 'SELECT', 'TABLE pgxlock_epoch', '{application}'::text[]),
            (false, 'SELECT', 'TABLE distributed_lock_shares', '{monitoring}'::text[]),
            (false, 'SELECT, INSERT, UPDATE, DELETE', 'TABLE distributed_lock_shares', '{application}'::text[]),
            (false, 'SELECT, UPDATE, DELETE', 'TABLE distributed_lock_shares', '{administration}'::text[]),
