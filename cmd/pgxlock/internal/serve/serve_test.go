@@ -251,13 +251,16 @@ func TestTenThousandLeasesAreShownInPages(t *testing.T) {
 // wait makes a session wait in the server, until the connection is closed.
 func wait(t *testing.T, db *pgtest.DB, conn *pgx.Conn, sql string) {
 	t.Helper()
-	ended := make(chan error, 1)
+	ended := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		_, err := conn.Exec(ctx, sql)
-		ended <- err
+		defer close(ended)
+		_, _ = conn.Exec(ctx, sql) // it waits until the test is over
 	}()
-	t.Cleanup(func() { cancel(); <-ended })
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
 	for waits := false; !waits; {
 		if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)", conn.PgConn().PID()).Scan(&waits); err != nil {
 			t.Fatal(err)
@@ -535,7 +538,7 @@ func TestATokenIsDemanded(t *testing.T) {
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300)`)
 	b := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) {
 		cfg.Token = token
-		cfg.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "pgxlock_up 1") })
+		cfg.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "pgxlock_up 1") })
 	})}
 	if r := b.get("/"); r.code != http.StatusSeeOther || r.header.Get("Location") != "/login" {
 		t.Errorf("%+v", r)
