@@ -220,7 +220,7 @@ BEGIN
       PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
     END IF;
 
-    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
+    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
       v_timeline := pgxlock_timeline();
       -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
       -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
@@ -236,7 +236,7 @@ BEGIN
                       THEN false
                       ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
         INTO v_base, v_new
-        FROM pgxlock_epoch e
+        FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton      -- none: the epoch is to be raised first
        WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
          AND e.epoch_base + v_timeline BETWEEN 1 AND 8388607;
     END IF;

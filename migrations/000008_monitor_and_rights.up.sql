@@ -621,6 +621,7 @@ BEGIN
     VALUES (false::boolean, 'USAGE', 'SEQUENCE pgxlock_tickets', '{application}'::text[]),
            (false, 'USAGE', 'SEQUENCE pgxlock_tokens', '{application}'::text[]),
            (false, 'SELECT', 'TABLE pgxlock_epoch', '{application}'::text[]),
+           (false, 'SELECT', 'TABLE pgxlock_since_crash', '{application}'::text[]),
            (false, 'SELECT', 'TABLE distributed_lock_shares', '{monitoring}'::text[]),
            (false, 'SELECT, INSERT, UPDATE, DELETE', 'TABLE distributed_lock_shares', '{application}'::text[]),
            (false, 'SELECT, UPDATE, DELETE', 'TABLE distributed_lock_shares', '{administration}'::text[]),

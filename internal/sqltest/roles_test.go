@@ -148,6 +148,7 @@ var everything = []struct {
 	{"(select count(*) from pgxlock_claims)", "1", "monitoring administration", "application"},
 	{"(select count(*) from distributed_locks)", "3", "", "application monitoring administration"},
 	{"(select count(*) from pgxlock_epoch)", "1", "", "application"},
+	{"(select count(*) from pgxlock_since_crash)", "1", "", "application"},
 	{"(select count(*) from pgxlock_migrations)", "1", "", ""},
 	{"(select count(*) from pgxlock_tokens)", "1", "", ""},
 	{"nextval('pgxlock_tokens') is null", "false", "", "application"},
