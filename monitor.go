@@ -228,10 +228,10 @@ func (m *Monitor) Evict(ctx context.Context, h Holder, reason string) (evicted b
 		return false, fail("evict", h.Key, h.Kind, err)
 	}
 	began := time.Now()
-	switch {
-	case h.Kind == KindLease:
+	switch h.Kind {
+	case KindLease:
 		evicted, err = m.locks.EvictLease(ctx, h.Key, h.ID, h.Token, reason)
-	case h.Kind == KindAdvisory:
+	case KindAdvisory:
 		evicted, err = m.locks.EvictAdvisory(ctx, h.Key, h.Mode == Shared, h.PID, reason)
 	default:
 		err = fmt.Errorf("Holder.Kind is %v; only leases and advisory locks can be evicted: %w", h.Kind, errors.ErrUnsupported)

@@ -41,6 +41,7 @@ var goals = []goal{
 	{"lease/rueidis-aof", 32, 1.30, "", boundDurable},
 	{"lease/rueidis-aof", 256, 1.20, "", boundDurable},
 	{"lease/rueidis", 256, 2.50, "", boundMemory},
+	{"lease-async/rueidis", 256, 1.50, "", boundMemory},
 	{"advisory", 256, 4, objects, boundObjects},
 	{"lease", 1, 60, objects, boundObjects},
 	{"lease", 256, 20, objects, boundObjects},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/pgxlock/pgxlock"
 )
 
 // A table compares Lockers with several peers, and with each other, in one run:
@@ -35,15 +37,21 @@ var tables = []table{
 		contestants: []contestant{
 			{name: "advisory", prepare: pairsOf(newSession), against: []against{
 				{"floor", []int{1}},
-				{"rueidis", []int{1, 32, 256, 1024}}, {"redislock", []int{1, 32, 256, 1024}},
-				{"redsync", []int{1, 32, 256, 1024}}, {"etcd", []int{1, 32, 256, 1024}},
+				{"rueidis", []int{1, 32, 256, 1024}},
+				{"redislock", []int{1, 32, 256, 1024}},
+				{"redsync", []int{1, 32, 256, 1024}},
+				{"etcd", []int{1, 32, 256, 1024}},
 			}},
 			{name: "advisory+tokens", prepare: pairsOf(newTokens), against: []against{{"lease", []int{1, 32, 256}}}},
 			{name: "lease", prepare: pairsOf(leaseWith(nil)), against: []against{
-				{"redislock", []int{1, 32, 256, 1024}}, {"redsync", []int{1, 32, 256, 1024}},
-				{"rueidis", []int{1, 32, 256, 1024}}, {"etcd", []int{1, 32, 256, 1024}},
-				{"redislock-aof", []int{1, 32, 256}}, {"rueidis-aof", []int{1, 32, 256}},
+				{"redislock", []int{1, 32, 256, 1024}},
+				{"redsync", []int{1, 32, 256, 1024}},
+				{"rueidis", []int{1, 32, 256, 1024}},
+				{"etcd", []int{1, 32, 256, 1024}},
+				{"redislock-aof", []int{1, 32, 256}},
+				{"rueidis-aof", []int{1, 32, 256}},
 			}},
+			{name: "lease-async", prepare: pairsOf(leaseWith(&pgxlock.LeaseConfig{Durability: pgxlock.Async})), against: []against{{"rueidis", []int{1, 32, 256}}}},
 			{name: "floor", prepare: twoSelects},
 			{name: "redislock", needs: redisServer, prepare: bsmRedislock(redisServer)},
 			{name: "redislock-aof", needs: durableRedis, prepare: bsmRedislock(durableRedis)},

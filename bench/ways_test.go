@@ -16,6 +16,7 @@ import (
 // rivals take the lock of a key as another program would, by the name of the way.
 var rivals = map[string]func(t *testing.T, s *stage, key string) error{
 	"lease":           ofLocker(leaseWith(nil)),
+	"lease-async":     ofLocker(leaseWith(&pgxlock.LeaseConfig{Durability: pgxlock.Async})),
 	"advisory":        ofLocker(newSession),
 	"advisory+tokens": ofLocker(newTokens),
 	"redislock":       inRedis(redisServer),
@@ -73,7 +74,7 @@ func inEtcd(t *testing.T, s *stage, key string) error {
 
 // prefixes are what keys of a way begin with, if not with its name.
 var prefixes = map[string]string{
-	"lease": "pair", "advisory": "pair", "advisory+tokens": "pair", "redislock-aof": "redislock", "rueidis-aof": "rueidis",
+	"lease": "pair", "lease-async": "pair", "advisory": "pair", "advisory+tokens": "pair", "redislock-aof": "redislock", "rueidis-aof": "rueidis",
 }
 
 func TestEachWayTakesAndReleasesLocks(t *testing.T) {

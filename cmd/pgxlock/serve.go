@@ -16,11 +16,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/metrics"
 	"github.com/pgxlock/pgxlock/internal/monitor"
 )
 
@@ -68,6 +70,7 @@ $` + tokenVariable + ` or --token-file; viewers enter it once. There is no TLS: 
 of another machine through ssh or a proxy that has it.
 
 /api/snapshot is the same as JSON, as pgxlock watch -o json prints it, with evictions.
+/metrics is for Prometheus: what docs/metrics.md lists of the database, and the process.
 /livez answers while the program runs, /readyz while the database does.`,
 		Example: `  pgxlock serve
   pgxlock serve --listen 127.0.0.1:8080 --every 5
@@ -101,12 +104,18 @@ func (s *serving) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer pool.Close()
+	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}}, metrics.Config{},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if err != nil {
+		return err
+	}
 	page, err := serve.New(serve.Config{
 		Locks: locks,
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
 			return evictions(ctx, pool, s.monitoring.target.schema)
 		},
 		Ready:    pool.Ping,
+		Metrics:  scraped,
 		Describe: func(err error) string { return describe(cmd.Flags(), err) },
 		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) any {
 			return viewServed(shot, load, evicted)
