@@ -1,9 +1,9 @@
-package dbconn
+package dbconn_test
 
 import (
 	"testing"
 
-	"github.com/pgxlock/pgxlock/internal/leaktest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { pgtest.Main(m) }

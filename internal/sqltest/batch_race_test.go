@@ -1,0 +1,155 @@
+package sqltest_test
+
+import "testing"
+
+// What commits between two steps of a batch of acquires or of releases, one interleaving in
+// each test. A session that waits for a row here fails after a moment, instead of being slow.
+
+const givesUpSoon = "set lock_timeout = '2s'"
+
+// The row appears after the batch has found none, and its owner is just renewing or evicting it.
+func TestBatchAcquireNeverWaitsForAnEarlierHoldersChange(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	gate := d.turnstile()
+	for _, change := range []string{"extend_lock('k', 'A', 60)", "renew_lock('k', 'A', (select fencing_token from distributed_locks where lock_name = 'k'), '1 minute')", "release_lock('k', 'A')"} {
+		contender := d.connect()
+		contender.do(givesUpSoon)
+		try := gate.stop(contender, "guard", batch(batches[1], "B", "k", "l"))
+		d.want("acquire_lock('k', 'A', 60)", "true")
+		changing := d.begin(readCommitted)
+		changing.do("select " + change)
+		gate.open()
+		try.want("f A,t B")
+		changing.rollback()
+		d.do("delete from distributed_locks")
+	}
+}
+
+// A fence, and a release, of the holder must not meet the pin of a batch that was refused.
+func TestBatchAcquireThatIsRefusedPinsNothing(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	gate := d.turnstile()
+	contender := d.begin(readCommitted)
+	try := gate.stop(contender, "guard", batch(batches[1], "B", "k", "l"))
+	d.want("acquire_lock('k', 'A', 60)", "true")
+	gate.open()
+	try.want("f A,t B")
+	d.want("assert_lock_held('k', 'A') is null", "false") // while the transaction of the batch is open
+	d.want("release_lock('k', 'A')", "true")
+	contender.commit()
+}
+
+// A program often locks the hash of a name itself.
+func TestBatchAcquireIgnoresLocksOnHashesThatProgramsUse(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	program := d.begin(readCommitted)
+	program.do("select pg_advisory_xact_lock(hashtextextended('k', 0)), pg_advisory_xact_lock(hashtext('k'))")
+	d.want(batch(batches[1], "B", "k"), "t B")
+	d.want("assert_lock_held('k', 'B') is null", "false")
+	d.want(givesBack("B", "k"), "r")
+	program.rollback()
+}
+
+// Tokens of commits that a crash took back must not be drawn again.
+func TestBatchAcquireAfterACrashBeginsAnEpoch(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	const epoch = "(select max(fencing_token) >> 40 from distributed_locks)"
+	d.want(batch(batches[1], "B", "a", "b"), "t B,t B")
+	before := d.number("select " + epoch)
+	d.do("truncate pgxlock_since_crash") // as recovery does
+	d.want(batch(batches[1], "B", "c", "d"), "t B,t B")
+	if after := d.number("select " + epoch); after != before+1 {
+		t.Errorf("epoch %d, after a crash in epoch %d", after, before)
+	}
+	d.want(batch(batches[1], "B", "e"), "t B")
+	if after := d.number("select " + epoch); after != before+1 {
+		t.Errorf("epoch %d without a further crash, %d before", after, before+1)
+	}
+}
+
+// Tokens drawn in a copy of a database, or on an older timeline, may repeat others.
+func TestBatchAcquireDrawsNoTokenWhereTheEpochIsAnotherOne(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	for _, moved := range []string{"system_identifier = system_identifier + 1", "timeline = timeline + 1", "epoch_base = 8388608"} {
+		s := d.begin(readCommitted)
+		s.do("update pgxlock_epoch set " + moved)
+		s.want(batch(batches[1], "B", "k"), "LK003")
+		s.rollback()
+	}
+}
+
+func TestBatchReleaseNeverWaitsForAnEviction(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	gate := d.turnstile()
+	d.do("select acquire_lock(n, 'H', 60) from unnest('{a,b}'::text[]) n")
+	r := d.connect()
+	r.do(givesUpSoon)
+	releasing := gate.stop(r, "pin", givesBack("H", "b", "a"))
+	evicting := d.begin(readCommitted)
+	evicting.do("delete from distributed_locks where lock_name = 'a'")
+	gate.open()
+	releasing.want("rs")
+	evicting.do("delete from distributed_locks where lock_name = 'b'") // no deadlock either
+	evicting.rollback()
+	d.want("(select string_agg(lock_name, ',') from distributed_locks)", "a")
+}
+
+func TestBatchReleaseByAnotherThanTheHolderPinsNothing(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	stranger := d.begin(readCommitted)
+	stranger.want("pgxlock_release_batch('{k,k}', '{X,H}', array[null, 1]::bigint[])", "gg")
+	d.want("assert_lock_held('k', 'H') is null", "false")
+	stranger.commit()
+	d.want("release_lock('k', 'H')", "true")
+}
+
+func TestBatchReleaseEndsALeaseThatWasRenewed(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	for range 3 {
+		d.want("extend_lock('k', 'H', 60)", "true")
+	}
+	d.want(givesBack("H", "k"), "r")
+	d.want("(select count(*) from distributed_locks)", "0")
+}
+
+// The row goes while the batch is at work, and another lease gets a row.
+func TestBatchReleaseEndsNoLeaseInAPlaceThatWasReused(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	gate := d.turnstile()
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	r := d.connect()
+	releasing := gate.stop(r, "pin", givesBack("H", "k"))
+	d.do("delete from distributed_locks where lock_name = 'k'")
+	d.do("vacuum distributed_locks")
+	d.want("acquire_lock('z', 'H', 60)", "true")
+	gate.open()
+	if got := releasing.outcome(); got != "g" && got != "s" {
+		t.Errorf("the lease was removed meanwhile: %s", got)
+	}
+	d.want("(select string_agg(lock_name, ',') from distributed_locks)", "z")
+}
+
+// A lease that was renewed after the batch began is released by the next one.
+func TestBatchReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	gate := d.turnstile()
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	r := d.connect()
+	releasing := gate.stop(r, "pin", givesBack("H", "k"))
+	d.want("extend_lock('k', 'H', 60)", "true")
+	gate.open()
+	releasing.want("s")
+	d.want(givesBack("H", "k"), "r")
+}
