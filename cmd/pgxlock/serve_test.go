@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"io"
 	"net/http"
+	"os"
 	"regexp"
 	"strings"
 	"syscall"
@@ -52,4 +53,17 @@ func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
+	t.Parallel()
+	unit, err := os.ReadFile("../../deploy/pgxlock-serve.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := regexp.MustCompile(`(?m)^ExecStart=/usr/local/bin/pgxlock (.+)$`).FindSubmatch(unit)
+	if start == nil {
+		t.Fatalf("it starts no pgxlock:\n%s", unit)
+	}
+	execute(t, nil, append(strings.Fields(string(start[1])), "--help")...).want(t, 0, "pgxlock serve [flags]", "")
 }
