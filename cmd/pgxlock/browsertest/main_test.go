@@ -126,9 +126,7 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 	t.Helper()
 	options = append(append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.NoSandbox,
 		chromedp.WindowSize(1280, 800), chromedp.Flag("hide-scrollbars", true), chromedp.Flag("disable-dev-shm-usage", true)), options...)
-	limited, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	browser, cancel := chromedp.NewExecAllocator(limited, options...)
+	browser, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
 	ctx, cancel := chromedp.NewContext(browser)
 	t.Cleanup(cancel)
@@ -147,6 +145,9 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 		}
 	})
 	b := &tab{t, ctx}
+	if err := chromedp.Run(ctx, cdplog.Enable()); err != nil { // the browser lives as long as this context
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		mu.Lock()
 		defer mu.Unlock()
@@ -160,14 +161,28 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 			}
 		}
 	})
-	b.do(cdplog.Enable())
 	return b
 }
 
 func (b *tab) do(actions ...chromedp.Action) {
 	b.t.Helper()
-	if err := chromedp.Run(b.ctx, actions...); err != nil {
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	if err := chromedp.Run(ctx, actions...); err != nil {
 		b.t.Fatal(err)
+	}
+}
+
+// arrives waits until the page that has this element is drawn: before that the browser drops
+// clicks and keys.
+func (b *tab) arrives(element string) {
+	b.t.Helper()
+	b.do(chromedp.WaitVisible(element))
+	giveUp := time.Now().Add(patience)
+	for !value[bool](b, `performance.getEntriesByName("first-contentful-paint").length > 0`) {
+		if time.Now().After(giveUp) {
+			b.t.Fatalf("the page with %s is never drawn", element)
+		}
 	}
 }
 

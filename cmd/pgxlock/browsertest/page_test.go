@@ -313,12 +313,20 @@ func TestThePageWorksWithoutJavaScript(t *testing.T) {
 		}
 	}
 	p.do(emulation.SetScriptExecutionDisabled(true))
-	p.do(chromedp.Navigate(address), chromedp.SendKeys("#token", token), chromedp.Click("button"), chromedp.WaitVisible("#holders"))
+	p.do(chromedp.Navigate(address))
+	p.arrives("#token")
+	p.do(chromedp.SendKeys("#token", token), chromedp.Click("button"))
+	p.arrives("#holders")
 	text("order:2")
 	p.do(chromedp.SendKeys("#q", "order:1"), chromedp.Click("#search button"), chromedp.WaitNotPresent("tbody tr:nth-child(2)"))
+	p.arrives("#holders")
 	text("order:1")
-	p.do(chromedp.Click("a.evict"), chromedp.SendKeys("#reason", "why not"), chromedp.Click("button.danger"), chromedp.WaitVisible(".done"))
+	p.do(chromedp.Click("a.evict"))
+	p.arrives("#reason")
+	p.do(chromedp.SendKeys("#reason", "why not"), chromedp.Click("button.danger"))
+	p.arrives(".done")
 	text("Evicted.")
-	p.do(chromedp.Click("a.button"), chromedp.WaitVisible("#evictions"))
+	p.do(chromedp.Click("a.button"))
+	p.arrives("#evictions")
 	text("why not")
 }
