@@ -61,8 +61,8 @@ func newServe() *cobra.Command {
 were left behind, recent evictions, and the last hour. It is read-only, follows the
 database by itself, and works without JavaScript. Open it at http://` + defaultListen + `/.
 
-All viewers share one snapshot each --every, and none is made while nobody looks. If the
-server goes away, the page says what it cannot see, and recovers by itself.
+All viewers share one snapshot each --every; while nobody looks there is one each 30s, for
+the history. If the server goes away, the page says what it cannot see, and recovers by itself.
 
 With --allow-evict the page takes locks away from holders, with a reason. That, and any
 --listen but a loopback address, needs a token of at least 16 characters, from
@@ -117,8 +117,8 @@ func (s *serving) run(cmd *cobra.Command) error {
 		Ready:    pool.Ping,
 		Metrics:  scraped,
 		Describe: func(err error) string { return describe(cmd.Flags(), err) },
-		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) any {
-			return viewServed(shot, load, evicted)
+		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) any {
+			return viewServed(shot, load, evicted, lost)
 		},
 		Token:      token,
 		AllowEvict: s.allowEvict,
@@ -148,17 +148,19 @@ func (s *serving) run(cmd *cobra.Command) error {
 }
 
 // serve serves until ctx ends.
-func (s *serving) serve(ctx context.Context, listener net.Listener, page http.Handler) error {
+func (s *serving) serve(ctx context.Context, listener net.Listener, page *serve.Server) error {
 	server := &http.Server{
 		Handler:           page,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      time.Minute, // streams have a deadline for each event
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // streams end with it
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
+	go page.Record(ctx)
 	select {
 	case err := <-failed:
 		return err
@@ -262,10 +264,11 @@ func ofSession(holder string) string {
 	return holder
 }
 
-// servedView is what /api/snapshot answers.
+// servedView is what /api/snapshot answers; docs/serve.md lists its fields.
 type servedView struct {
 	snapshotView
 	Evictions []evictionView `json:"evictions"`
+	Lost      []lossView     `json:"lost"`
 }
 
 type evictionView struct {
@@ -277,8 +280,17 @@ type evictionView struct {
 	Reason  string    `json:"eviction_reason"`
 }
 
-func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) servedView {
-	return servedView{viewSnapshot(shot, load), views(evicted, func(e serve.Eviction) evictionView {
-		return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
-	})}
+type lossView struct {
+	holderView
+	Next string `json:"taken_over_by,omitempty"`
+}
+
+func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) servedView {
+	return servedView{
+		viewSnapshot(shot, load),
+		views(evicted, func(e serve.Eviction) evictionView {
+			return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
+		}),
+		views(lost, func(l serve.Loss) lossView { return lossView{viewHolder(l.Holder), l.Next} }),
+	}
 }

@@ -27,11 +27,13 @@ type state struct {
 	cannot    string // why this one could not be read, and the shot is an earlier one
 	at        time.Time
 	history   []sample
+	losses    []Loss // of the last hour
 	longest   map[holdID]time.Duration
 	graph     func() *forest
+	live      *sync.Map // of queries, as links: the part of the page that changes, func() []byte
 }
 
-// A feed reads one snapshot for all viewers, and none while nobody looks.
+// A feed reads one snapshot for all viewers.
 type feed struct {
 	read  func(ctx context.Context, before *state) *state
 	every time.Duration
@@ -122,6 +124,23 @@ func (f *feed) follow(ctx context.Context) {
 	}
 }
 
+// Record reads a state twice a minute until ctx ends, so that the plots show the last hour
+// also if nobody looked.
+func (s *Server) Record(ctx context.Context) {
+	ticks := time.NewTicker(beat)
+	defer ticks.Stop()
+	for {
+		if _, err := s.feed.get(ctx); err != nil {
+			return
+		}
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // next returns what is closed when the state after the last one is there.
 func (f *feed) next() (last *state, changed <-chan struct{}) {
 	f.mu.Lock()
@@ -152,5 +171,6 @@ func (s *Server) read(ctx context.Context, before *state) *state {
 	now.at = time.Now()
 	now.remember(before)
 	now.graph = sync.OnceValue(func() *forest { return plant(now.shot) })
+	now.live = new(sync.Map)
 	return now
 }
