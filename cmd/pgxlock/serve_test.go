@@ -5,10 +5,12 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"reflect"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
@@ -34,23 +36,81 @@ func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 		"readyz":  {""},
 		"livez":   {""},
 	} {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(response.Body)
-		_ = response.Body.Close()
-		if err != nil || response.StatusCode != http.StatusOK {
-			t.Errorf("/%s: %s, %v", path, response.Status, err)
+		code, body := fetch(t, address+path)
+		if code != http.StatusOK {
+			t.Errorf("/%s: %d", path, code)
 		}
 		for _, text := range want {
-			if !strings.Contains(string(body), text) {
+			if !strings.Contains(body, text) {
 				t.Errorf("/%s does not have %q: %s", path, text, body)
 			}
+		}
+	}
+}
+
+// fetch gets what a server answers.
+func fetch(t *testing.T, address string) (code int, body string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// fields are the names that JSON has for a type, and for what is in it.
+func fields(of reflect.Type, found map[string]bool) {
+	for of.Kind() == reflect.Slice {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct || of == reflect.TypeFor[time.Time]() {
+		return
+	}
+	for i := range of.NumField() {
+		field := of.Field(i)
+		if name, _, _ := strings.Cut(field.Tag.Get("json"), ","); name != "" {
+			found[name] = true
+		}
+		fields(field.Type, found)
+	}
+}
+
+func TestTheJSONOfTheSnapshotIsDocumented(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/serve.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(page), "\n## JSON\n")
+	if !found {
+		t.Fatal("docs/serve.md does not describe the JSON")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	documented := make(map[string]bool)
+	for _, row := range regexp.MustCompile("(?m)^\\| ([^|]+) \\|").FindAllStringSubmatch(section, -1) {
+		for _, name := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(row[1], -1) {
+			documented[name[1]] = true
+		}
+	}
+	has := make(map[string]bool)
+	fields(reflect.TypeFor[servedView](), has)
+	for name := range has {
+		if !documented[name] {
+			t.Errorf("docs/serve.md lacks %s", name)
+		}
+	}
+	for name := range documented {
+		if !has[name] {
+			t.Errorf("docs/serve.md has %s, which there is not", name)
 		}
 	}
 }

@@ -136,7 +136,7 @@ func TestADrawingHasThreeHundredNodesAtMost(t *testing.T) {
 		t.Errorf("%d nodes, %d locks are not drawn, %d by %d", len(d.Nodes), d.Hidden, d.Width, d.Height)
 	}
 	if d := plant(shot).draw(time.Now(), query{Kind: "advisory"}); len(d.Nodes) != 0 {
-		t.Errorf("leases are drawn for who wants to see advisory locks: %+v", d.Nodes)
+		t.Errorf("leases are drawn in a search for advisory locks: %+v", d.Nodes)
 	}
 }
 
