@@ -21,6 +21,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/metrics"
 	"github.com/pgxlock/pgxlock/internal/monitor"
@@ -70,7 +71,8 @@ $` + tokenVariable + ` or --token-file; viewers enter it once. There is no TLS: 
 of another machine through ssh or a proxy that has it.
 
 /api/snapshot is the same as JSON, as pgxlock watch -o json prints it, with evictions.
-/metrics is for Prometheus: what docs/metrics.md lists of the database, and the process.
+/metrics is for Prometheus: what docs/metrics.md lists of the database, with the checks of
+pgxlock doctor each 5 minutes, and the process.
 /livez answers while the program runs, /readyz while the database does.`,
 		Example: `  pgxlock serve
   pgxlock serve --listen 127.0.0.1:8080 --every 5
@@ -104,7 +106,8 @@ func (s *serving) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer pool.Close()
-	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}}, metrics.Config{},
+	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}},
+		metrics.Config{Checks: func(ctx context.Context) (map[string]string, error) { return checks(ctx, pool, s.monitoring.target.schema) }},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err != nil {
 		return err
@@ -222,6 +225,16 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 		return "", false, usageError{fmt.Errorf("the token of %s has %d characters, it must have at least %d", from, len(token), shortestToken)}
 	}
 	return token, remote, nil
+}
+
+// checks returns how serious each finding of the doctor is.
+func checks(ctx context.Context, pool *pgxpool.Pool, schema string) (map[string]string, error) {
+	findings, err := doctor.Check(ctx, pool, &doctor.Config{Schema: schema})
+	status := make(map[string]string)
+	for _, f := range findings {
+		status[f.Check] = string(f.Status)
+	}
+	return status, err
 }
 
 // evictions returns the last evictions, none where nothing is installed.
