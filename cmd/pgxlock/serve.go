@@ -107,7 +107,9 @@ func (s *serving) run(cmd *cobra.Command) error {
 	}
 	defer pool.Close()
 	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}},
-		metrics.Config{Checks: func(ctx context.Context) (map[string]string, error) { return checks(ctx, pool, s.monitoring.target.schema) }},
+		metrics.Config{Checks: func(ctx context.Context) (map[string]string, error) {
+			return checks(ctx, pool, s.monitoring.target.schema)
+		}},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err != nil {
 		return err

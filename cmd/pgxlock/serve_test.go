@@ -116,6 +116,12 @@ func TestTheJSONOfTheSnapshotIsDocumented(t *testing.T) {
 	}
 }
 
+func TestServeRefusesAShortToken(t *testing.T) {
+	t.Parallel()
+	const want = "pgxlock: the token of $PGXLOCK_SERVE_TOKEN has 5 characters, it must have at least 16"
+	execute(t, []string{tokenVariable + "=short"}, "serve").want(t, exitUsage, "", want)
+}
+
 func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
 	t.Parallel()
 	unit, err := os.ReadFile("../../deploy/pgxlock-serve.service")

@@ -92,6 +92,8 @@ type Server struct {
 	left    sync.Map // sessions that were ended before their time
 	feed    *feed
 	handler http.Handler
+
+	readiness readiness
 }
 
 // New returns a Server, which asks the database when somebody looks, or [Server.Record]s.
@@ -170,11 +172,29 @@ func answer(w http.ResponseWriter, code int, text string) {
 	_, _ = w.Write([]byte(text + "\n")) // the client may have gone
 }
 
+// readiness is whether the database could be asked, which is found out at most once a second:
+// those who ask need no token.
+type readiness struct {
+	mu  sync.Mutex // held while the database is asked
+	at  time.Time
+	err error
+}
+
+func (r *readiness) get(ctx context.Context, ask func(context.Context) error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.at) >= minAge {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout) // others want to know, too
+		defer cancel()
+		r.err = ask(ctx)
+		r.at = time.Now()
+	}
+	return r.err
+}
+
 // ready says whether the database can be asked, and no more: it asks for no token.
 func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
-	defer cancel()
-	if err := s.cfg.Ready(ctx); err != nil {
+	if err := s.readiness.get(r.Context(), s.cfg.Ready); err != nil {
 		answer(w, http.StatusServiceUnavailable, "cannot reach the database")
 		return
 	}
