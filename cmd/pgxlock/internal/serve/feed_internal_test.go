@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -59,8 +60,9 @@ func TestALeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
 		return now
 	}
 	for name, test := range map[string]struct {
+		ttl     float64 // default: 30
 		next    float64 // when the next holder acquired it
-		left    float64 // of 30 s, in the snapshot before
+		left    float64 // in the snapshot before
 		seen    float64 // the next snapshot
 		waiters int
 		lost    bool
@@ -71,8 +73,9 @@ func TestALeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
 		"nobody waited":               {next: 101.2, left: 1, seen: 102},
 		"acquired long after its end": {next: 103.5, left: 1, seen: 104, waiters: 1},
 		"nobody looked for long":      {next: 101.2, left: 1, seen: 130, waiters: 1},
+		"a short one, renewed":        {ttl: 3, next: 102.6, left: 2.5, seen: 104, waiters: 1},
 	} {
-		first := see(nil, 10, 0, lease("pod-1", 1, 40))
+		first := see(nil, 10, 0, lease("pod-1", 1, 10+cmp.Or(test.ttl, 30)))
 		before := see(first, 100, test.waiters, lease("pod-1", 1, 100+test.left))
 		now := see(before, test.seen, 0, lease("pod-2", test.next, 160))
 		if got := len(now.losses) == 1; got != test.lost {
