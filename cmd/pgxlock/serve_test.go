@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"reflect"
@@ -13,11 +14,10 @@ import (
 	"time"
 )
 
-func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
-	t.Parallel()
-	db := migrated(t)
-	db.Exec(t, "select acquire_lock('the key', 'the holder', 3600)")
-	cmd := program(t, []string{"DATABASE_URL=" + db.URL}, "serve", "--listen", "127.0.0.1:0")
+// started starts pgxlock serve until the test is over, and returns the address of its page.
+func started(t *testing.T, url string) string {
+	t.Helper()
+	cmd := program(t, []string{"DATABASE_URL=" + url}, "serve", "--listen", "127.0.0.1:0")
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +29,14 @@ func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait() // it was ended
 	})
-	address := regexp.MustCompile(`http://[0-9.:]+/`).FindString(line(bufio.NewReader(stderr)))
+	return regexp.MustCompile(`http://[0-9.:]+/`).FindString(line(bufio.NewReader(stderr)))
+}
+
+func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('the key', 'the holder', 3600)")
+	address := started(t, db.URL)
 	for path, want := range map[string][]string{
 		"":        {"the key", "the holder"},
 		"metrics": {"pgxlock_collector_up 1\n", `pgxlock_holders{kind="lease",mode="exclusive"} 1` + "\n", `pgxlock_check_status{check="tokens"} 0` + "\n", "go_goroutines "},
@@ -97,7 +104,7 @@ func TestTheJSONOfTheSnapshotIsDocumented(t *testing.T) {
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	documented := make(map[string]bool)
-	for _, row := range regexp.MustCompile("(?m)^\\| ([^|]+) \\|").FindAllStringSubmatch(section, -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| ([^|]+) \|`).FindAllStringSubmatch(section, -1) {
 		for _, name := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(row[1], -1) {
 			documented[name[1]] = true
 		}
@@ -113,6 +120,22 @@ func TestTheJSONOfTheSnapshotIsDocumented(t *testing.T) {
 		if !has[name] {
 			t.Errorf("docs/serve.md has %s, which there is not", name)
 		}
+	}
+}
+
+func TestServeCutsOffARequestThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	address := started(t, "postgres://alice@127.0.0.1:1/shop")
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.Trim(strings.TrimPrefix(address, "http:"), "/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: localhost\r\nX-Never: "); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := io.ReadAll(conn); err != nil || strings.Contains(string(said), "200 OK") { // it ends when the server closes it
+		t.Errorf("%q, %v", said, err)
 	}
 }
 

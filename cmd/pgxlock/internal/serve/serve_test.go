@@ -528,7 +528,7 @@ func TestAnswersForbidWhatIsNotOurs(t *testing.T) {
 				t.Errorf("%s: no %s in %q", path, want, policy)
 			}
 		}
-		if strings.Contains(policy, "unsafe") || r.header.Get("X-Content-Type-Options") != "nosniff" || r.header.Get("Cache-Control") != "no-store" {
+		if strings.Contains(policy, "unsafe") || r.header.Get("X-Content-Type-Options") != "nosniff" || r.header.Get("Cache-Control") != "no-store" || r.header.Get("Referrer-Policy") != "no-referrer" {
 			t.Errorf("%s: %v", path, r.header)
 		}
 	}
