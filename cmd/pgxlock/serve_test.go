@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
@@ -156,4 +158,22 @@ func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
 		t.Fatalf("it starts no pgxlock:\n%s", unit)
 	}
 	execute(t, nil, append(strings.Fields(string(start[1])), "--help")...).want(t, 0, "pgxlock serve [flags]", "")
+
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("there is no systemd-analyze to verify the unit")
+	}
+	self, err := os.Executable() // verify wants the program to be there, and the man page
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := strings.NewReplacer("/usr/local/bin/pgxlock", self, "Documentation=man:pgxlock-serve(1)\n", "").Replace(string(unit))
+	file := filepath.Join(t.TempDir(), "pgxlock-serve.service")
+	if err := os.WriteFile(file, []byte(there), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), analyze, "verify", file).CombinedOutput() // it may also complain of this system's units
+	if strings.Contains(string(out), filepath.Base(file)) {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
 }

@@ -252,8 +252,8 @@ func TestNoServer(t *testing.T) {
 	address := serve(t, "postgres://alice@127.0.0.1:1/shop", nil)
 	p := open(t)
 	p.do(chromedp.Navigate(address))
-	p.follows()
 	p.shows("cannot see: cannot connect as user \"alice\" to database \"shop\"")
+	p.shows("cannot see the server") // where it said live
 	p.picture("no-server")
 }
 
@@ -298,6 +298,7 @@ func TestThePageFollowsAServerThatDiesAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.lacks("cannot see:")
+	p.follows()
 	p.shows("order:1")
 
 	// Evict with the keyboard alone: focus on the link of the row stays while the page changes.

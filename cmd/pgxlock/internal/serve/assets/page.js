@@ -13,7 +13,7 @@
   let waiting = null; // what came while the user was selecting text
 
   const say = (text, on) => {
-    live.textContent = text;
+    if (live.textContent !== text) live.textContent = text; // it is read aloud
     live.className = on ? "on" : "off";
   };
 
@@ -51,7 +51,11 @@
         if (answer?.type === "opaqueredirect") location.assign("/login");
       }
     };
-    source.onmessage = (event) => show(event.data);
+    source.onmessage = (event) => {
+      show(event.data);
+      const blind = document.getElementById("cannot");
+      say(blind ? "cannot see the server" : "live", !blind);
+    };
   };
   // Nobody looks at a hidden tab, and a browser has only six connections to a server.
   document.addEventListener("visibilitychange", () => {
