@@ -21,6 +21,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/metrics"
 	"github.com/pgxlock/pgxlock/internal/monitor"
@@ -61,8 +62,8 @@ func newServe() *cobra.Command {
 were left behind, recent evictions, and the last hour. It is read-only, follows the
 database by itself, and works without JavaScript. Open it at http://` + defaultListen + `/.
 
-All viewers share one snapshot each --every, and none is made while nobody looks. If the
-server goes away, the page says what it cannot see, and recovers by itself.
+All viewers share one snapshot each --every; while nobody looks there is one each 30s, for
+the history. If the server goes away, the page says what it cannot see, and recovers by itself.
 
 With --allow-evict the page takes locks away from holders, with a reason. That, and any
 --listen but a loopback address, needs a token of at least 16 characters, from
@@ -70,7 +71,8 @@ $` + tokenVariable + ` or --token-file; viewers enter it once. There is no TLS: 
 of another machine through ssh or a proxy that has it.
 
 /api/snapshot is the same as JSON, as pgxlock watch -o json prints it, with evictions.
-/metrics is for Prometheus: what docs/metrics.md lists of the database, and the process.
+/metrics is for Prometheus: what docs/metrics.md lists of the database, with the checks of
+pgxlock doctor each 5 minutes, and the process.
 /livez answers while the program runs, /readyz while the database does.`,
 		Example: `  pgxlock serve
   pgxlock serve --listen 127.0.0.1:8080 --every 5
@@ -104,7 +106,10 @@ func (s *serving) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer pool.Close()
-	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}}, metrics.Config{},
+	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}},
+		metrics.Config{Checks: func(ctx context.Context) (map[string]string, error) {
+			return checks(ctx, pool, s.monitoring.target.schema)
+		}},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err != nil {
 		return err
@@ -117,8 +122,8 @@ func (s *serving) run(cmd *cobra.Command) error {
 		Ready:    pool.Ping,
 		Metrics:  scraped,
 		Describe: func(err error) string { return describe(cmd.Flags(), err) },
-		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) any {
-			return viewServed(shot, load, evicted)
+		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) any {
+			return viewServed(shot, load, evicted, lost)
 		},
 		Token:      token,
 		AllowEvict: s.allowEvict,
@@ -148,17 +153,19 @@ func (s *serving) run(cmd *cobra.Command) error {
 }
 
 // serve serves until ctx ends.
-func (s *serving) serve(ctx context.Context, listener net.Listener, page http.Handler) error {
+func (s *serving) serve(ctx context.Context, listener net.Listener, page *serve.Server) error {
 	server := &http.Server{
 		Handler:           page,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      time.Minute, // streams have a deadline for each event
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // streams end with it
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
+	go page.Record(ctx)
 	select {
 	case err := <-failed:
 		return err
@@ -222,6 +229,16 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 	return token, remote, nil
 }
 
+// checks returns how serious each finding of the doctor is.
+func checks(ctx context.Context, pool *pgxpool.Pool, schema string) (map[string]string, error) {
+	findings, err := doctor.Check(ctx, pool, &doctor.Config{Schema: schema})
+	status := make(map[string]string)
+	for _, f := range findings {
+		status[f.Check] = string(f.Status)
+	}
+	return status, err
+}
+
 // evictions returns the last evictions, none where nothing is installed.
 func evictions(ctx context.Context, pool *pgxpool.Pool, schema string) ([]serve.Eviction, error) {
 	schema, err := locate(ctx, pool, schema)
@@ -262,10 +279,11 @@ func ofSession(holder string) string {
 	return holder
 }
 
-// servedView is what /api/snapshot answers.
+// servedView is what /api/snapshot answers; docs/serve.md lists its fields.
 type servedView struct {
 	snapshotView
 	Evictions []evictionView `json:"evictions"`
+	Lost      []lossView     `json:"lost"`
 }
 
 type evictionView struct {
@@ -277,8 +295,17 @@ type evictionView struct {
 	Reason  string    `json:"eviction_reason"`
 }
 
-func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) servedView {
-	return servedView{viewSnapshot(shot, load), views(evicted, func(e serve.Eviction) evictionView {
-		return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
-	})}
+type lossView struct {
+	holderView
+	Next string `json:"taken_over_by,omitempty"`
+}
+
+func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) servedView {
+	return servedView{
+		viewSnapshot(shot, load),
+		views(evicted, func(e serve.Eviction) evictionView {
+			return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
+		}),
+		views(lost, func(l serve.Loss) lossView { return lossView{viewHolder(l.Holder), l.Next} }),
+	}
 }

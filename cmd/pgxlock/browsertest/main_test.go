@@ -3,6 +3,7 @@ package browsertest
 import (
 	"bufio"
 	"context"
+	_ "embed"
 	"fmt"
 	"os"
 	"os/exec"
@@ -118,8 +119,9 @@ func serve(t *testing.T, url string, env []string, args ...string) string {
 
 // A tab is a browser with one page, which fails the test for each error in its console.
 type tab struct {
-	t   *testing.T
-	ctx context.Context
+	t        *testing.T
+	ctx      context.Context
+	expected string // what errors may have in them
 }
 
 func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
@@ -144,7 +146,7 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 			errs = append(errs, fmt.Sprintf("%s %s: %s", e.Entry.Level, e.Entry.URL, e.Entry.Text))
 		}
 	})
-	b := &tab{t, ctx}
+	b := &tab{t: t, ctx: ctx}
 	if err := chromedp.Run(ctx, cdplog.Enable()); err != nil { // the browser lives as long as this context
 		t.Fatal(err)
 	}
@@ -152,7 +154,9 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, err := range errs {
-			t.Error(err)
+			if b.expected == "" || !strings.Contains(err, b.expected) {
+				t.Error(err)
+			}
 		}
 		if t.Failed() {
 			var text string
@@ -210,11 +214,31 @@ func (b *tab) follows() {
 	b.until(`document.getElementById("live").className === "on"`)
 }
 
+// changes waits until the server has sent the page anew.
+func (b *tab) changes() {
+	b.t.Helper()
+	b.do(chromedp.Evaluate(`window.shown = document.getElementById("plots")`, nil))
+	b.until(`!window.shown.isConnected`)
+}
+
 // value returns what an expression is.
 func value[T any](b *tab, expression string) (v T) {
 	b.t.Helper()
 	b.do(chromedp.Evaluate(expression, &v))
 	return v
+}
+
+// contrast is what WCAG asks of texts, and returns those that have less.
+//
+//go:embed contrast.js
+var contrast string
+
+// legible fails the test for each text that has too little contrast.
+func (b *tab) legible() {
+	b.t.Helper()
+	for _, text := range value[[]string](b, contrast) {
+		b.t.Errorf("little contrast: %s", text)
+	}
 }
 
 // picture puts a picture of the page into the directory for pictures, if there is one.
