@@ -153,3 +153,22 @@ func TestBatchReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
 	releasing.want("s")
 	d.want(givesBack("H", "k"), "r")
 }
+
+// Two callers of one process want the same lease. Another session has the guard or the pin when
+// the batch tries it for the first of them, and no more when it tries it for the second.
+func TestBatchAcquireTellsTheHolderOfTheRowItsToken(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	gate := d.turnstile()
+	for _, space := range []string{"guard", "pin"} {
+		other := d.begin(readCommitted)
+		other.do("select pg_advisory_xact_lock(pgxlock_key('" + space + "', 'k'))")
+		try := gate.stopLater(d.connect(), 1, space,
+			"(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',' order by n) from take_batch('{k,k,l}', '{A,B,C}', '{60000,60000,60000}', '{null,null,null}') with ordinality as b (acquired, token, held_by, ms, n))")
+		other.rollback()
+		gate.open()
+		try.want("f B,t B,t C")
+		d.want("select holder_id from distributed_locks where lock_name = 'k'", "B")
+		d.do("delete from distributed_locks")
+	}
+}

@@ -219,6 +219,39 @@ func TestTokensGrowOverFailoversThatLoseCommits(t *testing.T) {
 	}
 }
 
+// Each crash begins an epoch of tokens. The standby knows of none of those, and there were
+// more of them than promotions.
+func TestTokensGrowOverAFailoverThatLosesCrashes(t *testing.T) {
+	t.Parallel()
+	primary, d := private(t, map[string]string{"fsync": "off"})
+	seen := &tokens{t: t}
+	seen.next("nothing", d.token("k", "A"))
+	standby := pgtest.Standby(t, primary, pgserver.Config{})
+	s := open(t, standby.URL("postgres"))
+	await(t, s, fmt.Sprintf("exists (select from distributed_locks where fencing_token = %d)", seen.highest))
+	if err := standby.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		d = crash(t, primary)
+		d.want("release_lock('k', 'A')", "true")
+		seen.next("a crash", d.token("k", "A"))
+	}
+	for range 50 { // more than the sequence skips at a crash
+		d.want("release_lock('k', 'A')", "true")
+		seen.next("a release", d.token("k", "A"))
+	}
+	if err := primary.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d = open(t, standby.URL("postgres"))
+	d.expire("k")
+	seen.next("a failover", d.token("k", "B"))
+}
+
 // refusesToWrite checks a standby on which A's lease k is to be seen.
 func refusesToWrite(t *testing.T, d *database) {
 	t.Helper()
