@@ -1079,11 +1079,12 @@ BEGIN
   -------------------------------------------------------------------- rows --
   PERFORM pgxlock_migrate('made'::text, 1, v_path);
 
-  -- If the epoch of tokens in use is lost, it goes on with 64 for each day since 2020, because no
-  -- cluster fails over once a day, or crashes so often. If their sequence is lost, it starts again, in a new
-  -- epoch that the repair below makes because the recorded timeline is ahead.
+  -- The first epoch is 1. If that of tokens in use is lost, it goes on with 64 for each day since
+  -- 2020, because no cluster fails over once a day, or crashes so often. If their sequence is lost,
+  -- it starts again, in a new epoch that the repair below makes because the recorded timeline is ahead.
   INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
-  VALUES (pgxlock_system_identifier(), CASE WHEN v_was_installed THEN ((date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint) * 64 ELSE 0::bigint END,
+  VALUES (pgxlock_system_identifier(), CASE WHEN v_was_installed THEN ((date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint) * 64
+                                            ELSE 1::bigint - pgxlock_timeline() * 64 END,
           pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
   IF v_was_installed AND v_tokens_are_gone THEN
     UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
