@@ -99,6 +99,20 @@ func TestTokensOfCommitsThatACrashTakesBackAreNotRepeated(t *testing.T) {
 	d.want(base, before) // begins no epoch
 }
 
+// Numbers begin again in the epoch that a repair begins.
+func TestACrashTakesBackNoRepairOfTokens(t *testing.T) {
+	t.Parallel()
+	server, d := private(t, nil)
+	seen := &tokens{t: t}
+	d.do("update pgxlock_epoch set system_identifier = system_identifier + 1")
+	s := d.connectAsync()
+	s.want("repair_lock_tokens()", "true")
+	seen.next("a repair", s.token("k", "A"))
+	d = crash(t, server)
+	d.want("repair_lock_tokens()", "false")
+	seen.next("a crash", d.token("l", "B"))
+}
+
 // Sessions of both kinds acquire the same leases, and the server crashes in between.
 func TestSoakNothingDurableIsLostAndNoTokenRepeatedWhateverACrashTakesBack(t *testing.T) {
 	t.Parallel()
