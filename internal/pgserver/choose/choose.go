@@ -57,11 +57,10 @@ func (s *Server) String() string {
 func (s *Server) Stop(ctx context.Context) error { return s.stop(ctx) }
 
 // Settings are the settings of servers that are started for tests. Their data
-// need not survive the machine, so they do not wait for its disk. They compile no
-// queries: our sessions do not either, and those of tests spent half of the
-// server's processor time on it. All else is as in production.
+// need not survive the machine, so they do not wait for its disk; all else is
+// as in production.
 func Settings() map[string]string {
-	return map[string]string{"fsync": "off", "jit": "off", "max_connections": "300"}
+	return map[string]string{"fsync": "off", "max_connections": "300"}
 }
 
 // way is one way to get a server. Its error begins with what it tried.
