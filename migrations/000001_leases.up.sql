@@ -896,13 +896,13 @@ BEGIN
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.
   -- SECURITY DEFINER: roles that were granted only the table have no right on the sequence.
   CREATE OR REPLACE FUNCTION pgxlock_next_tokens(p_count bigint) RETURNS bigint[]
-  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off AS $$
+  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off SET jit = off AS $$
   DECLARE
     v_epoch    record;
     v_timeline bigint := pgxlock_timeline();
   BEGIN
-    -- By its key: where a caller has switched sequential scans off, one would seem so expensive to
-    -- the planner that it compiled the query each time (4 ms).
+    -- The planner does not know that each table has at most one row, and expects hundreds of thousands
+    -- of arrays: without SET jit = off it would compile the query, which takes longer than some timeouts.
     BEGIN
       SELECT e.system_identifier, e.timeline, c.singleton IS NULL AS crashed, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base,
              ARRAY(SELECT ((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + v_timeline * 64) << 40) + nextval('pgxlock_tokens'::regclass)
