@@ -290,7 +290,7 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + withLeases(t).URL, "PGOPTIONS=-c role=pg_monitor"}
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
-	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls", "acquire k", "run k -- true"} {
+	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls --kind lease", "ls --exit-code", "acquire k", "run k -- true"} {
 		r := execute(t, env, strings.Fields(command)...)
 		r.want(t, exitDenied, "", "(SQLSTATE 42501); as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see https://github.com/pgxlock/pgxlock/blob/main/docs/rights.md\n")
 	}
@@ -348,7 +348,7 @@ func TestExpiredLeaseWasHeldUntilItsExpiry(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	var table strings.Builder
-	if err := printHolders(&table, false, 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.StateAbandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
+	if err := printHolders(&table, false, "", 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.StateAbandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := table.String(); !strings.Contains(got, " 1d0h ") || !strings.Contains(got, " -2d0h") {

@@ -182,7 +182,7 @@ func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, sc
 	}
 	if holders := slices.Concat(shot.Holders, shot.Expired); len(holders) > 0 {
 		b.WriteString("\n")
-		if err := printHolders(&b, p, screen, shot.At, holders); err != nil {
+		if err := printHolders(&b, p, "", screen, shot.At, holders); err != nil {
 			return "", err
 		}
 	}
