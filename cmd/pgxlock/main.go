@@ -82,8 +82,8 @@ begin with pgxlock migrate up.`,
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
 	root.AddGroup(commandGroups...)
 	addGrouped(root, groupLock, newRun(), newAcquire(), newExtend(), newRelease())
-	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newDoctor())
-	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict())
+	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newEvictions(), newDoctor())
+	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict(), newClaims())
 	root.AddCommand(newDemo(), newVersion(), newMan())
 	root.AddCommand(topics()...)
 	root.SetHelpCommand(newHelp())

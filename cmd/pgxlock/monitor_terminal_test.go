@@ -156,7 +156,7 @@ func TestBashCompletesCommandsAndFlags(t *testing.T) {
 	s.runs(t, ". "+helpers+"; . <(pgxlock completion bash)")
 	s.prompts(t, 0)
 	for _, test := range []struct{ typed, want string }{
-		{"pgxlock ev", "pgxlock evict |"},
+		{"pgxlock tr", "pgxlock tree |"},
 		{"pgxlock ls --sort ex", "pgxlock ls --sort expiry |"},
 		{"pgxlock run k --kind a", "pgxlock run k --kind advisory |"},
 		{"pgxlock evict k --term", "pgxlock evict k --terminate |"},
