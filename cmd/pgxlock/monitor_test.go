@@ -299,14 +299,17 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		rows int
-		want string
+		rows         int
+		status, want string
 	}{
-		{0, "a|b|c|d|"},
-		{5, "a|b|c|d|"},
-		{4, "a|b|... 2 more lines|"},
+		{0, "", "a|b|c|d|"},
+		{5, "", "a|b|c|d|"},
+		{4, "", "a|b|... 2 more lines|"},
+		{0, "status", "a|b|c|d|status|"},
+		{6, "status", "a|b|c|d|status|"},
+		{5, "status", "a|b|... 2 more lines|status|"},
 	} {
-		text := redrawn("a\nb\nc\nd\n", test.rows)
+		text := redrawn("a\nb\nc\nd\n", test.rows, test.status)
 		got, begins := strings.CutPrefix(text, home+cutLines)
 		got, ends := strings.CutSuffix(got, wrapLines+restOfAll)
 		if got = strings.ReplaceAll(got, restOfRow+"\n", "|"); got != test.want || !begins || !ends {
