@@ -8,13 +8,10 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
@@ -117,7 +114,11 @@ func (s *serving) run(cmd *cobra.Command) error {
 	page, err := serve.New(serve.Config{
 		Locks: locks,
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
-			return evictions(ctx, pool, s.monitoring.target.schema)
+			all, err := evictions(ctx, pool, s.monitoring, mostEvictions, 0)
+			if errors.Is(err, lockerr.ErrSchema) {
+				return nil, nil // the Snapshot says so
+			}
+			return all, err
 		},
 		Ready:    pool.Ping,
 		Metrics:  scraped,
@@ -239,60 +240,11 @@ func checks(ctx context.Context, pool *pgxpool.Pool, schema string) (map[string]
 	return status, err
 }
 
-// evictions returns the last evictions, none where nothing is installed.
-func evictions(ctx context.Context, pool *pgxpool.Pool, schema string) ([]serve.Eviction, error) {
-	schema, err := locate(ctx, pool, schema)
-	if errors.Is(err, lockerr.ErrSchema) {
-		return nil, nil // the Snapshot says so
-	}
-	if err != nil {
-		return nil, err
-	}
-	rows, _ := pool.Query(ctx, statement("evictions", schema), mostEvictions) // ForEachRow returns the error
-	var all []serve.Eviction
-	var kind int32
-	var name string
-	var named bool
-	var e serve.Eviction
-	var at pgtype.Timestamptz
-	_, err = pgx.ForEachRow(rows, []any{&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason}, func() error {
-		e := e
-		e.Key, e.Kind, e.At = name, pgxlock.KindLease, at.Time
-		if kind != 0 {
-			e.Kind = pgxlock.KindAdvisory
-			e.Holder = ofSession(e.Holder)
-		}
-		if n, err := strconv.ParseInt(name, 10, 64); err == nil && kind != 0 && !named {
-			e.Key = map[int32]string{1: pgxlock.RawKey(n), 2: pgxlock.RawKey2(int32(n>>32), int32(n))}[kind]
-		}
-		all = append(all, e)
-		return nil
-	})
-	return all, err
-}
-
-// ofSession names the session that an eviction records as advisory:pid:kind:key.
-func ofSession(holder string) string {
-	if parts := strings.Split(holder, ":"); len(parts) == 4 {
-		return "process " + parts[1]
-	}
-	return holder
-}
-
 // servedView is what /api/snapshot answers; docs/serve.md lists its fields.
 type servedView struct {
 	snapshotView
 	Evictions []evictionView `json:"evictions"`
 	Lost      []lossView     `json:"lost"`
-}
-
-type evictionView struct {
-	Key     string    `json:"key"`
-	Kind    lockKind  `json:"kind"`
-	Holder  string    `json:"holder"`
-	Evicted time.Time `json:"evicted_at"`
-	By      string    `json:"evicted_by"`
-	Reason  string    `json:"eviction_reason"`
 }
 
 type lossView struct {
@@ -303,9 +255,7 @@ type lossView struct {
 func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) servedView {
 	return servedView{
 		viewSnapshot(shot, load),
-		views(evicted, func(e serve.Eviction) evictionView {
-			return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
-		}),
+		views(evicted, viewEviction),
 		views(lost, func(l serve.Loss) lossView { return lossView{viewHolder(l.Holder), l.Next} }),
 	}
 }
