@@ -339,7 +339,7 @@ func TestThePageWorksWithoutJavaScript(t *testing.T) {
 	p.do(emulation.SetScriptExecutionDisabled(true))
 	p.do(chromedp.Navigate(address), chromedp.SendKeys("#token", token), chromedp.Click("button"), chromedp.WaitVisible("#holders"))
 	text("order:2")
-	p.do(chromedp.SendKeys("#q", "order:1"), chromedp.Click("#search button"), chromedp.WaitNotPresent("tbody tr:nth-child(2)"))
+	p.do(chromedp.SendKeys("#q", "order:1"), chromedp.Click("#search button"), chromedp.WaitVisible(`#q[value="order:1"]`), chromedp.WaitNotPresent("tbody tr:nth-child(2)"))
 	text("order:1")
 	p.do(chromedp.Click("a.evict"), chromedp.SendKeys("#reason", "why not"), chromedp.Click("button.danger"), chromedp.WaitVisible(".done"))
 	text("Evicted.")
