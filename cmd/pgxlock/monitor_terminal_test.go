@@ -3,9 +3,7 @@
 package main
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -196,17 +194,16 @@ func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
 	s.keepsTerminal(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		s.clears(t)
-		s.runs(t, fmt.Sprintf(`pgxlock watch --every 1s & pid=$!; fg >/dev/null; echo ended`))
+		s.runs(t, `sh -c 'sh -c "echo \$\$ >pid; exec pgxlock watch --every 1s"; echo ended'`) // bash itself would set the terminal back
 		raw()
-		var pid int
-		until(t, "the shell has one child", func() bool {
-			out, err := exec.Command("pgrep", "-P", s.shellPID(t)).Output()
-			if err != nil {
-				return false
-			}
-			pid, err = strconv.Atoi(strings.TrimSpace(string(out)))
-			return err == nil
-		})
+		text, err := os.ReadFile(filepath.Join(s.home, "pid"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
 		if err := syscall.Kill(pid, sig); err != nil {
 			t.Fatal(err)
 		}
@@ -227,16 +224,6 @@ func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
 	s.types(t, "q") // keys go on
 	s.prompts(t, 0)
 	s.keepsTerminal(t)
-}
-
-// shellPID is the process of the shell.
-func (s *screen) shellPID(t *testing.T) string {
-	t.Helper()
-	pid, err := s.tmux("display-message", "-p", "#{pane_pid}")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.TrimSpace(pid)
 }
 
 // stamp is the time in the first row.
