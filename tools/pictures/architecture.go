@@ -23,6 +23,7 @@ type room struct {
 // roles say in a few words what a package is for.
 var roles = map[string]string{
 	"":                                "Locker, Lock, LockTx, Monitor",
+	"adapters/health":                 "who leads, over HTTP",
 	"cmd/pgxlock":                     "the command",
 	"cmd/pgxlock/internal/connstring": "reads connection strings",
 	"cmd/pgxlock/internal/waittree":   "who blocks whom",
