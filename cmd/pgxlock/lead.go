@@ -136,7 +136,7 @@ func (l *leadership) campaign(ctx context.Context, from *opened, file *healthFil
 			stop = l.announcing(ctx, from)
 			return result
 		case again:
-			result = interrupted{told.signal}
+			result = interrupted(told)
 		}
 		decided = true
 		resign() // also if the lock is lost just now: the command is not started again

@@ -20,3 +20,13 @@ func TestTheWatcherRemovesTheHealthFileOfALeaderThatIsKilled(t *testing.T) {
 		t.Errorf("it is left: %v", err)
 	}
 }
+
+// Without a lock there is no hurry, and nothing but SIGTERM.
+func TestTheCommandOfAKilledOnceIsToldToEnd(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := startCommand(t, "once", db.URL, trapping(obedient), "--every", long, "k")
+	r.says(t, "ready")
+	r.signal(t, syscall.SIGKILL)
+	r.says(t, "told")
+}

@@ -65,9 +65,8 @@ with --retry only; PGXLOCK_KEY is the name of the lease then.`,
 	flags := cmd.Flags()
 	o.addFlags(cmd)
 	o.conflict.addFlags(cmd, exitOK, "the run of this period was already started")
-	flags.Var((*span)(&o.every), "every", "the period, such as 1d, 1w, 12h or 15m")
-	flags.Var((*span)(&o.offset), "offset", "how much later than at a multiple of --every a period begins")
-	flags.Lookup("offset").DefValue = "0"
+	flags.VarPF((*span)(&o.every), "every", "", "the period, such as 1d, 1w, 12h or 15m").DefValue = "0" // which the help leaves out
+	flags.VarPF((*span)(&o.offset), "offset", "", "how much later than at a multiple of --every a period begins").DefValue = "0"
 	flags.StringVar(&o.zone, "zone", "", "time `zone` in which days begin, such as Europe/Berlin (default UTC)")
 	flags.BoolVar(&o.retry, "retry", false, "start the command again in the same period if it failed or its machine died")
 	flags.Lookup("ttl").Usage = "with --retry: how long after a crash another machine can start the command again"
