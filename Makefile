@@ -16,8 +16,9 @@ BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgb
 
 # -count=1 because a server is no cached input. Tests wait for servers and for each other far more than they compute,
 # so that more of them run at once than there are processors.
-FLAGS = -count=1 -shuffle=on -parallel 8
-RACE  = -race
+# make lint vets, test files too.
+FLAGS = -count=1 -shuffle=on -parallel 8 -vet=off
+RACE  =
 # A program with the race detector sleeps for a second before it ends, and the tests start hundreds of them.
 export GORACE ?= atexit_sleep_ms=10
 
@@ -26,9 +27,13 @@ SOAK ?= 1
 
 # Modules of their own, for what a program that only locks must not depend on.
 NESTED = examples/stacks migrations/othertools adapters/gocron adapters/otel adapters/prometheus bench tools cmd/pgxlock/browsertest
+NESTED_TESTS = $(NESTED:%=test-in/%)
+
+# These take longest. One that started last would end with a processor idle.
+LONGEST = ./internal/systemtest ./migrations ./internal/sqltest ./cmd/pgxlock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
+.PHONY: help demo test test-main $(NESTED_TESTS) test-race test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,19 +41,28 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run all tests, on a real PostgreSQL (about 7 minutes on 2 cores); of one package with PKG=./migrations
+test: build ## run all tests, on a real PostgreSQL (under 4 minutes on 2 cores); of one package with PKG=./migrations
 ifdef PKG
 	$(BESIDE) $(WITH) $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG) $(FLAGS) $(RACE) ./...,$(FLAGS) $(RACE) -timeout 20m $(PKG))
 else
-	$(BESIDE) $(WITH) $(GO) test $(FLAGS) $(RACE) -timeout 20m ./...
-	@$(BESIDE) for m in $(NESTED); do echo "$$m:"; $(WITH) $(GO) test -C $$m $(FLAGS) $(RACE) ./... || exit 1; done
+	@$(BESIDE) $(WITH) $(MAKE) --no-print-directory -k -j 2 test-main $(NESTED_TESTS)
 endif
 
+# One nested module after the other runs beside the main one. go test prints what a package has to say at once.
+test-main:
+	$(GO) test $(FLAGS) $(RACE) -timeout 20m $(LONGEST) ./...
+
+$(NESTED_TESTS): test-in/%:
+	@$(GO) test -C $* $(FLAGS) $(RACE) ./...
+
+test-race: ## run the same with the race detector, as CI does
+	@$(MAKE) --no-print-directory test RACE=-race
+
 test-integration: ## run the main job in a container, through testcontainers-go
-	$(GO) test $(FLAGS) $(RACE) -v -run '^TestIntegration$$' .
+	$(GO) test $(FLAGS) -race -v -run '^TestIntegration$$' .
 
 soak: build ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
-	$(BESIDE) PGXLOCK_SOAK='$(SOAK)' $(WITH) $(GO) test $(FLAGS) $(RACE) -timeout 60m -run '^TestSoak' ./...
+	$(BESIDE) PGXLOCK_SOAK='$(SOAK)' $(WITH) $(GO) test $(FLAGS) -race -timeout 60m -run '^TestSoak' ./...
 
 test-versions: ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
 	$(BESIDE) GO='$(GO)' FLAGS='$(FLAGS)' scripts/test-versions $(VERSIONS)

@@ -264,7 +264,7 @@ BEGIN
   CREATE TABLE IF NOT EXISTS pgxlock_epoch (
     singleton         boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     system_identifier bigint  NOT NULL,     -- of the cluster that the tokens were drawn on
-    epoch_base        bigint  NOT NULL,     -- added to the timeline; a repair raises it
+    epoch_base        bigint  NOT NULL,     -- added to 64 times the timeline; a crash raises it, and a repair
     timeline          bigint  NOT NULL,     -- highest timeline that a token was drawn on
     undo              text[]                -- how the down file restores an adopted distributed_locks
   );
@@ -272,7 +272,9 @@ BEGIN
   -- gave out, too. It also empties this table, as a promotion does and a clean restart does not. While
   -- the table is empty, tokens are drawn one epoch above epoch_base, and their transactions wait for
   -- the disk. The first of them that can also raises epoch_base and writes the row. So nobody waits
-  -- for it, and tokens whose commits did not wait are below all that are drawn after a crash.
+  -- for it, and tokens whose commits did not wait are below all that are drawn after a crash. A
+  -- timeline counts as 64 epochs: a standby that is promoted, or a backup that is restored, may
+  -- know nothing of the last crashes.
   CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_since_crash (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton));
 
   -- The version is in golang-migrate's format, so that every tool knows which files ran, whichever
@@ -861,7 +863,7 @@ BEGIN
       SELECT coalesce(max(l.fencing_token), 0::bigint) INTO v_highest FROM distributed_locks l;
       SELECT s.last_value INTO STRICT v_drawn FROM pgxlock_tokens s;
       IF v_epoch.system_identifier = v_system AND v_timeline >= v_epoch.timeline
-         AND v_highest <= ((v_epoch.base + v_timeline) << 40) + v_drawn
+         AND v_highest <= ((v_epoch.base + v_timeline * 64) << 40) + v_drawn
          AND v_drawn < 549755813888 THEN    -- 2^39, half of the numbers
         RETURN false;
       END IF;
@@ -873,7 +875,7 @@ BEGIN
           USING ERRCODE = 'lock_not_available', HINT = 'Try again when it has ended: pg_locks shows who uses pgxlock_epoch.';
       END;
     END LOOP;
-    v_seen := greatest(v_highest >> 40, v_epoch.base + greatest(v_epoch.timeline, v_timeline));
+    v_seen := greatest(v_highest >> 40, v_epoch.base + greatest(v_epoch.timeline, v_timeline) * 64);
     IF v_seen >= 8388607 THEN
       RAISE EXCEPTION 'pgxlock: lock "%" carries token %, which leaves no room above it', (SELECT l.lock_name FROM distributed_locks l
           ORDER BY l.fencing_token DESC LIMIT 1), v_highest
@@ -884,7 +886,7 @@ BEGIN
     -- from the old epoch.
     TRUNCATE pgxlock_epoch;
     INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
-    VALUES (v_system, v_seen + 1 - v_timeline, v_timeline, v_epoch.undo);
+    VALUES (v_system, v_seen + 1 - v_timeline * 64, v_timeline, v_epoch.undo);
     ALTER SEQUENCE pgxlock_tokens RESTART;
     RETURN true;
   END $$;
@@ -894,16 +896,16 @@ BEGIN
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.
   -- SECURITY DEFINER: roles that were granted only the table have no right on the sequence.
   CREATE OR REPLACE FUNCTION pgxlock_next_tokens(p_count bigint) RETURNS bigint[]
-  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off AS $$
+  LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT SET row_security = off SET jit = off AS $$
   DECLARE
     v_epoch    record;
     v_timeline bigint := pgxlock_timeline();
   BEGIN
-    -- By its key: where a caller has switched sequential scans off, one would seem so expensive to
-    -- the planner that it compiled the query each time (4 ms).
+    -- The planner does not know that each table has at most one row, and expects hundreds of thousands
+    -- of arrays: without SET jit = off it would compile the query, which takes longer than some timeouts.
     BEGIN
       SELECT e.system_identifier, e.timeline, c.singleton IS NULL AS crashed, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base,
-             ARRAY(SELECT ((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + v_timeline) << 40) + nextval('pgxlock_tokens'::regclass)
+             ARRAY(SELECT ((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + v_timeline * 64) << 40) + nextval('pgxlock_tokens'::regclass)
                      FROM generate_series(1::bigint, p_count)) AS tokens
         INTO v_epoch FROM pgxlock_epoch e LEFT JOIN pgxlock_since_crash c ON c.singleton WHERE e.singleton;
     EXCEPTION WHEN sequence_generator_limit_exceeded THEN
@@ -915,7 +917,7 @@ BEGIN
         USING ERRCODE = 'serialization_failure';
     END IF;
     IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline
-       OR v_epoch.base + v_timeline NOT BETWEEN 1 AND 8388607 THEN                -- 2^23 - 1: bits above the sequence
+       OR v_epoch.base + v_timeline * 64 NOT BETWEEN 1 AND 8388607 THEN                -- 2^23 - 1: bits above the sequence
       RAISE EXCEPTION 'pgxlock: this database was moved to another cluster or restored; fencing tokens drawn now could repeat earlier ones'
         USING ERRCODE = 'LK003',
               HINT = 'Run migrations.Up, or pgxlock migrate up, or SELECT repair_lock_tokens() once, as the owner of the functions.';
@@ -1077,11 +1079,12 @@ BEGIN
   -------------------------------------------------------------------- rows --
   PERFORM pgxlock_migrate('made'::text, 1, v_path);
 
-  -- If the epoch of tokens in use is lost, it goes on with the days since 2020, because no cluster
-  -- is repaired or fails over once a day. If their sequence is lost, it starts again, in a new
-  -- epoch that the repair below makes because the recorded timeline is ahead.
+  -- The first epoch is 1. If that of tokens in use is lost, it goes on with 64 for each day since
+  -- 2020, because no cluster fails over once a day, or crashes so often. If their sequence is lost,
+  -- it starts again, in a new epoch that the repair below makes because the recorded timeline is ahead.
   INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
-  VALUES (pgxlock_system_identifier(), CASE WHEN v_was_installed THEN (date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint ELSE 0::bigint END,
+  VALUES (pgxlock_system_identifier(), CASE WHEN v_was_installed THEN ((date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint) * 64
+                                            ELSE 1::bigint - pgxlock_timeline() * 64 END,
           pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
   IF v_was_installed AND v_tokens_are_gone THEN
     UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;

@@ -207,7 +207,8 @@ BEGIN
     v_timeline bigint;
     v_base     bigint;                      -- of all tokens: the bits above the sequence; NULL: see pgxlock_next_tokens()
     v_new      bigint[];                    -- entries without a row
-    v_made     text[];                      -- names of the rows that were inserted
+    v_names    text[];                      -- of the rows that were inserted, and their holders
+    v_holds    text[];
     v_now      timestamptz;
   BEGIN
     IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
@@ -225,7 +226,7 @@ BEGIN
       -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
       -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
       -- whole tables. A repair of the tokens waits until this transaction ends.
-      SELECT e.epoch_base + v_timeline << 40, ARRAY(
+      SELECT e.epoch_base + v_timeline * 64 << 40, ARRAY(
           SELECT w.n
             FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
            WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
@@ -238,7 +239,7 @@ BEGIN
         INTO v_base, v_new
         FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton      -- none: the epoch is to be raised first
        WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
-         AND e.epoch_base + v_timeline BETWEEN 1 AND 8388607;
+         AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607;
     END IF;
     IF pg_catalog.cardinality(v_new) > 0 THEN
       IF current_setting('synchronous_commit') IN ('off', 'local') THEN
@@ -258,16 +259,19 @@ BEGIN
                     THEN false
                     ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[d.n])) END
         ON CONFLICT DO NOTHING              -- a name that comes twice, or was written without the guard
-        RETURNING distributed_locks.fencing_token, distributed_locks.lock_name::text AS name
+        RETURNING distributed_locks.fencing_token, distributed_locks.lock_name::text AS name, distributed_locks.holder_id::text AS holder
       )
-      SELECT pg_catalog.array_agg(m.fencing_token), pg_catalog.array_agg(m.name) INTO tokens, v_made FROM made m;
+      SELECT pg_catalog.array_agg(m.fencing_token), pg_catalog.array_agg(m.name), pg_catalog.array_agg(m.holder) INTO tokens, v_names, v_holds FROM made m;
       IF pg_catalog.cardinality(tokens) = v_count THEN
         RETURN;
       END IF;
     END IF;
 
-    WITH made AS MATERIALIZED (             -- the first entry of its name
-      SELECT min(d.n) AS n, m.token FROM unnest(v_made, tokens) AS m (name, token) JOIN pg_catalog.unnest(v_new) AS d (n) ON p_names[d.n] = m.name COLLATE "C" GROUP BY m.token
+    -- Of entries with one name, an earlier one may have found the pin taken that a later one got.
+    WITH made AS MATERIALIZED (
+      SELECT min(d.n) AS n, m.token
+        FROM unnest(v_names, v_holds, tokens) AS m (name, holder, token)
+        JOIN pg_catalog.unnest(v_new) AS d (n) ON p_names[d.n] = m.name COLLATE "C" AND p_holders[d.n] = m.holder COLLATE "C" GROUP BY m.token
     ), rest AS MATERIALIZED (
       SELECT pg_catalog.array_agg(w.n ORDER BY w.n) AS entries, pg_catalog.array_agg(p_names[w.n] ORDER BY w.n) AS names,
              pg_catalog.array_agg(p_holders[w.n] ORDER BY w.n) AS holders, pg_catalog.array_agg(p_ttls[w.n] ORDER BY w.n) AS ttls,

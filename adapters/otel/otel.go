@@ -133,6 +133,9 @@ func (t *Telemetry) Observe(ctx context.Context, e pgxlock.Event) {
 		t.span(ctx, "pgxlock.acquire", e, e.Wait, about, result)
 	case pgxlock.EventAcquired:
 		t.held.Add(ctx, 1, of)
+		for _, result := range []string{"lost", "evicted"} { // Prometheus sees no increase in a counter that begins at 1
+			t.lost.Add(ctx, 0, metric.WithAttributeSet(attribute.NewSet(append(about[:len(about):len(about)], attribute.String("pgxlock.result", result))...)))
+		}
 	case pgxlock.EventRenewed:
 		t.renewal.Record(ctx, e.SinceRenewal.Seconds(), of)
 		t.renewals.Add(ctx, 1, with)

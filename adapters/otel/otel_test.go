@@ -148,6 +148,9 @@ func TestMetricsCountWhatHappened(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen.wants(t, 1, "pgxlock.held", "pgxlock.group=counted", "pgxlock.kind=lease")
+	if sum, series := seen.value(t, "pgxlock.lost", "pgxlock.group=counted"); sum != 0 || series != 2 { // an alert sees the first loss only as an increase from 0
+		t.Errorf("%d lost locks in %d series, want 0 in 2", sum, series)
+	}
 	check(t, lock.Release(ctx))
 	check(t, locks.Lead(ctx, key, func(context.Context, *pgxlock.Lock) error { return nil }))
 	check(t, locks.Close(ctx))

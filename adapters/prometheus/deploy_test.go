@@ -66,7 +66,7 @@ func TestDashboardAndAlertsNameMetricsOfAScrape(t *testing.T) {
 	}
 }
 
-func TestPromtoolAcceptsAlertsAndQueries(t *testing.T) {
+func TestPromtoolAcceptsQueriesAndSeesEachAlertFire(t *testing.T) {
 	t.Parallel()
 	promtool := os.Getenv("PGXLOCK_TEST_PROMTOOL")
 	if promtool == "" {
@@ -79,8 +79,8 @@ func TestPromtoolAcceptsAlertsAndQueries(t *testing.T) {
 	}
 	panels := filepath.Join(t.TempDir(), "panels.yml")
 	check(t, os.WriteFile(panels, []byte(rules.String()), 0o600))
-	for _, file := range []string{alerts, panels} {
-		if out, err := exec.CommandContext(t.Context(), promtool, "check", "rules", file).CombinedOutput(); err != nil {
+	for _, args := range [][]string{{"check", "rules", alerts}, {"check", "rules", panels}, {"test", "rules", "testdata/alerts_test.yml"}} {
+		if out, err := exec.CommandContext(t.Context(), promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
 	}

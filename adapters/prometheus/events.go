@@ -117,6 +117,9 @@ func (m *Metrics) Observe(_ context.Context, e pgxlock.Event) {
 		m.wait.WithLabelValues(group, kind, result).Observe(e.Wait.Seconds())
 	case pgxlock.EventAcquired:
 		m.held.WithLabelValues(group, kind).Inc()
+		for _, reason := range []string{"lost", "evicted"} { // increase() does not see a counter that begins at 1
+			m.lost.WithLabelValues(group, kind, reason)
+		}
 	case pgxlock.EventRenewed:
 		m.renewal.WithLabelValues(group, kind).Observe(e.SinceRenewal.Seconds())
 		m.renewals.WithLabelValues(group, kind, result).Inc()

@@ -217,6 +217,7 @@ func TestCountsAreThoseOfWhatHappened(t *testing.T) {
 		t.Error("no interval of a renewal")
 	}
 	got.wants(t, 1, "pgxlock_lost_total", "group", "evicted", "kind", "lease", "reason", "evicted")
+	got.wants(t, 0, "pgxlock_lost_total", of("reason", "lost")...) // an alert sees the first loss only as an increase from 0
 	got.wants(t, 1, "pgxlock_evictions_total", "kind", "lease", "result", "ok")
 	got.wants(t, 0, "pgxlock_leading", "group", "leader", "kind", "lease")
 	got.wants(t, 1, "pgxlock_tx_lock_wait_seconds", "group", "invoice", "result", "ok")

@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock"
 )
 
 // The acts of the demonstration. Each shows something, and then judges what the
@@ -81,15 +83,15 @@ func (d *demo) crash(ctx context.Context) error {
 	}
 	d.act(heir.name, "waits for %s", dailyKey)
 
-	last, err := d.renewal(ctx, dailyKey)
+	last, left, err := d.renewal(ctx, dailyKey)
 	if err != nil {
 		return err
 	}
-	d.act(victim.name, "has renewed it: the lease lasts for another %s", since(last.RemainingSeconds))
+	d.act(victim.name, "has renewed it: the lease lasts for another %s", brief(left))
 	victim.kill()
 	killed := time.Now()
 	d.act(victim.name, "is killed, and releases nothing")
-	now, err := d.lease(ctx, dailyKey)
+	_, now, err := d.lease(ctx, dailyKey)
 	if err != nil {
 		return err
 	}
@@ -104,11 +106,11 @@ func (d *demo) crash(ctx context.Context) error {
 		return err
 	}
 	d.act(heir.name, "has it, %s after the kill, token %d", brief(time.Since(killed)), r.Token)
-	next, err := d.lease(ctx, dailyKey)
+	_, next, err := d.lease(ctx, dailyKey)
 	if err != nil {
 		return err
 	}
-	d.held = append(d.held, held{dailyKey, stateLive, r.Holder, r.Token}, held{importKey, stateExpired, second.Holder, second.Token})
+	d.held = append(d.held, held{dailyKey, pgxlock.StateLive, r.Holder, r.Token}, held{importKey, pgxlock.StateExpired, second.Holder, second.Token})
 	return errors.Join(
 		d.claim("the dead holder's lease was taken over when it had expired, not before", checkTakeover(last, next)),
 		d.claim("the new holder's token is greater than the dead one's", errors.Join(checkGreater(first.Token, r.Token), checkGreater(first.Token, next.Token))))
@@ -141,7 +143,7 @@ func (d *demo) freeze(ctx context.Context) error {
 		return err
 	}
 	d.act(heir.name, "writes: lock.Fence(ctx, tx), INSERT, COMMIT")
-	d.held = append(d.held, held{invoiceKey, stateLive, next.Holder, next.Token})
+	d.held = append(d.held, held{invoiceKey, pgxlock.StateLive, next.Holder, next.Token})
 
 	about := []string{doLook, doWrite, doWriteUnfenced} // what it finds to do when it wakes up
 	for _, do := range about {
@@ -215,7 +217,7 @@ func (d *demo) mix(ctx context.Context) error {
 	if s.sqlAgain, err = d.query(ctx, "demo_acquire"); err != nil {
 		return err
 	}
-	d.held = append(d.held, held{nightlyKey, stateLive, s.goTook.Holder, s.goTook.Token})
+	d.held = append(d.held, held{nightlyKey, pgxlock.StateLive, s.goTook.Holder, s.goTook.Token})
 	return d.claim("SQL kept Go out and Go kept SQL out, and Go learned who holds the lock", checkMixed(s, nightlyUser))
 }
 
@@ -232,38 +234,49 @@ func (d *demo) query(ctx context.Context, name string) (yes bool, err error) {
 // list shows what an operator sees.
 func (d *demo) list(ctx context.Context) error {
 	d.section("5. What an operator sees: pgxlock ls")
-	leases, err := listLeases(ctx, d.pool, "", filter{})
+	shot, err := d.leases(ctx, "")
 	if err != nil {
 		return err
 	}
-	if err := printLeases(d.out, d.palette, "  ", leases); err != nil {
+	if err := printHolders(d.out, d.palette, "  ", 0, shot.At, shot.Holders); err != nil {
 		return err
 	}
-	return d.claim("the list shows exactly what is held, and the dead worker's lease as expired", checkListed(leases, d.held))
+	return d.claim("the list shows exactly what is held, and the dead worker's lease as expired", checkListed(shot.Holders, d.held))
 }
 
-// renewal returns a lease once it has been renewed.
-func (d *demo) renewal(ctx context.Context, name string) (lease, error) {
-	first, err := d.lease(ctx, name)
-	for now := first; err == nil; now, err = d.lease(ctx, name) {
+// renewal returns a lease once it has been renewed, and for how much longer it lasts.
+func (d *demo) renewal(ctx context.Context, name string) (pgxlock.Holder, time.Duration, error) {
+	at, first, err := d.lease(ctx, name)
+	for now := first; err == nil; at, now, err = d.lease(ctx, name) {
 		switch {
 		case now.Token != first.Token:
-			return lease{}, fmt.Errorf("%s was not renewed in time: this machine is too busy for a TTL of %s", name, victimTTL)
-		case now.ExpiresAt.After(first.ExpiresAt):
-			return now, nil
+			return now, 0, fmt.Errorf("%s was not renewed in time: this machine is too busy for a TTL of %s", name, victimTTL)
+		case now.Expires.After(first.Expires):
+			return now, now.Expires.Sub(at), nil
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	return lease{}, err
+	return pgxlock.Holder{}, 0, err
 }
 
-func (d *demo) lease(ctx context.Context, name string) (lease, error) {
-	leases, err := listLeases(ctx, d.pool, "", filter{prefix: name})
-	if err == nil && len(leases) != 1 {
-		err = fmt.Errorf("%d leases begin with %s", len(leases), name)
+// lease returns a lease as it is at a moment.
+func (d *demo) lease(ctx context.Context, name string) (time.Time, pgxlock.Holder, error) {
+	shot, err := d.leases(ctx, name)
+	if err == nil && len(shot.Holders) != 1 {
+		err = fmt.Errorf("%d leases begin with %s", len(shot.Holders), name)
 	}
 	if err != nil {
-		return lease{}, err
+		return time.Time{}, pgxlock.Holder{}, err
 	}
-	return leases[0], nil
+	return shot.At, shot.Holders[0], nil
+}
+
+// leases returns the leases as ls lists them.
+func (d *demo) leases(ctx context.Context, prefix string) (pgxlock.Snapshot, error) {
+	locks, err := pgxlock.NewMonitor(d.pool, nil)
+	if err != nil {
+		return pgxlock.Snapshot{}, err
+	}
+	f := filter{selection: selection{kinds: kinds[:1], order: orderKey}, prefix: prefix}
+	return f.ask(ctx, locks, true)
 }

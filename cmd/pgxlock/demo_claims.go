@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/pgxlock/pgxlock"
 )
 
 // These functions judge what was seen. They return nil, or why the claim is not
@@ -49,12 +51,12 @@ func checkGrowing(turns []turn) error {
 }
 
 // checkTakeover wants next to have begun when the lease before had expired.
-func checkTakeover(before, next lease) error {
+func checkTakeover(before, next pgxlock.Holder) error {
 	switch {
-	case next.Key != before.Key || next.Holder == before.Holder:
-		return fmt.Errorf("%s still holds %s", before.Holder, before.Key)
-	case next.AcquiredAt.Before(before.ExpiresAt):
-		return fmt.Errorf("it was taken %s before it expired", before.ExpiresAt.Sub(next.AcquiredAt))
+	case next.Key != before.Key || next.ID == before.ID:
+		return fmt.Errorf("%s still holds %s", before.ID, before.Key)
+	case next.Since.Before(before.Expires):
+		return fmt.Errorf("it was taken %s before it expired", before.Expires.Sub(next.Since))
 	}
 	return nil
 }
@@ -138,15 +140,17 @@ func checkMixed(s sqlAndGo, sqlHolder string) error {
 
 // held is a lease that must be in the list.
 type held struct {
-	name, state, holder string
-	token               int64
+	name   string
+	state  pgxlock.LeaseState
+	holder string
+	token  int64
 }
 
 // checkListed wants the list to have exactly these, in the order of their names.
-func checkListed(leases []lease, want []held) error {
+func checkListed(leases []pgxlock.Holder, want []held) error {
 	got := make([]held, len(leases))
 	for i, l := range leases {
-		got[i] = held{l.Key, l.State, l.Holder, l.Token}
+		got[i] = held{l.Key, l.State, l.ID, l.Token}
 	}
 	if !slices.Equal(got, want) {
 		return fmt.Errorf("listed is %v, and held is %v", got, want)

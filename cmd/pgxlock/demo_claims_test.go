@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/pgxlock/pgxlock"
 )
 
 // at returns the moment so many milliseconds after some beginning.
@@ -21,17 +23,17 @@ func goodMix() sqlAndGo {
 
 func TestTrueClaimsAreFoundTrue(t *testing.T) {
 	t.Parallel()
-	before := lease{Key: "k", Holder: "a", ExpiresAt: at(100)}
+	before := pgxlock.Holder{Key: "k", ID: "a", Expires: at(100)}
 	for name, err := range map[string]error{
 		"exclusive": checkExclusive(goodTurns(), 3),
 		"growing":   checkGrowing(goodTurns()),
-		"takeover":  checkTakeover(before, lease{Key: "k", Holder: "b", AcquiredAt: at(100)}),
+		"takeover":  checkTakeover(before, pgxlock.Holder{Key: "k", ID: "b", Since: at(100)}),
 		"greater":   checkGreater(11, 12),
 		"lost":      checkLost(report{Err: "lost", Lost: true}),
 		"refused":   checkRefused(report{Err: "lost", Lost: true}, stateNotHeld, report{}),
 		"ledger":    checkLedger([]entry{{"a", 1}, {"b", 2}}, entry{"a", 1}, entry{"b", 2}),
 		"mixed":     checkMixed(goodMix(), "psql"),
-		"listed":    checkListed([]lease{{Key: "k", State: "live", Holder: "a", Token: 3}}, []held{{"k", "live", "a", 3}}),
+		"listed":    checkListed([]pgxlock.Holder{{Key: "k", State: "live", ID: "a", Token: 3}}, []held{{"k", "live", "a", 3}}),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -51,7 +53,7 @@ func TestEveryUntrueClaimIsFoundUntrue(t *testing.T) {
 		change(&s)
 		return checkMixed(s, "psql")
 	}
-	before := lease{Key: "k", Holder: "a", ExpiresAt: at(100)}
+	before := pgxlock.Holder{Key: "k", ID: "a", Expires: at(100)}
 	lost := report{Err: "lost", Lost: true}
 	for name, err := range map[string]error{
 		"two inside":              checkExclusive(turns(func(r []turn) { r[1].Inside = 2 }), 3),
@@ -61,8 +63,8 @@ func TestEveryUntrueClaimIsFoundUntrue(t *testing.T) {
 		"a token falls":           checkGrowing(turns(func(r []turn) { r[2].Token = 5 })),
 		"no tokens":               checkGrowing([]turn{{}}),
 		"no turns":                checkGrowing(nil),
-		"taken too early":         checkTakeover(before, lease{Key: "k", Holder: "b", AcquiredAt: at(99)}),
-		"never taken":             checkTakeover(before, lease{Key: "k", Holder: "a", AcquiredAt: at(101)}),
+		"taken too early":         checkTakeover(before, pgxlock.Holder{Key: "k", ID: "b", Since: at(99)}),
+		"never taken":             checkTakeover(before, pgxlock.Holder{Key: "k", ID: "a", Since: at(101)}),
 		"the same token":          checkGreater(11, 11),
 		"not told":                checkLost(report{}),
 		"told something else":     checkLost(report{Err: "network"}),
@@ -78,7 +80,7 @@ func TestEveryUntrueClaimIsFoundUntrue(t *testing.T) {
 		"Go kept out":             mix(func(s *sqlAndGo) { s.goTook = report{Err: "busy", Busy: true} }),
 		"SQL came in":             mix(func(s *sqlAndGo) { s.sqlAgain = true }),
 		"a lease not listed":      checkListed(nil, []held{{"k", "live", "a", 3}}),
-		"the wrong state listed":  checkListed([]lease{{Key: "k", State: "live", Holder: "a", Token: 3}}, []held{{"k", "expired", "a", 3}}),
+		"the wrong state listed":  checkListed([]pgxlock.Holder{{Key: "k", State: "live", ID: "a", Token: 3}}, []held{{"k", "expired", "a", 3}}),
 	} {
 		if err == nil {
 			t.Errorf("%s: found true", name)

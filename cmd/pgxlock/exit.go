@@ -24,7 +24,7 @@ import (
 const (
 	exitOK          = 0
 	exitNotCurrent  = 1  // migrate status: not at the newest version
-	exitNone        = 1  // ls --exit-code: no lease passes the filters
+	exitNone        = 1  // ls --exit-code: no lock passes the filters
 	exitUnsound     = 1  // doctor: it found an error
 	exitNoLeader    = 1  // step-down: nobody holds the lock
 	exitNotEvicted  = 1  // evict: the holder had it no longer, or the answer was no
@@ -42,7 +42,7 @@ const (
 // exitCodes are the exit codes as help, the man pages and docs/run.md list them.
 var exitCodes = []struct{ code, meaning string }{
 	{code(exitOK), "success"},
-	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lease, " +
+	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lock, " +
 		"pgxlock doctor an error (with --strict, also a warning), pgxlock step-down no leader; or pgxlock evict evicted nobody"},
 	{code(exitUsage), "wrong usage: correct the command line"},
 	{code(exitUnavailable), "the database cannot be reached: try again later"},

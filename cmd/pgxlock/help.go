@@ -67,6 +67,12 @@ The command that pgxlock run, lead or once starts gets:
 acquired_at, expires_at. A field that is not known is left out or null. Times are in
 RFC 3339.
 
+A lock that is held also has suspect, metadata and eviction_reason with evicted_by; an
+advisory lock pid, application, role, client and label, and internal if it is one of
+pgxlock's own; token and the times are of leases. ls adds held_seconds and
+remaining_seconds, null where they are not known; evictions has evicted_at. reap and
+claims purge print the number as removed, with --dry-run as would_remove.
+
 A token is a 64-bit integer. JavaScript, and jq before 1.7, round integers greater
 than 2^53.`},
 	}

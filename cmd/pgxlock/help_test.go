@@ -47,7 +47,7 @@ func TestHelpGroupsCommands(t *testing.T) {
 	t.Parallel()
 	r := execute(t, nil, "--help")
 	for _, want := range []string{
-		"Lock:\n  acquire ", "Inspect:\n  doctor ", "Operate:\n  evict ",
+		"Lock:\n  acquire ", "Inspect:\n  doctor ", "Operate:\n  claims ",
 		"Additional help topics:\n  pgxlock environment ", "\n  pgxlock exit-codes ", "\n  pgxlock json ",
 	} {
 		if !strings.Contains(r.stdout, want) {

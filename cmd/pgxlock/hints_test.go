@@ -67,7 +67,7 @@ func TestUnknownFlagsAreFoundInATextByTheCommandBeforeThem(t *testing.T) {
 	}
 	for text, want := range map[string][]string{
 		"use --state or --holder":                                    nil,
-		"leave out --kind lease":                                     {"pgxlock ls --kind"},
+		"leave out --ttl 5m":                                         {"pgxlock ls --ttl"},
 		"run pgxlock migrate up --schema x":                          nil,
 		"run pgxlock migrate up --force":                             {"pgxlock migrate up --force"},
 		"pgxlock run k --no-wait -- program --wait\nsee --wait":      {"pgxlock ls --wait"},

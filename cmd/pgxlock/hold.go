@@ -246,3 +246,5 @@ func (l *holding) check() error {
 	}
 	return nil
 }
+
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

@@ -3,148 +3,196 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
 )
 
+// The command ls lists the holders of locks, and the leases that nobody released.
+
 func newLs() *cobra.Command {
-	var t target
+	var m monitoring
 	var output format
 	var f filter
 	var exitCode bool
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List the leases",
-		Long: `List the leases: who holds each of them, for how long already, and for how much longer
-unless it is renewed. A shared lease has one line per holder. Filters are combined
-with AND. Advisory locks are not leases: pgxlock watch shows them.
+		Short: "List the locks that are held",
+		Long: `List the locks that are held: leases, permits, shares, and advisory locks of sessions and
+of transactions. A shared lock has one line per holder. An empty field is not known.
+Filters are combined with AND.
 
 STATE is live, expired (others may take the lease over), or abandoned (expired more than
 an hour ago). HELD FOR of an expired lease ends at its expiry. A lease that evict
 took away is listed with the reason until somebody acquires it.
 
-An empty list is a success; with --exit-code, ls exits with 1 then.`,
+The server says of an advisory lock neither since when it is held, nor whether a session
+or a transaction has it, and knows it by its number: --name shows its key, and Lockers
+publish the keys of those that they hold for long. It is always live: --older-than,
+--expires-within and --expired list leases alone. --sort puts what is not known last.
+
+An empty list is a success; with --exit-code, ls exits with 1 then. Standard error says
+what this role or this schema cannot show; ls fails where leases cannot be shown and
+only those are asked for, or --exit-code is given.`,
 		Example: `  pgxlock ls --state expired,abandoned               # what nobody released
-  pgxlock ls --older-than 1h --sort age --limit 10   # the ten oldest
+  pgxlock ls --older-than 1h --sort age --limit 10   # the ten oldest leases
+  pgxlock ls --kind advisory --name nightly          # advisory locks, one by its name
   pgxlock ls --holder pod-7 -o json | jq -r '.[].key'
   while pgxlock ls --holder pod-7 --state live --exit-code >/dev/null; do sleep 1; done`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(cmd.Flags()); err != nil {
+			if err := f.check(cmd); err != nil {
 				return err
 			}
-			pool, err := t.connect(cmd.Context(), reading)
-			if err != nil {
+			return m.do(cmd.Context(), reading, func(locks *pgxlock.Monitor) error {
+				shot, err := f.ask(cmd.Context(), locks, exitCode)
+				if err != nil {
+					return err
+				}
+				printMissing(cmd, shot.Missing)
+				listed := shot.Holders
+				if f.limit > 0 && len(listed) > f.limit {
+					listed = listed[:f.limit]
+					cmd.PrintErrf("pgxlock: only the first %d of %d locks are shown; --limit shows more\n", f.limit, len(shot.Holders))
+				}
+				if output == formatJSON {
+					err = printJSON(cmd.OutOrStdout(), views(listed, func(h pgxlock.Holder) listedView { return viewListed(shot.At, h) }))
+				} else {
+					err = printHolders(cmd.OutOrStdout(), colors(cmd), "", columns(cmd), shot.At, listed)
+				}
+				if err == nil && exitCode && len(listed) == 0 {
+					err = errNone
+				}
 				return err
-			}
-			defer pool.Close()
-			leases, err := listLeases(cmd.Context(), pool, t.schema, f)
-			if err != nil {
-				return err
-			}
-			if f.limit > 0 && len(leases) > f.limit {
-				leases = leases[:f.limit]
-				cmd.PrintErrf("pgxlock: only the first %d leases are shown; --limit shows more\n", f.limit)
-			}
-			if output == formatJSON {
-				err = printJSON(cmd.OutOrStdout(), leases)
-			} else {
-				err = printLeases(cmd.OutOrStdout(), colors(cmd), "", leases)
-			}
-			if err == nil && exitCode && len(leases) == 0 {
-				err = errNone
-			}
-			return err
+			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	m.addFlags(cmd)
+	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
 	f.addFlags(cmd)
-	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if no lease is listed")
+	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if no lock is listed")
 	return cmd
 }
 
-// lease is a row of the view lock_leases, or of lock_shares; in JSON with the names of a
-// holderView.
-type lease struct {
-	Key              string    `json:"key"`
-	Kind             lockKind  `json:"kind"`
-	Mode             string    `json:"mode"`
-	State            string    `json:"state"`
-	Holder           string    `json:"holder"`
-	Token            int64     `json:"token,omitempty"`
-	AcquiredAt       time.Time `json:"acquired_at,omitzero"` // zero, as is
-	ExpiresAt        time.Time `json:"expires_at,omitzero"`  // this, if it is infinity
-	HeldSeconds      *float64  `json:"held_seconds"`
-	RemainingSeconds *float64  `json:"remaining_seconds"`
-	Metadata         string    `json:"metadata,omitempty"`
-	EvictedBy        string    `json:"evicted_by,omitempty"`
-	EvictionReason   string    `json:"eviction_reason,omitempty"`
+// columns is how wide the terminal is that a command writes to; 0: it writes to none.
+func columns(cmd *cobra.Command) int {
+	if file, ok := cmd.OutOrStdout().(*os.File); ok && os.Getenv("TERM") != "dumb" {
+		width, _, _ := window(file)
+		return width
+	}
+	return 0
 }
 
-// The states of a lease.
-const (
-	stateLive      = "live"
-	stateExpired   = "expired"
-	stateAbandoned = "abandoned"
-)
+// listedView is a holder as JSON shows it in a list.
+type listedView struct {
+	holderView
+	HeldSeconds      *float64 `json:"held_seconds"`
+	RemainingSeconds *float64 `json:"remaining_seconds"`
+}
 
-// listLeases asks for the leases in the schema, or where pgxlock is found.
-func listLeases(ctx context.Context, pool *pgxpool.Pool, schema string, f filter) ([]lease, error) {
-	schema, err := locate(ctx, pool, schema)
+func viewListed(at time.Time, h pgxlock.Holder) listedView {
+	view := listedView{holderView: viewHolder(h)}
+	if !h.Since.IsZero() {
+		view.HeldSeconds = new(heldUntil(at, h).Sub(h.Since).Seconds())
+	}
+	if !h.Expires.IsZero() {
+		view.RemainingSeconds = new(h.Expires.Sub(at).Seconds())
+	}
+	return view
+}
+
+// filter says which locks ls lists, and in which order.
+type filter struct {
+	selection
+	prefix        string
+	holder        string
+	states        []string
+	expired       bool // both states that are not live
+	olderThan     time.Duration
+	expiresWithin time.Duration
+	limit         int // 0: none
+}
+
+var states = []string{string(pgxlock.StateLive), string(pgxlock.StateExpired), string(pgxlock.StateAbandoned)}
+
+func (f *filter) addFlags(cmd *cobra.Command) {
+	f.selection.addFlags(cmd, orderKey)
+	flags := cmd.Flags()
+	flags.StringVar(&f.prefix, "prefix", "", "only keys that begin with this `text`")
+	flags.StringVar(&f.holder, "holder", "", "only holder ids that contain this `text`, such as an owner or a host")
+	flags.StringSliceVar(&f.states, "state", nil, "only these `states`: live, expired, abandoned")
+	flags.BoolVar(&f.expired, "expired", false, "only leases that are no longer live: the same as --state expired,abandoned")
+	durationVar(flags, &f.olderThan, "older-than", "", 0, "only leases acquired more than this `duration` ago")
+	durationVar(flags, &f.expiresWithin, "expires-within", "", 0, "only live leases that expire within this `duration` unless they are renewed")
+	flags.IntVar(&f.limit, "limit", 0, "at most this `number` of locks (default: all)")
+	complete(cmd, "state", states)
+}
+
+// check says what is wrong with the flags.
+func (f *filter) check(cmd *cobra.Command) error {
+	flags := cmd.Flags()
+	if err := f.selection.check(cmd); err != nil {
+		return err
+	}
+	if err := refuseEmpty(flags, "all", "prefix", "holder", "state"); err != nil {
+		return err
+	}
+	if f.expired && flags.Changed("state") {
+		return usageError{fmt.Errorf("--expired and --state exclude each other; leave one out")}
+	}
+	for _, state := range f.states {
+		if !slices.Contains(states, state) {
+			return usageError{fmt.Errorf("--state %q: use %s", state, strings.Join(states, ", "))}
+		}
+	}
+	if f.expired {
+		f.states = states[1:]
+	}
+	for name, value := range map[string]int64{"older-than": int64(f.olderThan), "expires-within": int64(f.expiresWithin), "limit": int64(f.limit)} {
+		if flags.Changed(name) && value <= 0 {
+			return usageError{fmt.Errorf("--%s is %s, it must be more than 0", name, flags.Lookup(name).Value)}
+		}
+	}
+	if flags.Changed("kind") && f.leasesOnly() && !slices.Contains(f.kinds, string(kindLease)) {
+		return usageError{fmt.Errorf("--kind %s: --older-than, --expires-within and other states than live are of leases alone; leave them out", strings.Join(f.kinds, ","))}
+	}
+	return nil
+}
+
+// leasesOnly reports whether only a lease can pass.
+func (f *filter) leasesOnly() bool {
+	return f.olderThan > 0 || f.expiresWithin > 0 || len(f.states) > 0 && !slices.Contains(f.states, string(pgxlock.StateLive)) ||
+		len(f.kinds) > 0 && !slices.Contains(f.kinds, string(kindAdvisory))
+}
+
+// ask returns a snapshot whose Holders are all that pass, and whose Missing is what may be
+// missing among them. It fails if leases cannot be read and the answer would be wrong.
+func (f *filter) ask(ctx context.Context, locks *pgxlock.Monitor, whole bool) (pgxlock.Snapshot, error) {
+	shot, err := locks.Snapshot(ctx)
+	if err == nil && len(shot.Missing) > 0 && (whole || f.leasesOnly()) {
+		_, err = locks.Expired(ctx) // says whether it is leases
+	}
 	if err != nil {
-		return nil, err
+		return pgxlock.Snapshot{}, err
 	}
-	rows, _ := pool.Query(ctx, statement("leases", schema), f.args()...) // CollectRows returns the error
-	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[lease])
-	return leases, ofSchema(schema, err)
+	if f.leasesOnly() {
+		shot.Missing = nil // it is about other locks
+	}
+	all := slices.Concat(shot.Holders, shot.Expired)
+	shot.Holders = f.selection.holders(chosen(all, func(h pgxlock.Holder) bool { return f.passes(shot.At, h) }))
+	return shot, nil
 }
 
-// note is why the lease was taken away from its holder, in full, or what that said of it.
-func (l lease) note() string {
-	if l.EvictedBy != "" {
-		return evictedBy(l.EvictedBy, l.EvictionReason)
-	}
-	return short(printable(l.Metadata), maxMetadata)
+// passes reports whether a holder passes all filters but those of the selection.
+func (f *filter) passes(at time.Time, h pgxlock.Holder) bool {
+	return strings.HasPrefix(bare(h.Key), f.prefix) && strings.Contains(h.ID, f.holder) &&
+		(len(f.states) == 0 || slices.Contains(f.states, string(h.State))) &&
+		(f.olderThan == 0 || !h.Since.IsZero() && at.Sub(h.Since) > f.olderThan) &&
+		(f.expiresWithin == 0 || h.State == pgxlock.StateLive && !h.Expires.IsZero() && h.Expires.Sub(at) <= f.expiresWithin)
 }
-
-// maxMetadata is how much of the metadata a table shows.
-const maxMetadata = 40
-
-func printLeases(w io.Writer, p palette, indent string, leases []lease) error {
-	rows := make([][]cell, len(leases))
-	for i, l := range leases {
-		color := red
-		switch l.State {
-		case stateLive:
-			color = green
-		case stateExpired:
-			color = yellow
-		}
-		rows[i] = []cell{
-			{text: printable(l.Key)},
-			{l.State, color},
-			{text: l.Mode},
-			{text: printable(l.Holder)},
-			{text: fmt.Sprint(l.Token)},
-			{text: since(l.HeldSeconds)},
-			{text: since(l.RemainingSeconds)},
-			{l.note(), faint},
-		}
-	}
-	return printTable(w, p, indent, 0, []string{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "NOTE"}, rows)
-}
-
-// since is a time that passes, or none.
-func since(seconds *float64) string {
-	if seconds == nil {
-		return "-"
-	}
-	return brief(duration(*seconds))
-}
-
-func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

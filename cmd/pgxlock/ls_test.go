@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +37,7 @@ func withLeases(t *testing.T) *pgtest.DB {
 	return db
 }
 
-func TestLsShowsEveryLeaseInATable(t *testing.T) {
+func TestLsShowsLeasesInATable(t *testing.T) {
 	t.Parallel()
 	r := execute(t, nil, "ls", "--database-url", withLeases(t).URL)
 	r.want(t, exitOK, "KEY", "")
@@ -45,10 +46,10 @@ func TestLsShowsEveryLeaseInATable(t *testing.T) {
 		t.Fatalf("want a header and four rows, without colors:\n%s", r.stdout)
 	}
 	for i, want := range [][]string{
-		{"KEY", "STATE", "MODE", "HOLDER", "TOKEN", "HELD FOR", "REMAINING", "NOTE"},
-		{"import", "expired", "pod-3", "-1m"},
+		{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"},
+		{"import", "lease", "expired", "pod-3", "-1m"},
 		{"old", "abandoned", "pod-4", " 1d0h ", " -2d0h"},
-		{"order:1", "live", "exclusive", "pod-1", `{"step": 3}`},
+		{"order:1", "lease", "live", "pod-1", `{"step": 3}`},
 		{"order:2", "live", "pod-2", " free text"},
 	} {
 		for _, text := range want {
@@ -62,7 +63,7 @@ func TestLsShowsEveryLeaseInATable(t *testing.T) {
 func TestLsPrintsJSON(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
-	var leases []lease
+	var leases []listedView
 	if err := json.Unmarshal([]byte(execute(t, nil, "ls", "-o", "json", "--database-url", db.URL).stdout), &leases); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +71,7 @@ func TestLsPrintsJSON(t *testing.T) {
 		t.Fatalf("%+v", leases)
 	}
 	l := leases[2]
-	if l.Key != "order:1" || l.State != stateLive || l.Holder != "pod-1" || l.Token <= 0 || l.Metadata != `{"step": 3}` || *l.RemainingSeconds <= 0 || *l.RemainingSeconds > 300 || !l.ExpiresAt.After(l.AcquiredAt) {
+	if l.Key != "order:1" || l.State != "live" || l.Holder != "pod-1" || l.Token <= 0 || l.Metadata != `{"step": 3}` || *l.RemainingSeconds <= 0 || *l.RemainingSeconds > 300 || !l.Expires.After(l.Acquired) {
 		t.Errorf("%+v %s", l, l.Metadata)
 	}
 	empty := execute(t, nil, "ls", "-o", "json", "--prefix", "nothing", "--database-url", db.URL)
@@ -149,7 +150,7 @@ func TestLsListsALeaseThatLastsForGood(t *testing.T) {
 	db.Exec(t, "insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at) values ('closed', 'ops', '-infinity', 'infinity')")
 	r := execute(t, nil, "ls", "--database-url", db.URL)
 	r.want(t, exitOK, "closed", "")
-	if line := strings.Fields(r.stdout[strings.Index(r.stdout, "closed"):]); strings.Join(line, " ") != "closed live exclusive ops 0 - -" {
+	if line := strings.Fields(r.stdout[strings.Index(r.stdout, "closed"):]); strings.Join(line, " ") != "closed lease live ops" {
 		t.Error(r.stdout)
 	}
 	var leases []map[string]any
@@ -161,10 +162,10 @@ func TestLsListsALeaseThatLastsForGood(t *testing.T) {
 	}
 }
 
-// names are those of the leases, in their order.
-func names(leases []lease) string {
+// names are those of the locks, in their order.
+func names(locks []listedView) string {
 	var names []string
-	for _, l := range leases {
+	for _, l := range locks {
 		names = append(names, l.Key)
 	}
 	return strings.Join(names, " ")
@@ -173,10 +174,22 @@ func names(leases []lease) string {
 func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
+	session(t, db, "select pg_advisory_lock(advisory_lock_key('order:3')), pg_advisory_lock_shared(4, 2); set application_name = 'psql'")
+	monitor, err := pgxlock.NewMonitor(db.Pool, &pgxlock.MonitorConfig{Names: []string{"order:3"}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, test := range []struct{ args, want string }{
-		{"", "import old order:1 order:2"},
-		{"--prefix order:", "order:1 order:2"},
-		{"--prefix o", "old order:1 order:2"},
+		{"", "#4,2 import old order:1 order:2 order:3"},
+		{"--kind lease", "import old order:1 order:2"},
+		{"--kind advisory", "#4,2 order:3"},
+		{"--kind advisory,lease --sort kind", "#4,2 order:3 order:1 order:2 import old"},
+		{"--kind lease --kind advisory --key r:", "order:1 order:2 order:3"},
+		{"--key #4", "#4,2"},
+		{"--holder psql:", "#4,2 order:3"},
+		{"--sort holder", "order:1 order:2 import old #4,2 order:3"},
+		{"--prefix order:", "order:1 order:2 order:3"},
+		{"--prefix o", "old order:1 order:2 order:3"},
 		{"--prefix %", ""},
 		{"--expired", "import old"},
 		{"--expired --prefix o", "old"},
@@ -184,9 +197,9 @@ func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 		{"--holder d-", "import old order:1 order:2"},
 		{"--holder p_d", ""},
 		{"--holder POD-2", ""},
-		{"--state live", "order:1 order:2"},
+		{"--state live", "#4,2 order:1 order:2 order:3"},
 		{"--state expired", "import"},
-		{"--state abandoned --state live", "old order:1 order:2"},
+		{"--state abandoned --state live", "#4,2 old order:1 order:2 order:3"},
 		{"--state expired,abandoned", "import old"},
 		{"--older-than 48h", "old"},
 		{"--older-than 96h", ""},
@@ -194,8 +207,8 @@ func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 		{"--expires-within 10m", "order:1 order:2"},
 		{"--expires-within 1ms", ""},
 		{"--expires-within 10m --expired", ""},
-		{"--sort age", "old order:1 order:2 import"},
-		{"--sort expiry", "old import order:1 order:2"},
+		{"--sort age", "old order:1 order:2 import #4,2 order:3"},
+		{"--sort expiry", "old import order:1 order:2 #4,2 order:3"},
 		{"--sort expiry --state live --holder pod", "order:1 order:2"},
 	} {
 		var f filter
@@ -204,11 +217,11 @@ func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 		if err := cmd.ParseFlags(strings.Fields(test.args)); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.check(cmd.Flags()); err != nil {
+		if err := f.check(&cmd); err != nil {
 			t.Errorf("%s: %v", test.args, err)
 		}
-		leases, err := listLeases(t.Context(), db.Pool, "", f)
-		if got := names(leases); err != nil || got != test.want {
+		shot, err := f.ask(t.Context(), monitor, true)
+		if got := names(views(shot.Holders, func(h pgxlock.Holder) listedView { return viewListed(shot.At, h) })); err != nil || got != test.want {
 			t.Errorf("%s: %q, %v, want %q", test.args, got, err, test.want)
 		}
 	}
@@ -218,12 +231,12 @@ func TestLsSaysThatTheLimitCutTheList(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
 	for _, test := range []struct{ limit, note, want string }{
-		{"3", "only the first 3 leases are shown; --limit shows more", "old order:1 order:2"},
+		{"3", "only the first 3 of 4 locks are shown; --limit shows more", "old order:1 order:2"},
 		{"4", "", "old order:1 order:2 import"},
 	} {
 		r := execute(t, nil, "ls", "-o", "json", "--sort", "age", "--limit", test.limit, "--database-url", db.URL)
 		r.want(t, exitOK, "old", test.note)
-		var leases []lease
+		var leases []listedView
 		if err := json.Unmarshal([]byte(r.stdout), &leases); err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +265,13 @@ func TestLsNamesAFilterThatCannotBe(t *testing.T) {
 		{[]string{"--state", "live,"}, `--state "": use live`},
 		{[]string{"--state", ""}, "--state is empty"},
 		{[]string{"--state", "live", "--expired"}, "exclude each other"},
-		{[]string{"--sort", "size"}, `--sort "size": use key, age, expiry`},
+		{[]string{"--sort", "size"}, `--sort "size": use kind, key, age, expiry, holder`},
+		{[]string{"--kind", "memory"}, `--kind "memory": use lease or advisory`},
+		{[]string{"--kind", "transaction"}, "the server does not tell the lock of a transaction from that of a session; use advisory for both"},
+		{[]string{"--kind", ""}, "--kind is empty"},
+		{[]string{"--key", ""}, "--key is empty"},
+		{[]string{"--kind", "advisory", "--expired"}, "--kind advisory: --older-than, --expires-within and other states than live are of leases alone"},
+		{[]string{"--kind", "advisory", "--older-than", "1h"}, "leave them out"},
 		{[]string{"--holder", ""}, "--holder is empty; is the variable set"},
 		{[]string{"--prefix="}, "--prefix is empty"},
 		{[]string{"--older-than", "-1s"}, "--older-than is -1s, it must be more than 0"},
@@ -268,32 +287,65 @@ func TestLsNamesAFilterThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestLsSaysWherePgxlockIsMissing(t *testing.T) {
+func TestLsShowsEveryKindOfLock(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	db.Exec(t, "select acquire_lock('a', 'pod-1', 300), acquire_permit('b', 'pod-2', 2, 300), acquire_shared_lock('c', 'pod-3', 300)")
+	_, held := session(t, db, "set application_name = 'psql'; select pg_advisory_lock(advisory_lock_key('d')), pg_advisory_lock_shared(7)")
+	_, open := session(t, db, "begin; select lock_tx('e')")
+	db.Exec(t, "update distributed_locks set expires_at = now() - interval '1 minute' where lock_name = 'a'")
+
+	r := execute(t, env, "ls", "--name", "d", "--name", "e", "-o", "json")
+	var locks []listedView
+	if err := json.Unmarshal([]byte(r.stdout), &locks); err != nil || r.code != exitOK || r.stderr != "" || len(locks) != 6 {
+		t.Fatalf("%+v: %v", r, err)
+	}
+	for i, want := range []listedView{
+		{holderView: holderView{Key: "#7", Kind: kindAdvisory, Mode: "shared", State: "live", PID: int32(held)}},
+		{holderView: holderView{Key: "a", Kind: kindLease, Mode: "exclusive", State: "expired"}},
+		{holderView: holderView{Kind: kindLease, Mode: "exclusive", State: "live"}}, // b#1 or b#2
+		{holderView: holderView{Key: "c", Kind: kindLease, Mode: "shared", State: "live"}},
+		{holderView: holderView{Key: "d", Kind: kindAdvisory, Mode: "exclusive", State: "live", PID: int32(held)}},
+		{holderView: holderView{Key: "e", Kind: kindAdvisory, Mode: "exclusive", State: "live", PID: int32(open)}},
+	} {
+		got := locks[i]
+		known := got.Kind == kindLease // the server says neither of an advisory lock
+		if got.Key != want.Key && want.Key != "" || got.Kind != want.Kind || got.Mode != want.Mode || got.State != want.State || got.PID != want.PID ||
+			(got.HeldSeconds != nil) != known || (got.RemainingSeconds != nil) != known {
+			t.Errorf("%d: %+v", i, got)
+		}
+	}
+	execute(t, env, "ls", "--kind", "advisory").want(t, exitOK, "#7", "")
+	table := execute(t, env, "ls", "--kind", "advisory", "--key", "#7").stdout
+	if want := fmt.Sprintf("#7   advisory  live                        shared  psql:%d         %d\n", held, held); !strings.Contains(table, want) || strings.Count(table, "\n") != 2 {
+		t.Errorf("no %q:\n%s", want, table)
+	}
+	if all := execute(t, env, "ls", "--internal").stdout; strings.Count(all, "(pgxlock: ") > 0 {
+		t.Errorf("nobody has a lock of pgxlock's own:\n%s", all)
+	}
+}
+
+func TestLsSaysWhatItCannotShow(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	env := []string{"DATABASE_URL=" + db.URL}
-	execute(t, env, "ls").want(t, exitInternal, "", "pgxlock migrate up")
-	execute(t, env, "ls", "--schema", "public").want(t, exitInternal, "", `schema "public" has no pgxlock`)
-	execute(t, env, "ls", "--schema", "nowhere").want(t, exitInternal, "", `schema "nowhere" has no pgxlock`)
+	session(t, db, "select pg_advisory_lock(7)")
+	execute(t, env, "ls").want(t, exitOK, "#7", "pgxlock: not shown: leases, and the queues of those who wait: ")
+	execute(t, env, "ls", "--state", "live").want(t, exitOK, "#7", "pgxlock migrate up")
+	execute(t, env, "ls", "--kind", "advisory", "-o", "json").want(t, exitOK, `"key": "#7"`, "not shown: leases")
+	for _, args := range []string{"--kind lease", "--expired", "--older-than 1s", "--expires-within 1s", "--exit-code"} { // whose answer would be wrong
+		execute(t, env, append([]string{"ls"}, strings.Fields(args)...)...).want(t, exitInternal, "", "run pgxlock migrate up")
+	}
+	execute(t, env, "ls", "--kind", "lease", "--schema", "nowhere").want(t, exitInternal, "", `schema "nowhere"`)
 	for _, schema := range []string{"a", "b"} {
 		if err := migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: schema}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	execute(t, env, "ls").want(t, exitInternal, "", `installed in schema "a", "b"`)
-	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "KEY", "")
-}
-
-func TestNamesCannotCommandTheTerminal(t *testing.T) {
-	t.Parallel()
-	var b strings.Builder
-	err := printLeases(&b, true, "", []lease{{Key: "a\x1b[2Jb\nc", State: stateLive, Holder: "h\r\"", Metadata: "\x1b]0;x\a"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out := b.String(); strings.Contains(out, "\x1b[2J") || strings.Contains(out, "\x1b]0") || strings.Count(out, "\n") != 2 || !strings.Contains(out, `a\x1b[2Jb\nc`) {
-		t.Errorf("%q", out)
-	}
+	execute(t, env, "ls", "--kind", "lease").want(t, exitInternal, "", "installed in schema")
+	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "#7", "")
+	execute(t, append(env, "PGOPTIONS=-c role=pg_monitor"), "ls", "--schema", "b").want(t, exitOK, "#7", "not shown: leases")
 }
 
 func TestDurationsAreBrief(t *testing.T) {
@@ -321,5 +373,5 @@ func TestLsShowsWhoSharesALease(t *testing.T) {
 		t.Errorf("%s", r.stdout)
 	}
 	db.Exec(t, "drop view lock_shares cascade")
-	execute(t, nil, "ls", "--database-url", db.URL).want(t, exitInternal, "", "run pgxlock migrate up")
+	execute(t, nil, "ls", "--kind", "lease", "--database-url", db.URL).want(t, exitInternal, "", "run pgxlock migrate up")
 }

@@ -68,7 +68,7 @@ pgxlock demo shows locks at work on a throw-away server. In a database of your o
 begin with pgxlock migrate up.`,
 		Example: `  pgxlock migrate up                                 # install the tables and functions
   pgxlock run -n nightly -- ./backup.sh              # run a command under a lock
-  pgxlock ls                                         # list the leases
+  pgxlock ls                                         # list who holds which lock
   pgxlock watch                                      # watch who holds locks and who waits`,
 		Args:          noCommand,
 		SilenceUsage:  true,
@@ -82,8 +82,8 @@ begin with pgxlock migrate up.`,
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
 	root.AddGroup(commandGroups...)
 	addGrouped(root, groupLock, newRun(), newOnce(), newLead(), newStepDown(), newAcquire(), newExtend(), newRelease())
-	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newDoctor())
-	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict())
+	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newEvictions(), newDoctor())
+	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict(), newClaims())
 	root.AddCommand(newDemo(), newVersion(), newMan())
 	root.AddCommand(topics()...)
 	root.SetHelpCommand(newHelp())

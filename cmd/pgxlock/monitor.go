@@ -14,7 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// The commands tree, watch, reap and evict share a Monitor of the database, and show keys,
+// The commands ls, tree, watch, reap and evict share a Monitor of the database, and show keys,
 // holders and waiters alike.
 
 // monitoring says where a Monitor looks, and which names it knows.
@@ -186,6 +186,9 @@ func known[N int32 | int64](n N) string {
 	return strconv.FormatInt(int64(n), 10)
 }
 
+// maxMetadata is how much of the metadata a table shows.
+const maxMetadata = 40
+
 // note is what else is to be said of a holder: why it was evicted, in full, or the begin of
 // the rest.
 func note(h pgxlock.Holder) string {
@@ -214,16 +217,21 @@ func evictedBy(who, reason string) string {
 	return printable(fmt.Sprintf("evicted by %s: %s", who, reason))
 }
 
+// heldUntil is until when a lock was held, at a moment of the server's clock.
+func heldUntil(at time.Time, h pgxlock.Holder) time.Time {
+	if !h.Expires.IsZero() && h.Expires.Before(at) {
+		return h.Expires
+	}
+	return at
+}
+
 // printHolders prints a table of holders as they are at a moment of the server's clock.
-func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pgxlock.Holder) error {
+func printHolders(w io.Writer, p palette, indent string, screen int, at time.Time, holders []pgxlock.Holder) error {
 	rows := make([][]cell, len(holders))
 	for i, h := range holders {
 		color := map[pgxlock.LeaseState]string{pgxlock.StateLive: green, pgxlock.StateExpired: yellow}[h.State]
-		remaining, mode, until := "", "", at
+		remaining, mode := "", ""
 		if !h.Expires.IsZero() {
-			if h.Expires.Before(at) {
-				until = h.Expires
-			}
 			remaining = brief(h.Expires.Sub(at))
 		}
 		if color == "" {
@@ -236,7 +244,7 @@ func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pg
 			{text: titled(h.Key, h.Label, h.Internal)},
 			{text: string(kindNamed(h.Kind))},
 			{string(h.State), color},
-			{text: age(until, h.Since)},
+			{text: age(heldUntil(at, h), h.Since)},
 			{text: remaining},
 			{text: mode},
 			{text: printable(h.ID)},
@@ -245,5 +253,5 @@ func printHolders(w io.Writer, p palette, screen int, at time.Time, holders []pg
 			{note(h), faint},
 		}
 	}
-	return printTable(w, p, "", screen, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, rows)
+	return printTable(w, p, indent, screen, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, rows)
 }

@@ -3,10 +3,18 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestEvictAsksFirstOnATerminal(t *testing.T) {
@@ -66,14 +74,14 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	// A screen that is too small says how much it leaves out, one that is larger again shows
 	// all, and neither has anything left of the other.
 	s.resizes(t, 92, 8)
-	s.shows(t, "... 8 more lines")
+	s.shows(t, "... 9 more lines")
 	db.Exec(t, "delete from distributed_locks where lock_name in ('k18', 'k19')")
-	s.shows(t, "... 6 more lines")
+	s.shows(t, "... 7 more lines")
 	s.resizes(t, 100, 20)
 	until(t, "all is shown again", func() bool {
 		seen := s.looks(t)
 		return strings.Contains(seen, "\nk17 ") && strings.Contains(seen, "REMAINING") && !strings.Contains(seen, "more lines") &&
-			strings.Count(seen, " held, ") == 1 && strings.Count(seen, "\n") == 11
+			strings.Count(seen, " held, ") == 1 && strings.Count(seen, "\n") == 12
 	})
 	s.presses(t, "C-c")
 	s.prompts(t, 130)
@@ -87,6 +95,148 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	})
 	s.presses(t, "C-c")
 	s.prompts(t, 130)
+}
+
+func TestWatchSortsAndFiltersByKeys(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-9', 3600), acquire_lock('order:2', 'pod-2', 3600), acquire_lock('mail', 'pod-5', 3600);
+		update distributed_locks set acquired_at = now() - interval '2 days' where lock_name = 'order:2'`)
+	session(t, db, "select pg_advisory_lock(4711)")
+	s := newScreen(t, db.URL)
+	s.resizes(t, 110, 20)
+	s.runs(t, "stty -a >before; pgxlock watch --every 1s")
+	// is waits for a status, and says in which order keys are shown then.
+	is := func(status string, keys ...string) {
+		t.Helper()
+		until(t, "the screen says "+status, func() bool { return strings.HasSuffix(s.looks(t), status) })
+		var shown []string
+		for row := range strings.Lines(s.last) {
+			if key, rest, _ := strings.Cut(row, " "); strings.Contains(rest, " live ") {
+				shown = append(shown, key)
+			}
+		}
+		if !slices.Equal(shown, keys) {
+			t.Errorf("%s shows %q, want %q", status, shown, keys)
+		}
+	}
+	const hint = "  (s sort, k kind, / key, q quit)"
+	is("sort: kind  kind: all"+hint, "#4711", "mail", "order:1", "order:2")
+	s.types(t, "s")
+	is("sort: key  kind: all"+hint, "#4711", "mail", "order:1", "order:2")
+	s.types(t, "s")
+	is("sort: age  kind: all"+hint, "order:2", "order:1", "mail", "#4711")
+	s.types(t, "k")
+	is("sort: age  kind: lease"+hint, "order:2", "order:1", "mail")
+	s.types(t, "k")
+	is("sort: age  kind: advisory"+hint, "#4711")
+	s.types(t, "kss")
+	is("sort: holder  kind: all"+hint, "#4711", "order:2", "mail", "order:1")
+	s.presses(t, "Up", "Left") // no keys of ours, and nothing of them is taken for one
+	s.types(t, "/orq")
+	is("/orq_  (Enter keeps, Esc clears)")
+	s.presses(t, "BSpace")
+	is("/or_  (Enter keeps, Esc clears)", "order:2", "order:1")
+	s.presses(t, "Enter")
+	is("sort: holder  kind: all  key: or"+hint, "order:2", "order:1")
+	s.types(t, "/")
+	s.types(t, "d")
+	is("/ord_  (Enter keeps, Esc clears)", "order:2", "order:1")
+	s.presses(t, "Escape")
+	is("sort: holder  kind: all"+hint, "#4711", "order:2", "mail", "order:1")
+	s.types(t, "q")
+	s.prompts(t, 0)
+	s.keepsTerminal(t)
+
+	s.clears(t)
+	s.runs(t, "pgxlock watch --every 1s --kind lease --key order --sort age")
+	is("sort: age  kind: lease  key: order"+hint, "order:2", "order:1")
+	s.types(t, "q")
+	s.prompts(t, 0)
+	r := execute(t, []string{"DATABASE_URL=" + db.URL}, "watch", "--once", "--kind", "lease", "--key", "order", "--sort", "age")
+	if first, second := strings.Index(r.stdout, "order:2"), strings.Index(r.stdout, "order:1"); r.code != exitOK || !strings.Contains(r.stdout, "2 held, ") || first < 0 || second < first || strings.Contains(r.stdout, "sort:") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// keepsTerminal fails the test unless the terminal is set as the file before says.
+func (s *screen) keepsTerminal(t *testing.T) {
+	t.Helper()
+	s.runs(t, "stty -a | cmp - before && echo as it was")
+	s.shows(t, "\nas it was\n")
+	s.prompts(t, 0)
+}
+
+func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{})
+	s := newScreen(t, server.URL("postgres"))
+	s.resizes(t, 110, 20)
+	s.runs(t, "stty -a >before; pgxlock watch --every 1s & sleep 0.1; echo in the background")
+	s.shows(t, "\nin the background")
+	s.runs(t, "fg")
+	const single = "(s sort, k kind, / key, q quit)"
+	raw := func() {
+		t.Helper()
+		s.shows(t, single)
+		s.types(t, "/again") // which only a terminal without lines passes on
+		s.shows(t, "/again_")
+		s.presses(t, "Escape")
+		s.shows(t, single)
+	}
+	raw()
+	s.presses(t, "C-z")
+	s.prompts(t, 128+int(syscall.SIGSTOP))
+	s.keepsTerminal(t)
+	s.clears(t)
+	s.runs(t, "fg")
+	raw()
+	s.presses(t, "C-c")
+	s.prompts(t, 130)
+	s.keepsTerminal(t)
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		s.clears(t)
+		s.runs(t, fmt.Sprintf(`pgxlock watch --every 1s & pid=$!; fg >/dev/null; echo ended`))
+		raw()
+		var pid int
+		until(t, "the shell has one child", func() bool {
+			out, err := exec.Command("pgrep", "-P", s.shellPID(t)).Output()
+			if err != nil {
+				return false
+			}
+			pid, err = strconv.Atoi(strings.TrimSpace(string(out)))
+			return err == nil
+		})
+		if err := syscall.Kill(pid, sig); err != nil {
+			t.Fatal(err)
+		}
+		s.shows(t, "\nended")
+		s.clears(t)
+		s.keepsTerminal(t)
+	}
+	s.clears(t)
+	s.runs(t, "pgxlock watch --every 1s 2>said")
+	raw()
+	if err := server.Crash(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it says that the server is gone", func() bool {
+		said, err := os.ReadFile(filepath.Join(s.home, "said"))
+		return err == nil && len(said) > 0
+	})
+	s.types(t, "q") // keys go on
+	s.prompts(t, 0)
+	s.keepsTerminal(t)
+}
+
+// shellPID is the process of the shell.
+func (s *screen) shellPID(t *testing.T) string {
+	t.Helper()
+	pid, err := s.tmux("display-message", "-p", "#{pane_pid}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(pid)
 }
 
 // stamp is the time in the first row.
@@ -156,7 +306,7 @@ func TestBashCompletesCommandsAndFlags(t *testing.T) {
 	s.runs(t, ". "+helpers+"; . <(pgxlock completion bash)")
 	s.prompts(t, 0)
 	for _, test := range []struct{ typed, want string }{
-		{"pgxlock ev", "pgxlock evict |"},
+		{"pgxlock tr", "pgxlock tree |"},
 		{"pgxlock ls --sort ex", "pgxlock ls --sort expiry |"},
 		{"pgxlock run k --kind a", "pgxlock run k --kind advisory |"},
 		{"pgxlock evict k --term", "pgxlock evict k --terminate |"},

@@ -290,7 +290,7 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + withLeases(t).URL, "PGOPTIONS=-c role=pg_monitor"}
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
-	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls", "acquire k", "run k -- true"} {
+	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls --kind lease", "ls --exit-code", "acquire k", "run k -- true"} {
 		r := execute(t, env, strings.Fields(command)...)
 		r.want(t, exitDenied, "", "(SQLSTATE 42501); as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see https://github.com/pgxlock/pgxlock/blob/main/docs/rights.md\n")
 	}
@@ -299,14 +299,17 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		rows int
-		want string
+		rows         int
+		status, want string
 	}{
-		{0, "a|b|c|d|"},
-		{5, "a|b|c|d|"},
-		{4, "a|b|... 2 more lines|"},
+		{0, "", "a|b|c|d|"},
+		{5, "", "a|b|c|d|"},
+		{4, "", "a|b|... 2 more lines|"},
+		{0, "status", "a|b|c|d|status|"},
+		{6, "status", "a|b|c|d|status|"},
+		{5, "status", "a|b|... 2 more lines|status|"},
 	} {
-		text := redrawn("a\nb\nc\nd\n", test.rows)
+		text := redrawn("a\nb\nc\nd\n", test.rows, test.status)
 		got, begins := strings.CutPrefix(text, home+cutLines)
 		got, ends := strings.CutSuffix(got, wrapLines+restOfAll)
 		if got = strings.ReplaceAll(got, restOfRow+"\n", "|"); got != test.want || !begins || !ends {
@@ -348,7 +351,7 @@ func TestExpiredLeaseWasHeldUntilItsExpiry(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	var table strings.Builder
-	if err := printHolders(&table, false, 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.StateAbandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
+	if err := printHolders(&table, false, "", 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.StateAbandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := table.String(); !strings.Contains(got, " 1d0h ") || !strings.Contains(got, " -2d0h") {

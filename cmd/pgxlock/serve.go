@@ -8,19 +8,17 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/metrics"
 	"github.com/pgxlock/pgxlock/internal/monitor"
@@ -61,8 +59,8 @@ func newServe() *cobra.Command {
 were left behind, recent evictions, and the last hour. It is read-only, follows the
 database by itself, and works without JavaScript. Open it at http://` + defaultListen + `/.
 
-All viewers share one snapshot each --every, and none is made while nobody looks. If the
-server goes away, the page says what it cannot see, and recovers by itself.
+All viewers share one snapshot each --every; while nobody looks there is one each 30s, for
+the history. If the server goes away, the page says what it cannot see, and recovers by itself.
 
 With --allow-evict the page takes locks away from holders, with a reason. That, and any
 --listen but a loopback address, needs a token of at least 16 characters, from
@@ -70,7 +68,8 @@ $` + tokenVariable + ` or --token-file; viewers enter it once. There is no TLS: 
 of another machine through ssh or a proxy that has it.
 
 /api/snapshot is the same as JSON, as pgxlock watch -o json prints it, with evictions.
-/metrics is for Prometheus: what docs/metrics.md lists of the database, and the process.
+/metrics is for Prometheus: what docs/metrics.md lists of the database, with the checks of
+pgxlock doctor each 5 minutes, and the process.
 /livez answers while the program runs, /readyz while the database does.`,
 		Example: `  pgxlock serve
   pgxlock serve --listen 127.0.0.1:8080 --every 5
@@ -104,7 +103,10 @@ func (s *serving) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer pool.Close()
-	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}}, metrics.Config{},
+	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}},
+		metrics.Config{Checks: func(ctx context.Context) (map[string]string, error) {
+			return checks(ctx, pool, s.monitoring.target.schema)
+		}},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err != nil {
 		return err
@@ -112,13 +114,17 @@ func (s *serving) run(cmd *cobra.Command) error {
 	page, err := serve.New(serve.Config{
 		Locks: locks,
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
-			return evictions(ctx, pool, s.monitoring.target.schema)
+			all, err := evictions(ctx, pool, s.monitoring, mostEvictions, 0)
+			if errors.Is(err, lockerr.ErrSchema) {
+				return nil, nil // the Snapshot says so
+			}
+			return all, err
 		},
 		Ready:    pool.Ping,
 		Metrics:  scraped,
 		Describe: func(err error) string { return describe(cmd.Flags(), err) },
-		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) any {
-			return viewServed(shot, load, evicted)
+		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) any {
+			return viewServed(shot, load, evicted, lost)
 		},
 		Token:      token,
 		AllowEvict: s.allowEvict,
@@ -148,17 +154,19 @@ func (s *serving) run(cmd *cobra.Command) error {
 }
 
 // serve serves until ctx ends.
-func (s *serving) serve(ctx context.Context, listener net.Listener, page http.Handler) error {
+func (s *serving) serve(ctx context.Context, listener net.Listener, page *serve.Server) error {
 	server := &http.Server{
 		Handler:           page,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      time.Minute, // streams have a deadline for each event
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // streams end with it
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
+	go page.Record(ctx)
 	select {
 	case err := <-failed:
 		return err
@@ -222,63 +230,32 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 	return token, remote, nil
 }
 
-// evictions returns the last evictions, none where nothing is installed.
-func evictions(ctx context.Context, pool *pgxpool.Pool, schema string) ([]serve.Eviction, error) {
-	schema, err := locate(ctx, pool, schema)
-	if errors.Is(err, lockerr.ErrSchema) {
-		return nil, nil // the Snapshot says so
+// checks returns how serious each finding of the doctor is.
+func checks(ctx context.Context, pool *pgxpool.Pool, schema string) (map[string]string, error) {
+	findings, err := doctor.Check(ctx, pool, &doctor.Config{Schema: schema})
+	status := make(map[string]string)
+	for _, f := range findings {
+		status[f.Check] = string(f.Status)
 	}
-	if err != nil {
-		return nil, err
-	}
-	rows, _ := pool.Query(ctx, statement("evictions", schema), mostEvictions) // ForEachRow returns the error
-	var all []serve.Eviction
-	var kind int32
-	var name string
-	var named bool
-	var e serve.Eviction
-	var at pgtype.Timestamptz
-	_, err = pgx.ForEachRow(rows, []any{&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason}, func() error {
-		e := e
-		e.Key, e.Kind, e.At = name, pgxlock.KindLease, at.Time
-		if kind != 0 {
-			e.Kind = pgxlock.KindAdvisory
-			e.Holder = ofSession(e.Holder)
-		}
-		if n, err := strconv.ParseInt(name, 10, 64); err == nil && kind != 0 && !named {
-			e.Key = map[int32]string{1: pgxlock.RawKey(n), 2: pgxlock.RawKey2(int32(n>>32), int32(n))}[kind]
-		}
-		all = append(all, e)
-		return nil
-	})
-	return all, err
+	return status, err
 }
 
-// ofSession names the session that an eviction records as advisory:pid:kind:key.
-func ofSession(holder string) string {
-	if parts := strings.Split(holder, ":"); len(parts) == 4 {
-		return "process " + parts[1]
-	}
-	return holder
-}
-
-// servedView is what /api/snapshot answers.
+// servedView is what /api/snapshot answers; docs/serve.md lists its fields.
 type servedView struct {
 	snapshotView
 	Evictions []evictionView `json:"evictions"`
+	Lost      []lossView     `json:"lost"`
 }
 
-type evictionView struct {
-	Key     string    `json:"key"`
-	Kind    lockKind  `json:"kind"`
-	Holder  string    `json:"holder"`
-	Evicted time.Time `json:"evicted_at"`
-	By      string    `json:"evicted_by"`
-	Reason  string    `json:"eviction_reason"`
+type lossView struct {
+	holderView
+	Next string `json:"taken_over_by,omitempty"`
 }
 
-func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction) servedView {
-	return servedView{viewSnapshot(shot, load), views(evicted, func(e serve.Eviction) evictionView {
-		return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
-	})}
+func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) servedView {
+	return servedView{
+		viewSnapshot(shot, load),
+		views(evicted, viewEviction),
+		views(lost, func(l serve.Loss) lossView { return lossView{viewHolder(l.Holder), l.Next} }),
+	}
 }

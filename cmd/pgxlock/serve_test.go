@@ -3,19 +3,23 @@ package main
 import (
 	"bufio"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
-func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
-	t.Parallel()
-	db := migrated(t)
-	db.Exec(t, "select acquire_lock('the key', 'the holder', 3600)")
-	cmd := program(t, []string{"DATABASE_URL=" + db.URL}, "serve", "--listen", "127.0.0.1:0")
+// started starts pgxlock serve until the test is over, and returns the address of its page.
+func started(t *testing.T, url string) string {
+	t.Helper()
+	cmd := program(t, []string{"DATABASE_URL=" + url}, "serve", "--listen", "127.0.0.1:0")
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -27,32 +31,120 @@ func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait() // it was ended
 	})
-	address := regexp.MustCompile(`http://[0-9.:]+/`).FindString(line(bufio.NewReader(stderr)))
+	return regexp.MustCompile(`http://[0-9.:]+/`).FindString(line(bufio.NewReader(stderr)))
+}
+
+func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('the key', 'the holder', 3600)")
+	address := started(t, db.URL)
 	for path, want := range map[string][]string{
 		"":        {"the key", "the holder"},
-		"metrics": {"pgxlock_collector_up 1\n", `pgxlock_holders{kind="lease",mode="exclusive"} 1` + "\n", "go_goroutines "},
+		"metrics": {"pgxlock_collector_up 1\n", `pgxlock_holders{kind="lease",mode="exclusive"} 1` + "\n", `pgxlock_check_status{check="tokens"} 0` + "\n", "go_goroutines "},
 		"readyz":  {""},
 		"livez":   {""},
 	} {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(response.Body)
-		_ = response.Body.Close()
-		if err != nil || response.StatusCode != http.StatusOK {
-			t.Errorf("/%s: %s, %v", path, response.Status, err)
-		}
 		for _, text := range want {
-			if !strings.Contains(string(body), text) {
-				t.Errorf("/%s does not have %q: %s", path, text, body)
+			code, body := fetch(t, address+path)
+			for ; !strings.Contains(body, text); code, body = fetch(t, address+path) { // a reading has 5 s, which a busy machine may exceed
+				t.Logf("/%s does not have %q: %d %s", path, text, code, body)
+				time.Sleep(time.Second)
+			}
+			if code != http.StatusOK {
+				t.Errorf("/%s: %d", path, code)
 			}
 		}
 	}
+}
+
+// fetch gets what a server answers.
+func fetch(t *testing.T, address string) (code int, body string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// fields are the names that JSON has for a type, and for what is in it.
+func fields(of reflect.Type, found map[string]bool) {
+	for of.Kind() == reflect.Slice {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct || of == reflect.TypeFor[time.Time]() {
+		return
+	}
+	for i := range of.NumField() {
+		field := of.Field(i)
+		if name, _, _ := strings.Cut(field.Tag.Get("json"), ","); name != "" {
+			found[name] = true
+		}
+		fields(field.Type, found)
+	}
+}
+
+func TestTheJSONOfTheSnapshotIsDocumented(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/serve.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, found := strings.Cut(string(page), "\n## JSON\n")
+	if !found {
+		t.Fatal("docs/serve.md does not describe the JSON")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	documented := make(map[string]bool)
+	for _, row := range regexp.MustCompile(`(?m)^\| ([^|]+) \|`).FindAllStringSubmatch(section, -1) {
+		for _, name := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(row[1], -1) {
+			documented[name[1]] = true
+		}
+	}
+	has := make(map[string]bool)
+	fields(reflect.TypeFor[servedView](), has)
+	for name := range has {
+		if !documented[name] {
+			t.Errorf("docs/serve.md lacks %s", name)
+		}
+	}
+	for name := range documented {
+		if !has[name] {
+			t.Errorf("docs/serve.md has %s, which there is not", name)
+		}
+	}
+}
+
+func TestServeCutsOffARequestThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	address := started(t, "postgres://alice@127.0.0.1:1/shop")
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.Trim(strings.TrimPrefix(address, "http:"), "/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: localhost\r\nX-Never: "); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := io.ReadAll(conn); err != nil || strings.Contains(string(said), "200 OK") { // it ends when the server closes it
+		t.Errorf("%q, %v", said, err)
+	}
+}
+
+func TestServeRefusesAShortToken(t *testing.T) {
+	t.Parallel()
+	const want = "pgxlock: the token of $PGXLOCK_SERVE_TOKEN has 5 characters, it must have at least 16"
+	execute(t, []string{tokenVariable + "=short"}, "serve").want(t, exitUsage, "", want)
 }
 
 func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
@@ -66,4 +158,22 @@ func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
 		t.Fatalf("it starts no pgxlock:\n%s", unit)
 	}
 	execute(t, nil, append(strings.Fields(string(start[1])), "--help")...).want(t, 0, "pgxlock serve [flags]", "")
+
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("there is no systemd-analyze to verify the unit")
+	}
+	self, err := os.Executable() // verify wants the program to be there, and the man page
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := strings.NewReplacer("/usr/local/bin/pgxlock", self, "Documentation=man:pgxlock-serve(1)\n", "").Replace(string(unit))
+	file := filepath.Join(t.TempDir(), "pgxlock-serve.service")
+	if err := os.WriteFile(file, []byte(there), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), analyze, "verify", file).CombinedOutput() // it may also complain of this system's units
+	if strings.Contains(string(out), filepath.Base(file)) {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
 }

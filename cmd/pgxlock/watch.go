@@ -26,6 +26,7 @@ func newWatch() *cobra.Command {
 	var output format
 	var every time.Duration
 	var once bool
+	var s selection
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Watch who holds locks and who waits",
@@ -38,9 +39,15 @@ A lease that evict took away is shown with the reason until somebody acquires it
 advisory lock, while evict asks its session to release it. --internal also shows the
 advisory locks that pgxlock takes for itself.
 
+On a terminal s sorts by kind, key, age, expiry or holder, k shows one kind or all, and /
+takes a text that keys must contain: Enter keeps it, Esc clears it. q quits, with exit
+code 0. The last row says what is shown. --sort, --kind and --key are where it begins, and
+select elsewhere too. Leases that expired come last; what is not known is sorted last.
+
 Ctrl-C or SIGTERM ends watch. If the server cannot be reached at the start, watch
 fails; if the server goes away later, watch says so and waits for it.`,
 		Example: `  pgxlock watch --every 5
+  pgxlock watch --kind lease --key invoice: --sort age
   pgxlock watch --once
   pgxlock watch --once -o json | jq '.waiters | length'`,
 		Args: noArguments,
@@ -51,35 +58,58 @@ fails; if the server goes away later, watch says so and waits for it.`,
 			if once && cmd.Flags().Changed("every") {
 				return usageError{errors.New("--once and --every exclude each other; leave one out")}
 			}
+			if err := s.check(cmd); err != nil {
+				return err
+			}
 			return m.do(cmd.Context(), reading, func(locks *pgxlock.Monitor) error {
-				if once {
-					return lookOnce(cmd, locks, output)
+				b := onTerminal(cmd, s)
+				switch {
+				case once:
+					return lookOnce(cmd, locks, display(cmd, output, s))
+				case b != nil && output != formatJSON:
+					return watchBoard(cmd, locks, every, b)
 				}
-				return watch(cmd, locks, every, display(cmd, output, true))
+				return watch(cmd.Context(), cmd, locks, every, display(cmd, output, s))
 			})
 		},
 	}
 	m.addFlags(cmd)
 	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
+	s.addFlags(cmd, orderKind)
 	durationVar(cmd.Flags(), &every, "every", "", 2*time.Second, "the `duration` between two snapshots")
 	cmd.Flags().BoolVar(&once, "once", false, "print one snapshot and exit")
 	return cmd
 }
 
 // lookOnce shows one snapshot, on a terminal too as lines that stay.
-func lookOnce(cmd *cobra.Command, locks *pgxlock.Monitor, output format) error {
+func lookOnce(cmd *cobra.Command, locks *pgxlock.Monitor, show func(pgxlock.Snapshot, monitor.Load) error) error {
 	var load monitor.Load
 	shot, err := locks.Snapshot(monitor.WithLoad(cmd.Context(), &load))
 	if err != nil {
 		return err
 	}
-	return display(cmd, output, false)(shot, load)
+	return show(shot, load)
 }
 
-// watch shows snapshots until it is ended, or an error does not pass by itself.
-func watch(cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, show func(pgxlock.Snapshot, monitor.Load) error) error {
-	ctx := cmd.Context()
+// errQuit ends watch because its user says so.
+var errQuit = errors.New("")
+
+// watchBoard redraws a terminal until it is ended, or its user quits.
+func watchBoard(cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, b *board) error {
+	ctx, cancel := context.WithCancelCause(cmd.Context())
+	defer cancel(nil)
+	keys := openKeyboard(cmd.InOrStdin())
+	b.keys, b.quit = keys != nil, func() { cancel(errQuit) }
+	defer keys.serve(ctx, b.press, b.again)()
+	if err := watch(ctx, cmd, locks, every, b.show); !errors.Is(err, errQuit) {
+		return err
+	}
+	return nil
+}
+
+// watch shows snapshots until ctx ends, or an error does not pass by itself.
+func watch(ctx context.Context, cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, show func(pgxlock.Snapshot, monitor.Load) error) error {
 	var load monitor.Load
 	var failed error
 	begun := false
@@ -102,32 +132,24 @@ func watch(cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, show
 	return outcome{exitCode(failed), errSilent} // it was said
 }
 
-// display is how snapshots are shown: on a terminal, redrawn if that is asked for.
-func display(cmd *cobra.Command, output format, redraw bool) func(pgxlock.Snapshot, monitor.Load) error {
-	out, p := cmd.OutOrStdout(), colors(cmd)
+// onTerminal returns the terminal that watch redraws; nil if it writes to none.
+func onTerminal(cmd *cobra.Command, s selection) *board {
+	if file, ok := cmd.OutOrStdout().(*os.File); ok && os.Getenv("TERM") != "dumb" {
+		if _, rows, terminal := window(file); terminal {
+			return &board{cmd: cmd, out: file, palette: colors(cmd), selection: s, scroll: strings.Repeat("\n", rows)} // what is there now, so that it is not lost
+		}
+	}
+	return nil
+}
+
+// display returns how snapshots are shown one after the other.
+func display(cmd *cobra.Command, output format, s selection) func(pgxlock.Snapshot, monitor.Load) error {
+	out, p, screen := cmd.OutOrStdout(), colors(cmd), columns(cmd)
 	if output == formatJSON {
 		lines := json.NewEncoder(out)
 		lines.SetEscapeHTML(false)
-		return func(shot pgxlock.Snapshot, load monitor.Load) error { return lines.Encode(viewSnapshot(shot, load)) }
-	}
-	screen := 0
-	if file, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
-		if columns, rows, terminal := window(file); terminal && !redraw {
-			screen = columns
-		} else if terminal {
-			scroll := strings.Repeat("\n", rows) // what is there now, so that it is not lost
-			return func(shot pgxlock.Snapshot, load monitor.Load) error {
-				for i, text := range shot.Missing {
-					shot.Missing[i] = inFlags(cmd.Flags(), advices, text)
-				}
-				columns, rows, _ := window(file)                           // it may have changed
-				text, err := frame(p, shot, load, true, max(0, columns-1)) // in the last column a terminal may wrap
-				if err == nil {
-					_, err = io.WriteString(out, scroll+redrawn(text, rows))
-					scroll = ""
-				}
-				return err
-			}
+		return func(shot pgxlock.Snapshot, load monitor.Load) error {
+			return lines.Encode(viewSnapshot(s.of(shot), load))
 		}
 	}
 	var missing []string
@@ -136,7 +158,7 @@ func display(cmd *cobra.Command, output format, redraw bool) func(pgxlock.Snapsh
 			missing = shot.Missing
 			printMissing(cmd, missing)
 		}
-		text, err := frame(p, shot, load, false, screen)
+		text, err := frame(p, s.of(shot), load, false, screen)
 		if err == nil {
 			_, err = io.WriteString(out, text+"\n")
 		}
@@ -153,12 +175,19 @@ const (
 	wrapLines = "\x1b[?7h"
 )
 
-// redrawn writes a text over what is on a screen of so many rows; 0: it is not known.
-func redrawn(text string, rows int) string {
+// redrawn writes a text over what is on a screen of so many rows; 0: it is not known. The status
+// is the last row, if there is any.
+func redrawn(text string, rows int, status string) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if status != "" && rows > 0 {
+		rows--
+	}
 	if rows > 2 && len(lines) > rows-1 {
 		more := len(lines) - (rows - 2)
 		lines = append(lines[:rows-2:rows-2], fmt.Sprintf("... %d more lines", more))
+	}
+	if status != "" {
+		lines = append(lines, status)
 	}
 	return home + cutLines + strings.Join(lines, restOfRow+"\n") + restOfRow + "\n" + wrapLines + restOfAll
 }
@@ -182,7 +211,7 @@ func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, sc
 	}
 	if holders := slices.Concat(shot.Holders, shot.Expired); len(holders) > 0 {
 		b.WriteString("\n")
-		if err := printHolders(&b, p, screen, shot.At, holders); err != nil {
+		if err := printHolders(&b, p, "", screen, shot.At, holders); err != nil {
 			return "", err
 		}
 	}

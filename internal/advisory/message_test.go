@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"testing"
 	"time"
@@ -67,27 +68,37 @@ func TestFunctionCallThatFailsIsUndoneWithTheOthersOfItsMessage(t *testing.T) {
 	if p.mux.conn.functions == nil {
 		t.Skip("the connection does not end in its backend")
 	}
-	resume := stall(p.mux)
-	keys, outcomes := callers(t, p, other, mostCalls-1)
-	if err := db.Pool.QueryRow(t.Context(), "select 'fails(bigint)'::regprocedure::oid").Scan(&p.mux.conn.functions[lockkey.AskTryShared]); err != nil {
-		t.Fatal(err)
-	}
-	failing := trying(t.Context(), p, "fails", hold.Shared)
-	queued(t, p.mux, mostCalls+1)
-	resume()
-	if got := <-failing; lockerr.SQLState(got.err) != "LK999" {
-		t.Errorf("the call that fails: %v", got.err)
-	}
-	for i, outcome := range outcomes {
-		got := <-outcome
-		if i == 1 && !errors.Is(got.err, lockerr.ErrNotAcquired) || i != 1 && got.err != nil {
-			t.Errorf("%s: %v", keys[i], got.err)
+	for at := range mostCalls {
+		busy := (at + 1) % mostCalls
+		key := func(i int) string { return fmt.Sprintf("%d of %d", i, at) }
+		mustAcquire(t, other, key(busy), hold.Exclusive)
+		resume := stall(p.mux)
+		if err := db.Pool.QueryRow(t.Context(), "select 'fails(bigint)'::regprocedure::oid").Scan(&p.mux.conn.functions[lockkey.AskTryShared]); err != nil {
+			t.Fatal(err)
 		}
-		if got.err == nil {
-			if err := got.lock.release(); err != nil {
-				t.Error(err)
+		outcomes := make([]<-chan tried, mostCalls)
+		for i := range outcomes {
+			mode := hold.Exclusive
+			if i == at {
+				mode = hold.Shared
 			}
-			wantFree(t, p, keys[i]) // one release is enough: what was granted at first is undone
+			outcomes[i] = trying(t.Context(), p, key(i), mode)
+			queued(t, p.mux, i+2)
+		}
+		resume()
+		for i, outcome := range outcomes {
+			got := <-outcome
+			switch {
+			case i == at && lockerr.SQLState(got.err) != "LK999":
+				t.Errorf("the call that fails, %d: %v", at, got.err)
+			case i == busy && !errors.Is(got.err, lockerr.ErrNotAcquired), i != at && i != busy && got.err != nil:
+				t.Errorf("call %d beside %d: %v", i, at, got.err)
+			case got.err == nil:
+				if err := got.lock.release(); err != nil {
+					t.Error(err)
+				}
+				wantFree(t, p, key(i)) // one release is enough: what was granted at first is undone
+			}
 		}
 	}
 }

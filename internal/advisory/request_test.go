@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -681,4 +682,42 @@ func TestReleaseDuringCloseWaitsForItsAnswer(t *testing.T) {
 		t.Error(err)
 	}
 	wantFree(t, p, "k")
+}
+
+// Leaders come and go while it is looked whether one must leave: nothing of a call is read
+// that its caller has left. With -race.
+func TestLeadersAreDismissedWhileTheirCallersLeave(t *testing.T) {
+	t.Parallel()
+	p := connected(t, pgtest.New(t).Pool, Config{})
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-ended:
+				return
+			default:
+				p.mux.dismiss()
+				runtime.Gosched()
+			}
+		}
+	}()
+	var callers sync.WaitGroup
+	for i := range 16 {
+		callers.Go(func() {
+			for n := range 50 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n%5)*200*time.Microsecond)
+				if lock, err := p.acquire(ctx, string(rune('a'+i)), hold.Exclusive); err == nil {
+					_ = lock.release()
+				}
+				cancel()
+			}
+		})
+	}
+	callers.Wait()
+	close(ended)
+	<-done
+	for i := range 16 {
+		wantFree(t, p, string(rune('a'+i)))
+	}
 }

@@ -1,6 +1,7 @@
 package documents
 
 import (
+	"encoding/json"
 	"os/exec"
 	"strings"
 	"testing"
@@ -66,5 +67,22 @@ func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
 		if dep == "testing" || strings.HasPrefix(dep, "testing/") {
 			t.Errorf("it links %s", dep)
 		}
+	}
+}
+
+// go install pgxlock@latest refuses a module that replaces or excludes others.
+func TestTheModuleCanBeInstalledFromElsewhere(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "go", "mod", "edit", "-json")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var module struct{ Replace, Exclude []any }
+	if err := json.Unmarshal(out, &module); err != nil {
+		t.Fatal(err)
+	}
+	if len(module.Replace)+len(module.Exclude) > 0 {
+		t.Errorf("go.mod replaces %v and excludes %v", module.Replace, module.Exclude)
 	}
 }

@@ -153,3 +153,101 @@ func TestBatchReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
 	releasing.want("s")
 	d.want(givesBack("H", "k"), "r")
 }
+
+// Two callers of one process want the same lease. Another session has the guard or the pin when
+// the batch tries it for the first of them, and no more when it tries it for the second.
+func TestBatchAcquireTellsTheHolderOfTheRowItsToken(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	gate := d.turnstile()
+	for _, space := range []string{"guard", "pin"} {
+		other := d.begin(readCommitted)
+		other.do("select pg_advisory_xact_lock(pgxlock_key('" + space + "', 'k'))")
+		try := gate.stopLater(d.connect(), 1, space,
+			"(select string_agg(concat_ws(' ', b.acquired, b.held_by), ',' order by n) from take_batch('{k,k,l}', '{A,B,C}', '{60000,60000,60000}', '{null,null,null}') with ordinality as b (acquired, token, held_by, ms, n))")
+		other.rollback()
+		gate.open()
+		try.want("f B,t B,t C")
+		d.want("select holder_id from distributed_locks where lock_name = 'k'", "B")
+		d.do("delete from distributed_locks")
+	}
+}
+
+// A pg_upgrade starts again at timeline 1: the tokens of later ones are to be remembered.
+func TestBatchAcquireAfterAFailoverRecordsTheTimeline(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	d.do("update pgxlock_epoch set timeline = timeline - 1")
+	d.want(batch(batches[1], "B", "k"), "t B")
+	d.want("select timeline = pgxlock_timeline() from pgxlock_epoch", "true")
+}
+
+// What locks a row beside a renewal leaves several numbers in it, also when it has ended.
+func TestBatchReleaseEndsALeaseWhoseRowOthersHadLocked(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	d.want("acquire_lock('k', 'H', 60)", "true")
+	writer := d.begin("repeatable read")
+	writer.want("assert_lock_held('k', 'H') is null", "false") // with a row lock, at that level
+	d.want("extend_lock('k', 'H', 60)", "true")
+	d.want(givesBack("H", "k"), "s")
+	writer.commit()
+	d.want(givesBack("H", "k"), "r")
+	d.want("(select count(*) from distributed_locks)", "0")
+}
+
+func TestBatchesOfOneTransactionSeeEachOther(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	s := d.begin(readCommitted)
+	s.want(batch(batches[1], "A", "k", "l"), "t A,t A")
+	s.want(batch(batches[1], "B", "l", "m"), "f A,t B")
+	s.do("savepoint s")
+	s.want(givesBack("A", "k", "l"), "rr")
+	s.want(batch(batches[1], "B", "k", "l"), "t B,t B")
+	s.do("rollback to s")
+	s.want(givesBack("A", "k"), "r")
+	s.want(batch(batches[1], "C", "k"), "t C")
+	s.commit()
+	d.want("(select string_agg(lock_name || ' ' || holder_id, ',' order by lock_name) from distributed_locks)", "k C,l A,m B")
+	d.want("(select count(distinct fencing_token) from distributed_locks)", "3")
+}
+
+// Two processes want the same leases, one in the opposite order of the other.
+func TestBatchesInOppositeOrdersDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	for _, space := range []string{"guard", "pin"} {
+		d := install(t).withBatches()
+		gate := d.turnstile()
+		first, second := d.connect(), d.begin(readCommitted)
+		first.do(givesUpSoon)
+		second.do(givesUpSoon)
+		try := gate.stopLater(first, 2, space, batch(batches[1], "A", "a", "b", "c", "d"))
+		second.want(batch(batches[1], "B", "d", "c", "b", "a"), map[string]string{"guard": "t B,t B,f,f", "pin": "f,f,f,f"}[space])
+		gate.open()
+		try.want(map[string]string{"guard": "t A,t A,f,f", "pin": "t A,t A,t A,t A"}[space])
+		second.commit()
+	}
+}
+
+// A role that has rights on the tables and none on what tokens are drawn from.
+func TestBatchAcquireNeedsNoRightOnTheTokens(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	for what, revoked := range map[string]string{"nothing": "", "the epoch": "pgxlock_epoch", "the mark": "pgxlock_since_crash", "the sequence": "pgxlock_tokens"} {
+		role := d.role()
+		d.do("grant select, insert, update, delete on distributed_locks, pgxlock_waiters to " + role)
+		d.do("grant select on pgxlock_epoch, pgxlock_since_crash to " + role + "; grant usage on sequence pgxlock_tokens to " + role)
+		if revoked != "" {
+			d.do("revoke all on " + revoked + " from " + role)
+		}
+		s := d.connect()
+		s.do("set role " + role)
+		s.want("(select tokens[1] is not null from pgxlock_acquire_batch(array['"+what+"'], '{A}', '{60000}', '{null}', '{0}'))", "true")
+		s.want("pgxlock_release_batch(array['"+what+"'], '{A}', '{null}')", "r")
+	}
+	stranger := d.role()
+	s := d.connect()
+	s.do("set role " + stranger)
+	s.want("(select tokens[1] is not null from pgxlock_acquire_batch('{k}', '{A}', '{60000}', '{null}', '{0}'))", "42501")
+}

@@ -2,6 +2,7 @@ package sqltest_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
@@ -96,6 +97,108 @@ func TestTokensOfCommitsThatACrashTakesBackAreNotRepeated(t *testing.T) {
 	before := d.get(base)
 	seen.next("a clean restart", d.token("l", "B"))
 	d.want(base, before) // begins no epoch
+}
+
+// Numbers begin again in the epoch that a repair begins.
+func TestACrashTakesBackNoRepairOfTokens(t *testing.T) {
+	t.Parallel()
+	server, d := private(t, nil)
+	seen := &tokens{t: t}
+	d.do("update pgxlock_epoch set system_identifier = system_identifier + 1")
+	s := d.connectAsync()
+	s.want("repair_lock_tokens()", "true")
+	seen.next("a repair", s.token("k", "A"))
+	d = crash(t, server)
+	d.want("repair_lock_tokens()", "false")
+	seen.next("a crash", d.token("l", "B"))
+}
+
+// Sessions of both kinds acquire the same leases, and the server crashes in between.
+func TestSoakNothingDurableIsLostAndNoTokenRepeatedWhateverACrashTakesBack(t *testing.T) {
+	t.Parallel()
+	server, d := private(t, nil)
+	dice := rand.New(rand.NewPCG(rand.Uint64(), 1))
+	async := d.connectAsync()
+	type lease struct {
+		holder  string
+		token   int64
+		durable bool // a crash does not take it back
+		ended   bool // by a release that a crash may take back
+	}
+	seen, leases := &tokens{t: t}, map[string]*lease{}
+	var trace []string
+	flushed := func() { // a commit on disk: so are all before it
+		for name, l := range leases {
+			if l.durable = true; l.ended {
+				delete(leases, name)
+			}
+		}
+	}
+	lost := 0
+	for round := range pgtest.Soak(t, 60, 6000) {
+		name, s, how := string(rune('a'+dice.IntN(4))), d.session, "durable"
+		if dice.IntN(3) > 0 {
+			s, how = async, "async"
+		}
+		l := leases[name]
+		op := dice.IntN(16)
+		trace = append(trace, fmt.Sprintf("%d %s %s", op, name, how))
+		switch {
+		case op < 7 && (l == nil || l.ended || op < 2):
+			if l != nil && !l.ended {
+				s.do("update distributed_locks set expires_at = clock_timestamp() - interval '1 second' where lock_name = " + quote(name))
+			}
+			holder := fmt.Sprint("holder ", round)
+			token := s.number(fmt.Sprintf("coalesce((select tokens[1] from pgxlock_acquire_batch(%s, '{%s}', '{3600000}', '{null}', '{0}')), 0)", "'{"+name+"}'", holder))
+			seen.next(fmt.Sprint(trace), token)
+			leases[name] = &lease{holder: holder, token: token}
+			if how == "durable" {
+				flushed()
+			}
+		case op < 10 && l != nil && !l.ended:
+			if got := s.get(fmt.Sprintf("renew_lock('%s', '%s', %d, '1 h') is not null", name, l.holder, l.token)); got == "true" {
+				flushed()
+			} else if l.durable {
+				t.Fatalf("%s cannot be renewed: %s", name, trace)
+			}
+		case op < 13 && l != nil && !l.ended:
+			s.want(fmt.Sprintf("lower(pgxlock_release_batch('{%s}', '{%s}', '{%d}'))", name, l.holder, l.token), "r")
+			l.ended = true
+			if how == "durable" {
+				flushed()
+			}
+		case op == 13:
+			if dice.IntN(2) == 0 {
+				d.do(useUpHalf)
+			}
+			if d.get("repair_lock_tokens()") == "true" {
+				flushed()
+			}
+		case op == 14 && dice.IntN(2) == 0:
+			if err := server.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			d = open(t, d.url)
+			async = d.connectAsync()
+			flushed()
+		case op == 15:
+			d = crash(t, server)
+			async = d.connectAsync()
+			for name, l := range leases {
+				if there := d.get(fmt.Sprintf("exists (select from distributed_locks where lock_name = '%s' and holder_id = '%s' and fencing_token = %d)", name, l.holder, l.token)); there == "true" && !l.ended {
+					continue
+				}
+				if l.durable && !l.ended {
+					t.Fatalf("%s, which is durable, is gone: %s", name, trace)
+				}
+				lost++
+				delete(leases, name)
+				d.do("delete from distributed_locks where lock_name = " + quote(name)) // of whom a crash gave it back
+			}
+			flushed()
+		}
+	}
+	t.Log(lost, "leases lost in crashes")
 }
 
 // The first token after a crash raises the epoch. While its transaction is open, others
@@ -217,6 +320,39 @@ func TestTokensGrowOverFailoversThatLoseCommits(t *testing.T) {
 		seen.next("a failover", d.token("l", "B"))
 		d.want("repair_lock_tokens()", "false")
 	}
+}
+
+// Each crash begins an epoch of tokens. The standby knows of none of those, and there were
+// more of them than promotions.
+func TestTokensGrowOverAFailoverThatLosesCrashes(t *testing.T) {
+	t.Parallel()
+	primary, d := private(t, map[string]string{"fsync": "off"})
+	seen := &tokens{t: t}
+	seen.next("nothing", d.token("k", "A"))
+	standby := pgtest.Standby(t, primary, pgserver.Config{})
+	s := open(t, standby.URL("postgres"))
+	await(t, s, fmt.Sprintf("exists (select from distributed_locks where fencing_token = %d)", seen.highest))
+	if err := standby.Detach(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		d = crash(t, primary)
+		d.want("release_lock('k', 'A')", "true")
+		seen.next("a crash", d.token("k", "A"))
+	}
+	for range 50 { // more than the sequence skips at a crash
+		d.want("release_lock('k', 'A')", "true")
+		seen.next("a release", d.token("k", "A"))
+	}
+	if err := primary.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Promote(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d = open(t, standby.URL("postgres"))
+	d.expire("k")
+	seen.next("a failover", d.token("k", "B"))
 }
 
 // refusesToWrite checks a standby on which A's lease k is to be seen.

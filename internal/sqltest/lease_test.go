@@ -145,7 +145,7 @@ func TestARepairLiftsTokensWhileThereIsRoom(t *testing.T) {
 	// No epoch is left: an overflow would make tokens negative.
 	d.do("update pgxlock_epoch set epoch_base = epoch_base + 1")
 	d.want("acquire_lock('n', 'B')", "LK003")
-	d.do("update pgxlock_epoch set epoch_base = -timeline")
+	d.do("update pgxlock_epoch set epoch_base = -timeline * 64")
 	d.want("acquire_lock('n', 'B')", "LK003")
 }
 

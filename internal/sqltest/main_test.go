@@ -3,6 +3,7 @@ package sqltest_test
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"io/fs"
 	"maps"
 	"strings"
@@ -122,8 +123,12 @@ func (d *database) turnstile() turnstile {
 		create or replace function pgxlock_key(p_space text, p_name text) returns bigint language plpgsql volatile as $$
 		begin
 		  if current_setting('sqltest.stop', true) = p_space then
-		    perform pg_advisory_lock(1);
-		    perform pg_advisory_unlock(1);
+		    if coalesce(current_setting('sqltest.pass', true), '') in ('', '0') then
+		      perform pg_advisory_lock(1);
+		      perform pg_advisory_unlock(1);
+		    else
+		      perform set_config('sqltest.pass', (current_setting('sqltest.pass')::int - 1)::text, false);
+		    end if;
 		  end if;
 		  return pgxlock_key_itself(p_space, p_name);
 		end $$`)
@@ -139,6 +144,13 @@ func (s turnstile) stop(who *session, space, expression string) *call {
 	c := who.start(expression)
 	c.waitsFor(s.session)
 	return c
+}
+
+// stopLater is stop, but lets the session compute some keys of that kind first.
+func (s turnstile) stopLater(who *session, pass int, space, expression string) *call {
+	s.t.Helper()
+	who.do(fmt.Sprintf("set sqltest.pass = %d", pass))
+	return s.stop(who, space, expression)
 }
 
 // open lets it go on.

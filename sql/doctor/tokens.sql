@@ -2,7 +2,7 @@
 -- repair_lock_tokens() asks, and whether the server tells what makes them so.
 -- $1 schema
 SELECT e.system_identifier = /* schema */pgxlock_system_identifier(), t.timeline >= e.timeline,
-       h.highest, ((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + t.timeline) << 40) + s.last_value, s.last_value,
+       h.highest, ((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + t.timeline * 64) << 40) + s.last_value, s.last_value,
        /* schema */pgxlock_system_identifier() <> 0
        AND (SELECT position('pg_walfile_name' IN pg_get_function_sqlbody(p.oid)) > 0
               FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace

@@ -20,34 +20,37 @@ type room struct {
 	imports []string // of the same module, by their names
 }
 
+// command is where the command is, in the module.
+const command = "/cmd/pgxlock/"
+
 // roles say in a few words what a package is for.
 var roles = map[string]string{
-	"":                                "Locker, Lock, LockTx, Monitor",
-	"adapters/health":                 "who leads, over HTTP",
-	"cmd/pgxlock":                     "the command",
-	"cmd/pgxlock/internal/connstring": "reads connection strings",
-	"cmd/pgxlock/internal/waittree":   "who blocks whom",
-	"doctor":                          "can locks be trusted here?",
-	"internal/advisory":               "locks of one session",
-	"internal/batcher":                "many calls, one statement",
-	"internal/clock":                  "time, asleep or awake",
-	"internal/dbconn":                 "own connections",
-	"internal/formats":                "for other migration tools",
-	"internal/hold":                   "believes exactly so long",
-	"internal/lease":                  "rows that expire",
-	"internal/lockerr":                "what errors mean",
-	"internal/lockkey":                "what a key names",
-	"internal/memory":                 "locks in this process",
-	"internal/monitor":                "reads and evicts locks",
-	"internal/oneline":                "a text on one line",
-	"internal/pgserver":               "throw-away servers",
-	"internal/place":                  "finds the schema",
-	"internal/usertx":                 "in the caller's transaction",
-	"internal/waitqueue":              "who is next",
-	"migrations":                      "installs tables and functions",
-	"once":                            "a job once per period",
-	"ratelimit":                       "a rate over all processes",
-	"sql":                             "every statement",
+	"":                   "Locker, Lock, LockTx, Monitor",
+	"adapters/health":    "who leads, over HTTP",
+	"cmd/pgxlock":        "the command",
+	"doctor":             "can locks be trusted here?",
+	"internal/advisory":  "locks of one session",
+	"internal/batcher":   "many calls, one statement",
+	"internal/clock":     "time, asleep or awake",
+	"internal/dbconn":    "own connections",
+	"internal/formats":   "for other migration tools",
+	"internal/hold":      "believes exactly so long",
+	"internal/lease":     "rows that expire",
+	"internal/lockerr":   "what errors mean",
+	"internal/lockkey":   "what a key names",
+	"internal/memory":    "locks in this process",
+	"internal/metrics":   "figures for Prometheus",
+	"internal/monitor":   "reads and evicts locks",
+	"internal/observe":   "calls Observe",
+	"internal/oneline":   "a text on one line",
+	"internal/pgserver":  "throw-away servers",
+	"internal/place":     "finds the schema",
+	"internal/usertx":    "in the caller's transaction",
+	"internal/waitqueue": "who is next",
+	"migrations":         "installs tables and functions",
+	"once":               "a job once per period",
+	"ratelimit":          "a rate over all processes",
+	"sql":                "every statement",
 }
 
 // packages returns the packages that programs import or run, and what these are built of;
@@ -78,15 +81,22 @@ func packages(root string) (map[string]room, error) {
 		}
 		inside := func(path string) (name string, ok bool) {
 			name, ok = strings.CutPrefix(path, p.Module.Path)
-			return strings.TrimPrefix(name, "/"), ok && (name == "" || name[0] == '/')
+			ok = ok && (name == "" || name[0] == '/')
+			if strings.HasPrefix(name, command+"internal/") { // what only the command imports is part of it
+				name = command
+			}
+			return strings.Trim(name, "/"), ok
 		}
 		var r room
 		r.name, _ = inside(p.ImportPath)
 		for _, path := range p.Imports {
-			if name, ok := inside(path); ok {
+			if name, ok := inside(path); ok && name != r.name {
 				r.imports = append(r.imports, name)
 			}
 		}
+		r.imports = append(r.imports, all[r.name].imports...)
+		slices.Sort(r.imports)
+		r.imports = slices.Compact(r.imports)
 		all[r.name] = r
 		if !strings.Contains("/"+r.name+"/", "/internal/") && !strings.HasPrefix(r.name, "examples/") {
 			named = append(named, r.name)

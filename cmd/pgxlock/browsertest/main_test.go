@@ -3,6 +3,7 @@ package browsertest
 import (
 	"bufio"
 	"context"
+	_ "embed"
 	"fmt"
 	"os"
 	"os/exec"
@@ -118,17 +119,16 @@ func serve(t *testing.T, url string, env []string, args ...string) string {
 
 // A tab is a browser with one page, which fails the test for each error in its console.
 type tab struct {
-	t   *testing.T
-	ctx context.Context
+	t        *testing.T
+	ctx      context.Context
+	expected string // what errors may have in them
 }
 
 func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 	t.Helper()
 	options = append(append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.NoSandbox,
 		chromedp.WindowSize(1280, 800), chromedp.Flag("hide-scrollbars", true), chromedp.Flag("disable-dev-shm-usage", true)), options...)
-	limited, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	browser, cancel := chromedp.NewExecAllocator(limited, options...)
+	browser, cancel := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(cancel)
 	ctx, cancel := chromedp.NewContext(browser)
 	t.Cleanup(cancel)
@@ -146,12 +146,17 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 			errs = append(errs, fmt.Sprintf("%s %s: %s", e.Entry.Level, e.Entry.URL, e.Entry.Text))
 		}
 	})
-	b := &tab{t, ctx}
+	b := &tab{t: t, ctx: ctx}
+	if err := chromedp.Run(ctx, cdplog.Enable()); err != nil { // the browser lives as long as this context
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, err := range errs {
-			t.Error(err)
+			if b.expected == "" || !strings.Contains(err, b.expected) {
+				t.Error(err)
+			}
 		}
 		if t.Failed() {
 			var text string
@@ -160,14 +165,28 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 			}
 		}
 	})
-	b.do(cdplog.Enable())
 	return b
 }
 
 func (b *tab) do(actions ...chromedp.Action) {
 	b.t.Helper()
-	if err := chromedp.Run(b.ctx, actions...); err != nil {
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	if err := chromedp.Run(ctx, actions...); err != nil {
 		b.t.Fatal(err)
+	}
+}
+
+// arrives waits until the page that has this element is drawn: before that the browser drops
+// clicks and keys.
+func (b *tab) arrives(element string) {
+	b.t.Helper()
+	b.do(chromedp.WaitVisible(element))
+	giveUp := time.Now().Add(patience)
+	for !value[bool](b, `performance.getEntriesByName("first-contentful-paint").length > 0`) {
+		if time.Now().After(giveUp) {
+			b.t.Fatalf("the page with %s is never drawn", element)
+		}
 	}
 }
 
@@ -195,11 +214,31 @@ func (b *tab) follows() {
 	b.until(`document.getElementById("live").className === "on"`)
 }
 
+// changes waits until the server has sent the page anew.
+func (b *tab) changes() {
+	b.t.Helper()
+	b.do(chromedp.Evaluate(`window.shown = document.getElementById("plots")`, nil))
+	b.until(`!window.shown.isConnected`)
+}
+
 // value returns what an expression is.
 func value[T any](b *tab, expression string) (v T) {
 	b.t.Helper()
 	b.do(chromedp.Evaluate(expression, &v))
 	return v
+}
+
+// contrast is what WCAG asks of texts, and returns those that have less.
+//
+//go:embed contrast.js
+var contrast string
+
+// legible fails the test for each text that has too little contrast.
+func (b *tab) legible() {
+	b.t.Helper()
+	for _, text := range value[[]string](b, contrast) {
+		b.t.Errorf("little contrast: %s", text)
+	}
 }
 
 // picture puts a picture of the page into the directory for pictures, if there is one.

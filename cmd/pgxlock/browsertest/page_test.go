@@ -175,6 +175,7 @@ func TestABusyDatabase(t *testing.T) {
 	p.shows("deadlock:")
 	p.shows("archive:")
 	p.picture("busy")
+	p.legible()
 	if n := value[int](p, `document.querySelectorAll("#canvas rect").length`); n < 50 {
 		t.Errorf("the graph has %d boxes", n)
 	}
@@ -186,6 +187,26 @@ func TestABusyDatabase(t *testing.T) {
 	p.do(chromedp.Evaluate(`scrollTo(0, 0)`, nil))
 	dark(p)
 	p.picture("busy-dark")
+	p.legible()
+
+	// In a small window a table scrolls by itself, and stays where it was scrolled to.
+	p.do(emulation.SetDeviceMetricsOverride(380, 700, 1, false))
+	p.until(`window.innerWidth === 380 && document.documentElement.scrollWidth <= 380`)
+	p.do(chromedp.Evaluate(`document.getElementById("holders-rows").scrollLeft = 150`, nil))
+	p.picture("small")
+	p.changes()
+	if at := value[int](p, `document.getElementById("holders-rows").scrollLeft`); at != 150 {
+		t.Errorf("the table was scrolled to 150, and is at %d", at)
+	}
+	p.do(emulation.ClearDeviceMetricsOverride())
+
+	// The next rows, without the mouse: the link has the focus whatever changes around it.
+	p.do(chromedp.Evaluate(`document.getElementById("waiters-next").focus()`, nil))
+	p.changes()
+	p.do(chromedp.KeyEvent(kb.Enter), chromedp.WaitVisible("#waiters-previous"))
+	p.shows("101 to 200 shown")
+	p.do(chromedp.Navigate(address))
+	p.follows()
 
 	// A search, without the mouse.
 	p.do(chromedp.KeyEvent("/"), chromedp.KeyEvent("invoice:4207"))
@@ -231,8 +252,8 @@ func TestNoServer(t *testing.T) {
 	address := serve(t, "postgres://alice@127.0.0.1:1/shop", nil)
 	p := open(t)
 	p.do(chromedp.Navigate(address))
-	p.follows()
 	p.shows("cannot see: cannot connect as user \"alice\" to database \"shop\"")
+	p.shows("cannot see the server") // where it said live
 	p.picture("no-server")
 }
 
@@ -272,21 +293,24 @@ func TestThePageFollowsAServerThatDiesAndComesBack(t *testing.T) {
 	}
 	p.shows("cannot see:")
 	p.shows("What is below was read")
+	p.legible()
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.lacks("cannot see:")
+	p.follows()
 	p.shows("order:1")
 
 	// Evict with the keyboard alone: focus on the link of the row stays while the page changes.
 	p.do(chromedp.Evaluate(`[...document.querySelectorAll("#holders tbody tr")].find(r => r.innerText.includes("order:1")).querySelector("a.evict").focus()`, nil))
-	changed := value[string](p, `document.querySelector(".axis").innerText`)
-	p.until(fmt.Sprintf(`document.querySelector(".axis").innerText !== %q && document.activeElement.className === "evict"`, changed))
+	p.changes()
+	p.until(`document.activeElement.className === "evict"`)
 	p.do(chromedp.KeyEvent(kb.Enter), chromedp.WaitVisible("#dialog form"))
 	p.until(`document.activeElement.id === "reason"`)
 	p.do(chromedp.KeyEvent(kb.Enter)) // a reason is required
 	p.do(chromedp.KeyEvent("the node is drained"))
 	p.picture("evict")
+	p.legible()
 	p.do(chromedp.KeyEvent(kb.Enter))
 	p.shows("Evicted.")
 	p.until(`[...document.querySelectorAll("#holders tbody tr")].every(r => !r.innerText.includes("order:1")) && document.querySelector("#holders").innerText.includes("order:2")`)
@@ -313,12 +337,55 @@ func TestThePageWorksWithoutJavaScript(t *testing.T) {
 		}
 	}
 	p.do(emulation.SetScriptExecutionDisabled(true))
-	p.do(chromedp.Navigate(address), chromedp.SendKeys("#token", token), chromedp.Click("button"), chromedp.WaitVisible("#holders"))
+	p.do(chromedp.Navigate(address))
+	p.arrives("#token")
+	p.do(chromedp.SendKeys("#token", token), chromedp.Click("button"))
+	p.arrives("#holders")
 	text("order:2")
 	p.do(chromedp.SendKeys("#q", "order:1"), chromedp.Click("#search button"), chromedp.WaitNotPresent("tbody tr:nth-child(2)"))
+	p.arrives("#holders")
 	text("order:1")
-	p.do(chromedp.Click("a.evict"), chromedp.SendKeys("#reason", "why not"), chromedp.Click("button.danger"), chromedp.WaitVisible(".done"))
+	p.do(chromedp.Click("a.evict"))
+	p.arrives("#reason")
+	p.do(chromedp.SendKeys("#reason", "why not"), chromedp.Click("button.danger"))
+	p.arrives(".done")
 	text("Evicted.")
-	p.do(chromedp.Click("a.button"), chromedp.WaitVisible("#evictions"))
+	p.do(chromedp.Click("a.button"))
+	p.arrives("#evictions")
 	text("why not")
+}
+
+func TestAPageWhoseSessionHasEndedAsksForTheToken(t *testing.T) {
+	chromium(t)
+	_, db := migrated(t)
+	address := serve(t, db.URL, []string{"PGXLOCK_SERVE_TOKEN=" + token})
+	p := open(t)
+	p.expected = "/events"
+	p.do(chromedp.Navigate(address), chromedp.SendKeys("#token", token+kb.Enter), chromedp.WaitVisible("#page"))
+	p.follows()
+	p.do(chromedp.Evaluate(`fetch("/logout", { method: "POST" })`, nil)) // as another tab does
+	p.do(chromedp.WaitVisible("#token"))
+	p.legible()
+}
+
+func TestAHiddenPageDoesNotFollow(t *testing.T) {
+	chromium(t)
+	_, db := migrated(t)
+	address := serve(t, db.URL, nil)
+	p := open(t)
+	p.do(chromedp.Navigate(address))
+	p.follows()
+	hide := func(hidden bool) {
+		t.Helper()
+		p.do(chromedp.Evaluate(fmt.Sprintf(`Object.defineProperty(document, "hidden", { value: %t, configurable: true }); document.dispatchEvent(new Event("visibilitychange"))`, hidden), nil))
+	}
+	hide(true)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 3600)`)
+	p.until(`document.getElementById("live").innerText === "paused"`)
+	if value[bool](p, `document.body.innerText.includes("order:1")`) {
+		t.Error("a hidden page follows")
+	}
+	hide(false)
+	p.shows("order:1")
+	p.follows()
 }

@@ -29,10 +29,18 @@ func (s *Server) knows(host string) bool {
 	return name == "localhost" || slices.ContainsFunc(s.cfg.Hosts, func(allowed string) bool { return strings.EqualFold(allowed, name) })
 }
 
-const (
-	cookieName = "pgxlock_serve"
-	cookieLife = 12 * time.Hour
-)
+const cookieLife = 12 * time.Hour
+
+// cookieName has the port in it: browsers send cookies to all ports of a host, and tunnels to
+// several servers end at localhost.
+func cookieName(r *http.Request) string {
+	if _, port, err := net.SplitHostPort(r.Host); err == nil {
+		if _, err := strconv.ParseUint(port, 10, 16); err == nil {
+			return "pgxlock_serve_" + port
+		}
+	}
+	return "pgxlock_serve"
+}
 
 // right reports whether a token is the one of this server, in a time that says nothing of it.
 func (s *Server) right(token string) bool {
@@ -56,7 +64,7 @@ func (s *Server) newSession() string {
 
 // session returns the session of a request; "" if it has none that is good.
 func (s *Server) session(r *http.Request) string {
-	cookie, err := r.Cookie(cookieName)
+	cookie, err := r.Cookie(cookieName(r))
 	if err != nil {
 		return ""
 	}
@@ -72,18 +80,26 @@ func (s *Server) session(r *http.Request) string {
 	if end, err := strconv.ParseInt(until, 10, 64); err != nil || time.Now().Unix() >= end {
 		return ""
 	}
+	if _, left := s.left.Load(text); left {
+		return ""
+	}
 	return text
 }
 
-// authorized asks for the token, if there is one: of browsers as a cookie, of programs as a
-// bearer token.
+// allows reports whether a request has what the server asks for: of browsers a session, of
+// programs a bearer token.
+func (s *Server) allows(r *http.Request) bool {
+	bearer, program := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return s.cfg.Token == "" || s.session(r) != "" || program && s.right(bearer)
+}
+
+// authorized asks for the token, if there is one.
 func (s *Server) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		bearer, program := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 		switch {
-		case s.cfg.Token == "", s.session(r) != "", program && s.right(bearer):
+		case s.allows(r):
 			next.ServeHTTP(w, r)
-		case r.Method == http.MethodGet && r.URL.Path == "/" && !program:
+		case r.URL.Path == "/" && r.Method != http.MethodPost && r.Header.Get("Authorization") == "":
 			http.Redirect(w, r, "/login", http.StatusSeeOther)
 		default:
 			w.Header().Set("WWW-Authenticate", "Bearer")
@@ -112,15 +128,18 @@ func (s *Server) enter(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, "/", http.StatusSeeOther)
 }
 
-// leave ends the session in the browser.
+// leave ends the session, in all tabs of the browser.
 func (s *Server) leave(w http.ResponseWriter, r *http.Request) {
+	if session := s.session(r); session != "" {
+		s.left.Store(session, nil)
+	}
 	http.SetCookie(w, s.cookie(r, "", -1))
 	http.Redirect(w, r, "/login", http.StatusSeeOther)
 }
 
 func (s *Server) cookie(r *http.Request, value string, age int) *http.Cookie {
 	return &http.Cookie{
-		Name: cookieName, Value: value, Path: "/", MaxAge: age, HttpOnly: true, SameSite: http.SameSiteStrictMode,
+		Name: cookieName(r), Value: value, Path: "/", MaxAge: age, HttpOnly: true, SameSite: http.SameSiteStrictMode,
 		Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https",
 	}
 }

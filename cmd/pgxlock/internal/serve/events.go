@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -39,14 +40,10 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	for {
 		last, changed := s.feed.next()
 		if last != nil && last != shown {
-			var html bytes.Buffer
-			if err := pages.ExecuteTemplate(&html, "live", s.view(r, last, asked)); err != nil {
-				return
-			}
 			if err := control.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
 				return
 			}
-			if _, err := w.Write(event(html.Bytes())); err != nil || control.Flush() != nil {
+			if _, err := w.Write(s.live(last, asked)); err != nil || control.Flush() != nil {
 				return
 			}
 			shown = last
@@ -56,7 +53,22 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		}
+		if !s.allows(r) { // the session has ended
+			return
+		}
 	}
+}
+
+// live is a state as an event, made once for all viewers who search for the same.
+func (s *Server) live(now *state, q query) []byte {
+	made, _ := now.live.LoadOrStore(q.link("", 0), sync.OnceValue(func() []byte {
+		var html bytes.Buffer
+		if err := pages.ExecuteTemplate(&html, "live", s.view(now, q)); err != nil {
+			return nil // what the template was sent it always can show
+		}
+		return event(html.Bytes())
+	}))
+	return made.(func() []byte)()
 }
 
 // event is a text as an event: each line behind a word.

@@ -133,6 +133,7 @@ func (s *Server) evict(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), evictTimeout)
 	defer cancel()
 	evicted, err := s.cfg.Locks.Evict(ctx, h, p.Reason)
+	s.feed.change() // the page to which the operator returns shows it
 	switch {
 	case errors.Is(err, pgxlock.ErrStillHeld):
 		p.Problem = "The session was asked to release the lock and still holds it: it is no Locker's, cannot listen, or hangs. pgxlock evict --terminate ends it."

@@ -27,52 +27,65 @@ type state struct {
 	cannot    string // why this one could not be read, and the shot is an earlier one
 	at        time.Time
 	history   []sample
+	losses    []Loss // of the last hour
 	longest   map[holdID]time.Duration
 	graph     func() *forest
+	live      *sync.Map // of queries, as links: the part of the page that changes, func() []byte
 }
 
-// A feed reads one snapshot for all viewers, and none while nobody looks.
+// A feed reads one snapshot for all viewers.
 type feed struct {
 	read  func(ctx context.Context, before *state) *state
 	every time.Duration
 
 	mu      sync.Mutex
 	last    *state
+	changes int // how often viewers have changed something
+	seen    int // changes when the last state began to be read
 	reading bool
 	changed chan struct{} // closed with each new state
 	viewers int
 	stop    context.CancelFunc // of the goroutine that reads while there are viewers
 }
 
-// get returns a state that is at most a second old, or reads one with all who ask at that
-// moment. It fails only if ctx ends first.
+// get returns a state that is at most a second old and shows what viewers have changed, or
+// reads one with all who ask at that moment. It fails only if ctx ends first.
 func (f *feed) get(ctx context.Context) (*state, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.last != nil && time.Since(f.last.at) < minAge {
-		return f.last, nil
+	for f.last == nil || f.seen < f.changes || time.Since(f.last.at) >= minAge {
+		if !f.reading {
+			f.reading = true
+			go f.renew(context.WithoutCancel(ctx), f.last, f.changes) // a viewer that leaves takes nothing from the others
+		}
+		changed := f.changed
+		f.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+		f.mu.Lock()
+		if ctx.Err() != nil {
+			return f.last, ctx.Err()
+		}
 	}
-	if !f.reading {
-		f.reading = true
-		go f.renew(context.WithoutCancel(ctx), f.last) // a viewer that leaves takes nothing from the others
-	}
-	changed := f.changed
-	f.mu.Unlock()
-	select {
-	case <-changed:
-	case <-ctx.Done():
-	}
-	f.mu.Lock()
-	return f.last, ctx.Err()
+	return f.last, nil
 }
 
-func (f *feed) renew(ctx context.Context, before *state) {
+// change says that a viewer has changed something, which the last state does not show.
+func (f *feed) change() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changes++
+}
+
+func (f *feed) renew(ctx context.Context, before *state, changes int) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	now := f.read(ctx, before)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.last, f.reading = now, false
+	f.last, f.seen, f.reading = now, changes, false
 	close(f.changed)
 	f.changed = make(chan struct{})
 }
@@ -122,6 +135,23 @@ func (f *feed) follow(ctx context.Context) {
 	}
 }
 
+// Record reads a state twice a minute until ctx ends, so that the plots show the last hour
+// also if nobody looked.
+func (s *Server) Record(ctx context.Context) {
+	ticks := time.NewTicker(beat)
+	defer ticks.Stop()
+	for {
+		if _, err := s.feed.get(ctx); err != nil {
+			return
+		}
+		select {
+		case <-ticks.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // next returns what is closed when the state after the last one is there.
 func (f *feed) next() (last *state, changed <-chan struct{}) {
 	f.mu.Lock()
@@ -152,5 +182,6 @@ func (s *Server) read(ctx context.Context, before *state) *state {
 	now.at = time.Now()
 	now.remember(before)
 	now.graph = sync.OnceValue(func() *forest { return plant(now.shot) })
+	now.live = new(sync.Map)
 	return now
 }

@@ -44,6 +44,7 @@ func waiterIDOf(w pgxlock.Waiter) waiterID {
 // A node is a lock, or who holds locks and waits for others.
 type node struct {
 	lock        bool
+	kind        pgxlock.Kind // of a lock
 	name        string
 	label       string    // for a lock that is pgxlock's own
 	since       time.Time // when it began to hold or, if it waits, to wait
@@ -76,7 +77,7 @@ func plant(shot pgxlock.Snapshot) *forest {
 		f.waiting[id] += 1 + w.Behind
 		lock := f.locks[id]
 		if lock == nil {
-			lock = f.add(&node{lock: true, name: strings.TrimPrefix(w.Key, "\x00"), label: ownLabel(w.Label, w.Internal)})
+			lock = f.add(&node{lock: true, kind: w.Kind, name: strings.TrimPrefix(w.Key, "\x00"), label: ownLabel(w.Label, w.Internal)})
 			f.locks[id] = lock
 		}
 		var who *node
@@ -234,46 +235,94 @@ const (
 	// mostDrawn is how many nodes a drawing has.
 	mostDrawn = 300
 
+	// rowWidth is how wide a row of trees may be: that of the page in a usual window. A
+	// tree that is wider has a row of its own.
+	rowWidth = 1240
+
 	// mostAlike is how many waiters or holders of one lock are drawn, of those that only
 	// wait for it, or only hold it.
 	mostAlike = 5
 
-	nodeWidth, lockWidth = 186, 150
+	nodeWidth, lockWidth = 168, 146
 	nodeHeight           = 36
 	lockHeight           = 24
-	columnGap, rowGap    = 56, 8
+	columnGap, rowGap    = 40, 8
 	columnStep           = nodeWidth + columnGap
 	componentGap         = 22
-	longestName          = 25
+	backRoom             = 24 // above a tree, for the arrow that closes its circle
+	longestName          = 19
 	margin               = 10
 )
 
-// draw lays out the trees that the query admits, those with deadlocks and the largest first.
+// draw lays out the trees that the query admits, those with deadlocks and the largest first,
+// in rows.
 func (f *forest) draw(at time.Time, q query) *drawing {
 	d := &drawing{}
-	trees := f.trees(q)
-	drawn, y := 0, float64(margin)
-	for _, tree := range trees {
+	drawn, x, y, bottom := 0, 0.0, float64(margin), 0.0
+	for _, tree := range f.trees(q) {
 		d.Deadlocks = append(d.Deadlocks, circles(tree)...)
-		locks := 0
-		for _, n := range tree {
-			locks += btoi(n.lock)
-		}
-		tree = collapse(tree)
-		if drawn += len(tree); drawn > mostDrawn && drawn > len(tree) {
-			d.Hidden += locks
+		locks := countLocks(tree)
+		tree = prune(collapse(tree), mostDrawn-drawn)
+		d.Hidden += locks - countLocks(tree)
+		if len(tree) == 0 {
 			continue
 		}
+		drawn += len(tree)
 		back := layer(tree)
-		bottom := place(tree, y)
-		d.add(tree, back, at)
-		y = bottom + componentGap
+		width := 0.0
 		for _, n := range tree {
-			d.Width = max(d.Width, int(n.x)+nodeWidth+margin)
+			width = max(width, float64(n.layer*columnStep+nodeWidth))
 		}
-		d.Height = int(bottom) + margin
+		if x > 0 && margin+x+width > rowWidth {
+			x, y = 0, bottom+componentGap
+		}
+		top := y
+		if len(back) > 0 {
+			top += backRoom
+		}
+		bottom = max(bottom, place(tree, margin+x, top))
+		d.add(tree, back, at)
+		x += width + componentGap
+		d.Width, d.Height = max(d.Width, int(x)-componentGap+2*margin), int(bottom)+margin
 	}
 	return d
+}
+
+func countLocks(tree []*node) (n int) {
+	for _, one := range tree {
+		n += btoi(one.lock)
+	}
+	return n
+}
+
+// prune returns at most so many nodes of a tree: circles first, then the locks that most wait
+// for, each with its neighbors. It returns none where it would leave a small tree in pieces.
+func prune(tree []*node, most int) []*node {
+	if len(tree) <= most {
+		return tree
+	}
+	if len(tree) <= mostDrawn {
+		return nil
+	}
+	sorted := slices.Clone(tree)
+	slices.SortStableFunc(sorted, func(a, b *node) int {
+		return cmp.Or(cmp.Compare(btoi(b.cycle > 0), btoi(a.cycle > 0)), cmp.Compare(btoi(b.lock), btoi(a.lock)), cmp.Compare(len(b.behind), len(a.behind)))
+	})
+	copies := make(map[*node]*node)
+	var kept []*node
+	for _, n := range sorted {
+		for _, one := range slices.Concat([]*node{n}, n.before, n.behind) {
+			if copies[one] == nil && len(kept) < most {
+				c := *one
+				copies[one] = &c
+				kept = append(kept, &c)
+			}
+		}
+	}
+	for _, c := range kept {
+		c.before, c.behind = translated(c.before, copies), translated(c.behind, copies)
+	}
+	return kept
 }
 
 // trees returns the connected parts that have a node which the query admits.
@@ -294,7 +343,8 @@ func (f *forest) trees(q query) [][]*node {
 				}
 			}
 		}
-		if slices.ContainsFunc(tree, func(n *node) bool { return query{words: q.words}.admits(0, n.name, n.label) }) {
+		ofKind := slices.ContainsFunc(tree, func(n *node) bool { return n.lock && query{Kind: q.Kind}.admits(n.kind) })
+		if ofKind && slices.ContainsFunc(tree, func(n *node) bool { return query{words: q.words}.admits(0, n.name, n.label) }) {
 			trees = append(trees, tree)
 		}
 	}
@@ -467,8 +517,9 @@ func layer(tree []*node) (back map[[2]*node]bool) {
 	return back
 }
 
-// place gives each node its place, from a height on, and returns where the tree ends.
-func place(tree []*node, from float64) (bottom float64) {
+// place gives each node its place, to the right of and below a point, and returns where the
+// tree ends.
+func place(tree []*node, left, from float64) (bottom float64) {
 	layers := make(map[int][]*node)
 	for _, n := range tree {
 		n.height = nodeHeight
@@ -524,7 +575,7 @@ func place(tree []*node, from float64) (bottom float64) {
 	}
 	for _, n := range tree {
 		n.y = n.top - top + from
-		n.x = float64(margin + n.layer*columnStep)
+		n.x = left + float64(n.layer*columnStep)
 		if n.lock {
 			n.x += (nodeWidth - lockWidth) / 2
 		}
@@ -544,7 +595,7 @@ func (d *drawing) add(tree []*node, back map[[2]*node]bool, at time.Time) {
 		case n.collapsed > 0:
 			b.Class, b.Name, b.More = "more", "and "+grouped(n.collapsed)+" more", "holding"
 		case n.lock:
-			b.Class, b.Width, b.Name = "lock", lockWidth, shortenedTo(b.Full, longestName-5)
+			b.Class, b.Width, b.Name = "lock", lockWidth, shortenedTo(b.Full, longestName-1)
 		case n.waits:
 			b.Class, b.More = "waiter", "waits"
 		default:
@@ -585,9 +636,8 @@ func line(before, behind *node, back bool) arrow {
 	if back {
 		x1, y1 := behind.x+width(behind)/2, behind.y
 		x2, y2 := before.x+width(before)/2, before.y
-		lift := min(y1, y2) - 4 - math.Abs(x2-x1)/40
-		y := max(lift, 2)
-		return arrow{fmt.Sprintf("M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f", x1, y1, x1, y-14, x2, y-14, x2, y2-3), class}
+		y := min(y1, y2) - backRoom*4/3 // the curve rises to three quarters of that
+		return arrow{fmt.Sprintf("M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f", x1, y1, x1, y, x2, y, x2, y2-3), class}
 	}
 	x1, y1 := behind.x, behind.y+behind.height/2
 	x2, y2 := before.x+width(before)+4, before.y+before.height/2

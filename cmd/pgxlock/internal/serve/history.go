@@ -10,8 +10,14 @@ import (
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
-// span is how far back the plots go. What was not looked at is a gap in them.
-const span = time.Hour
+const (
+	// span is how far back the plots go. What could not be read is a gap in them.
+	span = time.Hour
+
+	// beat is how often a state is read for the plots while nobody looks: as often as they
+	// have a step.
+	beat = span / plotSteps
+)
 
 // A sample is what one state adds to the history.
 type sample struct {
@@ -41,6 +47,11 @@ func (now *state) remember(before *state) {
 	now.history = now.history[old:]
 	if now.cannot != "" {
 		return
+	}
+	if before != nil {
+		found := append(now.lost(before), before.losses...)
+		found = slices.DeleteFunc(found, func(l Loss) bool { return now.shot.At.Sub(l.Holder.Expires) >= span })
+		now.losses = found[:min(len(found), mostLosses)]
 	}
 	s := sample{at: now.at, held: len(now.shot.Holders), waiting: len(now.shot.Waiters), expired: len(now.shot.Expired)}
 	for _, w := range now.shot.Waiters {

@@ -22,6 +22,13 @@ const (
 
 	// longestText is how many characters of a text are sent.
 	longestText = 400
+
+	// longestQuery is how many characters of a search count: each word is looked for in
+	// each row.
+	longestQuery = 200
+
+	// evictionsShown is how many evictions and losses are shown.
+	evictionsShown = 20
 )
 
 // A query is what a viewer looks for.
@@ -34,7 +41,7 @@ type query struct {
 // parseQuery reads a query; what it does not understand means everything.
 func parseQuery(r *http.Request) query {
 	values := r.URL.Query()
-	q := query{Text: values.Get("q"), Kind: values.Get("kind"), pages: map[string]int{}}
+	q := query{Text: cutText(values.Get("q"), longestQuery, ""), Kind: values.Get("kind"), pages: map[string]int{}}
 	if q.Kind != "lease" && q.Kind != "advisory" {
 		q.Kind = ""
 	}
@@ -89,6 +96,7 @@ type page struct {
 	Waiters           table[waiterRow]
 	Holders, Expired  table[holderRow]
 	Evictions         []evictionRow
+	Losses            []lossRow
 	NoEvictions       bool // they are not recorded, or cannot be read
 	Server            string
 	Missing           []string
@@ -100,6 +108,7 @@ type page struct {
 
 // A table is a part of the rows that pass the query.
 type table[Row any] struct {
+	Name           string
 	Rows           []Row
 	All, From, To  int // how many pass, and which of them are shown, from 1
 	Before, Behind string
@@ -110,7 +119,7 @@ func cut[From, Row any](q query, name string, all []From, row func(From) Row) ta
 	last := max(0, (len(all)-1)/rowsShown)
 	n := min(q.pages[name], last)
 	from, to := n*rowsShown, min(len(all), (n+1)*rowsShown)
-	t := table[Row]{All: len(all), From: from + 1, To: to}
+	t := table[Row]{Name: name, All: len(all), From: from + 1, To: to}
 	for _, one := range all[from:to] {
 		t.Rows = append(t.Rows, row(one))
 	}
@@ -150,12 +159,19 @@ type waiterRow struct {
 
 type evictionRow struct{ Key, Kind, Holder, Ago, At, By, Reason string }
 
+type lossRow struct{ Key, Holder, Token, Held, Ago, At, Next, Metadata string }
+
 // text is a text of others for the page.
 func text(s string) string {
-	if utf8.RuneCountInString(s) > longestText {
-		s = string([]rune(s)[:longestText]) + "…"
+	return readable.Text(cutText(s, longestText, "…"))
+}
+
+// cutText returns the first characters of a text, and what says that there were more.
+func cutText(s string, most int, more string) string {
+	if utf8.RuneCountInString(s) > most {
+		return string([]rune(s)[:most]) + more
 	}
-	return readable.Text(s)
+	return s
 }
 
 // title is a key as the page shows it: of pgxlock's own locks what they are.
@@ -188,10 +204,10 @@ func mode(m pgxlock.Mode) string {
 }
 
 // view is what a viewer sees of a state.
-func (s *Server) view(r *http.Request, now *state, q query) page {
+func (s *Server) view(now *state, q query) page {
 	p := page{
 		Query: q, Cannot: now.cannot, Plots: now.plots(), Every: s.cfg.Every.String(),
-		Session: s.cfg.Token != "" && s.session(r) != "", Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil,
+		Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil,
 		Nobody: now.cannot == "" && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
 	}
 	if now.cannot != "" && !now.shot.At.IsZero() {
@@ -240,8 +256,13 @@ func (s *Server) view(r *http.Request, now *state, q query) page {
 	p.Expired = cut(q, "expired", holders(now.shot.Expired), func(h pgxlock.Holder) holderRow { return s.holder(now, forest, h) })
 
 	for _, e := range now.evictions {
-		if q.admits(e.Kind, e.Key, e.Holder, e.By, e.Reason) && len(p.Evictions) < 20 {
-			p.Evictions = append(p.Evictions, evictionRow{title(e.Key, "", false), e.Kind.String(), text(e.Holder), ago(at, e.At), e.At.UTC().Format(time.DateTime) + " UTC", text(e.By), text(e.Reason)})
+		if q.admits(e.Kind, e.Key, e.Holder, e.By, e.Reason) && len(p.Evictions) < evictionsShown {
+			p.Evictions = append(p.Evictions, evictionRow{title(e.Key, "", false), e.Kind.String(), text(e.Holder), ago(at, e.At), stamp(e.At), text(e.By), text(e.Reason)})
+		}
+	}
+	for _, l := range now.losses {
+		if h := l.Holder; q.admits(h.Kind, h.Key, h.ID, h.Metadata, number(h.Token), l.Next) && len(p.Losses) < evictionsShown {
+			p.Losses = append(p.Losses, lossRow{title(h.Key, h.Label, h.Internal), text(h.ID), number(h.Token), ago(h.Expires, h.Since), ago(at, h.Expires), stamp(h.Expires), text(l.Next), text(h.Metadata)})
 		}
 	}
 	for _, missing := range now.shot.Missing {
@@ -250,6 +271,8 @@ func (s *Server) view(r *http.Request, now *state, q query) page {
 	p.Server = load(at, now.load)
 	return p
 }
+
+func stamp(at time.Time) string { return at.UTC().Format(time.DateTime) + " UTC" }
 
 // readAt is when the last shot was read that could be.
 func (now *state) readAt() time.Time {
@@ -330,7 +353,9 @@ func (s *Server) page(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return // the viewer has gone
 	}
-	render(w, http.StatusOK, "page.html", s.view(r, now, parseQuery(r)))
+	p := s.view(now, parseQuery(r))
+	p.Session = s.session(r) != ""
+	render(w, http.StatusOK, "page.html", p)
 }
 
 // render writes a page whole, or not at all.

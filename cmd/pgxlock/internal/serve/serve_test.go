@@ -47,7 +47,7 @@ func served(t *testing.T, pool *pgxpool.Pool, configure func(*serve.Config)) *ht
 	}
 	cfg := serve.Config{
 		Locks: locks, Ready: pool.Ping, Describe: func(err error) string { return err.Error() },
-		JSON: func(shot pgxlock.Snapshot, _ monitor.Load, _ []serve.Eviction) any { return shot },
+		JSON: func(shot pgxlock.Snapshot, _ monitor.Load, _ []serve.Eviction, _ []serve.Loss) any { return shot },
 	}
 	if configure != nil {
 		configure(&cfg)
@@ -197,6 +197,28 @@ func TestSearchShowsWhatHasEachWord(t *testing.T) {
 	b.get("/?holders=-1&kind=nonsense&holders=99999999999999999999").want(t, http.StatusOK, ">order:1<")
 }
 
+func TestALeaseThatWasTakenOverIsShownAsLost(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300), acquire_lock('order:2', 'pod-1', 300), acquire_lock('order:3', 'pod-1', 300);
+		update distributed_locks set expires_at = now() - interval '1 minute', acquired_at = now() - interval '3 minutes' where lock_name <> 'order:3'`)
+	b := &browser{t: t, server: served(t, db.Pool, nil)}
+	b.get("/").lacks(t, `id="lost"`)
+	db.Exec(t, `select acquire_lock('order:1', 'pod-2', 300); select reap_expired_locks('1 second'); select release_lock('order:3', 'pod-1')`)
+	for {
+		r := b.get("/")
+		if !strings.Contains(r.body, `id="lost"`) {
+			continue
+		}
+		_, lost, _ := strings.Cut(r.body, `id="lost"`)
+		lost, _, _ = strings.Cut(lost, "</section>")
+		r.body = lost
+		r.want(t, http.StatusOK, ">order:1<", ">order:2<", ">pod-1<", ">pod-2<", "2m0s")
+		r.lacks(t, "order:3") // it was released
+		return
+	}
+}
+
 // Any caller may choose a name, an owner and metadata.
 func TestHostileNamesAreText(t *testing.T) {
 	t.Parallel()
@@ -211,6 +233,12 @@ func TestHostileNamesAreText(t *testing.T) {
 			t.Fatalf("%q: %v, %v", name, has, err)
 		}
 	}
+	for i, name := range hostile { // the graph shows them
+		if _, err := db.Pool.Exec(t.Context(), `insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)
+			values (0, $1, $2, $1, 1, now(), now() + interval '1 hour')`, name, i); err != nil {
+			t.Fatal(err)
+		}
+	}
 	b := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) {
 		cfg.Evictions = func(context.Context) (all []serve.Eviction, err error) {
 			for _, name := range hostile {
@@ -219,7 +247,8 @@ func TestHostileNamesAreText(t *testing.T) {
 			return all, nil
 		}
 	})}
-	b.get("/").want(t, http.StatusOK, "&lt;script&gt;alert(1)&lt;/script&gt;", `\u202eevil\u202c`, `line\nbreak\rdata: x`)
+	b.get("/").want(t, http.StatusOK, "&lt;script&gt;alert(1)&lt;/script&gt;", `\u202eevil\u202c`, `line\nbreak\rdata: x`, "<title>&lt;script&gt;alert(1)&lt;/script&gt;</title>",
+		"<title>]]&gt;&lt;/title&gt;&lt;/svg&gt;&lt;script&gt;alert(2)&lt;/script&gt;</title>")
 	for _, path := range []string{"/", "/?q=" + url.QueryEscape(hostile[1])} {
 		r := b.get(path)
 		r.want(t, http.StatusOK, "&lt;img src=x")
@@ -242,7 +271,7 @@ func TestTenThousandLeasesAreShownInPages(t *testing.T) {
 	if len(r.body) > 200_000 {
 		t.Errorf("the page has %d bytes", len(r.body))
 	}
-	r = b.get(strings.ReplaceAll(r.after(t, `not</span> <a href="`), "&amp;", "&"))
+	r = b.get(strings.ReplaceAll(r.after(t, `id="holders-next" href="`), "&amp;", "&"))
 	r.want(t, http.StatusOK, "101 to 200 shown", "order:00101", ">previous<", ">next<")
 	b.get("/?holders=5000").want(t, http.StatusOK, "9901 to 10000 shown")
 	b.get("/?q=order:09999").want(t, http.StatusOK, "order:09999")
@@ -322,7 +351,9 @@ func TestThePageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
 	b.get("/api/snapshot").want(t, http.StatusServiceUnavailable, `{"error":`)
 
 	gone.Delete("why")
-	b.get("/readyz").want(t, http.StatusOK, "ok")
+	for b.get("/readyz").code != http.StatusOK { // it asks at most once a second
+		continue
+	}
 	for {
 		if r := b.get("/"); strings.Contains(r.body, "order:1") {
 			r.lacks(t, "cannot see")
@@ -436,7 +467,15 @@ func TestOneSnapshotServesAllViewersAndNoneWithoutThem(t *testing.T) {
 	if n := pool.Stat().AcquireCount(); n != 0 {
 		t.Errorf("%d connections were used before anybody looked", n)
 	}
+	for range 100 { // by anybody: it needs no token
+		(&browser{t: t, server: server}).get("/readyz").want(t, http.StatusOK)
+	}
+	if n, most := pool.Stat().AcquireCount(), int64(time.Since(began)/time.Second)+1; n > most {
+		t.Errorf("%d pings in %s", n, time.Since(began))
+	}
 	const viewers = 40
+	pings := pool.Stat().AcquireCount()
+	began = time.Now()
 	var all sync.WaitGroup
 	for range viewers {
 		all.Go(func() {
@@ -447,7 +486,7 @@ func TestOneSnapshotServesAllViewersAndNoneWithoutThem(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n, most := pool.Stat().AcquireCount(), int64(time.Since(began)/time.Second)+1; n > most {
+	if n, most := pool.Stat().AcquireCount()-pings, int64(time.Since(began)/time.Second)+1; n > most {
 		t.Errorf("%d snapshots for %d viewers in %s", n, viewers, time.Since(began))
 	}
 
@@ -489,7 +528,7 @@ func TestAnswersForbidWhatIsNotOurs(t *testing.T) {
 				t.Errorf("%s: no %s in %q", path, want, policy)
 			}
 		}
-		if strings.Contains(policy, "unsafe") || r.header.Get("X-Content-Type-Options") != "nosniff" || r.header.Get("Cache-Control") != "no-store" {
+		if strings.Contains(policy, "unsafe") || r.header.Get("X-Content-Type-Options") != "nosniff" || r.header.Get("Cache-Control") != "no-store" || r.header.Get("Referrer-Policy") != "no-referrer" {
 			t.Errorf("%s: %v", path, r.header)
 		}
 	}
@@ -576,13 +615,21 @@ func TestATokenIsDemanded(t *testing.T) {
 			t.Errorf("%q: %d", forged, r.code)
 		}
 	}
-	other := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) { cfg.Token = token }), cookie: &http.Cookie{Name: b.cookie.Name, Value: good}}
+	other := &browser{t: t, server: served(t, db.Pool, func(cfg *serve.Config) { cfg.Token = token })}
+	other.logIn()
+	if other.cookie.Name == b.cookie.Name {
+		t.Errorf("a browser that logs in to a server on another port of the host loses the session of this one: %s", other.cookie.Name)
+	}
+	other.cookie.Value = good
 	if r := other.get("/"); r.code != http.StatusSeeOther {
 		t.Errorf("a cookie is good for another server: %d", r.code)
 	}
 	b.cookie.Value = good
 	if r := b.post("/logout", nil); r.code != http.StatusSeeOther || !strings.Contains(r.header.Get("Set-Cookie"), "Max-Age=0") {
 		t.Errorf("%+v", r)
+	}
+	if r := b.get("/"); r.code != http.StatusSeeOther {
+		t.Errorf("a session that was ended is still good: %d", r.code)
 	}
 }
 

@@ -4,10 +4,11 @@
 //
 //	server.go   the handler: its routes, and the headers of each answer
 //	access.go   who may ask: host names, the token, cookies
-//	feed.go     one snapshot for all viewers, none while nobody looks
+//	feed.go     one snapshot for all viewers, and one twice a minute while nobody looks
 //	page.go     what the page shows of a snapshot: search, rows, paging
 //	graph.go    who is in whose way, as a drawing in layers
 //	history.go  the last hour, as plots
+//	losses.go   leases that expired while they were held
 //	events.go   the page as it changes
 //	evict.go    an operator takes a lock away
 //
@@ -24,6 +25,7 @@ import (
 	"html/template"
 	"io/fs"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/pgxlock/pgxlock"
@@ -45,7 +47,7 @@ type Config struct {
 	Describe func(error) string
 
 	// JSON is what /api/snapshot answers.
-	JSON func(pgxlock.Snapshot, monitor.Load, []Eviction) any
+	JSON func(pgxlock.Snapshot, monitor.Load, []Eviction, []Loss) any
 
 	// Metrics answers /metrics. Nil: there is none.
 	Metrics http.Handler
@@ -86,12 +88,15 @@ var pages = template.Must(template.New("").ParseFS(assets, "assets/*.html"))
 // A Server serves the page.
 type Server struct {
 	cfg     Config
-	secret  []byte // of this process: cookies and forms end with it
+	secret  []byte   // of this process: cookies and forms end with it
+	left    sync.Map // sessions that were ended before their time
 	feed    *feed
 	handler http.Handler
+
+	readiness readiness
 }
 
-// New returns a Server, which asks the database when somebody looks.
+// New returns a Server, which asks the database when somebody looks, or [Server.Record]s.
 func New(cfg Config) (*Server, error) {
 	switch {
 	case cfg.AllowEvict && cfg.Token == "":
@@ -167,11 +172,29 @@ func answer(w http.ResponseWriter, code int, text string) {
 	_, _ = w.Write([]byte(text + "\n")) // the client may have gone
 }
 
+// readiness is whether the database could be asked, which is found out at most once a second:
+// those who ask need no token.
+type readiness struct {
+	mu  sync.Mutex // held while the database is asked
+	at  time.Time
+	err error
+}
+
+func (r *readiness) get(ctx context.Context, ask func(context.Context) error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.at) >= minAge {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout) // others want to know, too
+		defer cancel()
+		r.err = ask(ctx)
+		r.at = time.Now()
+	}
+	return r.err
+}
+
 // ready says whether the database can be asked, and no more: it asks for no token.
 func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
-	defer cancel()
-	if err := s.cfg.Ready(ctx); err != nil {
+	if err := s.readiness.get(r.Context(), s.cfg.Ready); err != nil {
 		answer(w, http.StatusServiceUnavailable, "cannot reach the database")
 		return
 	}
@@ -186,7 +209,7 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
 	}
 	code, body := http.StatusOK, any(nil)
 	if now.cannot == "" {
-		body = s.cfg.JSON(now.shot, now.load, now.evictions)
+		body = s.cfg.JSON(now.shot, now.load, now.evictions, now.losses)
 	} else {
 		code, body = http.StatusServiceUnavailable, map[string]string{"error": now.cannot}
 	}

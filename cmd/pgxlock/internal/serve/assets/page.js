@@ -13,7 +13,7 @@
   let waiting = null; // what came while the user was selecting text
 
   const say = (text, on) => {
-    live.textContent = text;
+    if (live.textContent !== text) live.textContent = text; // it is read aloud
     live.className = on ? "on" : "off";
   };
 
@@ -25,30 +25,44 @@
     }
     waiting = null;
     const focused = page.contains(document.activeElement) ? document.activeElement.id : "";
-    const canvas = document.getElementById("canvas");
-    const at = canvas ? [canvas.scrollLeft, canvas.scrollTop] : [0, 0];
+    const scrolled = [...page.querySelectorAll(".scroll, .canvas")].map((box) => [box.id, box.scrollLeft, box.scrollTop]);
     page.innerHTML = html;
-    const drawn = document.getElementById("canvas");
-    if (drawn) {
-      [drawn.scrollLeft, drawn.scrollTop] = at;
+    for (const [id, left, top] of scrolled) {
+      document.getElementById(id)?.scrollTo(left, top);
     }
     if (focused) {
       document.getElementById(focused)?.focus({ preventScroll: true });
     }
   };
 
+  let again;
   const connect = () => {
+    clearTimeout(again);
     source?.close();
+    if (document.hidden) return;
     source = new EventSource("/events" + location.search);
     source.onopen = () => say("live", true);
-    source.onerror = () => {
+    source.onerror = async () => {
       say("no connection to pgxlock serve, trying again", false);
       if (source.readyState === EventSource.CLOSED) {
-        setTimeout(connect, 3000);
+        again = setTimeout(connect, 3000);
+        // A session ends after some hours, and with the server.
+        const answer = await fetch("/", { method: "HEAD", redirect: "manual" }).catch(() => null);
+        if (answer?.type === "opaqueredirect") location.assign("/login");
       }
     };
-    source.onmessage = (event) => show(event.data);
+    source.onmessage = (event) => {
+      show(event.data);
+      const blind = document.getElementById("cannot");
+      say(blind ? "cannot see the server" : "live", !blind);
+    };
   };
+  // Nobody looks at a hidden tab, and a browser has only six connections to a server.
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) return connect();
+    source?.close();
+    say("paused", false);
+  });
 
   document.addEventListener("selectionchange", () => {
     if (waiting !== null && document.getSelection().isCollapsed) {

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+)
+
+// The command evictions lists who took locks away from whom, and why.
+
+func newEvictions() *cobra.Command {
+	var m monitoring
+	var output format
+	var limit int
+	var within time.Duration
+	cmd := &cobra.Command{
+		Use:   "evictions",
+		Short: "List who evicted whom, and why",
+		Long: `List the recorded evictions, the newest first: when, which lock, from which holder, by
+whom and why. The last 1000 are kept. An advisory lock is recorded by its number, and by
+its process as the holder: --name shows its key. The record says that its session was
+asked, or ended; whether it released the lock says evict.`,
+		Example: `  pgxlock evictions --limit 10
+  pgxlock evictions --since 24h -o json | jq -r '.[].eviction_reason'`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags := cmd.Flags()
+			if flags.Changed("limit") && limit <= 0 {
+				return usageError{fmt.Errorf("--limit is %d, it must be more than 0", limit)}
+			}
+			if flags.Changed("since") && within <= 0 {
+				return usageError{fmt.Errorf("--since is %s, it must be more than 0", within)}
+			}
+			pool, _, err := m.open(cmd.Context(), reading)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			list, err := evictions(cmd.Context(), pool, m, limit, within)
+			if err != nil {
+				return err
+			}
+			if output == formatJSON {
+				return printJSON(cmd.OutOrStdout(), views(list, viewEviction))
+			}
+			return printEvictions(cmd.OutOrStdout(), colors(cmd), columns(cmd), list)
+		},
+	}
+	m.addFlags(cmd)
+	output.addFlag(cmd)
+	cmd.Flags().IntVar(&limit, "limit", 0, "at most this `number`, the newest (default: all)")
+	durationVar(cmd.Flags(), &within, "since", "", 0, "only those of the last 24h, or another `duration` (default: all)")
+	return cmd
+}
+
+// evictions returns the last evictions, the newest first: at most so many, unless it is 0, and
+// only those since so long ago, unless it is 0.
+func evictions(ctx context.Context, pool *pgxpool.Pool, m monitoring, limit int, within time.Duration) ([]serve.Eviction, error) {
+	schema, err := locate(ctx, pool, m.target.schema)
+	if err != nil {
+		return nil, err
+	}
+	var most *int
+	if limit > 0 {
+		most = &limit
+	}
+	var age *float64
+	if within > 0 {
+		age = new(within.Seconds())
+	}
+	rows, _ := pool.Query(ctx, statement("evictions", schema), most, age) // ForEachRow returns the error
+	var all []serve.Eviction
+	var kind int32
+	var name string
+	var named bool
+	var e serve.Eviction
+	var at pgtype.Timestamptz
+	_, err = pgx.ForEachRow(rows, []any{&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason}, func() error {
+		e := e
+		e.Key, e.Kind, e.At = name, pgxlock.KindLease, at.Time
+		if kind != 0 {
+			e.Kind = pgxlock.KindAdvisory
+			e.Holder = ofSession(e.Holder)
+		}
+		if n, err := strconv.ParseInt(name, 10, 64); err == nil && kind != 0 && !named {
+			e.Key = map[int32]string{1: pgxlock.RawKey(n), 2: pgxlock.RawKey2(int32(n>>32), int32(n))}[kind]
+			if i := slices.IndexFunc(m.names, func(known string) bool {
+				return lockkey.Identify(typed(known)) == lockkey.ID{Number: n, Pair: kind == 2}
+			}); i >= 0 {
+				e.Key = typed(m.names[i])
+			}
+		}
+		all = append(all, e)
+		return nil
+	})
+	return all, ofSchema(schema, err)
+}
+
+// ofSession names the session that an eviction records as advisory:pid:kind:key.
+func ofSession(holder string) string {
+	if parts := strings.Split(holder, ":"); len(parts) == 4 {
+		return "process " + parts[1]
+	}
+	return holder
+}
+
+// evictionView is an eviction as JSON shows it.
+type evictionView struct {
+	Key     string    `json:"key"`
+	Kind    lockKind  `json:"kind"`
+	Holder  string    `json:"holder"`
+	Evicted time.Time `json:"evicted_at"`
+	By      string    `json:"evicted_by"`
+	Reason  string    `json:"eviction_reason"`
+}
+
+func viewEviction(e serve.Eviction) evictionView {
+	return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
+}
+
+func printEvictions(w io.Writer, p palette, screen int, list []serve.Eviction) error {
+	rows := make([][]cell, len(list))
+	for i, e := range list {
+		rows[i] = []cell{
+			{text: e.At.Local().Format(time.RFC3339)},
+			{text: printable(bare(e.Key))},
+			{text: string(kindNamed(e.Kind))},
+			{text: printable(e.Holder)},
+			{text: printable(e.By)},
+			{text: printable(e.Reason)},
+		}
+	}
+	return printTable(w, p, "", screen, []string{"EVICTED AT", "KEY", "KIND", "HOLDER", "BY", "REASON"}, rows)
+}

@@ -1,0 +1,202 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+func TestTheHistoryIsOfTheLastHourAlsoIfNobodyLooked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reads := 0
+		s := &Server{feed: &feed{changed: make(chan struct{}), read: func(_ context.Context, before *state) *state {
+			reads++
+			now := &state{at: time.Now(), shot: pgxlock.Snapshot{At: time.Now()}}
+			now.remember(before)
+			return now
+		}}}
+		ctx, cancel := context.WithCancel(t.Context())
+		go s.Record(ctx)
+		time.Sleep(2 * span)
+		cancel()
+		synctest.Wait()
+		if most := int(2*span/beat) + 1; reads < most-1 || reads > most {
+			t.Errorf("%d reads in two hours, want one each %s", reads, beat)
+		}
+		last, _ := s.feed.next()
+		if n := len(last.history); n < plotSteps-1 || n > plotSteps {
+			t.Errorf("%d samples of the last hour", n)
+		}
+		if p := last.plots()[0]; strings.Count(p.Line, "M") != 1 || !strings.HasPrefix(p.Area, "M0.0 ") {
+			t.Errorf("the plot of the hour has gaps: %s", p.Area)
+		}
+	})
+}
+
+// Between two snapshots a lease may end and be taken over. It was lost if no renewal came,
+// and not if it was released.
+func TestALeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	at := func(seconds float64) time.Time { return began.Add(time.Duration(seconds * float64(time.Second))) }
+	lease := func(id string, since, expires float64) pgxlock.Holder {
+		return pgxlock.Holder{Key: "order:1", Kind: pgxlock.KindLease, ID: id, Token: int64(since), State: pgxlock.StateLive, Since: at(since), Expires: at(expires)}
+	}
+	see := func(before *state, seconds float64, waiters int, holders ...pgxlock.Holder) *state {
+		now := &state{at: at(seconds), shot: pgxlock.Snapshot{At: at(seconds), Holders: holders}}
+		for range waiters {
+			now.shot.Waiters = append(now.shot.Waiters, pgxlock.Waiter{Key: "order:1", Kind: pgxlock.KindLease})
+		}
+		now.remember(before)
+		return now
+	}
+	for name, test := range map[string]struct {
+		ttl     float64 // default: 30
+		next    float64 // when the next holder acquired it
+		left    float64 // in the snapshot before
+		seen    float64 // the next snapshot
+		waiters int
+		lost    bool
+	}{
+		"taken over when it ended":    {next: 101.2, left: 1, seen: 102, waiters: 1, lost: true},
+		"released before":             {next: 100.5, left: 1, seen: 102, waiters: 1},
+		"renewed, and released":       {next: 101.2, left: 25, seen: 102, waiters: 1},
+		"nobody waited":               {next: 101.2, left: 1, seen: 102},
+		"acquired long after its end": {next: 103.5, left: 1, seen: 104, waiters: 1},
+		"nobody looked for long":      {next: 101.2, left: 1, seen: 130, waiters: 1},
+		"a short one, renewed":        {ttl: 3, next: 102.6, left: 2.5, seen: 104, waiters: 1},
+	} {
+		first := see(nil, 10, 0, lease("pod-1", 1, 10+cmp.Or(test.ttl, 30)))
+		before := see(first, 100, test.waiters, lease("pod-1", 1, 100+test.left))
+		now := see(before, test.seen, 0, lease("pod-2", test.next, 160))
+		if got := len(now.losses) == 1; got != test.lost {
+			t.Errorf("%s: %+v", name, now.losses)
+		}
+		if test.lost && (now.losses[0].Next != "pod-2" || now.losses[0].Holder.ID != "pod-1") {
+			t.Errorf("%s: %+v", name, now.losses)
+		}
+		if later := see(now, 3710, 0); len(later.losses) != 0 {
+			t.Errorf("%s: shown after an hour: %+v", name, later.losses)
+		}
+	}
+}
+
+// hoarded is a snapshot of one session that holds locks, each of which others wait for.
+func hoarded(locks, waiters int) (shot pgxlock.Snapshot) {
+	for i := range locks {
+		key := pgxlock.RawKey(int64(i))
+		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: key, Kind: pgxlock.KindAdvisory, ID: "hoarder:1", PID: 1})
+		for j := range waiters {
+			pid := int32(2 + i*waiters + j)
+			shot.Waiters = append(shot.Waiters, pgxlock.Waiter{Key: key, Kind: pgxlock.KindAdvisory, PID: pid, Owner: fmt.Sprint("waiter:", pid)})
+		}
+	}
+	return shot
+}
+
+func TestADrawingHasThreeHundredNodesAtMost(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ locks, waiters, nodes, hidden int }{
+		{1, 1, 3, 0},
+		{1, 300, 2 + mostAlike, 0},
+		{100, 1, 201, 0},
+		{50, 4, 251, 0},
+		{400, 2, mostDrawn, 300}, // one holder, and 3 nodes for each of about 100 locks
+	} {
+		d := plant(hoarded(test.locks, test.waiters)).draw(time.Now(), query{})
+		if len(d.Nodes) != test.nodes || d.Hidden < test.hidden || (test.hidden == 0) != (d.Hidden == 0) {
+			t.Errorf("%d locks with %d waiters: %d nodes, want %d; %d locks are not drawn, want %d", test.locks, test.waiters, len(d.Nodes), test.nodes, d.Hidden, test.hidden)
+		}
+		for i, a := range d.Nodes {
+			if a.X < 0 || a.Y < 0 || a.X+a.Width > d.Width || a.Y+a.Height > d.Height {
+				t.Fatalf("%q is outside of the drawing: %+v in %d by %d", a.Name, a, d.Width, d.Height)
+			}
+			for _, b := range d.Nodes[:i] {
+				if a.X < b.X+b.Width && b.X < a.X+a.Width && a.Y < b.Y+b.Height && b.Y < a.Y+a.Height {
+					t.Fatalf("%q covers %q: %+v, %+v", a.Name, b.Name, a, b)
+				}
+			}
+		}
+	}
+	// Many small trees stand in rows.
+	shot := pgxlock.Snapshot{}
+	for i := range 300 {
+		key := fmt.Sprint("order:", i)
+		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: key, Kind: pgxlock.KindLease, ID: fmt.Sprint("pod:", i)})
+		shot.Waiters = append(shot.Waiters, pgxlock.Waiter{Key: key, Kind: pgxlock.KindLease, Owner: "worker", Ticket: int64(i)})
+	}
+	d := plant(shot).draw(time.Now(), query{})
+	if d.Hidden != 200 || len(d.Nodes) != mostDrawn || d.Width > rowWidth || !slices.ContainsFunc(d.Nodes[3:], func(b box) bool { return b.Y == d.Nodes[0].Y && b.X > d.Nodes[2].X }) {
+		t.Errorf("%d nodes, %d locks are not drawn, %d by %d", len(d.Nodes), d.Hidden, d.Width, d.Height)
+	}
+	if d := plant(shot).draw(time.Now(), query{Kind: "advisory"}); len(d.Nodes) != 0 {
+		t.Errorf("leases are drawn in a search for advisory locks: %+v", d.Nodes)
+	}
+}
+
+func TestOneEventIsMadeForAllViewersWithTheSameSearch(t *testing.T) {
+	t.Parallel()
+	s := &Server{}
+	shot := hoarded(3, 1)
+	now := &state{shot: shot, graph: func() *forest { return plant(shot) }, live: new(sync.Map)}
+	all, some := s.live(now, query{}), s.live(now, query{Text: "nowhere", words: []string{"nowhere"}})
+	if again := s.live(now, query{}); &again[0] != &all[0] {
+		t.Error("a second viewer is rendered for anew")
+	}
+	if !strings.Contains(string(all), "hoarder:1") || strings.Contains(string(some), "hoarder:1") {
+		t.Errorf("viewers with different searches see the same:\n%s\n%s", all, some)
+	}
+}
+
+func TestAnEvictionShowsAtOnceAlsoIfTheLastStateIsNew(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reads := 0
+		answer := make(chan struct{}, 1)
+		f := &feed{changed: make(chan struct{}), read: func(context.Context, *state) *state {
+			reads++
+			<-answer
+			return &state{at: time.Now()}
+		}}
+		get := func() *state {
+			t.Helper()
+			s, err := f.get(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		answer <- struct{}{}
+		before := get()
+		if get() != before || reads != 1 {
+			t.Fatal("a new state is read again")
+		}
+		f.change()
+		answer <- struct{}{}
+		if get() == before {
+			t.Error("the state is older than the change")
+		}
+
+		// A read that began before a change does not show it.
+		time.Sleep(minAge)
+		got := make(chan *state)
+		go func() { got <- get() }()
+		synctest.Wait()
+		f.change()
+		answer <- struct{}{}
+		synctest.Wait()
+		answer <- struct{}{}
+		if <-got; reads != 4 {
+			t.Errorf("%d reads, want 4", reads)
+		}
+	})
+}
