@@ -87,7 +87,7 @@ func (l *Locker) term(ctx context.Context, key string, fn func(context.Context, 
 	defer end(nil)
 	_, err = l.do(ctx, key, func(work context.Context, leader *Lock) error {
 		lock = leader
-		l.leading.begin(lock, func(why error) { end(l.fail("lead", key, why)) })
+		l.leading.begin(work, lock, func(why error) { end(l.fail("lead", key, why)) })
 		defer l.leading.end(lock)
 		observed := lock.observed.Load()
 		observed.term(ctx, EventTerm, nil)
@@ -108,6 +108,14 @@ func (l *Locker) term(ctx context.Context, key string, fn func(context.Context, 
 		stepDown = cause
 	}
 	return lock, stepDown, err
+}
+
+// Leads reports whether this process leads for the key now: a function that [Locker.Lead]
+// called is running, and its context has not ended. So it is false from the moment in which
+// leadership is lost or the leader is asked to step down. It reads the clock, as [Lock.Err]
+// does, and asks no server. Package adapters/health answers requests by it.
+func (l *Locker) Leads(key string) bool {
+	return l != nil && l.leading.leads(l.name(key))
 }
 
 // mayPass reports whether it is worth to campaign again after err.

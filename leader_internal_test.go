@@ -54,7 +54,7 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 		}
 		inAnHour("before it leads", 0, 0)
 		for range 2 { // terms
-			l.leading.begin(lock, func(error) {})
+			l.leading.begin(t.Context(), lock, func(error) {})
 			inAnHour("nobody tells it", 3600*4/5, 3600*4/3)
 			listener.listens.Store(true)
 			inAnHour("it is told", 360*4/5, 360*4/3+1)
@@ -63,9 +63,9 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 			time.Sleep(2 * stepDownEvery)
 			inAnHour("it does not lead any more", 0, 0)
 		}
-		l.leading.begin(lock, func(error) {})
+		l.leading.begin(t.Context(), lock, func(error) {})
 		l.leading.stop()
-		l.leading.begin(lock, func(error) {})
+		l.leading.begin(t.Context(), lock, func(error) {})
 		l.leading.Look()
 		inAnHour("it is stopped", 0, 0)
 	})
@@ -74,7 +74,7 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 func TestALeaderWithoutASchemaLooksForNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		asksNobody(l, "", func() error { t.Error("it looks"); return nil })
-		l.leading.begin(l.newLock("k"), func(error) {})
+		l.leading.begin(t.Context(), l.newLock("k"), func(error) {})
 		time.Sleep(time.Hour)
 	})
 }
@@ -85,7 +85,7 @@ func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
 		const never = time.Duration(1<<63 - 1)
 		looks, goesOn := 0, make(chan error)
 		asksNobody(l, "s", func() error { looks++; return <-goesOn })
-		l.leading.begin(l.newLock("k"), func(error) {})
+		l.leading.begin(t.Context(), l.newLock("k"), func(error) {})
 		want := func(what string, want int) {
 			t.Helper()
 			l.leading.timer.Reset(never) // no look but those that are asked for

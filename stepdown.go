@@ -3,6 +3,7 @@ package pgxlock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,18 +50,19 @@ type listener interface {
 
 // A term is the time for which one lock makes its holder the leader.
 type term struct {
+	work     context.Context // of the leader's function
 	stepDown func(why error) // ends the term
 	began    time.Duration   // on the Locker's clock
 }
 
 // begin adds a term. A request to step down calls stepDown.
-func (l *leading) begin(lock *Lock, stepDown func(why error)) {
+func (l *leading) begin(work context.Context, lock *Lock, stepDown func(why error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.terms == nil {
 		l.terms = make(map[*Lock]term)
 	}
-	l.terms[lock] = term{stepDown, l.locker.now()}
+	l.terms[lock] = term{work, stepDown, l.locker.now()}
 	if l.installed() {
 		l.listener.StartListener()
 		l.lookSoonLocked()
@@ -81,6 +83,19 @@ func (l *leading) end(lock *Lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.terms, lock)
+}
+
+// leads reports whether the work of a current term for the name goes on.
+func (l *leading) leads(name lockkey.Name) bool {
+	var all []context.Context
+	l.mu.Lock()
+	for lock, t := range l.terms {
+		if l.locker.name(lock.hold.Key) == name {
+			all = append(all, t.work)
+		}
+	}
+	l.mu.Unlock()
+	return slices.ContainsFunc(all, func(work context.Context) bool { return work.Err() == nil }) // which may find the loss, and tell Observe
 }
 
 // lookSoonLocked arranges the next check.

@@ -9,18 +9,19 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// What run and acquire do when somebody else holds the lock. Their short flags are those of
-// flock(1).
+// What run and acquire do when somebody else holds the lock, and once when the run was started
+// already. Their short flags are those of flock(1).
 
-// conflict is what a command does when somebody else holds the lock.
+// conflict is what a command does when somebody else was first.
 type conflict struct {
 	code  int
 	quiet bool
 }
 
-func (c *conflict) addFlags(cmd *cobra.Command) {
-	cmd.Flags().IntVarP(&c.code, "conflict-exit-code", "E", exitBusy, "exit `code` if somebody else holds the lock")
-	cmd.Flags().BoolVarP(&c.quiet, "quiet", "q", false, "print nothing if somebody else holds the lock")
+// addFlags adds the flags; when says what happened.
+func (c *conflict) addFlags(cmd *cobra.Command, code int, when string) {
+	cmd.Flags().IntVarP(&c.code, "conflict-exit-code", "E", code, "exit `code` if "+when)
+	cmd.Flags().BoolVarP(&c.quiet, "quiet", "q", false, "print nothing if "+when)
 }
 
 // check says what is wrong with the flags.

@@ -26,6 +26,7 @@ const (
 	exitNotCurrent  = 1  // migrate status: not at the newest version
 	exitNone        = 1  // ls --exit-code: no lock passes the filters
 	exitUnsound     = 1  // doctor: it found an error
+	exitNoLeader    = 1  // step-down: nobody holds the lock
 	exitNotEvicted  = 1  // evict: the holder had it no longer, or the answer was no
 	exitUsage       = 64 // EX_USAGE
 	exitUnavailable = 69 // EX_UNAVAILABLE
@@ -42,16 +43,16 @@ const (
 var exitCodes = []struct{ code, meaning string }{
 	{code(exitOK), "success"},
 	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lock, " +
-		"pgxlock doctor an error (with --strict, also a warning); or pgxlock evict evicted nobody"},
+		"pgxlock doctor an error (with --strict, also a warning), pgxlock step-down no leader; or pgxlock evict evicted nobody"},
 	{code(exitUsage), "wrong usage: correct the command line"},
 	{code(exitUnavailable), "the database cannot be reached: try again later"},
 	{code(exitInternal), "any other failure, such as a missing schema"},
 	{code(exitBusy), "busy, try again later: somebody else holds the lock (-E of run and acquire sets another code), or uses what migrate would change"},
 	{code(exitDenied), "the server refuses the user, the password, the database or a right"},
 	{code(exitLost), "the lock was lost, or could not be renewed in time"},
-	{code(exitNotRunnable), "run: the command cannot be executed"},
-	{code(exitNotFound), "run: the command does not exist"},
-	{code(exitSignal) + "+n", "signal n ended pgxlock, or the command of run"},
+	{code(exitNotRunnable), "run, lead, once: the command cannot be executed"},
+	{code(exitNotFound), "run, lead, once: the command does not exist"},
+	{code(exitSignal) + "+n", "signal n ended pgxlock, or the command of run, lead or once"},
 }
 
 func code(n int) string { return strconv.Itoa(n) }

@@ -55,11 +55,14 @@ Colors:
   NO_COLOR               if set, no colors, as with --no-color
   TERM                   dumb: no colors, and watch does not redraw
 
-The command that pgxlock run starts gets:
+The command that pgxlock run, lead or once starts gets:
 
-  PGXLOCK_KEY            the key; with --permits the permit's, such as jobs#2
-  PGXLOCK_HOLDER         the holder id
-  PGXLOCK_TOKEN          the fencing token; 0 with --kind advisory`},
+  PGXLOCK_KEY            the key; with --permits the permit's, such as jobs#2; of
+                         once --retry that of the lease, run:KEY@SLOT
+  PGXLOCK_HOLDER         the holder id; of once only with --retry
+  PGXLOCK_TOKEN          the fencing token; 0 with --kind advisory; of once only with --retry
+  PGXLOCK_SLOT           of once: when the period began, in RFC 3339
+  PGXLOCK_ATTEMPT        of once: how often the run was started`},
 		{Use: "json", Short: "What the fields of -o json have in common", Long: `With -o json every command uses the same names: key, kind, mode, state, holder, token,
 acquired_at, expires_at. A field that is not known is left out or null. Times are in
 RFC 3339.

@@ -193,7 +193,7 @@ func TestExamplesAreAccepted(t *testing.T) {
 			t.Parallel()
 			args := words[1:]
 			switch args[0] {
-			case "demo", "serve": // which would start a server, or be one
+			case "demo", "serve", "lead": // which would start a server, be one, or wait for one
 				cmd := newRoot()
 				cmd.SetArgs(args)
 				starts, _, err := cmd.Find(args)

@@ -114,7 +114,7 @@ once more with the same --holder to see its token, and release it.`,
 	output.addFlag(cmd)
 	durationVar(cmd.Flags(), &ttl, "ttl", "", time.Minute, "how long the lease lasts unless it is extended")
 	w.addFlags(cmd, "how long to wait for somebody else's lease (default: try once)", "try once, as without --wait")
-	c.addFlags(cmd)
+	c.addFlags(cmd, exitBusy, "somebody else holds the lock")
 	cmd.Flags().StringVar(&holder, "holder", "", "holder `id`; callers with the same id are the same holder (default: a new one)")
 	cmd.Flags().StringVar(&metadata, "metadata", "", "`text` for operators to see")
 	return cmd

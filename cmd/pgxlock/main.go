@@ -81,7 +81,7 @@ begin with pgxlock migrate up.`,
 	root.PersistentFlags().Bool("no-color", false, "no colors, as if NO_COLOR were set")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
 	root.AddGroup(commandGroups...)
-	addGrouped(root, groupLock, newRun(), newAcquire(), newExtend(), newRelease())
+	addGrouped(root, groupLock, newRun(), newOnce(), newLead(), newStepDown(), newAcquire(), newExtend(), newRelease())
 	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newEvictions(), newDoctor())
 	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict(), newClaims())
 	root.AddCommand(newDemo(), newVersion(), newMan())

@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -21,12 +22,12 @@ import (
 )
 
 // The command run reads its flags and waits for the lock here. The files run_*.go start, watch
-// and end the command that it runs.
+// and end the command that it runs, also for lead and once.
 
 // idleTime is after how long connections are closed that only the wait for the lock needed.
 const idleTime = 5 * time.Second
 
-// errand is what run is asked to do.
+// errand is what run, lead or once is asked to do.
 type errand struct {
 	target            target
 	kind              lockKind
@@ -40,6 +41,7 @@ type errand struct {
 	program           string // the command's file
 	command           []string
 	renewals          *renewalReport
+	logger            *slog.Logger
 	stderr            io.Writer
 	stderrIsATerminal bool
 }
@@ -68,46 +70,64 @@ that), 80 if the lock was lost. pgxlock help exit-codes lists the others.`,
   pgxlock run -w 10m import --permits 3 -- ./import.sh   # three at a time, wait 10 minutes
   pgxlock run -s report -- ./read.sh                     # shared with others that use -s
   pgxlock run -n -E 0 -q cleanup -- ./cleanup.sh         # for cron: to be busy is no failure`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			switch dash := cmd.ArgsLenAtDash(); {
-			case dash < 0 && len(args) > 1:
-				return errors.New("-- is missing before the command: pgxlock run KEY -- COMMAND")
-			case dash < 0 || len(args) == dash:
-				return errors.New("the command is missing: pgxlock run KEY -- COMMAND")
-			case dash == 0:
-				return errors.New("the key is missing: pgxlock run KEY -- COMMAND")
-			case dash != 1:
-				return fmt.Errorf("one key is expected before --, and not %d", dash)
-			}
-			return nil
-		},
-		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) == 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return nil, cobra.ShellCompDirectiveDefault // files, for the command
-		},
+		Args:              keyAndCommand,
+		ValidArgsFunction: completeCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			e.key, e.command = args[0], args[1:]
-			e.renewals, e.stderr = newRenewalReport(), cmd.ErrOrStderr()
-			if file, ok := e.stderr.(*os.File); ok {
-				_, _, e.stderrIsATerminal = window(file)
-			}
+			e.read(cmd, args)
 			return e.do(cmd.Context(), cmd.Flags())
 		},
 	}
 	flags := cmd.Flags()
-	e.target.addFlags(flags)
-	e.kind = kindLease
+	e.addFlags(cmd)
 	e.kind.addFlag(cmd, "lease or advisory; an advisory lock needs no tables, and the server releases it when its session ends")
 	e.waiting.addFlags(cmd, "how long to wait for somebody else's lock; 0 tries once (default: until it is free)", "the same as --wait 0")
-	e.conflict.addFlags(cmd)
-	durationVar(flags, &e.ttl, "ttl", "", 30*time.Second, "how long the lock stays held without a renewal")
-	durationVar(flags, &e.grace, "grace", "", 0, "how long before the lock expires locally the command gets SIGTERM (default: a sixth of --ttl)")
+	e.conflict.addFlags(cmd, exitBusy, "somebody else holds the lock")
 	flags.BoolVarP(&e.shared, "shared", "s", false, "share the lock with others that use --shared")
 	flags.IntVar(&e.permits, "permits", 0, "allow `N` holders at a time instead of one (leases only)")
 	flags.StringVar(&e.metadata, "metadata", "", "`text` for operators to see (leases only)")
 	return cmd
+}
+
+// keyAndCommand wants a key, and a command after --.
+func keyAndCommand(cmd *cobra.Command, args []string) error {
+	usage := cmd.CommandPath() + " KEY -- COMMAND"
+	switch dash := cmd.ArgsLenAtDash(); {
+	case dash < 0 && len(args) > 1:
+		return errors.New("-- is missing before the command: " + usage)
+	case dash < 0 || len(args) == dash:
+		return errors.New("the command is missing: " + usage)
+	case dash == 0:
+		return errors.New("the key is missing: " + usage)
+	case dash != 1:
+		return fmt.Errorf("one key is expected before --, and not %d", dash)
+	}
+	return nil
+}
+
+// completeCommand completes the arguments that keyAndCommand wants.
+func completeCommand(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveDefault // files, for the command
+}
+
+// addFlags adds the flags that run, lead and once share.
+func (e *errand) addFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	e.target.addFlags(flags)
+	e.kind = kindLease
+	durationVar(flags, &e.ttl, "ttl", "", 30*time.Second, "how long the lock stays held without a renewal")
+	durationVar(flags, &e.grace, "grace", "", 0, "how long before the lock expires locally the command gets SIGTERM (default: a sixth of --ttl)")
+}
+
+// read reads the arguments.
+func (e *errand) read(cmd *cobra.Command, args []string) {
+	e.key, e.command = args[0], args[1:]
+	e.renewals, e.stderr = newRenewalReport(), cmd.ErrOrStderr()
+	if file, ok := e.stderr.(*os.File); ok {
+		_, _, e.stderrIsATerminal = window(file)
+	}
 }
 
 // lockKind is the value of --kind.
@@ -142,9 +162,23 @@ const maxAdvisoryTTL = 24 * 24 * time.Hour
 
 // check says what is wrong with the flags, and fills in their defaults.
 func (e *errand) check(flags *pflag.FlagSet) error {
-	if err := cmp.Or(e.waiting.check(flags), e.conflict.check()); err != nil {
+	if err := cmp.Or(e.waiting.check(flags), e.conflict.check(), e.checkTimes(flags)); err != nil {
 		return err
 	}
+	switch {
+	case flags.Changed("permits") && e.permits < 1:
+		return fmt.Errorf("--permits is %d, it must be 1 or more", e.permits)
+	case e.permits > 0 && e.shared:
+		return errors.New("--permits and --shared exclude each other: permits are exclusive; leave one out")
+	case e.kind == kindAdvisory && (e.permits > 0 || e.metadata != ""):
+		return errors.New("--permits and --metadata are for leases only; leave out --kind advisory")
+	}
+	e.waiting.noWait = e.waiting.noWait || flags.Changed("wait") && e.waiting.most == 0
+	return e.checkLock()
+}
+
+// checkTimes says what is wrong with --ttl and --grace, and fills in the default.
+func (e *errand) checkTimes(flags *pflag.FlagSet) error {
 	if e.grace == 0 && !flags.Changed("grace") {
 		e.grace = e.ttl / 6
 	}
@@ -156,15 +190,13 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 		return fmt.Errorf("--ttl is %s, with --kind advisory it must be %s or less", e.ttl, maxAdvisoryTTL)
 	case e.grace < least || e.grace > most:
 		return fmt.Errorf("--grace is %s, with --ttl %s it must be between %s and %s", e.grace, e.ttl, least, most)
-	case flags.Changed("permits") && e.permits < 1:
-		return fmt.Errorf("--permits is %d, it must be 1 or more", e.permits)
-	case e.permits > 0 && e.shared:
-		return errors.New("--permits and --shared exclude each other: permits are exclusive; leave one out")
-	case e.kind == kindAdvisory && (e.permits > 0 || e.metadata != ""):
-		return errors.New("--permits and --metadata are for leases only; leave out --kind advisory")
 	}
-	e.waiting.noWait = e.waiting.noWait || flags.Changed("wait") && e.waiting.most == 0
-	// What else may be wrong with a lock's name and options is so in memory, too.
+	return nil
+}
+
+// checkLock says what is wrong with the name and the options of the lock: they are wrong in
+// memory, too.
+func (e *errand) checkLock() error {
 	memory := pgxlock.NewMemoryLocker()
 	_, err := memory.TryAcquire(context.Background(), e.key, e.options()...)
 	return err
@@ -187,7 +219,22 @@ func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
 	if err := e.check(flags); err != nil {
 		return usageError{err}
 	}
-	var err error
+	return e.withPool(ctx, func(pool *pgxpool.Pool, signals chan os.Signal) error {
+		return e.withLocker(pool, func(from *opened) error {
+			return e.conduct(ctx, signals, func(ctx context.Context, under func(tenure) error) error {
+				lock, err := e.acquire(ctx, from)
+				if err != nil {
+					return e.conflict.outcome(err)
+				}
+				return e.release(lock, under(tenure{lock: lock, env: lockEnvironment(lock)}))
+			})
+		})
+	})
+}
+
+// withPool finds the command, and calls fn with what is needed to connect and with the signals
+// that are passed on.
+func (e *errand) withPool(ctx context.Context, fn func(*pgxpool.Pool, chan os.Signal) error) (err error) {
 	if e.program, err = exec.LookPath(e.command[0]); errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return outcome{exitNotFound, err}
 	} else if err != nil {
@@ -207,21 +254,7 @@ func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
 		return err
 	}
 	defer pool.Close()
-	holder, err := e.open(pool)
-	if err != nil {
-		return usageError{err}
-	}
-	defer func() {
-		// What is held is given back by now; what cannot be reached has a TTL.
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = holder.locker.Close(ctx)
-	}()
-	lock, err := e.acquire(ctx, holder, signals)
-	if err != nil {
-		return e.conflict.outcome(err)
-	}
-	return e.supervise(lock, signals)
+	return fn(pool, signals)
 }
 
 // opened is a Locker, or a Semaphore of it.
@@ -231,15 +264,33 @@ type opened struct {
 	holders func(ctx context.Context, key string) ([]pgxlock.Holder, error)
 }
 
+// withLocker calls fn with a Locker.
+func (e *errand) withLocker(pool *pgxpool.Pool, fn func(*opened) error) error {
+	from, err := e.open(pool)
+	if err != nil {
+		return usageError{err}
+	}
+	defer closeInTime(from.locker)
+	return fn(from)
+}
+
+// closeInTime closes what has ended its work: what is held is given back by now, and what
+// cannot be reached has a TTL.
+func closeInTime(c interface{ Close(context.Context) error }) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.Close(ctx)
+}
+
 func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
 	if e.kind == kindAdvisory {
-		l, err := pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{TTL: e.ttl, Schema: e.target.schema})
+		l, err := pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{TTL: e.ttl, Schema: e.target.schema, Logger: e.logger})
 		if err != nil {
 			return nil, err
 		}
 		return &opened{l, l.Acquire, l.Holders}, nil
 	}
-	l, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, OneConnection: true, Observe: e.renewals.observe})
+	l, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, OneConnection: true, Logger: e.logger, Observe: e.renewals.observe})
 	if err != nil {
 		return nil, err
 	}
@@ -253,15 +304,30 @@ func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
 	return &opened{l, s.Acquire, s.Holders}, nil
 }
 
-// acquire waits for the lock. A signal that would end the command ends the wait.
-func (e *errand) acquire(ctx context.Context, from *opened, signals <-chan os.Signal) (*pgxlock.Lock, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	var both sync.WaitGroup
-	defer both.Wait()
-	defer cancel(nil)
-	if e.stderrIsATerminal && !e.conflict.quiet {
-		both.Go(func() { e.announce(ctx, from) })
-	}
+// tenure is what a command runs under.
+type tenure struct {
+	lock   *pgxlock.Lock   // nil: none, the command has all the time that it wants
+	work   context.Context // ends when the command must end; nil: with the lock
+	env    []string        // the variables of its own that the command gets
+	health *healthFile     // is there until the command has ended, or is told to end; nil: none
+}
+
+// lockEnvironment is what a command learns of its lock.
+func lockEnvironment(lock *pgxlock.Lock) []string {
+	return []string{"PGXLOCK_KEY=" + lock.Key(), "PGXLOCK_HOLDER=" + lock.Holder(), fmt.Sprint("PGXLOCK_TOKEN=", lock.Token())}
+}
+
+// endedCommand is the error of a command that was told to end, which was said: its lock was
+// lost, or its leader was asked to step down.
+type endedCommand struct {
+	signal syscall.Signal // asked us to end as well; 0: none did
+}
+
+func (endedCommand) Error() string { return "" }
+
+// acquire waits for the lock.
+func (e *errand) acquire(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
+	defer e.announcing(ctx, from)()
 	opts := e.options()
 	switch {
 	case e.waiting.noWait:
@@ -269,28 +335,38 @@ func (e *errand) acquire(ctx context.Context, from *opened, signals <-chan os.Si
 	case e.waiting.most > 0:
 		opts = append(opts, pgxlock.MaxWait(e.waiting.most))
 	}
-	var lock *pgxlock.Lock
-	var err error
-	answered := make(chan struct{})
-	both.Go(func() {
-		defer close(answered)
-		lock, err = from.acquire(ctx, e.key, opts...)
-	})
-	for {
-		select {
-		case sig := <-signals:
-			if ends(sig) {
-				cancel(interrupted{signalNumber(sig)})
-			}
-		case <-answered:
-			if why := context.Cause(ctx); why != nil {
-				if lock != nil {
-					_ = lock.Release(ctx)
-				}
-				return nil, why
-			}
-			return lock, err
-		}
+	return from.acquire(ctx, e.key, opts...)
+}
+
+// release releases the lock of a command that has ended with err, and returns with which error
+// run ends.
+func (e *errand) release(lock *pgxlock.Lock, err error) error {
+	released := lock.Release(context.Background())
+	_, told := errors.AsType[endedCommand](err)
+	switch {
+	case told:
+	case errors.Is(released, pgxlock.ErrLost):
+		return outcome{exitLost, released}
+	case released != nil:
+		e.say("%s; the lock ends with its TTL", describe(e.target.flags, released))
+	}
+	return err
+}
+
+// announcing announces until stop is called, if somebody looks at a terminal.
+func (e *errand) announcing(ctx context.Context, from *opened) (stop func()) {
+	if !e.stderrIsATerminal || e.conflict.quiet {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		e.announce(ctx, from)
+	}()
+	return func() {
+		cancel()
+		<-ended
 	}
 }
 

@@ -32,7 +32,7 @@ type schedule struct{ Term, Kill, Alone time.Duration }
 
 type watcher struct{}
 
-func startWatcher(processGroup, schedule) (*watcher, error) { return nil, nil }
-func (*watcher) pid() int                                   { return -1 }
-func (*watcher) tell(schedule)                              {}
-func (*watcher) dismiss(<-chan change)                      {}
+func startWatcher(processGroup, schedule, *healthFile) (*watcher, error) { return nil, nil }
+func (*watcher) pid() int                                                { return -1 }
+func (*watcher) tell(schedule)                                           {}
+func (*watcher) dismiss(<-chan change)                                   {}

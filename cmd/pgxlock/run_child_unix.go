@@ -40,7 +40,9 @@ func hear(to chan<- os.Signal, signals ...os.Signal) {
 }
 
 // ends reports whether a signal is one that ends a program.
-func ends(sig os.Signal) bool { return sig != syscall.SIGUSR1 && sig != syscall.SIGUSR2 }
+func ends(sig os.Signal) bool {
+	return slices.Contains([]os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}, sig)
+}
 
 func signalNumber(sig os.Signal) syscall.Signal { return sig.(syscall.Signal) }
 
@@ -71,7 +73,7 @@ func (s *supervision) start() (gate *os.File, err error) {
 	if _, err = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err == nil {
 		args := append([]string{"pgxlock", gateCommand, strconv.Itoa(fd), s.program}, s.command...)
 		s.group.pid, err = syscall.ForkExec(ourselves(), args, &syscall.ProcAttr{
-			Env:   environment(s.lock.Key(), s.lock.Holder(), s.lock.Token()),
+			Env:   environment(s.env),
 			Files: []uintptr{0, 1, 2},
 			Sys:   &syscall.SysProcAttr{Setpgid: true},
 		})
@@ -83,16 +85,18 @@ func (s *supervision) start() (gate *os.File, err error) {
 	return gate, nil
 }
 
-// environment returns this process's environment, with what the command may know of its lock.
-func environment(key, holder string, token int64) []string {
-	ours := []string{"PGXLOCK_KEY=" + key, "PGXLOCK_HOLDER=" + holder, fmt.Sprint("PGXLOCK_TOKEN=", token)}
+// variables are those that a command gets of us. What another pgxlock, that runs us, has set
+// is about its own lock.
+var variables = []string{"PGXLOCK_KEY", "PGXLOCK_HOLDER", "PGXLOCK_TOKEN", "PGXLOCK_SLOT", "PGXLOCK_ATTEMPT"}
+
+// environment returns this process's environment, with what the command may know of its lock
+// or its run.
+func environment(own []string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(entry string) bool {
-		return slices.ContainsFunc(ours, func(own string) bool {
-			name, _, _ := strings.Cut(own, "=")
-			return strings.HasPrefix(entry, name+"=")
-		})
+		name, _, _ := strings.Cut(entry, "=")
+		return slices.Contains(variables, name)
 	})
-	return append(env, ours...)
+	return append(env, own...)
 }
 
 // newRunGate is the process that becomes the command.
@@ -143,20 +147,40 @@ type change struct {
 	status syscall.WaitStatus
 }
 
-// reap waits for all our processes, also those that became ours as orphans. Nothing
-// else in this program may wait for one from then on.
-func reap() <-chan change {
-	changes := make(chan change)
+// A reaper waits for all our processes, also those that became ours as orphans. Nothing else
+// in this program may wait for one.
+type reaper struct {
+	changes chan change
+	born    chan struct{} // holds one if there may be processes again
+}
+
+func newReaper() *reaper {
+	r := &reaper{make(chan change), make(chan struct{}, 1)}
 	go func() {
-		for {
-			var c change
-			var err error
-			if c.pid, err = syscall.Wait4(-1, &c.status, syscall.WUNTRACED, nil); err == nil {
-				changes <- c
-			} else if !errors.Is(err, syscall.EINTR) {
-				return // there are none left
-			}
+		for range r.born {
+			r.reap()
 		}
 	}()
-	return changes
+	return r
+}
+
+// started says that there is a process to wait for.
+func (r *reaper) started() {
+	select {
+	case r.born <- struct{}{}:
+	default:
+	}
+}
+
+// reap waits until there are none left.
+func (r *reaper) reap() {
+	for {
+		var c change
+		var err error
+		if c.pid, err = syscall.Wait4(-1, &c.status, syscall.WUNTRACED, nil); err == nil {
+			r.changes <- c
+		} else if !errors.Is(err, syscall.EINTR) {
+			return
+		}
+	}
 }

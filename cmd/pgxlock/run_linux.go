@@ -59,8 +59,9 @@ const (
 
 const watcherCommand = "run-watcher"
 
-// startWatcher starts the watcher of a group, whose leader must not have been reaped.
-func startWatcher(g processGroup, first schedule) (*watcher, error) {
+// startWatcher starts the watcher of a group, whose leader must not have been reaped. The
+// watcher removes the health file when it tells the group to end.
+func startWatcher(g processGroup, first schedule, health *healthFile) (*watcher, error) {
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, os.NewSyscallError("pipe2", err)
@@ -79,7 +80,11 @@ func startWatcher(g processGroup, first schedule) (*watcher, error) {
 		files = append(files, uintptr(leader))
 	}
 	// In a session of its own, so that what ends us or the command does not end it.
-	w.process, err = syscall.ForkExec(ourselves(), []string{"pgxlock", watcherCommand, strconv.Itoa(g.pid), strconv.Itoa(len(files))}, &syscall.ProcAttr{
+	args := []string{"pgxlock", watcherCommand, strconv.Itoa(g.pid), strconv.Itoa(len(files))}
+	if health != nil {
+		args = append(args, health.path, health.content)
+	}
+	w.process, err = syscall.ForkExec(ourselves(), args, &syscall.ProcAttr{
 		Dir: "/", Env: os.Environ(), Files: files, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
@@ -120,10 +125,10 @@ func (w *watcher) dismiss(changes <-chan change) {
 // newRunWatcher is the watcher.
 func newRunWatcher() *cobra.Command {
 	return &cobra.Command{
-		Use:    watcherCommand + " GROUP FILES",
+		Use:    watcherCommand + " GROUP FILES [PATH CONTENT]",
 		Short:  "End a process group when told to, or when nobody is there who could",
 		Hidden: true,
-		Args:   cobra.ExactArgs(2),
+		Args:   cobra.RangeArgs(2, 4),
 		RunE: func(_ *cobra.Command, args []string) error {
 			pid, err := strconv.Atoi(args[0])
 			if err != nil {
@@ -133,7 +138,11 @@ func newRunWatcher() *cobra.Command {
 			if args[1] == strconv.Itoa(watcherLeader+1) {
 				leader = watcherLeader
 			}
-			return (&watched{processGroup{pid}, leader}).watch()
+			var health *healthFile
+			if len(args) == 4 {
+				health = &healthFile{path: args[2], content: args[3]}
+			}
+			return (&watched{processGroup{pid}, leader, health}).watch()
 		},
 	}
 }
@@ -141,7 +150,8 @@ func newRunWatcher() *cobra.Command {
 // watched is the command, seen from the watcher.
 type watched struct {
 	processGroup
-	leader int // its pidfd; -1: there is none
+	leader int         // its pidfd; -1: there is none
+	health *healthFile // nil: none
 }
 
 // watch keeps to the schedule that it was told last, and ends when the group has. It
@@ -215,6 +225,7 @@ func readSchedule(fd int32) (schedule, error) {
 
 // end tells all of the group to end; what is stopped must go on for that.
 func (w *watched) end() {
+	w.health.remove()
 	w.signal(syscall.SIGTERM)
 	w.signal(syscall.SIGCONT)
 }

@@ -3,11 +3,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -20,9 +20,15 @@ import (
 func newRunInner() []*cobra.Command { return nil }
 
 func passedOn() (chan os.Signal, error) {
-	return nil, fmt.Errorf("run does not work on %s, which has no process groups; use acquire, extend and release: %w", runtime.GOOS, errors.ErrUnsupported)
+	return nil, fmt.Errorf("this does not work on %s, which has no process groups; use acquire, extend and release: %w", runtime.GOOS, errors.ErrUnsupported)
 }
 
-func ends(os.Signal) bool                                     { return true }
-func signalNumber(os.Signal) syscall.Signal                   { return syscall.SIGTERM }
-func (*errand) supervise(*pgxlock.Lock, chan os.Signal) error { return errors.ErrUnsupported }
+func (*errand) conduct(context.Context, chan os.Signal, func(context.Context, func(tenure) error) error) error {
+	return errors.ErrUnsupported
+}
+
+type healthFile struct{}
+
+func newHealthFile(string) (*healthFile, error) { return nil, errors.ErrUnsupported }
+func (*healthFile) show(*pgxlock.Lock) error    { return nil }
+func (*healthFile) remove()                     {}

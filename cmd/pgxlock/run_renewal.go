@@ -25,7 +25,7 @@ func newRenewalReport() *renewalReport {
 }
 
 // observe is for LeaseConfig.Observe. Events of one lock come one after the other, and there is
-// one lock.
+// one lock at a time.
 func (r *renewalReport) observe(_ context.Context, e pgxlock.Event) {
 	if e.Op != pgxlock.EventRenewed {
 		return
@@ -37,13 +37,17 @@ func (r *renewalReport) observe(_ context.Context, e pgxlock.Event) {
 	r.events <- e
 }
 
-// run reports until ctx ends.
+// run reports of the lock until ctx ends.
 func (r *renewalReport) run(ctx context.Context, e *errand, lock *pgxlock.Lock) {
+	r = &renewalReport{r.events, make(map[string]bool)} // that of an earlier lock may still be saying something
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case renewed := <-r.events:
+			if renewed.Holder != lock.Holder() { // it is of an earlier term
+				continue
+			}
 			until, _ := lock.Deadline()
 			if text := r.text(e, renewed.Err, time.Until(until)); text != "" {
 				e.say("%s", text)

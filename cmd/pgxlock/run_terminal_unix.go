@@ -53,6 +53,15 @@ func (t *terminal) takeBack() {
 	}
 }
 
+// close takes it back for good: from now on Ctrl-Z is for us.
+func (t *terminal) close() {
+	if t != nil {
+		t.takeBack()
+		signal.Reset(syscall.SIGTSTP, syscall.SIGCONT)
+		_ = unix.Close(t.fd)
+	}
+}
+
 // given reports whether the command has it.
 func (t *terminal) given() bool { return t.foreground() == t.theirs }
 

@@ -67,8 +67,14 @@ func (b *lockedBuffer) String() string {
 // startRun starts run with the flags, and a shell with the script as its command.
 func startRun(t *testing.T, url, script string, args ...string) *running {
 	t.Helper()
+	return startCommand(t, "run", url, script, args...)
+}
+
+// startCommand is startRun for lead and once, too.
+func startCommand(t *testing.T, name, url, script string, args ...string) *running {
+	t.Helper()
 	r := &running{mark: rand.Text()}
-	args = append(append([]string{"run", "--database-url", url}, args...), "--", "sh", "-c", script)
+	args = append(append([]string{name, "--database-url", url}, args...), "--", "sh", "-c", script)
 	r.cmd = program(t, []string{runMark + "=" + r.mark}, args...)
 	r.cmd.Stderr = &r.stderr
 	r.cmd.WaitDelay = patience / 4 // if the command outlives it, which has the same standard error
@@ -412,12 +418,7 @@ func TestASignalEndsTheWait(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		db.Exec(t, "select acquire_lock($1, 'somebody', 3600)", sig.String())
 		r := startRun(t, db.URL, "echo ran", sig.String())
-		until(t, "it waits", func() (waits bool) {
-			if err := db.Pool.QueryRow(t.Context(), "select exists (select from pgxlock_waiters where name = $1)", sig.String()).Scan(&waits); err != nil {
-				t.Fatal(err)
-			}
-			return waits
-		})
+		untilWaits(t, db, sig.String())
 		r.signal(t, syscall.SIGUSR1) // does nothing to a waiting run
 		r.signal(t, sig)
 		if line := r.line(); line != "" {
@@ -428,6 +429,17 @@ func TestASignalEndsTheWait(t *testing.T) {
 			t.Errorf("not one line: %q", r.stderr.String())
 		}
 	}
+}
+
+// untilWaits waits until a process waits for the key.
+func untilWaits(t *testing.T, db *pgtest.DB, key string) {
+	t.Helper()
+	until(t, "it waits", func() (waits bool) {
+		if err := db.Pool.QueryRow(t.Context(), "select exists (select from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text))", key).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	})
 }
 
 // alone is a script that says whether it is the only one that has the file open in this

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"syscall"
 	"time"
@@ -14,7 +15,48 @@ import (
 
 // The supervisor of a command that runs under a lock ends the command before the lock ends.
 
-// supervision is a command that runs under a lock. Times are readings of bootClock.
+// conduct calls fn, which waits for what a command needs and passes it to under, once or again
+// and again; under runs the command and returns when all of it has ended. While no command
+// runs, a signal that would end one ends fn's context.
+func (e *errand) conduct(ctx context.Context, signals chan os.Signal, fn func(ctx context.Context, under func(tenure) error) error) error {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // all signals are ours
+	defer cancel(nil)
+	type request struct {
+		tenure
+		ended chan error
+	}
+	requests, ended := make(chan request), make(chan error, 1)
+	go func() {
+		ended <- fn(ctx, func(t tenure) error {
+			r := request{t, make(chan error)}
+			requests <- r
+			return <-r.ended
+		})
+	}()
+	processes := newReaper()
+	for {
+		select {
+		case <-processes.changes: // an orphan's
+		case sig := <-signals:
+			if ends(sig) {
+				cancel(interrupted{signalNumber(sig)})
+			}
+		case r := <-requests:
+			err := context.Cause(ctx)
+			if err == nil {
+				err = e.supervise(r.tenure, signals, processes)
+			}
+			r.ended <- err
+		case err := <-ended:
+			if why := context.Cause(ctx); why != nil {
+				return why
+			}
+			return err
+		}
+	}
+}
+
+// supervision is a command that runs under a tenure. Times are readings of bootClock.
 //
 // Without a renewal the command gets SIGTERM a grace before the lock's deadline, and
 // SIGKILL half a grace before it: on a busy machine a process that is killed takes a
@@ -22,38 +64,40 @@ import (
 // the grace, so that we are the first if we are there.
 type supervision struct {
 	*errand
-	lock    *pgxlock.Lock
-	group   processGroup
-	tty     *terminal
-	watcher *watcher
-	report  context.CancelFunc // ends what is said of renewals
+	tenure
+	group     processGroup
+	tty       *terminal
+	watcher   *watcher
+	processes *reaper
+	report    context.CancelFunc // ends what is said of renewals
 
-	until  time.Duration // the deadline that we know of
-	told   bool          // the command has been told to end, for the lock's sake
-	killAt time.Duration // when it is killed then
-	over   bool          // the command has ended; what it left may be there
+	until  time.Duration  // the deadline that we know of
+	told   bool           // the command has been told to end, for the lock's sake
+	killAt time.Duration  // when it is killed then
+	ending syscall.Signal // asked us to end, too, and was passed on
+	over   bool           // the command has ended; what it left may be there
 	status syscall.WaitStatus
 	pause  time.Duration // until we look again whether what it left is gone
 }
 
-// supervise runs the command, and gives the lock back when all of it has ended.
-func (e *errand) supervise(lock *pgxlock.Lock, signals chan os.Signal) error {
-	s := &supervision{errand: e, lock: lock, pause: time.Millisecond}
+// never is a deadline without a lock.
+const never = time.Duration(math.MaxInt64)
+
+// supervise runs the command, and returns when all of it has ended.
+func (e *errand) supervise(t tenure, signals chan os.Signal, processes *reaper) error {
+	s := &supervision{errand: e, tenure: t, processes: processes, pause: time.Millisecond}
 	reporting, stop := context.WithCancel(context.Background())
 	defer stop()
 	s.report = stop
-	go e.renewals.run(reporting, e, lock)
+	if s.lock != nil {
+		go e.renewals.run(reporting, e, s.lock)
+	}
 	err := s.run(signals)
-	released := lock.Release(context.Background())
 	switch {
-	case s.told: // and said
-		return outcome{exitLost, errSilent}
-	case errors.Is(released, pgxlock.ErrLost):
-		return outcome{exitLost, released}
+	case s.told:
+		return outcome{exitLost, endedCommand{s.ending}}
 	case err != nil:
 		return err
-	case released != nil:
-		e.say("%s; the lock ends with its TTL", describe(e.target.flags, released))
 	}
 	if code := exitStatus(s.status); code != exitOK {
 		return outcome{code, errSilent}
@@ -79,19 +123,25 @@ func (s *supervision) run(signals chan os.Signal) error {
 	}
 	defer func() { _ = gate.Close() }()
 	s.until = s.deadline()
-	if s.watcher, err = startWatcher(s.group, s.schedule()); err != nil {
+	if s.watcher, err = startWatcher(s.group, s.schedule(), s.health); err != nil {
 		_ = gate.Close()
 		_, _ = syscall.Wait4(s.group.pid, nil, 0, nil) // it ends when it is not let go
 		return err
 	}
-	changes := reap()
-	defer s.watcher.dismiss(changes)
+	s.processes.started()
+	defer s.watcher.dismiss(s.processes.changes)
 	s.tty = takeTerminal(s.group, signals)
-	defer s.tty.takeBack()
+	defer s.tty.close()
 	if _, err := gate.Write([]byte{1}); err != nil {
 		s.say("%s", printable(err.Error())) // it has ended, and changes will say how
 	}
-	lost := s.lock.Lost()
+	var lost, asked <-chan struct{}
+	if s.lock != nil {
+		lost = s.lock.Lost()
+	}
+	if s.work != nil {
+		asked = s.work.Done()
+	}
 	timer := time.NewTimer(0)
 	for !s.done() {
 		timer.Reset(s.look())
@@ -101,8 +151,11 @@ func (s *supervision) run(signals chan os.Signal) error {
 			s.pass(sig.(syscall.Signal))
 		case <-lost:
 			lost = nil
-			s.stop()
-		case c := <-changes:
+			s.stop(nil)
+		case <-asked:
+			asked = nil
+			s.stop(context.Cause(s.work))
+		case c := <-s.processes.changes:
 			s.changed(c)
 		}
 	}
@@ -120,6 +173,7 @@ func (s *supervision) changed(c change) {
 		s.stopped(c.status.StopSignal())
 	default:
 		s.over, s.status = true, c.status
+		s.health.remove()
 		s.tty.takeBack()
 	}
 }
@@ -127,7 +181,7 @@ func (s *supervision) changed(c change) {
 // done reports whether the command and what it left in its group are gone. A lock that
 // is lost is not worth waiting for that.
 func (s *supervision) done() bool {
-	return s.over && (errors.Is(s.group.signal(syscall.SIGKILL), syscall.ESRCH) || s.lock.Err() != nil)
+	return s.over && (errors.Is(s.group.signal(syscall.SIGKILL), syscall.ESRCH) || s.lock != nil && s.lock.Err() != nil)
 }
 
 // look does what is due, and returns when to look again.
@@ -137,6 +191,8 @@ func (s *supervision) look() time.Duration {
 	case s.over:
 		s.pause = min(2*s.pause, time.Second)
 		return s.pause
+	case s.lock == nil:
+		return later
 	case !s.told:
 		s.until = s.deadline()
 		left := s.until - s.grace - bootClock()
@@ -144,7 +200,7 @@ func (s *supervision) look() time.Duration {
 			s.watcher.tell(s.schedule())
 			return min(left, s.ttl/12) // soon enough for the watcher to know of most renewals
 		}
-		s.stop()
+		s.stop(nil)
 	}
 	if left := s.killAt - bootClock(); left > 0 {
 		return left
@@ -155,6 +211,9 @@ func (s *supervision) look() time.Duration {
 
 // deadline is until when the lock may be believed in.
 func (s *supervision) deadline() time.Duration {
+	if s.lock == nil {
+		return never
+	}
 	now := bootClock() // first, so that a pause in between makes it earlier
 	until, _ := s.lock.Deadline()
 	return now + time.Until(until)
@@ -172,19 +231,35 @@ func (s *supervision) schedule() schedule {
 	return o
 }
 
-// stop tells the command to end, because the lock is lost or is about to be.
-func (s *supervision) stop() {
-	if s.told || s.over {
+// stop tells the command to end, because the lock is lost or is about to be, or because its
+// holder was asked to step down, and has the whole grace for that.
+func (s *supervision) stop(why error) {
+	lost := s.lock.Err()
+	asked := lost == nil && errors.Is(why, pgxlock.ErrStepDown)
+	left := s.grace / 2
+	if asked {
+		left = s.grace
+	}
+	killAt := min(bootClock()+left, s.until-s.grace/2)
+	switch {
+	case s.over, s.told && killAt >= s.killAt:
+		return
+	case s.told: // now the lock is lost as well
+		s.killAt = killAt
+		s.watcher.tell(s.schedule())
 		return
 	}
-	s.told = true
+	s.told, s.killAt = true, killAt
 	s.report() // what is said now is the last word
-	s.killAt = min(bootClock()+s.grace/2, s.until-s.grace/2)
+	s.health.remove()
 	s.group.end()
 	s.watcher.tell(s.schedule())
-	if err := s.lock.Err(); err != nil {
-		s.say("%s; ending the command", describe(s.target.flags, err))
-	} else {
+	switch {
+	case asked:
+		s.say("%s; ending the command", describe(s.target.flags, why))
+	case lost != nil:
+		s.say("%s; ending the command", describe(s.target.flags, lost))
+	default:
 		s.say("the lock on %s could not be renewed; ending the command", shown(s.key))
 	}
 }
@@ -192,6 +267,9 @@ func (s *supervision) stop() {
 // pass passes a signal on. Those that end a command go to all of its group, as they
 // would from a terminal; the others have a meaning of their own to the command itself.
 func (s *supervision) pass(sig syscall.Signal) {
+	if ends(sig) && sig != syscall.SIGHUP { // by which many programs read their files again
+		s.ending = sig
+	}
 	switch {
 	case s.over:
 	case sig == syscall.SIGCONT:

@@ -38,7 +38,7 @@ func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 		}
 	}
 	for _, dep := range dependencies(t, ".", true) {
-		if dep == "testing" || strings.HasPrefix(dep, "testing/") {
+		if dep == "testing" || strings.HasPrefix(dep, "testing/") || dep == "net/http" {
 			t.Errorf("it links %s", dep)
 		}
 	}
@@ -47,7 +47,7 @@ func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 // Prometheus is a requirement of the module for the command alone.
 func TestNoPublicPackageLinksPrometheus(t *testing.T) {
 	t.Parallel()
-	for _, pkg := range []string{".", "./once", "./ratelimit", "./doctor", "./migrations"} {
+	for _, pkg := range []string{".", "./once", "./ratelimit", "./doctor", "./migrations", "./adapters/health"} {
 		for _, dep := range dependencies(t, pkg, false) {
 			if strings.Contains(dep, "prometheus") || dep == "github.com/pgxlock/pgxlock/internal/metrics" {
 				t.Errorf("%s links %s", pkg, dep)

@@ -55,6 +55,7 @@ import (
 	"hash/crc32"
 	"log"
 	"log/slog"
+	"net/http"
 	"os"
 	"time"
 
@@ -62,6 +63,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/adapters/health"
 	"github.com/pgxlock/pgxlock/migrations"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
@@ -74,6 +76,8 @@ var (
 	_ = crc32.ChecksumIEEE
 	_ = log.Print
 	_ = slog.Default
+	_ = http.Handle
+	_ = health.Leader
 	_ = os.Getenv
 	_ = time.Second
 	_ = pgx.BeginFunc

@@ -23,6 +23,9 @@ func leads(t *testing.T, locks *pgxlock.Locker) {
 				}
 				is(t, "a leader's lock", term.Err(), nil)
 				is(t, "a leader's context", ctx.Err(), nil)
+				if !locks.Leads("leader") || locks.Leads("else") {
+					t.Errorf("the leader leads: %t, and for another key: %t", locks.Leads("leader"), locks.Leads("else"))
+				}
 				leading.Add(-1)
 				return resigned
 			})
@@ -30,6 +33,9 @@ func leads(t *testing.T, locks *pgxlock.Locker) {
 	}
 	for range candidates {
 		is(t, "Lead", <-ended, resigned)
+	}
+	if locks.Leads("leader") {
+		t.Error("it leads after all have resigned")
 	}
 
 	lock := acquire(t, locks, "leader")

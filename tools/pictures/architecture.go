@@ -26,6 +26,7 @@ const command = "/cmd/pgxlock/"
 // roles say in a few words what a package is for.
 var roles = map[string]string{
 	"":                   "Locker, Lock, LockTx, Monitor",
+	"adapters/health":    "who leads, over HTTP",
 	"cmd/pgxlock":        "the command",
 	"doctor":             "can locks be trusted here?",
 	"internal/advisory":  "locks of one session",

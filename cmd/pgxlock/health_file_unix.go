@@ -1,0 +1,124 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/pgxlock/pgxlock"
+)
+
+// A healthFile says who leads, and is there exactly while this process does. The leader has it
+// locked, as by flock(1), so that one can be told from a file that a killed leader left. The
+// methods of a nil one do nothing.
+type healthFile struct {
+	path, content string   // content is empty while the file is not there
+	locked        *os.File // nil in the watcher
+}
+
+// healthReport is what the file has.
+type healthReport struct {
+	Key    string `json:"key"`
+	Holder string `json:"holder"`
+	Token  int64  `json:"token"`
+}
+
+// newHealthFile removes what an earlier leader left, and makes sure that the file can be made.
+func newHealthFile(path string) (*healthFile, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	h := &healthFile{path: path}
+	if err := h.clear(); err != nil {
+		return nil, err
+	}
+	file, err := h.make()
+	if err != nil {
+		return nil, err
+	}
+	return h, errors.Join(file.Close(), os.Remove(file.Name()))
+}
+
+// clear removes the file if a leader left it that is gone.
+func (h *healthFile) clear() error {
+	file, err := os.OpenFile(h.path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }() // it was only read
+	var left healthReport
+	text, err := io.ReadAll(io.LimitReader(file, 1<<16))
+	if err != nil || json.Unmarshal(text, &left) != nil || left.Key == "" || left.Holder == "" {
+		return errors.New(h.path + " exists, and no pgxlock lead has made it; name another file")
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return errors.New(h.path + " is that of another leader; give each its own")
+	}
+	return os.Remove(h.path)
+}
+
+// make makes an empty file beside it.
+func (h *healthFile) make() (*os.File, error) {
+	path := h.path + ".new"
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+}
+
+// show makes the file appear, whole.
+func (h *healthFile) show(lock *pgxlock.Lock) error {
+	if h == nil {
+		return nil
+	}
+	if err := h.clear(); err != nil {
+		return err
+	}
+	file, err := h.make()
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetEscapeHTML(false)
+	err = e.Encode(healthReport{lock.Key(), lock.Holder(), lock.Token()})
+	if err == nil {
+		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err == nil {
+		_, err = file.Write(text.Bytes())
+	}
+	if err == nil {
+		err = os.Rename(file.Name(), h.path)
+	}
+	if err != nil {
+		return errors.Join(err, file.Close(), os.Remove(file.Name()))
+	}
+	h.content, h.locked = text.String(), file
+	return nil
+}
+
+// remove removes the file, if it is still the one that show made.
+func (h *healthFile) remove() {
+	if h == nil || h.content == "" {
+		return
+	}
+	if text, err := os.ReadFile(h.path); err == nil && string(text) == h.content {
+		_ = os.Remove(h.path) // if that fails, the next leader says so
+	}
+	h.content = ""
+	if h.locked != nil {
+		_ = h.locked.Close()
+	}
+}

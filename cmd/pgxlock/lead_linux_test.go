@@ -1,0 +1,32 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"syscall"
+	"testing"
+)
+
+func TestTheWatcherRemovesTheHealthFileOfALeaderThatIsKilled(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	l := startLead(t, db, trapping(obedient), "--ttl", "1h")
+	l.says(t, "ready")
+	l.leads(t, "first", true)
+	l.signal(t, syscall.SIGKILL)
+	l.says(t, "told")
+	if _, err := os.Stat(l.file); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is left: %v", err)
+	}
+}
+
+// Without a lock there is no hurry, and nothing but SIGTERM.
+func TestTheCommandOfAKilledOnceIsToldToEnd(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := startCommand(t, "once", db.URL, trapping(obedient), "--every", long, "k")
+	r.says(t, "ready")
+	r.signal(t, syscall.SIGKILL)
+	r.says(t, "told")
+}

@@ -1,0 +1,250 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// A candidate is a pgxlock lead with a health file, and an address that says whether it leads.
+type candidate struct {
+	*running
+	file, addr string
+}
+
+// startLead starts lead for the key k.
+func startLead(t *testing.T, db *pgtest.DB, script string, flags ...string) *candidate {
+	t.Helper()
+	c := &candidate{file: filepath.Join(t.TempDir(), "leader.json")}
+	c.running = startCommand(t, "lead", db.URL, script, append(flags, "--health-file", c.file, "--health-addr", ":0", "k")...)
+	until(t, "it answers requests", func() bool {
+		c.addr = regexp.MustCompile(`http://127\.0\.0\.1:\d+/`).FindString(c.stderr.String())
+		return c.addr != ""
+	})
+	return c
+}
+
+// leads fails the test unless both say so.
+func (c *candidate) leads(t *testing.T, when string, want bool) {
+	t.Helper()
+	_, err := os.Stat(c.file)
+	if there := err == nil; there != want || !there && !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: health file: %v; want %t", when, err, want)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	if code := map[bool]int{true: http.StatusOK, false: http.StatusServiceUnavailable}[want]; response.StatusCode != code {
+		t.Errorf("%s: it answers %s, want %d", when, response.Status, code)
+	}
+}
+
+const obedient = "trap 'echo told; exit 0' TERM"
+
+func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
+	t.Parallel()
+	for kind, lose := range map[string]string{
+		"lease": "select evict_lock(lock_name, holder_id, fencing_token, 'why') from lock_leases where lock_name = 'k'",
+		"advisory": "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) " +
+			"and granted and objsubid = 1 and (classid::bigint << 32 | objid::bigint) = advisory_lock_key('k')",
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := migrated(t)
+			flags := []string{"--kind", kind, "--ttl", "12s"}
+			a := startLead(t, db, trapping(obedient), flags...)
+			a.says(t, "ready")
+			a.leads(t, "first", true)
+			b := startLead(t, db, trapping(obedient), flags...)
+			untilWaits(t, db, "k")
+			b.leads(t, "a candidate", false)
+
+			db.Exec(t, lose)
+			a.says(t, "told")
+			a.leads(t, "after its lock was lost", false)
+			b.says(t, "ready")
+			b.leads(t, "after the other one", true)
+
+			untilWaits(t, db, "k")
+			execute(t, nil, "step-down", "--database-url", db.URL, "--reason", "the deploy", "k").
+				want(t, exitOK, `asked to step down: the leader for "k"`, "")
+			b.says(t, "told")
+			b.leads(t, "after it was asked to step down", false)
+			a.says(t, "ready")
+			a.leads(t, "again", true)
+			if text := b.stderr.String(); !strings.Contains(text, `lead "k": asked to step down by `) || !strings.Contains(text, "the deploy; ending the command\n") {
+				t.Errorf("it said %q", text)
+			}
+
+			_ = a.stdin.Close() // its command ends by itself
+			a.ends(t, exitOK)
+			b.says(t, "ready")
+			b.signal(t, syscall.SIGTERM)
+			b.says(t, "told")
+			b.ends(t, exitOK)
+			for _, c := range []*candidate{a, b} {
+				if _, err := os.Stat(c.file); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("a health file is left: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func TestLeadTellsWhoLeads(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	l := startLead(t, db, `echo "$PGXLOCK_KEY $PGXLOCK_HOLDER $PGXLOCK_TOKEN"; cat; exit 7`, "--metadata", "10.0.0.7")
+	got := l.line()
+	text, err := os.ReadFile(l.file)
+	var report healthReport
+	if err == nil {
+		err = json.Unmarshal(text, &report)
+	}
+	if want := fmt.Sprint(report.Key, " ", report.Holder, " ", report.Token); err != nil || got != want || report.Key != "k" {
+		t.Errorf("the command was told %q, the file has %s: %v", got, text, err)
+	}
+	var want string
+	if err := db.Pool.QueryRow(t.Context(), `select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'k' and metadata::text = '"10.0.0.7"'`).Scan(&want); err != nil || got != "k "+want {
+		t.Errorf("the command was told %q, the leader is %q: %v", got, want, err)
+	}
+	_ = l.stdin.Close()
+	l.ends(t, 7)
+}
+
+func TestLeadKillsACommandThatDoesNotStepDown(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	l := startLead(t, db, "trap '' TERM; echo $PGXLOCK_TOKEN; cat >/dev/null", "--ttl", "24s", "--grace", "2s")
+	first := l.line()
+	execute(t, nil, "step-down", "--database-url", db.URL, "k").want(t, exitOK, "asked", "")
+	if second := l.line(); second == "" || second == first {
+		t.Errorf("terms %q and %q: %s", first, second, l.stderr.String())
+	}
+	_ = l.stdin.Close()
+	l.ends(t, exitOK)
+}
+
+func TestLeadIsNoCandidateAgainAfterASignal(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	l := startLead(t, db, trapping("trap 'echo told' TERM"), "--ttl", "24s", "--grace", "2s")
+	l.says(t, "ready")
+	execute(t, nil, "step-down", "--database-url", db.URL, "k").want(t, exitOK, "asked", "")
+	l.says(t, "told")
+	l.signal(t, syscall.SIGTERM)
+	if line := l.line(); line != "told" && line != "" { // it may have been killed before
+		t.Errorf("it said %q", line)
+	}
+	l.ends(t, exitSignal+int(syscall.SIGTERM))
+}
+
+func TestASignalEndsACandidate(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")
+	l := startLead(t, db, "echo leads")
+	untilWaits(t, db, "k")
+	l.signal(t, syscall.SIGTERM)
+	l.ends(t, exitSignal+int(syscall.SIGTERM))
+	if line := l.line(); line != "" {
+		t.Errorf("it said %q", line)
+	}
+}
+
+func TestLeadGoesOnTryingWhileThereIsNoServer(t *testing.T) {
+	t.Parallel()
+	l := startCommand(t, "lead", "postgres://me@"+closed+"/db", "echo leads", "k")
+	until(t, "it says so", func() bool { return strings.Contains(l.stderr.String(), "\n") })
+	l.signal(t, syscall.SIGTERM)
+	l.ends(t, exitSignal+int(syscall.SIGTERM))
+	lines := strings.Split(l.stderr.String(), "\n")
+	if !strings.HasPrefix(lines[0], `pgxlock: cannot campaign; trying again: acquire "k": cannot connect as user "me"`) || !strings.Contains(lines[0], "connection refused; start the server") ||
+		len(lines) != 3 || lines[1] != "pgxlock: ended by signal: terminated" {
+		t.Errorf("it said %q", lines)
+	}
+}
+
+func TestAHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	l := startLead(t, db, trapping(obedient), "--ttl", "1h")
+	l.says(t, "ready")
+	refuses := func(path, says string) {
+		t.Helper()
+		before, err := os.ReadFile(path)
+		r := execute(t, nil, "lead", "--database-url", db.URL, "other", "--health-file", path, "--", "true")
+		if r.want(t, exitUsage, "", says); strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("not one line: %q", r.stderr)
+		}
+		if after, err2 := os.ReadFile(path); string(after) != string(before) || (err == nil) != (err2 == nil) {
+			t.Errorf("%s has changed: %q, %v", path, after, err2)
+		}
+	}
+	refuses(l.file, "is that of another leader; give each its own")
+	dir := t.TempDir()
+	mine := filepath.Join(dir, "mine")
+	if err := os.WriteFile(mine, []byte(`{"key": "my own"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refuses(mine, "exists, and no pgxlock lead has made it; name another file")
+	refuses(dir, "--health-file")
+	refuses(filepath.Join(dir, "missing", "file"), "no such file or directory")
+
+	stale := filepath.Join(dir, "stale")
+	text, err := os.ReadFile(l.file)
+	if err == nil {
+		err = os.WriteFile(stale, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	execute(t, nil, "lead", "--database-url", db.URL, "other", "--health-file", stale, "--", "cat", stale).want(t, exitOK, `{"key":"other","holder":"`, "")
+	if _, err := os.Stat(stale); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is left: %v", err)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Errorf("beside mine there are %v: %v", files, err)
+	}
+}
+
+func TestStepDownExitsWith1IfNobodyLeads(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	on := func(args ...string) result {
+		return execute(t, []string{"DATABASE_URL=" + db.URL}, append([]string{"step-down"}, args...)...)
+	}
+	on("it's\x1b[31m").want(t, exitNoLeader, "", `pgxlock: nobody leads for "it's\x1b[31m"; pgxlock watch shows who holds what`)
+	on("#42").want(t, exitNoLeader, "", `nobody leads for "#42"`)
+	conn := db.Connect(t)
+	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(42), acquire_lock('k', 'somebody', 3600)"); err != nil {
+		t.Fatal(err)
+	}
+	on("#42").want(t, exitOK, `asked to step down: the leader for "#42"`, "")
+	on("#42", "--kind", "lease").want(t, exitNoLeader, "", "nobody leads")
+	on("k", "--kind", "advisory").want(t, exitNoLeader, "", "nobody leads")
+	on("k", "--kind", "lease").want(t, exitOK, "asked", "")
+	on("k", "--reason", strings.Repeat("x", 1001)).want(t, exitUsage, "", "--reason must not be NULL, nor have more than 1000 bytes")
+	on(strings.Repeat("k", 256)).want(t, exitUsage, "", "the key has 256 characters")
+	execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, "step-down", "k").want(t, exitUnavailable, "", "connection refused")
+	empty := pgtest.New(t)
+	execute(t, []string{"DATABASE_URL=" + empty.URL}, "step-down", "k").want(t, exitInternal, "", "pgxlock migrate up")
+}

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"regexp"
+	"strconv"
+	"time"
+	_ "time/tzdata" // for --zone where the system has no time zones, such as in an empty image
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/once"
+)
+
+// The command once runs a command once in each period, as run does under a lock.
+
+// occasion is what once is asked to do.
+type occasion struct {
+	errand
+	every, offset time.Duration
+	zone          string
+	retry         bool
+}
+
+func newOnce() *cobra.Command {
+	var o occasion
+	cmd := &cobra.Command{
+		Use:   "once KEY --every DURATION [flags] -- COMMAND [ARG...]",
+		Short: "Run a command once in each period",
+		Long: `Run a command unless it was already started in this period, on any machine: for cron on
+all of them. The server's clock decides which period it is, and a row remembers the run.
+A period begins at multiples of --every since the year 1, plus --offset: days at
+midnight by the clocks of --zone, weeks on Monday.
+
+Without --retry the command is started at most once in a period, however it ends. With
+--retry it is started again, by the next pgxlock once in the same period, if it failed
+or its machine died; it runs under a lease then, as with pgxlock run, and is ended if
+that is lost.
+
+If the run of this period was already started, once says so and exits with 0: -E chooses
+another code, -q prints nothing. Otherwise the command's environment, signals, process
+group and exit code are those of pgxlock run. The command also gets PGXLOCK_SLOT, the
+beginning of the period, and PGXLOCK_ATTEMPT. PGXLOCK_HOLDER and PGXLOCK_TOKEN are there
+with --retry only; PGXLOCK_KEY is the name of the lease then.`,
+		Example: `  pgxlock once report --every 1d -- ./report.sh
+  pgxlock once report --every 1d --zone Europe/Berlin --retry -- ./report.sh
+  pgxlock once -q cleanup --every 15m -- ./cleanup.sh
+  pgxlock once weekly --every 1w --offset 1d6h -E 75 -- ./weekly.sh     # Tuesdays from 6`,
+		Args:              keyAndCommand,
+		ValidArgsFunction: completeCommand,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.read(cmd, args)
+			o.logger = slog.New(&complaints{&o.errand})
+			return o.do(cmd.Context(), cmd.Flags())
+		},
+	}
+	flags := cmd.Flags()
+	o.addFlags(cmd)
+	o.conflict.addFlags(cmd, exitOK, "the run of this period was already started")
+	flags.VarPF((*span)(&o.every), "every", "", "the period, such as 1d, 1w, 12h or 15m").DefValue = "0" // which the help leaves out
+	flags.VarPF((*span)(&o.offset), "offset", "", "how much later than at a multiple of --every a period begins").DefValue = "0"
+	flags.StringVar(&o.zone, "zone", "", "time `zone` in which days begin, such as Europe/Berlin (default UTC)")
+	flags.BoolVar(&o.retry, "retry", false, "start the command again in the same period if it failed or its machine died")
+	flags.Lookup("ttl").Usage = "with --retry: how long after a crash another machine can start the command again"
+	return cmd
+}
+
+// span is the value of a flag that takes a duration of days or weeks, or any that seconds takes.
+type span time.Duration
+
+var errNotASpan = errors.New("use a duration such as 1d, 1w, 1d12h, 90s, or 90 for seconds")
+
+// longSpan is one with days or weeks.
+var longSpan = regexp.MustCompile(`^(?:([0-9]{1,4})w)?(?:([0-9]{1,4})d)?(.*)$`)
+
+func (s *span) String() string { return time.Duration(*s).String() }
+func (s *span) Type() string   { return "duration" }
+
+func (s *span) Set(text string) error {
+	parts := longSpan.FindStringSubmatch(text)
+	var rest seconds
+	if parts == nil || text == "" || parts[3] != "" && rest.Set(parts[3]) != nil || rest < 0 && parts[3] != text {
+		return errNotASpan
+	}
+	weeks, _ := strconv.Atoi("0" + parts[1]) // at most 4 digits
+	days, _ := strconv.Atoi("0" + parts[2])
+	whole := time.Duration(7*weeks+days) * 24 * time.Hour
+	if time.Duration(rest) > math.MaxInt64-whole {
+		return errNotASpan
+	}
+	*s = span(whole + time.Duration(rest))
+	return nil
+}
+
+// inDays writes a duration as span reads it.
+func inDays(d time.Duration) string {
+	const day = 24 * time.Hour
+	if d < day || d%day != 0 {
+		return d.String()
+	}
+	return fmt.Sprintf("%dd", d/day)
+}
+
+// check says what is wrong with the flags, and returns what a Runner is made with.
+func (o *occasion) check(flags *pflag.FlagSet) (*once.Config, error) {
+	if err := refuseEmpty(flags, "UTC", "zone"); err != nil {
+		return nil, err
+	}
+	if err := o.conflict.check(); err != nil {
+		return nil, err
+	}
+	const least, most = time.Millisecond, 3650 * 24 * time.Hour // as once.New has it
+	switch {
+	case !flags.Changed("every"):
+		return nil, errors.New("--every is missing; name the period, such as --every 1d")
+	case o.every < least || o.every > most:
+		return nil, fmt.Errorf("--every is %s, it must be between %s and %s", inDays(o.every), inDays(least), inDays(most))
+	case o.offset < 0 || o.offset >= o.every:
+		return nil, fmt.Errorf("--offset is %s, it must be at least 0 and less than --every, %s", inDays(o.offset), inDays(o.every))
+	case o.zone != "" && o.every%(24*time.Hour) != 0:
+		return nil, fmt.Errorf("--zone is for periods of whole days, and --every is %s; leave it out", inDays(o.every))
+	case !o.retry && (flags.Changed("ttl") || flags.Changed("grace")):
+		return nil, errors.New("--ttl and --grace are for the lease of --retry; leave them out, or add --retry")
+	}
+	cfg := &once.Config{Offset: o.offset, Schema: o.target.schema, Retry: o.retry, Logger: o.logger}
+	if o.retry {
+		if err := o.checkTimes(flags); err != nil {
+			return nil, err
+		}
+		cfg.TTL = o.ttl
+	}
+	if o.zone != "" {
+		var err error
+		if cfg.Location, err = time.LoadLocation(o.zone); err != nil || o.zone == "Local" {
+			return nil, fmt.Errorf("--zone %q is no time zone; use a name such as Europe/Berlin", o.zone)
+		}
+	}
+	// What else may be wrong is so in memory, too.
+	memory, err := once.NewMemory(o.every, cfg)
+	if err != nil {
+		return nil, err
+	}
+	_, err = memory.Do(context.Background(), o.key, func(context.Context, once.Run) error { return nil })
+	return cfg, err
+}
+
+// do runs the command, if it is due.
+func (o *occasion) do(ctx context.Context, flags *pflag.FlagSet) error {
+	cfg, err := o.check(flags)
+	if err != nil {
+		return usageError{err}
+	}
+	return o.withPool(ctx, func(pool *pgxpool.Pool, signals chan os.Signal) error {
+		runner, err := once.New(pool, o.every, cfg)
+		if err != nil {
+			return usageError{err}
+		}
+		defer closeInTime(runner)
+		return o.conduct(ctx, signals, func(ctx context.Context, under func(tenure) error) error {
+			var result error
+			ran, err := runner.Do(ctx, o.key, func(_ context.Context, run once.Run) error {
+				result = under(tenure{lock: run.Lock, env: runEnvironment(run)})
+				return recorded(result)
+			})
+			return o.result(ran, result, err)
+		})
+	})
+}
+
+// runEnvironment is what a command learns of its run.
+func runEnvironment(run once.Run) []string {
+	env := []string{"PGXLOCK_KEY=" + run.Key}
+	if run.Lock != nil {
+		env = lockEnvironment(run.Lock)
+	}
+	return append(env, "PGXLOCK_SLOT="+run.Slot.Format(time.RFC3339Nano), fmt.Sprint("PGXLOCK_ATTEMPT=", run.Attempt))
+}
+
+// recorded is what the table says of how a command ended.
+func recorded(result error) error {
+	if _, told := errors.AsType[endedCommand](result); told {
+		return errors.New("the command was ended, because the lease was lost or could not be renewed")
+	}
+	if ended, ok := errors.AsType[outcome](result); ok {
+		return fmt.Errorf("the command exited with %d", ended.code)
+	}
+	return result
+}
+
+// result returns with which error once ends: err is that of Do, and result how the command ended.
+func (o *occasion) result(ran bool, result, err error) error {
+	notRecorded, _ := errors.AsType[*pgxlock.Error](err) // what else there is in err is what was recorded
+	switch {
+	case ran && result != nil && notRecorded != nil:
+		o.say("%s", describe(o.target.flags, notRecorded))
+		return result
+	case ran && notRecorded != nil:
+		return notRecorded
+	case ran:
+		return result
+	case err != nil:
+		return err
+	}
+	if !o.conflict.quiet {
+		o.say("%s was already started in this period of %s", shown(o.key), inDays(o.every))
+	}
+	if o.conflict.code == exitOK {
+		return nil
+	}
+	return outcome{o.conflict.code, errSilent}
+}

@@ -1,0 +1,221 @@
+//go:build unix
+
+package main
+
+import (
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// long is a period that does not end during a test.
+const long = "520w"
+
+// onceOn runs once for the key k where nothing else is said.
+func onceOn(t *testing.T, db *pgtest.DB, script string, flags ...string) result {
+	t.Helper()
+	return execute(t, nil, append(append([]string{"once", "--database-url", db.URL, "--every", long, "k"}, flags...), "--", "sh", "-c", script)...)
+}
+
+// runsOf are the runs that are recorded, one a line.
+func runsOf(t *testing.T, db *pgtest.DB) string {
+	t.Helper()
+	var runs string
+	if err := db.Pool.QueryRow(t.Context(), "select coalesce(string_agg(concat_ws(' ', run_key, state, attempt, error), E'\n' order by run_key), '') from pgxlock_runs").Scan(&runs); err != nil {
+		t.Fatal(err)
+	}
+	return runs
+}
+
+func TestOnceRunsItsCommandInOneOfManyProcesses(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	for _, flags := range [][]string{nil, {"--retry"}} {
+		key := "once" + strings.Join(flags, "")
+		var all []*running
+		for range 4 {
+			all = append(all, startCommand(t, "once", db.URL, "echo ran", append(flags, "--every", long, key)...))
+		}
+		ran := 0
+		for _, r := range all {
+			text, err := io.ReadAll(r.stdout)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.ends(t, exitOK)
+			switch said := r.stderr.String(); {
+			case string(text) == "ran\n" && said == "":
+				ran++
+			case len(text) > 0 || said != `pgxlock: "`+key+`" was already started in this period of 3640d`+"\n":
+				t.Errorf("it printed %q and said %q", text, said)
+			}
+		}
+		if ran != 1 {
+			t.Errorf("%d ran", ran)
+		}
+	}
+	if got, want := runsOf(t, db), "once succeeded 1\nonce--retry succeeded 1"; got != want {
+		t.Errorf("recorded: %s, want %s", got, want)
+	}
+	onceOn(t, db, "echo ran").want(t, exitOK, "ran\n", "")
+	onceOn(t, db, "echo ran", "-E", "75").want(t, exitBusy, "", "already")
+	onceOn(t, db, "echo ran", "-q").want(t, exitOK, "", "")
+	onceOn(t, db, "echo ran", "--schema", "nope").want(t, exitInternal, "", "pgxlock migrate up")
+}
+
+func TestOnceTellsItsCommandWhichRunItIs(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	const script = `echo "$PGXLOCK_KEY/$PGXLOCK_SLOT/$PGXLOCK_ATTEMPT/$PGXLOCK_HOLDER/$PGXLOCK_TOKEN"`
+	inner := program(t, nil, "once", "--database-url", db.URL, "it's", "--every", long, "--", "sh", "-c", script)
+	r := execute(t, nil, append([]string{"run", "--database-url", db.URL, "outer", "--"}, inner.Args...)...)
+	var slot time.Time
+	if err := db.Pool.QueryRow(t.Context(), "select slot from pgxlock_runs").Scan(&slot); err != nil {
+		t.Fatal(err)
+	}
+	r.want(t, exitOK, "it's/"+slot.UTC().Format(time.RFC3339)+"/1//\n", "")
+
+	r = onceOn(t, db, script, "--retry")
+	r.want(t, exitOK, "run:k@"+slot.UTC().Format(time.RFC3339)+"/"+slot.UTC().Format(time.RFC3339)+"/1/", "")
+	execute(t, nil, "once", "--database-url", db.URL, "zone", "--every", "1d", "--zone", "Asia/Kathmandu", "--offset", "3h", "--", "sh", "-c", script).
+		want(t, exitOK, "T03:00:00+05:45/1//", "")
+}
+
+func TestAFailedRunIsStartedAgainOnlyWithRetry(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	onceOn(t, db, "exit 7").want(t, 7, "", "")
+	onceOn(t, db, "echo ran").want(t, exitOK, "", "already started")
+	if got, want := runsOf(t, db), "k failed 1 the command exited with 7"; got != want {
+		t.Errorf("recorded: %q, want %q", got, want)
+	}
+	db.Exec(t, "delete from pgxlock_runs")
+	onceOn(t, db, "exit 7", "--retry").want(t, 7, "", "")
+	onceOn(t, db, "kill -KILL $$", "--retry").want(t, exitSignal+int(syscall.SIGKILL), "", "")
+	onceOn(t, db, "echo ran $PGXLOCK_ATTEMPT", "--retry").want(t, exitOK, "ran 3\n", "")
+	onceOn(t, db, "echo ran", "--retry").want(t, exitOK, "", "already started")
+	if got, want := runsOf(t, db), "k succeeded 3"; got != want {
+		t.Errorf("recorded: %q, want %q", got, want)
+	}
+}
+
+func TestARunOfAKilledProcessIsStartedAgainWithRetry(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	first := startCommand(t, "once", db.URL, trapping(obedient), "--retry", "--ttl", "6s", "--every", long, "k")
+	first.says(t, "ready")
+	onceOn(t, db, "echo ran", "--retry").want(t, exitOK, "", "already started")
+	first.signal(t, syscall.SIGKILL)
+	until(t, "another one runs it", func() bool {
+		r := onceOn(t, db, "echo ran $PGXLOCK_ATTEMPT", "--retry", "-q")
+		return r.code == exitOK && r.stdout == "ran 2\n"
+	})
+}
+
+func TestOnceEndsItsCommandWhenTheLeaseOfTheRunIsLost(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := startCommand(t, "once", db.URL, trapping(obedient), "--retry", "--ttl", "12s", "--every", long, "k")
+	r.says(t, "ready")
+	db.Exec(t, "select evict_lock(lock_name, holder_id, fencing_token, 'why') from lock_leases where lock_name like 'run:k@%'")
+	r.says(t, "told")
+	r.ends(t, exitLost)
+	if text := r.stderr.String(); !strings.Contains(text, "evicted by postgres: why; ending the command") {
+		t.Errorf("it said %q", text)
+	}
+	if got := runsOf(t, db); !strings.HasPrefix(got, "k failed 1 the command was ended") {
+		t.Errorf("recorded: %q", got)
+	}
+}
+
+// Without a lease there is nothing that ends the command but a signal.
+func TestOncePassesSignalsOn(t *testing.T) {
+	t.Parallel()
+	db := migrated(t)
+	r := startCommand(t, "once", db.URL, trapping("trap 'echo told; exit 3' TERM"), "--every", long, "k")
+	r.says(t, "ready")
+	r.signal(t, syscall.SIGTERM)
+	r.says(t, "told")
+	r.ends(t, 3)
+	if got, want := runsOf(t, db), "k failed 1 the command exited with 3"; got != want {
+		t.Errorf("recorded: %q, want %q", got, want)
+	}
+}
+
+func TestOnceWithoutADatabaseExits69(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--retry"}} {
+		execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, append(append([]string{"once", "k", "--every", "1d"}, flags...), "--", "echo", "ran")...).
+			want(t, exitUnavailable, "", "connection refused")
+	}
+}
+
+func TestSpansHaveDaysAndWeeks(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	for text, want := range map[string]time.Duration{
+		"1d": day, "1w": 7 * day, "2w3d": 17 * day, "1d12h": 36 * time.Hour, "1d90": day + 90*time.Second, "15m": 15 * time.Minute, "0.5": time.Second / 2, "-1s": -time.Second,
+		"": -1, "d": -1, "1dd": -1, "1d1w": -1, "1.5d": -1, "-1d": -1, "1d-1h": -1, "99999d": -1, "9999w9999d2000000h": -1, "1e300": -1, "NaN": -1, "day": -1,
+	} {
+		var got span
+		err := got.Set(text)
+		if (err != nil) != (want == -1) || err == nil && time.Duration(got) != want {
+			t.Errorf("%q: %s, %v; want %s", text, time.Duration(got), err, want)
+		}
+	}
+}
+
+func TestMisuseOfOnceAndLeadIsNamed(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ args, says string }{
+		{"once k -- true", "--every is missing; name the period, such as --every 1d"},
+		{"once k --every 1d", "the command is missing: pgxlock once KEY -- COMMAND (see pgxlock once --help)"},
+		{"once k --every 1d true", "-- is missing before the command: pgxlock once KEY -- COMMAND (see"},
+		{"once k --every day -- true", `--every "day": use a duration such as 1d, 1w, 1d12h, 90s, or 90 for seconds (see`},
+		{"once k --every 0 -- true", "--every is 0s, it must be between 1ms and 3650d"},
+		{"once k --every 522w -- true", "--every is 3654d, it must be between 1ms and 3650d"},
+		{"once k --every 1d --offset 1d -- true", "--offset is 1d, it must be at least 0 and less than --every, 1d"},
+		{"once k --every 12h --zone Europe/Berlin -- true", "--zone is for periods of whole days, and --every is 12h0m0s; leave it out"},
+		{"once k --every 1d --zone Europe/Atlantis -- true", `--zone "Europe/Atlantis" is no time zone; use a name such as Europe/Berlin`},
+		{"once k --every 1d --zone Local -- true", `--zone "Local" is no time zone; use a name such as Europe/Berlin`},
+		{"once k --every 1d --zone= -- true", "--zone is empty"},
+		{"once k --every 1d --ttl 9s -- true", "--ttl and --grace are for the lease of --retry; leave them out, or add --retry"},
+		{"once k --every 1d --retry --ttl 10ms -- true", "--ttl is 10ms, it must be 1s or more"},
+		{"once k --every 1d -E 256 -- true", "--conflict-exit-code is 256"},
+		{"once " + strings.Repeat("k", 201) + " --every 1d -- true", "the key has 201 characters, 200 are allowed for runs"},
+		{"lead -- true", "the key is missing: pgxlock lead KEY -- COMMAND (see pgxlock lead --help)"},
+		{"lead k --ttl 12s --grace 5s -- true", "--grace is 5s, with --ttl 12s it must be between 1s and 4s"},
+		{"lead k --kind advisory --metadata x -- true", "--metadata is for leases only; leave out --kind advisory"},
+		{"lead k --health-file= -- true", "--health-file is empty"},
+		{"lead k --health-addr 8474 -- true", `--health-addr "8474" is no address; use host:port, such as 127.0.0.1:8474`},
+		{"lead k --health-addr :99999 -- true", "--health-addr 127.0.0.1:99999: "},
+		{"lead " + strings.Repeat("k", 256) + " -- true", "the key has 256 characters"},
+		{"step-down", "the key is missing: pgxlock step-down KEY (see pgxlock step-down --help)"},
+		{"step-down k --kind session", "use lease or advisory"},
+	} {
+		r := execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, strings.Fields(test.args)...)
+		r.want(t, exitUsage, "", test.says)
+		if strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s: not one line: %q", test.args, r.stderr)
+		}
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := taken.Addr().String()
+	execute(t, nil, "lead", "k", "--health-addr", port, "--", "true").want(t, exitUsage, "", "pgxlock: --health-addr "+port+": address already in use; choose another address\n")
+	for _, name := range []string{"lead", "once"} {
+		args := []string{name, "k", "--every", "1d", "--", "there-is-no-such-command"}
+		if name == "lead" {
+			args = append(args[:2], args[4:]...)
+		}
+		execute(t, nil, args...).want(t, exitNotFound, "", "there-is-no-such-command")
+	}
+}
