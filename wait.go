@@ -39,8 +39,12 @@ func (l *Locker) newAcquisition(ctx context.Context) *acquisition {
 	return a
 }
 
-// end ends the acquisition, and keeps its memory for another call if it was granted by the
-// first try, without a context of its own: nobody else has referred to it then.
+// unshared reports whether nothing refers to an acquisition that was granted: no goroutine
+// releases a lost grant, no local queue has had it, and no try has had a context of its own.
+func (a *acquisition) unshared() bool { return a.lost == 0 && a.AtOnce() }
+
+// end ends the acquisition, and keeps its memory for another call if it was granted and
+// nothing else refers to it.
 func (a *acquisition) end() {
 	a.End()
 	if a.reusable {
@@ -69,7 +73,7 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 		return nil, a.failed(key, err)
 	}
 	a.observed.succeeded(lock)
-	a.reusable = a.lost == 0 && a.AtOnce()
+	a.reusable = a.unshared()
 	return lock, nil
 }
 
