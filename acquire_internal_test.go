@@ -995,3 +995,35 @@ func TestMemoryLockerAsksContextsWithoutItsMutex(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestMemoryOfACallIsUsedAgainOnlyIfNothingElseMayReferToIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		answers []answer
+		opts    []Option
+		want    bool
+	}{
+		"granted at once":              {nil, nil, true},
+		"without a wait":               {nil, []Option{NoWait}, true},
+		"with a context of its own":    {nil, []Option{MaxWait(time.Minute)}, false},
+		"after a wait in a queue":      {[]answer{busyFor(time.Second)}, nil, false},
+		"after a grant that came late": {[]answer{{after: believed}}, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+				server.answer(c.answers...)
+				call := l.newAcquisition(t.Context())
+				if err := l.collect(&call.wishes, "k", c.opts); err != nil {
+					t.Fatal(err)
+				}
+				call.begin("k")
+				defer call.end()
+				if _, err := call.one("k", false); err != nil {
+					t.Fatal(err)
+				}
+				if got := call.unshared(); got != c.want {
+					t.Errorf("%t, want %t", got, c.want)
+				}
+			})
+		})
+	}
+}

@@ -53,7 +53,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 		only = keys[0]
 	}
 	a.begin(only)
-	defer a.End()
+	defer a.end()
 	for _, key := range keys {
 		if err := l.mayWait(ctx, key); err != nil {
 			return nil, a.failed(key, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -22,14 +23,34 @@ type acquisition struct {
 	wishes   options
 	lost     int // how many grants were lost before they could be returned
 	observed *observedCall
+	reusable bool // nobody else refers to it
 
 	oneAttempt [1]hold.Attempt
 	oneTried   [1]tried
 }
 
-// newAcquisition returns an acquisition under ctx, with the defaults of the Locker.
+// acquisitions keeps memory for later calls.
+var acquisitions = sync.Pool{New: func() any { return new(acquisition) }}
+
+// newAcquisition returns an acquisition under ctx, with the defaults of the Locker. end follows.
 func (l *Locker) newAcquisition(ctx context.Context) *acquisition {
-	return &acquisition{locker: l, caller: ctx, wishes: l.options()}
+	a := acquisitions.Get().(*acquisition)
+	a.locker, a.caller, a.wishes = l, ctx, l.options()
+	return a
+}
+
+// unshared reports whether nothing refers to an acquisition that was granted: no goroutine
+// releases a lost grant, no local queue has had it, and no try has had a context of its own.
+func (a *acquisition) unshared() bool { return a.lost == 0 && a.AtOnce() }
+
+// end ends the acquisition, and keeps its memory for another call if it was granted and
+// nothing else refers to it.
+func (a *acquisition) end() {
+	a.End()
+	if a.reusable {
+		*a = acquisition{}
+		acquisitions.Put(a)
+	}
 }
 
 // begin begins the acquisition of the key; an empty key means several keys.
@@ -46,12 +67,13 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 		return nil, l.fail("acquire", key, err)
 	}
 	a.begin(key)
-	defer a.End()
+	defer a.end()
 	lock, err := a.one(key, inDo)
 	if err != nil {
 		return nil, a.failed(key, err)
 	}
 	a.observed.succeeded(lock)
+	a.reusable = a.unshared()
 	return lock, nil
 }
 

@@ -11,32 +11,41 @@ import (
 // A call is the requests of one caller to the lock session, and the answers.
 type call struct {
 	ctx     context.Context
-	closing context.Context // ends when its caller must not wait any longer; nil: never
+	closing <-chan struct{} // closed when its caller must not wait any longer; nil: never
 	asks    []ask
-	query   string // sent instead of asks, if it is not empty
+	query   *query // sent instead of asks; nil: none
 	alone   bool   // it has a message of its own
 	undo    bool   // it is from mux.undo: if it fails, the session must end
-
-	bound   bool // it makes sense only in the session for which it was made
-	retried bool // it was sent once, and has no answer
+	bound   bool   // it makes sense only in the session for which it was made
+	retried bool   // it was sent once, and has no answer
+	state   atomic.Int32
 
 	answers []answer
 	one     [1]answer
-	rows    [][]string // of query
 	err     error
 	sent    time.Duration // the time before it was sent
 
-	asker asker // may be nil
-
-	state atomic.Int32
+	asker asker         // may be nil
 	wake  chan struct{} // has room for the one signal that is sent; nil until its caller has to wait
+}
+
+// A query is a statement of another kind, and its rows.
+type query struct {
+	text string
+	rows [][]string
 }
 
 // An asker processes the answer to its call. The leader calls answered, for one call after the
 // other in their order. left: the caller does not wait any more. now is the time after the
 // answer arrived.
 type asker interface {
-	answered(left bool, now time.Duration)
+	answered(left bool, now instant)
+}
+
+// An instant is the same moment on the two clocks: that of deadlines, and the time of day.
+type instant struct {
+	clock time.Duration
+	day   time.Time
 }
 
 // The states of a call.
@@ -54,16 +63,28 @@ func (c *call) woken() bool {
 	if c.dismissed() {
 		return false
 	}
+	done := c.ctx.Done()
+	if done == nil { // most cannot leave: a receive is cheaper than a select
+		<-c.wake
+		return true
+	}
 	select {
 	case <-c.wake:
 		return true
-	case <-c.ctx.Done():
+	case <-done:
 		return false
 	}
 }
 
 // dismissed reports whether its caller must not wait any longer.
-func (c *call) dismissed() bool { return c.closing != nil && c.closing.Err() != nil }
+func (c *call) dismissed() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return false
+	}
+}
 
 // leave lets its caller leave if it waits. It must be dismissed, or have nothing to wait for.
 func (c *call) leave() {
@@ -84,7 +105,7 @@ func (c *call) why(ctx context.Context) error {
 }
 
 // settle answers a call, and wakes its caller if it waits.
-func (c *call) settle(err error, now time.Duration) {
+func (c *call) settle(err error, now instant) {
 	c.err = err
 	state := c.state.Load()
 	for state != callLeft && !c.state.CompareAndSwap(state, callSettled) {

@@ -93,7 +93,7 @@ func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
 		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)
 	}
 	s := &session{
-		conn: conn, net: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
+		conn: conn, net: conn.PgConn().Conn(), writer: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
 		session: own, backend: backend.PID,
 		many: textAround(statements.AdvisoryBatch, own), patience: dbconn.Timeout,
 	}

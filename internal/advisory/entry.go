@@ -13,12 +13,12 @@ type entry struct {
 	id      lockkey.ID
 	mode    hold.Mode
 	granted bool
-	token   int64        // of the grant: all holds that share the lock have this token
-	failed  error        // why callers that wait for its answer fail
-	holds   []*hold.Hold // one, or many that share the lock
-	pending int          // callers whose answer has not arrived
-	wanted  bool         // other processes wait for it
-	named   time.Time    // when its name was published
+	wanted  bool          // other processes wait for it
+	pending int32         // callers whose answer has not arrived
+	token   int64         // of the grant: all holds that share the lock have this token
+	failed  error         // why callers that wait for its answer fail
+	holds   []*hold.Hold  // one, or many that share the lock
+	named   time.Duration // when its name was published; 0: it was not
 
 	one  [1]*hold.Hold // room for holds
 	back call          // the call that releases it

@@ -46,7 +46,7 @@ func (a *Locks) waitedFor(ctx context.Context, attempts []hold.Attempt) []bool {
 	ctx, cancel := context.WithTimeout(ctx, dbconn.Timeout)
 	defer cancel()
 	if !connected { // connecting finds the queue, if there is one
-		c := &call{closing: a.host.Closing}
+		c := &call{closing: a.host.Closing.Done()}
 		a.mux.await(c, a.mux.submit(ctx, c))
 	}
 	names := make([]lockkey.Name, len(attempts))
@@ -88,7 +88,10 @@ func (t turns) begin(id lockkey.ID) {
 }
 
 // last reports whether the lock's wake timeout still runs.
-func (t turns) last(id lockkey.ID) bool { return time.Now().Before(t[id]) }
+func (t turns) last(id lockkey.ID) bool {
+	until, runs := t[id]
+	return runs && time.Now().Before(until)
+}
 
 // wakesNext wakes the next waiter after the answer to a release.
 type wakesNext struct {
@@ -96,4 +99,4 @@ type wakesNext struct {
 	name  lockkey.Name
 }
 
-func (w wakesNext) answered(bool, time.Duration) { w.queue.Wake([]lockkey.Name{w.name}) }
+func (w wakesNext) answered(bool, instant) { w.queue.Wake([]lockkey.Name{w.name}) }

@@ -27,7 +27,7 @@ func (a *Locks) Holders(ctx context.Context, keys []string) ([]hold.Holder, erro
 func (a *Locks) holdersOf(ctx context.Context, key string) ([]hold.Holder, error) {
 	id := lockkey.Identify(key)
 	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statements.AdvisoryHolders.Text())
-	c := &call{query: text, alone: true}
+	c := &call{query: &query{text: text}, alone: true}
 	if !a.mux.await(c, a.mux.submit(ctx, c)) {
 		return nil, lockerr.ContextError(ctx)
 	}
@@ -35,7 +35,7 @@ func (a *Locks) holdersOf(ctx context.Context, key string) ([]hold.Holder, error
 		return nil, c.err
 	}
 	var holders []hold.Holder
-	for _, row := range c.rows {
+	for _, row := range c.query.rows {
 		h := hold.Holder{Key: key, ID: row[2]}
 		if pid, err := strconv.ParseInt(row[0], 10, 32); err == nil {
 			h.PID = int32(pid)

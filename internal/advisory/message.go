@@ -67,20 +67,14 @@ func readAnswer(value []byte) answer {
 	return answer{granted: err == nil, token: token}
 }
 
-// A message implements pgproto3.FrontendMessage, which sends its bytes unchanged.
-func (m *message) Frontend()           {}
-func (m *message) Decode([]byte) error { return errors.ErrUnsupported }
-
-func (m *message) Encode(to []byte) ([]byte, error) { return append(to, m.bytes...), nil }
-
 var comma = []byte{','}
 
 // write builds the message for a batch of calls.
 func (s *session) write(m *message, batch []*call) {
 	*m = message{bytes: m.bytes[:0], answers: m.answers[:0], parts: 1}
-	if len(batch) > 0 && batch[0].query != "" {
+	if len(batch) > 0 && batch[0].query != nil {
 		m.begin()
-		m.bytes = append(m.bytes, ofSession(batch[0].query, s.session)...)
+		m.bytes = append(m.bytes, ofSession(batch[0].query.text, s.session)...)
 		m.end()
 		return
 	}

@@ -150,7 +150,7 @@ func TestCallsOfAMessageThatIsCutAreMadeInTheNextSession(t *testing.T) {
 				_ = stall(p.mux)
 				conn := &cutConn{ReadWriter: p.mux.conn.net}
 				cut(conn, n)
-				p.mux.conn.frontend = pgproto3.NewFrontend(conn, conn)
+				p.mux.conn.frontend, p.mux.conn.writer = pgproto3.NewFrontend(conn, conn), conn
 				var outcomes []<-chan tried
 				for i, key := range []string{"a", "busy", "c"} {
 					outcomes = append(outcomes, trying(t.Context(), p, key, hold.Exclusive))
@@ -201,7 +201,7 @@ func TestServerFreesWhatTheFirstCallsOfAMessageAcquiredIfTheRestNeverComes(t *te
 			_ = stall(p.mux)
 			var sent bytes.Buffer
 			conn := p.mux.conn.net
-			p.mux.conn.frontend = pgproto3.NewFrontend(conn, &sent)
+			p.mux.conn.writer = &sent
 			ctx, cancel := context.WithCancel(t.Context())
 			_ = trying(ctx, p, "first", hold.Exclusive)
 			queued(t, p.mux, 2)

@@ -265,7 +265,7 @@ func (m *mux) reconnect() {
 	}
 	m.mu.Unlock()
 	for _, c := range failed {
-		c.settle(err, m.clock())
+		c.settle(err, m.now())
 	}
 	if err == nil {
 		m.sent, m.confirmed = conn.made, conn.made
@@ -425,12 +425,14 @@ func (m *mux) answered() {
 		// of AcquireAll, can block here on a dead network while received answers wait.
 		broken = m.begin()
 	}
-	answers, now := done.message.answers, m.clock()
+	answers, now := done.message.answers, m.now()
 	for _, c := range done.batch {
 		if failed == nil {
 			c.answers = append(c.one[:0], answers[:len(c.asks)]...) // the message is used again
 			answers = answers[len(c.asks):]
-			c.rows = done.message.rows
+			if c.query != nil {
+				c.query.rows = done.message.rows
+			}
 		}
 		c.settle(failed, now)
 	}
@@ -458,7 +460,7 @@ func (m *mux) undo() {
 		for _, a := range failed.asks {
 			c.asks = append(c.asks, a.undone())
 		}
-		if failed.query == "" && !failed.releases() && !failed.retried {
+		if failed.query == nil && !failed.releases() && !failed.retried {
 			failed.retried, failed.alone = true, true
 			again = append(again, failed)
 		} else {
@@ -501,9 +503,12 @@ func (m *mux) end(why error) {
 	m.mu.Unlock()
 	conn.close()
 	for _, c := range failed {
-		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), m.clock())
+		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), m.now())
 	}
 }
+
+// now reads both clocks.
+func (m *mux) now() instant { return instant{m.clock(), time.Now()} }
 
 // expectWake gives a call a channel to wait on.
 func (m *mux) expectWake(c *call) {

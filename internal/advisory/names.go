@@ -23,7 +23,7 @@ const (
 // Unpublished returns the names of locks that were held for nameAfter, and whose names were
 // not published within nameAgain.
 func (a *Locks) Unpublished() []string {
-	now := time.Now()
+	now, clock := time.Now(), a.host.Clock()
 	var names []string
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -31,10 +31,10 @@ func (a *Locks) Unpublished() []string {
 		if len(names) == maxNames {
 			break
 		}
-		if !e.granted || len(e.holds) == 0 || now.Sub(e.holds[0].Since) < nameAfter || !e.named.IsZero() && now.Sub(e.named) < nameAgain {
+		if !e.granted || len(e.holds) == 0 || now.Sub(e.holds[0].Since) < nameAfter || e.named != 0 && clock-e.named < nameAgain {
 			continue
 		}
-		e.named = now
+		e.named = clock
 		if key := e.holds[0].Key; lockkey.Check(key) == nil { // a name, not a number
 			names = append(names, key)
 		}

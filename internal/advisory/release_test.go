@@ -14,7 +14,7 @@ func TestReleaseOfALockThatTheSessionDoesNotHaveReturnsTheLoss(t *testing.T) {
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	lock := mustAcquire(t, p, "k", hold.Exclusive)
-	c := &call{query: fmt.Sprintf("select pg_advisory_unlock(%d)", numberOf("k")), alone: true}
+	c := &call{query: &query{text: fmt.Sprintf("select pg_advisory_unlock(%d)", numberOf("k"))}, alone: true}
 	if !p.mux.await(c, p.mux.submit(t.Context(), c)) || c.err != nil {
 		t.Fatal(c.err)
 	}

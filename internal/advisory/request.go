@@ -17,10 +17,10 @@ import (
 type request struct {
 	call
 	locks *Locks
-	mode  hold.Mode
 	turn  int64 // its ticket
 	slots []slot
 	got   []hold.Attempt // a copy for each slot
+	mode  hold.Mode
 
 	// The request was refused only because of another caller's request for the same lock, so
 	// that a second try may succeed. outdated: that request may have been refused before this
@@ -38,8 +38,8 @@ type request struct {
 type slot struct {
 	id      lockkey.ID
 	entry   *entry // nil if the request was refused without asking the server
-	granted bool   // by the server
 	token   int64  // of the grant
+	granted bool   // by the server
 	asks    bool   // it sends a request; otherwise it waits for the answer to an earlier one
 }
 
@@ -63,7 +63,7 @@ func (a *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 // request tries once. behind says which of the locks others wait for; nil: none.
 func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []bool, o hold.Request) (r *request) {
 	r = &request{locks: a, mode: o.Mode, turn: o.Turn.Ticket}
-	r.asker, r.closing = r, a.host.Closing
+	r.asker, r.closing = r, a.host.Closing.Done()
 	r.asks, r.slots, r.got = r.oneAsk[:0], r.oneSlot[:0], r.oneGot[:0]
 	for _, attempt := range attempts {
 		h := attempt.Hold
@@ -144,7 +144,7 @@ func (a *Locks) busyLocked(e *entry) error {
 }
 
 // answered processes the answer to a request.
-func (r *request) answered(left bool, now time.Duration) {
+func (r *request) answered(left bool, now instant) {
 	a := r.locks
 	answers, final := r.answers, false // final: a lock was granted, or refused here, so that a second try cannot help
 	for i := range r.slots {
@@ -158,7 +158,7 @@ func (r *request) answered(left bool, now time.Duration) {
 			final = true
 		case r.err != nil:
 			got.Err = r.err
-		case !got.Hold.Granted(0, r.sent, now): // the token is the hold's
+		case !got.Hold.Granted(0, r.sent, now.clock): // the token is the hold's
 			got.Err = hold.ErrLateGrant
 		}
 	}
@@ -187,7 +187,7 @@ func (r *request) answered(left bool, now time.Duration) {
 			got.Err = a.busyLocked(e)
 			r.leftover = r.leftover || len(e.holds) == 0
 		case !left:
-			got.Hold.Token, got.Hold.Holder, got.Hold.Since = e.token, a.holder, time.Now()
+			got.Hold.Token, got.Hold.Holder, got.Hold.Since = e.token, a.holder, now.day
 			e.holds = append(e.holds, got.Hold)
 			final = true
 			e.wanted = e.wanted || r.turn > 0 && a.host.Queue.Contended(lockkey.Name{ID: e.id}) // a caller that had to queue is seldom the last one

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/hold"
@@ -460,7 +459,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		resume := stall(p.mux)
 		waits := begin(t, p)
 		w := &heldWriter{Writer: p.mux.conn.net, written: make(chan struct{})}
-		p.mux.conn.frontend = pgproto3.NewFrontend(p.mux.conn.net, w)
+		p.mux.conn.writer = w
 		go resume()
 		<-w.written
 		p.closing()
@@ -599,7 +598,7 @@ func TestAnswerAfterItsCallerHasLeftIsNoAnswerToTheCaller(t *testing.T) {
 	t.Parallel()
 	var c call
 	c.state.Store(callLeft)
-	c.settle(nil, 0)
+	c.settle(nil, instant{})
 	if c.state.Load() != callLeft {
 		t.Error("the call counts as answered")
 	}
@@ -630,7 +629,7 @@ func TestLeaderWhoseContextEndsLeavesBeforeTheAnswerAndKeepsNothing(t *testing.T
 	defer cancel()
 	left := trying(ctx, p, "k", hold.Exclusive)
 	queued(t, p.mux, 2)
-	conn.frontend = pgproto3.NewFrontend(conn.net, w)
+	conn.writer = w
 	p.mux.gathering.hurry = 0
 	p.mux.pass() // to the caller
 	<-w.written

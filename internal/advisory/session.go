@@ -3,6 +3,7 @@ package advisory
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"time"
 
@@ -22,14 +23,15 @@ import (
 type session struct {
 	conn      *pgx.Conn
 	net       net.Conn
-	frontend  *pgproto3.Frontend
-	session   int64         // a random number that it chose
-	backend   int32         // the pid of its backend
-	made      time.Duration // the time before the last statement that set it up
-	functions functions     // for a message with few requests; nil: it uses many, because the connection may not end in the backend
-	many      [3]string     // the parts of the statement for many requests, around the functions and the locks
-	patience  time.Duration // the least time that an answer may take
-	until     time.Time     // the deadline that is set; at most a quarter later
+	writer    io.Writer          // net: messages are built here, and the frontend would copy them
+	frontend  *pgproto3.Frontend // reads
+	session   int64              // a random number that it chose
+	backend   int32              // the pid of its backend
+	made      time.Duration      // the time before the last statement that set it up
+	functions functions          // for a message with few requests; nil: it uses many, because the connection may not end in the backend
+	many      [3]string          // the parts of the statement for many requests, around the functions and the locks
+	patience  time.Duration      // the least time that an answer may take
+	until     time.Time          // the deadline that is set; at most a quarter later
 }
 
 // send sends a message. The connection cannot be used after an error.
@@ -40,8 +42,8 @@ func (s *session) send(m *message) error {
 			return err
 		}
 	}
-	s.frontend.Send(m)
-	return s.frontend.Flush()
+	_, err := s.writer.Write(m.bytes)
+	return err
 }
 
 // receive reads the answer. After a timeout it can be called again, and continues where it

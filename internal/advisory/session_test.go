@@ -181,7 +181,7 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 // An answerCounter counts the answers that were processed to the end.
 type answerCounter struct{ answers atomic.Int64 }
 
-func (a *answerCounter) answered(bool, time.Duration) {
+func (a *answerCounter) answered(bool, instant) {
 	runtime.Gosched()
 	a.answers.Add(1)
 }

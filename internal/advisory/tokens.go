@@ -38,7 +38,7 @@ func (a *Locks) reap() error {
 	if !a.cfg.Tokens {
 		return a.host.Queue.Reap()
 	}
-	c := &call{query: a.place.Statement(statements.AdvisoryReapTokens), alone: true, bound: true}
+	c := &call{query: &query{text: a.place.Statement(statements.AdvisoryReapTokens)}, alone: true, bound: true}
 	a.mux.await(c, a.mux.submit(context.Background(), c))
 	return cmp.Or(c.err, a.host.Queue.Reap())
 }

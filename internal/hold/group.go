@@ -39,13 +39,15 @@ func (g *Group) Holds() []*Hold {
 	return held
 }
 
-func (g *Group) add(h *Hold) {
+// add adds a hold, which the timer checks after d at the latest.
+func (g *Group) add(h *Hold, d, now time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.held == nil {
 		g.held = make(map[*Hold]struct{})
 	}
 	g.held[h] = struct{}{}
+	g.checkInLocked(d, now)
 }
 
 func (g *Group) forget(h *Hold) {
@@ -54,11 +56,9 @@ func (g *Group) forget(h *Hold) {
 	delete(g.held, h)
 }
 
-// checkIn makes the timer check all holds after d at the latest.
-func (g *Group) checkIn(d, now time.Duration) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.due != 0 && g.due <= now+d {
+// checkInLocked makes the timer check all holds after d at the latest; forever: it need not.
+func (g *Group) checkInLocked(d, now time.Duration) {
+	if d == forever || g.due != 0 && g.due <= now+d {
 		return
 	}
 	g.due = now + d
@@ -78,12 +78,16 @@ func (g *Group) check() {
 	for _, h := range g.Holds() {
 		h.mu.Lock()
 		now := g.Clock()
-		if h.checkLocked(now) == nil && h.deadline != forever {
+		if h.checkLocked(now) == nil {
 			next = min(next, h.patienceLocked(now))
 		}
 		h.unlock()
 	}
-	if next != forever {
-		g.checkIn(next, g.Clock())
+	if next == forever {
+		return
 	}
+	now := g.Clock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.checkInLocked(next, now)
 }

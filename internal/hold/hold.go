@@ -108,11 +108,8 @@ func (h *Hold) Admit() error {
 	if err := h.checkLocked(now); err != nil {
 		return err
 	}
-	h.group.add(h)
+	h.group.add(h, h.patienceLocked(now), now)
 	h.group.Backend.Keep(h)
-	if h.deadline != forever {
-		h.group.checkIn(h.patienceLocked(now), now)
-	}
 	return nil
 }
 
@@ -204,6 +201,9 @@ func (h *Hold) finishLocked(why error) {
 
 // patienceLocked returns how long the Group's timer may leave the hold unchecked.
 func (h *Hold) patienceLocked(now time.Duration) time.Duration {
+	if h.deadline == forever {
+		return forever
+	}
 	return max(min(h.Margin/2, h.deadline-now), 0)
 }
 

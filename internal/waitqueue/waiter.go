@@ -22,6 +22,7 @@ type Waiter struct {
 	noWait   bool
 	mode     hold.Mode
 	permits  int
+	waited   bool         // it was in a local queue, or a try failed
 	attempt  int          // counts the pauses of Backoff
 	busy     *hold.Busy   // the server's last refusal; nil: it has refused nothing yet
 	position *position    // in the local queue; nil: none
@@ -47,6 +48,10 @@ func (w *Waiter) End() {
 		w.deadline.Stop()
 	}
 }
+
+// AtOnce reports whether the call neither waited nor had a context of its own. Then nothing
+// refers to the Waiter once it has ended.
+func (w *Waiter) AtOnce() bool { return !w.waited && w.ctx != context.Context(&w.deadline) }
 
 // Context is the context of the tries: it ends with the caller's, and when MaxWait is over.
 func (w *Waiter) Context() context.Context { return w.ctx }
@@ -111,6 +116,7 @@ func (w *Waiter) join(name lockkey.Name, refusal *hold.Busy) {
 	for _, h := range w.holds {
 		add(h)
 	}
+	w.waited = true
 	w.position = w.queue.join(name, refusal, holds, w.mode)
 }
 
@@ -167,6 +173,7 @@ func (w *Waiter) BehindWriter(names []lockkey.Name) (int, error) {
 // Wait waits, after a try for the lock that failed with err, until the next try is due. It
 // returns an error if the call must fail instead.
 func (w *Waiter) Wait(name lockkey.Name, err error) error {
+	w.waited = true
 	busy, isBusy := errors.AsType[*hold.Busy](err)
 	if isBusy {
 		w.busy = busy
