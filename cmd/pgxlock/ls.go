@@ -185,7 +185,7 @@ func (f *filter) ask(ctx context.Context, locks *pgxlock.Monitor, whole bool) (p
 		shot.Missing = nil // it is about other locks
 	}
 	all := slices.Concat(shot.Holders, shot.Expired)
-	shot.Holders = f.selection.holders(chosen(all, func(h pgxlock.Holder) bool { return f.passes(shot.At, h) }))
+	shot.Holders = f.holders(chosen(all, func(h pgxlock.Holder) bool { return f.passes(shot.At, h) }))
 	return shot, nil
 }
 
