@@ -23,7 +23,7 @@ func TestFreeLockCostsFewAllocations(t *testing.T) {
 	}{
 		"memory":   {locks: memory, one: 7, maxWait: 7, four: 44},
 		"advisory": {locks: advisory, one: 3, maxWait: 3, four: 36},
-		"lease":    {locks: lease, one: 28, maxWait: 34, four: 80},
+		"lease":    {locks: lease, one: 24, maxWait: 30, four: 74},
 	} {
 		locks := most.locks
 		pair := func(opts ...pgxlock.Option) func() error {
