@@ -59,11 +59,11 @@ type mux struct {
 
 	// Only the leader uses these. The next leader sees them because it got the lead under mu, or
 	// by a signal that was sent under mu.
-	roundTrip               // in flight, if its batch is not empty
-	spare     roundTrip     // memory for the next one
-	sent      time.Duration // the time before the last message that the server answered without an error
-	confirmed time.Duration // the last argument of alive
-	gathering gathering     // how the leader waits for callers that are about to ask
+	roundTrip                   // in flight, if its batch is not empty
+	spare     roundTrip         // memory for the next one
+	sent      time.Duration     // the time before the last message that the server answered without an error
+	confirmed time.Duration     // the last argument of alive
+	gathering batcher.Gathering // how the leader waits for callers that are about to ask
 }
 
 // A roundTrip is a message and the calls whose requests it carries.
@@ -136,7 +136,7 @@ func (m *mux) submit(ctx context.Context, c *call) (leads bool) {
 func (m *mux) lead(own *call) (waits bool) {
 	for more := true; more; more = own != nil && own.state.Load() == callLeads {
 		if len(m.batch) == 0 {
-			m.gathering.wait(m.queued)
+			m.gathering.Wait(m.queued)
 			if err := m.begin(); err != nil {
 				m.end(err)
 			}
@@ -418,9 +418,9 @@ func (m *mux) answered() {
 	}
 	done := m.roundTrip
 	m.roundTrip = m.spare
-	m.gathering.answered(len(done.batch), m.queued())
+	m.gathering.Answered(len(done.batch), m.queued())
 	var broken error
-	if failed == nil && m.gathering.enough(m.queued()) { // otherwise the calls of undo come first
+	if failed == nil && m.gathering.Enough(m.queued()) { // otherwise the calls of undo come first
 		// The socket's buffer is empty. So only a message that is larger than the buffer, one
 		// of AcquireAll, can block here on a dead network while received answers wait.
 		broken = m.begin()

@@ -26,8 +26,8 @@ func stall(m *mux) (resume func()) {
 	if !m.submit(context.Background(), c) {
 		<-c.wake
 	}
-	m.gathering.hurry = math.MaxInt
-	return func() { m.gathering.hurry = 0; m.lead(c) }
+	m.gathering.Hurry = math.MaxInt
+	return func() { m.gathering.Hurry = 0; m.lead(c) }
 }
 
 // send sends what is queued, as a leader does.
@@ -630,7 +630,7 @@ func TestLeaderWhoseContextEndsLeavesBeforeTheAnswerAndKeepsNothing(t *testing.T
 	left := trying(ctx, p, "k", hold.Exclusive)
 	queued(t, p.mux, 2)
 	conn.writer = w
-	p.mux.gathering.hurry = 0
+	p.mux.gathering.Hurry = 0
 	p.mux.pass() // to the caller
 	<-w.written
 	cancel()

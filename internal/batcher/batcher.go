@@ -1,6 +1,7 @@
 // Package batcher commits the requests of concurrent callers in groups.
 //
 //	Batcher     collects the requests that arrive while a batch is in flight into the next one
+//	Gathering   how a leader waits for the callers that are about to ask
 //	Future      the answer to a caller's request, or the mark that the caller has left
 //	Calls       the calls that Close of a Locker waits for, and the end of new ones
 //	Background  jobs of no caller that Close waits for

@@ -180,6 +180,7 @@ func CancelledReplication(notice *pgconn.Notice) bool { return notice.Routine ==
 
 // CloseQuietly closes the connection; the server may already be gone.
 func CloseQuietly(conn *pgx.Conn) {
+	_ = conn.PgConn().Conn().SetDeadline(time.Time{}) // of the last exchange
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx)

@@ -123,11 +123,11 @@ func (e *noAnswerError) As(target any) bool {
 
 // once runs fn once, within the time that is left of patience.
 func (s *Session) once(left, patience time.Duration, fn Exchange, again bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), left)
-	defer cancel()
-	if err := s.connect(ctx, patience); err != nil {
+	ctx := newDeadline(left)
+	if err := s.connect(ctx.until, patience); err != nil {
 		return err
 	}
+	ctx.guard(s.conn)
 	s.notReplicated = false
 	err := fn(ctx, Querier{Conn: s.conn, Direct: s.Direct, OtherDefaults: s.otherDefaults, Async: s.Async, Tracer: s.Config.ConnConfig.Tracer}, again)
 	if state := lockerr.SQLState(err); !s.Direct && (state == lockerr.StateReadOnly || state == lockerr.StateUnsupported) {
@@ -151,7 +151,7 @@ func (s *Session) Reached() bool {
 }
 
 // connect makes sure that there is a connection.
-func (s *Session) connect(ctx context.Context, patience time.Duration) error {
+func (s *Session) connect(until time.Time, patience time.Duration) error {
 	if s.closed {
 		return lockerr.ErrClosed
 	}
@@ -159,6 +159,8 @@ func (s *Session) connect(ctx context.Context, patience time.Duration) error {
 		return nil
 	}
 	s.conn = nil
+	ctx, cancel := context.WithDeadline(context.Background(), until)
+	defer cancel()
 
 	conn, err := s.Dial(ctx, patience, func(notice *pgconn.Notice) {
 		if CancelledReplication(notice) {

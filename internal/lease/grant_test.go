@@ -21,7 +21,7 @@ func (db batchDB) countGrants(t *testing.T) {
 // wantNoneLeft waits until the Table has released what no caller received: one grant.
 func (db batchDB) wantNoneLeft(t *testing.T, table *Table) {
 	t.Helper()
-	<-table.acquiring.Done()
+	table.flow.wait()
 	table.cleaning.Wait()
 	var granted int
 	if err := db.Pool.QueryRow(t.Context(), "select count(*) from grants").Scan(&granted); err != nil || granted != 1 {

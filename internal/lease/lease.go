@@ -8,13 +8,19 @@
 // refuses no exclusive try of the same Locker meanwhile. A try for a shared lease or a permit
 // that meets it is repeated a few times.
 //
+// A flow sends the batches, one after the other:
+//
+//	idle ──▶ the caller leads for one batch: of a release, or an acquire whose wait only its answer ends
+//	   └───▶ a goroutine leads until nothing is queued: of other acquires, and what is queued after that batch
+//
 //	request ──▶ batch ──▶ granted ─────▶ hold
 //	               │   ├▶ refused: Busy, or it waits for a leftover and is sent again
 //	               │   └▶ late, or the caller has left: Discard
 //	               └▶ no answer: sent again, or Discard: the outcome is unknown
 //
 // Lock order: Table.requesting, then Table.sharing, held while a request is sent, and never
-// with Hold.mu. Under Hold.mu: renewer.mu, Table.mu or those of the queue.
+// with Hold.mu. Under Hold.mu: renewer.mu, Table.mu or those of the queue. Under Table.mu: flow.mu,
+// under which no other is taken.
 package lease
 
 import (
@@ -49,12 +55,11 @@ type Table struct {
 	cfg   Config
 	place dbconn.Installation
 
-	requests  *dbconn.Session
-	renewals  *dbconn.Session // the same with OneConnection
-	acquiring batcher.Batcher[*request]
-	releasing batcher.Batcher[*release]
+	requests *dbconn.Session
+	renewals *dbconn.Session // the same with OneConnection
+	flow     flow            // over requests
 
-	acquireArgs, releaseArgs dbconn.Arguments // of the batch in flight; only the batcher's Run uses them
+	acquireArgs, releaseArgs dbconn.Arguments // of the batch in flight; only the flow's leader uses them
 
 	renewer  *renewer
 	reaping  batcher.Housekeeping
@@ -84,8 +89,7 @@ func New(connections *pgxpool.Config, cfg Config) *Table {
 	if t.renewals = t.requests; !cfg.OneConnection {
 		t.renewals = t.newSession(connections)
 	}
-	t.acquiring = batcher.Batcher[*request]{Limit: batcher.MaxRequests, Run: t.acquire, Fail: t.failRequests}
-	t.releasing = batcher.Batcher[*release]{Limit: batcher.MaxRequests, Run: t.releaseAll, Fail: failReleases}
+	t.flow.table = t
 	t.renewer = newRenewer(t)
 	if cfg.Async { // the server may have crashed, and lost leases that were not renewed yet
 		t.requests.Again, t.renewals.Again = t.renewer.all, t.renewer.all
@@ -214,10 +218,10 @@ func (t *Table) Close(ctx context.Context) error {
 	t.reaping.Stop()
 	err := batcher.Until(ctx, func() {
 		for range 2 {
-			<-t.acquiring.Done() // first pass: a late grant is released by cleaning, which sends
-			t.cleaning.Wait()    // the requests behind that leftover again; second pass: these
+			t.flow.wait()     // first pass: a late grant is released by cleaning, which sends
+			t.cleaning.Wait() // the requests behind that leftover again; second pass: these
 		}
-		<-t.releasing.Done()
+		t.flow.wait()
 		t.host.Queue.Close()
 	})
 	t.renewer.stop()

@@ -44,7 +44,7 @@ func (t *Table) endLeftover(left *leftover) {
 		t.returned = append(t.returned, left)
 	}
 	t.mu.Unlock()
-	t.acquiring.Add(behind...)
+	t.flow.ask(false, behind...)
 }
 
 // forgetReturned removes the leftovers that are over. Call it before a batch of requests is
@@ -89,7 +89,7 @@ func (t *Table) standBehindLeftover(r *request, holder string) bool {
 		r.unsettled++
 	}
 	if found.over {
-		t.acquiring.Add(r)
+		t.flow.ask(false, r)
 	} else {
 		found.behind = append(found.behind, r)
 	}

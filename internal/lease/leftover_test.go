@@ -42,7 +42,7 @@ func TestLeaseTryWaitsForALeftoverOfItsLocker(t *testing.T) {
 			next.lock.Holder = "another"
 			left.permits, next.permits = permits, permits
 			resume := pgtest.Occupy(t, table.requests)
-			table.acquiring.Add(left, next)
+			table.flow.ask(false, left, next)
 			asking(t)
 			gone, leave := context.WithCancel(t.Context())
 			leave()

@@ -107,14 +107,14 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 		close(r.done)
 	}
 	t.host.Queue.Wake(unknown)
-	t.host.Queue.WakeOn(t.request, wanted)
+	t.flow.wanted = append(t.flow.wanted, wanted...)
 	return nil
 }
 
 // sendBack sends one release and waits for the answer.
 func (t *Table) sendBack(lock *hold.Hold, token *int64) *release {
 	r := &release{lock: lock, token: token, done: make(chan struct{})}
-	t.releasing.Add(r)
+	t.flow.release(r)
 	<-r.done // in bounded time: the batch in flight, and this one
 	return r
 }

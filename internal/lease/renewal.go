@@ -47,7 +47,7 @@ type renewer struct {
 	stopped  bool
 }
 
-// renewalClass is the leases of one TTL.
+// renewalClass is the leases of one TTL. Its timer runs while there are any.
 type renewalClass struct {
 	ttl   time.Duration
 	every time.Duration
@@ -93,6 +93,8 @@ func (r *renewer) add(lock *hold.Hold) {
 		}
 		class.timer = time.AfterFunc(class.every, func() { r.tick(class) })
 		r.classes[lock.TTL] = class
+	} else if len(class.locks) == 0 {
+		class.timer.Reset(class.every)
 	}
 	class.locks[lock] = struct{}{}
 }
@@ -105,8 +107,11 @@ func (r *renewer) remove(lock *hold.Hold) {
 		return
 	}
 	delete(class.locks, lock)
-	if len(class.locks) == 0 {
-		class.timer.Stop()
+	if len(class.locks) > 0 {
+		return
+	}
+	class.timer.Stop()
+	if class.ttl != r.table.cfg.TTL { // which the next lease is likely to have
 		delete(r.classes, lock.TTL)
 	}
 }
@@ -125,7 +130,7 @@ func (r *renewer) stop() {
 func (r *renewer) tick(class *renewalClass) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.classes[class.ttl] != class {
+	if r.classes[class.ttl] != class || len(class.locks) == 0 {
 		return
 	}
 	due := make([]renewal, 0, len(class.locks))
@@ -177,8 +182,10 @@ func (r *renewer) patience() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	patience := dbconn.Timeout
-	for ttl := range r.classes {
-		patience = min(patience, ttl/2)
+	for ttl, class := range r.classes {
+		if len(class.locks) > 0 {
+			patience = min(patience, ttl/2)
+		}
 	}
 	return patience
 }

@@ -29,11 +29,6 @@ type request struct {
 
 // Try implements [hold.Backend].
 func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
-	if o.Turn.SkipQueue { // a call that does not wait for a holder must not wait long for the server
-		bounded, cancel := context.WithTimeoutCause(ctx, dbconn.Timeout, lockerr.ErrNoAnswer)
-		defer cancel()
-		ctx = bounded
-	}
 	margin := time.Duration(float64(t.cfg.Margin) * float64(o.TTL) / float64(t.cfg.TTL))
 	requests := make([]*request, len(attempts))
 	for i := range attempts {
@@ -48,7 +43,12 @@ func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 		requests[0].ticket = &o.Turn.Ticket
 		requests[0].lock.Waited = o.Turn.Ticket > 0
 	}
-	t.acquiring.Add(requests...)
+	t.flow.ask(ctx.Done() == nil, requests...)
+	if o.Turn.SkipQueue && !requests[len(requests)-1].Settled() { // a call that does not wait for a holder must not wait long for the server
+		bounded, cancel := context.WithTimeoutCause(ctx, dbconn.Timeout, lockerr.ErrNoAnswer)
+		defer cancel()
+		ctx = bounded
+	}
 	for i, r := range requests {
 		attempts[i].Err = r.Await(ctx, t.host.Closing.Done())
 	}

@@ -422,7 +422,7 @@ func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItWasNotSentAgain(t *tes
 	r := requested(table, "k")
 	r.lock.Holder, r.unknown = take(t, table, "k")[0].Holder, true
 	outage := errors.New("outage")
-	table.acquiring.Fail([]*request{r}, outage)
+	table.failRequests([]*request{r}, outage)
 	answered(t, r.Answered())
 	if !errors.Is(r.Err(), outage) {
 		t.Errorf("the request: %v", r.Err())

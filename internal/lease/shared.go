@@ -50,7 +50,7 @@ func (t *Table) askSoon(r *request) bool {
 	if r.unsettled == maxUnsettled {
 		return false
 	}
-	time.AfterFunc(clock.Jitter(2*time.Millisecond<<min(r.unsettled, 5)), func() { t.acquiring.Add(r) })
+	time.AfterFunc(clock.Jitter(2*time.Millisecond<<min(r.unsettled, 5)), func() { t.flow.ask(false, r) })
 	r.unsettled++
 	return true
 }

@@ -23,7 +23,7 @@ func TestFreeLockCostsFewAllocations(t *testing.T) {
 	}{
 		"memory":   {locks: memory, one: 6, maxWait: 7, four: 44},
 		"advisory": {locks: advisory, one: 2, maxWait: 3, four: 36},
-		"lease":    {locks: lease, one: 51, maxWait: 60, four: 116},
+		"lease":    {locks: lease, one: 23, maxWait: 30, four: 74},
 	} {
 		locks := most.locks
 		pair := func(opts ...pgxlock.Option) func() error {

@@ -1,0 +1,161 @@
+package lease
+
+import (
+	"sync"
+
+	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+)
+
+// A flow sends the requests and releases of a Table, in batches of one kind, one after the other.
+// A call that finds it idle leads it. A caller that may be kept for the time of an exchange leads
+// it itself: it sends its batch and reads the answer, without two switches between goroutines.
+// Otherwise, and as soon as there is more to do, a goroutine leads until nothing is queued.
+type flow struct {
+	table *Table
+
+	mu       sync.Mutex
+	requests []*request // not sent yet
+	releases []*release
+	led      bool          // else nothing is queued
+	idle     chan struct{} // closed when the flow is idle; nil unless a caller waits for that
+
+	// Only the leader uses these.
+	gathering  batcher.Gathering
+	wanted     []lockkey.Name // to be woken before the next batch is sent
+	released   bool           // the last batch was of releases
+	passedOver bool           // the other kind was queued then
+}
+
+// ask queues requests. own: their caller may lead, because nothing but the answer ends its wait.
+// Then Close waits for the exchange, too, which takes dbconn.Timeout at most.
+func (f *flow) ask(own bool, requests ...*request) {
+	f.mu.Lock()
+	f.requests = append(f.requests, requests...)
+	f.beginLocked(own)
+}
+
+// release queues a release. If the flow is idle, its caller leads.
+func (f *flow) release(r *release) {
+	f.mu.Lock()
+	f.releases = append(f.releases, r)
+	f.beginLocked(true)
+}
+
+// beginLocked makes somebody lead if nobody does, and unlocks f.mu.
+func (f *flow) beginLocked(own bool) {
+	begins := !f.led && len(f.requests)+len(f.releases) > 0
+	f.led = f.led || begins
+	f.mu.Unlock()
+	switch {
+	case begins && own:
+		defer func() { // also if code of the caller's, as a tracer, panics
+			if !f.rest() {
+				go f.lead()
+			}
+		}()
+		f.send()
+	case begins:
+		go f.lead()
+	}
+}
+
+// lead works until nothing is queued.
+func (f *flow) lead() {
+	for !f.rest() {
+		if wanted := f.wanted; len(wanted) > 0 {
+			f.wanted = nil
+			f.table.host.Queue.WakeOn(f.table.request, wanted)
+			continue
+		}
+		f.send()
+	}
+}
+
+// send sends a batch and settles it, once most callers are queued that are about to ask: of a
+// small batch nearly all is the commit. If the server cannot be reached, all that is queued of
+// its kind fails, because to learn it anew for each batch would take a timeout each.
+func (f *flow) send() {
+	f.gathering.Wait(f.queued)
+	requests, releases := f.next()
+	if len(releases) > 0 {
+		if err := f.table.releaseAll(releases); err != nil {
+			failReleases(takeAll(f, &f.releases), err)
+		}
+	} else if err := f.table.acquire(requests); err != nil {
+		f.table.failRequests(takeAll(f, &f.requests), err)
+	}
+	f.gathering.Answered(len(requests)+len(releases), f.queued())
+}
+
+// queued returns how many entries were not sent yet.
+func (f *flow) queued() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.requests) + len(f.releases)
+}
+
+// next takes a batch of the kind of which more is queued, but passes over a kind once at most:
+// callers that try again and again must not keep a release waiting.
+func (f *flow) next() ([]*request, []*release) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	releases := len(f.releases) > len(f.requests)
+	if f.passedOver {
+		releases = !f.released
+	}
+	f.released, f.passedOver = releases, len(f.requests) > 0 && len(f.releases) > 0
+	if releases {
+		return nil, first(&f.releases)
+	}
+	return first(&f.requests), nil
+}
+
+// first removes a batch from a queue.
+func first[E any](queue *[]E) []E {
+	all := *queue
+	n := min(len(all), batcher.MaxRequests)
+	if *queue = all[n:]; n == len(all) {
+		*queue = nil
+	}
+	return all[:n:n]
+}
+
+// takeAll empties a queue of the flow.
+func takeAll[E any](f *flow, queue *[]E) []E {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := *queue
+	*queue = nil
+	return all
+}
+
+// rest ends the lead if there is nothing to do.
+func (f *flow) rest() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.requests)+len(f.releases)+len(f.wanted) > 0 {
+		return false
+	}
+	f.led = false
+	if f.idle != nil {
+		close(f.idle)
+		f.idle = nil
+	}
+	return true
+}
+
+// wait returns when there was a moment without work.
+func (f *flow) wait() {
+	f.mu.Lock()
+	if !f.led {
+		f.mu.Unlock()
+		return
+	}
+	if f.idle == nil {
+		f.idle = make(chan struct{})
+	}
+	idle := f.idle
+	f.mu.Unlock()
+	<-idle
+}

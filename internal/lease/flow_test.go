@@ -1,0 +1,215 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// askers makes a Table call f with the stack of the goroutine that is about to send requests.
+func askers(table *Table, f func(stack string)) {
+	table.host.Clock = func() time.Duration {
+		buf := make([]byte, 64<<10)
+		if stack := string(buf[:runtime.Stack(buf, false)]); strings.Contains(stack, "(*Table).ask") && !strings.Contains(stack, "(*Table).settle") {
+			f(stack)
+		}
+		return clock.System()
+	}
+}
+
+func tryWith(ctx context.Context, table *Table, key string) (*hold.Hold, error) {
+	attempts := []hold.Attempt{{Hold: newHold(table, key)}}
+	table.Try(ctx, hold.Request{TTL: table.cfg.TTL}, attempts)
+	return attempts[0].Hold, attempts[0].Err
+}
+
+func TestLoneCallerOfALeaseSendsItselfUnlessItsWaitMayEnd(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ctx    func(*testing.T) context.Context
+		itself bool
+	}{
+		"nothing ends the wait": {func(*testing.T) context.Context { return context.Background() }, true},
+		"a context may end it":  {func(t *testing.T) context.Context { t.Helper(); return t.Context() }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newBatchDB(t)
+			table := db.table(t, db.Pool)
+			var itself atomic.Bool
+			askers(table, func(stack string) { itself.Store(strings.Contains(stack, "lease.tryWith")) })
+			if _, err := tryWith(c.ctx(t), table, "k"); err != nil {
+				t.Fatal(err)
+			}
+			if itself.Load() != c.itself {
+				t.Errorf("the caller sends itself: %t, want %t", itself.Load(), c.itself)
+			}
+		})
+	}
+}
+
+// The first caller leads, and has to wait for the connection. The second one waits for the first.
+func TestCloseEndsTheWaitBehindACallerThatSendsItself(t *testing.T) {
+	t.Parallel()
+	db := newBatchDB(t)
+	table := db.table(t, db.Pool)
+	closing, end := context.WithCancel(context.Background())
+	table.host.Closing = closing
+	resume := pgtest.Occupy(t, table.requests)
+	led := make(chan error, 1)
+	go func() {
+		_, err := tryWith(context.Background(), table, "first")
+		led <- err
+	}()
+	for leads := false; !leads; runtime.Gosched() {
+		table.flow.mu.Lock()
+		leads = table.flow.led && len(table.flow.requests) == 0
+		table.flow.mu.Unlock()
+	}
+	behind := make(chan error, 1)
+	go func() {
+		_, err := tryWith(context.Background(), table, "second")
+		behind <- err
+	}()
+	for table.flow.queued() == 0 {
+		runtime.Gosched()
+	}
+	end()
+	if err := <-behind; !errors.Is(err, lockerr.ErrClosed) {
+		t.Errorf("%v, want ErrClosed", err)
+	}
+	resume()
+	if err := <-led; err != nil {
+		t.Error(err)
+	}
+	table.flow.wait()
+	table.cleaning.Wait()
+	if held := db.held(t); len(held) != 1 || held["first"] == "" {
+		t.Errorf("held are %v, want the first", held)
+	}
+}
+
+// A wakingQueue says that somebody waits for each lease, and wakes once it may.
+type wakingQueue struct {
+	noQueue
+	may   chan struct{}
+	woken chan []lockkey.Name
+}
+
+func (q wakingQueue) WakeOn(run func(dbconn.Exchange) error, names []lockkey.Name) {
+	<-q.may
+	if err := run(func(context.Context, dbconn.Querier, bool) error { return nil }); err == nil {
+		q.woken <- names
+	}
+}
+
+func TestReleaseDoesNotWaitUntilTheNextHolderIsWoken(t *testing.T) {
+	t.Parallel()
+	db := newBatchDB(t)
+	table := db.table(t, db.Pool)
+	q := wakingQueue{may: make(chan struct{}), woken: make(chan []lockkey.Name, 1)}
+	table.host.Queue = q
+	lock, err := tryWith(context.Background(), table, "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock.Queue, lock.Waited = lockkey.Name{Key: "k#"}, true // as a permit of which others are known to wait
+	released := make(chan error, 1)
+	go func() { released <- table.Release(lock) }()
+	select {
+	case err := <-released:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for the wake-up")
+	}
+	close(q.may)
+	if names := <-q.woken; len(names) != 1 || names[0] != lock.Queue {
+		t.Errorf("woken are the waiters for %v", names)
+	}
+}
+
+// On one processor the second caller asks only while the leader waits.
+func TestLeaderOfAFlowWaitsForCallersThatAreAboutToAsk(t *testing.T) {
+	db := newBatchDB(t)
+	table := db.table(t, db.Pool)
+	take(t, table, "warm")
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	together := 0
+	for range 20 {
+		table.flow.wait()
+		table.flow.gathering.Active, table.flow.gathering.Hurry = 2, 0
+		var batches atomic.Int64
+		askers(table, func(string) { batches.Add(1) })
+		other := make(chan *hold.Hold, 1)
+		go func() {
+			lock, err := tryWith(context.Background(), table, "other")
+			if err != nil {
+				t.Error(err)
+			}
+			other <- lock
+		}()
+		lock, err := tryWith(context.Background(), table, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		locks := []*hold.Hold{lock, <-other}
+		if batches.Load() == 1 {
+			together++
+		}
+		for _, lock := range locks {
+			if err := table.Release(lock); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if together < 5 { // the scheduler may come back early
+		t.Errorf("both requests were in one batch %d times in 20", together)
+	}
+}
+
+func TestFlowPassesOverAKindOnceAtMost(t *testing.T) {
+	t.Parallel()
+	var f flow
+	sent := func(requests, releases int) string {
+		f.requests = append(f.requests, make([]*request, requests)...)
+		f.releases = append(f.releases, make([]*release, releases)...)
+		some, others := f.next()
+		switch {
+		case len(some) > 0 && len(others) == 0:
+			return "requests"
+		case len(others) > 0 && len(some) == 0:
+			return "releases"
+		}
+		return "both or none"
+	}
+	for i, step := range []struct {
+		requests, releases int // that are queued in addition
+		want               string
+	}{
+		{8, 1, "requests"},
+		{8, 0, "releases"}, // more callers have tried meanwhile
+		{0, 0, "requests"},
+		{1, 9, "releases"},
+		{0, 9, "requests"},
+		{0, 0, "releases"},
+		{2, 0, "requests"},
+		{2, 0, "requests"},
+	} {
+		if got := sent(step.requests, step.releases); got != step.want {
+			t.Fatalf("step %d: %s were sent, want %s", i, got, step.want)
+		}
+	}
+}
