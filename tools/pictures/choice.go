@@ -22,10 +22,10 @@ var choices = []wish{
 	{text: "hold a lock longer than a transaction", wishes: []wish{
 		{text: "and fence writes", use: []string{"NewLeaseLocker", "Do", "TryDo", "DoTx", "Acquire"}, needs: "migrations"},
 		{text: "very often, or free the moment a process dies", use: []string{"NewAdvisoryLocker"}},
-		{text: "have one leader", use: []string{"Locker.Lead"}, needs: "migrations, for leases"},
+		{text: "have one leader", use: []string{"Locker.Lead", "pgxlock lead"}, needs: "migrations, for leases"},
 		{text: "let in a few at a time", use: []string{"Locker.Semaphore"}, needs: "migrations"},
 	}},
-	{text: "run a job once per period or tick", use: []string{"once"}, needs: "migrations"},
+	{text: "run a job once per period or tick", use: []string{"once", "pgxlock once"}, needs: "migrations"},
 	{text: "limit a rate over all processes", use: []string{"ratelimit"}, needs: "migrations"},
 	{text: "run a command under a lock", use: []string{"pgxlock run"}, needs: "migrations, for leases"},
 	{text: "test without a server", use: []string{"NewMemoryLocker", "once.NewMemory", "ratelimit.NewMemory"}},
