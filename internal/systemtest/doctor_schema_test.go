@@ -118,7 +118,7 @@ func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
 	db.Exec(t, "select acquire_lock('k', 'A')")
 	wantFinding(t, examine(t, db, nil), "tokens", statusOK)
 	for name, test := range map[string]struct{ damage, says string }{
-		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + (9::bigint << 40)", "restored without the sequence"},
+		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + (1000::bigint << 40)", "restored without the sequence"},
 		"another cluster":           {"update pgxlock_epoch set system_identifier = 1", "LK003"},
 		"an earlier timeline":       {"update pgxlock_epoch set timeline = timeline + 1", "LK003"},
 	} {
