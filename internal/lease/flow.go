@@ -49,7 +49,13 @@ func (f *flow) beginLocked(own bool) {
 	f.mu.Unlock()
 	switch {
 	case begins && own:
-		defer func() { // also if code of the caller's, as a tracer, panics
+		defer func() {
+			if p := recover(); p != nil {
+				// It comes from code of the caller's, as a tracer. The others in the batch would never
+				// have an answer: the program ends, as where a goroutine leads.
+				go panic(p)
+				select {}
+			}
 			if !f.rest() {
 				go f.lead()
 			}

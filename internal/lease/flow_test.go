@@ -1,13 +1,19 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -211,5 +217,41 @@ func TestFlowPassesOverAKindOnceAtMost(t *testing.T) {
 		if got := sent(step.requests, step.releases); got != step.want {
 			t.Fatalf("step %d: %s were sent, want %s", i, got, step.want)
 		}
+	}
+}
+
+const tracerPanics = "the tracer panics"
+
+type panickingTracer struct{}
+
+func (panickingTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, "pgxlock_acquire_batch") {
+		panic(tracerPanics)
+	}
+	return ctx
+}
+
+func (panickingTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A caller that leads sends the requests of others, too. If it recovered from such a panic, they
+// would wait for ever.
+func TestPanicInTheTracerOfALeaderEndsTheProgram(t *testing.T) {
+	t.Parallel()
+	const child = "PGXLOCK_TEST_PANICKING_TRACER"
+	if os.Getenv(child) != "" {
+		db := newBatchDB(t)
+		table := db.table(t, db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = panickingTracer{} }))
+		defer func() {
+			_ = recover()
+			os.Exit(0)
+		}()
+		_, err := tryWith(context.Background(), table, "k")
+		t.Fatalf("the tracer saw no acquire: %v", err)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	said, err := cmd.CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 2 || !bytes.Contains(said, []byte("panic: "+tracerPanics)) {
+		t.Errorf("%v, want a panic:\n%s", err, said)
 	}
 }
