@@ -41,7 +41,7 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run all tests, on a real PostgreSQL (under 4 minutes on 2 cores); of one package with PKG=./migrations
+test: build ## run all tests, on a real PostgreSQL (about 5 minutes on 2 cores); of one package with PKG=./migrations
 ifdef PKG
 	$(BESIDE) $(WITH) $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG) $(FLAGS) $(RACE) ./...,$(FLAGS) $(RACE) -timeout 20m $(PKG))
 else
