@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -143,6 +144,9 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 		case *runtime.EventExceptionThrown:
 			errs = append(errs, e.ExceptionDetails.Error())
 		case *cdplog.EventEntryAdded:
+			if e.Entry.Level == cdplog.LevelInfo || e.Entry.Level == cdplog.LevelVerbose {
+				break // as that a field has the focus already, because the test was faster
+			}
 			errs = append(errs, fmt.Sprintf("%s %s: %s", e.Entry.Level, e.Entry.URL, e.Entry.Text))
 		}
 	})
@@ -152,14 +156,17 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 	}
 	t.Cleanup(func() {
 		mu.Lock()
-		defer mu.Unlock()
-		for _, err := range errs {
+		said := slices.Clone(errs)
+		mu.Unlock() // the browser may have more to say
+		for _, err := range said {
 			if b.expected == "" || !strings.Contains(err, b.expected) {
 				t.Error(err)
 			}
 		}
 		if t.Failed() {
 			var text string
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
 			if err := chromedp.Run(ctx, chromedp.Evaluate(`document.body.innerText`, &text)); err == nil {
 				t.Logf("the page was:\n%s", text)
 			}
