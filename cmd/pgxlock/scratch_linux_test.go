@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,18 +46,7 @@ func TestTheProgramOfTheDockerfileRunsInAnEmptyRootDirectory(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/pgxlock", "serve", "--listen", "127.0.0.1:0")
 	cmd.Env, cmd.Dir = []string{"PGXLOCK_DATABASE_URL=postgres://alice@127.0.0.1:1/shop"}, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait() // it was ended
-	})
-	address := regexp.MustCompile(`http://[0-9.:]+/`).FindString(line(bufio.NewReader(stderr)))
+	address := servedBy(t, cmd)
 	if code, body := fetch(t, address); code != 200 || !strings.Contains(body, "cannot connect as user") {
 		t.Errorf("%d: %s", code, body)
 	}

@@ -19,7 +19,12 @@ import (
 // started starts pgxlock serve until the test is over, and returns the address of its page.
 func started(t *testing.T, url string) string {
 	t.Helper()
-	cmd := program(t, []string{"DATABASE_URL=" + url}, "serve", "--listen", "127.0.0.1:0")
+	return servedBy(t, program(t, []string{"DATABASE_URL=" + url}, "serve", "--listen", "127.0.0.1:0"))
+}
+
+// servedBy starts that command until the test is over, and returns the address of its page.
+func servedBy(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
