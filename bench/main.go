@@ -147,7 +147,7 @@ func withServer(ctx context.Context, delay time.Duration, fn func(*pgserver.Serv
 	if err := forgetSettings(); err != nil {
 		return err
 	}
-	server, err := pgserver.Start(ctx, pgserver.Config{TCP: true, Settings: map[string]string{
+	server, err := pgserver.Start(ctx, pgserver.Config{TCP: true, OnDisk: true, Settings: map[string]string{
 		"fsync":              "on",
 		"synchronous_commit": "on",
 		"max_connections":    "400", // the widest row has 256 workers

@@ -170,8 +170,11 @@ func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
 	server := pgtest.Private(t, pgserver.Config{})
 	s := newScreen(t, server.URL("postgres"))
 	s.resizes(t, 110, 20)
-	s.runs(t, "stty -a >before; pgxlock watch --every 1s & sleep 0.1; echo in the background")
-	s.shows(t, "\nin the background")
+	s.runs(t, "stty -a >before; pgxlock watch --every 1s & sleep 0.1; touch there") // watch draws over what a command prints
+	until(t, "it runs in the background", func() bool {
+		_, err := os.Stat(filepath.Join(s.home, "there"))
+		return err == nil
+	})
 	s.runs(t, "fg")
 	const single = "(s sort, k kind, / key, q quit)"
 	raw := func() {

@@ -175,6 +175,21 @@ func wantFree(t *testing.T, p *process, key string) {
 	}
 }
 
+// becomesFree waits until the server has released what callers had left: nobody waits for
+// that.
+func becomesFree(t *testing.T, p *process, key string) {
+	t.Helper()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		holders, err := p.Holders(t.Context(), []string{key})
+		if err == nil && len(holders) == 0 {
+			return
+		}
+		if err != nil || time.Now().After(limit) {
+			t.Fatalf("the holders of %s are %+v, %v; want none", key, holders, err)
+		}
+	}
+}
+
 // tried is the outcome of an acquire that ran beside the test.
 type tried struct {
 	lock held

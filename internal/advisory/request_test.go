@@ -717,6 +717,6 @@ func TestLeadersAreDismissedWhileTheirCallersLeave(t *testing.T) {
 	close(ended)
 	<-done
 	for i := range 16 {
-		wantFree(t, p, string(rune('a'+i)))
+		becomesFree(t, p, string(rune('a'+i)))
 	}
 }

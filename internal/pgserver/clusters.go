@@ -19,7 +19,7 @@ type Clusters struct {
 
 // copyTo copies a cluster to a server that has none. The first one makes it.
 func (c *Clusters) copyTo(ctx context.Context, s *Server) error {
-	first, err := c.first(ctx, Config{Binaries: s.cfg.Binaries, InitdbArgs: s.cfg.InitdbArgs, Settings: map[string]string{"fsync": "off"}})
+	first, err := c.first(ctx, Config{Binaries: s.cfg.Binaries, InitdbArgs: s.cfg.InitdbArgs})
 	if err != nil {
 		return err
 	}

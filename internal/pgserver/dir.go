@@ -41,12 +41,13 @@ func (d *directory) socket() string { return filepath.Join(d.path, "s") }
 // place for temporary files if that will do. root's TMPDIR is often closed to
 // others, and a path can be too long for a socket.
 //
-// Data that need not survive the machine are kept in its memory, if nobody says
-// where temporary files belong: every database is 300 files, and a disk's file
-// system that has just lost thousands of them is slow to make new ones.
-func makeDirectory(ctx context.Context, bin Binaries, as *account, disposable bool) (*directory, error) {
+// The data need not survive the machine, so they are kept in its memory, unless
+// somebody measures what a disk costs or says where temporary files belong: every
+// database is 300 files, and a disk's file system that has just lost thousands of
+// them is slow to make new ones.
+func makeDirectory(ctx context.Context, bin Binaries, as *account, onDisk bool) (*directory, error) {
 	parents := []string{os.TempDir(), "/tmp", "/var/tmp"}
-	if place := memory(); disposable && place != "" && os.Getenv("TMPDIR") == "" {
+	if place := memory(); !onDisk && place != "" && os.Getenv("TMPDIR") == "" {
 		parents = slices.Insert(parents, 0, place)
 	}
 	var errs []error

@@ -32,7 +32,8 @@ const pollInterval = 10 * time.Millisecond
 // defaults have it, on a socket only.
 type Config struct {
 	Binaries   Binaries          // which PostgreSQL; the zero value asks Find
-	Settings   map[string]string // server settings; with "fsync": "off" the data may be kept in memory
+	Settings   map[string]string // server settings
+	OnDisk     bool              // keep the data on a disk, where memory has room for them too
 	InitdbArgs []string          // more arguments for initdb
 	Clusters   *Clusters         // copies the cluster; initdb makes one if nil
 	TCP        bool              // also listen on a free port of 127.0.0.1, with a password
@@ -304,7 +305,7 @@ func prepareServer(ctx context.Context, cfg Config) (*Server, error) {
 	if s.as, err = serverAccount(); err != nil {
 		return nil, err
 	}
-	if s.dir, err = makeDirectory(ctx, cfg.Binaries, s.as, cfg.Settings["fsync"] == "off"); err != nil {
+	if s.dir, err = makeDirectory(ctx, cfg.Binaries, s.as, cfg.OnDisk); err != nil {
 		return nil, err
 	}
 	return s, nil

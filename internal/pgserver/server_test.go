@@ -399,16 +399,16 @@ func TestStopDoesNotDependOnItsContext(t *testing.T) {
 	}
 }
 
-func TestOnlyDataThatNeedNotSurviveAreKeptInMemory(t *testing.T) {
+func TestDataAreKeptInMemoryUnlessADiskIsAskedFor(t *testing.T) {
 	t.Setenv("TMPDIR", "")
 	place := memory()
 	if place == "" {
 		t.Skip("there is no room for files in memory")
 	}
-	for fsync, want := range map[string]bool{"off": true, "on": false} {
-		s := start(t, Config{Settings: map[string]string{"fsync": fsync}})
-		if got := filepath.Dir(s.dir.path) == place; got != want && memory() == place { // which others may have filled meanwhile
-			t.Errorf("fsync %s: the server is in %s", fsync, s.dir.path)
+	for _, onDisk := range []bool{false, true} {
+		s := start(t, Config{OnDisk: onDisk})
+		if got := filepath.Dir(s.dir.path) == place; got == onDisk && memory() == place { // which others may have filled meanwhile
+			t.Errorf("on disk: %t, and the server is in %s", onDisk, s.dir.path)
 		}
 	}
 }

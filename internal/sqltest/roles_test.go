@@ -197,19 +197,19 @@ func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
 		t.Helper()
 		for i, kind := range append(slices.Clone(kinds), "none") {
 			s := d.as(roles[i])
-			for _, e := range everything {
-				d.do(`delete from distributed_locks; delete from distributed_lock_shares; delete from pgxlock_claims; select acquire_lock('held', 'other'), acquire_lock('old', 'another'), claim_once('done');
-					select acquire_shared_lock('shared', 'reader'), acquire_shared_lock('shared', 'crashed');
-					update distributed_lock_shares set expires_at = clock_timestamp() - interval '1 s' where holder_id = 'crashed';
-					delete from pgxlock_waiters; insert into pgxlock_waiters values (0, 'queue', -5, null, '', 1, now(), 'infinity'), (0, 'gone', -6, null, '', 1, now(), now());
-					delete from pgxlock_step_down; delete from pgxlock_semaphores; insert into pgxlock_semaphores values ('s', 1, now(), 'me');
-					insert into pgxlock_step_down values (0, 'held', 'other', now(), 'me', '');
-					delete from pgxlock_evictions; insert into pgxlock_evictions values (0, 'k', 'h', 1, now(), 'me', 'why');
-					delete from pgxlock_names; insert into pgxlock_names values (1, 'k', now());
-					delete from pgxlock_runs; select start_run('started', '36500 days');
-					insert into pgxlock_runs values ('ended', '2026-01-01 00:00+00', 'succeeded', 1, 'x', null, now(), now(), null, 'infinity');
-					delete from pgxlock_limits; insert into pgxlock_limits values ('used', pgxlock_limit_clock() + 1000000000000), ('idle', 0)`)
-				d.expire("old")
+			d.do(`delete from distributed_locks; delete from distributed_lock_shares; delete from pgxlock_claims; select acquire_lock('held', 'other', 3600), acquire_lock('old', 'another'), claim_once('done');
+				select acquire_shared_lock('shared', 'reader', 3600), acquire_shared_lock('shared', 'crashed');
+				update distributed_lock_shares set expires_at = clock_timestamp() - interval '1 s' where holder_id = 'crashed';
+				delete from pgxlock_waiters; insert into pgxlock_waiters values (0, 'queue', -5, null, '', 1, now(), 'infinity'), (0, 'gone', -6, null, '', 1, now(), now());
+				delete from pgxlock_step_down; delete from pgxlock_semaphores; insert into pgxlock_semaphores values ('s', 1, now(), 'me');
+				insert into pgxlock_step_down values (0, 'held', 'other', now(), 'me', '');
+				delete from pgxlock_evictions; insert into pgxlock_evictions values (0, 'k', 'h', 1, now(), 'me', 'why');
+				delete from pgxlock_names; insert into pgxlock_names values (1, 'k', now());
+				delete from pgxlock_runs; select start_run('started', '36500 days');
+				insert into pgxlock_runs values ('ended', '2026-01-01 00:00+00', 'succeeded', 1, 'x', null, now(), now(), null, 'infinity');
+				delete from pgxlock_limits; insert into pgxlock_limits values ('used', pgxlock_limit_clock() + 1000000000000), ('idle', 0)`)
+			d.expire("old")
+			for _, e := range everything { // each is rolled back
 				allowed := e.kinds
 				if !hardened {
 					allowed += " " + e.soft
