@@ -28,7 +28,7 @@ type board struct {
 	mu        sync.Mutex
 	selection selection
 	typing    bool   // a filter
-	part      []byte // of a character that is typed
+	part      []byte // of a key that is typed
 	scroll    string // lines that scroll away what was there before
 	shot      pgxlock.Snapshot
 	load      monitor.Load
@@ -97,13 +97,20 @@ const (
 
 // press does what keys mean that were typed at once.
 func (b *board) press(typed []byte) {
-	if len(typed) > 1 && typed[0] == escape {
-		return // an arrow, or another key of which a terminal makes several characters
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.part = append(b.part, typed...)
-	for len(b.part) > 0 && utf8.FullRune(b.part) {
+	for len(b.part) > 0 {
+		if size, whole := sequence(b.part); size > 0 {
+			if !whole {
+				break
+			}
+			b.part = b.part[size:]
+			continue
+		}
+		if !utf8.FullRune(b.part) {
+			break
+		}
 		r, size := utf8.DecodeRune(b.part)
 		b.part = b.part[size:]
 		if b.typing {
@@ -113,6 +120,20 @@ func (b *board) press(typed []byte) {
 		}
 	}
 	_ = b.drawLocked() // the next snapshot finds out what is wrong
+}
+
+// sequence returns how many bytes an arrow has, or another key of which a terminal makes several
+// characters, and whether it is there as a whole; 0: it is no such key.
+func sequence(typed []byte) (size int, whole bool) {
+	if len(typed) < 2 || typed[0] != escape || typed[1] != '[' && typed[1] != 'O' {
+		return 0, false
+	}
+	for i, c := range typed[2:] {
+		if c >= '@' && c <= '~' { // else a parameter
+			return i + 3, true
+		}
+	}
+	return len(typed), false
 }
 
 // typeLocked adds a character to the filter, or ends it.

@@ -157,6 +157,32 @@ func TestWatchSortsAndFiltersByKeys(t *testing.T) {
 	}
 }
 
+// A terminal passes on at once what was typed while we were busy.
+func TestKeysNextToAnArrowCount(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		typed  []string
+		key    string
+		typing bool
+	}{
+		{[]string{"\x1b[A\x1b[D/orq"}, "orq", true},
+		{[]string{"\x1b[1;5C/or\x1bOAq"}, "orq", true},
+		{[]string{"/orq\x1b[3~"}, "orq", true},
+		{[]string{"\x1b[", "A/o", "rq"}, "orq", true},
+		{[]string{"/o\xc3", "\xa9"}, "o\u00e9", true},
+		{[]string{"/orq\x1b"}, "", false},
+		{[]string{"/orq\r\x1b\x1b[A/é"}, "é", true},
+	} {
+		b := &board{}
+		for _, typed := range test.typed {
+			b.press([]byte(typed))
+		}
+		if b.selection.key != test.key || b.typing != test.typing {
+			t.Errorf("%q: the filter is %q, typed %t; want %q, %t", test.typed, b.selection.key, b.typing, test.key, test.typing)
+		}
+	}
+}
+
 // keepsTerminal fails the test unless the terminal is set as the file before says.
 func (s *screen) keepsTerminal(t *testing.T) {
 	t.Helper()
