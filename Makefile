@@ -29,8 +29,8 @@ SOAK ?= 1
 NESTED = examples/stacks migrations/othertools adapters/gocron adapters/otel adapters/prometheus bench tools cmd/pgxlock/browsertest
 NESTED_TESTS = $(NESTED:%=test-in/%)
 
-# These take longest. One that started last would end with a processor idle.
-LONGEST = ./internal/systemtest ./migrations ./internal/sqltest ./cmd/pgxlock
+# These take longest, and the second and the third mostly wait. One that started last would end with a processor idle.
+LONGEST = ./internal/systemtest ./internal/pgtest ./internal/dbconn ./migrations ./internal/sqltest ./cmd/pgxlock
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-main $(NESTED_TESTS) test-race test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean

@@ -96,7 +96,7 @@ func measureGrowth(ctx context.Context, small bool, folder string) error {
 	if small {
 		of = smallSizes
 	}
-	return withServer(ctx, 0, func(server *pgserver.Server) error {
+	return withServer(ctx, onDisk, 0, func(server *pgserver.Server) error {
 		sync, err := syncTime(filepath.Dir(server.DataDir()))
 		if err != nil {
 			return err

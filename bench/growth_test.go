@@ -33,7 +33,7 @@ func TestGrowthMeasuresEachSizeAndWritesItsPageAndCharts(t *testing.T) {
 		t.Fatal(err)
 	}
 	var g growth
-	err = withServer(t.Context(), 0, func(server *pgserver.Server) error {
+	err = withServer(t.Context(), pgserver.Config{}, 0, func(server *pgserver.Server) error {
 		g, err = grow(t.Context(), server, program, smallSizes)
 		return err
 	})

@@ -94,7 +94,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	return withServer(ctx, *delay, func(server *pgserver.Server) error {
+	return withServer(ctx, onDisk, *delay, func(server *pgserver.Server) error {
 		sync, err := syncTime(filepath.Dir(server.DataDir()))
 		if err != nil {
 			return fmt.Errorf("measure fdatasync: %w", err)
@@ -142,12 +142,15 @@ func findDaemons(ctx context.Context, rows []row) ([]*daemon, error) {
 	return daemons, nil
 }
 
+// onDisk is the server whose costs are measured.
+var onDisk = pgserver.Config{TCP: true, OnDisk: true}
+
 // withServer calls fn with a server that is there for nothing else.
-func withServer(ctx context.Context, delay time.Duration, fn func(*pgserver.Server) error) (err error) {
+func withServer(ctx context.Context, cfg pgserver.Config, delay time.Duration, fn func(*pgserver.Server) error) (err error) {
 	if err := forgetSettings(); err != nil {
 		return err
 	}
-	server, err := pgserver.Start(ctx, pgserver.Config{TCP: true, OnDisk: true, Settings: map[string]string{
+	cfg.Settings = map[string]string{
 		"fsync":              "on",
 		"synchronous_commit": "on",
 		"max_connections":    "400", // the widest row has 256 workers
@@ -156,7 +159,8 @@ func withServer(ctx context.Context, delay time.Duration, fn func(*pgserver.Serv
 		"checkpoint_timeout": "30min",
 		"commit_delay":       strconv.FormatInt(delay.Microseconds(), 10),
 		"commit_siblings":    "0", // it waits also when no other transaction is open
-	}})
+	}
+	server, err := pgserver.Start(ctx, cfg)
 	if err != nil {
 		return err
 	}

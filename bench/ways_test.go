@@ -82,7 +82,7 @@ func TestEachWayTakesAndReleasesLocks(t *testing.T) {
 	if _, err := findDaemons(t.Context(), rows); err != nil {
 		t.Fatal(err)
 	}
-	err := withServer(t.Context(), 0, func(server *pgserver.Server) error {
+	err := withServer(t.Context(), pgserver.Config{TCP: true}, 0, func(server *pgserver.Server) error {
 		for _, table := range tables {
 			for _, c := range table.contestants {
 				if c.name == "floor" {
@@ -146,7 +146,7 @@ func TestEachWayKeepsItsOwnServerBusy(t *testing.T) {
 	if _, err := findDaemons(t.Context(), rowsMatching(matchAll)); err != nil {
 		t.Fatal(err)
 	}
-	err := withServer(t.Context(), 0, func(server *pgserver.Server) error {
+	err := withServer(t.Context(), pgserver.Config{TCP: true}, 0, func(server *pgserver.Server) error {
 		for _, table := range tables {
 			s := newStage(server, 4)
 			var names []string
@@ -191,7 +191,7 @@ func TestTheDurableRedisSyncsEachWrite(t *testing.T) {
 	if durableRedis.path == "" {
 		t.Skip(durableRedis.missing)
 	}
-	err := withServer(t.Context(), 0, func(server *pgserver.Server) error {
+	err := withServer(t.Context(), pgserver.Config{TCP: true}, 0, func(server *pgserver.Server) error {
 		s := newStage(server, 1)
 		client, err := s.goRedisClient(t.Context(), durableRedis)
 		if err != nil {

@@ -26,7 +26,7 @@ const (
 // follow one with a higher token.
 func TestSoakNoZombieOfADyingSessionCommits(t *testing.T) {
 	t.Parallel()
-	rounds := pgtest.Soak(t, 8, 200)
+	rounds := pgtest.Soak(t, 4, 200)
 	d := install(t)
 	d.do(fmt.Sprintf(`
 		create table resource (id bigint primary key, token bigint not null, session bigint, under bigint);
