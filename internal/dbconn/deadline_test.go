@@ -19,10 +19,15 @@ import (
 // lost, and so are the answers.
 func newSession(t *testing.T, db *pgtest.DB, silent *atomic.Bool) *dbconn.Session {
 	t.Helper()
+	over, end := context.WithCancel(context.Background())
+	t.Cleanup(end) // else pgx waits 15 s for an answer to the request to cancel that was lost
 	pool := db.NewPool(t, func(c *pgxpool.Config) {
 		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			if err == nil {
+				context.AfterFunc(over, func() { _ = conn.Close() })
+			}
 			return &swallowingConn{conn, silent}, err
 		}
 	})
