@@ -43,16 +43,11 @@ const (
 // transaction.
 func whileWaiting(t *testing.T, db *pgtest.DB, do func()) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		if ask[bool](t, db.Pool, `select exists (select from pg_locks l join pg_stat_activity using (pid)
-			where l.locktype = 'transactionid' and not l.granted and datname = current_database())`) {
-			do()
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("nobody waits")
-		}
-	}
+	pgtest.Until(t, "somebody waits", func() bool {
+		return ask[bool](t, db.Pool, `select exists (select from pg_locks l join pg_stat_activity using (pid)
+			where l.locktype = 'transactionid' and not l.granted and datname = current_database())`)
+	})
+	do()
 }
 
 // The owners were looked at before the object could be seen; it appears while

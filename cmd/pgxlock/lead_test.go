@@ -29,7 +29,7 @@ func startLead(t *testing.T, db *pgtest.DB, script string, flags ...string) *can
 	t.Helper()
 	c := &candidate{file: filepath.Join(t.TempDir(), "leader.json")}
 	c.running = startCommand(t, "lead", db.URL, script, append(flags, "--health-file", c.file, "--health-addr", ":0", "k")...)
-	until(t, "it answers requests", func() bool {
+	pgtest.Until(t, "it answers requests", func() bool {
 		c.addr = regexp.MustCompile(`http://127\.0\.0\.1:\d+/`).FindString(c.stderr.String())
 		return c.addr != ""
 	})
@@ -173,7 +173,7 @@ func TestASignalEndsACandidate(t *testing.T) {
 func TestLeadGoesOnTryingWhileThereIsNoServer(t *testing.T) {
 	t.Parallel()
 	l := startCommand(t, "lead", "postgres://me@"+closed+"/db", "echo leads", "k")
-	until(t, "it says so", func() bool { return strings.Contains(l.stderr.String(), "\n") })
+	pgtest.Until(t, "it says so", func() bool { return strings.Contains(l.stderr.String(), "\n") })
 	l.signal(t, syscall.SIGTERM)
 	l.ends(t, exitSignal+int(syscall.SIGTERM))
 	lines := strings.Split(l.stderr.String(), "\n")

@@ -58,7 +58,7 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	s.runs(t, "pgxlock watch --every 1s")
 	s.shows(t, "10 held, 0 waiting, 0 expired")
 	first := stamp(s.looks(t))
-	until(t, "it is drawn again, over the last", func() bool {
+	pgtest.Until(t, "it is drawn again, over the last", func() bool {
 		seen := s.looks(t)
 		now := stamp(seen)
 		return now != first && now != "" && strings.Count(seen, " held, ") == 1 && !strings.Contains(seen, "row")
@@ -76,7 +76,7 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	db.Exec(t, "delete from distributed_locks where lock_name in ('k18', 'k19')")
 	s.shows(t, "... 7 more lines")
 	s.resizes(t, 100, 20)
-	until(t, "all is shown again", func() bool {
+	pgtest.Until(t, "all is shown again", func() bool {
 		seen := s.looks(t)
 		return strings.Contains(seen, "\nk17 ") && strings.Contains(seen, "REMAINING") && !strings.Contains(seen, "more lines") &&
 			strings.Count(seen, " held, ") == 1 && strings.Count(seen, "\n") == 12
@@ -87,7 +87,7 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 	db.Exec(t, "delete from distributed_locks where lock_name <> 'k17'") // two have room
 	s.clears(t)
 	s.runs(t, "pgxlock watch --every 1s | cat -A")
-	until(t, "there are two, without a command for the terminal", func() bool {
+	pgtest.Until(t, "there are two, without a command for the terminal", func() bool {
 		seen := s.looks(t)
 		return strings.Count(seen, " held, ") > 1 && !strings.Contains(seen, "^[")
 	})
@@ -107,7 +107,7 @@ func TestWatchSortsAndFiltersByKeys(t *testing.T) {
 	// is waits for a status, and says in which order keys are shown then.
 	is := func(status string, keys ...string) {
 		t.Helper()
-		until(t, "the screen says "+status, func() bool { return strings.HasSuffix(s.looks(t), status) })
+		pgtest.Until(t, "the screen says "+status, func() bool { return strings.HasSuffix(s.looks(t), status) })
 		var shown []string
 		for row := range strings.Lines(s.last) {
 			if key, rest, _ := strings.Cut(row, " "); strings.Contains(rest, " live ") {
@@ -197,7 +197,7 @@ func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
 	s := newScreen(t, server.URL("postgres"))
 	s.resizes(t, 110, 20)
 	s.runs(t, "stty -a >before; pgxlock watch --every 1s & sleep 0.1; touch there") // watch draws over what a command prints
-	until(t, "it runs in the background", func() bool {
+	pgtest.Until(t, "it runs in the background", func() bool {
 		_, err := os.Stat(filepath.Join(s.home, "there"))
 		return err == nil
 	})
@@ -246,7 +246,7 @@ func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
 	if err := server.Crash(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it says that the server is gone", func() bool {
+	pgtest.Until(t, "it says that the server is gone", func() bool {
 		said, err := os.ReadFile(filepath.Join(s.home, "said"))
 		return err == nil && len(said) > 0
 	})
@@ -288,7 +288,7 @@ func TestColorsAreForTerminalsWhereNobodyAskedForNone(t *testing.T) {
 		s.clears(t)
 		s.runs(t, test.line)
 		var seen string
-		until(t, "it is drawn", func() bool {
+		pgtest.Until(t, "it is drawn", func() bool {
 			seen = s.looks(t, "-e")
 			return strings.Contains(seen, test.want)
 		})
@@ -332,7 +332,7 @@ func TestBashCompletesCommandsAndFlags(t *testing.T) {
 	} {
 		s.types(t, test.typed)
 		s.presses(t, "Tab", "|")
-		until(t, "it is completed", func() bool { return strings.HasSuffix(s.looks(t), "|") })
+		pgtest.Until(t, "it is completed", func() bool { return strings.HasSuffix(s.looks(t), "|") })
 		if !strings.HasSuffix(s.last, "> "+test.want) {
 			t.Errorf("%s: %s", test.typed, s.last)
 		}

@@ -111,7 +111,7 @@ func TestARunOfAKilledProcessIsStartedAgainWithRetry(t *testing.T) {
 	first.says(t, "ready")
 	onceOn(t, db, "echo ran", "--retry").want(t, exitOK, "", "already started")
 	first.signal(t, syscall.SIGKILL)
-	until(t, "another one runs it", func() bool {
+	pgtest.Until(t, "another one runs it", func() bool {
 		r := onceOn(t, db, "echo ran $PGXLOCK_ATTEMPT", "--retry", "-q")
 		return r.code == exitOK && r.stdout == "ran 2\n"
 	})

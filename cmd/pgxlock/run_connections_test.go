@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -14,13 +15,13 @@ func TestARunThatHoldsCostsOneConnectionAndOneThatWaitsTwo(t *testing.T) {
 	db := migrated(t)
 	connections := func(name string, want int) {
 		t.Helper()
-		until(t, fmt.Sprintf("%s has %d connections", name, want), func() bool { return len(testkit.Backends(t, db, name)) == want })
+		pgtest.Until(t, fmt.Sprintf("%s has %d connections", name, want), func() bool { return len(testkit.Backends(t, db, name)) == want })
 	}
 	named := func(name string) string { return db.URL + "&application_name=pgxlock%20" + name }
 	holder := startRun(t, named("holder"), "echo ready; cat", "k")
 	holder.says(t, "ready")
 	waiter := startRun(t, named("waiter"), "echo ready; cat", "k")
-	until(t, "it waits", func() bool { return count(t, db, "select count(*) from lock_waiters") == 1 })
+	pgtest.Until(t, "it waits", func() bool { return count(t, db, "select count(*) from lock_waiters") == 1 })
 	connections("waiter", 2)
 	connections("holder", 1)
 	_ = holder.stdin.Close()

@@ -116,7 +116,7 @@ func TestTheCommandOfAKilledRunIsEnded(t *testing.T) {
 	}
 	for _, r := range []*running{lease, advisory} {
 		_ = r.cmd.Wait()
-		until(t, "all are gone, long before the TTL is over", func() bool { return len(marked(r.mark)) == 0 })
+		pgtest.Until(t, "all are gone, long before the TTL is over", func() bool { return len(marked(r.mark)) == 0 })
 	}
 }
 
@@ -143,7 +143,7 @@ func TestALostWatcherIsTold(t *testing.T) {
 	if err := syscall.Kill(watcher, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "its end is known", func() bool { return errors.Is(syscall.Kill(watcher, 0), syscall.ESRCH) })
+	pgtest.Until(t, "its end is known", func() bool { return errors.Is(syscall.Kill(watcher, 0), syscall.ESRCH) })
 	db.Exec(t, "delete from distributed_locks")
 	r.ends(t, exitLost)
 	if text := r.stderr.String(); !strings.Contains(text, "watches") {

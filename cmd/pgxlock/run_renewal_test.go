@@ -39,7 +39,7 @@ func TestRunSaysWhyItsLockIsNotRenewedAndWhenItIsAgain(t *testing.T) {
 	r.says(t, "ready")
 	says := func(text string, times int) {
 		t.Helper()
-		until(t, text, func() bool { return strings.Count(r.stderr.String(), text) == times })
+		pgtest.Until(t, text, func() bool { return strings.Count(r.stderr.String(), text) == times })
 	}
 
 	db.Exec(t, "alter role app connection limit 0")

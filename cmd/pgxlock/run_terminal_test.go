@@ -17,7 +17,7 @@ import (
 // isFree waits until nobody has a lease.
 func isFree(t *testing.T, db *pgtest.DB) {
 	t.Helper()
-	until(t, "no lease is left", func() bool { return count(t, db, "select count(*) from distributed_locks") == 0 })
+	pgtest.Until(t, "no lease is left", func() bool { return count(t, db, "select count(*) from distributed_locks") == 0 })
 }
 
 func count(t *testing.T, db *pgtest.DB, query string) (n int) {
@@ -127,7 +127,7 @@ func TestFullScreenProgramsWorkAndAreResized(t *testing.T) {
 	}
 	fills := func(begin string, want int) {
 		t.Helper()
-		until(t, fmt.Sprintf("%d rows begin with %s", want, begin), func() bool { return rows(begin) == want })
+		pgtest.Until(t, fmt.Sprintf("%d rows begin with %s", want, begin), func() bool { return rows(begin) == want })
 	}
 	file := filepath.Join(s.home, "file")
 	if _, err := exec.LookPath("vi"); err == nil {
@@ -158,7 +158,7 @@ func TestFullScreenProgramsWorkAndAreResized(t *testing.T) {
 		s.runs(t, "pgxlock run k -- less file")
 		fills("line", 24-1)
 		s.resizes(t, 60, 12)
-		until(t, "less shows its first line", func() bool { // the terminal alone would keep the last lines
+		pgtest.Until(t, "less shows its first line", func() bool { // the terminal alone would keep the last lines
 			if strings.Contains(s.looks(t), "line 0.") {
 				return true
 			}
@@ -178,12 +178,12 @@ func TestWaitingRunNamesTheHolderAtATerminal(t *testing.T) {
 	s := newScreen(t, db.URL)
 	s.runs(t, `pgxlock run k -- echo ra"n"`)
 	s.shows(t, `waiting for "k", held by first since 20`)
-	until(t, "who waits has one ticket", func() bool { return count(t, db, "select count(*) from pgxlock_waiters") == 1 })
+	pgtest.Until(t, "who waits has one ticket", func() bool { return count(t, db, "select count(*) from pgxlock_waiters") == 1 })
 	db.Exec(t, "update distributed_locks set holder_id = 'second'")
 	s.shows(t, `waiting for "k", held by second since 20`)
 	s.presses(t, "C-c")
 	s.prompts(t, 130)
-	until(t, "no ticket is left", func() bool { return count(t, db, "select count(*) from pgxlock_waiters") == 0 })
+	pgtest.Until(t, "no ticket is left", func() bool { return count(t, db, "select count(*) from pgxlock_waiters") == 0 })
 	db.Exec(t, "delete from distributed_locks")
 	tryNow(t, db.URL, "k").want(t, exitOK, "ran\n", "")
 

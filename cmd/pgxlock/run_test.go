@@ -21,17 +21,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// until waits for what another process will do. Its limit turns a hang into a message;
-// it is not what is tested.
-func until(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(patience); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-	}
-}
-
 // runMark is the variable by which the processes of a test are found.
 const runMark = "PGXLOCK_TEST_RUN"
 
@@ -106,7 +95,7 @@ func (r *running) gone(t *testing.T) {
 
 // allGone waits until no process has a mark, and fails the test if any does in the end.
 func allGone(t *testing.T, mark string) {
-	for limit := time.Now().Add(patience); len(marked(mark)) > 0; time.Sleep(5 * time.Millisecond) {
+	for limit := time.Now().Add(patience); len(marked(mark)) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(limit) {
 			for _, pid := range marked(mark) {
 				args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -434,7 +423,7 @@ func TestASignalEndsTheWait(t *testing.T) {
 // untilWaits waits until a process waits for the key.
 func untilWaits(t *testing.T, db *pgtest.DB, key string) {
 	t.Helper()
-	until(t, "it waits", func() (waits bool) {
+	pgtest.Until(t, "it waits", func() (waits bool) {
 		if err := db.Pool.QueryRow(t.Context(), "select exists (select from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text))", key).Scan(&waits); err != nil {
 			t.Fatal(err)
 		}

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // A screen is a user at a terminal, who types, reads, and types again.
@@ -82,7 +84,7 @@ func newScreen(t *testing.T, url string, env ...string) *screen {
 		s.hangsUp(t)
 		_ = os.RemoveAll(short)
 	})
-	until(t, "there is a shell", func() bool {
+	pgtest.Until(t, "there is a shell", func() bool {
 		seen, err := s.tmux("capture-pane", "-pJ")
 		return err == nil && strings.HasPrefix(seen, "[0] 1>")
 	})
@@ -156,7 +158,7 @@ func (s *screen) looks(t *testing.T, flags ...string) string {
 // contain the text.
 func (s *screen) shows(t *testing.T, text string) {
 	t.Helper()
-	until(t, "the screen shows "+text, func() bool { return strings.Contains(s.looks(t), text) })
+	pgtest.Until(t, "the screen shows "+text, func() bool { return strings.Contains(s.looks(t), text) })
 }
 
 // prompts waits until the shell asks for its next line, and fails the test unless the last
@@ -165,7 +167,7 @@ func (s *screen) prompts(t *testing.T, code int) {
 	t.Helper()
 	prompt := regexp.MustCompile(fmt.Sprintf(`\[(\d+)\] %d>$`, s.lines+1))
 	var got string
-	until(t, "the shell asks for a line", func() bool {
+	pgtest.Until(t, "the shell asks for a line", func() bool {
 		found := prompt.FindStringSubmatch(s.looks(t))
 		if found != nil {
 			got = found[1]
@@ -181,7 +183,7 @@ func (s *screen) prompts(t *testing.T, code int) {
 func (s *screen) clears(t *testing.T) {
 	t.Helper()
 	s.runs(t, `printf '\033[H\033[2J'`)
-	until(t, "the screen is empty", func() bool { return strings.HasPrefix(s.looks(t), "[0] ") })
+	pgtest.Until(t, "the screen is empty", func() bool { return strings.HasPrefix(s.looks(t), "[0] ") })
 	s.prompts(t, 0)
 }
 

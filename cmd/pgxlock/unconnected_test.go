@@ -70,7 +70,7 @@ func TestFullServerIsNamedAsTheCause(t *testing.T) {
 		"max_connections": "4", "superuser_reserved_connections": "0", "autovacuum": "off",
 	}})
 	for range 4 {
-		until(t, "a connection is free", func() bool { // that by which the server was seen to be ready may not have ended
+		pgtest.Until(t, "a connection is free", func() bool { // that by which the server was seen to be ready may not have ended
 			conn, err := pgx.Connect(t.Context(), server.URL("postgres"))
 			if err == nil {
 				t.Cleanup(func() { _ = conn.Close(context.Background()) })

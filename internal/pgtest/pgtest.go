@@ -126,6 +126,25 @@ func (db *DB) Exec(tb testing.TB, sql string, args ...any) pgconn.CommandTag {
 	return tag
 }
 
+// Until waits for something that another goroutine, process or server will do. Its limit turns
+// a hang into a message; no test measures it. It looks so seldom that the processors are left
+// to what it waits for.
+func Until(tb testing.TB, what string, done func() bool) {
+	tb.Helper()
+	const least, most, longest = time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond
+	limit := time.Now().Add(2 * patience)
+	for pause := least; ; pause = min(2*pause, most) {
+		looked := time.Now()
+		if done() {
+			return
+		}
+		if looked.After(limit) {
+			tb.Fatalf("not within %s: %s", 2*patience, what)
+		}
+		time.Sleep(min(max(pause, 5*time.Since(looked)), longest))
+	}
+}
+
 // Soak returns short, or long in a run of make soak, or what lies between them
 // where that runs a part of its rounds: how often a test rolls its dice. Such a
 // test has a name that begins with TestSoak, by which make soak finds it.

@@ -231,9 +231,5 @@ func (s *session) token(lock, holder string) int64 {
 // await returns when the expression is true.
 func await(t *testing.T, d *database, expression string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); d.get(expression) != "true"; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not true after %s: %s", patience, expression)
-		}
-	}
+	pgtest.Until(t, expression, func() bool { return d.get(expression) == "true" })
 }

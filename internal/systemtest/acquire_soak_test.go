@@ -75,7 +75,7 @@ func TestSoakAcquireNeverLosesWhatItHasNotReturned(t *testing.T) {
 			ended, began := 0, time.Now()
 			for ended == 0 || time.Since(began) < pgtest.Soak(t, 2*time.Second, time.Minute) {
 				made := calls.Load()
-				testkit.Until(t, "calls are made", func() bool { return calls.Load() >= made+20 })
+				pgtest.Until(t, "calls are made", func() bool { return calls.Load() >= made+20 })
 				ended += testkit.Query[int](t, db, "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'pgxlock dies'")
 			}
 			stop()

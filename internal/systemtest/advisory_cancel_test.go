@@ -386,7 +386,7 @@ func TestSoakNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
 	if err := c.others.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	testkit.Until(t, "the server knows of what is kept only, and of the session's own lock", func() bool { return advisoryRows(t, db) == workers+1 })
+	pgtest.Until(t, "the server knows of what is kept only, and of the session's own lock", func() bool { return advisoryRows(t, db) == workers+1 })
 	t.Logf("%d messages; contexts that ended while their caller led %d, while another one did %d; released %d, given back because nobody waited %d",
 		c.tap.count(), c.leading.Load(), c.waiting.Load(), c.released, c.givenBack())
 	if now := testkit.Backends(t, db, "crowd"); len(now) != 1 || now[0] != session[0] || c.tap.dials() != 1 {
@@ -404,6 +404,6 @@ func TestSoakNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
 	if err := c.pool.Ping(t.Context()); err != nil || c.pool.Stat().AcquiredConns() != 0 {
 		t.Errorf("the caller's pool: %v, %d connections are not back", err, c.pool.Stat().AcquiredConns())
 	}
-	testkit.Until(t, "the server knows of no advisory lock", func() bool { return advisoryRows(t, db) == 0 })
-	testkit.Until(t, "no goroutine is left", func() bool { return len(goroutines()) <= before })
+	pgtest.Until(t, "the server knows of no advisory lock", func() bool { return advisoryRows(t, db) == 0 })
+	pgtest.Until(t, "no goroutine is left", func() bool { return len(goroutines()) <= before })
 }

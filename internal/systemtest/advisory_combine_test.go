@@ -49,7 +49,7 @@ func gather(t *testing.T, tap *tap, locks *pgxlock.Locker) *gathering {
 	g := &gathering{t: t, tap: tap, sent: tap.count()}
 	tap.hold()
 	g.calls.Go(func() { testkit.Acquire(t, locks, fmt.Sprint("ahead:", g.sent)) })
-	testkit.Until(t, "the message ahead is sent", func() bool { return tap.count() == g.sent+1 })
+	pgtest.Until(t, "the message ahead is sent", func() bool { return tap.count() == g.sent+1 })
 	return g
 }
 
@@ -60,7 +60,7 @@ func (g *gathering) join(calls ...func()) {
 		g.calls.Go(call)
 	}
 	g.waiting += len(calls)
-	testkit.Until(g.t, "those who should stand in the queue", func() bool { return waitingCalls(g.t.Name()) == g.waiting })
+	pgtest.Until(g.t, "those who should stand in the queue", func() bool { return waitingCalls(g.t.Name()) == g.waiting })
 }
 
 // letGo lets the answer through, and returns the messages that were sent for those
@@ -271,7 +271,7 @@ func TestASharedRequestOutlivesWhoMadeIt(t *testing.T) {
 	if err := locks.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	testkit.Until(t, "nothing is left", func() bool { return advisoryRows(t, db) == 0 })
+	pgtest.Until(t, "nothing is left", func() bool { return advisoryRows(t, db) == 0 })
 }
 
 type callersKey struct{}

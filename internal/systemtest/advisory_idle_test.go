@@ -57,7 +57,7 @@ func TestPingsKeepAnIdleSessionAlive(t *testing.T) {
 			continue
 		}
 		sent, began := tap.count(), time.Now()
-		testkit.Until(t, "some TTLs are over", func() bool { return lock.Err() != nil || time.Since(began) > periods*ttl })
+		pgtest.Until(t, "some TTLs are over", func() bool { return lock.Err() != nil || time.Since(began) > periods*ttl })
 		pings, passed := tap.since(sent), time.Since(began)
 		if err := lock.Err(); err != nil {
 			if attempt == 20 {

@@ -144,11 +144,11 @@ func loseAll(t *testing.T, locks *pgxlock.Locker, after *pgtest.DB, states []str
 	// Others get them, and who has lost them finds them busy like everybody else.
 	others := testkit.NewAdvisory(t, after, nil)
 	var next *pgxlock.Lock
-	testkit.Until(t, "somebody else has a lost key", func() bool {
+	pgtest.Until(t, "somebody else has a lost key", func() bool {
 		next, err = others.Acquire(t.Context(), "a", pgxlock.MaxWait(10*time.Second))
 		return err == nil
 	})
-	testkit.Until(t, "the Locker has a new session", func() bool {
+	pgtest.Until(t, "the Locker has a new session", func() bool {
 		_, err := locks.TryAcquire(t.Context(), "a")
 		if err == nil {
 			t.Fatal("two have the key")
@@ -159,7 +159,7 @@ func loseAll(t *testing.T, locks *pgxlock.Locker, after *pgtest.DB, states []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	testkit.Until(t, "the server has what is live, and nothing else", func() bool { // its end frees one after the other
+	pgtest.Until(t, "the server has what is live, and nothing else", func() bool { // its end frees one after the other
 		return testkit.HeldBy(t, after, "loser") == len(again)
 	})
 	for _, lock := range held {
@@ -244,7 +244,7 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testin
 						t.Errorf("a call whose message was cut short: %v", err)
 					}
 				}
-				testkit.Until(t, "the server has ended the session", func() bool { return len(testkit.Backends(t, db, "swallowed")) == 0 })
+				pgtest.Until(t, "the server has ended the session", func() bool { return len(testkit.Backends(t, db, "swallowed")) == 0 })
 				if n := testkit.AdvisoryCount(t, db); n != 2 { // the next holder's, and its own
 					t.Errorf("%d advisory locks, want 2", n)
 				}

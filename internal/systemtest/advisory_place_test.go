@@ -231,7 +231,7 @@ func TestAFullLockTableIsNoBusyAdvisoryLock(t *testing.T) {
 			wantServerError(t, err, "53200")
 			wantOneLine(t, err, "max_locks_per_transaction")
 			// What some of it took is given back at once, and the caller does not wait for that.
-			testkit.Until(t, name+": the server has what is held, and nothing else", func() bool { return inServer() == len(held) })
+			pgtest.Until(t, name+": the server has what is held, and nothing else", func() bool { return inServer() == len(held) })
 		}
 	}
 	for _, lock := range append(held, theirs) {
@@ -302,7 +302,7 @@ func TestStubsOfAdvisoryLocksAreRefused(t *testing.T) {
 				}
 				wantOneLine(t, err, test.says)
 			}
-			testkit.Until(t, "the refused sessions are closed", func() bool { return len(testkit.Backends(t, db, "stubbed")) == 0 })
+			pgtest.Until(t, "the refused sessions are closed", func() bool { return len(testkit.Backends(t, db, "stubbed")) == 0 })
 		})
 	}
 }
@@ -376,13 +376,13 @@ func TestAPoolerThatSharesItsConnectionsIsRefused(t *testing.T) {
 			t.Errorf("somebody else: %v", err)
 		}
 		testkit.Terminate(t, db, "pooled")
-		testkit.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+		pgtest.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
 		wantLost(t, lock)
 		testkit.UseAdvisory(t, locks, db, "k")
 		if err := locks.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		testkit.Until(t, "the pooler has cleaned the connections", func() bool {
+		pgtest.Until(t, "the pooler has cleaned the connections", func() bool {
 			return testkit.Query[int](t, db, `select count(*) from pg_locks l join pg_stat_activity a using (pid)
 				where l.locktype = 'advisory' and a.application_name <> 'pgxlock else'`) == 0
 		})
@@ -409,7 +409,7 @@ func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
 		if err := pooler.Stop(atOnce); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+		pgtest.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
 		wantLost(t, lock)
 		next := testkit.Acquire(t, others, program, testkit.LongWait)
 		if err := errors.Join(next.Err(), next.Release(t.Context())); err != nil {
@@ -472,7 +472,7 @@ func TestADemotedPrimaryLosesAllAdvisoryLocks(t *testing.T) {
 	if err := server.Demote(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+	pgtest.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
 	wantLost(t, lock)
 	_, err := locks.TryAcquire(t.Context(), "k")
 	wantReadOnly(t, "TryAcquire", err)

@@ -118,7 +118,7 @@ func TestRoleSettingsCostNoAdvisoryLock(t *testing.T) {
 		testkit.UseAdvisory(t, locks, db, "k")
 		lock := testkit.Acquire(t, locks, "held")
 		before := testkit.Backends(t, db, "patient")
-		testkit.Until(t, "the session has been idle for longer than the timeouts", func() bool {
+		pgtest.Until(t, "the session has been idle for longer than the timeouts", func() bool {
 			return testkit.Query[bool](t, db, `select bool_and(state = 'idle' and clock_timestamp() - state_change > '150 ms') is not false
 				from pg_stat_activity where datname = current_database() and application_name = 'pgxlock patient'`)
 		})
@@ -129,7 +129,7 @@ func TestRoleSettingsCostNoAdvisoryLock(t *testing.T) {
 		if err := errors.Join(lock.Err(), lock.Renew(t.Context()), lock.Release(t.Context()), locks.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
-		testkit.Until(t, "the session is gone", func() bool { return len(testkit.Backends(t, db, "patient")) == 0 })
+		pgtest.Until(t, "the session is gone", func() bool { return len(testkit.Backends(t, db, "patient")) == 0 })
 	}
 	for name, value := range testkit.Hostile {
 		t.Run(name, func(t *testing.T) { use(t, map[string]string{name: value}) })
@@ -172,6 +172,6 @@ func TestNothingOfASchemaBeforePgCatalogRunsForAdvisoryLocks(t *testing.T) {
 	testkit.UseAdvisory(t, locks, db, "k")
 	lost := testkit.Acquire(t, locks, "lost")
 	testkit.Terminate(t, db, "hijacked") // the next session looks after this one
-	testkit.Until(t, "the lock is lost", func() bool { return lost.Err() != nil })
+	pgtest.Until(t, "the lock is lost", func() bool { return lost.Err() != nil })
 	testkit.UseAdvisory(t, locks, db, "k")
 }

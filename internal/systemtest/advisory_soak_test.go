@@ -198,7 +198,7 @@ func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
 		})
 	}
 	asking.Wait()
-	testkit.Until(t, "only what was held before is held", func() bool {
+	pgtest.Until(t, "only what was held before is held", func() bool {
 		var n int // of the session's own, too; nobody else can work as long as the table is full
 		err := watcher.QueryRow(t.Context(), `select count(*) from pg_locks l where l.locktype = 'advisory'
 			and l.pid = (select h.pid from pg_locks h where h.locktype = 'advisory' and (h.classid::bigint << 32 | h.objid::bigint) = $1)`,
@@ -295,7 +295,7 @@ func soak(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 	for i, locks := range lockers { // some are still held at the end
 		for _, key := range []string{soakKeys[i], soakKeys[7+i]} {
 			var lock *pgxlock.Lock
-			testkit.Until(t, "the last disturbance is over", func() bool { // its signals may come late
+			pgtest.Until(t, "the last disturbance is over", func() bool { // its signals may come late
 				var err error
 				lock, err = locks.Acquire(t.Context(), key)
 				return err == nil
@@ -307,7 +307,7 @@ func soak(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 	if len(live) != 2*len(lockers) {
 		t.Errorf("these are believed in: %v", live)
 	}
-	testkit.Until(t, "the server has what is believed in, and nothing else", func() bool {
+	pgtest.Until(t, "the server has what is believed in, and nothing else", func() bool {
 		return maps.Equal(advisoryHeld(t, db), live)
 	})
 	for _, locks := range lockers {
@@ -315,12 +315,12 @@ func soak(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 			t.Error(err)
 		}
 	}
-	testkit.Until(t, "nothing is locked and nobody is connected", func() bool {
+	pgtest.Until(t, "nothing is locked and nobody is connected", func() bool {
 		return testkit.Query[bool](t, db, `select not exists (select from pg_stat_activity where datname = current_database() and application_name like 'pgxlock %')
 			and not exists (select from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()))`)
 	})
 	var left []string
-	testkit.Until(t, "our goroutines have ended", func() bool {
+	pgtest.Until(t, "our goroutines have ended", func() bool {
 		left = slices.DeleteFunc(goroutines(), func(stack string) bool { return len(stack) == 0 })
 		return len(left) <= before
 	})

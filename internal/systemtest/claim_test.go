@@ -243,7 +243,7 @@ func TestMaxWaitBoundsAClaimAsAWhole(t *testing.T) {
 			_ = waiter.Rollback(t.Context())
 			waiting <- err
 		}()
-		testkit.Until(t, "it waits, or has waited already", func() bool {
+		pgtest.Until(t, "it waits, or has waited already", func() bool {
 			return len(waiting) > 0 || testkit.Query[bool](t, db, "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')")
 		})
 		// Each time when most of the bound is over, the holder gives the claim
@@ -252,7 +252,7 @@ func TestMaxWaitBoundsAClaimAsAWhole(t *testing.T) {
 		turns := 0
 		for ; turns < most; turns++ {
 			began := testkit.Query[time.Time](t, db, "select clock_timestamp()")
-			testkit.Until(t, "most of the bound is over, or it no longer waits", func() bool {
+			pgtest.Until(t, "most of the bound is over, or it no longer waits", func() bool {
 				return len(waiting) > 0 || testkit.Query[bool](t, db, "select clock_timestamp() >= $1", began.Add(wait*3/5))
 			})
 			if len(waiting) > 0 {
@@ -304,7 +304,7 @@ func TestErrorsOfAClaimAreNotTakenForAnUndecidedOne(t *testing.T) {
 		pid := cancelled.Conn().PgConn().PID()
 		waiting = claimLater(t, cancelled, "a"+key, opts...)
 		// It waits in short turns. A cancel that comes together with the end of one is lost.
-		testkit.Until(t, "its wait is cancelled", func() bool {
+		pgtest.Until(t, "its wait is cancelled", func() bool {
 			db.Exec(t, "select pg_cancel_backend(pid) from pg_stat_activity where pid = $1 and wait_event_type = 'Lock'", pid)
 			return len(waiting) > 0
 		})
@@ -359,7 +359,7 @@ func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 	testkit.Rollback(t, holder)
 	// pgx cancels the statement and closes the connection in the background: until the
 	// server has ended the transaction, it holds the one claim and waits for the other.
-	testkit.Until(t, "the server has ended the transaction", func() bool {
+	pgtest.Until(t, "the server has ended the transaction", func() bool {
 		return testkit.Query[bool](t, db, "select not exists (select from pg_stat_activity where pid = $1)", pid)
 	})
 	next := testkit.Begin(t, db, pgx.TxOptions{})
@@ -493,7 +493,7 @@ func TestARetentionEndsAClaim(t *testing.T) {
 	}
 	db.Exec(t, "update pgxlock_claims set claimed_at = claimed_at - interval '1 hour', expires_at = clock_timestamp()")
 	claim(true, pgxlock.Retention(time.Millisecond))
-	testkit.Until(t, "the retention is over", func() bool {
+	pgtest.Until(t, "the retention is over", func() bool {
 		return testkit.Query[bool](t, db, "select expires_at <= clock_timestamp() from pgxlock_claims")
 	})
 	claim(true) // for good

@@ -27,7 +27,7 @@ func idleAfter(t *testing.T, db *pgtest.DB, idle time.Duration) *pgtest.DB {
 
 func connections(t *testing.T, db *pgtest.DB, owner string, want int) {
 	t.Helper()
-	testkit.Until(t, fmt.Sprintf("%s has %d connections", owner, want), func() bool {
+	pgtest.Until(t, fmt.Sprintf("%s has %d connections", owner, want), func() bool {
 		return len(testkit.Backends(t, db, owner)) == want
 	})
 }
@@ -102,7 +102,7 @@ func TestACallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) 
 	testkit.UntilQueued(t, db, "k", 1)
 	before := connected.Load()
 	first, _, _ := looks.Counts()
-	testkit.Until(t, "it looked three times", func() bool {
+	pgtest.Until(t, "it looked three times", func() bool {
 		n, _, _ := looks.Counts()
 		return n >= first+3
 	})

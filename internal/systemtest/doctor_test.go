@@ -96,7 +96,7 @@ func TestASoundServerHasEveryCheckAndNothingToDo(t *testing.T) {
 			t.Errorf("checks %v, want %v", names, doctorChecks)
 		}
 	}
-	testkit.Until(t, "its connections are gone", func() bool {
+	pgtest.Until(t, "its connections are gone", func() bool {
 		return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where application_name = 'pgxlock doctor'") == 0
 	})
 	if n := testkit.AdvisoryCount(t, db); n != 0 {
@@ -150,7 +150,7 @@ func TestDoctorFindsAStandby(t *testing.T) {
 	}
 	// Of several hosts it takes that which Lockers take.
 	several := testkit.On(t, "", standby, server)
-	testkit.Until(t, "nothing but the standby streams", func() bool { // what made it may just be leaving
+	pgtest.Until(t, "nothing but the standby streams", func() bool { // what made it may just be leaving
 		return testkit.Query[int](t, primary, "select count(*) from pg_stat_replication") == 1
 	})
 	findings = examine(t, several, nil)
@@ -175,16 +175,16 @@ func TestDoctorFindsAStandby(t *testing.T) {
 			return durability.Status == status && strings.Contains(durability.Detail, says)
 		}
 	}
-	testkit.Until(t, "the standby is synchronous", looksNow(primary, statusOK, "a failover to a synchronous standby"))
-	testkit.Until(t, "and it may not be told", looksNow(plain, statusWarning, "may not see whether a synchronous standby"))
+	pgtest.Until(t, "the standby is synchronous", looksNow(primary, statusOK, "a failover to a synchronous standby"))
+	pgtest.Until(t, "and it may not be told", looksNow(plain, statusWarning, "may not see whether a synchronous standby"))
 	if !strings.Contains(durability.Advice, "pg_read_all_stats") {
 		t.Error(durability)
 	}
 	if err := standby.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Until(t, "commits wait for ever", looksNow(primary, statusError, "no synchronous standby is connected"))
-	testkit.Until(t, "that much everybody may know", looksNow(plain, statusError, "no synchronous standby is connected"))
+	pgtest.Until(t, "commits wait for ever", looksNow(primary, statusError, "no synchronous standby is connected"))
+	pgtest.Until(t, "that much everybody may know", looksNow(plain, statusError, "no synchronous standby is connected"))
 }
 
 func TestDoctorTellsThePoolersModeAndLeavesNothingBehind(t *testing.T) {

@@ -29,7 +29,7 @@ func wantWritten(t *testing.T, db *pgtest.DB, want int) {
 		t.Errorf("%d rows were committed, want %d", n, want)
 	}
 	untilOnlyHeld(t, db)
-	testkit.Until(t, "the pool has its connections back", func() bool { return db.Pool.Stat().AcquiredConns() == 0 })
+	pgtest.Until(t, "the pool has its connections back", func() bool { return db.Pool.Stat().AcquiredConns() == 0 })
 }
 
 func TestDoTxCommitsUnderTheFenceAndReleases(t *testing.T) {
@@ -152,10 +152,10 @@ func TestDoTxCleansUpAfterAPanic(t *testing.T) {
 				t.Errorf("the panic came out as %v", recovered)
 			}
 			wantWritten(t, db, 0)
-			testkit.Until(t, "the pool has its connection back", func() bool { return one.Pool.Stat().AcquiredConns() == 0 })
+			pgtest.Until(t, "the pool has its connection back", func() bool { return one.Pool.Stat().AcquiredConns() == 0 })
 		}
 	}
-	testkit.Until(t, "no transaction is open", func() bool { // the server learns of a connection that was closed a little later
+	pgtest.Until(t, "no transaction is open", func() bool { // the server learns of a connection that was closed a little later
 		return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'") == 0
 	})
 	if err := locks.DoTx(t.Context(), one.Pool, "k", func(ctx context.Context, tx pgx.Tx, _ *pgxlock.Lock) error { return testkit.WriteRow(ctx, tx) }); err != nil {
@@ -177,7 +177,7 @@ func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 		expires: func(t *testing.T, db *pgtest.DB, p *testkit.Proxy) {
 			p.Refuse()
 			p.Cut()
-			testkit.Until(t, "somebody else has got it", func() bool {
+			pgtest.Until(t, "somebody else has got it", func() bool {
 				return testkit.Query[bool](t, db, "select acquire_lock('k', 'somebody else', 3600)")
 			})
 		},
@@ -210,7 +210,7 @@ func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 			if n := testkit.Query[int](t, db, "select count(*) from ledger"); n != 0 {
 				t.Errorf("%d rows were committed", n)
 			}
-			testkit.Until(t, "the pool has its connections back", func() bool { return pool.Stat().AcquiredConns() == 0 })
+			pgtest.Until(t, "the pool has its connections back", func() bool { return pool.Stat().AcquiredConns() == 0 })
 			if got := testkit.Rows(t, db); got["k"] != "somebody else" && len(got) > 0 {
 				t.Errorf("held: %v", got)
 			}
@@ -233,7 +233,7 @@ func TestALockThatIsLostAfterTheFenceStillCommits(t *testing.T) {
 		if !errors.Is(context.Cause(ctx), pgxlock.ErrLost) || !errors.Is(lock.Err(), pgxlock.ErrLost) {
 			t.Errorf("%v, %v; want ErrLost", context.Cause(ctx), lock.Err())
 		}
-		testkit.Until(t, "the lease has expired", func() bool {
+		pgtest.Until(t, "the lease has expired", func() bool {
 			return testkit.Query[bool](t, db, "select expires_at < clock_timestamp() from distributed_locks")
 		})
 		if _, err := others.TryAcquire(t.Context(), "k"); !errors.Is(err, pgxlock.ErrNotAcquired) {

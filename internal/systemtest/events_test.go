@@ -146,7 +146,7 @@ func TestLimiterEmitsOneEventPerCall(t *testing.T) {
 	waiting, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- limiter.Wait(waiting, "k") }()
-	testkit.Until(t, "the wait is counted", func() bool {
+	pgtest.Until(t, "the wait is counted", func() bool {
 		_, err := limiter.Reserve(ctx, "k", pgxlock.MaxWait(150*time.Minute))
 		return errors.Is(err, pgxlock.ErrLimited)
 	})
@@ -280,7 +280,7 @@ func TestTermOfALostLockEndsWhenItsWorkReturns(t *testing.T) {
 			evictOnly(t, monitor, o.Kind())
 			_ = lock.Renew(ctx) // a lease notices then
 			<-work.Done()
-			testkit.Until(t, "the loss is told", func() bool { return o.Count(pgxlock.EventLost) == 1 })
+			pgtest.Until(t, "the loss is told", func() bool { return o.Count(pgxlock.EventLost) == 1 })
 			cancel()
 			return nil
 		}, testkit.LongWait)

@@ -21,10 +21,10 @@ func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	primary, db := privateServer(t, nil)
 	standby := pgtest.Standby(t, primary, pgserver.Config{})
-	testkit.Until(t, "the standby has the migrations", func() bool {
+	pgtest.Until(t, "the standby has the migrations", func() bool {
 		return testkit.Query[bool](t, testkit.On(t, "", standby), "select to_regprocedure('pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[])') is not null")
 	})
-	testkit.Until(t, "all has reached it", func() bool {
+	pgtest.Until(t, "all has reached it", func() bool {
 		return testkit.Query[bool](t, db, "select coalesce(bool_and(replay_lsn >= pg_current_wal_lsn()), false) from pg_stat_replication")
 	})
 	if err := primary.Crash(); err != nil {

@@ -90,7 +90,7 @@ func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
 	if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Errorf("the reply was lost and no new connection was to be had: %v", err)
 	}
-	testkit.Until(t, "giving it back was tried, too, and failed", func() bool { return p.Refusals() >= 2 })
+	pgtest.Until(t, "giving it back was tried, too, and failed", func() bool { return p.Refusals() >= 2 })
 	p.Heal()
 	untilOnlyHeld(t, db, first)
 }
@@ -107,7 +107,7 @@ func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
 		t.Errorf("without a server: %v", err)
 	}
 	p.Heal()
-	testkit.Until(t, "it is renewed, long before the next renewal is due", func() bool {
+	pgtest.Until(t, "it is renewed, long before the next renewal is due", func() bool {
 		return testkit.Query[bool](t, db, "select expires_at > $1 from distributed_locks", expires)
 	})
 	if err := lock.Err(); err != nil {
@@ -142,7 +142,7 @@ func TestARequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
 			late.Resume()
 			// What it would grant would stand there once the backend that was
 			// to do it has gone.
-			testkit.Until(t, "the backend of the late request is gone", func() bool {
+			pgtest.Until(t, "the backend of the late request is gone", func() bool {
 				return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%'") <= 2
 			})
 			if got := testkit.Rows(t, db); len(got) != len(live) {
@@ -194,11 +194,11 @@ func TestRenewalsSurviveAnOutageThatIsShorterThanTheTTL(t *testing.T) {
 	}
 	p.BlackHole()
 	expired := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks")
-	testkit.Until(t, "a renewal went into the black hole", func() bool {
+	pgtest.Until(t, "a renewal went into the black hole", func() bool {
 		return testkit.Query[bool](t, db, "select clock_timestamp() > $1::timestamptz - interval '11 s'", expired)
 	})
 	p.Heal()
-	testkit.Until(t, "the lease was renewed", func() bool {
+	pgtest.Until(t, "the lease was renewed", func() bool {
 		return testkit.Query[bool](t, db, "select expires_at > $1 from distributed_locks", expired)
 	})
 	if err := lock.Err(); err != nil {
@@ -319,7 +319,7 @@ func TestALockLostToABlackHoleStaysLostWhenTheNetworkIsBack(t *testing.T) {
 	asked := make(chan error, 1)
 	go func() { asked <- lock.Renew(t.Context()) }() // a busy machine may be late to renew by itself
 	renewal.Happened(t)                              // the server has renewed, and we are not told
-	testkit.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
+	pgtest.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
 	renewal.Resume()
 	if err := <-asked; err == nil {
 		t.Error("Renew was told")
@@ -393,7 +393,7 @@ func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
 	if err := through.Pool.Ping(t.Context()); err != nil || through.Pool.Stat().AcquiredConns() != 0 {
 		t.Errorf("the caller's pool: %v, %d connections are not back", err, through.Pool.Stat().AcquiredConns())
 	}
-	testkit.Until(t, "the Locker's connections and advisory locks are gone", func() bool {
+	pgtest.Until(t, "the Locker's connections and advisory locks are gone", func() bool {
 		return testkit.Query[bool](t, db, `select not exists (select from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%')
 			and not exists (select from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()))`)
 	})
@@ -510,7 +510,7 @@ func TestCallsSurviveTheEndOfTheirConnectionUnderThem(t *testing.T) {
 				lock, err := call(t.Context(), locks, held)
 				results <- result{lock, err}
 			}()
-			testkit.Until(t, "the call waits in the server", func() bool {
+			pgtest.Until(t, "the call waits in the server", func() bool {
 				return testkit.Query[bool](t, db, "select exists (select from pg_locks where relation = $1::text::regclass and not granted)", blockedBy[name])
 			})
 			testkit.Terminate(t, db, "under")
@@ -583,7 +583,7 @@ func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
 			t.Fatalf("%s: afterwards held: %v, want %s", name, got, lock.Holder())
 		}
 		expires := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks where lock_name = $1", name)
-		testkit.Until(t, "the lease is renewed after "+name, func() bool {
+		pgtest.Until(t, "the lease is renewed after "+name, func() bool {
 			return testkit.Query[bool](t, db, "select expires_at > $1 from distributed_locks where lock_name = $2", expires, name)
 		})
 		if err := lock.Release(t.Context()); err != nil {
@@ -601,7 +601,7 @@ func TestAServerWithoutFreeConnectionsIsNotBusy(t *testing.T) {
 	locks := testkit.NewLocker(t, db, nil)
 	// All are ours: that of somebody who has just left would be free again.
 	ours := db.Pool.Stat().TotalConns()
-	testkit.Until(t, "the server has no connection left", func() bool {
+	pgtest.Until(t, "the server has no connection left", func() bool {
 		err := fill(t, db)
 		if err == nil {
 			ours++
@@ -658,7 +658,7 @@ func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 			}
 		})
 	}
-	testkit.Until(t, "all requests stand in the queue", func() bool { return gathered(t.Name()) == n+1 })
+	pgtest.Until(t, "all requests stand in the queue", func() bool { return gathered(t.Name()) == n+1 })
 	if _, err := blocker.Exec(t.Context(), "begin; lock table distributed_locks in access exclusive mode"); err != nil {
 		t.Fatal(err)
 	}

@@ -230,7 +230,7 @@ func TestAnEntryThatTheServerRefusesFailsNoOtherOfItsBatch(t *testing.T) {
 	for i := range n {
 		calls.Go(func() { _, err := locks.Acquire(t.Context(), fmt.Sprint("key:", i)); errs <- err })
 	}
-	testkit.Until(t, "all requests stand in the queue", func() bool { return gathered(t.Name()) == n+2 })
+	pgtest.Until(t, "all requests stand in the queue", func() bool { return gathered(t.Name()) == n+2 })
 	held.Resume()
 	calls.Wait()
 	close(errs)

@@ -18,7 +18,6 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // A leading is a moment at which a process believed that it leads.
@@ -212,7 +211,7 @@ func ask(t *testing.T, what string, db *pgtest.DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testkit.Until(t, "it was asked", func() bool { // a session that may be silent for a second only may end meanwhile
+	pgtest.Until(t, "it was asked", func() bool { // a session that may be silent for a second only may end meanwhile
 		return locks.AskToStepDown(t.Context(), "leader") == nil
 	})
 	if err := locks.Close(t.Context()); err != nil {

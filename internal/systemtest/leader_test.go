@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -129,7 +130,7 @@ func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
 		if terms++; terms == 2 {
 			return done
 		}
-		testkit.Until(t, "it has looked", func() bool {
+		pgtest.Until(t, "it has looked", func() bool {
 			return testkit.Query[bool](t, db, "select not exists (select from pgxlock_step_down)")
 		})
 		if err := second.AskToStepDown(t.Context(), "leader"); err != nil {

@@ -134,7 +134,7 @@ func TestSoakProcessesShareALimitAndTheDeadTakeNothing(t *testing.T) {
 	used := func(d time.Duration) {
 		t.Helper()
 		since := testkit.Query[time.Duration](t, db, "select pgxlock_limit_clock()")
-		testkit.Until(t, "they have used enough", func() bool {
+		pgtest.Until(t, "they have used enough", func() bool {
 			return testkit.Query[bool](t, db, "select count(*) = $1 and min(tat) > $2 from pgxlock_limits where limit_key like 'k%'", hammeredKeys, (since + d).Nanoseconds())
 		})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -91,7 +92,7 @@ func TestEventsAllowedToACallerThatLeftAreReturned(t *testing.T) {
 		t.Fatal("it was not counted")
 	}
 	held.Resume()
-	testkit.Until(t, "it is given back", func() bool { return !isCounted() })
+	pgtest.Until(t, "it is given back", func() bool { return !isCounted() })
 	allows(t, l, "k", 1, true, false)
 
 	// What was refused is not: it was another one's.
@@ -183,7 +184,7 @@ func TestAServerThatIsAwayNeitherAllowsNorRefuses(t *testing.T) {
 	}
 	p.Heal()
 	// What was abandoned may still be connecting, and those that ask meanwhile fail with it.
-	testkit.Until(t, "the server answers", func() bool {
+	pgtest.Until(t, "the server answers", func() bool {
 		ok, err = l.Allow(t.Context(), "k")
 		return err == nil
 	})
@@ -207,7 +208,7 @@ func TestAnAnswerIsNotWaitedForLongerThanMaxWait(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	held.Resume()
-	testkit.Until(t, "it is given back", func() bool {
+	pgtest.Until(t, "it is given back", func() bool {
 		ok, err := l.AllowN(t.Context(), "k", 5)
 		return ok && err == nil
 	})
@@ -271,7 +272,7 @@ func TestACloseOfALimiterIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 	if err := l.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	testkit.Until(t, "its connection has gone", func() bool {
+	pgtest.Until(t, "its connection has gone", func() bool {
 		return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name like '%this one%'") == 0
 	})
 }

@@ -326,7 +326,7 @@ func aWaitThatEndsWithItsContextGivesBack(t *testing.T, in limits) {
 // taken returns when somebody else has taken the next event, too.
 func taken(t *testing.T, l *ratelimit.Limiter, key string) {
 	t.Helper()
-	testkit.Until(t, "the wait is counted", func() bool {
+	pgtest.Until(t, "the wait is counted", func() bool {
 		_, err := l.Reserve(t.Context(), key, pgxlock.NoWait)
 		e, ok := errors.AsType[*pgxlock.Error](err)
 		return ok && e.RetryAfter > time.Hour

@@ -86,7 +86,7 @@ func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 		if err := errors.Join(locks.Close(t.Context()), others.Close(t.Context()), sessions.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
-		testkit.Until(t, "their sessions have ended", func() bool {
+		pgtest.Until(t, "their sessions have ended", func() bool {
 			return testkit.Query[int](t, db, "select count(*) from pg_locks where locktype = 'advisory'") == 0
 		})
 		wantClean(t, mode, pooler, db)

@@ -42,7 +42,7 @@ func TestSoakALookReadsEachTableOnce(t *testing.T) {
 			ended <- err
 		}()
 	}
-	testkit.Until(t, "they wait", func() bool {
+	pgtest.Until(t, "they wait", func() bool {
 		return testkit.Query[int](t, db, "select count(*) from pg_locks where locktype = 'advisory' and not granted") == waiters
 	})
 

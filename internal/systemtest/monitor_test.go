@@ -182,7 +182,7 @@ func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
 		waits <- err
 	}()
 	monitor := testkit.NewMonitor(t, db, nil)
-	testkit.Until(t, "it waits", func() bool { return len(testkit.Snapshot(t, monitor).Waiters) == 1 })
+	pgtest.Until(t, "it waits", func() bool { return len(testkit.Snapshot(t, monitor).Waiters) == 1 })
 	shot := testkit.Snapshot(t, monitor)
 	if h := shot.Holders; len(h) != 1 || h[0].PID != 0 || h[0].ID != "prepared transaction" {
 		t.Fatalf("%+v", h)
@@ -406,7 +406,7 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 		_, err := meddler.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", pgxlock.AdvisoryID(own.Key))).ReadAll()
 		ended <- err
 	}()
-	testkit.Until(t, "it waits", func() bool { return len(testkit.WaitersFor(testkit.Snapshot(t, internal), own.Key)) == 1 })
+	pgtest.Until(t, "it waits", func() bool { return len(testkit.WaitersFor(testkit.Snapshot(t, internal), own.Key)) == 1 })
 	if w := testkit.WaitersFor(testkit.Snapshot(t, internal), own.Key)[0]; w.PID != pid || !w.Internal || w.Label != own.Label || !slices.Equal(w.BlockedBy, []int32{own.PID}) {
 		t.Errorf("%+v", w)
 	}
@@ -526,7 +526,7 @@ func TestLockersPublishTheNamesOfWhatTheyHoldForLong(t *testing.T) {
 	testkit.Acquire(t, locks, "held for long")
 	testkit.Acquire(t, locks, pgxlock.RawKey(7))
 	monitor := testkit.NewMonitor(t, db, nil)
-	testkit.Until(t, "the name is published", func() bool { return testkit.Query[int](t, db, "select count(*) from pgxlock_names") > 0 })
+	pgtest.Until(t, "the name is published", func() bool { return testkit.Query[int](t, db, "select count(*) from pgxlock_names") > 0 })
 	if names := testkit.Query[string](t, db, "select string_agg(name, ',') from pgxlock_names"); names != "held for long" {
 		t.Errorf("%q", names)
 	}

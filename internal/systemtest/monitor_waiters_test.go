@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -33,7 +34,7 @@ func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
 
 	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
 	var shot pgxlock.Snapshot
-	testkit.Until(t, "all wait", func() bool {
+	pgtest.Until(t, "all wait", func() bool {
 		shot = testkit.Snapshot(t, monitor)
 		leases := testkit.WaitersFor(shot, "lease")
 		return len(leases) == 1 && leases[0].Behind == 1 && len(testkit.WaitersFor(shot, "jobs#")) == 1 && len(testkit.WaitersFor(shot, "advisory")) == 2 && len(shot.Waiters) == 4

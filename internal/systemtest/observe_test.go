@@ -114,7 +114,7 @@ func TestEventsComeInTheGoroutineOfTheCallWithItsContext(t *testing.T) {
 		if err := lock.Renew(t.Context()); err != nil {
 			t.Error(err)
 		}
-		testkit.Until(t, "the renewal is told", func() bool { return o.Count(pgxlock.EventRenewed) > 0 })
+		pgtest.Until(t, "the renewal is told", func() bool { return o.Count(pgxlock.EventRenewed) > 0 })
 		releasing := context.WithValue(t.Context(), observeKey{}, "of Release")
 		if err := lock.Release(releasing); err != nil {
 			t.Error(err)
@@ -205,7 +205,7 @@ func TestLostConnectionIsObservedOncePerLock(t *testing.T) {
 		lost := 0
 		if o.Kind() == pgxlock.KindAdvisory {
 			lost = n + 1
-			testkit.Until(t, "all are told to be lost", func() bool { return o.Count(pgxlock.EventLost) == lost })
+			pgtest.Until(t, "all are told to be lost", func() bool { return o.Count(pgxlock.EventLost) == lost })
 		}
 		for _, lock := range held {
 			if err := lock.Release(t.Context()); errors.Is(err, pgxlock.ErrLost) != (lost > 0) {
@@ -231,7 +231,7 @@ func TestALeaseThatRunsOutIsToldToBeLost(t *testing.T) {
 	t.Cleanup(func() { p.Heal(); p.Cut() }) // the Locker can say goodbye in the end
 	lock := testkit.Acquire(t, o.Locker, "k", pgxlock.TTL(3*time.Second))
 	p.BlackHole()
-	testkit.Until(t, "it is told to be lost", func() bool { return o.Count(pgxlock.EventLost) == 1 })
+	pgtest.Until(t, "it is told to be lost", func() bool { return o.Count(pgxlock.EventLost) == 1 })
 	p.Heal()
 	p.Cut()
 	wantLost(t, lock)
@@ -258,13 +258,13 @@ func TestAFailedRenewalIsToldWithItsError(t *testing.T) {
 		}
 		return n
 	}
-	testkit.Until(t, "it is renewed", func() bool { return good() > 0 })
+	pgtest.Until(t, "it is renewed", func() bool { return good() > 0 })
 	p.Refuse()
 	p.Cut()
-	testkit.Until(t, "a renewal fails", func() bool { return o.Count(pgxlock.EventRenewed) > good() })
+	pgtest.Until(t, "a renewal fails", func() bool { return o.Count(pgxlock.EventRenewed) > good() })
 	failures, before := o.Count(pgxlock.EventRenewed)-good(), good()
 	p.Heal()
-	testkit.Until(t, "it is renewed again", func() bool { return good() > before })
+	pgtest.Until(t, "it is renewed again", func() bool { return good() > before })
 	closes(t, o)
 	o.wants(t, 1, 0, 1)
 	for _, e := range o.of(pgxlock.EventRenewed) {
@@ -297,7 +297,7 @@ func TestLockLeftInUseByCloseIsLostInTheEnd(t *testing.T) {
 		if err := o.Close(ended); !errors.Is(err, context.Canceled) {
 			t.Errorf("Close: %v", err)
 		}
-		testkit.Until(t, "it is told to be lost", func() bool { return o.Count(pgxlock.EventLost) == 1 })
+		pgtest.Until(t, "it is told to be lost", func() bool { return o.Count(pgxlock.EventLost) == 1 })
 		close(told)
 		if err := <-done; !errors.Is(err, pgxlock.ErrLost) {
 			t.Errorf("Do: %v", err)
@@ -337,7 +337,7 @@ func TestWaiterIsObservedAsBusyOnce(t *testing.T) {
 				}
 			})
 		}
-		testkit.Until(t, "all of them wait", func() bool { return o.Count(pgxlock.EventBusy) == 3 })
+		pgtest.Until(t, "all of them wait", func() bool { return o.Count(pgxlock.EventBusy) == 3 })
 		if err := lock.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -379,7 +379,7 @@ func TestACallThatObserveHoldsUpHoldsUpNobodyBehindIt(t *testing.T) {
 			}
 			behind <- lock
 		}()
-		testkit.Until(t, "the second one waits", func() bool { return o.Count(pgxlock.EventBusy) == 1 }) // that of the first is not told yet
+		pgtest.Until(t, "the second one waits", func() bool { return o.Count(pgxlock.EventBusy) == 1 }) // that of the first is not told yet
 		if err := lock.Release(t.Context()); err != nil {
 			t.Error(err)
 		}

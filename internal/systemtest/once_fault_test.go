@@ -66,7 +66,7 @@ func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 			t.Errorf("Retry %t: without an answer: %t, %v", retry, ran, err)
 		}
 		wantDo(t, others, key, &j, false)
-		testkit.Until(t, "the lease of the call before is over", func() bool {
+		pgtest.Until(t, "the lease of the call before is over", func() bool {
 			return testkit.Query[bool](t, db, "select not exists (select from distributed_locks where expires_at > now())")
 		})
 		ran, err = o.Do(t.Context(), key, func(context.Context, once.Run) error {
@@ -123,7 +123,7 @@ func TestAStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
 			t.Fatalf("Retry %t: it waits for the answer: %v", retry, err)
 		}
 		held.Resume()
-		testkit.Until(t, "it is taken back", func() bool {
+		pgtest.Until(t, "it is taken back", func() bool {
 			return testkit.Query[bool](t, db, "select exists (select from pgxlock_runs where run_key = $1 and state = 'withdrawn')", key)
 		})
 		wantDo(t, others, key, &j, true)
@@ -186,7 +186,7 @@ func TestRunIsStartedUnderAnotherLeaseWhenItsFirstIsLostBeforeTheStart(t *testin
 	go func() {
 		defer held.Resume()
 		held.Happened(t)
-		testkit.Until(t, "the first lease is over", func() bool {
+		pgtest.Until(t, "the first lease is over", func() bool {
 			return testkit.Query[bool](t, db, "select not exists (select from distributed_locks where expires_at > clock_timestamp())")
 		})
 		close(over)

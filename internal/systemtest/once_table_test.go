@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/once"
 )
@@ -71,17 +72,17 @@ func TestRunnerHasOneConnectionAndWithRetryTwo(t *testing.T) {
 			t.Errorf("Retry %t: %d connections before the first use", retry, len(got))
 		}
 		ran, err := o.Do(t.Context(), owner, func(context.Context, once.Run) error {
-			testkit.Until(t, "it has its connections", func() bool { return len(testkit.Backends(t, db, owner)) == want })
+			pgtest.Until(t, "it has its connections", func() bool { return len(testkit.Backends(t, db, owner)) == want })
 			return nil
 		})
 		if !ran || err != nil {
 			t.Errorf("Retry %t: %t, %v", retry, ran, err)
 		}
-		testkit.Until(t, "it has no more", func() bool { return len(testkit.Backends(t, db, owner)) == want }) // one that failed may be ending
+		pgtest.Until(t, "it has no more", func() bool { return len(testkit.Backends(t, db, owner)) == want }) // one that failed may be ending
 		if err := o.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		testkit.Until(t, "its connections are closed", func() bool { return len(testkit.Backends(t, db, owner)) == 0 })
+		pgtest.Until(t, "its connections are closed", func() bool { return len(testkit.Backends(t, db, owner)) == 0 })
 	}
 }
 

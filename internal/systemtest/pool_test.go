@@ -149,14 +149,14 @@ func TestALockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
 		})
 	}
 	working.Wait()
-	testkit.Until(t, "the Locker has two connections", func() bool { return len(testkit.Backends(t, db, "two")) == 2 }) // not three while one that failed ends
+	pgtest.Until(t, "the Locker has two connections", func() bool { return len(testkit.Backends(t, db, "two")) == 2 }) // not three while one that failed ends
 	if n := pool.Stat().TotalConns(); n != 0 {
 		t.Errorf("the caller's pool has %d connections, which it was never asked for", n)
 	}
 	if err := locks.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	testkit.Until(t, "the Locker's connections are gone", func() bool { return len(testkit.Backends(t, db, "two")) == 0 })
+	pgtest.Until(t, "the Locker's connections are gone", func() bool { return len(testkit.Backends(t, db, "two")) == 0 })
 }
 
 func TestRoleSettingsCostNoLock(t *testing.T) {
@@ -208,7 +208,7 @@ func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
 			_, err := locks.Acquire(t.Context(), "k")
 			acquired <- err
 		}()
-		testkit.Until(t, "the request has waited for longer than the timeouts", func() bool {
+		pgtest.Until(t, "the request has waited for longer than the timeouts", func() bool {
 			return len(acquired) > 0 || testkit.Query[bool](t, db, `select exists (select from pg_locks
 				where relation = 'pgxlock_epoch'::regclass and not granted and clock_timestamp() - waitstart > '600 ms')`)
 		})
@@ -223,7 +223,7 @@ func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testkit.Until(t, "the connections have been idle for longer than the timeout", func() bool {
+	pgtest.Until(t, "the connections have been idle for longer than the timeout", func() bool {
 		return testkit.Query[bool](t, db, `select bool_and(state = 'idle' and clock_timestamp() - state_change > '3200 ms') is not false
 			from pg_stat_activity where datname = current_database() and application_name = 'pgxlock patient'`)
 	})
@@ -327,7 +327,7 @@ func TestThePoolsHooksAreHonoured(t *testing.T) {
 						t.Errorf("%v, want the hook's error", err)
 					}
 				}
-				testkit.Until(t, "the refused connections are closed", func() bool { return len(testkit.Backends(t, p.db, name)) == 0 })
+				pgtest.Until(t, "the refused connections are closed", func() bool { return len(testkit.Backends(t, p.db, name)) == 0 })
 			})
 		}
 		t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {

@@ -71,7 +71,7 @@ func wantClean(t *testing.T, mode string, pooler *pgserver.Pooler, db *pgtest.DB
 		t.Errorf("looked at %d connections, want both", len(seen))
 	}
 	// A connection that was closed without an answer may be at its last statement.
-	testkit.Until(t, "no advisory locks and no leases are left", func() bool {
+	pgtest.Until(t, "no advisory locks and no leases are left", func() bool {
 		return testkit.Query[int](t, db, "select count(*) from pg_locks where locktype = 'advisory'") == 0 &&
 			testkit.Query[int](t, db, "select count(*) from distributed_locks") == 0
 	})
@@ -123,7 +123,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 			t.Fatal(err)
 		}
 		granted, _ := all[0].Deadline()
-		testkit.Until(t, "it is renewed", func() bool {
+		pgtest.Until(t, "it is renewed", func() bool {
 			now, _ := all[0].Deadline()
 			return now.Sub(granted) > 100*time.Millisecond // and not what two readings of the clock differ by
 		})
@@ -290,7 +290,7 @@ func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
 		// It does so when it comes to it. The test then asks that the error says
 		// what to do, and that nothing is lost.
 		var err error
-		testkit.Until(t, "the pooler leads to the standby", func() bool {
+		pgtest.Until(t, "the pooler leads to the standby", func() bool {
 			err = lock.Renew(t.Context())
 			return errors.Is(err, pgxlock.ErrReadOnly) // and not that a connection ended on the way
 		})
@@ -300,7 +300,7 @@ func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
 		if err := pooler.Redirect(server); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Until(t, "it is renewed on the primary again", func() bool { return lock.Renew(t.Context()) == nil })
+		pgtest.Until(t, "it is renewed on the primary again", func() bool { return lock.Renew(t.Context()) == nil })
 		if err := lock.Release(t.Context()); err != nil {
 			t.Error(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -87,7 +88,7 @@ func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
 	expires := func(key string) time.Time {
 		return testkit.Query[time.Time](t, db, "select expires_at from distributed_locks where lock_name = $1", key)
 	}
-	testkit.Until(t, "what is held is renewed meanwhile", func() bool { return expires("other").After(expires("fenced")) })
+	pgtest.Until(t, "what is held is renewed meanwhile", func() bool { return expires("other").After(expires("fenced")) })
 
 	err := <-released
 	if err == nil || errors.Is(err, pgxlock.ErrLost) || !strings.Contains(err.Error(), "fence") || !strings.Contains(err.Error(), "expire") {
@@ -96,7 +97,7 @@ func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
 	left := expires("fenced")
 	for range 2 {
 		now := expires("other")
-		testkit.Until(t, "the other lease is renewed", func() bool { return expires("other").After(now) })
+		pgtest.Until(t, "the other lease is renewed", func() bool { return expires("other").After(now) })
 	}
 	if !expires("fenced").Equal(left) {
 		t.Error("the lease that was left to its expiry is still renewed")
@@ -292,7 +293,7 @@ func TestFenceOfALockThatIsNotHeldSendsNothing(t *testing.T) {
 	lost := testkit.Acquire(t, testkit.NewLocker(t, through, nil), "lost", pgxlock.TTL(time.Second))
 	p.Refuse() // no renewal any more
 	p.Cut()
-	testkit.Until(t, "the local deadline has passed", func() bool { return lost.Err() != nil })
+	pgtest.Until(t, "the local deadline has passed", func() bool { return lost.Err() != nil })
 	defer p.Heal() // so that the Locker can close
 
 	tx := testkit.Begin(t, fenced, pgx.TxOptions{})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -36,7 +37,7 @@ func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
 		}
 	}
 
-	testkit.Until(t, "each lease was renewed three times", func() bool {
+	pgtest.Until(t, "each lease was renewed three times", func() bool {
 		_, entries, _ := renewals.Counts()
 		return entries >= 4*leases // the first ones came while others were being acquired
 	})
@@ -52,7 +53,7 @@ func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testkit.Until(t, "the Locker has two connections", func() bool { // not three while one that failed ends
+	pgtest.Until(t, "the Locker has two connections", func() bool { // not three while one that failed ends
 		return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%'") == 2
 	})
 }
@@ -81,7 +82,7 @@ func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 		}
 	})
 	blocked := 0
-	testkit.Until(t, "the TTL passed, with requests blocked", func() bool {
+	pgtest.Until(t, "the TTL passed, with requests blocked", func() bool {
 		if testkit.Query[bool](t, db, "select exists (select from pg_locks where relation = 'pgxlock_epoch'::regclass and not granted)") {
 			blocked++
 		}
@@ -114,7 +115,7 @@ func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 		t.Fatal(err)
 	}
 	expires := testkit.Query[time.Time](t, db, "select max(expires_at) from distributed_locks")
-	testkit.Until(t, "the TTL passed with the row locked", func() bool {
+	pgtest.Until(t, "the TTL passed with the row locked", func() bool {
 		return testkit.Query[bool](t, db, "select clock_timestamp() > $1", expires)
 	})
 	for i, lock := range held {
@@ -145,7 +146,7 @@ func TestAnEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
 			work, cancel := evicted.Context(t.Context())
 			defer cancel()
 			db.Exec(t, evict, "evicted")
-			testkit.Until(t, "the loss is reported", func() bool { return evicted.Err() != nil })
+			pgtest.Until(t, "the loss is reported", func() bool { return evicted.Err() != nil })
 			select {
 			case <-evicted.Lost():
 			default:
@@ -202,7 +203,7 @@ func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
 	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Until(t, "the renewal is made up for once the row is free, long before the next one is due", func() bool {
+	pgtest.Until(t, "the renewal is made up for once the row is free, long before the next one is due", func() bool {
 		return testkit.Query[bool](t, db, "select expires_at > $1 from distributed_locks", expires)
 	})
 	if err := lock.Renew(t.Context()); err != nil {
@@ -222,7 +223,7 @@ func TestReleasedLeasesAreNotRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	statements, entries, _ := renewals.Counts()
-	testkit.Until(t, "five more renewals", func() bool { n, _, _ := renewals.Counts(); return n >= statements+5 })
+	pgtest.Until(t, "five more renewals", func() bool { n, _, _ := renewals.Counts(); return n >= statements+5 })
 	if n, e, _ := renewals.Counts(); e-entries != n-statements {
 		t.Errorf("%d renewals in %d statements for one lease", e-entries, n-statements)
 	}

@@ -59,7 +59,7 @@ func works(t *testing.T, db *pgtest.DB) {
 		t.Errorf("holders: %v, %v", holders, err)
 	}
 	expires := holders[0].Expires
-	testkit.Until(t, "it renews itself", func() bool {
+	pgtest.Until(t, "it renews itself", func() bool {
 		holders, err := others.Holders(t.Context(), "k")
 		return err == nil && len(holders) == 1 && holders[0].Expires.After(expires)
 	})

@@ -73,9 +73,9 @@ func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration) float64 
 		return counts
 	}
 	none := make([]int, len(turns))
-	testkit.Until(t, fmt.Sprintf("%s: each has had a turn", s), func() bool { return slices.Min(had(none)) > 2 })
+	pgtest.Until(t, fmt.Sprintf("%s: each has had a turn", s), func() bool { return slices.Min(had(none)) > 2 })
 	before, began := had(none), time.Now()
-	testkit.Until(t, fmt.Sprintf("%s: the time is over, and there were enough turns to compare", s), func() bool {
+	pgtest.Until(t, fmt.Sprintf("%s: the time is over, and there were enough turns to compare", s), func() bool {
 		now := had(before)
 		fair := testkit.Share(now) >= testkit.Starved || time.Since(began) > 10*d // the machine may let one stand still for d
 		return time.Since(began) > d && slices.Max(now) > 40 && fair

@@ -313,7 +313,7 @@ func TestSharesAreRenewed(t *testing.T) {
 		}
 		held = append(held, testkit.Acquire(t, locks, fmt.Sprint("alone", len(held)), pgxlock.TTL(6*time.Second)))
 	}
-	testkit.Until(t, "all were renewed more than once", func() bool {
+	pgtest.Until(t, "all were renewed more than once", func() bool {
 		return testkit.Query[bool](t, db, "select bool_and(expires_at > acquired_at + interval '9 seconds') from (select acquired_at, expires_at from distributed_lock_shares union all select acquired_at, expires_at from distributed_locks) l")
 	})
 	for _, lock := range held {
@@ -394,7 +394,7 @@ func TestALostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
 	lost := p.Arm(t, testkit.LoseReply, shareSQL)
 	second := testkit.Acquire(t, locks, "k", pgxlock.Shared) // asks again on a new connection
 	lost.Happened(t)
-	testkit.Until(t, "two share it", func() bool { return len(testkit.Sharing(t, db, "k")) == 2 })
+	pgtest.Until(t, "two share it", func() bool { return len(testkit.Sharing(t, db, "k")) == 2 })
 	if got := testkit.Sharing(t, db, "k"); !slices.Contains(got, first.Holder()) || !slices.Contains(got, second.Holder()) {
 		t.Errorf("%q share it", got)
 	}

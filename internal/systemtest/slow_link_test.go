@@ -100,7 +100,7 @@ func untilRenewed(t *testing.T, db *pgtest.DB, lock *pgxlock.Lock, times int) {
 	t.Helper()
 	for i := range times {
 		before := expiry(t, db, lock.Key())
-		testkit.Until(t, fmt.Sprintf("renewal %d", i+1), func() bool {
+		pgtest.Until(t, fmt.Sprintf("renewal %d", i+1), func() bool {
 			if err := lock.Err(); err != nil {
 				t.Fatalf("before renewal %d: %v", i+1, err)
 			}
@@ -150,7 +150,7 @@ func TestShortLeasesCostALongOneNoRenewalOverASlowLink(t *testing.T) {
 			last = lock
 		}
 	})
-	testkit.Until(t, "there are short leases", func() bool { return rounds.Load() >= 3 })
+	pgtest.Until(t, "there are short leases", func() bool { return rounds.Load() >= 3 })
 	untilRenewed(t, db, long, 3)
 	if err := long.Err(); err != nil {
 		t.Error(err)

@@ -58,7 +58,7 @@ func commitsWaitFor(t *testing.T, db *pgtest.DB, name string) {
 			_, _ = probe.Exec(ctx, "set synchronous_commit = on; select pg_logical_emit_message(true, 'probe', '')")
 		}
 	})
-	testkit.Until(t, "commits wait for a standby", func() bool { return waitsForStandby(t, db, "probe") != 0 })
+	pgtest.Until(t, "commits wait for a standby", func() bool { return waitsForStandby(t, db, "probe") != 0 })
 }
 
 // synchronous starts a primary and a standby that every commit waits for.
@@ -105,7 +105,7 @@ func wantFenced(t *testing.T, db *pgtest.DB, lock *pgxlock.Lock, want string) {
 // the lock is lost.
 func untilLost(t *testing.T, lock *pgxlock.Lock) {
 	t.Helper()
-	testkit.Until(t, lock.Key()+" is lost", func() bool {
+	pgtest.Until(t, lock.Key()+" is lost", func() bool {
 		err := lock.Renew(t.Context())
 		if err == nil {
 			t.Fatalf("%s was renewed where it is not held", lock.Key())
@@ -119,7 +119,7 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 	server, primary := privateServer(t, nil)
 	held := testkit.Acquire(t, testkit.NewLocker(t, primary, nil), "held")
 	standby := testkit.Roomy(t, testkit.On(t, "", pgtest.Standby(t, server, pgserver.Config{})), 40)
-	testkit.Until(t, "the standby knows the lease", func() bool { return len(testkit.Rows(t, standby)) == 1 })
+	pgtest.Until(t, "the standby knows the lease", func() bool { return len(testkit.Rows(t, standby)) == 1 })
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // nothing waits for it
 	defer cancel()
 	locks, elsewhere := testkit.NewLocker(t, standby, nil), testkit.NewLocker(t, primary, nil)
@@ -202,7 +202,7 @@ func TestAStandbyShowsHoldersAndWaiters(t *testing.T) {
 	testkit.Acquire(t, testkit.NewAdvisory(t, primary, &pgxlock.AdvisoryConfig{Tokens: true}), "on the primary")
 	evict(t, testkit.NewMonitor(t, primary, nil), holder(t, testkit.NewMonitor(t, primary, nil), "evicted"))
 	standby := testkit.On(t, "", pgtest.Standby(t, server, pgserver.Config{}))
-	testkit.Until(t, "the standby knows the leases", func() bool {
+	pgtest.Until(t, "the standby knows the leases", func() bool {
 		return testkit.Query[bool](t, standby, "select exists (select from pgxlock_evictions)")
 	})
 	has, pid := testkit.Backend(t, standby)
@@ -213,7 +213,7 @@ func TestAStandbyShowsHoldersAndWaiters(t *testing.T) {
 		_, err := wants.PgConn().Exec(t.Context(), "select pg_advisory_lock_shared(7)").ReadAll()
 		ended <- err
 	}()
-	testkit.Until(t, "it waits", func() bool { return testkit.Query[bool](t, standby, "select exists (select from lock_waiters)") })
+	pgtest.Until(t, "it waits", func() bool { return testkit.Query[bool](t, standby, "select exists (select from lock_waiters)") })
 
 	const show = "select string_agg(concat_ws(' ', kind, lock_name, mode, holder_id, fencing_token, pid), ', ' order by kind, lock_name) from lock_holders"
 	want := fmt.Sprintf("advisory #7 exclusive %d %[1]d, lease lease exclusive %s %d, lease share shared %s %d", pid, lease.Holder(), lease.Token(), share.Holder(), share.Token())
@@ -298,7 +298,7 @@ func TestADemotedPrimaryCostsNoLease(t *testing.T) {
 		wantReadOnly(t, "TryAcquire", err)
 		released := make(chan error, 1)
 		go func() { released <- given.Release(t.Context()) }()
-		testkit.Until(t, "the release has begun", func() bool { return given.Err() != nil })
+		pgtest.Until(t, "the release has begun", func() bool { return given.Err() != nil })
 		for len(asked) > 0 {
 			<-asked
 		}
@@ -318,7 +318,7 @@ func TestADemotedPrimaryCostsNoLease(t *testing.T) {
 			t.Fatalf("Release: %v", err)
 		}
 	}
-	testkit.Until(t, "it is renewed again", func() bool {
+	pgtest.Until(t, "it is renewed again", func() bool {
 		if err := lock.Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -413,7 +413,7 @@ func grantsNothingAlone(t *testing.T, primary *pgserver.Server) {
 		_, err := old.Pool.Exec(ctx, "select acquire_lock('alone', 'A')")
 		granted <- err
 	}()
-	testkit.Until(t, "a grant waits for the standby that has left", func() bool { return waitsForStandby(t, old, "old") != 0 })
+	pgtest.Until(t, "a grant waits for the standby that has left", func() bool { return waitsForStandby(t, old, "old") != 0 })
 	giveUp()
 	if err := <-granted; !errors.Is(err, context.Canceled) {
 		t.Errorf("granted by a primary that is alone: %v", err)
@@ -450,13 +450,13 @@ func (s *stalled) thaw(t *testing.T) {
 // untilStalled waits until a commit of that owner waits.
 func (s *stalled) untilStalled(t *testing.T, owner string) {
 	t.Helper()
-	testkit.Until(t, owner+" waits for the standby", func() bool { return waitsForStandby(t, s.db, "pgxlock "+owner) != 0 })
+	pgtest.Until(t, owner+" waits for the standby", func() bool { return waitsForStandby(t, s.db, "pgxlock "+owner) != 0 })
 }
 
 // interrupt ends the wait of a commit, by that function of the server's.
 func (s *stalled) interrupt(t *testing.T, function string) {
 	t.Helper()
-	testkit.Until(t, "the wait was interrupted", func() bool {
+	pgtest.Until(t, "the wait was interrupted", func() bool {
 		return testkit.Query[bool](t, s.db, "select coalesce(bool_or("+function+`(pid)), false) from pg_stat_activity
 			where wait_event = 'SyncRep' and application_name = 'pgxlock ' || $1`, stalledBy)
 	})
@@ -640,7 +640,7 @@ func TestACommitThatTheStandbyDidNotConfirmIsOfUnknownOutcome(t *testing.T) {
 			}
 			s.nobodyElse(t, t.Name())
 			s.thaw(t)
-			testkit.Until(t, "it is renewed", func() bool { return believed() })
+			pgtest.Until(t, "it is renewed", func() bool { return believed() })
 			if err := errors.Join(lock.Err(), lock.Release(t.Context())); err != nil {
 				t.Error(err)
 			}
@@ -662,7 +662,7 @@ func TestAFailoverThatLosesCommitsRepeatsNoTokenAndTellsTheHolders(t *testing.T)
 		locks, before := testkit.NewLocker(t, hosts, cfg), testkit.NewLocker(t, db, cfg)
 		kept, moves := testkit.Acquire(t, locks, "kept"), testkit.Acquire(t, before, "moved")
 		replica := testkit.On(t, "", standby)
-		testkit.Until(t, "the standby has the first leases", func() bool { return len(testkit.Rows(t, replica)) == 2 })
+		pgtest.Until(t, "the standby has the first leases", func() bool { return len(testkit.Rows(t, replica)) == 2 })
 
 		if err := standby.Detach(t.Context()); err != nil {
 			t.Fatal(err)
@@ -699,7 +699,7 @@ func TestAFailoverThatLosesCommitsRepeatsNoTokenAndTellsTheHolders(t *testing.T)
 		if !errors.Is(err, pgxlock.ErrLost) {
 			t.Errorf("the fence of a lease that is gone: %v, want ErrLost", err)
 		}
-		testkit.Until(t, "the holder whose fence failed knows", func() bool { return fenced.Err() != nil })
+		pgtest.Until(t, "the holder whose fence failed knows", func() bool { return fenced.Err() != nil })
 		for _, lock := range []*pgxlock.Lock{moved, taken, gone} {
 			wantFenced(t, db, lock, "LK001")
 			untilLost(t, lock)
@@ -736,12 +736,12 @@ func TestAnOldPrimaryThatIsStartedAgainHandsOutOlderTokens(t *testing.T) {
 	locks := testkit.NewLocker(t, hosts, &pgxlock.LeaseConfig{TTL: time.Hour})
 	lock := testkit.Acquire(t, locks, "k")
 	replica := testkit.On(t, "", standby)
-	testkit.Until(t, "the standby has the lease", func() bool { return len(testkit.Rows(t, replica)) == 1 })
+	pgtest.Until(t, "the standby has the lease", func() bool { return len(testkit.Rows(t, replica)) == 1 })
 	if err := old.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	promoted := promote(t, standby)
-	testkit.Until(t, "the holder is on the new primary", func() bool { return lock.Renew(t.Context()) == nil })
+	pgtest.Until(t, "the holder is on the new primary", func() bool { return lock.Renew(t.Context()) == nil })
 	first := testkit.Acquire(t, testkit.NewLocker(t, promoted, nil), "first")
 
 	if err := old.Restart(t.Context()); err != nil {

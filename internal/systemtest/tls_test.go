@@ -106,7 +106,7 @@ func encrypt(t *testing.T, server *pgserver.Server, db *pgtest.DB) *x509.CertPoo
 	}
 	db.Exec(t, "alter system set ssl = on")
 	db.Exec(t, "select pg_reload_conf()")
-	testkit.Until(t, "the server encrypts", func() bool { return testkit.Query[string](t, testkit.On(t, "", server), "show ssl") == "on" })
+	pgtest.Until(t, "the server encrypts", func() bool { return testkit.Query[string](t, testkit.On(t, "", server), "show ssl") == "on" })
 	roots := x509.NewCertPool()
 	parsed, err := x509.ParseCertificate(certificate)
 	if err != nil {

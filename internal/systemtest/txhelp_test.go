@@ -243,7 +243,7 @@ func wantChanged(t *testing.T, before, after string, want ...string) {
 // untilWaiting waits until that many of the database's sessions wait for a lock.
 func untilWaiting(t *testing.T, db *pgtest.DB, n int) {
 	t.Helper()
-	testkit.Until(t, fmt.Sprint(n, " sessions wait for a lock"), func() bool {
+	pgtest.Until(t, fmt.Sprint(n, " sessions wait for a lock"), func() bool {
 		return testkit.Query[int](t, db, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock'`) == n
 	})

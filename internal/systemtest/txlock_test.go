@@ -316,7 +316,7 @@ func TestMaxWaitBoundsLockAllTxAsAWhole(t *testing.T) {
 	// would wait three times as long as it may.
 	for i := range keys {
 		id := uint64(pgxlock.AdvisoryID(keys[i]))
-		testkit.Until(t, "it has waited for one key for half of the time, or no longer waits", func() bool {
+		pgtest.Until(t, "it has waited for one key for half of the time, or no longer waits", func() bool {
 			return len(result) > 0 || testkit.Query[bool](t, db, `select exists (select from pg_locks where locktype = 'advisory' and not granted
 				and classid = $1 and objid = $2 and waitstart <= clock_timestamp() - $3::interval)`, uint32(id>>32), uint32(id), wait/2)
 		})
@@ -523,7 +523,7 @@ func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 				t.Error("the transaction goes on on a connection of which nobody knows what it does")
 			}
 			x.end()
-			testkit.Until(t, "the server has rolled back", func() bool { return testkit.AdvisoryCount(t, base) == 1 })
+			pgtest.Until(t, "the server has rolled back", func() bool { return testkit.AdvisoryCount(t, base) == 1 })
 			testkit.WantFree(t, base, "k", false)
 			testkit.WantFree(t, base, "held before", true)
 			holder.commit()
@@ -652,8 +652,8 @@ func TestSoakNothingStaysLockedWhateverEndsAWait(t *testing.T) {
 	if n := outcomes["wrong"]; n > 0 {
 		t.Errorf("%d calls ended otherwise", n)
 	}
-	testkit.Until(t, "the server has rolled back what was cancelled", func() bool { return testkit.AdvisoryCount(t, base) == 0 })
-	testkit.Until(t, "the pool has its connections back", func() bool { return db.Pool.Stat().AcquiredConns() == 0 })
+	pgtest.Until(t, "the server has rolled back what was cancelled", func() bool { return testkit.AdvisoryCount(t, base) == 0 })
+	pgtest.Until(t, "the pool has its connections back", func() bool { return db.Pool.Stat().AcquiredConns() == 0 })
 	all := make([]*pgxpool.Conn, workers)
 	for range all {
 		conn, err := db.Pool.Acquire(t.Context())

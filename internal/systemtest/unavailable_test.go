@@ -85,6 +85,6 @@ func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Until(t, "it is there again", func() bool { return lock.Renew(t.Context()) == nil })
+	pgtest.Until(t, "it is there again", func() bool { return lock.Renew(t.Context()) == nil })
 	testkit.Release(t, lock)
 }

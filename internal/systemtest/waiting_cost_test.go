@@ -126,7 +126,7 @@ func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 			}
 		})
 	}
-	testkit.Until(t, "all wait", func() bool {
+	pgtest.Until(t, "all wait", func() bool {
 		return testkit.Query[bool](t, db, "select coalesce(sum(waiters), 0) = $1 and count(*) = $2 from pgxlock_waiters where client is not null", waiters, keys)
 	})
 	if pids := testkit.Backends(t, db, "crowd"); len(pids) > 3 {
@@ -137,7 +137,7 @@ func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 	db.Exec(t, "delete from written")
 	db.Exec(t, "vacuum written")
 	// But for the moments in which they refresh their tickets.
-	testkit.Until(t, "no session holds a snapshot open", func() bool {
+	pgtest.Until(t, "no session holds a snapshot open", func() bool {
 		return testkit.Query[int](t, db, `select count(*) from pg_stat_activity where datname = current_database() and application_name = 'pgxlock crowd'
 			and (backend_xmin is not null or state like 'idle in transaction%')`) == 0
 	})
@@ -172,7 +172,7 @@ func TestAReleaseLooksForWhoWaitsOnlyWhereSomebodyDoes(t *testing.T) {
 	began := time.Now()
 	testkit.Release(t, lock)
 	testkit.Release(t, <-granted)
-	testkit.Until(t, "it checks for waiters", func() bool { return looked() > 0 })
+	pgtest.Until(t, "it checks for waiters", func() bool { return looked() > 0 })
 	if err := holder.Close(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -67,11 +67,11 @@ func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 		if n := testkit.Query[int](t, db, "select count(*) from pgxlock_wake_batch('{1}', array[advisory_lock_key('k')::text], '{null}')"); n != 1 {
 			t.Fatalf("woken: %d", n)
 		}
-		testkit.Until(t, "the writer has tried", func() bool { return testkit.Query[bool](t, db, "select woken is null from pgxlock_waiters") })
+		pgtest.Until(t, "the writer has tried", func() bool { return testkit.Query[bool](t, db, "select woken is null from pgxlock_waiters") })
 	}
 	db.Exec(t, "update pgxlock_waiters set woken = woken - interval '2 hours'") // of who had not
 	late := testkit.Waits(t, readers, "k", pgxlock.Shared)
-	testkit.Until(t, "the one that came later waits, or has it", func() bool { return testkit.Tickets(t, db, "k") == 2 || len(late) == 1 })
+	pgtest.Until(t, "the one that came later waits, or has it", func() bool { return testkit.Tickets(t, db, "k") == 2 || len(late) == 1 })
 	testkit.Release(t, reading)
 	select {
 	case lock := <-granted:
@@ -161,7 +161,7 @@ func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
 		locks := newLocker("both")
 		reading := testkit.Acquire(t, locks, "k", pgxlock.Shared)
 		granted := testkit.Waits(t, locks, "k")
-		testkit.Until(t, "it waits", func() bool {
+		pgtest.Until(t, "it waits", func() bool {
 			shared, err := locks.TryAcquire(t.Context(), "k", pgxlock.Shared)
 			if err == nil {
 				testkit.Release(t, shared)
@@ -201,7 +201,7 @@ func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 		testkit.UntilAtGate(t, db, 2)
 		db.Exec(t, "delete from gates where name = 'ticket'")
 		testkit.UntilQueued(t, db, "k", 1)
-		testkit.Until(t, "it has the answer for its ticket", func() bool {
+		pgtest.Until(t, "it has the answer for its ticket", func() bool {
 			return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where application_name = 'pgxlock here' and state = 'active' and wait_event is distinct from 'PgSleep'") == 0
 		})
 		before := woken()
@@ -238,7 +238,7 @@ func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.
 		done := make(chan error, 1)
 		var turns atomic.Int64
 		go func() { done <- testkit.Saturate(ctx, deaf, key, 8, func() { turns.Add(1) }) }()
-		testkit.Until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
+		pgtest.Until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
 		granted := testkit.Waits(t, other, key)
 		testkit.UntilQueued(t, db, key, 1)
 		before := turns.Load()
@@ -300,7 +300,7 @@ func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 			}
 		})
 	}
-	testkit.Until(t, "all wait, and the first of each line was refused", func() bool {
+	pgtest.Until(t, "all wait, and the first of each line was refused", func() bool {
 		return busy.Load() == waiters && asked.Load() == keys
 	})
 	if pids := testkit.Backends(t, db, "one"); len(pids) != 1 {
@@ -322,7 +322,7 @@ func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
 	if err := locks.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	testkit.Until(t, "the Locker's connection is gone", func() bool { return len(testkit.Backends(t, db, "one")) == 0 })
+	pgtest.Until(t, "the Locker's connection is gone", func() bool { return len(testkit.Backends(t, db, "one")) == 0 })
 	if n := testkit.AdvisoryCount(t, db); n != keys {
 		t.Errorf("%d locks are left in the server, want the %d of somebody else", n, keys)
 	}
@@ -350,7 +350,7 @@ func TestWaitersForAdvisoryLocksHoldNothingOpen(t *testing.T) {
 			}
 		})
 	}
-	testkit.Until(t, "all wait", func() bool { return busy.Load() == waiters })
+	pgtest.Until(t, "all wait", func() bool { return busy.Load() == waiters })
 
 	// Seen between two of its statements, and never in a transaction of several.
 	idle, snapshots := 0, 0

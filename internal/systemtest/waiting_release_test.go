@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -25,7 +26,7 @@ func TestWaiterThatBeginsDuringAReleaseTriesAgain(t *testing.T) {
 	granted := testkit.Waits(t, waiter, "k")
 	testkit.UntilQueued(t, db, "k", 1)
 	// It asks to find that it is busy, when it stands in line, and with a ticket.
-	testkit.Until(t, "it asks again and again", func() bool { n, _, _ := asks.Counts(); return n > before+5 })
+	pgtest.Until(t, "it asks again and again", func() bool { n, _, _ := asks.Counts(); return n > before+5 })
 	commit()
 	if err := <-released; err != nil {
 		t.Error(err)

@@ -226,11 +226,11 @@ func TestAKilledListenerIsReplacedAndItsTicketsGoOnCounting(t *testing.T) {
 		where locktype = 'advisory' and objsubid = 1 and granted and (classid::bigint << 32 | objid::bigint) = unlisted($1)`, was); n != 1 {
 		t.Fatalf("%d listeners", n)
 	}
-	testkit.Until(t, "the ticket tells that nobody listens", func() bool {
+	pgtest.Until(t, "the ticket tells that nobody listens", func() bool {
 		return testkit.Query[bool](t, db, "select exists (select from pgxlock_waiters where name = 'k' and client is null)")
 	})
 	db.Exec(t, "alter function unlisted rename to pgxlock_waiter_key")
-	testkit.Until(t, "the ticket tells where it listens now", func() bool {
+	pgtest.Until(t, "the ticket tells where it listens now", func() bool {
 		return testkit.Query[bool](t, db, "select exists (select from pgxlock_waiters where name = 'k' and client <> $1)", was)
 	})
 	testkit.Release(t, lock)

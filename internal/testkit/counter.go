@@ -81,7 +81,7 @@ func Calls(t *testing.T, db *pgtest.DB, function string) func() int64 {
 func UntilGone(t *testing.T, db *pgtest.DB, owners ...string) {
 	t.Helper()
 	for _, owner := range owners {
-		Until(t, owner+" is gone", func() bool { return len(Backends(t, db, owner)) == 0 })
+		pgtest.Until(t, owner+" is gone", func() bool { return len(Backends(t, db, owner)) == 0 })
 	}
 }
 

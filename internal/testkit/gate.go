@@ -26,7 +26,7 @@ func HoldReleases(t *testing.T, db *pgtest.DB, owner string) (commit func()) {
 // UntilAtGate waits until n sessions wait at a gate.
 func UntilAtGate(t *testing.T, db *pgtest.DB, n int) {
 	t.Helper()
-	Until(t, fmt.Sprint(n, " wait at a gate"), func() bool {
+	pgtest.Until(t, fmt.Sprint(n, " wait at a gate"), func() bool {
 		return Query[int](t, db, "select count(distinct pid) from pg_stat_activity where datname = current_database() and wait_event = 'PgSleep'") == n
 	})
 }

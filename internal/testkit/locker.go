@@ -134,7 +134,7 @@ func Releasing(t *testing.T, lock *pgxlock.Lock, asked *Counter) <-chan error {
 	before, _, _ := asked.Counts()
 	released := make(chan error, 1)
 	go func() { released <- lock.Release(t.Context()) }()
-	Until(t, "the server was asked again for the release", func() bool {
+	pgtest.Until(t, "the server was asked again for the release", func() bool {
 		n, _, _ := asked.Counts()
 		return n >= before+2
 	})

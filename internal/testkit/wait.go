@@ -12,19 +12,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// Until waits for something that another goroutine, process or server will do. Its limit turns a
-// hang into a message; no test measures it.
-func Until(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	limit := time.Now().Add(time.Minute)
-	for !done() {
-		if time.Now().After(limit) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 // LongWait is a bound that no test reaches.
 const LongWait = pgxlock.MaxWait(10 * time.Minute)
 
@@ -75,7 +62,7 @@ func Listen(t *testing.T, db *pgtest.DB, locks, other *pgxlock.Locker) {
 	cancel()
 	<-done
 	Release(t, lock)
-	Until(t, "its ticket is gone", func() bool { return Tickets(t, db, key) == 0 })
+	pgtest.Until(t, "its ticket is gone", func() bool { return Tickets(t, db, key) == 0 })
 }
 
 // Tickets counts those for a key, of either kind, whose processes listen.
@@ -87,14 +74,14 @@ func Tickets(t *testing.T, db *pgtest.DB, key string) int {
 // UntilQueued waits until so many tickets stand in the queue of a key.
 func UntilQueued(t *testing.T, db *pgtest.DB, key string, n int) {
 	t.Helper()
-	Until(t, fmt.Sprintf("%d tickets for %s", n, key), func() bool { return Tickets(t, db, key) == n })
+	pgtest.Until(t, fmt.Sprintf("%d tickets for %s", n, key), func() bool { return Tickets(t, db, key) == n })
 }
 
 // UntilWaiting waits until the tickets for a key speak for so many callers in all. A Locker
 // publishes that number once a second.
 func UntilWaiting(t *testing.T, db *pgtest.DB, key string, n int) {
 	t.Helper()
-	Until(t, fmt.Sprintf("%d callers wait for %s", n, key), func() bool {
+	pgtest.Until(t, fmt.Sprintf("%d callers wait for %s", n, key), func() bool {
 		return Query[int](t, db, "select coalesce(sum(waiters), 0) from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text)", key) == n
 	})
 }
@@ -120,7 +107,7 @@ func UntilWanted(t *testing.T, db *pgtest.DB, holder *pgxlock.Locker, key string
 	cancel()
 	<-done
 	UntilQueued(t, db, key, others)
-	Until(t, "the waiters that this woke have tried", func() bool {
+	pgtest.Until(t, "the waiters that this woke have tried", func() bool {
 		return Query[bool](t, db, "select not exists (select from pgxlock_waiters where name = advisory_lock_key($1)::text and woken is not null)", key)
 	})
 }
@@ -129,7 +116,7 @@ func UntilWanted(t *testing.T, db *pgtest.DB, holder *pgxlock.Locker, key string
 func NoTickets(t *testing.T, db *pgtest.DB) {
 	t.Helper()
 	limit := time.Now().Add(5 * time.Second)
-	Until(t, "no ticket is left", func() bool {
+	pgtest.Until(t, "no ticket is left", func() bool {
 		if time.Now().After(limit) {
 			limit = limit.Add(time.Hour)
 			t.Log(Query[string](t, db, "select string_agg(concat_ws(' ', kind, name, ticket, client, owner, waiters, clock_timestamp() - since, live_until - clock_timestamp(), woken), e'\n') from pgxlock_waiters"))
@@ -151,7 +138,7 @@ func CountNotifications(t *testing.T, db *pgtest.DB) func() int {
 // need several times as long as it tries each time.
 func UntilConnected(t *testing.T, locks *pgxlock.Locker) {
 	t.Helper()
-	Until(t, "the Locker is connected", func() bool {
+	pgtest.Until(t, "the Locker is connected", func() bool {
 		lock, err := locks.Acquire(t.Context(), "connect")
 		return err == nil && errors.Join(lock.Renew(t.Context()), lock.Release(t.Context())) == nil
 	})

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // The page may be older than the holder that an operator sees there.
@@ -110,26 +111,28 @@ func TestViewersThatDoNotReadHoldUpNobodyAndAreCutOff(t *testing.T) {
 	b := &browser{t: t, server: server}
 	b.get("/events").want(t, http.StatusServiceUnavailable, "too many viewers")
 	b.get("/").want(t, http.StatusOK, "order:1")
-	for { // they do not read an event within 10 s, and make room
+	var got *http.Response
+	pgtest.Until(t, "those that do not read an event within 10 s make room", func() bool {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/events", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := http.DefaultClient.Do(r)
-		if err != nil {
+		if got, err = http.DefaultClient.Do(r); err != nil {
 			t.Fatal(err)
 		}
 		if got.StatusCode == http.StatusOK {
-			defer got.Body.Close()
-			lines := bufio.NewReader(got.Body)
-			for line := ""; !strings.Contains(line, "order:1<"); {
-				if line, err = lines.ReadString('\n'); err != nil {
-					t.Fatal(err)
-				}
-			}
-			return
+			return true
 		}
 		_, _ = io.Copy(io.Discard, got.Body)
 		got.Body.Close()
+		return false
+	})
+	defer got.Body.Close()
+	lines := bufio.NewReader(got.Body)
+	for line := ""; !strings.Contains(line, "order:1<"); {
+		var err error
+		if line, err = lines.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

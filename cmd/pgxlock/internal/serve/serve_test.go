@@ -109,6 +109,16 @@ func (b *browser) get(path string) reply {
 	return b.do(b.request(http.MethodGet, path, nil))
 }
 
+// until reads a page again and again until it shows a text.
+func (b *browser) until(path, text string) (r reply) {
+	b.t.Helper()
+	pgtest.Until(b.t, path+" shows "+text, func() bool {
+		r = b.get(path)
+		return strings.Contains(r.body, text)
+	})
+	return r
+}
+
 func (b *browser) post(path string, form url.Values) reply {
 	b.t.Helper()
 	return b.do(b.request(http.MethodPost, path, form))
@@ -205,18 +215,11 @@ func TestALeaseThatWasTakenOverIsShownAsLost(t *testing.T) {
 	b := &browser{t: t, server: served(t, db.Pool, nil)}
 	b.get("/").lacks(t, `id="lost"`)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-2', 300); select reap_expired_locks('1 second'); select release_lock('order:3', 'pod-1')`)
-	for {
-		r := b.get("/")
-		if !strings.Contains(r.body, `id="lost"`) {
-			continue
-		}
-		_, lost, _ := strings.Cut(r.body, `id="lost"`)
-		lost, _, _ = strings.Cut(lost, "</section>")
-		r.body = lost
-		r.want(t, http.StatusOK, ">order:1<", ">order:2<", ">pod-1<", ">pod-2<", "2m0s")
-		r.lacks(t, "order:3") // it was released
-		return
-	}
+	r := b.until("/", `id="lost"`)
+	_, lost, _ := strings.Cut(r.body, `id="lost"`)
+	r.body, _, _ = strings.Cut(lost, "</section>")
+	r.want(t, http.StatusOK, ">order:1<", ">order:2<", ">pod-1<", ">pod-2<", "2m0s")
+	r.lacks(t, "order:3") // it was released
 }
 
 // Any caller may choose a name, an owner and metadata.
@@ -290,11 +293,12 @@ func wait(t *testing.T, db *pgtest.DB, conn *pgx.Conn, sql string) {
 		cancel()
 		<-ended
 	})
-	for waits := false; !waits; {
+	pgtest.Until(t, "it waits", func() (waits bool) {
 		if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)", conn.PgConn().PID()).Scan(&waits); err != nil {
 			t.Fatal(err)
 		}
-	}
+		return waits
+	})
 }
 
 func TestADeadlockIsDrawnAndNamed(t *testing.T) {
@@ -351,25 +355,12 @@ func TestThePageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
 	b.get("/api/snapshot").want(t, http.StatusServiceUnavailable, `{"error":`)
 
 	gone.Delete("why")
-	for b.get("/readyz").code != http.StatusOK { // it asks at most once a second
-		continue
-	}
-	for {
-		if r := b.get("/"); strings.Contains(r.body, "order:1") {
-			r.lacks(t, "cannot see")
-			break
-		}
-	}
+	b.until("/readyz", "ok") // it asks at most once a second
+	b.until("/", "order:1").lacks(t, "cannot see")
 
 	gone.Store("why", io.ErrUnexpectedEOF)
 	pool.Reset()
-	for {
-		r := b.get("/")
-		if strings.Contains(r.body, "cannot see") {
-			r.want(t, http.StatusOK, "What is below was read", "order:1", `<div id="tables" class="stale">`)
-			break
-		}
-	}
+	b.until("/", "cannot see").want(t, http.StatusOK, "What is below was read", "order:1", `<div id="tables" class="stale">`)
 }
 
 func TestARoleWithoutRightsSeesWhatItCannotSee(t *testing.T) {
