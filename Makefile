@@ -29,11 +29,10 @@ SOAK ?= 1
 NESTED = examples/stacks migrations/othertools adapters/gocron adapters/otel adapters/prometheus bench tools cmd/pgxlock/browsertest
 NESTED_TESTS = $(NESTED:%=test-in/%)
 
-# These take longest, and those in the second line mostly wait, for which the nested modules leave the processors idle least.
-# One that started last would end with a processor idle.
-LONGEST = ./internal/systemtest \
-	./internal/pgtest ./cmd/pgxlock/internal/serve ./internal/pgserver \
-	./migrations ./internal/sqltest ./cmd/pgxlock
+# These take longest: one that started last would end with a processor idle. Those in the first line mostly wait, while
+# the nested modules compute.
+LONGEST = ./internal/systemtest ./cmd/pgxlock ./internal/pgtest ./cmd/pgxlock/internal/serve ./internal/pgserver \
+	./migrations ./internal/sqltest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-main $(NESTED_TESTS) test-race test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
