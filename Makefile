@@ -17,7 +17,7 @@ BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgb
 # -count=1 because a server is no cached input. Tests wait for servers and for each other as much as they compute, so
 # that more of them run at once than there are processors; with twice as many each takes a tenth more of those.
 # make lint vets, test files too.
-FLAGS = -count=1 -shuffle=on -parallel 4 -vet=off
+FLAGS = -count=1 -shuffle=on -parallel 5 -vet=off
 RACE  =
 # A program with the race detector sleeps for a second before it ends, and the tests start hundreds of them.
 export GORACE ?= atexit_sleep_ms=10
@@ -50,9 +50,10 @@ else
 	@$(BESIDE) $(WITH) $(MAKE) --no-print-directory -k -j 2 test-main $(NESTED_TESTS)
 endif
 
-# One nested module after the other runs beside the main one. go test prints what a package has to say at once.
+# One nested module after the other runs beside the main one. go test prints what a package has to say at once. A
+# package more than there are processors, because some only wait at times.
 test-main:
-	$(GO) test $(FLAGS) $(RACE) -timeout 20m $(LONGEST) ./...
+	$(GO) test $(FLAGS) $(RACE) -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -timeout 20m $(LONGEST) ./...
 
 $(NESTED_TESTS): test-in/%:
 	@$(GO) test -C $* $(FLAGS) $(RACE) ./...
