@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -377,16 +376,19 @@ func TestSoakOneCommittedTransactionIsTheFirst(t *testing.T) {
 	db.Exec(t, "create table done (key text, worker int)")
 	var undone, conflicts atomic.Int32
 	tested := func() bool { return undone.Load() > 0 && conflicts.Load() > 0 }
-	var done [workers]int
-	var working sync.WaitGroup
+	var dice [workers]*rand.Rand
 	for worker := range workers {
-		working.Go(func() {
-			dice := rand.New(rand.NewPCG(uint64(worker), 3))
-			for ; done[worker] < least || !tested() && done[worker] < 100*least; done[worker]++ {
-				key := fmt.Sprint("order:", done[worker])
+		dice[worker] = rand.New(rand.NewPCG(uint64(worker), 3))
+	}
+	keys := 0
+	for ; (keys < least || !tested() && keys < 100*least) && !t.Failed(); keys++ {
+		key := fmt.Sprint("order:", keys)
+		var working sync.WaitGroup // they begin each key together: else they may never meet
+		for worker := range workers {
+			working.Go(func() {
 				for decided := false; !decided; {
 					var err error
-					decided, err = claimAndWrite(t, dice, db, key, worker)
+					decided, err = claimAndWrite(t, dice[worker], db, key, worker)
 					switch pgErr, ok := errors.AsType[*pgconn.PgError](err); {
 					case err == nil && !decided:
 						undone.Add(1)
@@ -397,11 +399,10 @@ func TestSoakOneCommittedTransactionIsTheFirst(t *testing.T) {
 						return
 					}
 				}
-			}
-		})
+			})
+		}
+		working.Wait()
 	}
-	working.Wait()
-	keys := slices.Max(done[:])
 	if n := testkit.Query[int](t, db, "select count(*) from (select from done group by key having count(*) = 1) d"); n != keys {
 		t.Errorf("%d of %d keys were done exactly once", n, keys)
 	}
