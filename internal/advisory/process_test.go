@@ -15,6 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
@@ -179,15 +180,13 @@ func wantFree(t *testing.T, p *process, key string) {
 // that.
 func becomesFree(t *testing.T, p *process, key string) {
 	t.Helper()
-	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	pgtest.Until(t, key+" is free", func() bool {
 		holders, err := p.Holders(t.Context(), []string{key})
-		if err == nil && len(holders) == 0 {
-			return
+		if err != nil {
+			t.Fatal(err)
 		}
-		if err != nil || time.Now().After(limit) {
-			t.Fatalf("the holders of %s are %+v, %v; want none", key, holders, err)
-		}
-	}
+		return len(holders) == 0
+	})
 }
 
 // tried is the outcome of an acquire that ran beside the test.

@@ -175,7 +175,7 @@ func TestSharedTryWaitsUntilVoidTicketsOfItsOwnLockerAreRemoved(t *testing.T) {
 			q.Begin(t.Context(), &writer, hold.Request{}, nil)
 			writer.Enqueue(name, &hold.Busy{})
 			writer.enter()
-			eventually(t, "the writer has a ticket", func() bool {
+			pgtest.Until(t, "the writer has a ticket", func() bool {
 				q.mu.Lock()
 				defer q.mu.Unlock()
 				ticket := q.locals[name].ticket
@@ -190,7 +190,7 @@ func TestSharedTryWaitsUntilVoidTicketsOfItsOwnLockerAreRemoved(t *testing.T) {
 				_, err := reader.BehindWriter([]lockkey.Name{name})
 				may <- err
 			}()
-			eventually(t, "the try waits for the ticket to be removed", func() bool {
+			pgtest.Until(t, "the try waits for the ticket to be removed", func() bool {
 				q.mu.Lock()
 				defer q.mu.Unlock()
 				return len(q.void[name]) == 1 && q.void[name][0].gone != nil || len(may) == 1
@@ -206,15 +206,6 @@ func TestSharedTryWaitsUntilVoidTicketsOfItsOwnLockerAreRemoved(t *testing.T) {
 	}
 }
 
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("not yet: %s", what)
-		}
-	}
-}
-
 // The queue of a semaphore has no lease of its own, so that it always looks free: who was
 // woken without success would be woken again and again.
 func TestWokenWaiterForAPermitIsCheckedOnce(t *testing.T) {
@@ -227,7 +218,7 @@ func TestWokenWaiterForAPermitIsCheckedOnce(t *testing.T) {
 	waits.Begin(t.Context(), &waiter, hold.Request{Permits: 1}, nil)
 	waiter.Enqueue(name, &hold.Busy{})
 	waiter.enter()
-	eventually(t, "the waiter has a ticket, and listens", func() bool {
+	pgtest.Until(t, "the waiter has a ticket, and listens", func() bool {
 		waits.mu.Lock()
 		defer waits.mu.Unlock()
 		return waiter.position.local.ticket.wokenInTurnLocked() && !waiter.position.local.ticket.pendingLocked()

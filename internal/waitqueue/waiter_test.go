@@ -11,6 +11,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // An owner is that of holds of which no caller hears. As a backend it grants nothing.
@@ -136,7 +137,7 @@ func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
 		w.Turn() // before there is a ticket
 		w.enter()
 		var number int64
-		eventually(t, kind+": it has a ticket", func() bool {
+		pgtest.Until(t, kind+": it has a ticket", func() bool {
 			number, _ = next.position.ticket()
 			return number != 0
 		})
@@ -144,7 +145,7 @@ func TestGrantWithdrawsTheTicketThatTheServerDoesNotRemove(t *testing.T) {
 			w.Turn()
 		}
 		w.Granted()
-		eventually(t, kind+": its ticket is gone", func() bool {
+		pgtest.Until(t, kind+": its ticket is gone", func() bool {
 			var there bool
 			if err := db.Pool.QueryRow(t.Context(), "select exists (select from pgxlock_waiters where ticket = $1)", number).Scan(&there); err != nil {
 				t.Fatal(err)
