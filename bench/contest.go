@@ -62,7 +62,7 @@ func (w way) run(ctx context.Context, workers int, span time.Duration) (slice, e
 		sum      slice
 	)
 	counting.Store(int64(workers))
-	usedBefore, err := usageOf(w.server)
+	used, err := countUsage(w.server)
 	if err != nil {
 		return slice{}, err
 	}
@@ -101,8 +101,7 @@ func (w way) run(ctx context.Context, workers int, span time.Duration) (slice, e
 	}
 	crew.Wait()
 	sum.allocs = allocations() - before
-	used, err := usageOf(w.server)
-	sum.used = used.minus(usedBefore)
+	sum.used, err = used()
 	return sum, errors.Join(context.Cause(ctx), err, w.took.gather())
 }
 

@@ -1,26 +1,33 @@
 package main
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // usage is the processor time that an op took: this process, with all that runs in
 // it beside the op, and the processes of the server that the op asks.
 type usage struct{ client, server time.Duration }
 
-func (u usage) minus(before usage) usage {
-	return usage{u.client - before.client, u.server - before.server}
-}
-
 func (u usage) plus(other usage) usage {
 	return usage{u.client + other.client, u.server + other.server}
 }
 
-// usageOf reads the time used so far by this process, and by the process server with
-// its children: those that live, and those that have ended.
-func usageOf(server int) (usage, error) {
-	ofServer, err := familyTime(server)
+// countUsage begins to count what this process uses, and the process server with its
+// children: those that live, and those that have ended. What it returns ends that. To
+// look through all processes takes this one milliseconds, which are outside its count.
+func countUsage(server int) (ended func() (usage, error), err error) {
+	serverBefore, err := familyTime(server)
 	if err != nil {
-		return usage{}, err
+		return nil, err
 	}
-	ours, err := ownTime()
-	return usage{ours, ofServer}, err
+	before, err := ownTime()
+	if err != nil {
+		return nil, err
+	}
+	return func() (usage, error) {
+		after, errOwn := ownTime()
+		serverAfter, err := familyTime(server)
+		return usage{client: after - before, server: serverAfter - serverBefore}, errors.Join(errOwn, err)
+	}, nil
 }

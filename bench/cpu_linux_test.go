@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -64,20 +65,47 @@ func TestAChildThatRunsCounts(t *testing.T) {
 }
 
 func TestThisProcessCounts(t *testing.T) {
-	before, err := usageOf(0)
+	count, err := countUsage(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := 0; ; n++ { // busy until it shows
-		after, err := usageOf(0)
+	for { // busy until it shows
+		used, err := count()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if used := after.minus(before); used.server != 0 {
+		if used.server != 0 {
 			t.Fatalf("no server used %s", used.server)
 		} else if used.client > time.Millisecond {
 			return
 		}
+	}
+}
+
+// It looks through all processes of the machine.
+func TestWhatCountingTakesIsNotCounted(t *testing.T) {
+	var counted, all time.Duration
+	for range 50 {
+		before, err := ownTime()
+		if err != nil {
+			t.Fatal(err)
+		}
+		count, err := countUsage(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		used, err := count()
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := ownTime()
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted, all = counted+used.client, all+after-before
+	}
+	if counted > all/4 {
+		t.Errorf("of %s that counting took, %s counted", all, counted)
 	}
 }
 

@@ -245,7 +245,7 @@ func (g *growth) growWaiters(ctx context.Context, s *stage, n int) error {
 			return err
 		}
 	}
-	before, err := usageOf(s.server.PID())
+	count, err := countUsage(s.server.PID())
 	if err != nil {
 		return err
 	}
@@ -253,11 +253,10 @@ func (g *growth) growWaiters(ctx context.Context, s *stage, n int) error {
 	if err := pause(ctx, g.sizes.span); err != nil {
 		return err
 	}
-	after, err := usageOf(s.server.PID())
+	used, err := count()
 	if err != nil {
 		return err
 	}
-	used := after.minus(before)
 	seconds := time.Since(begun).Seconds()
 	var gaps []time.Duration
 	for _, lock := range held[:min(n, 100)] {
@@ -302,14 +301,15 @@ func (g *growth) growRenewals(ctx context.Context, s *stage, n int) error {
 	if err != nil {
 		return err
 	}
-	read := func() (wal int64, used usage, err error) {
+	written := func() (wal int64, err error) {
 		err = traced.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&wal)
-		if err == nil {
-			used, err = usageOf(s.server.PID())
-		}
-		return wal, used, err
+		return wal, err
 	}
-	wal, used, err := read()
+	wal, err := written()
+	if err != nil {
+		return err
+	}
+	used, err := countUsage(s.server.PID())
 	if err != nil {
 		return err
 	}
@@ -318,11 +318,14 @@ func (g *growth) growRenewals(ctx context.Context, s *stage, n int) error {
 		return err
 	}
 	r := renewing{leases: n, window: time.Since(begun), statements: count.n.Load() - sent}
-	walAfter, usedAfter, err := read()
+	if r.used, err = used(); err != nil {
+		return err
+	}
+	walAfter, err := written()
 	if err != nil {
 		return err
 	}
-	r.wal, r.used = walAfter-wal, usedAfter.minus(used)
+	r.wal = walAfter - wal
 	for _, lock := range held {
 		if err := lock.Err(); err != nil {
 			return err
