@@ -195,9 +195,11 @@ BEGIN
 
   ----------------------------------------------------------------- acquire --
   -- Nearly every requested lease has no row and no waiter. Two statements acquire all of those:
-  -- starting a statement costs as much as some entries. They draw the tokens themselves, because a
-  -- function that does so costs a batch of one a sixth of its time. The others go on in turn; and all
-  -- of them where a token must not be drawn before that was recorded, or may not be drawn by the caller.
+  -- starting a statement costs as much as some entries. A lone caller's statements have no sets, which
+  -- would cost it a tenth of its time, and a loop of those would cost a batch six times as much as its
+  -- own. They draw the tokens themselves, because a function that does so costs a batch of one a sixth
+  -- of its time. The others go on in turn; and all of them where a token must not be drawn before that
+  -- was recorded, or may not be drawn by the caller.
   CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[],
     OUT tokens bigint[], OUT held_by text[], OUT remaining_ms bigint[], OUT ahead boolean[])
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -206,6 +208,7 @@ BEGIN
     v_count    integer := pg_catalog.cardinality(p_names);
     v_timeline bigint;
     v_base     bigint;                      -- of all tokens: the bits above the sequence; NULL: see pgxlock_next_tokens()
+    v_token    bigint;
     v_new      bigint[];                    -- entries without a row
     v_names    text[];                      -- of the rows that were inserted, and their holders
     v_holds    text[];
@@ -223,23 +226,56 @@ BEGIN
 
     IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
       v_timeline := pgxlock_timeline();
-      -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
-      -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
-      -- whole tables. A repair of the tokens waits until this transaction ends.
-      SELECT e.epoch_base + v_timeline * 64 << 40, ARRAY(
-          SELECT w.n
-            FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
-           WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
-                        OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
-                        OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
-                            AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
-                            AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+      IF v_count = 1 THEN
+        -- As below, for one name.
+        SELECT e.epoch_base + v_timeline * 64 << 40 INTO v_base
+          FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton
+         WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
+           AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607
+           AND CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_names[1] COLLATE "C" OFFSET 0)
+                      OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[1] COLLATE "C" OFFSET 0)
+                      OR (char_length(p_names[1]) BETWEEN 1 AND 255 AND char_length(p_holders[1]) BETWEEN 1 AND 255 AND left(p_holders[1], 1) <> '*'
+                          AND p_ttls[1] BETWEEN 1::bigint AND 3110400000000::bigint
+                          AND CASE WHEN p_metadata[1] IS NULL THEN true ELSE octet_length(p_metadata[1]::jsonb::text) <= 65536 END) IS NOT TRUE
+                    THEN false
+                    ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', p_names[1])) END;
+        IF v_base IS NOT NULL THEN
+          IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+            PERFORM pgxlock_durable();
+          END IF;
+          v_now := clock_timestamp();
+          INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+          SELECT p_names[1], p_holders[1], v_now, v_now + p_ttls[1]::float8 * interval '1 millisecond', coalesce(p_metadata[1]::jsonb, jsonb '{}'),
+                 v_base + nextval('pgxlock_tokens'::regclass)
+           WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[1] COLLATE "C" OFFSET 0)
                       THEN false
-                      ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
-        INTO v_base, v_new
-        FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton      -- none: the epoch is to be raised first
-       WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
-         AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607;
+                      ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[1])) END
+          ON CONFLICT DO NOTHING
+          RETURNING distributed_locks.fencing_token INTO v_token;
+          IF FOUND THEN
+            tokens := ARRAY[v_token];
+            RETURN;
+          END IF;
+        END IF;
+      ELSE
+        -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
+        -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
+        -- whole tables. A repair of the tokens waits until this transaction ends.
+        SELECT e.epoch_base + v_timeline * 64 << 40, ARRAY(
+            SELECT w.n
+              FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+             WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+                          OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
+                          OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
+                              AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
+                              AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                        THEN false
+                        ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
+          INTO v_base, v_new
+          FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton      -- none: the epoch is to be raised first
+         WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
+           AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607;
+      END IF;
     END IF;
     IF pg_catalog.cardinality(v_new) > 0 THEN
       IF current_setting('synchronous_commit') IN ('off', 'local') THEN
@@ -382,17 +418,21 @@ BEGIN
 
   -- One statement looks, pins, locks and deletes: a row that another transaction changes meanwhile
   -- is skipped, to be tried again, and so is one that moved since the snapshot: it is locked and not
-  -- found. Rows are deleted by ctid, which no other row can get as long as this snapshot lives. The
-  -- pin is tried after the row was found (OFFSET 0), or callers would pin leases of others. Rows are
-  -- locked in the order of the names: SKIP LOCKED waits too, if another session locks a new version
-  -- of a row at the wrong moment.
+  -- found. Rows are deleted by ctid, which no other row can get as long as this snapshot lives. CASE
+  -- tries the pin after the row was found to be the holder's, or callers would pin leases of others.
+  -- Rows are locked in the order of the names: SKIP LOCKED waits too, if another session locks a new
+  -- version of a row at the wrong moment. Nearly all releases end there; what became of the others
+  -- is looked up afterwards.
   CREATE OR REPLACE FUNCTION pgxlock_release_batch(p_names text[], p_holders text[], p_tokens bigint[]) RETURNS text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on AS $$
   DECLARE
     v_count    integer := pg_catalog.cardinality(p_names);
-    v_released bigint;
-    v_outcomes text;
+    v_outcomes text;                        -- a letter for each entry
+    v_tokens   bigint[];                    -- of the rows that were removed
+    v_names    text[];
+    v_holds    text[];
+    v_lives    boolean[];
   BEGIN
     IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
       PERFORM pgxlock_require(false, 'every name needs a holder and a token, which may be NULL');
@@ -401,33 +441,47 @@ BEGIN
       PERFORM pgxlock_check_primary('cannot release a lock on a standby server');
     END IF;
 
-    WITH mine AS MATERIALIZED (
-      SELECT w.n, w.name, l.id, l.token, l.live, pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) AS pinned
-        FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n),
-             LATERAL (SELECT l.ctid AS id, l.fencing_token AS token, l.expires_at > clock_timestamp() AS live FROM distributed_locks l
-                       WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
-                         AND l.fencing_token = coalesce(w.token, l.fencing_token) OFFSET 0) l
-       WHERE left(w.holder, 1) <> '*' OFFSET 0
-    ), removed AS (
+    IF v_count = 1 THEN                     -- as below, for one name
       DELETE FROM distributed_locks l
-       WHERE l.ctid = ANY (ARRAY(
-               SELECT k.id
-                 FROM (SELECT m.id, m.token FROM mine m WHERE m.pinned ORDER BY m.name COLLATE "C" OFFSET 0) p,
-                      LATERAL (SELECT l.ctid AS id FROM distributed_locks l
-                                WHERE l.ctid = p.id AND l.fencing_token = p.token FOR UPDATE OF l SKIP LOCKED) k))
-      RETURNING l.ctid AS id, l.expires_at > clock_timestamp() AS live
-    ), released AS MATERIALIZED (
-      SELECT count(*) AS amount FROM removed r WHERE r.live
-    )
-    SELECT r.amount, CASE WHEN r.amount < v_count THEN (
-             SELECT string_agg(CASE WHEN d.live THEN 'r'
-                                    WHEN d.id IS NOT NULL OR NOT m.pinned AND NOT m.live THEN 'e'        -- the owner of the pin keeps or removes it
-                                    WHEN m.id IS NOT NULL THEN 's'
-                                    ELSE 'g' END, '' ORDER BY w.n)
-               FROM generate_series(1, v_count) AS w (n) LEFT JOIN mine m ON m.n = w.n LEFT JOIN removed d ON d.id = m.id) END
-      INTO v_released, v_outcomes FROM released r;
-    IF v_released = v_count THEN
-      v_outcomes := repeat('r', v_count);
+       WHERE l.ctid = (SELECT l.ctid FROM distributed_locks l
+                        WHERE l.lock_name::text = p_names[1] COLLATE "C"
+                          AND CASE WHEN l.lock_name::text = p_names[1] COLLATE "C" AND l.holder_id::text = p_holders[1] COLLATE "C"
+                                     AND l.fencing_token = coalesce(p_tokens[1], l.fencing_token) AND left(p_holders[1], 1) <> '*'
+                                   THEN pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[1])) END
+                          FOR UPDATE OF l SKIP LOCKED)
+      RETURNING CASE WHEN l.expires_at > clock_timestamp() THEN 'r' ELSE 'e' END INTO v_outcomes;
+    ELSE
+      WITH removed AS (
+        DELETE FROM distributed_locks l
+         WHERE l.ctid = ANY (ARRAY(
+                 SELECT k.id
+                   FROM (SELECT w.name, w.holder, w.token FROM unnest(p_names, p_holders, p_tokens) AS w (name, holder, token)
+                          WHERE left(w.holder, 1) <> '*' ORDER BY w.name COLLATE "C" OFFSET 0) w,
+                        LATERAL (SELECT l.ctid AS id FROM distributed_locks l
+                                  WHERE l.lock_name::text = w.name COLLATE "C"
+                                    AND CASE WHEN l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
+                                               AND l.fencing_token = coalesce(w.token, l.fencing_token)
+                                             THEN pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) END
+                                    FOR UPDATE OF l SKIP LOCKED) k))
+        RETURNING l.fencing_token AS token, l.lock_name::text AS name, l.holder_id::text AS holder, l.expires_at > clock_timestamp() AS live
+      )
+      SELECT CASE WHEN count(*) FILTER (WHERE r.live) = v_count THEN repeat('r', v_count) END,
+             pg_catalog.array_agg(r.token), pg_catalog.array_agg(r.name), pg_catalog.array_agg(r.holder), pg_catalog.array_agg(r.live)
+        INTO v_outcomes, v_tokens, v_names, v_holds, v_lives FROM removed r;
+    END IF;
+    IF v_outcomes IS NULL THEN
+      v_outcomes := coalesce((
+        SELECT string_agg(CASE WHEN r.live THEN 'r'
+                               WHEN r.token IS NOT NULL THEN 'e'
+                               WHEN l.live IS NULL THEN 'g'
+                               WHEN l.live OR pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) THEN 's'
+                               ELSE 'e' END, '' ORDER BY w.n)       -- the owner of the pin keeps or removes it
+          FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)
+          LEFT JOIN unnest(v_tokens, v_names, v_holds, v_lives) AS r (token, name, holder, live)
+            ON r.name = w.name COLLATE "C" AND r.holder = w.holder COLLATE "C" AND r.token = coalesce(w.token, r.token)
+          LEFT JOIN LATERAL (SELECT l.expires_at > clock_timestamp() AS live FROM distributed_locks l
+                              WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
+                                AND l.fencing_token = coalesce(w.token, l.fencing_token) AND left(w.holder, 1) <> '*' OFFSET 0) l ON true), '');
     END IF;
 
     -- This later statement sees every ticket committed before the rows were touched; a process with
@@ -436,10 +490,14 @@ BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
       RETURN upper(v_outcomes);
     END IF;
-    RETURN coalesce(pg_catalog.array_to_string(ARRAY(
+    IF NOT EXISTS (SELECT FROM pg_catalog.unnest(p_names) AS w (name),
+                   LATERAL (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0) q) THEN
+      RETURN v_outcomes;
+    END IF;
+    RETURN pg_catalog.array_to_string(ARRAY(
       SELECT CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
                   THEN upper(substr(v_outcomes, w.n::integer, 1)) ELSE substr(v_outcomes, w.n::integer, 1) END
-        FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)), ''), '');
+        FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)), '');
   END $$;
   COMMENT ON FUNCTION pgxlock_release_batch(text[], text[], bigint[]) IS
     'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns a letter for each entry, in order: r released (it was live), e expired (its row goes, unless another transaction has the pin), g gone (released before, or taken over), s skipped (asserted by an open transaction, or its row is locked: try again); in upper case if the lease has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its own.';

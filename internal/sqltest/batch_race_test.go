@@ -12,17 +12,19 @@ func TestBatchAcquireNeverWaitsForAnEarlierHoldersChange(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	gate := d.turnstile()
-	for _, change := range []string{"extend_lock('k', 'A', 60)", "renew_lock('k', 'A', (select fencing_token from distributed_locks where lock_name = 'k'), '1 minute')", "release_lock('k', 'A')"} {
-		contender := d.connect()
-		contender.do(givesUpSoon)
-		try := gate.stop(contender, "guard", batch(batches[1], "B", "k", "l"))
-		d.want("acquire_lock('k', 'A', 60)", "true")
-		changing := d.begin(readCommitted)
-		changing.do("select " + change)
-		gate.open()
-		try.want("f A,t B")
-		changing.rollback()
-		d.do("delete from distributed_locks")
+	for _, function := range batches[1:] {
+		for _, change := range []string{"extend_lock('k', 'A', 60)", "renew_lock('k', 'A', (select fencing_token from distributed_locks where lock_name = 'k'), '1 minute')", "release_lock('k', 'A')"} {
+			contender := d.connect()
+			contender.do(givesUpSoon)
+			try := gate.stop(contender, "guard", batch(function, "B", "k", "l"))
+			d.want("acquire_lock('k', 'A', 60)", "true")
+			changing := d.begin(readCommitted)
+			changing.do("select " + change)
+			gate.open()
+			try.want("f A,t B")
+			changing.rollback()
+			d.do("delete from distributed_locks")
+		}
 	}
 }
 
@@ -31,14 +33,16 @@ func TestBatchAcquireThatIsRefusedPinsNothing(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	gate := d.turnstile()
-	contender := d.begin(readCommitted)
-	try := gate.stop(contender, "guard", batch(batches[1], "B", "k", "l"))
-	d.want("acquire_lock('k', 'A', 60)", "true")
-	gate.open()
-	try.want("f A,t B")
-	d.want("assert_lock_held('k', 'A') is null", "false") // while the transaction of the batch is open
-	d.want("release_lock('k', 'A')", "true")
-	contender.commit()
+	for _, function := range batches[1:] {
+		contender := d.begin(readCommitted)
+		try := gate.stop(contender, "guard", batch(function, "B", "k", "l"))
+		d.want("acquire_lock('k', 'A', 60)", "true")
+		gate.open()
+		try.want("f A,t B")
+		d.want("assert_lock_held('k', 'A') is null", "false") // while the transaction of the batch is open
+		d.want("release_lock('k', 'A')", "true")
+		contender.rollback()
+	}
 }
 
 // A program often locks the hash of a name itself.
@@ -46,10 +50,13 @@ func TestBatchAcquireIgnoresLocksOnHashesThatProgramsUse(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	program := d.begin(readCommitted)
-	program.do("select pg_advisory_xact_lock(hashtextextended('k', 0)), pg_advisory_xact_lock(hashtext('k'))")
-	d.want(batch(batches[1], "B", "k"), "t B")
-	d.want("assert_lock_held('k', 'B') is null", "false")
-	d.want(givesBack("B", "k"), "r")
+	program.do("select pg_advisory_xact_lock(hashtextextended(n, 0)), pg_advisory_xact_lock(hashtext(n)) from unnest('{k,l}'::text[]) n")
+	for _, function := range batches[1:] {
+		d.want(batch(function, "B", "k", "l"), "t B,t B")
+		d.want("assert_lock_held('k', 'B') is null", "false")
+		d.want(givesBack("B", "k"), "r")
+		d.want(givesBack("B", "l", "k"), "rg")
+	}
 	program.rollback()
 }
 
@@ -58,16 +65,19 @@ func TestBatchAcquireAfterACrashBeginsAnEpoch(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	const epoch = "(select max(fencing_token) >> 40 from distributed_locks)"
-	d.want(batch(batches[1], "B", "a", "b"), "t B,t B")
-	before := d.number("select " + epoch)
-	d.do("truncate pgxlock_since_crash") // as recovery does
-	d.want(batch(batches[1], "B", "c", "d"), "t B,t B")
-	if after := d.number("select " + epoch); after != before+1 {
-		t.Errorf("epoch %d, after a crash in epoch %d", after, before)
-	}
-	d.want(batch(batches[1], "B", "e"), "t B")
-	if after := d.number("select " + epoch); after != before+1 {
-		t.Errorf("epoch %d without a further crash, %d before", after, before+1)
+	for _, function := range batches[1:] {
+		d.want(batch(function, "B", "a", "b"), "t B,t B")
+		before := d.number("select " + epoch)
+		d.do("truncate pgxlock_since_crash") // as recovery does
+		d.want(batch(function, "B", "c", "d"), "t B,t B")
+		if after := d.number("select " + epoch); after != before+1 {
+			t.Errorf("%s: epoch %d, after a crash in epoch %d", function, after, before)
+		}
+		d.want(batch(function, "B", "e"), "t B")
+		if after := d.number("select " + epoch); after != before+1 {
+			t.Errorf("%s: epoch %d without a further crash, %d before", function, after, before+1)
+		}
+		d.do("delete from distributed_locks")
 	}
 }
 
@@ -76,10 +86,12 @@ func TestBatchAcquireDrawsNoTokenWhereTheEpochIsAnotherOne(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	for _, moved := range []string{"system_identifier = system_identifier + 1", "timeline = timeline + 1", "epoch_base = 8388608"} {
-		s := d.begin(readCommitted)
-		s.do("update pgxlock_epoch set " + moved)
-		s.want(batch(batches[1], "B", "k"), "LK003")
-		s.rollback()
+		for _, names := range [][]string{{"k"}, {"k", "l"}} {
+			s := d.begin(readCommitted)
+			s.do("update pgxlock_epoch set " + moved)
+			s.want(batch(batches[1], "B", names...), "LK003")
+			s.rollback()
+		}
 	}
 }
 
@@ -88,15 +100,20 @@ func TestBatchReleaseNeverWaitsForAnEviction(t *testing.T) {
 	d := install(t)
 	gate := d.turnstile()
 	d.do("select acquire_lock(n, 'H', 60) from unnest('{a,b}'::text[]) n")
-	r := d.connect()
-	r.do(givesUpSoon)
-	releasing := gate.stop(r, "pin", givesBack("H", "b", "a"))
-	evicting := d.begin(readCommitted)
-	evicting.do("delete from distributed_locks where lock_name = 'a'")
-	gate.open()
-	releasing.want("rs")
-	evicting.do("delete from distributed_locks where lock_name = 'b'") // no deadlock either
-	evicting.rollback()
+	for _, c := range []struct {
+		names []string
+		want  string
+	}{{[]string{"a"}, "s"}, {[]string{"b", "a"}, "rs"}} {
+		r := d.connect()
+		r.do(givesUpSoon)
+		releasing := gate.stop(r, "pin", givesBack("H", c.names...))
+		evicting := d.begin(readCommitted)
+		evicting.do("delete from distributed_locks where lock_name = 'a'")
+		gate.open()
+		releasing.want(c.want)
+		evicting.do("delete from distributed_locks where lock_name = 'b'") // no deadlock either
+		evicting.rollback()
+	}
 	d.want("(select string_agg(lock_name, ',') from distributed_locks)", "a")
 }
 
@@ -106,6 +123,7 @@ func TestBatchReleaseByAnotherThanTheHolderPinsNothing(t *testing.T) {
 	d.want("acquire_lock('k', 'H', 60)", "true")
 	stranger := d.begin(readCommitted)
 	stranger.want("pgxlock_release_batch('{k,k}', '{X,H}', array[null, 1]::bigint[])", "gg")
+	stranger.want("pgxlock_release_batch('{k}', '{X}', '{null}') || pgxlock_release_batch('{k}', '{H}', '{1}')", "gg")
 	d.want("assert_lock_held('k', 'H') is null", "false")
 	stranger.commit()
 	d.want("release_lock('k', 'H')", "true")
@@ -114,12 +132,14 @@ func TestBatchReleaseByAnotherThanTheHolderPinsNothing(t *testing.T) {
 func TestBatchReleaseEndsALeaseThatWasRenewed(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	d.want("acquire_lock('k', 'H', 60)", "true")
-	for range 3 {
-		d.want("extend_lock('k', 'H', 60)", "true")
+	for _, release := range releases {
+		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+		for range 3 {
+			d.want("extend_lock('k', 'H', 60)", "true")
+		}
+		d.want(givesBack("H", release.names...), "r"+release.rest)
+		d.want("(select count(*) from distributed_locks where lock_name = 'k')", "0")
 	}
-	d.want(givesBack("H", "k"), "r")
-	d.want("(select count(*) from distributed_locks)", "0")
 }
 
 // The row goes while the batch is at work, and another lease gets a row.
@@ -127,17 +147,18 @@ func TestBatchReleaseEndsNoLeaseInAPlaceThatWasReused(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	gate := d.turnstile()
-	d.want("acquire_lock('k', 'H', 60)", "true")
-	r := d.connect()
-	releasing := gate.stop(r, "pin", givesBack("H", "k"))
-	d.do("delete from distributed_locks where lock_name = 'k'")
-	d.do("vacuum distributed_locks")
-	d.want("acquire_lock('z', 'H', 60)", "true")
-	gate.open()
-	if got := releasing.outcome(); got != "g" && got != "s" {
-		t.Errorf("the lease was removed meanwhile: %s", got)
+	for _, release := range releases {
+		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+		releasing := gate.stop(d.connect(), "pin", givesBack("H", release.names...))
+		d.do("delete from distributed_locks where lock_name = 'k'")
+		d.do("vacuum distributed_locks")
+		d.want("acquire_lock('z', 'H', 60)", "true")
+		gate.open()
+		if got := releasing.outcome(); got != "g"+release.rest && got != "s"+release.rest {
+			t.Errorf("the lease was removed meanwhile: %s", got)
+		}
+		d.want("(select string_agg(lock_name, ',') from distributed_locks where lock_name <> 'l')", "z")
 	}
-	d.want("(select string_agg(lock_name, ',') from distributed_locks)", "z")
 }
 
 // A lease that was renewed after the batch began is released by the next one.
@@ -145,13 +166,29 @@ func TestBatchReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	gate := d.turnstile()
-	d.want("acquire_lock('k', 'H', 60)", "true")
-	r := d.connect()
-	releasing := gate.stop(r, "pin", givesBack("H", "k"))
-	d.want("extend_lock('k', 'H', 60)", "true")
-	gate.open()
-	releasing.want("s")
-	d.want(givesBack("H", "k"), "r")
+	for _, release := range releases {
+		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+		releasing := gate.stop(d.connect(), "pin", givesBack("H", release.names...))
+		d.want("extend_lock('k', 'H', 60)", "true")
+		gate.open()
+		releasing.want("s" + release.rest)
+		d.want(givesBack("H", "k"), "r")
+	}
+}
+
+// What looks expired is just being renewed, and would live on without a holder.
+func TestBatchReleaseOfALeaseThatIsJustRenewedAtItsEndIsRepeated(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	for _, release := range releases {
+		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+		d.expire("k")
+		renewing := d.begin(readCommitted)
+		renewing.do("update distributed_locks set expires_at = clock_timestamp() + interval '1 h' where lock_name = 'k'") // as if it had begun before
+		d.want(givesBack("H", release.names...), "s"+release.rest)
+		renewing.commit()
+		d.want(givesBack("H", "k"), "r")
+	}
 }
 
 // Two callers of one process want the same lease. Another session has the guard or the pin when
@@ -177,23 +214,28 @@ func TestBatchAcquireTellsTheHolderOfTheRowItsToken(t *testing.T) {
 func TestBatchAcquireAfterAFailoverRecordsTheTimeline(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
-	d.do("update pgxlock_epoch set timeline = timeline - 1")
-	d.want(batch(batches[1], "B", "k"), "t B")
-	d.want("select timeline = pgxlock_timeline() from pgxlock_epoch", "true")
+	for _, function := range batches[1:] {
+		d.do("update pgxlock_epoch set timeline = timeline - 1")
+		d.want(batch(function, "B", "k", "l"), "t B,t B")
+		d.want("select timeline = pgxlock_timeline() from pgxlock_epoch", "true")
+		d.do("delete from distributed_locks")
+	}
 }
 
 // What locks a row beside a renewal leaves several numbers in it, also when it has ended.
 func TestBatchReleaseEndsALeaseWhoseRowOthersHadLocked(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	d.want("acquire_lock('k', 'H', 60)", "true")
-	writer := d.begin("repeatable read")
-	writer.want("assert_lock_held('k', 'H') is null", "false") // with a row lock, at that level
-	d.want("extend_lock('k', 'H', 60)", "true")
-	d.want(givesBack("H", "k"), "s")
-	writer.commit()
-	d.want(givesBack("H", "k"), "r")
-	d.want("(select count(*) from distributed_locks)", "0")
+	for _, release := range releases {
+		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+		writer := d.begin("repeatable read")
+		writer.want("assert_lock_held('k', 'H') is null", "false") // with a row lock, at that level
+		d.want("extend_lock('k', 'H', 60)", "true")
+		d.want(givesBack("H", release.names...), "s"+release.rest)
+		writer.commit()
+		d.want(givesBack("H", "k"), "r")
+		d.want("(select count(*) from distributed_locks where lock_name = 'k')", "0")
+	}
 }
 
 func TestBatchesOfOneTransactionSeeEachOther(t *testing.T) {

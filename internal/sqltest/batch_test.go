@@ -10,9 +10,10 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// batches are what takes several leases, by its name and by that of a function with the
-// same arguments: pgxlock_acquire_batch() takes those that are just free by itself.
-var batches = []string{"pgxlock_acquire_each", "take_batch"}
+// batches are what takes several leases, by its name and by that of functions with the
+// same arguments: pgxlock_acquire_batch() takes those that are just free by itself, and
+// has a way of its own for a single one.
+var batches = []string{"pgxlock_acquire_each", "take_batch", "take_singly"}
 
 // withBatches makes what batches names.
 func (d *database) withBatches() *database {
@@ -22,6 +23,13 @@ func (d *database) withBatches() *database {
 		begin
 		  return query select b.tokens[n] is not null, b.tokens[n], coalesce(b.held_by[n], case when b.tokens[n] is not null then p_holders[n] end), coalesce(b.remaining_ms[n], p_ttls[n])
 		    from pgxlock_acquire_batch(p_names, p_holders, p_ttls, p_metadata, array_fill(0::bigint, array[cardinality(p_names)])) b, generate_subscripts(p_names, 1) n;
+		end $$;
+		create or replace function take_singly(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[])
+		returns table (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint) language plpgsql as $$
+		begin
+		  for i in 1..cardinality(p_names) loop
+		    return query select * from take_batch(p_names[i:i], p_holders[i:i], p_ttls[i:i], p_metadata[i:i]);
+		  end loop;
 		end $$`)
 	return d
 }
@@ -41,7 +49,7 @@ func TestABatchNeverWaitsForUncommittedWork(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	holder, contender := d.sessions()
-	for _, c := range [][2]string{{batches[0], levels[0]}, {batches[0], levels[1]}, {batches[0], levels[2]}, {batches[1], readCommitted}} {
+	for _, c := range [][2]string{{batches[0], levels[0]}, {batches[0], levels[1]}, {batches[0], levels[2]}, {batches[1], readCommitted}, {batches[2], readCommitted}} {
 		function, level := c[0], c[1]
 		for _, w := range openWork {
 			contender.begin(level)
@@ -247,17 +255,19 @@ func TestABatchThatIsOvertakenByATakeOverGetsTheGreaterToken(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	gate := d.turnstile()
-	a := d.connect()
-	taking := gate.stop(a, "guard", batch(batches[1], "A", "k", "l"))
-	d.want("acquire_lock('k', 'B', 60)", "true")
-	d.expire("k")
-	d.want("acquire_lock('k', 'C', 60)", "true")
-	before := d.number("select fencing_token from distributed_locks where lock_name = 'k'")
-	d.want("release_lock('k', 'C')", "true")
-	gate.open()
-	taking.want("t A,t A")
-	if after := d.number("select fencing_token from distributed_locks where lock_name = 'k'"); after <= before {
-		t.Errorf("token %d, after %d", after, before)
+	for _, function := range batches[1:] {
+		taking := gate.stop(d.connect(), "guard", batch(function, "A", "k", "l"))
+		d.want("acquire_lock('k', 'B', 60)", "true")
+		d.expire("k")
+		d.want("acquire_lock('k', 'C', 60)", "true")
+		before := d.number("select fencing_token from distributed_locks where lock_name = 'k'")
+		d.want("release_lock('k', 'C')", "true")
+		gate.open()
+		taking.want("t A,t A")
+		if after := d.number("select fencing_token from distributed_locks where lock_name = 'k'"); after <= before {
+			t.Errorf("%s: token %d, after %d", function, after, before)
+		}
+		d.do("delete from distributed_locks")
 	}
 }
 

@@ -30,10 +30,11 @@ func TestReleaseOfAnExpiredLeaseReturnsFalse(t *testing.T) {
 
 				holder := d.connect()
 				for release, want := range map[string]string{
-					"release_lock('k', 'A')":                                "false",
-					fmt.Sprintf("release_lock_fenced('k', 'A', %d)", token): "false",
-					"release_all_locks('A')":                                "0",
-					"lower(pgxlock_release_batch('{k}', '{A}', '{null}'))":  "e",
+					"release_lock('k', 'A')":                                        "false",
+					fmt.Sprintf("release_lock_fenced('k', 'A', %d)", token):         "false",
+					"release_all_locks('A')":                                        "0",
+					"lower(pgxlock_release_batch('{k}', '{A}', '{null}'))":          "e",
+					"lower(pgxlock_release_batch('{k,k}', '{A,A}', '{null,null}'))": "ee",
 				} {
 					holder.begin(level)
 					if got := holder.outcome(release); got != want {

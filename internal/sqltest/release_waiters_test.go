@@ -15,6 +15,13 @@ func givesBack(holder string, names ...string) string {
 		strings.Join(names, ","), quote(holder), len(names))
 }
 
+// releases are what a batch releases with k: alone it is released in a way of its own. rest is
+// how the others' releases end, if the holder has all of them.
+var releases = []struct {
+	names []string
+	rest  string
+}{{[]string{"k"}, ""}, {[]string{"k", "l"}, "r"}}
+
 // stops are places at which sessions are made to wait, in the order of their numbers.
 type stops struct {
 	*session
@@ -95,43 +102,45 @@ func TestNoReleaseIsMissedWhereverATicketComesInBetween(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	s := d.stops()
-	for published := beforePins; published <= afterCommit; published++ {
-		for asked := published; asked <= afterCommit; asked++ {
-			d.want("acquire_lock('k', 'H', 60)", "true")
-			p, r := d.process(), d.connect()
-			s.closeAll(r)
-			r.do("begin")
-			var ticket, answer string
-			var giving *call
-			for place := beforePins; place <= afterCommit; place++ {
-				switch place {
-				case beforePins:
-					giving = r.start(givesBack("H", "k"))
-					s.arrives(r, place)
-				case whileDeleting, whenDeleted:
-					s.open(place - 1)
-					s.arrives(r, place)
-				case afterTheCall:
-					s.open(place - 1)
-					giving.outcome()
-				case afterCommit:
-					r.commit()
+	for _, release := range releases {
+		for published := beforePins; published <= afterCommit; published++ {
+			for asked := published; asked <= afterCommit; asked++ {
+				d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+				p, r := d.process(), d.connect()
+				s.closeAll(r)
+				r.do("begin")
+				var ticket, answer string
+				var giving *call
+				for place := beforePins; place <= afterCommit; place++ {
+					switch place {
+					case beforePins:
+						giving = r.start(givesBack("H", release.names...))
+						s.arrives(r, place)
+					case whileDeleting, whenDeleted:
+						s.open(place - 1)
+						s.arrives(r, place)
+					case afterTheCall:
+						s.open(place - 1)
+						giving.outcome()
+					case afterCommit:
+						r.commit()
+					}
+					if place == published {
+						ticket = p.queue(0, "k")
+					}
+					if place == asked {
+						answer = p.get(asks("k", "P", ticket))
+					}
 				}
-				if place == published {
-					ticket = p.queue(0, "k")
+				wanted := giving.outcome() == "R"+release.rest
+				if told := answer == "t P f" || answer == asksSoon; !wanted && !told {
+					t.Errorf("%s, published at %d, asked at %d: it says %q, and who waits heard %q", release.names, published, asked, giving.outcome(), answer)
 				}
-				if place == asked {
-					answer = p.get(asks("k", "P", ticket))
+				if answer == asksSoon {
+					p.want(asks("k", "P", ticket), "t P f")
 				}
+				d.do("delete from distributed_locks; delete from pgxlock_waiters")
 			}
-			wanted := giving.outcome() == "R"
-			if told := answer == "t P f" || answer == asksSoon; !wanted && !told {
-				t.Errorf("published at %d, asked at %d: it says %q, and who waits heard %q", published, asked, giving.outcome(), answer)
-			}
-			if answer == asksSoon {
-				p.want(asks("k", "P", ticket), "t P f")
-			}
-			d.do("delete from distributed_locks; delete from pgxlock_waiters")
 		}
 	}
 }
@@ -227,6 +236,10 @@ func TestReleaseReturnsEachOutcomeAndWhetherOthersWait(t *testing.T) {
 	fence, locker := d.begin(readCommitted), d.begin(readCommitted)
 	fence.do("select assert_lock_held('fenced', 'H', fencing_token) from distributed_locks where lock_name = 'fenced'")
 	locker.do("select from distributed_locks where lock_name = 'locked' for update")
+	alone := map[string]string{"gone": "G", "fenced": "s", "1": "g", "locked": "S", "mine": "g"}
+	for name, want := range alone {
+		d.want(givesBack("H", name), want)
+	}
 	d.want(givesBack("H", "other", "live", "gone", "late", "fenced", "1", "locked", "mine", "live"),
 		"rRGesgSgR") // who comes twice is told twice
 	d.want("select string_agg(lock_name, ' ' order by lock_name) from distributed_locks", "fenced locked mine")
@@ -238,7 +251,11 @@ func TestReleaseReturnsEachOutcomeAndWhetherOthersWait(t *testing.T) {
 	d.want("acquire_lock('two', 'H', 60)", "true")
 	d.want("pgxlock_release_batch('{two,two,two}', '{I,H,H}', '{null,null,1}')", "grg") // the others' is not theirs
 	d.do("insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, fencing_token) values ('r', '*maintenance', now(), 'infinity', 7)")
-	d.want("pgxlock_release_batch('{r}', '{*maintenance}', '{7}')", "g")
+	d.want("pgxlock_release_batch('{r}', '{*maintenance}', '{7}') || pgxlock_release_batch('{r,s}', '{*maintenance,H}', '{7,7}')", "ggg")
+	d.want("acquire_lock('late', 'H') and acquire_lock('later', 'H')", "true")
+	d.expire("late")
+	d.expire("later")
+	d.want(givesBack("H", "late", "later"), "ee")
 	for _, bad := range []string{"'{a}', '{A}', '{}'", "'{a}', '{A,B}', '{1}'", "null, null, null", "'{a}', null, '{1}'"} {
 		d.want("pgxlock_release_batch("+bad+")", "22023")
 	}
@@ -252,6 +269,8 @@ func TestReleaseInAnOldSnapshotSaysThatOthersMayWait(t *testing.T) {
 	for _, level := range levels[1:] {
 		s := d.begin(level)
 		s.want(givesBack("H", "k", "gone"), "RG")
+		s.do("rollback and chain")
+		s.want(givesBack("H", "k"), "R")
 		s.rollback()
 	}
 	d.want(givesBack("H", "k", "gone"), "rg")
@@ -262,11 +281,12 @@ func TestReleaseLeavesALeaseThatWasTakenOver(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	stile := d.turnstile()
-	d.want("acquire_lock('k', 'H', 60)", "true")
-	s := d.connect()
-	giving := stile.stop(s, "pin", givesBack("H", "k"))
-	d.want("release_lock('k', 'H') and acquire_lock('k', 'H', 60)", "true")
-	stile.open()
-	giving.want("s")
-	d.want("select string_agg(holder_id, ' ') from distributed_locks", "H")
+	for _, release := range releases {
+		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
+		giving := stile.stop(d.connect(), "pin", givesBack("H", release.names...))
+		d.want("release_lock('k', 'H') and acquire_lock('k', 'H', 60)", "true")
+		stile.open()
+		giving.want("s" + release.rest)
+		d.want("select holder_id from distributed_locks where lock_name = 'k'", "H")
+	}
 }
