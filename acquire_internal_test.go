@@ -474,7 +474,7 @@ func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	clock := &lateClock{sql: "pgxlock_acquire_batch", by: believed}
+	clock := &lateClock{sql: "pgxlock_acquire_one", by: believed}
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = clock })
 	l, err := newLease(pool, &LeaseConfig{TTL: testTTL}, clock.now)
 	if err != nil {

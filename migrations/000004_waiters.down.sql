@@ -15,6 +15,7 @@ BEGIN
 
   DROP FUNCTION pgxlock_waiter_dead(bigint, timestamptz), pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint),
     pgxlock_withdraw_batch(integer[], text[], bigint[]), pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[]),
+    pgxlock_acquire_one(text, text, bigint, text, bigint), pgxlock_release_one(text, text, bigint),
     pgxlock_acquire_in_turn(text[], text[], bigint[], text[], bigint[], boolean), pgxlock_change_pending(xid),
     pgxlock_release_batch(text[], text[], bigint[]), pgxlock_wake_batch(integer[], text[], bigint[]), wake_lock_waiter(varchar),
     pgxlock_refused_batch(integer[], text[], bigint[]), pgxlock_waited_for(integer[], text[]), pgxlock_notify_holders(integer[], bigint[]),

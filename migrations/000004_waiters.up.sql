@@ -195,11 +195,9 @@ BEGIN
 
   ----------------------------------------------------------------- acquire --
   -- Nearly every requested lease has no row and no waiter. Two statements acquire all of those:
-  -- starting a statement costs as much as some entries. A lone caller's statements have no sets, which
-  -- would cost it a tenth of its time, and a loop of those would cost a batch six times as much as its
-  -- own. They draw the tokens themselves, because a function that does so costs a batch of one a sixth
-  -- of its time. The others go on in turn; and all of them where a token must not be drawn before that
-  -- was recorded, or may not be drawn by the caller.
+  -- starting a statement costs as much as some entries. They draw the tokens themselves, because a
+  -- function that does so costs a batch of one a sixth of its time. The others go on in turn; and all
+  -- of them where a token must not be drawn before that was recorded, or may not be drawn by the caller.
   CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[],
     OUT tokens bigint[], OUT held_by text[], OUT remaining_ms bigint[], OUT ahead boolean[])
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -208,7 +206,6 @@ BEGIN
     v_count    integer := pg_catalog.cardinality(p_names);
     v_timeline bigint;
     v_base     bigint;                      -- of all tokens: the bits above the sequence; NULL: see pgxlock_next_tokens()
-    v_token    bigint;
     v_new      bigint[];                    -- entries without a row
     v_names    text[];                      -- of the rows that were inserted, and their holders
     v_holds    text[];
@@ -226,56 +223,23 @@ BEGIN
 
     IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
       v_timeline := pgxlock_timeline();
-      IF v_count = 1 THEN
-        -- As below, for one name.
-        SELECT e.epoch_base + v_timeline * 64 << 40 INTO v_base
-          FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton
-         WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
-           AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607
-           AND CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_names[1] COLLATE "C" OFFSET 0)
-                      OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[1] COLLATE "C" OFFSET 0)
-                      OR (char_length(p_names[1]) BETWEEN 1 AND 255 AND char_length(p_holders[1]) BETWEEN 1 AND 255 AND left(p_holders[1], 1) <> '*'
-                          AND p_ttls[1] BETWEEN 1::bigint AND 3110400000000::bigint
-                          AND CASE WHEN p_metadata[1] IS NULL THEN true ELSE octet_length(p_metadata[1]::jsonb::text) <= 65536 END) IS NOT TRUE
-                    THEN false
-                    ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', p_names[1])) END;
-        IF v_base IS NOT NULL THEN
-          IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-            PERFORM pgxlock_durable();
-          END IF;
-          v_now := clock_timestamp();
-          INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
-          SELECT p_names[1], p_holders[1], v_now, v_now + p_ttls[1]::float8 * interval '1 millisecond', coalesce(p_metadata[1]::jsonb, jsonb '{}'),
-                 v_base + nextval('pgxlock_tokens'::regclass)
-           WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[1] COLLATE "C" OFFSET 0)
+      -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
+      -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
+      -- whole tables. A repair of the tokens waits until this transaction ends.
+      SELECT e.epoch_base + v_timeline * 64 << 40, ARRAY(
+          SELECT w.n
+            FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+           WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
+                        OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
+                        OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
+                            AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
+                            AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
                       THEN false
-                      ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[1])) END
-          ON CONFLICT DO NOTHING
-          RETURNING distributed_locks.fencing_token INTO v_token;
-          IF FOUND THEN
-            tokens := ARRAY[v_token];
-            RETURN;
-          END IF;
-        END IF;
-      ELSE
-        -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
-        -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
-        -- whole tables. A repair of the tokens waits until this transaction ends.
-        SELECT e.epoch_base + v_timeline * 64 << 40, ARRAY(
-            SELECT w.n
-              FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
-             WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
-                          OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
-                          OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
-                              AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
-                              AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
-                        THEN false
-                        ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
-          INTO v_base, v_new
-          FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton      -- none: the epoch is to be raised first
-         WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
-           AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607;
-      END IF;
+                      ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
+        INTO v_base, v_new
+        FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton      -- none: the epoch is to be raised first
+       WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
+         AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607;
     END IF;
     IF pg_catalog.cardinality(v_new) > 0 THEN
       IF current_setting('synchronous_commit') IN ('off', 'local') THEN
@@ -324,6 +288,60 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[]) IS
     'pgxlock, internal: acquires leases in turn. A NULL ticket ignores the queue; 0 has no position yet. Returns for each entry, in order, its token, NULL if it was refused; and held_by, remaining_ms and ahead (refused because a waiter is ahead), which are NULL where all entries were simply free. Each call in a transaction of its own.';
+
+  -- The same for a lone caller, for whom arrays and sets would cost a quarter of the server's time. A
+  -- loop of such statements would cost a batch six times as much as its own.
+  CREATE OR REPLACE FUNCTION pgxlock_acquire_one(p_name text, p_holder text, p_ttl bigint, p_metadata text, p_ticket bigint,
+    OUT token bigint, OUT held_by text, OUT remaining_ms bigint, OUT ahead boolean)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  DECLARE
+    v_timeline bigint;
+    v_base     bigint;
+    v_now      timestamptz;
+  BEGIN
+    IF pg_is_in_recovery() THEN
+      PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
+    END IF;
+    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
+      v_timeline := pgxlock_timeline();
+      SELECT e.epoch_base + v_timeline * 64 << 40 INTO v_base
+        FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton
+       WHERE e.singleton AND e.system_identifier = pgxlock_system_identifier() AND e.timeline = v_timeline
+         AND e.epoch_base + v_timeline * 64 BETWEEN 1 AND 8388607
+         AND CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_name COLLATE "C" OFFSET 0)
+                    OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_name COLLATE "C" OFFSET 0)
+                    OR (char_length(p_name) BETWEEN 1 AND 255 AND char_length(p_holder) BETWEEN 1 AND 255 AND left(p_holder, 1) <> '*'
+                        AND p_ttl BETWEEN 1::bigint AND 3110400000000::bigint
+                        AND CASE WHEN p_metadata IS NULL THEN true ELSE octet_length(p_metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                  THEN false
+                  ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', p_name)) END;
+      IF v_base IS NOT NULL THEN
+        IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+          PERFORM pgxlock_durable();
+        END IF;
+        v_now := clock_timestamp();
+        INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+        SELECT p_name, p_holder, v_now, v_now + p_ttl::float8 * interval '1 millisecond', coalesce(p_metadata::jsonb, jsonb '{}'),
+               v_base + nextval('pgxlock_tokens'::regclass)
+         WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_name COLLATE "C" OFFSET 0)
+                    THEN false
+                    ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_name)) END
+        ON CONFLICT DO NOTHING
+        RETURNING distributed_locks.fencing_token INTO token;
+        IF FOUND THEN
+          RETURN;
+        END IF;
+      END IF;
+    END IF;
+    SELECT CASE WHEN t.acquired THEN t.fencing_token END, t.held_by, t.remaining_ms, t.ahead INTO token, held_by, remaining_ms, ahead
+      FROM pgxlock_acquire_in_turn(ARRAY[p_name], ARRAY[p_holder], ARRAY[p_ttl], ARRAY[p_metadata], ARRAY[p_ticket], false) AS t;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_acquire_one(text, text, bigint, text, bigint) IS
+    'pgxlock, internal: as pgxlock_acquire_batch(), for one lease.';
 
   -- Acquires leases that are not simply free: held, waited for, expired or to be shared. Waiters
   -- are looked up name by name: with = ANY (names) a plan from an empty queue reads all tickets.
@@ -441,34 +459,23 @@ BEGIN
       PERFORM pgxlock_check_primary('cannot release a lock on a standby server');
     END IF;
 
-    IF v_count = 1 THEN                     -- as below, for one name
+    WITH removed AS (
       DELETE FROM distributed_locks l
-       WHERE l.ctid = (SELECT l.ctid FROM distributed_locks l
-                        WHERE l.lock_name::text = p_names[1] COLLATE "C"
-                          AND CASE WHEN l.lock_name::text = p_names[1] COLLATE "C" AND l.holder_id::text = p_holders[1] COLLATE "C"
-                                     AND l.fencing_token = coalesce(p_tokens[1], l.fencing_token) AND left(p_holders[1], 1) <> '*'
-                                   THEN pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[1])) END
-                          FOR UPDATE OF l SKIP LOCKED)
-      RETURNING CASE WHEN l.expires_at > clock_timestamp() THEN 'r' ELSE 'e' END INTO v_outcomes;
-    ELSE
-      WITH removed AS (
-        DELETE FROM distributed_locks l
-         WHERE l.ctid = ANY (ARRAY(
-                 SELECT k.id
-                   FROM (SELECT w.name, w.holder, w.token FROM unnest(p_names, p_holders, p_tokens) AS w (name, holder, token)
-                          WHERE left(w.holder, 1) <> '*' ORDER BY w.name COLLATE "C" OFFSET 0) w,
-                        LATERAL (SELECT l.ctid AS id FROM distributed_locks l
-                                  WHERE l.lock_name::text = w.name COLLATE "C"
-                                    AND CASE WHEN l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
-                                               AND l.fencing_token = coalesce(w.token, l.fencing_token)
-                                             THEN pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) END
-                                    FOR UPDATE OF l SKIP LOCKED) k))
-        RETURNING l.fencing_token AS token, l.lock_name::text AS name, l.holder_id::text AS holder, l.expires_at > clock_timestamp() AS live
-      )
-      SELECT CASE WHEN count(*) FILTER (WHERE r.live) = v_count THEN repeat('r', v_count) END,
-             pg_catalog.array_agg(r.token), pg_catalog.array_agg(r.name), pg_catalog.array_agg(r.holder), pg_catalog.array_agg(r.live)
-        INTO v_outcomes, v_tokens, v_names, v_holds, v_lives FROM removed r;
-    END IF;
+       WHERE l.ctid = ANY (ARRAY(
+               SELECT k.id
+                 FROM (SELECT w.name, w.holder, w.token FROM unnest(p_names, p_holders, p_tokens) AS w (name, holder, token)
+                        WHERE left(w.holder, 1) <> '*' ORDER BY w.name COLLATE "C" OFFSET 0) w,
+                      LATERAL (SELECT l.ctid AS id FROM distributed_locks l
+                                WHERE l.lock_name::text = w.name COLLATE "C"
+                                  AND CASE WHEN l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
+                                             AND l.fencing_token = coalesce(w.token, l.fencing_token)
+                                           THEN pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) END
+                                  FOR UPDATE OF l SKIP LOCKED) k))
+      RETURNING l.fencing_token AS token, l.lock_name::text AS name, l.holder_id::text AS holder, l.expires_at > clock_timestamp() AS live
+    )
+    SELECT CASE WHEN count(*) FILTER (WHERE r.live) = v_count THEN repeat('r', v_count) END,
+           pg_catalog.array_agg(r.token), pg_catalog.array_agg(r.name), pg_catalog.array_agg(r.holder), pg_catalog.array_agg(r.live)
+      INTO v_outcomes, v_tokens, v_names, v_holds, v_lives FROM removed r;
     IF v_outcomes IS NULL THEN
       v_outcomes := coalesce((
         SELECT string_agg(CASE WHEN r.live THEN 'r'
@@ -501,6 +508,34 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_release_batch(text[], text[], bigint[]) IS
     'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns a letter for each entry, in order: r released (it was live), e expired (its row goes, unless another transaction has the pin), g gone (released before, or taken over), s skipped (asserted by an open transaction, or its row is locked: try again); in upper case if the lease has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its own.';
+
+  -- The same for a lone caller.
+  CREATE OR REPLACE FUNCTION pgxlock_release_one(p_name text, p_holder text, p_token bigint) RETURNS text
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off SET enable_tidscan = on AS $$
+  DECLARE
+    v_outcome text;
+  BEGIN
+    IF pg_is_in_recovery() THEN
+      PERFORM pgxlock_check_primary('cannot release a lock on a standby server');
+    END IF;
+    DELETE FROM distributed_locks l
+     WHERE l.ctid = (SELECT l.ctid FROM distributed_locks l
+                      WHERE l.lock_name::text = p_name COLLATE "C"
+                        AND CASE WHEN l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C"
+                                   AND l.fencing_token = coalesce(p_token, l.fencing_token) AND left(p_holder, 1) <> '*'
+                                 THEN pg_try_advisory_xact_lock(pgxlock_key('pin', p_name)) END
+                        FOR UPDATE OF l SKIP LOCKED)
+    RETURNING CASE WHEN l.expires_at > clock_timestamp() THEN 'r' ELSE 'e' END INTO v_outcome;
+    IF v_outcome IS NULL THEN
+      RETURN pgxlock_release_batch(ARRAY[p_name], ARRAY[p_holder], ARRAY[p_token]);
+    END IF;
+    RETURN CASE WHEN current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+                  OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_name COLLATE "C" OFFSET 0)
+                THEN upper(v_outcome) ELSE v_outcome END;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_release_one(text, text, bigint) IS
+    'pgxlock, internal: as pgxlock_release_batch(), for one lease.';
 
   -------------------------------------------------------------------- wake --
   -- The stamp in woken stays until the ticket's process tries: if every wake renewed it, a frozen

@@ -589,6 +589,7 @@ BEGIN
           "renew_lock(varchar, varchar, bigint, interval)", "extend_lock(varchar, varchar, integer)",
           "assert_lock_held(varchar, varchar, bigint, boolean)", "lock_tx(text, interval, boolean, boolean)", "claim_once(text, interval, interval)",
           "pgxlock_renew_batch(text[], text[], bigint[], bigint[])", "pgxlock_release_batch(text[], text[], bigint[])",
+          "pgxlock_acquire_one(text, text, bigint, text, bigint)", "pgxlock_release_one(text, text, bigint)",
           "pgxlock_advisory_batch(integer[], bigint[], bigint)", "assert_advisory_lock_held(integer, bigint, bigint, bigint)",
           "pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint)",
           "pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[])", "pgxlock_wake_batch(integer[], text[], bigint[])",

@@ -66,6 +66,7 @@ const (
 // In lease/.
 const (
 	LeaseAcquire         Name = "lease/acquire"
+	LeaseAcquireOne      Name = "lease/acquire_one"
 	LeaseAcquirePermit   Name = "lease/acquire_permit"
 	LeaseAcquireShared   Name = "lease/acquire_shared"
 	LeaseFence           Name = "lease/fence"
@@ -76,6 +77,7 @@ const (
 	LeaseReapOlderShared Name = "lease/reap_older_shared"
 	LeaseReapShared      Name = "lease/reap_shared"
 	LeaseRelease         Name = "lease/release"
+	LeaseReleaseOne      Name = "lease/release_one"
 	LeaseReleaseShared   Name = "lease/release_shared"
 	LeaseRenew           Name = "lease/renew"
 	LeaseRenewShared     Name = "lease/renew_shared"

@@ -7,20 +7,25 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Arguments are the arguments of a statement for many entries: arrays, in the binary format.
-// Writing them by hand costs no object for each element. The zero value has none.
+// Arguments are the arguments of a statement for many entries: arrays, in the binary format; or
+// of one for a single entry, which has the elements in place of arrays. Writing them by hand costs
+// no object for each element. The zero value has none, and is for many.
 type Arguments struct {
+	single bool
 	buffer []byte
-	ends   []int // of each argument, in the buffer
+	ends   []int // of each argument, in the buffer; noEnd: it is NULL
 }
 
-// Reset removes all arguments, and keeps their memory for others.
-func (a *Arguments) Reset() { a.buffer, a.ends = a.buffer[:0], a.ends[:0] }
+// Reset removes all arguments, and keeps their memory for others. single: they are for one entry.
+func (a *Arguments) Reset(single bool) { a.single, a.buffer, a.ends = single, a.buffer[:0], a.ends[:0] }
 
 // values returns the arguments as the protocol wants them.
 func (a *Arguments) values() [][]byte {
 	values, start := make([][]byte, len(a.ends)), 0
 	for i, end := range a.ends {
+		if end == noEnd {
+			continue
+		}
 		values[i] = a.buffer[start:end:end]
 		start = end
 	}
@@ -77,6 +82,14 @@ func AddIntegers[E any](to *Arguments, entries []E, element func(E) int32) {
 // addArray adds an array of one dimension.
 // https://github.com/postgres/postgres/blob/master/src/backend/utils/adt/arrayfuncs.c (array_recv)
 func addArray[E any](to *Arguments, oid uint32, entries []E, appendOne func([]byte, E) ([]byte, bool)) {
+	if to.single {
+		end := noEnd
+		if b, ok := appendOne(to.buffer, entries[0]); ok {
+			to.buffer, end = b, len(b)
+		}
+		to.ends = append(to.ends, end)
+		return
+	}
 	b := to.buffer
 	if len(entries) == 0 {
 		b = appendIntegers(b, 0, 0, oid)
@@ -95,8 +108,10 @@ func addArray[E any](to *Arguments, oid uint32, entries []E, appendOne func([]by
 	to.buffer, to.ends = b, append(to.ends, len(b))
 }
 
-// null is the length of an element that is NULL.
-const null = 0xffffffff
+const (
+	null  = 0xffffffff // the length of an element that is NULL
+	noEnd = -1         // of an argument that is NULL
+)
 
 func appendIntegers(to []byte, numbers ...uint32) []byte {
 	for _, n := range numbers {
@@ -109,7 +124,13 @@ func appendIntegers(to []byte, numbers ...uint32) []byte {
 var ErrForeign = errors.New("the server does not answer as PostgreSQL does")
 
 // An Array reads an array of one dimension in the binary format. A NULL has no elements.
-type Array struct{ rest []byte }
+type Array struct {
+	rest   []byte
+	single bool // rest is the only element
+}
+
+// SingleElement returns an array of one element.
+func SingleElement(value []byte) Array { return Array{rest: value, single: true} }
 
 // ReadArray returns the elements of an array, and how many it has.
 func ReadArray(value []byte) (a Array, n int, err error) {
@@ -126,11 +147,14 @@ func ReadArray(value []byte) (a Array, n int, err error) {
 	case dimensions != 1 || len(value) < whole:
 		return Array{}, 0, ErrForeign
 	}
-	return Array{value[whole:]}, int(binary.BigEndian.Uint32(value[header:])), nil
+	return Array{rest: value[whole:]}, int(binary.BigEndian.Uint32(value[header:])), nil
 }
 
 // Next returns the next element; nil for NULL, and after the last one.
 func (a *Array) Next() []byte {
+	if a.single {
+		return a.rest
+	}
 	if len(a.rest) < 4 {
 		return nil
 	}

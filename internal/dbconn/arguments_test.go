@@ -47,7 +47,7 @@ func TestArraysArriveAsTheyWereSent(t *testing.T) {
 		} {
 			var args dbconn.Arguments
 			for range 2 { // the second time in the memory of the first
-				args.Reset()
+				args.Reset(false)
 				dbconn.AddTexts(&args, sent, func(e entry) *string { return e.text })
 				dbconn.AddBigints(&args, sent, func(e entry) (int64, bool) { return dbconn.OrNull(e.number) })
 				dbconn.AddIntegers(&args, sent, func(e entry) int32 { return e.small })
@@ -98,6 +98,42 @@ func TestArraysArriveAsTheyWereSent(t *testing.T) {
 				if want += fmt.Sprint(e.small); i < len(joined) && joined[i] != want {
 					t.Errorf("direct %v: the server read %q, sent was %q", direct, joined[i], want)
 				}
+			}
+		}
+	}
+}
+
+func TestTheArgumentsOfASingleEntryAreItsElements(t *testing.T) {
+	t.Parallel()
+	conn := pgtest.New(t).Connect(t)
+	for _, direct := range []bool{true, false} {
+		q := dbconn.Querier{Conn: conn, Direct: direct}
+		for _, sent := range []entry{{}, {new("a"), new(int64(1)), 1}, {new(""), new(int64(math.MinInt64)), math.MinInt32}} {
+			var args dbconn.Arguments
+			for _, single := range []bool{false, true} { // the second time in the memory of the first
+				args.Reset(single)
+				dbconn.AddTexts(&args, []entry{sent}, func(e entry) *string { return e.text })
+				dbconn.AddBigints(&args, []entry{sent}, func(e entry) (int64, bool) { return dbconn.OrNull(e.number) })
+				dbconn.AddIntegers(&args, []entry{sent}, func(e entry) int32 { return e.small })
+			}
+			var got entry
+			err := q.Answer(t.Context(), "select $1::text, $2::bigint, $3::integer", &args, func(values [][]byte) error {
+				var columns [3]dbconn.Array
+				for i := range columns {
+					columns[i] = dbconn.SingleElement(values[i])
+				}
+				if text := columns[0].Next(); text != nil {
+					got.text = new(string(text))
+				}
+				if number, ok := dbconn.Integer(columns[1].Next()); ok {
+					got.number = &number
+				}
+				small, _ := dbconn.Integer(columns[2].Next())
+				got.small = int32(small)
+				return nil
+			})
+			if err != nil || fmt.Sprint(got) != fmt.Sprint(sent) {
+				t.Errorf("direct %v: sent %v, received %v (%v)", direct, sent, got, err)
 			}
 		}
 	}

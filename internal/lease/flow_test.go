@@ -225,7 +225,7 @@ const tracerPanics = "the tracer panics"
 type panickingTracer struct{}
 
 func (panickingTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, "pgxlock_acquire_batch") {
+	if strings.Contains(data.SQL, "pgxlock_acquire_one") {
 		panic(tracerPanics)
 	}
 	return ctx

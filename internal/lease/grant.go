@@ -23,10 +23,14 @@ type grant struct {
 }
 
 // readGrants reads the answer of acquire.sql, or of a variant, to n requests: an array for each
-// column. All but the tokens may be NULL.
-func readGrants(values [][]byte, n int) ([]grant, error) {
+// column, of which all but the tokens may be NULL; single: an element for each.
+func readGrants(values [][]byte, n int, single bool) ([]grant, error) {
 	var columns [6]dbconn.Array
 	for i, value := range values {
+		if single && i < len(columns) {
+			columns[i] = dbconn.SingleElement(value)
+			continue
+		}
 		elements, length, err := dbconn.ReadArray(value)
 		if err != nil || i == len(columns) || length != n && (i == 0 || value != nil) {
 			return nil, fmt.Errorf("%w: the arrays of the answer to %d requests", dbconn.ErrForeign, n)

@@ -56,8 +56,13 @@ func (t *Table) releaseAll(returns []*release) error {
 }
 
 func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
+	statement := byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)
+	single := len(returns) == 1 && mode == hold.Exclusive
+	if single {
+		statement = statements.LeaseReleaseOne
+	}
 	args := &t.releaseArgs
-	args.Reset()
+	args.Reset(single)
 	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Key })
 	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Holder })
 	dbconn.AddBigints(args, returns, func(r *release) (int64, bool) { return dbconn.OrNull(r.token) })
@@ -66,7 +71,7 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
 	err := t.request(func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		second = again
-		return q.Answer(ctx, t.place.Statement(byMode(mode, statements.LeaseRelease, statements.LeaseReleaseShared)), args, func(values [][]byte) error {
+		return q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) error {
 			if len(values) != 1 || len(values[0]) != len(returns) {
 				return fmt.Errorf("%w: %d releases", dbconn.ErrForeign, len(returns))
 			}

@@ -96,14 +96,18 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	if len(batch) == 0 {
 		return nil
 	}
+	statement := byMode(mode, statements.LeaseAcquire, statements.LeaseAcquireShared)
+	single := len(batch) == 1 && mode == hold.Exclusive && batch[0].permits == 0
+	if single {
+		statement = statements.LeaseAcquireOne
+	}
 	args := &t.acquireArgs
-	args.Reset()
+	args.Reset(single)
 	dbconn.AddTexts(args, batch, func(r *request) *string { return &r.lock.Key })
 	dbconn.AddTexts(args, batch, func(r *request) *string { return &r.lock.Holder })
 	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return r.lock.TTL.Milliseconds(), true })
 	dbconn.AddTexts(args, batch, func(r *request) *string { return r.metadata })
 	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return dbconn.OrNull(r.ticket) })
-	statement := byMode(mode, statements.LeaseAcquire, statements.LeaseAcquireShared)
 	if mode == hold.Exclusive && batch[0].permits > 0 {
 		statement = statements.LeaseAcquirePermit
 		dbconn.AddIntegers(args, batch, func(r *request) int32 { return int32(r.permits) })
@@ -115,7 +119,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	err := t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.host.Clock()
 		err = q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) (err error) {
-			grants, err = readGrants(values, len(batch))
+			grants, err = readGrants(values, len(batch), single)
 			return err
 		})
 		if err != nil && !lockerr.Refused(err) { // this holds even if a later attempt is refused

@@ -345,7 +345,7 @@ func TestASpoiltRequestCostsTheOthersOfItsBatchNothing(t *testing.T) {
 
 func TestALostAnswerOfABatchLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 	t.Parallel()
-	const takes, noConnection = "pgxlock_acquire_batch", "no connection"
+	const takes, noConnection = "pgxlock_acquire_one", "no connection"
 	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
 		for name, hidden := range map[string]string{"asked again": "", "a connection is refused then": noConnection, "requests are refused then": takes} {
 			for answers, all := -1, false; !all; answers++ {
@@ -399,9 +399,9 @@ func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItIsRefusedAlone(t *test
 		requests := []*request{requested(table, "first"), requested(table, "second")}
 		w.lose("first", 0, func() error {
 			_, err := db.Pool.Exec(context.Background(), `do $$ begin
-				execute (select format('alter function %s rename to before;
-					create function pgxlock_acquire_batch(%s) returns %s language plpgsql as %L', p.oid::regprocedure, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
-					'begin raise ''spoilt'' using errcode = ''22023''; end') from pg_proc p where proname = 'pgxlock_acquire_batch'); end $$`)
+				execute (select string_agg(format('alter function %s rename to before;
+					create function %I(%s) returns %s language plpgsql as %L;', p.oid::regprocedure, p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),
+					'begin raise ''spoilt'' using errcode = ''22023''; end'), '') from pg_proc p where proname in ('pgxlock_acquire_batch', 'pgxlock_acquire_one')); end $$`)
 			return err
 		})
 		askFor(t, table, requests...)

@@ -1,6 +1,9 @@
 package sqltest_test
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 // What commits between two steps of a batch of acquires or of releases, one interleaving in
 // each test. A session that waits for a row here fails after a moment, instead of being slow.
@@ -86,10 +89,10 @@ func TestBatchAcquireDrawsNoTokenWhereTheEpochIsAnotherOne(t *testing.T) {
 	t.Parallel()
 	d := install(t).withBatches()
 	for _, moved := range []string{"system_identifier = system_identifier + 1", "timeline = timeline + 1", "epoch_base = 8388608"} {
-		for _, names := range [][]string{{"k"}, {"k", "l"}} {
+		for _, function := range batches[1:] {
 			s := d.begin(readCommitted)
 			s.do("update pgxlock_epoch set " + moved)
-			s.want(batch(batches[1], "B", names...), "LK003")
+			s.want(batch(function, "B", "k"), "LK003")
 			s.rollback()
 		}
 	}
@@ -123,7 +126,7 @@ func TestBatchReleaseByAnotherThanTheHolderPinsNothing(t *testing.T) {
 	d.want("acquire_lock('k', 'H', 60)", "true")
 	stranger := d.begin(readCommitted)
 	stranger.want("pgxlock_release_batch('{k,k}', '{X,H}', array[null, 1]::bigint[])", "gg")
-	stranger.want("pgxlock_release_batch('{k}', '{X}', '{null}') || pgxlock_release_batch('{k}', '{H}', '{1}')", "gg")
+	stranger.want("pgxlock_release_one('k', 'X', null) || pgxlock_release_one('k', 'H', 1)", "gg")
 	d.want("assert_lock_held('k', 'H') is null", "false")
 	stranger.commit()
 	d.want("release_lock('k', 'H')", "true")
@@ -161,8 +164,9 @@ func TestBatchReleaseEndsNoLeaseInAPlaceThatWasReused(t *testing.T) {
 	}
 }
 
-// A lease that was renewed after the batch began is released by the next one.
-func TestBatchReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
+// A lease that was renewed after the batch began is released by the next one, and a single one
+// at once.
+func TestReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	gate := d.turnstile()
@@ -171,6 +175,10 @@ func TestBatchReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
 		releasing := gate.stop(d.connect(), "pin", givesBack("H", release.names...))
 		d.want("extend_lock('k', 'H', 60)", "true")
 		gate.open()
+		if len(release.names) == 1 {
+			releasing.want("r")
+			continue
+		}
 		releasing.want("s" + release.rest)
 		d.want(givesBack("H", "k"), "r")
 	}
@@ -206,6 +214,21 @@ func TestBatchAcquireTellsTheHolderOfTheRowItsToken(t *testing.T) {
 		gate.open()
 		try.want("f B,t B,t C")
 		d.want("select holder_id from distributed_locks where lock_name = 'k'", "B")
+		d.do("delete from distributed_locks")
+	}
+}
+
+// Its row is not committed when the batch looks for it.
+func TestBatchAcquireOfANameThatIsJustWrittenWithoutTheGuardIsRefused(t *testing.T) {
+	t.Parallel()
+	d := install(t).withBatches()
+	for _, function := range batches[1:] {
+		writer, contender := d.begin(readCommitted), d.connect()
+		writer.do("insert into distributed_locks (lock_name, holder_id, expires_at) values ('k', 'W', now() + interval '1 h')")
+		try := contender.start(batch(function, "B", "k", "l"))
+		await(t, d, fmt.Sprintf("exists (select from pg_locks where pid = %d and not granted)", contender.pid))
+		writer.commit()
+		try.want("f W,t B")
 		d.do("delete from distributed_locks")
 	}
 }
@@ -287,6 +310,8 @@ func TestBatchAcquireNeedsNoRightOnTheTokens(t *testing.T) {
 		s.do("set role " + role)
 		s.want("(select tokens[1] is not null from pgxlock_acquire_batch(array['"+what+"'], '{A}', '{60000}', '{null}', '{0}'))", "true")
 		s.want("pgxlock_release_batch(array['"+what+"'], '{A}', '{null}')", "r")
+		s.want("(select token is not null from pgxlock_acquire_one('"+what+"', 'A', 60000, null, 0))", "true")
+		s.want("pgxlock_release_one('"+what+"', 'A', null)", "r")
 	}
 	stranger := d.role()
 	s := d.connect()

@@ -11,8 +11,8 @@ import (
 )
 
 // batches are what takes several leases, by its name and by that of functions with the
-// same arguments: pgxlock_acquire_batch() takes those that are just free by itself, and
-// has a way of its own for a single one.
+// same arguments: pgxlock_acquire_batch(), and pgxlock_acquire_one() of each, take those
+// that are just free by themselves.
 var batches = []string{"pgxlock_acquire_each", "take_batch", "take_singly"}
 
 // withBatches makes what batches names.
@@ -28,7 +28,8 @@ func (d *database) withBatches() *database {
 		returns table (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint) language plpgsql as $$
 		begin
 		  for i in 1..cardinality(p_names) loop
-		    return query select * from take_batch(p_names[i:i], p_holders[i:i], p_ttls[i:i], p_metadata[i:i]);
+		    return query select b.token is not null, b.token, coalesce(b.held_by, case when b.token is not null then p_holders[i] end), coalesce(b.remaining_ms, p_ttls[i])
+		      from pgxlock_acquire_one(p_names[i], p_holders[i], p_ttls[i], p_metadata[i], 0) b;
 		  end loop;
 		end $$`)
 	return d

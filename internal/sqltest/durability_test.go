@@ -272,6 +272,7 @@ func TestSynchronousCommitIsOnlyRaisedAndOnlyByWriters(t *testing.T) {
 		for _, call := range []string{
 			"acquire_lock('k', 'A')", "extend_lock('k', 'A')", "acquire_lock('new', 'A')", "release_lock('k', 'A')",
 			"tokens[1] is not null from pgxlock_acquire_batch('{new}', '{A}', '{60000}', '{null}', '{0}')",
+			"token is not null from pgxlock_acquire_one('new', 'A', 60000, null, 0)",
 		} {
 			d.do("begin; select " + call)
 			d.want("current_setting('synchronous_commit')", want)

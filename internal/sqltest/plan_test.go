@@ -32,8 +32,8 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 		fmt.Sprintf("pgxlock_renew_batch('{k1,k2}', '{A,A}', '{%d,%d}', '{60000,60000}')", tokens[0], tokens[1]),
 		"pgxlock_release_batch('{k1,k2}', '{A,A}', '{null,null}')",
 		"pgxlock_release_batch('{k3,k4,k0}', '{A,A,A}', '{null,null,null}')",
-		"pgxlock_release_batch('{k5}', '{A}', '{null}')",
-		"pgxlock_acquire_batch('{k6}', '{B}', '{1}', '{null}', '{0}')",
+		"pgxlock_release_one('k5', 'A', null)",
+		"pgxlock_acquire_one('k6', 'B', 1, null, 0)",
 		"pgxlock_acquire_each('{k1,k2,k3,new}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}')",
 		"pgxlock_acquire_batch('{k1,k2,k3,new too}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}', '{0,0,null,0}')",
 		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,k3}', '{null,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
@@ -149,6 +149,8 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 	alone := []string{
 		"pgxlock_acquire_batch('{a,k99}', '{A,A}', '{60000,60000}', '{null,null}', '{0,0}')",
 		"pgxlock_release_batch('{a,k99}', '{A,A}', '{null,null}')",
+		"pgxlock_acquire_one('k99', 'A', 60000, null, 0)",
+		"pgxlock_release_one('k99', 'A', null)",
 	}
 	if _, err := early.Exec(t.Context(), statements.ConnSession.Text(), false); err != nil {
 		t.Fatal(err)

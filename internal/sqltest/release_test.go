@@ -34,6 +34,7 @@ func TestReleaseOfAnExpiredLeaseReturnsFalse(t *testing.T) {
 					fmt.Sprintf("release_lock_fenced('k', 'A', %d)", token):         "false",
 					"release_all_locks('A')":                                        "0",
 					"lower(pgxlock_release_batch('{k}', '{A}', '{null}'))":          "e",
+					"lower(pgxlock_release_one('k', 'A', null))":                    "e",
 					"lower(pgxlock_release_batch('{k,k}', '{A,A}', '{null,null}'))": "ee",
 				} {
 					holder.begin(level)

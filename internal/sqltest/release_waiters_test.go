@@ -11,12 +11,15 @@ import (
 // givesBack is the call that gives leases of one holder back: a letter for each outcome,
 // in upper case where somebody waits.
 func givesBack(holder string, names ...string) string {
+	if len(names) == 1 {
+		return fmt.Sprintf("select pgxlock_release_one(%s, %s, null)", quote(names[0]), quote(holder))
+	}
 	return fmt.Sprintf("select pgxlock_release_batch('{%[1]s}', array_fill(%[2]s::text, '{%[3]d}'), array_fill(null::bigint, '{%[3]d}'))",
 		strings.Join(names, ","), quote(holder), len(names))
 }
 
-// releases are what a batch releases with k: alone it is released in a way of its own. rest is
-// how the others' releases end, if the holder has all of them.
+// releases are what is released with k, if anything. rest is how the others' releases end, if the
+// holder has all of them.
 var releases = []struct {
 	names []string
 	rest  string
@@ -251,11 +254,12 @@ func TestReleaseReturnsEachOutcomeAndWhetherOthersWait(t *testing.T) {
 	d.want("acquire_lock('two', 'H', 60)", "true")
 	d.want("pgxlock_release_batch('{two,two,two}', '{I,H,H}', '{null,null,1}')", "grg") // the others' is not theirs
 	d.do("insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, fencing_token) values ('r', '*maintenance', now(), 'infinity', 7)")
-	d.want("pgxlock_release_batch('{r}', '{*maintenance}', '{7}') || pgxlock_release_batch('{r,s}', '{*maintenance,H}', '{7,7}')", "ggg")
+	d.want("pgxlock_release_one('r', '*maintenance', 7) || pgxlock_release_batch('{r,s}', '{*maintenance,H}', '{7,7}')", "ggg")
 	d.want("acquire_lock('late', 'H') and acquire_lock('later', 'H')", "true")
 	d.expire("late")
 	d.expire("later")
 	d.want(givesBack("H", "late", "later"), "ee")
+	d.want("pgxlock_release_one(null, 'A', 1) || pgxlock_release_one('mine', null, null)", "gg")
 	for _, bad := range []string{"'{a}', '{A}', '{}'", "'{a}', '{A,B}', '{1}'", "null, null, null", "'{a}', null, '{1}'"} {
 		d.want("pgxlock_release_batch("+bad+")", "22023")
 	}
@@ -281,12 +285,13 @@ func TestReleaseLeavesALeaseThatWasTakenOver(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	stile := d.turnstile()
-	for _, release := range releases {
-		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
-		giving := stile.stop(d.connect(), "pin", givesBack("H", release.names...))
+	for _, release := range []string{"select pgxlock_release_one('k', 'H', %d)", "select pgxlock_release_batch('{k}', '{H}', '{%d}')"} {
+		token := d.token("k", "H")
+		giving := stile.stop(d.connect(), "pin", fmt.Sprintf(release, token))
 		d.want("release_lock('k', 'H') and acquire_lock('k', 'H', 60)", "true")
 		stile.open()
-		giving.want("s" + release.rest)
-		d.want("select holder_id from distributed_locks where lock_name = 'k'", "H")
+		giving.want("g")
+		d.want(fmt.Sprintf("(select fencing_token > %d from distributed_locks where lock_name = 'k' and holder_id = 'H')", token), "true")
+		d.do("delete from distributed_locks")
 	}
 }

@@ -16,7 +16,7 @@ import (
 // What a statement of the Locker's contains and no other one does.
 const (
 	renewSQL   = "pgxlock_renew_batch"
-	releaseSQL = "-- Gives back each lease"
+	releaseSQL = "-- Gives back "
 )
 
 func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {

@@ -14,10 +14,10 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// AcquireSQL is in the statement that acquires leases.
-const AcquireSQL = "pgxlock_acquire_batch"
+// AcquireSQL is in the statements that acquire leases.
+const AcquireSQL = "pgxlock_acquire_"
 
-// Counter counts statements, and the entries that they carry as one array.
+// Counter counts statements, and the entries that they carry: one, or an array.
 type Counter struct {
 	Sql string
 
@@ -34,6 +34,10 @@ func (c *Counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 		defer c.mu.Unlock()
 		if c.statements++; c.first.IsZero() {
 			c.first = time.Now()
+		}
+		if strings.Contains(data.SQL, "_one(") {
+			c.entries++
+			return ctx
 		}
 		for _, arg := range data.Args {
 			if array, ok := arg.([]byte); ok {
