@@ -50,6 +50,9 @@ func goodAndBadCalls(t *testing.T, conn *pgx.Conn) {
 		{"acquire_lock('batch'::varchar, 'a'::varchar, 60, to_jsonb('m'::text))", "true"},
 		{"(select h.metadata from pgxlock_holders('batch'::text) h)", "m"},
 		{"pgxlock_release_batch('{batch}'::text[], '{a}'::text[], array[null]::bigint[])", "r"},
+		{"pgxlock_release_one('batch'::text, 'a'::text, null::bigint)", "g G"}, // above READ COMMITTED others may wait
+		{"acquire_lock('alone'::varchar, 'a'::varchar, 60, '{}'::jsonb)", "true"},
+		{"pgxlock_release_one('alone'::text, 'a'::text, null::bigint)", "r R"},
 		{"(try_acquire_lock('expiring'::varchar, 'a'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"},
 		{"(try_acquire_lock('expiring'::varchar, 'b'::varchar, '1 microsecond'::interval, '{}'::jsonb)).acquired", "true"}, // a take-over
 		{"reap_expired_locks('0'::interval, 1000) >= 1", "true"},
@@ -194,6 +197,9 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 		return "(select concat_ws(':'::text, b.tokens[1] is not null, coalesce(b.ahead[1], false), coalesce(b.held_by[1], CASE WHEN b.tokens[1] is not null THEN '" + holder + "'::text END)) from pgxlock_acquire_batch('{" + name + "}'::text[], '{" + holder +
 			"}'::text[], '{60000}'::bigint[], '{null}'::text[], '{" + ticket + "}'::bigint[]) b)"
 	}
+	takeOne := func(holder string) string {
+		return "(select concat_ws(':'::text, b.token is not null, b.held_by) from pgxlock_acquire_one('one " + name + "'::text, '" + holder + "'::text, 60000::bigint, '{}'::text, 0::bigint) b)"
+	}
 	wake := func(kind int, name, ticket string) string {
 		return fmt.Sprintf("(select count(*) from pgxlock_wake_batch('{%d}'::integer[], '{%s}'::text[], '{%s}'::bigint[]))", kind, name, ticket)
 	}
@@ -210,6 +216,9 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 		{"wake_lock_waiter('" + name + "'::varchar)", "true"},
 		{"wake_lock_waiter(null::varchar)", pgerrcode.InvalidParameterValue},
 		{"release_lock('" + name + "'::varchar, 'h'::varchar)", "true"},
+		{takeOne("y"), "t"},
+		{takeOne("x"), "f:y"},
+		{"pgxlock_release_one('one " + name + "'::text, 'y'::text, null::bigint)", "r"},
 		{take("y", "1000002"), "t:f:y"},
 		{"release_lock('" + name + "'::varchar, 'y'::varchar)", "true"},
 		{publish("{"+name+",7}", "{null,1000001}", none), "t,t"},
