@@ -259,6 +259,10 @@ func TestReleaseReturnsEachOutcomeAndWhetherOthersWait(t *testing.T) {
 	d.expire("late")
 	d.expire("later")
 	d.want(givesBack("H", "late", "later"), "ee")
+	d.want("acquire_lock('late', 'H')", "true")
+	d.expire("late")
+	d.want(givesBack("H", "late"), "e")
+	d.want("(select count(*) from distributed_locks where lock_name in ('late', 'later'))", "0")
 	d.want("pgxlock_release_one(null, 'A', 1) || pgxlock_release_one('mine', null, null)", "gg")
 	for _, bad := range []string{"'{a}', '{A}', '{}'", "'{a}', '{A,B}', '{1}'", "null, null, null", "'{a}', null, '{1}'"} {
 		d.want("pgxlock_release_batch("+bad+")", "22023")
