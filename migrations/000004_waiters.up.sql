@@ -481,7 +481,9 @@ BEGIN
         SELECT string_agg(CASE WHEN r.live THEN 'r'
                                WHEN r.token IS NOT NULL THEN 'e'
                                WHEN l.live IS NULL THEN 'g'
-                               WHEN l.live OR pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) THEN 's'
+                               WHEN l.live THEN 's'
+                               WHEN pg_try_advisory_lock(pgxlock_key('pin', w.name)) THEN     -- and not kept: the lease may be another's by now
+                                 CASE WHEN pg_advisory_unlock(pgxlock_key('pin', w.name)) THEN 's' END
                                ELSE 'e' END, '' ORDER BY w.n)       -- the owner of the pin keeps or removes it
           FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)
           LEFT JOIN unnest(v_tokens, v_names, v_holds, v_lives) AS r (token, name, holder, live)

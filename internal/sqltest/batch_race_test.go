@@ -132,6 +132,27 @@ func TestBatchReleaseByAnotherThanTheHolderPinsNothing(t *testing.T) {
 	d.want("release_lock('k', 'H')", "true")
 }
 
+// When the release looks what became of the expired lease, another caller has just taken it over:
+// that one's fences must not meet a pin that the release keeps.
+func TestReleaseThatLosesToATakeOverPinsNothing(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	gate := d.turnstile()
+	for i, release := range []string{"select pgxlock_release_batch('{k}', '{H}', '{null}')", "select pgxlock_release_one('k', 'H', null)"} {
+		d.do("select acquire_lock('k', 'H', 60)")
+		d.expire("k")
+		taking, releaser := d.begin(readCommitted), d.begin(readCommitted)
+		taking.want("acquire_lock('k', 'B', 60)", "true")
+		giving := gate.stopLater(releaser, 1+i, "pin", release) // it has not got the pin as often
+		taking.commit()
+		gate.open()
+		giving.want("s")
+		d.want("assert_lock_held('k', 'B') is null", "false")
+		releaser.commit()
+		d.do("delete from distributed_locks")
+	}
+}
+
 func TestBatchReleaseEndsALeaseThatWasRenewed(t *testing.T) {
 	t.Parallel()
 	d := install(t)
