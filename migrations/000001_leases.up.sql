@@ -971,7 +971,7 @@ BEGIN
   -- The highest 24 bits of pgxlock's own advisory keys are a mark, so that the views and the Monitor
   -- recognise them. Its last bit is set in the keys that a session holds for as long as it lives, and
   -- clear in the keys of a moment: guards, pins, cleaners and the lock of migrations, held until a
-  -- transaction ends. So no session that lives keeps the guard of a lease. One key of a user in
+  -- transaction ends at the latest. So no session that lives keeps the guard of a lease. One key of a user in
   -- 8 million carries one of the two marks by chance.
   CREATE OR REPLACE FUNCTION pgxlock_own_key(p_lasting boolean, p_content bytea) RETURNS bigint
   LANGUAGE sql IMMUTABLE PARALLEL SAFE

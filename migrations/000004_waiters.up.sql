@@ -477,7 +477,7 @@ BEGIN
            pg_catalog.array_agg(r.token), pg_catalog.array_agg(r.name), pg_catalog.array_agg(r.holder), pg_catalog.array_agg(r.live)
       INTO v_outcomes, v_tokens, v_names, v_holds, v_lives FROM removed r;
     IF v_outcomes IS NULL THEN
-      v_outcomes := coalesce((
+      v_outcomes := (
         SELECT string_agg(CASE WHEN r.live THEN 'r'
                                WHEN r.token IS NOT NULL THEN 'e'
                                WHEN l.live IS NULL THEN 'g'
@@ -490,7 +490,7 @@ BEGIN
             ON r.name = w.name COLLATE "C" AND r.holder = w.holder COLLATE "C" AND r.token = coalesce(w.token, r.token)
           LEFT JOIN LATERAL (SELECT l.expires_at > clock_timestamp() AS live FROM distributed_locks l
                               WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
-                                AND l.fencing_token = coalesce(w.token, l.fencing_token) AND left(w.holder, 1) <> '*' OFFSET 0) l ON true), '');
+                                AND l.fencing_token = coalesce(w.token, l.fencing_token) AND left(w.holder, 1) <> '*' OFFSET 0) l ON true);
     END IF;
 
     -- This later statement sees every ticket committed before the rows were touched; a process with

@@ -26,8 +26,11 @@ type grant struct {
 // column, of which all but the tokens may be NULL; single: an element for each.
 func readGrants(values [][]byte, n int, single bool) ([]grant, error) {
 	var columns [6]dbconn.Array
+	if single && len(values) != 4 {
+		return nil, fmt.Errorf("%w: the answer to a request", dbconn.ErrForeign)
+	}
 	for i, value := range values {
-		if single && i < len(columns) {
+		if single {
 			columns[i] = dbconn.SingleElement(value)
 			continue
 		}
