@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -121,8 +122,18 @@ func untilTold() error {
 	return err
 }
 
-// freeze stops the child in its tracks; its connections stay.
-func (c *child) freeze(t *testing.T) { c.signal(t, syscall.SIGSTOP) }
+// freeze stops the child in its tracks; its connections stay. A signal that was sent
+// has stopped nobody yet: on a busy machine the child's threads go on for a while.
+func (c *child) freeze(t *testing.T) {
+	t.Helper()
+	c.signal(t, syscall.SIGSTOP)
+	var status syscall.WaitStatus
+	for !status.Stopped() {
+		if _, err := syscall.Wait4(c.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil && !errors.Is(err, syscall.EINTR) {
+			t.Fatal(err)
+		}
+	}
+}
 
 func (c *child) thaw(t *testing.T) { c.signal(t, syscall.SIGCONT) }
 
