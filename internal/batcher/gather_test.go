@@ -1,10 +1,13 @@
 package batcher
 
 import (
+	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 // asked returns a queue that grows as said with each look at it, and then stays; looks counts.
@@ -17,6 +20,17 @@ func asked(queue ...int) (queued func() int, looks *int) {
 	}, looks
 }
 
+// wait lets a leader wait while the clock stands still, and returns how often it looked.
+func wait(t *testing.T, g *Gathering, queue ...int) (looks int) {
+	t.Helper()
+	synctest.Test(t, func(*testing.T) {
+		queued, n := asked(queue...)
+		g.Wait(queued)
+		looks = *n
+	})
+	return looks
+}
+
 func TestLeaderWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 	for name, c := range map[string]struct {
 		answered, queuedThen int // with the last message
@@ -25,28 +39,57 @@ func TestLeaderWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 	}{
 		"a lone caller waits for nobody":             {1, 0, []int{1}, 1},
 		"the first caller of all waits for nobody":   {0, 0, []int{1}, 1},
-		"until most are queued":                      {8, 0, []int{1, 3, 5, 6, 7}, 4},
-		"for those that were queued before, as well": {4, 4, []int{4, 5, 6, 7}, 3},
-		"not when nobody comes":                      {8, 0, []int{1, 1, 6}, 2},
-		"not for ever":                               {100, 0, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, maxYields},
+		"until all are queued":                       {8, 0, []int{1, 3, 5, 7, 8, 8}, 5},
+		"for those that were queued before, as well": {4, 4, []int{4, 5, 6, 7, 8, 8}, 5},
+		"while a thread wakes up":                    {8, 0, []int{1, 1, 1, 1, 2, 2, 2, 8, 8}, 8},
+		"not when nobody comes":                      {8, 0, []int{1}, 512 + 2},
+		"not when nobody comes anymore":              {8, 0, []int{1, 1, 1, 4}, 512 + 5},
 		"not for a queue that is sent by now":        {8, 0, []int{0}, 1},
+		"not in a crowd":                             {9, 8, []int{9}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var g Gathering
+			g := Gathering{Patience: 512, Most: 16}
 			g.Answered(c.answered, c.queuedThen)
-			for tries := 0; ; tries++ {
-				queued, looks := asked(c.queue...)
-				g.Wait(queued)
-				if g.Hurry > 0 && tries < 100 { // the machine is busy just now
-					g.Hurry = 0
-					continue
-				}
-				if *looks != c.looks {
-					t.Errorf("it looked %d times, want %d", *looks, c.looks)
-				}
-				return
+			if looks := wait(t, &g, c.queue...); looks != c.looks {
+				t.Errorf("it looked %d times, want %d", looks, c.looks)
 			}
 		})
+	}
+}
+
+func TestLeaderThatWaitsInVainWaitsLessNextTime(t *testing.T) {
+	g := Gathering{Patience: 512, Most: 16}
+	g.Answered(2, 0)
+	var looks []int
+	for range 11 {
+		looks = append(looks, wait(t, &g, 1))
+	}
+	if want := []int{514, 258, 130, 66, 34, 18, 10, 6, 4, 3, 2}; !slices.Equal(looks, want) {
+		t.Errorf("it looked %d times, want %d", looks, want)
+	}
+	for _, want := range []int{2, 4, 6} { // and regains its patience with each wait that pays
+		if looks := wait(t, &g, 1); looks != want {
+			t.Errorf("it looked %d times, want %d", looks, want)
+		}
+		wait(t, &g, 1, 2)
+		wait(t, &g, 1, 2)
+	}
+	for range 10 {
+		wait(t, &g, 1, 2)
+	}
+	if looks := wait(t, &g, 1); looks != 514 {
+		t.Errorf("after waits that paid it looked %d times, want 514", looks)
+	}
+}
+
+// Callers that come one by one do not keep the first one for long.
+func TestLeaderDoesNotWaitForEver(t *testing.T) {
+	g := Gathering{Patience: 512, Most: math.MaxInt}
+	g.Answered(math.MaxInt, 0)
+	n := 0
+	g.Wait(func() int { n++; return n })
+	if g.vain != 1 && g.Hurry == 0 { // a processor that was taken away ends it, too
+		t.Error("the wait counts as one that paid")
 	}
 }
 
@@ -61,10 +104,10 @@ func TestLeaderLetsCallersRunThatAreAboutToAsk(t *testing.T) {
 		for range 7 {
 			asking.Go(func() { asked.Add(1) })
 		}
-		var g Gathering
+		g := Gathering{Patience: 512, Most: 8}
 		g.Answered(8, 0)
 		g.Wait(func() int { return int(asked.Load()) })
-		if g.Enough(int(asked.Load())) {
+		if asked.Load() == 8 {
 			gathered++
 		}
 		asking.Wait()
@@ -75,13 +118,17 @@ func TestLeaderLetsCallersRunThatAreAboutToAsk(t *testing.T) {
 }
 
 func TestMessageIsSentBeforeItsLastAnswersAreToldIfMostCallersAreQueued(t *testing.T) {
-	var g Gathering
+	g := Gathering{Patience: 512, Most: 7}
 	g.Answered(2, 5)
 	if g.Enough(5) {
 		t.Error("5 of 7 are enough")
 	}
 	if !g.Enough(6) {
 		t.Error("6 of 7 are not enough")
+	}
+	g.Answered(2, 6)
+	if !g.Enough(1) {
+		t.Error("in a crowd, answers are told before the next message is sent")
 	}
 }
 
@@ -96,8 +143,8 @@ func TestLeaderDoesNotWaitWhileTheProcessorsAreBusy(t *testing.T) {
 		}()
 	}
 	defer stop.Store(true)
-	var g Gathering
-	for n := 1; g.Hurry == 0; n++ {
+	g := Gathering{Patience: 512, Most: math.MaxInt}
+	for g.Hurry == 0 {
 		g.Answered(1<<20, 0)
 		queued, _ := asked(1, 2)
 		g.Wait(queued)
@@ -110,7 +157,7 @@ func TestLeaderDoesNotWaitWhileTheProcessorsAreBusy(t *testing.T) {
 	if !g.Enough(1) {
 		t.Error("the next leader tells answers before it sends")
 	}
-	for range hurried {
+	for g.Hurry > 0 {
 		g.Answered(8, 0)
 	}
 	if g.Enough(1) {

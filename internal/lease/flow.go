@@ -91,8 +91,10 @@ func (f *flow) send() {
 	} else if err := f.table.acquire(requests); err != nil {
 		f.table.failRequests(takeAll(f, &f.requests), err)
 	}
-	f.gathering.Answered(len(requests)+len(releases), f.queued())
 }
+
+// answered is told how many callers an answer is for, before they are told it.
+func (f *flow) answered(callers int) { f.gathering.Answered(callers, f.queued()) }
 
 // queued returns how many entries were not sent yet.
 func (f *flow) queued() int {

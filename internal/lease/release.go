@@ -86,6 +86,7 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 		}
 		return err
 	}
+	t.flow.answered(len(returns))
 	var unknown, wanted []lockkey.Name
 	for i, r := range returns {
 		var isWanted bool

@@ -150,6 +150,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 		}
 		return nil
 	}
+	t.flow.answered(len(batch))
 	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
 		for i, g := range grants {
 			if g.acquired == acquired {
