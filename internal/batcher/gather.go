@@ -13,14 +13,14 @@ import (
 type Gathering struct {
 	// Patience is how many calls of the scheduler in a row may bring nobody; 1,000 take about
 	// 100 microseconds. The thread that will run the others may have to wake up first, but a
-	// wait should take no longer than what a message costs beside its entries. Each wait in
-	// vain halves the patience, and each other one gives that back.
+	// wait should take no longer than what a message costs beside its entries. Each wait that
+	// ends without all active callers halves the patience, and each other one doubles it again.
 	Patience int
 
 	Most   int // with more active callers none waits: their own work takes longer than such a wait saves
 	Active int // callers that the last message answered, and those that were queued then
 	Hurry  int // how many messages are sent without a wait, because the processors are busy
-	vain   int // how many more waits were in vain than not
+	failed int // how many more waits ended without all active callers than with them
 }
 
 const (
@@ -54,8 +54,8 @@ func (g *Gathering) Wait(queued func() int) {
 	}
 	begun := time.Now()
 	for now, nobody := begun, 0; n < g.Active; nobody++ {
-		if nobody > g.Patience>>g.vain || now.Sub(begun) > longest {
-			g.vain = min(g.vain+1, bits.Len(uint(g.Patience)))
+		if nobody > g.Patience>>g.failed || now.Sub(begun) > longest {
+			g.failed = min(g.failed+1, bits.Len(uint(g.Patience)))
 			return
 		}
 		yielded, before := now, n
@@ -69,5 +69,5 @@ func (g *Gathering) Wait(queued func() int) {
 			nobody = -1
 		}
 	}
-	g.vain = max(g.vain-1, 0)
+	g.failed = max(g.failed-1, 0)
 }

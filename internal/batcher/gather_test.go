@@ -57,7 +57,7 @@ func TestLeaderWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 	}
 }
 
-func TestLeaderThatWaitsInVainWaitsLessNextTime(t *testing.T) {
+func TestLeaderThatNobodyJoinsWaitsLessNextTime(t *testing.T) {
 	g := Gathering{Patience: 512, Most: 16}
 	g.Answered(2, 0)
 	var looks []int
@@ -88,7 +88,7 @@ func TestLeaderDoesNotWaitForEver(t *testing.T) {
 	g.Answered(math.MaxInt, 0)
 	n := 0
 	g.Wait(func() int { n++; return n })
-	if g.vain != 1 && g.Hurry == 0 { // a processor that was taken away ends it, too
+	if g.failed != 1 && g.Hurry == 0 { // a processor that was taken away ends it, too
 		t.Error("the wait counts as one that paid")
 	}
 }
