@@ -111,8 +111,10 @@ func New(connections *pgxpool.Config, cfg Config) *Locks {
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
 	a.queueing = &dbconn.Session{Dialer: a.dialer, Place: &a.place, Idle: max(connections.MaxConnIdleTime, leastQueueIdle)}
 	a.evicting = batcher.Batcher[struct{}]{Limit: batcher.MaxRows, Run: a.lookEvicted}
-	a.mux = &mux{connect: a.connect, backoff: cfg.Backoff, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost, gone: make(chan struct{}),
-		gathering: batcher.Gathering{Patience: 256, Most: 48}}
+	a.mux = &mux{
+		connect: a.connect, backoff: cfg.Backoff, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost,
+		gathering: batcher.Gathering{Patience: 256, Most: 48}, gone: make(chan struct{}),
+	}
 	return a
 }
 
