@@ -78,7 +78,7 @@ func (f *flow) lead() {
 	}
 }
 
-// send sends a batch and settles it, once most callers are queued that are about to ask: of a
+// send sends a batch and settles it, once the callers are queued that are about to ask: of a
 // small batch nearly all is the commit. If the server cannot be reached, all that is queued of
 // its kind fails, because to learn it anew for each batch would take a timeout each.
 func (f *flow) send() {

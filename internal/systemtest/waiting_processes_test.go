@@ -327,8 +327,9 @@ func TestAWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
 			holder := testkit.NewLocker(t, db, nil)
 			patient := testkit.Listening(t, db, "patient")
 			woken := testkit.CountNotifications(t, db)
-			wakeUps := 0                                                                // most of a round
-			for round := 0; round < 3 || frozen && wakeUps < 2 && round < 20; round++ { // now and then somebody comes by itself
+			wakeUps := 0 // most of a round
+			// Now and then somebody comes by itself.
+			for round := 0; round < 3 || frozen && wakeUps < 2 && round < 20; round++ {
 				lock := testkit.Acquire(t, holder, "k")
 				victim := startAll(t, db, "wait for a lease", "k", 1)[0]
 				testkit.UntilQueued(t, db, "k", 1)
