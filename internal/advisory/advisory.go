@@ -113,8 +113,7 @@ func New(connections *pgxpool.Config, cfg Config) *Locks {
 	a.evicting = batcher.Batcher[struct{}]{Limit: batcher.MaxRows, Run: a.lookEvicted}
 	a.mux = &mux{
 		connect: a.connect, backoff: cfg.Backoff, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost,
-		gathering: batcher.Gathering{Patience: 256, Most: 48}, // a message costs little beside its entries
-		gone:      make(chan struct{}),
+		gone: make(chan struct{}),
 	}
 	return a
 }

@@ -94,7 +94,7 @@ func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
 	}
 	s := &session{
 		conn: conn, net: conn.PgConn().Conn(), writer: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
-		session: own, backend: backend.PID,
+		readable: dbconn.Readable(conn.PgConn().Conn()), session: own, backend: backend.PID,
 		many: textAround(statements.AdvisoryBatch, own), patience: dbconn.Timeout,
 	}
 	if a.ttl > 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -16,13 +17,16 @@ func TestLeaderOfAMuxWaitsBeforeItSends(t *testing.T) {
 	together := 0
 	for range 20 {
 		resume := stall(p.mux)
-		p.mux.gathering.Active = 2
+		p.mux.gathering.Answered(2, 0, time.Millisecond)
 		sends := p.mux.sends
 		outcome := trying(t.Context(), p, "k", hold.Exclusive)
 		resume()
 		got := <-outcome
 		if got.err != nil {
 			t.Fatal(got.err)
+		}
+		if p.mux.gathering.Took <= 0 || p.mux.gathering.Took > time.Minute {
+			t.Errorf("the leader waited %s for the answer", p.mux.gathering.Took)
 		}
 		p.mux.mu.Lock()
 		if p.mux.sends == sends+1 {
@@ -55,7 +59,7 @@ func TestNextMessageIsSentBeforeAnswersAreToldOnlyIfMostCallersAreQueued(t *test
 		send(t, p.mux)
 		ask(next, 0)
 		receive(t, p.mux)
-		p.mux.answered()
+		p.mux.answered(0)
 		if got := len(p.mux.batch); got != want {
 			t.Errorf("%d calls are queued: %d were sent, want %d", next, got, want)
 		}

@@ -64,6 +64,7 @@ type mux struct {
 	sent      time.Duration     // the time before the last message that the server answered without an error
 	confirmed time.Duration     // the last argument of alive
 	gathering batcher.Gathering // how the leader waits for callers that are about to ask
+	spinning  spinning          // how it waits for the answer
 }
 
 // A roundTrip is a message and the calls whose requests it carries.
@@ -373,6 +374,8 @@ func (m *mux) queued() int {
 // finish receives the answer to a batch. It returns false if the leader's context ends before.
 func (m *mux) finish() bool {
 	conn := m.conn
+	begun := time.Now()
+	m.spinning.wait(&m.gathering, m.message.asked, begun, conn.readable)
 	for {
 		m.mu.Lock()
 		left := m.leaves
@@ -384,7 +387,7 @@ func (m *mux) finish() bool {
 		}
 		err := conn.receive(&m.message)
 		if err == nil {
-			m.answered()
+			m.answered(time.Since(begun))
 			return true
 		}
 		if isTimeout(err) {
@@ -401,8 +404,8 @@ func (m *mux) finish() bool {
 	}
 }
 
-// answered settles the calls of a batch after its answer.
-func (m *mux) answered() {
+// answered settles the calls of a batch after its answer, for which the leader waited so long.
+func (m *mux) answered(took time.Duration) {
 	failed, ended := m.message.verdict()
 	if ended != nil {
 		m.end(ended)
@@ -418,7 +421,7 @@ func (m *mux) answered() {
 	}
 	done := m.roundTrip
 	m.roundTrip = m.spare
-	m.gathering.Answered(len(done.batch), m.queued())
+	m.gathering.Answered(len(done.batch), m.queued(), took)
 	var broken error
 	if failed == nil && m.gathering.Enough(m.queued()) { // otherwise the calls of undo come first
 		// The socket's buffer is empty. So only a message that is larger than the buffer, one

@@ -11,21 +11,28 @@ import (
 // them: if that one sent its request at once, it would pay a round trip alone, and the others
 // the next one. The two would alternate from then on. Only the leader uses it.
 type Gathering struct {
-	// Patience is how many calls of the scheduler in a row may bring nobody; 1,000 take about
-	// 100 microseconds. The thread that will run the others may have to wake up first, but a
-	// wait should take no longer than what a message costs beside its entries. Each wait that
-	// ends without all active callers halves the patience, and each other one doubles it again.
-	Patience int
-
-	Most   int // with more active callers none waits: their own work takes longer than such a wait saves
-	Active int // callers that the last message answered, and those that were queued then
-	Hurry  int // how many messages are sent without a wait, because the processors are busy
-	failed int // how many more waits ended without all active callers than with them
+	Active int           // callers that the last message answered, and those that were queued then
+	Hurry  int           // how many messages are sent without a wait, because the processors are busy
+	Took   time.Duration // how long the leader waited for the last answer
+	failed int           // how many more waits ended without all active callers than with them
 }
 
 const (
+	// The thread that will run the other callers may have to wake up first. So a wait goes on
+	// while calls of the scheduler bring nobody, for a share of the time that a message takes.
+	// It is counted in calls. Each wait that ends without all active callers halves that number
+	// the next time, and each other one doubles it again.
+	shareOfMessage      = 4
+	callsPerMicrosecond = 10 // about
+	mostCalls           = 2048
+
 	// longest is how long the first of those who come waits for the last.
 	longest = time.Millisecond
+
+	// In a crowd nobody waits: what the callers do themselves takes longer than such a wait saves,
+	// unless the time that a message takes is more than workOfCaller for each of them.
+	crowd        = 24
+	workOfCaller = 10 * time.Microsecond
 
 	// slowYield is when other goroutines keep the processors busy: each further call of the
 	// scheduler might take as long as their time slices. For each such time that a call took,
@@ -34,9 +41,10 @@ const (
 	hurried   = 16
 )
 
-// Answered records how many callers a message answered, and how many were queued then.
-func (g *Gathering) Answered(callers, queued int) {
-	g.Active = callers + queued
+// Answered records how many callers a message answered, how many were queued then, and how long
+// the leader waited for the answer.
+func (g *Gathering) Answered(callers, queued int, took time.Duration) {
+	g.Active, g.Took = callers+queued, took
 	g.Hurry = max(g.Hurry-1, 0)
 }
 
@@ -44,7 +52,9 @@ func (g *Gathering) Answered(callers, queued int) {
 // the active callers are queued, or waiting does not pay.
 func (g *Gathering) Enough(queued int) bool { return g.hurries() || 4*queued >= 3*g.Active }
 
-func (g *Gathering) hurries() bool { return g.Hurry > 0 || g.Active > g.Most }
+func (g *Gathering) hurries() bool {
+	return g.Hurry > 0 || g.Active > crowd && time.Duration(g.Active)*workOfCaller > g.Took
+}
 
 // Wait lets other goroutines run until all active callers are queued, or no more come.
 func (g *Gathering) Wait(queued func() int) {
@@ -52,22 +62,31 @@ func (g *Gathering) Wait(queued func() int) {
 	if n == 0 || n >= g.Active || g.hurries() {
 		return
 	}
+	patience := min(int(g.Took/shareOfMessage/time.Microsecond)*callsPerMicrosecond, mostCalls)
 	begun := time.Now()
 	for now, nobody := begun, 0; n < g.Active; nobody++ {
-		if nobody > g.Patience>>g.failed || now.Sub(begun) > longest {
-			g.failed = min(g.failed+1, bits.Len(uint(g.Patience)))
+		if nobody > patience>>g.failed || now.Sub(begun) > longest {
+			g.failed = min(g.failed+1, bits.Len(uint(patience)))
 			return
 		}
-		yielded, before := now, n
-		runtime.Gosched()
-		now, n = time.Now(), queued()
-		if slow := int(now.Sub(yielded) / slowYield); slow > 0 {
-			g.Hurry = slow * hurried
+		before := n
+		if now = g.Yield(now, 0); g.Hurry > 0 {
 			return
 		}
-		if n > before {
+		if n = queued(); n > before {
 			nobody = -1
 		}
 	}
 	g.failed = max(g.failed-1, 0)
+}
+
+// Yield lets other goroutines run, and returns when they have. If that took long, and longer
+// than they need, the next messages are sent in a hurry.
+func (g *Gathering) Yield(now time.Time, need time.Duration) time.Time {
+	runtime.Gosched()
+	later := time.Now()
+	if slow := int(later.Sub(now) / max(need, slowYield)); slow > 0 {
+		g.Hurry = slow * hurried
+	}
+	return later
 }

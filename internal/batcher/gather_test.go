@@ -8,7 +8,11 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 )
+
+// near is what a message to a server takes that is near.
+const near = 200 * time.Microsecond
 
 // asked returns a queue that grows as said with each look at it, and then stays; looks counts.
 func asked(queue ...int) (queued func() int, looks *int) {
@@ -34,22 +38,27 @@ func wait(t *testing.T, g *Gathering, queue ...int) (looks int) {
 func TestLeaderWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 	for name, c := range map[string]struct {
 		answered, queuedThen int // with the last message
+		took                 time.Duration
 		queue                []int
 		looks                int
 	}{
-		"a lone caller waits for nobody":             {1, 0, []int{1}, 1},
-		"the first caller of all waits for nobody":   {0, 0, []int{1}, 1},
-		"until all are queued":                       {8, 0, []int{1, 3, 5, 7, 8, 8}, 5},
-		"for those that were queued before, as well": {4, 4, []int{4, 5, 6, 7, 8, 8}, 5},
-		"while a thread wakes up":                    {8, 0, []int{1, 1, 1, 1, 2, 2, 2, 8, 8}, 8},
-		"not when nobody comes":                      {8, 0, []int{1}, 512 + 2},
-		"not when nobody comes anymore":              {8, 0, []int{1, 1, 1, 4}, 512 + 5},
-		"not for a queue that is sent by now":        {8, 0, []int{0}, 1},
-		"not in a crowd":                             {9, 8, []int{9}, 1},
+		"a lone caller waits for nobody":             {1, 0, near, []int{1}, 1},
+		"the first caller of all waits for nobody":   {0, 0, near, []int{1}, 1},
+		"until all are queued":                       {8, 0, near, []int{1, 3, 5, 7, 8, 8}, 5},
+		"for those that were queued before, as well": {4, 4, near, []int{4, 5, 6, 7, 8, 8}, 5},
+		"while a thread wakes up":                    {8, 0, near, []int{1, 1, 1, 1, 2, 2, 2, 8, 8}, 8},
+		"not when nobody comes":                      {8, 0, near, []int{1}, 500 + 2},
+		"not when nobody comes anymore":              {8, 0, near, []int{1, 1, 1, 4}, 500 + 5},
+		"longer if a message takes longer":           {8, 0, 4 * near, []int{1}, 2000 + 2},
+		"not very long":                              {8, 0, time.Second, []int{1}, 2048 + 2},
+		"not for a queue that is sent by now":        {8, 0, near, []int{0}, 1},
+		"as 24":                                      {24, 0, 0, []int{23, 24}, 2},
+		"not in a crowd":                             {16, 9, near, []int{24}, 1},
+		"in a crowd if a message takes long":         {16, 9, 2 * near, []int{24, 25}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := Gathering{Patience: 512, Most: 16}
-			g.Answered(c.answered, c.queuedThen)
+			var g Gathering
+			g.Answered(c.answered, c.queuedThen, c.took)
 			if looks := wait(t, &g, c.queue...); looks != c.looks {
 				t.Errorf("it looked %d times, want %d", looks, c.looks)
 			}
@@ -58,16 +67,16 @@ func TestLeaderWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 }
 
 func TestLeaderThatNobodyJoinsWaitsLessNextTime(t *testing.T) {
-	g := Gathering{Patience: 512, Most: 16}
-	g.Answered(2, 0)
+	var g Gathering
+	g.Answered(2, 0, near)
 	var looks []int
 	for range 11 {
 		looks = append(looks, wait(t, &g, 1))
 	}
-	if want := []int{514, 258, 130, 66, 34, 18, 10, 6, 4, 3, 2}; !slices.Equal(looks, want) {
+	if want := []int{502, 252, 127, 64, 33, 17, 9, 5, 3, 2, 2}; !slices.Equal(looks, want) {
 		t.Errorf("it looked %d times, want %d", looks, want)
 	}
-	for _, want := range []int{2, 4, 6} { // and regains its patience with each wait that pays
+	for _, want := range []int{2, 5, 9} { // and regains its patience with each wait that pays
 		if looks := wait(t, &g, 1); looks != want {
 			t.Errorf("it looked %d times, want %d", looks, want)
 		}
@@ -77,15 +86,15 @@ func TestLeaderThatNobodyJoinsWaitsLessNextTime(t *testing.T) {
 	for range 10 {
 		wait(t, &g, 1, 2)
 	}
-	if looks := wait(t, &g, 1); looks != 514 {
-		t.Errorf("after waits that paid it looked %d times, want 514", looks)
+	if looks := wait(t, &g, 1); looks != 502 {
+		t.Errorf("after waits that paid it looked %d times, want 502", looks)
 	}
 }
 
 // Callers that come one by one do not keep the first one for long.
 func TestLeaderDoesNotWaitForEver(t *testing.T) {
-	g := Gathering{Patience: 512, Most: math.MaxInt}
-	g.Answered(math.MaxInt, 0)
+	var g Gathering
+	g.Answered(1<<30, 0, math.MaxInt64)
 	n := 0
 	g.Wait(func() int { n++; return n })
 	if g.failed != 1 && g.Hurry == 0 { // a processor that was taken away ends it, too
@@ -104,8 +113,8 @@ func TestLeaderLetsCallersRunThatAreAboutToAsk(t *testing.T) {
 		for range 7 {
 			asking.Go(func() { asked.Add(1) })
 		}
-		g := Gathering{Patience: 512, Most: 8}
-		g.Answered(8, 0)
+		var g Gathering
+		g.Answered(8, 0, near)
 		g.Wait(func() int { return int(asked.Load()) })
 		if asked.Load() == 8 {
 			gathered++
@@ -118,15 +127,15 @@ func TestLeaderLetsCallersRunThatAreAboutToAsk(t *testing.T) {
 }
 
 func TestMessageIsSentBeforeItsLastAnswersAreToldIfMostCallersAreQueued(t *testing.T) {
-	g := Gathering{Patience: 512, Most: 7}
-	g.Answered(2, 5)
+	var g Gathering
+	g.Answered(2, 5, near)
 	if g.Enough(5) {
 		t.Error("5 of 7 are enough")
 	}
 	if !g.Enough(6) {
 		t.Error("6 of 7 are not enough")
 	}
-	g.Answered(2, 6)
+	g.Answered(20, 6, near)
 	if !g.Enough(1) {
 		t.Error("in a crowd, answers are told before the next message is sent")
 	}
@@ -143,9 +152,9 @@ func TestLeaderDoesNotWaitWhileTheProcessorsAreBusy(t *testing.T) {
 		}()
 	}
 	defer stop.Store(true)
-	g := Gathering{Patience: 512, Most: math.MaxInt}
+	var g Gathering
 	for g.Hurry == 0 {
-		g.Answered(1<<20, 0)
+		g.Answered(1<<20, 0, math.MaxInt64)
 		queued, _ := asked(1, 2)
 		g.Wait(queued)
 	}
@@ -158,7 +167,7 @@ func TestLeaderDoesNotWaitWhileTheProcessorsAreBusy(t *testing.T) {
 		t.Error("the next leader tells answers before it sends")
 	}
 	for g.Hurry > 0 {
-		g.Answered(8, 0)
+		g.Answered(8, 0, near)
 	}
 	if g.Enough(1) {
 		t.Error("no leader ever waits again")

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,20 +14,13 @@ import (
 // the other end is the parent of a server process of PostgreSQL with that pid. In another
 // pid namespace, or where /proc hides other users' processes, it is not.
 func listensAsParent(conn net.Conn, backend int32) bool {
-	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // of TLS
-		conn = wrapped.NetConn()
-	}
-	socket, ok := conn.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := socket.SyscallConn()
-	if err != nil {
+	raw := socketOf(conn)
+	if raw == nil {
 		return false
 	}
 	var peer *unix.Ucred
 	var failed error
-	err = raw.Control(func(fd uintptr) { peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	err := raw.Control(func(fd uintptr) { peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err != nil || failed != nil || peer.Pid <= 0 { // 0: it is in no namespace that we see, or no such socket
 		return false
 	}

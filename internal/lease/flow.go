@@ -2,6 +2,7 @@ package lease
 
 import (
 	"sync"
+	"time"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -22,6 +23,7 @@ type flow struct {
 
 	// Only the leader uses these.
 	gathering  batcher.Gathering
+	sent       time.Time      // the last batch
 	wanted     []lockkey.Name // to be woken before the next batch is sent
 	released   bool           // the last batch was of releases
 	passedOver bool           // the other kind was queued then
@@ -84,6 +86,7 @@ func (f *flow) lead() {
 func (f *flow) send() {
 	f.gathering.Wait(f.queued)
 	requests, releases := f.next()
+	f.sent = time.Now()
 	if len(releases) > 0 {
 		if err := f.table.releaseAll(releases); err != nil {
 			failReleases(takeAll(f, &f.releases), err)
@@ -94,7 +97,9 @@ func (f *flow) send() {
 }
 
 // answered is told how many callers an answer is for, before they are told it.
-func (f *flow) answered(callers int) { f.gathering.Answered(callers, f.queued()) }
+func (f *flow) answered(callers int) {
+	f.gathering.Answered(callers, f.queued(), time.Since(f.sent))
+}
 
 // queued returns how many entries were not sent yet.
 func (f *flow) queued() int {

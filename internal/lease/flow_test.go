@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
@@ -156,7 +157,8 @@ func TestLeaderOfAFlowWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 	together := 0
 	for range 20 {
 		table.flow.wait()
-		table.flow.gathering.Active, table.flow.gathering.Hurry = 2, 0
+		table.flow.gathering = batcher.Gathering{}
+		table.flow.gathering.Answered(2, 0, time.Millisecond)
 		var batches atomic.Int64
 		askers(table, func(string) { batches.Add(1) })
 		other := make(chan *hold.Hold, 1)
@@ -172,6 +174,10 @@ func TestLeaderOfAFlowWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 			t.Fatal(err)
 		}
 		locks := []*hold.Hold{lock, <-other}
+		table.flow.wait()
+		if took := table.flow.gathering.Took; took <= 0 || took > time.Minute {
+			t.Errorf("the leader waited %s for the answer", took)
+		}
 		if batches.Load() == 1 {
 			together++
 		}

@@ -90,7 +90,6 @@ func New(connections *pgxpool.Config, cfg Config) *Table {
 		t.renewals = t.newSession(connections)
 	}
 	t.flow.table = t
-	t.flow.gathering = batcher.Gathering{Patience: 2048, Most: batcher.MaxRequests} // a commit is worth waiting for
 	t.renewer = newRenewer(t)
 	if cfg.Async { // the server may have crashed, and lost leases that were not renewed yet
 		t.requests.Again, t.renewals.Again = t.renewer.all, t.renewer.all
