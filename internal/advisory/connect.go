@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -94,11 +95,14 @@ func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
 	}
 	s := &session{
 		conn: conn, net: conn.PgConn().Conn(), writer: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
-		readable: dbconn.Readable(conn.PgConn().Conn()), session: own, backend: backend.PID,
+		session: own, backend: backend.PID,
 		many: textAround(statements.AdvisoryBatch, own), patience: dbconn.Timeout,
 	}
 	if a.ttl > 0 {
 		s.patience = min(dbconn.Timeout, a.ttl/3)
+	}
+	if runtime.GOMAXPROCS(0) > 1 { // with one processor a leader that looks keeps it from the server or from the callers
+		s.readable = dbconn.Readable(s.net)
 	}
 	prepare := []statements.Name{statements.AdvisoryPrepareHolders, statements.AdvisoryPrepare}
 	switch {

@@ -37,7 +37,7 @@ func answeredLater(t *testing.T, p *process, clock *handClock) {
 	t.Helper()
 	clock.advance(5 * time.Second)
 	receive(t, p.mux)
-	p.mux.answered(0)
+	p.mux.answered()
 	p.mux.pass()
 }
 

@@ -59,7 +59,7 @@ func TestNextMessageIsSentBeforeAnswersAreToldOnlyIfMostCallersAreQueued(t *test
 		send(t, p.mux)
 		ask(next, 0)
 		receive(t, p.mux)
-		p.mux.answered(0)
+		p.mux.answered()
 		if got := len(p.mux.batch); got != want {
 			t.Errorf("%d calls are queued: %d were sent, want %d", next, got, want)
 		}

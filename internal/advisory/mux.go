@@ -374,8 +374,7 @@ func (m *mux) queued() int {
 // finish receives the answer to a batch. It returns false if the leader's context ends before.
 func (m *mux) finish() bool {
 	conn := m.conn
-	begun := time.Now()
-	m.spinning.wait(&m.gathering, m.message.asked, begun, conn.readable)
+	m.spinning.wait(&m.gathering, m.message.asked, conn.readable)
 	for {
 		m.mu.Lock()
 		left := m.leaves
@@ -387,7 +386,7 @@ func (m *mux) finish() bool {
 		}
 		err := conn.receive(&m.message)
 		if err == nil {
-			m.answered(time.Since(begun))
+			m.answered()
 			return true
 		}
 		if isTimeout(err) {
@@ -404,8 +403,8 @@ func (m *mux) finish() bool {
 	}
 }
 
-// answered settles the calls of a batch after its answer, for which the leader waited so long.
-func (m *mux) answered(took time.Duration) {
+// answered settles the calls of a batch after its answer.
+func (m *mux) answered() {
 	failed, ended := m.message.verdict()
 	if ended != nil {
 		m.end(ended)
@@ -421,14 +420,16 @@ func (m *mux) answered(took time.Duration) {
 	}
 	done := m.roundTrip
 	m.roundTrip = m.spare
-	m.gathering.Answered(len(done.batch), m.queued(), took)
+	now := m.now()
+	m.gathering.Answered(len(done.batch), m.queued(), now.clock-m.sent)
 	var broken error
 	if failed == nil && m.gathering.Enough(m.queued()) { // otherwise the calls of undo come first
 		// The socket's buffer is empty. So only a message that is larger than the buffer, one
 		// of AcquireAll, can block here on a dead network while received answers wait.
 		broken = m.begin()
+		now = m.now()
 	}
-	answers, now := done.message.answers, m.now()
+	answers := done.message.answers
 	for _, c := range done.batch {
 		if failed == nil {
 			c.answers = append(c.one[:0], answers[:len(c.asks)]...) // the message is used again

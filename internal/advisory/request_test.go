@@ -71,7 +71,7 @@ func failing(t *testing.T, m *mux, n int, state string) {
 	}
 	receive(t, m)
 	m.message.err = &pgconn.PgError{Code: state}
-	m.answered(0)
+	m.answered()
 	m.pass()
 }
 
@@ -150,7 +150,7 @@ func requestFails(t *testing.T, mode hold.Mode) {
 		c.retried = true // as if this were the second attempt
 	}
 	p.mux.message.err = &pgconn.PgError{Code: lockerr.StateOutOfMemory}
-	p.mux.answered(0)
+	p.mux.answered()
 	p.mux.pass()
 	if got := <-failed; lockerr.SQLState(got.err) != lockerr.StateOutOfMemory || errors.Is(got.err, lockerr.ErrNotAcquired) {
 		t.Errorf("the error is %v", got.err)
@@ -178,12 +178,12 @@ func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T)
 			c.retried = true // as if this were the second attempt
 		}
 		p.mux.message.err = &pgconn.PgError{Code: lockerr.StateOutOfMemory}
-		p.mux.answered(0)
+		p.mux.answered()
 	}
 	answer := func() {
 		t.Helper()
 		receive(t, p.mux)
-		p.mux.answered(0)
+		p.mux.answered()
 	}
 	_ = stall(p.mux)
 	first := trying(t.Context(), p, "k", hold.Exclusive)
@@ -251,7 +251,7 @@ func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
 	}
 	second := trying(t.Context(), p, "k", hold.Exclusive) // the key is free from here to the end
 	queued(t, p.mux, 1)
-	p.mux.answered(0)
+	p.mux.answered()
 	p.mux.pass()
 	if got := <-first; !errors.Is(got.err, lockerr.ErrNotAcquired) {
 		t.Error(got.err)
@@ -328,7 +328,7 @@ func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
 		t.Errorf("%v", attempts)
 	}
 	receive(t, p.mux)
-	p.mux.answered(0)
+	p.mux.answered()
 	p.mux.pass()
 }
 
@@ -347,7 +347,7 @@ func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
 	<-asked
 	<-joined
 	receive(t, p.mux)
-	p.mux.answered(0) // the first is granted it; what the second has asked is under way
+	p.mux.answered() // the first is granted it; what the second has asked is under way
 	next := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 1)
 	p.mux.pass()
@@ -506,7 +506,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		receive(t, p.mux)
 		closeAndDismiss(p)
 		p.mux.message.err = &pgconn.PgError{Code: "57014"}
-		p.mux.answered(0)
+		p.mux.answered()
 		wantClosed(t, waits) // before the server undoes what the message may have acquired
 		p.mux.pass()
 		answeredNow(t, p)

@@ -25,7 +25,7 @@ type session struct {
 	net       net.Conn
 	writer    io.Writer          // net: messages are built here, and the frontend would copy them
 	frontend  *pgproto3.Frontend // reads
-	readable  func() bool        // whether a read would return at once; nil: nobody can tell
+	readable  func() bool        // whether there is something to read; nil: nobody can tell, or should look
 	session   int64              // a random number that it chose
 	backend   int32              // the pid of its backend
 	made      time.Duration      // the time before the last statement that set it up

@@ -40,7 +40,7 @@ func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *test
 	receive(t, p.mux)
 	later.Store(int64(time.Minute)) // the process was frozen
 	session := p.session
-	p.mux.answered(0)
+	p.mux.answered()
 	if !errors.Is(warm.Err(), lockerr.ErrLost) {
 		t.Errorf("what it held: %v", warm.Err())
 	}
@@ -72,7 +72,7 @@ func TestTheAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
 	next := acquiring(t.Context(), p, "next", hold.Exclusive)
 	queued(t, p.mux, 1)
 	receive(t, p.mux)
-	p.mux.answered(0)
+	p.mux.answered()
 	if len(p.mux.batch) != 1 {
 		t.Fatalf("%d calls are in flight", len(p.mux.batch))
 	}
@@ -128,7 +128,7 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 			next := acquiring(ctx, p, "next", hold.Exclusive)
 			queued(t, p.mux, 1)
 			receive(t, p.mux)
-			p.mux.answered(0)
+			p.mux.answered()
 			if len(p.mux.batch) != 1 {
 				t.Fatalf("%d calls are in flight", len(p.mux.batch))
 			}
@@ -301,7 +301,7 @@ func TestAGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T)
 	if err := p.mux.conn.net.Close(); err != nil {
 		t.Fatal(err)
 	}
-	p.mux.answered(0)
+	p.mux.answered()
 	p.mux.pass()
 	// The call saw the grant before the loss, or it has a lock of the next session.
 	if got := <-granted; got.err != nil {

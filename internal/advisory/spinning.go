@@ -12,8 +12,9 @@ import (
 // caller sleeps: no other runs in the meantime, and the server can have its processor. The wait
 // only delays a read, so nothing depends on it. Only the leader uses it.
 type spinning struct {
-	asleep int // how many more answers are waited for asleep
-	missed int // how many waits in a row were too short
+	asleep int       // how many more answers are waited for asleep
+	missed int       // how many waits in a row were too short
+	slept  time.Time // when a leader fell asleep last
 }
 
 const (
@@ -22,18 +23,24 @@ const (
 	spinTime     = 40 * time.Microsecond
 	spinTimeEach = 4 * time.Microsecond
 
-	mostSpinning = 128 // of more callers some run all the time, so that the threads stay awake
-	mostMissed   = 6   // of 2^6 answers of a server that is far one is waited for so
+	// mostSpinning bounds the callers and the requests. Of more callers some run all the time, so
+	// that the threads stay awake; and for more requests a leader would look for long.
+	mostSpinning = 128
+
+	mostMissed = 6 // of 2^6 answers of a server that is far one is waited for so
+
+	// mostAwake is how long leaders may be awake, one after the other. While a goroutine can run
+	// on each processor, the scheduler asks only once in 10 ms what other connections received.
+	mostAwake = 2 * time.Millisecond
 )
 
-// wait returns when there is something to read, or when it is time to fall asleep. begun is now.
-// readable is nil if nobody can tell.
-func (s *spinning) wait(g *batcher.Gathering, requests int, begun time.Time, readable func() bool) {
-	if s.asleep > 0 {
-		s.asleep--
-		return
-	}
-	if readable == nil || g.Hurry > 0 || g.Active < 2 || g.Active > mostSpinning {
+// wait returns when there is something to read, or when it is time to fall asleep. readable is
+// nil if nobody can tell.
+func (s *spinning) wait(g *batcher.Gathering, requests int, readable func() bool) {
+	begun := time.Now()
+	if s.asleep > 0 || begun.Sub(s.slept) > mostAwake || readable == nil || g.Hurry > 0 || g.Active < 2 || max(g.Active, requests) > mostSpinning {
+		s.asleep = max(s.asleep-1, 0)
+		s.slept = begun
 		return
 	}
 	most := spinTime + time.Duration(requests)*spinTimeEach

@@ -1,6 +1,7 @@
 package advisory
 
 import (
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,11 +18,14 @@ func busy(callers int) *batcher.Gathering {
 	return g
 }
 
+// awake is what a leader knows that has just slept.
+func awake() *spinning { return &spinning{slept: time.Now()} }
+
 // looking waits for an answer that comes so long after the message, and returns how often the
 // leader looked for it. A look takes a microsecond.
 func looking(s *spinning, g *batcher.Gathering, requests int, after time.Duration) (looks int) {
 	begun := time.Now()
-	s.wait(g, requests, begun, func() bool {
+	s.wait(g, requests, func() bool {
 		looks++
 		time.Sleep(time.Microsecond)
 		return time.Since(begun) >= after
@@ -42,13 +46,14 @@ func TestLeaderLooksForAnAnswerThatIsAboutToCome(t *testing.T) {
 		"for a while":               {busy(8), 8, time.Second, 74},
 		"longer for more requests":  {busy(32), 32, time.Second, 170},
 		"not for a lone caller":     {busy(1), 1, 30 * time.Microsecond, 0},
-		"not in a crowd":            {busy(129), 129, 30 * time.Microsecond, 0},
+		"not in a crowd":            {busy(129), 1, 30 * time.Microsecond, 0},
+		"not for many requests":     {busy(2), 129, 30 * time.Microsecond, 0},
 		"not on busy processors":    {hurried, 8, 30 * time.Microsecond, 0},
 		"not before the first call": {&batcher.Gathering{}, 1, 30 * time.Microsecond, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(*testing.T) {
-				if looks := looking(&spinning{}, c.knows, c.requests, c.after); looks != c.looks {
+				if looks := looking(awake(), c.knows, c.requests, c.after); looks != c.looks {
 					t.Errorf("it looked %d times, want %d", looks, c.looks)
 				}
 			})
@@ -81,9 +86,30 @@ func TestLeaderSeldomLooksForAnswersOfAServerThatIsFar(t *testing.T) {
 	})
 }
 
+// While some goroutine can always run, the scheduler asks for what other connections have
+// received once in 10 ms only. So leaders that find each answer fall asleep now and then.
+func TestLeaderFallsAsleepNowAndThenWhileAnswersComeSoon(t *testing.T) {
+	synctest.Test(t, func(*testing.T) {
+		var s spinning
+		together, longest := time.Duration(0), time.Duration(0)
+		for range 1000 {
+			const after = 30 * time.Microsecond
+			if looking(&s, busy(8), 8, after) > 0 {
+				together += after
+				longest = max(longest, together)
+			} else {
+				time.Sleep(after)
+				together = 0
+			}
+		}
+		if longest > 3*time.Millisecond {
+			t.Errorf("the leaders were awake for %s", longest)
+		}
+	})
+}
+
 func TestLeaderFallsAsleepWhereNobodyCanTell(t *testing.T) {
-	var s spinning
-	s.wait(busy(8), 8, time.Now(), nil) // returns
+	awake().wait(busy(8), 8, nil) // returns
 }
 
 func TestLeaderOfAMuxLooksForItsAnswer(t *testing.T) {
@@ -96,6 +122,7 @@ func TestLeaderOfAMuxLooksForItsAnswer(t *testing.T) {
 		return true
 	}
 	p.mux.gathering.Answered(2, 0, time.Millisecond)
+	p.mux.spinning.slept = time.Now().Add(time.Minute) // no matter how long the test takes
 	outcome := trying(t.Context(), p, "k", hold.Exclusive)
 	queued(t, p.mux, 2)
 	resume()
@@ -104,5 +131,17 @@ func TestLeaderOfAMuxLooksForItsAnswer(t *testing.T) {
 	}
 	if looks == 0 {
 		t.Error("it does not")
+	}
+}
+
+// The processor is the server's, or the callers'.
+func TestLeaderFallsAsleepWithOneProcessor(t *testing.T) {
+	pool := pgtest.New(t).Pool
+	if runtime.GOOS == "linux" && runtime.GOMAXPROCS(0) > 1 && connected(t, pool, Config{}).mux.conn.readable == nil {
+		t.Error("with more it cannot tell whether there is an answer")
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	if connected(t, pool, Config{}).mux.conn.readable != nil {
+		t.Error("it looks for its answers")
 	}
 }

@@ -41,7 +41,7 @@ func behind(t *testing.T, p *process, left bool, mode hold.Mode, ask func(contex
 		got = <-ahead
 	}
 	receive(t, p.mux)
-	p.mux.answered(0)
+	p.mux.answered()
 	if !left {
 		got = <-ahead
 	}
@@ -157,7 +157,7 @@ func TestAdvisoryTryPassesALeftoverOfAnotherMode(t *testing.T) {
 	answer := func() {
 		t.Helper()
 		receive(t, p.mux)
-		p.mux.answered(0)
+		p.mux.answered()
 	}
 	_ = stall(p.mux)
 	first := acquiring(ctx, p, "k", hold.Shared)

@@ -1,7 +1,6 @@
 package batcher
 
 import (
-	"math/bits"
 	"runtime"
 	"time"
 )
@@ -37,8 +36,9 @@ const (
 	// slowYield is when other goroutines keep the processors busy: each further call of the
 	// scheduler might take as long as their time slices. For each such time that a call took,
 	// the next hurried messages are sent without a wait.
-	slowYield = 200 * time.Microsecond
-	hurried   = 16
+	slowYield   = 200 * time.Microsecond
+	hurried     = 16
+	mostHurried = 4096 // after a minute that the process stood still
 )
 
 // Answered records how many callers a message answered, how many were queued then, and how long
@@ -50,23 +50,29 @@ func (g *Gathering) Answered(callers, queued int, took time.Duration) {
 
 // Enough reports whether to send a message before the last answers are told, because most of
 // the active callers are queued, or waiting does not pay.
-func (g *Gathering) Enough(queued int) bool { return g.hurries() || 4*queued >= 3*g.Active }
+func (g *Gathering) Enough(queued int) bool { return g.hurries() || 4*queued >= 3*g.all() }
+
+// all is how many callers may be in the next message.
+func (g *Gathering) all() int { return min(g.Active, MaxRequests) }
 
 func (g *Gathering) hurries() bool {
 	return g.Hurry > 0 || g.Active > crowd && time.Duration(g.Active)*workOfCaller > g.Took
 }
 
-// Wait lets other goroutines run until all active callers are queued, or no more come.
+// Wait lets other goroutines run until all active callers are queued, or as many as a message
+// carries, or no more come.
 func (g *Gathering) Wait(queued func() int) {
 	n := queued()
-	if n == 0 || n >= g.Active || g.hurries() {
+	if n == 0 || n >= g.all() || g.hurries() {
 		return
 	}
-	patience := min(int(g.Took/shareOfMessage/time.Microsecond)*callsPerMicrosecond, mostCalls)
+	patience := min(int(g.Took/shareOfMessage/time.Microsecond)*callsPerMicrosecond, mostCalls) >> g.failed
 	begun := time.Now()
-	for now, nobody := begun, 0; n < g.Active; nobody++ {
-		if nobody > patience>>g.failed || now.Sub(begun) > longest {
-			g.failed = min(g.failed+1, bits.Len(uint(patience)))
+	for now, nobody := begun, 0; n < g.all(); nobody++ {
+		if nobody > patience || now.Sub(begun) > longest {
+			if patience > 0 {
+				g.failed++
+			}
 			return
 		}
 		before := n
@@ -86,7 +92,7 @@ func (g *Gathering) Yield(now time.Time, need time.Duration) time.Time {
 	runtime.Gosched()
 	later := time.Now()
 	if slow := int(later.Sub(now) / max(need, slowYield)); slow > 0 {
-		g.Hurry = slow * hurried
+		g.Hurry = min(slow, mostHurried/hurried) * hurried
 	}
 	return later
 }

@@ -94,9 +94,9 @@ func TestLeaderThatNobodyJoinsWaitsLessNextTime(t *testing.T) {
 // Callers that come one by one do not keep the first one for long.
 func TestLeaderDoesNotWaitForEver(t *testing.T) {
 	var g Gathering
-	g.Answered(1<<30, 0, math.MaxInt64)
-	n := 0
-	g.Wait(func() int { n++; return n })
+	g.Answered(MaxRequests, 0, math.MaxInt64)
+	looks := 0
+	g.Wait(func() int { looks++; return 1 + looks/2000 })
 	if g.failed != 1 && g.Hurry == 0 { // a processor that was taken away ends it, too
 		t.Error("the wait counts as one that paid")
 	}
@@ -171,5 +171,38 @@ func TestLeaderDoesNotWaitWhileTheProcessorsAreBusy(t *testing.T) {
 	}
 	if g.Enough(1) {
 		t.Error("no leader ever waits again")
+	}
+}
+
+// Nobody waits for callers that would not be in the message.
+func TestLeaderDoesNotWaitWhenAMessageIsFull(t *testing.T) {
+	var g Gathering
+	g.Answered(MaxRequests, MaxRequests, time.Second)
+	if looks := wait(t, &g, MaxRequests); looks != 1 {
+		t.Errorf("it looked %d times, want 1", looks)
+	}
+}
+
+// One answer that comes at once does not make leaders forget that nobody joins them.
+func TestLeaderThatNobodyJoinsStaysImpatientAfterAQuickAnswer(t *testing.T) {
+	var g Gathering
+	var looks []int
+	for range 6 {
+		g.Answered(2, 0, near)
+		looks = append(looks, wait(t, &g, 1))
+		g.Answered(2, 0, time.Microsecond)
+		wait(t, &g, 1)
+	}
+	if last := looks[len(looks)-1]; last > looks[0]/8 {
+		t.Errorf("it looked %d times", looks)
+	}
+}
+
+// A process that is stopped or moved to another machine for a minute was not busy.
+func TestLeadersWaitAgainSoonAfterTheProcessStoodStill(t *testing.T) {
+	var g Gathering
+	g.Yield(time.Now().Add(-time.Minute), 0)
+	if g.Hurry > 10_000 {
+		t.Errorf("%d messages are sent without a wait", g.Hurry)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Readable returns a function that reports, without waiting, whether a read of a connection
-// would return at once, with bytes or with an error. It is nil where that cannot be told.
+// Readable returns a function that reports, without waiting, whether there is something to read
+// from a connection: bytes, its end, or an error. It is nil where that cannot be told.
 func Readable(conn net.Conn) func() bool {
 	raw := socketOf(conn)
 	if raw == nil {
