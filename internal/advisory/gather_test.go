@@ -26,7 +26,7 @@ func TestLeaderOfAMuxWaitsBeforeItSends(t *testing.T) {
 			t.Fatal(got.err)
 		}
 		if p.mux.gathering.Took <= 0 || p.mux.gathering.Took > time.Minute {
-			t.Errorf("the leader waited %s for the answer", p.mux.gathering.Took)
+			t.Errorf("the message took %s", p.mux.gathering.Took)
 		}
 		p.mux.mu.Lock()
 		if p.mux.sends == sends+1 {

@@ -12,7 +12,7 @@ import (
 type Gathering struct {
 	Active int           // callers that the last message answered, and those that were queued then
 	Hurry  int           // how many messages are sent without a wait, because the processors are busy
-	Took   time.Duration // how long the leader waited for the last answer
+	Took   time.Duration // how long the last message took, until its answer was there
 	failed int           // how many more waits ended without all active callers than with them
 }
 
@@ -42,7 +42,7 @@ const (
 )
 
 // Answered records how many callers a message answered, how many were queued then, and how long
-// the leader waited for the answer.
+// the message took.
 func (g *Gathering) Answered(callers, queued int, took time.Duration) {
 	g.Active, g.Took = callers+queued, took
 	g.Hurry = max(g.Hurry-1, 0)

@@ -176,7 +176,7 @@ func TestLeaderOfAFlowWaitsForCallersThatAreAboutToAsk(t *testing.T) {
 		locks := []*hold.Hold{lock, <-other}
 		table.flow.wait()
 		if took := table.flow.gathering.Took; took <= 0 || took > time.Minute {
-			t.Errorf("the leader waited %s for the answer", took)
+			t.Errorf("the message took %s", took)
 		}
 		if batches.Load() == 1 {
 			together++
