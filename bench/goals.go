@@ -18,7 +18,7 @@ const objects = " objects"
 const (
 	boundLockTx   = "its statement also asks whether the server is a standby and whether the snapshot stays; over a local socket each function that a statement names costs some 5 % of the round trip."
 	boundFloor    = "measured alone, bare `pg_try_advisory_lock` and `pg_advisory_unlock` cost what the floor does. The rest is the Locker's own work: the table of its locks, their deadlines, and the connection that its callers share."
-	boundAdvisory = "both ways send the requests of all workers in batches, so the processors limit both, and the servers and this program share them. Most of the rest is callers that fall asleep and wake up again; [Design](design.md#what-bounds-the-speed) has the parts."
+	boundAdvisory = "both ways send the requests of all workers in batches, so the processors limit both, and the servers and this program share them. A pair takes this program 4.5 µs at least; [Design](design.md#what-bounds-the-speed) has the parts."
 	boundLease    = "the server checks the row, its guard, the waiters and the fencing token of each lease, which an upsert does not."
 	boundDurable  = "both wait for the disk. PostgreSQL's part of a pair takes more of the processors than Redis's, with its guards, tokens and the check for waiters."
 	boundMemory   = "a pair with its guards, fencing tokens and check for waiters takes the server longer than Redis and its client need for a whole pair in memory. [Design](design.md) has what each part takes."

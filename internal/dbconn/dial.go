@@ -6,6 +6,7 @@
 //	Querier       sends a statement as the connection, or the pooler behind it, allows
 //	Installation  where in the database the tables and functions are
 //	Endpoint      proves that a connection ends in a backend, with no proxy in between
+//	Readable      looks, without waiting, whether an answer has come
 //
 // The mutex of a Session is held during an exchange, and before that of an Installation.
 //

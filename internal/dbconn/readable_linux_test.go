@@ -1,4 +1,4 @@
-package dbconn
+package dbconn_test
 
 import (
 	"crypto/tls"
@@ -8,7 +8,9 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"testing"
-	"time"
+
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // ends returns both ends of a new connection.
@@ -63,22 +65,14 @@ func TestConnectionIsReadableWhenAReadWouldNotWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			here, there := connect(t)
-			readable := Readable(here)
-			become := func(what string) {
-				t.Helper()
-				for limit := time.Now().Add(time.Minute); !readable(); {
-					if time.Now().After(limit) {
-						t.Fatalf("it is not readable after %s", what)
-					}
-				}
-			}
+			readable := dbconn.Readable(here)
 			if readable() {
 				t.Error("it is readable before anything was sent")
 			}
 			if _, err := there.Write([]byte("answer")); err != nil {
 				t.Fatal(err)
 			}
-			become("an answer")
+			pgtest.Until(t, "an answer is readable", readable)
 			if _, err := io.ReadFull(here, make([]byte, len("answer"))); err != nil {
 				t.Fatal(err)
 			}
@@ -88,11 +82,11 @@ func TestConnectionIsReadableWhenAReadWouldNotWait(t *testing.T) {
 			if err := there.Close(); err != nil {
 				t.Fatal(err)
 			}
-			become("its end")
+			pgtest.Until(t, "its end is readable", readable)
 			if err := here.Close(); err != nil {
 				t.Fatal(err)
 			}
-			become("it was closed")
+			pgtest.Until(t, "it is readable because it was closed here", readable)
 		})
 	}
 }
@@ -102,7 +96,7 @@ func TestNobodyCanTellWhetherAConnectionWithoutASocketIsReadable(t *testing.T) {
 	here, there := net.Pipe()
 	defer here.Close()
 	defer there.Close()
-	if Readable(here) != nil {
+	if dbconn.Readable(here) != nil {
 		t.Error("it tells of a pipe")
 	}
 }
