@@ -53,7 +53,7 @@ func newAdministrator(server string) (*administrator, error) {
 		return nil, err
 	}
 	config.MaxConns = administrators
-	config.ConnConfig.RuntimeParams["statement_timeout"] = "10s"
+	config.ConnConfig.RuntimeParams["statement_timeout"] = "60s"
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	return &administrator{pool}, err
@@ -87,7 +87,7 @@ func (a *administrator) exec(sql string) error {
 // told again. Tests of waits do that hundreds of times a second. The context is
 // not the test's, which is done when cleanups run.
 func (a *administrator) run(sql func(version int) string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	for {
 		err := a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {

@@ -27,9 +27,19 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// patience bounds each thing we do for a test. It is far more than any of them
-// takes on a slow machine; it turns a hang into a message.
-const patience = time.Minute
+// Patience bounds each wait of a test. No wait of a correct program comes near it, however slow
+// and busy the machine is: it turns a hang into a message, and measures nothing.
+const Patience = 15 * time.Minute
+
+// Long skips the test in a run with -short, which is what make test does; make test-all runs it.
+// A test is long if users and each commit can do without it: it repeats, it needs servers of its
+// own, or another test holds the same contract.
+func Long(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("make test-all runs it")
+	}
+}
 
 // DB is a fresh, empty database that one test has for itself.
 type DB struct {
@@ -77,7 +87,7 @@ func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(patience):
+	case <-time.After(Patience):
 		tb.Errorf("pgtest: %d connections were not given back to the pool", pool.Stat().AcquiredConns())
 	}
 }
@@ -99,7 +109,7 @@ func (db *DB) Connect(tb testing.TB) *pgx.Conn {
 // Connect opens a connection, closed when the test is over.
 func Connect(tb testing.TB, url string) *pgx.Conn {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -108,7 +118,7 @@ func Connect(tb testing.TB, url string) *pgx.Conn {
 	tb.Cleanup(func() {
 		// The test's own context is done by now. The test may have cut the
 		// connection, so an error here says nothing.
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
 		_ = conn.Close(ctx)
 	})
@@ -126,20 +136,31 @@ func (db *DB) Exec(tb testing.TB, sql string, args ...any) pgconn.CommandTag {
 	return tag
 }
 
-// Until waits for something that another goroutine, process or server will do. Its limit turns
-// a hang into a message; no test measures it. It looks so seldom that the processors are left
-// to what it waits for.
+// Receive waits for a value that another goroutine sends, or for the end of the channel.
+func Receive[T any](tb testing.TB, what string, channel <-chan T) T {
+	tb.Helper()
+	select {
+	case v := <-channel:
+		return v
+	case <-time.After(Patience):
+		tb.Fatalf("not within %s: %s", Patience, what)
+		panic("unreachable")
+	}
+}
+
+// Until waits for something that another goroutine, process or server will do. It checks so
+// seldom that the processors are left to what it waits for.
 func Until(tb testing.TB, what string, done func() bool) {
 	tb.Helper()
 	const least, most, longest = time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond
-	limit := time.Now().Add(2 * patience)
+	limit := time.Now().Add(Patience)
 	for pause := least; ; pause = min(2*pause, most) {
 		looked := time.Now()
 		if done() {
 			return
 		}
 		if looked.After(limit) {
-			tb.Fatalf("not within %s: %s", 2*patience, what)
+			tb.Fatalf("not within %s: %s", Patience, what)
 		}
 		time.Sleep(min(max(pause, 5*time.Since(looked)), longest))
 	}
@@ -147,12 +168,13 @@ func Until(tb testing.TB, what string, done func() bool) {
 
 // Soak returns short, or long in a run of make soak, or what lies between them
 // where that runs a part of its rounds: how often a test rolls its dice. Such a
-// test has a name that begins with TestSoak, by which make soak finds it.
+// test has a name that begins with TestSoak, by which make soak finds it, and is a [Long] one.
 func Soak[T any](tb testing.TB, short, long T) T {
 	tb.Helper()
 	if !strings.HasPrefix(tb.Name(), "TestSoak") {
 		tb.Fatalf("pgtest: make soak runs the tests whose name begins with TestSoak: %s would be left out", tb.Name())
 	}
+	Long(tb)
 	part := soakPart()
 	if part == 0 {
 		return short

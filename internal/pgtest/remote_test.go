@@ -59,7 +59,7 @@ func waitsFor(t *testing.T, watch *pgx.Conn, key int64) (waits bool) {
 
 func untilFree(t *testing.T, watch *pgx.Conn, key int64) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); isHeld(t, watch, key); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(Patience); isHeld(t, watch, key); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("lock %d is still held", key)
 		}
@@ -87,7 +87,7 @@ func TestOnlyATimeoutFreesALockBehindACutNetwork(t *testing.T) {
 		if err := leasing.PgConn().Frontend().Flush(); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(patience); !waitsFor(t, watch, gate); time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(Patience); !waitsFor(t, watch, gate); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("it does not wait")
 			}

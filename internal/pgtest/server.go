@@ -11,16 +11,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/pgxlock/pgxlock/internal/leaktest"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgserver/choose"
 )
-
-// startPatience bounds the choice and the start of a server. It has room for
-// the minute that an image may take to be pulled.
-const startPatience = 3 * time.Minute
 
 var shared struct {
 	once   sync.Once
@@ -34,7 +29,7 @@ var shared struct {
 func serverURL(tb testing.TB) string {
 	tb.Helper()
 	shared.once.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
 		shared.server, shared.err = choose.Start(ctx)
 		if shared.err == nil && os.Getenv(choose.DatabaseEnv) == "" {
@@ -65,7 +60,7 @@ func Main(m *testing.M, ignored ...string) {
 		shared.admin.pool.Close()
 	}
 	if shared.server != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
 		if err := shared.server.Stop(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "pgtest:", err)
@@ -91,7 +86,7 @@ func Private(tb testing.TB, cfg pgserver.Config) *pgserver.Server {
 	settings := choose.Settings()
 	maps.Copy(settings, cfg.Settings)
 	cfg.Settings, cfg.Clusters = settings, &clusters
-	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	server, err := pgserver.Start(ctx, cfg)
 	return own(tb, server, err)
@@ -101,7 +96,7 @@ func Private(tb testing.TB, cfg pgserver.Config) *pgserver.Server {
 // over.
 func Standby(tb testing.TB, primary *pgserver.Server, cfg pgserver.Config) *pgserver.Server {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	server, err := primary.Standby(ctx, cfg)
 	return own(tb, server, err)
@@ -118,14 +113,14 @@ func EachPooler(t *testing.T, server *pgserver.Server, test func(t *testing.T, m
 	for i, program := range programs {
 		for _, mode := range []string{"session", "transaction", "statement"} {
 			t.Run(fmt.Sprintf("%d %s", i, mode), func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(context.Background(), startPatience)
+				ctx, cancel := context.WithTimeout(context.Background(), Patience)
 				defer cancel()
 				pooler, err := server.Pooler(ctx, program, map[string]string{"pool_mode": mode})
 				if err != nil {
 					t.Fatalf("pgtest: %v", err)
 				}
 				t.Cleanup(func() {
-					ctx, cancel := context.WithTimeout(context.Background(), patience)
+					ctx, cancel := context.WithTimeout(context.Background(), Patience)
 					defer cancel()
 					if err := pooler.Stop(ctx); err != nil {
 						t.Errorf("pgtest: %v", err)
@@ -223,7 +218,7 @@ func own(tb testing.TB, server *pgserver.Server, err error) *pgserver.Server {
 		tb.Fatalf("pgtest: %v", err)
 	}
 	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
 		if err := server.Stop(ctx); err != nil {
 			tb.Errorf("pgtest: %v", err)

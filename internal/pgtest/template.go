@@ -51,7 +51,7 @@ func (t *Template) make(server string) error {
 	if err := shared.admin.copyDatabase("template0", t.name); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	url, err := replaceDatabase(server, t.name)
 	if err != nil {
