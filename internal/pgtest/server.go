@@ -108,7 +108,7 @@ func EachPooler(t *testing.T, server *pgserver.Server, test func(t *testing.T, m
 	t.Helper()
 	programs, err := pgserver.FindPoolers()
 	if err != nil {
-		t.Skip(err)
+		Missing(t, "pooler", err)
 	}
 	for i, program := range programs {
 		for _, mode := range []string{"session", "transaction", "statement"} {

@@ -1,0 +1,27 @@
+package pgtest
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// RequireEnv is the environment variable that lists, separated by commas, what the tests must
+// not do without: pooler, browser, languages, tmux, versions, and other names that Missing is
+// called with.
+const RequireEnv = "PGXLOCK_TEST_REQUIRE"
+
+// Missing skips the test because this machine lacks something that it needs, and fails it
+// instead where RequireEnv lists that. The reason says where the missing thing can be had.
+func Missing(tb testing.TB, what string, reason any) {
+	tb.Helper()
+	if required(what) {
+		tb.Fatalf("%s requires %q, which is missing: %v", RequireEnv, what, reason)
+	}
+	tb.Skipf("%s is missing: %v", what, reason)
+}
+
+func required(what string) bool {
+	return slices.Contains(strings.Split(os.Getenv(RequireEnv), ","), what)
+}
