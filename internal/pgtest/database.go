@@ -1,4 +1,4 @@
-// Each test creates its own database, which is dropped when the test is over.
+// Databases are made, and dropped.
 
 package pgtest
 
@@ -23,18 +23,13 @@ import (
 // left on a server of yours can be told from others.
 const namePrefix = "pgxlock_test_"
 
-// createDatabase makes a copy of the template, dropped when the test is over.
+// createDatabase makes a copy of the template.
 func createDatabase(tb testing.TB, server *administrator, template string) (name string) {
 	tb.Helper()
 	name = newName()
 	if err := server.copyDatabase(template, name); err != nil {
 		tb.Fatalf("pgtest: create database: %v", err)
 	}
-	tb.Cleanup(func() {
-		if err := server.dropDatabase(name); err != nil {
-			tb.Errorf("pgtest: drop database: %v", err)
-		}
-	})
 	return name
 }
 

@@ -41,15 +41,15 @@ func Long(tb testing.TB) {
 	}
 }
 
-// DB is a fresh, empty database that one test has for itself.
+// DB is a database that one test has for itself, as good as new.
 type DB struct {
 	Pool *pgxpool.Pool // with pgx's defaults
 	URL  string        // connection string, for callers that need one
 	Name string        // the database's name
 }
 
-// New makes a database for the test. It is dropped when the test and its
-// subtests are over, even if sessions are still connected to it.
+// New gives the test an empty database. When the test and its subtests are over, sessions that are
+// still connected to it are ended, and it is cleaned for the next test, or dropped.
 func New(tb testing.TB) *DB {
 	tb.Helper()
 	return empty.New(tb)
@@ -60,6 +60,13 @@ var empty = NewTemplate(func(context.Context, *pgxpool.Pool) error { return nil 
 // Pool connects a pool to the given connection string, closed when the test is
 // over. Each of configure may change the pool's configuration first.
 func Pool(tb testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	tb.Helper()
+	pool := newPool(tb, url, configure...)
+	tb.Cleanup(func() { closePool(tb, pool) })
+	return pool
+}
+
+func newPool(tb testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -72,7 +79,6 @@ func Pool(tb testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpoo
 	if err != nil {
 		tb.Fatalf("pgtest: pool: %v", err)
 	}
-	tb.Cleanup(func() { closePool(tb, pool) })
 	return pool
 }
 
@@ -80,16 +86,11 @@ func Pool(tb testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpoo
 // a test that lost one should hear of it, not hang.
 func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
-	closed := make(chan struct{})
-	go func() {
-		pool.Close()
-		close(closed)
-	}()
-	select {
-	case <-closed:
-	case <-time.After(Patience):
-		tb.Errorf("pgtest: %d connections were not given back to the pool", pool.Stat().AcquiredConns())
+	if err := awaitReturned(pool); err != nil {
+		tb.Errorf("pgtest: %v", err)
+		return
 	}
+	pool.Close()
 }
 
 // NewPool connects another pool to the database, closed when the test is over, as

@@ -1,11 +1,9 @@
 package pgtest
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
@@ -13,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-func TestEveryTestHasAnEmptyDatabaseOfItsOwn(t *testing.T) {
+func TestEachTestHasAnEmptyDatabaseOfItsOwn(t *testing.T) {
 	t.Parallel()
 	a, b := New(t), New(t)
 	a.Exec(t, "create table here (n int); insert into here values (1), (2)")
@@ -41,33 +39,6 @@ func TestDatabasesAreMadeConcurrently(t *testing.T) {
 			t.Parallel()
 			New(t).Exec(t, "create table t ()")
 		})
-	}
-}
-
-func TestTheDatabaseIsDroppedWithConnectionsOpen(t *testing.T) {
-	t.Parallel()
-	var name string
-	var left *pgx.Conn
-	t.Run("a test that leaves a connection", func(t *testing.T) {
-		db := New(t)
-		name = db.Name
-		conn, err := pgx.Connect(t.Context(), db.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		left = conn
-	})
-	defer left.Close(context.Background())
-	var exists bool
-	err := Connect(t, serverURL(t)).QueryRow(t.Context(), "select exists (select from pg_database where datname = $1)", name).Scan(&exists)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if exists {
-		t.Errorf("%s is still there", name)
-	}
-	if err := left.Ping(t.Context()); err == nil {
-		t.Error("the connection to the dropped database still works")
 	}
 }
 

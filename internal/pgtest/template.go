@@ -15,9 +15,13 @@ import (
 type Template struct {
 	prepare func(context.Context, *pgxpool.Pool) error
 
-	once sync.Once
-	name string
-	err  error
+	once   sync.Once
+	name   string
+	origin origin
+	err    error
+
+	mu   sync.Mutex
+	free []*DB // cleaned after a test, for the next one
 }
 
 // NewTemplate returns a Template whose databases are as prepare leaves one. It is run
@@ -34,17 +38,57 @@ func (t *Template) New(tb testing.TB) *DB {
 	if t.err != nil {
 		tb.Fatalf("pgtest: template: %v", t.err)
 	}
-	name := createDatabase(tb, shared.admin, t.name)
-	db := &DB{Name: name, URL: withDatabase(tb, url, name)}
-	db.Pool = Pool(tb, db.URL) // closed before the database is dropped: cleanups run last to first
+	db := t.take()
+	if db == nil {
+		db = &DB{Name: createDatabase(tb, shared.admin, t.name)}
+		db.URL = withDatabase(tb, url, db.Name)
+		db.Pool = newPool(tb, db.URL)
+	}
+	tb.Cleanup(func() { t.giveBack(tb, db) })
+	lent := *db // a test may change what it has
+	return &lent
+}
+
+// take returns a database that is as good as new, nil if there is none.
+func (t *Template) take() *DB {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := len(t.free) - 1
+	if last < 0 {
+		return nil
+	}
+	db := t.free[last]
+	t.free = t.free[:last]
 	return db
+}
+
+// giveBack cleans the database for the next test. It is dropped if that is not possible, or if
+// the test failed.
+func (t *Template) giveBack(tb testing.TB, db *DB) {
+	tb.Helper()
+	if err := awaitReturned(db.Pool); err != nil {
+		tb.Errorf("pgtest: %v", err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	if !tb.Failed() && t.origin.restore(ctx, db.Pool) == nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.free = append(t.free, db)
+		return
+	}
+	db.Pool.Close()
+	if err := shared.admin.dropDatabase(db.Name); err != nil {
+		tb.Errorf("pgtest: drop database: %v", err)
+	}
 }
 
 // make makes the template, which lives as long as the tests of the package.
 func (t *Template) make(server string) error {
 	t.name = newName()
 	templates.Lock()
-	templates.drop = append(templates.drop, t.name)
+	templates.made = append(templates.made, t)
 	templates.Unlock()
 	// Nobody can be connected to template0, which is what makes a template1
 	// that is being copied or looked at fail others.
@@ -66,7 +110,10 @@ func (t *Template) make(server string) error {
 		return err
 	}
 	pool.Reset() // a new session leaves the file of the catalog's cache, to be copied with the others
-	if err := pool.Ping(ctx); err != nil {
+	if err := pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		t.origin, err = readOrigin(ctx, conn.Conn())
+		return err
+	}); err != nil {
 		return err
 	}
 	pool.Close()
@@ -76,16 +123,23 @@ func (t *Template) make(server string) error {
 var templates struct {
 	sync.Mutex
 
-	drop []string
+	made []*Template
 }
 
-// dropTemplates drops those that were made; it says what is left over.
+// dropTemplates drops those that were made and their databases; it says what is left over.
 func dropTemplates() (ok bool) {
 	ok = true
-	for _, name := range templates.drop {
-		if err := shared.admin.dropDatabase(name); err != nil {
-			fmt.Fprintln(os.Stderr, "pgtest: drop template:", err)
-			ok = false
+	for _, t := range templates.made {
+		names := []string{t.name}
+		for _, db := range t.free {
+			db.Pool.Close()
+			names = append(names, db.Name)
+		}
+		for _, name := range names {
+			if err := shared.admin.dropDatabase(name); err != nil {
+				fmt.Fprintln(os.Stderr, "pgtest: drop database:", err)
+				ok = false
+			}
 		}
 	}
 	return ok
