@@ -128,6 +128,9 @@ func (s *Server) configure() error {
 		"max_wal_senders": "10",
 		"hot_standby":     "on",
 	}
+	if os.Getenv(CountsEnv) != "" {
+		settings["log_connections"] = "on"
+	}
 	maps.Copy(settings, s.cfg.Settings)
 	var text strings.Builder
 	quote := strings.NewReplacer(`\`, `\\`, `'`, `''`)

@@ -60,6 +60,7 @@ type Server struct {
 
 	mu      sync.Mutex // held by what changes the fields below
 	process *process
+	counted bool // reported by the first Stop
 }
 
 // Start makes a new database cluster and starts a server on it. It returns when
@@ -213,6 +214,10 @@ func (s *Server) Stop(ctx context.Context) error {
 	err := s.shutDown(ctx)
 	if err != nil {
 		err = s.crash()
+	}
+	if !s.counted {
+		s.counted = true
+		err = errors.Join(err, (&Counts{Servers: 1, Connections: s.log.received()}).Report())
 	}
 	if err = errors.Join(err, s.dir.remove()); err != nil {
 		return fmt.Errorf("pgserver: stop: %w", err)

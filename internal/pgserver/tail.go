@@ -11,11 +11,12 @@ import (
 const tailSize = 8 << 10
 
 // tail keeps the last bytes written to it, and passes all of them on to a
-// second writer if there is one.
+// second writer if there is one. Lines about connections are counted, not kept.
 type tail struct {
-	mu   sync.Mutex
-	buf  []byte
-	also io.Writer
+	mu          sync.Mutex
+	buf         []byte
+	also        io.Writer
+	connections int
 }
 
 // Write never fails: the server's log must be read to the end even if the
@@ -23,7 +24,15 @@ type tail struct {
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
+	for line := range bytes.Lines(p) {
+		if bytes.Contains(line, []byte("LOG:  connection ")) {
+			if bytes.Contains(line, []byte("LOG:  connection received: ")) {
+				t.connections++
+			}
+			continue
+		}
+		t.buf = append(t.buf, line...)
+	}
 	if extra := len(t.buf) - tailSize; extra > 0 {
 		t.buf = append(t.buf[:0], t.buf[extra:]...)
 	}
@@ -31,6 +40,13 @@ func (t *tail) Write(p []byte) (int, error) {
 		_, _ = t.also.Write(p)
 	}
 	return len(p), nil
+}
+
+// received returns how many connections there were, where the server logs them.
+func (t *tail) received() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.connections
 }
 
 // String returns the last lines. The first is left out if it may be cut.

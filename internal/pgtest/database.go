@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,10 @@ func newName() string { return namePrefix + strings.ToLower(rand.Text()) }
 
 // An administrator makes and drops databases, on few connections for all tests of a
 // package: to connect costs the server as much as to drop one.
-type administrator struct{ pool *pgxpool.Pool }
+type administrator struct {
+	pool *pgxpool.Pool
+	made atomic.Int64 // databases
+}
 
 // administrators bounds the databases that are made or dropped at once.
 const administrators = 4
@@ -51,13 +55,14 @@ func newAdministrator(server string) (*administrator, error) {
 	config.ConnConfig.RuntimeParams["statement_timeout"] = "60s"
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	return &administrator{pool}, err
+	return &administrator{pool: pool}, err
 }
 
 // copyDatabase copies the files of the template. What PostgreSQL 15 does otherwise,
 // block by block through its log, costs twice as much and leaves out the file of
 // the catalog's cache, which the first session would have to make.
 func (a *administrator) copyDatabase(template, name string) error {
+	a.made.Add(1)
 	return a.run(func(version int) string {
 		sql := "create database " + name + " template " + template
 		if version >= 15 {

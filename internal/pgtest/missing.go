@@ -1,10 +1,13 @@
 package pgtest
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
 
 // RequireEnv is the environment variable that lists, separated by commas, what the tests must
@@ -18,6 +21,9 @@ func Missing(tb testing.TB, what string, reason any) {
 	tb.Helper()
 	if required(what) {
 		tb.Fatalf("%s requires %q, which is missing: %v", RequireEnv, what, reason)
+	}
+	if err := (&pgserver.Counts{Skipped: []string{fmt.Sprintf("%s: %s is missing: %v", tb.Name(), what, reason)}}).Report(); err != nil {
+		tb.Errorf("pgtest: %v", err)
 	}
 	tb.Skipf("%s is missing: %v", what, reason)
 }

@@ -58,6 +58,10 @@ func Main(m *testing.M, ignored ...string) {
 	}
 	if shared.admin != nil {
 		shared.admin.pool.Close()
+		if err := (&pgserver.Counts{Databases: int(shared.admin.made.Load())}).Report(); err != nil {
+			fmt.Fprintln(os.Stderr, "pgtest:", err)
+			code = max(code, 1)
+		}
 	}
 	if shared.server != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), Patience)
