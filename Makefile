@@ -12,7 +12,8 @@ BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgb
 	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" \
 	PGXLOCK_TEST_PROMTOOL="$${PGXLOCK_TEST_PROMTOOL-$$(scripts/promtool-tree)}" \
 	PGXLOCK_TEST_CHROMIUM="$${PGXLOCK_TEST_CHROMIUM-$$(scripts/chromium-tree)}" \
-	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}";
+	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}" \
+	PGXLOCK_TEST_GOLANGMIGRATE="$(CURDIR)/bin";
 
 # -count=1 because a server is no cached input. Tests wait for servers and for each other as much as they compute, so
 # that more of them run at once than there are processors; with twice as many each takes a tenth more of those.
@@ -26,16 +27,16 @@ export GORACE ?= atexit_sleep_ms=10
 SOAK ?= 1
 
 # Modules of their own, for what a program that only locks must not depend on.
-NESTED = examples/stacks migrations/othertools adapters/gocron adapters/otel adapters/prometheus bench tools cmd/pgxlock/browsertest
+NESTED = cmd/pgxlock examples/stacks migrations/othertools adapters/golangmigrate adapters/gocron adapters/otel adapters/prometheus bench tools \
+	internal/containers cmd/pgxlock/browsertest
 NESTED_TESTS = $(NESTED:%=test-in/%)
 
 # These take longest: one that started last would end with a processor idle. Those in the first line mostly wait, while
 # the nested modules compute.
-LONGEST = ./internal/systemtest ./cmd/pgxlock ./internal/pgtest ./cmd/pgxlock/internal/serve ./internal/pgserver \
-	./migrations ./internal/sqltest
+LONGEST = ./internal/systemtest ./internal/pgtest ./internal/pgserver ./migrations ./internal/sqltest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-main $(NESTED_TESTS) test-race test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
+.PHONY: help demo golangmigrate test test-main $(NESTED_TESTS) test-race test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +44,7 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run all tests, on a real PostgreSQL (about 4 minutes on 2 cores); of one package with PKG=./migrations
+test: build golangmigrate ## run all tests, on a real PostgreSQL (about 4 minutes on 2 cores); of one package with PKG=./migrations
 ifdef PKG
 	$(BESIDE) $(WITH) $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG) $(FLAGS) $(RACE) ./...,$(FLAGS) $(RACE) -timeout 20m $(PKG))
 else
@@ -56,18 +57,20 @@ test-main:
 	$(GO) test $(FLAGS) $(RACE) -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -timeout 20m $(LONGEST) ./...
 
 $(NESTED_TESTS): test-in/%:
-	@$(GO) test -C $* $(FLAGS) $(RACE) ./...
+	@$(GO) test -C $* $(FLAGS) $(RACE) -timeout 20m ./...
 
 test-race: ## run the same with the race detector, as CI does
 	@$(MAKE) --no-print-directory test RACE=-race
 
 test-integration: ## run the main job in a container, through testcontainers-go
-	$(GO) test $(FLAGS) -race -v -run '^TestIntegration$$' .
+	$(GO) build -C internal/containers -o ../../bin/with-containers ./with
+	bin/with-containers --container -- $(GO) test $(FLAGS) -race -v -run '^TestIntegration$$' .
 
-soak: build ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
+soak: build golangmigrate ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
 	$(BESIDE) PGXLOCK_SOAK='$(SOAK)' $(WITH) $(GO) test $(FLAGS) -race -timeout 60m -run '^TestSoak' ./...
+	$(BESIDE) PGXLOCK_SOAK='$(SOAK)' $(WITH) $(GO) test -C cmd/pgxlock $(FLAGS) -race -timeout 60m -run '^TestSoak' ./...
 
-test-versions: ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
+test-versions: golangmigrate ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
 	$(BESIDE) GO='$(GO)' FLAGS='$(FLAGS)' scripts/test-versions $(VERSIONS)
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 5 minutes; on a busy machine up to 5 times)
@@ -107,8 +110,13 @@ lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck, and what holds th
 
 build: ## build bin/pgxlock, the command
 	@test -x bin/pgxlock || echo "Building pgxlock; the first time this fetches Go modules ..."
-	@$(GO) list -deps ./cmd/pgxlock ./internal/pgserver/with >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
-	@$(GO) build -o bin/ ./cmd/pgxlock ./internal/pgserver/with
+	@$(GO) list -C cmd/pgxlock -deps . >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
+	@$(GO) build -o bin/ ./internal/pgserver/with
+	@$(GO) build -C cmd/pgxlock -o ../../bin/ .
+
+golangmigrate: # golang-migrate's command, and a program that calls its library, for the tests of migrations
+	@$(GO) build -C adapters/golangmigrate -o ../../bin/ ./internal/golangmigrate
+	@$(GO) build -C adapters/golangmigrate -o ../../bin/ -tags pgx5 github.com/golang-migrate/migrate/v4/cmd/migrate
 
 man: build ## write the command's man pages to bin/man
 	@rm -rf bin/man

@@ -3,7 +3,6 @@ package pgxlock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -13,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/pgserver/container"
+	"github.com/pgxlock/pgxlock/internal/pgserver/choose"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -21,12 +20,15 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// TestIntegration runs the main job from end to end on a server in a container,
-// through testcontainers-go; where there is no engine or no image, on the server
-// that the other tests use. The output says which it was.
+// TestIntegration runs the main job from end to end on the server that the other tests use.
+// make test-integration runs it on one in a container, through testcontainers-go, where there
+// are an engine and an image, and says which it was.
 func TestIntegration(t *testing.T) {
 	t.Parallel()
-	db := containerDatabase(t)
+	db := pgtest.New(t)
+	if os.Getenv(choose.ContainerEnv) == "1" {
+		inContainer(t, db)
+	}
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -133,24 +135,15 @@ func TestIntegration(t *testing.T) {
 	})
 }
 
-// containerDatabase returns the database of a fresh container, or says why not
-// and returns one of the shared server.
-func containerDatabase(t *testing.T) *pgtest.DB {
+// inContainer fails the test unless its server can be one in a container: those of this
+// machine's programs are reached by a socket.
+func inContainer(t *testing.T, db *pgtest.DB) {
 	t.Helper()
-	server, err := container.Start(t.Context(), container.Config{})
-	if errors.Is(err, container.ErrNoEngine) || errors.Is(err, container.ErrNoImage) {
-		fmt.Fprintln(os.Stderr, "integration test: not on a container:", err)
-		return pgtest.New(t)
-	}
-	if err != nil {
+	var byTCP bool
+	if err := db.Pool.QueryRow(t.Context(), "select inet_server_addr() is not null").Scan(&byTCP); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := server.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	fmt.Fprintln(os.Stderr, "integration test:", server.Description())
-	url := server.URL("postgres")
-	return &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
+	if !byTCP {
+		t.Error("the server is reached by a socket, so that it does not run in a container")
+	}
 }

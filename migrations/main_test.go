@@ -16,27 +16,17 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/golang-migrate/migrate/v4"
-	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
-	"github.com/golang-migrate/migrate/v4/source/iofs"
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// After a file that fails, golang-migrate's library reads none of those that it has prefetched:
-// the goroutine that buffers each of them waits for a reader for good. And given a URL that it
-// cannot use yet, as one whose version table somebody else has locked, it does not close the
-// sql.DB that it has opened.
-func TestMain(m *testing.M) {
-	pgtest.Main(m, "github.com/golang-migrate/migrate/v4.(*Migration).Buffer", "database/sql.(*DB).connectionOpener")
-}
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // The files, in the order in which they are run. One version is one of each.
 var (
@@ -134,15 +124,39 @@ func asArguments(files []string) (arg []string) {
 	return arg
 }
 
+// golangMigrateEnv names a directory with two programs that run the files: golang-migrate's
+// command, migrate, and golangmigrate of adapters/golangmigrate, which calls its library. Tests
+// of its ways are run where they are, as make test does.
+const golangMigrateEnv = "PGXLOCK_TEST_GOLANGMIGRATE"
+
 // ways are all that the documentation names.
-var ways = []way{
-	{"Up", up, down},
-	{"golang-migrate's library", library((*migrate.Migrate).Up), library((*migrate.Migrate).Down)},
-	{"golang-migrate by URL", byURL((*migrate.Migrate).Up, migrations.Table), byURL((*migrate.Migrate).Down, migrations.Table)},
-	{"golang-migrate by URL, its own table", byURL((*migrate.Migrate).Up, ""), byURL((*migrate.Migrate).Down, "")},
-	{"golang-migrate's command", command("up"), command("down", "-all")},
+var ways = slices.Concat([]way{{"Up", up, down}}, waysOfGolangMigrate(), []way{
 	{"psql", psqlFiles("up"), psqlFiles("down")},
 	{"psql -1", psqlFiles("up", "-1"), psqlFiles("down", "-1")},
+})
+
+func waysOfGolangMigrate() []way {
+	if os.Getenv(golangMigrateEnv) == "" {
+		return nil
+	}
+	return []way{
+		{"golang-migrate's library", library("pool", "up"), library("pool", "down")},
+		{"golang-migrate by URL", library("url", "up"), library("url", "down")},
+		{"golang-migrate by URL, its own table", library("own-table", "up"), library("own-table", "down")},
+		{"golang-migrate's command", command("up"), command("down", "-all")},
+	}
+}
+
+func TestWaysOfGolangMigrateAreRun(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(golangMigrateEnv) == "" {
+		t.Skip(golangMigrateEnv + " does not name a directory with migrate and golangmigrate, which make test builds: its ways are left out of all tests")
+	}
+	for _, program := range []string{"migrate", "golangmigrate"} {
+		if _, err := exec.LookPath(filepath.Join(os.Getenv(golangMigrateEnv), program)); err != nil {
+			t.Errorf("%s: %v", golangMigrateEnv, err)
+		}
+	}
 }
 
 func up(t *testing.T, url string) error {
@@ -153,74 +167,27 @@ func down(t *testing.T, url string) error {
 	return migrations.Down(t.Context(), pgtest.Pool(t, url), nil)
 }
 
-// library is a program that hands FS and a database handle of its own to
-// golang-migrate.
-func library(do func(*migrate.Migrate) error) func(*testing.T, string) error {
+// library is a program that calls golang-migrate's library in that way.
+func library(way, direction string) func(*testing.T, string) error {
 	return func(t *testing.T, url string) error {
-		config, err := pgx.ParseConfig(url)
-		if err != nil {
-			return err
-		}
-		db := stdlib.OpenDB(*config)
-		driver, err := migratepgx.WithInstance(db, &migratepgx.Config{MigrationsTable: migrations.Table})
-		if err != nil {
-			return errors.Join(err, db.Close())
-		}
-		files, err := iofs.New(migrations.FS, ".")
-		if err != nil {
-			return err
-		}
-		m, err := migrate.NewWithInstance("iofs", files, "pgx", driver)
-		if err != nil {
-			return err
-		}
-		return run(m, do)
+		return start(t, filepath.Join(os.Getenv(golangMigrateEnv), "golangmigrate"), way, direction, url)
 	}
 }
 
-// byURL is a program that gives golang-migrate a connection string. An empty
-// table is the one that golang-migrate takes by itself.
-func byURL(do func(*migrate.Migrate) error, table string) func(*testing.T, string) error {
-	return func(_ *testing.T, url string) error {
-		files, err := iofs.New(migrations.FS, ".")
-		if err != nil {
-			return err
-		}
-		m, err := migrate.NewWithSourceInstance("iofs", files, migrateURL(url, table))
-		if err != nil {
-			return err
-		}
-		return run(m, do)
-	}
-}
-
-func run(m *migrate.Migrate, do func(*migrate.Migrate) error) error {
-	err := do(m)
-	if errors.Is(err, migrate.ErrNoChange) {
-		err = nil
-	}
-	sourceErr, databaseErr := m.Close()
-	return errors.Join(err, sourceErr, databaseErr)
-}
-
-// command is golang-migrate's command line tool, of the version in go.mod.
+// command is golang-migrate's command line tool.
 func command(arg ...string) func(*testing.T, string) error {
 	return func(t *testing.T, url string) error {
-		tool := []string{"run", "-tags", "pgx5", "github.com/golang-migrate/migrate/v4/cmd/migrate"}
-		return start(t, "go", slices.Concat(tool, []string{"-path", ".", "-database", migrateURL(url, migrations.Table)}, arg)...)
+		return start(t, filepath.Join(os.Getenv(golangMigrateEnv), "migrate"), slices.Concat([]string{"-path", ".", "-database", migrateURL(url)}, arg)...)
 	}
 }
 
-func migrateURL(url, table string) string {
+func migrateURL(url string) string {
 	_, rest, _ := strings.Cut(url, "://")
-	if table == "" {
-		return "pgx5://" + rest
-	}
 	separator := "?"
 	if strings.Contains(rest, "?") {
 		separator = "&"
 	}
-	return "pgx5://" + rest + separator + "x-migrations-table=" + table
+	return "pgx5://" + rest + separator + "x-migrations-table=" + migrations.Table
 }
 
 // psqlFiles runs the files that FS has with psql, as people do.
@@ -345,7 +312,7 @@ func lockTimeout(err error) bool {
 		return pgErr.Code == pgerrcode.LockNotAvailable
 	}
 	return err != nil && (strings.Contains(err.Error(), "canceling statement due to lock timeout") || // as psql says it
-		strings.Contains(err.Error(), migrate.ErrLockTimeout.Error()))
+		strings.Contains(err.Error(), "can't acquire database lock")) // as golang-migrate does
 }
 
 // must fails the test at an error.
@@ -363,7 +330,7 @@ func catalog(t *testing.T, db *pgtest.DB) string {
 	t.Helper()
 	lines := strings.Split(ask[string](t, db.Pool, catalogSQL), "\n")
 	return strings.Join(slices.DeleteFunc(lines, func(line string) bool {
-		return strings.Contains(line, migrations.Table) || strings.Contains(line, migratepgx.DefaultMigrationsTable)
+		return strings.Contains(line, migrations.Table) || strings.Contains(line, "schema_migrations") // golang-migrate's own
 	}), "\n")
 }
 

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/golang-migrate/migrate/v4"
-	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -150,7 +148,7 @@ func TestSoakAnErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
 
 				db.Exec(t, obstacle.drop)
 				err := way.up(t, db.URL)
-				if dirty := (migrate.ErrDirty{}); errors.As(err, &dirty) || err != nil && strings.Contains(err.Error(), "Dirty database") {
+				if err != nil && strings.Contains(err.Error(), "Dirty database") {
 					// golang-migrate keeps its mark, and Up knows better.
 					must(t, migrations.Up(t.Context(), db.Pool, nil))
 					err = way.up(t, db.URL)
@@ -215,7 +213,7 @@ func TestAFailedUpMarksNothingDirty(t *testing.T) {
 		}
 		db.Exec(t, obstacle.drop)
 	}
-	must(t, byURL((*migrate.Migrate).Up, migrations.Table)(t, db.URL))
+	must(t, migrations.Up(t.Context(), db.Pool, nil))
 	version(t, db.Pool, newest)
 }
 
@@ -311,29 +309,6 @@ func heal(t *testing.T, db *pgtest.DB, way way) {
 	if err != nil && !lockTimeout(err) {
 		t.Errorf("%s: heal: %v", way.name, err)
 	}
-}
-
-// Up takes the lock of golang-migrate's command, whose key its library makes in
-// another way.
-func TestUpWaitsForGolangMigratesCommand(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	driver, err := new(migratepgx.Postgres).Open(migrateURL(db.URL, migrations.Table))
-	must(t, err)
-	must(t, driver.Lock())
-	done := make(chan error, 1)
-	go func() { done <- migrations.Up(t.Context(), db.Pool, nil) }()
-	const waits = "select exists (select from pg_stat_activity where wait_event = 'advisory' and datname = current_database())"
-	for !ask[bool](t, db.Pool, waits) {
-		select {
-		case err := <-done:
-			t.Fatalf("Up did not wait: %v", err)
-		default:
-		}
-	}
-	must(t, driver.Unlock())
-	must(t, <-done)
-	must(t, driver.Close())
 }
 
 // othersFault says whether it must be run again. golang-migrate's library and its
@@ -493,7 +468,7 @@ func TestSoakPgDumpSeesTheSameWhateverRanTheFiles(t *testing.T) {
 		must(t, err)
 		return server.URL(name), func() string {
 			t.Helper()
-			text, err := server.Dump(t.Context(), name, "--exclude-table="+migrations.Table, "--exclude-table="+migratepgx.DefaultMigrationsTable)
+			text, err := server.Dump(t.Context(), name, "--exclude-table="+migrations.Table, "--exclude-table=schema_migrations")
 			must(t, err)
 			return text
 		}

@@ -23,12 +23,12 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/golang-migrate/migrate/v4/database"
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -356,10 +356,7 @@ func (m *migrator) write(ctx context.Context, found installed, what ...step) err
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	key, err := database.GenerateAdvisoryLockId(found.database, m.schema, Table)
-	if err != nil {
-		return err
-	}
+	key := strconv.FormatInt(lockkey.OfMigrators(found.database, m.schema, Table), 10)
 	all := []step{{sql: statement("isolation")}, {sql: statement("read_write")}, m.settings(), {statement("locks"), []string{key}}}
 	if !found.exists {
 		all = append(all, step{sql: statement("create_schema")})
@@ -368,7 +365,7 @@ func (m *migrator) write(ctx context.Context, found installed, what ...step) err
 		all = append(all, step{sql: statement("record")})
 	}
 	all = append(all, step{sql: statement("search_path")})
-	_, err = m.send(context.WithoutCancel(ctx), append(all, what...)...)
+	_, err := m.send(context.WithoutCancel(ctx), append(all, what...)...)
 	return err
 }
 

@@ -1,15 +1,14 @@
 package pgxlockprom
 
 import (
-	"context"
+	"cmp"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/doctor"
-	"github.com/pgxlock/pgxlock/internal/metrics"
 	"github.com/pgxlock/pgxlock/internal/monitor"
 )
 
@@ -42,16 +41,9 @@ func NewCollector(pool *pgxpool.Pool, cfg *CollectorConfig) (prometheus.Collecto
 	if _, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: c.Schema}); err != nil {
 		return nil, err
 	}
-	of := metrics.Config{Timeout: c.Timeout, Every: c.Every}
-	if c.Doctor {
-		of.Checks = func(ctx context.Context) (map[string]string, error) {
-			findings, err := doctor.Check(ctx, pool, &doctor.Config{Schema: c.Schema})
-			status := make(map[string]string)
-			for _, f := range findings {
-				status[f.Check] = string(f.Status)
-			}
-			return status, err
-		}
+	if c.Timeout < 0 || c.Every < 0 {
+		return nil, errors.New("pgxlock: a duration of the metrics is negative; leave it 0 for the default")
 	}
-	return metrics.NewCollector(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: c.Schema}}, of)
+	c.Timeout, c.Every = cmp.Or(c.Timeout, defaultTimeout), cmp.Or(c.Every, defaultEvery)
+	return &collector{pool: pool, locks: monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: c.Schema}}, cfg: c}, nil
 }

@@ -20,7 +20,7 @@ func TestTheProgramOfTheDockerfileRunsInAnEmptyRootDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	build := regexp.MustCompile(`(?m)^RUN (CGO_ENABLED=0 go build .* )-o /pgxlock (\./cmd/pgxlock)$`).FindSubmatch(dockerfile)
+	build := regexp.MustCompile(`(?m)^RUN (CGO_ENABLED=0 go build .* )-o /pgxlock (\.)$`).FindSubmatch(dockerfile)
 	if build == nil || !strings.Contains(string(dockerfile), "FROM scratch\n") {
 		t.Fatalf("it builds no program for an image from scratch:\n%s", dockerfile)
 	}

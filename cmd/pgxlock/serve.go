@@ -13,14 +13,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
-	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
-	"github.com/pgxlock/pgxlock/internal/metrics"
 	"github.com/pgxlock/pgxlock/internal/monitor"
 )
 
@@ -103,11 +104,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer pool.Close()
-	scraped, err := metrics.Handler(&monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: s.monitoring.target.schema}},
-		metrics.Config{Checks: func(ctx context.Context) (map[string]string, error) {
-			return checks(ctx, pool, s.monitoring.target.schema)
-		}},
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	scraped, err := metrics(pool, s.monitoring.target.schema)
 	if err != nil {
 		return err
 	}
@@ -230,14 +227,19 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 	return token, remote, nil
 }
 
-// checks returns how serious each finding of the doctor is.
-func checks(ctx context.Context, pool *pgxpool.Pool, schema string) (map[string]string, error) {
-	findings, err := doctor.Check(ctx, pool, &doctor.Config{Schema: schema})
-	status := make(map[string]string)
-	for _, f := range findings {
-		status[f.Check] = string(f.Status)
+// metrics answers /metrics with the state of the database and that of the process.
+func metrics(pool *pgxpool.Pool, schema string) (http.Handler, error) {
+	locks, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Schema: schema, Doctor: true})
+	if err != nil {
+		return nil, err
 	}
-	return status, err
+	registry := prometheus.NewRegistry()
+	for _, each := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), locks} {
+		if err := registry.Register(each); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}), nil
 }
 
 // servedView is what /api/snapshot answers; docs/serve.md lists its fields.

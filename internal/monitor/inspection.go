@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"slices"
 	"strings"
 	"time"
@@ -365,15 +364,8 @@ func (in *inspection) keyNames(ctx context.Context) (keyNames, error) {
 	var database, schema, table string
 	err := in.read(ctx, statements.MonitorMigrators, []any{&database, &schema, &table}, func() {
 		for _, database := range []string{database, "/" + database} { // as the library names it, and as the command does
-			k.labels[lockkey.ID{Number: migrateKey(database, schema, table)}] = fmt.Sprintf("golang-migrate, with table %s", pgx.Identifier{schema, table}.Sanitize())
+			k.labels[lockkey.ID{Number: lockkey.OfMigrators(database, schema, table)}] = fmt.Sprintf("golang-migrate, with table %s", pgx.Identifier{schema, table}.Sanitize())
 		}
 	})
 	return k, err
-}
-
-// migrateKey returns the number that golang-migrate's drivers for PostgreSQL lock while they
-// migrate. See GenerateAdvisoryLockId in its package database.
-func migrateKey(database, schema, table string) int64 {
-	const salt = 1486364155
-	return int64(crc32.ChecksumIEEE([]byte(schema+"\x00"+table+"\x00"+database)) * salt)
 }

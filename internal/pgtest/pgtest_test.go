@@ -1,12 +1,17 @@
 package pgtest
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgserver/choose"
 )
 
 func TestMain(m *testing.M) { Main(m) }
@@ -78,5 +83,29 @@ func TestTheDatabaseOfAConnectionStringIsReplaced(t *testing.T) {
 		if want := fmt.Sprint("h", uint16(6), "u", "p/", "new", "x", true); got != want {
 			t.Errorf("%s became %s: %s, want %s", connString, changed, got, want)
 		}
+	}
+}
+
+// The test is run in a process of its own, whose tests find no server.
+func TestPackageWithoutAServerFailsOnceInThreeLines(t *testing.T) {
+	t.Parallel()
+	const inside = "PGXLOCK_TEST_WITHOUT_SERVER"
+	if os.Getenv(inside) != "" {
+		for range 3 {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				New(t)
+			})
+		}
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), inside+"=1", choose.DatabaseEnv+"=", pgserver.BinDirEnv+"="+t.TempDir())
+	out, err := cmd.CombinedOutput()
+	if _, failed := errors.AsType[*exec.ExitError](err); !failed {
+		t.Errorf("the tests ended with %v", err)
+	}
+	if lines := strings.Count(string(out), "\n"); lines != 3 || !strings.Contains(string(out), choose.ErrNoServer.Error()) {
+		t.Errorf("%d lines:\n%s", lines, out)
 	}
 }

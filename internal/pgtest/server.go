@@ -31,7 +31,9 @@ func serverURL(tb testing.TB) string {
 	shared.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
-		shared.server, shared.err = choose.Start(ctx)
+		if shared.server, shared.err = choose.Start(ctx); errors.Is(shared.err, choose.ErrNoServer) {
+			giveUp(shared.err)
+		}
 		if shared.err == nil && os.Getenv(choose.DatabaseEnv) == "" {
 			fmt.Fprintln(os.Stderr, shared.server)
 		}
@@ -43,6 +45,12 @@ func serverURL(tb testing.TB) string {
 		tb.Fatalf("pgtest: %v", shared.err)
 	}
 	return shared.server.URL
+}
+
+// giveUp ends the tests of this package: without a server each of them would say the same.
+func giveUp(err error) {
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
 }
 
 // Main runs a package's tests, stops the server that they shared, and fails if goroutines are
@@ -93,6 +101,9 @@ func Private(tb testing.TB, cfg pgserver.Config) *pgserver.Server {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	server, err := pgserver.Start(ctx, cfg)
+	if errors.Is(err, pgserver.ErrNoBinaries) {
+		serverURL(tb) // gives up where there is none at all
+	}
 	return own(tb, server, err)
 }
 

@@ -70,7 +70,7 @@ func chromium(t *testing.T) string {
 func serve(t *testing.T, url string, env []string, args ...string) string {
 	t.Helper()
 	program.once.Do(func() {
-		out, err := exec.Command("go", "build", "-C", "../../..", "-o", program.path, "./cmd/pgxlock").CombinedOutput()
+		out, err := exec.Command("go", "build", "-C", "..", "-o", program.path, ".").CombinedOutput()
 		if err != nil {
 			program.err = fmt.Errorf("go build: %w\n%s", err, out)
 		}

@@ -14,13 +14,13 @@ import (
 
 var errBroken = errors.New("broken")
 
-func works(name string) way {
+func works(name string) Way {
 	return func(context.Context) (*Server, error) {
 		return &Server{Description: name, stop: func(context.Context) error { return nil }}, nil
 	}
 }
 
-func fails(name string) way {
+func fails(name string) Way {
 	return func(context.Context) (*Server, error) {
 		return nil, fmt.Errorf("%s: %w\nmore about it", name, errBroken)
 	}
@@ -28,7 +28,7 @@ func fails(name string) way {
 
 func TestTheFirstWayThatWorksIsTaken(t *testing.T) {
 	t.Parallel()
-	server, err := first(t.Context(), []way{works("one"), fails("two")})
+	server, err := first(t.Context(), works("one"), fails("two"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestTheFirstWayThatWorksIsTaken(t *testing.T) {
 
 func TestAWayThatIsPassedOverIsSaidToThoseWhoAsk(t *testing.T) {
 	t.Setenv(VerboseEnv, "")
-	server, err := first(t.Context(), []way{fails("one"), works("two"), fails("three")})
+	server, err := first(t.Context(), fails("one"), works("two"), fails("three"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestAWayThatIsPassedOverIsSaidToThoseWhoAsk(t *testing.T) {
 
 func TestWithoutAnyWayTheErrorSaysWhyAndWhatToDo(t *testing.T) {
 	t.Parallel()
-	_, err := first(t.Context(), []way{fails("one"), func(context.Context) (*Server, error) { return nil, pgserver.ErrNoBinaries }})
+	_, err := first(t.Context(), fails("one"), func(context.Context) (*Server, error) { return nil, pgserver.ErrNoBinaries })
 	for _, want := range []error{ErrNoServer, errBroken, pgserver.ErrNoBinaries} {
 		if !errors.Is(err, want) {
 			t.Errorf("error is not %q: %v", want, err)
@@ -62,6 +62,22 @@ func TestWithoutAnyWayTheErrorSaysWhyAndWhatToDo(t *testing.T) {
 	}
 	if !strings.Contains(err.Error(), remedy) {
 		t.Errorf("error does not say what to do: %v", err)
+	}
+}
+
+func TestRequiredWayIsPassedOverOnlyWhereTheMachineLacksIt(t *testing.T) {
+	t.Parallel()
+	lacks := func(context.Context) (*Server, error) { return nil, Absent(errBroken) }
+	server, err := first(t.Context(), Required(lacks), works("two"))
+	if err != nil || server.Description != "two" || len(server.PassedOver) != 1 {
+		t.Errorf("where the machine lacks it: %v, %v", server, err)
+	}
+	server, err = first(t.Context(), Required(fails("one")), works("two"))
+	if !errors.Is(err, ErrNoServer) || !errors.Is(err, errBroken) {
+		t.Errorf("where it fails: %v, %v; want its error", server, err)
+	}
+	if server, err = first(t.Context(), Required(works("one")), works("two")); err != nil || server.Description != "one" {
+		t.Errorf("where it works: %v, %v", server, err)
 	}
 }
 
@@ -137,6 +153,14 @@ func TestWithoutANamedServerOneIsStarted(t *testing.T) {
 	}
 }
 
+func TestWayOfTheCallerComesBeforeTheBinariesOfThisMachine(t *testing.T) {
+	t.Setenv(DatabaseEnv, "")
+	t.Setenv(pgserver.BinDirEnv, "")
+	if server, err := Start(t.Context(), works("a container")); err != nil || server.Description != "a container" {
+		t.Errorf("got %v, %v", server, err)
+	}
+}
+
 func TestAServerOfNamedBinariesComesBeforeAContainer(t *testing.T) {
 	binaries, err := pgserver.Find()
 	if err != nil {
@@ -144,7 +168,7 @@ func TestAServerOfNamedBinariesComesBeforeAContainer(t *testing.T) {
 	}
 	t.Setenv(DatabaseEnv, "")
 	t.Setenv(pgserver.BinDirEnv, binaries.Dir)
-	server, err := Start(t.Context())
+	server, err := Start(t.Context(), works("a container"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +185,7 @@ func TestAServerOfNamedBinariesComesBeforeAContainer(t *testing.T) {
 func TestNamedBinariesThatAreNotThereAreNotReplaced(t *testing.T) {
 	t.Setenv(DatabaseEnv, "")
 	t.Setenv(pgserver.BinDirEnv, t.TempDir())
-	server, err := Start(t.Context())
+	server, err := Start(t.Context(), works("a container"))
 	if !errors.Is(err, ErrNoServer) || errors.Is(err, pgserver.ErrNoBinaries) || !strings.Contains(err.Error(), pgserver.BinDirEnv) {
 		t.Fatalf("got %v, %v; want ErrNoServer that names %s", server, err, pgserver.BinDirEnv)
 	}

@@ -1,47 +1,23 @@
-// Package metrics shows the locks of a database as metrics for Prometheus: to the command,
-// whose /metrics they are, and to adapters/prometheus. Package pgxlock does not import it,
-// so that a program that only locks does not link Prometheus.
-//
-// No label has a key or a holder as its value: those are unbounded.
-package metrics
+package pgxlockprom
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/monitor"
 )
 
-// A Source is what a collector reads: a [monitor.Monitor].
-type Source interface {
-	Snapshot(ctx context.Context) (monitor.Snapshot, error)
-}
-
-// Config configures a collector. The zero value means the defaults.
-type Config struct {
-	// Timeout bounds the reading for one scrape. Default: 5 s.
-	Timeout time.Duration
-
-	// Every is the shortest time between two snapshots, and CheckEvery between two runs of
-	// Checks; a scrape that comes earlier sees the last result. Default: 5 s and 5 min.
-	Every, CheckEvery time.Duration
-
-	// Checks returns how serious the finding of each check of the doctor is: ok, warning
-	// or error. Default: there is no metric of checks.
-	Checks func(context.Context) (map[string]string, error)
-}
+// checkEvery is the shortest time between two runs of the doctor's checks.
+const checkEvery = 5 * time.Minute
 
 const (
-	defaultTimeout    = 5 * time.Second
-	defaultEvery      = 5 * time.Second
-	defaultCheckEvery = 5 * time.Minute
+	defaultTimeout = 5 * time.Second
+	defaultEvery   = 5 * time.Second
 )
 
 // tokensOfTimeline is how many tokens one timeline of the server has: the bits that
@@ -71,11 +47,11 @@ var (
 	checks        = describe("check_status", "The finding of each check of pgxlock doctor: 0 ok, 1 warning, 2 error.", "check")
 )
 
-// A Collector is a prometheus.Collector of the state of a database. It reads when it is
-// scraped.
-type Collector struct {
-	source Source
-	cfg    Config
+// A collector shows the state of a database. It reads when it is scraped.
+type collector struct {
+	pool  *pgxpool.Pool
+	locks monitor.Monitor
+	cfg   CollectorConfig
 
 	mu      sync.Mutex // held while the database is read: scrapes at one time share a reading
 	read    time.Time  // when the state was read; zero: never
@@ -92,40 +68,8 @@ type state struct {
 	load monitor.Load
 }
 
-// NewCollector returns a Collector that reads the source.
-func NewCollector(source Source, cfg Config) (*Collector, error) {
-	if cfg.Timeout < 0 || cfg.Every < 0 || cfg.CheckEvery < 0 {
-		return nil, errors.New("pgxlock: a duration of the metrics is negative; leave it 0 for the default")
-	}
-	for _, d := range []struct {
-		of      *time.Duration
-		without time.Duration
-	}{{&cfg.Timeout, defaultTimeout}, {&cfg.Every, defaultEvery}, {&cfg.CheckEvery, defaultCheckEvery}} {
-		if *d.of == 0 {
-			*d.of = d.without
-		}
-	}
-	return &Collector{source: source, cfg: cfg}, nil
-}
-
-// Handler returns what answers /metrics with the state of the database, and with what the
-// collectors that follow say, such as those of the process.
-func Handler(source Source, cfg Config, more ...prometheus.Collector) (http.Handler, error) {
-	c, err := NewCollector(source, cfg)
-	if err != nil {
-		return nil, err
-	}
-	registry := prometheus.NewRegistry()
-	for _, each := range append(more, c) {
-		if err := registry.Register(each); err != nil {
-			return nil, fmt.Errorf("pgxlock: register metrics: %w", err)
-		}
-	}
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}), nil
-}
-
 // Describe implements prometheus.Collector.
-func (c *Collector) Describe(to chan<- *prometheus.Desc) {
+func (c *collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		up, duration, unreadable, holders, oldestHold, expired, suspect, waiters, oldestWait,
 		tableEntries, tableCapacity, notifications, oldestTx, tokens, checks,
@@ -136,7 +80,7 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector. If the database cannot be read there is nothing
 // but collector_up, which is 0: old figures would look like new ones.
-func (c *Collector) Collect(to chan<- prometheus.Metric) {
+func (c *collector) Collect(to chan<- prometheus.Metric) {
 	s, status := c.current()
 	tell := func(d *prometheus.Desc, value float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
@@ -160,7 +104,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 }
 
 // current returns the state, which it reads if the last one is too old.
-func (c *Collector) current() (state, map[string]string) {
+func (c *collector) current() (state, map[string]string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.read.IsZero() || time.Since(c.read) >= c.cfg.Every {
@@ -169,22 +113,32 @@ func (c *Collector) current() (state, map[string]string) {
 	return c.state, c.status
 }
 
-func (c *Collector) readLocked() {
+func (c *collector) readLocked() {
 	ctx, cancel := context.WithTimeout(context.Background(), c.cfg.Timeout)
 	defer cancel()
 	began := time.Now()
 	var s state
 	var err error
-	s.shot, err = c.source.Snapshot(monitor.WithLoad(ctx, &s.load))
+	s.shot, err = c.locks.Snapshot(monitor.WithLoad(ctx, &s.load))
 	s.ok = err == nil
-	if due := c.checked.IsZero() || time.Since(c.checked) >= c.cfg.CheckEvery; s.ok && due && c.cfg.Checks != nil {
-		if status, err := c.cfg.Checks(ctx); err == nil {
+	if due := c.checked.IsZero() || time.Since(c.checked) >= checkEvery; s.ok && due && c.cfg.Doctor {
+		if status, err := c.checks(ctx); err == nil {
 			c.status, c.checked = status, time.Now()
 		}
 	}
 	c.read = time.Now()
 	s.took = c.read.Sub(began)
 	c.state = s
+}
+
+// checks returns how serious the finding of each check of the doctor is: ok, warning or error.
+func (c *collector) checks(ctx context.Context) (map[string]string, error) {
+	findings, err := doctor.Check(ctx, c.pool, &doctor.Config{Schema: c.cfg.Schema})
+	status := make(map[string]string)
+	for _, f := range findings {
+		status[f.Check] = string(f.Status)
+	}
+	return status, err
 }
 
 // since returns the seconds from a time of the server's clock; 0 if it is not known.

@@ -1,7 +1,7 @@
-// Package container runs PostgreSQL in a Docker container through
+// Package containers runs PostgreSQL in a Docker container through
 // testcontainers-go. Whether there is an engine and an image is found out
 // first, and quickly, so that a machine without them can go another way.
-package container
+package containers
 
 import (
 	"context"
@@ -71,12 +71,12 @@ type Server struct {
 func Start(ctx context.Context, cfg Config) (*Server, error) {
 	image := cfg.image()
 	if err := available(ctx, image); err != nil {
-		return nil, fmt.Errorf("container: %w", err)
+		return nil, fmt.Errorf("containers: %w", err)
 	}
 	s := &Server{image: image, password: rand.Text()}
 	if err := s.start(ctx, cfg.Settings); err != nil {
 		err = errors.Join(err, s.Stop(context.WithoutCancel(ctx)))
-		return nil, fmt.Errorf("container: start %s: %w", image, err)
+		return nil, fmt.Errorf("containers: start %s: %w", image, err)
 	}
 	return s, nil
 }
@@ -199,7 +199,7 @@ func (s *Server) Stop(ctx context.Context) error {
 	err := testcontainers.TerminateContainer(s.container,
 		testcontainers.StopContext(ctx), testcontainers.StopTimeout(0)) // nobody needs the data
 	if err != nil {
-		return fmt.Errorf("container: stop: %w", err)
+		return fmt.Errorf("containers: stop: %w", err)
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
 // Whether a container can be started at all is asked before one is.
 
-package container
+package containers
 
 import (
 	"context"
