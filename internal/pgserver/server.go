@@ -393,7 +393,7 @@ func (s *Server) exec(ctx context.Context, statements ...string) error {
 
 // ask runs a query that returns one boolean.
 func (s *Server) ask(ctx context.Context, query string) (yes bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // a starting server may leave an attempt without an answer
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second) // a starting server may leave an attempt without an answer
 	defer cancel()
 	conn, err := pgconn.Connect(ctx, s.URL("postgres"))
 	if err != nil {

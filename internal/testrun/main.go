@@ -1,3 +1,5 @@
+//go:build unix
+
 // Testrun builds all test programs of some modules, and then runs them:
 //
 //	testrun -build [-race] DIR . cmd/pgxlock      builds into DIR, and says how long it took

@@ -16,6 +16,10 @@
 // variables name: another one is taken only where there is no engine or no image,
 // and PGXLOCK_TEST_CONTAINER says which it is.
 //
+// What tests use of servers is counted, and printed at the end with the seconds of processor
+// time that the command, its children and the servers took. With --most a run fails that uses
+// more: minutes differ from machine to machine, these numbers hardly do.
+//
 // The program is built in two modules from the same code: ./internal/pgserver/with
 // knows the servers of this machine, and ./with of internal/containers starts
 // containers as well, for which it links testcontainers-go.
@@ -24,6 +28,7 @@ package withserver
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -58,6 +63,7 @@ type program struct {
 	ways      []choose.Way
 	names     environment
 	container bool // the server is to run in a container
+	most      limits
 }
 
 // environment is the variables that tell the command of its server.
@@ -68,32 +74,40 @@ var (
 	forDemo  = environment{"PGXLOCK_DEMO_DATABASE", "PGXLOCK_DEMO_SERVER"}
 )
 
-const usage = "usage: with [--throw-away | --container] [--] command [argument ...]"
+const usage = "usage: with [--throw-away | --container] [--most servers=N,connections=N,databases=N] [--] command [argument ...]"
 
 // main returns the code to exit with. Unsetenv fails for malformed names only.
 func (p program) main(args []string) int {
-	if len(args) > 0 && args[0] == "--throw-away" {
-		args = args[1:]
+	flags := flag.NewFlagSet("with", flag.ContinueOnError)
+	flags.SetOutput(os.Stderr)
+	flags.Usage = func() { fmt.Fprintln(os.Stderr, usage) }
+	throwAway := flags.Bool("throw-away", false, "")
+	flags.BoolVar(&p.container, "container", false, "")
+	flags.Func("most", "", p.most.set)
+	if err := flags.Parse(args); err != nil {
+		return exitUsage
+	}
+	args = flags.Args()
+	if len(args) == 0 || *throwAway && p.container {
+		flags.Usage()
+		return exitUsage
+	}
+	if *throwAway {
 		p.names = forDemo
 		_ = os.Unsetenv(choose.DatabaseEnv)
-	} else if len(args) > 0 && args[0] == "--container" {
-		args = args[1:]
+	}
+	if p.container {
 		if len(p.ways) == 0 {
 			fmt.Fprintln(os.Stderr, "with: this program starts no container: build ./with in internal/containers")
 			return exitUsage
 		}
-		p.container = true
 		_ = os.Unsetenv(choose.DatabaseEnv)
 		_ = os.Unsetenv(pgserver.BinDirEnv)
 	}
-	if len(args) > 0 && args[0] == "--" {
-		args = args[1:]
+	if p.names == forDemo {
+		return p.with(args)
 	}
-	if len(args) == 0 {
-		fmt.Fprintln(os.Stderr, usage)
-		return exitUsage
-	}
-	return p.with(args)
+	return p.counted(func() int { return p.with(args) })
 }
 
 // with runs the command with a server, and returns the code to exit with.

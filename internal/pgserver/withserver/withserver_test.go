@@ -11,31 +11,36 @@ import (
 	"github.com/pgxlock/pgxlock/internal/leaktest"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgserver/choose"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
 var tests = program{names: forTests}
 
-// haveServer makes the choice fall on a server that runs already.
-func haveServer(t *testing.T) *pgserver.Server {
+// haveServer makes the choice fall on a server that runs already, and returns its connection string.
+func haveServer(t *testing.T) (url string) {
 	t.Helper()
-	s, err := pgserver.Start(t.Context(), pgserver.Config{Settings: choose.Settings()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Stop(context.Background()); err != nil {
-			t.Error(err)
+	url = os.Getenv(choose.DatabaseEnv) // of a run of make test
+	if url == "" {
+		s, err := pgserver.Start(t.Context(), pgserver.Config{Settings: choose.Settings()})
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	t.Setenv(choose.DatabaseEnv, s.URL("postgres"))
+		t.Cleanup(func() {
+			if err := s.Stop(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		url = s.URL("postgres")
+	}
+	t.Setenv(choose.DatabaseEnv, url)
 	t.Setenv(choose.ServerEnv, "the one on the shelf")
-	return s
+	return url
 }
 
 func TestTheCommandLearnsOfTheServer(t *testing.T) {
-	server := haveServer(t)
+	url := haveServer(t)
 	out := filepath.Join(t.TempDir(), "out")
 	script := `printf '%s\n' "$PGXLOCK_TEST_DATABASE" "$PGXLOCK_TEST_SERVER" > "$1"`
 	if code := tests.with([]string{"sh", "-c", script, "sh", out}); code != 0 {
@@ -45,7 +50,7 @@ func TestTheCommandLearnsOfTheServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := server.URL("postgres") + "\nthe one on the shelf\n"; string(got) != want {
+	if want := url + "\nthe one on the shelf\n"; string(got) != want {
 		t.Errorf("the command got %q, want %q", got, want)
 	}
 }
@@ -88,6 +93,7 @@ func told(t *testing.T, way choose.Way, args ...string) (code int, text string) 
 }
 
 func TestContainerIsTakenWhereItIsWantedAndThere(t *testing.T) {
+	pgtest.Long(t)
 	local := haveServer(t)
 	_ = os.Unsetenv(choose.ContainerEnv) // fails for malformed names only
 	errNone := errors.New("none here")
@@ -96,7 +102,7 @@ func TestContainerIsTakenWhereItIsWantedAndThere(t *testing.T) {
 		s.Container = true
 		return s, nil
 	}
-	if code, got := told(t, container); code != 0 || got != "unset "+local.URL("postgres") {
+	if code, got := told(t, container); code != 0 || got != "unset "+local {
 		t.Errorf("with a server that is named: code %d, %q", code, got)
 	}
 	if code, got := told(t, container, "--container"); code != 0 || got != "1 there" {
@@ -112,5 +118,42 @@ func TestContainerIsTakenWhereItIsWantedAndThere(t *testing.T) {
 	}
 	if code := tests.main([]string{"--container", "true"}); code != exitUsage {
 		t.Errorf("by a program that starts none: code %d", code)
+	}
+}
+
+func TestRunThatUsesTooMuchFails(t *testing.T) {
+	haveServer(t)
+	for counts, want := range map[string]int{
+		`{"servers":2,"connections":30}`:                0,
+		`{"servers":3,"connections":30}`:                1,
+		`{"servers":2,"connections":31}`:                1,
+		`{"databases":40}{"skipped":["it is missing"]}`: 1, // two lines
+		`no counts`: 1,
+	} {
+		t.Setenv(pgserver.CountsEnv, "")
+		script := `printf '%s' "$1" | sed 's/}{/}\n{/' >"$PGXLOCK_TEST_COUNTS"`
+		if code := tests.main([]string{"--most", "servers=2,connections=30,databases=39", "--", "sh", "-c", script, "sh", counts}); code != want {
+			t.Errorf("%s: code %d, want %d", counts, code, want)
+		}
+	}
+}
+
+func TestCountsBelongToTheOutermostRun(t *testing.T) {
+	haveServer(t)
+	file := filepath.Join(t.TempDir(), "counts")
+	if err := os.WriteFile(file, []byte(`{"servers":3}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(pgserver.CountsEnv, file)
+	if code := tests.main([]string{"--most", "servers=2", "true"}); code != 0 {
+		t.Errorf("code %d of a run inside of another", code)
+	}
+}
+
+func TestLimitsAreNamed(t *testing.T) {
+	for _, text := range []string{"", "servers", "servers=0", "servers=x", "cats=1", "servers=1,,"} {
+		if err := new(limits).set(text); err == nil {
+			t.Errorf("%q is taken", text)
+		}
 	}
 }

@@ -1,0 +1,5 @@
+//go:build !unix
+
+package withserver
+
+func processorTime() string { return "processor time is not measured here" }
