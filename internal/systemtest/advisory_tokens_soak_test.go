@@ -49,7 +49,7 @@ func fenceAdvisoryLocks(ctx context.Context, url, key string, report func(any) e
 		}
 	}
 	end := time.Now().Add(duration)
-	working, stop := context.WithTimeout(ctx, duration+time.Minute) // one that fails leaves its lock to Close
+	working, stop := context.WithTimeout(ctx, duration+pgtest.Patience) // one that fails leaves its lock to Close
 	defer stop()
 	var workers sync.WaitGroup
 	errs := make([]error, 8*len(lockers))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -39,7 +40,7 @@ func TestARenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
 	p.Refuse()
 	underWay.Resume()
 	lost.Happened(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience)
 	defer cancel()
 	if err := a.Renew(ctx); err == nil || ctx.Err() != nil {
 		t.Fatalf("while no connection is to be had: %v", err)
@@ -68,7 +69,7 @@ func TestAServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.
 		t.Fatal(err)
 	}
 	batch := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {

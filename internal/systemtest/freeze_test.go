@@ -118,7 +118,7 @@ func freezeAndTakeOver(t *testing.T, db *pgtest.DB, others *pgxlock.Locker, key 
 	holder.report(t, &held)
 
 	holder.freeze(t)
-	next, err := others.Acquire(t.Context(), key, pgxlock.MaxWait(30*time.Second))
+	next, err := others.Acquire(t.Context(), key, pgxlock.MaxWait(pgtest.Patience))
 	taken := time.Now()
 	if err != nil {
 		t.Fatal(err)

@@ -164,7 +164,7 @@ func TestTheLargestInputsWorkEndToEnd(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	owner := strings.Repeat("ö", 200)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 30 * time.Second, Renew: 10 * time.Second, Margin: 10 * time.Second, Owner: owner})
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 30 * time.Minute, Renew: 10 * time.Minute, Margin: 10 * time.Minute, Owner: owner})
 	for _, key := range []string{strings.Repeat("🔒", 255), strings.Repeat("é", 255), "a\nb", " ", `"'\%_$1`, "e\u0301"} {
 		useLock(t, locks, db.Pool, key)
 		for lost := true; lost; { // again where this machine stands still for longer than a second

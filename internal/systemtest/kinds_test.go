@@ -98,6 +98,7 @@ func TestALockInMemoryFencesNothing(t *testing.T) {
 }
 
 func TestAdvisoryLocksWithTokensDoWhatEveryKindDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
 		return testkit.Advisory(t, testkit.Migrated(t).Pool, &pgxlock.AdvisoryConfig{Tokens: true, Observe: kept(t).Observe})

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -62,7 +63,7 @@ func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
 	if !errors.Is(lock.Err(), pgxlock.ErrReleased) || !errors.Is(context.Cause(ctx), pgxlock.ErrReleased) || ctx.Err() == nil {
 		t.Fatalf("after release: %v, %v, %v", lock.Err(), context.Cause(ctx), ctx.Err())
 	}
-	next, err := others.Acquire(t.Context(), "order:42", pgxlock.MaxWait(10*time.Second))
+	next, err := others.Acquire(t.Context(), "order:42", pgxlock.MaxWait(pgtest.Patience))
 	if err != nil {
 		t.Fatal(err)
 	}
