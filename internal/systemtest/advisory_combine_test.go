@@ -160,6 +160,7 @@ func TestEachCallerInABatchHearsItsOwnAnswer(t *testing.T) {
 }
 
 func TestAThousandKeysAreOneMessageOfTheirOwn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	tap, locks := quiet(t, pgtest.New(t))
 	keys := make([]string, 1000)

@@ -74,6 +74,7 @@ func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
 }
 
 func TestThePoolsAfterConnectIsHonouredByAdvisoryLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	through := func(configure func(*pgxpool.Config)) *pgtest.DB {

@@ -195,6 +195,7 @@ func TestTheNumbersOfLocksAreNotMixedUp(t *testing.T) {
 
 // An upgrade is refused in both spaces, and only of the lock that is held shared.
 func TestAnUpgradeIsRefusedInItsOwnSpaceOnly(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	eachWay(t, func(t *testing.T, w way) {
 		db := testkit.Roomy(t, pgtest.New(t), 10)

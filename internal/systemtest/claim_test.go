@@ -94,6 +94,7 @@ func TestAClaimIsTrueOnlyOnceCommitted(t *testing.T) {
 }
 
 func TestAClaimInASavepointIsUndoneWithIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	outer := testkit.Begin(t, db, pgx.TxOptions{})
@@ -111,6 +112,7 @@ func TestAClaimInASavepointIsUndoneWithIt(t *testing.T) {
 }
 
 func TestClaimsAndLocksHaveNamesOfTheirOwn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
@@ -171,6 +173,7 @@ func TestAnUndecidedClaimIsWaitedFor(t *testing.T) {
 
 // A claim that is refused leaves the caller's transaction as it was.
 func TestARefusedClaimChangesNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "create table t (n int)")
@@ -203,6 +206,7 @@ func TestARefusedClaimChangesNothing(t *testing.T) {
 }
 
 func TestAClaimsWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	holder := testkit.Begin(t, db, pgx.TxOptions{})
@@ -276,6 +280,7 @@ func TestMaxWaitBoundsAClaimAsAWhole(t *testing.T) {
 }
 
 func TestErrorsOfAClaimAreNotTakenForAnUndecidedOne(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 10)
 	for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
@@ -503,6 +508,7 @@ func TestARetentionEndsAClaim(t *testing.T) {
 }
 
 func TestClaimsAreFoundInTheSchemaThatIsNamedOrOnThePath(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	const odd = `we"ird schema`
@@ -537,6 +543,7 @@ func TestClaimsAreFoundInTheSchemaThatIsNamedOrOnThePath(t *testing.T) {
 }
 
 func TestClaimsNeedTheMigrations(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	tx := testkit.Begin(t, db, pgx.TxOptions{})
@@ -565,6 +572,7 @@ func TestAReadOnlyTransactionClaimsNothing(t *testing.T) {
 }
 
 func TestPurgeEndsOldClaimsInBatches(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	fill := func(n int, prefix, age, expires string) {
@@ -602,6 +610,7 @@ func TestPurgeEndsOldClaimsInBatches(t *testing.T) {
 }
 
 func TestPurgeTellsHowFarItGot(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `insert into pgxlock_claims (claim_key, claimed_at, claimed_by)

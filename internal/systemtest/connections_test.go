@@ -53,7 +53,11 @@ func TestOneConnectionIsOneForAHolderAndTwoForAWaiter(t *testing.T) {
 		t.Error(err)
 	}
 	connections(t, db, "holder", 1)
-	for range 3 { // the listener ends, and is there again
+	rounds := 3
+	if testing.Short() {
+		rounds = 1
+	}
+	for range rounds { // the listener ends, and is there again
 		next := testkit.Waits(t, waiter, "k")
 		testkit.UntilQueued(t, db, "k", 1)
 		connections(t, db, "waiter", 2)
@@ -117,6 +121,7 @@ func TestACallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) 
 }
 
 func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{OneConnection: true, TTL: time.Hour, Renew: 100 * time.Millisecond})

@@ -24,11 +24,9 @@ var damages = map[string]string{
 }
 
 func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, damage := range damages {
-		if name != "the sequence" && testing.Short() {
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testkit.Migrated(t)

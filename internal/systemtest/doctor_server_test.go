@@ -72,6 +72,7 @@ func TestDoctorFindsWhatAServerOnlyPretends(t *testing.T) {
 }
 
 func TestDoctorFindsTimeoutsAndWhereTheyAreSet(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, testkit.Migrated(t))
 	wantFinding(t, examine(t, db, nil), "timeouts", statusOK, "none is set")
@@ -190,6 +191,7 @@ func TestDoctorFindsPreparedTransactionsThatHoldLocks(t *testing.T) {
 }
 
 func TestDoctorFindsTransactionsThatHoldBackVacuum(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	atOnce := &doctor.Config{LongTransaction: 1}

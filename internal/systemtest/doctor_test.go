@@ -246,6 +246,7 @@ func TestDoctorIsNotDeceivedByTrafficThroughAPooler(t *testing.T) {
 }
 
 func TestDoctorReturnsFindingsBeforeItsEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for name, test := range map[string]struct {

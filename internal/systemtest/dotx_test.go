@@ -111,6 +111,7 @@ func TestDoTxRollsBackWhatFails(t *testing.T) {
 }
 
 func TestFenceSaysOnceWhatToDo(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.WithLedger(t)
 	err := testkit.NewLocker(t, db, nil).DoTx(t.Context(), db.Pool, "k", func(ctx context.Context, tx pgx.Tx, lock *pgxlock.Lock) error {
@@ -182,6 +183,9 @@ func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 			})
 		},
 	} {
+		if name != "somebody else has it" && testing.Short() {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testkit.WithLedger(t)
@@ -283,6 +287,7 @@ func TestALockThatIsLostAfterTheFenceStillCommits(t *testing.T) {
 // The Locker cannot give the lease back, which is no reason to say that what was
 // committed was not.
 func TestDoTxReturnsNilOnceItHasCommitted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.WithLedger(t)
 	p, through := testkit.Proxied(t, db)
@@ -383,6 +388,7 @@ func TestDoTxBeginsAnewOnlyIfItIsTold(t *testing.T) {
 
 // SERIALIZABLE may find out as late as in the commit.
 func TestDoTxBeginsAnewWhenTheCommitFails(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.WithLedger(t)
 	db.Exec(t, "create table doctors (name text, on_call bool); insert into doctors values ('a', true), ('b', true)")
@@ -596,6 +602,7 @@ func TestAFenceOnAnotherDatabaseNamesBoth(t *testing.T) {
 }
 
 func TestAFenceInTheRightDatabaseBlamesNoOther(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")

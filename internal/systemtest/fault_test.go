@@ -80,6 +80,7 @@ func TestALostReplyOfAnAcquireLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 }
 
 func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -98,6 +99,7 @@ func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
 }
 
 func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -120,6 +122,9 @@ func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
 func TestARequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
 	t.Parallel()
 	for name, outage := range map[string]bool{"reconnected at once": false, "reconnected after a failure": true} {
+		if outage && testing.Short() {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testkit.Migrated(t)
@@ -169,6 +174,7 @@ func TestALostReplyOfAReleaseIsNoLoss(t *testing.T) {
 }
 
 func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -490,7 +496,11 @@ func TestCallsSurviveTheEndOfTheirConnectionBetweenThem(t *testing.T) {
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "between"})
 	held := testkit.Acquire(t, locks, "held")
-	for i := range 5 {
+	rounds := 5
+	if testing.Short() {
+		rounds = 1
+	}
+	for i := range rounds {
 		if err := held.Renew(t.Context()); err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
@@ -511,6 +521,7 @@ func TestCallsSurviveTheEndOfTheirConnectionBetweenThem(t *testing.T) {
 }
 
 func TestCallsSurviveTheEndOfTheirConnectionUnderThem(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for name, call := range map[string]func(context.Context, *pgxlock.Locker, *pgxlock.Lock) (*pgxlock.Lock, error){
@@ -719,6 +730,7 @@ func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 }
 
 func TestAWarningOfAUsersTriggerFailsNoCall(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `create function warn() returns trigger language plpgsql as $$ begin

@@ -161,6 +161,7 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 
 // The bounds themselves are allowed.
 func TestTheLargestInputsWorkEndToEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	owner := strings.Repeat("ö", 200)
@@ -209,6 +210,7 @@ func TestMetadataIsStoredAsAJSONString(t *testing.T) {
 }
 
 func TestAnEntryThatTheServerRefusesFailsNoOtherOfItsBatch(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	// A row that a person wrote: no token can be greater.

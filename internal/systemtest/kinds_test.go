@@ -81,6 +81,7 @@ func TestLocksInMemoryWorkInABubble(t *testing.T) {
 }
 
 func TestALockInMemoryFencesNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := pgxlock.NewMemoryLocker()

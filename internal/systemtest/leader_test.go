@@ -115,6 +115,7 @@ func TestARequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
 // All advisory locks of a process have one session, so that a request of long ago looks like
 // one of the current leader there.
 func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	first, second := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "later"})
@@ -149,6 +150,7 @@ func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
 
 // It is made all the same.
 func TestARequestIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)

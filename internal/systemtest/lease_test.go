@@ -15,6 +15,7 @@ import (
 
 // What SQL wrote need not be a lease of this package.
 func TestHolderOfALeaseWithoutExpiryHasNoTimes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
@@ -73,6 +74,7 @@ func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
 }
 
 func TestTheServerTakesTheLongestTTL(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const longest = 100 * 360 * 24 * time.Hour // PostgreSQL counts 360 days to a year
