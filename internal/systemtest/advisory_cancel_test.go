@@ -341,6 +341,7 @@ func advisoryRows(t *testing.T, db *pgtest.DB) int {
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
 func TestSoakNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
+	pgtest.Long(t)
 	workers, calls := 32, pgtest.Soak(t, 2_400, 100_000)
 	few := calls / 400
 	before := len(goroutines())

@@ -225,18 +225,22 @@ const (
 )
 
 func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhateverIsDoneToThem(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, pgtest.New(t), &ledger{t: t}, cancelStatements)
 }
 
 func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhileTheirSessionsEnd(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, pgtest.New(t), &ledger{t: t, terminates: true}, terminateSessions)
 }
 
 func TestSoakAdvisoryTokensGrowAndNothingIsLeftBehindWhateverIsDoneToTheStatements(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, testkit.Migrated(t), &ledger{t: t, tokens: true}, cancelStatements)
 }
 
 func TestSoakAdvisoryLocksWithTokensExcludeWhileTheirSessionsEnd(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, testkit.Migrated(t), &ledger{t: t, tokens: true, terminates: true}, terminateSessions)
 }
 

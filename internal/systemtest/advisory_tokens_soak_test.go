@@ -130,6 +130,7 @@ func fenceOneAdvisoryLock(ctx context.Context, pool *pgxpool.Pool, locks *pgxloc
 // Of every lock with a token, whichever of many goroutines, Lockers and processes asks for
 // it and in whatever way.
 func TestSoakAdvisoryTokensGrowAndNoGrantComesBesideAnOpenFence(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, tokenGrants)

@@ -372,6 +372,7 @@ func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 // Workers claim the same keys, at all levels and in savepoints, and change their
 // minds. The first one writes, and only one of those is ever seen.
 func TestSoakOneCommittedTransactionIsTheFirst(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const workers = 8
 	db := testkit.Roomy(t, testkit.Migrated(t), workers+2)

@@ -456,6 +456,7 @@ func TestDoTxCommitsNothingOnceItsContextHasEnded(t *testing.T) {
 }
 
 func TestSoakTwoDoTxOnOneKeyNeverOverlap(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const workers = 4
 	db := testkit.Roomy(t, testkit.WithLedger(t), workers+2)

@@ -383,6 +383,7 @@ func goroutines() []string {
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
 func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
+	pgtest.Long(t)
 	const workers = 16
 	calls := pgtest.Soak(t, 20, 20_000/workers)
 	db := testkit.Migrated(t)
@@ -595,6 +596,7 @@ func privateServer(t *testing.T, settings map[string]string) (*pgserver.Server, 
 }
 
 func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	for name, stop := range map[string]func() error{
@@ -602,9 +604,6 @@ func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
 		"crash":   server.Crash,
 		"kill":    server.Kill,
 	} {
-		if name != "crash" && testing.Short() {
-			continue
-		}
 		locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 500 * time.Millisecond})
 		lock := testkit.Acquire(t, locks, name)
 		// A waiter that was told that the key is busy waits the outage out.

@@ -93,6 +93,7 @@ func lookUntilLost(work context.Context) (last time.Time) {
 }
 
 func TestSoakAFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "create table written (key text primary key, by text not null)")

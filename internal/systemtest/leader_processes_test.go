@@ -128,6 +128,7 @@ func (ts *terms) until(t *testing.T, done func() bool) {
 
 // However a leader ends, nobody else leads while it believes that it does.
 func TestSoakOneLeadsAtATimeWhateverHappensToIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for what := range candidates {
 		t.Run(what, func(t *testing.T) {
