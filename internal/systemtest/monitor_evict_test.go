@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -93,6 +94,7 @@ func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 
 // Until somebody acquires the lock again.
 func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	monitor := testkit.NewMonitor(t, db, nil)
@@ -249,6 +251,7 @@ func TestASessionThatDoesNotAnswerIsEndedByASecondStep(t *testing.T) {
 
 // A process id is used again: the session that has it now is left alone.
 func TestAnotherSessionWithTheSameProcessIDIsNotEnded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	monitor := testkit.NewMonitor(t, db, nil)
@@ -299,6 +302,7 @@ func TestReapRemovesWhatExpiredLongAgo(t *testing.T) {
 
 // The function is the database's: what it says of locks that were not asked about is nothing.
 func TestAnAnswerAboutLocksThatWereNotAskedForIsIgnored(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `create or replace function pgxlock_evicted(p_kinds integer[], p_names text[], p_holders text[], p_tokens bigint[])

@@ -137,6 +137,7 @@ func TestEventsComeInTheGoroutineOfTheCallWithItsContext(t *testing.T) {
 }
 
 func TestAPanicAndGoexitInTheWorkAreAReleaseLikeAnyOther(t *testing.T) {
+	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		var working sync.WaitGroup
 		for _, end := range []func(){func() { panic("of the work") }, runtime.Goexit} {
@@ -155,6 +156,7 @@ func TestAPanicAndGoexitInTheWorkAreAReleaseLikeAnyOther(t *testing.T) {
 }
 
 func TestAGrantThatNobodyHeardOfIsNoEvent(t *testing.T) {
+	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, db *pgtest.DB, p *testkit.Proxy) {
 		if err := testkit.Acquire(t, o.Locker, "warm").Release(t.Context()); err != nil {
 			t.Fatal(err)
@@ -223,6 +225,7 @@ func TestLostConnectionIsObservedOncePerLock(t *testing.T) {
 // A network that swallows everything: renewals fail, and then the lock is lost, which is
 // told though nobody looks at it.
 func TestALeaseThatRunsOutIsToldToBeLost(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -278,6 +281,7 @@ func TestAFailedRenewalIsToldWithItsError(t *testing.T) {
 // Close cannot wait for work that goes on: a lease runs out then, and a session is gone
 // at once.
 func TestLockLeftInUseByCloseIsLostInTheEnd(t *testing.T) {
+	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		var opts []pgxlock.Option
 		if o.Kind() == pgxlock.KindLease {
@@ -355,6 +359,7 @@ func TestWaiterIsObservedAsBusyOnce(t *testing.T) {
 
 // Who is told that the key is busy stands in no line yet.
 func TestACallThatObserveHoldsUpHoldsUpNobodyBehindIt(t *testing.T) {
+	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		slow, blocked := newGate(), newGate()
 		t.Cleanup(slow.open)
@@ -442,9 +447,9 @@ func TestAPermitIsToldByItsSemaphoreAndItsNumber(t *testing.T) {
 }
 
 func TestSoakWhatIsAcquiredIsLostOrReleasedOnceWhateverHappens(t *testing.T) {
+	calls := pgtest.Soak(t, 40, 4000)
 	onEachKind(t, func(t *testing.T, o *observedLocker, db *pgtest.DB, p *testkit.Proxy) {
 		const workers = 8
-		calls := pgtest.Soak(t, 40, 4000)
 		var got atomic.Int64 // locks that callers got
 		stop, faults := make(chan struct{}), make(chan struct{})
 		go func() {

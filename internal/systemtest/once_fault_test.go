@@ -23,6 +23,7 @@ const (
 )
 
 func TestALostReplyCostsNoRun(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, retry := range []bool{false, true} {
@@ -45,6 +46,7 @@ func TestALostReplyCostsNoRun(t *testing.T) {
 // The server started it, and cannot be asked again. The next call here finds out, and
 // nobody else runs it.
 func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, retry := range []bool{false, true} {
@@ -82,6 +84,7 @@ func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 
 // The process that crashed may have called the tick by other clocks.
 func TestATickThatCrashedIsRunAgainInWhateverTimeZone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	o := runnerOn(t, db, time.Hour, &once.Config{Retry: true})
@@ -102,6 +105,7 @@ func TestATickThatCrashedIsRunAgainInWhateverTimeZone(t *testing.T) {
 
 // The answer comes when nobody waits for it any more.
 func TestAStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, retry := range []bool{false, true} {
@@ -135,6 +139,7 @@ func TestAStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
 
 // A lease that an operator took away. Of two that go on, one is recorded.
 func TestOfTwoAttemptsOneIsRecorded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	first, second := runnerOn(t, db, age, &once.Config{Retry: true, TTL: 6 * time.Second}), runnerOn(t, db, age, &once.Config{Retry: true})
@@ -175,6 +180,7 @@ func TestOfTwoAttemptsOneIsRecorded(t *testing.T) {
 // The answer that grants a lease comes when it has run out: a run is not started under it,
 // and the lease is asked for again.
 func TestRunIsStartedUnderAnotherLeaseWhenItsFirstIsLostBeforeTheStart(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -236,6 +242,7 @@ func TestAStartNeedsItsLease(t *testing.T) {
 }
 
 func TestNothingIsRunOnAStandby(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, map[string]string{"fsync": "off"})
 	o := runnerOn(t, db, age, nil)
@@ -258,6 +265,7 @@ func TestNothingIsRunOnAStandby(t *testing.T) {
 }
 
 func TestRunsWorkThroughAPoolerInEveryMode(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	hostile := []string{"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "search_path = public, pg_temp", "synchronous_commit = off"}
 	behindPoolers(t, hostile, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
@@ -292,6 +300,7 @@ func TestRunsWorkThroughAPoolerInEveryMode(t *testing.T) {
 // With a right on the table of leases, which the migrations make one on the table of runs,
 // and with the functions only.
 func TestRunsWorkForAnApplication(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	role, app := login(t, db)

@@ -242,6 +242,7 @@ func runForever(retry bool) func(context.Context, string, string, func(any) erro
 }
 
 func TestARunWhoseProcessIsKilledRunsAgainOnlyWithRetry(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, retry := range []bool{false, true} {
 		t.Run(fmt.Sprint("Retry ", retry), func(t *testing.T) {

@@ -255,6 +255,7 @@ func collect(t *testing.T, o *once.Runner, key string) <-chan once.Run {
 
 // The server's clock says when.
 func TestRunIsNeverEarlyByTheServersClock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const period = 200 * time.Millisecond
@@ -268,6 +269,7 @@ func TestRunIsNeverEarlyByTheServersClock(t *testing.T) {
 }
 
 func TestRunOutlivesTheServersRestartAndCrash(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	runs := collect(t, runnerOn(t, db, 100*time.Millisecond, nil), "k")

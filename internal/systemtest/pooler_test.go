@@ -78,6 +78,7 @@ func wantClean(t *testing.T, mode string, pooler *pgserver.Pooler, db *pgtest.DB
 }
 
 func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	// Were one of ours not made, this would show.
 	hostile := []string{"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "search_path = public, pg_temp"}
@@ -159,6 +160,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 
 // Where the pooler sees a transaction left open, in statement mode it hangs up.
 func TestAnErrorLeavesNoTransactionOpenBehindAPooler(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	behindPoolers(t, nil, func(t *testing.T, _ string, pooler *pgserver.Pooler) {
 		pool := pgtest.Pool(t, pooler.URL("postgres"))
@@ -185,6 +187,7 @@ func TestAnErrorLeavesNoTransactionOpenBehindAPooler(t *testing.T) {
 
 // In statement mode there are no transactions, so that there is nothing to lock in.
 func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	behindPoolers(t, nil, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
 		modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeDescribeExec}
@@ -275,6 +278,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 
 // The connection to the pooler outlives the server behind it.
 func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	standby := pgtest.Standby(t, server, pgserver.Config{})

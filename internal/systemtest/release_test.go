@@ -63,6 +63,7 @@ func TestReleaseWaitsForTheFencedTransaction(t *testing.T) {
 }
 
 func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	asked, through := testkit.Counted(t, db, releaseSQL)
@@ -114,6 +115,7 @@ func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
 }
 
 func TestALeaseThatExpiresWhileReleaseWaitsWasNotLost(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	asked, through := testkit.Counted(t, db, releaseSQL)
@@ -184,6 +186,7 @@ func TestEveryReleaseReturnsTheSame(t *testing.T) {
 
 // One holder id with another token is another acquisition.
 func TestReleaseLeavesALaterAcquisitionOfItsHolderAlone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
@@ -352,6 +355,7 @@ func TestAReleaseBySQLIsReportedByTheNextRenewal(t *testing.T) {
 }
 
 func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -386,6 +390,7 @@ func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
 }
 
 func TestLostLocksMayBeReleasedWhileTheLockerCloses(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for range 3 {

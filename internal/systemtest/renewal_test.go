@@ -20,6 +20,7 @@ const (
 )
 
 func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const leases, every = 3000, time.Second
 	const perInterval = (leases+999)/1000 + 1
@@ -59,6 +60,7 @@ func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
 }
 
 func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 500 * time.Millisecond}) // so that a machine that stands still for a moment costs nothing
@@ -184,6 +186,7 @@ func TestRenewRenewsNowAndReportsAnEviction(t *testing.T) {
 }
 
 func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
@@ -212,6 +215,7 @@ func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
 }
 
 func TestReleasedLeasesAreNotRenewed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	renewals, db := testkit.Counted(t, testkit.Migrated(t), renewSQL)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})

@@ -121,6 +121,7 @@ func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 }
 
 func TestAnAdvisoryLockerWaitsWithoutTheNewestSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t)-1)
 	first, second := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
@@ -139,6 +140,7 @@ func TestAnAdvisoryLockerWaitsWithoutTheNewestSchema(t *testing.T) {
 }
 
 func TestThisProgramWorksOnTheNextSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t)+1)
 	locks := testkit.NewLocker(t, db, nil)
@@ -222,6 +224,7 @@ func useLocksInTransactions(t *testing.T, db *pgtest.DB) {
 // The next version comes while calls of this program go on. After that other programs come
 // as well, which find the new version at their start; all of them lock together.
 func TestUpgradesUnderTrafficFailNoCallAndGrantNothingTwice(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t))
 	var (

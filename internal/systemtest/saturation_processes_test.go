@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -49,6 +50,7 @@ func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) f
 }
 
 func TestSaturatedProcessesShareALockFairly(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, what := range []string{"saturate an advisory lock", "saturate a lease"} {
 		t.Run(what, func(t *testing.T) {

@@ -83,6 +83,7 @@ func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 
 // The release wakes, not the periodic check: the woken ticket is stamped.
 func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	woken := testkit.CountNotifications(t, db)
@@ -111,6 +112,7 @@ func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
 
 // More than one permit may have been given back when one is woken: each wakes the next.
 func TestGrantOfAPermitWakesTheNext(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	const n = 5
@@ -146,6 +148,7 @@ func TestGrantOfAPermitWakesTheNext(t *testing.T) {
 
 // Callers that want the lease of a permit wait for it, too, and are woken as well.
 func TestAReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	woken := testkit.CountNotifications(t, db)
@@ -284,6 +287,7 @@ func TestAPermitIsALeaseForCallersInSQL(t *testing.T) {
 }
 
 func TestDifferentNumbersOfPermitsAreReportedOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	var said safeText
@@ -325,9 +329,9 @@ func (s *safeText) String() string {
 // than there are permits.
 func TestSoakThereAreNeverMoreHoldersThanPermits(t *testing.T) {
 	t.Parallel()
+	rounds := pgtest.Soak(t, 15, 100)
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
 	const n, lockers, workers = 3, 4, 4
-	rounds := pgtest.Soak(t, 15, 100)
 	var inside, most, grants atomic.Int32
 	var working sync.WaitGroup
 	for range lockers {

@@ -74,6 +74,7 @@ func TestSharedTryOfAnAdvisoryLockWorksWhereThereIsNoQueue(t *testing.T) {
 
 // A queue that fails refuses no lock.
 func TestSharedTryOfAnAdvisoryLockWorksWhereTheQueueFails(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	locks := testkit.NewAdvisory(t, db, nil)

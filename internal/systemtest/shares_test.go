@@ -125,6 +125,7 @@ func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 
 // Readers of two processes overlap all the time; a writer of each process is served.
 func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	lockers := []*pgxlock.Locker{testkit.NewLocker(t, db, nil), testkit.NewLocker(t, db, nil)}
@@ -182,6 +183,7 @@ func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
 
 // One release lets in all readers that wait in a row, of whatever process.
 func TestReadersInARowAllComeIn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
 	first, woken, most := testkit.NewLocker(t, db, nil), testkit.CountNotifications(t, db), 0
@@ -239,6 +241,7 @@ func TestReadersWhoCrashKeepAWriterOutUntilTheyHaveRunOut(t *testing.T) {
 // The ticket of a process that died is before a reader's; nobody releases anything, so that
 // nobody wakes the reader.
 func TestAReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	other, locks := testkit.NewLocker(t, db, nil), testkit.Listening(t, db, "reader")
@@ -255,6 +258,7 @@ func TestAReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
 
 // A transaction has joined the readers and not committed, which must refuse no other reader.
 func TestTryWaitsForAReaderThatIsJustJoining(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	reading := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k", pgxlock.Shared)
@@ -303,6 +307,7 @@ func TestTryWaitsForAReaderThatIsJustJoining(t *testing.T) {
 }
 
 func TestSharesAreRenewed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	var held []*pgxlock.Lock
@@ -363,6 +368,7 @@ func TestAShareThatIsGoneIsLost(t *testing.T) {
 // A fenced transaction of one reader is open: its release waits for the transaction, and other
 // readers acquire and release.
 func TestAFencedShareIsGivenBackWhenItsTransactionHasEnded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	asked, db := testkit.Counted(t, testkit.Migrated(t), releaseSharesSQL)
 	locks := testkit.NewLocker(t, db, nil)
@@ -386,6 +392,7 @@ func TestAFencedShareIsGivenBackWhenItsTransactionHasEnded(t *testing.T) {
 }
 
 func TestALostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)

@@ -254,6 +254,7 @@ func heldBySwitched(t *testing.T, db *pgtest.DB, s *switcher) int {
 }
 
 func TestAdvisoryLockIsNotTakenInAnotherBackend(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	db := testkit.On(t, "", server)

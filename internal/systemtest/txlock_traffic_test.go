@@ -113,6 +113,7 @@ func waitUnchanged(t *testing.T, db *pgtest.DB, w way, by, value string, depth i
 }
 
 func TestALockTakesAsFewRoundTripsAsItCan(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	base := quietServer(t)
 	holder := byLockTx.begin(t, base)
@@ -207,6 +208,7 @@ func prepare(x *txn, opts ...pgxlock.Option) {
 // Whether an exclusive lock is an upgrade has to be asked once on a connection
 // that has had the key shared, and not for ever.
 func TestASharedLockOfThePastCostsOneQuestion(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	sent, db := metered(t, testkit.Roomy(t, pgtest.New(t), 1))
 	for _, want := range []int64{2, 1, 1} {

@@ -66,6 +66,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 }
 
 func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")

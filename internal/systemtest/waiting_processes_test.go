@@ -185,12 +185,12 @@ func handOvers(turns []turn) (median, p99, worst time.Duration) {
 
 func TestSoakHundredsOfWaitersOfFourProcessesAreServedOnceEach(t *testing.T) {
 	t.Parallel()
-	db := testkit.Roomy(t, testkit.Migrated(t), 30)
-	notified := testkit.CountNotifications(t, db)
 	workers := 50 // a child is made for 50, or for 200
 	if pgtest.Soak(t, false, true) {
 		workers = 200
 	}
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	notified := testkit.CountNotifications(t, db)
 	for try := 1; ; try++ { // a busy machine may let some stand still for most of the time
 		turns := told(t, contending(t, db, fmt.Sprintf("wait for a lease %d times", workers), "k", 4))
 		if len(turns) != 4*workers {
@@ -221,6 +221,7 @@ func TestSoakHundredsOfWaitersOfFourProcessesAreServedOnceEach(t *testing.T) {
 }
 
 func TestProcessesAndTheirWorkersTakeTurns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, barges := range map[string]bool{"alone": false, "beside callers in SQL that do not queue": true} {
 		t.Run(name, func(t *testing.T) {
@@ -319,6 +320,7 @@ func inBackground(do func(ended func() bool)) (stop func()) {
 // Who is killed while it waits, before or after it was woken, or frozen, delays the
 // others by its turn at most, and not by a TTL.
 func TestAWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, frozen := range map[string]bool{"killed": false, "frozen": true} {
 		t.Run(name, func(t *testing.T) {

@@ -187,6 +187,7 @@ func TestAWaitThatEndsLeavesNoTicket(t *testing.T) {
 
 // The first waiter gives up just when its ticket is woken.
 func TestWaiterThatGivesUpWhenWokenWakesTheNext(t *testing.T) {
+	pgtest.Long(t)
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		holder := newLocker("holder")
 		quitter := newLocker("quitter")
@@ -213,6 +214,7 @@ func TestWaiterThatGivesUpWhenWokenWakesTheNext(t *testing.T) {
 }
 
 func TestAKilledListenerIsReplacedAndItsTicketsGoOnCounting(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	holder := testkit.NewLocker(t, db, nil)
@@ -314,6 +316,7 @@ func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
 
 // The pool of the caller has a callback for notifications of its own.
 func TestAPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	config, err := pgxpool.ParseConfig(db.URL)
@@ -348,6 +351,7 @@ func TestAPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
 
 // The queue fails for good after a ticket was published.
 func TestAQueueThatFailsLaterKeepsNobodyFromAFreeLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for kind, newLocker := range map[string]func(t *testing.T, db *pgtest.DB) *pgxlock.Locker{
 		"leases": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
