@@ -40,10 +40,12 @@ func holder(t *testing.T, monitor *pgxlock.Monitor, key string) pgxlock.Holder {
 // evict takes a lock away, and says whether the holder had it.
 func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
 	t.Helper()
-	evicted, err := monitor.Evict(t.Context(), h, "this node is drained")
-	for limit := time.Now().Add(time.Minute); errors.Is(err, pgxlock.ErrStillHeld) && time.Now().Before(limit); { // a machine may be busy
+	var evicted bool
+	var err error
+	pgtest.Until(t, "the holder answers", func() bool { // a machine may be busy
 		evicted, err = monitor.Evict(t.Context(), h, "this node is drained")
-	}
+		return !errors.Is(err, pgxlock.ErrStillHeld)
+	})
 	if err != nil {
 		t.Errorf("evict %+v: %v", h, err)
 	}

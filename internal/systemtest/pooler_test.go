@@ -90,7 +90,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 		}
 		var lockers []*pgxlock.Locker
 		for range instances {
-			locks, err := pgxlock.NewLeaseLocker(db.Pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Renew: time.Second})
+			locks, err := pgxlock.NewLeaseLocker(db.Pool, &pgxlock.LeaseConfig{TTL: testkit.TTL, Renew: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,7 +221,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 				wg.Go(func() {
 					for round := range 5 {
 						err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-							opts := [][]pgxlock.Option{nil, {pgxlock.MaxWait(time.Minute)}}[worker%2]
+							opts := [][]pgxlock.Option{nil, {testkit.LongWait}}[worker%2]
 							if err := pgxlock.LockTx(t.Context(), tx, "k", opts...); err != nil {
 								return err
 							}
@@ -232,7 +232,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 							if err := pgxlock.LockAllTx(t.Context(), tx, []string{"a", "k"}, opts...); err != nil {
 								return err
 							}
-							first, err := pgxlock.ClaimTx(t.Context(), tx, fmt.Sprint(mode, pooler.Version, exec, round), pgxlock.MaxWait(time.Minute))
+							first, err := pgxlock.ClaimTx(t.Context(), tx, fmt.Sprint(mode, pooler.Version, exec, round), testkit.LongWait)
 							if first {
 								firsts.Add(1)
 							}

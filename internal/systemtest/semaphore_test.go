@@ -19,11 +19,11 @@ import (
 )
 
 // Several processes wait for permits, and several are given back at once: as many are
-// woken, in turn. Who was woken and takes too long to come is passed by, which a slow
-// machine may do now and then, but not each time.
+// woken, in turn.
 func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
+	testkit.KeepTurns(t, db)
 	const n = 3
 	holder := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), n)
 	var waiters []*pgxlock.Semaphore
@@ -34,51 +34,46 @@ func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 		turn int
 		lock *pgxlock.Lock
 	}
-	inTurn := false
-	for round := 0; round < 20 && !inTurn && !t.Failed(); round++ {
-		var held []*pgxlock.Lock
-		for range n {
-			held = append(held, testkit.Permit(t, holder, "jobs"))
-		}
-		granted := make(chan grant, 2*n)
-		for i, s := range waiters {
-			go func() {
-				lock, err := s.Acquire(t.Context(), "jobs")
-				if err != nil {
-					t.Error(err)
-				}
-				granted <- grant{i, lock}
-			}()
-			testkit.UntilQueued(t, db, "jobs#", i+1)
-		}
-		var releasing sync.WaitGroup
-		for _, lock := range held {
-			releasing.Go(func() { testkit.Release(t, lock) })
-		}
-		releasing.Wait()
-		inTurn = true
-		for i := range n {
-			next := <-granted
-			held[i], inTurn = next.lock, inTurn && next.turn < n
-		}
-		select {
-		case next := <-granted:
-			t.Fatalf("%s was granted, and none was left", next.lock.Key())
-		default:
-		}
-		for i := range n {
-			testkit.Release(t, held[i])
-			next := <-granted
-			held[i], inTurn = next.lock, inTurn && next.turn == n+i
-		}
-		for _, lock := range held {
-			testkit.Release(t, lock)
-		}
-		testkit.NoTickets(t, db)
+	var held []*pgxlock.Lock
+	for range n {
+		held = append(held, testkit.Permit(t, holder, "jobs"))
 	}
-	if !inTurn {
-		t.Error("twenty times somebody was passed by")
+	granted := make(chan grant, 2*n)
+	for i, s := range waiters {
+		go func() {
+			lock, err := s.Acquire(t.Context(), "jobs")
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- grant{i, lock}
+		}()
+		testkit.UntilQueued(t, db, "jobs#", i+1)
 	}
+	var releasing sync.WaitGroup
+	for _, lock := range held {
+		releasing.Go(func() { testkit.Release(t, lock) })
+	}
+	releasing.Wait()
+	for i := range n {
+		next := <-granted
+		if held[i] = next.lock; next.turn >= n {
+			t.Errorf("number %d is among the first %d", next.turn, n)
+		}
+	}
+	if len(granted) > 0 {
+		t.Fatalf("%s was granted, and none was left", (<-granted).lock.Key())
+	}
+	for i := range n {
+		testkit.Release(t, held[i])
+		next := <-granted
+		if held[i] = next.lock; next.turn != n+i {
+			t.Errorf("number %d came when it was the turn of %d", next.turn, n+i)
+		}
+	}
+	for _, lock := range held {
+		testkit.Release(t, lock)
+	}
+	testkit.NoTickets(t, db)
 }
 
 // The release wakes, not the periodic check: the woken ticket is stamped.

@@ -59,7 +59,7 @@ func TestSharedLocksInTransactionsShareAndExcludeExclusiveOnes(t *testing.T) {
 		one, two, writer := w.begin(t, db), w.begin(t, db), w.begin(t, db)
 		one.must("k", pgxlock.Shared)
 		two.must("k", pgxlock.Shared, pgxlock.NoWait)
-		two.must("k", pgxlock.Shared, pgxlock.MaxWait(10*time.Second))
+		two.must("k", pgxlock.Shared, testkit.LongWait)
 		writer.wants(pgxlock.ErrNotAcquired, "k", pgxlock.NoWait)
 		one.commit()
 		writer.wants(pgxlock.ErrNotAcquired, "k", pgxlock.NoWait)
@@ -474,21 +474,27 @@ func TestAWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 20)
-	timeouts := []string{"statement_timeout = '500ms'", "statement_timeout = '20ms'"}
+	timeouts := []struct {
+		setting string
+		ms      int
+	}{{"statement_timeout", 500}, {"statement_timeout", 20}}
 	if testkit.Query[bool](t, db, "select exists (select from pg_settings where name = 'transaction_timeout')") { // since 17
-		timeouts = append(timeouts, "transaction_timeout = '3s'")
+		timeouts = append(timeouts, struct {
+			setting string
+			ms      int
+		}{"transaction_timeout", 3000})
 	}
 	holder := byLockTx.begin(t, db)
 	holder.must("k")
 	eachWay(t, func(t *testing.T, w way) {
 		for _, timeout := range timeouts {
 			// A machine may be too busy for 20 ms, or for the last 50 ms of more; it is
-			// not so every time.
+			// not so every time, nor with a hundred times as long.
 			var err error
-			for range 50 {
+			for try := range 50 {
 				x := w.begin(t, db)
 				x.exec("create temp table written () on commit drop")
-				if err = x.try("set local " + timeout); err == nil {
+				if err = x.try(fmt.Sprintf("set local %s = %d", timeout.setting, timeout.ms<<(try/7))); err == nil {
 					err = x.lock(t.Context(), "k", pgxlock.MaxWait(time.Hour))
 				}
 				if errors.Is(err, pgxlock.ErrNotAcquired) {
@@ -500,7 +506,7 @@ func TestAWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 				x.end()
 			}
 			if !errors.Is(err, pgxlock.ErrNotAcquired) {
-				t.Errorf("%s: %v, want ErrNotAcquired and a transaction that can go on", timeout, err)
+				t.Errorf("%v: %v, want ErrNotAcquired and a transaction that can go on", timeout, err)
 			}
 		}
 	})
@@ -611,7 +617,7 @@ func TestEveryQueryExecModeLocks(t *testing.T) {
 			}
 			for _, want := range []bool{true, false} {
 				err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-					first, err := pgxlock.ClaimTx(t.Context(), tx, "once", pgxlock.MaxWait(time.Minute), pgxlock.Retention(time.Hour))
+					first, err := pgxlock.ClaimTx(t.Context(), tx, "once", testkit.LongWait, pgxlock.Retention(time.Hour))
 					if err == nil && first != want {
 						t.Errorf("claimed: %t, want %t", first, want)
 					}

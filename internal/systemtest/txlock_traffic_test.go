@@ -237,7 +237,7 @@ func TestLockSQLTxWorksOnAPoolOfDatabaseSQL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := pgxlock.LockSQLTx(t.Context(), tx, "k", pgxlock.MaxWait(time.Minute)); err != nil {
+	if err := pgxlock.LockSQLTx(t.Context(), tx, "k", testkit.LongWait); err != nil {
 		t.Error(err)
 	}
 	testkit.WantFree(t, db, "k", false)

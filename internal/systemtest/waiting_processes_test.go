@@ -38,7 +38,7 @@ func contend(workers, rounds int) func(context.Context, string, string, func(any
 			return err
 		}
 		defer pool.Close()
-		locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Backoff: testkit.Seldom})
+		locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: testkit.TTL, Backoff: testkit.Seldom})
 		if err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func contend(workers, rounds int) func(context.Context, string, string, func(any
 // warmUp returns when the Locker listens: those who begin later would not be served as
 // often.
 func warmUp(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {
-	other, err := pgxlock.NewLeaseLocker(pool, nil)
+	other, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: testkit.TTL})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -14,6 +16,13 @@ import (
 
 // LongWait is a bound that no test reaches.
 const LongWait = pgxlock.MaxWait(10 * time.Minute)
+
+// TTL is that of leases and sessions whose end is not what a test is about: no machine stands
+// still for so long.
+const TTL = 10 * time.Minute
+
+// Renew is how often leases with that TTL are renewed.
+const Renew = 10 * time.Second
 
 // Seldom is a Backoff so long that a waiter asks only when something wakes it.
 func Seldom(int) time.Duration { return time.Hour }
@@ -50,6 +59,31 @@ func Listen(t *testing.T, db *pgtest.DB, locks, other *pgxlock.Locker) {
 	t.Helper()
 	key := fmt.Sprintf("listen %p", locks)
 	lock := Acquire(t, other, key)
+	listenFor(t, db, locks, key)
+	Release(t, lock)
+}
+
+// Hear makes locks listen, as Listen does: it waits for what a caller in SQL has.
+func Hear(t *testing.T, db *pgtest.DB, locks *pgxlock.Locker) {
+	t.Helper()
+	key := fmt.Sprintf("hear %p", locks)
+	if locks.Kind() == pgxlock.KindLease {
+		db.Exec(t, "select acquire_lock($1, 'listened to', 3600)", key)
+		listenFor(t, db, locks, key)
+		db.Exec(t, "select release_lock($1, 'listened to')", key)
+		return
+	}
+	tx := Begin(t, db, pgx.TxOptions{})
+	if err := pgxlock.LockTx(t.Context(), tx, key); err != nil {
+		t.Fatal(err)
+	}
+	listenFor(t, db, locks, key)
+	Rollback(t, tx)
+}
+
+// listenFor makes locks wait for a key that somebody else has.
+func listenFor(t *testing.T, db *pgtest.DB, locks *pgxlock.Locker, key string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -61,8 +95,35 @@ func Listen(t *testing.T, db *pgtest.DB, locks, other *pgxlock.Locker) {
 	UntilQueued(t, db, key, 1)
 	cancel()
 	<-done
-	Release(t, lock)
 	pgtest.Until(t, "its ticket is gone", func() bool { return Tickets(t, db, key) == 0 })
+}
+
+// WantBusy waits for a key that somebody else has, until the wait is over. A wait that ends before
+// anybody has said that the key is busy is repeated, for longer.
+func WantBusy(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) {
+	t.Helper()
+	var err error
+	for wait := time.Second; wait < pgtest.Patience; wait *= 2 {
+		var lock *pgxlock.Lock
+		lock, err = locks.Acquire(t.Context(), key, append(opts, pgxlock.MaxWait(wait))...)
+		if err == nil {
+			t.Errorf("%s was granted to %s, and somebody else has it", key, lock.Holder())
+			Release(t, lock)
+			return
+		}
+		if errors.Is(err, pgxlock.ErrNotAcquired) {
+			return
+		}
+	}
+	t.Errorf("%s: %v, want ErrNotAcquired", key, err)
+}
+
+// KeepTurns gives waiters for leases their turn for as long as they need once they are woken, so
+// that their order is the same on a slow machine.
+func KeepTurns(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	db.Exec(t, `create or replace function pgxlock_wake_timed_out(p_woken timestamptz) returns boolean language sql volatile
+		return p_woken is not null and p_woken < clock_timestamp() - interval '1 hour'`)
 }
 
 // Tickets counts those for a key, of either kind, whose processes listen.
@@ -156,7 +217,7 @@ func EachWaitingKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, newLoc
 			test(t, db, func(owner string) *pgxlock.Locker {
 				t.Helper()
 				locks := newLocker(t, db, owner)
-				Listen(t, db, locks, newLocker(t, db, "other"))
+				Hear(t, db, locks)
 				return locks
 			})
 			NoTickets(t, db)
