@@ -20,7 +20,7 @@ import (
 // saturateUntilTold has 8 callers acquire the key all the time. argument is the child's number and
 // a file, whose name is the key, and to whose end it writes its number in each of its turns.
 func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) func(context.Context, string, string, func(any) error) error {
-	return func(ctx context.Context, url, argument string, _ func(any) error) error {
+	return func(ctx context.Context, url, argument string, report func(any) error) error {
 		var number byte
 		var path string
 		if _, err := fmt.Sscanf(argument, "%d %s", &number, &path); err != nil {
@@ -37,6 +37,15 @@ func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) f
 		defer pool.Close()
 		locks, err := newLocker(pool)
 		if err != nil {
+			return err
+		}
+		if err := testkit.HearOf(ctx, pool, locks); err != nil {
+			return err
+		}
+		if err := report("ready"); err != nil {
+			return err
+		}
+		if err := untilTold(); err != nil {
 			return err
 		}
 		saturated, cancel := context.WithCancel(ctx)
@@ -60,6 +69,13 @@ func TestSaturatedProcessesShareALockFairly(t *testing.T) {
 			db := testkit.Roomy(t, testkit.Migrated(t), 20)
 			turns := filepath.Join(t.TempDir(), fmt.Sprint("turns", i))
 			children := []*child{startChild(t, what, db.URL, "0 "+turns), startChild(t, what, db.URL, "1 "+turns)}
+			for _, c := range children {
+				var ready string
+				c.report(t, &ready)
+			}
+			for _, c := range children {
+				c.tell(t)
+			}
 			testkit.UntilFair(t, what, len(children), func() []byte {
 				text, err := os.ReadFile(turns)
 				if err != nil && !errors.Is(err, os.ErrNotExist) {

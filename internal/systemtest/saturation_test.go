@@ -1,6 +1,7 @@
 package systemtest_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -54,8 +55,11 @@ func (s saturation) check(t *testing.T, db *pgtest.DB) {
 	var all sync.WaitGroup
 	for i := range lockers {
 		lockers[i] = saturatedKinds[s.kind](t, db)
+		testkit.Hear(t, db, lockers[i])
+	}
+	for i, locks := range lockers {
 		all.Go(func() {
-			if err := testkit.Saturate(ctx, lockers[i], key, s.callers, func() error {
+			if err := testkit.Saturate(ctx, locks, key, s.callers, func() error {
 				mu.Lock()
 				turns = append(turns, byte(i))
 				mu.Unlock()
@@ -101,5 +105,24 @@ func TestSoakSaturatedLockersShareALockFairly(t *testing.T) {
 		{"advisory locks", 2, 8, 0}, {"advisory locks", 2, 64, 0}, {"advisory locks with tokens", 2, 8, 0}, {"leases", 2, 1, 0},
 	} {
 		t.Run(s.String(), func(t *testing.T) { s.check(t, db) })
+	}
+}
+
+func TestSharesAreCountedInTurns(t *testing.T) {
+	t.Parallel()
+	one, two := bytes.Repeat([]byte{0}, 190), []byte{1}
+	for what, test := range map[string]struct {
+		turns []byte
+		fair  bool
+	}{
+		"one after the other":          {bytes.Repeat([]byte{0, 1}, 1000), true},
+		"many of one, many of another": {bytes.Repeat(append(bytes.Repeat(two, 100), one...), 50), true},
+		"many of one, one of another":  {bytes.Repeat(append(one[:190:190], two...), 50), false},
+		"another one never comes":      {bytes.Repeat([]byte{0}, 1_000_000), false},
+	} {
+		shares := testkit.Shares(test.turns, 2)
+		if len(shares) == 0 || slices.ContainsFunc(shares, func(share float64) bool { return share >= testkit.FairShare != test.fair }) {
+			t.Errorf("%s: parts of an equal share: %.3f; fair: %t", what, shares, test.fair)
+		}
 	}
 }

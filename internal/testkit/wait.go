@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/clock"
@@ -59,43 +61,71 @@ func Listen(t *testing.T, db *pgtest.DB, locks, other *pgxlock.Locker) {
 	t.Helper()
 	key := fmt.Sprintf("listen %p", locks)
 	lock := Acquire(t, other, key)
-	listenFor(t, db, locks, key)
+	if err := listenFor(t.Context(), db.Pool, locks, key); err != nil {
+		t.Fatal(err)
+	}
 	Release(t, lock)
 }
 
 // Hear makes locks listen, as Listen does: it waits for what a caller in SQL has.
 func Hear(t *testing.T, db *pgtest.DB, locks *pgxlock.Locker) {
 	t.Helper()
-	key := fmt.Sprintf("hear %p", locks)
-	if locks.Kind() == pgxlock.KindLease {
-		db.Exec(t, "select acquire_lock($1, 'listened to', 3600)", key)
-		listenFor(t, db, locks, key)
-		db.Exec(t, "select release_lock($1, 'listened to')", key)
-		return
-	}
-	tx := Begin(t, db, pgx.TxOptions{})
-	if err := pgxlock.LockTx(t.Context(), tx, key); err != nil {
+	if err := HearOf(t.Context(), db.Pool, locks); err != nil {
 		t.Fatal(err)
 	}
-	listenFor(t, db, locks, key)
-	Rollback(t, tx)
+}
+
+// HearOf is Hear in a process that is no test.
+func HearOf(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) (err error) {
+	key := fmt.Sprintf("hear %d %p", os.Getpid(), locks)
+	if locks.Kind() == pgxlock.KindLease {
+		if _, err := pool.Exec(ctx, "select acquire_lock($1, 'listened to', 3600)", key); err != nil {
+			return err
+		}
+		defer func() {
+			_, released := pool.Exec(ctx, "select release_lock($1, 'listened to')", key)
+			err = errors.Join(err, released)
+		}()
+		return listenFor(ctx, pool, locks, key)
+	}
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		return errors.Join(pgxlock.LockTx(ctx, tx, key), listenFor(ctx, pool, locks, key))
+	})
 }
 
 // listenFor makes locks wait for a key that somebody else has.
-func listenFor(t *testing.T, db *pgtest.DB, locks *pgxlock.Locker, key string) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if _, err := locks.Acquire(ctx, key); !errors.Is(err, pgxlock.ErrNotAcquired) {
-			t.Errorf("Acquire: %v", err)
+func listenFor(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker, key string) error {
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	wait := func() {
+		_, err := locks.Acquire(waiting, key)
+		ended <- err
+	}
+	go wait()
+	for tickets := 0; tickets == 0; {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, pgxlock.ErrUnavailable) { // a machine that is very busy may not connect in time
+				return fmt.Errorf("it does not wait: %w", err)
+			}
+			go wait()
+		default:
 		}
-	}()
-	UntilQueued(t, db, key, 1)
+		if err := pool.QueryRow(ctx, ticketsSQL+" from pg_sleep(0.005)", key).Scan(&tickets); err != nil {
+			return err
+		}
+	}
 	cancel()
-	<-done
-	pgtest.Until(t, "its ticket is gone", func() bool { return Tickets(t, db, key) == 0 })
+	if err := <-ended; !errors.Is(err, pgxlock.ErrNotAcquired) {
+		return fmt.Errorf("its wait ended with %w", err)
+	}
+	for tickets := 1; tickets > 0; {
+		if err := pool.QueryRow(ctx, ticketsSQL+" from pg_sleep(0.005)", key).Scan(&tickets); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // WantBusy waits for a key that somebody else has, until the wait is over. A wait that ends before
@@ -129,8 +159,10 @@ func KeepTurns(t *testing.T, db *pgtest.DB) {
 // Tickets counts those for a key, of either kind, whose processes listen.
 func Tickets(t *testing.T, db *pgtest.DB, key string) int {
 	t.Helper()
-	return Query[int](t, db, "select count(*) from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text) and client is not null", key)
+	return Query[int](t, db, ticketsSQL, key)
 }
+
+const ticketsSQL = "select (select count(*) from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text) and client is not null)"
 
 // UntilQueued waits until so many tickets stand in the queue of a key.
 func UntilQueued(t *testing.T, db *pgtest.DB, key string, n int) {
