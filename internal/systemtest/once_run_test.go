@@ -189,6 +189,10 @@ func TestOnlyWhatWasMissedSinceTheFirstRunIsRunLate(t *testing.T) {
 		ago          int
 		state, lease string
 	}
+	runners := map[bool]*once.Runner{}
+	for _, retry := range []bool{false, true} {
+		runners[retry] = runnerOn(t, db, 240*time.Hour, &once.Config{CatchUp: 5, Retry: retry})
+	}
 	for key, test := range map[string]struct {
 		rows           []row
 		once, retrying string // how many periods ago
@@ -213,10 +217,9 @@ func TestOnlyWhatWasMissedSinceTheFirstRunIsRunLate(t *testing.T) {
 				db.Exec(t, `insert into pgxlock_runs (run_key, slot, state, attempt, holder, lease, started_at, keep_until)
 					values ($1, $2, $3, 1, 'x', nullif($4, ''), now(), 'infinity')`, key, began, r.state, r.lease)
 			}
-			o := runnerOn(t, db, 240*time.Hour, &once.Config{CatchUp: 5, Retry: retry})
 			ctx, cancel := context.WithCancel(t.Context())
 			var got []string
-			err := o.Run(ctx, key, func(_ context.Context, run once.Run) error {
+			err := runners[retry].Run(ctx, key, func(_ context.Context, run once.Run) error {
 				ago := int(slot.Sub(run.Slot) / (240 * time.Hour))
 				if got = append(got, fmt.Sprint(ago)); ago == 0 {
 					cancel()

@@ -148,6 +148,7 @@ func TestOfTwoInstallationsTheOneOnTheSearchPathIsUsed(t *testing.T) {
 }
 
 func TestASingleInstallationIsFoundOffTheSearchPath(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	install(t, db, "elsewhere")

@@ -28,15 +28,15 @@ func usable(t *testing.T, tx pgx.Tx) {
 
 func TestReleaseWaitsForTheFencedTransaction(t *testing.T) {
 	t.Parallel()
+	db := testkit.Migrated(t)
+	asked, through := testkit.Counted(t, db, releaseSQL)
+	locks := testkit.NewLocker(t, through, nil)
 	for name, end := range map[string]func(context.Context, pgx.Tx) error{
 		"commit":   func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) },
 		"rollback": func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := testkit.Migrated(t)
-			asked, through := testkit.Counted(t, db, releaseSQL)
-			lock := testkit.Acquire(t, testkit.NewLocker(t, through, nil), "k")
+			lock := testkit.Acquire(t, locks, "k")
 			tx := testkit.Begin(t, db, pgx.TxOptions{})
 			if err := lock.Fence(t.Context(), tx); err != nil {
 				t.Fatal(err)
@@ -284,6 +284,7 @@ func TestFenceRefusesWhatItCannotProtect(t *testing.T) {
 }
 
 func TestFenceOfALockThatIsNotHeldSendsNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	fences, fenced := testkit.Counted(t, db, "assert_lock_held")

@@ -137,6 +137,9 @@ func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 
 func TestAnEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
 	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
+	other := testkit.Acquire(t, locks, "other")
 	for name, evict := range map[string]string{
 		"row deleted":   "delete from distributed_locks where lock_name = $1",
 		"token changed": "update distributed_locks set fencing_token = fencing_token + 1 where lock_name = $1",
@@ -144,13 +147,10 @@ func TestAnEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
 		"expired":       "update distributed_locks set expires_at = clock_timestamp() where lock_name = $1",
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := testkit.Migrated(t)
-			locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
-			evicted, other := testkit.Acquire(t, locks, "evicted"), testkit.Acquire(t, locks, "other")
+			evicted := testkit.Acquire(t, locks, name)
 			work, cancel := evicted.Context(t.Context())
 			defer cancel()
-			db.Exec(t, evict, "evicted")
+			db.Exec(t, evict, name)
 			pgtest.Until(t, "the loss is reported", func() bool { return evicted.Err() != nil })
 			select {
 			case <-evicted.Lost():

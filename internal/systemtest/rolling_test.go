@@ -81,6 +81,7 @@ func newest(t *testing.T) int {
 }
 
 func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	version := newest(t)
 	db := onVersion(t, version-1)

@@ -24,7 +24,7 @@ func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
 	testkit.KeepTurns(t, db)
-	const n = 3
+	const n = 2
 	holder := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), n)
 	var waiters []*pgxlock.Semaphore
 	for range 2 * n {

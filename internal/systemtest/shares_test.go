@@ -213,6 +213,7 @@ func TestReadersInARowAllComeIn(t *testing.T) {
 
 // The last readers crashed, so that nobody can wake the writer.
 func TestReadersWhoCrashKeepAWriterOutUntilTheyHaveRunOut(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	readers, writers := testkit.NewLocker(t, db, nil), testkit.Listening(t, db, "writer")

@@ -176,6 +176,9 @@ func TestAWaitIsGrantedWhenTheHolderHasEnded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
+		if w != byLockTx {
+			pgtest.Long(t)
+		}
 		for name, end := range map[string]func(*txn){
 			"commit":   (*txn).commit,
 			"rollback": (*txn).rollback,
@@ -517,6 +520,9 @@ func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 	base := pgtest.New(t)
 	base.Exec(t, "create table t (n int)")
 	eachWay(t, func(t *testing.T, w way) {
+		if w != byLockTx {
+			pgtest.Long(t)
+		}
 		for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
 			db := testkit.Roomy(t, base, 1) // a connection that does not come back is missed
 			holder, x := w.begin(t, base), w.begin(t, db)

@@ -21,7 +21,11 @@ import (
 // A wait sets lock_timeout. Afterwards it is what it was, no matter who set it where.
 func TestAWaitLeavesSettingsAndOtherLocksAlone(t *testing.T) {
 	t.Parallel()
-	for _, value := range []string{"30s", "1d", "0", "500ms"} {
+	values, depths := []string{"30s", "1d", "0", "500ms"}, []int{2, 0}
+	if testing.Short() {
+		values, depths = values[:1], depths[:1]
+	}
+	for _, value := range values {
 		t.Run(value, func(t *testing.T) {
 			t.Parallel()
 			base := pgtest.New(t)
@@ -33,7 +37,7 @@ func TestAWaitLeavesSettingsAndOtherLocksAlone(t *testing.T) {
 				}
 				db := testkit.Roomy(t, base, 4) // with connections that know it
 				for _, w := range []way{byLockTx, byLockSQLTx} {
-					for _, depth := range []int{0, 2} {
+					for _, depth := range depths {
 						for _, outcome := range []string{"refused at once", "refused", "granted", "granted after waiting"} {
 							t.Run(fmt.Sprint(by, ", ", w, ", ", depth, " savepoints, ", outcome), func(t *testing.T) {
 								waitUnchanged(t, db, w, by, value, depth, outcome)

@@ -110,7 +110,7 @@ func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 	t.Parallel()
 	keys, waiters := 100, 5000
 	if testing.Short() {
-		keys, waiters = 10, 500
+		keys, waiters = 5, 250
 	}
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	db.Exec(t, "create table written as select generate_series(1, 1000) as n")

@@ -45,6 +45,10 @@ func TestAReleaseWakesAWaiterOfAnotherProcess(t *testing.T) {
 }
 
 func TestProcessesAreServedInTheOrderOfTheirTickets(t *testing.T) {
+	waiters := 5
+	if testing.Short() {
+		waiters = 3
+	}
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		holder := newLocker("holder")
 		lock := testkit.Acquire(t, holder, "k")
@@ -52,7 +56,7 @@ func TestProcessesAreServedInTheOrderOfTheirTickets(t *testing.T) {
 		var order []int
 		var granted []time.Time
 		var all sync.WaitGroup
-		for i := range 5 {
+		for i := range waiters {
 			locks := newLocker(fmt.Sprint("p", i))
 			all.Go(func() {
 				if err := locks.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error {
@@ -69,10 +73,10 @@ func TestProcessesAreServedInTheOrderOfTheirTickets(t *testing.T) {
 		free := time.Now()
 		testkit.Release(t, lock)
 		all.Wait()
-		if len(order) != 5 {
+		if len(order) != waiters {
 			t.Fatalf("served: %v", order)
 		}
-		var slept [5]bool // through its turn, so that others may go past it
+		slept := make([]bool, waiters) // through its turn, so that others may go past it
 		for n, i := range order {
 			for j := range i {
 				if slices.Contains(order[:n], j) || slept[j] {
@@ -282,6 +286,7 @@ func TestNestedWaitsOfTwoProcessesThatWouldNeverEndFailOneOfThem(t *testing.T) {
 
 // A waiter that holds another lock has a ticket, though its own process has the lock it wants.
 func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: testkit.Seldom})
