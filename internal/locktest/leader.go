@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func leads(t *testing.T, locks *pgxlock.Locker) {
@@ -84,7 +85,7 @@ func stepsDown(t *testing.T, locks *pgxlock.Locker) {
 	is(t, "asking about another key", locks.AskToStepDown(t.Context(), "else"), nil)
 	is(t, "who leads by this one", first.ctx.Err(), nil)
 	for _, want := range []string{"b", "a", "b"} {
-		for limit := time.Now().Add(time.Minute); first.who != want; { // the other one may not wait yet
+		for limit := time.Now().Add(pgtest.Patience); first.who != want; { // the other one may not wait yet
 			if time.Now().After(limit) {
 				t.Fatalf("%s goes on leading", first.who)
 			}

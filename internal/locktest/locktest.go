@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // Run runs the suite. newLocker returns a Locker for keys that nobody has, and
@@ -183,7 +184,7 @@ func releaseLetsIn(t *testing.T, locks *pgxlock.Locker) {
 	first := acquire(t, locks, "k")
 	got := make(chan error, 1)
 	go func() {
-		_, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(time.Minute))
+		_, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(pgtest.Patience))
 		got <- err
 	}()
 	if err := first.Release(t.Context()); err != nil {
@@ -204,7 +205,7 @@ func waitEndsWithContext(t *testing.T, locks *pgxlock.Locker) {
 		defer cancel()
 		_, err = locks.Acquire(ctx, "k")
 		is(t, "the wait", err, context.DeadlineExceeded)
-		if errors.Is(err, pgxlock.ErrNotAcquired) || t.Failed() || patience > time.Minute {
+		if errors.Is(err, pgxlock.ErrNotAcquired) || t.Failed() || patience > pgtest.Patience {
 			break // else it ended before anybody had said that the key is busy
 		}
 	}
@@ -214,7 +215,7 @@ func waitEndsWithContext(t *testing.T, locks *pgxlock.Locker) {
 	}
 	_, err = locks.Acquire(ctx, "k")
 	is(t, "a context that has ended", err, context.DeadlineExceeded)
-	acquire(t, locks, "k", pgxlock.MaxWait(20*time.Second)) // what the wait may have got is given back, before it expires
+	acquire(t, locks, "k", pgxlock.MaxWait(pgtest.Patience)) // what the wait may have got is given back; it would expire later than that where the TTL is an hour
 }
 
 func releaseTwice(t *testing.T, locks *pgxlock.Locker) {
@@ -267,7 +268,7 @@ func panicReleases(t *testing.T, locks *pgxlock.Locker) {
 		defer func() { _ = recover() }()
 		_ = locks.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { panic("work") })
 	}()
-	acquire(t, locks, "k", pgxlock.MaxWait(time.Minute))
+	acquire(t, locks, "k", pgxlock.MaxWait(pgtest.Patience))
 }
 
 func tryDoSkips(t *testing.T, locks *pgxlock.Locker) {
@@ -526,7 +527,7 @@ func readersDoNotPass(t *testing.T, locks *pgxlock.Locker) {
 	reading := acquire(t, locks, "k", pgxlock.Shared)
 	writing := make(chan *pgxlock.Lock, 1)
 	go func() {
-		lock, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(time.Minute))
+		lock, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(pgtest.Patience))
 		if err != nil {
 			t.Error(err)
 		}
@@ -546,7 +547,7 @@ func readersDoNotPass(t *testing.T, locks *pgxlock.Locker) {
 	}
 	late := make(chan error, 1)
 	go func() {
-		_, err := locks.Acquire(t.Context(), "k", pgxlock.Shared, pgxlock.MaxWait(time.Minute))
+		_, err := locks.Acquire(t.Context(), "k", pgxlock.Shared, pgxlock.MaxWait(pgtest.Patience))
 		late <- err
 	}()
 	if err := reading.Release(t.Context()); err != nil {

@@ -17,6 +17,7 @@ import (
 // Sessions end while calls are under way. Whatever an acquire ends with, it is not the loss of
 // a lock that its caller never had.
 func TestSoakAcquireNeverLosesWhatItHasNotReturned(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for kind, newOne := range map[string]func(*testing.T, *pgtest.DB) *pgxlock.Locker{
 		"lease": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {

@@ -341,11 +341,12 @@ func advisoryRows(t *testing.T, db *pgtest.DB) int {
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
 func TestSoakNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
-	workers, calls, limit := 32, pgtest.Soak(t, 2_400, 100_000), pgtest.Soak(t, 2*time.Minute, 10*time.Minute)
+	pgtest.Long(t)
+	workers, calls := 32, pgtest.Soak(t, 2_400, 100_000)
 	few := calls / 400
 	before := len(goroutines())
 	db := pgtest.New(t)
-	ctx, cancel := context.WithTimeout(t.Context(), limit) // of a wait that never ends
+	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience) // of a wait that never ends
 	defer cancel()
 	c := newCrowd(t, db, workers)
 	if err := testkit.Acquire(t, c.locks, "warm").Release(t.Context()); err != nil {
@@ -377,7 +378,7 @@ func TestSoakNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
 	close(over)
 	intruding.Wait()
 	if ctx.Err() != nil {
-		t.Fatalf("within %s some wait did not end, or something came about less than %d times: the ends were not all around the grants; the server knows of %d locks", limit, few, advisoryRows(t, db))
+		t.Fatalf("within %s some wait did not end, or something came about less than %d times: the ends were not all around the grants; the server knows of %d locks", pgtest.Patience, few, advisoryRows(t, db))
 	}
 
 	t.Logf("a grant took %s; granted %d, though the context had ended %d; ended before the call %d, before any answer %d, when it was busy %d; busy %d, unheard %d",

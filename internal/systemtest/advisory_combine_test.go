@@ -160,6 +160,7 @@ func TestEachCallerInABatchHearsItsOwnAnswer(t *testing.T) {
 }
 
 func TestAThousandKeysAreOneMessageOfTheirOwn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	tap, locks := quiet(t, pgtest.New(t))
 	keys := make([]string, 1000)
@@ -282,7 +283,7 @@ func TestNoContextOfACallerReachesTheConnection(t *testing.T) {
 	locks := testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{TTL: -1})
 	defer locks.Close(context.Background())
 	// Minutes away, so that nobody else has such deadlines, and gone at last.
-	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), callersKey{}, true), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), callersKey{}, true), 2*pgtest.Patience)
 	defer cancel()
 	callers := make(chan time.Time, 1000)
 	bounded := func(by time.Duration) (context.Context, context.CancelFunc) {
@@ -300,8 +301,8 @@ func TestNoContextOfACallerReachesTheConnection(t *testing.T) {
 					lock.Release(short)
 				}
 				end()
-				ctx, cancel := bounded(time.Minute)
-				lock, err := locks.Acquire(ctx, fmt.Sprint("key:", w), pgxlock.MaxWait(50*time.Second))
+				ctx, cancel := bounded(pgtest.Patience)
+				lock, err := locks.Acquire(ctx, fmt.Sprint("key:", w), pgxlock.MaxWait(pgtest.Patience-time.Minute))
 				if err != nil {
 					t.Errorf("Acquire: %v", err)
 					cancel()
@@ -349,6 +350,7 @@ func TestNoContextOfACallerReachesTheConnection(t *testing.T) {
 
 // Not parallel: it counts what the whole process allocates.
 func TestALockAllocatesLittle(t *testing.T) {
+	pgtest.Long(t)
 	db := pgtest.New(t)
 	locks := testkit.Advisory(t, db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), nil)
 	defer locks.Close(context.Background())

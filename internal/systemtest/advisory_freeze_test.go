@@ -70,6 +70,7 @@ func holdAdvisoryUntilLost(ttl time.Duration) func(ctx context.Context, url, key
 // The server ends the session of a process that is stopped, and the process had
 // stopped believing in its locks before.
 func TestTheServerFreesTheAdvisoryLocksOfAFrozenProcess(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	soon, late := startChild(t, "hold an advisory lock", db.URL, "soon"), startChild(t, "hold an advisory lock for long", db.URL, "late")
@@ -83,7 +84,7 @@ func TestTheServerFreesTheAdvisoryLocksOfAFrozenProcess(t *testing.T) {
 	if _, err := others.TryAcquire(t.Context(), "late"); !errors.Is(err, pgxlock.ErrNotAcquired) {
 		t.Errorf("of a process that was stopped just now: %v", err)
 	}
-	next := testkit.Acquire(t, others, "soon", pgxlock.MaxWait(time.Minute))
+	next := testkit.Acquire(t, others, "soon", pgxlock.MaxWait(pgtest.Patience))
 	taken := time.Now()
 	for _, holder := range []*child{soon, late} {
 		holder.thaw(t)

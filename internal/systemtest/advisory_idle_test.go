@@ -23,11 +23,7 @@ func TestTheEndOfAnIdleSessionIsNoticedWithoutACall(t *testing.T) {
 		ctx, cancel := held[0].Context(t.Context())
 		testkit.Terminate(t, db, "idle")
 		for _, lock := range held {
-			select {
-			case <-lock.Lost():
-			case <-time.After(time.Minute):
-				t.Fatal("nobody noticed that the session has ended")
-			}
+			pgtest.Receive(t, "somebody notices that the session has ended", lock.Lost())
 		}
 		<-ctx.Done()
 		cancel()
@@ -35,8 +31,9 @@ func TestTheEndOfAnIdleSessionIsNoticedWithoutACall(t *testing.T) {
 }
 
 func TestPingsKeepAnIdleSessionAlive(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	const ttl, periods = time.Second, 4
+	const ttl, periods, attempts = 2 * time.Second, 4, 100
 	db := pgtest.New(t)
 	silentTap, silentPool := tappedPool(t, db)
 	silent := testkit.Advisory(t, silentPool, &pgxlock.AdvisoryConfig{TTL: -1})
@@ -47,11 +44,11 @@ func TestPingsKeepAnIdleSessionAlive(t *testing.T) {
 	tap, pool := tappedPool(t, db)
 	locks := testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{TTL: ttl})
 	defer locks.Close(context.Background())
-	// A machine that stands still for half a second loses it rightly.
+	// A machine that stands still for a second loses it rightly.
 	for attempt := 0; ; attempt++ {
 		lock, err := locks.Acquire(t.Context(), fmt.Sprint("k", attempt))
 		if err != nil {
-			if attempt == 20 {
+			if attempt == attempts {
 				t.Fatal(err)
 			}
 			continue
@@ -60,7 +57,7 @@ func TestPingsKeepAnIdleSessionAlive(t *testing.T) {
 		pgtest.Until(t, "some TTLs are over", func() bool { return lock.Err() != nil || time.Since(began) > periods*ttl })
 		pings, passed := tap.since(sent), time.Since(began)
 		if err := lock.Err(); err != nil {
-			if attempt == 20 {
+			if attempt == attempts {
 				t.Fatalf("lost again after %d pings in %s: %v", len(pings), passed, err)
 			}
 			continue

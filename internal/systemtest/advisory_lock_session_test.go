@@ -60,6 +60,7 @@ func extended(sql string) string {
 }
 
 func TestTheServerEndsALockSessionThatFellSilentWhateverItWasDoing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const (
 		ttl           = 3 * time.Second // a busy machine may take long between two messages
@@ -134,6 +135,7 @@ func TestTheServerEndsALockSessionThatFellSilentWhateverItWasDoing(t *testing.T)
 }
 
 func TestALockSessionIsSetUpInAHostileSearchPath(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	db.Exec(t, `

@@ -41,11 +41,29 @@ func TestEveryEndOfTheSessionLosesAllAdvisoryLocks(t *testing.T) {
 		proxy  *testkit.Proxy
 		direct *pgtest.DB // does not go through the proxy
 	}
-	for name, test := range map[string]struct {
+	type row struct {
 		end   func(t *testing.T, s stage)
 		state []string // what the server has said, one of them; none: nothing; "": or nothing
-	}{
-		"terminated": {func(t *testing.T, s stage) { testkit.Terminate(t, s.direct, "loser") }, []string{"57P01"}},
+	}
+	try := func(t *testing.T, server *pgserver.Server, direct *pgtest.DB, rows map[string]row) {
+		for name, test := range rows {
+			t.Run(name, func(t *testing.T) {
+				p, through := testkit.Proxied(t, direct)
+				locks := testkit.NewAdvisory(t, through, &pgxlock.AdvisoryConfig{Owner: "loser"})
+				loseAll(t, locks, direct, test.state, func() { test.end(t, stage{server, p, direct}) })
+			})
+		}
+	}
+	try(t, nil, testkit.Migrated(t), map[string]row{
+		"terminated":       {func(t *testing.T, s stage) { testkit.Terminate(t, s.direct, "loser") }, []string{"57P01"}},
+		"connection cut":   {func(_ *testing.T, s stage) { s.proxy.Cut() }, nil},
+		"connection reset": {func(_ *testing.T, s stage) { s.proxy.Reset() }, nil},
+	})
+	if testing.Short() {
+		return
+	}
+	server, direct := privateServer(t, nil)
+	try(t, server, direct, map[string]row{
 		"fast stop": {func(t *testing.T, s stage) {
 			if err := s.server.Restart(t.Context()); err != nil {
 				t.Fatal(err)
@@ -64,17 +82,7 @@ func TestEveryEndOfTheSessionLosesAllAdvisoryLocks(t *testing.T) {
 			}
 			kill(t, s.direct, "victim")
 		}, []string{"57P02", ""}},
-		"connection cut":   {func(_ *testing.T, s stage) { s.proxy.Cut() }, nil},
-		"connection reset": {func(_ *testing.T, s stage) { s.proxy.Reset() }, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server, direct := privateServer(t, nil)
-			p, through := testkit.Proxied(t, direct)
-			locks := testkit.NewAdvisory(t, through, &pgxlock.AdvisoryConfig{Owner: "loser"})
-			loseAll(t, locks, direct, test.state, func() { test.end(t, stage{server, p, direct}) })
-		})
-	}
+	})
 }
 
 // loseAll holds locks in every way, ends their session, and looks at what follows.
@@ -179,6 +187,7 @@ func loseAll(t *testing.T, locks *pgxlock.Locker, after *pgtest.DB, states []str
 }
 
 func TestAFailoverLosesAllAdvisoryLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, end := range map[string]func(*pgserver.Server) error{"crash": (*pgserver.Server).Crash, "kill": (*pgserver.Server).Kill} {
 		t.Run(name, func(t *testing.T) {
@@ -200,6 +209,7 @@ func TestAFailoverLosesAllAdvisoryLocks(t *testing.T) {
 // Where the network swallows everything, the holder knows before the server frees
 // the locks, and so before anybody else has them.
 func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, what := range map[string]testkit.FaultKind{"between messages": -1, "half a message": testkit.HalfRequest, "all but the last byte": testkit.AlmostRequest} {
 		for _, many := range []bool{false, true}[:min(int(what)+2, 2)] { // there is one way to send nothing
@@ -209,7 +219,7 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testin
 				p, through := testkit.Proxied(t, db)
 				locks, others := testkit.NewAdvisory(t, through, &pgxlock.AdvisoryConfig{TTL: 3 * time.Second, Owner: "swallowed"}), testkit.NewAdvisory(t, db, nil)
 				t.Cleanup(func() { p.Heal(); p.Cut() }) // the Locker can say goodbye in the end
-				lock := testkit.Acquire(t, locks, "k")
+				lock := grantedInTime(t, locks, "k")
 
 				p.Refuse() // so that it is the server who ends the session
 				lastHeld := watch(lock)
@@ -233,7 +243,7 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testin
 					}()
 					stalled.Happened(t)
 				}
-				next := testkit.Acquire(t, others, "k", pgxlock.MaxWait(30*time.Second))
+				next := testkit.Acquire(t, others, "k", pgxlock.MaxWait(pgtest.Patience))
 				granted := time.Now()
 				if last := <-lastHeld; !last.Before(granted) {
 					t.Errorf("held %s after somebody else was granted the lock", last.Sub(granted))
@@ -249,7 +259,7 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testin
 					t.Errorf("%d advisory locks, want 2", n)
 				}
 				p.Heal()
-				testkit.UseAdvisory(t, locks, db, "another")
+				testkit.UntilConnected(t, locks)
 				wantLost(t, lock)
 				if err := errors.Join(next.Err(), next.Release(t.Context())); err != nil {
 					t.Error(err)
@@ -272,11 +282,7 @@ func TestCloseTellsAWorkThatItDoesNotWaitFor(t *testing.T) {
 		if err := locks.Close(ended); !errors.Is(err, context.Canceled) {
 			t.Errorf("Close: %v", err)
 		}
-		select {
-		case <-lock.Lost(): // when the session has ended
-		case <-time.After(time.Minute):
-			t.Error("Lost is open")
-		}
+		pgtest.Receive(t, "the session has ended", lock.Lost())
 		if err := lock.Err(); !errors.Is(err, pgxlock.ErrLost) {
 			t.Errorf("the session has ended, and of the lock it says %v", err)
 		}

@@ -61,6 +61,7 @@ func TestABadAdvisoryConfigurationIsRefusedByName(t *testing.T) {
 
 // The bounds themselves are allowed, and the server takes them.
 func TestTheLargestSettingsOfAdvisoryLocksWork(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	for name, cfg := range map[string]*pgxlock.AdvisoryConfig{
@@ -184,6 +185,7 @@ func TestAFullLockerRefusesOneMoreLock(t *testing.T) {
 }
 
 func TestALockerLeavesRoomInASmallServersLockTable(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.On(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "20", "max_prepared_transactions": "4"}}))
 	locks := testkit.NewAdvisory(t, db, nil)
@@ -196,6 +198,7 @@ func TestALockerLeavesRoomInASmallServersLockTable(t *testing.T) {
 }
 
 func TestAFullLockTableIsNoBusyAdvisoryLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.On(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "10"}}))
 	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{MaxLocks: 1000, Owner: "short"})
@@ -260,6 +263,7 @@ func TestAFullLockTableIsNoBusyAdvisoryLock(t *testing.T) {
 // An engine that speaks PostgreSQL's protocol may have the functions, and not what
 // they are for.
 func TestStubsOfAdvisoryLocksAreRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"allow_system_table_mods": "on"}})
 	admin := testkit.On(t, "", server)
@@ -308,6 +312,7 @@ func TestStubsOfAdvisoryLocksAreRefused(t *testing.T) {
 }
 
 func TestNoAdvisoryLockIsTakenOnAStandby(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, primary := privateServer(t, nil)
 	second := pgtest.Standby(t, server, pgserver.Config{})
@@ -344,6 +349,7 @@ func TestNoAdvisoryLockIsTakenOnAStandby(t *testing.T) {
 }
 
 func TestAPoolerThatSharesItsConnectionsIsRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
@@ -390,11 +396,12 @@ func TestAPoolerThatSharesItsConnectionsIsRefused(t *testing.T) {
 }
 
 func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	programs, err := pgserver.FindPoolers()
 	if err != nil {
-		t.Skip(err)
+		pgtest.Missing(t, "pooler", err)
 	}
 	for _, program := range programs {
 		pooler, err := server.Pooler(t.Context(), program, map[string]string{"pool_mode": "session"})
@@ -421,6 +428,7 @@ func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
 // A pooler that looked as if it was in session mode is found out by the first
 // message that reaches another backend.
 func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	db.Exec(t, "create database bare") // without a queue, so that no listener connects meanwhile
@@ -465,6 +473,7 @@ func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
 // A pooler may lead to a standby from one message to the next; a server that was
 // demoted ends its sessions.
 func TestADemotedPrimaryLosesAllAdvisoryLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	locks := testkit.NewAdvisory(t, db, nil)

@@ -74,6 +74,7 @@ func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
 }
 
 func TestThePoolsAfterConnectIsHonouredByAdvisoryLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	through := func(configure func(*pgxpool.Config)) *pgtest.DB {
@@ -109,6 +110,7 @@ func TestThePoolsAfterConnectIsHonouredByAdvisoryLocks(t *testing.T) {
 // What roles are set to for the sake of their other programs neither costs a lock
 // nor the session.
 func TestRoleSettingsCostNoAdvisoryLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, pgtest.New(t))
 	use := func(t *testing.T, settings map[string]string) {
@@ -139,6 +141,7 @@ func TestRoleSettingsCostNoAdvisoryLock(t *testing.T) {
 
 // A role may search a schema before pg_catalog that others can write.
 func TestNothingOfASchemaBeforePgCatalogRunsForAdvisoryLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, pgtest.New(t))
 	db.Exec(t, "create schema strange")

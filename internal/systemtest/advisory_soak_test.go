@@ -176,6 +176,7 @@ func useAtRandom(ctx context.Context, dice *rand.Rand, lockers []*pgxlock.Locker
 
 // A statement fails when some of what it asks for was granted.
 func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, map[string]string{"max_locks_per_transaction": "10", "max_connections": "10", "max_wal_senders": "0"})
 	locks := testkit.Advisory(t, db.Pool, &pgxlock.AdvisoryConfig{MaxLocks: 20_000})
@@ -224,18 +225,22 @@ const (
 )
 
 func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhateverIsDoneToThem(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, pgtest.New(t), &ledger{t: t}, cancelStatements)
 }
 
 func TestSoakAdvisoryLocksExcludeAndLeaveNothingBehindWhileTheirSessionsEnd(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, pgtest.New(t), &ledger{t: t, terminates: true}, terminateSessions)
 }
 
 func TestSoakAdvisoryTokensGrowAndNothingIsLeftBehindWhateverIsDoneToTheStatements(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, testkit.Migrated(t), &ledger{t: t, tokens: true}, cancelStatements)
 }
 
 func TestSoakAdvisoryLocksWithTokensExcludeWhileTheirSessionsEnd(t *testing.T) {
+	pgtest.Long(t)
 	soak(t, testkit.Migrated(t), &ledger{t: t, tokens: true, terminates: true}, terminateSessions)
 }
 
@@ -276,7 +281,7 @@ func soak(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 	began := time.Now()
 	over := func() bool { // a slow machine may have done nothing at all by then
 		tried := grants.Load() > 0 && disturbed.Load() > 0
-		return time.Since(began) > duration && (tried || time.Since(began) > duration+time.Minute)
+		return time.Since(began) > duration && (tried || time.Since(began) > pgtest.Patience)
 	}
 	for w := range 24 {
 		working.Go(func() {

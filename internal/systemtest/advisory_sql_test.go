@@ -7,7 +7,6 @@ import (
 	"math"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -109,7 +108,11 @@ func TestEveryHolderOfAnAdvisoryLockExcludesAllOthers(t *testing.T) {
 	}
 	modes := []pgxlock.Mode{pgxlock.Exclusive, pgxlock.Shared}
 	holders, others := takers(), takers()
-	for _, key := range numbered {
+	keys := numbered
+	if testing.Short() {
+		keys = []string{"invoice:42", pgxlock.RawKey2(7, 9)}
+	}
+	for _, key := range keys {
 		for holder, take := range holders {
 			for _, mode := range modes {
 				giveBack := take(t, key, mode)
@@ -192,6 +195,7 @@ func TestTheNumbersOfLocksAreNotMixedUp(t *testing.T) {
 
 // An upgrade is refused in both spaces, and only of the lock that is held shared.
 func TestAnUpgradeIsRefusedInItsOwnSpaceOnly(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	eachWay(t, func(t *testing.T, w way) {
 		db := testkit.Roomy(t, pgtest.New(t), 10)
@@ -235,7 +239,7 @@ func TestAWaitForAnAdvisoryLockOfSQLEndsWhenThatIsFree(t *testing.T) {
 			}
 			acquired := make(chan *pgxlock.Lock, 1)
 			go func() {
-				lock, err := locks.Acquire(t.Context(), key, pgxlock.MaxWait(30*time.Second))
+				lock, err := locks.Acquire(t.Context(), key, pgxlock.MaxWait(pgtest.Patience))
 				if err != nil {
 					t.Error(err)
 				}
@@ -256,6 +260,7 @@ func TestAWaitForAnAdvisoryLockOfSQLEndsWhenThatIsFree(t *testing.T) {
 // Programs in other languages compute the number by this expression, where pgxlock
 // is not installed.
 func TestANameHasTheSameNumberInEveryEncoding(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.New(t)
 	golden := map[string]int64{"invoice:42": 6688477336110245193, "é": 5375421630974772051}
@@ -309,8 +314,10 @@ func TestANameHasTheSameNumberInEveryEncoding(t *testing.T) {
 
 func TestNumbersAreLocksOnlyWhereNumbersAre(t *testing.T) {
 	t.Parallel()
-	db := testkit.Roomy(t, testkit.Migrated(t), 40)
+	db := testkit.Migrated(t)
 	lease, memory := testkit.NewLocker(t, db, nil), pgxlock.NewMemoryLocker()
+	locks, others := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
+	tx := testkit.Begin(t, db, pgx.TxOptions{}) // what is refused leaves it as it was
 	for key, shown := range map[string]string{pgxlock.RawKey(42): "#42", pgxlock.RawKey(math.MinInt64): "#-9223372036854775808", pgxlock.RawKey2(-4, 2): "#-4,2"} {
 		for kind, locks := range map[string]*pgxlock.Locker{"lease": lease, "memory": memory} {
 			_, err := locks.TryAcquire(t.Context(), key)
@@ -323,16 +330,15 @@ func TestNumbersAreLocksOnlyWhereNumbersAre(t *testing.T) {
 				wantOneLine(t, err, " "+shown+": ", "NewAdvisoryLocker", "LockTx")
 			}
 		}
-		_, err := pgxlock.ClaimTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), key)
+		_, err := pgxlock.ClaimTx(t.Context(), tx, key)
 		if !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("ClaimTx: %v, want ErrUnsupported", err)
 		}
 
-		locks, others := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
 		lock := testkit.Acquire(t, locks, key)
 		_, err = others.TryAcquire(t.Context(), key)
 		wantOneLine(t, err, "acquire "+shown+": not acquired")
-		wantOneLine(t, pgxlock.LockTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), key, pgxlock.NoWait), "lock "+shown+": not acquired")
+		wantOneLine(t, pgxlock.LockTx(t.Context(), tx, key, pgxlock.NoWait), "lock "+shown+": not acquired")
 		if err := lock.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
@@ -340,12 +346,11 @@ func TestNumbersAreLocksOnlyWhereNumbersAre(t *testing.T) {
 	}
 
 	// What RawKey does not make is no number: only a name may be meant.
-	locks := testkit.NewAdvisory(t, db, nil)
 	for _, key := range []string{"\x00#042", "\x00#+1", "\x00#", "\x00#1,", "\x00#9223372036854775808", "\x00#1,2147483648", "\x00#1,2,3", "\x00#-0", "\x0042"} {
 		for call, err := range map[string]error{
 			"NewAdvisoryLocker": func() error { _, err := locks.TryAcquire(t.Context(), key); return err }(),
-			"LockTx":            pgxlock.LockTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), key),
-			"LockAllTx":         pgxlock.LockAllTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), []string{"fine", key}),
+			"LockTx":            pgxlock.LockTx(t.Context(), tx, key),
+			"LockAllTx":         pgxlock.LockAllTx(t.Context(), tx, []string{"fine", key}),
 		} {
 			wantOneLine(t, err, "zero byte")
 			if errors.Is(err, pgxlock.ErrNotAcquired) {

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // What tests of advisory locks have in common.
@@ -16,11 +16,7 @@ import (
 // wantLost checks that a lock is lost in every respect, and for good.
 func wantLost(t *testing.T, lock *pgxlock.Lock) {
 	t.Helper()
-	select {
-	case <-lock.Lost():
-	case <-time.After(time.Minute):
-		t.Errorf("%s: Lost has not fired", lock.Key())
-	}
+	pgtest.Receive(t, lock.Key()+" is lost", lock.Lost())
 	work, cancel := lock.Context(t.Context())
 	defer cancel()
 	for what, err := range map[string]error{

@@ -49,7 +49,7 @@ func fenceAdvisoryLocks(ctx context.Context, url, key string, report func(any) e
 		}
 	}
 	end := time.Now().Add(duration)
-	working, stop := context.WithTimeout(ctx, duration+time.Minute) // one that fails leaves its lock to Close
+	working, stop := context.WithTimeout(ctx, duration+pgtest.Patience) // one that fails leaves its lock to Close
 	defer stop()
 	var workers sync.WaitGroup
 	errs := make([]error, 8*len(lockers))
@@ -130,6 +130,7 @@ func fenceOneAdvisoryLock(ctx context.Context, pool *pgxpool.Pool, locks *pgxloc
 // Of every lock with a token, whichever of many goroutines, Lockers and processes asks for
 // it and in whatever way.
 func TestSoakAdvisoryTokensGrowAndNoGrantComesBesideAnOpenFence(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, tokenGrants)

@@ -27,6 +27,10 @@ func TestAFenceOnASessionLockKeepsTheNextHolderOutUntilItsTransactionEnds(t *tes
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks, others := withTokens(t, db, "first"), withTokens(t, db, "second")
+	levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
+	if testing.Short() {
+		levels = levels[:1]
+	}
 	for name, end := range map[string]func(*pgxlock.Lock){
 		"released": func(lock *pgxlock.Lock) {
 			if err := lock.Release(t.Context()); err != nil {
@@ -39,7 +43,7 @@ func TestAFenceOnASessionLockKeepsTheNextHolderOutUntilItsTransactionEnds(t *tes
 		},
 	} {
 		for _, mode := range []pgxlock.Mode{pgxlock.Exclusive, pgxlock.Shared} {
-			for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+			for _, level := range levels {
 				key := string(level) + name + mode.String()
 				lock := testkit.Acquire(t, locks, key, mode)
 				tx := testkit.Begin(t, db, pgx.TxOptions{IsoLevel: level})
@@ -122,20 +126,22 @@ func TestTheWorkOfDoTxIsFencedUnderASessionLock(t *testing.T) {
 
 func TestTokensOfSessionLocksNeedTheMigrations(t *testing.T) {
 	t.Parallel()
-	_, err := withTokens(t, pgtest.New(t), "first").TryAcquire(t.Context(), "k")
+	empty := pgtest.New(t)
+	_, err := withTokens(t, empty, "first").TryAcquire(t.Context(), "k")
 	if !errors.Is(err, pgxlock.ErrSchema) {
 		t.Errorf("without tables: %v", err)
 	}
-	_, err = testkit.NewAdvisory(t, pgtest.New(t), &pgxlock.AdvisoryConfig{Schema: "locks"}).TryAcquire(t.Context(), "k")
+	_, err = testkit.NewAdvisory(t, empty, &pgxlock.AdvisoryConfig{Schema: "locks"}).TryAcquire(t.Context(), "k")
 	if !errors.Is(err, pgxlock.ErrSchema) {
 		t.Errorf("a schema that was named and is not there: %v", err)
 	}
-	if _, err := pgxlock.NewAdvisoryLocker(pgtest.New(t).Pool, &pgxlock.AdvisoryConfig{Schema: "a\x00"}); err == nil || !strings.Contains(err.Error(), "AdvisoryConfig.Schema") {
+	if _, err := pgxlock.NewAdvisoryLocker(empty.Pool, &pgxlock.AdvisoryConfig{Schema: "a\x00"}); err == nil || !strings.Contains(err.Error(), "AdvisoryConfig.Schema") {
 		t.Errorf("a schema that cannot be: %v", err)
 	}
 }
 
 func TestAdvisoryTokensAreNeverZeroUnderContention(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	locks := withTokens(t, testkit.Migrated(t), "contended")
 	var callers sync.WaitGroup

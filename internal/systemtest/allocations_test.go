@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // A program that locks often must not keep its garbage collector busy.
 func TestFreeLockCostsFewAllocations(t *testing.T) {
+	pgtest.Long(t)
 	memory := pgxlock.NewMemoryLocker()
 	defer memory.Close(context.Background())
 	db := testkit.Migrated(t)

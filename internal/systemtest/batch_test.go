@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -15,6 +16,7 @@ import (
 // A renewal whose caller has left and whose lock has ended stands in a batch that
 // then gets no answer from the server.
 func TestARenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p, db := testkit.Proxied(t, testkit.Migrated(t))
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Minute})
@@ -39,7 +41,7 @@ func TestARenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
 	p.Refuse()
 	underWay.Resume()
 	lost.Happened(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience)
 	defer cancel()
 	if err := a.Renew(ctx); err == nil || ctx.Err() != nil {
 		t.Fatalf("while no connection is to be had: %v", err)
@@ -57,6 +59,7 @@ func TestARenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
 // A batch is spoilt by one entry, and the server goes away while each is asked
 // alone.
 func TestAServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	direct := testkit.Migrated(t)
 	direct.Exec(t, `create function spoil() returns trigger language plpgsql as $$ begin
@@ -68,7 +71,7 @@ func TestAServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.
 		t.Fatal(err)
 	}
 	batch := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {

@@ -32,7 +32,7 @@ const (
 var children = map[string]func(ctx context.Context, url, key string, report func(any) error) error{
 	"hold a lease":                    holdUntilLost,
 	"hold an advisory lock":           holdAdvisoryUntilLost(time.Second),
-	"hold an advisory lock for long":  holdAdvisoryUntilLost(5 * time.Minute),
+	"hold an advisory lock for long":  holdAdvisoryUntilLost(time.Hour),
 	"wait for a lease":                contend(1, 1),
 	"wait for a lease 50 times":       contend(50, 1),
 	"wait for a lease 200 times":      contend(200, 1),

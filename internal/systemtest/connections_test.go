@@ -33,6 +33,7 @@ func connections(t *testing.T, db *pgtest.DB, owner string, want int) {
 }
 
 func TestALockerKeepsEveryPromiseOnOneConnection(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
 		return testkit.NewLocker(t, testkit.Migrated(t), &pgxlock.LeaseConfig{OneConnection: true, Renew: 100 * time.Millisecond, Observe: kept(t).Observe})
@@ -52,7 +53,11 @@ func TestOneConnectionIsOneForAHolderAndTwoForAWaiter(t *testing.T) {
 		t.Error(err)
 	}
 	connections(t, db, "holder", 1)
-	for range 3 { // the listener ends, and is there again
+	rounds := 3
+	if testing.Short() {
+		rounds = 1
+	}
+	for range rounds { // the listener ends, and is there again
 		next := testkit.Waits(t, waiter, "k")
 		testkit.UntilQueued(t, db, "k", 1)
 		connections(t, db, "waiter", 2)
@@ -67,6 +72,7 @@ func TestOneConnectionIsOneForAHolderAndTwoForAWaiter(t *testing.T) {
 }
 
 func TestTheConnectionOfTheQueueOfAdvisoryLocksIsClosedWhenItIsIdle(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	quick := idleAfter(t, db, 0)
@@ -83,6 +89,7 @@ func TestTheConnectionOfTheQueueOfAdvisoryLocksIsClosedWhenItIsIdle(t *testing.T
 }
 
 func TestACallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	looks := &testkit.Counter{Sql: "pgxlock_publish_batch"}
@@ -114,9 +121,10 @@ func TestACallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) 
 }
 
 func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{OneConnection: true, TTL: 3 * time.Second, Renew: 100 * time.Millisecond})
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{OneConnection: true, TTL: time.Hour, Renew: 100 * time.Millisecond})
 	lock := testkit.Acquire(t, locks, "held")
 	ctx, cancel := context.WithCancel(t.Context())
 	var callers sync.WaitGroup

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -24,6 +24,7 @@ var damages = map[string]string{
 }
 
 func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, damage := range damages {
 		t.Run(name, func(t *testing.T) {
@@ -46,7 +47,7 @@ func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
 			}
 			failed := 0
 			for call, do := range calls {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience)
 				err := do(ctx)
 				cancel()
 				if err == nil {

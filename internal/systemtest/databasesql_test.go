@@ -87,6 +87,7 @@ func TestLeaseBesideASQLDBTakesNoConnectionOfThePool(t *testing.T) {
 }
 
 func TestAFenceInASQLTxTellsItsErrorsApart(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)

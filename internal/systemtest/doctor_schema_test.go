@@ -24,7 +24,11 @@ import (
 func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 	t.Parallel()
 	newest := newest(t)
-	for _, version := range []int{0, newest - 1, newest, newest + 1} {
+	versions := []int{0, newest, newest - 1, newest + 1}
+	if testing.Short() {
+		versions = versions[:2]
+	}
+	for _, version := range versions {
 		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
@@ -55,6 +59,7 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 }
 
 func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	seed, err := os.ReadFile("../../testdata/seed.sql")
 	if err != nil {
@@ -73,6 +78,7 @@ func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
 }
 
 func TestDoctorFindsTheMarkOfAMigrationThatFailed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "update pgxlock_migrations set dirty = true")
@@ -84,6 +90,7 @@ func TestDoctorFindsTheMarkOfAMigrationThatFailed(t *testing.T) {
 }
 
 func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, schema := range []string{"locks", `Upper "double' Näme`, "a.b, c"} {
 		db := pgtest.New(t)
@@ -115,6 +122,7 @@ func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
 }
 
 func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'A')")
@@ -147,6 +155,7 @@ func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
 }
 
 func TestDoctorFindsRowLevelSecurityWhereItStopsARole(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	role, app := login(t, db)
@@ -171,6 +180,7 @@ func TestDoctorFindsRowLevelSecurityWhereItStopsARole(t *testing.T) {
 }
 
 func TestDoctorFindsCollationsThatHaveChanged(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	wantFinding(t, examine(t, db, nil), "collation", statusOK)
@@ -191,6 +201,7 @@ func TestDoctorFindsCollationsThatHaveChanged(t *testing.T) {
 }
 
 func TestDoctorFindsLeasesThatNobodyRemoves(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	leave := func(n int, since string) {
@@ -207,6 +218,7 @@ func TestDoctorFindsLeasesThatNobodyRemoves(t *testing.T) {
 }
 
 func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	install(t, db, "locks")
@@ -282,6 +294,7 @@ func lacked(t *testing.T, db *pgtest.DB, schema, kind string) (lacks, mend strin
 // Each right is taken away alone, in both forms. The doctor names it and no other, and what it
 // advises gives it back.
 func TestDoctorNamesEachRightThatARoleLacks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for form, call := range map[string]string{"as installed": "soften_locks()", "hardened": "harden_locks()"} {
 		for _, kind := range []string{"application", "monitoring", "administration"} {
@@ -335,6 +348,7 @@ func TestDoctorNamesEachRightThatARoleLacks(t *testing.T) {
 }
 
 func TestDoctorTellsWhatARoleMayDo(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, call := range []string{"soften_locks()", "harden_locks()"} {
 		t.Run(call, func(t *testing.T) {
@@ -381,6 +395,7 @@ func TestDoctorTellsWhatARoleMayDo(t *testing.T) {
 
 // As installed everybody may call the functions, unless somebody made the server stricter.
 func TestDoctorFindsFunctionsThatNotEverybodyMayCall(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	owner, theirs := ownedBy(t, db, "locks")

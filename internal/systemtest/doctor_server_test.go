@@ -21,6 +21,7 @@ import (
 // Engines that speak PostgreSQL's protocol may have the functions, and not what
 // they are for; clocks and ages are made up likewise.
 func TestDoctorFindsWhatAServerOnlyPretends(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"allow_system_table_mods": "on", "fsync": "on"}})
 	admin := testkit.On(t, "", server)
@@ -71,6 +72,7 @@ func TestDoctorFindsWhatAServerOnlyPretends(t *testing.T) {
 }
 
 func TestDoctorFindsTimeoutsAndWhereTheyAreSet(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, testkit.Migrated(t))
 	wantFinding(t, examine(t, db, nil), "timeouts", statusOK, "none is set")
@@ -108,6 +110,7 @@ func TestDoctorFindsTimeoutsAndWhereTheyAreSet(t *testing.T) {
 
 // What a role is set to keeps no check from being made.
 func TestDoctorWorksWhateverTheRoleIsSetTo(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, testkit.Migrated(t))
 	settings := testkit.Together()
@@ -128,6 +131,7 @@ func TestDoctorWorksWhateverTheRoleIsSetTo(t *testing.T) {
 }
 
 func TestDoctorFindsWhatACrashWouldCost(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, map[string]string{"fsync": "on", "full_page_writes": "off"})
 	wantFinding(t, examine(t, db, nil), "durability", statusWarning, "full_page_writes = off (the server's configuration)", "half written")
@@ -140,6 +144,7 @@ func TestDoctorFindsWhatACrashWouldCost(t *testing.T) {
 }
 
 func TestDoctorFindsALockTableThatFillsUp(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, map[string]string{"max_locks_per_transaction": "10", "max_connections": "20", "fsync": "on"})
 	wantRestOK(t, examine(t, db, nil))
@@ -159,6 +164,7 @@ func TestDoctorFindsALockTableThatFillsUp(t *testing.T) {
 }
 
 func TestDoctorFindsPreparedTransactionsThatHoldLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, safe)
 	conn := db.Connect(t)
@@ -185,6 +191,7 @@ func TestDoctorFindsPreparedTransactionsThatHoldLocks(t *testing.T) {
 }
 
 func TestDoctorFindsTransactionsThatHoldBackVacuum(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	atOnce := &doctor.Config{LongTransaction: 1}

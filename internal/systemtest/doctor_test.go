@@ -79,6 +79,7 @@ const statusOK, statusWarning, statusError = doctor.StatusOK, doctor.StatusWarni
 var safe = map[string]string{"fsync": "on", "max_prepared_transactions": "5"}
 
 func TestASoundServerHasEveryCheckAndNothingToDo(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, safe)
 	for range 2 { // it leaves nothing that it would find
@@ -140,6 +141,7 @@ func TestDoctorRefusesBadArguments(t *testing.T) {
 }
 
 func TestDoctorFindsAStandby(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, primary := privateServer(t, safe)
 	standby := pgtest.Standby(t, server, pgserver.Config{})
@@ -188,6 +190,7 @@ func TestDoctorFindsAStandby(t *testing.T) {
 }
 
 func TestDoctorTellsThePoolersModeAndLeavesNothingBehind(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	behindPoolers(t, nil, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
 		findings := examine(t, &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}, nil)
@@ -209,6 +212,7 @@ func TestDoctorTellsThePoolersModeAndLeavesNothingBehind(t *testing.T) {
 
 // Where others use the pooler's connections as well, two of ours may get one each.
 func TestDoctorIsNotDeceivedByTrafficThroughAPooler(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, _ := privateServer(t, safe)
 	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
@@ -242,6 +246,7 @@ func TestDoctorIsNotDeceivedByTrafficThroughAPooler(t *testing.T) {
 }
 
 func TestDoctorReturnsFindingsBeforeItsEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for name, test := range map[string]struct {

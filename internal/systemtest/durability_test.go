@@ -40,10 +40,11 @@ func (s *crashingServer) has(t *testing.T, key string) bool {
 
 // rarely renews nothing while a test runs, but at once when a connection was made anew.
 func rarely(d pgxlock.Durability) *pgxlock.LeaseConfig {
-	return &pgxlock.LeaseConfig{TTL: 10 * time.Minute, Durability: d}
+	return &pgxlock.LeaseConfig{TTL: 10 * time.Hour, Durability: d}
 }
 
 func TestAsyncLeasesMayBeLostInACrashAndTheirTokensAreNotRepeated(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := newCrashingServer(t)
 	locks := testkit.NewLocker(t, server.db, rarely(pgxlock.Async))
@@ -57,7 +58,7 @@ func TestAsyncLeasesMayBeLostInACrashAndTheirTokensAreNotRepeated(t *testing.T) 
 		return lock
 	}
 	lost, undone := false, false
-	for round := 0; round < 10 && (!lost || !undone); round++ {
+	for round := 0; round < 30 && (!lost || !undone); round++ {
 		released := told(testkit.Acquire(t, locks, "released"))
 		if err := released.Renew(t.Context()); err != nil {
 			t.Fatal(err)
@@ -80,6 +81,7 @@ func TestAsyncLeasesMayBeLostInACrashAndTheirTokensAreNotRepeated(t *testing.T) 
 }
 
 func TestAsyncLeaseThatWasRenewedSurvivesACrash(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := newCrashingServer(t)
 	for name, one := range map[string]bool{"one": true, "two": false} {
@@ -102,6 +104,7 @@ func TestAsyncLeaseThatWasRenewedSurvivesACrash(t *testing.T) {
 }
 
 func TestDurableLeasesSurviveACrashBesideAsyncOnes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := newCrashingServer(t)
 	async, durable := testkit.NewLocker(t, server.db, rarely(pgxlock.Async)), testkit.NewLocker(t, server.db, rarely(pgxlock.Durable))

@@ -67,6 +67,7 @@ func relayed(t *testing.T, network string) func(*pgxpool.Config) {
 
 // A call of a function is no statement, so that the server shows the one before.
 func TestAdvisoryLockIsAskedForByCallOnlyWhereNothingIsInBetween(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	db := testkit.On(t, "", server)

@@ -176,6 +176,9 @@ func TestLimiterEmitsOneEventPerCall(t *testing.T) {
 func TestRunEmitsItsStartBeforeTheWorkAndItsEndAfterTheRecord(t *testing.T) {
 	t.Parallel()
 	for _, retry := range []bool{false, true} {
+		if retry && testing.Short() {
+			continue
+		}
 		t.Run(map[bool]string{false: "once", true: "with Retry"}[retry], func(t *testing.T) {
 			t.Parallel()
 			db, ctx := testkit.Migrated(t), t.Context()
@@ -273,6 +276,7 @@ func TestTermIsEmittedBetweenItsLockAndTheRelease(t *testing.T) {
 }
 
 func TestTermOfALostLockEndsWhenItsWorkReturns(t *testing.T) {
+	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, db *pgtest.DB, _ *testkit.Proxy) {
 		ctx, cancel := context.WithCancel(t.Context())
 		monitor := testkit.NewMonitor(t, db, nil)
@@ -353,6 +357,7 @@ func TestEvictionEmitsWhoseLockWasTakenAndWhy(t *testing.T) {
 
 // The same thing has the same name in records about events, holders and waiters.
 func TestAttributesOfAnEventAreNamedAsThoseOfAHolder(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	var text bytes.Buffer

@@ -18,6 +18,7 @@ import (
 
 // Between the end of a primary and the promotion of a standby there is no primary.
 func TestFailoverIsUnavailableUntilAStandbyIsPromoted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	primary, db := privateServer(t, nil)
 	standby := pgtest.Standby(t, primary, pgserver.Config{})

@@ -33,13 +33,15 @@ func untilOnlyHeld(t *testing.T, db *pgtest.DB, locks ...*pgxlock.Lock) {
 		want[lock.Key()] = lock.Holder()
 	}
 	var got map[string]string
-	limit := time.Now().Add(time.Minute)
-	for got = testkit.Rows(t, db); !maps.Equal(got, want); got = testkit.Rows(t, db) {
-		if time.Now().After(limit) {
-			t.Fatalf("held by the table: %v; held by live locks: %v", got, want)
+	defer func() {
+		if !maps.Equal(got, want) {
+			t.Logf("held by the table: %v; held by live locks: %v", got, want)
 		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	}()
+	pgtest.Until(t, "just the live locks are held", func() bool {
+		got = testkit.Rows(t, db)
+		return maps.Equal(got, want)
+	})
 }
 
 func TestALostReplyOfAnAcquireLeavesNoLeaseThatNobodyOwns(t *testing.T) {
@@ -78,6 +80,7 @@ func TestALostReplyOfAnAcquireLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 }
 
 func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -96,6 +99,7 @@ func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
 }
 
 func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -118,6 +122,9 @@ func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
 func TestARequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
 	t.Parallel()
 	for name, outage := range map[string]bool{"reconnected at once": false, "reconnected after a failure": true} {
+		if outage && testing.Short() {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testkit.Migrated(t)
@@ -167,6 +174,7 @@ func TestALostReplyOfAReleaseIsNoLoss(t *testing.T) {
 }
 
 func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -185,17 +193,18 @@ func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
 }
 
 func TestRenewalsSurviveAnOutageThatIsShorterThanTheTTL(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
-	lock := testkit.Acquire(t, testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: 12 * time.Second, Renew: 300 * time.Millisecond}), "k")
+	lock := testkit.Acquire(t, testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 300 * time.Millisecond}), "k")
 	if err := lock.Renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.BlackHole()
 	expired := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks")
 	pgtest.Until(t, "a renewal went into the black hole", func() bool {
-		return testkit.Query[bool](t, db, "select clock_timestamp() > $1::timestamptz - interval '11 s'", expired)
+		return testkit.Query[bool](t, db, "select clock_timestamp() > $1::timestamptz - interval '1 h' + interval '1 s'", expired)
 	})
 	p.Heal()
 	pgtest.Until(t, "the lease was renewed", func() bool {
@@ -214,6 +223,16 @@ func connectRenewals(t *testing.T, locks *pgxlock.Locker) {
 	if err := errors.Join(lock.Renew(t.Context()), lock.Release(t.Context())); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// grantedInTime acquires a short lease, again where this machine stands still until it is over.
+func grantedInTime(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) *pgxlock.Lock {
+	t.Helper()
+	lock, err := acquireInTime(t.Context(), locks, key, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lock
 }
 
 // watch looks at the lock until it is lost, and then says when the last look
@@ -238,6 +257,9 @@ func watch(lock *pgxlock.Lock) <-chan time.Time {
 func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 	t.Parallel()
 	for name, slow := range map[string]bool{"after a grant": false, "after a grant whose reply was slow": true} {
+		if slow && testing.Short() {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := testkit.Migrated(t)
@@ -260,10 +282,10 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 			} else {
 				held.Resume()
 			}
-			lock := testkit.Acquire(t, locks, "k", pgxlock.TTL(ttl))
+			lock := grantedInTime(t, locks, "k", pgxlock.TTL(ttl))
 			p.BlackHole()
 			lastHeld := watch(lock)
-			next := testkit.Acquire(t, others, "k", pgxlock.MaxWait(30*time.Second))
+			next := testkit.Acquire(t, others, "k", pgxlock.MaxWait(pgtest.Patience))
 			granted := time.Now()
 			if last := <-lastHeld; !last.Before(granted) {
 				t.Errorf("held %s after somebody else was granted the lock", last.Sub(granted))
@@ -282,6 +304,7 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 }
 
 func TestACutNetworkIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Remote(t, pgserver.Config{})
 	by := func(url string) *pgtest.DB { return &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"} }
@@ -291,10 +314,10 @@ func TestACutNetworkIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 	}
 	locks, others := testkit.NewLocker(t, by(server.TCPURL("postgres")), nil), testkit.NewLocker(t, db, nil)
 	connectRenewals(t, locks)
-	lock := testkit.Acquire(t, locks, "k", pgxlock.TTL(2*time.Second))
+	lock := grantedInTime(t, locks, "k", pgxlock.TTL(2*time.Second))
 	server.Cut(t)
 	lastHeld := watch(lock)
-	next := testkit.Acquire(t, others, "k", pgxlock.MaxWait(30*time.Second))
+	next := testkit.Acquire(t, others, "k", pgxlock.MaxWait(pgtest.Patience))
 	granted := time.Now()
 	if last := <-lastHeld; !last.Before(granted) {
 		t.Errorf("held %s after somebody else was granted the lock", last.Sub(granted))
@@ -303,22 +326,37 @@ func TestACutNetworkIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 	if err := lock.Release(t.Context()); !errors.Is(err, pgxlock.ErrLost) || next.Token() <= lock.Token() {
 		t.Errorf("Release: %v; token %d after %d", err, next.Token(), lock.Token())
 	}
-	again := testkit.Acquire(t, locks, "another", pgxlock.MaxWait(30*time.Second))
+	again := testkit.Acquire(t, locks, "another", pgxlock.MaxWait(pgtest.Patience))
 	untilOnlyHeld(t, db, next, again)
 }
 
 func TestALockLostToABlackHoleStaysLostWhenTheNetworkIsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
 	locks := testkit.NewLocker(t, through, nil)
 	connectRenewals(t, locks)
-	lock := testkit.Acquire(t, locks, "k", pgxlock.TTL(4*time.Second))
 	renewal := p.Arm(t, testkit.HoldReply, renewSQL)
-	p.Refuse()
 	asked := make(chan error, 1)
-	go func() { asked <- lock.Renew(t.Context()) }() // a busy machine may be late to renew by itself
-	renewal.Happened(t)                              // the server has renewed, and we are not told
+	var lock *pgxlock.Lock
+	for held := false; !held; { // again where this machine stands still until the lease is over
+		lock = grantedInTime(t, locks, "k", pgxlock.TTL(4*time.Second))
+		p.Refuse()
+		go func() { asked <- lock.Renew(t.Context()) }() // a busy machine may be late to renew by itself
+		select {
+		case <-renewal.Hit: // the server has renewed, and we are not told
+			held = true
+		case err := <-asked:
+			select {
+			case <-renewal.Hit:
+				held = true
+				asked <- err
+			default:
+				p.Heal()
+			}
+		}
+	}
 	pgtest.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
 	renewal.Resume()
 	if err := <-asked; err == nil {
@@ -345,6 +383,7 @@ func goroutines() []string {
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
 func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
+	pgtest.Long(t)
 	const workers = 16
 	calls := pgtest.Soak(t, 20, 20_000/workers)
 	db := testkit.Migrated(t)
@@ -400,13 +439,16 @@ func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
 	if got := testkit.Rows(t, db); len(got) != 0 {
 		t.Errorf("when the last connection had gone these were held by nobody: %v", got)
 	}
-	limit := time.Now().Add(time.Minute)
-	for stacks := goroutines(); len(stacks) > before; stacks = goroutines() {
-		if time.Now().After(limit) {
-			t.Fatalf("%d goroutines are left, such as:\n%s", len(stacks)-before, stacks[0])
+	var stacks []string
+	defer func() {
+		if len(stacks) > before {
+			t.Logf("%d goroutines are left, such as:\n%s", len(stacks)-before, stacks[0])
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	}()
+	pgtest.Until(t, "our goroutines have ended", func() bool {
+		stacks = goroutines()
+		return len(stacks) <= before
+	})
 }
 
 // unruly acquires a lock, and something may come in between. It returns the lock
@@ -455,7 +497,11 @@ func TestCallsSurviveTheEndOfTheirConnectionBetweenThem(t *testing.T) {
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "between"})
 	held := testkit.Acquire(t, locks, "held")
-	for i := range 5 {
+	rounds := 5
+	if testing.Short() {
+		rounds = 1
+	}
+	for i := range rounds {
 		if err := held.Renew(t.Context()); err != nil {
 			t.Fatalf("round %d: %v", i, err)
 		}
@@ -476,7 +522,9 @@ func TestCallsSurviveTheEndOfTheirConnectionBetweenThem(t *testing.T) {
 }
 
 func TestCallsSurviveTheEndOfTheirConnectionUnderThem(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
+	db := testkit.Migrated(t)
 	for name, call := range map[string]func(context.Context, *pgxlock.Locker, *pgxlock.Lock) (*pgxlock.Lock, error){
 		"renew": func(ctx context.Context, _ *pgxlock.Locker, held *pgxlock.Lock) (*pgxlock.Lock, error) {
 			return held, held.Renew(ctx)
@@ -492,8 +540,6 @@ func TestCallsSurviveTheEndOfTheirConnectionUnderThem(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := testkit.Migrated(t)
 			locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "under"})
 			held := testkit.Acquire(t, locks, "held")
 			// What is called waits in the server until its backend is ended.
@@ -529,6 +575,7 @@ func TestCallsSurviveTheEndOfTheirConnectionUnderThem(t *testing.T) {
 				t.Error(err)
 			}
 			untilOnlyHeld(t, db, got.lock)
+			testkit.Release(t, got.lock)
 		})
 	}
 }
@@ -549,6 +596,7 @@ func privateServer(t *testing.T, settings map[string]string) (*pgserver.Server, 
 }
 
 func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	for name, stop := range map[string]func() error{
@@ -556,7 +604,7 @@ func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
 		"crash":   server.Crash,
 		"kill":    server.Kill,
 	} {
-		locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 2 * time.Minute, Renew: 500 * time.Millisecond})
+		locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 500 * time.Millisecond})
 		lock := testkit.Acquire(t, locks, name)
 		// A waiter that was told that the key is busy waits the outage out.
 		told := make(chan struct{})
@@ -596,6 +644,7 @@ func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
 }
 
 func TestAServerWithoutFreeConnectionsIsNotBusy(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, map[string]string{"max_connections": "12"})
 	locks := testkit.NewLocker(t, db, nil)
@@ -612,7 +661,7 @@ func TestAServerWithoutFreeConnectionsIsNotBusy(t *testing.T) {
 	})
 	for name, call := range map[string]func() error{
 		"TryAcquire": func() error { _, err := locks.TryAcquire(t.Context(), "k"); return err },
-		"Acquire":    func() error { _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(time.Minute)); return err },
+		"Acquire":    func() error { _, err := locks.Acquire(t.Context(), "k", testkit.LongWait); return err },
 		"TryDo": func() error {
 			_, err := locks.TryDo(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil })
 			return err
@@ -636,6 +685,7 @@ func fill(t *testing.T, db *pgtest.DB) error {
 }
 
 func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	asked := &testkit.Counter{Sql: testkit.AcquireSQL}
@@ -679,6 +729,7 @@ func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 }
 
 func TestAWarningOfAUsersTriggerFailsNoCall(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `create function warn() returns trigger language plpgsql as $$ begin

@@ -93,6 +93,7 @@ func lookUntilLost(work context.Context) (last time.Time) {
 }
 
 func TestSoakAFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "create table written (key text primary key, by text not null)")
@@ -118,7 +119,7 @@ func freezeAndTakeOver(t *testing.T, db *pgtest.DB, others *pgxlock.Locker, key 
 	holder.report(t, &held)
 
 	holder.freeze(t)
-	next, err := others.Acquire(t.Context(), key, pgxlock.MaxWait(30*time.Second))
+	next, err := others.Acquire(t.Context(), key, pgxlock.MaxWait(pgtest.Patience))
 	taken := time.Now()
 	if err != nil {
 		t.Fatal(err)

@@ -161,10 +161,11 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 
 // The bounds themselves are allowed.
 func TestTheLargestInputsWorkEndToEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	owner := strings.Repeat("ö", 200)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 30 * time.Second, Renew: 10 * time.Second, Margin: 10 * time.Second, Owner: owner})
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 30 * time.Minute, Renew: 10 * time.Minute, Margin: 10 * time.Minute, Owner: owner})
 	for _, key := range []string{strings.Repeat("🔒", 255), strings.Repeat("é", 255), "a\nb", " ", `"'\%_$1`, "e\u0301"} {
 		useLock(t, locks, db.Pool, key)
 		for lost := true; lost; { // again where this machine stands still for longer than a second
@@ -209,6 +210,7 @@ func TestMetadataIsStoredAsAJSONString(t *testing.T) {
 }
 
 func TestAnEntryThatTheServerRefusesFailsNoOtherOfItsBatch(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	// A row that a person wrote: no token can be greater.

@@ -81,6 +81,7 @@ func TestLocksInMemoryWorkInABubble(t *testing.T) {
 }
 
 func TestALockInMemoryFencesNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := pgxlock.NewMemoryLocker()
@@ -98,6 +99,7 @@ func TestALockInMemoryFencesNothing(t *testing.T) {
 }
 
 func TestAdvisoryLocksWithTokensDoWhatEveryKindDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
 		return testkit.Advisory(t, testkit.Migrated(t).Pool, &pgxlock.AdvisoryConfig{Tokens: true, Observe: kept(t).Observe})

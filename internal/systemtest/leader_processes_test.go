@@ -111,7 +111,7 @@ func (ts *terms) listen(c *child) {
 // until waits for a report after which done is true.
 func (ts *terms) until(t *testing.T, done func() bool) {
 	t.Helper()
-	for late := time.After(time.Minute); ; {
+	for late := time.After(pgtest.Patience); ; {
 		ts.mu.Lock()
 		ok, moved := done(), ts.moved
 		ts.mu.Unlock()
@@ -128,6 +128,7 @@ func (ts *terms) until(t *testing.T, done func() bool) {
 
 // However a leader ends, nobody else leads while it believes that it does.
 func TestSoakOneLeadsAtATimeWhateverHappensToIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for what := range candidates {
 		t.Run(what, func(t *testing.T) {

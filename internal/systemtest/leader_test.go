@@ -17,12 +17,12 @@ import (
 func TestFormerLeaderCampaignsAgain(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Second})
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
 	var terms []int64
 	done := errors.New("done")
 	err := locks.Lead(t.Context(), "leader", func(ctx context.Context, term *pgxlock.Lock) error {
 		terms = append(terms, term.Token())
-		if len(terms) >= 3 { // it goes on if that one is lost before it ends, as on a slow machine
+		if len(terms) >= 3 {
 			return done
 		}
 		db.Exec(t, "delete from distributed_locks")
@@ -115,6 +115,7 @@ func TestARequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
 // All advisory locks of a process have one session, so that a request of long ago looks like
 // one of the current leader there.
 func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	first, second := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "later"})
@@ -149,6 +150,7 @@ func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
 
 // It is made all the same.
 func TestARequestIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)

@@ -9,11 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // What SQL wrote need not be a lease of this package.
 func TestHolderOfALeaseWithoutExpiryHasNoTimes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
@@ -62,7 +64,7 @@ func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
 	if !errors.Is(lock.Err(), pgxlock.ErrReleased) || !errors.Is(context.Cause(ctx), pgxlock.ErrReleased) || ctx.Err() == nil {
 		t.Fatalf("after release: %v, %v, %v", lock.Err(), context.Cause(ctx), ctx.Err())
 	}
-	next, err := others.Acquire(t.Context(), "order:42", pgxlock.MaxWait(10*time.Second))
+	next, err := others.Acquire(t.Context(), "order:42", pgxlock.MaxWait(pgtest.Patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +74,7 @@ func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
 }
 
 func TestTheServerTakesTheLongestTTL(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const longest = 100 * 360 * 24 * time.Hour // PostgreSQL counts 360 days to a year

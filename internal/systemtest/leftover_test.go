@@ -45,6 +45,7 @@ func storm(t *testing.T, acquire func(context.Context) (*pgxlock.Lock, error)) (
 // What cancelled waits leave behind is in nobody's way: as soon as no call is waiting,
 // and nobody has the lock, a try succeeds.
 func TestSoakTriesDoNotCollideWithWhatCancelledWaitsOfTheirLockerLeave(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lease := func(t *testing.T) *pgxlock.Locker { return testkit.NewLocker(t, db, nil) }
@@ -70,6 +71,7 @@ func TestSoakTriesDoNotCollideWithWhatCancelledWaitsOfTheirLockerLeave(t *testin
 }
 
 func TestSoakTriesForAPermitDoNotCollideWithWhatCancelledWaitsOfTheirLockerLeave(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for name, locks := range map[string]*pgxlock.Locker{"lease": testkit.NewLocker(t, db, nil), "memory": pgxlock.NewMemoryLocker()} {

@@ -126,6 +126,7 @@ func counts(t *testing.T, db *pgtest.DB, children []*child) (sums, saved [hammer
 // What eight processes are allowed together is what the time of the server allows, to
 // one in a hundred; and two that were killed take nothing with them.
 func TestSoakProcessesShareALimitAndTheDeadTakeNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	began := testkit.Query[time.Duration](t, db, "select pgxlock_limit_clock()")

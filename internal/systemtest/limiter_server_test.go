@@ -30,7 +30,11 @@ func TestConcurrentCallersAreAllowedExactlyTheBurst(t *testing.T) {
 	for range 4 {
 		limiters = append(limiters, newLimiter(t, db, hourly, 5))
 	}
-	for round := range 5 {
+	rounds := 5
+	if testing.Short() {
+		rounds = 1
+	}
+	for round := range rounds {
 		var granted [3]atomic.Int32
 		var all sync.WaitGroup
 		for i := range 200 {
@@ -132,6 +136,7 @@ func TestALostReplyNeverAllowsMore(t *testing.T) {
 // A key that somebody keeps locked is neither allowed nor refused, and is in nobody
 // else's way for long.
 func TestAKeyThatIsLockedIsAnError(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	l := newLimiter(t, db, hourly, 10)
@@ -168,6 +173,7 @@ func TestAKeyThatIsLockedIsAnError(t *testing.T) {
 }
 
 func TestAServerThatIsAwayNeitherAllowsNorRefuses(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -197,6 +203,7 @@ func TestAServerThatIsAwayNeitherAllowsNorRefuses(t *testing.T) {
 
 // What is not answered within MaxWait is not waited for.
 func TestAnAnswerIsNotWaitedForLongerThanMaxWait(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -215,6 +222,7 @@ func TestAnAnswerIsNotWaitedForLongerThanMaxWait(t *testing.T) {
 }
 
 func TestACancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -251,6 +259,7 @@ func TestACancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 }
 
 func TestACloseOfALimiterIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -39,10 +40,12 @@ func holder(t *testing.T, monitor *pgxlock.Monitor, key string) pgxlock.Holder {
 // evict takes a lock away, and says whether the holder had it.
 func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
 	t.Helper()
-	evicted, err := monitor.Evict(t.Context(), h, "this node is drained")
-	for limit := time.Now().Add(time.Minute); errors.Is(err, pgxlock.ErrStillHeld) && time.Now().Before(limit); { // a machine may be busy
+	var evicted bool
+	var err error
+	pgtest.Until(t, "the holder answers", func() bool { // a machine may be busy
 		evicted, err = monitor.Evict(t.Context(), h, "this node is drained")
-	}
+		return !errors.Is(err, pgxlock.ErrStillHeld)
+	})
 	if err != nil {
 		t.Errorf("evict %+v: %v", h, err)
 	}
@@ -93,6 +96,7 @@ func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 
 // Until somebody acquires the lock again.
 func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	monitor := testkit.NewMonitor(t, db, nil)
@@ -249,6 +253,7 @@ func TestASessionThatDoesNotAnswerIsEndedByASecondStep(t *testing.T) {
 
 // A process id is used again: the session that has it now is left alone.
 func TestAnotherSessionWithTheSameProcessIDIsNotEnded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	monitor := testkit.NewMonitor(t, db, nil)
@@ -299,6 +304,7 @@ func TestReapRemovesWhatExpiredLongAgo(t *testing.T) {
 
 // The function is the database's: what it says of locks that were not asked about is nothing.
 func TestAnAnswerAboutLocksThatWereNotAskedForIsIgnored(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `create or replace function pgxlock_evicted(p_kinds integer[], p_names text[], p_holders text[], p_tokens bigint[])

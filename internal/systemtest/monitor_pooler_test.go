@@ -17,6 +17,7 @@ import (
 
 // A monitor needs no session of its own: behind a pooler it sees and does the same.
 func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	for _, setting := range []string{"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "search_path = public, pg_temp"} {

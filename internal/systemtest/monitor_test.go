@@ -169,6 +169,7 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 
 // A prepared transaction has no session, and keeps its locks.
 func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "2"}})
 	url := server.URL("postgres")
@@ -200,6 +201,7 @@ func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
 }
 
 func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	version := newest(t)
 	db := onVersion(t, version-1)
@@ -232,6 +234,7 @@ func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T
 }
 
 func TestTheMonitorWorksOnTheNextSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t)+1)
 	db.Exec(t, "select acquire_lock('k', 'A'), acquire_lock('old', 'B'); update distributed_locks set expires_at = now() where lock_name = 'old'")
@@ -315,6 +318,7 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 // What pgxlock locks for itself is no hold: nobody is listed with it, and nobody can be
 // evicted from it.
 func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	leases, advisory := testkit.NewLocker(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true})
@@ -426,6 +430,7 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 
 // A lock of a user may carry the mark of pgxlock's own by chance.
 func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const name = "order:60938740"
@@ -507,6 +512,7 @@ func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
 }
 
 func TestTheOldestSnapshotIsShown(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := quietServer(t)
 	tx := testkit.Begin(t, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
@@ -563,21 +569,17 @@ func TestWatchYieldsSnapshotsAndGoesOnAfterAnError(t *testing.T) {
 		}
 	}
 
-	server := pgtest.Private(t, pgserver.Config{})
-	pool := pgtest.Pool(t, server.URL("postgres"), func(c *pgxpool.Config) { c.ConnConfig.ConnectTimeout = 5 * time.Second })
+	p, through := testkit.Proxied(t, db)
 	var seen []string
-	for _, err := range testkit.NewMonitor(t, &pgtest.DB{Pool: pool}, nil).Watch(t.Context(), time.Second) {
+	for _, err := range testkit.NewMonitor(t, through, nil).Watch(t.Context(), time.Second) {
 		switch {
 		case err == nil && len(seen) == 0:
 			seen = append(seen, "there")
-			if err := server.Crash(); err != nil {
-				t.Fatal(err)
-			}
+			p.Refuse()
+			p.Cut()
 		case err != nil && len(seen) == 1:
 			seen = append(seen, "away")
-			if err := server.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			p.Heal()
 		case err == nil && len(seen) == 2:
 			seen = append(seen, "back")
 		}
@@ -592,6 +594,7 @@ func TestWatchYieldsSnapshotsAndGoesOnAfterAnError(t *testing.T) {
 
 // Its statements are files that psql runs as they are.
 func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "select acquire_lock('order:1', 'A'), acquire_lock('order:2', 'A'), acquire_lock('k', 'A')")

@@ -189,6 +189,10 @@ func TestOnlyWhatWasMissedSinceTheFirstRunIsRunLate(t *testing.T) {
 		ago          int
 		state, lease string
 	}
+	runners := map[bool]*once.Runner{}
+	for _, retry := range []bool{false, true} {
+		runners[retry] = runnerOn(t, db, 240*time.Hour, &once.Config{CatchUp: 5, Retry: retry})
+	}
 	for key, test := range map[string]struct {
 		rows           []row
 		once, retrying string // how many periods ago
@@ -213,10 +217,9 @@ func TestOnlyWhatWasMissedSinceTheFirstRunIsRunLate(t *testing.T) {
 				db.Exec(t, `insert into pgxlock_runs (run_key, slot, state, attempt, holder, lease, started_at, keep_until)
 					values ($1, $2, $3, 1, 'x', nullif($4, ''), now(), 'infinity')`, key, began, r.state, r.lease)
 			}
-			o := runnerOn(t, db, 240*time.Hour, &once.Config{CatchUp: 5, Retry: retry})
 			ctx, cancel := context.WithCancel(t.Context())
 			var got []string
-			err := o.Run(ctx, key, func(_ context.Context, run once.Run) error {
+			err := runners[retry].Run(ctx, key, func(_ context.Context, run once.Run) error {
 				ago := int(slot.Sub(run.Slot) / (240 * time.Hour))
 				if got = append(got, fmt.Sprint(ago)); ago == 0 {
 					cancel()
@@ -255,6 +258,7 @@ func collect(t *testing.T, o *once.Runner, key string) <-chan once.Run {
 
 // The server's clock says when.
 func TestRunIsNeverEarlyByTheServersClock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const period = 200 * time.Millisecond
@@ -268,6 +272,7 @@ func TestRunIsNeverEarlyByTheServersClock(t *testing.T) {
 }
 
 func TestRunOutlivesTheServersRestartAndCrash(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	runs := collect(t, runnerOn(t, db, 100*time.Millisecond, nil), "k")

@@ -87,6 +87,7 @@ func TestRunnerHasOneConnectionAndWithRetryTwo(t *testing.T) {
 }
 
 func TestAPanicIsRecorded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, retry := range []bool{false, true} {
@@ -126,6 +127,7 @@ func TestStartsRemoveOldRuns(t *testing.T) {
 // A Runner with another Keep may remove a row; but where all have one, the row of a tick
 // that is young enough is there, however long a call takes.
 func TestARunIsKeptFromItsTickOn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	o := runnerOn(t, db, time.Hour, nil)

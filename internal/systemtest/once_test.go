@@ -322,6 +322,7 @@ func TestCloseEndsAndAwaitsRuns(t *testing.T) {
 
 // The run goes on, unrecorded, so that no other process may run the job beside it.
 func TestCloseWhoseContextEndsLeavesARunItsLease(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	o, err := once.New(db.Pool, age, &once.Config{Retry: true})

@@ -80,6 +80,9 @@ func TestAMissingInstallationIsReportedAndFoundOnceItIsThere(t *testing.T) {
 		"a schema that is not there": {schema: "nowhere", says: `schema "nowhere" has no pgxlock`},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name != "nothing at all" {
+				pgtest.Long(t)
+			}
 			t.Parallel()
 			db := pgtest.New(t)
 			sql := test.before
@@ -106,6 +109,7 @@ func TestAMissingInstallationIsReportedAndFoundOnceItIsThere(t *testing.T) {
 }
 
 func TestOfTwoInstallationsTheOneOnTheSearchPathIsUsed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	install(t, db, "one")
@@ -144,6 +148,7 @@ func TestOfTwoInstallationsTheOneOnTheSearchPathIsUsed(t *testing.T) {
 }
 
 func TestASingleInstallationIsFoundOffTheSearchPath(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	install(t, db, "elsewhere")
@@ -156,6 +161,7 @@ func TestASingleInstallationIsFoundOffTheSearchPath(t *testing.T) {
 // SQL callers lock by what is on the path: locks in another schema would not
 // exclude them.
 func TestAnOlderInstallationOnTheSearchPathIsNotPassedOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	seed, err := os.ReadFile("../../testdata/seed.sql")
@@ -171,8 +177,11 @@ func TestAnOlderInstallationOnTheSearchPathIsNotPassedOver(t *testing.T) {
 
 func TestSchemasMayHaveAnyName(t *testing.T) {
 	t.Parallel()
-	for _, schema := range []string{`Upper "double' Näme`, "/* schema */", "$1;--", `back\slash %I`, "select", "a.b, c"} {
+	for i, schema := range []string{`Upper "double' Näme`, "/* schema */", "$1;--", `back\slash %I`, "select", "a.b, c"} {
 		t.Run(schema, func(t *testing.T) {
+			if i > 0 {
+				pgtest.Long(t)
+			}
 			t.Parallel()
 			db := pgtest.New(t)
 			install(t, db, schema)
@@ -184,6 +193,7 @@ func TestSchemasMayHaveAnyName(t *testing.T) {
 }
 
 func TestASilentHostLeavesTimeForTheNext(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // the kernel takes the connection, nobody answers

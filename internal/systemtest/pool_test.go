@@ -160,6 +160,7 @@ func TestALockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
 }
 
 func TestRoleSettingsCostNoLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, testkit.Migrated(t))
 	use := func(t *testing.T, settings map[string]string) {
@@ -186,6 +187,7 @@ func TestRoleSettingsCostNoLock(t *testing.T) {
 }
 
 func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, testkit.Migrated(t))
 	blocker := db.Connect(t)
@@ -265,6 +267,7 @@ func eachPooled(t *testing.T, test func(t *testing.T, p pooled)) {
 }
 
 func TestEveryQueryModeOfThePoolIsGoodEnough(t *testing.T) {
+	pgtest.Long(t)
 	eachPooled(t, func(t *testing.T, p pooled) {
 		for _, mode := range []pgx.QueryExecMode{
 			pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
@@ -345,6 +348,7 @@ func TestThePoolsHooksAreHonoured(t *testing.T) {
 }
 
 func TestThePoolsAfterConnectIsHonouredByLeases(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	through := func(configure func(*pgxpool.Config)) *pgtest.DB {

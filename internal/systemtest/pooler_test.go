@@ -78,6 +78,7 @@ func wantClean(t *testing.T, mode string, pooler *pgserver.Pooler, db *pgtest.DB
 }
 
 func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	// Were one of ours not made, this would show.
 	hostile := []string{"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "search_path = public, pg_temp"}
@@ -89,7 +90,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 		}
 		var lockers []*pgxlock.Locker
 		for range instances {
-			locks, err := pgxlock.NewLeaseLocker(db.Pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Renew: time.Second})
+			locks, err := pgxlock.NewLeaseLocker(db.Pool, &pgxlock.LeaseConfig{TTL: testkit.TTL, Renew: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -159,6 +160,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 
 // Where the pooler sees a transaction left open, in statement mode it hangs up.
 func TestAnErrorLeavesNoTransactionOpenBehindAPooler(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	behindPoolers(t, nil, func(t *testing.T, _ string, pooler *pgserver.Pooler) {
 		pool := pgtest.Pool(t, pooler.URL("postgres"))
@@ -185,6 +187,7 @@ func TestAnErrorLeavesNoTransactionOpenBehindAPooler(t *testing.T) {
 
 // In statement mode there are no transactions, so that there is nothing to lock in.
 func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	behindPoolers(t, nil, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
 		modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeDescribeExec}
@@ -218,7 +221,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 				wg.Go(func() {
 					for round := range 5 {
 						err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-							opts := [][]pgxlock.Option{nil, {pgxlock.MaxWait(time.Minute)}}[worker%2]
+							opts := [][]pgxlock.Option{nil, {testkit.LongWait}}[worker%2]
 							if err := pgxlock.LockTx(t.Context(), tx, "k", opts...); err != nil {
 								return err
 							}
@@ -229,7 +232,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 							if err := pgxlock.LockAllTx(t.Context(), tx, []string{"a", "k"}, opts...); err != nil {
 								return err
 							}
-							first, err := pgxlock.ClaimTx(t.Context(), tx, fmt.Sprint(mode, pooler.Version, exec, round), pgxlock.MaxWait(time.Minute))
+							first, err := pgxlock.ClaimTx(t.Context(), tx, fmt.Sprint(mode, pooler.Version, exec, round), testkit.LongWait)
 							if first {
 								firsts.Add(1)
 							}
@@ -275,6 +278,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 
 // The connection to the pooler outlives the server behind it.
 func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	standby := pgtest.Standby(t, server, pgserver.Config{})

@@ -28,15 +28,15 @@ func usable(t *testing.T, tx pgx.Tx) {
 
 func TestReleaseWaitsForTheFencedTransaction(t *testing.T) {
 	t.Parallel()
+	db := testkit.Migrated(t)
+	asked, through := testkit.Counted(t, db, releaseSQL)
+	locks := testkit.NewLocker(t, through, nil)
 	for name, end := range map[string]func(context.Context, pgx.Tx) error{
 		"commit":   func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) },
 		"rollback": func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := testkit.Migrated(t)
-			asked, through := testkit.Counted(t, db, releaseSQL)
-			lock := testkit.Acquire(t, testkit.NewLocker(t, through, nil), "k")
+			lock := testkit.Acquire(t, locks, "k")
 			tx := testkit.Begin(t, db, pgx.TxOptions{})
 			if err := lock.Fence(t.Context(), tx); err != nil {
 				t.Fatal(err)
@@ -63,6 +63,7 @@ func TestReleaseWaitsForTheFencedTransaction(t *testing.T) {
 }
 
 func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	asked, through := testkit.Counted(t, db, releaseSQL)
@@ -114,6 +115,7 @@ func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
 }
 
 func TestALeaseThatExpiresWhileReleaseWaitsWasNotLost(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	asked, through := testkit.Counted(t, db, releaseSQL)
@@ -184,6 +186,7 @@ func TestEveryReleaseReturnsTheSame(t *testing.T) {
 
 // One holder id with another token is another acquisition.
 func TestReleaseLeavesALaterAcquisitionOfItsHolderAlone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
@@ -281,6 +284,7 @@ func TestFenceRefusesWhatItCannotProtect(t *testing.T) {
 }
 
 func TestFenceOfALockThatIsNotHeldSendsNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	fences, fenced := testkit.Counted(t, db, "assert_lock_held")
@@ -352,6 +356,7 @@ func TestAReleaseBySQLIsReportedByTheNextRenewal(t *testing.T) {
 }
 
 func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -386,6 +391,7 @@ func TestCloseWhoseContextEndsMeanwhileReleasesAllTheSame(t *testing.T) {
 }
 
 func TestLostLocksMayBeReleasedWhileTheLockerCloses(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for range 3 {

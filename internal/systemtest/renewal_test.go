@@ -20,11 +20,12 @@ const (
 )
 
 func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const leases, every = 3000, time.Second
 	const perInterval = (leases+999)/1000 + 1
 	renewals, db := testkit.Counted(t, testkit.Migrated(t), renewSQL)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 20 * time.Second, Renew: every})
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: testkit.TTL, Renew: every})
 	held := make([]*pgxlock.Lock, leases)
 	var acquiring sync.WaitGroup
 	for i := range held {
@@ -59,9 +60,10 @@ func TestThousandsOfLeasesAreRenewedInAFewStatements(t *testing.T) {
 }
 
 func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 500 * time.Millisecond}) // so that a machine that stands still for a moment costs nothing
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: testkit.TTL, Renew: 500 * time.Millisecond})
 	lock := testkit.Acquire(t, locks, "k")
 
 	// An acquire draws a token, which reads this table; renewals do not.
@@ -73,7 +75,6 @@ func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 	if _, err := blocker.Exec(t.Context(), "begin; lock table pgxlock_epoch in access exclusive mode"); err != nil {
 		t.Fatal(err)
 	}
-	expires := testkit.Query[time.Time](t, db, "select expires_at from distributed_locks")
 	asking.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
 			if _, err := locks.TryAcquire(ctx, fmt.Sprintf("other:%d", i)); err == nil {
@@ -81,18 +82,14 @@ func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 			}
 		}
 	})
-	blocked := 0
-	pgtest.Until(t, "the TTL passed, with requests blocked", func() bool {
-		if testkit.Query[bool](t, db, "select exists (select from pg_locks where relation = 'pgxlock_epoch'::regclass and not granted)") {
-			blocked++
-		}
-		return testkit.Query[bool](t, db, "select clock_timestamp() > $1", expires)
-	})
+	for range 3 {
+		pgtest.Until(t, "a request is blocked", func() bool {
+			return testkit.Query[bool](t, db, "select exists (select from pg_locks where relation = 'pgxlock_epoch'::regclass and not granted)")
+		})
+		untilRenewed(t, db, lock, 1)
+	}
 	stop()
 	asking.Wait()
-	if blocked == 0 {
-		t.Error("no request was seen to be blocked: nothing was tested")
-	}
 	if err := lock.Err(); err != nil {
 		t.Errorf("the lease was lost meanwhile: %v", err)
 	}
@@ -104,19 +101,27 @@ func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: 6 * time.Second, Renew: 500 * time.Millisecond}) // so that a machine that stands still for a moment costs nothing
+	const unlucky, ttl = 10, 3 * time.Second // in the middle of the statement's order; it alone is to be lost
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: testkit.TTL, Renew: ttl / 3})
 	var held []*pgxlock.Lock
 	for i := range 20 {
-		held = append(held, testkit.Acquire(t, locks, fmt.Sprintf("lease:%02d", i)))
+		var opts []pgxlock.Option
+		if i == unlucky {
+			opts = append(opts, pgxlock.TTL(ttl))
+		}
+		lock, err := acquireInTime(t.Context(), locks, fmt.Sprintf("lease:%02d", i), opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, lock)
 	}
-	const unlucky = 10 // in the middle of the statement's order
 	blocker := db.Connect(t)
 	if _, err := blocker.Exec(t.Context(), "begin; select from distributed_locks where lock_name = 'lease:10' for update"); err != nil {
 		t.Fatal(err)
 	}
-	expires := testkit.Query[time.Time](t, db, "select max(expires_at) from distributed_locks")
-	pgtest.Until(t, "the TTL passed with the row locked", func() bool {
-		return testkit.Query[bool](t, db, "select clock_timestamp() > $1", expires)
+	db.Exec(t, "create table before as select lock_name, expires_at from distributed_locks")
+	pgtest.Until(t, "the TTL passed with the row locked, and the others were renewed meanwhile", func() bool {
+		return held[unlucky].Err() != nil && testkit.Query[int](t, db, "select count(*) from distributed_locks l join before b using (lock_name) where l.expires_at > b.expires_at") == len(held)-1
 	})
 	for i, lock := range held {
 		if err := lock.Err(); i != unlucky && err != nil {
@@ -132,6 +137,9 @@ func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 
 func TestAnEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
 	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
+	other := testkit.Acquire(t, locks, "other")
 	for name, evict := range map[string]string{
 		"row deleted":   "delete from distributed_locks where lock_name = $1",
 		"token changed": "update distributed_locks set fencing_token = fencing_token + 1 where lock_name = $1",
@@ -139,13 +147,10 @@ func TestAnEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
 		"expired":       "update distributed_locks set expires_at = clock_timestamp() where lock_name = $1",
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := testkit.Migrated(t)
-			locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})
-			evicted, other := testkit.Acquire(t, locks, "evicted"), testkit.Acquire(t, locks, "other")
+			evicted := testkit.Acquire(t, locks, name)
 			work, cancel := evicted.Context(t.Context())
 			defer cancel()
-			db.Exec(t, evict, "evicted")
+			db.Exec(t, evict, name)
 			pgtest.Until(t, "the loss is reported", func() bool { return evicted.Err() != nil })
 			select {
 			case <-evicted.Lost():
@@ -184,6 +189,7 @@ func TestRenewRenewsNowAndReportsAnEviction(t *testing.T) {
 }
 
 func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
@@ -212,6 +218,7 @@ func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
 }
 
 func TestReleasedLeasesAreNotRenewed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	renewals, db := testkit.Counted(t, testkit.Migrated(t), renewSQL)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})

@@ -113,6 +113,7 @@ func TestALockerWorksForAHardenedApplicationAndCannotForge(t *testing.T) {
 
 // A Locker's housekeeping is this statement, run every ten minutes or so.
 func TestHousekeepingRunsForAHardenedApplication(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	role, app := login(t, db)
@@ -142,6 +143,7 @@ func adoptSeed(t *testing.T, db *pgtest.DB, role string) {
 }
 
 func TestTheSeedsRightsAndThoseThatAreGrantedAreEnoughWithoutHardening(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	role, app := login(t, db)
@@ -156,6 +158,7 @@ func TestTheSeedsRightsAndThoseThatAreGrantedAreEnoughWithoutHardening(t *testin
 }
 
 func TestMonitoringSeesAndAdministrationEndsWhatOthersHold(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	monitor, looks := login(t, db)
@@ -193,6 +196,7 @@ func TestMonitoringSeesAndAdministrationEndsWhatOthersHold(t *testing.T) {
 
 // Somebody switched it on for a role that is not the owner.
 func TestRowLevelSecurityIsAnErrorThatNamesTheRemedy(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	role, app := login(t, db)
@@ -221,6 +225,7 @@ func TestRowLevelSecurityIsAnErrorThatNamesTheRemedy(t *testing.T) {
 
 // The SQL of docs/rights.md is run as it stands, with roles of other names.
 func TestTheRightsInTheDocumentationAreEnough(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/rights.md")
 	if err != nil {

@@ -81,6 +81,7 @@ func newest(t *testing.T) int {
 }
 
 func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	version := newest(t)
 	db := onVersion(t, version-1)
@@ -121,15 +122,16 @@ func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 }
 
 func TestAnAdvisoryLockerWaitsWithoutTheNewestSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t)-1)
-	first, second := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
+	var busy atomic.Int64
+	first, second := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Observe: countBusy(&busy)})
 	lock := testkit.Acquire(t, first, "k")
 	granted := testkit.Waits(t, second, "k")
-	select {
-	case <-granted:
+	pgtest.Until(t, "it waits", func() bool { return busy.Load() > 0 })
+	if len(granted) > 0 {
 		t.Fatal("granted twice")
-	case <-time.After(100 * time.Millisecond):
 	}
 	if n := testkit.Query[int](t, db, "select count(*) from pgxlock_waiters"); n > 0 {
 		t.Errorf("%d tickets in a schema that it must not use", n)
@@ -139,6 +141,7 @@ func TestAnAdvisoryLockerWaitsWithoutTheNewestSchema(t *testing.T) {
 }
 
 func TestThisProgramWorksOnTheNextSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t)+1)
 	locks := testkit.NewLocker(t, db, nil)
@@ -155,7 +158,7 @@ func TestThisProgramWorksOnTheNextSchema(t *testing.T) {
 	}
 
 	tx := testkit.Begin(t, db, pgx.TxOptions{})
-	wantClaim(t, tx, true, "k", pgxlock.MaxWait(time.Minute), pgxlock.Retention(time.Hour))
+	wantClaim(t, tx, true, "k", testkit.LongWait, pgxlock.Retention(time.Hour))
 	wantClaim(t, tx, true, "forever")
 	testkit.Commit(t, tx)
 	wantClaimed(t, db, false, "k") // again
@@ -203,7 +206,7 @@ func useLocksInTransactions(t *testing.T, db *pgtest.DB) {
 	t.Helper()
 	tx, other := testkit.Begin(t, db, pgx.TxOptions{}), testkit.Begin(t, db, pgx.TxOptions{})
 	for _, lock := range []func() error{
-		func() error { return pgxlock.LockTx(t.Context(), tx, "a", pgxlock.MaxWait(time.Minute)) },
+		func() error { return pgxlock.LockTx(t.Context(), tx, "a", testkit.LongWait) },
 		func() error { return pgxlock.LockAllTx(t.Context(), tx, []string{"b", "c"}) },
 	} {
 		if err := lock(); err != nil {
@@ -222,6 +225,7 @@ func useLocksInTransactions(t *testing.T, db *pgtest.DB) {
 // The next version comes while calls of this program go on. After that other programs come
 // as well, which find the new version at their start; all of them lock together.
 func TestUpgradesUnderTrafficFailNoCallAndGrantNothingTwice(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t))
 	var (

@@ -4,20 +4,32 @@ package systemtest_test
 
 import (
 	"context"
-	"sync/atomic"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// saturateUntilTold has 8 callers acquire the key all the time. The child reports how many
-// turns they have had, first when they have had some and then whenever its parent asks.
+// saturateUntilTold has 8 callers acquire the key all the time. argument is the child's number and
+// a file, whose name is the key, and to whose end it writes its number in each of its turns.
 func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) func(context.Context, string, string, func(any) error) error {
-	return func(ctx context.Context, url, key string, report func(any) error) error {
+	return func(ctx context.Context, url, argument string, report func(any) error) error {
+		var number byte
+		var path string
+		if _, err := fmt.Sscanf(argument, "%d %s", &number, &path); err != nil {
+			return err
+		}
+		file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
 		pool, err := pgxpool.New(ctx, url)
 		if err != nil {
 			return err
@@ -27,56 +39,53 @@ func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) f
 		if err != nil {
 			return err
 		}
-		saturated, cancel := context.WithCancel(ctx)
-		defer cancel()
-		var turns atomic.Int64
-		ended := make(chan error, 1)
-		go func() { ended <- testkit.Saturate(saturated, locks, key, 8, func() { turns.Add(1) }) }()
-		for turns.Load() < 3 {
-			time.Sleep(time.Millisecond)
-		}
-		for asked := error(nil); asked == nil; asked = untilTold() {
-			if err := report(turns.Load()); err != nil {
-				return err
-			}
-		}
-		cancel()
-		if err := <-ended; err != nil {
+		if err := testkit.HearOf(ctx, pool, locks); err != nil {
 			return err
 		}
-		return locks.Close(ctx)
+		if err := report("ready"); err != nil {
+			return err
+		}
+		if err := untilTold(); err != nil {
+			return err
+		}
+		saturated, cancel := context.WithCancel(ctx)
+		go func() {
+			_ = untilTold()
+			cancel()
+		}()
+		err = testkit.Saturate(saturated, locks, filepath.Base(path), 8, func() error {
+			_, err := file.Write([]byte{number})
+			return err
+		})
+		return errors.Join(err, locks.Close(ctx), file.Close())
 	}
 }
 
 func TestSaturatedProcessesShareALockFairly(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	for _, what := range []string{"saturate an advisory lock", "saturate a lease"} {
+	for i, what := range []string{"saturate an advisory lock", "saturate a lease"} {
 		t.Run(what, func(t *testing.T) {
-			t.Parallel()
 			db := testkit.Roomy(t, testkit.Migrated(t), 20)
-			children := []*child{startChild(t, what, db.URL, "k"), startChild(t, what, db.URL, "k")}
-			before, turns := make([]int, len(children)), make([]int, len(children))
-			for i, c := range children {
-				c.report(t, &before[i])
+			turns := filepath.Join(t.TempDir(), fmt.Sprint("turns", i))
+			children := []*child{startChild(t, what, db.URL, "0 "+turns), startChild(t, what, db.URL, "1 "+turns)}
+			for _, c := range children {
+				var ready string
+				c.report(t, &ready)
 			}
-			for seconds := 2; seconds <= 20; seconds += 2 { // more where the machine let one stand still
-				time.Sleep(2 * time.Second) // what is compared is who has the lock meanwhile
-				for i, c := range children {
-					c.tell(t)
-					c.report(t, &turns[i])
-					turns[i] -= before[i]
-				}
-				if testkit.Share(turns) >= testkit.Starved {
-					break
-				}
+			for _, c := range children {
+				c.tell(t)
 			}
+			testkit.UntilFair(t, what, len(children), func() []byte {
+				text, err := os.ReadFile(turns)
+				if err != nil && !errors.Is(err, os.ErrNotExist) {
+					t.Fatal(err)
+				}
+				return text
+			})
 			for _, c := range children {
 				c.dismiss(t)
 				c.end(t)
-			}
-			t.Logf("turns: %d", turns)
-			if testkit.Share(turns) < testkit.Starved {
-				t.Errorf("one of them had %.3f of an equal share: %d turns", testkit.Share(turns), turns)
 			}
 			testkit.NoTickets(t, db)
 		})

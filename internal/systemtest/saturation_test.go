@@ -1,12 +1,12 @@
 package systemtest_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,79 +43,60 @@ func (s saturation) String() string {
 	return fmt.Sprintf("%d Lockers with %d callers, %s of work, %s", s.lockers, s.callers, s.work, s.kind)
 }
 
-// check returns the least share that one of some new Lockers had in d or longer, which begins when each
-// of them is connected and has had a few turns. None may be starved, and they close at once.
-func (s saturation) check(t *testing.T, db *pgtest.DB, d time.Duration) float64 {
+// check sees to it that some new Lockers share the turns, and that they can be closed.
+func (s saturation) check(t *testing.T, db *pgtest.DB) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	lockers, turns := make([]*pgxlock.Locker, s.lockers), make([]atomic.Int64, s.lockers)
+	var mu sync.Mutex
+	var turns []byte
 	key := fmt.Sprint("saturated ", rand.Int64())
+	lockers := make([]*pgxlock.Locker, s.lockers)
 	var all sync.WaitGroup
 	for i := range lockers {
 		lockers[i] = saturatedKinds[s.kind](t, db)
+		testkit.Hear(t, db, lockers[i])
+	}
+	for i, locks := range lockers {
 		all.Go(func() {
-			if err := testkit.Saturate(ctx, lockers[i], key, s.callers, func() {
-				turns[i].Add(1)
+			if err := testkit.Saturate(ctx, locks, key, s.callers, func() error {
+				mu.Lock()
+				turns = append(turns, byte(i))
+				mu.Unlock()
 				if s.work > 0 {
 					time.Sleep(s.work)
 				}
+				return nil
 			}); err != nil {
 				t.Errorf("%s: %v", s, err)
 			}
 		})
 	}
-	had := func(before []int) []int {
-		counts := make([]int, len(turns))
-		for i := range turns {
-			counts[i] = int(turns[i].Load()) - before[i]
-		}
-		return counts
-	}
-	none := make([]int, len(turns))
-	pgtest.Until(t, fmt.Sprintf("%s: each has had a turn", s), func() bool { return slices.Min(had(none)) > 2 })
-	before, began := had(none), time.Now()
-	pgtest.Until(t, fmt.Sprintf("%s: the time is over, and there were enough turns to compare", s), func() bool {
-		now := had(before)
-		fair := testkit.Share(now) >= testkit.Starved || time.Since(began) > 10*d // the machine may let one stand still for d
-		return time.Since(began) > d && slices.Max(now) > 40 && fair
+	testkit.UntilFair(t, s.String(), s.lockers, func() []byte {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(turns)
 	})
-	got := had(before)
 	cancel()
 	all.Wait()
-	closing := time.Now()
 	for _, locks := range lockers {
 		all.Go(func() {
-			if err := locks.Close(context.Background()); err != nil {
+			if err := locks.Close(t.Context()); err != nil {
 				t.Errorf("%s: %v", s, err)
 			}
 		})
 	}
 	all.Wait()
-	t.Logf("%s: %d turns; before that %d; closed in %s", s, got, before, time.Since(closing).Round(time.Millisecond))
-	if testkit.Share(got) < testkit.Starved {
-		t.Errorf("%s: one of them had %.3f of an equal share: %d turns", s, testkit.Share(got), got)
-	}
-	if took := time.Since(closing); took > time.Minute { // an idle machine takes 20 ms
-		t.Errorf("%s: closed in %s", s, took)
-	}
-	return testkit.Share(got)
 }
 
 func TestSoakSaturatedLockersShareALockFairly(t *testing.T) {
 	t.Parallel()
-	db := testkit.Roomy(t, testkit.Migrated(t), 40)
 	rounds := pgtest.Soak(t, 0, 100)
-	var unfair int // rounds in which one had less than a quarter of an equal share
+	db := testkit.Roomy(t, testkit.Migrated(t), 40)
 	for range rounds {
 		kind := []string{"advisory locks", "advisory locks with tokens", "leases"}[rand.N(3)]
 		s := saturation{kind, []int{2, 4}[rand.N(2)], []int{1, 2, 8, 64}[rand.N(4)], []time.Duration{0, time.Millisecond}[rand.N(2)]}
-		if s.check(t, db, 2*time.Second) < 1./4 {
-			unfair++
-		}
-	}
-	if unfair > rounds/20 { // other long tests run beside this one
-		t.Errorf("in %d of %d rounds one had less than a quarter of an equal share", unfair, rounds)
+		s.check(t, db)
 	}
 	if rounds > 0 {
 		return
@@ -123,9 +104,25 @@ func TestSoakSaturatedLockersShareALockFairly(t *testing.T) {
 	for _, s := range []saturation{ // those that were starved most often
 		{"advisory locks", 2, 8, 0}, {"advisory locks", 2, 64, 0}, {"advisory locks with tokens", 2, 8, 0}, {"leases", 2, 1, 0},
 	} {
-		t.Run(s.String(), func(t *testing.T) {
-			t.Parallel()
-			s.check(t, db, 2*time.Second)
-		})
+		t.Run(s.String(), func(t *testing.T) { s.check(t, db) })
+	}
+}
+
+func TestSharesAreCountedInTurns(t *testing.T) {
+	t.Parallel()
+	one, two := bytes.Repeat([]byte{0}, 190), []byte{1}
+	for what, test := range map[string]struct {
+		turns []byte
+		fair  bool
+	}{
+		"one after the other":          {bytes.Repeat([]byte{0, 1}, 1000), true},
+		"many of one, many of another": {bytes.Repeat(append(bytes.Repeat(two, 100), one...), 50), true},
+		"many of one, one of another":  {bytes.Repeat(append(one[:190:190], two...), 50), false},
+		"another one never comes":      {bytes.Repeat([]byte{0}, 1_000_000), false},
+	} {
+		shares := testkit.Shares(test.turns, 2)
+		if len(shares) == 0 || slices.ContainsFunc(shares, func(share float64) bool { return share >= testkit.FairShare != test.fair }) {
+			t.Errorf("%s: parts of an equal share: %.3f; fair: %t", what, shares, test.fair)
+		}
 	}
 }

@@ -19,12 +19,12 @@ import (
 )
 
 // Several processes wait for permits, and several are given back at once: as many are
-// woken, in turn. Who was woken and takes too long to come is passed by, which a slow
-// machine may do now and then, but not each time.
+// woken, in turn.
 func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
-	const n = 3
+	testkit.KeepTurns(t, db)
+	const n = 2
 	holder := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), n)
 	var waiters []*pgxlock.Semaphore
 	for range 2 * n {
@@ -34,55 +34,51 @@ func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 		turn int
 		lock *pgxlock.Lock
 	}
-	inTurn := false
-	for round := 0; round < 20 && !inTurn && !t.Failed(); round++ {
-		var held []*pgxlock.Lock
-		for range n {
-			held = append(held, testkit.Permit(t, holder, "jobs"))
-		}
-		granted := make(chan grant, 2*n)
-		for i, s := range waiters {
-			go func() {
-				lock, err := s.Acquire(t.Context(), "jobs")
-				if err != nil {
-					t.Error(err)
-				}
-				granted <- grant{i, lock}
-			}()
-			testkit.UntilQueued(t, db, "jobs#", i+1)
-		}
-		var releasing sync.WaitGroup
-		for _, lock := range held {
-			releasing.Go(func() { testkit.Release(t, lock) })
-		}
-		releasing.Wait()
-		inTurn = true
-		for i := range n {
-			next := <-granted
-			held[i], inTurn = next.lock, inTurn && next.turn < n
-		}
-		select {
-		case next := <-granted:
-			t.Fatalf("%s was granted, and none was left", next.lock.Key())
-		default:
-		}
-		for i := range n {
-			testkit.Release(t, held[i])
-			next := <-granted
-			held[i], inTurn = next.lock, inTurn && next.turn == n+i
-		}
-		for _, lock := range held {
-			testkit.Release(t, lock)
-		}
-		testkit.NoTickets(t, db)
+	var held []*pgxlock.Lock
+	for range n {
+		held = append(held, testkit.Permit(t, holder, "jobs"))
 	}
-	if !inTurn {
-		t.Error("twenty times somebody was passed by")
+	granted := make(chan grant, 2*n)
+	for i, s := range waiters {
+		go func() {
+			lock, err := s.Acquire(t.Context(), "jobs")
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- grant{i, lock}
+		}()
+		testkit.UntilQueued(t, db, "jobs#", i+1)
 	}
+	var releasing sync.WaitGroup
+	for _, lock := range held {
+		releasing.Go(func() { testkit.Release(t, lock) })
+	}
+	releasing.Wait()
+	for i := range n {
+		next := <-granted
+		if held[i] = next.lock; next.turn >= n {
+			t.Errorf("number %d is among the first %d", next.turn, n)
+		}
+	}
+	if len(granted) > 0 {
+		t.Fatalf("%s was granted, and none was left", (<-granted).lock.Key())
+	}
+	for i := range n {
+		testkit.Release(t, held[i])
+		next := <-granted
+		if held[i] = next.lock; next.turn != n+i {
+			t.Errorf("number %d came when it was the turn of %d", next.turn, n+i)
+		}
+	}
+	for _, lock := range held {
+		testkit.Release(t, lock)
+	}
+	testkit.NoTickets(t, db)
 }
 
 // The release wakes, not the periodic check: the woken ticket is stamped.
 func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	woken := testkit.CountNotifications(t, db)
@@ -111,6 +107,7 @@ func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
 
 // More than one permit may have been given back when one is woken: each wakes the next.
 func TestGrantOfAPermitWakesTheNext(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	const n = 5
@@ -146,6 +143,7 @@ func TestGrantOfAPermitWakesTheNext(t *testing.T) {
 
 // Callers that want the lease of a permit wait for it, too, and are woken as well.
 func TestAReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	woken := testkit.CountNotifications(t, db)
@@ -284,6 +282,7 @@ func TestAPermitIsALeaseForCallersInSQL(t *testing.T) {
 }
 
 func TestDifferentNumbersOfPermitsAreReportedOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	var said safeText
@@ -325,9 +324,9 @@ func (s *safeText) String() string {
 // than there are permits.
 func TestSoakThereAreNeverMoreHoldersThanPermits(t *testing.T) {
 	t.Parallel()
+	rounds := pgtest.Soak(t, 15, 100)
 	db := testkit.Roomy(t, testkit.Migrated(t), 40)
 	const n, lockers, workers = 3, 4, 4
-	rounds := pgtest.Soak(t, 15, 100)
 	var inside, most, grants atomic.Int32
 	var working sync.WaitGroup
 	for range lockers {

@@ -63,6 +63,7 @@ func TestSharedTryDoesNotPassAWriterInMemory(t *testing.T) {
 
 // Without the migrations there are no tickets, so that a try asks for none.
 func TestSharedTryOfAnAdvisoryLockWorksWhereThereIsNoQueue(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 20)
 	readers, others := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
@@ -74,6 +75,7 @@ func TestSharedTryOfAnAdvisoryLockWorksWhereThereIsNoQueue(t *testing.T) {
 
 // A queue that fails refuses no lock.
 func TestSharedTryOfAnAdvisoryLockWorksWhereTheQueueFails(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	locks := testkit.NewAdvisory(t, db, nil)

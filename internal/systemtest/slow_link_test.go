@@ -79,6 +79,7 @@ func carry(to io.WriteCloser, from io.ReadCloser, delay time.Duration) {
 }
 
 func TestALeaseIsAcquiredOverASlowLink(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, far(t, db, 150*time.Millisecond), nil), "k")
@@ -110,6 +111,7 @@ func untilRenewed(t *testing.T, db *pgtest.DB, lock *pgxlock.Lock, times int) {
 }
 
 func TestAShortLeaseIsKeptOverASlowLink(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, far(t, db, 100*time.Millisecond), nil)
@@ -124,6 +126,7 @@ func TestAShortLeaseIsKeptOverASlowLink(t *testing.T) {
 }
 
 func TestShortLeasesCostALongOneNoRenewalOverASlowLink(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, far(t, db, 70*time.Millisecond), &pgxlock.LeaseConfig{TTL: 20 * time.Second, Renew: 500 * time.Millisecond})

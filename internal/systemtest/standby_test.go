@@ -192,6 +192,7 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 // Names, tokens and tickets are in unlogged tables, which a standby cannot read. The views show
 // what is known without them.
 func TestAStandbyShowsHoldersAndWaiters(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, primary := privateServer(t, nil)
 	locks, others := testkit.NewLocker(t, primary, nil), testkit.NewLocker(t, primary, nil)
@@ -244,6 +245,7 @@ func TestAStandbyShowsHoldersAndWaiters(t *testing.T) {
 
 // Whatever the pool is for, the Locker goes to the primary.
 func TestOfSeveralHostsTheLockerTakesThePrimary(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	primary, db := privateServer(t, nil)
 	standby := pgtest.Standby(t, primary, pgserver.Config{})
@@ -264,6 +266,7 @@ func TestOfSeveralHostsTheLockerTakesThePrimary(t *testing.T) {
 // The server is a standby for a while, as in a switch-over. Nobody is told that
 // the lease is lost, and who waits or releases goes on afterwards.
 func TestADemotedPrimaryCostsNoLease(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	asked := make(chan struct{}, 1)
@@ -333,6 +336,7 @@ func TestADemotedPrimaryCostsNoLease(t *testing.T) {
 }
 
 func TestALeaseSurvivesAFailoverToASynchronousStandby(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, end := range map[string]func(*pgserver.Server) error{
 		"crash": (*pgserver.Server).Crash, "kill": (*pgserver.Server).Kill, "freeze": (*pgserver.Server).Freeze,
@@ -490,6 +494,7 @@ func (s *stalled) nobodyElse(t *testing.T, key string) {
 // one that is promoted next: the outcome of what it did is unknown. The three ways
 // in which the wait ends early are an operator's, a restart's and the caller's.
 func TestACommitThatTheStandbyDidNotConfirmIsOfUnknownOutcome(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, standby, db := synchronous(t)
 	// The Locker's own way of committing is not that of the pool.
@@ -653,6 +658,7 @@ func TestACommitThatTheStandbyDidNotConfirmIsOfUnknownOutcome(t *testing.T) {
 // primary; and once more. What is lost can be granted again, and then nothing of
 // the old holder's counts.
 func TestAFailoverThatLosesCommitsRepeatsNoTokenAndTellsTheHolders(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	primary, db := privateServer(t, nil)
 	for name, end := range map[string]func(*pgserver.Server) error{"kill": (*pgserver.Server).Kill, "crash": (*pgserver.Server).Crash} {
@@ -729,6 +735,7 @@ func TestAFailoverThatLosesCommitsRepeatsNoTokenAndTellsTheHolders(t *testing.T)
 // There are two primaries then, and nothing in the old one can know. What the
 // tokens and the fence promise holds all the same.
 func TestAnOldPrimaryThatIsStartedAgainHandsOutOlderTokens(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	old, db := privateServer(t, nil)
 	standby := pgtest.Standby(t, old, pgserver.Config{})

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -254,6 +253,7 @@ func heldBySwitched(t *testing.T, db *pgtest.DB, s *switcher) int {
 }
 
 func TestAdvisoryLockIsNotTakenInAnotherBackend(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	db := testkit.On(t, "", server)
@@ -276,7 +276,7 @@ func TestAdvisoryLockIsNotTakenInAnotherBackend(t *testing.T) {
 				if !test.prepares {
 					before = testkit.Acquire(t, locks, "before "+key)
 				}
-				lock := testkit.Acquire(t, locks, key, pgxlock.MaxWait(time.Minute)) // it is of the next session
+				lock := testkit.Acquire(t, locks, key, testkit.LongWait) // it is of the next session
 				if s.answered() == 0 {
 					t.Fatal("the pooler has not switched")
 				}

@@ -28,6 +28,7 @@ import (
 )
 
 func TestLockersEncryptAsTheirPoolDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	db := testkit.On(t, "", server)

@@ -36,14 +36,12 @@ const (
 
 func (w way) String() string { return [...]string{"LockTx", "LockAllTx", "LockSQLTx"}[w] }
 
-// eachWay runs the test once for each function that locks.
+// eachWay runs the test once for each function that locks, one after the other: they may share a
+// database.
 func eachWay(t *testing.T, test func(t *testing.T, w way)) {
 	t.Helper()
 	for _, w := range []way{byLockTx, byLockAllTx, byLockSQLTx} {
-		t.Run(w.String(), func(t *testing.T) {
-			t.Parallel()
-			test(t, w)
-		})
+		t.Run(w.String(), func(t *testing.T) { test(t, w) })
 	}
 }
 

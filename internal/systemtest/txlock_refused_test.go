@@ -16,6 +16,7 @@ import (
 )
 
 func TestASnapshotIsFoundStaleByEveryFunction(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := quietServer(t)
 	db.Exec(t, "create table t (n int)")
@@ -72,6 +73,7 @@ func TestASnapshotIsFoundStaleByEveryFunction(t *testing.T) {
 }
 
 func TestASnapshotThatIsOlderThanTheLockIsReported(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := quietServer(t)
 	db.Exec(t, "create table t (n int)")
@@ -130,8 +132,8 @@ func withoutRelations(state string) string {
 
 func TestAnUpgradeIsRefusedByEveryFunction(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 1) // one transaction after the other on the same connection
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, pgtest.New(t), 1) // one transaction after the other on the same connection
 		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}} {
 			x := w.begin(t, db)
 			x.must("s", pgxlock.Shared)
@@ -162,7 +164,7 @@ func TestAnUpgradeIsRefusedByEveryFunction(t *testing.T) {
 		}
 	})
 	// A key that is held shared refuses the others with it.
-	db := pgtest.New(t)
+	db = pgtest.New(t)
 	x := byLockAllTx.begin(t, db)
 	x.must("s", pgxlock.Shared)
 	for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}} {
@@ -189,8 +191,8 @@ func TestBadArgumentsOfLocksInTransactionsAreNamed(t *testing.T) {
 		}
 		wantOneLine(t, err, "lock", "tx is nil")
 	}
+	sent, db := metered(t, pgtest.New(t))
 	eachWay(t, func(t *testing.T, w way) {
-		sent, db := metered(t, pgtest.New(t))
 		x := w.begin(t, db)
 		calls, trips := sent.during(func() {
 			for key, says := range map[string]string{
@@ -244,7 +246,6 @@ func TestBadArgumentsOfLocksInTransactionsAreNamed(t *testing.T) {
 			wantOneLine(t, err, "lock")
 		}
 	})
-	db := pgtest.New(t)
 	err := pgxlock.LockAllTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), []string{"fine", "a\nb\xff"})
 	wantOneLine(t, err, "not valid UTF-8", `"a\nb\xff"`)
 	if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Key != "" {

@@ -23,8 +23,8 @@ import (
 
 func TestAnExclusiveLockInATransactionExcludesEverybody(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, pgtest.New(t), 10)
 		for end, finish := range map[string]func(*txn){"commit": (*txn).commit, "rollback": (*txn).rollback} {
 			holder := w.begin(t, db)
 			holder.must("k")
@@ -54,12 +54,12 @@ func TestAnExclusiveLockInATransactionExcludesEverybody(t *testing.T) {
 
 func TestSharedLocksInTransactionsShareAndExcludeExclusiveOnes(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, pgtest.New(t), 10)
 		one, two, writer := w.begin(t, db), w.begin(t, db), w.begin(t, db)
 		one.must("k", pgxlock.Shared)
 		two.must("k", pgxlock.Shared, pgxlock.NoWait)
-		two.must("k", pgxlock.Shared, pgxlock.MaxWait(10*time.Second))
+		two.must("k", pgxlock.Shared, testkit.LongWait)
 		writer.wants(pgxlock.ErrNotAcquired, "k", pgxlock.NoWait)
 		one.commit()
 		writer.wants(pgxlock.ErrNotAcquired, "k", pgxlock.NoWait)
@@ -70,9 +70,9 @@ func TestSharedLocksInTransactionsShareAndExcludeExclusiveOnes(t *testing.T) {
 
 func TestAQueuedExclusiveLockGoesBeforeLaterSharedOnes(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
 		for name, opts := range map[string][]pgxlock.Option{"no bound": nil, "MaxWait": {testkit.LongWait}} {
-			db := testkit.Roomy(t, pgtest.New(t), 10)
 			reader, writer, late, hasty := w.begin(t, db), w.begin(t, db), w.begin(t, db), w.begin(t, db)
 			reader.must("k", pgxlock.Shared)
 			writing := writer.async("k", opts...)
@@ -89,6 +89,8 @@ func TestAQueuedExclusiveLockGoesBeforeLaterSharedOnes(t *testing.T) {
 			if err := <-reading; err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
+			late.commit()
+			hasty.commit()
 		}
 	})
 }
@@ -139,8 +141,8 @@ func TestALockEndsWithTheOutermostSavepointThatIsRolledBack(t *testing.T) {
 
 func TestLocksInTransactionsAndThoseOfSQLExcludeEachOther(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, testkit.Migrated(t), 10)
 		for _, key := range []string{"invoice:42", "é", "a\nb 'c' $1", strings.Repeat("🔒", 255), "k1", "k2", "k3"} { // numbers of both signs
 			for _, lock := range []string{"pg_advisory_xact_lock(advisory_lock_key($1))", "lock_tx($1)"} {
 				sql := testkit.Begin(t, db, pgx.TxOptions{})
@@ -172,8 +174,11 @@ func TestLocksInTransactionsAndThoseOfSQLExcludeEachOther(t *testing.T) {
 
 func TestAWaitIsGrantedWhenTheHolderHasEnded(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, pgtest.New(t), 10)
+		if w != byLockTx {
+			pgtest.Long(t)
+		}
 		for name, end := range map[string]func(*txn){
 			"commit":   (*txn).commit,
 			"rollback": (*txn).rollback,
@@ -203,9 +208,10 @@ func TestAWaitIsGrantedWhenTheHolderHasEnded(t *testing.T) {
 
 func TestARefusedLockLeavesTheTransactionsWrites(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
+	db.Exec(t, "create table t (n text)")
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, pgtest.New(t), 10)
-		db.Exec(t, "create table t (n text)")
+		db.Exec(t, "truncate t")
 		holder := w.begin(t, db)
 		holder.must("k")
 		for i, opts := range [][]pgxlock.Option{{pgxlock.NoWait}, {pgxlock.MaxWait(20 * time.Millisecond)}, {pgxlock.MaxWait(1), pgxlock.Shared}} {
@@ -298,6 +304,7 @@ func TestLockAllTxLocksAllOrNone(t *testing.T) {
 }
 
 func TestMaxWaitBoundsLockAllTxAsAWhole(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 20)
 	const wait, n = 400 * time.Millisecond, 6
@@ -333,13 +340,14 @@ func TestMaxWaitBoundsLockAllTxAsAWhole(t *testing.T) {
 // Many lock the same few keys, each in an order of its own.
 func TestSoakLockAllTxDoesNotDeadlock(t *testing.T) {
 	t.Parallel()
+	rounds := pgtest.Soak(t, 40, 2000)
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	keys := []string{"a", "b", "c", "d", "e", "f"}
 	var inside [6]atomic.Int32
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			for range pgtest.Soak(t, 40, 2000) {
+			for range rounds {
 				mine := slices.Clone(keys)
 				rand.Shuffle(len(mine), func(i, j int) { mine[i], mine[j] = mine[j], mine[i] })
 				mine = append(mine[:1+rand.IntN(4)], mine[0]) // one of them twice
@@ -375,6 +383,7 @@ func TestSoakLockAllTxDoesNotDeadlock(t *testing.T) {
 }
 
 func TestAFullLockTableIsNotABusyKey(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "10"}})
 	url := server.URL("postgres")
@@ -398,9 +407,9 @@ func TestAFullLockTableIsNotABusyKey(t *testing.T) {
 
 func TestADeadlockIsReportedToOneOfTheTwo(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
 		for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
-			db := testkit.Roomy(t, pgtest.New(t), 10)
 			one, two := w.begin(t, db), w.begin(t, db)
 			one.must("a")
 			two.must("b")
@@ -420,8 +429,8 @@ func TestADeadlockIsReportedToOneOfTheTwo(t *testing.T) {
 
 func TestACancelledWaitIsNotBusy(t *testing.T) {
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, pgtest.New(t), 10)
 		holder := w.begin(t, db)
 		holder.must("k")
 		for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
@@ -441,9 +450,10 @@ func TestACancelledWaitIsNotBusy(t *testing.T) {
 }
 
 func TestTheSessionsOwnLockTimeoutIsNotBusy(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
+	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		db := testkit.Roomy(t, pgtest.New(t), 10)
 		holder, x := w.begin(t, db), w.begin(t, db)
 		holder.must("k")
 		x.exec("set local lock_timeout = '20ms'")
@@ -464,23 +474,30 @@ func TestTheSessionsOwnLockTimeoutIsNotBusy(t *testing.T) {
 }
 
 func TestAWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 20)
-	timeouts := []string{"statement_timeout = '500ms'", "statement_timeout = '20ms'"}
+	timeouts := []struct {
+		setting string
+		ms      int
+	}{{"statement_timeout", 500}, {"statement_timeout", 20}}
 	if testkit.Query[bool](t, db, "select exists (select from pg_settings where name = 'transaction_timeout')") { // since 17
-		timeouts = append(timeouts, "transaction_timeout = '3s'")
+		timeouts = append(timeouts, struct {
+			setting string
+			ms      int
+		}{"transaction_timeout", 3000})
 	}
 	holder := byLockTx.begin(t, db)
 	holder.must("k")
 	eachWay(t, func(t *testing.T, w way) {
 		for _, timeout := range timeouts {
 			// A machine may be too busy for 20 ms, or for the last 50 ms of more; it is
-			// not so every time.
+			// not so every time, nor with a hundred times as long.
 			var err error
-			for range 50 {
+			for try := range 50 {
 				x := w.begin(t, db)
 				x.exec("create temp table written () on commit drop")
-				if err = x.try("set local " + timeout); err == nil {
+				if err = x.try(fmt.Sprintf("set local %s = %d", timeout.setting, timeout.ms<<(try/7))); err == nil {
 					err = x.lock(t.Context(), "k", pgxlock.MaxWait(time.Hour))
 				}
 				if errors.Is(err, pgxlock.ErrNotAcquired) {
@@ -492,7 +509,7 @@ func TestAWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 				x.end()
 			}
 			if !errors.Is(err, pgxlock.ErrNotAcquired) {
-				t.Errorf("%s: %v, want ErrNotAcquired and a transaction that can go on", timeout, err)
+				t.Errorf("%v: %v, want ErrNotAcquired and a transaction that can go on", timeout, err)
 			}
 		}
 	})
@@ -500,9 +517,12 @@ func TestAWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 
 func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 	t.Parallel()
+	base := pgtest.New(t)
+	base.Exec(t, "create table t (n int)")
 	eachWay(t, func(t *testing.T, w way) {
-		base := pgtest.New(t)
-		base.Exec(t, "create table t (n int)")
+		if w != byLockTx {
+			pgtest.Long(t)
+		}
 		for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
 			db := testkit.Roomy(t, base, 1) // a connection that does not come back is missed
 			holder, x := w.begin(t, base), w.begin(t, db)
@@ -539,8 +559,8 @@ func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 
 func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	t.Parallel()
+	sent, db := metered(t, pgtest.New(t))
 	eachWay(t, func(t *testing.T, w way) {
-		sent, db := metered(t, pgtest.New(t))
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}} {
@@ -564,6 +584,7 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 }
 
 func TestEveryQueryExecModeLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
@@ -602,7 +623,7 @@ func TestEveryQueryExecModeLocks(t *testing.T) {
 			}
 			for _, want := range []bool{true, false} {
 				err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-					first, err := pgxlock.ClaimTx(t.Context(), tx, "once", pgxlock.MaxWait(time.Minute), pgxlock.Retention(time.Hour))
+					first, err := pgxlock.ClaimTx(t.Context(), tx, "once", testkit.LongWait, pgxlock.Retention(time.Hour))
 					if err == nil && first != want {
 						t.Errorf("claimed: %t, want %t", first, want)
 					}
@@ -626,9 +647,9 @@ func TestEveryQueryExecModeLocks(t *testing.T) {
 func TestSoakNothingStaysLockedWhateverEndsAWait(t *testing.T) {
 	t.Parallel()
 	const workers = 8
+	perWorker := pgtest.Soak(t, 200, 100_000/workers)
 	base := pgtest.New(t)
 	db := testkit.Roomy(t, base, workers)
-	perWorker := pgtest.Soak(t, 200, 100_000/workers)
 	var mu sync.Mutex
 	outcomes := make(map[string]int)
 	var working sync.WaitGroup

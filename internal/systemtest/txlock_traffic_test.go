@@ -21,7 +21,11 @@ import (
 // A wait sets lock_timeout. Afterwards it is what it was, no matter who set it where.
 func TestAWaitLeavesSettingsAndOtherLocksAlone(t *testing.T) {
 	t.Parallel()
-	for _, value := range []string{"30s", "1d", "0", "500ms"} {
+	values, depths := []string{"30s", "1d", "0", "500ms"}, []int{2, 0}
+	if testing.Short() {
+		values, depths = values[:1], depths[:1]
+	}
+	for _, value := range values {
 		t.Run(value, func(t *testing.T) {
 			t.Parallel()
 			base := pgtest.New(t)
@@ -33,7 +37,7 @@ func TestAWaitLeavesSettingsAndOtherLocksAlone(t *testing.T) {
 				}
 				db := testkit.Roomy(t, base, 4) // with connections that know it
 				for _, w := range []way{byLockTx, byLockSQLTx} {
-					for _, depth := range []int{0, 2} {
+					for _, depth := range depths {
 						for _, outcome := range []string{"refused at once", "refused", "granted", "granted after waiting"} {
 							t.Run(fmt.Sprint(by, ", ", w, ", ", depth, " savepoints, ", outcome), func(t *testing.T) {
 								waitUnchanged(t, db, w, by, value, depth, outcome)
@@ -113,6 +117,7 @@ func waitUnchanged(t *testing.T, db *pgtest.DB, w way, by, value string, depth i
 }
 
 func TestALockTakesAsFewRoundTripsAsItCan(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	base := quietServer(t)
 	holder := byLockTx.begin(t, base)
@@ -207,6 +212,7 @@ func prepare(x *txn, opts ...pgxlock.Option) {
 // Whether an exclusive lock is an upgrade has to be asked once on a connection
 // that has had the key shared, and not for ever.
 func TestASharedLockOfThePastCostsOneQuestion(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	sent, db := metered(t, testkit.Roomy(t, pgtest.New(t), 1))
 	for _, want := range []int64{2, 1, 1} {
@@ -235,7 +241,7 @@ func TestLockSQLTxWorksOnAPoolOfDatabaseSQL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := pgxlock.LockSQLTx(t.Context(), tx, "k", pgxlock.MaxWait(time.Minute)); err != nil {
+	if err := pgxlock.LockSQLTx(t.Context(), tx, "k", testkit.LongWait); err != nil {
 		t.Error(err)
 	}
 	testkit.WantFree(t, db, "k", false)

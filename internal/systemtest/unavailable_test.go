@@ -33,7 +33,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 	for what, call := range map[string]func(context.Context) error{
 		"a lease": func(ctx context.Context) error { _, err := leases.TryAcquire(ctx, "k"); return err },
 		"its wait": func(ctx context.Context) error {
-			_, err := leases.Acquire(ctx, "k", pgxlock.MaxWait(time.Minute))
+			_, err := leases.Acquire(ctx, "k", testkit.LongWait)
 			return err
 		},
 		"Holders":   func(ctx context.Context) error { _, err := leases.Holders(ctx, "k"); return err },
@@ -66,6 +66,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 }
 
 func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")

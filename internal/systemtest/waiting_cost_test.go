@@ -18,6 +18,7 @@ import (
 
 // No ticket can be published: a waiter asks by Backoff, and now and then tries to publish.
 func TestAQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
@@ -47,6 +48,7 @@ func TestAQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
 
 // A prepared transaction holds an advisory lock: nobody can notify it.
 func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.On(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "4"}}))
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
@@ -69,6 +71,7 @@ func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
 // A session with Tokens has ended while a transaction that fenced its lock is open: waiters are
 // refused though nobody has the lock.
 func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	db.Exec(t, "do $$ begin execute format('alter database %I set track_functions = ''all''', current_database()); end $$")
@@ -105,11 +108,14 @@ func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
 
 func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 	t.Parallel()
+	keys, waiters := 100, 5000
+	if testing.Short() {
+		keys, waiters = 5, 250
+	}
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	db.Exec(t, "create table written as select generate_series(1, 1000) as n")
 	holder := testkit.NewLocker(t, db, nil)
 	var held []*pgxlock.Lock
-	const keys, waiters = 100, 5000
 	for i := range keys {
 		held = append(held, testkit.Acquire(t, holder, fmt.Sprint("k", i)))
 	}
@@ -145,7 +151,7 @@ func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 		testkit.Release(t, lock)
 	}
 	all.Wait()
-	if n := served.Load(); n != waiters {
+	if n := served.Load(); n != int64(waiters) {
 		t.Errorf("%d were served", n)
 	}
 	testkit.NoTickets(t, db)
@@ -154,6 +160,7 @@ func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 const wakeSQL = "-- Wakes, for each lock"
 
 func TestAReleaseLooksForWhoWaitsOnlyWhereSomebodyDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	wakes, watched := testkit.Counted(t, db, wakeSQL)

@@ -41,9 +41,7 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 	// With a key of its own: one that gives up has the writer woken, which has its turn
 	// then, even though it is refused.
 	reading, granted = writerWaits("other")
-	if _, err := readers.Acquire(t.Context(), "other", pgxlock.Shared, pgxlock.MaxWait(200*time.Millisecond)); !errors.Is(err, pgxlock.ErrNotAcquired) {
-		t.Fatalf("a reader that came after the writer: %v", err)
-	}
+	testkit.WantBusy(t, readers, "other", pgxlock.Shared) // which came after the writer
 	testkit.Release(t, reading)
 	testkit.Release(t, <-granted)
 	testkit.NoTickets(t, db)
@@ -52,6 +50,7 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 // A woken waiter whose try failed did not miss its chance: it keeps its position before later
 // waiters, however long the next chance takes.
 func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	db.Exec(t, `create or replace function pgxlock_wake_timed_out(p_woken timestamptz) returns boolean language sql volatile
@@ -88,6 +87,7 @@ func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 // The server still has the session that holds the lock, and its process still listens, but the
 // process no longer knows of the lock: its connection broke without a word.
 func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	db.Exec(t, "do $$ begin execute format('alter database %I set track_functions = ''all''', current_database()); end $$")
@@ -157,6 +157,7 @@ func inTurn(t *testing.T, free time.Time, first, second <-chan *pgxlock.Lock) {
 
 // A writer that waits in the Locker of the try may have no ticket yet, or never get one.
 func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
+	pgtest.Long(t)
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		locks := newLocker("both")
 		reading := testkit.Acquire(t, locks, "k", pgxlock.Shared)
@@ -177,6 +178,7 @@ func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
 // The release saw no ticket, because the waiter's, of the same process, was still being
 // published. That waiter does not ask once its ticket is there: its own process has the lock.
 func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	other, locks := testkit.NewLocker(t, db, nil), testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "here", Backoff: testkit.Seldom})
@@ -226,6 +228,7 @@ func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 
 // The notification by which the holder hears that others wait does not always arrive.
 func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	deaf, other := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Backoff: testkit.Seldom})
@@ -237,18 +240,14 @@ func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		var turns atomic.Int64
-		go func() { done <- testkit.Saturate(ctx, deaf, key, 8, func() { turns.Add(1) }) }()
+		go func() { done <- testkit.Saturate(ctx, deaf, key, 8, func() error { turns.Add(1); return nil }) }()
 		pgtest.Until(t, "callers hand it over", func() bool { return turns.Load() > 100 })
 		granted := testkit.Waits(t, other, key)
 		testkit.UntilQueued(t, db, key, 1)
 		before := turns.Load()
-		select {
-		case lock := <-granted:
-			t.Logf("granted after %d turns of the others", turns.Load()-before)
-			testkit.Release(t, lock)
-		case <-time.After(time.Minute):
-			t.Errorf("%d turns of one Locker while another waits", turns.Load()-before)
-		}
+		lock := pgtest.Receive(t, "one Locker hands the lock over to another one", granted)
+		t.Logf("granted after %d turns of the others", turns.Load()-before)
+		testkit.Release(t, lock)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -267,6 +266,7 @@ func countBusy(n *atomic.Int64) func(context.Context, pgxlock.Event) {
 }
 
 func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	pool := db.NewPool(t)

@@ -11,6 +11,7 @@ import (
 // The release saw no ticket, and has not committed when there is one. Nobody will wake the
 // waiter that has it.
 func TestWaiterThatBeginsDuringAReleaseTriesAgain(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	holder := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "holder"})

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,10 +16,18 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// NewLocker returns a Locker that is closed when the test is over.
+// NewLocker returns a Locker that is closed when the test is over. Unless cfg says otherwise,
+// its TTL is [TTL].
 func NewLocker(t *testing.T, db *pgtest.DB, cfg *pgxlock.LeaseConfig) *pgxlock.Locker {
 	t.Helper()
-	locks, err := pgxlock.NewLeaseLocker(db.Pool, cfg)
+	patient := pgxlock.LeaseConfig{}
+	if cfg != nil {
+		patient = *cfg
+	}
+	if patient.TTL == 0 {
+		patient.TTL, patient.Renew = TTL, cmp.Or(patient.Renew, Renew)
+	}
+	locks, err := pgxlock.NewLeaseLocker(db.Pool, &patient)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +78,7 @@ var WaitingKinds = map[string]func(t *testing.T, db *pgtest.DB, owner string) *p
 func Listening(t *testing.T, db *pgtest.DB, owner string) *pgxlock.Locker {
 	t.Helper()
 	locks := WaitingKinds["leases"](t, db, owner)
-	Listen(t, db, locks, NewLocker(t, db, nil))
+	Hear(t, db, locks)
 	return locks
 }
 

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -58,11 +57,7 @@ const (
 // Happened waits until the fault has happened.
 func (f *Fault) Happened(t *testing.T) {
 	t.Helper()
-	select {
-	case <-f.Hit:
-	case <-time.After(time.Minute):
-		t.Fatalf("no statement with %q has come", f.sql)
-	}
+	pgtest.Receive(t, fmt.Sprintf("a statement with %q", f.sql), f.Hit)
 }
 
 // Resume lets go what the fault held back.

@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/clock"
@@ -14,6 +18,13 @@ import (
 
 // LongWait is a bound that no test reaches.
 const LongWait = pgxlock.MaxWait(10 * time.Minute)
+
+// TTL is that of leases and sessions whose end is not what a test is about: no machine stands
+// still for so long.
+const TTL = 10 * time.Minute
+
+// Renew is how often leases with that TTL are renewed.
+const Renew = 10 * time.Second
 
 // Seldom is a Backoff so long that a waiter asks only when something wakes it.
 func Seldom(int) time.Duration { return time.Hour }
@@ -50,26 +61,108 @@ func Listen(t *testing.T, db *pgtest.DB, locks, other *pgxlock.Locker) {
 	t.Helper()
 	key := fmt.Sprintf("listen %p", locks)
 	lock := Acquire(t, other, key)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if _, err := locks.Acquire(ctx, key); !errors.Is(err, pgxlock.ErrNotAcquired) {
-			t.Errorf("Acquire: %v", err)
-		}
-	}()
-	UntilQueued(t, db, key, 1)
-	cancel()
-	<-done
+	if err := listenFor(t.Context(), db.Pool, locks, key); err != nil {
+		t.Fatal(err)
+	}
 	Release(t, lock)
-	pgtest.Until(t, "its ticket is gone", func() bool { return Tickets(t, db, key) == 0 })
+}
+
+// Hear makes locks listen, as Listen does: it waits for what a caller in SQL has.
+func Hear(t *testing.T, db *pgtest.DB, locks *pgxlock.Locker) {
+	t.Helper()
+	if err := HearOf(t.Context(), db.Pool, locks); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// HearOf is Hear in a process that is no test.
+func HearOf(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) (err error) {
+	key := fmt.Sprintf("hear %d %p", os.Getpid(), locks)
+	if locks.Kind() == pgxlock.KindLease {
+		if _, err := pool.Exec(ctx, "select acquire_lock($1, 'listened to', 3600)", key); err != nil {
+			return err
+		}
+		defer func() {
+			_, released := pool.Exec(ctx, "select release_lock($1, 'listened to')", key)
+			err = errors.Join(err, released)
+		}()
+		return listenFor(ctx, pool, locks, key)
+	}
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		return errors.Join(pgxlock.LockTx(ctx, tx, key), listenFor(ctx, pool, locks, key))
+	})
+}
+
+// listenFor makes locks wait for a key that somebody else has.
+func listenFor(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker, key string) error {
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	wait := func() {
+		_, err := locks.Acquire(waiting, key)
+		ended <- err
+	}
+	go wait()
+	for tickets := 0; tickets == 0; {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, pgxlock.ErrUnavailable) { // a machine that is very busy may not connect in time
+				return fmt.Errorf("it does not wait: %w", err)
+			}
+			go wait()
+		default:
+		}
+		if err := pool.QueryRow(ctx, ticketsSQL+" from pg_sleep(0.005)", key).Scan(&tickets); err != nil {
+			return err
+		}
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, pgxlock.ErrNotAcquired) {
+		return fmt.Errorf("its wait ended with %w", err)
+	}
+	for tickets := 1; tickets > 0; {
+		if err := pool.QueryRow(ctx, ticketsSQL+" from pg_sleep(0.005)", key).Scan(&tickets); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WantBusy waits for a key that somebody else has, until the wait is over. A wait that ends before
+// anybody has said that the key is busy is repeated, for longer.
+func WantBusy(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) {
+	t.Helper()
+	var err error
+	for wait := time.Second; wait < pgtest.Patience; wait *= 2 {
+		var lock *pgxlock.Lock
+		lock, err = locks.Acquire(t.Context(), key, append(opts, pgxlock.MaxWait(wait))...)
+		if err == nil {
+			t.Errorf("%s was granted to %s, and somebody else has it", key, lock.Holder())
+			Release(t, lock)
+			return
+		}
+		if errors.Is(err, pgxlock.ErrNotAcquired) {
+			return
+		}
+	}
+	t.Errorf("%s: %v, want ErrNotAcquired", key, err)
+}
+
+// KeepTurns gives waiters for leases their turn for as long as they need once they are woken, so
+// that their order is the same on a slow machine.
+func KeepTurns(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	db.Exec(t, `create or replace function pgxlock_wake_timed_out(p_woken timestamptz) returns boolean language sql volatile
+		return p_woken is not null and p_woken < clock_timestamp() - interval '1 hour'`)
 }
 
 // Tickets counts those for a key, of either kind, whose processes listen.
 func Tickets(t *testing.T, db *pgtest.DB, key string) int {
 	t.Helper()
-	return Query[int](t, db, "select count(*) from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text) and client is not null", key)
+	return Query[int](t, db, ticketsSQL, key)
 }
+
+const ticketsSQL = "select (select count(*) from pgxlock_waiters where name in ($1, advisory_lock_key($1)::text) and client is not null)"
 
 // UntilQueued waits until so many tickets stand in the queue of a key.
 func UntilQueued(t *testing.T, db *pgtest.DB, key string, n int) {
@@ -156,7 +249,7 @@ func EachWaitingKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, newLoc
 			test(t, db, func(owner string) *pgxlock.Locker {
 				t.Helper()
 				locks := newLocker(t, db, owner)
-				Listen(t, db, locks, newLocker(t, db, "other"))
+				Hear(t, db, locks)
 				return locks
 			})
 			NoTickets(t, db)
