@@ -3,75 +3,72 @@
 GO   ?= go
 LINT  = $(GO) tool -modfile=tools/go.mod
 
-# One server for all packages: chosen, started and stopped by `with`.
-WITH  = bin/with --
-
-# What tests use beside PostgreSQL: poolers to run behind, a terminal, a browser, and an extension that reads functions. Where Debian's packages cannot be had these are
-# the installed ones, if any.
+# What tests use beside PostgreSQL: poolers to run behind, a terminal, a browser, extensions and other tools of migrations.
+# Where Debian's packages cannot be had these are the installed ones, if any.
 BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
 	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" \
 	PGXLOCK_TEST_PROMTOOL="$${PGXLOCK_TEST_PROMTOOL-$$(scripts/promtool-tree)}" \
 	PGXLOCK_TEST_CHROMIUM="$${PGXLOCK_TEST_CHROMIUM-$$(scripts/chromium-tree)}" \
-	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}" \
-	PGXLOCK_TEST_GOLANGMIGRATE="$(CURDIR)/bin";
+	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}";
 
-# -count=1 because a server is no cached input. Tests wait for servers and for each other as much as they compute, so
-# that more of them run at once than there are processors; with twice as many each takes a tenth more of those.
-# make lint vets, test files too.
-FLAGS = -count=1 -shuffle=on -parallel 5 -vet=off
-RACE  =
+# The programs that tests run, built before them.
+export PGXLOCK_TEST_COMMAND ?= $(CURDIR)/bin/pgxlock
+export PGXLOCK_TEST_TOOLS ?= $(CURDIR)/bin/tools
+
 # A program with the race detector sleeps for a second before it ends, and the tests start hundreds of them.
 export GORACE ?= atexit_sleep_ms=10
+
+RACE =
 
 # make soak runs this part of its rounds: 1 is all of them.
 SOAK ?= 1
 
-# Modules of their own, for what a program that only locks must not depend on.
-NESTED = cmd/pgxlock examples/stacks migrations/othertools adapters/golangmigrate adapters/gocron adapters/otel adapters/prometheus bench tools \
-	internal/containers cmd/pgxlock/browsertest
-NESTED_TESTS = $(NESTED:%=test-in/%)
+# Modules of their own, for what a program that only locks must not depend on. Users and each commit need the first ones.
+CORE   = . cmd/pgxlock adapters/prometheus
+NESTED = cmd/pgxlock adapters/prometheus adapters/golangmigrate adapters/gocron adapters/otel internal/containers \
+	examples/stacks migrations/othertools cmd/pgxlock/browsertest bench tools
+MODULES = . $(NESTED)
 
-# These take longest: one that started last would end with a processor idle. Those in the first line mostly wait, while
-# the nested modules compute.
-LONGEST = ./internal/systemtest ./internal/pgtest ./internal/pgserver ./migrations ./internal/sqltest
+# What make test may use of servers: see "What tests may cost" in CONTRIBUTING.md.
+MOST = servers=9,connections=2500,databases=150
 
 .DEFAULT_GOAL := help
-.PHONY: help demo golangmigrate test test-main $(NESTED_TESTS) test-race test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
+.PHONY: help demo test test-all test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build ## show locks at work, on a throw-away PostgreSQL (under a minute)
+demo: build ## show locks at work, on a throw-away PostgreSQL
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build golangmigrate ## run all tests, on a real PostgreSQL (about 4 minutes on 2 cores); of one package with PKG=./migrations
+test: build ## run what each commit needs, on a real PostgreSQL; all tests of one package with PKG=./migrations
 ifdef PKG
-	$(BESIDE) $(WITH) $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG) $(FLAGS) $(RACE) ./...,$(FLAGS) $(RACE) -timeout 20m $(PKG))
+	@$(MAKE) --no-print-directory test-tools
+	@$(BESIDE) bin/with -- $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG)) -count=1 -shuffle=on -vet=off -timeout 80m $(RACE) $(if $(filter $(PKG:./%=%),$(NESTED)),./...,$(PKG))
 else
-	@$(BESIDE) $(WITH) $(MAKE) --no-print-directory -k -j 2 test-main $(NESTED_TESTS)
+	@bin/testrun -build bin/tests $(CORE)
+	@bin/with --most $(MOST) -- bin/testrun bin/tests -test.short
 endif
 
-# One nested module after the other runs beside the main one. go test prints what a package has to say at once. A
-# package more than there are processors, because some only wait at times.
-test-main:
-	$(GO) test $(FLAGS) $(RACE) -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) -timeout 20m $(LONGEST) ./...
+test-all: build test-tools ## run all tests, on each version of PostgreSQL that can be had; with the race detector by RACE=-race
+	@scripts/test-versions --others
+	@bin/testrun -build $(RACE) bin/tests-all $(MODULES)
+	@$(BESIDE) bin/with -- bin/testrun bin/tests-all
 
-$(NESTED_TESTS): test-in/%:
-	@$(GO) test -C $* $(FLAGS) $(RACE) -timeout 20m ./...
+test-tools: # other tools that run the migrations, and what calls golang-migrate's library
+	@$(GO) build -C adapters/golangmigrate -tags pgx5 -o $(PGXLOCK_TEST_TOOLS)/ ./internal/golangmigrate github.com/golang-migrate/migrate/v4/cmd/migrate
 
-test-race: ## run the same with the race detector, as CI does
-	@$(MAKE) --no-print-directory test RACE=-race
+test-integration: build ## run the main job in a container, through testcontainers-go
+	@$(GO) build -C internal/containers -o ../../bin/with-containers ./with
+	@bin/testrun -build -only '^github.com/pgxlock/pgxlock$$' bin/tests-integration .
+	@bin/with-containers --container -- bin/testrun bin/tests-integration -test.v -test.run '^TestIntegration$$'
 
-test-integration: ## run the main job in a container, through testcontainers-go
-	$(GO) build -C internal/containers -o ../../bin/with-containers ./with
-	bin/with-containers --container -- $(GO) test $(FLAGS) -race -v -run '^TestIntegration$$' .
+test-versions: build ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages
+	@scripts/test-versions $(VERSIONS)
 
-soak: build golangmigrate ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
-	$(BESIDE) PGXLOCK_SOAK='$(SOAK)' $(WITH) $(GO) test $(FLAGS) -race -timeout 60m -run '^TestSoak' ./...
-	$(BESIDE) PGXLOCK_SOAK='$(SOAK)' $(WITH) $(GO) test -C cmd/pgxlock $(FLAGS) -race -timeout 60m -run '^TestSoak' ./...
-
-test-versions: golangmigrate ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages (about 12 minutes)
-	$(BESIDE) GO='$(GO)' FLAGS='$(FLAGS)' scripts/test-versions $(VERSIONS)
+soak: build test-tools ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
+	@bin/testrun -build -race bin/tests-soak $(CORE)
+	@$(BESIDE) PGXLOCK_SOAK='$(SOAK)' bin/with -- bin/testrun bin/tests-soak -test.run '^TestSoak'
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 5 minutes; on a busy machine up to 5 times)
 	@$(GO) run -C bench . -runs 5 -write ../docs
@@ -83,7 +80,7 @@ bench-growth: ## measure how costs grow with callers, processes, rows and waiter
 	@$(GO) run -C bench . -growth -write ../docs
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
-	@PGXLOCK_SEED_DEFECTS=table $(WITH) $(GO) test -C internal/sqltest -count=1 -run '^TestSeedDefects$$'
+	@PGXLOCK_SEED_DEFECTS=table bin/with -- $(GO) test -C internal/sqltest -count=1 -run '^TestSeedDefects$$'
 
 image: ## make a PostgreSQL 15 image from Debian's packages, for an engine without a registry
 	scripts/image 15
@@ -98,12 +95,13 @@ endif
 # What holds the documents without a server: length, links, contents, names of tests and errors, Go that compiles, plain words.
 TEXTS = ^Test(TheReadmeIsShort|PagesAreShort|LinksOf|TablesOfContents|IndexLists|TestsThat|EachInvariant|ErrorsHave|TheGoOf|TextsAvoid)
 
-lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck, and what holds the documents
+lint: build ## gofmt, go vet, golangci-lint, actionlint, shellcheck, what holds the documents, and what is built and released
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(LINT) golangci-lint run ./...
 	@for m in $(NESTED); do echo "$$m:"; (cd $$m && $(GO) vet ./... && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
 	$(GO) test -count=1 -run '$(TEXTS)' ./internal/documents
+	@PGXLOCK_TEST_BUILDS=1 bin/with -- scripts/test-builds
 	$(LINT) actionlint .github/workflows/ci.yml
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi
@@ -111,12 +109,9 @@ lint: ## gofmt, go vet, golangci-lint, actionlint, shellcheck, and what holds th
 build: ## build bin/pgxlock, the command
 	@test -x bin/pgxlock || echo "Building pgxlock; the first time this fetches Go modules ..."
 	@$(GO) list -C cmd/pgxlock -deps . >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
-	@$(GO) build -o bin/ ./internal/pgserver/with
+	@$(GO) build -o bin/ ./internal/testrun
+	@if scripts/have-image; then $(GO) build -C internal/containers -o ../../bin/with ./with; else $(GO) build -o bin/ ./internal/pgserver/with; fi
 	@$(GO) build -C cmd/pgxlock -o ../../bin/ .
-
-golangmigrate: # golang-migrate's command, and a program that calls its library, for the tests of migrations
-	@$(GO) build -C adapters/golangmigrate -o ../../bin/ ./internal/golangmigrate
-	@$(GO) build -C adapters/golangmigrate -o ../../bin/ -tags pgx5 github.com/golang-migrate/migrate/v4/cmd/migrate
 
 man: build ## write the command's man pages to bin/man
 	@rm -rf bin/man

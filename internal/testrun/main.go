@@ -2,7 +2,8 @@
 
 // Testrun builds all test programs of some modules, and then runs them:
 //
-//	testrun -build [-race] DIR . cmd/pgxlock      builds into DIR, and says how long it took
+//	testrun -build [-race] [-only REGEXP] DIR . cmd/pgxlock
+//	                                              builds into DIR, and says how long it took
 //	testrun [-only REGEXP] DIR [-test.short ...]  runs what is there, each in the folder of its package
 //
 // go test does both at once: on a slow machine the tests would compete with the compiler, and a
@@ -33,9 +34,9 @@ import (
 func main() {
 	build := flag.Bool("build", false, "build the test programs of the modules in these directories")
 	race := flag.Bool("race", false, "build with the race detector")
-	only := flag.String("only", "", "run the packages whose paths match this regular expression")
+	only := flag.String("only", "", "build or run the packages whose paths match this regular expression")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: testrun -build [-race] DIR MODULE ... | testrun [-only REGEXP] DIR [-test.FLAG ...]")
+		fmt.Fprintln(os.Stderr, "usage: testrun -build [-race] [-only REGEXP] DIR MODULE ... | testrun [-only REGEXP] DIR [-test.FLAG ...]")
 	}
 	flag.Parse()
 	args := flag.Args()
@@ -47,7 +48,7 @@ func main() {
 	defer stop()
 	var err error
 	if *build {
-		err = buildAll(ctx, args[0], args[1:], *race)
+		err = buildAll(ctx, args[0], *only, args[1:], *race)
 	} else {
 		err = runAll(ctx, args[0], *only, args[1:], os.Stdout)
 	}
@@ -64,8 +65,8 @@ type program struct {
 	size               int64 // of its test files: the more of them, the longer it takes
 }
 
-// list returns the packages of a module that have tests.
-func list(ctx context.Context, module string) (all []program, err error) {
+// list returns the packages of a module that have tests and a path that matches.
+func list(ctx context.Context, module string, match *regexp.Regexp) (all []program, err error) {
 	const format = `{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}	{{.Dir}}{{end}}`
 	cmd := exec.CommandContext(ctx, "go", "list", "-f", format, "./...")
 	cmd.Dir, cmd.Stderr = module, os.Stderr
@@ -74,26 +75,31 @@ func list(ctx context.Context, module string) (all []program, err error) {
 		return nil, fmt.Errorf("go list in %s: %w", module, err)
 	}
 	for line := range strings.Lines(string(out)) {
-		path, folder, _ := strings.Cut(strings.TrimSpace(line), "\t")
-		all = append(all, program{path: path, folder: folder})
+		if path, folder, _ := strings.Cut(strings.TrimSpace(line), "\t"); match.MatchString(path) {
+			all = append(all, program{path: path, folder: folder})
+		}
 	}
 	return all, nil
 }
 
 // buildAll builds the test programs. go test -c writes a program into a directory under the last
 // part of its package's path, so that each directory has one of each name.
-func buildAll(ctx context.Context, dir string, modules []string, race bool) error {
+func buildAll(ctx context.Context, dir, only string, modules []string, race bool) error {
 	began := time.Now()
+	match, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	dir, err := filepath.Abs(dir)
+	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return err
 	}
 	count := 0
 	for i, module := range modules {
-		packages, err := list(ctx, module)
+		packages, err := list(ctx, module, match)
 		if err != nil {
 			return err
 		}
