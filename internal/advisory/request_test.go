@@ -169,6 +169,7 @@ func requestFails(t *testing.T, mode hold.Mode) {
 // A caller joins a request that fails, asks again, and joins another one that fails: no server
 // has said that the key is busy.
 func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	fail := func() {
@@ -263,6 +264,7 @@ func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
 
 // A second try would be refused by the lock that the first one was granted.
 func TestRequestThatWasGrantedALockIsNotMadeAgainForAnother(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -290,6 +292,7 @@ func TestRequestThatWasGrantedALockIsNotMadeAgainForAnother(t *testing.T) {
 }
 
 func TestAStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -357,6 +360,7 @@ func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
 }
 
 func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, keys := range map[string][]string{"alone": {"k"}, "with others": {"k", "other"}} {
 		t.Run(name, func(t *testing.T) {
@@ -686,6 +690,7 @@ func TestReleaseDuringCloseWaitsForItsAnswer(t *testing.T) {
 // Leaders come and go while it is looked whether one must leave: nothing of a call is read
 // that its caller has left. With -race.
 func TestLeadersAreDismissedWhileTheirCallersLeave(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	ended, done := make(chan struct{}), make(chan struct{})

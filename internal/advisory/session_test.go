@@ -189,6 +189,7 @@ func (a *answerCounter) answered(bool, instant) {
 // A caller that led when the connection broke waits like the others from then on: what another
 // leader settles for it is complete when it returns.
 func TestFormerLeaderWaitsForTheWholeAnswer(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	refused := errors.New("refused")
 	for range 5000 {
@@ -268,6 +269,7 @@ func TestCallerThatJoinsALockBeingLostGetsOneOfTheNextSession(t *testing.T) {
 
 // The request for the other lock must not be granted alone in the next session.
 func TestRequestThatJoinsALockBeingLostIsMadeWhollyInTheNextSession(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	if _, err := p.acquire(t.Context(), "k", hold.Shared); err != nil {

@@ -98,6 +98,7 @@ func TestLeaseTryIsRefusedByALeftoverThatAFenceKeeps(t *testing.T) {
 
 // A request for a permit of which no answer came is given back as each of the permits.
 func TestManyLeftoversOfASemaphoreAreForgottenAtNoGreaterCostEachThanFew(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	jobs := lockkey.Name{Key: "k#"}
 	each := func(leftovers int) time.Duration {

@@ -126,6 +126,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 // A Locker may wait for thousands of advisory locks at once, each of which it sees again
 // with every refusal.
 func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	perSight := func(locks int) time.Duration {
 		best := time.Hour
