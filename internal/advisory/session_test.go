@@ -139,23 +139,13 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 			}
 			p.mux.pass()
 			if name != "its caller has left" {
-				select {
-				case <-next:
-				case <-time.After(time.Minute):
-					t.Fatal("nobody receives the answer")
-				}
+				pgtest.Receive(t, "the answer", next)
 			}
-			for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			pgtest.Until(t, "there is no leader any more", func() bool {
 				p.mux.mu.Lock()
-				rests := !p.mux.led || p.mux.idle
-				p.mux.mu.Unlock()
-				if rests {
-					break
-				}
-				if time.Now().After(limit) {
-					t.Fatal("there is still a leader")
-				}
-			}
+				defer p.mux.mu.Unlock()
+				return !p.mux.led || p.mux.idle
+			})
 			if name == "its caller has left" {
 				if lock, err := p.try(t.Context(), "next", hold.Exclusive); err != nil {
 					t.Error(err)
@@ -168,11 +158,7 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 				}
 			}
 			if name == "the Locker is being closed" {
-				select {
-				case <-p.mux.gone:
-				case <-time.After(time.Minute):
-					t.Error("the connection stays")
-				}
+				pgtest.Receive(t, "the end of the connection", p.mux.gone)
 			}
 		})
 	}

@@ -20,16 +20,14 @@ import (
 func asking(t *testing.T) {
 	t.Helper()
 	buf := make([]byte, 16<<20)
-	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	pgtest.Until(t, "a batch is asked for", func() bool {
 		for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
 			if strings.Contains(stack, "sync.(*Mutex).Lock") && strings.Contains(stack, "(*Table).ask(") {
-				return
+				return true
 			}
 		}
-		if time.Now().After(limit) {
-			t.Fatal("nothing is asked")
-		}
-	}
+		return false
+	})
 }
 
 // Not parallel, because of asking.
