@@ -5,7 +5,6 @@ package pgserver
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"maps"
 	"net"
 	"net/url"
@@ -105,11 +104,6 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-func gone(path string) bool {
-	_, err := os.Stat(path)
-	return errors.Is(err, fs.ErrNotExist)
-}
-
 func TestServerIsWhatTheConfigurationSays(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
@@ -157,7 +151,7 @@ func TestServerIsWhatTheConfigurationSays(t *testing.T) {
 
 func TestServersOfCopiedClustersAreApart(t *testing.T) {
 	long(t)
-	t.Parallel()
+	t.Setenv(ClustersEnv, "") // else the first one stays for other processes
 	var clusters Clusters
 	cfg := Config{Settings: map[string]string{"fsync": "off"}, Clusters: &clusters, TCP: true}
 	one, two := start(t, cfg), start(t, cfg)
