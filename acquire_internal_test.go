@@ -45,15 +45,15 @@ func (b *losingBackend) Try(ctx context.Context, r hold.Request, attempts []hold
 	}
 }
 
+// migrated are databases with pgxlock in them.
+var migrated = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error { return migrations.Up(ctx, pool, nil) })
+
 // losing returns Lockers of each kind on a database with the migrations, whose grants get lost:
 // those of leases because the process does not run until their deadline, those of advisory
 // locks because their session is ended.
 func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testing.T) (*Locker, *losingBackend)) {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := migrated.New(t)
 	advisory := func(cfg *AdvisoryConfig) func(t *testing.T) (*Locker, *losingBackend) {
 		return func(t *testing.T) (*Locker, *losingBackend) {
 			l, err := NewAdvisoryLocker(db.Pool, cfg)
@@ -101,62 +101,65 @@ func TestAcquireAsksAgainWhenItsGrantIsLostBeforeItReturns(t *testing.T) {
 	t.Parallel()
 	pool, kinds := losing(t)
 	work := func(_ context.Context, lock *Lock) error { return lock.Err() }
+	calls := map[string]func(*testing.T, *Locker, string) error{
+		"Acquire": func(t *testing.T, l *Locker, key string) error {
+			lock, err := l.Acquire(t.Context(), key)
+			return errors.Join(err, released(t.Context(), lock))
+		},
+		"TryAcquire": func(t *testing.T, l *Locker, key string) error {
+			lock, err := l.TryAcquire(t.Context(), key)
+			return errors.Join(err, released(t.Context(), lock))
+		},
+		"Acquire, Shared": func(t *testing.T, l *Locker, key string) error {
+			lock, err := l.Acquire(t.Context(), key, Shared)
+			return errors.Join(err, released(t.Context(), lock))
+		},
+		"AcquireAll": func(t *testing.T, l *Locker, key string) error {
+			locks, err := l.AcquireAll(t.Context(), []string{key, key + "2"})
+			return errors.Join(err, locks.Release(t.Context()))
+		},
+		"AcquireAll, NoWait": func(t *testing.T, l *Locker, key string) error {
+			locks, err := l.AcquireAll(t.Context(), []string{key, key + "2"}, NoWait)
+			return errors.Join(err, locks.Release(t.Context()))
+		},
+		"Do": func(t *testing.T, l *Locker, key string) error { return l.Do(t.Context(), key, work) },
+		"TryDo": func(t *testing.T, l *Locker, key string) error {
+			ran, err := l.TryDo(t.Context(), key, work)
+			if !ran {
+				t.Error("TryDo did not run")
+			}
+			return err
+		},
+		"DoTx": func(t *testing.T, l *Locker, key string) error {
+			err := l.DoTx(t.Context(), pool, key, func(context.Context, pgx.Tx, *Lock) error { return nil })
+			if errors.Is(err, errors.ErrUnsupported) { // without tokens there is nothing to fence
+				return nil
+			}
+			return err
+		},
+		"Lead": func(t *testing.T, l *Locker, key string) error { return l.Lead(t.Context(), key, work) },
+		"a permit": func(t *testing.T, l *Locker, key string) error {
+			s, err := l.Semaphore(2)
+			if err != nil {
+				return nil // there are none of this kind
+			}
+			lock, err := s.TryAcquire(t.Context(), key)
+			return errors.Join(err, released(t.Context(), lock))
+		},
+	}
 	for kind, newLosing := range kinds {
-		for name, call := range map[string]func(context.Context, *Locker, string) error{
-			"Acquire": func(ctx context.Context, l *Locker, key string) error {
-				lock, err := l.Acquire(ctx, key)
-				return errors.Join(err, released(ctx, lock))
-			},
-			"TryAcquire": func(ctx context.Context, l *Locker, key string) error {
-				lock, err := l.TryAcquire(ctx, key)
-				return errors.Join(err, released(ctx, lock))
-			},
-			"Acquire, Shared": func(ctx context.Context, l *Locker, key string) error {
-				lock, err := l.Acquire(ctx, key, Shared)
-				return errors.Join(err, released(ctx, lock))
-			},
-			"AcquireAll": func(ctx context.Context, l *Locker, key string) error {
-				locks, err := l.AcquireAll(ctx, []string{key, key + "2"})
-				return errors.Join(err, locks.Release(ctx))
-			},
-			"AcquireAll, NoWait": func(ctx context.Context, l *Locker, key string) error {
-				locks, err := l.AcquireAll(ctx, []string{key, key + "2"}, NoWait)
-				return errors.Join(err, locks.Release(ctx))
-			},
-			"Do": func(ctx context.Context, l *Locker, key string) error { return l.Do(ctx, key, work) },
-			"TryDo": func(ctx context.Context, l *Locker, key string) error {
-				ran, err := l.TryDo(ctx, key, work)
-				if !ran {
-					t.Error("TryDo did not run")
-				}
-				return err
-			},
-			"DoTx": func(ctx context.Context, l *Locker, key string) error {
-				err := l.DoTx(ctx, pool, key, func(context.Context, pgx.Tx, *Lock) error { return nil })
-				if errors.Is(err, errors.ErrUnsupported) { // without tokens there is nothing to fence
-					return nil
-				}
-				return err
-			},
-			"Lead": func(ctx context.Context, l *Locker, key string) error { return l.Lead(ctx, key, work) },
-			"a permit": func(ctx context.Context, l *Locker, key string) error {
-				s, err := l.Semaphore(2)
-				if err != nil {
-					return nil // there are none of this kind
-				}
-				lock, err := s.TryAcquire(ctx, key)
-				return errors.Join(err, released(ctx, lock))
-			},
-		} {
-			t.Run(kind+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				l, b := newLosing(t)
-				b.times.Store(1)
-				if err := call(t.Context(), l, kind+" "+name); err != nil {
-					t.Error(err)
-				}
-			})
-		}
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			l, b := newLosing(t)
+			for name, call := range calls {
+				t.Run(name, func(t *testing.T) {
+					b.times.Store(1)
+					if err := call(t, l, kind+" "+name); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		})
 	}
 }
 

@@ -13,9 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
-	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/waitqueue"
-	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // runs is a runner whose exchanges reach the server.
@@ -129,10 +127,7 @@ func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
 // The look now and then is put off, so that only the notification can tell.
 func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := migrated.New(t)
 	locks, err := NewLeaseLocker(db.Pool, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -166,10 +161,7 @@ func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
 // the answer says what was asked of that.
 func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := migrated.New(t)
 	newAdvisory := func() *Locker {
 		l, err := NewAdvisoryLocker(db.Pool, nil)
 		if err != nil {

@@ -9,42 +9,31 @@ type goal struct {
 	workers int
 	most    float64
 	unit    string // empty for a ratio
-	bound   string // what the rest of the cost is, for a row that misses the goal
 }
 
 // objects is the unit of goals that count allocations.
 const objects = " objects"
 
-const (
-	boundLockTx   = "its statement also asks whether the server is a standby and whether the snapshot stays; over a local socket each function that a statement names costs some 5 % of the round trip."
-	boundFloor    = "measured alone, bare `pg_try_advisory_lock` and `pg_advisory_unlock` cost what the floor does. The rest is the Locker's own work: the table of its locks, their deadlines, and the connection that its callers share."
-	boundAdvisory = "both ways send the requests of all workers in batches, so the processors limit both, and the servers and this program share them. A pair takes this program 4.5 µs at least; [Design](design.md#what-bounds-the-speed) has the parts."
-	boundLease    = "the server checks the row, its guard, the waiters and the fencing token of each lease, which an upsert does not."
-	boundDurable  = "both wait for the disk. PostgreSQL's part of a pair takes more of the processors than Redis's, with its guards, tokens and the check for waiters."
-	boundMemory   = "a pair with its guards, fencing tokens and check for waiters takes the server longer than Redis and its client need for a whole pair in memory. [Design](design.md) has what each part takes."
-	boundObjects  = "what is left are the lock itself, its key, and what the statement and its answer take."
-)
-
 // goals are all of them, in the order in which they are shown.
 var goals = []goal{
-	{"locktx/floor", 1, 1.15, "", boundLockTx},
-	{"locktx/floor", 8, 1.15, "", boundLockTx},
-	{"advisory/floor", 1, 1.10, "", boundFloor},
-	{"advisory-tcp/floor-tcp", 1, 1.10, "", boundFloor},
-	{"advisory/rueidis", 32, 1.00, "", boundAdvisory},
-	{"advisory/rueidis", 256, 0.65, "", boundAdvisory},
-	{"advisory/redislock", 32, 0.45, "", boundAdvisory},
-	{"advisory/redislock", 256, 0.20, "", boundAdvisory},
-	{"lease/floor", 1, 1.35, "", boundLease},
-	{"lease/redislock-aof", 32, 0.70, "", boundDurable},
-	{"lease/redislock-aof", 256, 0.30, "", boundDurable},
-	{"lease/rueidis-aof", 32, 1.30, "", boundDurable},
-	{"lease/rueidis-aof", 256, 1.20, "", boundDurable},
-	{"lease/rueidis", 256, 2.50, "", boundMemory},
-	{"lease-async/rueidis", 256, 1.50, "", boundMemory},
-	{"advisory", 256, 4, objects, boundObjects},
-	{"lease", 1, 60, objects, boundObjects},
-	{"lease", 256, 20, objects, boundObjects},
+	{"locktx/floor", 1, 1.15, ""},
+	{"locktx/floor", 8, 1.15, ""},
+	{"advisory/floor", 1, 1.10, ""},
+	{"advisory-tcp/floor-tcp", 1, 1.10, ""},
+	{"advisory/rueidis", 32, 1.00, ""},
+	{"advisory/rueidis", 256, 0.65, ""},
+	{"advisory/redislock", 32, 0.45, ""},
+	{"advisory/redislock", 256, 0.20, ""},
+	{"lease/floor", 1, 1.35, ""},
+	{"lease/redislock-aof", 32, 0.70, ""},
+	{"lease/redislock-aof", 256, 0.30, ""},
+	{"lease/rueidis-aof", 32, 1.30, ""},
+	{"lease/rueidis-aof", 256, 1.20, ""},
+	{"lease/rueidis", 256, 2.50, ""},
+	{"lease-async/rueidis", 256, 1.50, ""},
+	{"advisory", 256, 4, objects},
+	{"lease", 1, 60, objects},
+	{"lease", 256, 20, objects},
 }
 
 func (g goal) String() string {
@@ -87,6 +76,31 @@ func (r report) verdicts() []verdict {
 		}
 	}
 	return found
+}
+
+// costs returns what the two ways of a goal's ratio take, if there is one.
+func (r report) costs(g goal) (system, peer wayCost, ok bool) {
+	for _, m := range r.rows {
+		if m.workers != g.workers || g.unit != "" {
+			continue
+		}
+		for _, f := range m.found {
+			if f.String() == g.name {
+				return m.cost(f.system), m.cost(f.peer), true
+			}
+		}
+	}
+	return wayCost{}, wayCost{}, false
+}
+
+// cost returns what the way takes, nothing if it was not measured.
+func (m measured) cost(way string) wayCost {
+	for _, c := range m.ways {
+		if c.name == way {
+			return c
+		}
+	}
+	return wayCost{}
 }
 
 // measureOf returns what the goal is about. Objects are those of a table's way.

@@ -171,36 +171,50 @@ func (r report) page() string {
 	for _, m := range r.ofTables(true) {
 		say("\n%s\n\n| way | pairs/s | each | p50 | p99 | p99.9 | client | server | objects |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n", workers(m.workers))
 		for _, c := range m.ways {
-			server := "?"
-			if canCountServers {
-				server = inMicros(c.used.server)
-			}
 			say("| %s | %s | %s | %s | %s | %s | %s | %s | %.0f |\n", c.name, rate(c.perSecond), inMicros(c.each),
-				inMicros(c.p50), inMicros(c.p99), inMicros(c.p999), inMicros(c.used.client), server, c.allocs)
+				inMicros(c.p50), inMicros(c.p99), inMicros(c.p999), inMicros(c.used.client), c.server(), c.allocs)
 		}
 	}
 	say("\n## Goals\n\nA goal is the most that pgxlock aims for: a ratio of costs, or the objects of a pair.\n\n")
 	say("| row | workers | goal | measured | |\n|---|--:|--:|--:|---|\n")
-	var bounds []string
-	missed := make(map[string][]string)
+	var missed []goal
 	for _, v := range r.verdicts() {
 		word := "reached"
 		if !v.reached() {
 			word = "**missed**"
-			if missed[v.bound] == nil {
-				bounds = append(bounds, v.bound)
-			}
-			missed[v.bound] = append(missed[v.bound], fmt.Sprintf("`%s` with %s", v.name, workers(v.workers)))
+			missed = append(missed, v.goal)
 		}
 		say("| `%s` | %d | %s | %s | %s |\n", v.name, v.workers, v.value(v.most), v.value(v.measured), word)
 	}
-	if len(bounds) > 0 {
-		say("\n### What bounds those that are missed\n\n")
-	}
-	for _, bound := range bounds {
-		say("- %s: %s\n", strings.Join(missed[bound], ", "), bound)
+	first := true
+	for _, g := range missed {
+		system, peer, ok := r.costs(g)
+		if !ok {
+			continue
+		}
+		if first {
+			say("\n### Where the time of the missed goals goes\n\nWhat one operation takes in this run, in µs: on the processors in the Go program and in the server, and how long it is\n")
+			say("until the next one of all workers together is done. [Design](design.md#what-bounds-the-speed) says what takes it.\n\n")
+			say("| way | workers | client | server | passes | beside | client | server | passes |\n|---|--:|--:|--:|--:|---|--:|--:|--:|\n")
+			first = false
+		}
+		say("| %s | %d | %s | %s |\n", system.name, g.workers, system.times(g.workers), peer.name+" | "+peer.times(g.workers))
 	}
 	return text.String()
+}
+
+// server is the time of the server's processes, as it is printed.
+func (c wayCost) server() string {
+	if !canCountServers {
+		return "?"
+	}
+	return inMicros(c.used.server)
+}
+
+// times are what an operation takes on the processors of both sides, and how long it is until the
+// next one of all workers is done, as cells of a table.
+func (c wayCost) times(workers int) string {
+	return fmt.Sprintf("%s | %s | %s", inMicros(c.used.client), c.server(), inMicros(c.each/time.Duration(workers)))
 }
 
 // ratiosPage has all that the other page has no room for.

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 
@@ -21,7 +21,7 @@ import (
 func callers(t *testing.T, p, other *process, n int) (keys []string, outcomes []<-chan tried) {
 	t.Helper()
 	for i := range n {
-		key := string(rune('a' + i))
+		key := fmt.Sprintf("%d of %d", i, n)
 		if i == 1 {
 			mustAcquire(t, other, key, hold.Exclusive)
 		}
@@ -33,9 +33,9 @@ func callers(t *testing.T, p, other *process, n int) (keys []string, outcomes []
 
 func TestEachRequestOfAMessageGetsItsOwnAnswer(t *testing.T) {
 	t.Parallel()
+	db := pgtest.New(t)
+	p, other := connected(t, db.Pool, Config{}), connected(t, db.Pool, Config{})
 	for _, n := range []int{1, 2, mostCalls, mostCalls + 1, 20} { // function calls, and one statement
-		db := pgtest.New(t)
-		p, other := connected(t, db.Pool, Config{}), connected(t, db.Pool, Config{})
 		resume := stall(p.mux)
 		keys, outcomes := callers(t, p, other, n)
 		send(t, p.mux)
@@ -145,7 +145,11 @@ func TestCallsOfAMessageThatIsCutAreMadeInTheNextSession(t *testing.T) {
 			p, other := connected(t, db.Pool, Config{}), connected(t, db.Pool, Config{})
 			mustAcquire(t, other, "busy", hold.Exclusive)
 			size := map[string]int{"requests": request, "answers": response}[name] * mostCalls
-			for n := 0; n < size; n += 7 {
+			step := 7
+			if testing.Short() {
+				step = size / 2
+			}
+			for n := 0; n < size; n += step {
 				held := mustAcquire(t, p, "held", hold.Exclusive)
 				_ = stall(p.mux)
 				conn := &cutConn{ReadWriter: p.mux.conn.net}
@@ -190,11 +194,18 @@ func TestCallsOfAMessageThatIsCutAreMadeInTheNextSession(t *testing.T) {
 func TestServerFreesWhatTheFirstCallsOfAMessageAcquiredIfTheRestNeverComes(t *testing.T) {
 	t.Parallel()
 	const request = 29
-	for name, n := range map[string]int{"after a call": request, "after a byte of the next one": request + 1, "in its head": request + 5, "before its last byte": 2*request - 1} {
+	const boolTrue = 1
+	cuts := map[string]int{"in its head": request + 5}
+	if !testing.Short() {
+		cuts["after a call"] = request
+		cuts["after a byte of the next one"] = request + 1
+		cuts["before its last byte"] = 2*request - 1
+	}
+	for name, n := range cuts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
-			p, other := connected(t, db.Pool, Config{TTL: time.Second}), connected(t, db.Pool, Config{})
+			p, other := connected(t, db.Pool, Config{}), connected(t, db.Pool, Config{})
 			if p.mux.conn.functions == nil {
 				t.Skip("the connection does not end in its backend")
 			}
@@ -211,19 +222,32 @@ func TestServerFreesWhatTheFirstCallsOfAMessageAcquiredIfTheRestNeverComes(t *te
 			if sent.Len() != 2*request {
 				t.Errorf("%d bytes, want %d", sent.Len(), 2*request)
 			}
-			if _, err := conn.Write(sent.Bytes()[:n]); err != nil {
+			// The session is silent from its first message on, as if for its TTL.
+			shortens, err := (&pgproto3.Query{String: "set idle_session_timeout = '200ms'"}).Encode(nil)
+			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := conn.Read(make([]byte, 1)); err != nil { // the first is granted
+			if _, err := conn.Write(append(shortens, sent.Bytes()[:n]...)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := other.try(t.Context(), "first", hold.Exclusive); !errors.Is(err, lockerr.ErrNotAcquired) {
-				t.Errorf("before the session has ended: %v", err)
+			for granted := false; !granted; {
+				received, err := p.mux.conn.frontend.Receive()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if answer, ok := received.(*pgproto3.FunctionCallResponse); ok {
+					if granted = slices.Equal(answer.Result, []byte{boolTrue}); !granted {
+						t.Fatalf("the first call was refused: %v", answer.Result)
+					}
+				}
 			}
 			for _, key := range []string{"first", "second"} {
 				if err := mustAcquire(t, other, key, hold.Exclusive).release(); err != nil {
 					t.Error(err)
 				}
+			}
+			if err := p.mux.conn.listen(); lockerr.SQLState(err) != "57P05" {
+				t.Errorf("the session ended otherwise than by its silence: %v", err)
 			}
 			cancel()
 			p.mux.lead(nil)

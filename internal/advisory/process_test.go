@@ -32,15 +32,23 @@ func newProcess(t *testing.T, pool *pgxpool.Pool, cfg Config, now clock.Clock) *
 	t.Helper()
 	cfg.Owner, cfg.Backoff = "me", clock.DefaultBackoff
 	if cfg.TTL == 0 {
-		cfg.TTL = 30 * time.Second
+		cfg.TTL = 2 * pgtest.Patience
 	}
 	closing, end := context.WithCancel(context.Background())
 	p := &process{Locks: New(pool.Config(), cfg), closing: end}
+	connect := p.mux.connect
+	p.mux.connect = func() (*session, error) {
+		s, err := connect()
+		if err == nil {
+			s.patience = pgtest.Patience // however slow this machine is
+		}
+		return s, err
+	}
 	p.holds.Clock, p.holds.Backend = now, p.Locks
 	p.Use(hold.Host{Clock: now, Log: slog.New(slog.DiscardHandler), Closing: closing, Queue: noQueue{}})
 	t.Cleanup(func() {
 		end()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // a test that failed may still have the lead
+		ctx, cancel := context.WithTimeout(context.Background(), pgtest.Patience) // a test that failed may still have the lead
 		defer cancel()
 		if err := p.Close(ctx); err != nil {
 			t.Error(err)
@@ -53,11 +61,7 @@ func newProcess(t *testing.T, pool *pgxpool.Pool, cfg Config, now clock.Clock) *
 func connected(t *testing.T, pool *pgxpool.Pool, cfg Config) *process {
 	t.Helper()
 	p := newProcess(t, pool, cfg, clock.System)
-	lock, err := p.acquire(t.Context(), "warm", hold.Exclusive)
-	if err == nil {
-		err = lock.release()
-	}
-	if err != nil {
+	if err := mustAcquire(t, p, "warm", hold.Exclusive).release(); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -156,14 +160,16 @@ func (h held) fence(ctx context.Context, tx pgx.Tx) error {
 	return h.process.Fence(ctx, usertx.Pgx(tx), h.Hold)
 }
 
-func mustAcquire(t *testing.T, p *process, key string, mode hold.Mode) held {
+// mustAcquire acquires. It goes on while the server cannot be reached, as Acquire of a Locker does.
+func mustAcquire(t *testing.T, p *process, key string, mode hold.Mode) (lock held) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	lock, err := p.acquire(ctx, key, mode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pgtest.Until(t, key+" is acquired", func() bool {
+		var err error
+		if lock, err = p.acquire(t.Context(), key, mode); err != nil && !errors.Is(err, lockerr.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 	return lock
 }
 

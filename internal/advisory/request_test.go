@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"runtime"
@@ -22,12 +23,19 @@ import (
 // stall takes the lead, so that calls queue up until resume is called: the test leads the mux
 // itself, and chooses what happens between two steps of a leader.
 func stall(m *mux) (resume func()) {
+	lead := takeLead(m)
+	m.gathering.Hurry = math.MaxInt
+	return func() { m.gathering.Hurry = 0; lead() }
+}
+
+// takeLead returns when the test is the leader, with one call in the queue. It leads from then on
+// by calling lead, which returns when that call is answered.
+func takeLead(m *mux) (lead func()) {
 	c := &call{}
 	if !m.submit(context.Background(), c) {
 		<-c.wake
 	}
-	m.gathering.Hurry = math.MaxInt
-	return func() { m.gathering.Hurry = 0; m.lead(c) }
+	return func() { m.lead(c) }
 }
 
 // send sends what is queued, as a leader does.
@@ -49,17 +57,11 @@ func receive(t *testing.T, m *mux) {
 // queued waits until so many calls are in the queue, that of stall included.
 func queued(t *testing.T, m *mux, n int) {
 	t.Helper()
-	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	pgtest.Until(t, fmt.Sprintf("%d calls are in the queue", n), func() bool {
 		m.mu.Lock()
-		got := len(m.queue)
-		m.mu.Unlock()
-		if got == n {
-			return
-		}
-		if time.Now().After(limit) {
-			t.Fatalf("%d calls are in the queue, want %d", got, n)
-		}
-	}
+		defer m.mu.Unlock()
+		return len(m.queue) == n
+	})
 }
 
 // failing sends the n calls in the queue, and processes the answer as if the statement had
@@ -169,6 +171,7 @@ func requestFails(t *testing.T, mode hold.Mode) {
 // A caller joins a request that fails, asks again, and joins another one that fails: no server
 // has said that the key is busy.
 func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	fail := func() {
@@ -263,6 +266,7 @@ func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
 
 // A second try would be refused by the lock that the first one was granted.
 func TestRequestThatWasGrantedALockIsNotMadeAgainForAnother(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -290,6 +294,7 @@ func TestRequestThatWasGrantedALockIsNotMadeAgainForAnother(t *testing.T) {
 }
 
 func TestAStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -357,6 +362,7 @@ func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
 }
 
 func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, keys := range map[string][]string{"alone": {"k"}, "with others": {"k", "other"}} {
 		t.Run(name, func(t *testing.T) {
@@ -434,13 +440,8 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 	}
 	wantClosed := func(t *testing.T, waits <-chan tried) {
 		t.Helper()
-		select {
-		case got := <-waits:
-			if !errors.Is(got.err, lockerr.ErrClosed) {
-				t.Errorf("%v, want ErrClosed", got.err)
-			}
-		case <-time.After(time.Minute):
-			t.Error("it still waits")
+		if got := pgtest.Receive(t, "the end of the wait", waits); !errors.Is(got.err, lockerr.ErrClosed) {
+			t.Errorf("%v, want ErrClosed", got.err)
 		}
 	}
 	t.Run("of a call that was not sent", func(t *testing.T) {
@@ -576,19 +577,17 @@ func TestHeldLockDoesNotKeepTheContextOfItsAcquire(t *testing.T) {
 		}
 		return lock
 	}()
-	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	pgtest.Until(t, "the context is collected", func() bool {
 		runtime.GC()
 		select {
 		case <-collected:
-			if err := lock.release(); err != nil {
-				t.Error(err)
-			}
-			return
+			return true
 		default:
+			return false
 		}
-		if time.Now().After(limit) {
-			t.Fatal("the context is still referred to")
-		}
+	})
+	if err := lock.release(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -686,6 +685,7 @@ func TestReleaseDuringCloseWaitsForItsAnswer(t *testing.T) {
 // Leaders come and go while it is looked whether one must leave: nothing of a call is read
 // that its caller has left. With -race.
 func TestLeadersAreDismissedWhileTheirCallersLeave(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	ended, done := make(chan struct{}), make(chan struct{})

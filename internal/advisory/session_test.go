@@ -139,23 +139,13 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 			}
 			p.mux.pass()
 			if name != "its caller has left" {
-				select {
-				case <-next:
-				case <-time.After(time.Minute):
-					t.Fatal("nobody receives the answer")
-				}
+				pgtest.Receive(t, "the answer", next)
 			}
-			for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			pgtest.Until(t, "there is no leader any more", func() bool {
 				p.mux.mu.Lock()
-				rests := !p.mux.led || p.mux.idle
-				p.mux.mu.Unlock()
-				if rests {
-					break
-				}
-				if time.Now().After(limit) {
-					t.Fatal("there is still a leader")
-				}
-			}
+				defer p.mux.mu.Unlock()
+				return !p.mux.led || p.mux.idle
+			})
 			if name == "its caller has left" {
 				if lock, err := p.try(t.Context(), "next", hold.Exclusive); err != nil {
 					t.Error(err)
@@ -168,11 +158,7 @@ func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 				}
 			}
 			if name == "the Locker is being closed" {
-				select {
-				case <-p.mux.gone:
-				case <-time.After(time.Minute):
-					t.Error("the connection stays")
-				}
+				pgtest.Receive(t, "the end of the connection", p.mux.gone)
 			}
 		})
 	}
@@ -189,6 +175,7 @@ func (a *answerCounter) answered(bool, instant) {
 // A caller that led when the connection broke waits like the others from then on: what another
 // leader settles for it is complete when it returns.
 func TestFormerLeaderWaitsForTheWholeAnswer(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	refused := errors.New("refused")
 	for range 5000 {
@@ -268,6 +255,7 @@ func TestCallerThatJoinsALockBeingLostGetsOneOfTheNextSession(t *testing.T) {
 
 // The request for the other lock must not be granted alone in the next session.
 func TestRequestThatJoinsALockBeingLostIsMadeWhollyInTheNextSession(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	if _, err := p.acquire(t.Context(), "k", hold.Shared); err != nil {

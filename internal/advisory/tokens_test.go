@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -13,13 +14,13 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
+// migrated are databases with pgxlock in them.
+var migrated = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error { return migrations.Up(ctx, pool, nil) })
+
 // withTokens returns a connected process with Tokens, and its database.
 func withTokens(t *testing.T) (*pgtest.DB, *process) {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := migrated.New(t)
 	return db, connected(t, db.Pool, Config{Tokens: true})
 }
 
@@ -186,10 +187,7 @@ func TestAdvisoryTryPassesALeftoverOfAnotherMode(t *testing.T) {
 
 func TestALockerReapsWhatDeadSessionsLeftAndNothingOfItsOwn(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := migrated.New(t)
 	p := connected(t, db.Pool, Config{Tokens: true})
 	lock, err := p.try(t.Context(), "held", hold.Exclusive)
 	if err != nil {

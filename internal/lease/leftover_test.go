@@ -20,16 +20,14 @@ import (
 func asking(t *testing.T) {
 	t.Helper()
 	buf := make([]byte, 16<<20)
-	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	pgtest.Until(t, "a batch is asked for", func() bool {
 		for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
 			if strings.Contains(stack, "sync.(*Mutex).Lock") && strings.Contains(stack, "(*Table).ask(") {
-				return
+				return true
 			}
 		}
-		if time.Now().After(limit) {
-			t.Fatal("nothing is asked")
-		}
-	}
+		return false
+	})
 }
 
 // Not parallel, because of asking.
@@ -98,6 +96,7 @@ func TestLeaseTryIsRefusedByALeftoverThatAFenceKeeps(t *testing.T) {
 
 // A request for a permit of which no answer came is given back as each of the permits.
 func TestManyLeftoversOfASemaphoreAreForgottenAtNoGreaterCostEachThanFew(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	jobs := lockkey.Name{Key: "k#"}
 	each := func(leftovers int) time.Duration {

@@ -24,9 +24,12 @@ const (
 // makeCluster makes or copies the cluster.
 func (s *Server) makeCluster(ctx context.Context) error {
 	var err error
-	if s.cfg.Clusters != nil {
+	switch {
+	case s.cfg.Clusters != nil:
 		err = s.cfg.Clusters.copyTo(ctx, s)
-	} else {
+	case os.Getenv(ClustersEnv) != "":
+		err = new(Clusters).copyTo(ctx, s)
+	default:
 		err = s.initdb(ctx)
 	}
 	if err == nil && s.cfg.Network != nil {

@@ -25,6 +25,7 @@ func companionDirs(t *testing.T, s *Server) []string {
 }
 
 func TestACompanionThatIsStoppedLeavesNothing(t *testing.T) {
+	long(t)
 	t.Parallel()
 	s := start(t, Config{})
 	c, err := s.Companion(t.Context(), "sleep", sleepLong, readyAtOnce)
@@ -46,6 +47,7 @@ func TestACompanionThatIsStoppedLeavesNothing(t *testing.T) {
 }
 
 func TestACompanionThatNeverGetsReadyLeavesNothing(t *testing.T) {
+	long(t)
 	t.Parallel()
 	s := start(t, Config{})
 	notReady := errors.New("not ready")

@@ -37,6 +37,9 @@ func (d *directory) data() string   { return filepath.Join(d.path, "data") }
 func (d *directory) config() string { return filepath.Join(d.path, "postgresql.conf") }
 func (d *directory) socket() string { return filepath.Join(d.path, "s") }
 
+// copied is the file with the password of a cluster that processes copy.
+func (d *directory) copied() string { return filepath.Join(d.path, "copied") }
+
 // makeDirectory makes a directory that the account can reach, in the usual
 // place for temporary files if that will do. root's TMPDIR is often closed to
 // others, and a path can be too long for a socket.

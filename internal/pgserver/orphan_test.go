@@ -127,6 +127,7 @@ func openTempDir(t *testing.T) string {
 }
 
 func TestServerDiesWithItsParent(t *testing.T) {
+	long(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux tells an orphan that it is one")
 	}
@@ -141,6 +142,7 @@ func TestServerDiesWithItsParent(t *testing.T) {
 }
 
 func TestTheDirectoryOfAKilledRunIsRemovedByTheNext(t *testing.T) {
+	long(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux tells an orphan that it is one")
 	}
@@ -165,6 +167,7 @@ func TestTheDirectoryOfAKilledRunIsRemovedByTheNext(t *testing.T) {
 }
 
 func TestADirectoryIsKeptWhileItsPostmasterLives(t *testing.T) {
+	long(t)
 	t.Parallel()
 	s := start(t, Config{})
 	// As if we were dead: the server alone holds the lock.

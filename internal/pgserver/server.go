@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -35,7 +36,7 @@ type Config struct {
 	Settings   map[string]string // server settings
 	OnDisk     bool              // keep the data on a disk, where memory has room for them too
 	InitdbArgs []string          // more arguments for initdb
-	Clusters   *Clusters         // copies the cluster; initdb makes one if nil
+	Clusters   *Clusters         // copies the cluster; if nil initdb makes one, where ClustersEnv names none to copy
 	TCP        bool              // also listen on a free port of 127.0.0.1, with a password
 	Network    *Network          // also listen in another network, with a password; TCP is not looked at
 	Log        io.Writer         // gets the server's log as well, if not nil
@@ -351,10 +352,35 @@ func (s *Server) launch(ctx context.Context) error {
 		return err
 	}
 	s.process = p
+	s.awaitStatus(ctx, p)
 	if err := s.await(ctx, p, "select true"); err != nil {
 		return fmt.Errorf("the server does not come up: %w%s", errors.Join(err, s.crash()), quoted(s.log.String()))
 	}
 	return nil
+}
+
+// awaitStatus waits until the server says that it accepts connections, in the file that pg_ctl
+// reads, or has ended. To try meanwhile would cost a process each time.
+func (s *Server) awaitStatus(ctx context.Context, p *process) {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		const pid, status = 0, 7 // lines
+		text, _ := os.ReadFile(filepath.Join(s.dir.data(), "postmaster.pid"))
+		if lines := strings.Split(string(text), "\n"); len(lines) > status && lines[pid] == strconv.Itoa(p.cmd.Process.Pid) {
+			switch strings.TrimSpace(lines[status]) {
+			case "ready", "standby":
+				return
+			}
+		}
+		select {
+		case <-p.done:
+			return
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
 }
 
 // await waits until the query returns true. A server that is not there yet

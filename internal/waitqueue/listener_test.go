@@ -15,6 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // warnings counts what is logged.
@@ -90,11 +91,7 @@ func TestAListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *t
 	leader.leads.Store(true)
 	q := connected(t, newDB(t), leader)
 	q.StartListener()
-	select {
-	case <-leader.looked:
-	case <-time.After(time.Minute):
-		t.Error("it listens, and has not looked")
-	}
+	pgtest.Receive(t, "the leader looks when it listens", leader.looked)
 }
 
 // someone is Leaders, of which there may be one.

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -51,12 +53,10 @@ func (s session) Do(fn dbconn.Exchange) error { return s.Session.Do(dbconn.Timeo
 // newDB returns a database with the migrations.
 func newDB(t *testing.T) *pgtest.DB {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	return db
+	return migrated.New(t)
 }
+
+var migrated = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error { return migrations.Up(ctx, pool, nil) })
 
 // connected returns a Queue on the database, which knows where its table is.
 func connected(t *testing.T, db *pgtest.DB, leaders Leaders) *Queue {
@@ -111,11 +111,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 	}
 	front.leave()
 	close(reply)
-	select {
-	case <-q.publishing.Done():
-	case <-time.After(time.Minute):
-		t.Fatal("what is to be sent does not end")
-	}
+	pgtest.Receive(t, "the end of what is to be sent", q.publishing.Done())
 	select {
 	case <-sent:
 		t.Error("a void ticket was sent")
@@ -126,6 +122,7 @@ func TestVoidTicketsAreNeitherSentNorKept(t *testing.T) {
 // A Locker may wait for thousands of advisory locks at once, each of which it sees again
 // with every refusal.
 func TestManyContendedLocksCostTheQueueNoMoreEachThanFew(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	perSight := func(locks int) time.Duration {
 		best := time.Hour
@@ -298,12 +295,7 @@ func TestHandoverOfAnAdvisoryLockChecksWhetherOthersWait(t *testing.T) {
 	if queued := q.Freed(name); queued {
 		t.Fatal("the waiter has a ticket, so that its refresh would find the other one as well")
 	}
-	select {
-	case got := <-wanted:
-		if got != name {
-			t.Errorf("%v is wanted, not %v", got, name)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("the lock session is not told that others wait")
+	if got := pgtest.Receive(t, "the lock session hears that others wait", wanted); got != name {
+		t.Errorf("%v is wanted, not %v", got, name)
 	}
 }

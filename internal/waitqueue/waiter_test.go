@@ -165,7 +165,7 @@ func TestNewTicketForALeaseMakesItsWaiterTry(t *testing.T) {
 	q := connected(t, db, nobody{})
 	q.config.Backoff = seldom
 	var w Waiter
-	patience := time.Minute
+	patience := pgtest.Patience
 	q.Begin(t.Context(), &w, hold.Request{}, &patience)
 	defer w.End()
 	if err := w.Wait(lockkey.Name{Key: "k"}, theirs); err != nil {

@@ -116,6 +116,16 @@ func (p program) with(args []string) int {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 
+	if p.names == forTests {
+		remove, err := pgserver.ShareClusters(context.Background())
+		if err == nil { // otherwise each process that starts servers makes clusters of its own, or finds that it cannot
+			defer func() {
+				if err := remove(); err != nil {
+					fmt.Fprintln(os.Stderr, "with:", err)
+				}
+			}()
+		}
+	}
 	server, err := p.start(signals)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "with:", err)

@@ -3,6 +3,7 @@ package withserver
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,22 @@ func TestTheCommandLearnsOfTheServer(t *testing.T) {
 	}
 	if want := url + "\nthe one on the shelf\n"; string(got) != want {
 		t.Errorf("the command got %q, want %q", got, want)
+	}
+}
+
+func TestTheCommandCopiesClustersThatAreRemovedAfterIt(t *testing.T) {
+	haveServer(t)
+	t.Setenv(pgserver.ClustersEnv, "") // no program around this one shares any
+	out := filepath.Join(t.TempDir(), "out")
+	if code := tests.with([]string{"sh", "-c", `[ -d "$PGXLOCK_TEST_CLUSTERS" ] && printf %s "$PGXLOCK_TEST_CLUSTERS" > "$1"`, "sh", out}); code != 0 {
+		t.Errorf("code %d", code)
+	}
+	dir, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(string(dir)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left: %v", dir, err)
 	}
 }
 
