@@ -31,8 +31,7 @@ func newSeed(t *testing.T) *pgtest.DB {
 
 func TestTheSeedIsAdoptedAndGivenBackByEveryWay(t *testing.T) {
 	t.Parallel()
-	fresh := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), fresh.Pool, nil))
+	fresh := atVersion(t, newest)
 	want := catalog(t, fresh)
 	const rows = "select string_agg(concat_ws(',', lock_name, holder_id, acquired_at, expires_at, metadata), ' ' order by lock_name) from distributed_locks"
 	db := newSeed(t)
@@ -56,6 +55,7 @@ func TestTheSeedIsAdoptedAndGivenBackByEveryWay(t *testing.T) {
 }
 
 func TestSeedComesBackWithItsOwnersChanges(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	role := newRole(t, db)
@@ -76,6 +76,7 @@ func TestSeedComesBackWithItsOwnersChanges(t *testing.T) {
 }
 
 func TestOldCallersGoOnWithinOneSession(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	conn := db.Connect(t)
@@ -117,6 +118,7 @@ func TestOldCallersGoOnWithinOneSession(t *testing.T) {
 }
 
 func TestTheSeedsGrantsAreEnough(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	role := newRole(t, db)
@@ -137,6 +139,7 @@ func TestTheSeedsGrantsAreEnough(t *testing.T) {
 }
 
 func TestAViewKeepsTheCollationAndASecondIndexGuardsTheNames(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	db.Exec(t, "create view of_the_owner as select lock_name from distributed_locks")
@@ -251,6 +254,7 @@ func TestDownDoesNotMindClaimsThatHaveEnded(t *testing.T) {
 // Their holders could not fence any more. What a dead session left is in nobody's
 // way.
 func TestDownRefusesWhileASessionHoldsLocksWithTokens(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	empty := catalog(t, db)
@@ -283,6 +287,7 @@ func TestDownRefusesWhileASessionHoldsLocksWithTokens(t *testing.T) {
 
 // Whether an open transaction's claim will stand is not known yet.
 func TestDownDoesNotOvertakeAnOpenClaim(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, 2)
 	before := catalog(t, db)
@@ -299,9 +304,9 @@ func TestDownDoesNotOvertakeAnOpenClaim(t *testing.T) {
 
 // A down file waits for open transactions, and callers wait for it: not where it is refused anyway.
 func TestDownRefusesWithoutWaitingForOpenTransactions(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	claimant, err := db.Connect(t).Begin(t.Context())
 	must(t, err)
 	expect(t, claimant, true, "select claim_once('k')")
@@ -313,6 +318,7 @@ func TestDownRefusesWithoutWaitingForOpenTransactions(t *testing.T) {
 // Everything of the version before stays as it is, leases and plans included, on
 // the way up and on the way back.
 func TestLeasesAndSessionsOutliveTheNewestVersion(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
@@ -361,6 +367,7 @@ func TestLeasesAndSessionsOutliveTheNewestVersion(t *testing.T) {
 
 // An upgrade that queued for the table would stop every caller behind it.
 func TestAReaderOfTheTableStopsTheUpgradeNotTheCallers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	before := catalog(t, db)
@@ -426,9 +433,8 @@ func upgradeUnderTraffic(t *testing.T, db *pgtest.DB) {
 		})
 	}
 	more := func() { // waits for some traffic
-		for from := pairs.Load(); pairs.Load() < from+20 && !t.Failed(); {
-			expect(t, db.Pool, 1, "select 1")
-		}
+		from := pairs.Load()
+		pgtest.Until(t, "twenty more pairs", func() bool { return pairs.Load() >= from+20 || t.Failed() })
 	}
 	more()
 	err := migrations.Up(t.Context(), db.Pool, nil)
@@ -454,6 +460,7 @@ func call(t *testing.T, conn *pgx.Conn, query string, args ...any) (got bool, er
 
 // What is shared could not be renewed or given back any more.
 func TestDownRefusesWhileLeasesAreShared(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, 5)
 	expect(t, db.Pool, true, "select acquire_shared_lock('k', 'A', 600)")

@@ -18,6 +18,7 @@ import (
 
 // The list of what there must be is kept by hand: this says what to write there.
 func TestEveryVersionHasWhatIsSaidToBeMissingWithoutIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for v := range upFiles {
 		version := uint(v + 1)
@@ -72,6 +73,9 @@ func TestUpMakesAnewWhatWasDropped(t *testing.T) {
 			continue
 		}
 		for _, hardened := range []bool{false, true} {
+			if testing.Short() && (hardened || name != "the table of leases" && name != "a function") {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s, hardened %t", name, hardened), func(t *testing.T) {
 				t.Parallel()
 				db := atVersion(t, newest)
@@ -122,6 +126,7 @@ func TestUpMakesAnewWhatWasDropped(t *testing.T) {
 
 // What the table holds is kept, and not adopted as a foreign one.
 func TestLeasesOutliveTheLossOfWhatIsAroundThem(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest)
 	token := ask[int64](t, db.Pool, "select fencing_token from try_acquire_lock('k', 'a', '10 minutes')")
@@ -136,6 +141,7 @@ func TestLeasesOutliveTheLossOfWhatIsAroundThem(t *testing.T) {
 // A tool runs the last file first, and stops where one fails: what is in use must be known
 // to the first one.
 func TestARefusedDownLeavesEverythingThatLocksNeed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {

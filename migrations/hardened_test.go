@@ -13,6 +13,7 @@ import (
 
 // Who has the seed's rights goes on, through every version and back.
 func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, from := range []uint{0, 1, newest - 1} {
 		t.Run(fmt.Sprint("from version ", from), func(t *testing.T) {
@@ -71,6 +72,7 @@ func TestHardeningIsUndoneCompletely(t *testing.T) {
 // The files are run again after a rename of the schema. Each function that they
 // replace runs with its caller's rights then, until the last file has ended.
 func TestHardenedLocksStayHardenedWhenTheFilesRunAgain(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "old"}))
@@ -92,9 +94,9 @@ func TestHardenedLocksStayHardenedWhenTheFilesRunAgain(t *testing.T) {
 
 // Each of these is one of the rights by which a kind of role is known.
 func TestRolesKeepTheirRightsWhenUpMakesAnewWhatWasDropped(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	for _, kind := range []string{"application", "monitoring", "administration"} {
 		db.Exec(t, "select harden_locks(), grant_locks('"+newRole(t, db)+"', '"+kind+"')")
 	}
@@ -116,9 +118,9 @@ func TestRolesKeepTheirRightsWhenUpMakesAnewWhatWasDropped(t *testing.T) {
 
 // The owner of a function may change its comment, too.
 func TestAnInternalFunctionOfAnotherRoleIsNotHardened(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	role := newRole(t, db)
 	db.Exec(t, "alter function pgxlock_key(text, text) owner to "+role+"; comment on function pgxlock_key(text, text) is null")
 	_, err := db.Pool.Exec(t.Context(), "select harden_locks()")
@@ -153,6 +155,7 @@ func TestUpDoesNothingForAHardenedApplication(t *testing.T) {
 
 // A stranger's functions must not run on the way down.
 func TestTheDownFileCallsNothingOfAStranger(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest-1)
 	_, conn := newSquatter(t, db)

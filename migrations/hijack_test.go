@@ -525,6 +525,7 @@ BEGIN
 END $do$`
 
 func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	hijacker, victim := newRole(t, db), newRole(t, db)
@@ -636,9 +637,9 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 }
 
 func TestNamesOfAnyCollationAreArguments(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	conn := db.Connect(t)
 	types := []string{`varchar collate "C"`, `varchar collate "POSIX"`, `text`}
 	if ask[bool](t, conn, "select exists (select from pg_collation where collprovider = 'i')") {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"net/url"
@@ -26,7 +27,13 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() { // what tests of each way hold, two show: ours, and the plain files
+		ways = slices.DeleteFunc(ways, func(w way) bool { return w.name != "Up" && w.name != "psql" })
+	}
+	pgtest.Main(m)
+}
 
 // The files, in the order in which they are run. One version is one of each.
 var (

@@ -101,12 +101,12 @@ var obstacles = []struct{ create, drop, says string }{
 }
 
 func TestSoakAnErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	if len(obstacles) != len(upFiles) {
 		t.Fatalf("%d obstacles for %d files", len(obstacles), len(upFiles))
 	}
-	reference := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), reference.Pool, nil))
+	reference := atVersion(t, newest)
 	want := catalog(t, reference)
 	for _, way := range ways {
 		for failing, obstacle := range obstacles {
@@ -166,6 +166,7 @@ func TestSoakAnErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
 
 // A file that fails on the way down leaves its version, and those before it.
 func TestSoakAnErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const dependent = "create view in_the_way as select %s as one"
 	for _, way := range ways {
@@ -237,6 +238,7 @@ func TestRepairClearsADirtyMark(t *testing.T) {
 // golang-migrate marks a version dirty while it runs the file, so that another
 // run of the file sees what is installed as not installed.
 func TestAnInstallationIsNotAdoptedAsAForeignTable(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	for i, file := range upFiles {
@@ -252,9 +254,9 @@ func TestAnInstallationIsNotAdoptedAsAForeignTable(t *testing.T) {
 }
 
 func TestManyMigratorsMayRunAtOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	reference := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), reference.Pool, nil))
+	reference := atVersion(t, newest)
 	want := catalog(t, reference)
 	ups := ways[0]
 	for _, test := range []struct {
@@ -364,8 +366,7 @@ func version(t *testing.T, pool *pgxpool.Pool, want uint) {
 
 func TestAFileRefusesToRunOverALaterVersion(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	refused := func(files []string, mark string) {
 		t.Helper()
 		before := catalog(t, db)
@@ -392,6 +393,7 @@ func TestAFileRefusesToRunOverALaterVersion(t *testing.T) {
 // golang-migrate records a version before it runs the file, which another tool may have
 // run meanwhile, and later ones too.
 func TestAnOlderFileThatRunsAgainTakesNothingBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest)
 	want := catalog(t, db)
@@ -406,6 +408,7 @@ func TestAnOlderFileThatRunsAgainTakesNothingBack(t *testing.T) {
 }
 
 func TestAFileRefusesToRunWithoutTheVersionBeforeIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	empty := catalog(t, db)
@@ -460,6 +463,7 @@ func TestEveryVersionGoesUpDownAndUpAgain(t *testing.T) {
 // As others see it who look with pg_dump, over all ways and over up, down and up
 // again. The server is one of our own, because its pg_dump is of its version.
 func TestSoakPgDumpSeesTheSameWhateverRanTheFiles(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})
 	newDB := func(name, template string) (url string, dump func() string) {
@@ -557,8 +561,7 @@ func TestUpUsesThePoolsHooksAndNoneOfItsConnections(t *testing.T) {
 
 func TestEveryObjectIsCommentedAndEveryTableHasAKey(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	expect(t, db.Pool, "", `
 		select coalesce(string_agg(o, ', '), '') from (
 		  select c.oid::regclass::text from pg_class c where c.relnamespace = 'public'::regnamespace

@@ -19,8 +19,7 @@ func newNewer(t *testing.T) *pgtest.DB {
 	t.Helper()
 	text, err := os.ReadFile("../testdata/future.sql")
 	must(t, err)
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	db.Exec(t, string(text))
 	return db
 }
@@ -48,6 +47,7 @@ func TestUpDoesNothingOnANewerSchema(t *testing.T) {
 
 // The repair after a pg_upgrade does not wait for the newer program.
 func TestUpRepairsTokensOnANewerSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newNewer(t)
 	db.Exec(t, "update pgxlock_epoch set system_identifier = 7")
@@ -57,6 +57,7 @@ func TestUpRepairsTokensOnANewerSchema(t *testing.T) {
 }
 
 func TestAnOlderProgramTakesNothingOfANewerSchemaBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newNewer(t)
 	want := catalog(t, db)
@@ -88,6 +89,7 @@ func TestAnOlderProgramTakesNothingOfANewerSchemaBack(t *testing.T) {
 
 // A newer program's migrator is at it when an older program starts.
 func TestUpWaitsForANewerMigrator(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	future, err := os.ReadFile("../testdata/future.sql")
 	must(t, err)
@@ -105,9 +107,9 @@ func TestUpWaitsForANewerMigrator(t *testing.T) {
 		must(t, err)
 		done := make(chan error, 1)
 		go func() { done <- migrations.Up(t.Context(), db.Pool, nil) }()
-		for waits := false; !waits && len(done) == 0; {
-			waits = ask[bool](t, db.Pool, "select exists (select from pg_locks where not granted and database = (select oid from pg_database where datname = current_database()))")
-		}
+		pgtest.Until(t, "Up waits, or ends", func() bool {
+			return len(done) > 0 || ask[bool](t, db.Pool, "select exists (select from pg_locks where not granted and database = (select oid from pg_database where datname = current_database()))")
+		})
 		must(t, tx.Commit(t.Context()))
 		err = <-done
 		if lockTimeout(err) { // this machine let it wait for as long as it does
@@ -150,9 +152,10 @@ func TestSchemaChangesHoldTheSameInternalLock(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- migrations.Up(t.Context(), db.Pool, nil) }()
 	pid := int32(0)
-	for pid == 0 {
+	pgtest.Until(t, "Up waits", func() bool {
 		pid = ask[int32](t, db.Pool, "select coalesce(min(pid), 0) from pg_stat_activity where wait_event = 'advisory' and datname = current_database()")
-	}
+		return pid != 0
+	})
 	// Only now: the view reads a backend's statement before it reads what the backend waits for.
 	if waits := ask[string](t, db.Pool, "select query from pg_stat_activity where pid = $1", pid); !strings.HasPrefix(waits, "-- Waits for golang-migrate's command") {
 		t.Errorf("Up waits in %.60s", waits)

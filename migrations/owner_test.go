@@ -125,6 +125,7 @@ func trapsFor(t *testing.T, installed *pgtest.DB) (objects []object) {
 // and what CREATE OR REPLACE replaces stays the other role's, to change at will.
 // Each file looks at all that it makes, wherever the files before it have run.
 func TestSoakObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	first := firstTried(t)
 	var before []object // the version before has them, and they are ours
@@ -166,6 +167,7 @@ func TestSoakObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
 // Who may create in the schema can say in it that pgxlock is installed. That must
 // not be believed: who locks would run the other role's functions.
 func TestAnInstallationThatAnotherRoleFeignsIsRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	_, conn := newSquatter(t, db)
@@ -177,6 +179,7 @@ func TestAnInstallationThatAnotherRoleFeignsIsRefused(t *testing.T) {
 }
 
 func TestTwoObjectsOfAnotherRoleAreBothNamed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	role, conn := newSquatter(t, db)
@@ -188,6 +191,7 @@ func TestTwoObjectsOfAnotherRoleAreBothNamed(t *testing.T) {
 
 // A function of our name with other arguments is another function.
 func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	_, conn := newSquatter(t, db)
@@ -242,6 +246,7 @@ func TestATableOfAnotherRoleIsAdoptedByThatRole(t *testing.T) {
 // What comes by a column of our name has not the meaning of ours, and without
 // the key on lock_name two could hold one lock.
 func TestATableThatOnlyLooksLikeTheOneToAdoptIsRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const classic = "lock_name varchar(255), holder_id varchar(255), acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
 	db := pgtest.New(t)
@@ -272,6 +277,7 @@ func TestATableThatOnlyLooksLikeTheOneToAdoptIsRefused(t *testing.T) {
 
 // The functions rely on it: a comparison with NULL is neither live nor expired.
 func TestAnAdoptedTableGetsItsNotNulls(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	db.Exec(t, `alter table distributed_locks alter holder_id drop not null, alter expires_at drop not null;
@@ -297,9 +303,9 @@ func TestAnAdoptedTableGetsItsNotNulls(t *testing.T) {
 }
 
 func TestATemporaryTableIsNotTheOneToAdopt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	fresh := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), fresh.Pool, nil))
+	fresh := atVersion(t, newest)
 	want := catalog(t, fresh)
 	for what, temporary := range map[string]string{
 		"another table": "create temp table distributed_locks (mine int)",
@@ -344,9 +350,9 @@ func TestATemporaryTableIsNotTheOneToAdopt(t *testing.T) {
 
 // PostgreSQL then quotes what the file compares and writes down.
 func TestTheSeedIsAdoptedAndGivenBackWhereAllIdentifiersAreQuoted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	fresh := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), fresh.Pool, nil))
+	fresh := atVersion(t, newest)
 	want := catalog(t, fresh)
 	db := newSeed(t)
 	url := as(t, db, "quote_all_identifiers", "on")

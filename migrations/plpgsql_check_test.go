@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // The extension reads each statement of a function as it would be planned. It is loaded from
@@ -21,10 +20,11 @@ import (
 // Its hints on casts are not asked for, because names are handled as text on purpose; nor
 // those on EXECUTE, which only builds GRANT, ALTER and LOCK from what the catalog quotes.
 func TestPlpgsqlCheckFindsNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	root := os.Getenv("PGXLOCK_TEST_PLPGSQL_CHECK")
 	if root == "" {
-		t.Skip("PGXLOCK_TEST_PLPGSQL_CHECK does not say where plpgsql_check is: scripts/plpgsql-check-tree")
+		pgtest.Missing(t, "plpgsql_check", "PGXLOCK_TEST_PLPGSQL_CHECK does not say where it is: scripts/plpgsql-check-tree")
 	}
 	scripts, err := filepath.Glob(filepath.Join(root, "usr/share/postgresql/15/extension/plpgsql_check--*.sql"))
 	if err != nil || len(scripts) != 1 {
@@ -35,8 +35,7 @@ func TestPlpgsqlCheckFindsNothing(t *testing.T) {
 	script := regexp.MustCompile(`(?m)^\\.*$`).ReplaceAllString(string(text), "") // psql's own commands
 	script = strings.NewReplacer("MODULE_PATHNAME", filepath.Join(root, "usr/lib/postgresql/15/lib/plpgsql_check.so"), "@extschema@", "checker").Replace(script)
 
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	if version := ask[int](t, db.Pool, "select current_setting('server_version_num')::int / 10000"); version != 15 {
 		t.Skipf("plpgsql_check is there for PostgreSQL 15, and this is %d", version)
 	}

@@ -15,6 +15,7 @@ import (
 )
 
 func TestMigrationsWorkThroughAPoolerAndLeaveItsSessionsAsTheyWere(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})
 	direct := pgtest.Pool(t, server.URL("postgres"))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgerrcode"
 
@@ -53,6 +52,7 @@ func whileWaiting(t *testing.T, db *pgtest.DB, do func()) {
 // The owners were looked at before the object could be seen; it appears while
 // the file waits to make its own.
 func TestObjectsThatAppearWhileTheFileWaitsAreRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, test := range []struct {
 		from         uint
@@ -95,6 +95,7 @@ func TestObjectsThatAppearWhileTheFileWaitsAreRefused(t *testing.T) {
 // One table is held back so that the file waits; another object, which the file
 // makes later, is made meanwhile.
 func TestObjectsMadeWhileTheFileWaitsForAnotherAreRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, test := range []struct {
 		from               uint
@@ -184,6 +185,7 @@ func TestObjectsMadeWhileTheFileWaitsForAnotherAreRefused(t *testing.T) {
 // The check reads what there is when it begins. It takes long where another role has
 // many functions with many arguments, and meanwhile that role makes what the file calls next.
 func TestFunctionsThatAppearDuringTheCheckAreNotCalled(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, object := range []struct{ name, make string }{
 		{"pgxlock_version()", "create function pgxlock_version() returns bigint language sql as $$ select nextval('public.ran') $$"},
@@ -202,10 +204,10 @@ func TestFunctionsThatAppearDuringTheCheckAreNotCalled(t *testing.T) {
 			must(t, err)
 			done := make(chan error, 1)
 			go func() { done <- psql(t, db.URL, "-f", upFiles[0]) }()
-			for !ask[bool](t, db.Pool, `select exists (select from pg_locks l join pg_stat_activity using (pid)
-				where l.locktype = 'advisory' and not l.granted and datname = current_database())`) {
-				time.Sleep(5 * time.Millisecond)
-			}
+			pgtest.Until(t, "the file waits for the lock of schema changes", func() bool {
+				return ask[bool](t, db.Pool, `select exists (select from pg_locks l join pg_stat_activity using (pid)
+					where l.locktype = 'advisory' and not l.granted and datname = current_database())`)
+			})
 			for _, query := range []string{"begin", object.make, "select pg_advisory_unlock_all(), pg_sleep(0.1)", "commit"} {
 				_, err := conn.Exec(t.Context(), query)
 				must(t, err)
@@ -252,8 +254,7 @@ func TestAnotherRolesInstallationIsNeitherRunNorBelieved(t *testing.T) {
 // A program may call Up at its start with no right but to lock.
 func TestUpIsNothingForARoleThatMayOnlyLock(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), db.Pool, nil))
+	db := atVersion(t, newest)
 	role := newRole(t, db)
 	db.Exec(t, "grant select, insert, update, delete on distributed_locks to "+role)
 	before := catalog(t, db)

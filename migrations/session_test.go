@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
@@ -42,6 +41,7 @@ func TestASearchPathThatLeadsElsewhereIsRefused(t *testing.T) {
 
 // Callers that search the new schema first would not see the leases of the older table.
 func TestFilesRefuseASchemaInFrontOfThatOfAnOlderTable(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	db.Exec(t, `create schema app`)
@@ -88,6 +88,7 @@ func TestASecondInstallationMustBeAskedFor(t *testing.T) {
 
 // Two tables are two locks, and nothing that is done to one touches the other.
 func TestEachOfTwoInstallationsIsUpgradedAndRemovedAlone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	db.Exec(t, "create schema locks_1; create schema locks_2")
@@ -138,6 +139,7 @@ func TestEachOfTwoInstallationsIsUpgradedAndRemovedAlone(t *testing.T) {
 }
 
 func TestSoakTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	tried := 0
 	db := pgtest.New(t)
@@ -188,6 +190,7 @@ func TestSoakTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
 
 // SET search_path FROM CURRENT would keep "$user" as it stands.
 func TestAnotherRolesOwnSchemaIsNotUsedForOurs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	_, owner := newPlainRole(t, db)
@@ -230,6 +233,7 @@ func TestASchemaIsCreatedAndClosed(t *testing.T) {
 // The functions keep the name of their schema. docs/install.md says how to
 // tell them the new one: all files once more, in one transaction.
 func TestARenamedSchemaIsPutRightByRunningTheFilesAgain(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	fresh := pgtest.New(t)
 	must(t, migrations.Up(t.Context(), fresh.Pool, &migrations.Config{Schema: "new"}))
@@ -257,6 +261,7 @@ func TestARenamedSchemaIsPutRightByRunningTheFilesAgain(t *testing.T) {
 }
 
 func TestAnExistingSchemaNeedsNoRightToCreateSchemas(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	role := newRole(t, db)
@@ -269,6 +274,7 @@ func TestAnExistingSchemaNeedsNoRightToCreateSchemas(t *testing.T) {
 
 // golang-migrate forgets a connection where it may not make its table.
 func TestNoSessionIsLeft(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	db.Exec(t, "revoke create on schema public from public") // as it is since PostgreSQL 15
@@ -277,20 +283,15 @@ func TestNoSessionIsLeft(t *testing.T) {
 	expect(t, db.Pool, 0, "select count(*) from pg_class where relnamespace = 'public'::regnamespace")
 	must(t, up(t, as(t, db, "application_name", "migrator")))
 	must(t, down(t, as(t, db, "application_name", "migrator")))
-	// A session that was closed is gone soon.
-	deadline, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for ask[bool](t, db.Pool, "select exists (select from pg_stat_activity where application_name = 'migrator' and datname = current_database())") {
-		if deadline.Err() != nil {
-			t.Fatal("a session is left")
-		}
-	}
+	pgtest.Until(t, "the sessions that were closed are gone", func() bool {
+		return ask[bool](t, db.Pool, "select not exists (select from pg_stat_activity where application_name = 'migrator' and datname = current_database())")
+	})
 }
 
 func TestSoakSettingsOfTheRoleDoNotMatter(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	reference := pgtest.New(t)
-	must(t, migrations.Up(t.Context(), reference.Pool, nil))
+	reference := atVersion(t, newest)
 	want := catalog(t, reference)
 	db := pgtest.New(t)
 	for _, settings := range [][]string{
@@ -330,6 +331,7 @@ func TestSoakSettingsOfTheRoleDoNotMatter(t *testing.T) {
 
 // An older snapshot hides what another role has created since.
 func TestFilesRefuseToRunAboveReadCommitted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	for _, isolation := range []string{"repeatable read", "serializable"} {
@@ -353,6 +355,7 @@ func TestFilesRefuseToRunAboveReadCommitted(t *testing.T) {
 }
 
 func TestUpWorksWhereTheRoleMayNotWriteOrWait(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	url := as(t, db, "default_transaction_read_only", "on", "lock_timeout", "1")
@@ -362,6 +365,7 @@ func TestUpWorksWhereTheRoleMayNotWriteOrWait(t *testing.T) {
 
 // Some engines refuse what tells a cluster and its timeline.
 func TestAnEngineThatHidesItsClusterIsInstalledOnWithAWarning(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	role, url := newPlainRole(t, db)
@@ -399,9 +403,9 @@ func TestACancelledUpIsAnErrorAndCanBeRepeated(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- migrations.Up(ctx, db.Pool, nil) }()
-	for !ask[bool](t, db.Pool, "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())") {
-		continue
-	}
+	pgtest.Until(t, "Up waits", func() bool {
+		return ask[bool](t, db.Pool, "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())")
+	})
 	cancel()
 	must(t, blocker.Rollback(t.Context()))
 	if err := <-done; err == nil {

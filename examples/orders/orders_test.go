@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -73,6 +72,7 @@ func TestEachOrderIsShippedOnceThoughDeliveredOftenAndWorkersCrash(t *testing.T)
 }
 
 func TestTheExampleRuns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	if err := run(t.Context(), pgtest.New(t).URL, load{orders: 20, copies: 3, workers: 4}, t.Logf); err != nil {
 		t.Error(err)
@@ -84,7 +84,7 @@ func TestAnOrderThatAnotherWorkerIsOnIsSkipped(t *testing.T) {
 	pool := installed(t, 2)
 	var shippedMeanwhile error
 	slow := worker{mishap: func(pgx.Tx, int) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // were it to wait, it would be for ever
+		ctx, cancel := context.WithTimeout(t.Context(), pgtest.Patience) // were it to wait, it would be for ever
 		defer cancel()
 		_, shippedMeanwhile = reliable.ship(ctx, pool, 42)
 		return errCrashed
@@ -105,6 +105,7 @@ func TestAnOrderThatAnotherWorkerIsOnIsSkipped(t *testing.T) {
 }
 
 func TestAnOrderIsShippedAgainOnceItsClaimIsPurged(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	pool := installed(t, 2)
 	ship := func(want bool) {
@@ -125,6 +126,7 @@ func TestAnOrderIsShippedAgainOnceItsClaimIsPurged(t *testing.T) {
 }
 
 func TestEachShipmentIsSettledOnceThoughSeveralNodesSettle(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const orders, nodes = 10, 4
 	pool := installed(t, 2*nodes)
@@ -160,6 +162,7 @@ func TestEachShipmentIsSettledOnceThoughSeveralNodesSettle(t *testing.T) {
 }
 
 func TestANodeDoesNotSettleWhileAnotherIsOnIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	pool := installed(t, 2)
 	if _, err := reliable.ship(t.Context(), pool, 1); err != nil {

@@ -22,8 +22,9 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// patience turns a hang into a message.
-const patience = time.Minute
+// patience bounds each wait, and turns a hang into a message. No wait of a correct program comes
+// near it, however slow and busy the machine is.
+const patience = 15 * time.Minute
 
 //go:embed tables.sql
 var tables string
@@ -54,7 +55,7 @@ func run(m *testing.M) (code int, err error) {
 			_ = os.Unsetenv(name) // fails for malformed names only
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if server == "" {
 		own, err := pgserver.Start(ctx, pgserver.Config{Settings: map[string]string{"fsync": "off", "max_connections": "200"}})

@@ -66,6 +66,7 @@ const (
 )
 
 func TestOfManyWhoWantAllTheMoneyOneGetsIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	pool := opened(t, 2, rivals)
 	errs := make([]error, rivals)
@@ -91,6 +92,7 @@ func TestOfManyWhoWantAllTheMoneyOneGetsIt(t *testing.T) {
 // The same with the lock left out: all look before any of them commits, and the
 // account is overdrawn. This is what the lock is for.
 func TestWithoutTheLockAllOfThemGetIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	pool := opened(t, 2, rivals)
 	var moved, work sync.WaitGroup
@@ -112,6 +114,7 @@ func TestWithoutTheLockAllOfThemGetIt(t *testing.T) {
 }
 
 func TestTransfersInOppositeDirectionsDoNotDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const each = 50
 	pool := opened(t, 2, 4)
@@ -159,6 +162,7 @@ func TestATransferFromABusyAccountIsPostponedInTheSameTransaction(t *testing.T) 
 }
 
 func TestATransactionGoesOnAfterABusyAccount(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	pool := opened(t, 2, 2)
 	busy, tx := begin(t, pool), begin(t, pool)

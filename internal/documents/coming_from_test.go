@@ -68,6 +68,7 @@ func TestShedLocksCallsAreThoseOfALease(t *testing.T) {
 // A program that takes both locks excludes those that take one of them, so a fleet
 // can change over in two steps, and not in one.
 func TestAFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `create table shedlock (name varchar(64) not null, lock_until timestamp not null,
@@ -125,6 +126,7 @@ func TestAFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
 // What docs/coming-from.md says that callers of the copied functions may notice.
 // What takes two transactions to see is in internal/sqltest.
 func TestTheUpgradeChangesWhatTheDocumentSays(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	seed, err := os.ReadFile("testdata/seed.sql")
 	if err != nil {

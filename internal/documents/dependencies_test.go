@@ -30,6 +30,7 @@ func dependencies(t *testing.T, pkg string, standard bool) []string {
 }
 
 func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
+	builds(t)
 	t.Parallel()
 	for _, dep := range dependencies(t, ".", false) {
 		if dep != "github.com/pgxlock/pgxlock" && dep != "github.com/pgxlock/pgxlock/sql" && !strings.HasPrefix(dep, "github.com/pgxlock/pgxlock/internal/") &&
@@ -46,6 +47,7 @@ func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 
 // Prometheus is a requirement of the module for the command alone.
 func TestNoPublicPackageLinksPrometheus(t *testing.T) {
+	builds(t)
 	t.Parallel()
 	for _, pkg := range []string{".", "./once", "./ratelimit", "./doctor", "./migrations", "./adapters/health"} {
 		for _, dep := range dependencies(t, pkg, false) {
@@ -57,6 +59,7 @@ func TestNoPublicPackageLinksPrometheus(t *testing.T) {
 }
 
 func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
+	builds(t)
 	t.Parallel()
 	for _, dep := range append(dependencies(t, "./cmd/pgxlock", false), dependencies(t, "./cmd/pgxlock", true)...) {
 		for _, unwanted := range []string{"docker", "moby", "testcontainers", "containerd", "internal/pgtest", "goleak"} {
@@ -72,6 +75,7 @@ func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
 
 // go install pgxlock@latest refuses a module that replaces or excludes others.
 func TestTheModuleCanBeInstalledFromElsewhere(t *testing.T) {
+	builds(t)
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), "go", "mod", "edit", "-json")
 	out, err := cmd.Output()

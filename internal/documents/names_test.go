@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -100,6 +101,90 @@ func TestEachInvariantHasARowWithItsTests(t *testing.T) {
 	if n := len(regexp.MustCompile(`(?m)^\*\*I\d+ `).FindAllString(design, -1)); n != len(rows) {
 		t.Errorf("docs/design.md has %d invariants, docs/invariants.md %d", n, len(rows))
 	}
+}
+
+// What breaks an invariant must not wait for make test-all to be seen.
+func TestEachInvariantHasTwoTestsThatMakeTestRuns(t *testing.T) {
+	t.Parallel()
+	table, err := os.ReadFile("docs/invariants.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	short := shortTests(t)
+	rows := regexp.MustCompile(`(?m)^\| \*\*(I\d+)\*\* .*$`).FindAllSubmatch(table, -1)
+	if len(rows) != 12 {
+		t.Errorf("docs/invariants.md has %d rows of invariants", len(rows))
+	}
+	for _, row := range rows {
+		run := make(map[string]bool)
+		for _, name := range testName.FindAllString(string(row[0]), -1) {
+			if short[name] {
+				run[name] = true
+			}
+		}
+		if len(run) < 2 {
+			t.Errorf("of the tests that docs/invariants.md names for %s, make test runs %v; want two: without pgtest.Long", row[1], slices.Sorted(maps.Keys(run)))
+		}
+	}
+}
+
+// shortTests returns the names of the tests of this module that run with -short: they neither
+// begin with a call to pgtest.Long, nor make one through pgtest.Soak or pgtest.Model.
+func shortTests(t *testing.T) map[string]bool {
+	t.Helper()
+	short := make(map[string]bool)
+	err := fs.WalkDir(os.DirFS("."), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil && path != "." {
+				return fs.SkipDir // a module of its own
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, declaration := range file.Decls {
+			function, ok := declaration.(*ast.FuncDecl)
+			if ok && function.Recv == nil && testName.MatchString(function.Name.Name) && !isLong(function) {
+				short[function.Name.Name] = true
+			}
+		}
+		return nil
+	})
+	if err != nil || len(short) < 200 {
+		t.Fatalf("%d tests run with -short: %v", len(short), err)
+	}
+	for _, elsewhere := range []string{"TestMain", "TestIntegration"} { // no test, and what make test-integration runs
+		delete(short, elsewhere)
+	}
+	return short
+}
+
+// isLong says whether a test skips itself in a run with -short.
+func isLong(test *ast.FuncDecl) bool {
+	long := false
+	for i, statement := range test.Body.List {
+		ast.Inspect(statement, func(n ast.Node) bool {
+			if call, ok := n.(*ast.CallExpr); ok {
+				called := call.Fun
+				if generic, ok := called.(*ast.IndexExpr); ok {
+					called = generic.X
+				}
+				if f, ok := called.(*ast.SelectorExpr); ok {
+					long = long || f.Sel.Name == "Soak" || f.Sel.Name == "Model" || f.Sel.Name == "Long" && i == 0
+				}
+			}
+			return true
+		})
+	}
+	return long
 }
 
 // exportedErrors returns the sentinels that a package exports.

@@ -116,6 +116,7 @@ type redisLock interface{ Release(context.Context) error }
 // The snippets are compiled as they stand, each as a block of a function, so that it may
 // declare what others are given, in a package that exists only for the compiler.
 func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
+	builds(t)
 	t.Parallel()
 	var source bytes.Buffer
 	source.WriteString(readmeHeader)
@@ -163,6 +164,7 @@ func build(t *testing.T, source []byte, output string) {
 
 // The README's program is whole: it installs the schema, and its write is committed.
 func TestTheReadmesProgramRuns(t *testing.T) {
+	builds(t)
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
 	build(t, []byte(snippetWith(t, "README.md", "go", "package main")), program)
@@ -207,6 +209,7 @@ var sqlElsewhere = regexp.MustCompile(`^docs/(sql|sql-(leases|shared|transaction
 
 // The SQL of each page runs as it stands, in its order, in a database of its own.
 func TestTheSQLOfTheDocumentsRuns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	ran := 0
 	for _, document := range pages(t) {

@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -80,8 +81,8 @@ func readOrigin(ctx context.Context, conn *pgx.Conn) (o origin, err error) {
 	return o, nil
 }
 
-// restore makes the database what it was, with no other session in it, and leaves the pool with
-// one connection that is as good as new. Whatever the error, the database is to be dropped.
+// restore makes the database what it was, with no other session in it than those of the pool, which
+// are as good as new. Whatever the error, the database is to be dropped.
 func (o origin) restore(ctx context.Context, pool *pgxpool.Pool) error {
 	idle := pool.AcquireAllIdle(ctx)
 	if len(idle) == 0 {
@@ -91,22 +92,32 @@ func (o origin) restore(ctx context.Context, pool *pgxpool.Pool) error {
 		}
 		idle = append(idle, conn)
 	}
-	for _, other := range idle[1:] {
-		_ = other.Conn().Close(ctx) // the pool forgets it
-		other.Release()
+	defer func() {
+		for _, conn := range idle {
+			conn.Release()
+		}
+	}()
+	var kept []uint32 // by the pids of their backends
+	for _, conn := range idle {
+		err := conn.Conn().DeallocateAll(ctx)
+		if err == nil {
+			_, err = conn.Exec(ctx, "discard all")
+		}
+		if err != nil {
+			_ = conn.Conn().Close(ctx) // the pool forgets it
+			continue
+		}
+		kept = append(kept, conn.Conn().PgConn().PID())
 	}
-	defer idle[0].Release()
-	conn := idle[0].Conn()
-	if err := conn.DeallocateAll(ctx); err != nil {
-		return err
+	at := slices.IndexFunc(idle, func(conn *pgxpool.Conn) bool { return !conn.Conn().IsClosed() })
+	if at < 0 {
+		return errors.New("no connection of the pool is left")
 	}
-	if _, err := conn.Exec(ctx, "discard all"); err != nil {
-		return err
-	}
+	conn := idle[at].Conn()
 	// Those of clients that have just gone are waited for.
 	const end = `select pg_catalog.count(pg_catalog.pg_terminate_backend(pid, 600000)) from pg_catalog.pg_stat_activity
-		where datname = pg_catalog.current_database() and pid <> pg_catalog.pg_backend_pid() and backend_type = 'client backend'`
-	if _, err := conn.Exec(ctx, end); err != nil {
+		where datname = pg_catalog.current_database() and pid <> all ($1::bigint[]) and backend_type = 'client backend'`
+	if _, err := conn.Exec(ctx, end, pgx.QueryExecModeExec, kept); err != nil {
 		return err
 	}
 	var state string

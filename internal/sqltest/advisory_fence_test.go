@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // The levels at which a fence finds nothing, and what it says.
@@ -22,7 +24,7 @@ func missing(level string) string {
 func TestAFenceHoldsUpTheNextHolderUntilItsTransactionEnds(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	for _, level := range levels {
+	for _, level := range tried() {
 		for _, shared := range []op{0, 1} {
 			for name, leave := range map[string]func(h *holder){
 				"it ends":          func(h *holder) { h.end() },
@@ -86,7 +88,7 @@ func TestAWriterWaitsForTheFencesOfAllReaders(t *testing.T) {
 func TestAFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	for _, level := range levels {
+	for _, level := range tried() {
 		h, next := d.holder(), d.holder()
 		token := h.lock(1)
 		two, _ := strconv.ParseInt(h.try(lock+ofTwoInts, 1<<32|2), 10, 64)
@@ -132,6 +134,7 @@ func TestAFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
 
 // An old snapshot is compared with the present.
 func TestAFenceAboveReadCommittedSeesThePresent(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, level := range levels[1:] {
@@ -166,6 +169,7 @@ func TestAFenceAboveReadCommittedSeesThePresent(t *testing.T) {
 
 // Open transactions of all who take, give back, reap or lock rows.
 func TestAFenceOfASessionLockNeverWaits(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, level := range levels {
@@ -238,6 +242,7 @@ func TestAFenceOfASessionLockNeverWaits(t *testing.T) {
 
 // What a savepoint protected ends with it; and who catches the loss keeps nothing.
 func TestAFenceOfASessionLockEndsWithItsSavepoint(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	h, next := d.holder(), d.holder()
@@ -258,6 +263,7 @@ func TestAFenceOfASessionLockEndsWithItsSavepoint(t *testing.T) {
 // Whatever comes between the pin and the look at the row is seen: in one statement
 // it would not be.
 func TestAFenceSeesWhoTakesASessionLockJustBeforeThePin(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("alter function pgxlock_advisory_pin(integer, bigint, bigint) rename to pgxlock_advisory_pin_itself")

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // op is what pgxlock_advisory_batch can be told to do.
@@ -165,6 +167,7 @@ func TestSharedSessionLocksAreGrantedToManyWithTokensThatGrow(t *testing.T) {
 // Readers that come at the same moment are no reason to refuse one another, even
 // while the row of the other is not committed.
 func TestReadersDoNotRefuseOneAnother(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	a, b := d.holder(), d.holder()
@@ -258,6 +261,7 @@ func TestABatchThatMakesNoSenseLocksNothing(t *testing.T) {
 
 // A lock that is held twice by the server's count would need two unlocks.
 func TestAKeyCannotBeLockedTwiceInOneBatch(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	h, other := d.holder(), d.holder()
@@ -281,6 +285,7 @@ func (h *holder) undo(entries ...entry) {
 
 // The server's lock table is full half-way through.
 func TestABatchThatFailsHalfWayIsUndone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, d := private(t, map[string]string{"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "20"})
 	h, other := d.holder(), d.holder()
@@ -343,6 +348,7 @@ func TestABatchThatIsRolledBackIsUndone(t *testing.T) {
 // An unlock that has not committed is not an unlock yet; who tries is refused at
 // once.
 func TestATryNeverWaitsForAnotherBatch(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	a, b := d.holder(), d.holder()
@@ -379,6 +385,7 @@ func TestATryNeverWaitsForAnotherBatch(t *testing.T) {
 // Nothing of what is acknowledged comes again: neither the tokens of a batch that
 // an open transaction drew before, nor those that this one logged for later.
 func TestTokensOfSessionLocksSurviveACrash(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
 	d.do("alter role postgres set synchronous_commit = off")
@@ -402,6 +409,7 @@ func TestTokensOfSessionLocksSurviveACrash(t *testing.T) {
 
 // Tokens are worth a flush, and nothing else is.
 func TestOnlyTokensAreFlushed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	h := d.holder()
@@ -470,6 +478,7 @@ func TestReapingRemovesWhatDeadSessionsLeft(t *testing.T) {
 
 // A row that looked given back, and was taken again before it was to be removed.
 func TestReapingRemovesNothingThatWasTakenAgain(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	h := d.holder()

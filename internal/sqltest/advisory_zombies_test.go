@@ -25,6 +25,7 @@ const (
 // A session that commits must still be the holder at that moment, and no write may
 // follow one with a higher token.
 func TestSoakNoZombieOfADyingSessionCommits(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	rounds := pgtest.Soak(t, 4, 200)
 	d := install(t)

@@ -3,29 +3,33 @@ package sqltest_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // What commits between two steps of a batch of acquires or of releases, one interleaving in
-// each test. A session that waits for a row here fails after a moment, instead of being slow.
+// each test. A session that waits for a row here fails in the end; it also waits at the turnstile,
+// as long as this machine takes.
 
-const givesUpSoon = "set lock_timeout = '2s'"
+const givesUp = "set lock_timeout = '15min'"
 
 // The row appears after the batch has found none, and its owner is just renewing or evicting it.
 func TestBatchAcquireNeverWaitsForAnEarlierHoldersChange(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := installGated(t)
 	gate := d.turnstile()
 	for _, function := range batches[1:] {
 		for _, change := range []string{"extend_lock('k', 'A', 60)", "renew_lock('k', 'A', (select fencing_token from distributed_locks where lock_name = 'k'), '1 minute')", "release_lock('k', 'A')"} {
 			contender := d.connect()
-			contender.do(givesUpSoon)
+			contender.do(givesUp)
 			try := gate.stop(contender, "guard", batch(function, "B", "k", "l"))
 			d.want("acquire_lock('k', 'A', 60)", "true")
 			changing := d.begin(readCommitted)
 			changing.do("select " + change)
 			gate.open()
 			try.want("f A,t B")
-			changing.rollback()
+			changing.done()
 			d.do("delete from distributed_locks")
 		}
 	}
@@ -33,8 +37,9 @@ func TestBatchAcquireNeverWaitsForAnEarlierHoldersChange(t *testing.T) {
 
 // A fence, and a release, of the holder must not meet the pin of a batch that was refused.
 func TestBatchAcquireThatIsRefusedPinsNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := installGated(t)
 	gate := d.turnstile()
 	for _, function := range batches[1:] {
 		contender := d.begin(readCommitted)
@@ -44,14 +49,15 @@ func TestBatchAcquireThatIsRefusedPinsNothing(t *testing.T) {
 		try.want("f A,t B")
 		d.want("assert_lock_held('k', 'A') is null", "false") // while the transaction of the batch is open
 		d.want("release_lock('k', 'A')", "true")
-		contender.rollback()
+		contender.done()
 	}
 }
 
 // A program often locks the hash of a name itself.
 func TestBatchAcquireIgnoresLocksOnHashesThatProgramsUse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := install(t)
 	program := d.begin(readCommitted)
 	program.do("select pg_advisory_xact_lock(hashtextextended(n, 0)), pg_advisory_xact_lock(hashtext(n)) from unnest('{k,l}'::text[]) n")
 	for _, function := range batches[1:] {
@@ -65,8 +71,9 @@ func TestBatchAcquireIgnoresLocksOnHashesThatProgramsUse(t *testing.T) {
 
 // Tokens of commits that a crash took back must not be drawn again.
 func TestBatchAcquireAfterACrashBeginsAnEpoch(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := install(t)
 	const epoch = "(select max(fencing_token) >> 40 from distributed_locks)"
 	for _, function := range batches[1:] {
 		d.want(batch(function, "B", "a", "b"), "t B,t B")
@@ -86,21 +93,23 @@ func TestBatchAcquireAfterACrashBeginsAnEpoch(t *testing.T) {
 
 // Tokens drawn in a copy of a database, or on an older timeline, may repeat others.
 func TestBatchAcquireDrawsNoTokenWhereTheEpochIsAnotherOne(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := install(t)
 	for _, moved := range []string{"system_identifier = system_identifier + 1", "timeline = timeline + 1", "epoch_base = 8388608"} {
 		for _, function := range batches[1:] {
 			s := d.begin(readCommitted)
 			s.do("update pgxlock_epoch set " + moved)
 			s.want(batch(function, "B", "k"), "LK003")
-			s.rollback()
+			s.done()
 		}
 	}
 }
 
 func TestBatchReleaseNeverWaitsForAnEviction(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	gate := d.turnstile()
 	d.do("select acquire_lock(n, 'H', 60) from unnest('{a,b}'::text[]) n")
 	for _, c := range []struct {
@@ -108,7 +117,7 @@ func TestBatchReleaseNeverWaitsForAnEviction(t *testing.T) {
 		want  string
 	}{{[]string{"a"}, "s"}, {[]string{"b", "a"}, "rs"}} {
 		r := d.connect()
-		r.do(givesUpSoon)
+		r.do(givesUp)
 		releasing := gate.stop(r, "pin", givesBack("H", c.names...))
 		evicting := d.begin(readCommitted)
 		evicting.do("delete from distributed_locks where lock_name = 'a'")
@@ -121,6 +130,7 @@ func TestBatchReleaseNeverWaitsForAnEviction(t *testing.T) {
 }
 
 func TestBatchReleaseByAnotherThanTheHolderPinsNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.want("acquire_lock('k', 'H', 60)", "true")
@@ -135,8 +145,9 @@ func TestBatchReleaseByAnotherThanTheHolderPinsNothing(t *testing.T) {
 // When the release looks what became of the expired lease, another caller has just taken it over:
 // that one's fences must not meet a pin that the release keeps.
 func TestReleaseThatLosesToATakeOverPinsNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	gate := d.turnstile()
 	for i, release := range []string{"select pgxlock_release_batch('{k}', '{H}', '{null}')", "select pgxlock_release_one('k', 'H', null)"} {
 		d.do("select acquire_lock('k', 'H', 60)")
@@ -149,11 +160,13 @@ func TestReleaseThatLosesToATakeOverPinsNothing(t *testing.T) {
 		giving.want("s")
 		d.want("assert_lock_held('k', 'B') is null", "false")
 		releaser.commit()
+		releaser.done()
 		d.do("delete from distributed_locks")
 	}
 }
 
 func TestBatchReleaseEndsALeaseThatWasRenewed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, release := range releases {
@@ -168,8 +181,9 @@ func TestBatchReleaseEndsALeaseThatWasRenewed(t *testing.T) {
 
 // The row goes while the batch is at work, and another lease gets a row.
 func TestBatchReleaseEndsNoLeaseInAPlaceThatWasReused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	gate := d.turnstile()
 	for _, release := range releases {
 		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
@@ -188,8 +202,9 @@ func TestBatchReleaseEndsNoLeaseInAPlaceThatWasReused(t *testing.T) {
 // A lease that was renewed after the batch began is released by the next one, and a single one
 // at once.
 func TestReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	gate := d.turnstile()
 	for _, release := range releases {
 		d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")
@@ -207,6 +222,7 @@ func TestReleaseThatMeetsARenewalIsRepeated(t *testing.T) {
 
 // What looks expired is just being renewed, and would live on without a holder.
 func TestBatchReleaseOfALeaseThatIsJustRenewedAtItsEndIsRepeated(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, release := range releases {
@@ -216,6 +232,7 @@ func TestBatchReleaseOfALeaseThatIsJustRenewedAtItsEndIsRepeated(t *testing.T) {
 		renewing.do("update distributed_locks set expires_at = clock_timestamp() + interval '1 h' where lock_name = 'k'") // as if it had begun before
 		d.want(givesBack("H", release.names...), "s"+release.rest)
 		renewing.commit()
+		renewing.done()
 		d.want(givesBack("H", "k"), "r")
 	}
 }
@@ -223,8 +240,9 @@ func TestBatchReleaseOfALeaseThatIsJustRenewedAtItsEndIsRepeated(t *testing.T) {
 // Two callers of one process want the same lease. Another session has the guard or the pin when
 // the batch tries it for the first of them, and no more when it tries it for the second.
 func TestBatchAcquireTellsTheHolderOfTheRowItsToken(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := installGated(t)
 	gate := d.turnstile()
 	for _, space := range []string{"guard", "pin"} {
 		other := d.begin(readCommitted)
@@ -241,14 +259,16 @@ func TestBatchAcquireTellsTheHolderOfTheRowItsToken(t *testing.T) {
 
 // Its row is not committed when the batch looks for it.
 func TestBatchAcquireOfANameThatIsJustWrittenWithoutTheGuardIsRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := install(t)
 	for _, function := range batches[1:] {
 		writer, contender := d.begin(readCommitted), d.connect()
 		writer.do("insert into distributed_locks (lock_name, holder_id, expires_at) values ('k', 'W', now() + interval '1 h')")
 		try := contender.start(batch(function, "B", "k", "l"))
 		await(t, d, fmt.Sprintf("exists (select from pg_locks where pid = %d and not granted)", contender.pid))
 		writer.commit()
+		writer.done()
 		try.want("f W,t B")
 		d.do("delete from distributed_locks")
 	}
@@ -256,8 +276,9 @@ func TestBatchAcquireOfANameThatIsJustWrittenWithoutTheGuardIsRefused(t *testing
 
 // A pg_upgrade starts again at timeline 1: the tokens of later ones are to be remembered.
 func TestBatchAcquireAfterAFailoverRecordsTheTimeline(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t).withBatches()
+	d := install(t)
 	for _, function := range batches[1:] {
 		d.do("update pgxlock_epoch set timeline = timeline - 1")
 		d.want(batch(function, "B", "k", "l"), "t B,t B")
@@ -268,6 +289,7 @@ func TestBatchAcquireAfterAFailoverRecordsTheTimeline(t *testing.T) {
 
 // What locks a row beside a renewal leaves several numbers in it, also when it has ended.
 func TestBatchReleaseEndsALeaseWhoseRowOthersHadLocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, release := range releases {
@@ -277,6 +299,7 @@ func TestBatchReleaseEndsALeaseWhoseRowOthersHadLocked(t *testing.T) {
 		d.want("extend_lock('k', 'H', 60)", "true")
 		d.want(givesBack("H", release.names...), "s"+release.rest)
 		writer.commit()
+		writer.done()
 		d.want(givesBack("H", "k"), "r")
 		d.want("(select count(*) from distributed_locks where lock_name = 'k')", "0")
 	}
@@ -284,7 +307,7 @@ func TestBatchReleaseEndsALeaseWhoseRowOthersHadLocked(t *testing.T) {
 
 func TestBatchesOfOneTransactionSeeEachOther(t *testing.T) {
 	t.Parallel()
-	d := install(t).withBatches()
+	d := install(t)
 	s := d.begin(readCommitted)
 	s.want(batch(batches[1], "A", "k", "l"), "t A,t A")
 	s.want(batch(batches[1], "B", "l", "m"), "f A,t B")
@@ -301,23 +324,26 @@ func TestBatchesOfOneTransactionSeeEachOther(t *testing.T) {
 
 // Two processes want the same leases, one in the opposite order of the other.
 func TestBatchesInOppositeOrdersDoNotWaitForEachOther(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, space := range []string{"guard", "pin"} {
-		d := install(t).withBatches()
+		d := installGated(t)
 		gate := d.turnstile()
 		first, second := d.connect(), d.begin(readCommitted)
-		first.do(givesUpSoon)
-		second.do(givesUpSoon)
+		first.do(givesUp)
+		second.do(givesUp)
 		try := gate.stopLater(first, 2, space, batch(batches[1], "A", "a", "b", "c", "d"))
 		second.want(batch(batches[1], "B", "d", "c", "b", "a"), map[string]string{"guard": "t B,t B,f,f", "pin": "f,f,f,f"}[space])
 		gate.open()
 		try.want(map[string]string{"guard": "t A,t A,f,f", "pin": "t A,t A,t A,t A"}[space])
 		second.commit()
+		second.done()
 	}
 }
 
 // A role that has rights on the tables and none on what tokens are drawn from.
 func TestBatchAcquireNeedsNoRightOnTheTokens(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for what, revoked := range map[string]string{"nothing": "", "the epoch": "pgxlock_epoch", "the mark": "pgxlock_since_crash", "the sequence": "pgxlock_tokens"} {

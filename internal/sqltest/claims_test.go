@@ -71,8 +71,8 @@ func TestAClaimThatIsUndecidedIsNotFalse(t *testing.T) {
 					default:
 						claim.want("40001")
 					}
-					s.rollback()
-					first.rollback()
+					s.done()
+					first.done()
 				}
 			}
 		}
@@ -81,6 +81,7 @@ func TestAClaimThatIsUndecidedIsNotFalse(t *testing.T) {
 
 // A claim that was not decided in time must not be in the others' way.
 func TestAWaitForAClaimLeavesNothingLocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("insert into pgxlock_claims values ('expired', now() - interval '2 days', now() - interval '1 day', '3')")
@@ -95,7 +96,7 @@ func TestAWaitForAClaimLeavesNothingLocked(t *testing.T) {
 			}
 			first.rollback()
 			d.want(claim+", "+brief+")", "true") // while s is open
-			s.rollback()
+			s.done()
 		}
 	})
 }
@@ -103,6 +104,7 @@ func TestAWaitForAClaimLeavesNothingLocked(t *testing.T) {
 // Many wait for a key that one after the other claims, fails to use and gives
 // back. One INSERT waits for all of them, each time for less than lock_timeout.
 func TestAWaitForManyClaimantsThatAreRolledBackLastsAsLongAsItMay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	const before = "insert into pgxlock_claims values ('k', now() - interval '2 days', now() - interval '1 day', '3')"
@@ -188,13 +190,14 @@ func waitBehindMany(d *database, waiter *session, claimants []*session, most int
 // Each of two has claimed what the other one wants. A caller that waits without a
 // bound learns of it from PostgreSQL, the others when their wait is over.
 func TestClaimsInOppositeOrdersDoNotWaitForEver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, waits := range [][2]string{{forever, forever}, {forever, "'200 ms'"}, {long, "'200 ms'"}} {
 		a, b := d.begin(readCommitted), d.begin(readCommitted)
 		a.do("set local deadlock_timeout = '10ms'")
 		a.want("claim_once('a')", "true")
-		b.do("set local deadlock_timeout = '1min'")
+		b.do("set local deadlock_timeout = '1h'")
 		b.want("claim_once('b')", "true")
 		second := b.start("claim_once('a', " + waits[0] + ")")
 		second.waitsFor(a)
@@ -202,9 +205,9 @@ func TestClaimsInOppositeOrdersDoNotWaitForEver(t *testing.T) {
 		if got != "40P01" && (got != "NULL" || waits[1] == forever) {
 			t.Errorf("%s: got %s", waits, got)
 		}
-		a.rollback()
+		a.done()
 		second.want("true")
-		b.rollback()
+		b.done()
 	}
 }
 
@@ -217,7 +220,7 @@ func TestAClaimThatStandsIsSeenByAReadOnlyTransaction(t *testing.T) {
 			s := d.begin(level + " read only")
 			s.want("claim_once('k', "+wait+")", "false")
 			s.want("claim_once('new', "+wait+")", "25006")
-			s.rollback()
+			s.done()
 		}
 	})
 }
@@ -252,10 +255,11 @@ func TestAClaimIsItsOwnTransactionsWhenItAsksAgain(t *testing.T) {
 			d.want("select count(*) from pgxlock_claims", "0")
 			other := d.begin(level)
 			other.want("claim_once('k', "+none+")", "true") // it was given back
-			other.rollback()
+			other.done()
 			s.want(claim, "true")
 			s.do("release a")
 			s.commit()
+			s.done()
 			d.want(claim, "false")
 		}
 	})
@@ -264,6 +268,7 @@ func TestAClaimIsItsOwnTransactionsWhenItAsksAgain(t *testing.T) {
 // A claim in a savepoint that is kept is decided with the transaction, and one
 // after an error that was caught stands.
 func TestAClaimInASavepointIsDecidedByTheTransaction(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		s := d.begin(level)
@@ -309,6 +314,7 @@ func TestAClaimEndsWithItsRetention(t *testing.T) {
 // The claimant before gives the key back after a while: that is no time of ours,
 // but for the few milliseconds that are not worth a second version of the row.
 func TestARetentionBeginsWhenTheWaitForTheClaimIsOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, wait := range []string{forever, long} {
@@ -325,10 +331,11 @@ func TestARetentionBeginsWhenTheWaitForTheClaimIsOver(t *testing.T) {
 				claim.waitsFor(first)
 				d.do("select pg_sleep(0.05)")
 				during := d.get("clock_timestamp()")
-				first.rollback()
+				first.done()
 				claim.want("true")
 				s.want("claim_once('k')", "true")
 				s.commit()
+				s.done()
 				d.want("select claimed_at >= "+quote(during)+"::timestamptz - interval '5 ms' and expires_at - claimed_at = interval '1 hour' from pgxlock_claims", "true")
 			}
 		}
@@ -337,6 +344,7 @@ func TestARetentionBeginsWhenTheWaitForTheClaimIsOver(t *testing.T) {
 
 // Somebody switched it on without a policy that lets claimants see the rows.
 func TestAClaimThatRowLevelSecurityHidesIsAnError(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		role := d.role()
@@ -361,6 +369,7 @@ func (d *database) endClaim(key string) {
 
 // Its own transaction may outlast a claim's retention.
 func TestAClaimThatEndsWithinItsTransactionStaysItsOwn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		s := d.begin(level)
@@ -373,6 +382,7 @@ func TestAClaimThatEndsWithinItsTransactionStaysItsOwn(t *testing.T) {
 
 // A retention is a number of seconds, as a ttl is.
 func TestARetentionLastsTheSameInEveryTimeZone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("set TimeZone = 'America/New_York'")
@@ -388,6 +398,7 @@ func TestARetentionLastsTheSameInEveryTimeZone(t *testing.T) {
 // The row says of its transaction what a row of this one would say, and came
 // from a backup, or from another cluster.
 func TestAClaimThatWasRestoredIsNobodysOwn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		s := d.begin(level)
@@ -403,6 +414,7 @@ func TestAClaimThatWasRestoredIsNobodysOwn(t *testing.T) {
 // back or keep savepoints. For each key the work of exactly one is committed;
 // and false is said only when it is there.
 func TestSoakExactlyOneOfManyClaimantsDoesTheWork(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	workers, keys := pgtest.Soak(t, 8, 16), pgtest.Soak(t, 60, 5000)
 	d := install(t)
@@ -474,6 +486,7 @@ func TestSoakExactlyOneOfManyClaimantsDoesTheWork(t *testing.T) {
 
 // Many find that a claim's retention is over.
 func TestExactlyOneOfManyTakesOverAClaimThatEnded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select claim_once('k', NULL, '1 hour')")
@@ -523,6 +536,7 @@ func TestExactlyOneOfManyTakesOverAClaimThatEnded(t *testing.T) {
 // Each subtransaction that writes takes a transaction id; more than 64 of them
 // in one transaction slow down the snapshots of all sessions.
 func TestClaimsWithoutABoundNeedNoSubtransactions(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := quiet(t)
 	ids := func(claim string) int64 {
@@ -543,6 +557,7 @@ func TestClaimsWithoutABoundNeedNoSubtransactions(t *testing.T) {
 
 // Waiting must not use up transaction ids, however often it looks.
 func TestAWaitForAClaimDrawsOneTransactionIDAtMost(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := quiet(t)
 	first := d.begin(readCommitted)
@@ -556,6 +571,7 @@ func TestAWaitForAClaimDrawsOneTransactionIDAtMost(t *testing.T) {
 }
 
 func TestAClaimIsDurableAsItsTransactionIs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
 	d.want("claim_once('committed')", "true")
@@ -570,6 +586,7 @@ func TestAClaimIsDurableAsItsTransactionIs(t *testing.T) {
 
 // A prepared transaction's claim is as undecided as an open one's.
 func TestAPreparedClaimIsUndecided(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := quiet(t)
 	for _, c := range []struct{ end, want string }{{"commit prepared 'p'", "false"}, {"rollback prepared 'p'", "true"}} {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // reference holds, by name, the pages that describe the functions for users: docs/sql.md, which
@@ -101,6 +102,7 @@ func (s *session) returns(sql string) string {
 // The statements of each page run in its order, in one session, and return what the comments
 // behind them say.
 func TestDocumentStatementsRun(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	pages := reference(t)
 	for _, name := range otherPages {
@@ -116,7 +118,7 @@ func TestDocumentStatementsRun(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := install(t)
+			d := installAsIs(t)
 			d.do(`create table invoices (id integer primary key, total integer); create table jobs (id integer); insert into jobs values (1);
 				create table bookings (event integer, guest text); create table shipments (order_id integer); create table reports (body text)`)
 			roles := strings.NewReplacer("'app'", quote(d.role()), "'metrics'", quote(d.role()), "'ops'", quote(d.role()))
@@ -174,7 +176,7 @@ func entries(t *testing.T) map[string]docEntry {
 // Functions for users are those whose comment does not call them internal.
 func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
 	t.Parallel()
-	d := install(t)
+	d := installAsIs(t)
 	documented := entries(t)
 	index := page(t, "sql.md")
 	results, err := d.conn.PgConn().Exec(t.Context(), `
@@ -215,7 +217,7 @@ func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
 
 func TestDocumentColumnsAreThoseOfTheViews(t *testing.T) {
 	t.Parallel()
-	d := install(t)
+	d := installAsIs(t)
 	documented := entries(t)
 	views := strings.Split(d.get("(select string_agg(viewname, ' ') from pg_views where schemaname = current_schema())"), " ")
 	if len(views) != 4 {
@@ -272,6 +274,9 @@ func (d *database) canonical(signature string) string {
 // The Go of docs/monitor.md is compiled as the body of a function, in a package that exists only
 // for the compiler.
 func TestDocumentGoOfTheMonitorCompiles(t *testing.T) {
+	if os.Getenv("PGXLOCK_TEST_BUILDS") != "1" {
+		t.Skip("make lint runs it, with PGXLOCK_TEST_BUILDS=1")
+	}
 	t.Parallel()
 	found := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllStringSubmatch(page(t, "monitor.md"), -1)
 	if len(found) == 0 {

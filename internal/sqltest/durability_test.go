@@ -12,6 +12,7 @@ import (
 // What was acknowledged is there after a crash, even if the role does not wait
 // for its commits otherwise, and what was given out does not come again.
 func TestAcknowledgedGrantsSurviveACrash(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
 	seen := &tokens{t: t}
@@ -66,6 +67,7 @@ func (d *database) connectAsync() *session {
 // The log writer of the server sleeps, so that a crash takes back what was committed
 // without waiting, with the numbers that were drawn for it.
 func TestTokensOfCommitsThatACrashTakesBackAreNotRepeated(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
 	seen := &tokens{t: t}
@@ -101,6 +103,7 @@ func TestTokensOfCommitsThatACrashTakesBackAreNotRepeated(t *testing.T) {
 
 // Numbers begin again in the epoch that a repair begins.
 func TestACrashTakesBackNoRepairOfTokens(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
 	seen := &tokens{t: t}
@@ -115,6 +118,7 @@ func TestACrashTakesBackNoRepairOfTokens(t *testing.T) {
 
 // Sessions of both kinds acquire the same leases, and the server crashes in between.
 func TestSoakNothingDurableIsLostAndNoTokenRepeatedWhateverACrashTakesBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
 	dice := rand.New(rand.NewPCG(rand.Uint64(), 1))
@@ -204,6 +208,7 @@ func TestSoakNothingDurableIsLostAndNoTokenRepeatedWhateverACrashTakesBack(t *te
 // The first token after a crash raises the epoch. While its transaction is open, others
 // neither wait for it nor draw tokens that the next crash takes back.
 func TestTokensDrawnBesideTheFirstAfterACrashAreDurable(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
 	seen := &tokens{t: t}
@@ -234,6 +239,7 @@ func TestTokensDrawnBesideTheFirstAfterACrashAreDurable(t *testing.T) {
 
 // Only acquires and releases can do without the disk.
 func TestRenewalsAndClaimsAreDurableWhateverALockerAsksFor(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	s := d.connectAsync()
@@ -264,6 +270,7 @@ func TestRenewalsAndClaimsAreDurableWhateverALockerAsksFor(t *testing.T) {
 // A stronger setting is nothing to change, and neither is that of a transaction
 // that writes nothing.
 func TestSynchronousCommitIsOnlyRaisedAndOnlyByWriters(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('k', 'A')")
@@ -287,6 +294,7 @@ func TestSynchronousCommitIsOnlyRaisedAndOnlyByWriters(t *testing.T) {
 // The standby has not received the last acquires when it becomes the primary;
 // and once more.
 func TestTokensGrowOverFailoversThatLoseCommits(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	primary, d := private(t, map[string]string{"fsync": "off"})
 	seen := &tokens{t: t}
@@ -326,6 +334,7 @@ func TestTokensGrowOverFailoversThatLoseCommits(t *testing.T) {
 // Each crash begins an epoch of tokens. The standby knows of none of those, and there were
 // more of them than promotions.
 func TestTokensGrowOverAFailoverThatLosesCrashes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	primary, d := private(t, map[string]string{"fsync": "off"})
 	seen := &tokens{t: t}
@@ -380,6 +389,7 @@ func refusesToWrite(t *testing.T, d *database) {
 // The first acquire after a failover remembers the timeline. Its transaction is
 // prepared, and stays so over a restart.
 func TestAPreparedFirstAcquireIsInNobodysWay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, map[string]string{"max_prepared_transactions": "2"})
 	seen := &tokens{t: t}
@@ -391,6 +401,7 @@ func TestAPreparedFirstAcquireIsInNobodysWay(t *testing.T) {
 		s := d.begin(level)
 		seen.next("a prepared acquire", s.token("of "+level, "B"))
 		s.commit()
+		s.done()
 	}
 	d.want("acquire_lock('k', 'B')", "false")
 	d = crash(t, server)
@@ -404,6 +415,7 @@ func TestAPreparedFirstAcquireIsInNobodysWay(t *testing.T) {
 // A try of a lock that is held writes no log. Reading may: it prunes old rows.
 // So the page is clean, and nothing else runs on the server.
 func TestAFailedTryWritesNoLog(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, d := private(t, map[string]string{"fsync": "off", "wal_level": "minimal", "max_wal_senders": "0"})
 	d.do("select acquire_lock('held', 'A'), acquire_lock('fenced', 'A')")

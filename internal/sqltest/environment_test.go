@@ -48,6 +48,7 @@ func TestTheFunctionsMeanTheTableBesideThem(t *testing.T) {
 // A database's own collation may change with a library of the system: then an
 // index by it is out of order, and lets one name in twice.
 func TestNamesAreIndexedByTheirBytes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	adopted := installSeed(t)
 	if err := migrations.Up(t.Context(), pgtest.Pool(t, adopted.url), nil); err != nil {

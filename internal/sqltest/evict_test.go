@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // evict is the call that takes a lease away.
@@ -64,6 +66,7 @@ func TestEvictedHolderFindsTheLeaseGone(t *testing.T) {
 }
 
 func TestAPermitIsEvictedAsTheLeaseThatItIs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.want("acquire_permit('jobs', 'A', 1)", "jobs#1")
@@ -75,6 +78,7 @@ func TestAPermitIsEvictedAsTheLeaseThatItIs(t *testing.T) {
 }
 
 func TestTheFirstWhoWaitsIsWokenByAnEviction(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	token := d.token("k", "A")
@@ -91,6 +95,7 @@ func TestTheFirstWhoWaitsIsWokenByAnEviction(t *testing.T) {
 // A holder that writes in fenced transactions all the time is evicted all the same.
 // What it has begun it may end, and until then nobody else has the lock.
 func TestAnEvictionDoesNotWaitForFencedTransactionsAndNobodyPassesThem(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, shared := range []bool{false, true} {
@@ -156,7 +161,7 @@ func TestAnEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 		for _, holder := range []string{"A", "B"} { // also where there would be nothing to do
 			s := d.begin(level)
 			s.want(evict("k", holder, token), "25001")
-			s.rollback()
+			s.done()
 		}
 	}
 	d.want("extend_lock('k', 'A')", "true")
@@ -174,6 +179,7 @@ func TestAnEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 }
 
 func TestTheLastThousandEvictionsAreRemembered(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("insert into pgxlock_evictions select 0, 'k' || i, 'A', i, now() - interval '1 minute' * i, 'me', 'why' from generate_series(1, 1200) i")
@@ -239,6 +245,7 @@ func TestNamesArePublishedUnderTheirKeysAndForgottenAfterAnHour(t *testing.T) {
 
 // As TestHousekeepingOfLimitsLocksRowsInTheOrderOfTheirKeys.
 func TestTheDeadInQueuesAreRemovedInTheOrderOfTheirKeys(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)

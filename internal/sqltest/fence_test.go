@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // A asserts the lease and leaves its transaction open. Nobody can end the lease
@@ -25,7 +27,7 @@ func TestAFencePinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
 				thief := d.begin(other)
 				thief.want("acquire_lock('k', 'B')", "false")
 				d.leavesNothing(thief)
-				thief.rollback()
+				thief.done()
 			}
 			d.want("release_lock('k', 'A')", "false") // its row stays
 			d.want("reap_expired_locks('0 s')", "0")
@@ -42,6 +44,7 @@ func TestAFencePinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
 // An operator deletes the row. What the fence promised its transaction holds:
 // the next holder is granted when that has ended.
 func TestAFenceProtectsThoughTheRowIsDeletedByHand(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('k', 'A')")
@@ -76,6 +79,7 @@ func TestAFenceLetsTheHolderRenew(t *testing.T) {
 }
 
 func TestFencesOfOneLeaseDoNotDisturbEachOther(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('k', 'A')")
@@ -85,6 +89,7 @@ func TestFencesOfOneLeaseDoNotDisturbEachOther(t *testing.T) {
 }
 
 func TestTheFencedTransactionItselfMayRelease(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('k', 'A')")
@@ -100,6 +105,7 @@ func TestTheFencedTransactionItselfMayRelease(t *testing.T) {
 // The pin belongs to the savepoint in which it was taken. That is documented:
 // fence at the top level, or begin again.
 func TestAFenceInASavepointThatIsRolledBackProtectsNoMore(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, fence := range []string{
@@ -120,6 +126,7 @@ func TestAFenceInASavepointThatIsRolledBackProtectsNoMore(t *testing.T) {
 }
 
 func TestAFenceInASavepointThatIsKeptProtects(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('k', 'A')")
@@ -166,8 +173,8 @@ func TestAFenceNeverWaits(t *testing.T) {
 					other := d.begin(readCommitted)
 					other.do("select " + work)
 					writer.want(c.assert, "LK001")
-					writer.rollback()
-					other.rollback()
+					writer.done()
+					other.done()
 					d.want(c.assert+" > 0", "true")
 				}
 			})
@@ -180,7 +187,7 @@ func TestAFenceNeverWaits(t *testing.T) {
 // write after B.
 func TestAFenceSeesATakeOverThatCommitsJustBeforeThePin(t *testing.T) {
 	t.Parallel()
-	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+	atEveryLevelGated(t, func(t *testing.T, d *database, level string) {
 		gate := d.turnstile()
 		token := d.token("k", "A")
 		writer := d.begin(level)
@@ -268,6 +275,7 @@ func TestAFenceTellsAStaleSnapshotFromALostLease(t *testing.T) {
 // Transactions that only fence do not abort each other in SERIALIZABLE, even
 // though their leases share a page and are renewed meanwhile.
 func TestSerializableTransactionsThatOnlyFenceDoNotAbortEachOther(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("create table work (id int); insert into work select generate_series(1, 3)")
@@ -293,6 +301,7 @@ func TestSerializableTransactionsThatOnlyFenceDoNotAbortEachOther(t *testing.T) 
 
 // NULL is not "yes": a comparison with it must not let an expired lease pass.
 func TestAFenceThatIsNotToldWhetherAnExpiredLeaseWillDoRefusesIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('live', 'A'), acquire_lock('expired', 'A')")
@@ -315,6 +324,7 @@ func TestAFenceThatIsNotToldWhetherAnExpiredLeaseWillDoRefusesIt(t *testing.T) {
 // The snapshot shows a lease that has expired, but it was renewed since. That is
 // no lost lease, and cannot be told from one without asking again.
 func TestAFenceWhoseSnapshotHidesTheRenewalSaysSo(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		token := d.token("k", "A")
@@ -341,6 +351,7 @@ func TestAFenceWhoseSnapshotHidesTheRenewalSaysSo(t *testing.T) {
 // After a renewal that the snapshot does not show, SKIP LOCKED waits all the
 // same. (There is nothing to wait for in READ COMMITTED.)
 func TestAFenceDoesNotWaitForARowThatIsLockedByHand(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('k', 'A')")
@@ -362,9 +373,9 @@ func TestAFenceDoesNotWaitForARowThatIsLockedByHand(t *testing.T) {
 			writer.want("assert_lock_held('k', 'A') > 0", want)
 			writer.do("rollback to s")
 			writer.want("current_setting('lock_timeout')", "0")
-			other.rollback()
+			other.done()
 			writer.want("assert_lock_held('k', 'A') > 0", "true")
-			writer.rollback()
+			writer.done()
 		}
 	})
 }

@@ -1,6 +1,10 @@
 package sqltest_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
 
 func TestReleaseIsTrueOnlyForALiveLeaseOfTheHolder(t *testing.T) {
 	t.Parallel()
@@ -45,6 +49,7 @@ func TestReleaseAllCountsTheLiveAndRemovesAll(t *testing.T) {
 
 // One lease is pinned: none is released, so that the answer is never half true.
 func TestReleaseAllIsAllOrNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('a', 'A'), acquire_lock('b', 'A'), acquire_lock('c', 'A')")
@@ -70,6 +75,7 @@ func TestReapingRemovesWhatExpiredLongerAgoThanTheGrace(t *testing.T) {
 }
 
 func TestReapingKeepsToItsLimit(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`select acquire_lock('k' || i, 'A') from generate_series(1, 5) i;
@@ -81,6 +87,7 @@ func TestReapingKeepsToItsLimit(t *testing.T) {
 
 // Rows that somebody works with are left for the next time; the rest goes.
 func TestReapingSkipsWhatIsInUse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do(`select acquire_lock(k, 'A') from unnest('{fenced,locked,taken,released,idle}'::text[]) k;
@@ -105,6 +112,7 @@ func TestReapingSkipsWhatIsInUse(t *testing.T) {
 
 // A reaper that has not committed keeps nothing locked that it did not remove.
 func TestReapingKeepsNoPinOfWhatItSkipped(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('k', 'A')")
@@ -120,8 +128,9 @@ func TestReapingKeepsNoPinOfWhatItSkipped(t *testing.T) {
 
 // The row that a reaper has found expired is renewed before it gets the pin.
 func TestReapingLooksAgainUnderThePin(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	gate := d.turnstile()
 	d.do("select acquire_lock('k', 'A')")
 	d.expire("k")

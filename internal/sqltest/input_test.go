@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 const (
@@ -95,6 +97,7 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 }
 
 func TestTheLargestInputIsStoredWhole(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	lock, holder := "repeat('é', 255)", "repeat('ü', 254) || ' '"
@@ -128,6 +131,7 @@ func TestNamesDifferByTheirBytes(t *testing.T) {
 // Callers pass columns of their own, with collations of their own: two that
 // PostgreSQL cannot reconcile, and one for which A equals a.
 func TestTheCallersCollationsDoNotMatter(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`create collation no_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
@@ -187,6 +191,7 @@ func TestMetadataBelongsToTheAcquisition(t *testing.T) {
 // The clock of a transaction stands still at its begin. A lease that is taken,
 // renewed or judged late in a long one goes by the time that it is then.
 func TestALongTransactionGoesByTheTimeOfEachCall(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('mine', 'A'), acquire_lock('expiring', 'X')")

@@ -18,6 +18,9 @@ func TestAdvisoryLockKeysNeverChange(t *testing.T) {
 	t.Parallel()
 	server := pgtest.New(t)
 	for encoding, eAcute := range map[string]string{"UTF8": `U&'\00e9'`, "LATIN1": "chr(233)", "SQL_ASCII": `E'\303\251'`} {
+		if testing.Short() && encoding != "UTF8" {
+			continue
+		}
 		t.Run(encoding, func(t *testing.T) {
 			d := installEncoded(t, server, encoding)
 			d.want("getdatabaseencoding()", encoding)
@@ -117,6 +120,7 @@ func TestKeysOfASessionAreNeverThoseOfAMoment(t *testing.T) {
 // 40 bits of a hash can be equal. Then the two exclude each other while somebody holds the key; here
 // all are equal.
 func TestEqualKeysOfDifferentLocksExcludeAndGrantNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`create or replace function pgxlock_own_key(p_lasting boolean, p_content bytea) returns bigint language sql immutable parallel safe
@@ -196,6 +200,7 @@ func TestEqualKeysOfDifferentLocksExcludeAndGrantNothing(t *testing.T) {
 // Advisory locks of a program, whatever their names, do not disturb a lease: its name itself, by
 // SHA-256 or by the server's hash functions, and names made of the words that we use inside.
 func TestAdvisoryLocksOfUsersDoNotDisturbLeases(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	user := d.connect()
@@ -220,6 +225,7 @@ func TestAdvisoryLocksOfUsersDoNotDisturbLeases(t *testing.T) {
 }
 
 func TestTwoSchemasOfOneDatabaseDoNotDisturbEachOther(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	for _, schema := range []string{"one", "two"} {

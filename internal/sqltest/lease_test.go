@@ -23,6 +23,7 @@ var rowLocks = []struct{ name, lock, end string }{
 // An UPDATE that waited, and finds the row unchanged, goes by the time before
 // the wait: both for whether the lease is live and for its new expiry.
 func TestARenewalThatWaitedPastTheExpiryIsRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, row := range rowLocks {
@@ -70,6 +71,7 @@ func TestARenewalThatWaitedPastTheExpiryIsRefused(t *testing.T) {
 }
 
 func TestARenewalThatWaitedHasItsWholeTTL(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, row := range rowLocks {
@@ -98,6 +100,7 @@ func TestARenewalThatWaitedHasItsWholeTTL(t *testing.T) {
 
 // A token that no acquisition gave out, as a hand or a faulty restore writes it.
 func TestATokenAtTheEndOfTheRangeStopsItsOwnLockOnly(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	seen := &tokens{t: t}
@@ -128,6 +131,7 @@ func TestATokenAtTheEndOfTheRangeStopsItsOwnLockOnly(t *testing.T) {
 // Where there is room above a token, a repair makes use of it, up to the last
 // epoch; no token is ever negative.
 func TestARepairLiftsTokensWhileThereIsRoom(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	seen := &tokens{t: t}
@@ -151,6 +155,7 @@ func TestARepairLiftsTokensWhileThereIsRoom(t *testing.T) {
 
 // PostgreSQL before 17 cannot subtract infinite times.
 func TestInfiniteTimesAreReadable(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("set default_transaction_isolation = " + quote(level))
@@ -185,6 +190,7 @@ func TestInfiniteTimesAreReadable(t *testing.T) {
 // A ttl is a number of seconds: what PostgreSQL calls a day has 23 or 25 hours
 // when the clocks change.
 func TestATTLLastsTheSameInEveryTimeZone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, zone := range []struct{ name, spec, hours string }{
@@ -242,6 +248,7 @@ func TestALeaseHasAHolderAnExpiryAndAToken(t *testing.T) {
 }
 
 func TestNoCallChangesTheSessionsLockTimeout(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, timeout := range []string{"30s", "1d", "0", "7ms"} {
@@ -305,6 +312,7 @@ func TestNoCallChangesTheSessionsLockTimeout(t *testing.T) {
 // plans when the table has grown. A scan that is switched off costs so much that
 // PostgreSQL compiles the query each time: nor may there be one on the epoch.
 func TestASessionThatWarmedUpOnAnEmptyTableDoesNotScanIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("alter table distributed_locks set (autovacuum_enabled = off)") // which would throw away the plans

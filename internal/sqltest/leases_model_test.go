@@ -240,6 +240,7 @@ func (m *modelledLeases) actions() map[string]func(*rapid.T) {
 
 // What SQL callers do with leases, shares and permits, and what runs out.
 func TestSoakLeasesSharesAndPermitsDoWhatTheirModelDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := installed.New(t)
 	conn := db.Connect(t)

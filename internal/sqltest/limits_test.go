@@ -44,6 +44,7 @@ func TestEntriesOfABatchAreDecidedInTheirOrder(t *testing.T) {
 // The answers are compared with what they must be by the clock of the server before
 // and after each call. Nothing is rounded but the time of one event.
 func TestSoakLimitsAreExactToTheNanosecond(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`create table told (n bigint generated always as identity, before bigint, tat bigint, granted boolean, now_tat bigint, delay bigint, cost bigint, spare bigint, later bigint);
@@ -104,6 +105,7 @@ func TestRefusedRequestsWriteAndLockNothing(t *testing.T) {
 
 // Both saw that there was enough for one; the second finds out with the row locked.
 func TestARefusalThatWaitedKeepsNoRowLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select allow_rate('k', 0.001, 2)")
@@ -122,6 +124,7 @@ func TestARefusalThatWaitedKeepsNoRowLock(t *testing.T) {
 // What passes while a row is waited for counts, for both sides: a burst is not allowed
 // on top of what had come together when the wait began.
 func TestAWaitForTheRowIsNotDecidedByAnOldClock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, key := range []string{"there", "made just now"} {
@@ -169,6 +172,7 @@ func TestARollbackGivesBack(t *testing.T) {
 }
 
 func TestLimitsAreCountedInReadCommitted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select allow_rate('used', 0.001, 1)")
@@ -180,7 +184,7 @@ func TestLimitsAreCountedInReadCommitted(t *testing.T) {
 				want = fmt.Sprint(key != "used")
 			}
 			s.want("allow_rate("+quote(key)+", 0.001, 1)", want)
-			s.rollback()
+			s.done()
 		}
 	}
 	s := d.connect()
@@ -218,6 +222,7 @@ func TestNonsenseIsRefusedByLimits(t *testing.T) {
 // Batches name the same keys in different orders, and those who take the idle ones away
 // find them in a third.
 func TestSoakBatchesOfLimitsDoNotDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	rounds := pgtest.Soak(t, 40, 3000)
@@ -257,6 +262,7 @@ func TestSoakBatchesOfLimitsDoNotDeadlock(t *testing.T) {
 // SKIP LOCKED waits for a row whose new version somebody locks at the wrong moment, which
 // no test can bring about. So a session that has some of the rows must have the first of them.
 func TestHousekeepingOfLimitsLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`insert into pgxlock_limits values ('c', 0), ('a', 0), ('d', 0), ('b', 0);
@@ -280,6 +286,7 @@ func TestHousekeepingOfLimitsLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
 
 // Where a table is as large as it gets, what is used in it is looked up.
 func TestHousekeepingOfLimitsGoesThroughTheTableInSteps(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("insert into pgxlock_limits select 'idle ' || i, 0 from generate_series(1, 3000) i; insert into pgxlock_limits values ('used', pgxlock_limit_clock() + 1000000000000)")
@@ -314,6 +321,7 @@ func TestHousekeepingOfLimitsGoesThroughTheTableInSteps(t *testing.T) {
 
 // A row is changed without a change of an index.
 func TestBucketThatIsTakenOftenStaysOnItsPage(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("insert into pgxlock_limits select 'k' || i, 0 from generate_series(1, 100) i")

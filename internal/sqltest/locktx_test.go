@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // lockTx is the call that locks k. The wait is an SQL literal.
@@ -18,7 +21,7 @@ func lockTx(wait string, shared bool) string {
 
 const (
 	forever = "NULL"
-	long    = "'1 minute'" // longer than any test's patience
+	long    = "'1 hour'" // longer than any test's patience
 	brief   = "'30 ms'"
 	none    = "'0'"
 )
@@ -35,7 +38,7 @@ func TestALockInATransactionExcludesOthersUntilItsEnd(t *testing.T) {
 			for i, take := range waits {
 				holder := d.begin(level)
 				holder.want(lockTx(take, c.held), "true")
-				for _, other := range levels {
+				for _, other := range tried() {
 					asker := d.begin(other)
 					for _, wait := range []string{none, "'-1 s'", brief} {
 						asker.want(lockTx(wait, c.asked), fmt.Sprint(c.together))
@@ -43,10 +46,11 @@ func TestALockInATransactionExcludesOthersUntilItsEnd(t *testing.T) {
 							d.leavesNothing(asker)
 						}
 					}
-					asker.rollback()
+					asker.done()
 				}
 				holder.do([]string{"commit", "rollback"}[i%2])
 				d.want(lockTx(none, c.asked), "true")
+				holder.done()
 			}
 		}
 	})
@@ -54,13 +58,14 @@ func TestALockInATransactionExcludesOthersUntilItsEnd(t *testing.T) {
 
 // It may want to read several things of one time.
 func TestAReadOnlyTransactionMayLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, wait := range waits {
 			s := d.begin(level + " read only")
 			s.want(lockTx(wait, false), "true")
 			d.want(lockTx(none, false), "false")
-			s.rollback()
+			s.done()
 		}
 	})
 }
@@ -84,7 +89,8 @@ func TestAWaitEndsWithTheHoldersTransaction(t *testing.T) {
 				wait.want("true")
 				d.want(lockTx(none, true), "false")
 				waiter.commit()
-				holder.rollback()
+				waiter.done()
+				holder.done()
 			}
 		}
 	})
@@ -111,7 +117,7 @@ func TestALockBelongsToTheSavepointInWhichItWasTaken(t *testing.T) {
 				s.want(lockTx(wait, shared), "true") // again
 				s.do("rollback to c")
 				d.want(lockTx(none, false), "false") // the first one stays
-				s.rollback()
+				s.done()
 			}
 		}
 	})
@@ -185,6 +191,7 @@ func TestATransactionGoesOnAfterAWaitThatIsOver(t *testing.T) {
 }
 
 func TestAWaitLastsAsLongAsItMay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	holder := d.begin(readCommitted)
@@ -204,6 +211,7 @@ func TestAWaitLastsAsLongAsItMay(t *testing.T) {
 
 // There is nothing to fear from a bound that no clock can show.
 func TestAnyBoundOfAWaitIsUnderstood(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, wait := range []string{"'178000000 years'", "'290000 years'", "'25 days'", "'-290000 years'", "'1 microsecond'"} {
@@ -225,7 +233,7 @@ func TestAnyBoundOfAWaitIsUnderstood(t *testing.T) {
 			claim.want("true")
 			d.do("delete from pgxlock_claims")
 		}
-		holder.rollback()
+		holder.done()
 	}
 }
 
@@ -240,7 +248,7 @@ var (
 			for _, name := range []string{"lock_timeout", "statement_timeout"} {
 				d.do("do $$ begin execute format('alter database %I set " + name + " = ''" + timeout + "''', current_database()); end $$")
 			}
-			return d.connect()
+			return d.connectAnew()
 		}},
 		{"by SET", func(d *database, timeout string) *session {
 			s := d.connect()
@@ -261,6 +269,7 @@ var (
 )
 
 func TestNoWaitChangesATimeout(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	holder := d.begin(readCommitted)
@@ -336,6 +345,7 @@ func TestNoWaitChangesATimeout(t *testing.T) {
 
 // The lock was granted after a wait, and the claim decided.
 func TestAWaitThatWasWorthItChangesNoTimeout(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	holder := d.connect()
@@ -365,6 +375,7 @@ func TestAWaitThatWasWorthItChangesNoTimeout(t *testing.T) {
 // What is set in the savepoint in which the wait takes place, and in the middle
 // of the transaction for the session.
 func TestAWaitInASavepointKeepsWhatWasSetThere(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	holder := d.begin(readCommitted)
@@ -399,6 +410,7 @@ func TestAWaitInASavepointKeepsWhatWasSetThere(t *testing.T) {
 // A statement_timeout would abort the transaction, a transaction_timeout even
 // end the session.
 func TestAWaitEndsBeforeATimeoutThatWouldAbort(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	holder := d.begin(readCommitted)
@@ -415,15 +427,13 @@ func TestAWaitEndsBeforeATimeoutThatWouldAbort(t *testing.T) {
 		} {
 			want := c.want + ", then 1"
 			got := ""
-			for range 50 { // the 50 ms that are left may pass on a machine that is busy
-				s := d.connect()
+			for late := time.Now().Add(patience); got != want && time.Now().Before(late); { // the 50 ms that are left may pass on a machine that is busy
+				s := d.connectAnew()
 				s.do("set " + name + " = '300ms'")
-				if got = outcome("", s.run("begin")); got != "" {
-					continue
+				if got = outcome("", s.run("begin")); got == "" {
+					got = s.outcome(c.expression) + ", then " + s.outcome("1")
 				}
-				if got = s.outcome(c.expression) + ", then " + s.outcome("1"); got == want {
-					break
-				}
+				_ = s.conn.Close(t.Context())
 			}
 			if got != want {
 				t.Errorf("%s, %s: got %s, want %s", name, c.expression, got, want)
@@ -434,18 +444,19 @@ func TestAWaitEndsBeforeATimeoutThatWouldAbort(t *testing.T) {
 
 // Each of two holds what the other one wants.
 func TestADeadlockIsNoWaitThatIsOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, wait := range []string{forever, long} {
 		a, b := d.begin(readCommitted), d.begin(readCommitted)
 		a.do("set local deadlock_timeout = '10ms'; select lock_tx('a')")
-		b.do("set local deadlock_timeout = '1min'; select lock_tx('b')")
+		b.do("set local deadlock_timeout = '1h'; select lock_tx('b')")
 		second := b.start("lock_tx('a', " + wait + ")")
 		second.waitsFor(a)
 		a.want("lock_tx('b', "+wait+")", "40P01")
-		a.rollback()
+		a.done()
 		second.want("true")
-		b.rollback()
+		b.done()
 	}
 }
 
@@ -488,6 +499,7 @@ func TestAnUpgradeThatWouldWaitIsRefused(t *testing.T) {
 // A shared lock that another session holds is waited for: there is nothing to
 // upgrade.
 func TestAHolderOfOtherLocksMayWait(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	holder, waiter := d.begin(readCommitted), d.begin(readCommitted)
@@ -502,6 +514,7 @@ func TestAHolderOfOtherLocksMayWait(t *testing.T) {
 }
 
 func TestManyLocksOfOneTransactionAreAllHeld(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	s := d.begin(readCommitted)
@@ -522,8 +535,8 @@ func TestLeasesLocksAndClaimsOfOneNameAreThreeThings(t *testing.T) {
 			for _, j := range slices.Delete([]int{0, 1, 2}, i, i+1) {
 				other.want(all[j], "true")
 			}
-			holder.rollback()
-			other.rollback()
+			holder.done()
+			other.done()
 		}
 	})
 }

@@ -23,12 +23,31 @@ var levels = []string{readCommitted, "repeatable read", "serializable"}
 
 const readCommitted = "read committed"
 
+// tried are those at which a test runs that does the same at each: with -short, that of most
+// callers.
+func tried() []string {
+	if testing.Short() {
+		return levels[:1]
+	}
+	return levels
+}
+
 // atEveryLevel runs the test as subtests, one for each isolation level, one
 // after the other in the same database.
 func atEveryLevel(t *testing.T, test func(t *testing.T, d *database, level string)) {
 	t.Helper()
-	shared := install(t)
-	for _, level := range levels {
+	atEveryLevelOf(t, install(t), test)
+}
+
+// atEveryLevelGated is atEveryLevel for tests that use a turnstile.
+func atEveryLevelGated(t *testing.T, test func(t *testing.T, d *database, level string)) {
+	t.Helper()
+	atEveryLevelOf(t, installGated(t), test)
+}
+
+func atEveryLevelOf(t *testing.T, shared *database, test func(t *testing.T, d *database, level string)) {
+	t.Helper()
+	for _, level := range tried() {
 		t.Run(level, func(t *testing.T) {
 			d := shared.reopen(t)
 			d.do("delete from pgxlock_claims")
@@ -42,15 +61,63 @@ type database struct {
 	*session // no transaction is ever open here
 	t        *testing.T
 	url      string
+	spare    []*session
 }
 
-// install makes a database with pgxlock in it.
+// install makes a database with pgxlock in it, where leases last for an hour unless their
+// caller says something else, however slow this machine is. It has the functions of batches.
 func install(t *testing.T) *database {
 	t.Helper()
-	return open(t, installed.New(t).URL)
+	return openLent(t, lasting.New(t))
 }
 
-var installed = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error { return migrations.Up(ctx, pool, nil) })
+// installGated is install for tests that use a turnstile.
+func installGated(t *testing.T) *database {
+	t.Helper()
+	return openLent(t, gated.New(t))
+}
+
+// installAsIs makes a database with pgxlock in it and nothing else.
+func installAsIs(t *testing.T) *database {
+	t.Helper()
+	return openLent(t, installed.New(t))
+}
+
+func openLent(t *testing.T, db *pgtest.DB) *database {
+	t.Helper()
+	lend(t, db)
+	return open(t, db.URL)
+}
+
+var (
+	installed = template()
+	lasting   = template(lengthen, batchFunctions)
+	gated     = template(lengthen, batchFunctions, turnstileFunction)
+)
+
+// lengthen makes an hour of the 30 seconds that a lease lasts if its caller does not say how long.
+const lengthen = `
+do $$ declare f record; begin
+  for f in select oid, pg_get_function_arguments(oid) as arguments from pg_proc where pronamespace = 'public'::regnamespace loop
+    if f.arguments ~ 'DEFAULT 30(,|$)' then
+      execute regexp_replace(pg_get_functiondef(f.oid), 'DEFAULT 30(?=[,)])', 'DEFAULT 3600');
+    elsif f.arguments ~ 'DEFAULT ''00:00:30''::interval' then
+      execute regexp_replace(pg_get_functiondef(f.oid), 'DEFAULT ''00:00:30''::interval', 'DEFAULT ''1 hour''::interval');
+    end if;
+  end loop; end $$`
+
+// template installs pgxlock, and then runs the texts.
+func template(texts ...string) *pgtest.Template {
+	return pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error {
+		err := migrations.Up(ctx, pool, nil)
+		for _, text := range texts {
+			if err == nil {
+				_, err = pool.Exec(ctx, text)
+			}
+		}
+		return err
+	})
+}
 
 // installOn is install for the database postgres of a private server.
 func installOn(t *testing.T, server *pgserver.Server) *database {
@@ -65,7 +132,9 @@ func installOn(t *testing.T, server *pgserver.Server) *database {
 // open connects to a database.
 func open(t *testing.T, url string) *database {
 	t.Helper()
-	return &database{t: t, url: url, session: connect(t, url)}
+	d := &database{t: t, url: url, session: connect(t, url)}
+	d.look = d.session
+	return d
 }
 
 // reopen gives the database, without leases, to a test that runs after others
@@ -85,7 +154,14 @@ func (d *database) reopen(t *testing.T) *database {
 // connect opens one more session.
 func (d *database) connect() *session {
 	d.t.Helper()
-	return connect(d.t, d.url)
+	if last := len(d.spare) - 1; last >= 0 {
+		s := d.spare[last]
+		d.spare = d.spare[:last]
+		return s
+	}
+	s := connect(d.t, d.url)
+	s.look, s.spare = d.session, &d.spare
+	return s
 }
 
 // sessions opens two more.
@@ -112,28 +188,28 @@ func (d *database) expire(lock string) {
 // to wait, so that others come in between two of their statements.
 type turnstile struct{ *session }
 
-// turnstile puts one in front of every computation of an internal key, which is
-// what the functions do just before they try the guard or the pin of a lock.
+// turnstile is the one of a database with turnstileFunction.
 func (d *database) turnstile() turnstile {
 	d.t.Helper()
-	if d.get("to_regproc('pgxlock_key_itself')") == "NULL" {
-		d.do("alter function pgxlock_key(text, text) rename to pgxlock_key_itself")
-	}
-	d.do(`
-		create or replace function pgxlock_key(p_space text, p_name text) returns bigint language plpgsql volatile as $$
-		begin
-		  if current_setting('sqltest.stop', true) = p_space then
-		    if coalesce(current_setting('sqltest.pass', true), '') in ('', '0') then
-		      perform pg_advisory_lock(1);
-		      perform pg_advisory_unlock(1);
-		    else
-		      perform set_config('sqltest.pass', (current_setting('sqltest.pass')::int - 1)::text, false);
-		    end if;
-		  end if;
-		  return pgxlock_key_itself(p_space, p_name);
-		end $$`)
 	return turnstile{d.connect()}
 }
+
+// turnstileFunction puts a turnstile in front of every computation of an internal key, which is
+// what the functions do just before they try the guard or the pin of a lock.
+const turnstileFunction = `
+alter function pgxlock_key(text, text) rename to pgxlock_key_itself;
+create function pgxlock_key(p_space text, p_name text) returns bigint language plpgsql volatile as $$
+begin
+  if current_setting('sqltest.stop', true) = p_space then
+    if coalesce(current_setting('sqltest.pass', true), '') in ('', '0') then
+      perform pg_advisory_lock(1);
+      perform pg_advisory_unlock(1);
+    else
+      perform set_config('sqltest.pass', (current_setting('sqltest.pass')::int - 1)::text, false);
+    end if;
+  end if;
+  return pgxlock_key_itself(p_space, p_name);
+end $$`
 
 // stop runs the expression in the session until it is about to try the guard or
 // the pin.

@@ -18,6 +18,7 @@ import (
 // name all the same: to read the whole table for each would make the cost of a
 // batch its size times the table's.
 func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := installed.New(t)
 	db.Exec(t, "select acquire_lock('k' || i, 'A'), release_lock('k' || i, 'A') from generate_series(1, 100) i")
@@ -54,6 +55,7 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 
 // The same for shares, of names that many share.
 func TestBatchesLookUpEachShareByItsName(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := installed.New(t)
 	db.Exec(t, "select acquire_shared_lock('k' || i, 'A'), release_shared_lock('k' || i, 'A') from generate_series(1, 100) i")
@@ -81,6 +83,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 // session either: that would be all of them, and what is left in the index of all
 // that were given back since the last vacuum.
 func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := installed.New(t)
 	conn := db.Connect(t)
@@ -130,6 +133,7 @@ func TestBatchesLookUpEachSessionLockByItsKey(t *testing.T) {
 // The same for tickets. Those of a lock that is passed on have been in the index since
 // the last vacuum, each under its own number: a look must not read them again and again.
 func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	// On a server of its own: an open transaction, in whatever database, keeps what is dead.
 	url := pgtest.Private(t, pgserver.Config{}).URL("postgres")
@@ -191,6 +195,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 
 // The same for limits.
 func TestLimitsAreLookedUpByTheirKeys(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := installed.New(t)
 	db.Exec(t, "vacuum analyze pgxlock_limits")

@@ -3,6 +3,8 @@ package sqltest_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // claims makes claims: two without a retention, of today and of last week, and
@@ -57,6 +59,7 @@ func TestAPurgedKeyCanBeClaimedAgain(t *testing.T) {
 }
 
 func TestPurgingKeepsToItsLimit(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`insert into pgxlock_claims select 'a' || i, now() - interval '1 day', NULL, '3' from generate_series(1, 5) i;
@@ -71,6 +74,7 @@ func TestPurgingKeepsToItsLimit(t *testing.T) {
 
 // Rows that somebody works with are left for the next time; nobody waits.
 func TestPurgingSkipsWhatIsInUse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.claims()
@@ -93,6 +97,7 @@ func TestPurgingSkipsWhatIsInUse(t *testing.T) {
 
 // The row was claimed again after the purge has looked, and before it locks it.
 func TestPurgingJudgesTheClaimAsItIsWhenLocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, retention := range []string{"NULL", "'1 hour'"} {
 		d := install(t)
@@ -104,6 +109,7 @@ func TestPurgingJudgesTheClaimAsItIsWhenLocked(t *testing.T) {
 		purge.waitsFor(holder)
 		holder.want("claim_once('ended', NULL, "+retention+")", "true")
 		holder.commit()
+		holder.done()
 		purge.want("1")
 		d.want(allClaims, "ended, fresh, kept, old")
 		d.want("claim_once('ended')", "false")
@@ -112,6 +118,7 @@ func TestPurgingJudgesTheClaimAsItIsWhenLocked(t *testing.T) {
 
 // A claimant waits for a purge that has not committed, and then for its end.
 func TestAClaimantThatFindsAnEndedClaimBeingPurgedGetsIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, end := range []string{"commit", "rollback"} {
@@ -131,13 +138,14 @@ func TestAClaimantThatFindsAnEndedClaimBeingPurgedGetsIt(t *testing.T) {
 				s.commit()
 				d.want("claim_once('ended')", "false")
 			}
-			s.rollback()
+			s.done()
 		}
 	})
 }
 
 // Housekeeping goes by itself, and a claim must not end by itself.
 func TestHousekeepingNeverTouchesClaims(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.claims()

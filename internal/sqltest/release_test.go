@@ -5,6 +5,8 @@ package sqltest_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // Transactions that have the lease's pin while it is released: a transaction that takes it over,
@@ -47,6 +49,8 @@ func TestReleaseOfAnExpiredLeaseReturnsFalse(t *testing.T) {
 					t.Errorf("%s: passed by another holder", name)
 				}
 				other.do(end)
+				other.done()
+				holder.done()
 				d.do("delete from distributed_locks; delete from distributed_lock_shares")
 			}
 		}
@@ -55,6 +59,7 @@ func TestReleaseOfAnExpiredLeaseReturnsFalse(t *testing.T) {
 
 // What the transaction's snapshot shows as expired was renewed since.
 func TestReleaseByAnOldSnapshotDoesNotCallALiveLeaseExpired(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, level := range levels[1:] {
@@ -65,13 +70,15 @@ func TestReleaseByAnOldSnapshotDoesNotCallALiveLeaseExpired(t *testing.T) {
 		writer := d.begin(readCommitted)
 		writer.want("assert_lock_held('k', 'A') > 0", "true")
 		holder.want("release_lock('k', 'A')", "40001")
-		holder.rollback()
+		holder.done()
 		writer.commit()
+		writer.done()
 		d.want("release_lock('k', 'A')", "true")
 	}
 }
 
 func TestReleaseOfAnExpiredShareReturnsFalse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for name, test := range map[string]struct{ expired, locked string }{

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // givesBack is the call that gives leases of one holder back: a letter for each outcome,
@@ -102,6 +104,7 @@ const (
 // is when that asks: it knows that somebody waits, or who waits has the lease, or asks
 // again.
 func TestNoReleaseIsMissedWhereverATicketComesInBetween(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	s := d.stops()
@@ -151,6 +154,7 @@ func TestNoReleaseIsMissedWhereverATicketComesInBetween(t *testing.T) {
 // The release looked for tickets before there was this one, and commits when who waits
 // has read that the lease is held.
 func TestTryRefusedByALeaseThatGoesMeanwhileIsRepeated(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	s := d.stops()
@@ -173,6 +177,7 @@ func TestTryRefusedByALeaseThatGoesMeanwhileIsRepeated(t *testing.T) {
 
 // Others than who deletes leave their number in a row, too.
 func TestOnlyARowThatIsJustBeingChangedIsAskedForSoon(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	p, other := d.process(), d.connect()
@@ -211,6 +216,7 @@ func TestOnlyARowThatIsJustBeingChangedIsAskedForSoon(t *testing.T) {
 }
 
 func TestWhetherARowIsBeingChangedIsToldByItsNumber(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	a := d.begin(readCommitted)
@@ -271,6 +277,7 @@ func TestReleaseReturnsEachOutcomeAndWhetherOthersWait(t *testing.T) {
 
 // A snapshot that is older than the call does not show who came since.
 func TestReleaseInAnOldSnapshotSaysThatOthersMayWait(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.want("acquire_lock('k', 'H', 60)", "true")
@@ -279,15 +286,16 @@ func TestReleaseInAnOldSnapshotSaysThatOthersMayWait(t *testing.T) {
 		s.want(givesBack("H", "k", "gone"), "RG")
 		s.do("rollback and chain")
 		s.want(givesBack("H", "k"), "R")
-		s.rollback()
+		s.done()
 	}
 	d.want(givesBack("H", "k", "gone"), "rg")
 }
 
 // Between the look and the pin somebody may take over, under another token.
 func TestReleaseLeavesALeaseThatWasTakenOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	stile := d.turnstile()
 	for _, release := range []string{"select pgxlock_release_one('k', 'H', %d)", "select pgxlock_release_batch('{k}', '{H}', '{%d}')"} {
 		token := d.token("k", "H")

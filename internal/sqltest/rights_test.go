@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // wantRefused wants harden_locks() to refuse, and to name the reason.
@@ -22,6 +24,7 @@ func (d *database) wantRefused(s *session, state, says string) {
 // A trigger that is not committed yet is not seen, and REVOKE does not wait for it
 // where the table had one before.
 func TestHardeningWaitsForATriggerInTheMaking(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, make := range []string{
 		"create trigger late before insert on public.distributed_locks for each row execute function theirs.run()",
@@ -54,6 +57,7 @@ func TestHardeningWaitsForATriggerInTheMaking(t *testing.T) {
 // A right on a column that a role passed on because it had it on the table does
 // not go with that.
 func TestNoColumnRightOutlastsWhoeverGaveIt(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	evil, accomplice := d.role(), d.role()
@@ -70,6 +74,7 @@ func TestNoColumnRightOutlastsWhoeverGaveIt(t *testing.T) {
 }
 
 func TestRightsAreNotChangedOnAnOldSnapshot(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	role := d.role()
@@ -77,7 +82,7 @@ func TestRightsAreNotChangedOnAnOldSnapshot(t *testing.T) {
 		for _, call := range []string{"harden_locks()", "soften_locks()", "grant_locks('" + role + "', 'application')", "revoke_locks('" + role + "')"} {
 			s := d.begin(level)
 			s.want(call, "25001")
-			s.rollback()
+			s.done()
 		}
 	}
 }
@@ -85,6 +90,7 @@ func TestRightsAreNotChangedOnAnOldSnapshot(t *testing.T) {
 // Who owns a table makes triggers on it; who owns a function, or the schema,
 // replaces it. All of these would run for others.
 func TestHardeningWantsOneOwner(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, object := range []string{"table distributed_locks", "table pgxlock_claims", "table pgxlock_advisory_locks", "table pgxlock_waiters", "table pgxlock_limits", "table pgxlock_runs", "sequence pgxlock_tickets", "view lock_leases", "table distributed_lock_shares", "view lock_shares", "view lock_holders", "view lock_waiters", "function pgxlock_check(text, text)", "function claim_once"} {
 		d := install(t)
@@ -103,6 +109,7 @@ func TestHardeningWantsOneOwner(t *testing.T) {
 }
 
 func TestSofteningTakesNothingWhereNothingIsHard(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	old, application := d.role(), d.role()
@@ -114,6 +121,7 @@ func TestSofteningTakesNothingWhereNothingIsHard(t *testing.T) {
 
 // Some rights of a kind are not the kind: to harden again gives no more.
 func TestHardeningAgainGivesNobodyMore(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select harden_locks()")
@@ -129,6 +137,7 @@ func TestHardeningAgainGivesNobodyMore(t *testing.T) {
 }
 
 func TestABatchTakesWhatSingleCallsTake(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	token := d.token("k", "me")

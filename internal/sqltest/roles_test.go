@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // as opens a session of the role. Rights are those of current_user, no matter who
@@ -198,6 +200,9 @@ func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
 	check := func(hardened bool, roles []string) {
 		t.Helper()
 		for i, kind := range append(slices.Clone(kinds), "none") {
+			if testing.Short() && (!hardened || kind != "application") {
+				continue
+			}
 			s := d.as(roles[i])
 			d.do(`delete from distributed_locks; delete from distributed_lock_shares; delete from pgxlock_claims; select acquire_lock('held', 'other', 3600), acquire_lock('old', 'another'), claim_once('done');
 				select acquire_shared_lock('shared', 'reader', 3600), acquire_shared_lock('shared', 'crashed');
@@ -253,6 +258,9 @@ func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
 		d.do(fmt.Sprintf("select grant_locks('%s', '%s')", roles[i], kind))
 	}
 	check(true, roles)
+	if testing.Short() {
+		return
+	}
 	d.do("select harden_locks()") // again: all keep what they are
 	check(true, roles)
 	d.do("select soften_locks()")
@@ -267,6 +275,7 @@ func TestEachKindOfRoleMayDoItsWorkAndNothingElse(t *testing.T) {
 
 // Default privileges, grants by hand, of columns, and those that others passed on.
 func TestHardeningTakesEveryRightThatWasGivenOtherwise(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	a, b := d.role(), d.role()
@@ -291,6 +300,7 @@ func TestHardeningTakesEveryRightThatWasGivenOtherwise(t *testing.T) {
 }
 
 func TestOnlyTheOwnerChangesRights(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	owner, member, stranger := d.role(), d.role(), d.role()
@@ -319,6 +329,7 @@ func TestOnlyTheOwnerChangesRights(t *testing.T) {
 
 // What others can make in the schema or on the tables would run as the owner.
 func TestHardeningRefusesWhereOthersCouldGetTheOwnersRights(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	role := d.role()
@@ -350,6 +361,7 @@ func TestHardeningRefusesWhereOthersCouldGetTheOwnersRights(t *testing.T) {
 // A role that runs the functions with the owner's rights tries to have its own
 // code run, and to have them look at its own tables.
 func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	role := d.harden("application")[0]
@@ -410,6 +422,7 @@ func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
 // A policy that hides rows would let a try be granted in the dark: every way that
 // looks at a table says so instead, by the server's own error.
 func TestRowLevelSecurityIsNoticed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	owner, seed := d.role(), d.role()
@@ -475,6 +488,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 // A role that has nothing of ours can still lock numbers: it holds others up, and
 // gets nothing.
 func TestAStrangersAdvisoryLocksBlockAndGrantNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	role := d.harden("application")[0]

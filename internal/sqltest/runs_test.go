@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // A period that no test sees the end of.
@@ -80,6 +82,7 @@ func TestFinishRunSaysWhetherItRan(t *testing.T) {
 
 // The work begins when the start is acknowledged.
 func TestAStartIsOnDisk(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for setting, want := range map[string]string{"off": "on", "local": "on", "on": "on", "remote_apply": "remote_apply"} {
@@ -143,6 +146,7 @@ func TestOnlyWhatMayBeTriedAgainIsDue(t *testing.T) {
 // A few at a time; and above READ COMMITTED not at all, where what another one has removed
 // meanwhile would be an error.
 func TestAStartRemovesAFewOldRuns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("insert into pgxlock_runs select 'old', current_date - i, 'succeeded', 1, 'x', null, now(), now(), null, now() from generate_series(1, 40) i")
@@ -162,6 +166,7 @@ func TestAStartRemovesAFewOldRuns(t *testing.T) {
 // A row that was removed while a start waited for it says nothing about whether it was
 // run.
 func TestATickIsJudgedWhenItsRowIsLocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	tick := quote(d.get("clock_timestamp()"))
@@ -219,6 +224,7 @@ func TestBadInputOfRunsIsNamed(t *testing.T) {
 // A caller whose answer was lost asks again. Meanwhile the run is forgotten, or another
 // caller that has the lease now takes it over: then it is no longer the first caller's.
 func TestRepeatedStartHasItsRunOnlyWhileItIsItsOwn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	start := func(holder, lease string) string {

@@ -24,6 +24,7 @@ type defect struct {
 // TestSeedDefects shows each defect of the seed's SQL, and what pgxlock does in
 // the same place. With PGXLOCK_SEED_DEFECTS=table it prints them as a table.
 func TestSeedDefects(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	defects := slices.Concat(timeDefects, concurrencyDefects, inputDefects, holderDefects, serverDefects)
 	slices.SortFunc(defects, func(a, b defect) int { return strings.Compare(a.name, b.name) })

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
@@ -17,7 +18,7 @@ import (
 // patience bounds every statement. "Never waits" is proved by a statement that
 // completes while the transaction which it could wait for is open, not by its
 // speed: one that does wait meets this bound.
-const patience = 40 * time.Second
+const patience = pgtest.Patience
 
 // session is one client. Statements go to the server as text, as from psql.
 type session struct {
@@ -25,12 +26,108 @@ type session struct {
 	conn *pgx.Conn
 	pid  uint32
 	url  string
+	look *session // sees what this one waits for
+
+	spare *[]*session // gets it when it is done with
 }
 
+// connect opens a session, or takes one that another test has left, as good as new: to start one
+// costs the server more than most tests here.
 func connect(t *testing.T, url string) *session {
 	t.Helper()
-	conn := pgtest.Connect(t, url)
+	conn := borrow(t, url)
+	if conn == nil {
+		conn = pgtest.Connect(t, url)
+	}
 	return &session{t: t, conn: conn, pid: conn.PgConn().PID(), url: url}
+}
+
+// connectAnew is connect for a session with the database's settings as they are now.
+func (d *database) connectAnew() *session {
+	d.t.Helper()
+	conn := pgtest.Connect(d.t, d.url)
+	return &session{t: d.t, conn: conn, pid: conn.PgConn().PID(), url: d.url, look: d.session}
+}
+
+// lent are the pools that sessions are borrowed from, by their databases.
+var lent struct {
+	sync.Mutex
+
+	free map[string]int32 // how many more each pool has
+	pool map[string]*pgxpool.Pool
+}
+
+// lend lets the test's sessions come from the pool of its database, which outlives the test.
+func lend(t *testing.T, db *pgtest.DB) {
+	lent.Lock()
+	defer lent.Unlock()
+	if lent.pool == nil {
+		lent.free, lent.pool = make(map[string]int32), make(map[string]*pgxpool.Pool)
+	}
+	lent.free[db.URL], lent.pool[db.URL] = db.Pool.Config().MaxConns, db.Pool
+	t.Cleanup(func() {
+		lent.Lock()
+		defer lent.Unlock()
+		delete(lent.free, db.URL)
+		delete(lent.pool, db.URL)
+	})
+}
+
+// borrow returns a session of the pool until the test is over, or nil where there is none.
+func borrow(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	lent.Lock()
+	pool := lent.pool[url]
+	if lent.free[url] > 0 {
+		lent.free[url]--
+	} else {
+		pool = nil
+	}
+	lent.Unlock()
+	if pool == nil {
+		return nil
+	}
+	borrowed, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !renew(borrowed.Conn()) {
+			_ = borrowed.Conn().Close(context.Background()) // the pool forgets it
+		}
+		borrowed.Release()
+		lent.Lock()
+		defer lent.Unlock()
+		lent.free[url]++
+	})
+	return borrowed.Conn()
+}
+
+// renew makes a session as good as new, if it is still there and idle.
+func renew(conn *pgx.Conn) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if conn.IsClosed() || conn.PgConn().IsBusy() {
+		return false
+	}
+	if conn.PgConn().TxStatus() != 'I' {
+		if _, err := conn.Exec(ctx, "rollback"); err != nil {
+			return false
+		}
+	}
+	if err := conn.DeallocateAll(ctx); err != nil {
+		return false
+	}
+	if _, err := conn.Exec(ctx, "discard all"); err != nil {
+		return false
+	}
+	over, cancel := context.WithCancel(ctx)
+	cancel() // what was heard is returned all the same
+	for {
+		if _, err := conn.WaitForNotification(over); err != nil {
+			return !conn.IsClosed()
+		}
+	}
 }
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
@@ -49,6 +146,17 @@ func (s *session) commit() {
 func (s *session) rollback() {
 	s.t.Helper()
 	s.do("rollback")
+}
+
+// done rolls back what is open, and leaves the session to the next one that connects.
+func (s *session) done() {
+	s.t.Helper()
+	if s.conn.PgConn().TxStatus() != 'I' {
+		s.rollback()
+	}
+	if s.spare != nil {
+		*s.spare = append(*s.spare, s)
+	}
 }
 
 // run runs statements.
@@ -146,7 +254,10 @@ type call struct {
 // start starts an expression.
 func (s *session) start(expression string) *call {
 	s.t.Helper()
-	return s.startBefore(connect(s.t, s.url), expression)
+	if s.look == nil || s.look == s {
+		s.look = connect(s.t, s.url)
+	}
+	return s.startBefore(s.look, expression)
 }
 
 // startBefore is start where there is a session already that can look on.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // A reader asserts its share and leaves its transaction open. Though all shares run
@@ -31,7 +33,7 @@ func TestAFenceOfAShareKeepsWritersOutUntilItsTransactionEnds(t *testing.T) {
 				d.leavesNothing(writer)
 				writer.want("acquire_shared_lock('k', 'C')", "NULL")
 				d.leavesNothing(writer)
-				writer.rollback()
+				writer.done()
 			}
 			d.want("reap_expired_locks('0 s')", "0")
 			d.want("pgxlock_reap_shares('0 s')", "0")
@@ -47,6 +49,7 @@ func TestAFenceOfAShareKeepsWritersOutUntilItsTransactionEnds(t *testing.T) {
 // A reader has run out, and writes in a fenced transaction. The others, who are well,
 // leave: they are not kept from it, and no writer comes in before it ends.
 func TestLeavingReaderLetsNoCallerPassTheFenceOfAnExpiredOne(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_shared_lock('k', 'A'), acquire_shared_lock('k', 'B'), acquire_shared_lock('k', 'C')")
@@ -64,6 +67,7 @@ func TestLeavingReaderLetsNoCallerPassTheFenceOfAnExpiredOne(t *testing.T) {
 }
 
 func TestTheFencedTransactionItselfMayGiveItsShareBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_shared_lock('k', 'A')")
@@ -79,8 +83,9 @@ func TestTheFencedTransactionItselfMayGiveItsShareBack(t *testing.T) {
 // A reader is about to take the pin of the name, or that of its share. Meanwhile the
 // lock goes to a writer, or its share is given back.
 func TestAFenceOfAShareSeesWhatCommitsJustBeforeItsPins(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+	atEveryLevelGated(t, func(t *testing.T, d *database, level string) {
 		gate := d.turnstile()
 		for _, space := range []string{"pin", "share"} {
 			for _, meanwhile := range []string{
@@ -113,6 +118,7 @@ func TestAFenceOfAShareSeesWhatCommitsJustBeforeItsPins(t *testing.T) {
 }
 
 func TestAFenceOfAShareLetsOthersJoinAndExtend(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, work := range []string{"acquire_shared_lock('k', 'B')", "extend_shared_lock('k', 'A')", "acquire_shared_lock('k', 'A')"} {
@@ -121,7 +127,9 @@ func TestAFenceOfAShareLetsOthersJoinAndExtend(t *testing.T) {
 			other.want(work, "true")
 			writer.want("assert_shared_lock_held('k', 'A') > 0", "true")
 			other.commit()
+			other.done()
 			writer.commit()
+			writer.done()
 		}
 	})
 }
@@ -161,6 +169,7 @@ func TestAFenceOfAShareSaysWhyItFails(t *testing.T) {
 
 // A pin stands for one share: what it is made of does not run together.
 func TestPinsOfSharesAreNotMixedUp(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.want("select count(distinct pgxlock_share_pin(n, h)) from (values ('a', 'bc'), ('ab', 'c'), ('1:a', 'b'), ('1', ':ab'), ('a', 'b'), ('b', 'a')) v (n, h)", "6")
@@ -200,6 +209,7 @@ func TestABatchOfSharesAnswersForEach(t *testing.T) {
 
 // Many shares of one name in a batch raise their group once, to the latest of them.
 func TestABatchOfRenewalsRaisesEachGroupToItsLatest(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	// In minutes, so that none of it runs out meanwhile.
@@ -245,6 +255,7 @@ func TestSharesAreTakenInTurn(t *testing.T) {
 
 // A waits for what B shares, and B for what A has: the last one leaves.
 func TestACircleOfWaitsThroughAGroupIsFound(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_shared_lock('k', 'A'), acquire_shared_lock('k', 'B'), acquire_lock('l', 'C')")
@@ -286,6 +297,7 @@ func TestReapingSharesRemovesWhatExpiredLongerAgoThanTheGrace(t *testing.T) {
 // Shares that somebody works with are left for the next time, and a reaper that has
 // not committed keeps nothing of them.
 func TestReapingSharesSkipsWhatIsInUse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`select acquire_shared_lock(k, 'A') from unnest('{fenced,locked,joined,taken,released,made,idle,left}'::text[]) k;
@@ -314,6 +326,7 @@ func TestReapingSharesSkipsWhatIsInUse(t *testing.T) {
 
 // Who holds a lock, exclusively or together, with what it said of itself.
 func TestHoldersAreEachOfThoseWhoShare(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`select acquire_shared_lock('k', 'A', 60, '"pod"'), acquire_shared_lock('k', 'B', 60, '{"n": 1}'), acquire_shared_lock('k', 'C'), acquire_lock('l', 'W', 60, '"me"')`)

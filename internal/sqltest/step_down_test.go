@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // askToStepDown is the call that asks the holder of the lock.
@@ -73,6 +75,7 @@ func TestARequestIsForTheSessionThatHasTheAdvisoryLock(t *testing.T) {
 }
 
 func TestARequestThatNobodyHearsIsForgotten(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do("insert into pgxlock_step_down select 0, 'k', h, now() - a, 'me', '' from (values ('old', interval '61 minutes'), ('locked', '61 minutes'), ('young', '59 minutes')) v (h, a)")
@@ -92,6 +95,7 @@ func TestARequestThatNobodyHearsIsForgotten(t *testing.T) {
 }
 
 func TestLeadersAreToldThatThereAreRequests(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	listener := d.connect()

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // tokens checks that the tokens of a lock grow.
@@ -134,6 +136,7 @@ func TestAChangeThatTokensWouldNotSurviveStopsAcquiresUntilRepaired(t *testing.T
 // A transaction with a snapshot from before the repair must not draw tokens of
 // the old epoch.
 func TestARepairStopsOldSnapshots(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	old := d.begin("repeatable read")
@@ -145,6 +148,7 @@ func TestARepairStopsOldSnapshots(t *testing.T) {
 // The first acquire after a failover remembers the timeline. It may be in a
 // transaction that stays open or is prepared: others do it later.
 func TestAnOpenFirstAcquireAfterAFailoverIsInNobodysWay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("update pgxlock_epoch set timeline = timeline - 1")
@@ -164,6 +168,7 @@ func TestAnOpenFirstAcquireAfterAFailoverIsInNobodysWay(t *testing.T) {
 const useUpHalf = "select setval('pgxlock_tokens', greatest(1::bigint << 39, (select last_value from pgxlock_tokens)))"
 
 func TestAnEpochBeginsWhenHalfTheNumbersAreUsedUp(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	seen := &tokens{t: t}
@@ -186,6 +191,7 @@ func TestAnEpochBeginsWhenHalfTheNumbersAreUsedUp(t *testing.T) {
 }
 
 func TestTokensGoOnAfterTheEndOfTheirNumbers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	seen := &tokens{t: t}
@@ -209,6 +215,7 @@ func TestTokensGoOnAfterTheEndOfTheirNumbers(t *testing.T) {
 // A transaction that has read the old epoch may have yet to draw: its number would be one
 // of the new epoch's, and its token an old one's. It keeps new epochs out until it ends.
 func TestAnEpochBeginsAfterTransactionsThatReadTheOldOne(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		seen := &tokens{t: t}
@@ -228,6 +235,7 @@ func TestAnEpochBeginsAfterTransactionsThatReadTheOldOne(t *testing.T) {
 // Callers acquire and release few leases while epochs begin. A lease has one holder at a
 // time, so its tokens come in the order of its acquisitions.
 func TestTokensGrowWhileEpochsBegin(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	const epochs, acquirers = 8, 6

@@ -3,6 +3,8 @@ package sqltest_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // openWork is what another transaction has done with a lock, and not committed,
@@ -103,6 +105,7 @@ func TestAFailedTryLeavesNothingBehind(t *testing.T) {
 // the lease is live, and must let go of the row, though its transaction stays
 // open: the holder has to be able to renew and release.
 func TestATakeOverThatALateRenewalOvertakesKeepsNoRowLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	holder, contender := d.sessions()
@@ -128,8 +131,9 @@ func TestATakeOverThatALateRenewalOvertakesKeepsNoRowLock(t *testing.T) {
 // commits now. B takes the guard, finds A's row and must give the guard back,
 // though its transaction stays open: after A's release the lock is free.
 func TestATryThatAnotherInsertOvertakesKeepsNoGuard(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	gate := d.turnstile()
 	contender := d.begin(readCommitted)
 	try := gate.stop(contender, "guard", "acquire_lock('k', 'B')")
@@ -145,8 +149,9 @@ func TestATryThatAnotherInsertOvertakesKeepsNoGuard(t *testing.T) {
 // As before, but A's lease has come and gone when B gets the guard: B has to
 // judge by what is there then.
 func TestATryGoesByWhatIsThereUnderTheGuard(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	d := install(t)
+	d := installGated(t)
 	gate := d.turnstile()
 	contender := d.begin(readCommitted)
 	try := gate.stop(contender, "guard", "acquire_lock('k', 'B')")
@@ -163,7 +168,7 @@ func TestATryGoesByWhatIsThereUnderTheGuard(t *testing.T) {
 // by the row as the first one left it.
 func TestOnlyOneTakesOver(t *testing.T) {
 	t.Parallel()
-	atEveryLevel(t, func(t *testing.T, d *database, level string) {
+	atEveryLevelGated(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('k', 'X')")
 		d.expire("k")
 		gate := d.turnstile()
@@ -183,6 +188,7 @@ func TestOnlyOneTakesOver(t *testing.T) {
 // A renewal finds its lease live and waits for the row, which is locked by
 // the session that takes the lease over. It must not keep the next holder's row locked.
 func TestARenewalThatComesTooLateKeepsNoRowLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	late, other := d.sessions()
@@ -204,6 +210,7 @@ func TestARenewalThatComesTooLateKeepsNoRowLock(t *testing.T) {
 // because PostgreSQL tracks reads by page. That is documented; nothing else may
 // come of it.
 func TestSerializableAcquiresOfUnrelatedLocksSucceedOrFailToSerialize(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	a, b := d.begin("serializable"), d.begin("serializable")

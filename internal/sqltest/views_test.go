@@ -5,6 +5,8 @@ package sqltest_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // holders are what lock_holders shows of one name.
@@ -130,6 +132,7 @@ func TestTheViewOfWaitersShowsForWhomTheyWait(t *testing.T) {
 
 // What pgxlock locks for itself is no user's hold: guards, pins, and what shows that sessions live.
 func TestTheViewsShowNoneOfPgxlocksOwnKeys(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	h, p := d.holder(), d.process()
@@ -170,6 +173,7 @@ func TestTheViewsShowNoneOfPgxlocksOwnKeys(t *testing.T) {
 
 // Reading pg_locks stops the server's lock table for a moment.
 func TestEachViewReadsTheLockTableOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.do(`create function reads(p_view text) returns bigint language plpgsql as $$
@@ -189,6 +193,7 @@ func TestEachViewReadsTheLockTableOnce(t *testing.T) {
 
 // Hardened or not, with no right on a table, and with none to look at others' sessions.
 func TestMonitoringReadsTheViewsOfHoldersAndWaiters(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	by := d.connect()
@@ -223,6 +228,7 @@ func TestMonitoringReadsTheViewsOfHoldersAndWaiters(t *testing.T) {
 // A view reads tables with the rights of its owner, and calls functions with those of its
 // reader. So SELECT on a view is not enough, and neither is SELECT on a view made over it.
 func TestReadersOfTheViewsNeedTheRightsOfTheirFunctions(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	by := d.connect()

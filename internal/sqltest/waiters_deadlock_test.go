@@ -6,6 +6,8 @@ package sqltest_test
 import (
 	"fmt"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // ring makes n processes, each of which holds a lease and waits for that of the
@@ -13,10 +15,18 @@ import (
 // first one's.
 func (d *database) ring(n int, closed bool) (processes []*process, tickets []string) {
 	d.t.Helper()
-	for i := range n {
-		p := d.process()
+	for range n {
+		processes = append(processes, d.process())
+	}
+	return processes, d.ringOf(processes, closed)
+}
+
+// ringOf is ring for processes that there are.
+func (d *database) ringOf(processes []*process, closed bool) (tickets []string) {
+	d.t.Helper()
+	n := len(processes)
+	for i, p := range processes {
 		p.want(fmt.Sprintf("acquire_lock('l%d', 'h%d', 600)", i, i), "true")
-		processes = append(processes, p)
 	}
 	for i, p := range processes {
 		waitsFor := fmt.Sprintf("l%d", (i+1)%n)
@@ -25,14 +35,17 @@ func (d *database) ring(n int, closed bool) (processes []*process, tickets []str
 		}
 		tickets = append(tickets, p.queueHolding(0, waitsFor, "x", fmt.Sprintf("h%d", i), "y"))
 	}
-	return processes, tickets
+	return tickets
 }
 
 func TestTheLastTicketOfACircleIsItsVictim(t *testing.T) {
 	t.Parallel()
+	d := install(t)
+	processes, _ := d.ring(4, false)
 	for n := 1; n <= 4; n++ {
-		d := install(t)
-		ring, tickets := d.ring(n, true)
+		d.do("delete from distributed_locks; delete from pgxlock_waiters")
+		ring := processes[:n]
+		tickets := d.ringOf(ring, true)
 		for range 2 { // no matter who asks, and how often
 			for i, p := range ring {
 				want := "f"
@@ -83,6 +96,7 @@ func TestWithoutACircleThereIsNoVictim(t *testing.T) {
 // A ticket before the circle waits for it, and one behind as well: neither is
 // part of it.
 func TestWaiterOutsideADeadlockIsNoVictim(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	before := d.process()
@@ -96,6 +110,7 @@ func TestWaiterOutsideADeadlockIsNoVictim(t *testing.T) {
 }
 
 func TestEndedHoldsAndWaitsArePartOfNoDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, end := range map[string]func(d *database, ring []*process, tickets []string){
 		"released": func(d *database, _ []*process, _ []string) { d.want("release_lock('l0', 'h0')", "true") },
@@ -124,6 +139,7 @@ func TestEndedHoldsAndWaitsArePartOfNoDeadlock(t *testing.T) {
 
 // Leases and advisory keys of both kinds in one circle.
 func TestACircleGoesThroughAdvisoryKeys(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	a, b, c := d.process(), d.process(), d.process()
@@ -152,6 +168,7 @@ func TestACircleGoesThroughAdvisoryKeys(t *testing.T) {
 
 // One batch is asked for several tickets; each gets its own answer.
 func TestABatchTellsEachOfItsTickets(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.want("acquire_lock('l0', 'h0') and acquire_lock('l1', 'h1') and acquire_lock('l2', 'h2') and acquire_lock('l3', 'h3')", "true")

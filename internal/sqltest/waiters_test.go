@@ -140,9 +140,9 @@ func (d *database) patient() {
 	d.t.Helper()
 	d.do(`do $$ declare f regprocedure; begin
 		for f in select oid from pg_proc where proconfig @> '{lock_timeout=100ms}' loop
-			execute format('alter function %s set lock_timeout = ''1min''', f);
+			execute format('alter function %s set lock_timeout = ''1h''', f);
 		end loop; end $$`)
-	d.want("exists (select from pg_proc where proconfig @> '{lock_timeout=1min}')", "true")
+	d.want("exists (select from pg_proc where proconfig @> '{lock_timeout=1h}')", "true")
 }
 
 // tickets are those in the queue of a lock, in order.
@@ -263,6 +263,7 @@ func TestTheDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 
 // A dead ticket that somebody has locked is left to the next one.
 func TestNobodyWaitsForTheRowOfADeadTicket(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	dead, live := d.process(), d.process()
@@ -282,6 +283,7 @@ func TestNobodyWaitsForTheRowOfADeadTicket(t *testing.T) {
 
 // Its process was slow, not dead: it comes back to its old place.
 func TestATicketThatWasBuriedGetsItsPlaceBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	slow, other := d.process(), d.process()
@@ -359,7 +361,7 @@ func TestWaiterThatWasRefusedAnAdvisoryLockIsNotPassed(t *testing.T) {
 		by.do("select from pgxlock_waiters for update")
 		a.do(fmt.Sprintf("select pgxlock_refused_batch('{%d}', '{7}', '{%s}')", kind, ta))
 		d.want("select woken is null from pgxlock_waiters where ticket = "+ta, "false")
-		by.rollback()
+		by.done()
 	}
 }
 
@@ -380,6 +382,7 @@ func TestATurnLastsAQuarterOfASecond(t *testing.T) {
 // Others come and go faster than the turn time: each of them wakes the frozen
 // one, and its turn is over all the same.
 func TestWakingAgainDoesNotProlongATurn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	frozen, b := d.process(), d.process()
@@ -402,6 +405,7 @@ func TestWakingAgainDoesNotProlongATurn(t *testing.T) {
 // Where all were passed by, the next release would wake nobody; so they are woken
 // one after the other, and then it ends.
 func TestThoseWhoWerePassedAreWokenWhereThereIsNobodyElse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	a, b := d.process(), d.process()
@@ -438,6 +442,7 @@ func TestAWakeTellsOneAndInOrder(t *testing.T) {
 
 // Who cannot be stamped is told all the same: a wake-up must not get lost.
 func TestAWakeDoesNotWaitForTheRowAndTells(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	p := d.process()
@@ -497,6 +502,7 @@ func TestNoWakeUpIsLostBetweenPublishAndRelease(t *testing.T) {
 // or the one of the release that came just then. If the process freezes now, its
 // ticket looks like one that nobody woke.
 func TestATryThatTakesAStampAwayLosesNoTurn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	for _, c := range []struct {
@@ -552,6 +558,7 @@ func TestATryThatFailsShowsLife(t *testing.T) {
 
 // Uncontended, a wake reads; and a refresh writes once in half of a ticket's time.
 func TestNothingIsWrittenWithoutNeed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	p := d.process()
@@ -595,6 +602,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 // A commit that has nothing to flush does not wait for a synchronous standby,
 // either: where none answers, who flushes is seen.
 func TestWakingFlushesNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	_, d := private(t, nil)
 	p := d.process()
@@ -632,6 +640,7 @@ func TestWakingFlushesNothing(t *testing.T) {
 // Whatever the order of a batch: while it waits for the first of its rows, it has
 // none of the others.
 func TestABatchLocksItsTicketsInOneOrder(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	d.patient()
@@ -669,6 +678,7 @@ func TestABatchLocksItsTicketsInOneOrder(t *testing.T) {
 // dead are taken in one order as well that was not seen in 300,000 calls; where one of the
 // functions has another order, it is one of three hundred.
 func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const locks, workers = 12, 6
 	rounds := pgtest.Soak(t, 60, 2000)
@@ -737,7 +747,7 @@ func TestACallThatMakesNoSenseDoesNothing(t *testing.T) {
 			s.want("(select count(*) from "+call+")", "25001")
 			s.do("rollback to s")
 		}
-		s.rollback()
+		s.done()
 	}
 	d.want("select count(*) from pgxlock_waiters", "0")
 	d.want("select count(*) from distributed_locks", "0")

@@ -2,6 +2,7 @@ package othertools_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -9,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/leaktest"
@@ -18,24 +18,46 @@ import (
 )
 
 // server is one of our own, from the programs of this machine: its pg_dump is
-// of its version.
-var server *pgserver.Server
+// of its version. admin makes its databases.
+var (
+	server *pgserver.Server
+	admin  *pgxpool.Pool
+)
+
+// patience bounds each wait. No wait of a correct program comes near it, however slow the machine is.
+const patience = 15 * time.Minute
 
 func TestMain(m *testing.M) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	flag.Parse()
+	if testing.Short() { // all tests are long
+		os.Exit(m.Run())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var err error
-	if server, err = pgserver.Start(ctx, pgserver.Config{Settings: map[string]string{"fsync": "off", "max_connections": "200"}}); err != nil {
+	if server, err = pgserver.Start(ctx, pgserver.Config{Settings: map[string]string{"fsync": "off", "max_connections": "200"}}); err == nil {
+		admin, err = pgxpool.New(ctx, server.URL("postgres"))
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	code := m.Run()
+	admin.Close()
 	if err := server.Stop(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
 	// When a migration fails, golang-migrate leaves the goroutines that have read the next ones.
 	os.Exit(leaktest.Check(code, "github.com/golang-migrate/migrate/v4.(*Migration).Buffer"))
+}
+
+// long skips a test in a run with -short: make test-all runs the other tools.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
 }
 
 // database is one of a test's own.
@@ -49,11 +71,8 @@ var databases atomic.Int64
 func newDatabase(t *testing.T) database {
 	t.Helper()
 	db := database{name: fmt.Sprint("test_", databases.Add(1))}
-	admin, err := pgx.Connect(t.Context(), server.URL("postgres"))
+	_, err := admin.Exec(t.Context(), "create database "+db.name)
 	must(t, err)
-	_, err = admin.Exec(t.Context(), "create database "+db.name)
-	must(t, err)
-	must(t, admin.Close(t.Context()))
 	db.pool, err = pgxpool.New(t.Context(), db.url())
 	must(t, err)
 	t.Cleanup(db.pool.Close)

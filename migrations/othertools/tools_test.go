@@ -216,6 +216,7 @@ func newest(t *testing.T) uint {
 }
 
 func TestEveryToolInstallsWhatUpInstallsAndRemovesItAgain(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for name, p := range places {
 		with, without := p.reference(t)
@@ -246,6 +247,7 @@ func TestEveryToolInstallsWhatUpInstallsAndRemovesItAgain(t *testing.T) {
 // What the files set must be over when they are, though the tool's transaction
 // may go on.
 func TestTheFilesStandAmongThoseOfAProject(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, tool := range tools {
 		if tool.own == nil {
@@ -279,6 +281,7 @@ func TestTheFilesStandAmongThoseOfAProject(t *testing.T) {
 // Flyway is a Java program, which these tests do not run. With group=true it
 // runs all files in one transaction, and so in one with those of the user.
 func TestFlywaysFilesLeaveNoSettingToTheRestOfTheirTransaction(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const settings = "select string_agg(name || '=' || setting, ', ' order by name) from pg_settings where name not like '%.%'"
 	for name, p := range places {
@@ -325,6 +328,7 @@ func TestFlywaysFilesLeaveNoSettingToTheRestOfTheirTransaction(t *testing.T) {
 // A project that wrote the files long ago writes the newer ones later, with
 // numbers that are free by then.
 func TestNewerVersionsAreAddedUnderLaterNumbers(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := place{}
 	with, _ := p.reference(t)
@@ -353,6 +357,7 @@ func TestNewerVersionsAreAddedUnderLaterNumbers(t *testing.T) {
 }
 
 func TestAFailureLeavesNothingBehindWhateverToolRanTheFile(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := place{path: "app", schema: "locks"}
 	for _, tool := range tools {
@@ -374,6 +379,7 @@ func TestAFailureLeavesNothingBehindWhateverToolRanTheFile(t *testing.T) {
 
 // A tool runs the file of the newest version first: that one must know of all that is in use.
 func TestADownThatIsRefusedLeavesEverythingWhateverToolRanTheFile(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, tool := range tools {
 		t.Run(tool.name, func(t *testing.T) {
