@@ -54,7 +54,7 @@ func TestEveryEndOfTheSessionLosesAllAdvisoryLocks(t *testing.T) {
 			})
 		}
 	}
-	try(t, nil, testkit.Migrated(t), map[string]row{
+	try(t, nil, pgtest.New(t), map[string]row{
 		"terminated":       {func(t *testing.T, s stage) { testkit.Terminate(t, s.direct, "loser") }, []string{"57P01"}},
 		"connection cut":   {func(_ *testing.T, s stage) { s.proxy.Cut() }, nil},
 		"connection reset": {func(_ *testing.T, s stage) { s.proxy.Reset() }, nil},

@@ -31,8 +31,13 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 	for _, version := range versions {
 		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t)
-			if version > 0 {
+			var db *pgtest.DB
+			switch version {
+			case 0:
+				db = pgtest.New(t)
+			case newest:
+				db = testkit.Migrated(t)
+			default:
 				db = onVersion(t, version)
 			}
 			findings := examine(t, db, nil)

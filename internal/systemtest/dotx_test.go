@@ -125,6 +125,7 @@ func TestFenceSaysOnceWhatToDo(t *testing.T) {
 }
 
 func TestDoTxCleansUpAfterAPanic(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.WithLedger(t)
 	one := testkit.Roomy(t, db, 1) // a connection that does not come back is missed
@@ -567,16 +568,14 @@ func TestALeaseRefusesTheOptionsOfOthers(t *testing.T) {
 }
 
 func TestAFenceOnAnotherDatabaseNamesBoth(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db, empty, other := testkit.Migrated(t), pgtest.New(t), testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
 	lock := testkit.Acquire(t, locks, "k")
-	places := map[*pgtest.DB]error{empty: pgxlock.ErrSchema, other: pgxlock.ErrLost}
-	if !testing.Short() {
-		elsewhere := pgtest.Private(t, pgserver.Config{}).URL("postgres")
-		places[&pgtest.DB{Pool: pgtest.Pool(t, elsewhere), URL: elsewhere, Name: "postgres"}] = pgxlock.ErrSchema
-	}
-	for wrong, want := range places {
+	elsewhere := pgtest.Private(t, pgserver.Config{})
+	server := &pgtest.DB{Pool: pgtest.Pool(t, elsewhere.URL("postgres")), URL: elsewhere.URL("postgres"), Name: "postgres"}
+	for wrong, want := range map[*pgtest.DB]error{empty: pgxlock.ErrSchema, other: pgxlock.ErrLost, server: pgxlock.ErrSchema} {
 		tx := testkit.Begin(t, wrong, pgx.TxOptions{})
 		err := lock.Fence(t.Context(), tx)
 		if !errors.Is(err, want) {

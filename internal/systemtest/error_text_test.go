@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
@@ -32,6 +33,7 @@ func wantOneLine(t *testing.T, err error, words ...string) {
 }
 
 func TestTheTextOfAnErrorIsOneLine(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const breaks = "one\ntwo\r\nthree\vfour\ffive\u0085six\u2028seven\u2029eight"
 	for _, err := range []error{

@@ -332,6 +332,7 @@ func TestEvictionEmitsWhoseLockWasTakenAndWhy(t *testing.T) {
 	if e := r.take(t, pgxlock.EventEvicted)[0]; e.Granted || e.EvictionReason != "again" {
 		t.Errorf("of a lock that is gone: %+v", e)
 	}
+	_ = lock.Renew(ctx) // which notices it
 	wantLost(t, lock)
 
 	conn, err := pgx.ConnectConfig(ctx, db.Pool.Config().ConnConfig)

@@ -115,6 +115,7 @@ func TestEventsAllowedToACallerThatLeftAreReturned(t *testing.T) {
 
 // Twice, when the connection breaks; but what is given back is given back once.
 func TestALostReplyNeverAllowsMore(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)

@@ -202,13 +202,15 @@ func (p *Proxy) serve() {
 func (p *Proxy) link(client net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	server, err := p.server()
-	if err != nil || p.refused {
+	if p.refused {
 		p.turned++
 		_ = client.Close()
-		if err == nil {
-			_ = server.Close()
-		}
+		return
+	}
+	server, err := p.server()
+	if err != nil {
+		p.turned++
+		_ = client.Close()
 		return
 	}
 	l := &link{proxy: p, client: client, server: server, statements: make(map[string]string)}
