@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // modelledRun is what the model knows of one tick.
@@ -163,14 +163,12 @@ func (m *modelledRuns) actions(db *pgtest.DB) map[string]func(*rapid.T) {
 }
 
 func TestSoakRunsDoWhatTheirModelDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, retry := range []bool{false, true} {
 		t.Run(fmt.Sprintf("retry %t", retry), func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t)
-			if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-				t.Fatal(err)
-			}
+			db := testkit.Migrated(t)
 			var processes []*Runner
 			for range 3 {
 				o, err := New(db.Pool, time.Hour, &Config{Retry: retry})

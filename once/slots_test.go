@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // slotsOf asks the server for the beginnings of the slots that contain the instants, or of
@@ -23,15 +23,6 @@ func slotsOf(t *testing.T, db *pgtest.DB, s slots, at []time.Time, ahead int) []
 	return got
 }
 
-func slotsDB(t *testing.T) *pgtest.DB {
-	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	return db
-}
-
 func location(t *testing.T, name string) *time.Location {
 	t.Helper()
 	l, err := time.LoadLocation(name)
@@ -43,7 +34,7 @@ func location(t *testing.T, name string) *time.Location {
 
 func TestADayBeginsByTheClocksOfItsTimeZone(t *testing.T) {
 	t.Parallel()
-	db := slotsDB(t)
+	db := testkit.Migrated(t)
 	const midnight, halfPastTwo, noon = 0, 2*time.Hour + 30*time.Minute, 12 * time.Hour
 	for _, test := range []struct {
 		zone         string
@@ -93,8 +84,9 @@ func TestADayBeginsByTheClocksOfItsTimeZone(t *testing.T) {
 // Every instant is in the slot that began last, slots are those of time.Truncate where no
 // clocks change, and a memory has the same slots as a server.
 func TestSoakSlotsAreTheSameInGoAndInSQL(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := slotsDB(t)
+	db := testkit.Migrated(t)
 	zones := []string{"UTC", "Europe/Berlin", "America/New_York", "America/Havana", "Asia/Kathmandu", "Australia/Lord_Howe", "Pacific/Auckland", "Africa/Casablanca"}
 	seed := rand.Uint64()
 	t.Log("seed", seed)

@@ -14,7 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // The model counts in hours, which is what one event takes: a test takes so little of
@@ -196,11 +196,9 @@ func (m *modelled) actions() map[string]func(*rapid.T) {
 }
 
 func TestSoakLimitsDoWhatTheirModelDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := testkit.Migrated(t)
 	var limiters []*Limiter
 	for _, burst := range []int{1, 4, 4, 9} { // two processes have the same
 		l, err := New(db.Pool, Every(time.Hour), burst, nil)
@@ -248,6 +246,7 @@ func TestSoakLimitsDoWhatTheirModelDoes(t *testing.T) {
 }
 
 func TestSoakLimitsInMemoryDoWhatTheirModelDoes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	pgtest.Model(t, func(r *rapid.T) map[string]func(*rapid.T) {
 		l, err := NewMemory(Every(time.Hour), rapid.IntRange(1, 9).Draw(r, "burst"))

@@ -11,16 +11,13 @@ import (
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // slowLimiter returns a Limiter of one event an hour, and its database.
 func slowLimiter(t *testing.T, burst int) (*Limiter, *table, *pgtest.DB) {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := testkit.Migrated(t)
 	l, err := New(db.Pool, Every(time.Hour), burst, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -61,9 +58,7 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 	for range 100 {
 		all.Go(ask)
 	}
-	for table.asking.Queued() < 100 {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.Until(t, "100 requests are queued", func() bool { return table.asking.Queued() == 100 })
 	resume()
 	all.Wait()
 	if n := granted.Load(); n != 10 {
@@ -76,6 +71,7 @@ func TestCallersOfOneProcessShareAStatement(t *testing.T) {
 }
 
 func TestKeysThatHaveUsedNothingLatelyLeaveTheTable(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	l, table, db := slowLimiter(t, 1)
 	if ok, err := l.Allow(t.Context(), "in use"); !ok || err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,41 +14,11 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	gocronlock "github.com/pgxlock/pgxlock/adapters/gocron"
-	"github.com/pgxlock/pgxlock/internal/leaktest"
-	"github.com/pgxlock/pgxlock/internal/pgserver"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/plaintest"
 	"github.com/pgxlock/pgxlock/once"
 )
 
-// pool is of one server and database for all tests: each has keys of its own there.
-var pool *pgxpool.Pool
-
-func TestMain(m *testing.M) {
-	code, err := run(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = max(code, 1)
-	}
-	os.Exit(leaktest.Check(code))
-}
-
-func run(m *testing.M) (code int, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	server, err := pgserver.Start(ctx, pgserver.Config{Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, server.Stop(context.Background())) }()
-	if pool, err = pgxpool.New(ctx, server.URL("postgres")); err != nil {
-		return 1, err
-	}
-	defer pool.Close()
-	if err := migrations.Up(ctx, pool, nil); err != nil {
-		return 1, err
-	}
-	return m.Run(), nil
-}
+func TestMain(m *testing.M) { plaintest.Main(m) }
 
 // schedule starts a scheduler with one job, of a millisecond, that is due each second at
 // this time in it; it is shut down when the test is over.
@@ -80,10 +49,15 @@ func schedule(t *testing.T, name string, phase time.Duration, ran func(), option
 // over long before the others begin.
 func TestOneSchedulerRunsAJobEachSecondWhateverTheirClocksSay(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
+	pool := plaintest.Shared(t)
+	phases := []struct {
 		name   string
 		offset time.Duration
-	}{{"at the full second", 0}, {"half a second later", 500 * time.Millisecond}} {
+	}{{"half a second later", 500 * time.Millisecond}, {"at the full second", 0}}
+	if testing.Short() {
+		phases = phases[:1]
+	}
+	for _, test := range phases {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			const seconds = 5
@@ -134,7 +108,7 @@ func TestOneSchedulerRunsAJobEachSecondWhateverTheirClocksSay(t *testing.T) {
 
 func TestALockedJobIsRecordedAndNotRunAgain(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
+	ctx, pool := t.Context(), plaintest.Shared(t)
 	l, err := gocronlock.NewLocker(pool, 3000*time.Hour, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -184,6 +158,7 @@ func TestALockedJobIsRecordedAndNotRunAgain(t *testing.T) {
 
 func TestTheLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
 	t.Parallel()
+	pool := plaintest.Shared(t)
 	type node struct {
 		elector *gocronlock.Elector
 		locks   *pgxlock.Locker
@@ -191,7 +166,7 @@ func TestTheLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
 	var nodes []node
 	ran := make(chan int, 1000)
 	for i := range 3 {
-		locks, err := pgxlock.NewLeaseLocker(pool, nil)
+		locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour}) // which no pause of a machine exceeds
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,6 +223,11 @@ func TestTheLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
 func TestBadInputIsNamed(t *testing.T) {
 	t.Parallel()
 	locks := pgxlock.NewMemoryLocker()
+	pool, err := pgxpool.New(t.Context(), "host=127.0.0.1") // which connects to nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
 	for says, err := range map[string]error{
 		"does not support Retry and CatchUp":    second(gocronlock.NewLocker(pool, time.Second, &once.Config{Retry: true})),
 		"not support Retry and CatchUp; remove": second(gocronlock.NewLocker(pool, time.Second, &once.Config{CatchUp: 1})),

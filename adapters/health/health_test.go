@@ -7,11 +7,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/adapters/health"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -26,12 +27,9 @@ func answer(t *testing.T, h http.Handler) int {
 
 func TestLeaderAnswers200ExactlyWhileItLeads(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
+	db := testkit.Migrated(t)
 	open := func() *pgxlock.Locker {
-		locks, err := pgxlock.NewLeaseLocker(db.Pool, nil)
+		locks, err := pgxlock.NewLeaseLocker(db.Pool, &pgxlock.LeaseConfig{TTL: time.Hour}) // which no pause of a machine exceeds
 		if err != nil {
 			t.Fatal(err)
 		}

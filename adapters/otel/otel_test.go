@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -19,42 +17,12 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	pgxlockotel "github.com/pgxlock/pgxlock/adapters/otel"
-	"github.com/pgxlock/pgxlock/internal/leaktest"
-	"github.com/pgxlock/pgxlock/internal/pgserver"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/plaintest"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
-// pool is of one database for all tests: each has keys of its own there.
-var pool *pgxpool.Pool
-
-func TestMain(m *testing.M) {
-	code, err := run(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = max(code, 1)
-	}
-	os.Exit(leaktest.Check(code))
-}
-
-func run(m *testing.M) (code int, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	server, err := pgserver.Start(ctx, pgserver.Config{Settings: map[string]string{"fsync": "off"}})
-	if err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, server.Stop(context.Background())) }()
-	if pool, err = pgxpool.New(ctx, server.URL("postgres")); err != nil {
-		return 1, err
-	}
-	defer pool.Close()
-	if err := migrations.Up(ctx, pool, nil); err != nil {
-		return 1, err
-	}
-	return m.Run(), nil
-}
+func TestMain(m *testing.M) { plaintest.Main(m) }
 
 // telemetry is what an exporter in memory sees.
 type telemetry struct {
@@ -137,10 +105,10 @@ func family(key string) string {
 
 func TestMetricsCountWhatHappened(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
+	ctx, pool := t.Context(), plaintest.Shared(t)
 	seen := newTelemetry(t, pgxlockotel.Config{Group: family})
 	const key = "counted:secret"
-	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Observe: seen.Observe})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour, Observe: seen.Observe})
 	check(t, err)
 	lock, err := locks.Acquire(ctx, key)
 	check(t, err)
@@ -194,11 +162,12 @@ func TestMetricsCountWhatHappened(t *testing.T) {
 
 func TestSpansAreChildrenOfTheCallers(t *testing.T) {
 	t.Parallel()
+	pool := plaintest.Shared(t)
 	for _, keys := range []bool{false, true} {
 		t.Run(fmt.Sprint("keys ", keys), func(t *testing.T) {
 			t.Parallel()
 			seen := newTelemetry(t, pgxlockotel.Config{Keys: keys})
-			locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Observe: seen.Observe})
+			locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour, Observe: seen.Observe})
 			check(t, err)
 			ctx, parent := seen.tracers.Tracer("test").Start(t.Context(), "request")
 			key := fmt.Sprint("spans:secret ", keys)

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/plaintest"
 )
 
 const alerts = "../../deploy/prometheus/alerts.yml"
@@ -44,7 +46,7 @@ var named = regexp.MustCompile(`pgxlock_[a-z_]+`)
 
 func TestDashboardAndAlertsNameMetricsOfAScrape(t *testing.T) {
 	t.Parallel()
-	got := everything(t, "deployed")
+	got := everything(t)
 	rules, err := os.ReadFile(alerts)
 	check(t, err)
 	texts := queries(t)
@@ -67,10 +69,11 @@ func TestDashboardAndAlertsNameMetricsOfAScrape(t *testing.T) {
 }
 
 func TestPromtoolAcceptsQueriesAndSeesEachAlertFire(t *testing.T) {
+	plaintest.Long(t)
 	t.Parallel()
 	promtool := os.Getenv("PGXLOCK_TEST_PROMTOOL")
 	if promtool == "" {
-		t.Skip("PGXLOCK_TEST_PROMTOOL does not name promtool: scripts/promtool-tree has it")
+		plaintest.Missing(t, "promtool", "PGXLOCK_TEST_PROMTOOL does not name it: scripts/promtool-tree has it")
 	}
 	var rules strings.Builder
 	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")

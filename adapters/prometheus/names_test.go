@@ -5,21 +5,36 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
+	"github.com/pgxlock/pgxlock/internal/plaintest"
 )
 
-// everything is a scrape in which each metric is seen.
-func everything(t *testing.T, name string) scrape {
+// everything is a scrape in which each metric is seen. All tests share it.
+func everything(t *testing.T) scrape {
 	t.Helper()
-	pool, registry := database(t, name), prometheus.NewPedanticRegistry()
+	scraped.once.Do(func() { scraped.all = scrapeAll(t) })
+	if scraped.all.families == nil {
+		t.Fatal("another test says why there is no scrape")
+	}
+	return scraped.all
+}
+
+var scraped struct {
+	once sync.Once
+	all  scrape
+}
+
+func scrapeAll(t *testing.T) scrape {
+	t.Helper()
+	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
 	m, err := pgxlockprom.New(registry, &pgxlockprom.Config{Group: family})
 	check(t, err)
-	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: time.Minute})
+	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: plaintest.Patience})
 	check(t, err)
 	check(t, registry.Register(collector))
 	operate(t, pool, m)
@@ -32,7 +47,7 @@ func TestDocumentedMetricsAreThoseOfAScrape(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/metrics.md")
 	check(t, err)
-	got := everything(t, "documented")
+	got := everything(t)
 	var names []string
 	for _, line := range documented.FindAllStringSubmatch(string(page), -1) {
 		name, kind := line[1], line[2]

@@ -21,6 +21,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
+	"github.com/pgxlock/pgxlock/internal/plaintest"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -105,15 +106,6 @@ func check(t *testing.T, err error) {
 	}
 }
 
-func until(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatalf("not within a minute: %s", what)
-		}
-	}
-}
-
 // family is what stands before the colon of a key.
 func family(key string) string {
 	name, _, _ := strings.Cut(key, ":")
@@ -126,7 +118,7 @@ func operate(t *testing.T, pool *pgxpool.Pool, m *pgxlockprom.Metrics) {
 	t.Helper()
 	ctx := t.Context()
 	const key = "invoice:secret-17"
-	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Owner: "secret-owner", Observe: m.Observe, Renew: 100 * time.Millisecond})
+	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Owner: "secret-owner", Observe: m.Observe, TTL: time.Hour, Renew: 100 * time.Millisecond})
 	check(t, err)
 	t.Cleanup(func() { _ = locks.Close(context.Background()) })
 	lock, err := locks.Acquire(ctx, key)
@@ -173,7 +165,7 @@ func operate(t *testing.T, pool *pgxpool.Pool, m *pgxlockprom.Metrics) {
 
 	_, err = locks.Acquire(ctx, "held:secret-20")
 	check(t, err)
-	others, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{Observe: m.Observe}) // callers of one Locker queue in their process
+	others, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour, Observe: m.Observe}) // callers of one Locker queue in their process
 	check(t, err)
 	t.Cleanup(func() { _ = others.Close(context.Background()) })
 	waiting, cancel := context.WithCancel(ctx)
@@ -186,16 +178,16 @@ func operate(t *testing.T, pool *pgxpool.Pool, m *pgxlockprom.Metrics) {
 		cancel()
 		<-over
 	})
-	until(t, "a caller waits", func() bool {
+	for waits := 0; waits != 1; {
 		waiters, err := monitor.Waiters(ctx, pgxlock.Filter{Kind: pgxlock.KindLease})
 		check(t, err)
-		return len(waiters) == 1
-	})
+		waits = len(waiters)
+	}
 }
 
 func TestCountsAreThoseOfWhatHappened(t *testing.T) {
 	t.Parallel()
-	pool, registry := database(t, "counts"), prometheus.NewPedanticRegistry()
+	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
 	m, err := pgxlockprom.New(registry, &pgxlockprom.Config{Group: family})
 	check(t, err)
 	operate(t, pool, m)
@@ -236,7 +228,7 @@ func TestCountsAreThoseOfWhatHappened(t *testing.T) {
 
 func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 	t.Parallel()
-	pool, registry := database(t, "collected"), prometheus.NewPedanticRegistry()
+	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
 	m, err := pgxlockprom.New(prometheus.NewRegistry(), nil)
 	check(t, err)
 	operate(t, pool, m)
@@ -250,7 +242,7 @@ func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock_shared(17)"); err != nil {
 		t.Fatal(err)
 	}
-	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: time.Minute})
+	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: plaintest.Patience})
 	check(t, err)
 	check(t, registry.Register(collector))
 	got := read(t, registry)
@@ -282,8 +274,8 @@ func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 // Old figures would look like new ones.
 func TestCollectorOfAServerThatIsGoneShowsOnlyThat(t *testing.T) {
 	t.Parallel()
-	pool, registry := database(t, "gone"), prometheus.NewPedanticRegistry()
-	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Every: time.Nanosecond, Timeout: time.Minute})
+	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
+	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Every: time.Nanosecond, Timeout: plaintest.Patience})
 	check(t, err)
 	check(t, registry.Register(collector))
 	read(t, registry).wants(t, 1, "pgxlock_collector_up")

@@ -36,10 +36,11 @@ func TestClaimsPurgeRemovesOldClaimsAndSaysHowMany(t *testing.T) {
 }
 
 func TestClaimsPurgeSaysWhatIsInTheWay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	env := []string{"DATABASE_URL=" + pgtest.New(t).URL}
+	env := []string{"DATABASE_URL=" + empty(t).URL}
 	execute(t, env, "claims", "purge", "--older-than", "1h").want(t, exitInternal, "", "pgxlock migrate up")
 	execute(t, env, "claims", "purge", "--older-than", "1h", "--dry-run", "--schema", "public").want(t, exitInternal, "", `schema "public" has no pgxlock`)
-	denied := []string{"DATABASE_URL=" + migrated(t).URL, "PGOPTIONS=-c role=pg_monitor"}
+	denied := as("pg_monitor", migrated(t))
 	execute(t, denied, "claims", "purge", "--older-than", "1h").want(t, exitDenied, "", "(SQLSTATE 42501)")
 }

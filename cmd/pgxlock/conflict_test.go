@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestDurationsAreAcceptedWithUnitsAndAsSeconds(t *testing.T) {
@@ -46,11 +48,12 @@ func TestHelpShowsTheDefaultsOfDurations(t *testing.T) {
 
 // The short flags mean what they mean to flock(1).
 func TestRunTakesTheShortFlagsOfFlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")
 	on := func(args string) result {
-		return execute(t, nil, strings.Fields("run --database-url "+db.URL+" "+args)...)
+		return answered(t, strings.Fields("run --database-url "+db.URL+" "+args)...)
 	}
 	for _, test := range []struct {
 		args           string
@@ -76,7 +79,7 @@ func TestRunTakesTheShortFlagsOfFlock(t *testing.T) {
 		for i := range args {
 			args[i] = strings.ReplaceAll(args[i], "\x00", " ")
 		}
-		r := execute(t, nil, args...)
+		r := answered(t, args...)
 		r.want(t, test.code, test.stdout, test.stderr)
 		if strings.Count(r.stderr, "\n") > 1 {
 			t.Errorf("%s: more than one line: %q", test.args, r.stderr)

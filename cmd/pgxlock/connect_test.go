@@ -35,7 +35,7 @@ func TestTheFlagComesBeforeTheVariablesAndOursBeforeTheGeneralOne(t *testing.T) 
 
 func TestEverySourceOfAConnectionStringLeadsToTheDatabase(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	c := db.Pool.Config().ConnConfig
 	nowhere := "postgres://nobody@127.0.0.1:1/nowhere"
 	installed := func(name string, env []string, args ...string) {
@@ -72,6 +72,9 @@ func TestDefaultsFillInWhatWasLeftOpen(t *testing.T) {
 // a free one, as other tests do meanwhile.
 const closed = "127.0.0.1:1"
 
+// nowhere is a database that is not there.
+const nowhere = "postgres://me@" + closed + "/db"
+
 func TestAServerThatCannotBeReachedExits69(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{"ls", "migrate up", "migrate down", "migrate status", "migrate repair", "tree", "doctor", "acquire k"} {
@@ -92,6 +95,7 @@ func TestAServerThatCannotBeReachedExits69(t *testing.T) {
 // Nothing but a change of the connection helps: a script that tries again when the server is
 // not there must not do so then, and nobody needs to look for the server.
 func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	right := server.TCPURL("postgres")
@@ -140,7 +144,7 @@ func TestNoPasswordIsEverPrinted(t *testing.T) {
 
 func TestCommandsNameTheirConnectionsUnlessTheConnectionStringDoes(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	for _, want := range []string{"pgxlock", "mine"} {
 		var target target
 		target.addFlags(pflag.NewFlagSet("test", pflag.ContinueOnError))

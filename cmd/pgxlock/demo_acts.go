@@ -16,11 +16,16 @@ import (
 // The acts of the demonstration. Each shows something, and then judges what the
 // database has on record, not what was printed.
 
-const (
-	turnsEach = 3
-	victimTTL = 2 * time.Second  // of those that will be killed or frozen
-	longTTL   = 30 * time.Second // of those that stay
-)
+const turnsEach = 3
+
+// victimTTL is the TTL of those that will be killed or frozen, on a machine on which a turn takes so
+// long: before that they must have had the time to renew.
+func victimTTL(turn time.Duration) time.Duration {
+	return min(max(2*time.Second, (30*turn).Round(time.Second)), time.Minute)
+}
+
+// longTTL is that of those that stay.
+func (d *demo) longTTL() time.Duration { return 15 * d.victimTTL }
 
 // The names that are locked.
 const (
@@ -52,6 +57,7 @@ func (d *demo) compete(ctx context.Context) error {
 			working--
 			continue
 		}
+		d.victimTTL = max(d.victimTTL, victimTTL(r.Inside))
 		d.act(r.Worker, "token %d  waited %7s  inside %5s", r.Token, brief(r.Waited), brief(r.Inside))
 	}
 	rows, _ := d.pool.Query(ctx, statement("demo_turns", "")) // CollectRows returns the error
@@ -68,17 +74,17 @@ func (d *demo) compete(ctx context.Context) error {
 func (d *demo) crash(ctx context.Context) error {
 	d.section("2. A holder is killed with SIGKILL")
 	victim, heir := d.team.workers[0], d.team.workers[1]
-	first, err := d.team.must(ctx, victim, order{Do: doTake, Key: dailyKey, TTL: victimTTL})
+	first, err := d.team.must(ctx, victim, order{Do: doTake, Key: dailyKey, TTL: d.victimTTL})
 	if err != nil {
 		return err
 	}
-	d.act(victim.name, "holds %s, token %d, TTL %s", dailyKey, first.Token, victimTTL)
-	second, err := d.team.must(ctx, victim, order{Do: doTake, Key: importKey, TTL: victimTTL, Metadata: "part 3 of 8"})
+	d.act(victim.name, "holds %s, token %d, TTL %s", dailyKey, first.Token, d.victimTTL)
+	second, err := d.team.must(ctx, victim, order{Do: doTake, Key: importKey, TTL: d.victimTTL, Metadata: "part 3 of 8"})
 	if err != nil {
 		return err
 	}
 	d.act(victim.name, "holds %s as well", importKey)
-	if err := heir.tell(order{Do: doTake, Key: dailyKey, TTL: longTTL, Metadata: "second attempt"}); err != nil {
+	if err := heir.tell(order{Do: doTake, Key: dailyKey, TTL: d.longTTL(), Metadata: "second attempt"}); err != nil {
 		return err
 	}
 	d.act(heir.name, "waits for %s", dailyKey)
@@ -121,7 +127,7 @@ func (d *demo) crash(ctx context.Context) error {
 func (d *demo) freeze(ctx context.Context) error {
 	d.section("3. A holder freezes, and comes back too late")
 	zombie, heir := d.team.workers[2], d.team.workers[3]
-	mine, err := d.team.must(ctx, zombie, order{Do: doTake, Key: invoiceKey, TTL: victimTTL})
+	mine, err := d.team.must(ctx, zombie, order{Do: doTake, Key: invoiceKey, TTL: d.victimTTL})
 	if err != nil {
 		return err
 	}
@@ -134,7 +140,7 @@ func (d *demo) freeze(ctx context.Context) error {
 	}
 	frozen := time.Now()
 	d.act(zombie.name, "is frozen with SIGSTOP, about to write again")
-	next, err := d.team.must(ctx, heir, order{Do: doTake, Key: invoiceKey, TTL: longTTL})
+	next, err := d.team.must(ctx, heir, order{Do: doTake, Key: invoiceKey, TTL: d.longTTL()})
 	if err != nil {
 		return err
 	}
@@ -203,14 +209,14 @@ func (d *demo) mix(ctx context.Context) error {
 	if s.sqlAcquired, err = d.query(ctx, "demo_acquire"); err != nil {
 		return err
 	}
-	if s.goTried, err = d.team.ask(ctx, w, order{Do: doTry, Key: nightlyKey, TTL: longTTL}); err != nil {
+	if s.goTried, err = d.team.ask(ctx, w, order{Do: doTry, Key: nightlyKey, TTL: d.longTTL()}); err != nil {
 		return err
 	}
 	d.act(w.name, "TryAcquire: %s", orNoError(s.goTried.Err))
 	if s.sqlReleased, err = d.query(ctx, "demo_release"); err != nil {
 		return err
 	}
-	if s.goTook, err = d.team.ask(ctx, w, order{Do: doTry, Key: nightlyKey, TTL: longTTL, Metadata: "page 1 of 40"}); err != nil {
+	if s.goTook, err = d.team.ask(ctx, w, order{Do: doTry, Key: nightlyKey, TTL: d.longTTL(), Metadata: "page 1 of 40"}); err != nil {
 		return err
 	}
 	d.act(w.name, "TryAcquire: %s, token %d", orNoError(s.goTook.Err), s.goTook.Token)
@@ -250,7 +256,7 @@ func (d *demo) renewal(ctx context.Context, name string) (pgxlock.Holder, time.D
 	for now := first; err == nil; at, now, err = d.lease(ctx, name) {
 		switch {
 		case now.Token != first.Token:
-			return now, 0, fmt.Errorf("%s was not renewed in time: this machine is too busy for a TTL of %s", name, victimTTL)
+			return now, 0, fmt.Errorf("%s was not renewed in time: this machine is too busy for a TTL of %s", name, d.victimTTL)
 		case now.Expires.After(first.Expires):
 			return now, now.Expires.Sub(at), nil
 		}

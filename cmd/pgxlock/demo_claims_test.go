@@ -103,3 +103,12 @@ func TestAnUntrueClaimFailsAndIsNotCounted(t *testing.T) {
 		t.Errorf("%d claims: %s", d.claims, out)
 	}
 }
+
+func TestVictimsOfTheDemonstrationHaveTimeToRenewOnASlowMachine(t *testing.T) {
+	t.Parallel()
+	for turn, want := range map[time.Duration]time.Duration{0: 2 * time.Second, 25 * time.Millisecond: 2 * time.Second, time.Second: 30 * time.Second, time.Hour: time.Minute} {
+		if got := victimTTL(turn); got != want {
+			t.Errorf("turns of %s: %s, want %s", turn, got, want)
+		}
+	}
+}

@@ -7,12 +7,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // On Linux alone the server ends with a parent that is killed, so only there may
 // this test kill one. That a frozen worker ends as well must not hang on who
 // becomes its parent, so it gets one of its own session.
 func TestWorkersEndWithADemonstrationThatIsKilled(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
@@ -22,6 +25,7 @@ func TestWorkersEndWithADemonstrationThatIsKilled(t *testing.T) {
 
 // Linux sends the parent-death signal of a child when the thread that started it ends.
 func TestWorkersOutliveTheThreadThatStartedTheirTeam(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	var crew *team

@@ -13,7 +13,7 @@ import (
 )
 
 // reportPatience is how long one report may take. It turns a hang into a message.
-const reportPatience = 40 * time.Second
+const reportPatience = 5 * time.Minute
 
 // A team is the worker processes of a demonstration. They report through one
 // pipe, so that what happened first is heard first.

@@ -14,6 +14,7 @@ import (
 )
 
 func TestTheDemonstrationChecksAllItsClaims(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	// None of these may reach it: its server is its own.
 	nowhere := "postgres://nobody@127.0.0.1:1/nowhere"
@@ -41,6 +42,7 @@ func TestTheDemonstrationChecksAllItsClaims(t *testing.T) {
 // What the demonstration shows is checked against the database: here are
 // databases in which it is not so.
 func TestTheDemonstrationFailsWhereAPromiseIsBroken(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, test := range []struct{ name, break_, want string }{
 		{
@@ -83,6 +85,7 @@ func TestTheDemonstrationFailsWhereAPromiseIsBroken(t *testing.T) {
 }
 
 func TestAnInterruptedDemonstrationLeavesNothingBehind(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	dir := reachableDir(t)
 	stderr := interruptDemo(t, "TMPDIR="+dir, syscall.SIGINT, exitSignal+int(syscall.SIGINT))
@@ -95,6 +98,7 @@ func TestAnInterruptedDemonstrationLeavesNothingBehind(t *testing.T) {
 }
 
 func TestADemonstrationThatNobodyReadsStops(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	dir := reachableDir(t)
 	r, w, err := os.Pipe()
@@ -170,8 +174,9 @@ func reachableDir(t *testing.T) string {
 }
 
 func TestAWorkersFailureEndsTheDemonstration(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t) // nothing is installed
+	db := empty(t) // nothing is installed
 	ctx, stop := context.WithCancelCause(t.Context())
 	defer stop(nil)
 	if err := (&demo{out: io.Discard, pool: db.Pool, stop: stop}).acts(ctx, db.URL); err == nil || !strings.Contains(err.Error(), "worker-") {

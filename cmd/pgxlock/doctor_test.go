@@ -15,6 +15,7 @@ import (
 )
 
 func TestDoctorTellsAScriptHowItIs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"fsync": "on"}})
 	url := server.URL("postgres")
@@ -63,7 +64,7 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 
 func TestDoctorNamesTheRightsThatARoleLacks(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +75,7 @@ func TestDoctorNamesTheRightsThatARoleLacks(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	r := execute(t, []string{"DATABASE_URL=" + db.URL, "PGOPTIONS=-c role=" + role}, "doctor")
+	r := execute(t, as(role, db), "doctor")
 	r.want(t, exitUnsound, "error   rights       role \""+role+"\" lacks rights of application: DELETE, INSERT, ", "")
 	r.want(t, exitUnsound, "public.grant_locks('"+role+"', 'application')\n", "")
 }

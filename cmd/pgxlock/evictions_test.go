@@ -58,13 +58,14 @@ func TestEvictionsListsTheNewestFirst(t *testing.T) {
 var evictMessages = map[string]string{"k": "the session of process"}
 
 func TestEvictionsSaysWhatIsWrong(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	execute(t, env, "evictions").want(t, exitInternal, "", "pgxlock migrate up")
 	execute(t, env, "evictions", "--schema", "public").want(t, exitInternal, "", `schema "public" has no pgxlock`)
 	execute(t, env, "evictions", "--limit", "0").want(t, exitUsage, "", "--limit is 0, it must be more than 0")
 	execute(t, env, "evictions", "--since", "0s").want(t, exitUsage, "", "--since is 0s, it must be more than 0")
-	denied := []string{"DATABASE_URL=" + migrated(t).URL, "PGOPTIONS=-c role=pg_monitor"}
+	denied := as("pg_monitor", migrated(t))
 	execute(t, denied, "evictions").want(t, exitDenied, "", "(SQLSTATE 42501)")
 }

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 func TestAScriptAcquiresExtendsAndReleases(t *testing.T) {
@@ -45,8 +48,14 @@ func TestAScriptAcquiresExtendsAndReleases(t *testing.T) {
 func TestAcquireWaitsForTheHolder(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	db.Exec(t, "select acquire_lock('k', 'other', 1)")
-	execute(t, nil, "acquire", "k", "--wait", "1m", "--database-url", db.URL).want(t, exitOK, ":", "")
+	db.Exec(t, "select acquire_lock('k', 'other', 3600)")
+	ended := make(chan result, 1)
+	go func() { ended <- execute(t, nil, "acquire", "k", "--wait", "1h", "--database-url", db.URL) }()
+	pgtest.Until(t, "it has asked once", func() bool {
+		return testkit.Query[int](t, db, "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'pgxlock' and state = 'idle' and query like '%acquire%'") == 1
+	})
+	db.Exec(t, "update distributed_locks set expires_at = clock_timestamp()")
+	pgtest.Receive(t, "it has the lease", ended).want(t, exitOK, ":", "")
 }
 
 func TestASignalLeavesNoLeaseThatNobodyKnows(t *testing.T) {

@@ -6,9 +6,12 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestTheWatcherRemovesTheHealthFileOfALeaderThatIsKilled(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	l := startLead(t, db, trapping(obedient), "--ttl", "1h")
@@ -23,6 +26,7 @@ func TestTheWatcherRemovesTheHealthFileOfALeaderThatIsKilled(t *testing.T) {
 
 // Without a lock there is no hurry, and nothing but SIGTERM.
 func TestTheCommandOfAKilledOnceIsToldToEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	r := startCommand(t, "once", db.URL, trapping(obedient), "--every", long, "k")

@@ -11,17 +11,26 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // migrated returns a database with pgxlock in it.
 func migrated(t *testing.T) *pgtest.DB {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	return db
+	return patient(testkit.Migrated(t))
+}
+
+// empty returns a database without anything.
+func empty(t *testing.T) *pgtest.DB {
+	t.Helper()
+	return patient(pgtest.New(t))
+}
+
+// patient returns the database for commands that give a busy machine all the time that it needs
+// to let them in.
+func patient(db *pgtest.DB) *pgtest.DB {
+	return &pgtest.DB{Pool: db.Pool, URL: fmt.Sprintf("%s&connect_timeout=%.0f", db.URL, pgtest.Patience.Seconds()), Name: db.Name}
 }
 
 // withLeases returns a database with leases in every state.
@@ -145,6 +154,7 @@ func TestLsSaysWhyALeaseWasEvicted(t *testing.T) {
 
 // What SQL wrote need not be a lease of this package.
 func TestLsListsALeaseThatLastsForGood(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at) values ('closed', 'ops', '-infinity', 'infinity')")
@@ -327,8 +337,9 @@ func TestLsShowsEveryKindOfLock(t *testing.T) {
 }
 
 func TestLsSaysWhatItCannotShow(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	session(t, db, "select pg_advisory_lock(7)")
 	execute(t, env, "ls").want(t, exitOK, "#7", "pgxlock: not shown: leases, and the queues of those who wait: ")
@@ -345,7 +356,7 @@ func TestLsSaysWhatItCannotShow(t *testing.T) {
 	}
 	execute(t, env, "ls", "--kind", "lease").want(t, exitInternal, "", "installed in schema")
 	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "#7", "")
-	execute(t, append(env, "PGOPTIONS=-c role=pg_monitor"), "ls", "--schema", "b").want(t, exitOK, "#7", "not shown: leases")
+	execute(t, as("pg_monitor", db), "ls", "--schema", "b").want(t, exitOK, "#7", "not shown: leases")
 }
 
 func TestDurationsAreBrief(t *testing.T) {

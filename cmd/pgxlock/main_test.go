@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -22,32 +24,68 @@ import (
 // inherit it; the demonstration forgets every variable that begins with PG.
 const asProgram = "TEST_AS_PGXLOCK"
 
+// commandEnv names the program of a build that was made beside the tests. It starts several times
+// faster than the test binary, which links what tests need.
+const commandEnv = "PGXLOCK_TEST_COMMAND"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
 	}
-	if err := os.Setenv(asProgram, "1"); err != nil {
+	if err := errors.Join(os.Setenv(asProgram, "1"), forgetSources()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	hearSignals()
 	pgtest.Main(m)
 }
 
-// patience bounds one run of the program, for slow machines.
-const patience = 2 * time.Minute
+// hearSignals makes the programs of the tests hear signals that what started the tests ignores, as nohup
+// and a shell's job in the background do: they would inherit that.
+func hearSignals() {
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+}
 
-// program prepares a run of the program in an environment without a database.
-func program(t *testing.T, env []string, args ...string) *exec.Cmd {
+// forgetSources takes the user's databases out of the environment, of which a command that runs
+// here would hear.
+func forgetSources() (err error) {
+	for _, entry := range os.Environ() {
+		if name, _, _ := strings.Cut(entry, "="); isSource(name) {
+			err = errors.Join(err, os.Unsetenv(name))
+		}
+	}
+	return err
+}
+
+func isSource(name string) bool {
+	return name == "DATABASE_URL" || strings.HasPrefix(name, "PG") && !strings.HasPrefix(name, "PGXLOCK_TEST_") && name != "PGXLOCK_SOAK"
+}
+
+// itself is the program that tests start.
+func itself(t *testing.T) string {
 	t.Helper()
+	if path := os.Getenv(commandEnv); path != "" {
+		return path
+	}
 	path, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	return path
+}
+
+// program prepares a run of the program in an environment without a database.
+func program(t *testing.T, env []string, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), pgtest.Patience)
 	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, path, args...)
+	cmd := exec.CommandContext(ctx, itself(t), args...)
 	for _, entry := range os.Environ() {
-		if !strings.HasPrefix(entry, "PG") && !strings.HasPrefix(entry, "DATABASE_URL=") {
+		if !strings.HasPrefix(entry, "PG") {
 			cmd.Env = append(cmd.Env, entry)
 		}
 	}
@@ -61,9 +99,43 @@ type result struct {
 	stdout, stderr string
 }
 
+// execute runs a command line, with DATABASE_URL and other variables in env. Where it is the same, that
+// is done in this process: to start one costs more than most commands do. A process of its own has a
+// command that starts others, and one that gets more than DATABASE_URL.
 func execute(t *testing.T, env []string, args ...string) result {
 	t.Helper()
-	return finish(t, program(t, env, args...))
+	cmd, _, err := newRoot().Find(args)
+	processes := err == nil && slices.Contains([]string{"run", "lead", "once", "demo"}, cmd.Name())
+	url, only := "", len(env) == 0
+	if len(env) == 1 {
+		url, only = strings.CutPrefix(env[0], "DATABASE_URL=")
+	}
+	if processes || !only {
+		return finish(t, program(t, env, args...))
+	}
+	return executeHere(t, url, args...)
+}
+
+// as is the environment of a command that connects to the database in a role.
+func as(role string, db *pgtest.DB) (env []string) {
+	return []string{"DATABASE_URL=" + db.URL + "&options=-c%20role%3D" + role}
+}
+
+// executeHere runs a command line in this process, on the database of url if there is one. It is for
+// a command that starts processes only if that is refused before.
+func executeHere(t *testing.T, url string, args ...string) result {
+	t.Helper()
+	root := newRoot()
+	args = append([]string{}, args...) // not nil, for which cobra takes those of this process
+	if cmd, _, err := root.Find(args); err == nil && url != "" && cmd.Flags().Lookup("database-url") != nil {
+		args = append([]string{"--database-url=" + url}, args...)
+	}
+	var stdout, stderr bytes.Buffer
+	root.SetIn(strings.NewReader(""))
+	root.SetOut(&stdout)
+	root.SetErr(&stderr)
+	code := run(t.Context(), root, args)
+	return result{code, stdout.String(), stderr.String()}
 }
 
 func finish(t *testing.T, cmd *exec.Cmd) result {

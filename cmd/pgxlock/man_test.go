@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestManPagesAreThoseOfTheHelp(t *testing.T) {
@@ -45,9 +47,10 @@ func TestManPagesAreThoseOfTheHelp(t *testing.T) {
 }
 
 func TestManPagesAreOfTheLanguageOfMan(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	if _, err := exec.LookPath("groff"); err != nil {
-		t.Skip("there is no groff(1), which reads man pages")
+		pgtest.Missing(t, "groff", "groff(1) reads man pages")
 	}
 	dir := t.TempDir()
 	execute(t, nil, "man", dir).want(t, exitOK, "", "")

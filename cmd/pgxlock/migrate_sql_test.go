@@ -66,8 +66,9 @@ func TestMigrateSQLSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestMigrateSQLOutputForASchemaInstallsThere(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	sql := func(args ...string) {
 		t.Helper()

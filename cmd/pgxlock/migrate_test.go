@@ -16,7 +16,7 @@ import (
 
 func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	migrate := func(args ...string) result {
 		t.Helper()
 		return execute(t, []string{"DATABASE_URL=" + db.URL}, append([]string{"migrate"}, args...)...)
@@ -37,6 +37,11 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 		t.Errorf("status %+v", status)
 	}
 
+	if testing.Short() {
+		migrate("down").want(t, exitOK, "", "removed")
+		migrate("status").want(t, exitNotCurrent, "not installed", "")
+		return
+	}
 	db.Exec(t, "select claim_once('order:42')")
 	migrate("down").want(t, exitBusy, "", "claims in schema")
 	migrate("status").want(t, exitOK, "current", "") // nothing was removed
@@ -52,8 +57,9 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 
 // A misspelt schema is an error, and not a success.
 func TestASchemaThatIsNotThereIsNamed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	execute(t, env, "migrate", "down", "--schema", "nosuch").want(t, exitInternal, "", `there is no schema "nosuch"`)
 	execute(t, env, "migrate", "down", "--schema", "nosuch", "--force").want(t, exitInternal, "", `there is no schema "nosuch"`)
@@ -64,6 +70,7 @@ func TestASchemaThatIsNotThereIsNamed(t *testing.T) {
 }
 
 func TestADamagedSchemaIsReportedAndMended(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
@@ -86,8 +93,9 @@ func TestADamagedSchemaIsReportedAndMended(t *testing.T) {
 }
 
 func TestMigrateWorksInASchemaOfItsOwn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	execute(t, env, "migrate", "up", "--schema", "Locks").want(t, exitOK, "", "installed")
 	execute(t, env, "migrate", "status", "--schema", "Locks").want(t, exitOK, "current", "")
@@ -99,6 +107,7 @@ func TestMigrateWorksInASchemaOfItsOwn(t *testing.T) {
 }
 
 func TestMigrateSQLOutputRunsThroughPsql(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	psql, err := exec.LookPath("psql")
 	if err != nil {
@@ -108,7 +117,7 @@ func TestMigrateSQLOutputRunsThroughPsql(t *testing.T) {
 		}
 		psql = binaries.Dir + "/psql"
 	}
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	feed := func(first, second string, args ...string) {
 		t.Helper()
@@ -132,8 +141,9 @@ func TestMigrateSQLOutputRunsThroughPsql(t *testing.T) {
 }
 
 func TestAnOlderVersionIsOutdatedAndUpgraded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	oldest, err := migrations.FS.ReadFile("000001_leases.up.sql")
 	if err != nil {
@@ -153,12 +163,13 @@ func TestAnOlderVersionIsOutdatedAndUpgraded(t *testing.T) {
 
 // While a newer program is rolled out.
 func TestANewerVersionIsWorkedOnAndLeftAsItIs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	future, err := os.ReadFile("../../testdata/future.sql")
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := pgtest.New(t)
+	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version ")
 	db.Exec(t, string(future))

@@ -4,6 +4,8 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // Bad input of each kind: one line, which names the flag or the argument, and says what to do.
@@ -57,9 +59,10 @@ func TestBadInputIsNamedWithTheRemedy(t *testing.T) {
 }
 
 func TestSchemaOfAnotherRoleSaysToConnectAsThatRole(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
-	r := execute(t, []string{"DATABASE_URL=" + db.URL, "PGOPTIONS=-c role=pg_monitor"}, "migrate", "down")
+	r := execute(t, as("pg_monitor", db), "migrate", "down")
 	if r.want(t, exitInternal, "", ": connect as that role\n"); strings.Contains(r.stderr, "AfterConnect") {
 		t.Error(r.stderr)
 	}

@@ -16,6 +16,7 @@ import (
 )
 
 func TestEvictAsksFirstOnATerminal(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")
@@ -48,6 +49,7 @@ func TestEvictAsksFirstOnATerminal(t *testing.T) {
 }
 
 func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k' || n, 'host:4711:ABCDEFGHIJKLMNOPQRSTUVWXYZ', 3600) from generate_series(10, 19) n")
@@ -96,6 +98,7 @@ func TestWatchRedrawsInPlaceOnATerminal(t *testing.T) {
 }
 
 func TestWatchSortsAndFiltersByKeys(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-9', 3600), acquire_lock('order:2', 'pod-2', 3600), acquire_lock('mail', 'pod-5', 3600);
@@ -192,6 +195,7 @@ func (s *screen) keepsTerminal(t *testing.T) {
 }
 
 func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})
 	s := newScreen(t, server.URL("postgres"))
@@ -263,6 +267,7 @@ func stamp(seen string) string {
 }
 
 func TestColorsAreForTerminalsWhereNobodyAskedForNone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	s := newScreen(t, withLeases(t).URL)
 	const green, plain = "\x1b[32mlive\x1b[39m", " live "
@@ -304,6 +309,7 @@ func TestColorsAreForTerminalsWhereNobodyAskedForNone(t *testing.T) {
 const bashCompletion = "/usr/share/bash-completion/bash_completion"
 
 func TestBashCompletesCommandsAndFlags(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	s := newScreen(t, "postgres://nobody@127.0.0.1:1/nowhere")
 	helpers := bashCompletion

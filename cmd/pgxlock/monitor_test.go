@@ -116,7 +116,7 @@ func evicted(t *testing.T, env []string, args ...string) result {
 	t.Helper()
 	args = append([]string{"evict", "--reason", "the node is drained"}, args...)
 	r := execute(t, env, args...)
-	for limit := time.Now().Add(patience); r.code == exitBusy && time.Now().Before(limit); {
+	for r.code == exitBusy {
 		if r = execute(t, env, args...); r.code == exitNotEvicted { // it was given back between the two
 			return result{exitOK, "evicted: ", ""}
 		}
@@ -268,27 +268,28 @@ func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {
 }
 
 func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	empty := []string{"DATABASE_URL=" + pgtest.New(t).URL}
-	execute(t, empty, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases, and the queues of those who wait: schema missing")
-	execute(t, empty, "reap").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
-	execute(t, empty, "reap").want(t, exitInternal, "", "; --schema names a schema)") // and no field of a struct
-	execute(t, empty, "evict", "k", "--reason", "why", "--yes").want(t, exitInternal, "", "pgxlock migrate up")
-	execute(t, empty, "evict", "k", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", "nobody holds") // which needs no tables
+	nothing := []string{"DATABASE_URL=" + empty(t).URL}
+	execute(t, nothing, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases, and the queues of those who wait: schema missing")
+	execute(t, nothing, "reap").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
+	execute(t, nothing, "reap").want(t, exitInternal, "", "; --schema names a schema)") // and no field of a struct
+	execute(t, nothing, "evict", "k", "--reason", "why", "--yes").want(t, exitInternal, "", "pgxlock migrate up")
+	execute(t, nothing, "evict", "k", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", "nobody holds") // which needs no tables
 	for _, command := range []string{"tree", "watch", "reap", "evict k --reason why --yes"} {
 		args := strings.Fields(command)
 		execute(t, []string{"DATABASE_URL=postgres://nobody@127.0.0.1:1/nowhere"}, args...).want(t, exitUnavailable, "", "start the server, or correct the host and the port")
-		execute(t, empty, append(args, "--schema", "pg_x")...).want(t, exitUsage, "", "must not begin with pg_")
+		execute(t, nothing, append(args, "--schema", "pg_x")...).want(t, exitUsage, "", "must not begin with pg_")
 	}
-	execute(t, empty, "watch", "--every", "10ms").want(t, exitUsage, "", "--every is 10ms, it must be at least 1s")
-	execute(t, empty, "reap", "--older-than", "-1s").want(t, exitUsage, "", "--older-than is -1s")
+	execute(t, nothing, "watch", "--every", "10ms").want(t, exitUsage, "", "--every is 10ms, it must be at least 1s")
+	execute(t, nothing, "reap", "--older-than", "-1s").want(t, exitUsage, "", "--older-than is -1s")
 	execute(t, nil, "__complete", "evict", "k", "--kind", "").want(t, exitOK, "advisory", "Completion ended")
 	execute(t, nil, "__complete", "watch", "-o", "").want(t, exitOK, "json", "Completion ended")
 }
 
 func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
-	env := []string{"DATABASE_URL=" + withLeases(t).URL, "PGOPTIONS=-c role=pg_monitor"}
+	env := as("pg_monitor", withLeases(t))
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
 	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls --kind lease", "ls --exit-code", "acquire k", "run k -- true"} {
 		r := execute(t, env, strings.Fields(command)...)
@@ -425,6 +426,7 @@ func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 
 // The locks that pgxlock takes for itself are shown with --internal only, and cannot be evicted.
 func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
@@ -483,6 +485,7 @@ func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
 
 // A number of a user may carry the mark of pgxlock's own by chance: --name says whose it is.
 func TestANumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}

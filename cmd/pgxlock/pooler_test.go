@@ -13,6 +13,7 @@ import (
 // The sessions of the server are shared with others, whose statements run in what a
 // command left there.
 func TestSoakNoCommandLeavesAnythingInThePoolersSessions(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})
 	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {

@@ -11,6 +11,7 @@ import (
 )
 
 func TestARunThatHoldsCostsOneConnectionAndOneThatWaitsTwo(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	connections := func(name string, want int) {

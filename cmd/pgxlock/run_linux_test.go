@@ -51,6 +51,7 @@ func handOver(t *testing.T, url, file string, flags ...string) {
 var hasty = []string{"--ttl", "6s", "--grace", "2s"}
 
 func TestSoakACommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	needsFlock(t)
 	rounds := pgtest.Soak(t, 1, 20)
@@ -135,9 +136,10 @@ func (r *running) watcher(t *testing.T) int {
 
 // Without it the run alone has to end its command.
 func TestALostWatcherIsTold(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
-	r := startRun(t, db.URL, "trap '' TERM; echo ready; cat >/dev/null", "--ttl", "12s", "k")
+	r := startRun(t, db.URL, "trap '' TERM; echo ready; cat >/dev/null", "--ttl", "1m", "--grace", "20s", "k")
 	r.says(t, "ready")
 	watcher := r.watcher(t)
 	if err := syscall.Kill(watcher, syscall.SIGKILL); err != nil {

@@ -22,6 +22,7 @@ import (
 )
 
 func TestRunSaysWhyItsLockIsNotRenewedAndWhenItIsAgain(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	db := pgtest.DB{Pool: pgtest.Pool(t, server.URL("postgres")), URL: server.URL("postgres"), Name: "postgres"}

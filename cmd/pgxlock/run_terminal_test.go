@@ -55,6 +55,7 @@ func TestCtrlCEndsTheCommandAndTheTerminalIsGivenBack(t *testing.T) {
 }
 
 func TestCtrlZStopsTheJobAndItGoesOn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	s := newScreen(t, migrated(t).URL)
 	for _, start := range []string{
@@ -86,6 +87,7 @@ func TestCtrlZStopsTheJobAndItGoesOn(t *testing.T) {
 }
 
 func TestAClosedTerminalEndsTheCommand(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, stopped := range []bool{false, true} {
 		t.Run(fmt.Sprint("stopped ", stopped), func(t *testing.T) {
@@ -107,6 +109,7 @@ func TestAClosedTerminalEndsTheCommand(t *testing.T) {
 }
 
 func TestFullScreenProgramsWorkAndAreResized(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	s := newScreen(t, migrated(t).URL)
 	s.runs(t, `pgxlock run k -- bash -c 'trap "stty size" WINCH; stty size; while ! read -t 1 line; do :; done; echo "got $line"'`)
@@ -172,6 +175,7 @@ func TestFullScreenProgramsWorkAndAreResized(t *testing.T) {
 }
 
 func TestWaitingRunNamesTheHolderAtATerminal(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'first', 3600)")
@@ -201,6 +205,7 @@ func TestWaitingRunNamesTheHolderAtATerminal(t *testing.T) {
 }
 
 func TestRunInAPipeline(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	s := newScreen(t, db.URL)

@@ -66,7 +66,7 @@ func startCommand(t *testing.T, name, url, script string, args ...string) *runni
 	args = append(append([]string{name, "--database-url", url}, args...), "--", "sh", "-c", script)
 	r.cmd = program(t, []string{runMark + "=" + r.mark}, args...)
 	r.cmd.Stderr = &r.stderr
-	r.cmd.WaitDelay = patience / 4 // if the command outlives it, which has the same standard error
+	r.cmd.WaitDelay = pgtest.Patience // if the command outlives it, which has the same standard error
 	stdin, err := r.cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func (r *running) gone(t *testing.T) {
 
 // allGone waits until no process has a mark, and fails the test if any does in the end.
 func allGone(t *testing.T, mark string) {
-	for limit := time.Now().Add(patience); len(marked(mark)) > 0; time.Sleep(20 * time.Millisecond) {
+	for limit := time.Now().Add(pgtest.Patience); len(marked(mark)) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(limit) {
 			for _, pid := range marked(mark) {
 				args, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -124,7 +124,7 @@ func marked(mark string) (pids []int) {
 
 // line returns the next line that the command writes; "" if there are no more.
 func (r *running) line() string {
-	_ = r.pipe.SetReadDeadline(time.Now().Add(patience)) // which a pipe can
+	_ = r.pipe.SetReadDeadline(time.Now().Add(pgtest.Patience)) // which a pipe can
 	line, _ := r.stdout.ReadString('\n')
 	return strings.TrimSuffix(line, "\n")
 }
@@ -154,6 +154,10 @@ func (r *running) ends(t *testing.T, code int) {
 	}
 }
 
+// roomy is a TTL after a third of which a holder renews, and hears that it has lost its lock. Its
+// command has as long to end.
+var roomy = []string{"--ttl", "1m", "--grace", "20s"}
+
 // trapping is a script that hears signals while it waits for the end of its input. What
 // it waits for is deaf to them.
 func trapping(traps string) string {
@@ -164,7 +168,7 @@ func trapping(traps string) string {
 func TestRunGivesItsCommandTheLock(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	for _, test := range []struct {
+	kinds := []struct {
 		name, key string
 		flags     []string
 		query     string // who holds it
@@ -174,7 +178,11 @@ func TestRunGivesItsCommandTheLock(t *testing.T) {
 		{"permit", "p#1", []string{"--permits", "1"}, "select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'p#1'"},
 		{"metadata", "m", []string{"--metadata", "it's me"}, `select holder_id || ' ' || fencing_token from distributed_locks where lock_name = 'm' and metadata::text = '"it''s me"'`},
 		{"advisory", "n", []string{"--kind", "advisory"}, "select holder_id || ' 0' from lock_holders where kind = 'advisory' and key_id = advisory_lock_key('n')"},
-	} {
+	}
+	if testing.Short() {
+		kinds = kinds[:1]
+	}
+	for _, test := range kinds {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			key, _, _ := strings.Cut(test.key, "#")
@@ -205,13 +213,18 @@ func TestRunGivesItsCommandTheLock(t *testing.T) {
 	}
 }
 
-// tryNow runs a command if the lock is free. A server that a busy machine kept from
-// answering within the few seconds that this may take is asked again.
+// tryNow runs a command if the lock is free.
 func tryNow(t *testing.T, url string, args ...string) result {
 	t.Helper()
+	return answered(t, append(append([]string{"run", "--database-url", url, "--no-wait"}, args...), "--", "echo", "ran")...)
+}
+
+// answered runs a command line, again if the server did not answer within the few seconds that a
+// Locker gives it: the machine may be busy.
+func answered(t *testing.T, args ...string) result {
+	t.Helper()
 	for {
-		r := execute(t, nil, append(append([]string{"run", "--database-url", url, "--no-wait"}, args...), "--", "echo", "ran")...)
-		if r.code != exitUnavailable {
+		if r := execute(t, nil, args...); r.code != exitUnavailable {
 			return r
 		}
 	}
@@ -226,9 +239,9 @@ func kindOf(flags []string) string {
 
 func TestRunWithAnAdvisoryLockNeedsNoTables(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
+	db := empty(t)
 	on := func(args ...string) result {
-		return execute(t, nil, append([]string{"run", "--database-url", db.URL}, args...)...)
+		return answered(t, append([]string{"run", "--database-url", db.URL}, args...)...)
 	}
 	on("k", "--kind", "advisory", "--", "sh", "-c", "echo token $PGXLOCK_TOKEN").want(t, exitOK, "token 0\n", "")
 	on("k", "--", "echo", "ran").want(t, exitInternal, "", "pgxlock migrate up")
@@ -242,23 +255,27 @@ func TestRunExitsAsItsCommandDoes(t *testing.T) {
 	if err := os.WriteFile(garbage, []byte("\x00\x01"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for i, test := range []struct {
+	ends := []struct {
 		command []string
 		code    int
 		stderr  string
 	}{
-		{[]string{"true"}, exitOK, ""},
 		{[]string{"sh", "-c", "exit 7"}, 7, ""},
-		{[]string{"sh", "-c", "exit 75"}, 75, ""},
 		{[]string{"sh", "-c", "kill -KILL $$"}, exitSignal + int(syscall.SIGKILL), ""},
-		{[]string{"sh", "-c", "kill -TERM $$"}, exitSignal + int(syscall.SIGTERM), ""},
 		{[]string{"there-is-no-such-command"}, exitNotFound, "there-is-no-such-command"},
-		{[]string{filepath.Join(dir, "missing")}, exitNotFound, "missing"},
 		{[]string{dir}, exitNotRunnable, dir},
+		{[]string{"true"}, exitOK, ""},
+		{[]string{"sh", "-c", "exit 75"}, 75, ""},
+		{[]string{"sh", "-c", "kill -TERM $$"}, exitSignal + int(syscall.SIGTERM), ""},
+		{[]string{filepath.Join(dir, "missing")}, exitNotFound, "missing"},
 		{[]string{garbage}, exitNotRunnable, "format"},
-	} {
+	}
+	if testing.Short() {
+		ends = ends[:4]
+	}
+	for i, test := range ends {
 		args := append([]string{"run", "--database-url", db.URL, fmt.Sprint("k", i), "--"}, test.command...)
-		r := execute(t, nil, args...)
+		r := answered(t, args...)
 		r.want(t, test.code, "", test.stderr)
 		if strings.Count(r.stderr, "\n") > 1 {
 			t.Errorf("more than one line: %q", r.stderr)
@@ -275,10 +292,11 @@ func TestRunSaysWhoIsInTheWay(t *testing.T) {
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")
 	tryNow(t, db.URL, "k").want(t, exitBusy, "", "held by somebody")
-	execute(t, nil, "run", "--database-url", db.URL, "--wait", "8s", "k", "--", "echo", "ran").want(t, exitBusy, "", "held by somebody")
+	answered(t, "run", "--database-url", db.URL, "--wait", "3s", "k", "--", "echo", "ran").want(t, exitBusy, "", "held by somebody")
 }
 
 func TestWaitOfZeroTriesOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	conn, err := db.Pool.Acquire(t.Context())
@@ -291,14 +309,13 @@ func TestWaitOfZeroTriesOnce(t *testing.T) {
 	}
 	for _, command := range []string{"acquire --wait 0 k", "acquire k", "run --wait 0 k -- echo ran", "run --wait 0s --kind advisory k -- echo ran", "run --no-wait k -- echo ran"} {
 		args := strings.Fields(command)
-		execute(t, nil, append([]string{args[0], "--database-url", db.URL}, args[1:]...)...).want(t, exitBusy, "", "k")
+		answered(t, append([]string{args[0], "--database-url", db.URL}, args[1:]...)...).want(t, exitBusy, "", "k")
 	}
-	execute(t, nil, "run", "--database-url", db.URL, "--wait", "0", "free", "--", "echo", "ran").want(t, exitOK, "ran\n", "")
+	answered(t, "run", "--database-url", db.URL, "--wait", "0", "free", "--", "echo", "ran").want(t, exitOK, "ran\n", "")
 }
 
 func TestMisuseOfRunIsNamed(t *testing.T) {
 	t.Parallel()
-	db := migrated(t)
 	for _, test := range []struct{ args, says string }{
 		{"", "the command is missing"},
 		{"k", "the command is missing"},
@@ -318,18 +335,18 @@ func TestMisuseOfRunIsNamed(t *testing.T) {
 		{"k --ttl 577h --kind advisory -- true", "with --kind advisory it must be 576h0m0s or less"},
 		{"k --ttl 999999h -- true", "--ttl is 999999h0m0s, it must be between 1s and 100 years"},
 		{"k --permits 0 -- true", "--permits"},
-		{"k --permits 99999 -- true", "permits"},
 		{"k --permits 2 --shared -- true", "exclude each other"},
 		{"k --permits 2 --kind advisory -- true", "leases only"},
 		{"k --metadata x --kind advisory -- true", "leases only"},
 		{strings.Repeat("k", 300) + " -- true", "255"},
 	} {
-		r := execute(t, nil, append([]string{"run", "--database-url", db.URL}, strings.Fields(test.args)...)...)
+		r := executeHere(t, nowhere, append([]string{"run"}, strings.Fields(test.args)...)...)
 		r.want(t, exitUsage, "", test.says)
 		if strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%s: not one line: %q", test.args, r.stderr)
 		}
 	}
+	execute(t, []string{"DATABASE_URL=" + nowhere}, "run", "k", "--permits", "99999", "--", "true").want(t, exitUsage, "", "permits")
 }
 
 func TestRunWithoutADatabaseExits69(t *testing.T) {
@@ -357,6 +374,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 }
 
 func TestSignalsReachTheWholeGroup(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	r := startRun(t, db.URL, "trap : TERM; sh -c 'exec 3<&0; trap \"echo told; exit\" TERM; cat <&3 >/dev/null & echo ready; wait'; exit 9", "k")
@@ -367,6 +385,7 @@ func TestSignalsReachTheWholeGroup(t *testing.T) {
 }
 
 func TestIgnoredSignalsStayIgnored(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	inner := program(t, nil, "run", "--database-url", db.URL, "k", "--", "sh", "-c", "kill -HUP $$; kill -INT $$; echo survived")
@@ -376,6 +395,7 @@ func TestIgnoredSignalsStayIgnored(t *testing.T) {
 }
 
 func TestFilesAreInherited(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	cmd := program(t, nil, "run", "--database-url", db.URL, "k", "--", "sh", "-c", "cat <&3; cat <&5")
@@ -395,16 +415,21 @@ func TestFilesAreInherited(t *testing.T) {
 }
 
 func TestTheEnvironmentIsThatOfTheInnermostLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	inner := program(t, nil, "run", "--database-url", db.URL, "inner", "--", "sh", "-c", "echo $PGXLOCK_KEY")
-	execute(t, nil, append([]string{"run", "--database-url", db.URL, "outer", "--"}, inner.Args...)...).want(t, exitOK, "inner\n", "")
+	answered(t, append([]string{"run", "--database-url", db.URL, "outer", "--"}, inner.Args...)...).want(t, exitOK, "inner\n", "")
 }
 
 func TestASignalEndsTheWait(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+	signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+	if testing.Short() {
+		signals = signals[:1]
+	}
+	for _, sig := range signals {
 		db.Exec(t, "select acquire_lock($1, 'somebody', 3600)", sig.String())
 		r := startRun(t, db.URL, "echo ran", sig.String())
 		untilWaits(t, db, sig.String())
@@ -440,7 +465,7 @@ func alone(file string) string {
 func needsFlock(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("flock"); err != nil {
-		t.Skip("there is no flock(1), with which commands tell whether they are alone")
+		pgtest.Missing(t, "flock", "commands tell with flock(1) whether they are alone")
 	}
 }
 
@@ -463,7 +488,7 @@ func TestProcessesThatACommandLeavesAreKilledBeforeTheLockIsFree(t *testing.T) {
 func TestACommandIsEndedWhenItsLockIsLost(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	for _, test := range []struct {
+	losses := []struct {
 		name, script string
 		told         bool
 		lose         string
@@ -472,17 +497,21 @@ func TestACommandIsEndedWhenItsLockIsLost(t *testing.T) {
 		{"lease", trapping("trap 'echo told; exit 0' TERM"), true, "delete from distributed_locks where lock_name = 'lease'", nil},
 		{"stubborn", "trap '' TERM; echo ready; cat >/dev/null", false, "delete from distributed_locks where lock_name = 'stubborn'", nil},
 		{"advisory", trapping("trap 'echo told; exit 0' TERM"), true, "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid() and database = (select oid from pg_database where datname = current_database()) and objid::bigint = advisory_lock_key('advisory') & 4294967295", []string{"--kind", "advisory"}},
-	} {
+	}
+	if testing.Short() {
+		losses = losses[:1]
+	}
+	for _, test := range losses {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			r := startRun(t, db.URL, test.script, append(test.flags, "--ttl", "12s", test.name)...)
+			r := startRun(t, db.URL, test.script, append(append(test.flags, roomy...), test.name)...)
 			r.says(t, "ready")
 			db.Exec(t, test.lose)
 			if test.told {
 				r.says(t, "told")
 			}
 			r.ends(t, exitLost)
-			if text := r.stderr.String(); !strings.Contains(text, "lost") || strings.Count(text, "\n") != 1 {
+			if text := r.stderr.String(); !strings.Contains(text, "lost") && !strings.Contains(text, "could not be renewed") || strings.Count(text, "\n") != 1 {
 				t.Errorf("not one line that says so: %q", text)
 			}
 		})

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // started starts pgxlock serve until the test is over, and returns the address of its page.
@@ -51,11 +54,12 @@ func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 		"livez":   {""},
 	} {
 		for _, text := range want {
-			code, body := fetch(t, address+path)
-			for ; !strings.Contains(body, text); code, body = fetch(t, address+path) { // a reading has 5 s, which a busy machine may exceed
-				t.Logf("/%s does not have %q: %d %s", path, text, code, body)
-				time.Sleep(time.Second)
-			}
+			var code int
+			pgtest.Until(t, fmt.Sprintf("/%s has %q", path, text), func() (has bool) { // a reading has 5 s, which a busy machine may exceed
+				var body string
+				code, body = fetch(t, address+path)
+				return strings.Contains(body, text)
+			})
 			if code != http.StatusOK {
 				t.Errorf("/%s: %d", path, code)
 			}
@@ -131,6 +135,7 @@ func TestTheJSONOfTheSnapshotIsDocumented(t *testing.T) {
 }
 
 func TestServeCutsOffARequestThatDoesNotEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	address := started(t, "postgres://alice@127.0.0.1:1/shop")
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.Trim(strings.TrimPrefix(address, "http:"), "/"))
@@ -153,6 +158,7 @@ func TestServeRefusesAShortToken(t *testing.T) {
 }
 
 func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	unit, err := os.ReadFile("../../deploy/pgxlock-serve.service")
 	if err != nil {
@@ -162,17 +168,14 @@ func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
 	if start == nil {
 		t.Fatalf("it starts no pgxlock:\n%s", unit)
 	}
-	execute(t, nil, append(strings.Fields(string(start[1])), "--help")...).want(t, 0, "pgxlock serve [flags]", "")
+	executeHere(t, "", append(strings.Fields(string(start[1])), "--help")...).want(t, 0, "pgxlock serve [flags]", "")
 
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		t.Skip("there is no systemd-analyze to verify the unit")
+		pgtest.Missing(t, "systemd", "systemd-analyze verifies the unit")
 	}
-	self, err := os.Executable() // verify wants the program to be there, and the man page
-	if err != nil {
-		t.Fatal(err)
-	}
-	there := strings.NewReplacer("/usr/local/bin/pgxlock", self, "Documentation=man:pgxlock-serve(1)\n", "").Replace(string(unit))
+	// verify wants the program to be there, and the man page.
+	there := strings.NewReplacer("/usr/local/bin/pgxlock", itself(t), "Documentation=man:pgxlock-serve(1)\n", "").Replace(string(unit))
 	file := filepath.Join(t.TempDir(), "pgxlock-serve.service")
 	if err := os.WriteFile(file, []byte(there), 0o600); err != nil {
 		t.Fatal(err)

@@ -45,14 +45,10 @@ func newScreen(t *testing.T, url string, env ...string) *screen {
 	}
 	for _, program := range []string{s.program, "bash"} {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("no terminal to test on: %v; scripts/tmux-tree gets tmux from Debian's packages, %s names it", err, tmuxEnv)
+			pgtest.Missing(t, "tmux", fmt.Sprintf("%v; scripts/tmux-tree gets tmux from Debian's packages, %s names it", err, tmuxEnv))
 		}
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(self, filepath.Join(s.home, "pgxlock")); err != nil {
+	if err := os.Symlink(itself(t), filepath.Join(s.home, "pgxlock")); err != nil {
 		t.Fatal(err)
 	}
 	short, err := os.MkdirTemp("", "tmux") // a socket's path must not be long
@@ -102,7 +98,7 @@ func (s *screen) hangsUp(t *testing.T) {
 }
 
 func (s *screen) tmux(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), pgtest.Patience)
 	defer cancel()
 	output, err := exec.CommandContext(ctx, s.program, append([]string{"-u", "-S", s.socket}, args...)...).CombinedOutput()
 	if err != nil {

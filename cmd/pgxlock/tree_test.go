@@ -4,18 +4,19 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // A holds l1; B waits for it with l2 in hand; C waits for that with an advisory lock; and
 // a session waits for that in the server, which has one that another session wants.
 func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	a := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "A"})
@@ -75,14 +76,7 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
       #4 one
       - two
 `
-	tree := ""
-	limit := time.Now().Add(time.Minute)
-	for tree != want {
-		tree = write("", waittree.Of(testkit.Snapshot(t, monitor)))
-		if time.Now().After(limit) {
-			t.Fatalf("%s", tree)
-		}
-	}
+	pgtest.Until(t, "the tree is "+want, func() bool { return write("", waittree.Of(testkit.Snapshot(t, monitor))) == want })
 	testkit.Release(t, first)
 	gotFirst := <-gotL1
 	testkit.Release(t, l2)

@@ -46,6 +46,7 @@ func hostPort(t *testing.T, connString string) string {
 }
 
 func TestWrongPasswordIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	right := pgtest.Private(t, pgserver.Config{TCP: true}).TCPURL("postgres")
 	for _, sslmode := range []string{"disable", "prefer"} { // prefer: with TLS first, which this server refuses
@@ -56,6 +57,7 @@ func TestWrongPasswordIsNamedAsTheCause(t *testing.T) {
 }
 
 func TestMissingDatabaseIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	address := hostPort(t, server.TCPURL("postgres"))
@@ -65,6 +67,7 @@ func TestMissingDatabaseIsNamedAsTheCause(t *testing.T) {
 }
 
 func TestFullServerIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true, Settings: map[string]string{
 		"max_connections": "4", "superuser_reserved_connections": "0", "autovacuum": "off",
@@ -85,6 +88,7 @@ func TestFullServerIsNamedAsTheCause(t *testing.T) {
 }
 
 func TestStandbyIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	if err := server.Demote(t.Context()); err != nil {
@@ -103,6 +107,7 @@ func TestRefusedPortIsNamedAsTheCause(t *testing.T) {
 }
 
 func TestMissingSocketIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	wantUnconnected(t, "postgres:///db?user=me&host="+dir, exitUnavailable,
@@ -110,12 +115,14 @@ func TestMissingSocketIsNamedAsTheCause(t *testing.T) {
 }
 
 func TestUnknownHostIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	wantUnconnected(t, "postgres://me@pgxlock.invalid:5433/db", exitUnavailable,
 		`cannot connect as user "me" to database "db" at pgxlock.invalid: no such host; correct the name of the host`)
 }
 
 func TestSilentServerIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and never answers
 	if err != nil {
@@ -128,6 +135,7 @@ func TestSilentServerIsNamedAsTheCause(t *testing.T) {
 }
 
 func TestEachOfSeveralHostsIsNamedWithItsCause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	if err := server.Demote(t.Context()); err != nil {

@@ -123,6 +123,7 @@ func line(r *bufio.Reader) string {
 }
 
 func TestWatchWritesOneSnapshotAfterTheOtherWhenPiped(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	w := startWatch(t, withLeases(t).URL)
 	for range 2 {
@@ -140,6 +141,7 @@ func TestWatchWritesOneSnapshotAfterTheOtherWhenPiped(t *testing.T) {
 }
 
 func TestWatchSaysOnceThatTheServerIsAwayAndGoesOn(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})
 	w := startWatch(t, server.URL("postgres"), "-o", "json")
@@ -173,8 +175,9 @@ func TestWatchSaysOnceThatTheServerIsAwayAndGoesOn(t *testing.T) {
 }
 
 func TestWatchSaysOnceWhatIsNotShown(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	w := startWatch(t, pgtest.New(t).URL)
+	w := startWatch(t, empty(t).URL)
 	for range 2 {
 		w.looks(t)
 	}
@@ -185,6 +188,7 @@ func TestWatchSaysOnceWhatIsNotShown(t *testing.T) {
 }
 
 func TestWatchEndsByWhatDoesNotPassByItself(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	w := startWatch(t, db.URL)
@@ -216,5 +220,5 @@ func TestWatchOncePrintsOneSnapshot(t *testing.T) {
 	}
 	execute(t, env, "watch", "--once", "--every", "5").want(t, exitUsage, "", "--once and --every exclude each other; leave one out")
 	execute(t, []string{"DATABASE_URL=postgres://me@" + closed + "/db"}, "watch", "--once").want(t, exitUnavailable, "", "connection refused")
-	execute(t, []string{"DATABASE_URL=" + pgtest.New(t).URL}, "watch", "--once").want(t, exitOK, "0 held, 0 waiting, 0 expired", "pgxlock: not shown: leases, ")
+	execute(t, []string{"DATABASE_URL=" + empty(t).URL}, "watch", "--once").want(t, exitOK, "0 held, 0 waiting, 0 expired", "pgxlock: not shown: leases, ")
 }

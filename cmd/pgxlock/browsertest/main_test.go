@@ -18,6 +18,8 @@ import (
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 const (
@@ -27,34 +29,14 @@ const (
 	// picturesEnv names the directory into which the tests put pictures of the page, if it is set.
 	picturesEnv = "PGXLOCK_TEST_PICTURES"
 
-	// patience turns a hang into a message.
-	patience = 2 * time.Minute
+	// commandEnv names the program pgxlock.
+	commandEnv = "PGXLOCK_TEST_COMMAND"
 )
 
-// program is the command, built once.
-var program struct {
-	once sync.Once
-	path string
-	err  error
-}
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "pgxlock")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	program.path = filepath.Join(dir, "pgxlock")
-	code := m.Run()
-	if err := os.RemoveAll(dir); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-	}
-	os.Exit(code)
-}
-
-// chromium returns the browser, or skips the test.
+// chromium returns the browser, or skips the test, which is a long one.
 func chromium(t *testing.T) string {
 	t.Helper()
+	pgtest.Long(t)
 	for _, name := range []string{os.Getenv(chromiumEnv), "chromium-headless-shell", "chromium"} {
 		if name != "" {
 			if path, err := exec.LookPath(name); err == nil {
@@ -62,23 +44,21 @@ func chromium(t *testing.T) string {
 			}
 		}
 	}
-	t.Skipf("no browser to test in: scripts/chromium-tree gets Chromium from Debian's packages, %s names it", chromiumEnv)
+	pgtest.Missing(t, "browser", fmt.Sprintf("scripts/chromium-tree gets Chromium from Debian's packages, %s names it", chromiumEnv))
 	return ""
 }
 
 // serve starts pgxlock serve on a database, and returns the address of its page.
 func serve(t *testing.T, url string, env []string, args ...string) string {
 	t.Helper()
-	program.once.Do(func() {
-		out, err := exec.Command("go", "build", "-C", "..", "-o", program.path, ".").CombinedOutput()
-		if err != nil {
-			program.err = fmt.Errorf("go build: %w\n%s", err, out)
-		}
-	})
-	if program.err != nil {
-		t.Fatal(program.err)
+	program := os.Getenv(commandEnv)
+	if program == "" {
+		t.Fatalf("%s is not set: make build builds bin/pgxlock, and make test names it", commandEnv)
 	}
-	cmd := exec.Command(program.path, append([]string{"serve", "--listen", "127.0.0.1:0", "--every", "1"}, args...)...)
+	if _, err := os.Stat(program); err != nil {
+		t.Fatalf("%v: run make build; %s names the program by an absolute path", err, commandEnv)
+	}
+	cmd := exec.Command(program, append([]string{"serve", "--listen", "127.0.0.1:0", "--every", "1"}, args...)...)
 	cmd.Env = append(os.Environ(), append([]string{"DATABASE_URL=" + url, "PGXLOCK_DATABASE_URL="}, env...)...)
 	said, err := cmd.StderrPipe()
 	if err != nil {
@@ -177,7 +157,7 @@ func open(t *testing.T, options ...chromedp.ExecAllocatorOption) *tab {
 
 func (b *tab) do(actions ...chromedp.Action) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	ctx, cancel := context.WithTimeout(b.ctx, pgtest.Patience)
 	defer cancel()
 	if err := chromedp.Run(ctx, actions...); err != nil {
 		b.t.Fatal(err)
@@ -189,18 +169,15 @@ func (b *tab) do(actions ...chromedp.Action) {
 func (b *tab) arrives(element string) {
 	b.t.Helper()
 	b.do(chromedp.WaitVisible(element))
-	giveUp := time.Now().Add(patience)
-	for !value[bool](b, `performance.getEntriesByName("first-contentful-paint").length > 0`) {
-		if time.Now().After(giveUp) {
-			b.t.Fatalf("the page with %s is never drawn", element)
-		}
-	}
+	pgtest.Until(b.t, "the page with "+element+" is drawn", func() bool {
+		return value[bool](b, `performance.getEntriesByName("first-contentful-paint").length > 0`)
+	})
 }
 
 // until waits for a JavaScript expression to be true.
 func (b *tab) until(expression string) {
 	b.t.Helper()
-	b.do(chromedp.Poll(expression, nil, chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(patience)))
+	b.do(chromedp.Poll(expression, nil, chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(pgtest.Patience)))
 }
 
 // shows waits for a text on the page.

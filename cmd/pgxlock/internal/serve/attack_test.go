@@ -81,6 +81,7 @@ func (p pinched) Accept() (net.Conn, error) {
 }
 
 func TestViewersThatDoNotReadHoldUpNobodyAndAreCutOff(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:' || i, repeat('x', 200), 300, to_jsonb(repeat('x', 400))) from generate_series(1, 100) i`)

