@@ -14,11 +14,12 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	gocronlock "github.com/pgxlock/pgxlock/adapters/gocron"
-	"github.com/pgxlock/pgxlock/internal/plaintest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/once"
 )
 
-func TestMain(m *testing.M) { plaintest.Main(m) }
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // schedule starts a scheduler with one job, of a millisecond, that is due each second at
 // this time in it; it is shut down when the test is over.
@@ -49,7 +50,7 @@ func schedule(t *testing.T, name string, phase time.Duration, ran func(), option
 // over long before the others begin.
 func TestOneSchedulerRunsAJobEachSecondWhateverTheirClocksSay(t *testing.T) {
 	t.Parallel()
-	pool := plaintest.Shared(t)
+	pool := testkit.Migrated(t).Pool
 	phases := []struct {
 		name   string
 		offset time.Duration
@@ -108,7 +109,7 @@ func TestOneSchedulerRunsAJobEachSecondWhateverTheirClocksSay(t *testing.T) {
 
 func TestALockedJobIsRecordedAndNotRunAgain(t *testing.T) {
 	t.Parallel()
-	ctx, pool := t.Context(), plaintest.Shared(t)
+	ctx, pool := t.Context(), testkit.Migrated(t).Pool
 	l, err := gocronlock.NewLocker(pool, 3000*time.Hour, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +159,7 @@ func TestALockedJobIsRecordedAndNotRunAgain(t *testing.T) {
 
 func TestTheLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
 	t.Parallel()
-	pool := plaintest.Shared(t)
+	pool := testkit.Migrated(t).Pool
 	type node struct {
 		elector *gocronlock.Elector
 		locks   *pgxlock.Locker

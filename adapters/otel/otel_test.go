@@ -17,12 +17,13 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	pgxlockotel "github.com/pgxlock/pgxlock/adapters/otel"
-	"github.com/pgxlock/pgxlock/internal/plaintest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
-func TestMain(m *testing.M) { plaintest.Main(m) }
+func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // telemetry is what an exporter in memory sees.
 type telemetry struct {
@@ -105,7 +106,7 @@ func family(key string) string {
 
 func TestMetricsCountWhatHappened(t *testing.T) {
 	t.Parallel()
-	ctx, pool := t.Context(), plaintest.Shared(t)
+	ctx, pool := t.Context(), testkit.Migrated(t).Pool
 	seen := newTelemetry(t, pgxlockotel.Config{Group: family})
 	const key = "counted:secret"
 	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: time.Hour, Observe: seen.Observe})
@@ -162,7 +163,7 @@ func TestMetricsCountWhatHappened(t *testing.T) {
 
 func TestSpansAreChildrenOfTheCallers(t *testing.T) {
 	t.Parallel()
-	pool := plaintest.Shared(t)
+	pool := testkit.Migrated(t).Pool
 	for _, keys := range []bool{false, true} {
 		t.Run(fmt.Sprint("keys ", keys), func(t *testing.T) {
 			t.Parallel()

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pgxlock/pgxlock/internal/plaintest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 const alerts = "../../deploy/prometheus/alerts.yml"
@@ -69,11 +69,11 @@ func TestDashboardAndAlertsNameMetricsOfAScrape(t *testing.T) {
 }
 
 func TestPromtoolAcceptsQueriesAndSeesEachAlertFire(t *testing.T) {
-	plaintest.Long(t)
+	pgtest.Long(t)
 	t.Parallel()
 	promtool := os.Getenv("PGXLOCK_TEST_PROMTOOL")
 	if promtool == "" {
-		plaintest.Missing(t, "promtool", "PGXLOCK_TEST_PROMTOOL does not name it: scripts/promtool-tree has it")
+		pgtest.Missing(t, "promtool", "PGXLOCK_TEST_PROMTOOL does not name it: scripts/promtool-tree has it")
 	}
 	var rules strings.Builder
 	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")

@@ -3,7 +3,7 @@ package pgxlockprom_test
 import (
 	"testing"
 
-	"github.com/pgxlock/pgxlock/internal/plaintest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { plaintest.Main(m) }
+func TestMain(m *testing.M) { pgtest.Main(m) }

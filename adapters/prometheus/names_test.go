@@ -11,7 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
-	"github.com/pgxlock/pgxlock/internal/plaintest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // everything is a scrape in which each metric is seen. All tests share it.
@@ -31,10 +32,10 @@ var scraped struct {
 
 func scrapeAll(t *testing.T) scrape {
 	t.Helper()
-	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
+	pool, registry := testkit.Migrated(t).Pool, prometheus.NewPedanticRegistry()
 	m, err := pgxlockprom.New(registry, &pgxlockprom.Config{Group: family})
 	check(t, err)
-	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: plaintest.Patience})
+	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: pgtest.Patience})
 	check(t, err)
 	check(t, registry.Register(collector))
 	operate(t, pool, m)

@@ -21,7 +21,8 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
-	"github.com/pgxlock/pgxlock/internal/plaintest"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -187,7 +188,7 @@ func operate(t *testing.T, pool *pgxpool.Pool, m *pgxlockprom.Metrics) {
 
 func TestCountsAreThoseOfWhatHappened(t *testing.T) {
 	t.Parallel()
-	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
+	pool, registry := testkit.Migrated(t).Pool, prometheus.NewPedanticRegistry()
 	m, err := pgxlockprom.New(registry, &pgxlockprom.Config{Group: family})
 	check(t, err)
 	operate(t, pool, m)
@@ -228,7 +229,7 @@ func TestCountsAreThoseOfWhatHappened(t *testing.T) {
 
 func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 	t.Parallel()
-	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
+	pool, registry := testkit.Migrated(t).Pool, prometheus.NewPedanticRegistry()
 	m, err := pgxlockprom.New(prometheus.NewRegistry(), nil)
 	check(t, err)
 	operate(t, pool, m)
@@ -242,7 +243,7 @@ func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock_shared(17)"); err != nil {
 		t.Fatal(err)
 	}
-	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: plaintest.Patience})
+	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Doctor: true, Timeout: pgtest.Patience})
 	check(t, err)
 	check(t, registry.Register(collector))
 	got := read(t, registry)
@@ -274,8 +275,8 @@ func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 // Old figures would look like new ones.
 func TestCollectorOfAServerThatIsGoneShowsOnlyThat(t *testing.T) {
 	t.Parallel()
-	pool, registry := plaintest.New(t), prometheus.NewPedanticRegistry()
-	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Every: time.Nanosecond, Timeout: plaintest.Patience})
+	pool, registry := testkit.Migrated(t).Pool, prometheus.NewPedanticRegistry()
+	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Every: time.Nanosecond, Timeout: pgtest.Patience})
 	check(t, err)
 	check(t, registry.Register(collector))
 	read(t, registry).wants(t, 1, "pgxlock_collector_up")
