@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -25,50 +26,60 @@ const command = "/cmd/pgxlock/"
 
 // roles say in a few words what a package is for.
 var roles = map[string]string{
-	"":                   "Locker, Lock, LockTx, Monitor",
-	"adapters/health":    "who leads, over HTTP",
-	"cmd/pgxlock":        "the command",
-	"doctor":             "can locks be trusted here?",
-	"internal/advisory":  "locks of one session",
-	"internal/batcher":   "many calls, one statement",
-	"internal/clock":     "time, asleep or awake",
-	"internal/dbconn":    "own connections",
-	"internal/formats":   "for other migration tools",
-	"internal/hold":      "believes exactly so long",
-	"internal/lease":     "rows that expire",
-	"internal/lockerr":   "what errors mean",
-	"internal/lockkey":   "what a key names",
-	"internal/memory":    "locks in this process",
-	"internal/metrics":   "figures for Prometheus",
-	"internal/monitor":   "reads and evicts locks",
-	"internal/observe":   "calls Observe",
-	"internal/oneline":   "a text on one line",
-	"internal/pgserver":  "throw-away servers",
-	"internal/place":     "finds the schema",
-	"internal/usertx":    "in the caller's transaction",
-	"internal/waitqueue": "who is next",
-	"migrations":         "installs tables and functions",
-	"once":               "a job once per period",
-	"ratelimit":          "a rate over all processes",
-	"sql":                "every statement",
+	"":                    "Locker, Lock, LockTx, Monitor",
+	"adapters/health":     "who leads, over HTTP",
+	"adapters/prometheus": "figures for Prometheus",
+	"cmd/pgxlock":         "the command",
+	"doctor":              "can locks be trusted here?",
+	"internal/advisory":   "locks of one session",
+	"internal/batcher":    "many calls, one statement",
+	"internal/clock":      "time, asleep or awake",
+	"internal/dbconn":     "own connections",
+	"internal/formats":    "for other migration tools",
+	"internal/hold":       "believes exactly so long",
+	"internal/lease":      "rows that expire",
+	"internal/lockerr":    "what errors mean",
+	"internal/lockkey":    "what a key names",
+	"internal/memory":     "locks in this process",
+	"internal/monitor":    "reads and evicts locks",
+	"internal/observe":    "calls Observe",
+	"internal/oneline":    "a text on one line",
+	"internal/pgserver":   "throw-away servers",
+	"internal/place":      "finds the schema",
+	"internal/usertx":     "in the caller's transaction",
+	"internal/waitqueue":  "who is next",
+	"migrations":          "installs tables and functions",
+	"once":                "a job once per period",
+	"ratelimit":           "a rate over all processes",
+	"sql":                 "every statement",
 }
+
+// modules are the directories of the module of the library, of the command's, and of those
+// that the command imports.
+var modules = []string{".", "cmd/pgxlock", "adapters/prometheus"}
+
+// modulePath is the module of the library, in whose directory the others are.
+const modulePath = "github.com/pgxlock/pgxlock"
 
 // packages returns the packages that programs import or run, and what these are built of;
 // not those that only tests and examples need.
 func packages(root string) (map[string]room, error) {
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,Module,GoFiles", "./...")
-	cmd.Dir, cmd.Stderr = root, os.Stderr
-	cmd.Env = append(os.Environ(), "GOOS=linux", "GOWORK=off", "PWD=") // the same picture everywhere
-	listed, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+	var listed []byte
+	for _, dir := range modules {
+		cmd := exec.Command("go", "list", "-json=ImportPath,Imports,GoFiles", "./...")
+		cmd.Dir, cmd.Stderr = filepath.Join(root, dir), os.Stderr
+		cmd.Env = append(os.Environ(), "GOOS=linux", "GOWORK=off", "PWD=") // the same picture everywhere
+		out, err := cmd.Output()
+		if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
+		}
+		listed = append(listed, out...)
 	}
 	all := make(map[string]room)
 	var named []string // what a program may name, and the command
 	for decoder := json.NewDecoder(bytes.NewReader(listed)); ; {
 		var p struct {
 			ImportPath       string
-			Module           struct{ Path string }
 			Imports, GoFiles []string
 		}
 		if err := decoder.Decode(&p); errors.Is(err, io.EOF) {
@@ -80,7 +91,7 @@ func packages(root string) (map[string]room, error) {
 			continue
 		}
 		inside := func(path string) (name string, ok bool) {
-			name, ok = strings.CutPrefix(path, p.Module.Path)
+			name, ok = strings.CutPrefix(path, modulePath)
 			ok = ok && (name == "" || name[0] == '/')
 			if strings.HasPrefix(name, command+"internal/") { // what only the command imports is part of it
 				name = command

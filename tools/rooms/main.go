@@ -38,6 +38,10 @@ var layers = [][]string{
 	{"internal/lockerr", "internal/lockkey", "internal/clock", "internal/oneline"},
 }
 
+// modules are the directories of the modules that are read: those of the library and of what is
+// released beside it, without the other adapters.
+var modules = []string{".", "cmd/pgxlock", "adapters/prometheus"}
+
 func layerOf(path string) int {
 	for i, layer := range layers {
 		for _, name := range layer {
@@ -82,9 +86,13 @@ func report(dir string) (upward int, err error) {
 	}
 	fmt.Printf("entries at the top level: %d\n\n", len(entries))
 
-	listed, err := run(dir, "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,Name,GoFiles,Imports,Module", "./...")
-	if err != nil {
-		return 0, err
+	var listed []byte
+	for _, module := range modules {
+		out, err := run(filepath.Join(dir, module), "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,Name,GoFiles,Imports,Module", "./...")
+		if err != nil {
+			return 0, err
+		}
+		listed = append(listed, out...)
 	}
 	exports := make(map[string]string)
 	var ours []pkg
@@ -96,14 +104,15 @@ func report(dir string) (upward int, err error) {
 			return 0, err
 		}
 		exports[p.ImportPath] = p.Export
-		if p.Module != nil && p.Module.Dir == absolute(dir) {
+		known := slices.ContainsFunc(ours, func(o pkg) bool { return o.ImportPath == p.ImportPath }) // an import of an earlier module's
+		if !known && p.Module != nil && slices.ContainsFunc(modules, func(module string) bool { return p.Module.Dir == absolute(filepath.Join(dir, module)) }) {
 			ours = append(ours, p)
 		}
 	}
 	if len(ours) == 0 {
 		return 0, errors.New("no package found")
 	}
-	module := ours[0].Module.Path
+	module := ours[0].Module.Path // of the root, in whose directory the others are
 	short := func(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, module), "/") }
 	slices.SortFunc(ours, func(a, b pkg) int { return strings.Compare(a.ImportPath, b.ImportPath) })
 
