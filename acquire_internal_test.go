@@ -981,7 +981,7 @@ func TestMemoryLockerAsksContextsWithoutItsMutex(t *testing.T) {
 		}()
 		select {
 		case <-asked:
-		case <-time.After(10 * time.Second):
+		case <-time.After(pgtest.Patience):
 			t.Error("Err of the caller's context waits for the Locker that called it")
 		}
 	}}

@@ -147,7 +147,7 @@ func TestContextsEndWithoutTheMutexOfTheHold(t *testing.T) {
 	go func() { _ = h.End(lockerr.ErrReleased) }()
 	select {
 	case <-ctx.Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the context does not end")
 	}
 	ended := make(chan error)
@@ -157,7 +157,7 @@ func TestContextsEndWithoutTheMutexOfTheHold(t *testing.T) {
 		if !errors.Is(err, lockerr.ErrReleased) {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("the context ends with the mutex of the hold locked")
 	}
 }

@@ -35,6 +35,9 @@ func (r *recorder) Close(context.Context) error { return nil }
 func (r *recorder) Keep(*Hold)                  { r.keeps++ }
 func (r *recorder) Drop(_ *Hold, lost bool)     { r.drops++; r.lost = lost }
 
+// patience bounds a wait that would never end, as pgtest.Patience does.
+const patience = 15 * time.Minute
+
 const untilLost = 59 * time.Second // the local deadline of a hold of held
 
 // freeze lets time pass by the clock of the group of which no timer takes notice.

@@ -12,14 +12,14 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 )
 
-// patience is how long goroutines may take to end after the last test. An idle machine takes
-// milliseconds; pgx gives a connection that it had to leave 15 s to end.
-const patience = 40 * time.Second
+// looks is how often it is looked, for half a second each time, whether all goroutines have ended
+// after the last test. An idle machine takes milliseconds; pgx gives a connection that it had to
+// leave 15 s to end. A process that stands still does not look.
+const looks = 80
 
 // Main runs the tests of a package, checks for leaked goroutines, and exits.
 func Main(m *testing.M) { os.Exit(Check(m.Run())) }
@@ -39,7 +39,7 @@ func Check(code int, ignored ...string) int {
 		options = append(options, goleak.IgnoreAnyFunction(function))
 	}
 	var err error
-	for began := time.Now(); time.Since(began) < patience; {
+	for range looks {
 		if err = goleak.Find(options...); err == nil { // takes half a second where there are any
 			return 0
 		}

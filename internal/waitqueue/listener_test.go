@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,6 +37,10 @@ func newListening(config *pgxpool.Config) *Queue {
 
 func TestAListenerThatFailsIsNotTriedByEachOfManyShortWaits(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, shortWaits)
+}
+
+func shortWaits(t *testing.T) {
 	config, err := pgxpool.ParseConfig("")
 	if err != nil {
 		t.Fatal(err)

@@ -236,7 +236,7 @@ func TestWokenWaiterForAPermitIsCheckedOnce(t *testing.T) {
 		t.Error("nobody looks whether who was woken sleeps")
 	}
 	again := true
-	for more := 0; more < 20 && again; more++ { // who is woken after its turn, because this machine is slow, is looked after once more
+	for more := 0; more < 200 && again; more++ { // who is woken after its turn, because this machine is slow, is looked after once more
 		again = <-looks
 	}
 	if again {
