@@ -214,6 +214,7 @@ func TestDownRefusesWhileLeasesAreLive(t *testing.T) {
 
 // Without them what was done once would be done again.
 func TestDownRefusesWhileClaimsStand(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	empty := catalog(t, db)
@@ -385,6 +386,7 @@ func TestAReaderOfTheTableStopsTheUpgradeNotTheCallers(t *testing.T) {
 }
 
 func TestTheUpgradeUnderTrafficFailsNoCallAndGrantsNothingTwice(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for round := range 3 {
 		t.Run(fmt.Sprint("from the seed ", round), func(t *testing.T) { upgradeUnderTraffic(t, newSeed(t)) })

@@ -73,7 +73,7 @@ func TestUpMakesAnewWhatWasDropped(t *testing.T) {
 			continue
 		}
 		for _, hardened := range []bool{false, true} {
-			if testing.Short() && (hardened || name != "the table of leases" && name != "a function") {
+			if testing.Short() && (hardened || name != "the table of leases") {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s, hardened %t", name, hardened), func(t *testing.T) {

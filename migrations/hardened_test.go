@@ -49,6 +49,7 @@ func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
 // The table's rights stand in the catalog; what harden_locks() changed of it goes
 // back with soften_locks(), and with the migration.
 func TestHardeningIsUndoneCompletely(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest-1)
 	before := catalog(t, db)

@@ -155,9 +155,10 @@ func waysOfGolangMigrate() []way {
 }
 
 func TestWaysOfGolangMigrateAreRun(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	if os.Getenv(golangMigrateEnv) == "" {
-		t.Skip(golangMigrateEnv + " does not name a directory with migrate and golangmigrate, which make test builds: its ways are left out of all tests")
+		pgtest.Missing(t, "golangmigrate", golangMigrateEnv+" does not name a directory with migrate and golangmigrate, which make test builds: its ways are left out of all tests")
 	}
 	for _, program := range []string{"migrate", "golangmigrate"} {
 		if _, err := exec.LookPath(filepath.Join(os.Getenv(golangMigrateEnv), program)); err != nil {

@@ -217,6 +217,7 @@ func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
 
 // The new objects have to belong to the one whose table is adopted.
 func TestATableOfAnotherRoleIsAdoptedByThatRole(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
 	owner, _ := newSquatter(t, db)

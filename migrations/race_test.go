@@ -222,6 +222,7 @@ func TestFunctionsThatAppearDuringTheCheckAreNotCalled(t *testing.T) {
 
 // A role installs pgxlock itself, and then changes what is its own.
 func TestAnotherRolesInstallationIsNeitherRunNorBelieved(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	role, conn := newSquatter(t, db)
