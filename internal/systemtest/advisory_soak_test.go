@@ -214,13 +214,14 @@ func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
 	}
 }
 
-// Not parallel: they count goroutines, and others must have none meanwhile.
+// Not parallel: they count goroutines, and others must have none meanwhile. Each disturbance ends
+// with a pause, which is a factor longer on a slow machine.
 const (
 	// Only sessions that are ready: on a slow machine none would ever become so.
-	cancelStatements = `select count(pg_cancel_backend(pid)), pg_sleep(0.003) from pg_stat_activity a, generate_series(1, 3)
+	cancelStatements = `select count(pg_cancel_backend(pid)), pg_sleep(0.003 * $1::float8) from pg_stat_activity a, generate_series(1, 3)
 		where datname = current_database() and application_name like 'pgxlock %'
 		  and exists (select from pg_locks l where l.pid = a.pid and l.locktype = 'advisory')`
-	terminateSessions = `select count(pg_terminate_backend(pid)), pg_sleep(0.1) from pg_stat_activity
+	terminateSessions = `select count(pg_terminate_backend(pid)), pg_sleep(0.1 * $1::float8) from pg_stat_activity
 		where datname = current_database() and application_name like 'pgxlock %' and random() < 0.3`
 )
 
@@ -264,17 +265,23 @@ func soak(t *testing.T, db *pgtest.DB, book *ledger, disturbance string) {
 	var disturbing, working sync.WaitGroup
 	var disturbed, grants atomic.Int64
 	disturbing.Go(func() {
+		factor, granted := 1., int64(0) // a slow machine grants nothing between two disturbances: those become rare until it does
 		for {
 			select {
 			case <-stop:
 				return
 			default:
 				var n int64
-				if err := db.Pool.QueryRow(t.Context(), disturbance).Scan(&n, nil); err != nil {
+				if err := db.Pool.QueryRow(t.Context(), disturbance, factor).Scan(&n, nil); err != nil {
 					t.Error(err)
 					return
 				}
 				disturbed.Add(n)
+				if now := grants.Load(); now > granted {
+					factor, granted = 1, now
+				} else {
+					factor = min(2*factor, 256)
+				}
 			}
 		}
 	})
