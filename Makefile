@@ -92,15 +92,11 @@ ifdef TERMINAL
 	@PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" bin/with --throw-away -- $(GO) run -C tools ./pictures -terminal ..
 endif
 
-# What holds the documents without a server: length, links, contents, names of tests and errors, Go that compiles, plain words.
-TEXTS = ^Test(TheReadmeIsShort|PagesAreShort|LinksOf|TablesOfContents|IndexLists|TestsThat|EachInvariant|ErrorsHave|TheGoOf|TextsAvoid)
-
 lint: build ## gofmt, go vet, golangci-lint, actionlint, shellcheck, what holds the documents, and what is built and released
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(LINT) golangci-lint run ./...
 	@for m in $(NESTED); do echo "$$m:"; (cd $$m && $(GO) vet ./... && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
-	$(GO) test -count=1 -run '$(TEXTS)' ./internal/documents
 	@PGXLOCK_TEST_BUILDS=1 bin/with -- scripts/test-builds
 	$(LINT) actionlint .github/workflows/ci.yml
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \

@@ -12,15 +12,10 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// buildsEnv is set where what compiles is tested.
-const buildsEnv = "PGXLOCK_TEST_BUILDS"
-
 // An image from scratch has no users, no C library and no settings.
 func TestTheProgramOfTheDockerfileRunsInAnEmptyRootDirectory(t *testing.T) {
 	t.Parallel()
-	if os.Getenv(buildsEnv) == "" {
-		t.Skipf("it compiles; make lint runs it, with %s=1", buildsEnv)
-	}
+	pgtest.Builds(t)
 	if os.Geteuid() != 0 {
 		pgtest.Missing(t, "root", "only root can change the root directory of a program")
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // dependencies returns the packages outside the standard library that the package of a directory
@@ -34,7 +36,7 @@ func dependencies(t *testing.T, dir string, standard bool) []string {
 }
 
 func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
-	builds(t)
+	pgtest.Builds(t)
 	t.Parallel()
 	for _, dep := range dependencies(t, ".", false) {
 		if dep != "github.com/pgxlock/pgxlock" && dep != "github.com/pgxlock/pgxlock/sql" && !strings.HasPrefix(dep, "github.com/pgxlock/pgxlock/internal/") &&
@@ -52,7 +54,7 @@ func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 // What the module of the library requires, all its importers list. What anything else needs is
 // required by a module of its own.
 func TestRootModuleRequiresPgxAndWhatItsTestsNeed(t *testing.T) {
-	builds(t)
+	pgtest.Builds(t)
 	t.Parallel()
 	required := []string{
 		"github.com/jackc/pgerrcode", "github.com/jackc/pgx/v5", "golang.org/x/sys", // the library
@@ -71,7 +73,7 @@ func TestRootModuleRequiresPgxAndWhatItsTestsNeed(t *testing.T) {
 }
 
 func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
-	builds(t)
+	pgtest.Builds(t)
 	t.Parallel()
 	for _, dep := range append(dependencies(t, "./cmd/pgxlock", false), dependencies(t, "./cmd/pgxlock", true)...) {
 		for _, unwanted := range []string{"docker", "moby", "testcontainers", "containerd", "internal/pgtest", "goleak"} {
@@ -107,7 +109,7 @@ func readModule(t *testing.T, dir string) (m module) {
 // go install pgxlock@latest refuses a module that replaces or excludes others. scripts/release
 // takes out what the released modules replace: each other, by the directory in the repository.
 func TestReleasedModulesReplaceEachOtherOnly(t *testing.T) {
-	builds(t)
+	pgtest.Builds(t)
 	t.Parallel()
 	script, err := os.ReadFile("scripts/release")
 	if err != nil {

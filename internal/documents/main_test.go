@@ -17,12 +17,3 @@ func TestMain(m *testing.M) {
 	}
 	pgtest.Main(m)
 }
-
-// builds skips a test whose subject is what the go command makes of the module, but where make
-// lint runs it.
-func builds(t *testing.T) {
-	t.Helper()
-	if os.Getenv("PGXLOCK_TEST_BUILDS") != "1" {
-		t.Skip("make lint runs it, with PGXLOCK_TEST_BUILDS=1")
-	}
-}

@@ -7,10 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-)
 
-// buildsEnv asks for the tests whose subject is a build, which make lint runs.
-const buildsEnv = "PGXLOCK_TEST_BUILDS"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
 
 // A release is what others get of the tags that scripts/release makes of this tree: a proxy of
 // Go modules in a directory.
@@ -27,9 +26,7 @@ const (
 // newRelease copies the tree into a repository of its own and releases it there.
 func newRelease(t *testing.T) release {
 	t.Helper()
-	if os.Getenv(buildsEnv) == "" {
-		t.Skip(buildsEnv + " is not set: make lint sets it")
-	}
+	pgtest.Builds(t)
 	r := release{dir: t.TempDir()}
 	tree := filepath.Join(r.dir, "tree")
 	files, err := exec.CommandContext(t.Context(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()

@@ -116,7 +116,7 @@ type redisLock interface{ Release(context.Context) error }
 // The snippets are compiled as they stand, each as a block of a function, so that it may
 // declare what others are given, in a package that exists only for the compiler.
 func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
-	builds(t)
+	pgtest.Builds(t)
 	t.Parallel()
 	var source bytes.Buffer
 	source.WriteString(readmeHeader)
@@ -164,7 +164,7 @@ func build(t *testing.T, source []byte, output string) {
 
 // The README's program is whole: it installs the schema, and its write is committed.
 func TestTheReadmesProgramRuns(t *testing.T) {
-	builds(t)
+	pgtest.Builds(t)
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
 	build(t, []byte(snippetWith(t, "README.md", "go", "package main")), program)

@@ -28,6 +28,15 @@ func Missing(tb testing.TB, what string, reason any) {
 	tb.Skipf("%s is missing: %v", what, reason)
 }
 
+// Builds skips a test whose subject is a build or a release, but where make lint runs it:
+// make test compiles nothing but tests.
+func Builds(tb testing.TB) {
+	tb.Helper()
+	if os.Getenv("PGXLOCK_TEST_BUILDS") == "" {
+		tb.Skip("make lint runs it, with PGXLOCK_TEST_BUILDS=1")
+	}
+}
+
 func required(what string) bool {
 	return slices.Contains(strings.Split(os.Getenv(RequireEnv), ","), what)
 }

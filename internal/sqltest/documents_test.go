@@ -274,9 +274,7 @@ func (d *database) canonical(signature string) string {
 // The Go of docs/monitor.md is compiled as the body of a function, in a package that exists only
 // for the compiler.
 func TestDocumentGoOfTheMonitorCompiles(t *testing.T) {
-	if os.Getenv("PGXLOCK_TEST_BUILDS") != "1" {
-		t.Skip("make lint runs it, with PGXLOCK_TEST_BUILDS=1")
-	}
+	pgtest.Builds(t)
 	t.Parallel()
 	found := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllStringSubmatch(page(t, "monitor.md"), -1)
 	if len(found) == 0 {
