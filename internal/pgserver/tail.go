@@ -11,7 +11,7 @@ import (
 const tailSize = 8 << 10
 
 // tail keeps the last bytes written to it, and passes all of them on to a
-// second writer if there is one. Lines about connections are counted, not kept.
+// second writer if there is one. Lines about connections are only counted.
 type tail struct {
 	mu          sync.Mutex
 	buf         []byte
@@ -31,15 +31,19 @@ func (t *tail) Write(p []byte) (int, error) {
 			}
 			continue
 		}
-		t.buf = append(t.buf, line...)
+		t.keep(line)
 	}
+	return len(p), nil
+}
+
+func (t *tail) keep(p []byte) {
+	t.buf = append(t.buf, p...)
 	if extra := len(t.buf) - tailSize; extra > 0 {
 		t.buf = append(t.buf[:0], t.buf[extra:]...)
 	}
 	if t.also != nil {
 		_, _ = t.also.Write(p)
 	}
-	return len(p), nil
 }
 
 // received returns how many connections there were, where the server logs them.
