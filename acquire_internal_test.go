@@ -66,7 +66,7 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 			})
 		}
 	}
-	return db.Pool, map[string]func(t *testing.T) (*Locker, *losingBackend){
+	lockers = map[string]func(t *testing.T) (*Locker, *losingBackend){
 		"lease": func(t *testing.T) (*Locker, *losingBackend) {
 			l, err := NewLeaseLocker(db.Pool, nil)
 			if err != nil {
@@ -74,9 +74,12 @@ func losing(t *testing.T) (pool *pgxpool.Pool, lockers map[string]func(t *testin
 			}
 			return lossy(t, l, frozen(l))
 		},
-		"advisory":             advisory(nil),
-		"advisory with tokens": advisory(&AdvisoryConfig{Tokens: true}),
+		"advisory": advisory(nil),
 	}
+	if !testing.Short() {
+		lockers["advisory with tokens"] = advisory(&AdvisoryConfig{Tokens: true})
+	}
+	return db.Pool, lockers
 }
 
 // frozen returns what makes the Locker believe that it was frozen until its leases' deadlines.

@@ -68,6 +68,7 @@ func TestDeadlinesCountFromWhenTheMessageWasSent(t *testing.T) {
 }
 
 func TestRenewCountsFromWhenItsMessageWasSent(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p, clock := byHand(t, pgtest.New(t))
 	lock := mustAcquire(t, p, "k", hold.Exclusive)

@@ -14,6 +14,7 @@ import (
 // A wait that brings nobody leaves its trace in what leaders know. On one processor the second
 // caller asks only while the leader waits.
 func TestLeaderOfAMuxWaitsBeforeItSends(t *testing.T) {
+	pgtest.Long(t)
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	lead := takeLead(p.mux)
 	p.mux.gathering = batcher.Gathering{}
@@ -52,6 +53,7 @@ func TestLeaderOfAMuxWaitsBeforeItSends(t *testing.T) {
 }
 
 func TestNextMessageIsSentBeforeAnswersAreToldOnlyIfMostCallersAreQueued(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for next, want := range map[int]int{1: 0, 2: 0, 9: 9} { // 3 callers are answered, so 2 of 5 are not enough, and 9 of 12 are
 		p := connected(t, pgtest.New(t).Pool, Config{})

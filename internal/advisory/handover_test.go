@@ -123,6 +123,7 @@ func TestWantedLockIsLeftToTheWaitersOfOtherProcesses(t *testing.T) {
 
 // A caller that had to queue is seldom the last one.
 func TestLockOfACallerWithATicketIsWantedWhereOtherProcessesCompete(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p, q := queueing(t)
 	for _, c := range []struct {

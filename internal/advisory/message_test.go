@@ -61,6 +61,7 @@ func TestEachRequestOfAMessageGetsItsOwnAnswer(t *testing.T) {
 
 // The other calls of the message have been answered, and may have been granted.
 func TestFunctionCallThatFailsIsUndoneWithTheOthersOfItsMessage(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	db.Exec(t, `create function fails(bigint) returns boolean language plpgsql as $$ begin raise exception 'no' using errcode = 'LK999'; end $$`)
@@ -135,10 +136,10 @@ func (c *cutConn) Read(b []byte) (int, error) {
 func TestCallsOfAMessageThatIsCutAreMadeInTheNextSession(t *testing.T) {
 	t.Parallel()
 	const request, response = 29, 16 // of a call for one number
-	for name, cut := range map[string]func(*cutConn, int){
+	for name, cut := range rows(map[string]func(*cutConn, int){
 		"requests": func(c *cutConn, n int) { c.sends, c.receives = n, 0 },
 		"answers":  func(c *cutConn, n int) { c.sends, c.receives = -1, n },
-	} {
+	}, "answers") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
@@ -195,13 +196,9 @@ func TestServerFreesWhatTheFirstCallsOfAMessageAcquiredIfTheRestNeverComes(t *te
 	t.Parallel()
 	const request = 29
 	const boolTrue = 1
-	cuts := map[string]int{"in its head": request + 5}
-	if !testing.Short() {
-		cuts["after a call"] = request
-		cuts["after a byte of the next one"] = request + 1
-		cuts["before its last byte"] = 2*request - 1
-	}
-	for name, n := range cuts {
+	for name, n := range rows(map[string]int{
+		"after a call": request, "after a byte of the next one": request + 1, "in its head": request + 5, "before its last byte": 2*request - 1,
+	}, "in its head") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)

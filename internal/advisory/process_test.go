@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -158,6 +160,15 @@ func (h held) release() error {
 // fence protects the transaction as Fence of a Lock does.
 func (h held) fence(ctx context.Context, tx pgx.Tx) error {
 	return h.process.Fence(ctx, usertx.Pgx(tx), h.Hold)
+}
+
+// rows returns the cases that a run with -short has: those of the names, of which each shows the
+// contract.
+func rows[C any](all map[string]C, names ...string) map[string]C {
+	if testing.Short() {
+		maps.DeleteFunc(all, func(name string, _ C) bool { return !slices.Contains(names, name) })
+	}
+	return all
 }
 
 // mustAcquire acquires. It goes on while the server cannot be reached, as Acquire of a Locker does.

@@ -100,7 +100,7 @@ func TestACallThatIsLeftBeforeItWasSentTakesNothing(t *testing.T) {
 // eachMode runs a test for locks of both modes.
 func eachMode(t *testing.T, test func(t *testing.T, mode hold.Mode)) {
 	t.Parallel()
-	for name, mode := range map[string]hold.Mode{"exclusive": hold.Exclusive, "shared": hold.Shared} {
+	for name, mode := range rows(map[string]hold.Mode{"exclusive": hold.Exclusive, "shared": hold.Shared}, "exclusive") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, mode)
@@ -110,9 +110,9 @@ func eachMode(t *testing.T, test func(t *testing.T, mode hold.Mode)) {
 
 func TestARequestThatIsLeftIsNoBusyKey(t *testing.T) {
 	t.Parallel()
-	for name, modes := range map[string]struct{ left, joins hold.Mode }{
+	for name, modes := range rows(map[string]struct{ left, joins hold.Mode }{
 		"exclusive": {hold.Exclusive, hold.Exclusive}, "shared": {hold.Shared, hold.Shared}, "exclusive, then shared": {hold.Exclusive, hold.Shared},
-	} {
+	}, "exclusive, then shared") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := connected(t, pgtest.New(t).Pool, Config{})
@@ -338,6 +338,7 @@ func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
 }
 
 func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -470,6 +471,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		wantFree(t, p, "k")
 	})
 	t.Run("of a call that has no session", func(t *testing.T) {
+		pgtest.Long(t)
 		t.Parallel()
 		p := newProcess(t, pgtest.New(t).Pool, Config{}, clock.System)
 		connecting, connect := make(chan struct{}), p.mux.connect
@@ -483,6 +485,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		wantFree(t, p, "k")
 	})
 	t.Run("of a call whose session ends", func(t *testing.T) {
+		pgtest.Long(t)
 		t.Parallel()
 		p := connected(t, pgtest.New(t).Pool, Config{})
 		connecting, connect := make(chan struct{}), p.mux.connect
@@ -499,6 +502,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		wantFree(t, p, "k")
 	})
 	t.Run("of a call whose message has failed", func(t *testing.T) {
+		pgtest.Long(t)
 		t.Parallel()
 		p := connected(t, pgtest.New(t).Pool, Config{})
 		_ = stall(p.mux)
@@ -514,6 +518,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		wantFree(t, p, "k")
 	})
 	t.Run("of a call that begins later", func(t *testing.T) {
+		pgtest.Long(t)
 		t.Parallel()
 		p := connected(t, pgtest.New(t).Pool, Config{})
 		resume := stall(p.mux)

@@ -62,6 +62,7 @@ func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *test
 
 // A leader that hands the lead on leaves the answer in flight to one of the callers that it is for.
 func TestTheAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -109,12 +110,12 @@ func (r *signalledReader) Read(b []byte) (int, error) {
 // A round trip is in flight, and no call is queued, when the lead is handed on.
 func TestRoundTripInFlightIsReceivedWithoutFurtherCalls(t *testing.T) {
 	t.Parallel()
-	for name, prepare := range map[string]func(cancel func(), m *mux){
+	for name, prepare := range rows(map[string]func(cancel func(), m *mux){
 		"its caller waits":           func(func(), *mux) {},
 		"its caller has left":        func(cancel func(), _ *mux) { cancel() },
 		"the session ends":           func(_ func(), m *mux) { _ = m.conn.net.Close() },
 		"the Locker is being closed": func(_ func(), m *mux) { m.mu.Lock(); m.closed = true; m.mu.Unlock() },
-	} {
+	}, "its caller waits", "its caller has left") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
@@ -219,6 +220,7 @@ func TestALossIsToldBeforeTheServerHearsOfIt(t *testing.T) {
 }
 
 func TestCallerThatJoinsALockBeingLostGetsOneOfTheNextSession(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})

@@ -117,6 +117,7 @@ func TestLeaderFallsAsleepWhereNobodyCanTell(t *testing.T) {
 }
 
 func TestLeaderOfAMuxLooksForItsAnswer(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	p := connected(t, pgtest.New(t).Pool, Config{})
 	resume := stall(p.mux)
@@ -140,6 +141,7 @@ func TestLeaderOfAMuxLooksForItsAnswer(t *testing.T) {
 
 // The processor is the server's, or the callers'.
 func TestLeaderFallsAsleepWithOneProcessor(t *testing.T) {
+	pgtest.Long(t)
 	pool := pgtest.New(t).Pool
 	if runtime.GOOS == "linux" && runtime.GOMAXPROCS(0) > 1 && connected(t, pool, Config{}).mux.conn.readable == nil {
 		t.Error("with more it cannot tell whether there is an answer")

@@ -73,7 +73,7 @@ func releasing(t *testing.T, lock held) <-chan error {
 
 func TestAdvisoryHandoverDrawsATokenAndWaitsForTheFencedTransaction(t *testing.T) {
 	t.Parallel()
-	for name, tries := range map[string]bool{"a try": true, "a wait": false} {
+	for name, tries := range rows(map[string]bool{"a try": true, "a wait": false}, "a try") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db, p := withTokens(t)
@@ -128,7 +128,7 @@ func TestAdvisoryHandoverDrawsATokenAndWaitsForTheFencedTransaction(t *testing.T
 // A caller that left never had the lock: the next caller has the same grant.
 func TestAdvisoryGrantOfACallerThatLeftBringsItsTokenToTheNext(t *testing.T) {
 	t.Parallel()
-	for name, mode := range map[string]hold.Mode{"exclusive": hold.Exclusive, "shared": hold.Shared} {
+	for name, mode := range rows(map[string]hold.Mode{"exclusive": hold.Exclusive, "shared": hold.Shared}, "exclusive") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db, p := withTokens(t)

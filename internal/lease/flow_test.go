@@ -42,6 +42,7 @@ func tryWith(ctx context.Context, table *Table, key string) (*hold.Hold, error) 
 }
 
 func TestLoneCallerOfALeaseSendsItselfUnlessItsWaitMayEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
 		ctx    func(*testing.T) context.Context
@@ -146,6 +147,7 @@ func TestReleaseDoesNotWaitUntilTheNextHolderIsWoken(t *testing.T) {
 // A wait that brings nobody leaves its trace in what leaders know. On one processor the second
 // caller asks only while the leader waits.
 func TestLeaderOfAFlowWaitsForCallersThatAreAboutToAsk(t *testing.T) {
+	pgtest.Long(t)
 	db := newBatchDB(t)
 	table := db.table(t, db.Pool)
 	release := func(locks ...*hold.Hold) {

@@ -108,7 +108,7 @@ func TestServerIsWhatTheConfigurationSays(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
 	s, err := Start(t.Context(), Config{
-		Settings:   map[string]string{"fsync": "off", "application_name": `it's a \ test`},
+		Settings:   map[string]string{"fsync": "off", "application_name": `it's a \ test`, "log_connections": "off"}, // of which LogTail keeps no lines
 		InitdbArgs: []string{"--data-checksums"},
 		Log:        &log,
 	})

@@ -17,7 +17,16 @@ import (
 // root is the project's root directory, from here.
 const root = "../.."
 
+// lists skips the test, which runs go list, where make lint does not run it and -short is set.
+func lists(t *testing.T) {
+	t.Helper()
+	if testing.Short() && os.Getenv("PGXLOCK_TEST_BUILDS") != "1" {
+		t.Skip("make lint and make test-all run it")
+	}
+}
+
 func TestPicturesShowWhatTheSourceSays(t *testing.T) {
+	lists(t)
 	t.Parallel()
 	for range 2 { // drawn twice, it is the same
 		pictures, err := drawn(root)
@@ -210,6 +219,7 @@ func TestTheTreeOfLocksSaysWhatTheReadmeSays(t *testing.T) {
 }
 
 func TestTheArchitectureNamesEachPackage(t *testing.T) {
+	lists(t)
 	t.Parallel()
 	rooms, err := packages(root)
 	if err != nil {
