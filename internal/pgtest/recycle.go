@@ -81,9 +81,10 @@ func readOrigin(ctx context.Context, conn *pgx.Conn) (o origin, err error) {
 	return o, nil
 }
 
-// restore makes the database what it was, with no other session in it than those of the pool, which
-// are as good as new. Whatever the error, the database is to be dropped.
-func (o origin) restore(ctx context.Context, pool *pgxpool.Pool) error {
+// restore makes the database what it was, with no other session in it than one of the pool, or all
+// of them if they are to be kept. These are as good as new. Whatever the error, the database is to
+// be dropped.
+func (o origin) restore(ctx context.Context, pool *pgxpool.Pool, keep bool) error {
 	idle := pool.AcquireAllIdle(ctx)
 	if len(idle) == 0 {
 		conn, err := pool.Acquire(ctx)
@@ -103,7 +104,7 @@ func (o origin) restore(ctx context.Context, pool *pgxpool.Pool) error {
 		if err == nil {
 			_, err = conn.Exec(ctx, "discard all")
 		}
-		if err != nil {
+		if err != nil || len(kept) > 0 && !keep {
 			_ = conn.Conn().Close(ctx) // the pool forgets it
 			continue
 		}

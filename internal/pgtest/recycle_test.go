@@ -2,6 +2,7 @@ package pgtest
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -82,6 +83,38 @@ func TestDatabaseIsCleanedForTheNextTest(t *testing.T) {
 	}
 	if err := left.Ping(t.Context()); err == nil {
 		t.Error("a connection that the first test left still works")
+	}
+}
+
+func TestConnectionsThatAreKeptAreAsGoodAsNew(t *testing.T) {
+	t.Parallel()
+	template := filled().Keep()
+	const look = `select concat_ws(' ', current_setting('search_path'), (select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()),
+		(select count(*) from pg_listening_channels()), (select count(*) from pg_prepared_statements where not name like 'stmtcache%'))`
+	var pids []map[uint32]bool
+	for range 2 {
+		has(t, template, func(t *testing.T, db *DB) {
+			seen := make(map[uint32]bool)
+			for range 3 {
+				conn, err := db.Pool.Acquire(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Release()
+				seen[conn.Conn().PgConn().PID()] = true
+				var found string
+				if err := conn.QueryRow(t.Context(), look).Scan(&found); err != nil || found != `"$user", public 0 0 0` {
+					t.Errorf("%q, %v", found, err)
+				}
+				if _, err := conn.Exec(t.Context(), "set search_path = nowhere; select pg_advisory_lock_shared(1, 2); listen x; prepare y as select 1", pgx.QueryExecModeSimpleProtocol); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pids = append(pids, seen)
+		})
+	}
+	if !maps.Equal(pids[0], pids[1]) {
+		t.Errorf("the next test has the connections %v, the first one %v", pids[1], pids[0])
 	}
 }
 

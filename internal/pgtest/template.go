@@ -14,6 +14,7 @@ import (
 // cheaper than to prepare each.
 type Template struct {
 	prepare func(context.Context, *pgxpool.Pool) error
+	keep    bool
 
 	once   sync.Once
 	name   string
@@ -28,6 +29,14 @@ type Template struct {
 // when the first of them is asked for.
 func NewTemplate(prepare func(context.Context, *pgxpool.Pool) error) *Template {
 	return &Template{prepare: prepare}
+}
+
+// Keep leaves the connections of a pool to the next test that has its database: a connection costs
+// the server more than a small test, and what a session calls first is compiled in it. Not for
+// tests that count connections.
+func (t *Template) Keep() *Template {
+	t.keep = true
+	return t
 }
 
 // New is [New] for a database that is a copy of the template.
@@ -72,7 +81,7 @@ func (t *Template) giveBack(tb testing.TB, db *DB) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	if !tb.Failed() && t.origin.restore(ctx, db.Pool) == nil {
+	if !tb.Failed() && t.origin.restore(ctx, db.Pool, t.keep) == nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.free = append(t.free, db)

@@ -116,7 +116,7 @@ func template(texts ...string) *pgtest.Template {
 			}
 		}
 		return err
-	})
+	}).Keep()
 }
 
 // installOn is install for the database postgres of a private server.
