@@ -85,8 +85,8 @@ func fenceOneAdvisoryLock(ctx context.Context, pool *pgxpool.Pool, locks *pgxloc
 		time.AfterFunc(time.Duration(rand.Int64N(int64(5*time.Millisecond))), cancel)
 	}
 	lock, err := locks.Acquire(wait, key, opts...)
-	if errors.Is(err, pgxlock.ErrNotAcquired) || errors.Is(err, context.Canceled) {
-		return nil
+	if errors.Is(err, pgxlock.ErrNotAcquired) || errors.Is(err, context.Canceled) || errors.Is(err, pgxlock.ErrUnavailable) {
+		return nil // the last is where a machine is too busy to connect in time
 	}
 	if err != nil {
 		return err
