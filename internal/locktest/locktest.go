@@ -215,7 +215,7 @@ func waitEndsWithContext(t *testing.T, locks *pgxlock.Locker) {
 	}
 	_, err = locks.Acquire(ctx, "k")
 	is(t, "a context that has ended", err, context.DeadlineExceeded)
-	acquire(t, locks, "k", pgxlock.MaxWait(pgtest.Patience)) // what the wait may have got is given back; it would expire later than that where the TTL is an hour
+	acquire(t, locks, "k", pgxlock.MaxWait(pgtest.Patience)) // what the wait may have got is given back, and would expire later than that
 }
 
 func releaseTwice(t *testing.T, locks *pgxlock.Locker) {

@@ -18,7 +18,7 @@ import (
 func TestLeasesDoWhatEveryKindDoes(t *testing.T) {
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
-		locks, err := pgxlock.NewLeaseLocker(testkit.Migrated(t).Pool, &pgxlock.LeaseConfig{Observe: kept(t).Observe})
+		locks, err := pgxlock.NewLeaseLocker(testkit.Migrated(t).Pool, &pgxlock.LeaseConfig{TTL: time.Hour, Observe: kept(t).Observe})
 		if err != nil {
 			t.Fatal(err)
 		}
