@@ -93,6 +93,7 @@ func TestRunTakesTheShortFlagsOfFlock(t *testing.T) {
 }
 
 func TestAcquireTakesTheShortFlagsOfFlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")

@@ -2,14 +2,10 @@ package main
 
 import (
 	"fmt"
-	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
-
-	"github.com/pgxlock/pgxlock/internal/pgserver"
-	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestTheFlagComesBeforeTheVariablesAndOursBeforeTheGeneralOne(t *testing.T) {
@@ -89,32 +85,6 @@ func TestAServerThatCannotBeReachedExits69(t *testing.T) {
 				t.Errorf("it says it twice: %q", r.stderr)
 			}
 		})
-	}
-}
-
-// Nothing but a change of the connection helps: a script that tries again when the server is
-// not there must not do so then, and nobody needs to look for the server.
-func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	server := pgtest.Private(t, pgserver.Config{TCP: true})
-	right := server.TCPURL("postgres")
-	wrong, err := url.Parse(right)
-	if err != nil {
-		t.Fatal(err)
-	}
-	wrong.User = url.UserPassword(wrong.User.Username(), "guess")
-	for _, args := range []string{"ls", "tree", "acquire k", "run --kind advisory k -- true", "doctor", "migrate status", "migrate up"} {
-		for _, test := range []struct{ url, says, remedy string }{
-			{wrong.String(), "(SQLSTATE 28P01)", "check the user and the password"},
-			{server.TCPURL("there_is_none"), `database "there_is_none" does not exist`, "create the database, or correct its name"},
-		} {
-			r := execute(t, []string{"DATABASE_URL=" + test.url}, strings.Fields(args)...)
-			r.want(t, exitDenied, "", test.says)
-			if strings.Count(r.stderr, test.remedy) != 1 || !strings.Contains(r.stderr, "--database-url") || strings.Contains(r.stderr, "start the server") || strings.Contains(r.stderr, "guess") || strings.Count(r.stderr, "\n") != 1 {
-				t.Errorf("%s: %q", args, r.stderr)
-			}
-		}
 	}
 }
 

@@ -70,6 +70,7 @@ func TestLsShowsLeasesInATable(t *testing.T) {
 }
 
 func TestLsPrintsJSON(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := withLeases(t)
 	var leases []listedView
@@ -88,6 +89,7 @@ func TestLsPrintsJSON(t *testing.T) {
 }
 
 func TestJSONNamesALockAlikeInAllCommands(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
@@ -122,6 +124,7 @@ func TestJSONNamesALockAlikeInAllCommands(t *testing.T) {
 }
 
 func TestLsSaysWhyALeaseWasEvicted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := withLeases(t)
 	db.Exec(t, "select acquire_shared_lock('report', 'pod-5', 300), acquire_shared_lock('report', 'pod-6', 300)")
@@ -238,6 +241,7 @@ func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 }
 
 func TestLsSaysThatTheLimitCutTheList(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := withLeases(t)
 	for _, test := range []struct{ limit, note, want string }{
@@ -372,6 +376,7 @@ func TestDurationsAreBrief(t *testing.T) {
 }
 
 func TestLsShowsWhoSharesALease(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := withLeases(t)
 	db.Exec(t, "select acquire_shared_lock('report', 'pod-5', 300, '\"reads\"'), acquire_shared_lock('report', 'pod-6', 30)")

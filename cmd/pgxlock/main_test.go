@@ -24,10 +24,6 @@ import (
 // inherit it; the demonstration forgets every variable that begins with PG.
 const asProgram = "TEST_AS_PGXLOCK"
 
-// commandEnv names the program of a build that was made beside the tests. It starts several times
-// faster than the test binary, which links what tests need.
-const commandEnv = "PGXLOCK_TEST_COMMAND"
-
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
@@ -68,9 +64,6 @@ func isSource(name string) bool {
 // itself is the program that tests start.
 func itself(t *testing.T) string {
 	t.Helper()
-	if path := os.Getenv(commandEnv); path != "" {
-		return path
-	}
 	path, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -191,6 +191,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 
 // A semaphore's name stands for those of its permits that are held.
 func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
@@ -237,6 +238,7 @@ func TestASessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 }
 
 func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	env := []string{"DATABASE_URL=" + withLeases(t).URL}
 	for _, test := range []struct {
@@ -291,7 +293,11 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
 	env := as("pg_monitor", withLeases(t))
 	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
-	for _, command := range []string{"reap", "evict order:1 --reason why --yes", "ls --kind lease", "ls --exit-code", "acquire k", "run k -- true"} {
+	commands := []string{"ls --exit-code", "acquire k", "reap", "evict order:1 --reason why --yes", "ls --kind lease", "run k -- true"}
+	if testing.Short() {
+		commands = commands[:2]
+	}
+	for _, command := range commands {
 		r := execute(t, env, strings.Fields(command)...)
 		r.want(t, exitDenied, "", "(SQLSTATE 42501); as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see https://github.com/pgxlock/pgxlock/blob/main/docs/rights.md\n")
 	}

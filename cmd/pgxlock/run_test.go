@@ -288,6 +288,7 @@ func TestRunExitsAsItsCommandDoes(t *testing.T) {
 }
 
 func TestRunSaysWhoIsInTheWay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'somebody', 3600)")

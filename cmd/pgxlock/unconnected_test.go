@@ -45,22 +45,36 @@ func hostPort(t *testing.T, connString string) string {
 	return u.Host
 }
 
-func TestWrongPasswordIsNamedAsTheCause(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	right := pgtest.Private(t, pgserver.Config{TCP: true}).TCPURL("postgres")
-	for _, sslmode := range []string{"disable", "prefer"} { // prefer: with TLS first, which this server refuses
-		wantUnconnected(t, fmt.Sprintf("postgres://postgres:guess@%s/postgres?sslmode=%s", hostPort(t, right), sslmode), exitDenied,
-			`cannot connect as user "postgres" to database "postgres" at `+hostPort(t, right)+
-				`: password authentication failed for user "postgres" (SQLSTATE 28P01); check the user and the password`)
-	}
-}
-
-func TestMissingDatabaseIsNamedAsTheCause(t *testing.T) {
+// Nothing but a change of the connection helps: a script that tries again when the server is
+// not there must not do so then, and nobody needs to look for the server.
+func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
-	address := hostPort(t, server.TCPURL("postgres"))
+	right := server.TCPURL("postgres")
+	wrong, err := url.Parse(right)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong.User = url.UserPassword(wrong.User.Username(), "guess")
+	for _, args := range []string{"ls", "tree", "acquire k", "run --kind advisory k -- true", "doctor", "migrate status", "migrate up"} {
+		for _, test := range []struct{ url, says, remedy string }{
+			{wrong.String(), "(SQLSTATE 28P01)", "check the user and the password"},
+			{server.TCPURL("there_is_none"), `database "there_is_none" does not exist`, "create the database, or correct its name"},
+		} {
+			r := execute(t, []string{"DATABASE_URL=" + test.url}, strings.Fields(args)...)
+			r.want(t, exitDenied, "", test.says)
+			if strings.Count(r.stderr, test.remedy) != 1 || !strings.Contains(r.stderr, "--database-url") || strings.Contains(r.stderr, "start the server") || strings.Contains(r.stderr, "guess") || strings.Count(r.stderr, "\n") != 1 {
+				t.Errorf("%s: %q", args, r.stderr)
+			}
+		}
+	}
+	address := hostPort(t, right)
+	for _, sslmode := range []string{"disable", "prefer"} { // prefer: with TLS first, which this server refuses
+		wantUnconnected(t, fmt.Sprintf("postgres://postgres:guess@%s/postgres?sslmode=%s", address, sslmode), exitDenied,
+			`cannot connect as user "postgres" to database "postgres" at `+address+
+				`: password authentication failed for user "postgres" (SQLSTATE 28P01); check the user and the password`)
+	}
 	wantUnconnected(t, strings.Replace(server.TCPURL("there_is_none"), "sslmode=disable", "sslmode=prefer", 1), exitDenied,
 		`cannot connect as user "postgres" to database "there_is_none" at `+address+
 			`: database "there_is_none" does not exist (SQLSTATE 3D000); create the database, or correct its name in the connection string`)
@@ -87,17 +101,20 @@ func TestFullServerIsNamedAsTheCause(t *testing.T) {
 			`: sorry, too many clients already (SQLSTATE 53300); close idle connections, or raise max_connections, or the CONNECTION LIMIT of the role or the database`)
 }
 
-func TestStandbyIsNamedAsTheCause(t *testing.T) {
+func TestStandbyIsNamedAsTheCauseAndEachOfSeveralHostsWithItsOwn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})
 	if err := server.Demote(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	connString := strings.Replace(server.TCPURL("postgres"), "sslmode=disable", "sslmode=prefer", 1)
-	wantUnconnected(t, connString, exitUnavailable,
-		`cannot connect as user "postgres" to database "postgres" at `+hostPort(t, connString)+
-			`: it is a standby, or read-only; connect to the primary, or name all hosts: postgres://user@host1,host2/database`)
+	connString := server.TCPURL("postgres")
+	standby := hostPort(t, connString)
+	const remedy = "it is a standby, or read-only; connect to the primary, or name all hosts: postgres://user@host1,host2/database"
+	wantUnconnected(t, strings.Replace(connString, "sslmode=disable", "sslmode=prefer", 1), exitUnavailable,
+		`cannot connect as user "postgres" to database "postgres" at `+standby+": "+remedy)
+	wantUnconnected(t, strings.Replace(connString, standby, closed+","+standby, 1), exitUnavailable,
+		`cannot connect as user "postgres" to database "postgres" at `+closed+`: connection refused, at `+standby+": "+remedy)
 }
 
 func TestRefusedPortIsNamedAsTheCause(t *testing.T) {
@@ -132,20 +149,6 @@ func TestSilentServerIsNamedAsTheCause(t *testing.T) {
 	address := silent.Addr().String()
 	wantUnconnected(t, "postgres://me@"+address+"/db?connect_timeout=1&sslmode=disable", exitUnavailable,
 		`cannot connect as user "me" to database "db" at `+address+`: no answer in time; check the host, the port, and firewalls in between`)
-}
-
-func TestEachOfSeveralHostsIsNamedWithItsCause(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	server := pgtest.Private(t, pgserver.Config{TCP: true})
-	if err := server.Demote(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	connString := server.TCPURL("postgres")
-	standby := hostPort(t, connString)
-	wantUnconnected(t, strings.Replace(connString, standby, closed+","+standby, 1), exitUnavailable,
-		`cannot connect as user "postgres" to database "postgres" at `+closed+`: connection refused, at `+standby+
-			`: it is a standby, or read-only; connect to the primary, or name all hosts: postgres://user@host1,host2/database`)
 }
 
 // An error points to something that a user of the installed program has: a command, or an
