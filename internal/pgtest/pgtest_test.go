@@ -48,6 +48,7 @@ func TestDatabasesAreMadeConcurrently(t *testing.T) {
 }
 
 func TestAPrivateServerMayBeBroken(t *testing.T) {
+	Long(t)
 	t.Parallel()
 	server := Private(t, pgserver.Config{Settings: map[string]string{"max_connections": "23"}})
 	var limit, fsync, synchronousCommit string

@@ -67,6 +67,7 @@ func untilFree(t *testing.T, watch *pgx.Conn, key int64) {
 }
 
 func TestOnlyATimeoutFreesALockBehindACutNetwork(t *testing.T) {
+	Long(t)
 	eachRemote(t, func(t *testing.T, server *RemoteServer) {
 		const leased, forever, closed, gate = 1, 2, 3, 4
 		watch := Connect(t, server.URL("postgres"))
@@ -116,6 +117,7 @@ func TestOnlyATimeoutFreesALockBehindACutNetwork(t *testing.T) {
 }
 
 func TestACutNetworkRefusesNothing(t *testing.T) {
+	Long(t)
 	eachRemote(t, func(t *testing.T, server *RemoteServer) {
 		conn := Connect(t, server.TCPURL("postgres"))
 		server.Cut(t)
