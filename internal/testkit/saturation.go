@@ -39,8 +39,8 @@ const FairShare = 1. / 4
 // come at all would make a window as long as the test: it is over after so many turns.
 const (
 	visitsOfWindow = 20
-	turnsOfWindow  = 100_000
-	mostWindows    = 9
+	turnsOfWindow  = 50_000
+	mostWindows    = 5
 )
 
 // Shares returns, for each window of the turns, which part of an equal share the one of n had that
