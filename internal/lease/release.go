@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
@@ -68,22 +69,23 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Holder })
 	dbconn.AddBigints(args, returns, func(r *release) (int64, bool) { return dbconn.OrNull(r.token) })
 	var letters []byte
-	var asked, second bool
 	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
-	err := t.request(t.flow.waits(t.lingering), func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
-		asked, second = true, again
-		return q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) error {
+	err := t.request(t.flow.waits(t.lingering), func(ctx context.Context, q dbconn.Querier, _ bool) error {
+		err := q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) error {
 			if len(values) != 1 || len(values[0]) != len(returns) {
 				return fmt.Errorf("%w: %d releases", dbconn.ErrForeign, len(returns))
 			}
 			letters = slices.Clone(values[0])
 			return nil
 		})
+		if err != nil && !lockerr.Refused(err) {
+			for _, r := range returns {
+				r.unknown = true
+			}
+		}
+		return err
 	})
 	if t.flow.postpones(err) {
-		for _, r := range returns {
-			r.unknown = r.unknown || asked
-		}
 		putBack(&t.flow, &t.flow.releases, returns)
 		return nil
 	}
@@ -104,8 +106,8 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 		if !answersWanted || permit {
 			r.wanted = r.lock.Waited
 		}
-		if (second || r.unknown) && r.outcome == outcomeGone {
-			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
+		if r.unknown && r.outcome == outcomeGone {
+			r.outcome = outcomeReleased // by an earlier attempt, whose answer was lost
 		}
 		if r.outcome == outcomeReleased || r.outcome == outcomeExpired {
 			if permit && isWanted {
@@ -125,6 +127,9 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	return nil
 }
 
+// timers keeps the memory of timers that have stopped.
+var timers = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
+
 // sendBack sends one release and waits for the answer, for so long.
 func (t *Table) sendBack(lock *hold.Hold, token *int64, patience time.Duration) *release {
 	r := &release{lock: lock, token: token, done: make(chan struct{})}
@@ -134,8 +139,10 @@ func (t *Table) sendBack(lock *hold.Hold, token *int64, patience time.Duration) 
 		return r
 	default:
 	}
-	timer := time.NewTimer(patience)
+	timer := timers.Get().(*time.Timer)
+	defer timers.Put(timer)
 	defer timer.Stop()
+	timer.Reset(patience)
 	select {
 	case <-r.done:
 		return r
