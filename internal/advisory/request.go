@@ -103,10 +103,8 @@ func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []b
 			attempts[i].Err = r.got[i].Err
 		case r.slots[i].entry == nil:
 			attempts[i].Err = r.got[i].Err
-		case r.late.Load() && ctx.Err() == nil:
-			attempts[i].Err = fmt.Errorf("%w: %w (%s)", lockerr.ErrNoAnswer, dbconn.ErrConnecting, a.attempts.Tried())
 		default:
-			attempts[i].Err = r.why(ctx)
+			attempts[i].Err = a.attempts.Explain(r.why(ctx))
 		}
 	}
 	if !answered {

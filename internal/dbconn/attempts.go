@@ -91,6 +91,17 @@ func (a *Attempts) left(wait context.Context) error {
 	return fmt.Errorf("%w: %w (%s)", cause, ErrConnecting, a.Tried())
 }
 
+// Explain adds to err, with which a wait has ended, that there is no connection, if that is why.
+func (a *Attempts) Explain(err error) error {
+	if !errors.Is(err, lockerr.ErrNoAnswer) || errors.Is(err, ErrConnecting) {
+		return err
+	}
+	if tried := a.Tried(); tried != "" {
+		return fmt.Errorf("%w: %w (%s)", err, ErrConnecting, tried)
+	}
+	return err
+}
+
 // Tried says how often it was tried to connect, and for how long; "" if there was no attempt
 // since the last connection.
 func (a *Attempts) Tried() string {

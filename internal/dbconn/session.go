@@ -256,6 +256,9 @@ func (s *Session) once(left time.Duration, fn Exchange, again bool) error {
 	return nil
 }
 
+// Explain is that of [Attempts].
+func (s *Session) Explain(err error) error { return s.attempts.Explain(err) }
+
 // Reached reports whether the last exchange got an answer from the server.
 func (s *Session) Reached() bool {
 	s.mu.Lock()

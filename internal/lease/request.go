@@ -51,7 +51,7 @@ func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 		ctx = bounded
 	}
 	for i, r := range requests {
-		attempts[i].Err = r.Await(ctx, t.host.Closing.Done())
+		attempts[i].Err = t.requests.Explain(r.Await(ctx, t.host.Closing.Done()))
 	}
 }
 
