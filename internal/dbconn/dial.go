@@ -49,6 +49,7 @@ type Conn struct {
 	Backend
 	OtherDefaults bool // as in [Querier]
 
+	switched bool          // a proxy has passed it on to another process since
 	limit    time.Duration // how long an address had
 	found    place.Found   // of the Place of the Dial
 	notFound error         // why it could not be looked for
@@ -56,7 +57,7 @@ type Conn struct {
 
 // Direct reports whether the process that serves the connection is the one that the server
 // announced when it was made. Behind a pooler it is another one.
-func (c *Conn) Direct() bool { return c.Serves(c.Conn) }
+func (c *Conn) Direct() bool { return !c.switched && c.Serves(c.Conn) }
 
 // Dial connects to the primary. The hooks of the caller's pool run before our settings, which
 // therefore win.

@@ -186,11 +186,13 @@ func (s *Session) setUp(ctx context.Context, c *Conn, old Backend) error {
 	// Behind a pooler a setting would reach the clients that get the server
 	// connection next, so that they are made for each statement; and the backend is
 	// not ours to end.
-	if !c.Direct() {
-		return c.Find(ctx, s.Place)
+	if c.Direct() {
+		_, err := c.Own(ctx, Own{Place: s.Place, Session: OwnSession(), Async: s.Async, Old: old})
+		if c.switched = errors.Is(err, lockerr.ErrPooler); !c.switched {
+			return err
+		}
 	}
-	_, err := c.Own(ctx, Own{Place: s.Place, Session: OwnSession(), Async: s.Async, Old: old})
-	return err
+	return c.Find(ctx, s.Place)
 }
 
 // closeIdle closes the connection if it is idle, else looks again when it may be.

@@ -174,6 +174,9 @@ func pipeline(ctx context.Context, conn *pgconn.PgConn, types *pgtype.Map, steps
 	for failed < len(results) && results[failed].Err == nil {
 		failed++
 	}
+	if err == nil && failed != len(steps) { // a proxy has taken the rest elsewhere
+		err = ErrForeign
+	}
 	return results, failed, err
 }
 
