@@ -80,7 +80,7 @@ that), 80 if the lock was lost. pgxlock help exit-codes lists the others.`,
 	flags := cmd.Flags()
 	e.addFlags(cmd)
 	e.kind.addFlag(cmd, "lease or advisory; an advisory lock needs no tables, and the server releases it when its session ends")
-	e.waiting.addFlags(cmd, "how long to wait for somebody else's lock; 0 tries once (default: until it is free)", "the same as --wait 0")
+	e.waiting.addFlags(cmd, "how long to wait for somebody else's lock, and for a server that is starting; 0 tries once (default: until the lock is free)", "the same as --wait 0")
 	e.conflict.addFlags(cmd, exitBusy, "somebody else holds the lock")
 	flags.BoolVarP(&e.shared, "shared", "s", false, "share the lock with others that use --shared")
 	flags.IntVar(&e.permits, "permits", 0, "allow `N` holders at a time instead of one (leases only)")

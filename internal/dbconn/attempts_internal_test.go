@@ -26,8 +26,8 @@ func TestEachAddressHasItsTimeToConnect(t *testing.T) {
 		most  time.Duration
 		want  time.Duration
 	}{
-		"one host":                                   {first: "one", want: DialTime},
-		"TLS first: pgx has one timeout for both":    {first: "one", tls: true, want: 2 * DialTime},
+		"one host": {first: "one", want: DialTime},
+		"TLS first: pgx has one timeout for both": {first: "one", tls: true, want: 2 * DialTime},
 		"a socket":                                   {first: "/tmp", want: DialTime},
 		"a socket, TLS first":                        {first: "/tmp", tls: true, want: 2 * DialTime},
 		"a name with two addresses":                  {first: "two", want: DialTime / 2},
