@@ -55,7 +55,7 @@ func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error)
 	}
 	l := newLocker(KindAdvisory, clock.System, c.Backoff, c.Logger)
 	l.observe = c.Observe
-	a := advisory.New(pool.Config(), advisory.Config{Owner: c.Owner, Schema: c.Schema, TTL: c.TTL, MaxLocks: c.MaxLocks, Tokens: c.Tokens, SessionPooler: c.SessionPooler, Backoff: c.Backoff})
+	a := advisory.New(pool.Config(), advisory.Config{Owner: c.Owner, Schema: c.Schema, TTL: c.TTL, MaxLocks: c.MaxLocks, Tokens: c.Tokens, SessionPooler: c.SessionPooler})
 	l.connect(waitqueue.Server{Owner: c.Owner, Place: a.Installation(), Runner: a, Dialer: a.Dialer(), Session: a})
 	l.use(a)
 	a.Use(l.host())
@@ -109,9 +109,8 @@ type AdvisoryConfig struct {
 
 	// Backoff is how long to wait before the next try for a key whose holder does not
 	// notify waiters: a holder that is no Locker, or a Locker without the queue of waiters.
-	// attempt counts the tries of one wait from 0. It is also the pause before connecting
-	// again, up to 1 s. Many goroutines may call it. Default: [ExponentialBackoff] from 10
-	// ms to 500 ms.
+	// attempt counts the tries of one wait from 0. Many goroutines may call it. Default:
+	// [ExponentialBackoff] from 10 ms to 500 ms.
 	Backoff func(attempt int) time.Duration
 
 	// Logger receives what no call can return. Default: nothing is logged.

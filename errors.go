@@ -84,8 +84,8 @@ var (
 
 	// ErrUnavailable: no server could be used. None answered in time; the server has no
 	// free connection, is starting or is stopping; none of several hosts is a primary; or
-	// the connection broke, or the server ended it. The same call may succeed later. Every
-	// call that asks the server may return it: those of Lockers, Limiters, Runners, claims
+	// the connection broke, or the server ended it. The same call may succeed later. The
+	// message says how often it was tried to connect, and for how long. Every call that asks the server may return it: those of Lockers, Limiters, Runners, claims
 	// and Monitors. The server may have done what the call asked for, except that an
 	// acquire that fails holds nothing. A lock that is held stays held until [ErrLost] says
 	// otherwise. A call whose context has ended returns the context's error instead.

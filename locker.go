@@ -154,8 +154,9 @@ func (l *Locker) begin(ctx context.Context) error {
 // or the server's error. It never wraps [ErrLost]: if the lock is lost before Acquire can
 // return it, Acquire asks again, TryAcquire once more.
 //
-// If the first attempt reaches no primary, Acquire returns the error at once. After a
-// server has said that the key is busy, Acquire keeps trying through such failures until
+// Acquire waits for a connection that is slow to be made as long as for the lock: see
+// docs/connections.md. If the attempt to connect fails, Acquire returns the error at once.
+// After a server has said that the key is busy, Acquire keeps trying through such failures until
 // ctx ends or MaxWait is over. An error that the server repeats, such as a wrong password,
 // ends the wait.
 //

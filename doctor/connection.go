@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -30,16 +29,16 @@ const (
 // pooler tells by another backend than was announced that there is one, and its mode
 // by what it does.
 func (d *doctor) pooler(ctx context.Context) (Finding, error) {
-	if d.backend.Serves(d.conn) {
-		return ok("none: backend %d serves this connection", d.backend.PID), nil
+	if d.conn.Direct() {
+		return ok("none: backend %d serves this connection", d.conn.PID), nil
 	}
 	d.mode = transactionMode // until we know that it is better, or worse
-	err := d.KeepsBackend(ctx, d.backend)
-	now, _, lookErr := dbconn.WhoServes(ctx, d.q)
+	err := d.KeepsBackend(ctx, d.conn.Backend)
+	keeps, lookErr := d.conn.Keeps(ctx)
 	if lookErr != nil {
 		return Finding{}, lookErr
 	}
-	if err == nil && now.PID == d.backend.PID {
+	if err == nil && keeps {
 		d.mode = sessionMode
 		f := ok("a pooler is in between, in session mode by what it does")
 		f.Advice = "an Advisory Locker needs AdvisoryConfig.SessionPooler"
@@ -66,11 +65,11 @@ func (d *doctor) pooler(ctx context.Context) (Finding, error) {
 // keepsTransactions reports whether a transaction can be begun, on a connection that
 // such a pooler closes if not.
 func (d *doctor) keepsTransactions(ctx context.Context) (bool, error) {
-	conn, err := d.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
+	conn, err := d.Dial(ctx, dbconn.Dial{})
 	if err != nil {
 		return false, err
 	}
-	defer dbconn.CloseQuietly(conn)
+	defer dbconn.CloseQuietly(conn.Conn)
 	tx, err := conn.Begin(ctx)
 	if state := lockerr.SQLState(err); state != "" && !lockerr.SessionEnded(state) {
 		return false, nil
@@ -89,7 +88,7 @@ func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 			Advice: "run it on a connection to the server itself",
 		}, nil
 	}
-	place, err := dbconn.ProbeAdvisory(ctx, d.q, d.backend, lockkey.SessionKey(dbconn.RandomID()))
+	place, err := d.conn.ProbeAdvisory(ctx, lockkey.SessionKey(dbconn.RandomID()))
 	if err != nil {
 		return Finding{}, err
 	}
@@ -110,10 +109,11 @@ func (d *doctor) notify(ctx context.Context) (Finding, error) {
 		f.Detail = "Lockers do not LISTEN through a pooler: a release by another process is noticed by polling"
 		return f, nil
 	}
-	conn, err := d.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
+	made, err := d.Dial(ctx, dbconn.Dial{})
 	if err != nil {
 		return Finding{}, err
 	}
+	conn := made.Conn
 	defer dbconn.CloseQuietly(conn)
 	if err := d.outlive(ctx, conn); err != nil {
 		return Finding{}, err

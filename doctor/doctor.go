@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
@@ -78,9 +77,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, err
 type doctor struct {
 	dbconn.Dialer
 	cfg      Config
-	conn     *pgx.Conn
+	conn     *dbconn.Conn
 	q        dbconn.Querier // on conn
-	backend  dbconn.Backend // of conn
 	mode     poolMode
 	settings map[string]setting
 	role     roleInfo
@@ -92,6 +90,7 @@ type check struct {
 	name  string
 	look  func(*doctor, context.Context) (Finding, error)
 	needs string // the right that it takes, as advice to a role that lacks it
+	dials bool   // it makes a connection
 	// installed says that without the migrations there is nothing to look at.
 	installed bool
 }
@@ -106,9 +105,9 @@ const (
 // found out.
 var checks = []check{
 	{name: "primary", look: (*doctor).primary},
-	{name: "pooler", look: (*doctor).pooler},
+	{name: "pooler", look: (*doctor).pooler, dials: true},
 	{name: "advisory", look: (*doctor).advisory},
-	{name: "notify", look: (*doctor).notify},
+	{name: "notify", look: (*doctor).notify, dials: true},
 	{name: "schema", look: (*doctor).installation, needs: "GRANT USAGE on its schema, and what grant_locks grants, to this role"},
 	{name: "rights", look: (*doctor).rights, installed: true},
 	{name: "search_path", look: (*doctor).searchPath, installed: true},
@@ -125,8 +124,8 @@ var checks = []check{
 	{name: "wraparound", look: (*doctor).wraparound},
 }
 
-// checkTimeout bounds one check. What the server itself takes long for it ends
-// before, by session.sql.
+// checkTimeout bounds one check, beside the time for connecting. What the server itself
+// takes long for it ends before, by session.sql.
 const checkTimeout = 2 * dbconn.Timeout
 
 func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, error) {
@@ -151,7 +150,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 	}
 	d.Config = pool.Config()
 
-	err := bounded(ctx, d.connect)
+	err := bounded(ctx, true, d.connect)
 	if errors.Is(err, lockerr.ErrReadOnly) && !errors.Is(err, lockerr.ErrUnavailable) {
 		return []Finding{{
 			"primary", StatusError, "the server is a standby, where nothing is locked",
@@ -161,7 +160,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 	if err != nil {
 		return nil, err
 	}
-	defer dbconn.CloseQuietly(d.conn)
+	defer dbconn.CloseQuietly(d.conn.Conn)
 
 	var findings []Finding
 	for _, c := range checks {
@@ -169,7 +168,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 			continue
 		}
 		var f Finding
-		err := bounded(ctx, func(ctx context.Context) (err error) {
+		err := bounded(ctx, c.dials, func(ctx context.Context) (err error) {
 			f, err = c.look(&d, ctx)
 			return err
 		})
@@ -185,10 +184,14 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 	return findings, nil
 }
 
-// bounded runs do within checkTimeout. An error that comes of the end of ctx, and
+// bounded runs do within checkTimeout, or if it dials, within what that takes as well. An error that comes of the end of ctx, and
 // only such a one, matches that of ctx.
-func bounded(ctx context.Context, do func(context.Context) error) error {
-	within, cancel := context.WithTimeout(ctx, checkTimeout)
+func bounded(ctx context.Context, dials bool, do func(context.Context) error) error {
+	most := checkTimeout
+	if dials {
+		most += 2 * dbconn.DialTime
+	}
+	within, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	err := do(within)
 	switch {
@@ -205,23 +208,18 @@ func bounded(ctx context.Context, do func(context.Context) error) error {
 // connect makes the connection, and learns what has to be known before anything is
 // set on it.
 func (d *doctor) connect(ctx context.Context) (err error) {
-	conn, err := d.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
+	conn, err := d.Dial(ctx, dbconn.Dial{})
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			dbconn.CloseQuietly(conn)
+			dbconn.CloseQuietly(conn.Conn)
 		}
 	}()
 	// As behind a pooler in any case: what a statement needs is set for it alone, and
 	// search_path stays the role's.
-	d.conn, d.q = conn, dbconn.Querier{Conn: conn}
-	var asOurs bool
-	if d.backend, asOurs, err = dbconn.WhoServes(ctx, d.q); err != nil {
-		return err
-	}
-	d.q.OtherDefaults = !asOurs
+	d.conn, d.q = conn, dbconn.Querier{Conn: conn.Conn, OtherDefaults: conn.OtherDefaults}
 	err = dbconn.Outlast(ctx, func() (err error) {
 		d.settings, err = d.readSettings(ctx)
 		return err
@@ -229,7 +227,7 @@ func (d *doctor) connect(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if err = d.outlive(ctx, conn); err != nil {
+	if err = d.outlive(ctx, conn.Conn); err != nil {
 		return err
 	}
 	d.role, err = one[roleInfo](ctx, d, statements.DoctorRole)
@@ -239,7 +237,7 @@ func (d *doctor) connect(ctx context.Context) (err error) {
 // outlive keeps the role's timeouts from ending a connection between two checks.
 // Behind a pooler they would be others' settings.
 func (d *doctor) outlive(ctx context.Context, conn *pgx.Conn) error {
-	if !d.backend.Serves(d.conn) {
+	if !d.conn.Direct() {
 		return nil
 	}
 	const local = false

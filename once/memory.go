@@ -1,6 +1,7 @@
 package once
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -43,10 +44,10 @@ func (r *memoryRun) again(retry bool) bool {
 	return r.state == runWithdrawn || retry && (r.state == runFailed || r.state == runRunning && r.lease != "")
 }
 
-func (m *memoryRuns) find() error { return nil }
-func (m *memoryRuns) close()      {}
+func (m *memoryRuns) find(context.Context) error { return nil }
+func (m *memoryRuns) close()                     {}
 
-func (m *memoryRuns) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
+func (m *memoryRuns) due(_ context.Context, key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -71,7 +72,7 @@ func (m *memoryRuns) begunLocked(key string, slot time.Time) bool {
 	return false
 }
 
-func (m *memoryRuns) start(key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
+func (m *memoryRuns) start(_ context.Context, key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now, keep := time.Now(), m.cfg.Keep

@@ -410,7 +410,7 @@ func (r *Runner) holder(key string) string {
 // find makes sure that the schema is known before the Locker looks for it: an error then
 // names the field of Config, and not that of LeaseConfig.
 func (r *Runner) find(ctx context.Context) error {
-	err, left := batcher.Await(ctx, &r.calls, r.runs.find, func(error) {})
+	err, left := batcher.Await(ctx, &r.calls, func() error { return r.runs.find(ctx) }, func(error) {})
 	return cmp.Or(err, left)
 }
 
@@ -422,7 +422,7 @@ func (r *Runner) due(ctx context.Context, key string, missed int) ([]dueSlot, ti
 		err   error
 	}
 	a, err := batcher.Await(ctx, &r.calls, func() (a answer) {
-		a.due, a.lasts, a.err = r.runs.due(key, missed)
+		a.due, a.lasts, a.err = r.runs.due(ctx, key, missed)
 		return a
 	}, func(answer) {})
 	if err != nil {
@@ -440,7 +440,7 @@ func (r *Runner) start(ctx context.Context, key string, slot time.Time, holder, 
 	}
 	a, err := batcher.Await(ctx, &r.calls, func() (a answer) {
 		var unsure bool
-		a.startedRun, unsure, a.err = r.runs.start(key, slot, holder, lease)
+		a.startedRun, unsure, a.err = r.runs.start(ctx, key, slot, holder, lease)
 		if unsure && lease == "" {
 			r.mu.Lock()
 			r.unsure[key] = holder

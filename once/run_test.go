@@ -25,7 +25,7 @@ type watchedRuns struct {
 	finishes []error
 }
 
-func (w *watchedRuns) due(key string, missed int) ([]dueSlot, time.Duration, error) {
+func (w *watchedRuns) due(wait context.Context, key string, missed int) ([]dueSlot, time.Duration, error) {
 	w.asked = append(w.asked, time.Since(w.began))
 	if len(w.dueFails) > 0 {
 		err := w.dueFails[0]
@@ -33,16 +33,16 @@ func (w *watchedRuns) due(key string, missed int) ([]dueSlot, time.Duration, err
 			return nil, 0, err
 		}
 	}
-	return w.runs.due(key, missed)
+	return w.runs.due(wait, key, missed)
 }
 
-func (w *watchedRuns) start(key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
+func (w *watchedRuns) start(wait context.Context, key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
 	if len(w.starts) > 0 {
 		err := w.starts[0]
 		w.starts = w.starts[1:]
 		return startedRun{}, false, err
 	}
-	return w.runs.start(key, slot, holder, lease)
+	return w.runs.start(wait, key, slot, holder, lease)
 }
 
 func (w *watchedRuns) finish(key string, slot time.Time, holder, state, text string) (bool, error) {

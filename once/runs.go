@@ -1,22 +1,25 @@
 package once
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // runs is the backend of a Runner: it records runs.
 type runs interface {
 	// find makes sure that the schema of the table is known.
-	find() error
+	find(wait context.Context) error
 
 	// due returns the slots that were missed, oldest first, of the last so many before the
 	// current slot, then the current slot, and how long that lasts from now.
-	due(key string, missed int) (found []dueSlot, lasts time.Duration, err error)
+	due(wait context.Context, key string, missed int) (found []dueSlot, lasts time.Duration, err error)
 
 	// start starts a run in the slot; the zero slot is the current one. Attempt 0 means
 	// that the run may not be started. lease is the lease that the holder has; "" means
 	// that the run may not be started again. unsure means that the outcome is unknown:
 	// the run may have been started although err is not nil. The same holder finds out
 	// by starting it once more.
-	start(key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error)
+	start(wait context.Context, key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error)
 
 	// finish records how an attempt ended. It reports whether that was the latest attempt.
 	finish(key string, slot time.Time, holder, state, text string) (bool, error)

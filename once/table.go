@@ -30,18 +30,18 @@ func newTable(connections *pgxpool.Config, cfg Config, s slots) *runTable {
 }
 
 // find connects, which finds the schema.
-func (t *runTable) find() error {
+func (t *runTable) find(wait context.Context) error {
 	if t.place.Installed() {
 		return nil
 	}
-	return t.session.Do(dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
+	return t.session.Do(wait, dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
 }
 
 func (t *runTable) close() { t.session.Close() }
 
-func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
+func (t *runTable) due(wait context.Context, key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
 	s := t.slots
-	err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+	err = t.session.Do(wait, dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		rows := q.Query(ctx, t.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.cfg.Retry)
 		var left *int64
 		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueSlot, err error) {
@@ -55,7 +55,7 @@ func (t *runTable) due(key string, missed int) (found []dueSlot, lasts time.Dura
 	return found, lasts, err
 }
 
-func (t *runTable) start(key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error) {
+func (t *runTable) start(wait context.Context, key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error) {
 	s := t.slots
 	var tick *time.Time
 	var period, offset *float64
@@ -70,7 +70,7 @@ func (t *runTable) start(key string, slot time.Time, holder, lease string) (star
 		under = &lease
 	}
 	asked := false
-	err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+	err = t.session.Do(wait, dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked = true
 		rows := q.Query(ctx, t.place.Statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.cfg.Keep.Seconds(), holder, under)
 		started, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (r startedRun, err error) {
@@ -102,7 +102,7 @@ func (t *runTable) finish(key string, slot time.Time, holder, state, text string
 		why = &text
 	}
 	for {
-		err = t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		err = t.session.DoWithin(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 			last, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.OnceFinish), key, slot, holder, state, why), pgx.RowTo[bool])
 			return err
 		})

@@ -35,6 +35,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/observe"
@@ -127,11 +128,10 @@ func New(pool *pgxpool.Pool, limit Limit, burst int, cfg *Config) (*Limiter, err
 	if pool == nil {
 		return nil, fail("new", "", errors.New("the pool is nil; make one with pgxpool.New"))
 	}
-	t, err := newTable(pool.Config(), r, cfg)
-	if err != nil {
+	l := newLimiter(r)
+	if l.backend, err = newTable(l.calls.Closing(), pool.Config(), r, cfg); err != nil {
 		return nil, fail("new", "", err)
 	}
-	l := newLimiter(r, t)
 	if cfg != nil {
 		l.observe, l.log = cfg.Observe, cfg.Logger
 	}
@@ -149,7 +149,9 @@ func NewMemory(limit Limit, burst int) (*Limiter, error) {
 	if err != nil {
 		return nil, fail("new", "", err)
 	}
-	return newLimiter(r, newMemory(r)), nil
+	l := newLimiter(r)
+	l.backend = newMemory(r)
+	return l, nil
 }
 
 // begin counts a call under ctx, which calls.End ends.
@@ -160,8 +162,9 @@ func (l *Limiter) begin(ctx context.Context) error {
 	return l.calls.Begin()
 }
 
-func newLimiter(r rule, b backend) *Limiter {
-	return &Limiter{rule: r, backend: b, calls: batcher.NewCalls(), closed: make(chan struct{})}
+// newLimiter makes a Limiter that still lacks its backend.
+func newLimiter(r rule) *Limiter {
+	return &Limiter{rule: r, calls: batcher.NewCalls(), closed: make(chan struct{})}
 }
 
 // Allow reports whether an event may happen now, and counts it if so. Use it to drop or
@@ -316,10 +319,12 @@ func (l *Limiter) ask(ctx context.Context, op, key string, n int, until time.Tim
 	}
 	r := &request{key: key, n: n, noWait: bounded && bound <= 0, until: until, Future: batcher.NewFuture()}
 	wait := ctx
-	if bounded && !r.noWait {
-		if latest := time.Now().Add(bound); until.IsZero() || latest.Before(until) {
-			r.until = latest
-		}
+	if r.noWait {
+		bound = dbconn.Timeout // a call that waits for no event must not wait long for the server
+	} else if latest := time.Now().Add(bound); bounded && (until.IsZero() || latest.Before(until)) {
+		r.until = latest
+	}
+	if bounded {
 		var cancel context.CancelFunc
 		wait, cancel = context.WithTimeoutCause(ctx, bound, lockerr.ErrNoAnswer)
 		defer cancel()

@@ -52,11 +52,12 @@ type table struct {
 	rule    rule
 	place   dbconn.Installation
 	session *dbconn.Session
+	closing context.Context // ends with the Limiter: then requests wait no longer for a connection
 	asking  batcher.Batcher[*request]
 	reaping batcher.Housekeeping
 }
 
-func newTable(connections *pgxpool.Config, r rule, config *Config) (*table, error) {
+func newTable(closing context.Context, connections *pgxpool.Config, r rule, config *Config) (*table, error) {
 	var cfg Config
 	if config != nil {
 		cfg = *config
@@ -71,7 +72,7 @@ func newTable(connections *pgxpool.Config, r rule, config *Config) (*table, erro
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	t := &table{rule: r, place: dbconn.Installation{Asked: cfg.Schema, Config: "ratelimit.Config"}}
+	t := &table{rule: r, closing: closing, place: dbconn.Installation{Asked: cfg.Schema, Config: "ratelimit.Config"}}
 	t.session = &dbconn.Session{Dialer: dbconn.Dialer{Name: dbconn.ApplicationName(owner), Config: connections}, Place: &t.place}
 	t.asking = batcher.Batcher[*request]{Limit: batcher.MaxRequests, Run: t.decide, Fail: func(requests []*request, err error) {
 		for _, r := range requests {
@@ -113,7 +114,7 @@ func (t *table) decide(requests []*request) error {
 		patience = "500ms"
 	}
 	var answers []answer
-	err := t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
+	err := t.session.Do(t.closing, dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
 		delays, unused := make([]int64, len(batch)), make([]*int64, len(batch))
 		for i, r := range batch {
 			delays[i] = r.maxDelay(time.Now()).Nanoseconds()
@@ -184,7 +185,7 @@ func byKey(requests []*request) (parts [][]*request) {
 func (t *table) reap() error {
 	page := new(int32)
 	for page != nil {
-		err := t.session.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		err := t.session.Do(t.closing, dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 			next, err := pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.RatelimitReap), *page), pgx.RowTo[*int32])
 			if err == nil {
 				page = next

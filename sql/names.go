@@ -22,7 +22,7 @@ const (
 const (
 	ConnAsync          Name = "conn/async"
 	ConnBackend        Name = "conn/backend"
-	ConnPrimary        Name = "conn/primary"
+	ConnGuard          Name = "conn/guard"
 	ConnSearchPath     Name = "conn/search_path"
 	ConnSession        Name = "conn/session"
 	ConnSetTransaction Name = "conn/set_transaction"

@@ -80,7 +80,7 @@ that), 80 if the lock was lost. pgxlock help exit-codes lists the others.`,
 	flags := cmd.Flags()
 	e.addFlags(cmd)
 	e.kind.addFlag(cmd, "lease or advisory; an advisory lock needs no tables, and the server releases it when its session ends")
-	e.waiting.addFlags(cmd, "how long to wait for somebody else's lock; 0 tries once (default: until it is free)", "the same as --wait 0")
+	e.waiting.addFlags(cmd, "how long to wait for somebody else's lock, and for a server that is starting; 0 tries once (default: until the lock is free)", "the same as --wait 0")
 	e.conflict.addFlags(cmd, exitBusy, "somebody else holds the lock")
 	flags.BoolVarP(&e.shared, "shared", "s", false, "share the lock with others that use --shared")
 	flags.IntVar(&e.permits, "permits", 0, "allow `N` holders at a time instead of one (leases only)")
@@ -325,17 +325,25 @@ type endedCommand struct {
 
 func (endedCommand) Error() string { return "" }
 
-// acquire waits for the lock.
+// acquire waits for the lock. With --wait it also waits for a server that cannot be reached, which
+// may just be starting: the attempts to connect pace themselves.
 func (e *errand) acquire(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
 	defer e.announcing(ctx, from)()
 	opts := e.options()
-	switch {
-	case e.waiting.noWait:
+	if e.waiting.noWait {
 		opts = append(opts, pgxlock.NoWait)
-	case e.waiting.most > 0:
-		opts = append(opts, pgxlock.MaxWait(e.waiting.most))
 	}
-	return from.acquire(ctx, e.key, opts...)
+	if e.waiting.most <= 0 {
+		return from.acquire(ctx, e.key, opts...)
+	}
+	until := time.Now().Add(e.waiting.most)
+	for left := e.waiting.most; ; {
+		lock, err := from.acquire(ctx, e.key, append(opts, pgxlock.MaxWait(left))...)
+		left = time.Until(until)
+		if !errors.Is(err, pgxlock.ErrUnavailable) || left <= 0 {
+			return lock, err
+		}
+	}
 }
 
 // release releases the lock of a command that has ended with err, and returns with which error

@@ -27,6 +27,9 @@
 //	              queued calls     and pings after a        more in the next session, and fail
 //	              fail             third of the TTL         if they are bound to this one
 //
+// An attempt to connect lasts as long as dbconn.Dialer.Dial says, and outlives the callers that
+// wait for it. They leave when their contexts end, and brief ones after dbconn.Timeout.
+//
 // While the session is alive, its answers move the deadlines of all holds, at most once in a
 // quarter of the TTL, counted from before the message was sent. A message is never sent when
 // the server may have ended the session already: the session ends instead, and the holds with
@@ -59,7 +62,6 @@ type Config struct {
 	MaxLocks      int           // 0: a part of the server's lock table, at most defaultMaxLocks
 	Tokens        bool
 	SessionPooler bool
-	Backoff       func(attempt int) time.Duration // between attempts to connect
 }
 
 // defaultMaxLocks is the default for MaxLocks on a large server.
@@ -73,7 +75,7 @@ const leastQueueIdle = 2 * clock.CheckInterval
 // or requests, because the server does not exclude the callers of one session from each other:
 // it grants a lock again to the session that has it.
 type Locks struct {
-	dialer      dbconn.Dialer
+	attempts    dbconn.Attempts // to connect the lock session
 	host        hold.Host
 	cfg         Config
 	ttl, margin time.Duration // 0: there is no bound
@@ -107,14 +109,15 @@ func New(connections *pgxpool.Config, cfg Config) *Locks {
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
-	a.dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: connections}
+	a.attempts.Dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: connections}
 	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
-	a.queueing = &dbconn.Session{Dialer: a.dialer, Place: &a.place, Idle: max(connections.MaxConnIdleTime, leastQueueIdle)}
+	a.queueing = &dbconn.Session{Dialer: a.attempts.Dialer, Place: &a.place, Idle: max(connections.MaxConnIdleTime, leastQueueIdle)}
 	a.evicting = batcher.Batcher[struct{}]{Limit: batcher.MaxRows, Run: a.lookEvicted}
 	a.mux = &mux{
-		connect: a.connect, backoff: cfg.Backoff, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost,
+		connect: a.connect, ttl: a.ttl, margin: a.margin, alive: a.alive, lost: a.lost,
 		gone: make(chan struct{}),
 	}
+	a.mux.connecting, a.mux.stop = context.WithCancel(context.Background())
 	return a
 }
 
@@ -130,10 +133,10 @@ func (a *Locks) Use(host hold.Host) {
 func (a *Locks) Installation() *dbconn.Installation { return &a.place }
 
 // Dialer returns how the connections are made.
-func (a *Locks) Dialer() dbconn.Dialer { return a.dialer }
+func (a *Locks) Dialer() dbconn.Dialer { return a.attempts.Dialer }
 
 // Do runs an exchange for the queue of waiters, on the connection for the queue.
-func (a *Locks) Do(fn dbconn.Exchange) error { return a.queueing.Do(dbconn.Timeout, fn) }
+func (a *Locks) Do(fn dbconn.Exchange) error { return a.queueing.DoWithin(dbconn.Timeout, fn) }
 
 // Reached reports whether the last exchange for the queue got an answer.
 func (a *Locks) Reached() bool { return a.queueing.Reached() }

@@ -18,12 +18,16 @@ type call struct {
 	undo    bool   // it is from mux.undo: if it fails, the session must end
 	bound   bool   // it makes sense only in the session for which it was made
 	retried bool   // it was sent once, and has no answer
+	brief   bool   // its caller does not wait long for a connection
 	state   atomic.Int32
 
 	answers []answer
 	one     [1]answer
 	err     error
 	sent    time.Duration // the time before it was sent
+
+	queued time.Duration // when it began to wait for a connection, of a brief call
+	late   atomic.Bool   // it has waited too long
 
 	asker asker         // may be nil
 	wake  chan struct{} // has room for the one signal that is sent; nil until its caller has to wait
@@ -100,6 +104,9 @@ func (c *call) why(ctx context.Context) error {
 	}
 	if c.dismissed() {
 		return lockerr.ErrClosed
+	}
+	if c.late.Load() {
+		return lockerr.ErrNoAnswer
 	}
 	return nil
 }

@@ -9,9 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+	"time"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -20,21 +18,18 @@ import (
 )
 
 // connect opens the lock session. It refuses servers and poolers where advisory locks would
-// exclude no other session.
-func (a *Locks) connect() (*session, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dbconn.Timeout)
-	defer cancel()
-	conn, err := a.dialer.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
-	if err != nil {
-		return nil, dbconn.NoAnswer(err)
-	}
-	s, err := a.setUp(ctx, conn)
-	if err != nil {
-		dbconn.CloseQuietly(conn)
+// exclude no other session. If ctx is cancelled, it returns [lockerr.ErrClosed].
+func (a *Locks) connect(ctx context.Context) (*session, error) {
+	var s *session
+	_, err := a.attempts.Connect(ctx, dbconn.Dial{Place: &a.place}, func(ctx context.Context, c *dbconn.Conn) (err error) {
+		s, err = a.setUp(ctx, c)
 		if lockerr.SQLState(err) == lockerr.StateNoStatement { // a statement was parsed in one backend and executed in another one
 			err = fmt.Errorf("%w: %w", lockerr.ErrPooler, err)
 		}
-		return nil, dbconn.NoAnswer(err)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	if a.place.Installed() {
 		a.reaping.Start()
@@ -42,48 +37,45 @@ func (a *Locks) connect() (*session, error) {
 	return s, nil
 }
 
-func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
-	q := dbconn.Querier{Conn: conn}
-	backend, _, err := dbconn.WhoServes(ctx, q) // before any setting, which a pooler would pass on to other clients
-	if err != nil {
-		return nil, err
-	}
-	if !backend.Serves(conn) {
-		if err := a.mayPool(ctx, backend); err != nil {
+func (a *Locks) setUp(ctx context.Context, c *dbconn.Conn) (*session, error) {
+	if !c.Direct() {
+		if err := a.mayPool(ctx, c.Backend); err != nil {
 			return nil, err
 		}
 		a.unfinished = dbconn.Backend{} // the pooler has reset it, and other clients may use it by now
 	}
-	// This is the place for Find, while search_path is still the role's. Only tokens need what it
-	// finds.
-	err = dbconn.Outlast(ctx, func() error { return a.place.Find(ctx, q) })
-	if err != nil && (a.cfg.Tokens || a.cfg.Schema != "" || !errors.Is(err, lockerr.ErrSchema) && !lockerr.Refused(err)) {
-		return nil, err
-	}
-	var set pgconn.CommandTag
-	err = dbconn.Outlast(ctx, func() (err error) {
-		set, err = conn.Exec(ctx, statements.AdvisoryLockSession.Text(), q.Args([]any{a.ttl.Milliseconds(), backend.PID})...)
-		return err
+	var own int64
+	var made time.Duration
+	answers, err := c.Own(ctx, dbconn.Own{
+		Place: &a.place, Lazy: !a.cfg.Tokens && a.cfg.Schema == "", // only tokens need it
+		Session: dbconn.Step{SQL: statements.AdvisoryLockSession.Text(), Args: []any{a.ttl.Milliseconds(), c.PID}},
+		Old:     a.unfinished,
+		Then: func(schema string) []dbconn.Step {
+			var random [8]byte
+			_, _ = rand.Read(random[:]) // never fails
+			own, made = int64(binary.BigEndian.Uint64(random[:])), a.mux.clock()
+			batch := statements.AdvisoryPrepare
+			if a.cfg.Tokens {
+				batch = statements.AdvisoryPrepareToken
+			}
+			steps := []dbconn.Step{c.AdvisoryProbe(lockkey.SessionKey(own)), {SQL: statements.AdvisoryFunctions.Text()}}
+			for _, name := range []statements.Name{statements.AdvisoryPrepareHolders, batch} {
+				text := strings.ReplaceAll(ofSession(name.In(schema), own), "/* backend */", strconv.Itoa(int(c.PID)))
+				steps = append(steps, dbconn.Step{SQL: text})
+			}
+			return steps
+		},
 	})
 	switch {
-	case err != nil && !lockerr.Refused(err):
-		return nil, err
-	case err != nil:
+	case errors.Is(err, dbconn.ErrSettings):
 		return nil, fmt.Errorf("the server refuses a setting that AdvisoryConfig.TTL needs; a negative TTL does without: %w", err)
-	case set.RowsAffected() == 0:
-		return nil, dbconn.SwitchedBackend(backend.PID, "another one")
-	}
-	if err := a.unfinished.End(ctx, q); err != nil {
+	case err != nil:
 		return nil, err
 	}
-	if backend.Serves(conn) {
-		a.unfinished = backend
+	if c.Direct() {
+		a.unfinished = c.Backend
 	}
-
-	var random [8]byte
-	_, _ = rand.Read(random[:]) // never fails
-	own := int64(binary.BigEndian.Uint64(random[:]))
-	place, err := dbconn.ProbeAdvisory(ctx, q, backend, lockkey.SessionKey(own))
+	place, err := c.ReadProbe(answers[0])
 	if err != nil {
 		return nil, err
 	}
@@ -93,9 +85,10 @@ func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
 	if place.Silence != a.ttl.Milliseconds() {
 		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)
 	}
+	conn := c.PgConn()
 	s := &session{
-		conn: conn, net: conn.PgConn().Conn(), writer: conn.PgConn().Conn(), frontend: conn.PgConn().Frontend(),
-		session: own, backend: backend.PID,
+		conn: c.Conn, net: conn.Conn(), writer: conn.Conn(), frontend: conn.Frontend(),
+		session: own, backend: c.PID, made: made,
 		many: textAround(statements.AdvisoryBatch, own), patience: dbconn.Timeout,
 	}
 	if a.ttl > 0 {
@@ -104,30 +97,18 @@ func (a *Locks) setUp(ctx context.Context, conn *pgx.Conn) (*session, error) {
 	if runtime.GOMAXPROCS(0) > 1 { // with one processor a leader that looks keeps it from the server or from the callers
 		s.readable = dbconn.Readable(s.net)
 	}
-	prepare := []statements.Name{statements.AdvisoryPrepareHolders, statements.AdvisoryPrepare}
-	switch {
-	case a.cfg.Tokens:
-		prepare[1] = statements.AdvisoryPrepareToken
-	case backend.Serves(conn) && dbconn.EndsInBackend(s.net, backend.PID, place.Client, place.Server):
-		if s.functions, err = findFunctions(ctx, q); err != nil {
+	if !a.cfg.Tokens && c.Direct() && dbconn.EndsInBackend(s.net, c.PID, place.Client, place.Server) {
+		if s.functions, err = readFunctions(c.TypeMap(), answers[1]); err != nil {
 			return nil, err
 		}
 	}
-	for _, name := range prepare {
-		s.made = a.mux.clock()
-		text := strings.ReplaceAll(ofSession(a.place.Statement(name), own), "/* backend */", strconv.Itoa(int(backend.PID)))
-		if _, err := conn.PgConn().Exec(ctx, text).ReadAll(); err != nil {
-			return nil, err
-		}
-	}
-
 	if a.place.Installed() {
-		a.host.Queue.Listen(backend.PID)
+		a.host.Queue.Listen(c.PID)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.session = own
-	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, backend.PID), backend.PID
+	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, c.PID), c.PID
 	if a.cfg.MaxLocks == 0 {
 		a.room = max(int(min(place.Capacity/10, defaultMaxLocks)), 1)
 	}
@@ -141,7 +122,7 @@ func (a *Locks) mayPool(ctx context.Context, backend dbconn.Backend) error {
 	if !a.cfg.SessionPooler {
 		return fmt.Errorf("%w: backend %d answers, not the one that opened the connection; connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", lockerr.ErrPooler, backend.PID)
 	}
-	return a.dialer.KeepsBackend(ctx, backend)
+	return a.attempts.KeepsBackend(ctx, backend)
 }
 
 // textAround returns the three parts of a statement around the requests and their locks.

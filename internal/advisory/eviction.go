@@ -29,7 +29,7 @@ func (a *Locks) lookEvicted([]struct{}) error {
 	}
 	var found map[int]hold.Eviction
 	asked := time.Now()
-	err := a.queueing.Do(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+	err := a.queueing.DoWithin(dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		found, err = hold.Evictions(ctx, &a.place, q, kinds, names, holders, make([]int64, len(locks)))
 		return err
 	})

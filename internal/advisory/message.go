@@ -2,19 +2,17 @@ package advisory
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/sql"
 )
 
 // An ask is one request for one lock: to try it or to release it.
@@ -176,13 +174,15 @@ const mostCalls = 4
 // https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-FUNCTION-CALL
 type functions []uint32
 
-// findFunctions asks the server for the numbers.
-func findFunctions(ctx context.Context, q dbconn.Querier) (functions, error) {
-	rows, err := q.Conn.Query(ctx, statements.AdvisoryFunctions.Text(), q.Args(nil)...)
-	if err != nil {
-		return nil, err
+// readFunctions reads the numbers from the answer of the server.
+func readFunctions(types *pgtype.Map, answer *pgconn.Result) (functions, error) {
+	f := make(functions, len(answer.Rows))
+	for i, row := range answer.Rows {
+		if err := types.Scan(pgtype.OIDOID, answer.FieldDescriptions[0].Format, row[0], &f[i]); err != nil {
+			return nil, err
+		}
 	}
-	return pgx.CollectRows(rows, pgx.RowTo[uint32])
+	return f, nil
 }
 
 // appendOne appends the call for one request, which has an answer of its own.

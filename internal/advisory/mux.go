@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
@@ -28,8 +29,7 @@ import (
 // No context of a caller reaches the connection: if the leader's context ends, a goroutine
 // goes on reading.
 type mux struct {
-	connect func() (*session, error) // opens the session
-	backoff func(attempt int) time.Duration
+	connect func(context.Context) (*session, error) // opens the session
 	clock   clock.Clock
 	ttl     time.Duration // the server ends a session that is silent for so long; 0: never
 	margin  time.Duration
@@ -39,23 +39,26 @@ type mux struct {
 	alive func(sent time.Duration)
 	lost  func(why error)
 
+	connecting context.Context // of connect; ends with stop
+	stop       context.CancelFunc
+
 	wakes    sync.Pool     // of empty channels for call.wake: a caller receives each signal that is sent
 	gone     chan struct{} // closed after close, when there is no connection any more
 	farewell sync.Once     // closes gone
 
 	// mu guards what follows. It is never held during an exchange with the server, nor while
 	// code of a caller runs.
-	mu       sync.Mutex
-	queue    []*call  // not sent yet
-	led      bool     // there is a leader
-	leader   *call    // its caller leads; nil: a goroutine does
-	leaves   bool     // the leader's context has ended
-	idle     bool     // the leader is the goroutine that reads, and can be interrupted
-	conn     *session // nil: none; only the leader changes it, and may read it without mu
-	failures int      // of connect, in a row
-	sends    int      // how many messages were sent
-	closing  bool     // callers do not wait any longer
-	closed   bool
+	mu      sync.Mutex
+	queue   []*call  // not sent yet
+	led     bool     // there is a leader
+	leader  *call    // its caller leads; nil: a goroutine does
+	leaves  bool     // the leader's context has ended
+	idle    bool     // the leader is the goroutine that reads, and can be interrupted
+	conn    *session // nil: none; only the leader changes it, and may read it without mu
+	sends   int      // how many messages were sent
+	closing bool     // callers do not wait any longer
+	closed  bool
+	brief   *time.Timer // makes brief calls leave that have waited long for a connection; nil: there are none
 
 	// Only the leader uses these. The next leader sees them because it got the lead under mu, or
 	// by a signal that was sent under mu.
@@ -121,6 +124,7 @@ func (m *mux) submit(ctx context.Context, c *call) (leads bool) {
 		return true
 	}
 	m.expectWake(c)
+	m.timeLocked(c)
 	switch {
 	case m.idle:
 		m.idle = false
@@ -246,22 +250,18 @@ func (m *mux) passToLocked(calls []*call) bool {
 // reconnect leads until there is a connection, or the queued calls have failed.
 func (m *mux) reconnect() {
 	m.mu.Lock()
-	failures, closed := m.failures, m.closed
+	closed := m.closed
 	m.mu.Unlock()
 	var conn *session
 	err := lockerr.ErrClosed
 	if !closed {
-		if failures > 0 {
-			time.Sleep(min(m.backoff(failures-1), clock.MaxReconnectDelay))
-		}
-		conn, err = m.connect()
+		conn, err = m.connect(m.connecting)
 	}
 	m.mu.Lock()
 	var failed []*call
 	if err == nil {
-		m.conn, m.failures = conn, 0
+		m.conn = conn
 	} else {
-		m.failures++
 		failed, m.queue = m.queue, nil
 	}
 	m.mu.Unlock()
@@ -501,6 +501,7 @@ func (m *mux) end(why error) {
 		}
 		c.retried = i < len(m.batch)
 		m.queue = append(m.queue, c)
+		m.timeLocked(c)
 	}
 	m.batch = nil
 	m.dismissLocked(m.queue)
@@ -508,6 +509,43 @@ func (m *mux) end(why error) {
 	conn.close()
 	for _, c := range failed {
 		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), m.now())
+	}
+}
+
+// timeLocked makes a brief call that is queued leave after a while, if there is no connection.
+func (m *mux) timeLocked(c *call) {
+	if !c.brief || m.conn != nil {
+		return
+	}
+	c.queued = m.clock()
+	if m.brief == nil {
+		m.brief = time.AfterFunc(dbconn.Timeout, m.leaveBrief)
+	}
+}
+
+// leaveBrief makes the brief calls leave that have waited for a connection for long enough, and
+// comes back for the others.
+func (m *mux) leaveBrief() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.brief = nil
+	if m.conn != nil {
+		return
+	}
+	for _, c := range m.queue {
+		if !c.brief {
+			continue
+		}
+		left := dbconn.Timeout - (m.clock() - c.queued)
+		if left <= 0 && c.state.Load() == callLeads { // it is about to wait for the connection
+			left = linger
+		}
+		if left > 0 {
+			m.brief = time.AfterFunc(left, m.leaveBrief)
+			return
+		}
+		c.late.Store(true)
+		c.leave()
 	}
 }
 
@@ -544,6 +582,7 @@ func (m *mux) close(ctx context.Context) error {
 		return nil
 	}
 	m.closed = true
+	m.stop()
 	switch {
 	case m.idle:
 		m.idle = false

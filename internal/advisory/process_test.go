@@ -32,7 +32,7 @@ type process struct {
 // newProcess returns a process that is not connected yet.
 func newProcess(t *testing.T, pool *pgxpool.Pool, cfg Config, now clock.Clock) *process {
 	t.Helper()
-	cfg.Owner, cfg.Backoff = "me", clock.DefaultBackoff
+	cfg.Owner = "me"
 	if cfg.TTL == 0 {
 		cfg.TTL = 2 * pgtest.Patience
 	}

@@ -63,7 +63,7 @@ func (a *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 // request tries once. behind says which of the locks others wait for; nil: none.
 func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []bool, o hold.Request) (r *request) {
 	r = &request{locks: a, mode: o.Mode, turn: o.Turn.Ticket}
-	r.asker, r.closing = r, a.host.Closing.Done()
+	r.asker, r.closing, r.brief = r, a.host.Closing.Done(), o.Turn.SkipQueue
 	r.asks, r.slots, r.got = r.oneAsk[:0], r.oneSlot[:0], r.oneGot[:0]
 	for _, attempt := range attempts {
 		h := attempt.Hold
@@ -104,7 +104,7 @@ func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []b
 		case r.slots[i].entry == nil:
 			attempts[i].Err = r.got[i].Err
 		default:
-			attempts[i].Err = r.why(ctx)
+			attempts[i].Err = a.attempts.Explain(r.why(ctx))
 		}
 	}
 	if !answered {

@@ -475,7 +475,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		t.Parallel()
 		p := newProcess(t, pgtest.New(t).Pool, Config{}, clock.System)
 		connecting, connect := make(chan struct{}), p.mux.connect
-		p.mux.connect = func() (*session, error) { <-connecting; return connect() }
+		p.mux.connect = func(ctx context.Context) (*session, error) { <-connecting; return connect(ctx) }
 		waits := acquiring(context.Background(), p, "k", hold.Exclusive)
 		queued(t, p.mux, 1)
 		p.closing()
@@ -489,7 +489,7 @@ func TestClosingEndsTheWaitForAnAnswer(t *testing.T) {
 		t.Parallel()
 		p := connected(t, pgtest.New(t).Pool, Config{})
 		connecting, connect := make(chan struct{}), p.mux.connect
-		p.mux.connect = func() (*session, error) { <-connecting; return connect() }
+		p.mux.connect = func(ctx context.Context) (*session, error) { <-connecting; return connect(ctx) }
 		_ = stall(p.mux)
 		waits := begin(t, p)
 		send(t, p.mux)

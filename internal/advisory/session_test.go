@@ -180,7 +180,7 @@ func TestFormerLeaderWaitsForTheWholeAnswer(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("refused")
 	for range 5000 {
-		m := &mux{clock: clock.System, connect: func() (*session, error) { return nil, refused }, led: true}
+		m := &mux{clock: clock.System, connect: func(context.Context) (*session, error) { return nil, refused }, led: true}
 		answers := &answerCounter{}
 		c := &call{ctx: t.Context(), asker: answers}
 		c.state.Store(callLeads)
@@ -364,9 +364,9 @@ func TestASessionThatTookLongToMakeIsNotSilent(t *testing.T) {
 	var slow atomic.Int64
 	now := func() time.Duration { return clock.System() + time.Duration(slow.Load()) }
 	p := newProcess(t, db.Pool, Config{TTL: time.Minute}, now)
-	p.mux.connect = func() (*session, error) {
+	p.mux.connect = func(ctx context.Context) (*session, error) {
 		slow.Add(int64(2 * time.Minute))
-		return p.connect()
+		return p.connect(ctx)
 	}
 	lock, err := p.acquire(t.Context(), "k", hold.Exclusive)
 	if err == nil {

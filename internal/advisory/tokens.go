@@ -30,7 +30,7 @@ func (a *Locks) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
 	}
 	var token int64
 	err := lockerr.Typed(tx.Row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.Token))
-	return usertx.Elsewhere(err, tx, &a.dialer.Config.ConnConfig.Config)
+	return usertx.Elsewhere(err, tx, &a.attempts.Config.ConnConfig.Config)
 }
 
 // reap removes rows of sessions that have ended.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,9 +16,9 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-// newSession returns a session that needs no schema. What it sends while silent is true is
+// newSession returns a session that needs no schema. What it sends while the hole is open is
 // lost, and so are the answers.
-func newSession(t *testing.T, db *pgtest.DB, silent *atomic.Bool) *dbconn.Session {
+func newSession(t *testing.T, db *pgtest.DB, hole *blackHole) *dbconn.Session {
 	t.Helper()
 	over, end := context.WithCancel(context.Background())
 	t.Cleanup(end) // else pgx waits 15 s for an answer to the request to cancel that was lost
@@ -27,8 +28,9 @@ func newSession(t *testing.T, db *pgtest.DB, silent *atomic.Bool) *dbconn.Sessio
 			conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 			if err == nil {
 				context.AfterFunc(over, func() { _ = conn.Close() })
+				hole.conns.Store(conn, nil)
 			}
-			return &swallowingConn{conn, silent}, err
+			return &swallowingConn{conn, hole}, err
 		}
 	})
 	s := &dbconn.Session{Dialer: dbconn.Dialer{Name: "test", Config: pool.Config()}, Place: &dbconn.Installation{Schema: "public"}}
@@ -36,13 +38,24 @@ func newSession(t *testing.T, db *pgtest.DB, silent *atomic.Bool) *dbconn.Sessio
 	return s
 }
 
+type blackHole struct {
+	open  atomic.Bool
+	conns sync.Map
+}
+
+// end closes the hole, and the connections that it has swallowed.
+func (h *blackHole) end() {
+	h.open.Store(false)
+	h.conns.Range(func(conn, _ any) bool { return conn.(net.Conn).Close() == nil || true })
+}
+
 type swallowingConn struct {
 	net.Conn
-	silent *atomic.Bool
+	hole *blackHole
 }
 
 func (c *swallowingConn) Write(b []byte) (int, error) {
-	if c.silent.Load() {
+	if c.hole.open.Load() {
 		return len(b), nil
 	}
 	return c.Conn.Write(b)
@@ -50,7 +63,7 @@ func (c *swallowingConn) Write(b []byte) (int, error) {
 
 // pidOf runs an exchange, and returns which backend answered.
 func pidOf(s *dbconn.Session, patience time.Duration) (pid int, err error) {
-	err = s.Do(patience, func(ctx context.Context, q dbconn.Querier, _ bool) error {
+	err = s.DoWithin(patience, func(ctx context.Context, q dbconn.Querier, _ bool) error {
 		return q.Row(ctx, "select pg_backend_pid()").Scan(&pid)
 	})
 	return pid, err
@@ -58,31 +71,34 @@ func pidOf(s *dbconn.Session, patience time.Duration) (pid int, err error) {
 
 func TestExchangeEndsAtItsDeadlineWithoutAWatcher(t *testing.T) {
 	t.Parallel()
-	var silent atomic.Bool
-	s := newSession(t, pgtest.New(t), &silent)
+	var hole blackHole
+	s := newSession(t, pgtest.New(t), &hole)
 	if _, err := pidOf(s, dbconn.Timeout); err != nil {
 		t.Fatal(err)
 	}
-	silent.Store(true)
+	hole.open.Store(true)
 	_, err := pidOf(s, 50*time.Millisecond)
 	if !errors.Is(err, lockerr.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, want ErrNoAnswer", err)
 	}
-	silent.Store(false)
-	if _, err := pidOf(s, dbconn.Timeout); err != nil {
-		t.Errorf("once the network is back: %v", err)
+	hole.end()
+	if _, err := pidOf(s, time.Minute); err != nil { // it waited for the attempt that was swallowed
+		_, err = pidOf(s, time.Minute)
+		if err != nil {
+			t.Errorf("once the network is back: %v", err)
+		}
 	}
 }
 
 func TestConnectionOutlivesTheDeadlinesOfItsExchanges(t *testing.T) {
 	t.Parallel()
-	s := newSession(t, pgtest.New(t), new(atomic.Bool))
+	s := newSession(t, pgtest.New(t), new(blackHole))
 	first, err := pidOf(s, dbconn.Timeout)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var until time.Time
-	if err := s.Do(time.Millisecond, func(ctx context.Context, _ dbconn.Querier, _ bool) error {
+	if err := s.DoWithin(time.Millisecond, func(ctx context.Context, _ dbconn.Querier, _ bool) error {
 		until, _ = ctx.Deadline()
 		for ctx.Err() == nil { // sends nothing
 			time.Sleep(time.Until(until))

@@ -25,7 +25,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
-	"github.com/pgxlock/pgxlock/sql"
+	"github.com/pgxlock/pgxlock/internal/place"
 )
 
 // A Dialer makes connections as the caller's pool makes its own, but it takes none from the
@@ -36,44 +36,152 @@ type Dialer struct {
 	Config *pgxpool.Config
 }
 
-// Dial connects to the primary, within patience, and passes notices to listen. The hooks of
-// the caller's pool run before our settings, which therefore win.
-func (d *Dialer) Dial(ctx context.Context, patience time.Duration, listen func(*pgconn.Notice)) (*pgx.Conn, error) {
+// A Dial is one attempt to connect.
+type Dial struct {
+	Most  time.Duration        // how long it may last; not positive: as [Dialer.Dial] says
+	Place *Installation        // looked for on the way; nil: none is needed
+	Heard func(*pgconn.Notice) // is called with each notice; nil: none is needed
+}
+
+// A Conn is a new connection to a primary, on which nothing has been set.
+type Conn struct {
+	*pgx.Conn
+	Backend
+	OtherDefaults bool // as in [Querier]
+
+	switched bool          // a proxy has passed it on to another process since
+	limit    time.Duration // how long an address had
+	found    place.Found   // of the Place of the Dial
+	notFound error         // why it could not be looked for
+}
+
+// Direct reports whether the process that serves the connection is the one that the server
+// announced when it was made. Behind a pooler it is another one.
+func (c *Conn) Direct() bool { return !c.switched && c.Serves(c.Conn) }
+
+// Dial connects to the primary. The hooks of the caller's pool run before our settings, which
+// therefore win.
+//
+// Each address has as long as ConnectTimeout says, as in libpq. Without one the addresses
+// share DialTime, once with TLS and once without where sslmode allows both: what keeps a
+// connection waiting, such as a proxy that starts a server, does so again for the second one.
+func (d *Dialer) Dial(ctx context.Context, dial Dial) (*Conn, error) {
 	config := d.Config.ConnConfig.Copy()
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = d.Name
 	}
-	if d.Config.BeforeConnect != nil {
-		if err := d.Config.BeforeConnect(ctx, config); err != nil {
-			return nil, fmt.Errorf("the pool's BeforeConnect: %w", err)
-		}
+	if dial.Most > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, dial.Most)
+		defer cancel()
 	}
-	config.ValidateConnect = both(requirePrimary, config.ValidateConnect) // a standby is called one, whatever target_session_attrs asks for
-	config.OnNotification = nil                                           // theirs would get ours, and we none
+	if err := d.prepare(ctx, config, dial.Most); err != nil {
+		return nil, err
+	}
+	c := &Conn{limit: config.ConnectTimeout}
+	hooked := d.Config.AfterConnect != nil // it may set the search_path
+	check := func(ctx context.Context, conn *pgconn.PgConn) (err error) {
+		looks := dial.Place
+		if hooked {
+			looks = nil
+		}
+		return c.identify(ctx, conn, looks)
+	}
+	config.ValidateConnect = both(check, config.ValidateConnect) // a standby is called one, whatever target_session_attrs asks for
+	config.OnNotification = nil                                  // theirs would get ours, and we none
 	theirs := config.OnNotice
 	config.OnNotice = func(conn *pgconn.PgConn, notice *pgconn.Notice) {
-		listen(notice)
+		if dial.Heard != nil {
+			dial.Heard(notice)
+		}
 		if theirs != nil {
 			theirs(conn, notice)
 		}
 	}
 	config.StatementCacheCapacity = max(config.StatementCacheCapacity, 16)
-	// Of several hosts a silent one must leave time for the others.
-	share := patience / time.Duration(len(config.Fallbacks)+2)
-	if config.ConnectTimeout <= 0 || config.ConnectTimeout > share {
-		config.ConnectTimeout = share
-	}
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, d.noPrimary(err)
 	}
-	if d.Config.AfterConnect != nil {
+	c.Conn = conn
+	if hooked {
+		ctx, cancel := context.WithTimeout(ctx, config.ConnectTimeout)
+		defer cancel()
 		if err := d.Config.AfterConnect(ctx, conn); err != nil {
 			CloseQuietly(conn)
 			return nil, fmt.Errorf("the pool's AfterConnect: %w", err)
 		}
+		if err := c.identify(ctx, conn.PgConn(), dial.Place); err != nil {
+			CloseQuietly(conn)
+			return nil, err
+		}
 	}
-	return conn, nil
+	return c, nil
+}
+
+// DialTime is how long an attempt to connect lasts where the caller's configuration says
+// nothing: what takes longer has failed, and an attempt that is given up too early leaves a
+// busy server one more process to start.
+const DialTime = 30 * time.Second
+
+// prepare runs the caller's BeforeConnect, finds the addresses and gives each its time.
+func (d *Dialer) prepare(ctx context.Context, config *pgx.ConnConfig, most time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, DialTime)
+	defer cancel()
+	if d.Config.BeforeConnect != nil {
+		if err := d.Config.BeforeConnect(ctx, config); err != nil {
+			return fmt.Errorf("the pool's BeforeConnect: %w", err)
+		}
+	}
+	addresses, again := resolve(ctx, config)
+	limit := config.ConnectTimeout
+	if limit <= 0 {
+		limit = DialTime / time.Duration(addresses)
+		if again {
+			limit *= 2
+		}
+	}
+	if most > 0 {
+		limit = min(limit, most/time.Duration(addresses))
+	}
+	config.ConnectTimeout = limit
+	return nil
+}
+
+// resolve looks up the hosts, each once, and returns how many addresses there are: of several
+// a silent one must leave time for the others. again reports whether an address is tried twice
+// in a row, with TLS and without, for which pgx has one timeout.
+func resolve(ctx context.Context, config *pgx.ConnConfig) (addresses int, again bool) {
+	type answer struct {
+		addresses []string
+		err       error
+	}
+	known := make(map[string]answer)
+	lookup := config.LookupFunc
+	all := make(map[string]struct{})
+	last := ""
+	for _, host := range append([]*pgconn.FallbackConfig{{Host: config.Host, Port: config.Port}}, config.Fallbacks...) {
+		found, looked := known[host.Host]
+		if network, _ := pgconn.NetworkAddress(host.Host, host.Port); network == "unix" {
+			found = answer{addresses: []string{host.Host}}
+		} else if !looked {
+			found.addresses, found.err = lookup(ctx, host.Host)
+			known[host.Host] = found
+		}
+		for _, address := range found.addresses {
+			address = fmt.Sprint(address, " ", host.Port)
+			again = again || address == last
+			last = address
+			all[address] = struct{}{}
+		}
+	}
+	config.LookupFunc = func(ctx context.Context, host string) ([]string, error) {
+		if found, looked := known[host]; looked {
+			return found.addresses, found.err
+		}
+		return lookup(ctx, host)
+	}
+	return max(len(all), 1), again
 }
 
 // noPrimary makes err, which is why no server was found, lockerr.ErrUnavailable as well if there are
@@ -98,15 +206,6 @@ type Backend struct {
 	started int64 // microseconds since 1970; 0: not known
 }
 
-// WhoServes returns the server process at the other end, and whether the role's
-// transactions are READ COMMITTED and READ WRITE by default, as ours must be.
-func WhoServes(ctx context.Context, q Querier) (b Backend, asOurs bool, err error) {
-	err = Outlast(ctx, func() error {
-		return q.Row(ctx, statements.ConnBackend.Text()).Scan(&b.PID, &b.started, &asOurs)
-	})
-	return b, asOurs, err
-}
-
 // Outlast asks again, up to ten times, what the role's statement_timeout ended. We may set
 // another timeout only once we know whose connection it is, and a busy server may need
 // longer for the first statements of a connection.
@@ -118,57 +217,19 @@ func Outlast(ctx context.Context, ask func() error) error {
 	}
 }
 
-// Prepare makes a connection of our own fit for its work, whatever the role is set to, and
-// finds the schema. async: as in [Session].
-func Prepare(ctx context.Context, q Querier, place *Installation, async bool) error {
-	const local = false
-	if err := Outlast(ctx, func() error { return q.Exec(ctx, statements.ConnSession.Text(), local) }); err != nil {
-		return err
-	}
-	if async {
-		if err := q.Exec(ctx, statements.ConnAsync.Text(), local); err != nil {
-			return err
-		}
-	}
-	if err := place.Find(ctx, q); err != nil { // while search_path is still the role's
-		return err
-	}
-	return q.Exec(ctx, statements.ConnSearchPath.Text(), local)
-}
-
 // Serves reports whether the process is the one that the server announced when the
 // connection was made. Behind a pooler it is another one.
 func (b Backend) Serves(conn *pgx.Conn) bool { return uint32(b.PID) == conn.PgConn().PID() }
 
-// End makes sure that the process no longer runs anything.
-func (b Backend) End(ctx context.Context, q Querier) error {
-	if b.started == 0 {
-		return nil
-	}
-	ended := true // there is no row if it has ended already
-	err := q.Row(ctx, statements.EvictTerminate.Text(), b.PID, b.started).Scan(&ended)
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return fmt.Errorf("end the backend of the broken connection: %w", err)
-	}
-	if !ended {
-		return fmt.Errorf("the backend of the broken connection, pid %d, does not end", b.PID)
-	}
-	return nil
-}
-
 // KeepsBackend returns [lockerr.ErrPooler] if the pooler in between gives the backend of a
 // connection that is idle now to another one.
 func (d *Dialer) KeepsBackend(ctx context.Context, backend Backend) error {
-	second, err := d.Dial(ctx, Timeout, func(*pgconn.Notice) {})
+	second, err := d.Dial(ctx, Dial{})
 	if err != nil {
 		return fmt.Errorf("check whether the pooler is in session mode: %w", err)
 	}
-	defer CloseQuietly(second)
-	other, _, err := WhoServes(ctx, Querier{Conn: second})
-	if err != nil {
-		return fmt.Errorf("check whether the pooler is in session mode: %w", err)
-	}
-	if other.PID == backend.PID {
+	defer CloseQuietly(second.Conn)
+	if second.PID == backend.PID {
 		return fmt.Errorf("%w: two connections share backend %d, so the pooler is not in session mode", lockerr.ErrPooler, backend.PID)
 	}
 	return nil
@@ -185,26 +246,6 @@ func CloseQuietly(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx)
-}
-
-// requirePrimary refuses a standby while the address is still being chosen, so
-// that a connection string with several hosts leads to the primary.
-func requirePrimary(ctx context.Context, conn *pgconn.PgConn) error {
-	var result *pgconn.Result
-	err := Outlast(ctx, func() error {
-		result = conn.ExecParams(ctx, statements.ConnPrimary.Text(), nil, nil, nil, nil).Read()
-		return result.Err
-	})
-	if err != nil {
-		return err
-	}
-	if len(result.Rows) != 1 || len(result.Rows[0]) != 1 {
-		return errors.New("the server does not say whether it is a standby")
-	}
-	if string(result.Rows[0][0]) != "f" {
-		return fmt.Errorf("%w: the server is in recovery", lockerr.ErrReadOnly)
-	}
-	return nil
 }
 
 // both runs our check of a new connection, and then the caller's, if any.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -22,17 +24,37 @@ type AdvisoryProbe struct {
 	Client, Server Endpoint // of the connection
 }
 
-// ProbeAdvisory acquires the session's own lock, the key by which others see that it lives,
-// in that backend. If another backend answers, it returns [lockerr.ErrPooler], and nothing
-// is acquired.
-func ProbeAdvisory(ctx context.Context, q Querier, backend Backend, key int64) (p AdvisoryProbe, err error) {
+// AdvisoryProbe is the statement that acquires the session's own lock, the key by which others
+// see that it lives, in the backend of the connection. If another one answers, nothing is
+// acquired.
+func (c *Conn) AdvisoryProbe(key int64) Step {
+	return Step{SQL: statements.AdvisoryProbe.Text(), Args: []any{key, c.PID}}
+}
+
+// ReadProbe reads the answer. If another backend answered, it returns [lockerr.ErrPooler].
+func (c *Conn) ReadProbe(answer *pgconn.Result) (p AdvisoryProbe, err error) {
 	var pid int32
-	err = q.Row(ctx, statements.AdvisoryProbe.Text(), key, backend.PID).
-		Scan(&pid, &p.Keeps, &p.Capacity, &p.Silence, &p.Client.Host, &p.Client.Port, &p.Server.Host, &p.Server.Port)
-	if err == nil && pid != backend.PID {
-		err = SwitchedBackend(backend.PID, pid)
+	err = ScanRow(c.TypeMap(), answer, &pid, &p.Keeps, &p.Capacity, &p.Silence, &p.Client.Host, &p.Client.Port, &p.Server.Host, &p.Server.Port)
+	if err == nil && pid != c.PID {
+		err = SwitchedBackend(c.PID, pid)
 	}
 	return p, err
+}
+
+// ProbeAdvisory probes a connection on which nothing is set.
+func (c *Conn) ProbeAdvisory(ctx context.Context, key int64) (AdvisoryProbe, error) {
+	results, _, err := pipeline(ctx, c.PgConn(), c.TypeMap(), []Step{c.AdvisoryProbe(key)})
+	if err != nil {
+		return AdvisoryProbe{}, err
+	}
+	return c.ReadProbe(results[0])
+}
+
+// Keeps reports whether the backend that answered first still serves the connection.
+func (c *Conn) Keeps(ctx context.Context) (bool, error) {
+	now := Conn{Conn: c.Conn}
+	err := now.identify(ctx, c.PgConn(), nil)
+	return now.PID == c.PID, err
 }
 
 // SwitchedBackend returns the error of a session that another backend answers for.

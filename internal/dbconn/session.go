@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
@@ -17,64 +19,180 @@ import (
 // noticed.
 const Timeout = 5 * time.Second
 
-// connectTimeout is what a new connection may take at least, whatever the
-// patience: to begin again would only take longer.
-const connectTimeout = 2 * time.Second
-
 // ErrNotReplicated means that the wait for a synchronous standby was cancelled.
 var ErrNotReplicated = errors.New("the wait for a synchronous standby was cancelled: the commit may not survive a failover")
 
 // A Session is one connection of our own to the server. It connects when it is needed, and
 // again when the connection broke.
+//
+//	none ──call──▶ connecting ──▶ connected ──▶ broken or idle ──▶ none
+//	                   │
+//	                   └▶ failed: the calls that wait for the attempt fail
+//
+// There is one attempt to connect at a time, in a goroutine. It outlives the calls that wait for
+// it, and serves the next one: a server that is slow to accept connections has one process
+// for each attempt, and to give up after half of the time would only double its work.
 type Session struct {
 	Dialer
 	Place *Installation
-	Async bool          // acquires and releases on it commit without waiting for the disk
-	Again func()        // called when the connection was made anew; mu is held. nil: nothing is called
-	Idle  time.Duration // closes the connection after so long without an exchange; 0: never
+	Async bool                 // acquires and releases on it commit without waiting for the disk
+	Again func()               // called when the connection was made anew; mu is held. nil: nothing is called
+	Idle  time.Duration        // closes the connection after so long without an exchange; 0: never
+	Most  func() time.Duration // how long an attempt to connect that begins now may last; nil, or 0: as Dial says
 
-	mu            sync.Mutex // held during an exchange
+	attempts Attempts
+	unsynced atomic.Bool // a notice said that a commit was not replicated
+
+	mu            sync.Mutex // held during an exchange, never while connecting
 	conn          *pgx.Conn
-	unfinished    Backend // the backend of the last connection, unless it was closed in peace
-	Direct        bool    // conn talks to the server itself, not to a pooler
-	otherDefaults bool    // the role's transactions are not as ours must be
-	notReplicated bool    // a notice said so
-	connected     bool    // at least once
+	attempt       *attempt // in flight; nil: none
+	unfinished    Backend  // the backend of the last connection, unless it was closed in peace
+	Direct        bool     // conn talks to the server itself, not to a pooler
+	otherDefaults bool     // the role's transactions are not as ours must be
+	connected     bool     // at least once
 	closed        bool
 	used          time.Time   // when the last exchange ended
 	idling        *time.Timer // looks whether the connection is idle; nil: none is to be closed
 }
 
+// An attempt to connect.
+type attempt struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed when it is over
+	err    error         // why it failed, once done is closed
+}
+
 // An Exchange is what a Session runs. It may run twice: again is true the second time.
 type Exchange func(ctx context.Context, q Querier, again bool) error
 
-// Do runs fn on the connection. If the connection breaks, fn's outcome is
-// unknown; then the backend that may still be at it is ended first (not behind a
-// pooler, where what arrives late is left to its TTL), and fn runs once more on a
-// new one, with again = true. The error is what the server said, or what kept us
-// from talking to it within patience.
-func (s *Session) Do(patience time.Duration, fn Exchange) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	connected := s.conn != nil && !s.conn.IsClosed()
-	if !connected {
-		patience = max(patience, connectTimeout)
+// Do runs fn on the connection, for at most patience. wait bounds how long Do waits for the
+// connection, if there is none; with Now it does not. If the connection breaks,
+// fn's outcome is unknown; then the backend that may still be at it is ended first (not behind
+// a pooler, where what arrives late is left to its TTL), and fn runs once more on a new one,
+// with again = true. The error is what the server said, or what kept us from talking to it;
+// [ErrConnecting] if wait has ended before.
+func (s *Session) Do(wait context.Context, patience time.Duration, fn Exchange) error {
+	first := patience * 2 / 5 // if the connection died in silence, it must leave time for a second exchange
+	fresh, err := s.lockConnected(wait)
+	if err != nil {
+		return err
 	}
-	begun, first := time.Now(), patience
-	if connected { // if it died in silence, it must leave time for a second one
-		first = patience * 2 / 5
+	if fresh {
+		first = patience
 	}
-	err := s.once(first, patience, fn, false)
-	if err != nil && s.conn != nil && s.conn.IsClosed() {
-		if left := patience - time.Since(begun); left > 0 {
-			err = s.once(left, patience, fn, true)
+	broke, err := s.exchange(first, fn, false)
+	if broke {
+		if _, err := s.lockConnected(wait); err != nil {
+			return err
 		}
-	}
-	s.used = time.Now()
-	if s.Idle > 0 && s.idling == nil && s.conn != nil {
-		s.idling = time.AfterFunc(s.Idle, s.closeIdle)
+		_, err = s.exchange(patience, fn, true)
 	}
 	return NoAnswer(err)
+}
+
+// exchange runs fn once, and unlocks s.mu. broke reports whether the connection has ended.
+func (s *Session) exchange(left time.Duration, fn Exchange, again bool) (broke bool, err error) {
+	defer s.mu.Unlock()
+	err = s.once(left, fn, again)
+	s.used = time.Now()
+	if s.Idle > 0 && s.idling == nil {
+		s.idling = time.AfterFunc(s.Idle, s.closeIdle)
+	}
+	return err != nil && s.conn.IsClosed(), err
+}
+
+// DoWithin is Do for a call that waits for the connection as long as for the answer.
+func (s *Session) DoWithin(patience time.Duration, fn Exchange) error {
+	var wait clock.Deadline
+	wait.Start(context.Background(), patience, lockerr.ErrNoAnswer)
+	defer wait.Stop()
+	return s.Do(&wait, patience, fn)
+}
+
+// lockConnected locks s.mu when there is a connection, for which it waits until wait ends.
+// fresh reports whether there was none at first.
+func (s *Session) lockConnected(wait context.Context) (fresh bool, err error) {
+	for {
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			return fresh, lockerr.ErrClosed
+		}
+		if s.conn != nil && !s.conn.IsClosed() {
+			return fresh, nil
+		}
+		a := s.beginLocked()
+		s.mu.Unlock()
+		fresh = true
+		select {
+		case <-a.done:
+			if a.err != nil {
+				return fresh, a.err
+			}
+		case <-wait.Done():
+			return fresh, s.attempts.left(wait)
+		}
+	}
+}
+
+// beginLocked returns the attempt in flight, or begins one.
+func (s *Session) beginLocked() *attempt {
+	if s.attempt != nil {
+		return s.attempt
+	}
+	s.attempts.Dialer = s.Dialer
+	ctx, cancel := context.WithCancel(context.Background())
+	s.attempt = &attempt{cancel: cancel, done: make(chan struct{})}
+	go s.connect(ctx, s.attempt, s.unfinished)
+	return s.attempt
+}
+
+// connect makes an attempt, which ends the backend old first.
+func (s *Session) connect(ctx context.Context, a *attempt, old Backend) {
+	defer a.cancel()
+	dial := Dial{Place: s.Place, Heard: func(notice *pgconn.Notice) {
+		if CancelledReplication(notice) {
+			s.unsynced.Store(true)
+		}
+	}}
+	if s.Most != nil {
+		dial.Most = s.Most()
+	}
+	conn, err := s.attempts.Connect(ctx, dial, func(ctx context.Context, c *Conn) error { return s.setUp(ctx, c, old) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer close(a.done)
+	s.attempt = nil
+	if err == nil && s.closed {
+		CloseQuietly(conn.Conn)
+		err = lockerr.ErrClosed
+	}
+	if a.err = err; err != nil {
+		return
+	}
+	s.conn, s.Direct, s.otherDefaults = conn.Conn, conn.Direct(), conn.OtherDefaults
+	s.unfinished = Backend{}
+	if s.Direct {
+		s.unfinished = conn.Backend
+	}
+	if s.connected && s.Again != nil {
+		s.Again()
+	}
+	s.connected = true
+}
+
+// setUp makes a new connection ready.
+func (s *Session) setUp(ctx context.Context, c *Conn, old Backend) error {
+	// Behind a pooler a setting would reach the clients that get the server
+	// connection next, so that they are made for each statement; and the backend is
+	// not ours to end.
+	if c.Direct() {
+		_, err := c.Own(ctx, Own{Place: s.Place, Session: OwnSession(), Async: s.Async, Old: old})
+		if c.switched = errors.Is(err, lockerr.ErrPooler); !c.switched {
+			return err
+		}
+	}
+	return c.Find(ctx, s.Place)
 }
 
 // closeIdle closes the connection if it is idle, else looks again when it may be.
@@ -121,14 +239,11 @@ func (e *noAnswerError) As(target any) bool {
 	return ok && errors.As(e.why, failed)
 }
 
-// once runs fn once, within the time that is left of patience.
-func (s *Session) once(left, patience time.Duration, fn Exchange, again bool) error {
+// once runs fn once. s.mu is held.
+func (s *Session) once(left time.Duration, fn Exchange, again bool) error {
 	ctx := newDeadline(left)
-	if err := s.connect(ctx.until, patience); err != nil {
-		return err
-	}
 	ctx.guard(s.conn)
-	s.notReplicated = false
+	s.unsynced.Store(false)
 	err := fn(ctx, Querier{Conn: s.conn, Direct: s.Direct, OtherDefaults: s.otherDefaults, Async: s.Async, Tracer: s.Config.ConnConfig.Tracer}, again)
 	if state := lockerr.SQLState(err); !s.Direct && (state == lockerr.StateReadOnly || state == lockerr.StateUnsupported) {
 		CloseQuietly(s.conn)                                                // the pooler leads to a standby now: choose a server anew
@@ -137,11 +252,14 @@ func (s *Session) once(left, patience time.Duration, fn Exchange, again bool) er
 	if err != nil {
 		return err
 	}
-	if s.notReplicated {
+	if s.unsynced.Load() {
 		return ErrNotReplicated
 	}
 	return nil
 }
+
+// Explain is that of [Attempts].
+func (s *Session) Explain(err error) error { return s.attempts.Explain(err) }
 
 // Reached reports whether the last exchange got an answer from the server.
 func (s *Session) Reached() bool {
@@ -150,73 +268,20 @@ func (s *Session) Reached() bool {
 	return s.conn != nil && !s.conn.IsClosed()
 }
 
-// connect makes sure that there is a connection.
-func (s *Session) connect(until time.Time, patience time.Duration) error {
-	if s.closed {
-		return lockerr.ErrClosed
-	}
-	if s.conn != nil && !s.conn.IsClosed() {
-		return nil
-	}
-	s.conn = nil
-	ctx, cancel := context.WithDeadline(context.Background(), until)
-	defer cancel()
-
-	conn, err := s.Dial(ctx, patience, func(notice *pgconn.Notice) {
-		if CancelledReplication(notice) {
-			s.notReplicated = true // s.mu is held
-		}
-	})
-	if err != nil {
-		return err
-	}
-	if err := s.setUp(ctx, conn); err != nil {
-		CloseQuietly(conn)
-		return err
-	}
-	s.conn = conn
-	if s.connected && s.Again != nil {
-		s.Again()
-	}
-	s.connected = true
-	return nil
-}
-
-// setUp prepares a new connection.
-func (s *Session) setUp(ctx context.Context, conn *pgx.Conn) error {
-	q := Querier{Conn: conn} // until we know
-	backend, asOurs, err := WhoServes(ctx, q)
-	if err != nil {
-		return err
-	}
-	s.otherDefaults = !asOurs
-	// Behind a pooler a setting would reach the clients that get the server
-	// connection next, so that they are made for each statement; and the backend is
-	// not ours to end.
-	s.Direct = backend.Serves(conn)
-	if !s.Direct {
-		s.unfinished = Backend{}
-		return Outlast(ctx, func() error { return s.Place.Find(ctx, q) })
-	}
-	if err := Prepare(ctx, q, s.Place, s.Async); err != nil {
-		return err
-	}
-	if err := s.unfinished.End(ctx, q); err != nil {
-		return err
-	}
-	s.unfinished = backend
-	return nil
-}
-
-// Close ends the connection. Do then returns [lockerr.ErrClosed].
+// Close ends the connection, and the attempt to make one. Do then returns [lockerr.ErrClosed].
 func (s *Session) Close() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.closed = true
 	if s.idling != nil {
 		s.idling.Stop()
 	}
 	if s.conn != nil {
 		CloseQuietly(s.conn)
+	}
+	a := s.attempt
+	s.mu.Unlock()
+	if a != nil {
+		a.cancel()
+		<-a.done
 	}
 }

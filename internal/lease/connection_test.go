@@ -24,7 +24,7 @@ func TestARequestLeavesTimeForARenewalOnTheSameConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		var within time.Duration
-		if err := table.request(func(ctx context.Context, _ dbconn.Querier, _ bool) error {
+		if err := table.request(t.Context(), func(ctx context.Context, _ dbconn.Querier, _ bool) error {
 			deadline, _ := ctx.Deadline()
 			within = time.Until(deadline)
 			return nil
@@ -58,10 +58,11 @@ func TestARenewalGoesBeforeRequestsThatWaitForTheSameConnection(t *testing.T) {
 		})
 	}
 	begun, finish := make(chan struct{}), make(chan struct{})
-	exchange(table.request, "under way", func() { close(begun); <-finish })
+	request := func(fn dbconn.Exchange) error { return table.request(t.Context(), fn) }
+	exchange(request, "under way", func() { close(begun); <-finish })
 	<-begun
 	for range 4 {
-		exchange(table.request, "request", func() {})
+		exchange(request, "request", func() {})
 	}
 	for range 100 {
 		runtime.Gosched() // so that most of them wait by now

@@ -1,17 +1,22 @@
 package lease
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
 // A flow sends the requests and releases of a Table, in batches of one kind, one after the other.
 // A call that finds it idle leads it. A caller that may be kept for the time of an exchange leads
 // it itself: it sends its batch and reads the answer, without two switches between goroutines.
-// Otherwise, and as soon as there is more to do, a goroutine leads until nothing is queued.
+// Otherwise, and as soon as there is more to do, a goroutine leads until nothing is queued. So it
+// does where there is no connection: a caller that leads does not wait for one.
 type flow struct {
 	table *Table
 
@@ -23,6 +28,7 @@ type flow struct {
 
 	// Only the leader uses these.
 	gathering  batcher.Gathering
+	own        bool           // a caller leads
 	sent       time.Time      // the last batch
 	wanted     []lockkey.Name // to be woken before the next batch is sent
 	released   bool           // the last batch was of releases
@@ -58,10 +64,12 @@ func (f *flow) beginLocked(own bool) {
 				go panic(p)
 				select {}
 			}
+			f.own = false
 			if !f.rest() {
 				go f.lead()
 			}
 		}()
+		f.own = true
 		f.send()
 	case begins:
 		go f.lead()
@@ -73,7 +81,7 @@ func (f *flow) lead() {
 	for !f.rest() {
 		if wanted := f.wanted; len(wanted) > 0 {
 			f.wanted = nil
-			f.table.host.Queue.WakeOn(f.table.request, wanted)
+			f.table.host.Queue.WakeOn(f.table.wake, wanted)
 			continue
 		}
 		f.send()
@@ -94,6 +102,25 @@ func (f *flow) send() {
 	} else if err := f.table.acquire(requests); err != nil {
 		f.table.failRequests(takeAll(f, &f.requests), err)
 	}
+}
+
+// waits returns what bounds the wait for a connection.
+func (f *flow) waits(ends context.Context) context.Context {
+	if f.own {
+		return dbconn.Now
+	}
+	return ends
+}
+
+// postpones reports whether a batch that failed with err must be sent once there is a connection,
+// for which a caller that leads does not wait.
+func (f *flow) postpones(err error) bool { return f.own && errors.Is(err, dbconn.ErrConnecting) }
+
+// putBack puts a batch back to the head of its queue.
+func putBack[E any](f *flow, queue *[]E, batch []E) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	*queue = slices.Concat(batch, *queue)
 }
 
 // answered is told how many callers an answer is for, before they are told it.

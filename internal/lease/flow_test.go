@@ -55,6 +55,9 @@ func TestLoneCallerOfALeaseSendsItselfUnlessItsWaitMayEnd(t *testing.T) {
 			t.Parallel()
 			db := newBatchDB(t)
 			table := db.table(t, db.Pool)
+			if _, err := tryWith(t.Context(), table, "first"); err != nil { // a caller that leads does not wait for a connection
+				t.Fatal(err)
+			}
 			var itself atomic.Bool
 			askers(table, func(stack string) { itself.Store(strings.Contains(stack, "lease.tryWith")) })
 			if _, err := tryWith(c.ctx(t), table, "k"); err != nil {

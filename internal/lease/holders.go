@@ -14,7 +14,7 @@ import (
 
 // reap removes leases that expired long ago.
 func (t *Table) reap() error {
-	return cmp.Or(t.request(func(ctx context.Context, q dbconn.Querier, _ bool) error {
+	return cmp.Or(t.request(t.host.Closing, func(ctx context.Context, q dbconn.Querier, _ bool) error {
 		for _, statement := range []statements.Name{statements.LeaseReap, statements.LeaseReapShared} {
 			rows := q.Query(ctx, t.place.Statement(statement))
 			rows.Close()
@@ -31,9 +31,13 @@ func (t *Table) Holders(ctx context.Context, keys []string) ([]hold.Holder, erro
 	var holders []hold.Holder
 	var err error
 	answered := make(chan struct{})
+	wait, end := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(t.host.Closing, func() { end(lockerr.ErrClosed) })
 	t.cleaning.Run(func() { // a caller's context must not reach the Locker's connections
 		defer close(answered)
-		err = t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		defer end(nil)
+		defer stop()
+		err = t.request(wait, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 			holders, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(statements.LeaseHolders), keys), func(row pgx.CollectableRow) (hold.Holder, error) {
 				var h hold.Holder
 				var shared bool

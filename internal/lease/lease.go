@@ -32,6 +32,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -66,6 +67,9 @@ type Table struct {
 	cleaning batcher.Background
 	warm     sync.Once // connects renewals
 
+	lingering context.Context // ends some time after Close has begun: releases wait for a connection until then
+	endLinger context.CancelCauseFunc
+
 	// With OneConnection, in this order, before the session's own: a request has requesting, and
 	// shares sharing; a renewal has sharing alone.
 	requesting sync.Mutex
@@ -84,6 +88,7 @@ type Table struct {
 // the first try.
 func New(connections *pgxpool.Config, cfg Config) *Table {
 	t := &Table{cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[lockkey.Name][]*leftover)}
+	t.lingering, t.endLinger = context.WithCancelCause(context.Background())
 	t.requests = t.newSession(connections)
 	t.requests.Async = cfg.Async
 	if t.renewals = t.requests; !cfg.OneConnection {
@@ -91,6 +96,7 @@ func New(connections *pgxpool.Config, cfg Config) *Table {
 	}
 	t.flow.table = t
 	t.renewer = newRenewer(t)
+	t.renewals.Most = t.renewer.mostToConnect
 	if cfg.Async { // the server may have crashed, and lost leases that were not renewed yet
 		t.requests.Again, t.renewals.Again = t.renewer.all, t.renewer.all
 	}
@@ -115,17 +121,21 @@ func (t *Table) newSession(config *pgxpool.Config) *dbconn.Session {
 
 // request runs an exchange on the connection of requests. If renewals share it, requests go one
 // by one, each gives up in time for a renewal, and a renewal that waits goes before the next
-// one. So it waits for one request at most, however many callers there are.
-func (t *Table) request(fn dbconn.Exchange) error {
+// one. So it waits for one request at most, however many callers there are. wait bounds the wait
+// for a connection.
+func (t *Table) request(wait context.Context, fn dbconn.Exchange) error {
 	if !t.cfg.OneConnection {
-		return t.requests.Do(dbconn.Timeout, fn)
+		return t.requests.Do(wait, dbconn.Timeout, fn)
 	}
 	t.requesting.Lock()
 	defer t.requesting.Unlock()
 	t.sharing.RLock()
 	defer t.sharing.RUnlock()
-	return t.requests.Do(t.renewer.patience(), fn)
+	return t.requests.Do(wait, t.renewer.patience(), fn)
 }
+
+// wake runs an exchange that wakes waiters, on the connection of requests.
+func (t *Table) wake(fn dbconn.Exchange) error { return t.request(t.lingering, fn) }
 
 // renewal runs an exchange on the connection of renewals.
 func (t *Table) renewal(fn dbconn.Exchange) error {
@@ -133,14 +143,17 @@ func (t *Table) renewal(fn dbconn.Exchange) error {
 		t.sharing.Lock()
 		defer t.sharing.Unlock()
 	}
-	return t.renewals.Do(t.renewer.patience(), fn)
+	return t.renewals.DoWithin(t.renewer.patience(), fn)
 }
 
 // Do runs an exchange for the queue of waiters: on the connection of renewals, so that no
 // request delays it, unless it could delay a renewal itself.
 func (t *Table) Do(fn dbconn.Exchange) error {
 	if t.cfg.OneConnection {
-		return t.request(fn)
+		var wait clock.Deadline
+		wait.Start(context.Background(), dbconn.Timeout, lockerr.ErrNoAnswer)
+		defer wait.Stop()
+		return t.request(&wait, fn)
 	}
 	return t.renewal(fn)
 }
@@ -206,9 +219,9 @@ func (t *Table) Keep(lock *hold.Hold) {
 	}
 	t.warm.Do(func() {
 		// On a slow link connecting takes longer than a short lease has time for
-		// its first renewal. If it fails, that renewal tries again.
+		// its first renewal. The attempt outlives this call, and serves that renewal.
 		t.cleaning.Run(func() {
-			_ = t.renewals.Do(dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
+			_ = t.renewals.DoWithin(dbconn.Timeout, func(context.Context, dbconn.Querier, bool) error { return nil })
 		})
 	})
 }
@@ -216,6 +229,9 @@ func (t *Table) Keep(lock *hold.Hold) {
 // Close implements [hold.Backend].
 func (t *Table) Close(ctx context.Context) error {
 	t.reaping.Stop()
+	late := time.AfterFunc(releasePatience, func() { t.endLinger(lockerr.ErrClosed) })
+	defer late.Stop()
+	defer t.endLinger(lockerr.ErrClosed)
 	err := batcher.Until(ctx, func() {
 		for range 2 {
 			t.flow.wait()     // first pass: a late grant is released by cleaning, which sends

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
@@ -40,6 +41,7 @@ type release struct {
 	done    chan struct{}
 	outcome outcome
 	wanted  bool // others are known to wait for the lease; the release wakes them
+	unknown bool // it was sent before, and no answer came
 	err     error
 }
 
@@ -67,18 +69,26 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Holder })
 	dbconn.AddBigints(args, returns, func(r *release) (int64, bool) { return dbconn.OrNull(r.token) })
 	var letters []byte
-	var second bool
 	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
-	err := t.request(func(ctx context.Context, q dbconn.Querier, again bool) (err error) {
-		second = again
-		return q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) error {
+	err := t.request(t.flow.waits(t.lingering), func(ctx context.Context, q dbconn.Querier, _ bool) error {
+		err := q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) error {
 			if len(values) != 1 || len(values[0]) != len(returns) {
 				return fmt.Errorf("%w: %d releases", dbconn.ErrForeign, len(returns))
 			}
 			letters = slices.Clone(values[0])
 			return nil
 		})
+		if err != nil && !lockerr.Refused(err) {
+			for _, r := range returns {
+				r.unknown = true
+			}
+		}
+		return err
 	})
+	if t.flow.postpones(err) {
+		putBack(&t.flow, &t.flow.releases, returns)
+		return nil
+	}
 	if err != nil {
 		failReleases(returns, err)
 		if t.requests.Reached() {
@@ -96,8 +106,8 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 		if !answersWanted || permit {
 			r.wanted = r.lock.Waited
 		}
-		if second && r.outcome == outcomeGone {
-			r.outcome = outcomeReleased // by the first attempt, whose answer was lost
+		if r.unknown && r.outcome == outcomeGone {
+			r.outcome = outcomeReleased // by an earlier attempt, whose answer was lost
 		}
 		if r.outcome == outcomeReleased || r.outcome == outcomeExpired {
 			if permit && isWanted {
@@ -117,12 +127,28 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	return nil
 }
 
-// sendBack sends one release and waits for the answer.
-func (t *Table) sendBack(lock *hold.Hold, token *int64) *release {
+// timers keeps the memory of timers that have stopped.
+var timers = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
+
+// sendBack sends one release and waits for the answer, for so long.
+func (t *Table) sendBack(lock *hold.Hold, token *int64, patience time.Duration) *release {
 	r := &release{lock: lock, token: token, done: make(chan struct{})}
 	t.flow.release(r)
-	<-r.done // in bounded time: the batch in flight, and this one
-	return r
+	select {
+	case <-r.done: // in bounded time, where there is a connection: the batch in flight, and this one
+		return r
+	default:
+	}
+	timer := timers.Get().(*time.Timer)
+	defer timers.Put(timer)
+	defer timer.Stop()
+	timer.Reset(patience)
+	select {
+	case <-r.done:
+		return r
+	case <-timer.C: // it stays queued, and goes with the next connection
+		return &release{lock: lock, token: token, err: lockerr.ErrNoAnswer}
+	}
 }
 
 // releasePatience is how long a release is retried while fenced transactions are open or the
@@ -145,7 +171,7 @@ func (t *Table) handBack(lock *hold.Hold, token *int64, left *leftover) error {
 	giveUp := time.Now().Add(releasePatience)
 	unknown := false // an attempt may have gone through
 	for attempt := 0; ; attempt++ {
-		r = t.sendBack(lock, token)
+		r = t.sendBack(lock, token, time.Until(giveUp)+dbconn.Timeout)
 		outcome, err := r.outcome, r.err
 		if err == nil {
 			t.endLeftover(left)
@@ -180,6 +206,6 @@ func (t *Table) Discard(lock *hold.Hold) {
 			return
 		}
 		t.host.Log.Warn("pgxlock: the outcome for a lease is unknown; it will expire", "key", lock.Key, "holder", lock.Holder, "error", err)
-		time.AfterFunc(lock.TTL, func() { t.sendBack(lock, nil) })
+		time.AfterFunc(lock.TTL, func() { t.sendBack(lock, nil, 0) })
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -141,15 +142,21 @@ func (r *renewer) tick(class *renewalClass) {
 	class.timer.Reset(class.every)
 }
 
-// all renews every lease now, in the background.
-func (r *renewer) all() {
+// locks returns every lease that is held.
+func (r *renewer) locks() (locks []*hold.Hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var due []renewal
 	for _, class := range r.classes {
-		for lock := range class.locks {
-			due = append(due, renewal{lock: lock})
-		}
+		locks = slices.AppendSeq(locks, maps.Keys(class.locks))
+	}
+	return locks
+}
+
+// all renews every lease now, in the background.
+func (r *renewer) all() {
+	var due []renewal
+	for _, lock := range r.locks() {
+		due = append(due, renewal{lock: lock})
 	}
 	r.sending.Add(due...)
 }
@@ -188,6 +195,19 @@ func (r *renewer) patience() time.Duration {
 		}
 	}
 	return patience
+}
+
+// mostToConnect returns how long an attempt to connect for renewals may last: what is left of
+// the lease that lasts longest, but as long as an exchange at least, for the leases to come. 0
+// means that there are no leases.
+func (r *renewer) mostToConnect() time.Duration {
+	var most time.Duration
+	for _, lock := range r.locks() {
+		if until, ok := lock.Deadline(); ok {
+			most = max(most, time.Until(until), dbconn.Timeout)
+		}
+	}
+	return most
 }
 
 // send renews a batch, with one statement per mode.

@@ -43,14 +43,15 @@ func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 		requests[0].ticket = &o.Turn.Ticket
 		requests[0].lock.Waited = o.Turn.Ticket > 0
 	}
+	began := time.Now()
 	t.flow.ask(ctx.Done() == nil, requests...)
 	if o.Turn.SkipQueue && !requests[len(requests)-1].Settled() { // a call that does not wait for a holder must not wait long for the server
-		bounded, cancel := context.WithTimeoutCause(ctx, dbconn.Timeout, lockerr.ErrNoAnswer)
+		bounded, cancel := context.WithDeadlineCause(ctx, began.Add(dbconn.Timeout), lockerr.ErrNoAnswer)
 		defer cancel()
 		ctx = bounded
 	}
 	for i, r := range requests {
-		attempts[i].Err = r.Await(ctx, t.host.Closing.Done())
+		attempts[i].Err = t.requests.Explain(r.Await(ctx, t.host.Closing.Done()))
 	}
 }
 
@@ -116,7 +117,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	var grants []grant
 	var asked bool
 	var sent time.Duration
-	err := t.request(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+	err := t.request(t.flow.waits(t.host.Closing), func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.host.Clock()
 		err = q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) (err error) {
 			grants, err = readGrants(values, len(batch), single)
@@ -129,6 +130,10 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 		}
 		return err
 	})
+	if t.flow.postpones(err) {
+		putBack(&t.flow, &t.flow.requests, batch)
+		return nil
+	}
 	if lockerr.Spoilt(err) && len(batch) > 1 {
 		for i := range batch { // one request makes the statement fail: send each alone to find it
 			if err := t.ask(mode, batch[i:i+1]); err != nil {

@@ -13,7 +13,7 @@ func Occupy(t *testing.T, session *dbconn.Session) (resume func()) {
 	t.Helper()
 	started, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		ended <- session.Do(time.Hour, func(context.Context, dbconn.Querier, bool) error {
+		ended <- session.DoWithin(time.Hour, func(context.Context, dbconn.Querier, bool) error {
 			close(started)
 			<-release
 			return nil

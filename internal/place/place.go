@@ -15,8 +15,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// LookSQL is the statement of Look.
+//
 //go:embed look.sql
-var lookSQL string
+var LookSQL string
 
 // Found is what there is.
 type Found struct {
@@ -29,9 +31,13 @@ var ErrNone = errors.New("this database has no pgxlock")
 
 // Look looks, with a connection whose search_path is still that of its role.
 func Look(ctx context.Context, row func(ctx context.Context, sql string, args ...any) pgx.Row) (Found, error) {
+	return Read(func(onPath **string, all *[]string) error { return row(ctx, LookSQL).Scan(onPath, all) })
+}
+
+// Read reads the row of LookSQL.
+func Read(scan func(onPath **string, all *[]string) error) (f Found, err error) {
 	var onPath *string
-	var f Found
-	if err := row(ctx, lookSQL).Scan(&onPath, &f.All); err != nil {
+	if err := scan(&onPath, &f.All); err != nil {
 		return f, err
 	}
 	if onPath != nil {

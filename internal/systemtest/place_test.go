@@ -202,7 +202,7 @@ func TestASilentHostLeavesTimeForTheNext(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = silent.Close() })
 	host := &pgconn.FallbackConfig{Host: "127.0.0.1", Port: uint16(silent.Addr().(*net.TCPAddr).Port)}
-	locks := testkit.NewLocker(t, &pgtest.DB{Pool: db.NewPool(t, testkit.Behind(host)), URL: db.URL, Name: db.Name}, nil)
+	locks := testkit.NewLocker(t, &pgtest.DB{Pool: db.NewPool(t, testkit.Behind(host), func(c *pgxpool.Config) { c.ConnConfig.ConnectTimeout = 5 * time.Second }), URL: db.URL, Name: db.Name}, nil)
 	testkit.UntilConnected(t, locks)
 	useLock(t, locks, db.Pool, "k")
 }

@@ -267,7 +267,7 @@ func TestAdvisoryLockIsNotTakenInAnotherBackend(t *testing.T) {
 				t.Parallel()
 				key, began := t.Name(), false
 				s, pool := switching(t, network, server, func(_ int, m []byte) bool {
-					now := asksForLock(m, key) || test.prepares && strings.HasPrefix(string(m[5:]), "-- What the lock session is asked")
+					now := asksForLock(m, key) || test.prepares && strings.Contains(string(m), "-- What the lock session is asked")
 					began = began || now
 					return now || began && !test.once
 				})
@@ -275,6 +275,8 @@ func TestAdvisoryLockIsNotTakenInAnotherBackend(t *testing.T) {
 				var before *pgxlock.Lock
 				if !test.prepares {
 					before = testkit.Acquire(t, locks, "before "+key)
+				} else if lock, err := locks.Acquire(t.Context(), key); err == nil {
+					t.Errorf("%v is of a session that was set up in two backends", lock)
 				}
 				lock := testkit.Acquire(t, locks, key, testkit.LongWait) // it is of the next session
 				if s.answered() == 0 {
@@ -407,4 +409,24 @@ func TestSoakAdvisoryLocksAreNeverBelievedInAnotherBackend(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestLeaseLockerTakesAProxyThatSwitchesForAPooler(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{TCP: true})
+	db := testkit.On(t, "", server)
+	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	setting := false // once a connection asks for its first setting, another backend answers
+	s, pool := switching(t, "tcp", server, func(_ int, m []byte) bool {
+		setting = setting || m[0] == 'P' && strings.Contains(string(m), "by a division by zero")
+		return setting
+	})
+	locks := testkit.NewLocker(t, &pgtest.DB{Pool: pool}, &pgxlock.LeaseConfig{OneConnection: true})
+	lock := testkit.Acquire(t, locks, "k")
+	if s.answered() == 0 {
+		t.Fatal("the pooler has not switched")
+	}
+	testkit.Release(t, lock)
 }

@@ -31,7 +31,7 @@ import (
 // then. The listener forgets that call before it asks needsListener, and ends only if there
 // was no call since. So either it sees the need, or it sees the call.
 type listener struct {
-	dbconn.Dialer
+	dbconn.Attempts
 	queue *Queue
 
 	stopping context.Context // ends with stop
@@ -62,7 +62,7 @@ const (
 )
 
 func newListener(d dbconn.Dialer, q *Queue) *listener {
-	l := &listener{Dialer: d, queue: q, retry: firstListenRetry}
+	l := &listener{Attempts: dbconn.Attempts{Dialer: d}, queue: q, retry: firstListenRetry}
 	l.stopping, l.cancel = context.WithCancel(context.Background())
 	return l
 }
@@ -154,15 +154,15 @@ func (l *listener) run() {
 
 // listen listens until the connection ends.
 func (l *listener) listen() error {
-	ctx, cancel := context.WithTimeout(l.stopping, dbconn.Timeout)
-	defer cancel()
-	conn, err := l.Dial(ctx, dbconn.Timeout, func(*pgconn.Notice) {})
+	client := dbconn.RandomID()
+	ready := func(ctx context.Context, c *dbconn.Conn) error { return l.setUp(ctx, c, client) }
+	made, err := l.Connect(l.stopping, dbconn.Dial{Place: l.queue.server.Place}, ready)
 	if err != nil {
 		return err
 	}
+	conn := made.Conn
 	defer dbconn.CloseQuietly(conn)
-	client, err := l.setUp(ctx, conn)
-	if err != nil {
+	if err := l.hears(conn, client); err != nil {
 		return err
 	}
 	l.queue.listens(client)
@@ -231,46 +231,47 @@ func (l *listener) briefly(do func(context.Context) error) error {
 	return do(ctx)
 }
 
-// setUp prepares the session, and returns the random number under which it listens.
-func (l *listener) setUp(ctx context.Context, conn *pgx.Conn) (client int64, err error) {
-	q := dbconn.Querier{Conn: conn}
-	backend, _, err := dbconn.WhoServes(ctx, q) // before any setting, which a pooler would pass on to other clients
+// setUp prepares the session, which listens under that random number.
+func (l *listener) setUp(ctx context.Context, c *dbconn.Conn, client int64) error {
+	if !c.Direct() {
+		return fmt.Errorf("%w, and neither does LISTEN", lockerr.ErrPooler)
+	}
+	answers, err := c.Own(ctx, dbconn.Own{Place: l.queue.server.Place, Session: dbconn.OwnSession(), Then: func(schema string) []dbconn.Step {
+		steps := []dbconn.Step{{SQL: statements.QueueAlive.In(schema), Args: []any{client}}}
+		for listen := range strings.SplitSeq(strings.ReplaceAll(statements.QueueListen.Text(), "/* client */", strconv.FormatInt(client, 10)), ";") {
+			steps = append(steps, dbconn.Step{SQL: listen})
+		}
+		return steps
+	}})
 	if err != nil {
-		return 0, err
+		return err
 	}
-	if !backend.Serves(conn) {
-		return 0, fmt.Errorf("%w, and neither does LISTEN", lockerr.ErrPooler)
-	}
-	if err := dbconn.Prepare(ctx, q, l.queue.server.Place, false); err != nil {
-		return 0, err
-	}
-
-	client = dbconn.RandomID()
 	var alone bool
-	if err := q.Row(ctx, l.queue.server.Place.Statement(statements.QueueAlive), client).Scan(&alone); err != nil {
-		return 0, err
+	if err := dbconn.ScanRow(c.TypeMap(), answers[0], &alone); err != nil {
+		return err
 	}
 	if !alone {
-		return 0, errors.New("another session listens under the same number")
+		return errors.New("another session listens under the same number")
 	}
-	listen := strings.ReplaceAll(statements.QueueListen.Text(), "/* client */", strconv.FormatInt(client, 10))
-	if err := q.Exec(ctx, listen); err != nil {
-		return 0, err
-	}
+	return nil
+}
 
-	// The notification comes from another session: some poolers deliver only those of the
-	// session itself.
-	if err := l.queue.send(statements.QueueNotify, client); err != nil {
-		return 0, err
+// hears makes sure that notifications arrive. The one that it waits for comes from another
+// session: some poolers deliver only those of the session itself.
+func (l *listener) hears(conn *pgx.Conn, client int64) error {
+	err := l.queue.send(statements.QueueNotify, client)
+	for errors.Is(err, dbconn.ErrConnecting) && l.stopping.Err() == nil { // the other session is slower to connect
+		err = l.queue.send(statements.QueueNotify, client)
 	}
-	switch _, err := conn.WaitForNotification(ctx); {
-	case err == nil:
-		return client, nil
-	case ctx.Err() != nil:
-		return 0, dbconn.ErrUnheard
-	default:
-		return 0, err
+	if err != nil {
+		return err
 	}
+	ctx, cancel := context.WithTimeout(l.stopping, dbconn.Timeout)
+	defer cancel()
+	if _, err = conn.WaitForNotification(ctx); err != nil && ctx.Err() != nil {
+		return dbconn.ErrUnheard
+	}
+	return err
 }
 
 // next returns the next notification. It returns none after a quiet while, if the session

@@ -1,0 +1,195 @@
+package dbconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
+)
+
+// A new connection is ready after two round trips. The first one, identify, asks who is at the
+// other end and sets nothing: behind a pooler a setting would reach other clients. It runs
+// while an address is still being chosen, so that a connection string with several hosts leads
+// to the primary. The second one, Own, is one transaction in the process that answered the
+// first.
+
+// identify asks which process serves the connection, and where the schema of a place is; nil:
+// it is not needed, or known.
+func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installation) error {
+	steps := []Step{{SQL: statements.ConnBackend.Text()}}
+	looks := in.unknown()
+	if looks {
+		steps = append(steps, Step{SQL: place.LookSQL})
+	}
+	types := pgtype.NewMap()
+	ask := func() (results []*pgconn.Result, err error) {
+		err = Outlast(ctx, func() (err error) {
+			results, _, err = pipeline(ctx, conn, types, steps)
+			return err
+		})
+		return results, err
+	}
+	c.notFound = nil
+	results, err := ask()
+	if looks && lockerr.Refused(err) && lockerr.SQLState(err) != lockerr.StateCanceled {
+		c.notFound = err // what does not need the schema can do without
+		steps, looks = steps[:1], false
+		results, err = ask()
+	}
+	if err != nil {
+		return err
+	}
+	var standby, asOurs bool
+	if err := ScanRow(types, results[0], &standby, &c.PID, &c.started, &asOurs); err != nil {
+		return err
+	}
+	if standby {
+		return fmt.Errorf("%w: the server is in recovery", lockerr.ErrReadOnly)
+	}
+	c.OtherDefaults = !asOurs
+	if looks {
+		c.found, c.notFound = place.Read(func(onPath **string, all *[]string) error { return ScanRow(types, results[1], onPath, all) })
+	}
+	return nil
+}
+
+// Own is how a connection is made fit for its work.
+type Own struct {
+	Place   *Installation
+	Lazy    bool    // the Place need not exist
+	Session Step    // sets what the work needs; search_path is still the role's
+	Async   bool    // as in [Session]
+	Old     Backend // is ended, so that it no longer runs anything; zero: there is none
+
+	// Then returns further statements, which find nothing but by its full name; nil: there are
+	// none. schema is that of the Place, "" if it does not exist.
+	Then func(schema string) []Step
+}
+
+// OwnSession is the settings of a connection whose statements are of the extended protocol.
+func OwnSession() Step { return Step{SQL: statements.ConnSession.Text(), Args: []any{false}} }
+
+// ErrSettings means that the server refuses a setting of [Own].
+var ErrSettings = errors.New("the server refuses a setting of the connection")
+
+// Own makes the connection fit for its work, whatever the role is set to, in one transaction,
+// and returns what the statements of Then answered.
+func (c *Conn) Own(ctx context.Context, own Own) (answers []*pgconn.Result, err error) {
+	schema, installed, err := own.Place.choose(c)
+	if err != nil && !(own.Lazy && mayLack(err)) {
+		return nil, err
+	}
+	version := own.Place.version(schema, installed)
+	for {
+		err := Outlast(ctx, func() (err error) {
+			answers, err = c.own(ctx, own, schema, version)
+			return err
+		})
+		if lacks, ok := errors.AsType[*versionError](err); !ok || !own.Lazy || !mayLack(lacks.error) {
+			return answers, err
+		}
+		schema, version = "", nil
+	}
+}
+
+// mayLack reports whether err, which is why there is no Installation, matters only to what needs
+// one.
+func mayLack(err error) bool { return errors.Is(err, lockerr.ErrSchema) || lockerr.Refused(err) }
+
+// versionError is why the version of a schema is not known.
+type versionError struct{ error }
+
+func (e *versionError) Unwrap() error { return e.error }
+
+// own is Own with the schema, and the statement that asks for its version; nil: it is known.
+func (c *Conn) own(ctx context.Context, own Own, schema string, version []Step) ([]*pgconn.Result, error) {
+	const local = false
+	steps := append([]Step{{SQL: statements.ConnGuard.Text(), Args: []any{c.PID}}}, version...) // while search_path is still the role's
+	settings := len(steps)
+	steps = append(steps, own.Session)
+	if own.Async {
+		steps = append(steps, Step{SQL: statements.ConnAsync.Text(), Args: []any{local}})
+	}
+	steps = append(steps, Step{SQL: statements.ConnSearchPath.Text(), Args: []any{local}})
+	end := len(steps)
+	if own.Old.started != 0 {
+		steps = append(steps, Step{SQL: statements.EvictTerminate.Text(), Args: []any{own.Old.PID, own.Old.started}})
+	}
+	then := len(steps)
+	if own.Then != nil {
+		steps = append(steps, own.Then(schema)...)
+	}
+	results, failed, err := pipeline(ctx, c.PgConn(), c.TypeMap(), steps)
+	switch {
+	case err == nil:
+	case !lockerr.Refused(err) || lockerr.SQLState(err) == lockerr.StateCanceled:
+		return nil, err
+	case failed == 0:
+		return nil, SwitchedBackend(c.PID, "another one")
+	case failed < settings:
+		return nil, &versionError{versionOf(schema, err)}
+	case failed == settings:
+		return nil, fmt.Errorf("%w: %w", ErrSettings, err)
+	case end <= failed && failed < then:
+		return nil, fmt.Errorf("end the backend of the broken connection: %w", err)
+	default:
+		return nil, err
+	}
+	if settings > 1 {
+		if err := own.Place.use(c.TypeMap(), schema, results[1]); err != nil && !(own.Lazy && mayLack(err)) {
+			return nil, err
+		}
+	}
+	if end < then && len(results[end].Rows) > 0 { // no row if it has ended already
+		var ended bool
+		if err := ScanRow(c.TypeMap(), results[end], &ended); err != nil {
+			return nil, err
+		}
+		if !ended {
+			return nil, fmt.Errorf("the backend of the broken connection, pid %d, does not end", own.Old.PID)
+		}
+	}
+	return results[then:], nil
+}
+
+// pipeline runs statements in one round trip and one transaction, prepared by nobody, and
+// returns what they answered. failed is the first that has no answer.
+func pipeline(ctx context.Context, conn *pgconn.PgConn, types *pgtype.Map, steps []Step) (results []*pgconn.Result, failed int, err error) {
+	batch := &pgconn.Batch{}
+	for _, s := range steps {
+		var arguments pgx.ExtendedQueryBuilder
+		if err := arguments.Build(types, nil, s.Args); err != nil {
+			return nil, 0, err
+		}
+		batch.ExecParams(s.SQL, arguments.ParamValues, nil, arguments.ParamFormats, nil)
+	}
+	results, err = conn.ExecBatch(ctx, batch).ReadAll()
+	for failed < len(results) && results[failed].Err == nil {
+		failed++
+	}
+	if err == nil && failed != len(steps) { // a proxy has taken the rest elsewhere
+		err = ErrForeign
+	}
+	return results, failed, err
+}
+
+// ScanRow reads the only row that a statement answered.
+func ScanRow(types *pgtype.Map, result *pgconn.Result, into ...any) error {
+	if len(result.Rows) != 1 || len(result.Rows[0]) != len(into) {
+		return ErrForeign
+	}
+	for i, value := range result.Rows[0] {
+		field := result.FieldDescriptions[i]
+		if err := types.Scan(field.DataTypeOID, field.Format, value, into[i]); err != nil {
+			return fmt.Errorf("%w: %w", ErrForeign, err)
+		}
+	}
+	return nil
+}

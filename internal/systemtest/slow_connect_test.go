@@ -1,0 +1,456 @@
+package systemtest_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/once"
+	"github.com/pgxlock/pgxlock/ratelimit"
+)
+
+// A door is a proxy that accepts connections at once, and lets them in late.
+type door struct {
+	db       *pgtest.DB
+	listener net.Listener
+	enter    func(ctx context.Context, nth int) // returns when the nth connection may enter
+	accepted atomic.Int32
+	entered  atomic.Int32
+}
+
+// newDoor returns a door to the database. By default nothing enters.
+func newDoor(t *testing.T, db *pgtest.DB, enter func(ctx context.Context, nth int)) *door {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &door{db: db, listener: listener, enter: enter}
+	if enter == nil {
+		d.enter = func(ctx context.Context, _ int) { <-ctx.Done() }
+	}
+	target := db.Pool.Config().ConnConfig
+	network, address := pgconn.NetworkAddress(target.Host, target.Port)
+	ctx, end := context.WithCancel(context.Background())
+	var serving sync.WaitGroup
+	t.Cleanup(func() {
+		end()
+		_ = listener.Close()
+		serving.Wait()
+	})
+	serving.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			nth := int(d.accepted.Add(1))
+			serving.Go(func() {
+				defer context.AfterFunc(ctx, func() { _ = client.Close() })()
+				defer client.Close()
+				d.enter(ctx, nth)
+				server, err := (&net.Dialer{}).DialContext(ctx, network, address)
+				if err != nil {
+					return
+				}
+				d.entered.Add(1)
+				defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+				serving.Go(func() {
+					_, _ = io.Copy(server, client)
+					_ = server.Close()
+				})
+				_, _ = io.Copy(client, server)
+			})
+		}
+	})
+	return d
+}
+
+// oneByOne returns a function that lets one connection in, and the enter of a door that it opens.
+func oneByOne() (letIn func(), enter func(context.Context, int)) {
+	tokens := make(chan struct{}, 100)
+	return func() { tokens <- struct{}{} }, func(ctx context.Context, _ int) {
+		select {
+		case <-tokens:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// pool returns a pool that comes through the door. tried says whether it tries TLS first, as
+// with sslmode=prefer.
+func (d *door) pool(t *testing.T, tried bool, configure ...func(*pgxpool.Config)) *pgtest.DB {
+	t.Helper()
+	through := func(c *pgxpool.Config) {
+		address := d.listener.Addr().(*net.TCPAddr)
+		c.ConnConfig.Host, c.ConnConfig.Port = address.IP.String(), uint16(address.Port)
+		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
+		if tried {
+			c.ConnConfig.TLSConfig = &tls.Config{InsecureSkipVerify: true}
+			c.ConnConfig.Fallbacks = []*pgconn.FallbackConfig{{Host: c.ConnConfig.Host, Port: c.ConnConfig.Port}}
+		}
+	}
+	return &pgtest.DB{Pool: d.db.NewPool(t, append([]func(*pgxpool.Config){through}, configure...)...), URL: d.db.URL, Name: d.db.Name}
+}
+
+// connecting are Lockers that make one connection for one lock.
+var connecting = map[string]func(*testing.T, *pgtest.DB) *pgxlock.Locker{
+	"lease": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
+		t.Helper()
+		return testkit.NewLocker(t, db, &pgxlock.LeaseConfig{OneConnection: true, TTL: time.Hour})
+	},
+	"advisory": func(t *testing.T, db *pgtest.DB) *pgxlock.Locker {
+		t.Helper()
+		return testkit.NewAdvisory(t, db, nil)
+	},
+}
+
+// forEachKind runs a test for each kind of Locker, whose connections come through a door.
+func forEachKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker)) {
+	t.Helper()
+	t.Parallel()
+	for kind, newLocker := range connecting {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t) // where pgxlock is not installed, an advisory Locker has one connection
+			if kind == "lease" {
+				db = testkit.Migrated(t)
+			}
+			test(t, db, newLocker)
+		})
+	}
+}
+
+type outcomeOfAcquire struct {
+	lock *pgxlock.Lock
+	err  error
+}
+
+func acquiring(ctx context.Context, locks *pgxlock.Locker, opts ...pgxlock.Option) <-chan outcomeOfAcquire {
+	got := make(chan outcomeOfAcquire, 1)
+	go func() {
+		lock, err := locks.Acquire(ctx, "k", opts...)
+		got <- outcomeOfAcquire{lock, err}
+	}()
+	return got
+}
+
+func TestConnectingOutlivesTheCallerThatBeganIt(t *testing.T) {
+	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
+		letIn, enter := oneByOne()
+		d := newDoor(t, db, enter)
+		locks := newLocker(t, d.pool(t, false))
+		ctx, leave := context.WithCancel(t.Context())
+		first := acquiring(ctx, locks)
+		pgtest.Until(t, "it connects", func() bool { return d.accepted.Load() == 1 })
+		leave()
+		if got := <-first; !errors.Is(got.err, context.Canceled) || errors.Is(got.err, pgxlock.ErrUnavailable) {
+			t.Errorf("the caller that left: %v", got.err)
+		}
+		short, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(time.Millisecond))
+		if short != nil || !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("a caller whose MaxWait is over: %v", err)
+		}
+		last := acquiring(context.Background(), locks, pgxlock.MaxWait(time.Hour)) // its context cannot end
+		letIn()
+		got := <-last
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		testkit.Release(t, got.lock)
+		if n := d.accepted.Load(); n != 1 {
+			t.Errorf("%d connections were made, want 1", n)
+		}
+	})
+}
+
+// testDelays acquires through a proxy that takes so long to let a connection in.
+func testDelays(t *testing.T, delays ...time.Duration) {
+	t.Helper()
+	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
+		for _, delay := range delays {
+			for _, tls := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, TLS first %t", delay, tls), func(t *testing.T) {
+					t.Parallel()
+					d := newDoor(t, db, func(ctx context.Context, _ int) {
+						select {
+						case <-time.After(delay):
+						case <-ctx.Done():
+						}
+					})
+					lock, err := newLocker(t, d.pool(t, tls)).Acquire(t.Context(), fmt.Sprint(delay, tls))
+					if err != nil {
+						t.Fatal(err)
+					}
+					testkit.Release(t, lock)
+					want := int32(1)
+					if tls {
+						want = 2 // the server has none
+					}
+					if n := d.accepted.Load(); n != want {
+						t.Errorf("%d connections were made, want %d", n, want)
+					}
+				})
+			}
+		}
+	})
+}
+
+func TestLockIsAcquiredWhereConnectingTakesSeconds(t *testing.T) {
+	testDelays(t, 500*time.Millisecond, 1800*time.Millisecond)
+}
+
+func TestLockIsAcquiredWhereConnectingTakesManySeconds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
+	testDelays(t, 5*time.Second, 20*time.Second)
+}
+
+func TestTryAcquireAndMaxWaitEndWhereAServerAcceptsAndIsSilent(t *testing.T) {
+	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
+		d := newDoor(t, db, nil)
+		locks := newLocker(t, d.pool(t, true))
+		waits := acquiring(context.Background(), locks)
+		var calls sync.WaitGroup
+		for range 3 {
+			calls.Go(func() {
+				_, err := locks.TryAcquire(context.Background(), "k")
+				if !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, pgxlock.ErrNotAcquired) || !strings.Contains(err.Error(), "still connecting (tried once in ") {
+					t.Errorf("TryAcquire: %v", err)
+				}
+			})
+			calls.Go(func() {
+				if _, err := locks.Acquire(t.Context(), "k", pgxlock.MaxWait(10*time.Millisecond)); !errors.Is(err, pgxlock.ErrUnavailable) {
+					t.Errorf("MaxWait: %v", err)
+				}
+			})
+		}
+		calls.Wait()
+		if err := locks.Close(t.Context()); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if got := <-waits; !errors.Is(got.err, pgxlock.ErrClosed) {
+			t.Errorf("the caller whose context cannot end: %v", got.err)
+		}
+		if n := d.accepted.Load(); n != 1 {
+			t.Errorf("%d connections were made, want 1", n)
+		}
+	})
+}
+
+func TestAttemptToConnectLastsAsLongAsConnectTimeoutSays(t *testing.T) {
+	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
+		d := newDoor(t, db, nil)
+		locks := newLocker(t, d.pool(t, false, func(c *pgxpool.Config) { c.ConnConfig.ConnectTimeout = 50 * time.Millisecond }))
+		for times := 1; times <= 3; times++ {
+			_, err := locks.Acquire(t.Context(), "k")
+			tried := fmt.Sprintf("(tried %d times in ", times)
+			if times == 1 {
+				tried = "(tried once in "
+			}
+			if !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), tried) {
+				t.Errorf("attempt %d: %v", times, err)
+			}
+		}
+	})
+}
+
+func TestHostsShareTheTimeForConnecting(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
+	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
+		silent, opens := newDoor(t, db, nil), newDoor(t, db, func(context.Context, int) {})
+		second := opens.listener.Addr().(*net.TCPAddr)
+		locks := newLocker(t, silent.pool(t, false, func(c *pgxpool.Config) {
+			c.ConnConfig.Fallbacks = []*pgconn.FallbackConfig{{Host: second.IP.String(), Port: uint16(second.Port)}}
+		}))
+		got := <-acquiring(context.Background(), locks)
+		if got.err != nil {
+			t.Fatal(got.err)
+		}
+		testkit.Release(t, got.lock)
+		if a, b := silent.accepted.Load(), opens.accepted.Load(); a != 1 || b != 1 {
+			t.Errorf("%d connections to the silent host, %d to the other", a, b)
+		}
+	})
+}
+
+func TestCloseEndsAnAttemptToConnect(t *testing.T) {
+	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
+		dialled, ended := make(chan struct{}, 1), make(chan struct{})
+		through := db.NewPool(t, func(c *pgxpool.Config) {
+			c.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				dialled <- struct{}{}
+				<-ctx.Done()
+				close(ended)
+				return nil, ctx.Err()
+			}
+			c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
+		})
+		locks := newLocker(t, &pgtest.DB{Pool: through, URL: db.URL, Name: db.Name})
+		waits := acquiring(t.Context(), locks)
+		<-dialled
+		if err := locks.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-ended:
+		default:
+			t.Error("Close has returned, and the attempt goes on")
+		}
+		if got := <-waits; !errors.Is(got.err, pgxlock.ErrClosed) {
+			t.Error(got.err)
+		}
+	})
+}
+
+func TestRunnerAndLimiterWaitForASlowConnection(t *testing.T) {
+	t.Parallel()
+	letIn, enter := oneByOne()
+	db := testkit.Migrated(t)
+	d := newDoor(t, db, enter)
+	through := d.pool(t, false)
+	limiter, err := ratelimit.New(through.Pool, hourly, 3, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runner, err := once.New(through.Pool, time.Hour, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, call := range map[string]func(context.Context) error{
+		"Wait": func(ctx context.Context) error { return limiter.Wait(ctx, "k") },
+		"Do": func(ctx context.Context) error {
+			_, err := runner.Do(ctx, "k", func(context.Context, once.Run) error { return nil })
+			return err
+		},
+	} {
+		before := d.accepted.Load()
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		go func() { left <- call(ctx) }()
+		pgtest.Until(t, "it connects", func() bool { return d.accepted.Load() == before+1 })
+		leave()
+		if err := <-left; !errors.Is(err, context.Canceled) || errors.Is(err, pgxlock.ErrUnavailable) {
+			t.Errorf("%s of a caller that left: %v", what, err)
+		}
+		waits := make(chan error, 1)
+		go func() { waits <- call(t.Context()) }()
+		letIn()
+		if err := <-waits; err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if n := d.accepted.Load(); n != before+1 {
+			t.Errorf("%s: %d connections were made, want 1", what, n-before)
+		}
+	}
+	if err := errors.Join(limiter.Close(t.Context()), runner.Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAllowEndsAndLimiterClosesWhereAServerIsSilent(t *testing.T) {
+	t.Parallel()
+	d := newDoor(t, pgtest.New(t), nil)
+	limiter, err := ratelimit.New(d.pool(t, false).Pool, hourly, 3, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := limiter.Allow(context.Background(), "k"); !errors.Is(err, pgxlock.ErrUnavailable) {
+		t.Errorf("Allow: %v", err)
+	}
+	waits := make(chan error, 1)
+	go func() { waits <- limiter.Wait(context.Background(), "k") }()
+	if err := limiter.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-waits; !errors.Is(err, pgxlock.ErrClosed) {
+		t.Errorf("Wait: %v", err)
+	}
+}
+
+// A countedConn counts the messages by which a server says that it is ready.
+type countedConn struct {
+	net.Conn
+	ready *atomic.Int32
+	rest  int    // of the message that is being read
+	head  []byte // of the next one
+}
+
+func (c *countedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	for read := b[:n]; len(read) > 0; {
+		if c.rest > 0 {
+			skipped := min(c.rest, len(read))
+			c.rest, read = c.rest-skipped, read[skipped:]
+			continue
+		}
+		c.head, read = append(c.head, read[0]), read[1:]
+		if len(c.head) == 5 {
+			if c.head[0] == 'Z' {
+				c.ready.Add(1)
+			}
+			c.rest = int(c.head[1])<<24 | int(c.head[2])<<16 | int(c.head[3])<<8 | int(c.head[4]) - 4
+			c.head = c.head[:0]
+		}
+	}
+	return n, err
+}
+
+func TestConnectionIsReadyAfterTwoRoundTrips(t *testing.T) {
+	t.Parallel()
+	const handshake, ready = 1, 2
+	db := testkit.Migrated(t)
+	for name, test := range map[string]struct {
+		call func(*testing.T, *pgtest.DB)
+		asks int32 // round trips of the call itself
+	}{
+		"a session": {func(t *testing.T, db *pgtest.DB) {
+			t.Helper()
+			s := dbconn.Session{Dialer: dbconn.Dialer{Name: "s", Config: db.Pool.Config()}, Place: &dbconn.Installation{}, Async: true}
+			defer s.Close()
+			if err := s.DoWithin(time.Hour, func(context.Context, dbconn.Querier, bool) error { return nil }); err != nil {
+				t.Error(err)
+			}
+		}, 0},
+		"a lock session": {func(t *testing.T, db *pgtest.DB) {
+			t.Helper()
+			_ = testkit.Acquire(t, testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true}), "k")
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var round atomic.Int32
+			var first sync.Once
+			test.call(t, &pgtest.DB{URL: db.URL, Name: db.Name, Pool: db.NewPool(t, func(c *pgxpool.Config) {
+				c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
+				dial := c.ConnConfig.DialFunc
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					conn, err := dial(ctx, network, address)
+					first.Do(func() { conn = &countedConn{Conn: conn, ready: &round} }) // later ones are for the queue
+					return conn, err
+				}
+			})})
+			if n := round.Load(); n != handshake+ready+test.asks {
+				t.Errorf("%d round trips, want %d", n-handshake-test.asks, ready)
+			}
+		})
+	}
+}

@@ -1,0 +1,140 @@
+package systemtest_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/migrations"
+)
+
+// throttle holds a server to a tenth of a processor: by a control group where the test may make
+// one, otherwise it stops the server's processes in turns.
+func throttle(t *testing.T, server *pgserver.Server) {
+	t.Helper()
+	const group = "/sys/fs/cgroup/cpu"
+	name := filepath.Join(group, fmt.Sprint("pgxlock-test-", os.Getpid()))
+	if err := os.Mkdir(name, 0o755); err == nil {
+		t.Cleanup(func() {
+			move(t, filepath.Join(group, "cgroup.procs"), name)
+			if err := os.Remove(name); err != nil {
+				t.Error(err)
+			}
+		})
+		limit := os.WriteFile(filepath.Join(name, "cpu.cfs_quota_us"), []byte("10000"), 0o600) // of 100,000
+		if limit == nil && os.WriteFile(filepath.Join(name, "cgroup.procs"), []byte(strconv.Itoa(server.PID())), 0o600) == nil {
+			return // the processes to come are in it, too
+		}
+	}
+	over, ended := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(over); <-ended })
+	go func() {
+		defer close(ended)
+		for {
+			if err := server.Freeze(); err != nil {
+				return
+			}
+			time.Sleep(90 * time.Millisecond)
+			if err := server.Thaw(); err != nil {
+				return
+			}
+			select {
+			case <-over:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+}
+
+// move moves the processes of a control group to another one.
+func move(t *testing.T, procs, from string) {
+	t.Helper()
+	pids, err := os.ReadFile(filepath.Join(from, "cgroup.procs"))
+	if err != nil {
+		t.Error(err)
+	}
+	for pid := range strings.FieldsSeq(string(pids)) {
+		_ = os.WriteFile(procs, []byte(pid), 0o600) // it may have ended
+	}
+}
+
+// A connectionLog counts the connections that a server has received.
+type connectionLog struct {
+	mu       sync.Mutex
+	received int
+}
+
+func (l *connectionLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.received += strings.Count(string(p), "connection received")
+	return len(p), nil
+}
+
+func (l *connectionLog) connections() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.received
+}
+
+// An overloaded server must get well: an attempt that is given up leaves it one more process to
+// start, which nobody waits for.
+func TestManyProgramsThatStartAtOnceOverloadNoServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test-all runs it")
+	}
+	t.Parallel()
+	const programs, calls = 64, 3
+	var log connectionLog
+	server := pgtest.Private(t, pgserver.Config{Log: &log, Settings: map[string]string{"max_connections": "400", "log_connections": "on"}})
+	admin := pgtest.Pool(t, server.URL("postgres"))
+	if err := migrations.Up(t.Context(), admin, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.Exec(t.Context(), "create database plain"); err != nil {
+		t.Fatal(err)
+	}
+	var locks []*pgxlock.Locker
+	needed := 0
+	for i := range programs {
+		at := func(database string) *pgtest.DB {
+			return &pgtest.DB{Pool: pgtest.Pool(t, server.URL(database), func(c *pgxpool.Config) { c.ConnConfig.ConnectTimeout = time.Hour })}
+		}
+		if i%2 == 0 {
+			locks, needed = append(locks, testkit.NewLocker(t, at("postgres"), &pgxlock.LeaseConfig{TTL: time.Hour})), needed+2
+		} else {
+			locks, needed = append(locks, testkit.NewAdvisory(t, at("plain"), nil)), needed+1
+		}
+	}
+	before := log.connections()
+	throttle(t, server)
+	var acquiring sync.WaitGroup
+	for i, l := range locks {
+		for call := range calls {
+			acquiring.Go(func() {
+				if err := l.Do(t.Context(), fmt.Sprint(i, ":", call), func(context.Context, *pgxlock.Lock) error { return nil }); err != nil {
+					t.Errorf("program %d: %v", i, err)
+				}
+			})
+		}
+	}
+	acquiring.Wait()
+	n := log.connections() - before
+	t.Logf("%d connections were received, %d are needed", n, needed)
+	if n > needed*12/10 {
+		t.Errorf("%d connections were received, %d are needed", n, needed)
+	}
+}

@@ -1,2 +1,0 @@
--- A standby is no place to lock.
-SELECT pg_catalog.pg_is_in_recovery()
