@@ -9,11 +9,11 @@ BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgb
 	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" \
 	PGXLOCK_TEST_PROMTOOL="$${PGXLOCK_TEST_PROMTOOL-$$(scripts/promtool-tree)}" \
 	PGXLOCK_TEST_CHROMIUM="$${PGXLOCK_TEST_CHROMIUM-$$(scripts/chromium-tree)}" \
-	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}";
+	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}" \
+	PGXLOCK_TEST_GOLANGMIGRATE="$(CURDIR)/bin/migrators";
 
-# The programs that tests run, built before them.
+# The command that the browser's tests serve with, built before them.
 export PGXLOCK_TEST_COMMAND ?= $(CURDIR)/bin/pgxlock
-export PGXLOCK_TEST_TOOLS ?= $(CURDIR)/bin/tools
 
 # A program with the race detector sleeps for a second before it ends, and the tests start hundreds of them.
 export GORACE ?= atexit_sleep_ms=10
@@ -55,8 +55,8 @@ test-all: build test-tools ## run all tests, on each version of PostgreSQL that 
 	@bin/testrun -build $(RACE) bin/tests-all $(MODULES)
 	@$(BESIDE) bin/with -- bin/testrun bin/tests-all
 
-test-tools: # other tools that run the migrations, and what calls golang-migrate's library
-	@$(GO) build -C adapters/golangmigrate -tags pgx5 -o $(PGXLOCK_TEST_TOOLS)/ ./internal/golangmigrate github.com/golang-migrate/migrate/v4/cmd/migrate
+test-tools: # golang-migrate's command, and a program that calls its library, for the tests of migrations
+	@$(GO) build -C adapters/golangmigrate -tags pgx5 -o ../../bin/migrators/ ./internal/golangmigrate github.com/golang-migrate/migrate/v4/cmd/migrate
 
 test-integration: build ## run the main job in a container, through testcontainers-go
 	@$(GO) build -C internal/containers -o ../../bin/with-containers ./with

@@ -39,8 +39,8 @@ func newProcess(t *testing.T, pool *pgxpool.Pool, cfg Config, now clock.Clock) *
 	closing, end := context.WithCancel(context.Background())
 	p := &process{Locks: New(pool.Config(), cfg), closing: end}
 	connect := p.mux.connect
-	p.mux.connect = func() (*session, error) {
-		s, err := connect()
+	p.mux.connect = func(ctx context.Context) (*session, error) {
+		s, err := connect(ctx)
 		if err == nil {
 			s.patience = pgtest.Patience // however slow this machine is
 		}
