@@ -51,8 +51,9 @@ type Session struct {
 	otherDefaults bool     // the role's transactions are not as ours must be
 	connected     bool     // at least once
 	closed        bool
-	used          time.Time   // when the last exchange ended
-	idling        *time.Timer // looks whether the connection is idle; nil: none is to be closed
+	pace          time.Duration // how long the attempt took that made conn, or the last exchange with an answer
+	used          time.Time     // when the last exchange ended
+	idling        *time.Timer   // looks whether the connection is idle; nil: none is to be closed
 }
 
 // An attempt to connect.
@@ -65,7 +66,8 @@ type attempt struct {
 // An Exchange is what a Session runs. It may run twice: again is true the second time.
 type Exchange func(ctx context.Context, q Querier, again bool) error
 
-// Do runs fn on the connection, for at most patience. wait bounds how long Do waits for the
+// Do runs fn on the connection, for at most patience, but twice as long as the server took for
+// the last answer: one that is busy needs as long for the next. wait bounds how long Do waits for the
 // connection, if there is none; with Now it does not. If the connection breaks,
 // fn's outcome is unknown; then the backend that may still be at it is ended first (not behind
 // a pooler, where what arrives late is left to its TTL), and fn runs once more on a new one,
@@ -93,8 +95,13 @@ func (s *Session) Do(wait context.Context, patience time.Duration, fn Exchange) 
 // exchange runs fn once, and unlocks s.mu. broke reports whether the connection has ended.
 func (s *Session) exchange(left time.Duration, fn Exchange, again bool) (broke bool, err error) {
 	defer s.mu.Unlock()
+	if s.Most == nil { // nothing on it is about to expire
+		left = max(left, min(2*s.pace, DialTime))
+	}
+	began := time.Now()
 	err = s.once(left, fn, again)
 	s.used = time.Now()
+	s.pace = s.used.Sub(began)
 	if s.Idle > 0 && s.idling == nil {
 		s.idling = time.AfterFunc(s.Idle, s.closeIdle)
 	}
@@ -158,6 +165,7 @@ func (s *Session) connect(ctx context.Context, a *attempt, old Backend) {
 	if s.Most != nil {
 		dial.Most = s.Most()
 	}
+	began := time.Now()
 	conn, err := s.attempts.Connect(ctx, dial, func(ctx context.Context, c *Conn) error { return s.setUp(ctx, c, old) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,6 +179,7 @@ func (s *Session) connect(ctx context.Context, a *attempt, old Backend) {
 		return
 	}
 	s.conn, s.Direct, s.otherDefaults = conn.Conn, conn.Direct(), conn.OtherDefaults
+	s.pace = time.Since(began)
 	s.unfinished = Backend{}
 	if s.Direct {
 		s.unfinished = conn.Backend
