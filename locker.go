@@ -244,7 +244,8 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 // everything was released, Close returns ctx's error. Do not call Close inside Do, which
 // would wait for itself. A second Close waits for the first, until its own ctx ends. Calls that
 // wait return [ErrClosed] at once; an Acquire of a lease whose context cannot end may first wait
-// for the server's answer, 5 seconds at most.
+// for the server's answer, 5 seconds, or longer on a server that took longer for its last answer,
+// 30 seconds at most.
 func (l *Locker) Close(ctx context.Context) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("close", "", err)

@@ -66,7 +66,10 @@ func (a *Attempts) Connect(ctx context.Context, dial Dial, finish func(context.C
 		return c, nil
 	case lockerr.Unreachable(err):
 		outages.failed(server)
-		return nil, fmt.Errorf("%w (%s)", err, a.Tried())
+		if a.lasts() {
+			err = fmt.Errorf("%w (%s)", err, a.Tried())
+		}
+		return nil, err
 	default:
 		return nil, err
 	}
@@ -120,6 +123,14 @@ func (a *Attempts) Tried() string {
 		unit = 100 * time.Millisecond
 	}
 	return fmt.Sprintf("%s in %s", times, took.Round(unit))
+}
+
+// lasts reports whether it is worth saying how often and for how long it was tried: not that a
+// server that is down refused once and at once.
+func (a *Attempts) lasts() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.tried > 1 || time.Since(a.began) > time.Second
 }
 
 // server names the servers that the Dialer may lead to.

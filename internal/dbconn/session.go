@@ -51,7 +51,7 @@ type Session struct {
 	otherDefaults bool     // the role's transactions are not as ours must be
 	connected     bool     // at least once
 	closed        bool
-	pace          time.Duration // how long the attempt took that made conn, or the last exchange with an answer
+	pace          time.Duration // how long the attempt took that made conn, or the last exchange on it
 	used          time.Time     // when the last exchange ended
 	idling        *time.Timer   // looks whether the connection is idle; nil: none is to be closed
 }

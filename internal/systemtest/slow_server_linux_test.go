@@ -93,9 +93,7 @@ func (l *connectionLog) connections() int {
 // An overloaded server must get well: an attempt that is given up leaves it one more process to
 // start, which nobody waits for.
 func TestManyProgramsThatStartAtOnceOverloadNoServer(t *testing.T) {
-	if testing.Short() {
-		t.Skip("make test-all runs it")
-	}
+	pgtest.Long(t)
 	t.Parallel()
 	const programs, calls = 64, 3
 	var log connectionLog
