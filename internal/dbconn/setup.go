@@ -83,7 +83,7 @@ var ErrSettings = errors.New("the server refuses a setting of the connection")
 // and returns what the statements of Then answered.
 func (c *Conn) Own(ctx context.Context, own Own) (answers []*pgconn.Result, err error) {
 	schema, installed, err := own.Place.choose(c)
-	if err != nil && !(own.Lazy && mayLack(err)) {
+	if err != nil && (!own.Lazy || !mayLack(err)) {
 		return nil, err
 	}
 	version := own.Place.version(schema, installed)
@@ -143,7 +143,7 @@ func (c *Conn) own(ctx context.Context, own Own, schema string, version []Step) 
 		return nil, err
 	}
 	if settings > 1 {
-		if err := own.Place.use(c.TypeMap(), schema, results[1]); err != nil && !(own.Lazy && mayLack(err)) {
+		if err := own.Place.use(c.TypeMap(), schema, results[1]); err != nil && (!own.Lazy || !mayLack(err)) {
 			return nil, err
 		}
 	}

@@ -209,8 +209,10 @@ func runAll(ctx context.Context, dir, only string, flags []string, to io.Writer)
 	// run beside each other.
 	processors := runtime.NumCPU()
 	atOnce := max(2, processors/2)
-	args := append([]string{"-test.paniconexit0", "-test.shuffle=on", "-test.timeout=80m",
-		fmt.Sprint("-test.parallel=", max(1, processors/atOnce))}, flags...)
+	args := append([]string{
+		"-test.paniconexit0", "-test.shuffle=on", "-test.timeout=80m",
+		fmt.Sprint("-test.parallel=", max(1, processors/atOnce)),
+	}, flags...)
 	next := make(chan program)
 	var running sync.WaitGroup
 	var mu sync.Mutex // held while a result is printed

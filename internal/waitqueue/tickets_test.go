@@ -48,7 +48,7 @@ func newQueue(r Runner) *Queue {
 // session is a Runner with a connection of its own.
 type session struct{ *dbconn.Session }
 
-func (s session) Do(fn dbconn.Exchange) error { return s.Session.DoWithin(dbconn.Timeout, fn) }
+func (s session) Do(fn dbconn.Exchange) error { return s.DoWithin(dbconn.Timeout, fn) }
 
 // newDB returns a database with the migrations.
 func newDB(t *testing.T) *pgtest.DB {
