@@ -46,7 +46,7 @@ ifdef PKG
 	@$(MAKE) --no-print-directory test-tools
 	@$(BESIDE) bin/with -- $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG)) -count=1 -shuffle=on -vet=off -timeout 80m $(RACE) $(if $(filter $(PKG:./%=%),$(NESTED)),./...,$(PKG))
 else
-	@bin/testrun -build bin/tests $(CORE)
+	@bin/testrun -build $(RACE) bin/tests $(CORE)
 	@bin/with --most $(MOST) -- bin/testrun bin/tests -test.short
 endif
 
