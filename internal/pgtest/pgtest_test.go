@@ -38,6 +38,7 @@ func TestEachTestHasAnEmptyDatabaseOfItsOwn(t *testing.T) {
 }
 
 func TestDatabasesAreMadeConcurrently(t *testing.T) {
+	Long(t)
 	t.Parallel()
 	for i := range 8 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
