@@ -24,11 +24,11 @@ type flow struct {
 	requests []*request // not sent yet
 	releases []*release
 	led      bool          // else nothing is queued
+	own      bool          // a caller leads
 	idle     chan struct{} // closed when the flow is idle; nil unless a caller waits for that
 
 	// Only the leader uses these.
 	gathering  batcher.Gathering
-	own        bool           // a caller leads
 	sent       time.Time      // the last batch
 	wanted     []lockkey.Name // to be woken before the next batch is sent
 	released   bool           // the last batch was of releases
@@ -53,7 +53,9 @@ func (f *flow) release(r *release) {
 // beginLocked makes somebody lead if nobody does, and unlocks f.mu.
 func (f *flow) beginLocked(own bool) {
 	begins := !f.led && len(f.requests)+len(f.releases) > 0
-	f.led = f.led || begins
+	if begins {
+		f.led, f.own = true, own
+	}
 	f.mu.Unlock()
 	switch {
 	case begins && own:
@@ -64,12 +66,10 @@ func (f *flow) beginLocked(own bool) {
 				go panic(p)
 				select {}
 			}
-			f.own = false
 			if !f.rest() {
 				go f.lead()
 			}
 		}()
-		f.own = true
 		f.send()
 	case begins:
 		go f.lead()
@@ -106,15 +106,23 @@ func (f *flow) send() {
 
 // waits returns what bounds the wait for a connection.
 func (f *flow) waits(ends context.Context) context.Context {
-	if f.own {
+	if f.ledByCaller() {
 		return dbconn.Now
 	}
 	return ends
 }
 
+func (f *flow) ledByCaller() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.own
+}
+
 // postpones reports whether a batch that failed with err must be sent once there is a connection,
 // for which a caller that leads does not wait.
-func (f *flow) postpones(err error) bool { return f.own && errors.Is(err, dbconn.ErrConnecting) }
+func (f *flow) postpones(err error) bool {
+	return errors.Is(err, dbconn.ErrConnecting) && f.ledByCaller()
+}
 
 // putBack puts a batch back to the head of its queue.
 func putBack[E any](f *flow, queue *[]E, batch []E) {
@@ -170,10 +178,11 @@ func takeAll[E any](f *flow, queue *[]E) []E {
 	return all
 }
 
-// rest ends the lead if there is nothing to do.
+// rest ends the lead if there is nothing to do; else a goroutine leads from here on.
 func (f *flow) rest() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.own = false
 	if len(f.requests)+len(f.releases)+len(f.wanted) > 0 {
 		return false
 	}

@@ -58,6 +58,7 @@ func TestLoneCallerOfALeaseSendsItselfUnlessItsWaitMayEnd(t *testing.T) {
 			if _, err := tryWith(t.Context(), table, "first"); err != nil { // a caller that leads does not wait for a connection
 				t.Fatal(err)
 			}
+			table.flow.wait() // nobody leads any more
 			var itself atomic.Bool
 			askers(table, func(stack string) { itself.Store(strings.Contains(stack, "lease.tryWith")) })
 			if _, err := tryWith(c.ctx(t), table, "k"); err != nil {
