@@ -1,9 +1,11 @@
 package systemtest_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -425,6 +427,18 @@ func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
 	}
 }
 
+// A watchedConn calls sends before it writes: no tracer sees how a connection is set up.
+type watchedConn struct {
+	net.Conn
+
+	sends func([]byte)
+}
+
+func (c watchedConn) Write(message []byte) (int, error) {
+	c.sends(message)
+	return c.Conn.Write(message)
+}
+
 // A pooler that looked as if it was in session mode is found out by the first
 // message that reaches another backend.
 func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
@@ -445,18 +459,23 @@ func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
 			}
 		}
 		looks := 0
+		sends := func(message []byte) {
+			switch {
+			case bytes.Contains(message, []byte("Which backend serves")):
+				if looks++; looks == 2 {
+					interfere("begin; select 1")
+				}
+			case looks == 2 && bytes.Contains(message, []byte("idle_session_timeout")):
+				interfere("rollback")
+			}
+		}
 		pool := pgtest.Pool(t, pooler.URL("bare"), func(c *pgxpool.Config) {
 			c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-			c.ConnConfig.Tracer = testkit.EachStatement(func(sql string) {
-				switch {
-				case strings.Contains(sql, "Which backend serves"):
-					if looks++; looks == 2 {
-						interfere("begin; select 1")
-					}
-				case looks == 2 && strings.Contains(sql, "idle_session_timeout"):
-					interfere("rollback")
-				}
-			})
+			dial := c.ConnConfig.DialFunc
+			c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := dial(ctx, network, address)
+				return watchedConn{conn, sends}, err
+			}
 		})
 		lock := testkit.Acquire(t, testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{SessionPooler: true}), "k")
 		interfere("begin; select 1") // on the backend that has the lock
