@@ -66,9 +66,10 @@ type attempt struct {
 // An Exchange is what a Session runs. It may run twice: again is true the second time.
 type Exchange func(ctx context.Context, q Querier, again bool) error
 
-// Do runs fn on the connection, for at most patience, but twice as long as the server took for
-// the last answer: one that is busy needs as long for the next. wait bounds how long Do waits for the
-// connection, if there is none; with Now it does not. If the connection breaks,
+// Do runs fn on the connection, for at most patience, or for twice as long as the server took for
+// its last answer if that is more and no renewal shares the connection: a busy server needs as
+// long for the next one. wait bounds how long Do waits for the connection, if there is none;
+// with Now it does not. If the connection breaks,
 // fn's outcome is unknown; then the backend that may still be at it is ended first (not behind
 // a pooler, where what arrives late is left to its TTL), and fn runs once more on a new one,
 // with again = true. The error is what the server said, or what kept us from talking to it;

@@ -40,7 +40,7 @@ func contend(workers, rounds int) func(context.Context, string, string, func(any
 		if err != nil {
 			return err
 		}
-		// Those who listen later would not be served as often.
+		// A process that listens later gets fewer turns at first.
 		if err := testkit.HearOf(ctx, pool, locks); err != nil {
 			return err
 		}
