@@ -155,10 +155,10 @@ func (l *Locker) begin(ctx context.Context) error {
 // return it, Acquire asks again, TryAcquire once more.
 //
 // Acquire waits for a connection that is slow to be made as long as for the lock: see
-// docs/connections.md. If the attempt to connect fails, Acquire returns the error at once.
-// After a server has said that the key is busy, Acquire keeps trying through such failures until
-// ctx ends or MaxWait is over. An error that the server repeats, such as a wrong password,
-// ends the wait.
+// docs/connections.md. If the attempt to connect fails, Acquire returns the error at once. A
+// server that is too slow for the 5 s of a statement is asked ten times in all. After a server
+// has said that the key is busy, Acquire keeps trying through such failures until ctx ends or
+// MaxWait is over. An error that the server repeats, such as a wrong password, ends the wait.
 //
 // Try again after ErrNotAcquired and ErrUnavailable, and after the ErrDeadlock of a cycle
 // once you have released your locks. After other errors something must be changed first.

@@ -142,10 +142,10 @@ type outcomeOfAcquire struct {
 	err  error
 }
 
-func acquiring(ctx context.Context, locks *pgxlock.Locker, opts ...pgxlock.Option) <-chan outcomeOfAcquire {
+func acquiring(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) <-chan outcomeOfAcquire {
 	got := make(chan outcomeOfAcquire, 1)
 	go func() {
-		lock, err := locks.Acquire(ctx, "k", opts...)
+		lock, err := locks.Acquire(ctx, key, opts...)
 		got <- outcomeOfAcquire{lock, err}
 	}()
 	return got
@@ -157,7 +157,7 @@ func TestConnectingOutlivesTheCallerThatBeganIt(t *testing.T) {
 		d := newDoor(t, db, enter)
 		locks := newLocker(t, d.pool(t, false))
 		ctx, leave := context.WithCancel(t.Context())
-		first := acquiring(ctx, locks)
+		first := acquiring(ctx, locks, "k")
 		pgtest.Until(t, "it connects", func() bool { return d.accepted.Load() == 1 })
 		leave()
 		if got := <-first; !errors.Is(got.err, context.Canceled) || errors.Is(got.err, pgxlock.ErrUnavailable) {
@@ -167,7 +167,7 @@ func TestConnectingOutlivesTheCallerThatBeganIt(t *testing.T) {
 		if short != nil || !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, pgxlock.ErrNotAcquired) {
 			t.Errorf("a caller whose MaxWait is over: %v", err)
 		}
-		last := acquiring(context.Background(), locks, pgxlock.MaxWait(time.Hour)) // its context cannot end
+		last := acquiring(context.Background(), locks, "k", pgxlock.MaxWait(time.Hour)) // its context cannot end
 		letIn()
 		got := <-last
 		if got.err != nil {
@@ -180,33 +180,40 @@ func TestConnectingOutlivesTheCallerThatBeganIt(t *testing.T) {
 	})
 }
 
-// testDelays acquires through a proxy that takes so long to let a connection in.
+// testDelays acquires through proxies that take so long to let a connection in, all at once: it
+// is only time that passes.
 func testDelays(t *testing.T, delays ...time.Duration) {
 	t.Helper()
 	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
+		type attempt struct {
+			what string
+			door *door
+			want int32 // connections
+			got  <-chan outcomeOfAcquire
+		}
+		var all []attempt
 		for _, delay := range delays {
-			for _, tls := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s, TLS first %t", delay, tls), func(t *testing.T) {
-					t.Parallel()
-					d := newDoor(t, db, func(ctx context.Context, _ int) {
-						select {
-						case <-time.After(delay):
-						case <-ctx.Done():
-						}
-					})
-					lock, err := newLocker(t, d.pool(t, tls)).Acquire(t.Context(), fmt.Sprint(delay, tls))
-					if err != nil {
-						t.Fatal(err)
-					}
-					testkit.Release(t, lock)
-					want := int32(1)
-					if tls {
-						want = 2 // the server has none
-					}
-					if n := d.accepted.Load(); n != want {
-						t.Errorf("%d connections were made, want %d", n, want)
+			for tls, connections := range map[bool]int32{false: 1, true: 2} { // the server has no TLS
+				d := newDoor(t, db, func(ctx context.Context, _ int) {
+					select {
+					case <-time.After(delay):
+					case <-ctx.Done():
 					}
 				})
+				locks := newLocker(t, d.pool(t, tls))
+				what := fmt.Sprintf("%s, TLS first %t", delay, tls)
+				all = append(all, attempt{what, d, connections, acquiring(t.Context(), locks, what)})
+			}
+		}
+		for _, a := range all {
+			got := <-a.got
+			if got.err != nil {
+				t.Errorf("%s: %v", a.what, got.err)
+				continue
+			}
+			testkit.Release(t, got.lock)
+			if n := a.door.accepted.Load(); n != a.want {
+				t.Errorf("%s: %d connections were made, want %d", a.what, n, a.want)
 			}
 		}
 	})
@@ -225,7 +232,7 @@ func TestTryAcquireAndMaxWaitEndWhereAServerAcceptsAndIsSilent(t *testing.T) {
 	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
 		d := newDoor(t, db, nil)
 		locks := newLocker(t, d.pool(t, true))
-		waits := acquiring(context.Background(), locks)
+		waits := acquiring(context.Background(), locks, "k")
 		var calls sync.WaitGroup
 		for range 3 {
 			calls.Go(func() {
@@ -267,6 +274,24 @@ func TestAttemptToConnectLastsAsLongAsConnectTimeoutSays(t *testing.T) {
 	})
 }
 
+func TestAcquireAsksAgainWhereAServerIsTooSlowForAStatement(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, `create sequence tries;
+		create function be_slow() returns trigger language plpgsql as $$
+		begin
+		  if new.lock_name = 'tries' or nextval('tries') <= 3 then perform pg_sleep(3600); end if;
+		  return new;
+		end $$;
+		create trigger slow before insert on distributed_locks for each row execute function be_slow()`)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour})
+	testkit.Release(t, testkit.Acquire(t, locks, "waits"))
+	if _, err := locks.TryAcquire(t.Context(), "tries"); !errors.Is(err, pgxlock.ErrUnavailable) {
+		t.Errorf("a call that does not wait: %v", err)
+	}
+}
+
 func TestHostsShareTheTimeForConnecting(t *testing.T) {
 	pgtest.Long(t)
 	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
@@ -275,7 +300,7 @@ func TestHostsShareTheTimeForConnecting(t *testing.T) {
 		locks := newLocker(t, silent.pool(t, false, func(c *pgxpool.Config) {
 			c.ConnConfig.Fallbacks = []*pgconn.FallbackConfig{{Host: second.IP.String(), Port: uint16(second.Port)}}
 		}))
-		got := <-acquiring(context.Background(), locks)
+		got := <-acquiring(context.Background(), locks, "k")
 		if got.err != nil {
 			t.Fatal(got.err)
 		}
@@ -299,7 +324,7 @@ func TestCloseEndsAnAttemptToConnect(t *testing.T) {
 			c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
 		})
 		locks := newLocker(t, &pgtest.DB{Pool: through, URL: db.URL, Name: db.Name})
-		waits := acquiring(t.Context(), locks)
+		waits := acquiring(t.Context(), locks, "k")
 		<-dialled
 		if err := locks.Close(t.Context()); err != nil {
 			t.Error(err)

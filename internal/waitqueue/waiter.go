@@ -24,11 +24,17 @@ type Waiter struct {
 	permits  int
 	waited   bool         // it was in a local queue, or a try failed
 	attempt  int          // counts the pauses of Backoff
+	tooSlow  int          // counts the tries for which the server was too slow
 	busy     *hold.Busy   // the server's last refusal; nil: it has refused nothing yet
 	position *position    // in the local queue; nil: none
 	number   int64        // of the ticket that the last try carried
 	holds    []*hold.Hold // what the call has acquired already; losing one ends the wait
 }
+
+// mostTooSlow is how often a call tries again because the server was too slow; for each try it is
+// asked twice. It is not for ever: a server that is always too slow must not be a call that says
+// nothing.
+const mostTooSlow = 4
 
 // Begin prepares a zero w for a call under ctx whose tries are like r. maxWait bounds the wait; nil:
 // only ctx does, and 0: the call does not wait. End follows.
@@ -180,6 +186,10 @@ func (w *Waiter) Wait(name lockkey.Name, err error) error {
 	}
 	if known := w.known(name, err); known != nil {
 		return w.gaveUp(known, err)
+	}
+	if w.busy == nil && !w.noWait && lockerr.SQLState(err) == lockerr.StateCanceled && w.Ended() == nil && w.tooSlow < mostTooSlow {
+		w.tooSlow++ // the server, for the timeout of our statements; that was a pause already
+		return nil
 	}
 	if !w.Waits() || !isBusy && !lockerr.Transient(err) {
 		return w.gaveUp(nil, err)
