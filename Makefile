@@ -33,7 +33,7 @@ MODULES = . $(NESTED)
 MOST = servers=9,connections=2500,databases=150
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
+.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,7 +41,7 @@ help: ## list the targets
 demo: build ## show locks at work, on a throw-away PostgreSQL
 	@bin/with --throw-away -- bin/pgxlock demo
 
-test: build ## run what each commit needs, on a real PostgreSQL; all tests of one package with PKG=./migrations
+test: build testrun ## run what each commit needs, on a real PostgreSQL; all tests of one package with PKG=./migrations
 ifdef PKG
 	@$(MAKE) --no-print-directory test-tools
 	@$(BESIDE) bin/with -- $(GO) test $(if $(filter $(PKG:./%=%),$(NESTED)),-C $(PKG)) -count=1 -shuffle=on -vet=off -timeout 80m $(RACE) $(if $(filter $(PKG:./%=%),$(NESTED)),./...,$(PKG))
@@ -50,23 +50,26 @@ else
 	@bin/with --most $(MOST) -- bin/testrun bin/tests -test.short
 endif
 
-test-all: build test-tools ## run all tests, on each version of PostgreSQL that can be had; with the race detector by RACE=-race
+test-all: build testrun test-tools ## run all tests, on each version of PostgreSQL that can be had; with the race detector by RACE=-race
 	@scripts/test-versions --others
 	@bin/testrun -build $(RACE) bin/tests-all $(MODULES)
 	@$(BESIDE) bin/with -- bin/testrun bin/tests-all
 
+testrun: # builds all test programs before it runs them
+	@$(GO) build -o bin/ ./internal/testrun
+
 test-tools: # golang-migrate's command, and a program that calls its library, for the tests of migrations
 	@$(GO) build -C adapters/golangmigrate -tags pgx5 -o ../../bin/migrators/ ./internal/golangmigrate github.com/golang-migrate/migrate/v4/cmd/migrate
 
-test-integration: build ## run the main job in a container, through testcontainers-go
+test-integration: build testrun ## run the main job in a container, through testcontainers-go
 	@$(GO) build -C internal/containers -o ../../bin/with-containers ./with
 	@bin/testrun -build -only '^github.com/pgxlock/pgxlock$$' bin/tests-integration .
 	@bin/with-containers --container -- bin/testrun bin/tests-integration -test.v -test.run '^TestIntegration$$'
 
-test-versions: build ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages
+test-versions: build testrun ## run what depends on the server on PostgreSQL 15, 17 and 18, from Debian's packages
 	@scripts/test-versions $(VERSIONS)
 
-soak: build test-tools ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
+soak: build testrun test-tools ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
 	@bin/testrun -build -race bin/tests-soak $(CORE)
 	@$(BESIDE) PGXLOCK_SOAK='$(SOAK)' bin/with -- bin/testrun bin/tests-soak -test.run '^TestSoak'
 
@@ -105,7 +108,6 @@ lint: build ## gofmt, go vet, golangci-lint, actionlint, shellcheck, what holds 
 build: ## build bin/pgxlock, the command
 	@test -x bin/pgxlock || echo "Building pgxlock; the first time this fetches Go modules ..."
 	@$(GO) list -C cmd/pgxlock -deps . >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
-	@$(GO) build -o bin/ ./internal/testrun
 	@if scripts/have-image; then $(GO) build -C internal/containers -o ../../bin/with ./with; else $(GO) build -o bin/ ./internal/pgserver/with; fi
 	@$(GO) build -C cmd/pgxlock -o ../../bin/ .
 
