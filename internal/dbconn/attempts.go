@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
@@ -96,8 +98,8 @@ func (a *Attempts) left(wait context.Context) error {
 
 // Explain adds to err, with which a wait has ended, that there is no connection, if that is why.
 func (a *Attempts) Explain(err error) error {
-	if !errors.Is(err, lockerr.ErrNoAnswer) || errors.Is(err, ErrConnecting) {
-		return err
+	if _, failed := errors.AsType[*pgconn.ConnectError](err); failed || !errors.Is(err, lockerr.ErrNoAnswer) || errors.Is(err, ErrConnecting) {
+		return err // an attempt that failed says so itself
 	}
 	if tried := a.Tried(); tried != "" {
 		return fmt.Errorf("%w: %w (%s)", err, ErrConnecting, tried)
