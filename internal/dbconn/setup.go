@@ -170,7 +170,12 @@ func pipeline(ctx context.Context, conn *pgconn.PgConn, types *pgtype.Map, steps
 		}
 		batch.ExecParams(s.SQL, arguments.ParamValues, nil, arguments.ParamFormats, nil)
 	}
+	// An answer out of order, as a proxy may give, ends pgx's watch of the context, not its reading.
+	stop := context.AfterFunc(ctx, func() { _ = conn.Conn().Close() })
 	results, err = conn.ExecBatch(ctx, batch).ReadAll()
+	if !stop() {
+		err = lockerr.WithContextError(ctx, err)
+	}
 	for failed < len(results) && results[failed].Err == nil {
 		failed++
 	}

@@ -200,6 +200,12 @@ func Transient(err error) bool {
 	return true
 }
 
+// TooSlow reports whether the server did not end a statement in time, by its clock or by ours:
+// there was a connection.
+func TooSlow(err error) bool {
+	return !connecting(err) && (SQLState(err) == StateCanceled || errors.Is(err, ErrNoAnswer))
+}
+
 // SQLState returns the SQLSTATE of the server's error that err wraps, whichever
 // driver it came through; "" if there is none.
 func SQLState(err error) string {

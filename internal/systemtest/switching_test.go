@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -408,6 +409,31 @@ func TestSoakAdvisoryLocksAreNeverBelievedInAnotherBackend(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// What pgx reads then has no end that it knows, and it no longer looks at the context.
+func TestAnAttemptToConnectEndsWhereAProxyAnswersOutOfOrder(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{TCP: true})
+	for from, more := 0, true; more; from++ {
+		s, pool := switching(t, "tcp", server, func(n int, _ []byte) bool { return n == from })
+		config := pool.Config()
+		config.ConnConfig.ConnectTimeout = time.Second
+		impatient, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(impatient.Close)
+		locks := testkit.Advisory(t, impatient, nil)
+		_, _ = locks.TryAcquire(t.Context(), "k")
+		most, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if err := locks.Close(most); err != nil {
+			t.Errorf("message %d comes from another backend: %v", from, err)
+		}
+		cancel()
+		more = s.answered() > 0 && from < 20
 	}
 }
 

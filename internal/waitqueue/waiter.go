@@ -187,8 +187,8 @@ func (w *Waiter) Wait(name lockkey.Name, err error) error {
 	if known := w.known(name, err); known != nil {
 		return w.gaveUp(known, err)
 	}
-	if w.busy == nil && !w.noWait && lockerr.SQLState(err) == lockerr.StateCanceled && w.Ended() == nil && w.tooSlow < mostTooSlow {
-		w.tooSlow++ // the server, for the timeout of our statements; that was a pause already
+	if w.busy == nil && !w.noWait && lockerr.TooSlow(err) && w.Ended() == nil && w.tooSlow < mostTooSlow {
+		w.tooSlow++ // that was a pause already
 		return nil
 	}
 	if !w.Waits() || !isBusy && !lockerr.Transient(err) {
