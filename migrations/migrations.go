@@ -294,7 +294,7 @@ func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
 	row := func(ctx context.Context, sql string, args ...any) pgx.Row {
 		return m.conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	}
-	found, err := place.Look(ctx, row)
+	found, err := place.Look(ctx, row, "")
 	if err != nil {
 		return err
 	}
