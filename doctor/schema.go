@@ -64,12 +64,17 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 	case version > dbconn.SchemaVersion:
 		f.add(StatusWarning, fmt.Sprintf("this program knows version %d: it works, but cannot check what is newer", dbconn.SchemaVersion), "roll out programs of the newer version")
 	}
+	if warning := found.Warning(schema); warning != "" {
+		f.add(StatusWarning, warning, place.WarningAdvice)
+	}
+	if d.cfg.Schema != "" {
+		if found, err = place.Look(ctx, d.q.Row, ""); err != nil {
+			return Finding{}, err
+		}
+	}
 	if all := found.Installed(); len(all) > 1 {
 		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", len(all), strings.Join(all, ", ")),
 			"keep one, or name the schema wherever locks are made")
-	}
-	if warning := found.Warning(schema); warning != "" {
-		f.add(StatusWarning, warning, place.WarningAdvice)
 	}
 	dirty, err := d.dirty(ctx)
 	if err != nil {

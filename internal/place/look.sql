@@ -1,9 +1,9 @@
 -- Where pgxlock is, and which roles can put code of theirs there. The search_path is the role's, so
 -- that all is qualified, operators too: nothing of a schema is called before it is known whose it
 -- is, and the version is read from the text of a function and not called.
--- Whether the role that asks is a superuser, or its session is one's, and a list of schemas: those on the
--- search_path first, in its order. A schema is in it if it has pgxlock; on the search_path also if
--- it has an older acquire_lock. Of each the list has the roles, other than superusers, that own it
+-- Whether the role that asks is a superuser, or its session is one's, and a list of schemas that have
+-- pgxlock: the named one, else those on the search_path first, in its order, and of these also one
+-- that has an older acquire_lock. Of each the list has the roles, other than superusers, that own it
 -- or something in it that has one of pgxlock's names, whatever its arguments are: an overload may
 -- be what a call resolves to. Trusted are the owner of the database, whom nspowner may call
 -- pg_database_owner (6171), and the owner of the schema that the caller names.
@@ -19,7 +19,7 @@ WITH candidate AS MATERIALIZED (
     LEFT JOIN pg_catalog.pg_proc a ON a.pronamespace OPERATOR(pg_catalog.=) n.oid AND a.proname OPERATOR(pg_catalog.=) 'acquire_lock'::pg_catalog.name
                                   AND a.proargtypes OPERATOR(pg_catalog.=) '1043 1043 23 3802'::pg_catalog.oidvector  -- varchar, varchar, integer, jsonb
    WHERE NOT pg_catalog.starts_with(n.nspname::pg_catalog.text, 'pg_')
-     AND CASE WHEN n.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.name THEN v.oid IS NOT NULL
+     AND CASE WHEN $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' THEN n.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.text::pg_catalog.name AND v.oid IS NOT NULL
               ELSE a.oid IS NOT NULL AND (v.oid IS NOT NULL OR n.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))) END
 ), object AS (
   SELECT p.pronamespace AS schema, p.proowner AS owner, pg_catalog.concat('function ', p.proname) AS name
@@ -41,15 +41,18 @@ WITH candidate AS MATERIALIZED (
      AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,p,f,v,m,S}'::pg_catalog."char"[])
   UNION ALL                                 -- it can drop what is in it, and make it anew
   SELECT n.oid, n.nspowner, 'schema ' FROM pg_catalog.pg_namespace n
-), owner AS (
-  SELECT c.oid AS schema, r.rolname AS role, pg_catalog.min(o.name) AS object,
-         r.oid OPERATOR(pg_catalog.=) d.datdba OR r.oid OPERATOR(pg_catalog.=) c.nspowner AND c.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.name AS trusted
+), share AS MATERIALIZED (                 -- before roles are looked up, of which a server may have many
+  SELECT c.oid AS schema, c.nspowner, d.datdba, pg_catalog.min(o.name) AS object,
+         CASE WHEN o.owner OPERATOR(pg_catalog.=) 6171::pg_catalog.oid THEN d.datdba ELSE o.owner END AS owner
     FROM candidate c
     JOIN object o ON o.schema OPERATOR(pg_catalog.=) c.oid
     JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
-    JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) CASE WHEN o.owner OPERATOR(pg_catalog.=) 6171::pg_catalog.oid THEN d.datdba ELSE o.owner END
+   GROUP BY 1, 2, 3, 5
+), owner AS MATERIALIZED (
+  SELECT s.schema, r.rolname AS role, s.object,
+         s.owner OPERATOR(pg_catalog.=) s.datdba OR $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' AND s.owner OPERATOR(pg_catalog.=) s.nspowner AS trusted
+    FROM share s JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) s.owner
    WHERE NOT r.rolsuper
-   GROUP BY c.oid, r.rolname, r.oid, d.datdba, c.nspowner, c.nspname
 ), place AS (
   SELECT c.nspname AS name, c.rank, c.version IS NULL AS older,
          coalesce(pg_catalog.has_schema_privilege(c.oid, 'USAGE') AND pg_catalog.has_function_privilege(c.version, 'EXECUTE'), false) AS usable,

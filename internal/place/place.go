@@ -106,12 +106,10 @@ func Read(scan func(into ...any) error) (f Found, err error) {
 // named = "" the first on the search_path that counts, else the only one that does.
 func (f Found) Choose(named string) (Schema, error) {
 	if named != "" {
-		for _, s := range f.Schemas {
-			if s.Name == named {
-				return s, s.untrusted(true)
-			}
+		if len(f.Schemas) == 0 {
+			return Schema{}, fmt.Errorf("schema %q has no pgxlock", named)
 		}
-		return Schema{}, fmt.Errorf("schema %q has no pgxlock", named)
+		return f.Schemas[0], f.Schemas[0].untrusted(true)
 	}
 	all, untrusted := f.count()
 	switch {

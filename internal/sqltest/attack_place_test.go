@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -274,6 +275,14 @@ func TestAttackSchemaWithAnObjectOfAStrangerDoesNotCount(t *testing.T) {
 		}
 		s.do("drop " + kind + " locks." + name)
 	}
+	for _, name := range strings.Fields(p.get(`(select string_agg(name, ' ') from (
+			select proname as name from pg_proc where pronamespace = 'locks'::regnamespace union
+			select relname from pg_class where relnamespace = 'locks'::regnamespace and relkind in ('r', 'v', 'S')) o
+			where not starts_with(name, 'pgxlock_'))`)) {
+		if !regexp.MustCompile(`[{ ]` + name + `[,}]`).MatchString(place.LookSQL) {
+			t.Errorf("internal/place/look.sql leaves out %s", name)
+		}
+	}
 	// What has other names is the users' own.
 	s.do("create function locks.pgxlocked() returns int language sql as 'select 1'; create table locks.orders (n int)")
 	p.wantFound(p.pool, "")
@@ -360,5 +369,110 @@ func TestAttackEachConnectionLooksWhoseTheSchemaIs(t *testing.T) {
 		_ = locks.Close(t.Context())
 		p.do("drop schema locks cascade")
 		p.install("locks")
+	}
+}
+
+// A role that may create in the schema can do so after a connection has looked.
+func TestAttackOverloadPlantedLaterIsNotCalled(t *testing.T) {
+	t.Parallel()
+	p := newPlanted(t)
+	evil := p.role()
+	s := p.as(evil)
+	p.do("grant usage, create on schema locks to " + evil)
+	leases, err := pgxlock.NewLeaseLocker(p.pool, &pgxlock.LeaseConfig{Schema: "locks"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	advisory, err := pgxlock.NewAdvisoryLocker(p.pool, &pgxlock.AdvisoryConfig{Schema: "locks", Tokens: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	use := func(locks *pgxlock.Locker, mode pgxlock.Mode) {
+		t.Helper()
+		lock, err := locks.TryAcquire(t.Context(), "k", mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(lock.Renew(t.Context()), pgx.BeginFunc(t.Context(), p.pool, func(tx pgx.Tx) error { return lock.Fence(t.Context(), tx) }))
+		_, held := locks.Holders(t.Context(), "k")
+		if err := errors.Join(err, held, lock.Release(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}
+	all := func() {
+		for _, mode := range []pgxlock.Mode{pgxlock.Exclusive, pgxlock.Shared} {
+			use(leases, mode)
+			use(advisory, mode)
+		}
+	}
+	all()
+	// Of unknown types and such as need a cast, text is preferred, and what has fewer arguments to fill in.
+	n := 0
+	for _, types := range [][2]string{{"varchar", "text"}, {"varchar|integer|bigint|boolean|interval", "text"}, {"integer", "bigint"}, {"text", "varchar"}} {
+		makes := p.get(`(select string_agg(format('create function locks.%I(%s) returns %s language plpgsql volatile as $f$ begin perform nextval(''public.ran''); raise ''ran''; end $f$', proname, a, pg_get_function_result(oid)), e'\n;;\n')
+			from (select oid, proname, pg_get_function_identity_arguments(oid) as had, regexp_replace(replace(pg_get_function_identity_arguments(oid), 'character varying', 'varchar'), '\m(` + types[0] + `)(?=$|,)', '` + types[1] + `', 'g') as a
+			        from pg_proc where pronamespace = 'locks'::regnamespace and proowner <> '` + evil + `'::regrole) f
+			where replace(had, 'character varying', 'varchar') <> a and had !~ 'OUT |locks\.' and pg_get_function_result(oid) !~ 'locks\.')`)
+		for _, sql := range strings.Split(makes, "\n;;\n") {
+			if s.run(sql) == nil { // there may be one with these types
+				n++
+			}
+		}
+	}
+	if n < 50 {
+		t.Fatalf("only %d overloads", n)
+	}
+	p.pool.Reset() // a statement that was prepared calls what it found
+	all()
+	p.wantNotRun("a Locker that had looked before")
+	if err := errors.Join(leases.Close(t.Context()), advisory.Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+// Until search_path is set it is the role's, and may even name a stranger's schema before pg_catalog.
+func TestAttackStrangersOperatorsAreNotUsedToLook(t *testing.T) {
+	t.Parallel()
+	p := newPlanted(t)
+	evil := p.role()
+	p.do("create schema theirs authorization " + evil)
+	s := p.as(evil)
+	p.plant(s, "theirs")
+	s.do(`do $$ declare f record; begin
+		for f in select oid, proname, proretset, pg_get_function_arguments(oid) as arguments, pg_get_function_result(oid) as result from pg_proc
+		          where pronamespace = 'pg_catalog'::regnamespace and prokind = 'f' and not proretset and pronargs < 3
+		            and proname in (select oprcode::text from pg_operator) or oid in (
+		              'pg_catalog.starts_with(text, text)'::regprocedure, 'pg_catalog.current_schemas(boolean)'::regprocedure, 'pg_catalog.pg_backend_pid()'::regprocedure,
+		              'pg_catalog.current_database()'::regprocedure, 'pg_catalog.set_config(text, text, boolean)'::regprocedure,
+		              'pg_catalog.current_setting(text)'::regprocedure, 'pg_catalog.pg_is_in_recovery()'::regprocedure, 'pg_catalog.pg_get_function_sqlbody(oid)'::regprocedure,
+		              'pg_catalog.substring(text, text)'::regprocedure, 'pg_catalog.clock_timestamp()'::regprocedure, 'pg_catalog.has_schema_privilege(oid, text)'::regprocedure) loop
+		  begin
+		    execute format('create function theirs.%I(%s) returns %s language plpgsql volatile as $f$ begin perform pg_catalog.nextval(''public.ran''); raise ''ran''; end $f$', f.proname, f.arguments, f.result);
+		  exception when others then null;     -- a pseudo-type, or an argument's default
+		  end;
+		end loop;
+		for f in select o.oprname, o.oprleft::regtype as l, o.oprright::regtype as r, p.proname from pg_operator o join pg_proc p on p.oid = o.oprcode
+		          where o.oprleft <> 0 and o.oprright <> 0 and o.oprnamespace = 'pg_catalog'::regnamespace loop
+		  begin
+		    execute format('create operator theirs.%s (leftarg = %s, rightarg = %s, function = theirs.%I)', f.oprname, f.l, f.r, f.proname);
+		  exception when others then null;
+		  end;
+		end loop; end $$`)
+	if p.get("(select count(*) > 400 from pg_operator where oprnamespace = 'theirs'::regnamespace)") != "true" {
+		t.Fatal("there are not enough operators")
+	}
+	for _, path := range []string{"theirs, pg_catalog, locks", "theirs, locks"} {
+		p.wantFound(p.on(path), "")
+		p.wantFound(p.on(path), "locks")
+		for name, ask := range map[string]func() error{
+			"Version":     func() error { _, _, err := migrations.Version(t.Context(), p.on(path), nil); return err },
+			"the doctor":  func() error { _, err := doctor.Check(t.Context(), p.on(path), nil); return err },
+			"PurgeClaims": func() error { _, err := pgxlock.PurgeClaims(t.Context(), p.on(path), time.Hour); return err },
+		} {
+			if err := ask(); err != nil {
+				t.Errorf("%s, search_path %s: %v", name, path, err)
+			}
+			p.wantNotRun(name)
+		}
 	}
 }

@@ -15,6 +15,6 @@ SELECT coalesce(max(substring(pg_get_function_sqlbody(p.oid), '[0-9]{1,9}')::big
        '/' || current_database(),
        EXISTS (SELECT FROM pg_proc f JOIN pg_namespace s ON s.oid = f.pronamespace WHERE s.nspname = $1::text AND f.proname = 'pgxlock_schema_version')
   FROM (SELECT f.oid, f.proowner, f.pronamespace, f.proname = 'pgxlock_version' AS version
-          FROM pg_proc f WHERE f.proname = 'pgxlock_version' AND f.pronargs = 0 OR f.proname = 'repair_lock_tokens') p
+          FROM pg_proc f WHERE f.pronargs = 0 AND f.proname IN ('pgxlock_version', 'repair_lock_tokens')) p
        JOIN pg_roles o ON o.oid = p.proowner JOIN pg_namespace n ON n.oid = p.pronamespace, pg_roles u, pg_database d
  WHERE n.nspname = $1::text AND u.rolname = current_user AND d.datname = current_database()
