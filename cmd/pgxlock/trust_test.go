@@ -24,9 +24,15 @@ func newRole(t *testing.T, db *pgtest.DB) (role string) {
 }
 
 // Commands run as a superuser in databases where every role may make functions of its own.
-func TestAttackCommandsCallNothingOfAStranger(t *testing.T) {
+func TestCommandsTrustNoStranger(t *testing.T) {
 	t.Parallel()
 	db := empty(t)
+	t.Run("nothing of a stranger is called", func(t *testing.T) { attackCommands(t, db) })
+	t.Run("a superuser is warned", func(t *testing.T) { warnSuperuser(t, db) })
+}
+
+func attackCommands(t *testing.T, db *pgtest.DB) {
+	t.Helper()
 	evil := newRole(t, db)
 	db.Exec(t, "create sequence ran; grant all on sequence ran to public; create schema theirs authorization "+evil)
 	conn := db.Connect(t)
@@ -63,9 +69,8 @@ func TestAttackCommandsCallNothingOfAStranger(t *testing.T) {
 	}
 }
 
-func TestSuperuserIsWarnedOfAnotherRolesFunctions(t *testing.T) {
-	t.Parallel()
-	db := empty(t)
+func warnSuperuser(t *testing.T, db *pgtest.DB) {
+	t.Helper()
 	app := newRole(t, db)
 	execute(t, as(app, db), "migrate", "up", "--schema", "theirs").want(t, exitOK, "", "installed")
 	superuser := []string{"DATABASE_URL=" + db.URL}

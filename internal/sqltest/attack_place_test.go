@@ -32,10 +32,10 @@ type planted struct {
 	traps []string      // statements that make each of pgxlock's functions and views, in the schema of a marker
 }
 
-func newPlanted(t *testing.T) *planted {
+func newPlanted(t *testing.T, db *pgtest.DB) *planted {
 	t.Helper()
-	db := pgtest.New(t)
-	db.Exec(t, "create sequence public.ran; grant all on sequence public.ran to public")
+	db.Exec(t, `drop schema if exists locks, other cascade; drop sequence if exists public.ran;
+		create sequence public.ran; grant all on sequence public.ran to public`)
 	p := &planted{database: open(t, db.URL), pool: db.Pool}
 	p.install("locks")
 	rows, err := db.Pool.Query(t.Context(), `
@@ -187,11 +187,31 @@ var lookers = map[string]func(ctx context.Context, pool *pgxpool.Pool, schema st
 	},
 }
 
+// A role other than the caller's plants what the caller looks for, or will call. The attacks share a
+// database, one after the other.
+func TestAttackWhatStrangersPlantIsNotCalled(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for _, attack := range []struct {
+		name string
+		run  func(*testing.T, *planted)
+	}{
+		{"where pgxlock is not installed", plantedWithoutPgxlock},
+		{"beside pgxlock", plantedBesidePgxlock},
+		{"in the schema of pgxlock", plantedInItsSchema},
+		{"as the owner of the schema", plantedByTheOwnerOfTheSchema},
+		{"as the owner of the database", plantedByTheOwnerOfTheDatabase},
+		{"between two connections", plantedBetweenTwoConnections},
+		{"after the look", plantedAfterTheLook},
+		{"operators", plantedOperators},
+	} {
+		t.Run(attack.name, func(t *testing.T) { attack.run(t, newPlanted(t, db)) })
+	}
+}
+
 // Every role that may connect may make functions in its temporary schema, and one with CREATE on
 // the database, or on a schema, there.
-func TestAttackStrangersFunctionsAreNotCalledWherePgxlockIsNotInstalled(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+func plantedWithoutPgxlock(t *testing.T, p *planted) {
 	p.do("drop schema locks cascade")
 	evil := p.role()
 	s := p.as(evil)
@@ -229,9 +249,7 @@ func TestAttackStrangersFunctionsAreNotCalledWherePgxlockIsNotInstalled(t *testi
 	}
 }
 
-func TestAttackStrangersFunctionsKeepNobodyFromPgxlock(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+func plantedBesidePgxlock(t *testing.T, p *planted) {
 	evil := p.role()
 	s := p.as(evil)
 	p.do("create schema theirs authorization " + evil)
@@ -249,9 +267,7 @@ func TestAttackStrangersFunctionsKeepNobodyFromPgxlock(t *testing.T) {
 }
 
 // What a call resolves to may be an overload, and what a function or a view calls may be another role's.
-func TestAttackSchemaWithAnObjectOfAStrangerDoesNotCount(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+func plantedInItsSchema(t *testing.T, p *planted) {
 	p.do("create schema other")
 	evil := p.role()
 	s := p.as(evil)
@@ -288,10 +304,8 @@ func TestAttackSchemaWithAnObjectOfAStrangerDoesNotCount(t *testing.T) {
 	p.wantFound(p.pool, "")
 }
 
-// The owner of a schema can replace what is in it, whoever made it, after a caller has looked.
-func TestOwnerOfTheSchemaIsTrustedIfTheCallerNamesIt(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+// The owner of a schema can replace what is in it, no matter who made it, after a caller has looked.
+func plantedByTheOwnerOfTheSchema(t *testing.T, p *planted) {
 	app, stranger := p.role(), p.role()
 	p.do("alter schema locks owner to " + app)
 	want := place.UntrustedError{Schema: "locks", Owner: place.Owner{Role: app, Object: "schema "}}
@@ -324,9 +338,7 @@ func TestOwnerOfTheSchemaIsTrustedIfTheCallerNamesIt(t *testing.T) {
 	p.wantUntrusted(p.pool, "own", place.UntrustedError{Schema: "own", Owner: place.Owner{Role: stranger, Object: "function pgxlock_version"}})
 }
 
-func TestOwnerOfTheDatabaseIsTrusted(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+func plantedByTheOwnerOfTheDatabase(t *testing.T, p *planted) {
 	app := p.role()
 	database, owner := p.get("quote_ident(current_database())"), p.get("quote_ident(current_user)")
 	t.Cleanup(func() {
@@ -345,9 +357,7 @@ func TestOwnerOfTheDatabaseIsTrusted(t *testing.T) {
 }
 
 // A schema may be dropped, and made by another role, while a program runs.
-func TestAttackEachConnectionLooksWhoseTheSchemaIs(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+func plantedBetweenTwoConnections(t *testing.T, p *planted) {
 	evil := p.role()
 	s := p.as(evil)
 	for _, named := range []string{"", "locks"} {
@@ -373,9 +383,7 @@ func TestAttackEachConnectionLooksWhoseTheSchemaIs(t *testing.T) {
 }
 
 // A role that may create in the schema can do so after a connection has looked.
-func TestAttackOverloadPlantedLaterIsNotCalled(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+func plantedAfterTheLook(t *testing.T, p *planted) {
 	evil := p.role()
 	s := p.as(evil)
 	p.do("grant usage, create on schema locks to " + evil)
@@ -431,9 +439,7 @@ func TestAttackOverloadPlantedLaterIsNotCalled(t *testing.T) {
 }
 
 // Until search_path is set it is the role's, and may even name a stranger's schema before pg_catalog.
-func TestAttackStrangersOperatorsAreNotUsedToLook(t *testing.T) {
-	t.Parallel()
-	p := newPlanted(t)
+func plantedOperators(t *testing.T, p *planted) {
 	evil := p.role()
 	p.do("create schema theirs authorization " + evil)
 	s := p.as(evil)
