@@ -160,7 +160,7 @@ func (f Found) count() (all []Schema, untrusted error) {
 	return all, untrusted
 }
 
-// Installed returns the names of the schemas that have pgxlock and count.
+// Installed returns the names of the schemas that have pgxlock and count, in order.
 func (f Found) Installed() (names []string) {
 	all, _ := f.count()
 	for _, s := range all {
@@ -168,6 +168,7 @@ func (f Found) Installed() (names []string) {
 			names = append(names, s.Name)
 		}
 	}
+	slices.Sort(names)
 	return names
 }
 
