@@ -19,8 +19,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // LookSQL is the statement of Look.
@@ -74,7 +72,7 @@ func (e *UntrustedError) Error() string {
 func (s Schema) NoRights() error {
 	const severity = "ERROR"
 	return &pgconn.PgError{
-		Severity: severity, SeverityUnlocalized: severity, Code: lockerr.StateNoRights,
+		Severity: severity, SeverityUnlocalized: severity, Code: "42501", // insufficient_privilege
 		Message: fmt.Sprintf("permission denied for schema %q or the functions in it", s.Name),
 	}
 }
