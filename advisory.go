@@ -92,9 +92,8 @@ type AdvisoryConfig struct {
 	Tokens bool
 
 	// Schema is where the migrations were run, for Tokens and for the queue in which
-	// processes wait. Without the migrations, waiters poll. Default: the schema in which
-	// the search_path of a new connection finds acquire_lock, otherwise the only one in the
-	// database that has pgxlock, if there is one.
+	// processes wait. Without the migrations, waiters poll. To name it is to trust its
+	// owner, see [LeaseConfig]. Default: as there, if there is such a schema.
 	Schema string
 
 	// SessionPooler declares that the pooler between the program and the server is in

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/usertx"
@@ -51,7 +52,8 @@ import (
 // PostgreSQL handles a few dozen per transaction well.
 //
 // In other languages, call SELECT claim_once('key'). Without the option [Schema], the
-// search_path of the transaction decides which schema is used.
+// search_path of the transaction decides which function is called, as for other SQL of that
+// transaction: name the schema where others may create functions in one on the search_path.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.Pgx(tx), key, opts)
 	return first, failClaim("claim", key, err)
@@ -128,10 +130,21 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 		return 0, fmt.Errorf("olderThan is %s, it must be 0 or more", olderThan)
 	}
 	var o options
-	err = o.collect(opts, func(opt Option) bool { _, ok := opt.(Schema); return ok })
+	if err := o.collect(opts, func(opt Option) bool { _, ok := opt.(Schema); return ok }); err != nil {
+		return 0, err
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Release()
+	in := dbconn.Installation{Asked: o.schema, Config: "pgxlock"}
+	if err := in.Find(ctx, dbconn.Querier{Conn: conn.Conn()}); err != nil {
+		return 0, err
+	}
 	for batch := int64(purgeBatch); err == nil && batch == purgeBatch; ended += batch {
 		batch = 0
-		err = pool.QueryRow(ctx, statements.TxPurgeClaims.In(o.schema), olderThan.Seconds(), purgeBatch).Scan(&batch)
+		err = conn.QueryRow(ctx, in.Statement(statements.TxPurgeClaims), olderThan.Seconds(), purgeBatch).Scan(&batch)
 	}
 	return ended, err
 }

@@ -96,8 +96,9 @@ var (
 	// wait.
 	ErrUnavailable = lockerr.ErrUnavailable
 
-	// ErrSchema: the tables and functions are missing, out of date, or in need
-	// of the repair that migrations.Up does.
+	// ErrSchema: the tables and functions are missing, out of date, in need of the repair
+	// that migrations.Up does, or belong to a role that the program does not trust, see
+	// LeaseConfig.Schema.
 	ErrSchema = lockerr.ErrSchema
 )
 

@@ -42,9 +42,8 @@ type Monitor struct {
 
 // MonitorConfig configures a [Monitor]. A nil *MonitorConfig means the defaults.
 type MonitorConfig struct {
-	// Schema is where the migrations were run. Default: the schema in which the search_path
-	// of a connection finds acquire_lock, otherwise the only one in the database that has
-	// pgxlock, if there is one.
+	// Schema is where the migrations were run. To name it is to trust its owner, see
+	// [LeaseConfig]. Default: as there, if there is such a schema.
 	Schema string
 
 	// Names are keys of advisory locks to show by name: the server knows only their

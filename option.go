@@ -60,8 +60,9 @@ const (
 	Shared    = Mode(hold.Shared)
 )
 
-// Schema is the schema in which the migrations installed pgxlock. Default for calls in the
-// caller's transaction: the schema in which its search_path finds pgxlock.
+// Schema is the schema in which the migrations installed pgxlock. To name it is to trust its
+// owner. Default for calls in the caller's transaction: the schema in which its search_path
+// finds the function; for [PurgeClaims] that of [LeaseConfig].
 type Schema string
 
 // AllowStaleSnapshot makes [LockTx] accept a transaction whose snapshot is older than the

@@ -86,9 +86,11 @@ type LeaseConfig struct {
 	// follows it. Up to 200 characters, not beginning with "*". Default host:pid.
 	Owner string
 
-	// Schema is where the migrations were run. Default: the schema in which the search_path
-	// of a new connection finds acquire_lock, otherwise the only one in the database that
-	// has pgxlock.
+	// Schema is where the migrations were run. To name it is to trust its owner, whose
+	// functions then run with the rights of this program. Default: the first schema of the
+	// search_path of a new connection that has pgxlock, otherwise the only one in the
+	// database; there all of pgxlock must belong to superusers or to the owner of the
+	// database.
 	Schema string
 
 	// Backoff is how long to wait before the next try if no notification says when to try:

@@ -44,9 +44,8 @@ type Finding struct {
 
 // Config configures [Check]. A nil *Config means the defaults.
 type Config struct {
-	// Schema is where the migrations were run. Default: the schema that a Locker would use,
-	// which is the one in which the search_path of a new connection finds acquire_lock,
-	// otherwise the only one in the database that has pgxlock.
+	// Schema is where the migrations were run. To name it is to trust its owner, see
+	// [pgxlock.LeaseConfig]. Default: the schema that a Locker would use.
 	Schema string
 
 	// LongTransaction is how long a transaction may be open before Check reports that it

@@ -20,32 +20,33 @@ const migrateAdvice = "run migrations.Up or pgxlock migrate up"
 
 // installation finds the schema by the rule of Lockers, and tells its version.
 func (d *doctor) installation(ctx context.Context) (Finding, error) {
-	found, err := place.Look(ctx, d.q.Row)
+	found, err := place.Look(ctx, d.q.Row, d.cfg.Schema)
 	if err != nil {
 		return Finding{}, err
 	}
-	schema := d.cfg.Schema
-	if schema == "" {
-		if schema, err = found.Choose(); err != nil {
-			return Finding{
-				Status: StatusError, Detail: fmt.Sprintf("%v (database %q)", err, d.role.Database),
-				Advice: migrateAdvice + ", or name the schema (doctor.Config.Schema, --schema)",
-			}, nil
-		}
+	schema, err := found.Choose(d.cfg.Schema)
+	if _, ok := errors.AsType[*place.UntrustedError](err); ok {
+		return Finding{
+			Status: StatusError, Detail: fmt.Sprintf("%v (database %q)", err, d.role.Database),
+			Advice: "name the schema (doctor.Config.Schema, --schema) if all in it is its owner's, and you trust that role: see " + lockerr.ManualRights + "#whose-code-is-called",
+		}, nil
 	}
-	version, err := dbconn.VersionOf(ctx, d.q, schema)
-	if errors.Is(err, lockerr.ErrSchema) {
-		return Finding{Status: StatusError, Detail: fmt.Sprintf("schema %q has no pgxlock", schema), Advice: migrateAdvice}, nil
+	if err != nil && d.cfg.Schema != "" {
+		return Finding{Status: StatusError, Detail: err.Error(), Advice: migrateAdvice}, nil
 	}
-	if err != nil && lockerr.SQLState(err) != lockerr.StateNoRights {
-		return Finding{}, err
-	}
-	d.schema = schema // what is in the catalogs can be read all the same
 	if err != nil {
-		return Finding{}, err
+		return Finding{
+			Status: StatusError, Detail: fmt.Sprintf("%v (database %q)", err, d.role.Database),
+			Advice: migrateAdvice + ", or name the schema (doctor.Config.Schema, --schema)",
+		}, nil
+	}
+	d.schema = schema.Name
+	version := schema.Version
+	if !schema.Usable {
+		return Finding{}, schema.NoRights() // what is in the catalogs can be read all the same
 	}
 
-	f := ok("schema %q has version %d", schema, version)
+	f := ok("schema %q has version %d", d.schema, version)
 	missing, err := d.missing(ctx, version)
 	if err != nil {
 		return Finding{}, err
@@ -63,8 +64,16 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 	case version > dbconn.SchemaVersion:
 		f.add(StatusWarning, fmt.Sprintf("this program knows version %d: it works, but cannot check what is newer", dbconn.SchemaVersion), "roll out programs of the newer version")
 	}
-	if n := len(found.All); n > 1 {
-		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", n, strings.Join(found.All, ", ")),
+	if warning := found.Warning(schema); warning != "" {
+		f.add(StatusWarning, warning, place.WarningAdvice)
+	}
+	if d.cfg.Schema != "" {
+		if found, err = place.Look(ctx, d.q.Row, ""); err != nil {
+			return Finding{}, err
+		}
+	}
+	if all := found.Installed(); len(all) > 1 {
+		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", len(all), strings.Join(all, ", ")),
 			"keep one, or name the schema wherever locks are made")
 	}
 	dirty, err := d.dirty(ctx)

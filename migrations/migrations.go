@@ -59,10 +59,11 @@ func statement(name string) string {
 // Config configures the functions of this package. A nil *Config means the zero value.
 type Config struct {
 	// Schema is created if it does not exist, and is then closed to PUBLIC. Default: the
-	// schema in which the search_path of a new connection of the pool finds acquire_lock,
-	// otherwise the first schema that the search_path names. If pgxlock is in a schema that
-	// is not on the search_path, that is an error, because a second table would be a second
-	// lock.
+	// first schema of the search_path of a new connection that has a pgxlock which belongs
+	// to superusers or to the owner of the database, otherwise the first schema that the
+	// search_path names, if it belongs to one of these or to this role. If pgxlock is in a
+	// schema that is not on the search_path, that is an error, because a second table would
+	// be a second lock. Programs must name the schema if another role runs the migrations.
 	Schema string
 
 	// Force lets Down remove what is in use: live leases and shares, advisory locks with
@@ -294,7 +295,7 @@ func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
 	row := func(ctx context.Context, sql string, args ...any) pgx.Row {
 		return m.conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	}
-	found, err := place.Look(ctx, row)
+	found, err := place.Look(ctx, row, "")
 	if err != nil {
 		return err
 	}

@@ -90,9 +90,8 @@ type Config struct {
 	// 200 characters, not beginning with "*". Default host:pid.
 	Owner string
 
-	// Schema is where the migrations were run. Default: the schema in which the search_path
-	// of a new connection finds acquire_lock, otherwise the only one in the database that
-	// has pgxlock.
+	// Schema is where the migrations were run. To name it is to trust its owner, see
+	// [pgxlock.LeaseConfig]. Default: as there.
 	Schema string
 
 	// Logger receives what no call can return: housekeeping that failed. Default: nothing

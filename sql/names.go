@@ -26,7 +26,6 @@ const (
 	ConnSearchPath     Name = "conn/search_path"
 	ConnSession        Name = "conn/session"
 	ConnSetTransaction Name = "conn/set_transaction"
-	ConnVersion        Name = "conn/version"
 )
 
 // In doctor/.

@@ -64,7 +64,7 @@ request. Claims that another purge removes meanwhile are left to it.`,
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	output.addFlag(cmd)
 	durationVar(cmd.Flags(), &olderThan, "older-than", "", 0, "only claims without a retention that were made more than this `duration` ago (required)")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "remove nothing, and print how many claims would be removed")

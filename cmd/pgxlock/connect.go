@@ -3,16 +3,21 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/connstring"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -24,15 +29,19 @@ const (
 
 // target says which database, and where in it.
 type target struct {
-	url    string
-	schema string
-	flags  *pflag.FlagSet
+	url     string
+	schema  string
+	flags   *pflag.FlagSet
+	stderr  func() io.Writer
+	warning sync.Once
 }
 
-func (t *target) addFlags(flags *pflag.FlagSet) {
+func (t *target) addFlags(cmd *cobra.Command) {
+	t.stderr = cmd.ErrOrStderr
+	flags := cmd.Flags()
 	t.flags = flags
 	flags.StringVar(&t.url, "database-url", "", "connection `string` (default $PGXLOCK_DATABASE_URL, $DATABASE_URL or PG*)")
-	flags.StringVar(&t.schema, "schema", "", "`schema` of pgxlock (default: where acquire_lock is found by the search_path)")
+	flags.StringVar(&t.schema, "schema", "", "`schema` of pgxlock, whose owner is then trusted (default: the first of the search_path that has it, else the only one)")
 }
 
 // use is what a connection is made for.
@@ -69,13 +78,45 @@ func (t *target) config(u use) (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	if u == writing && config.ConnConfig.ValidateConnect == nil {
+	validate := config.ConnConfig.ValidateConnect
+	if u == writing && validate == nil {
 		// Of several hosts the one that can be written, as for psql's
 		// target_session_attrs=read-write.
-		config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+		validate = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	}
+	config.ConnConfig.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if validate != nil {
+			if err := validate(ctx, conn); err != nil {
+				return err
+			}
+		}
+		if conn.ParameterStatus("is_superuser") == "on" {
+			t.warning.Do(func() { t.warn(ctx, conn) })
+		}
+		return nil
 	}
 	config.MinConns, config.MinIdleConns = 0, 0 // a command needs no connection before it asks
 	return config, nil
+}
+
+// warn says so if a superuser is about to call what belongs to a role that is none. What goes wrong
+// here goes wrong again, and is reported, when the command looks for pgxlock.
+func (t *target) warn(ctx context.Context, conn *pgconn.PgConn) {
+	row := conn.ExecParams(ctx, place.LookSQL, [][]byte{[]byte(t.schema)}, nil, nil, nil).Read()
+	if row.Err != nil {
+		return
+	}
+	found, err := place.Read(func(into ...any) error { return dbconn.ScanRow(pgtype.NewMap(), row, into...) })
+	if err != nil {
+		return
+	}
+	schema, err := found.Choose(t.schema)
+	if err != nil {
+		return
+	}
+	if warning := found.Warning(schema); warning != "" {
+		_, _ = fmt.Fprintf(t.stderr(), "pgxlock: warning: %s; %s\n", warning, place.WarningAdvice)
+	}
 }
 
 // refuseEmpty refuses flags that were made of a variable which is not set: they

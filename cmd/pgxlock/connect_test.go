@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 )
 
 func TestTheFlagComesBeforeTheVariablesAndOursBeforeTheGeneralOne(t *testing.T) {
@@ -117,7 +117,7 @@ func TestCommandsNameTheirConnectionsUnlessTheConnectionStringDoes(t *testing.T)
 	db := empty(t)
 	for _, want := range []string{"pgxlock", "mine"} {
 		var target target
-		target.addFlags(pflag.NewFlagSet("test", pflag.ContinueOnError))
+		target.addFlags(new(cobra.Command))
 		target.url = db.URL
 		if want == "mine" {
 			target.url += "&application_name=mine"

@@ -61,7 +61,7 @@ What each check means is in
 			return nil
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	output.addFlag(cmd)
 	cmd.Flags().BoolVar(&strict, "strict", false, "exit with 1 on a warning too")
 	durationVar(cmd.Flags(), &cfg.LongTransaction, "long-transaction", "", time.Hour, "the `age` from which an open transaction is a finding")

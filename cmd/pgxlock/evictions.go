@@ -49,7 +49,7 @@ asked, or ended; whether it released the lock says evict.`,
 				return err
 			}
 			defer pool.Close()
-			list, err := evictions(cmd.Context(), pool, m, limit, within)
+			list, err := evictions(cmd.Context(), pool, &m, limit, within)
 			if err != nil {
 				return err
 			}
@@ -68,7 +68,7 @@ asked, or ended; whether it released the lock says evict.`,
 
 // evictions returns the last evictions, the newest first: at most so many, unless it is 0, and
 // only those since so long ago, unless it is 0.
-func evictions(ctx context.Context, pool *pgxpool.Pool, m monitoring, limit int, within time.Duration) ([]serve.Eviction, error) {
+func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int, within time.Duration) ([]serve.Eviction, error) {
 	schema, err := locate(ctx, pool, m.target.schema)
 	if err != nil {
 		return nil, err

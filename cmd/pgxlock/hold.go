@@ -110,7 +110,7 @@ once more with the same --holder to see its token, and release it.`,
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	output.addFlag(cmd)
 	durationVar(cmd.Flags(), &ttl, "ttl", "", time.Minute, "how long the lease lasts unless it is extended")
 	w.addFlags(cmd, "how long to wait for somebody else's lease (default: try once)", "try once, as without --wait")
@@ -193,7 +193,7 @@ lease is lost, extend exits with 80: stop the work that it protects.`,
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	output.addFlag(cmd)
 	l.addFlags(cmd)
 	durationVar(cmd.Flags(), &ttl, "ttl", "", time.Minute, "how long the lease lasts from now")
@@ -225,7 +225,7 @@ it meanwhile. While a transaction that fenced the lease is open, release exits w
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	l.addFlags(cmd)
 	return cmd
 }

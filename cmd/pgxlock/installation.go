@@ -31,20 +31,23 @@ func statement(name, schema string) string {
 	return strings.ReplaceAll(string(text), "/* schema */", pgx.Identifier{schema}.Sanitize()+".")
 }
 
-// locate returns the schema if one was named, and else looks for pgxlock as a
-// Locker does.
-func locate(ctx context.Context, pool *pgxpool.Pool, named string) (schema string, err error) {
-	if named != "" {
-		return named, nil
-	}
-	found, err := place.Look(ctx, pool.QueryRow)
+// locate returns the schema that is named, or that a Locker would find, if it is one to trust.
+func locate(ctx context.Context, pool *pgxpool.Pool, named string) (string, error) {
+	found, err := place.Look(ctx, pool.QueryRow, named)
 	if err != nil {
 		return "", err
 	}
-	if schema, err = found.Choose(); err != nil {
+	schema, err := found.Choose(named)
+	switch {
+	case err == nil:
+		return schema.Name, nil
+	case named == "":
 		return "", &remediedError{err, "--schema names a schema, pgxlock migrate up installs"}
 	}
-	return schema, nil
+	if _, ok := errors.AsType[*place.UntrustedError](err); ok {
+		return "", err
+	}
+	return "", noPgxlock(named)
 }
 
 // inDatabase calls do on the database of the flags, with the schema of pgxlock.
@@ -67,5 +70,9 @@ func ofSchema(schema string, err error) error {
 	if !ok || !slices.Contains([]string{pgerrcode.UndefinedTable, pgerrcode.UndefinedFunction, pgerrcode.InvalidSchemaName}, pgErr.Code) {
 		return err
 	}
+	return noPgxlock(schema)
+}
+
+func noPgxlock(schema string) error {
 	return &remediedError{fmt.Errorf("schema %q has no pgxlock, or not all of it", schema), "name another one with --schema, or run pgxlock migrate up --schema " + shellQuote(schema)}
 }

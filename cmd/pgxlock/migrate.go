@@ -55,7 +55,7 @@ run it again then.`,
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	return cmd
 }
 
@@ -90,7 +90,7 @@ exits with 75 and removes nothing, unless --force is given.`,
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "remove what is in use too: live leases and advisory locks under their holders, claims, runs")
 	return cmd
 }
@@ -115,7 +115,7 @@ mark that golang-migrate leaves when a file failed. "up" does both.`,
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	return cmd
 }
 
@@ -182,7 +182,7 @@ func newMigrateStatus() *cobra.Command {
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	output.addFlag(cmd)
 	return cmd
 }

@@ -25,7 +25,7 @@ type monitoring struct {
 }
 
 func (m *monitoring) addFlags(cmd *cobra.Command) {
-	m.target.addFlags(cmd.Flags())
+	m.target.addFlags(cmd)
 	cmd.Flags().StringArrayVar(&m.names, "name", nil, "`key` to show instead of an advisory lock's number; #42 says that 42 is the number of another program's lock; can be repeated")
 }
 

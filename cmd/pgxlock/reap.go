@@ -44,7 +44,7 @@ time.`,
 			})
 		},
 	}
-	m.target.addFlags(cmd.Flags())
+	m.target.addFlags(cmd)
 	output.addFlag(cmd)
 	durationVar(cmd.Flags(), &olderThan, "older-than", "", time.Hour, "only leases that expired more than this `duration` ago")
 	return cmd

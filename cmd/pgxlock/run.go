@@ -115,7 +115,7 @@ func completeCommand(_ *cobra.Command, args []string, _ string) ([]string, cobra
 // addFlags adds the flags that run, lead and once share.
 func (e *errand) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	e.target.addFlags(flags)
+	e.target.addFlags(cmd)
 	e.kind = kindLease
 	durationVar(flags, &e.ttl, "ttl", "", 30*time.Second, "how long the lock stays held without a renewal")
 	durationVar(flags, &e.grace, "grace", "", 0, "how long before the lock expires locally the command gets SIGTERM (default: a sixth of --ttl)")

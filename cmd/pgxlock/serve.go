@@ -111,7 +111,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 	page, err := serve.New(serve.Config{
 		Locks: locks,
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
-			all, err := evictions(ctx, pool, s.monitoring, mostEvictions, 0)
+			all, err := evictions(ctx, pool, &s.monitoring, mostEvictions, 0)
 			if errors.Is(err, lockerr.ErrSchema) {
 				return nil, nil // the Snapshot says so
 			}

@@ -55,7 +55,7 @@ If nobody holds the lock, step-down exits with 1.`,
 			})
 		},
 	}
-	t.addFlags(cmd.Flags())
+	t.addFlags(cmd)
 	cmd.Flags().StringVar(&reason, "reason", "", "`why`, for the leader's log")
 	kind.addFlag(cmd, "lease or advisory: ask only a leader with such a lock (default: whichever is held)")
 	return cmd

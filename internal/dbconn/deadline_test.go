@@ -33,7 +33,7 @@ func newSession(t *testing.T, db *pgtest.DB, hole *blackHole) *dbconn.Session {
 			return &swallowingConn{conn, hole}, err
 		}
 	})
-	s := &dbconn.Session{Dialer: dbconn.Dialer{Name: "test", Config: pool.Config()}, Place: &dbconn.Installation{Schema: "public"}}
+	s := &dbconn.Session{Dialer: dbconn.Dialer{Name: "test", Config: pool.Config()}}
 	t.Cleanup(s.Close)
 	return s
 }

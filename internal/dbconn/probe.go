@@ -43,11 +43,12 @@ func (c *Conn) ReadProbe(answer *pgconn.Result) (p AdvisoryProbe, err error) {
 
 // ProbeAdvisory probes a connection on which nothing is set.
 func (c *Conn) ProbeAdvisory(ctx context.Context, key int64) (AdvisoryProbe, error) {
-	results, _, err := pipeline(ctx, c.PgConn(), c.TypeMap(), []Step{c.AdvisoryProbe(key)})
+	const local = true
+	results, _, err := pipeline(ctx, c.PgConn(), c.TypeMap(), []Step{{SQL: statements.ConnSearchPath.Text(), Args: []any{local}}, c.AdvisoryProbe(key)})
 	if err != nil {
 		return AdvisoryProbe{}, err
 	}
-	return c.ReadProbe(results[0])
+	return c.ReadProbe(results[1])
 }
 
 // Keeps reports whether the backend that answered first still serves the connection.

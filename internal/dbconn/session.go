@@ -202,7 +202,8 @@ func (s *Session) setUp(ctx context.Context, c *Conn, old Backend) error {
 			return err
 		}
 	}
-	return c.Find(ctx, s.Place)
+	_, err := s.Place.choose(c)
+	return err
 }
 
 // closeIdle closes the connection if it is idle, else looks again when it may be.

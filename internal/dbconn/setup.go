@@ -21,12 +21,12 @@ import (
 // first.
 
 // identify asks which process serves the connection, and where the schema of a place is; nil:
-// it is not needed, or known.
+// it is not needed.
 func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installation) error {
 	steps := []Step{{SQL: statements.ConnBackend.Text()}}
-	looks := in.unknown()
+	looks := in != nil
 	if looks {
-		steps = append(steps, Step{SQL: place.LookSQL})
+		steps = append(steps, in.look())
 	}
 	types := pgtype.NewMap()
 	ask := func() (results []*pgconn.Result, err error) {
@@ -55,7 +55,7 @@ func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installati
 	}
 	c.OtherDefaults = !asOurs
 	if looks {
-		c.found, c.notFound = place.Read(func(onPath **string, all *[]string) error { return ScanRow(types, results[1], onPath, all) })
+		c.found, c.notFound = place.Read(func(into ...any) error { return ScanRow(types, results[1], into...) })
 	}
 	return nil
 }
@@ -82,38 +82,26 @@ var ErrSettings = errors.New("the server refuses a setting of the connection")
 // Own makes the connection fit for its work, whatever the role is set to, in one transaction,
 // and returns what the statements of Then answered.
 func (c *Conn) Own(ctx context.Context, own Own) (answers []*pgconn.Result, err error) {
-	schema, installed, err := own.Place.choose(c)
+	schema, err := own.Place.choose(c)
 	if err != nil && (!own.Lazy || !mayLack(err)) {
 		return nil, err
 	}
-	version := own.Place.version(schema, installed)
-	for {
-		err := Outlast(ctx, func() (err error) {
-			answers, err = c.own(ctx, own, schema, version)
-			return err
-		})
-		if lacks, ok := errors.AsType[*versionError](err); !ok || !own.Lazy || !mayLack(lacks.error) {
-			return answers, err
-		}
-		schema, version = "", nil
-	}
+	err = Outlast(ctx, func() (err error) {
+		answers, err = c.own(ctx, own, schema)
+		return err
+	})
+	return answers, err
 }
 
 // mayLack reports whether err, which is why there is no Installation, matters only to what needs
 // one.
 func mayLack(err error) bool { return errors.Is(err, lockerr.ErrSchema) || lockerr.Refused(err) }
 
-// versionError is why the version of a schema is not known.
-type versionError struct{ error }
-
-func (e *versionError) Unwrap() error { return e.error }
-
-// own is Own with the schema, and the statement that asks for its version; nil: it is known.
-func (c *Conn) own(ctx context.Context, own Own, schema string, version []Step) ([]*pgconn.Result, error) {
+// own is Own with the schema.
+func (c *Conn) own(ctx context.Context, own Own, schema string) ([]*pgconn.Result, error) {
 	const local = false
-	steps := append([]Step{{SQL: statements.ConnGuard.Text(), Args: []any{c.PID}}}, version...) // while search_path is still the role's
-	settings := len(steps)
-	steps = append(steps, own.Session)
+	steps := []Step{{SQL: statements.ConnGuard.Text(), Args: []any{c.PID}}, own.Session} // while search_path is still the role's
+	const settings = 1
 	if own.Async {
 		steps = append(steps, Step{SQL: statements.ConnAsync.Text(), Args: []any{local}})
 	}
@@ -133,19 +121,12 @@ func (c *Conn) own(ctx context.Context, own Own, schema string, version []Step) 
 		return nil, err
 	case failed == 0:
 		return nil, SwitchedBackend(c.PID, "another one")
-	case failed < settings:
-		return nil, &versionError{versionOf(schema, err)}
 	case failed == settings:
 		return nil, fmt.Errorf("%w: %w", ErrSettings, err)
 	case end <= failed && failed < then:
 		return nil, fmt.Errorf("end the backend of the broken connection: %w", err)
 	default:
 		return nil, err
-	}
-	if settings > 1 {
-		if err := own.Place.use(c.TypeMap(), schema, results[1]); err != nil && (!own.Lazy || !mayLack(err)) {
-			return nil, err
-		}
 	}
 	if end < then && len(results[end].Rows) > 0 { // no row if it has ended already
 		var ended bool

@@ -1,14 +1,68 @@
--- Where pgxlock is: the schema in which an unqualified acquire_lock resolves on
--- this connection, if any, and every schema that has pgxlock. The search_path is
--- the role's, so that all is qualified.
-SELECT (SELECT n.nspname::pg_catalog.text
-          FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
-         WHERE p.oid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure('acquire_lock(varchar, varchar, integer, jsonb)')::pg_catalog.oid),
-       (SELECT coalesce(pg_catalog.array_agg(n.nspname::pg_catalog.text ORDER BY n.nspname), '{}'::pg_catalog.text[])
-          FROM pg_catalog.pg_namespace n
-         WHERE EXISTS (SELECT FROM pg_catalog.pg_proc p
-                        WHERE p.proname OPERATOR(pg_catalog.=) 'pgxlock_version'::pg_catalog.name
-                          AND p.pronamespace OPERATOR(pg_catalog.=) n.oid AND p.pronargs OPERATOR(pg_catalog.=) 0::pg_catalog.int2)
-           AND EXISTS (SELECT FROM pg_catalog.pg_proc p
-                        WHERE p.proname OPERATOR(pg_catalog.=) 'acquire_lock'::pg_catalog.name
-                          AND p.pronamespace OPERATOR(pg_catalog.=) n.oid AND p.pronargs OPERATOR(pg_catalog.=) 4::pg_catalog.int2))
+-- Where pgxlock is, and which roles can put code of theirs there. The search_path is the role's, so
+-- that all is qualified, operators too: nothing of a schema is called before it is known whose it
+-- is, and the version is read from the text of a function and not called.
+-- Whether the role that asks is a superuser, or its session is one's, and a list of schemas that have
+-- pgxlock: the named one, else those on the search_path first, in its order, and of these also one
+-- that has an older acquire_lock. Of each the list has the roles, other than superusers, that own it
+-- or something in it that has one of pgxlock's names, whatever its arguments are: an overload may
+-- be what a call resolves to. Trusted are the owner of the database, whom nspowner may call
+-- pg_database_owner (6171), and the owner of the schema that the caller names.
+-- Schemas named pg_* are the server's: no role can make one or rename one so, and in the temporary
+-- ones nobody installs anything.
+-- $1 the schema that the caller names; '' if it names none
+WITH candidate AS MATERIALIZED (
+  SELECT n.oid, n.nspname, n.nspowner, v.oid AS version,
+         pg_catalog.array_position(pg_catalog.current_schemas(false), n.nspname) AS rank
+    FROM pg_catalog.pg_namespace n
+    LEFT JOIN pg_catalog.pg_proc v ON v.pronamespace OPERATOR(pg_catalog.=) n.oid AND v.pronargs OPERATOR(pg_catalog.=) 0::pg_catalog.int2
+                                  AND v.proname OPERATOR(pg_catalog.=) 'pgxlock_version'::pg_catalog.name
+    LEFT JOIN pg_catalog.pg_proc a ON a.pronamespace OPERATOR(pg_catalog.=) n.oid AND a.proname OPERATOR(pg_catalog.=) 'acquire_lock'::pg_catalog.name
+                                  AND a.proargtypes OPERATOR(pg_catalog.=) '1043 1043 23 3802'::pg_catalog.oidvector  -- varchar, varchar, integer, jsonb
+   WHERE NOT pg_catalog.starts_with(n.nspname::pg_catalog.text, 'pg_')
+     AND CASE WHEN $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' THEN n.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.text::pg_catalog.name AND v.oid IS NOT NULL
+              ELSE a.oid IS NOT NULL AND (v.oid IS NOT NULL OR n.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))) END
+), object AS (
+  SELECT p.pronamespace AS schema, p.proowner AS owner, pg_catalog.concat('function ', p.proname) AS name
+    FROM pg_catalog.pg_proc p
+   WHERE p.proname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND p.proname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
+      OR p.proname OPERATOR(pg_catalog.=) ANY ('{
+           acquire_lock, acquire_permit, acquire_shared_lock, advisory_lock_key, allow_rate, ask_to_step_down, assert_advisory_lock_held,
+           assert_lock_held, assert_shared_lock_held, claim_once, evict_advisory_lock, evict_lock, extend_lock, extend_shared_lock, finish_run,
+           forget_run, grant_locks, harden_locks, lock_tx, purge_claims, reap_expired_locks, release_all_locks, release_lock,
+           release_lock_fenced, release_shared_lock, renew_lock, repair_lock_tokens, reserve_rate, revoke_locks, soften_locks, start_run,
+           start_run_at, try_acquire_lock, try_acquire_shared_lock, wake_lock_waiter}'::pg_catalog.name[])
+  UNION ALL                                 -- a view calls what its owner says, as the role that reads it
+  SELECT c.relnamespace, c.relowner,
+         pg_catalog.concat(CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'v'::pg_catalog."char" THEN 'view '
+                                WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'sequence ' ELSE 'table ' END, c.relname)
+    FROM pg_catalog.pg_class c
+   WHERE (c.relname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND c.relname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
+          OR c.relname OPERATOR(pg_catalog.=) ANY ('{distributed_lock_shares, distributed_locks, lock_holders, lock_leases, lock_shares, lock_waiters}'::pg_catalog.name[]))
+     AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,p,f,v,m,S}'::pg_catalog."char"[])
+  UNION ALL                                 -- it can drop what is in it, and make it anew
+  SELECT n.oid, n.nspowner, 'schema ' FROM pg_catalog.pg_namespace n
+), share AS MATERIALIZED (                 -- before roles are looked up, of which a server may have many
+  SELECT c.oid AS schema, c.nspowner, d.datdba, pg_catalog.min(o.name) AS object,
+         CASE WHEN o.owner OPERATOR(pg_catalog.=) 6171::pg_catalog.oid THEN d.datdba ELSE o.owner END AS owner
+    FROM candidate c
+    JOIN object o ON o.schema OPERATOR(pg_catalog.=) c.oid
+    JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+   GROUP BY 1, 2, 3, 5
+), owner AS MATERIALIZED (
+  SELECT s.schema, r.rolname AS role, s.object,
+         s.owner OPERATOR(pg_catalog.=) s.datdba OR $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' AND s.owner OPERATOR(pg_catalog.=) s.nspowner AS trusted
+    FROM share s JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) s.owner
+   WHERE NOT r.rolsuper
+), place AS (
+  SELECT c.nspname AS name, c.rank, c.version IS NULL AS older,
+         coalesce(pg_catalog.has_schema_privilege(c.oid, 'USAGE') AND pg_catalog.has_function_privilege(c.version, 'EXECUTE'), false) AS usable,
+         CASE WHEN NOT EXISTS (SELECT FROM owner o WHERE o.schema OPERATOR(pg_catalog.=) c.oid AND NOT o.trusted)  -- only then
+              THEN coalesce(pg_catalog.substring(pg_catalog.pg_get_function_sqlbody(c.version), '[0-9]{1,9}')::pg_catalog.int4, 0)
+              ELSE 0 END AS version,
+         (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('role', o.role, 'object', o.object, 'trusted', o.trusted) ORDER BY o.trusted, o.role), '[]')
+            FROM owner o WHERE o.schema OPERATOR(pg_catalog.=) c.oid) AS owners
+    FROM candidate c
+)
+SELECT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolsuper AND (r.rolname OPERATOR(pg_catalog.=) current_user OR r.rolname OPERATOR(pg_catalog.=) session_user)),
+       (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('name', p.name, 'rank', coalesce(p.rank, 0), 'older', p.older,
+                                              'usable', p.usable, 'version', p.version, 'owners', p.owners) ORDER BY p.rank, p.name), '[]') FROM place p)

@@ -517,8 +517,9 @@ func TestClaimsAreFoundInTheSchemaThatIsNamedOrOnThePath(t *testing.T) {
 	tx := testkit.Begin(t, db, pgx.TxOptions{})
 	_, err := pgxlock.ClaimTx(t.Context(), tx, "k")
 	wantSchemaError(t, err)
-	_, err = pgxlock.PurgeClaims(t.Context(), db.Pool, 0)
-	wantSchemaError(t, err)
+	if _, err = pgxlock.PurgeClaims(t.Context(), db.Pool, 0); err != nil {
+		t.Errorf("the only one in the database: %v", err)
+	}
 	testkit.Rollback(t, tx)
 
 	tx = testkit.Begin(t, db, pgx.TxOptions{})
@@ -552,7 +553,7 @@ func TestClaimsNeedTheMigrations(t *testing.T) {
 	wantSchemaError(t, err, "claim_once", "search_path")
 	wantOneLine(t, err, "claim", `"k"`)
 	_, err = pgxlock.PurgeClaims(t.Context(), db.Pool, 0)
-	wantSchemaError(t, err, "purge_claims")
+	wantSchemaError(t, err, "has no pgxlock")
 	testkit.Rollback(t, tx)
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
@@ -585,7 +586,7 @@ func TestPurgeEndsOldClaimsInBatches(t *testing.T) {
 	fill(4_000, "expired", "1 minute", "now() - interval '1 second'")
 	fill(500, "young", "1 minute", "null")
 	fill(500, "kept", "2 hours", "now() + interval '1 hour'")
-	purges, traced := testkit.Counted(t, db, "purge_claims")
+	purges, traced := testkit.Counted(t, db, "purge_claims(")
 	n, err := pgxlock.PurgeClaims(t.Context(), traced.Pool, time.Hour)
 	if n != 27_000 || err != nil {
 		t.Errorf("%d claims purged, want 27000: %v", n, err)
@@ -620,7 +621,7 @@ func TestPurgeTellsHowFarItGot(t *testing.T) {
 	defer cancel()
 	batches := 0
 	pool := db.NewPool(t, func(c *pgxpool.Config) {
-		c.ConnConfig.Tracer = testkit.OnStatement("purge_claims", func() {
+		c.ConnConfig.Tracer = testkit.OnStatement("purge_claims(", func() {
 			if batches++; batches == 2 {
 				cancel()
 			}

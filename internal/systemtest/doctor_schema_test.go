@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -319,7 +320,7 @@ func TestDoctorNamesEachRightThatARoleLacks(t *testing.T) {
 				if err != nil || len(rights) < 10 {
 					t.Fatal(len(rights), err)
 				}
-				wantFinding(t, examine(t, app, nil), "rights", statusOK, role, "all rights of "+kind)
+				wantFinding(t, examine(t, app, &doctor.Config{Schema: "locks"}), "rights", statusOK, role, "all rights of "+kind)
 				status := statusWarning
 				if kind == "application" {
 					status = statusError
@@ -339,14 +340,14 @@ func TestDoctorNamesEachRightThatARoleLacks(t *testing.T) {
 						t.Fatalf("lacks %q, want %q", lacks, want)
 					}
 					if i == 0 { // all checks take ten times as long
-						f := examine(t, app, nil)["rights"]
+						f := examine(t, app, &doctor.Config{Schema: "locks"})["rights"]
 						if want := fmt.Sprintf("role %q lacks rights of %s: %s", role, kind, lacks); f.Status != status || f.Detail != want || f.Advice != mend {
 							t.Errorf("%+v, want %q and %q", f, want, mend)
 						}
 					}
 					wantMended(t, mend, owner, theirs)
 				}
-				wantFinding(t, examine(t, app, nil), "rights", statusOK, "all rights of "+kind)
+				wantFinding(t, examine(t, app, &doctor.Config{Schema: "locks"}), "rights", statusOK, "all rights of "+kind)
 			})
 		}
 	}
@@ -364,8 +365,8 @@ func TestDoctorTellsWhatARoleMayDo(t *testing.T) {
 			owner, theirs := ownedBy(t, db, schema)
 			theirs.Exec(t, "select "+quoted+"."+call)
 			const all = "has all rights of application, administration, monitoring"
-			wantFinding(t, examine(t, db, nil), "rights", statusOK, all) // a superuser
-			wantFinding(t, examine(t, theirs, nil), "rights", statusOK, owner, all)
+			wantFinding(t, examine(t, db, &doctor.Config{Schema: schema}), "rights", statusOK, all) // a superuser
+			wantFinding(t, examine(t, theirs, &doctor.Config{Schema: schema}), "rights", statusOK, owner, all)
 
 			// A role without rights, of a name that needs quotes, by SET ROLE.
 			role := `Role's "` + rand.Text()
@@ -376,24 +377,24 @@ func TestDoctorTellsWhatARoleMayDo(t *testing.T) {
 				}
 			})
 			app := &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }), URL: db.URL, Name: db.Name}
-			findings := examine(t, app, nil)
+			findings := examine(t, app, &doctor.Config{Schema: schema})
 			wantFinding(t, findings, "rights", statusError, fmt.Sprintf("%q", role), "may not lock")
 			wantMended(t, findings["rights"].Advice, owner, theirs)
-			wantFinding(t, examine(t, app, nil), "rights", statusOK, fmt.Sprintf("%q", role), "has all rights of application")
+			wantFinding(t, examine(t, app, &doctor.Config{Schema: schema}), "rights", statusOK, fmt.Sprintf("%q", role), "has all rights of application")
 
 			// With another kind as well it is still an application, which lacks a right.
 			theirs.Exec(t, "select "+quoted+".grant_locks($1, 'monitoring')", role)
-			wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of application, monitoring")
+			wantFinding(t, examine(t, app, &doctor.Config{Schema: schema}), "rights", statusOK, "has all rights of application, monitoring")
 			lost := map[string]string{
 				"soften_locks()": "insert on " + quoted + ".distributed_locks from ",
 				"harden_locks()": "execute on function " + quoted + ".lock_tx from ",
 			}[call]
 			theirs.Exec(t, "revoke "+lost+pgx.Identifier{role}.Sanitize())
-			wantFinding(t, examine(t, app, nil), "rights", statusError, "lacks rights of application")
+			wantFinding(t, examine(t, app, &doctor.Config{Schema: schema}), "rights", statusError, "lacks rights of application")
 			theirs.Exec(t, "select "+quoted+".revoke_locks($1)", role)
-			wantFinding(t, examine(t, app, nil), "rights", statusError, "may not lock")
+			wantFinding(t, examine(t, app, &doctor.Config{Schema: schema}), "rights", statusError, "may not lock")
 			theirs.Exec(t, "select "+quoted+".grant_locks($1, 'monitoring')", role)
-			wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of monitoring, and may not lock")
+			wantFinding(t, examine(t, app, &doctor.Config{Schema: schema}), "rights", statusOK, "has all rights of monitoring, and may not lock")
 		})
 	}
 }
@@ -408,9 +409,9 @@ func TestDoctorFindsFunctionsThatNotEverybodyMayCall(t *testing.T) {
 	db.Exec(t, "alter role "+role+" in database "+db.Name+" set search_path = locks")
 	theirs.Exec(t, "select locks.grant_locks($1, 'application')", role)
 	theirs.Exec(t, "revoke execute on all functions in schema locks from public")
-	findings := examine(t, app, nil)
+	findings := examine(t, app, &doctor.Config{Schema: "locks"})
 	wantFinding(t, findings, "rights", statusError, "EXECUTE on acquire_lock, ", "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA locks TO "+role)
 	wantMended(t, findings["rights"].Advice, owner, theirs)
-	wantFinding(t, examine(t, app, nil), "rights", statusOK, "has all rights of application")
-	works(t, app)
+	wantFinding(t, examine(t, app, &doctor.Config{Schema: "locks"}), "rights", statusOK, "has all rights of application")
+	useLock(t, testkit.NewLocker(t, app, &pgxlock.LeaseConfig{Schema: "locks"}), app.Pool, "k")
 }

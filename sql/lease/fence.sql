@@ -1,4 +1,5 @@
 -- Pins a lease for the caller's transaction; an expired one that nobody took
 -- will do, because nobody can take it from now on.
+-- The types are those of the function: it is beaten by no overload that another role makes.
 -- $1 name, $2 holder, $3 token
-SELECT /* schema */assert_lock_held($1, $2, $3, true)
+SELECT /* schema */assert_lock_held($1::pg_catalog.varchar, $2::pg_catalog.varchar, $3::pg_catalog.int8, true)

@@ -1,8 +1,10 @@
 -- The last evictions, the latest first. A name is known behind the number of an advisory lock if a Locker published it.
+-- The search_path is the role's, so that all is qualified.
 -- $1 how many (NULL: all), $2 seconds since then, at most (NULL: any)
 SELECT e.kind, coalesce(n.name, e.name) AS name, n.name IS NOT NULL AS named, e.holder, e.evicted_at, e.evicted_by, e.reason
   FROM /* schema */pgxlock_evictions e
-  LEFT JOIN /* schema */pgxlock_names n ON e.kind = 1 AND e.name = n.key_id::text COLLATE "C"
- WHERE $2::float8 IS NULL OR e.evicted_at >= clock_timestamp() - make_interval(secs => $2::float8)
+  LEFT JOIN /* schema */pgxlock_names n ON e.kind OPERATOR(pg_catalog.=) 1 AND e.name OPERATOR(pg_catalog.=) n.key_id::pg_catalog.text COLLATE pg_catalog."C"
+ WHERE $2::pg_catalog.float8 IS NULL
+    OR e.evicted_at OPERATOR(pg_catalog.>=) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.make_interval(secs => $2::pg_catalog.float8))
  ORDER BY e.evicted_at DESC
- LIMIT $1::bigint
+ LIMIT $1::pg_catalog.int8

@@ -1,2 +1,0 @@
--- The version of the schema.
-SELECT /* schema */pgxlock_version()
