@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A Name is equal for two keys that name the same lock.
@@ -135,12 +137,13 @@ func ParseRaw(key string) (id ID, raw bool) {
 	return ID{Number: number}, err == nil && key == Raw(number)
 }
 
-// Shown returns the key as messages show it: quoted, or a raw key as #42.
+// Shown returns the key as messages show it: quoted and at most so long as a key may be, or a
+// raw key as #42.
 func Shown(key string) string {
 	if _, raw := ParseRaw(key); raw {
 		return key[1:]
 	}
-	return strconv.Quote(key)
+	return strconv.Quote(oneline.Cut(key, MaxText, "…"))
 }
 
 // CheckAdvisory is Check for locks that raw keys name as well.

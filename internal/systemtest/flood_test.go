@@ -1,4 +1,4 @@
-package systemtest
+package systemtest_test
 
 import (
 	"context"
