@@ -101,8 +101,13 @@ func TestKnownLocksAreReadWhileTheyChange(t *testing.T) {
 func TestNameIsParsedFromItsKindAndText(t *testing.T) {
 	t.Parallel()
 	for _, name := range []Name{
-		{ID: ID{Number: 0}}, {ID: ID{Number: math.MaxInt64}}, {ID: ID{Number: math.MinInt64}}, {ID: ID{Number: -1, Pair: true}},
-		{Key: "k"}, {Key: "a:b"}, {Key: "0"},
+		{ID: ID{Number: 0}},
+		{ID: ID{Number: math.MaxInt64}},
+		{ID: ID{Number: math.MinInt64}},
+		{ID: ID{Number: -1, Pair: true}},
+		{Key: "k"},
+		{Key: "a:b"},
+		{Key: "0"},
 	} {
 		if got, ok := ParseName(fmt.Sprintf("%d:%s", name.Kind(), name.Text())); !ok || got != name {
 			t.Errorf("of %v: %v, %t", name, got, ok)
