@@ -120,15 +120,20 @@ type Error struct {
 	Err error
 }
 
+// longestText is how many characters of what others wrote the text of an Error has.
+const longestText = 8192
+
+// Error returns the text in one line. In it, and in those of [Holder] and [Waiter], characters
+// that cannot be printed are escaped: others may have chosen them.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("pgxlock: " + e.Op)
 	if e.Key != "" {
 		b.WriteString(" " + lockkey.Shown(e.Key))
 	}
-	b.WriteString(": " + strings.TrimPrefix(oneline.Join(e.Err.Error()), "pgxlock: "))
+	b.WriteString(": " + strings.TrimPrefix(oneline.Join(oneline.Cut(e.Err.Error(), longestText, "…")), "pgxlock: "))
 	if e.Holder != "" {
-		fmt.Fprintf(&b, " (held by %s", oneline.Join(e.Holder))
+		fmt.Fprintf(&b, " (held by %s", oneline.Join(oneline.Cut(e.Holder, longestText, "…")))
 		if e.RetryAfter > 0 {
 			fmt.Fprintf(&b, " for up to %s", e.RetryAfter.Round(time.Millisecond))
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A Holder is the holder of a lock, or the last holder of a lease that has expired.
@@ -67,7 +68,7 @@ func (h Holder) String() string {
 	case h.EvictedBy != "":
 		text += fmt.Sprintf(", evicted by %s: %s", h.EvictedBy, h.EvictionReason)
 	}
-	return text
+	return oneline.Text(text)
 }
 
 // LogValue returns what is known of the holder, for slog.
@@ -139,7 +140,7 @@ func (w Waiter) String() string {
 	if w.Behind > 0 {
 		text += fmt.Sprintf(", and %d more of it", w.Behind)
 	}
-	return text
+	return oneline.Text(text)
 }
 
 // LogValue returns what is known of the waiter, for slog.

@@ -138,7 +138,7 @@ func (s Schema) apply(o *options) error {
 	return nil
 }
 
-func (s Schema) String() string { return fmt.Sprintf("Schema(%q)", string(s)) }
+func (s Schema) String() string { return fmt.Sprintf("Schema(%.80q)", string(s)) }
 
 func (r Retention) apply(o *options) error {
 	d := time.Duration(r)

@@ -14,6 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/waitqueue"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -200,9 +201,9 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 		if r.N < 1 || r.N > int64(len(locks)) {
 			continue
 		}
-		why := fmt.Errorf("%w by %s", ErrStepDown, r.By)
+		why := fmt.Errorf("%w by %s", ErrStepDown, oneline.Text(r.By))
 		if r.Why != "" {
-			why = fmt.Errorf("%w: %s", why, r.Why)
+			why = fmt.Errorf("%w: %s", why, oneline.Text(r.Why))
 		}
 		asked[holders[r.N-1]] = stepDownRequest{why, time.Duration(r.MS) * time.Millisecond}
 	}

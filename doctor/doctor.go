@@ -177,7 +177,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 		if err != nil {
 			f = c.blind(err)
 		}
-		f.Check = c.name
+		f.Check, f.Detail, f.Advice = c.name, oneline.Text(f.Detail), oneline.Text(f.Advice)
 		findings = append(findings, f)
 	}
 	return findings, nil

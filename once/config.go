@@ -146,7 +146,7 @@ func checkLocation(location *time.Location, period time.Duration) error {
 	name := location.String()
 	known, err := time.LoadLocation(name)
 	if err != nil || name == "" || name == "Local" || !sameClocks(location, known) {
-		return fmt.Errorf("once.Config.Location %q is no name of the IANA time zone database; use time.LoadLocation(\"Europe/Berlin\"), for example", name)
+		return fmt.Errorf("once.Config.Location %.80q is no name of the IANA time zone database; use time.LoadLocation(\"Europe/Berlin\"), for example", name)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // format is the value of -o.
@@ -171,7 +172,7 @@ func wrap(text string, columns int) string {
 
 // printable quotes control characters, which a terminal would obey: any caller may choose a
 // name.
-func printable(s string) string { return readable.Text(s) }
+func printable(s string) string { return oneline.Text(s) }
 
 // short cuts a text to n columns.
 func short(s string, n int) string {

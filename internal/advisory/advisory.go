@@ -91,10 +91,11 @@ type Locks struct {
 	// of these changes.
 	mu      sync.Mutex
 	held    map[lockkey.ID]*entry
-	room    int    // how many entries there may be
-	holder  string // the holder's name for locks of the present session
-	pid     int32  // the backend of that session
-	session int64  // the random number of that session
+	known   lockkey.Known[lockkey.ID] // those in held, and those that were there until a moment ago
+	room    int                       // how many entries there may be
+	holder  string                    // the holder's name for locks of the present session
+	pid     int32                     // the backend of that session
+	session int64                     // the random number of that session
 
 	// yields are locks that other processes waited for when this one released them: callers
 	// here that have not queued leave the locks to them. vain are locks that others waited for

@@ -10,6 +10,10 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
+// Had reports, without a mutex, whether this process has a lock, requests it, or had it within
+// knownFor.
+func (a *Locks) Had(id lockkey.ID) bool { return a.known.Has(id) }
+
 // Wanted is called when other processes wait for a lock that this one has, or had. A release
 // costs one round trip, so it does not check for waiters: a waiter notifies the holder. From
 // then on the lock is wanted, and its release wakes the first waiter.
@@ -76,12 +80,16 @@ func (a *Locks) yieldLocked(e *entry) {
 // turns are locks with the end of a wake timeout that runs for each.
 type turns map[lockkey.ID]time.Time
 
-// begin begins a wake timeout, and removes those that are over.
+// begin begins a wake timeout. It removes those that are over, of a few that it checks: there
+// may be thousands.
 func (t turns) begin(id lockkey.ID) {
-	now := time.Now()
+	now, checks := time.Now(), 4
 	for id, until := range t {
 		if now.After(until) {
 			delete(t, id)
+		}
+		if checks--; checks == 0 {
+			break
 		}
 	}
 	t[id] = now.Add(clock.WakeTimeout)

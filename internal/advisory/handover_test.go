@@ -183,6 +183,30 @@ func TestWantedLockThatIsGoneWakesTheNextWaiterOnce(t *testing.T) {
 	q.wantWoken(t, "again in that turn", 1)
 }
 
+// A waiter notifies the holder, which may release the lock meanwhile.
+func TestReleasedLockIsKnownWhileANotificationMayBeOnItsWay(t *testing.T) {
+	t.Parallel()
+	p, _ := queueing(t)
+	want := func(when, key string, want bool) {
+		t.Helper()
+		if got := p.Had(lockkey.Identify(key)); got != want {
+			t.Errorf("%s: %q is known: %t", when, key, got)
+		}
+	}
+	want("before the try", "k", false)
+	lock := mustAcquire(t, p, "k", hold.Exclusive)
+	want("while it is held", "k", true)
+	if err := lock.release(); err != nil {
+		t.Fatal(err)
+	}
+	want("after the release", "k", true)
+	p.mu.Lock()
+	p.known.Forget(lock.Queue.ID, 0) // the time is over
+	p.mu.Unlock()
+	want("later", "k", false)
+	want("always", "another", false)
+}
+
 func TestTryToShareIsRefusedWhereAnotherProcessWaits(t *testing.T) {
 	t.Parallel()
 	p, q := queueing(t)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -74,7 +75,7 @@ func (a *Locks) Drop(lock *hold.Hold, lost bool) {
 // removeLocked removes an entry, and returns the call that releases its lock. The caller submits
 // that call before it unlocks a.mu, unless the session has ended.
 func (a *Locks) removeLocked(e *entry) *call {
-	delete(a.held, e.id)
+	a.dropLocked(e.id)
 	e.granted = false
 	if queued := a.host.Queue.Freed(lockkey.Name{ID: e.id}); queued || e.wanted {
 		a.yieldLocked(e)
@@ -83,3 +84,12 @@ func (a *Locks) removeLocked(e *entry) *call {
 	e.back.bound, e.back.asks = true, e.ask1[:]
 	return &e.back
 }
+
+// dropLocked removes an entry. A notification of a waiter may still be on its way. Later than
+// knownFor it changes nothing: the waiter has published its ticket again, and tried.
+func (a *Locks) dropLocked(id lockkey.ID) {
+	delete(a.held, id)
+	a.known.Forget(id, knownFor)
+}
+
+const knownFor = clock.CheckInterval + clock.CheckInterval/4 // the longest that clock.Jitter makes of it

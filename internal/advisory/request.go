@@ -131,6 +131,7 @@ func (a *Locks) reserveLocked(r *request, id lockkey.ID, o hold.Request) (*entry
 		}
 		e.id, e.mode, e.holds = id, o.Mode, e.one[:0]
 		a.held[id] = e
+		a.known.Add(id) // before the server can grant it
 	case e.granted && (len(e.holds) > 0 && !e.admits(o.Mode) || e.wanted && !o.Turn.SkipQueue && !o.Turn.First): // an entry without holds is about to be released
 		return nil, a.busyLocked(e) // waiters for a shared lock want it exclusively: later readers come after them
 	}
@@ -175,7 +176,7 @@ func (r *request) answered(left bool, now instant) {
 			e.granted, e.token = s.granted, s.token
 		}
 		if s.asks && !s.granted {
-			delete(a.held, e.id) // calls that wait for this answer see that it was not granted
+			a.dropLocked(e.id) // calls that wait for this answer see that it was not granted
 			e.failed = r.err
 		}
 		switch {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -33,7 +34,7 @@ func Evictions(ctx context.Context, in *dbconn.Installation, q dbconn.Querier, k
 		if r.N < 1 || r.N > int64(len(names)) {
 			continue
 		}
-		found[int(r.N-1)] = Eviction{fmt.Errorf("%w by %s: %s", lockerr.ErrEvicted, r.By, r.Why), time.Duration(r.MS) * time.Millisecond}
+		found[int(r.N-1)] = Eviction{fmt.Errorf("%w by %s: %s", lockerr.ErrEvicted, oneline.Text(r.By), oneline.Text(r.Why)), time.Duration(r.MS) * time.Millisecond}
 	}
 	return found, err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A Hold is one acquisition of a lock, with its local deadline and its end. Its owner
@@ -175,7 +176,9 @@ var errDeadlinePassed = errors.New("the lock was not renewed before its deadline
 // A LostError is ErrLost, and why.
 type LostError struct{ Why error }
 
-func (e *LostError) Error() string { return lockerr.ErrLost.Error() + ": " + e.Why.Error() }
+func (e *LostError) Error() string {
+	return lockerr.ErrLost.Error() + ": " + oneline.Join(e.Why.Error())
+}
 
 // Unwrap returns ErrLost, and why.
 func (e *LostError) Unwrap() []error { return []error{lockerr.ErrLost, e.Why} }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A Name is equal for two keys that name the same lock.
@@ -40,6 +42,39 @@ func (n Name) Text() string {
 		return n.Key
 	}
 	return strconv.FormatInt(n.ID.Number, 10)
+}
+
+// ParseName returns the name whose Kind and Text, with a colon in between, text is. It does not
+// allocate: any role may send the text.
+func ParseName(text string) (name Name, ok bool) {
+	kind, text, _ := strings.Cut(text, ":")
+	switch kind {
+	case "0":
+		return Name{Key: text}, text != ""
+	case "1", "2":
+		number, ok := parseNumber(text)
+		return Name{ID: ID{Number: number, Pair: kind == "2"}}, ok
+	}
+	return name, false
+}
+
+// parseNumber is strconv.ParseInt, whose errors allocate.
+func parseNumber(text string) (n int64, ok bool) {
+	digits, negative := strings.CutPrefix(text, "-")
+	if digits == "" || len(digits) > len("9223372036854775808") {
+		return 0, false
+	}
+	var sum uint64
+	for _, digit := range []byte(digits) {
+		if digit < '0' || digit > '9' {
+			return 0, false
+		}
+		sum = 10*sum + uint64(digit-'0')
+	}
+	if negative {
+		return -int64(sum), sum <= 1<<63
+	}
+	return int64(sum), sum < 1<<63
 }
 
 // An ID names one of the server's advisory locks.
@@ -102,12 +137,13 @@ func ParseRaw(key string) (id ID, raw bool) {
 	return ID{Number: number}, err == nil && key == Raw(number)
 }
 
-// Shown returns the key as messages show it: quoted, or a raw key as #42.
+// Shown returns the key as messages show it: quoted and at most so long as a key may be, or a
+// raw key as #42.
 func Shown(key string) string {
 	if _, raw := ParseRaw(key); raw {
 		return key[1:]
 	}
-	return strconv.Quote(key)
+	return strconv.Quote(oneline.Cut(key, MaxText, "…"))
 }
 
 // CheckAdvisory is Check for locks that raw keys name as well.

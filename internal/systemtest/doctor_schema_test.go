@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -414,4 +415,26 @@ func TestDoctorFindsFunctionsThatNotEverybodyMayCall(t *testing.T) {
 	wantMended(t, findings["rights"].Advice, owner, theirs)
 	wantFinding(t, examine(t, app, &doctor.Config{Schema: "locks"}), "rights", statusOK, "has all rights of application")
 	useLock(t, testkit.NewLocker(t, app, &pgxlock.LeaseConfig{Schema: "locks"}), app.Pool, "k")
+}
+
+func TestDoctorPrintsNoControlCharactersOfNames(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	role := "evil\n\x1b[2J\u202e" + rand.Text()
+	db.Exec(t, "create role "+pgx.Identifier{role}.Sanitize())
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.Background(), "drop role "+pgx.Identifier{role}.Sanitize()); err != nil {
+			t.Error(err)
+		}
+	})
+	findings := examine(t, &pgtest.DB{Pool: db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }), URL: db.URL, Name: db.Name}, nil)
+	if text := findings["rights"].Advice; !strings.Contains(text, `evil\n\x1b[2J\u202e`) {
+		t.Errorf("the advice does not name the role: %q", text)
+	}
+	for name, f := range findings {
+		if text := f.Detail + f.Advice; strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%s: %q", name, text)
+		}
+	}
 }

@@ -36,7 +36,8 @@
 //
 // The listener receives the notifications of other processes on a connection of its own. It
 // runs while there is a ticket or a leader, and from the first lock session on; it ends after
-// the pool's MaxConnIdleTime without any of them. While it cannot listen, waiters poll.
+// the pool's MaxConnIdleTime without any of them. While it cannot listen, waiters poll. Any role
+// may send notifications: those that name no lock of this process take no mutex.
 //
 // Lock order: the mutexes of the backend and of the Leaders, then Queue.mu, then listener.mu
 // and those of the batchers. No method of a Hold is called under Queue.mu. Package hold has the

@@ -182,24 +182,28 @@ func (l *listener) listen() error {
 		if err := l.publishNames(conn); err != nil {
 			return err
 		}
-		n, err := l.next(conn, holder)
-		if err != nil {
+		if err := l.receive(conn, holder); err != nil {
 			return err
 		}
-		switch {
-		case n == nil:
-			if l.idle() {
-				return errIdle
-			}
-		case n.Payload == evictNotice:
-			if l.queue.server.Session != nil {
-				l.queue.server.Session.Evicted()
-			}
-		case n.Channel == "pgxlock_step_down":
-			l.queue.server.Leaders.Look()
-		default:
-			l.queue.heard(n.Payload, strings.HasPrefix(n.Channel, "pgxlock_holder_"))
+		if l.idle() {
+			return errIdle
 		}
+	}
+}
+
+// handle handles a notification, which any role may have sent.
+func (l *listener) handle(n *pgconn.Notification) {
+	switch holder := strings.HasPrefix(n.Channel, "pgxlock_holder_"); {
+	case n.Channel == "pgxlock_step_down":
+		if n.Payload == "" {
+			l.queue.server.Leaders.Look()
+		}
+	case holder && n.Payload == evictNotice:
+		if l.queue.server.Session != nil {
+			l.queue.server.Session.Evicted()
+		}
+	default:
+		l.queue.heard(n.Payload, holder)
 	}
 }
 
@@ -274,29 +278,36 @@ func (l *listener) hears(conn *pgx.Conn, client int64) error {
 	return err
 }
 
-// next returns the next notification. It returns none after a quiet while, if the session
-// answers a ping, or when the holder to listen for has changed.
-func (l *listener) next(conn *pgx.Conn, holder int32) (*pgconn.Notification, error) {
-	quiet, cancel := context.WithTimeout(l.stopping, min(listenPing, max(l.Config.MaxConnIdleTime, 100*time.Millisecond)))
+// receive handles notifications for a while, or until the holder to listen for has changed. If
+// there were none, a ping checks the session.
+func (l *listener) receive(conn *pgx.Conn, holder int32) error {
+	ctx, cancel := context.WithTimeout(l.stopping, min(listenPing, max(l.Config.MaxConnIdleTime, 100*time.Millisecond)))
 	defer cancel()
 	l.mu.Lock()
 	if l.holder != holder { // it changed since listen read it
 		l.mu.Unlock()
-		return nil, nil
+		return nil
 	}
 	l.interrupt = cancel
 	l.mu.Unlock()
-	n, err := conn.WaitForNotification(quiet)
+	quiet, err := true, error(nil)
+	for err == nil {
+		var n *pgconn.Notification
+		if n, err = conn.WaitForNotification(ctx); n != nil {
+			l.handle(n)
+			quiet = false
+		}
+	}
 	l.mu.Lock()
 	l.interrupt = nil
 	l.mu.Unlock()
 	switch {
-	case err == nil:
-		return n, nil
-	case quiet.Err() == nil || l.stopping.Err() != nil || conn.IsClosed():
-		return nil, err
+	case ctx.Err() == nil || l.stopping.Err() != nil || conn.IsClosed():
+		return err
+	case quiet: // else the answer would come after all the notifications that there are
+		return l.briefly(conn.Ping)
 	}
-	return nil, l.briefly(conn.Ping)
+	return nil
 }
 
 // publishEvery is how often the names of advisory locks are published that nobody could see yet.

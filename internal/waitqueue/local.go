@@ -91,6 +91,7 @@ func (q *Queue) join(name lockkey.Name, refusal *hold.Busy, holds []heldLock, mo
 		}
 		l = &localQueue{name: name, refusal: refusal}
 		q.locals[name] = l
+		q.waiting.Add(name)
 		q.count.Add(1)
 	}
 	p := &position{queue: q, local: l, mode: mode, holds: holds, woken: make(chan struct{}, 1)}
@@ -144,6 +145,7 @@ func (p *position) removeLocked() bool {
 		return true
 	}
 	delete(p.queue.locals, l.name)
+	p.queue.waiting.Forget(l.name, 0)
 	p.queue.count.Add(-1)
 	if l.ticket != nil {
 		l.ticket.withdrawLocked()

@@ -34,6 +34,7 @@ type Queue struct {
 	// for work in memory only: no statement is sent under it, and no caller is waited for.
 	mu      sync.Mutex
 	locals  map[lockkey.Name]*localQueue
+	waiting lockkey.Known[lockkey.Name] // those that have local queues
 	tickets map[*ticket]struct{}
 	handed  map[lockkey.Name]struct{} // advisory locks that callers here handed over since checked
 	checked time.Time
@@ -78,6 +79,10 @@ type Runner interface {
 
 // A LockSession has the advisory locks of this process.
 type LockSession interface {
+	// Had reports whether the session has the lock, or had it so lately that a notification of a
+	// waiter may still be on its way. It takes no mutex.
+	Had(id lockkey.ID) bool
+
 	// Wanted is called when other processes wait for one of the locks.
 	Wanted(name lockkey.Name)
 

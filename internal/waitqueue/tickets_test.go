@@ -275,6 +275,7 @@ func TestCheckForTicketsEndsWhenItsLockerIsClosed(t *testing.T) {
 // A wantedSession is a LockSession that records which locks others want.
 type wantedSession chan lockkey.Name
 
+func (wantedSession) Had(lockkey.ID) bool        { return true }
 func (s wantedSession) Wanted(name lockkey.Name) { s <- name }
 func (wantedSession) Evicted()                   {}
 func (wantedSession) Unpublished() []string      { return nil }

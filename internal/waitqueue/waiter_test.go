@@ -177,6 +177,7 @@ func TestAdvisoryLockIsContendedForAWhileAndALeaseAlways(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQueue(nil)
+		q.server.Session = make(wantedSession, 1)
 		name := lockkey.Name{ID: lockkey.Identify("k")}
 		contended := func(when string, want bool) {
 			t.Helper()

@@ -2,8 +2,6 @@ package waitqueue
 
 import (
 	"context"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -173,26 +171,20 @@ func (q *Queue) lookLater(d time.Duration) {
 
 // heard handles a notification, which has the kind and name of a lock. The local queue of the
 // lock should try, or, if the notification is for the holder, other processes wait for the
-// lock.
+// lock. Any role may send one: whether it is about a lock of this process is found out without
+// a mutex.
 func (q *Queue) heard(payload string, holder bool) {
-	kind, text, ok := strings.Cut(payload, ":")
-	if !ok {
-		return
-	}
-	name := lockkey.Name{Key: text}
-	if kind != "0" {
-		number, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return
+	name, ok := lockkey.ParseName(payload)
+	switch {
+	case !ok:
+	case !holder:
+		if q.waiting.Has(name) { // else its ticket is being withdrawn, which wakes the next
+			q.wakeHere(name, true)
 		}
-		name = lockkey.Name{ID: lockkey.ID{Number: number, Pair: kind == "2"}}
-	}
-	if holder {
+	case name.Kind() != 0 && q.server.Session != nil && q.server.Session.Had(name.ID):
 		q.enterIfWaiting(name)
 		q.tellHolder(name)
-		return
 	}
-	q.wakeHere(name, true)
 }
 
 // tellHolder notifies the lock session of this process that other processes wait for one of
@@ -208,7 +200,7 @@ func (q *Queue) tellHolder(name lockkey.Name) {
 func (q *Queue) wakeHere(name lockkey.Name, first bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.locals[name]; l != nil { // else its ticket is being withdrawn, which wakes the next
+	if l := q.locals[name]; l != nil {
 		if l.ticket != nil && first {
 			l.ticket.first, l.ticket.woken = true, true
 		}

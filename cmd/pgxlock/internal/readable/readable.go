@@ -1,24 +1,11 @@
-// Package readable writes what anybody may have chosen, and durations, for people: in a
-// terminal and in a page.
+// Package readable writes durations for people: in a terminal and in a page.
 package readable
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
 )
-
-// Text quotes control characters, and those that change the direction of a text: any caller
-// may choose a name.
-func Text(s string) string {
-	if strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
-		return s
-	}
-	quoted := strconv.Quote(s)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
-}
 
 // Duration writes a duration as precisely as people want to know it.
 func Duration(d time.Duration) string {

@@ -9,11 +9,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 const (
@@ -41,7 +41,7 @@ type query struct {
 // parseQuery reads a query; what it does not understand means everything.
 func parseQuery(r *http.Request) query {
 	values := r.URL.Query()
-	q := query{Text: cutText(values.Get("q"), longestQuery, ""), Kind: values.Get("kind"), pages: map[string]int{}}
+	q := query{Text: oneline.Cut(values.Get("q"), longestQuery, ""), Kind: values.Get("kind"), pages: map[string]int{}}
 	if q.Kind != "lease" && q.Kind != "advisory" {
 		q.Kind = ""
 	}
@@ -163,15 +163,7 @@ type lossRow struct{ Key, Holder, Token, Held, Ago, At, Next, Metadata string }
 
 // text is a text of others for the page.
 func text(s string) string {
-	return readable.Text(cutText(s, longestText, "…"))
-}
-
-// cutText returns the first characters of a text, and what says that there were more.
-func cutText(s string, most int, more string) string {
-	if utf8.RuneCountInString(s) > most {
-		return string([]rune(s)[:most]) + more
-	}
-	return s
+	return oneline.Text(oneline.Cut(s, longestText, "…"))
 }
 
 // title is a key as the page shows it: of pgxlock's own locks what they are.
