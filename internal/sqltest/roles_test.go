@@ -176,7 +176,7 @@ var forgeries = []string{
 	"insert into distributed_locks (lock_name, holder_id, expires_at) values ('forged', 'me', 'infinity')",
 	"update distributed_locks set holder_id = 'me'", "delete from distributed_locks", "truncate distributed_locks",
 	"lock table distributed_locks in access exclusive mode",
-	"update pgxlock_epoch set undo = '{}'", "delete from pgxlock_claims where claim_key = 'x'",
+	"update pgxlock_epoch set epoch_base = 0", "delete from pgxlock_claims where claim_key = 'x'",
 	"insert into pgxlock_claims values ('forged', now(), null, '3')",
 	"insert into pgxlock_migrations values (9, false)", "delete from pgxlock_advisory_locks",
 	"insert into pgxlock_advisory_locks values (1, 1, 1, false, 1)", "insert into distributed_lock_shares values ('shared', 'me', 1, now(), 'infinity', '{}')",
@@ -380,7 +380,7 @@ func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
 		for _, table := range []string{"distributed_locks", "pgxlock_claims", "pgxlock_epoch", "lock_leases"} {
 			columns := map[string]string{
 				"pgxlock_claims": "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8",
-				"pgxlock_epoch":  "singleton boolean, system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]",
+				"pgxlock_epoch":  "singleton boolean, system_identifier bigint, epoch_base bigint, timeline bigint",
 			}[table]
 			if columns == "" {
 				columns = "lock_name varchar(255) primary key, holder_id varchar(255), acquired_at timestamptz, expires_at timestamptz, metadata jsonb, fencing_token bigint, state text"
