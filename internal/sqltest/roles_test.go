@@ -350,7 +350,7 @@ func TestHardeningRefusesWhereOthersCouldGetTheOwnersRights(t *testing.T) {
 	// The rights to make these are given with GRANT ALL.
 	refused("grant trigger on distributed_locks to "+role+"; create function run() returns trigger language plpgsql as 'begin return new; end'; set role "+role+
 		"; create trigger late after delete on distributed_locks execute function run(); reset role",
-		"drop function run() cascade", "trigger late on distributed_locks")
+		"drop function run() cascade", "trigger late on table distributed_locks")
 	refused("grant references on pgxlock_claims to "+role+"; create schema theirs authorization "+role+"; set role "+role+
 		"; create table theirs.child (k varchar(255) constraint falls references pgxlock_claims on delete cascade); reset role",
 		"drop schema theirs cascade", "foreign key falls of theirs.child")
