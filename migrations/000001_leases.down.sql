@@ -19,7 +19,8 @@ BEGIN
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('down'::text, 1, v_path);
 
-  v_restores := to_regclass(pg_catalog.format('%I.pgxlock_adopted', v_schema)) IS NOT NULL;
+  -- Only what is this role's: another one may make such a table or function at any time.
+  v_restores := EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(pg_catalog.format('%I.pgxlock_adopted', v_schema))::oid AND pg_get_userbyid(c.relowner) = current_user);
 
   DROP VIEW lock_leases;
   DROP FUNCTION pgxlock_migrate(text, integer, text), try_acquire_lock(varchar, varchar, interval, jsonb), renew_lock(varchar, varchar, bigint, interval),
@@ -45,7 +46,8 @@ BEGIN
                   ELSE pgxlock_rename(pg_get_functiondef(c.oid), pg_catalog.format('CREATE OR REPLACE FUNCTION %I.pgxlock_adopted_%s(', v_schema, f.name),
                                       pg_catalog.format('CREATE OR REPLACE FUNCTION %s(', f.name)) END AS statement
         FROM (VALUES ('acquire_lock', 'varchar, varchar, integer, jsonb'), ('release_lock', 'varchar, varchar')) f (name, arguments),
-             LATERAL (SELECT to_regprocedure('pgxlock_adopted_' || f.name || '(' || f.arguments || ')')::oid AS oid) c
+             LATERAL (SELECT (SELECT p.oid FROM pg_proc p WHERE p.oid = to_regprocedure('pgxlock_adopted_' || f.name || '(' || f.arguments || ')')::oid
+                                                           AND pg_get_userbyid(p.proowner) = current_user) AS oid) c
       UNION ALL
       SELECT pgxlock_rename(pg_get_indexdef(i.indexrelid), pg_catalog.format('CREATE %sINDEX pgxlock_adopted_expires ON %I.pgxlock_adopted ', u.word, v_schema),
                             pg_catalog.format('CREATE %sINDEX idx_locks_expires ON distributed_locks ', u.word))

@@ -72,9 +72,11 @@ BEGIN
   -- A trigger runs with the rights of the role that writes its table, and so does a function that a
   -- rule, a default, a constraint, an index, a policy or a type of the table calls. GRANT ALL on a
   -- table includes TRIGGER, so a role that may do no more than use the table could have code of its
-  -- own run by the owner. Code that writes a table with the owner's rights calls this first, in the
-  -- same transaction: the table lock keeps new triggers out until it ends. Nobody knows who attached
-  -- a trigger, so one that calls a trusted function is refused too while others could have.
+  -- own run by the owner. A foreign key of another role's table has code run with that role's rights, but
+  -- in our session, where it can change search_path. Code that writes a table with the owner's rights
+  -- calls this first, in the same transaction: the table lock keeps new triggers and foreign keys out
+  -- until it ends. Nobody knows who attached a trigger, so one that calls a trusted function is refused
+  -- too while others could have.
   CREATE OR REPLACE FUNCTION pgxlock_check_code(p_tables text[]) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off SET jit = off AS $$
   DECLARE
@@ -110,8 +112,7 @@ BEGIN
       UNION ALL SELECT p.polrelid, 'pg_policy'::regclass::oid, p.oid FROM pg_policy p WHERE p.polrelid = ANY (v_tables)
       UNION ALL SELECT i.indrelid, 'pg_class'::regclass::oid, i.indexrelid FROM pg_index i WHERE i.indrelid = ANY (v_tables)
       UNION ALL SELECT e.stxrelid, 'pg_statistic_ext'::regclass::oid, e.oid FROM pg_statistic_ext e WHERE e.stxrelid = ANY (v_tables)
-      UNION ALL SELECT k.conrelid, 'pg_constraint'::regclass::oid, k.oid FROM pg_constraint k
-                 WHERE k.conrelid = ANY (v_tables) AND k.contype <> 'f'::"char"        -- its queries run as the owners of the two tables
+      UNION ALL SELECT k.conrelid, 'pg_constraint'::regclass::oid, k.oid FROM pg_constraint k WHERE k.conrelid = ANY (v_tables)
     ), reached (relation, part_class, part, class, id) AS (
       SELECT p.relation, p.class, p.id, p.class, p.id FROM part p
       UNION
@@ -137,6 +138,9 @@ BEGIN
       SELECT pg_describe_object(p.class, p.id, 0) || ' may have been made by ' || o.triggering || ', who may create triggers there'
         FROM part p JOIN ours o ON o.relation = p.relation WHERE p.class = 'pg_trigger'::regclass::oid AND o.triggering IS NOT NULL
       UNION
+      SELECT pg_describe_object('pg_constraint'::regclass::oid, k.oid, 0) || ' of ' || quote_ident(pg_get_userbyid(c.relowner)::text) || ' refers to ' || pg_describe_object('pg_class'::regclass::oid, k.confrelid, 0)
+        FROM ours o JOIN pg_constraint k ON k.confrelid = o.relation JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f'::"char" AND NOT pg_has_role(c.relowner, o.owner, 'MEMBER'::text)
+      UNION
       SELECT pg_describe_object('pg_class'::regclass::oid, h.inhrelid, 0) || ' inherits from ' || pg_describe_object('pg_class'::regclass::oid, h.inhparent, 0)
         FROM pg_inherits h WHERE h.inhrelid = ANY (v_tables) OR h.inhparent = ANY (v_tables)
     )
@@ -144,11 +148,11 @@ BEGIN
     IF v_what IS NOT NULL THEN
       RAISE EXCEPTION 'pgxlock: code of other roles would run with the rights of the owner of the tables in schema %: %', v_schema::regnamespace::text, v_what
         USING ERRCODE = 'object_not_in_prerequisite_state',
-              HINT = 'Drop it as the owner of the table (DROP TRIGGER ... ON ...), REVOKE TRIGGER on the table from those roles, and run this again.';
+              HINT = 'Drop it as the owner of the table (DROP TRIGGER ... ON ...), REVOKE TRIGGER, REFERENCES on the table from those roles, and run this again.';
     END IF;
   END $$;
   COMMENT ON FUNCTION pgxlock_check_code(text[]) IS
-    'pgxlock, internal: raises 55000, with names, if a trigger, rule, default, constraint, index, policy, type or child of one of these tables would run code of a role other than its owner; else none can be added until the transaction ends. NULL: all tables of pgxlock.';
+    'pgxlock, internal: raises 55000, with names, if a trigger, rule, default, constraint, index, policy, type or child of one of these tables, or a foreign key to it, would run code of a role other than its owner; else none can be added until the transaction ends. NULL: all tables of pgxlock.';
 
   -------------------------------------------------------------- migrations --
   -- Every file calls this first ('up' or 'down', with the version that the file makes or
@@ -222,7 +226,8 @@ BEGIN
                   left(o.name, 8) = 'pgxlock_' OR o.name IN ('distributed_locks', 'distributed_lock_shares', 'lock_leases', 'lock_shares', 'lock_holders', 'lock_waiters')
                 ELSE o.name IN (                               -- what is adopted, and what the files call before they are done
                   'acquire_lock(character varying,character varying,integer,jsonb)', 'release_lock(character varying,character varying)',
-                  'pgxlock_version()', 'pgxlock_check_unused()', 'pgxlock_check_code(text[])', 'pgxlock_rename(text,text,text)', 'pgxlock_session_key(bigint)', 'pgxlock_hardened()', 'soften_locks()', 'grant_locks(text,text)', 'pgxlock_grants()',
+                  'pgxlock_version()', 'pgxlock_check_unused()', 'pgxlock_check_code(text[])', 'pgxlock_rename(text,text,text)',
+                  'pgxlock_adopted_acquire_lock(character varying,character varying,integer,jsonb)', 'pgxlock_adopted_release_lock(character varying,character varying)', 'pgxlock_session_key(bigint)', 'pgxlock_hardened()', 'soften_locks()', 'grant_locks(text,text)', 'pgxlock_grants()',
                   'pgxlock_objects()', 'pgxlock_rights()', 'pgxlock_check_owner()', 'pgxlock_revoke(text,boolean)', 'pgxlock_apply_rights(boolean)') END;
     IF v_foreign IS NOT NULL THEN
       RAISE EXCEPTION 'pgxlock: schema % has objects of another role: %', quote_ident(v_schema), v_foreign
@@ -310,7 +315,6 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_rename(text, text, text) IS 'pgxlock, internal: a definition from the catalog for an object of another name.';
   IF v_adopts THEN
-    LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE;
     CREATE TABLE pgxlock_adopted (LIKE distributed_locks);
     COMMENT ON TABLE pgxlock_adopted IS
       'pgxlock: the columns, options and index that distributed_locks had before it was adopted, for the down file. It has no rows.';

@@ -91,10 +91,21 @@ func TestTokensRunNoTriggerWithTheOwnersRights(t *testing.T) {
 		d.want("select count(*) from pgxlock_since_crash", "1")
 	}
 	// A trigger of the attacker's transaction, which has not committed yet.
-	a.do("delete from pgxlock_since_crash; begin")
+	a.do("delete from pgxlock_since_crash")
+	a.do("begin")
 	a.trigger("pgxlock_since_crash", "insert")
 	a.refused("in one transaction", a.run("select acquire_lock('one', 'me')"))
 	a.rollback()
+	// Another session's, which has not committed yet.
+	a.do("delete from pgxlock_since_crash")
+	a.do("begin")
+	a.trigger("pgxlock_since_crash", "insert")
+	waiter := d.connect().start("acquire_lock('waits', 'me')")
+	waiter.waitsFor(a.session)
+	a.commit()
+	waiter.want("55000")
+	a.ranNothing("in the making")
+	d.do("drop trigger own on pgxlock_since_crash")
 	// A snapshot that is older than the trigger hides it.
 	for _, level := range levels[1:] {
 		a.do("delete from pgxlock_since_crash")
@@ -171,6 +182,35 @@ func TestMigrationsExecuteNoTextOfATable(t *testing.T) {
 	d.want("to_regclass('pgxlock_epoch') is null and to_regclass('pgxlock_adopted') is null", "true")
 }
 
+// A role that may create objects in the schema says what the older functions and the index were like.
+func TestDownRestoresNothingOfAnotherRole(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := installSeed(t)
+	pool := pgtest.Pool(t, d.url)
+	d.do("drop function release_lock(varchar, varchar)")
+	a := d.attacker()
+	d.do("grant usage, create on schema public to " + a.role)
+	const evil = "create function public.pgxlock_adopted_release_lock(varchar, varchar) returns boolean language plpgsql security definer as $$ begin return true; end $$"
+	a.do(evil)
+	if err := migrations.Up(t.Context(), pool, nil); outcome("", err) != "42501" || !strings.Contains(err.Error(), "pgxlock_adopted_release_lock(character varying,character varying) (owned by "+a.role+")") {
+		t.Errorf("Up: %v", err)
+	}
+	a.do("drop function public.pgxlock_adopted_release_lock(varchar, varchar)")
+	if err := migrations.Up(t.Context(), pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	a.do(evil)
+	if err := migrations.Down(t.Context(), pool, &migrations.Config{Force: true}); outcome("", err) != "42501" || !strings.Contains(err.Error(), "pgxlock_adopted_release_lock") {
+		t.Errorf("Down: %v", err)
+	}
+	a.do("drop function public.pgxlock_adopted_release_lock(varchar, varchar)")
+	if err := migrations.Down(t.Context(), pool, &migrations.Config{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	d.want("to_regprocedure('release_lock(varchar, varchar)') is null and to_regprocedure('acquire_lock(varchar, varchar, integer, jsonb)') is not null", "true")
+}
+
 // Default privileges apply while the files run, and each file is a transaction of its own.
 func TestMigrationsTakeBackWhatDefaultPrivilegesGave(t *testing.T) {
 	pgtest.Long(t)
@@ -239,6 +279,32 @@ func TestMigratorsRunNoTriggerOfTheVersionTable(t *testing.T) {
 	}
 	d.want("select count(*) from pgxlock_migrations where dirty", "1")
 	d.do("drop trigger own on pgxlock_migrations")
+	if err := migrations.Repair(t.Context(), pool, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a foreign key deletes is deleted with the rights of the other table's owner, whose triggers can
+// change search_path for the rest of the statement.
+func TestMigratorsRunNoCodeThroughAForeignKey(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := installAsIs(t)
+	pool := pgtest.Pool(t, d.url)
+	a := d.attacker()
+	d.do("grant all on pgxlock_migrations to " + a.role)
+	a.do(fmt.Sprintf(`create table %[1]s.child (version bigint constraint lure references public.pgxlock_migrations on delete cascade);
+		create table %[1]s.pgxlock_migrations (version bigint, dirty boolean); grant all on %[1]s.pgxlock_migrations to public;
+		create trigger own before insert on %[1]s.pgxlock_migrations for each row execute function %[1]s.run();
+		create function %[1]s.lure() returns trigger language plpgsql as $$ begin perform set_config('search_path', '%[1]s', true); return old; end $$;
+		create trigger lure before delete on %[1]s.child for each row execute function %[1]s.lure(); insert into %[1]s.child select version from public.pgxlock_migrations`, a.role))
+	a.refused("a file", d.run(upFiles(t)[7]), "constraint lure on table "+a.role+".child of "+a.role)
+	d.do("update pgxlock_migrations set dirty = true")
+	if err := migrations.Repair(t.Context(), pool, nil); outcome("", err) != "42P17" || !strings.Contains(err.Error(), "constraint lure on table ") {
+		t.Errorf("Repair: %v", err)
+	}
+	a.ranNothing("Repair")
+	a.do("drop table " + a.role + ".child")
 	if err := migrations.Repair(t.Context(), pool, nil); err != nil {
 		t.Error(err)
 	}

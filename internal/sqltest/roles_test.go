@@ -353,7 +353,7 @@ func TestHardeningRefusesWhereOthersCouldGetTheOwnersRights(t *testing.T) {
 		"drop function run() cascade", "trigger late on table distributed_locks")
 	refused("grant references on pgxlock_claims to "+role+"; create schema theirs authorization "+role+"; set role "+role+
 		"; create table theirs.child (k varchar(255) constraint falls references pgxlock_claims on delete cascade); reset role",
-		"drop schema theirs cascade", "foreign key falls of theirs.child")
+		"drop schema theirs cascade", "constraint falls on table theirs.child")
 	d.do("select harden_locks()")
 	d.want("pgxlock_hardened()", "true")
 }

@@ -291,6 +291,7 @@ func TestDoctorFindsHowOtherRolesCouldRunCodeAsTheOwner(t *testing.T) {
 			{"grant all on all sequences in schema locks to " + other, true, []string{"role " + other + " has UPDATE on pgxlock_tokens|role " + other + " has UPDATE, USAGE on"}},
 			{"create trigger own before insert on locks.distributed_locks execute function " + other + ".run()", false, []string{"trigger own on table locks.distributed_locks runs function " + other + ".run() of " + other, "as role " + owner}},
 			{"grant trigger on locks.pgxlock_epoch to " + other + "; create trigger own before insert on locks.pgxlock_epoch execute function locks.ours()", false, []string{"trigger own on table locks.pgxlock_epoch may be of a role that may create triggers there"}},
+			{"grant references on locks.pgxlock_claims to " + other + "; set role " + other + "; create table " + other + ".child (k varchar(255) constraint own references locks.pgxlock_claims on delete cascade); reset role", false, []string{"constraint own on table " + other + ".child of " + other + " refers to table locks.pgxlock_claims"}},
 			{"create rule own as on insert to locks.distributed_locks do also select " + other + ".note()", false, []string{"rule own on table locks.distributed_locks"}},
 			{"grant create on schema locks to " + other, false, []string{other + " may create objects in schema locks", "REVOKE CREATE ON SCHEMA locks"}},
 			{"grant create on schema locks to public", false, []string{"PUBLIC may create objects in schema locks"}},
@@ -310,7 +311,7 @@ func TestDoctorFindsHowOtherRolesCouldRunCodeAsTheOwner(t *testing.T) {
 			if c.mends {
 				wantMended(t, findings["escalation"].Advice, owner, theirs)
 			} else {
-				db.Exec(t, "drop trigger if exists own on locks.distributed_locks; drop trigger if exists own on locks.pgxlock_epoch; drop rule if exists own on locks.distributed_locks; revoke trigger on locks.pgxlock_epoch from "+other+
+				db.Exec(t, "drop trigger if exists own on locks.distributed_locks; drop trigger if exists own on locks.pgxlock_epoch; drop rule if exists own on locks.distributed_locks; revoke trigger on locks.pgxlock_epoch from "+other+"; drop table if exists "+other+".child; revoke references on locks.pgxlock_claims from "+other+
 					"; revoke create on schema locks from public, "+other+"; drop function if exists locks.acquire_lock(text, text); alter table locks.pgxlock_claims owner to "+owner)
 			}
 			if f := examine(t, theirs, in)["escalation"]; f.Status != statusOK {

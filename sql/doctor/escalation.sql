@@ -52,6 +52,10 @@ SELECT true, format('%s runs %s of %I', c.part, pg_describe_object('pg_proc'::re
        format('drop it as role %I (DROP TRIGGER, DROP RULE)', pg_get_userbyid(c.relowner))
   FROM code c WHERE NOT pg_has_role(c.proowner, c.relowner, 'MEMBER')
 UNION ALL
+SELECT true, format('%s of %I refers to %s, and so has code run in the sessions that write it', pg_describe_object(k.tableoid, k.oid, 0), pg_get_userbyid(c.relowner), pg_describe_object('pg_class'::regclass, o.oid, 0)),
+       format('drop it as role %I', pg_get_userbyid(c.relowner))
+  FROM ours o JOIN pg_constraint k ON k.confrelid = o.oid AND k.contype = 'f' JOIN pg_class c ON c.oid = k.conrelid WHERE NOT pg_has_role(c.relowner, o.relowner, 'MEMBER')
+UNION ALL
 SELECT true, format('%s may be of a role that may create triggers there', c.part), format('drop it as role %I, unless it is yours', pg_get_userbyid(c.relowner))
   FROM code c WHERE pg_has_role(c.proowner, c.relowner, 'MEMBER') AND c.classid = 'pg_trigger'::regclass AND EXISTS (SELECT FROM grants g WHERE g.oid = c.oid AND g.privilege = 'TRIGGER')
 UNION ALL
