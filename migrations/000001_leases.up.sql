@@ -333,7 +333,7 @@ BEGIN
     END LOOP;
     FOR r IN SELECT p.oid::regprocedure::text AS copy, CASE x.grantee WHEN 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)::text) END AS grantee
                FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f'::"char", p.proowner))) x
-              WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema::text))::oid AND left(p.proname::text, 16) = 'pgxlock_adopted_' AND x.grantee <> p.proowner LOOP
+              WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema::text))::oid AND left(p.proname::text, 16) = 'pgxlock_adopted_' AND pg_get_userbyid(p.proowner) = current_user AND x.grantee <> p.proowner LOOP
       EXECUTE 'REVOKE ALL ON FUNCTION ' || r.copy || ' FROM ' || r.grantee;          -- a copy is not to be called
     END LOOP;
   END IF;
