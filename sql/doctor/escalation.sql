@@ -1,4 +1,4 @@
--- What lets other roles have their code run with the rights of the owner of pgxlock, or of whoever calls
+-- What lets other roles have their code run with the rights of the owner of pgxlock, or of the roles that call
 -- its functions, and rights on the tables beyond what grant_locks() gives. One row for each: whether it
 -- is an error, what it is, and the statement that mends it.
 -- What each kind of role needs stands in the text of pgxlock_rights(), as in rights.sql.
