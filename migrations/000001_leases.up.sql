@@ -234,7 +234,7 @@ BEGIN
         USING ERRCODE = 'insufficient_privilege',
               HINT = 'If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else drop them.';
     END IF;
-    PERFORM pgxlock_check_code(NULL::text[]);
+    PERFORM pgxlock_check_code(CASE WHEN p_step NOT IN ('up', 'down') THEN '{pgxlock_migrations}'::text[] END);         -- the rest stays locked since
 
     IF p_step NOT IN ('up', 'down') THEN
       DELETE FROM pgxlock_migrations;

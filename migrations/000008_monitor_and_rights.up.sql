@@ -694,8 +694,9 @@ BEGIN
         OR p.oid IN (SELECT to_regprocedure(substr(g.object, 10))::oid FROM pgxlock_rights() g WHERE g.privileges = 'EXECUTE') $$;
   COMMENT ON FUNCTION pgxlock_objects() IS 'pgxlock, internal: all objects of pgxlock, as GRANT names them, and each column that has rights of its own.';
 
+  -- Without compilation, as in harden_locks().
   CREATE OR REPLACE FUNCTION pgxlock_grants() RETURNS TABLE (privilege text, object text, grantee text, grantor text, beyond boolean)
-  LANGUAGE sql STABLE SET search_path FROM CURRENT SET quote_all_identifiers = off AS $$
+  LANGUAGE sql STABLE SET search_path FROM CURRENT SET quote_all_identifiers = off SET jit = off AS $$
     SELECT x.privilege_type || o.part, o.object, CASE WHEN x.grantee = 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)::text) END,
            CASE WHEN x.grantor <> o.owner THEN quote_ident(pg_get_userbyid(x.grantor)::text) END,
            left(o.object, 9) <> 'FUNCTION ' AND x.privilege_type <> 'SELECT'

@@ -400,6 +400,16 @@ func TestHardeningAgainTakesBackAGrantOfAll(t *testing.T) {
 	d.do("select revoke_locks('" + a.role + "'), grant_locks('" + a.role + "', 'application'), harden_locks()")
 	d.want(rights, want)
 
+	// What is made anew under default privileges, by a migration that hardens again.
+	for _, objects := range []string{"tables", "sequences"} {
+		d.do("alter default privileges in schema public grant all on " + objects + " to public, " + a.role)
+	}
+	d.do("drop table pgxlock_runs, pgxlock_waiters cascade; drop sequence pgxlock_tickets cascade")
+	if err := migrations.Up(t.Context(), pgtest.Pool(t, d.url), nil); err != nil {
+		t.Fatal(err)
+	}
+	d.want(rights, want)
+
 	d.do("grant trigger on distributed_locks to " + a.role)
 	a.trigger("distributed_locks", "insert")
 	for name, call := range map[string]string{"harden": "harden_locks()", "grant": "grant_locks('" + accomplice + "', 'monitoring')"} {
