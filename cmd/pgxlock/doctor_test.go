@@ -24,7 +24,7 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	env := as("owner", db)
 	execute(t, env, "doctor").want(t, exitUnsound, "error   schema       this database has no pgxlock", "")
 	execute(t, env, "doctor").want(t, exitUnsound, "-> run pgxlock migrate up, or name the schema (with --schema)\n", "")
-	execute(t, env, "migrate", "up").want(t, exitOK, "", "")
+	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version")
 	r := execute(t, env, "doctor", "--strict")
 	r.want(t, exitOK, "ok      primary      the primary, PostgreSQL", "")
 	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 20 || lines[19] != "19 ok" || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
