@@ -109,6 +109,7 @@ var checks = []check{
 	{name: "notify", look: (*doctor).notify, dials: true},
 	{name: "schema", look: (*doctor).installation, needs: "GRANT USAGE on its schema, and what grant_locks grants, to this role"},
 	{name: "rights", look: (*doctor).rights, installed: true},
+	{name: "escalation", look: (*doctor).escalation, installed: true},
 	{name: "search_path", look: (*doctor).searchPath, installed: true},
 	{name: "tokens", look: (*doctor).tokens, needs: needsOwner, installed: true},
 	{name: "row_security", look: (*doctor).rowSecurity, installed: true},

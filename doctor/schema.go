@@ -148,6 +148,35 @@ func (d *doctor) rights(ctx context.Context) (Finding, error) {
 	return Finding{Status: StatusError, Detail: fmt.Sprintf("role %q may not lock: it has been granted nothing", d.role.Name), Advice: application.Mend}, nil
 }
 
+// escalation looks for what lets other roles have their code run with the rights of the owner,
+// and for the rights on tables by which they could.
+func (d *doctor) escalation(ctx context.Context) (Finding, error) {
+	type opening struct {
+		Error        bool
+		What, Remedy string
+	}
+	openings, err := all[opening](ctx, d, statements.DoctorEscalation, d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(openings) == 0 {
+		return ok("no other role can have code run with the rights of the owner of schema %q", d.schema), nil
+	}
+	var f Finding
+	for _, o := range openings {
+		status := StatusWarning
+		if o.Error {
+			status = StatusError
+		}
+		remedy := o.Remedy
+		if strings.Contains(f.Advice, remedy) {
+			remedy = "" // once is enough
+		}
+		f.add(status, o.What, remedy)
+	}
+	return f, nil
+}
+
 // searchPath compares the settings of our functions with those they were made with.
 func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 	type function struct{ Signature string }

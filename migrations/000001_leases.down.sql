@@ -5,10 +5,10 @@
 -- it removes anything, unless the session says SET pgxlock.force = on.
 DO $migration$
 DECLARE
-  v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
-  v_schema pg_catalog.text := pg_catalog.current_schema();
-  v_undo   pg_catalog.text[];
-  v_statement pg_catalog.text;
+  v_path     pg_catalog.text := pg_catalog.current_setting('search_path');
+  v_schema   pg_catalog.text := pg_catalog.current_schema();
+  v_restores pg_catalog.bool;               -- there was a table before
+  r          pg_catalog.record;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
   IF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
@@ -19,7 +19,8 @@ BEGIN
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('down'::text, 1, v_path);
 
-  SELECT e.undo INTO v_undo FROM pgxlock_epoch e;   -- ours alone, because it is executed
+  -- Only what is this role's: another one may make such a table or function at any time.
+  v_restores := EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(pg_catalog.format('%I.pgxlock_adopted', v_schema))::oid AND pg_get_userbyid(c.relowner) = current_user);
 
   DROP VIEW lock_leases;
   DROP FUNCTION pgxlock_migrate(text, integer, text), try_acquire_lock(varchar, varchar, interval, jsonb), renew_lock(varchar, varchar, bigint, interval),
@@ -30,7 +31,7 @@ BEGIN
     pgxlock_system_identifier(), advisory_lock_key(text), pgxlock_key(text, text), pgxlock_is_own_key(integer, bigint),
     pgxlock_own_key(boolean, bytea), pgxlock_check(text, text), pgxlock_require(boolean, text),
     pgxlock_check_primary(text), pgxlock_check_read_committed(text), pgxlock_ttl(interval), pgxlock_durable(boolean), pgxlock_version();
-  IF v_undo IS NULL THEN
+  IF NOT v_restores THEN
     DROP FUNCTION acquire_lock(varchar, varchar, integer, jsonb), release_lock(varchar, varchar);
     DROP TABLE distributed_locks;
   ELSE
@@ -40,14 +41,37 @@ BEGIN
     COMMENT ON TABLE distributed_locks IS NULL;
     COMMENT ON FUNCTION acquire_lock(varchar, varchar, integer, jsonb) IS NULL;
     COMMENT ON FUNCTION release_lock(varchar, varchar) IS NULL;
-    FOREACH v_statement IN ARRAY v_undo LOOP
+    FOR r IN
+      SELECT CASE WHEN c.oid IS NULL THEN 'DROP FUNCTION ' || f.name || '(' || f.arguments || ')'
+                  ELSE pgxlock_rename(pg_get_functiondef(c.oid), pg_catalog.format('CREATE OR REPLACE FUNCTION %I.pgxlock_adopted_%s(', v_schema, f.name),
+                                      pg_catalog.format('CREATE OR REPLACE FUNCTION %s(', f.name)) END AS statement
+        FROM (VALUES ('acquire_lock', 'varchar, varchar, integer, jsonb'), ('release_lock', 'varchar, varchar')) f (name, arguments),
+             LATERAL (SELECT (SELECT p.oid FROM pg_proc p WHERE p.oid = to_regprocedure('pgxlock_adopted_' || f.name || '(' || f.arguments || ')')::oid
+                                                           AND pg_get_userbyid(p.proowner) = current_user) AS oid) c
+      UNION ALL
+      SELECT pgxlock_rename(pg_get_indexdef(i.indexrelid), pg_catalog.format('CREATE %sINDEX pgxlock_adopted_expires ON %I.pgxlock_adopted ', u.word, v_schema),
+                            pg_catalog.format('CREATE %sINDEX idx_locks_expires ON distributed_locks ', u.word))
+        FROM pg_index i, LATERAL (SELECT CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END AS word) u WHERE i.indexrelid = to_regclass('pgxlock_adopted_expires')::oid
+      UNION ALL
+      SELECT pg_catalog.format('ALTER TABLE distributed_locks ALTER COLUMN %I DROP NOT NULL', a.attname)
+        FROM pg_attribute a WHERE a.attrelid = 'pgxlock_adopted'::regclass::oid AND a.attname::text IN ('holder_id', 'expires_at') AND NOT a.attnotnull
+      UNION ALL
+      SELECT pg_catalog.format('ALTER TABLE distributed_locks ALTER COLUMN lock_name TYPE %s COLLATE %s', format_type(a.atttypid, a.atttypmod), a.attcollation::regcollation)
+        FROM pg_attribute a WHERE a.attrelid = 'pgxlock_adopted'::regclass::oid AND a.attname = 'lock_name'
+      UNION ALL
+      SELECT 'ALTER TABLE distributed_locks SET (' || pg_catalog.array_to_string(c.reloptions, ', ') || ')'
+        FROM pg_class c WHERE c.oid = 'pgxlock_adopted'::regclass::oid AND c.reloptions IS NOT NULL
+    LOOP
       BEGIN
-        EXECUTE v_statement;
+        EXECUTE r.statement;
       EXCEPTION WHEN feature_not_supported THEN
         NULL;                               -- a view uses lock_name: its collation was never changed
       END;
     END LOOP;
+    DROP FUNCTION IF EXISTS pgxlock_adopted_acquire_lock(varchar, varchar, integer, jsonb), pgxlock_adopted_release_lock(varchar, varchar);
+    DROP TABLE pgxlock_adopted;
   END IF;
+  DROP FUNCTION pgxlock_check_code(text[]), pgxlock_rename(text, text, text);
   DROP TABLE pgxlock_epoch, pgxlock_since_crash;
   DROP SEQUENCE pgxlock_tokens;
   -- Not the version table: the tool that runs this file writes into it. Where

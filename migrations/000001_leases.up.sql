@@ -30,11 +30,12 @@ DECLARE
   v_older  pg_catalog.name;                   -- the schema in which search_path finds distributed_locks
   v_table  pg_catalog.oid;
   v_shape  pg_catalog.text;
-  v_undo   pg_catalog.text[];
+  v_adopts pg_catalog.bool := false;          -- distributed_locks is an older table, which becomes pgxlock's
   v_is_ours pg_catalog.bool := false;         -- distributed_locks is pgxlock's, though pgxlock_epoch is gone
   v_was_installed   pg_catalog.bool;          -- somebody dropped a part of pgxlock, which is to be made again
   v_tokens_are_gone pg_catalog.bool;
   v_expression pg_catalog.text;
+  r            pg_catalog.record;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
   IF v_schema IS NULL OR left(v_schema, 3) = 'pg_' THEN
@@ -66,6 +67,92 @@ BEGIN
   PERFORM pg_advisory_xact_lock(('x706c6a' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
       || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 5), 'hex'))::bit(64)::bigint);
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
+
+  ------------------------------------------------------------ foreign code --
+  -- A trigger runs with the rights of the role that writes its table, and so does a function that a
+  -- rule, a default, a constraint, an index, a policy or a type of the table calls. GRANT ALL on a
+  -- table includes TRIGGER, so a role that may do no more than use the table could have code of its
+  -- own run by the owner. A foreign key of another role's table has code run with that role's rights, but
+  -- in our session, where it can change search_path. Code that writes a table with the owner's rights
+  -- calls this first, in the same transaction: the table lock keeps new triggers and foreign keys out
+  -- until it ends. Nobody knows who attached a trigger, so one that calls a trusted function is refused
+  -- too while others could have.
+  CREATE OR REPLACE FUNCTION pgxlock_check_code(p_tables text[]) RETURNS void
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off SET jit = off AS $$
+  DECLARE
+    v_schema oid := to_regnamespace(quote_ident(current_schema()::text))::oid;
+    v_tables oid[];
+    v_names  text;
+    v_what   text;
+  BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+      RAISE EXCEPTION 'pgxlock: code on the tables is looked for in READ COMMITTED: an older snapshot does not show all of it'
+        USING ERRCODE = 'active_sql_transaction', HINT = 'Call it in a READ COMMITTED transaction of its own.';
+    END IF;
+    SELECT pg_catalog.array_agg(c.oid), string_agg(c.oid::regclass::text, ', ' ORDER BY c.relname::text COLLATE "C") INTO v_tables, v_names
+      FROM pg_class c
+     WHERE c.relnamespace = v_schema AND c.relkind IN ('r'::"char", 'p'::"char") AND pg_has_role(c.relowner, 'USAGE'::text)
+       AND CASE WHEN p_tables IS NULL THEN left(c.relname::text, 8) = 'pgxlock_' OR c.relname::text IN ('distributed_locks', 'distributed_lock_shares')
+                ELSE c.relname::text = ANY (p_tables) END;
+    IF v_tables IS NULL THEN
+      RETURN;
+    END IF;
+    EXECUTE 'LOCK TABLE ' || v_names || ' IN ROW EXCLUSIVE MODE';
+    WITH RECURSIVE ours AS (
+      SELECT c.oid AS relation, c.relowner AS owner,
+             (SELECT string_agg(DISTINCT CASE x.grantee WHEN 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)::text) END, ', ')
+                FROM aclexplode(c.relacl) x
+               WHERE x.privilege_type = 'TRIGGER' AND CASE x.grantee WHEN 0::oid THEN true ELSE NOT pg_has_role(x.grantee, c.relowner, 'MEMBER'::text) END) AS triggering
+        FROM pg_class c WHERE c.oid = ANY (v_tables)
+    ), part (relation, class, id) AS (
+      SELECT o.relation, 'pg_class'::regclass::oid, o.relation FROM ours o
+      UNION ALL SELECT g.tgrelid, 'pg_trigger'::regclass::oid, g.oid FROM pg_trigger g WHERE g.tgrelid = ANY (v_tables) AND NOT g.tgisinternal
+      UNION ALL SELECT w.ev_class, 'pg_rewrite'::regclass::oid, w.oid FROM pg_rewrite w WHERE w.ev_class = ANY (v_tables)
+      UNION ALL SELECT a.adrelid, 'pg_attrdef'::regclass::oid, a.oid FROM pg_attrdef a WHERE a.adrelid = ANY (v_tables)
+      UNION ALL SELECT p.polrelid, 'pg_policy'::regclass::oid, p.oid FROM pg_policy p WHERE p.polrelid = ANY (v_tables)
+      UNION ALL SELECT i.indrelid, 'pg_class'::regclass::oid, i.indexrelid FROM pg_index i WHERE i.indrelid = ANY (v_tables)
+      UNION ALL SELECT e.stxrelid, 'pg_statistic_ext'::regclass::oid, e.oid FROM pg_statistic_ext e WHERE e.stxrelid = ANY (v_tables)
+      UNION ALL SELECT k.conrelid, 'pg_constraint'::regclass::oid, k.oid FROM pg_constraint k WHERE k.conrelid = ANY (v_tables)
+    ), reached (relation, part_class, part, class, id) AS (
+      SELECT p.relation, p.class, p.id, p.class, p.id FROM part p
+      UNION
+      SELECT r.relation, r.part_class, r.part, d.class, d.id
+        FROM reached r, LATERAL (
+          SELECT n.refclassid AS class, n.refobjid AS id FROM pg_depend n WHERE n.classid = r.class AND n.objid = r.id AND n.deptype <> 'e'::"char"
+          UNION ALL
+          SELECT 'pg_constraint'::regclass::oid, k.oid FROM pg_constraint k WHERE r.class = 'pg_type'::regclass::oid AND k.contypid = r.id
+          UNION ALL
+          SELECT 'pg_proc'::regclass::oid, a.amproc::oid FROM pg_opclass c JOIN pg_amproc a ON a.amprocfamily = c.opcfamily WHERE r.class = 'pg_opclass'::regclass::oid AND c.oid = r.id
+          UNION ALL
+          SELECT 'pg_operator'::regclass::oid, a.amopopr FROM pg_opclass c JOIN pg_amop a ON a.amopfamily = c.opcfamily WHERE r.class = 'pg_opclass'::regclass::oid AND c.oid = r.id) d
+    ), owned (class, id, owner) AS (
+      SELECT 'pg_proc'::regclass::oid, p.oid, p.proowner FROM pg_proc p JOIN reached r ON r.class = 'pg_proc'::regclass::oid AND r.id = p.oid
+      UNION SELECT r.class, t.oid, t.typowner FROM pg_type t JOIN reached r ON r.class = 'pg_type'::regclass::oid AND r.id = t.oid
+      UNION SELECT r.class, t.oid, t.oprowner FROM pg_operator t JOIN reached r ON r.class = 'pg_operator'::regclass::oid AND r.id = t.oid
+      UNION SELECT r.class, c.oid, c.relowner FROM pg_class c JOIN reached r ON r.class = 'pg_class'::regclass::oid AND r.id = c.oid
+    ), found (what) AS (
+      SELECT pg_describe_object(r.part_class, r.part, 0) || ' uses ' || pg_describe_object(r.class, r.id, 0) || ' of ' || quote_ident(pg_get_userbyid(w.owner)::text)
+        FROM reached r JOIN ours o ON o.relation = r.relation JOIN owned w ON w.class = r.class AND w.id = r.id
+       WHERE NOT pg_has_role(w.owner, o.owner, 'MEMBER'::text)
+      UNION
+      SELECT pg_describe_object(p.class, p.id, 0) || ' may have been made by ' || o.triggering || ', who may create triggers there'
+        FROM part p JOIN ours o ON o.relation = p.relation WHERE p.class = 'pg_trigger'::regclass::oid AND o.triggering IS NOT NULL
+      UNION
+      SELECT pg_describe_object('pg_constraint'::regclass::oid, k.oid, 0) || ' of ' || quote_ident(pg_get_userbyid(c.relowner)::text) || ' refers to ' || pg_describe_object('pg_class'::regclass::oid, k.confrelid, 0)
+        FROM ours o JOIN pg_constraint k ON k.confrelid = o.relation JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f'::"char" AND NOT pg_has_role(c.relowner, o.owner, 'MEMBER'::text)
+      UNION
+      SELECT pg_describe_object('pg_class'::regclass::oid, h.inhrelid, 0) || ' inherits from ' || pg_describe_object('pg_class'::regclass::oid, h.inhparent, 0)
+        FROM pg_inherits h WHERE h.inhrelid = ANY (v_tables) OR h.inhparent = ANY (v_tables)
+    )
+    SELECT string_agg(f.what, '; ' ORDER BY f.what COLLATE "C") INTO v_what FROM found f;
+    IF v_what IS NOT NULL THEN
+      RAISE EXCEPTION 'pgxlock: code of other roles would run with the rights of the owner of the tables in schema %: %', v_schema::regnamespace::text, v_what
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'Drop it as the owner of the table (DROP TRIGGER ... ON ...), REVOKE TRIGGER, REFERENCES on the table from those roles, and run this again.';
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_check_code(text[]) IS
+    'pgxlock, internal: raises 55000, with names, if a trigger, rule, default, constraint, index, policy, type or child of one of these tables, or a foreign key to it, would run code of a role other than its owner; else none can be added until the transaction ends. NULL: all tables of pgxlock.';
 
   -------------------------------------------------------------- migrations --
   -- Every file calls this first ('up' or 'down', with the version that the file makes or
@@ -139,13 +226,15 @@ BEGIN
                   left(o.name, 8) = 'pgxlock_' OR o.name IN ('distributed_locks', 'distributed_lock_shares', 'lock_leases', 'lock_shares', 'lock_holders', 'lock_waiters')
                 ELSE o.name IN (                               -- what is adopted, and what the files call before they are done
                   'acquire_lock(character varying,character varying,integer,jsonb)', 'release_lock(character varying,character varying)',
-                  'pgxlock_version()', 'pgxlock_check_unused()', 'pgxlock_session_key(bigint)', 'pgxlock_hardened()', 'soften_locks()', 'grant_locks(text,text)', 'pgxlock_grants()',
-                  'pgxlock_objects()', 'pgxlock_rights()', 'pgxlock_check_owner()', 'pgxlock_revoke(text)', 'pgxlock_apply_rights(boolean)') END;
+                  'pgxlock_version()', 'pgxlock_check_unused()', 'pgxlock_check_code(text[])', 'pgxlock_rename(text,text,text)',
+                  'pgxlock_adopted_acquire_lock(character varying,character varying,integer,jsonb)', 'pgxlock_adopted_release_lock(character varying,character varying)', 'pgxlock_session_key(bigint)', 'pgxlock_hardened()', 'soften_locks()', 'grant_locks(text,text)', 'pgxlock_grants()',
+                  'pgxlock_objects()', 'pgxlock_rights()', 'pgxlock_check_owner()', 'pgxlock_revoke(text,boolean)', 'pgxlock_apply_rights(boolean)') END;
     IF v_foreign IS NOT NULL THEN
       RAISE EXCEPTION 'pgxlock: schema % has objects of another role: %', quote_ident(v_schema), v_foreign
         USING ERRCODE = 'insufficient_privilege',
               HINT = 'If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else drop them.';
     END IF;
+    PERFORM pgxlock_check_code(CASE WHEN p_step NOT IN ('up', 'down') THEN '{pgxlock_migrations}'::text[] END);         -- the rest stays locked since
 
     IF p_step NOT IN ('up', 'down') THEN
       DELETE FROM pgxlock_migrations;
@@ -209,23 +298,44 @@ BEGIN
       RAISE EXCEPTION 'pgxlock: the table %.distributed_locks belongs to another role', quote_ident(v_schema)
         USING ERRCODE = 'insufficient_privilege', HINT = 'SET ROLE to its owner and run this again, or install into another schema.';
     END IF;
-    -- The down file runs these statements to restore the adopted table.
-    SELECT pg_catalog.array_agg(u.statement) INTO v_undo FROM (
-        SELECT coalesce(pg_get_functiondef(to_regprocedure(f.signature)::oid), 'DROP FUNCTION ' || f.signature) AS statement
-          FROM (VALUES ('acquire_lock(varchar, varchar, integer, jsonb)'), ('release_lock(varchar, varchar)')) f (signature)
-        UNION ALL
-        SELECT pg_get_indexdef(i.indexrelid) FROM pg_index i WHERE i.indexrelid = to_regclass('idx_locks_expires')::oid AND i.indrelid = v_table
-        UNION ALL
-        SELECT 'ALTER TABLE distributed_locks ALTER COLUMN ' || quote_ident(a.attname::text) || ' DROP NOT NULL'
-          FROM pg_attribute a WHERE a.attrelid = v_table AND a.attname::text IN ('holder_id', 'expires_at') AND NOT a.attnotnull
-        UNION ALL
-        SELECT 'ALTER TABLE distributed_locks ALTER COLUMN lock_name TYPE ' || format_type(a.atttypid, a.atttypmod)
-               || ' COLLATE ' || a.attcollation::regcollation::text
-          FROM pg_attribute a WHERE a.attrelid = v_table AND a.attname = 'lock_name'
-        UNION ALL
-        SELECT 'ALTER TABLE distributed_locks SET (' || pg_catalog.array_to_string(c.reloptions, ', ') || ')'
-          FROM pg_class c WHERE c.oid = v_table AND c.reloptions IS NOT NULL) u
-     WHERE NOT v_is_ours;
+    v_adopts := NOT v_is_ours;
+  END IF;
+
+  -- The down file restores an adopted table and functions from the catalog, where only the owner can
+  -- change them: from the columns, options and index of an empty table, and from copies of the functions.
+  -- No text in a row is ever executed: a role that may write the row would say what.
+  CREATE OR REPLACE FUNCTION pgxlock_rename(p_definition text, p_from text, p_to text) RETURNS text
+  LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
+  BEGIN
+    IF left(p_definition, length(p_from)) IS DISTINCT FROM p_from THEN
+      RAISE EXCEPTION 'pgxlock: cannot adopt or restore what is defined as: %', p_definition
+        USING ERRCODE = 'feature_not_supported', HINT = pg_catalog.format('It was expected to begin with: %s', p_from);
+    END IF;
+    RETURN p_to || substr(p_definition, length(p_from) + 1);
+  END $$;
+  COMMENT ON FUNCTION pgxlock_rename(text, text, text) IS 'pgxlock, internal: a definition from the catalog for an object of another name.';
+  IF v_adopts THEN
+    CREATE TABLE pgxlock_adopted (LIKE distributed_locks);
+    COMMENT ON TABLE pgxlock_adopted IS
+      'pgxlock: the columns, options and index that distributed_locks had before it was adopted, for the down file. It has no rows.';
+    FOR r IN SELECT 'ALTER TABLE pgxlock_adopted SET (' || pg_catalog.array_to_string(c.reloptions, ', ') || ')' AS statement
+               FROM pg_class c WHERE c.oid = v_table AND c.reloptions IS NOT NULL
+             UNION ALL
+             SELECT pgxlock_rename(pg_get_indexdef(i.indexrelid), pg_catalog.format('CREATE %sINDEX idx_locks_expires ON %I.distributed_locks ', u.word, v_schema),
+                                   pg_catalog.format('CREATE %sINDEX pgxlock_adopted_expires ON pgxlock_adopted ', u.word))
+               FROM pg_index i, LATERAL (SELECT CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END AS word) u
+              WHERE i.indexrelid = to_regclass('idx_locks_expires')::oid AND i.indrelid = v_table
+             UNION ALL
+             SELECT pgxlock_rename(pg_get_functiondef(p.oid), pg_catalog.format('CREATE OR REPLACE FUNCTION %I.%I(', v_schema, p.proname),
+                                   pg_catalog.format('CREATE OR REPLACE FUNCTION pgxlock_adopted_%s(', p.proname))
+               FROM pg_proc p WHERE p.oid IN (to_regprocedure('acquire_lock(varchar, varchar, integer, jsonb)')::oid, to_regprocedure('release_lock(varchar, varchar)')::oid) LOOP
+      EXECUTE r.statement;
+    END LOOP;
+    FOR r IN SELECT p.oid::regprocedure::text AS copy, CASE x.grantee WHEN 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)::text) END AS grantee
+               FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f'::"char", p.proowner))) x
+              WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema::text))::oid AND left(p.proname::text, 16) = 'pgxlock_adopted_' AND pg_get_userbyid(p.proowner) = current_user AND x.grantee <> p.proowner LOOP
+      EXECUTE 'REVOKE ALL ON FUNCTION ' || r.copy || ' FROM ' || r.grantee;          -- a copy is not to be called
+    END LOOP;
   END IF;
 
   -- A row exists from acquire to release. An expired row stays until a caller takes it over or
@@ -240,7 +350,7 @@ BEGIN
     metadata      jsonb        DEFAULT '{}',
     fencing_token bigint       NOT NULL DEFAULT 0
   );
-  IF v_undo IS NOT NULL THEN
+  IF v_adopts THEN
     ALTER TABLE distributed_locks ADD COLUMN fencing_token bigint NOT NULL DEFAULT 0,
       ALTER COLUMN holder_id SET NOT NULL, ALTER COLUMN expires_at SET NOT NULL;
     IF EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = to_regclass('idx_locks_expires')::oid AND i.indrelid = v_table) THEN
@@ -265,8 +375,7 @@ BEGIN
     singleton         boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     system_identifier bigint  NOT NULL,     -- of the cluster that the tokens were drawn on
     epoch_base        bigint  NOT NULL,     -- added to 64 times the timeline; a crash raises it, and a repair
-    timeline          bigint  NOT NULL,     -- highest timeline that a token was drawn on
-    undo              text[]                -- how the down file restores an adopted distributed_locks
+    timeline          bigint  NOT NULL      -- highest timeline that a token was drawn on
   );
   -- A crash can take back what was committed without waiting for the disk: numbers that the sequence
   -- gave out, too. It also empties this table, as a promotion does and a clean restart does not. While
@@ -855,10 +964,11 @@ BEGIN
     v_timeline bigint := pgxlock_timeline();
     v_system bigint := pgxlock_system_identifier();
   BEGIN
+    PERFORM pgxlock_check_read_committed('pgxlock: tokens are repaired in READ COMMITTED: an older snapshot does not show the present epoch');
     -- Before it reads: two callers who had would wait for each other's lock on the table.
     PERFORM pg_advisory_xact_lock(pgxlock_key('repair', ''));
     FOR i IN 1..2 LOOP
-      SELECT e.system_identifier, e.epoch_base, e.timeline, e.undo, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base INTO STRICT v_epoch
+      SELECT e.system_identifier, e.epoch_base, e.timeline, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base INTO STRICT v_epoch
         FROM pgxlock_epoch e LEFT JOIN pgxlock_since_crash c ON c.singleton;
       SELECT coalesce(max(l.fencing_token), 0::bigint) INTO v_highest FROM distributed_locks l;
       SELECT s.last_value INTO STRICT v_drawn FROM pgxlock_tokens s;
@@ -881,12 +991,13 @@ BEGIN
           ORDER BY l.fencing_token DESC LIMIT 1), v_highest
         USING ERRCODE = 'numeric_value_out_of_range', HINT = 'No token of pgxlock is that high: remove the row, or set its fencing_token to 0.';
     END IF;
+    PERFORM pgxlock_check_code('{pgxlock_epoch}'::text[]);
     PERFORM pgxlock_durable(true);
     -- TRUNCATE, not UPDATE: an older snapshot then finds no row and is refused, instead of drawing
     -- from the old epoch.
     TRUNCATE pgxlock_epoch;
-    INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
-    VALUES (v_system, v_seen + 1 - v_timeline * 64, v_timeline, v_epoch.undo);
+    INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
+    VALUES (v_system, v_seen + 1 - v_timeline * 64, v_timeline);
     ALTER SEQUENCE pgxlock_tokens RESTART;
     RETURN true;
   END $$;
@@ -926,9 +1037,11 @@ BEGIN
       PERFORM pgxlock_durable(true);
       -- The first token after a failover records the timeline, for the day a pg_upgrade starts
       -- again at timeline 1; after a crash the epoch. If another transaction has that row locked,
-      -- it does so instead. One that had it may have written the row since.
-      PERFORM FROM pgxlock_epoch FOR UPDATE SKIP LOCKED;
+      -- it does so instead. One that had it may have written the row since. Above READ COMMITTED a
+      -- later transaction does so, because an older snapshot can hide a trigger.
+      PERFORM FROM pgxlock_epoch WHERE current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') FOR UPDATE SKIP LOCKED;
       IF FOUND THEN
+        PERFORM pgxlock_check_code('{pgxlock_epoch,pgxlock_since_crash}'::text[]);
         UPDATE pgxlock_epoch e SET timeline = v_timeline,
                epoch_base = e.epoch_base + CASE WHEN EXISTS (SELECT FROM pgxlock_since_crash c WHERE c.singleton) THEN 0 ELSE 1 END;
         INSERT INTO pgxlock_since_crash DEFAULT VALUES ON CONFLICT DO NOTHING;
@@ -1082,10 +1195,10 @@ BEGIN
   -- The first epoch is 1. If that of tokens in use is lost, it goes on with 64 for each day since
   -- 2020, because no cluster fails over once a day, or crashes so often. If their sequence is lost,
   -- it starts again, in a new epoch that the repair below makes because the recorded timeline is ahead.
-  INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline, undo)
+  INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
   VALUES (pgxlock_system_identifier(), CASE WHEN v_was_installed THEN ((date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint) * 64
                                             ELSE 1::bigint - pgxlock_timeline() * 64 END,
-          pgxlock_timeline(), v_undo) ON CONFLICT DO NOTHING;
+          pgxlock_timeline()) ON CONFLICT DO NOTHING;
   IF v_was_installed AND v_tokens_are_gone THEN
     UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
   END IF;

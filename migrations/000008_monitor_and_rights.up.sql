@@ -413,6 +413,7 @@ BEGIN
       RAISE EXCEPTION 'p_as must be application, monitoring or administration, it is %', coalesce(p_as, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    PERFORM pgxlock_check_code(NULL::text[]);
     IF NOT has_schema_privilege(v_role, v_schema, 'USAGE'::text) THEN
       EXECUTE 'GRANT USAGE ON SCHEMA ' || v_schema::regnamespace::text || ' TO ' || quote_ident(p_role);
     END IF;
@@ -431,7 +432,7 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_roles u WHERE u.rolname::text = p_role) THEN
       RAISE EXCEPTION 'role % does not exist', coalesce(quote_ident(p_role), 'NULL') USING ERRCODE = 'undefined_object';
     END IF;
-    PERFORM pgxlock_revoke(quote_ident(p_role));
+    PERFORM pgxlock_revoke(quote_ident(p_role), false);
   END $$;
   COMMENT ON FUNCTION revoke_locks(text) IS
     'Revokes all rights of a role on objects of pgxlock, however they were granted; not USAGE on the schema. For the owner of the functions.';
@@ -483,8 +484,9 @@ BEGIN
         USING ERRCODE = 'object_not_in_prerequisite_state',
               HINT = 'REVOKE CREATE ON SCHEMA from them; it cannot be revoked from its owner: the schema must belong to the owner of pgxlock (ALTER SCHEMA ... OWNER TO).';
     END IF;
-    -- Triggers would run as the owner too. A right on a table is enough to create one; a foreign
-    -- key connects the triggers of another table.
+    PERFORM pgxlock_check_code(NULL::text[]);
+    -- Every trigger would run as the owner from now on, no matter whose function it calls. A right on a
+    -- table is enough to create one; a foreign key connects the triggers of another table.
     SELECT string_agg(w.name, ', ') INTO v_what FROM (
         SELECT pg_catalog.format('trigger %I on %s', g.tgname, g.tgrelid::regclass::text) AS name
           FROM pg_trigger g JOIN pgxlock_objects() o ON o.object = 'TABLE ' || g.tgrelid::regclass::text AND o.part = ''
@@ -520,9 +522,17 @@ BEGIN
   DECLARE
     v_roles text[];
     v_kinds text[];
+    v_all   text;
     r record;
   BEGIN
-    IF pgxlock_hardened() THEN              -- two of three rights that only roles of that kind have: one may be of an object that was dropped and made again
+    IF pgxlock_hardened() THEN
+      SELECT string_agg(g.grantee, ', ' ORDER BY g.grantee COLLATE "C") INTO v_all FROM pgxlock_grants() g WHERE g.object = 'FUNCTION harden_locks()';
+      IF p_hardened AND v_all IS NOT NULL THEN
+        RAISE EXCEPTION 'pgxlock: cannot tell what kind of role this is, because it was granted all functions: %', v_all
+          USING ERRCODE = 'object_not_in_prerequisite_state',
+                HINT = 'SELECT revoke_locks() of it, and then grant_locks() with what it is to be; from PUBLIC, REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA.';
+      END IF;
+      -- Two of three rights that only roles of that kind have: one may be of an object that was dropped and made again.
       SELECT pg_catalog.array_agg(w.role), pg_catalog.array_agg(w.kind) INTO v_roles, v_kinds
         FROM (SELECT u.rolname::text AS role, k.kind
                 FROM (VALUES ('application', 'EXECUTE', 'FUNCTION ' || 'pgxlock_renew_batch(text[], text[], bigint[], bigint[])'::regprocedure::text),
@@ -531,20 +541,20 @@ BEGIN
                              ('administration', 'EXECUTE', 'FUNCTION ' || 'repair_lock_tokens()'::regprocedure::text),
                              ('administration', 'EXECUTE', 'FUNCTION ' || 'purge_claims(interval, integer)'::regprocedure::text),
                              ('administration', 'EXECUTE', 'FUNCTION ' || 'evict_lock(varchar, varchar, bigint, text)'::regprocedure::text),
-                             ('monitoring', 'SELECT', 'TABLE lock_leases'),
-                             ('monitoring', 'SELECT', 'TABLE pgxlock_claims'),
-                             ('monitoring', 'SELECT', 'TABLE pgxlock_runs')) k (kind, privilege, object)
+                             ('monitoring', 'SELECT', 'TABLE lock_leases'),               -- alone it may come of GRANT ALL ON ALL TABLES
+                             ('monitoring', 'EXECUTE', 'FUNCTION ' || 'pgxlock_session_key(bigint)'::regprocedure::text),
+                             ('monitoring', 'EXECUTE', 'FUNCTION ' || 'pgxlock_is_own_key(integer, bigint)'::regprocedure::text)) k (kind, privilege, object)
                 JOIN pgxlock_grants() g ON k.privilege = g.privilege AND k.object = g.object AND g.grantor IS NULL
                 JOIN pg_roles u ON quote_ident(u.rolname::text) = g.grantee
                GROUP BY u.rolname, k.kind HAVING count(*) >= 2::bigint) w;
     END IF;
-    PERFORM pgxlock_revoke(NULL::text);
+    PERFORM pgxlock_revoke(NULL::text, false);
     FOR r IN SELECT g.object FROM pgxlock_rights() g JOIN pg_proc p ON p.oid = to_regprocedure(substr(g.object, 10))::oid
               WHERE g.privileges = 'EXECUTE' AND g.kinds <> '{}'::text[] AND p.provolatile <> 'i'::"char" LOOP          -- immutable: it touches nothing
       EXECUTE 'ALTER ' || r.object || CASE WHEN p_hardened THEN ' SECURITY DEFINER' ELSE ' SECURITY INVOKER' END;
     END LOOP;
     IF NOT p_hardened THEN
-      FOR r IN SELECT o.object FROM pgxlock_objects() o WHERE left(o.object, 9) = 'FUNCTION ' LOOP
+      FOR r IN SELECT o.object FROM pgxlock_objects() o WHERE left(o.object, 9) = 'FUNCTION ' AND left(o.object, 25) <> 'FUNCTION pgxlock_adopted_' LOOP
         EXECUTE 'GRANT EXECUTE ON ' || r.object || ' TO PUBLIC';
       END LOOP;
     END IF;
@@ -556,28 +566,30 @@ BEGIN
 
   -- A right on a column that a role granted because it had the right on the table is revoked only
   -- together with its own right on that column.
-  CREATE OR REPLACE FUNCTION pgxlock_revoke(p_grantee text) RETURNS void
+  CREATE OR REPLACE FUNCTION pgxlock_revoke(p_grantee text, p_beyond boolean) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off AS $$
   DECLARE
     r record;
   BEGIN
-    FOR r IN SELECT g.privilege, g.object, g.grantee FROM pgxlock_grants() g WHERE g.grantee = coalesce(p_grantee, g.grantee) LOOP
+    FOR r IN SELECT g.privilege, g.object, g.grantee FROM pgxlock_grants() g WHERE g.grantee = coalesce(p_grantee, g.grantee) AND (g.beyond OR NOT p_beyond) LOOP
       EXECUTE 'REVOKE ' || r.privilege || ' ON ' || r.object || ' FROM ' || r.grantee || ' CASCADE';
     END LOOP;
     FOR i IN 1..100 LOOP                    -- rights passed from role to role are revoked from the first grantor on
       FOR r IN SELECT DISTINCT g.privilege, g.object, g.grantor FROM pgxlock_grants() g
-                WHERE g.grantee = coalesce(p_grantee, g.grantee) AND g.grantor IS NOT NULL AND g.privilege LIKE '%(%' LOOP
+                WHERE g.grantee = coalesce(p_grantee, g.grantee) AND (g.beyond OR NOT p_beyond) AND g.grantor IS NOT NULL AND g.privilege LIKE '%(%' LOOP
         EXECUTE 'GRANT ' || r.privilege || ' ON ' || r.object || ' TO ' || r.grantor || ' WITH GRANT OPTION';
         EXECUTE 'REVOKE ' || r.privilege || ' ON ' || r.object || ' FROM ' || r.grantor || ' CASCADE';
       END LOOP;
       EXIT WHEN NOT FOUND;
     END LOOP;
-    SELECT g.privilege, g.object, g.grantee INTO r FROM pgxlock_grants() g WHERE g.grantee = coalesce(p_grantee, g.grantee) LIMIT 1;
+    SELECT g.privilege, g.object, g.grantee, g.grantor INTO r FROM pgxlock_grants() g WHERE g.grantee = coalesce(p_grantee, g.grantee) AND (g.beyond OR NOT p_beyond) LIMIT 1;
     IF FOUND THEN
-      RAISE EXCEPTION 'pgxlock: cannot revoke % on % from %', r.privilege, r.object, r.grantee USING ERRCODE = 'object_not_in_prerequisite_state';
+      RAISE EXCEPTION 'pgxlock: cannot revoke % on % from %', r.privilege, r.object, r.grantee || coalesce(', to which ' || r.grantor || ' granted it', '')
+        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'REVOKE it as that role, or as a superuser, and run this again.';
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_revoke(text) IS 'pgxlock, internal: revokes all rights of a role, or of all roles, no matter who granted them.';
+  COMMENT ON FUNCTION pgxlock_revoke(text, boolean) IS
+    'pgxlock, internal: revokes all rights of a role, or of all roles, no matter who granted them. p_beyond: only those on tables and sequences that no kind of role needs, but SELECT.';
 
   -- hardened: true for the hardened form, false for the other, in which PUBLIC may call every
   -- function, NULL for both. Once hardened, objects that are not listed are for the owner alone.
@@ -682,12 +694,16 @@ BEGIN
         OR p.oid IN (SELECT to_regprocedure(substr(g.object, 10))::oid FROM pgxlock_rights() g WHERE g.privileges = 'EXECUTE') $$;
   COMMENT ON FUNCTION pgxlock_objects() IS 'pgxlock, internal: all objects of pgxlock, as GRANT names them, and each column that has rights of its own.';
 
-  CREATE OR REPLACE FUNCTION pgxlock_grants() RETURNS TABLE (privilege text, object text, grantee text, grantor text)
-  LANGUAGE sql STABLE SET search_path FROM CURRENT SET quote_all_identifiers = off AS $$
+  -- Without compilation, as in harden_locks().
+  CREATE OR REPLACE FUNCTION pgxlock_grants() RETURNS TABLE (privilege text, object text, grantee text, grantor text, beyond boolean)
+  LANGUAGE sql STABLE SET search_path FROM CURRENT SET quote_all_identifiers = off SET jit = off AS $$
     SELECT x.privilege_type || o.part, o.object, CASE WHEN x.grantee = 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)::text) END,
-           CASE WHEN x.grantor <> o.owner THEN quote_ident(pg_get_userbyid(x.grantor)::text) END
+           CASE WHEN x.grantor <> o.owner THEN quote_ident(pg_get_userbyid(x.grantor)::text) END,
+           left(o.object, 9) <> 'FUNCTION ' AND x.privilege_type <> 'SELECT'
+             AND NOT EXISTS (SELECT FROM pgxlock_rights() g WHERE g.object = o.object AND coalesce(g.hardened = pgxlock_hardened(), true)
+                                                              AND x.privilege_type = ANY (pg_catalog.string_to_array(g.privileges, ', ')))
       FROM pgxlock_objects() o, aclexplode(o.acl) x WHERE x.grantee <> o.owner $$;
-  COMMENT ON FUNCTION pgxlock_grants() IS 'pgxlock, internal: the rights of roles other than the owner; grantee is PUBLIC or a quoted role.';
+  COMMENT ON FUNCTION pgxlock_grants() IS 'pgxlock, internal: the rights of roles other than the owner; grantee is PUBLIC or a quoted role. beyond: one on a table or sequence that no kind of role needs, and not SELECT.';
 
   CREATE OR REPLACE FUNCTION pgxlock_check_owner() RETURNS oid
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
@@ -718,6 +734,8 @@ BEGIN
                       AND r.object NOT IN ('TABLE distributed_locks', 'TABLE distributed_lock_shares', 'TABLE pgxlock_claims', 'TABLE pgxlock_advisory_locks') LOOP
       EXECUTE 'GRANT ' || v_grant.privileges || ' ON ' || v_grant.object || ' TO ' || v_grant.grantee;
     END LOOP;
+    -- Default privileges and GRANT ALL give TRIGGER, and writing what the owner's code reads.
+    PERFORM pgxlock_revoke(NULL::text, true);
   END IF;
 
   PERFORM pgxlock_migrate('made'::text, 8, v_path);

@@ -331,7 +331,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// catalog describes all that is in the database, but for version tables, as
+// catalog describes all that is in the database, but for version tables and, while pgxlock
+// is installed, what it keeps of an older table, as
 // lines that do not depend on the order in which things were made. Rights are
 // those of others than the owner.
 func catalog(t *testing.T, db *pgtest.DB) string {
@@ -346,6 +347,7 @@ const catalogSQL = `
 WITH relation AS (
   SELECT c.*, c.oid::regclass AS called FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
    WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+     AND (c.relname !~ '^pgxlock_adopted' OR to_regclass(quote_ident(n.nspname) || '.pgxlock_epoch') IS NULL)
 )
 SELECT coalesce(string_agg(line, E'\n' ORDER BY line COLLATE "C"), '') FROM (
   SELECT concat_ws(' ', 'schema', n.nspname, n.nspowner::regrole, n.nspacl) AS line
@@ -374,6 +376,7 @@ SELECT coalesce(string_agg(line, E'\n' ORDER BY line COLLATE "C"), '') FROM (
                    (SELECT array_agg(x::text ORDER BY x::text) FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) x WHERE x.grantee <> p.proowner), obj_description(p.oid, 'pg_proc'), pg_get_functiondef(p.oid))
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
    WHERE n.nspname !~ '^pg_' AND n.nspname <> 'information_schema' AND p.prokind = 'f'
+     AND (p.proname !~ '^pgxlock_adopted' OR to_regclass(quote_ident(n.nspname) || '.pgxlock_epoch') IS NULL)
 ) lines`
 
 // sameCatalog fails the test, naming the lines, unless both are equal.

@@ -23,7 +23,7 @@ func trapped(table, columns string) string {
 
 const (
 	versionColumns   = "version bigint not null primary key, dirty boolean not null"
-	epochColumns     = "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint, undo text[]"
+	epochColumns     = "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint"
 	leaseColumns     = "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
 	claimColumns     = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8"
 	sessionColumns   = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
@@ -133,7 +133,7 @@ func TestObjectsMadeWhileTheFileWaitsForAnotherAreRefused(t *testing.T) {
 		},
 		{
 			7, "create table pgxlock_evictions (" + evictionColumns + ")",
-			"create function pgxlock_revoke(p_grantee text) returns void language sql as $$ select nextval('public.ran') $$", "pgxlock_revoke(text)",
+			"create function pgxlock_revoke(p_grantee text, p_beyond boolean) returns void language sql as $$ select nextval('public.ran') $$", "pgxlock_revoke(text,boolean)",
 		},
 		{
 			7, "create view lock_holders as select 1 as one",
@@ -228,8 +228,7 @@ func TestAnotherRolesInstallationIsNeitherRunNorBelieved(t *testing.T) {
 	role, conn := newSquatter(t, db)
 	must(t, psqlFiles("up")(t, as(t, db, "role", role)))
 	_, err := conn.Exec(t.Context(), `drop table pgxlock_migrations;
-		create or replace function repair_lock_tokens() returns boolean language sql as $$ select nextval('public.ran') > 0 $$;
-		update pgxlock_epoch set undo = '{"select nextval(''public.ran'')"}'`)
+		create or replace function repair_lock_tokens() returns boolean language sql as $$ select nextval('public.ran') > 0 $$`)
 	must(t, err)
 	for range 2 { // a program that starts again tries again
 		refuse(t, migrations.Up(t.Context(), db.Pool, nil), pgerrcode.InsufficientPrivilege)

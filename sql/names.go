@@ -34,6 +34,7 @@ const (
 	DoctorCollation         Name = "doctor/collation"
 	DoctorCollationDatabase Name = "doctor/collation_database"
 	DoctorDirty             Name = "doctor/dirty"
+	DoctorEscalation        Name = "doctor/escalation"
 	DoctorExpired           Name = "doctor/expired"
 	DoctorLockTable         Name = "doctor/lock_table"
 	DoctorPrepared          Name = "doctor/prepared"

@@ -15,10 +15,10 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (1, 'view', 'lock_leases'),
          (1, 'sequence', 'pgxlock_tokens'),
          (1, 'function', 'acquire_lock/4 advisory_lock_key/1 assert_lock_held/4 extend_lock/3
-                          pgxlock_acquire_each/4 pgxlock_check/2 pgxlock_check_primary/1
+                          pgxlock_acquire_each/4 pgxlock_check/2 pgxlock_check_code/1 pgxlock_check_primary/1
                           pgxlock_check_read_committed/1 pgxlock_check_unused/0 pgxlock_durable/1
                           pgxlock_holders/1 pgxlock_is_own_key/2 pgxlock_key/2 pgxlock_migrate/3 pgxlock_next_tokens/1
-                          pgxlock_own_key/2 pgxlock_release/3 pgxlock_renew/4 pgxlock_renew_batch/4 pgxlock_require/2
+                          pgxlock_own_key/2 pgxlock_release/3 pgxlock_rename/3 pgxlock_renew/4 pgxlock_renew_batch/4 pgxlock_require/2
                           pgxlock_system_identifier/0 pgxlock_timeline/0 pgxlock_ttl/1 pgxlock_version/0
                           reap_expired_locks/2 release_lock/2 release_lock_fenced/3 renew_lock/4
                           repair_lock_tokens/0 try_acquire_lock/4'),
@@ -56,7 +56,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
                           pgxlock_apply_rights/1 pgxlock_ask_to_step_down/4 pgxlock_check_owner/0
                           pgxlock_evicted/4 pgxlock_grants/0 pgxlock_hardened/0 pgxlock_list_names/0
                           pgxlock_list_tickets/0 pgxlock_list_tokens/0 pgxlock_objects/0
-                          pgxlock_record_eviction/5 pgxlock_revoke/1 pgxlock_rights/0 pgxlock_step_downs/3
+                          pgxlock_record_eviction/5 pgxlock_revoke/2 pgxlock_rights/0 pgxlock_step_downs/3
                           revoke_locks/1 soften_locks/0')
        ) AS w (version, kind, names), regexp_split_to_table(w.names, '[[:space:]]+') AS o (name)
  WHERE w.version <= $2::integer AND NOT EXISTS (SELECT FROM there t WHERE t.kind = w.kind AND t.name = o.name)

@@ -46,11 +46,12 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 			switch {
 			case version == 0:
 				wantFinding(t, findings, "schema", statusError, "has no pgxlock", db.Name, "pgxlock migrate up")
-				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-6 {
+				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-7 {
 					t.Errorf("%v", findings)
 				}
 			case version < newest:
 				wantFinding(t, findings, "rights", statusWarning, "no pgxlock_rights()", "pgxlock migrate up")
+				wantFinding(t, findings, "escalation", statusWarning, "no pgxlock_rights()", "pgxlock migrate up")
 				wantFinding(t, findings, "schema", statusError, fmt.Sprint("version ", version), fmt.Sprint("this program needs version ", newest), "migrations.Up", "pgxlock migrate up")
 			case version == newest:
 				wantFinding(t, findings, "schema", statusOK, `schema "public"`, fmt.Sprint("version ", version))
@@ -59,6 +60,7 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 			}
 			if version == newest-1 { // what each role needs is listed by the last one
 				delete(findings, "rights")
+				delete(findings, "escalation")
 			}
 			wantRestOK(t, findings, "schema", "durability", "lock_table")
 		})
@@ -257,6 +259,67 @@ func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
 	wantFinding(t, findings, "snapshots", statusOK)
 	if strings.Contains(fmt.Sprint(findings["lock_table"]), "could not") {
 		t.Error(findings["lock_table"])
+	}
+}
+
+func TestDoctorFindsHowOtherRolesCouldRunCodeAsTheOwner(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	owner, theirs := ownedBy(t, db, "locks")
+	other, _ := login(t, db)
+	accomplice, _ := login(t, db)
+	in := &doctor.Config{Schema: "locks"}
+	wantFinding(t, examine(t, theirs, in), "escalation", statusOK, `schema "locks"`)
+	wantFinding(t, examine(t, db, nil), "escalation", statusWarning, "it belongs to the superuser", "a role that may do nothing else")
+	db.Exec(t, "grant usage on schema locks to public; create schema "+other+" authorization "+other+
+		"; create function "+other+".run() returns trigger language plpgsql as 'begin return new; end'; alter function "+other+".run() owner to "+other+
+		"; create function locks.ours() returns trigger language plpgsql as 'begin return new; end'; alter function locks.ours() owner to "+owner)
+	const all = "grant all on all tables in schema locks to "
+	for _, hardened := range []bool{false, true} {
+		if hardened {
+			db.Exec(t, "select locks.harden_locks(), locks.grant_locks('"+other+"', 'application')")
+			wantFinding(t, examine(t, theirs, in), "escalation", statusOK)
+		}
+		for _, c := range []struct {
+			make  string
+			mends bool // its advice is statements
+			says  []string
+		}{
+			{all + other, true, []string{"role " + other + " has DELETE, INSERT,", "TRIGGER", "pgxlock_epoch|13 more"}},
+			{all + "public", true, []string{"PUBLIC has DELETE, INSERT,", "TRIGGER"}},
+			{all + other + " with grant option; set role " + other + "; grant trigger on locks.pgxlock_epoch to " + accomplice + "; reset role", true, []string{"role " + accomplice + " has TRIGGER on pgxlock_epoch"}},
+			{"grant update (epoch_base) on locks.pgxlock_epoch to " + other, true, []string{"role " + other + " has UPDATE on pgxlock_epoch"}},
+			{"grant all on all sequences in schema locks to " + other, true, []string{"role " + other + " has UPDATE on pgxlock_tokens|role " + other + " has UPDATE, USAGE on"}},
+			{"create trigger own before insert on locks.distributed_locks execute function " + other + ".run()", false, []string{"trigger own on table locks.distributed_locks runs function " + other + ".run() of " + other, "as role " + owner}},
+			{"grant trigger on locks.pgxlock_epoch to " + other + "; create trigger own before insert on locks.pgxlock_epoch execute function locks.ours()", false, []string{"trigger own on table locks.pgxlock_epoch may be of a role that may create triggers there"}},
+			{"grant references on locks.pgxlock_claims to " + other + "; set role " + other + "; create table " + other + ".child (k varchar(255) constraint own references locks.pgxlock_claims on delete cascade); reset role", false, []string{"constraint own on table " + other + ".child of " + other + " refers to table locks.pgxlock_claims"}},
+			{"create rule own as on insert to locks.distributed_locks do also select " + other + ".note()", false, []string{"rule own on table locks.distributed_locks"}},
+			{"grant create on schema locks to " + other, false, []string{other + " may create objects in schema locks", "REVOKE CREATE ON SCHEMA locks"}},
+			{"grant create on schema locks to public", false, []string{"PUBLIC may create objects in schema locks"}},
+			{"create function locks.acquire_lock(text, text) returns boolean language sql return true; alter function locks.acquire_lock(text, text) owner to " + other, false, []string{"function locks.acquire_lock(text,text) of " + other + " has the name"}},
+			{"alter table locks.pgxlock_claims owner to " + other, false, []string{"table locks.pgxlock_claims belongs to " + other}},
+		} {
+			db.Exec(t, "create or replace function "+other+".note() returns boolean language sql return true; alter function "+other+".note() owner to "+other+"; "+c.make)
+			findings := examine(t, theirs, in)
+			wantFinding(t, findings, "escalation", statusError)
+			for _, says := range c.says {
+				if !slices.ContainsFunc(strings.Split(says, "|"), func(one string) bool {
+					return strings.Contains(findings["escalation"].Detail+findings["escalation"].Advice, one)
+				}) {
+					t.Errorf("hardened %t, %s: %+v does not say %q", hardened, c.make, findings["escalation"], says)
+				}
+			}
+			if c.mends {
+				wantMended(t, findings["escalation"].Advice, owner, theirs)
+			} else {
+				db.Exec(t, "drop trigger if exists own on locks.distributed_locks; drop trigger if exists own on locks.pgxlock_epoch; drop rule if exists own on locks.distributed_locks; revoke trigger on locks.pgxlock_epoch from "+other+"; drop table if exists "+other+".child; revoke references on locks.pgxlock_claims from "+other+
+					"; revoke create on schema locks from public, "+other+"; drop function if exists locks.acquire_lock(text, text); alter table locks.pgxlock_claims owner to "+owner)
+			}
+			if f := examine(t, theirs, in)["escalation"]; f.Status != statusOK {
+				t.Fatalf("hardened %t, after %s: %+v", hardened, c.make, f)
+			}
+		}
 	}
 }
 

@@ -4,7 +4,7 @@
 SELECT p.oid::regprocedure::text
   FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
  WHERE n.nspname = $1::text AND p.prokind = 'f' AND p.prosqlbody IS NULL
-   AND (starts_with(p.proname, 'pgxlock_')
+   AND (starts_with(p.proname, 'pgxlock_') AND NOT starts_with(p.proname, 'pgxlock_adopted_')         -- kept, not called
         OR EXISTS (SELECT FROM pg_proc r WHERE r.pronamespace = n.oid AND r.proname = 'pgxlock_rights'
                       AND position('"' || p.proname || '(' IN r.prosrc) > 0))
    AND NOT EXISTS (SELECT FROM unnest(p.proconfig) setting
