@@ -28,7 +28,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 	if _, ok := errors.AsType[*place.UntrustedError](err); ok {
 		return Finding{
 			Status: StatusError, Detail: fmt.Sprintf("%v (database %q)", err, d.role.Database),
-			Advice: "name the schema (doctor.Config.Schema, --schema) if all in it is its owner's, and you trust that role: see " + lockerr.ManualRights + "#whose-code-is-called",
+			Advice: "name the schema (doctor.Config.Schema, --schema) if all in it is its owner's, and you trust that role: see " + lockerr.ManualTrust,
 		}, nil
 	}
 	if err != nil && d.cfg.Schema != "" {

@@ -34,6 +34,7 @@ const (
 	ManualDoctor  = docs + "doctor.md"
 	ManualInstall = docs + "install.md"
 	ManualRights  = docs + "rights.md"
+	ManualTrust   = docs + "trust.md"
 )
 
 // States yields the SQLSTATEs of all errors of the server that err wraps, whichever driver
