@@ -43,7 +43,6 @@ func TestARequestLeavesTimeForARenewalOnTheSameConnection(t *testing.T) {
 func TestARenewalGoesBeforeRequestsThatWaitForTheSameConnection(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, newBatchDB(t).Pool, Config{TTL: 30 * time.Second, OneConnection: true})
-	table.place.Schema = "s" // nothing of it is asked
 	var exchanges sync.WaitGroup
 	order := make(chan string, 10)
 	exchange := func(run func(dbconn.Exchange) error, name string, before func()) {
