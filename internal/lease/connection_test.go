@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 func TestARequestLeavesTimeForARenewalOnTheSameConnection(t *testing.T) {
@@ -59,7 +60,7 @@ func TestARenewalGoesBeforeRequestsThatWaitForTheSameConnection(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
 	request := func(fn dbconn.Exchange) error { return table.request(t.Context(), fn) }
 	exchange(request, "under way", func() { close(begun); <-finish })
-	<-begun
+	pgtest.Receive(t, "an exchange", begun)
 	for range 4 {
 		exchange(request, "request", func() {})
 	}
