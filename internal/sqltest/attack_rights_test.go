@@ -419,3 +419,41 @@ func TestHardeningAgainTakesBackAGrantOfAll(t *testing.T) {
 	d.do("drop trigger own on distributed_locks; select harden_locks()")
 	d.want(rights, want)
 }
+
+// A foreign key's check runs as the owner of the table that it refers to, and casts what it looks for, where the other
+// table has it as a type with a cast of its owner's. So REFERENCES gives the owner's rights, on every table of every
+// PostgreSQL database, and no trigger sees it. Without the right, or once it and the foreign key are gone, nothing runs.
+func TestReferencesGivesTheOwnersRightsUntilItIsTakenBack(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := installAsIs(t)
+	a := d.attacker()
+	a.do(fmt.Sprintf("create domain %[1]s.word as text; create function %[1]s.spell(%[1]s.word[]) returns text language plpgsql immutable as $$ begin perform %[1]s.note($1[1]); return ''; end $$; "+
+		"create cast (%[1]s.word[] as text) with function %[1]s.spell(%[1]s.word[]) as implicit", a.role))
+	child := "create table " + a.role + ".child (k " + a.role + ".word[] constraint own references public.distributed_locks)"
+	for _, mode := range []struct{ name, enter, back string }{
+		{"as installed", "select 1", "revoke references on distributed_locks from " + a.role},
+		{"hardened", "select harden_locks()", "select harden_locks()"},
+	} {
+		d.do(mode.enter + "; select grant_locks('" + a.role + "', 'application')")
+		for _, right := range []string{"references", "references (lock_name)"} {
+			if err := a.run(child); outcome("", err) != "42501" {
+				t.Fatalf("%s, before %s: %v", mode.name, right, err)
+			}
+			d.do("grant " + right + " on distributed_locks to " + a.role)
+			a.do(child)
+			if err := a.run("insert into " + a.role + ".child values ('{k}')"); outcome("", err) != "23503" {
+				t.Errorf("%s, %s: %v", mode.name, right, err)
+			}
+			if d.get("select is_called from "+a.role+".ran") != "true" {
+				t.Errorf("%s, %s: the cast did not run as the owner: docs/rights.md says that it does", mode.name, right)
+			}
+			d.do("alter sequence " + a.role + ".ran restart")
+			a.refused(mode.name+", "+right, d.run("select harden_locks()"), "constraint own on table "+a.role+".child of "+a.role)
+			d.do("drop table " + a.role + ".child; " + mode.back)
+		}
+		if err := a.run(child); outcome("", err) != "42501" {
+			t.Errorf("%s, at the end: %v", mode.name, err)
+		}
+	}
+}

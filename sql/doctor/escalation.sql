@@ -20,18 +20,20 @@ WITH installed AS (
     FROM installed i JOIN pg_class c ON c.relnamespace = i.oid AND c.relkind IN ('r', 'v', 'S')
    WHERE starts_with(c.relname, 'pgxlock_') OR c.relname IN ('distributed_locks', 'distributed_lock_shares') OR c.relname IN (SELECT n.name FROM needed n)
 ), grants AS (
-  SELECT o.oid, o.relname, o.relkind, o.owners, x.privilege_type AS privilege, coalesce(u.rolname, 'PUBLIC') AS grantee, u.oid IS NULL AS everybody
+  SELECT o.oid, o.relname, o.relkind, o.owners, x.privilege_type AS privilege, coalesce(u.rolname, 'PUBLIC') AS grantee, u.oid IS NULL AS everybody,
+         -- The check of a foreign key runs casts of the role that made it with the rights of the owner of this table.
+         x.privilege_type = 'REFERENCES' AND NOT o.owners AS refers
     FROM ours o
     CROSS JOIN LATERAL (SELECT r.grantee, r.privilege_type FROM aclexplode(o.relacl) r
                         UNION SELECT r.grantee, r.privilege_type FROM pg_attribute a, aclexplode(a.attacl) r WHERE a.attrelid = o.oid AND NOT a.attisdropped) x
     LEFT JOIN pg_roles u ON u.oid = x.grantee
    WHERE CASE WHEN u.oid IS NULL THEN true ELSE NOT pg_has_role(u.oid, o.relowner, 'MEMBER') END
-     AND x.privilege_type <> 'SELECT' AND (o.owners OR x.privilege_type = 'TRIGGER')
+     AND x.privilege_type <> 'SELECT' AND (o.owners OR x.privilege_type = 'TRIGGER' OR x.privilege_type = 'REFERENCES' AND o.relkind = 'r')
      AND NOT EXISTS (SELECT FROM needed n WHERE n.name = o.relname AND n.privilege = x.privilege_type)
 ), others AS (
-  SELECT g.grantee, g.everybody, g.relkind = 'S' AS sequences, g.owners, array_agg(DISTINCT g.relname::text ORDER BY g.relname::text) AS names,
+  SELECT g.grantee, g.everybody, g.relkind = 'S' AS sequences, g.owners, g.refers, array_agg(DISTINCT g.relname::text ORDER BY g.relname::text) AS names,
          array_agg(DISTINCT g.privilege ORDER BY g.privilege) AS privileges
-    FROM grants g GROUP BY 1, 2, 3, 4
+    FROM grants g GROUP BY 1, 2, 3, 4, 5
 ), code AS (
   SELECT pg_describe_object(d.classid, d.objid, 0) AS part, d.objid, d.classid, o.oid, o.relowner, p.proowner, p.oid AS function
     FROM ours o
@@ -52,14 +54,15 @@ SELECT true, format('%s runs %s of %I', c.part, pg_describe_object('pg_proc'::re
        format('drop it as role %I (DROP TRIGGER, DROP RULE)', pg_get_userbyid(c.relowner))
   FROM code c WHERE NOT pg_has_role(c.proowner, c.relowner, 'MEMBER')
 UNION ALL
-SELECT true, format('%s of %I refers to %s, and so has code run in the sessions that write it', pg_describe_object(k.tableoid, k.oid, 0), pg_get_userbyid(c.relowner), pg_describe_object('pg_class'::regclass, o.oid, 0)),
+SELECT true, format('%s of %I refers to %s, and so runs code of that role with the rights of %I', pg_describe_object(k.tableoid, k.oid, 0), pg_get_userbyid(c.relowner),
+              pg_describe_object('pg_class'::regclass, o.oid, 0), pg_get_userbyid(o.relowner)),
        format('drop it as role %I', pg_get_userbyid(c.relowner))
   FROM ours o JOIN pg_constraint k ON k.confrelid = o.oid AND k.contype = 'f' JOIN pg_class c ON c.oid = k.conrelid WHERE NOT pg_has_role(c.relowner, o.relowner, 'MEMBER')
 UNION ALL
 SELECT true, format('%s may be of a role that may create triggers there', c.part), format('drop it as role %I, unless it is yours', pg_get_userbyid(c.relowner))
   FROM code c WHERE pg_has_role(c.proowner, c.relowner, 'MEMBER') AND c.classid = 'pg_trigger'::regclass AND EXISTS (SELECT FROM grants g WHERE g.oid = c.oid AND g.privilege = 'TRIGGER')
 UNION ALL
-SELECT o.owners, format('%s has %s on %s', CASE WHEN o.everybody THEN o.grantee ELSE format('role %I', o.grantee) END, array_to_string(o.privileges, ', '),
+SELECT o.owners OR o.refers, format('%s has %s on %s', CASE WHEN o.everybody THEN o.grantee ELSE format('role %I', o.grantee) END, array_to_string(o.privileges, ', '),
               array_to_string(o.names[1:5], ', ') || CASE WHEN cardinality(o.names) > 5 THEN format(' and %s more', cardinality(o.names) - 5) ELSE '' END),
        format('as role %I: %s', pg_get_userbyid(i.owner), CASE WHEN i.hardened THEN format('SELECT %I.harden_locks()', i.nspname)
          ELSE format('REVOKE %s ON %s%s FROM %s CASCADE', array_to_string(o.privileges, ', '), CASE WHEN o.sequences THEN 'SEQUENCE ' ELSE '' END,
