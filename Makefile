@@ -95,11 +95,8 @@ ifdef TERMINAL
 	@PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" bin/with --throw-away -- $(GO) run -C tools ./pictures -terminal ..
 endif
 
-lint: build ## gofmt, go vet, golangci-lint, actionlint, shellcheck, what holds the documents, and what is built and released
-	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
-	$(GO) vet ./...
-	$(LINT) golangci-lint run ./...
-	@for m in $(NESTED); do echo "$$m:"; (cd $$m && $(GO) vet ./... && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
+lint: build ## golangci-lint (with gofmt and go vet), actionlint, shellcheck, what holds the documents, and what is built and released
+	@for m in $(MODULES); do echo "$$m:"; (cd $$m && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
 	@PGXLOCK_TEST_BUILDS=1 bin/with -- scripts/test-builds
 	$(LINT) actionlint .github/workflows/ci.yml
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \
