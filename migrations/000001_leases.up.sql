@@ -237,6 +237,16 @@ BEGIN
     PERFORM pgxlock_check_code(CASE WHEN p_step NOT IN ('up', 'down') THEN '{pgxlock_migrations}'::text[] END);         -- the rest stays locked since
 
     IF p_step NOT IN ('up', 'down') THEN
+      -- Default privileges gave these with the table; once this file commits the role could use them.
+      FOR v_foreign IN
+        SELECT 'REVOKE TRIGGER, TRUNCATE, REFERENCES ON ' || c.oid::regclass::text || ' FROM '
+               || CASE x.grantee WHEN 0::oid THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(x.grantee)::text) END || ' CASCADE'
+          FROM pg_class c, aclexplode(c.relacl) x
+         WHERE c.relnamespace = to_regnamespace(quote_ident(v_schema))::oid AND c.relowner = v_me AND c.relkind = 'r'::"char"
+           AND (left(c.relname::text, 8) = 'pgxlock_' OR c.relname::text IN ('distributed_locks', 'distributed_lock_shares'))
+           AND x.grantee <> c.relowner AND x.privilege_type IN ('TRIGGER', 'TRUNCATE', 'REFERENCES') LOOP
+        EXECUTE v_foreign;
+      END LOOP;
       DELETE FROM pgxlock_migrations;
       INSERT INTO pgxlock_migrations (version, dirty) VALUES (p_version, false);
       IF p_version >= 8 AND current_setting('pgxlock.hardened', true) = 'on' THEN          -- the rights come with 000008
@@ -468,7 +478,7 @@ BEGIN
         RETURN;
       END IF;
 
-      PERFORM pgxlock_durable();
+      PERFORM pgxlock_durable(false);
       BEGIN
         IF v_exists THEN
           -- A live lease of the caller is renewed, which fences allow; an expired one is taken
@@ -646,7 +656,7 @@ BEGIN
     IF NOT FOUND THEN
       RETURN false;
     END IF;
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(false);
     BEGIN
       IF NOT pg_try_advisory_xact_lock(pgxlock_key('pin', p_lock_name)) THEN
         PERFORM FROM distributed_locks l
@@ -775,7 +785,7 @@ BEGIN
     SELECT pg_catalog.array_agg(a.n ORDER BY a.n) INTO v_new FROM absent a WHERE pg_try_advisory_xact_lock(pgxlock_key('guard', a.name));
 
     IF v_new IS NOT NULL THEN
-      PERFORM pgxlock_durable();
+      PERFORM pgxlock_durable(false);
       v_now := clock_timestamp();
       WITH absent AS MATERIALIZED (
         SELECT w.n FROM pg_catalog.unnest(v_new) AS w (n)

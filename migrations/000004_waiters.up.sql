@@ -41,7 +41,7 @@ BEGIN
   ALTER TABLE pgxlock_waiters SET (fillfactor = 50, vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   -- Few waiters hold locks, and only they can deadlock.
-  CREATE INDEX IF NOT EXISTS pgxlock_waiters_holds ON pgxlock_waiters (ticket) WHERE holds <> '{}'::text[];
+  CREATE INDEX IF NOT EXISTS pgxlock_waiters_holds ON pgxlock_waiters (ticket) WHERE holds OPERATOR(pg_catalog.<>) '{}'::text[];
   COMMENT ON TABLE pgxlock_waiters IS
     'pgxlock: the queue, one ticket per process and lock. It orders waiters and wakes them to try; it never decides which one gets a lock. Write it only through the functions.';
   COMMENT ON COLUMN pgxlock_waiters.kind IS '0 for a lease; for an advisory key as objsubid in pg_locks: 1 for one bigint, 2 for two integers.';
@@ -99,7 +99,7 @@ BEGIN
         FROM want w
        WHERE NOT EXISTS (SELECT FROM pgxlock_waiters q
                           WHERE q.kind = w.kind AND q.name = w.name AND q.ticket = w.ticket
-                            AND q.client IS NOT DISTINCT FROM p_client AND q.waiters = w.waiters AND q.holds COLLATE "C" = w.holds
+                            AND q.client IS NOT DISTINCT FROM p_client AND q.waiters = w.waiters AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) w.holds
                             AND q.live_until >= clock_timestamp() + v_live / 2::float8 OFFSET 0)
     )
     INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds)
@@ -130,10 +130,10 @@ BEGIN
     -- ticket that came last must leave; it learns so when it is published or refreshed.
     IF EXISTS (SELECT FROM pg_catalog.unnest(p_holds) h (hold) WHERE h.hold IS NOT NULL) THEN
       v_advisory := EXISTS (SELECT FROM pgxlock_waiters w, pg_catalog.unnest(w.holds) h (hold)
-                             WHERE w.holds <> '{}'::text[] AND left(h.hold, 9) = 'advisory:');
+                             WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND left(h.hold, 9) = 'advisory:');
       WITH RECURSIVE waiting AS MATERIALIZED (
         SELECT row_number() OVER (ORDER BY w.ticket, w.kind, w.name) AS id, w.kind, w.name, w.ticket, w.holds
-          FROM pgxlock_waiters w WHERE w.holds <> '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
+          FROM pgxlock_waiters w WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
       ), granted AS MATERIALIZED (
         SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid
           FROM pg_locks l
@@ -243,7 +243,7 @@ BEGIN
     END IF;
     IF pg_catalog.cardinality(v_new) > 0 THEN
       IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-        PERFORM pgxlock_durable();
+        PERFORM pgxlock_durable(false);
       END IF;
       v_now := clock_timestamp();
       -- Tokens are drawn under a snapshot that shows earlier holders: a token drawn before it could
@@ -321,7 +321,7 @@ BEGIN
                   ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', p_name)) END;
       IF v_base IS NOT NULL THEN
         IF current_setting('synchronous_commit') IN ('off', 'local') THEN
-          PERFORM pgxlock_durable();
+          PERFORM pgxlock_durable(false);
         END IF;
         v_now := clock_timestamp();
         INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)

@@ -110,7 +110,7 @@ BEGIN
 
       v_token := NULL;
       IF v_live THEN                        -- join it; checked again once it is locked
-        PERFORM pgxlock_durable();
+        PERFORM pgxlock_durable(false);
         BEGIN
           SELECT g.token, g.expires INTO v_token, v_until FROM pgxlock_lock_group(v_name, false) g;
           IF v_token IS NULL OR v_until <= clock_timestamp() THEN
@@ -242,7 +242,7 @@ BEGIN
     IF NOT FOUND THEN
       RETURN v_outcome;
     END IF;
-    PERFORM pgxlock_durable();
+    PERFORM pgxlock_durable(false);
     v_wait := p_wait AND v_live;
     BEGIN
       SELECT g.token INTO r FROM pgxlock_lock_group(p_lock_name, v_wait) g;

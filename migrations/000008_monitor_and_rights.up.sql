@@ -453,7 +453,7 @@ BEGIN
                                WHERE c.relnamespace = v_schema AND c.relkind = 'r'::"char" AND o.part = '') || ' IN SHARE UPDATE EXCLUSIVE MODE';
     -- The owner of a function can replace it; the owner of a table can create triggers. A function is
     -- one of pgxlock's if others of them call it and the owner has no function of that name.
-    SELECT string_agg(w.name || ' (owned by ' || quote_ident(pg_get_userbyid(w.owner)::text) || ')', ', ') INTO v_what FROM (
+    SELECT string_agg(f.name || ' (owned by ' || quote_ident(pg_get_userbyid(f.owner)::text) || ')', ', ') INTO v_what FROM (SELECT w.name, w.owner FROM (
         SELECT c.oid::regclass::text AS name, c.relowner AS owner FROM pg_class c
          WHERE c.relnamespace = v_schema AND c.relkind IN ('r'::"char", 'v'::"char", 'S'::"char")
            AND (left(c.relname::text, 8) = 'pgxlock_' OR c.relname::text IN (SELECT substr(g.object, 7) FROM pgxlock_rights() g WHERE g.privileges <> 'EXECUTE'))
@@ -462,11 +462,19 @@ BEGIN
          WHERE p.oid IN (SELECT to_regprocedure(substr(g.object, 10))::oid FROM pgxlock_rights() g WHERE g.privileges = 'EXECUTE')
             OR p.pronamespace = v_schema AND left(p.proname::text, 8) = 'pgxlock_'
                AND NOT EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = v_schema AND o.proowner = v_owner AND o.proname = p.proname)
-               AND EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = v_schema AND o.proowner = v_owner AND position(p.proname::text || '(' IN o.prosrc) > 0)) w
-     WHERE w.owner <> v_owner;
+               AND EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = v_schema AND o.proowner = v_owner AND position(p.proname::text || '(' IN o.prosrc) > 0)
+        UNION ALL               -- what a call could resolve to as well: an overload, and an operator for the same types
+        SELECT p.oid::regprocedure::text, p.proowner FROM pg_proc p JOIN pg_roles u ON u.oid = p.proowner
+         WHERE p.pronamespace = v_schema AND NOT u.rolsuper
+           AND EXISTS (SELECT FROM pg_proc o WHERE o.pronamespace = v_schema AND o.proowner = v_owner AND o.proname = p.proname
+                          AND (left(o.proname::text, 8) = 'pgxlock_' OR o.oid IN (SELECT to_regprocedure(substr(g.object, 10))::oid FROM pgxlock_rights() g WHERE g.privileges = 'EXECUTE')))
+        UNION ALL
+        SELECT 'operator ' || x.oid::regoperator::text, x.oprowner FROM pg_operator x JOIN pg_roles u ON u.oid = x.oprowner
+         WHERE x.oprnamespace = v_schema AND NOT u.rolsuper) w
+       WHERE w.owner <> v_owner ORDER BY w.name LIMIT 10) f;
     IF v_what IS NOT NULL THEN
       RAISE EXCEPTION 'pgxlock: not all objects belong to %, the owner of distributed_locks: %', quote_ident(pg_get_userbyid(v_owner)::text), v_what
-        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'ALTER ... OWNER TO one role.';
+        USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Drop what is not yours, or ALTER ... OWNER TO one role.';
     END IF;
     -- From now on the functions run their code as their owner. They call nothing that other roles
     -- create in the schema; this check keeps such roles from trying.
@@ -550,7 +558,7 @@ BEGIN
     END IF;
     PERFORM pgxlock_revoke(NULL::text, false);
     FOR r IN SELECT g.object FROM pgxlock_rights() g JOIN pg_proc p ON p.oid = to_regprocedure(substr(g.object, 10))::oid
-              WHERE g.privileges = 'EXECUTE' AND g.kinds <> '{}'::text[] AND p.provolatile <> 'i'::"char" LOOP          -- immutable: it touches nothing
+              WHERE g.privileges = 'EXECUTE' AND g.kinds OPERATOR(pg_catalog.<>) '{}'::text[] AND p.provolatile <> 'i'::"char" LOOP          -- immutable: it touches nothing
       EXECUTE 'ALTER ' || r.object || CASE WHEN p_hardened THEN ' SECURITY DEFINER' ELSE ' SECURITY INVOKER' END;
     END LOOP;
     IF NOT p_hardened THEN

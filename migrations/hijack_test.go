@@ -169,7 +169,7 @@ func callsOfSessions(t *testing.T, conn *pgx.Conn) {
 	defer holder.Close(t.Context())
 	check(t, holder, []trial{
 		{"(" + batch("0,1,4", "1,2,3") + ")[2] > 0::bigint", "true"},
-		{"(" + batch("0,1,4,5", "1,2,3,4") + "::text[])[1:3] = '{null,null,null}'::text[]", "true"},
+		{"(" + batch("0,1,4,5", "1,2,3,4") + "::text[])[1:3] OPERATOR(pg_catalog.=) '{null,null,null}'::text[]", "true"},
 		{batch("8", "1"), pgerrcode.InvalidParameterValue},
 	})
 	check(t, conn, []trial{
@@ -181,7 +181,7 @@ func callsOfSessions(t *testing.T, conn *pgx.Conn) {
 		{"pgxlock_reap_advisory(10) >= 0::bigint", "true"},
 		{"pgxlock_reap_advisory(0)", pgerrcode.InvalidParameterValue},
 	})
-	check(t, holder, []trial{{batch("2,3,6,7,2", "1,2,3,4,1") + "::text[] = '{1,1,1,1,null}'::text[]", "true"}})
+	check(t, holder, []trial{{batch("2,3,6,7,2", "1,2,3,4,1") + "::text[] OPERATOR(pg_catalog.=) '{1,1,1,1,null}'::text[]", "true"}})
 }
 
 // callsOfWaiters is the same for the queue.
@@ -442,7 +442,7 @@ func ours(t *testing.T) string {
 const hijackSQL = `
 DO $do$
 DECLARE
-  v_types text[] := '{text,varchar,bpchar,name,"\"char\"",smallint,integer,bigint,numeric,"double precision",oid,regclass,regnamespace,interval,timestamptz,timestamp,boolean,jsonb,bytea,bit,varbit,xid8,tid}';
+  v_types text[] := '{text,varchar,bpchar,name,"\"char\"",smallint,integer,bigint,numeric,"double precision",oid,regclass,regnamespace,interval,timestamptz,timestamp,boolean,jsonb,bytea,bit,varbit,xid8,tid,text[],varchar[],name[],integer[],bigint[],oid[],boolean[],xid,int2vector,oidvector,inet,regproc,regprocedure,record}';
   -- from, to: what a cast would bridge
   v_swaps text[] := '{{text,varchar},{text,name},{text,bpchar},{name,text},{name,varchar},{bigint,integer},{bigint,smallint},{integer,bigint},{integer,smallint},
     {"double precision",integer},{"double precision",bigint},{"double precision",numeric},{oid,regclass},{oid,regproc},{oid,bigint},{regclass,oid},{regclass,text},{regclass,varchar},
@@ -461,7 +461,7 @@ BEGIN
     FOR i IN 1..array_length(v_swaps, 1) LOOP
       FOR j IN 0..CASE WHEN f.provariadic <> 0 THEN 3 ELSE 0 END LOOP
         v_args := pg_catalog.array_replace(f.args, v_swaps[i][1], v_swaps[i][2]);
-        CONTINUE WHEN v_args = f.args AND j = 0;
+        CONTINUE WHEN v_args OPERATOR(pg_catalog.=) f.args AND j = 0;
         v_args := v_args || pg_catalog.array_fill(v_swaps[i][2], ARRAY[j]);
         SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', pg_catalog.quote_ident(nullif(f.proargnames[n], '')), a, CASE WHEN f.pronargdefaults > 0 THEN 'DEFAULT NULL' END), ', ' ORDER BY n)
           INTO v_out FROM pg_catalog.unnest(v_args) WITH ORDINALITY x (a, n);
@@ -514,7 +514,7 @@ BEGIN
   LOOP
     FOR i IN 1..array_length(v_swaps, 1) LOOP
       v_args := pg_catalog.array_replace(f.args, v_swaps[i][1], v_swaps[i][2]);
-      CONTINUE WHEN v_args = f.args;
+      CONTINUE WHEN v_args OPERATOR(pg_catalog.=) f.args;
       BEGIN
         EXECUTE pg_catalog.format($$CREATE FUNCTION %I(%s) RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''hijacked: %s'' USING ERRCODE = ''HJ000''; END'$$,
                        f.proname, pg_catalog.array_to_string(v_args, ', '), f.proname);
@@ -620,11 +620,14 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 	must(t, up(t, as(t, db, "search_path", "public, pg_catalog")))
 	calls()
 
-	// Hardened, what ran would run as the owner. It is refused while others may
-	// create; but what they have made by then is still there.
+	// Hardened, what ran would run as the owner. It is refused while others may create, or have
+	// made operators and overloads; those that a superuser has are no others', and call nothing either.
 	_, err = db.Pool.Exec(t.Context(), "select public.harden_locks()")
 	refuse(t, err, pgerrcode.ObjectNotInPrerequisiteState)
 	db.Exec(t, "revoke create on schema public from "+hijacker)
+	_, err = db.Pool.Exec(t.Context(), "select public.harden_locks()")
+	refuse(t, err, pgerrcode.ObjectNotInPrerequisiteState)
+	db.Exec(t, "reassign owned by "+hijacker+" to current_user")
 	for range 2 {
 		db.Exec(t, "select public.harden_locks(), public.grant_locks('"+victim+"'::text, 'application'::text), public.grant_locks('"+victim+"'::text, 'administration'::text)")
 		calls()

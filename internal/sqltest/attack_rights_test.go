@@ -226,11 +226,15 @@ func TestMigrationsTakeBackWhatDefaultPrivilegesGave(t *testing.T) {
 	files := upFiles(t)
 	for i, file := range files {
 		up.do(file)
+		// Taken back where it is given: between two files it could be used.
+		d.want("select count(*) from pg_class c, aclexplode(c.relacl) x where c.relnamespace = 'public'::regnamespace and c.relkind = 'r' "+
+			"and x.grantee <> c.relowner and x.privilege_type in ('TRIGGER', 'TRUNCATE', 'REFERENCES')", "0")
 		if i == 0 {
-			a.do("grant trigger, update on pgxlock_epoch, pgxlock_migrations to " + accomplice + " with grant option")
-			d.as(accomplice).do("grant trigger on public.pgxlock_epoch to public")
+			a.do("grant update on pgxlock_epoch, pgxlock_migrations to " + accomplice + " with grant option")
+			d.as(accomplice).do("grant update on public.pgxlock_epoch to public")
 		}
 		if i == 1 {
+			up.do("grant trigger on pgxlock_migrations to " + a.role)
 			a.trigger("pgxlock_migrations", "delete or insert")
 			a.refused("the next file", up.run(files[2]), "trigger own on table pgxlock_migrations", a.role+".run()")
 			up.do("drop trigger own on pgxlock_migrations")
@@ -364,6 +368,36 @@ func TestAdoptionRefusesForeignCodeByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.ranNothing("the whole")
+}
+
+// An operator for exactly the types of a call counts before one of pg_catalog for any array, and so does a function
+// without an argument that has a default, wherever they stand in the search_path.
+func TestFunctionsRunNoOperatorOrOverloadOfAnotherRole(t *testing.T) {
+	t.Parallel()
+	d := installAsIs(t)
+	a := d.attacker()
+	d.do("grant create on schema public to " + a.role)
+	a.do("create function " + a.role + ".noted(text[], text[]) returns boolean language plpgsql as $$ begin perform " + a.role + ".note(''); return false; end $$; " +
+		"grant execute on all functions in schema " + a.role + " to public; " +
+		"create operator public.= (leftarg = text[], rightarg = text[], function = " + a.role + ".noted); " +
+		"create operator public.<> (leftarg = text[], rightarg = text[], function = " + a.role + ".noted)")
+	d.do("revoke create on schema public from " + a.role)
+	for range 2 { // also a ticket that is there
+		d.do(`select pgxlock_publish_batch('{0}', '{k}', '{1}', '{1}', '{"[\"holder\"]"}', null, 'owner', 60000)`)
+	}
+	a.ranNothing("publishing a ticket")
+	a.refused("hardening", d.run("select harden_locks()"), "operator =(text[],text[])", "operator <>(text[],text[])")
+	a.do("drop operator public.= (text[], text[]); drop operator public.<> (text[], text[])")
+
+	d.do("grant create on schema public to " + a.role)
+	a.do("create function public.pgxlock_durable() returns void language plpgsql as $$ begin perform " + a.role + ".note(''); end $$")
+	d.do("revoke create on schema public from " + a.role)
+	d.want("acquire_lock('k', 'me')", "true")
+	a.ranNothing("acquiring a lock")
+	a.refused("hardening", d.run("select harden_locks()"), "pgxlock_durable()")
+	a.do("drop function public.pgxlock_durable()")
+	d.do("select harden_locks()")
+	a.ranNothing("hardening")
 }
 
 // GRANT ALL after hardening gives TRIGGER on what the functions write with the owner's rights. Nothing in

@@ -79,6 +79,9 @@ SELECT true, format('%s of %I has the name of one of pgxlock''s', pg_describe_ob
    AND EXISTS (SELECT FROM pg_proc f WHERE f.pronamespace = i.oid AND f.proname = p.proname AND f.proowner = i.owner
                   AND (starts_with(f.proname, 'pgxlock_') OR position('"' || f.proname || '(' IN i.prosrc) > 0))
 UNION ALL
+SELECT true, format('%s of %I may be what an operator in a function of pgxlock resolves to', pg_describe_object('pg_operator'::regclass, x.oid, 0), pg_get_userbyid(x.oprowner)), 'drop it, or move it to another schema'
+  FROM installed i JOIN pg_operator x ON x.oprnamespace = i.oid WHERE NOT pg_has_role(x.oprowner, i.owner, 'MEMBER')
+UNION ALL
 SELECT true, format('%s belongs to %I, and pgxlock to %I', pg_describe_object('pg_class'::regclass, o.oid, 0), pg_get_userbyid(o.relowner), pg_get_userbyid(i.owner)), 'ALTER ... OWNER TO one role'
   FROM installed i, ours o WHERE NOT pg_has_role(o.relowner, i.owner, 'MEMBER')
 UNION ALL
