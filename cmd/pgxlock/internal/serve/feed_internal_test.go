@@ -148,7 +148,7 @@ func TestOneEventIsMadeForAllViewersWithTheSameSearch(t *testing.T) {
 	s := &Server{}
 	shot := hoarded(3, 1)
 	now := &state{shot: shot, graph: func() *forest { return plant(shot) }, live: new(sync.Map)}
-	all, some := s.live(now, query{}), s.live(now, query{Text: "nowhere", words: []string{"nowhere"}})
+	all, some := s.live(now, query{}), s.live(now, query{Text: "nowhere", words: [][]byte{[]byte("nowhere")}})
 	if again := s.live(now, query{}); &again[0] != &all[0] {
 		t.Error("a second viewer is rendered for anew")
 	}
