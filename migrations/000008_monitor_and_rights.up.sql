@@ -454,7 +454,7 @@ BEGIN
     END LOOP;
   END $$;
   COMMENT ON FUNCTION grant_locks(text, text) IS
-    'Grants a role the rights that it needs, hardened or not, as ''application'' (locks, fences, claims, runs, rate limits), ''monitoring'' (reads the four views, claims, runs, limits, queues and evictions) or ''administration'' (reads the same, releases and evicts locks of any holder, reaps, purges claims, forgets runs; hardened also repairs tokens), and USAGE on the schema. A role may be several. For the owner of the functions.';
+    'Grants a role the rights that it needs, hardened or not, as ''application'' (locks, fences, claims, runs, rate limits), ''monitoring'' (reads the four views, claims, runs, limits, queues and evictions) or ''administration'' (reads the same, releases and evicts locks of any holder, reaps, purges claims, forgets runs, resets what callers recorded; hardened also repairs tokens), and USAGE on the schema. A role may be several. For the owner of the functions.';
 
   CREATE OR REPLACE FUNCTION revoke_locks(p_role text) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off AS $$
