@@ -18,7 +18,7 @@ type Holder struct {
 	Kind     Kind
 	Mode     Mode
 	ID       string // the holder id, which begins with the owner of its Locker
-	Metadata string // the option Metadata; JSON if it came from SQL and is not a string
+	Metadata string // the option Metadata; JSON if it came from SQL and is not a string. A Monitor cuts it, see [Snapshot]
 	Token    int64
 	PID      int32 // of the server process that holds an advisory lock
 

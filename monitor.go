@@ -115,6 +115,11 @@ func (f Filter) wanted() monitor.Filter {
 
 // A Snapshot is the state of all locks at one moment, except for the time that it took to
 // read it.
+//
+// Its size has a bound, whatever other programs store: at most 200,000 leases, permits and
+// shares, of about 32 MiB, and as many tickets of waiters. Missing says if there are more.
+// Of a Holder's Metadata it has the first 1,000 characters, and only ... where more than
+// 1,000 leases have long ones; [Locker.Holders] returns all of it.
 type Snapshot struct {
 	At      time.Time // the server's clock
 	Holders []Holder  // by kind and key
@@ -134,8 +139,9 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 }
 
 // Holders returns the holders of locks, sorted by kind and key. An empty result means that
-// nobody holds such a lock: if leases cannot be read, Holders fails unless the filter's
-// Kind is [KindAdvisory]. [Monitor.Snapshot] returns everything that can be read.
+// nobody holds such a lock: if leases cannot be read, or there are more than a [Snapshot]
+// has, Holders fails unless the filter's Kind is [KindAdvisory], and returns those that it
+// has read. [Monitor.Snapshot] returns everything that can be read.
 func (m *Monitor) Holders(ctx context.Context, f Filter) ([]Holder, error) {
 	return m.holders(ctx, f, StateLive)
 }

@@ -842,6 +842,9 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_renew_batch(p_names text[], p_holders text[], p_tokens bigint[], p_ttls bigint[]) RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
   BEGIN
+    IF (greatest(pg_catalog.cardinality(p_names), pg_catalog.cardinality(p_holders), pg_catalog.cardinality(p_tokens), pg_catalog.cardinality(p_ttls)) <= 1000) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false, 'p_names, p_holders, p_tokens and p_ttls must have at most 1000 elements');
+    END IF;
     IF current_setting('synchronous_commit') IN ('off', 'local') THEN
       PERFORM pgxlock_durable(true);        -- its connection may be that of asynchronous requests
     END IF;

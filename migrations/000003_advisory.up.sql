@@ -61,8 +61,8 @@ BEGIN
   BEGIN
     SELECT bool_and(coalesce(w.op BETWEEN 0 AND 7, false) AND w.id IS NOT NULL), bool_or(w.op & 2 = 0), bool_or(w.op & 2 = 2)
       INTO v_valid, v_locks, v_unlocks FROM unnest(p_ops, p_ids) AS w (op, id);
-    IF (v_valid IS NOT FALSE AND p_session IS NOT NULL AND p_ops IS NOT NULL AND p_ids IS NOT NULL) IS NOT TRUE THEN
-      PERFORM pgxlock_require(false, 'p_session must not be NULL, and every one of p_ops must be 0 to 7 and have one of p_ids');
+    IF (v_valid IS NOT FALSE AND p_session IS NOT NULL AND pg_catalog.cardinality(p_ops) <= 10000 AND pg_catalog.cardinality(p_ids) <= 10000) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false, 'p_session must not be NULL, p_ops and p_ids must have at most 10000 elements, and every one of p_ops must be 0 to 7 and have one of p_ids');
     END IF;
     IF pg_is_in_recovery() THEN
       PERFORM pgxlock_check_primary('a lock on a standby server excludes nobody');

@@ -73,11 +73,14 @@ BEGIN
     v_victims bigint[];
     v_circles text[];
   BEGIN
-    IF (pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count AND pg_catalog.cardinality(p_waiters) = v_count
-        AND pg_catalog.cardinality(p_holds) = v_count AND p_owner IS NOT NULL AND p_live_ms BETWEEN 1::bigint AND 3110400000000::bigint) IS NOT TRUE
-       OR EXISTS (SELECT FROM unnest(p_kinds, p_names) AS w (kind, name)
-                   WHERE (w.kind BETWEEN 0 AND 2 AND char_length(w.name) BETWEEN 1 AND 255) IS NOT TRUE) THEN
-      RAISE EXCEPTION 'every ticket needs a kind, 0 to 2, and a name of 1 to 255 characters; and all of them one owner, and a time to live in milliseconds'
+    -- What one role publishes, every publisher compares and every Monitor reads, until it is void.
+    IF (v_count <= 1000 AND pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count AND pg_catalog.cardinality(p_waiters) = v_count
+        AND pg_catalog.cardinality(p_holds) = v_count AND char_length(p_owner) <= 255 AND p_live_ms BETWEEN 1::bigint AND 600000::bigint) IS NOT TRUE
+       OR EXISTS (SELECT FROM unnest(p_kinds, p_names, p_waiters, p_holds) AS w (kind, name, waiters, holds)
+                   WHERE (w.kind BETWEEN 0 AND 2 AND char_length(w.name) BETWEEN 1 AND 255 AND coalesce(w.waiters, 1) BETWEEN 0 AND 1000000
+                          AND CASE WHEN w.holds IS NULL THEN true WHEN octet_length(w.holds) > 65536 THEN false
+                                   WHEN jsonb_typeof(w.holds::jsonb) = 'array' THEN jsonb_array_length(w.holds::jsonb) <= 1000 ELSE true END) IS NOT TRUE) THEN
+      RAISE EXCEPTION 'p_names must have at most 1000 elements, p_owner at most 255 characters, and p_live_ms must be 1 to 600000; every ticket needs a kind, 0 to 2, a name of 1 to 255 characters, at most 1000000 waiters, and at most 1000 holds in 65536 bytes of p_holds'
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
@@ -178,8 +181,8 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
-      'every ticket needs a kind and a name');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
+      'p_names must have at most 1000 elements, and every ticket needs a kind and a name');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     WITH locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
@@ -211,8 +214,8 @@ BEGIN
     v_holds    text[];
     v_now      timestamptz;
   BEGIN
-    IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
-      PERFORM pgxlock_require(false, 'every name needs a holder, a ttl, metadata and a ticket');
+    IF (v_count <= 1000 AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false, 'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata and a ticket');
     END IF;
     IF pg_is_in_recovery() THEN
       PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
@@ -367,9 +370,9 @@ BEGIN
     v_ms       bigint[];
     v_now      timestamptz;
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
+    PERFORM pgxlock_require(v_count <= 1000 AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
         AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
-      'every name needs a holder, a ttl, metadata and a ticket');
+      'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata and a ticket');
     PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
     PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
     v_queued := EXISTS (SELECT FROM pg_catalog.unnest(p_names) AS e (name)
@@ -452,8 +455,8 @@ BEGIN
     v_holds    text[];
     v_lives    boolean[];
   BEGIN
-    IF (pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
-      PERFORM pgxlock_require(false, 'every name needs a holder and a token, which may be NULL');
+    IF (v_count <= 1000 AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false, 'p_names must have at most 1000 elements, and every name needs a holder and a token, which may be NULL');
     END IF;
     IF pg_is_in_recovery() THEN
       PERFORM pgxlock_check_primary('cannot release a lock on a standby server');
@@ -558,8 +561,8 @@ BEGIN
     v_clients bigint[];
     v_all     bigint := 9223372036854775807;
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
-      'every lock needs a kind, a name and a ticket, which may be NULL');
+    PERFORM pgxlock_require(v_count <= 1000 AND pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
+      'p_names must have at most 1000 elements, and every lock needs a kind, a name and a ticket, which may be NULL');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     PERFORM pgxlock_check_read_committed('waiters are woken in READ COMMITTED: an older snapshot does not show them');
     IF NOT EXISTS (SELECT FROM unnest(p_kinds, p_names) AS e (kind, name)
@@ -628,8 +631,8 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
-      'every ticket needs a kind and a name');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
+      'p_names must have at most 1000 elements, and every ticket needs a kind and a name');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     WITH locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
@@ -649,7 +652,8 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names), 'every name needs a kind');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names),
+      'p_names must have at most 1000 elements, and every name needs a kind');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     PERFORM pgxlock_check_read_committed('waiters are looked up in READ COMMITTED: an older snapshot does not show them');
     RETURN (
@@ -666,7 +670,8 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_notify_holders(p_kinds integer[], p_ids bigint[]) RETURNS integer[]
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_ids), 'every key needs a kind');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_ids) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_ids),
+      'p_ids must have at most 1000 elements, and every key needs a kind');
     PERFORM pgxlock_check_primary('a standby server cannot notify');
     RETURN (
       WITH granted AS MATERIALIZED (

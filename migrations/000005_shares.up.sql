@@ -404,6 +404,8 @@ BEGIN
     v_tokens  bigint[];
     v_renewed bigint[];
   BEGIN
+    PERFORM pgxlock_require(greatest(pg_catalog.cardinality(p_names), pg_catalog.cardinality(p_holders), pg_catalog.cardinality(p_tokens), pg_catalog.cardinality(p_ttls)) <= 1000,
+      'p_names, p_holders, p_tokens and p_ttls must have at most 1000 elements');
     PERFORM pgxlock_durable(true);
     WITH want AS MATERIALIZED (
       SELECT DISTINCT w.name COLLATE "C" AS name FROM pg_catalog.unnest(p_names) AS w (name)
@@ -451,6 +453,8 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_release_shares_batch(p_names text[], p_holders text[], p_tokens bigint[]) RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
+    PERFORM pgxlock_require(greatest(pg_catalog.cardinality(p_names), pg_catalog.cardinality(p_holders), pg_catalog.cardinality(p_tokens)) <= 1000,
+      'p_names, p_holders and p_tokens must have at most 1000 elements');
     RETURN QUERY
     SELECT pgxlock_release_share(w.name, w.holder, w.token, false)
       FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)
@@ -606,9 +610,9 @@ BEGIN
     v_tried    integer[];
     v_now      timestamptz;
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_permits) = v_count AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
+    PERFORM pgxlock_require(v_count <= 1000 AND pg_catalog.cardinality(p_permits) = v_count AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
         AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
-      'every name needs permits, a holder, a ttl, metadata and a ticket');
+      'p_names must have at most 1000 elements, and every name needs permits, a holder, a ttl, metadata and a ticket');
     IF EXISTS (SELECT FROM unnest(p_names, p_permits) AS w (name, permits)
                 WHERE (w.permits BETWEEN 1 AND 10000 AND char_length(w.name) BETWEEN 1 AND 254 - char_length(w.permits::text)) IS NOT TRUE) THEN
       RAISE EXCEPTION 'a semaphore has 1 to 10000 permits, and a name that leaves room for # and the number of a permit in 255 characters'

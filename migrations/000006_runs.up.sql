@@ -223,7 +223,7 @@ BEGIN
        OR p_offset < interval '0' OR p_offset >= p_period THEN
       RAISE EXCEPTION 'p_offset must be at least 0 and less than p_period, it is %', coalesce(p_offset::text, 'NULL') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM pgxlock_require(p_time_zone IS NOT NULL, 'p_time_zone must not be NULL');
+    PERFORM pgxlock_require(char_length(p_time_zone) <= 255, 'p_time_zone must not be NULL, nor have more than 255 characters');
     v_period := (extract(epoch FROM p_period) * 1000000::numeric)::bigint;
     v_offset := (extract(epoch FROM p_offset) * 1000000::numeric)::bigint;
 

@@ -116,9 +116,9 @@ BEGIN
     v_delays  bigint[];
     v_tats    bigint[];
   BEGIN
-    IF (pg_catalog.cardinality(p_counts) = v_count AND pg_catalog.cardinality(p_max_waits) = v_count AND pg_catalog.cardinality(p_unused) = v_count
+    IF (v_count <= 1000 AND pg_catalog.cardinality(p_counts) = v_count AND pg_catalog.cardinality(p_max_waits) = v_count AND pg_catalog.cardinality(p_unused) = v_count
         AND p_step BETWEEN 1000::bigint AND v_most AND p_burst::bigint BETWEEN 1::bigint AND v_most / greatest(p_step, 1000::bigint)) IS NOT TRUE THEN
-      PERFORM pgxlock_require(false, 'a limit needs a step of 1000 nanoseconds or more, and a burst of 1 or more that fills in 100 years; and every key a count, a wait and what is unused');
+      PERFORM pgxlock_require(false, 'a limit needs a step of 1000 nanoseconds or more, and a burst of 1 or more that fills in 100 years; p_keys has at most 1000 elements; and every key a count, a wait and what is unused');
     END IF;
     FOR i IN 1..v_count LOOP
       IF (char_length(p_keys[i]) BETWEEN 1 AND 255 AND p_counts[i] BETWEEN 1 AND p_burst AND p_max_waits[i] BETWEEN 0::bigint AND v_most) IS NOT TRUE THEN

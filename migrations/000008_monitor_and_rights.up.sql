@@ -278,9 +278,9 @@ BEGIN
   RETURNS TABLE (n bigint, evicted_by text, reason text, ms bigint)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_holders) = pg_catalog.cardinality(p_names)
-        AND pg_catalog.cardinality(p_tokens) = pg_catalog.cardinality(p_names),
-      'every lock needs a kind, a name, a holder and a token');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 10000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names)
+        AND pg_catalog.cardinality(p_holders) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tokens) = pg_catalog.cardinality(p_names),
+      'p_names must have at most 10000 elements, and every lock needs a kind, a name, a holder and a token');
     RETURN QUERY
     SELECT w.n, e.evicted_by, e.reason, (date_part('epoch'::text, clock_timestamp() - e.evicted_at) * 1000::float8)::bigint
       FROM unnest(p_kinds, p_names, p_holders, p_tokens) WITH ORDINALITY AS w (kind, name, holder, token, n)
@@ -378,8 +378,9 @@ BEGIN
   RETURNS TABLE (n bigint, asked_by text, reason text, ms bigint)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '100ms' AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_holders) = pg_catalog.cardinality(p_names),
-      'every lock needs a kind, a name and a holder');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 10000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names)
+        AND pg_catalog.cardinality(p_holders) = pg_catalog.cardinality(p_names),
+      'p_names must have at most 10000 elements, and every lock needs a kind, a name and a holder');
     IF NOT EXISTS (SELECT FROM pgxlock_step_down) THEN
       RETURN;
     END IF;
@@ -396,6 +397,36 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_step_downs(integer[], text[], text[]) IS
     'pgxlock, internal: which of these holders were asked to step down, by whom, why and how many milliseconds ago. Each request is returned once.';
+
+  ------------------------------------------------------------------- reset --
+  -- What applications leave behind, one kind of rows at a time. Leases and shares are evicted or
+  -- released instead, because they have holders.
+  CREATE OR REPLACE FUNCTION reset_lock_state(p_what text, p_key text) RETURNS bigint
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '2s' AS $$
+  DECLARE
+    v_names text[] := ARRAY[p_key, advisory_lock_key(p_key)::text];
+    v_count bigint;
+  BEGIN
+    PERFORM pgxlock_check('p_key', p_key);
+    CASE p_what
+      WHEN 'waiters' THEN
+        DELETE FROM pgxlock_waiters w WHERE w.name = ANY (v_names COLLATE "C");
+      WHEN 'limit' THEN
+        DELETE FROM pgxlock_limits l WHERE l.limit_key = p_key COLLATE "C";
+      WHEN 'claim' THEN
+        DELETE FROM pgxlock_claims c WHERE c.claim_key::text = p_key COLLATE "C";
+      WHEN 'runs' THEN
+        DELETE FROM pgxlock_runs o WHERE o.run_key::text = p_key COLLATE "C";
+      WHEN 'step_down' THEN
+        DELETE FROM pgxlock_step_down s WHERE s.name = ANY (v_names COLLATE "C");
+      ELSE
+        PERFORM pgxlock_require(false, 'p_what must be waiters, limit, claim, runs or step_down');
+    END CASE;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+  END $$;
+  COMMENT ON FUNCTION reset_lock_state(text, text) IS
+    'Removes what callers recorded under a key, and returns how many rows. p_what: ''waiters'', its tickets in the queue, which processes that still wait publish again within seconds; ''limit'', what is used of its rate limit, so that it has a full burst; ''claim'', so that it can be claimed again; ''runs'', so that each of them can be started again; ''step_down'', requests that its leader has not read. The key of an advisory lock is its name, or its number. Raises 55P03 after 2 s where an open transaction has a row locked.';
 
   ------------------------------------------------------------------ rights --
   CREATE OR REPLACE FUNCTION grant_locks(p_role text, p_as text) RETURNS void
@@ -423,7 +454,7 @@ BEGIN
     END LOOP;
   END $$;
   COMMENT ON FUNCTION grant_locks(text, text) IS
-    'Grants a role the rights that it needs, hardened or not, as ''application'' (locks, fences, claims, runs, rate limits), ''monitoring'' (reads the four views, claims, runs, limits, queues and evictions) or ''administration'' (reads the same, releases and evicts locks of any holder, reaps, purges claims, forgets runs; hardened also repairs tokens), and USAGE on the schema. A role may be several. For the owner of the functions.';
+    'Grants a role the rights that it needs, hardened or not, as ''application'' (locks, fences, claims, runs, rate limits), ''monitoring'' (reads the four views, claims, runs, limits, queues and evictions) or ''administration'' (reads the same, releases and evicts locks of any holder, reaps, purges claims, forgets runs, resets what callers recorded; hardened also repairs tokens), and USAGE on the schema. A role may be several. For the owner of the functions.';
 
   CREATE OR REPLACE FUNCTION revoke_locks(p_role text) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET quote_all_identifiers = off AS $$
@@ -636,7 +667,7 @@ BEGIN
         ('{monitoring,administration}'::text[], '{"pgxlock_is_own_key(integer, bigint)", "pgxlock_session_key(bigint)",
           "pgxlock_list_names()", "pgxlock_list_tokens()", "pgxlock_list_tickets()"}'::text[]),
         ('{administration}'::text[], '{"purge_claims(interval, integer)", "repair_lock_tokens()", "forget_run(text, timestamptz)", "evict_lock(varchar, varchar, bigint, text)",
-          "evict_advisory_lock(integer, bigint, text, integer)"}'::text[]),
+          "evict_advisory_lock(integer, bigint, text, integer)", "reset_lock_state(text, text)"}'::text[]),
         ('{}'::text[], '{"harden_locks()", "soften_locks()", "grant_locks(text, text)", "revoke_locks(text)"}'::text[])) k (kinds, signatures), pg_catalog.unnest(k.signatures) f (signature)
     UNION ALL
     VALUES (false::boolean, 'USAGE', 'SEQUENCE pgxlock_tickets', '{application}'::text[]),

@@ -101,6 +101,9 @@ func (in *inspection) read(ctx context.Context, name statements.Name, to []any, 
 	return err
 }
 
+// errTooMany says why rows are left out: the statements in sql/monitor read so many at most.
+var errTooMany = errors.New("there are more than 200,000 or more than 32 MiB of them, and the others are left out; ask for one key or a prefix")
+
 // leases returns the leases, permits and shares that pass the filter.
 func (in *inspection) leases(ctx context.Context) ([]*Holder, error) {
 	if in.schema == "" {
@@ -110,7 +113,12 @@ func (in *inspection) leases(ctx context.Context) ([]*Holder, error) {
 	h := Holder{Kind: KindLease}
 	var state knownState
 	var since, expires pgtype.Timestamptz // the zero time for NULL
-	err := in.read(ctx, statements.MonitorLeases, []any{&h.Key, &h.Shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect}, func() {
+	var leftOut bool
+	err := in.read(ctx, statements.MonitorLeases, []any{&h.Key, &h.Shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect, &leftOut}, func() {
+		if leftOut {
+			in.miss("leases", errTooMany, KindLease)
+			return
+		}
 		if !in.filter.admits(KindLease, h.Key) {
 			return
 		}
@@ -269,7 +277,12 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 	var client int64
 	var since pgtype.Timestamptz
 	var w Waiter
-	err := in.read(ctx, statements.MonitorTickets, []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds}, func() {
+	var leftOut bool
+	err := in.read(ctx, statements.MonitorTickets, []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds, &leftOut}, func() {
+		if leftOut {
+			in.miss("the queues of those who wait", errTooMany, KindLease, KindAdvisory)
+			return
+		}
 		w := w
 		w.Kind, w.Behind, w.Since = KindLease, int(behind)-1, since.Time
 		if kind != 0 {
@@ -343,8 +356,11 @@ func (in *inspection) keyNames(ctx context.Context) (keyNames, error) {
 	if in.schema != "" {
 		var number int64
 		var name string
-		err := in.read(ctx, statements.MonitorNames, []any{&number, &name}, func() {
-			if id := lockkey.Identify(name); id.Number == number { // anything else is wrong, no matter who wrote it
+		var leftOut bool
+		err := in.read(ctx, statements.MonitorNames, []any{&number, &name, &leftOut}, func() {
+			if leftOut {
+				in.miss("names behind the numbers of advisory locks", errors.New("there are more than 20,000, and the older ones are left out"))
+			} else if id := lockkey.Identify(name); id.Number == number { // anything else is wrong, no matter who wrote it
 				k.names[id] = name
 			}
 		})

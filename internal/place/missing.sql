@@ -57,7 +57,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
                           pgxlock_evicted/4 pgxlock_grants/0 pgxlock_hardened/0 pgxlock_list_names/0
                           pgxlock_list_tickets/0 pgxlock_list_tokens/0 pgxlock_objects/0
                           pgxlock_record_eviction/5 pgxlock_revoke/2 pgxlock_rights/0 pgxlock_step_downs/3
-                          revoke_locks/1 soften_locks/0')
+                          reset_lock_state/2 revoke_locks/1 soften_locks/0')
        ) AS w (version, kind, names), regexp_split_to_table(w.names, '[[:space:]]+') AS o (name)
  WHERE w.version <= $2::integer AND NOT EXISTS (SELECT FROM there t WHERE t.kind = w.kind AND t.name = o.name)
  ORDER BY w.kind <> 'table', w.version, o.name

@@ -15,24 +15,33 @@ import (
 // A heldLock is a lock that a waiter holds. Other processes know it by its id.
 type heldLock struct{ id, key string }
 
+// What one ticket says of held locks, at most: pgxlock_publish_batch() refuses more.
+const (
+	maxHolds     = 1000
+	maxHoldBytes = 65536
+)
+
 // holdsLocked returns, as JSON, the locks that the waiters of the local queue hold meanwhile;
-// nil for none.
+// nil for none. A deadlock through one that has no room is not detected, and MaxWait ends it.
 func (l *localQueue) holdsLocked() *string {
-	var ids []string
+	text, n := []byte{'['}, 0
 	for e := l.waiters.Front(); e != nil; e = e.Next() {
 		for _, held := range e.Value.(*position).holds {
-			ids = append(ids, held.id)
+			quoted, err := json.Marshal(held.id)
+			if err != nil || n == maxHolds || len(text)+len(quoted)+1 > maxHoldBytes {
+				continue
+			}
+			if n++; n > 1 {
+				text = append(text, ',')
+			}
+			text = append(text, quoted...)
 		}
 	}
-	if len(ids) == 0 {
+	if n == 0 {
 		return nil
 	}
-	quoted, err := json.Marshal(ids)
-	if err != nil {
-		return nil
-	}
-	text := string(quoted)
-	return &text
+	list := string(append(text, ']'))
+	return &list
 }
 
 // failLocked ends the wait of the caller whose held lock, the one with this id, closes a

@@ -1,6 +1,8 @@
 package waitqueue
 
 import (
+	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
@@ -44,4 +46,33 @@ func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
 		t.Errorf("freed: here %t, and %d signals for the second", isHere(), len(second.woken))
 	}
 	second.granted(0, false)
+}
+
+func TestATicketSaysOfNoMoreHoldsThanThereIsRoomFor(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("é<", 120)
+	for id, most := range map[string]int{"A": 1000, "advisory:1:1:": 1000, long: 60} {
+		var q Queue
+		var holds []heldLock
+		for range 600 {
+			holds = append(holds, heldLock{id: id})
+		}
+		name := lockkey.Name{Key: "k"}
+		q.join(name, &hold.Busy{}, holds, hold.Exclusive)
+		last := q.join(name, &hold.Busy{}, holds, hold.Exclusive)
+		text := last.local.holdsLocked()
+		var said []string
+		if err := json.Unmarshal([]byte(*text), &said); err != nil || len(*text) > 65536 || len(said) < most || len(said) > 1000 {
+			t.Errorf("%.20s: %d of 1200 holds in %d bytes: %v", id, len(said), len(*text), err)
+		}
+		for _, s := range said {
+			if s != id {
+				t.Errorf("%q is no hold", s)
+			}
+		}
+	}
+	var q Queue
+	if text := q.join(lockkey.Name{Key: "k"}, &hold.Busy{}, nil, hold.Exclusive).local.holdsLocked(); text != nil {
+		t.Errorf("without holds: %s", *text)
+	}
 }

@@ -15,6 +15,11 @@ const (
 	// server's lock table for a moment.
 	minAge = time.Second
 
+	// A snapshot that took long is kept for restFactor times that, at most maxAge: reading 100,000
+	// leases takes the command and the server a third of a second of processor time.
+	restFactor = 20
+	maxAge     = 10 * time.Second
+
 	// readTimeout bounds one read, so that a dead network shows on the page.
 	readTimeout = 5 * time.Second
 )
@@ -40,20 +45,22 @@ type feed struct {
 
 	mu      sync.Mutex
 	last    *state
-	changes int // how often viewers have changed something
-	seen    int // changes when the last state began to be read
+	rest    time.Duration // how old it must be before another one is read
+	changes int           // how often viewers have changed something
+	seen    int           // changes when the last state began to be read
 	reading bool
 	changed chan struct{} // closed with each new state
 	viewers int
 	stop    context.CancelFunc // of the goroutine that reads while there are viewers
 }
 
-// get returns a state that is at most a second old and shows what viewers have changed, or
-// reads one with all who ask at that moment. It fails only if ctx ends first.
+// get returns a state that is at most a second old, or older if it took long to read, and shows what
+// viewers have changed; or reads one with all who ask at that moment. It fails only if ctx ends
+// first.
 func (f *feed) get(ctx context.Context) (*state, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for f.last == nil || f.seen < f.changes || time.Since(f.last.at) >= minAge {
+	for f.last == nil || f.seen < f.changes || time.Since(f.last.at) >= f.rest {
 		if !f.reading {
 			f.reading = true
 			go f.renew(context.WithoutCancel(ctx), f.last, f.changes) // a viewer that leaves takes nothing from the others
@@ -82,9 +89,15 @@ func (f *feed) change() {
 func (f *feed) renew(ctx context.Context, before *state, changes int) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
+	began := time.Now()
 	now := f.read(ctx, before)
+	took := time.Since(began)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.rest = minAge
+	if now.cannot == "" {
+		f.rest = max(minAge, min(restFactor*took, maxAge))
+	}
 	f.last, f.seen, f.reading = now, changes, false
 	close(f.changed)
 	f.changed = make(chan struct{})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -148,7 +149,7 @@ func TestOneEventIsMadeForAllViewersWithTheSameSearch(t *testing.T) {
 	s := &Server{}
 	shot := hoarded(3, 1)
 	now := &state{shot: shot, graph: func() *forest { return plant(shot) }, live: new(sync.Map)}
-	all, some := s.live(now, query{}), s.live(now, query{Text: "nowhere", words: []string{"nowhere"}})
+	all, some := s.live(now, query{}), s.live(now, query{Text: "nowhere", words: [][]byte{[]byte("nowhere")}})
 	if again := s.live(now, query{}); &again[0] != &all[0] {
 		t.Error("a second viewer is rendered for anew")
 	}
@@ -199,4 +200,78 @@ func TestAnEvictionShowsAtOnceAlsoIfTheLastStateIsNew(t *testing.T) {
 			t.Errorf("%d reads, want 4", reads)
 		}
 	})
+}
+
+func TestAStateThatTookLongToReadIsShownForLonger(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		reads, cannot := 0, ""
+		takes := 200 * time.Millisecond
+		f := &feed{changed: make(chan struct{}), read: func(context.Context, *state) *state {
+			reads++
+			time.Sleep(takes)
+			return &state{at: time.Now(), cannot: cannot}
+		}}
+		after := func(rest time.Duration, want int) {
+			t.Helper()
+			time.Sleep(rest)
+			if _, err := f.get(t.Context()); err != nil || reads != want {
+				t.Errorf("%d reads, want %d: %v", reads, want, err)
+			}
+		}
+		after(0, 1)
+		after(restFactor*takes-1, 1)
+		takes = time.Second
+		after(1, 2)
+		after(maxAge-1, 2)
+		cannot = "no server"
+		after(1, 3)
+		after(minAge, 4) // the next one may work
+	})
+}
+
+// leases is a snapshot of held leases.
+func leases(n int) (shot pgxlock.Snapshot) {
+	for i := range n {
+		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: fmt.Sprint("order:", i), Kind: pgxlock.KindLease, ID: "Grün:4711", State: pgxlock.StateLive})
+	}
+	return shot
+}
+
+func TestASearchSaysWhatItDidNotLookAt(t *testing.T) {
+	t.Parallel()
+	s := &Server{}
+	const rows = mostLooks + 10
+	shot := leases(rows)
+	planted := plant(shot)
+	now := &state{shot: shot, graph: func() *forest { return planted }}
+	for _, test := range []struct {
+		search    string
+		all, left int
+	}{
+		{"", rows, 0},
+		{"kind=lease", rows, 0},
+		{"kind=advisory", 0, 0},
+		{"kind=advisory&q=order", 0, 0},
+		{"q=ORDER", mostLooks, 10},
+		{"q=gr%C3%9CN", mostLooks, 10},
+		{"q=nowhere", 0, 10},
+		{"q=order+order", mostLooks, 10},
+		{"q=o+r+d+e+g+4+7+1+l+i+v", mostLooks/11 + 1, rows - mostLooks/11 - 1},
+	} {
+		p := s.view(now, parseQuery(httptest.NewRequest("GET", "/?"+test.search, nil)))
+		if p.Holders.All != test.all || p.Holders.left != test.left {
+			t.Errorf("%q: %d rows match, want %d; in %d others nothing was looked for, want %d", test.search, p.Holders.All, test.all, p.Holders.left, test.left)
+		}
+		var html strings.Builder
+		if err := pages.ExecuteTemplate(&html, "page.html", p); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(html.String(), "searched in part: ") != (test.left > 0) {
+			t.Errorf("%q: %d rows were not looked at, and the page says something else", test.search, test.left)
+		}
+		if test.left > 0 && strings.Contains(html.String(), "Nothing matches") {
+			t.Errorf("%q: nothing matches, says a search that is not complete", test.search)
+		}
+	}
 }

@@ -22,6 +22,12 @@ type forest struct {
 	waiting map[lockID]int
 	holders map[lockID][]string
 	waiter  map[waiterID]*node
+	links   map[[2]*node]struct{} // from what is in the way
+
+	// What a page shows without a search, in its order.
+	trees         [][]*node // the connected parts, those with deadlocks and the largest first
+	queue         []*pgxlock.Waiter
+	held, expired []*pgxlock.Holder
 }
 
 type lockID struct {
@@ -62,14 +68,17 @@ type node struct {
 }
 
 // semaphore returns the lock that waiters for any permit of a semaphore wait for.
-func semaphore(h pgxlock.Holder) (lockID, bool) {
+func semaphore(h *pgxlock.Holder) (lockID, bool) {
 	name := strings.TrimRight(h.Key, "0123456789")
 	return lockID{h.Kind, name}, h.Kind == pgxlock.KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#")
 }
 
 // plant makes the forest of a snapshot.
 func plant(shot pgxlock.Snapshot) *forest {
-	f := &forest{make(map[lockID]*node), nil, make(map[lockID]int), make(map[lockID][]string), make(map[waiterID]*node)}
+	f := &forest{
+		locks: make(map[lockID]*node), waiting: make(map[lockID]int), holders: make(map[lockID][]string),
+		waiter: make(map[waiterID]*node), links: make(map[[2]*node]struct{}),
+	}
 	sessions := make(map[int32]*node) // that the server keeps waiting, with all that they hold
 	byHold := make(map[string]*node)  // who waits and records what it holds, by the hold's id
 	for _, w := range shot.Waiters {
@@ -99,7 +108,7 @@ func plant(shot pgxlock.Snapshot) *forest {
 			byHold[hold] = who
 		}
 		f.waiter[waiterIDOf(w)] = who
-		link(lock, who)
+		f.link(lock, who)
 	}
 	type holderID struct {
 		id  string
@@ -121,11 +130,17 @@ func plant(shot pgxlock.Snapshot) *forest {
 				idle[id] = who
 			}
 		}
-		link(who, lock)
+		f.link(who, lock)
 	}
-	for _, h := range shot.Holders {
+	f.held = f.byWaiters(shot.Holders)
+	f.expired = f.byWaiters(shot.Expired)
+	for i := range shot.Holders {
+		if len(f.locks) == 0 {
+			break
+		}
+		h := shot.Holders[i]
 		ids := []lockID{{h.Kind, h.Key}}
-		if any, permit := semaphore(h); permit {
+		if any, permit := semaphore(&h); permit {
 			ids = append(ids, any)
 		}
 		for _, id := range ids {
@@ -136,7 +151,30 @@ func plant(shot pgxlock.Snapshot) *forest {
 		}
 	}
 	f.findCircles()
+	f.trees = f.parts()
+	for i := range shot.Waiters {
+		f.queue = append(f.queue, &shot.Waiters[i])
+	}
+	slices.SortStableFunc(f.queue, func(a, b *pgxlock.Waiter) int { return earlier(a.Since, b.Since) })
 	return f
+}
+
+// byWaiters returns the holders, those first for whose locks the most callers wait.
+func (f *forest) byWaiters(all []pgxlock.Holder) []*pgxlock.Holder {
+	sorted := make([]*pgxlock.Holder, len(all))
+	counts := make(map[*pgxlock.Holder]int) // only those that are not 0
+	for i := range all {
+		sorted[i] = &all[i]
+		if len(f.waiting) > 0 {
+			if n := f.waitersFor(&all[i]); n > 0 {
+				counts[&all[i]] = n
+			}
+		}
+	}
+	if len(counts) > 0 {
+		slices.SortStableFunc(sorted, func(a, b *pgxlock.Holder) int { return cmp.Compare(counts[b], counts[a]) })
+	}
+	return sorted
 }
 
 func ownLabel(label string, internal bool) string {
@@ -152,14 +190,15 @@ func (f *forest) add(n *node) *node {
 }
 
 // link says that one node is in the way of another.
-func link(before, behind *node) {
-	if !slices.Contains(before.behind, behind) {
+func (f *forest) link(before, behind *node) {
+	if _, linked := f.links[[2]*node{before, behind}]; !linked {
+		f.links[[2]*node{before, behind}] = struct{}{}
 		before.behind, behind.before = append(before.behind, behind), append(behind.before, before)
 	}
 }
 
 // waitersFor returns how many callers wait for the lock of a holder.
-func (f *forest) waitersFor(h pgxlock.Holder) int {
+func (f *forest) waitersFor(h *pgxlock.Holder) int {
 	n := f.waiting[lockID{h.Kind, h.Key}]
 	if any, permit := semaphore(h); permit {
 		n += f.waiting[any]
@@ -168,11 +207,11 @@ func (f *forest) waitersFor(h pgxlock.Holder) int {
 }
 
 // inTheWay returns who holds the lock that a waiter waits for.
-func (f *forest) inTheWay(w pgxlock.Waiter) []string { return f.holders[lockID{w.Kind, w.Key}] }
+func (f *forest) inTheWay(w *pgxlock.Waiter) []string { return f.holders[lockID{w.Kind, w.Key}] }
 
 // deadlocked reports whether a waiter waits in a circle.
-func (f *forest) deadlocked(w pgxlock.Waiter) bool {
-	n := f.waiter[waiterIDOf(w)]
+func (f *forest) deadlocked(w *pgxlock.Waiter) bool {
+	n := f.waiter[waiterIDOf(*w)]
 	return n != nil && n.cycle > 0
 }
 
@@ -259,9 +298,21 @@ const (
 func (f *forest) draw(at time.Time, q query) *drawing {
 	d := &drawing{}
 	drawn, x, y, bottom := 0, 0.0, float64(margin), 0.0
-	for _, tree := range f.trees(q) {
+	s := &searcher{query: q, looks: mostLooks}
+	for _, tree := range f.trees {
+		if s.looks <= 0 {
+			d.Hidden += countLocks(tree)
+			continue
+		}
+		if !s.admits(tree) {
+			continue
+		}
 		d.Deadlocks = append(d.Deadlocks, circles(tree)...)
 		locks := countLocks(tree)
+		if drawn >= mostDrawn {
+			d.Hidden += locks
+			continue
+		}
 		tree = prune(collapse(tree), mostDrawn-drawn)
 		d.Hidden += locks - countLocks(tree)
 		if len(tree) == 0 {
@@ -325,8 +376,15 @@ func prune(tree []*node, most int) []*node {
 	return kept
 }
 
-// trees returns the connected parts that have a node which the query admits.
-func (f *forest) trees(q query) [][]*node {
+// admits reports whether a tree has a lock of the kind that the query asks for, and a node with all
+// its words.
+func (s *searcher) admits(tree []*node) bool {
+	ofKind := slices.ContainsFunc(tree, func(n *node) bool { return n.lock && (s.Kind == "" || s.Kind == n.kind.String()) })
+	return ofKind && slices.ContainsFunc(tree, func(n *node) bool { return s.looks > 0 && s.matches(n.name, n.label) })
+}
+
+// parts returns the connected parts, those with deadlocks and the largest first.
+func (f *forest) parts() [][]*node {
 	var trees [][]*node
 	seen := make(map[*node]bool)
 	for _, n := range f.nodes {
@@ -336,17 +394,16 @@ func (f *forest) trees(q query) [][]*node {
 		seen[n] = true
 		tree := []*node{n}
 		for i := 0; i < len(tree); i++ {
-			for _, next := range slices.Concat(tree[i].before, tree[i].behind) {
-				if !seen[next] {
-					seen[next] = true
-					tree = append(tree, next)
+			for _, side := range [][]*node{tree[i].before, tree[i].behind} {
+				for _, next := range side {
+					if !seen[next] {
+						seen[next] = true
+						tree = append(tree, next)
+					}
 				}
 			}
 		}
-		ofKind := slices.ContainsFunc(tree, func(n *node) bool { return n.lock && query{Kind: q.Kind}.admits(n.kind) })
-		if ofKind && slices.ContainsFunc(tree, func(n *node) bool { return query{words: q.words}.admits(0, n.name, n.label) }) {
-			trees = append(trees, tree)
-		}
+		trees = append(trees, tree)
 	}
 	circle := func(tree []*node) int {
 		return btoi(slices.ContainsFunc(tree, func(n *node) bool { return n.cycle > 0 }))

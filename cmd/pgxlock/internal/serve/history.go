@@ -17,6 +17,9 @@ const (
 	// beat is how often a state is read for the plots while nobody looks: as often as they
 	// have a step.
 	beat = span / plotSteps
+
+	// mostTTLs is of how many leases it is remembered how long they lasted.
+	mostTTLs = 10_000
 )
 
 // A sample is what one state adds to the history.
@@ -33,7 +36,7 @@ type holdID struct {
 	token   int64
 }
 
-func idOf(h pgxlock.Holder) holdID { return holdID{h.Kind, h.Key, h.ID, h.Token} }
+func idOf(h *pgxlock.Holder) holdID { return holdID{h.Kind, h.Key, h.ID, h.Token} }
 
 // remember adds what this state knows to what the one before it knew.
 func (now *state) remember(before *state) {
@@ -63,8 +66,12 @@ func (now *state) remember(before *state) {
 	now.history = append(now.history, s)
 
 	longest := make(map[holdID]time.Duration)
-	for _, h := range now.shot.Holders {
-		if id := idOf(h); !h.Expires.IsZero() {
+	for i := range now.shot.Holders {
+		if len(longest) == mostTTLs {
+			break
+		}
+		if h := &now.shot.Holders[i]; !h.Expires.IsZero() {
+			id := idOf(h)
 			longest[id] = max(now.longest[id], h.Expires.Sub(now.shot.At))
 		}
 	}
@@ -80,8 +87,8 @@ var usual = []time.Duration{
 
 // ttl returns about how long a lease lasts after a renewal, which the server does not record:
 // the least usual time that is no less than what was seen to remain.
-func (now *state) ttl(h pgxlock.Holder) time.Duration {
-	longest := now.longest[idOf(h)]
+func (now *state) ttl(h *pgxlock.Holder) time.Duration {
+	longest := max(now.longest[idOf(h)], h.Expires.Sub(now.shot.At))
 	for _, d := range usual {
 		if longest <= d {
 			return d

@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"slices"
 	"time"
 
 	"github.com/pgxlock/pgxlock"
@@ -29,44 +28,65 @@ const (
 
 // lost returns the losses between a state and this one, the latest first.
 func (now *state) lost(before *state) (found []Loss) {
-	here := make(map[holdID]bool)
-	holders := make(map[lockID][]pgxlock.Holder)
-	for _, h := range slices.Concat(now.shot.Holders, now.shot.Expired) {
-		here[idOf(h)] = true
-		if h.State == pgxlock.StateLive {
-			holders[lockID{h.Kind, h.Key}] = append(holders[lockID{h.Kind, h.Key}], h)
-		}
-	}
-	for _, h := range before.shot.Expired {
-		if !here[idOf(h)] && h.EvictedBy == "" {
-			l := Loss{Holder: h}
-			for _, next := range holders[lockID{h.Kind, h.Key}] {
-				if !next.Since.Before(h.Expires) { // others may share it
-					l.Next = next.ID
-				}
-			}
-			found = append(found, l)
-		}
-	}
-	if now.shot.At.Sub(before.shot.At) > nearby {
-		return found
-	}
 	waited := make(map[lockID]bool)
 	for _, w := range before.shot.Waiters {
 		waited[lockID{w.Kind, w.Key}] = true
 	}
-	for _, h := range before.shot.Holders {
-		id := lockID{h.Kind, h.Key}
-		// Renewals keep two thirds of the TTL. One that had less left, and whose waiter got
-		// the lease when it would have ended, was not renewed.
-		if here[idOf(h)] || !waited[id] || h.Expires.IsZero() || h.EvictedBy != "" || h.Expires.Sub(before.shot.At) >= before.ttl(h)/3 {
+	// Renewals keep two thirds of the TTL. One that had less left, and whose waiter got the lease
+	// when it would have ended, was not renewed.
+	late := func(h *pgxlock.Holder) bool {
+		return len(waited) > 0 && waited[lockID{h.Kind, h.Key}] && !h.Expires.IsZero() && h.Expires.Sub(before.shot.At) < before.ttl(h)/3
+	}
+	missed := make(map[holdID]*pgxlock.Holder) // what may be lost, unless it is found below
+	locks := make(map[lockID]bool)
+	var candidates []*pgxlock.Holder
+	add := func(h *pgxlock.Holder) {
+		candidates, missed[idOf(h)], locks[lockID{h.Kind, h.Key}] = append(candidates, h), h, true
+	}
+	for i := range before.shot.Expired {
+		if h := &before.shot.Expired[i]; h.EvictedBy == "" {
+			add(h)
+		}
+	}
+	expired := len(candidates)
+	if now.shot.At.Sub(before.shot.At) <= nearby {
+		for i := range before.shot.Holders {
+			if h := &before.shot.Holders[i]; h.EvictedBy == "" && late(h) {
+				add(h)
+			}
+		}
+	}
+	if len(candidates) == 0 {
+		return nil
+	}
+	holders := make(map[lockID][]*pgxlock.Holder)
+	for _, list := range [][]pgxlock.Holder{now.shot.Holders, now.shot.Expired} {
+		for i := range list {
+			h := &list[i]
+			if id := (lockID{h.Kind, h.Key}); locks[id] {
+				delete(missed, idOf(h))
+				if h.State == pgxlock.StateLive {
+					holders[id] = append(holders[id], h)
+				}
+			}
+		}
+	}
+	for i, h := range candidates {
+		if missed[idOf(h)] == nil {
 			continue
 		}
-		for _, next := range holders[id] {
-			if late := next.Since.Sub(h.Expires); late >= 0 && late < wakeDelay {
-				found = append(found, Loss{h, next.ID})
+		loss, taken := Loss{Holder: *h}, i < expired // one that was seen expired need not have been taken over
+		for _, next := range holders[lockID{h.Kind, h.Key}] {
+			since := next.Since.Sub(h.Expires)
+			if i < expired && since >= 0 { // others may share it
+				loss.Next = next.ID
+			} else if i >= expired && since >= 0 && since < wakeDelay {
+				loss.Next, taken = next.ID, true
 				break
 			}
+		}
+		if taken {
+			found = append(found, loss)
 		}
 	}
 	return found

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
@@ -27,6 +28,10 @@ const (
 	// each row.
 	longestQuery = 200
 
+	// mostLooks is how often a search looks for a word in the rows of one table: for one word in
+	// 50,000 rows, for 40 words in 1,250 rows or more.
+	mostLooks = 50_000
+
 	// evictionsShown is how many evictions and losses are shown.
 	evictionsShown = 20
 )
@@ -34,7 +39,7 @@ const (
 // A query is what a viewer looks for.
 type query struct {
 	Text, Kind string
-	words      []string
+	words      [][]byte
 	pages      map[string]int // of the tables, from 0
 }
 
@@ -45,7 +50,11 @@ func parseQuery(r *http.Request) query {
 	if q.Kind != "lease" && q.Kind != "advisory" {
 		q.Kind = ""
 	}
-	q.words = strings.Fields(strings.ToLower(q.Text))
+	words := strings.Fields(strings.ToLower(q.Text))
+	slices.Sort(words)
+	for _, word := range slices.Compact(words) {
+		q.words = append(q.words, []byte(word))
+	}
 	for _, table := range []string{"holders", "waiters", "expired"} {
 		if n, err := strconv.Atoi(values.Get(table)); err == nil && n > 0 {
 			q.pages[table] = n
@@ -74,17 +83,59 @@ func (q query) link(table string, page int) string {
 	return "/?" + values.Encode()
 }
 
-// admits reports whether each word is in one of the texts.
-func (q query) admits(kind pgxlock.Kind, texts ...string) bool {
-	if q.Kind != "" && q.Kind != kind.String() {
-		return false
+// A searcher looks for the words of a query, as often as it may.
+type searcher struct {
+	query
+	looks int
+	text  []byte // of the row, kept for the next one
+}
+
+// matches reports whether each word is in one of the texts.
+func (s *searcher) matches(texts ...string) bool {
+	if len(s.words) == 0 {
+		return true
 	}
-	for _, word := range q.words {
-		if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(strings.ToLower(text), word) }) {
+	s.text = s.text[:0]
+	ascii := true
+	for _, text := range texts {
+		for i := range len(text) {
+			c := text[i]
+			if 'A' <= c && c <= 'Z' {
+				c += 'a' - 'A'
+			}
+			ascii = ascii && c < utf8.RuneSelf
+			s.text = append(s.text, c)
+		}
+		s.text = append(s.text, '\n') // which no word contains
+	}
+	text := s.text
+	if !ascii {
+		text = bytes.ToLower(text)
+	}
+	for _, word := range s.words {
+		s.looks--
+		if !bytes.Contains(text, word) {
 			return false
 		}
 	}
 	return true
+}
+
+// search returns the rows of a kind that match, and in how many more it did not look.
+func search[Row any](q query, all []*Row, kind func(*Row) pgxlock.Kind, matches func(*searcher, *Row) bool) (some []*Row, left int) {
+	if q.Kind == "" && len(q.words) == 0 {
+		return all, 0
+	}
+	s := &searcher{query: q, looks: mostLooks}
+	for i, row := range all {
+		if s.looks <= 0 {
+			return some, len(all) - i
+		}
+		if (q.Kind == "" || q.Kind == kind(row).String()) && matches(s, row) {
+			some = append(some, row)
+		}
+	}
+	return some, 0
 }
 
 // A page is what the template shows.
@@ -112,14 +163,15 @@ type table[Row any] struct {
 	Rows           []Row
 	All, From, To  int // how many pass, and which of them are shown, from 1
 	Before, Behind string
+	left           int // in how many more rows the words were not looked for
 }
 
 // cut returns the rows of a page.
-func cut[From, Row any](q query, name string, all []From, row func(From) Row) table[Row] {
+func cut[From, Row any](q query, name string, all []From, left int, row func(From) Row) table[Row] {
 	last := max(0, (len(all)-1)/rowsShown)
 	n := min(q.pages[name], last)
 	from, to := n*rowsShown, min(len(all), (n+1)*rowsShown)
-	t := table[Row]{Name: name, All: len(all), From: from + 1, To: to}
+	t := table[Row]{Name: name, All: len(all), From: from + 1, To: to, left: left}
 	for _, one := range all[from:to] {
 		t.Rows = append(t.Rows, row(one))
 	}
@@ -136,6 +188,14 @@ func cut[From, Row any](q query, name string, all []From, row func(From) Row) ta
 func (t table[Row]) Hidden() string {
 	if hidden := t.All - len(t.Rows); hidden > 0 {
 		return grouped(hidden)
+	}
+	return ""
+}
+
+// Left says in how many more rows the words were not looked for.
+func (t table[Row]) Left() string {
+	if t.left > 0 {
+		return grouped(t.left)
 	}
 	return ""
 }
@@ -212,14 +272,11 @@ func (s *Server) view(now *state, q query) page {
 	forest := now.graph()
 	p.Graph = forest.draw(at, q)
 
-	var waiters []pgxlock.Waiter
-	for _, w := range now.shot.Waiters {
-		if q.admits(w.Kind, w.Key, w.Owner, w.Label, number(w.PID), strings.Join(forest.inTheWay(w), "\n")) {
-			waiters = append(waiters, w)
-		}
-	}
-	slices.SortStableFunc(waiters, func(a, b pgxlock.Waiter) int { return earlier(a.Since, b.Since) })
-	p.Waiters = cut(q, "waiters", waiters, func(w pgxlock.Waiter) waiterRow {
+	waiters, left := search(q, forest.queue, func(w *pgxlock.Waiter) pgxlock.Kind { return w.Kind }, func(s *searcher, w *pgxlock.Waiter) bool {
+		holders := forest.inTheWay(w)
+		return s.matches(append([]string{w.Key, w.Owner, w.Label, number(w.PID)}, holders[:min(rowsShown, len(holders))]...)...)
+	})
+	p.Waiters = cut(q, "waiters", waiters, left, func(w *pgxlock.Waiter) waiterRow {
 		row := waiterRow{
 			Key: title(w.Key, w.Label, w.Internal), Kind: w.Kind.String(), Waiter: text(w.Owner), PID: number(w.PID), Age: ago(at, w.Since),
 			Behind: w.Behind, Woken: w.Woken, Deadlock: forest.deadlocked(w),
@@ -235,25 +292,23 @@ func (s *Server) view(now *state, q query) page {
 		return row
 	})
 
-	holders := func(all []pgxlock.Holder) (some []pgxlock.Holder) {
-		for _, h := range all {
-			if q.admits(h.Kind, h.Key, h.ID, h.Metadata, h.Application, h.Role, h.Client, h.Label, string(h.State), number(h.Token), number(h.PID), h.EvictedBy) {
-				some = append(some, h)
-			}
-		}
-		slices.SortStableFunc(some, func(a, b pgxlock.Holder) int { return cmp.Compare(forest.waitersFor(b), forest.waitersFor(a)) })
-		return some
+	holders := func(name string, all []*pgxlock.Holder) table[holderRow] {
+		some, left := search(q, all, func(h *pgxlock.Holder) pgxlock.Kind { return h.Kind }, func(s *searcher, h *pgxlock.Holder) bool {
+			return s.matches(h.Key, h.ID, h.Metadata, h.Application, h.Role, h.Client, h.Label, string(h.State), number(h.Token), number(h.PID), h.EvictedBy)
+		})
+		return cut(q, name, some, left, func(h *pgxlock.Holder) holderRow { return s.holder(now, forest, h) })
 	}
-	p.Holders = cut(q, "holders", holders(now.shot.Holders), func(h pgxlock.Holder) holderRow { return s.holder(now, forest, h) })
-	p.Expired = cut(q, "expired", holders(now.shot.Expired), func(h pgxlock.Holder) holderRow { return s.holder(now, forest, h) })
+	p.Holders, p.Expired = holders("holders", forest.held), holders("expired", forest.expired)
 
+	found := &searcher{query: q} // there are at most 1,000 evictions, and 100 losses
+	ofKind := func(kind pgxlock.Kind) bool { return q.Kind == "" || q.Kind == kind.String() }
 	for _, e := range now.evictions {
-		if q.admits(e.Kind, e.Key, e.Holder, e.By, e.Reason) && len(p.Evictions) < evictionsShown {
+		if len(p.Evictions) < evictionsShown && ofKind(e.Kind) && found.matches(e.Key, e.Holder, e.By, e.Reason) {
 			p.Evictions = append(p.Evictions, evictionRow{title(e.Key, "", false), e.Kind.String(), text(e.Holder), ago(at, e.At), stamp(e.At), text(e.By), text(e.Reason)})
 		}
 	}
 	for _, l := range now.losses {
-		if h := l.Holder; q.admits(h.Kind, h.Key, h.ID, h.Metadata, number(h.Token), l.Next) && len(p.Losses) < evictionsShown {
+		if h := l.Holder; len(p.Losses) < evictionsShown && ofKind(h.Kind) && found.matches(h.Key, h.ID, h.Metadata, number(h.Token), l.Next) {
 			p.Losses = append(p.Losses, lossRow{title(h.Key, h.Label, h.Internal), text(h.ID), number(h.Token), ago(h.Expires, h.Since), ago(at, h.Expires), stamp(h.Expires), text(l.Next), text(h.Metadata)})
 		}
 	}
@@ -289,7 +344,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-func (s *Server) holder(now *state, forest *forest, h pgxlock.Holder) holderRow {
+func (s *Server) holder(now *state, forest *forest, h *pgxlock.Holder) holderRow {
 	at := now.shot.At
 	until := at
 	row := holderRow{
@@ -322,7 +377,7 @@ func (s *Server) holder(now *state, forest *forest, h pgxlock.Holder) holderRow 
 		row.Note = text(h.Label)
 	}
 	if s.cfg.AllowEvict && !h.Internal && h.State == pgxlock.StateLive && (h.Kind == pgxlock.KindLease || h.PID != 0) {
-		row.Link = "/evict?hold=" + holding(h)
+		row.Link = "/evict?hold=" + holding(*h)
 	}
 	return row
 }

@@ -67,7 +67,8 @@ type forest struct {
 // wait for nothing are the roots; below a waiter are the locks that it holds and others
 // wait for. A lock appears with its waiters once: where several of its holders wait, and in
 // a circle, its other appearances have no waiters. What a waiter in a process holds is
-// known only if it waits with a context from [pgxlock.Lock.Context].
+// known only if it waits with a context from [pgxlock.Lock.Context]. Below a waiter are at most
+// mostBlocks locks: what it holds is what its process says.
 func Of(s pgxlock.Snapshot) []Queue {
 	f := forest{make(map[lockID][]pgxlock.Waiter), make(map[lockID][]pgxlock.Holder), make(map[int32][]lockID), make(map[string][]lockID), make(map[lockID]bool)}
 	for _, w := range s.Waiters {
@@ -117,14 +118,17 @@ func (f *forest) add(id lockID, h pgxlock.Holder) {
 	f.byPID[h.PID] = append(f.byPID[h.PID], id)
 }
 
+const mostBlocks = 100
+
 // blockedBy returns the locks that a waiter holds and somebody waits for.
 func (f *forest) blockedBy(w pgxlock.Waiter) []lockID {
 	var ids []lockID
+	add := func(more []lockID) { ids = append(ids, more[:min(len(more), mostBlocks-len(ids))]...) }
 	if w.PID != 0 {
-		ids = append(ids, f.byPID[w.PID]...)
+		add(f.byPID[w.PID])
 	}
 	for _, hold := range w.Holds {
-		ids = append(ids, f.byID[hold]...)
+		add(f.byID[hold])
 	}
 	slices.SortFunc(ids, lockID.compare)
 	return slices.Compact(ids)

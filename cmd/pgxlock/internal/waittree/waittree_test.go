@@ -107,3 +107,32 @@ func TestTreeOfManyLocksShowsEachWaitedForLockOnce(t *testing.T) {
 		t.Errorf("%d trees, want %d", n, 2*waited)
 	}
 }
+
+// Each of many waiters may say that it holds what all the others wait for.
+func TestBelowAWaiterAreNoMoreThanAHundredLocks(t *testing.T) {
+	t.Parallel()
+	const locks = 300
+	var shot pgxlock.Snapshot
+	for i := range locks {
+		key := fmt.Sprintf("k%03d", i)
+		shot.Holders = append(shot.Holders, pgxlock.Holder{Kind: pgxlock.KindLease, Key: key, ID: "A"})
+		shot.Waiters = append(shot.Waiters, pgxlock.Waiter{Kind: pgxlock.KindLease, Key: key, Holds: []string{"A", "A"}})
+	}
+	shown := make(map[string]bool)
+	var walk func(queues []waittree.Queue)
+	walk = func(queues []waittree.Queue) {
+		for _, q := range queues {
+			shown[q.Key] = true
+			for _, w := range q.Waiters {
+				if len(w.Blocks) > 100 {
+					t.Errorf("%d locks are below a waiter for %s", len(w.Blocks), q.Key)
+				}
+				walk(w.Blocks)
+			}
+		}
+	}
+	walk(waittree.Of(shot))
+	if len(shown) != locks {
+		t.Errorf("%d locks are shown, want %d", len(shown), locks)
+	}
+}

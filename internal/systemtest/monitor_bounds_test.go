@@ -1,0 +1,140 @@
+package systemtest_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
+)
+
+// A countingConn counts the bytes that arrive.
+type countingConn struct {
+	net.Conn
+	received *atomic.Int64
+}
+
+func (c countingConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.received.Add(int64(n))
+	return n, err
+}
+
+// countingMonitor returns a Monitor, and a function that returns how many bytes it has received since
+// the last call.
+func countingMonitor(t *testing.T, db *pgtest.DB) (*pgxlock.Monitor, func() int64) {
+	t.Helper()
+	received := new(atomic.Int64)
+	pool := db.NewPool(t, func(cfg *pgxpool.Config) {
+		dial := cfg.ConnConfig.DialFunc
+		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return countingConn{conn, received}, nil
+		}
+	})
+	monitor, err := pgxlock.NewMonitor(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return monitor, func() int64 { return received.Swap(0) }
+}
+
+// What a role that may write the tables, or call the functions, stores is more than a snapshot reads.
+func TestSnapshotCutsLongTextsOnTheServer(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor, received := countingMonitor(t, db)
+	testkit.Snapshot(t, monitor)
+	received()
+	db.Exec(t, `insert into pgxlock_waiters select 0, 'k' || i, i, null, repeat('x', 10000000), 1, now(), 'infinity', null, array[repeat('y', 10000000)] from generate_series(1, 4) i;
+		insert into pgxlock_waiters select 0, repeat('z', 10000), 5, null, 'me', 1, now(), 'infinity';
+		insert into pgxlock_names values (1, repeat('z', 10000000), now());
+		select count(acquire_lock('m' || i, 'h', 3600, to_jsonb(repeat('x', 65000)))) from generate_series(1, 1100) i;
+		select acquire_lock('short', 'h', 3600, '"pod-7"')`)
+	shot := testkit.Snapshot(t, monitor)
+	if n := received(); n > 2<<20 {
+		t.Errorf("a snapshot receives %d bytes", n)
+	}
+	if len(shot.Waiters) != 4 || len(shot.Holders) != 1101 || len(shot.Missing) != 0 {
+		t.Fatalf("%d waiters, %d holders, missing %q", len(shot.Waiters), len(shot.Holders), shot.Missing)
+	}
+	for _, w := range shot.Waiters {
+		if len(w.Owner) != 255 || len(w.Holds) != 0 {
+			t.Errorf("a waiter whose owner has %d bytes, with %d holds", len(w.Owner), len(w.Holds))
+		}
+	}
+	cut, left := 0, 0
+	for _, h := range shot.Holders {
+		switch h.Metadata {
+		case strings.Repeat("x", 1000):
+			cut++
+		case "...":
+			left++
+		case "pod-7":
+		default:
+			t.Errorf("%s has metadata %.20q of %d bytes", h.Key, h.Metadata, len(h.Metadata))
+		}
+	}
+	if cut != 1000 || left != 100 {
+		t.Errorf("%d texts are cut, %d are left out", cut, left)
+	}
+	locks := testkit.NewLocker(t, db, nil)
+	if holders, err := locks.Holders(t.Context(), "m7"); err != nil || len(holders) != 1 || len(holders[0].Metadata) != 65000 {
+		t.Errorf("by key: %d holders, %v", len(holders), err)
+	}
+}
+
+func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor, received := countingMonitor(t, db)
+	leases := func(n int, text string) {
+		t.Helper()
+		db.Exec(t, "truncate distributed_locks")
+		db.Exec(t, `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+			select 'k' || i, 'h' || `+text+`, now(), now() + interval '1 hour', '{}', i from generate_series(1, $1::int) i`, n)
+		received()
+	}
+	check := func(what, missing string) {
+		t.Helper()
+		shot := testkit.Snapshot(t, monitor)
+		if n := received(); n > 48<<20 {
+			t.Errorf("%s: a snapshot receives %d bytes", what, n)
+		}
+		if len(shot.Missing) != 1 || !strings.HasPrefix(shot.Missing[0], missing) {
+			t.Errorf("%s: missing %q", what, shot.Missing)
+		}
+	}
+	leases(200_000, "''")
+	if shot := testkit.Snapshot(t, monitor); len(shot.Holders) != 200_000 || len(shot.Missing) != 0 {
+		t.Errorf("200,000 leases: %d holders, missing %q", len(shot.Holders), shot.Missing)
+	}
+	leases(200_001, "''")
+	check("200,001 leases", "leases: ")
+	if holders, err := monitor.Holders(t.Context(), pgxlock.Filter{}); err == nil || len(holders) != 200_000 {
+		t.Errorf("%d holders, %v", len(holders), err)
+	}
+	if holders, err := monitor.Holders(t.Context(), pgxlock.Filter{Key: "k200001"}); err != nil || len(holders) != 1 {
+		t.Errorf("by key: %d holders, %v", len(holders), err)
+	}
+	leases(180_000, "repeat('x', 254)")
+	check("leases of 46 MB", "leases: ")
+	db.Exec(t, "truncate distributed_locks")
+	db.Exec(t, "insert into pgxlock_waiters select 0, 'k' || i, i, null, repeat('x', 255), 1, now(), 'infinity' from generate_series(1, 180000) i")
+	check("tickets of 46 MB", "the queues of those who wait: ")
+	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{Key: "k180000"}); err != nil || len(waiters) != 1 {
+		t.Errorf("by key: %d waiters, %v", len(waiters), err)
+	}
+	db.Exec(t, "truncate pgxlock_waiters; insert into pgxlock_names select i, 'n', now() from generate_series(1, 20001) i")
+	check("20,001 names", "names behind the numbers of advisory locks: ")
+}
