@@ -245,6 +245,7 @@ func TestDownRefusesWhileClaimsStand(t *testing.T) {
 }
 
 func TestDownDoesNotMindClaimsThatHaveEnded(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	must(t, migrations.Up(t.Context(), db.Pool, nil))

@@ -220,6 +220,7 @@ func TestAFailedUpMarksNothingDirty(t *testing.T) {
 }
 
 func TestRepairClearsADirtyMark(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	if err := migrations.Repair(t.Context(), db.Pool, nil); err == nil || !strings.Contains(err.Error(), "nothing is installed") {

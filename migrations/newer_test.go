@@ -25,6 +25,7 @@ func newNewer(t *testing.T) *pgtest.DB {
 }
 
 func TestUpDoesNothingOnANewerSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := newNewer(t)
 	expect(t, db.Pool, true, "select acquire_lock('k', 'a', 600)")
@@ -125,6 +126,7 @@ func TestUpWaitsForANewerMigrator(t *testing.T) {
 // All that changes the schema or its rights excludes each other by one lock, which carries the
 // mark of pgxlock's own: nobody is to be evicted from it.
 func TestSchemaChangesHoldTheSameInternalLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	tx, err := db.Pool.Begin(t.Context())

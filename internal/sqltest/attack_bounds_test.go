@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
 // Arrays that are longer than a batch of any Locker.
@@ -186,6 +188,7 @@ func TestApplicationCannotPassMoreThanTheBounds(t *testing.T) {
 
 // Each kind of row that an application leaves behind has a call that removes it.
 func TestAdministrationResetsWhatApplicationsLeft(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	roles := d.harden("application", "administration")

@@ -51,6 +51,7 @@ func TestAdvisoryLocksTakeNothingFromTheCallersPool(t *testing.T) {
 // CREATE INDEX CONCURRENTLY waits for every transaction with an older snapshot,
 // whatever that does.
 func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	db.Exec(t, "create table written as select generate_series(1, 1000) as n")

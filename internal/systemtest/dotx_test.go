@@ -308,6 +308,7 @@ func TestDoTxReturnsNilOnceItHasCommitted(t *testing.T) {
 }
 
 func TestDoTxBeginsAnewOnlyIfItIsTold(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.WithLedger(t)
 	db.Exec(t, "create table counter (n int); insert into counter values (0)")

@@ -99,10 +99,16 @@ func Rollback(t *testing.T, tx pgx.Tx) {
 // WithLedger returns a database with pgxlock and a table to write to.
 func WithLedger(t *testing.T) *pgtest.DB {
 	t.Helper()
-	db := Migrated(t)
-	db.Exec(t, "create table ledger (n int)")
-	return db
+	return withLedger.New(t)
 }
+
+var withLedger = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := migrations.Up(ctx, pool, nil); err != nil {
+		return err
+	}
+	_, err := pool.Exec(ctx, "create table ledger (n int)")
+	return err
+})
 
 // WriteRow writes a row to the table of WithLedger.
 func WriteRow(ctx context.Context, tx pgx.Tx) error {
