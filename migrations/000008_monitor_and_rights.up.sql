@@ -149,7 +149,7 @@ BEGIN
            w.mode,
            coalesce(w.owner, a.owner, w.pid::text) AS owner,
            w.pid, a.application_name, a.client_addr, w.waiters,
-           clock_timestamp() - w.since AS waiting_for,
+           CASE WHEN isfinite(w.since) THEN clock_timestamp() - w.since END AS waiting_for,
            CASE WHEN w.ticket IS NULL THEN pg_blocking_pids(w.pid) ELSE coalesce(h.pids, '{}'::integer[]) END AS blocked_by,
            coalesce(h.ids, '{}'::text[]) AS held_by,
            w.since, w.ticket, nullif(w.key_space, 0) AS key_space, w.key_id

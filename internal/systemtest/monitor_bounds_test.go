@@ -2,6 +2,7 @@ package systemtest_test
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -137,4 +138,31 @@ func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
 	}
 	db.Exec(t, "truncate pgxlock_waiters; insert into pgxlock_names select i, 'n', now() from generate_series(1, 20001) i")
 	check("20,001 names", "names behind the numbers of advisory locks: ")
+}
+
+// A role that may write the tables can also write what no function would.
+func TestOneOddRowHidesNothingFromAMonitor(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor, err := pgxlock.NewMonitor(db.Pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
+	db.Exec(t, `insert into pgxlock_waiters select 0, 'k', i, null, 'me', 1, since, now() + '1 hour', null, array[null, 'a']
+			from unnest(array['infinity', '-infinity', '4000-01-01 BC', '12000-01-01', '2026-01-01']::timestamptz[]) with ordinality s (since, i);
+		insert into distributed_locks (lock_name, holder_id, fencing_token, acquired_at, expires_at)
+			select 'odd' || i, 'me', 1000 + i, t, t from unnest(array['infinity', '-infinity', '12000-01-01']::timestamptz[]) with ordinality x (t, i)`)
+	shot := testkit.Snapshot(t, monitor)
+	if len(shot.Waiters) != 5 || len(shot.Holders) != 3 { // a lease that expired at -infinity was released
+		t.Errorf("%d waiters and %d holders, want 5 and 3", len(shot.Waiters), len(shot.Holders))
+	}
+	if _, err := json.Marshal(shot); err != nil {
+		t.Error(err)
+	}
+	if n := testkit.Query[int](t, db, "select count(waiting_for) from lock_waiters"); n != 3 {
+		t.Errorf("%d waiters in the view have a time, want 3", n)
+	}
+	testkit.Release(t, lock)
 }

@@ -11,8 +11,8 @@ SELECT l.name, l.shared, l.holder, l.token,
        CASE WHEN l.large AND l.larges > 1000 THEN '...'
             ELSE left(coalesce(CASE WHEN l.metadata = '{}' THEN '' WHEN jsonb_typeof(l.metadata) = 'string' THEN l.metadata #>> '{}' ELSE l.metadata::text END, ''), 1000) END AS metadata,
        l.state,
-       CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END AS since,
-       CASE WHEN isfinite(l.expires_at) THEN l.expires_at END AS expires,
+       CASE WHEN l.acquired_at BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 00:00+00' THEN l.acquired_at END AS since,     -- as JSON can have it
+       CASE WHEN l.expires_at BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 00:00+00' THEN l.expires_at END AS expires,
        l.acquired_at > clock_timestamp() AS suspect,
        l.n > 200000 OR l.bytes > 33554432 AS left_out
   FROM (SELECT l.*, count(*) OVER w AS n, count(*) FILTER (WHERE l.large) OVER w AS larges, sum(l.size) OVER w AS bytes
