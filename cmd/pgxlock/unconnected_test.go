@@ -156,6 +156,14 @@ func TestSilentServerIsNamedAsTheCause(t *testing.T) {
 		`cannot connect as user "me" to database "db" at `+address+`: no answer in time; check the host, the port, and firewalls in between`)
 }
 
+func TestErrorNamesWhatDependsOnAnObject(t *testing.T) {
+	t.Parallel()
+	err := &pgconn.PgError{Code: pgerrcode.DependentObjectsStillExist, Message: "cannot drop view lock_leases", Detail: "view mine depends on view lock_leases\nview yours\x1b depends on it"}
+	if text := describe(newRun().Flags(), err); !strings.Contains(text, "view mine depends on view lock_leases") || strings.ContainsAny(text, "\n\x1b") {
+		t.Errorf("%q", text)
+	}
+}
+
 // An error points to something that a user of the installed program has: a command, or an
 // address.
 func TestErrorsNameNoFileOfTheSource(t *testing.T) {
