@@ -185,8 +185,10 @@ BEGIN
     v_rows pgxlock_advisory_locks[];
   BEGIN
     PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
+    -- To ask about a session takes a lock, for which the server has room for so many. Any of them: the
+    -- first ones may all live.
     WITH sessions AS MATERIALIZED (
-      SELECT DISTINCT s.session FROM pgxlock_advisory_locks s WHERE s.session IS DISTINCT FROM p_session
+      SELECT d.session FROM (SELECT DISTINCT s.session FROM pgxlock_advisory_locks s WHERE s.session IS DISTINCT FROM p_session) d ORDER BY random() LIMIT 1000
     ), dead AS MATERIALIZED (
       SELECT d.session FROM sessions d WHERE pg_try_advisory_xact_lock_shared(pgxlock_session_key(d.session))
     ), gone AS (
@@ -196,7 +198,7 @@ BEGIN
     RETURN pgxlock_clear_advisory(v_rows);
   END $$;
   COMMENT ON FUNCTION pgxlock_reap_advisory(integer, bigint) IS
-    'Housekeeping only: removes up to p_limit rows of advisory locks that dead sessions left or that were released under a fence; returns how many. Locking never needs it.';
+    'Housekeeping only: removes up to p_limit rows of advisory locks that dead sessions left or that were released under a fence, of 1000 sessions at most; returns how many. Locking never needs it.';
 
   ------------------------------------------------------------------- fence --
   -- The pin is acquired first and the row read in a later statement, as in assert_lock_held(). The

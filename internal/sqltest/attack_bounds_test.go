@@ -6,6 +6,7 @@ package sqltest_test
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -209,5 +210,29 @@ func TestAdministrationResetsWhatApplicationsLeft(t *testing.T) {
 	d.want("(select string_agg(name, ' ') from pgxlock_waiters)", "other")
 	for _, call := range []string{"reset_lock_state('lease', 'k')", "reset_lock_state(null, 'k')", "reset_lock_state('limit', " + tooLong + ")", "reset_lock_state('limit', null)"} {
 		ops.want(call, "22023")
+	}
+}
+
+// An application leaves more dead sessions and processes than the server has room for locks, and each
+// is asked about by a lock.
+func TestAdministrationReapsWhatManyDeadSessionsLeft(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := installAsIs(t)
+	const dead = 60000
+	d.do(fmt.Sprintf(`insert into pgxlock_advisory_locks (key_space, key_id, session, token, shared) select 1, 1, i, i, true from generate_series(1, %d) i;
+		insert into pgxlock_waiters select 0, 'k', i, i, 'me', 1, now(), now() + '1 hour' from generate_series(1, %[1]d) i`, dead))
+	for _, call := range []string{"pgxlock_reap_advisory(10000)", "pgxlock_reap_waiters(10000)"} {
+		removed := 0
+		for rounds := 0; removed < dead && rounds < 2*dead/1000; rounds++ {
+			n, err := strconv.Atoi(d.get(call))
+			if err != nil {
+				t.Fatalf("%s: %v", call, err)
+			}
+			removed += n
+		}
+		if removed != dead {
+			t.Errorf("%s removed %d, want %d", call, removed, dead)
+		}
 	}
 }
