@@ -94,7 +94,7 @@ func TestASoundServerHasEveryCheckAndNothingToDo(t *testing.T) {
 	owner, db := ownedBy(t, admin, "locks")
 	admin.Exec(t, "grant pg_monitor to "+owner)
 	for range 2 { // it leaves nothing that it would find
-		findings, err := doctor.Check(t.Context(), db.Pool, nil)
+		findings, err := doctor.Check(t.Context(), db.Pool, &doctor.Config{Schema: "locks"})
 		if err != nil {
 			t.Fatal(err)
 		}
