@@ -20,7 +20,7 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"fsync": "on"}})
 	url := server.URL("postgres")
 	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
-	db.Exec(t, "create role owner; grant create on schema public to owner; grant pg_monitor to owner")
+	db.Exec(t, "create role owner; alter database postgres owner to owner; grant pg_monitor to owner")
 	env := as("owner", db)
 	execute(t, env, "doctor").want(t, exitUnsound, "error   schema       this database has no pgxlock", "")
 	execute(t, env, "doctor").want(t, exitUnsound, "-> run pgxlock migrate up, or name the schema (with --schema)\n", "")
