@@ -20,8 +20,8 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"fsync": "on"}})
 	url := server.URL("postgres")
 	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
-	db.Exec(t, "create role owner; alter database postgres owner to owner; grant pg_monitor to owner")
-	env := as("owner", db)
+	db.Exec(t, "create role owner login; alter database postgres owner to owner; grant pg_monitor to owner")
+	env := []string{"DATABASE_URL=" + strings.Replace(url, "postgres@", "owner@", 1)}
 	execute(t, env, "doctor").want(t, exitUnsound, "error   schema       this database has no pgxlock", "")
 	execute(t, env, "doctor").want(t, exitUnsound, "-> run pgxlock migrate up, or name the schema (with --schema)\n", "")
 	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version")
