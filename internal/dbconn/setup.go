@@ -134,7 +134,7 @@ func (c *Conn) own(ctx context.Context, own Own, schema string) ([]*pgconn.Resul
 			return nil, err
 		}
 		if !ended {
-			return nil, fmt.Errorf("the backend of the broken connection, pid %d, does not end", own.Old.PID)
+			return nil, fmt.Errorf("%w: the backend of the broken connection, pid %d, does not end", lockerr.ErrUnavailable, own.Old.PID)
 		}
 	}
 	return results[then:], nil
