@@ -170,7 +170,7 @@ func explain(flags *pflag.FlagSet, err error) string {
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" && !errors.Is(err, pgxlock.ErrSchema) { // which says what to run
 		text += "; " + inFlags(flags, advices, printable(oneline.Join(pgErr.Hint)))
 	}
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == pgerrcode.DependentObjectsStillExist {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == pgerrcode.DependentObjectsStillExist && pgErr.Detail != "" {
 		text += "; " + printable(oneline.Join(pgErr.Detail)) // names what is in the way
 	}
 	if e, ok := errors.AsType[*remediedError](err); ok && has(flags, e.remedy) {

@@ -355,7 +355,7 @@ func TestAdoptionRefusesForeignCodeByName(t *testing.T) {
 		d.want("select count(*) from pg_class where relname <> 'pgxlock_migrations' and relname <> 'pgxlock_migrations_pkey'", before)
 		d.do(c.drop)
 	}
-	// What is an owner's own is adopted, and looked at again on the way down.
+	// The owner's own code is adopted, and looked at again on the way down.
 	d.do("create function ours(text) returns boolean language sql immutable return true; alter table distributed_locks add constraint ours check (ours(lock_name)); revoke trigger on distributed_locks from " +
 		a.role + "; create trigger ours before insert on distributed_locks for each row execute function trusted(); create rule ours as on delete to distributed_locks where false do also nothing")
 	if err := migrations.Up(t.Context(), pool, nil); err != nil {
@@ -434,7 +434,7 @@ func TestHardeningAgainTakesBackAGrantOfAll(t *testing.T) {
 	d.do("select revoke_locks('" + a.role + "'), grant_locks('" + a.role + "', 'application'), harden_locks()")
 	d.want(rights, want)
 
-	// What is made anew under default privileges, by a migration that hardens again.
+	// A migration that hardens again makes these anew under default privileges.
 	for _, objects := range []string{"tables", "sequences"} {
 		d.do("alter default privileges in schema public grant all on " + objects + " to public, " + a.role)
 	}
