@@ -27,7 +27,8 @@ import (
 // numbers of [RawKey] and [RawKey2] are used unchanged.
 //
 // LockTx waits in the server's queue. [MaxWait] bounds the wait, [NoWait] tries once, and
-// [Shared] allows other shared holders. Locking a key again in the same transaction
+// [Shared] allows other shared holders. MaxWait needs the right to use the language plpgsql,
+// which every role has unless it was revoked. Locking a key again in the same transaction
 // succeeds at once. The exception is an exclusive lock on a key that the transaction holds
 // shared ([ErrDeadlock]): two such upgrades would wait for each other. Rolling back to a
 // savepoint frees the locks taken after it.
@@ -40,7 +41,8 @@ import (
 // ErrStaleSnapshot the key is locked. Any other error aborts the transaction: roll it back,
 // at once if others wait for its locks. Such errors are SQLSTATE 40P01 (a deadlock, which
 // also matches ErrDeadlock), 57014 (cancelled), 53200 (the server's lock table is full) and
-// 55P03 (the session's own lock_timeout, which applies if there is no MaxWait).
+// 55P03 (the session's own lock_timeout, which applies if there is no MaxWait). A key that
+// is not granted in time writes nothing to the server's log.
 //
 // If ctx ends during the wait, the driver decides what happens to the transaction: pgx
 // closes the connection, which ends the transaction. Use MaxWait if the transaction must
@@ -60,9 +62,9 @@ func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
 }
 
-// LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq. With another
-// driver, a wait that exceeds MaxWait aborts the transaction unless the driver's errors
-// have a method SQLState. If ctx ends during the wait, pgx and lib/pq close the connection.
+// LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq, or another
+// that sends several statements in one request. If ctx ends during the wait, pgx and lib/pq
+// close the connection.
 func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.SQL(tx), []string{key}, opts))
 }
@@ -123,13 +125,14 @@ func lockIDs(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) er
 	if shared {
 		tx.Shares().Add(ids)
 	}
-	if got == usertx.GrantedOnSnapshot && !o.staleSnapshot {
-		_, err = usertx.Tentatively(ctx, tx, usertx.Refusal{State: lockerr.StateStaleSnapshot, Means: errCommittedSince}, statements.TxVouch)
+	if got != usertx.GrantedOnSnapshot || o.staleSnapshot {
+		return nil
+	}
+	if got, err = tx.RunBlock(ctx, statements.TxVouch); err == nil && got == usertx.Refused {
+		err = fmt.Errorf("%w: another transaction has committed between the two; roll back and begin again, or lock in a READ COMMITTED transaction", ErrStaleSnapshot)
 	}
 	return err
 }
-
-var errCommittedSince = fmt.Errorf("%w: another transaction has committed between the two; roll back and begin again, or lock in a READ COMMITTED transaction", ErrStaleSnapshot)
 
 // askTx asks for the locks by the statement that costs least: for a single lock one that
 // does nothing in a transaction that keeps its snapshot, where another one is asked then.
@@ -144,30 +147,17 @@ func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (use
 	switch {
 	case waits:
 		return tx.Run(ctx, statements.TxLockAll, numbers, whats)
-	case !o.noWait():
-		return usertx.Tentatively(ctx, tx, usertx.Refusal{State: lockerr.StateLockNotAvailable, Means: ErrNotAcquired}, statements.TxWaitLock, numbers, whats, milliseconds(o.maxWait))
-	case len(ids) == 1:
+	case o.noWait() && len(ids) == 1:
 		return tx.Run(ctx, statements.TxTryLock, numbers[0], whats[0])
 	}
-	return tryAll(ctx, tx, numbers, whats)
+	return tx.RunBlock(ctx, statements.TxLockWithin, numbers, whats, milliseconds(o.maxWait))
 }
 
-// tryAll takes all the locks or none. What it got when it was refused others is
-// given back by the savepoint, in a second round trip.
-func tryAll(ctx context.Context, tx usertx.Tx, numbers, whats []int64) (usertx.Reply, error) {
-	got, err := tx.TryIn(ctx, false, statements.TxTryAll, numbers, whats)
-	if err != nil {
-		return got, err
-	}
-	end := statements.TxReleaseSavepoint
-	if got == usertx.Refused {
-		end = statements.TxRollbackSavepoint
-	}
-	return got, usertx.Finish(ctx, tx, end)
-}
-
-// milliseconds rounds a wait up: 0 would be no bound.
+// milliseconds rounds up, so that 0 is no wait.
 func milliseconds(wait time.Duration) int64 {
+	if wait <= 0 {
+		return 0
+	}
 	return int64((wait-1)/time.Millisecond) + 1
 }
 

@@ -129,17 +129,15 @@ const (
 
 // In tx/.
 const (
-	TxClaim             Name = "tx/claim"
-	TxLock              Name = "tx/lock"
-	TxLockAll           Name = "tx/lock_all"
-	TxPurgeClaims       Name = "tx/purge_claims"
-	TxReleaseSavepoint  Name = "tx/release_savepoint"
-	TxReply             Name = "tx/reply"
-	TxRollbackSavepoint Name = "tx/rollback_savepoint"
-	TxSavepoint         Name = "tx/savepoint"
-	TxShared            Name = "tx/shared"
-	TxTryAll            Name = "tx/try_all"
-	TxTryLock           Name = "tx/try_lock"
-	TxVouch             Name = "tx/vouch"
-	TxWaitLock          Name = "tx/wait_lock"
+	TxAnswer        Name = "tx/answer"
+	TxAsk           Name = "tx/ask"
+	TxClaim         Name = "tx/claim"
+	TxInTransaction Name = "tx/in_transaction"
+	TxLock          Name = "tx/lock"
+	TxLockAll       Name = "tx/lock_all"
+	TxLockWithin    Name = "tx/lock_within"
+	TxPurgeClaims   Name = "tx/purge_claims"
+	TxShared        Name = "tx/shared"
+	TxTryLock       Name = "tx/try_lock"
+	TxVouch         Name = "tx/vouch"
 )

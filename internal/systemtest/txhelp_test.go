@@ -201,10 +201,11 @@ func (x *txn) state() string {
 		order by locktype, relation, transactionid::text, classid, objid, objsubid, mode) from pg_locks where pid = pg_backend_pid()`)
 }
 
-// settings are all of a session's, one per line.
+// settings are all of a session's, one per line, but for those of a library that a statement
+// loaded.
 func (x *txn) settings() string {
 	x.t.Helper()
-	return x.value(`select string_agg(name || ' = ' || setting, E'\n' order by name) from pg_settings`)
+	return x.value(`select string_agg(name || ' = ' || setting, E'\n' order by name) from pg_settings where not (name like '%.%' and source = 'default')`)
 }
 
 // lockLine is how state shows an advisory lock.
@@ -251,6 +252,8 @@ func untilWaiting(t *testing.T, db *pgtest.DB, n int) {
 type traffic struct {
 	calls atomic.Int64 // of Query, Exec, SendBatch, Prepare
 	trips atomic.Int64 // requests, each of which was preceded by a reply
+
+	failed atomic.Int64 // errors of the server, which it writes to its log as well
 }
 
 func (c *traffic) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -271,6 +274,10 @@ func metered(t *testing.T, db *pgtest.DB) (*traffic, *pgtest.DB) {
 	c := &traffic{}
 	pool := db.NewPool(t, func(config *pgxpool.Config) {
 		config.ConnConfig.Tracer = c
+		config.ConnConfig.OnPgError = func(*pgconn.PgConn, *pgconn.PgError) bool {
+			c.failed.Add(1)
+			return true
+		}
 		dial := config.ConnConfig.DialFunc
 		config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dial(ctx, network, address)

@@ -18,7 +18,7 @@ import (
 func TestASnapshotIsFoundStaleByEveryFunction(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	db := quietServer(t)
+	sent, db := metered(t, quietServer(t))
 	db.Exec(t, "create table t (n int)")
 	for _, w := range []way{byLockTx, byLockAllTx, byLockSQLTx} {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
@@ -69,6 +69,9 @@ func TestASnapshotIsFoundStaleByEveryFunction(t *testing.T) {
 			x.rollback()
 			db.Exec(t, "truncate t")
 		}
+	}
+	if n := sent.failed.Load(); n != 0 {
+		t.Errorf("the server wrote %d errors to its log; a stale snapshot is none", n)
 	}
 }
 
@@ -270,4 +273,22 @@ func TestARefusedOptionIsCalledByItsName(t *testing.T) {
 		}
 		wantOneLine(t, err, says)
 	}
+}
+
+// A statement of the caller's may end the transaction behind the driver's back. A lock would be
+// granted then and be free at once.
+func TestLockAfterTheTransactionEndedIsRefused(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	eachWay(t, func(t *testing.T, w way) {
+		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}} {
+			x := w.begin(t, db)
+			x.must("k", opts...)
+			x.exec("commit")
+			if err := x.lock(t.Context(), "k", opts...); err == nil {
+				t.Errorf("%v: granted", opts)
+			}
+			x.end()
+		}
+	})
 }

@@ -7,13 +7,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -23,9 +23,8 @@ type Tx interface {
 	// Run runs one statement, in one round trip.
 	Run(ctx context.Context, name statements.Name, args ...any) (Reply, error)
 
-	// TryIn opens a savepoint, runs the statement, and, if keep is set, releases
-	// the savepoint if that succeeded; all in one round trip.
-	TryIn(ctx context.Context, keep bool, name statements.Name, args ...any) (Reply, error)
+	// RunBlock runs a DO block with the arguments of tx/ask.sql, in one round trip.
+	RunBlock(ctx context.Context, block statements.Name, args ...any) (Reply, error)
 
 	// Row runs a statement, given as its text, that yields one value, and scans that
 	// into dest.
@@ -36,35 +35,6 @@ type Tx interface {
 
 	// Database says where the transaction is, if its driver tells.
 	Database() string
-}
-
-// A Refusal is an error that says no and must not abort the transaction.
-type Refusal struct {
-	State string // its SQLSTATE
-	Means error
-}
-
-// Tentatively runs the statement in a savepoint. If it is refused, a second round
-// trip brings the transaction back to where it was.
-func Tentatively(ctx context.Context, tx Tx, no Refusal, name statements.Name, args ...any) (Reply, error) {
-	got, err := tx.TryIn(ctx, true, name, args...)
-	if err == nil || lockerr.SQLState(err) != no.State {
-		return got, err
-	}
-	if err := Finish(ctx, tx, statements.TxRollbackSavepoint); err != nil {
-		// Not no.Means itself, so that it is not taken for a refusal.
-		return got, fmt.Errorf("%s, and the transaction cannot go on: %w", no.Means.Error(), lockerr.WithContextError(ctx, err))
-	}
-	return got, no.Means
-}
-
-// Finish ends the savepoint, also if ctx has ended: the transaction must not be left in the
-// middle of it.
-func Finish(ctx context.Context, tx Tx, name statements.Name) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dbconn.Timeout)
-	defer cancel()
-	_, err := tx.Run(ctx, name)
-	return err
 }
 
 // pgxTx is a transaction of pgx.
@@ -78,31 +48,36 @@ func Pgx(tx pgx.Tx) Tx {
 	return pgxTx{tx}
 }
 
-// run sends what has no arguments as a plain text, which may hold more than one
-// statement.
 func (tx pgxTx) Run(ctx context.Context, name statements.Name, args ...any) (Reply, error) {
 	tag, err := tx.Exec(ctx, name.Text(), args...)
-	if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'I' {
-		err = errors.New("a statement has already ended the transaction, so a lock in it would end at once")
-	}
-	return Reply(tag.RowsAffected()), err
+	return tx.reply(tag, err)
 }
 
-func (tx pgxTx) TryIn(ctx context.Context, keep bool, name statements.Name, args ...any) (Reply, error) {
+func (tx pgxTx) RunBlock(ctx context.Context, block statements.Name, args ...any) (Reply, error) {
 	batch := &pgx.Batch{}
-	batch.Queue(statements.TxSavepoint.Text())
-	batch.Queue(name.Text(), args...)
-	if keep {
-		batch.Queue(statements.TxReleaseSavepoint.Text())
+	if len(args) > 0 {
+		batch.Queue(statements.TxAsk.Text(), args...)
 	}
+	batch.Queue(block.Text())
+	batch.Queue(statements.TxAnswer.Text())
 	results := tx.SendBatch(ctx, batch)
-	_, err := results.Exec()
 	var tag pgconn.CommandTag
-	if err == nil {
-		tag, err = results.Exec()
+	var err error
+	for range batch.Len() {
+		if tag, err = results.Exec(); err != nil {
+			break
+		}
 	}
 	if closing := results.Close(); err == nil {
 		err = closing
+	}
+	return tx.reply(tag, err)
+}
+
+// reply refuses a grant outside a transaction.
+func (tx pgxTx) reply(tag pgconn.CommandTag, err error) (Reply, error) {
+	if conn := tx.Conn(); err == nil && conn != nil && conn.PgConn().TxStatus() == 'I' {
+		err = errors.New("a statement has already ended the transaction, so a lock in it would end at once")
 	}
 	return Reply(tag.RowsAffected()), err
 }
@@ -148,15 +123,18 @@ func (tx sqlTx) Run(ctx context.Context, name statements.Name, args ...any) (Rep
 	return tx.send(ctx, literal(name.Text(), args))
 }
 
-func (tx sqlTx) TryIn(ctx context.Context, keep bool, name statements.Name, args ...any) (Reply, error) {
-	texts := []string{statements.TxSavepoint.Text(), literal(name.Text(), args)}
-	if keep {
-		texts = append(texts, statements.TxReleaseSavepoint.Text(), statements.TxReply.Text())
+func (tx sqlTx) RunBlock(ctx context.Context, block statements.Name, args ...any) (Reply, error) {
+	texts := []string{block.Text(), statements.TxAnswer.Text()}
+	if len(args) > 0 {
+		texts = slices.Insert(texts, 0, literal(statements.TxAsk.Text(), args))
 	}
-	return tx.send(ctx, strings.Join(texts, ";\n"))
+	return tx.send(ctx, texts...)
 }
 
-func (tx sqlTx) send(ctx context.Context, text string) (Reply, error) {
+// send first asks whether the transaction is open: a statement of the caller's may have
+// ended it.
+func (tx sqlTx) send(ctx context.Context, texts ...string) (Reply, error) {
+	text := strings.Join(append([]string{statements.TxInTransaction.Text()}, texts...), ";\n")
 	result, err := tx.ExecContext(ctx, text)
 	if err != nil {
 		return 0, lockerr.WithContextError(ctx, err)

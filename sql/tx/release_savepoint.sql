@@ -1,2 +1,0 @@
--- Keeps what was done since savepoint.sql.
-RELEASE SAVEPOINT pgxlock

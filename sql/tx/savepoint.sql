@@ -1,2 +1,0 @@
--- Begins what may fail without aborting the caller's transaction.
-SAVEPOINT pgxlock
