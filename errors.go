@@ -84,9 +84,11 @@ var (
 
 	// ErrUnavailable: no server could be used. None answered in time; the server has no
 	// free connection, is starting or is stopping; none of several hosts is a primary; or
-	// the connection broke, or the server ended it. The same call may succeed later. The
-	// message says how often it was tried to connect, and for how long. Every call that asks the server may return it: those of Lockers, Limiters, Runners, claims
-	// and Monitors. The server may have done what the call asked for, except that an
+	// the connection broke, or the server ended it; or another session keeps a table of a
+	// lease Locker or of package once locked (55P03), as maintenance does, until which
+	// Acquire waits. The same call may succeed later. The message says how often it was
+	// tried to connect, and for how long. Every call that asks the server may return it:
+	// those of Lockers, Limiters, Runners, claims and Monitors. The server may have done what the call asked for, except that an
 	// acquire that fails holds nothing. A lock that is held stays held until [ErrLost] says
 	// otherwise. A call whose context has ended returns the context's error instead.
 	//

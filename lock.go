@@ -173,8 +173,9 @@ func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimul
 // (up to 15 s on a dead network). After that a lease is no longer renewed and expires, and
 // the error says so; an advisory lock ends with its session, and the error is ErrLost. The
 // contexts of the lock end when Release is called. Release returns nil if the lock was held
-// until then, and ErrLost if it was lost before. A second Release returns what the first
-// returned.
+// until then, even if the release reaches the server after a lease has expired, and ErrLost
+// if the lock was lost before; after an eviction the error matches [ErrEvicted] too. A second
+// Release returns what the first returned.
 func (l *Lock) Release(ctx context.Context) error {
 	err := missing(ctx, l)
 	switch {

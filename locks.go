@@ -30,7 +30,7 @@ type Locks []*Lock
 // and with [NoWait] one busy key fails it.
 //
 // The errors are those of [Locker.Acquire]; [Error].Key is the busy key. On failure nothing
-// is held.
+// is held; what was acquired before the wait ended is released in the background.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) (Locks, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", "", err)
@@ -66,7 +66,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) 
 			return locks, nil
 		}
 		a.Leave()
-		_ = locks.Release(ctx)
+		a.giveUp(locks)
 		if errors.Is(err, ErrLost) {
 			if a.lost++; a.lost == 1 || a.Waits() {
 				continue
@@ -115,7 +115,7 @@ func (a *acquisition) gather(keys []string) (locks Locks, failed string, err err
 				a.observed.busy(failed, busy.Holder)
 				a.Enqueue(a.locker.name(failed), busy) // before the release below wakes others, which could then come first
 			}
-			_ = early.Release(a.caller)
+			a.giveUp(early)
 			if i := slices.IndexFunc(next, func(key string) bool { return a.Knows(a.locker.name(key), refused) }); i >= 0 {
 				failed = next[i] // the server has answered about none of them
 			}
@@ -145,6 +145,14 @@ func (a *acquisition) gather(keys []string) (locks Locks, failed string, err err
 		}
 	}
 	return locks, "", nil
+}
+
+// giveUp releases what the call does not return, and waits for that no longer than it may wait
+// at all: a release is retried for seconds.
+func (a *acquisition) giveUp(locks Locks) {
+	if len(locks) > 0 {
+		a.runBounded(func() error { return locks.Release(context.WithoutCancel(a.caller)) })
+	}
 }
 
 // unclaimed returns how many of the keys come before the first one that has a local queue.

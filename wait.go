@@ -146,10 +146,7 @@ func (a *acquisition) try(keys []string, inDo bool) []tried {
 		}
 		if errors.Is(got.err, ErrLost) || errors.Is(got.err, hold.ErrLateGrant) {
 			h := &got.lock.hold
-			release := func() error { return a.locker.backend.Release(h) }
-			ctx, cancel := a.bounded()
-			_, _ = batcher.Await(ctx, &a.locker.calls, release, func(error) {}) // the lock is lost, so the outcome does not matter
-			cancel()
+			a.runBounded(func() error { return a.locker.backend.Release(h) }) // the lock is lost, so the outcome does not matter
 			*got = tried{err: grantLost(got.err)}
 		}
 	}
@@ -206,6 +203,13 @@ func (a *acquisition) bounded() (context.Context, context.CancelFunc) {
 		cancel()
 		end(nil)
 	}
+}
+
+// runBounded runs a release, and waits for it for as long as bounded says.
+func (a *acquisition) runBounded(release func() error) {
+	ctx, cancel := a.bounded()
+	defer cancel()
+	_, _ = batcher.Await(ctx, &a.locker.calls, release, func(error) {})
 }
 
 // failed ends the wait, and returns err as the call's error.

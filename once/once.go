@@ -489,7 +489,7 @@ func fail(op, key string, err error) error {
 	if e, ok := errors.AsType[*pgxlock.Error](err); ok { // from the Locker
 		err = e.Err
 	}
-	return &pgxlock.Error{Op: op, Key: key, Err: lockerr.Typed(err)}
+	return &pgxlock.Error{Op: op, Key: key, Err: lockerr.Typed(lockerr.Locked(err))}
 }
 
 // missing returns an error if the receiver or the context of a method is nil.

@@ -40,21 +40,23 @@ type flow struct {
 func (f *flow) ask(own bool, requests ...*request) {
 	f.mu.Lock()
 	f.requests = append(f.requests, requests...)
-	f.beginLocked(own)
+	f.beginLocked(own, false)
 }
 
 // release queues a release. If the flow is idle, its caller leads.
 func (f *flow) release(r *release) {
 	f.mu.Lock()
 	f.releases = append(f.releases, r)
-	f.beginLocked(true)
+	f.beginLocked(true, true)
 }
 
-// beginLocked makes somebody lead if nobody does, and unlocks f.mu.
-func (f *flow) beginLocked(own bool) {
+// beginLocked makes the caller or a goroutine lead if the flow is idle, and unlocks f.mu. A caller
+// sends its own kind: it must not be kept for an exchange that is not its own.
+func (f *flow) beginLocked(own, releases bool) {
 	begins := !f.led && len(f.requests)+len(f.releases) > 0
 	if begins {
 		f.led, f.own = true, own
+		f.released, f.passedOver = !releases, true
 	}
 	f.mu.Unlock()
 	switch {

@@ -125,13 +125,13 @@ func (t *Table) newSession(config *pgxpool.Config) *dbconn.Session {
 // for a connection.
 func (t *Table) request(wait context.Context, fn dbconn.Exchange) error {
 	if !t.cfg.OneConnection {
-		return t.requests.Do(wait, dbconn.Timeout, fn)
+		return lockerr.Locked(t.requests.Do(wait, dbconn.Timeout, fn))
 	}
 	t.requesting.Lock()
 	defer t.requesting.Unlock()
 	t.sharing.RLock()
 	defer t.sharing.RUnlock()
-	return t.requests.Do(wait, t.renewer.patience(), fn)
+	return lockerr.Locked(t.requests.Do(wait, t.renewer.patience(), fn))
 }
 
 // wake runs an exchange that wakes waiters, on the connection of requests.
@@ -143,7 +143,7 @@ func (t *Table) renewal(fn dbconn.Exchange) error {
 		t.sharing.Lock()
 		defer t.sharing.Unlock()
 	}
-	return t.renewals.DoWithin(t.renewer.patience(), fn)
+	return lockerr.Locked(t.renewals.DoWithin(t.renewer.patience(), fn))
 }
 
 // Do runs an exchange for the queue of waiters: on the connection of renewals, so that no
@@ -246,12 +246,28 @@ func (t *Table) Close(ctx context.Context) error {
 	return err
 }
 
-// whyGone asks why renewals found leases gone. Without an answer the leases are lost all the
-// same.
-func (t *Table) whyGone(ctx context.Context, q dbconn.Querier, names, holders []string, tokens []int64) map[int]hold.Eviction {
+// whyGone asks why the server found these leases gone: by hold, the eviction that ended it.
+// Without an answer they are gone all the same.
+func (t *Table) whyGone(ctx context.Context, q dbconn.Querier, gone []*hold.Hold) map[*hold.Hold]error {
+	if len(gone) == 0 {
+		return nil
+	}
+	names, holders, tokens := identify(gone)
 	found, err := hold.Evictions(ctx, &t.place, q, make([]int32, len(names)), names, holders, tokens)
 	if err != nil {
 		t.host.Log.Debug("pgxlock: cannot ask who evicted the holder of a lease", "error", err)
 	}
-	return found
+	evicted := make(map[*hold.Hold]error, len(found))
+	for i, eviction := range found {
+		evicted[gone[i]] = eviction.Err
+	}
+	return evicted
+}
+
+// identify returns what the server knows the leases by.
+func identify(locks []*hold.Hold) (names, holders []string, tokens []int64) {
+	for _, lock := range locks {
+		names, holders, tokens = append(names, lock.Key), append(holders, lock.Holder), append(tokens, lock.Token)
+	}
+	return names, holders, tokens
 }

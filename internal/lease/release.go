@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ type release struct {
 	wanted  bool // others are known to wait for the lease; the release wakes them
 	unknown bool // it was sent before, and no answer came
 	err     error
+	evicted error // why it is gone; nil: not known
 }
 
 func failReleases(returns []*release, err error) {
@@ -69,6 +71,8 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 	dbconn.AddTexts(args, returns, func(r *release) *string { return &r.lock.Holder })
 	dbconn.AddBigints(args, returns, func(r *release) (int64, bool) { return dbconn.OrNull(r.token) })
 	var letters []byte
+	var answered time.Duration
+	var evicted map[*hold.Hold]error
 	answersWanted := mode == hold.Exclusive // the statement answers whether others wait
 	err := t.request(t.flow.waits(t.lingering), func(ctx context.Context, q dbconn.Querier, _ bool) error {
 		err := q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) error {
@@ -78,6 +82,14 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 			letters = slices.Clone(values[0])
 			return nil
 		})
+		answered = t.host.Clock()
+		var gone []*hold.Hold
+		for i, letter := range letters {
+			if o, _ := toOutcome(letter); o == outcomeGone && returns[i].token != nil {
+				gone = append(gone, returns[i].lock)
+			}
+		}
+		evicted = t.whyGone(ctx, q, gone)
 		if err != nil && !lockerr.Refused(err) {
 			for _, r := range returns {
 				r.unknown = true
@@ -106,6 +118,7 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 		if !answersWanted || permit {
 			r.wanted = r.lock.Waited
 		}
+		r.evicted = evicted[r.lock]
 		if r.unknown && r.outcome == outcomeGone {
 			r.outcome = outcomeReleased // by an earlier attempt, whose answer was lost
 		}
@@ -119,6 +132,9 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 			case !answersWanted || permit:
 				unknown = append(unknown, r.lock.Queue)
 			}
+		}
+		if until, _ := r.lock.Ended(); r.outcome == outcomeGone && r.evicted == nil && answered >= until {
+			r.outcome = outcomeExpired // while the release was on its way: another caller may have had it since
 		}
 		close(r.done)
 	}
@@ -183,9 +199,9 @@ func (t *Table) handBack(lock *hold.Hold, token *int64, left *leftover) error {
 		case err != nil:
 			unknown = true
 		case outcome == outcomeReleased || outcome == outcomeLeft || outcome == outcomeExpired || unknown && outcome == outcomeGone:
-			return nil // expired: the lock was held until Release was called, and no other caller had it since
+			return nil // expired: the lock was held until Release was called
 		case outcome == outcomeGone:
-			return fmt.Errorf("%w: it ended before the release", lockerr.ErrLost)
+			return &hold.LostError{Why: cmp.Or(r.evicted, errTakenAway)}
 		case late:
 			return fmt.Errorf("a transaction that fenced the lock or locked its row is still open after %s; the lease was not released and will expire", releasePatience)
 		}

@@ -233,23 +233,25 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 	if len(locks) == 0 {
 		return nil
 	}
-	names := make([]string, len(locks))
-	holders := make([]string, len(locks))
-	tokens := make([]int64, len(locks))
+	names, holders, tokens := identify(locks)
 	ttls := make([]int64, len(locks))
 	for i, lock := range locks {
-		names[i], holders[i], tokens[i], ttls[i] = lock.Key, lock.Holder, lock.Token, lock.TTL.Milliseconds()
+		ttls[i] = lock.TTL.Milliseconds()
 	}
 	var outcomes []string
-	var evicted map[int]hold.Eviction
+	var evicted map[*hold.Hold]error
 	var sent time.Duration
 	t := r.table
 	err := t.renewal(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		sent = t.host.Clock()
 		outcomes, err = pgx.CollectRows(q.Query(ctx, t.place.Statement(byMode(mode, statements.LeaseRenew, statements.LeaseRenewShared)), names, holders, tokens, ttls), pgx.RowTo[string])
-		if slices.Contains(outcomes, renewalGone) {
-			evicted = t.whyGone(ctx, q, names, holders, tokens)
+		var gone []*hold.Hold
+		for i, outcome := range outcomes[:min(len(outcomes), len(locks))] {
+			if outcome == renewalGone {
+				gone = append(gone, locks[i])
+			}
 		}
+		evicted = t.whyGone(ctx, q, gone)
 		return err
 	})
 	if err == nil && len(outcomes) != len(locks) {
@@ -268,7 +270,7 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 		case renewalDone:
 			err = lock.Renewed(sent)
 		case renewalGone:
-			err = lock.Lose(cmp.Or(evicted[i].Err, errTakenAway))
+			err = lock.Lose(cmp.Or(evicted[lock], errTakenAway))
 		default:
 			err = errRowLocked
 			lock.NotRenewed(err)

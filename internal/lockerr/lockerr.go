@@ -207,6 +207,23 @@ func TooSlow(err error) bool {
 	return !connecting(err) && (SQLState(err) == StateCanceled || errors.Is(err, ErrNoAnswer))
 }
 
+// errLocked is why the server gave up a statement of ours: it waited for a lock that another
+// session has, on a table of ours or on a row that was locked by hand.
+var errLocked = errors.New("another session keeps a table or a row of pgxlock locked")
+
+// Locked makes an error of a statement of ours match ErrUnavailable if the statement waited for
+// another session's lock until lock_timeout, or until the server ended a deadlock. Both are over
+// when that session ends its transaction, as maintenance of a table does.
+func Locked(err error) error {
+	if state := SQLState(err); state == StateLockNotAvailable || state == StateDeadlock {
+		return fmt.Errorf("%w: %w: %w", ErrUnavailable, errLocked, err)
+	}
+	return err
+}
+
+// IsLocked reports whether Locked found the error to be of that kind.
+func IsLocked(err error) bool { return errors.Is(err, errLocked) }
+
 // SQLState returns the SQLSTATE of the server's error that err wraps, whichever
 // driver it came through; "" if there is none.
 func SQLState(err error) string {

@@ -52,6 +52,39 @@ func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
 	return evicted
 }
 
+// A holder that releases before its next renewal has not heard of its eviction.
+func TestReleaseAfterAnEvictionSaysWhoAndWhy(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	monitor := testkit.NewMonitor(t, db, nil)
+	locks := testkit.NewLocker(t, db, nil)
+	jobs := testkit.Semaphore(t, locks, 1)
+	work := func(_ context.Context, lock *pgxlock.Lock) error {
+		evict(t, monitor, holder(t, monitor, lock.Key()))
+		return nil
+	}
+	released := func(acquire func(context.Context, string, ...pgxlock.Option) (*pgxlock.Lock, error), opts ...pgxlock.Option) error {
+		lock, err := acquire(t.Context(), "k", opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = work(t.Context(), lock)
+		return lock.Release(t.Context())
+	}
+	for name, err := range map[string]error{
+		"Release":             released(locks.Acquire),
+		"Release of a share":  released(locks.Acquire, pgxlock.Shared),
+		"Release of a permit": released(jobs.Acquire),
+		"Do":                  locks.Do(t.Context(), "k", work),
+		"Do with a share":     locks.Do(t.Context(), "k", work, pgxlock.Shared),
+		"Do of a semaphore":   jobs.Do(t.Context(), "k", work),
+	} {
+		if !errors.Is(err, pgxlock.ErrLost) || !errors.Is(err, pgxlock.ErrEvicted) || !strings.Contains(fmt.Sprint(err), "evicted by postgres") || !strings.Contains(fmt.Sprint(err), ": this node is drained") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)

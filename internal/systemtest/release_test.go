@@ -432,3 +432,88 @@ func TestLostLocksMayBeReleasedWhileTheLockerCloses(t *testing.T) {
 		calls.Wait()
 	}
 }
+
+// A release may reach the server late, behind a request that is slow. Its lease may have expired
+// by then, and another caller may have it. That is no loss: the lock was held until Release.
+func TestReleaseThatArrivesLateIsNoLoss(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	p, through := testkit.Proxied(t, db)
+	locks := testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Second})
+	lock := testkit.Acquire(t, locks, "k")
+	slow := p.Arm(t, testkit.HoldReply, testkit.AcquireSQL)
+	tried := make(chan error, 1)
+	go func() {
+		_, err := locks.TryAcquire(t.Context(), "other")
+		tried <- err
+	}()
+	slow.Happened(t)
+	if err := lock.Err(); err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan error, 1)
+	go func() { released <- lock.Release(t.Context()) }()
+	testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
+	slow.Resume()
+	if err := pgtest.Receive(t, "the release", released); err != nil {
+		t.Errorf("the lock was held until Release: %v", err)
+	}
+	<-tried
+}
+
+func TestReleaseOfALeaseThatWasTakenAwayReportsTheLoss(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, nil)
+	lock := testkit.Acquire(t, locks, "k")
+	db.Exec(t, "delete from distributed_locks where lock_name = 'k'")
+	if err := lock.Release(t.Context()); !errors.Is(err, pgxlock.ErrLost) || errors.Is(err, pgxlock.ErrEvicted) {
+		t.Errorf("%v, want ErrLost", err)
+	}
+}
+
+// The network dies while AcquireAll waits with one of its keys. It must not return only when it
+// has given up to release that.
+func TestAcquireAllReturnsWhenItsWaitIsOver(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	others := testkit.NewLocker(t, db, nil)
+	busy := testkit.Acquire(t, others, "b")
+	for name, call := range map[string]func(context.Context, *pgxlock.Locker) error{
+		"MaxWait": func(ctx context.Context, locks *pgxlock.Locker) error {
+			_, err := locks.AcquireAll(ctx, []string{"a MaxWait", "b"}, pgxlock.MaxWait(time.Second))
+			return err
+		},
+		"context": func(ctx context.Context, locks *pgxlock.Locker) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			_, err := locks.AcquireAll(ctx, []string{"a context", "b"})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, through := testkit.Proxied(t, db)
+			locks := testkit.NewLocker(t, through, &pgxlock.LeaseConfig{Owner: name})
+			other := testkit.Acquire(t, locks, "other "+name)
+			ended := make(chan error, 1)
+			go func() { ended <- call(t.Context(), locks) }()
+			pgtest.Until(t, "the call waits with one key", func() bool {
+				return len(ended) > 0 || testkit.Query[bool](t, db, "select exists (select from distributed_locks where lock_name = 'a "+name+"')")
+			})
+			p.BlackHole()
+			released := make(chan error, 1)
+			go func() { released <- other.Release(t.Context()) }() // is retried as long as that of the key
+			select {
+			case err := <-ended:
+				if err == nil {
+					t.Error("granted")
+				}
+			case err := <-released:
+				t.Errorf("a release that began with the outage has been given up, %v, and the call has not returned", err)
+			}
+			p.Heal()
+			p.Cut()
+			untilOnlyHeld(t, db, busy)
+		})
+	}
+}

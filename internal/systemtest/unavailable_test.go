@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
@@ -88,4 +90,42 @@ func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
 	}
 	pgtest.Until(t, "it is there again", func() bool { return lock.Renew(t.Context()) == nil })
 	testkit.Release(t, lock)
+}
+
+// Maintenance may keep a table locked for longer than a statement waits for it.
+func TestAcquireWaitsForALockedTable(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, nil)
+	testkit.Acquire(t, locks, "warm")
+	maintenance := testkit.Begin(t, db, pgx.TxOptions{})
+	if _, err := maintenance.Exec(t.Context(), "lock table distributed_locks in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	acquired := make(chan error, 2)
+	go func() {
+		_, err := locks.Acquire(t.Context(), "one")
+		acquired <- err
+	}()
+	go func() {
+		_, err := locks.AcquireAll(t.Context(), []string{"two", "three"}, testkit.LongWait)
+		acquired <- err
+	}()
+	_, err := locks.TryAcquire(t.Context(), "try")
+	_, late := testkit.NewLocker(t, db, nil).Acquire(t.Context(), "late", pgxlock.MaxWait(4*time.Second))
+	for _, err := range []error{err, late} {
+		var pgErr *pgconn.PgError
+		if !errors.Is(err, pgxlock.ErrUnavailable) || errors.Is(err, pgxlock.ErrDeadlock) || !errors.As(err, &pgErr) || pgErr.Code != "55P03" {
+			t.Errorf("%v, want ErrUnavailable because of a 55P03", err)
+		}
+	}
+	if len(acquired) > 0 {
+		t.Fatalf("a wait has ended: %v", <-acquired)
+	}
+	testkit.Rollback(t, maintenance)
+	for range 2 {
+		if err := pgtest.Receive(t, "a grant", acquired); err != nil {
+			t.Error(err)
+		}
+	}
 }

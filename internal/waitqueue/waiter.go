@@ -25,6 +25,7 @@ type Waiter struct {
 	waited   bool         // it was in a local queue, or a try failed
 	attempt  int          // counts the pauses of Backoff
 	tooSlow  int          // counts the tries for which the server was too slow
+	locked   error        // the last try met a table that another session keeps locked
 	busy     *hold.Busy   // the server's last refusal; nil: it has refused nothing yet
 	position *position    // in the local queue; nil: none
 	number   int64        // of the ticket that the last try carried
@@ -187,6 +188,14 @@ func (w *Waiter) Wait(name lockkey.Name, err error) error {
 	if known := w.known(name, err); known != nil {
 		return w.gaveUp(known, err)
 	}
+	if w.busy == nil && !w.noWait && lockerr.IsLocked(err) && w.Ended() == nil {
+		w.locked = err
+		pause := w.queue.config.Backoff(w.attempt)
+		w.attempt++
+		if closing, ended := clock.Rest(w.ctx, pause, w.queue.config.Closing.Done()); !closing && !ended {
+			return nil
+		}
+	}
 	if w.busy == nil && !w.noWait && lockerr.TooSlow(err) && w.Ended() == nil && w.tooSlow < mostTooSlow {
 		w.tooSlow++ // that was a pause already
 		return nil
@@ -326,6 +335,8 @@ func (w *Waiter) gaveUp(busy *hold.Busy, last error) error {
 		return lockerr.ErrClosed
 	case busy != nil:
 		return busy
+	case w.locked != nil && w.Ended() != nil:
+		return w.locked
 	default:
 		return last
 	}
