@@ -227,7 +227,7 @@ func TestALeaseThatWasTakenOverIsShownAsLost(t *testing.T) {
 func TestHostileNamesAreText(t *testing.T) {
 	t.Parallel()
 	hostile := []string{
-		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'"&lt;{{.}}`, "\u202eevil\u202c", "line\nbreak\rdata: x", `]]></title></svg><script>alert(2)</script>`,
+		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `'"&lt;{{.}}`, "\u202eevil\u202c", "line\nbreak\rdata: x", "\u009b2J\x7f", `]]></title></svg><script>alert(2)</script>`,
 		strings.Repeat("long ", 40),
 	}
 	db := migrated(t)
@@ -261,6 +261,9 @@ func TestHostileNamesAreText(t *testing.T) {
 			t.Errorf("%d scripts in:\n%s", n, r.body)
 		}
 	}
+	r := b.get("/api/snapshot")
+	r.want(t, http.StatusOK, `\u009b2J\u007f`)
+	r.lacks(t, "\u009b", "\x7f", "\u202e")
 }
 
 func TestTenThousandLeasesAreShownInPages(t *testing.T) {

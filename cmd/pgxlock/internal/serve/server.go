@@ -20,7 +20,6 @@ import (
 	"context"
 	"crypto/rand"
 	"embed"
-	"encoding/json"
 	"errors"
 	"html/template"
 	"io/fs"
@@ -30,6 +29,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A Config says what to serve, and to whom.
@@ -215,7 +215,5 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	lines := json.NewEncoder(w)
-	lines.SetEscapeHTML(false)
-	_ = lines.Encode(body) // the client may have gone
+	_ = oneline.JSON(w, body, "") // the client may have gone
 }
