@@ -124,6 +124,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 			return viewServed(shot, load, evicted, lost)
 		},
 		Token:      token,
+		Log:        func(text string) { cmd.PrintErrln("pgxlock:", text) },
 		AllowEvict: s.allowEvict,
 		Remote:     remote,
 		Hosts:      s.hosts,
