@@ -31,8 +31,8 @@ const (
 	defaultListen = "127.0.0.1:8473"
 	tokenVariable = "PGXLOCK_SERVE_TOKEN"
 
-	// shortestToken is long enough that nobody guesses it.
-	shortestToken = 16
+	// shortestToken is how many characters a token has: 128 bits, if they are hexadecimal digits.
+	shortestToken = 32
 
 	// mostEvictions is how many evictions are read for the page.
 	mostEvictions = 100
@@ -64,7 +64,7 @@ All viewers share one snapshot each --every; while nobody looks there is one eac
 the history. If the server goes away, the page says what it cannot see, and recovers by itself.
 
 With --allow-evict the page takes locks away from holders, with a reason. That, and any
---listen but a loopback address, needs a token of at least 16 characters, from
+--listen but a loopback address, needs a token of at least 32 characters, from
 $` + tokenVariable + ` or --token-file; viewers enter it once. There is no TLS: reach the page
 of another machine through ssh or a proxy that has it.
 
@@ -223,7 +223,7 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 	case token == "" && s.allowEvict:
 		return "", false, usageError{fmt.Errorf("--allow-evict needs a token; %s", want)}
 	case token != "" && len(token) < shortestToken:
-		return "", false, usageError{fmt.Errorf("the token of %s has %d characters, it must have at least %d", from, len(token), shortestToken)}
+		return "", false, usageError{fmt.Errorf("the token of %s has %d characters, it must have at least %d, so that nobody guesses it; %s", from, len(token), shortestToken, want)}
 	}
 	return token, remote, nil
 }
