@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A healthFile says who leads, and is there exactly while this process does. The leader has it
@@ -90,9 +91,7 @@ func (h *healthFile) show(lock *pgxlock.Lock) error {
 		return err
 	}
 	var text bytes.Buffer
-	e := json.NewEncoder(&text)
-	e.SetEscapeHTML(false)
-	err = e.Encode(healthReport{lock.Key(), lock.Holder(), lock.Token()})
+	err = oneline.JSON(&text, healthReport{lock.Key(), lock.Holder(), lock.Token()}, "")
 	if err == nil {
 		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}

@@ -48,7 +48,7 @@ the connection string sets no connect_timeout, it is 10 seconds.
 
 The token of pgxlock serve, unless --token-file names a file:
 
-  PGXLOCK_SERVE_TOKEN    at least 16 characters
+  PGXLOCK_SERVE_TOKEN    at least 32 characters
 
 Colors:
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -86,6 +87,32 @@ func TestLsPrintsJSON(t *testing.T) {
 	}
 	empty := execute(t, nil, "ls", "-o", "json", "--prefix", "nothing", "--database-url", db.URL)
 	empty.want(t, exitOK, "[]\n", "")
+}
+
+// A terminal obeys control characters above ASCII as well, which JSON may have.
+func TestJSONShowsNoControlCharacterOfAName(t *testing.T) {
+	t.Parallel()
+	const hostile = "k\u009b2J\x7f\u202e"
+	db := migrated(t)
+	db.Exec(t, `select acquire_lock('`+hostile+`', '`+hostile+`', 300, '"`+hostile+`"');
+		insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until) values (0, '`+hostile+`', 1, '`+hostile+`', 1, now(), now() + interval '1 hour');
+		insert into pgxlock_evictions (kind, name, holder, token, evicted_at, evicted_by, reason) values (0, '`+hostile+`', '`+hostile+`', 1, now(), 'ops', '`+hostile+`')`)
+	env := []string{"DATABASE_URL=" + db.URL}
+	for _, args := range [][]string{{"ls"}, {"tree"}, {"watch", "--once"}, {"evictions"}, {"doctor", "--schema", hostile}, {"acquire", hostile + "2", "--holder", hostile}} {
+		r := execute(t, env, append(args, "-o", "json")...)
+		for _, c := range r.stdout + r.stderr {
+			if c != '\n' && !unicode.IsPrint(c) {
+				t.Errorf("%s: %q in %q", args, c, r.stdout+r.stderr)
+				break
+			}
+		}
+		if !strings.Contains(r.stdout+r.stderr, `\u009b2J`) {
+			t.Errorf("%s does not show it: %q", args, r.stdout+r.stderr)
+		}
+		if r.stdout != "" && !json.Valid([]byte(r.stdout)) {
+			t.Errorf("%s: %q", args, r.stdout)
+		}
+	}
 }
 
 func TestJSONNamesALockAlikeInAllCommands(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 const asProgram = "TEST_AS_PGXLOCK"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
+	if os.Getenv(asProgram) != "" && !slices.Contains(os.Args, "-test.fuzzworker") { // which go test starts
 		main()
 	}
 	if err := errors.Join(os.Setenv(asProgram, "1"), forgetSources()); err != nil {

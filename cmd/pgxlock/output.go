@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -46,10 +45,7 @@ func (f *format) addFlag(cmd *cobra.Command) {
 }
 
 func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	return oneline.JSON(w, v, "  ")
 }
 
 // palette paints text, if the reader sees colors.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -31,8 +32,8 @@ const (
 	defaultListen = "127.0.0.1:8473"
 	tokenVariable = "PGXLOCK_SERVE_TOKEN"
 
-	// shortestToken is long enough that nobody guesses it.
-	shortestToken = 16
+	// shortestToken is how many characters a token has: 128 bits, if they are hexadecimal digits.
+	shortestToken = 32
 
 	// mostEvictions is how many evictions are read for the page.
 	mostEvictions = 100
@@ -64,7 +65,7 @@ All viewers share one snapshot each --every; while nobody looks there is one eac
 the history. If the server goes away, the page says what it cannot see, and recovers by itself.
 
 With --allow-evict the page takes locks away from holders, with a reason. That, and any
---listen but a loopback address, needs a token of at least 16 characters, from
+--listen but a loopback address or a socket, needs a token of at least 32 characters, from
 $` + tokenVariable + ` or --token-file; viewers enter it once. There is no TLS: reach the page
 of another machine through ssh or a proxy that has it.
 
@@ -74,6 +75,7 @@ pgxlock doctor each 5 minutes, and the process.
 /livez answers while the program runs, /readyz while the database does.`,
 		Example: `  pgxlock serve
   pgxlock serve --listen 127.0.0.1:8080 --every 5
+  pgxlock serve --listen unix:/run/pgxlock/serve.sock
   pgxlock serve --allow-evict --token-file /run/secrets/pgxlock`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd) },
@@ -81,7 +83,7 @@ pgxlock doctor each 5 minutes, and the process.
 	s.monitoring.addFlags(cmd)
 	s.monitoring.addInternalFlag(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&s.listen, "listen", defaultListen, "`address` to listen on, as host:port")
+	flags.StringVar(&s.listen, "listen", defaultListen, "`address` to listen on, as host:port, or unix:/path for a socket of this user alone")
 	flags.StringArrayVar(&s.hosts, "host", nil, "host `name` by which browsers may ask, beside localhost and addresses; can be repeated")
 	flags.StringVar(&s.tokenFile, "token-file", "", "`file` with the token that viewers need (default $"+tokenVariable+")")
 	flags.BoolVar(&s.allowEvict, "allow-evict", false, "let viewers take locks away from holders; needs a token")
@@ -124,6 +126,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 			return viewServed(shot, load, evicted, lost)
 		},
 		Token:      token,
+		Log:        func(text string) { cmd.PrintErrln("pgxlock:", text) },
 		AllowEvict: s.allowEvict,
 		Remote:     remote,
 		Hosts:      s.hosts,
@@ -132,7 +135,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.listen)
+	listener, shown, err := listen(ctx, s.listen)
 	if err != nil {
 		return usageError{fmt.Errorf("--listen %s: %s; choose another address", s.listen, refused(err))}
 	}
@@ -146,8 +149,24 @@ func (s *serving) run(cmd *cobra.Command) error {
 	if remote {
 		mode += "; other machines reach it without TLS, so that the token can be read on the way"
 	}
-	cmd.PrintErrf("pgxlock: serving http://%s/ (%s)\n", listener.Addr(), mode)
+	cmd.PrintErrf("pgxlock: serving %s (%s)\n", shown, mode)
 	return s.serve(ctx, listener, page)
+}
+
+// onSocket is what the address of a Unix socket begins with; its path follows.
+const onSocket = "unix:"
+
+// listen listens on an address, and returns it as people are told.
+func listen(ctx context.Context, address string) (listener net.Listener, shown string, err error) {
+	if path, ok := strings.CutPrefix(address, onSocket); ok {
+		listener, err = listenUnix(ctx, path)
+		return listener, address, err
+	}
+	listener, err = new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, "", err
+	}
+	return listener, "http://" + listener.Addr().String() + "/", nil
 }
 
 // serve serves until ctx ends.
@@ -197,12 +216,16 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 	if err := refuseEmpty(cmd.Flags(), "the default", "listen", "host", "token-file"); err != nil {
 		return "", false, err
 	}
-	host, _, err := net.SplitHostPort(s.listen)
-	if err != nil {
-		return "", false, usageError{fmt.Errorf("--listen %q is no address; use host:port, such as %s", s.listen, defaultListen)}
+	if path, ok := strings.CutPrefix(s.listen, onSocket); !ok {
+		host, _, err := net.SplitHostPort(s.listen)
+		if err != nil {
+			return "", false, usageError{fmt.Errorf("--listen %q is no address; use host:port, such as %s, or unix:/path", s.listen, defaultListen)}
+		}
+		address, err := netip.ParseAddr(host)
+		remote = host != "localhost" && (err != nil || !address.IsLoopback())
+	} else if !filepath.IsAbs(path) { // Linux has names without a file, and so without permissions
+		return "", false, usageError{fmt.Errorf("--listen %q is no socket; use unix: and a path that begins with /", s.listen)}
 	}
-	address, err := netip.ParseAddr(host)
-	remote = host != "localhost" && (err != nil || !address.IsLoopback())
 	from := "$" + tokenVariable
 	token = os.Getenv(tokenVariable)
 	if s.tokenFile != "" {
@@ -222,7 +245,7 @@ func (s *serving) check(cmd *cobra.Command) (token string, remote bool, err erro
 	case token == "" && s.allowEvict:
 		return "", false, usageError{fmt.Errorf("--allow-evict needs a token; %s", want)}
 	case token != "" && len(token) < shortestToken:
-		return "", false, usageError{fmt.Errorf("the token of %s has %d characters, it must have at least %d", from, len(token), shortestToken)}
+		return "", false, usageError{fmt.Errorf("the token of %s has %d characters, it must have at least %d, so that nobody guesses it; %s", from, len(token), shortestToken, want)}
 	}
 	return token, remote, nil
 }

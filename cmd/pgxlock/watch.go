@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
 	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // The command watch shows everything at once, again and again: it redraws a terminal, and
@@ -146,10 +146,8 @@ func onTerminal(cmd *cobra.Command, s selection) *board {
 func display(cmd *cobra.Command, output format, s selection) func(pgxlock.Snapshot, monitor.Load) error {
 	out, p, screen := cmd.OutOrStdout(), colors(cmd), columns(cmd)
 	if output == formatJSON {
-		lines := json.NewEncoder(out)
-		lines.SetEscapeHTML(false)
 		return func(shot pgxlock.Snapshot, load monitor.Load) error {
-			return lines.Encode(viewSnapshot(s.of(shot), load))
+			return oneline.JSON(out, viewSnapshot(s.of(shot), load), "")
 		}
 	}
 	var missing []string

@@ -3,10 +3,15 @@
 package oneline
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -42,6 +47,39 @@ func Text(s string) string {
 		s = s[size:]
 	}
 	return b.String()
+}
+
+// JSON writes a value as JSON, in lines that begin with indent, or in one if that is empty. A string
+// in it has escapes, as JSON has them, for what Text escapes: encoding/json leaves the control
+// characters above 0x7e to the terminal.
+func JSON(w io.Writer, value any, indent string) error {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetIndent("", indent)
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(value); err != nil {
+		return err
+	}
+	_, err := w.Write(escaped(text.Bytes()))
+	return err
+}
+
+// escaped escapes what cannot be printed in JSON. Outside of strings JSON is ASCII.
+func escaped(text []byte) []byte {
+	unsafe := func(r rune) bool { return r > '~' && !unicode.IsPrint(r) }
+	var safe []byte
+	for at := bytes.IndexFunc(text, unsafe); at >= 0; at = bytes.IndexFunc(text, unsafe) {
+		r, size := utf8.DecodeRune(text[at:])
+		safe = append(safe, text[:at]...)
+		for _, unit := range utf16.Encode([]rune{r}) {
+			safe = fmt.Appendf(safe, `\u%04x`, unit)
+		}
+		text = text[at+size:]
+	}
+	if safe == nil {
+		return text
+	}
+	return append(safe, text...)
 }
 
 // Cut returns the first characters of a text, and more if there were more.

@@ -1,6 +1,7 @@
 package oneline_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -28,6 +29,28 @@ func TestTextEscapesWhatCannotBePrintedAndNothingElse(t *testing.T) {
 		}
 		if again := oneline.Text(got); again != got {
 			t.Errorf("%q is escaped twice: %q", got, again)
+		}
+	}
+}
+
+func TestJSONEscapesWhatCannotBePrintedAndMeansTheSame(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"Grüße, 世界 🔒 <&>":                   `"Grüße, 世界 🔒 <&>"`,
+		"a\x7f\u009b2J\x1b[2J\u202e.\u2028": `"a\u007f\u009b2J\u001b[2J\u202e.\u2028"`,
+		"\U000e0001\u009b":                  `"\udb40\udc01\u009b"`,
+		"\\u009b":                           `"\\u009b"`,
+	} {
+		var got strings.Builder
+		if err := oneline.JSON(&got, map[string]string{text: text}, " "); err != nil {
+			t.Fatal(err)
+		}
+		if want := "{\n " + want + ": " + want + "\n}\n"; got.String() != want {
+			t.Errorf("%q: %q, want %q", text, got.String(), want)
+		}
+		var back map[string]string
+		if err := json.Unmarshal([]byte(got.String()), &back); err != nil || back[text] != text {
+			t.Errorf("%q means %q: %v", got.String(), back, err)
 		}
 	}
 }

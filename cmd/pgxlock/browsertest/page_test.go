@@ -21,7 +21,7 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-const token = "a token that nobody guesses"
+const token = "a token of 32 characters that nobody guesses"
 
 // migrated returns a private server's database with pgxlock in it: pictures show what is on the server.
 func migrated(t *testing.T) (*pgserver.Server, *pgtest.DB) {

@@ -86,11 +86,19 @@ func (s *Server) session(r *http.Request) string {
 	return text
 }
 
+// bearer returns the token that a program sends; "" if there is none.
+func bearer(r *http.Request) string {
+	token, program := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !program {
+		return ""
+	}
+	return token
+}
+
 // allows reports whether a request has what the server asks for: of browsers a session, of
 // programs a bearer token.
 func (s *Server) allows(r *http.Request) bool {
-	bearer, program := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	return s.cfg.Token == "" || s.session(r) != "" || program && s.right(bearer)
+	return s.cfg.Token == "" || s.session(r) != "" || s.right(bearer(r))
 }
 
 // authorized asks for the token, if there is one.
@@ -102,8 +110,12 @@ func (s *Server) authorized(next http.Handler) http.Handler {
 		case r.URL.Path == "/" && r.Method != http.MethodPost && r.Header.Get("Authorization") == "":
 			http.Redirect(w, r, "/login", http.StatusSeeOther)
 		default:
+			code := http.StatusUnauthorized
+			if bearer(r) != "" {
+				code = s.guesses.refuse(r)
+			}
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			answer(w, http.StatusUnauthorized, "the token is missing or wrong")
+			answer(w, code, "the token is missing or wrong")
 		}
 	})
 }
@@ -121,7 +133,7 @@ func (s *Server) login(w http.ResponseWriter, r *http.Request) {
 func (s *Server) enter(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, mostForm)
 	if s.cfg.Token == "" || !s.right(r.PostFormValue("token")) {
-		render(w, http.StatusUnauthorized, "login.html", "That is not the token of this server.")
+		render(w, s.guesses.refuse(r), "login.html", "That is not the token of this server.")
 		return
 	}
 	http.SetCookie(w, s.cookie(r, s.newSession(), int(cookieLife.Seconds())))

@@ -18,8 +18,9 @@ const (
 	// mostForm is how many bytes a form may have: names and a reason.
 	mostForm = 64 << 10
 
-	// longestReason is what Monitor.Evict takes, in bytes.
-	longestReason = 900
+	// longestReason is how many bytes a viewer's reason has at most: Monitor.Evict takes 900, and
+	// where the request came from is put behind it.
+	longestReason = 900 - longestFrom - len(" (from )")
 
 	// evictTimeout bounds an eviction: a session is asked for 5 s.
 	evictTimeout = 15 * time.Second
@@ -70,6 +71,7 @@ type evictPage struct {
 	Key, Kind, Holder, Token, PID string
 	Hold                          string
 	CSRF, Reason, Problem, Done   string
+	From                          string // recorded with the reason
 	Longest                       int
 }
 
@@ -77,6 +79,7 @@ func (s *Server) evictPage(r *http.Request, h pgxlock.Holder) evictPage {
 	return evictPage{
 		Key: title(h.Key, "", false), Kind: h.Kind.String(), Holder: text(h.ID), Token: number(h.Token), PID: number(h.PID),
 		Hold: holding(h), CSRF: s.sign("csrf", s.session(r)), Longest: longestReason,
+		From: from(r),
 	}
 }
 
@@ -132,7 +135,7 @@ func (s *Server) evict(w http.ResponseWriter, r *http.Request) {
 	// An operator who closes the page has still evicted.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), evictTimeout)
 	defer cancel()
-	evicted, err := s.cfg.Locks.Evict(ctx, h, p.Reason)
+	evicted, err := s.cfg.Locks.Evict(ctx, h, p.Reason+" (from "+p.From+")")
 	s.feed.change() // the page to which the operator returns shows it
 	switch {
 	case errors.Is(err, pgxlock.ErrStillHeld):

@@ -4,6 +4,7 @@
 //
 //	server.go   the handler: its routes, and the headers of each answer
 //	access.go   who may ask: host names, the token, cookies
+//	guesses.go  wrong tokens, and where requests come from
 //	feed.go     one snapshot for all viewers, and one twice a minute while nobody looks
 //	page.go     what the page shows of a snapshot: search, rows, paging
 //	graph.go    who is in whose way, as a drawing in layers
@@ -20,7 +21,6 @@ import (
 	"context"
 	"crypto/rand"
 	"embed"
-	"encoding/json"
 	"errors"
 	"html/template"
 	"io/fs"
@@ -30,6 +30,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A Config says what to serve, and to whom.
@@ -54,6 +55,10 @@ type Config struct {
 
 	// Token is what viewers must know. Empty: nobody is asked for one.
 	Token string
+
+	// Log writes a line that says what an operator should know of wrong tokens. It is called by
+	// several goroutines at once. Nil: nothing is logged.
+	Log func(text string)
 
 	// AllowEvict lets viewers evict holders. It needs a Token.
 	AllowEvict bool
@@ -90,6 +95,7 @@ type Server struct {
 	cfg     Config
 	secret  []byte   // of this process: cookies and forms end with it
 	left    sync.Map // sessions that were ended before their time
+	guesses guesses
 	feed    *feed
 	handler http.Handler
 
@@ -108,6 +114,10 @@ func New(cfg Config) (*Server, error) {
 	s := &Server{cfg: cfg, secret: make([]byte, 32)}
 	if _, err := rand.Read(s.secret); err != nil {
 		return nil, err
+	}
+	s.guesses.log = cfg.Log
+	if cfg.Log == nil {
+		s.guesses.log = func(string) {}
 	}
 	s.feed = &feed{read: s.read, every: cfg.Every, changed: make(chan struct{})}
 
@@ -215,7 +225,5 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	lines := json.NewEncoder(w)
-	lines.SetEscapeHTML(false)
-	_ = lines.Encode(body) // the client may have gone
+	_ = oneline.JSON(w, body, "") // the client may have gone
 }
