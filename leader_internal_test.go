@@ -373,3 +373,51 @@ func TestAHoldIsAnotherOneByItsOwnerTokenModeOrSession(t *testing.T) {
 		}
 	}
 }
+
+// The request is there for an hour: the next term of the session is not its.
+func TestARequestEndsOneTerm(t *testing.T) {
+	t.Parallel()
+	db := migrated.New(t)
+	for _, kind := range []Kind{KindAdvisory, KindLease} {
+		locks, err := NewLeaseLocker(db.Pool, nil)
+		if kind == KindAdvisory {
+			locks, err = NewAdvisoryLocker(db.Pool, nil)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = locks.Close(context.Background()) }()
+		look := func() {
+			locks.leading.Look()
+			for looking := true; looking; time.Sleep(time.Millisecond) {
+				locks.leading.mu.Lock()
+				looking = locks.leading.looking
+				locks.leading.mu.Unlock()
+			}
+		}
+		done, terms := errors.New("done"), 0
+		campaign, end := context.WithCancel(t.Context())
+		defer end()
+		err = locks.Lead(campaign, "leader", func(ctx context.Context, _ *Lock) error {
+			if terms++; terms == 2 {
+				look()
+				if ctx.Err() != nil {
+					t.Errorf("%s: %v", kind, context.Cause(ctx))
+					end()
+				}
+				return done
+			}
+			mustBe(t, "AskToStepDown", locks.AskToStepDown(context.Background(), "leader"), nil)
+			<-ctx.Done()
+			look()
+			return nil
+		})
+		if !errors.Is(err, done) {
+			t.Error(err)
+		}
+		if locks.leading.mu.Lock(); kind == KindLease && len(locks.leading.followed) > 0 {
+			t.Errorf("it remembers %d terms", len(locks.leading.followed))
+		}
+		locks.leading.mu.Unlock()
+	}
+}

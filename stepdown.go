@@ -34,13 +34,14 @@ type leading struct {
 	server   waitqueue.Server
 	listener listener
 
-	mu      sync.Mutex
-	terms   map[*Lock]term
-	timer   *time.Timer // checks all of them; nil before the first
-	looking bool        // a check is running
-	again   bool        // another check must follow it
-	looks   batcher.Background
-	stopped bool
+	mu       sync.Mutex
+	terms    map[*Lock]term
+	followed map[string]int64 // by holder id: when the request was made that ended its term last
+	timer    *time.Timer      // checks all of them; nil before the first
+	looking  bool             // a check is running
+	again    bool             // another check must follow it
+	looks    batcher.Background
+	stopped  bool
 }
 
 // A listener receives the notifications of requests.
@@ -61,7 +62,7 @@ func (l *leading) begin(work context.Context, lock *Lock, stepDown func(why erro
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.terms == nil {
-		l.terms = make(map[*Lock]term)
+		l.terms, l.followed = make(map[*Lock]term), make(map[string]int64)
 	}
 	l.terms[lock] = term{work, stepDown, l.locker.now()}
 	if l.installed() {
@@ -84,6 +85,9 @@ func (l *leading) end(lock *Lock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.terms, lock)
+	if l.locker.kind != KindAdvisory { // no other term has its holder id
+		delete(l.followed, lock.hold.ID())
+	}
 }
 
 // leads reports whether the work of a current term for the name goes on.
@@ -133,7 +137,9 @@ func (l *leading) lookAtAll() {
 		asked, err := l.asked(l.all())
 		l.mu.Lock()
 		for lock, t := range l.terms { // for an advisory lock, maybe a later term of the same session than the request meant
-			if why, ok := asked[lock.hold.ID()]; ok && !t.beganAfter(why.age, l.locker.now(), lock) {
+			id := lock.hold.ID()
+			if why, ok := asked[id]; ok && why.made != l.followed[id] && !t.beganAfter(why.age, l.locker.now(), lock) {
+				l.followed[id] = why.made
 				t.stepDown(why.error)
 			}
 		}
@@ -172,11 +178,12 @@ func (l *leading) all() []*Lock {
 	return locks
 }
 
-// A stepDownRequest is a request to one holder: the error that its term ends with, and how long
-// ago the request was made.
+// A stepDownRequest is a request to one holder: the error that its term ends with, how long ago
+// the request was made, and when, by the server's clock: the server returns it again.
 type stepDownRequest struct {
 	error
-	age time.Duration
+	age  time.Duration
+	made int64
 }
 
 // asked returns the requests to the holders of the locks, by the ids of the holders.
@@ -185,6 +192,7 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 		N       int64
 		By, Why string
 		MS      int64
+		Made    int64
 	}
 	kinds, names, holders := make([]int32, len(locks)), make([]string, len(locks)), make([]string, len(locks))
 	for i, lock := range locks {
@@ -205,7 +213,7 @@ func (l *leading) asked(locks []*Lock) (map[string]stepDownRequest, error) {
 		if r.Why != "" {
 			why = fmt.Errorf("%w: %s", why, oneline.Text(r.Why))
 		}
-		asked[holders[r.N-1]] = stepDownRequest{why, time.Duration(r.MS) * time.Millisecond}
+		asked[holders[r.N-1]] = stepDownRequest{why, time.Duration(r.MS) * time.Millisecond, r.Made}
 	}
 	return asked, err
 }

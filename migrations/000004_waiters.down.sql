@@ -19,7 +19,7 @@ BEGIN
     pgxlock_acquire_in_turn(text[], text[], bigint[], text[], bigint[], boolean), pgxlock_change_pending(xid),
     pgxlock_release_batch(text[], text[], bigint[]), pgxlock_wake_batch(integer[], text[], bigint[]), wake_lock_waiter(varchar),
     pgxlock_refused_batch(integer[], text[], bigint[]), pgxlock_waited_for(integer[], text[]), pgxlock_notify_holders(integer[], bigint[]),
-    pgxlock_reap_waiters(integer), pgxlock_first_ahead(text, bigint), pgxlock_settle_tickets(text[], bigint[], boolean[], bigint[]),
+    pgxlock_reap_waiters(integer), pgxlock_first_ahead(integer, text, bigint), pgxlock_settle_tickets(text[], bigint[], boolean[], bigint[]),
     pgxlock_remove_dead(integer[], text[], bigint[]), pgxlock_waiter_key(bigint), pgxlock_wake_timed_out(timestamptz);
   DROP TABLE pgxlock_waiters;
   DROP SEQUENCE pgxlock_tickets;

@@ -36,6 +36,7 @@ BEGIN
     live_until timestamptz NOT NULL,
     woken      timestamptz,                 -- NULL: not since its last try
     holds      text[] NOT NULL DEFAULT '{}',
+    role       text COLLATE "C" NOT NULL DEFAULT session_user,
     PRIMARY KEY (kind, name, ticket)
   );
   ALTER TABLE pgxlock_waiters SET (fillfactor = 50, vacuum_truncate = off,
@@ -55,19 +56,22 @@ BEGIN
   COMMENT ON COLUMN pgxlock_waiters.live_until IS 'The ticket is void from then on unless it is refreshed.';
   COMMENT ON COLUMN pgxlock_waiters.woken IS 'When the process was woken; NULL: not since its last try. After the wake timeout, 250 ms, other waiters pass it.';
   COMMENT ON COLUMN pgxlock_waiters.holds IS 'What its waiters hold while they wait: holder ids of leases, and advisory:pid:kind:key.';
+  COMMENT ON COLUMN pgxlock_waiters.role IS 'The role whose session published it: only sessions of that role refresh, withdraw or use it.';
   COMMENT ON SEQUENCE pgxlock_tickets IS 'pgxlock: numbers of tickets.';
 
   ----------------------------------------------------------------- publish --
   CREATE OR REPLACE FUNCTION pgxlock_publish_batch(p_kinds integer[], p_names text[], p_tickets bigint[], p_waiters integer[], p_holds text[],
     p_client bigint, p_owner text, p_live_ms bigint)
-  RETURNS TABLE (ticket bigint, ask boolean, deadlock text)
+  RETURNS TABLE (ticket bigint, ask boolean, deadlock text, behind bigint)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
   DECLARE
     v_count   integer := pg_catalog.cardinality(p_names);
     v_live    interval;
+    v_last    bigint;
     v_tickets bigint[];
     v_asks    boolean[];
+    v_firsts  bigint[];                     -- the ticket ahead of each, where the lock may be free
     v_walked  bigint[];                     -- up to which number each queue was read
     v_advisory boolean;
     v_victims bigint[];
@@ -75,20 +79,26 @@ BEGIN
   BEGIN
     -- What one role publishes, every publisher compares and every Monitor reads, until it is void.
     IF (v_count <= 1000 AND pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count AND pg_catalog.cardinality(p_waiters) = v_count
-        AND pg_catalog.cardinality(p_holds) = v_count AND char_length(p_owner) <= 255 AND p_live_ms BETWEEN 1::bigint AND 600000::bigint) IS NOT TRUE
+        AND pg_catalog.cardinality(p_holds) = v_count AND char_length(p_owner) <= 255 AND p_live_ms BETWEEN 1::bigint AND 60000::bigint) IS NOT TRUE
        OR EXISTS (SELECT FROM unnest(p_kinds, p_names, p_waiters, p_holds) AS w (kind, name, waiters, holds)
                    WHERE (w.kind BETWEEN 0 AND 2 AND char_length(w.name) BETWEEN 1 AND 255 AND coalesce(w.waiters, 1) BETWEEN 0 AND 1000000
                           AND CASE WHEN w.holds IS NULL THEN true WHEN octet_length(w.holds) > 65536 THEN false
                                    WHEN jsonb_typeof(w.holds::jsonb) = 'array' THEN jsonb_array_length(w.holds::jsonb) <= 1000 ELSE true END) IS NOT TRUE) THEN
-      RAISE EXCEPTION 'p_names must have at most 1000 elements, p_owner at most 255 characters, and p_live_ms must be 1 to 600000; every ticket needs a kind, 0 to 2, a name of 1 to 255 characters, at most 1000000 waiters, and at most 1000 holds in 65536 bytes of p_holds'
+      RAISE EXCEPTION 'p_names must have at most 1000 elements, p_owner at most 255 characters, and p_live_ms must be 1 to 60000; every ticket needs a kind, 0 to 2, a name of 1 to 255 characters, at most 1000000 waiters, and at most 1000 holds in 65536 bytes of p_holds'
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     PERFORM pgxlock_check_read_committed('tickets are published in READ COMMITTED: an older snapshot does not show other waiters');
     v_live := p_live_ms::float8 * interval '1 millisecond';
 
-    v_tickets := (SELECT pg_catalog.array_agg(coalesce(w.ticket, nextval('pgxlock_tickets'::regclass)) ORDER BY w.n)
-                    FROM pg_catalog.unnest(p_tickets) WITH ORDINALITY AS w (ticket, n));
+    -- A number that the sequence has not given, or that is another role's in this queue, is replaced. A
+    -- crash or a failover may have lost the last ones.
+    v_last := pg_sequence_last_value('pgxlock_tickets'::regclass);
+    v_tickets := (SELECT pg_catalog.array_agg(CASE WHEN w.ticket BETWEEN 1::bigint AND v_last
+                             AND NOT EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = w.kind AND q.name = w.name COLLATE "C" AND q.ticket = w.ticket
+                                                                             AND q.role <> session_user::text OFFSET 0)
+                           THEN w.ticket ELSE nextval('pgxlock_tickets'::regclass) END ORDER BY w.n)
+                    FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n));
     -- A ticket that is up to date is not touched: locking it would be a write too.
     WITH want AS MATERIALIZED (
       SELECT DISTINCT ON (w.kind, w.name COLLATE "C", w.ticket) w.kind, w.name COLLATE "C" AS name, w.ticket, coalesce(w.waiters, 1) AS waiters,
@@ -105,11 +115,12 @@ BEGIN
                             AND q.client IS NOT DISTINCT FROM p_client AND q.waiters = w.waiters AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) w.holds
                             AND q.live_until >= clock_timestamp() + v_live / 2::float8 OFFSET 0)
     )
-    INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds)
-    SELECT d.kind, d.name, d.ticket, p_client, p_owner, d.waiters, clock_timestamp(), clock_timestamp() + v_live, d.holds
+    INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role)
+    SELECT d.kind, d.name, d.ticket, p_client, p_owner, d.waiters, clock_timestamp(), clock_timestamp() + v_live, d.holds, session_user::text
       FROM due d ORDER BY d.kind, d.name, d.ticket
     ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
-    DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until, holds = excluded.holds;
+    DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until, holds = excluded.holds
+     WHERE q.role = excluded.role;
 
     WITH want AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket, w.n,
@@ -118,15 +129,11 @@ BEGIN
         FROM unnest(p_kinds, p_names, v_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
     )
     SELECT pg_catalog.array_agg(w.free AND f.ticket IS NULL ORDER BY w.n),
-           pg_catalog.array_agg(CASE WHEN w.free THEN coalesce(f.ticket, w.ticket) ELSE 0::bigint END ORDER BY w.n)
-      INTO v_asks, v_walked
+           pg_catalog.array_agg(CASE WHEN w.free THEN coalesce(f.ticket, w.ticket) ELSE 0::bigint END ORDER BY w.n),
+           pg_catalog.array_agg(f.ticket ORDER BY w.n)
+      INTO v_asks, v_walked, v_firsts
       FROM want w
-      LEFT JOIN LATERAL (
-        SELECT q.ticket
-          FROM (SELECT a.ticket, a.client, a.live_until FROM pgxlock_waiters a
-                 WHERE w.free AND a.kind = w.kind AND a.name = w.name COLLATE "C" AND a.ticket < w.ticket AND NOT pgxlock_wake_timed_out(a.woken)
-                 ORDER BY a.ticket OFFSET 0) q
-         WHERE NOT pgxlock_waiter_dead(q.client, q.live_until) LIMIT 1) f ON true;
+      LEFT JOIN LATERAL (SELECT pgxlock_first_ahead(w.kind, w.name, w.ticket) AS ticket WHERE w.free OFFSET 0) f ON true;
     PERFORM pgxlock_remove_dead(p_kinds, p_names, v_walked);
 
     -- A ticket waits for another one if a waiter of that ticket holds its lock. In each cycle the
@@ -135,24 +142,25 @@ BEGIN
       v_advisory := EXISTS (SELECT FROM pgxlock_waiters w, pg_catalog.unnest(w.holds) h (hold)
                              WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND left(h.hold, 9) = 'advisory:');
       WITH RECURSIVE waiting AS MATERIALIZED (
-        SELECT row_number() OVER (ORDER BY w.ticket, w.kind, w.name) AS id, w.kind, w.name, w.ticket, w.holds
+        SELECT row_number() OVER (ORDER BY w.ticket, w.kind, w.name) AS id, w.kind, w.name, w.ticket, w.holds, w.role
           FROM pgxlock_waiters w WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
       ), granted AS MATERIALIZED (
-        SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid
-          FROM pg_locks l
+        SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid, a.usename::text AS role
+          FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
          WHERE v_advisory AND l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
       ), held AS MATERIALIZED (             -- the holders of the lock that a ticket waits for
-        SELECT w.id, l.holder FROM waiting w, LATERAL (
+        SELECT w.id, l.holder, NULL::text AS role FROM waiting w, LATERAL (
             SELECT l.holder_id::text AS holder FROM distributed_locks l
              WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
         UNION ALL
-        SELECT w.id, s.holder FROM waiting w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
+        SELECT w.id, s.holder, NULL::text FROM waiting w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
         UNION ALL
-        SELECT w.id, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name
+        SELECT w.id, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name, g.role
           FROM waiting w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
-      ), edge AS MATERIALIZED (
+      ), edge AS MATERIALIZED (             -- what a session has counts only with tickets of its role
         SELECT h.id, w.id AS waits_for, h.holder
-          FROM held h JOIN (SELECT w.id, x.hold FROM waiting w, pg_catalog.unnest(w.holds) x (hold)) w ON w.hold = h.holder COLLATE "C"
+          FROM held h JOIN (SELECT w.id, w.role, x.hold FROM waiting w, pg_catalog.unnest(w.holds) x (hold)) w
+            ON w.hold = h.holder COLLATE "C" AND w.role = coalesce(h.role, w.role) COLLATE "C"
       ), reached (root, id) AS (
         SELECT w.id, w.id
           FROM unnest(p_kinds, p_names, v_tickets) AS e (kind, name, ticket)
@@ -169,13 +177,13 @@ BEGIN
     END IF;
 
     RETURN QUERY
-    SELECT w.ticket, w.ask, v.hold
-      FROM unnest(v_tickets, v_asks) WITH ORDINALITY AS w (ticket, ask, n)
+    SELECT w.ticket, w.ask, v.hold, w.first
+      FROM unnest(v_tickets, v_asks, v_firsts) WITH ORDINALITY AS w (ticket, ask, first, n)
       LEFT JOIN unnest(v_victims, v_circles) AS v (n, hold) ON v.n = w.n
      ORDER BY w.n;
   END $$;
   COMMENT ON FUNCTION pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint) IS
-    'pgxlock, internal: publishes or refreshes tickets; a NULL ticket gets a new number. Answers in order: the ticket, whether to try now, and, for the last ticket in a cycle of tickets that wait for each other, its hold that another one waits for. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
+    'pgxlock, internal: publishes or refreshes tickets; a NULL ticket gets a new number, and so does a number that the sequence has not given or another role has. Answers in order: the ticket; whether to try now; for the last ticket in a cycle of tickets that wait for each other, its hold that another one waits for; and the ticket ahead of it, unless the lease is held. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
 
   CREATE OR REPLACE FUNCTION pgxlock_withdraw_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -188,13 +196,14 @@ BEGIN
       SELECT w.kind, w.name, w.ticket
         FROM unnest(p_kinds, p_names, p_tickets) AS e (kind, name, ticket)
         JOIN pgxlock_waiters w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
+       WHERE w.role = session_user::text
        ORDER BY w.kind, w.name, w.ticket
          FOR UPDATE OF w
     )
     DELETE FROM pgxlock_waiters w USING locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
   END $$;
   COMMENT ON FUNCTION pgxlock_withdraw_batch(integer[], text[], bigint[]) IS
-    'pgxlock, internal: removes tickets. The caller then wakes the next waiter, in another transaction.';
+    'pgxlock, internal: removes tickets of the session''s role. The caller then wakes the next waiter, in another transaction.';
 
   ----------------------------------------------------------------- acquire --
   -- Nearly every requested lease has no row and no waiter. Two statements acquire all of those:
@@ -379,7 +388,7 @@ BEGIN
                          WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = e.name COLLATE "C" OFFSET 0));
     IF v_queued THEN
       SELECT pg_catalog.array_agg(b.below ORDER BY b.n),
-             pg_catalog.array_agg(CASE WHEN b.below IS NOT NULL THEN pgxlock_first_ahead(b.name, b.below) END ORDER BY b.n)
+             pg_catalog.array_agg(CASE WHEN b.below IS NOT NULL THEN pgxlock_first_ahead(0, b.name, b.below) END ORDER BY b.n)
         INTO v_below, v_firsts
         FROM (SELECT w.n, w.name, CASE WHEN w.ticket = 0 THEN 9223372036854775807 ELSE w.ticket END AS below
                 FROM unnest(p_names, p_tickets) WITH ORDINALITY AS w (name, ticket, n)) b;
@@ -577,11 +586,12 @@ BEGIN
         FROM want w,
              LATERAL (
                SELECT q.ticket, q.client
-                 FROM (SELECT a.ticket, a.client, a.live_until, a.passed
+                 FROM (SELECT a.ticket, a.client, a.live_until, row_number() OVER (ORDER BY a.passed, a.ticket) AS n
                          FROM (SELECT b.ticket, b.client, b.live_until, pgxlock_wake_timed_out(b.woken) AS passed
                                  FROM pgxlock_waiters b WHERE b.kind = w.kind AND b.name = w.name OFFSET 0) a
-                        ORDER BY a.passed, a.ticket OFFSET 0) q
-                WHERE (NOT q.passed OR w.ticket IS NULL OR q.ticket > w.ticket) AND NOT pgxlock_waiter_dead(q.client, q.live_until)
+                        WHERE NOT a.passed OR w.ticket IS NULL OR a.ticket > w.ticket
+                        ORDER BY a.passed, a.ticket LIMIT 10001) q
+                WHERE q.n > 10000::bigint OR NOT pgxlock_waiter_dead(q.client, q.live_until)     -- as pgxlock_first_ahead() does
                 LIMIT 1) f
        WHERE w.ticket IS NULL
           OR EXISTS (SELECT FROM pgxlock_waiters q
@@ -638,7 +648,7 @@ BEGIN
       SELECT w.kind, w.name, w.ticket
         FROM unnest(p_kinds, p_names, p_tickets) AS e (kind, name, ticket)
         JOIN pgxlock_waiters w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
-       WHERE w.woken IS NOT NULL
+       WHERE w.woken IS NOT NULL AND w.kind <> 0 AND w.role = session_user::text
        ORDER BY w.kind, w.name, w.ticket
          FOR NO KEY UPDATE OF w SKIP LOCKED
     )
@@ -657,11 +667,7 @@ BEGIN
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     PERFORM pgxlock_check_read_committed('waiters are looked up in READ COMMITTED: an older snapshot does not show them');
     RETURN (
-      SELECT coalesce(pg_catalog.array_agg(EXISTS (
-               SELECT FROM (SELECT a.client, a.live_until FROM pgxlock_waiters a
-                             WHERE a.kind = w.kind AND a.name = w.name COLLATE "C" AND NOT pgxlock_wake_timed_out(a.woken)
-                             ORDER BY a.ticket OFFSET 0) q
-                WHERE NOT pgxlock_waiter_dead(q.client, q.live_until)) ORDER BY w.n), '{}'::boolean[])
+      SELECT coalesce(pg_catalog.array_agg(pgxlock_first_ahead(w.kind, w.name, 9223372036854775807) IS NOT NULL ORDER BY w.n), '{}'::boolean[])
         FROM unnest(p_kinds, p_names) WITH ORDINALITY AS w (kind, name, n));
   END $$;
   COMMENT ON FUNCTION pgxlock_waited_for(integer[], text[]) IS
@@ -698,12 +704,9 @@ BEGIN
     v_count bigint;
   BEGIN
     PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
-    -- To ask about a process takes a lock, for which the server has room for so many. Any of them: the
-    -- first ones may all live.
-    WITH clients AS MATERIALIZED (
-      SELECT d.client FROM (SELECT DISTINCT w.client FROM pgxlock_waiters w WHERE w.client IS NOT NULL AND w.live_until > clock_timestamp()) d ORDER BY random() LIMIT 1000
-    ), lost AS MATERIALIZED (
-      SELECT c.client FROM clients c WHERE pg_try_advisory_xact_lock_shared(pgxlock_waiter_key(c.client))
+    WITH lost AS MATERIALIZED (
+      SELECT c.client FROM (SELECT DISTINCT w.client FROM pgxlock_waiters w WHERE w.client IS NOT NULL AND w.live_until > clock_timestamp()) c
+       WHERE pgxlock_waiter_dead(c.client, 'infinity')
     ), dead AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket FROM pgxlock_waiters w
        WHERE w.live_until <= clock_timestamp() OR w.client IN (SELECT l.client FROM lost l)
@@ -714,22 +717,24 @@ BEGIN
     RETURN v_count;
   END $$;
   COMMENT ON FUNCTION pgxlock_reap_waiters(integer) IS
-    'Housekeeping only: removes up to p_limit tickets of dead processes, of 1000 at most; returns how many. Waiting never needs it.';
+    'Housekeeping only: removes up to p_limit tickets of dead processes; returns how many. Waiting never needs it.';
 
   ----------------------------------------------------------------- helpers --
-  CREATE OR REPLACE FUNCTION pgxlock_first_ahead(p_name text, p_below bigint) RETURNS bigint
+  -- A caller asks about 10000 processes at most, because a queue can have any number of dead tickets:
+  -- the next ticket then counts, and the caller removes those before it.
+  CREATE OR REPLACE FUNCTION pgxlock_first_ahead(p_kind integer, p_name text, p_below bigint) RETURNS bigint
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   BEGIN
     RETURN (
       SELECT q.ticket
-        FROM (SELECT a.ticket, a.client, a.live_until FROM pgxlock_waiters a
-               WHERE a.kind = 0 AND a.name = p_name COLLATE "C" AND a.ticket < p_below AND NOT pgxlock_wake_timed_out(a.woken)
-               ORDER BY a.ticket OFFSET 0) q
-       WHERE NOT pgxlock_waiter_dead(q.client, q.live_until) LIMIT 1);
+        FROM (SELECT a.ticket, a.client, a.live_until, row_number() OVER (ORDER BY a.ticket) AS n FROM pgxlock_waiters a
+               WHERE a.kind = p_kind AND a.name = p_name COLLATE "C" AND a.ticket < p_below AND NOT pgxlock_wake_timed_out(a.woken)
+               ORDER BY a.ticket LIMIT 10001) q
+       WHERE q.n > 10000::bigint OR NOT pgxlock_waiter_dead(q.client, q.live_until) LIMIT 1);
   END $$;
-  COMMENT ON FUNCTION pgxlock_first_ahead(text, bigint) IS
-    'pgxlock, internal: the first live ticket below p_below in the queue of a lease, other than those that were passed.';
+  COMMENT ON FUNCTION pgxlock_first_ahead(integer, text, bigint) IS
+    'pgxlock, internal: the first live ticket below p_below in a queue, other than those that were passed; or the 10001st, if 10000 dead ones are ahead of it.';
 
   CREATE OR REPLACE FUNCTION pgxlock_settle_tickets(p_names text[], p_tickets bigint[], p_acquired boolean[], p_walked bigint[]) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -741,6 +746,7 @@ BEGIN
     ), locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
         FROM mine m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
+       WHERE w.role = session_user::text
        ORDER BY w.kind, w.name, w.ticket
          FOR UPDATE OF w
     )
@@ -753,7 +759,7 @@ BEGIN
     ), locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
         FROM refused m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
-       WHERE w.woken IS NOT NULL
+       WHERE w.woken IS NOT NULL AND w.role = session_user::text
          FOR NO KEY UPDATE OF w SKIP LOCKED
     )
     UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
@@ -791,10 +797,12 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_waiter_key(bigint) IS
     'pgxlock, internal: the liveness key, which the session with which a process listens holds exclusively for as long as it lives. Nothing else of the queue may run in that session.';
 
-  -- Tried shared: an exclusive lock would make a dead process look alive.
+  -- Tried shared: an exclusive lock would make a dead process look alive. Not kept: the server has
+  -- room for few locks, and a queue may have any number of dead tickets.
   CREATE OR REPLACE FUNCTION pgxlock_waiter_dead(p_client bigint, p_live_until timestamptz) RETURNS boolean
   LANGUAGE sql VOLATILE
-  RETURN p_live_until <= clock_timestamp() OR p_client IS NOT NULL AND pg_try_advisory_xact_lock_shared(pgxlock_waiter_key(p_client));
+  RETURN p_live_until <= clock_timestamp() OR p_client IS NOT NULL
+    AND CASE WHEN pg_try_advisory_lock_shared(pgxlock_waiter_key(p_client)) THEN pg_advisory_unlock_shared(pgxlock_waiter_key(p_client)) ELSE false END;
   COMMENT ON FUNCTION pgxlock_waiter_dead(bigint, timestamptz) IS 'pgxlock, internal: whether a ticket''s process is dead.';
 
   CREATE OR REPLACE FUNCTION pgxlock_wake_timed_out(p_woken timestamptz) RETURNS boolean

@@ -628,7 +628,7 @@ BEGIN
       PERFORM pgxlock_check('p_holder_id', p_holders[i]);
       v_queues := pg_catalog.array_append(v_queues, p_names[i] || '#');
       v_below := CASE WHEN p_tickets[i] = 0::bigint THEN 9223372036854775807 ELSE p_tickets[i] END;
-      v_first := CASE WHEN v_below IS NOT NULL THEN pgxlock_first_ahead(v_queues[i], v_below) END;
+      v_first := CASE WHEN v_below IS NOT NULL THEN pgxlock_first_ahead(0, v_queues[i], v_below) END;
       acquired := false; fencing_token := NULL; held_by := NULL; remaining_ms := NULL; permit := NULL;
       ahead := v_first IS NOT NULL;
       v_tried := '{}';

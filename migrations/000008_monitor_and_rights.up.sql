@@ -323,12 +323,12 @@ BEGIN
     reason   text NOT NULL,
     PRIMARY KEY (kind, name, holder)
   );
-  COMMENT ON TABLE pgxlock_step_down IS 'pgxlock: requests to step down that the leader has not read yet. Write it only through the functions.';
+  COMMENT ON TABLE pgxlock_step_down IS 'pgxlock: requests to step down of the last hour. Leaders read them, and remove none. Write it only through the functions.';
   COMMENT ON COLUMN pgxlock_step_down.kind IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_step_down.name IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_step_down.holder IS 'The holder id of a lease; advisory:pid:kind:key.';
   COMMENT ON COLUMN pgxlock_step_down.asked_at IS 'When it was last asked.';
-  COMMENT ON COLUMN pgxlock_step_down.asked_by IS 'The caller that asked.';
+  COMMENT ON COLUMN pgxlock_step_down.asked_by IS 'The login role that asked, and in parentheses how the caller named itself.';
   COMMENT ON COLUMN pgxlock_step_down.reason IS 'Why, as the caller said.';
 
   CREATE OR REPLACE FUNCTION ask_to_step_down(p_lock_name varchar, p_reason text DEFAULT '') RETURNS boolean
@@ -349,7 +349,7 @@ BEGIN
     PERFORM pgxlock_require(octet_length(p_by) <= 1000 AND octet_length(p_reason) <= 1000, 'p_reason must not be NULL, nor have more than 1000 bytes');
     PERFORM pgxlock_check_primary('cannot ask a leader on a standby server');
     INSERT INTO pgxlock_step_down AS s (kind, name, holder, asked_at, asked_by, reason)
-    SELECT p_kind, p_name, h.holder, clock_timestamp(), p_by, p_reason
+    SELECT p_kind, p_name, h.holder, clock_timestamp(), session_user::text || CASE WHEN p_by = session_user::text THEN '' ELSE ' (' || p_by || ')' END, p_reason
       FROM (SELECT l.holder_id::text AS holder FROM distributed_locks l
              WHERE p_kind = 0 AND l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp()
             UNION
@@ -365,7 +365,7 @@ BEGIN
       PERFORM pg_notify('pgxlock_step_down', '');
     END IF;
     -- Last, so that this transaction waits for no other one while it has rows of others locked.
-    WITH old AS MATERIALIZED (              -- never read
+    WITH old AS MATERIALIZED (
       SELECT s.kind, s.name, s.holder FROM pgxlock_step_down s WHERE s.asked_at < clock_timestamp() - interval '1 hour' FOR UPDATE SKIP LOCKED
     )
     DELETE FROM pgxlock_step_down s USING old o WHERE s.kind = o.kind AND s.name = o.name AND s.holder = o.holder;
@@ -375,28 +375,20 @@ BEGIN
     'pgxlock, internal: asks all holders of a lock to step down; returns how many. Kind 0 is a lease; an advisory key is as in pgxlock_waiters.';
 
   CREATE OR REPLACE FUNCTION pgxlock_step_downs(p_kinds integer[], p_names text[], p_holders text[])
-  RETURNS TABLE (n bigint, asked_by text, reason text, ms bigint)
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '100ms' AS $$
+  RETURNS TABLE (n bigint, asked_by text, reason text, ms bigint, asked_us bigint)
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
     PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 10000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names)
         AND pg_catalog.cardinality(p_holders) = pg_catalog.cardinality(p_names),
       'p_names must have at most 10000 elements, and every lock needs a kind, a name and a holder');
-    IF NOT EXISTS (SELECT FROM pgxlock_step_down) THEN
-      RETURN;
-    END IF;
     RETURN QUERY
-    WITH asked AS MATERIALIZED (
-      SELECT s.kind, s.name, s.holder, w.n
-        FROM unnest(p_kinds, p_names, p_holders) WITH ORDINALITY AS w (kind, name, holder, n)
-        JOIN pgxlock_step_down s ON s.kind = w.kind AND s.name = w.name COLLATE "C" AND s.holder = w.holder COLLATE "C"
-         FOR UPDATE OF s SKIP LOCKED
-    )
-    DELETE FROM pgxlock_step_down s USING asked a
-     WHERE s.kind = a.kind AND s.name = a.name AND s.holder = a.holder
-    RETURNING a.n, s.asked_by, s.reason, (date_part('epoch'::text, clock_timestamp() - s.asked_at) * 1000::float8)::bigint;
+    SELECT w.n, s.asked_by, s.reason, (date_part('epoch'::text, clock_timestamp() - s.asked_at) * 1000::float8)::bigint,
+           (extract(epoch FROM s.asked_at) * 1000000::numeric)::bigint
+      FROM unnest(p_kinds, p_names, p_holders) WITH ORDINALITY AS w (kind, name, holder, n)
+      JOIN pgxlock_step_down s ON s.kind = w.kind AND s.name = w.name COLLATE "C" AND s.holder = w.holder COLLATE "C";
   END $$;
   COMMENT ON FUNCTION pgxlock_step_downs(integer[], text[], text[]) IS
-    'pgxlock, internal: which of these holders were asked to step down, by whom, why and how many milliseconds ago. Each request is returned once.';
+    'pgxlock, internal: which of these holders were asked to step down, by whom, why, how many milliseconds ago, and when, in microseconds since 1970, by which the leader knows a request that it has followed: a caller that removed requests could remove those of others.';
 
   ------------------------------------------------------------------- reset --
   -- What applications leave behind, one kind of rows at a time. Leases and shares are evicted or
@@ -426,7 +418,7 @@ BEGIN
     RETURN v_count;
   END $$;
   COMMENT ON FUNCTION reset_lock_state(text, text) IS
-    'Removes what callers recorded under a key, and returns how many rows. p_what: ''waiters'', its tickets in the queue, which processes that still wait publish again within seconds; ''limit'', what is used of its rate limit, so that it has a full burst; ''claim'', so that it can be claimed again; ''runs'', so that each of them can be started again; ''step_down'', requests that its leader has not read. The key of an advisory lock is its name, or its number. Raises 55P03 after 2 s where an open transaction has a row locked.';
+    'Removes what callers recorded under a key, and returns how many rows. p_what: ''waiters'', its tickets in the queue, which processes that still wait publish again within seconds; ''limit'', what is used of its rate limit, so that it has a full burst; ''claim'', so that it can be claimed again; ''runs'', so that each of them can be started again; ''step_down'', requests to its leader to step down. The key of an advisory lock is its name, or its number. Raises 55P03 after 2 s where an open transaction has a row locked.';
 
   ------------------------------------------------------------------ rights --
   CREATE OR REPLACE FUNCTION grant_locks(p_role text, p_as text) RETURNS void

@@ -570,6 +570,7 @@ func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
 		if !ask[bool](t, db.Pool, "select public.pgxlock_hardened()") {
 			db.Exec(t, "grant select, insert, update, delete on pgxlock_claims, pgxlock_advisory_locks, pgxlock_waiters, pgxlock_step_down, pgxlock_semaphores, pgxlock_limits, pgxlock_runs, pgxlock_evictions, pgxlock_names, distributed_lock_shares to "+victim+"; grant usage on sequence pgxlock_tickets to "+victim+"; grant select on lock_holders, lock_waiters to "+victim)
 		}
+		db.Exec(t, "select setval('public.pgxlock_tickets', 2000000)") // the numbers that callsOfWaiters gives
 		for _, url := range sessions {
 			conn := pgtest.Connect(t, url)
 			goodAndBadCalls(t, conn)

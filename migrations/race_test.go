@@ -28,7 +28,7 @@ const (
 	claimColumns     = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8"
 	sessionColumns   = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
 	limitColumns     = "limit_key text primary key, tat bigint"
-	waiterColumns    = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], primary key (kind, name, ticket)"
+	waiterColumns    = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], role text, primary key (kind, name, ticket)"
 	evictionColumns  = "kind integer, name text, holder text, token bigint, evicted_at timestamptz, evicted_by text, reason text, primary key (kind, name, holder, token)"
 	nameColumns      = "key_id bigint primary key, name text, held_at timestamptz"
 	stepDownColumns  = "kind integer, name text, holder text, asked_at timestamptz, asked_by text, reason text, primary key (kind, name, holder)"

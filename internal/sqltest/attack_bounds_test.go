@@ -93,7 +93,7 @@ var oversized = map[string][]struct{ argument, call string }{
 	"pgxlock_publish_batch": {
 		{"p_names", publishing(map[string]string{"kinds": numbers, "names": names, "tickets": bigs, "waiters": numbers, "holds": names})},
 		{"p_owner", publishing(map[string]string{"owner": tooLong})},
-		{"p_live_ms", publishing(map[string]string{"live": "600001"})},
+		{"p_live_ms", publishing(map[string]string{"live": "60001"})},
 		{"a name of 1 to 255", publishing(map[string]string{"names": "array[" + tooLong + "]"})},
 		{"waiters", publishing(map[string]string{"waiters": "'{1000001}'"})},
 		{"p_holds", publishing(map[string]string{"holds": "array[to_json(array_fill('h'::text, '{1001}'))::text]"})},
@@ -179,7 +179,7 @@ func TestApplicationCannotPassMoreThanTheBounds(t *testing.T) {
 	// What a ticket may say is published, and the error of a run is cut.
 	app.want(publishing(map[string]string{
 		"kinds": "array_fill(0, '{1000}')", "names": "array(select i::text from generate_series(1, 1000) i)", "tickets": "array_fill(null::bigint, '{1000}')",
-		"waiters": "array_fill(1, '{1000}')", "holds": "array_fill(null::text, '{1000}')", "owner": "repeat('x', 255)", "live": "600000",
+		"waiters": "array_fill(1, '{1000}')", "holds": "array_fill(null::text, '{1000}')", "owner": "repeat('x', 255)", "live": "60000",
 	}), "1000")
 	app.want(publishing(map[string]string{"holds": "array[to_json(array_fill('h'::text, '{1000}'))::text]"}), "1")
 	app.do("select start_run_at('k', now())")

@@ -164,7 +164,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 600000)
+	exec(`select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 60000)
 		from generate_series(1, 300) i`)
 	for _, call := range alone {
 		looksUp(t, early, "pgxlock_waiters", call)

@@ -236,7 +236,7 @@ func TestSharesAreTakenInTurn(t *testing.T) {
 		t.Helper()
 		d.do(fmt.Sprintf("select pgxlock_publish_batch('{0}', '{k}', '{%d}', '{1}', '{null}', null, 'o', 60000)", ticket))
 	}
-	d.do("select acquire_shared_lock('k', 'A')")
+	d.do("select acquire_shared_lock('k', 'A'), setval('pgxlock_tickets', 2000)")
 	publish(1000) // a writer
 	publish(2000) // and a reader behind it
 	d.want(shareBatch("B", "0", "k"), "f t *shared")

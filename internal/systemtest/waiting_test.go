@@ -91,9 +91,53 @@ func TestProcessesAreServedInTheOrderOfTheirTickets(t *testing.T) {
 	})
 }
 
+// Of the ticket ahead no process tries, and the lock becomes free without a release that wakes it.
+func TestWaiterPassesATicketThatNoProcessUses(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	locks, advisory := testkit.NewLocker(t, db, nil), testkit.NewAdvisory(t, db, nil)
+	jobs := testkit.Semaphore(t, locks, 1)
+	for name, c := range map[string]struct {
+		queue, hold, free string
+		acquire           func(ctx context.Context) (*pgxlock.Lock, error)
+	}{
+		"lease":    {"0, 'k'", "acquire_lock('k', 'sql', 3600)", "release_lock('k', 'sql')", func(ctx context.Context) (*pgxlock.Lock, error) { return locks.Acquire(ctx, "k") }},
+		"advisory": {"1, advisory_lock_key('k')", "pg_advisory_lock(advisory_lock_key('k'))", "pg_advisory_unlock(advisory_lock_key('k'))", func(ctx context.Context) (*pgxlock.Lock, error) { return advisory.Acquire(ctx, "k") }},
+		"permit":   {"0, 'jobs#'", "acquire_permit('jobs', 'sql', 1, 3600)", "release_lock('jobs#1', 'sql')", func(ctx context.Context) (*pgxlock.Lock, error) { return jobs.Acquire(ctx, "jobs") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			holder, _ := testkit.Backend(t, db)
+			testkit.ExecOn(t, holder, "select "+c.hold)
+			db.Exec(t, `insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)
+				values (`+c.queue+`, nextval('pgxlock_tickets'), 'nobody', 1, clock_timestamp(), clock_timestamp() + interval '1 hour')`)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			granted := make(chan error, 1)
+			go func() {
+				lock, err := c.acquire(ctx)
+				if err == nil {
+					err = lock.Release(ctx)
+				}
+				granted <- err
+			}()
+			pgtest.Until(t, "it waits", func() bool {
+				return testkit.Query[bool](t, db, "select count(*) = 2 from pgxlock_waiters where (kind, name) = ("+c.queue+"::text)")
+			})
+			testkit.ExecOn(t, holder, "select "+c.free)
+			if err := <-granted; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestATryPassesWhoWaits(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
+	db.Exec(t, `create or replace function pgxlock_wake_timed_out(p_woken timestamptz) returns boolean language sql volatile
+		return p_woken is not null and p_woken < clock_timestamp() - interval '1 hour'`) // a waiter would pass it as well
 	locks := testkit.NewLocker(t, db, nil)
 	testkit.Release(t, testkit.Acquire(t, locks, "connected"))
 	db.Exec(t, `insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)

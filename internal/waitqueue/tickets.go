@@ -36,6 +36,8 @@ type ticket struct {
 	first    bool          // no ticket was before it when the server last answered
 	unheld   int           // how often in a row the lock was refused though no session seemed to hold it
 	woken    bool          // its row may be marked as woken
+	behind   int64         // the ticket ahead of it although the lock may be free; 0: none
+	since    int           // how many further answers said so
 }
 
 // How long a ticket counts without being refreshed. The longer time is for a process that
@@ -267,6 +269,7 @@ func (q *Queue) publish(names []lockkey.Name) error {
 		Ticket   int64
 		Ask      bool
 		Deadlock *string
+		Behind   *int64
 	}
 	var rows []row
 	batch, p := q.publication(names)
@@ -293,7 +296,7 @@ func (q *Queue) publish(names []lockkey.Name) error {
 	q.failing = false
 	clear(q.sending)
 	for i, t := range batch {
-		isNew := t.number == 0
+		isNew := t.number != rows[i].Ticket // also where the server has replaced the number
 		t.number, t.first, t.inFlight, t.unsent = rows[i].Ticket, rows[i].Ask, false, false
 		switch {
 		case t.over:
@@ -302,9 +305,32 @@ func (q *Queue) publish(names []lockkey.Name) error {
 			t.local.failLocked(*rows[i].Deadlock)
 		case isNew && !t.local.owned && t.local.name.Kind() == 0, rows[i].Ask:
 			t.local.wakeLocked() // a local queue with a new ticket tries for a lease after the commit, whatever its last try saw
+		default:
+			t.passLocked(rows[i].Behind)
 		}
 	}
 	return nil
+}
+
+// passLocked wakes the waiter ahead if the lock may be free and no release has woken that
+// waiter, so that this one passes it after the wake timeout: no holder may be left to do so.
+// Of a lease the server knows that it is free; of others it says so always, and checks when
+// it wakes.
+func (t *ticket) passLocked(behind *int64) {
+	if behind == nil || *behind != t.behind {
+		t.behind, t.since = 0, 0
+		if behind != nil {
+			t.behind = *behind
+		}
+		return
+	}
+	patience := 1
+	if t.local.name.Kind() != 0 || t.local.name.IsSemaphore() {
+		patience = 5
+	}
+	if t.since++; t.since%patience == 0 {
+		t.queue.waking.Add(wakeUp{name: t.local.name, number: t.behind})
+	}
 }
 
 // unsent records tickets that were not sent because the server cannot be reached.
