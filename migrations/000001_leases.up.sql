@@ -286,7 +286,8 @@ BEGIN
   ------------------------------------------------------------------- table --
   v_table := to_regclass(pg_catalog.format('%I.distributed_locks', v_schema))::oid;     -- no temporary table
   v_tokens_are_gone := to_regclass(pg_catalog.format('%I.pgxlock_tokens', v_schema)) IS NULL;
-  v_was_installed := NOT v_tokens_are_gone OR to_regprocedure(pg_catalog.format('%I.pgxlock_next_tokens(bigint)', v_schema)) IS NOT NULL;
+  v_was_installed := NOT v_tokens_are_gone OR to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NOT NULL
+      OR to_regprocedure(pg_catalog.format('%I.pgxlock_next_tokens(bigint)', v_schema)) IS NOT NULL;
   IF v_table IS NOT NULL AND to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NULL THEN   -- it is not ours, or was
     SELECT string_agg(a.attname::text || ' ' || format_type(a.atttypid, NULL::integer), ', ' ORDER BY a.attname)
            || (SELECT coalesce(string_agg(', primary key ' || k.attname::text, ''), '') FROM pg_index i
@@ -974,6 +975,8 @@ BEGIN
     v_highest bigint;
     v_seen bigint;
     v_drawn bigint;
+    v_lost  bigint;
+    v_first bigint := 1;
     v_timeline bigint := pgxlock_timeline();
     v_system bigint := pgxlock_system_identifier();
   BEGIN
@@ -981,7 +984,7 @@ BEGIN
     -- Before it reads: two callers who had would wait for each other's lock on the table.
     PERFORM pg_advisory_xact_lock(pgxlock_key('repair', ''));
     FOR i IN 1..2 LOOP
-      SELECT e.system_identifier, e.epoch_base, e.timeline, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base INTO STRICT v_epoch
+      SELECT e.system_identifier, e.epoch_base, e.timeline, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base INTO v_epoch
         FROM pgxlock_epoch e LEFT JOIN pgxlock_since_crash c ON c.singleton;
       SELECT coalesce(max(l.fencing_token), 0::bigint) INTO v_highest FROM distributed_locks l;
       SELECT s.last_value INTO STRICT v_drawn FROM pgxlock_tokens s;
@@ -999,23 +1002,33 @@ BEGIN
       END;
     END LOOP;
     v_seen := greatest(v_highest >> 40, v_epoch.base + greatest(v_epoch.timeline, v_timeline) * 64);
+    -- Without the row nothing tells which epochs there were: the table was emptied, or the database made
+    -- from a dump without rows. 64 epochs for each day since 2020 are above them, because no cluster fails
+    -- over once a day, or crashes so often. If the row is lost again in the same epoch, the numbers go on
+    -- above those that were drawn since, because they begin with 3 million for each second of the epoch.
+    IF v_epoch.base IS NULL THEN
+      v_lost  := floor((date_part('epoch'::text, clock_timestamp()) - 1577836800::float8) / 1350::float8 * 4294967296::float8)::bigint;
+      v_seen  := greatest(v_seen, v_lost >> 32);
+      v_first := (v_lost & 4294967295) + 1;
+    END IF;
     IF v_seen >= 8388607 THEN
       RAISE EXCEPTION 'pgxlock: lock "%" carries token %, which leaves no room above it', (SELECT l.lock_name FROM distributed_locks l
           ORDER BY l.fencing_token DESC LIMIT 1), v_highest
         USING ERRCODE = 'numeric_value_out_of_range', HINT = 'No token of pgxlock is that high: remove the row, or set its fencing_token to 0.';
     END IF;
-    PERFORM pgxlock_check_code('{pgxlock_epoch}'::text[]);
+    PERFORM pgxlock_check_code('{pgxlock_epoch,pgxlock_since_crash}'::text[]);
     PERFORM pgxlock_durable(true);
     -- TRUNCATE, not UPDATE: an older snapshot then finds no row and is refused, instead of drawing
     -- from the old epoch.
     TRUNCATE pgxlock_epoch;
     INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
     VALUES (v_system, v_seen + 1 - v_timeline * 64, v_timeline);
-    ALTER SEQUENCE pgxlock_tokens RESTART;
+    INSERT INTO pgxlock_since_crash DEFAULT VALUES ON CONFLICT DO NOTHING;
+    EXECUTE 'ALTER SEQUENCE pgxlock_tokens RESTART WITH ' || v_first::text;
     RETURN true;
   END $$;
   COMMENT ON FUNCTION repair_lock_tokens() IS
-    'After pg_upgrade, or a restore into another cluster, or when half of the 2^40 numbers of an epoch are used up: raises the fencing tokens above every one seen. After the first two acquires raise LK003 until then. Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
+    'After pg_upgrade, a restore into another cluster or from a dump without rows, or when half of the 2^40 numbers of an epoch are used up: raises the fencing tokens above every one seen. After the first three acquires raise LK003 until then. Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
 
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.
   -- SECURITY DEFINER: roles that were granted only the table have no right on the sequence.
@@ -1042,7 +1055,7 @@ BEGIN
     END IF;
     IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline
        OR v_epoch.base + v_timeline * 64 NOT BETWEEN 1 AND 8388607 THEN                -- 2^23 - 1: bits above the sequence
-      RAISE EXCEPTION 'pgxlock: this database was moved to another cluster or restored; fencing tokens drawn now could repeat earlier ones'
+      RAISE EXCEPTION 'pgxlock: this database was moved to another cluster, restored, or made from a dump without rows; fencing tokens drawn now could repeat earlier ones'
         USING ERRCODE = 'LK003',
               HINT = 'Run migrations.Up, or pgxlock migrate up, or SELECT repair_lock_tokens() once, as the owner of the functions.';
     END IF;
@@ -1205,23 +1218,20 @@ BEGIN
   -------------------------------------------------------------------- rows --
   PERFORM pgxlock_migrate('made'::text, 1, v_path);
 
-  -- The first epoch is 1. If that of tokens in use is lost, it goes on with 64 for each day since
-  -- 2020, because no cluster fails over once a day, or crashes so often. If their sequence is lost,
-  -- it starts again, in a new epoch that the repair below makes because the recorded timeline is ahead.
-  INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
-  VALUES (pgxlock_system_identifier(), CASE WHEN v_was_installed THEN ((date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint) * 64
-                                            ELSE 1::bigint - pgxlock_timeline() * 64 END,
-          pgxlock_timeline()) ON CONFLICT DO NOTHING;
-  IF v_was_installed AND v_tokens_are_gone THEN
-    UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
-  END IF;
-
-  IF NOT v_was_installed THEN               -- no token was drawn that a crash could have taken back
+  -- The first epoch is 1. If tokens are in use and their sequence is lost, it starts again, in a new epoch
+  -- that the repair makes because the recorded timeline is ahead. A lost epoch the repair makes anew.
+  IF v_was_installed THEN
+    IF v_tokens_are_gone THEN
+      UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
+    END IF;
+  ELSE                                      -- no token was drawn that a crash could have taken back
     PERFORM pgxlock_durable(true);
+    INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
+    VALUES (pgxlock_system_identifier(), 1::bigint - pgxlock_timeline() * 64, pgxlock_timeline());
     INSERT INTO pgxlock_since_crash DEFAULT VALUES;
   END IF;
+  PERFORM repair_lock_tokens();
 
   -- Existing holders get tokens.
   UPDATE distributed_locks SET fencing_token = (pgxlock_next_tokens(1::bigint))[1] WHERE fencing_token = 0;
-  PERFORM repair_lock_tokens();
 END $migration$;

@@ -96,6 +96,12 @@ func TestDoctorFindsTheMarkOfAMigrationThatFailed(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+	db.Exec(t, "truncate pgxlock_migrations")
+	wantFinding(t, examine(t, db, nil), "schema", statusWarning, "pgxlock_migrations has no row", "pgxlock migrate repair")
+	if err := migrations.Repair(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
 }
 
 func TestDoctorFindsFunctionsThatLookElsewhere(t *testing.T) {
@@ -137,9 +143,10 @@ func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
 	db.Exec(t, "select acquire_lock('k', 'A')")
 	wantFinding(t, examine(t, db, nil), "tokens", statusOK)
 	for name, test := range map[string]struct{ damage, says string }{
-		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + (1000::bigint << 40)", "restored without the sequence"},
+		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + (1000000::bigint << 40)", "restored without the sequence"},
 		"another cluster":           {"update pgxlock_epoch set system_identifier = 1", "LK003"},
 		"an earlier timeline":       {"update pgxlock_epoch set timeline = timeline + 1", "LK003"},
+		"a dump without rows":       {"truncate pgxlock_epoch", "pgxlock_epoch has no row"},
 	} {
 		db.Exec(t, test.damage)
 		wantFinding(t, examine(t, db, nil), "tokens", statusError, test.says, "pgxlock migrate repair")
