@@ -175,6 +175,7 @@ BEGIN
     v_installed bigint := 0;                -- what the schema has
     v_recorded  bigint;                     -- what the tool that runs the file says of it
     v_needed    bigint := p_version - (p_step = 'up')::integer;
+    v_now       xid8 := pg_current_xact_id();
   BEGIN
     IF p_step IN ('up', 'down') THEN
       IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -220,8 +221,10 @@ BEGIN
             UNION ALL
             SELECT p.oid::regprocedure::text, p.proowner, p.xmin FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema))::oid) o
      WHERE o.owner <> v_me
-       -- Not older than this transaction, for a subtransaction has a number of its own.
-       AND CASE WHEN p_step NOT IN ('up', 'down') AND age(o.writer) <= age(pg_current_xact_id()::xid) THEN true
+       -- A row that is seen and whose writer is in progress is of this transaction, or of a
+       -- subtransaction, which has a later number. What others commit meanwhile is theirs.
+       AND CASE WHEN p_step NOT IN ('up', 'down') AND CASE WHEN age(o.writer) <= age(v_now::xid)
+                     THEN pg_xact_status((v_now::text::bigint + (age(v_now::xid) - age(o.writer)))::text::xid8) = 'in progress' ELSE false END THEN true
                 WHEN position('(' IN o.name) = 0 THEN          -- a table, a view, a sequence or an index
                   left(o.name, 8) = 'pgxlock_' OR o.name IN ('distributed_locks', 'distributed_lock_shares', 'lock_leases', 'lock_shares', 'lock_holders', 'lock_waiters')
                 ELSE o.name IN (                               -- what is adopted, and what the files call before they are done
@@ -232,7 +235,7 @@ BEGIN
     IF v_foreign IS NOT NULL THEN
       RAISE EXCEPTION 'pgxlock: schema % has objects of another role: %', quote_ident(v_schema), v_foreign
         USING ERRCODE = 'insufficient_privilege',
-              HINT = 'If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else drop them.';
+              HINT = 'Their names are pgxlock''s. If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else install into another schema, or let that role rename them.';
     END IF;
     PERFORM pgxlock_check_code(CASE WHEN p_step NOT IN ('up', 'down') THEN '{pgxlock_migrations}'::text[] END);         -- the rest stays locked since
 
