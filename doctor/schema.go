@@ -61,6 +61,14 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		}
 		f.add(StatusError, "it lacks "+shown+"; somebody dropped it", migrateAdvice+", which recreates it")
 	}
+	type tables struct{ Names string }
+	elsewhere, err := one[tables](ctx, d, statements.DoctorAccessMethods, d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	if elsewhere.Names != "" {
+		f.add(StatusError, "tables with another access method than heap may lack updates and row locks: "+elsewhere.Names, "ALTER TABLE ... SET ACCESS METHOD heap")
+	}
 	switch {
 	case version < dbconn.SchemaVersion:
 		f.add(StatusError, fmt.Sprintf("this program needs version %d", dbconn.SchemaVersion), migrateAdvice)

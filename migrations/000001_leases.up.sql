@@ -22,6 +22,7 @@
 --     lock behind in the caller's transaction.
 --   * A function that reads or writes a table says SET row_security = off: PostgreSQL
 --     then raises 42501 where a policy would hide a lease from its caller.
+--   * A table says USING heap: a default_table_access_method may lack updates and row locks.
 DO $migration$
 DECLARE
   v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
@@ -329,7 +330,7 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_rename(text, text, text) IS 'pgxlock, internal: a definition from the catalog for an object of another name.';
   IF v_adopts THEN
-    CREATE TABLE pgxlock_adopted (LIKE distributed_locks);
+    CREATE TABLE pgxlock_adopted (LIKE distributed_locks) USING heap;
     COMMENT ON TABLE pgxlock_adopted IS
       'pgxlock: the columns, options and index that distributed_locks had before it was adopted, for the down file. It has no rows.';
     FOR r IN SELECT 'ALTER TABLE pgxlock_adopted SET (' || pg_catalog.array_to_string(c.reloptions, ', ') || ')' AS statement
@@ -363,7 +364,7 @@ BEGIN
     expires_at    timestamptz  NOT NULL,
     metadata      jsonb        DEFAULT '{}',
     fencing_token bigint       NOT NULL DEFAULT 0
-  );
+  ) USING heap;
   IF v_adopts THEN
     ALTER TABLE distributed_locks ADD COLUMN fencing_token bigint NOT NULL DEFAULT 0,
       ALTER COLUMN holder_id SET NOT NULL, ALTER COLUMN expires_at SET NOT NULL;
@@ -390,7 +391,7 @@ BEGIN
     system_identifier bigint  NOT NULL,     -- of the cluster that the tokens were drawn on
     epoch_base        bigint  NOT NULL,     -- added to 64 times the timeline; a crash raises it, and a repair
     timeline          bigint  NOT NULL      -- highest timeline that a token was drawn on
-  );
+  ) USING heap;
   -- A crash can take back what was committed without waiting for the disk: numbers that the sequence
   -- gave out, too. It also empties this table, as a promotion does and a clean restart does not. While
   -- the table is empty, tokens are drawn one epoch above epoch_base, and their transactions wait for
@@ -398,12 +399,12 @@ BEGIN
   -- for it, and tokens whose commits did not wait are below all that are drawn after a crash. A
   -- timeline counts as 64 epochs: a standby that is promoted, or a backup that is restored, may
   -- know nothing of the last crashes.
-  CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_since_crash (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton));
+  CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_since_crash (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton)) USING heap;
 
   -- The version is in golang-migrate's format, so that every tool knows which files ran, whichever
   -- tool ran them.
   BEGIN
-    CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL);
+    CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL) USING heap;
   EXCEPTION WHEN duplicate_table OR duplicate_object OR unique_violation THEN
     NULL;                                   -- golang-migrate has just created it
   END;

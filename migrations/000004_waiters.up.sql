@@ -37,7 +37,7 @@ BEGIN
     woken      timestamptz,                 -- NULL: not since its last try
     holds      text[] NOT NULL DEFAULT '{}',
     PRIMARY KEY (kind, name, ticket)
-  );
+  ) USING heap;
   ALTER TABLE pgxlock_waiters SET (fillfactor = 50, vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   -- Few waiters hold locks, and only they can deadlock.

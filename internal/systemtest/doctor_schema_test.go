@@ -86,6 +86,44 @@ func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
 	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "public" are older`)
 }
 
+func TestTablesAreHeapsWhateverTheDefaultIsAndTheDoctorFindsOthers(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := pgtest.New(t)
+	const seed = "../../testdata/seed.sql"
+	db.Exec(t, "create access method columnar type table handler heap_tableam_handler")
+	t.Cleanup(func() { _, _ = db.Pool.Exec(context.Background(), "drop access method columnar cascade") })
+	columnar := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_table_access_method"] = "columnar" })
+	if err := migrations.Up(t.Context(), columnar, nil); err != nil {
+		t.Fatal(err)
+	}
+	const others = "select coalesce(string_agg(oid::regclass::text, ' ' order by relname), '') from pg_class where relkind = 'r' and relam = (select oid from pg_am where amname = 'columnar')"
+	if found := testkit.Query[string](t, db, others); found != "" {
+		t.Errorf("tables with the default access method: %s", found)
+	}
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+	db.Exec(t, "alter table pgxlock_runs set access method columnar; alter table distributed_locks set access method columnar")
+	wantFinding(t, examine(t, db, nil), "schema", statusError, "distributed_locks (columnar), pgxlock_runs (columnar)", "SET ACCESS METHOD heap")
+	db.Exec(t, "alter table pgxlock_runs set access method heap; alter table distributed_locks set access method heap")
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+
+	// What is made beside an adopted table is heap, too; the table itself is what it was.
+	if err := migrations.Down(t.Context(), columnar, nil); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, string(text))
+	if err := migrations.Up(t.Context(), columnar, nil); err != nil {
+		t.Fatal(err)
+	}
+	if found := testkit.Query[string](t, db, others); found != "" {
+		t.Errorf("tables beside an adopted one with the default access method: %s", found)
+	}
+}
+
 func TestDoctorFindsTheMarkOfAMigrationThatFailed(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
