@@ -30,7 +30,8 @@ type Locks []*Lock
 // and with [NoWait] one busy key fails it.
 //
 // The errors are those of [Locker.Acquire]; [Error].Key is the busy key. On failure nothing
-// is held; what was acquired before the wait ended is released in the background.
+// is held: AcquireAll releases what it had before it returns or, if the server does not answer
+// within a second, in the background.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) (Locks, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", "", err)
@@ -147,13 +148,20 @@ func (a *acquisition) gather(keys []string) (locks Locks, failed string, err err
 	return locks, "", nil
 }
 
-// giveUp releases what the call does not return, and waits for that no longer than it may wait
-// at all: a release is retried for seconds.
+// giveUp releases what the call does not return. It waits for the answer of a server that answers,
+// so that the caller finds the keys free; a release is retried for longer.
 func (a *acquisition) giveUp(locks Locks) {
-	if len(locks) > 0 {
-		a.runBounded(func() error { return locks.Release(context.WithoutCancel(a.caller)) })
+	if len(locks) == 0 {
+		return
 	}
+	caller := context.WithoutCancel(a.caller)
+	ctx, cancel := context.WithTimeout(caller, giveUpPatience)
+	defer cancel()
+	a.release(ctx, func() error { return locks.Release(caller) })
 }
+
+// giveUpPatience bounds by how much AcquireAll may outlast its wait.
+const giveUpPatience = time.Second
 
 // unclaimed returns how many of the keys come before the first one that has a local queue.
 func (a *acquisition) unclaimed(keys []string) int {

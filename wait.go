@@ -146,7 +146,9 @@ func (a *acquisition) try(keys []string, inDo bool) []tried {
 		}
 		if errors.Is(got.err, ErrLost) || errors.Is(got.err, hold.ErrLateGrant) {
 			h := &got.lock.hold
-			a.runBounded(func() error { return a.locker.backend.Release(h) }) // the lock is lost, so the outcome does not matter
+			ctx, cancel := a.bounded()
+			a.release(ctx, func() error { return a.locker.backend.Release(h) }) // the lock is lost, so the outcome does not matter
+			cancel()
 			*got = tried{err: grantLost(got.err)}
 		}
 	}
@@ -205,10 +207,8 @@ func (a *acquisition) bounded() (context.Context, context.CancelFunc) {
 	}
 }
 
-// runBounded runs a release, and waits for it for as long as bounded says.
-func (a *acquisition) runBounded(release func() error) {
-	ctx, cancel := a.bounded()
-	defer cancel()
+// release runs a release, and waits for it until ctx ends.
+func (a *acquisition) release(ctx context.Context, release func() error) {
 	_, _ = batcher.Await(ctx, &a.locker.calls, release, func(error) {})
 }
 

@@ -18,6 +18,9 @@ import (
 // migrateAdvice is what brings or mends the schema.
 const migrateAdvice = "run migrations.Up or pgxlock migrate up"
 
+// repairAdvice mends what is recorded beside the schema.
+const repairAdvice = "run pgxlock migrate repair"
+
 // installation finds the schema by the rule of Lockers, and tells its version.
 func (d *doctor) installation(ctx context.Context) (Finding, error) {
 	found, err := place.Look(ctx, d.q.Row, d.cfg.Schema)
@@ -58,6 +61,14 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		}
 		f.add(StatusError, "it lacks "+shown+"; somebody dropped it", migrateAdvice+", which recreates it")
 	}
+	type tables struct{ Names string }
+	elsewhere, err := one[tables](ctx, d, statements.DoctorAccessMethods, d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	if elsewhere.Names != "" {
+		f.add(StatusError, "tables with another access method than heap may lack updates and row locks: "+elsewhere.Names, "ALTER TABLE ... SET ACCESS METHOD heap")
+	}
 	switch {
 	case version < dbconn.SchemaVersion:
 		f.add(StatusError, fmt.Sprintf("this program needs version %d", dbconn.SchemaVersion), migrateAdvice)
@@ -76,12 +87,15 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", len(all), strings.Join(all, ", ")),
 			"keep one, or name the schema wherever locks are made")
 	}
-	dirty, err := d.dirty(ctx)
+	recorded, err := d.recorded(ctx)
 	if err != nil {
 		return Finding{}, err
 	}
-	if dirty {
-		f.add(StatusWarning, "golang-migrate marked it dirty: a file failed, and left nothing behind", "run pgxlock migrate repair")
+	if recorded.Nothing {
+		f.add(StatusWarning, "pgxlock_migrations has no row, as in a database made from a dump without rows: other migration tools would run all files again", repairAdvice)
+	}
+	if recorded.Dirty {
+		f.add(StatusWarning, "golang-migrate marked it dirty: a file failed, and left nothing behind", repairAdvice)
 	}
 	return f, nil
 }
@@ -95,15 +109,16 @@ func (d *doctor) missing(ctx context.Context, version int) ([]string, error) {
 	return pgx.CollectRows(d.q.Query(ctx, place.MissingSQL, d.schema, version), pgx.RowTo[string])
 }
 
-// dirty reports whether golang-migrate's mark is set; not where this role may not
-// know, for nothing but golang-migrate minds.
-func (d *doctor) dirty(ctx context.Context) (bool, error) {
-	type mark struct{ Dirty bool }
-	m, err := one[mark](ctx, d, statements.DoctorDirty)
+// record is what doctor/dirty.sql returns of golang-migrate's table of versions.
+type record struct{ Dirty, Nothing bool }
+
+// recorded reads what is recorded; nothing where this role may not know, for only other migration tools mind.
+func (d *doctor) recorded(ctx context.Context) (record, error) {
+	r, err := one[record](ctx, d, statements.DoctorDirty)
 	if state := lockerr.SQLState(err); state == lockerr.StateNoRights || state == lockerr.StateUndefinedTable {
-		return false, nil
+		return record{}, nil
 	}
-	return m.Dirty, err
+	return r, err
 }
 
 // roleKind is a kind of role that grant_locks() knows, as doctor/rights.sql returns it.
@@ -199,10 +214,11 @@ func (d *doctor) searchPath(ctx context.Context) (Finding, error) {
 
 // tokenState is what doctor/tokens.sql returns.
 type tokenState struct {
-	SameCluster, SameTimeline bool
-	Highest, Drawn            int64
-	Number                    int64 // the last one of this epoch
-	Told                      bool  // the server tells its timeline and its identifier
+	Epoch          bool // there is one
+	Same           bool // the cluster is that of the epoch, and the timeline not an earlier one
+	Highest, Drawn int64
+	Number         int64 // the last one of this epoch
+	Told           bool  // the server tells its timeline and its identifier
 }
 
 // tokens asks what repair_lock_tokens() would mend.
@@ -212,9 +228,11 @@ func (d *doctor) tokens(ctx context.Context) (Finding, error) {
 		return Finding{}, err
 	}
 	f := ok("the highest token of a lease is %d, and new ones are above %d", t.Highest, t.Drawn)
-	const repair = "run pgxlock migrate repair, which lifts them above every one that was seen"
+	const repair = repairAdvice + ", which lifts them above every one that was seen"
 	switch {
-	case !t.SameCluster || !t.SameTimeline:
+	case !t.Epoch:
+		f = Finding{Status: StatusError, Detail: "pgxlock_epoch has no row, as in a database made from a dump without rows, so that acquires fail (LK003)", Advice: repair}
+	case !t.Same:
 		f.add(StatusError, "the database was moved to another cluster or restored, so that acquires fail (LK003)", repair)
 	case t.Highest > t.Drawn:
 		f.add(StatusError, "rows were restored without the sequence, so that tokens could repeat", repair)

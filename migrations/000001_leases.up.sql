@@ -22,6 +22,7 @@
 --     lock behind in the caller's transaction.
 --   * A function that reads or writes a table says SET row_security = off: PostgreSQL
 --     then raises 42501 where a policy would hide a lease from its caller.
+--   * A table says USING heap: a default_table_access_method may lack updates and row locks.
 DO $migration$
 DECLARE
   v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
@@ -175,6 +176,7 @@ BEGIN
     v_installed bigint := 0;                -- what the schema has
     v_recorded  bigint;                     -- what the tool that runs the file says of it
     v_needed    bigint := p_version - (p_step = 'up')::integer;
+    v_now       xid8 := pg_current_xact_id();
   BEGIN
     IF p_step IN ('up', 'down') THEN
       IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -220,8 +222,10 @@ BEGIN
             UNION ALL
             SELECT p.oid::regprocedure::text, p.proowner, p.xmin FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(v_schema))::oid) o
      WHERE o.owner <> v_me
-       -- Not older than this transaction, for a subtransaction has a number of its own.
-       AND CASE WHEN p_step NOT IN ('up', 'down') AND age(o.writer) <= age(pg_current_xact_id()::xid) THEN true
+       -- A row that is seen and whose writer is in progress is of this transaction, or of a
+       -- subtransaction, which has a later number. What others commit meanwhile is theirs.
+       AND CASE WHEN p_step NOT IN ('up', 'down') AND CASE WHEN age(o.writer) <= age(v_now::xid)
+                     THEN pg_xact_status((v_now::text::bigint + (age(v_now::xid) - age(o.writer)))::text::xid8) = 'in progress' ELSE false END THEN true
                 WHEN position('(' IN o.name) = 0 THEN          -- a table, a view, a sequence or an index
                   left(o.name, 8) = 'pgxlock_' OR o.name IN ('distributed_locks', 'distributed_lock_shares', 'lock_leases', 'lock_shares', 'lock_holders', 'lock_waiters')
                 ELSE o.name IN (                               -- what is adopted, and what the files call before they are done
@@ -232,7 +236,7 @@ BEGIN
     IF v_foreign IS NOT NULL THEN
       RAISE EXCEPTION 'pgxlock: schema % has objects of another role: %', quote_ident(v_schema), v_foreign
         USING ERRCODE = 'insufficient_privilege',
-              HINT = 'If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else drop them.';
+              HINT = 'Their names are pgxlock''s. If that role is the one that owns pgxlock, or the table to adopt, SET ROLE to it and run this again; else install into another schema, or let that role rename them.';
     END IF;
     PERFORM pgxlock_check_code(CASE WHEN p_step NOT IN ('up', 'down') THEN '{pgxlock_migrations}'::text[] END);         -- the rest stays locked since
 
@@ -286,7 +290,8 @@ BEGIN
   ------------------------------------------------------------------- table --
   v_table := to_regclass(pg_catalog.format('%I.distributed_locks', v_schema))::oid;     -- no temporary table
   v_tokens_are_gone := to_regclass(pg_catalog.format('%I.pgxlock_tokens', v_schema)) IS NULL;
-  v_was_installed := NOT v_tokens_are_gone OR to_regprocedure(pg_catalog.format('%I.pgxlock_next_tokens(bigint)', v_schema)) IS NOT NULL;
+  v_was_installed := NOT v_tokens_are_gone OR to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NOT NULL
+      OR to_regprocedure(pg_catalog.format('%I.pgxlock_next_tokens(bigint)', v_schema)) IS NOT NULL;
   IF v_table IS NOT NULL AND to_regclass(pg_catalog.format('%I.pgxlock_epoch', v_schema)) IS NULL THEN   -- it is not ours, or was
     SELECT string_agg(a.attname::text || ' ' || format_type(a.atttypid, NULL::integer), ', ' ORDER BY a.attname)
            || (SELECT coalesce(string_agg(', primary key ' || k.attname::text, ''), '') FROM pg_index i
@@ -325,7 +330,7 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_rename(text, text, text) IS 'pgxlock, internal: a definition from the catalog for an object of another name.';
   IF v_adopts THEN
-    CREATE TABLE pgxlock_adopted (LIKE distributed_locks);
+    CREATE TABLE pgxlock_adopted (LIKE distributed_locks) USING heap;
     COMMENT ON TABLE pgxlock_adopted IS
       'pgxlock: the columns, options and index that distributed_locks had before it was adopted, for the down file. It has no rows.';
     FOR r IN SELECT 'ALTER TABLE pgxlock_adopted SET (' || pg_catalog.array_to_string(c.reloptions, ', ') || ')' AS statement
@@ -359,7 +364,7 @@ BEGIN
     expires_at    timestamptz  NOT NULL,
     metadata      jsonb        DEFAULT '{}',
     fencing_token bigint       NOT NULL DEFAULT 0
-  );
+  ) USING heap;
   IF v_adopts THEN
     ALTER TABLE distributed_locks ADD COLUMN fencing_token bigint NOT NULL DEFAULT 0,
       ALTER COLUMN holder_id SET NOT NULL, ALTER COLUMN expires_at SET NOT NULL;
@@ -386,7 +391,7 @@ BEGIN
     system_identifier bigint  NOT NULL,     -- of the cluster that the tokens were drawn on
     epoch_base        bigint  NOT NULL,     -- added to 64 times the timeline; a crash raises it, and a repair
     timeline          bigint  NOT NULL      -- highest timeline that a token was drawn on
-  );
+  ) USING heap;
   -- A crash can take back what was committed without waiting for the disk: numbers that the sequence
   -- gave out, too. It also empties this table, as a promotion does and a clean restart does not. While
   -- the table is empty, tokens are drawn one epoch above epoch_base, and their transactions wait for
@@ -394,12 +399,12 @@ BEGIN
   -- for it, and tokens whose commits did not wait are below all that are drawn after a crash. A
   -- timeline counts as 64 epochs: a standby that is promoted, or a backup that is restored, may
   -- know nothing of the last crashes.
-  CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_since_crash (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton));
+  CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_since_crash (singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton)) USING heap;
 
   -- The version is in golang-migrate's format, so that every tool knows which files ran, whichever
   -- tool ran them.
   BEGIN
-    CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL);
+    CREATE TABLE IF NOT EXISTS pgxlock_migrations (version bigint NOT NULL PRIMARY KEY, dirty boolean NOT NULL) USING heap;
   EXCEPTION WHEN duplicate_table OR duplicate_object OR unique_violation THEN
     NULL;                                   -- golang-migrate has just created it
   END;
@@ -974,6 +979,8 @@ BEGIN
     v_highest bigint;
     v_seen bigint;
     v_drawn bigint;
+    v_lost  bigint;
+    v_first bigint := 1;
     v_timeline bigint := pgxlock_timeline();
     v_system bigint := pgxlock_system_identifier();
   BEGIN
@@ -981,7 +988,7 @@ BEGIN
     -- Before it reads: two callers who had would wait for each other's lock on the table.
     PERFORM pg_advisory_xact_lock(pgxlock_key('repair', ''));
     FOR i IN 1..2 LOOP
-      SELECT e.system_identifier, e.epoch_base, e.timeline, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base INTO STRICT v_epoch
+      SELECT e.system_identifier, e.epoch_base, e.timeline, e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END AS base INTO v_epoch
         FROM pgxlock_epoch e LEFT JOIN pgxlock_since_crash c ON c.singleton;
       SELECT coalesce(max(l.fencing_token), 0::bigint) INTO v_highest FROM distributed_locks l;
       SELECT s.last_value INTO STRICT v_drawn FROM pgxlock_tokens s;
@@ -999,23 +1006,33 @@ BEGIN
       END;
     END LOOP;
     v_seen := greatest(v_highest >> 40, v_epoch.base + greatest(v_epoch.timeline, v_timeline) * 64);
+    -- Without the row nothing tells which epochs there were: the table was emptied, or the database made
+    -- from a dump without rows. 64 epochs for each day since 2020 are above them, because no cluster fails
+    -- over once a day, or crashes so often. If the row is lost again in the same epoch, the numbers go on
+    -- above those that were drawn since, because they begin with 3 million for each second of the epoch.
+    IF v_epoch.base IS NULL THEN
+      v_lost  := floor((date_part('epoch'::text, clock_timestamp()) - 1577836800::float8) / 1350::float8 * 4294967296::float8)::bigint;
+      v_seen  := greatest(v_seen, v_lost >> 32);
+      v_first := (v_lost & 4294967295) + 1;
+    END IF;
     IF v_seen >= 8388607 THEN
       RAISE EXCEPTION 'pgxlock: lock "%" carries token %, which leaves no room above it', (SELECT l.lock_name FROM distributed_locks l
           ORDER BY l.fencing_token DESC LIMIT 1), v_highest
         USING ERRCODE = 'numeric_value_out_of_range', HINT = 'No token of pgxlock is that high: remove the row, or set its fencing_token to 0.';
     END IF;
-    PERFORM pgxlock_check_code('{pgxlock_epoch}'::text[]);
+    PERFORM pgxlock_check_code('{pgxlock_epoch,pgxlock_since_crash}'::text[]);
     PERFORM pgxlock_durable(true);
     -- TRUNCATE, not UPDATE: an older snapshot then finds no row and is refused, instead of drawing
     -- from the old epoch.
     TRUNCATE pgxlock_epoch;
     INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
     VALUES (v_system, v_seen + 1 - v_timeline * 64, v_timeline);
-    ALTER SEQUENCE pgxlock_tokens RESTART;
+    INSERT INTO pgxlock_since_crash DEFAULT VALUES ON CONFLICT DO NOTHING;
+    EXECUTE 'ALTER SEQUENCE pgxlock_tokens RESTART WITH ' || v_first::text;
     RETURN true;
   END $$;
   COMMENT ON FUNCTION repair_lock_tokens() IS
-    'After pg_upgrade, or a restore into another cluster, or when half of the 2^40 numbers of an epoch are used up: raises the fencing tokens above every one seen. After the first two acquires raise LK003 until then. Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
+    'After pg_upgrade, a restore into another cluster or from a dump without rows, or when half of the 2^40 numbers of an epoch are used up: raises the fencing tokens above every one seen. After the first three acquires raise LK003 until then. Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
 
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.
   -- SECURITY DEFINER: roles that were granted only the table have no right on the sequence.
@@ -1042,7 +1059,7 @@ BEGIN
     END IF;
     IF NOT FOUND OR v_epoch.system_identifier <> pgxlock_system_identifier() OR v_timeline < v_epoch.timeline
        OR v_epoch.base + v_timeline * 64 NOT BETWEEN 1 AND 8388607 THEN                -- 2^23 - 1: bits above the sequence
-      RAISE EXCEPTION 'pgxlock: this database was moved to another cluster or restored; fencing tokens drawn now could repeat earlier ones'
+      RAISE EXCEPTION 'pgxlock: this database was moved to another cluster, restored, or made from a dump without rows; fencing tokens drawn now could repeat earlier ones'
         USING ERRCODE = 'LK003',
               HINT = 'Run migrations.Up, or pgxlock migrate up, or SELECT repair_lock_tokens() once, as the owner of the functions.';
     END IF;
@@ -1205,23 +1222,20 @@ BEGIN
   -------------------------------------------------------------------- rows --
   PERFORM pgxlock_migrate('made'::text, 1, v_path);
 
-  -- The first epoch is 1. If that of tokens in use is lost, it goes on with 64 for each day since
-  -- 2020, because no cluster fails over once a day, or crashes so often. If their sequence is lost,
-  -- it starts again, in a new epoch that the repair below makes because the recorded timeline is ahead.
-  INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
-  VALUES (pgxlock_system_identifier(), CASE WHEN v_was_installed THEN ((date_part('epoch'::text, clock_timestamp()) / 86400::float8)::bigint - 18262::bigint) * 64
-                                            ELSE 1::bigint - pgxlock_timeline() * 64 END,
-          pgxlock_timeline()) ON CONFLICT DO NOTHING;
-  IF v_was_installed AND v_tokens_are_gone THEN
-    UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
-  END IF;
-
-  IF NOT v_was_installed THEN               -- no token was drawn that a crash could have taken back
+  -- The first epoch is 1. If tokens are in use and their sequence is lost, it starts again, in a new epoch
+  -- that the repair makes because the recorded timeline is ahead. A lost epoch the repair makes anew.
+  IF v_was_installed THEN
+    IF v_tokens_are_gone THEN
+      UPDATE pgxlock_epoch SET timeline = greatest(timeline, pgxlock_timeline()) + 1::bigint;
+    END IF;
+  ELSE                                      -- no token was drawn that a crash could have taken back
     PERFORM pgxlock_durable(true);
+    INSERT INTO pgxlock_epoch (system_identifier, epoch_base, timeline)
+    VALUES (pgxlock_system_identifier(), 1::bigint - pgxlock_timeline() * 64, pgxlock_timeline());
     INSERT INTO pgxlock_since_crash DEFAULT VALUES;
   END IF;
+  PERFORM repair_lock_tokens();
 
   -- Existing holders get tokens.
   UPDATE distributed_locks SET fencing_token = (pgxlock_next_tokens(1::bigint))[1] WHERE fencing_token = 0;
-  PERFORM repair_lock_tokens();
 END $migration$;

@@ -119,7 +119,7 @@ BEGIN
     claimed_at timestamptz  NOT NULL,
     expires_at timestamptz,                 -- NULL: lasts until it is purged
     claimed_by xid8         NOT NULL        -- the transaction
-  );
+  ) USING heap;
   ALTER TABLE pgxlock_claims SET (vacuum_truncate = off);          -- truncating would block claims
   -- Each row is in one of these two indexes.
   CREATE INDEX IF NOT EXISTS pgxlock_claims_claimed_at ON pgxlock_claims (claimed_at) WHERE expires_at IS NULL;

@@ -32,7 +32,7 @@ BEGIN
     shared    boolean NOT NULL,
     token     bigint,                       -- NULL: released under an open fence
     PRIMARY KEY (key_space, key_id, session)
-  );
+  ) USING heap;
   ALTER TABLE pgxlock_advisory_locks SET (vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE pgxlock_advisory_locks IS
@@ -288,7 +288,7 @@ BEGIN
     key_id  bigint PRIMARY KEY,
     name    text COLLATE "C" NOT NULL,
     held_at timestamptz NOT NULL
-  );
+  ) USING heap;
   CREATE INDEX IF NOT EXISTS pgxlock_names_held_at ON pgxlock_names (held_at);
   COMMENT ON TABLE pgxlock_names IS 'pgxlock: names of advisory keys that were held for some seconds within the last hour. Write it only through the function.';
   COMMENT ON COLUMN pgxlock_names.key_id IS 'advisory_lock_key(name).';

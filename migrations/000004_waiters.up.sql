@@ -38,7 +38,7 @@ BEGIN
     holds      text[] NOT NULL DEFAULT '{}',
     role       text COLLATE "C" NOT NULL DEFAULT session_user,
     PRIMARY KEY (kind, name, ticket)
-  );
+  ) USING heap;
   ALTER TABLE pgxlock_waiters SET (fillfactor = 50, vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   -- Few waiters hold locks, and only they can deadlock.

@@ -34,7 +34,7 @@ BEGIN
     expires_at    timestamptz NOT NULL,     -- not later than the group's
     metadata      jsonb       NOT NULL,
     PRIMARY KEY (lock_name, holder_id)
-  );
+  ) USING heap;
   ALTER TABLE distributed_lock_shares SET (fillfactor = 45, vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE distributed_lock_shares IS
@@ -566,7 +566,7 @@ BEGIN
     used_at timestamptz NOT NULL,
     used_by text NOT NULL,
     PRIMARY KEY (name, permits)
-  );
+  ) USING heap;
   CREATE INDEX IF NOT EXISTS pgxlock_semaphores_used_at ON pgxlock_semaphores (used_at);
   COMMENT ON TABLE pgxlock_semaphores IS 'pgxlock: with how many permits callers use a semaphore. It decides nothing.';
   COMMENT ON COLUMN pgxlock_semaphores.name IS 'The semaphore: its permits are the leases name#1, name#2 and so on.';

@@ -29,7 +29,7 @@ BEGIN
     error       text,
     keep_until  timestamptz NOT NULL,
     PRIMARY KEY (run_key, slot)
-  );
+  ) USING heap;
   ALTER TABLE pgxlock_runs SET (vacuum_truncate = off);            -- truncating would block starts
   CREATE INDEX IF NOT EXISTS pgxlock_runs_keep_until ON pgxlock_runs (keep_until);
   COMMENT ON TABLE pgxlock_runs IS

@@ -31,7 +31,7 @@ BEGIN
   CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_limits (
     limit_key text COLLATE "C" PRIMARY KEY,
     tat       bigint NOT NULL
-  );
+  ) USING heap;
   ALTER TABLE pgxlock_limits SET (fillfactor = 50, vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE pgxlock_limits IS

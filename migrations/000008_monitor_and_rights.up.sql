@@ -189,7 +189,7 @@ BEGIN
     evicted_by text NOT NULL,
     reason     text NOT NULL,
     PRIMARY KEY (kind, name, holder, token)
-  );
+  ) USING heap;
   COMMENT ON TABLE pgxlock_evictions IS 'pgxlock: the last 1000 evictions: of which hold, by whom, when and why. Write it only through the functions.';
   COMMENT ON COLUMN pgxlock_evictions.kind IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_evictions.name IS 'As in pgxlock_waiters.';
@@ -322,7 +322,7 @@ BEGIN
     asked_by text NOT NULL,
     reason   text NOT NULL,
     PRIMARY KEY (kind, name, holder)
-  );
+  ) USING heap;
   COMMENT ON TABLE pgxlock_step_down IS 'pgxlock: requests to step down of the last hour. Leaders read them, and remove none. Write it only through the functions.';
   COMMENT ON COLUMN pgxlock_step_down.kind IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_step_down.name IS 'As in pgxlock_waiters.';

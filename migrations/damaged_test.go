@@ -124,6 +124,77 @@ func TestUpMakesAnewWhatWasDropped(t *testing.T) {
 	}
 }
 
+// As in a database made from a dump without rows.
+func TestMissingRowsAreNamedAndRestored(t *testing.T) {
+	t.Parallel()
+	const rows = "select count(*) from (table pgxlock_epoch) e, (table pgxlock_migrations) m"
+	for name, test := range map[string]struct {
+		restore func(*testing.T, *pgtest.DB) error
+		records bool // the version, too
+	}{
+		"Up":     {func(t *testing.T, db *pgtest.DB) error { return up(t, db.URL) }, true},
+		"Repair": {func(t *testing.T, db *pgtest.DB) error { return migrations.Repair(t.Context(), db.Pool, nil) }, true},
+		"psql":   {func(t *testing.T, db *pgtest.DB) error { return psqlFiles("up")(t, db.URL) }, true},
+		"the function": {func(t *testing.T, db *pgtest.DB) error {
+			_, err := db.Pool.Exec(t.Context(), "select repair_lock_tokens()")
+			return err
+		}, false},
+	} {
+		for _, hardened := range []bool{false, true} {
+			if testing.Short() && (hardened || name != "Repair") {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, hardened %t", name, hardened), func(t *testing.T) {
+				t.Parallel()
+				db := atVersion(t, newest)
+				if hardened {
+					db.Exec(t, "revoke create on schema public from public; select harden_locks()")
+				}
+				const next = "select fencing_token from try_acquire_lock('k', 'a', '1 minute')"
+				token := ask[int64](t, db.Pool, next)
+				want := catalog(t, db)
+				db.Exec(t, "truncate pgxlock_epoch, pgxlock_migrations, pgxlock_since_crash, distributed_locks; alter sequence pgxlock_tokens restart")
+
+				_, _, err := migrations.Version(t.Context(), db.Pool, nil)
+				damage, ok := errors.AsType[*migrations.DamageError](err)
+				if !ok || damage.Version != newest || !slices.Equal(damage.Missing, []string{"row of pgxlock_epoch", "row of pgxlock_migrations"}) {
+					t.Fatalf("Version: %v", err)
+				}
+				reader := newRole(t, db) // may not know, and may not mend
+				if installed, _, err := migrations.Version(t.Context(), pgtest.Pool(t, as(t, db, "role", reader)), nil); err != nil || installed != newest {
+					t.Errorf("Version as a role that may not read the tables: %d, %v", installed, err)
+				}
+				db.Exec(t, "grant select on pgxlock_epoch, pgxlock_migrations to "+reader)
+				if err := up(t, as(t, db, "role", reader)); err == nil || !strings.Contains(err.Error(), "row of pgxlock_epoch") || !strings.Contains(err.Error(), "another role") {
+					t.Errorf("Up as a role that may only read: %v", err)
+				}
+				db.Exec(t, "revoke select on pgxlock_epoch, pgxlock_migrations from "+reader)
+
+				must(t, test.restore(t, db))
+				sameCatalog(t, catalog(t, db), want)
+				if test.records {
+					version(t, db.Pool, newest)
+					expect(t, db.Pool, marks(newest, false), versionTable)
+					expect(t, db.Pool, 1, rows)
+				}
+				if again := ask[int64](t, db.Pool, next); again <= token {
+					t.Errorf("token %d after %d", again, token)
+				}
+				must(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}))
+			})
+		}
+	}
+}
+
+func TestDownRemovesWhatLacksItsRows(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := atVersion(t, newest)
+	db.Exec(t, "delete from pgxlock_epoch")
+	must(t, migrations.Down(t.Context(), db.Pool, nil))
+	version(t, db.Pool, 0)
+}
+
 // What the table holds is kept, and not adopted as a foreign one.
 func TestLeasesOutliveTheLossOfWhatIsAroundThem(t *testing.T) {
 	pgtest.Long(t)

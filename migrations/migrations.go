@@ -71,13 +71,13 @@ type Config struct {
 	Force bool
 }
 
-// DamageError means that tables, views, sequences or functions of the installed version are
-// missing: somebody dropped them, with a tool's "drop" or by hand. Up recreates them; the
-// contents of dropped tables are lost.
+// DamageError means that tables, views, sequences, functions or rows of the installed version
+// are missing: somebody dropped them, with a tool's "drop" or by hand, or made the database
+// from a dump without rows. Up recreates them; the contents of dropped tables are lost.
 type DamageError struct {
 	Schema  string
 	Version uint     // the installed version; 0 if it cannot be determined any more
-	Missing []string // as "table pgxlock_waiters"
+	Missing []string // as "table pgxlock_waiters" or "row of pgxlock_epoch"
 }
 
 func (e *DamageError) Error() string {
@@ -94,8 +94,8 @@ func (e *DamageError) Error() string {
 // table distributed_locks with functions acquire_lock and release_lock of the widespread
 // form that pgxlock replaces: their callers go on as before.
 //
-// After a pg_upgrade, or a restore into another cluster, acquires fail until Up has run
-// once: it raises the fencing tokens above all that were ever issued.
+// After a pg_upgrade, or a restore into another cluster or from a dump without rows, acquires
+// fail until Up has run once: it raises the fencing tokens above all that were ever issued.
 //
 // Up opens its own connections, with the pool's configuration and hooks, directly or
 // through a pooler in any mode: each file is one transaction, changes no setting beyond it,
@@ -135,7 +135,7 @@ func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 			return errNotOurs
 		case found.owner == ours && found.version > newest:
 			return m.write(ctx, found, step{sql: statement("repair")}) // an older program starts again while newer ones are rolled out
-		case found.damage != nil:
+		case found.damage != nil && !found.onlyRows:
 			// As after a move: a file makes what is not there, and leaves the rest. All of
 			// them in one transaction: the rights are right again only after the last.
 			m.again = true
@@ -181,7 +181,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 			return fmt.Errorf("there is no schema %q (Config.Schema)", m.schema)
 		case found.owner != ours:
 			return errNotOurs
-		case found.damage != nil:
+		case found.damage != nil && !found.onlyRows:
 			return found.damage
 		case found.version > newestVersion():
 			return newerError{found.version}
@@ -214,8 +214,8 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, n
 }
 
 // Repair clears the dirty mark that golang-migrate leaves when a file failed (the file
-// itself left nothing behind), and raises the fencing tokens if the database was moved or
-// restored. Up does both as well.
+// itself left nothing behind), restores the rows that a dump without rows lacks, and raises
+// the fencing tokens if the database was moved or restored. Up does all of this as well.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "repair", pool, cfg, func(m *migrator) error {
 		found, err := m.look(ctx)
@@ -226,7 +226,7 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 			return fmt.Errorf("nothing is installed in schema %q; run Up (pgxlock migrate up)", m.schema)
 		case found.owner != ours:
 			return errNotOurs
-		case found.damage != nil:
+		case found.damage != nil && !found.onlyRows:
 			return found.damage
 		case found.version > newestVersion():
 			return newerError{found.version}
@@ -384,6 +384,7 @@ type installed struct {
 	version  uint // 0: none
 	owner    owner
 	damage   *DamageError // nil: none
+	onlyRows bool         // the damage is that rows are missing, which every write restores
 	exists   bool         // the schema
 	database string       // as golang-migrate's command calls it
 }
@@ -406,6 +407,7 @@ func (m *migrator) look(ctx context.Context) (found installed, err error) {
 		return found, err
 	}
 	found = installed{version: uint(version), owner: stranger, exists: is(4), database: string(rows[0][5])}
+	mayRead := is(7)
 	if is(1) {
 		found.owner = ours
 	} else if is(2) {
@@ -419,6 +421,10 @@ func (m *migrator) look(ctx context.Context) (found installed, err error) {
 		return found, nil
 	}
 	rows, err = read(step{place.MissingSQL, []string{m.schema, strconv.FormatUint(uint64(complete), 10)}})
+	if err == nil && len(rows) == 0 && mayRead {
+		found.onlyRows = true
+		rows, err = read(step{sql: strings.ReplaceAll(statement("rows"), "/* schema */", pgx.Identifier{m.schema}.Sanitize()+".")})
+	}
 	if err != nil || len(rows) == 0 {
 		return found, err
 	}

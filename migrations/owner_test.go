@@ -189,6 +189,52 @@ func TestTwoObjectsOfAnotherRoleAreBothNamed(t *testing.T) {
 	refusedByName(t, db, "pgxlock_epoch", role)
 }
 
+// What other roles do with objects of their own while a file runs is none of its business: neither
+// what is committed meanwhile, nor what is older.
+func TestObjectsOfOtherRolesThatHaveOtherNamesMayChangeMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, direction := range []string{"up", "down"} {
+		version, file := newest-1, upFiles[newest-1]
+		if direction == "down" {
+			version, file = newest, downFiles[0]
+		}
+		text, err := migrations.FS.ReadFile(file)
+		must(t, err)
+		db := atVersion(t, version)
+		role, bystander := newSquatter(t, db)
+		do := func(sql string) {
+			t.Helper()
+			_, err := bystander.Exec(t.Context(), sql)
+			must(t, err)
+		}
+		do("create table staging (i int); create materialized view daily as select * from staging; create function theirs() returns int language sql as 'select 1'")
+		for _, act := range []string{
+			"truncate staging", "grant select on staging to public", "refresh materialized view daily", "create index on staging (i)",
+			"alter table staging add j int", "create table newer (i int)", "create or replace function theirs() returns int language sql as 'select 2'",
+		} {
+			func() {
+				tx, err := db.Pool.Begin(t.Context())
+				must(t, err)
+				defer func() { must(t, tx.Rollback(t.Context())) }()
+				if ask[string](t, tx, "select pg_current_xact_id()::text") == "" {
+					t.Fatal("no transaction id")
+				}
+				do(act)
+				if _, err := tx.Exec(t.Context(), string(text)); err != nil {
+					t.Errorf("%s, while %s: %v", file, act, err)
+				}
+			}()
+		}
+		// One of ours is refused all the same, and nobody is told to drop what is another role's.
+		do("create table pgxlock_evictions_of_mine ()")
+		_, err = db.Pool.Exec(t.Context(), string(text))
+		refusal := refusal(t, err, pgerrcode.InsufficientPrivilege)
+		if !strings.Contains(refusal.Message, "pgxlock_evictions_of_mine (owned by "+role) || strings.Contains(refusal.Hint, "drop") {
+			t.Errorf("%s; %s", refusal.Message, refusal.Hint)
+		}
+	}
+}
+
 // A function of our name with other arguments is another function.
 func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
 	pgtest.Long(t)

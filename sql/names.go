@@ -30,6 +30,7 @@ const (
 
 // In doctor/.
 const (
+	DoctorAccessMethods     Name = "doctor/access_methods"
 	DoctorClock             Name = "doctor/clock"
 	DoctorCollation         Name = "doctor/collation"
 	DoctorCollationDatabase Name = "doctor/collation_database"

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -95,8 +96,33 @@ func (t *target) config(u use) (*pgxpool.Config, error) {
 		}
 		return nil
 	}
+	first := config.ConnConfig.Copy()
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		readAgain(c, first, source, connString)
+		return nil
+	}
 	config.MinConns, config.MinIdleConns = 0, 0 // a command needs no connection before it asks
 	return config, nil
+}
+
+// readAgain reads the user, the password and the certificates for one more connection: those in a
+// passfile, a service file and key files may have been replaced since the first one. The servers and the
+// database stay the first ones, because a lock is where it was acquired. What cannot be read
+// at this moment, because it is being written, stays as it was first.
+func readAgain(c, first *pgx.ConnConfig, source, connString string) {
+	config, err := parseConfig(source, connString)
+	if err != nil {
+		return
+	}
+	now := config.ConnConfig
+	elsewhere := now.Host != first.Host || now.Port != first.Port || now.Database != first.Database || now.Database == "" && now.User != first.User ||
+		!slices.EqualFunc(now.Fallbacks, first.Fallbacks, func(a, b *pgconn.FallbackConfig) bool {
+			return a.Host == b.Host && a.Port == b.Port && (a.TLSConfig == nil) == (b.TLSConfig == nil)
+		})
+	if elsewhere || (now.TLSConfig == nil) != (first.TLSConfig == nil) {
+		return
+	}
+	c.User, c.Password, c.TLSConfig, c.Fallbacks = now.User, now.Password, now.TLSConfig, now.Fallbacks
 }
 
 // warn says so if a superuser is about to call what belongs to a role that is none. What goes wrong

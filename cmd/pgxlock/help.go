@@ -40,7 +40,8 @@ func topics() []*cobra.Command {
 
   PGXLOCK_DATABASE_URL   a connection string
   DATABASE_URL           a connection string
-  PGHOST, PGPORT, ...    the variables that psql reads, with ~/.pgpass and service files
+  PGHOST, PGPORT, ...    the variables that psql reads, with ~/.pgpass and service files,
+                         which are read again for each connection
 
 A connection string looks like postgres://user@host:5432/database. Other users of this
 machine can read a command line: keep a password in a variable or in ~/.pgpass. Where

@@ -100,9 +100,10 @@ func newMigrateRepair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "repair",
 		Short: "Repair fencing tokens after a pg_upgrade or a restore",
-		Long: `Repair fencing tokens after a pg_upgrade, or a restore into another cluster. Until then
-every acquire fails, so that no token is issued twice. repair also clears the dirty
-mark that golang-migrate leaves when a file failed. "up" does both.`,
+		Long: `Repair fencing tokens after a pg_upgrade, or a restore into another cluster or from a
+dump without rows. Until then every acquire fails, so that no token is issued twice.
+repair also restores the recorded version, and clears the dirty mark that
+golang-migrate leaves when a file failed. "up" does all of this.`,
 		Example: `  pgxlock migrate repair`,
 		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -124,7 +125,7 @@ type schemaStatus struct {
 	Installed uint     `json:"installed"` // 0: none
 	Newest    uint     `json:"newest"`    // that this program knows
 	State     string   `json:"state"`
-	Missing   []string `json:"missing,omitempty"` // what somebody dropped of the installed version
+	Missing   []string `json:"missing,omitempty"` // what the installed version lacks
 }
 
 func newSchemaStatus(installed, newest uint, missing []string) schemaStatus {
@@ -153,7 +154,7 @@ func newMigrateStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show the installed and the newest version",
 		Long: `Show the installed version and the newest one that this program has. status exits with
-0 if they are the same and nothing of it was dropped, otherwise with 1.`,
+0 if they are the same and nothing of it is missing, otherwise with 1.`,
 		Example: `  pgxlock migrate status || pgxlock migrate up
   pgxlock migrate status -o json`,
 		Args: noArguments,

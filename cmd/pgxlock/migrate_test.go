@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -89,6 +91,87 @@ func TestADamagedSchemaIsReportedAndMended(t *testing.T) {
 		execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version ")
 		execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
 		execute(t, env, "acquire", "k", "--holder", "me", "--ttl", "1s").want(t, exitOK, "me", "")
+	}
+}
+
+// The commands of docs/install.md, one by one, on two servers.
+func TestTokensGoOnInALogicalCopyAsThePageSays(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "### A logical copy")
+	_, block, _ := strings.Cut(section, "```sh\n")
+	block, after, _ := strings.Cut(block, "```")
+	commands := strings.Split(strings.TrimSpace(block), "\n")
+	renew := regexp.MustCompile("`(TRUNCATE [a-z_]+)`").FindStringSubmatch(after)
+	if len(commands) != 7 || renew == nil {
+		t.Fatalf("docs/install.md has %d lines for a logical copy, and for one with the migrations %q", len(commands), renew)
+	}
+	logical := pgserver.Config{Settings: map[string]string{"wal_level": "logical"}}
+	blue := pgtest.Private(t, logical).URL("postgres")
+	orders := func(url string) bool {
+		var n int
+		err := pgtest.Connect(t, url).QueryRow(t.Context(), "select count(*) from orders").Scan(&n)
+		return err == nil && n == 1
+	}
+	token := func(url string) (token int64) {
+		t.Helper()
+		const next = "select fencing_token from try_acquire_lock(clock_timestamp()::text, 'A')"
+		if err := pgtest.Connect(t, url).QueryRow(t.Context(), next).Scan(&token); err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	execute(t, []string{"DATABASE_URL=" + blue}, "migrate", "up").want(t, exitOK, "", "installed")
+	if _, err := pgtest.Connect(t, blue).Exec(t.Context(), "create table orders (id int primary key); insert into orders values (1)"); err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	if err := os.Symlink(itself(t), filepath.Join(bin, "pgxlock")); err != nil {
+		t.Fatal(err)
+	}
+	if binaries, err := pgserver.Find(); err == nil {
+		bin += ":" + binaries.Dir
+	}
+	for _, migrated := range []bool{false, true} {
+		green := pgtest.Private(t, logical).URL("postgres")
+		env := []string{"BLUE=" + blue, "GREEN=" + green, "PATH=" + bin + ":" + os.Getenv("PATH")}
+		run := func(command string) string {
+			t.Helper()
+			cmd := program(t, env)
+			cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c", command}
+			r := finish(t, cmd)
+			if r.code != exitOK && !strings.Contains(command, "pgxlock doctor") { // which minds what test servers lack
+				t.Fatalf("%s: exit code %d\n%s%s", command, r.code, r.stdout, r.stderr)
+			}
+			return r.stdout
+		}
+		if migrated {
+			run(`DATABASE_URL=$GREEN pgxlock migrate up; psql "$GREEN" -c 'create table orders (id int primary key)'`)
+		} else {
+			run(commands[0])
+			execute(t, []string{"DATABASE_URL=" + green}, "migrate", "status").want(t, exitNotCurrent, "damaged", "row of pgxlock_epoch")
+			execute(t, []string{"DATABASE_URL=" + green}, "acquire", "k").want(t, exitInternal, "", "LK003")
+			run(commands[1])
+		}
+		run(commands[2])
+		pgtest.Until(t, "the copy has caught up", func() bool { return orders(green) })
+		before := token(blue)
+		run(commands[4])
+		if migrated {
+			run(`psql "$GREEN" -c '` + renew[1] + `'`)
+		}
+		run(commands[5])
+		if found := run(commands[6]); !regexp.MustCompile("(?m)^ok +tokens ").MatchString(found) || !regexp.MustCompile("(?m)^ok +schema ").MatchString(found) {
+			t.Errorf("migrated %t: %s", migrated, found)
+		}
+		execute(t, []string{"DATABASE_URL=" + green}, "migrate", "status").want(t, exitOK, "current", "")
+		if next := token(green); next <= before {
+			t.Errorf("migrated %t: token %d after %d", migrated, next, before)
+		}
 	}
 }
 

@@ -89,6 +89,7 @@ var (
 	reportOf        func(context.Context, time.Time) error
 	rebuild         func(context.Context) error
 	callSlowService func(context.Context) (int, error)
+	fetchPassword   func(context.Context) (string, error)
 	warm            func(context.Context, int64) error
 	transfer        func(ctx context.Context, tx pgx.Tx, from, to, amount int) error
 	process         func(context.Context, pgx.Tx) error

@@ -129,8 +129,36 @@ func TestAChangeThatTokensWouldNotSurviveStopsAcquiresUntilRepaired(t *testing.T
 			seen.next("the repair", d.token("k", "C"))
 		})
 	}
-	shared.do("truncate pgxlock_epoch") // nothing tells what was lost
-	shared.want("acquire_lock('new', 'A')", "LK003")
+}
+
+// A database made from a dump without rows has neither the epoch nor a lease that tells of it, and its
+// sequence begins again. That may happen twice in a row.
+func TestTokensGrowOverTheLossOfTheirEpoch(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	seen := &tokens{t: t}
+	seen.next("nothing", d.token("k", "A"))
+	d.do("update pgxlock_epoch set epoch_base = epoch_base + 1000, timeline = pgxlock_timeline()") // crashes, failovers
+	for _, loss := range []string{
+		"truncate pgxlock_epoch, distributed_locks; alter sequence pgxlock_tokens restart",
+		"truncate pgxlock_epoch, distributed_locks; alter sequence pgxlock_tokens restart",
+		"delete from pgxlock_epoch; delete from distributed_locks",
+		"truncate pgxlock_epoch, distributed_locks, pgxlock_since_crash; alter sequence pgxlock_tokens restart",
+		"truncate pgxlock_epoch, distributed_locks",
+		"truncate pgxlock_epoch",
+	} {
+		seen.next("a release", d.token("before", "A"))
+		d.do(loss)
+		d.want("acquire_lock('new', 'A')", "LK003")
+		d.want("repair_lock_tokens()", "true")
+		d.want("repair_lock_tokens()", "false")
+		seen.next(loss, d.token("k"+strconv.Itoa(len(loss)), "B"))
+	}
+	// Where more is known than the clock tells.
+	d.do("update distributed_locks set fencing_token = 8000000::bigint << 40 where lock_name = 'before'; truncate pgxlock_epoch")
+	seen.highest = 8000000 << 40
+	d.want("repair_lock_tokens()", "true")
+	seen.next("a repair over a greater token", d.token("last", "A"))
 }
 
 // A transaction with a snapshot from before the repair must not draw tokens of

@@ -86,12 +86,56 @@ func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
 	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "public" are older`)
 }
 
+func TestTablesAreHeapsWhateverTheDefaultIsAndTheDoctorFindsOthers(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := pgtest.New(t)
+	const seed = "../../testdata/seed.sql"
+	db.Exec(t, "create access method columnar type table handler heap_tableam_handler")
+	t.Cleanup(func() { _, _ = db.Pool.Exec(context.Background(), "drop access method columnar cascade") })
+	columnar := db.NewPool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_table_access_method"] = "columnar" })
+	if err := migrations.Up(t.Context(), columnar, nil); err != nil {
+		t.Fatal(err)
+	}
+	const others = "select coalesce(string_agg(oid::regclass::text, ' ' order by relname), '') from pg_class where relkind = 'r' and relam = (select oid from pg_am where amname = 'columnar')"
+	if found := testkit.Query[string](t, db, others); found != "" {
+		t.Errorf("tables with the default access method: %s", found)
+	}
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+	db.Exec(t, "alter table pgxlock_runs set access method columnar; alter table distributed_locks set access method columnar")
+	wantFinding(t, examine(t, db, nil), "schema", statusError, "distributed_locks (columnar), pgxlock_runs (columnar)", "SET ACCESS METHOD heap")
+	db.Exec(t, "alter table pgxlock_runs set access method heap; alter table distributed_locks set access method heap")
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+
+	// What is made beside an adopted table is heap, too; the table itself is what it was.
+	if err := migrations.Down(t.Context(), columnar, nil); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.Exec(t, string(text))
+	if err := migrations.Up(t.Context(), columnar, nil); err != nil {
+		t.Fatal(err)
+	}
+	if found := testkit.Query[string](t, db, others); found != "" {
+		t.Errorf("tables beside an adopted one with the default access method: %s", found)
+	}
+}
+
 func TestDoctorFindsTheMarkOfAMigrationThatFailed(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "update pgxlock_migrations set dirty = true")
 	wantFinding(t, examine(t, db, nil), "schema", statusWarning, "dirty", "pgxlock migrate repair")
+	if err := migrations.Repair(t.Context(), db.Pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+	db.Exec(t, "truncate pgxlock_migrations")
+	wantFinding(t, examine(t, db, nil), "schema", statusWarning, "pgxlock_migrations has no row", "pgxlock migrate repair")
 	if err := migrations.Repair(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -137,9 +181,10 @@ func TestDoctorFindsTokensThatCouldRepeat(t *testing.T) {
 	db.Exec(t, "select acquire_lock('k', 'A')")
 	wantFinding(t, examine(t, db, nil), "tokens", statusOK)
 	for name, test := range map[string]struct{ damage, says string }{
-		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + (1000::bigint << 40)", "restored without the sequence"},
+		"rows without the sequence": {"update distributed_locks set fencing_token = fencing_token + (1000000::bigint << 40)", "restored without the sequence"},
 		"another cluster":           {"update pgxlock_epoch set system_identifier = 1", "LK003"},
 		"an earlier timeline":       {"update pgxlock_epoch set timeline = timeline + 1", "LK003"},
+		"a dump without rows":       {"truncate pgxlock_epoch", "pgxlock_epoch has no row"},
 	} {
 		db.Exec(t, test.damage)
 		wantFinding(t, examine(t, db, nil), "tokens", statusError, test.says, "pgxlock migrate repair")

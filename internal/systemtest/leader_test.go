@@ -64,11 +64,8 @@ func TestALeaderHearsWhoAskedItToStepDownAndWhy(t *testing.T) {
 	if why := context.Cause(ctx).Error(); !strings.Contains(why, "by postgres: this node is drained") {
 		t.Errorf("it was told %q", why)
 	}
-	if again := <-leads; again.Err() != nil { // there is nobody else
+	if again := <-leads; again.Err() != nil { // there is nobody else, and the request was for one term
 		t.Errorf("its next term: %v", again.Err())
-	}
-	if left := testkit.Query[int](t, db, "select count(*) from pgxlock_step_down"); left != 0 {
-		t.Errorf("%d requests are left", left)
 	}
 	if err := locks.Close(t.Context()); err != nil {
 		t.Error(err)
