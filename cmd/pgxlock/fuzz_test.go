@@ -16,8 +16,18 @@ import (
 // FuzzFlags reads command lines, words separated by zero bytes, and runs none of their commands.
 func FuzzFlags(f *testing.F) {
 	for _, words := range [][]string{
-		{}, {"ls", "--kind", "lease", "-o", "json"}, {"ls", "--sort="}, {"serve", "--every", "1e99"}, {"serve", "--listen", "\u009b"}, {"run", "-n", "k", "--", "true"},
-		{"evict", "k", "--reason", "\x1b[2J", "--pid", "99999999999"}, {"acquire", "--ttl", "-1", "\xff"}, {"migrate", "u\u202ep"}, {"--nosuch\n"}, {"once", "--every", "NaN"}, {"tree", "--name", "#1,2"},
+		{},
+		{"ls", "--kind", "lease", "-o", "json"},
+		{"ls", "--sort="},
+		{"serve", "--every", "1e99"},
+		{"serve", "--listen", "\u009b"},
+		{"run", "-n", "k", "--", "true"},
+		{"evict", "k", "--reason", "\x1b[2J", "--pid", "99999999999"},
+		{"acquire", "--ttl", "-1", "\xff"},
+		{"migrate", "u\u202ep"},
+		{"--nosuch\n"},
+		{"once", "--every", "NaN"},
+		{"tree", "--name", "#1,2"},
 	} {
 		f.Add(strings.Join(words, "\x00"))
 	}

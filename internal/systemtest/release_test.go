@@ -458,7 +458,9 @@ func TestReleaseThatArrivesLateIsNoLoss(t *testing.T) {
 	if err := pgtest.Receive(t, "the release", released); err != nil {
 		t.Errorf("the lock was held until Release: %v", err)
 	}
-	<-tried
+	if err := <-tried; err != nil {
+		t.Log(err) // whatever became of it
+	}
 }
 
 func TestReleaseOfALeaseThatWasTakenAwayReportsTheLoss(t *testing.T) {
