@@ -81,6 +81,9 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	return s, nil
 }
 
+// Connections returns how many connections the server has received, if log_connections is on.
+func (s *Server) Connections() int { return s.log.received() }
+
 // Standby starts a hot standby that streams from s. Its settings are those of
 // s with cfg's on top. It returns when the standby accepts connections and
 // receives.
@@ -218,7 +221,7 @@ func (s *Server) Stop(ctx context.Context) error {
 	}
 	if !s.counted {
 		s.counted = true
-		err = errors.Join(err, (&Counts{Servers: 1, Connections: s.log.received()}).Report())
+		err = errors.Join(err, (&Counts{Servers: 1, Connections: s.Connections()}).Report())
 	}
 	if err = errors.Join(err, s.dir.remove()); err != nil {
 		return fmt.Errorf("pgserver: stop: %w", err)
