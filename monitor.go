@@ -31,7 +31,7 @@ import (
 // loop.
 //
 // A Monitor shows advisory locks without an installation; Snapshot.Missing says what it
-// could not show, and why. Its statements are sql/monitor/*.sql; psql -f runs those
+// could not show, and why, and so it does on a standby. Its statements are sql/monitor/*.sql; psql -f runs those
 // without parameters unchanged.
 //
 // A Monitor is safe for concurrent use. The zero value is not usable.
@@ -125,23 +125,39 @@ type Snapshot struct {
 	Holders []Holder  // by kind and key
 	Expired []Holder  // leases that expired and were not released; anybody may take them over
 	Waiters []Waiter  // by kind and key, in the order of their queue
-	Missing []string  // what this role or this schema cannot show, and what to do about it
+	Missing []string  // what this role, this schema or this server cannot show, and what to do about it
+	Unread  Unread    // why holders or waiters are left out
 }
 
-// Snapshot reads everything at once. It leaves out what it cannot read, and Missing lists
-// what and why. It fails only if the server cannot be asked.
+// Unread says why a [Snapshot] lacks holders or waiters. An empty list means that there are none
+// only if the error is nil; if it is not, the Snapshot may have some of them. Each error is an
+// [*Error] that matches [ErrSchema] if the installation is missing or out of date, and
+// [ErrReadOnly] on a standby, which knows neither the queues nor the primary's advisory locks.
+// Missing details, such as names of advisory locks, are in Snapshot.Missing alone.
+type Unread struct {
+	Leases   error // leases, permits and shares, held and expired
+	Advisory error // advisory locks, and the sessions that the server keeps waiting for them
+	Queues   error // waiters in queues, for locks of every kind
+}
+
+// Snapshot reads everything at once. It leaves out what it cannot read: Missing lists what and
+// why, and Unread has the error if holders or waiters are among it. It fails only if the server
+// cannot be asked.
 func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 	if err := missing(ctx, m); err != nil {
 		return Snapshot{}, fail("snapshot", "", 0, err)
 	}
 	shot, err := m.locks.Snapshot(ctx)
-	return Snapshot{shot.At, holdersOf(shot.Holders), holdersOf(shot.Expired), waitersOf(shot.Waiters), shot.Missing}, fail("snapshot", "", 0, err)
+	unread := Unread{fail("snapshot", "", KindLease, shot.Unread.Leases), fail("snapshot", "", KindAdvisory, shot.Unread.Advisory), fail("snapshot", "", 0, shot.Unread.Queues)}
+	return Snapshot{shot.At, holdersOf(shot.Holders), holdersOf(shot.Expired), waitersOf(shot.Waiters), shot.Missing, unread}, fail("snapshot", "", 0, err)
 }
 
-// Holders returns the holders of locks, sorted by kind and key. An empty result means that
-// nobody holds such a lock: if leases cannot be read, or there are more than a [Snapshot]
-// has, Holders fails unless the filter's Kind is [KindAdvisory], and returns those that it
-// has read. [Monitor.Snapshot] returns everything that can be read.
+// Holders returns the holders of locks, sorted by kind and key. An empty result without an error
+// means that no such lock is held: if leases cannot be read, or there are more than a [Snapshot]
+// has, Holders fails unless the filter's Kind is [KindAdvisory]; on a standby, which does not know
+// the primary's advisory locks, it fails with [ErrReadOnly] unless Kind is [KindLease]. With the
+// error it returns the holders that it has read. [Monitor.Snapshot] returns everything that can
+// be read.
 func (m *Monitor) Holders(ctx context.Context, f Filter) ([]Holder, error) {
 	return m.holders(ctx, f, StateLive)
 }
@@ -166,7 +182,8 @@ func (m *Monitor) holders(ctx context.Context, f Filter, states ...LeaseState) (
 
 // Waiters returns the waiters for locks, sorted by kind and key, in the order of their
 // queue. If the queues cannot be read, it fails unless the filter's Kind is [KindAdvisory]
-// and no queues are installed. It always sees the sessions that the server keeps waiting.
+// and no queues are installed. On a standby, which has neither the queues nor the primary's
+// sessions, it fails with [ErrReadOnly]. With an error it returns the waiters that it has read.
 func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
 		return nil, fail("waiters", f.Key, f.Kind, err)

@@ -23,7 +23,7 @@ const repairAdvice = "run pgxlock migrate repair"
 
 // installation finds the schema by the rule of Lockers, and tells its version.
 func (d *doctor) installation(ctx context.Context) (Finding, error) {
-	found, err := place.Look(ctx, d.q.Row, d.cfg.Schema)
+	found, err := d.q.Look(ctx, d.cfg.Schema)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -79,7 +79,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		f.add(StatusWarning, warning, place.WarningAdvice)
 	}
 	if d.cfg.Schema != "" {
-		if found, err = place.Look(ctx, d.q.Row, ""); err != nil {
+		if found, err = d.q.Look(ctx, ""); err != nil {
 			return Finding{}, err
 		}
 	}

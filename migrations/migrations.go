@@ -28,6 +28,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
@@ -292,10 +293,8 @@ type migrator struct {
 // choose finds the schema that is meant where none was named. One that would get the
 // objects must be beyond doubt.
 func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
-	row := func(ctx context.Context, sql string, args ...any) pgx.Row {
-		return m.conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
-	}
-	found, err := place.Look(ctx, row, "")
+	q := dbconn.Querier{Conn: m.conn}
+	found, err := q.Look(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -306,7 +305,8 @@ func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
 		return nil
 	}
 	var path string
-	if err := row(ctx, statement("path")).Scan(&path, &m.schema); err != nil || !beyondDoubt {
+	rows := q.Reading(ctx, dbconn.Step{SQL: statement("path")})
+	if _, err = pgx.ForEachRow(rows, []any{&path, &m.schema}, func() error { return nil }); err != nil || !beyondDoubt {
 		return err
 	}
 	_, err = m.send(ctx, step{sql: statement("isolation")}, step{statement("named"), []string{path, m.schema}}, step{sql: statement("check_schema")})

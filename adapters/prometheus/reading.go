@@ -32,7 +32,7 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 var (
 	up            = describe("collector_up", "1 if the last reading of the database succeeded, otherwise 0.")
 	duration      = describe("collector_duration_seconds", "How long the last reading of the database took.")
-	unreadable    = describe("collector_unreadable", "How many things the role or the schema cannot show; pgxlock watch lists them.")
+	unreadable    = describe("collector_unreadable", "How many things the role, the schema or a standby cannot show; pgxlock watch lists them.")
 	holders       = describe("holders", "Locks that are held in the database, by any program.", "kind", "mode")
 	oldestHold    = describe("oldest_hold_seconds", "For how long the lease that is held longest has been held.")
 	expired       = describe("expired_leases", "Leases that expired and were not released, by state: abandoned after an hour, evicted if an operator ended them.", "state")
@@ -79,7 +79,8 @@ func (c *collector) Describe(to chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector. If the database cannot be read there is nothing
-// but collector_up, which is 0: old figures would look like new ones.
+// but collector_up, which is 0: old figures would look like new ones. If a part of it cannot be
+// read, that part is left out: 0 would look like a count.
 func (c *collector) Collect(to chan<- prometheus.Metric) {
 	s, status := c.current()
 	tell := func(d *prometheus.Desc, value float64, labels ...string) {
@@ -194,10 +195,15 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 			}
 		}
 	}
-	for _, kind := range kinds {
+	for kind, unread := range map[monitor.Kind]error{monitor.KindAdvisory: s.shot.Unread.Advisory, monitor.KindLease: s.shot.Unread.Leases} {
 		for shared, mode := range modes {
-			tell(holders, float64(held[of{kind, shared}]), kindName(kind), mode)
+			if unread == nil {
+				tell(holders, float64(held[of{kind, shared}]), kindName(kind), mode)
+			}
 		}
+	}
+	if s.shot.Unread.Leases != nil {
+		return
 	}
 	tell(oldestHold, oldest)
 	tell(suspect, float64(clockBack))
@@ -208,6 +214,9 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 }
 
 func (s *state) tellWaiters(tell func(*prometheus.Desc, float64, ...string)) {
+	if s.shot.Unread.Queues != nil {
+		return
+	}
 	waiting := make(map[monitor.Kind]int)
 	longest := make(map[monitor.Kind]float64)
 	for _, w := range s.shot.Waiters {
@@ -215,6 +224,9 @@ func (s *state) tellWaiters(tell func(*prometheus.Desc, float64, ...string)) {
 		longest[w.Kind] = max(longest[w.Kind], s.since(w.Since))
 	}
 	for _, kind := range kinds {
+		if kind == monitor.KindAdvisory && s.shot.Unread.Advisory != nil {
+			continue
+		}
 		tell(waiters, float64(waiting[kind]), kindName(kind))
 		tell(oldestWait, longest[kind], kindName(kind))
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/connstring"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // Defaults for what a connection string, a service file or PG* left open.
@@ -128,11 +129,14 @@ func readAgain(c, first *pgx.ConnConfig, source, connString string) {
 // warn says so if a superuser is about to call what belongs to a role that is none. What goes wrong
 // here goes wrong again, and is reported, when the command looks for pgxlock.
 func (t *target) warn(ctx context.Context, conn *pgconn.PgConn) {
-	row := conn.ExecParams(ctx, place.LookSQL, [][]byte{[]byte(t.schema)}, nil, nil, nil).Read()
-	if row.Err != nil {
+	batch := &pgconn.Batch{}
+	batch.ExecParams(statements.MonitorIsolation.Text(), nil, nil, nil, nil)
+	batch.ExecParams(place.LookSQL, [][]byte{[]byte(t.schema)}, nil, nil, nil)
+	results, err := conn.ExecBatch(ctx, batch).ReadAll()
+	if err != nil || len(results) != 2 {
 		return
 	}
-	found, err := place.Read(func(into ...any) error { return dbconn.ScanRow(pgtype.NewMap(), row, into...) })
+	found, err := place.Read(func(into ...any) error { return dbconn.ScanRow(pgtype.NewMap(), results[1], into...) })
 	if err != nil {
 		return
 	}

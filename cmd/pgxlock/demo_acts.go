@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -284,5 +285,6 @@ func (d *demo) leases(ctx context.Context, prefix string) (pgxlock.Snapshot, err
 		return pgxlock.Snapshot{}, err
 	}
 	f := filter{selection: selection{kinds: kinds[:1], order: orderKey}, prefix: prefix}
-	return f.ask(ctx, locks, true)
+	shot, err := locks.Snapshot(ctx)
+	return f.of(shot), cmp.Or(err, shot.Unread.Leases)
 }

@@ -16,7 +16,10 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // The command evictions lists who took locks away from whom, and why.
@@ -81,8 +84,15 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 	if within > 0 {
 		age = new(within.Seconds())
 	}
-	rows, _ := pool.Query(ctx, statement("evictions", schema), most, age) // ForEachRow returns the error
-	var all []serve.Eviction
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Release()
+	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx,
+		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", ""}}, // row-level security hides nothing, it fails
+		dbconn.Step{SQL: statement("evictions", schema), Args: []any{most, age}})
+	all := []serve.Eviction{}
 	var kind int32
 	var name string
 	var named bool
@@ -106,6 +116,9 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 		all = append(all, e)
 		return nil
 	})
+	if lockerr.SQLState(err) == lockerr.StateUnsupported { // the names are in an unlogged table
+		err = fmt.Errorf("%w (%w)", pgxlock.ErrReadOnly, err)
+	}
 	return all, ofSchema(schema, err)
 }
 

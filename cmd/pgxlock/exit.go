@@ -45,7 +45,7 @@ var exitCodes = []struct{ code, meaning string }{
 	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lock, " +
 		"pgxlock doctor an error (with --strict, also a warning), pgxlock step-down no leader; or pgxlock evict evicted nobody"},
 	{code(exitUsage), "wrong usage: correct the command line"},
-	{code(exitUnavailable), "the database cannot be reached: try again later"},
+	{code(exitUnavailable), "the database, or its primary, cannot be reached: try again later"},
 	{code(exitInternal), "any other failure, such as a missing schema"},
 	{code(exitBusy), "busy, try again later: somebody else holds the lock (-E of run and acquire sets another code), or uses what migrate would change"},
 	{code(exitDenied), "the server refuses the user, the password, the database or a right"},
@@ -142,7 +142,7 @@ func busy(err error) bool {
 func unavailable(err error) bool {
 	_, unconnected := errors.AsType[*pgconn.ConnectError](err)
 	return errors.Is(err, pgxlock.ErrUnavailable) || lockerr.Unreachable(err) || errors.Is(err, pgserver.ErrNoBinaries) ||
-		unconnected && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, pgxlock.ErrReadOnly))
+		errors.Is(err, pgxlock.ErrReadOnly) || unconnected && errors.Is(err, context.DeadlineExceeded)
 }
 
 // describe makes one line of an error, with what to do about it on the command that has these

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -33,7 +34,11 @@ func statement(name, schema string) string {
 
 // locate returns the schema that is named, or that a Locker would find, if it is one to trust.
 func locate(ctx context.Context, pool *pgxpool.Pool, named string) (string, error) {
-	found, err := place.Look(ctx, pool.QueryRow, named)
+	var found place.Found
+	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) (err error) {
+		found, err = dbconn.Querier{Conn: c.Conn()}.Look(ctx, named)
+		return err
+	})
 	if err != nil {
 		return "", err
 	}

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -37,8 +37,8 @@ publish the keys of those that they hold for long. It is always live: --older-th
 --expires-within and --expired list leases alone. --sort puts what is not known last.
 
 An empty list is a success; with --exit-code, ls exits with 1 then. Standard error says
-what this role or this schema cannot show; ls fails where leases cannot be shown and
-only those are asked for, or --exit-code is given.`,
+what this role, this schema or this server cannot show. If locks that are asked for are
+among that, ls exits with another code than 0, and prints no list that would be empty.`,
 		Example: `  pgxlock ls --state expired,abandoned               # what nobody released
   pgxlock ls --older-than 1h --sort age --limit 10   # the ten oldest leases
   pgxlock ls --kind advisory --name nightly          # advisory locks, one by its name
@@ -50,9 +50,14 @@ only those are asked for, or --exit-code is given.`,
 				return err
 			}
 			return m.do(cmd.Context(), reading, func(locks *pgxlock.Monitor) error {
-				shot, err := f.ask(cmd.Context(), locks, exitCode)
+				shot, err := locks.Snapshot(cmd.Context())
 				if err != nil {
 					return err
+				}
+				shot = f.of(shot)
+				unread := cmp.Or(shot.Unread.Leases, shot.Unread.Advisory)
+				if len(shot.Holders) == 0 && unread != nil {
+					return unread
 				}
 				printMissing(cmd, shot.Missing)
 				listed := shot.Holders
@@ -68,7 +73,7 @@ only those are asked for, or --exit-code is given.`,
 				if err == nil && exitCode && len(listed) == 0 {
 					err = errNone
 				}
-				return err
+				return cmp.Or(err, incomplete(unread))
 			})
 		},
 	}
@@ -171,22 +176,16 @@ func (f *filter) leasesOnly() bool {
 		len(f.kinds) > 0 && !slices.Contains(f.kinds, string(kindAdvisory))
 }
 
-// ask returns a snapshot whose Holders are all that pass, and whose Missing is what may be
-// missing among them. It fails if leases cannot be read and the answer would be wrong.
-func (f *filter) ask(ctx context.Context, locks *pgxlock.Monitor, whole bool) (pgxlock.Snapshot, error) {
-	shot, err := locks.Snapshot(ctx)
-	if err == nil && len(shot.Missing) > 0 && (whole || f.leasesOnly()) {
-		_, err = locks.Expired(ctx) // says whether it is leases
-	}
-	if err != nil {
-		return pgxlock.Snapshot{}, err
-	}
+// of returns a snapshot whose Holders are all that pass, with what may be missing among them.
+func (f *filter) of(shot pgxlock.Snapshot) pgxlock.Snapshot {
+	shot.Holders = chosen(slices.Concat(shot.Holders, shot.Expired), func(h pgxlock.Holder) bool { return f.passes(shot.At, h) })
+	shot = f.selection.of(shot)
 	if f.leasesOnly() {
-		shot.Missing = nil // it is about other locks
+		if shot.Unread.Advisory = nil; shot.Unread.Leases == nil {
+			shot.Missing = nil // it is about other locks
+		}
 	}
-	all := slices.Concat(shot.Holders, shot.Expired)
-	shot.Holders = f.holders(chosen(all, func(h pgxlock.Holder) bool { return f.passes(shot.At, h) }))
-	return shot, nil
+	return shot
 }
 
 // passes reports whether a holder passes all filters but those of the selection.

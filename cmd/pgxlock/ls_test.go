@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,7 +261,8 @@ func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 		if err := f.check(&cmd); err != nil {
 			t.Errorf("%s: %v", test.args, err)
 		}
-		shot, err := f.ask(t.Context(), monitor, true)
+		shot, err := monitor.Snapshot(t.Context())
+		shot = f.of(shot)
 		if got := names(views(shot.Holders, func(h pgxlock.Holder) listedView { return viewListed(shot.At, h) })); err != nil || got != test.want {
 			t.Errorf("%s: %q, %v, want %q", test.args, got, err, test.want)
 		}
@@ -373,10 +375,11 @@ func TestLsSaysWhatItCannotShow(t *testing.T) {
 	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	session(t, db, "select pg_advisory_lock(7)")
-	execute(t, env, "ls").want(t, exitOK, "#7", "pgxlock: not shown: leases, and the queues of those who wait: ")
-	execute(t, env, "ls", "--state", "live").want(t, exitOK, "#7", "pgxlock migrate up")
+	execute(t, env, "ls").want(t, exitInternal, "#7", "pgxlock: not shown: leases, and the queues of those who wait: ")
+	execute(t, env, "ls", "--exit-code", "--state", "live").want(t, exitInternal, "#7", "pgxlock migrate up")
+	execute(t, env, "ls", "--key", "no such").want(t, exitInternal, "", "run pgxlock migrate up")
 	execute(t, env, "ls", "--kind", "advisory", "-o", "json").want(t, exitOK, `"key": "#7"`, "not shown: leases")
-	for _, args := range []string{"--kind lease", "--expired", "--older-than 1s", "--expires-within 1s", "--exit-code"} { // whose answer would be wrong
+	for _, args := range []string{"--kind lease", "--expired", "--older-than 1s", "--expires-within 1s", "--exit-code --prefix none", "-o json --kind lease"} { // whose answer would be wrong
 		execute(t, env, append([]string{"ls"}, strings.Fields(args)...)...).want(t, exitInternal, "", "run pgxlock migrate up")
 	}
 	execute(t, env, "ls", "--kind", "lease", "--schema", "nowhere").want(t, exitInternal, "", `schema "nowhere"`)
@@ -387,7 +390,37 @@ func TestLsSaysWhatItCannotShow(t *testing.T) {
 	}
 	execute(t, env, "ls", "--kind", "lease").want(t, exitInternal, "", "installed in schema")
 	execute(t, env, "ls", "--schema", "b").want(t, exitOK, "#7", "")
-	execute(t, as("pg_monitor", db), "ls", "--schema", "b").want(t, exitOK, "#7", "not shown: leases")
+	execute(t, as("pg_monitor", db), "ls", "--schema", "b").want(t, exitDenied, "#7", "not shown: leases")
+}
+
+// A list that lacks a part tells a script so by the exit code, and so does the JSON that is an object.
+func TestAnIncompleteAnswerIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	session(t, db, "select pg_advisory_lock(7)")
+	env := as("pg_monitor", db) // which sees advisory locks, and no lease
+	execute(t, env, "ls").want(t, exitDenied, "#7", "pgxlock: not shown: leases: ERROR: permission denied")
+	execute(t, env, "ls", "-o", "json", "--limit", "1").want(t, exitDenied, `"key": "#7"`, "pgxlock: not shown: leases: ")
+	execute(t, env, "ls", "-o", "json", "--prefix", "order:").want(t, exitDenied, "", "permission denied")
+	execute(t, env, "ls", "--exit-code", "--kind", "advisory").want(t, exitOK, "#7", "not shown: leases")
+	execute(t, env, "tree", "-o", "json").want(t, exitDenied, "", "permission denied")
+	execute(t, env, "evictions", "-o", "json").want(t, exitDenied, "", "permission denied")
+	execute(t, env, "watch", "--once").want(t, exitDenied, "at least 1 held, at least 0 waiting, at least 0 expired", "not shown: leases: ")
+
+	r := execute(t, env, "watch", "--once", "-o", "json")
+	var shot snapshotView
+	if err := json.Unmarshal([]byte(r.stdout), &shot); err != nil || r.code != exitDenied || !slices.Equal(shot.Unread, []string{"leases", "queues"}) || len(shot.Holders) != 1 {
+		t.Errorf("%+v: %v", r, err)
+	}
+	execute(t, env, "watch", "--once", "-o", "json", "--kind", "lease").want(t, exitDenied, `"unread":["leases","queues"]`, "")
+
+	db.Exec(t, "select grant_locks('pg_monitor', 'monitoring')")
+	execute(t, env, "ls", "--prefix", "no such", "-o", "json").want(t, exitOK, "[]", "")
+	execute(t, env, "tree").want(t, exitOK, "nobody waits", "")
+	execute(t, env, "watch", "--once", "-o", "json").want(t, exitOK, `"unread":[]`, "")
+	execute(t, env, "evictions", "-o", "json").want(t, exitOK, "[]", "")
+	db.Exec(t, "alter table pgxlock_evictions enable row level security") // which would hide rows
+	execute(t, env, "evictions", "-o", "json").want(t, exitDenied, "", "row-level security")
 }
 
 func TestDurationsAreBrief(t *testing.T) {

@@ -273,7 +273,7 @@ func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	nothing := []string{"DATABASE_URL=" + empty(t).URL}
-	execute(t, nothing, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases, and the queues of those who wait: schema missing")
+	execute(t, nothing, "tree").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
 	execute(t, nothing, "reap").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
 	execute(t, nothing, "reap").want(t, exitInternal, "", "; --schema names a schema)") // and no field of a struct
 	execute(t, nothing, "evict", "k", "--reason", "why", "--yes").want(t, exitInternal, "", "pgxlock migrate up")
@@ -292,10 +292,9 @@ func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
 	env := as("pg_monitor", withLeases(t))
-	execute(t, env, "tree").want(t, exitOK, "nobody waits", "pgxlock: not shown: leases: ")
-	commands := []string{"ls --exit-code", "acquire k", "reap", "evict order:1 --reason why --yes", "ls --kind lease", "run k -- true"}
+	commands := []string{"ls --exit-code", "tree", "acquire k", "reap", "evict order:1 --reason why --yes", "ls --kind lease", "run k -- true"}
 	if testing.Short() {
-		commands = commands[:2]
+		commands = commands[:3]
 	}
 	for _, command := range commands {
 		r := execute(t, env, strings.Fields(command)...)
@@ -520,5 +519,25 @@ func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 `
 	if tree.String() != want {
 		t.Errorf("%s", tree.String())
+	}
+}
+
+func TestTheTreeNamesNobodyWhereHoldersCannotBeRead(t *testing.T) {
+	t.Parallel()
+	shot := pgxlock.Snapshot{
+		Waiters: []pgxlock.Waiter{{Key: "a", Kind: pgxlock.KindLease, Owner: "one"}, {Key: "b", Kind: pgxlock.KindAdvisory, Owner: "two"}},
+		Unread:  pgxlock.Unread{Leases: errors.New("denied")},
+	}
+	var tree, list strings.Builder
+	if err := errors.Join(printTree(&tree, false, time.Now(), waittree.Of(shot)), printJSON(&list, views(waittree.Of(shot), viewQueue))); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"a (lease) held by holders that cannot be shown\n", "b (advisory) held by nobody "} {
+		if !strings.Contains(tree.String(), want) {
+			t.Errorf("no %q:\n%s", want, tree.String())
+		}
+	}
+	if strings.Count(list.String(), `"holders_unread": true`) != 1 {
+		t.Errorf("%s", list.String())
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,10 +75,18 @@ func (s selection) has(kind pgxlock.Kind, key string) bool {
 	return (len(s.kinds) == 0 || slices.Contains(s.kinds, string(kindNamed(kind)))) && strings.Contains(bare(key), s.key)
 }
 
-// of returns what is selected of a snapshot, in order.
+// of returns what is selected of a snapshot, in order, and why something of that is left out.
 func (s selection) of(shot pgxlock.Snapshot) pgxlock.Snapshot {
 	shot.Holders, shot.Expired = s.holders(shot.Holders), s.holders(shot.Expired)
 	shot.Waiters = chosen(shot.Waiters, func(w pgxlock.Waiter) bool { return s.has(w.Kind, w.Key) })
+	if len(s.kinds) > 0 && !slices.Contains(s.kinds, string(kindAdvisory)) {
+		shot.Unread.Advisory = nil
+	}
+	if len(s.kinds) > 0 && !slices.Contains(s.kinds, string(kindLease)) {
+		if shot.Unread.Leases = nil; errors.Is(shot.Unread.Queues, pgxlock.ErrSchema) { // advisory locks need none
+			shot.Unread.Queues = nil
+		}
+	}
 	sortBy(s, shot.Waiters, func(w pgxlock.Waiter) sortable { return sortable{w.Kind, w.Key, w.Since, time.Time{}, w.Owner} })
 	return shot
 }

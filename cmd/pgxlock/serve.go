@@ -22,7 +22,6 @@ import (
 	"github.com/pgxlock/pgxlock"
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
-	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/monitor"
 )
 
@@ -113,11 +112,7 @@ func (s *serving) run(cmd *cobra.Command) error {
 	page, err := serve.New(serve.Config{
 		Locks: locks,
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
-			all, err := evictions(ctx, pool, &s.monitoring, mostEvictions, 0)
-			if errors.Is(err, lockerr.ErrSchema) {
-				return nil, nil // the Snapshot says so
-			}
-			return all, err
+			return evictions(ctx, pool, &s.monitoring, mostEvictions, 0)
 		},
 		Ready:    pool.Ping,
 		Metrics:  scraped,
@@ -278,8 +273,12 @@ type lossView struct {
 }
 
 func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) servedView {
+	view := viewSnapshot(shot, load)
+	if evicted == nil {
+		view.Unread = append(view.Unread, "evictions")
+	}
 	return servedView{
-		viewSnapshot(shot, load),
+		view,
 		views(evicted, viewEviction),
 		views(lost, func(l serve.Loss) lossView { return lossView{viewHolder(l.Holder), l.Next} }),
 	}

@@ -67,6 +67,26 @@ func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 	}
 }
 
+// What cannot be read is no count of 0 in the metrics, and has a name in the JSON.
+func TestServeNamesWhatItsRoleCannotRead(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	url, _ := strings.CutPrefix(as("pg_monitor", withLeases(t))[0], "DATABASE_URL=")
+	address := started(t, url)
+	for path, want := range map[string]string{"api/snapshot": `"unread":["leases","queues","evictions"]`, "metrics": `pgxlock_holders{kind="advisory"`} {
+		var body string
+		pgtest.Until(t, fmt.Sprintf("/%s has %q", path, want), func() bool { // a reading has 5 s, which a busy machine may exceed
+			_, body = fetch(t, address+path)
+			return strings.Contains(body, want)
+		})
+		for _, zero := range []string{`kind="lease"`, "pgxlock_waiters{", "pgxlock_expired_leases{", "pgxlock_tokens_used_ratio "} {
+			if strings.Contains(body, zero) {
+				t.Errorf("/%s has %q:\n%s", path, zero, body)
+			}
+		}
+	}
+}
+
 // fetch gets what a server answers.
 func fetch(t *testing.T, address string) (code int, body string) {
 	t.Helper()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -21,8 +22,9 @@ func newTree() *cobra.Command {
 		Use:   "tree",
 		Short: "Show who waits for whom",
 		Long: `Show each lock that somebody waits for, its holders and its waiters. Below a waiter stand
-the locks that it holds and that block others. Standard error says what this role or
-this schema cannot show.`,
+the locks that it holds and that block others. Standard error says what this role, this
+schema or this server cannot show. If holders or waiters are among that, tree exits with
+another code than 0, and prints no tree that would be empty.`,
 		Example: `  pgxlock tree
   pgxlock tree -o json | jq -r '.[].holders[].holder'`,
 		Args: noArguments,
@@ -32,16 +34,21 @@ this schema cannot show.`,
 				if err != nil {
 					return err
 				}
-				printMissing(cmd, shot.Missing)
 				queues := waittree.Of(shot)
+				unread := cmp.Or(shot.Unread.Queues, shot.Unread.Leases, shot.Unread.Advisory)
+				if len(queues) == 0 && unread != nil {
+					return unread
+				}
+				printMissing(cmd, shot.Missing)
 				switch {
 				case output == formatJSON:
-					return printJSON(cmd.OutOrStdout(), views(queues, viewQueue))
+					err = printJSON(cmd.OutOrStdout(), views(queues, viewQueue))
 				case len(queues) == 0:
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), "nobody waits")
-					return err
+				default:
+					err = printTree(cmd.OutOrStdout(), colors(cmd), shot.At, queues)
 				}
-				return printTree(cmd.OutOrStdout(), colors(cmd), shot.At, queues)
+				return cmp.Or(err, incomplete(unread))
 			})
 		},
 	}
@@ -49,6 +56,15 @@ this schema cannot show.`,
 	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
 	return cmd
+}
+
+// incomplete makes the error of a command that has printed what could be read, and on standard
+// error what could not: it says nothing, and has the exit code of the reason.
+func incomplete(unread error) error {
+	if unread == nil {
+		return nil
+	}
+	return outcome{exitCode(unread), errSilent}
 }
 
 func printMissing(cmd *cobra.Command, missing []string) {
@@ -63,6 +79,7 @@ type queueView struct {
 	Kind    lockKind      `json:"kind"`
 	Holders []holderView  `json:"holders"`
 	Waiters []blockedView `json:"waiters"`
+	Unread  bool          `json:"holders_unread,omitempty"`
 }
 
 type blockedView struct {
@@ -73,7 +90,7 @@ type blockedView struct {
 func viewQueue(q waittree.Queue) queueView {
 	return queueView{bare(q.Key), kindNamed(q.Kind), views(q.Holders, viewHolder), views(q.Waiters, func(b waittree.Blocked) blockedView {
 		return blockedView{viewWaiter(b.Waiter), views(b.Blocks, viewQueue)}
-	})}
+	}), q.Unread}
 }
 
 func printTree(w io.Writer, p palette, at time.Time, queues []waittree.Queue) error {
@@ -86,6 +103,9 @@ func printTree(w io.Writer, p palette, at time.Time, queues []waittree.Queue) er
 func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []waittree.Queue) {
 	for _, q := range queues {
 		holders := "nobody (the next waiter is about to acquire it)"
+		if q.Unread {
+			holders = "holders that cannot be shown"
+		}
 		if len(q.Holders) > 0 {
 			holders = some(q.Holders, 10, ", ", func(h pgxlock.Holder) string { return printable(h.ID) + after(" for ", age(at, h.Since)) })
 		}

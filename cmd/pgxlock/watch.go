@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,9 @@ takes a text that keys must contain: Enter keeps it, Esc clears it. q quits, wit
 code 0. The last row says what is shown. --sort, --kind and --key are where it begins, and
 select elsewhere too. Leases that expired come last; what is not known is sorted last.
 
-Ctrl-C or SIGTERM ends watch. If the server cannot be reached at the start, watch
+Standard error says what this role, this schema or this server cannot show, and with
+-o json the fields unread and missing; --once exits with another code than 0 if holders or
+waiters are among that. Ctrl-C or SIGTERM ends watch. If the server cannot be reached at the start, watch
 fails; if the server goes away later, watch says so and waits for it.`,
 		Example: `  pgxlock watch --every 5
   pgxlock watch --kind lease --key invoice: --sort age
@@ -65,7 +68,7 @@ fails; if the server goes away later, watch says so and waits for it.`,
 				b := onTerminal(cmd, s)
 				switch {
 				case once:
-					return lookOnce(cmd, locks, display(cmd, output, s))
+					return lookOnce(cmd, locks, s, display(cmd, output, s))
 				case b != nil && output != formatJSON:
 					return watchBoard(cmd, locks, every, b)
 				}
@@ -83,13 +86,14 @@ fails; if the server goes away later, watch says so and waits for it.`,
 }
 
 // lookOnce shows one snapshot, on a terminal too as lines that stay.
-func lookOnce(cmd *cobra.Command, locks *pgxlock.Monitor, show func(pgxlock.Snapshot, monitor.Load) error) error {
+func lookOnce(cmd *cobra.Command, locks *pgxlock.Monitor, s selection, show func(pgxlock.Snapshot, monitor.Load) error) error {
 	var load monitor.Load
 	shot, err := locks.Snapshot(monitor.WithLoad(cmd.Context(), &load))
 	if err != nil {
 		return err
 	}
-	return show(shot, load)
+	shot = s.of(shot)
+	return cmp.Or(show(shot, load), incomplete(cmp.Or(shot.Unread.Leases, shot.Unread.Advisory, shot.Unread.Queues)))
 }
 
 // errQuit ends watch because its user says so.
@@ -195,7 +199,15 @@ func redrawn(text string, rows int, status string) string {
 func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, screen int) (string, error) {
 	var b strings.Builder
 	stamp := shot.At.Local().Format(time.RFC3339)
-	counts := fmt.Sprintf("%s  %d held, %d waiting, %d expired", stamp, len(shot.Holders), len(shot.Waiters), len(shot.Expired))
+	count := func(n int, unread error) string {
+		if unread != nil {
+			return fmt.Sprintf("at least %d", n)
+		}
+		return fmt.Sprint(n)
+	}
+	u := shot.Unread
+	counts := fmt.Sprintf("%s  %s held, %s waiting, %s expired", stamp, count(len(shot.Holders), cmp.Or(u.Leases, u.Advisory)),
+		count(len(shot.Waiters), cmp.Or(u.Queues, u.Advisory)), count(len(shot.Expired), u.Leases))
 	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", load.Locks, load.Room, 100*load.Notifications)
 	if load.OldestPID != 0 {
 		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", age(shot.At, load.OldestSince), load.OldestPID)
@@ -263,6 +275,7 @@ type snapshotView struct {
 	Waiters []waiterView `json:"waiters"`
 	Server  serverView   `json:"server"`
 	Missing []string     `json:"missing"`
+	Unread  []string     `json:"unread"`
 }
 
 type serverView struct {
@@ -274,8 +287,17 @@ type serverView struct {
 }
 
 func viewSnapshot(shot pgxlock.Snapshot, load monitor.Load) snapshotView {
+	unread := []string{}
+	for _, part := range []struct {
+		name string
+		err  error
+	}{{"leases", shot.Unread.Leases}, {"advisory", shot.Unread.Advisory}, {"queues", shot.Unread.Queues}} {
+		if part.err != nil {
+			unread = append(unread, part.name)
+		}
+	}
 	return snapshotView{
 		shot.At, views(shot.Holders, viewHolder), views(shot.Expired, viewHolder), views(shot.Waiters, viewWaiter), serverView(load),
-		append([]string{}, shot.Missing...),
+		append([]string{}, shot.Missing...), unread,
 	}
 }

@@ -40,10 +40,6 @@ func (in *Installation) Statement(name statements.Name) string {
 	return text
 }
 
-// look returns the statement that looks where pgxlock is. Each new connection looks, because a schema
-// may have been dropped, and made by another role, since the last one.
-func (in *Installation) look() Step { return Step{SQL: place.LookSQL, Args: []any{in.Asked}} }
-
 // choose returns the schema: the one that the caller named, the one that was found before, or
 // what the connection found. It makes that the one that was found.
 func (in *Installation) choose(c *Conn) (schema string, err error) {
@@ -81,7 +77,7 @@ func (in *Installation) choose(c *Conn) (schema string, err error) {
 // is still that of its role.
 func (in *Installation) Find(ctx context.Context, q Querier) error {
 	c := &Conn{Conn: q.Conn}
-	if c.found, c.notFound = place.Look(ctx, q.Row, in.Asked); c.notFound != nil {
+	if c.found, c.notFound = q.Look(ctx, in.Asked); c.notFound != nil {
 		return c.notFound
 	}
 	_, err := in.choose(c)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -74,7 +75,23 @@ func (q Querier) withSettings(step Step) []Step {
 	return all
 }
 
-// binaryFormat is the format of Arguments and of the values that Answer reads.
+// Reading runs statements that only read, in one transaction whose isolation and access mode
+// are the same whatever the role's defaults, and returns the rows of the last one: on a standby
+// the server refuses every statement of a role whose default is SERIALIZABLE.
+func (q Querier) Reading(ctx context.Context, all ...Step) pgx.Rows {
+	return q.Together(ctx, binaryFormat, append([]Step{{SQL: statements.MonitorIsolation.Text()}, {SQL: statements.MonitorReadOnly.Text()}}, all...)...)
+}
+
+// Look finds out where pgxlock is, on a connection whose search_path is still that of its role.
+// named is the schema that the caller names, "" for none.
+func (q Querier) Look(ctx context.Context, named string) (place.Found, error) {
+	return pgx.CollectExactlyOneRow(q.Reading(ctx, lookStep(named)), func(row pgx.CollectableRow) (place.Found, error) { return place.Read(row.Scan) })
+}
+
+// lookStep is the statement of Look.
+func lookStep(named string) Step { return Step{SQL: place.LookSQL, Args: []any{named}} }
+
+// binaryFormat is the format of Arguments, and of the values that Answer and Reading read.
 var binaryFormat = []int16{pgx.BinaryFormatCode}
 
 // Answer runs a statement for many entries, with our settings, and reads the one row of its

@@ -25,8 +25,8 @@ import (
 func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installation) error {
 	steps := []Step{{SQL: statements.ConnBackend.Text()}}
 	looks := in != nil
-	if looks {
-		steps = append(steps, in.look())
+	if looks { // each new connection does: a schema may have been dropped, and made by another role, since the last one
+		steps = append(steps, lookStep(in.Asked))
 	}
 	types := pgtype.NewMap()
 	ask := func() (results []*pgconn.Result, err error) {
@@ -42,6 +42,12 @@ func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installati
 		c.notFound = err // what does not need the schema can do without
 		steps, looks = steps[:1], false
 		results, err = ask()
+	}
+	if lockerr.SQLState(err) == lockerr.StateUnsupported { // a standby, and the role's transactions are SERIALIZABLE
+		steps = []Step{{SQL: statements.MonitorIsolation.Text()}, steps[0]}
+		if results, err = ask(); err == nil {
+			results = results[1:]
+		}
 	}
 	if err != nil {
 		return err

@@ -108,9 +108,10 @@ func (m *Monitor) Session(ctx context.Context, pid int32) (Session, error) {
 				found.Waiters = append(found.Waiters, w)
 			}
 		}
-		err = in.conn.QueryRow(ctx, statements.MonitorSession.Text(), pgx.QueryExecModeExec, pid).Scan(&found.Started, &found.Application, &found.Role, &found.Client)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return fmt.Errorf("this database has no session with process %d: %w", pid, err)
+		lives := false
+		err = in.read(ctx, statements.MonitorSession, []any{&found.Started, &found.Application, &found.Role, &found.Client}, func() { lives = true }, pid)
+		if err == nil && !lives {
+			return fmt.Errorf("this database has no session with process %d: %w", pid, pgx.ErrNoRows)
 		}
 		return err
 	})

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,7 @@ type inspection struct {
 	schema  string // "": there is no usable installation
 	absent  error  // why there is none
 	missing []string
-	unable  error // why locks that the filter names could not be read
+	unread  Unread
 }
 
 // inspect calls fn with an inspection.
@@ -52,7 +53,7 @@ func (in *inspection) find(ctx context.Context) error {
 		in.schema = place.Schema
 	case errors.Is(err, lockerr.ErrSchema), hidden(err):
 		in.absent = err
-		in.miss("leases, and the queues of those who wait", err, KindLease)
+		in.miss("leases, and the queues of those who wait", err, &in.unread.Leases, &in.unread.Queues)
 		return nil
 	default:
 		return err
@@ -66,14 +67,13 @@ func hidden(err error) bool {
 	return slices.Contains([]string{lockerr.StateNoRights, lockerr.StateUndefinedTable, lockerr.StateUndefinedFunction, lockerr.StateInvalidSchema, lockerr.StateUnsupported}, lockerr.SQLState(err))
 }
 
-// miss records in Missing what cannot be read, and of which kinds of locks an answer is
-// incomplete without it.
-func (in *inspection) miss(what string, why error, kinds ...Kind) {
-	in.missing = append(in.missing, what+": "+strings.TrimPrefix(oneline.Join(lockerr.Typed(why).Error()), "pgxlock: "))
-	for _, kind := range kinds {
-		if in.unable == nil && (in.filter.Kind == 0 || in.filter.Kind == kind) {
-			in.unable = why
-		}
+// miss records in Missing what cannot be read and why, and the reason also in parts, which are
+// fields of Unread: lists of holders or waiters are incomplete without it.
+func (in *inspection) miss(what string, why error, parts ...*error) {
+	why = lockerr.Typed(why)
+	in.missing = append(in.missing, what+": "+strings.TrimPrefix(oneline.Join(why.Error()), "pgxlock: "))
+	for _, part := range parts {
+		*part = cmp.Or(*part, why)
 	}
 }
 
@@ -93,8 +93,8 @@ func (in *inspection) ask(ctx context.Context, access, name statements.Name, arg
 }
 
 // read runs a statement that only reads, scans each row into to, and then calls each.
-func (in *inspection) read(ctx context.Context, name statements.Name, to []any, each func()) error {
-	_, err := pgx.ForEachRow(in.ask(ctx, statements.MonitorReadOnly, name), to, func() error {
+func (in *inspection) read(ctx context.Context, name statements.Name, to []any, each func(), args ...any) error {
+	_, err := pgx.ForEachRow(in.ask(ctx, statements.MonitorReadOnly, name, args...), to, func() error {
 		each()
 		return nil
 	})
@@ -116,7 +116,7 @@ func (in *inspection) leases(ctx context.Context) ([]*Holder, error) {
 	var leftOut bool
 	err := in.read(ctx, statements.MonitorLeases, []any{&h.Key, &h.Shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect, &leftOut}, func() {
 		if leftOut {
-			in.miss("leases", errTooMany, KindLease)
+			in.miss("leases", errTooMany, &in.unread.Leases)
 			return
 		}
 		if !in.filter.admits(KindLease, h.Key) {
@@ -127,7 +127,7 @@ func (in *inspection) leases(ctx context.Context) ([]*Holder, error) {
 		leases = append(leases, &lease)
 	})
 	if err != nil && hidden(err) {
-		in.miss("leases", err, KindLease)
+		in.miss("leases", err, &in.unread.Leases)
 		return nil, nil
 	}
 	return leases, err
@@ -154,6 +154,7 @@ type lockTable struct {
 	waiters []Waiter
 	keys    keyNames
 	granted map[lockkey.ID][]int32 // the processes that hold each lock
+	standby bool                   // it is that of a standby, which knows nothing of the primary's
 
 	taken, room int64 // how many entries of any kind it has, and at least can have
 }
@@ -172,7 +173,7 @@ func (in *inspection) advisory(ctx context.Context) (*lockTable, error) {
 	var application, role, client string
 	var since pgtype.Timestamptz
 	var blockedBy []int32
-	err = in.read(ctx, statements.MonitorAdvisory, []any{&table.taken, &table.room, &space, &number, &shared, &granted, &pid, &application, &role, &client, &since, &blockedBy}, func() {
+	err = in.read(ctx, statements.MonitorAdvisory, []any{&table.taken, &table.room, &table.standby, &space, &number, &shared, &granted, &pid, &application, &role, &client, &since, &blockedBy}, func() {
 		if !number.Valid {
 			return // the only row, without a lock
 		}
@@ -201,6 +202,9 @@ func (in *inspection) advisory(ctx context.Context) (*lockTable, error) {
 			})
 		}
 	})
+	if err == nil && table.standby {
+		in.miss("advisory locks of the primary", lockerr.ErrReadOnly, &in.unread.Advisory)
+	}
 	return table, err
 }
 
@@ -267,9 +271,6 @@ func sessionOwner(application string, pid int32) string {
 // tickets returns the processes in the queues that pass the filter.
 func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, error) {
 	if in.schema == "" {
-		if in.unable == nil && !errors.Is(lockerr.Typed(in.absent), lockerr.ErrSchema) {
-			in.unable = in.absent // there are queues, which this role may not read
-		}
 		return nil, nil
 	}
 	var waiters []Waiter
@@ -280,7 +281,7 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 	var leftOut bool
 	err := in.read(ctx, statements.MonitorTickets, []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds, &leftOut}, func() {
 		if leftOut {
-			in.miss("the queues of those who wait", errTooMany, KindLease, KindAdvisory)
+			in.miss("the queues of those who wait", errTooMany, &in.unread.Queues)
 			return
 		}
 		w := w
@@ -301,7 +302,10 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 		}
 	})
 	if err != nil && hidden(err) {
-		in.miss("the queues of those who wait", err, KindLease, KindAdvisory)
+		if locks.standby { // their table is unlogged
+			err = fmt.Errorf("%w (%w)", lockerr.ErrReadOnly, err)
+		}
+		in.miss("the queues of those who wait", err, &in.unread.Queues)
 		return nil, nil
 	}
 	return waiters, err

@@ -9,11 +9,14 @@ package monitor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // A Monitor does the work of a pgxlock.Monitor, which checks arguments, converts results
@@ -101,6 +104,21 @@ type Snapshot struct {
 	Holders, Expired []*Holder
 	Waiters          []Waiter
 	Missing          []string
+	Unread           Unread
+}
+
+// An Unread is a pgxlock.Unread.
+type Unread struct{ Leases, Advisory, Queues error }
+
+// holders returns why holders of a kind are left out; 0: of any kind.
+func (u Unread) holders(kind Kind) error {
+	switch kind {
+	case KindLease:
+		return u.Leases
+	case KindAdvisory:
+		return u.Advisory
+	}
+	return cmp.Or(u.Leases, u.Advisory)
 }
 
 // Snapshot reads everything.
@@ -136,7 +154,7 @@ func (m *Monitor) Snapshot(ctx context.Context) (Snapshot, error) {
 			return err
 		}
 		report(ctx, load)
-		shot.Missing = in.missing
+		shot.Missing, shot.Unread = in.missing, in.unread
 		return nil
 	})
 	sortHolders(shot.Holders)
@@ -162,14 +180,14 @@ func (m *Monitor) Holders(ctx context.Context, f Filter, states ...string) ([]*H
 			}
 			holders = append(holders, locks.holders...)
 		}
-		return cmp.Or(in.evictions(ctx, holders), in.unable)
+		return cmp.Or(in.evictions(ctx, holders), in.unread.holders(f.Kind))
 	})
 	sortHolders(holders)
 	return holders, err
 }
 
 // Waiters returns the waiters for locks. It fails if queues that the filter names cannot be
-// read.
+// read. Without an installation there are no queues for advisory locks.
 func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 	var waiters []Waiter
 	err := m.inspect(ctx, f, "", func(in *inspection) error {
@@ -179,7 +197,13 @@ func (m *Monitor) Waiters(ctx context.Context, f Filter) ([]Waiter, error) {
 		}
 		tickets, err := in.tickets(ctx, locks)
 		waiters = append(tickets, locks.waiters...)
-		return cmp.Or(err, in.unable)
+		unread := in.unread
+		if f.Kind == KindLease {
+			unread.Advisory = nil
+		} else if f.Kind == KindAdvisory && in.schema == "" && errors.Is(unread.Queues, lockerr.ErrSchema) {
+			unread.Queues = nil
+		}
+		return cmp.Or(err, unread.Queues, unread.Advisory)
 	})
 	sortWaiters(waiters)
 	return waiters, err

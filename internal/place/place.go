@@ -9,7 +9,6 @@
 package place
 
 import (
-	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -21,7 +20,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// LookSQL is the statement of Look.
+// LookSQL finds out what there is, on a connection whose search_path is still that of its role.
+// $1 is the schema that the caller names, "" for none.
 //
 //go:embed look.sql
 var LookSQL string
@@ -88,19 +88,13 @@ func (s Schema) untrusted(named bool) error {
 // ErrNone means that a database has no pgxlock.
 var ErrNone = errors.New("this database has no pgxlock")
 
-// Look looks, with a connection whose search_path is still that of its role. named is the schema
-// that the caller names, "" for none.
-func Look(ctx context.Context, row func(ctx context.Context, sql string, args ...any) pgx.Row, named string) (Found, error) {
-	return Read(func(into ...any) error { return row(ctx, LookSQL, named).Scan(into...) })
-}
-
 // Read reads the row of LookSQL.
 func Read(scan func(into ...any) error) (f Found, err error) {
 	err = scan(&f.Superuser, &f.Schemas)
 	return f, err
 }
 
-// Choose returns the schema that the caller means: the one that was named in Look, or with
+// Choose returns the schema that the caller means: the one that was named in LookSQL, or with
 // named = "" the first on the search_path that counts, else the only one that does.
 func (f Found) Choose(named string) (Schema, error) {
 	if named != "" {

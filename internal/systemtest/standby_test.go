@@ -14,9 +14,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // What a standby changes: it refuses to lock, commits wait for it, and it takes
@@ -118,7 +120,8 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 	t.Parallel()
 	server, primary := privateServer(t, nil)
 	held := testkit.Acquire(t, testkit.NewLocker(t, primary, nil), "held")
-	standby := testkit.Roomy(t, testkit.On(t, "", pgtest.Standby(t, server, pgserver.Config{})), 40)
+	replica := pgtest.Standby(t, server, pgserver.Config{})
+	standby := testkit.Roomy(t, testkit.On(t, "", replica), 40)
 	pgtest.Until(t, "the standby knows the lease", func() bool { return len(testkit.Rows(t, standby)) == 1 })
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // nothing waits for it
 	defer cancel()
@@ -180,12 +183,64 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 		usable(t, tx)
 	}
 
+	for _, isolation := range []string{"serializable", "repeatable read", "read committed"} {
+		t.Run(isolation, func(t *testing.T) {
+			seenOnAStandby(t, testkit.On(t, "default_transaction_isolation='"+isolation+"'", replica), held)
+		})
+	}
+
 	untilOnlyHeld(t, primary, held)
 	if err := held.Err(); err != nil {
 		t.Errorf("what was asked of the standby cost the holder its lease: %v", err)
 	}
 	if n := testkit.AdvisoryCount(t, primary); n != 0 {
 		t.Errorf("%d advisory locks on the primary", n)
+	}
+}
+
+// seenOnAStandby checks that all who ask a standby learn what it is, whatever isolation the role's
+// transactions begin with, and that a Monitor shows the lease and says what it cannot see.
+func seenOnAStandby(t *testing.T, standby *pgtest.DB, held *pgxlock.Lock) {
+	t.Helper()
+	ctx := t.Context()
+	_, err := testkit.NewLocker(t, standby, nil).TryAcquire(ctx, "free")
+	wantReadOnly(t, "a lease", err)
+	_, err = testkit.NewAdvisory(t, standby, nil).TryAcquire(ctx, "free")
+	wantReadOnly(t, "an advisory lock", err)
+	findings, err := doctor.Check(ctx, standby.Pool, nil)
+	if err != nil || len(findings) != 1 || findings[0].Check != "primary" || findings[0].Status != doctor.StatusError {
+		t.Errorf("the doctor: %+v, %v", findings, err)
+	}
+
+	monitor := testkit.NewMonitor(t, standby, nil)
+	shot := testkit.Snapshot(t, monitor)
+	if found := testkit.HoldersOf(shot, held.Key()); len(found) != 1 || found[0].ID != held.Holder() {
+		t.Errorf("the snapshot has %+v", shot.Holders)
+	}
+	if shot.Unread.Leases != nil {
+		t.Errorf("leases: %v", shot.Unread.Leases)
+	}
+	wantReadOnly(t, "advisory locks of the snapshot", shot.Unread.Advisory)
+	wantReadOnly(t, "queues of the snapshot", shot.Unread.Queues)
+	if found, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.KindLease}); err != nil || len(found) != 1 {
+		t.Errorf("leases: %+v, %v", found, err)
+	}
+	for _, kind := range []pgxlock.Kind{0, pgxlock.KindAdvisory} {
+		found, err := monitor.Holders(ctx, pgxlock.Filter{Kind: kind})
+		wantReadOnly(t, fmt.Sprintf("holders of kind %d", kind), err)
+		if kind == 0 && len(found) != 1 {
+			t.Errorf("holders that were read: %+v", found)
+		}
+	}
+	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease, pgxlock.KindAdvisory} {
+		_, err := monitor.Waiters(ctx, pgxlock.Filter{Kind: kind})
+		wantReadOnly(t, fmt.Sprintf("waiters of kind %d", kind), err)
+	}
+	if _, err := monitor.Session(ctx, 0); !errors.Is(err, pgx.ErrNoRows) {
+		t.Errorf("a session: %v", err)
+	}
+	if _, _, err := migrations.Version(ctx, standby.Pool, nil); err != nil {
+		t.Errorf("the version: %v", err)
 	}
 }
 
@@ -231,7 +286,7 @@ func TestAStandbyShowsHoldersAndWaiters(t *testing.T) {
 	if len(shot.Holders) != 3 || len(shot.Waiters) != 1 || len(shot.Expired) != 1 || shot.Expired[0].EvictionReason != "this node is drained" {
 		t.Errorf("%+v", shot)
 	}
-	if len(shot.Missing) != 2 || !strings.HasPrefix(shot.Missing[0], "names behind") || !strings.HasPrefix(shot.Missing[1], "the queues") {
+	if len(shot.Missing) != 3 || !strings.HasPrefix(shot.Missing[0], "names behind") || !strings.HasPrefix(shot.Missing[1], "advisory locks of the primary") || !strings.HasPrefix(shot.Missing[2], "the queues") {
 		t.Errorf("missing: %q", shot.Missing)
 	}
 

@@ -3,7 +3,8 @@
 -- is locked for a moment. So ask no more often than every few seconds.
 -- Of a waiter, since when it waits, and which processes keep it from the lock: 0 is a
 -- prepared transaction. In each row how many places are taken in the server's lock
--- table, and how many there are at least; if there is no lock, in one without a key.
+-- table, how many there are at least, and whether the server is a standby, whose lock table
+-- has none of the primary's advisory locks; if there is no lock, in one without a key.
 -- What a role may see of other roles' sessions depends on its being a member of
 -- pg_read_all_stats, as members of pg_monitor are.
 WITH entry AS MATERIALIZED (
@@ -20,7 +21,7 @@ WITH entry AS MATERIALIZED (
 ), session AS MATERIALIZED (               -- or the planner looks its role up for each lock
   SELECT a.pid, a.application_name, a.usename, a.client_addr FROM pg_catalog.pg_stat_activity a
 )
-SELECT p.taken, p.room, e.space, e.key, coalesce(e.shared, false) AS shared, coalesce(e.granted, false) AS granted, coalesce(e.pid, 0) AS pid,
+SELECT p.taken, p.room, pg_is_in_recovery() AS standby, e.space, e.key, coalesce(e.shared, false) AS shared, coalesce(e.granted, false) AS granted, coalesce(e.pid, 0) AS pid,
        coalesce(a.application_name, '') AS application,
        coalesce(a.usename::text, '') AS role,
        coalesce(host(a.client_addr), '') AS client,

@@ -1,5 +1,5 @@
 -- The last evictions, the latest first. A name is known behind the number of an advisory lock if a Locker published it.
--- The search_path is the role's, so that all is qualified.
+-- All is qualified, so that psql runs it with any search_path.
 -- $1 how many (NULL: all), $2 seconds since then, at most (NULL: any)
 SELECT e.kind, coalesce(n.name, e.name) AS name, n.name IS NOT NULL AS named, e.holder, e.evicted_at, e.evicted_by, e.reason
   FROM /* schema */pgxlock_evictions e

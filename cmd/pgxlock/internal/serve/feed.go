@@ -180,6 +180,7 @@ func (s *Server) read(ctx context.Context, before *state) *state {
 	if err == nil && s.cfg.Evictions != nil {
 		var failed error
 		if now.evictions, failed = s.cfg.Evictions(ctx); failed != nil {
+			now.evictions = nil
 			now.shot.Missing = append(now.shot.Missing, "evictions: "+s.cfg.Describe(failed))
 		}
 	}

@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"slices"
@@ -102,6 +103,20 @@ func hoarded(locks, waiters int) (shot pgxlock.Snapshot) {
 		}
 	}
 	return shot
+}
+
+func TestALeaseThatCannotBeSeenIsNotLost(t *testing.T) {
+	t.Parallel()
+	at := time.Now()
+	before := &state{at: at, shot: pgxlock.Snapshot{At: at, Expired: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindLease, ID: "A", Expires: at.Add(-time.Minute)}}}}
+	before.remember(nil)
+	for _, unread := range []error{nil, errors.New("denied")} {
+		now := &state{at: at, shot: pgxlock.Snapshot{At: at, Unread: pgxlock.Unread{Leases: unread}}}
+		now.remember(before)
+		if lost := len(now.losses) > 0; lost != (unread == nil) {
+			t.Errorf("leases could not be read: %v; losses: %+v", unread, now.losses)
+		}
+	}
 }
 
 func TestADrawingHasThreeHundredNodesAtMost(t *testing.T) {

@@ -52,7 +52,11 @@ func (now *state) remember(before *state) {
 		return
 	}
 	if before != nil {
-		found := append(now.lost(before), before.losses...)
+		var found []Loss
+		if now.shot.Unread.Leases == nil { // else a lease that cannot be seen is not gone
+			found = now.lost(before)
+		}
+		found = append(found, before.losses...)
 		found = slices.DeleteFunc(found, func(l Loss) bool { return now.shot.At.Sub(l.Holder.Expires) >= span })
 		now.losses = found[:min(len(found), mostLosses)]
 	}

@@ -260,7 +260,7 @@ func (s *Server) view(now *state, q query) page {
 	p := page{
 		Query: q, Cannot: now.cannot, Plots: now.plots(), Every: s.cfg.Every.String(),
 		Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil,
-		Nobody: now.cannot == "" && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
+		Nobody: now.cannot == "" && now.shot.Unread == (pgxlock.Unread{}) && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
 	}
 	if now.cannot != "" && !now.shot.At.IsZero() {
 		p.Stale = readable.Duration(time.Since(now.readAt()).Round(time.Second))

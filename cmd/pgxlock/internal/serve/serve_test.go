@@ -384,6 +384,7 @@ func TestARoleWithoutRightsSeesWhatItCannotSee(t *testing.T) {
 	r := (&browser{t: t, server: served(t, pool, nil)}).get("/")
 	r.want(t, http.StatusOK, "<strong>cannot see:</strong>", "leases")
 	r.lacks(t, "order:1")
+	r.lacks(t, "Nobody holds a lock")
 }
 
 func role(db *pgtest.DB) string { return "r" + regexp.MustCompile(`\W`).ReplaceAllString(db.Name, "") }

@@ -47,7 +47,7 @@ type Config struct {
 	// Describe makes one line of an error, with what to do about it.
 	Describe func(error) string
 
-	// JSON is what /api/snapshot answers.
+	// JSON is what /api/snapshot answers. The evictions are nil if they could not be read.
 	JSON func(pgxlock.Snapshot, monitor.Load, []Eviction, []Loss) any
 
 	// Metrics answers /metrics. Nil: there is none.

@@ -19,6 +19,7 @@ type Queue struct {
 	Kind    pgxlock.Kind
 	Holders []pgxlock.Holder // none while the lock is passed on, or while a fenced transaction keeps it
 	Waiters []Blocked
+	Unread  bool // holders of this kind of lock could not be read, or not all
 }
 
 // Blocked is a waiter with the locks that it holds and others wait for.
@@ -61,6 +62,8 @@ type forest struct {
 	byID  map[string][]lockID
 
 	seen map[lockID]bool // its waiters are in the tree
+
+	unread map[pgxlock.Kind]error // why holders of a kind are left out
 }
 
 // Of returns the locks that somebody waits for, sorted by kind and key. Locks whose holders
@@ -70,7 +73,7 @@ type forest struct {
 // known only if it waits with a context from [pgxlock.Lock.Context]. Below a waiter are at most
 // mostBlocks locks: what it holds is what its process says.
 func Of(s pgxlock.Snapshot) []Queue {
-	f := forest{make(map[lockID][]pgxlock.Waiter), make(map[lockID][]pgxlock.Holder), make(map[int32][]lockID), make(map[string][]lockID), make(map[lockID]bool)}
+	f := forest{make(map[lockID][]pgxlock.Waiter), make(map[lockID][]pgxlock.Holder), make(map[int32][]lockID), make(map[string][]lockID), make(map[lockID]bool), map[pgxlock.Kind]error{pgxlock.KindLease: s.Unread.Leases, pgxlock.KindAdvisory: s.Unread.Advisory}}
 	for _, w := range s.Waiters {
 		id := lockID{w.Kind, w.Key}
 		f.waiters[id] = append(f.waiters[id], w)
@@ -136,7 +139,7 @@ func (f *forest) blockedBy(w pgxlock.Waiter) []lockID {
 
 // queue builds the tree below a lock.
 func (f *forest) queue(id lockID) Queue {
-	q := Queue{Key: id.key, Kind: id.kind, Holders: f.holders[id]}
+	q := Queue{Key: id.key, Kind: id.kind, Holders: f.holders[id], Unread: f.unread[id.kind] != nil}
 	if f.seen[id] {
 		return q
 	}

@@ -79,7 +79,7 @@ func TestTreePrintsWhoHoldsAndWhoWaits(t *testing.T) {
 	holder := pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, Mode: pgxlock.Shared, ID: "pod-7", Token: 9, Since: at}
 	waiter := pgxlock.Waiter{Key: "k", Kind: pgxlock.KindLease, Owner: "pod-8", Behind: 2}
 	tree := waittree.Of(pgxlock.Snapshot{At: at, Holders: []pgxlock.Holder{holder}, Waiters: []pgxlock.Waiter{waiter}})
-	if got, want := fmt.Sprint(tree), `[{k lease [shared lease "k" held by pod-7 since 2026-11-23T08:15:00Z, token 9] [pod-8 waits for lease "k", and 2 more of it]}]`; got != want {
+	if got, want := fmt.Sprint(tree), `[{k lease [shared lease "k" held by pod-7 since 2026-11-23T08:15:00Z, token 9] [pod-8 waits for lease "k", and 2 more of it] false}]`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	blocked := waittree.Blocked{Waiter: waiter, Blocks: []waittree.Queue{{Key: "a", Kind: pgxlock.KindLease}, {Key: "b", Kind: pgxlock.KindAdvisory}}}
