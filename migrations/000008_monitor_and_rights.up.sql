@@ -533,7 +533,7 @@ BEGIN
     PERFORM pgxlock_apply_rights(true);
   END $$;
   COMMENT ON FUNCTION harden_locks() IS
-    'Least privilege: from now on the functions run with their owner''s rights, and another role has a right on the tables or functions only through a later grant_locks(). The first time no role has one: grant in the same transaction. A repeated call revokes rights that were granted in other ways. Raises 55000 if other roles may create objects in the schema, or if a table has triggers or is the target of a foreign key. For the owner of the functions.';
+    'Least privilege: from now on the functions run with their owner''s rights, and another role has a right on the tables or functions only through a later grant_locks(). The first time no role has one: grant in the same transaction. A repeated call revokes the rights on tables, columns, views, sequences and functions that were granted in other ways, to PUBLIC too and no matter by whom; not USAGE on the schema, nor default privileges. A role that has more than half of the functions that only one kind of role may call is of that kind, and has all of its rights afterwards. Raises 55000, and changes nothing, if other roles may create objects in the schema or own some of them, if a table has triggers, is the target of a foreign key or would run code of another role, or if a role was granted all functions. For the owner of the functions.';
 
   CREATE OR REPLACE FUNCTION soften_locks() RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
@@ -557,27 +557,23 @@ BEGIN
     r record;
   BEGIN
     IF pgxlock_hardened() THEN
-      SELECT string_agg(g.grantee, ', ' ORDER BY g.grantee COLLATE "C") INTO v_all FROM pgxlock_grants() g WHERE g.object = 'FUNCTION harden_locks()';
+      -- More than half of the functions that are for one kind alone, because others may have been dropped and made again,
+      -- or be new. Those for the owner alone (no kind) come with a grant of all functions. No table counts: a grant of all
+      -- tables is common.
+      SELECT string_agg(w.role, ', ' ORDER BY w.role COLLATE "C") FILTER (WHERE w.kind IS NULL),
+             pg_catalog.array_agg(w.role) FILTER (WHERE w.kind IS NOT NULL), pg_catalog.array_agg(w.kind) FILTER (WHERE w.kind IS NOT NULL)
+        INTO v_all, v_roles, v_kinds
+        FROM (SELECT u.rolname::text AS role, k.kind
+                FROM (SELECT f.kinds[1] AS kind, to_regprocedure(substr(f.object, 10))::text AS signature, count(*) OVER (PARTITION BY f.kinds[1]) AS functions
+                        FROM pgxlock_rights() f
+                       WHERE f.privileges = 'EXECUTE' AND pg_catalog.array_to_string(f.kinds, ' ') IN ('', 'application', 'administration', 'monitoring administration')) k
+                JOIN pgxlock_grants() g ON g.object = 'FUNCTION ' || k.signature AND g.grantor IS NULL
+                JOIN pg_roles u ON quote_ident(u.rolname::text) = g.grantee
+               GROUP BY u.rolname, k.kind, k.functions HAVING count(*) * 2::bigint > k.functions) w;
       IF p_hardened AND v_all IS NOT NULL THEN
         RAISE EXCEPTION 'pgxlock: cannot tell what kind of role this is, because it was granted all functions: %', v_all
-          USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'SELECT revoke_locks() of it, and then grant_locks() with what it is to be; from PUBLIC, REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA.';
+          USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'SELECT revoke_locks() of it, and then grant_locks() with what it is to be.';
       END IF;
-      -- Two of three rights that only roles of that kind have: one may be of an object that was dropped and made again.
-      SELECT pg_catalog.array_agg(w.role), pg_catalog.array_agg(w.kind) INTO v_roles, v_kinds
-        FROM (SELECT u.rolname::text AS role, k.kind
-                FROM (VALUES ('application', 'EXECUTE', 'FUNCTION ' || 'pgxlock_renew_batch(text[], text[], bigint[], bigint[])'::regprocedure::text),
-                             ('application', 'EXECUTE', 'FUNCTION ' || 'try_acquire_lock(varchar, varchar, interval, jsonb)'::regprocedure::text),
-                             ('application', 'EXECUTE', 'FUNCTION ' || 'claim_once(text, interval, interval)'::regprocedure::text),
-                             ('administration', 'EXECUTE', 'FUNCTION ' || 'repair_lock_tokens()'::regprocedure::text),
-                             ('administration', 'EXECUTE', 'FUNCTION ' || 'purge_claims(interval, integer)'::regprocedure::text),
-                             ('administration', 'EXECUTE', 'FUNCTION ' || 'evict_lock(varchar, varchar, bigint, text)'::regprocedure::text),
-                             ('monitoring', 'SELECT', 'TABLE lock_leases'),               -- alone it may come of GRANT ALL ON ALL TABLES
-                             ('monitoring', 'EXECUTE', 'FUNCTION ' || 'pgxlock_session_key(bigint)'::regprocedure::text),
-                             ('monitoring', 'EXECUTE', 'FUNCTION ' || 'pgxlock_is_own_key(integer, bigint)'::regprocedure::text)) k (kind, privilege, object)
-                JOIN pgxlock_grants() g ON k.privilege = g.privilege AND k.object = g.object AND g.grantor IS NULL
-                JOIN pg_roles u ON quote_ident(u.rolname::text) = g.grantee
-               GROUP BY u.rolname, k.kind HAVING count(*) >= 2::bigint) w;
     END IF;
     PERFORM pgxlock_revoke(NULL::text, false);
     FOR r IN SELECT g.object FROM pgxlock_rights() g JOIN pg_proc p ON p.oid = to_regprocedure(substr(g.object, 10))::oid

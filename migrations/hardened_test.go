@@ -107,7 +107,7 @@ func TestRolesKeepTheirRightsWhenUpMakesAnewWhatWasDropped(t *testing.T) {
 		"table distributed_locks", "view lock_leases", "table pgxlock_claims", "table pgxlock_runs",
 		"function pgxlock_renew_batch(text[], text[], bigint[], bigint[])", "function try_acquire_lock(varchar, varchar, interval, jsonb)",
 		"function claim_once(text, interval, interval)", "function repair_lock_tokens()", "function purge_claims(interval, integer)",
-		"function evict_lock(varchar, varchar, bigint, text)",
+		"function evict_lock(varchar, varchar, bigint, text)", "function harden_locks()",
 	} {
 		db.Exec(t, "drop "+object+" cascade")
 		must(t, migrations.Up(t.Context(), db.Pool, nil))

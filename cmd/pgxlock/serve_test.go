@@ -174,13 +174,14 @@ func TestServeCutsOffARequestThatDoesNotEnd(t *testing.T) {
 func TestServeRefusesAShortToken(t *testing.T) {
 	t.Parallel()
 	const remedy = ", so that nobody guesses it; set $PGXLOCK_SERVE_TOKEN or --token-file, for example to the output of openssl rand -hex 16\n"
-	execute(t, []string{tokenVariable + "=short"}, "serve").want(t, exitUsage, "", "pgxlock: the token of $PGXLOCK_SERVE_TOKEN has 5 characters, it must have at least 32"+remedy)
+	const nowhere = "--listen=unix:/nowhere/socket" // it ends there with a token that is long enough
+	execute(t, []string{tokenVariable + "=short"}, "serve", nowhere).want(t, exitUsage, "", "pgxlock: the token of $PGXLOCK_SERVE_TOKEN has 5 characters, it must have at least 32"+remedy)
 
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(strings.Repeat("f", 31)+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	execute(t, nil, "serve", "--token-file", file).want(t, exitUsage, "", "pgxlock: the token of --token-file "+file+" has 31 characters, it must have at least 32"+remedy)
+	execute(t, nil, "serve", nowhere, "--token-file", file).want(t, exitUsage, "", "pgxlock: the token of --token-file "+file+" has 31 characters, it must have at least 32"+remedy)
 }
 
 func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {

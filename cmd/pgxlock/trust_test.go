@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -31,26 +32,40 @@ func TestCommandsTrustNoStranger(t *testing.T) {
 	t.Run("a superuser is warned", func(t *testing.T) { warnSuperuser(t, db) })
 }
 
+// plant copies all functions and relations of the schema theirs to another one, or to itself, such
+// that each of them runs theirs.planted() first.
+const plant = `do $do$ declare o record; target text := '/* schema */'; begin
+  for o in select pg_get_functiondef(p.oid) as definition from pg_proc p join pg_language l on l.oid = p.prolang
+            where p.pronamespace = 'theirs'::regnamespace and l.lanname = 'plpgsql' and p.proname <> 'planted' loop
+    execute regexp_replace(replace(o.definition, 'FUNCTION theirs.', 'FUNCTION ' || target || '.'), '\mBEGIN\M', 'BEGIN PERFORM theirs.planted();');
+  end loop;
+  for o in select c.relname, c.relkind from pg_class c where c.relnamespace = 'theirs'::regnamespace and c.relkind in ('r', 'v') loop
+    if target = 'theirs' then
+      execute format('alter %s theirs.%I rename to %I', case o.relkind when 'r' then 'table' else 'view' end, o.relname, 'was_' || o.relname);
+    end if;
+    execute format('create view %s.%I as select * from theirs.%I where theirs.planted()', target, o.relname, case target when 'theirs' then 'was_' else '' end || o.relname);
+  end loop; end $do$`
+
 func attackCommands(t *testing.T, db *pgtest.DB) {
 	t.Helper()
 	evil := newRole(t, db)
-	db.Exec(t, "create sequence ran; grant all on sequence ran to public; create schema theirs authorization "+evil)
+	execute(t, as(evil, db), "migrate", "up", "--schema", "theirs").want(t, exitOK, "", "installed")
+	db.Exec(t, "create sequence ran; grant all on sequence ran to public")
 	conn := db.Connect(t)
-	if _, err := conn.Exec(t.Context(), "set role "+evil); err != nil {
-		t.Fatal(err)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
 	}
+	exec("set role " + evil + `; create function theirs.planted() returns boolean language plpgsql as $$ begin
+		if current_setting('transaction_read_only') = 'off' then perform nextval('public.ran'); end if;
+		raise exception 'what was planted ran'; end $$`)
 	for _, schema := range []string{"pg_temp", "theirs"} {
-		for _, sql := range []string{
-			"create function /* schema */.acquire_lock(varchar, varchar, integer, jsonb) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
-			"create function /* schema */.release_lock(varchar, varchar) returns boolean language sql as $$ select nextval('public.ran') > 0 $$",
-			"create function /* schema */.pgxlock_version() returns bigint language sql as $$ select nextval('public.ran') * 0 + 8 $$",
-			"create view /* schema */.lock_leases as select nextval('public.ran')",
-			"create view /* schema */.pgxlock_evictions as select nextval('public.ran')",
-			"create view /* schema */.pgxlock_claims as select nextval('public.ran'), null::timestamptz as expires_at",
-		} {
-			if _, err := conn.Exec(t.Context(), strings.ReplaceAll(sql, "/* schema */", schema)); err != nil {
-				t.Fatal(err)
-			}
+		exec(strings.ReplaceAll(plant, "/* schema */", schema))
+		const find = "alter function theirs.%s(varchar, varchar, integer, jsonb) rename to %s"
+		if schema == "pg_temp" { // and not the other one
+			exec(fmt.Sprintf(find, "acquire_lock", "hidden"))
 		}
 		for _, command := range []string{
 			"ls", "tree", "evictions", "doctor", "reap --yes", "migrate status", "run -n k -- true", "acquire k --holder h", "release k --holder h",
@@ -58,7 +73,7 @@ func attackCommands(t *testing.T, db *pgtest.DB) {
 		} {
 			r := execute(t, []string{"DATABASE_URL=" + db.URL}, strings.Fields(command)...)
 			var ran bool
-			if err := db.Pool.QueryRow(t.Context(), "select is_called from ran").Scan(&ran); err != nil || ran {
+			if err := db.Pool.QueryRow(t.Context(), "select is_called from ran").Scan(&ran); err != nil || ran || strings.Contains(r.stdout+r.stderr, "planted") {
 				t.Fatalf("%s ran what was planted in %s: %v\n%s%s", command, schema, err, r.stdout, r.stderr)
 			}
 			if schema == "theirs" && command == "acquire k --holder h" {
@@ -66,7 +81,11 @@ func attackCommands(t *testing.T, db *pgtest.DB) {
 				r.want(t, exitInternal, "", "--schema names a schema")
 			}
 		}
+		if schema == "pg_temp" {
+			exec(fmt.Sprintf(find, "hidden", "acquire_lock"))
+		}
 	}
+	db.Exec(t, "drop schema theirs cascade")
 }
 
 func warnSuperuser(t *testing.T, db *pgtest.DB) {

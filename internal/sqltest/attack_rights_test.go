@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
@@ -17,12 +19,15 @@ import (
 type attacker struct {
 	*session
 	d    *database
+	pool *pgxpool.Pool // of the role that owns the database
 	role string
 }
 
-func (d *database) attacker() attacker {
-	d.t.Helper()
-	a := attacker{d: d, role: d.role()}
+// attack gives an attacker a database of its own.
+func attack(t *testing.T, install func(*testing.T) *database) (*database, attacker) {
+	t.Helper()
+	d := install(t)
+	a := attacker{d: d, pool: pgtest.Pool(t, d.url), role: d.role()}
 	d.do("create schema " + a.role + " authorization " + a.role + "; grant all on schema " + a.role + " to public; grant create, temporary on database " +
 		d.get("quote_ident(current_database())") + " to " + a.role)
 	a.session = d.as(a.role)
@@ -31,8 +36,15 @@ func (d *database) attacker() attacker {
 		"create function " + a.role + ".run() returns trigger language plpgsql as $$ begin " + note + "return new; end $$; " +
 		"create function " + a.role + ".note(text) returns boolean language plpgsql immutable as $$ begin " + note + "return true; end $$; " +
 		"grant execute on all functions in schema " + a.role + " to public")
-	return a
+	return d, a
 }
+
+// up, down and repair run the migrations as the role that owns the database.
+func (a attacker) up() error { return migrations.Up(a.d.t.Context(), a.pool, nil) }
+func (a attacker) down() error {
+	return migrations.Down(a.d.t.Context(), a.pool, &migrations.Config{Force: true})
+}
+func (a attacker) repair() error { return migrations.Repair(a.d.t.Context(), a.pool, nil) }
 
 // ranNothing checks that no other role ran code of the attacker's.
 func (a attacker) ranNothing(what string) {
@@ -71,8 +83,7 @@ const grantAll = "grant all on all tables in schema public to %[1]s; grant all o
 // it writes two tables.
 func TestTokensRunNoTriggerWithTheOwnersRights(t *testing.T) {
 	t.Parallel()
-	d := installAsIs(t)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	d.do(fmt.Sprintf(grantAll, a.role))
 	victim := d.connect()
 	for _, table := range []string{"pgxlock_since_crash", "pgxlock_epoch"} {
@@ -123,8 +134,7 @@ func TestTokensRunNoTriggerWithTheOwnersRights(t *testing.T) {
 func TestTokensRunNoTrustedTriggerThatOthersMayHaveMade(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installAsIs(t)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	d.do("grant all on pgxlock_since_crash to " + a.role + "; create function audit() returns trigger language plpgsql as 'begin execute tg_argv[0]; return new; end'")
 	a.do("create trigger own before insert on pgxlock_since_crash execute function public.audit('select " + a.role + ".note(null)'); delete from pgxlock_since_crash")
 	a.refused("a trusted function", d.run("select acquire_lock('k', 'me')"), "trigger own", "may have been made by "+a.role)
@@ -136,14 +146,13 @@ func TestTokensRunNoTrustedTriggerThatOthersMayHaveMade(t *testing.T) {
 func TestRepairRunsNoTriggerWithTheOwnersRights(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installAsIs(t)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	d.do("grant all on pgxlock_epoch, distributed_locks to " + a.role)
 	for _, events := range []string{"truncate", "insert"} {
 		a.trigger("pgxlock_epoch", events)
 		a.do("update pgxlock_epoch set system_identifier = 7")
 		a.refused(events, d.run("select repair_lock_tokens()"), "trigger own on table pgxlock_epoch")
-		a.refused(events+" by Up", migrations.Up(t.Context(), pgtest.Pool(t, d.url), nil), "trigger own on table pgxlock_epoch")
+		a.refused(events+" by Up", a.up(), "trigger own on table pgxlock_epoch")
 		d.do("drop trigger own on pgxlock_epoch")
 	}
 	for _, level := range levels[1:] {
@@ -158,10 +167,8 @@ func TestRepairRunsNoTriggerWithTheOwnersRights(t *testing.T) {
 func TestMigrationsExecuteNoTextOfATable(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installSeed(t)
-	pool := pgtest.Pool(t, d.url)
-	a := d.attacker()
-	if err := migrations.Up(t.Context(), pool, nil); err != nil {
+	d, a := attack(t, installSeed)
+	if err := a.up(); err != nil {
 		t.Fatal(err)
 	}
 	d.do("grant select, insert, update, delete on all tables in schema public to " + a.role)
@@ -174,7 +181,7 @@ func TestMigrationsExecuteNoTextOfATable(t *testing.T) {
 				execute format('update %s set %I = %L', c.relation, c.attname, case c.typname when '_text' then array['` + statement + `']::text when 'jsonb' then '"` + statement + `"' else '` + statement + `' end);
 			exception when others then null; end;
 		end loop; end $$`)
-	if err := migrations.Down(t.Context(), pool, &migrations.Config{Force: true}); err != nil {
+	if err := a.down(); err != nil {
 		t.Fatal(err)
 	}
 	a.ranNothing("Down")
@@ -186,26 +193,24 @@ func TestMigrationsExecuteNoTextOfATable(t *testing.T) {
 func TestDownRestoresNothingOfAnotherRole(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installSeed(t)
-	pool := pgtest.Pool(t, d.url)
+	d, a := attack(t, installSeed)
 	d.do("drop function release_lock(varchar, varchar)")
-	a := d.attacker()
 	d.do("grant usage, create on schema public to " + a.role)
 	const evil = "create function public.pgxlock_adopted_release_lock(varchar, varchar) returns boolean language plpgsql security definer as $$ begin return true; end $$"
 	a.do(evil)
-	if err := migrations.Up(t.Context(), pool, nil); outcome("", err) != "42501" || !strings.Contains(err.Error(), "pgxlock_adopted_release_lock(character varying,character varying) (owned by "+a.role+")") {
+	if err := a.up(); outcome("", err) != "42501" || !strings.Contains(err.Error(), "pgxlock_adopted_release_lock(character varying,character varying) (owned by "+a.role+")") {
 		t.Errorf("Up: %v", err)
 	}
 	a.do("drop function public.pgxlock_adopted_release_lock(varchar, varchar)")
-	if err := migrations.Up(t.Context(), pool, nil); err != nil {
+	if err := a.up(); err != nil {
 		t.Fatal(err)
 	}
 	a.do(evil)
-	if err := migrations.Down(t.Context(), pool, &migrations.Config{Force: true}); outcome("", err) != "42501" || !strings.Contains(err.Error(), "pgxlock_adopted_release_lock") {
+	if err := a.down(); outcome("", err) != "42501" || !strings.Contains(err.Error(), "pgxlock_adopted_release_lock") {
 		t.Errorf("Down: %v", err)
 	}
 	a.do("drop function public.pgxlock_adopted_release_lock(varchar, varchar)")
-	if err := migrations.Down(t.Context(), pool, &migrations.Config{Force: true}); err != nil {
+	if err := a.down(); err != nil {
 		t.Fatal(err)
 	}
 	d.want("to_regprocedure('release_lock(varchar, varchar)') is null and to_regprocedure('acquire_lock(varchar, varchar, integer, jsonb)') is not null", "true")
@@ -215,8 +220,7 @@ func TestDownRestoresNothingOfAnotherRole(t *testing.T) {
 func TestMigrationsTakeBackWhatDefaultPrivilegesGave(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := open(t, pgtest.New(t).URL)
-	a := d.attacker()
+	d, a := attack(t, func(t *testing.T) *database { return open(t, pgtest.New(t).URL) })
 	accomplice := d.role()
 	owner := d.role()
 	d.do("grant all on schema public to " + owner)
@@ -259,15 +263,13 @@ func TestMigrationsTakeBackWhatDefaultPrivilegesGave(t *testing.T) {
 func TestMigratorsRunNoTriggerOfTheVersionTable(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installAsIs(t)
-	pool := pgtest.Pool(t, d.url)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	d.do("grant all on pgxlock_migrations to " + a.role)
 	a.trigger("pgxlock_migrations", "insert or update or delete or truncate")
 	d.do("begin; alter table pgxlock_migrations disable trigger own; update pgxlock_migrations set dirty = true; alter table pgxlock_migrations enable trigger own; commit; create function old_file() returns void language sql as ''")
 	for name, err := range map[string]error{
-		"Repair": migrations.Repair(t.Context(), pool, nil),
-		"Down":   migrations.Down(t.Context(), pool, &migrations.Config{Force: true}),
+		"Repair": a.repair(),
+		"Down":   a.down(),
 		"a file": d.run(upFiles(t)[7]),
 		"grant":  d.run("select grant_locks('" + a.role + "', 'application')"),
 		"harden": d.run("select harden_locks()"),
@@ -283,7 +285,7 @@ func TestMigratorsRunNoTriggerOfTheVersionTable(t *testing.T) {
 	}
 	d.want("select count(*) from pgxlock_migrations where dirty", "1")
 	d.do("drop trigger own on pgxlock_migrations")
-	if err := migrations.Repair(t.Context(), pool, nil); err != nil {
+	if err := a.repair(); err != nil {
 		t.Error(err)
 	}
 }
@@ -293,9 +295,7 @@ func TestMigratorsRunNoTriggerOfTheVersionTable(t *testing.T) {
 func TestMigratorsRunNoCodeThroughAForeignKey(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installAsIs(t)
-	pool := pgtest.Pool(t, d.url)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	d.do("grant all on pgxlock_migrations to " + a.role)
 	a.do(fmt.Sprintf(`create table %[1]s.child (version bigint constraint lure references public.pgxlock_migrations on delete cascade);
 		create table %[1]s.pgxlock_migrations (version bigint, dirty boolean); grant all on %[1]s.pgxlock_migrations to public;
@@ -304,12 +304,12 @@ func TestMigratorsRunNoCodeThroughAForeignKey(t *testing.T) {
 		create trigger lure before delete on %[1]s.child for each row execute function %[1]s.lure(); insert into %[1]s.child select version from public.pgxlock_migrations`, a.role))
 	a.refused("a file", d.run(upFiles(t)[7]), "constraint lure on table "+a.role+".child of "+a.role)
 	d.do("update pgxlock_migrations set dirty = true")
-	if err := migrations.Repair(t.Context(), pool, nil); outcome("", err) != "42P17" || !strings.Contains(err.Error(), "constraint lure on table ") {
+	if err := a.repair(); outcome("", err) != "42P17" || !strings.Contains(err.Error(), "constraint lure on table ") {
 		t.Errorf("Repair: %v", err)
 	}
 	a.ranNothing("Repair")
 	a.do("drop table " + a.role + ".child")
-	if err := migrations.Repair(t.Context(), pool, nil); err != nil {
+	if err := a.repair(); err != nil {
 		t.Error(err)
 	}
 }
@@ -318,9 +318,7 @@ func TestMigratorsRunNoCodeThroughAForeignKey(t *testing.T) {
 func TestAdoptionRefusesForeignCodeByName(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installSeed(t)
-	pool := pgtest.Pool(t, d.url)
-	a := d.attacker()
+	d, a := attack(t, installSeed)
 	d.do("insert into distributed_locks select 'k' || i, 'h', now(), now() + '1 hour' from generate_series(1, 3) i; grant all on distributed_locks to " + a.role)
 	run, note := a.role+".run()", a.role+".note"
 	a.do("create domain " + a.role + ".word as text check (" + note + "(value)); create domain " + a.role + ".given as text check (" + note + "(value)); " +
@@ -350,7 +348,7 @@ func TestAdoptionRefusesForeignCodeByName(t *testing.T) {
 		d.do(c.make)
 		d.do("alter sequence " + a.role + ".ran restart") // what d itself did to make it
 		before := d.get("select count(*) from pg_class")
-		a.refused(what, migrations.Up(t.Context(), pool, nil), c.names)
+		a.refused(what, a.up(), c.names)
 		a.refused(what+", a file", d.run(upFiles(t)[0]), c.names)
 		d.want("select count(*) from pg_class where relname <> 'pgxlock_migrations' and relname <> 'pgxlock_migrations_pkey'", before)
 		d.do(c.drop)
@@ -358,13 +356,13 @@ func TestAdoptionRefusesForeignCodeByName(t *testing.T) {
 	// The owner's own code is adopted, and looked at again on the way down.
 	d.do("create function ours(text) returns boolean language sql immutable return true; alter table distributed_locks add constraint ours check (ours(lock_name)); revoke trigger on distributed_locks from " +
 		a.role + "; create trigger ours before insert on distributed_locks for each row execute function trusted(); create rule ours as on delete to distributed_locks where false do also nothing")
-	if err := migrations.Up(t.Context(), pool, nil); err != nil {
+	if err := a.up(); err != nil {
 		t.Fatal(err)
 	}
 	d.do("alter function ours(text) owner to " + a.role)
-	a.refused("down", migrations.Down(t.Context(), pool, &migrations.Config{Force: true}), "constraint ours on table distributed_locks uses function ours(text) of "+a.role)
+	a.refused("down", a.down(), "constraint ours on table distributed_locks uses function ours(text) of "+a.role)
 	d.do("drop function ours(text) cascade")
-	if err := migrations.Down(t.Context(), pool, &migrations.Config{Force: true}); err != nil {
+	if err := a.down(); err != nil {
 		t.Fatal(err)
 	}
 	a.ranNothing("the whole")
@@ -374,8 +372,7 @@ func TestAdoptionRefusesForeignCodeByName(t *testing.T) {
 // without an argument that has a default, wherever they stand in the search_path.
 func TestFunctionsRunNoOperatorOrOverloadOfAnotherRole(t *testing.T) {
 	t.Parallel()
-	d := installAsIs(t)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	d.do("grant create on schema public to " + a.role)
 	a.do("create function " + a.role + ".noted(text[], text[]) returns boolean language plpgsql as $$ begin perform " + a.role + ".note(''); return false; end $$; " +
 		"grant execute on all functions in schema " + a.role + " to public; " +
@@ -401,48 +398,64 @@ func TestFunctionsRunNoOperatorOrOverloadOfAnotherRole(t *testing.T) {
 }
 
 // GRANT ALL after hardening gives TRIGGER on what the functions write with the owner's rights. Nothing in
-// the database can keep an owner from that: to harden again takes it back, or says what is in the way.
-func TestHardeningAgainTakesBackAGrantOfAll(t *testing.T) {
+// the database can keep an owner from that: to harden again takes back each kind of grant, or says what is in the way.
+func TestHardeningAgainTakesBackEachKindOfGrant(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installAsIs(t)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	accomplice := d.role()
 	d.do("select harden_locks(), grant_locks('" + a.role + "', 'application')")
-	const rights = "select string_agg(concat_ws(' ', grantee, privilege, object, grantor), ', ' order by object, grantee, privilege) from pgxlock_grants()"
+	// Of all that is in the schema, and not only of what pgxlock_grants() knows.
+	const rights = `select string_agg(concat_ws(' ', (x.acl).privilege_type, x.object, (x.acl).grantee, (x.acl).grantor, (x.acl).is_grantable), ', ' order by x.object, x.acl)
+		from (select oid::regclass::text as object, relowner as owner, aclexplode(relacl) as acl from pg_class where relnamespace = 'public'::regnamespace
+		      union all select attrelid::regclass || '.' || attname, relowner, aclexplode(attacl) from pg_attribute join pg_class c on c.oid = attrelid where relnamespace = 'public'::regnamespace
+		      union all select oid::regprocedure::text, proowner, aclexplode(coalesce(proacl, acldefault('f', proowner))) from pg_proc where pronamespace = 'public'::regnamespace) x
+		where (x.acl).grantee <> x.owner`
 	want := d.get(rights)
+	const acquire = "function acquire_lock(varchar, varchar, integer, jsonb)"
 	for _, grant := range []string{
 		"grant all on all tables in schema public to " + a.role,
 		"grant all on all tables in schema public to " + a.role + " with grant option; set role " + a.role + "; grant trigger, update on distributed_locks, pgxlock_claims to " + accomplice +
 			"; grant update (holder_id), references (lock_name) on distributed_locks to " + accomplice + "; reset role",
 		"grant all on all sequences in schema public to " + a.role,
-		"grant all on all tables in schema public to public; grant execute on all routines in schema public to " + accomplice + "; revoke execute on function harden_locks() from " + accomplice,
+		"grant all on all sequences in schema public to public",
+		"grant all on all tables in schema public to public; grant execute on all routines in schema public to " + accomplice,
+		"grant select (lock_name, xmin), insert (lock_name) on distributed_locks to " + accomplice,
+		"grant select (holder_id) on lock_holders to public; grant references (kind) on pgxlock_evictions to " + a.role,
+		"grant execute on " + acquire + " to public; grant execute on function pgxlock_next_tokens(bigint), soften_locks() to " + a.role,
+		"grant execute on " + acquire + " to " + a.role + " with grant option; set role " + a.role + "; grant execute on " + acquire + " to " + accomplice + "; reset role",
+		"grant execute on all functions in schema public to public",
 	} {
 		d.do(grant)
 		if d.get(rights) == want {
 			t.Error("granted nothing: " + grant)
 		}
 		if strings.Contains(grant, "routines") {
+			a.refused("all functions", d.run("select harden_locks()"), accomplice)
 			d.do("select revoke_locks('" + accomplice + "')")
 		}
 		d.do("select harden_locks()")
 		d.want(rights, want)
-		d.want("select count(*) from pg_attribute where attacl is not null and attrelid = 'distributed_locks'::regclass", "0")
 	}
-	d.do("grant all on all functions in schema public to " + a.role)
-	a.refused("all functions", d.run("select harden_locks()"), a.role)
-	d.do("select revoke_locks('" + a.role + "'), grant_locks('" + a.role + "', 'application'), harden_locks()")
-	d.want(rights, want)
+
+	// What it refuses, and what it leaves: the schema may be for more than pgxlock.
+	d.do("grant usage, create on schema public to " + accomplice)
+	a.refused("create on the schema", d.run("select harden_locks()"), accomplice)
+	d.do("revoke create on schema public from " + accomplice + "; alter view lock_holders owner to " + accomplice)
+	a.refused("a view of another role", d.run("select harden_locks()"), "lock_holders (owned by "+accomplice+")")
+	d.do("alter view lock_holders owner to " + d.get("current_user") + "; select harden_locks()")
+	d.want("select count(*) from pg_namespace, aclexplode(nspacl) x where nspname = 'public' and x.grantee = '"+accomplice+"'::regrole and x.privilege_type = 'USAGE'", "1")
 
 	// A migration that hardens again makes these anew under default privileges.
-	for _, objects := range []string{"tables", "sequences"} {
+	for _, objects := range []string{"tables", "sequences", "functions"} {
 		d.do("alter default privileges in schema public grant all on " + objects + " to public, " + a.role)
 	}
-	d.do("drop table pgxlock_runs, pgxlock_waiters cascade; drop sequence pgxlock_tickets cascade")
-	if err := migrations.Up(t.Context(), pgtest.Pool(t, d.url), nil); err != nil {
+	d.do("drop table pgxlock_runs, pgxlock_waiters cascade; drop sequence pgxlock_tickets cascade; drop function harden_locks(), claim_once(text, interval, interval)")
+	if err := a.up(); err != nil {
 		t.Fatal(err)
 	}
 	d.want(rights, want)
+	d.want("select count(*) from pg_default_acl where defaclnamespace = 'public'::regnamespace", "3")
 
 	d.do("grant trigger on distributed_locks to " + a.role)
 	a.trigger("distributed_locks", "insert")
@@ -460,8 +473,7 @@ func TestHardeningAgainTakesBackAGrantOfAll(t *testing.T) {
 func TestReferencesGivesTheOwnersRightsUntilItIsTakenBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	d := installAsIs(t)
-	a := d.attacker()
+	d, a := attack(t, installAsIs)
 	a.do(fmt.Sprintf("create domain %[1]s.word as text; create function %[1]s.spell(%[1]s.word[]) returns text language plpgsql immutable as $$ begin perform %[1]s.note($1[1]); return ''; end $$; "+
 		"create cast (%[1]s.word[] as text) with function %[1]s.spell(%[1]s.word[]) as implicit", a.role))
 	child := "create table " + a.role + ".child (k " + a.role + ".word[] constraint own references public.distributed_locks)"

@@ -64,7 +64,7 @@ func TestWrongTokenCostsASecondAndIsLogged(t *testing.T) {
 			g := newGuarded(t)
 			r.RemoteAddr = "10.0.0.7:4711"
 			r.Header.Add("X-Forwarded-For", "1.1.1.1")
-			r.Header.Add("X-Forwarded-For", "1.1.1.1, 2.2.2.2")
+			r.Header.Add("X-Forwarded-For", "1.1.1.1, 3.3.3.3, 2.2.2.2")
 			r.Header.Set("X-Forwarded-User", "ali\u009bce\n"+strings.Repeat("\u202e", 1000))
 			if code, took := g.ask(r); code != http.StatusUnauthorized || took != time.Second {
 				t.Errorf("%s: %d after %s", name, code, took)
@@ -76,7 +76,7 @@ func TestWrongTokenCostsASecondAndIsLogged(t *testing.T) {
 			if want := `wrong token from 10.0.0.7, X-Forwarded-For "2.2.2.2", X-Forwarded-User "ali\u009bce\n\u202e`; !strings.HasPrefix(line, want) {
 				t.Errorf("%s: %s", name, line)
 			}
-			if len(line) > len("wrong token from ")+longestFrom || strings.Contains(line, wrong) || strings.ContainsFunc(line, func(r rune) bool { return r < ' ' || r > '~' }) {
+			if len(line) > 300 || strings.Contains(line, wrong) || strings.ContainsFunc(line, func(r rune) bool { return r < ' ' || r > '~' }) {
 				t.Errorf("%s: %q", name, line)
 			}
 		}
