@@ -23,6 +23,7 @@ const (
 	ConnAsync          Name = "conn/async"
 	ConnBackend        Name = "conn/backend"
 	ConnGuard          Name = "conn/guard"
+	ConnKeeps          Name = "conn/keeps"
 	ConnSearchPath     Name = "conn/search_path"
 	ConnSession        Name = "conn/session"
 	ConnSetTransaction Name = "conn/set_transaction"
@@ -130,6 +131,7 @@ const (
 // In tx/.
 const (
 	TxClaim             Name = "tx/claim"
+	TxKept              Name = "tx/kept"
 	TxLock              Name = "tx/lock"
 	TxLockAll           Name = "tx/lock_all"
 	TxPurgeClaims       Name = "tx/purge_claims"
@@ -140,6 +142,7 @@ const (
 	TxShared            Name = "tx/shared"
 	TxTryAll            Name = "tx/try_all"
 	TxTryLock           Name = "tx/try_lock"
+	TxVersion           Name = "tx/version"
 	TxVouch             Name = "tx/vouch"
 	TxWaitLock          Name = "tx/wait_lock"
 )

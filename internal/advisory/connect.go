@@ -80,7 +80,7 @@ func (a *Locks) setUp(ctx context.Context, c *dbconn.Conn) (*session, error) {
 		return nil, err
 	}
 	if !place.Keeps {
-		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, like some engines that speak PostgreSQL's protocol; use NewLeaseLocker: %w", errors.ErrUnsupported)
+		return nil, lockerr.NoLocks(dbconn.Engine(c.PgConn()))
 	}
 	if place.Silence != a.ttl.Milliseconds() {
 		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
@@ -21,6 +22,8 @@ type Installation struct {
 	Schema string // "": not found yet
 	Asked  string // the schema that the caller named, if any
 	Config string // where it is named
+
+	keeps atomic.Bool // the server was seen to keep the advisory locks that it grants: each [Dial] looks until then
 
 	texts map[statements.Name]string // the statements used on it
 }

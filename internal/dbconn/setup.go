@@ -1,9 +1,11 @@
 package dbconn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,41 +25,77 @@ import (
 // identify asks which process serves the connection, and where the schema of a place is; nil:
 // it is not needed.
 func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installation) error {
-	steps := []Step{{SQL: statements.ConnBackend.Text()}}
-	looks := in != nil
-	if looks {
-		steps = append(steps, in.look())
-	}
-	types := pgtype.NewMap()
-	ask := func() (results []*pgconn.Result, err error) {
-		err = Outlast(ctx, func() (err error) {
-			results, _, err = pipeline(ctx, conn, types, steps)
-			return err
-		})
-		return results, err
-	}
-	c.notFound = nil
-	results, err := ask()
-	if looks && lockerr.Refused(err) && lockerr.SQLState(err) != lockerr.StateCanceled {
-		c.notFound = err // what does not need the schema can do without
-		steps, looks = steps[:1], false
-		results, err = ask()
-	}
-	if err != nil {
-		return err
-	}
 	var standby, asOurs bool
-	if err := ScanRow(types, results[0], &standby, &c.PID, &c.started, &asOurs); err != nil {
-		return err
+	var keepsNone *string // what the server says that it is, if it keeps no locks
+	c.notFound = nil
+	types := pgtype.NewMap()
+	scan := func(into ...any) func(*pgconn.Result) error {
+		return func(answer *pgconn.Result) error { return ScanRow(types, answer, into...) }
 	}
-	if standby {
+	all := []question{{step: Step{SQL: statements.ConnBackend.Text()}, read: scan(&standby, &c.PID, &c.started, &asOurs)}}
+	if in != nil {
+		if !in.keeps.Load() {
+			all = append(all, question{step: Step{SQL: statements.ConnKeeps.Text(), Args: []any{RandomID()}}, read: scan(&keepsNone)})
+		}
+		all = append(all, question{
+			step: in.look(),
+			read: func(answer *pgconn.Result) error {
+				c.found, c.notFound = place.Read(func(into ...any) error { return ScanRow(types, answer, into...) })
+				return nil
+			},
+			refused: func(err error) { c.notFound = err }, // what does not need the schema can do without
+		})
+	}
+	if err := askAll(ctx, conn, types, all); err != nil {
+		return lockerr.NotPostgres(Engine(conn), err)
+	}
+	switch {
+	case standby:
 		return fmt.Errorf("%w: the server is in recovery", lockerr.ErrReadOnly)
+	case keepsNone != nil:
+		return lockerr.NoLocks(cmp.Or(Engine(conn), *keepsNone))
 	}
 	c.OtherDefaults = !asOurs
-	if looks {
-		c.found, c.notFound = place.Read(func(into ...any) error { return ScanRow(types, results[1], into...) })
+	if in != nil {
+		in.keeps.Store(true)
 	}
 	return nil
+}
+
+// A question is a statement with what becomes of its answer.
+type question struct {
+	step    Step
+	read    func(*pgconn.Result) error
+	refused func(error) // the others are asked without it; nil: its error is that of all
+}
+
+// askAll asks in one round trip, and once more for each question that the server refuses.
+func askAll(ctx context.Context, conn *pgconn.PgConn, types *pgtype.Map, all []question) error {
+	for {
+		steps := make([]Step, len(all))
+		for i, q := range all {
+			steps[i] = q.step
+		}
+		var results []*pgconn.Result
+		var failed int
+		err := Outlast(ctx, func() (err error) {
+			results, failed, err = pipeline(ctx, conn, types, steps)
+			return err
+		})
+		if err == nil {
+			for i, q := range all {
+				if err := q.read(results[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if !lockerr.Refused(err) || lockerr.SQLState(err) == lockerr.StateCanceled || failed >= len(all) || all[failed].refused == nil {
+			return err
+		}
+		all[failed].refused(err)
+		all = slices.Delete(all, failed, failed+1)
+	}
 }
 
 // Own is how a connection is made fit for its work.

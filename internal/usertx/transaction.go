@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -36,6 +37,12 @@ type Tx interface {
 
 	// Database says where the transaction is, if its driver tells.
 	Database() string
+
+	// Server remembers whether its server keeps locks.
+	Server() Server
+
+	// Engine names the server if it is known to be no PostgreSQL.
+	Engine() string
 }
 
 // A Refusal is an error that says no and must not abort the transaction.
@@ -123,6 +130,16 @@ func (tx pgxTx) Database() string {
 // PlaceOf names a database and its server.
 func PlaceOf(c *pgconn.Config) string { return fmt.Sprintf("%q at %s:%d", c.Database, c.Host, c.Port) }
 
+func (tx pgxTx) Server() Server { return Server{conn: tx.Conn()} }
+
+func (tx pgxTx) Engine() string {
+	conn := tx.Conn()
+	if conn == nil {
+		return ""
+	}
+	return dbconn.Engine(conn.PgConn())
+}
+
 func (tx pgxTx) Shares() Shares {
 	conn := tx.Conn()
 	if conn == nil {
@@ -172,6 +189,18 @@ func (tx sqlTx) Row(ctx context.Context, text string, dest any, args ...any) err
 
 // Database returns "": database/sql does not tell.
 func (tx sqlTx) Database() string { return "" }
+
+// Server is known by the sql.DB, which a transaction of database/sql has in a field and does not tell.
+func (tx sqlTx) Server() Server {
+	field := reflect.ValueOf(tx.Tx).Elem().FieldByName("db")
+	if !field.IsValid() || field.Type() != reflect.TypeFor[*sql.DB]() {
+		return Server{} // in a later release of Go: then it is asked each time
+	}
+	return Server{db: (*sql.DB)(field.UnsafePointer())}
+}
+
+// Engine returns "": database/sql does not tell.
+func (tx sqlTx) Engine() string { return "" }
 
 func (tx sqlTx) Shares() Shares { return sharesOf(tx.Tx) }
 
