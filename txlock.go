@@ -57,7 +57,8 @@ import (
 //
 // Some engines that speak PostgreSQL's protocol grant every lock and keep none. So the first
 // lock of a process in each database is looked for in pg_locks, in one more round trip; if it is
-// not there, the call returns [errors.ErrUnsupported] and names the engine.
+// not there, the call returns [errors.ErrUnsupported] and names the engine. A worker of Citus,
+// where a lock excludes no caller on another node, is refused with ErrReadOnly.
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) error {

@@ -36,6 +36,7 @@ DECLARE
   v_tokens_are_gone pg_catalog.bool;
   v_expression pg_catalog.text;
   v_key        pg_catalog.int8;
+  v_is_worker  pg_catalog.bool;
   r            pg_catalog.record;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
@@ -61,6 +62,13 @@ BEGIN
     RAISE EXCEPTION 'pgxlock: schema % has pgxlock from before its first release, which cannot be upgraded', quote_ident(v_schema)
       USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'Remove it with the program or the down files that installed it (pgxlock migrate down), then run this again. Nothing was changed.';
+  END IF;
+  IF to_regclass('pg_catalog.pg_dist_local_group') IS NOT NULL THEN
+    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_local_group g WHERE g.groupid > 0)' INTO v_is_worker;
+    IF v_is_worker THEN
+      RAISE EXCEPTION 'pgxlock: the server is a Citus worker, where a lock excludes no caller on another node: connect to the coordinator'
+        USING ERRCODE = 'read_only_sql_transaction', HINT = 'Nothing was changed.';
+    END IF;
   END IF;
   PERFORM set_config('lock_timeout', '2s', true);
   PERFORM set_config('client_min_messages', 'warning', true);

@@ -27,10 +27,12 @@ const (
 	ConnSearchPath     Name = "conn/search_path"
 	ConnSession        Name = "conn/session"
 	ConnSetTransaction Name = "conn/set_transaction"
+	ConnWorker         Name = "conn/worker"
 )
 
 // In doctor/.
 const (
+	DoctorCitus             Name = "doctor/citus"
 	DoctorClock             Name = "doctor/clock"
 	DoctorCollation         Name = "doctor/collation"
 	DoctorCollationDatabase Name = "doctor/collation_database"
@@ -38,6 +40,7 @@ const (
 	DoctorEscalation        Name = "doctor/escalation"
 	DoctorExpired           Name = "doctor/expired"
 	DoctorLockTable         Name = "doctor/lock_table"
+	DoctorNodes             Name = "doctor/nodes"
 	DoctorPrepared          Name = "doctor/prepared"
 	DoctorRights            Name = "doctor/rights"
 	DoctorRole              Name = "doctor/role"

@@ -2,6 +2,7 @@ package dbconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -88,6 +89,9 @@ func (in *Installation) Find(ctx context.Context, q Querier) error {
 		return c.notFound
 	}
 	_, err := in.choose(c)
+	if errors.Is(err, lockerr.ErrSchema) && errors.Is(c.identify(ctx, q.Conn.PgConn(), nil), lockerr.ErrWorker) {
+		return lockerr.ErrWorker // where nothing can be installed
+	}
 	return err
 }
 

@@ -25,14 +25,14 @@ import (
 // identify asks which process serves the connection, and where the schema of a place is; nil:
 // it is not needed.
 func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installation) error {
-	var standby, asOurs bool
+	var standby, asOurs, citus bool
 	var keepsNone *string // what the server says that it is, if it keeps no locks
 	c.notFound = nil
 	types := pgtype.NewMap()
 	scan := func(into ...any) func(*pgconn.Result) error {
 		return func(answer *pgconn.Result) error { return ScanRow(types, answer, into...) }
 	}
-	all := []question{{step: Step{SQL: statements.ConnBackend.Text()}, read: scan(&standby, &c.PID, &c.started, &asOurs)}}
+	all := []question{{step: Step{SQL: statements.ConnBackend.Text()}, read: scan(&standby, &c.PID, &c.started, &asOurs, &citus)}}
 	if in != nil {
 		if !in.keeps.Load() {
 			all = append(all, question{step: Step{SQL: statements.ConnKeeps.Text(), Args: []any{RandomID()}}, read: scan(&keepsNone)})
@@ -54,6 +54,16 @@ func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installati
 		return fmt.Errorf("%w: the server is in recovery", lockerr.ErrReadOnly)
 	case keepsNone != nil:
 		return lockerr.NoLocks(cmp.Or(Engine(conn), *keepsNone))
+	}
+	if citus {
+		worker := false
+		found := func(answer *pgconn.Result) error { worker = len(answer.Rows) > 0; return nil }
+		if err := askAll(ctx, conn, types, []question{{step: Step{SQL: statements.ConnWorker.Text()}, read: found}}); err != nil {
+			return err
+		}
+		if worker {
+			return lockerr.ErrWorker
+		}
 	}
 	c.OtherDefaults = !asOurs
 	if in != nil {

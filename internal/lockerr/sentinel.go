@@ -3,6 +3,7 @@ package lockerr
 import (
 	"context"
 	"errors"
+	"fmt"
 )
 
 // The sentinels of package pgxlock, whose documentation they carry.
@@ -37,6 +38,9 @@ var (
 	// ErrSessionEnded means that the session that holds advisory locks has ended.
 	ErrSessionEnded = errors.New("the session that holds the locks has ended")
 )
+
+// ErrWorker is what a worker of Citus is refused with. As a standby it is no place to lock.
+var ErrWorker = fmt.Errorf("%w: the server is a Citus worker, where a lock excludes no caller on another node: connect to the coordinator", ErrReadOnly)
 
 // errNilContext is what a call returns that was given no context.
 var errNilContext = errors.New("the context is nil; pass context.Background() if nothing cancels the call")

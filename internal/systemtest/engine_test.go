@@ -15,12 +15,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/migrations"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -287,4 +289,147 @@ func TestRoleWithoutRightsCanLock(t *testing.T) {
 		x.must("k")
 		x.end()
 	})
+}
+
+// wantWorker checks that an error refuses a worker of Citus as a standby is refused, and gives no
+// advice that leads nowhere.
+func wantWorker(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, pgxlock.ErrReadOnly) || errors.Is(err, pgxlock.ErrSchema) || errors.Is(err, pgxlock.ErrUnavailable) {
+		t.Errorf("%s: %v, want ErrReadOnly alone", what, err)
+		return
+	}
+	if text := err.Error(); !strings.Contains(text, "Citus worker") || !strings.Contains(text, "connect to the coordinator") || strings.Contains(text, "migrat") {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+func TestCitusWorkerIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, of := range map[string]func(*testing.T) *pgtest.DB{"installed": testkit.Migrated, "bare": func(t *testing.T) *pgtest.DB { return pgtest.New(t) }} {
+		db := of(t)
+		testkit.Citus(t, db, 7, true)
+		db = elsewhere(t, db, rand.Text(), nil)
+		eachWay(t, func(t *testing.T, w way) {
+			x := w.begin(t, db)
+			wantWorker(t, name, x.lock(t.Context(), "k", pgxlock.NoWait))
+			x.usable()
+			x.end()
+		})
+		leases, sessions := testkit.NewLocker(t, db, nil), testkit.NewAdvisory(t, db, nil)
+		for range 2 {
+			_, err := leases.TryAcquire(t.Context(), "k")
+			wantWorker(t, name+": a lease", err)
+			_, err = sessions.TryAcquire(t.Context(), "k")
+			wantWorker(t, name+": an advisory lock", err)
+		}
+		findings := examine(t, db, nil)
+		wantFinding(t, findings, "nodes", statusError, "Citus worker", "connect to the coordinator")
+		if len(findings) != 1 || strings.Contains(fmt.Sprint(findings), "migrate") {
+			t.Errorf("%s: %v", name, findings)
+		}
+		if name == "bare" {
+			_, err := pgxlock.PurgeClaims(t.Context(), db.Pool, time.Hour)
+			wantWorker(t, "PurgeClaims", err)
+			shot := testkit.Snapshot(t, testkit.NewMonitor(t, db, nil))
+			if missing := strings.Join(shot.Missing, " "); !strings.Contains(missing, "connect to the coordinator") || strings.Contains(missing, "migrate") {
+				t.Errorf("a Monitor says %q", missing)
+			}
+			err = migrations.Up(t.Context(), db.Pool, nil)
+			if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "25006" || !strings.Contains(err.Error(), "connect to the coordinator") {
+				t.Errorf("Up: %v", err)
+			}
+			if n := testkit.Query[int](t, db, "select count(*) from pg_class where relnamespace = 'public'::regnamespace"); n != 0 {
+				t.Errorf("Up made %d relations", n)
+			}
+		}
+	}
+}
+
+// A Locker that is given all nodes of a cluster finds the coordinator among them.
+func TestCitusCoordinatorIsFoundAmongWorkers(t *testing.T) {
+	t.Parallel()
+	coordinator, worker := testkit.Migrated(t), testkit.Migrated(t)
+	testkit.Citus(t, worker, 1, true)
+	testkit.Citus(t, coordinator, 0, false)
+	own := coordinator.Pool.Config().ConnConfig
+	const behind = 1 // the port of the worker is that much higher
+	pool := coordinator.NewPool(t, testkit.Behind(&pgconn.FallbackConfig{Host: own.Host, Port: own.Port + behind}), func(c *pgxpool.Config) {
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			to, ofWorker := strings.CutSuffix(address, fmt.Sprint(own.Port+behind))
+			if !ofWorker {
+				return (&net.Dialer{}).DialContext(ctx, network, address)
+			}
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, to+fmt.Sprint(own.Port))
+			return &renamed{conn, coordinator.Name, worker.Name}, err
+		}
+	})
+	db := &pgtest.DB{Pool: pool, URL: coordinator.URL, Name: coordinator.Name}
+	for name, make := range testkit.WaitingKinds {
+		testkit.Release(t, testkit.Acquire(t, make(t, db, "one-of-the-nodes"), name))
+	}
+	findings := examine(t, db, nil)
+	wantFinding(t, findings, "nodes", statusOK, "the coordinator of Citus")
+}
+
+// renamed is a connection on which another database is asked for, with a name of the same length.
+type renamed struct {
+	net.Conn
+	from, to string
+}
+
+func (c *renamed) Write(b []byte) (int, error) {
+	return c.Conn.Write(bytes.ReplaceAll(b, []byte(c.from), []byte(c.to)))
+}
+
+func TestCitusCoordinatorIsSoundWithAWarning(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	testkit.Citus(t, db, 0, true)
+	testkit.Release(t, testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k"))
+	testkit.UseAdvisory(t, testkit.NewAdvisory(t, db, nil), db, "k")
+	as := elsewhere(t, db, rand.Text(), nil)
+	eachWay(t, func(t *testing.T, w way) {
+		x := w.begin(t, as)
+		x.must("k")
+		x.end()
+	})
+	wantFinding(t, examine(t, db, nil), "nodes", statusWarning, "1 worker with metadata", "lock on the coordinator")
+	db.Exec(t, "set allow_system_table_mods = on; update pg_catalog.pg_dist_node set hasmetadata = false; set allow_system_table_mods = off")
+	wantFinding(t, examine(t, db, nil), "nodes", statusOK, "the coordinator of Citus")
+}
+
+// Tables of those names in another schema, which any role may make, are not Citus'.
+func TestCatalogsOfCitusCountInPgCatalogAlone(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, `create table pg_dist_local_group as select 7 as groupid; create table pg_dist_node as select 1 as groupid, true as hasmetadata;
+		create function hasmetadata(pg_dist_node) returns boolean language sql return 1 / 0 > 0`)
+	as := elsewhere(t, db, rand.Text(), nil)
+	x := byLockTx.begin(t, as)
+	x.must("k")
+	x.end()
+	testkit.Release(t, testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k"))
+	testkit.UseAdvisory(t, testkit.NewAdvisory(t, db, nil), db, "k")
+	wantFinding(t, examine(t, db, nil), "nodes", statusOK, "no other server is known")
+}
+
+func TestDoctorFindsASubscriptionThatWritesOurTables(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	db.Exec(t, "create table theirs ()")
+	subscription := "pgxlock_test_" + strings.ToLower(rand.Text())
+	db.Exec(t, "create subscription "+subscription+" connection 'dbname=nowhere' publication p with (connect = false, slot_name = none)")
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.WithoutCancel(t.Context()), "drop subscription "+subscription); err != nil {
+			t.Error(err)
+		}
+	})
+	subscribe := func(table string) {
+		db.Exec(t, "insert into pg_subscription_rel (srsubid, srrelid, srsubstate) select oid, '"+table+"'::regclass, 'r' from pg_subscription where subname = '"+subscription+"'")
+	}
+	subscribe("theirs")
+	wantFinding(t, examine(t, db, nil), "nodes", statusOK, "no other server is known")
+	subscribe("distributed_locks")
+	wantFinding(t, examine(t, db, nil), "nodes", statusWarning, "subscription "+subscription+" writes pgxlock's tables", "on one server")
 }

@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
@@ -32,4 +33,17 @@ func KeepNoLocks(t *testing.T, db *pgtest.DB) {
 	}
 	Commit(t, tx)
 	db.Pool.Reset() // what its sessions have planned calls the real ones
+}
+
+// Citus gives the database the catalogs that Citus has on a node of that group, 0 for the coordinator,
+// of a cluster with one worker.
+func Citus(t *testing.T, db *pgtest.DB, group int, metadata bool) {
+	t.Helper()
+	db.Exec(t, fmt.Sprintf(`set allow_system_table_mods = on;
+		create table pg_catalog.pg_dist_local_group (groupid int not null primary key);
+		create table pg_catalog.pg_dist_node (nodeid int primary key, groupid int not null, hasmetadata boolean not null);
+		grant select on pg_catalog.pg_dist_local_group, pg_catalog.pg_dist_node to public;
+		insert into pg_catalog.pg_dist_local_group values (%d);
+		insert into pg_catalog.pg_dist_node values (1, 0, true), (2, 1, %t);
+		set allow_system_table_mods = off`, group, metadata))
 }

@@ -65,8 +65,9 @@ func (s Server) remember() {
 	}
 }
 
-// CheckKept returns an error unless the server keeps the lock that the transaction was just granted:
-// some engines grant every lock to every caller. It asks once for each database of this process.
+// CheckKept returns an error unless the server keeps the lock that the transaction was just granted,
+// for all callers: some engines grant every lock to every caller, and a worker of Citus excludes only
+// its own. It asks once for each database of this process.
 func CheckKept(ctx context.Context, tx Tx, id lockkey.ID, shared bool) error {
 	server := tx.Server()
 	if server.keeps() {
@@ -83,6 +84,15 @@ func CheckKept(ctx context.Context, tx Tx, id lockkey.ID, shared bool) error {
 			_ = tx.Row(ctx, statements.TxVersion.Text(), &engine) // for the message alone
 		}
 		return lockerr.NoLocks(engine)
+	}
+	if kept > 1 {
+		workers, err := tx.Run(ctx, statements.ConnWorker)
+		if err == nil && workers > 0 {
+			err = lockerr.ErrWorker
+		}
+		if err != nil {
+			return err
+		}
 	}
 	server.remember()
 	return nil
