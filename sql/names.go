@@ -22,6 +22,7 @@ const (
 const (
 	ConnAsync          Name = "conn/async"
 	ConnBackend        Name = "conn/backend"
+	ConnCluster        Name = "conn/cluster"
 	ConnGuard          Name = "conn/guard"
 	ConnKeeps          Name = "conn/keeps"
 	ConnSearchPath     Name = "conn/search_path"

@@ -107,7 +107,11 @@ func (a *Locks) setUp(ctx context.Context, c *dbconn.Conn) (*session, error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := a.place.CheckMoved(c); err != nil { // moved has not seen this session
+		return nil, err
+	}
 	a.session = own
+	a.end = func() { _ = conn.Conn().Close() }
 	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, c.PID), c.PID
 	if a.cfg.MaxLocks == 0 {
 		a.room = max(int(min(place.Capacity/10, defaultMaxLocks)), 1)

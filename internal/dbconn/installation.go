@@ -24,7 +24,13 @@ type Installation struct {
 	Asked  string // the schema that the caller named, if any
 	Config string // where it is named
 
-	keeps atomic.Bool // the server was seen to keep the advisory locks that it grants: each [Dial] looks until then
+	// Moved is called when a connection ends in another cluster than the one before, by their system
+	// identifiers: what is held on that one is lost. nil: nothing is called.
+	Moved func(was, is int64)
+
+	cluster cluster     // of the last connection
+	hidden  atomic.Bool // the server does not tell its cluster
+	keeps   atomic.Bool // the server was seen to keep the advisory locks that it grants: each [Dial] looks until then
 
 	texts map[statements.Name]string // the statements used on it
 }
@@ -49,10 +55,14 @@ func (in *Installation) Statement(name statements.Name) string {
 func (in *Installation) look() Step { return Step{SQL: place.LookSQL, Args: []any{in.Asked}} }
 
 // choose returns the schema: the one that the caller named, the one that was found before, or
-// what the connection found. It makes that the one that was found.
+// what the connection found. It makes that the one that was found, and the cluster of the connection
+// the one that is in use.
 func (in *Installation) choose(c *Conn) (schema string, err error) {
 	if in == nil {
 		return "", nil
+	}
+	if left := in.enter(c.cluster); left != 0 && in.Moved != nil {
+		in.Moved(left, c.cluster.system)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -27,7 +27,7 @@ import (
 func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installation) error {
 	var standby, asOurs, citus bool
 	var keepsNone *string // what the server says that it is, if it keeps no locks
-	c.notFound = nil
+	c.notFound, c.cluster = nil, cluster{}
 	types := pgtype.NewMap()
 	scan := func(into ...any) func(*pgconn.Result) error {
 		return func(answer *pgconn.Result) error { return ScanRow(types, answer, into...) }
@@ -36,6 +36,12 @@ func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installati
 	if in != nil {
 		if !in.keeps.Load() {
 			all = append(all, question{step: Step{SQL: statements.ConnKeeps.Text(), Args: []any{RandomID()}}, read: scan(&keepsNone)})
+		}
+		if !in.hidden.Load() {
+			all = append(all, question{
+				step: Step{SQL: statements.ConnCluster.Text()}, read: scan(&c.cluster.system, &c.cluster.timeline),
+				refused: func(error) { in.hidden.Store(true) },
+			})
 		}
 		all = append(all, question{
 			step: in.look(),
@@ -66,10 +72,11 @@ func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installati
 		}
 	}
 	c.OtherDefaults = !asOurs
-	if in != nil {
-		in.keeps.Store(true)
+	if in == nil {
+		return nil
 	}
-	return nil
+	in.keeps.Store(true)
+	return in.old(c.cluster)
 }
 
 // A question is a statement with what becomes of its answer.
