@@ -51,7 +51,7 @@ var (
 	// transaction again. Acquire the lock before you begin a transaction that you fence.
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
 
-	// ErrReadOnly: the server is a standby, or the transaction is read-only. If none of
+	// ErrReadOnly: the server is a standby or a worker of Citus, or the transaction is read-only. If none of
 	// several hosts is a primary, as during a failover, the error also matches
 	// ErrUnavailable.
 	ErrReadOnly = lockerr.ErrReadOnly

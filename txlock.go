@@ -57,6 +57,11 @@ import (
 // [AllowStaleSnapshot] skips the check. READ COMMITTED, the default, does not have this
 // problem: each statement sees everything that was committed before it.
 //
+// Some engines that speak PostgreSQL's protocol grant every lock and keep none. So the first
+// lock of a process in each database is looked for in pg_locks, in one more round trip; if it is
+// not there, the call returns [errors.ErrUnsupported] and names the engine. A worker of Citus,
+// where a lock excludes no caller on another node, is refused with ErrReadOnly.
+//
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
@@ -96,7 +101,9 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) err
 		e.Key = keys[0]
 	}
 	began := time.Now()
-	err = lockIDs(ctx, tx, ids, &o)
+	if err = lockIDs(ctx, tx, ids, &o); err != nil {
+		err = lockerr.NotPostgres(tx.Engine(), err) // no schema is needed
+	}
 	e.Err = fail("lock", e.Key, KindAdvisory, err)
 	o.observeTx(ctx, e, began)
 	return err
@@ -121,6 +128,9 @@ func lockIDs(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) er
 		return ErrNotAcquired
 	case got == usertx.Standby:
 		return fmt.Errorf("%w: the server is a standby, where a lock excludes no other session", ErrReadOnly)
+	}
+	if err := usertx.CheckKept(ctx, tx, ids[0], shared); err != nil {
+		return err
 	}
 	if shared {
 		tx.Shares().Add(ids)

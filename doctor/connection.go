@@ -95,7 +95,7 @@ func (d *doctor) advisory(ctx context.Context) (Finding, error) {
 	if !place.Keeps {
 		return Finding{
 			Status: StatusError, Detail: "the server grants advisory locks and does not keep them, as some engines that speak PostgreSQL's protocol do",
-			Advice: "use a PostgreSQL server; here advisory locks and LockTx protect nothing, and fences less than they promise",
+			Advice: "use a PostgreSQL server: Lockers, LockTx and the migrations refuse this one, see " + lockerr.ManualEngines,
 		}, nil
 	}
 	return ok("the server keeps what it grants"), nil

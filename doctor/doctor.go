@@ -59,8 +59,8 @@ type Config struct {
 //
 // It opens connections of its own, up to two at a time, with the pool's configuration and
 // hooks, as a Locker does. A check that fails, for example because the role lacks a right,
-// is a finding with StatusWarning that says so. On a standby there is only one finding,
-// because nothing is locked there. Without the migrations there are no findings about them.
+// is a finding with StatusWarning that says so. On a standby or a worker of Citus there is only
+// one finding, because nothing is locked there. Without the migrations there are no findings about them.
 //
 // If ctx ends, or the server cannot be reached any more, Check returns the findings so far
 // and a [*pgxlock.Error].
@@ -108,6 +108,7 @@ var checks = []check{
 	{name: "advisory", look: (*doctor).advisory},
 	{name: "notify", look: (*doctor).notify, dials: true},
 	{name: "schema", look: (*doctor).installation, needs: "GRANT USAGE on its schema, and what grant_locks grants, to this role"},
+	{name: "nodes", look: (*doctor).nodes, needs: "SELECT on Citus' table pg_dist_node"},
 	{name: "rights", look: (*doctor).rights, installed: true},
 	{name: "escalation", look: (*doctor).escalation, installed: true},
 	{name: "search_path", look: (*doctor).searchPath, installed: true},
@@ -151,6 +152,12 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 	d.Config = pool.Config()
 
 	err := bounded(ctx, true, d.connect)
+	if errors.Is(err, lockerr.ErrWorker) && !errors.Is(err, lockerr.ErrUnavailable) {
+		return []Finding{{
+			"nodes", StatusError, "the server is a Citus worker: a lock here excludes no caller on another node, and nothing can be installed",
+			"connect to the coordinator: see " + lockerr.ManualEngines,
+		}}, nil
+	}
 	if errors.Is(err, lockerr.ErrReadOnly) && !errors.Is(err, lockerr.ErrUnavailable) {
 		return []Finding{{
 			"primary", StatusError, "the server is a standby, where nothing is locked",

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -67,6 +68,40 @@ func (d *doctor) primary(context.Context) (Finding, error) {
 	if s := d.settings["default_transaction_read_only"]; s.Value == "on" {
 		f.add(StatusWarning, s.String()+": Lockers work, but ClaimTx, and SQL callers of acquire_lock, fail with 25006",
 			"begin transactions READ WRITE, or take the setting back")
+	}
+	return f, nil
+}
+
+// nodes looks for other servers that grant the same locks. It goes by catalogs: the settings of Citus
+// exist in databases that do without it, too.
+func (d *doctor) nodes(ctx context.Context) (Finding, error) {
+	type others struct {
+		Citus                     bool
+		Extensions, Subscriptions []string
+	}
+	o, err := one[others](ctx, d, statements.DoctorNodes, d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := ok("no other server is known that grants the same locks")
+	if o.Citus {
+		type workers struct{ N int64 }
+		w, err := one[workers](ctx, d, statements.DoctorCitus)
+		if err != nil {
+			return Finding{}, err
+		}
+		f = ok("the coordinator of Citus")
+		if w.N > 0 {
+			f.add(StatusWarning, counted(w.N, "worker")+" with metadata: LockTx in Go is refused there, but pg_advisory_lock and lock_tx grant on each node",
+				"lock on the coordinator only, or delegate lock_tx: see "+lockerr.ManualEngines)
+		}
+	}
+	const each = "let all callers of a key lock on one server, and do not replicate pgxlock's tables: see " + lockerr.ManualEngines
+	if len(o.Extensions) > 0 {
+		f.add(StatusWarning, "extension "+strings.Join(o.Extensions, ", ")+": several servers take writes, and each grants every lock", each)
+	}
+	if len(o.Subscriptions) > 0 {
+		f.add(StatusWarning, "subscription "+strings.Join(o.Subscriptions, ", ")+" writes pgxlock's tables: leases of another server appear here, and each server grants every lock", each)
 	}
 	return f, nil
 }

@@ -36,6 +36,8 @@ DECLARE
   v_was_installed   pg_catalog.bool;          -- somebody dropped a part of pgxlock, which is to be made again
   v_tokens_are_gone pg_catalog.bool;
   v_expression pg_catalog.text;
+  v_key        pg_catalog.int8;
+  v_is_worker  pg_catalog.bool;
   r            pg_catalog.record;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
@@ -62,11 +64,26 @@ BEGIN
       USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'Remove it with the program or the down files that installed it (pgxlock migrate down), then run this again. Nothing was changed.';
   END IF;
+  IF to_regclass('pg_catalog.pg_dist_local_group') IS NOT NULL THEN
+    EXECUTE 'SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_local_group g WHERE g.groupid > 0)' INTO v_is_worker;
+    IF v_is_worker THEN
+      RAISE EXCEPTION 'pgxlock: the server is a Citus worker, where a lock excludes no caller on another node: connect to the coordinator'
+        USING ERRCODE = 'read_only_sql_transaction', HINT = 'Nothing was changed.';
+    END IF;
+  END IF;
   PERFORM set_config('lock_timeout', '2s', true);
   PERFORM set_config('client_min_messages', 'warning', true);
   -- Two migrators wait for each other here, whatever tools they are, before they make anything.
-  PERFORM pg_advisory_xact_lock(('x706c6a' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
-      || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 5), 'hex'))::bit(64)::bigint);
+  v_key := ('x706c6a' || encode(substr(sha256(decode('00', 'hex') || convert_to('migrate', 'UTF8'::name)
+      || decode('00', 'hex') || convert_to(v_schema, 'UTF8'::name)), 1, 5), 'hex'))::bit(64)::bigint;
+  PERFORM pg_advisory_xact_lock(v_key);
+  -- Some engines grant every lock to every caller: there lock_tx(), and the fences of leases, would exclude nobody.
+  IF NOT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1::smallint AND l.pid = pg_backend_pid() AND l.granted
+                    AND (l.classid::bigint << 32) | l.objid::bigint = v_key) THEN
+    RAISE EXCEPTION 'pgxlock: this server grants advisory locks and does not keep them, so no lock, and no fence, would exclude anybody: %', version()
+      USING ERRCODE = 'feature_not_supported',
+            HINT = 'Use PostgreSQL: https://github.com/pgxlock/pgxlock/blob/main/docs/engines.md. Nothing was changed.';
+  END IF;
   PERFORM set_config('search_path', pg_catalog.format('%I, pg_temp', v_schema), true);
 
   ------------------------------------------------------------ foreign code --

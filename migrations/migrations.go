@@ -239,6 +239,9 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 // connect calls fn with a connection of its own, made from the pool's configuration.
 func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn func(*migrator) error) (err error) {
 	defer func() {
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == pgerrcode.FeatureNotSupported {
+			err = fmt.Errorf("%w (%s): %w", err, pgErr.Hint, errors.ErrUnsupported)
+		}
 		if err != nil {
 			err = fmt.Errorf("pgxlock: migrations: %s: %w", op, err)
 		}

@@ -22,15 +22,19 @@ const (
 const (
 	ConnAsync          Name = "conn/async"
 	ConnBackend        Name = "conn/backend"
+	ConnCluster        Name = "conn/cluster"
 	ConnGuard          Name = "conn/guard"
+	ConnKeeps          Name = "conn/keeps"
 	ConnSearchPath     Name = "conn/search_path"
 	ConnSession        Name = "conn/session"
 	ConnSetTransaction Name = "conn/set_transaction"
+	ConnWorker         Name = "conn/worker"
 )
 
 // In doctor/.
 const (
 	DoctorAccessMethods     Name = "doctor/access_methods"
+	DoctorCitus             Name = "doctor/citus"
 	DoctorClock             Name = "doctor/clock"
 	DoctorCollation         Name = "doctor/collation"
 	DoctorCollationDatabase Name = "doctor/collation_database"
@@ -38,6 +42,7 @@ const (
 	DoctorEscalation        Name = "doctor/escalation"
 	DoctorExpired           Name = "doctor/expired"
 	DoctorLockTable         Name = "doctor/lock_table"
+	DoctorNodes             Name = "doctor/nodes"
 	DoctorPrepared          Name = "doctor/prepared"
 	DoctorRights            Name = "doctor/rights"
 	DoctorRole              Name = "doctor/role"
@@ -134,11 +139,13 @@ const (
 	TxAsk           Name = "tx/ask"
 	TxClaim         Name = "tx/claim"
 	TxInTransaction Name = "tx/in_transaction"
+	TxKept          Name = "tx/kept"
 	TxLock          Name = "tx/lock"
 	TxLockAll       Name = "tx/lock_all"
 	TxLockWithin    Name = "tx/lock_within"
 	TxPurgeClaims   Name = "tx/purge_claims"
 	TxShared        Name = "tx/shared"
 	TxTryLock       Name = "tx/try_lock"
+	TxVersion       Name = "tx/version"
 	TxVouch         Name = "tx/vouch"
 )

@@ -96,6 +96,7 @@ type Locks struct {
 	holder  string                    // the holder's name for locks of the present session
 	pid     int32                     // the backend of that session
 	session int64                     // the random number of that session
+	end     func()                    // ends it, as a broken connection does; nil: there was none
 
 	// yields are locks that other processes waited for when this one released them: callers
 	// here that have not queued leave the locks to them. vain are locks that others waited for
@@ -111,7 +112,7 @@ func New(connections *pgxpool.Config, cfg Config) *Locks {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}
 	a.attempts.Dialer = dbconn.Dialer{Name: dbconn.ApplicationName(cfg.Owner), Config: connections}
-	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig"}
+	a.place = dbconn.Installation{Asked: cfg.Schema, Config: "AdvisoryConfig", Moved: a.moved}
 	a.queueing = &dbconn.Session{Dialer: a.attempts.Dialer, Place: &a.place, Idle: max(connections.MaxConnIdleTime, leastQueueIdle)}
 	a.evicting = batcher.Batcher[struct{}]{Limit: batcher.MaxRows, Run: a.lookEvicted}
 	a.mux = &mux{
@@ -181,6 +182,17 @@ func (a *Locks) lost(why error) {
 	}
 	if len(locks) > 0 {
 		a.host.Log.Warn("pgxlock: the session of advisory locks has ended", "locks", len(locks), "error", why)
+	}
+}
+
+// moved ends the lock session if it is on another cluster than the last connection. Where that is the
+// lock session's own, the one before has ended.
+func (a *Locks) moved(was, is int64) {
+	a.host.Log.Warn("pgxlock: all advisory locks are lost", "error", dbconn.ErrMoved(was, is))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.end != nil {
+		a.end()
 	}
 }
 

@@ -80,7 +80,7 @@ func (a *Locks) setUp(ctx context.Context, c *dbconn.Conn) (*session, error) {
 		return nil, err
 	}
 	if !place.Keeps {
-		return nil, fmt.Errorf("the server grants advisory locks and does not keep them, like some engines that speak PostgreSQL's protocol; use NewLeaseLocker: %w", errors.ErrUnsupported)
+		return nil, lockerr.NoLocks(dbconn.Engine(c.PgConn()))
 	}
 	if place.Silence != a.ttl.Milliseconds() {
 		return nil, fmt.Errorf("the server does not keep idle_session_timeout = %d ms, but %d ms; a negative AdvisoryConfig.TTL asks for none: %w", a.ttl.Milliseconds(), place.Silence, errors.ErrUnsupported)
@@ -107,7 +107,11 @@ func (a *Locks) setUp(ctx context.Context, c *dbconn.Conn) (*session, error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := a.place.CheckMoved(c); err != nil { // moved has not seen this session
+		return nil, err
+	}
 	a.session = own
+	a.end = func() { _ = conn.Conn().Close() }
 	a.holder, a.pid = fmt.Sprintf("%s:%d", a.cfg.Owner, c.PID), c.PID
 	if a.cfg.MaxLocks == 0 {
 		a.room = max(int(min(place.Capacity/10, defaultMaxLocks)), 1)

@@ -49,6 +49,7 @@ type Conn struct {
 	Backend
 	OtherDefaults bool // as in [Querier]
 
+	cluster  cluster
 	switched bool          // a proxy has passed it on to another process since
 	limit    time.Duration // how long an address had
 	found    place.Found   // of the Place of the Dial

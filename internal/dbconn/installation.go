@@ -2,8 +2,10 @@ package dbconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
@@ -21,6 +23,14 @@ type Installation struct {
 	Schema string // "": not found yet
 	Asked  string // the schema that the caller named, if any
 	Config string // where it is named
+
+	// Moved is called when a connection ends in another cluster than the one before, by their system
+	// identifiers: what is held on that one is lost. nil: nothing is called.
+	Moved func(was, is int64)
+
+	cluster cluster     // of the last connection
+	hidden  atomic.Bool // the server does not tell its cluster
+	keeps   atomic.Bool // the server was seen to keep the advisory locks that it grants: each [Dial] looks until then
 
 	texts map[statements.Name]string // the statements used on it
 }
@@ -41,10 +51,14 @@ func (in *Installation) Statement(name statements.Name) string {
 }
 
 // choose returns the schema: the one that the caller named, the one that was found before, or
-// what the connection found. It makes that the one that was found.
+// what the connection found. It makes that the one that was found, and the cluster of the connection
+// the one that is in use.
 func (in *Installation) choose(c *Conn) (schema string, err error) {
 	if in == nil {
 		return "", nil
+	}
+	if left := in.enter(c.cluster); left != 0 && in.Moved != nil {
+		in.Moved(left, c.cluster.system)
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -81,6 +95,9 @@ func (in *Installation) Find(ctx context.Context, q Querier) error {
 		return c.notFound
 	}
 	_, err := in.choose(c)
+	if errors.Is(err, lockerr.ErrSchema) && errors.Is(c.identify(ctx, q.Conn.PgConn(), nil), lockerr.ErrWorker) {
+		return lockerr.ErrWorker // where nothing can be installed
+	}
 	return err
 }
 

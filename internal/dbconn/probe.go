@@ -58,6 +58,9 @@ func (c *Conn) Keeps(ctx context.Context) (bool, error) {
 	return now.PID == c.PID, err
 }
 
+// Engine names a server that says at connect that it is no PostgreSQL; "" for any other.
+func Engine(conn *pgconn.PgConn) string { return conn.ParameterStatus("crdb_version") }
+
 // SwitchedBackend returns the error of a session that another backend answers for.
 func SwitchedBackend(was int32, now any) error {
 	return fmt.Errorf("%w: the backend was %d and now is %v", lockerr.ErrPooler, was, now)

@@ -45,6 +45,7 @@ type Session struct {
 
 	mu            sync.Mutex // held during an exchange, never while connecting
 	conn          *pgx.Conn
+	cluster       cluster  // where it ends
 	attempt       *attempt // in flight; nil: none
 	unfinished    Backend  // the backend of the last connection, unless it was closed in peace
 	Direct        bool     // conn talks to the server itself, not to a pooler
@@ -126,6 +127,10 @@ func (s *Session) lockConnected(wait context.Context) (fresh bool, err error) {
 			s.mu.Unlock()
 			return fresh, lockerr.ErrClosed
 		}
+		if s.conn != nil && !s.conn.IsClosed() && s.Place.elsewhere(s.cluster) {
+			CloseQuietly(s.conn) // its name leads elsewhere now
+			s.unfinished = Backend{}
+		}
 		if s.conn != nil && !s.conn.IsClosed() {
 			return fresh, nil
 		}
@@ -179,7 +184,7 @@ func (s *Session) connect(ctx context.Context, a *attempt, old Backend) {
 	if a.err = err; err != nil {
 		return
 	}
-	s.conn, s.Direct, s.otherDefaults = conn.Conn, conn.Direct(), conn.OtherDefaults
+	s.conn, s.cluster, s.Direct, s.otherDefaults = conn.Conn, conn.cluster, conn.Direct(), conn.OtherDefaults
 	s.pace = time.Since(began)
 	s.unfinished = Backend{}
 	if s.Direct {

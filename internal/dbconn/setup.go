@@ -1,9 +1,11 @@
 package dbconn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,47 +25,99 @@ import (
 // identify asks which process serves the connection, and where the schema of a place is; nil:
 // it is not needed.
 func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installation) error {
-	steps := []Step{{SQL: statements.ConnBackend.Text()}}
-	looks := in != nil
-	if looks { // each new connection does: a schema may have been dropped, and made by another role, since the last one
-		steps = append(steps, lookStep(in.Asked))
-	}
+	var standby, asOurs, citus bool
+	var keepsNone *string // what the server says that it is, if it keeps no locks
+	c.notFound, c.cluster = nil, cluster{}
 	types := pgtype.NewMap()
-	ask := func() (results []*pgconn.Result, err error) {
-		err = Outlast(ctx, func() (err error) {
-			results, _, err = pipeline(ctx, conn, types, steps)
-			return err
-		})
-		return results, err
+	scan := func(into ...any) func(*pgconn.Result) error {
+		return func(answer *pgconn.Result) error { return ScanRow(types, answer, into...) }
 	}
-	c.notFound = nil
-	results, err := ask()
-	if looks && lockerr.Refused(err) && lockerr.SQLState(err) != lockerr.StateCanceled {
-		c.notFound = err // what does not need the schema can do without
-		steps, looks = steps[:1], false
-		results, err = ask()
-	}
-	if lockerr.SQLState(err) == lockerr.StateUnsupported { // a standby, and the role's transactions are SERIALIZABLE
-		steps = []Step{{SQL: statements.MonitorIsolation.Text()}, steps[0]}
-		if results, err = ask(); err == nil {
-			results = results[1:]
+	all := []question{{step: Step{SQL: statements.ConnBackend.Text()}, read: scan(&standby, &c.PID, &c.started, &asOurs, &citus)}}
+	if in != nil {
+		if !in.keeps.Load() {
+			all = append(all, question{step: Step{SQL: statements.ConnKeeps.Text(), Args: []any{RandomID()}}, read: scan(&keepsNone)})
 		}
+		if !in.hidden.Load() {
+			all = append(all, question{
+				step: Step{SQL: statements.ConnCluster.Text()}, read: scan(&c.cluster.system, &c.cluster.timeline),
+				refused: func(error) { in.hidden.Store(true) },
+			})
+		}
+		all = append(all, question{
+			step: lookStep(in.Asked),
+			read: func(answer *pgconn.Result) error {
+				c.found, c.notFound = place.Read(func(into ...any) error { return ScanRow(types, answer, into...) })
+				return nil
+			},
+			refused: func(err error) { c.notFound = err }, // what does not need the schema can do without
+		})
+	}
+	err := askAll(ctx, conn, types, all)
+	if lockerr.SQLState(err) == lockerr.StateUnsupported { // a standby, and the role's transactions are SERIALIZABLE
+		isolation := question{step: Step{SQL: statements.MonitorIsolation.Text()}, read: func(*pgconn.Result) error { return nil }}
+		err = askAll(ctx, conn, types, slices.Insert(all, 0, isolation))
 	}
 	if err != nil {
-		return err
+		return lockerr.NotPostgres(Engine(conn), err)
 	}
-	var standby, asOurs bool
-	if err := ScanRow(types, results[0], &standby, &c.PID, &c.started, &asOurs); err != nil {
-		return err
-	}
-	if standby {
+	switch {
+	case standby:
 		return fmt.Errorf("%w: the server is in recovery", lockerr.ErrReadOnly)
+	case keepsNone != nil:
+		return lockerr.NoLocks(cmp.Or(Engine(conn), *keepsNone))
+	}
+	if citus {
+		worker := false
+		found := func(answer *pgconn.Result) error { worker = len(answer.Rows) > 0; return nil }
+		if err := askAll(ctx, conn, types, []question{{step: Step{SQL: statements.ConnWorker.Text()}, read: found}}); err != nil {
+			return err
+		}
+		if worker {
+			return lockerr.ErrWorker
+		}
 	}
 	c.OtherDefaults = !asOurs
-	if looks {
-		c.found, c.notFound = place.Read(func(into ...any) error { return ScanRow(types, results[1], into...) })
+	if in == nil {
+		return nil
 	}
-	return nil
+	in.keeps.Store(true)
+	return in.old(c.cluster)
+}
+
+// A question is a statement with what becomes of its answer.
+type question struct {
+	step    Step
+	read    func(*pgconn.Result) error
+	refused func(error) // the others are asked without it; nil: its error is that of all
+}
+
+// askAll asks in one round trip, and once more for each question that the server refuses.
+func askAll(ctx context.Context, conn *pgconn.PgConn, types *pgtype.Map, all []question) error {
+	for {
+		steps := make([]Step, len(all))
+		for i, q := range all {
+			steps[i] = q.step
+		}
+		var results []*pgconn.Result
+		var failed int
+		err := Outlast(ctx, func() (err error) {
+			results, failed, err = pipeline(ctx, conn, types, steps)
+			return err
+		})
+		if err == nil {
+			for i, q := range all {
+				if err := q.read(results[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if !lockerr.Refused(err) || lockerr.SQLState(err) == lockerr.StateCanceled || failed >= len(all) || all[failed].refused == nil {
+			return err
+		}
+		all[failed].refused(err)
+		all = slices.Delete(all, failed, failed+1)
+	}
 }
 
 // Own is how a connection is made fit for its work.

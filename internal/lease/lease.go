@@ -88,6 +88,7 @@ type Table struct {
 // the first try.
 func New(connections *pgxpool.Config, cfg Config) *Table {
 	t := &Table{cfg: cfg, place: dbconn.Installation{Asked: cfg.Schema, Config: "LeaseConfig"}, mine: make(map[string]struct{}), leftovers: make(map[lockkey.Name][]*leftover)}
+	t.place.Moved = t.moved
 	t.lingering, t.endLinger = context.WithCancelCause(context.Background())
 	t.requests = t.newSession(connections)
 	t.requests.Async = cfg.Async
@@ -132,6 +133,17 @@ func (t *Table) request(wait context.Context, fn dbconn.Exchange) error {
 	t.sharing.RLock()
 	defer t.sharing.RUnlock()
 	return lockerr.Locked(t.requests.Do(wait, t.renewer.patience(), fn))
+}
+
+// moved ends all holds: their rows are in another cluster. Where they were copied, others get them there
+// when they expire, and fences and tokens of the two clusters know nothing of each other.
+func (t *Table) moved(was, is int64) {
+	why := dbconn.ErrMoved(was, is)
+	locks := t.renewer.locks()
+	for _, lock := range locks {
+		_ = lock.Lose(why)
+	}
+	t.host.Log.Warn("pgxlock: all leases are lost", "leases", len(locks), "error", why)
 }
 
 // wake runs an exchange that wakes waiters, on the connection of requests.

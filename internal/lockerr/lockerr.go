@@ -32,6 +32,7 @@ import (
 const (
 	docs          = "https://github.com/pgxlock/pgxlock/blob/main/docs/"
 	ManualDoctor  = docs + "doctor.md"
+	ManualEngines = docs + "engines.md"
 	ManualInstall = docs + "install.md"
 	ManualRights  = docs + "rights.md"
 	ManualTrust   = docs + "trust.md"
@@ -96,7 +97,7 @@ func SessionEnded(state string) bool {
 // answered, or the one that did has no free connection, starts or stops; or the connection
 // broke, or the server ended it.
 func Unreachable(err error) bool {
-	for _, known := range []error{ErrNotAcquired, ErrLost, ErrReadOnly, ErrPooler} {
+	for _, known := range []error{ErrNotAcquired, ErrLost, ErrReadOnly, ErrPooler, errors.ErrUnsupported} {
 		if errors.Is(err, known) {
 			return false
 		}
@@ -147,7 +148,7 @@ func Remedy(err error) string {
 			return "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see " + ManualRights + "#row-level-security"
 		case state == "42501":
 			return "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + ManualRights
-		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42") || state == "55P02") && connecting(err):
+		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42") || state == "55P02") && connecting(err) && !errors.Is(err, errors.ErrUnsupported):
 			return "the server refuses a setting of the connection string; correct it, or leave it out"
 		}
 	}

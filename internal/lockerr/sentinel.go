@@ -3,6 +3,7 @@ package lockerr
 import (
 	"context"
 	"errors"
+	"fmt"
 )
 
 // The sentinels of package pgxlock, whose documentation they carry.
@@ -38,6 +39,9 @@ var (
 	ErrSessionEnded = errors.New("the session that holds the locks has ended")
 )
 
+// ErrWorker is what a worker of Citus is refused with. As a standby it is no place to lock.
+var ErrWorker = fmt.Errorf("%w: the server is a Citus worker, where a lock excludes no caller on another node: connect to the coordinator", ErrReadOnly)
+
 // errNilContext is what a call returns that was given no context.
 var errNilContext = errors.New("the context is nil; pass context.Background() if nothing cancels the call")
 
@@ -58,6 +62,7 @@ const (
 	StateTokensUsedUp      = "2200H" // the numbers of an epoch of tokens
 	StateReadOnly          = "25006"
 	StateUnsupported       = "0A000" // of conn/set_transaction.sql: the server is a standby
+	StateSyntax            = "42601" // of ours: the server is no PostgreSQL
 	StateNoRights          = "42501"
 	StateSerialization     = "40001"
 	StateDeadlock          = "40P01"

@@ -45,6 +45,9 @@ func Typed(err error) error {
 // lacksSchema reports whether the server misses something that the migrations make, or
 // that repair_lock_tokens() mends.
 func lacksSchema(err error) bool {
+	if errors.Is(err, errors.ErrUnsupported) {
+		return false // what it misses is a part of PostgreSQL
+	}
 	switch SQLState(err) {
 	case StateTokensNeedRepair, StateTokensUsedUp, StateUndefinedTable, StateUndefinedFunction, StateUndefinedObject, StateInvalidSchema:
 		return true

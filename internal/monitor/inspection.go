@@ -51,7 +51,7 @@ func (in *inspection) find(ctx context.Context) error {
 	switch err := place.Find(ctx, dbconn.Querier{Conn: in.conn}); {
 	case err == nil:
 		in.schema = place.Schema
-	case errors.Is(err, lockerr.ErrSchema), hidden(err):
+	case errors.Is(err, lockerr.ErrSchema), errors.Is(err, lockerr.ErrWorker), hidden(err):
 		in.absent = err
 		in.miss("leases, and the queues of those who wait", err, &in.unread.Leases, &in.unread.Queues)
 		return nil

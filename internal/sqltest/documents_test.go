@@ -335,7 +335,7 @@ var secondHeading = regexp.MustCompile(`(?m)^## (.*)$`)
 // Errors, advice and help name pages by lockerr.ManualDoctor and its like, and a heading.
 func TestDocumentsThatErrorsPointToExist(t *testing.T) {
 	t.Parallel()
-	manuals := map[string]string{"ManualDoctor": lockerr.ManualDoctor, "ManualInstall": lockerr.ManualInstall, "ManualRights": lockerr.ManualRights, "ManualTrust": lockerr.ManualTrust}
+	manuals := map[string]string{"ManualDoctor": lockerr.ManualDoctor, "ManualEngines": lockerr.ManualEngines, "ManualInstall": lockerr.ManualInstall, "ManualRights": lockerr.ManualRights, "ManualTrust": lockerr.ManualTrust}
 	named := make(map[string]bool)
 	for _, dir := range []string{"../../doctor", "../../cmd/pgxlock", "../lockerr"} {
 		paths, err := filepath.Glob(dir + "/*.go")

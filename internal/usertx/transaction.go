@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -35,6 +37,12 @@ type Tx interface {
 
 	// Database says where the transaction is, if its driver tells.
 	Database() string
+
+	// Server remembers whether its server keeps locks.
+	Server() Server
+
+	// Engine names the server if it is known to be no PostgreSQL.
+	Engine() string
 }
 
 // pgxTx is a transaction of pgx.
@@ -98,6 +106,16 @@ func (tx pgxTx) Database() string {
 // PlaceOf names a database and its server.
 func PlaceOf(c *pgconn.Config) string { return fmt.Sprintf("%q at %s:%d", c.Database, c.Host, c.Port) }
 
+func (tx pgxTx) Server() Server { return Server{conn: tx.Conn()} }
+
+func (tx pgxTx) Engine() string {
+	conn := tx.Conn()
+	if conn == nil {
+		return ""
+	}
+	return dbconn.Engine(conn.PgConn())
+}
+
 func (tx pgxTx) Shares() Shares {
 	conn := tx.Conn()
 	if conn == nil {
@@ -150,6 +168,18 @@ func (tx sqlTx) Row(ctx context.Context, text string, dest any, args ...any) err
 
 // Database returns "": database/sql does not tell.
 func (tx sqlTx) Database() string { return "" }
+
+// Server is known by the sql.DB, which a transaction of database/sql has in a field and does not tell.
+func (tx sqlTx) Server() Server {
+	field := reflect.ValueOf(tx.Tx).Elem().FieldByName("db")
+	if !field.IsValid() || field.Type() != reflect.TypeFor[*sql.DB]() {
+		return Server{} // in a later release of Go: then it is asked each time
+	}
+	return Server{db: (*sql.DB)(field.UnsafePointer())}
+}
+
+// Engine returns "": database/sql does not tell.
+func (tx sqlTx) Engine() string { return "" }
 
 func (tx sqlTx) Shares() Shares { return sharesOf(tx.Tx) }
 

@@ -169,6 +169,9 @@ func (l *listener) listen() error {
 	l.queue.server.Leaders.Look() // a leader may have been asked to step down while the listener was away
 	var holder int32
 	for {
+		if err := l.queue.server.Place.CheckMoved(made); err != nil {
+			return err
+		}
 		if now := l.holds(); now != holder {
 			holder = now
 			text := strings.NewReplacer("/* client */", strconv.FormatInt(client, 10), "/* pid */", strconv.Itoa(int(holder))).Replace(statements.QueueListenHolder.Text())

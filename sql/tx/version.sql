@@ -1,0 +1,2 @@
+-- What the server says that it is.
+SELECT pg_catalog.version()
