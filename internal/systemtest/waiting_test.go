@@ -92,19 +92,19 @@ func TestProcessesAreServedInTheOrderOfTheirTickets(t *testing.T) {
 }
 
 // Of the ticket ahead no process tries, and the lock becomes free without a release that wakes it.
+// The server grants an advisory lock in no order of tickets, and its waiters poll: no ticket can keep them from it.
 func TestWaiterPassesATicketThatNoProcessUses(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
-	locks, advisory := testkit.NewLocker(t, db, nil), testkit.NewAdvisory(t, db, nil)
+	locks := testkit.NewLocker(t, db, nil)
 	jobs := testkit.Semaphore(t, locks, 1)
 	for name, c := range map[string]struct {
 		queue, hold, free string
 		acquire           func(ctx context.Context) (*pgxlock.Lock, error)
 	}{
-		"lease":    {"0, 'k'", "acquire_lock('k', 'sql', 3600)", "release_lock('k', 'sql')", func(ctx context.Context) (*pgxlock.Lock, error) { return locks.Acquire(ctx, "k") }},
-		"advisory": {"1, advisory_lock_key('k')", "pg_advisory_lock(advisory_lock_key('k'))", "pg_advisory_unlock(advisory_lock_key('k'))", func(ctx context.Context) (*pgxlock.Lock, error) { return advisory.Acquire(ctx, "k") }},
-		"permit":   {"0, 'jobs#'", "acquire_permit('jobs', 'sql', 1, 3600)", "release_lock('jobs#1', 'sql')", func(ctx context.Context) (*pgxlock.Lock, error) { return jobs.Acquire(ctx, "jobs") }},
+		"lease":  {"0, 'k'", "acquire_lock('k', 'sql', 3600)", "release_lock('k', 'sql')", func(ctx context.Context) (*pgxlock.Lock, error) { return locks.Acquire(ctx, "k") }},
+		"permit": {"0, 'jobs#'", "acquire_permit('jobs', 'sql', 1, 3600)", "release_lock('jobs#1', 'sql')", func(ctx context.Context) (*pgxlock.Lock, error) { return jobs.Acquire(ctx, "jobs") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
