@@ -195,14 +195,15 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 			}
 		}
 	}
-	for kind, unread := range map[monitor.Kind]error{monitor.KindAdvisory: s.shot.Unread.Advisory, monitor.KindLease: s.shot.Unread.Leases} {
+	leases := s.shot.Unread.Leases == nil || held[of{monitor.KindLease, false}]+held[of{monitor.KindLease, true}] > 0 // those beyond the bound are left out
+	for kind, read := range map[monitor.Kind]bool{monitor.KindAdvisory: s.shot.Unread.Advisory == nil, monitor.KindLease: leases} {
 		for shared, mode := range modes {
-			if unread == nil {
+			if read {
 				tell(holders, float64(held[of{kind, shared}]), kindName(kind), mode)
 			}
 		}
 	}
-	if s.shot.Unread.Leases != nil {
+	if !leases {
 		return
 	}
 	tell(oldestHold, oldest)
@@ -214,7 +215,7 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 }
 
 func (s *state) tellWaiters(tell func(*prometheus.Desc, float64, ...string)) {
-	if s.shot.Unread.Queues != nil {
+	if s.shot.Unread.Queues != nil && len(s.shot.Waiters) == 0 {
 		return
 	}
 	waiting := make(map[monitor.Kind]int)
