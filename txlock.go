@@ -157,8 +157,10 @@ func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (use
 	switch {
 	case waits:
 		return tx.Run(ctx, statements.TxLockAll, numbers, whats)
-	case o.noWait() && len(ids) == 1:
-		return tx.Run(ctx, statements.TxTryLock, numbers[0], whats[0])
+	case len(ids) == 1: // most keys are free, and the block costs the server several times as much
+		if got, err := tx.Run(ctx, statements.TxTryLock, numbers[0], whats[0]); err != nil || got != usertx.Refused || o.noWait() {
+			return got, err
+		}
 	}
 	return tx.RunBlock(ctx, statements.TxLockWithin, numbers, whats, milliseconds(o.maxWait))
 }

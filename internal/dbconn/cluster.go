@@ -29,10 +29,10 @@ func (in *Installation) enter(c cluster) (left int64) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	was := in.cluster
-	switch {
-	case c.system == 0: // as a role without the right sees it
+	switch c.system {
+	case 0: // as a role without the right sees it
 		return 0
-	case c.system == was.system:
+	case was.system:
 		c.timeline = max(c.timeline, was.timeline)
 	default:
 		left = was.system
