@@ -209,6 +209,11 @@ func TestALockTakesAsFewRoundTripsAsItCan(t *testing.T) {
 func prepare(x *txn, opts ...pgxlock.Option) {
 	x.t.Helper()
 	x.must(fmt.Sprint("prepare ", opts), opts...)
+	if x.way == byLockTx {
+		if err := pgxlock.LockAllTx(x.t.Context(), x.pgx, []string{"prepare one", "prepare two"}, opts...); err != nil {
+			x.t.Fatal(err)
+		}
+	}
 	x.usable() // sends what pgx has put off
 }
 
