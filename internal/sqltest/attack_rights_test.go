@@ -41,6 +41,7 @@ func attack(t *testing.T, install func(*testing.T) *database) (*database, attack
 
 // up, down and repair run the migrations as the role that owns the database.
 func (a attacker) up() error { return migrations.Up(a.d.t.Context(), a.pool, nil) }
+
 func (a attacker) down() error {
 	return migrations.Down(a.d.t.Context(), a.pool, &migrations.Config{Force: true})
 }

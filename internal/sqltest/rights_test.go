@@ -125,9 +125,11 @@ func TestHardeningAgainGivesNobodyMore(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do("select harden_locks()")
-	for _, right := range []string{"execute on function repair_lock_tokens()", "select on lock_leases", "execute on function pgxlock_renew_batch(text[], text[], bigint[], bigint[])",
+	for _, right := range []string{
+		"execute on function repair_lock_tokens()", "select on lock_leases", "execute on function pgxlock_renew_batch(text[], text[], bigint[], bigint[])",
 		"execute on function try_acquire_lock(varchar, varchar, interval, jsonb), claim_once(text, interval, interval)", "execute on function purge_claims, evict_lock",
-		"select on all tables in schema public", "execute on function pgxlock_session_key, pgxlock_is_own_key"} {
+		"select on all tables in schema public", "execute on function pgxlock_session_key, pgxlock_is_own_key",
+	} {
 		role := d.role()
 		d.do("grant " + right + " to " + role + "; select harden_locks()")
 		d.want("select count(*) from pgxlock_grants() where grantee = '"+role+"'", "0")
