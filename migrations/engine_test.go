@@ -35,6 +35,7 @@ func TestEngineThatKeepsNoLocksGetsNothing(t *testing.T) {
 
 // After a dump from PostgreSQL was restored on such an engine, everything is there.
 func TestEngineThatKeepsNoLocksIsNotRepaired(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest)
 	testkit.KeepNoLocks(t, db)

@@ -192,6 +192,7 @@ func TestTwoObjectsOfAnotherRoleAreBothNamed(t *testing.T) {
 // What other roles do with objects of their own while a file runs is none of its business: neither
 // what is committed meanwhile, nor what is older.
 func TestObjectsOfOtherRolesThatHaveOtherNamesMayChangeMeanwhile(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, direction := range []string{"up", "down"} {
 		version, file := newest-1, upFiles[newest-1]

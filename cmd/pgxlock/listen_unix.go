@@ -24,7 +24,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	}
 	defer func() { _ = dir.Close() }()
 	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("another program begins to listen in %s: %w", dir.Name(), err)
+		return nil, fmt.Errorf("another program begins to listen in %s: %v", dir.Name(), err) //nolint:errorlint // the command shows an errno alone
 	}
 	if err := removeDead(ctx, path); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func removeDead(ctx context.Context, path string) error {
 		return errors.Join(errors.New("a program listens there"), conn.Close())
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("there is a socket, and whether a program listens there is not known: %w", err)
+		return fmt.Errorf("there is a socket, and whether a program listens there is not known: %v", err) //nolint:errorlint // the command shows an errno alone
 	}
 	return os.Remove(path)
 }

@@ -523,6 +523,7 @@ func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 }
 
 func TestTheTreeNamesNobodyWhereHoldersCannotBeRead(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	shot := pgxlock.Snapshot{
 		Waiters: []pgxlock.Waiter{{Key: "a", Kind: pgxlock.KindLease, Owner: "one"}, {Key: "b", Kind: pgxlock.KindAdvisory, Owner: "two"}},

@@ -47,8 +47,8 @@ select elsewhere too. Leases that expired come last; what is not known is sorted
 
 Standard error says what this role, this schema or this server cannot show, and with
 -o json the fields unread and missing; --once exits with another code than 0 if holders or
-waiters are among that. Ctrl-C or SIGTERM ends watch. If the server cannot be reached at the start, watch
-fails; if the server goes away later, watch says so and waits for it.`,
+waiters are among that. Ctrl-C or SIGTERM ends watch. If the server cannot be reached
+at the start, watch fails; if the server goes away later, watch says so and waits for it.`,
 		Example: `  pgxlock watch --every 5
   pgxlock watch --kind lease --key invoice: --sort age
   pgxlock watch --once

@@ -130,6 +130,7 @@ var possible = map[string]func(d *database, evil, victim *process, ops *session)
 }
 
 func TestDocumentedPowersOfApplicationsAreAllThereAre(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/rights.md")
 	if err != nil {

@@ -75,6 +75,7 @@ func TestForgedTicketOnAFreeLockIsPassed(t *testing.T) {
 }
 
 func TestTicketIsOfItsRole(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	victim, evil, _ := d.foes()
@@ -108,6 +109,7 @@ func TestTicketIsOfItsRole(t *testing.T) {
 
 // What a ticket says of advisory locks counts if the session that has them is of its role.
 func TestForgedHoldOfAnAdvisoryLockMakesNoDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	victim, evil, _ := d.foes()

@@ -134,6 +134,7 @@ func TestAChangeThatTokensWouldNotSurviveStopsAcquiresUntilRepaired(t *testing.T
 // A database made from a dump without rows has neither the epoch nor a lease that tells of it, and its
 // sequence begins again. That may happen twice in a row.
 func TestTokensGrowOverTheLossOfTheirEpoch(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	seen := &tokens{t: t}

@@ -149,6 +149,7 @@ func TestLeaseIsLostOnAnotherCluster(t *testing.T) {
 
 // Both connections of a Locker end in one cluster: the one that did not break follows the other.
 func TestConnectionsOfALockerEndInOneCluster(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	first, second := testkit.Migrated(t), testkit.Migrated(t)
 	asCluster(t, first, 41, 1)
@@ -206,6 +207,7 @@ func TestAdvisoryLockIsLostOnAnotherCluster(t *testing.T) {
 
 // After a promotion the old primary grants nothing to a Locker that has used the new one.
 func TestOldPrimaryIsNotUsedAgain(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	first, second := testkit.Migrated(t), testkit.Migrated(t)
 	asCluster(t, first, 41, 2)
@@ -235,6 +237,7 @@ func TestOldPrimaryIsNotUsedAgain(t *testing.T) {
 
 // A role without the right to know the cluster can lock all the same.
 func TestUnknownClusterIsNoReasonToRefuse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, hidden := range []string{"pg_control_system()", "pg_walfile_name(pg_lsn)"} {
 		db := testkit.Migrated(t)

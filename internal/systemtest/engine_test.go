@@ -116,6 +116,7 @@ func TestLockerIsRefusedWhereTheServerKeepsNoLocks(t *testing.T) {
 
 // An engine names itself at connect, which costs nothing.
 func TestEngineWithoutLocksIsNamed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, stub := range map[string]func(*testing.T, *pgtest.DB){
 		"locks that are always granted": testkit.KeepNoLocks,
@@ -169,6 +170,7 @@ func withoutTransactionLocks(t *testing.T, db *pgtest.DB) {
 
 // LockTx needs no schema, so that the advice to install one would lead nowhere.
 func TestMissingPartOfPostgreSQLIsNoMissingSchema(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	withoutTransactionLocks(t, db)
@@ -251,6 +253,7 @@ func (c *movedConn) RemoteAddr() net.Addr { return c.address }
 
 // One database that keeps locks says nothing of another one of the same process and server.
 func TestKeptLocksOfAnotherDatabaseDoNotCount(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	good, bad := pgtest.New(t), pgtest.New(t)
 	testkit.KeepNoLocks(t, bad)
@@ -268,6 +271,7 @@ func TestKeptLocksOfAnotherDatabaseDoNotCount(t *testing.T) {
 
 // A role that may do nothing but connect can lock, with tables and functions of its own in front of the server's.
 func TestRoleWithoutRightsCanLock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	role := "pgxlock_test_" + strings.ToLower(rand.Text())
@@ -348,6 +352,7 @@ func TestCitusWorkerIsRefused(t *testing.T) {
 
 // A Locker that is given all nodes of a cluster finds the coordinator among them.
 func TestCitusCoordinatorIsFoundAmongWorkers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	coordinator, worker := testkit.Migrated(t), testkit.Migrated(t)
 	testkit.Citus(t, worker, 1, true)
@@ -383,6 +388,7 @@ func (c *renamed) Write(b []byte) (int, error) {
 }
 
 func TestCitusCoordinatorIsSoundWithAWarning(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	testkit.Citus(t, db, 0, true)
@@ -401,6 +407,7 @@ func TestCitusCoordinatorIsSoundWithAWarning(t *testing.T) {
 
 // Tables of those names in another schema, which any role may make, are not Citus'.
 func TestCatalogsOfCitusCountInPgCatalogAlone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, `create table pg_dist_local_group as select 7 as groupid; create table pg_dist_node as select 1 as groupid, true as hasmetadata;
@@ -415,6 +422,7 @@ func TestCatalogsOfCitusCountInPgCatalogAlone(t *testing.T) {
 }
 
 func TestDoctorFindsASubscriptionThatWritesOurTables(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "create table theirs ()")
