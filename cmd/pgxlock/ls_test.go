@@ -92,6 +92,7 @@ func TestLsPrintsJSON(t *testing.T) {
 
 // A terminal obeys control characters above ASCII as well, which JSON may have.
 func TestJSONShowsNoControlCharacterOfAName(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const hostile = "k\u009b2J\x7f\u202e"
 	db := migrated(t)

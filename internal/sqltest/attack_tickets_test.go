@@ -46,6 +46,7 @@ func TestForgedNumberComesLast(t *testing.T) {
 // It has drawn an earlier number elsewhere, does not try, and nobody releases the lock: the waiter
 // behind it learns which ticket is ahead, and has it passed.
 func TestForgedTicketOnAFreeLockIsPassed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	victim, evil, low := d.foes()

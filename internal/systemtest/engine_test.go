@@ -186,6 +186,7 @@ func TestMissingPartOfPostgreSQLIsNoMissingSchema(t *testing.T) {
 
 // The server is asked once for each database of a process, and no lock costs more after that.
 func TestKeptLocksAreLookedForOncePerDatabase(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	const sent = "Whether the server knows of a lock"

@@ -464,6 +464,7 @@ func TestReleaseThatArrivesLateIsNoLoss(t *testing.T) {
 }
 
 func TestReleaseOfALeaseThatWasTakenAwayReportsTheLoss(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
