@@ -126,6 +126,7 @@ func TestUpMakesAnewWhatWasDropped(t *testing.T) {
 
 // As in a database made from a dump without rows.
 func TestMissingRowsAreNamedAndRestored(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const rows = "select count(*) from (table pgxlock_epoch) e, (table pgxlock_migrations) m"
 	for name, test := range map[string]struct {

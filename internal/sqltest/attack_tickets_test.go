@@ -30,6 +30,7 @@ func (p *process) asked(kind int, name, ticket string) string {
 
 // A number that the sequence has not given is replaced by one that it gives.
 func TestForgedNumberComesLast(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	victim, evil, _ := d.foes()

@@ -119,6 +119,7 @@ func wantMoved(t *testing.T, lock *pgxlock.Lock, log *said) {
 // A replica that takes writes has the rows of its publisher, so that renewals would go on there while
 // others get the lease where it was acquired.
 func TestLeaseIsLostOnAnotherCluster(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, one := range []bool{false, true} {
 		first, second := testkit.Migrated(t), testkit.Migrated(t)
@@ -177,6 +178,7 @@ func TestConnectionsOfALockerEndInOneCluster(t *testing.T) {
 }
 
 func TestAdvisoryLockIsLostOnAnotherCluster(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	first, second := testkit.Migrated(t), testkit.Migrated(t)
 	asCluster(t, first, 41, 1)

@@ -46,6 +46,7 @@ func wantNoLocks(t *testing.T, what string, err error, engine string) {
 }
 
 func TestTransactionLockIsRefusedWhereTheServerKeepsNone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	testkit.KeepNoLocks(t, db)
@@ -72,6 +73,7 @@ func TestTransactionLockIsRefusedWhereTheServerKeepsNone(t *testing.T) {
 
 // A database that was restored on such an engine has the schema, so that only the Locker can notice.
 func TestLockerIsRefusedWhereTheServerKeepsNoLocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	testkit.KeepNoLocks(t, db)
@@ -310,6 +312,7 @@ func wantWorker(t *testing.T, what string, err error) {
 }
 
 func TestCitusWorkerIsRefused(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, of := range map[string]func(*testing.T) *pgtest.DB{"installed": testkit.Migrated, "bare": func(t *testing.T) *pgtest.DB { return pgtest.New(t) }} {
 		db := of(t)

@@ -94,6 +94,7 @@ func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
 
 // Maintenance may keep a table locked for longer than a statement waits for it.
 func TestAcquireWaitsForALockedTable(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
