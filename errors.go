@@ -51,9 +51,9 @@ var (
 	// transaction again. Acquire the lock before you begin a transaction that you fence.
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot
 
-	// ErrReadOnly: the server is a standby or a worker of Citus, or the transaction is read-only. If none of
-	// several hosts is a primary, as during a failover, the error also matches
-	// ErrUnavailable.
+	// ErrReadOnly: the server is a standby or a worker of Citus, or the transaction is
+	// read-only. If none of several hosts is a primary, as during a failover, the error also
+	// matches ErrUnavailable.
 	ErrReadOnly = lockerr.ErrReadOnly
 
 	// ErrPooler: a pooler between the program and the server passes the server's session,
@@ -88,9 +88,10 @@ var (
 	// lease Locker or of package once locked (55P03), as maintenance does, until which
 	// Acquire waits. The same call may succeed later. The message says how often it was
 	// tried to connect, and for how long. Every call that asks the server may return it:
-	// those of Lockers, Limiters, Runners, claims and Monitors. The server may have done what the call asked for, except that an
-	// acquire that fails holds nothing. A lock that is held stays held until [ErrLost] says
-	// otherwise. A call whose context has ended returns the context's error instead.
+	// those of Lockers, Limiters, Runners, claims and Monitors. The server may have done
+	// what the call asked for, except that an acquire that fails holds nothing. A lock that
+	// is held stays held until [ErrLost] says otherwise. A call whose context has ended
+	// returns the context's error instead.
 	//
 	// If the server refuses a user, password, database, right or setting, the error is not
 	// ErrUnavailable, because the same call fails again. It wraps the server's error, with

@@ -14,8 +14,8 @@ import (
 )
 
 // An Eviction says who took a lock away and why, and how long ago. The holder of a lease
-// asks for it when a renewal finds the lease gone. The lock session is notified, and then
-// releases the lock.
+// asks for it when a renewal or a release finds the lease gone. The lock session is notified,
+// and then releases the lock.
 type Eviction struct {
 	Err error
 	Age time.Duration

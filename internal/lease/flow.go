@@ -53,11 +53,7 @@ func (f *flow) release(r *release) {
 // beginLocked makes the caller or a goroutine lead if the flow is idle, and unlocks f.mu. A caller
 // sends its own kind: it must not be kept for an exchange that is not its own.
 func (f *flow) beginLocked(own, releases bool) {
-	begins := !f.led && len(f.requests)+len(f.releases) > 0
-	if begins {
-		f.led, f.own = true, own
-		f.released, f.passedOver = !releases, true
-	}
+	begins := f.takeLeadLocked(own, releases)
 	f.mu.Unlock()
 	switch {
 	case begins && own:
@@ -76,6 +72,17 @@ func (f *flow) beginLocked(own, releases bool) {
 	case begins:
 		go f.lead()
 	}
+}
+
+// takeLeadLocked reports whether the caller, or a goroutine for it, leads from now on. Its kind is sent
+// first.
+func (f *flow) takeLeadLocked(own, releases bool) bool {
+	if f.led || len(f.requests)+len(f.releases) == 0 {
+		return false
+	}
+	f.led, f.own = true, own
+	f.released, f.passedOver = !releases, true // as if the other kind had been sent, and this one passed over
+	return true
 }
 
 // lead works until nothing is queued.

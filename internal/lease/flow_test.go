@@ -275,3 +275,28 @@ func TestPanicInTheTracerOfALeaderEndsTheProgram(t *testing.T) {
 		t.Errorf("%v, want a panic:\n%s", err, said)
 	}
 }
+
+// A caller that leads sends its own kind first, whatever has joined it meanwhile: an exchange of others
+// must not keep it.
+func TestCallerThatLeadsSendsItsOwnKindFirst(t *testing.T) {
+	t.Parallel()
+	for _, releases := range []bool{false, true} {
+		f := &flow{requests: []*request{{}}}
+		if releases {
+			f = &flow{releases: []*release{{}}}
+		}
+		f.mu.Lock()
+		f.takeLeadLocked(true, releases)
+		f.mu.Unlock()
+		f.requests, f.releases = append(f.requests, make([]*request, 1)...), append(f.releases, make([]*release, 1)...)
+		if releases {
+			f.requests = append(f.requests, make([]*request, 9)...)
+		} else {
+			f.releases = append(f.releases, make([]*release, 9)...)
+		}
+		requests, sent := f.next()
+		if (len(sent) > 0) != releases || (len(requests) > 0) == releases {
+			t.Errorf("a caller with a release, %t, sends %d requests and %d releases", releases, len(requests), len(sent))
+		}
+	}
+}

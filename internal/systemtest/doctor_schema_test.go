@@ -107,7 +107,7 @@ func TestTablesAreHeapsWhateverTheDefaultIsAndTheDoctorFindsOthers(t *testing.T)
 	db.Exec(t, "alter table pgxlock_runs set access method heap; alter table distributed_locks set access method heap")
 	wantFinding(t, examine(t, db, nil), "schema", statusOK)
 
-	// What is made beside an adopted table is heap, too; the table itself is what it was.
+	// A migration makes heaps beside an adopted table. The adopted table keeps its access method.
 	if err := migrations.Down(t.Context(), columnar, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ type Waiter struct {
 	waited   bool         // it was in a local queue, or a try failed
 	attempt  int          // counts the pauses of Backoff
 	tooSlow  int          // counts the tries for which the server was too slow
-	locked   error        // the last try met a table that another session keeps locked
+	locked   error        // why a try failed that met a table which another session keeps locked
 	busy     *hold.Busy   // the server's last refusal; nil: it has refused nothing yet
 	position *position    // in the local queue; nil: none
 	number   int64        // of the ticket that the last try carried
