@@ -30,7 +30,6 @@ func (p *process) asked(kind int, name, ticket string) string {
 
 // A number that the sequence has not given is replaced by one that it gives.
 func TestForgedNumberComesLast(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	victim, evil, _ := d.foes()
@@ -77,7 +76,6 @@ func TestForgedTicketOnAFreeLockIsPassed(t *testing.T) {
 }
 
 func TestTicketIsOfItsRole(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	victim, evil, _ := d.foes()

@@ -104,6 +104,15 @@ func (s *said) String() string {
 	return s.text.String()
 }
 
+// twoClusters returns databases that say they are in clusters 41 and 42.
+func twoClusters(t *testing.T) (first, second *pgtest.DB) {
+	t.Helper()
+	first, second = testkit.Migrated(t), testkit.Migrated(t)
+	asCluster(t, first, 41, 1)
+	asCluster(t, second, 42, 1)
+	return first, second
+}
+
 // wantMoved checks that a lock is lost because the name leads to another cluster.
 func wantMoved(t *testing.T, lock *pgxlock.Lock, log *said) {
 	t.Helper()
@@ -119,12 +128,12 @@ func wantMoved(t *testing.T, lock *pgxlock.Lock, log *said) {
 // A replica that takes writes has the rows of its publisher, so that renewals would go on there while
 // others get the lease where it was acquired.
 func TestLeaseIsLostOnAnotherCluster(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	for _, one := range []bool{false, true} {
-		first, second := testkit.Migrated(t), testkit.Migrated(t)
-		asCluster(t, first, 41, 1)
-		asCluster(t, second, 42, 1)
+		if one && testing.Short() {
+			continue
+		}
+		first, second := twoClusters(t)
 		var log said
 		name := newName(t, first, second)
 		locks := testkit.NewLocker(t, name.DB, &pgxlock.LeaseConfig{TTL: time.Hour, OneConnection: one, Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -152,9 +161,7 @@ func TestLeaseIsLostOnAnotherCluster(t *testing.T) {
 func TestConnectionsOfALockerEndInOneCluster(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	first, second := testkit.Migrated(t), testkit.Migrated(t)
-	asCluster(t, first, 41, 1)
-	asCluster(t, second, 42, 1)
+	first, second := twoClusters(t)
 	name := newName(t, first, second)
 	var log said
 	locks := testkit.NewLocker(t, name.DB, &pgxlock.LeaseConfig{TTL: time.Hour, Owner: "two", Logger: slog.New(slog.NewTextHandler(&log, nil))})
@@ -180,9 +187,7 @@ func TestConnectionsOfALockerEndInOneCluster(t *testing.T) {
 func TestAdvisoryLockIsLostOnAnotherCluster(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	first, second := testkit.Migrated(t), testkit.Migrated(t)
-	asCluster(t, first, 41, 1)
-	asCluster(t, second, 42, 1)
+	first, second := twoClusters(t)
 	for _, cut := range []bool{true, false} {
 		name := newName(t, first, second)
 		var log said

@@ -46,7 +46,6 @@ func wantNoLocks(t *testing.T, what string, err error, engine string) {
 }
 
 func TestTransactionLockIsRefusedWhereTheServerKeepsNone(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	testkit.KeepNoLocks(t, db)
@@ -73,7 +72,6 @@ func TestTransactionLockIsRefusedWhereTheServerKeepsNone(t *testing.T) {
 
 // A database that was restored on such an engine has the schema, so that only the Locker can notice.
 func TestLockerIsRefusedWhereTheServerKeepsNoLocks(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	testkit.KeepNoLocks(t, db)

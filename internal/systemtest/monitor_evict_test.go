@@ -54,7 +54,6 @@ func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
 
 // A holder that releases before its next renewal has not heard of its eviction.
 func TestReleaseAfterAnEvictionSaysWhoAndWhy(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	monitor := testkit.NewMonitor(t, db, nil)

@@ -436,7 +436,6 @@ func TestLostLocksMayBeReleasedWhileTheLockerCloses(t *testing.T) {
 // A release may reach the server late, behind a request that is slow. Its lease may have expired
 // by then, and another caller may have it. That is no loss: the lock was held until Release.
 func TestReleaseThatArrivesLateIsNoLoss(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -465,7 +464,6 @@ func TestReleaseThatArrivesLateIsNoLoss(t *testing.T) {
 }
 
 func TestReleaseOfALeaseThatWasTakenAwayReportsTheLoss(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
@@ -479,7 +477,6 @@ func TestReleaseOfALeaseThatWasTakenAwayReportsTheLoss(t *testing.T) {
 // The network dies while AcquireAll waits with one of its keys. It must not return only when it
 // has given up to release that.
 func TestAcquireAllReturnsWhenItsWaitIsOver(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	others := testkit.NewLocker(t, db, nil)

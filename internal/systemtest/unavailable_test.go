@@ -94,7 +94,6 @@ func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
 
 // Maintenance may keep a table locked for longer than a statement waits for it.
 func TestAcquireWaitsForALockedTable(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
