@@ -118,6 +118,7 @@ var checks = []check{
 	{name: "expired", look: (*doctor).expired, needs: needsMonitoring, installed: true},
 	{name: "clock", look: (*doctor).clock},
 	{name: "timeouts", look: (*doctor).timeouts},
+	{name: "connections", look: (*doctor).connections},
 	{name: "durability", look: (*doctor).durability, needs: needsStats},
 	{name: "lock_table", look: (*doctor).lockTable},
 	{name: "prepared", look: (*doctor).prepared},

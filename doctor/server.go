@@ -215,6 +215,28 @@ func (d *doctor) durability(ctx context.Context) (Finding, error) {
 	return f, nil
 }
 
+// connectionsOfLocker is how many a Locker has at most.
+const connectionsOfLocker = 3
+
+// connections compares what a Locker may connect with what it uses.
+func (d *doctor) connections(ctx context.Context) (Finding, error) {
+	type limit struct {
+		Who         string
+		Most, Taken int64
+	}
+	l, err := one[limit](ctx, d, statements.DoctorConnections)
+	if err != nil {
+		return Finding{}, err
+	}
+	free := max(l.Most-l.Taken+1, 0) // without that of the doctor
+	f := ok("%s allows %s, of which %d are free", l.Who, counted(l.Most, "connection"), free)
+	if free < connectionsOfLocker {
+		f.add(StatusWarning, fmt.Sprintf("a Locker has up to %d: with fewer it renews leases beside its requests, and its waiters poll", connectionsOfLocker),
+			"raise the limit, close idle connections, or have fewer Lockers")
+	}
+	return f, nil
+}
+
 // lockTable compares what is locked on the server with what it has room for.
 func (d *doctor) lockTable(ctx context.Context) (Finding, error) {
 	type taken struct{ N int64 }

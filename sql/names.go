@@ -38,6 +38,7 @@ const (
 	DoctorClock             Name = "doctor/clock"
 	DoctorCollation         Name = "doctor/collation"
 	DoctorCollationDatabase Name = "doctor/collation_database"
+	DoctorConnections       Name = "doctor/connections"
 	DoctorDirty             Name = "doctor/dirty"
 	DoctorEscalation        Name = "doctor/escalation"
 	DoctorExpired           Name = "doctor/expired"

@@ -27,13 +27,13 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version")
 	r := execute(t, env, "doctor", "--strict")
 	r.want(t, exitOK, "ok      primary      the primary, PostgreSQL", "")
-	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 21 || lines[20] != "20 ok" || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
+	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 22 || lines[21] != "21 ok" || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
 		t.Errorf("want 20 findings and their summary, without colors and advice:\n%s", r.stdout)
 	}
 
 	db.Exec(t, "alter database postgres set lock_timeout = '50ms'")
 	execute(t, env, "doctor").want(t, exitOK, "warning timeouts     lock_timeout = 50ms (ALTER DATABASE)", "")
-	execute(t, env, "doctor").want(t, exitOK, "\n19 ok, 1 warning\n", "")
+	execute(t, env, "doctor").want(t, exitOK, "\n20 ok, 1 warning\n", "")
 	execute(t, env, "doctor", "--strict").want(t, exitUnsound, "                     -> Lockers' own connections set theirs", "")
 	execute(t, env, "doctor", "--schema", "nowhere").want(t, exitUnsound, `error   schema       schema "nowhere" has no pgxlock`, "")
 

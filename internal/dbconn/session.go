@@ -148,6 +148,18 @@ func (s *Session) lockConnected(wait context.Context) (fresh bool, err error) {
 	}
 }
 
+// Begin reports whether there is a connection. If not, it begins an attempt to make one, unless one is
+// in flight.
+func (s *Session) Begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	connected := s.conn != nil && !s.conn.IsClosed()
+	if !connected && !s.closed {
+		s.beginLocked()
+	}
+	return connected
+}
+
 // beginLocked returns the attempt in flight, or begins one.
 func (s *Session) beginLocked() *attempt {
 	if s.attempt != nil {

@@ -3,7 +3,8 @@
 //
 // Acquires and releases of many callers go in batches over one connection, renewals and the
 // queue over another one, so that neither the number of leases nor the requests in flight delay
-// a renewal beyond its deadline. With OneConnection all share one, and renewals come first. An
+// a renewal beyond its deadline. With OneConnection, or while a second connection cannot be had, all
+// share one, and renewals come first. An
 // answer that no caller received is settled in the background: the lease is released, and
 // refuses no exclusive try of the same Locker meanwhile. A try for a shared lease or a permit
 // that meets it is repeated a few times.
@@ -27,6 +28,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -70,10 +72,11 @@ type Table struct {
 	lingering context.Context // ends some time after Close has begun: releases wait for a connection until then
 	endLinger context.CancelCauseFunc
 
-	// With OneConnection, in this order, before the session's own: a request has requesting, and
-	// shares sharing; a renewal has sharing alone.
+	// Where renewals and requests share a connection, in this order, before the session's own: a
+	// request has requesting, and shares sharing; a renewal has sharing alone.
 	requesting sync.Mutex
 	sharing    sync.RWMutex
+	borrowing  atomic.Bool // renewals go over requests, because their own connection cannot be had
 
 	mu   sync.Mutex
 	mine map[string]struct{} // the holder ids of leases that callers here have, or release
@@ -125,7 +128,7 @@ func (t *Table) newSession(config *pgxpool.Config) *dbconn.Session {
 // one. So it waits for one request at most, however many callers there are. wait bounds the wait
 // for a connection.
 func (t *Table) request(wait context.Context, fn dbconn.Exchange) error {
-	if !t.cfg.OneConnection {
+	if !t.cfg.OneConnection && !t.borrowing.Load() {
 		return lockerr.Locked(t.requests.Do(wait, dbconn.Timeout, fn))
 	}
 	t.requesting.Lock()
@@ -149,19 +152,49 @@ func (t *Table) moved(was, is int64) {
 // wake runs an exchange that wakes waiters, on the connection of requests.
 func (t *Table) wake(fn dbconn.Exchange) error { return t.request(t.lingering, fn) }
 
-// renewal runs an exchange on the connection of renewals.
+// renewal runs an exchange on the connection of renewals, or on that of requests where theirs is the same
+// or cannot be had.
 func (t *Table) renewal(fn dbconn.Exchange) error {
-	if t.cfg.OneConnection {
-		t.sharing.Lock()
-		defer t.sharing.Unlock()
+	if !t.cfg.OneConnection && !t.borrows() {
+		asked := false
+		err := t.renewals.DoWithin(t.renewer.patience(), func(ctx context.Context, q dbconn.Querier, again bool) error {
+			asked = true
+			return fn(ctx, q, again)
+		})
+		if err == nil || asked || !t.borrow(err) {
+			return lockerr.Locked(err)
+		}
 	}
-	return lockerr.Locked(t.renewals.DoWithin(t.renewer.patience(), fn))
+	t.sharing.Lock()
+	defer t.sharing.Unlock()
+	return lockerr.Locked(t.requests.DoWithin(t.renewer.patience(), fn))
+}
+
+// borrow makes renewals share the connection of requests if there is one, because err kept them from
+// having their own: a role, a database or a pooler may allow one connection only.
+func (t *Table) borrow(err error) bool {
+	if errors.Is(err, lockerr.ErrClosed) || !t.requests.Reached() {
+		return false
+	}
+	if !t.borrowing.Swap(true) {
+		t.host.Log.Warn("pgxlock: leases are renewed over the connection of their requests, as with OneConnection, until there is a second one", "error", err)
+	}
+	return true
+}
+
+// borrows reports whether renewals share the connection of requests now. They do until they have their
+// own, which is tried again meanwhile.
+func (t *Table) borrows() bool {
+	if t.borrowing.Load() && (t.renewals.Begin() || !t.requests.Reached()) {
+		t.borrowing.Store(false)
+	}
+	return t.borrowing.Load()
 }
 
 // Do runs an exchange for the queue of waiters: on the connection of renewals, so that no
 // request delays it, unless it could delay a renewal itself.
 func (t *Table) Do(fn dbconn.Exchange) error {
-	if t.cfg.OneConnection {
+	if t.cfg.OneConnection || t.borrows() {
 		var wait clock.Deadline
 		wait.Start(context.Background(), dbconn.Timeout, lockerr.ErrNoAnswer)
 		defer wait.Stop()
@@ -181,7 +214,9 @@ func (t *Table) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
 }
 
 // Reached reports whether the last exchange for the queue got an answer.
-func (t *Table) Reached() bool { return t.renewals.Reached() }
+func (t *Table) Reached() bool {
+	return t.renewals.Reached() || t.borrowing.Load() && t.requests.Reached()
+}
 
 // Renew implements [hold.Backend].
 func (t *Table) Renew(ctx context.Context, lock *hold.Hold) error {

@@ -259,7 +259,7 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 	}
 	if err != nil {
 		r.fail(asked, err) // not the rest of batch: its callers have their answers
-		if t.renewals.Reached() {
+		if t.Reached() {
 			return nil
 		}
 		return err

@@ -3,6 +3,8 @@ package systemtest_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/locktest"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
@@ -142,6 +145,97 @@ func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
 		if err := lock.Renew(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+	cancel()
+	callers.Wait()
+	testkit.Release(t, lock)
+}
+
+// A role, a database or a pooler may allow one connection only: then the renewals of a lease go beside its
+// requests, and return to a connection of their own as soon as there is one.
+func TestLeaseIsRenewedOverTheOnlyConnectionThatIsAllowed(t *testing.T) {
+	t.Parallel()
+	db := testkit.Migrated(t)
+	role, theirs := login(t, db)
+	limit := func(n int) { db.Exec(t, fmt.Sprintf("alter role %s connection limit %d", role, n)) }
+	db.Exec(t, "select grant_locks('"+role+"', 'application')")
+	limit(2)
+	findings := examine(t, theirs, nil)
+	wantFinding(t, findings, "connections", statusWarning, "role "+role+" allows 2 connections, of which 2 are free", "raise the limit")
+	pgtest.Until(t, "the doctor has gone", func() bool { return len(testkit.Backends(t, db, "doctor")) == 0 })
+
+	limit(1)
+	keepsALease(t, db, theirs, func() { limit(2) })
+}
+
+func TestLeaseIsRenewedOverTheOnlyConnectionOfASessionPooler(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	server, db := privateServer(t, nil)
+	programs, err := pgserver.FindPoolers()
+	if err != nil {
+		pgtest.Missing(t, "pooler", err)
+	}
+	for _, program := range programs {
+		pooler, err := server.Pooler(t.Context(), program, map[string]string{"pool_mode": "session", "default_pool_size": "1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		keepsALease(t, db, &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}, nil)
+		if err := pooler.Stop(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// keepsALease holds one through few, which allows one connection, while other callers lock and wait. allow
+// makes room for a second connection.
+func keepsALease(t *testing.T, db, few *pgtest.DB, allow func()) {
+	t.Helper()
+	var log said
+	locks := testkit.NewLocker(t, few, &pgxlock.LeaseConfig{
+		Owner: "few", TTL: time.Hour, Renew: 100 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	lock, theirs := testkit.Acquire(t, locks, "held"), testkit.Acquire(t, testkit.NewLocker(t, db, nil), "theirs")
+	untilRenewed := func(times int) {
+		t.Helper()
+		seen := make(map[time.Time]bool)
+		pgtest.Until(t, "the lease is renewed", func() bool {
+			seen[testkit.Query[time.Time](t, db, "select expires_at from distributed_locks where lock_name = 'held'")] = true
+			return len(seen) > times
+		})
+	}
+	untilRenewed(3)
+	if err := lock.Renew(t.Context()); err != nil {
+		t.Error(err)
+	}
+	next := testkit.Waits(t, locks, "theirs")
+	pgtest.Until(t, "it waits without a listener", func() bool {
+		return testkit.Query[bool](t, db, "select exists (select from pgxlock_waiters where name = 'theirs' and client is null)")
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var callers sync.WaitGroup
+	for i := range 8 {
+		callers.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				err := locks.Do(ctx, fmt.Sprint("key:", (i*5+n)%12), func(context.Context, *pgxlock.Lock) error { return nil })
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	untilRenewed(3)
+	testkit.Release(t, theirs)
+	testkit.Release(t, <-next)
+	if n := strings.Count(log.String(), "over the connection of their requests"); n != 1 {
+		t.Errorf("said %d times that the connection is shared:\n%s", n, log.String())
+	}
+	if allow != nil {
+		connections(t, db, "few", 1)
+		allow()
+		connections(t, db, "few", 2)
+		untilRenewed(3)
 	}
 	cancel()
 	callers.Wait()

@@ -28,7 +28,7 @@ import (
 
 // doctorChecks are the names of all checks, in order.
 var doctorChecks = strings.Fields(`primary pooler advisory notify schema nodes rights escalation search_path tokens row_security collation expired
-	clock timeouts durability lock_table prepared snapshots wraparound`)
+	clock timeouts connections durability lock_table prepared snapshots wraparound`)
 
 // examine returns the findings by their checks.
 func examine(t *testing.T, db *pgtest.DB, cfg *doctor.Config) map[string]doctor.Finding {
