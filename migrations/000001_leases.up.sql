@@ -653,7 +653,7 @@ BEGIN
     RETURN pgxlock_release(p_lock_name::text, p_holder_id::text, NULL::bigint);
   END $$;
   COMMENT ON FUNCTION release_lock(varchar, varchar) IS
-    'Releases the lease. True if it was still live; false if it had expired or is not the holder''s. Raises 55P03 for a live lease while a transaction that called assert_lock_held is open.';
+    'Releases the lease. True if it was still live; false if it had expired or is not the holder''s. Raises 55P03 for a live lease while a transaction that called assert_lock_held is open, after half a second.';
 
   CREATE OR REPLACE FUNCTION release_lock_fenced(p_lock_name varchar, p_holder_id varchar, p_fencing_token bigint)
   RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
@@ -668,7 +668,8 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_release(p_lock_name text, p_holder_id text, p_token bigint) RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
-    v_live boolean;
+    v_live  boolean;
+    v_pause float8 := 0.001;
   BEGIN
     PERFORM pgxlock_check('p_lock_name', p_lock_name);
     PERFORM pgxlock_check('p_holder_id', p_holder_id);
@@ -680,22 +681,27 @@ BEGIN
     END IF;
     PERFORM pgxlock_durable(false);
     BEGIN
-      IF NOT pg_try_advisory_xact_lock(pgxlock_key('pin', p_lock_name)) THEN
+      -- Without the row's lock: an assert that is about to fail, of a former holder, has the pin for a
+      -- moment, and is no reason to refuse.
+      WHILE NOT pg_try_advisory_xact_lock(pgxlock_key('pin', p_lock_name)) LOOP
         PERFORM FROM distributed_locks l
           WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
             AND (p_token IS NULL OR l.fencing_token = p_token) AND l.expires_at > clock_timestamp();
-        IF FOUND THEN
+        IF FOUND AND v_pause > 0.3::float8 THEN
           RAISE EXCEPTION 'lock "%" cannot be released now: a transaction that asserted it is still open', p_lock_name
             USING ERRCODE = 'lock_not_available', HINT = 'Release after that transaction has ended, or inside it, or leave the lease to its expiry.';
+        ELSIF NOT FOUND THEN
+          -- The lease has expired: the owner of the pin removes it, takes it over or, if it asserted
+          -- the lock, keeps others from the row. The row lock makes PostgreSQL compare an old
+          -- snapshot with the present row (40001 if it was renewed).
+          IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+            PERFORM FROM distributed_locks l WHERE l.lock_name::text = p_lock_name COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
+          END IF;
+          RAISE EXCEPTION USING ERRCODE = 'LK900';
         END IF;
-        -- The lease has expired: the owner of the pin removes it, takes it over or, if it asserted
-        -- the lock, keeps others from the row. The row lock makes PostgreSQL compare an old
-        -- snapshot with the present row (40001 if it was renewed).
-        IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-          PERFORM FROM distributed_locks l WHERE l.lock_name::text = p_lock_name COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
-        END IF;
-        RAISE EXCEPTION USING ERRCODE = 'LK900';
-      END IF;
+        PERFORM pg_sleep(v_pause);
+        v_pause := v_pause * 2::float8;     -- 0.5 s in all
+      END LOOP;
       DELETE FROM distributed_locks l
        WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
          AND (p_token IS NULL OR l.fencing_token = p_token)

@@ -379,3 +379,33 @@ func TestAFenceDoesNotWaitForARowThatIsLockedByHand(t *testing.T) {
 		}
 	})
 }
+
+// A former holder asserts, and has the pin until it is refused: on a busy machine for a while. The
+// holder's release is no concern of its.
+func TestReleaseWaitsForAnAssertThatIsAboutToFail(t *testing.T) {
+	t.Parallel()
+	d := install(t)
+	former, holder := d.sessions()
+	for _, release := range []struct{ acquire, pin, release string }{
+		{"acquire_lock('k', 'A')", "pgxlock_key('pin', 'k')", "release_lock('k', 'A')"},
+		{"acquire_shared_lock('k', 'A')", "pgxlock_share_pin('k', 'A')", "release_shared_lock('k', 'A')"},
+	} {
+		released := false
+		for range 20 { // a machine that stands still for half a second has it refused
+			d.want(release.acquire, "true")
+			former.begin(readCommitted)
+			former.do("select pg_advisory_xact_lock_shared(" + release.pin + ")")
+			waiting := holder.start(release.release)
+			released = waiting.waits(fmt.Sprintf("exists (select from pg_stat_activity where pid = %d and wait_event = 'PgSleep')", holder.pid))
+			former.rollback()
+			if waiting.want("true|55P03"); waiting.got == "true" && released {
+				break
+			}
+			released = false
+			d.do("select " + release.release)
+		}
+		if !released {
+			t.Errorf("%s was refused at once, or never got through", release.release)
+		}
+	}
+}
