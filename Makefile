@@ -6,6 +6,7 @@ LINT  = $(GO) tool -modfile=tools/go.mod
 # What tests use beside PostgreSQL: poolers to run behind, a terminal, a browser, extensions and other tools of migrations.
 # Where Debian's packages cannot be had these are the installed ones, if any.
 BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
+	PGXLOCK_TEST_PGPOOL="$${PGXLOCK_TEST_PGPOOL-$$(scripts/pgpool-tree)}" \
 	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" \
 	PGXLOCK_TEST_PROMTOOL="$${PGXLOCK_TEST_PROMTOOL-$$(scripts/promtool-tree)}" \
 	PGXLOCK_TEST_CHROMIUM="$${PGXLOCK_TEST_CHROMIUM-$$(scripts/chromium-tree)}" \

@@ -143,8 +143,13 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 		return 0, err
 	}
 	for batch := int64(purgeBatch); err == nil && batch == purgeBatch; ended += batch {
-		batch = 0
-		err = conn.QueryRow(ctx, in.Statement(statements.TxPurgeClaims), olderThan.Seconds(), purgeBatch).Scan(&batch)
+		// Whatever the transactions of the role default to.
+		err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, in.Statement(statements.TxPurgeClaims), olderThan.Seconds(), purgeBatch).Scan(&batch)
+		})
+		if err != nil {
+			err, batch = lockerr.OnStandby(err), 0
+		}
 	}
 	return ended, err
 }

@@ -66,7 +66,7 @@ func (d *doctor) number(name string) int64 {
 func (d *doctor) primary(context.Context) (Finding, error) {
 	f := ok("the primary, PostgreSQL %s", d.settings["server_version"].Value)
 	if s := d.settings["default_transaction_read_only"]; s.Value == "on" {
-		f.add(StatusWarning, s.String()+": Lockers work, but ClaimTx, and SQL callers of acquire_lock, fail with 25006",
+		f.add(StatusWarning, s.String()+": Lockers work, but Fence, ClaimTx, and SQL callers of acquire_lock, fail with 25006",
 			"begin transactions READ WRITE, or take the setting back")
 	}
 	return f, nil

@@ -1203,7 +1203,7 @@ BEGIN
   BEGIN
     IF pg_is_in_recovery() THEN
       RAISE EXCEPTION '%', p_refusal USING ERRCODE = 'read_only_sql_transaction',
-        HINT = 'Connect to the primary, for example with target_session_attrs=read-write.';
+        HINT = 'Connect to the primary, for example with target_session_attrs=primary.';
     END IF;
   END $$;
   COMMENT ON FUNCTION pgxlock_check_primary(text) IS 'pgxlock, internal: raises 25006 on a standby server.';

@@ -81,10 +81,8 @@ func (t *target) config(u use) (*pgxpool.Config, error) {
 		return nil, err
 	}
 	validate := config.ConnConfig.ValidateConnect
-	if u == writing && validate == nil {
-		// Of several hosts the one that can be written, as for psql's
-		// target_session_attrs=read-write.
-		validate = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	if u == writing {
+		validate = dbconn.Primary(validate) // of several hosts
 	}
 	config.ConnConfig.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 		if validate != nil {

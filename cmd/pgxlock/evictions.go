@@ -116,10 +116,7 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 		all = append(all, e)
 		return nil
 	})
-	if lockerr.SQLState(err) == lockerr.StateUnsupported { // the names are in an unlogged table
-		err = fmt.Errorf("%w (%w)", pgxlock.ErrReadOnly, err)
-	}
-	return all, ofSchema(schema, err)
+	return all, ofSchema(schema, lockerr.OnStandby(err)) // the names are in an unlogged table
 }
 
 // ofSession names the session that an eviction records as advisory:pid:kind:key.

@@ -16,6 +16,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
+
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 )
 
 // The commands acquire, extend and release are for shell scripts. Such a lease belongs to the
@@ -131,8 +133,8 @@ func acquire(ctx context.Context, pool *pgxpool.Pool, sql, key, holder string, t
 		var remaining float64
 		l := &holding{Key: key, Holder: holder}
 		err := pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-			return conn.QueryRow(context.WithoutCancel(ctx), sql, key, holder, ttl.Seconds(), metadata).
-				Scan(&acquired, &l.Token, &heldBy, &expires, &remaining)
+			return dbconn.Querier{Conn: conn.Conn()}.Write(context.WithoutCancel(ctx), sql, []any{key, holder, ttl.Seconds(), metadata},
+				&acquired, &l.Token, &heldBy, &expires, &remaining)
 		})
 		if err != nil {
 			return nil, err
@@ -155,7 +157,7 @@ func acquire(ctx context.Context, pool *pgxpool.Pool, sql, key, holder string, t
 
 // release gives a lease back, and tells whether it was live.
 func release(ctx context.Context, pool *pgxpool.Pool, schema string, l *holding) (live bool, err error) {
-	err = pool.QueryRow(ctx, statement("release", schema), l.Key, l.Holder, l.Token).Scan(&live)
+	err = write(ctx, pool, statement("release", schema), []any{l.Key, l.Holder, l.Token}, &live)
 	return live, err
 }
 
@@ -178,7 +180,7 @@ lease is lost, extend exits with 80: stop the work that it protects.`,
 			}
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 				var expires *time.Time
-				if err := pool.QueryRow(ctx, statement("extend", schema), l.Key, l.Holder, l.Token, ttl.Seconds()).Scan(&expires); err != nil {
+				if err := write(ctx, pool, statement("extend", schema), []any{l.Key, l.Holder, l.Token, ttl.Seconds()}, &expires); err != nil {
 					return err
 				}
 				if expires == nil {

@@ -69,6 +69,13 @@ func (t *target) inDatabase(ctx context.Context, do func(ctx context.Context, po
 	return ofSchema(schema, do(ctx, pool, schema))
 }
 
+// write is [dbconn.Querier.Write] on a connection of the pool.
+func write(ctx context.Context, pool *pgxpool.Pool, sql string, args []any, into ...any) error {
+	return pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		return dbconn.Querier{Conn: c.Conn()}.Write(ctx, sql, args, into...)
+	})
+}
+
 // ofSchema says of an error which is due to a schema without our objects what to do about it.
 func ofSchema(schema string, err error) error {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)

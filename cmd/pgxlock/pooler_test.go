@@ -68,6 +68,48 @@ func TestSoakNoCommandLeavesAnythingInThePoolersSessions(t *testing.T) {
 	})
 }
 
+// A balancer sends to a standby what only reads, SHOW among it: no command may take its server for one, nor
+// show the standby's lock table as the primary's.
+func TestCommandsWorkBehindABalancer(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{})
+	standby := pgtest.Standby(t, server, pgserver.Config{})
+	env := []string{"DATABASE_URL=" + pgtest.Balancer(t, server, standby, nil).URL("postgres")}
+	on := func(args string) result { return execute(t, env, strings.Fields(args)...) }
+	on("migrate up").want(t, exitOK, "", "installed")
+	on("migrate status").want(t, exitOK, "current", "")
+	if r := on("doctor"); !strings.Contains(r.stdout, "ok      primary      the primary") {
+		t.Errorf("doctor: %s%s", r.stdout, r.stderr)
+	}
+	on("run k -- echo ran").want(t, exitOK, "ran\n", "")
+	on("once k --every 1d -- echo ran").want(t, exitOK, "ran\n", "")
+	on("lead k -- echo ran").want(t, exitOK, "ran\n", "noticed by polling")
+	on("run k --kind advisory -- echo ran").want(t, exitInternal, "", "advisory locks do not work through a pooler")
+	token, _, _ := strings.Cut(on("acquire k --holder me").stdout, " ")
+	on("acquire k --holder you").want(t, exitBusy, "", "me")
+	on("extend k --holder me --token "+token).want(t, exitOK, "T", "")
+	on("step-down k").want(t, exitOK, "asked", "")
+
+	direct := pgtest.Connect(t, server.URL("postgres"))
+	if _, err := direct.Exec(t.Context(), "select pg_advisory_lock(7), acquire_lock('l', 'other', 3600)"); err != nil {
+		t.Fatal(err)
+	}
+	on("ls --kind advisory").want(t, exitOK, "#7 ", "")
+	on("ls").want(t, exitOK, "other", "")
+	address := started(t, strings.TrimPrefix(env[0], "DATABASE_URL="))
+	pgtest.Until(t, "the page shows both", func() bool {
+		_, body := fetch(t, address)
+		return strings.Contains(body, "#7") && strings.Contains(body, "other")
+	})
+	on("evict l --yes --reason why").want(t, exitOK, `evicted: lease "l" from other`, "")
+	on("evictions").want(t, exitOK, "why", "")
+	on("release k --holder me --token "+token).want(t, exitOK, "", "")
+	on("reap").want(t, exitOK, "nothing to remove", "")
+	on("claims purge --older-than 1h").want(t, exitOK, "nothing to remove", "")
+	on("migrate down").want(t, exitBusy, "", "runs in schema public: 1")
+}
+
 // watchOnce ends a watch after its first snapshot.
 func watchOnce(t *testing.T, env []string) {
 	t.Helper()

@@ -42,7 +42,7 @@ If nobody holds the lock, step-down exits with 1.`,
 				asked := false
 				for _, name := range names {
 					var n int64
-					if err := pool.QueryRow(ctx, statement("step_down", schema), name.Kind(), name.Text(), by, reason).Scan(&n); err != nil {
+					if err := write(ctx, pool, statement("step_down", schema), []any{name.Kind(), name.Text(), by, reason}, &n); err != nil {
 						return err
 					}
 					asked = asked || n > 0

@@ -92,8 +92,12 @@ func attempted(err error) (host string, why cause) {
 	switch {
 	case errors.As(err, &pgErr):
 		return host, cause{pgErr.Message + " (SQLSTATE " + pgErr.Code + ")", 2}
-	case readOnly(err):
-		return host, cause{"it is a standby, or read-only", 2}
+	case errors.Is(err, pgconn.ErrReadOnlyConnection):
+		return host, cause{"its transactions are read-only, which target_session_attrs=read-write refuses", 2}
+	case errors.Is(err, lockerr.ErrWorker):
+		return host, cause{"it is a worker of Citus", 2}
+	case standby(err):
+		return host, cause{"it is a standby", 2}
 	case errors.Is(err, context.DeadlineExceeded):
 		return host, cause{"no answer in time", 1}
 	case errors.As(err, &errno):
@@ -104,10 +108,9 @@ func attempted(err error) (host string, why cause) {
 	return host, cause{rest, 1}
 }
 
-// readOnly reports whether a server was refused for being a standby, or read-only.
-func readOnly(err error) bool {
-	return slices.ContainsFunc([]error{pgxlock.ErrReadOnly, pgconn.ErrReadOnlyConnection, pgconn.ErrStandbyConnection},
-		func(target error) bool { return errors.Is(err, target) })
+// standby reports whether a server was refused for being a standby, by us or by target_session_attrs=primary.
+func standby(err error) bool {
+	return errors.Is(err, pgxlock.ErrReadOnly) || errors.Is(err, pgconn.ErrStandbyConnection)
 }
 
 // reconnect says what to do about a connection that failed.
@@ -123,8 +126,12 @@ func reconnect(err error) string {
 		return "try again when the server has started"
 	case lockerr.Untrusted(err):
 		return "its certificate is not trusted: see sslrootcert and sslmode"
-	case readOnly(err):
+	case errors.Is(err, lockerr.ErrWorker):
+		return "connect to the coordinator"
+	case standby(err):
 		return "connect to the primary, or name all hosts: postgres://user@host1,host2/database"
+	case errors.Is(err, pgconn.ErrReadOnlyConnection):
+		return "target_session_attrs=primary accepts the primary whatever default_transaction_read_only is"
 	case unknown:
 		return "correct the name of the host"
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):

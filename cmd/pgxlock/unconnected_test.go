@@ -16,6 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
 // Each cause of a connection that fails has one line of its own, which is compared as a
@@ -115,11 +116,21 @@ func TestStandbyIsNamedAsTheCauseAndEachOfSeveralHostsWithItsOwn(t *testing.T) {
 	}
 	connString := server.TCPURL("postgres")
 	standby := hostPort(t, connString)
-	const remedy = "it is a standby, or read-only; connect to the primary, or name all hosts: postgres://user@host1,host2/database"
+	const remedy = "it is a standby; connect to the primary, or name all hosts: postgres://user@host1,host2/database"
 	wantUnconnected(t, strings.Replace(connString, "sslmode=disable", "sslmode=prefer", 1), exitUnavailable,
 		`cannot connect as user "postgres" to database "postgres" at `+standby+": "+remedy)
 	wantUnconnected(t, strings.Replace(connString, standby, closed+","+standby, 1), exitUnavailable,
 		`cannot connect as user "postgres" to database "postgres" at `+closed+`: connection refused, at `+standby+": "+remedy)
+}
+
+func TestWorkerOfCitusIsNamedAsTheCause(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	server := pgtest.Private(t, pgserver.Config{TCP: true})
+	connString := server.TCPURL("postgres")
+	testkit.Citus(t, &pgtest.DB{Pool: pgtest.Pool(t, connString), URL: connString, Name: "postgres"}, 1, false)
+	wantUnconnected(t, connString, exitUnavailable, `cannot connect as user "postgres" to database "postgres" at `+hostPort(t, connString)+
+		": it is a worker of Citus; connect to the coordinator")
 }
 
 func TestRefusedPortIsNamedAsTheCause(t *testing.T) {

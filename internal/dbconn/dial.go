@@ -249,6 +249,14 @@ func CloseQuietly(conn *pgx.Conn) {
 	_ = conn.Close(ctx)
 }
 
+// Primary returns a check of a new connection: that its server is a primary, as [Dialer.Dial]
+// checks, and then the caller's check, if any. A primary is a server that is not in recovery and no
+// worker of Citus. What its transactions default to does not count: a provider makes them read-only
+// when a disk is nearly full, and ours say what they are.
+func Primary(theirs pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
+	return both(func(ctx context.Context, conn *pgconn.PgConn) error { return new(Conn).identify(ctx, conn, nil) }, theirs)
+}
+
 // both runs our check of a new connection, and then the caller's, if any.
 func both(ours, theirs pgconn.ValidateConnectFunc) pgconn.ValidateConnectFunc {
 	if theirs == nil {

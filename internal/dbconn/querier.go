@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -80,6 +81,14 @@ func (q Querier) withSettings(step Step) []Step {
 // the server refuses every statement of a role whose default is SERIALIZABLE.
 func (q Querier) Reading(ctx context.Context, all ...Step) pgx.Rows {
 	return q.Together(ctx, binaryFormat, append([]Step{{SQL: statements.MonitorIsolation.Text()}, {SQL: statements.MonitorReadOnly.Text()}}, all...)...)
+}
+
+// Write runs a statement that writes and yields one row, which it scans into into, in a
+// transaction that may write whatever the role's defaults.
+func (q Querier) Write(ctx context.Context, sql string, args []any, into ...any) error {
+	rows := q.Together(ctx, binaryFormat, Step{SQL: statements.MonitorIsolation.Text()}, Step{SQL: statements.MonitorReadWrite.Text()}, Step{SQL: sql, Args: args})
+	_, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (struct{}, error) { return struct{}{}, row.Scan(into...) })
+	return lockerr.OnStandby(err)
 }
 
 // Look finds out where pgxlock is, on a connection whose search_path is still that of its role.

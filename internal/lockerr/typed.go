@@ -42,6 +42,15 @@ func Typed(err error) error {
 	return as(sentinel, err)
 }
 
+// OnStandby makes err match ErrReadOnly if it is how a standby refuses a transaction that is
+// to write, or an unlogged table.
+func OnStandby(err error) error {
+	if SQLState(err) == StateUnsupported {
+		return fmt.Errorf("%w (%w)", ErrReadOnly, err)
+	}
+	return err
+}
+
 // lacksSchema reports whether the server misses something that the migrations make, or
 // that repair_lock_tokens() mends.
 func lacksSchema(err error) bool {

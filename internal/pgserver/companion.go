@@ -21,6 +21,7 @@ type Companion struct {
 	dir     string
 	process *process
 	log     *tail
+	quit    syscall.Signal // ends it without waiting for its clients
 }
 
 // Companion starts a program with the arguments that args returns for its
@@ -43,7 +44,7 @@ func (s *Server) newCompanion() (*Companion, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Companion{server: s, dir: dir, log: &tail{}}, nil
+	return &Companion{server: s, dir: dir, log: &tail{}, quit: syscall.SIGTERM}, nil
 }
 
 // start starts the program and waits until it is ready. If it fails, nothing is
@@ -68,7 +69,7 @@ func (c *Companion) launch(program string, args ...string) error {
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = c.log, c.log
 	cmd.ExtraFiles = []*os.File{c.server.dir.lock} // see removeStale
-	prepare(cmd, c.dir, c.server.as, syscall.SIGTERM)
+	prepare(cmd, c.dir, c.server.as, c.quit)
 	var err error
 	c.process, err = startProcess(cmd, nil)
 	return err
@@ -104,7 +105,7 @@ func (c *Companion) end(ctx context.Context) error {
 	if c.process == nil {
 		return nil
 	}
-	if err := c.process.signal(syscall.SIGTERM); err != nil {
+	if err := c.process.signal(c.quit); err != nil {
 		return err
 	}
 	if err := c.process.wait(ctx); err == nil {

@@ -150,6 +150,33 @@ func EachPooler(t *testing.T, server *pgserver.Server, test func(t *testing.T, m
 	}
 }
 
+// Balancer starts a Pgpool-II in front of a server and its standby, stopped when the test is over.
+// It skips the test if this machine has none.
+func Balancer(t *testing.T, server, standby *pgserver.Server, settings map[string]string) *pgserver.Balancer {
+	t.Helper()
+	program, err := pgserver.FindBalancer()
+	if err != nil {
+		Missing(t, "pooler", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	balancer, err := server.Balancer(ctx, program, standby, settings)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		defer cancel()
+		if err := balancer.Stop(ctx); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+		if t.Failed() {
+			t.Logf("the end of the balancer's log:\n%s", balancer.LogTail())
+		}
+	})
+	return balancer
+}
+
 // ServerSessions returns what the next clients of a pooler find in its two server
 // sessions, by the pids of these: every setting, what is prepared and what they
 // listen to.
