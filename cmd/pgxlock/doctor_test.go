@@ -28,7 +28,7 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	r := execute(t, env, "doctor", "--strict")
 	r.want(t, exitOK, "ok      primary      the primary, PostgreSQL", "")
 	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 22 || lines[21] != "21 ok" || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
-		t.Errorf("want 20 findings and their summary, without colors and advice:\n%s", r.stdout)
+		t.Errorf("want 21 findings and their summary, without colors and advice:\n%s", r.stdout)
 	}
 
 	db.Exec(t, "alter database postgres set lock_timeout = '50ms'")
@@ -46,7 +46,7 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 
 	r = execute(t, env, "doctor", "-o", "json")
 	var findings []doctor.Finding
-	if err := json.Unmarshal([]byte(r.stdout), &findings); err != nil || r.code != exitOK || len(findings) != 20 {
+	if err := json.Unmarshal([]byte(r.stdout), &findings); err != nil || r.code != exitOK || len(findings) != 21 {
 		t.Fatalf("%v, exit code %d:\n%s", err, r.code, r.stdout)
 	}
 	for _, f := range findings {
