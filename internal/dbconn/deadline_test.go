@@ -3,6 +3,7 @@ package dbconn_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,7 @@ func newSession(t *testing.T, db *pgtest.DB, hole *blackHole) *dbconn.Session {
 
 type blackHole struct {
 	open  atomic.Bool
+	timed bool // its connections have deadlines
 	conns sync.Map
 }
 
@@ -52,6 +54,13 @@ func (h *blackHole) end() {
 type swallowingConn struct {
 	net.Conn
 	hole *blackHole
+}
+
+func (c *swallowingConn) SetDeadline(until time.Time) error {
+	if c.hole.timed {
+		return c.Conn.SetDeadline(until)
+	}
+	return errors.New("not supported") // as on a connection through an SSH client
 }
 
 func (c *swallowingConn) Write(b []byte) (int, error) {
@@ -71,8 +80,16 @@ func pidOf(s *dbconn.Session, patience time.Duration) (pid int, err error) {
 
 func TestExchangeEndsAtItsDeadlineWithoutAWatcher(t *testing.T) {
 	t.Parallel()
-	var hole blackHole
-	s := newSession(t, pgtest.New(t), &hole)
+	db := pgtest.New(t)
+	for _, timed := range []bool{true, false} {
+		t.Run(fmt.Sprint("the connection has deadlines: ", timed), func(t *testing.T) { endsAtItsDeadline(t, db, timed) })
+	}
+}
+
+func endsAtItsDeadline(t *testing.T, db *pgtest.DB, timed bool) {
+	t.Helper()
+	hole := blackHole{timed: timed}
+	s := newSession(t, db, &hole)
 	if _, err := pidOf(s, dbconn.Timeout); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +109,7 @@ func TestExchangeEndsAtItsDeadlineWithoutAWatcher(t *testing.T) {
 
 func TestConnectionOutlivesTheDeadlinesOfItsExchanges(t *testing.T) {
 	t.Parallel()
-	s := newSession(t, pgtest.New(t), new(blackHole))
+	s := newSession(t, pgtest.New(t), &blackHole{timed: true})
 	first, err := pidOf(s, dbconn.Timeout)
 	if err != nil {
 		t.Fatal(err)

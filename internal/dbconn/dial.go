@@ -22,6 +22,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
@@ -87,6 +88,11 @@ func (d *Dialer) Dial(ctx context.Context, dial Dial) (*Conn, error) {
 			looks = nil
 		}
 		return c.identify(ctx, conn, looks)
+	}
+	config.DialFunc = withDeadlines(config.DialFunc)
+	// A request to cancel ends no wait for a notification, for which nothing runs at the server.
+	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.DeadlineContextWatcherHandler{Conn: conn.Conn()}
 	}
 	config.ValidateConnect = both(check, config.ValidateConnect) // a standby is called one, whatever target_session_attrs asks for
 	config.OnNotification = nil                                  // theirs would get ours, and we none

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
@@ -234,6 +235,15 @@ func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
 	}
 }
 
+// withoutDeadlines is a connection as golang.org/x/crypto/ssh makes it.
+type withoutDeadlines struct{ net.Conn }
+
+var errNoDeadlines = errors.New("tcpChan: deadline not supported")
+
+func (withoutDeadlines) SetDeadline(time.Time) error      { return errNoDeadlines }
+func (withoutDeadlines) SetReadDeadline(time.Time) error  { return errNoDeadlines }
+func (withoutDeadlines) SetWriteDeadline(time.Time) error { return errNoDeadlines }
+
 // pooled is a kind of Locker on a database of its own.
 type pooled struct {
 	kind   pgxlock.Kind
@@ -333,6 +343,25 @@ func TestThePoolsHooksAreHonoured(t *testing.T) {
 				pgtest.Until(t, "the refused connections are closed", func() bool { return len(testkit.Backends(t, p.db, name)) == 0 })
 			})
 		}
+		t.Run("a connection through an SSH client has no deadlines", func(t *testing.T) {
+			pool := through(func(c *pgxpool.Config) {
+				dial := c.ConnConfig.DialFunc
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := dial(ctx, network, addr)
+					return withoutDeadlines{conn}, err
+				}
+			})
+			p.use(t, p.locker(t, pool, ""), p.db, t.Name())
+		})
+		t.Run("ContextWatcherHandler is the pool's alone", func(t *testing.T) {
+			pool := through(func(c *pgxpool.Config) {
+				c.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+					t.Error("it may end our wait for a notification only after its DeadlineDelay")
+					return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: time.Second}
+				}
+			})
+			p.use(t, p.locker(t, pool, ""), p.db, t.Name())
+		})
 		t.Run("the application_name is the caller's, if there is one", func(t *testing.T) {
 			pool := through(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "billing" })
 			lock := testkit.Acquire(t, p.locker(t, pool, ""), t.Name())
