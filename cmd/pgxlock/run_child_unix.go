@@ -138,7 +138,18 @@ func becomeCommand(ctx context.Context, gate *os.File, file string, args []strin
 		return err
 	}
 	syscall.CloseOnExec(int(gate.Fd()))
-	return outcome{exitNotRunnable, fmt.Errorf("%s: %w", file, syscall.Exec(file, args, os.Environ()))}
+	return outcome{exitNotRunnable, fmt.Errorf("%s: %w", file, explained(syscall.Exec(file, args, os.Environ())))}
+}
+
+// explained says what the system's error about a file that was found means.
+func explained(err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOEXEC): // a shell would run it
+		return fmt.Errorf("%w: it is no program of this machine; a script begins with #! and its interpreter, such as #!/bin/sh", err)
+	case errors.Is(err, syscall.ENOENT):
+		return fmt.Errorf("%w: the file is there, its interpreter or loader is not; a first line that ends with a carriage return names another one", err)
+	}
+	return err
 }
 
 // A change is that a process of ours has stopped or ended.

@@ -251,9 +251,12 @@ func TestRunExitsAsItsCommandDoes(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	dir := t.TempDir()
-	garbage := filepath.Join(dir, "garbage")
-	if err := os.WriteFile(garbage, []byte("\x00\x01"), 0o755); err != nil {
-		t.Fatal(err)
+	file := func(name, text string) string {
+		name = filepath.Join(dir, name)
+		if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return name
 	}
 	ends := []struct {
 		command []string
@@ -268,7 +271,9 @@ func TestRunExitsAsItsCommandDoes(t *testing.T) {
 		{[]string{"sh", "-c", "exit 75"}, 75, ""},
 		{[]string{"sh", "-c", "kill -TERM $$"}, exitSignal + int(syscall.SIGTERM), ""},
 		{[]string{filepath.Join(dir, "missing")}, exitNotFound, "missing"},
-		{[]string{garbage}, exitNotRunnable, "format"},
+		{[]string{file("garbage", "\x00\x01")}, exitNotRunnable, "format"},
+		{[]string{file("plain.sh", "echo ran\n")}, exitNotRunnable, "a script begins with #!"}, // flock, env and a shell run it
+		{[]string{file("dos.sh", "#!/bin/sh\r\necho ran\r\n")}, exitNotRunnable, "carriage return"},
 	}
 	if testing.Short() {
 		ends = ends[:4]
