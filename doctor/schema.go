@@ -61,13 +61,20 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		}
 		f.add(StatusError, "it lacks "+shown+"; somebody dropped it", migrateAdvice+", which recreates it")
 	}
-	type tables struct{ Names string }
-	elsewhere, err := one[tables](ctx, d, statements.DoctorAccessMethods, d.schema)
+	type tables struct{ Elsewhere, Persistence, Triggers string }
+	altered, err := one[tables](ctx, d, statements.DoctorTables, d.schema)
 	if err != nil {
 		return Finding{}, err
 	}
-	if elsewhere.Names != "" {
-		f.add(StatusError, "tables with another access method than heap may lack updates and row locks: "+elsewhere.Names, "ALTER TABLE ... SET ACCESS METHOD heap")
+	if altered.Elsewhere != "" {
+		f.add(StatusError, "tables with another access method than heap may lack updates and row locks: "+altered.Elsewhere, "ALTER TABLE ... SET ACCESS METHOD heap")
+	}
+	if altered.Persistence != "" {
+		f.add(StatusError, "a crash or a failover would forget what it must not, or keep what it must forget: "+altered.Persistence, "ALTER TABLE ... SET LOGGED, or SET UNLOGGED")
+	}
+	if altered.Triggers != "" {
+		f.add(StatusWarning, "triggers or rules of your own run with each change, and an error in one fails acquires and renewals: "+altered.Triggers,
+			"leave pgxlock's tables out of what adds triggers to all tables")
 	}
 	switch {
 	case version < dbconn.SchemaVersion:

@@ -33,7 +33,6 @@ const (
 
 // In doctor/.
 const (
-	DoctorAccessMethods     Name = "doctor/access_methods"
 	DoctorCitus             Name = "doctor/citus"
 	DoctorClock             Name = "doctor/clock"
 	DoctorCollation         Name = "doctor/collation"
@@ -52,6 +51,7 @@ const (
 	DoctorSettings          Name = "doctor/settings"
 	DoctorSnapshots         Name = "doctor/snapshots"
 	DoctorStandbys          Name = "doctor/standbys"
+	DoctorTables            Name = "doctor/tables"
 	DoctorTokens            Name = "doctor/tokens"
 	DoctorWraparound        Name = "doctor/wraparound"
 )

@@ -86,7 +86,7 @@ func TestDoctorTellsWhichOfSeveralInstallationsIsUsed(t *testing.T) {
 	wantFinding(t, examine(t, db, nil), "schema", statusError, `schema "public" are older`)
 }
 
-func TestTablesAreHeapsWhateverTheDefaultIsAndTheDoctorFindsOthers(t *testing.T) {
+func TestTablesAreHeapsWhateverTheDefaultIsAndTheDoctorFindsWhatWasAltered(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -105,6 +105,24 @@ func TestTablesAreHeapsWhateverTheDefaultIsAndTheDoctorFindsOthers(t *testing.T)
 	db.Exec(t, "alter table pgxlock_runs set access method columnar; alter table distributed_locks set access method columnar")
 	wantFinding(t, examine(t, db, nil), "schema", statusError, "distributed_locks (columnar), pgxlock_runs (columnar)", "SET ACCESS METHOD heap")
 	db.Exec(t, "alter table pgxlock_runs set access method heap; alter table distributed_locks set access method heap")
+	wantFinding(t, examine(t, db, nil), "schema", statusOK)
+
+	for _, altered := range []struct {
+		statement string
+		status    doctor.Status
+		words     []string
+		undo      string
+	}{
+		{"alter table pgxlock_claims set unlogged", statusError, []string{"pgxlock_claims (unlogged)", "SET LOGGED"}, "alter table pgxlock_claims set logged"},
+		{"alter table pgxlock_since_crash set logged", statusError, []string{"pgxlock_since_crash (logged)"}, "alter table pgxlock_since_crash set unlogged"},
+		{`create function stamp() returns trigger language plpgsql as $$ begin new.updated_at := now(); return new; end $$;
+		  create trigger stamp before update on distributed_locks for each row execute function stamp()`, statusWarning, []string{"triggers", "renewals: distributed_locks"}, "drop function stamp cascade"},
+		{"create rule off as on delete to pgxlock_runs do instead nothing", statusWarning, []string{"rules", "renewals: pgxlock_runs"}, "drop rule off on pgxlock_runs"},
+	} {
+		db.Exec(t, altered.statement)
+		wantFinding(t, examine(t, db, nil), "schema", altered.status, altered.words...)
+		db.Exec(t, altered.undo)
+	}
 	wantFinding(t, examine(t, db, nil), "schema", statusOK)
 
 	// A migration makes heaps beside an adopted table. The adopted table keeps its access method.
