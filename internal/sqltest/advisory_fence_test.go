@@ -94,7 +94,7 @@ func TestAFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
 		two, _ := strconv.ParseInt(h.try(lock+ofTwoInts, 1<<32|2), 10, 64)
 		s := d.begin(level)
 		s.want(h.fence(1, token), fmt.Sprint(token))
-		s.want(fmt.Sprintf("assert_advisory_lock_held(2, %d, %d, %d)", 1<<32|2, h.number, two), fmt.Sprint(two))
+		s.want(fmt.Sprintf("assert_advisory_lock_held(2, %d, %d, %d)", int64(1<<32|2), h.number, two), fmt.Sprint(two))
 		for expression, want := range map[string]string{
 			h.fence(1, token+1):                        "LK001",
 			h.fence(1, 0):                              "LK001",

@@ -106,13 +106,13 @@ func TestATokenAtTheEndOfTheRangeStopsItsOwnLockOnly(t *testing.T) {
 	seen := &tokens{t: t}
 	seen.next("nothing", d.token("other", "A"))
 	d.do(fmt.Sprintf(`insert into distributed_locks (lock_name, holder_id, expires_at, fencing_token)
-		values ('spoilt', 'A', clock_timestamp() - interval '1 second', %d)`, math.MaxInt64))
+		values ('spoilt', 'A', clock_timestamp() - interval '1 second', %d)`, int64(math.MaxInt64)))
 	for range 3 {
 		for name, err := range map[string]error{
 			"repair_lock_tokens": d.run("select repair_lock_tokens()"),
 			"Up":                 migrations.Up(t.Context(), pgtest.Pool(t, d.url), nil),
 		} {
-			if code := outcome("", err); code != "22003" || !strings.Contains(err.Error(), `"spoilt"`) || !strings.Contains(err.Error(), fmt.Sprint(math.MaxInt64)) {
+			if code := outcome("", err); code != "22003" || !strings.Contains(err.Error(), `"spoilt"`) || !strings.Contains(err.Error(), fmt.Sprint(int64(math.MaxInt64))) {
 				t.Errorf("%s does not refuse by name: %v", name, err)
 			}
 		}

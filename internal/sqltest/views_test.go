@@ -58,7 +58,7 @@ func TestTheViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
 	s.do("begin; select pg_advisory_xact_lock(8)")
 	d.want(holders("#-7"), fmt.Sprintf("advisory shared %d %[1]d 1 -7", s.pid))
 	d.want(holders("#-1,-2"), fmt.Sprintf("advisory exclusive %d %[1]d 2 -2", s.pid))
-	d.want(holders("#3,4"), fmt.Sprintf("advisory exclusive %d %[1]d 2 %d", s.pid, 3<<32|4))
+	d.want(holders("#3,4"), fmt.Sprintf("advisory exclusive %d %[1]d 2 %d", s.pid, int64(3<<32|4)))
 	d.want(holders("#8"), fmt.Sprintf("advisory exclusive %d %[1]d 1 8", s.pid))
 	s.rollback()
 	d.want(holders("#8"), "")
