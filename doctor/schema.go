@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -55,11 +56,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		return Finding{}, err
 	}
 	if len(missing) > 0 {
-		shown := strings.Join(missing[:min(len(missing), 5)], ", ")
-		if len(missing) > 5 {
-			shown += fmt.Sprintf(" and %d more", len(missing)-5)
-		}
-		f.add(StatusError, "it lacks "+shown+"; somebody dropped it", migrateAdvice+", which recreates it")
+		f.add(StatusError, "it lacks "+oneline.Some(missing)+"; somebody dropped it", migrateAdvice+", which recreates it")
 	}
 	type tables struct{ Elsewhere, Persistence, Triggers string }
 	altered, err := one[tables](ctx, d, statements.DoctorTables, d.schema)
@@ -91,7 +88,7 @@ func (d *doctor) installation(ctx context.Context) (Finding, error) {
 		}
 	}
 	if all := found.Installed(); len(all) > 1 {
-		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", len(all), strings.Join(all, ", ")),
+		f.add(StatusWarning, fmt.Sprintf("this database has %d of them (%s), and leases in one know nothing of those in another", len(all), oneline.Some(all)),
 			"keep one, or name the schema wherever locks are made")
 	}
 	recorded, err := d.recorded(ctx)

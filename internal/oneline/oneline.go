@@ -49,6 +49,15 @@ func Text(s string) string {
 	return b.String()
 }
 
+// Some joins the first five of many names, and says how many more there are.
+func Some(names []string) string {
+	shown := strings.Join(names[:min(len(names), 5)], ", ")
+	if len(names) > 5 {
+		shown += fmt.Sprintf(" and %d more", len(names)-5)
+	}
+	return shown
+}
+
 // JSON writes a value as JSON, in lines that begin with indent, or in one if that is empty. A string
 // in it has escapes, as JSON has them, for what Text escapes: encoding/json leaves the control
 // characters above 0x7e to the terminal.

@@ -18,6 +18,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // LookSQL finds out what there is, on a connection whose search_path is still that of its role.
@@ -181,7 +183,7 @@ func list(all []Schema) string {
 	for i, s := range all {
 		quoted[i] = pgx.Identifier{s.Name}.Sanitize()
 	}
-	return "schema " + strings.Join(quoted, ", ")
+	return "schema " + oneline.Some(quoted)
 }
 
 // CheckName says what is wrong with the name of a schema.

@@ -2,6 +2,7 @@ package place
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 )
 
@@ -48,6 +49,19 @@ func TestSchemaIsChosenAmongThoseThatCount(t *testing.T) {
 		if err != nil && test.target != refused || err == nil && target != test.target {
 			t.Errorf("%s: Target: %q, %v, want %q", name, target, err, test.target)
 		}
+	}
+}
+
+func TestErrorNamesFiveOfManySchemas(t *testing.T) {
+	t.Parallel()
+	var tenants Found
+	for i := range 300 {
+		tenants.Schemas = append(tenants.Schemas, Schema{Name: fmt.Sprint("tenant", i)})
+	}
+	_, err := tenants.Choose("")
+	const want = `pgxlock is installed in schema "tenant0", "tenant1", "tenant2", "tenant3", "tenant4" and 295 more, and none of them is on the search_path: name one`
+	if err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
 
