@@ -21,7 +21,7 @@ WITH candidate AS MATERIALIZED (
    WHERE NOT pg_catalog.starts_with(n.nspname::pg_catalog.text, 'pg_')
      AND CASE WHEN $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' THEN n.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.text::pg_catalog.name AND v.oid IS NOT NULL
               ELSE a.oid IS NOT NULL AND (v.oid IS NOT NULL OR n.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))) END
-), object AS (
+), object AS MATERIALIZED (                -- once, however many schemas there are
   SELECT p.pronamespace AS schema, p.proowner AS owner, pg_catalog.concat('function ', p.proname) AS name
     FROM pg_catalog.pg_proc p
    WHERE p.proname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND p.proname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
@@ -39,13 +39,14 @@ WITH candidate AS MATERIALIZED (
    WHERE (c.relname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND c.relname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
           OR c.relname OPERATOR(pg_catalog.=) ANY ('{distributed_lock_shares, distributed_locks, lock_holders, lock_leases, lock_shares, lock_waiters}'::pg_catalog.name[]))
      AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,p,f,v,m,S}'::pg_catalog."char"[])
+), part AS (
+  SELECT c.oid AS schema, c.nspowner, o.owner, o.name FROM candidate c JOIN object o ON o.schema OPERATOR(pg_catalog.=) c.oid
   UNION ALL                                 -- it can drop what is in it, and make it anew
-  SELECT n.oid, n.nspowner, 'schema ' FROM pg_catalog.pg_namespace n
+  SELECT c.oid, c.nspowner, c.nspowner, 'schema ' FROM candidate c
 ), share AS MATERIALIZED (                 -- before roles are looked up, of which a server may have many
-  SELECT c.oid AS schema, c.nspowner, d.datdba, pg_catalog.min(o.name) AS object,
-         CASE WHEN o.owner OPERATOR(pg_catalog.=) 6171::pg_catalog.oid THEN d.datdba ELSE o.owner END AS owner
-    FROM candidate c
-    JOIN object o ON o.schema OPERATOR(pg_catalog.=) c.oid
+  SELECT p.schema, p.nspowner, d.datdba, pg_catalog.min(p.name) AS object,
+         CASE WHEN p.owner OPERATOR(pg_catalog.=) 6171::pg_catalog.oid THEN d.datdba ELSE p.owner END AS owner
+    FROM part p
     JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
    GROUP BY 1, 2, 3, 5
 ), owner AS MATERIALIZED (

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
 	"github.com/pgxlock/pgxlock/once"
@@ -205,4 +207,39 @@ func TestASilentHostLeavesTimeForTheNext(t *testing.T) {
 	locks := testkit.NewLocker(t, &pgtest.DB{Pool: db.NewPool(t, testkit.Behind(host), func(c *pgxpool.Config) { c.ConnConfig.ConnectTimeout = 5 * time.Second }), URL: db.URL, Name: db.Name}, nil)
 	testkit.UntilConnected(t, locks)
 	useLock(t, locks, db.Pool, "k")
+}
+
+// The doctor finds the schemas on a connection that prefers indexes, as its other checks need it.
+func TestManySchemasAreFoundInOneReadOfEachCatalog(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := pgtest.New(t)
+	db.Exec(t, `do $$ begin for i in 1..50 loop
+		execute format('create schema tenant%s create table pgxlock_claims (i int)', i);
+		execute format('create function tenant%s.pgxlock_version() returns bigint language sql return 8::bigint', i);
+		execute format('create function tenant%s.acquire_lock(varchar, varchar, integer, jsonb) returns boolean language sql return true', i);
+	end loop; end $$`)
+	tx := testkit.Begin(t, db, pgx.TxOptions{})
+	defer testkit.Rollback(t, tx)
+	for _, settings := range []string{"", "set local enable_seqscan = off; set local enable_indexscan = off; set local enable_indexonlyscan = off; set local jit = off"} {
+		if _, err := tx.Exec(t.Context(), settings); err != nil {
+			t.Fatal(err)
+		}
+		rows, err := tx.Query(t.Context(), "explain (analyze, costs off, timing off) "+place.LookSQL, pgx.QueryExecModeSimpleProtocol, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, node := range plan {
+			if regexp.MustCompile(` on (pg_proc p|pg_class c(_\d+)?) `).MatchString(node) && !strings.Contains(node, "loops=1)") {
+				t.Errorf("with %q it reads %s", settings, strings.TrimSpace(node))
+			}
+		}
+		if t.Failed() {
+			t.Log(strings.Join(plan, "\n"))
+		}
+	}
 }
