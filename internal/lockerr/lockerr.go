@@ -259,8 +259,8 @@ func ContextError(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// WithContextError makes sure that err, if there is one, says so if ctx has ended:
-// lib/pq only says that it cancelled.
+// WithContextError makes sure that err, if there is one, says so if ctx has ended: lib/pq, and
+// pgx where it is told to send requests to cancel, only say that the server cancelled.
 func WithContextError(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil || errors.Is(err, ctx.Err()) {
 		return err

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
@@ -523,8 +525,20 @@ func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 		if w != byLockTx {
 			pgtest.Long(t)
 		}
-		for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
-			db := testkit.Roomy(t, base, 1) // a connection that does not come back is missed
+		for _, test := range []struct {
+			opts []pgxlock.Option
+			asks bool // the pool's connections send a request to cancel, to which the server's answer is 57014
+		}{{}, {asks: true}, {opts: []pgxlock.Option{testkit.LongWait}}, {[]pgxlock.Option{testkit.LongWait}, true}} {
+			opts := test.opts
+			pool := base.NewPool(t, func(c *pgxpool.Config) {
+				c.MaxConns = 1 // one that does not come back is missed
+				if test.asks {
+					c.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+						return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: pgtest.Patience}
+					}
+				}
+			})
+			db := &pgtest.DB{Pool: pool, URL: base.URL, Name: base.Name}
 			holder, x := w.begin(t, base), w.begin(t, db)
 			holder.must("k")
 			x.must("held before")

@@ -58,7 +58,7 @@ func Pgx(tx pgx.Tx) Tx {
 
 func (tx pgxTx) Run(ctx context.Context, name statements.Name, args ...any) (Reply, error) {
 	tag, err := tx.Exec(ctx, name.Text(), args...)
-	return tx.reply(tag, err)
+	return tx.reply(tag, lockerr.WithContextError(ctx, err))
 }
 
 func (tx pgxTx) RunBlock(ctx context.Context, block statements.Name, args ...any) (Reply, error) {
@@ -79,7 +79,7 @@ func (tx pgxTx) RunBlock(ctx context.Context, block statements.Name, args ...any
 	if closing := results.Close(); err == nil {
 		err = closing
 	}
-	return tx.reply(tag, err)
+	return tx.reply(tag, lockerr.WithContextError(ctx, err))
 }
 
 // reply refuses a grant outside a transaction.
@@ -91,7 +91,7 @@ func (tx pgxTx) reply(tag pgconn.CommandTag, err error) (Reply, error) {
 }
 
 func (tx pgxTx) Row(ctx context.Context, text string, dest any, args ...any) error {
-	return tx.QueryRow(ctx, text, args...).Scan(dest)
+	return lockerr.WithContextError(ctx, tx.QueryRow(ctx, text, args...).Scan(dest))
 }
 
 func (tx pgxTx) Database() string {
