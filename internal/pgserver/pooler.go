@@ -72,7 +72,7 @@ func (p *Pooler) write(settings map[string]string) error {
 	p.settings = map[string]string{
 		"unix_socket_dir": p.dir, "listen_port": strconv.Itoa(defaultPort), "listen_addr": "",
 		"auth_type": "trust", "auth_file": filepath.Join(p.dir, "users"),
-		"default_pool_size": "2", "max_client_conn": "500",
+		"default_pool_size": "2", "max_client_conn": "500", "admin_users": Superuser,
 		"ignore_startup_parameters": "extra_float_digits",
 	}
 	maps.Copy(p.settings, settings)

@@ -311,3 +311,38 @@ func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
 		untilOnlyHeld(t, db)
 	})
 }
+
+// An operator pauses a pooler while another server takes over.
+func TestLeaseOutlivesAShortPauseOfThePoolerAndIsLostInALongOne(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	server, _ := privateServer(t, nil)
+	pgtest.EachPooler(t, server, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
+		if mode != "transaction" { // in session mode PAUSE waits until the clients have gone
+			return
+		}
+		console := pgtest.Connect(t, pooler.URL("pgbouncer")+"&default_query_exec_mode=simple_protocol")
+		command := func(text string) {
+			t.Helper()
+			if _, err := console.Exec(t.Context(), text); err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+		}
+		locks := testkit.NewLocker(t, &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}, nil)
+		lock, short := testkit.Acquire(t, locks, "k", pgxlock.TTL(time.Hour)), testkit.Acquire(t, locks, "short", pgxlock.TTL(2*time.Second))
+		command("SET server_login_retry = 1") // a request to cancel that the pause ended counts as a failed login
+		command("PAUSE")
+		renewed := make(chan error, 1)
+		go func() { renewed <- lock.Renew(t.Context()) }()
+		<-short.Lost()
+		command("RESUME")
+		if err := <-renewed; err != nil && !errors.Is(err, pgxlock.ErrUnavailable) || lock.Err() != nil {
+			t.Errorf("a lease that outlives the pause: Renew: %v, Err: %v", err, lock.Err())
+		}
+		pgtest.Until(t, "the lost one is free again", func() bool {
+			again, err := locks.TryAcquire(t.Context(), "short")
+			return err == nil && again.Release(t.Context()) == nil
+		})
+		testkit.Release(t, lock)
+	})
+}
