@@ -66,6 +66,8 @@ func TestErrorIsEitherUnreachableOrDenied(t *testing.T) {
 		"in a transaction for long":         {state("25P04"), true, false, true},
 		"of lib/pq":                         {fmt.Errorf("x: %w", pqError("57P05")), true, false, true},
 		"a pooler lost its server":          {state("08006"), true, false, true},
+		"a pooler is full or has no server": {connecting(t, state("08P01")), true, false, true},
+		"and says so after the login":       {state("08P01"), true, false, true},
 		"a statement cancelled":             {state("57014"), false, false, true},
 		"the disk is full":                  {state("53100"), false, false, true},
 		"a lock_timeout":                    {state("55P03"), false, false, true},
