@@ -702,7 +702,7 @@ func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 	const n = 12
 	for i := range n {
 		calls.Go(func() {
-			_, err := locks.Acquire(t.Context(), fmt.Sprint("key:", i), testkit.LongWait)
+			_, err := locks.Acquire(t.Context(), fmt.Sprint("key:", i), pgxlock.NoWait)
 			if err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
 				t.Errorf("key:%d: %v, want an error that is not ErrNotAcquired", i, err)
 			}
