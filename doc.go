@@ -119,7 +119,7 @@
 // does not occupy a connection or a transaction. The holder's release wakes the next waiter.
 // Where notifications do not arrive, waiters poll at the pace of Backoff.
 //
-// [Locker.TryAcquire], and [Locker.TryDo] without MaxWait, do not queue, and may get a lock
+// [Locker.TryAcquire] and [Locker.TryDo], without MaxWait, do not queue, and may get a lock
 // before waiters do.
 //
 // If a caller waits while it holds another lock, it must pass the context of that lock. Then a

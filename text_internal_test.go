@@ -3,6 +3,7 @@ package pgxlock
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
@@ -74,24 +76,39 @@ func TestTextsOfOrdinaryNamesAreNotQuoted(t *testing.T) {
 	}
 }
 
+func TestOptionsPrintTheirNamesAndValues(t *testing.T) {
+	t.Parallel()
+	for opt, want := range map[option]string{
+		NoWait: "MaxWait(0s)", TTL(time.Minute): "TTL(1m0s)", Metadata("pod-7"): `Metadata("pod-7")`,
+		Shared: "Shared", Mode(7): "Mode(7)", Schema("locks"): `Schema("locks")`, Retention(time.Hour): "Retention(1h0m0s)",
+		Retries(2): "Retries(2)", AllowStaleSnapshot(true): "AllowStaleSnapshot(true)",
+		TxOptions{IsoLevel: pgx.Serializable}: "TxOptions(serializable)",
+	} {
+		if got := fmt.Sprint(opt); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestErrorsCutLongArgumentsAndStayUTF8(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("世", 10<<20/3)
 	locks := NewMemoryLocker()
 	defer locks.Close(context.Background())
-	tryAcquire := func(key string, opts ...Option) error {
+	tryAcquire := func(key string, opts ...AcquireOption) error {
 		_, err := locks.TryAcquire(t.Context(), key, opts...)
 		return err
 	}
 	_, holders := locks.Holders(t.Context(), long)
 	_, owner := NewLeaseLocker(nil, &LeaseConfig{Owner: long})
+	_, option := ClaimSQLTx(t.Context(), new(sql.Tx), "k", Schema(long))
 	_, schema := NewLeaseLocker(nil, &LeaseConfig{Schema: long})
 	for name, err := range map[string]error{
 		"a key":           tryAcquire(long),
 		"a raw key":       tryAcquire("\x00#" + long),
 		"a key of Holder": holders,
 		"metadata":        tryAcquire("k", Metadata(long)),
-		"a schema option": tryAcquire("k", Schema(long)),
+		"a schema option": option,
 		"an owner":        owner,
 		"a schema":        schema,
 		"a holder":        &Error{Op: "acquire", Key: "k", Holder: long, Err: ErrNotAcquired},
