@@ -133,7 +133,7 @@
 // the lock was lost. A server that cannot be reached is never reported as a
 // busy lock.
 //
-//	try again later                    ErrNotAcquired, ErrLimited, ErrUnavailable
+//	try again later                    ErrNotAcquired, ErrUnavailable; ratelimit.ErrLimited
 //	begin the transaction again        ErrStaleSnapshot; SQLSTATE 40001 and 40P01
 //	release your locks and try again   ErrDeadlock from a cycle of waits
 //	repeat the work under a new lock   ErrLost
