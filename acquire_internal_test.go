@@ -311,7 +311,7 @@ func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
 		mustBe(t, "Acquire", err, lockerr.ErrNoAnswer, ErrUnavailable)
 		mustNotBe(t, "Acquire", err, ErrNotAcquired)
 		if d := time.Since(began); d != time.Duration(wait) {
-			t.Errorf("it took %s, want %s", d, wait)
+			t.Errorf("it took %s, want %s", d, time.Duration(wait))
 		}
 		ran, err := l.TryDo(t.Context(), "k", nothing, wait)
 		if ran || err == nil {

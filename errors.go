@@ -15,12 +15,8 @@ import (
 )
 
 // Errors for errors.Is. An error of this package is an [*Error] that wraps one of these,
-// wraps the error of the server or the network, or says which argument is wrong.
-//
-// Try again later after ErrNotAcquired and ErrUnavailable. After
-// ErrStaleSnapshot, and SQLSTATE 40001 or 40P01, begin the transaction again; after
-// ErrLost, repeat the work under a new lock. The others remain until something changes: the
-// program, the connection string, a right, or the schema.
+// wraps the error of the server or the network, or says which argument is wrong. The
+// package comment has after which errors to try again.
 var (
 	// ErrNotAcquired: somebody else holds the key. After a wait that ended with
 	// its context the error matches the context's error as well. A server that

@@ -262,5 +262,3 @@ func (f Observe) apply(o *options) error {
 	o.observe = f
 	return nil
 }
-
-func (f Observe) String() string { return "Observe(func)" }

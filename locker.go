@@ -157,9 +157,6 @@ func (l *Locker) begin(ctx context.Context) error {
 // server that is too slow for the 5 s of a statement is asked ten times in all. After a server
 // has said that the key is busy, Acquire keeps trying through such failures until ctx ends or
 // MaxWait is over. An error that the server repeats, such as a wrong password, ends the wait.
-//
-// Try again after ErrNotAcquired and ErrUnavailable, and after the ErrDeadlock of a cycle
-// once you have released your locks. After other errors something must be changed first.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)

@@ -24,8 +24,8 @@ type option interface{ apply(*options) error }
 // [Mode]. A Locker for advisory locks refuses TTL and Metadata with
 // [errors.ErrUnsupported].
 //
-// All options are values: they print, compare (all but [Observe]), and can be kept in
-// variables. Of several of one type the last one counts.
+// Options are values, and can be kept in variables. Of several of one type the last one
+// counts.
 type AcquireOption interface {
 	DoTxOption
 	forAcquire()
@@ -161,14 +161,10 @@ func (w MaxWait) apply(o *options) error {
 	return nil
 }
 
-func (w MaxWait) String() string { return "MaxWait(" + time.Duration(w).String() + ")" }
-
 func (t TTL) apply(o *options) error {
 	o.TTL = time.Duration(t)
 	return checkTTL("TTL", o.TTL)
 }
-
-func (t TTL) String() string { return "TTL(" + time.Duration(t).String() + ")" }
 
 func (m Mode) apply(o *options) error {
 	if m != Exclusive && m != Shared {
@@ -199,8 +195,6 @@ func (s Schema) apply(o *options) error {
 	return nil
 }
 
-func (s Schema) String() string { return fmt.Sprintf("Schema(%.80q)", string(s)) }
-
 func (r Retention) apply(o *options) error {
 	d := time.Duration(r)
 	o.retention = &d
@@ -210,15 +204,9 @@ func (r Retention) apply(o *options) error {
 	return nil
 }
 
-func (r Retention) String() string { return "Retention(" + time.Duration(r).String() + ")" }
-
 func (t TxOptions) apply(o *options) error {
 	o.tx = pgx.TxOptions(t)
 	return nil
-}
-
-func (t TxOptions) String() string {
-	return fmt.Sprintf("TxOptions(%s)", strings.TrimSpace(fmt.Sprintf("%s %s", t.IsoLevel, t.AccessMode)))
 }
 
 func (r Retries) apply(o *options) error {
@@ -229,14 +217,10 @@ func (r Retries) apply(o *options) error {
 	return nil
 }
 
-func (r Retries) String() string { return fmt.Sprintf("Retries(%d)", int(r)) }
-
 func (a AllowStaleSnapshot) apply(o *options) error {
 	o.staleSnapshot = bool(a)
 	return nil
 }
-
-func (a AllowStaleSnapshot) String() string { return fmt.Sprintf("AllowStaleSnapshot(%t)", bool(a)) }
 
 const maxMetadata = 64 << 10
 
@@ -257,8 +241,6 @@ func (m Metadata) apply(o *options) error {
 	o.Metadata = &s
 	return nil
 }
-
-func (m Metadata) String() string { return fmt.Sprintf("Metadata(%.40q)", string(m)) }
 
 // minTTL keeps margins and renewals longer than networks and commits take. maxTTL is the
 // longest that the SQL functions accept.

@@ -13,7 +13,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/hold"
@@ -47,8 +46,6 @@ func TestTextsOfOtherCallersArePrintedInOneLineWithoutControlCharacters(t *testi
 		"Error.Error around another":    (&Error{Op: "hold", Err: fmt.Errorf("%w: %w", busy, server)}).Error(),
 		"Error.Error of a lost lock":    (&Error{Op: "lock", Key: "k", Err: &hold.LostError{Why: errors.New(foreign)}}).Error(),
 		"LostError.Error":               (&hold.LostError{Why: errors.New(foreign)}).Error(),
-		"Schema.String":                 Schema(foreign).String(),
-		"Metadata.String":               Metadata(foreign).String(),
 		"a log record with a Holder":    text(holder),
 		"a log record with a Waiter":    text(waiter),
 		"a log record with an Event":    text(event),
@@ -73,20 +70,6 @@ func TestTextsOfOrdinaryNamesAreNotQuoted(t *testing.T) {
 	e := &Error{Op: "acquire", Key: "k", Holder: `web-1 "blue" 世界`, Err: ErrNotAcquired}
 	if got, want := e.Error(), `pgxlock: acquire "k": not acquired (held by web-1 "blue" 世界)`; got != want {
 		t.Errorf("%s, want %s", got, want)
-	}
-}
-
-func TestOptionsPrintTheirNamesAndValues(t *testing.T) {
-	t.Parallel()
-	for opt, want := range map[option]string{
-		NoWait: "MaxWait(0s)", TTL(time.Minute): "TTL(1m0s)", Metadata("pod-7"): `Metadata("pod-7")`,
-		Shared: "Shared", Mode(7): "Mode(7)", Schema("locks"): `Schema("locks")`, Retention(time.Hour): "Retention(1h0m0s)",
-		Retries(2): "Retries(2)", AllowStaleSnapshot(true): "AllowStaleSnapshot(true)",
-		TxOptions{IsoLevel: pgx.Serializable}: "TxOptions(serializable)",
-	} {
-		if got := fmt.Sprint(opt); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
 	}
 }
 
@@ -122,7 +105,7 @@ func TestErrorsCutLongArgumentsAndStayUTF8(t *testing.T) {
 			t.Errorf("%s: %d bytes, %.100q", name, len(text), text)
 		}
 	}
-	if text := (Holder{Key: long}).String() + Schema(long).String() + Metadata(long).String(); len(text) > 4<<10 {
+	if text := (Holder{Key: long}).String(); len(text) > 4<<10 {
 		t.Errorf("%d bytes", len(text))
 	}
 }

@@ -226,7 +226,7 @@ func (l *Locker) collect(o *options, opts ...[]AcquireOption) error {
 	for _, opts := range opts {
 		for _, opt := range opts {
 			if !l.takes(opt) {
-				return fmt.Errorf("this kind of Locker does not support %v; remove it: %w", opt, errors.ErrUnsupported)
+				return fmt.Errorf("this kind of Locker does not support the option %T; remove it: %w", opt, errors.ErrUnsupported)
 			}
 		}
 		if err := collect(o, opts); err != nil {

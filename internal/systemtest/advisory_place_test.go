@@ -102,8 +102,8 @@ func TestABadArgumentForAnAdvisoryLockIsRefusedBeforeAnythingIsSent(t *testing.T
 		"a key that is not UTF-8": {"a\xff", pgxlock.NoWait, "the key is not valid UTF-8", false},
 		"a nil option":            {"k", nil, "an option is nil", false},
 		"a mode that is none":     {"k", pgxlock.Mode(9), "Mode(9)", false},
-		"TTL":                     {"k", pgxlock.TTL(time.Minute), "TTL(1m0s)", true},
-		"Metadata":                {"k", pgxlock.Metadata("pod-7"), `Metadata("pod-7")`, true},
+		"TTL":                     {"k", pgxlock.TTL(time.Minute), "option pgxlock.TTL;", true},
+		"Metadata":                {"k", pgxlock.Metadata("pod-7"), "option pgxlock.Metadata;", true},
 	} {
 		work := func(context.Context, *pgxlock.Lock) error {
 			t.Error("the work was called")
