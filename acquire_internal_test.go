@@ -311,7 +311,7 @@ func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
 		mustBe(t, "Acquire", err, lockerr.ErrNoAnswer, ErrUnavailable)
 		mustNotBe(t, "Acquire", err, ErrNotAcquired)
 		if d := time.Since(began); d != time.Duration(wait) {
-			t.Errorf("it took %s, want %s", d, wait)
+			t.Errorf("it took %s, want %s", d, time.Duration(wait))
 		}
 		ran, err := l.TryDo(t.Context(), "k", nothing, wait)
 		if ran || err == nil {
@@ -334,8 +334,15 @@ func TestNoWaitAsksOnce(t *testing.T) {
 		if len(server.tries) != 3 || server.tries[2] != 0 {
 			t.Errorf("tries at %v, want 3 at once", server.tries)
 		}
-		_, err = l.TryAcquire(t.Context(), "k", MaxWait(time.Second))
-		mustBe(t, "TryAcquire with MaxWait", err, errors.ErrUnsupported)
+	})
+}
+
+func TestTryAcquireWithMaxWaitWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
+		server.answer(busyFor(time.Minute))
+		if _, err := l.TryAcquire(t.Context(), "k", MaxWait(time.Hour)); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
@@ -629,13 +636,13 @@ func TestCloseEndsTheRenewalsOfAcquireAll(t *testing.T) {
 }
 
 func TestWaitSeesByTheClockThatTheLockOfItsContextIsLost(t *testing.T) {
-	for name, opts := range map[string][]Option{"unbounded": nil, "MaxWait": {MaxWait(time.Hour)}} {
+	for name, opts := range map[string][]AcquireOption{"unbounded": nil, "MaxWait": {MaxWait(time.Hour)}} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 				ctx, cancel := acquired(t, l, "held").Context(t.Context())
 				defer cancel()
 				call := l.newAcquisition(ctx)
-				if err := l.collect(&call.wishes, "k", opts); err != nil {
+				if err := l.collect(&call.wishes, opts); err != nil {
 					t.Fatal(err)
 				}
 				call.begin("k")
@@ -988,7 +995,7 @@ func TestMemoryLockerAsksContextsWithoutItsMutex(t *testing.T) {
 			t.Error("Err of the caller's context waits for the Locker that called it")
 		}
 	}}
-	for _, opt := range []Option{NoWait, MaxWait(time.Minute)} {
+	for _, opt := range []AcquireOption{NoWait, MaxWait(time.Minute)} {
 		lock, err := l.Acquire(ctx, "k", opt)
 		if err != nil {
 			t.Fatal(err)
@@ -1005,12 +1012,12 @@ func TestMemoryLockerAsksContextsWithoutItsMutex(t *testing.T) {
 func TestMemoryOfACallIsUsedAgainOnlyIfNothingElseMayReferToIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		answers []answer
-		opts    []Option
+		opts    []AcquireOption
 		want    bool
 	}{
 		"granted at once":              {nil, nil, true},
-		"without a wait":               {nil, []Option{NoWait}, true},
-		"with a context of its own":    {nil, []Option{MaxWait(time.Minute)}, false},
+		"without a wait":               {nil, []AcquireOption{NoWait}, true},
+		"with a context of its own":    {nil, []AcquireOption{MaxWait(time.Minute)}, false},
 		"after a wait in a queue":      {[]answer{busyFor(time.Second)}, nil, false},
 		"after a grant that came late": {[]answer{{after: believed}}, nil, false},
 	} {
@@ -1018,7 +1025,7 @@ func TestMemoryOfACallIsUsedAgainOnlyIfNothingElseMayReferToIt(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 				server.answer(c.answers...)
 				call := l.newAcquisition(t.Context())
-				if err := l.collect(&call.wishes, "k", c.opts); err != nil {
+				if err := l.collect(&call.wishes, c.opts); err != nil {
 					t.Fatal(err)
 				}
 				call.begin("k")

@@ -54,7 +54,7 @@ import (
 // In other languages, call SELECT claim_once('key'). Without the option [Schema], the
 // search_path of the transaction decides which function is called, as for other SQL of that
 // transaction: name the schema where others may create functions in one on the search_path.
-func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) (first bool, err error) {
+func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.Pgx(tx), key, opts)
 	return first, failClaim("claim", key, err)
 }
@@ -62,12 +62,12 @@ func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) (first 
 // ClaimSQLTx is [ClaimTx] for database/sql, with any driver for PostgreSQL. It can tell
 // errors apart if they have a method SQLState, as those of pgx and lib/pq do. If ctx ends
 // during the wait, both of these drivers close the connection.
-func ClaimSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) (first bool, err error) {
+func ClaimSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.SQL(tx), key, opts)
 	return first, failClaim("claim", key, err)
 }
 
-func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []Option) (bool, error) {
+func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []ClaimTxOption) (bool, error) {
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return false, err
 	}
@@ -75,7 +75,7 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []Option) (bool
 		return false, errNilTx
 	}
 	var o options
-	if err := cmp.Or(o.collect(opts, takenByClaim), lockkey.Check(key)); err != nil {
+	if err := cmp.Or(collect(&o, opts), lockkey.Check(key)); err != nil {
 		return false, err
 	}
 	began := time.Now()
@@ -96,15 +96,6 @@ func askClaim(ctx context.Context, tx usertx.Tx, key string, o *options) (bool, 
 	return *claimed, nil
 }
 
-// takenByClaim tells which options a claim takes.
-func takenByClaim(opt Option) bool {
-	switch opt.(type) {
-	case MaxWait, Retention, Schema, Observe:
-		return true
-	}
-	return false
-}
-
 // purgeBatch is how many claims one transaction ends.
 const purgeBatch = 10_000
 
@@ -112,14 +103,13 @@ const purgeBatch = 10_000
 // and claims whose Retention is over. Their keys can then be claimed again, so the work can
 // be done again: choose olderThan longer than the latest possible repetition of a request.
 // PurgeClaims works in transactions of 10,000 claims and skips claims that another purge
-// has locked. It returns the number of removed claims, also with an error. The only option
-// it accepts is [Schema].
-func PurgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts ...Option) (int64, error) {
+// has locked. It returns the number of removed claims, also with an error.
+func PurgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts ...Schema) (int64, error) {
 	ended, err := purgeClaims(ctx, pool, olderThan, opts)
 	return ended, failClaim("purge claims", "", err)
 }
 
-func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts []Option) (ended int64, err error) {
+func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts []Schema) (ended int64, err error) {
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return 0, err
 	}
@@ -130,7 +120,7 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 		return 0, fmt.Errorf("olderThan is %s, it must be 0 or more", olderThan)
 	}
 	var o options
-	if err := o.collect(opts, func(opt Option) bool { _, ok := opt.(Schema); return ok }); err != nil {
+	if err := collect(&o, opts); err != nil {
 		return 0, err
 	}
 	conn, err := pool.Acquire(ctx)

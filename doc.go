@@ -119,7 +119,7 @@
 // does not occupy a connection or a transaction. The holder's release wakes the next waiter.
 // Where notifications do not arrive, waiters poll at the pace of Backoff.
 //
-// [Locker.TryAcquire], and [Locker.TryDo] without MaxWait, do not queue, and may get a lock
+// [Locker.TryAcquire] and [Locker.TryDo], without MaxWait, do not queue, and may get a lock
 // before waiters do.
 //
 // If a caller waits while it holds another lock, it must pass the context of that lock. Then a
@@ -133,7 +133,7 @@
 // the lock was lost. A server that cannot be reached is never reported as a
 // busy lock.
 //
-//	try again later                    ErrNotAcquired, ErrLimited, ErrUnavailable
+//	try again later                    ErrNotAcquired, ErrUnavailable; ratelimit.ErrLimited
 //	begin the transaction again        ErrStaleSnapshot; SQLSTATE 40001 and 40P01
 //	release your locks and try again   ErrDeadlock from a cycle of waits
 //	repeat the work under a new lock   ErrLost

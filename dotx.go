@@ -30,17 +30,16 @@ import (
 // The transaction is open while fn runs: do slow work before it, in [Locker.Do] with
 // [Lock.Fence].
 //
-// The options are those of Acquire, and TxOptions and Retries. With Retries(n) DoTx begins
-// the transaction again, under the same lock, up to n times if it fails with SQLSTATE
-// 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call again: what it did
-// outside tx is not undone.
+// With Retries(n) DoTx begins the transaction again, under the same lock, up to n times if
+// it fails with SQLSTATE 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call
+// again: what it did outside tx is not undone.
 //
 // DoTx returns fn's error unchanged, joined with [ErrLost] if the lock was lost. Other
 // errors are an [*Error]. If fn panics, DoTx rolls back and releases the lock.
-func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn func(context.Context, pgx.Tx, *Lock) error, opts ...Option) error {
+func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn func(context.Context, pgx.Tx, *Lock) error, opts ...DoTxOption) error {
 	var o options
 	forTx, forLock := splitTxOptions(opts)
-	err := cmp.Or(missing(ctx, l), o.collect(forTx, takenByDoTx))
+	err := cmp.Or(missing(ctx, l), collect(&o, forTx))
 	switch {
 	case err != nil:
 	case pool == nil:
@@ -108,21 +107,13 @@ func serializationFailure(err error) bool {
 	return slices.Contains([]string{lockerr.StateSerialization, lockerr.StateDeadlock, lockerr.StateStaleSnapshot}, lockerr.SQLState(err)) || errors.Is(err, ErrStaleSnapshot)
 }
 
-// takenByDoTx tells which options are for the transaction, and not for its lock.
-func takenByDoTx(opt Option) bool {
-	switch opt.(type) {
-	case TxOptions, Retries:
-		return true
-	}
-	return false
-}
-
-func splitTxOptions(opts []Option) (forTx, forLock []Option) {
+// splitTxOptions separates the options for the transaction from those for its lock.
+func splitTxOptions(opts []DoTxOption) (forTx []DoTxOption, forLock []AcquireOption) {
 	for _, opt := range opts {
-		if takenByDoTx(opt) {
-			forTx = append(forTx, opt)
+		if o, ok := opt.(AcquireOption); ok {
+			forLock = append(forLock, o)
 		} else {
-			forLock = append(forLock, opt)
+			forTx = append(forTx, opt)
 		}
 	}
 	return forTx, forLock

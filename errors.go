@@ -15,12 +15,8 @@ import (
 )
 
 // Errors for errors.Is. An error of this package is an [*Error] that wraps one of these,
-// wraps the error of the server or the network, or says which argument is wrong.
-//
-// Try again later after ErrNotAcquired, ErrLimited and ErrUnavailable. After
-// ErrStaleSnapshot, and SQLSTATE 40001 or 40P01, begin the transaction again; after
-// ErrLost, repeat the work under a new lock. The others remain until something changes: the
-// program, the connection string, a right, or the schema.
+// wraps the error of the server or the network, or says which argument is wrong. The
+// package comment has after which errors to try again.
 var (
 	// ErrNotAcquired: somebody else holds the key. After a wait that ended with
 	// its context the error matches the context's error as well. A server that
@@ -59,11 +55,6 @@ var (
 	// ErrPooler: a pooler between the program and the server passes the server's session,
 	// with the locks that it holds, on to other clients.
 	ErrPooler = lockerr.ErrPooler
-
-	// ErrLimited: the call exceeds the limit of a Limiter (package ratelimit). RetryAfter
-	// in the [*Error] is how long to wait until it would not. After a wait that ended with
-	// its context the error matches the context's error as well.
-	ErrLimited = lockerr.ErrLimited
 
 	// ErrMaxLocks: the Locker already holds as many locks as [AdvisoryConfig.MaxLocks]
 	// allows.
@@ -115,8 +106,8 @@ type Error struct {
 
 	// With ErrNotAcquired, Holder is the holder id of the current holder, which begins with
 	// its owner, and RetryAfter is how long its lease lasts at most if it is not renewed.
-	// Both are zero if the other caller was still acquiring. With ErrLimited, RetryAfter is
-	// the time until as many events are allowed at once, if nobody else uses any meanwhile.
+	// Both are zero if the other caller was still acquiring. With ratelimit.ErrLimited,
+	// RetryAfter is the time until as many events are allowed at once, if nobody else uses any meanwhile.
 	Holder     string
 	RetryAfter time.Duration
 

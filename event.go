@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
 // EventOp says what happened: it is the Op of an [Event].
@@ -55,7 +57,8 @@ const (
 	EventClaim EventOp = "claim"
 
 	// EventLimit: a call of a ratelimit.Limiter is over: Allow, Reserve or Wait. Granted: N
-	// events were counted. Otherwise Err matches [ErrLimited], or says why nobody knows.
+	// events were counted. Otherwise Err matches
+	// ratelimit.ErrLimited, or says why nobody knows.
 	EventLimit EventOp = "limit"
 
 	// EventRun: a once.Runner has asked for a run. Granted: it calls the function.
@@ -243,7 +246,7 @@ func (e Event) Result() string {
 		return "busy"
 	case is(context.Canceled), is(context.DeadlineExceeded):
 		return "canceled"
-	case is(ErrLimited):
+	case is(lockerr.ErrLimited):
 		return "limited"
 	case is(ErrUnavailable):
 		return "unavailable"
@@ -259,5 +262,3 @@ func (f Observe) apply(o *options) error {
 	o.observe = f
 	return nil
 }
-
-func (f Observe) String() string { return "Observe(func)" }

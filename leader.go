@@ -1,14 +1,13 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"slices"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
-	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 )
 
@@ -40,23 +39,19 @@ var ErrStepDown = errors.New("pgxlock: asked to step down")
 // ctx's error if ctx ends while it is a candidate, [ErrNotAcquired] if it has waited longer
 // than MaxWait, and [ErrDeadlock], [ErrSchema], [ErrClosed] and other errors that are not
 // temporary, as [Locker.Acquire] does.
-func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
+func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...PermitOption) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("lead", key, err)
 	}
 	if fn == nil {
 		return l.fail("lead", key, errors.New("fn is nil"))
 	}
-	o := l.options()
-	err := l.collect(&o, key, opts)
-	if err == nil && o.Mode != hold.Exclusive {
-		err = fmt.Errorf("Lead is exclusive; remove %v: %w", Mode(o.Mode), errors.ErrUnsupported)
-	}
-	if err != nil {
+	acquire, o := acquireOptions(opts), l.options()
+	if err := cmp.Or(l.collect(&o, acquire), l.check(key)); err != nil {
 		return l.fail("lead", key, err)
 	}
 	for failures := 0; ; {
-		lock, stepDown, err := l.term(ctx, key, fn, opts)
+		lock, stepDown, err := l.term(ctx, key, fn, acquire)
 		switch {
 		case lock == nil && ctx.Err() == nil && mayPass(err):
 			if failures == 0 {
@@ -82,7 +77,7 @@ func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, 
 }
 
 // term waits for the lock, and calls fn with it. stepDown is what it was asked for.
-func (l *Locker) term(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts []Option) (lock *Lock, stepDown, err error) {
+func (l *Locker) term(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts []AcquireOption) (lock *Lock, stepDown, err error) {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	_, err = l.do(ctx, key, func(work context.Context, leader *Lock) error {

@@ -109,15 +109,13 @@ func (l *Locker) check(key string) error {
 	return lockkey.Check(key)
 }
 
-// takes reports whether an acquire can honour an option.
-func (l *Locker) takes(opt Option) bool {
+// takes reports whether this kind of Locker can honour an option of an acquire.
+func (l *Locker) takes(opt AcquireOption) bool {
 	switch opt.(type) {
-	case MaxWait, Mode:
-		return true
 	case TTL, Metadata, permits:
 		return l.kind != KindAdvisory
 	}
-	return false
+	return true
 }
 
 // options returns the defaults of an acquire.
@@ -159,10 +157,7 @@ func (l *Locker) begin(ctx context.Context) error {
 // server that is too slow for the 5 s of a statement is asked ten times in all. After a server
 // has said that the key is busy, Acquire keeps trying through such failures until ctx ends or
 // MaxWait is over. An error that the server repeats, such as a wrong password, ends the wait.
-//
-// Try again after ErrNotAcquired and ErrUnavailable, and after the ErrDeadlock of a cycle
-// once you have released your locks. After other errors something must be changed first.
-func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
+func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
@@ -174,18 +169,14 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...Option) (*Lock
 // [ErrNotAcquired] if the lock is held. It does not queue, so it may get the lock before
 // waiters do. With [Shared] it also fails with ErrNotAcquired while a writer waits, in this
 // Locker or in the queue of another process. For an advisory lock this check costs one more
-// round trip and needs the migrations; if the queue cannot be read, it counts as empty.
-func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
+// round trip and needs the migrations; if the queue cannot be read, it counts as empty. With
+// [MaxWait] it waits that long, as Acquire does.
+func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
 	defer l.calls.End()
-	for _, opt := range opts {
-		if w, ok := opt.(MaxWait); ok && w > 0 {
-			return nil, l.fail("acquire", key, fmt.Errorf("TryAcquire does not wait; remove %v, or use Acquire: %w", w, errors.ErrUnsupported))
-		}
-	}
-	return l.acquire(ctx, key, false, []Option{NoWait}, opts)
+	return l.acquire(ctx, key, false, []AcquireOption{NoWait}, opts)
 }
 
 // Do acquires the lock, calls fn and releases the lock, also when fn panics. Most callers
@@ -194,7 +185,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...Option) (*L
 //
 // If Acquire fails, Do returns its error and does not call fn. Otherwise Do returns fn's
 // error, joined with ErrLost if the lock was lost before fn returned.
-func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
+func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...AcquireOption) error {
 	_, err := l.do(ctx, key, fn, nil, opts)
 	return err
 }
@@ -202,15 +193,15 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context, *L
 // TryDo is Do for "skip if busy": if somebody else has the lock it returns false and no
 // error, and does not call fn. With MaxWait it waits that long before it skips. If fn
 // returns an ErrNotAcquired, TryDo returns it with ran = true.
-func (l *Locker) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) (ran bool, err error) {
-	ran, err = l.do(ctx, key, fn, []Option{NoWait}, opts)
+func (l *Locker) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...AcquireOption) (ran bool, err error) {
+	ran, err = l.do(ctx, key, fn, []AcquireOption{NoWait}, opts)
 	if busy, ok := errors.AsType[*hold.Busy](err); !ran && ok && busy.Ended == nil {
 		return false, nil
 	}
 	return ran, err
 }
 
-func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *Lock) error, defaults, opts []Option) (ran bool, err error) {
+func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *Lock) error, defaults, opts []AcquireOption) (ran bool, err error) {
 	if err := l.begin(ctx); err != nil {
 		return false, l.fail("acquire", key, err)
 	}

@@ -32,13 +32,13 @@ type Locks []*Lock
 // The errors are those of [Locker.Acquire]; [Error].Key is the busy key. On failure nothing
 // is held: AcquireAll releases what it had before it returns or, if the server does not answer
 // within a second, in the background.
-func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...Option) (Locks, error) {
+func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (Locks, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
 	defer l.calls.End()
 	a := l.newAcquisition(ctx)
-	if err := a.wishes.collect(opts, l.takes); err != nil {
+	if err := l.collect(&a.wishes, opts); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
 	compare := func(a, b string) int { return l.name(a).Compare(l.name(b)) }

@@ -15,10 +15,71 @@ import (
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
-// An Option configures one call. Options are values: they print, compare (all but
-// [Observe]), and can be kept in variables. Of several of one type the last one counts. A call refuses an option that it
-// cannot honour with [errors.ErrUnsupported]; none is ignored.
-type Option interface{ apply(*options) error }
+// An option configures one call. No option is ignored: a call does not take the type of an
+// option that it cannot honour.
+type option interface{ apply(*options) error }
+
+// An AcquireOption is an option of [Locker.Acquire], [Locker.TryAcquire],
+// [Locker.AcquireAll], [Locker.Do] and [Locker.TryDo]: [MaxWait], [TTL], [Metadata] or
+// [Mode]. A Locker for advisory locks refuses TTL and Metadata with
+// [errors.ErrUnsupported].
+//
+// Options are values, and can be kept in variables. Of several of one type the last one
+// counts.
+type AcquireOption interface {
+	DoTxOption
+	forAcquire()
+}
+
+// A PermitOption is an option of the calls of a [Semaphore] and of [Locker.Lead], whose
+// locks are exclusive: [MaxWait], [TTL] or [Metadata].
+type PermitOption interface {
+	AcquireOption
+	forPermit()
+}
+
+// A DoTxOption is an option of [Locker.DoTx]: an [AcquireOption], [TxOptions] or [Retries].
+type DoTxOption interface {
+	option
+	forDoTx()
+}
+
+// A LockTxOption is an option of [LockTx], [LockSQLTx] and [LockAllTx]: [MaxWait], [Mode],
+// [AllowStaleSnapshot] or [Observe].
+type LockTxOption interface {
+	option
+	forLockTx()
+}
+
+// A ClaimTxOption is an option of [ClaimTx] and [ClaimSQLTx]: [MaxWait], [Retention],
+// [Schema] or [Observe].
+type ClaimTxOption interface {
+	option
+	forClaimTx()
+}
+
+// Which calls take which option.
+func (MaxWait) forAcquire()           {}
+func (MaxWait) forPermit()            {}
+func (MaxWait) forDoTx()              {}
+func (MaxWait) forLockTx()            {}
+func (MaxWait) forClaimTx()           {}
+func (TTL) forAcquire()               {}
+func (TTL) forPermit()                {}
+func (TTL) forDoTx()                  {}
+func (Metadata) forAcquire()          {}
+func (Metadata) forPermit()           {}
+func (Metadata) forDoTx()             {}
+func (Mode) forAcquire()              {}
+func (Mode) forDoTx()                 {}
+func (Mode) forLockTx()               {}
+func (TxOptions) forDoTx()            {}
+func (Retries) forDoTx()              {}
+func (AllowStaleSnapshot) forLockTx() {}
+func (Observe) forLockTx()            {}
+func (Observe) forClaimTx()           {}
+func (Retention) forClaimTx()         {}
+func (Schema) forClaimTx()            {}
 
 // MaxWait bounds the wait for a lock, from the call to the grant, including the time to
 // connect. It does not bound how long the lock is held, as a timeout on the context of
@@ -100,14 +161,10 @@ func (w MaxWait) apply(o *options) error {
 	return nil
 }
 
-func (w MaxWait) String() string { return "MaxWait(" + time.Duration(w).String() + ")" }
-
 func (t TTL) apply(o *options) error {
 	o.TTL = time.Duration(t)
 	return checkTTL("TTL", o.TTL)
 }
-
-func (t TTL) String() string { return "TTL(" + time.Duration(t).String() + ")" }
 
 func (m Mode) apply(o *options) error {
 	if m != Exclusive && m != Shared {
@@ -138,8 +195,6 @@ func (s Schema) apply(o *options) error {
 	return nil
 }
 
-func (s Schema) String() string { return fmt.Sprintf("Schema(%.80q)", string(s)) }
-
 func (r Retention) apply(o *options) error {
 	d := time.Duration(r)
 	o.retention = &d
@@ -149,15 +204,9 @@ func (r Retention) apply(o *options) error {
 	return nil
 }
 
-func (r Retention) String() string { return "Retention(" + time.Duration(r).String() + ")" }
-
 func (t TxOptions) apply(o *options) error {
 	o.tx = pgx.TxOptions(t)
 	return nil
-}
-
-func (t TxOptions) String() string {
-	return fmt.Sprintf("TxOptions(%s)", strings.TrimSpace(fmt.Sprintf("%s %s", t.IsoLevel, t.AccessMode)))
 }
 
 func (r Retries) apply(o *options) error {
@@ -168,14 +217,10 @@ func (r Retries) apply(o *options) error {
 	return nil
 }
 
-func (r Retries) String() string { return fmt.Sprintf("Retries(%d)", int(r)) }
-
 func (a AllowStaleSnapshot) apply(o *options) error {
 	o.staleSnapshot = bool(a)
 	return nil
 }
-
-func (a AllowStaleSnapshot) String() string { return fmt.Sprintf("AllowStaleSnapshot(%t)", bool(a)) }
 
 const maxMetadata = 64 << 10
 
@@ -196,8 +241,6 @@ func (m Metadata) apply(o *options) error {
 	o.Metadata = &s
 	return nil
 }
-
-func (m Metadata) String() string { return fmt.Sprintf("Metadata(%.40q)", string(m)) }
 
 // minTTL keeps margins and renewals longer than networks and commits take. maxTTL is the
 // longest that the SQL functions accept.
@@ -224,15 +267,11 @@ func (o *options) bound() *time.Duration {
 	return &o.maxWait
 }
 
-// collect applies the options of a call over its defaults. taken reports whether the call
-// can honour an option.
-func (o *options) collect(opts []Option, taken func(Option) bool) error {
+// collect applies the options of a call over its defaults.
+func collect[O option](o *options, opts []O) error {
 	for _, opt := range opts {
-		if opt == nil {
+		if any(opt) == nil {
 			return errors.New("an option is nil; remove it")
-		}
-		if !taken(opt) {
-			return fmt.Errorf("this call does not support %v; remove it: %w", opt, errors.ErrUnsupported)
 		}
 		if err := opt.apply(o); err != nil {
 			return err

@@ -34,6 +34,9 @@ func (p permits) apply(o *options) error {
 	return nil
 }
 
+func (permits) forAcquire() {}
+func (permits) forDoTx()    {}
+
 // Semaphore returns a semaphore with n permits, 1 to 10,000. The Locker must be from
 // [NewLeaseLocker] or [NewMemoryLocker]; with one from [NewAdvisoryLocker] the error
 // matches [errors.ErrUnsupported].
@@ -72,24 +75,28 @@ func (s *Semaphore) Permits() int {
 
 // Acquire is [Locker.Acquire] for one of the permits. Waiters are served first come, first
 // served, as with Locker.Acquire.
-func (s *Semaphore) Acquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	return s.one(ctx, key, opts, func(queue string, opts []Option) (*Lock, error) { return s.locker.Acquire(ctx, queue, opts...) })
+func (s *Semaphore) Acquire(ctx context.Context, key string, opts ...PermitOption) (*Lock, error) {
+	return s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (*Lock, error) { return s.locker.Acquire(ctx, queue, opts...) })
 }
 
 // TryAcquire is [Locker.TryAcquire] for one of the permits.
-func (s *Semaphore) TryAcquire(ctx context.Context, key string, opts ...Option) (*Lock, error) {
-	return s.one(ctx, key, opts, func(queue string, opts []Option) (*Lock, error) { return s.locker.TryAcquire(ctx, queue, opts...) })
+func (s *Semaphore) TryAcquire(ctx context.Context, key string, opts ...PermitOption) (*Lock, error) {
+	return s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
+		return s.locker.TryAcquire(ctx, queue, opts...)
+	})
 }
 
 // Do is [Locker.Do] with one of the permits.
-func (s *Semaphore) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) error {
-	_, err := s.one(ctx, key, opts, func(queue string, opts []Option) (*Lock, error) { return nil, s.locker.Do(ctx, queue, fn, opts...) })
+func (s *Semaphore) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...PermitOption) error {
+	_, err := s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
+		return nil, s.locker.Do(ctx, queue, fn, opts...)
+	})
 	return err
 }
 
 // TryDo is [Locker.TryDo] with one of the permits.
-func (s *Semaphore) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...Option) (ran bool, err error) {
-	_, err = s.one(ctx, key, opts, func(queue string, opts []Option) (_ *Lock, err error) {
+func (s *Semaphore) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...PermitOption) (ran bool, err error) {
+	_, err = s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (_ *Lock, err error) {
 		ran, err = s.locker.TryDo(ctx, queue, fn, opts...)
 		return nil, err
 	})
@@ -97,18 +104,27 @@ func (s *Semaphore) TryDo(ctx context.Context, key string, fn func(context.Conte
 }
 
 // one makes a call for one of the permits.
-func (s *Semaphore) one(ctx context.Context, key string, opts []Option, call func(queue string, opts []Option) (*Lock, error)) (*Lock, error) {
+func (s *Semaphore) one(ctx context.Context, key string, opts []PermitOption, call func(queue string, opts []AcquireOption) (*Lock, error)) (*Lock, error) {
 	if err := missing(ctx, s); err != nil {
 		return nil, fail("acquire", key, 0, err)
 	}
 	if err := s.check(key); err != nil {
 		return nil, s.locker.fail("acquire", key, err)
 	}
-	lock, err := call(key+lockkey.PermitMark, append(opts[:len(opts):len(opts)], s.permits))
+	lock, err := call(key+lockkey.PermitMark, acquireOptions(opts, s.permits))
 	if e, ok := err.(*Error); ok && e.Key == key+lockkey.PermitMark { //nolint:errorlint // what fn returned stays what it is
 		e.Key = key
 	}
 	return lock, err
+}
+
+// acquireOptions returns the options of an acquire that are opts and those that follow.
+func acquireOptions(opts []PermitOption, more ...AcquireOption) []AcquireOption {
+	all := make([]AcquireOption, 0, len(opts)+len(more))
+	for _, opt := range opts {
+		all = append(all, opt)
+	}
+	return append(all, more...)
 }
 
 // Holders returns the current holders of permits, in the order of the permits' numbers.

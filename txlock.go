@@ -63,14 +63,14 @@ import (
 // where a lock excludes no caller on another node, is refused with ErrReadOnly.
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
-func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...Option) error {
+func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...LockTxOption) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
 }
 
 // LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq, or another
 // that sends several statements in one request. If ctx ends during the wait, pgx and lib/pq
 // close the connection.
-func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) error {
+func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...LockTxOption) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.SQL(tx), []string{key}, opts))
 }
 
@@ -80,11 +80,11 @@ func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...Option) erro
 // still can. MaxWait bounds the wait for all keys together. Each key takes an entry in the
 // server's lock table, which has at least 6,400 entries with default settings: to protect
 // more than a few hundred things, lock one key that stands for all of them.
-func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...Option) error {
+func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...LockTxOption) error {
 	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.Pgx(tx), keys, opts))
 }
 
-func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) error {
+func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []LockTxOption) error {
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []Option) err
 	}
 	var o options
 	ids, err := advisoryIDs(keys)
-	if err := cmp.Or(o.collect(opts, takenInTx), err); err != nil || len(ids) == 0 {
+	if err := cmp.Or(collect(&o, opts), err); err != nil || len(ids) == 0 {
 		return err
 	}
 	e := Event{Op: EventTxLock, Kind: KindAdvisory, N: len(ids)}
@@ -171,15 +171,6 @@ func milliseconds(wait time.Duration) int64 {
 		return 0
 	}
 	return int64((wait-1)/time.Millisecond) + 1
-}
-
-// takenInTx tells which options locks in a transaction take.
-func takenInTx(opt Option) bool {
-	switch opt.(type) {
-	case MaxWait, Mode, AllowStaleSnapshot, Observe:
-		return true
-	}
-	return false
 }
 
 // advisoryIDs returns the locks that the keys name, in order and without

@@ -1,6 +1,7 @@
 package pgxlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,9 +62,9 @@ func (a *acquisition) begin(key string) {
 
 // acquire implements Acquire, TryAcquire and the first half of Do. The caller's opts override
 // defaults.
-func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []Option) (*Lock, error) {
+func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []AcquireOption) (*Lock, error) {
 	a := l.newAcquisition(ctx)
-	if err := l.collect(&a.wishes, key, defaults, opts); err != nil {
+	if err := cmp.Or(l.collect(&a.wishes, defaults, opts), l.check(key)); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
 	a.begin(key)
@@ -220,17 +221,19 @@ func (a *acquisition) failed(key string, err error) error {
 	return err
 }
 
-// collect merges the options of a call into o, later ones last, and checks the key.
-func (l *Locker) collect(o *options, key string, opts ...[]Option) error {
+// collect merges the options of a call into o, later ones last.
+func (l *Locker) collect(o *options, opts ...[]AcquireOption) error {
 	for _, opts := range opts {
-		if err := o.collect(opts, l.takes); err != nil {
+		for _, opt := range opts {
+			if !l.takes(opt) {
+				return fmt.Errorf("this kind of Locker does not support the option %T; remove it: %w", opt, errors.ErrUnsupported)
+			}
+		}
+		if err := collect(o, opts); err != nil {
 			return err
 		}
 	}
-	if o.Permits > 0 && o.Mode != hold.Exclusive {
-		return fmt.Errorf("permits are exclusive; remove %v: %w", Mode(o.Mode), errors.ErrUnsupported)
-	}
-	return l.check(key)
+	return nil
 }
 
 // mayWait returns an error if a wait under ctx cannot succeed.

@@ -20,7 +20,7 @@ func lockTxMaxWait(ctx context.Context, s *stage) (system, peer op, err error) {
 	return lockTxWith(ctx, s, pgxlock.MaxWait(time.Second))
 }
 
-func lockTxWith(ctx context.Context, s *stage, opts ...pgxlock.Option) (system, peer op, err error) {
+func lockTxWith(ctx context.Context, s *stage, opts ...pgxlock.LockTxOption) (system, peer op, err error) {
 	pool, err := s.installed(ctx, "")
 	// What the caller of the bare function has computed already.
 	keys := make([][locksPerTx]string, s.workers)

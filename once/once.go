@@ -32,9 +32,6 @@
 //
 // A [Runner] has one connection of its own, for the table. With Retry it also has a Locker
 // for the leases, with one connection. [NewMemory] keeps runs in this process, for tests.
-//
-// Lock order: the mutex of a Runner, that of its session and that of a memory are never
-// held together.
 package once
 
 import (
@@ -88,7 +85,7 @@ type Runner struct {
 	runs  runs
 	locks *pgxlock.Locker // for the leases of runs; nil without Retry
 
-	mu     sync.Mutex
+	mu     sync.Mutex        // never held together with that of the runs
 	unsure map[string]string // by key, the holder of a start with an unknown outcome
 
 	calls     batcher.Calls

@@ -45,7 +45,7 @@ func ExampleLimiter_Wait() {
 	defer limiter.Close(ctx)
 
 	if err := limiter.Wait(ctx, "partner-api", pgxlock.MaxWait(time.Minute)); err != nil {
-		log.Print(err) // pgxlock.ErrLimited: the wait would be longer than a minute
+		log.Print(err) // ratelimit.ErrLimited: the wait would be longer than a minute
 		return
 	}
 	callPartner()
@@ -56,7 +56,7 @@ func ExampleLimiter_Reserve() {
 	limited := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, err := limiter.Reserve(r.Context(), "api:"+r.Header.Get("X-API-Key"), pgxlock.NoWait)
-			if e, ok := errors.AsType[*pgxlock.Error](err); ok && errors.Is(err, pgxlock.ErrLimited) {
+			if e, ok := errors.AsType[*pgxlock.Error](err); ok && errors.Is(err, ratelimit.ErrLimited) {
 				w.Header().Set("Retry-After", fmt.Sprint(math.Ceil(e.RetryAfter.Seconds())))
 				http.Error(w, "too many requests", http.StatusTooManyRequests)
 				return

@@ -41,6 +41,11 @@ import (
 	"github.com/pgxlock/pgxlock/internal/observe"
 )
 
+// ErrLimited: the call exceeds the limit. RetryAfter in the [*pgxlock.Error] is how long to
+// wait until it would not. After a wait that ended with its context the error matches the
+// context's error as well.
+var ErrLimited = lockerr.ErrLimited
+
 // Limit is a rate: events per second.
 type Limit float64
 
@@ -174,7 +179,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (bool, error) { return 
 // AllowN is Allow for n events: all of them or none. n is between 1 and the burst.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int) (bool, error) {
 	_, err := l.take(ctx, "allow", key, n, pgxlock.NoWait)
-	if errors.Is(err, pgxlock.ErrLimited) {
+	if errors.Is(err, ErrLimited) {
 		return false, nil
 	}
 	return err == nil, err
@@ -182,12 +187,12 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int) (bool, error) {
 
 // Reserve counts an event that will happen later, after the Delay of the Reservation.
 // Events are served first come, first served. With [pgxlock.MaxWait], if the delay would be
-// longer, Reserve counts nothing and fails with [pgxlock.ErrLimited]; RetryAfter in the
+// longer, Reserve counts nothing and fails with [ErrLimited]; RetryAfter in the
 // [*pgxlock.Error] says after how long the event could happen. ctx is for the call only.
 // MaxWait is the only option.
 //
 //	_, err := limiter.Reserve(ctx, "login:"+user, pgxlock.NoWait)
-//	if e, ok := errors.AsType[*pgxlock.Error](err); ok && errors.Is(err, pgxlock.ErrLimited) {
+//	if e, ok := errors.AsType[*pgxlock.Error](err); ok && errors.Is(err, ratelimit.ErrLimited) {
 //		return tooManyRequests(e.RetryAfter)
 //	}
 func (l *Limiter) Reserve(ctx context.Context, key string, opts ...pgxlock.MaxWait) (*Reservation, error) {
@@ -201,9 +206,9 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int, opts ...pgxlo
 
 // Wait waits until an event may happen. Waiters are served first come, first served, over
 // all processes. If the wait would last longer than ctx's deadline or a [pgxlock.MaxWait]
-// allows, Wait returns [pgxlock.ErrLimited] at once and counts nothing. If ctx ends during
+// allows, Wait returns [ErrLimited] at once and counts nothing. If ctx ends during
 // the wait, the event is returned as by [Reservation.Cancel], and the error matches
-// [pgxlock.ErrLimited] and ctx's error. If the Limiter is closed during the wait, the error
+// [ErrLimited] and ctx's error. If the Limiter is closed during the wait, the error
 // is [pgxlock.ErrClosed]. MaxWait is the only option.
 func (l *Limiter) Wait(ctx context.Context, key string, opts ...pgxlock.MaxWait) error {
 	return l.WaitN(ctx, key, 1, opts...)
@@ -407,10 +412,10 @@ type limitedError struct {
 }
 
 func (e *limitedError) Error() string {
-	return fmt.Sprintf("%v: %v per second, %d at once; try again in %s", pgxlock.ErrLimited, float64(e.rule.limit), e.rule.burst, e.after)
+	return fmt.Sprintf("%v: %v per second, %d at once; try again in %s", ErrLimited, float64(e.rule.limit), e.rule.burst, e.after)
 }
 
-func (e *limitedError) Unwrap() error { return pgxlock.ErrLimited }
+func (e *limitedError) Unwrap() error { return ErrLimited }
 
 // fail makes the error that a call returns; nil of nil.
 func fail(op, key string, err error) error {

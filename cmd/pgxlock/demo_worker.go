@@ -155,7 +155,7 @@ func (w *demoWorker) write(ctx context.Context, tx pgx.Tx, lock *pgxlock.Lock) e
 }
 
 func (w *demoWorker) take(ctx context.Context, o order) report {
-	opts := []pgxlock.Option{pgxlock.TTL(o.TTL)}
+	opts := []pgxlock.AcquireOption{pgxlock.TTL(o.TTL)}
 	if o.Metadata != "" {
 		opts = append(opts, pgxlock.Metadata(o.Metadata))
 	}

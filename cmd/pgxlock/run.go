@@ -198,20 +198,33 @@ func (e *errand) checkTimes(flags *pflag.FlagSet) error {
 // memory, too.
 func (e *errand) checkLock() error {
 	memory := pgxlock.NewMemoryLocker()
-	_, err := memory.TryAcquire(context.Background(), e.key, e.options()...)
+	_, err := e.locking(memory)(context.Background(), e.key, append(e.options(), pgxlock.NoWait)...)
 	return err
 }
 
-// options are those of the acquisition.
-func (e *errand) options() []pgxlock.Option {
-	var opts []pgxlock.Option
-	if e.shared {
-		opts = append(opts, pgxlock.Shared)
+// options are those of the acquisition, but for its mode.
+func (e *errand) options() []pgxlock.PermitOption {
+	if e.metadata == "" {
+		return nil
 	}
-	if e.metadata != "" {
-		opts = append(opts, pgxlock.Metadata(e.metadata))
+	return []pgxlock.PermitOption{pgxlock.Metadata(e.metadata)}
+}
+
+// acquiring acquires a lock or a permit.
+type acquiring func(ctx context.Context, key string, opts ...pgxlock.PermitOption) (*pgxlock.Lock, error)
+
+// locking acquires locks in the mode that was asked for.
+func (e *errand) locking(l *pgxlock.Locker) acquiring {
+	return func(ctx context.Context, key string, opts ...pgxlock.PermitOption) (*pgxlock.Lock, error) {
+		all := []pgxlock.AcquireOption{pgxlock.Exclusive}
+		if e.shared {
+			all[0] = pgxlock.Shared
+		}
+		for _, opt := range opts {
+			all = append(all, opt)
+		}
+		return l.Acquire(ctx, key, all...)
 	}
-	return opts
 }
 
 // do takes the lock, runs the command and gives the lock back.
@@ -260,7 +273,7 @@ func (e *errand) withPool(ctx context.Context, fn func(*pgxpool.Pool, chan os.Si
 // opened is a Locker, or a Semaphore of it.
 type opened struct {
 	locker  *pgxlock.Locker
-	acquire func(ctx context.Context, key string, opts ...pgxlock.Option) (*pgxlock.Lock, error)
+	acquire acquiring
 	holders func(ctx context.Context, key string) ([]pgxlock.Holder, error)
 }
 
@@ -288,14 +301,14 @@ func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &opened{l, l.Acquire, l.Holders}, nil
+		return &opened{l, e.locking(l), l.Holders}, nil
 	}
 	l, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: e.ttl, Schema: e.target.schema, OneConnection: true, Logger: e.logger, Observe: e.renewals.observe})
 	if err != nil {
 		return nil, err
 	}
 	if e.permits == 0 {
-		return &opened{l, l.Acquire, l.Holders}, nil
+		return &opened{l, e.locking(l), l.Holders}, nil
 	}
 	s, err := l.Semaphore(e.permits)
 	if err != nil {

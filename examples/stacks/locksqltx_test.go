@@ -29,7 +29,7 @@ func sqlState(err error) string {
 // aMoment is a short wait where nothing depends on how short it is.
 const aMoment = pgxlock.MaxWait(20 * time.Millisecond)
 
-func lock(t *testing.T, tx *sql.Tx, opts ...pgxlock.Option) {
+func lock(t *testing.T, tx *sql.Tx, opts ...pgxlock.LockTxOption) {
 	t.Helper()
 	if err := pgxlock.LockSQLTx(t.Context(), tx, t.Name(), opts...); err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func lock(t *testing.T, tx *sql.Tx, opts ...pgxlock.Option) {
 }
 
 // refused wants the lock to be refused, and the error to say all there is to say.
-func refused(t *testing.T, tx *sql.Tx, opts ...pgxlock.Option) {
+func refused(t *testing.T, tx *sql.Tx, opts ...pgxlock.LockTxOption) {
 	t.Helper()
 	err := pgxlock.LockSQLTx(t.Context(), tx, t.Name(), opts...)
 	if !errors.Is(err, pgxlock.ErrNotAcquired) {
@@ -106,7 +106,7 @@ func TestTheLockIsTheSameByEveryWay(t *testing.T) {
 func TestAWaitEndsWithTheGrant(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.MaxWait(patience)}, {pgxlock.Shared}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.MaxWait(patience)}, {pgxlock.Shared}} {
 			holder, waiter := readCommitted(t, db), readCommitted(t, db)
 			lock(t, holder)
 			waiting := pid(t, waiter)
@@ -129,7 +129,7 @@ func TestAnUpgradeIsRefusedAndTheTransactionGoesOn(t *testing.T) {
 		db := d.open(t)
 		tx := readCommitted(t, db)
 		lock(t, tx, pgxlock.Shared)
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}} {
 			if err := pgxlock.LockSQLTx(t.Context(), tx, t.Name(), opts...); !errors.Is(err, pgxlock.ErrDeadlock) {
 				t.Errorf("%v: got %v, want ErrDeadlock", opts, err)
 			}
@@ -143,7 +143,7 @@ func TestALockOfASavepointEndsWithIt(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		tx, other := readCommitted(t, db), readCommitted(t, db)
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}} {
 			event := newID()
 			rollBack := func() {
 				t.Helper()
@@ -287,7 +287,7 @@ func TestTheSessionsLockTimeoutIsAnErrorOfTheServer(t *testing.T) {
 // rollback to end it.
 func aborted(t *testing.T, tx *sql.Tx) {
 	t.Helper()
-	for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}} {
+	for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}} {
 		err := pgxlock.LockSQLTx(t.Context(), tx, t.Name(), opts...)
 		if sqlState(err) != "25P02" || errors.Is(err, pgxlock.ErrNotAcquired) {
 			t.Errorf("%v in an aborted transaction: got %v", opts, err)
@@ -316,7 +316,7 @@ func TestATransactionThatIsOverLocksNothing(t *testing.T) {
 			if err := end(tx); err != nil {
 				t.Fatal(err)
 			}
-			for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}} {
+			for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}} {
 				if err := pgxlock.LockSQLTx(t.Context(), tx, t.Name(), opts...); !errors.Is(err, sql.ErrTxDone) {
 					t.Errorf("%v: got %v, want sql.ErrTxDone", opts, err)
 				}
@@ -327,7 +327,7 @@ func TestATransactionThatIsOverLocksNothing(t *testing.T) {
 
 func TestANilTransactionIsAnError(t *testing.T) {
 	t.Parallel()
-	for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}, {pgxlock.Shared}} {
+	for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}, {pgxlock.Shared}} {
 		err := pgxlock.LockSQLTx(t.Context(), nil, t.Name(), opts...)
 		if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Op != "lock" {
 			t.Errorf("%v: got %v", opts, err)
@@ -335,14 +335,9 @@ func TestANilTransactionIsAnError(t *testing.T) {
 	}
 }
 
-func TestOptionsThatMeanNothingAreRefusedAndTheTransactionGoesOn(t *testing.T) {
+func TestAnInvalidKeyIsRefusedAndTheTransactionGoesOn(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		tx := readCommitted(t, d.open(t))
-		for _, opt := range []pgxlock.Option{pgxlock.TTL(time.Minute), pgxlock.Metadata("x"), pgxlock.Schema("x"), pgxlock.Retention(time.Hour)} {
-			if err := pgxlock.LockSQLTx(t.Context(), tx, t.Name(), opt); !errors.Is(err, errors.ErrUnsupported) {
-				t.Errorf("%v: got %v", opt, err)
-			}
-		}
 		if err := pgxlock.LockSQLTx(t.Context(), tx, ""); err == nil {
 			t.Error("locked an empty key")
 		}
@@ -353,7 +348,7 @@ func TestOptionsThatMeanNothingAreRefusedAndTheTransactionGoesOn(t *testing.T) {
 func TestADeadlockIsTyped(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.MaxWait(patience)}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.MaxWait(patience)}} {
 			keys := []string{t.Name() + ":a", t.Name() + ":b"}
 			txs := []*sql.Tx{readCommitted(t, db), readCommitted(t, db)}
 			for i, tx := range txs {
@@ -405,7 +400,7 @@ func TestALockThatIsYoungerThanTheSnapshotIsStaleAndTheTransactionGoesOn(t *test
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, level := range snapshots {
-			for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}, {pgxlock.Shared}} {
+			for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}, {pgxlock.Shared}} {
 				tx := begin(t, db, level)
 				exec(t, tx, "SELECT count(*) FROM bookings")
 				commit(t, db)
@@ -423,7 +418,7 @@ func TestAStaleSnapshotThatIsAllowedIsNoError(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, level := range snapshots {
-			for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}} {
+			for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}} {
 				tx := begin(t, db, level)
 				exec(t, tx, "SELECT count(*) FROM bookings")
 				commit(t, db)
@@ -471,7 +466,7 @@ func TestAContextThatEndsDuringTheWaitEndsTheTransaction(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withEachDriver(t, func(t *testing.T, d driver) {
 				db := d.open(t)
-				for _, opts := range [][]pgxlock.Option{nil, {pgxlock.MaxWait(patience)}} {
+				for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.MaxWait(patience)}} {
 					holder := readCommitted(t, db)
 					lock(t, holder)
 					ctx, cancel := context.WithCancel(t.Context())
@@ -516,7 +511,7 @@ func TestAContextThatHasEndedLocksNothing(t *testing.T) {
 		tx := readCommitted(t, d.open(t))
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {aMoment}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}} {
 			if err := pgxlock.LockSQLTx(ctx, tx, t.Name(), opts...); !errors.Is(err, context.Canceled) {
 				t.Errorf("%v: got %v", opts, err)
 			}

@@ -23,18 +23,18 @@ func TestALockIsOneRoundTripAndARefusalAfterAWaitIsTwo(t *testing.T) {
 		asked(t, db)
 		for _, test := range []struct {
 			name        string
-			opts        []pgxlock.Option
+			opts        []pgxlock.LockTxOption
 			level       sql.IsolationLevel
 			trips, busy int // 0: not tried while it is busy
 		}{
 			{name: "no bound", trips: 1},
-			{name: "shared", opts: []pgxlock.Option{pgxlock.Shared}, trips: 1},
-			{name: "NoWait", opts: []pgxlock.Option{pgxlock.NoWait}, trips: 1, busy: 1},
-			{name: "shared NoWait", opts: []pgxlock.Option{pgxlock.Shared, pgxlock.NoWait}, trips: 1, busy: 1},
-			{name: "MaxWait", opts: []pgxlock.Option{aMoment}, trips: 1, busy: 2},
-			{name: "shared MaxWait", opts: []pgxlock.Option{pgxlock.Shared, aMoment}, trips: 1, busy: 2},
+			{name: "shared", opts: []pgxlock.LockTxOption{pgxlock.Shared}, trips: 1},
+			{name: "NoWait", opts: []pgxlock.LockTxOption{pgxlock.NoWait}, trips: 1, busy: 1},
+			{name: "shared NoWait", opts: []pgxlock.LockTxOption{pgxlock.Shared, pgxlock.NoWait}, trips: 1, busy: 1},
+			{name: "MaxWait", opts: []pgxlock.LockTxOption{aMoment}, trips: 1, busy: 2},
+			{name: "shared MaxWait", opts: []pgxlock.LockTxOption{pgxlock.Shared, aMoment}, trips: 1, busy: 2},
 			{
-				name: "stale snapshot allowed", opts: []pgxlock.Option{pgxlock.AllowStaleSnapshot(true), aMoment},
+				name: "stale snapshot allowed", opts: []pgxlock.LockTxOption{pgxlock.AllowStaleSnapshot(true), aMoment},
 				level: sql.LevelRepeatableRead, trips: 1, busy: 2,
 			},
 		} {
@@ -66,12 +66,12 @@ func TestAStaleSnapshotIsFoundInAFewRoundTrips(t *testing.T) {
 		db, direct := d.openURL(t, connString), d.open(t)
 		asked(t, db)
 		for _, test := range []struct {
-			opts []pgxlock.Option
+			opts []pgxlock.LockTxOption
 			want int
 		}{
 			{nil, 3}, // what locks one key in READ COMMITTED is asked first
-			{[]pgxlock.Option{pgxlock.NoWait}, 2},
-			{[]pgxlock.Option{aMoment}, 2},
+			{[]pgxlock.LockTxOption{pgxlock.NoWait}, 2},
+			{[]pgxlock.LockTxOption{aMoment}, 2},
 		} {
 			tx := begin(t, db, sql.LevelRepeatableRead)
 			exec(t, tx, "SELECT count(*) FROM bookings")

@@ -378,14 +378,14 @@ func TestAClaimThatIsNotDecidedIsRefused(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, key := d.open(t), fmt.Sprint("claim:", newID())
 		first, second := readCommitted(t, db), readCommitted(t, db)
-		claim := func(tx *sql.Tx, want bool, opts ...pgxlock.Option) {
+		claim := func(tx *sql.Tx, want bool, opts ...pgxlock.ClaimTxOption) {
 			t.Helper()
 			if got, err := pgxlock.ClaimSQLTx(t.Context(), tx, key, opts...); err != nil || got != want {
 				t.Fatalf("got %v, %v, want %v", got, err, want)
 			}
 		}
 		claim(first, true, pgxlock.Retention(time.Hour), aMoment)
-		for _, wait := range []pgxlock.Option{pgxlock.NoWait, aMoment} {
+		for _, wait := range []pgxlock.ClaimTxOption{pgxlock.NoWait, aMoment} {
 			if _, err := pgxlock.ClaimSQLTx(t.Context(), second, key, wait); !errors.Is(err, pgxlock.ErrNotAcquired) {
 				t.Errorf("got %v, want ErrNotAcquired", err)
 			}

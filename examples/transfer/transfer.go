@@ -50,7 +50,7 @@ func transferOrPostpone(ctx context.Context, pool *pgxpool.Pool, from, to int, a
 // lockAccounts locks both accounts until tx ends. Asked for in one call, they
 // are locked in the same order by everybody: two transfers in opposite directions
 // do not deadlock.
-func lockAccounts(ctx context.Context, tx pgx.Tx, from, to int, opts ...pgxlock.Option) error {
+func lockAccounts(ctx context.Context, tx pgx.Tx, from, to int, opts ...pgxlock.LockTxOption) error {
 	return pgxlock.LockAllTx(ctx, tx, []string{accountKey(from), accountKey(to)}, opts...)
 }
 

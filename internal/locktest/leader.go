@@ -50,7 +50,6 @@ func leads(t *testing.T, locks *pgxlock.Locker) {
 	inside, cancel := lock.Context(t.Context())
 	defer cancel()
 	is(t, "Lead by the holder of the lock", locks.Lead(inside, "leader", func(context.Context, *pgxlock.Lock) error { return nil }), pgxlock.ErrDeadlock)
-	is(t, "Lead together", locks.Lead(t.Context(), "leader", func(context.Context, *pgxlock.Lock) error { return nil }, pgxlock.Shared), errors.ErrUnsupported)
 	if err := locks.Lead(t.Context(), "", func(context.Context, *pgxlock.Lock) error { return nil }); err == nil {
 		t.Error("nobody was asked who leads")
 	}

@@ -91,9 +91,6 @@ func permits(t *testing.T, locks *pgxlock.Locker) {
 	_, err = s.Acquire(inside1, "jobs")
 	is(t, "a second permit for a holder of one", err, pgxlock.ErrDeadlock)
 
-	_, err = s.TryAcquire(t.Context(), "jobs", pgxlock.Shared)
-	is(t, "a shared permit", err, errors.ErrUnsupported)
-
 	waited := make(chan error, 1)
 	go func() {
 		permit, err := s.Acquire(t.Context(), "jobs")

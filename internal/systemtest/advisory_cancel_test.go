@@ -141,7 +141,7 @@ func (c *crowd) call(ctx context.Context, t *testing.T, self *crowdCaller, dice 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	around := func() time.Duration { return time.Duration(dice.Int64N(2 * c.grant.Load())) }
-	var opts []pgxlock.Option
+	var opts []pgxlock.AcquireOption
 	bounded := false
 	switch dice.IntN(10) {
 	case 0:
@@ -172,7 +172,7 @@ func (c *crowd) call(ctx context.Context, t *testing.T, self *crowdCaller, dice 
 
 // lock is a call in one of its forms. What is granted is given back under the
 // same context.
-func (c *crowd) lock(ctx context.Context, t *testing.T, locks *pgxlock.Locker, dice *rand.Rand, opts []pgxlock.Option) error {
+func (c *crowd) lock(ctx context.Context, t *testing.T, locks *pgxlock.Locker, dice *rand.Rand, opts []pgxlock.AcquireOption) error {
 	mode := pgxlock.Exclusive
 	keys := dice.Perm(crowdMany)[:1]
 	if dice.IntN(2) == 0 {

@@ -133,7 +133,7 @@ func useAtRandom(ctx context.Context, dice *rand.Rand, lockers []*pgxlock.Locker
 			cancel()
 		}
 		e := entry{locks: locks, shared: dice.IntN(3) == 0}
-		var opts []pgxlock.Option
+		var opts []pgxlock.AcquireOption
 		if e.shared {
 			opts = append(opts, pgxlock.Shared)
 		}
@@ -190,7 +190,7 @@ func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
 	}
 	watcher := db.Connect(t)
 	var asking sync.WaitGroup
-	for _, opts := range [][]pgxlock.Option{{testkit.LongWait}, {testkit.LongWait, pgxlock.Shared}} {
+	for _, opts := range [][]pgxlock.AcquireOption{{testkit.LongWait}, {testkit.LongWait, pgxlock.Shared}} {
 		asking.Go(func() {
 			_, err := locks.AcquireAll(t.Context(), keys, opts...)
 			if pgErr, ok := errors.AsType[*pgconn.PgError](err); !ok || pgErr.Code != "53200" || errors.Is(err, pgxlock.ErrNotAcquired) {

@@ -166,8 +166,15 @@ func TestTheNumbersOfLocksAreNotMixedUp(t *testing.T) {
 
 	// Together they are taken in one order; a name and its number are one lock.
 	twice := append(append([]string{pgxlock.RawKey(pgxlock.AdvisoryID("k1"))}, numbered...), numbered...)
-	for name, opts := range map[string][]pgxlock.Option{"no bound": nil, "NoWait": {pgxlock.NoWait}, "MaxWait": {testkit.LongWait}} {
-		all, err := locks.AcquireAll(t.Context(), twice, opts...)
+	for name, opts := range map[string]struct {
+		acquire []pgxlock.AcquireOption
+		lockTx  []pgxlock.LockTxOption
+	}{
+		"no bound": {},
+		"NoWait":   {[]pgxlock.AcquireOption{pgxlock.NoWait}, []pgxlock.LockTxOption{pgxlock.NoWait}},
+		"MaxWait":  {[]pgxlock.AcquireOption{testkit.LongWait}, []pgxlock.LockTxOption{testkit.LongWait}},
+	} {
+		all, err := locks.AcquireAll(t.Context(), twice, opts.acquire...)
 		if err != nil || len(all) != len(numbered) || testkit.HeldBy(t, db, "numbers") != len(numbered) {
 			t.Errorf("%s: AcquireAll: %d locks, %v", name, len(all), err)
 		}
@@ -178,7 +185,7 @@ func TestTheNumbersOfLocksAreNotMixedUp(t *testing.T) {
 		if err := all.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := pgxlock.LockAllTx(t.Context(), tx, twice, opts...); err != nil {
+		if err := pgxlock.LockAllTx(t.Context(), tx, twice, opts.lockTx...); err != nil {
 			t.Errorf("%s: LockAllTx: %v", name, err)
 		}
 		for _, key := range numbered {

@@ -75,7 +75,7 @@ func fenceOneAdvisoryLock(ctx context.Context, pool *pgxpool.Pool, locks *pgxloc
 	if rand.IntN(3) == 0 {
 		mode = pgxlock.Shared
 	}
-	opts := []pgxlock.Option{mode}
+	opts := []pgxlock.AcquireOption{mode}
 	if rand.IntN(3) == 0 {
 		opts = append(opts, pgxlock.NoWait)
 	}

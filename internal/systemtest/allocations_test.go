@@ -28,7 +28,7 @@ func TestFreeLockCostsFewAllocations(t *testing.T) {
 		"lease":    {locks: lease, one: 23, maxWait: 30, four: 74},
 	} {
 		locks := most.locks
-		pair := func(opts ...pgxlock.Option) func() error {
+		pair := func(opts ...pgxlock.AcquireOption) func() error {
 			return func() error {
 				lock, err := locks.Acquire(t.Context(), "k", opts...)
 				if err == nil {

@@ -43,7 +43,9 @@ func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
 				"a fresh Locker": func(ctx context.Context) error {
 					return acquireAndRelease(ctx, testkit.NewLocker(t, db, nil).TryAcquire, "k")
 				},
-				"shared": func(ctx context.Context) error { return acquireAndRelease(ctx, leases.TryAcquire, "s", pgxlock.Shared) },
+				"shared": func(ctx context.Context) error {
+					return acquireAndRelease[pgxlock.AcquireOption](ctx, leases.TryAcquire, "s", pgxlock.Shared)
+				},
 			}
 			failed := 0
 			for call, do := range calls {
@@ -74,7 +76,7 @@ func TestEveryCallOnADamagedSchemaSaysErrSchemaAndUpMendsIt(t *testing.T) {
 }
 
 // acquireAndRelease acquires a lock and releases it.
-func acquireAndRelease(ctx context.Context, acquire func(context.Context, string, ...pgxlock.Option) (*pgxlock.Lock, error), key string, opts ...pgxlock.Option) error {
+func acquireAndRelease[O any](ctx context.Context, acquire func(context.Context, string, ...O) (*pgxlock.Lock, error), key string, opts ...O) error {
 	lock, err := acquire(ctx, key, opts...)
 	if err != nil {
 		return err

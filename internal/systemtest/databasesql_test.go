@@ -162,7 +162,7 @@ func TestManyLocksAreFencedInASQLTx(t *testing.T) {
 func TestOneCommittedSQLTxIsTheFirst(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	claim := func(tx *sql.Tx, want bool, opts ...pgxlock.Option) {
+	claim := func(tx *sql.Tx, want bool, opts ...pgxlock.ClaimTxOption) {
 		t.Helper()
 		first, err := pgxlock.ClaimSQLTx(t.Context(), tx, "k", opts...)
 		if err != nil || first != want {
@@ -171,7 +171,7 @@ func TestOneCommittedSQLTxIsTheFirst(t *testing.T) {
 	}
 	undone, done, late := beginSQLTx(t, db, ""), beginSQLTx(t, db, ""), beginSQLTx(t, db, "")
 	claim(undone, true)
-	for _, wait := range []pgxlock.Option{pgxlock.NoWait, pgxlock.MaxWait(20 * time.Millisecond)} {
+	for _, wait := range []pgxlock.ClaimTxOption{pgxlock.NoWait, pgxlock.MaxWait(20 * time.Millisecond)} {
 		_, err := pgxlock.ClaimSQLTx(t.Context(), done, "k", wait)
 		if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Op != "claim" || !errors.Is(err, pgxlock.ErrNotAcquired) {
 			t.Errorf("while another one's is undecided: %v, want ErrNotAcquired", err)

@@ -3,7 +3,6 @@ package systemtest_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"strings"
 	"sync"
@@ -343,21 +342,21 @@ func TestDoTxBeginsAnewOnlyIfItIsTold(t *testing.T) {
 	for name, test := range map[string]struct {
 		fails func(context.Context, pgx.Tx) error
 		times int
-		opts  []pgxlock.Option
+		opts  []pgxlock.DoTxOption
 		want  outcome
 	}{
 		"40001, by default":            {conflict, 1, nil, outcome{1, true}},
-		"40001, once":                  {conflict, 1, []pgxlock.Option{pgxlock.Retries(1)}, outcome{2, false}},
-		"40001, three times of two":    {conflict, 3, []pgxlock.Option{pgxlock.Retries(2)}, outcome{3, true}},
-		"40001, three times":           {conflict, 3, []pgxlock.Option{pgxlock.Retries(5)}, outcome{4, false}},
-		"a stale snapshot, by default": {stale, 1, []pgxlock.Option{pgxlock.Retries(0)}, outcome{1, true}},
-		"a stale snapshot":             {stale, 2, []pgxlock.Option{pgxlock.Retries(2)}, outcome{3, false}},
-		"a deadlock":                   {deadlock, 1, []pgxlock.Option{pgxlock.Retries(1)}, outcome{2, false}},
+		"40001, once":                  {conflict, 1, []pgxlock.DoTxOption{pgxlock.Retries(1)}, outcome{2, false}},
+		"40001, three times of two":    {conflict, 3, []pgxlock.DoTxOption{pgxlock.Retries(2)}, outcome{3, true}},
+		"40001, three times":           {conflict, 3, []pgxlock.DoTxOption{pgxlock.Retries(5)}, outcome{4, false}},
+		"a stale snapshot, by default": {stale, 1, []pgxlock.DoTxOption{pgxlock.Retries(0)}, outcome{1, true}},
+		"a stale snapshot":             {stale, 2, []pgxlock.DoTxOption{pgxlock.Retries(2)}, outcome{3, false}},
+		"a deadlock":                   {deadlock, 1, []pgxlock.DoTxOption{pgxlock.Retries(1)}, outcome{2, false}},
 		"another error": {func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "select 1/0")
 			return err
-		}, 1, []pgxlock.Option{pgxlock.Retries(5)}, outcome{1, true}},
-		"an error of fn's own": {func(context.Context, pgx.Tx) error { return errors.New("oops") }, 1, []pgxlock.Option{pgxlock.Retries(5)}, outcome{1, true}},
+		}, 1, []pgxlock.DoTxOption{pgxlock.Retries(5)}, outcome{1, true}},
+		"an error of fn's own": {func(context.Context, pgx.Tx) error { return errors.New("oops") }, 1, []pgxlock.DoTxOption{pgxlock.Retries(5)}, outcome{1, true}},
 	} {
 		before := testkit.Query[int](t, db, "select count(*) from ledger")
 		tokens := make(map[int64]bool)
@@ -519,58 +518,12 @@ func TestBadArgumentsOfDoTxAreNamed(t *testing.T) {
 	wantRefused(t, locks.DoTx(t.Context(), pool, "k", work, pgxlock.TTL(1)), "acquire", "TTL is")
 	wantRefused(t, locks.DoTx(t.Context(), pool, "", work), "acquire", "the key is empty")
 	wantRefused(t, locks.DoTx(t.Context(), pool, "a\x00", work), "acquire", "zero byte")
-	wantRefused(t, locks.DoTx(t.Context(), pool, "k", work, nil), "acquire", "an option is nil")
-	for opt, says := range map[pgxlock.Option]string{
-		pgxlock.Schema("locks"):      `Schema("locks")`,
-		pgxlock.Retention(time.Hour): "Retention(1h0m0s)", pgxlock.AllowStaleSnapshot(true): "AllowStaleSnapshot(true)",
-	} {
-		err := locks.DoTx(t.Context(), pool, "k", work, opt)
-		wantRefused(t, err, "acquire", says)
-		if !errors.Is(err, errors.ErrUnsupported) {
-			t.Errorf("%v, want ErrUnsupported", err)
-		}
-	}
+	wantRefused(t, locks.DoTx(t.Context(), pool, "k", work, nil), "do", "an option is nil")
 	if err := locks.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := locks.DoTx(t.Context(), pool, "k", work); !errors.Is(err, pgxlock.ErrClosed) {
 		t.Errorf("a closed Locker: %v", err)
-	}
-}
-
-// What is for another kind of lock, or for another call, is refused by name.
-func TestALeaseRefusesTheOptionsOfOthers(t *testing.T) {
-	t.Parallel()
-	locks, err := pgxlock.NewLeaseLocker(unconnected(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer locks.Close(t.Context())
-	for _, test := range []struct {
-		opt  pgxlock.Option
-		says string
-	}{
-		{pgxlock.Schema("locks"), `Schema("locks")`},
-		{pgxlock.Retention(time.Hour), "Retention(1h0m0s)"},
-		{pgxlock.Retries(2), "Retries(2)"},
-		{pgxlock.TxOptions{IsoLevel: pgx.Serializable}, "does not support"},
-		{pgxlock.AllowStaleSnapshot(true), "AllowStaleSnapshot(true)"},
-	} {
-		for method, call := range map[string]func() error{
-			"Acquire":    func() error { _, err := locks.Acquire(t.Context(), "k", test.opt); return err },
-			"TryAcquire": func() error { _, err := locks.TryAcquire(t.Context(), "k", test.opt); return err },
-			"Do": func() error {
-				return locks.Do(t.Context(), "k", func(context.Context, *pgxlock.Lock) error { return nil }, test.opt)
-			},
-		} {
-			t.Run(fmt.Sprintf("%T, %s", test.opt, method), func(t *testing.T) {
-				err := call()
-				wantRefused(t, err, "acquire", test.says)
-				if !errors.Is(err, errors.ErrUnsupported) {
-					t.Errorf("%v, want ErrUnsupported", err)
-				}
-			})
-		}
 	}
 }
 

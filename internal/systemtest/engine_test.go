@@ -52,7 +52,7 @@ func TestTransactionLockIsRefusedWhereTheServerKeepsNone(t *testing.T) {
 	db = elsewhere(t, db, rand.Text(), nil)
 	eachWay(t, func(t *testing.T, w way) {
 		for _, key := range []string{"k", pgxlock.RawKey(7), pgxlock.RawKey2(7, 8)} {
-			for name, opts := range map[string][]pgxlock.Option{
+			for name, opts := range map[string][]pgxlock.LockTxOption{
 				"": nil, "NoWait": {pgxlock.NoWait}, "MaxWait": {testkit.LongWait}, "Shared": {pgxlock.Shared},
 				"AllowStaleSnapshot": {pgxlock.AllowStaleSnapshot(true)},
 			} {
@@ -195,7 +195,7 @@ func TestKeptLocksAreLookedForOncePerDatabase(t *testing.T) {
 	place := rand.Text()
 	pools := []*pgtest.DB{elsewhere(t, db, place, count), elsewhere(t, db, place, count)}
 	for _, as := range append(pools, pools...) {
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}} {
 			x := byLockTx.begin(t, as)
 			x.must("k", opts...)
 			x.commit()

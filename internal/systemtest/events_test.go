@@ -128,13 +128,13 @@ func TestLimiterEmitsOneEventPerCall(t *testing.T) {
 	if ok, err := limiter.Allow(ctx, "k"); ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	if e := r.take(t, pgxlock.EventLimit)[0]; e.N != 1 || e.Granted || !errors.Is(e.Err, pgxlock.ErrLimited) {
+	if e := r.take(t, pgxlock.EventLimit)[0]; e.N != 1 || e.Granted || !errors.Is(e.Err, ratelimit.ErrLimited) {
 		t.Errorf("refused: %+v", e)
 	}
-	if err := limiter.Wait(ctx, "k", pgxlock.MaxWait(time.Second)); !errors.Is(err, pgxlock.ErrLimited) {
+	if err := limiter.Wait(ctx, "k", pgxlock.MaxWait(time.Second)); !errors.Is(err, ratelimit.ErrLimited) {
 		t.Fatal(err)
 	}
-	if e := r.take(t, pgxlock.EventLimit)[0]; e.Granted || !errors.Is(e.Err, pgxlock.ErrLimited) {
+	if e := r.take(t, pgxlock.EventLimit)[0]; e.Granted || !errors.Is(e.Err, ratelimit.ErrLimited) {
 		t.Errorf("a wait that is too long: %+v", e)
 	}
 	if _, err := limiter.Reserve(ctx, "k"); err != nil {
@@ -148,7 +148,7 @@ func TestLimiterEmitsOneEventPerCall(t *testing.T) {
 	go func() { ended <- limiter.Wait(waiting, "k") }()
 	pgtest.Until(t, "the wait is counted", func() bool {
 		_, err := limiter.Reserve(ctx, "k", pgxlock.MaxWait(150*time.Minute))
-		return errors.Is(err, pgxlock.ErrLimited)
+		return errors.Is(err, ratelimit.ErrLimited)
 	})
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -226,7 +226,7 @@ func connectRenewals(t *testing.T, locks *pgxlock.Locker) {
 }
 
 // grantedInTime acquires a short lease, again where this machine stands still until it is over.
-func grantedInTime(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) *pgxlock.Lock {
+func grantedInTime(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) *pgxlock.Lock {
 	t.Helper()
 	lock, err := acquireInTime(t.Context(), locks, key, opts...)
 	if err != nil {
@@ -457,7 +457,7 @@ func unruly(ctx context.Context, dice *rand.Rand, p *testkit.Proxy, locks *pgxlo
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	soon := func() time.Duration { return time.Duration(dice.Int64N(int64(20 * time.Millisecond))) }
-	var opts []pgxlock.Option
+	var opts []pgxlock.AcquireOption
 	switch dice.IntN(8) {
 	case 0, 1:
 		defer time.AfterFunc(soon(), cancel).Stop()

@@ -112,7 +112,7 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		key  string
-		opts []pgxlock.Option
+		opts []pgxlock.AcquireOption
 		says string
 	}{
 		"an empty key":                {"", nil, "the key is empty"},
@@ -121,19 +121,19 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 		"a key with a zero byte":      {"a\x00b", nil, "the key contains a zero byte"},
 		"a key that is not UTF-8":     {"a\xff", nil, "the key is not valid UTF-8"},
 		"an invalid key of two lines": {"a\n\xff", nil, "the key is not valid UTF-8"},
-		"a short TTL":                 {"k", []pgxlock.Option{pgxlock.TTL(time.Second - 1)}, "TTL is"},
-		"no TTL":                      {"k", []pgxlock.Option{pgxlock.TTL(0)}, "TTL is"},
-		"a negative TTL":              {"k", []pgxlock.Option{pgxlock.TTL(-time.Minute)}, "TTL is"},
-		"a TTL for ever":              {"k", []pgxlock.Option{pgxlock.TTL(1<<63 - 1)}, "TTL is"},
-		"metadata not UTF-8":          {"k", []pgxlock.Option{pgxlock.Metadata("\xff")}, "Metadata must be valid UTF-8"},
-		"metadata with a zero byte":   {"k", []pgxlock.Option{pgxlock.Metadata("\x00")}, "Metadata must be valid UTF-8"},
-		"too much metadata":           {"k", []pgxlock.Option{pgxlock.Metadata(strings.Repeat("m", 64<<10))}, "Metadata has 65538 bytes"},
-		"too much when quoted":        {"k", []pgxlock.Option{pgxlock.Metadata(strings.Repeat(`"`, 33<<10))}, "Metadata has"},
-		"an unknown mode":             {"k", []pgxlock.Option{pgxlock.Mode(7)}, "Mode(7) is not a mode; use Exclusive or Shared"},
-		"a nil option":                {"k", []pgxlock.Option{nil}, "an option is nil"},
-		"a nil option among others":   {"k", []pgxlock.Option{pgxlock.NoWait, nil}, "an option is nil"},
+		"a short TTL":                 {"k", []pgxlock.AcquireOption{pgxlock.TTL(time.Second - 1)}, "TTL is"},
+		"no TTL":                      {"k", []pgxlock.AcquireOption{pgxlock.TTL(0)}, "TTL is"},
+		"a negative TTL":              {"k", []pgxlock.AcquireOption{pgxlock.TTL(-time.Minute)}, "TTL is"},
+		"a TTL for ever":              {"k", []pgxlock.AcquireOption{pgxlock.TTL(1<<63 - 1)}, "TTL is"},
+		"metadata not UTF-8":          {"k", []pgxlock.AcquireOption{pgxlock.Metadata("\xff")}, "Metadata must be valid UTF-8"},
+		"metadata with a zero byte":   {"k", []pgxlock.AcquireOption{pgxlock.Metadata("\x00")}, "Metadata must be valid UTF-8"},
+		"too much metadata":           {"k", []pgxlock.AcquireOption{pgxlock.Metadata(strings.Repeat("m", 64<<10))}, "Metadata has 65538 bytes"},
+		"too much when quoted":        {"k", []pgxlock.AcquireOption{pgxlock.Metadata(strings.Repeat(`"`, 33<<10))}, "Metadata has"},
+		"an unknown mode":             {"k", []pgxlock.AcquireOption{pgxlock.Mode(7)}, "Mode(7) is not a mode; use Exclusive or Shared"},
+		"a nil option":                {"k", []pgxlock.AcquireOption{nil}, "an option is nil"},
+		"a nil option among others":   {"k", []pgxlock.AcquireOption{pgxlock.NoWait, nil}, "an option is nil"},
 		"a bad option that a later one overrules": {
-			"k", []pgxlock.Option{pgxlock.TTL(1), pgxlock.TTL(time.Minute)}, "TTL is",
+			"k", []pgxlock.AcquireOption{pgxlock.TTL(1), pgxlock.TTL(time.Minute)}, "TTL is",
 		},
 	} {
 		for method, call := range map[string]func() error{
@@ -146,11 +146,6 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 		}
 	}
 
-	_, err = locks.TryAcquire(t.Context(), "k", pgxlock.MaxWait(time.Second))
-	wantRefused(t, err, "acquire", "TryAcquire does not wait", "MaxWait(1s)", "Acquire")
-	if !errors.Is(err, errors.ErrUnsupported) {
-		t.Errorf("%v, want ErrUnsupported", err)
-	}
 	wantRefused(t, locks.Do(t.Context(), "k", nil), "acquire", "fn is nil")
 	ran, err := locks.TryDo(t.Context(), "k", nil)
 	wantRefused(t, err, "acquire", "fn is nil")

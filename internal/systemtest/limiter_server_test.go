@@ -89,7 +89,7 @@ func TestEventsAllowedToACallerThatLeftAreReturned(t *testing.T) {
 	go func() { _, err := l.Allow(ctx, "k"); ended <- err }()
 	held.Happened(t)
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, pgxlock.ErrLimited) {
+	if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrLimited) {
 		t.Errorf("%v", err)
 	}
 	if !isCounted() {
@@ -153,7 +153,7 @@ func TestAKeyThatIsLockedIsAnError(t *testing.T) {
 			all.Go(func() {
 				ok, err := l.Allow(t.Context(), key)
 				wantServerError(t, err, "55P03")
-				if ok || errors.Is(err, pgxlock.ErrLimited) || err != nil && !strings.Contains(err.Error(), "row locked") {
+				if ok || errors.Is(err, ratelimit.ErrLimited) || err != nil && !strings.Contains(err.Error(), "row locked") {
 					t.Errorf("%t, %v", ok, err)
 				}
 			})
@@ -183,10 +183,10 @@ func TestAServerThatIsAwayNeitherAllowsNorRefuses(t *testing.T) {
 	p.Refuse()
 	p.Cut()
 	ok, err := l.Allow(t.Context(), "k")
-	if ok || err == nil || errors.Is(err, pgxlock.ErrLimited) {
+	if ok || err == nil || errors.Is(err, ratelimit.ErrLimited) {
 		t.Errorf("%t, %v", ok, err)
 	}
-	if err := l.Wait(t.Context(), "k", pgxlock.MaxWait(time.Millisecond)); err == nil || errors.Is(err, pgxlock.ErrLimited) {
+	if err := l.Wait(t.Context(), "k", pgxlock.MaxWait(time.Millisecond)); err == nil || errors.Is(err, ratelimit.ErrLimited) {
 		t.Errorf("%v", err)
 	}
 	p.Heal()
@@ -212,7 +212,7 @@ func TestAnAnswerIsNotWaitedForLongerThanMaxWait(t *testing.T) {
 	allows(t, l, "other", 1, true)
 	held := p.Arm(t, testkit.HoldReply, limitSQL)
 	err := l.Wait(t.Context(), "k", pgxlock.MaxWait(time.Millisecond))
-	if err == nil || errors.Is(err, pgxlock.ErrLimited) || strings.Contains(err.Error(), "(") { // what kept the server would stand in brackets
+	if err == nil || errors.Is(err, ratelimit.ErrLimited) || strings.Contains(err.Error(), "(") { // what kept the server would stand in brackets
 		t.Errorf("%v", err)
 	}
 	held.Resume()

@@ -134,7 +134,7 @@ func near(t *testing.T, got, want time.Duration) {
 func limited(t *testing.T, err error, after time.Duration) {
 	t.Helper()
 	e, ok := errors.AsType[*pgxlock.Error](err)
-	if !ok || !errors.Is(err, pgxlock.ErrLimited) {
+	if !ok || !errors.Is(err, ratelimit.ErrLimited) {
 		t.Errorf("%v, want ErrLimited", err)
 		return
 	}
@@ -317,7 +317,7 @@ func aWaitThatEndsWithItsContextGivesBack(t *testing.T, in limits) {
 	if !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
 		t.Errorf("%v", err)
 	}
-	if err := l.Wait(ctx, "k"); !errors.Is(err, context.Canceled) || errors.Is(err, pgxlock.ErrLimited) {
+	if err := l.Wait(ctx, "k"); !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrLimited) {
 		t.Errorf("with a context that has ended: %v", err)
 	}
 	// What was given back was asked for before this.
@@ -495,7 +495,7 @@ func TestNonsenseIsRefusedByALimiter(t *testing.T) {
 		"n is -1":        func() error { _, err := l.ReserveN(t.Context(), "k", -1); return err },
 	} {
 		err := call()
-		if _, ok := errors.AsType[*pgxlock.Error](err); !ok || !strings.Contains(err.Error(), says) || errors.Is(err, pgxlock.ErrLimited) {
+		if _, ok := errors.AsType[*pgxlock.Error](err); !ok || !strings.Contains(err.Error(), says) || errors.Is(err, ratelimit.ErrLimited) {
 			t.Errorf("%s: %v", says, err)
 		}
 	}

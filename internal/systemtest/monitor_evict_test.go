@@ -63,18 +63,14 @@ func TestReleaseAfterAnEvictionSaysWhoAndWhy(t *testing.T) {
 		evict(t, monitor, holder(t, monitor, lock.Key()))
 		return nil
 	}
-	released := func(acquire func(context.Context, string, ...pgxlock.Option) (*pgxlock.Lock, error), opts ...pgxlock.Option) error {
-		lock, err := acquire(t.Context(), "k", opts...)
-		if err != nil {
-			t.Fatal(err)
-		}
+	released := func(lock *pgxlock.Lock) error {
 		_ = work(t.Context(), lock)
 		return lock.Release(t.Context())
 	}
 	for name, err := range map[string]error{
-		"Release":             released(locks.Acquire),
-		"Release of a share":  released(locks.Acquire, pgxlock.Shared),
-		"Release of a permit": released(jobs.Acquire),
+		"Release":             released(testkit.Acquire(t, locks, "k")),
+		"Release of a share":  released(testkit.Acquire(t, locks, "k", pgxlock.Shared)),
+		"Release of a permit": released(testkit.Permit(t, jobs, "k")),
 		"Do":                  locks.Do(t.Context(), "k", work),
 		"Do with a share":     locks.Do(t.Context(), "k", work, pgxlock.Shared),
 		"Do of a semaphore":   jobs.Do(t.Context(), "k", work),

@@ -286,7 +286,7 @@ func TestAFailedRenewalIsToldWithItsError(t *testing.T) {
 func TestLockLeftInUseByCloseIsLostInTheEnd(t *testing.T) {
 	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
-		var opts []pgxlock.Option
+		var opts []pgxlock.AcquireOption
 		if o.Kind() == pgxlock.KindLease {
 			opts = append(opts, pgxlock.TTL(3*time.Second))
 		}
@@ -500,7 +500,7 @@ func anyCall(ctx context.Context, dice *rand.Rand, locks *pgxlock.Locker) (got i
 	defer cancel()
 	soon := func() time.Duration { return time.Duration(dice.Int64N(int64(100 * time.Millisecond))) }
 	key := func() string { return fmt.Sprint("key:", dice.IntN(6)) }
-	opts := []pgxlock.Option{pgxlock.MaxWait(soon() + 1), pgxlock.Mode(dice.IntN(2))}
+	opts := []pgxlock.AcquireOption{pgxlock.MaxWait(soon() + 1), pgxlock.Mode(dice.IntN(2))}
 	if dice.IntN(4) == 0 {
 		defer time.AfterFunc(soon(), cancel).Stop()
 	}

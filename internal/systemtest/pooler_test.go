@@ -221,7 +221,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 				wg.Go(func() {
 					for round := range 5 {
 						err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-							opts := [][]pgxlock.Option{nil, {testkit.LongWait}}[worker%2]
+							opts := [][]pgxlock.LockTxOption{nil, {testkit.LongWait}}[worker%2]
 							if err := pgxlock.LockTx(t.Context(), tx, "k", opts...); err != nil {
 								return err
 							}

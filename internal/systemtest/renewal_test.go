@@ -105,7 +105,7 @@ func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: testkit.TTL, Renew: ttl / 3})
 	var held []*pgxlock.Lock
 	for i := range 20 {
-		var opts []pgxlock.Option
+		var opts []pgxlock.AcquireOption
 		if i == unlucky {
 			opts = append(opts, pgxlock.TTL(ttl))
 		}
@@ -238,7 +238,7 @@ func TestReleasedLeasesAreNotRenewed(t *testing.T) {
 
 // acquireInTime acquires until it has a lock: on a machine that stands still for longer
 // than a short TTL, what was granted is lost when the answer is read.
-func acquireInTime(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) (*pgxlock.Lock, error) {
+func acquireInTime(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) (*pgxlock.Lock, error) {
 	for {
 		lock, err := locks.Acquire(ctx, key, opts...)
 		if !errors.Is(err, pgxlock.ErrUnavailable) {

@@ -90,8 +90,10 @@ func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 	plain := testkit.NewAdvisory(t, db, nil)
 	var work job
 	calls := map[string]func() error{
-		"a lease":                      func() error { return acquireAndRelease(t.Context(), locks.Acquire, "k") },
-		"a shared lease":               func() error { return acquireAndRelease(t.Context(), locks.Acquire, "k", pgxlock.Shared) },
+		"a lease": func() error { return acquireAndRelease(t.Context(), locks.Acquire, "k") },
+		"a shared lease": func() error {
+			return acquireAndRelease[pgxlock.AcquireOption](t.Context(), locks.Acquire, "k", pgxlock.Shared)
+		},
 		"a permit":                     func() error { return acquireAndRelease(t.Context(), testkit.Semaphore(t, locks, 2).Acquire, "k") },
 		"Holders":                      func() error { return second(locks.Holders(t.Context(), "k")) },
 		"AskToStepDown":                func() error { return locks.AskToStepDown(t.Context(), "k") },

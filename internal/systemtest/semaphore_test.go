@@ -227,7 +227,7 @@ func TestTwoPermitsThatAreGivenBackLetInTwoAtOnce(t *testing.T) {
 func TestASemaphoreLeavesItsCallersOptionsAlone(t *testing.T) {
 	t.Parallel()
 	s := testkit.Semaphore(t, pgxlock.NewMemoryLocker(), 2)
-	opts := make([]pgxlock.Option, 1, 2)
+	opts := make([]pgxlock.PermitOption, 1, 2)
 	opts[0] = pgxlock.NoWait
 	testkit.Permit(t, s, "jobs", opts...)
 	if more := opts[:2][1]; more != nil {

@@ -142,7 +142,7 @@ type outcomeOfAcquire struct {
 	err  error
 }
 
-func acquiring(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) <-chan outcomeOfAcquire {
+func acquiring(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) <-chan outcomeOfAcquire {
 	got := make(chan outcomeOfAcquire, 1)
 	go func() {
 		lock, err := locks.Acquire(ctx, key, opts...)

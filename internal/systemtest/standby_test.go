@@ -170,14 +170,14 @@ func TestNothingIsLockedOnAStandby(t *testing.T) {
 		for _, w := range []way{byLockTx, byLockAllTx, byLockSQLTx} {
 			x := w.beginTx(t, standby, level)
 			before := x.state()
-			for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}, {pgxlock.Shared, testkit.LongWait}, {pgxlock.AllowStaleSnapshot(true)}} {
+			for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}, {pgxlock.Shared, testkit.LongWait}, {pgxlock.AllowStaleSnapshot(true)}} {
 				wantReadOnly(t, fmt.Sprint(w, level, opts), x.lock(ctx, "k", opts...))
 			}
 			wantChanged(t, before, x.state())
 			x.commit()
 		}
 		tx := testkit.Begin(t, standby, pgx.TxOptions{IsoLevel: level})
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {testkit.LongWait}} {
 			wantReadOnly(t, fmt.Sprint("LockAllTx", level, opts), pgxlock.LockAllTx(ctx, tx, []string{"a", "b"}, opts...))
 		}
 		usable(t, tx)
@@ -528,7 +528,7 @@ type acquired struct {
 }
 
 // acquireLater acquires in another goroutine.
-func acquireLater(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) <-chan acquired {
+func acquireLater(ctx context.Context, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) <-chan acquired {
 	result := make(chan acquired, 1)
 	go func() {
 		lock, err := locks.Acquire(ctx, key, opts...)

@@ -330,7 +330,7 @@ func (u *switchedUse) believes(when string, locks ...*pgxlock.Lock) {
 }
 
 // try acquires a lock, which may fail only for what a pooler does.
-func (u *switchedUse) try(locks *pgxlock.Locker, key string, opts ...pgxlock.Option) *pgxlock.Lock {
+func (u *switchedUse) try(locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) *pgxlock.Lock {
 	u.t.Helper()
 	lock, err := locks.TryAcquire(u.t.Context(), key, opts...)
 	if errors.Is(err, pgxlock.ErrNotAcquired) {

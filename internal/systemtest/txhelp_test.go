@@ -83,7 +83,7 @@ func (w way) beginTx(t *testing.T, db *pgtest.DB, level pgx.TxIsoLevel) *txn {
 	return x
 }
 
-func (x *txn) lock(ctx context.Context, key string, opts ...pgxlock.Option) error {
+func (x *txn) lock(ctx context.Context, key string, opts ...pgxlock.LockTxOption) error {
 	switch x.way {
 	case byLockSQLTx:
 		return pgxlock.LockSQLTx(ctx, x.sql, key, opts...)
@@ -95,7 +95,7 @@ func (x *txn) lock(ctx context.Context, key string, opts ...pgxlock.Option) erro
 }
 
 // must locks, which must work.
-func (x *txn) must(key string, opts ...pgxlock.Option) {
+func (x *txn) must(key string, opts ...pgxlock.LockTxOption) {
 	x.t.Helper()
 	if err := x.lock(x.t.Context(), key, opts...); err != nil {
 		x.t.Fatal(err)
@@ -103,7 +103,7 @@ func (x *txn) must(key string, opts ...pgxlock.Option) {
 }
 
 // wants locks, which must end with that error.
-func (x *txn) wants(want error, key string, opts ...pgxlock.Option) {
+func (x *txn) wants(want error, key string, opts ...pgxlock.LockTxOption) {
 	x.t.Helper()
 	if err := x.lock(x.t.Context(), key, opts...); !errors.Is(err, want) {
 		x.t.Errorf("%v %q %v: %v, want %v", x.way, key, opts, err, want)
@@ -111,7 +111,7 @@ func (x *txn) wants(want error, key string, opts ...pgxlock.Option) {
 }
 
 // async locks in another goroutine.
-func (x *txn) async(key string, opts ...pgxlock.Option) <-chan error {
+func (x *txn) async(key string, opts ...pgxlock.LockTxOption) <-chan error {
 	result := make(chan error, 1)
 	go func() { result <- x.lock(x.t.Context(), key, opts...) }()
 	return result

@@ -74,7 +74,7 @@ func TestAQueuedExclusiveLockGoesBeforeLaterSharedOnes(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		for name, opts := range map[string][]pgxlock.Option{"no bound": nil, "MaxWait": {testkit.LongWait}} {
+		for name, opts := range map[string][]pgxlock.LockTxOption{"no bound": nil, "MaxWait": {testkit.LongWait}} {
 			reader, writer, late, hasty := w.begin(t, db), w.begin(t, db), w.begin(t, db), w.begin(t, db)
 			reader.must("k", pgxlock.Shared)
 			writing := writer.async("k", opts...)
@@ -100,7 +100,7 @@ func TestAQueuedExclusiveLockGoesBeforeLaterSharedOnes(t *testing.T) {
 func TestALockEndsWithTheOutermostSavepointThatIsRolledBack(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	for name, opts := range map[string][]pgxlock.Option{"no bound": nil, "NoWait": {pgxlock.NoWait}, "MaxWait": {testkit.LongWait}} {
+	for name, opts := range map[string][]pgxlock.LockTxOption{"no bound": nil, "NoWait": {pgxlock.NoWait}, "MaxWait": {testkit.LongWait}} {
 		outer := testkit.Begin(t, db, pgx.TxOptions{})
 		if err := pgxlock.LockTx(t.Context(), outer, "outer", opts...); err != nil {
 			t.Fatal(err)
@@ -188,7 +188,7 @@ func TestAWaitIsGrantedWhenTheHolderHasEnded(t *testing.T) {
 				db.Exec(t, "select pg_terminate_backend($1, 10000)", x.value("pg_backend_pid()"))
 			},
 		} {
-			for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}, {testkit.LongWait, pgxlock.Shared}} {
+			for _, opts := range [][]pgxlock.LockTxOption{nil, {testkit.LongWait}, {testkit.LongWait, pgxlock.Shared}} {
 				holder, waiter := w.begin(t, db), w.begin(t, db)
 				holder.must("k")
 				waiter.exec("create table t ()")
@@ -216,7 +216,7 @@ func TestARefusedLockLeavesTheTransactionsWrites(t *testing.T) {
 		db.Exec(t, "truncate t")
 		holder := w.begin(t, db)
 		holder.must("k")
-		for i, opts := range [][]pgxlock.Option{{pgxlock.NoWait}, {pgxlock.MaxWait(20 * time.Millisecond)}, {pgxlock.MaxWait(1), pgxlock.Shared}} {
+		for i, opts := range [][]pgxlock.LockTxOption{{pgxlock.NoWait}, {pgxlock.MaxWait(20 * time.Millisecond)}, {pgxlock.MaxWait(1), pgxlock.Shared}} {
 			x := w.begin(t, db)
 			x.exec(fmt.Sprintf("insert into t values ('before %d')", i))
 			for range 3 {
@@ -250,7 +250,7 @@ func keysByNumber(n int) []string {
 func TestLockAllTxLocksEachKeyOnce(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	for name, opts := range map[string][]pgxlock.Option{"no bound": nil, "NoWait": {pgxlock.NoWait}, "MaxWait": {testkit.LongWait}, "shared": {pgxlock.Shared}} {
+	for name, opts := range map[string][]pgxlock.LockTxOption{"no bound": nil, "NoWait": {pgxlock.NoWait}, "MaxWait": {testkit.LongWait}, "shared": {pgxlock.Shared}} {
 		tx := testkit.Begin(t, db, pgx.TxOptions{})
 		for _, none := range [][]string{nil, {}} {
 			if err := pgxlock.LockAllTx(t.Context(), tx, none, opts...); err != nil {
@@ -287,7 +287,7 @@ func TestLockAllTxLocksAllOrNone(t *testing.T) {
 		if err := pgxlock.LockTx(t.Context(), holder, keys[busy]); err != nil {
 			t.Fatal(err)
 		}
-		for _, opts := range [][]pgxlock.Option{{pgxlock.NoWait}, {pgxlock.MaxWait(20 * time.Millisecond)}, {pgxlock.NoWait, pgxlock.Shared}} {
+		for _, opts := range [][]pgxlock.LockTxOption{{pgxlock.NoWait}, {pgxlock.MaxWait(20 * time.Millisecond)}, {pgxlock.NoWait, pgxlock.Shared}} {
 			x := byLockAllTx.begin(t, db)
 			before := x.state()
 			if err := pgxlock.LockAllTx(t.Context(), x.pgx, keys, opts...); !errors.Is(err, pgxlock.ErrNotAcquired) {
@@ -358,7 +358,7 @@ func TestSoakLockAllTxDoesNotDeadlock(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				var opts []pgxlock.Option
+				var opts []pgxlock.LockTxOption
 				if rand.IntN(2) == 0 {
 					opts = append(opts, testkit.LongWait)
 				}
@@ -391,7 +391,7 @@ func TestAFullLockTableIsNotABusyKey(t *testing.T) {
 	url := server.URL("postgres")
 	db := &pgtest.DB{Pool: pgtest.Pool(t, url), URL: url, Name: "postgres"}
 	keys := keysByNumber(5000)
-	for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}} {
+	for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {testkit.LongWait}} {
 		tx := testkit.Begin(t, db, pgx.TxOptions{})
 		wantServerError(t, pgxlock.LockAllTx(t.Context(), tx, keys, opts...), "53200")
 		_ = tx.Rollback(t.Context())
@@ -411,7 +411,7 @@ func TestADeadlockIsReportedToOneOfTheTwo(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
-		for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {testkit.LongWait}} {
 			one, two := w.begin(t, db), w.begin(t, db)
 			one.must("a")
 			two.must("b")
@@ -435,7 +435,7 @@ func TestACancelledWaitIsNotBusy(t *testing.T) {
 	eachWay(t, func(t *testing.T, w way) {
 		holder := w.begin(t, db)
 		holder.must("k")
-		for _, opts := range [][]pgxlock.Option{nil, {testkit.LongWait}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {testkit.LongWait}} {
 			x := w.begin(t, db)
 			pid := x.value("pg_backend_pid()")
 			waiting := x.async("k", opts...)
@@ -526,9 +526,9 @@ func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 			pgtest.Long(t)
 		}
 		for _, test := range []struct {
-			opts []pgxlock.Option
+			opts []pgxlock.LockTxOption
 			asks bool // the pool's connections send a request to cancel, to which the server's answer is 57014
-		}{{}, {asks: true}, {opts: []pgxlock.Option{testkit.LongWait}}, {[]pgxlock.Option{testkit.LongWait}, true}} {
+		}{{}, {asks: true}, {opts: []pgxlock.LockTxOption{testkit.LongWait}}, {[]pgxlock.LockTxOption{testkit.LongWait}, true}} {
 			opts := test.opts
 			pool := base.NewPool(t, func(c *pgxpool.Config) {
 				c.MaxConns = 1 // one that does not come back is missed
@@ -577,7 +577,7 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	eachWay(t, func(t *testing.T, w way) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		for _, opts := range [][]pgxlock.Option{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}} {
+		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Shared}} {
 			x := w.begin(t, db)
 			x.must("a")
 			x.must("shared", pgxlock.Shared)
@@ -714,7 +714,7 @@ func unrulyTx(t *testing.T, dice *rand.Rand, db *pgtest.DB) string {
 		return "wrong"
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	var opts []pgxlock.Option
+	var opts []pgxlock.LockTxOption
 	switch dice.IntN(8) {
 	case 0:
 		defer time.AfterFunc(soon(), cancel).Stop()

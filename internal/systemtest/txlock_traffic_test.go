@@ -129,25 +129,25 @@ func TestALockTakesAsFewRoundTripsAsItCan(t *testing.T) {
 		for _, test := range []struct {
 			level pgx.TxIsoLevel
 			key   string
-			opts  []pgxlock.Option
+			opts  []pgxlock.LockTxOption
 			want  int64
 		}{
 			{pgx.ReadCommitted, "a", nil, 1},
-			{pgx.ReadCommitted, "a", []pgxlock.Option{pgxlock.NoWait}, 1},
-			{pgx.ReadCommitted, "busy", []pgxlock.Option{pgxlock.NoWait}, 1},
-			{pgx.ReadCommitted, "a", []pgxlock.Option{testkit.LongWait}, 1},
-			{pgx.ReadCommitted, "busy", []pgxlock.Option{brief}, 2},
-			{pgx.ReadCommitted, "shared", []pgxlock.Option{pgxlock.Shared}, 1},
+			{pgx.ReadCommitted, "a", []pgxlock.LockTxOption{pgxlock.NoWait}, 1},
+			{pgx.ReadCommitted, "busy", []pgxlock.LockTxOption{pgxlock.NoWait}, 1},
+			{pgx.ReadCommitted, "a", []pgxlock.LockTxOption{testkit.LongWait}, 1},
+			{pgx.ReadCommitted, "busy", []pgxlock.LockTxOption{brief}, 2},
+			{pgx.ReadCommitted, "shared", []pgxlock.LockTxOption{pgxlock.Shared}, 1},
 			{pgx.ReadUncommitted, "a", nil, 1}, // which is READ COMMITTED
-			{pgx.ReadUncommitted, "a", []pgxlock.Option{testkit.LongWait}, 1},
+			{pgx.ReadUncommitted, "a", []pgxlock.LockTxOption{testkit.LongWait}, 1},
 			{pgx.RepeatableRead, "a", nil, 3},
-			{pgx.RepeatableRead, "a", []pgxlock.Option{pgxlock.NoWait}, 2},
-			{pgx.RepeatableRead, "a", []pgxlock.Option{testkit.LongWait}, 2},
+			{pgx.RepeatableRead, "a", []pgxlock.LockTxOption{pgxlock.NoWait}, 2},
+			{pgx.RepeatableRead, "a", []pgxlock.LockTxOption{testkit.LongWait}, 2},
 			{pgx.Serializable, "a", nil, 3},
-			{pgx.RepeatableRead, "a", []pgxlock.Option{stale}, 1},
-			{pgx.Serializable, "a", []pgxlock.Option{stale, testkit.LongWait}, 1},
-			{pgx.Serializable, "a", []pgxlock.Option{stale, pgxlock.NoWait}, 1},
-			{pgx.Serializable, "busy", []pgxlock.Option{brief}, 2},
+			{pgx.RepeatableRead, "a", []pgxlock.LockTxOption{stale}, 1},
+			{pgx.Serializable, "a", []pgxlock.LockTxOption{stale, testkit.LongWait}, 1},
+			{pgx.Serializable, "a", []pgxlock.LockTxOption{stale, pgxlock.NoWait}, 1},
+			{pgx.Serializable, "busy", []pgxlock.LockTxOption{brief}, 2},
 		} {
 			x := w.beginTx(t, db, test.level)
 			prepare(x, test.opts...)
@@ -182,15 +182,15 @@ func TestALockTakesAsFewRoundTripsAsItCan(t *testing.T) {
 	sent, db := metered(t, base)
 	for _, test := range []struct {
 		keys []string
-		opts []pgxlock.Option
+		opts []pgxlock.LockTxOption
 		want int64
 	}{
 		{nil, nil, 0},
 		{[]string{"a", "b", "c"}, nil, 1},
-		{[]string{"a", "b", "c"}, []pgxlock.Option{testkit.LongWait}, 1},
-		{[]string{"a", "b", "c"}, []pgxlock.Option{pgxlock.NoWait}, 1},
-		{[]string{"a", "busy", "c"}, []pgxlock.Option{pgxlock.NoWait}, 1},
-		{[]string{"a", "busy", "c"}, []pgxlock.Option{brief}, 1},
+		{[]string{"a", "b", "c"}, []pgxlock.LockTxOption{testkit.LongWait}, 1},
+		{[]string{"a", "b", "c"}, []pgxlock.LockTxOption{pgxlock.NoWait}, 1},
+		{[]string{"a", "busy", "c"}, []pgxlock.LockTxOption{pgxlock.NoWait}, 1},
+		{[]string{"a", "busy", "c"}, []pgxlock.LockTxOption{brief}, 1},
 	} {
 		tx := testkit.Begin(t, db, pgx.TxOptions{})
 		if err := pgxlock.LockAllTx(t.Context(), tx, []string{"d", "e"}, test.opts...); err != nil {
@@ -206,7 +206,7 @@ func TestALockTakesAsFewRoundTripsAsItCan(t *testing.T) {
 
 // prepare makes the connection know the statements, which pgx forgets again when
 // one of them fails.
-func prepare(x *txn, opts ...pgxlock.Option) {
+func prepare(x *txn, opts ...pgxlock.LockTxOption) {
 	x.t.Helper()
 	x.must(fmt.Sprint("prepare ", opts), opts...)
 	if x.way == byLockTx {

@@ -93,7 +93,7 @@ func Semaphore(t *testing.T, locks *pgxlock.Locker, n int) *pgxlock.Semaphore {
 }
 
 // Acquire acquires, which must work.
-func Acquire(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) *pgxlock.Lock {
+func Acquire(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) *pgxlock.Lock {
 	t.Helper()
 	lock, err := locks.Acquire(t.Context(), key, opts...)
 	if err != nil {
@@ -119,7 +119,7 @@ func AcquireMany(t *testing.T, locks *pgxlock.Locker, n int) []*pgxlock.Lock {
 }
 
 // Permit acquires a permit.
-func Permit(t *testing.T, s *pgxlock.Semaphore, key string, opts ...pgxlock.Option) *pgxlock.Lock {
+func Permit(t *testing.T, s *pgxlock.Semaphore, key string, opts ...pgxlock.PermitOption) *pgxlock.Lock {
 	t.Helper()
 	lock, err := s.Acquire(t.Context(), key, opts...)
 	if err != nil {

@@ -30,7 +30,7 @@ const Renew = 10 * time.Second
 func Seldom(int) time.Duration { return time.Hour }
 
 // Waits acquires in the background.
-func Waits(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) <-chan *pgxlock.Lock {
+func Waits(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) <-chan *pgxlock.Lock {
 	t.Helper()
 	granted := make(chan *pgxlock.Lock, 1)
 	go func() {
@@ -130,7 +130,7 @@ func listenFor(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker, k
 
 // WantBusy waits for a key that somebody else has, until the wait is over. A wait that ends before
 // anybody has said that the key is busy is repeated, for longer.
-func WantBusy(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.Option) {
+func WantBusy(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) {
 	t.Helper()
 	var err error
 	for wait := time.Second; wait < pgtest.Patience; wait *= 2 {

@@ -84,7 +84,7 @@ func (b *background) locker(pool *pgxpool.Pool, owner string) *pgxlock.Locker {
 }
 
 // acquire waits in the background for a lock.
-func (b *background) acquire(ctx context.Context, locker *pgxlock.Locker, key string, opts ...pgxlock.Option) {
+func (b *background) acquire(ctx context.Context, locker *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) {
 	b.all.Go(func() { _, _ = locker.Acquire(ctx, key, opts...) }) // it waits until the test is over
 }
 
