@@ -41,7 +41,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/observe"
 )
 
-// ErrLimited: the call exceeds the limit. RetryAfter in the [*pgxlock.Error] is how long to
+// ErrLimited means that the call exceeds the limit. RetryAfter in the [*pgxlock.Error] is how long to
 // wait until it would not. After a wait that ended with its context the error matches the
 // context's error as well.
 var ErrLimited = lockerr.ErrLimited

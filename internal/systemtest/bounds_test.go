@@ -140,39 +140,44 @@ func boundedCalls(t *testing.T, db *pgtest.DB) (all []boundedCall) {
 			testkit.Release(t, testkit.Acquire(t, locks, "first"))
 			return locks
 		}
-		on := func(words string, call func(context.Context, *pgxlock.Locker) error) {
-			locks := locker()
-			add(words, kind, func(ctx context.Context) error { return call(ctx, locks) })
+		on := func(words string, call func(ctx context.Context, l *pgxlock.Locker, key string) error) {
+			locks, key := locker(), fmt.Sprint(kind, len(all))
+			add(words, kind, func(ctx context.Context) error { return call(ctx, locks, key) })
 		}
-		on("TryAcquire", func(ctx context.Context, l *pgxlock.Locker) error { return errorOf(l.TryAcquire(ctx, "k")) })
-		on("TryAcquire Shared", func(ctx context.Context, l *pgxlock.Locker) error {
-			return errorOf(l.TryAcquire(ctx, "k", pgxlock.Shared))
+		on("TryAcquire", func(ctx context.Context, l *pgxlock.Locker, key string) error { return errorOf(l.TryAcquire(ctx, key)) })
+		on("TryAcquire Shared", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return errorOf(l.TryAcquire(ctx, key, pgxlock.Shared))
 		})
-		on("TryDo", func(ctx context.Context, l *pgxlock.Locker) error { return errorOf(l.TryDo(ctx, "k", work)) })
-		on("NoWait", func(ctx context.Context, l *pgxlock.Locker) error {
-			return errorOf(l.Acquire(ctx, "k", pgxlock.NoWait))
+		on("TryDo", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return errorOf(l.TryDo(ctx, key, work))
 		})
-		on("NoWait", func(ctx context.Context, l *pgxlock.Locker) error {
-			return errorOf(l.AcquireAll(ctx, []string{"a", "b"}, pgxlock.NoWait))
+		on("NoWait", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return errorOf(l.Acquire(ctx, key, pgxlock.NoWait))
 		})
-		on("Acquire MaxWait", func(ctx context.Context, l *pgxlock.Locker) error { return errorOf(l.Acquire(ctx, "k", maxWait)) })
-		on("AcquireAll MaxWait", func(ctx context.Context, l *pgxlock.Locker) error {
-			return errorOf(l.AcquireAll(ctx, []string{"a", "b"}, maxWait))
+		on("NoWait", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return errorOf(l.AcquireAll(ctx, []string{key, key + "b"}, pgxlock.NoWait))
 		})
-		on("Do MaxWait", func(ctx context.Context, l *pgxlock.Locker) error { return l.Do(ctx, "k", work, maxWait) })
-		on("DoTx MaxWait", func(ctx context.Context, l *pgxlock.Locker) error { return l.DoTx(ctx, db.Pool, "k", workTx, maxWait) })
-		on("Acquire", func(ctx context.Context, l *pgxlock.Locker) error { return errorOf(l.Acquire(ctx, "k")) })
-		on("AcquireAll", func(ctx context.Context, l *pgxlock.Locker) error {
-			return errorOf(l.AcquireAll(ctx, []string{"a", "b"}))
+		on("Acquire MaxWait", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return errorOf(l.Acquire(ctx, key, maxWait))
 		})
-		on("Do", func(ctx context.Context, l *pgxlock.Locker) error { return l.Do(ctx, "k", work) })
-		on("DoTx", func(ctx context.Context, l *pgxlock.Locker) error { return l.DoTx(ctx, db.Pool, "k", workTx) })
-		on("Lead", func(ctx context.Context, l *pgxlock.Locker) error {
-			return l.Lead(ctx, "k", func(context.Context, *pgxlock.Lock) error { return errors.New("one term") })
+		on("AcquireAll MaxWait", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return errorOf(l.AcquireAll(ctx, []string{key, key + "b"}, maxWait))
 		})
-		on("Holders", func(ctx context.Context, l *pgxlock.Locker) error { return errorOf(l.Holders(ctx, "k")) })
-		on("Watch", func(ctx context.Context, l *pgxlock.Locker) error { return firstOf(l.Watch(ctx, "k")) })
-		on("AskToStepDown", func(ctx context.Context, l *pgxlock.Locker) error { return l.AskToStepDown(ctx, "k") })
+		on("Do MaxWait", func(ctx context.Context, l *pgxlock.Locker, key string) error { return l.Do(ctx, key, work, maxWait) })
+		on("Acquire", func(ctx context.Context, l *pgxlock.Locker, key string) error { return errorOf(l.Acquire(ctx, key)) })
+		on("AcquireAll", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return errorOf(l.AcquireAll(ctx, []string{key, key + "b"}))
+		})
+		on("Do", func(ctx context.Context, l *pgxlock.Locker, key string) error { return l.Do(ctx, key, work) })
+		on("DoTx", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return l.DoTx(ctx, db.Pool, key, workTx)
+		})
+		on("Lead", func(ctx context.Context, l *pgxlock.Locker, key string) error {
+			return l.Lead(ctx, key, func(context.Context, *pgxlock.Lock) error { return errors.New("one term") })
+		})
+		on("Holders", func(ctx context.Context, l *pgxlock.Locker, key string) error { return errorOf(l.Holders(ctx, key)) })
+		on("Watch", func(ctx context.Context, l *pgxlock.Locker, key string) error { return firstOf(l.Watch(ctx, key)) })
+		on("AskToStepDown", func(ctx context.Context, l *pgxlock.Locker, key string) error { return l.AskToStepDown(ctx, key) })
 		lock := testkit.Acquire(t, locker(), "release")
 		add("Release", kind, lock.Release)
 		lock = testkit.Acquire(t, locker(), "renew")
@@ -213,17 +218,25 @@ func boundedCalls(t *testing.T, db *pgtest.DB) (all []boundedCall) {
 		testkit.Release(t, <-testkit.WaitsForPermit(t, s, "first"))
 		return s
 	}
-	permits := func(words string, call func(context.Context, *pgxlock.Semaphore) error) {
-		s := semaphore()
-		add("Semaphore."+words, leases, func(ctx context.Context) error { return call(ctx, s) })
+	permits := func(words string, call func(ctx context.Context, s *pgxlock.Semaphore, key string) error) {
+		s, key := semaphore(), fmt.Sprint("permit ", len(all))
+		add("Semaphore."+words, leases, func(ctx context.Context) error { return call(ctx, s, key) })
 	}
-	permits("TryAcquire", func(ctx context.Context, s *pgxlock.Semaphore) error { return errorOf(s.TryAcquire(ctx, "k")) })
-	permits("TryDo", func(ctx context.Context, s *pgxlock.Semaphore) error { return errorOf(s.TryDo(ctx, "k", work)) })
-	permits("Acquire MaxWait", func(ctx context.Context, s *pgxlock.Semaphore) error { return errorOf(s.Acquire(ctx, "k", maxWait)) })
-	permits("Do MaxWait", func(ctx context.Context, s *pgxlock.Semaphore) error { return s.Do(ctx, "k", work, maxWait) })
-	permits("Acquire", func(ctx context.Context, s *pgxlock.Semaphore) error { return errorOf(s.Acquire(ctx, "k")) })
-	permits("Do", func(ctx context.Context, s *pgxlock.Semaphore) error { return s.Do(ctx, "k", work) })
-	permits("Holders", func(ctx context.Context, s *pgxlock.Semaphore) error { return errorOf(s.Holders(ctx, "k")) })
+	permits("TryAcquire", func(ctx context.Context, s *pgxlock.Semaphore, key string) error {
+		return errorOf(s.TryAcquire(ctx, key))
+	})
+	permits("TryDo", func(ctx context.Context, s *pgxlock.Semaphore, key string) error {
+		return errorOf(s.TryDo(ctx, key, work))
+	})
+	permits("Acquire MaxWait", func(ctx context.Context, s *pgxlock.Semaphore, key string) error {
+		return errorOf(s.Acquire(ctx, key, maxWait))
+	})
+	permits("Do MaxWait", func(ctx context.Context, s *pgxlock.Semaphore, key string) error {
+		return s.Do(ctx, key, work, maxWait)
+	})
+	permits("Acquire", func(ctx context.Context, s *pgxlock.Semaphore, key string) error { return errorOf(s.Acquire(ctx, key)) })
+	permits("Do", func(ctx context.Context, s *pgxlock.Semaphore, key string) error { return s.Do(ctx, key, work) })
+	permits("Holders", func(ctx context.Context, s *pgxlock.Semaphore, key string) error { return errorOf(s.Holders(ctx, key)) })
 
 	limited := func(words string, call func(context.Context, *ratelimit.Limiter, *ratelimit.Reservation) error) {
 		limiter, err := ratelimit.New(db.Pool, 1, 2, nil)
@@ -312,11 +325,15 @@ func openTx(t *testing.T, db *pgtest.DB) pgx.Tx {
 
 func openSQLTx(t *testing.T, db *pgtest.DB) *sql.Tx {
 	t.Helper()
-	tx, err := stdlib.OpenDBFromPool(db.Pool).BeginTx(context.WithoutCancel(t.Context()), nil)
+	handle := stdlib.OpenDBFromPool(db.Pool)
+	tx, err := handle.BeginTx(context.WithoutCancel(t.Context()), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = tx.Rollback() })
+	t.Cleanup(func() {
+		_ = tx.Rollback()
+		_ = handle.Close()
+	})
 	return tx
 }
 
@@ -336,30 +353,30 @@ func TestCallsReturnInTimeWhateverBecomesOfTheServer(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	wide := func(c *pgxpool.Config) { c.MaxConns = 100 }
-	for name, through := range map[string]func(t *testing.T, server *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt func()){
-		"dead network": func(t *testing.T, _ *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt func()) {
+	for name, through := range map[string]func(t *testing.T, server *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt, mend func()){
+		"dead network": func(t *testing.T, _ *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt, mend func()) {
 			proxy, db := testkit.Proxied(t, direct, wide)
-			t.Cleanup(proxy.Heal)
-			return db, proxy.BlackHole
-		},
-		"server refuses": func(t *testing.T, _ *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt func()) {
-			proxy, db := testkit.Proxied(t, direct, wide)
-			t.Cleanup(proxy.Heal)
-			return db, func() {
-				proxy.Refuse()
+			return db, proxy.BlackHole, func() {
+				proxy.Heal()
 				proxy.Reset()
 			}
 		},
-		"frozen server": func(t *testing.T, server *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt func()) {
+		"server refuses": func(t *testing.T, _ *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt, mend func()) {
+			proxy, db := testkit.Proxied(t, direct, wide)
+			return db, func() {
+				proxy.Refuse()
+				proxy.Reset()
+			}, proxy.Heal
+		},
+		"frozen server": func(t *testing.T, server *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt, mend func()) {
 			db = &pgtest.DB{Pool: direct.NewPool(t, wide), URL: direct.URL, Name: direct.Name}
-			t.Cleanup(func() { _ = server.Thaw() })
 			return db, func() {
 				if err := server.Freeze(); err != nil {
 					t.Fatal(err)
 				}
-			}
+			}, func() { _ = server.Thaw() }
 		},
-		"full pool": func(t *testing.T, _ *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt func()) {
+		"full pool": func(t *testing.T, _ *pgserver.Server, direct *pgtest.DB) (db *pgtest.DB, breakIt, mend func()) {
 			const most = 20
 			db = &pgtest.DB{Pool: direct.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = most }), URL: direct.URL, Name: direct.Name}
 			return db, func() {
@@ -370,15 +387,16 @@ func TestCallsReturnInTimeWhateverBecomesOfTheServer(t *testing.T) {
 					}
 					t.Cleanup(conn.Release)
 				}
-			}
+			}, func() {}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			bound := bounds(t)
 			server, direct := privateServer(t, map[string]string{"max_connections": "400"})
-			db, breakIt := through(t, server, direct)
+			db, breakIt, mend := through(t, server, direct)
 			calls := boundedCalls(t, db)
+			defer mend()
 			breakIt()
 			var made sync.WaitGroup
 			for _, c := range calls {
