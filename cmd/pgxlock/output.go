@@ -58,7 +58,6 @@ const (
 	red    = "31"
 	green  = "32"
 	yellow = "33"
-	cyan   = "36"
 )
 
 func (p palette) paint(color, text string) string {
