@@ -34,7 +34,7 @@ MODULES = . $(NESTED)
 MOST = servers=9,connections=2500,databases=150
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build with man clean
+.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build with clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,11 +114,6 @@ with: # chooses and starts the server of the tests and of the demo
 	@test -x bin/with || echo "Building pgxlock; the first time this fetches Go modules ..."
 	@$(GO) list -deps ./examples/demo >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
 	@if scripts/have-image; then $(GO) build -C internal/containers -o ../../bin/with ./with; else $(GO) build -o bin/ ./internal/pgserver/with; fi
-
-man: build ## write the command's man pages to bin/man
-	@rm -rf bin/man
-	@bin/pgxlock man bin/man
-	@echo "Written to bin/man; to read one: man -l bin/man/pgxlock-run.1"
 
 clean: ## remove what was built
 	rm -rf bin

@@ -38,7 +38,7 @@ const (
 	exitSignal      = 128
 )
 
-// exitCodes are the exit codes as help, the man pages and docs/run.md list them.
+// exitCodes are the exit codes as help and docs/run.md list them.
 var exitCodes = []struct{ code, meaning string }{
 	{code(exitOK), "success"},
 	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lock, " +

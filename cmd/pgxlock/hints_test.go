@@ -167,7 +167,7 @@ func TestEveryFlagThatACommandMentionsIsOneThatItHas(t *testing.T) {
 	}
 	constructors := map[string]string{ // of each command
 		"newRun": "run", "newLs": "ls", "newTree": "tree", "newWatch": "watch", "newReap": "reap", "newEvict": "evict", "newDoctor": "doctor",
-		"newAcquire": "acquire", "newMan": "man", "newExtend": "extend", "newRelease": "release", "newVersion": "version",
+		"newAcquire": "acquire", "newExtend": "extend", "newRelease": "release", "newVersion": "version",
 		"newMigrateUp": "migrate up", "newMigrateDown": "migrate down", "newMigrateStatus": "migrate status", "newMigrateSQL": "migrate sql", "newMigrateRepair": "migrate repair",
 	}
 	mentions := make(map[string]int)

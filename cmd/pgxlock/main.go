@@ -82,7 +82,7 @@ Begin with pgxlock migrate up.`,
 	addGrouped(root, groupLock, newRun(), newOnce(), newLead(), newStepDown(), newAcquire(), newExtend(), newRelease())
 	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newEvictions(), newDoctor())
 	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict(), newClaims())
-	root.AddCommand(newVersion(), newMan())
+	root.AddCommand(newVersion())
 	root.AddCommand(topics()...)
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newRunInner()...)
