@@ -34,13 +34,14 @@ MODULES = . $(NESTED)
 MOST = servers=9,connections=2500,databases=150
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build man clean
+.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build with clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build ## show locks at work, on a throw-away PostgreSQL
-	@bin/with --throw-away -- bin/pgxlock demo
+demo: with ## show locks at work, on a throw-away PostgreSQL
+	@$(GO) build -o bin/ ./examples/demo
+	@bin/with --throw-away -- bin/demo
 
 test: build testrun ## run what each commit needs, on a real PostgreSQL; all tests of one package with PKG=./migrations
 ifdef PKG
@@ -94,6 +95,7 @@ pictures: ## draw docs/pictures from the source; with TERMINAL=1 also what comma
 	@$(GO) run -C tools ./pictures ..
 ifdef TERMINAL
 	@$(MAKE) --no-print-directory build
+	@$(GO) build -o bin/ ./examples/demo
 	@PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" bin/with --throw-away -- $(GO) run -C tools ./pictures -terminal ..
 endif
 
@@ -104,16 +106,14 @@ lint: build ## golangci-lint (with gofmt and go vet), actionlint, shellcheck, wh
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi
 
-build: ## build bin/pgxlock, the command
-	@test -x bin/pgxlock || echo "Building pgxlock; the first time this fetches Go modules ..."
-	@$(GO) list -C cmd/pgxlock -deps . >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
-	@if scripts/have-image; then $(GO) build -C internal/containers -o ../../bin/with ./with; else $(GO) build -o bin/ ./internal/pgserver/with; fi
+build: with ## build bin/pgxlock, the command
+	@$(GO) list -C cmd/pgxlock -deps . >/dev/null 2>&1 || true
 	@$(GO) build -C cmd/pgxlock -o ../../bin/ .
 
-man: build ## write the command's man pages to bin/man
-	@rm -rf bin/man
-	@bin/pgxlock man bin/man
-	@echo "Written to bin/man; to read one: man -l bin/man/pgxlock-run.1"
+with: # chooses and starts the server of the tests and of the demo
+	@test -x bin/with || echo "Building pgxlock; the first time this fetches Go modules ..."
+	@$(GO) list -deps ./examples/demo >/dev/null 2>&1 || true # fetches without a line for each; the build names what is missing
+	@if scripts/have-image; then $(GO) build -C internal/containers -o ../../bin/with ./with; else $(GO) build -o bin/ ./internal/pgserver/with; fi
 
 clean: ## remove what was built
 	rm -rf bin

@@ -17,7 +17,6 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
-	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
 
 // Exit codes, those of sysexits.h where it has one.
@@ -39,7 +38,7 @@ const (
 	exitSignal      = 128
 )
 
-// exitCodes are the exit codes as help, the man pages and docs/run.md list them.
+// exitCodes are the exit codes as help and docs/run.md list them.
 var exitCodes = []struct{ code, meaning string }{
 	{code(exitOK), "success"},
 	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lock, " +
@@ -141,8 +140,8 @@ func busy(err error) bool {
 // deadline of an attempt to connect is the connect_timeout: no caller sets another one here.
 func unavailable(err error) bool {
 	_, unconnected := errors.AsType[*pgconn.ConnectError](err)
-	return errors.Is(err, pgxlock.ErrUnavailable) || lockerr.Unreachable(err) || errors.Is(err, pgserver.ErrNoBinaries) ||
-		errors.Is(err, pgxlock.ErrReadOnly) || unconnected && errors.Is(err, context.DeadlineExceeded)
+	return errors.Is(err, pgxlock.ErrUnavailable) || lockerr.Unreachable(err) || errors.Is(err, pgxlock.ErrReadOnly) ||
+		unconnected && errors.Is(err, context.DeadlineExceeded)
 }
 
 // describe makes one line of an error, with what to do about it on the command that has these
@@ -182,9 +181,6 @@ func explain(flags *pflag.FlagSet, err error) string {
 	}
 	if remedy != "" && !strings.Contains(text, remedy) {
 		text += "; " + remedy // as the package says of its statements
-	}
-	if errors.Is(err, pgserver.ErrNoBinaries) {
-		text += "; on Debian: apt-get install postgresql"
 	}
 	return text
 }

@@ -54,7 +54,7 @@ func TestHelpGroupsCommands(t *testing.T) {
 			t.Errorf("there is no %q in\n%s", want, r.stdout)
 		}
 	}
-	if _, additional, _ := strings.Cut(r.stdout, "Additional Commands:"); !regexp.MustCompile(`\A\s+completion .*\n\s+demo .*\n\s+help .*\n\s+version .*\n\n`).MatchString(additional) {
+	if _, additional, _ := strings.Cut(r.stdout, "Additional Commands:"); !regexp.MustCompile(`\A\s+completion .*\n\s+help .*\n\s+version .*\n\n`).MatchString(additional) {
 		t.Errorf("other commands without a group:\n%s", additional)
 	}
 }
@@ -193,7 +193,7 @@ func TestExamplesAreAccepted(t *testing.T) {
 			t.Parallel()
 			args := words[1:]
 			switch args[0] {
-			case "demo", "serve", "lead": // which would start a server, be one, or wait for one
+			case "serve", "lead": // which would be a server, or wait for one
 				parses(t, args)
 				return
 			case "evict": // there is no terminal

@@ -65,12 +65,12 @@ func TestUnknownFlagsAreFoundInATextByTheCommandBeforeThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text, want := range map[string][]string{
-		"use --state or --holder":                                    nil,
-		"leave out --ttl 5m":                                         {"pgxlock ls --ttl"},
-		"run pgxlock migrate up --schema x":                          nil,
-		"run pgxlock migrate up --force":                             {"pgxlock migrate up --force"},
-		"pgxlock run k --no-wait -- program --wait\nsee --wait":      {"pgxlock ls --wait"},
-		"pgxlock demo --schema s; pgxlock evict k --schema s --no-x": {"pgxlock demo --schema", "pgxlock evict --no-x"},
+		"use --state or --holder":                                       nil,
+		"leave out --ttl 5m":                                            {"pgxlock ls --ttl"},
+		"run pgxlock migrate up --schema x":                             nil,
+		"run pgxlock migrate up --force":                                {"pgxlock migrate up --force"},
+		"pgxlock run k --no-wait -- program --wait\nsee --wait":         {"pgxlock ls --wait"},
+		"pgxlock version --schema s; pgxlock evict k --schema s --no-x": {"pgxlock version --schema", "pgxlock evict --no-x"},
 	} {
 		if got := unknownFlags(root, ls, text); !slices.Equal(got, want) {
 			t.Errorf("%q: %q, want %q", text, got, want)
@@ -167,7 +167,7 @@ func TestEveryFlagThatACommandMentionsIsOneThatItHas(t *testing.T) {
 	}
 	constructors := map[string]string{ // of each command
 		"newRun": "run", "newLs": "ls", "newTree": "tree", "newWatch": "watch", "newReap": "reap", "newEvict": "evict", "newDoctor": "doctor",
-		"newAcquire": "acquire", "newMan": "man", "newExtend": "extend", "newRelease": "release", "newDemo": "demo", "newVersion": "version",
+		"newAcquire": "acquire", "newExtend": "extend", "newRelease": "release", "newVersion": "version",
 		"newMigrateUp": "migrate up", "newMigrateDown": "migrate down", "newMigrateStatus": "migrate status", "newMigrateSQL": "migrate sql", "newMigrateRepair": "migrate repair",
 	}
 	mentions := make(map[string]int)

@@ -1,6 +1,5 @@
 // Pgxlock is the command line tool of the package pgxlock: it installs the
-// tables and functions, shows who holds and who waits, and demonstrates on a
-// throw-away server that locks keep what they promise.
+// tables and functions, shows who holds and who waits, and runs commands under locks.
 //
 // Data goes to standard output, messages to standard error.
 package main
@@ -64,8 +63,7 @@ func newRoot() *cobra.Command {
 		Short: "Distributed locks in PostgreSQL",
 		Long: `Distributed locks in PostgreSQL.
 
-pgxlock demo shows locks at work on a throw-away server. In a database of your own,
-begin with pgxlock migrate up.`,
+Begin with pgxlock migrate up.`,
 		Example: `  pgxlock migrate up                                 # install the tables and functions
   pgxlock run -n nightly -- ./backup.sh              # run a command under a lock
   pgxlock ls                                         # list who holds which lock
@@ -84,7 +82,7 @@ begin with pgxlock migrate up.`,
 	addGrouped(root, groupLock, newRun(), newOnce(), newLead(), newStepDown(), newAcquire(), newExtend(), newRelease())
 	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newEvictions(), newDoctor())
 	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict(), newClaims())
-	root.AddCommand(newDemo(), newVersion(), newMan())
+	root.AddCommand(newVersion())
 	root.AddCommand(topics()...)
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newRunInner()...)

@@ -20,8 +20,7 @@ import (
 )
 
 // asProgram makes the test binary be the program, so that tests run what they
-// were compiled with, race detector included. The demonstration's workers
-// inherit it; the demonstration forgets every variable that begins with PG.
+// were compiled with, race detector included.
 const asProgram = "TEST_AS_PGXLOCK"
 
 func TestMain(m *testing.M) {
@@ -98,7 +97,7 @@ type result struct {
 func execute(t *testing.T, env []string, args ...string) result {
 	t.Helper()
 	cmd, _, err := newRoot().Find(args)
-	processes := err == nil && slices.Contains([]string{"run", "lead", "once", "demo"}, cmd.Name())
+	processes := err == nil && slices.Contains([]string{"run", "lead", "once"}, cmd.Name())
 	url, only := "", len(env) == 0
 	if len(env) == 1 {
 		url, only = strings.CutPrefix(env[0], "DATABASE_URL=")
@@ -172,7 +171,6 @@ func TestWrongUsageIsOneLineAndExits64(t *testing.T) {
 		{"migrate status -o xml", `use table or json`},
 		{"ls -o yaml", `use table or json`},
 		{"ls everything", `unexpected argument "everything": pgxlock ls takes none`},
-		{"demo everything", `unexpected argument "everything": pgxlock demo takes none`},
 		{"ls --database-url mysql://root@h/db", `--database-url is not a PostgreSQL connection string`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
@@ -195,10 +193,6 @@ func TestHelpAndVersionAndCompletionGoToStandardOutput(t *testing.T) {
 	execute(t, nil, "completion", "bash").want(t, exitOK, "__start_pgxlock", "")
 	execute(t, nil, "__complete", "ls", "-o", "").want(t, exitOK, "json", "Completion ended")
 	execute(t, nil, "__complete", "ls", "--sort", "").want(t, exitOK, "expiry", "Completion ended")
-	r := execute(t, nil, "demo", "--help")
-	if r.want(t, exitOK, "throw-away", ""); strings.Contains(r.stdout, "worker NAME") {
-		t.Errorf("the demonstration's inner command shows:\n%s", r.stdout)
-	}
 }
 
 // A device that swallows what is written is none that shows colors.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/oneline"
@@ -58,7 +59,6 @@ const (
 	red    = "31"
 	green  = "32"
 	yellow = "33"
-	cyan   = "36"
 )
 
 func (p palette) paint(color, text string) string {
@@ -185,4 +185,15 @@ func shellQuote(text string) string {
 		return text
 	}
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
+// window reports whether a file is a terminal, and how many columns and rows it shows;
+// 0: it does not say.
+func window(file *os.File) (columns, rows int, terminal bool) {
+	fd := int(file.Fd())
+	columns, rows, err := term.GetSize(fd)
+	if err != nil {
+		return 0, 0, term.IsTerminal(fd)
+	}
+	return columns, rows, true
 }

@@ -124,15 +124,7 @@ func environment(t *testing.T, db *pgtest.DB) []string {
 	cfg := db.Pool.Config().ConnConfig
 	port := strconv.Itoa(int(cfg.Port))
 	_, address := pgconn.NetworkAddress(cfg.Host, cfg.Port)
-	relay, err := cutnet.NewRelay(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := relay.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	relay := cutnet.NewRelay(t, cutnet.RelayConfig{Server: address})
 	jdbc := url.URL{
 		Scheme: "jdbc:postgresql", Host: relay.Address(), Path: "/" + cfg.Database,
 		RawQuery: url.Values{"user": {cfg.User}, "password": {cfg.Password}}.Encode(),

@@ -3,37 +3,67 @@
 package cutnet
 
 import (
-	"fmt"
+	"context"
+	"encoding/binary"
+	"io"
 	"net"
 	"strings"
 	"sync"
+	"testing"
 )
+
+// A RelayConfig says between what a Relay is. An address is that of TCP, or the path of a Unix socket.
+type RelayConfig struct {
+	Server string
+	Listen string // "": a free port of 127.0.0.1
+
+	// Enter returns when the nth connection may go on to the server, or when its context ends, as it
+	// does with the Relay. If it is nil, connections go on at once.
+	Enter func(ctx context.Context, nth int)
+
+	// Request, if set, is called with each message of PostgreSQL's protocol that a client sends after
+	// the first, which has no type.
+	Request func(message []byte)
+}
 
 // A Relay passes connections on to a server. While it is cut it passes nothing
 // on, not even that an end has closed; what it holds back arrives after Heal. New
 // connections are made and get no answer.
 type Relay struct {
+	RelayConfig
 	listener net.Listener
-	server   string
+	ctx      context.Context // ends with the relay
 	serving  sync.WaitGroup
 
-	mu     sync.Mutex
-	open   chan struct{} // closed while all passes
-	closed bool
-	conns  map[net.Conn]struct{}
+	mu    sync.Mutex
+	open  chan struct{} // closed while all passes
+	conns map[net.Conn]struct{}
 }
 
-// NewRelay makes a relay to the server, a TCP address or the path of a Unix
-// socket, on a free port of 127.0.0.1.
-func NewRelay(server string) (*Relay, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("cutnet: relay: %w", err)
+// NewRelay makes a relay that ends with the test.
+func NewRelay(tb testing.TB, cfg RelayConfig) *Relay {
+	tb.Helper()
+	if cfg.Listen == "" {
+		cfg.Listen = "127.0.0.1:0"
 	}
-	r := &Relay{listener: listener, server: server, open: make(chan struct{}), conns: make(map[net.Conn]struct{})}
+	listener, err := net.Listen(network(cfg.Listen), cfg.Listen)
+	if err != nil {
+		tb.Fatalf("cutnet: relay: %v", err)
+	}
+	ctx, end := context.WithCancel(context.Background())
+	r := &Relay{RelayConfig: cfg, listener: listener, ctx: ctx, open: make(chan struct{}), conns: make(map[net.Conn]struct{})}
 	close(r.open)
 	r.serving.Go(r.serve)
-	return r, nil
+	tb.Cleanup(func() { r.close(end) })
+	return r
+}
+
+// network returns the network of an address.
+func network(address string) string {
+	if strings.HasPrefix(address, "/") {
+		return "unix"
+	}
+	return "tcp"
 }
 
 // Address returns where the relay listens: host and port.
@@ -69,21 +99,17 @@ func (r *Relay) cut() bool {
 	}
 }
 
-// Close ends all connections.
-func (r *Relay) Close() error {
-	err := r.listener.Close()
+// close ends all connections.
+func (r *Relay) close(end context.CancelFunc) {
+	_ = r.listener.Close()
 	r.mu.Lock()
-	r.closed = true
+	end()
 	for conn := range r.conns {
 		_ = conn.Close()
 	}
 	r.mu.Unlock()
 	_ = r.Heal() // never fails
 	r.serving.Wait()
-	if err != nil {
-		return fmt.Errorf("cutnet: close: %w", err)
-	}
-	return nil
 }
 
 // pass waits until the relay is not cut.
@@ -95,22 +121,21 @@ func (r *Relay) pass() {
 }
 
 func (r *Relay) serve() {
-	for {
+	for nth := 1; ; nth++ {
 		client, err := r.listener.Accept()
 		if err != nil {
 			return
 		}
-		r.serving.Go(func() { r.connect(client) })
+		r.serving.Go(func() { r.connect(nth, client) })
 	}
 }
 
-func (r *Relay) connect(client net.Conn) {
+func (r *Relay) connect(nth int, client net.Conn) {
 	r.pass()
-	network := "tcp"
-	if strings.HasPrefix(r.server, "/") {
-		network = "unix"
+	if r.Enter != nil {
+		r.Enter(r.ctx, nth)
 	}
-	server, err := net.Dial(network, r.server)
+	server, err := net.Dial(network(r.Server), r.Server)
 	if err != nil {
 		_ = client.Close()
 		return
@@ -118,32 +143,31 @@ func (r *Relay) connect(client net.Conn) {
 	if !r.add(client, server) {
 		return
 	}
-	r.serving.Go(func() { r.carry(server, client) })
-	r.carry(client, server)
+	r.serving.Go(func() { r.carry(server, client, r.requests(client)) })
+	r.carry(client, server, stream(server))
 }
 
-// add makes Close close the connections, at once if it has been called.
+// add makes close close the connections, at once if it has been called.
 func (r *Relay) add(conns ...net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, conn := range conns {
-		if r.closed {
+		if r.ctx.Err() != nil {
 			_ = conn.Close()
 		} else {
 			r.conns[conn] = struct{}{}
 		}
 	}
-	return !r.closed
+	return r.ctx.Err() == nil
 }
 
 // carry takes what comes from one end to the other, the news of its end too.
-func (r *Relay) carry(to, from net.Conn) {
-	buffer := make([]byte, 32<<10)
+func (r *Relay) carry(to, from net.Conn, next func() ([]byte, error)) {
 	for {
-		n, err := from.Read(buffer)
+		sent, err := next()
 		r.pass()
-		if n > 0 {
-			if _, failed := to.Write(buffer[:n]); failed != nil {
+		if len(sent) > 0 {
+			if _, failed := to.Write(sent); failed != nil {
 				err = failed
 			}
 		}
@@ -153,4 +177,45 @@ func (r *Relay) carry(to, from net.Conn) {
 			return
 		}
 	}
+}
+
+// stream returns a function that returns what comes next.
+func stream(from io.Reader) (next func() ([]byte, error)) {
+	buffer := make([]byte, 32<<10)
+	return func() ([]byte, error) {
+		n, err := from.Read(buffer)
+		return buffer[:n], err
+	}
+}
+
+// requests is stream for what Request has to see.
+func (r *Relay) requests(from io.Reader) (next func() ([]byte, error)) {
+	if r.Request == nil {
+		return stream(from)
+	}
+	typeLen := 0
+	return func() ([]byte, error) {
+		m, err := ReadMessage(from, typeLen)
+		if err != nil {
+			return nil, err
+		}
+		if typeLen == 1 {
+			r.Request(m)
+		}
+		typeLen = 1
+		return m, nil
+	}
+}
+
+// ReadMessage reads one message of the protocol, whole: a type of 0 or 1 bytes,
+// then its length, which counts itself.
+func ReadMessage(r io.Reader, typeLen int) ([]byte, error) {
+	head := make([]byte, typeLen+4)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return nil, err
+	}
+	m := make([]byte, typeLen+max(int(binary.BigEndian.Uint32(head[typeLen:])), 4))
+	copy(m, head)
+	_, err := io.ReadFull(r, m[len(head):])
+	return m, err
 }

@@ -76,7 +76,7 @@ func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
 	pgtest.Builds(t)
 	t.Parallel()
 	for _, dep := range append(dependencies(t, "./cmd/pgxlock", false), dependencies(t, "./cmd/pgxlock", true)...) {
-		for _, unwanted := range []string{"docker", "moby", "testcontainers", "containerd", "internal/pgtest", "goleak"} {
+		for _, unwanted := range []string{"docker", "moby", "testcontainers", "containerd", "internal/pgtest", "internal/pgserver", "goleak"} {
 			if strings.Contains(dep, unwanted) {
 				t.Errorf("it links %s", dep)
 			}

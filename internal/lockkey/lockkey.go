@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"strconv"
 	"strings"
@@ -189,4 +190,47 @@ func Owner(config, owner string) (string, error) {
 		return owner, fmt.Errorf("%s.Owner %.40q must be valid UTF-8 of 1 to 200 characters without zero bytes, not beginning with *", config, owner)
 	}
 	return owner, nil
+}
+
+// PermitMark stands between the key of a semaphore and the number of a permit. The key and
+// the mark are the wait name of all permits.
+const PermitMark = "#"
+
+// Permit returns the key of the n-th permit whose wait name is queue.
+func Permit(queue string, n int) string { return queue + strconv.Itoa(n) }
+
+// Semaphore returns the key of the semaphore whose permits have that wait name.
+func Semaphore(queue string) string { return strings.TrimSuffix(queue, PermitMark) }
+
+// IsSemaphore reports whether callers may wait for a permit under the name.
+func (n Name) IsSemaphore() bool { return strings.HasSuffix(n.Key, PermitMark) }
+
+// An Ask is what a statement does with one advisory lock, as advisory/prepare.sql and the
+// statements of transactions know it.
+type Ask int
+
+// What a statement can do.
+const (
+	AskTry Ask = iota
+	AskTryShared
+	AskUnlock
+	AskUnlockShared
+
+	askPair = 4 // is added for a lock of two numbers
+)
+
+// Of returns the number that stands for doing it with that lock.
+func (a Ask) Of(id ID) Ask {
+	if id.Pair {
+		return a + askPair
+	}
+	return a
+}
+
+// OfMigrators returns the number that golang-migrate's drivers for PostgreSQL lock while they
+// migrate, as GenerateAdvisoryLockId in its package database makes it. Its library calls the
+// database by its name, and its command by its name after a slash.
+func OfMigrators(database, schema, table string) int64 {
+	const salt = 1486364155
+	return int64(crc32.ChecksumIEEE([]byte(schema+"\x00"+table+"\x00"+database)) * salt)
 }

@@ -36,7 +36,11 @@ func Remote(tb testing.TB, cfg pgserver.Config) *RemoteServer {
 		tb.Logf("pgtest: the server is behind a relay, which tests its idle timeouts, but not those of TCP: %v", err)
 		return relayed(tb, cfg)
 	}
-	closeAtEnd(tb, network.Close)
+	tb.Cleanup(func() {
+		if err := network.Close(); err != nil {
+			tb.Errorf("pgtest: %v", err)
+		}
+	})
 	cfg.Network = &pgserver.Network{Address: network.Address(), Enter: network.Enter}
 	return &RemoteServer{Server: Private(tb, cfg), Packets: true, network: network}
 }
@@ -49,20 +53,8 @@ func relayed(tb testing.TB, cfg pgserver.Config) *RemoteServer {
 	if err != nil {
 		tb.Fatalf("pgtest: %v", err)
 	}
-	relay, err := cutnet.NewRelay(u.Host)
-	if err != nil {
-		tb.Fatalf("pgtest: %v", err)
-	}
-	closeAtEnd(tb, relay.Close)
+	relay := cutnet.NewRelay(tb, cutnet.RelayConfig{Server: u.Host})
 	return &RemoteServer{Server: server, network: relay, address: relay.Address()}
-}
-
-func closeAtEnd(tb testing.TB, closeNetwork func() error) {
-	tb.Cleanup(func() {
-		if err := closeNetwork(); err != nil {
-			tb.Errorf("pgtest: %v", err)
-		}
-	})
 }
 
 // TCPURL returns a connection string for a database of the server, for the

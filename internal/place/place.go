@@ -28,6 +28,12 @@ import (
 //go:embed look.sql
 var LookSQL string
 
+// MissingSQL returns a row for each table, view, sequence and function that a version
+// has and a schema lacks, such as "table pgxlock_waiters". $1 is the schema, $2 the version.
+//
+//go:embed missing.sql
+var MissingSQL string
+
 // Found is what there is.
 type Found struct {
 	Superuser bool     // the role that looked, or its session, is a superuser

@@ -5,17 +5,16 @@ package systemtest_test
 import (
 	"context"
 	"crypto/tls"
-	"io"
 	"net"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/cutnet"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -24,43 +23,16 @@ import (
 // relayed makes a pool reach its server through a relay that listens on such a network.
 func relayed(t *testing.T, network string) func(*pgxpool.Config) {
 	t.Helper()
-	address := "127.0.0.1:0"
-	if network == "unix" {
-		address = filepath.Join(t.TempDir(), "s")
-	}
-	listener, err := net.Listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
 	return func(c *pgxpool.Config) {
-		serverNetwork, serverAddress := pgconn.NetworkAddress(c.ConnConfig.Host, c.ConnConfig.Port)
-		var relaying sync.WaitGroup
-		relaying.Go(func() {
-			for {
-				client, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				server, err := net.Dial(serverNetwork, serverAddress)
-				if err != nil {
-					_ = client.Close()
-					continue
-				}
-				for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
-					relaying.Go(func() {
-						_, _ = io.Copy(way[0], way[1])
-						_ = way[0].Close()
-					})
-				}
-			}
-		})
-		t.Cleanup(func() {
-			_ = listener.Close()
-			relaying.Wait()
-		})
+		var cfg cutnet.RelayConfig
+		if network == "unix" {
+			cfg.Listen = filepath.Join(t.TempDir(), "s")
+		}
+		_, cfg.Server = pgconn.NetworkAddress(c.ConnConfig.Host, c.ConnConfig.Port)
+		relay := cutnet.NewRelay(t, cfg)
 		c.ConnConfig.Fallbacks = nil
 		c.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, network, listener.Addr().String())
+			return (&net.Dialer{}).DialContext(ctx, network, relay.Address())
 		}
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"net/netip"
 	"regexp"
 	"strings"
 	"sync"
@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/cutnet"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -25,61 +26,33 @@ import (
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
 
-// A door is a proxy that accepts connections at once, and lets them in late.
+// A door is a relay that accepts connections at once, and lets them in late.
 type door struct {
 	db       *pgtest.DB
-	listener net.Listener
-	enter    func(ctx context.Context, nth int) // returns when the nth connection may enter
+	relay    *cutnet.Relay
 	accepted atomic.Int32
-	entered  atomic.Int32
 }
 
-// newDoor returns a door to the database. By default nothing enters.
+// newDoor returns a door to the database; enter returns when the nth connection may enter. By default
+// nothing enters.
 func newDoor(t *testing.T, db *pgtest.DB, enter func(ctx context.Context, nth int)) *door {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &door{db: db, listener: listener, enter: enter}
 	if enter == nil {
-		d.enter = func(ctx context.Context, _ int) { <-ctx.Done() }
+		enter = func(ctx context.Context, _ int) { <-ctx.Done() }
 	}
 	target := db.Pool.Config().ConnConfig
-	network, address := pgconn.NetworkAddress(target.Host, target.Port)
-	ctx, end := context.WithCancel(context.Background())
-	var serving sync.WaitGroup
-	t.Cleanup(func() {
-		end()
-		_ = listener.Close()
-		serving.Wait()
-	})
-	serving.Go(func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			nth := int(d.accepted.Add(1))
-			serving.Go(func() {
-				defer context.AfterFunc(ctx, func() { _ = client.Close() })()
-				defer client.Close()
-				d.enter(ctx, nth)
-				server, err := (&net.Dialer{}).DialContext(ctx, network, address)
-				if err != nil {
-					return
-				}
-				d.entered.Add(1)
-				defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-				serving.Go(func() {
-					_, _ = io.Copy(server, client)
-					_ = server.Close()
-				})
-				_, _ = io.Copy(client, server)
-			})
-		}
-	})
+	_, address := pgconn.NetworkAddress(target.Host, target.Port)
+	d := &door{db: db}
+	d.relay = cutnet.NewRelay(t, cutnet.RelayConfig{Server: address, Enter: func(ctx context.Context, nth int) {
+		d.accepted.Add(1)
+		enter(ctx, nth)
+	}})
 	return d
+}
+
+func (d *door) address() (host string, port uint16) {
+	address := netip.MustParseAddrPort(d.relay.Address())
+	return address.Addr().String(), address.Port()
 }
 
 // oneByOne returns a function that lets one connection in, and the enter of a door that it opens.
@@ -98,8 +71,7 @@ func oneByOne() (letIn func(), enter func(context.Context, int)) {
 func (d *door) pool(t *testing.T, tried bool, configure ...func(*pgxpool.Config)) *pgtest.DB {
 	t.Helper()
 	through := func(c *pgxpool.Config) {
-		address := d.listener.Addr().(*net.TCPAddr)
-		c.ConnConfig.Host, c.ConnConfig.Port = address.IP.String(), uint16(address.Port)
+		c.ConnConfig.Host, c.ConnConfig.Port = d.address()
 		c.ConnConfig.TLSConfig, c.ConnConfig.Fallbacks = nil, nil
 		if tried {
 			c.ConnConfig.TLSConfig = &tls.Config{InsecureSkipVerify: true}
@@ -296,9 +268,9 @@ func TestHostsShareTheTimeForConnecting(t *testing.T) {
 	pgtest.Long(t)
 	forEachKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(*testing.T, *pgtest.DB) *pgxlock.Locker) {
 		silent, opens := newDoor(t, db, nil), newDoor(t, db, func(context.Context, int) {})
-		second := opens.listener.Addr().(*net.TCPAddr)
+		host, port := opens.address()
 		locks := newLocker(t, silent.pool(t, false, func(c *pgxpool.Config) {
-			c.ConnConfig.Fallbacks = []*pgconn.FallbackConfig{{Host: second.IP.String(), Port: uint16(second.Port)}}
+			c.ConnConfig.Fallbacks = []*pgconn.FallbackConfig{{Host: host, Port: port}}
 		}))
 		got := <-acquiring(context.Background(), locks, "k")
 		if got.err != nil {

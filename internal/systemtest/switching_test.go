@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/cutnet"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
@@ -121,7 +122,7 @@ func (s *switcher) serve(client net.Conn) {
 	}
 	half := map[net.Conn]bool{} // who got a part of a group of messages, and nothing behind it
 	for n := 0; ; n++ {
-		m, err := testkit.ReadMessage(client, 1)
+		m, err := cutnet.ReadMessage(client, 1)
 		if err != nil || m[0] == 'X' {
 			return
 		}
@@ -156,7 +157,7 @@ func (s *switcher) serve(client net.Conn) {
 // relayReply relays what a backend says until it is ready again.
 func relayReply(client io.Writer, server net.Conn) error {
 	for {
-		m, err := testkit.ReadMessage(server, 1)
+		m, err := cutnet.ReadMessage(server, 1)
 		if err == nil {
 			_, err = client.Write(m)
 		}
@@ -168,13 +169,13 @@ func relayReply(client io.Writer, server net.Conn) error {
 
 // startUp relays the messages that open a session.
 func startUp(client, server net.Conn) error {
-	m, err := testkit.ReadMessage(client, 0)
+	m, err := cutnet.ReadMessage(client, 0)
 	for err == nil {
 		if _, err = server.Write(m); err != nil {
 			break
 		}
 		for asks := false; err == nil && !asks; {
-			if m, err = testkit.ReadMessage(server, 1); err != nil {
+			if m, err = cutnet.ReadMessage(server, 1); err != nil {
 				break
 			}
 			if _, err = client.Write(m); err == nil && m[0] == 'Z' {
@@ -186,7 +187,7 @@ func startUp(client, server net.Conn) error {
 			}
 		}
 		if err == nil {
-			m, err = testkit.ReadMessage(client, 1)
+			m, err = cutnet.ReadMessage(client, 1)
 		}
 	}
 	return err

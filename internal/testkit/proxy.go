@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgxlock/pgxlock/internal/cutnet"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -265,7 +265,7 @@ func (l *link) close() {
 
 // requests carries what the client sends, in whole groups of messages.
 func (l *link) requests() {
-	startup, err := ReadMessage(l.client, 0)
+	startup, err := cutnet.ReadMessage(l.client, 0)
 	if err != nil || l.send(startup) != nil {
 		l.ended()
 		return
@@ -273,7 +273,7 @@ func (l *link) requests() {
 	var group []byte
 	var hit *Fault
 	for {
-		m, err := ReadMessage(l.client, 1)
+		m, err := cutnet.ReadMessage(l.client, 1)
 		if err != nil {
 			l.ended()
 			return
@@ -370,7 +370,7 @@ func (l *link) ended() {
 func (l *link) replies() {
 	var held []byte
 	for {
-		m, err := ReadMessage(l.server, 1)
+		m, err := cutnet.ReadMessage(l.server, 1)
 		if err != nil {
 			if !l.swallows() {
 				l.close()
@@ -410,17 +410,4 @@ func (l *link) apply(f *Fault) bool {
 	defer l.mu.Unlock()
 	l.fault = nil
 	return !l.dead
-}
-
-// ReadMessage reads one message of the protocol, whole: a type of 0 or 1 bytes,
-// then its length, which counts itself.
-func ReadMessage(r io.Reader, typeLen int) ([]byte, error) {
-	head := make([]byte, typeLen+4)
-	if _, err := io.ReadFull(r, head); err != nil {
-		return nil, err
-	}
-	m := make([]byte, typeLen+max(int(binary.BigEndian.Uint32(head[typeLen:])), 4))
-	copy(m, head)
-	_, err := io.ReadFull(r, m[len(head):])
-	return m, err
 }

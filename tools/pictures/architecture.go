@@ -44,7 +44,6 @@ var roles = map[string]string{
 	"internal/monitor":    "reads and evicts locks",
 	"internal/observe":    "calls Observe",
 	"internal/oneline":    "a text on one line",
-	"internal/pgserver":   "throw-away servers",
 	"internal/place":      "finds the schema",
 	"internal/usertx":     "in the caller's transaction",
 	"internal/waitqueue":  "who is next",

@@ -27,7 +27,7 @@ const (
 // a host name of its own, so that no picture has the name of this machine.
 type stage struct {
 	url, server string
-	bin         string // where pgxlock is
+	bin         string // where pgxlock and demo are
 	home        string
 	env         []string
 
@@ -80,8 +80,8 @@ func captured(root string) (map[string]*canvas, error) {
 		}
 	}
 	return pictures, inTurn(
-		add("demo.svg", 130, "pgxlock demo, in a terminal", "Worker processes compete for a lease; one is killed and one freezes; SQL callers and Go callers exclude each other. Each part ends with the claims that were checked.",
-			func(on *screen) step { return on.runs("pgxlock demo") }),
+		add("demo.svg", 130, "make demo, in a terminal", "Worker processes compete for a lease; one is killed and one freezes; SQL callers and Go callers exclude each other. Each part ends with the claims that were checked.",
+			func(on *screen) step { return on.runs("demo") }),
 		s.does("ops-1", "migrate", "down", "--force"),
 		s.busy,
 		add("watch.svg", 114, "pgxlock watch, in a terminal", "Two tables: who waits for which lock, how long, and who holds it; and all holders, with state, time, token and note.",

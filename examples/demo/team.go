@@ -46,7 +46,7 @@ func startTeam(url string, names ...string) (*team, error) {
 	go t.read(r)
 	defer func() { _ = w.Close() }() // the workers have it
 	for _, name := range names {
-		cmd := exec.Command(program, "demo", "worker", name, url)
+		cmd := exec.Command(program, "worker", name, url)
 		cmd.Stdout, cmd.Stderr = w, os.Stderr
 		apart(cmd)
 		if err := t.start(name, cmd); err != nil {

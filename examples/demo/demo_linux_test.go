@@ -1,33 +1,36 @@
 package main
 
 import (
+	"io"
+	"os"
 	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// On Linux alone the server ends with a parent that is killed, so only there may
-// this test kill one. That a frozen worker ends as well must not hang on who
-// becomes its parent, so it gets one of its own session.
+// That a frozen worker ends as well must not depend on the process that becomes its parent, so it gets
+// one of its own session.
 func TestWorkersEndWithADemonstrationThatIsKilled(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
-	interruptDemo(t, "TMPDIR=", syscall.SIGKILL, -1)
+	if code, stderr := endDemo(t, func(p *os.Process, _ io.Closer) error { return p.Kill() }); code != -1 {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
 }
 
 // Linux sends the parent-death signal of a child when the thread that started it ends.
 func TestWorkersOutliveTheThreadThatStartedTheirTeam(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	db := migrated(t)
+	db := testkit.Migrated(t)
 	var crew *team
 	var err error
 	thread := onThreadThatEnds(func() { crew, err = startTeam(db.URL, "worker-1") })

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,8 +35,14 @@ const (
 	dailyKey    = "cron:daily-report"
 	importKey   = "import:csv"
 	invoiceKey  = "invoice:42"
-	nightlyKey  = "nightly-report" // as in sql/demo_acquire.sql
+	nightlyKey  = "nightly-report"
 	nightlyUser = "psql"
+)
+
+// What the SQL caller sends.
+const (
+	acquireSQL = "SELECT acquire_lock('" + nightlyKey + "', '" + nightlyUser + "', 30)"
+	releaseSQL = "SELECT release_lock('" + nightlyKey + "', '" + nightlyUser + "')"
 )
 
 // compete lets all workers go through one critical section.
@@ -61,7 +68,7 @@ func (d *demo) compete(ctx context.Context) error {
 		d.victimTTL = max(d.victimTTL, victimTTL(r.Inside))
 		d.act(r.Worker, "token %d  waited %7s  inside %5s", r.Token, brief(r.Waited), brief(r.Inside))
 	}
-	rows, _ := d.pool.Query(ctx, statement("demo_turns", "")) // CollectRows returns the error
+	rows, _ := d.pool.Query(ctx, "SELECT worker, token, inside, entered_at, left_at FROM turns ORDER BY entered_at") // CollectRows returns the error
 	turns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[turn])
 	if err != nil {
 		return err
@@ -179,7 +186,7 @@ func (d *demo) freeze(ctx context.Context) error {
 		return err
 	}
 	d.act("server", "SELECT assert_lock_held(... token %d): SQLSTATE %s", mine.Token, refusal)
-	rows, _ := d.pool.Query(ctx, statement("demo_ledger", "")) // CollectRows returns the error
+	rows, _ := d.pool.Query(ctx, "SELECT worker, token FROM ledger ORDER BY id") // CollectRows returns the error
 	ledger, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
 	if err != nil {
 		return err
@@ -194,7 +201,7 @@ func (d *demo) freeze(ctx context.Context) error {
 // refusal returns the SQLSTATE with which the server refuses a late holder,
 // whatever that believes itself.
 func (d *demo) refusal(ctx context.Context, late report) (string, error) {
-	_, err := d.pool.Exec(ctx, statement("demo_assert", ""), invoiceKey, late.Holder, late.Token)
+	_, err := d.pool.Exec(ctx, "SELECT assert_lock_held($1, $2, $3, true)", invoiceKey, late.Holder, late.Token)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return pgErr.Code, nil
 	}
@@ -207,21 +214,21 @@ func (d *demo) mix(ctx context.Context) error {
 	w := d.team.workers[1]
 	var s sqlAndGo
 	var err error
-	if s.sqlAcquired, err = d.query(ctx, "demo_acquire"); err != nil {
+	if s.sqlAcquired, err = d.query(ctx, acquireSQL); err != nil {
 		return err
 	}
 	if s.goTried, err = d.team.ask(ctx, w, order{Do: doTry, Key: nightlyKey, TTL: d.longTTL()}); err != nil {
 		return err
 	}
 	d.act(w.name, "TryAcquire: %s", orNoError(s.goTried.Err))
-	if s.sqlReleased, err = d.query(ctx, "demo_release"); err != nil {
+	if s.sqlReleased, err = d.query(ctx, releaseSQL); err != nil {
 		return err
 	}
 	if s.goTook, err = d.team.ask(ctx, w, order{Do: doTry, Key: nightlyKey, TTL: d.longTTL(), Metadata: "page 1 of 40"}); err != nil {
 		return err
 	}
 	d.act(w.name, "TryAcquire: %s, token %d", orNoError(s.goTook.Err), s.goTook.Token)
-	if s.sqlAgain, err = d.query(ctx, "demo_acquire"); err != nil {
+	if s.sqlAgain, err = d.query(ctx, acquireSQL); err != nil {
 		return err
 	}
 	d.held = append(d.held, held{nightlyKey, pgxlock.StateLive, s.goTook.Holder, s.goTook.Token})
@@ -229,26 +236,32 @@ func (d *demo) mix(ctx context.Context) error {
 }
 
 // query runs a statement that returns one boolean, and shows both.
-func (d *demo) query(ctx context.Context, name string) (yes bool, err error) {
-	sql := statement(name, "")
+func (d *demo) query(ctx context.Context, sql string) (yes bool, err error) {
 	if err := d.pool.QueryRow(ctx, sql).Scan(&yes); err != nil {
 		return false, err
 	}
-	d.act("SQL", "%s: %t", strings.TrimSpace(sql), yes)
+	d.act("SQL", "%s: %t", sql, yes)
 	return yes, nil
 }
 
 // list shows what an operator sees.
 func (d *demo) list(ctx context.Context) error {
-	d.section("5. What an operator sees: pgxlock ls")
-	shot, err := d.leases(ctx, "")
+	d.section("5. What an operator sees, as by: pgxlock ls")
+	at, leases, err := d.leases(ctx, "")
 	if err != nil {
 		return err
 	}
-	if err := printHolders(d.out, d.palette, "  ", 0, shot.At, shot.Holders); err != nil {
-		return err
+	const columns = "%-17s  %-5s  %s  %-8s  %-9s  %-35s  %-13v  %s"
+	d.say("%s", d.paint(bold, fmt.Sprintf(columns, "KEY", "KIND", "STATE  ", "HELD FOR", "REMAINING", "HOLDER", "TOKEN", "NOTE")))
+	for _, l := range leases {
+		until, color := at, green
+		if l.State != pgxlock.StateLive {
+			until, color = l.Expires, yellow
+		}
+		d.say("%s", strings.TrimRight(fmt.Sprintf(columns, l.Key, "lease", d.paint(color, fmt.Sprintf("%-7s", l.State)),
+			brief(until.Sub(l.Since)), brief(l.Expires.Sub(at)), l.ID, l.Token, l.Metadata), " "))
 	}
-	return d.claim("the list shows exactly what is held, and the dead worker's lease as expired", checkListed(shot.Holders, d.held))
+	return d.claim("the list shows exactly what is held, and the dead worker's lease as expired", checkListed(leases, d.held))
 }
 
 // renewal returns a lease once it has been renewed, and for how much longer it lasts.
@@ -268,23 +281,26 @@ func (d *demo) renewal(ctx context.Context, name string) (pgxlock.Holder, time.D
 
 // lease returns a lease as it is at a moment.
 func (d *demo) lease(ctx context.Context, name string) (time.Time, pgxlock.Holder, error) {
-	shot, err := d.leases(ctx, name)
-	if err == nil && len(shot.Holders) != 1 {
-		err = fmt.Errorf("%d leases begin with %s", len(shot.Holders), name)
+	at, leases, err := d.leases(ctx, name)
+	if err == nil && len(leases) != 1 {
+		err = fmt.Errorf("%d leases begin with %s", len(leases), name)
 	}
 	if err != nil {
 		return time.Time{}, pgxlock.Holder{}, err
 	}
-	return shot.At, shot.Holders[0], nil
+	return at, leases[0], nil
 }
 
-// leases returns the leases as ls lists them.
-func (d *demo) leases(ctx context.Context, prefix string) (pgxlock.Snapshot, error) {
-	locks, err := pgxlock.NewMonitor(d.pool, nil)
+// leases returns the leases whose keys begin with prefix, by key, and when they were read.
+func (d *demo) leases(ctx context.Context, prefix string) (time.Time, []pgxlock.Holder, error) {
+	monitor, err := pgxlock.NewMonitor(d.pool, nil)
 	if err != nil {
-		return pgxlock.Snapshot{}, err
+		return time.Time{}, nil, err
 	}
-	f := filter{selection: selection{kinds: kinds[:1], order: orderKey}, prefix: prefix}
-	shot, err := locks.Snapshot(ctx)
-	return f.of(shot), cmp.Or(err, shot.Unread.Leases)
+	shot, err := monitor.Snapshot(ctx)
+	leases := slices.DeleteFunc(slices.Concat(shot.Holders, shot.Expired), func(h pgxlock.Holder) bool {
+		return h.Kind != pgxlock.KindLease || !strings.HasPrefix(h.Key, prefix)
+	})
+	slices.SortFunc(leases, func(a, b pgxlock.Holder) int { return strings.Compare(a.Key, b.Key) })
+	return shot.At, leases, cmp.Or(err, shot.Unread.Leases)
 }

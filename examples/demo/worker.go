@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
 )
@@ -49,21 +48,8 @@ type report struct {
 	HeldBy string `json:"held_by,omitempty"` // with Busy
 }
 
-// newDemoWorker is what the demonstration runs this program as.
-func newDemoWorker() *cobra.Command {
-	return &cobra.Command{
-		Use:    "worker NAME DATABASE",
-		Short:  "Do what the demonstration says on standard input",
-		Hidden: true,
-		Args:   cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return work(cmd.Context(), args[0], args[1], cmd.InOrStdin(), cmd.OutOrStdout())
-		},
-	}
-}
-
-// demoWorker is one process of the demonstration, with a Locker of its own.
-type demoWorker struct {
+// A worker is one process of the demonstration, with a Locker of its own.
+type worker struct {
 	name  string
 	pool  *pgxpool.Pool
 	locks *pgxlock.Locker
@@ -84,7 +70,7 @@ func work(ctx context.Context, name, url string, in io.Reader, out io.Writer) er
 	if err != nil {
 		return err
 	}
-	w := &demoWorker{name: name, pool: pool, locks: locks, held: make(map[string]*pgxlock.Lock), out: json.NewEncoder(out)}
+	w := &worker{name: name, pool: pool, locks: locks, held: make(map[string]*pgxlock.Lock), out: json.NewEncoder(out)}
 
 	// Orders are read while one is followed, so that the end of them ends a wait.
 	orders := make(chan order)
@@ -113,12 +99,12 @@ func work(ctx context.Context, name, url string, in io.Reader, out io.Writer) er
 
 // report sends a report. Lines as short as ours arrive whole, though several
 // processes share the pipe.
-func (w *demoWorker) report(did string, r report) error {
+func (w *worker) report(did string, r report) error {
 	r.Worker, r.Did = w.name, did
 	return w.out.Encode(r)
 }
 
-func (w *demoWorker) follow(ctx context.Context, o order) report {
+func (w *worker) follow(ctx context.Context, o order) report {
 	switch o.Do {
 	case doTurns:
 		return w.takeTurns(ctx, o)
@@ -149,12 +135,12 @@ func (w *demoWorker) follow(ctx context.Context, o order) report {
 	return failed(errors.New("unknown order " + o.Do))
 }
 
-func (w *demoWorker) write(ctx context.Context, tx pgx.Tx, lock *pgxlock.Lock) error {
-	_, err := tx.Exec(ctx, statement("demo_write", ""), w.name, lock.Token())
+func (w *worker) write(ctx context.Context, tx pgx.Tx, lock *pgxlock.Lock) error {
+	_, err := tx.Exec(ctx, "INSERT INTO ledger (worker, token) VALUES ($1, $2)", w.name, lock.Token())
 	return err
 }
 
-func (w *demoWorker) take(ctx context.Context, o order) report {
+func (w *worker) take(ctx context.Context, o order) report {
 	opts := []pgxlock.AcquireOption{pgxlock.TTL(o.TTL)}
 	if o.Metadata != "" {
 		opts = append(opts, pgxlock.Metadata(o.Metadata))
@@ -175,18 +161,18 @@ func (w *demoWorker) take(ctx context.Context, o order) report {
 // takeTurns goes through the critical section, and reports each turn while it is
 // still inside, so that reports arrive in the order of the turns. The answer at
 // the end has no token.
-func (w *demoWorker) takeTurns(ctx context.Context, o order) report {
+func (w *worker) takeTurns(ctx context.Context, o order) report {
 	for range o.Turns {
 		asked := time.Now()
 		err := w.locks.Do(ctx, o.Key, func(ctx context.Context, lock *pgxlock.Lock) error {
 			granted := time.Now()
 			var inside int
 			var entered time.Time
-			if err := w.pool.QueryRow(ctx, statement("demo_enter", "")).Scan(&inside, &entered); err != nil {
+			if err := w.pool.QueryRow(ctx, enterSQL).Scan(&inside, &entered); err != nil {
 				return err
 			}
 			time.Sleep(5*time.Millisecond + rand.N(20*time.Millisecond)) // the work
-			if _, err := w.pool.Exec(ctx, statement("demo_leave", ""), w.name, lock.Token(), inside, entered); err != nil {
+			if _, err := w.pool.Exec(ctx, leaveSQL, w.name, lock.Token(), inside, entered); err != nil {
 				return err
 			}
 			return w.report(o.Do, report{Token: lock.Token(), Waited: granted.Sub(asked), Inside: time.Since(granted)})
@@ -198,6 +184,16 @@ func (w *demoWorker) takeTurns(ctx context.Context, o order) report {
 	}
 	return report{}
 }
+
+const (
+	// enterSQL enters the critical section: how many are in it now, with the caller?
+	enterSQL = "UPDATE section SET inside = inside + 1 RETURNING inside, clock_timestamp()"
+
+	// leaveSQL leaves it, and puts the turn on record.
+	leaveSQL = `
+		WITH gone AS (UPDATE section SET inside = inside - 1)
+		INSERT INTO turns (worker, token, inside, entered_at, left_at) VALUES ($1, $2, $3, $4, clock_timestamp())`
+)
 
 // failed reports how an order ended.
 func failed(err error) report {

@@ -1,1 +1,0 @@
-SELECT acquire_lock('nightly-report', 'psql', 30)

@@ -1,2 +1,0 @@
--- All that was written.
-SELECT worker, token FROM demo_ledger ORDER BY id

@@ -1,1 +1,0 @@
-SELECT release_lock('nightly-report', 'psql')
