@@ -12,7 +12,7 @@ SELECT format('process %s (role %s%s)', l.pid, coalesce(a.usename::text, 'unknow
   JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
    AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-   AND n.nspname = $1::text AND (starts_with(c.relname, 'pgxlock_') OR starts_with(c.relname, 'distributed_lock'))
+   AND n.nspname = $1::text AND (starts_with(c.relname, 'pgxlock_') OR starts_with(c.relname, 'distributed_lock') OR starts_with(c.relname, 'lock_'))
    AND a.usesysid IS NOT NULL               -- not of autovacuum, which gives way
  GROUP BY l.pid, l.mode, l.granted, a.usename, a.application_name
  ORDER BY l.granted DESC, l.pid LIMIT 5
