@@ -112,6 +112,7 @@ var checks = []check{
 	{name: "rights", look: (*doctor).rights, installed: true},
 	{name: "escalation", look: (*doctor).escalation, installed: true},
 	{name: "search_path", look: (*doctor).searchPath, installed: true},
+	{name: "table_locks", look: (*doctor).tableLocks, installed: true},
 	{name: "tokens", look: (*doctor).tokens, needs: needsOwner, installed: true},
 	{name: "row_security", look: (*doctor).rowSecurity, installed: true},
 	{name: "collation", look: (*doctor).collation, installed: true},

@@ -277,6 +277,35 @@ func (d *doctor) prepared(ctx context.Context) (Finding, error) {
 	return f, nil
 }
 
+// tableLocks looks for sessions that keep callers out of our tables.
+func (d *doctor) tableLocks(ctx context.Context) (Finding, error) {
+	type session struct {
+		Who, Mode, Tables string
+		Granted           bool
+		Ends              []int32 // the sessions to end: itself, and those that it waits for
+	}
+	found, err := all[session](ctx, d, statements.DoctorTableLocks, d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := ok("no session keeps callers out of our tables")
+	if len(found) > 0 {
+		f.Detail = ""
+	}
+	for _, s := range found {
+		does, ends := "waits for", make([]string, len(s.Ends))
+		if s.Granted {
+			does = "has"
+		}
+		for i, pid := range s.Ends {
+			ends[i] = fmt.Sprintf("pg_terminate_backend(%d)", pid)
+		}
+		f.add(StatusWarning, fmt.Sprintf("%s %s %s on %s: calls wait behind it", s.Who, does, s.Mode, s.Tables),
+			"unless it is a migration or maintenance that will end: SELECT "+strings.Join(ends, ", "))
+	}
+	return f, nil
+}
+
 // quoteLiteral returns a text as SQL has it.
 func quoteLiteral(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 

@@ -629,7 +629,7 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   BEGIN
     PERFORM pgxlock_require(p_lock_name IS NOT NULL, 'p_lock_name must not be NULL');
-    PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[p_lock_name::text], '{NULL}'::bigint[]);
+    PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[p_lock_name::text], ARRAY[NULL]::bigint[]);
     RETURN FOUND;
   END $$;
   COMMENT ON FUNCTION wake_lock_waiter(varchar) IS

@@ -596,7 +596,7 @@ BEGIN
     PERFORM pgxlock_require(p_ttl_seconds >= 1, 'p_ttl_seconds must be at least 1');
     PERFORM pgxlock_require(octet_length(p_metadata::text) <= 65536, 'p_metadata must not be NULL, nor have more than 64 KiB');
     v_permit := (SELECT t.permit FROM pgxlock_permit_batch(ARRAY[p_lock_name::text], ARRAY[p_permits], ARRAY[p_holder_id::text],
-                   ARRAY[p_ttl_seconds::bigint * 1000::bigint], ARRAY[p_metadata::text], '{NULL}'::bigint[]) t);
+                   ARRAY[p_ttl_seconds::bigint * 1000::bigint], ARRAY[p_metadata::text], ARRAY[NULL]::bigint[]) t);
     RETURN p_lock_name::text || '#' || v_permit::text;
   END $$;
   COMMENT ON FUNCTION acquire_permit(varchar, varchar, integer, integer, jsonb) IS

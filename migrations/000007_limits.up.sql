@@ -73,7 +73,7 @@ BEGIN
     BEGIN
       SELECT d.granted, d.delay INTO granted, v_delay
         FROM pgxlock_limit_batch(v_step, p_burst, ARRAY[p_key::text], ARRAY[p_n],
-               ARRAY[least(coalesce((extract(epoch FROM p_max_wait) * 1000000000::numeric)::bigint, 3110400000000000000), 3110400000000000000)], '{NULL}'::bigint[]) d;
+               ARRAY[least(coalesce((extract(epoch FROM p_max_wait) * 1000000000::numeric)::bigint, 3110400000000000000), 3110400000000000000)], ARRAY[NULL]::bigint[]) d;
       IF NOT granted THEN
         RAISE EXCEPTION USING ERRCODE = 'LK900';
       END IF;

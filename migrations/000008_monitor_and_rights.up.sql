@@ -247,7 +247,7 @@ BEGIN
     PERFORM pgxlock_record_eviction(0, v_name, v_holder, p_fencing_token, p_reason);
     -- Wakes waiters for this lease, or for any permit of its semaphore. In this transaction,
     -- because evictions are rare; a waiter whose ticket is not visible yet tries again anyway.
-    PERFORM FROM pgxlock_wake_batch('{0,0}'::integer[], ARRAY[v_name, regexp_replace(v_name, '#[0-9]+$'::text, '#'::text)], '{NULL,NULL}'::bigint[]);
+    PERFORM FROM pgxlock_wake_batch('{0,0}'::integer[], ARRAY[v_name, regexp_replace(v_name, '#[0-9]+$'::text, '#'::text)], ARRAY[NULL, NULL]::bigint[]);
     RETURN true;
   END $$;
   COMMENT ON FUNCTION evict_lock(varchar, varchar, bigint, text) IS

@@ -51,6 +51,7 @@ const (
 	DoctorSettings          Name = "doctor/settings"
 	DoctorSnapshots         Name = "doctor/snapshots"
 	DoctorStandbys          Name = "doctor/standbys"
+	DoctorTableLocks        Name = "doctor/table_locks"
 	DoctorTables            Name = "doctor/tables"
 	DoctorTokens            Name = "doctor/tokens"
 	DoctorWraparound        Name = "doctor/wraparound"

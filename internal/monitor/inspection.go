@@ -40,9 +40,9 @@ func (m *Monitor) inspect(ctx context.Context, f Filter, states string, fn func(
 	defer conn.Release()
 	in := &inspection{monitor: m, conn: conn.Conn(), filter: f, states: states}
 	if err := in.find(ctx); err != nil {
-		return err
+		return lockerr.Locked(err)
 	}
-	return fn(in)
+	return lockerr.Locked(fn(in))
 }
 
 // find finds the installation, if there is one that this role may use.

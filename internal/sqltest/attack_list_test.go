@@ -4,6 +4,7 @@
 package sqltest_test
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
@@ -176,4 +179,46 @@ func TestLivenessKeyOfASessionCanBeInherited(t *testing.T) {
 	other.want("pg_advisory_unlock(1)", "true")
 	d.holder().lock(1)
 	d.want(h.fence(1, token), missing(readCommitted))
+}
+
+// PostgreSQL waits for some locks before it checks rights. A role with no right but USAGE on the schema keeps
+// all callers out of a table: one session reads nothing but keeps the lock of parsing a query, and another waits
+// behind it for a lock that it may not have. The doctor and the Monitor say so.
+func TestTablesAreKeptLockedByARoleWithUSAGEAlone(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	victim := d.as(d.harden("application")[0])
+	role := d.role()
+	d.do("grant usage on schema public to " + role)
+	parses, waits := d.as(role), d.as(role)
+	parses.do("begin; prepare q as select from distributed_locks")
+	waits.do("create function pg_temp.wait() returns void language plpgsql as " +
+		"$$ begin create temp table part partition of public.distributed_locks for values in ('k'); end $$")
+	wait := waits.start("pg_temp.wait()")
+	wait.waitsFor(parses)
+	acquire := victim.start("acquire_lock('k', 'V')")
+	acquire.waitsFor(waits)
+
+	pool := pgtest.Pool(t, d.url)
+	findings, err := doctor.Check(t.Context(), pool, nil)
+	i := slices.IndexFunc(findings, func(f doctor.Finding) bool { return f.Check == "table_locks" })
+	if err != nil || i < 0 || findings[i].Status != doctor.StatusWarning || !strings.Contains(findings[i].Detail, "AccessExclusiveLock on distributed_locks") {
+		t.Fatalf("the doctor: %v, %v", findings, err)
+	}
+	m, err := pgxlock.NewMonitor(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Snapshot(t.Context()); !errors.Is(err, pgxlock.ErrUnavailable) || !strings.Contains(err.Error(), "another session keeps a table") {
+		t.Errorf("the Monitor: %v", err)
+	}
+
+	ends := regexp.MustCompile(`pg_terminate_backend\(\d+\)`).FindAllString(findings[i].Advice, -1)
+	if want := []string{fmt.Sprintf("pg_terminate_backend(%d)", waits.pid), fmt.Sprintf("pg_terminate_backend(%d)", parses.pid)}; !slices.Equal(ends, want) {
+		t.Errorf("the doctor advises %q, want %q", ends, want)
+	}
+	parses.rollback()
+	acquire.want("true")
+	wait.outcome()
 }

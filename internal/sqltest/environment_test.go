@@ -45,6 +45,18 @@ func TestTheFunctionsMeanTheTableBesideThem(t *testing.T) {
 	s.want(`"`+installer+`".release_lock('l', 'B')`, "true")
 }
 
+// With array_nulls = off, which a role or a database may be set to for the sake of old programs, the text {NULL} is no array with a NULL.
+func TestFunctionsNeedNoNullInTheTextOfAnArray(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	s := install(t).connect()
+	s.do("set array_nulls = off")
+	s.want("allow_rate('limit', 1, 1)", "true")
+	s.want("acquire_permit('jobs', 'A', 1)", "jobs#1")
+	s.want("wake_lock_waiter('jobs')", "false")
+	s.want("evict_lock('jobs#1', 'A', (select fencing_token from lock_leases), 'why')", "true")
+}
+
 // A database's own collation may change with a library of the system: then an
 // index by it is out of order, and lets one name in twice.
 func TestNamesAreIndexedByTheirBytes(t *testing.T) {
