@@ -105,11 +105,9 @@ func (f *flow) send() {
 	requests, releases := f.next()
 	f.sent = time.Now()
 	if len(releases) > 0 {
-		if err := f.table.releaseAll(releases); err != nil {
-			failReleases(takeAll(f, &f.releases), err)
-		}
-	} else if err := f.table.acquire(requests); err != nil {
-		f.table.failRequests(takeAll(f, &f.requests), err)
+		f.table.releaseAll(releases)
+	} else {
+		f.table.acquire(requests)
 	}
 }
 
@@ -178,13 +176,17 @@ func first[E any](queue *[]E) []E {
 	return all[:n:n]
 }
 
-// takeAll empties a queue of the flow.
-func takeAll[E any](f *flow, queue *[]E) []E {
+// takeUnreached empties a queue of the flow if the last exchange got no answer, and reports whether it
+// got one. The callers of the batch have no answer yet: the next call of one that has is a new try.
+func takeUnreached[E any](f *flow, queue *[]E) (all []E, reached bool) {
+	if f.table.requests.Reached() {
+		return nil, true
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := *queue
+	all = *queue
 	*queue = nil
-	return all
+	return all, false
 }
 
 // rest ends the lead if there is nothing to do; else a goroutine leads from here on.

@@ -54,9 +54,9 @@ func failReleases(returns []*release, err error) {
 	}
 }
 
-// releaseAll sends a batch of releases.
-func (t *Table) releaseAll(returns []*release) error {
-	return inModes(returns, func(r *release) hold.Mode { return r.lock.Mode }, t.releaseAs, failReleases)
+// releaseAll sends a batch of releases, and answers them.
+func (t *Table) releaseAll(returns []*release) {
+	_ = inModes(returns, func(r *release) hold.Mode { return r.lock.Mode }, t.releaseAs, failReleases)
 }
 
 func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
@@ -102,8 +102,10 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 		return nil
 	}
 	if err != nil {
+		rest, reached := takeUnreached(&t.flow, &t.flow.releases)
 		failReleases(returns, err)
-		if t.requests.Reached() {
+		failReleases(rest, err)
+		if reached {
 			return nil
 		}
 		return err

@@ -65,10 +65,10 @@ func (t *Table) failRequests(requests []*request, err error) {
 	}
 }
 
-// acquire sends a batch of requests.
-func (t *Table) acquire(requests []*request) error {
+// acquire sends a batch of requests, and answers them.
+func (t *Table) acquire(requests []*request) {
 	t.forgetReturned()
-	return inModes(requests, func(r *request) hold.Mode { return r.lock.Mode }, t.acquireAs, t.failRequests)
+	_ = inModes(requests, func(r *request) hold.Mode { return r.lock.Mode }, t.acquireAs, t.failRequests)
 }
 
 func (t *Table) acquireAs(mode hold.Mode, requests []*request) error {
@@ -144,16 +144,18 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 		return nil
 	}
 	if err != nil {
+		rest, reached := takeUnreached(&t.flow, &t.flow.requests)
 		for _, r := range batch {
 			if r.unknown || asked && !lockerr.Refused(err) {
 				t.discardRequest(r) // it may have been granted
 			}
 			r.Answer(err)
 		}
-		if !t.requests.Reached() {
-			return err
+		t.failRequests(rest, err)
+		if reached {
+			return nil
 		}
-		return nil
+		return err
 	}
 	t.flow.answered(len(batch))
 	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left

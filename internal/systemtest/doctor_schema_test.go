@@ -46,7 +46,7 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 			switch {
 			case version == 0:
 				wantFinding(t, findings, "schema", statusError, "has no pgxlock", db.Name, "pgxlock migrate up")
-				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-7 {
+				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-8 {
 					t.Errorf("%v", findings)
 				}
 			case version < newest:
