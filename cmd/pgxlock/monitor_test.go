@@ -429,65 +429,6 @@ func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 	}
 }
 
-// The locks that pgxlock takes for itself are shown with --internal only, and cannot be evicted.
-func TestPgxlocksOwnLocksAreShownOnlyWithInternal(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := migrated(t)
-	env := []string{"DATABASE_URL=" + db.URL}
-	conn, _ := session(t, db, "select pg_advisory_lock(42), pg_advisory_lock(pgxlock_session_key(7))")
-	var number string
-	if err := conn.QueryRow(t.Context(), "select pgxlock_session_key(7)::text").Scan(&number); err != nil {
-		t.Fatal(err)
-	}
-	look := func(args ...string) string {
-		t.Helper()
-		w := startWatch(t, db.URL, args...)
-		w.looks(t)
-		text := line(w.stdout)
-		for row := line(w.stdout); row != ""; row = line(w.stdout) {
-			text += row + "\n"
-		}
-		w.stop(t)
-		return text
-	}
-	if text := look(); !strings.Contains(text, "#42 ") || strings.Count(text, "\n") != 2 {
-		t.Errorf("%s", text)
-	}
-	if text := look("--internal"); !strings.Contains(text, "#42 ") || strings.Count(text, "\n") != 3 || !strings.Contains(text, "(pgxlock: liveness of a session)  advisory  live") || strings.Contains(text, number) {
-		t.Errorf("%s", text)
-	}
-	for _, args := range [][]string{nil, {"--terminate"}} {
-		args := append([]string{"evict", "#" + number, "--reason", "why", "--yes"}, args...)
-		execute(t, env, args...).want(t, exitNotEvicted, "", `"#`+number+`" belongs to pgxlock itself (pgxlock: liveness of a session)`)
-	}
-
-	// A user who waits for one is seen beside it.
-	waiter, _ := session(t, db, "select 1")
-	ended := make(chan error, 1)
-	go func() {
-		_, err := waiter.Exec(t.Context(), "select pg_advisory_lock_shared(pgxlock_session_key(7))")
-		ended <- err
-	}()
-	for waits := false; !waits; {
-		if err := db.Pool.QueryRow(t.Context(), "select exists (select from pg_locks where pid = $1 and not granted and waitstart is not null)", waiter.PgConn().PID()).Scan(&waits); err != nil {
-			t.Fatal(err)
-		}
-	}
-	execute(t, env, "tree").want(t, exitOK, "nobody waits\n", "")
-	execute(t, env, "tree", "--internal").want(t, exitOK, "(pgxlock: liveness of a session) (advisory) held by", "")
-	if text := look("--internal"); !strings.Contains(text, "KEY                               KIND      WAITER") {
-		t.Errorf("%s", text)
-	}
-	execute(t, env, "tree", "--internal", "-o", "json").want(t, exitOK, `"internal": true`, "")
-	if _, err := conn.Exec(t.Context(), "select pg_advisory_unlock_all()"); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-}
-
 // A number of a user may carry the mark of pgxlock's own by chance: --name says whose it is.
 func TestANumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
 	pgtest.Long(t)

@@ -212,3 +212,8 @@ func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 }
+
+func line(r *bufio.Reader) string {
+	text, _ := r.ReadString('\n')
+	return strings.TrimSuffix(text, "\n")
+}
