@@ -357,6 +357,7 @@ func TestALockLostToABlackHoleStaysLostWhenTheNetworkIsBack(t *testing.T) {
 			}
 		}
 	}
+	p.BlackHole() // or it would be renewed over the connection of requests
 	pgtest.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
 	renewal.Resume()
 	if err := <-asked; err == nil {
