@@ -149,5 +149,5 @@ func TestQueueOfManyDeadTicketsHeals(t *testing.T) {
 		p.do(fmt.Sprintf("select pgxlock_withdraw_batch('{%d}', '{7}', '{%s}')", kind, ticket))
 		d.want(fmt.Sprintf("(pgxlock_waited_for('{%d}', '{7}'))[1]", kind), "false")
 	}
-	d.want("select count(*) from pg_locks where locktype = 'advisory' and not exists (select from pgxlock_waiters)", "2") // of the two listeners
+	d.want("select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and not exists (select from pgxlock_waiters)", "2") // of the two listeners
 }
