@@ -15,6 +15,7 @@ const madeHere = `select (select count(*) from pg_class c where c.relnamespace =
 	+ (select count(*) from pg_namespace where nspname !~ '^pg_|^information_schema$|^public$')`
 
 func TestEngineThatKeepsNoLocksGetsNothing(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	testkit.KeepNoLocks(t, db)

@@ -15,6 +15,7 @@ import (
 func readOnly(url string) string { return url + "&options=-c%20default_transaction_read_only%3Don" }
 
 func TestCommandsWriteWhereTransactionsAreReadOnlyByDefault(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
 	url := readOnly(db.URL)

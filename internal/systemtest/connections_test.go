@@ -154,6 +154,7 @@ func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
 // A role, a database or a pooler may allow one connection only: then the renewals of a lease go beside its
 // requests, and return to a connection of their own as soon as there is one.
 func TestLeaseIsRenewedOverTheOnlyConnectionThatIsAllowed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
 	role, theirs := login(t, db)
