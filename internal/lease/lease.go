@@ -3,11 +3,10 @@
 //
 // Acquires and releases of many callers go in batches over one connection, renewals and the
 // queue over another one, so that neither the number of leases nor the requests in flight delay
-// a renewal beyond its deadline. With OneConnection, or while a second connection cannot be had, all
-// share one, and renewals come first. An
-// answer that no caller received is settled in the background: the lease is released, and
-// refuses no exclusive try of the same Locker meanwhile. A try for a shared lease or a permit
-// that meets it is repeated a few times.
+// a renewal beyond its deadline. With OneConnection, or while a second connection cannot be had,
+// all share one, and renewals come first. An answer that no caller received is settled in the
+// background: the lease is released, and refuses no exclusive try of the same Locker meanwhile. A
+// try for a shared lease or a permit that meets it is repeated a few times.
 //
 // A flow sends the batches, one after the other:
 //

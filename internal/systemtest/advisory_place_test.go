@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"strings"
 	"testing"
@@ -396,29 +397,46 @@ func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
-	programs, err := pgserver.FindPoolers()
-	if err != nil {
-		pgtest.Missing(t, "pooler", err)
-	}
-	for _, program := range programs {
-		pooler, err := server.Pooler(t.Context(), program, map[string]string{"pool_mode": "session"})
-		if err != nil {
-			t.Fatal(err)
-		}
+	eachSessionPooler(t, server, nil, func(program string, pooler *pgserver.Pooler) {
 		through := &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}
 		locks, others := testkit.NewAdvisory(t, through, &pgxlock.AdvisoryConfig{SessionPooler: true}), testkit.NewAdvisory(t, db, nil)
 		lock := testkit.Acquire(t, locks, program)
-		atOnce, cancel := context.WithCancel(t.Context()) // else it waits for its clients
-		cancel()
-		if err := pooler.Stop(atOnce); err != nil {
-			t.Fatal(err)
-		}
+		stopAtOnce(t, pooler)
 		pgtest.Until(t, "the lock is lost", func() bool { return lock.Err() != nil })
 		wantLost(t, lock)
 		next := testkit.Acquire(t, others, program, testkit.LongWait)
 		if err := errors.Join(next.Err(), next.Release(t.Context())); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// eachSessionPooler runs a test behind each PgBouncer of this machine, in session mode with the settings.
+func eachSessionPooler(t *testing.T, server *pgserver.Server, settings map[string]string, test func(program string, pooler *pgserver.Pooler)) {
+	t.Helper()
+	programs, err := pgserver.FindPoolers()
+	if err != nil {
+		pgtest.Missing(t, "pooler", err)
+	}
+	for _, program := range programs {
+		all := map[string]string{"pool_mode": "session"}
+		maps.Copy(all, settings)
+		pooler, err := server.Pooler(t.Context(), program, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		test(program, pooler)
+		stopAtOnce(t, pooler)
+	}
+}
+
+// stopAtOnce stops a pooler, also a second time, without waiting for its clients.
+func stopAtOnce(t *testing.T, pooler *pgserver.Pooler) {
+	t.Helper()
+	atOnce, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := pooler.Stop(atOnce); err != nil {
+		t.Fatal(err)
 	}
 }
 

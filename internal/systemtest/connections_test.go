@@ -123,12 +123,9 @@ func TestACallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) 
 	testkit.Release(t, <-next)
 }
 
-func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := testkit.Migrated(t)
-	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{OneConnection: true, TTL: time.Hour, Renew: 100 * time.Millisecond})
-	lock := testkit.Acquire(t, locks, "held")
+// keepBusy has 8 callers lock 12 keys, without work, until stop is called.
+func keepBusy(t *testing.T, locks *pgxlock.Locker) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var callers sync.WaitGroup
 	for i := range 8 {
@@ -141,13 +138,25 @@ func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
 			}
 		})
 	}
+	return func() {
+		cancel()
+		callers.Wait()
+	}
+}
+
+func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{OneConnection: true, TTL: time.Hour, Renew: 100 * time.Millisecond})
+	lock := testkit.Acquire(t, locks, "held")
+	stop := keepBusy(t, locks)
 	for range 20 {
 		if err := lock.Renew(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
-	cancel()
-	callers.Wait()
+	stop()
 	testkit.Release(t, lock)
 }
 
@@ -173,22 +182,9 @@ func TestLeaseIsRenewedOverTheOnlyConnectionOfASessionPooler(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
-	programs, err := pgserver.FindPoolers()
-	if err != nil {
-		pgtest.Missing(t, "pooler", err)
-	}
-	for _, program := range programs {
-		pooler, err := server.Pooler(t.Context(), program, map[string]string{"pool_mode": "session", "default_pool_size": "1"})
-		if err != nil {
-			t.Fatal(err)
-		}
+	eachSessionPooler(t, server, map[string]string{"default_pool_size": "1"}, func(_ string, pooler *pgserver.Pooler) {
 		keepsALease(t, db, &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres"))}, nil)
-		atOnce, cancel := context.WithCancel(t.Context()) // else it waits for its clients
-		cancel()
-		if err := pooler.Stop(atOnce); err != nil {
-			t.Error(err)
-		}
-	}
+	})
 }
 
 // keepsALease holds one through few, which allows one connection, while other callers lock and wait. allow
@@ -216,18 +212,7 @@ func keepsALease(t *testing.T, db, few *pgtest.DB, allow func()) {
 	pgtest.Until(t, "it waits without a listener", func() bool {
 		return testkit.Query[bool](t, db, "select exists (select from pgxlock_waiters where name = 'theirs' and client is null)")
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	var callers sync.WaitGroup
-	for i := range 8 {
-		callers.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
-				err := locks.Do(ctx, fmt.Sprint("key:", (i*5+n)%12), func(context.Context, *pgxlock.Lock) error { return nil })
-				if err != nil && ctx.Err() == nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
+	stop := keepBusy(t, locks)
 	untilRenewed(3)
 	testkit.Release(t, theirs)
 	testkit.Release(t, <-next)
@@ -240,7 +225,6 @@ func keepsALease(t *testing.T, db, few *pgtest.DB, allow func()) {
 		connections(t, db, "few", 2)
 		untilRenewed(3)
 	}
-	cancel()
-	callers.Wait()
+	stop()
 	testkit.Release(t, lock)
 }
