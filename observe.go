@@ -119,8 +119,11 @@ func (c *observedCall) acquired(lock *Lock) {
 	c.locker.tell(c.ctx, e)
 }
 
-// An observedLock is the events of a Lock that a call has returned. A nil one tells
-// nobody.
+// An observedLock is the events of a Lock that a call has returned: a grant that is released at
+// once would count as a hold that no caller had. Other callers wait for the goroutines that find
+// losses and renewals, so each lock has one of its own for them: with one for all, an observer that
+// blocks on one lock would delay the loss of another. What was not told yet is merged, so that a
+// slow observer accumulates nothing. A nil observedLock tells nobody.
 type observedLock struct {
 	locker *Locker
 	ctx    context.Context // of that call, without its end

@@ -202,7 +202,8 @@ func (m *mux) dismiss() {
 }
 
 // dismissAll makes all callers leave that must not wait any longer: those of queued calls
-// here, those of calls in flight by their leader.
+// here, those of calls in flight by their leader. They do not listen to the end of the Locker, a
+// channel for which all callers would contend.
 func (m *mux) dismissAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
