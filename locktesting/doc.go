@@ -1,6 +1,6 @@
-// Package locktesting tests what a program does when a lock is lost, late, refused or held by
-// another process. [New] returns a [pgxlock.Locker] without a server, for the code under test,
-// and a [Control], with which the test decides what happens to the locks:
+// Package locktesting provides a Locker for tests of programs that lock: the test decides when a
+// lock is lost, a request is late or refused, or another process holds a key. [New] returns a
+// [pgxlock.Locker] without a server, for the code under test, and a [Control] for the test:
 //
 //	func TestWorkerStops(t *testing.T) {
 //		synctest.Test(t, func(t *testing.T) {
@@ -15,25 +15,26 @@
 //		})
 //	}
 //
-// # What happens to a lock
+// # The life of a lock
 //
-//	                  acquire                            Lose, TakeOver
-//	free, or held ──────────────▶ held by a Lock ─────────────────────▶ lost at once
-//	   ▲     │  Refuse: an error    │        │  Expire: no more renewals
-//	   │     │  Delay: late         │ Release└───────────▶ lost at the local deadline,
-//	   │     │                      ▼                      and free a margin later
-//	   │     └─ Hold ───▶ held by another process, until the test releases it
-//	   └──────────────────────────────────────────────────────────────────┘
+//	free ───── acquire ─────▶ held by a Lock ───── Lose, TakeOver ─────▶ lost at once
+//	 │ ▲                       │     │
+//	 │ └─────── Release ───────┘     └── Expire: no more renewals ─────▶ lost at the local deadline
+//	 │
+//	 └── Hold ──▶ held by another process, until the test releases it
+//
+// [Control.Refuse] makes a request fail, and [Control.Delay] makes each request take time.
 //
 // The locks are like leases of [pgxlock.NewLeaseLocker]. They have its TTL, deadline, renewals,
 // holder ids and tokens, emit its events, and end with its errors. In a testing/synctest bubble
-// all times are exact and cost nothing. Elsewhere they pass, and a TTL is at least a second.
+// all times are exact and take no time. Outside a bubble they are real, and a TTL is at least a
+// second.
 //
 // As from [pgxlock.NewMemoryLocker], [pgxlock.Locker.Kind] is [pgxlock.KindMemory], the locks
 // exclude only calls of their Locker and the other processes of [Control.Hold], and
-// [pgxlock.Lock.Fence] of a lock that is held fails with [errors.ErrUnsupported]. That of a lost
+// [pgxlock.Lock.Fence] of a lock that is held fails with [errors.ErrUnsupported]. Fence of a lost
 // lock fails with [pgxlock.ErrLost].
 //
-// Renewals are timers. So a bubble in which a lock is held never counts as deadlocked: time goes
-// on until the test's own time limit ends it.
+// Renewals are timers. So a bubble in which a lock is held never counts as deadlocked: its time
+// goes on until the timeout of go test.
 package locktesting

@@ -15,9 +15,9 @@ import (
 )
 
 // A Control decides what happens to the locks of a Locker of [New]. Keys are those of
-// [pgxlock.Lock.Key]: permit 3 of the semaphore "jobs" is "jobs#3". Each method fails the test
-// at once if it cannot do what it was asked for, such as losing a lock that is not held: call it
-// in the goroutine of the test. The zero value is not usable.
+// [pgxlock.Lock.Key]: permit 3 of the semaphore "jobs" is "jobs#3". A mistake, such as Lose of a
+// key that no Lock has, fails the test at once with a message that names the key: call the
+// methods in the goroutine of the test. The zero value is not usable.
 type Control struct {
 	tb     testing.TB
 	server *server
@@ -55,9 +55,9 @@ func New(tb testing.TB, config *pgxlock.LeaseConfig) (*pgxlock.Locker, *Control)
 
 // Lose ends the lock on the key, or all locks that share the key, as when an operator evicts the
 // holder or the server has no row of the lease. When Lose returns, the contexts of the lock have
-// ended, Lost is closed and Err returns an error that matches [pgxlock.ErrLost] and why. Then the
-// key is free: the first waiter acquires it, with a higher token. why is what a lease says whose
-// row is gone if it is nil; wrap [pgxlock.ErrEvicted] for an eviction.
+// ended, Lost is closed, Err returns an error that matches [pgxlock.ErrLost] and why, and the key
+// is free: the first waiter acquires it, with a higher token. A nil why means that the row of the
+// lease is gone; for an eviction wrap [pgxlock.ErrEvicted].
 func (c *Control) Lose(key string, why error) {
 	c.tb.Helper()
 	if err := c.server.lose(key, why, nil); err != nil {
@@ -65,8 +65,8 @@ func (c *Control) Lose(key string, why error) {
 	}
 }
 
-// TakeOver is Lose and Hold in one step: no waiter acquires the key between the loss and the
-// other process. It is what becomes of a leader that another process replaces.
+// TakeOver is Lose and Hold in one step: no waiter acquires the key before the other process. Use
+// it to test a leader that another process replaces.
 func (c *Control) TakeOver(key string) (release func()) {
 	c.tb.Helper()
 	other := newForeign(key)
@@ -103,10 +103,10 @@ func (c *Control) Expire(key string) {
 // requests, in that order. The key of a semaphore's requests is that of the semaphore followed
 // by #, as "jobs#".
 //
-// The caller sees what a server's error would be to it: [pgxlock.ErrUnavailable] ends an Acquire
-// that has not waited yet, and lets a waiter and Lead try again; [pgxlock.ErrSchema] ends all.
-// With an err that matches [pgxlock.ErrNotAcquired] the key is busy for one request, by which
-// TryAcquire fails and Acquire waits for a moment. No acquire fails with [pgxlock.ErrLost].
+// The Locker treats err as the error of a server. [pgxlock.ErrUnavailable] ends an Acquire that
+// has not waited yet, while a waiter and Lead try again; [pgxlock.ErrSchema] ends all of them.
+// With an err that matches [pgxlock.ErrNotAcquired] the key is busy for one request: TryAcquire
+// fails, and Acquire waits for a moment. No request fails with [pgxlock.ErrLost].
 func (c *Control) Refuse(key string, err error) {
 	c.tb.Helper()
 	var wrong error
@@ -125,10 +125,11 @@ func (c *Control) Refuse(key string, err error) {
 }
 
 // Delay makes every request from now on take d: acquires, renewals, releases and Holders. 0 is
-// the default. A caller's context and [pgxlock.MaxWait] end its wait for the answer, which is then
-// [pgxlock.ErrUnavailable] unless the context ended. As with a server, a request has no answer
-// after 5 seconds, or after half of the TTL for a renewal: an acquire that waits then asks again
-// for a while, a release fails, and a lock that cannot be renewed is lost.
+// the default. A request that has begun keeps its delay. The caller's context ends its wait for
+// the answer, and so does [pgxlock.MaxWait], with [pgxlock.ErrUnavailable]. As with a server, no
+// request waits longer than 5 seconds for its answer, and no renewal longer than half of the TTL:
+// TryAcquire and Release fail then, Acquire asks again for 50 seconds in all, and a lock that
+// cannot be renewed is lost.
 func (c *Control) Delay(d time.Duration) {
 	c.tb.Helper()
 	if d < 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/locktest"
 	"github.com/pgxlock/pgxlock/locktesting"
 )
@@ -353,6 +354,8 @@ func TestExpireLosesTheLockAtItsDeadline(t *testing.T) {
 		lock := acquire(t, locks, "k")
 		ctx, cancel := lock.Context(t.Context())
 		defer cancel()
+		time.Sleep(time.Hour)
+		is(t, "Renew", lock.Renew(t.Context()), nil)
 		began := time.Now()
 		control.Expire("k")
 		next := make(chan *pgxlock.Lock)
@@ -419,6 +422,9 @@ func TestDelayIsSeenByContextsAndMaxWait(t *testing.T) {
 		if d := took(func() { err = lock.Renew(t.Context()) }); d != 2*time.Second || err != nil {
 			t.Errorf("Renew took %s: %v", d, err)
 		}
+		if until, _ := lock.Deadline(); time.Until(until) != 25*time.Second {
+			t.Errorf("the deadline is in %s after Renew", time.Until(until))
+		}
 		time.Sleep(time.Hour)
 		if d := took(func() { err = lock.Release(t.Context()) }); d != 2*time.Second || err != nil {
 			t.Errorf("Release took %s: %v", d, err)
@@ -460,6 +466,7 @@ func TestDelayedGrantThatComesTooLateIsNoLock(t *testing.T) {
 		locks, control := locktesting.New(t, &pgxlock.LeaseConfig{TTL: time.Second})
 		control.Delay(2 * time.Second)
 		_, err := locks.TryAcquire(t.Context(), "k")
+		is(t, "TryAcquire", err, hold.ErrLateGrant)
 		is(t, "TryAcquire", err, pgxlock.ErrUnavailable)
 		control.Delay(0)
 		acquire(t, locks, "k", pgxlock.NoWait)

@@ -104,8 +104,8 @@ func (s *server) Try(ctx context.Context, r hold.Request, attempts []hold.Attemp
 	}
 }
 
-// tryLocked answers one attempt, in a slice. The context is none of the caller's, which may be that
-// of another lock with a mutex of its own.
+// tryLocked answers one attempt, in a slice. It does not pass on the caller's context, which may be
+// that of another lock with a mutex of its own.
 func (s *server) tryLocked(r hold.Request, attempt []hold.Attempt, sent time.Duration) {
 	h := attempt[0].Hold
 	if refusals := s.refusals[h.Key]; len(refusals) > 0 {
@@ -242,25 +242,20 @@ func (s *server) renew(ctx context.Context, h *hold.Hold) error {
 		return lockerr.ContextError(ctx)
 	}
 	s.mu.Lock()
-	l := s.leases[h]
-	gone := l == nil
-	switch {
-	case err != nil || gone:
-	case l.failing:
-		err = errExpire
-	default:
-		l.until = s.host.Clock() + h.TTL
-		l.expiry.Reset(h.TTL)
+	if l := s.leases[h]; err == nil && l != nil {
+		if l.failing {
+			err = errExpire
+		} else {
+			l.until = s.host.Clock() + h.TTL
+			l.expiry.Reset(h.TTL)
+		}
 	}
 	s.mu.Unlock()
-	switch {
-	case err != nil:
+	if err != nil {
 		h.NotRenewed(err)
 		return err
-	case gone:
-		return h.Lose(hold.ErrTakenAway)
 	}
-	return h.Renewed(sent)
+	return h.Renewed(sent) // or why it has ended: a lease that is gone has no hold
 }
 
 // Release implements [hold.Backend].
@@ -327,7 +322,7 @@ func (s *server) lose(key string, why error, other *hold.Hold) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, h := range holds {
-		s.freeLocked(h) // who is woken waits for s.mu
+		s.freeLocked(h) // a woken waiter needs s.mu for its try
 	}
 	if other != nil {
 		return s.holdLocked(other)
