@@ -103,7 +103,7 @@ func (c *observedCall) acquired(lock *Lock) {
 	}
 	o := &observedLock{locker: c.locker, ctx: context.WithoutCancel(c.ctx), event: e, since: c.locker.now(), turn: make(chan struct{}, 1)}
 	o.event.Busy, o.event.Wait = false, 0
-	if c.locker.kind == KindLease {
+	if c.locker.kind != KindAdvisory { // a lock in memory has one if it is of package locktesting
 		o.event.TTL = h.TTL
 	}
 	o.turn <- struct{}{} // before what comes later
