@@ -159,6 +159,6 @@
 // # Testing without a server
 //
 // [NewMemoryLocker] returns a Locker in the memory of the process, with the same queues,
-// options and errors. once.NewMemory and ratelimit.NewMemory do the same for their packages.
-// All of them work in testing/synctest bubbles.
+// options and errors; that of package locktesting can lose locks. once and ratelimit have
+// NewMemory. All work in testing/synctest bubbles.
 package pgxlock

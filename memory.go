@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
+	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/memory"
 )
 
@@ -15,8 +16,26 @@ import (
 // nothing; it cannot fence a transaction ([errors.ErrUnsupported]); and of the waits that
 // would never end it finds only those of a caller for itself.
 func NewMemoryLocker() *Locker {
-	began := time.Now()
-	l := newLocker(KindMemory, func() time.Duration { return time.Since(began) }, clock.DefaultBackoff, slog.New(slog.DiscardHandler))
+	l := newMemory(clock.DefaultBackoff, slog.New(slog.DiscardHandler))
 	l.use(memory.New(l.holds.Clock, l.queue))
 	return l
+}
+
+// newMemory makes a Locker without a server that still lacks its backend.
+func newMemory(backoff func(int) time.Duration, log *slog.Logger) *Locker {
+	began := time.Now()
+	return newLocker(KindMemory, func() time.Duration { return time.Since(began) }, backoff, log)
+}
+
+func init() {
+	memory.NewLocker = func(config any, backend func(hold.Host, memory.Lease) hold.Backend) (any, error) {
+		cfg, err := config.(*LeaseConfig).withDefaults()
+		if err != nil {
+			return nil, &Error{Op: "new", Kind: KindMemory, Err: err}
+		}
+		l := newMemory(cfg.Backoff, cfg.Logger)
+		l.observe, l.ttl = cfg.Observe, cfg.TTL
+		l.use(backend(l.host(), memory.Lease{Owner: cfg.Owner, TTL: cfg.TTL, Renew: cfg.Renew, Margin: cfg.Margin}))
+		return l, nil
+	}
 }

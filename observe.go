@@ -103,7 +103,7 @@ func (c *observedCall) acquired(lock *Lock) {
 	}
 	o := &observedLock{locker: c.locker, ctx: context.WithoutCancel(c.ctx), event: e, since: c.locker.now(), turn: make(chan struct{}, 1)}
 	o.event.Busy, o.event.Wait = false, 0
-	if c.locker.kind == KindLease {
+	if c.locker.kind != KindAdvisory { // a lock in memory has one if it is of package locktesting
 		o.event.TTL = h.TTL
 	}
 	o.turn <- struct{}{} // before what comes later
@@ -119,8 +119,11 @@ func (c *observedCall) acquired(lock *Lock) {
 	c.locker.tell(c.ctx, e)
 }
 
-// An observedLock is the events of a Lock that a call has returned. A nil one tells
-// nobody.
+// An observedLock is the events of a Lock that a call has returned: a grant that is released at
+// once would count as a hold that no caller had. Other callers wait for the goroutines that find
+// losses and renewals, so each lock has one of its own for them: with one for all, an observer that
+// blocks on one lock would delay the loss of another. What was not told yet is merged, so that a
+// slow observer accumulates nothing. A nil observedLock tells nobody.
 type observedLock struct {
 	locker *Locker
 	ctx    context.Context // of that call, without its end

@@ -78,31 +78,6 @@ func (r report) verdicts() []verdict {
 	return found
 }
 
-// costs returns what the two ways of a goal's ratio take, if there is one.
-func (r report) costs(g goal) (system, peer wayCost, ok bool) {
-	for _, m := range r.rows {
-		if m.workers != g.workers || g.unit != "" {
-			continue
-		}
-		for _, f := range m.found {
-			if f.String() == g.name {
-				return m.cost(f.system), m.cost(f.peer), true
-			}
-		}
-	}
-	return wayCost{}, wayCost{}, false
-}
-
-// cost returns what the way takes, nothing if it was not measured.
-func (m measured) cost(way string) wayCost {
-	for _, c := range m.ways {
-		if c.name == way {
-			return c
-		}
-	}
-	return wayCost{}
-}
-
 // measureOf returns what the goal is about. Objects are those of a table's way.
 func (r report) measureOf(g goal) (float64, bool) {
 	for _, m := range r.rows {

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestEachGoalIsOfARowThatIsMeasured(t *testing.T) {
@@ -57,9 +55,6 @@ func TestAGoalIsReachedAtMostAtItsValue(t *testing.T) {
 		page := r.page()
 		if missed != 1 || strings.Count(page, "**missed**") != 1 {
 			t.Errorf("%s: %d verdicts are missed, and the page says:\n%s", g, missed, page)
-		}
-		if system, peer, ok := strings.Cut(g.name, "/"); ok == !strings.Contains(page, fmt.Sprintf("\n| %s | %d | 21 | 7.5 | %s | %s | 21 |", system, g.workers, inMicros(810*time.Microsecond/time.Duration(g.workers)), peer)) {
-			t.Errorf("%s is missed, and the page does not have what was measured of its ways:\n%s", g, page)
 		}
 		set(g.name, g.workers, g.most, g.most)
 	}

@@ -149,9 +149,9 @@ func (r report) ofTables(wanted bool) []measured {
 func (r report) page() string {
 	var text strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&text, format, args...) }
-	say("# What pgxlock costs\n\nWritten by `make bench`; [bench/README.md](../bench/README.md) says what each row is, and how to measure it on your\n")
-	say("machine. Absolute figures are those of this machine on that day; the ratios are of ways that took turns.\n")
-	say("[All ratios and counts](figures-ratios.md) of the same run are on a page of their own.\n\n")
+	say("# What pgxlock costs\n\nWritten by `make bench`. Absolute figures are those of this machine on that day; the ratios are of ways that took turns,\n")
+	say("and [all of them](figures-ratios.md) are on a page of their own. [bench/README.md](../bench/README.md) says what each way\n")
+	say("does, and how to measure it on your machine.\n\n")
 	for _, line := range r.machine {
 		say("- %s\n", line)
 	}
@@ -159,46 +159,30 @@ func (r report) page() string {
 	if r.runs > 1 {
 		say("- This is the quietest of %d runs.\n", r.runs)
 	}
-	say("\n## Beside other locks\n\nPairs of acquire and release, a new key each time. Only leases, etcd and the ways with `-aof` are durable.\n\n![%s](figures.svg)\n", "pairs a second, by the number of workers")
-	say("\nA bar is how many pairs all workers together do in a second, on a scale where each line is ten times the one before:\n")
-	say("longer is better. The blue bars are pgxlock's. One worker shows what a round trip costs, and for durable locks a commit;\n")
-	say("many workers show what is left when requests share both. Redis keeps nothing on disk, and forgets its locks when it\n")
-	say("restarts. With `-aof` it writes each lock to the disk before it answers (`appendfsync always`): like etcd, that is the\n")
-	say("peer of a lease. The floor is `SELECT 1` twice.\n\n")
-	say("All times are in µs. *each* is what a pair takes a worker (the median of short slices); p50, p99 and p99.9 are the times\n")
-	say("within which so many %% of all pairs ended. *client* and *server* are the time on the processors that a pair takes in the\n")
-	say("Go program and in all processes of the server; *objects* is how many the program allocates for it.\n")
+	say("\n## Beside other locks\n\nPairs of acquire and release, a new key each time. Longer bars are better, each line is ten times the one before, and\n")
+	say("the blue bars are pgxlock's.\n\n![%s](figures.svg)\n\n", "pairs a second, by the number of workers")
+	say("One worker shows what a round trip costs, and for durable locks a commit; many workers show what is left when requests\n")
+	say("share both. Only leases, etcd and the ways with `-aof` are durable: Redis then writes each lock to the disk before it\n")
+	say("answers, and otherwise forgets its locks when it restarts. The floor is `SELECT 1` twice.\n\n")
+	say("*pairs/s* is of all workers together. p50, p99 and p99.9 are the times within which so many %% of all pairs ended, *client*\n")
+	say("and *server* the processor time of a pair in the Go program and in all processes of the server: all in µs. *objects* is\n")
+	say("how many the program allocates for a pair.\n")
 	for _, m := range r.ofTables(true) {
-		say("\n%s\n\n| way | pairs/s | each | p50 | p99 | p99.9 | client | server | objects |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|\n", workers(m.workers))
+		say("\n%s\n\n| way | pairs/s | p50 | p99 | p99.9 | client | server | objects |\n|---|--:|--:|--:|--:|--:|--:|--:|\n", workers(m.workers))
 		for _, c := range m.ways {
-			say("| %s | %s | %s | %s | %s | %s | %s | %s | %.0f |\n", c.name, rate(c.perSecond), inMicros(c.each),
+			say("| %s | %s | %s | %s | %s | %s | %s | %.0f |\n", c.name, rate(c.perSecond),
 				inMicros(c.p50), inMicros(c.p99), inMicros(c.p999), inMicros(c.used.client), c.server(), c.allocs)
 		}
 	}
-	say("\n## Goals\n\nA goal is the most that pgxlock aims for: a ratio of costs, or the objects of a pair.\n\n")
+	say("\n## Goals\n\nA goal is the most that pgxlock aims for: a ratio of costs, or the objects of a pair.\n")
+	say("[Design](design.md#what-bounds-the-speed) says what takes the time.\n\n")
 	say("| row | workers | goal | measured | |\n|---|--:|--:|--:|---|\n")
-	var missed []goal
 	for _, v := range r.verdicts() {
 		word := "reached"
 		if !v.reached() {
 			word = "**missed**"
-			missed = append(missed, v.goal)
 		}
 		say("| `%s` | %d | %s | %s | %s |\n", v.name, v.workers, v.value(v.most), v.value(v.measured), word)
-	}
-	first := true
-	for _, g := range missed {
-		system, peer, ok := r.costs(g)
-		if !ok {
-			continue
-		}
-		if first {
-			say("\n### Where the time of the missed goals goes\n\nWhat one operation takes in this run, in µs: on the processors in the Go program and in the server, and how long it is\n")
-			say("until the next one of all workers together is done. [Design](design.md#what-bounds-the-speed) says what takes it.\n\n")
-			say("| way | workers | client | server | passes | beside | client | server | passes |\n|---|--:|--:|--:|--:|---|--:|--:|--:|\n")
-			first = false
-		}
-		say("| %s | %d | %s | %s |\n", system.name, g.workers, system.times(g.workers), peer.name+" | "+peer.times(g.workers))
 	}
 	return text.String()
 }
@@ -211,25 +195,13 @@ func (c wayCost) server() string {
 	return inMicros(c.used.server)
 }
 
-// times are what an operation takes on the processors of both sides, and how long it is until the
-// next one of all workers is done, as cells of a table.
-func (c wayCost) times(workers int) string {
-	return fmt.Sprintf("%s | %s | %s", inMicros(c.used.client), c.server(), inMicros(c.each/time.Duration(workers)))
-}
-
 // ratiosPage has all that the other page has no room for.
 func (r report) ratiosPage() string {
 	var text strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&text, format, args...) }
-	say("# All ratios and counts\n\nWritten by `make bench` together with [What pgxlock costs](figures.md), which says on what machine;\n")
-	say("[bench/README.md](../bench/README.md) says what each row is.\n\n%s\n", r.calm)
-	say("\n## Ratios\n\nThe cost of pgxlock's way divided by that of the peer: below 1 pgxlock is the cheaper one.\n\n")
-	say("| row | workers | ratio | quartiles |\n|---|--:|--:|---|\n")
-	for _, m := range slices.Concat(r.ofTables(false), r.ofTables(true)) {
-		for _, f := range m.found {
-			say("| `%s` | %d | %.2f | %.2f to %.2f |\n", f.ratio, m.workers, f.median, f.low, f.top)
-		}
-	}
+	say("# All ratios and counts\n\nOf the same run as [What pgxlock costs](figures.md), which says on what machine, and how quiet it was.\n")
+	say("\n## Ratios\n\nThe cost of pgxlock's way divided by that of the peer, with the quartiles, by the number of workers: below 1 pgxlock is\nthe cheaper one.\n")
+	say("%s%s", ratioTable(r.ofTables(false)), ratioTable(r.ofTables(true)))
 	say("\n## Counts\n\n| what | |\n|---|--:|\n")
 	for _, m := range r.rows {
 		for _, g := range m.gauged {
@@ -240,6 +212,43 @@ func (r report) ratiosPage() string {
 		for _, f := range s.findings {
 			say("| %s, %s | %.4g %s |\n", s.name, f.what, f.value, f.unit)
 		}
+	}
+	return text.String()
+}
+
+// ratioTable has a line for each ratio, and a column for each number of workers.
+func ratioTable(rows []measured) string {
+	var counts []int
+	var names []string
+	cells := make(map[string]map[int]string)
+	for _, m := range rows {
+		for _, f := range m.found {
+			name := f.String()
+			if !slices.Contains(counts, m.workers) {
+				counts = append(counts, m.workers)
+			}
+			if cells[name] == nil {
+				names, cells[name] = append(names, name), make(map[int]string)
+			}
+			cells[name][m.workers] = fmt.Sprintf(" %.2f (%.2f–%.2f) ", f.median, f.low, f.top)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(counts)
+	var text strings.Builder
+	text.WriteString("\n| ratio |")
+	for _, n := range counts {
+		fmt.Fprintf(&text, " %d |", n)
+	}
+	text.WriteString("\n|---|" + strings.Repeat("--:|", len(counts)) + "\n")
+	for _, name := range names {
+		text.WriteString("| `" + name + "` |")
+		for _, n := range counts {
+			text.WriteString(cells[name][n] + "|")
+		}
+		text.WriteString("\n")
 	}
 	return text.String()
 }

@@ -21,7 +21,7 @@ import (
 // exclude no other session. If ctx is cancelled, it returns [lockerr.ErrClosed].
 func (a *Locks) connect(ctx context.Context) (*session, error) {
 	var s *session
-	_, err := a.attempts.Connect(ctx, dbconn.Dial{Place: &a.place}, func(ctx context.Context, c *dbconn.Conn) (err error) {
+	_, err := a.attempts.Connect(ctx, dbconn.Dial{Place: &a.place, Quiet: true}, func(ctx context.Context, c *dbconn.Conn) (err error) {
 		s, err = a.setUp(ctx, c)
 		if lockerr.SQLState(err) == lockerr.StateNoStatement { // a statement was parsed in one backend and executed in another one
 			err = fmt.Errorf("%w: %w", lockerr.ErrPooler, err)

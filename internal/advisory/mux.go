@@ -77,8 +77,22 @@ type roundTrip struct {
 }
 
 // linger is how long after the last call the goroutine reads again, and how often it checks
-// the leader's context.
-const linger = 2 * time.Millisecond
+// the leader's context. While messages flow it checks less and less often, because each time wakes
+// a thread and the scheduler's watcher: so just after a busy spell the end of the session is
+// noticed mostLinger late, and the leader of a server that falls silent leaves as late. It is also
+// the timer that the quiet reads of the session need.
+const (
+	linger     = 2 * time.Millisecond
+	mostLinger = 20 * time.Millisecond
+)
+
+// nextLinger returns how long to sleep after a sleep, in which messages were sent or not.
+func nextLinger(slept time.Duration, flows bool) time.Duration {
+	if flows {
+		return min(2*slept, mostLinger)
+	}
+	return linger
+}
 
 var errSilentTooLong = errors.New("the connection was silent for so long that the server may have ended the session")
 
@@ -188,7 +202,8 @@ func (m *mux) dismiss() {
 }
 
 // dismissAll makes all callers leave that must not wait any longer: those of queued calls
-// here, those of calls in flight by their leader.
+// here, those of calls in flight by their leader. They do not listen to the end of the Locker, a
+// channel for which all callers would contend.
 func (m *mux) dismissAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -277,13 +292,15 @@ func (m *mux) reconnect() {
 
 // attend reads and pings while there are no calls, and dismisses leaders.
 func (m *mux) attend(conn *session) {
+	sleep := linger
 	for seen := 0; ; {
-		time.Sleep(linger)
+		time.Sleep(sleep)
 		m.mu.Lock()
 		if m.conn != conn {
 			m.mu.Unlock()
 			return
 		}
+		sleep = nextLinger(sleep, m.sends != seen)
 		if m.led || m.sends != seen {
 			seen = m.sends
 			m.mu.Unlock()

@@ -194,11 +194,68 @@ func TestLeaderThatNobodyJoinsStaysImpatientAfterAQuickAnswer(t *testing.T) {
 	}
 }
 
-// A process that is stopped or moved to another machine for a minute was not busy.
-func TestLeadersWaitAgainSoonAfterTheProcessStoodStill(t *testing.T) {
+// What others of this process have computed makes leaders hurry, and nothing else: where other
+// processes had the processors, nobody of this one would be kept waiting by a call of the scheduler.
+func TestLeadersHurryOnlyBesideGoroutinesThatCompute(t *testing.T) {
+	const ms = time.Millisecond
+	for name, c := range map[string]struct {
+		took, others, need time.Duration
+		hurry              int
+	}{
+		"goroutines computed":                         {20 * ms, 20 * ms, slowYield, 100 * 16},
+		"as long as an answer may take":               {ms, ms, ms, 16},
+		"less long than that":                         {ms, ms / 2, ms, 16},
+		"on two processors":                           {10 * ms, 20 * ms, slowYield, 100 * 16},
+		"beside other processes":                      {20 * ms, 10 * ms, slowYield, 50 * 16},
+		"other processes had the processors":          {20 * ms, 0, slowYield, 0},
+		"and callers did what they do":                {20 * ms, ms, slowYield, 0},
+		"or less than a call may take":                {ms, 150 * time.Microsecond, slowYield, 0},
+		"the leader computed, too":                    {20 * ms, -ms, slowYield, 0},
+		"the process stood still for a minute":        {time.Minute, ms, slowYield, 0},
+		"goroutines computed for a minute, at a time": {time.Minute, time.Minute, slowYield, 4096},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var g Gathering
+			g.Answered(8, 0, near)
+			g.slow(c.took, c.others, c.need)
+			if g.Hurry != c.hurry {
+				t.Errorf("%d messages are sent in a hurry, want %d", g.Hurry, c.hurry)
+			}
+			if hurries := g.Enough(1); hurries != (c.hurry > 0) {
+				t.Errorf("answers are told after the next message is sent: %t", hurries)
+			}
+		})
+	}
+}
+
+func TestLeaderIsImpatientWhileOtherProcessesHaveTheProcessors(t *testing.T) {
 	var g Gathering
-	g.Yield(time.Now().Add(-time.Minute), 0)
-	if g.Hurry > 10_000 {
-		t.Errorf("%d messages are sent without a wait", g.Hurry)
+	g.Answered(8, 0, near)
+	g.slow(20*time.Millisecond, 0, slowYield)
+	if looks := wait(t, &g, 1); looks != callsOfImpatient+2 {
+		t.Errorf("it looked %d times for callers that do not come, want %d", looks, callsOfImpatient+2)
+	}
+	if looks := wait(t, &g, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8); looks != 10 {
+		t.Errorf("it looked %d times for callers that come one by one, want 10", looks)
+	}
+	for range impatience {
+		g.Answered(8, 0, near)
+	}
+	if looks := wait(t, &g, 1); looks < 100 {
+		t.Errorf("it looked only %d times after %d messages", looks, impatience)
+	}
+}
+
+// What the leader used before it yielded is its own.
+func TestTimeOfTheLeaderIsNoTimeOfOthers(t *testing.T) {
+	var g Gathering
+	g.Answered(8, 0, near)
+	now := time.Now().Add(-2 * slowYield)
+	g.since, g.used = now.Add(-time.Minute), processorTime()-50*time.Second
+	if g.Yield(now, 0); g.Hurry != 0 {
+		t.Errorf("%d messages are sent in a hurry because the leader computed", g.Hurry)
+	}
+	if g.since.Before(now) {
+		t.Error("the next call counts what was used before this one")
 	}
 }

@@ -42,6 +42,11 @@ type Dial struct {
 	Most  time.Duration        // how long it may last; not positive: as [Dialer.Dial] says
 	Place *Installation        // looked for on the way; nil: none is needed
 	Heard func(*pgconn.Notice) // is called with each notice; nil: none is needed
+
+	// Quiet makes reads and writes that cost less and do not wake the thread that watches Go's
+	// scheduler. The caller has a timer after each of them, at which that thread wakes: without
+	// one nobody would interrupt a goroutine that computes, and see to the others.
+	Quiet bool
 }
 
 // A Conn is a new connection to a primary, on which nothing has been set.
@@ -90,6 +95,9 @@ func (d *Dialer) Dial(ctx context.Context, dial Dial) (*Conn, error) {
 		return c.identify(ctx, conn, looks)
 	}
 	config.DialFunc = withDeadlines(config.DialFunc)
+	if dial.Quiet {
+		config.DialFunc = quietly(config.DialFunc)
+	}
 	// A request to cancel ends no wait for a notification, for which nothing runs at the server.
 	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.DeadlineContextWatcherHandler{Conn: conn.Conn()}

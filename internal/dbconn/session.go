@@ -19,7 +19,8 @@ import (
 // noticed.
 const Timeout = 5 * time.Second
 
-// ErrNotReplicated means that the wait for a synchronous standby was cancelled.
+// ErrNotReplicated means that the wait for a synchronous standby was cancelled: the outcome of what
+// was committed is unknown. To ask again is to commit again, so the answer to that was replicated.
 var ErrNotReplicated = errors.New("the wait for a synchronous standby was cancelled: the commit may not survive a failover")
 
 // A Session is one connection of our own to the server. It connects when it is needed, and

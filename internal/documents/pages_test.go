@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -49,9 +48,6 @@ func TestIndexListsEachPage(t *testing.T) {
 // maxWords is how many words a page of docs/ may have.
 const maxWords = 2000
 
-// longPages may have more.
-var longPages = []string{"docs/design.md"}
-
 func TestPagesAreShort(t *testing.T) {
 	t.Parallel()
 	for _, page := range pages(t) {
@@ -59,7 +55,7 @@ func TestPagesAreShort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if words := len(strings.Fields(string(text))); words > maxWords && !slices.Contains(longPages, page) {
+		if words := len(strings.Fields(string(text))); words > maxWords {
 			t.Errorf("%s has %d words, it may have %d: split it", page, words, maxWords)
 		}
 	}

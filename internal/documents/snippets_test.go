@@ -57,6 +57,8 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -64,6 +66,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/adapters/health"
+	"github.com/pgxlock/pgxlock/locktesting"
 	"github.com/pgxlock/pgxlock/migrations"
 	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
@@ -79,7 +82,9 @@ var (
 	_ = slog.Default
 	_ = http.Handle
 	_ = health.Leader
+	_ = locktesting.New
 	_ = os.Getenv
+	_ = synctest.Wait
 	_ = time.Second
 	_ = pgx.BeginFunc
 	_ = migrations.Up
@@ -101,6 +106,10 @@ var (
 	send            func(context.Context) error
 
 	limiter *ratelimit.Limiter
+
+	// of a program's test
+	t      *testing.T
+	worker func(context.Context, *pgxlock.Lock) error
 
 	// of programs on database/sql, GORM and sqlx
 	db     *sql.DB

@@ -171,6 +171,9 @@ func (h *Hold) Ended() (until time.Duration, why error) {
 // ErrLateGrant means that the grant took longer to arrive than it lasts.
 var ErrLateGrant = errors.New("the grant arrived after its deadline and was released")
 
+// ErrTakenAway means that another caller has the lease, or that there is no lease.
+var ErrTakenAway = errors.New("the server says that the lease expired, was released or was taken over")
+
 var errDeadlinePassed = errors.New("the lock was not renewed before its deadline")
 
 // A LostError is ErrLost, and why.

@@ -203,7 +203,7 @@ func (t *Table) handBack(lock *hold.Hold, token *int64, left *leftover) error {
 		case outcome == outcomeReleased || outcome == outcomeLeft || outcome == outcomeExpired || unknown && outcome == outcomeGone:
 			return nil // expired: the lock was held until Release was called
 		case outcome == outcomeGone:
-			return &hold.LostError{Why: cmp.Or(r.evicted, errTakenAway)}
+			return &hold.LostError{Why: cmp.Or(r.evicted, hold.ErrTakenAway)}
 		case late:
 			return fmt.Errorf("a transaction that fenced the lock or locked its row is still open after %s; the lease was not released and will expire", releasePatience)
 		}

@@ -68,9 +68,6 @@ const (
 	renewalDone = "renewed"
 )
 
-// errTakenAway means that another caller has the lease, or that there is no lease.
-var errTakenAway = errors.New("the server says that the lease expired, was released or was taken over")
-
 // errRowLocked means that another transaction keeps the row of a lease locked.
 var errRowLocked = errors.New("the row of the lease is locked by another transaction")
 
@@ -270,7 +267,7 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 		case renewalDone:
 			err = lock.Renewed(sent)
 		case renewalGone:
-			err = lock.Lose(cmp.Or(evicted[lock], errTakenAway))
+			err = lock.Lose(cmp.Or(evicted[lock], hold.ErrTakenAway))
 		default:
 			err = errRowLocked
 			lock.NotRenewed(err)

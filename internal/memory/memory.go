@@ -46,7 +46,18 @@ func New(clock clock.Clock, queue hold.LocalQueue) *Locks {
 	return &Locks{clock: clock, queue: queue, held: make(map[string]*entry)}
 }
 
-// Try implements [hold.Backend].
+// A Lease is what a LeaseConfig says of every lease.
+type Lease struct {
+	Owner              string
+	TTL, Renew, Margin time.Duration
+}
+
+// NewLocker returns a *pgxlock.Locker in memory with a backend of its own and what a
+// *pgxlock.LeaseConfig says. Package pgxlock sets it and package locktesting calls it, so that
+// the API of pgxlock has nothing that only tests need.
+var NewLocker func(config any, backend func(hold.Host, Lease) hold.Backend) (locker any, err error)
+
+// Try implements [hold.Backend]. A hold that has a Holder keeps it.
 func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
 	var ended error
 	if ctx.Err() != nil { // without m.mu: the context may be that of another lock, with a mutex of its own
@@ -77,7 +88,10 @@ func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 			h = &entry{mode: o.Mode, token: m.token}
 			m.held[key] = h
 		}
-		lock.Key, lock.Holder = key, "memory:"+rand.Text()
+		lock.Key = key
+		if lock.Holder == "" {
+			lock.Holder = "memory:" + rand.Text()
+		}
 		now := m.clock()
 		lock.Granted(h.token, now, now)
 		held := member{lock: lock, since: time.Now()}

@@ -22,13 +22,13 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-// throttle holds a server to the processor's time for about 25 connections a second, whatever one
+// throttle holds a server to the processor's time for about 40 connections a second, whatever one
 // costs this machine: by a control group where the test may make one, otherwise it stops the server's
 // processes in turns.
 func throttle(t *testing.T, server *pgserver.Server) {
 	t.Helper()
 	const period = 100 * time.Millisecond
-	const connections = 25 // a second
+	const connections = 40 // a second
 	runs := min(time.Duration(timeToConnect(t, server).Seconds()*connections*float64(period)), period*9/10)
 	t.Logf("the server runs for %s of %s", runs, period)
 	const group = "/sys/fs/cgroup/cpu"

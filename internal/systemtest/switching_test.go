@@ -121,6 +121,14 @@ func (s *switcher) serve(client net.Conn) {
 		return
 	}
 	half := map[net.Conn]bool{} // who got a part of a group of messages, and nothing behind it
+	finish := func(server net.Conn) error {
+		half[server] = false
+		if _, err := server.Write([]byte{'S', 0, 0, 0, 4}); err != nil {
+			return err
+		}
+		return relayReply(io.Discard, server)
+	}
+	from := own
 	for n := 0; ; n++ {
 		m, err := cutnet.ReadMessage(client, 1)
 		if err != nil || m[0] == 'X' {
@@ -133,15 +141,16 @@ func (s *switcher) serve(client net.Conn) {
 			s.switched++
 		}
 		s.mu.Unlock()
+		// It would wait for the other half, in a transaction that holds what it has locked, and hear nothing else.
+		if to != from && half[from] && finish(from) != nil {
+			return
+		}
+		from = to
 		switch {
 		case strings.IndexByte("QFS", m[0]) < 0:
 			half[to] = true
-		case m[0] != 'S' && half[to]: // it may wait for the other half, and then nothing else is heard
-			sync := []byte{'S', 0, 0, 0, 4}
-			if _, err := to.Write(sync); err != nil || relayReply(io.Discard, to) != nil {
-				return
-			}
-			fallthrough
+		case m[0] != 'S' && half[to] && finish(to) != nil:
+			return
 		default:
 			half[to] = false
 		}

@@ -29,7 +29,7 @@ import (
 // of lower ones only.
 var layers = [][]string{
 	{"cmd/", "examples/", "adapters/", "bench", "internal/systemtest", "internal/testkit", "internal/sqltest", "internal/locktest"},
-	{"doctor", "monitor", "ratelimit", "once"},
+	{"doctor", "monitor", "ratelimit", "once", "locktesting"},
 	{""}, // the root
 	{"internal/lease", "internal/advisory", "internal/memory", "internal/waitqueue", "internal/usertx"},
 	{"internal/hold"},

@@ -1,0 +1,128 @@
+package dbconn
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// quietly returns a dial function whose connections do not announce each read and write to Go's
+// scheduler. It could do nothing meanwhile, because a socket of Go never blocks in one. But the first
+// call that is announced after all threads have slept wakes the thread that watches the scheduler
+// (sysmon), which then looks every 20 microseconds until all sleep again: in a fleet of small
+// processes that was a third of the processor time of a message. Without that thread nobody
+// interrupts a goroutine that computes where all processors do: see [Dial.Quiet].
+func quietly(dial pgconn.DialFunc) pgconn.DialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		switch conn.(type) {
+		case *net.TCPConn, *net.UnixConn:
+		default:
+			return conn, nil // what else a DialFunc returns may do more than read and write
+		}
+		if raw := socketOf(conn); raw != nil {
+			return newQuiet(conn, raw), nil
+		}
+		return conn, nil
+	}
+}
+
+// A quiet connection is a socket whose reads and writes are not announced. Deadlines and Close end
+// them as they end those of the socket itself.
+type quiet struct {
+	net.Conn
+	raw      syscall.RawConn
+	in, out  transfer
+	from, to func(fd uintptr) bool // made once: each would be an allocation
+}
+
+func newQuiet(conn net.Conn, raw syscall.RawConn) *quiet {
+	q := &quiet{Conn: conn, raw: raw}
+	q.from = func(fd uintptr) bool { return q.in.once(syscall.SYS_READ, fd) }
+	q.to = func(fd uintptr) bool {
+		for len(q.out.rest) > 0 && q.out.err == 0 {
+			if !q.out.once(syscall.SYS_WRITE, fd) {
+				return false
+			}
+		}
+		return true
+	}
+	return q
+}
+
+func (q *quiet) SyscallConn() (syscall.RawConn, error) { return q.raw, nil }
+
+func (q *quiet) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	n, err := q.in.do(b, func() error { return q.raw.Read(q.from) })
+	if err == nil && n == 0 {
+		return 0, io.EOF
+	}
+	return n, q.named("read", err)
+}
+
+func (q *quiet) Write(b []byte) (int, error) {
+	n, err := q.out.do(b, func() error { return q.raw.Write(q.to) })
+	return n, q.named("write", err)
+}
+
+// named returns an error as the socket itself returns it.
+func (q *quiet) named(call string, err error) error {
+	switch err := err.(type) { //nolint:errorlint // nobody has wrapped it yet
+	case syscall.Errno:
+		return &net.OpError{Op: call, Net: q.LocalAddr().Network(), Source: q.LocalAddr(), Addr: q.RemoteAddr(), Err: os.NewSyscallError(call, err)}
+	case *net.OpError: // raw-read, raw-write
+		err.Op = call
+	}
+	return err
+}
+
+// A transfer is the read, or the write, that is going on.
+type transfer struct {
+	mu   sync.Mutex
+	rest []byte
+	err  syscall.Errno
+}
+
+// do transfers b, by as many calls as it takes, in wait.
+func (t *transfer) do(b []byte, wait func() error) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rest, t.err = b, 0
+	err := wait()
+	n := len(b) - len(t.rest)
+	t.rest = nil
+	if err == nil && t.err != 0 {
+		err = t.err
+	}
+	return n, err
+}
+
+// once makes one system call, and reports whether it is done; otherwise the socket is not ready.
+func (t *transfer) once(number, fd uintptr) bool {
+	for {
+		n, _, errno := syscall.RawSyscall(number, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.rest))), uintptr(len(t.rest)))
+		switch errno {
+		case syscall.EINTR:
+		case syscall.EAGAIN:
+			return false
+		case 0:
+			t.rest = t.rest[n:]
+			return true
+		default:
+			t.err = errno
+			return true
+		}
+	}
+}

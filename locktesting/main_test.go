@@ -1,0 +1,9 @@
+package locktesting_test
+
+import (
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
