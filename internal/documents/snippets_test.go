@@ -68,6 +68,7 @@ import (
 	"github.com/pgxlock/pgxlock/adapters/health"
 	"github.com/pgxlock/pgxlock/locktesting"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -87,6 +88,7 @@ var (
 	_ = time.Second
 	_ = pgx.BeginFunc
 	_ = migrations.Up
+	_ = monitor.New
 	_ = once.New
 	_ = ratelimit.New
 
