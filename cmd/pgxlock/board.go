@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -26,9 +27,12 @@ type board struct {
 
 	mu        sync.Mutex
 	selection selection
+	wide      bool
+	top       int    // the first line that is shown
+	page      int    // how many lines are shown
 	typing    bool   // a filter
 	part      []byte // of a key that is typed
-	scroll    string // lines that scroll away what was there before
+	before    string // lines that scroll what was there away, so that it is not lost
 	shot      monitor.Snapshot
 }
 
@@ -54,11 +58,17 @@ func (b *board) drawLocked() error {
 	if b.shot.At.IsZero() {
 		return nil
 	}
-	columns, rows, _ := window(b.out)                                              // it may have changed
-	text, err := frame(b.palette, b.selection.of(b.shot), true, max(0, columns-1)) // in the last column a terminal may wrap
+	columns, rows, _ := window(b.out)                              // it may have changed
+	s := sheet{columns: max(0, columns-1), more: "w", clips: true} // in the last column a terminal may wrap
+	if b.wide {
+		s.more = ""
+	}
+	text, err := frame(b.palette, b.selection.of(b.shot), true, s)
 	if err == nil {
-		_, err = io.WriteString(b.out, b.scroll+redrawn(text, rows, b.palette.paint(faint, b.statusLocked())))
-		b.scroll = ""
+		text, b.top = redrawn(text, rows, b.top, b.palette.paint(faint, b.statusLocked()))
+		b.page = max(1, rows-4)
+		_, err = io.WriteString(b.out, b.before+text)
+		b.before = ""
 	}
 	return err
 }
@@ -79,8 +89,11 @@ func (b *board) statusLocked() string {
 	case s.key != "":
 		shown += "  key: " + printable(s.key)
 	}
+	if b.wide {
+		shown += "  wide"
+	}
 	if b.keys {
-		shown += "  (s sort, k kind, / key, q quit)"
+		shown += "  (s sort, k kind, / key, w wide, ↑↓, q quit)"
 	}
 	return shown
 }
@@ -103,6 +116,7 @@ func (b *board) press(typed []byte) {
 			if !whole {
 				break
 			}
+			b.scrollLocked(string(b.part[2:size]))
 			b.part = b.part[size:]
 			continue
 		}
@@ -134,6 +148,26 @@ func sequence(typed []byte) (size int, whole bool) {
 	return len(typed), false
 }
 
+// scrollLocked does what an arrow means, or a key next to it, of which the terminal makes an
+// escape sequence that ends so.
+func (b *board) scrollLocked(key string) {
+	switch key {
+	case "A":
+		b.top--
+	case "B":
+		b.top++
+	case "5~": // PgUp
+		b.top -= b.page
+	case "6~": // PgDn
+		b.top += b.page
+	case "H", "1~", "7~": // Home
+		b.top = 0
+	case "F", "4~", "8~": // End
+		b.top = math.MaxInt32
+	}
+	b.top = max(0, b.top)
+}
+
 // typeLocked adds a character to the filter, or ends it.
 func (b *board) typeLocked(r rune) {
 	key := []rune(b.selection.key)
@@ -149,14 +183,15 @@ func (b *board) typeLocked(r rune) {
 	case unicode.IsPrint(r) && r != utf8.RuneError:
 		key = append(key, r)
 	}
-	b.selection.key = string(key)
+	b.selection.key, b.top = string(key), 0
 }
 
 func (b *board) commandLocked(r rune) {
 	switch s := &b.selection; r {
 	case 's':
-		s.order = orders[(slices.Index(orders, s.order)+1)%len(orders)]
+		b.top, s.order = 0, orders[(slices.Index(orders, s.order)+1)%len(orders)]
 	case 'k':
+		b.top = 0
 		if i := slices.Index(kinds, strings.Join(s.kinds, ",")) + 1; i < len(kinds) {
 			s.kinds = kinds[i : i+1]
 		} else {
@@ -164,6 +199,8 @@ func (b *board) commandLocked(r rune) {
 		}
 	case '/':
 		b.typing = true
+	case 'w':
+		b.wide = !b.wide
 	case escape:
 		s.key = ""
 	case 'q':

@@ -59,11 +59,12 @@ asked, or ended; whether it released the lock says evict.`,
 			if output == formatJSON {
 				return printJSON(cmd.OutOrStdout(), views(list, viewEviction))
 			}
-			return printEvictions(cmd.OutOrStdout(), colors(cmd), columns(cmd), list)
+			return printEvictions(cmd.OutOrStdout(), colors(cmd), sheetOf(cmd), list)
 		},
 	}
 	m.addFlags(cmd)
 	output.addFlag(cmd)
+	addWideFlag(cmd)
 	cmd.Flags().IntVar(&limit, "limit", 0, "at most this `number`, the newest (default: all)")
 	durationVar(cmd.Flags(), &within, "since", "", 0, "only those of the last 24h, or another `duration` (default: all)")
 	return cmd
@@ -140,7 +141,14 @@ func viewEviction(e serve.Eviction) evictionView {
 	return evictionView{e.Key, kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
 }
 
-func printEvictions(w io.Writer, p palette, screen int, list []serve.Eviction) error {
+var evictionTable = table{
+	titles: []string{"EVICTED AT", "KEY", "KIND", "HOLDER", "BY", "REASON"},
+	ids:    []string{"KEY", "HOLDER"},
+	prose:  "REASON",
+	extra:  []string{"REASON", "KIND", "BY"},
+}
+
+func printEvictions(w io.Writer, p palette, s sheet, list []serve.Eviction) error {
 	rows := make([][]cell, len(list))
 	for i, e := range list {
 		rows[i] = []cell{
@@ -152,5 +160,5 @@ func printEvictions(w io.Writer, p palette, screen int, list []serve.Eviction) e
 			{text: printable(e.Reason)},
 		}
 	}
-	return printTable(w, p, "", screen, []string{"EVICTED AT", "KEY", "KIND", "HOLDER", "BY", "REASON"}, rows)
+	return evictionTable.print(w, p, s, rows)
 }

@@ -161,15 +161,3 @@ func listExitCodes() string {
 	_ = w.Flush()
 	return strings.TrimSuffix(b.String(), "\n")
 }
-
-// fold breaks a text between words into lines of so many columns.
-func fold(text string, columns int) (lines []string) {
-	line := ""
-	for _, word := range strings.Fields(text) {
-		if line != "" && len(line)+1+len(word) > columns {
-			lines, line = append(lines, line), ""
-		}
-		line = strings.TrimPrefix(line+" "+word, " ")
-	}
-	return append(lines, line)
-}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -69,7 +68,7 @@ among that, ls exits with another code than 0, and prints no list that would be 
 				if output == formatJSON {
 					err = printJSON(cmd.OutOrStdout(), views(listed, func(h pgxlock.Holder) listedView { return viewListed(shot.At, h) }))
 				} else {
-					err = printHolders(cmd.OutOrStdout(), colors(cmd), "", columns(cmd), shot.At, listed)
+					err = printHolders(cmd.OutOrStdout(), colors(cmd), sheetOf(cmd), shot.At, listed)
 				}
 				if err == nil && exitCode && len(listed) == 0 {
 					err = errNone
@@ -81,18 +80,10 @@ among that, ls exits with another code than 0, and prints no list that would be 
 	m.addFlags(cmd)
 	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
+	addWideFlag(cmd)
 	f.addFlags(cmd)
 	cmd.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if no lock is listed")
 	return cmd
-}
-
-// columns is how wide the terminal is that a command writes to; 0: it writes to none.
-func columns(cmd *cobra.Command) int {
-	if file, ok := cmd.OutOrStdout().(*os.File); ok && os.Getenv("TERM") != "dumb" {
-		width, _, _ := window(file)
-		return width
-	}
-	return 0
 }
 
 // listedView is a holder as JSON shows it in a list.

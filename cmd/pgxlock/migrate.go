@@ -196,7 +196,7 @@ func printStatus(cmd *cobra.Command, output format, s schemaStatus) error {
 	if s.State == stateCurrent {
 		color = green
 	}
-	return printTable(cmd.OutOrStdout(), colors(cmd), "", 0, []string{"INSTALLED", "NEWEST", "STATE"},
+	return table{titles: []string{"INSTALLED", "NEWEST", "STATE"}}.print(cmd.OutOrStdout(), colors(cmd), sheet{},
 		[][]cell{{{text: fmt.Sprint(s.Installed)}, {text: fmt.Sprint(s.Newest)}, {s.State, color}}})
 }
 

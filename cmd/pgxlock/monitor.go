@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
@@ -194,7 +195,7 @@ func note(h pgxlock.Holder) string {
 			notes = append(notes, printable(text))
 		}
 	}
-	return short(strings.Join(notes, ", "), maxMetadata)
+	return runewidth.Truncate(strings.Join(notes, ", "), maxMetadata, "…")
 }
 
 // evictedBy says who evicted a holder, and why.
@@ -210,8 +211,17 @@ func heldUntil(at time.Time, h pgxlock.Holder) time.Time {
 	return at
 }
 
+// holderTable lists holders. The holder id of an advisory lock has its PID.
+var holderTable = table{
+	titles: []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"},
+	ids:    []string{"KEY", "HOLDER"},
+	prose:  "NOTE",
+	extra:  []string{"PID", "NOTE", "MODE", "TOKEN", "KIND", "NOTE"},
+	last:   []string{"REMAINING", "HELD FOR"},
+}
+
 // printHolders prints a table of holders as they are at a moment of the server's clock.
-func printHolders(w io.Writer, p palette, indent string, screen int, at time.Time, holders []pgxlock.Holder) error {
+func printHolders(w io.Writer, p palette, s sheet, at time.Time, holders []pgxlock.Holder) error {
 	rows := make([][]cell, len(holders))
 	for i, h := range holders {
 		color := map[pgxlock.LeaseState]string{pgxlock.StateLive: green, pgxlock.StateExpired: yellow}[h.State]
@@ -238,5 +248,5 @@ func printHolders(w io.Writer, p palette, indent string, screen int, at time.Tim
 			{note(h), faint},
 		}
 	}
-	return printTable(w, p, indent, screen, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, rows)
+	return holderTable.print(w, p, s, rows)
 }

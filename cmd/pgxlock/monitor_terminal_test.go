@@ -121,7 +121,7 @@ func TestWatchSortsAndFiltersByKeys(t *testing.T) {
 			t.Errorf("%s shows %q, want %q", status, shown, keys)
 		}
 	}
-	const hint = "  (s sort, k kind, / key, q quit)"
+	const hint = "  (s sort, k kind, / key, w wide, ↑↓, q quit)"
 	is("sort: kind  kind: all"+hint, "#4711", "mail", "order:1", "order:2")
 	s.types(t, "s")
 	is("sort: key  kind: all"+hint, "#4711", "mail", "order:1", "order:2")
@@ -133,7 +133,7 @@ func TestWatchSortsAndFiltersByKeys(t *testing.T) {
 	is("sort: age  kind: advisory"+hint, "#4711")
 	s.types(t, "kss")
 	is("sort: holder  kind: all"+hint, "#4711", "order:2", "mail", "order:1")
-	s.presses(t, "Up", "Left") // no keys of ours, and nothing of them is taken for one
+	s.presses(t, "Up", "Left") // nothing of them is taken for a key
 	s.types(t, "/orq")
 	is("/orq_  (Enter keeps, Esc clears)")
 	s.presses(t, "BSpace")
@@ -157,6 +157,56 @@ func TestWatchSortsAndFiltersByKeys(t *testing.T) {
 	r := execute(t, []string{"DATABASE_URL=" + db.URL}, "watch", "--once", "--kind", "lease", "--key", "order", "--sort", "age")
 	if first, second := strings.Index(r.stdout, "order:2"), strings.Index(r.stdout, "order:1"); r.code != exitOK || !strings.Contains(r.stdout, "2 held, ") || first < 0 || second < first || strings.Contains(r.stdout, "sort:") {
 		t.Errorf("%+v", r)
+	}
+}
+
+func TestWatchScrollsToWhatAScreenHasNoRoomFor(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := migrated(t)
+	const holder = "billing-worker-deployment-eu-central-production-7c9f8d6b5-x2v4q:4711:ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	db.Exec(t, `select acquire_lock('k', '`+holder+`', 3600);
+		insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until) select 0, 'k', n, 'pod-' || n, 1, now(), now() + interval '1 hour' from generate_series(1, 190) n`)
+	s := newScreen(t, db.URL)
+	s.runs(t, "pgxlock watch --every 1s")
+	s.shows(t, "... 178 more lines\n") // of 2, 1 and 191, 1 and 3, and a note for each table
+	s.shows(t, " pod-1 ")
+	s.presses(t, "Down", "Down", "Up")
+	s.shows(t, "... 177 more lines, 1 above\n")
+	s.presses(t, "NPage")
+	s.shows(t, "... 157 more lines, 21 above\n")
+	s.presses(t, "End")
+	s.shows(t, "... 0 more lines, 178 above\n")
+	for _, want := range []string{" pod-190 ", "-7c9f8d6b5-x2v4q:4711:…", "left out: ", "shortened: HOLDER (w shows all)"} {
+		if !strings.Contains(s.last, want) {
+			t.Errorf("the end of the list does not show %s:\n%s", want, s.last)
+		}
+	}
+	s.types(t, "w")
+	s.presses(t, "End")
+	pgtest.Until(t, "all is shown", func() bool {
+		seen := strings.ReplaceAll(strings.ReplaceAll(s.looks(t), "\n", ""), " ", "")
+		return strings.Contains(seen, holder) && strings.Contains(seen, "1099511627777")
+	})
+	s.types(t, "w")
+	s.presses(t, "Home")
+	s.shows(t, "... 178 more lines\n")
+	s.presses(t, "NPage")
+	s.shows(t, " above\n")
+	s.types(t, "/")
+	s.types(t, "k") // another list begins at its first line
+	s.shows(t, "... 178 more lines\n")
+	s.presses(t, "Escape")
+	s.types(t, "q")
+	s.prompts(t, 0)
+
+	for line, want := range map[string]bool{"pgxlock ls": false, "pgxlock ls --wide": true, "pgxlock ls | cat": true, "pgxlock tree | head -2": true} {
+		s.clears(t)
+		s.runs(t, line)
+		s.prompts(t, 0)
+		if whole := strings.Contains(s.last, holder); whole != want {
+			t.Errorf("%s shows the holder whole: %t\n%s", line, whole, s.last)
+		}
 	}
 }
 
@@ -206,7 +256,7 @@ func TestWatchLeavesTheTerminalAsItWas(t *testing.T) {
 		return err == nil
 	})
 	s.runs(t, "fg")
-	const single = "(s sort, k kind, / key, q quit)"
+	const single = "(s sort, k kind, / key, w wide, ↑↓, q quit)"
 	raw := func() {
 		t.Helper()
 		s.shows(t, single)

@@ -304,21 +304,27 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		rows         int
+		rows, top    int
 		status, want string
+		at           int
 	}{
-		{0, "", "a|b|c|d|"},
-		{5, "", "a|b|c|d|"},
-		{4, "", "a|b|... 2 more lines|"},
-		{0, "status", "a|b|c|d|status|"},
-		{6, "status", "a|b|c|d|status|"},
-		{5, "status", "a|b|... 2 more lines|status|"},
+		{0, 0, "", "a|b|c|d|", 0},
+		{5, 0, "", "a|b|c|d|", 0},
+		{4, 0, "", "a|b|... 2 more lines|", 0},
+		{0, 0, "status", "a|b|c|d|status|", 0},
+		{6, 0, "status", "a|b|c|d|status|", 0},
+		{5, 0, "status", "a|b|... 2 more lines|status|", 0},
+		{5, 1, "status", "b|c|... 1 more lines, 1 above|status|", 1},
+		{4, 2, "", "c|d|... 0 more lines, 2 above|", 2},
+		{4, 99, "", "c|d|... 0 more lines, 2 above|", 2},
+		{5, 99, "", "a|b|c|d|", 0},
+		{2, 99, "", "a|b|c|d|", 0},
 	} {
-		text := redrawn("a\nb\nc\nd\n", test.rows, test.status)
+		text, at := redrawn("a\nb\nc\nd\n", test.rows, test.top, test.status)
 		got, begins := strings.CutPrefix(text, home+cutLines)
 		got, ends := strings.CutSuffix(got, wrapLines+restOfAll)
-		if got = strings.ReplaceAll(got, restOfRow+"\n", "|"); got != test.want || !begins || !ends {
-			t.Errorf("%d rows: %q", test.rows, text)
+		if got = strings.ReplaceAll(got, restOfRow+"\n", "|"); got != test.want || at != test.at || !begins || !ends {
+			t.Errorf("%d rows from line %d: %q from line %d", test.rows, test.top, text, at)
 		}
 	}
 }
@@ -334,12 +340,12 @@ func TestNamesOfOthersCannotCommandTheTerminal(t *testing.T) {
 		Waiters: []monitor.Waiter{{Key: evil, Kind: pgxlock.KindLease, Owner: evil, Behind: 2, Woken: true}},
 		Missing: []string{evil},
 	}
-	text, err := frame(true, shot, true, 0)
+	text, err := frame(true, shot, true, sheet{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tree strings.Builder
-	if err := printTree(&tree, true, at, shot.Waits().Tree()); err != nil {
+	if err := printTree(&tree, true, 0, at, shot.Waits().Tree()); err != nil {
 		t.Fatal(err)
 	}
 	for text, lines := range map[string]int{text: 10, tree.String(): 2} {
@@ -356,7 +362,7 @@ func TestExpiredLeaseWasHeldUntilItsExpiry(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	var table strings.Builder
-	if err := printHolders(&table, false, "", 0, at, []pgxlock.Holder{{Key: "k", State: pgxlock.StateAbandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
+	if err := printHolders(&table, false, sheet{}, at, []pgxlock.Holder{{Key: "k", State: pgxlock.StateAbandoned, Since: at.Add(-72 * time.Hour), Expires: at.Add(-48 * time.Hour)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := table.String(); !strings.Contains(got, " 1d0h ") || !strings.Contains(got, " -2d0h") {
@@ -382,12 +388,12 @@ func TestUnknownColumnsAreEmpty(t *testing.T) {
 		At: time.Now(), Holders: []pgxlock.Holder{unknown},
 		Waiters: []monitor.Waiter{{Key: "#42", Raw: true, Kind: pgxlock.KindAdvisory, Owner: "psql:2", PID: 2, BlockedBy: []int32{1}}},
 	}
-	text, err := frame(false, shot, false, 0)
+	text, err := frame(false, shot, false, sheet{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tree, all, queues strings.Builder
-	if err := errors.Join(printTree(&tree, false, shot.At, shot.Waits().Tree()), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(shot.Waits().Tree(), viewQueue))); err != nil {
+	if err := errors.Join(printTree(&tree, false, 0, shot.At, shot.Waits().Tree()), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(shot.Waits().Tree(), viewQueue))); err != nil {
 		t.Fatal(err)
 	}
 	if want := "#42 (advisory) held by psql:1\n  psql:2 waits\n"; tree.String() != want {
@@ -414,7 +420,7 @@ func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 		Holders: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindAdvisory, ID: "A:1", PID: 1, State: pgxlock.StateLive, Client: "10.0.0.7", EvictedBy: "postgres", EvictionReason: why}},
 		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.KindLease, ID: "*evicted", State: pgxlock.StateExpired, Metadata: "pod-7", EvictedBy: "postgres", EvictionReason: why}},
 	}
-	text, err := frame(false, shot, false, 0)
+	text, err := frame(false, shot, false, sheet{})
 	const want = `evicted by postgres: hangs since the deploy of eleven o'clock, INC-7\nask ops`
 	if err != nil || !strings.Contains(text, "  being "+want+"\n") || !strings.Contains(text, "  "+want+"\n") {
 		t.Errorf("%v\n%s", err, text)
@@ -448,7 +454,7 @@ func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	}
 	circle := queue("b", monitor.Blocked{Waiter: &monitor.Waiter{Owner: "two"}, Blocks: []monitor.Queue{queue("a")}})
 	var tree strings.Builder
-	if err := printTree(&tree, false, time.Now(), []monitor.Queue{queue("a", monitor.Blocked{Waiter: &monitor.Waiter{Owner: "one"}, Blocks: []monitor.Queue{circle}})}); err != nil {
+	if err := printTree(&tree, false, 0, time.Now(), []monitor.Queue{queue("a", monitor.Blocked{Waiter: &monitor.Waiter{Owner: "one"}, Blocks: []monitor.Queue{circle}})}); err != nil {
 		t.Fatal(err)
 	}
 	const want = `a (lease) held by nobody (the next waiter is about to acquire it)
@@ -470,7 +476,7 @@ func TestTheTreeNamesNobodyWhereHoldersCannotBeRead(t *testing.T) {
 		Unread:  monitor.Unread{Leases: errors.New("denied")},
 	}
 	var tree, list strings.Builder
-	if err := errors.Join(printTree(&tree, false, time.Now(), shot.Waits().Tree()), printJSON(&list, views(shot.Waits().Tree(), viewQueue))); err != nil {
+	if err := errors.Join(printTree(&tree, false, 0, time.Now(), shot.Waits().Tree()), printJSON(&list, views(shot.Waits().Tree(), viewQueue))); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"a (lease) held by holders that cannot be shown\n", "b (advisory) held by nobody "} {

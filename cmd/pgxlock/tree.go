@@ -46,7 +46,7 @@ another code than 0, and prints no tree that would be empty.`,
 				case len(queues) == 0:
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), "nobody waits")
 				default:
-					err = printTree(cmd.OutOrStdout(), colors(cmd), shot.At, queues)
+					err = printTree(cmd.OutOrStdout(), colors(cmd), columns(cmd), shot.At, queues)
 				}
 				return cmp.Or(err, incomplete(unread))
 			})
@@ -93,14 +93,14 @@ func viewQueue(q monitor.Queue) queueView {
 	}), q.Unread}
 }
 
-func printTree(w io.Writer, p palette, at time.Time, queues []monitor.Queue) error {
+func printTree(w io.Writer, p palette, columns int, at time.Time, queues []monitor.Queue) error {
 	var b strings.Builder
-	writeQueues(&b, p, at, "", queues)
+	writeQueues(&b, p, columns, at, "", queues)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []monitor.Queue) {
+func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, indent string, queues []monitor.Queue) {
 	for _, q := range queues {
 		holders := "nobody (the next waiter is about to acquire it)"
 		if q.Unread {
@@ -109,23 +109,33 @@ func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, que
 		if len(q.Holders) > 0 {
 			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) + after(" for ", age(at, h.Since)) })
 		}
-		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
+		line := fmt.Sprintf("%s (%s) held by %s", p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {
-			b.WriteString(p.paint(faint, ": see above"))
+			line += p.paint(faint, ": see above")
 		}
-		b.WriteString("\n")
+		b.WriteString(indented(indent, line, columns))
 		for _, waiter := range q.Waiters {
-			fmt.Fprintf(b, "%s  %s waits%s", indent, p.paint(yellow, printable(waiter.Owner)), after(" for ", age(at, waiter.Since)))
+			line := fmt.Sprintf("%s waits%s", p.paint(yellow, printable(waiter.Owner)), after(" for ", age(at, waiter.Since)))
 			if waiter.Behind > 0 {
-				fmt.Fprintf(b, ", and %d more in its process", waiter.Behind)
+				line += fmt.Sprintf(", and %d more in its process", waiter.Behind)
 			}
 			if waiter.Woken {
-				b.WriteString(", woken")
+				line += ", woken"
 			}
-			b.WriteString("\n")
-			writeQueues(b, p, at, indent+"    ", waiter.Blocks)
+			b.WriteString(indented(indent+"  ", line, columns))
+			writeQueues(b, p, columns, at, indent+"    ", waiter.Blocks)
 		}
 	}
+}
+
+// indented breaks a line between words, so that a terminal of so many columns breaks none of
+// them but those that are longer.
+func indented(indent, line string, columns int) string {
+	const hanging = "      "
+	if columns > 0 {
+		line = strings.Join(fold(line, max(1, columns-len(indent)-len(hanging))), "\n"+indent+hanging)
+	}
+	return indent + line + "\n"
 }
 
 // queueTitle is the key of a lock that somebody waits for, as a table shows it.

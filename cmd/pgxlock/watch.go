@@ -40,9 +40,11 @@ advisory lock, while evict asks its session to release it. --internal also shows
 advisory locks that pgxlock takes for itself.
 
 On a terminal s sorts by kind, key, age, expiry or holder, k shows one kind or all, and /
-takes a text that keys must contain: Enter keeps it, Esc clears it. q quits, with exit
-code 0. The last row says what is shown. --sort, --kind and --key are where it begins, and
-select elsewhere too. Leases that expired come last; what is not known is sorted last.
+takes a text that keys must contain: Enter keeps it, Esc clears it. Arrows, PgUp, PgDn,
+Home and End scroll. w shows all columns, if need be on several lines, or those for which
+there is room. q quits, with exit code 0. The last row says what is shown. --sort, --kind
+and --key are where it begins, and select elsewhere too. Leases that expired come last;
+what is not known is sorted last.
 
 Standard error says what this role, this schema or this server cannot show, and with
 -o json the fields unread and missing; --once exits with another code than 0 if holders or
@@ -78,6 +80,7 @@ at the start, watch fails; if the server goes away later, watch says so and wait
 	m.addFlags(cmd)
 	m.addInternalFlag(cmd)
 	output.addFlag(cmd)
+	addWideFlag(cmd)
 	s.addFlags(cmd, orderKind)
 	durationVar(cmd.Flags(), &every, "every", "", 2*time.Second, "the `duration` between two snapshots")
 	cmd.Flags().BoolVar(&once, "once", false, "print one snapshot and exit")
@@ -137,7 +140,7 @@ func watch(ctx context.Context, cmd *cobra.Command, locks *monitor.Monitor, ever
 func onTerminal(cmd *cobra.Command, s selection) *board {
 	if file, ok := cmd.OutOrStdout().(*os.File); ok && os.Getenv("TERM") != "dumb" {
 		if _, rows, terminal := window(file); terminal {
-			return &board{cmd: cmd, out: file, palette: colors(cmd), selection: s, scroll: strings.Repeat("\n", rows)} // what is there now, so that it is not lost
+			return &board{cmd: cmd, out: file, palette: colors(cmd), selection: s, wide: isWide(cmd), before: strings.Repeat("\n", rows)}
 		}
 	}
 	return nil
@@ -145,7 +148,7 @@ func onTerminal(cmd *cobra.Command, s selection) *board {
 
 // display returns how snapshots are shown one after the other.
 func display(cmd *cobra.Command, output format, s selection) func(monitor.Snapshot) error {
-	out, p, screen := cmd.OutOrStdout(), colors(cmd), columns(cmd)
+	out, p, sheet := cmd.OutOrStdout(), colors(cmd), sheetOf(cmd)
 	if output == formatJSON {
 		return func(shot monitor.Snapshot) error {
 			return oneline.JSON(out, viewSnapshot(s.of(shot)), "")
@@ -157,7 +160,7 @@ func display(cmd *cobra.Command, output format, s selection) func(monitor.Snapsh
 			missing = shot.Missing
 			printMissing(cmd, missing)
 		}
-		text, err := frame(p, s.of(shot), false, screen)
+		text, err := frame(p, s.of(shot), false, sheet)
 		if err == nil {
 			_, err = io.WriteString(out, text+"\n")
 		}
@@ -174,26 +177,30 @@ const (
 	wrapLines = "\x1b[?7h"
 )
 
-// redrawn writes a text over what is on a screen of so many rows; 0: it is not known. The status
-// is the last row, if there is any.
-func redrawn(text string, rows int, status string) string {
+// redrawn writes a text over what is on a screen of so many rows (0: it is not known), from its
+// line top on, or from the last one that fills the screen, which it returns. The status is the
+// last row, if there is any.
+func redrawn(text string, rows, top int, status string) (screen string, at int) {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if status != "" && rows > 0 {
 		rows--
 	}
-	if rows > 2 && len(lines) > rows-1 {
-		more := len(lines) - (rows - 2)
-		lines = append(lines[:rows-2:rows-2], fmt.Sprintf("... %d more lines", more))
+	if room := rows - 2; room > 0 && len(lines) > room+1 {
+		at = min(top, len(lines)-room)
+		hint := fmt.Sprintf("... %d more lines", len(lines)-room-at)
+		if at > 0 {
+			hint += fmt.Sprintf(", %d above", at)
+		}
+		lines = append(slices.Clone(lines[at:at+room]), hint)
 	}
 	if status != "" {
 		lines = append(lines, status)
 	}
-	return home + cutLines + strings.Join(lines, restOfRow+"\n") + restOfRow + "\n" + wrapLines + restOfAll
+	return home + cutLines + strings.Join(lines, restOfRow+"\n") + restOfRow + "\n" + wrapLines + restOfAll, at
 }
 
-// frame is a snapshot as people read it, on a screen of so many columns; 0: there is none.
-// Waiters come first: a screen may have no room for all.
-func frame(p palette, shot monitor.Snapshot, missing bool, screen int) (string, error) {
+// frame is a snapshot as people read it. Waiters come first: a screen may have no room for all.
+func frame(p palette, shot monitor.Snapshot, missing bool, s sheet) (string, error) {
 	var b strings.Builder
 	stamp := shot.At.Local().Format(time.RFC3339)
 	count := func(n int, unread error) string {
@@ -209,28 +216,35 @@ func frame(p palette, shot monitor.Snapshot, missing bool, screen int) (string, 
 	if shot.Load.OldestPID != 0 {
 		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", age(shot.At, shot.Load.OldestSince), shot.Load.OldestPID)
 	}
-	b.WriteString(strings.Replace(wrap(counts, screen), stamp, p.paint(bold, stamp), 1) + "\n" + wrap(pressure, screen) + "\n")
+	b.WriteString(strings.Replace(wrap(counts, s.columns), stamp, p.paint(bold, stamp), 1) + "\n" + wrap(pressure, s.columns) + "\n")
 	if len(shot.Waiters) > 0 {
 		b.WriteString("\n")
-		if err := printWaiters(&b, p, screen, shot); err != nil {
+		if err := printWaiters(&b, p, s, shot); err != nil {
 			return "", err
 		}
 	}
 	if holders := slices.Concat(shot.Holders, shot.Expired); len(holders) > 0 {
 		b.WriteString("\n")
-		if err := printHolders(&b, p, "", screen, shot.At, holders); err != nil {
+		if err := printHolders(&b, p, s, shot.At, holders); err != nil {
 			return "", err
 		}
 	}
 	if missing {
 		for _, text := range shot.Missing {
-			b.WriteString("\n" + p.paint(faint, wrap("not shown: "+printable(text), screen)))
+			b.WriteString("\n" + p.paint(faint, wrap("not shown: "+printable(text), s.columns)))
 		}
 	}
 	return b.String(), nil
 }
 
-func printWaiters(w io.Writer, p palette, screen int, shot monitor.Snapshot) error {
+var waiterTable = table{
+	titles: []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITED", "HELD BY"},
+	ids:    []string{"KEY", "WAITER", "HELD BY"},
+	extra:  []string{"PID", "KIND", "BEHIND"},
+	last:   []string{"HELD BY"},
+}
+
+func printWaiters(w io.Writer, p palette, s sheet, shot monitor.Snapshot) error {
 	holders := make(map[monitor.LockID][]*pgxlock.Holder)
 	for _, q := range shot.Waits().Queues {
 		holders[q.LockID] = q.Holders
@@ -247,7 +261,7 @@ func printWaiters(w io.Writer, p palette, screen int, shot monitor.Snapshot) err
 			{text: some(holders[waiter.Lock()], 3, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) })},
 		}
 	}
-	return printTable(w, p, "", screen, []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITED", "HELD BY"}, rows)
+	return waiterTable.print(w, p, s, rows)
 }
 
 // snapshotView is a snapshot as JSON shows it.

@@ -1,0 +1,281 @@
+package main
+
+import (
+	"io"
+	"math"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/mattn/go-runewidth"
+	"github.com/spf13/cobra"
+)
+
+// A table is what a list shows of each row, and what of that a narrow screen can do without.
+type table struct {
+	titles []string
+	ids    []string // are shortened in the middle
+	prose  string   // is broken between words
+	extra  []string // are left out, in this order, before an id is shortened; prose is made narrower first
+	last   []string // are left out before an id is shortened to less than shortest
+}
+
+const (
+	gap      = 2  // between two columns
+	shortest = 16 // of an id with which people can do something
+	narrow   = 24 // of prose that is pleasant to read
+)
+
+// cell is a field of a table.
+type cell struct{ text, color string }
+
+// A sheet is what a table is printed on.
+type sheet struct {
+	columns int    // 0: as many as it needs, a pipe for example
+	more    string // says how to see what there was no room for; "": nothing is left out, rows have several lines
+	clips   bool   // what is wider is not seen; otherwise the terminal wraps it, and copies it as a whole
+}
+
+// addWideFlag adds the flag of commands that print tables.
+func addWideFlag(cmd *cobra.Command) {
+	cmd.Flags().Bool("wide", false, "on a narrow terminal leave out and shorten nothing: each row may have several lines")
+}
+
+func isWide(cmd *cobra.Command) bool {
+	wide, err := cmd.Flags().GetBool("wide")
+	return err == nil && wide
+}
+
+// sheetOf is what a command prints tables on.
+func sheetOf(cmd *cobra.Command) sheet {
+	s := sheet{columns: columns(cmd), more: "--wide"}
+	if isWide(cmd) {
+		s.more = ""
+	}
+	return s
+}
+
+// columns is how wide the terminal is that a command writes to; 0: it writes to none.
+func columns(cmd *cobra.Command) int {
+	if file, ok := cmd.OutOrStdout().(*os.File); ok && os.Getenv("TERM") != "dumb" {
+		width, _, _ := window(file)
+		return width
+	}
+	return 0
+}
+
+// print prints rows in columns as wide as they need to be. On a screen it leaves out what is
+// empty in all rows. What does not fit there is left out or shortened, or is in the next line. It
+// measures before it paints, which text/tabwriter cannot.
+func (t table) print(w io.Writer, p palette, s sheet, rows [][]cell) error {
+	head := make([]cell, len(t.titles))
+	for i, title := range t.titles {
+		head[i] = cell{title, bold}
+	}
+	rows = append([][]cell{head}, rows...)
+	var shown []int
+	widths := make([]int, len(t.titles))
+	for i := range t.titles {
+		empty := true
+		for n, row := range rows {
+			widths[i] = max(widths[i], runewidth.StringWidth(row[i].text))
+			empty = empty && (n == 0 || row[i].text == "")
+		}
+		if s.columns == 0 || !empty || len(rows) == 1 {
+			shown = append(shown, i)
+		}
+	}
+	note := ""
+	lines := [][]int{shown} // of each row, the columns
+	switch {
+	case s.columns == 0:
+	case s.more == "":
+		lines = broken(shown, widths, s)
+	default:
+		lines[0], note = t.fit(shown, widths, s)
+	}
+	var b strings.Builder
+	for _, row := range rows {
+		for n, columns := range lines {
+			t.write(&b, p, s, row, columns, widths, strings.Repeat(" ", indentation*min(n, 1)))
+		}
+	}
+	if note != "" {
+		b.WriteString(p.paint(faint, wrap(note, s.columns)) + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// indentation is that of the second line of a row.
+const indentation = 4
+
+// write writes some columns of a row.
+func (t table) write(b *strings.Builder, p palette, s sheet, row []cell, columns, widths []int, indent string) {
+	texts, height := make([][]string, len(columns)), 1
+	for n, i := range columns {
+		texts[n] = strings.Split(t.cut(s, i, row[i].text, widths[i]), "\n")
+		height = max(height, len(texts[n]))
+	}
+	for y := range height {
+		line := indent
+		for n, i := range columns {
+			text := ""
+			if y < len(texts[n]) {
+				text = texts[n][y]
+			}
+			line += p.paint(row[i].color, text) + strings.Repeat(" ", max(0, widths[i]-runewidth.StringWidth(text))+gap)
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+}
+
+// broken distributes columns over as many lines as they need.
+func broken(shown, widths []int, s sheet) (lines [][]int) {
+	var line []int
+	used := -gap
+	for _, i := range shown {
+		if s.clips {
+			widths[i] = min(widths[i], max(1, s.columns-indentation))
+		}
+		if len(line) > 0 && used+gap+widths[i] > s.columns {
+			lines, line, used = append(lines, line), nil, indentation-gap
+		}
+		line = append(line, i)
+		used += gap + widths[i]
+	}
+	return append(lines, line)
+}
+
+// fit returns the columns for which there is room, with a note of what is missing then.
+func (t table) fit(shown, widths []int, s sheet) (fitting []int, note string) {
+	natural := slices.Clone(widths)
+	is := func(titles []string, i int) bool { return slices.Contains(titles, t.titles[i]) }
+	// over is by how much the columns are too wide if no id is wider than most.
+	over := func(most int) int {
+		total := -gap - s.columns
+		for _, i := range shown {
+			total += gap + widths[i]
+			if is(t.ids, i) {
+				total -= max(0, widths[i]-most)
+			}
+		}
+		return total
+	}
+	var out []string
+	leaveOut := func(titles []string, most int) {
+		narrowed := false
+		for _, title := range titles {
+			i, excess := slices.Index(t.titles, title), over(most)
+			switch n := slices.Index(shown, i); {
+			case n < 0 || excess <= 0:
+			case title == t.prose && !narrowed:
+				widths[i] = min(widths[i], max(narrow, widths[i]-excess))
+				narrowed = true
+			default:
+				shown, out = slices.Delete(slices.Clone(shown), n, n+1), append(out, title)
+			}
+		}
+	}
+	leaveOut(t.extra, math.MaxInt)
+	leaveOut(t.last, shortest)
+	for _, title := range slices.Backward(out) { // one that was left out before a wider one may have room
+		if i := slices.Index(t.titles, title); over(math.MaxInt)+gap+widths[i] <= 0 {
+			shown, out = append(shown, i), slices.DeleteFunc(out, func(one string) bool { return one == title })
+			slices.Sort(shown)
+		}
+	}
+	for _, able := range []func(int) bool{func(i int) bool { return is(t.ids, i) && widths[i] > shortest }, func(i int) bool { return widths[i] > 2 }} { // 2: one wide character
+		for over(math.MaxInt) > 0 {
+			widest := -1
+			for _, i := range shown {
+				if able(i) && (widest < 0 || widths[i] > widths[widest]) {
+					widest = i
+				}
+			}
+			if widest < 0 {
+				break
+			}
+			widths[widest]--
+		}
+	}
+	var short []string
+	for _, i := range shown {
+		if t.titles[i] == t.prose {
+			widths[i] = min(natural[i], widths[i]-over(math.MaxInt))
+		} else if widths[i] < natural[i] {
+			short = append(short, t.titles[i])
+		}
+	}
+	var notes []string
+	for _, part := range []struct {
+		what   string
+		titles []string
+	}{{"left out: ", out}, {"shortened: ", short}} {
+		if len(part.titles) > 0 {
+			notes = append(notes, part.what+strings.Join(part.titles, ", "))
+		}
+	}
+	if len(notes) > 0 {
+		note = strings.Join(notes, "; ") + " (" + s.more + " shows all)"
+	}
+	return shown, note
+}
+
+// cut makes a text of a column fit into so many columns of the screen.
+func (t table) cut(s sheet, column int, text string, columns int) string {
+	switch {
+	case runewidth.StringWidth(text) <= columns:
+		return text
+	case t.titles[column] == t.prose, s.more == "":
+		return wrap(text, columns)
+	case slices.Contains(t.ids, t.titles[column]):
+		return middle(text, columns)
+	}
+	return runewidth.Truncate(text, columns, "…")
+}
+
+// random is the part of a holder id that only tells one acquisition from another.
+var random = regexp.MustCompile(`:[A-Z2-7]{26}$`)
+
+// middle shortens an id to so many columns: names of pods differ at their end. The random part
+// of a holder id goes first.
+func middle(id string, columns int) string {
+	width := runewidth.StringWidth(id)
+	if at := random.FindStringIndex(id); at != nil && width > columns {
+		kept := max(0, columns-runewidth.StringWidth(id[:at[0]]+":…"))
+		id = id[:at[0]] + ":…" + id[len(id)-kept:]
+		width = runewidth.StringWidth(id)
+	}
+	if width <= columns {
+		return id
+	}
+	begin := (columns - 1) / 3
+	return runewidth.Truncate(id, begin, "") + "…" + runewidth.TruncateLeft(id, width-(columns-1-begin), "")
+}
+
+// wrap breaks a text into lines of so many columns, between words where it can; 0: as many as it
+// needs.
+func wrap(text string, columns int) string {
+	if columns == 0 || runewidth.StringWidth(text) <= columns {
+		return text
+	}
+	return runewidth.Wrap(strings.Join(fold(text, columns), "\n"), columns)
+}
+
+// painted is what a palette adds to a text.
+var painted = regexp.MustCompile("\x1b\\[[0-9]*m")
+
+// fold breaks a text, which may be painted, between words into lines of so many columns. A longer
+// word is a line of its own.
+func fold(text string, columns int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && runewidth.StringWidth(painted.ReplaceAllString(line+" "+word, "")) > columns {
+			lines, line = append(lines, line), ""
+		}
+		line = strings.TrimPrefix(line+" "+word, " ")
+	}
+	return append(lines, line)
+}
