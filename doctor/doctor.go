@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -187,7 +188,7 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 		if err != nil {
 			f = c.blind(err)
 		}
-		f.Check, f.Detail, f.Advice = c.name, oneline.Text(f.Detail), oneline.Text(f.Advice)
+		f.Check, f.Detail, f.Advice = c.name, oneline.Text(f.Detail), oneline.Text(d.role.named(f.Advice))
 		findings = append(findings, f)
 	}
 	return findings, nil
@@ -258,6 +259,12 @@ type roleInfo struct {
 	Name, Database string
 	SeesAll        bool // what other roles' sessions do
 	Version        int  // of the server, as server_version_num
+}
+
+// named is an advice with the name of the role for "this role", so that it can be copied.
+func (r roleInfo) named(advice string) string {
+	literal := "'" + strings.ReplaceAll(r.Name, "'", "''") + "'"
+	return strings.NewReplacer("'this role'", literal, "this role", pgx.Identifier{r.Name}.Sanitize()).Replace(advice)
 }
 
 // one returns the row that a statement yields.

@@ -129,11 +129,11 @@ func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 		newest := uint(len(files))
 		switch {
 		case found.owner == trusted && found.damage != nil:
-			return fmt.Errorf("%w; %w", found.damage, errNotOurs)
+			return fmt.Errorf("%w; %w", found.damage, m.notOurs(ctx))
 		case found.owner == trusted && found.version >= newest:
 			return nil // nothing to do, and not ours to do: a program that may only lock calls Up at its start, too
 		case found.owner == trusted:
-			return errNotOurs
+			return m.notOurs(ctx)
 		case found.owner == ours && found.version > newest:
 			return m.write(ctx, found, step{sql: statement("repair")}) // an older program starts again while newer ones are rolled out
 		case found.damage != nil && !found.onlyRows:
@@ -152,8 +152,58 @@ func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	})
 }
 
-// errNotOurs keeps us from running, with our rights, what somebody else wrote.
-var errNotOurs = errors.New("the installed schema belongs to another role: SET ROLE to that role, for example in the pool's AfterConnect")
+// notOurs is the error that keeps us from running, with our rights, what another role wrote.
+func (m *migrator) notOurs(ctx context.Context) error {
+	r, err := m.rights(ctx)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("the installed schema belongs to another role, %s, and this is %s: connect as %[1]s, or, as a member of it, SET ROLE in the pool's AfterConnect", r.owner, r.role)
+}
+
+// rights are what decides whether a role may migrate a schema. Names are quoted for a statement.
+type rights struct {
+	role, owner      string // the role that asks, and the one that owns pgxlock
+	exists, creates  bool   // the schema; objects in it
+	createsSchemas   bool
+	schema, database string
+}
+
+func (m *migrator) rights(ctx context.Context) (r rights, err error) {
+	rows, err := m.send(ctx, step{sql: statement("isolation")}, m.settings(), step{statement("rights"), []string{m.schema}})
+	if err != nil {
+		return r, err
+	}
+	row := rows[0]
+	return rights{string(row[0]), string(row[1]), row[2] != nil, string(row[2]) == "t", string(row[3]) == "t", string(row[4]), string(row[5])}, nil
+}
+
+// A refusedError says which right a role lacks to migrate.
+type refusedError struct {
+	err    error
+	remedy string
+}
+
+func (e *refusedError) Error() string  { return e.err.Error() + "; " + e.remedy }
+func (e *refusedError) Unwrap() error  { return e.err }
+func (e *refusedError) Remedy() string { return e.remedy }
+
+// refused adds to an error which right this role lacks, where that is why.
+func (m *migrator) refused(ctx context.Context, err error) error {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || pgErr.Code != pgerrcode.InsufficientPrivilege || pgErr.Hint != "" { // a hint says it
+		return err
+	}
+	r, failed := m.rights(ctx)
+	switch {
+	case failed != nil: // the first error is what counts
+	case r.exists && !r.creates:
+		return &refusedError{err, "run GRANT CREATE ON SCHEMA " + r.schema + " TO " + r.role + " as the schema's owner, or migrate as another role"}
+	case !r.exists && !r.createsSchemas:
+		return &refusedError{err, "run GRANT CREATE ON DATABASE " + r.database + " TO " + r.role + " as the database's owner, or migrate as another role"}
+	}
+	return err
+}
 
 // errUnreleased keeps us from half replacing what has other names.
 var errUnreleased = errors.New("pgxlock from before its first release, which cannot be upgraded: remove it with the program that installed it (pgxlock migrate down), and run this again; nothing was changed")
@@ -181,7 +231,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 		case !found.exists:
 			return fmt.Errorf("there is no schema %q (Config.Schema)", m.schema)
 		case found.owner != ours:
-			return errNotOurs
+			return m.notOurs(ctx)
 		case found.damage != nil && !found.onlyRows:
 			return found.damage
 		case found.version > newestVersion():
@@ -226,7 +276,7 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 		case found.damage == nil && found.version == 0:
 			return fmt.Errorf("nothing is installed in schema %q; run Up (pgxlock migrate up)", m.schema)
 		case found.owner != ours:
-			return errNotOurs
+			return m.notOurs(ctx)
 		case found.damage != nil && !found.onlyRows:
 			return found.damage
 		case found.version > newestVersion():
@@ -369,8 +419,10 @@ func (m *migrator) write(ctx context.Context, found installed, what ...step) err
 		all = append(all, step{sql: statement("record")})
 	}
 	all = append(all, step{sql: statement("search_path")})
-	_, err := m.send(context.WithoutCancel(ctx), append(all, what...)...)
-	return err
+	if _, err := m.send(context.WithoutCancel(ctx), append(all, what...)...); err != nil {
+		return m.refused(ctx, err)
+	}
+	return nil
 }
 
 // owner is whose the installation is.

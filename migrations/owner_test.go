@@ -427,3 +427,25 @@ func TestTheSeedIsAdoptedAndGivenBackWhereAllIdentifiersAreQuoted(t *testing.T) 
 		t.Errorf("another role's function: %v", err)
 	}
 }
+
+func TestUpNamesTheRightThatTheRoleLacks(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := pgtest.New(t)
+	role := newRole(t, db)
+	var owner, database string
+	must(t, db.Pool.QueryRow(t.Context(), "select current_user::text, current_database()::text").Scan(&owner, &database))
+	db.Exec(t, `revoke create on schema public from public; create schema "A b"`)
+	for schema, want := range map[string]string{
+		"public": "GRANT CREATE ON SCHEMA public TO " + role + " as the schema's owner",
+		"A b":    `GRANT CREATE ON SCHEMA "A b" TO ` + role,
+		"new":    "GRANT CREATE ON DATABASE " + database + " TO " + role + " as the database's owner",
+	} {
+		err := migrations.Up(t.Context(), pgtest.Pool(t, as(t, db, "role", role)), &migrations.Config{Schema: schema})
+		if refuse(t, err, pgerrcode.InsufficientPrivilege); !strings.Contains(fmt.Sprint(err), want) || strings.Contains(fmt.Sprint(err), "grant_locks") {
+			t.Errorf("%s: %v", schema, err)
+		}
+	}
+	db.Exec(t, "grant create on schema public to "+role)
+	must(t, up(t, as(t, db, "role", role)))
+}

@@ -270,7 +270,10 @@ func TestUpIsNothingForARoleThatMayOnlyLock(t *testing.T) {
 	// Where there is something to do, it says whose that is.
 	must(t, psql(t, db.URL, "-f", downFiles[0]))
 	before = catalog(t, db)
-	if err := up(t, as(t, db, "role", role)); err == nil || !strings.Contains(err.Error(), "belongs to another role") {
+	var owner string
+	must(t, db.Pool.QueryRow(t.Context(), "select current_user::text").Scan(&owner))
+	want := "belongs to another role, " + owner + ", and this is " + role + ": connect as " + owner + ", or, as a member of it, SET ROLE"
+	if err := up(t, as(t, db, "role", role)); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Up from an older version: %v", err)
 	}
 	sameCatalog(t, catalog(t, db), before)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -75,7 +76,7 @@ func (t *target) config(u use) (*pgxpool.Config, error) {
 	if err := place.CheckName(t.schema); err != nil {
 		return nil, usageError{fmt.Errorf("--schema %.80q %w", t.schema, err)}
 	}
-	source, connString := t.source(os.Getenv)
+	source, connString := sourceOf(t.url, os.Getenv)
 	config, err := parseConfig(source, connString)
 	if err != nil {
 		return nil, err
@@ -159,11 +160,11 @@ func refuseEmpty(flags *pflag.FlagSet, otherwise string, names ...string) error 
 	return nil
 }
 
-// source returns the connection string that counts, and who gave it. An empty
+// sourceOf returns the connection string that counts, and who gave it. An empty
 // variable is one that is not set.
-func (t *target) source(getenv func(string) string) (name, connString string) {
-	if t.url != "" {
-		return "--database-url", t.url
+func sourceOf(flag string, getenv func(string) string) (name, connString string) {
+	if flag != "" {
+		return "--database-url", flag
 	}
 	for _, name := range []string{"PGXLOCK_DATABASE_URL", "DATABASE_URL"} {
 		if value := getenv(name); value != "" {
@@ -171,6 +172,33 @@ func (t *target) source(getenv func(string) string) (name, connString string) {
 		}
 	}
 	return "PG*", "" // pgx reads them
+}
+
+// origin says from where the connection comes, for an error: never what it is.
+func origin(flag string, getenv func(string) string) string {
+	name, connString := sourceOf(flag, getenv)
+	service := getenv("PGSERVICE")
+	if u, err := url.Parse(connString); err == nil && u.Query().Get("service") != "" {
+		service = u.Query().Get("service")
+	}
+	if connString == "" {
+		var set []string
+		for _, variable := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGUSER", "PGDATABASE"} {
+			if getenv(variable) != "" {
+				set = append(set, variable)
+			}
+		}
+		name = strings.Join(set, ", ")
+	}
+	switch {
+	case service != "" && name != "":
+		return name + fmt.Sprintf(" and of service %q", service)
+	case service != "":
+		return fmt.Sprintf("service %q", service)
+	case name == "":
+		return "the defaults: --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL and PG* name none"
+	}
+	return name
 }
 
 // parseConfig reads a connection string and fills in our defaults.

@@ -23,8 +23,30 @@ func TestTheFlagComesBeforeTheVariablesAndOursBeforeTheGeneralOne(t *testing.T) 
 			}
 			return env[name]
 		}
-		if source, value := (&target{url: test.flag}).source(getenv); source != test.source || value != test.value {
+		if source, value := sourceOf(test.flag, getenv); source != test.source || value != test.value {
 			t.Errorf("flag %q without %q: %s %q, want %s %q", test.flag, test.unset, source, value, test.source, test.value)
+		}
+	}
+}
+
+func TestErrorsNameTheSourceOfTheConnectionAndNoPassword(t *testing.T) {
+	t.Parallel()
+	const url = "postgres://me:geheim@h/db"
+	for _, test := range []struct {
+		flag string
+		env  map[string]string
+		want string
+	}{
+		{url, map[string]string{"DATABASE_URL": url, "PGHOST": "h"}, "--database-url"},
+		{"", map[string]string{"PGXLOCK_DATABASE_URL": url, "DATABASE_URL": url}, "PGXLOCK_DATABASE_URL"},
+		{"", map[string]string{"DATABASE_URL": url + "?service=prod"}, `DATABASE_URL and of service "prod"`},
+		{"", map[string]string{"DATABASE_URL": "password='a service=geheim'"}, "DATABASE_URL"},
+		{"", map[string]string{"PGHOST": "h", "PGUSER": "me", "PGPASSWORD": "geheim"}, "PGHOST, PGUSER"},
+		{"", map[string]string{"PGSERVICE": "prod", "PGPASSWORD": "geheim"}, `service "prod"`},
+		{"", map[string]string{"PGPASSWORD": "geheim"}, "the defaults: --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL and PG* name none"},
+	} {
+		if got := origin(test.flag, func(name string) string { return test.env[name] }); got != test.want {
+			t.Errorf("flag %q, environment %v: %q, want %q", test.flag, test.env, got, test.want)
 		}
 	}
 }

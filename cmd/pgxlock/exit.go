@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -149,8 +150,10 @@ func unavailable(err error) bool {
 // flags, and which connection it is about.
 func describe(flags *pflag.FlagSet, err error) string {
 	text := explain(flags, err)
-	if _, unconnected := errors.AsType[*pgconn.ConnectError](err); unconnected && has(flags, ofConnection) {
-		text += "; " + ofConnection
+	if _, unconnected := errors.AsType[*pgconn.ConnectError](err); unconnected {
+		if url := flags.Lookup("database-url"); url != nil {
+			text += "; the connection is that of " + origin(url.Value.String(), os.Getenv)
+		}
 	}
 	return text
 }
@@ -180,7 +183,11 @@ func explain(flags *pflag.FlagSet, err error) string {
 	if unconnected {
 		remedy = reconnect(failed)
 	}
-	if remedy != "" && !strings.Contains(text, remedy) {
+	hinted := false // of the one right that is lacking
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		hinted = pgErr.Code == pgerrcode.InsufficientPrivilege && pgErr.Hint != ""
+	}
+	if remedy != "" && !hinted && !strings.Contains(text, remedy) {
 		text += "; " + remedy // as the package says of its statements
 	}
 	return text

@@ -26,7 +26,7 @@ var advices = []hint{
 	{"AdvisoryConfig.Schema", "--schema"},
 	{"monitor.Config.Schema", "--schema"},
 	{"monitor.Config.Names", "--name"},
-	{"SET ROLE to that role, for example in the pool's AfterConnect", "connect as that role"},
+	{"SET ROLE in the pool's AfterConnect", "name it in the connection string (?role=...)"},
 	{"LeaseConfig.TTL", "--ttl"},
 	{"connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", "connect to the server itself, or leave out --kind advisory"},
 	{"a setting that AdvisoryConfig.TTL needs; a negative TTL does without", "a setting that --ttl needs; leave out --kind advisory"},

@@ -64,7 +64,23 @@ func TestSchemaOfAnotherRoleSaysToConnectAsThatRole(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	r := execute(t, as("pg_monitor", db), "migrate", "down")
-	if r.want(t, exitInternal, "", ": connect as that role\n"); strings.Contains(r.stderr, "AfterConnect") {
+	if r.want(t, exitInternal, "", ", and this is pg_monitor: connect as postgres, or, as a member of it, name it in the connection string (?role=...)\n"); strings.Contains(r.stderr, "AfterConnect") {
 		t.Error(r.stderr)
+	}
+}
+
+// What grants the rights of those who lock is no remedy for one who cannot install.
+func TestMigrateWithoutTheRightToCreateNamesTheGrant(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := empty(t)
+	r := execute(t, as("pg_monitor", db), "migrate", "up")
+	r.want(t, exitDenied, "", "; run GRANT CREATE ON SCHEMA public TO pg_monitor as the schema's owner, or migrate as another role\n")
+	db.Exec(t, "create table pgxlock_migrations(version bigint)")
+	db.Exec(t, "grant create on schema public to pg_monitor")
+	refused := execute(t, as("pg_monitor", db), "migrate", "up")
+	refused.want(t, exitDenied, "", "another role")
+	if strings.Contains(r.stderr+refused.stderr, "grant_locks") {
+		t.Errorf("%q, %q", r.stderr, refused.stderr)
 	}
 }

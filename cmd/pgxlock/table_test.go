@@ -173,11 +173,11 @@ func TestTreeIsBrokenBetweenWords(t *testing.T) {
 	shot := crowded()
 	for _, p := range []palette{false, true} {
 		var text strings.Builder
-		if err := printTree(&text, p, 60, shot.At, shot.Waits().Tree()); err != nil {
+		if err := printTree(&text, p, 44, shot.At, shot.Waits().Tree()); err != nil {
 			t.Fatal(err)
 		}
 		got := painted.ReplaceAllString(text.String(), "")
-		want := fmt.Sprintf("注文:請求書:4711 (lease) held by\n      %s\n      for 1m0s\n  other-%s:22\n        waits for 12s, and 2 more in its process\n", ofPod, longestPod)
+		want := fmt.Sprintf("注文:請求書:4711 (lease) held by\n      %s\n      for 1m0s\n  other-%s:22\n        waits for 12s, and 2 more in its\n        process\n", ofPod, longestPod)
 		if got != want {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}

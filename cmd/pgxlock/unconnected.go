@@ -18,9 +18,6 @@ import (
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
-// ofConnection names what a connection is made from.
-const ofConnection = "the connection is that of --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*"
-
 // shorten replaces what pgx says of a failed connection in text, which is one line: pgx lists
 // each attempt, with TLS and without, at each address.
 func shorten(text string, failed *pgconn.ConnectError) string {

@@ -22,8 +22,13 @@ import (
 // Each cause of a connection that fails has one line of its own, which is compared as a
 // whole: it names user, database, host and cause once, and what to do about that cause.
 
-// ofSource ends every such line.
-const ofSource = "; the connection is that of --database-url, PGXLOCK_DATABASE_URL, DATABASE_URL or PG*\n"
+// ofSource ends every such line of a command that execute runs.
+func ofSource(args string) string {
+	if strings.HasPrefix(args, "run ") { // a process of its own
+		return "; the connection is that of DATABASE_URL\n"
+	}
+	return "; the connection is that of --database-url\n"
+}
 
 // tried is how often and for how long it was tried to connect.
 var tried = regexp.MustCompile(` \(tried [^)]+\)`)
@@ -35,7 +40,7 @@ func wantUnconnected(t *testing.T, connString string, code int, want string) {
 	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "migrations: up: ", "run k -- true": `acquire "k": `, "run --kind advisory k -- true": `acquire "k": `} {
 		r := execute(t, []string{"DATABASE_URL=" + connString}, strings.Fields(args)...)
 		r.stderr = strings.Replace(r.stderr, tried.FindString(r.stderr), "", 1) // said where it took long, once
-		if line := "pgxlock: " + call + want + ofSource; r.code != code || r.stdout != "" || r.stderr != line {
+		if line := "pgxlock: " + call + want + ofSource(args); r.code != code || r.stdout != "" || r.stderr != line {
 			t.Errorf("%s: exit code %d, want %d\n%s\nwant %s", args, r.code, code, r.stderr, line)
 		}
 	}
@@ -70,7 +75,7 @@ func TestDeniedConnectionExits77AndSaysWhatToChange(t *testing.T) {
 		} {
 			r := execute(t, []string{"DATABASE_URL=" + test.url}, strings.Fields(args)...)
 			r.want(t, exitDenied, "", test.says)
-			if strings.Count(r.stderr, test.remedy) != 1 || !strings.Contains(r.stderr, "--database-url") || strings.Contains(r.stderr, "start the server") || strings.Contains(r.stderr, "guess") || strings.Count(r.stderr, "\n") != 1 {
+			if strings.Count(r.stderr, test.remedy) != 1 || !strings.HasSuffix(r.stderr, ofSource(args)) || strings.Contains(r.stderr, "start the server") || strings.Contains(r.stderr, "guess") || strings.Count(r.stderr, "\n") != 1 {
 				t.Errorf("%s: %q", args, r.stderr)
 			}
 		}

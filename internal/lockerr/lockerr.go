@@ -134,6 +134,12 @@ func Denied(err error) bool { return Remedy(err) != "" }
 
 // Remedy says what to do about an error that is Denied; "" of any other.
 func Remedy(err error) string {
+	if known, ok := errors.AsType[interface {
+		error
+		Remedy() string
+	}](err); ok { // it knows which right
+		return known.Remedy()
+	}
 	for state := range States(err) {
 		switch {
 		case state == "28P01":

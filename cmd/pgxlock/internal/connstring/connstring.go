@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -31,10 +32,16 @@ var (
 	otherNames = map[string]string{"fallback_application_name": "application_name", "tz": "timezone"}
 )
 
+// foreign is how URLs begin, those of JDBC and SQLAlchemy too.
+var foreign = regexp.MustCompile(`^(?i:jdbc:(?:[a-z]+:)?(?://)?|[a-z][a-z0-9+.-]*://)`)
+
 // Parse reads a connection string; what it leaves open is in the PG* variables.
 // An error is a predicate, to be put behind what the string is called, and wraps
 // nothing that holds the string.
 func Parse(connString string) (*pgxpool.Config, error) {
+	if begin := foreign.FindString(connString); begin != "" && begin != "postgres://" && begin != "postgresql://" {
+		return nil, fmt.Errorf("is not a PostgreSQL connection string (it begins with %s: begin it with postgres://, and leave out what only another driver knows)", begin)
+	}
 	config, err := pgxpool.ParseConfig(connString)
 	if err != nil {
 		return nil, fmt.Errorf("is not a PostgreSQL connection string (%s)", reason(connString, err))
