@@ -63,7 +63,8 @@ func Every(interval time.Duration) Limit {
 // postpones them, and Wait waits. Most callers should use Wait.
 //
 // Each key has a bucket that holds burst events, is full at first, and refills with limit
-// events per second. Each decision is one statement, by the server's clock alone;
+// events per second: in any t seconds at most burst + limit × t events happen, so with a limit
+// of 10 and a burst of 20 there may be 30 in the first second. Each decision is one statement, by the server's clock alone;
 // concurrent requests of a process share a statement.
 //
 // Limiters, and callers of the SQL functions allow_rate and reserve_rate, share the bucket

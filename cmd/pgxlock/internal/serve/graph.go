@@ -187,6 +187,12 @@ type drawing struct {
 	Hidden        int // how many locks are not drawn
 }
 
+// tallest is how much of a drawing is seen without scrolling, as style.css has it.
+const tallest = 460
+
+// Tall reports whether a drawing must be scrolled.
+func (d *drawing) Tall() bool { return d.Height > tallest }
+
 type box struct {
 	X, Y, Width, Height, Middle, First, Second int
 	Class, Name, More, Full                    string

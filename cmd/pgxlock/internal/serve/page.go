@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -198,6 +199,12 @@ func (t table[Row]) Left() string {
 		return grouped(t.left)
 	}
 	return ""
+}
+
+// Has reports whether a field is known of any row that is shown: a column that is empty takes
+// room from others.
+func (t table[Row]) Has(field string) bool {
+	return slices.ContainsFunc(t.Rows, func(row Row) bool { return !reflect.ValueOf(row).FieldByName(field).IsZero() })
 }
 
 // Count says how many rows there are.
