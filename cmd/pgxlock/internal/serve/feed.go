@@ -32,7 +32,7 @@ type state struct {
 	at        time.Time
 	history   []sample
 	losses    []Loss // of the last hour
-	longest   map[holdID]time.Duration
+	terms     map[holdID]term
 	graph     func() *forest
 	live      *sync.Map // of queries, as links: the part of the page that changes, func() []byte
 }

@@ -93,6 +93,42 @@ func TestALeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
 	}
 }
 
+func TestRenewalIsLateWhereTheHolderRenewedBefore(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	at := func(seconds float64) time.Time { return began.Add(time.Duration(seconds * float64(time.Second))) }
+	for name, test := range map[string]struct {
+		expires []float64 // in the snapshots of each second
+		late    bool
+	}{
+		"renewed in time":       {[]float64{6, 6, 8, 8, 10, 10}, false},
+		"renewed no more":       {[]float64{6, 6, 8, 8, 8, 8, 8}, true},
+		"renewed late, at last": {[]float64{6, 6, 8, 8, 8, 8, 12}, false},
+		"never renewed":         {[]float64{6, 6, 6, 6, 6, 6}, false},
+	} {
+		var now *state
+		var h pgxlock.Holder
+		for second, expires := range test.expires {
+			before := now
+			h = pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: "pod-1", Token: 1, State: pgxlock.StateLive, Since: began, Expires: at(expires)}
+			now = &state{at: at(float64(second)), shot: monitor.Snapshot{At: at(float64(second)), Holders: []pgxlock.Holder{h}}}
+			now.remember(before)
+		}
+		if late := now.late(&h); late != test.late {
+			t.Errorf("%s: late %t", name, late)
+		}
+		forest := plant(now.shot)
+		row := new(Server).holder(now, forest, &h)
+		if shown := strings.Contains(rendered(t, page{Holders: table[holderRow]{Rows: []holderRow{row}, All: 1}}), "renewal late"); shown != test.late {
+			t.Errorf("%s: shown %t", name, shown)
+		}
+		h.Token = 2 // another hold
+		if now.late(&h) {
+			t.Errorf("%s: the next hold is late", name)
+		}
+	}
+}
+
 // hoarded is a snapshot of one session that holds locks, each of which others wait for.
 func hoarded(locks, waiters int) (shot monitor.Snapshot) {
 	for i := range locks {

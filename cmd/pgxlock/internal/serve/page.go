@@ -213,7 +213,7 @@ func (t table[Row]) Count() string { return grouped(t.All) }
 type holderRow struct {
 	Key, Kind, Mode, State, Holder, Metadata, Token, PID, Client, Age, Remaining, Full string
 	Bar                                                                                int // percent
-	Low                                                                                bool
+	Low, Late                                                                          bool
 	Waiting                                                                            string
 	Note, Link                                                                         string
 }
@@ -366,7 +366,8 @@ func (s *Server) holder(now *state, forest *forest, h *pgxlock.Holder) holderRow
 			ttl := now.ttl(h)
 			row.Full = readable.Duration(ttl)
 			row.Bar = int(max(0, min(100, 100*remaining/ttl)))
-			row.Low = row.Bar < 34 // a renewal is late: it comes within a third of the TTL
+			row.Late = now.late(h)
+			row.Low = row.Late || row.Bar < 34
 		} else {
 			until = h.Expires
 			row.Remaining = readable.Duration(-remaining.Round(time.Second))
