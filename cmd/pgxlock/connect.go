@@ -183,7 +183,7 @@ func origin(flag string, getenv func(string) string) string {
 	}
 	if connString == "" {
 		var set []string
-		for _, variable := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGUSER", "PGDATABASE"} {
+		for _, variable := range []string{"PGHOST", "PGPORT", "PGUSER", "PGDATABASE"} {
 			if getenv(variable) != "" {
 				set = append(set, variable)
 			}
