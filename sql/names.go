@@ -111,6 +111,7 @@ const (
 const (
 	OnceDue    Name = "once/due"
 	OnceFinish Name = "once/finish"
+	OnceList   Name = "once/list"
 	OnceStart  Name = "once/start"
 )
 
