@@ -15,6 +15,7 @@ BEGIN
 
   DROP FUNCTION start_run(text, interval, interval, text, text), start_run_at(text, timestamptz),
     finish_run(text, timestamptz, text), forget_run(text, timestamptz), list_runs(text, integer),
+    pgxlock_run_near(text, timestamptz, interval, interval, text, boolean, text),
     pgxlock_due_runs(text, interval, interval, text, integer, boolean, text),
     pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text, text),
     pgxlock_finish_run(text, timestamptz, text, text, text), pgxlock_slot(timestamptz, interval, interval, text, integer);

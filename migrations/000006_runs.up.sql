@@ -129,13 +129,37 @@ BEGIN
     'its process has died.';
 
   ----------------------------------------------------------------- Lockers --
+  -- Where p_offset or p_time_zone changes, the periods begin elsewhere, and the one that is under way
+  -- was perhaps run under its former beginning. So a period is not run if one with another beginning
+  -- was that begins later, or less than half a period earlier: the next run comes half a period to
+  -- one and a half after the last. What starts in the same moment does not see one another.
+  CREATE OR REPLACE FUNCTION pgxlock_run_near(
+    p_key text, p_slot timestamptz, p_period interval, p_offset interval, p_time_zone text, p_retry boolean, p_first text,
+    OUT blocks boolean, OUT other_period interval, OUT other_offset interval, OUT other_zone text)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  BEGIN
+    SELECT coalesce(o.slot <> p_slot AND o.period = p_period
+                    AND NOT (o.state = 'skipped' AND p_first = 'now' OR o.state = 'failed' AND p_retry), false),
+           coalesce(o.period, interval '0'), coalesce(o.period_offset, interval '0'), coalesce(o.time_zone, '')
+      INTO blocks, other_period, other_offset, other_zone
+      FROM pgxlock_runs o
+     WHERE o.run_key::text = p_key COLLATE "C" AND o.slot > p_slot - p_period / 2::float8 AND o.state <> 'withdrawn'
+       AND (o.period IS DISTINCT FROM p_period OR o.period_offset <> p_offset OR o.time_zone <> p_time_zone COLLATE "C")
+     ORDER BY 1 DESC LIMIT 1;
+    blocks := coalesce(blocks, false);
+  END $$;
+  COMMENT ON FUNCTION pgxlock_run_near(text, timestamptz, interval, interval, text, boolean, text) IS
+    'pgxlock, internal: with which period, offset and time zone another program has started a run near the slot; NULL: none, 0: '
+    'for a tick. blocks: so that the run of the slot may not be started, because only the offset or the time zone differs.';
+
   CREATE OR REPLACE FUNCTION pgxlock_due_runs(
     p_key text, p_period interval, p_offset interval, p_time_zone text, p_missed integer, p_retry boolean,
     p_first text DEFAULT 'now')
-  RETURNS TABLE (slot timestamptz, due boolean, lasts bigint)
+  RETURNS TABLE (slot timestamptz, due boolean, lasts bigint, other_period interval, other_offset interval, other_zone text)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_now  timestamptz := clock_timestamp();
+    v_near record;
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
     PERFORM pgxlock_require(p_missed BETWEEN 0 AND 1000 AND p_retry IS NOT NULL, 'p_missed must be between 0 and 1000, and p_retry not NULL');
@@ -143,14 +167,15 @@ BEGIN
     PERFORM pgxlock_check_primary('runs are not started on a standby server');
     FOR i IN -p_missed..0 LOOP
       slot := pgxlock_slot(v_now, p_period, p_offset, p_time_zone, i);
-      due := NOT EXISTS (
-        SELECT FROM pgxlock_runs r
-         WHERE r.run_key::text = p_key COLLATE "C" AND r.slot > pgxlock_due_runs.slot - p_period / 2::float8
-           AND (r.slot = pgxlock_due_runs.slot              -- else a changed beginning, as in pgxlock_start_run()
-                OR r.period = p_period AND (r.period_offset <> p_offset OR r.time_zone <> p_time_zone COLLATE "C"))
+      SELECT n.blocks, n.other_period, n.other_offset, n.other_zone INTO v_near
+        FROM pgxlock_run_near(p_key, slot, p_period, p_offset, p_time_zone, p_retry, p_first) n;
+      other_period := v_near.other_period;
+      other_offset := v_near.other_offset;
+      other_zone := v_near.other_zone;
+      due := NOT v_near.blocks AND NOT EXISTS (
+        SELECT FROM pgxlock_runs r WHERE r.run_key::text = p_key COLLATE "C" AND r.slot = pgxlock_due_runs.slot
            AND NOT (r.state = 'withdrawn' OR r.state = 'skipped' AND p_first = 'now'
-                    OR p_retry AND (r.state = 'failed' OR r.state = 'running' AND r.lease IS NOT NULL
-                                                          AND r.slot = pgxlock_due_runs.slot)));
+                    OR p_retry AND (r.state = 'failed' OR r.state = 'running' AND r.lease IS NOT NULL)));
       IF i = 0 THEN
         lasts := (extract(epoch FROM pgxlock_slot(v_now, p_period, p_offset, p_time_zone, 1) - v_now) * 1000000::numeric)::bigint;
         RETURN NEXT;
@@ -161,16 +186,12 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_due_runs(text, interval, interval, text, integer, boolean, text) IS
     'pgxlock, internal: the missed slots, oldest first, among the p_missed before the current one and since the first recorded '
-    'one; then the current slot. due: it may be started. lasts: microseconds until the next slot begins.';
+    'one; then the current slot. due: it may be started. lasts: microseconds until the next slot begins. other_period, '
+    'other_offset and other_zone: as pgxlock_run_near() says.';
 
   -- With a lease, which p_holder must hold, a failed run may be started again, and so may a running
   -- one that was started under the same lease: its holder is dead.
-  --
-  -- p_period is NULL for a tick. Where p_offset or p_time_zone changes, the periods begin elsewhere,
-  -- and the one that is under way was perhaps run under its former beginning. So a period is not
-  -- run if one with another beginning was that begins later, or less than half a period earlier:
-  -- the next run comes half a period to one and a half after the last. What starts in the same
-  -- moment does not see one another.
+  -- p_period is NULL for a tick.
   CREATE OR REPLACE FUNCTION pgxlock_start_run(
     p_key text, p_slot timestamptz, p_period interval, p_offset interval, p_time_zone text, p_keep interval, p_holder text, p_lease text,
     p_first text DEFAULT 'now',
@@ -180,8 +201,8 @@ BEGIN
     v_keep interval;
     v_now  timestamptz;
     v_mine boolean;
+    v_near record;
     r      record;
-    v      record;
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
     PERFORM pgxlock_check('p_holder', p_holder);
@@ -206,22 +227,13 @@ BEGIN
      WHERE o.run_key::text = p_key COLLATE "C" AND o.slot = pgxlock_start_run.slot;
     v_mine := FOUND AND r.state = 'running' AND r.holder = p_holder COLLATE "C";
     IF p_period IS NOT NULL THEN
-      SELECT o.period, o.period_offset, o.time_zone, o.state, o.slot <> pgxlock_start_run.slot AND o.period = p_period AS near
-        INTO v
-        FROM pgxlock_runs o
-       WHERE o.run_key::text = p_key COLLATE "C" AND o.slot > pgxlock_start_run.slot - p_period / 2::float8
-         AND o.state <> 'withdrawn'
-         AND (o.period IS DISTINCT FROM p_period OR o.period_offset <> p_offset OR o.time_zone <> p_time_zone COLLATE "C")
-       ORDER BY near DESC NULLS LAST, o.state IN ('failed', 'skipped')
-       LIMIT 1;
-      IF FOUND THEN
-        other_period := coalesce(v.period, interval '0');
-        other_offset := coalesce(v.period_offset, interval '0');
-        other_zone := coalesce(v.time_zone, '');
-        IF NOT v_mine AND v.near
-           AND NOT (v.state = 'skipped' AND p_first = 'now' OR v.state = 'failed' AND p_lease IS NOT NULL) THEN
-          RETURN;
-        END IF;
+      SELECT n.blocks, n.other_period, n.other_offset, n.other_zone INTO v_near
+        FROM pgxlock_run_near(p_key, slot, p_period, p_offset, p_time_zone, p_lease IS NOT NULL, p_first) n;
+      other_period := v_near.other_period;
+      other_offset := v_near.other_offset;
+      other_zone := v_near.other_zone;
+      IF v_near.blocks AND NOT v_mine THEN
+        RETURN;
       ELSIF p_first = 'next' AND r.state IS NULL
             AND NOT EXISTS (SELECT FROM pgxlock_runs o WHERE o.run_key::text = p_key COLLATE "C") THEN
         INSERT INTO pgxlock_runs (run_key, slot, state, attempt, holder, started_at, keep_until, period, period_offset, time_zone)
@@ -278,7 +290,7 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text, text) IS
     'pgxlock, internal: starts a run; attempt is NULL if it may not be started. Once this has committed no other caller starts '
     'it. A repeated call by the same holder gets the same answer. In a transaction of its own. other_period, other_offset and '
-    'other_zone: with which another program has started a run near it; NULL: none, 0: for a tick.';
+    'other_zone: as pgxlock_run_near() says.';
 
   CREATE OR REPLACE FUNCTION pgxlock_finish_run(p_key text, p_slot timestamptz, p_holder text, p_state text, p_error text) RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$

@@ -56,7 +56,7 @@ func (m *memoryRuns) due(_ context.Context, key string, missed int, first First)
 		r, known := m.known[key][slot.UnixMicro()]
 		due := !known || r.again(m.cfg.Retry, first)
 		if i == 0 || due && m.begunLocked(key, slot) {
-			found = append(found, dueSlot{slot, due})
+			found = append(found, dueSlot{slot: slot, due: due})
 		}
 	}
 	return found, m.slots.at(now, 1).Sub(now), nil

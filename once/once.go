@@ -350,9 +350,7 @@ func (r *Runner) attempt(ctx, work context.Context, run Run, w which, fn func(co
 	if err != nil {
 		return false, fail("once", key, err)
 	}
-	if started.other != nil {
-		r.warn(key, *started.other)
-	}
+	r.warn(key, started.other)
 	if started.attempt == 0 {
 		return false, nil
 	}
@@ -396,8 +394,11 @@ func (r *Runner) attempt(ctx, work context.Context, run Run, w which, fn func(co
 	return true, err
 }
 
-// warn logs, once for each key, that another program uses another period for it.
-func (r *Runner) warn(key string, other Schedule) {
+// warn logs, once for each key, that another program uses another period for it; nil: none does.
+func (r *Runner) warn(key string, other *Schedule) {
+	if other == nil {
+		return
+	}
 	r.mu.Lock()
 	first := !r.warned[key]
 	r.warned[key] = true
@@ -405,7 +406,7 @@ func (r *Runner) warn(key string, other Schedule) {
 	if first {
 		own := Schedule{r.slots.period, r.slots.offset, r.slots.location.String()}
 		r.cfg.Logger.Warn("pgxlock: programs use different periods for one key; give them the same period, offset and time zone, or different keys",
-			"key", key, "period", own, "other", other)
+			"key", key, "period", own, "other", *other)
 	}
 }
 
@@ -451,6 +452,9 @@ func (r *Runner) due(ctx context.Context, key string, missed int, first First) (
 	}, func(answer) {})
 	if err != nil {
 		return nil, 0, err
+	}
+	if len(a.due) > 0 {
+		r.warn(key, a.due[len(a.due)-1].other) // those of missed slots may be from before a change
 	}
 	return a.due, a.lasts, a.err
 }

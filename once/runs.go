@@ -28,8 +28,9 @@ type runs interface {
 }
 
 type dueSlot struct {
-	slot time.Time
-	due  bool // it may be started
+	slot  time.Time
+	due   bool      // it may be started
+	other *Schedule // of another program that has started a run near it; nil: none
 }
 
 // which names the run that a call is for.

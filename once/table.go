@@ -47,7 +47,10 @@ func (t *runTable) due(wait context.Context, key string, missed int, first First
 		rows := q.Query(ctx, t.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.cfg.Retry, string(first))
 		var left *int64
 		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueSlot, err error) {
-			return d, row.Scan(&d.slot, &d.due, &left)
+			var other otherSchedule
+			err = row.Scan(&d.slot, &d.due, &left, &other.period, &other.offset, &other.zone)
+			d.other = other.schedule()
+			return d, err
 		})
 		if left != nil {
 			lasts = time.Duration(*left) * time.Microsecond
@@ -77,14 +80,11 @@ func (t *runTable) start(wait context.Context, key string, w which, holder, leas
 		rows := q.Query(ctx, t.place.Statement(statements.OnceStart), key, slot, period, s.offset.Seconds(), s.location.String(), t.cfg.Keep.Seconds(), holder, under, string(w.first))
 		started, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (r startedRun, err error) {
 			var attempt *int
-			var otherPeriod, otherOffset *float64
-			var otherZone *string
-			err = row.Scan(&r.slot, &attempt, &otherPeriod, &otherOffset, &otherZone)
+			var other otherSchedule
+			err = row.Scan(&r.slot, &attempt, &other.period, &other.offset, &other.zone)
+			r.other = other.schedule()
 			if attempt != nil {
 				r.attempt = *attempt
-			}
-			if err == nil && otherPeriod != nil {
-				r.other = &Schedule{ofSeconds(*otherPeriod), ofSeconds(*otherOffset), *otherZone}
 			}
 			return r, err
 		})
@@ -98,6 +98,19 @@ func (t *runTable) start(wait context.Context, key string, w which, holder, leas
 		return startedRun{}, unsure, err
 	}
 	return started, false, nil
+}
+
+// otherSchedule is a Schedule as start.sql and due.sql return it.
+type otherSchedule struct {
+	period, offset *float64
+	zone           *string
+}
+
+func (o otherSchedule) schedule() *Schedule {
+	if o.period == nil || o.offset == nil || o.zone == nil {
+		return nil
+	}
+	return &Schedule{ofSeconds(*o.period), ofSeconds(*o.offset), *o.zone}
 }
 
 // ofSeconds is the inverse of [time.Duration.Seconds] for whole microseconds.

@@ -46,7 +46,7 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 			switch {
 			case version == 0:
 				wantFinding(t, findings, "schema", statusError, "has no pgxlock", db.Name, "pgxlock migrate up")
-				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-8 {
+				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-9 {
 					t.Errorf("%v", findings)
 				}
 			case version < newest:
