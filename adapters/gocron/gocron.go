@@ -55,8 +55,8 @@ type Locker struct {
 // the time at which it is due. gocron passes none, and time.Now, which is another time in
 // each process, is refused: compute the nearest due time.
 //
-// The first call for a job runs it: gocron calls when it is due. cfg.First is for programs
-// that would leave it to the next period.
+// The first call for a job runs it, because gocron calls when it is due. Leave cfg.First out:
+// once.FirstNext would skip the first due time.
 //
 // cfg is as for once.New, but Retry and CatchUp are refused: gocron neither asks again nor
 // lets a job be stopped. [Locker.Close] closes the connection.
