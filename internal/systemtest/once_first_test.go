@@ -34,7 +34,7 @@ func TestFirstRunOfAKeyIsThatOfTheNextPeriodOverAllProcesses(t *testing.T) {
 		if got := testkit.Query[string](t, db, "select concat_ws(' ', count(*), min(state), min(attempt)) from pgxlock_runs where run_key = $1", name); got != "1 skipped 0" {
 			t.Errorf("%s: recorded %s", name, got)
 		}
-		db.Exec(t, "update pgxlock_runs set slot = slot - interval '400 days'") // the next period begins
+		db.Exec(t, "update pgxlock_runs set slot = slot - interval '400 days' where run_key = $1", name) // the next period begins
 		if run := <-collect(t, runnerOn(t, db, period, &cfg), name); run.Attempt != 1 {
 			t.Errorf("%s: %+v", name, run)
 		}
