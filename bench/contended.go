@@ -233,17 +233,17 @@ func takeContended(ctx context.Context, s *stage, span time.Duration) ([]finding
 // hotGrids shows one setting on the first page, and all of them on the other.
 func hotGrids(all []hotSetting) []grid {
 	first := grid{
-		title: "One key that everybody wants",
-		means: fmt.Sprintf("%d processes of %d callers want one key and keep it for no time: what a hot key can pass on, however many wait for it. "+
+		title: "One key that all callers want",
+		means: fmt.Sprintf("%d processes of %d callers want one key and keep it for no time: how many grants a second one hot key carries. "+
 			"Waits are in ms, from the call to the grant; *least/most* is how often the least served process had the key, over the most served one. "+
-			"*raw* is `pg_advisory_lock` and *row* a durable `UPDATE`, both with a connection for each caller. [All settings](figures-ratios.md#one-key-that-everybody-wants).",
+			"*raw* is `pg_advisory_lock` and *row* a durable `UPDATE`, both with a connection for each caller. [All settings](figures-ratios.md#one-key-that-all-callers-want).",
 			shown.processes, shown.callers),
 		head: []string{"way", "grants/s", "p50", "p99", "max", "least/most"},
 	}
 	grids := []grid{first}
 	for _, hold := range holds {
 		g := grid{
-			title: "One key that everybody wants",
+			title: "One key that all callers want",
 			means: "Processes x callers. Grants/s; p50/p99/max of the wait in ms; least over most served.",
 			head:  []string{"kept for " + hold.String()},
 		}

@@ -130,7 +130,7 @@ func fleetFindings(all []fleetSize) (found []finding) {
 func fleetGrid(all []fleetSize) grid {
 	g := grid{
 		title: "A fleet of small processes",
-		means: fmt.Sprintf("Processes of %d callers, with keys of their own: what each process more costs. *bare* is pgx with one connection, a mutex, and `pg_try_advisory_lock` and `pg_advisory_unlock`, two round trips a pair. "+
+		means: fmt.Sprintf("Processes of %d callers, with keys of their own: how the cost of a pair grows as processes are added. *bare* is pgx with one connection, a mutex, and `pg_try_advisory_lock` and `pg_advisory_unlock`, two round trips a pair. "+
 			"*client* and *server* are processor time for a pair, in µs.", fleetCallers),
 		head: []string{"processes", "way", "pairs/s", "client", "server"},
 	}

@@ -412,9 +412,8 @@ func (g *growth) expectation() string {
 		runtime.NumCPU(), processes(best.processes), fleetCallers, rate(best.ways[0].perSecond()))
 	say("and %s do %s, beside %s of bare pgx with one connection for each process. A pair takes %s µs of the\n",
 		processes(most.processes), rate(most.ways[0].perSecond()), rate(most.ways[1].perSecond()), inMicros(one.ways[0].used.client))
-	say("program's processors with %s and %s µs with %s. More processes than processors add no throughput: they share\n",
+	say("program's processors with %s and %s µs with %s.\n\n",
 		processes(one.processes), inMicros(most.ways[0].used.client), processes(most.processes))
-	say("what there is.\n\n")
 	say("A key that all want has one holder at a time, so its grants do not grow with processes or callers. ")
 	say("With %s of %d\ncallers that keep it for no time:\n\n", processes(g.hot.processes), g.hot.callers)
 	for _, w := range g.hot.ways {
