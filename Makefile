@@ -56,7 +56,7 @@ test-all: build testrun test-tools ## run all tests, on each version of PostgreS
 	@scripts/test-versions --others
 	@bin/testrun -build $(RACE) bin/tests-all $(MODULES)
 	@$(BESIDE) bin/with -- bin/testrun bin/tests-all
-	@scripts/fuzz bin/tests-all 4s
+	@scripts/fuzz bin/tests-all 20000x
 
 testrun: # builds all test programs before it runs them
 	@$(GO) build -o bin/ ./internal/testrun

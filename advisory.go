@@ -167,8 +167,10 @@ func AdvisoryID(key string) int64 { return lockkey.Identify(key).Number }
 // numbers for their locks. Lockers of [NewAdvisoryLocker] and [LockTx] accept it, because
 // their locks are advisory locks. Messages show it as #42. It begins with a zero byte,
 // so that no name equals it.
-func RawKey(id int64) string { return lockkey.Raw(id) }
+func RawKey(id int64) string { return lockkey.ID{Number: id}.Key() }
 
 // RawKey2 is [RawKey] for locks that have two numbers, which PostgreSQL keeps apart from
 // locks with one.
-func RawKey2(a, b int32) string { return lockkey.RawPair(a, b) }
+func RawKey2(a, b int32) string {
+	return lockkey.ID{Number: int64(a)<<32 | int64(uint32(b)), Pair: true}.Key()
+}

@@ -52,7 +52,7 @@
 //	limit a rate                               package ratelimit
 //	protect something outside the database     Lock.Token
 //	check that a database is safe for locks    package doctor
-//	show locks, and take them away             Monitor
+//	show locks, and take them away             package monitor
 //	build metrics and traces                   Event, and Observe in each config
 //	test a program that locks                  NewMemoryLocker, once.NewMemory, ratelimit.NewMemory
 //
@@ -67,7 +67,7 @@
 // deadline is a margin earlier than the server's: before it nobody else is granted the lock,
 // as long as the server's clock gains no more than the margin on the local clock within one
 // TTL. Three things end a lock before its deadline: the end of an advisory lock's session,
-// [Monitor.Evict], and a failover that loses the grant.
+// an eviction (package monitor), and a failover that loses the grant.
 //
 // When a lock is lost, the context from [Lock.Context] ends, [Lock.Lost] is closed, and
 // [Lock.Err] returns an error that matches [ErrLost]. Lock.Err and Err of the context compare
@@ -153,7 +153,7 @@
 // and where the migrations are installed it has two more for waiting. One Locker serves a whole
 // program and any number of keys.
 //
-// [LockTx], [ClaimTx] and [Lock.Fence] use the caller's transaction, and a [Monitor] uses
+// [LockTx], [ClaimTx] and [Lock.Fence] use the caller's transaction, and package monitor uses
 // connections of the pool.
 //
 // # Testing without a server

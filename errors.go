@@ -60,18 +60,10 @@ var (
 	// allows.
 	ErrMaxLocks = lockerr.ErrMaxLocks
 
-	// ErrEvicted: somebody took the lock away, by [Monitor.Evict] or the SQL functions
+	// ErrEvicted: somebody took the lock away, by Evict of package monitor or the SQL functions
 	// evict_lock and evict_advisory_lock. It comes with [ErrLost], and the message says who
 	// did it, and why.
 	ErrEvicted = lockerr.ErrEvicted
-
-	// ErrStillHeld: [Monitor.Evict] asked the session that holds the advisory lock to
-	// release it, and the session has not.
-	ErrStillHeld = lockerr.ErrStillHeld
-
-	// ErrInternalLock: the advisory lock is one of pgxlock's own, from which nobody can be
-	// evicted.
-	ErrInternalLock = lockerr.ErrInternalLock
 
 	// ErrUnavailable: no server could be used. None answered in time; the server has no
 	// free connection, is starting or is stopping; none of several hosts is a primary; or
@@ -117,7 +109,7 @@ type Error struct {
 // longestText is how many characters of what others wrote the text of an Error has.
 const longestText = 8192
 
-// Error returns the text in one line. In it, and in those of [Holder] and [Waiter], characters
+// Error returns the text in one line. In it, and in those of [Holder] and monitor.Waiter, characters
 // that cannot be printed are escaped: others may have chosen them.
 func (e *Error) Error() string {
 	var b strings.Builder
@@ -173,17 +165,12 @@ func missingReceiver[T any](receiver *T) error {
 	if receiver != nil {
 		return nil
 	}
-	remedy := "make one with New" // and the name of the type
-	name := strings.TrimPrefix(fmt.Sprintf("%T", receiver), "*pgxlock.")
+	text := "the Semaphore is nil; make one with Locker.Semaphore"
 	switch any(receiver).(type) {
 	case *Lock:
-		remedy = "it is there only if Acquire returned no error"
+		text = "the Lock is nil; it is there only if Acquire returned no error"
 	case *Locker:
-		remedy = "make one with NewLeaseLocker, NewAdvisoryLocker or NewMemoryLocker"
-	case *Semaphore:
-		remedy = "make one with Locker.Semaphore"
-	default:
-		remedy += name
+		text = "the Locker is nil; make one with NewLeaseLocker, NewAdvisoryLocker or NewMemoryLocker"
 	}
-	return fmt.Errorf("the %s is nil; %s", name, remedy)
+	return errors.New(text)
 }

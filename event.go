@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/internal/observe"
 )
 
 // EventOp says what happened: it is the Op of an [Event].
@@ -68,7 +70,7 @@ const (
 	// recorded. Err is what the call returns, or says what it panicked with.
 	EventRunEnded EventOp = "run_ended"
 
-	// EventEvicted: a call of [Monitor.Evict] or [Monitor.Terminate] is over, for each lock
+	// EventEvicted: a call of Evict or Terminate of a monitor.Monitor is over, for each lock
 	// that it was to end. Granted: the holder no longer has the lock.
 	EventEvicted EventOp = "evicted"
 )
@@ -102,7 +104,7 @@ const (
 //
 // # Other calls
 //
-// Calls of LockTx and ClaimTx, of a Limiter, and of a Monitor's Evict emit one event each,
+// Calls of LockTx and ClaimTx, of a Limiter, and Evict of package monitor emit one event each,
 // when they are over. EventRun comes before the function of a run is called, and
 // EventRunEnded after its end is recorded; a run that is not granted emits only EventRun.
 // The lease that a run holds with Retry emits no events of its own. A call that is refused
@@ -180,21 +182,22 @@ type Event struct {
 }
 
 // LogValue returns what is known of the event, for slog. The names of its attributes are
-// those of [Holder], of [Waiter] and of the records that Loggers receive.
+// those of [Holder], of monitor.Waiter and of the records that Loggers receive.
 func (e Event) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("op", string(e.Op))}
 	switch {
 	case e.Kind != 0:
-		attrs = append(attrs, lockAttrs(e.Kind, e.Key, e.Mode, "")...)
+		key, _ := lockkey.Split(e.Key)
+		attrs = append(attrs, observe.LockAttrs(e.Kind.String(), key, e.Mode == Shared, "")...)
 	case e.Key != "":
 		attrs = append(attrs, slog.String("key", e.Key))
 	}
-	attrs = appendKnown(attrs, "permit", int64(e.Permit))
-	attrs = appendKnown(attrs, "permits", int64(e.Permits))
+	attrs = observe.AppendKnown(attrs, "permit", int64(e.Permit))
+	attrs = observe.AppendKnown(attrs, "permits", int64(e.Permits))
 	if e.Holder != "" {
 		attrs = append(attrs, slog.String("holder", e.Holder))
 	}
-	attrs = appendKnown(attrs, "token", e.Token)
+	attrs = observe.AppendKnown(attrs, "token", e.Token)
 	attrs = append(attrs, slog.Uint64("call", e.Call))
 	if e.Busy {
 		attrs = append(attrs, slog.Bool("busy", true))
@@ -203,9 +206,9 @@ func (e Event) LogValue() slog.Value {
 	case EventClaim, EventLimit, EventRun, EventEvicted:
 		attrs = append(attrs, slog.Bool("granted", e.Granted))
 	}
-	attrs = appendKnown(attrs, "n", int64(e.N))
-	attrs = appendTime(attrs, "slot", e.Slot)
-	attrs = appendKnown(attrs, "attempt", int64(e.Attempt))
+	attrs = observe.AppendKnown(attrs, "n", int64(e.N))
+	attrs = observe.AppendTime(attrs, "slot", e.Slot)
+	attrs = observe.AppendKnown(attrs, "attempt", int64(e.Attempt))
 	if e.Wait > 0 {
 		attrs = append(attrs, slog.Duration("wait", e.Wait))
 	}

@@ -418,44 +418,6 @@ func ExampleEvent() {
 	defer locks.Close(context.Background())
 }
 
-// A Monitor lists the locks of all programs that use the database.
-func ExampleNewMonitor() {
-	monitor, err := pgxlock.NewMonitor(pool, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	snapshot, err := monitor.Snapshot(ctx)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, holder := range snapshot.Holders {
-		fmt.Println(holder)
-	}
-	for _, waiter := range snapshot.Waiters {
-		fmt.Println(waiter)
-	}
-}
-
-// An operator takes a lock away from each of its holders. The reason is in the error that the
-// holder receives.
-func ExampleMonitor_Evict() {
-	monitor, err := pgxlock.NewMonitor(pool, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
-	holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.KindLease, Key: "report:daily"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, holder := range holders {
-		evicted, err := monitor.Evict(ctx, holder, "hangs since the deploy")
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(holder.ID, "held the lock until now:", evicted)
-	}
-}
-
 // A Locker tries again after 50 ms at first, and later after up to 5 s.
 func ExampleExponentialBackoff() {
 	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{

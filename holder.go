@@ -4,21 +4,25 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/internal/observe"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
 // A Holder is the holder of a lock, or the last holder of a lease that has expired.
+// [Locker.Holders] returns those of one key, and package monitor those of a database.
 type Holder struct {
-	Key      string
+	// Key is the key as people write it. Raw: it is the number of an advisory lock, #42 or
+	// #4,2, which a [RawKey] names; [Holder.LockKey] returns that RawKey.
+	Key string
+	Raw bool `json:",omitzero"`
+
 	Kind     Kind
 	Mode     Mode
 	ID       string // the holder id, which begins with the owner of its Locker
-	Metadata string // the option Metadata; JSON if it came from SQL and is not a string. A Monitor cuts it, see [Snapshot]
+	Metadata string // the option Metadata; JSON if it came from SQL and is not a string. In a monitor.Snapshot it may be cut
 	Token    int64
 	PID      int32 // of the server process that holds an advisory lock
 
@@ -28,9 +32,9 @@ type Holder struct {
 	// clock; otherwise they are zero, and JSON omits them.
 	Since, Expires time.Time `json:",omitzero"`
 
-	// Only a [Monitor] sets State and Suspect. Suspect means that the lease began later
-	// than the server's clock shows now: the clock was set back, so the lease lasts too
-	// long.
+	// Only package monitor sets State, Suspect and the fields below. Suspect means that the
+	// lease began later than the server's clock shows now: the clock was set back, so the
+	// lease lasts too long.
 	State   LeaseState
 	Suspect bool
 
@@ -40,7 +44,7 @@ type Holder struct {
 	Application, Role, Client, Label string
 
 	// Internal: the lock is one of pgxlock's own: the liveness of a session, or the guard
-	// of a statement or a fenced transaction. [Monitor.Evict] refuses it.
+	// of a statement or a fenced transaction. It cannot be evicted.
 	Internal bool
 
 	// EvictedBy evicted the holder, and EvictionReason says why. A lease shows them until
@@ -50,9 +54,12 @@ type Holder struct {
 	EvictedBy, EvictionReason string
 }
 
+// LockKey returns the key with which calls name the lock: Key, or the [RawKey] of its number.
+func (h Holder) LockKey() string { return lockkey.Join(h.Key, h.Raw) }
+
 // String says who holds which lock, and as much of the rest as is known.
 func (h Holder) String() string {
-	text := fmt.Sprintf("%s %s held by %s", h.Kind, lockkey.Shown(h.Key), h.ID)
+	text := fmt.Sprintf("%s %s held by %s", h.Kind, lockkey.Shown(h.LockKey()), h.ID)
 	if h.Mode == Shared {
 		text = "shared " + text
 	}
@@ -73,134 +80,16 @@ func (h Holder) String() string {
 
 // LogValue returns what is known of the holder, for slog.
 func (h Holder) LogValue() slog.Value {
-	attrs := lockAttrs(h.Kind, h.Key, h.Mode, h.Label)
+	attrs := observe.LockAttrs(h.Kind.String(), h.Key, h.Mode == Shared, h.Label)
 	attrs = append(attrs, slog.String("holder", h.ID))
-	attrs = appendKnown(attrs, "token", h.Token)
-	attrs = appendKnown(attrs, "pid", int64(h.PID))
-	attrs = appendTime(attrs, "since", h.Since)
-	attrs = appendTime(attrs, "expires", h.Expires)
+	attrs = observe.AppendKnown(attrs, "token", h.Token)
+	attrs = observe.AppendKnown(attrs, "pid", int64(h.PID))
+	attrs = observe.AppendTime(attrs, "since", h.Since)
+	attrs = observe.AppendTime(attrs, "expires", h.Expires)
 	if h.EvictedBy != "" {
 		attrs = append(attrs, slog.String("evicted_by", h.EvictedBy), slog.String("eviction_reason", h.EvictionReason))
 	}
 	return slog.GroupValue(attrs...)
-}
-
-// holdersOf converts the holders that a monitor found.
-func holdersOf(found []*monitor.Holder) []Holder {
-	if len(found) == 0 {
-		return nil
-	}
-	list := make([]Holder, len(found))
-	for i, h := range found {
-		list[i] = Holder{
-			Key: h.Key, Kind: Kind(h.Kind), Mode: modeOf(h.Shared), ID: h.ID, Metadata: h.Metadata, Token: h.Token, PID: h.PID,
-			Since: h.Since, Expires: h.Expires, State: LeaseState(h.State), Suspect: h.Suspect,
-			Application: h.Application, Role: h.Role, Client: h.Client, Label: h.Label, Internal: h.Internal,
-			EvictedBy: h.EvictedBy, EvictionReason: h.EvictionReason,
-		}
-	}
-	return list
-}
-
-// A Waiter waits for a lock: a session that the server keeps waiting for an advisory lock,
-// or a process with its ticket in the queue of a lock.
-type Waiter struct {
-	Key   string // for a [Semaphore]: its key followed by #
-	Kind  Kind
-	Owner string // the owner of the Locker, or the name of the session
-
-	// Since is when it began to wait; zero if the server does not say.
-	Since time.Time `json:",omitzero"`
-
-	// Only for a process: its ticket (the lowest is served first), how many other callers
-	// in it wait for the lock, whether it was woken, and the ids of the locks that those
-	// callers hold.
-	Ticket int64
-	Behind int
-	Woken  bool
-	Holds  []string
-
-	// PID is the session's process on the server. BlockedBy are the processes that block
-	// the waiter; 0 is a prepared transaction. For a session they may be earlier waiters.
-	PID       int32
-	BlockedBy []int32
-
-	Mode Mode // only for a session
-
-	Label    string // as in [Holder]
-	Internal bool   // as in [Holder]
-}
-
-// String says who waits for which lock, and as much of the rest as is known.
-func (w Waiter) String() string {
-	text := fmt.Sprintf("%s waits for %s %s", w.Owner, w.Kind, lockkey.Shown(w.Key))
-	if !w.Since.IsZero() {
-		text += " since " + w.Since.Format(time.RFC3339)
-	}
-	if w.Behind > 0 {
-		text += fmt.Sprintf(", and %d more of it", w.Behind)
-	}
-	return oneline.Text(text)
-}
-
-// LogValue returns what is known of the waiter, for slog.
-func (w Waiter) LogValue() slog.Value {
-	attrs := lockAttrs(w.Kind, w.Key, w.Mode, w.Label)
-	attrs = append(attrs, slog.String("waiter", w.Owner))
-	attrs = appendKnown(attrs, "ticket", w.Ticket)
-	attrs = appendKnown(attrs, "behind", int64(w.Behind))
-	attrs = appendKnown(attrs, "pid", int64(w.PID))
-	return slog.GroupValue(appendTime(attrs, "since", w.Since)...)
-}
-
-// waitersOf converts the waiters that a monitor found.
-func waitersOf(found []monitor.Waiter) []Waiter {
-	if len(found) == 0 {
-		return nil
-	}
-	list := make([]Waiter, len(found))
-	for i, w := range found {
-		list[i] = Waiter{
-			Key: w.Key, Kind: Kind(w.Kind), Owner: w.Owner, Since: w.Since, Ticket: w.Ticket, Behind: w.Behind, Woken: w.Woken, Holds: w.Holds,
-			PID: w.PID, BlockedBy: w.BlockedBy, Mode: modeOf(w.Shared), Label: w.Label, Internal: w.Internal,
-		}
-	}
-	return list
-}
-
-func modeOf(shared bool) Mode {
-	if shared {
-		return Shared
-	}
-	return Exclusive
-}
-
-// lockAttrs returns the attributes of a log record that name a lock.
-func lockAttrs(kind Kind, key string, mode Mode, label string) []slog.Attr {
-	attrs := []slog.Attr{slog.String("key", strings.TrimPrefix(key, "\x00")), slog.String("kind", kind.String())}
-	if mode == Shared {
-		attrs = append(attrs, slog.String("mode", "shared"))
-	}
-	if label != "" {
-		attrs = append(attrs, slog.String("label", label))
-	}
-	return attrs
-}
-
-// appendKnown appends a number unless it is 0, for unknown.
-func appendKnown(attrs []slog.Attr, name string, n int64) []slog.Attr {
-	if n == 0 {
-		return attrs
-	}
-	return append(attrs, slog.Int64(name, n))
-}
-
-// appendTime appends a time unless it is zero, for unknown.
-func appendTime(attrs []slog.Attr, name string, at time.Time) []slog.Attr {
-	if at.IsZero() {
-		return attrs
-	}
-	return append(attrs, slog.Time(name, at))
 }
 
 // LeaseState is the state of a lease.
@@ -239,7 +128,8 @@ func (l *Locker) holders(ctx context.Context, key string, keys []string) ([]Hold
 	}
 	var holders []Holder
 	for _, h := range found {
-		holders = append(holders, Holder{Key: h.Key, Kind: l.kind, Mode: Mode(h.Mode), ID: h.ID, Metadata: h.Metadata, Token: h.Token, PID: h.PID, Since: h.Since, Expires: h.Expires})
+		shown, raw := lockkey.Split(h.Key)
+		holders = append(holders, Holder{Key: shown, Raw: raw, Kind: l.kind, Mode: Mode(h.Mode), ID: h.ID, Metadata: h.Metadata, Token: h.Token, PID: h.PID, Since: h.Since, Expires: h.Expires})
 	}
 	return holders, nil
 }

@@ -33,21 +33,18 @@ func TestTextsOfOtherCallersArePrintedInOneLineWithoutControlCharacters(t *testi
 	}
 	expired := holder
 	expired.State = StateExpired
-	waiter := Waiter{Key: foreign, Kind: KindAdvisory, Owner: foreign, Holds: []string{foreign}, Label: foreign, Since: time.Now(), Behind: 1}
 	busy := &Error{Op: "acquire", Key: foreign, Kind: KindLease, Holder: foreign, RetryAfter: time.Second, Err: ErrNotAcquired}
 	server := &pgconn.PgError{Severity: "ERROR", Code: "P0001", Message: foreign}
 	event := Event{Op: EventEvicted, Key: foreign, Kind: KindLease, Holder: foreign, EvictionReason: foreign, Err: busy}
 	for name, got := range map[string]string{
 		"Holder.String":                 holder.String(),
 		"Holder.String of an old one":   expired.String(),
-		"Waiter.String":                 waiter.String(),
 		"Error.Error":                   busy.Error(),
 		"Error.Error of the server":     fail("renew", "k", KindLease, server).Error(),
 		"Error.Error around another":    (&Error{Op: "hold", Err: fmt.Errorf("%w: %w", busy, server)}).Error(),
 		"Error.Error of a lost lock":    (&Error{Op: "lock", Key: "k", Err: &hold.LostError{Why: errors.New(foreign)}}).Error(),
 		"LostError.Error":               (&hold.LostError{Why: errors.New(foreign)}).Error(),
 		"a log record with a Holder":    text(holder),
-		"a log record with a Waiter":    text(waiter),
 		"a log record with an Event":    text(event),
 		"a log record with an error":    text(server),
 		"a log record with a LostError": text(&hold.LostError{Why: server}),

@@ -11,11 +11,11 @@ import (
 	migratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/adapters/golangmigrate"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // After a file that fails, golang-migrate reads none of those that it has prefetched: the
@@ -154,9 +154,9 @@ func TestTheMonitorKnowsTheLockOfGolangMigrate(t *testing.T) {
 	must(t, migrations.Up(t.Context(), db.Pool, nil))
 	driver := driver(t, db, "schema_migrations")
 	must(t, driver.Lock())
-	monitor, err := pgxlock.NewMonitor(db.Pool, nil)
+	locks, err := monitor.New(db.Pool, nil)
 	must(t, err)
-	shot, err := monitor.Snapshot(t.Context())
+	shot, err := locks.Snapshot(t.Context())
 	must(t, err)
 	labels := ""
 	for _, h := range shot.Holders {

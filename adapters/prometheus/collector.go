@@ -8,13 +8,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // CollectorConfig configures [NewCollector]. A nil *CollectorConfig means the defaults.
 type CollectorConfig struct {
-	// Schema is where the migrations were run. Default: as in [pgxlock.MonitorConfig].
+	// Schema is where the migrations were run. Default: as in [monitor.Config].
 	Schema string
 
 	// Timeout bounds the reading of the database for one scrape. Default: 5 s.
@@ -32,18 +31,19 @@ type CollectorConfig struct {
 // NewCollector returns a collector that shows the locks of a database, of all programs that
 // use it: holders, waiters, leases that expired, and the load of the server. One process
 // should register it, not each one. A scrape takes one connection of the pool and sends
-// read-only statements; it needs the rights of a [pgxlock.Monitor].
+// read-only statements; it needs the rights of a [monitor.Monitor].
 func NewCollector(pool *pgxpool.Pool, cfg *CollectorConfig) (prometheus.Collector, error) {
 	var c CollectorConfig
 	if cfg != nil {
 		c = *cfg
 	}
-	if _, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: c.Schema}); err != nil {
+	locks, err := monitor.New(pool, &monitor.Config{Schema: c.Schema})
+	if err != nil {
 		return nil, err
 	}
 	if c.Timeout < 0 || c.Every < 0 {
 		return nil, errors.New("pgxlock: a duration of the metrics is negative; leave it 0 for the default")
 	}
 	c.Timeout, c.Every = cmp.Or(c.Timeout, defaultTimeout), cmp.Or(c.Every, defaultEvery)
-	return &collector{pool: pool, locks: monitor.Monitor{Pool: pool, Config: monitor.Config{Schema: c.Schema}}, cfg: c}, nil
+	return &collector{pool: pool, locks: locks, cfg: c}, nil
 }

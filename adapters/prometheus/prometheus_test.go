@@ -23,6 +23,7 @@ import (
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -130,13 +131,13 @@ func operate(t *testing.T, pool *pgxpool.Pool, m *pgxlockprom.Metrics) {
 	check(t, lock.Renew(ctx))
 	check(t, lock.Release(ctx))
 
-	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Observe: m.Observe})
+	mon, err := monitor.New(pool, &monitor.Config{Observe: m.Observe})
 	check(t, err)
 	lock, err = locks.Acquire(ctx, "evicted:secret-18")
 	check(t, err)
-	holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.KindLease})
+	holders, err := mon.Holders(ctx, monitor.Filter{Kind: pgxlock.KindLease})
 	check(t, err)
-	_, err = monitor.Evict(ctx, holders[0], "for a test")
+	_, err = mon.Evict(ctx, holders[0], "for a test")
 	check(t, err)
 	<-lock.Lost()
 
@@ -180,7 +181,7 @@ func operate(t *testing.T, pool *pgxpool.Pool, m *pgxlockprom.Metrics) {
 		<-over
 	})
 	for waits := 0; waits != 1; {
-		waiters, err := monitor.Waiters(ctx, pgxlock.Filter{Kind: pgxlock.KindLease})
+		waiters, err := mon.Waiters(ctx, monitor.Filter{Kind: pgxlock.KindLease})
 		check(t, err)
 		waits = len(waiters)
 	}

@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/doctor"
-	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // checkEvery is the shortest time between two runs of the doctor's checks.
@@ -50,7 +51,7 @@ var (
 // A collector shows the state of a database. It reads when it is scraped.
 type collector struct {
 	pool  *pgxpool.Pool
-	locks monitor.Monitor
+	locks *monitor.Monitor
 	cfg   CollectorConfig
 
 	mu      sync.Mutex // held while the database is read: scrapes at one time share a reading
@@ -65,7 +66,6 @@ type state struct {
 	ok   bool
 	took time.Duration
 	shot monitor.Snapshot
-	load monitor.Load
 }
 
 // Describe implements prometheus.Collector.
@@ -95,10 +95,10 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	tell(unreadable, float64(len(s.shot.Missing)))
 	s.tellHolders(tell)
 	s.tellWaiters(tell)
-	tell(tableEntries, float64(s.load.Locks))
-	tell(tableCapacity, float64(s.load.Room))
-	tell(notifications, s.load.Notifications)
-	tell(oldestTx, s.since(s.load.OldestSince))
+	tell(tableEntries, float64(s.shot.Load.Locks))
+	tell(tableCapacity, float64(s.shot.Load.Room))
+	tell(notifications, s.shot.Load.Notifications)
+	tell(oldestTx, s.since(s.shot.Load.OldestSince))
 	for check, is := range status {
 		tell(checks, map[string]float64{"ok": 0, "warning": 1, "error": 2}[is], check)
 	}
@@ -120,7 +120,7 @@ func (c *collector) readLocked() {
 	began := time.Now()
 	var s state
 	var err error
-	s.shot, err = c.locks.Snapshot(monitor.WithLoad(ctx, &s.load))
+	s.shot, err = c.locks.Snapshot(ctx)
 	s.ok = err == nil
 	if due := c.checked.IsZero() || time.Since(c.checked) >= checkEvery; s.ok && due && c.cfg.Doctor {
 		if status, err := c.checks(ctx); err == nil {
@@ -150,30 +150,22 @@ func (s *state) since(at time.Time) float64 {
 	return max(s.shot.At.Sub(at).Seconds(), 0)
 }
 
-// kindName is a kind as labels have it.
-func kindName(k monitor.Kind) string {
-	if k == monitor.KindAdvisory {
-		return "advisory"
-	}
-	return "lease"
-}
-
 var (
-	kinds = []monitor.Kind{monitor.KindAdvisory, monitor.KindLease}
-	modes = map[bool]string{false: "exclusive", true: "shared"}
+	kinds = []pgxlock.Kind{pgxlock.KindAdvisory, pgxlock.KindLease}
+	modes = map[pgxlock.Mode]string{pgxlock.Exclusive: "exclusive", pgxlock.Shared: "shared"}
 )
 
 func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 	type of struct {
-		kind   monitor.Kind
-		shared bool
+		kind pgxlock.Kind
+		mode pgxlock.Mode
 	}
 	held := make(map[of]int)
 	var oldest, drawn float64
 	var clockBack int
 	for _, h := range s.shot.Holders {
-		held[of{h.Kind, h.Shared}]++
-		if h.Kind == monitor.KindLease {
+		held[of{h.Kind, h.Mode}]++
+		if h.Kind == pgxlock.KindLease {
 			oldest = max(oldest, s.since(h.Since))
 		}
 		if h.Suspect {
@@ -185,21 +177,21 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 		if h.EvictedBy != "" { // its holder did not die
 			states["evicted"]++
 		} else {
-			states[h.State]++
+			states[string(h.State)]++
 		}
 	}
-	for _, list := range [][]*monitor.Holder{s.shot.Holders, s.shot.Expired} {
+	for _, list := range [][]pgxlock.Holder{s.shot.Holders, s.shot.Expired} {
 		for _, h := range list {
-			if h.Kind == monitor.KindLease && h.Token > 0 {
+			if h.Kind == pgxlock.KindLease && h.Token > 0 {
 				drawn = max(drawn, float64(h.Token%tokensOfTimeline)/tokensOfTimeline)
 			}
 		}
 	}
-	leases := s.shot.Unread.Leases == nil || held[of{monitor.KindLease, false}]+held[of{monitor.KindLease, true}] > 0 // those beyond the bound are left out
-	for kind, read := range map[monitor.Kind]bool{monitor.KindAdvisory: s.shot.Unread.Advisory == nil, monitor.KindLease: leases} {
-		for shared, mode := range modes {
+	leases := s.shot.Unread.Leases == nil || held[of{pgxlock.KindLease, pgxlock.Exclusive}]+held[of{pgxlock.KindLease, pgxlock.Shared}] > 0 // those beyond the bound are left out
+	for kind, read := range map[pgxlock.Kind]bool{pgxlock.KindAdvisory: s.shot.Unread.Advisory == nil, pgxlock.KindLease: leases} {
+		for mode, name := range modes {
 			if read {
-				tell(holders, float64(held[of{kind, shared}]), kindName(kind), mode)
+				tell(holders, float64(held[of{kind, mode}]), kind.String(), name)
 			}
 		}
 	}
@@ -218,17 +210,17 @@ func (s *state) tellWaiters(tell func(*prometheus.Desc, float64, ...string)) {
 	if s.shot.Unread.Queues != nil && len(s.shot.Waiters) == 0 {
 		return
 	}
-	waiting := make(map[monitor.Kind]int)
-	longest := make(map[monitor.Kind]float64)
+	waiting := make(map[pgxlock.Kind]int)
+	longest := make(map[pgxlock.Kind]float64)
 	for _, w := range s.shot.Waiters {
 		waiting[w.Kind] += 1 + w.Behind
 		longest[w.Kind] = max(longest[w.Kind], s.since(w.Since))
 	}
 	for _, kind := range kinds {
-		if kind == monitor.KindAdvisory && s.shot.Unread.Advisory != nil {
+		if kind == pgxlock.KindAdvisory && s.shot.Unread.Advisory != nil {
 			continue
 		}
-		tell(waiters, float64(waiting[kind]), kindName(kind))
-		tell(oldestWait, longest[kind], kindName(kind))
+		tell(waiters, float64(waiting[kind]), kind.String())
+		tell(oldestWait, longest[kind], kind.String())
 	}
 }

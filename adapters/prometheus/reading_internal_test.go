@@ -6,7 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A snapshot takes so many leases and tickets. What it took is shown where there are more, and
@@ -16,8 +17,8 @@ func TestPartThatCouldNotBeReadIsLeftOut(t *testing.T) {
 	var partly monitor.Snapshot
 	partly.Unread = monitor.Unread{Leases: errors.New("too many"), Queues: errors.New("too many")}
 	unread := partly
-	partly.Holders = []*monitor.Holder{{Kind: monitor.KindLease}}
-	partly.Waiters = []monitor.Waiter{{Kind: monitor.KindLease}}
+	partly.Holders = []pgxlock.Holder{{Kind: pgxlock.KindLease}}
+	partly.Waiters = []monitor.Waiter{{Kind: pgxlock.KindLease}}
 	for name, test := range map[string]struct {
 		shot monitor.Snapshot
 		want map[*prometheus.Desc]int

@@ -12,8 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A board is a terminal on which watch draws one snapshot over the other, selected and sorted as
@@ -30,18 +29,17 @@ type board struct {
 	typing    bool   // a filter
 	part      []byte // of a key that is typed
 	scroll    string // lines that scroll away what was there before
-	shot      pgxlock.Snapshot
-	load      monitor.Load
+	shot      monitor.Snapshot
 }
 
 // show draws a snapshot.
-func (b *board) show(shot pgxlock.Snapshot, load monitor.Load) error {
+func (b *board) show(shot monitor.Snapshot) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i, text := range shot.Missing {
 		shot.Missing[i] = inFlags(b.cmd.Flags(), advices, text)
 	}
-	b.shot, b.load = shot, load
+	b.shot = shot
 	return b.drawLocked()
 }
 
@@ -56,8 +54,8 @@ func (b *board) drawLocked() error {
 	if b.shot.At.IsZero() {
 		return nil
 	}
-	columns, rows, _ := window(b.out)                                                      // it may have changed
-	text, err := frame(b.palette, b.selection.of(b.shot), b.load, true, max(0, columns-1)) // in the last column a terminal may wrap
+	columns, rows, _ := window(b.out)                                              // it may have changed
+	text, err := frame(b.palette, b.selection.of(b.shot), true, max(0, columns-1)) // in the last column a terminal may wrap
 	if err == nil {
 		_, err = io.WriteString(b.out, b.scroll+redrawn(text, rows, b.palette.paint(faint, b.statusLocked())))
 		b.scroll = ""

@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The command evict takes a lock away from one holder, after it has asked the user.
@@ -28,7 +30,8 @@ var errNotEvicted = errors.New("nothing was evicted")
 // eviction is what evict is asked to do.
 type eviction struct {
 	monitoring     monitoring
-	key            string
+	key, text      string // text: as people write it
+	raw            bool   // key is the number of an advisory lock
 	kind           lockKind
 	holder, reason string
 	pid            int32
@@ -63,13 +66,14 @@ or the answer was no.`,
 			if e.key = args[0]; e.kind != kindLease {
 				e.key = typed(args[0])
 			}
+			e.text, e.raw = lockkey.Split(e.key)
 			if err := e.check(cmd); err != nil {
 				return usageError{err}
 			}
-			if e.key == bare(e.key) { // else it is a number, which has no name
+			if !e.raw { // else it is a number, which has no name
 				e.monitoring.names = append(e.monitoring.names, e.key)
 			}
-			return e.monitoring.do(cmd.Context(), writing, func(monitor *pgxlock.Monitor) error { return e.do(cmd, monitor) })
+			return e.monitoring.do(cmd.Context(), writing, func(locks *monitor.Monitor) error { return e.do(cmd, locks) })
 		},
 	}
 	flags := cmd.Flags()
@@ -109,37 +113,37 @@ func (e *eviction) check(cmd *cobra.Command) error {
 	return nil
 }
 
-func (e *eviction) do(cmd *cobra.Command, monitor *pgxlock.Monitor) error {
-	h, err := e.find(cmd.Context(), cmd.Flags(), monitor)
+func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
+	h, err := e.find(cmd.Context(), cmd.Flags(), locks)
 	if err != nil {
 		return err
 	}
 	if h.Internal {
-		return fmt.Errorf("%s belongs to pgxlock itself (%s); evict the holder of the lock that it is for, pgxlock watch shows it; %w", shown(bare(h.Key)), h.Label, errNotEvicted)
+		return fmt.Errorf("%s belongs to pgxlock itself (%s); evict the holder of the lock that it is for, pgxlock watch shows it; %w", shown(h.Key), h.Label, errNotEvicted)
 	}
 	var gone bool
 	if e.terminate {
-		gone, err = e.end(cmd, monitor, h)
+		gone, err = e.end(cmd, locks, h)
 	} else if err = e.ask(cmd, fmt.Sprintf("Take the %s?", described(h))); err == nil {
-		gone, err = monitor.Evict(cmd.Context(), h, e.reason)
+		gone, err = locks.Evict(cmd.Context(), h, e.reason)
 	}
 	switch {
-	case errors.Is(err, pgxlock.ErrStillHeld) && cmd.Context().Err() == nil:
-		return outcome{exitBusy, fmt.Errorf("process %d was asked to release %s and still holds it: it is no Locker's, cannot listen, or hangs; --terminate ends its session and releases all that it holds", h.PID, shown(bare(h.Key)))}
+	case errors.Is(err, monitor.ErrStillHeld) && cmd.Context().Err() == nil:
+		return outcome{exitBusy, fmt.Errorf("process %d was asked to release %s and still holds it: it is no Locker's, cannot listen, or hangs; --terminate ends its session and releases all that it holds", h.PID, shown(h.Key))}
 	case err != nil:
 		return err
 	case !gone:
-		return fmt.Errorf("%s no longer holds %s; %w", printable(h.ID), shown(bare(h.Key)), errNotEvicted)
+		return fmt.Errorf("%s no longer holds %s; %w", printable(h.ID), shown(h.Key), errNotEvicted)
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "evicted: %s\n", described(h))
 	return err
 }
 
 // find returns the one holder that is meant.
-func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxlock.Monitor) (pgxlock.Holder, error) {
+func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monitor.Monitor) (pgxlock.Holder, error) {
 	kinds := []pgxlock.Kind{pgxlock.KindAdvisory, pgxlock.KindLease}
 	switch {
-	case e.terminate, e.key != bare(e.key):
+	case e.terminate, e.raw:
 		kinds = kinds[:1]
 	case e.kind != "":
 		kinds = []pgxlock.Kind{e.kind.kind()}
@@ -147,7 +151,7 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 	var found, chosen []pgxlock.Holder
 	choose := "--kind, --holder, --pid or --token"
 	for _, kind := range kinds { // each by itself: what cannot be seen is an error, also where the other one is held
-		holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: kind, Key: e.key})
+		holders, err := locks.Holders(ctx, monitor.Filter{Kind: kind, Key: e.key})
 		if err != nil {
 			return pgxlock.Holder{}, err
 		}
@@ -156,7 +160,7 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 	if len(found) == 0 && slices.Contains(kinds, pgxlock.KindLease) {
 		choose = "its key, --holder or --token"
 		var err error
-		if found, err = permitsOf(ctx, monitor, e.key); err != nil {
+		if found, err = permitsOf(ctx, locks, e.key); err != nil {
 			return pgxlock.Holder{}, err
 		}
 	}
@@ -172,19 +176,19 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, monitor *pgxl
 	case len(chosen) == 1:
 		return chosen[0], nil
 	case len(chosen) > 1:
-		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders; choose one with %s: %s", shown(bare(e.key)), choose, some(chosen, 10, "; ", described))}
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders; choose one with %s: %s", shown(e.text), choose, some(chosen, 10, "; ", described))}
 	case len(found) > 0:
-		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(bare(e.key)), errNotEvicted, some(found, 10, "; ", described))
+		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(e.text), errNotEvicted, some(found, 10, "; ", described))
 	}
-	if e.terminate && e.key == bare(e.key) {
-		return pgxlock.Holder{}, fmt.Errorf("nobody holds %s as an advisory lock; %w; leave out --terminate to evict the holder of a lease", shown(bare(e.key)), errNotEvicted)
+	if e.terminate && !e.raw {
+		return pgxlock.Holder{}, fmt.Errorf("nobody holds %s as an advisory lock; %w; leave out --terminate to evict the holder of a lease", shown(e.text), errNotEvicted)
 	}
-	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(bare(e.key)), errNotEvicted)
+	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(e.text), errNotEvicted)
 }
 
 // permitsOf returns who holds permits of a semaphore.
-func permitsOf(ctx context.Context, monitor *pgxlock.Monitor, name string) ([]pgxlock.Holder, error) {
-	holders, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.KindLease, Prefix: name + "#"})
+func permitsOf(ctx context.Context, locks *monitor.Monitor, name string) ([]pgxlock.Holder, error) {
+	holders, err := locks.Holders(ctx, monitor.Filter{Kind: pgxlock.KindLease, Prefix: name + "#"})
 	return slices.DeleteFunc(holders, func(h pgxlock.Holder) bool {
 		_, err := strconv.ParseUint(h.Key[len(name)+1:], 10, 32)
 		return err != nil
@@ -192,31 +196,31 @@ func permitsOf(ctx context.Context, monitor *pgxlock.Monitor, name string) ([]pg
 }
 
 // end ends the session of a holder, after all that ends with it was shown.
-func (e *eviction) end(cmd *cobra.Command, monitor *pgxlock.Monitor, h pgxlock.Holder) (bool, error) {
+func (e *eviction) end(cmd *cobra.Command, locks *monitor.Monitor, h pgxlock.Holder) (bool, error) {
 	if h.PID == 0 {
 		return false, errors.New("a prepared transaction holds the lock and has no session; end it with COMMIT PREPARED or ROLLBACK PREPARED")
 	}
-	session, err := monitor.Session(cmd.Context(), h.PID)
+	session, err := locks.Session(cmd.Context(), h.PID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	if !slices.ContainsFunc(session.Holders, func(has pgxlock.Holder) bool { return has.Key == h.Key }) {
+	if !slices.ContainsFunc(session.Holders, func(has pgxlock.Holder) bool { return has.LockKey() == h.LockKey() }) {
 		return false, nil
 	}
 	cmd.PrintErrf("pgxlock: the session of process %d (application %q, role %q, client %q) will end, with:\n", session.PID, session.Application, session.Role, session.Client)
 	for _, has := range session.Holders {
-		cmd.PrintErrf("  holds %s, %s\n", shown(bare(has.Key)), modeNamed(has.Mode))
+		cmd.PrintErrf("  holds %s, %s\n", shown(has.Key), modeNamed(has.Mode))
 	}
 	for _, wants := range session.Waiters {
-		cmd.PrintErrf("  waits for %s, %s\n", shown(bare(wants.Key)), modeNamed(wants.Mode))
+		cmd.PrintErrf("  waits for %s, %s\n", shown(wants.Key), modeNamed(wants.Mode))
 	}
 	if err := e.ask(cmd, "End it?"); err != nil {
 		return false, err
 	}
-	return monitor.Terminate(cmd.Context(), session, e.reason)
+	return locks.Terminate(cmd.Context(), session, e.reason)
 }
 
 // ask returns nil if the answer is yes.
@@ -250,7 +254,7 @@ func described(h pgxlock.Holder) string {
 	if h.Kind == pgxlock.KindAdvisory {
 		kind += " lock"
 	}
-	text := fmt.Sprintf("%s %s from %s", kind, shown(bare(h.Key)), printable(h.ID))
+	text := fmt.Sprintf("%s %s from %s", kind, shown(h.Key), printable(h.ID))
 	if h.Mode == pgxlock.Shared {
 		text = "shared " + text
 	}

@@ -106,11 +106,10 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 			e.Holder = ofSession(e.Holder)
 		}
 		if n, err := strconv.ParseInt(name, 10, 64); err == nil && kind != 0 && !named {
-			e.Key = map[int32]string{1: pgxlock.RawKey(n), 2: pgxlock.RawKey2(int32(n>>32), int32(n))}[kind]
-			if i := slices.IndexFunc(m.names, func(known string) bool {
-				return lockkey.Identify(typed(known)) == lockkey.ID{Number: n, Pair: kind == 2}
-			}); i >= 0 {
-				e.Key = typed(m.names[i])
+			id := lockkey.ID{Number: n, Pair: kind == 2}
+			e.Key, _ = lockkey.Split(id.Key())
+			if i := slices.IndexFunc(m.names, func(known string) bool { return lockkey.Identify(typed(known)) == id }); i >= 0 {
+				e.Key, _ = lockkey.Split(typed(m.names[i]))
 			}
 		}
 		all = append(all, e)
@@ -138,7 +137,7 @@ type evictionView struct {
 }
 
 func viewEviction(e serve.Eviction) evictionView {
-	return evictionView{bare(e.Key), kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
+	return evictionView{e.Key, kindNamed(e.Kind), e.Holder, e.At, e.By, e.Reason}
 }
 
 func printEvictions(w io.Writer, p palette, screen int, list []serve.Eviction) error {
@@ -146,7 +145,7 @@ func printEvictions(w io.Writer, p palette, screen int, list []serve.Eviction) e
 	for i, e := range list {
 		rows[i] = []cell{
 			{text: e.At.Local().Format(time.RFC3339)},
-			{text: printable(bare(e.Key))},
+			{text: printable(e.Key)},
 			{text: string(kindNamed(e.Kind))},
 			{text: printable(e.Holder)},
 			{text: printable(e.By)},

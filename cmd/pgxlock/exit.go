@@ -17,6 +17,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/oneline"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // Exit codes, those of sysexits.h where it has one.
@@ -129,7 +130,7 @@ func badInput(err error) bool {
 
 // busy reports whether somebody is in the way who will be gone later.
 func busy(err error) bool {
-	if _, ok := errors.AsType[*busyError](err); ok || errors.Is(err, pgxlock.ErrNotAcquired) || errors.Is(err, pgxlock.ErrStillHeld) {
+	if _, ok := errors.AsType[*busyError](err); ok || errors.Is(err, pgxlock.ErrNotAcquired) || errors.Is(err, monitor.ErrStillHeld) {
 		return true
 	}
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The command ls lists the holders of locks, and the leases that nobody released.
@@ -49,7 +50,7 @@ among that, ls exits with another code than 0, and prints no list that would be 
 			if err := f.check(cmd); err != nil {
 				return err
 			}
-			return m.do(cmd.Context(), reading, func(locks *pgxlock.Monitor) error {
+			return m.do(cmd.Context(), reading, func(locks *monitor.Monitor) error {
 				shot, err := locks.Snapshot(cmd.Context())
 				if err != nil {
 					return err
@@ -177,7 +178,7 @@ func (f *filter) leasesOnly() bool {
 }
 
 // of returns a snapshot whose Holders are all that pass, with what may be missing among them.
-func (f *filter) of(shot pgxlock.Snapshot) pgxlock.Snapshot {
+func (f *filter) of(shot monitor.Snapshot) monitor.Snapshot {
 	shot.Holders = chosen(slices.Concat(shot.Holders, shot.Expired), func(h pgxlock.Holder) bool { return f.passes(shot.At, h) })
 	shot = f.selection.of(shot)
 	if f.leasesOnly() {
@@ -190,7 +191,7 @@ func (f *filter) of(shot pgxlock.Snapshot) pgxlock.Snapshot {
 
 // passes reports whether a holder passes all filters but those of the selection.
 func (f *filter) passes(at time.Time, h pgxlock.Holder) bool {
-	return strings.HasPrefix(bare(h.Key), f.prefix) && strings.Contains(h.ID, f.holder) &&
+	return strings.HasPrefix(h.Key, f.prefix) && strings.Contains(h.ID, f.holder) &&
 		(len(f.states) == 0 || slices.Contains(f.states, string(h.State))) &&
 		(f.olderThan == 0 || !h.Since.IsZero() && at.Sub(h.Since) > f.olderThan) &&
 		(f.expiresWithin == 0 || h.State == pgxlock.StateLive && !h.Expires.IsZero() && h.Expires.Sub(at) <= f.expiresWithin)

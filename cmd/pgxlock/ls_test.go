@@ -15,6 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // migrated returns a database with pgxlock in it.
@@ -131,11 +132,11 @@ func TestJSONNamesALockAlikeInAllCommands(t *testing.T) {
 	}
 	acquired := fields(execute(t, env, "acquire", "k", "-o", "json", "--metadata", "page 3").stdout)
 	listed := fields(execute(t, env, "ls", "-o", "json").stdout)
-	monitor, err := pgxlock.NewMonitor(db.Pool, nil)
+	locks, err := monitor.New(db.Pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	holders, err := monitor.Holders(t.Context(), pgxlock.Filter{})
+	holders, err := locks.Holders(t.Context(), monitor.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +218,7 @@ func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
 	session(t, db, "select pg_advisory_lock(advisory_lock_key('order:3')), pg_advisory_lock_shared(4, 2); set application_name = 'psql'")
-	monitor, err := pgxlock.NewMonitor(db.Pool, &pgxlock.MonitorConfig{Names: []string{"order:3"}})
+	locks, err := monitor.New(db.Pool, &monitor.Config{Names: []string{"order:3"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +263,7 @@ func TestLsListsWhatPassesAllFiltersInTheOrderThatIsAskedFor(t *testing.T) {
 		if err := f.check(&cmd); err != nil {
 			t.Errorf("%s: %v", test.args, err)
 		}
-		shot, err := monitor.Snapshot(t.Context())
+		shot, err := locks.Snapshot(t.Context())
 		shot = f.of(shot)
 		if got := names(views(shot.Holders, func(h pgxlock.Holder) listedView { return viewListed(shot.At, h) })); err != nil || got != test.want {
 			t.Errorf("%s: %q, %v, want %q", test.args, got, err, test.want)

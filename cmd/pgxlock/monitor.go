@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The commands ls, tree, watch, reap and evict share a Monitor of the database, and show keys,
@@ -35,37 +37,32 @@ func (m *monitoring) addInternalFlag(cmd *cobra.Command) {
 }
 
 // open returns the Monitor, and the pool that it uses, for the caller to close.
-func (m *monitoring) open(ctx context.Context, u use) (*pgxpool.Pool, *pgxlock.Monitor, error) {
+func (m *monitoring) open(ctx context.Context, u use) (*pgxpool.Pool, *monitor.Monitor, error) {
 	pool, err := m.target.connect(ctx, u)
 	if err != nil {
 		return nil, nil, err
 	}
 	names := views(m.names, typed)
-	monitor, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: m.target.schema, Names: names, Internal: m.internal})
+	locks, err := monitor.New(pool, &monitor.Config{Schema: m.target.schema, Names: names, Internal: m.internal})
 	if err != nil {
 		pool.Close()
 		return nil, nil, usageError{err}
 	}
-	return pool, monitor, nil
+	return pool, locks, nil
 }
 
 // do calls fn with the Monitor.
-func (m *monitoring) do(ctx context.Context, u use, fn func(*pgxlock.Monitor) error) error {
-	pool, monitor, err := m.open(ctx, u)
+func (m *monitoring) do(ctx context.Context, u use, fn func(*monitor.Monitor) error) error {
+	pool, locks, err := m.open(ctx, u)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	return fn(monitor)
+	return fn(locks)
 }
 
 // kindNamed is a kind as --kind names it.
-func kindNamed(kind pgxlock.Kind) lockKind {
-	if kind == pgxlock.KindAdvisory {
-		return kindAdvisory
-	}
-	return kindLease
-}
+func kindNamed(kind pgxlock.Kind) lockKind { return lockKind(kind.String()) }
 
 // kind is what --kind means.
 func (k lockKind) kind() pgxlock.Kind {
@@ -79,32 +76,20 @@ func modeNamed(mode pgxlock.Mode) string {
 	return "exclusive"
 }
 
-// bare is a key as it is typed: that of a lock whose name is not known is #42 or #4,2.
-func bare(key string) string { return strings.TrimPrefix(key, "\x00") }
-
 // titled is a key as a table shows it: of pgxlock's own what it is, as its number tells
 // nobody anything.
 func titled(key, label string, internal bool) string {
 	if internal {
 		return "(" + printable(label) + ")"
 	}
-	return printable(bare(key))
+	return printable(key)
 }
 
-// typed is the key that bare shows like this.
+// typed is the key that a Holder shows like this: #42 and #4,2 are numbers of advisory locks.
 func typed(text string) string {
-	number, raw := strings.CutPrefix(text, "#")
-	if !raw {
-		return text
-	}
-	if first, second, pair := strings.Cut(number, ","); pair {
-		a, err := strconv.ParseInt(first, 10, 32)
-		b, err2 := strconv.ParseInt(second, 10, 32)
-		if err == nil && err2 == nil {
-			return pgxlock.RawKey2(int32(a), int32(b))
-		}
-	} else if id, err := strconv.ParseInt(number, 10, 64); err == nil {
-		return pgxlock.RawKey(id)
+	key := lockkey.Join(text, true)
+	if _, raw := lockkey.ParseRaw(key); raw {
+		return key
 	}
 	return text
 }
@@ -133,7 +118,7 @@ type holderView struct {
 
 func viewHolder(h pgxlock.Holder) holderView {
 	return holderView{
-		bare(h.Key), kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
+		h.Key, kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
 		h.Metadata, h.Application, h.Role, h.Client, h.Label, h.Internal, h.EvictedBy, h.EvictionReason,
 	}
 }
@@ -153,8 +138,8 @@ type waiterView struct {
 	Internal  bool      `json:"internal,omitempty"`
 }
 
-func viewWaiter(w pgxlock.Waiter) waiterView {
-	view := waiterView{Key: bare(w.Key), Kind: kindNamed(w.Kind), Waiter: w.Owner, Since: w.Since, Behind: w.Behind, Woken: w.Woken, PID: w.PID, BlockedBy: w.BlockedBy, Label: w.Label, Internal: w.Internal}
+func viewWaiter(w monitor.Waiter) waiterView {
+	view := waiterView{Key: w.Key, Kind: kindNamed(w.Kind), Waiter: w.Owner, Since: w.Since, Behind: w.Behind, Woken: w.Woken, PID: w.PID, BlockedBy: w.BlockedBy, Label: w.Label, Internal: w.Internal}
 	if w.PID != 0 {
 		view.Mode = modeNamed(w.Mode)
 	}

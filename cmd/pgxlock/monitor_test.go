@@ -14,9 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // session returns a session that has run a statement, and the id of its process.
@@ -328,19 +327,19 @@ func TestNamesOfOthersCannotCommandTheTerminal(t *testing.T) {
 	t.Parallel()
 	const evil = "a\x1b[2Jb\nc"
 	at := time.Now()
-	shot := pgxlock.Snapshot{
+	shot := monitor.Snapshot{
 		At:      at,
 		Holders: []pgxlock.Holder{{Key: evil, Kind: pgxlock.KindLease, ID: evil, Metadata: evil, State: pgxlock.StateLive, Since: at.Add(-time.Minute), Expires: at.Add(time.Minute)}},
 		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.KindLease, State: pgxlock.StateAbandoned, Label: evil, Client: evil}},
-		Waiters: []pgxlock.Waiter{{Key: evil, Kind: pgxlock.KindLease, Owner: evil, Behind: 2, Woken: true}},
+		Waiters: []monitor.Waiter{{Key: evil, Kind: pgxlock.KindLease, Owner: evil, Behind: 2, Woken: true}},
 		Missing: []string{evil},
 	}
-	text, err := frame(true, shot, monitor.Load{}, true, 0)
+	text, err := frame(true, shot, true, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tree strings.Builder
-	if err := printTree(&tree, true, at, waittree.Of(shot)); err != nil {
+	if err := printTree(&tree, true, at, shot.Waits().Tree()); err != nil {
 		t.Fatal(err)
 	}
 	for text, lines := range map[string]int{text: 10, tree.String(): 2} {
@@ -378,17 +377,17 @@ func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
 // What nobody knows is an empty field, or none: not a year long ago, and no number.
 func TestUnknownColumnsAreEmpty(t *testing.T) {
 	t.Parallel()
-	unknown := pgxlock.Holder{Key: pgxlock.RawKey(42), Kind: pgxlock.KindAdvisory, ID: "psql:1", PID: 1, State: pgxlock.StateLive}
-	shot := pgxlock.Snapshot{
+	unknown := pgxlock.Holder{Key: "#42", Raw: true, Kind: pgxlock.KindAdvisory, ID: "psql:1", PID: 1, State: pgxlock.StateLive}
+	shot := monitor.Snapshot{
 		At: time.Now(), Holders: []pgxlock.Holder{unknown},
-		Waiters: []pgxlock.Waiter{{Key: pgxlock.RawKey(42), Kind: pgxlock.KindAdvisory, Owner: "psql:2", PID: 2, BlockedBy: []int32{1}}},
+		Waiters: []monitor.Waiter{{Key: "#42", Raw: true, Kind: pgxlock.KindAdvisory, Owner: "psql:2", PID: 2, BlockedBy: []int32{1}}},
 	}
-	text, err := frame(false, shot, monitor.Load{}, false, 0)
+	text, err := frame(false, shot, false, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var tree, all, queues strings.Builder
-	if err := errors.Join(printTree(&tree, false, shot.At, waittree.Of(shot)), printJSON(&all, viewSnapshot(shot, monitor.Load{})), printJSON(&queues, views(waittree.Of(shot), viewQueue))); err != nil {
+	if err := errors.Join(printTree(&tree, false, shot.At, shot.Waits().Tree()), printJSON(&all, viewSnapshot(shot)), printJSON(&queues, views(shot.Waits().Tree(), viewQueue))); err != nil {
 		t.Fatal(err)
 	}
 	if want := "#42 (advisory) held by psql:1\n  psql:2 waits\n"; tree.String() != want {
@@ -410,17 +409,17 @@ func TestUnknownColumnsAreEmpty(t *testing.T) {
 func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 	t.Parallel()
 	const why = "hangs since the deploy of eleven o'clock, INC-7\nask ops"
-	shot := pgxlock.Snapshot{
+	shot := monitor.Snapshot{
 		At:      time.Now(),
 		Holders: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindAdvisory, ID: "A:1", PID: 1, State: pgxlock.StateLive, Client: "10.0.0.7", EvictedBy: "postgres", EvictionReason: why}},
 		Expired: []pgxlock.Holder{{Key: "old", Kind: pgxlock.KindLease, ID: "*evicted", State: pgxlock.StateExpired, Metadata: "pod-7", EvictedBy: "postgres", EvictionReason: why}},
 	}
-	text, err := frame(false, shot, monitor.Load{}, false, 0)
+	text, err := frame(false, shot, false, 0)
 	const want = `evicted by postgres: hangs since the deploy of eleven o'clock, INC-7\nask ops`
 	if err != nil || !strings.Contains(text, "  being "+want+"\n") || !strings.Contains(text, "  "+want+"\n") {
 		t.Errorf("%v\n%s", err, text)
 	}
-	view := viewSnapshot(shot, monitor.Load{})
+	view := viewSnapshot(shot)
 	for _, h := range append(view.Holders, view.Expired...) {
 		encoded, err := json.Marshal(h)
 		if err != nil || !strings.Contains(string(encoded), `"evicted_by":"postgres","eviction_reason":"hangs since`) { // as ls calls it
@@ -444,12 +443,12 @@ func TestANumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
 
 func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	t.Parallel()
-	queue := func(key string, waiters ...waittree.Blocked) waittree.Queue {
-		return waittree.Queue{Key: key, Kind: pgxlock.KindLease, Waiters: waiters}
+	queue := func(key string, waiters ...monitor.Blocked) monitor.Queue {
+		return monitor.Queue{LockID: monitor.LockID{Kind: pgxlock.KindLease, Key: key}, Waiters: waiters}
 	}
-	circle := queue("b", waittree.Blocked{Waiter: pgxlock.Waiter{Owner: "two"}, Blocks: []waittree.Queue{queue("a")}})
+	circle := queue("b", monitor.Blocked{Waiter: &monitor.Waiter{Owner: "two"}, Blocks: []monitor.Queue{queue("a")}})
 	var tree strings.Builder
-	if err := printTree(&tree, false, time.Now(), []waittree.Queue{queue("a", waittree.Blocked{Waiter: pgxlock.Waiter{Owner: "one"}, Blocks: []waittree.Queue{circle}})}); err != nil {
+	if err := printTree(&tree, false, time.Now(), []monitor.Queue{queue("a", monitor.Blocked{Waiter: &monitor.Waiter{Owner: "one"}, Blocks: []monitor.Queue{circle}})}); err != nil {
 		t.Fatal(err)
 	}
 	const want = `a (lease) held by nobody (the next waiter is about to acquire it)
@@ -466,12 +465,12 @@ func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 func TestTheTreeNamesNobodyWhereHoldersCannotBeRead(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	shot := pgxlock.Snapshot{
-		Waiters: []pgxlock.Waiter{{Key: "a", Kind: pgxlock.KindLease, Owner: "one"}, {Key: "b", Kind: pgxlock.KindAdvisory, Owner: "two"}},
-		Unread:  pgxlock.Unread{Leases: errors.New("denied")},
+	shot := monitor.Snapshot{
+		Waiters: []monitor.Waiter{{Key: "a", Kind: pgxlock.KindLease, Owner: "one"}, {Key: "b", Kind: pgxlock.KindAdvisory, Owner: "two"}},
+		Unread:  monitor.Unread{Leases: errors.New("denied")},
 	}
 	var tree, list strings.Builder
-	if err := errors.Join(printTree(&tree, false, time.Now(), waittree.Of(shot)), printJSON(&list, views(waittree.Of(shot), viewQueue))); err != nil {
+	if err := errors.Join(printTree(&tree, false, time.Now(), shot.Waits().Tree()), printJSON(&list, views(shot.Waits().Tree(), viewQueue))); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"a (lease) held by holders that cannot be shown\n", "b (advisory) held by nobody "} {

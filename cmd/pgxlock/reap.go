@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The command reap removes expired leases that no holder released.
@@ -28,8 +28,8 @@ time.`,
 			if olderThan < 0 {
 				return usageError{fmt.Errorf("--older-than is %s, it must be 0 or more", olderThan)}
 			}
-			return m.do(cmd.Context(), writing, func(monitor *pgxlock.Monitor) error {
-				removed, err := monitor.Reap(cmd.Context(), olderThan)
+			return m.do(cmd.Context(), writing, func(locks *monitor.Monitor) error {
+				removed, err := locks.Reap(cmd.Context(), olderThan)
 				switch {
 				case err != nil:
 					return err

@@ -424,7 +424,7 @@ func heldBy(holders []pgxlock.Holder) string {
 }
 
 // some names so many holders at most.
-func some(holders []pgxlock.Holder, most int, separator string, name func(pgxlock.Holder) string) string {
+func some[H any](holders []H, most int, separator string, name func(H) string) string {
 	var names []string
 	for _, h := range holders[:min(most, len(holders))] {
 		names = append(names, name(h))

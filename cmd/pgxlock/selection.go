@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A selection says which locks ls and watch show, and in which order. The zero value is all, in
@@ -72,13 +73,13 @@ func (s *selection) check(cmd *cobra.Command) error {
 
 // has reports whether a lock is selected.
 func (s selection) has(kind pgxlock.Kind, key string) bool {
-	return (len(s.kinds) == 0 || slices.Contains(s.kinds, string(kindNamed(kind)))) && strings.Contains(bare(key), s.key)
+	return (len(s.kinds) == 0 || slices.Contains(s.kinds, string(kindNamed(kind)))) && strings.Contains(key, s.key)
 }
 
 // of returns what is selected of a snapshot, in order, and why something of that is left out.
-func (s selection) of(shot pgxlock.Snapshot) pgxlock.Snapshot {
+func (s selection) of(shot monitor.Snapshot) monitor.Snapshot {
 	shot.Holders, shot.Expired = s.holders(shot.Holders), s.holders(shot.Expired)
-	shot.Waiters = chosen(shot.Waiters, func(w pgxlock.Waiter) bool { return s.has(w.Kind, w.Key) })
+	shot.Waiters = chosen(shot.Waiters, func(w monitor.Waiter) bool { return s.has(w.Kind, w.Key) })
 	if len(s.kinds) > 0 && !slices.Contains(s.kinds, string(kindAdvisory)) {
 		shot.Unread.Advisory = nil
 	}
@@ -87,7 +88,7 @@ func (s selection) of(shot pgxlock.Snapshot) pgxlock.Snapshot {
 			shot.Unread.Queues = nil
 		}
 	}
-	sortBy(s, shot.Waiters, func(w pgxlock.Waiter) sortable { return sortable{w.Kind, w.Key, w.Since, time.Time{}, w.Owner} })
+	sortBy(s, shot.Waiters, func(w monitor.Waiter) sortable { return sortable{w.Kind, w.Key, w.Since, time.Time{}, w.Owner} })
 	return shot
 }
 
@@ -132,7 +133,7 @@ func sortBy[T any](s selection, list []T, of func(T) sortable) {
 		case orderHolder:
 			first = strings.Compare(a.who, b.who)
 		}
-		return cmp.Or(first, strings.Compare(bare(a.key), bare(b.key)), -cmp.Compare(a.kind, b.kind))
+		return cmp.Or(first, strings.Compare(a.key, b.key), -cmp.Compare(a.kind, b.kind))
 	})
 }
 

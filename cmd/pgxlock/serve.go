@@ -19,10 +19,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
-	"github.com/pgxlock/pgxlock"
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
-	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The command serve shows everything in a browser.
@@ -117,8 +116,8 @@ func (s *serving) run(cmd *cobra.Command) error {
 		Ready:    pool.Ping,
 		Metrics:  scraped,
 		Describe: func(err error) string { return describe(cmd.Flags(), err) },
-		JSON: func(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) any {
-			return viewServed(shot, load, evicted, lost)
+		JSON: func(shot monitor.Snapshot, evicted []serve.Eviction, lost []serve.Loss) any {
+			return viewServed(shot, evicted, lost)
 		},
 		Token:      token,
 		Log:        func(text string) { cmd.PrintErrln("pgxlock:", text) },
@@ -272,8 +271,8 @@ type lossView struct {
 	Next string `json:"taken_over_by,omitempty"`
 }
 
-func viewServed(shot pgxlock.Snapshot, load monitor.Load, evicted []serve.Eviction, lost []serve.Loss) servedView {
-	view := viewSnapshot(shot, load)
+func viewServed(shot monitor.Snapshot, evicted []serve.Eviction, lost []serve.Loss) servedView {
+	view := viewSnapshot(shot)
 	if evicted == nil {
 		view.Unread = append(view.Unread, "evictions")
 	}

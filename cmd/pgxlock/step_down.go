@@ -69,7 +69,7 @@ func named(text string, kind lockKind) ([]lockkey.Name, error) {
 		key = typed(text)
 	}
 	var names []lockkey.Name
-	if kind != kindAdvisory && key == bare(key) {
+	if _, raw := lockkey.ParseRaw(key); kind != kindAdvisory && !raw {
 		names = append(names, lockkey.Name{Key: key})
 	}
 	if kind != kindLease {

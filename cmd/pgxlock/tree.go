@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The command tree shows which holder blocks which waiter.
@@ -29,12 +29,12 @@ another code than 0, and prints no tree that would be empty.`,
   pgxlock tree -o json | jq -r '.[].holders[].holder'`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return m.do(cmd.Context(), reading, func(monitor *pgxlock.Monitor) error {
-				shot, err := monitor.Snapshot(cmd.Context())
+			return m.do(cmd.Context(), reading, func(locks *monitor.Monitor) error {
+				shot, err := locks.Snapshot(cmd.Context())
 				if err != nil {
 					return err
 				}
-				queues := waittree.Of(shot)
+				queues := shot.Waits().Tree()
 				unread := cmp.Or(shot.Unread.Queues, shot.Unread.Leases, shot.Unread.Advisory)
 				if len(queues) == 0 && unread != nil {
 					return unread
@@ -87,27 +87,27 @@ type blockedView struct {
 	Blocks []queueView `json:"blocks"`
 }
 
-func viewQueue(q waittree.Queue) queueView {
-	return queueView{bare(q.Key), kindNamed(q.Kind), views(q.Holders, viewHolder), views(q.Waiters, func(b waittree.Blocked) blockedView {
-		return blockedView{viewWaiter(b.Waiter), views(b.Blocks, viewQueue)}
+func viewQueue(q monitor.Queue) queueView {
+	return queueView{q.Key, kindNamed(q.Kind), views(q.Holders, func(h *pgxlock.Holder) holderView { return viewHolder(*h) }), views(q.Waiters, func(b monitor.Blocked) blockedView {
+		return blockedView{viewWaiter(*b.Waiter), views(b.Blocks, viewQueue)}
 	}), q.Unread}
 }
 
-func printTree(w io.Writer, p palette, at time.Time, queues []waittree.Queue) error {
+func printTree(w io.Writer, p palette, at time.Time, queues []monitor.Queue) error {
 	var b strings.Builder
 	writeQueues(&b, p, at, "", queues)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []waittree.Queue) {
+func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, queues []monitor.Queue) {
 	for _, q := range queues {
 		holders := "nobody (the next waiter is about to acquire it)"
 		if q.Unread {
 			holders = "holders that cannot be shown"
 		}
 		if len(q.Holders) > 0 {
-			holders = some(q.Holders, 10, ", ", func(h pgxlock.Holder) string { return printable(h.ID) + after(" for ", age(at, h.Since)) })
+			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) + after(" for ", age(at, h.Since)) })
 		}
 		fmt.Fprintf(b, "%s%s (%s) held by %s", indent, p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {
@@ -129,7 +129,7 @@ func writeQueues(b *strings.Builder, p palette, at time.Time, indent string, que
 }
 
 // queueTitle is the key of a lock that somebody waits for, as a table shows it.
-func queueTitle(q waittree.Queue) string {
+func queueTitle(q monitor.Queue) string {
 	for _, h := range q.Holders {
 		if h.Internal {
 			return titled(q.Key, h.Label, true)

@@ -8,9 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A holds l1; B waits for it with l2 in hand; C waits for that with an advisory lock; and
@@ -50,11 +50,11 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 			done <- err
 		}()
 	}
-	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"l3"}})
-	var write func(indent string, queues []waittree.Queue) string
-	write = func(indent string, queues []waittree.Queue) (text string) {
+	locks := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"l3"}})
+	var write func(indent string, queues []monitor.Queue) string
+	write = func(indent string, queues []monitor.Queue) (text string) {
 		for _, q := range queues {
-			text += indent + strings.TrimPrefix(q.Key, "\x00")
+			text += indent + q.Key
 			for _, h := range q.Holders {
 				owner, _, _ := strings.Cut(h.ID, ":")
 				text += " " + strings.Fields(owner)[0]
@@ -76,7 +76,7 @@ func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
       #4 one
       - two
 `
-	pgtest.Until(t, "the tree is "+want, func() bool { return write("", waittree.Of(testkit.Snapshot(t, monitor))) == want })
+	pgtest.Until(t, "the tree is "+want, func() bool { return write("", testkit.Snapshot(t, locks).Waits().Tree()) == want })
 	testkit.Release(t, first)
 	gotFirst := <-gotL1
 	testkit.Release(t, l2)

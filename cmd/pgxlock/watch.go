@@ -14,9 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/waittree"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/oneline"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The command watch shows everything at once, again and again: it redraws a terminal, and
@@ -64,7 +63,7 @@ at the start, watch fails; if the server goes away later, watch says so and wait
 			if err := s.check(cmd); err != nil {
 				return err
 			}
-			return m.do(cmd.Context(), reading, func(locks *pgxlock.Monitor) error {
+			return m.do(cmd.Context(), reading, func(locks *monitor.Monitor) error {
 				b := onTerminal(cmd, s)
 				switch {
 				case once:
@@ -86,21 +85,20 @@ at the start, watch fails; if the server goes away later, watch says so and wait
 }
 
 // lookOnce shows one snapshot, on a terminal too as lines that stay.
-func lookOnce(cmd *cobra.Command, locks *pgxlock.Monitor, s selection, show func(pgxlock.Snapshot, monitor.Load) error) error {
-	var load monitor.Load
-	shot, err := locks.Snapshot(monitor.WithLoad(cmd.Context(), &load))
+func lookOnce(cmd *cobra.Command, locks *monitor.Monitor, s selection, show func(monitor.Snapshot) error) error {
+	shot, err := locks.Snapshot(cmd.Context())
 	if err != nil {
 		return err
 	}
 	shot = s.of(shot)
-	return cmp.Or(show(shot, load), incomplete(cmp.Or(shot.Unread.Leases, shot.Unread.Advisory, shot.Unread.Queues)))
+	return cmp.Or(show(shot), incomplete(cmp.Or(shot.Unread.Leases, shot.Unread.Advisory, shot.Unread.Queues)))
 }
 
 // errQuit ends watch because its user says so.
 var errQuit = errors.New("")
 
 // watchBoard redraws a terminal until it is ended, or its user quits.
-func watchBoard(cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, b *board) error {
+func watchBoard(cmd *cobra.Command, locks *monitor.Monitor, every time.Duration, b *board) error {
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)
 	keys := openKeyboard(cmd.InOrStdin())
@@ -113,11 +111,10 @@ func watchBoard(cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration,
 }
 
 // watch shows snapshots until ctx ends, or an error does not pass by itself.
-func watch(ctx context.Context, cmd *cobra.Command, locks *pgxlock.Monitor, every time.Duration, show func(pgxlock.Snapshot, monitor.Load) error) error {
-	var load monitor.Load
+func watch(ctx context.Context, cmd *cobra.Command, locks *monitor.Monitor, every time.Duration, show func(monitor.Snapshot) error) error {
 	var failed error
 	begun := false
-	for shot, err := range locks.Watch(monitor.WithLoad(ctx, &load), every) {
+	for shot, err := range locks.Watch(ctx, every) {
 		if err != nil && !begun {
 			return err
 		}
@@ -125,7 +122,7 @@ func watch(ctx context.Context, cmd *cobra.Command, locks *pgxlock.Monitor, ever
 			cmd.PrintErrln("pgxlock:", describe(cmd.Flags(), failed))
 			continue
 		}
-		if err := show(shot, load); err != nil {
+		if err := show(shot); err != nil {
 			return err
 		}
 		begun = true
@@ -147,20 +144,20 @@ func onTerminal(cmd *cobra.Command, s selection) *board {
 }
 
 // display returns how snapshots are shown one after the other.
-func display(cmd *cobra.Command, output format, s selection) func(pgxlock.Snapshot, monitor.Load) error {
+func display(cmd *cobra.Command, output format, s selection) func(monitor.Snapshot) error {
 	out, p, screen := cmd.OutOrStdout(), colors(cmd), columns(cmd)
 	if output == formatJSON {
-		return func(shot pgxlock.Snapshot, load monitor.Load) error {
-			return oneline.JSON(out, viewSnapshot(s.of(shot), load), "")
+		return func(shot monitor.Snapshot) error {
+			return oneline.JSON(out, viewSnapshot(s.of(shot)), "")
 		}
 	}
 	var missing []string
-	return func(shot pgxlock.Snapshot, load monitor.Load) error {
+	return func(shot monitor.Snapshot) error {
 		if !slices.Equal(missing, shot.Missing) {
 			missing = shot.Missing
 			printMissing(cmd, missing)
 		}
-		text, err := frame(p, s.of(shot), load, false, screen)
+		text, err := frame(p, s.of(shot), false, screen)
 		if err == nil {
 			_, err = io.WriteString(out, text+"\n")
 		}
@@ -196,7 +193,7 @@ func redrawn(text string, rows int, status string) string {
 
 // frame is a snapshot as people read it, on a screen of so many columns; 0: there is none.
 // Waiters come first: a screen may have no room for all.
-func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, screen int) (string, error) {
+func frame(p palette, shot monitor.Snapshot, missing bool, screen int) (string, error) {
 	var b strings.Builder
 	stamp := shot.At.Local().Format(time.RFC3339)
 	count := func(n int, unread error) string {
@@ -208,9 +205,9 @@ func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, sc
 	u := shot.Unread
 	counts := fmt.Sprintf("%s  %s held, %s waiting, %s expired", stamp, count(len(shot.Holders), cmp.Or(u.Leases, u.Advisory)),
 		count(len(shot.Waiters), cmp.Or(u.Queues, u.Advisory)), count(len(shot.Expired), u.Leases))
-	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", load.Locks, load.Room, 100*load.Notifications)
-	if load.OldestPID != 0 {
-		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", age(shot.At, load.OldestSince), load.OldestPID)
+	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", shot.Load.Locks, shot.Load.Room, 100*shot.Load.Notifications)
+	if shot.Load.OldestPID != 0 {
+		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", age(shot.At, shot.Load.OldestSince), shot.Load.OldestPID)
 	}
 	b.WriteString(strings.Replace(wrap(counts, screen), stamp, p.paint(bold, stamp), 1) + "\n" + wrap(pressure, screen) + "\n")
 	if len(shot.Waiters) > 0 {
@@ -233,9 +230,11 @@ func frame(p palette, shot pgxlock.Snapshot, load monitor.Load, missing bool, sc
 	return b.String(), nil
 }
 
-func printWaiters(w io.Writer, p palette, screen int, shot pgxlock.Snapshot) error {
-	holders := make(map[waited][]pgxlock.Holder)
-	holdersOf(waittree.Of(shot), holders)
+func printWaiters(w io.Writer, p palette, screen int, shot monitor.Snapshot) error {
+	holders := make(map[monitor.LockID][]*pgxlock.Holder)
+	for _, q := range shot.Waits().Queues {
+		holders[q.LockID] = q.Holders
+	}
 	rows := make([][]cell, len(shot.Waiters))
 	for i, waiter := range shot.Waiters {
 		rows[i] = []cell{
@@ -245,26 +244,10 @@ func printWaiters(w io.Writer, p palette, screen int, shot pgxlock.Snapshot) err
 			{text: known(int64(waiter.Behind))},
 			{text: known(waiter.PID)},
 			{text: age(shot.At, waiter.Since)},
-			{text: some(holders[waited{waiter.Kind, waiter.Key}], 3, ", ", func(h pgxlock.Holder) string { return printable(h.ID) })},
+			{text: some(holders[waiter.Lock()], 3, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) })},
 		}
 	}
 	return printTable(w, p, "", screen, []string{"KEY", "KIND", "WAITER", "BEHIND", "PID", "WAITED", "HELD BY"}, rows)
-}
-
-// waited names a lock that somebody waits for.
-type waited struct {
-	kind pgxlock.Kind
-	key  string
-}
-
-// holdersOf adds the holders of the locks that somebody waits for.
-func holdersOf(queues []waittree.Queue, holders map[waited][]pgxlock.Holder) {
-	for _, q := range queues {
-		holders[waited{q.Kind, q.Key}] = q.Holders
-		for _, w := range q.Waiters {
-			holdersOf(w.Blocks, holders)
-		}
-	}
 }
 
 // snapshotView is a snapshot as JSON shows it.
@@ -286,7 +269,7 @@ type serverView struct {
 	OldestSince   time.Time `json:"oldest_since,omitzero"`
 }
 
-func viewSnapshot(shot pgxlock.Snapshot, load monitor.Load) snapshotView {
+func viewSnapshot(shot monitor.Snapshot) snapshotView {
 	unread := []string{}
 	for _, part := range []struct {
 		name string
@@ -297,7 +280,7 @@ func viewSnapshot(shot pgxlock.Snapshot, load monitor.Load) snapshotView {
 		}
 	}
 	return snapshotView{
-		shot.At, views(shot.Holders, viewHolder), views(shot.Expired, viewHolder), views(shot.Waiters, viewWaiter), serverView(load),
+		shot.At, views(shot.Holders, viewHolder), views(shot.Expired, viewHolder), views(shot.Waiters, viewWaiter), serverView(shot.Load),
 		append([]string{}, shot.Missing...), unread,
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/mattn/go-runewidth"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A watching is a run of watch, with what it writes.
@@ -84,17 +84,17 @@ func TestWatchWrapsWhatDoesNotFitAndCutsNothing(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	const host = "worker-7c9f8d-x2v4q:4711:ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-	shot := pgxlock.Snapshot{
+	shot := monitor.Snapshot{
 		At: at,
 		Holders: []pgxlock.Holder{
 			{Key: "migrate:orders", Kind: pgxlock.KindAdvisory, Mode: pgxlock.Shared, ID: "billing:48151", PID: 48151, State: pgxlock.StateLive, Since: at.Add(-3 * time.Hour), Client: "10.0.12.7"},
 			{Key: "注文:請求書:4711", Kind: pgxlock.KindLease, ID: host, Token: 12345, State: pgxlock.StateLive, Since: at.Add(-time.Minute), Expires: at.Add(time.Minute), Metadata: "invoices of November"},
 		},
-		Waiters: []pgxlock.Waiter{{Key: "注文:請求書:4711", Kind: pgxlock.KindLease, Owner: "other-" + host, Behind: 2, Since: at.Add(-12 * time.Second)}},
+		Waiters: []monitor.Waiter{{Key: "注文:請求書:4711", Kind: pgxlock.KindLease, Owner: "other-" + host, Behind: 2, Since: at.Add(-12 * time.Second)}},
 		Missing: []string{strings.Repeat("who waits ", 20)},
 	}
 	for _, columns := range []int{40, 80, 99, 200} {
-		text, err := frame(false, shot, monitor.Load{}, true, columns)
+		text, err := frame(false, shot, true, columns)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestWatchWrapsWhatDoesNotFitAndCutsNothing(t *testing.T) {
 			t.Errorf("%d columns show the end of %d of 3 holder ids:\n%s", columns, got, text)
 		}
 	}
-	if text, err := frame(false, pgxlock.Snapshot{Holders: shot.Holders[1:]}, monitor.Load{}, true, 99); err != nil || strings.Contains(text, "PID") {
+	if text, err := frame(false, monitor.Snapshot{Holders: shot.Holders[1:]}, true, 99); err != nil || strings.Contains(text, "PID") {
 		t.Errorf("a column that is empty takes room: %v\n%s", err, text)
 	}
 }

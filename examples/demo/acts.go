@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // The acts of the demonstration. Each shows something, and then judges what the
@@ -293,11 +294,11 @@ func (d *demo) lease(ctx context.Context, name string) (time.Time, pgxlock.Holde
 
 // leases returns the leases whose keys begin with prefix, by key, and when they were read.
 func (d *demo) leases(ctx context.Context, prefix string) (time.Time, []pgxlock.Holder, error) {
-	monitor, err := pgxlock.NewMonitor(d.pool, nil)
+	locks, err := monitor.New(d.pool, nil)
 	if err != nil {
 		return time.Time{}, nil, err
 	}
-	shot, err := monitor.Snapshot(ctx)
+	shot, err := locks.Snapshot(ctx)
 	leases := slices.DeleteFunc(slices.Concat(shot.Holders, shot.Expired), func(h pgxlock.Holder) bool {
 		return h.Kind != pgxlock.KindLease || !strings.HasPrefix(h.Key, prefix)
 	})

@@ -31,15 +31,16 @@ var programs = map[string]struct {
 	packages   string // of Debian
 	check, run []string
 }{
-	"psql.sh":            {"postgresql-client", []string{"psql", "--version"}, []string{"sh"}},
-	"ruby-pg.rb":         {"ruby-pg", []string{"ruby", "-rpg", "-e", ""}, []string{"ruby"}},
-	"php-pg.php":         {"php-cli php-pgsql", []string{"php", "-r", "exit(function_exists('pg_connect') ? 0 : 1);"}, []string{"php"}},
-	"php-pdo.php":        {"php-cli php-pgsql", []string{"php", "-r", "exit(extension_loaded('pdo_pgsql') ? 0 : 1);"}, []string{"php"}},
-	"python-psycopg.py":  {"python3-psycopg", []string{"/usr/bin/python3", "-c", "import psycopg"}, []string{"/usr/bin/python3"}},
-	"python-psycopg2.py": {"python3-psycopg2", []string{"/usr/bin/python3", "-c", "import psycopg2"}, []string{"/usr/bin/python3"}},
-	"Jdbc.java":          {"default-jdk-headless libpostgresql-jdbc-java", []string{"sh", "-c", "command -v javac && test -e " + jdbcJar}, []string{"java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jdbcJar + ":."}},
-	"node-pg.js":         {"nodejs node-pg", []string{"node", "-e", "require('pg')"}, []string{"node"}},
-	"perl-dbi.pl":        {"libdbd-pg-perl", []string{"perl", "-MDBD::Pg", "-e", ""}, []string{"perl"}},
+	"psql.sh":              {"postgresql-client", []string{"psql", "--version"}, []string{"sh"}},
+	"ruby-activerecord.rb": {"ruby-pg ruby-activerecord", []string{"ruby", "-rlogger", "-ractive_record", "-rpg", "-e", ""}, []string{"ruby"}},
+	"ruby-pg.rb":           {"ruby-pg", []string{"ruby", "-rpg", "-e", ""}, []string{"ruby"}},
+	"php-pg.php":           {"php-cli php-pgsql", []string{"php", "-r", "exit(function_exists('pg_connect') ? 0 : 1);"}, []string{"php"}},
+	"php-pdo.php":          {"php-cli php-pgsql", []string{"php", "-r", "exit(extension_loaded('pdo_pgsql') ? 0 : 1);"}, []string{"php"}},
+	"python-psycopg.py":    {"python3-psycopg", []string{"/usr/bin/python3", "-c", "import psycopg"}, []string{"/usr/bin/python3"}},
+	"python-psycopg2.py":   {"python3-psycopg2", []string{"/usr/bin/python3", "-c", "import psycopg2"}, []string{"/usr/bin/python3"}},
+	"Jdbc.java":            {"default-jdk-headless libpostgresql-jdbc-java", []string{"sh", "-c", "command -v javac && test -e " + jdbcJar}, []string{"java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", jdbcJar + ":."}},
+	"node-pg.js":           {"nodejs node-pg", []string{"node", "-e", "require('pg')"}, []string{"node"}},
+	"perl-dbi.pl":          {"libdbd-pg-perl", []string{"perl", "-MDBD::Pg", "-e", ""}, []string{"perl"}},
 }
 
 var settled = pgtest.NewTemplate(func(ctx context.Context, pool *pgxpool.Pool) error {

@@ -222,7 +222,7 @@ func TestErrorsHaveARow(t *testing.T) {
 		cells.Write(row[1])
 	}
 	exported := make(map[string]bool)
-	for dir, prefix := range map[string]string{".": "", "once": "once.", "ratelimit": "ratelimit.", "doctor": "doctor."} {
+	for dir, prefix := range map[string]string{".": "", "once": "once.", "ratelimit": "ratelimit.", "doctor": "doctor.", "monitor": "monitor."} {
 		for _, name := range exportedErrors(t, dir) {
 			exported[name] = true
 			if !strings.Contains(cells.String(), "`"+prefix+name+"`") {

@@ -68,6 +68,7 @@ import (
 	"github.com/pgxlock/pgxlock/adapters/health"
 	"github.com/pgxlock/pgxlock/locktesting"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -87,6 +88,7 @@ var (
 	_ = time.Second
 	_ = pgx.BeginFunc
 	_ = migrations.Up
+	_ = monitor.New
 	_ = once.New
 	_ = ratelimit.New
 
@@ -214,7 +216,7 @@ func useAll(t *testing.T, snippet string) string {
 // sqlElsewhere matches the pages whose SQL other tests run, because it has to fail here and
 // there, or needs roles or other sessions: those of examples/sql, internal/sqltest,
 // internal/systemtest, and those of docs/coming-from.md here.
-var sqlElsewhere = regexp.MustCompile(`^docs/(sql|sql-(leases|shared|transactions|advisory|waiting|limits|runs|monitor|administration|languages)|` +
+var sqlElsewhere = regexp.MustCompile(`^docs/(sql|sql-(leases|transactions|runs|monitor|administration|languages)|` +
 	`database-sql|operations|install|rights|connections|failover|doctor|monitor|coming-from)\.md$`)
 
 // The SQL of each page runs as it stands, in its order, in a database of its own.

@@ -18,8 +18,6 @@ var (
 	ErrPooler        = errors.New("pgxlock: advisory locks do not work through a pooler in transaction or statement mode")
 	ErrLimited       = errors.New("pgxlock: rate limit exceeded")
 	ErrEvicted       = errors.New("pgxlock: evicted")
-	ErrStillHeld     = errors.New("pgxlock: still held after an eviction request")
-	ErrInternalLock  = errors.New("pgxlock: this is an internal lock of pgxlock")
 	ErrMaxLocks      = errors.New("pgxlock: lock limit reached")
 	ErrUnavailable   = errors.New("pgxlock: the database cannot be reached")
 	ErrSchema        = errors.New("pgxlock: schema missing or out of date; run migrations.Up or pgxlock migrate up")

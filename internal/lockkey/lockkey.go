@@ -116,13 +116,15 @@ func Identify(key string) ID {
 // A raw key begins with a zero byte, which no name contains.
 const rawPrefix = "\x00#"
 
-// Raw returns the key of the advisory lock with one number.
-func Raw(id int64) string { return rawPrefix + strconv.FormatInt(id, 10) }
+// Key returns the raw key of an advisory lock, which names it by its number or numbers.
+func (id ID) Key() string {
+	if id.Pair {
+		return fmt.Sprintf("%s%d,%d", rawPrefix, int32(id.Number>>32), int32(id.Number))
+	}
+	return rawPrefix + strconv.FormatInt(id.Number, 10)
+}
 
-// RawPair returns the key of the advisory lock with two numbers.
-func RawPair(a, b int32) string { return fmt.Sprintf("%s%d,%d", rawPrefix, a, b) }
-
-// ParseRaw returns the lock of a key that Raw or RawPair made.
+// ParseRaw returns the lock of a raw key.
 func ParseRaw(key string) (id ID, raw bool) {
 	text, raw := strings.CutPrefix(key, rawPrefix)
 	if !raw {
@@ -132,17 +134,34 @@ func ParseRaw(key string) (id ID, raw bool) {
 		a, err := strconv.ParseInt(first, 10, 32)
 		b, err2 := strconv.ParseInt(second, 10, 32)
 		id = ID{a<<32 | int64(uint32(b)), true}
-		return id, err == nil && err2 == nil && key == RawPair(int32(a), int32(b))
+		return id, err == nil && err2 == nil && key == id.Key()
 	}
 	number, err := strconv.ParseInt(text, 10, 64)
-	return ID{Number: number}, err == nil && key == Raw(number)
+	id = ID{Number: number}
+	return id, err == nil && key == id.Key()
+}
+
+// Split returns a key as people write it, a raw key as #42, and whether it is raw.
+func Split(key string) (text string, raw bool) {
+	if _, raw := ParseRaw(key); raw {
+		return key[1:], true
+	}
+	return key, false
+}
+
+// Join returns the key that Split split.
+func Join(text string, raw bool) string {
+	if raw {
+		return rawPrefix[:1] + text
+	}
+	return text
 }
 
 // Shown returns the key as messages show it: quoted and at most so long as a key may be, or a
 // raw key as #42.
 func Shown(key string) string {
-	if _, raw := ParseRaw(key); raw {
-		return key[1:]
+	if text, raw := Split(key); raw {
+		return text
 	}
 	return strconv.Quote(oneline.Cut(key, MaxText, "…"))
 }

@@ -1,5 +1,5 @@
-// Package observe calls the functions Observe of configs, for the packages that have one, and
-// makes labels of metrics from keys, for the adapters.
+// Package observe calls the functions Observe of configs, for the packages that have one,
+// names locks in log records, and makes labels of metrics from keys, for the adapters.
 package observe
 
 import (

@@ -16,6 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // possible are the entries of that list by their titles; evil and victim have roles of the kind
@@ -206,7 +207,7 @@ func TestTablesAreKeptLockedByARoleWithUSAGEAlone(t *testing.T) {
 	if err != nil || i < 0 || findings[i].Status != doctor.StatusWarning || !strings.Contains(findings[i].Detail, "AccessExclusiveLock on distributed_locks") {
 		t.Fatalf("the doctor: %v, %v", findings, err)
 	}
-	m, err := pgxlock.NewMonitor(pool, nil)
+	m, err := monitor.New(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

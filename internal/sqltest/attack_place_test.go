@@ -20,6 +20,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -180,7 +181,7 @@ var lookers = map[string]func(ctx context.Context, pool *pgxpool.Pool, schema st
 		return errors.Join(err, l.Close(ctx))
 	},
 	"monitor": func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-		m, err := pgxlock.NewMonitor(pool, &pgxlock.MonitorConfig{Schema: schema})
+		m, err := monitor.New(pool, &monitor.Config{Schema: schema})
 		if err != nil {
 			return err
 		}

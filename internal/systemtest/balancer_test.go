@@ -19,6 +19,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -135,13 +136,13 @@ func TestLocksBehindABalancerAreThoseOfThePrimary(t *testing.T) {
 		held := testkit.Acquire(t, testkit.NewAdvisory(t, direct, nil), "advisory")
 		waits := testkit.Waits(t, others, "lease", testkit.LongWait)
 		testkit.UntilQueued(t, direct, "lease", 1)
-		monitor := testkit.NewMonitor(t, through, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
-		shot := testkit.Snapshot(t, monitor)
+		mon := testkit.NewMonitor(t, through, &monitor.Config{Names: []string{"advisory"}})
+		shot := testkit.Snapshot(t, mon)
 		if len(testkit.HoldersOf(shot, "lease")) != 1 || len(testkit.HoldersOf(shot, "advisory")) != 1 || len(testkit.WaitersFor(shot, "lease")) != 1 || len(shot.Missing) > 0 {
 			t.Errorf("%+v", shot)
 		}
 		for _, lock := range []*pgxlock.Lock{held, lease} {
-			if !evict(t, monitor, holder(t, monitor, lock.Key())) {
+			if !evict(t, mon, holder(t, mon, lock.Key())) {
 				t.Errorf("%s: it was not the holder", lock.Key())
 			}
 			wantEvicted(t, lock)

@@ -23,6 +23,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -298,15 +299,15 @@ func boundedCalls(t *testing.T, db *pgtest.DB) (all []boundedCall) {
 	inSQLTx("LockSQLTx", func(ctx context.Context, tx *sql.Tx) error { return pgxlock.LockSQLTx(ctx, tx, "sql") })
 	inSQLTx("ClaimSQLTx", func(ctx context.Context, tx *sql.Tx) error { return errorOf(pgxlock.ClaimSQLTx(ctx, tx, "sql")) })
 
-	monitor, err := pgxlock.NewMonitor(db.Pool, nil)
+	mon, err := monitor.New(db.Pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	add("Monitor.Holders", leases, func(ctx context.Context) error { return errorOf(monitor.Holders(ctx, pgxlock.Filter{})) })
-	add("Monitor.Waiters", leases, func(ctx context.Context) error { return errorOf(monitor.Waiters(ctx, pgxlock.Filter{})) })
-	add("Monitor.Snapshot", leases, func(ctx context.Context) error { return errorOf(monitor.Snapshot(ctx)) })
-	add("Monitor.Watch", leases, func(ctx context.Context) error { return firstOf(monitor.Watch(ctx, time.Second)) })
-	add("Monitor.Reap", leases, func(ctx context.Context) error { return errorOf(monitor.Reap(ctx, time.Hour)) })
+	add("Monitor.Holders", leases, func(ctx context.Context) error { return errorOf(mon.Holders(ctx, monitor.Filter{})) })
+	add("Monitor.Waiters", leases, func(ctx context.Context) error { return errorOf(mon.Waiters(ctx, monitor.Filter{})) })
+	add("Monitor.Snapshot", leases, func(ctx context.Context) error { return errorOf(mon.Snapshot(ctx)) })
+	add("Monitor.Watch", leases, func(ctx context.Context) error { return firstOf(mon.Watch(ctx, time.Second)) })
+	add("Monitor.Reap", leases, func(ctx context.Context) error { return errorOf(mon.Reap(ctx, time.Hour)) })
 	add("PurgeClaims", leases, func(ctx context.Context) error { return errorOf(pgxlock.PurgeClaims(ctx, db.Pool, time.Hour)) })
 	add("doctor.Check", leases, func(ctx context.Context) error { return errorOf(doctor.Check(ctx, db.Pool, nil)) })
 	add("migrations.Up", leases, func(ctx context.Context) error { return migrations.Up(ctx, db.Pool, nil) })

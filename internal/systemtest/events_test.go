@@ -16,6 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -279,9 +280,9 @@ func TestTermOfALostLockEndsWhenItsWorkReturns(t *testing.T) {
 	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, db *pgtest.DB, _ *testkit.Proxy) {
 		ctx, cancel := context.WithCancel(t.Context())
-		monitor := testkit.NewMonitor(t, db, nil)
+		mon := testkit.NewMonitor(t, db, nil)
 		err := o.Lead(ctx, "k", func(work context.Context, lock *pgxlock.Lock) error {
-			evictOnly(t, monitor, o.Kind())
+			evictOnly(t, mon, o.Kind())
 			_ = lock.Renew(ctx) // a lease notices then
 			<-work.Done()
 			pgtest.Until(t, "the loss is told", func() bool { return o.Count(pgxlock.EventLost) == 1 })
@@ -303,9 +304,9 @@ func TestTermOfALostLockEndsWhenItsWorkReturns(t *testing.T) {
 }
 
 // evictOnly takes the only lock of that kind away from its holder.
-func evictOnly(t *testing.T, m *pgxlock.Monitor, kind pgxlock.Kind) {
+func evictOnly(t *testing.T, m *monitor.Monitor, kind pgxlock.Kind) {
 	t.Helper()
-	holders, err := m.Holders(t.Context(), pgxlock.Filter{Kind: kind})
+	holders, err := m.Holders(t.Context(), monitor.Filter{Kind: kind})
 	if err != nil || len(holders) != 1 {
 		t.Fatalf("%v, %v", holders, err)
 	}
@@ -318,15 +319,15 @@ func TestEvictionEmitsWhoseLockWasTakenAndWhy(t *testing.T) {
 	t.Parallel()
 	db, ctx := testkit.Migrated(t), t.Context()
 	var r recorder
-	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Observe: r.observe})
+	mon := testkit.NewMonitor(t, db, &monitor.Config{Observe: r.observe})
 	locks := testkit.NewLocker(t, db, nil)
 	lock := testkit.Acquire(t, locks, "k")
-	evictOnly(t, monitor, pgxlock.KindLease)
+	evictOnly(t, mon, pgxlock.KindLease)
 	e := r.take(t, pgxlock.EventEvicted)[0]
 	if e.Key != "k" || e.Kind != pgxlock.KindLease || e.Holder != lock.Holder() || e.Token != lock.Token() || !e.Granted || e.EvictionReason != "for a test" || e.Err != nil {
 		t.Errorf("%+v", e)
 	}
-	if evicted, err := monitor.Evict(ctx, pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: lock.Holder(), Token: lock.Token()}, "again"); evicted || err != nil {
+	if evicted, err := mon.Evict(ctx, pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: lock.Holder(), Token: lock.Token()}, "again"); evicted || err != nil {
 		t.Fatal(evicted, err)
 	}
 	if e := r.take(t, pgxlock.EventEvicted)[0]; e.Granted || e.EvictionReason != "again" {
@@ -343,11 +344,11 @@ func TestEvictionEmitsWhoseLockWasTakenAndWhy(t *testing.T) {
 	if _, err := conn.Exec(ctx, "select pg_advisory_lock(1), pg_advisory_lock(2)"); err != nil {
 		t.Fatal(err)
 	}
-	session, err := monitor.Session(ctx, int32(conn.PgConn().PID()))
+	session, err := mon.Session(ctx, int32(conn.PgConn().PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ended, err := monitor.Terminate(ctx, session, "hangs"); !ended || err != nil {
+	if ended, err := mon.Terminate(ctx, session, "hangs"); !ended || err != nil {
 		t.Fatal(ended, err)
 	}
 	events := r.take(t, pgxlock.EventEvicted, pgxlock.EventEvicted)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/doctor"
+	"github.com/pgxlock/pgxlock/monitor"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/ratelimit"
 )
@@ -52,11 +53,11 @@ func receivers(t *testing.T) []any {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	monitor, err := pgxlock.NewMonitor(pool, nil)
+	mon, err := monitor.New(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []any{locks, lock, semaphore, runner, limiter, reservation, monitor}
+	return []any{locks, lock, semaphore, runner, limiter, reservation, mon}
 }
 
 // takeContexts are the functions that take a context.
@@ -251,7 +252,7 @@ func callWithNothing(ctx context.Context, t *testing.T, function, receiver refle
 		case iter.Seq2[[]pgxlock.Holder, error]:
 			err := onlyError(t, all)
 			results[i] = reflect.ValueOf(&err).Elem()
-		case iter.Seq2[pgxlock.Snapshot, error]:
+		case iter.Seq2[monitor.Snapshot, error]:
 			err := onlyError(t, all)
 			results[i] = reflect.ValueOf(&err).Elem()
 		}

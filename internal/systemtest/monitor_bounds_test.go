@@ -10,9 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A countingConn counts the bytes that arrive.
@@ -29,7 +29,7 @@ func (c countingConn) Read(p []byte) (int, error) {
 
 // countingMonitor returns a Monitor, and a function that returns how many bytes it has received since
 // the last call.
-func countingMonitor(t *testing.T, db *pgtest.DB) (*pgxlock.Monitor, func() int64) {
+func countingMonitor(t *testing.T, db *pgtest.DB) (*monitor.Monitor, func() int64) {
 	t.Helper()
 	received := new(atomic.Int64)
 	pool := db.NewPool(t, func(cfg *pgxpool.Config) {
@@ -42,26 +42,26 @@ func countingMonitor(t *testing.T, db *pgtest.DB) (*pgxlock.Monitor, func() int6
 			return countingConn{conn, received}, nil
 		}
 	})
-	monitor, err := pgxlock.NewMonitor(pool, nil)
+	mon, err := monitor.New(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return monitor, func() int64 { return received.Swap(0) }
+	return mon, func() int64 { return received.Swap(0) }
 }
 
 // What a role that may write the tables, or call the functions, stores is more than a snapshot reads.
 func TestSnapshotCutsLongTextsOnTheServer(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor, received := countingMonitor(t, db)
-	testkit.Snapshot(t, monitor)
+	mon, received := countingMonitor(t, db)
+	testkit.Snapshot(t, mon)
 	received()
 	db.Exec(t, `insert into pgxlock_waiters select 0, 'k' || i, i, null, repeat('x', 10000000), 1, now(), 'infinity', null, array[repeat('y', 10000000)] from generate_series(1, 4) i;
 		insert into pgxlock_waiters select 0, repeat('z', 10000), 5, null, 'me', 1, now(), 'infinity';
 		insert into pgxlock_names values (1, repeat('z', 10000000), now());
 		select count(acquire_lock('m' || i, 'h', 3600, to_jsonb(repeat('x', 65000)))) from generate_series(1, 1100) i;
 		select acquire_lock('short', 'h', 3600, '"pod-7"')`)
-	shot := testkit.Snapshot(t, monitor)
+	shot := testkit.Snapshot(t, mon)
 	if n := received(); n > 2<<20 {
 		t.Errorf("a snapshot receives %d bytes", n)
 	}
@@ -98,7 +98,7 @@ func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor, received := countingMonitor(t, db)
+	mon, received := countingMonitor(t, db)
 	leases := func(n int, text string) {
 		t.Helper()
 		db.Exec(t, "truncate distributed_locks")
@@ -108,7 +108,7 @@ func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
 	}
 	check := func(what, missing string) {
 		t.Helper()
-		shot := testkit.Snapshot(t, monitor)
+		shot := testkit.Snapshot(t, mon)
 		if n := received(); n > 48<<20 {
 			t.Errorf("%s: a snapshot receives %d bytes", what, n)
 		}
@@ -117,15 +117,15 @@ func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
 		}
 	}
 	leases(200_000, "''")
-	if shot := testkit.Snapshot(t, monitor); len(shot.Holders) != 200_000 || len(shot.Missing) != 0 {
+	if shot := testkit.Snapshot(t, mon); len(shot.Holders) != 200_000 || len(shot.Missing) != 0 {
 		t.Errorf("200,000 leases: %d holders, missing %q", len(shot.Holders), shot.Missing)
 	}
 	leases(200_001, "''")
 	check("200,001 leases", "leases: ")
-	if holders, err := monitor.Holders(t.Context(), pgxlock.Filter{}); err == nil || len(holders) != 200_000 {
+	if holders, err := mon.Holders(t.Context(), monitor.Filter{}); err == nil || len(holders) != 200_000 {
 		t.Errorf("%d holders, %v", len(holders), err)
 	}
-	if holders, err := monitor.Holders(t.Context(), pgxlock.Filter{Key: "k200001"}); err != nil || len(holders) != 1 {
+	if holders, err := mon.Holders(t.Context(), monitor.Filter{Key: "k200001"}); err != nil || len(holders) != 1 {
 		t.Errorf("by key: %d holders, %v", len(holders), err)
 	}
 	leases(180_000, "repeat('x', 254)")
@@ -133,7 +133,7 @@ func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
 	db.Exec(t, "truncate distributed_locks")
 	db.Exec(t, "insert into pgxlock_waiters select 0, 'k' || i, i, null, repeat('x', 255), 1, now(), 'infinity' from generate_series(1, 180000) i")
 	check("tickets of 46 MB", "the queues of those who wait: ")
-	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{Key: "k180000"}); err != nil || len(waiters) != 1 {
+	if waiters, err := mon.Waiters(t.Context(), monitor.Filter{Key: "k180000"}); err != nil || len(waiters) != 1 {
 		t.Errorf("by key: %d waiters, %v", len(waiters), err)
 	}
 	db.Exec(t, "truncate pgxlock_waiters; insert into pgxlock_names select i, 'n', now() from generate_series(1, 20001) i")
@@ -145,7 +145,7 @@ func TestOneOddRowHidesNothingFromAMonitor(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor, err := pgxlock.NewMonitor(db.Pool, nil)
+	mon, err := monitor.New(db.Pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestOneOddRowHidesNothingFromAMonitor(t *testing.T) {
 			from unnest(array['infinity', '-infinity', '4000-01-01 BC', '12000-01-01', '2026-01-01']::timestamptz[]) with ordinality s (since, i);
 		insert into distributed_locks (lock_name, holder_id, fencing_token, acquired_at, expires_at)
 			select 'odd' || i, 'me', 1000 + i, t, t from unnest(array['infinity', '-infinity', '12000-01-01']::timestamptz[]) with ordinality x (t, i)`)
-	shot := testkit.Snapshot(t, monitor)
+	shot := testkit.Snapshot(t, mon)
 	if len(shot.Waiters) != 5 || len(shot.Holders) != 3 { // a lease that expired at -infinity was released
 		t.Errorf("%d waiters and %d holders, want 5 and 3", len(shot.Waiters), len(shot.Holders))
 	}

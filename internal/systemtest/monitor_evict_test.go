@@ -14,6 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // How a lock is taken away: whose, and what its holder is told.
@@ -28,9 +29,9 @@ func wantEvicted(t *testing.T, lock *pgxlock.Lock) {
 }
 
 // holder finds who holds a key.
-func holder(t *testing.T, monitor *pgxlock.Monitor, key string) pgxlock.Holder {
+func holder(t *testing.T, mon *monitor.Monitor, key string) pgxlock.Holder {
 	t.Helper()
-	found, err := monitor.Holders(t.Context(), pgxlock.Filter{Key: key})
+	found, err := mon.Holders(t.Context(), monitor.Filter{Key: key})
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%+v, %v", found, err)
 	}
@@ -38,13 +39,13 @@ func holder(t *testing.T, monitor *pgxlock.Monitor, key string) pgxlock.Holder {
 }
 
 // evict takes a lock away, and says whether the holder had it.
-func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
+func evict(t *testing.T, mon *monitor.Monitor, h pgxlock.Holder) bool {
 	t.Helper()
 	var evicted bool
 	var err error
 	pgtest.Until(t, "the holder answers", func() bool { // a machine may be busy
-		evicted, err = monitor.Evict(t.Context(), h, "this node is drained")
-		return !errors.Is(err, pgxlock.ErrStillHeld)
+		evicted, err = mon.Evict(t.Context(), h, "this node is drained")
+		return !errors.Is(err, monitor.ErrStillHeld)
 	})
 	if err != nil {
 		t.Errorf("evict %+v: %v", h, err)
@@ -56,11 +57,11 @@ func evict(t *testing.T, monitor *pgxlock.Monitor, h pgxlock.Holder) bool {
 func TestReleaseAfterAnEvictionSaysWhoAndWhy(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	locks := testkit.NewLocker(t, db, nil)
 	jobs := testkit.Semaphore(t, locks, 1)
 	work := func(_ context.Context, lock *pgxlock.Lock) error {
-		evict(t, monitor, holder(t, monitor, lock.Key()))
+		evict(t, mon, holder(t, mon, lock.Key()))
 		return nil
 	}
 	released := func(lock *pgxlock.Lock) error {
@@ -84,7 +85,7 @@ func TestReleaseAfterAnEvictionSaysWhoAndWhy(t *testing.T) {
 func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	locks, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Renew: 100 * time.Millisecond}), testkit.NewLocker(t, db, nil)
 	jobs := testkit.Semaphore(t, locks, 1)
 	for what, take := range map[string]func() *pgxlock.Lock{
@@ -93,13 +94,13 @@ func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 		"a permit": func() *pgxlock.Lock { return testkit.Permit(t, jobs, "jobs") },
 	} {
 		lock, unharmed := take(), testkit.Acquire(t, locks, "another")
-		h := holder(t, monitor, lock.Key())
+		h := holder(t, mon, lock.Key())
 		wrong := h
 		wrong.Token--
-		if evict(t, monitor, wrong) {
+		if evict(t, mon, wrong) {
 			t.Errorf("%s: the one before it is evicted", what)
 		}
-		if !evict(t, monitor, h) || evict(t, monitor, h) {
+		if !evict(t, mon, h) || evict(t, mon, h) {
 			t.Errorf("%s: it was not the holder, or is it still", what)
 		}
 		tx := testkit.Begin(t, db, pgx.TxOptions{})
@@ -115,7 +116,7 @@ func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 			t.Errorf("%s: token %d after %d", what, next.Token(), lock.Token())
 		}
 		wantEvicted(t, lock)
-		if evict(t, monitor, h) || next.Renew(t.Context()) != nil || unharmed.Renew(t.Context()) != nil {
+		if evict(t, mon, h) || next.Renew(t.Context()) != nil || unharmed.Renew(t.Context()) != nil {
 			t.Errorf("%s: another one is evicted", what)
 		}
 		testkit.Release(t, next)
@@ -128,14 +129,14 @@ func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	locks, next := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), testkit.NewLocker(t, db, nil)
 	keys := make(map[string]string)
 	for _, lock := range []*pgxlock.Lock{
 		testkit.Acquire(t, locks, "lease"), testkit.Acquire(t, locks, "share", pgxlock.Shared), testkit.Permit(t, testkit.Semaphore(t, locks, 1), "jobs"),
 	} {
 		reason := "why " + lock.Key()
-		if evicted, err := monitor.Evict(t.Context(), holder(t, monitor, lock.Key()), reason); !evicted || err != nil {
+		if evicted, err := mon.Evict(t.Context(), holder(t, mon, lock.Key()), reason); !evicted || err != nil {
 			t.Fatalf("%t, %v", evicted, err)
 		}
 		keys[lock.Key()] = reason
@@ -145,13 +146,13 @@ func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 	wantReasons := func(found []pgxlock.Holder, want map[string]string) {
 		t.Helper()
 		for _, h := range found {
-			if by := h.EvictedBy; h.EvictionReason != want[h.Key] || by != "" != (want[h.Key] != "") || by != "" && !strings.HasPrefix(by, "postgres") {
+			if by := h.EvictedBy; h.EvictionReason != want[h.LockKey()] || by != "" != (want[h.LockKey()] != "") || by != "" && !strings.HasPrefix(by, "postgres") {
 				t.Errorf("%+v", h)
 			}
 		}
 	}
-	shot := testkit.Snapshot(t, monitor)
-	expired, err := monitor.Expired(t.Context())
+	shot := testkit.Snapshot(t, mon)
+	expired, err := mon.Expired(t.Context())
 	if err != nil || len(shot.Expired) != 4 || len(expired) != 4 {
 		t.Fatalf("%+v, %+v, %v", shot.Expired, expired, err)
 	}
@@ -165,10 +166,10 @@ func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 			testkit.Acquire(t, next, key)
 		}
 	}
-	if shot := testkit.Snapshot(t, monitor); len(shot.Holders) != 4 || len(shot.Expired) != 1 {
+	if shot := testkit.Snapshot(t, mon); len(shot.Holders) != 4 || len(shot.Expired) != 1 {
 		t.Errorf("%+v", shot)
 	}
-	wantReasons(testkit.Snapshot(t, monitor).Holders, nil)
+	wantReasons(testkit.Snapshot(t, mon).Holders, nil)
 	testkit.Release(t, unharmed)
 
 	// A session is asked, and has the lock until it releases it. What it was asked for before may
@@ -178,7 +179,7 @@ func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 	db.Exec(t, fmt.Sprintf("select evict_advisory_lock(%d, 7, 'before'), evict_advisory_lock(%[1]d, 8, 'long ago')", pid))
 	db.Exec(t, fmt.Sprintf("select evict_advisory_lock(%d, 7, 'it is drained')", pid))
 	db.Exec(t, "update pgxlock_evictions set evicted_at = evicted_at - interval '11 seconds' where reason = 'long ago'")
-	found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory})
+	found, err := mon.Holders(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory})
 	if err != nil || len(found) != 4 {
 		t.Fatalf("%+v, %v", found, err)
 	}
@@ -188,12 +189,12 @@ func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 func TestWaiterGetsTheLockOfAnEvictedHolder(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	locks, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), testkit.NewLocker(t, db, nil)
 	testkit.Acquire(t, locks, "k")
 	next := testkit.Waits(t, others, "k", testkit.LongWait)
 	testkit.UntilQueued(t, db, "k", 1)
-	evict(t, monitor, holder(t, monitor, "k"))
+	evict(t, mon, holder(t, mon, "k"))
 	testkit.Release(t, <-next)
 }
 
@@ -201,19 +202,19 @@ func TestWaiterGetsTheLockOfAnEvictedHolder(t *testing.T) {
 func TestASessionGivesBackWhatItIsAskedFor(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	locks, others := testkit.NewAdvisory(t, db, nil), testkit.NewAdvisory(t, db, nil)
-	for _, key := range []string{"k", pgxlock.RawKey(-5), pgxlock.RawKey2(-1, 7)} {
+	for _, key := range []string{"k", "#-5", pgxlock.RawKey(-5), pgxlock.RawKey2(-1, 7)} {
 		one, two, unharmed := testkit.Acquire(t, locks, key, pgxlock.Shared), testkit.Acquire(t, locks, key, pgxlock.Shared), testkit.Acquire(t, locks, "another")
 		next := testkit.Waits(t, others, key, testkit.LongWait)
-		h := holder(t, monitor, key)
-		if !evict(t, monitor, h) {
+		h := holder(t, mon, key)
+		if !evict(t, mon, h) {
 			t.Error("it was not the holder")
 		}
 		wantEvicted(t, one)
 		wantEvicted(t, two)
 		got := <-next
-		if unharmed.Err() != nil || got.Err() != nil || evict(t, monitor, h) {
+		if unharmed.Err() != nil || got.Err() != nil || evict(t, mon, h) {
 			t.Errorf("another one is evicted: %v, %v", unharmed.Err(), got.Err())
 		}
 		testkit.Release(t, got)
@@ -221,7 +222,7 @@ func TestASessionGivesBackWhatItIsAskedFor(t *testing.T) {
 		if !strings.HasSuffix(again.Holder(), fmt.Sprint(":", h.PID)) {
 			t.Errorf("the session of process %d is gone: %s", h.PID, again.Holder())
 		}
-		if !evict(t, monitor, holder(t, monitor, "another")) { // the session looks at all that it was ever asked for
+		if !evict(t, mon, holder(t, mon, "another")) { // the session looks at all that it was ever asked for
 			t.Error("it was not the holder")
 		}
 		wantEvicted(t, unharmed)
@@ -237,45 +238,45 @@ func TestASessionGivesBackWhatItIsAskedFor(t *testing.T) {
 func TestASessionThatDoesNotAnswerIsEndedByASecondStep(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"k"}})
+	mon := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"k"}})
 	conn, pid := testkit.Backend(t, db)
 	testkit.ExecOn(t, conn, fmt.Sprintf("set application_name = 'psql'; select pg_advisory_lock(%d), pg_advisory_lock_shared(7)", pgxlock.AdvisoryID("k")))
-	h := holder(t, monitor, "k")
-	if evicted, err := monitor.Evict(t.Context(), h, "why"); evicted || !errors.Is(err, pgxlock.ErrStillHeld) || errors.Is(err, context.Canceled) {
+	h := holder(t, mon, "k")
+	if evicted, err := mon.Evict(t.Context(), h, "why"); evicted || !errors.Is(err, monitor.ErrStillHeld) || errors.Is(err, context.Canceled) {
 		t.Errorf("%t, %v", evicted, err)
 	}
 	short, cancel := context.WithCancel(t.Context())
 	cancel()
-	if evicted, err := monitor.Evict(short, h, "why"); evicted || err == nil {
+	if evicted, err := mon.Evict(short, h, "why"); evicted || err == nil {
 		t.Errorf("%t, %v", evicted, err)
 	}
-	session, err := monitor.Session(t.Context(), pid)
+	session, err := mon.Session(t.Context(), pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var keys []string
 	for _, h := range session.Holders {
-		keys = append(keys, h.Key)
+		keys = append(keys, h.LockKey())
 	}
 	if !slices.Equal(keys, []string{pgxlock.RawKey(7), "k"}) || session.Application != "psql" || session.Role == "" {
 		t.Errorf("%+v", session)
 	}
-	if _, err := monitor.Terminate(t.Context(), session, ""); err == nil || !strings.Contains(err.Error(), "reason") {
+	if _, err := mon.Terminate(t.Context(), session, ""); err == nil || !strings.Contains(err.Error(), "reason") {
 		t.Errorf("%v", err)
 	}
-	if terminated, err := monitor.Terminate(t.Context(), session, "it hangs"); !terminated || err != nil {
+	if terminated, err := mon.Terminate(t.Context(), session, "it hangs"); !terminated || err != nil {
 		t.Errorf("%t, %v", terminated, err)
 	}
 	if got := testkit.Query[string](t, db, "select string_agg(reason, ', ') from pgxlock_evictions where holder like 'advisory:' || $1 || ':%'", fmt.Sprint(pid)); got != "the session was ended: it hangs, the session was ended: it hangs" {
 		t.Errorf("recorded: %q", got)
 	}
-	if terminated, err := monitor.Terminate(t.Context(), session, "it hangs"); terminated || err != nil {
+	if terminated, err := mon.Terminate(t.Context(), session, "it hangs"); terminated || err != nil {
 		t.Errorf("again: %t, %v", terminated, err)
 	}
-	if _, err := monitor.Session(t.Context(), pid); !errors.Is(err, pgx.ErrNoRows) {
+	if _, err := mon.Session(t.Context(), pid); !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("%v", err)
 	}
-	if found := testkit.HoldersOf(testkit.Snapshot(t, monitor), "k"); found != nil {
+	if found := testkit.HoldersOf(testkit.Snapshot(t, mon), "k"); found != nil {
 		t.Errorf("%+v", found)
 	}
 }
@@ -285,15 +286,15 @@ func TestAnotherSessionWithTheSameProcessIDIsNotEnded(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	_, pid := testkit.Backend(t, db)
-	session, err := monitor.Session(t.Context(), pid)
+	session, err := mon.Session(t.Context(), pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	later, pid := testkit.Backend(t, db)
 	session.PID = pid
-	if terminated, err := monitor.Terminate(t.Context(), session, "why"); terminated || err != nil {
+	if terminated, err := mon.Terminate(t.Context(), session, "why"); terminated || err != nil {
 		t.Errorf("%t, %v", terminated, err)
 	}
 	testkit.ExecOn(t, later, "select 1")
@@ -312,7 +313,7 @@ func TestAnotherSessionWithTheSameProcessIDIsNotEnded(t *testing.T) {
 func TestReapRemovesWhatExpiredLongAgo(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	db.Exec(t, `select acquire_lock('live', 'A'), acquire_shared_lock('shared', 'B');
 		select count(acquire_lock('k' || i, 'A')) from generate_series(1, 2500) i;
 		update distributed_locks set expires_at = clock_timestamp() - interval '2 minutes' where lock_name like 'k%';
@@ -322,7 +323,7 @@ func TestReapRemovesWhatExpiredLongAgo(t *testing.T) {
 		age  time.Duration
 		want int64
 	}{{3 * time.Minute, 0}, {time.Minute, 2502}, {0, 0}} {
-		if n, err := monitor.Reap(t.Context(), step.age); n != step.want || err != nil {
+		if n, err := mon.Reap(t.Context(), step.age); n != step.want || err != nil {
 			t.Errorf("%s: %d, %v, want %d", step.age, n, err, step.want)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A monitor needs no session of its own: behind a pooler it sees and does the same.
@@ -34,9 +35,9 @@ func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 			select pg_advisory_lock(7)`)
 
 		through := pgtest.Pool(t, pooler.URL("postgres"))
-		monitor := testkit.NewMonitor(t, &pgtest.DB{Pool: through}, &pgxlock.MonitorConfig{Names: []string{"in a session"}})
+		mon := testkit.NewMonitor(t, &pgtest.DB{Pool: through}, &monitor.Config{Names: []string{"in a session"}})
 		shots := 0
-		for shot, err := range monitor.Watch(t.Context(), time.Second) {
+		for shot, err := range mon.Watch(t.Context(), time.Second) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -53,33 +54,33 @@ func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 				break
 			}
 		}
-		if n, err := monitor.Reap(t.Context(), 0); n != 1 || err != nil {
+		if n, err := mon.Reap(t.Context(), 0); n != 1 || err != nil {
 			t.Errorf("reaped %d, %v", n, err)
 		}
 		for _, lock := range []*pgxlock.Lock{lease, session} {
-			if !evict(t, monitor, holder(t, monitor, lock.Key())) {
+			if !evict(t, mon, holder(t, mon, lock.Key())) {
 				t.Fatalf("%s: it was not the holder", lock.Key())
 			}
 			wantEvicted(t, lock)
 		}
 		testkit.Release(t, <-next)
-		if found, err := monitor.Waiters(t.Context(), pgxlock.Filter{}); len(found) > 0 || err != nil {
+		if found, err := mon.Waiters(t.Context(), monitor.Filter{}); len(found) > 0 || err != nil {
 			t.Errorf("%+v, %v", found, err)
 		}
-		hung, err := monitor.Session(t.Context(), pid)
-		if err != nil || !slices.ContainsFunc(hung.Holders, func(h pgxlock.Holder) bool { return h.Key == pgxlock.RawKey(7) }) {
+		hung, err := mon.Session(t.Context(), pid)
+		if err != nil || !slices.ContainsFunc(hung.Holders, func(h pgxlock.Holder) bool { return h.LockKey() == pgxlock.RawKey(7) }) {
 			t.Fatalf("%+v, %v", hung, err)
 		}
-		if terminated, err := monitor.Terminate(t.Context(), hung, "why"); !terminated || err != nil {
+		if terminated, err := mon.Terminate(t.Context(), hung, "why"); !terminated || err != nil {
 			t.Errorf("%t, %v", terminated, err)
 		}
-		if _, err := monitor.Session(t.Context(), pid); !errors.Is(err, pgx.ErrNoRows) {
+		if _, err := mon.Session(t.Context(), pid); !errors.Is(err, pgx.ErrNoRows) {
 			t.Errorf("%v", err)
 		}
 		// An error leaves nothing open, and the next call works.
-		_, err = monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindLease, Key: strings.Repeat("x", 300), ID: "A", Token: 1}, "why")
+		_, err = mon.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindLease, Key: strings.Repeat("x", 300), ID: "A", Token: 1}, "why")
 		wantServerError(t, err, "22023")
-		if found := testkit.HoldersOf(testkit.Snapshot(t, monitor), "k"); found != nil {
+		if found := testkit.HoldersOf(testkit.Snapshot(t, mon), "k"); found != nil {
 			t.Errorf("%+v", found)
 		}
 

@@ -17,22 +17,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 )
-
-// snapshotAndLoad returns what the Monitor sees, and the load of the server at that moment.
-func snapshotAndLoad(t *testing.T, locks *pgxlock.Monitor) (shot pgxlock.Snapshot, load monitor.Load) {
-	t.Helper()
-	shot, err := locks.Snapshot(monitor.WithLoad(t.Context(), &load))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return shot, load
-}
 
 func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 	t.Parallel()
@@ -46,8 +36,8 @@ func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 		update distributed_locks set acquired_at = clock_timestamp() + interval '1 hour' where lock_name = 'ahead';
 		update distributed_locks set expires_at = clock_timestamp() - interval '1 minute' where lock_name = 'late';
 		update distributed_locks set expires_at = clock_timestamp() - interval '2 hours' where lock_name = 'gone'`)
-	monitor := testkit.NewMonitor(t, db, nil)
-	shot := testkit.Snapshot(t, monitor)
+	mon := testkit.NewMonitor(t, db, nil)
+	shot := testkit.Snapshot(t, mon)
 	if len(shot.Missing) > 0 || shot.At.IsZero() {
 		t.Errorf("missing: %q, at %v", shot.Missing, shot.At)
 	}
@@ -82,21 +72,21 @@ func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 	if got := states(shot.Expired); !slices.Equal(got, want) {
 		t.Errorf("expired: %q", got)
 	}
-	expired, err := monitor.Expired(t.Context())
+	expired, err := mon.Expired(t.Context())
 	if got := states(expired); err != nil || !slices.Equal(got, want) {
 		t.Errorf("Expired: %q, %v", got, err)
 	}
 	for _, test := range []struct {
-		filter pgxlock.Filter
+		filter monitor.Filter
 		want   []string
 	}{
-		{pgxlock.Filter{Prefix: "order:"}, []string{"order:1 live", "order:2 live", "order:3 live"}},
-		{pgxlock.Filter{Kind: pgxlock.KindLease, Key: "order:2"}, []string{"order:2 live"}},
-		{pgxlock.Filter{Kind: pgxlock.KindLease, Key: "order:"}, nil},
-		{pgxlock.Filter{Kind: pgxlock.KindLease, Prefix: "late"}, nil},
-		{pgxlock.Filter{Kind: pgxlock.KindAdvisory, Prefix: "order:"}, nil},
+		{monitor.Filter{Prefix: "order:"}, []string{"order:1 live", "order:2 live", "order:3 live"}},
+		{monitor.Filter{Kind: pgxlock.KindLease, Key: "order:2"}, []string{"order:2 live"}},
+		{monitor.Filter{Kind: pgxlock.KindLease, Key: "order:"}, nil},
+		{monitor.Filter{Kind: pgxlock.KindLease, Prefix: "late"}, nil},
+		{monitor.Filter{Kind: pgxlock.KindAdvisory, Prefix: "order:"}, nil},
 	} {
-		found, err := monitor.Holders(t.Context(), test.filter)
+		found, err := mon.Holders(t.Context(), test.filter)
 		if got := states(found); err != nil || !slices.Equal(got, test.want) {
 			t.Errorf("%+v: %q, %v", test.filter, got, err)
 		}
@@ -113,15 +103,15 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	other, _ := testkit.Backend(t, elsewhere)
 	testkit.ExecOn(t, other, "select pg_advisory_lock(4711)")
 
-	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"order:1", "in a transaction", "nobody's"}})
-	shot, load := snapshotAndLoad(t, monitor)
+	mon := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"order:1", "in a transaction", "nobody's"}})
+	shot := testkit.Snapshot(t, mon)
 	for _, want := range []pgxlock.Holder{
 		{Key: "order:1", Mode: pgxlock.Shared, ID: named.Holder(), Application: "pgxlock worker"},
-		{Key: pgxlock.RawKey2(-1, 7), ID: raw.Holder(), Application: "pgxlock worker"},
+		{Key: "#-1,7", Raw: true, ID: raw.Holder(), Application: "pgxlock worker"},
 		{Key: "in a transaction", ID: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
-		{Key: pgxlock.RawKey(-42), Mode: pgxlock.Shared, ID: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
+		{Key: "#-42", Raw: true, Mode: pgxlock.Shared, ID: fmt.Sprintf("psql:%d", pid), PID: pid, Application: "psql"},
 	} {
-		found := testkit.HoldersOf(shot, want.Key)
+		found := testkit.HoldersOf(shot, want.LockKey())
 		if len(found) != 1 {
 			t.Errorf("%q: %+v", want.Key, found)
 			continue
@@ -137,32 +127,35 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	if found := testkit.HoldersOf(shot, pgxlock.RawKey(4711)); found != nil {
 		t.Errorf("of another database: %+v", found)
 	}
-	if load.Locks < 5 || load.Room < load.Locks || load.Notifications < 0 || load.Notifications > 1 {
+	if load := shot.Load; load.Locks < 5 || load.Room < load.Locks || load.Notifications < 0 || load.Notifications > 1 {
 		t.Errorf("%+v", load)
 	}
 	if len(shot.Missing) != 1 || !strings.Contains(shot.Missing[0], "leases, and the queues of those who wait: schema missing or out of date") {
 		t.Errorf("missing: %q", shot.Missing)
 	}
-	for filter, n := range map[pgxlock.Filter]int{{Prefix: "order:"}: 1, {Key: pgxlock.RawKey2(-1, 7)}: 1, {Key: "order:1"}: 1, {Key: "order:2"}: 0} {
+	if own, err := locks.Holders(t.Context(), pgxlock.RawKey2(-1, 7)); err != nil || len(own) != 1 || own[0].Key != "#-1,7" || !own[0].Raw || own[0].LockKey() != raw.Key() {
+		t.Errorf("the Locker says: %+v, %v", own, err)
+	}
+	for filter, n := range map[monitor.Filter]int{{Prefix: "order:"}: 1, {Key: pgxlock.RawKey2(-1, 7)}: 1, {Key: "order:1"}: 1, {Key: "order:2"}: 0} {
 		filter.Kind = pgxlock.KindAdvisory
-		if found, err := monitor.Holders(t.Context(), filter); err != nil || len(found) != n {
+		if found, err := mon.Holders(t.Context(), filter); err != nil || len(found) != n {
 			t.Errorf("%+v: %+v, %v", filter, found, err)
 		}
 	}
 	// A name that is asked for is known.
-	if found, err := testkit.NewMonitor(t, db, nil).Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Key: "in a transaction"}); err != nil || len(found) != 1 {
+	if found, err := testkit.NewMonitor(t, db, nil).Holders(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory, Key: "in a transaction"}); err != nil || len(found) != 1 {
 		t.Errorf("%+v, %v", found, err)
 	}
 	// A kind that was asked for and cannot be seen is an error, so that no caller takes a part for all.
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease} {
-		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind, Key: "order:1"})
+		_, err := mon.Holders(t.Context(), monitor.Filter{Kind: kind, Key: "order:1"})
 		wantSchemaError(t, err)
-		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		_, err = mon.Waiters(t.Context(), monitor.Filter{Kind: kind})
 		wantSchemaError(t, err)
 	}
-	_, err := monitor.Expired(t.Context())
+	_, err := mon.Expired(t.Context())
 	wantSchemaError(t, err)
-	if waiters, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory}); len(waiters) > 0 || err != nil {
+	if waiters, err := mon.Waiters(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory}); len(waiters) > 0 || err != nil {
 		t.Errorf("%+v, %v", waiters, err)
 	}
 }
@@ -182,16 +175,16 @@ func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
 		_, err := waiter.PgConn().Exec(t.Context(), "select pg_advisory_lock(1)").ReadAll()
 		waits <- err
 	}()
-	monitor := testkit.NewMonitor(t, db, nil)
-	pgtest.Until(t, "it waits", func() bool { return len(testkit.Snapshot(t, monitor).Waiters) == 1 })
-	shot := testkit.Snapshot(t, monitor)
+	mon := testkit.NewMonitor(t, db, nil)
+	pgtest.Until(t, "it waits", func() bool { return len(testkit.Snapshot(t, mon).Waiters) == 1 })
+	shot := testkit.Snapshot(t, mon)
 	if h := shot.Holders; len(h) != 1 || h[0].PID != 0 || h[0].ID != "prepared transaction" {
 		t.Fatalf("%+v", h)
 	}
 	if w := shot.Waiters[0]; w.PID != pid || !slices.Equal(w.BlockedBy, []int32{0}) {
 		t.Errorf("%+v", w)
 	}
-	if _, err := monitor.Evict(t.Context(), shot.Holders[0], "why"); !errors.Is(err, errors.ErrUnsupported) {
+	if _, err := mon.Evict(t.Context(), shot.Holders[0], "why"); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("it is evicted: %v", err)
 	}
 	db.Exec(t, "rollback prepared 'p'")
@@ -207,8 +200,8 @@ func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T
 	db := onVersion(t, version-1)
 	db.Exec(t, "select acquire_lock('k', 'A')")
 	lock := testkit.Acquire(t, testkit.NewAdvisory(t, db, nil), "advisory")
-	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
-	shot := testkit.Snapshot(t, monitor)
+	mon := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"advisory"}})
+	shot := testkit.Snapshot(t, mon)
 	held := testkit.HoldersOf(shot, lock.Key())
 	if len(held) != 1 {
 		t.Fatalf("%+v", shot.Holders)
@@ -218,18 +211,18 @@ func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T
 		t.Errorf("missing: %q", missing)
 	}
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease} {
-		_, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: kind})
+		_, err := mon.Holders(t.Context(), monitor.Filter{Kind: kind})
 		wantSchemaError(t, err, want)
-		_, err = monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		_, err = mon.Waiters(t.Context(), monitor.Filter{Kind: kind})
 		wantSchemaError(t, err, want)
 	}
-	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Key: lock.Key()}); len(found) != 1 || err != nil {
+	if found, err := mon.Holders(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory, Key: lock.Key()}); len(found) != 1 || err != nil {
 		t.Errorf("%+v, %v", found, err)
 	}
-	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory}); err != nil {
+	if _, err := mon.Waiters(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory}); err != nil {
 		t.Error(err)
 	}
-	_, err := monitor.Evict(t.Context(), held[0], "why")
+	_, err := mon.Evict(t.Context(), held[0], "why")
 	wantSchemaError(t, err, want)
 }
 
@@ -238,18 +231,18 @@ func TestTheMonitorWorksOnTheNextSchema(t *testing.T) {
 	t.Parallel()
 	db := onVersion(t, newest(t)+1)
 	db.Exec(t, "select acquire_lock('k', 'A'), acquire_lock('old', 'B'); update distributed_locks set expires_at = now() where lock_name = 'old'")
-	monitor := testkit.NewMonitor(t, db, nil)
-	shot := testkit.Snapshot(t, monitor)
+	mon := testkit.NewMonitor(t, db, nil)
+	shot := testkit.Snapshot(t, mon)
 	if len(shot.Expired) != 1 || len(testkit.HoldersOf(shot, "k")) != 1 || len(shot.Missing) > 0 {
 		t.Errorf("%+v", shot)
 	}
-	if _, err := monitor.Waiters(t.Context(), pgxlock.Filter{}); err != nil {
+	if _, err := mon.Waiters(t.Context(), monitor.Filter{}); err != nil {
 		t.Error(err)
 	}
-	if n, err := monitor.Reap(t.Context(), 0); n != 1 || err != nil {
+	if n, err := mon.Reap(t.Context(), 0); n != 1 || err != nil {
 		t.Errorf("reaped %d, %v", n, err)
 	}
-	if evicted, err := monitor.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why"); err != nil || !evicted {
+	if evicted, err := mon.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why"); err != nil || !evicted {
 		t.Errorf("evicted: %t, %v", evicted, err)
 	}
 }
@@ -261,8 +254,8 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 	conn, _ := testkit.Backend(t, db)
 	testkit.ExecOn(t, conn, "select pg_advisory_lock(7)")
 	role, theirs := login(t, db)
-	monitor := testkit.NewMonitor(t, theirs, nil)
-	wantMissing := func(shot pgxlock.Snapshot, want ...string) {
+	mon := testkit.NewMonitor(t, theirs, nil)
+	wantMissing := func(shot monitor.Snapshot, want ...string) {
 		t.Helper()
 		for i, part := range want {
 			if len(shot.Missing) != len(want) || !strings.HasPrefix(shot.Missing[i], part) {
@@ -273,21 +266,21 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 			t.Errorf("%+v", shot.Holders)
 		}
 	}
-	wantMissing(testkit.Snapshot(t, monitor), "leases: ", "names behind", "why holders were evicted", "the queues", "addresses and transactions")
-	for _, filter := range []pgxlock.Filter{{}, {Key: "k"}, {Kind: pgxlock.KindLease}} {
-		_, err := monitor.Holders(t.Context(), filter)
+	wantMissing(testkit.Snapshot(t, mon), "leases: ", "names behind", "why holders were evicted", "the queues", "addresses and transactions")
+	for _, filter := range []monitor.Filter{{}, {Key: "k"}, {Kind: pgxlock.KindLease}} {
+		_, err := mon.Holders(t.Context(), filter)
 		denied(t, err)
 	}
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease, pgxlock.KindAdvisory} { // which wait in queues as well
-		_, err := monitor.Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		_, err := mon.Waiters(t.Context(), monitor.Filter{Kind: kind})
 		denied(t, err)
 	}
-	if found, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory}); len(found) != 1 || err != nil {
+	if found, err := mon.Holders(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory}); len(found) != 1 || err != nil {
 		t.Errorf("%+v, %v", found, err)
 	}
 	db.Exec(t, "revoke usage on schema public from public")
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease, pgxlock.KindAdvisory} {
-		_, err := testkit.NewMonitor(t, theirs, &pgxlock.MonitorConfig{Schema: "public"}).Waiters(t.Context(), pgxlock.Filter{Kind: kind})
+		_, err := testkit.NewMonitor(t, theirs, &monitor.Config{Schema: "public"}).Waiters(t.Context(), monitor.Filter{Kind: kind})
 		denied(t, err)
 	}
 	db.Exec(t, "grant usage on schema public to public")
@@ -296,21 +289,21 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 			db.Exec(t, "select harden_locks()")
 		}
 		db.Exec(t, fmt.Sprintf("select grant_locks('%s', 'monitoring')", role))
-		shot := testkit.Snapshot(t, monitor)
+		shot := testkit.Snapshot(t, mon)
 		wantMissing(shot, "addresses and transactions")
 		if !strings.Contains(shot.Missing[0], "GRANT pg_monitor") || len(testkit.HoldersOf(shot, "k")) != 1 {
 			t.Errorf("%+v", shot)
 		}
-		_, err := monitor.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why")
+		_, err := mon.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why")
 		denied(t, err)
 	}
 	db.Exec(t, "grant pg_monitor to "+role)
-	shot := testkit.Snapshot(t, monitor)
+	shot := testkit.Snapshot(t, mon)
 	if len(shot.Missing) > 0 {
 		t.Errorf("missing: %q", shot.Missing)
 	}
 	db.Exec(t, fmt.Sprintf("select grant_locks('%s', 'administration')", role))
-	if evicted, err := monitor.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why"); err != nil || !evicted {
+	if evicted, err := mon.Evict(t.Context(), testkit.HoldersOf(shot, "k")[0], "why"); err != nil || !evicted {
 		t.Errorf("%t, %v", evicted, err)
 	}
 }
@@ -336,8 +329,8 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"session"}})
-	internal := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"session"}, Internal: true})
+	mon := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"session"}})
+	internal := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"session"}, Internal: true})
 	keys := func(holders []pgxlock.Holder) (keys []string) {
 		for _, h := range holders {
 			if h.Internal {
@@ -348,14 +341,14 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 		return keys
 	}
 	want := []string{"session", "lease"}
-	if got := keys(testkit.Snapshot(t, monitor).Holders); !slices.Equal(got, want) {
+	if got := keys(testkit.Snapshot(t, mon).Holders); !slices.Equal(got, want) {
 		t.Errorf("the holders of a snapshot have %q", got)
 	}
-	found, err := monitor.Holders(t.Context(), pgxlock.Filter{})
+	found, err := mon.Holders(t.Context(), monitor.Filter{})
 	if got := keys(found); err != nil || !slices.Equal(got, want) {
 		t.Errorf("the holders have %q, %v", got, err)
 	}
-	of, err := monitor.Session(t.Context(), int32(testkit.Query[int64](t, db, "select pid from lock_holders where key_id = $1", pgxlock.AdvisoryID("session"))))
+	of, err := mon.Session(t.Context(), int32(testkit.Query[int64](t, db, "select pid from lock_holders where key_id = $1", pgxlock.AdvisoryID("session"))))
 	if got := keys(of.Holders); err != nil || !slices.Equal(got, want[:1]) {
 		t.Errorf("the session has %q, %v", got, err)
 	}
@@ -363,7 +356,7 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 	// The same as the server knows of, each with what it is.
 	in := testkit.Query[int](t, db, `select count(*) from pg_locks where locktype = 'advisory' and pgxlock_is_own_key(objsubid, classid::bigint << 32 | objid::bigint)
 		and database = (select oid from pg_database where datname = current_database())`)
-	found, err = monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Internal: true})
+	found, err = mon.Holders(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory, Internal: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,11 +367,11 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 		}
 		shown++
 		labels[h.Label]++
-		if named, err := monitor.Holders(t.Context(), pgxlock.Filter{Kind: pgxlock.KindAdvisory, Key: h.Key}); err != nil || len(named) != 1 || !named[0].Internal {
+		if named, err := mon.Holders(t.Context(), monitor.Filter{Kind: pgxlock.KindAdvisory, Key: h.LockKey()}); err != nil || len(named) != 1 || !named[0].Internal {
 			t.Errorf("asked for by its number: %v, %v", named, err)
 		}
-		evicted, err := monitor.Evict(t.Context(), h, "why")
-		if evicted || !errors.Is(err, pgxlock.ErrInternalLock) || !strings.Contains(err.Error(), h.Label) {
+		evicted, err := mon.Evict(t.Context(), h, "why")
+		if evicted || !errors.Is(err, monitor.ErrInternalLock) || !strings.Contains(err.Error(), h.Label) {
 			t.Errorf("evicted %t: %v", evicted, err)
 		}
 	}
@@ -407,14 +400,14 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 		}
 	}
 	go func() {
-		_, err := meddler.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", pgxlock.AdvisoryID(own.Key))).ReadAll()
+		_, err := meddler.PgConn().Exec(t.Context(), fmt.Sprintf("select pg_advisory_lock(%d)", pgxlock.AdvisoryID(own.LockKey()))).ReadAll()
 		ended <- err
 	}()
-	pgtest.Until(t, "it waits", func() bool { return len(testkit.WaitersFor(testkit.Snapshot(t, internal), own.Key)) == 1 })
-	if w := testkit.WaitersFor(testkit.Snapshot(t, internal), own.Key)[0]; w.PID != pid || !w.Internal || w.Label != own.Label || !slices.Equal(w.BlockedBy, []int32{own.PID}) {
+	pgtest.Until(t, "it waits", func() bool { return len(testkit.WaitersFor(testkit.Snapshot(t, internal), own.LockKey())) == 1 })
+	if w := testkit.WaitersFor(testkit.Snapshot(t, internal), own.LockKey())[0]; w.PID != pid || !w.Internal || w.Label != own.Label || !slices.Equal(w.BlockedBy, []int32{own.PID}) {
 		t.Errorf("%+v", w)
 	}
-	if shot := testkit.Snapshot(t, monitor); len(shot.Waiters) == 0 || slices.ContainsFunc(shot.Waiters, func(w pgxlock.Waiter) bool { return w.Key != "lease" }) {
+	if shot := testkit.Snapshot(t, mon); len(shot.Waiters) == 0 || slices.ContainsFunc(shot.Waiters, func(w monitor.Waiter) bool { return w.Key != "lease" }) {
 		t.Errorf("%v", shot.Waiters)
 	}
 	db.Exec(t, fmt.Sprintf("select pg_terminate_backend(%d)", pid))
@@ -437,16 +430,16 @@ func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
 	number := pgxlock.RawKey(pgxlock.AdvisoryID(name))
 	lock := testkit.Acquire(t, testkit.NewAdvisory(t, db, nil), name)
 	for what, test := range map[string]struct {
-		cfg    pgxlock.MonitorConfig
-		filter pgxlock.Filter
+		cfg    monitor.Config
+		filter monitor.Filter
 		want   string
 	}{
-		"nobody knows the name":       {pgxlock.MonitorConfig{}, pgxlock.Filter{}, ""},
-		"its name is configured":      {pgxlock.MonitorConfig{Names: []string{name}}, pgxlock.Filter{}, name},
-		"its number is configured":    {pgxlock.MonitorConfig{Names: []string{number}}, pgxlock.Filter{}, number},
-		"its name is asked for":       {pgxlock.MonitorConfig{}, pgxlock.Filter{Key: name}, name},
-		"its number is asked for":     {pgxlock.MonitorConfig{}, pgxlock.Filter{Key: number}, number + " internal"},
-		"pgxlock's own are asked for": {pgxlock.MonitorConfig{}, pgxlock.Filter{Internal: true}, number + " internal"},
+		"nobody knows the name":       {monitor.Config{}, monitor.Filter{}, ""},
+		"its name is configured":      {monitor.Config{Names: []string{name}}, monitor.Filter{}, name},
+		"its number is configured":    {monitor.Config{Names: []string{number}}, monitor.Filter{}, number},
+		"its name is asked for":       {monitor.Config{}, monitor.Filter{Key: name}, name},
+		"its number is asked for":     {monitor.Config{}, monitor.Filter{Key: number}, number + " internal"},
+		"pgxlock's own are asked for": {monitor.Config{}, monitor.Filter{Internal: true}, number + " internal"},
 	} {
 		found, err := testkit.NewMonitor(t, db, &test.cfg).Holders(t.Context(), test.filter)
 		if err != nil {
@@ -454,8 +447,8 @@ func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
 		}
 		var got []string
 		for _, h := range found {
-			if h.ID == lock.Holder() && pgxlock.AdvisoryID(h.Key) == pgxlock.AdvisoryID(name) {
-				got = append(got, h.Key+map[bool]string{true: " internal"}[h.Internal])
+			if h.ID == lock.Holder() && pgxlock.AdvisoryID(h.LockKey()) == pgxlock.AdvisoryID(name) {
+				got = append(got, h.LockKey()+map[bool]string{true: " internal"}[h.Internal])
 			}
 		}
 		if strings.Join(got, ",") != test.want {
@@ -472,10 +465,10 @@ func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
 func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 23, 8, 15, 0, 0, time.UTC)
-	unknown := pgxlock.Holder{Key: pgxlock.RawKey(7), Kind: pgxlock.KindAdvisory, ID: "psql:42", PID: 42}
+	unknown := pgxlock.Holder{Key: "#7", Raw: true, Kind: pgxlock.KindAdvisory, ID: "psql:42", PID: 42}
 	known := pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, Mode: pgxlock.Shared, ID: "pod-7", Token: 9, Since: at, Expires: at.Add(time.Minute)}
-	waiter, since := pgxlock.Waiter{Key: "k", Kind: pgxlock.KindLease, Owner: "pod-8", Behind: 2}, pgxlock.Waiter{Key: "k", Owner: "pod-8", Kind: pgxlock.KindLease, Since: at}
-	shot := pgxlock.Snapshot{At: at, Holders: []pgxlock.Holder{unknown, known}, Waiters: []pgxlock.Waiter{waiter}}
+	waiter, since := monitor.Waiter{Key: "k", Kind: pgxlock.KindLease, Owner: "pod-8", Behind: 2}, monitor.Waiter{Key: "k", Owner: "pod-8", Kind: pgxlock.KindLease, Since: at}
+	shot := monitor.Snapshot{At: at, Holders: []pgxlock.Holder{unknown, known}, Waiters: []monitor.Waiter{waiter}}
 	for what, test := range map[string]struct {
 		value      any
 		text, json string
@@ -505,9 +498,11 @@ func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
 			}
 		}
 	}
-	var back pgxlock.Holder
-	if encoded, err := json.Marshal(known); err != nil || json.Unmarshal(encoded, &back) != nil || back != known {
-		t.Errorf("%s became %v: %v", encoded, back, err)
+	for _, h := range []pgxlock.Holder{known, unknown} {
+		var back pgxlock.Holder
+		if encoded, err := json.Marshal(h); err != nil || json.Unmarshal(encoded, &back) != nil || back != h {
+			t.Errorf("%s became %v: %v", encoded, back, err)
+		}
 	}
 }
 
@@ -519,7 +514,8 @@ func TestTheOldestSnapshotIsShown(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
 		t.Fatal(err)
 	}
-	shot, load := snapshotAndLoad(t, testkit.NewMonitor(t, db, nil))
+	shot := testkit.Snapshot(t, testkit.NewMonitor(t, db, nil))
+	load := shot.Load
 	if pid := int32(tx.Conn().PgConn().PID()); load.OldestPID != pid || load.OldestSince.IsZero() || load.OldestSince.After(shot.At) {
 		t.Errorf("%+v, want process %d", load, pid)
 	}
@@ -531,16 +527,16 @@ func TestLockersPublishTheNamesOfWhatTheyHoldForLong(t *testing.T) {
 	locks := testkit.NewAdvisory(t, db, nil)
 	testkit.Acquire(t, locks, "held for long")
 	testkit.Acquire(t, locks, pgxlock.RawKey(7))
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	pgtest.Until(t, "the name is published", func() bool { return testkit.Query[int](t, db, "select count(*) from pgxlock_names") > 0 })
 	if names := testkit.Query[string](t, db, "select string_agg(name, ',') from pgxlock_names"); names != "held for long" {
 		t.Errorf("%q", names)
 	}
-	if h := testkit.HoldersOf(testkit.Snapshot(t, monitor), "held for long"); len(h) != 1 {
+	if h := testkit.HoldersOf(testkit.Snapshot(t, mon), "held for long"); len(h) != 1 {
 		t.Errorf("%+v", h)
 	}
 	db.Exec(t, "insert into pgxlock_names values (7, 'not so', now())")
-	if h := testkit.HoldersOf(testkit.Snapshot(t, monitor), pgxlock.RawKey(7)); len(h) != 1 {
+	if h := testkit.HoldersOf(testkit.Snapshot(t, mon), pgxlock.RawKey(7)); len(h) != 1 {
 		t.Errorf("%+v", h)
 	}
 }
@@ -548,11 +544,11 @@ func TestLockersPublishTheNamesOfWhatTheyHoldForLong(t *testing.T) {
 func TestWatchYieldsSnapshotsAndGoesOnAfterAnError(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
-	monitor := testkit.NewMonitor(t, db, nil)
+	mon := testkit.NewMonitor(t, db, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	n := 0
-	for shot, err := range monitor.Watch(ctx, time.Second) {
+	for shot, err := range mon.Watch(ctx, time.Second) {
 		if err != nil || shot.At.IsZero() {
 			t.Errorf("%+v, %v", shot, err)
 		}
@@ -563,7 +559,7 @@ func TestWatchYieldsSnapshotsAndGoesOnAfterAnError(t *testing.T) {
 	if n != 2 {
 		t.Errorf("%d snapshots", n)
 	}
-	for _, err := range monitor.Watch(t.Context(), time.Second-1) {
+	for _, err := range mon.Watch(t.Context(), time.Second-1) {
 		if err == nil || !strings.Contains(err.Error(), "at least 1 s") {
 			t.Errorf("%v", err)
 		}
@@ -628,40 +624,40 @@ func TestMonitorRefusesInvalidRequests(t *testing.T) {
 	db := pgtest.New(t)
 	for what, test := range map[string]struct {
 		pool *pgxpool.Pool
-		cfg  *pgxlock.MonitorConfig
+		cfg  *monitor.Config
 		says string
 	}{
 		"no pool":       {nil, nil, "the pool is nil"},
-		"a schema":      {db.Pool, &pgxlock.MonitorConfig{Schema: "pg_x"}, "MonitorConfig.Schema"},
-		"an empty name": {db.Pool, &pgxlock.MonitorConfig{Names: []string{""}}, "MonitorConfig.Names: the key is empty"},
+		"a schema":      {db.Pool, &monitor.Config{Schema: "pg_x"}, "monitor.Config.Schema"},
+		"an empty name": {db.Pool, &monitor.Config{Names: []string{""}}, "monitor.Config.Names: the key is empty"},
 	} {
-		if _, err := pgxlock.NewMonitor(test.pool, test.cfg); err == nil || !strings.Contains(err.Error(), test.says) {
+		if _, err := monitor.New(test.pool, test.cfg); err == nil || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	monitor := testkit.NewMonitor(t, db, nil)
-	for says, filter := range map[string]pgxlock.Filter{
+	mon := testkit.NewMonitor(t, db, nil)
+	for says, filter := range map[string]monitor.Filter{
 		"Filter.Kind": {Kind: pgxlock.KindMemory}, "Filter.Key": {Key: "a\x00b"}, "Filter.Prefix": {Prefix: "\x00#"},
 	} {
-		if _, err := monitor.Holders(t.Context(), filter); err == nil || !strings.Contains(err.Error(), says) {
+		if _, err := mon.Holders(t.Context(), filter); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%+v: %v", filter, err)
 		}
 	}
 	for _, reason := range []string{"", strings.Repeat("y", 901)} {
-		if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindLease, Key: "k", ID: "A", Token: 1}, reason); err == nil || !strings.Contains(err.Error(), "reason") {
+		if _, err := mon.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindLease, Key: "k", ID: "A", Token: 1}, reason); err == nil || !strings.Contains(err.Error(), "reason") {
 			t.Errorf("%v", err)
 		}
 	}
-	if _, err := monitor.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindMemory}, "why"); !errors.Is(err, errors.ErrUnsupported) {
+	if _, err := mon.Evict(t.Context(), pgxlock.Holder{Kind: pgxlock.KindMemory}, "why"); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("%v", err)
 	}
-	if _, err := monitor.Reap(t.Context(), -1); err == nil || !strings.Contains(err.Error(), "age is -1ns") {
+	if _, err := mon.Reap(t.Context(), -1); err == nil || !strings.Contains(err.Error(), "age is -1ns") {
 		t.Errorf("%v", err)
 	}
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
 		t.Fatal(err)
 	}
-	if shot := testkit.Snapshot(t, monitor); len(shot.Missing) > 0 { // it is found once it is there
+	if shot := testkit.Snapshot(t, mon); len(shot.Missing) > 0 { // it is found once it is there
 		t.Errorf("missing: %q", shot.Missing)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
@@ -32,10 +33,10 @@ func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
 		ended <- err
 	}()
 
-	monitor := testkit.NewMonitor(t, db, &pgxlock.MonitorConfig{Names: []string{"advisory"}})
-	var shot pgxlock.Snapshot
+	mon := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"advisory"}})
+	var shot monitor.Snapshot
 	pgtest.Until(t, "all wait", func() bool {
-		shot = testkit.Snapshot(t, monitor)
+		shot = testkit.Snapshot(t, mon)
 		leases := testkit.WaitersFor(shot, "lease")
 		return len(leases) == 1 && leases[0].Behind == 1 && len(testkit.WaitersFor(shot, "jobs#")) == 1 && len(testkit.WaitersFor(shot, "advisory")) == 2 && len(shot.Waiters) == 4
 	})
@@ -55,15 +56,15 @@ func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
 	if process.Owner != "a waiter" || process.Ticket == 0 || !slices.Equal(process.BlockedBy, []int32{held.PID}) {
 		t.Errorf("the process: %+v", process)
 	}
-	for filter, n := range map[pgxlock.Filter]int{{Kind: pgxlock.KindAdvisory}: 2, {Kind: pgxlock.KindLease}: 2, {Key: "lease"}: 1, {Prefix: "l"}: 1, {}: 4} {
-		if found, err := monitor.Waiters(t.Context(), filter); err != nil || len(found) != n {
+	for filter, n := range map[monitor.Filter]int{{Kind: pgxlock.KindAdvisory}: 2, {Kind: pgxlock.KindLease}: 2, {Key: "lease"}: 1, {Prefix: "l"}: 1, {}: 4} {
+		if found, err := mon.Waiters(t.Context(), filter); err != nil || len(found) != n {
 			t.Errorf("%+v: %+v, %v", filter, found, err)
 		}
 	}
 
 	// Whose session has ended does not wait, though its ticket still stands there.
 	db.Exec(t, "insert into pgxlock_waiters values (0, 'lease', -1, 4711, 'died', 1, now(), 'infinity'), (0, 'lease', -2, null, 'ran out', 1, now(), now())")
-	if found, err := monitor.Waiters(t.Context(), pgxlock.Filter{Key: "lease"}); err != nil || len(found) != 1 {
+	if found, err := mon.Waiters(t.Context(), monitor.Filter{Key: "lease"}); err != nil || len(found) != 1 {
 		t.Errorf("%+v, %v", found, err)
 	}
 

@@ -18,6 +18,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // Rolling deployments: the schema is upgraded first, so that for a while programs of one
@@ -85,7 +86,7 @@ func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 	t.Parallel()
 	version := newest(t)
 	db := onVersion(t, version-1)
-	locks, limits, runs, monitor := testkit.NewLocker(t, db, nil), newLimiter(t, db, 1, 9), runnerOn(t, db, time.Hour, nil), testkit.NewMonitor(t, db, nil)
+	locks, limits, runs, mon := testkit.NewLocker(t, db, nil), newLimiter(t, db, 1, 9), runnerOn(t, db, time.Hour, nil), testkit.NewMonitor(t, db, nil)
 	tokens, named := withTokens(t, db, "tokens"), testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Schema: "public"})
 	plain := testkit.NewAdvisory(t, db, nil)
 	var work job
@@ -102,8 +103,8 @@ func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 		"a run":                        func() error { return second(runs.Do(t.Context(), "k", work.run)) },
 		"an advisory lock with Tokens": func() error { return acquireAndRelease(t.Context(), tokens.Acquire, "k") },
 		"an advisory lock with Schema": func() error { return acquireAndRelease(t.Context(), named.Acquire, "k") },
-		"Monitor.Holders":              func() error { return second(monitor.Holders(t.Context(), pgxlock.Filter{})) },
-		"Monitor.Reap":                 func() error { return second(monitor.Reap(t.Context(), 0)) },
+		"Monitor.Holders":              func() error { return second(mon.Holders(t.Context(), monitor.Filter{})) },
+		"Monitor.Reap":                 func() error { return second(mon.Reap(t.Context(), 0)) },
 	}
 	for call, do := range calls {
 		t.Run(call, func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // What a standby changes: it refuses to lock, commits wait for it, and it takes
@@ -212,8 +213,8 @@ func seenOnAStandby(t *testing.T, standby *pgtest.DB, held *pgxlock.Lock) {
 		t.Errorf("the doctor: %+v, %v", findings, err)
 	}
 
-	monitor := testkit.NewMonitor(t, standby, nil)
-	shot := testkit.Snapshot(t, monitor)
+	mon := testkit.NewMonitor(t, standby, nil)
+	shot := testkit.Snapshot(t, mon)
 	if found := testkit.HoldersOf(shot, held.Key()); len(found) != 1 || found[0].ID != held.Holder() {
 		t.Errorf("the snapshot has %+v", shot.Holders)
 	}
@@ -222,21 +223,21 @@ func seenOnAStandby(t *testing.T, standby *pgtest.DB, held *pgxlock.Lock) {
 	}
 	wantReadOnly(t, "advisory locks of the snapshot", shot.Unread.Advisory)
 	wantReadOnly(t, "queues of the snapshot", shot.Unread.Queues)
-	if found, err := monitor.Holders(ctx, pgxlock.Filter{Kind: pgxlock.KindLease}); err != nil || len(found) != 1 {
+	if found, err := mon.Holders(ctx, monitor.Filter{Kind: pgxlock.KindLease}); err != nil || len(found) != 1 {
 		t.Errorf("leases: %+v, %v", found, err)
 	}
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindAdvisory} {
-		found, err := monitor.Holders(ctx, pgxlock.Filter{Kind: kind})
+		found, err := mon.Holders(ctx, monitor.Filter{Kind: kind})
 		wantReadOnly(t, fmt.Sprintf("holders of kind %d", kind), err)
 		if kind == 0 && len(found) != 1 {
 			t.Errorf("holders that were read: %+v", found)
 		}
 	}
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease, pgxlock.KindAdvisory} {
-		_, err := monitor.Waiters(ctx, pgxlock.Filter{Kind: kind})
+		_, err := mon.Waiters(ctx, monitor.Filter{Kind: kind})
 		wantReadOnly(t, fmt.Sprintf("waiters of kind %d", kind), err)
 	}
-	if _, err := monitor.Session(ctx, 0); !errors.Is(err, pgx.ErrNoRows) {
+	if _, err := mon.Session(ctx, 0); !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("a session: %v", err)
 	}
 	if _, _, err := migrations.Version(ctx, standby.Pool, nil); err != nil {

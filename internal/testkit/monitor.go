@@ -7,22 +7,23 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // NewMonitor returns a Monitor of the database.
-func NewMonitor(t *testing.T, db *pgtest.DB, cfg *pgxlock.MonitorConfig) *pgxlock.Monitor {
+func NewMonitor(t *testing.T, db *pgtest.DB, cfg *monitor.Config) *monitor.Monitor {
 	t.Helper()
-	monitor, err := pgxlock.NewMonitor(db.Pool, cfg)
+	mon, err := monitor.New(db.Pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return monitor
+	return mon
 }
 
 // Snapshot returns what the Monitor sees now, all of it.
-func Snapshot(t *testing.T, monitor *pgxlock.Monitor) pgxlock.Snapshot {
+func Snapshot(t *testing.T, mon *monitor.Monitor) monitor.Snapshot {
 	t.Helper()
-	shot, err := monitor.Snapshot(t.Context())
+	shot, err := mon.Snapshot(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,9 +31,9 @@ func Snapshot(t *testing.T, monitor *pgxlock.Monitor) pgxlock.Snapshot {
 }
 
 // HoldersOf returns those of one key.
-func HoldersOf(shot pgxlock.Snapshot, key string) (holders []pgxlock.Holder) {
+func HoldersOf(shot monitor.Snapshot, key string) (holders []pgxlock.Holder) {
 	for _, h := range shot.Holders {
-		if h.Key == key {
+		if h.LockKey() == key {
 			holders = append(holders, h)
 		}
 	}
@@ -40,9 +41,9 @@ func HoldersOf(shot pgxlock.Snapshot, key string) (holders []pgxlock.Holder) {
 }
 
 // WaitersFor returns the waiters for a key.
-func WaitersFor(shot pgxlock.Snapshot, key string) (waiters []pgxlock.Waiter) {
+func WaitersFor(shot monitor.Snapshot, key string) (waiters []monitor.Waiter) {
 	for _, w := range shot.Waiters {
-		if w.Key == key {
+		if w.LockKey() == key {
 			waiters = append(waiters, w)
 		}
 	}

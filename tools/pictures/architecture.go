@@ -26,7 +26,7 @@ const command = "/cmd/pgxlock/"
 
 // roles say in a few words what a package is for.
 var roles = map[string]string{
-	"":                    "Locker, Lock, LockTx, Monitor",
+	"":                    "Locker, Lock, LockTx",
 	"adapters/health":     "who leads, over HTTP",
 	"adapters/prometheus": "figures for Prometheus",
 	"cmd/pgxlock":         "the command",
@@ -41,13 +41,13 @@ var roles = map[string]string{
 	"internal/lockerr":    "what errors mean",
 	"internal/lockkey":    "what a key names",
 	"internal/memory":     "locks in this process",
-	"internal/monitor":    "reads and evicts locks",
 	"internal/observe":    "calls Observe",
 	"internal/oneline":    "a text on one line",
 	"internal/place":      "finds the schema",
 	"internal/usertx":     "in the caller's transaction",
 	"internal/waitqueue":  "who is next",
 	"migrations":          "installs tables and functions",
+	"monitor":             "shows and evicts holders",
 	"once":                "a job once per period",
 	"ratelimit":           "a rate over all processes",
 	"sql":                 "every statement",

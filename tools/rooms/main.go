@@ -29,9 +29,9 @@ import (
 // of lower ones only.
 var layers = [][]string{
 	{"cmd/", "examples/", "adapters/", "bench", "internal/systemtest", "internal/testkit", "internal/sqltest", "internal/locktest"},
-	{"doctor", "ratelimit", "once", "locktesting"},
+	{"doctor", "monitor", "ratelimit", "once", "locktesting"},
 	{""}, // the root
-	{"internal/lease", "internal/advisory", "internal/memory", "internal/waitqueue", "internal/usertx", "internal/monitor"},
+	{"internal/lease", "internal/advisory", "internal/memory", "internal/waitqueue", "internal/usertx"},
 	{"internal/hold"},
 	{"internal/dbconn", "internal/batcher"},
 	{"internal/place", "sql"},

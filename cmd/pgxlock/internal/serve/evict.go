@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 const (
@@ -29,6 +30,7 @@ const (
 // A hold is as much of a holder as Monitor.Evict compares.
 type hold struct {
 	Key    string
+	Raw    bool
 	Kind   pgxlock.Kind
 	Shared bool
 	ID     string
@@ -39,7 +41,7 @@ type hold struct {
 // holding names a hold in an address or a form. A browser would change the line breaks and
 // the zero bytes of a key there.
 func holding(h pgxlock.Holder) string {
-	text, err := json.Marshal(hold{h.Key, h.Kind, h.Mode == pgxlock.Shared, h.ID, h.Token, h.PID})
+	text, err := json.Marshal(hold{h.Key, h.Raw, h.Kind, h.Mode == pgxlock.Shared, h.ID, h.Token, h.PID})
 	if err != nil {
 		panic("pgxlock: " + err.Error()) // texts and numbers
 	}
@@ -59,7 +61,7 @@ func holder(form string) (pgxlock.Holder, error) {
 	if err != nil || h.Key == "" {
 		return pgxlock.Holder{}, errForm
 	}
-	found := pgxlock.Holder{Key: h.Key, Kind: h.Kind, ID: h.ID, Token: h.Token, PID: h.PID}
+	found := pgxlock.Holder{Key: h.Key, Raw: h.Raw, Kind: h.Kind, ID: h.ID, Token: h.Token, PID: h.PID}
 	if h.Shared {
 		found.Mode = pgxlock.Shared
 	}
@@ -138,7 +140,7 @@ func (s *Server) evict(w http.ResponseWriter, r *http.Request) {
 	evicted, err := s.cfg.Locks.Evict(ctx, h, p.Reason+" (from "+p.From+")")
 	s.feed.change() // the page to which the operator returns shows it
 	switch {
-	case errors.Is(err, pgxlock.ErrStillHeld):
+	case errors.Is(err, monitor.ErrStillHeld):
 		p.Problem = "The session was asked to release the lock and still holds it: it is no Locker's, cannot listen, or hangs. pgxlock evict --terminate ends it."
 		render(w, http.StatusConflict, "evict.html", p)
 	case err != nil:

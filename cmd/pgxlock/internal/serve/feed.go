@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/monitor"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 const (
@@ -26,8 +26,7 @@ const (
 
 // A state is what all viewers see until the next one.
 type state struct {
-	shot      pgxlock.Snapshot // the last that could be read
-	load      monitor.Load
+	shot      monitor.Snapshot // the last that could be read
 	evictions []Eviction
 	cannot    string // why this one could not be read, and the shot is an earlier one
 	at        time.Time
@@ -176,7 +175,7 @@ func (f *feed) next() (last *state, changed <-chan struct{}) {
 func (s *Server) read(ctx context.Context, before *state) *state {
 	now := new(state)
 	var err error
-	now.shot, err = s.cfg.Locks.Snapshot(monitor.WithLoad(ctx, &now.load))
+	now.shot, err = s.cfg.Locks.Snapshot(ctx)
 	if err == nil && s.cfg.Evictions != nil {
 		var failed error
 		if now.evictions, failed = s.cfg.Evictions(ctx); failed != nil {

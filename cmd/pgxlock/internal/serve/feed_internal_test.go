@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 func TestTheHistoryIsOfTheLastHourAlsoIfNobodyLooked(t *testing.T) {
@@ -22,7 +23,7 @@ func TestTheHistoryIsOfTheLastHourAlsoIfNobodyLooked(t *testing.T) {
 		reads := 0
 		s := &Server{feed: &feed{changed: make(chan struct{}), read: func(_ context.Context, before *state) *state {
 			reads++
-			now := &state{at: time.Now(), shot: pgxlock.Snapshot{At: time.Now()}}
+			now := &state{at: time.Now(), shot: monitor.Snapshot{At: time.Now()}}
 			now.remember(before)
 			return now
 		}}}
@@ -54,9 +55,9 @@ func TestALeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
 		return pgxlock.Holder{Key: "order:1", Kind: pgxlock.KindLease, ID: id, Token: int64(since), State: pgxlock.StateLive, Since: at(since), Expires: at(expires)}
 	}
 	see := func(before *state, seconds float64, waiters int, holders ...pgxlock.Holder) *state {
-		now := &state{at: at(seconds), shot: pgxlock.Snapshot{At: at(seconds), Holders: holders}}
+		now := &state{at: at(seconds), shot: monitor.Snapshot{At: at(seconds), Holders: holders}}
 		for range waiters {
-			now.shot.Waiters = append(now.shot.Waiters, pgxlock.Waiter{Key: "order:1", Kind: pgxlock.KindLease})
+			now.shot.Waiters = append(now.shot.Waiters, monitor.Waiter{Key: "order:1", Kind: pgxlock.KindLease})
 		}
 		now.remember(before)
 		return now
@@ -93,13 +94,13 @@ func TestALeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
 }
 
 // hoarded is a snapshot of one session that holds locks, each of which others wait for.
-func hoarded(locks, waiters int) (shot pgxlock.Snapshot) {
+func hoarded(locks, waiters int) (shot monitor.Snapshot) {
 	for i := range locks {
-		key := pgxlock.RawKey(int64(i))
-		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: key, Kind: pgxlock.KindAdvisory, ID: "hoarder:1", PID: 1})
+		key := fmt.Sprint("#", i)
+		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: key, Raw: true, Kind: pgxlock.KindAdvisory, ID: "hoarder:1", PID: 1})
 		for j := range waiters {
 			pid := int32(2 + i*waiters + j)
-			shot.Waiters = append(shot.Waiters, pgxlock.Waiter{Key: key, Kind: pgxlock.KindAdvisory, PID: pid, Owner: fmt.Sprint("waiter:", pid)})
+			shot.Waiters = append(shot.Waiters, monitor.Waiter{Key: key, Raw: true, Kind: pgxlock.KindAdvisory, PID: pid, Owner: fmt.Sprint("waiter:", pid)})
 		}
 	}
 	return shot
@@ -108,10 +109,10 @@ func hoarded(locks, waiters int) (shot pgxlock.Snapshot) {
 func TestALeaseThatCannotBeSeenIsNotLost(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
-	before := &state{at: at, shot: pgxlock.Snapshot{At: at, Expired: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindLease, ID: "A", Expires: at.Add(-time.Minute)}}}}
+	before := &state{at: at, shot: monitor.Snapshot{At: at, Expired: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindLease, ID: "A", Expires: at.Add(-time.Minute)}}}}
 	before.remember(nil)
 	for _, unread := range []error{nil, errors.New("denied")} {
-		now := &state{at: at, shot: pgxlock.Snapshot{At: at, Unread: pgxlock.Unread{Leases: unread}}}
+		now := &state{at: at, shot: monitor.Snapshot{At: at, Unread: monitor.Unread{Leases: unread}}}
 		now.remember(before)
 		if lost := len(now.losses) > 0; lost != (unread == nil) {
 			t.Errorf("leases could not be read: %v; losses: %+v", unread, now.losses)
@@ -144,11 +145,11 @@ func TestADrawingHasThreeHundredNodesAtMost(t *testing.T) {
 		}
 	}
 	// Many small trees stand in rows.
-	shot := pgxlock.Snapshot{}
+	shot := monitor.Snapshot{}
 	for i := range 300 {
 		key := fmt.Sprint("order:", i)
 		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: key, Kind: pgxlock.KindLease, ID: fmt.Sprint("pod:", i)})
-		shot.Waiters = append(shot.Waiters, pgxlock.Waiter{Key: key, Kind: pgxlock.KindLease, Owner: "worker", Ticket: int64(i)})
+		shot.Waiters = append(shot.Waiters, monitor.Waiter{Key: key, Kind: pgxlock.KindLease, Owner: "worker", Ticket: int64(i)})
 	}
 	d := plant(shot).draw(time.Now(), query{})
 	if d.Hidden != 200 || len(d.Nodes) != mostDrawn || d.Width > rowWidth || !slices.ContainsFunc(d.Nodes[3:], func(b box) bool { return b.Y == d.Nodes[0].Y && b.X > d.Nodes[2].X }) {
@@ -246,7 +247,7 @@ func TestAStateThatTookLongToReadIsShownForLonger(t *testing.T) {
 }
 
 // leases is a snapshot of held leases.
-func leases(n int) (shot pgxlock.Snapshot) {
+func leases(n int) (shot monitor.Snapshot) {
 	for i := range n {
 		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: fmt.Sprint("order:", i), Kind: pgxlock.KindLease, ID: "Grün:4711", State: pgxlock.StateLive})
 	}

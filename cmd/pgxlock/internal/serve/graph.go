@@ -10,41 +10,23 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A forest is who is in whose way: holders, the locks that somebody waits for, and waiters.
 // It has locks as nodes of their own, so that 50 holders of a semaphore and 200 waiters are
 // 250 lines and not 10,000.
 type forest struct {
-	locks   map[lockID]*node
 	nodes   []*node
-	waiting map[lockID]int
-	holders map[lockID][]string
-	waiter  map[waiterID]*node
+	waits   *monitor.Waits
+	holders map[monitor.LockID][]string
+	waiter  map[*monitor.Waiter]*node
 	links   map[[2]*node]struct{} // from what is in the way
 
 	// What a page shows without a search, in its order.
 	trees         [][]*node // the connected parts, those with deadlocks and the largest first
-	queue         []*pgxlock.Waiter
+	queue         []*monitor.Waiter
 	held, expired []*pgxlock.Holder
-}
-
-type lockID struct {
-	kind pgxlock.Kind
-	key  string
-}
-
-// A waiterID identifies a waiter within a snapshot.
-type waiterID struct {
-	lockID
-	owner  string
-	ticket int64
-	pid    int32
-}
-
-func waiterIDOf(w pgxlock.Waiter) waiterID {
-	return waiterID{lockID{w.Kind, w.Key}, w.Owner, w.Ticket, w.PID}
 }
 
 // A node is a lock, or who holds locks and waits for others.
@@ -67,95 +49,55 @@ type node struct {
 	height, top float64
 }
 
-// semaphore returns the lock that waiters for any permit of a semaphore wait for.
-func semaphore(h *pgxlock.Holder) (lockID, bool) {
-	name := strings.TrimRight(h.Key, "0123456789")
-	return lockID{h.Kind, name}, h.Kind == pgxlock.KindLease && len(name) < len(h.Key) && strings.HasSuffix(name, "#")
-}
-
 // plant makes the forest of a snapshot.
-func plant(shot pgxlock.Snapshot) *forest {
+func plant(shot monitor.Snapshot) *forest {
 	f := &forest{
-		locks: make(map[lockID]*node), waiting: make(map[lockID]int), holders: make(map[lockID][]string),
-		waiter: make(map[waiterID]*node), links: make(map[[2]*node]struct{}),
+		waits: shot.Waits(), holders: make(map[monitor.LockID][]string), waiter: make(map[*monitor.Waiter]*node), links: make(map[[2]*node]struct{}),
 	}
-	sessions := make(map[int32]*node) // that the server keeps waiting, with all that they hold
-	byHold := make(map[string]*node)  // who waits and records what it holds, by the hold's id
-	for _, w := range shot.Waiters {
-		id := lockID{w.Kind, w.Key}
-		f.waiting[id] += 1 + w.Behind
-		lock := f.locks[id]
-		if lock == nil {
-			lock = f.add(&node{lock: true, kind: w.Kind, name: strings.TrimPrefix(w.Key, "\x00"), label: ownLabel(w.Label, w.Internal)})
-			f.locks[id] = lock
+	locks := make([]*node, len(f.waits.Queues))
+	callers := make(map[*monitor.Waiter]*node) // who waits, with all that it holds
+	for i, q := range f.waits.Queues {
+		lock := f.add(&node{lock: true, kind: q.Kind, name: q.Key})
+		if w := q.Waiters[0]; w.Internal {
+			lock.label = w.Label
 		}
-		var who *node
-		if w.PID != 0 {
-			who = sessions[w.PID]
-		}
-		for _, hold := range w.Holds {
+		for _, w := range q.Waiters {
+			who := callers[w.Caller]
 			if who == nil {
-				who = byHold[hold]
+				who = f.add(&node{name: w.Owner, since: w.Since, waits: true})
+				callers[w.Caller] = who
 			}
+			f.waiter[w.Waiter] = who
+			f.link(lock, who)
 		}
-		if who == nil {
-			who = f.add(&node{name: w.Owner, since: w.Since, waits: true})
-		}
-		if w.PID != 0 {
-			sessions[w.PID] = who
-		}
-		for _, hold := range w.Holds {
-			byHold[hold] = who
-		}
-		f.waiter[waiterIDOf(w)] = who
-		f.link(lock, who)
+		locks[i] = lock
 	}
 	type holderID struct {
 		id  string
 		pid int32
 	}
 	idle := make(map[holderID]*node) // holders that wait for nothing
-	hold := func(lock *node, h pgxlock.Holder) {
-		name := h.ID
-		if h.Kind == pgxlock.KindAdvisory {
-			name = lockkey.Identify(h.Key).HeldBy(h.PID)
-		}
-		who := byHold[name]
-		if who == nil && h.PID != 0 {
-			who = sessions[h.PID]
-		}
-		if id := (holderID{h.ID, h.PID}); who == nil {
-			if who = idle[id]; who == nil {
-				who = f.add(&node{name: h.ID, since: h.Since})
-				idle[id] = who
+	for i, q := range f.waits.Queues {
+		for _, h := range q.Holders {
+			who := callers[f.waits.Caller(h)]
+			if id := (holderID{h.ID, h.PID}); who == nil {
+				if who = idle[id]; who == nil {
+					who = f.add(&node{name: h.ID, since: h.Since})
+					idle[id] = who
+				}
 			}
+			f.link(who, locks[i])
+			f.holders[q.LockID] = append(f.holders[q.LockID], h.ID)
 		}
-		f.link(who, lock)
 	}
 	f.held = f.byWaiters(shot.Holders)
 	f.expired = f.byWaiters(shot.Expired)
-	for i := range shot.Holders {
-		if len(f.locks) == 0 {
-			break
-		}
-		h := shot.Holders[i]
-		ids := []lockID{{h.Kind, h.Key}}
-		if any, permit := semaphore(&h); permit {
-			ids = append(ids, any)
-		}
-		for _, id := range ids {
-			if lock := f.locks[id]; lock != nil {
-				hold(lock, h)
-				f.holders[id] = append(f.holders[id], h.ID)
-			}
-		}
-	}
 	f.findCircles()
 	f.trees = f.parts()
 	for i := range shot.Waiters {
 		f.queue = append(f.queue, &shot.Waiters[i])
 	}
-	slices.SortStableFunc(f.queue, func(a, b *pgxlock.Waiter) int { return earlier(a.Since, b.Since) })
+	slices.SortStableFunc(f.queue, func(a, b *monitor.Waiter) int { return earlier(a.Since, b.Since) })
 	return f
 }
 
@@ -165,23 +107,14 @@ func (f *forest) byWaiters(all []pgxlock.Holder) []*pgxlock.Holder {
 	counts := make(map[*pgxlock.Holder]int) // only those that are not 0
 	for i := range all {
 		sorted[i] = &all[i]
-		if len(f.waiting) > 0 {
-			if n := f.waitersFor(&all[i]); n > 0 {
-				counts[&all[i]] = n
-			}
+		if n := f.waits.Count(&all[i]); n > 0 {
+			counts[&all[i]] = n
 		}
 	}
 	if len(counts) > 0 {
 		slices.SortStableFunc(sorted, func(a, b *pgxlock.Holder) int { return cmp.Compare(counts[b], counts[a]) })
 	}
 	return sorted
-}
-
-func ownLabel(label string, internal bool) string {
-	if internal {
-		return label
-	}
-	return ""
 }
 
 func (f *forest) add(n *node) *node {
@@ -197,21 +130,12 @@ func (f *forest) link(before, behind *node) {
 	}
 }
 
-// waitersFor returns how many callers wait for the lock of a holder.
-func (f *forest) waitersFor(h *pgxlock.Holder) int {
-	n := f.waiting[lockID{h.Kind, h.Key}]
-	if any, permit := semaphore(h); permit {
-		n += f.waiting[any]
-	}
-	return n
-}
-
 // inTheWay returns who holds the lock that a waiter waits for.
-func (f *forest) inTheWay(w *pgxlock.Waiter) []string { return f.holders[lockID{w.Kind, w.Key}] }
+func (f *forest) inTheWay(w *monitor.Waiter) []string { return f.holders[w.Lock()] }
 
 // deadlocked reports whether a waiter waits in a circle.
-func (f *forest) deadlocked(w *pgxlock.Waiter) bool {
-	n := f.waiter[waiterIDOf(*w)]
+func (f *forest) deadlocked(w *monitor.Waiter) bool {
+	n := f.waiter[w]
 	return n != nil && n.cycle > 0
 }
 

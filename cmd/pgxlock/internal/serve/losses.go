@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A Loss is a lease that expired while it was held, and that somebody else has now, or that
@@ -28,20 +29,20 @@ const (
 
 // lost returns the losses between a state and this one, the latest first.
 func (now *state) lost(before *state) (found []Loss) {
-	waited := make(map[lockID]bool)
+	waited := make(map[monitor.LockID]bool)
 	for _, w := range before.shot.Waiters {
-		waited[lockID{w.Kind, w.Key}] = true
+		waited[w.Lock()] = true
 	}
 	// Renewals keep two thirds of the TTL. One that had less left, and whose waiter got the lease
 	// when it would have ended, was not renewed.
 	late := func(h *pgxlock.Holder) bool {
-		return len(waited) > 0 && waited[lockID{h.Kind, h.Key}] && !h.Expires.IsZero() && h.Expires.Sub(before.shot.At) < before.ttl(h)/3
+		return len(waited) > 0 && waited[monitor.LockOf(h)] && !h.Expires.IsZero() && h.Expires.Sub(before.shot.At) < before.ttl(h)/3
 	}
 	missed := make(map[holdID]*pgxlock.Holder) // what may be lost, unless it is found below
-	locks := make(map[lockID]bool)
+	locks := make(map[monitor.LockID]bool)
 	var candidates []*pgxlock.Holder
 	add := func(h *pgxlock.Holder) {
-		candidates, missed[idOf(h)], locks[lockID{h.Kind, h.Key}] = append(candidates, h), h, true
+		candidates, missed[idOf(h)], locks[monitor.LockOf(h)] = append(candidates, h), h, true
 	}
 	for i := range before.shot.Expired {
 		if h := &before.shot.Expired[i]; h.EvictedBy == "" {
@@ -59,11 +60,11 @@ func (now *state) lost(before *state) (found []Loss) {
 	if len(candidates) == 0 {
 		return nil
 	}
-	holders := make(map[lockID][]*pgxlock.Holder)
+	holders := make(map[monitor.LockID][]*pgxlock.Holder)
 	for _, list := range [][]pgxlock.Holder{now.shot.Holders, now.shot.Expired} {
 		for i := range list {
 			h := &list[i]
-			if id := (lockID{h.Kind, h.Key}); locks[id] {
+			if id := monitor.LockOf(h); locks[id] {
 				delete(missed, idOf(h))
 				if h.State == pgxlock.StateLive {
 					holders[id] = append(holders[id], h)
@@ -76,7 +77,7 @@ func (now *state) lost(before *state) (found []Loss) {
 			continue
 		}
 		loss, taken := Loss{Holder: *h}, i < expired // one that was seen expired need not have been taken over
-		for _, next := range holders[lockID{h.Kind, h.Key}] {
+		for _, next := range holders[monitor.LockOf(h)] {
 			since := next.Since.Sub(h.Expires)
 			if i < expired && since >= 0 { // others may share it
 				loss.Next = next.ID

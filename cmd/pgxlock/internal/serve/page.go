@@ -13,8 +13,8 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/oneline"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 const (
@@ -231,7 +231,7 @@ func title(key, label string, internal bool) string {
 	if internal {
 		return "(" + text(label) + ")"
 	}
-	return text(strings.TrimPrefix(key, "\x00"))
+	return text(key)
 }
 
 func ago(at, since time.Time) string {
@@ -260,7 +260,7 @@ func (s *Server) view(now *state, q query) page {
 	p := page{
 		Query: q, Cannot: now.cannot, Plots: now.plots(), Every: s.cfg.Every.String(),
 		Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil,
-		Nobody: now.cannot == "" && now.shot.Unread == (pgxlock.Unread{}) && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
+		Nobody: now.cannot == "" && now.shot.Unread == (monitor.Unread{}) && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
 	}
 	if now.cannot != "" && !now.shot.At.IsZero() {
 		p.Stale = readable.Duration(time.Since(now.readAt()).Round(time.Second))
@@ -272,11 +272,11 @@ func (s *Server) view(now *state, q query) page {
 	forest := now.graph()
 	p.Graph = forest.draw(at, q)
 
-	waiters, left := search(q, forest.queue, func(w *pgxlock.Waiter) pgxlock.Kind { return w.Kind }, func(s *searcher, w *pgxlock.Waiter) bool {
+	waiters, left := search(q, forest.queue, func(w *monitor.Waiter) pgxlock.Kind { return w.Kind }, func(s *searcher, w *monitor.Waiter) bool {
 		holders := forest.inTheWay(w)
 		return s.matches(append([]string{w.Key, w.Owner, w.Label, number(w.PID)}, holders[:min(rowsShown, len(holders))]...)...)
 	})
-	p.Waiters = cut(q, "waiters", waiters, left, func(w *pgxlock.Waiter) waiterRow {
+	p.Waiters = cut(q, "waiters", waiters, left, func(w *monitor.Waiter) waiterRow {
 		row := waiterRow{
 			Key: title(w.Key, w.Label, w.Internal), Kind: w.Kind.String(), Waiter: text(w.Owner), PID: number(w.PID), Age: ago(at, w.Since),
 			Behind: w.Behind, Woken: w.Woken, Deadlock: forest.deadlocked(w),
@@ -315,7 +315,7 @@ func (s *Server) view(now *state, q query) page {
 	for _, missing := range now.shot.Missing {
 		p.Missing = append(p.Missing, text(missing))
 	}
-	p.Server = load(at, now.load)
+	p.Server = load(at, now.shot.Load)
 	return p
 }
 
@@ -349,7 +349,7 @@ func (s *Server) holder(now *state, forest *forest, h *pgxlock.Holder) holderRow
 	until := at
 	row := holderRow{
 		Key: title(h.Key, h.Label, h.Internal), Kind: h.Kind.String(), Mode: mode(h.Mode), State: string(h.State), Holder: text(h.ID),
-		Metadata: text(h.Metadata), Token: number(h.Token), PID: number(h.PID), Waiting: number(forest.waitersFor(h)),
+		Metadata: text(h.Metadata), Token: number(h.Token), PID: number(h.PID), Waiting: number(forest.waits.Count(h)),
 	}
 	row.Client = text(strings.Join(slices.DeleteFunc([]string{h.Role, h.Client}, func(s string) bool { return s == "" }), " at "))
 	if !h.Expires.IsZero() {

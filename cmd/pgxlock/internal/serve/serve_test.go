@@ -19,9 +19,9 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -37,13 +37,13 @@ func migrated(t *testing.T) *pgtest.DB {
 // served serves a database, as configured.
 func served(t *testing.T, pool *pgxpool.Pool, configure func(*serve.Config)) *httptest.Server {
 	t.Helper()
-	locks, err := pgxlock.NewMonitor(pool, nil)
+	locks, err := monitor.New(pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg := serve.Config{
 		Locks: locks, Ready: pool.Ping, Describe: func(err error) string { return err.Error() },
-		JSON: func(shot pgxlock.Snapshot, _ monitor.Load, _ []serve.Eviction, _ []serve.Loss) any { return shot },
+		JSON: func(shot monitor.Snapshot, _ []serve.Eviction, _ []serve.Loss) any { return shot },
 	}
 	if configure != nil {
 		configure(&cfg)

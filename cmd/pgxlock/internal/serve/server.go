@@ -14,7 +14,7 @@
 //	evict.go    an operator takes a lock away
 //
 // The package is below the command and not below internal/ of the module, because it shows
-// a pgxlock.Snapshot: what the root package is built on may not import it.
+// a monitor.Snapshot: what the root package is built on may not import it.
 package serve
 
 import (
@@ -29,14 +29,14 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/monitor"
 	"github.com/pgxlock/pgxlock/internal/oneline"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 // A Config says what to serve, and to whom.
 type Config struct {
 	// Locks is what the page shows.
-	Locks *pgxlock.Monitor
+	Locks *monitor.Monitor
 
 	// Evictions returns recent evictions, the latest first. Nil: the page does not show them.
 	Evictions func(context.Context) ([]Eviction, error)
@@ -48,7 +48,7 @@ type Config struct {
 	Describe func(error) string
 
 	// JSON is what /api/snapshot answers. The evictions are nil if they could not be read.
-	JSON func(pgxlock.Snapshot, monitor.Load, []Eviction, []Loss) any
+	JSON func(monitor.Snapshot, []Eviction, []Loss) any
 
 	// Metrics answers /metrics. Nil: there is none.
 	Metrics http.Handler
@@ -219,7 +219,7 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
 	}
 	code, body := http.StatusOK, any(nil)
 	if now.cannot == "" {
-		body = s.cfg.JSON(now.shot, now.load, now.evictions, now.losses)
+		body = s.cfg.JSON(now.shot, now.evictions, now.losses)
 	} else {
 		code, body = http.StatusServiceUnavailable, map[string]string{"error": now.cannot}
 	}

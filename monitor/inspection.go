@@ -12,12 +12,16 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/sql"
 )
+
+// evictedHolder is the holder id of a lease whose holder was evicted.
+const evictedHolder = "*evicted"
 
 // An inspection is what one call of a Monitor reads, on one connection of the pool.
 type inspection struct {
@@ -31,9 +35,12 @@ type inspection struct {
 	unread  Unread
 }
 
-// inspect calls fn with an inspection.
+// inspect calls fn with an inspection, unless an argument of the call is wrong.
 func (m *Monitor) inspect(ctx context.Context, f Filter, states string, fn func(*inspection) error) error {
-	conn, err := m.Pool.Acquire(ctx)
+	if err := cmp.Or(missing(ctx, m), f.check()); err != nil {
+		return err
+	}
+	conn, err := m.pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -47,7 +54,7 @@ func (m *Monitor) inspect(ctx context.Context, f Filter, states string, fn func(
 
 // find finds the installation, if there is one that this role may use.
 func (in *inspection) find(ctx context.Context) error {
-	place := dbconn.Installation{Asked: in.monitor.Config.Schema, Config: "MonitorConfig"}
+	place := dbconn.Installation{Asked: in.monitor.cfg.Schema, Config: "monitor.Config"}
 	switch err := place.Find(ctx, dbconn.Querier{Conn: in.conn}); {
 	case err == nil:
 		in.schema = place.Schema
@@ -105,25 +112,26 @@ func (in *inspection) read(ctx context.Context, name statements.Name, to []any, 
 var errTooMany = errors.New("there are more than 200,000 or more than 32 MiB of them, and the others are left out; ask for one key or a prefix")
 
 // leases returns the leases, permits and shares that pass the filter.
-func (in *inspection) leases(ctx context.Context) ([]*Holder, error) {
+func (in *inspection) leases(ctx context.Context) ([]*pgxlock.Holder, error) {
 	if in.schema == "" {
 		return nil, nil
 	}
-	var leases []*Holder
-	h := Holder{Kind: KindLease}
+	var leases []*pgxlock.Holder
+	h := pgxlock.Holder{Kind: pgxlock.KindLease}
+	var shared bool
 	var state knownState
 	var since, expires pgtype.Timestamptz // the zero time for NULL
 	var leftOut bool
-	err := in.read(ctx, statements.MonitorLeases, []any{&h.Key, &h.Shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect, &leftOut}, func() {
+	err := in.read(ctx, statements.MonitorLeases, []any{&h.Key, &shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect, &leftOut}, func() {
 		if leftOut {
 			in.miss("leases", errTooMany, &in.unread.Leases)
 			return
 		}
-		if !in.filter.admits(KindLease, h.Key) {
+		if !in.filter.admits(pgxlock.KindLease, h.Key) {
 			return
 		}
 		lease := h
-		lease.Since, lease.Expires, lease.State = since.Time, expires.Time, string(state)
+		lease.Mode, lease.Since, lease.Expires, lease.State = modeOf(shared), since.Time, expires.Time, pgxlock.LeaseState(state)
 		leases = append(leases, &lease)
 	})
 	if err != nil && hidden(err) {
@@ -133,24 +141,31 @@ func (in *inspection) leases(ctx context.Context) ([]*Holder, error) {
 	return leases, err
 }
 
+func modeOf(shared bool) pgxlock.Mode {
+	if shared {
+		return pgxlock.Shared
+	}
+	return pgxlock.Exclusive
+}
+
 // A knownState is the state of a lease, scanned without a copy for each row.
-type knownState string
+type knownState pgxlock.LeaseState
 
 func (k *knownState) ScanBytes(name []byte) error {
 	switch string(name) {
-	case stateLive:
-		*k = stateLive
-	case stateAbandoned:
-		*k = stateAbandoned
+	case string(pgxlock.StateLive):
+		*k = knownState(pgxlock.StateLive)
+	case string(pgxlock.StateAbandoned):
+		*k = knownState(pgxlock.StateAbandoned)
 	default:
-		*k = stateExpired
+		*k = knownState(pgxlock.StateExpired)
 	}
 	return nil
 }
 
 // A lockTable is what the server's lock table says about advisory locks.
 type lockTable struct {
-	holders []*Holder
+	holders []*pgxlock.Holder
 	waiters []Waiter
 	keys    keyNames
 	granted map[lockkey.ID][]int32 // the processes that hold each lock
@@ -188,16 +203,17 @@ func (in *inspection) advisory(ctx context.Context) (*lockTable, error) {
 		} else if internal {
 			label = id.OwnLabel(false) // as the label of its holder
 		}
+		shown, raw := lockkey.Split(key)
 		switch {
-		case in.hides(internal, key), !in.filter.admits(KindAdvisory, key):
+		case in.hides(internal, key), !in.filter.admits(pgxlock.KindAdvisory, key):
 		case granted:
-			table.holders = append(table.holders, &Holder{
-				Key: key, Kind: KindAdvisory, Shared: shared, ID: owner, PID: pid, State: stateLive,
+			table.holders = append(table.holders, &pgxlock.Holder{
+				Key: shown, Raw: raw, Kind: pgxlock.KindAdvisory, Mode: modeOf(shared), ID: owner, PID: pid, State: pgxlock.StateLive,
 				Application: application, Role: role, Client: client, Label: label, Internal: internal,
 			})
 		default:
 			table.waiters = append(table.waiters, Waiter{
-				Key: key, Kind: KindAdvisory, Shared: shared, Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy,
+				Key: shown, Raw: raw, Kind: pgxlock.KindAdvisory, Mode: modeOf(shared), Owner: owner, PID: pid, Since: since.Time, BlockedBy: blockedBy,
 				Label: label, Internal: internal,
 			})
 		}
@@ -211,26 +227,26 @@ func (in *inspection) advisory(ctx context.Context) (*lockTable, error) {
 // hides reports whether a key is not shown because it is pgxlock's own. A key that the
 // caller asked for by its number is shown: an empty answer would say that it is free.
 func (in *inspection) hides(internal bool, key string) bool {
-	return internal && !in.filter.Internal && !in.monitor.Config.Internal && key != in.filter.Key
+	return internal && !in.filter.Internal && !in.monitor.cfg.Internal && key != in.filter.Key
 }
 
 // evictions adds to holders by whom and why they were evicted or are being evicted.
-func (in *inspection) evictions(ctx context.Context, holders []*Holder) error {
+func (in *inspection) evictions(ctx context.Context, holders []*pgxlock.Holder) error {
 	type hold struct {
 		kind         int32
 		name, holder string // holder: of a share or an advisory lock
 		token        int64  // of a lease
 	}
-	found := make(map[hold][]*Holder) // a session may hold an advisory lock in both modes
+	found := make(map[hold][]*pgxlock.Holder) // a session may hold an advisory lock in both modes
 	for _, h := range holders {
 		var at hold
 		switch {
-		case h.Kind == KindAdvisory:
-			name := lockkey.Name{ID: lockkey.Identify(h.Key)}
+		case h.Kind == pgxlock.KindAdvisory:
+			name := lockkey.Name{ID: lockkey.Identify(h.LockKey())}
 			at.kind, at.name, at.holder = int32(name.Kind()), name.Text(), name.ID.HeldBy(h.PID)
 		case h.ID == evictedHolder:
 			at.name, at.token = h.Key, h.Token
-		case h.Shared && h.Token == 0:
+		case h.Mode == pgxlock.Shared && h.Token == 0:
 			at.name, at.holder = h.Key, h.ID
 		default:
 			continue
@@ -284,20 +300,22 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 			in.miss("the queues of those who wait", errTooMany, &in.unread.Queues)
 			return
 		}
-		w := w
-		w.Kind, w.Behind, w.Since = KindLease, int(behind)-1, since.Time
+		w, key := w, w.Key
+		w.Kind, w.Behind, w.Since = pgxlock.KindLease, int(behind)-1, since.Time
 		if kind != 0 {
 			id := lockkey.ID{Pair: kind == 2}
 			if _, err := fmt.Sscan(w.Key, &id.Number); err != nil {
 				return // not written by pgxlock
 			}
-			w.Kind, w.Key, w.BlockedBy, w.Label = KindAdvisory, locks.keys.of(id), locks.granted[id], locks.keys.labels[id]
+			key = locks.keys.of(id)
+			w.Key, w.Raw = lockkey.Split(key)
+			w.Kind, w.BlockedBy, w.Label = pgxlock.KindAdvisory, locks.granted[id], locks.keys.labels[id]
 			if w.Internal = locks.keys.internal(id); w.Internal {
 				w.Label = id.OwnLabel(false)
 			}
 		}
 		lives := client == 0 || len(locks.granted[lockkey.ID{Number: lockkey.WaiterKey(client)}]) > 0
-		if lives && !in.hides(w.Internal, w.Key) && in.filter.admits(w.Kind, w.Key) {
+		if lives && !in.hides(w.Internal, key) && in.filter.admits(w.Kind, key) {
 			waiters = append(waiters, w)
 		}
 	})
@@ -336,7 +354,7 @@ func (k keyNames) of(id lockkey.ID) string {
 	if name, known := k.names[id]; known {
 		return name
 	}
-	return rawKey(id)
+	return id.Key()
 }
 
 // internal reports whether a lock is one of pgxlock's own. A lock that has a name is a
@@ -344,14 +362,6 @@ func (k keyNames) of(id lockkey.ID) string {
 func (k keyNames) internal(id lockkey.ID) bool {
 	_, named := k.names[id]
 	return id.IsOwn() && !named
-}
-
-// rawKey returns the key that names a lock by its number.
-func rawKey(id lockkey.ID) string {
-	if id.Pair {
-		return lockkey.RawPair(int32(id.Number>>32), int32(id.Number))
-	}
-	return lockkey.Raw(id.Number)
 }
 
 // keyNames collects the configured names and those that Lockers published.
@@ -377,7 +387,7 @@ func (in *inspection) keyNames(ctx context.Context) (keyNames, error) {
 	if _, raw := lockkey.ParseRaw(in.filter.Key); !raw && in.filter.Key != "" {
 		k.names[lockkey.Identify(in.filter.Key)] = in.filter.Key
 	}
-	for _, name := range in.monitor.Config.Names {
+	for _, name := range in.monitor.cfg.Names {
 		k.names[lockkey.Identify(name)] = name
 	}
 
