@@ -408,13 +408,13 @@ func (g *growth) expectation() string {
 	one, most := g.fleets[0], g.fleets[len(g.fleets)-1]
 	best := slices.MaxFunc(g.fleets, func(a, b fleetSize) int { return cmp.Compare(a.ways[0].perSecond(), b.ways[0].perSecond()) })
 	say("\n## What can a fleet, or a hot key, expect?\n\n")
-	say("On %d processors, which the server shares with them, %s of %d callers do %s pairs of advisory locks a second together,\n",
-		runtime.NumCPU(), processes(best.processes), fleetCallers, rate(best.ways[0].perSecond()))
-	say("and %s do %s, beside %s of bare pgx with one connection for each process. A pair takes %s µs of the\n",
-		processes(most.processes), rate(most.ways[0].perSecond()), rate(most.ways[1].perSecond()), inMicros(one.ways[0].used.client))
-	say("program's processors with %s and %s µs with %s.\n\n",
-		processes(one.processes), inMicros(most.ways[0].used.client), processes(most.processes))
-	say("A key that all want has one holder at a time, so its grants do not grow with processes or callers. ")
+	say("On %d processors, which the server shares with them, advisory locks reach %s pairs/s at best, with %s of %d\n",
+		runtime.NumCPU(), rate(best.ways[0].perSecond()), processes(best.processes), fleetCallers)
+	say("callers each. With %s they do %s, and bare pgx with one connection for each process does %s. A pair takes\n",
+		processes(most.processes), rate(most.ways[0].perSecond()), rate(most.ways[1].perSecond()))
+	say("%s µs of the program's processors with %s, and %s µs with %s.\n\n",
+		inMicros(one.ways[0].used.client), processes(one.processes), inMicros(most.ways[0].used.client), processes(most.processes))
+	say("A key that all callers want has one holder at a time: more callers wait longer, and get no more grants together.\n")
 	say("With %s of %d\ncallers that keep it for no time:\n\n", processes(g.hot.processes), g.hot.callers)
 	for _, w := range g.hot.ways {
 		say("- %s: %s grants/s; a caller waits %s (median), and %s (99 of 100).\n", w.name, rate(w.perSecond()), brief(w.p50), brief(w.p99))
