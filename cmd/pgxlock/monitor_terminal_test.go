@@ -3,6 +3,7 @@
 package main
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -206,6 +207,20 @@ func TestWatchScrollsToWhatAScreenHasNoRoomFor(t *testing.T) {
 		s.prompts(t, 0)
 		if whole := strings.Contains(s.last, holder); whole != want {
 			t.Errorf("%s shows the holder whole: %t\n%s", line, whole, s.last)
+		}
+	}
+}
+
+func TestEachTerminalsKeysScroll(t *testing.T) {
+	t.Parallel()
+	for typed, want := range map[string]int{
+		"\x1b[A": 49, "\x1bOA": 49, "\x1b[B": 51, "\x1bOB": 51, "\x1b[5~": 30, "\x1b[6~": 70,
+		"\x1b[H": 0, "\x1bOH": 0, "\x1b[1~": 0, "\x1b[F": math.MaxInt32, "\x1bOF": math.MaxInt32, "\x1b[4~": math.MaxInt32,
+		"\x1b[C": 50, "\x1b[1;5C": 50, "\x1b[3~": 50, "\x1b[A\x1b[5~\x1b[5~\x1b[5~\x1b[B": 1, "s": 0, "k": 0, "/x": 0, "w": 50,
+	} {
+		b := &board{top: 50, page: 20}
+		if b.press([]byte(typed)); b.top != want {
+			t.Errorf("%q: line %d, want %d", typed, b.top, want)
 		}
 	}
 }
