@@ -4,5 +4,6 @@
 -- $1 key, $2 period and $3 offset in seconds, $4 time zone, $5 how many before,
 -- $6 whether what failed may be started again
 SELECT d.slot, d.due, d.lasts
-  FROM /* schema */pgxlock_due_runs($1::text, pg_catalog.make_interval(secs => $2::float8), pg_catalog.make_interval(secs => $3::float8), $4::text, $5::integer, $6::boolean) d
+  FROM /* schema */pgxlock_due_runs($1::text, pg_catalog.make_interval(secs => $2::float8),
+                                    pg_catalog.make_interval(secs => $3::float8), $4::text, $5::integer, $6::boolean) d
  ORDER BY d.slot
