@@ -37,7 +37,8 @@ BEGIN
     pgxlock_next_tokens(bigint), pgxlock_timeline(), pgxlock_system_identifier(), advisory_lock_key(text),
     pgxlock_key(text, text), pgxlock_is_own_key(integer, bigint), pgxlock_own_key(boolean, bytea),
     pgxlock_check(text, text), pgxlock_require(boolean, text), pgxlock_check_primary(text),
-    pgxlock_check_read_committed(text), pgxlock_ttl(interval), pgxlock_durable(boolean), pgxlock_version();
+    pgxlock_check_read_committed(text), pgxlock_check_try(text, text, interval, jsonb),
+    pgxlock_ttl(interval), pgxlock_durable(boolean), pgxlock_version();
   IF NOT v_restores THEN
     DROP FUNCTION acquire_lock(varchar, varchar, integer, jsonb), release_lock(varchar, varchar);
     DROP TABLE distributed_locks;

@@ -569,16 +569,7 @@ BEGIN
     v_timeout  text;
     r          record;
   BEGIN
-    PERFORM pgxlock_check('p_lock_name', v_name);
-    PERFORM pgxlock_check('p_holder_id', v_me);
-    v_ttl := pgxlock_ttl(p_ttl);
-    IF octet_length(v_metadata::text) > 65536 THEN
-      RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', octet_length(v_metadata::text)
-        USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    IF pg_is_in_recovery() THEN
-      PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
-    END IF;
+    v_ttl := pgxlock_check_try(v_name, v_me, p_ttl, v_metadata);
 
     acquired := false;
     FOR i IN 1..3 LOOP
@@ -1330,10 +1321,9 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_key(p_space text, p_name text) RETURNS bigint
   LANGUAGE sql STABLE PARALLEL SAFE
   RETURN pgxlock_own_key(false, ''::bytea) >> 40 << 40
-       -- 2^40 - 1
        | (hashtextextended(p_name COLLATE "C",
-                           hashtextextended(p_space COLLATE "C",
-                                            'distributed_locks'::regclass::oid::bigint)) & 1099511627775);
+                           hashtextextended(p_space COLLATE "C", 'distributed_locks'::regclass::oid::bigint))
+          & 1099511627775);                 -- 2^40 - 1
   COMMENT ON FUNCTION pgxlock_key(text, text) IS
     'pgxlock, internal: the advisory keys of a moment: guards and pins of leases and shares, and cleaners. The mark of '
     'pgxlock_own_key(), and 40 bits of a hash.';
@@ -1353,6 +1343,32 @@ BEGIN
     END IF;
   END $$;
   COMMENT ON FUNCTION pgxlock_check(text, text) IS 'pgxlock, internal: raises 22023 for a bad name or holder.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_check_try(p_lock_name text, p_holder_id text, p_ttl interval, p_metadata jsonb)
+  RETURNS interval
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+  DECLARE
+    v_ttl interval;
+  BEGIN
+    IF (char_length(p_lock_name) BETWEEN 1 AND 255
+        AND char_length(p_holder_id) BETWEEN 1 AND 255
+        AND left(p_holder_id, 1) <> '*') IS NOT TRUE THEN
+      PERFORM pgxlock_check('p_lock_name', p_lock_name);
+      PERFORM pgxlock_check('p_holder_id', p_holder_id);
+    END IF;
+    v_ttl := pgxlock_ttl(p_ttl);
+    IF octet_length(p_metadata::text) > 65536 THEN
+      RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', octet_length(p_metadata::text)
+        USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF pg_is_in_recovery() THEN
+      PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
+    END IF;
+    RETURN v_ttl;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_check_try(text, text, interval, jsonb) IS
+    'pgxlock, internal: checks the arguments of a try of a lease or a share, and raises for a bad one and on a standby; '
+    'returns the ttl in seconds.';
 
   -- Each such call costs 1 to 3 us: what every Locker calls tests first, and calls these to raise.
   CREATE OR REPLACE FUNCTION pgxlock_require(p_holds boolean, p_demand text) RETURNS void

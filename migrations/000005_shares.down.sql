@@ -20,7 +20,7 @@ BEGIN
   DROP FUNCTION acquire_shared_lock(varchar, varchar, integer, jsonb),
     try_acquire_shared_lock(varchar, varchar, interval, jsonb), extend_shared_lock(varchar, varchar, integer),
     release_shared_lock(varchar, varchar), release_all_locks(varchar), pgxlock_release_share(text, text, bigint, boolean),
-    pgxlock_release_shares(text), assert_shared_lock_held(varchar, varchar, bigint, boolean),
+    assert_shared_lock_held(varchar, varchar, bigint, boolean),
     pgxlock_share_each(text[], text[], bigint[], text[]), pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]),
     pgxlock_release_shares_batch(text[], text[], bigint[]), pgxlock_share_holders(text),
     pgxlock_reap_shares(interval, integer), pgxlock_lock_group(text, boolean), pgxlock_share_pin(text, text),

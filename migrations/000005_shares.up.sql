@@ -99,14 +99,7 @@ BEGIN
     v_until    timestamptz;
     r          record;
   BEGIN
-    PERFORM pgxlock_check('p_lock_name', v_name);
-    PERFORM pgxlock_check('p_holder_id', v_me);
-    v_ttl := pgxlock_ttl(p_ttl);
-    IF octet_length(v_metadata::text) > 65536 THEN
-      RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', octet_length(v_metadata::text)
-        USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
+    v_ttl := pgxlock_check_try(v_name, v_me, p_ttl, v_metadata);
 
     acquired := false;
     FOR i IN 1..3 LOOP
@@ -238,7 +231,17 @@ BEGIN
         v_count := v_count + 1::bigint;
       END IF;
     END LOOP;
-    RETURN v_count + pgxlock_release_shares(v_me);
+    IF NOT has_table_privilege('distributed_lock_shares'::regclass::oid, 'SELECT'::text) THEN
+      RETURN v_count;                       -- a role that may not read shares has none
+    END IF;
+    FOR v_name IN SELECT s.lock_name::text FROM distributed_lock_shares s
+                   WHERE s.holder_id::text = v_me COLLATE "C"
+                   ORDER BY s.lock_name::text COLLATE "C" LOOP
+      IF pgxlock_release_share(v_name, v_me, NULL::bigint, true) IN ('released', 'left') THEN
+        v_count := v_count + 1::bigint;
+      END IF;
+    END LOOP;
+    RETURN v_count;
   END $$;
   COMMENT ON FUNCTION release_all_locks(varchar) IS
     'Releases every lease and share of the holder, or none (55P03) while an open transaction has asserted a live one. '
@@ -330,27 +333,6 @@ BEGIN
     RETURN CASE WHEN NOT v_live THEN 'expired' WHEN v_until IS NULL THEN 'released' ELSE 'left' END;
   END $$;
   COMMENT ON FUNCTION pgxlock_release_share(text, text, bigint, boolean) IS 'pgxlock, internal: releases a share.';
-
-  -- For release_all_locks(). A role that may not read shares has none.
-  CREATE OR REPLACE FUNCTION pgxlock_release_shares(p_holder_id text) RETURNS bigint
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
-  DECLARE
-    v_name  text;
-    v_count bigint := 0;
-  BEGIN
-    IF NOT has_table_privilege('distributed_lock_shares'::regclass::oid, 'SELECT'::text) THEN
-      RETURN v_count;
-    END IF;
-    FOR v_name IN SELECT s.lock_name::text FROM distributed_lock_shares s
-                   WHERE s.holder_id::text = p_holder_id COLLATE "C"
-                   ORDER BY s.lock_name::text COLLATE "C" LOOP
-      IF pgxlock_release_share(v_name, p_holder_id, NULL::bigint, true) IN ('released', 'left') THEN
-        v_count := v_count + 1::bigint;
-      END IF;
-    END LOOP;
-    RETURN v_count;
-  END $$;
-  COMMENT ON FUNCTION pgxlock_release_shares(text) IS 'pgxlock, internal: releases all shares of a holder.';
 
   ------------------------------------------------------------------- fence --
   -- The pins are acquired first and the rows read in a LATER statement, as in assert_lock_held().
