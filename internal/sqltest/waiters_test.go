@@ -78,8 +78,14 @@ func (p *process) refreshed(kind int, name, ticket, holds string) string {
 	return p.get("select concat_ws(' ', ask, deadlock) from " + p.publishes(kind, name, ticket, holds))
 }
 
-// take is the call that takes a lease with a ticket; NULL barges, 0 has none.
+// take is the call of a lone caller that takes a lease with a ticket; NULL barges, 0 has none.
 func take(name, holder, ticket string) string {
+	return fmt.Sprintf("select concat_ws(' ', token is not null, coalesce(ahead, false), coalesce(held_by, case when token is not null then %[2]s end)) from pgxlock_acquire_one(%[1]s, %[2]s, 60000, NULL, %[3]s)",
+		quote(name), quote(holder), ticket)
+}
+
+// takeInBatch is take of one of many callers.
+func takeInBatch(name, holder, ticket string) string {
 	return fmt.Sprintf("select concat_ws(' ', tokens[1] is not null, coalesce(ahead[1], false), coalesce(held_by[1], case when tokens[1] is not null then %[2]s end)) from pgxlock_acquire_batch(array[%[1]s], array[%[2]s], '{60000}', '{NULL}', array[%[3]s]::bigint[])",
 		quote(name), quote(holder), ticket)
 }
@@ -162,25 +168,28 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b, c := d.process(), d.process(), d.process()
-	d.want("acquire_lock('k', 'H')", "true")
-	ta, tb, tc := a.queue(0, "k"), b.queue(0, "k"), c.queue(0, "k")
-	a.want(take("k", "A", ta), busy("H"))
-	b.want(take("k", "B", tb), stepBack+" H")
-	d.want("release_lock('k', 'H')", "true")
-	for _, w := range []struct {
-		*process
-		holder, ticket string
-		behind         []string
-	}{{a, "A", ta, []string{tb, tc}}, {b, "B", tb, []string{tc}}, {c, "C", tc, nil}} {
-		d.want(take("k", "X", "0"), stepBack)
-		for _, ticket := range w.behind {
-			d.want(take("k", "X", ticket), stepBack)
+	for _, take := range []func(name, holder, ticket string) string{take, takeInBatch} {
+		d.want("acquire_lock('k', 'H')", "true")
+		ta, tb, tc := a.queue(0, "k"), b.queue(0, "k"), c.queue(0, "k")
+		a.want(take("k", "A", ta), busy("H"))
+		b.want(take("k", "B", tb), stepBack+" H")
+		d.want("release_lock('k', 'H')", "true")
+		for _, w := range []struct {
+			*process
+			holder, ticket string
+			behind         []string
+		}{{a, "A", ta, []string{tb, tc}}, {b, "B", tb, []string{tc}}, {c, "C", tc, nil}} {
+			d.want(take("k", "X", "0"), stepBack)
+			for _, ticket := range w.behind {
+				d.want(take("k", "X", ticket), stepBack)
+			}
+			w.want(take("k", w.holder, w.ticket), granted(w.holder))
+			d.queueIs(0, "k", w.behind...)
+			d.want("release_lock('k', '"+w.holder+"')", "true")
 		}
-		w.want(take("k", w.holder, w.ticket), granted(w.holder))
-		d.queueIs(0, "k", w.behind...)
-		d.want("release_lock('k', '"+w.holder+"')", "true")
+		d.want(take("k", "X", "0"), granted("X"))
+		d.want("release_lock('k', 'X')", "true")
 	}
-	d.want(take("k", "X", "0"), granted("X"))
 }
 
 func TestCallersWithoutATicketMaySkipTheQueueAlsoInSQL(t *testing.T) {
@@ -219,9 +228,9 @@ func TestABatchTakesWhatItMayAndAnswersInOrder(t *testing.T) {
 func TestTheDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 	t.Parallel()
 	d := install(t)
-	for _, walk := range []string{"take", "publish", "wake"} {
+	for _, walk := range []string{"take", "take in a batch", "publish", "wake"} {
 		for _, kind := range []int{0, 1} {
-			if kind == 1 && walk == "take" {
+			if kind == 1 && strings.HasPrefix(walk, "take") {
 				continue
 			}
 			dead, hung, live := d.process(), d.deaf(), d.process()
@@ -234,8 +243,15 @@ func TestTheDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 			dead.die()
 			d.do("update pgxlock_waiters set live_until = clock_timestamp() where ticket = " + th)
 			switch walk {
-			case "take":
+			case "take": // the next wake buries them
 				live.want(take("7", "L", tl), granted("L"))
+				d.queueIs(kind, "7", td, th)
+				d.want("release_lock('7', 'L')", "true")
+				d.want("wake_lock_waiter('7')", "false")
+				d.queueIs(kind, "7")
+				continue
+			case "take in a batch":
+				live.want(takeInBatch("7", "L", tl), granted("L"))
 				d.queueIs(kind, "7")
 				d.want("release_lock('7', 'L')", "true")
 				continue
