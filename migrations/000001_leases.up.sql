@@ -510,16 +510,16 @@ BEGIN
     NULL;                                   -- golang-migrate has just created it
   END;
   COMMENT ON TABLE distributed_locks IS
-    'pgxlock: leases. A row exists from acquire to release; it is held while expires_at > clock_timestamp(). Write it '
-    'only through the functions.';
+    'pgxlock: leases; held while expires_at > clock_timestamp(). Write it only through the functions. Rows: one for each '
+    'lease, from acquire to release; reap_expired_locks() removes those that expired.';
   COMMENT ON COLUMN distributed_locks.fencing_token IS
     'Grows with every acquisition of the name. A resource that refuses smaller tokens than it has seen cannot be written '
     'by a former holder.';
   COMMENT ON SEQUENCE pgxlock_tokens IS 'pgxlock: the low 40 bits of fencing tokens.';
-  COMMENT ON TABLE pgxlock_epoch IS 'pgxlock: which cluster and timeline the fencing tokens were drawn on.';
+  COMMENT ON TABLE pgxlock_epoch IS 'pgxlock: which cluster and timeline the fencing tokens were drawn on. Rows: one.';
   COMMENT ON TABLE pgxlock_since_crash IS
-    'pgxlock: has a row if an epoch of fencing tokens began since the server crashed or was promoted.';
-  COMMENT ON TABLE pgxlock_migrations IS 'pgxlock: version of this schema, in golang-migrate''s format.';
+    'pgxlock: whether an epoch of fencing tokens began since the server crashed or was promoted. Rows: one if so.';
+  COMMENT ON TABLE pgxlock_migrations IS 'pgxlock: version of this schema, in golang-migrate''s format. Rows: one.';
 
   -------------------------------------------------------------------- view --
   CREATE OR REPLACE VIEW lock_leases AS
@@ -1281,7 +1281,7 @@ BEGIN
   LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
   RETURN ('x' || encode(substr(sha256(convert_to(p_name, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint;
   COMMENT ON FUNCTION advisory_lock_key(text) IS
-    'The bigint key of a name for PostgreSQL''s advisory lock functions: the first 8 bytes, big endian, of the SHA-256 of '
+    'The bigint key of a name for PostgreSQL''s advisory lock functions. The first 8 bytes, big endian, of the SHA-256 of '
     'its UTF-8 form. The same in every database encoding and in Go (AdvisoryID).';
 
   -- The highest 24 bits of pgxlock's own advisory keys are a mark, so that the views and the Monitor

@@ -39,8 +39,8 @@ BEGIN
   ALTER TABLE pgxlock_advisory_locks SET (vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE pgxlock_advisory_locks IS
-    'pgxlock: advisory locks acquired with pgxlock_advisory_batch(). A row exists from grant to unlock; rows of dead '
-    'sessions have no effect. Write it only through the functions.';
+    'pgxlock: advisory locks acquired with pgxlock_advisory_batch(). Write it only through the functions. Rows: one for '
+    'each lock, from grant to unlock; those of dead sessions have no effect, and pgxlock_reap_advisory() removes them.';
   COMMENT ON COLUMN pgxlock_advisory_locks.key_space IS
     'As objsubid in pg_locks: 1 for a key of one bigint, 2 for one of two integers.';
   COMMENT ON COLUMN pgxlock_advisory_locks.key_id IS 'The key; for two integers, the first one in the high half.';
@@ -330,7 +330,8 @@ BEGIN
   ) USING heap;
   CREATE INDEX IF NOT EXISTS pgxlock_names_held_at ON pgxlock_names (held_at);
   COMMENT ON TABLE pgxlock_names IS
-    'pgxlock: names of advisory keys that were held for some seconds within the last hour. Write it only through the function.';
+    'pgxlock: names of advisory keys that were held for some seconds within the last hour. Write it only through the '
+    'function. Rows: one for each key; the next names that are published remove older ones.';
   COMMENT ON COLUMN pgxlock_names.key_id IS 'advisory_lock_key(name).';
   COMMENT ON COLUMN pgxlock_names.held_at IS 'When a holder last published it.';
 

@@ -48,7 +48,8 @@ BEGIN
   CREATE INDEX IF NOT EXISTS pgxlock_waiters_holds ON pgxlock_waiters (ticket) WHERE holds OPERATOR(pg_catalog.<>) '{}'::text[];
   COMMENT ON TABLE pgxlock_waiters IS
     'pgxlock: the queue, one ticket per process and lock. It orders waiters and wakes them to try; it never decides which '
-    'one gets a lock. Write it only through the functions.';
+    'one gets a lock. Write it only through the functions. Rows: one for each ticket, until its process acquires the lock '
+    'or leaves; other waiters and pgxlock_reap_waiters() remove those of dead processes.';
   COMMENT ON COLUMN pgxlock_waiters.kind IS
     '0 for a lease; for an advisory key as objsubid in pg_locks: 1 for one bigint, 2 for two integers.';
   COMMENT ON COLUMN pgxlock_waiters.name IS

@@ -42,7 +42,8 @@ BEGIN
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE distributed_lock_shares IS
     'pgxlock: shares of leases. A share counts while it has not expired and distributed_locks has a row of its name with '
-    'holder *shared and the same token. Write it only through the functions.';
+    'holder *shared and the same token. Write it only through the functions. Rows: one for each share, from acquire to '
+    'release; pgxlock_reap_shares() removes those that expired.';
   COMMENT ON COLUMN distributed_lock_shares.fencing_token IS 'Of the group: all that hold the lock together have the same.';
   COMMENT ON COLUMN distributed_lock_shares.expires_at IS 'Not later than the group''s.';
 
@@ -635,7 +636,9 @@ BEGIN
     PRIMARY KEY (name, permits)
   ) USING heap;
   CREATE INDEX IF NOT EXISTS pgxlock_semaphores_used_at ON pgxlock_semaphores (used_at);
-  COMMENT ON TABLE pgxlock_semaphores IS 'pgxlock: with how many permits callers use a semaphore. It decides nothing.';
+  COMMENT ON TABLE pgxlock_semaphores IS
+    'pgxlock: with how many permits callers use a semaphore. It decides nothing. Rows: one for each semaphore and number '
+    'of permits; acquiring a permit removes those that were not used for a day.';
   COMMENT ON COLUMN pgxlock_semaphores.name IS 'The semaphore: its permits are the leases name#1, name#2 and so on.';
   COMMENT ON COLUMN pgxlock_semaphores.permits IS 'The number of permits that a caller gave.';
   COMMENT ON COLUMN pgxlock_semaphores.used_at IS 'When a caller last gave it, to within 20 seconds.';

@@ -224,7 +224,8 @@ BEGIN
     PRIMARY KEY (kind, name, holder, token)
   ) USING heap;
   COMMENT ON TABLE pgxlock_evictions IS
-    'pgxlock: the last 1000 evictions: of which hold, by whom, when and why. Write it only through the functions.';
+    'pgxlock: the last evictions: of which hold, by whom, when and why. Write it only through the functions. Rows: 1000 '
+    'at most; the next eviction removes older ones.';
   COMMENT ON COLUMN pgxlock_evictions.kind IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_evictions.name IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_evictions.holder IS
@@ -387,7 +388,8 @@ BEGIN
     PRIMARY KEY (kind, name, holder)
   ) USING heap;
   COMMENT ON TABLE pgxlock_step_down IS
-    'pgxlock: requests to step down of the last hour. Leaders read them, and remove none. Write it only through the functions.';
+    'pgxlock: requests to step down of the last hour. Leaders read them, and remove none. Write it only through the '
+    'functions. Rows: one for each holder that was asked; the next request removes older ones.';
   COMMENT ON COLUMN pgxlock_step_down.kind IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_step_down.name IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_step_down.holder IS 'The holder id of a lease; advisory:pid:kind:key.';
@@ -637,14 +639,14 @@ BEGIN
     PERFORM pgxlock_apply_rights(true);
   END $$;
   COMMENT ON FUNCTION harden_locks() IS
-    'Least privilege: from now on the functions run with their owner''s rights, and another role has a right on the '
-    'tables or functions only through a later grant_locks(). The first time no role has one: grant in the same '
-    'transaction. A repeated call revokes the rights on tables, columns, views, sequences and functions that were granted '
-    'in other ways, to PUBLIC too and no matter by whom; not USAGE on the schema, nor default privileges. A role that has '
-    'more than half of the functions that only one kind of role may call is of that kind, and has all of its rights '
-    'afterwards. Raises 55000, and changes nothing, if other roles may create objects in the schema or own some of them, '
-    'if a table has triggers, is the target of a foreign key or would run code of another role, or if a role was granted '
-    'all functions. For the owner of the functions.';
+    'Least privilege: from now on the functions run with their owner''s rights. Another role has a right on the tables or '
+    'functions only through a later grant_locks(). The first time no role has one: grant in the same transaction. A '
+    'repeated call revokes the rights on tables, columns, views, sequences and functions that were granted in other ways, '
+    'to PUBLIC too and no matter by whom; not USAGE on the schema, nor default privileges. A role that has more than half '
+    'of the functions that only one kind of role may call is of that kind, and has all of its rights afterwards. Raises '
+    '55000, and changes nothing, if other roles may create objects in the schema or own some of them, if a table has '
+    'triggers, is the target of a foreign key or would run code of another role, or if a role was granted all functions. '
+    'For the owner of the functions.';
 
   CREATE OR REPLACE FUNCTION soften_locks() RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
@@ -655,7 +657,7 @@ BEGIN
     END IF;
   END $$;
   COMMENT ON FUNCTION soften_locks() IS
-    'Undoes harden_locks(): the functions run with their caller''s rights, every role may call them, and roles that '
+    'Undoes harden_locks(). The functions run with their caller''s rights, every role may call them, and roles that '
     'grant_locks() named get rights on the tables instead. For the owner of the functions.';
 
   -- From the hardened form roles keep what they were granted, in the new form. From the other they
