@@ -1,10 +1,8 @@
 package sqltest_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -269,45 +267,6 @@ func (d *database) canonical(signature string) string {
 	return intervalDefault.ReplaceAllStringFunc(signature, func(found string) string {
 		return "interval DEFAULT '" + d.get(quote(intervalDefault.FindStringSubmatch(found)[1])+"::interval") + "'"
 	})
-}
-
-// The Go of docs/monitor.md is compiled as the body of a function, in a package that exists only
-// for the compiler.
-func TestDocumentGoOfTheMonitorCompiles(t *testing.T) {
-	pgtest.Builds(t)
-	t.Parallel()
-	found := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllStringSubmatch(page(t, "monitor.md"), -1)
-	if len(found) == 0 {
-		t.Fatal("docs/monitor.md has no Go")
-	}
-	source := "package snippets\n\nimport (\n\t\"context\"\n\t\"log\"\n\t\"time\"\n\n\t\"github.com/jackc/pgx/v5/pgxpool\"\n\n\t\"github.com/pgxlock/pgxlock\"\n)\n\n" +
-		"var (\n\t_ = log.Print\n\t_ = time.Second\n)\n"
-	for i, snippet := range found {
-		source += fmt.Sprintf("\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool) error {\n%s\treturn nil\n}\n", i, snippet[1])
-	}
-	dir := t.TempDir()
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{absolute(t, "../snippets/snippets.go"): filepath.Join(dir, "snippets.go")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string][]byte{"snippets.go": []byte(source), "overlay.json": overlay} {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", os.DevNull, "-overlay", filepath.Join(dir, "overlay.json"), "github.com/pgxlock/pgxlock/internal/snippets")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s\n%s", err, out, source)
-	}
-}
-
-func absolute(t *testing.T, path string) string {
-	t.Helper()
-	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // A page of reference has one idea, and begins with a list of its headings.

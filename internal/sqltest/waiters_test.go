@@ -243,7 +243,7 @@ func TestTheDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 			dead.die()
 			d.do("update pgxlock_waiters set live_until = clock_timestamp() where ticket = " + th)
 			switch walk {
-			case "take": // the next wake buries them
+			case "take": // the next wake removes them
 				live.want(take("7", "L", tl), granted("L"))
 				d.queueIs(kind, "7", td, th)
 				d.want("release_lock('7', 'L')", "true")
