@@ -76,7 +76,7 @@ soak: build testrun test-tools ## run the long tests: many rounds under faults (
 	@bin/testrun -build -race bin/tests-soak $(CORE)
 	@$(BESIDE) PGXLOCK_SOAK='$(SOAK)' bin/with -- bin/testrun bin/tests-soak -test.run '^TestSoak'
 
-bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 5 minutes; on a busy machine up to 5 times)
+bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 8 minutes; on a busy machine up to 5 times)
 	@$(GO) run -C bench . -runs 5 -write ../docs
 
 bench-quick: ## measure the same against floor, copied SQL and Redis only (under a minute)

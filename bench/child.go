@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,84 +8,187 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgxlock/pgxlock"
+	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// An errand is what a child process gets on its input. It connects, answers "ready",
-// waits for another line, so that all children begin together, and answers with a tally.
+// An errand is the first line that a child process reads. The child connects, answers
+// with an empty tally, and then answers each order with a tally until its input ends.
 type errand struct {
-	URL     string
-	Name    string // what its keys begin with
+	At      string // a URL of PostgreSQL, or the directory of a daemon
+	Name    string // what its own keys begin with
+	Key     string // the key that all processes want
+	Callers int    // the most that an order has
+}
+
+// An order is what a crew does at a time.
+type order struct {
+	Do      string
 	Callers int
 	Span    time.Duration
+	Hold    time.Duration // how long a caller keeps the lock that all want
 }
+
+const (
+	doPairs   = "pairs"   // acquire and release, a new key each time
+	doContend = "contend" // the same with the key that all want
+	doAcquire = "acquire" // one acquire of that key, without the release
+	doRelease = "release" // the release
+)
 
 // A tally is what a child process did.
 type tally struct {
-	Pairs    int
-	Each     time.Duration // as a caller sees it
-	CPU      time.Duration
-	Elapsed  time.Duration
-	Children int // how many tallies this one sums up
+	Done    int           // pairs, or grants within the span
+	CPU     time.Duration // of doPairs
+	Elapsed time.Duration // of doPairs
+	At      time.Duration // by sharedClock: when the lock was granted, or its release began
+	Waits   string        // the histogram of all waits, those that ended after the span included
 }
 
-// childKinds are the Lockers that children make.
-var childKinds = map[string]lockerOf{
-	"lease":    leaseWith(nil),
-	"advisory": func(pool *pgxpool.Pool) (*pgxlock.Locker, error) { return pgxlock.NewAdvisoryLocker(pool, nil) },
+// An acquirer waits for the lock of a key, and returns what releases it. Callers are
+// counted from 0.
+type acquirer func(ctx context.Context, caller int, key string) (releaser, error)
+
+type releaser func(context.Context) error
+
+// A member carries out orders. It is what a child process has of one way.
+type member struct {
+	errand
+	pair    op       // for doPairs
+	acquire acquirer // for the others
+	held    releaser // after doAcquire
 }
 
-func runChild(ctx context.Context, kind string, in io.Reader, out io.Writer) (err error) {
-	newLocker := childKinds[kind]
-	if newLocker == nil {
-		return fmt.Errorf("unknown kind %q", kind)
+func runChild(ctx context.Context, name string, in io.Reader, out io.Writer) (err error) {
+	kind, ok := kinds[name]
+	if !ok {
+		return fmt.Errorf("unknown kind %q", name)
 	}
-	lines := bufio.NewReader(in)
-	line, err := lines.ReadBytes('\n')
-	if err != nil {
+	orders, answers := json.NewDecoder(in), json.NewEncoder(out)
+	var m member
+	if err := orders.Decode(&m.errand); err != nil {
 		return err
 	}
-	var e errand
-	if err := json.Unmarshal(line, &e); err != nil {
+	s := newStage(nil, m.Callers)
+	defer func() { err = errors.Join(err, s.clear()) }()
+	if err := kind.join(ctx, s, &m); err != nil {
 		return err
 	}
-	pool, err := pgxpool.New(ctx, e.URL)
-	if err != nil {
+	if err := m.connect(ctx); err != nil {
 		return err
 	}
-	defer pool.Close()
-	locks, err := newLocker(pool)
-	if err != nil {
-		return err
+	for t := (tally{}); ; {
+		if err := answers.Encode(t); err != nil {
+			return err
+		}
+		var o order
+		if err := orders.Decode(&o); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if t, err = m.do(ctx, o); err != nil {
+			return err
+		}
 	}
-	defer func() { err = errors.Join(err, locks.Close(ctx)) }()
-	w := way{name: kind, op: pairUnder(locks, e.Name)}
-	if _, err := w.run(ctx, e.Callers, 0); err != nil { // connects
-		return err
+}
+
+// connect has each caller do what needs a connection.
+func (m *member) connect(ctx context.Context) error {
+	if m.pair != nil {
+		w := way{op: m.pair}
+		if _, err := w.run(ctx, m.Callers, 0); err != nil {
+			return err
+		}
 	}
-	if _, err := fmt.Fprintln(out, "ready"); err != nil {
-		return err
+	for caller := range m.Callers {
+		if m.acquire == nil {
+			break
+		}
+		release, err := m.acquire(ctx, caller, m.Name)
+		if err == nil {
+			err = release(ctx)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if _, err := lines.ReadBytes('\n'); err != nil {
-		return err
+	return nil
+}
+
+func (m *member) do(ctx context.Context, o order) (t tally, err error) {
+	switch o.Do {
+	case doPairs:
+		begun := time.Now()
+		w := way{op: m.pair}
+		s, err := w.run(ctx, o.Callers, o.Span)
+		return tally{Done: s.all, CPU: s.used.client, Elapsed: time.Since(begun)}, err
+	case doContend:
+		return m.contend(ctx, o)
+	case doAcquire:
+		m.held, err = m.acquire(ctx, 0, m.Key)
+		return tally{At: sharedClock()}, err
+	case doRelease:
+		t.At = sharedClock()
+		return t, m.held(ctx)
+	}
+	return t, fmt.Errorf("unknown order %q", o.Do)
+}
+
+// contend has callers acquire and release the key that all want. When the span is over,
+// each caller still waits for its last turn: a wait that were cut off would count as a
+// short one.
+func (m *member) contend(ctx context.Context, o order) (t tally, err error) {
+	ctx, cancel := context.WithTimeout(ctx, o.Span+stopPatience)
+	defer cancel()
+	var (
+		took = newLatencies(o.Callers)
+		errs = make([]error, o.Callers)
+		done atomic.Int64
+		crew sync.WaitGroup
+	)
+	turn := func(caller int, over func() bool) error {
+		begun := time.Now()
+		release, err := m.acquire(ctx, caller, m.Key)
+		if err != nil {
+			return err
+		}
+		took.note(caller, 1, time.Since(begun))
+		if !over() {
+			done.Add(1)
+		}
+		time.Sleep(o.Hold)
+		return release(ctx)
 	}
 	begun := time.Now()
-	s, err := w.run(ctx, e.Callers, e.Span)
-	if err != nil {
-		return err
+	over := func() bool { return time.Since(begun) >= o.Span }
+	for caller := range o.Callers {
+		crew.Go(func() {
+			for errs[caller] == nil && !over() {
+				errs[caller] = turn(caller, over)
+			}
+			if errs[caller] != nil {
+				cancel()
+			}
+		})
 	}
-	return json.NewEncoder(out).Encode(tally{s.all, s.cost(), s.used.client, time.Since(begun), 1})
+	crew.Wait()
+	if err := errors.Join(append(errs, took.gather())...); err != nil {
+		return t, err
+	}
+	waits, err := took.all.EncodeV2()
+	return tally{Done: int(done.Load()), Waits: string(waits)}, err
 }
 
 // A childProcess is this program once more.
 type childProcess struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	orders  *json.Encoder
+	answers *json.Decoder
 }
 
 func startChild(ctx context.Context, program, kind string, e errand) (c childProcess, err error) {
@@ -99,58 +201,176 @@ func startChild(ctx context.Context, program, kind string, e errand) (c childPro
 	if err != nil {
 		return c, err
 	}
-	c.out = bufio.NewReader(out)
+	c.orders, c.answers = json.NewEncoder(c.in), json.NewDecoder(out)
 	if err := c.cmd.Start(); err != nil {
 		return c, err
 	}
-	return c, json.NewEncoder(c.in).Encode(e)
+	return c, c.orders.Encode(e)
 }
 
-// crowd runs so many children at once, and sums up what they did.
-func crowd(ctx context.Context, program, kind, url string, n, callers int, span time.Duration) (sum tally, err error) {
+// answer is the next one.
+func (c childProcess) answer() (t tally, err error) {
+	err = c.answers.Decode(&t)
+	return t, err
+}
+
+// ask waits for the answer to an order.
+func (c childProcess) ask(o order) (tally, error) {
+	if err := c.orders.Encode(o); err != nil {
+		return tally{}, err
+	}
+	return c.answer()
+}
+
+// A crew is a number of child processes of one way.
+type crew struct {
+	way      string
+	children []childProcess // those that connected
+	lost     []error        // of those that did not
+	server   int            // the process that they ask
+	end      func() error
+}
+
+// startCrew starts n processes of a way, each with at most so many callers. The crew
+// ends with the stage, unless it ends before.
+func startCrew(ctx context.Context, s *stage, way string, n, callers int) (*crew, error) {
+	at, server, err := kinds[way].place(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return startCrewAt(ctx, s, way, at, server, n, callers)
+}
+
+func startCrewAt(ctx context.Context, s *stage, way, at string, server, n, callers int) (*crew, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c := &crew{way: way, server: server}
 	ctx, cancel := context.WithCancel(ctx)
-	var children []childProcess
-	defer func() {
-		if err != nil {
-			cancel() // a child that waits for its line is ended
+	var started []childProcess
+	c.end = sync.OnceValue(func() error {
+		defer cancel()
+		patience := time.AfterFunc(stopPatience, cancel)
+		defer patience.Stop()
+		for _, child := range started {
+			_ = child.in.Close()
 		}
-		for _, c := range children {
-			_ = c.in.Close()
-			if errWait := c.cmd.Wait(); err == nil {
-				err = errWait
-			}
+		var errs []error
+		for _, child := range started {
+			errs = append(errs, child.cmd.Wait())
 		}
-		cancel()
-	}()
+		if len(c.lost) > 0 {
+			return nil // the errors are known
+		}
+		return errors.Join(errs...)
+	})
+	s.cleanup(func() error { return c.end() })
 	for i := range n {
-		c, err := startChild(ctx, program, kind, errand{url, fmt.Sprintf("process:%d", i), callers, span})
-		if c.cmd.Process != nil {
-			children = append(children, c)
+		child, err := startChild(ctx, program, way, errand{at, fmt.Sprintf("process:%d", i), "hot:" + way, callers})
+		if child.cmd.Process == nil {
+			return nil, err
 		}
+		started = append(started, child) // one that failed already does not answer
+	}
+	for _, child := range started {
+		if _, err := child.answer(); err != nil {
+			c.lost = append(c.lost, fmt.Errorf("a process of %s did not connect: %w", way, err))
+			continue
+		}
+		c.children = append(c.children, child)
+	}
+	return c, nil
+}
+
+// A response is what a crew did with an order.
+type response struct {
+	tallies []tally
+	server  time.Duration // processor time
+}
+
+// do has all processes of the crew carry out an order at once.
+func (c *crew) do(o order) (r response, err error) {
+	count, err := countUsage(c.server)
+	if err != nil {
+		return r, err
+	}
+	for _, child := range c.children {
+		if err := child.orders.Encode(o); err != nil {
+			return r, err
+		}
+	}
+	for _, child := range c.children {
+		t, err := child.answer()
 		if err != nil {
-			return sum, err
+			return r, fmt.Errorf("a process of %s: %w", c.way, err)
+		}
+		r.tallies = append(r.tallies, t)
+	}
+	used, err := count()
+	r.server = used.server
+	return r, err
+}
+
+// takeTurns has crews take turns with an order, and returns the responses of each.
+func takeTurns(crews []*crew, rounds int, o order) (map[string][]response, error) {
+	all := make(map[string][]response)
+	for i := range rounds {
+		for _, c := range inTurn(crews, i) {
+			r, err := c.do(o)
+			if err != nil {
+				return nil, err
+			}
+			all[c.way] = append(all[c.way], r)
 		}
 	}
-	for _, c := range children {
-		if line, err := c.out.ReadString('\n'); line != "ready\n" {
-			return sum, fmt.Errorf("a child says %q: %w", line, err)
+	return all, nil
+}
+
+// served is how many operations each process did.
+func (r response) served() []int {
+	var served []int
+	for _, t := range r.tallies {
+		served = append(served, t.Done)
+	}
+	return served
+}
+
+func (r response) done() (sum int) {
+	for _, n := range r.served() {
+		sum += n
+	}
+	return sum
+}
+
+// perSecond is how many pairs all processes did, by the one that took the longest.
+func (r response) perSecond() float64 {
+	var longest time.Duration
+	for _, t := range r.tallies {
+		longest = max(longest, t.Elapsed)
+	}
+	return float64(r.done()) / longest.Seconds()
+}
+
+// used is the processor time of all.
+func (r response) used() usage {
+	sum := usage{server: r.server}
+	for _, t := range r.tallies {
+		sum.client += t.CPU
+	}
+	return sum
+}
+
+// addWaits adds the waits of all processes to a histogram.
+func (r response) addWaits(to *hdrhistogram.Histogram) error {
+	for _, t := range r.tallies {
+		waits, err := hdrhistogram.Decode([]byte(t.Waits))
+		if err != nil {
+			return err
+		}
+		if dropped := to.Merge(waits); dropped > 0 {
+			return fmt.Errorf("%d waits took longer than %s", dropped, longestLatency)
 		}
 	}
-	for _, c := range children {
-		if _, err := io.WriteString(c.in, "go\n"); err != nil {
-			return sum, err
-		}
-	}
-	for _, c := range children {
-		var t tally
-		if err := json.NewDecoder(c.out).Decode(&t); err != nil {
-			return sum, err
-		}
-		sum.Pairs += t.Pairs
-		sum.CPU += t.CPU
-		sum.Each += t.Each / time.Duration(n)
-		sum.Elapsed = max(sum.Elapsed, t.Elapsed)
-		sum.Children += t.Children
-	}
-	return sum, nil
+	return nil
 }

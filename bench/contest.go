@@ -196,7 +196,7 @@ func (c contest) round(ctx context.Context, i int, o outcome) error {
 
 // inTurn returns the ways in the order of round i: each other round backwards,
 // and each pair of rounds begins with another way.
-func inTurn(ways []way, i int) []way {
+func inTurn[T any](ways []T, i int) []T {
 	first := i / 2 % len(ways)
 	turn := slices.Concat(ways[first:], ways[:first])
 	if i%2 == 1 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -81,6 +82,8 @@ type growth struct {
 	calm                                        calm
 	callers, processes, held, waiting, renewals plot
 	renewed                                     []renewing
+	fleets                                      []fleetSize
+	hot                                         hotSetting
 }
 
 func (g *growth) plots() []*plot {
@@ -88,10 +91,6 @@ func (g *growth) plots() []*plot {
 }
 
 func measureGrowth(ctx context.Context, small bool, folder string) error {
-	program, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	of := fullSizes
 	if small {
 		of = smallSizes
@@ -101,7 +100,7 @@ func measureGrowth(ctx context.Context, small bool, folder string) error {
 		if err != nil {
 			return err
 		}
-		g, err := grow(ctx, server, program, of)
+		g, err := grow(ctx, server, of)
 		if err != nil {
 			return err
 		}
@@ -117,7 +116,7 @@ func measureGrowth(ctx context.Context, small bool, folder string) error {
 }
 
 // grow measures each size of each kind.
-func grow(ctx context.Context, server *pgserver.Server, program string, of sizes) (g growth, err error) {
+func grow(ctx context.Context, server *pgserver.Server, of sizes) (g growth, err error) {
 	g.sizes = of
 	g.callers = plot{"sizing-callers.svg", "Pairs a second, by callers of one process", "callers", "pairs/s", nil}
 	g.processes = plot{"sizing-processes.svg", "Pairs a second, by processes of 4 callers", "processes", "pairs/s", nil}
@@ -138,7 +137,8 @@ func grow(ctx context.Context, server *pgserver.Server, program string, of sizes
 		grow  func(context.Context, *stage, int) error
 	}{
 		{of.callers, g.growCallers},
-		{of.processes, func(ctx context.Context, s *stage, n int) error { return g.growProcesses(ctx, s, program, n) }},
+		{of.processes, g.growProcesses},
+		{[]int{shown.processes}, g.contend},
 		{[]int{32}, g.growHeld},
 		{of.waiters, g.growWaiters},
 		{of.renewed, g.growRenewals},
@@ -165,19 +165,29 @@ func (g *growth) growCallers(ctx context.Context, s *stage, n int) error {
 	return err
 }
 
-func (g *growth) growProcesses(ctx context.Context, s *stage, program string, n int) error {
-	for _, kind := range []string{"advisory", "lease"} {
-		pool, err := s.installed(ctx, "")
+// growProcesses has one fleet after the other: all at a time need more connections than
+// the server has.
+func (g *growth) growProcesses(ctx context.Context, s *stage, n int) error {
+	size := fleetSize{processes: n}
+	for _, way := range []string{"advisory", "bare", "lease"} {
+		f, err := fleet(ctx, s, []string{way}, n, 1, g.sizes.span)
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", processes(n), err)
 		}
-		did, err := crowd(ctx, program, kind, pool.Config().ConnString(), n, 4, g.sizes.span)
-		if err != nil {
-			return fmt.Errorf("%d processes: %w", n, err)
-		}
-		g.processes.add(kind, n, float64(did.Pairs)/did.Elapsed.Seconds())
+		size.ways = append(size.ways, f.ways...)
+		g.processes.add(way, n, f.ways[0].perSecond())
 	}
+	g.fleets = append(g.fleets, size)
 	return nil
+}
+
+// contend is one setting of the survey: what a key can pass on.
+func (g *growth) contend(ctx context.Context, s *stage, _ int) error {
+	all, err := contend(ctx, s, []string{"advisory", "lease"}, []setting{shown}, g.sizes.span/time.Duration(shown.rounds))
+	if err == nil {
+		g.hot = all[0]
+	}
+	return err
 }
 
 // growHeld has all sizes take turns.
@@ -384,7 +394,34 @@ func (g *growth) page() string {
 		{"Waiters", "A waiter of a lock that others of its process do not wait for costs a row, and its share of one statement a second.", &g.waiting},
 	} {
 		say("\n## %s\n\n%s\n\n![%s](%s)\n\n%s", s.heading, s.meaning, s.plot.title, s.plot.file, s.plot.table())
+		if s.plot == &g.processes {
+			text.WriteString(g.expectation())
+		}
 	}
+	return text.String()
+}
+
+// expectation says what several processes get.
+func (g *growth) expectation() string {
+	var text strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&text, format, args...) }
+	one, most := g.fleets[0], g.fleets[len(g.fleets)-1]
+	best := slices.MaxFunc(g.fleets, func(a, b fleetSize) int { return cmp.Compare(a.ways[0].perSecond(), b.ways[0].perSecond()) })
+	say("\n## What can a fleet, or a hot key, expect?\n\n")
+	say("On %d processors, which the server shares with them, advisory locks reach %s pairs/s at best, with %s of %d\n",
+		runtime.NumCPU(), rate(best.ways[0].perSecond()), processes(best.processes), fleetCallers)
+	say("callers each. With %s they do %s, and bare pgx with one connection for each process does %s. A pair takes\n",
+		processes(most.processes), rate(most.ways[0].perSecond()), rate(most.ways[1].perSecond()))
+	say("%s µs of the program's processors with %s, and %s µs with %s.\n\n",
+		inMicros(one.ways[0].used.client), processes(one.processes), inMicros(most.ways[0].used.client), processes(most.processes))
+	say("A key that all callers want has one holder at a time: more callers wait longer, and get no more grants together.\n")
+	say("With %s of %d\ncallers that keep it for no time:\n\n", processes(g.hot.processes), g.hot.callers)
+	for _, w := range g.hot.ways {
+		say("- %s: %s grants/s; a caller waits %s (median), and %s (99 of 100).\n", w.name, rate(w.perSecond()), brief(w.p50), brief(w.p99))
+	}
+	say("\nWork under the lock adds to each turn: with W of it, a key is granted at most once in W plus the time of a grant above.\n")
+	say("A caller waits as long as the callers before it take together. If that is too long, split the key. [Figures](figures.md)\n")
+	say("has other locks, longer holds, and the time from a release to a grant.\n")
 	return text.String()
 }
 

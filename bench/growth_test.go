@@ -34,19 +34,15 @@ func TestMain(m *testing.M) {
 }
 
 func TestGrowthMeasuresEachSizeAndWritesItsPageAndCharts(t *testing.T) {
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var g growth
-	err = withServer(t.Context(), pgserver.Config{}, 0, func(server *pgserver.Server) error {
-		g, err = grow(t.Context(), server, program, smallSizes)
+	err := withServer(t.Context(), pgserver.Config{}, 0, func(server *pgserver.Server) (err error) {
+		g, err = grow(t.Context(), server, smallSizes)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []struct{ curves, points int }{{2, 2}, {2, 2}, {2, 2}, {3, 2}, {4, 2}} {
+	for i, want := range []struct{ curves, points int }{{2, 2}, {3, 2}, {2, 2}, {3, 2}, {4, 2}} {
 		p := g.plots()[i]
 		if len(p.curves) != want.curves {
 			t.Errorf("%s: %d curves", p.title, len(p.curves))
@@ -100,18 +96,19 @@ func TestGrowthMeasuresEachSizeAndWritesItsPageAndCharts(t *testing.T) {
 			t.Errorf("%s has %d points, not %d", p.file, circles, points)
 		}
 	}
-	if words := len(strings.Fields(string(page))); words > 2000 || !strings.Contains(string(page), "The machine was") {
+	if words := len(strings.Fields(string(page))); words > 2000 || !strings.Contains(string(page), "The machine was") || !strings.Contains(string(page), "\n- lease: ") {
 		t.Errorf("the page has %d words:\n%s", words, page)
 	}
 }
 
-func TestProcessesThatFailAreAnError(t *testing.T) {
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+func TestProcessesThatDoNotConnectAreCounted(t *testing.T) {
+	s := newStage(nil, 1)
+	c, err := startCrewAt(t.Context(), s, "lease", "postgres:///nowhere?host=/nowhere", 0, 2, 1)
+	if err != nil || len(c.lost) != 2 || len(c.children) != 0 {
+		t.Errorf("%+v, %v", c, err)
 	}
-	if sum, err := crowd(t.Context(), program, "lease", "postgres:///nowhere?host=/nowhere", 2, 1, time.Millisecond); err == nil {
-		t.Errorf("%+v", sum)
+	if err := s.clear(); err != nil {
+		t.Error(err)
 	}
 }
 

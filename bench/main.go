@@ -50,7 +50,7 @@ func run() error {
 	delay := flag.Duration("commit-delay", 0, "have the server wait for so long (commit_delay) before it makes a commit durable, as on a slower disk")
 	growing := flag.Bool("growth", false, "measure how costs grow instead; -write then writes docs/sizing.md and its charts")
 	small := flag.Bool("small", false, "with -growth: a few small sizes, to try it")
-	child := flag.String("child", "", "run as one of many processes that -growth starts, with locks of this `kind`")
+	child := flag.String("child", "", "run as one of many processes, with locks of this `kind`")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		return fmt.Errorf("unknown argument %q", flag.Arg(0))
@@ -90,7 +90,7 @@ func run() error {
 	if *growing {
 		return measureGrowth(ctx, *small, *folder)
 	}
-	daemons, err := findDaemons(ctx, rows)
+	daemons, err := findDaemons(ctx, rows, counts)
 	if err != nil {
 		return err
 	}
@@ -124,19 +124,28 @@ func run() error {
 	})
 }
 
-// findDaemons looks for what the rows need, and returns it, found or not.
-func findDaemons(ctx context.Context, rows []row) ([]*daemon, error) {
+// findDaemons looks for what the rows and surveys need, and returns it, found or not.
+func findDaemons(ctx context.Context, rows []row, counts []survey) ([]*daemon, error) {
 	var daemons []*daemon
+	need := func(d *daemon) error {
+		if d == nil || slices.Contains(daemons, d) {
+			return nil
+		}
+		daemons = append(daemons, d)
+		return d.find(ctx)
+	}
 	for _, r := range rows {
 		for _, name := range r.names() {
-			d := r.daemons[name]
-			if d == nil || slices.Contains(daemons, d) {
-				continue
-			}
-			if err := d.find(ctx); err != nil {
+			if err := need(r.daemons[name]); err != nil {
 				return nil, err
 			}
-			daemons = append(daemons, d)
+		}
+	}
+	for _, v := range counts {
+		for _, d := range v.needs {
+			if err := need(d); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return daemons, nil

@@ -90,12 +90,16 @@ func redsyncMutex(ctx context.Context, s *stage) (op, error) {
 		if err := mutex.TryLockContext(ctx); err != nil {
 			return err
 		}
-		ok, err := mutex.UnlockContext(ctx)
-		if err == nil && !ok {
-			err = fmt.Errorf("%s was not locked any more", mutex.Name())
-		}
-		return err
+		return unlockRedsync(ctx, mutex)
 	}), nil
+}
+
+func unlockRedsync(ctx context.Context, mutex *redsync.Mutex) error {
+	ok, err := mutex.UnlockContext(ctx)
+	if err == nil && !ok {
+		err = fmt.Errorf("%s was not locked any more", mutex.Name())
+	}
+	return err
 }
 
 // compareAndDelete is what gives a lock in Redis back in the texts that most have

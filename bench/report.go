@@ -60,6 +60,7 @@ type wayGauge struct {
 type surveyed struct {
 	survey
 	findings []finding
+	grids    []grid // the first is for the page of figures, the others for that of ratios
 }
 
 // measureAll measures one after the other. The first error ends it: a run that has
@@ -95,7 +96,7 @@ func measureAll(ctx context.Context, server *pgserver.Server, rows []row, counts
 		if err := watch.look(ctx); err != nil {
 			return r, err
 		}
-		found, err := v.measure(ctx, server)
+		found, err := v.measure(ctx, server, span)
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", v.name, err)
 		}
@@ -174,7 +175,12 @@ func (r report) page() string {
 				inMicros(c.p50), inMicros(c.p99), inMicros(c.p999), inMicros(c.used.client), c.server(), c.allocs)
 		}
 	}
-	say("\n## Goals\n\nA goal is the most that pgxlock aims for: a ratio of costs, or the objects of a pair.\n")
+	for _, s := range r.surveys {
+		if len(s.grids) > 0 {
+			text.WriteString(s.grids[0].markdown())
+		}
+	}
+	say("\n## Goals\n\nWhat pgxlock aims for: a ratio of costs or the objects of a pair at most, and what several processes do beside others.\n")
 	say("[Design](design.md#what-bounds-the-speed) says what takes the time.\n\n")
 	say("| row | workers | goal | measured | |\n|---|--:|--:|--:|---|\n")
 	for _, v := range r.verdicts() {
@@ -182,17 +188,21 @@ func (r report) page() string {
 		if !v.reached() {
 			word = "**missed**"
 		}
-		say("| `%s` | %d | %s | %s | %s |\n", v.name, v.workers, v.value(v.most), v.value(v.measured), word)
+		say("| `%s` | %s | %s | %s | %s |\n", v.name, v.crowd(), v.aim(), v.value(v.measured), word)
 	}
 	return text.String()
 }
 
 // server is the time of the server's processes, as it is printed.
 func (c wayCost) server() string {
+	return inServerMicros(c.used.server)
+}
+
+func inServerMicros(d time.Duration) string {
 	if !canCountServers {
 		return "?"
 	}
-	return inMicros(c.used.server)
+	return inMicros(d)
 }
 
 // ratiosPage has all that the other page has no room for.
@@ -202,6 +212,13 @@ func (r report) ratiosPage() string {
 	say("# All ratios and counts\n\nOf the same run as [What pgxlock costs](figures.md), which says on what machine, and how quiet it was.\n")
 	say("\n## Ratios\n\nThe cost of pgxlock's way divided by that of the peer, with the quartiles, by the number of workers: below 1 pgxlock is\nthe cheaper one.\n")
 	say("%s%s", ratioTable(r.ofTables(false)), ratioTable(r.ofTables(true)))
+	for _, s := range r.surveys {
+		for i, g := range s.grids {
+			if i > 0 {
+				text.WriteString(g.markdown())
+			}
+		}
+	}
 	say("\n## Counts\n\n| what | |\n|---|--:|\n")
 	for _, m := range r.rows {
 		for _, g := range m.gauged {

@@ -34,7 +34,19 @@ func aReport() report {
 		r.rows = append(r.rows, m)
 	}
 	for _, v := range surveys {
-		r.surveys = append(r.surveys, surveyed{v, []finding{{"what was found", 42, "things"}}})
+		found := surveyed{survey: v, findings: []finding{{"what was found", 42, "things"}}}
+		switch v.name {
+		case "contended":
+			all := aHotKey(settings())
+			found.findings, found.grids = hotFindings(all), hotGrids(all)
+		case "hand-over":
+			all := someHanded()
+			found.findings, found.grids = handedFindings(all), []grid{handedGrid(all)}
+		case "fleet":
+			all := someFleets()
+			found.findings, found.grids = fleetFindings(all), []grid{fleetGrid(all)}
+		}
+		r.surveys = append(r.surveys, found)
 	}
 	return r
 }
@@ -71,6 +83,19 @@ func TestAReportHasAllThatWasMeasured(t *testing.T) {
 			t.Errorf("the page does not have %q:\n%s", want, page)
 		}
 	}
+	for _, s := range r.surveys {
+		for i, g := range s.grids {
+			where := page
+			if i > 0 {
+				where = ratios
+			}
+			for _, line := range g.lines {
+				if !strings.Contains(where, "| "+strings.Join(line, " | ")+" |") {
+					t.Errorf("%s: no page has %v", s.name, line)
+				}
+			}
+		}
+	}
 	for _, want := range []string{"MultiXact members", "42 things", "(figures.md), which says on what machine, and how quiet"} {
 		if !strings.Contains(ratios, want) {
 			t.Errorf("the page of ratios does not have %q", want)
@@ -105,6 +130,11 @@ func cellOf(text, line, column string) string {
 func TestPagesAreShortWhereAllGoalsAreMissed(t *testing.T) {
 	r := aReport()
 	r.calm, r.runs = calmOf([]time.Duration{1, 2, 3, 4}), 5
+	for i, s := range r.surveys {
+		for j := range s.findings {
+			r.surveys[i].findings[j].value = 1000
+		}
+	}
 	for i, m := range r.rows {
 		for j := range m.ways {
 			r.rows[i].ways[j].allocs = 1000

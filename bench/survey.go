@@ -21,7 +21,16 @@ import (
 type survey struct {
 	name  string
 	about string
-	take  func(ctx context.Context, s *stage) ([]finding, error)
+	take  func(ctx context.Context, s *stage, span time.Duration) ([]finding, []grid, error)
+	needs []*daemon // of some of its ways
+}
+
+// counts is a survey that has no tables, and takes as long as it takes.
+func counts(take func(ctx context.Context, s *stage) ([]finding, error)) func(context.Context, *stage, time.Duration) ([]finding, []grid, error) {
+	return func(ctx context.Context, s *stage, _ time.Duration) ([]finding, []grid, error) {
+		found, err := take(ctx, s)
+		return found, nil, err
+	}
 }
 
 // A finding is one number of a survey.
@@ -31,26 +40,34 @@ type finding struct {
 	unit  string
 }
 
+// peers are the daemons of ways that wait.
+var peers = []*daemon{redisServer, etcdServer}
+
 // surveys are all of them, in the order in which they are shown.
 var surveys = []survey{
-	{"renewals", "10,000 leases held by one Locker; an interval is a third of the TTL; goal: <= 11 statements", countRenewals},
-	{"hot", "100,000 renewals of 1,000 leases: the share that touched no index, at best 100 %", shareOfHOT},
-	{"hand-over", "one lease, 4 Lockers with 4 workers each; goals: 99 of 100 within two commits and 5 ms, least over most >= 0.5", passOn},
-	{"uncontended", "1,000 pairs of leases, one after the other, for which nobody waits", lookForNobody},
-	{"size", "100,000 acquires and releases of 100 names, autovacuum on", sizeAfterCycles},
+	{"renewals", "10,000 leases held by one Locker; an interval is a third of the TTL; goal: <= 11 statements", counts(countRenewals), nil},
+	{"hot", "100,000 renewals of 1,000 leases: the share that touched no index, at best 100 %", counts(shareOfHOT), nil},
+	{"free", "1,000 pairs of leases, one after the other, for which nobody waits", counts(lookForNobody), nil},
+	{"size", "100,000 acquires and releases of 100 names, autovacuum on", counts(sizeAfterCycles), nil},
+	{"contended", "one key that all callers of several processes want", takeContended, peers},
+	{"hand-over", "one key from a process to another one that waits for it", takeHandOver, peers},
+	{"fleet", "processes with keys of their own", takeFleet, nil},
 }
 
 // measure takes the survey.
-func (v survey) measure(ctx context.Context, server *pgserver.Server) (found surveyed, err error) {
+func (v survey) measure(ctx context.Context, server *pgserver.Server, span time.Duration) (found surveyed, err error) {
 	s := newStage(server, 32)
 	defer func() { err = errors.Join(err, s.clear()) }()
 	found.survey = v
-	found.findings, err = v.take(ctx, s)
+	found.findings, found.grids, err = v.take(ctx, s, span)
 	return found, err
 }
 
 // print prints the outcome of a survey.
 func (s surveyed) print() {
+	for _, g := range s.grids {
+		g.print()
+	}
 	for _, f := range s.findings {
 		fmt.Printf("FIGURE %s, %s: %.4g %s\n", s.name, f.what, f.value, f.unit)
 	}

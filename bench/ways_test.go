@@ -79,7 +79,7 @@ var prefixes = map[string]string{
 
 func TestEachWayTakesAndReleasesLocks(t *testing.T) {
 	rows := rowsMatching(matchAll)
-	if _, err := findDaemons(t.Context(), rows); err != nil {
+	if _, err := findDaemons(t.Context(), rows, nil); err != nil {
 		t.Fatal(err)
 	}
 	err := withServer(t.Context(), pgserver.Config{TCP: true}, 0, func(server *pgserver.Server) error {
@@ -143,7 +143,7 @@ func TestEachWayKeepsItsOwnServerBusy(t *testing.T) {
 	if !canCountServers {
 		t.Skip("no server can be counted here")
 	}
-	if _, err := findDaemons(t.Context(), rowsMatching(matchAll)); err != nil {
+	if _, err := findDaemons(t.Context(), rowsMatching(matchAll), nil); err != nil {
 		t.Fatal(err)
 	}
 	err := withServer(t.Context(), pgserver.Config{TCP: true}, 0, func(server *pgserver.Server) error {
