@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/sql-objects.md from the catalog, instead of comparing the two")
 
-// An object is what the migrations make: a function, a table, a view or a sequence.
+// object is what the migrations make: a function, a table, a view or a sequence.
 type object struct {
 	Kind       string // function, or as GRANT has it: table, view, sequence
 	Name       string
@@ -157,7 +157,7 @@ func TestSQLObjectsHaveUsersAndAPage(t *testing.T) {
 	// The page for the administrator of a database is made from the catalog.
 	want := pageOfObjects(t, all, documented)
 	if *update {
-		if err := os.WriteFile("../../docs/"+objectsPage, []byte(want), 0o644); err != nil { //nolint:gosec // as all pages
+		if err := os.WriteFile("../../docs/"+objectsPage, []byte(want), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return
