@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -332,6 +333,36 @@ func (d *doctor) expired(ctx context.Context) (Finding, error) {
 	if left.N > manyExpired {
 		f.add(StatusWarning, "housekeeping does not keep up: no Locker runs, or its role may not, or many holders crash",
 			"SELECT reap_expired_locks('1 hour', 10000), now and then where only SQL callers lock")
+	}
+	return f, nil
+}
+
+// runs finds jobs of package once and of start_run() that stopped working, and that nobody will
+// start again in their period.
+func (d *doctor) runs(ctx context.Context) (Finding, error) {
+	type stopped struct {
+		Key   string
+		Slot  time.Time
+		State string
+	}
+	all, err := all[stopped](ctx, d, statements.DoctorRuns)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := ok("the last run of each key succeeded, or may be started again")
+	if len(all) > 0 {
+		var which []string
+		for _, r := range all {
+			what := "failed"
+			if r.State == "running" {
+				what = "not ended, its process may have died"
+			}
+			which = append(which, fmt.Sprintf("%q of %s (%s)", r.Key, r.Slot.UTC().Format(time.RFC3339), what))
+		}
+		f = Finding{
+			Status: StatusWarning, Detail: "the last run of a key will not be started again: " + oneline.Some(which),
+			Advice: "mend its cause, then let it be started again in its period: pgxlock runs forget KEY, or forget_run()",
+		}
 	}
 	return f, nil
 }

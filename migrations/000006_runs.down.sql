@@ -16,10 +16,11 @@ BEGIN
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('down'::text, 6, v_path);
 
-  DROP FUNCTION start_run(text, interval, interval, text), start_run_at(text, timestamptz),
-    finish_run(text, timestamptz, text), forget_run(text, timestamptz),
-    pgxlock_due_runs(text, interval, interval, text, integer, boolean),
-    pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text),
+  DROP FUNCTION start_run(text, interval, interval, text, text), start_run_at(text, timestamptz),
+    finish_run(text, timestamptz, text), forget_run(text, timestamptz), list_runs(text, integer),
+    pgxlock_run_near(text, timestamptz, interval, interval, text, boolean, text),
+    pgxlock_due_runs(text, interval, interval, text, integer, boolean, text),
+    pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text, text),
     pgxlock_finish_run(text, timestamptz, text, text, text), pgxlock_slot(timestamptz, interval, interval, text, integer);
   DROP TABLE pgxlock_runs;
 

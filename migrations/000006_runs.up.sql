@@ -23,7 +23,7 @@ BEGIN
   CREATE TABLE IF NOT EXISTS pgxlock_runs (
     run_key     varchar(255) COLLATE "C" NOT NULL,
     slot        timestamptz NOT NULL,
-    state       text NOT NULL,              -- running, succeeded, failed; withdrawn: the start was undone
+    state       text NOT NULL,              -- running, succeeded, failed; withdrawn: the start was undone; skipped: see p_first
     attempt     integer NOT NULL,
     holder      text NOT NULL,              -- unique to the attempt
     lease       text,                       -- the lease that the run holds; NULL: none, so the run is never considered dead
@@ -31,6 +31,9 @@ BEGIN
     finished_at timestamptz,
     error       text,
     keep_until  timestamptz NOT NULL,
+    period      interval,                   -- of the program that started it; NULL: a tick
+    period_offset interval,
+    time_zone   text,
     PRIMARY KEY (run_key, slot)
   ) USING heap;
   ALTER TABLE pgxlock_runs SET (vacuum_truncate = off);            -- truncating would block starts
@@ -40,18 +43,21 @@ BEGIN
     'only through the functions. Rows: one for each run; later starts remove those after keep_until.';
   COMMENT ON COLUMN pgxlock_runs.slot IS 'The beginning of the period; or the tick that the caller gave.';
   COMMENT ON COLUMN pgxlock_runs.state IS
-    'running, succeeded or failed; withdrawn: the start was undone, and any caller may start it. A running one whose '
-    'lease has no holder has crashed.';
+    'running, succeeded or failed; withdrawn: the start was undone, and any caller may start it; skipped: it was under way when '
+    'the key was first asked for with p_first next. A running one whose lease has no holder has crashed.';
   COMMENT ON COLUMN pgxlock_runs.attempt IS 'The number of starts.';
   COMMENT ON COLUMN pgxlock_runs.holder IS 'The name that the last caller to start it gave itself, with an id of the attempt.';
   COMMENT ON COLUMN pgxlock_runs.lease IS
     'The lease in distributed_locks that the run holds; NULL: none, so that a crash cannot be detected, and the run is '
     'not started again.';
   COMMENT ON COLUMN pgxlock_runs.error IS 'The error that the run reported.';
+  COMMENT ON COLUMN pgxlock_runs.period IS 'The period of the program that started the run; NULL: slot is a tick.';
+  COMMENT ON COLUMN pgxlock_runs.period_offset IS 'How much later than at a multiple of the period it begins.';
+  COMMENT ON COLUMN pgxlock_runs.time_zone IS 'The time zone in which a period of whole days begins.';
 
   ---------------------------------------------------------- callers in SQL --
-  CREATE OR REPLACE FUNCTION start_run(p_key text, p_period interval, p_offset interval DEFAULT '0',
-    p_time_zone text DEFAULT 'UTC')
+  CREATE OR REPLACE FUNCTION start_run(
+    p_key text, p_period interval, p_offset interval DEFAULT '0', p_time_zone text DEFAULT 'UTC', p_first text DEFAULT 'now')
   RETURNS timestamptz
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   DECLARE
@@ -61,15 +67,15 @@ BEGIN
     SELECT s.slot, s.attempt INTO r
       FROM pgxlock_start_run(p_key, NULL::timestamptz, p_period, p_offset, p_time_zone,
                              LEAST(GREATEST(interval '7 days', 3::float8 * p_period), interval '100 years'),
-                             pg_catalog.format('%s:%s:%s', left(session_user::text, 63), pg_backend_pid(),
-                                               gen_random_uuid()), NULL::text) s;
+                             pg_catalog.format('%s:%s:%s', left(session_user::text, 63), pg_backend_pid(), gen_random_uuid()),
+                             NULL::text, p_first) s;
     RETURN CASE WHEN r.attempt IS NOT NULL THEN r.slot END;
   END $$;
-  COMMENT ON FUNCTION start_run(text, interval, interval, text) IS
-    'The beginning of the current period for exactly one caller in each period, by the server''s clock; NULL for all '
-    'others, for good. In a transaction of its own that commits before the work begins. Periods of whole days begin at '
-    'midnight plus p_offset by the clocks of p_time_zone, and weeks on Monday; other periods divide the time since the '
-    'year 1, plus p_offset.';
+  COMMENT ON FUNCTION start_run(text, interval, interval, text, text) IS
+    'The beginning of the current period for exactly one caller in each period, by the server''s clock; NULL for all others, for '
+    'good. In a transaction of its own that commits before the work begins. Periods of whole days begin at midnight plus '
+    'p_offset by the clocks of p_time_zone, and weeks on Monday; other periods divide the time since the year 1, plus p_offset. '
+    'With p_first ''next'' a key of which nothing is recorded begins with the next period, and not ''now''.';
 
   CREATE OR REPLACE FUNCTION start_run_at(p_key text, p_tick timestamptz) RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
@@ -108,23 +114,81 @@ BEGIN
   COMMENT ON FUNCTION forget_run(text, timestamptz) IS
     'Removes the record of a run, so that it can be started again; false if there was none.';
 
+  CREATE OR REPLACE FUNCTION list_runs(p_key text DEFAULT NULL, p_limit integer DEFAULT 100)
+  RETURNS TABLE (run_key text, slot timestamptz, state text, attempt integer, holder text, lease text, started_at timestamptz,
+                 finished_at timestamptz, error text, period interval, period_offset interval, time_zone text)
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET row_security = off SET jit = off AS $$
+  BEGIN
+    IF p_key IS NOT NULL THEN
+      PERFORM pgxlock_check('p_key', p_key);
+    END IF;
+    PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
+    RETURN QUERY
+    SELECT o.run_key::text, o.slot,
+           CASE WHEN o.state = 'running' AND o.lease IS NOT NULL
+                 AND NOT EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = o.lease COLLATE "C"
+                                    AND l.holder_id::text = o.holder COLLATE "C" AND l.expires_at > clock_timestamp())
+                THEN 'abandoned' ELSE o.state END,
+           o.attempt, o.holder, o.lease, o.started_at, o.finished_at, o.error, o.period, o.period_offset, o.time_zone
+      FROM pgxlock_runs o
+     WHERE (p_key IS NULL OR o.run_key::text = p_key COLLATE "C") AND o.state <> 'withdrawn'
+     ORDER BY o.slot DESC, o.run_key
+     LIMIT p_limit;
+  END $$;
+  COMMENT ON FUNCTION list_runs(text, integer) IS
+    'The recorded runs of a key, or of all keys, the latest periods and ticks first. state: running, succeeded, failed, skipped, '
+    'or abandoned: its process has died or was cut off, and it may be started again. A run without a lease stays running when '
+    'its process has died.';
+
   ----------------------------------------------------------------- Lockers --
-  CREATE OR REPLACE FUNCTION pgxlock_due_runs(p_key text, p_period interval, p_offset interval, p_time_zone text,
-    p_missed integer, p_retry boolean)
-  RETURNS TABLE (slot timestamptz, due boolean, lasts bigint)
+  -- Where p_offset or p_time_zone changes, the periods begin elsewhere, and the one that is under way
+  -- was perhaps run under its former beginning. So a period is not run if one with another beginning
+  -- was that begins later, or less than half a period earlier: the next run comes half a period to
+  -- one and a half after the last. What starts in the same moment does not see one another.
+  CREATE OR REPLACE FUNCTION pgxlock_run_near(
+    p_key text, p_slot timestamptz, p_period interval, p_offset interval, p_time_zone text, p_retry boolean, p_first text,
+    OUT blocks boolean, OUT other_period interval, OUT other_offset interval, OUT other_zone text)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  BEGIN
+    SELECT coalesce(o.slot <> p_slot AND o.period = p_period
+                    AND NOT (o.state = 'skipped' AND p_first = 'now' OR o.state = 'failed' AND p_retry), false),
+           coalesce(o.period, interval '0'), coalesce(o.period_offset, interval '0'), coalesce(o.time_zone, '')
+      INTO blocks, other_period, other_offset, other_zone
+      FROM pgxlock_runs o
+     WHERE o.run_key::text = p_key COLLATE "C" AND o.slot > p_slot - p_period / 2::float8 AND o.state <> 'withdrawn'
+       AND (o.period IS DISTINCT FROM p_period OR o.period_offset <> p_offset OR o.time_zone <> p_time_zone COLLATE "C")
+     ORDER BY 1 DESC LIMIT 1;
+    blocks := coalesce(blocks, false);
+  END $$;
+  COMMENT ON FUNCTION pgxlock_run_near(text, timestamptz, interval, interval, text, boolean, text) IS
+    'pgxlock, internal: with which period, offset and time zone another program has started a run near the slot; NULL: none, 0: '
+    'for a tick. blocks: so that the run of the slot may not be started, because only the offset or the time zone differs.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_due_runs(
+    p_key text, p_period interval, p_offset interval, p_time_zone text, p_missed integer, p_retry boolean,
+    p_first text DEFAULT 'now')
+  RETURNS TABLE (slot timestamptz, due boolean, lasts bigint, other_period interval, other_offset interval, other_zone text)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
-    v_now timestamptz := clock_timestamp();
+    v_now  timestamptz := clock_timestamp();
+    v_near record;
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
     PERFORM pgxlock_require(p_missed BETWEEN 0 AND 1000 AND p_retry IS NOT NULL,
                             'p_missed must be between 0 and 1000, and p_retry not NULL');
+    PERFORM pgxlock_require(p_first IN ('now', 'next'), 'p_first must be now or next');
     PERFORM pgxlock_check_primary('runs are not started on a standby server');
     FOR i IN -p_missed..0 LOOP
       slot := pgxlock_slot(v_now, p_period, p_offset, p_time_zone, i);
-      due := NOT EXISTS (SELECT FROM pgxlock_runs r WHERE r.run_key::text = p_key COLLATE "C" AND r.slot = pgxlock_due_runs.slot
-                           AND NOT (r.state = 'withdrawn'
-                                    OR p_retry AND (r.state = 'failed' OR r.state = 'running' AND r.lease IS NOT NULL)));
+      SELECT n.blocks, n.other_period, n.other_offset, n.other_zone INTO v_near
+        FROM pgxlock_run_near(p_key, slot, p_period, p_offset, p_time_zone, p_retry, p_first) n;
+      other_period := v_near.other_period;
+      other_offset := v_near.other_offset;
+      other_zone := v_near.other_zone;
+      due := NOT v_near.blocks AND NOT EXISTS (
+        SELECT FROM pgxlock_runs r WHERE r.run_key::text = p_key COLLATE "C" AND r.slot = pgxlock_due_runs.slot
+           AND NOT (r.state = 'withdrawn' OR r.state = 'skipped' AND p_first = 'now'
+                    OR p_retry AND (r.state = 'failed' OR r.state = 'running' AND r.lease IS NOT NULL)));
       IF i = 0 THEN
         lasts := (extract(epoch FROM pgxlock_slot(v_now, p_period, p_offset, p_time_zone, 1) - v_now) * 1000000::numeric)::bigint;
         RETURN NEXT;
@@ -135,25 +199,30 @@ BEGIN
       END IF;
     END LOOP;
   END $$;
-  COMMENT ON FUNCTION pgxlock_due_runs(text, interval, interval, text, integer, boolean) IS
-    'pgxlock, internal: the missed slots, oldest first, among the p_missed before the current one and since the first '
-    'recorded one; then the current slot. due: it may be started. lasts: microseconds until the next slot begins.';
+  COMMENT ON FUNCTION pgxlock_due_runs(text, interval, interval, text, integer, boolean, text) IS
+    'pgxlock, internal: the missed slots, oldest first, among the p_missed before the current one and since the first recorded '
+    'one; then the current slot. due: it may be started. lasts: microseconds until the next slot begins. other_period, '
+    'other_offset and other_zone: as pgxlock_run_near() says.';
 
   -- With a lease, which p_holder must hold, a failed run may be started again, and so may a running
   -- one that was started under the same lease: its holder is dead.
+  -- p_period is NULL for a tick.
   CREATE OR REPLACE FUNCTION pgxlock_start_run(
     p_key text, p_slot timestamptz, p_period interval, p_offset interval, p_time_zone text, p_keep interval,
     p_holder text, p_lease text,
-    OUT slot timestamptz, OUT attempt integer)
+    p_first text DEFAULT 'now',
+    OUT slot timestamptz, OUT attempt integer, OUT other_period interval, OUT other_offset interval, OUT other_zone text)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_keep interval;
     v_now  timestamptz;
     v_mine boolean;
+    v_near record;
     r      record;
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
     PERFORM pgxlock_check('p_holder', p_holder);
+    PERFORM pgxlock_require(p_first IN ('now', 'next'), 'p_first must be now or next');
     IF p_keep IS NULL OR p_keep <= interval '0' OR p_keep > interval '100 years' THEN
       RAISE EXCEPTION 'p_keep must be more than 0 and at most 100 years, it is %', coalesce(p_keep::text, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
@@ -161,22 +230,38 @@ BEGIN
     v_keep := pg_catalog.make_interval(secs => pg_catalog.date_part('epoch'::text, p_keep));      -- as pgxlock_ttl() does
     PERFORM pgxlock_check_primary('cannot start a run on a standby server');
     v_now := clock_timestamp();
-    slot := CASE WHEN p_period IS NULL THEN p_slot ELSE pgxlock_slot(v_now, p_period, p_offset, p_time_zone, 0) END;
+    slot := p_slot;
+    IF p_period IS NOT NULL THEN
+      slot := pgxlock_slot(coalesce(p_slot, v_now), p_period, p_offset, p_time_zone, 0);
+    END IF;
     IF slot IS NULL OR NOT isfinite(slot) THEN
       RAISE EXCEPTION 'p_slot must be a finite time, it is %', coalesce(slot::text, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
-    -- A plain read: most calls find the run started, and write nothing.
-    SELECT o.state, o.holder, o.lease, o.attempt INTO r
-      FROM pgxlock_runs o
+    -- Plain reads: most calls find the run started, and write nothing.
+    SELECT o.state, o.holder, o.lease, o.attempt INTO r FROM pgxlock_runs o
      WHERE o.run_key::text = p_key COLLATE "C" AND o.slot = pgxlock_start_run.slot;
     v_mine := FOUND AND r.state = 'running' AND r.holder = p_holder COLLATE "C";
-    IF r.state IS NOT NULL
-       AND NOT (v_mine
-                OR r.state = 'withdrawn'
-                OR p_lease IS NOT NULL
-                   AND (r.state = 'failed' OR r.state = 'running' AND r.lease = p_lease COLLATE "C")) THEN
+    IF p_period IS NOT NULL THEN
+      SELECT n.blocks, n.other_period, n.other_offset, n.other_zone INTO v_near
+        FROM pgxlock_run_near(p_key, slot, p_period, p_offset, p_time_zone, p_lease IS NOT NULL, p_first) n;
+      other_period := v_near.other_period;
+      other_offset := v_near.other_offset;
+      other_zone := v_near.other_zone;
+      IF v_near.blocks AND NOT v_mine THEN
+        RETURN;
+      ELSIF p_first = 'next' AND r.state IS NULL
+            AND NOT EXISTS (SELECT FROM pgxlock_runs o WHERE o.run_key::text = p_key COLLATE "C") THEN
+        INSERT INTO pgxlock_runs (run_key, slot, state, attempt, holder, started_at, keep_until, period, period_offset, time_zone)
+        VALUES (p_key, slot, 'skipped', 0, p_holder, v_now, GREATEST(slot, v_now) + v_keep, p_period, p_offset, p_time_zone)
+        ON CONFLICT ON CONSTRAINT pgxlock_runs_pkey DO NOTHING;
+        RETURN;
+      END IF;
+    END IF;
+    IF r.state IS NOT NULL AND NOT (v_mine OR r.state = 'withdrawn' OR r.state = 'skipped' AND p_first = 'now'
+                                    OR p_lease IS NOT NULL AND (r.state = 'failed'
+                                                                OR r.state = 'running' AND r.lease = p_lease COLLATE "C")) THEN
       RETURN;
     END IF;
     PERFORM pgxlock_durable(true);
@@ -185,20 +270,21 @@ BEGIN
     END IF;
     IF v_mine THEN                          -- an answer was lost; perhaps that commit was not replicated, so commit once more
       UPDATE pgxlock_runs o SET started_at = clock_timestamp()
-       WHERE o.run_key::text = p_key COLLATE "C"
-         AND o.slot = pgxlock_start_run.slot
-         AND o.state = 'running'
+       WHERE o.run_key::text = p_key COLLATE "C" AND o.slot = pgxlock_start_run.slot AND o.state = 'running'
          AND o.holder = p_holder COLLATE "C"
       RETURNING o.attempt INTO attempt;     -- NULL: the run was forgotten meanwhile
       RETURN;
     END IF;
-    INSERT INTO pgxlock_runs AS o (run_key, slot, state, attempt, holder, lease, started_at, keep_until)
-    VALUES (p_key, slot, 'running', 1, p_holder, p_lease, clock_timestamp(), GREATEST(slot, v_now) + v_keep)
+    INSERT INTO pgxlock_runs AS o (run_key, slot, state, attempt, holder, lease, started_at, keep_until,
+                                   period, period_offset, time_zone)
+    VALUES (p_key, slot, 'running', 1, p_holder, p_lease, clock_timestamp(), GREATEST(slot, v_now) + v_keep,
+            p_period, CASE WHEN p_period IS NOT NULL THEN p_offset END, CASE WHEN p_period IS NOT NULL THEN p_time_zone END)
     ON CONFLICT ON CONSTRAINT pgxlock_runs_pkey
     DO UPDATE SET state = 'running', attempt = o.attempt + CASE o.state WHEN 'withdrawn' THEN 0 ELSE 1 END,
-                  holder = excluded.holder, lease = excluded.lease,
-                  started_at = excluded.started_at, finished_at = NULL, error = NULL, keep_until = excluded.keep_until
-     WHERE o.state = 'withdrawn'
+                  holder = excluded.holder, lease = excluded.lease, started_at = excluded.started_at,
+                  finished_at = NULL, error = NULL, keep_until = excluded.keep_until,
+                  period = excluded.period, period_offset = excluded.period_offset, time_zone = excluded.time_zone
+     WHERE o.state = 'withdrawn' OR o.state = 'skipped' AND p_first = 'now'
         OR p_lease IS NOT NULL AND (o.state = 'failed' OR o.state = 'running' AND o.lease = p_lease COLLATE "C")
     RETURNING o.attempt INTO attempt;
     IF NOT FOUND THEN
@@ -218,9 +304,10 @@ BEGIN
         SELECT d.ctid FROM pgxlock_runs d WHERE d.keep_until < v_now LIMIT 16 FOR UPDATE SKIP LOCKED));
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text) IS
-    'pgxlock, internal: starts a run; attempt is NULL if it may not be started. Once this has committed no other caller '
-    'starts it. A repeated call by the same holder gets the same answer. In a transaction of its own.';
+  COMMENT ON FUNCTION pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text, text) IS
+    'pgxlock, internal: starts a run; attempt is NULL if it may not be started. Once this has committed no other caller starts '
+    'it. A repeated call by the same holder gets the same answer. In a transaction of its own. other_period, other_offset and '
+    'other_zone: as pgxlock_run_near() says.';
 
   CREATE OR REPLACE FUNCTION pgxlock_finish_run(p_key text, p_slot timestamptz, p_holder text, p_state text, p_error text)
   RETURNS boolean

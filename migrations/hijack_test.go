@@ -379,6 +379,14 @@ func callsOfRuns(t *testing.T, conn *pgx.Conn) {
 		{"finish_run(" + key + ", (select d.slot from pgxlock_due_runs(" + key + ", '36500 days'::interval, '0'::interval, 'UTC'::text, 0, false) d), null::text)", "true"},
 		{"start_run_at(" + key + ", pg_catalog.now())", "true"},
 		{"finish_run('tick'::text, pg_catalog.now(), null::text)", "false"},
+		{"(select count(*) from list_runs(" + key + ", 10))", "3"},
+		{"(select count(*) > 2::bigint from list_runs(null::text, 100))", "true"},
+		{"(select count(*) from list_runs(" + key + ", 0))", pgerrcode.InvalidParameterValue},
+		{"start_run(" + key + " || '2'::text, '120 days'::interval, '0'::interval, 'UTC'::text, 'next'::text) is null", "true"},
+		{"start_run(" + key + " || '2'::text, '120 days'::interval, '1 hour'::interval, 'UTC'::text, 'next'::text) is null", "true"},
+		{"(select d.due from pgxlock_due_runs(" + key + " || '2'::text, '120 days'::interval, '1 hour'::interval, 'UTC'::text, 0, false, 'next'::text) d)", "false"},
+		{"start_run(" + key + " || '2'::text, '120 days'::interval, '0'::interval, 'UTC'::text, 'now'::text) is null", "false"},
+		{"start_run(" + key + " || '2'::text, '120 days'::interval, '0'::interval, 'UTC'::text, 'later'::text) is null", pgerrcode.InvalidParameterValue},
 	})
 }
 

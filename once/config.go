@@ -12,8 +12,14 @@ import (
 )
 
 // Config is the policy of a [Runner]. A nil *Config means the defaults. Programs that use the
-// same key must use the same period, Offset and Location: a period that begins at another
-// time is another period.
+// same key must use the same period, Offset and Location. If a program finds a run of its
+// period that was started with others, it logs a warning, once for each key.
+//
+// Offset and Location of a key may change from one release to the next. The period that was
+// run under its former beginning is not run again: a period is not run if one was run that
+// begins less than half a period earlier, or later. So the next run comes between half a
+// period and one and a half after the last. Programs with different Offsets that ask in the
+// same moment may both run. A period of another length is another period.
 type Config struct {
 	// Offset shifts the beginning of the periods: 3 h for a job that is due at 3 in the
 	// morning. It is at least 0 and less than the period, in whole microseconds.
@@ -28,6 +34,15 @@ type Config struct {
 	// Use time.LoadLocation: the server does not know the name of time.Local. Default:
 	// UTC, the only one for periods that are not whole days.
 	Location *time.Location
+
+	// First is what happens in the period that is under way when a key is asked for and no
+	// run of it is recorded: FirstNow runs the job, FirstNext begins with the next period.
+	// Default: FirstNext for [Runner.Run], which chooses the moment itself: a job that is
+	// due at 3 in the morning does not run when it is deployed at 18:55. FirstNow for
+	// [Runner.Do], whose caller has chosen the moment. A period that FirstNext has skipped
+	// runs if a call with FirstNow asks for it. A key is also new again when its last run
+	// is no longer remembered, see Keep. [Runner.DoAt] ignores First.
+	First First
 
 	// Retry allows a run that failed, or whose process died, to be started again within
 	// its period. Such a run holds a lease while it runs, which operators see in
@@ -70,6 +85,15 @@ type Config struct {
 	Observe func(context.Context, pgxlock.Event)
 }
 
+// First says what a key begins with, see [Config].
+type First string
+
+// The values of Config.First.
+const (
+	FirstNow  First = "now"  // with the period that is under way
+	FirstNext First = "next" // with the next period
+)
+
 const (
 	day        = 24 * time.Hour
 	maxPeriod  = 3650 * day
@@ -97,6 +121,9 @@ func (c *Config) withDefaults(period time.Duration) (Config, error) {
 	}
 	if err := checkLocation(cfg.Location, period); err != nil {
 		return cfg, err
+	}
+	if cfg.First != "" && cfg.First != FirstNow && cfg.First != FirstNext {
+		return cfg, fmt.Errorf("once.Config.First is %.80q; use once.FirstNow or once.FirstNext", cfg.First)
 	}
 	if cfg.TTL != 0 && !cfg.Retry {
 		return cfg, fmt.Errorf("once.Config.TTL is %s, but without Retry there is no lease; set Retry, or leave TTL out", cfg.TTL)

@@ -83,7 +83,7 @@ func ExampleNewMemory() {
 		log.Fatal(err)
 	}
 	defer daily.Close(context.Background())
-	tick := time.Now() // the time that the scheduler calls for
+	tick := time.Now().Round(time.Minute) // the time that the scheduler calls for
 	for range 2 {
 		ran, err := daily.DoAt(ctx, "report", tick, func(context.Context, once.Run) error {
 			fmt.Println("it runs")

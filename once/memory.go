@@ -39,24 +39,24 @@ type memoryRun struct {
 	keepUntil            time.Time
 }
 
-// again reports whether a run that was started before may be started again.
-func (r *memoryRun) again(retry bool) bool {
-	return r.state == runWithdrawn || retry && (r.state == runFailed || r.state == runRunning && r.lease != "")
+// again reports whether a run that was recorded before may be started.
+func (r *memoryRun) again(retry bool, first First) bool {
+	return r.state == runWithdrawn || r.state == runSkipped && first == FirstNow || retry && (r.state == runFailed || r.state == runRunning && r.lease != "")
 }
 
 func (m *memoryRuns) find(context.Context) error { return nil }
 func (m *memoryRuns) close()                     {}
 
-func (m *memoryRuns) due(_ context.Context, key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
+func (m *memoryRuns) due(_ context.Context, key string, missed int, first First) (found []dueSlot, lasts time.Duration, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
 	for i := -missed; i <= 0; i++ {
 		slot := m.slots.at(now, i)
 		r, known := m.known[key][slot.UnixMicro()]
-		due := !known || r.again(m.cfg.Retry)
+		due := !known || r.again(m.cfg.Retry, first)
 		if i == 0 || due && m.begunLocked(key, slot) {
-			found = append(found, dueSlot{slot, due})
+			found = append(found, dueSlot{slot: slot, due: due})
 		}
 	}
 	return found, m.slots.at(now, 1).Sub(now), nil
@@ -72,10 +72,10 @@ func (m *memoryRuns) begunLocked(key string, slot time.Time) bool {
 	return false
 }
 
-func (m *memoryRuns) start(_ context.Context, key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
+func (m *memoryRuns) start(_ context.Context, key string, w which, holder, lease string) (startedRun, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, keep := time.Now(), m.cfg.Keep
+	now, keep, slot := time.Now(), m.cfg.Keep, w.slot
 	if slot.IsZero() {
 		slot = m.slots.at(now, 0)
 	}
@@ -91,12 +91,15 @@ func (m *memoryRuns) start(_ context.Context, key string, slot time.Time, holder
 	}
 	r, known := of[slot.UnixMicro()]
 	switch {
-	case known && !r.again(lease != ""):
+	case known && !r.again(lease != "", w.first):
 		return startedRun{slot: slot}, false, nil
 	case slot.Before(now.Add(-keep)):
-		return startedRun{}, false, fmt.Errorf("the slot %s is older than what is kept, %s: whether it was run is not known any more", slot, keep)
+		return startedRun{}, false, &TickError{Tick: slot, Err: fmt.Errorf("it is older than what is kept, %s: whether it was run is not known any more", keep)}
 	case slot.After(now.Add(keep)):
-		return startedRun{}, false, fmt.Errorf("the slot %s is further ahead than runs are kept, %s", slot, keep)
+		return startedRun{}, false, &TickError{Tick: slot, Err: fmt.Errorf("it is further ahead than runs are kept, %s", keep)}
+	case len(of) == 0 && !w.tick && w.first == FirstNext:
+		of[slot.UnixMicro()] = &memoryRun{state: runSkipped, holder: holder, keepUntil: now.Add(keep)}
+		return startedRun{slot: slot}, false, nil
 	case !known:
 		r = &memoryRun{attempt: 1}
 		of[slot.UnixMicro()] = r
@@ -107,7 +110,7 @@ func (m *memoryRuns) start(_ context.Context, key string, slot time.Time, holder
 	if slot.After(now) {
 		r.keepUntil = slot.Add(keep)
 	}
-	return startedRun{slot, r.attempt}, false, nil
+	return startedRun{slot: slot, attempt: r.attempt}, false, nil
 }
 
 func (m *memoryRuns) finish(key string, slot time.Time, holder, state, _ string) (bool, error) {

@@ -120,7 +120,7 @@ func (m *modelledRuns) actions(db *pgtest.DB) map[string]func(*rapid.T) {
 					r.Fatal(err)
 				}
 			}
-			if started, _, err := o.runs.start(ctx, m.key, m.ticks[i], holder, lease); err != nil || started.attempt != m.runs[i].attempt+1 {
+			if started, _, err := o.runs.start(ctx, m.key, which{slot: m.ticks[i], tick: true, first: FirstNow}, holder, lease); err != nil || started.attempt != m.runs[i].attempt+1 {
 				r.Fatalf("%+v, %v", started, err)
 			}
 			m.runs[i] = modelledRun{state: runRunning, attempt: m.runs[i].attempt + 1, alive: m.retry}

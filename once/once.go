@@ -16,13 +16,15 @@
 //
 // # The life of a run
 //
-// A run is a row of the table pgxlock_runs, for its key and its period:
+// A run is a row of the table pgxlock_runs, for its key and its period; [List] returns them:
 //
 //	free --- a start commits ----> running --- fn returns nil -------> succeeded
 //	 ^                              |  ^ |---- fn fails or panics ---> failed ----+
 //	 |                              |  | +---- its process dies -----> abandoned -+
 //	 +--- withdrawn: its caller ----+  |                                          |
-//	      left before the answer       +------ with Retry: the next start --------+
+//	 |    left before the answer       +------ with Retry: the next start --------+
+//	 |
+//	 +--- skipped: with FirstNext, the period that was under way when the key was new
 //
 // The table records an abandoned run as running. Without a lease nobody can tell the two
 // apart, and an abandoned run is never started again. With Retry a run holds a lease while
@@ -87,6 +89,7 @@ type Runner struct {
 
 	mu     sync.Mutex        // never held together with that of the runs
 	unsure map[string]string // by key, the holder of a start with an unknown outcome
+	warned map[string]bool   // keys for which other programs use another period
 
 	calls     batcher.Calls
 	closeOnce sync.Once
@@ -146,6 +149,7 @@ func newRunner(period time.Duration, config *Config) (*Runner, error) {
 		cfg:    cfg,
 		slots:  slots{period, cfg.Offset, cfg.Location},
 		unsure: make(map[string]string),
+		warned: make(map[string]bool),
 		calls:  batcher.NewCalls(),
 		closed: make(chan struct{}),
 	}, nil
@@ -171,7 +175,7 @@ func newRunner(period time.Duration, config *Config) (*Runner, error) {
 // any other reason the job may run again. Without Retry the Logger receives that reason.
 // Recording is tried for 5 s.
 func (r *Runner) Do(ctx context.Context, key string, fn func(ctx context.Context, run Run) error) (ran bool, err error) {
-	return r.do(ctx, key, time.Time{}, fn)
+	return r.do(ctx, key, which{first: cmp.Or(r.cfg.First, FirstNow)}, fn)
 }
 
 // DoAt is [Runner.Do] for a scheduler that knows for which time it calls: it runs fn once
@@ -179,16 +183,23 @@ func (r *Runner) Do(ctx context.Context, key string, fn func(ctx context.Context
 // works, such as the first of each month, and the clocks of the processes may differ by more
 // than the time between two ticks.
 //
-// DoAt refuses a tick that is older than [Config].Keep by the server's clock, or further
-// ahead than that, because nobody knows whether it was run.
+// The tick must be the same in all processes: the time that the schedule says, not the time
+// of the call. A cron callback that is not passed its tick must not pass time.Now, which is
+// another tick in each process. Use [Runner.Do] there, or round the time of the call to the
+// distance between two ticks: time.Now().Round(time.Minute) for a job of each minute. Round, do
+// not truncate: a process whose clock is a little early would name the tick before.
+//
+// DoAt returns a [*TickError] for what cannot be a tick: the zero time, a reading of the clock
+// as time.Now and time.Ticker return it, and a tick that is older than [Config].Keep by the
+// server's clock, or further ahead than that, because nobody knows whether it was run.
 func (r *Runner) DoAt(ctx context.Context, key string, tick time.Time, fn func(ctx context.Context, run Run) error) (ran bool, err error) {
 	if err := missing(ctx, r == nil); err != nil {
 		return false, fail("once", key, err)
 	}
-	if tick.IsZero() {
-		return false, fail("once", key, errors.New("tick is the zero time; pass the time that the scheduler calls for"))
+	if err := checkTick(tick); err != nil {
+		return false, fail("once", key, err)
 	}
-	return r.do(ctx, key, tick.Truncate(time.Microsecond), fn)
+	return r.do(ctx, key, which{slot: tick.Truncate(time.Microsecond), tick: true, first: FirstNow}, fn)
 }
 
 // Close refuses new calls, ends the contexts of runs with cause [pgxlock.ErrClosed], waits
@@ -234,14 +245,14 @@ func (r *Runner) shutdown(ctx context.Context) (err error) {
 	return err
 }
 
-func (r *Runner) do(ctx context.Context, key string, slot time.Time, fn func(context.Context, Run) error) (bool, error) {
+func (r *Runner) do(ctx context.Context, key string, w which, fn func(context.Context, Run) error) (bool, error) {
 	if err := r.begin(ctx, key, fn); err != nil {
 		return false, fail("once", key, err)
 	}
 	defer r.calls.End()
-	o := r.observeRun(ctx, key, slot)
-	if r.cfg.Retry && slot.IsZero() { // the name of the lease contains the slot
-		due, _, err := r.due(ctx, key, 0)
+	o := r.observeRun(ctx, key, w.slot)
+	if r.cfg.Retry && w.slot.IsZero() { // the name of the lease contains the slot
+		due, _, err := r.due(ctx, key, 0, w.first)
 		if err != nil {
 			err = fail("once", key, err)
 			o.notStarted(err)
@@ -253,9 +264,9 @@ func (r *Runner) do(ctx context.Context, key string, slot time.Time, fn func(con
 			o.notStarted(nil)
 			return false, nil
 		}
-		slot = current.slot
+		w.slot = current.slot
 	}
-	return r.perform(ctx, key, slot, fn, o)
+	return r.perform(ctx, key, w, fn, o)
 }
 
 // begin checks the arguments that all calls have, and counts the call.
@@ -290,9 +301,9 @@ func leaseName(key string, slot time.Time) string {
 	return "run:" + key + "@" + slot.UTC().Format("2006-01-02T15:04:05.999999Z")
 }
 
-// perform runs fn for the slot if the run may be started.
-func (r *Runner) perform(ctx context.Context, key string, slot time.Time, fn func(context.Context, Run) error, o *observedRun) (bool, error) {
-	ran, err := r.try(ctx, key, slot, fn, o)
+// perform runs fn if the run may be started.
+func (r *Runner) perform(ctx context.Context, key string, w which, fn func(context.Context, Run) error, o *observedRun) (bool, error) {
+	ran, err := r.try(ctx, key, w, fn, o)
 	if !ran {
 		o.notStarted(err)
 	}
@@ -300,19 +311,19 @@ func (r *Runner) perform(ctx context.Context, key string, slot time.Time, fn fun
 }
 
 // try is perform, with Retry under a lease.
-func (r *Runner) try(ctx context.Context, key string, slot time.Time, fn func(context.Context, Run) error, o *observedRun) (ran bool, err error) {
+func (r *Runner) try(ctx context.Context, key string, w which, fn func(context.Context, Run) error, o *observedRun) (ran bool, err error) {
 	if !r.cfg.Retry {
 		work, cancel := r.untilClosed(ctx)
 		defer cancel()
-		return r.attempt(ctx, work, Run{Key: key}, slot, fn, o)
+		return r.attempt(ctx, work, Run{Key: key}, w, fn, o)
 	}
 	if err := r.find(ctx); err != nil {
 		return false, fail("once", key, err)
 	}
 	started := false
-	_, refused := r.locks.TryDo(ctx, leaseName(key, slot), func(work context.Context, lock *pgxlock.Lock) error {
+	_, refused := r.locks.TryDo(ctx, leaseName(key, w.slot), func(work context.Context, lock *pgxlock.Lock) error {
 		started = true
-		ran, err = r.attempt(ctx, work, Run{Key: key, Lock: lock}, slot, fn, o)
+		ran, err = r.attempt(ctx, work, Run{Key: key, Lock: lock}, w, fn, o)
 		return nil
 	})
 	if !started { // no error: the lease is held by a call that runs it, or checks whether it may
@@ -325,20 +336,21 @@ func (r *Runner) try(ctx context.Context, key string, slot time.Time, fn func(co
 
 // attempt starts a run if it may be started, runs fn with the context work, and records
 // how it ended. ctx bounds the wait for the start.
-func (r *Runner) attempt(ctx, work context.Context, run Run, slot time.Time, fn func(context.Context, Run) error, o *observedRun) (ran bool, err error) {
+func (r *Runner) attempt(ctx, work context.Context, run Run, w which, fn func(context.Context, Run) error, o *observedRun) (ran bool, err error) {
 	key, lease := run.Key, run.Lock.Key()
 	holder := run.Lock.Holder()
 	if run.Lock == nil {
 		holder = r.holder(key)
 	}
 
-	started, err := r.start(ctx, key, slot, holder, lease)
+	started, err := r.start(ctx, key, w, holder, lease)
 	if lockerr.SQLState(err) == lockerr.StateNotHeld {
 		err = fmt.Errorf("%w: %w", lockerr.ErrGrantLost, err) // the lease expired first, as after a freeze; nothing was started
 	}
 	if err != nil {
 		return false, fail("once", key, err)
 	}
+	r.warn(key, started.other)
 	if started.attempt == 0 {
 		return false, nil
 	}
@@ -382,6 +394,22 @@ func (r *Runner) attempt(ctx, work context.Context, run Run, slot time.Time, fn 
 	return true, err
 }
 
+// warn logs, once for each key, that another program uses another period for it; nil: none does.
+func (r *Runner) warn(key string, other *Schedule) {
+	if other == nil {
+		return
+	}
+	r.mu.Lock()
+	first := !r.warned[key]
+	r.warned[key] = true
+	r.mu.Unlock()
+	if first {
+		own := Schedule{r.slots.period, r.slots.offset, r.slots.location.String()}
+		r.cfg.Logger.Warn("pgxlock: programs use different periods for one key; give them the same period, offset and time zone, or different keys",
+			"key", key, "period", own, "other", *other)
+	}
+}
+
 // untilClosed returns a context that ends with ctx and when the Runner is closed.
 func (r *Runner) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
 	inner, cancel := context.WithCancelCause(ctx)
@@ -412,32 +440,35 @@ func (r *Runner) find(ctx context.Context) error {
 }
 
 // due asks which slots may be started, until ctx ends.
-func (r *Runner) due(ctx context.Context, key string, missed int) ([]dueSlot, time.Duration, error) {
+func (r *Runner) due(ctx context.Context, key string, missed int, first First) ([]dueSlot, time.Duration, error) {
 	type answer struct {
 		due   []dueSlot
 		lasts time.Duration
 		err   error
 	}
 	a, err := batcher.Await(ctx, &r.calls, func() (a answer) {
-		a.due, a.lasts, a.err = r.runs.due(ctx, key, missed)
+		a.due, a.lasts, a.err = r.runs.due(ctx, key, missed, first)
 		return a
 	}, func(answer) {})
 	if err != nil {
 		return nil, 0, err
+	}
+	if len(a.due) > 0 {
+		r.warn(key, a.due[len(a.due)-1].other) // those of missed slots may be from before a change
 	}
 	return a.due, a.lasts, a.err
 }
 
 // start asks to start a run, until ctx ends. A start whose caller has left is withdrawn; one
 // with an unknown outcome is remembered for the next call of the key.
-func (r *Runner) start(ctx context.Context, key string, slot time.Time, holder, lease string) (startedRun, error) {
+func (r *Runner) start(ctx context.Context, key string, w which, holder, lease string) (startedRun, error) {
 	type answer struct {
 		startedRun
 		err error
 	}
 	a, err := batcher.Await(ctx, &r.calls, func() (a answer) {
 		var unsure bool
-		a.startedRun, unsure, a.err = r.runs.start(ctx, key, slot, holder, lease)
+		a.startedRun, unsure, a.err = r.runs.start(ctx, key, w, holder, lease)
 		if unsure && lease == "" {
 			r.mu.Lock()
 			r.unsure[key] = holder

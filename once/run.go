@@ -1,6 +1,7 @@
 package once
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -11,7 +12,8 @@ import (
 )
 
 // Run runs fn once in each period, over all processes that call Run for the key, until ctx
-// ends. It asks the server how long the period lasts, sleeps that long, and asks again. So fn
+// ends. A key of which no run is recorded begins with the next period, so that fn does not run
+// at the moment of its first deployment; see [Config].First for the other way. Run asks the server how long the period lasts, sleeps that long, and asks again. So fn
 // is never early by the server's clock, whatever the clock of this process says.
 //
 // Run calls fn for one period after the other. It records and logs what fn returns, and goes
@@ -68,7 +70,8 @@ const lookAgain = time.Minute
 
 // round runs what is due, and returns when to ask again.
 func (r *Runner) round(ctx context.Context, key string, fn func(context.Context, Run) error) (next time.Time, err error) {
-	due, lasts, err := r.due(ctx, key, r.cfg.CatchUp)
+	first := cmp.Or(r.cfg.First, FirstNext)
+	due, lasts, err := r.due(ctx, key, r.cfg.CatchUp, first)
 	if err != nil {
 		return next, err
 	}
@@ -79,7 +82,7 @@ func (r *Runner) round(ctx context.Context, key string, fn func(context.Context,
 		if !d.due {
 			continue
 		}
-		ran, err := r.perform(ctx, key, d.slot, fn, r.observeRun(ctx, key, d.slot))
+		ran, err := r.perform(ctx, key, which{slot: d.slot, first: first}, fn, r.observeRun(ctx, key, d.slot))
 		if err != nil && !ran {
 			return next, err
 		}

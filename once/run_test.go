@@ -25,7 +25,7 @@ type watchedRuns struct {
 	finishes []error
 }
 
-func (w *watchedRuns) due(wait context.Context, key string, missed int) ([]dueSlot, time.Duration, error) {
+func (w *watchedRuns) due(wait context.Context, key string, missed int, first First) ([]dueSlot, time.Duration, error) {
 	w.asked = append(w.asked, time.Since(w.began))
 	if len(w.dueFails) > 0 {
 		err := w.dueFails[0]
@@ -33,16 +33,16 @@ func (w *watchedRuns) due(wait context.Context, key string, missed int) ([]dueSl
 			return nil, 0, err
 		}
 	}
-	return w.runs.due(wait, key, missed)
+	return w.runs.due(wait, key, missed, first)
 }
 
-func (w *watchedRuns) start(wait context.Context, key string, slot time.Time, holder, lease string) (startedRun, bool, error) {
+func (w *watchedRuns) start(wait context.Context, key string, which which, holder, lease string) (startedRun, bool, error) {
 	if len(w.starts) > 0 {
 		err := w.starts[0]
 		w.starts = w.starts[1:]
 		return startedRun{}, false, err
 	}
-	return w.runs.start(wait, key, slot, holder, lease)
+	return w.runs.start(wait, key, which, holder, lease)
 }
 
 func (w *watchedRuns) finish(key string, slot time.Time, holder, state, text string) (bool, error) {
@@ -78,7 +78,7 @@ func watch(t *testing.T, period time.Duration, cfg *Config, test func(t *testing
 
 // Clocks may be set and machines may sleep while Run sleeps.
 func TestRunLooksAboutOnceAMinuteWhatIsDue(t *testing.T) {
-	watch(t, time.Hour, nil, func(t *testing.T, r *Runner, w *watchedRuns) {
+	watch(t, time.Hour, &Config{First: FirstNow}, func(t *testing.T, r *Runner, w *watchedRuns) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour+30*time.Minute)
 		defer cancel()
 		var late []time.Duration
@@ -110,7 +110,7 @@ func TestRunLooksEachTTLAtWhatMayBeTriedAgain(t *testing.T) {
 		"runs elsewhere": {true, false, 10 * 60 / 10 * 4 / 5, 10 * 60 / 10 * 4 / 3},
 	} {
 		t.Run(what, func(t *testing.T) {
-			watch(t, time.Hour, &Config{Retry: true, TTL: 10 * time.Second}, func(t *testing.T, r *Runner, w *watchedRuns) {
+			watch(t, time.Hour, &Config{First: FirstNow, Retry: true, TTL: 10 * time.Second}, func(t *testing.T, r *Runner, w *watchedRuns) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 				defer cancel()
 				if test.elsewhere {
@@ -139,7 +139,7 @@ func TestRunLooksEachTTLAtWhatMayBeTriedAgain(t *testing.T) {
 
 func TestRunWaitsForAServerThatIsAwayLongerAndLonger(t *testing.T) {
 	backoff := func(attempt int) time.Duration { return time.Duration(attempt+1) * time.Second }
-	watch(t, time.Hour, &Config{Backoff: backoff}, func(t *testing.T, r *Runner, w *watchedRuns) {
+	watch(t, time.Hour, &Config{First: FirstNow, Backoff: backoff}, func(t *testing.T, r *Runner, w *watchedRuns) {
 		away := errors.New("away")
 		w.dueFails = []error{away, away, away, nil, away, away, pgxlock.ErrSchema}
 		ran := 0

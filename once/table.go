@@ -2,10 +2,12 @@ package once
 
 import (
 	"context"
+	"math"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -39,13 +41,16 @@ func (t *runTable) find(wait context.Context) error {
 
 func (t *runTable) close() { t.session.Close() }
 
-func (t *runTable) due(wait context.Context, key string, missed int) (found []dueSlot, lasts time.Duration, err error) {
+func (t *runTable) due(wait context.Context, key string, missed int, first First) (found []dueSlot, lasts time.Duration, err error) {
 	s := t.slots
 	err = t.session.Do(wait, dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
-		rows := q.Query(ctx, t.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.cfg.Retry)
+		rows := q.Query(ctx, t.place.Statement(statements.OnceDue), key, s.period.Seconds(), s.offset.Seconds(), s.location.String(), missed, t.cfg.Retry, string(first))
 		var left *int64
 		found, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d dueSlot, err error) {
-			return d, row.Scan(&d.slot, &d.due, &left)
+			var other otherSchedule
+			err = row.Scan(&d.slot, &d.due, &left, &other.period, &other.offset, &other.zone)
+			d.other = other.schedule()
+			return d, err
 		})
 		if left != nil {
 			lasts = time.Duration(*left) * time.Microsecond
@@ -55,15 +60,15 @@ func (t *runTable) due(wait context.Context, key string, missed int) (found []du
 	return found, lasts, err
 }
 
-func (t *runTable) start(wait context.Context, key string, slot time.Time, holder, lease string) (started startedRun, unsure bool, err error) {
+func (t *runTable) start(wait context.Context, key string, w which, holder, lease string) (started startedRun, unsure bool, err error) {
 	s := t.slots
-	var tick *time.Time
-	var period, offset *float64
-	if slot.IsZero() {
-		p, o := s.period.Seconds(), s.offset.Seconds()
-		period, offset = &p, &o
-	} else {
-		tick = &slot
+	var slot *time.Time
+	if !w.slot.IsZero() {
+		slot = &w.slot
+	}
+	var period *float64
+	if !w.tick {
+		period = new(s.period.Seconds())
 	}
 	var under *string
 	if lease != "" {
@@ -72,10 +77,12 @@ func (t *runTable) start(wait context.Context, key string, slot time.Time, holde
 	asked := false
 	err = t.session.Do(wait, dbconn.Timeout, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked = true
-		rows := q.Query(ctx, t.place.Statement(statements.OnceStart), key, tick, period, offset, s.location.String(), t.cfg.Keep.Seconds(), holder, under)
+		rows := q.Query(ctx, t.place.Statement(statements.OnceStart), key, slot, period, s.offset.Seconds(), s.location.String(), t.cfg.Keep.Seconds(), holder, under, string(w.first))
 		started, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (r startedRun, err error) {
 			var attempt *int
-			err = row.Scan(&r.slot, &attempt)
+			var other otherSchedule
+			err = row.Scan(&r.slot, &attempt, &other.period, &other.offset, &other.zone)
+			r.other = other.schedule()
 			if attempt != nil {
 				r.attempt = *attempt
 			}
@@ -84,9 +91,31 @@ func (t *runTable) start(wait context.Context, key string, slot time.Time, holde
 		return err
 	})
 	if err != nil {
-		return startedRun{}, asked && !lockerr.Refused(err), err
+		unsure = asked && !lockerr.Refused(err)
+		if w.tick && lockerr.SQLState(err) == pgerrcode.InvalidParameterValue { // all else is checked before
+			err = &TickError{Tick: w.slot, Err: err}
+		}
+		return startedRun{}, unsure, err
 	}
 	return started, false, nil
+}
+
+// otherSchedule is a Schedule as start.sql and due.sql return it.
+type otherSchedule struct {
+	period, offset *float64
+	zone           *string
+}
+
+func (o otherSchedule) schedule() *Schedule {
+	if o.period == nil || o.offset == nil || o.zone == nil {
+		return nil
+	}
+	return &Schedule{ofSeconds(*o.period), ofSeconds(*o.offset), *o.zone}
+}
+
+// ofSeconds is the inverse of [time.Duration.Seconds] for whole microseconds.
+func ofSeconds(seconds float64) time.Duration {
+	return time.Duration(math.Round(seconds*1e6)) * time.Microsecond
 }
 
 // maxRunError is how many characters of an error are recorded.

@@ -47,6 +47,7 @@ const (
 	DoctorRights            Name = "doctor/rights"
 	DoctorRole              Name = "doctor/role"
 	DoctorRowSecurity       Name = "doctor/row_security"
+	DoctorRuns              Name = "doctor/runs"
 	DoctorSearchPath        Name = "doctor/search_path"
 	DoctorSettings          Name = "doctor/settings"
 	DoctorSnapshots         Name = "doctor/snapshots"
@@ -111,6 +112,7 @@ const (
 const (
 	OnceDue    Name = "once/due"
 	OnceFinish Name = "once/finish"
+	OnceList   Name = "once/list"
 	OnceStart  Name = "once/start"
 )
 

@@ -51,7 +51,12 @@ type Locker struct {
 // the jobs at these times, with gocron.WithStartAt: a job that begins half a period off may
 // be skipped now and then. A job with another period needs another Locker: pass it to the
 // job with gocron.WithDistributedJobLocker. Jobs that are due once a month, or on some days
-// of the week, have no period: use an [Elector], or call [once.Runner.DoAt] in the job.
+// of the week, have no period: use an [Elector], or call [once.Runner.DoAt] in the job, with
+// the time at which it is due. gocron passes none, and time.Now, which is another time in
+// each process, is refused: compute the nearest due time.
+//
+// The first call for a job runs it, because gocron calls when it is due. Leave cfg.First out:
+// once.FirstNext would skip the first due time.
 //
 // cfg is as for once.New, but Retry and CatchUp are refused: gocron neither asks again nor
 // lets a job be stopped. [Locker.Close] closes the connection.

@@ -28,6 +28,8 @@ const (
 	exitUnsound     = 1  // doctor: it found an error
 	exitNoLeader    = 1  // step-down: nobody holds the lock
 	exitNotEvicted  = 1  // evict: the holder had it no longer, or the answer was no
+	exitRunFailed   = 1  // once: the run of this period has failed, and is not started again
+	exitNoRun       = 1  // runs forget: no such run is recorded
 	exitUsage       = 64 // EX_USAGE
 	exitUnavailable = 69 // EX_UNAVAILABLE
 	exitInternal    = 70 // EX_SOFTWARE
@@ -43,7 +45,8 @@ const (
 var exitCodes = []struct{ code, meaning string }{
 	{code(exitOK), "success"},
 	{code(exitNone), "the answer is no: pgxlock migrate status found another version than the newest, pgxlock ls --exit-code no lock, " +
-		"pgxlock doctor an error (with --strict, also a warning), pgxlock step-down no leader; or pgxlock evict evicted nobody"},
+		"pgxlock doctor an error (with --strict, also a warning), pgxlock step-down no leader, pgxlock runs forget no run; pgxlock evict evicted nobody; " +
+		"or pgxlock once found that the run of this period has failed, and is not started again"},
 	{code(exitUsage), "wrong usage: correct the command line"},
 	{code(exitUnavailable), "the database, or its primary, cannot be reached: try again later"},
 	{code(exitInternal), "any other failure, such as a missing schema"},

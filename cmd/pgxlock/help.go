@@ -71,7 +71,8 @@ RFC 3339.
 A lock that is held also has suspect, metadata and eviction_reason with evicted_by; an
 advisory lock pid, application, role, client and label, and internal if it is one of
 pgxlock's own; token and the times are of leases. ls adds held_seconds and
-remaining_seconds, null where they are not known; evictions has evicted_at. reap and
+remaining_seconds, null where they are not known; evictions has evicted_at, runs and once
+have slot, attempts, retry, started_at, finished_at, error and period_seconds. reap and
 claims purge print the number as removed, with --dry-run as would_remove.
 
 A token is a 64-bit integer. JavaScript, and jq before 1.7, round integers greater

@@ -80,7 +80,7 @@ Begin with pgxlock migrate up.`,
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp) // no key is the name of a file
 	root.AddGroup(commandGroups...)
 	addGrouped(root, groupLock, newRun(), newOnce(), newLead(), newStepDown(), newAcquire(), newExtend(), newRelease())
-	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newEvictions(), newDoctor())
+	addGrouped(root, groupInspect, newLs(), newTree(), newWatch(), newServe(), newEvictions(), newRuns(), newDoctor())
 	addGrouped(root, groupOperate, newMigrate(), newReap(), newEvict(), newClaims())
 	root.AddCommand(newVersion())
 	root.AddCommand(topics()...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"os"
@@ -27,11 +28,29 @@ type occasion struct {
 	errand
 	every, offset time.Duration
 	zone          string
+	first         first
 	retry         bool
+	output        format
+	stdout        io.Writer
+}
+
+// first is the value of --first.
+type first once.First
+
+func (f *first) String() string { return string(*f) }
+func (f *first) Type() string   { return "period" }
+
+func (f *first) Set(s string) error {
+	switch once.First(s) {
+	case once.FirstNow, once.FirstNext:
+		*f = first(s)
+		return nil
+	}
+	return errors.New("use now or next")
 }
 
 func newOnce() *cobra.Command {
-	var o occasion
+	o := occasion{first: first(once.FirstNow)}
 	cmd := &cobra.Command{
 		Use:   "once KEY --every DURATION [flags] -- COMMAND [ARG...]",
 		Short: "Run a command once in each period",
@@ -45,8 +64,16 @@ Without --retry the command is started at most once in a period, however it ends
 or its machine died; it runs under a lease then, as with pgxlock run, and is ended if
 that is lost.
 
-If the run of this period was already started, once says so and exits with 0: -E chooses
-another code, -q prints nothing. Otherwise the command's environment, signals, process
+The first call for a key runs the command, also late in a period: whatever calls once has
+chosen the moment. With --first next a key of which no run is recorded begins with the
+next period. A changed --offset or --zone does not run a period twice: the next run comes
+half a period to one and a half after the last.
+
+If the run of this period was already started, once says how it stands. It exits with 0 if
+the run has succeeded or has not ended: -E chooses another code, -q prints nothing, -o json
+prints the run. It exits with 1 if the run has failed and is not started again: see pgxlock
+runs. A run without --retry whose process has died counts as one that has not ended.
+Otherwise the command's environment, signals, process
 group and exit code are those of pgxlock run. The command also gets PGXLOCK_SLOT, the
 beginning of the period, and PGXLOCK_ATTEMPT. PGXLOCK_HOLDER and PGXLOCK_TOKEN are there
 with --retry only; PGXLOCK_KEY is the name of the lease then.`,
@@ -58,16 +85,21 @@ with --retry only; PGXLOCK_KEY is the name of the lease then.`,
 		ValidArgsFunction: completeCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.read(cmd, args)
+			o.stdout = cmd.OutOrStdout()
 			o.logger = slog.New(&complaints{&o.errand})
 			return o.do(cmd.Context(), cmd.Flags())
 		},
 	}
 	flags := cmd.Flags()
 	o.addFlags(cmd)
-	o.conflict.addFlags(cmd, exitOK, "the run of this period was already started")
+	o.conflict.addFlags(cmd, exitOK, "the run of this period was already started, and has not failed")
+	o.output.addFlag(cmd)
+	flags.Lookup("output").Usage = "table or json: how to print the run that was already started"
 	flags.VarPF((*span)(&o.every), "every", "", "the period, such as 1d, 1w, 12h or 15m").DefValue = "0" // which the help leaves out
 	flags.VarPF((*span)(&o.offset), "offset", "", "how much later than at a multiple of --every a period begins").DefValue = "0"
 	flags.StringVar(&o.zone, "zone", "", "time `zone` in which days begin, such as Europe/Berlin (default UTC)")
+	flags.Var(&o.first, "first", "what a key begins with of which no run is recorded: the `period` that is under way (now), or the next one")
+	complete(cmd, "first", []string{string(once.FirstNow), string(once.FirstNext)})
 	flags.BoolVar(&o.retry, "retry", false, "start the command again in the same period if it failed or its machine died")
 	flags.Lookup("ttl").Usage = "with --retry: how long after a crash another machine can start the command again"
 	return cmd
@@ -130,7 +162,7 @@ func (o *occasion) check(flags *pflag.FlagSet) (*once.Config, error) {
 	case !o.retry && (flags.Changed("ttl") || flags.Changed("grace")):
 		return nil, errors.New("--ttl and --grace are for the lease of --retry; leave them out, or add --retry")
 	}
-	cfg := &once.Config{Offset: o.offset, Schema: o.target.schema, Retry: o.retry, Logger: o.logger}
+	cfg := &once.Config{Offset: o.offset, First: once.First(o.first), Schema: o.target.schema, Retry: o.retry, Logger: o.logger}
 	if o.retry {
 		if err := o.checkTimes(flags); err != nil {
 			return nil, err
@@ -170,7 +202,7 @@ func (o *occasion) do(ctx context.Context, flags *pflag.FlagSet) error {
 				result = under(tenure{lock: run.Lock, env: runEnvironment(run)})
 				return recorded(result)
 			})
-			return o.result(ran, result, err)
+			return o.result(ctx, pool, ran, result, err)
 		})
 	})
 }
@@ -196,7 +228,7 @@ func recorded(result error) error {
 }
 
 // result returns with which error once ends: err is that of Do, and result how the command ended.
-func (o *occasion) result(ran bool, result, err error) error {
+func (o *occasion) result(ctx context.Context, pool *pgxpool.Pool, ran bool, result, err error) error {
 	notRecorded, _ := errors.AsType[*pgxlock.Error](err) // what else there is in err is what was recorded
 	switch {
 	case ran && result != nil && notRecorded != nil:
@@ -209,11 +241,54 @@ func (o *occasion) result(ran bool, result, err error) error {
 	case err != nil:
 		return err
 	}
-	if !o.conflict.quiet {
-		o.say("%s was already started in this period of %s", shown(o.key), inDays(o.every))
+	return o.already(ctx, pool)
+}
+
+// already says how the run stands that was started before, and returns with which error once ends.
+func (o *occasion) already(ctx context.Context, pool *pgxpool.Pool) error {
+	list, err := once.List(ctx, pool, &once.ListConfig{Key: o.key, Limit: 1, Schema: o.target.schema})
+	if err != nil {
+		return err
 	}
-	if o.conflict.code == exitOK {
+	if len(list) == 0 { // it was forgotten since
+		list = append(list, once.Record{Key: o.key, State: once.StateRunning, Retry: true})
+	}
+	run, code := list[0], o.conflict.code
+	if run.State == once.StateFailed && !run.Retry {
+		code = exitRunFailed
+	}
+	switch {
+	case o.output == formatJSON:
+		if err := printJSON(o.stdout, viewRun(run)); err != nil {
+			return err
+		}
+	case !o.conflict.quiet:
+		o.say("%s %s", shown(o.key), o.standing(run))
+	}
+	if code == exitOK {
 		return nil
 	}
-	return outcome{o.conflict.code, errSilent}
+	return outcome{code, errSilent}
+}
+
+// standing is what is known of a run, for people.
+func (o *occasion) standing(run once.Record) string {
+	if run.State == once.StateSkipped {
+		return fmt.Sprintf("begins with the next period of %s, by --first next", inDays(o.every))
+	}
+	text := fmt.Sprintf("was already started in this period of %s", inDays(o.every))
+	forget := "pgxlock runs forget " + shellQuote(o.key)
+	switch {
+	case run.State == once.StateSucceeded:
+		return text + ", and has succeeded"
+	case run.State == once.StateFailed && !run.Retry:
+		return text + ", and has failed: " + printable(run.Error) + "; it is not started again, but after " + forget
+	case run.State == once.StateFailed:
+		return text + ", and has failed: " + printable(run.Error)
+	case run.State == once.StateAbandoned:
+		return text + ", and its process has died"
+	case !run.Retry:
+		return text + ", and has not ended; if its process has died, " + forget + " --force lets it be started again"
+	}
+	return text + ", and has not ended"
 }

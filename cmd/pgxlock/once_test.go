@@ -55,7 +55,8 @@ func TestOnceRunsItsCommandInOneOfManyProcesses(t *testing.T) {
 			switch said := r.stderr.String(); {
 			case string(text) == "ran\n" && said == "":
 				ran++
-			case len(text) > 0 || said != `pgxlock: "`+key+`" was already started in this period of 3640d`+"\n":
+			case len(text) > 0 || said != `pgxlock: "`+key+`" was already started in this period of 3640d, and has succeeded`+"\n" &&
+				!strings.HasPrefix(said, `pgxlock: "`+key+`" was already started in this period of 3640d, and has not ended`):
 				t.Errorf("it printed %q and said %q", text, said)
 			}
 		}
@@ -66,6 +67,7 @@ func TestOnceRunsItsCommandInOneOfManyProcesses(t *testing.T) {
 	if got := runsOf(t, db); got != want {
 		t.Errorf("recorded: %s, want %s", got, want)
 	}
+	answered(t, "runs", "--database-url", db.URL).want(t, exitOK, " 3640d  succeeded ", "")
 	if testing.Short() {
 		return
 	}
@@ -98,7 +100,9 @@ func TestAFailedRunIsStartedAgainOnlyWithRetry(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	onceOn(t, db, "exit 7").want(t, 7, "", "")
-	onceOn(t, db, "echo ran").want(t, exitOK, "", "already started")
+	onceOn(t, db, "echo ran").want(t, exitRunFailed, "", "already started in this period of 3640d, and has failed: the command exited with 7; it is not started again, but after pgxlock runs forget k")
+	onceOn(t, db, "echo ran", "-E", "75").want(t, exitRunFailed, "", "has failed")
+	onceOn(t, db, "echo ran", "-q").want(t, exitRunFailed, "", "")
 	if got, want := runsOf(t, db), "k failed 1 the command exited with 7"; got != want {
 		t.Errorf("recorded: %q, want %q", got, want)
 	}
@@ -197,6 +201,13 @@ func TestMisuseOfOnceAndLeadIsNamed(t *testing.T) {
 		{"once k --every 1d --zone= -- true", "--zone is empty"},
 		{"once k --every 1d --ttl 9s -- true", "--ttl and --grace are for the lease of --retry; leave them out, or add --retry"},
 		{"once k --every 1d --retry --ttl 10ms -- true", "--ttl is 10ms, it must be 1s or more"},
+		{"once k --every 1d --first later -- true", `--first "later": use now or next`},
+		{"runs forget", "the key is missing: pgxlock runs forget KEY (see pgxlock runs forget --help)"},
+		{"runs forget k --run yesterday", `--run "yesterday" is no time; use one that pgxlock runs shows, such as 2026-03-29T00:00:00Z`},
+		{"runs froget", `unknown command "froget" for "pgxlock runs"; did you mean forget?`},
+		{"runs --limit 0", "--limit is 0, it must be between 1 and 10000"},
+		{"runs --state over", `--state "over": use running, succeeded, failed, abandoned, skipped`},
+		{"runs --key=", "--key is empty"},
 		{"once k --every 1d -E 256 -- true", "--conflict-exit-code is 256"},
 		{"once " + strings.Repeat("k", 201) + " --every 1d -- true", "the key has 201 characters, 200 are allowed for runs"},
 		{"lead -- true", "the key is missing: pgxlock lead KEY -- COMMAND (see pgxlock lead --help)"},

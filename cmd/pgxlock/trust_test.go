@@ -69,7 +69,7 @@ func attackCommands(t *testing.T, db *pgtest.DB) {
 		}
 		for _, command := range []string{
 			"ls", "tree", "evictions", "doctor", "reap --yes", "migrate status", "run -n k -- true", "acquire k --holder h", "release k --holder h",
-			"claims purge --older-than 1h --dry-run", "step-down k",
+			"claims purge --older-than 1h --dry-run", "step-down k", "runs", "runs forget k",
 		} {
 			r := execute(t, []string{"DATABASE_URL=" + db.URL}, strings.Fields(command)...)
 			var ran bool
@@ -93,7 +93,7 @@ func warnSuperuser(t *testing.T, db *pgtest.DB) {
 	app := newRole(t, db)
 	execute(t, as(app, db), "migrate", "up", "--schema", "theirs").want(t, exitOK, "", "installed")
 	superuser := []string{"DATABASE_URL=" + db.URL}
-	for _, command := range []string{"ls", "evictions", "run -n k --", "acquire k --holder h"} {
+	for _, command := range []string{"ls", "evictions", "runs", "run -n k --", "acquire k --holder h"} {
 		args := append(strings.Fields(command), "--schema", "theirs")
 		if strings.HasPrefix(command, "run") {
 			args = []string{"run", "-n", "k", "--schema", "theirs", "--", "true"}

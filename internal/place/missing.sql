@@ -45,8 +45,8 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
                           pgxlock_renew_shares_batch/4 pgxlock_share_each/4 pgxlock_share_holders/1
                           pgxlock_share_pin/2 release_all_locks/1 release_shared_lock/2 try_acquire_shared_lock/4'),
          (6, 'table', 'pgxlock_runs'),
-         (6, 'function', 'finish_run/3 forget_run/2 pgxlock_due_runs/6 pgxlock_finish_run/5 pgxlock_slot/5
-                          pgxlock_start_run/8 start_run/4 start_run_at/2'),
+         (6, 'function', 'finish_run/3 forget_run/2 list_runs/2 pgxlock_due_runs/7 pgxlock_finish_run/5 pgxlock_run_near/7 pgxlock_slot/5
+                          pgxlock_start_run/9 start_run/5 start_run_at/2'),
          (7, 'table', 'pgxlock_limits'),
          (7, 'function', 'allow_rate/4 pgxlock_limit_batch/6 pgxlock_limit_clock/0 pgxlock_reap_limits/2
                           reserve_rate/5'),

@@ -88,6 +88,7 @@ var everything = []struct {
 	{"start_run_at('k', now())", "true", "application", ""},
 	{"finish_run('ended', '2026-01-01 00:00+00')", "false", "application", ""},
 	{"forget_run('ended', '2026-01-01 00:00+00')", "true", "administration", "application"},
+	{"(select state from list_runs('ended'))", "succeeded", "application monitoring administration", ""},
 	{"(select attempt from pgxlock_start_run('k', now(), null, null, null, '1 day', 'me', null))", "1", "application", ""},
 	{"pgxlock_finish_run('ended', '2026-01-01 00:00+00', 'x', 'succeeded', null)", "true", "application", ""},
 	{"(select due from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))", "true", "application", "monitoring administration"},

@@ -135,12 +135,124 @@ func TestOnlyWhatMayBeTriedAgainIsDue(t *testing.T) {
 		"'failed', 1, 'x', null":    {"false", "true"},
 		"'succeeded', 1, 'x', 'l'":  {"false", "false"},
 		"'withdrawn', 1, 'x', null": {"true", "true"},
+		"'skipped', 0, 'x', null":   {"true", "true"},
 	} {
 		d.do("delete from pgxlock_runs")
 		d.do("insert into pgxlock_runs select 'k', pgxlock_slot(now(), " + age + ", '0', 'UTC', 0), " + row + ", now(), null, null, 'infinity'")
 		d.want("select due from pgxlock_due_runs('k', "+age+", '0', 'UTC', 0, false)", want.once)
 		d.want("select due from pgxlock_due_runs('k', "+age+", '0', 'UTC', 0, true)", want.retrying)
+		next := want
+		if strings.Contains(row, "skipped") {
+			next.once, next.retrying = "false", "false"
+		}
+		d.want("select due from pgxlock_due_runs('k', "+age+", '0', 'UTC', 0, false, 'next')", next.once)
+		d.want("select due from pgxlock_due_runs('k', "+age+", '0', 'UTC', 0, true, 'next')", next.retrying)
 	}
+	firstRuns(t, d)
+	changedSchedules(t, d)
+	listedRuns(t, d)
+}
+
+// firstRuns are of a key of which nothing is recorded.
+func firstRuns(t *testing.T, d *database) {
+	t.Helper()
+	d.do("delete from pgxlock_runs")
+	start := func(first string) string {
+		return "start_run('k', " + age + ", '0', 'UTC', '" + first + "') is not null"
+	}
+	d.want(start("next"), "false")
+	d.want("select concat_ws(' ', state, attempt, finished_at, keep_until > now() + '90 years') from pgxlock_runs", "skipped 0 t")
+	d.want(start("next"), "false")
+	d.want("select count(*) from pgxlock_runs", "1")
+	d.want(start("now"), "true")
+	d.want("select concat_ws(' ', state, attempt) from pgxlock_runs", "running 1")
+	d.want(start("now"), "false")
+	// The next period, and a key of which there is another run, are not new.
+	d.do("delete from pgxlock_runs")
+	d.want("start_run('k', '20 days', '0', 'UTC', 'next') is null", "true")
+	d.do("update pgxlock_runs set slot = slot - interval '20 days'")
+	d.want("start_run('k', '20 days', '0', 'UTC', 'next') is not null", "true")
+	// Ticks are never new.
+	d.want("(select attempt from pgxlock_start_run('tick', current_date, null, null, null, '1 day', 'me', null, 'next'))", "1")
+	// Concurrent first starts.
+	d.do("delete from pgxlock_runs")
+	one, two := d.begin(readCommitted), d.connect()
+	one.want(start("next"), "false")
+	call := two.start(start("next"))
+	call.waitsFor(one)
+	one.commit()
+	call.want("false")
+	d.want("select string_agg(state, ' ') from pgxlock_runs", "skipped")
+}
+
+// changedSchedules are of a key whose offset or time zone was changed. The clock of the test is
+// the row that was written before: its slot is so long before the current one, or after it.
+func changedSchedules(t *testing.T, d *database) {
+	t.Helper()
+	for _, test := range []struct {
+		row       string // state and lease
+		away      string // of its slot from the current one
+		schedule  string // its period, offset and time zone
+		now, next string // whether a call with either starts
+		retry     string
+	}{
+		{"'succeeded', 1, 'x', null", "-59 days", "'120 days', '1 h', 'UTC'", "false", "false", "false"},
+		{"'succeeded', 1, 'x', null", "-61 days", "'120 days', '1 h', 'UTC'", "true", "true", "true"},
+		{"'succeeded', 1, 'x', null", "59 days", "'120 days', '1 h', 'UTC'", "false", "false", "false"}, // it begins later
+		{"'succeeded', 1, 'x', null", "-1 h", "'120 days', '0', 'Europe/Berlin'", "false", "false", "false"},
+		{"'running', 1, 'x', null", "-1 h", "'120 days', '1 h', 'UTC'", "false", "false", "false"},
+		{"'failed', 1, 'x', null", "-1 h", "'120 days', '1 h', 'UTC'", "false", "false", "true"},
+		{"'running', 1, 'x', 'l'", "-1 h", "'120 days', '1 h', 'UTC'", "false", "false", "false"}, // it may live
+		{"'withdrawn', 1, 'x', null", "-1 h", "'120 days', '1 h', 'UTC'", "true", "true", "true"},
+		{"'skipped', 0, 'x', null", "-1 h", "'120 days', '1 h', 'UTC'", "true", "false", "true"},
+		{"'succeeded', 1, 'x', null", "-1 h", "'119 days', '1 h', 'UTC'", "true", "true", "true"},    // another length is another period
+		{"'succeeded', 1, 'x', null", "-1 h", "null::interval, null, null", "true", "true", "true"},  // a tick
+		{"'succeeded', 1, 'x', null", "120 days", "'120 days', '0', 'UTC'", "true", "true", "true"},  // its own, of an early clock
+		{"'succeeded', 1, 'x', null", "-120 days", "'2880 h', '0 s', 'UTC'", "true", "true", "true"}, // the same, in other words
+	} {
+		for call, want := range map[string]string{"null, 'now'": test.now, "null, 'next'": test.next, "'lease', 'now'": test.retry} {
+			d.do("delete from pgxlock_runs; select acquire_lock('lease', 'me')")
+			d.do("insert into pgxlock_runs select 'k', pgxlock_slot(now(), '120 days', '0', 'UTC', 0) + interval '" + test.away + "', " + test.row +
+				", now(), null, null, 'infinity', " + test.schedule)
+			lease, first, _ := strings.Cut(call, ", ")
+			what := fmt.Sprint(test, " ", call)
+			due := "select due from pgxlock_due_runs('k', '120 days', '0', 'UTC', 0, " + fmt.Sprint(lease != "null") + ", " + first + ")"
+			if got := d.get(due); got != want {
+				t.Errorf("%s: due %s, want %s", what, got, want)
+			}
+			start := "select attempt is not null from pgxlock_start_run('k', null, '120 days', '0', 'UTC', '1 year', 'me', " + call + ")"
+			if got := d.get(start); got != want {
+				t.Errorf("%s: started %s, want %s", what, got, want)
+			}
+		}
+	}
+	// It says which others there are.
+	d.do("delete from pgxlock_runs")
+	const other = "select concat_ws('/', other_period, other_offset, other_zone) from pgxlock_start_run('k', null, '120 days', '0', 'UTC', '1 year', 'me', null)"
+	d.want(other, "")
+	d.do("update pgxlock_runs set period_offset = '1 h', time_zone = 'Asia/Tokyo'")
+	d.want(other, "120 days/01:00:00/Asia/Tokyo")
+	d.do("update pgxlock_runs set period = '1 h', slot = slot + interval '3 days'")
+	d.want(other, "01:00:00/01:00:00/Asia/Tokyo")
+	d.do("delete from pgxlock_runs; insert into pgxlock_runs select 'k', now(), 'succeeded', 1, 'x', null, now(), null, null, 'infinity'")
+	d.want(other, "00:00:00/00:00:00/")
+}
+
+func listedRuns(t *testing.T, d *database) {
+	t.Helper()
+	d.do("delete from pgxlock_runs; select acquire_lock('live', 'x'), acquire_lock('theirs', 'y')")
+	for i, row := range []string{
+		"'running', 1, 'x', null", "'succeeded', 1, 'x', null", "'failed', 2, 'x', 'gone'", "'running', 1, 'x', 'live'",
+		"'running', 3, 'x', 'gone'", "'running', 1, 'x', 'theirs'", "'skipped', 0, 'x', null", "'withdrawn', 1, 'x', null",
+	} {
+		d.do(fmt.Sprintf("insert into pgxlock_runs values ('k%d', current_date + %d, %s, now(), null, null, 'infinity', '1 day', '0', 'UTC')", i, i, row))
+	}
+	const listed = "select string_agg(concat_ws(' ', run_key, state, attempt), ', ') from list_runs"
+	d.want(listed+"()", "k6 skipped 0, k5 abandoned 1, k4 abandoned 3, k3 running 1, k2 failed 2, k1 succeeded 1, k0 running 1")
+	d.want(listed+"(null, 2)", "k6 skipped 0, k5 abandoned 1")
+	d.want(listed+"('k2')", "k2 failed 2")
+	d.expire("live")
+	d.want(listed+"('k3')", "k3 abandoned 1")
 }
 
 // A few at a time; and above READ COMMITTED not at all, where what another one has removed
@@ -196,6 +308,11 @@ func TestBadInputOfRunsIsNamed(t *testing.T) {
 		"start_run('k', '36501 days')":                                "p_period must be between 1 ms and 36500 days",
 		"start_run('k', '1 month')":                                   "without months, it is 1 mon",
 		"start_run('k', '1 year')":                                    "without months, it is 1 year",
+		"start_run('k', '1 h', '0', 'UTC', 'later')":                  "p_first must be now or next",
+		"start_run('k', '1 h', '0', 'UTC', null)":                     "p_first must be now or next",
+		"list_runs('')":                                               "p_key must have 1 to 255",
+		"list_runs(null, 0)":                                          "p_limit must be between 1 and 10000",
+		"list_runs(null, null)":                                       "p_limit must be between 1 and 10000",
 		"start_run('k', '1 h', null)":                                 "p_offset must be at least 0 and less than p_period, it is NULL",
 		"start_run('k', '1 h', '-1 s')":                               "p_offset must be at least 0",
 		"start_run('k', '1 h', '60 min')":                             "p_offset must be at least 0",

@@ -81,7 +81,7 @@ func bounds(t *testing.T) func(c boundedCall) time.Duration {
 // publicCalls are the functions and methods that take a context, in the words of docs/waiting.md.
 func publicCalls(t *testing.T) (words []string) {
 	t.Helper()
-	for dir, prefix := range map[string]string{"../..": "", "../../once": "", "../../ratelimit": "", "../../doctor": "doctor.", "../../migrations": "migrations."} {
+	for dir, prefix := range map[string]string{"../..": "", "../../once": "once.", "../../ratelimit": "", "../../doctor": "doctor.", "../../migrations": "migrations."} {
 		files, err := os.ReadDir(dir)
 		if err != nil {
 			t.Fatal(err)
@@ -309,6 +309,7 @@ func boundedCalls(t *testing.T, db *pgtest.DB) (all []boundedCall) {
 	add("Monitor.Watch", leases, func(ctx context.Context) error { return firstOf(mon.Watch(ctx, time.Second)) })
 	add("Monitor.Reap", leases, func(ctx context.Context) error { return errorOf(mon.Reap(ctx, time.Hour)) })
 	add("PurgeClaims", leases, func(ctx context.Context) error { return errorOf(pgxlock.PurgeClaims(ctx, db.Pool, time.Hour)) })
+	add("once.List", leases, func(ctx context.Context) error { return errorOf(once.List(ctx, db.Pool, nil)) })
 	add("doctor.Check", leases, func(ctx context.Context) error { return errorOf(doctor.Check(ctx, db.Pool, nil)) })
 	add("migrations.Up", leases, func(ctx context.Context) error { return migrations.Up(ctx, db.Pool, nil) })
 	return all

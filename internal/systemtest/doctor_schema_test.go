@@ -46,7 +46,7 @@ func TestDoctorTellsWhichVersionIsThereAndWhatItLacks(t *testing.T) {
 			switch {
 			case version == 0:
 				wantFinding(t, findings, "schema", statusError, "has no pgxlock", db.Name, "pgxlock migrate up")
-				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-8 {
+				if _, there := findings["tokens"]; there || len(findings) != len(doctorChecks)-9 {
 					t.Errorf("%v", findings)
 				}
 			case version < newest:
@@ -289,6 +289,35 @@ func TestDoctorFindsLeasesThatNobodyRemoves(t *testing.T) {
 	wantFinding(t, examine(t, db, nil), "expired", statusOK, "0 leases")
 }
 
+func TestDoctorFindsRunsThatAreNotStartedAgain(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	record := func(row string) {
+		t.Helper()
+		db.Exec(t, `insert into pgxlock_runs (run_key, slot, state, attempt, holder, lease, started_at, keep_until, period)
+			select k, now() + s::interval, t, 1, 'x', l, now(), 'infinity', p::interval from (values `+row+`) v (k, s, t, l, p)`)
+	}
+	db.Exec(t, "select acquire_lock('live', 'x')")
+	record(`('good', '-1 hour', 'succeeded', null, '1 day'), ('running', '-1 hour', 'running', null, '1 day'), ('again', '-1 hour', 'failed', 'gone', '1 day'),
+		('abandoned', '-1 hour', 'running', 'gone', '1 day'), ('long', '-2 days', 'running', 'live', '1 day'), ('recovered', '-2 days', 'failed', null, '1 day'),
+		('recovered', '-1 day', 'succeeded', null, '1 day'), ('at it', '-2 days', 'failed', null, '1 day'), ('at it', '-1 hour', 'running', null, '1 day'),
+		('skipped', '-1 day', 'skipped', null, '1 day'), ('tick', '-1 hour', 'running', null, null)`)
+	wantFinding(t, examine(t, db, nil), "runs", statusOK)
+	for row, says := range map[string]string{
+		"('failed', '-1 hour', 'failed', null, '1 day'), ('failed', '-1 day', 'succeeded', null, '1 day')":    `"failed" of `,
+		"('died', '-25 hours', 'running', null, '1 day'), ('died', '-1 hour', 'withdrawn', null, '1 day')":    "not ended, its process may have died",
+		"('retried', '-25 hours', 'failed', 'gone', '1 day'), ('retried', '-1 hour', 'skipped', null, '1 d')": `"retried" of `,
+		"('crashed', '-25 hours', 'running', 'gone', '1 day')":                                                `"crashed" of `,
+		"('theirs', '-25 hours', 'running', 'live2', '1 day')":                                                `"theirs" of `,
+		"('tick 2', '-25 hours', 'running', null, null)":                                                      `"tick 2" of `,
+	} {
+		db.Exec(t, "select acquire_lock('live2', 'y'); delete from pgxlock_runs where run_key not in ('good', 'running', 'again', 'abandoned', 'long', 'recovered', 'at it', 'skipped', 'tick')")
+		record(row)
+		wantFinding(t, examine(t, db, nil), "runs", statusWarning, says, "pgxlock runs forget KEY")
+	}
+}
+
 func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
@@ -307,8 +336,9 @@ func TestARoleWithHardlyAnyRightsIsToldWhatItCouldNotSee(t *testing.T) {
 	wantFinding(t, findings, "rights", statusError, role, "may not lock", "GRANT USAGE ON SCHEMA locks TO "+role, "SELECT locks.grant_locks('"+role+"', 'application')")
 	wantBlind(findings, "tokens", "owns the functions")
 	wantBlind(findings, "expired", "'monitoring'")
+	wantBlind(findings, "runs", "'monitoring'")
 	wantFinding(t, findings, "snapshots", statusWarning, "may not see the sessions", role, "pg_read_all_stats")
-	wantRestOK(t, findings, "schema", "rights", "tokens", "expired", "snapshots", "durability", "lock_table")
+	wantRestOK(t, findings, "schema", "rights", "tokens", "expired", "runs", "snapshots", "durability", "lock_table")
 
 	db.Exec(t, "select locks.harden_locks(), locks.grant_locks('"+role+"', 'application')")
 	findings = examine(t, theirs, nil)

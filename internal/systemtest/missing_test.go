@@ -65,6 +65,7 @@ var takeContexts = map[string]any{
 	"ClaimSQLTx":  pgxlock.ClaimSQLTx,
 	"ClaimTx":     pgxlock.ClaimTx,
 	"Check":       doctor.Check,
+	"List":        once.List,
 	"LockAllTx":   pgxlock.LockAllTx,
 	"LockSQLTx":   pgxlock.LockSQLTx,
 	"LockTx":      pgxlock.LockTx,
@@ -153,7 +154,7 @@ func TestLocksWithoutAContextOrWithANilLockDoNotPanic(t *testing.T) {
 
 func TestCallsWithoutAReceiverOrAContextAreAllTested(t *testing.T) {
 	t.Parallel()
-	tested := map[string]bool{"Error": true, "Locks": true} // see receivers; Locks has a test of its own
+	tested := map[string]bool{"Error": true, "TickError": true, "Locks": true} // see receivers; Locks has a test of its own
 	for _, receiver := range receivers(t) {
 		tested[reflect.TypeOf(receiver).Elem().Name()] = true
 	}

@@ -240,7 +240,7 @@ func TestNothingIsRunOnAStandby(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, map[string]string{"fsync": "off"})
-	o := runnerOn(t, db, age, nil)
+	o := runnerOn(t, db, age, &once.Config{First: once.FirstNow})
 	var j job
 	wantDo(t, o, "before", &j, true)
 	if err := server.Demote(t.Context()); err != nil {
@@ -304,7 +304,7 @@ func TestRunsWorkForAnApplication(t *testing.T) {
 		t.Helper()
 		for _, retry := range []bool{false, true} {
 			o := runnerOn(t, app, time.Millisecond, &once.Config{Retry: retry})
-			tick, key := time.Now(), fmt.Sprint("k ", retry)
+			tick, key := time.Now().Round(time.Microsecond), fmt.Sprint("k ", retry)
 			for _, want := range []bool{true, false} {
 				ran, err := o.DoAt(t.Context(), key, tick, func(context.Context, once.Run) error { return nil })
 				if ran != want || err != nil {

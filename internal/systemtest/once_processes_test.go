@@ -47,7 +47,7 @@ func runEachSecond(ctx context.Context, url, argument string, report func(any) e
 		return err
 	}
 	defer pool.Close()
-	o, err := once.New(pool, time.Second, nil)
+	o, err := once.New(pool, time.Second, &once.Config{First: once.FirstNow})
 	if err != nil {
 		return err
 	}

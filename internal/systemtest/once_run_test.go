@@ -37,7 +37,7 @@ func inBubble(t *testing.T, period time.Duration, cfg *once.Config, test func(t 
 
 func TestRunRunsOnceInEachPeriodOverAllWhoCallIt(t *testing.T) {
 	t.Parallel()
-	inBubble(t, time.Hour, nil, func(t *testing.T, ctx context.Context, o *once.Runner) {
+	inBubble(t, time.Hour, &once.Config{First: once.FirstNow}, func(t *testing.T, ctx context.Context, o *once.Runner) {
 		time.Sleep(20 * time.Minute) // in the middle of one
 		began := time.Now()
 		var mu sync.Mutex
@@ -76,7 +76,7 @@ func TestRunRunsOnceInEachPeriodOverAllWhoCallIt(t *testing.T) {
 
 func TestRunFollowsTheClocksOfItsLocation(t *testing.T) {
 	t.Parallel()
-	inBubble(t, 24*time.Hour, &once.Config{Location: berlin(t), Offset: 150 * time.Minute}, func(t *testing.T, ctx context.Context, o *once.Runner) {
+	inBubble(t, 24*time.Hour, &once.Config{First: once.FirstNow, Location: berlin(t), Offset: 150 * time.Minute}, func(t *testing.T, ctx context.Context, o *once.Runner) {
 		var slots []string
 		for _, from := range []time.Time{time.Date(2000, 3, 24, 12, 0, 0, 0, time.UTC), time.Date(2000, 10, 27, 12, 0, 0, 0, time.UTC)} {
 			time.Sleep(time.Until(from))
@@ -99,7 +99,7 @@ func TestMissedPeriodsAreSkippedOrRunLate(t *testing.T) {
 	t.Parallel()
 	for catchUp, want := range []string{"0 +0, 3 +30, 4 +0, 5 +0", "0 +0, 2 +90, 3 +30, 4 +0, 5 +0", "0 +0, 1 +150, 2 +90, 3 +30, 4 +0, 5 +0", "0 +0, 1 +150, 2 +90, 3 +30, 4 +0, 5 +0"} {
 		t.Run(fmt.Sprint("CatchUp ", catchUp), func(t *testing.T) {
-			inBubble(t, time.Hour, &once.Config{CatchUp: catchUp}, func(t *testing.T, ctx context.Context, o *once.Runner) {
+			inBubble(t, time.Hour, &once.Config{First: once.FirstNow, CatchUp: catchUp}, func(t *testing.T, ctx context.Context, o *once.Runner) {
 				began := time.Now() // 2000-01-01 00:00 UTC
 				var mu sync.Mutex
 				var runs []string
@@ -129,7 +129,7 @@ func TestMissedPeriodsAreSkippedOrRunLate(t *testing.T) {
 func TestRunTriesAgainWhatFailedOnlyWithRetry(t *testing.T) {
 	t.Parallel()
 	for _, retry := range []bool{false, true} {
-		cfg := &once.Config{Retry: retry}
+		cfg := &once.Config{First: once.FirstNow, Retry: retry}
 		if retry {
 			cfg.TTL = time.Minute
 		}
@@ -170,7 +170,7 @@ func TestRunTriesAgainWhatFailedOnlyWithRetry(t *testing.T) {
 
 func TestAPanicEndsRun(t *testing.T) {
 	t.Parallel()
-	inBubble(t, time.Hour, nil, func(t *testing.T, ctx context.Context, o *once.Runner) {
+	inBubble(t, time.Hour, &once.Config{First: once.FirstNow}, func(t *testing.T, ctx context.Context, o *once.Runner) {
 		defer func() {
 			if why := recover(); why != "why" {
 				t.Errorf("recovered %v", why)
@@ -191,7 +191,7 @@ func TestOnlyWhatWasMissedSinceTheFirstRunIsRunLate(t *testing.T) {
 	}
 	runners := map[bool]*once.Runner{}
 	for _, retry := range []bool{false, true} {
-		runners[retry] = runnerOn(t, db, 240*time.Hour, &once.Config{CatchUp: 5, Retry: retry})
+		runners[retry] = runnerOn(t, db, 240*time.Hour, &once.Config{First: once.FirstNow, CatchUp: 5, Retry: retry})
 	}
 	for key, test := range map[string]struct {
 		rows           []row

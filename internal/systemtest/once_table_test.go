@@ -114,7 +114,7 @@ func TestStartsRemoveOldRuns(t *testing.T) {
 	}
 	var j job
 	for i := range 4 { // each a few
-		if ran, err := o.DoAt(t.Context(), "k", time.Now().Add(time.Duration(i)*time.Second), j.run); !ran || err != nil {
+		if ran, err := o.DoAt(t.Context(), "k", time.Now().Round(time.Second).Add(time.Duration(i)*time.Second), j.run); !ran || err != nil {
 			t.Errorf("%t, %v", ran, err)
 		}
 	}
@@ -132,7 +132,7 @@ func TestARunIsKeptFromItsTickOn(t *testing.T) {
 	db := testkit.Migrated(t)
 	o := runnerOn(t, db, time.Hour, nil)
 	var j job
-	now := time.Now()
+	now := time.Now().Round(time.Microsecond)
 	for tick, kept := range map[time.Time]time.Time{now.Add(-time.Hour): now, now.Add(time.Hour): now.Add(time.Hour)} {
 		if ran, err := o.DoAt(t.Context(), "k", tick, j.run); !ran || err != nil {
 			t.Errorf("%t, %v", ran, err)

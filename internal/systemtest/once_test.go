@@ -158,14 +158,15 @@ func TestATickThatNobodyRemembersIsRefused(t *testing.T) {
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		o := newRunner(time.Hour, &once.Config{Keep: 2 * time.Hour})
 		var j job
+		now := time.Now().Round(time.Second)
 		for ago, says := range map[time.Duration]string{3 * time.Hour: "older than what is kept", -3 * time.Hour: "further ahead"} {
-			ran, err := o.DoAt(t.Context(), "k", time.Now().Add(-ago), j.run)
+			ran, err := o.DoAt(t.Context(), "k", now.Add(-ago), j.run)
 			if ran || err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("a tick %s ago: %t, %v", ago, ran, err)
 			}
 		}
 		for _, ago := range []time.Duration{time.Hour, -time.Hour} {
-			if ran, err := o.DoAt(t.Context(), "k", time.Now().Add(-ago), j.run); !ran || err != nil {
+			if ran, err := o.DoAt(t.Context(), "k", now.Add(-ago), j.run); !ran || err != nil {
 				t.Errorf("a tick %s ago: %t, %v", ago, ran, err)
 			}
 		}
@@ -282,7 +283,7 @@ func TestCloseEndsAndAwaitsRuns(t *testing.T) {
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
 			key := fmt.Sprint("k ", retry)
-			o := newRunner(age, &once.Config{Retry: retry})
+			o := newRunner(age, &once.Config{First: once.FirstNow, Retry: retry})
 			looping := make(chan error, 1)
 			var loops job
 			go func() { looping <- o.Run(t.Context(), "loop "+key, loops.run) }()
@@ -403,7 +404,7 @@ func TestBadInputOfRunsIsNamed(t *testing.T) {
 		for says, err := range map[string]error{
 			"the key is empty":             second(o.Do(t.Context(), "", j.run)),
 			"201 characters":               o.Run(t.Context(), strings.Repeat("k", 201), j.run),
-			"not valid UTF-8":              second(o.DoAt(t.Context(), "\xff", time.Now(), j.run)),
+			"not valid UTF-8":              second(o.DoAt(t.Context(), "\xff", time.Now().Round(time.Second), j.run)),
 			"zero byte":                    second(o.Do(t.Context(), "a\x00", j.run)),
 			"a RawKey names an advisory":   second(o.Do(t.Context(), pgxlock.RawKey(1), j.run)),
 			"fn is nil":                    second(o.Do(t.Context(), "k", nil)),

@@ -137,7 +137,7 @@ func TestOfTwoInstallationsTheOneOnTheSearchPathIsUsed(t *testing.T) {
 	_, err := testkit.NewLocker(t, db, nil).Acquire(t.Context(), "k")
 	wantSchemaError(t, err, "one", "two", "search_path", "LeaseConfig.Schema")
 	for _, retry := range []bool{false, true} { // before a Locker of leases is asked
-		_, err := runnerOn(t, db, age, &once.Config{Retry: retry}).DoAt(t.Context(), "k", time.Now(), new(job).run)
+		_, err := runnerOn(t, db, age, &once.Config{Retry: retry}).DoAt(t.Context(), "k", time.Now().Round(time.Second), new(job).run)
 		wantSchemaError(t, err, "one", "two", "search_path", "once.Config.Schema")
 	}
 	useLock(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Schema: "two"}), db.Pool, "k")

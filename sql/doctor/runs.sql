@@ -1,0 +1,13 @@
+-- Keys whose last run will not be started again, or may not have ended because its process has
+-- died: a failed one without a lease, and one that has no lease or no live one and whose period is
+-- over. Of a tick there is no period: a day.
+SELECT r.run_key::text AS key, r.slot, r.state
+  FROM /* schema */pgxlock_runs r
+ WHERE r.state IN ('running', 'failed')
+   AND (r.state = 'failed' AND r.lease IS NULL OR r.slot + coalesce(r.period, interval '1 day') < clock_timestamp())
+   AND NOT EXISTS (SELECT FROM /* schema */lock_leases l
+                    WHERE l.lock_name::text = r.lease AND l.holder_id::text = r.holder AND l.state = 'live')
+   AND NOT EXISTS (SELECT FROM /* schema */pgxlock_runs o
+                    WHERE o.run_key = r.run_key AND o.slot > r.slot AND o.state NOT IN ('withdrawn', 'skipped'))
+ ORDER BY r.slot DESC, r.run_key
+ LIMIT 100
