@@ -606,8 +606,8 @@ BEGIN
          WHERE n.oid = v_schema AND x.grantee = 0::oid AND x.privilege_type = 'CREATE'
         UNION ALL
         SELECT quote_ident(u.rolname::text) FROM pg_roles u, pg_namespace n JOIN pg_roles s ON s.oid = n.nspowner
-         -- its member is listed by name
-         WHERE n.oid = v_schema AND NOT u.rolsuper AND u.rolname::text <> 'pg_database_owner'
+         WHERE n.oid = v_schema AND NOT u.rolsuper
+           AND u.rolname::text <> 'pg_database_owner'         -- its member is listed by name
            AND NOT pg_has_role(u.oid, v_owner, 'MEMBER'::text)
            AND (has_schema_privilege(u.oid, v_schema, 'CREATE'::text)
                 AND NOT has_schema_privilege('public'::name, v_schema, 'CREATE'::text)
@@ -696,10 +696,9 @@ BEGIN
     END IF;
     PERFORM pgxlock_revoke(NULL::text, false);
     FOR r IN SELECT g.object FROM pgxlock_rights() g JOIN pg_proc p ON p.oid = to_regprocedure(substr(g.object, 10))::oid
-              -- immutable: it touches nothing
               WHERE g.privileges = 'EXECUTE'
                 AND g.kinds OPERATOR(pg_catalog.<>) '{}'::text[]
-                AND p.provolatile <> 'i'::"char" LOOP
+                AND p.provolatile <> 'i'::"char" LOOP         -- immutable: it touches nothing
       EXECUTE 'ALTER ' || r.object || CASE WHEN p_hardened THEN ' SECURITY DEFINER' ELSE ' SECURITY INVOKER' END;
     END LOOP;
     IF NOT p_hardened THEN
