@@ -166,7 +166,7 @@ func TestEveryFlagThatACommandMentionsIsOneThatItHas(t *testing.T) {
 		return slices.Contains([]string{"describe", "explain", "inFlags", "advices", "arguments", "newRoot"}, name)
 	}
 	constructors := map[string]string{ // of each command
-		"newRun": "run", "newRuns": "runs", "newRunsForget": "runs forget", "newLs": "ls", "newTree": "tree", "newWatch": "watch", "newReap": "reap", "newEvict": "evict", "newDoctor": "doctor",
+		"newRun": "run", "newRunsForget": "runs forget", "newLs": "ls", "newTree": "tree", "newWatch": "watch", "newReap": "reap", "newEvict": "evict", "newDoctor": "doctor",
 		"newAcquire": "acquire", "newExtend": "extend", "newRelease": "release", "newVersion": "version",
 		"newMigrateUp": "migrate up", "newMigrateDown": "migrate down", "newMigrateStatus": "migrate status", "newMigrateSQL": "migrate sql", "newMigrateRepair": "migrate repair",
 	}
