@@ -7,10 +7,13 @@ DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
-  IF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
+  IF NOT EXISTS (SELECT FROM pg_proc p
+                  WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
                                          AND pg_get_userbyid(p.proowner) = current_user) THEN
-    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role', coalesce(quote_ident(v_schema), 'none')
-      USING ERRCODE = 'insufficient_privilege', HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
+    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role',
+        coalesce(quote_ident(v_schema), 'none')
+      USING ERRCODE = 'insufficient_privilege',
+            HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
   END IF;
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('up'::text, 2, v_path);
@@ -25,7 +28,8 @@ BEGIN
     v_timeout  text;
   BEGIN
     PERFORM pgxlock_check('p_name', p_name);
-    PERFORM pgxlock_require(p_shared IS NOT NULL AND p_allow_stale_snapshot IS NOT NULL, 'p_shared and p_allow_stale_snapshot must not be NULL');
+    PERFORM pgxlock_require(p_shared IS NOT NULL AND p_allow_stale_snapshot IS NOT NULL,
+                            'p_shared and p_allow_stale_snapshot must not be NULL');
     PERFORM pgxlock_check_primary('a lock on a standby server excludes nobody');
     v_key := advisory_lock_key(p_name);
 
@@ -34,10 +38,13 @@ BEGIN
     ELSIF p_max_wait <= interval '0' THEN
       RETURN false;
     ELSIF NOT p_shared AND EXISTS (
-        SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1::smallint AND l.pid = pg_backend_pid() AND l.granted
+        SELECT FROM pg_locks l
+         WHERE l.locktype = 'advisory' AND l.objsubid = 1::smallint AND l.pid = pg_backend_pid() AND l.granted
            AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
            AND (l.classid::bigint << 32) | l.objid::bigint = v_key) THEN
-      RAISE EXCEPTION 'this transaction holds "%" shared: waiting for it exclusively would be a deadlock with another one that does the same', p_name
+      RAISE EXCEPTION 'this transaction holds "%" shared: waiting for it exclusively would be a deadlock with another one '
+                      'that does the same',
+          p_name
         USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Lock it exclusively from the start.';
     ELSIF p_max_wait IS NULL THEN
       IF p_shared THEN
@@ -66,7 +73,11 @@ BEGIN
     RETURN true;
   END $$;
   COMMENT ON FUNCTION lock_tx(text, interval, boolean, boolean) IS
-    'Acquires the advisory lock advisory_lock_key(p_name), the same as LockTx in Go, until this transaction ends. Waits for at most p_max_wait (NULL: until it is granted, 0: not at all), and no longer than statement_timeout and transaction_timeout allow. False if it was not granted; the transaction and its settings are then as before. p_shared: several transactions may hold it shared, none exclusively. Above READ COMMITTED raises LK002 if something was committed between the snapshot and the grant.';
+    'Acquires the advisory lock advisory_lock_key(p_name), the same as LockTx in Go, until this transaction ends. Waits '
+    'for at most p_max_wait (NULL: until it is granted, 0: not at all), and no longer than statement_timeout and '
+    'transaction_timeout allow. False if it was not granted; the transaction and its settings are then as before. '
+    'p_shared: several transactions may hold it shared, none exclusively. Above READ COMMITTED raises LK002 if something '
+    'was committed between the snapshot and the grant.';
 
   -- A wait ends 50 ms before a timeout would abort the transaction or end the session.
   CREATE OR REPLACE FUNCTION pgxlock_deadline(p_max_wait interval) RETURNS timestamptz
@@ -104,7 +115,8 @@ BEGIN
       END LOOP;
     END IF;
     RAISE EXCEPTION 'the snapshot of this transaction is older than the lock, and something was committed in between'
-      USING ERRCODE = 'LK002', HINT = 'Roll back and begin again, lock in a READ COMMITTED transaction, or pass p_allow_stale_snapshot => true.';
+      USING ERRCODE = 'LK002',
+            HINT = 'Roll back and begin again, lock in a READ COMMITTED transaction, or pass p_allow_stale_snapshot => true.';
   EXCEPTION WHEN invalid_parameter_value THEN
     NULL;                                   -- that id is not assigned yet
   END $$;
@@ -125,14 +137,16 @@ BEGIN
   CREATE INDEX IF NOT EXISTS pgxlock_claims_claimed_at ON pgxlock_claims (claimed_at) WHERE expires_at IS NULL;
   CREATE INDEX IF NOT EXISTS pgxlock_claims_expires_at ON pgxlock_claims (expires_at) WHERE expires_at IS NOT NULL;
   COMMENT ON TABLE pgxlock_claims IS
-    'pgxlock: keys that committed transactions have claimed, for good or until expires_at. Only purge_claims() removes them, not housekeeping.';
+    'pgxlock: keys that committed transactions have claimed, for good or until expires_at. Rows: one for each claim; only '
+    'purge_claims() removes them, not housekeeping.';
   COMMENT ON COLUMN pgxlock_claims.claimed_by IS 'The transaction, on the cluster where it ran.';
 
   -- It waits, as every INSERT of a unique key does, for an open transaction that has claimed the
   -- key. Without p_max_wait it begins no subtransaction, so a transaction may claim any number of
   -- keys.
   CREATE OR REPLACE FUNCTION claim_once(p_key text, p_max_wait interval DEFAULT NULL, p_retention interval DEFAULT NULL)
-  RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off
+  SET jit = off AS $$
   DECLARE
     v_deadline timestamptz;
     v_timeout  text;
@@ -143,8 +157,9 @@ BEGIN
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
     IF p_retention <= interval '0' OR p_retention > interval '100 years' THEN
-      RAISE EXCEPTION 'p_retention must be more than 0 and at most 100 years, it is %', p_retention USING ERRCODE = 'invalid_parameter_value',
-        HINT = 'Leave it out for a claim that lasts until it is purged.';
+      RAISE EXCEPTION 'p_retention must be more than 0 and at most 100 years, it is %', p_retention
+        USING ERRCODE = 'invalid_parameter_value',
+              HINT = 'Leave it out for a claim that lasts until it is purged.';
     END IF;
     v_keep := pg_catalog.make_interval(secs => pg_catalog.date_part('epoch'::text, p_retention));      -- as pgxlock_ttl() does
     IF p_max_wait IS NOT NULL THEN
@@ -155,7 +170,9 @@ BEGIN
       LOOP
         v_now := clock_timestamp();
         BEGIN
-          PERFORM set_config('lock_timeout', pgxlock_lock_timeout(v_now + LEAST((v_deadline - v_now) / 8::double precision, interval '50 ms')), true);
+          PERFORM set_config('lock_timeout',
+                             pgxlock_lock_timeout(
+                               v_now + LEAST((v_deadline - v_now) / 8::double precision, interval '50 ms')), true);
           v_claimed := claim_once(p_key, NULL::interval, p_retention);
           PERFORM set_config('lock_timeout', v_timeout, true);
           RETURN v_claimed;
@@ -194,10 +211,15 @@ BEGIN
       HINT = 'Does row-level security on pgxlock_claims hide it?';
   END $$;
   COMMENT ON FUNCTION claim_once(text, interval, interval) IS
-    'True for exactly one committed transaction per key, together with its other writes; false if another transaction''s claim has committed. Waits for at most p_max_wait (NULL: until it is decided, 0: 1 ms) for an open transaction that has claimed the key; NULL if that is still open then. The claim lasts until purge_claims(), or for p_retention from the call. Above READ COMMITTED raises 40001 if the key was claimed since the snapshot, in SERIALIZABLE also because of other keys.';
+    'True for exactly one committed transaction per key, together with its other writes; false if another transaction''s '
+    'claim has committed. Waits for at most p_max_wait (NULL: until it is decided, 0: 1 ms) for an open transaction that '
+    'has claimed the key; NULL if that is still open then. The claim lasts until purge_claims(), or for p_retention from '
+    'the call. Above READ COMMITTED raises 40001 if the key was claimed since the snapshot, in SERIALIZABLE also because '
+    'of other keys.';
 
   CREATE OR REPLACE FUNCTION purge_claims(p_age interval, p_limit integer DEFAULT 10000)
-  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off
+  SET jit = off AS $$
   DECLARE
     v_now   timestamptz := clock_timestamp();
     v_count bigint;
@@ -206,7 +228,10 @@ BEGIN
     PERFORM pgxlock_require(p_age >= interval '0', 'p_age must be 0 or more');
     PERFORM pgxlock_require(p_limit >= 1, 'p_limit must be 1 or more');
     DELETE FROM pgxlock_claims c WHERE c.ctid = ANY (ARRAY(
-      SELECT o.ctid FROM pgxlock_claims o WHERE o.expires_at IS NULL AND o.claimed_at <= v_now - LEAST(p_age, interval '1000 years') LIMIT p_limit FOR UPDATE SKIP LOCKED));
+      SELECT o.ctid FROM pgxlock_claims o
+       WHERE o.expires_at IS NULL AND o.claimed_at <= v_now - LEAST(p_age, interval '1000 years')
+       LIMIT p_limit
+         FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS v_count = ROW_COUNT;
     DELETE FROM pgxlock_claims c WHERE c.ctid = ANY (ARRAY(
       SELECT o.ctid FROM pgxlock_claims o WHERE o.expires_at <= v_now LIMIT p_limit - v_count FOR UPDATE SKIP LOCKED));
@@ -214,7 +239,8 @@ BEGIN
     RETURN v_count + v_more;
   END $$;
   COMMENT ON FUNCTION purge_claims(interval, integer) IS
-    'Removes up to p_limit claims: those without a retention that are older than p_age, and those whose retention is over. Returns how many. Their keys can be claimed again.';
+    'Removes up to p_limit claims: those without a retention that are older than p_age, and those whose retention is '
+    'over. Returns how many. Their keys can be claimed again.';
 
   PERFORM pgxlock_migrate('made'::text, 2, v_path);
 END $migration$;

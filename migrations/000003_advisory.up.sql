@@ -9,10 +9,13 @@ DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
-  IF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
+  IF NOT EXISTS (SELECT FROM pg_proc p
+                  WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
                                          AND pg_get_userbyid(p.proowner) = current_user) THEN
-    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role', coalesce(quote_ident(v_schema), 'none')
-      USING ERRCODE = 'insufficient_privilege', HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
+    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role',
+        coalesce(quote_ident(v_schema), 'none')
+      USING ERRCODE = 'insufficient_privilege',
+            HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
   END IF;
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('up'::text, 3, v_path);
@@ -36,13 +39,16 @@ BEGIN
   ALTER TABLE pgxlock_advisory_locks SET (vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE pgxlock_advisory_locks IS
-    'pgxlock: advisory locks acquired with pgxlock_advisory_batch(). A row exists from grant to unlock; rows of dead sessions have no effect. Write it only through the functions.';
-  COMMENT ON COLUMN pgxlock_advisory_locks.key_space IS 'As objsubid in pg_locks: 1 for a key of one bigint, 2 for one of two integers.';
+    'pgxlock: advisory locks acquired with pgxlock_advisory_batch(). Write it only through the functions. Rows: one for '
+    'each lock, from grant to unlock; those of dead sessions have no effect, and pgxlock_reap_advisory() removes them.';
+  COMMENT ON COLUMN pgxlock_advisory_locks.key_space IS
+    'As objsubid in pg_locks: 1 for a key of one bigint, 2 for one of two integers.';
   COMMENT ON COLUMN pgxlock_advisory_locks.key_id IS 'The key; for two integers, the first one in the high half.';
   COMMENT ON COLUMN pgxlock_advisory_locks.session IS 'The number that the holding session drew for itself.';
   COMMENT ON COLUMN pgxlock_advisory_locks.shared IS 'Several sessions may hold it, each with a row.';
   COMMENT ON COLUMN pgxlock_advisory_locks.token IS
-    'Grows with every acquisition of the key, also shared ones. NULL: released while a transaction that asserted it was open; the row is removed later.';
+    'Grows with every acquisition of the key, also shared ones. NULL: released while a transaction that asserted it was '
+    'open; the row is removed later.';
 
   ------------------------------------------------------------ lock, unlock --
   -- Nothing here waits for a lock, a row or another transaction.
@@ -61,20 +67,28 @@ BEGIN
   BEGIN
     SELECT bool_and(coalesce(w.op BETWEEN 0 AND 7, false) AND w.id IS NOT NULL), bool_or(w.op & 2 = 0), bool_or(w.op & 2 = 2)
       INTO v_valid, v_locks, v_unlocks FROM unnest(p_ops, p_ids) AS w (op, id);
-    IF (v_valid IS NOT FALSE AND p_session IS NOT NULL AND pg_catalog.cardinality(p_ops) <= 10000 AND pg_catalog.cardinality(p_ids) <= 10000) IS NOT TRUE THEN
-      PERFORM pgxlock_require(false, 'p_session must not be NULL, p_ops and p_ids must have at most 10000 elements, and every one of p_ops must be 0 to 7 and have one of p_ids');
+    IF (v_valid IS NOT FALSE
+        AND p_session IS NOT NULL
+        AND pg_catalog.cardinality(p_ops) <= 10000
+        AND pg_catalog.cardinality(p_ids) <= 10000) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false,
+                              'p_session must not be NULL, p_ops and p_ids must have at most 10000 elements, and every '
+                              'one of p_ops must be 0 to 7 and have one of p_ids');
     END IF;
     IF pg_is_in_recovery() THEN
       PERFORM pgxlock_check_primary('a lock on a standby server excludes nobody');
     END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-      PERFORM pgxlock_check_read_committed('advisory locks are acquired and released in READ COMMITTED: an older snapshot does not show what other holders left');
+      PERFORM pgxlock_check_read_committed('advisory locks are acquired and released in READ COMMITTED: an older snapshot '
+                                           'does not show what other holders left');
     END IF;
     -- The first call makes this session the one that p_session stands for. Every later call gets
     -- the key again.
     IF NOT pg_try_advisory_lock(pgxlock_session_key(p_session)) THEN
-      RAISE EXCEPTION 'the locks of session % are those of another connection', p_session USING ERRCODE = 'object_not_in_prerequisite_state',
-        HINT = 'Draw a number for each connection. Behind a pooler that shares server connections advisory locks do not work.';
+      RAISE EXCEPTION 'the locks of session % are those of another connection', p_session
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'Draw a number for each connection. Behind a pooler that shares server connections advisory locks do '
+                     'not work.';
     END IF;
 
     -- Unlock: the row is removed first, because without the lock it must not be. Under an open
@@ -96,13 +110,15 @@ BEGIN
       END IF;
     END IF;
 
-    v_done := (SELECT pg_catalog.array_agg(pgxlock_advisory_call(w.op, w.id) ORDER BY w.n) FROM unnest(p_ops, p_ids) WITH ORDINALITY AS w (op, id, n));
+    v_done := (SELECT pg_catalog.array_agg(pgxlock_advisory_call(w.op, w.id) ORDER BY w.n)
+                 FROM unnest(p_ops, p_ids) WITH ORDINALITY AS w (op, id, n));
 
     IF v_locks THEN
       -- While the lock is held, no conflicting session can add a row. An existing row belongs to a
       -- session that is gone, going or still fenced; or it shows that this session has the lock
       -- already, which the server would grant again.
-      SELECT pg_catalog.array_agg(s) FILTER (WHERE s.session <> p_session OR s.token IS NULL), count(*) > 0::bigint INTO v_rows, v_taken
+      SELECT pg_catalog.array_agg(s) FILTER (WHERE s.session <> p_session OR s.token IS NULL), count(*) > 0::bigint
+        INTO v_rows, v_taken
         FROM unnest(p_ops, p_ids, v_done) AS w (op, id, done)
         JOIN pgxlock_advisory_locks s ON s.key_space = 1 + (w.op >> 2) AND s.key_id = w.id
        WHERE w.done AND w.op & 2 = 0 AND (w.op & 1 = 0 OR NOT s.shared OR s.session = p_session);
@@ -128,7 +144,8 @@ BEGIN
     END IF;
     SELECT pg_catalog.array_agg(a.answer ORDER BY a.n) INTO v_answers
       FROM (SELECT w.n, CASE WHEN NOT w.done THEN NULL WHEN w.op & 2 = 2 THEN 1::bigint
-                             ELSE v_tokens[(count(*) FILTER (WHERE w.done AND w.op & 2 = 0) OVER (ORDER BY w.n))::integer] END AS answer
+                             ELSE v_tokens[(count(*) FILTER (WHERE w.done AND w.op & 2 = 0)
+                                              OVER (ORDER BY w.n))::integer] END AS answer
               FROM unnest(p_ops, p_ids, v_done) WITH ORDINALITY AS w (op, id, done, n)) a;
     IF v_locks THEN
       INSERT INTO pgxlock_advisory_locks (key_space, key_id, session, shared, token)
@@ -138,7 +155,12 @@ BEGIN
     RETURN coalesce(v_answers, '{}'::bigint[]);
   END $$;
   COMMENT ON FUNCTION pgxlock_advisory_batch(integer[], bigint[], bigint) IS
-    'pgxlock, internal: locks and unlocks advisory locks, on the connection that p_session, a random number, stands for. p_ops: 0 lock, 1 lock shared, 2 unlock, 3 unlock shared; 4 more for a key of two integers, the first in the high half of the id. Answers in order: NULL if refused, else the fencing token, or 1 for an unlock. Each call in a transaction of its own, with each key locked at most once. If the call or its transaction fails, some of the locks may have been acquired or released all the same: then unlock all keys of the call in another one, whatever the answers, or end the session.';
+    'pgxlock, internal: locks and unlocks advisory locks, on the connection that p_session, a random number, stands for. '
+    'p_ops: 0 lock, 1 lock shared, 2 unlock, 3 unlock shared; 4 more for a key of two integers, the first in the high '
+    'half of the id. Answers in order: NULL if refused, else the fencing token, or 1 for an unlock. Each call in a '
+    'transaction of its own, with each key locked at most once. If the call or its transaction fails, some of the locks '
+    'may have been acquired or released all the same: then unlock all keys of the call in another one, whatever the '
+    'answers, or end the session.';
 
   CREATE OR REPLACE FUNCTION pgxlock_advisory_call(p_op integer, p_id bigint) RETURNS boolean
   LANGUAGE sql VOLATILE
@@ -188,23 +210,30 @@ BEGIN
     -- To ask about a session takes a lock, for which the server has room for so many. Any of them: the
     -- first ones may all live.
     WITH sessions AS MATERIALIZED (
-      SELECT d.session FROM (SELECT DISTINCT s.session FROM pgxlock_advisory_locks s WHERE s.session IS DISTINCT FROM p_session) d ORDER BY random() LIMIT 1000
+      SELECT d.session
+        FROM (SELECT DISTINCT s.session FROM pgxlock_advisory_locks s WHERE s.session IS DISTINCT FROM p_session) d
+       ORDER BY random()
+       LIMIT 1000
     ), dead AS MATERIALIZED (
       SELECT d.session FROM sessions d WHERE pg_try_advisory_xact_lock_shared(pgxlock_session_key(d.session))
     ), gone AS (
-      SELECT s AS lock FROM pgxlock_advisory_locks s WHERE s.token IS NULL OR s.session IN (SELECT d.session FROM dead d) LIMIT p_limit
+      SELECT s AS lock FROM pgxlock_advisory_locks s
+       WHERE s.token IS NULL OR s.session IN (SELECT d.session FROM dead d)
+       LIMIT p_limit
     )
     SELECT pg_catalog.array_agg(g.lock) INTO v_rows FROM gone g;
     RETURN pgxlock_clear_advisory(v_rows);
   END $$;
   COMMENT ON FUNCTION pgxlock_reap_advisory(integer, bigint) IS
-    'Housekeeping only: removes up to p_limit rows of advisory locks that dead sessions left or that were released under a fence, of 1000 sessions at most; returns how many. Locking never needs it.';
+    'Housekeeping only: removes up to p_limit rows of advisory locks that dead sessions left or that were released under '
+    'a fence, of 1000 sessions at most; returns how many. Locking never needs it.';
 
   ------------------------------------------------------------------- fence --
   -- The pin is acquired first and the row read in a later statement, as in assert_lock_held(). The
   -- liveness of the session is checked last, and would not be enough alone: a dying session frees
   -- its locks one by one, perhaps this one first.
-  CREATE OR REPLACE FUNCTION assert_advisory_lock_held(p_space integer, p_id bigint, p_session bigint, p_token bigint) RETURNS bigint
+  CREATE OR REPLACE FUNCTION assert_advisory_lock_held(p_space integer, p_id bigint, p_session bigint, p_token bigint)
+  RETURNS bigint
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_read_committed boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
@@ -214,17 +243,21 @@ BEGIN
     r       record;
   BEGIN
     PERFORM pgxlock_require(p_space IS NOT NULL AND p_id IS NOT NULL AND p_session IS NOT NULL AND p_token IS NOT NULL,
-      'the arguments of assert_advisory_lock_held() must not be NULL');
+                            'the arguments of assert_advisory_lock_held() must not be NULL');
     IF current_setting('transaction_read_only') = 'on' THEN
-      RAISE EXCEPTION 'assert_advisory_lock_held() protects writes, and this transaction is read-only' USING ERRCODE = 'read_only_sql_transaction',
-        HINT = 'Begin a READ WRITE transaction on the primary; or leave the call out, because nothing can be written here.';
+      RAISE EXCEPTION 'assert_advisory_lock_held() protects writes, and this transaction is read-only'
+        USING ERRCODE = 'read_only_sql_transaction',
+              HINT = 'Begin a READ WRITE transaction on the primary; or leave the call out, because nothing can be written here.';
     END IF;
     IF NOT pg_try_advisory_xact_lock_shared(pgxlock_advisory_pin(p_space, p_id, p_session)) THEN
-      RAISE EXCEPTION 'advisory lock % is not held for this transaction: another session is taking it over, or it is being released', p_id
+      RAISE EXCEPTION 'advisory lock % is not held for this transaction: another session is taking it over, or it is '
+                      'being released',
+          p_id
         USING ERRCODE = 'LK001';
     END IF;
     IF v_read_committed THEN
-      SELECT s.token INTO r FROM pgxlock_advisory_locks s WHERE s.key_space = p_space AND s.key_id = p_id AND s.session = p_session;
+      SELECT s.token INTO r FROM pgxlock_advisory_locks s
+       WHERE s.key_space = p_space AND s.key_id = p_id AND s.session = p_session;
       v_found := FOUND;
     ELSE
       -- The row lock makes PostgreSQL compare the snapshot with the present row (40001 if it was
@@ -257,7 +290,11 @@ BEGIN
     RETURN p_token;
   END $$;
   COMMENT ON FUNCTION assert_advisory_lock_held(integer, bigint, bigint, bigint) IS
-    'Call it first in the transaction that writes under an advisory lock, on another connection than the one that holds it. Returns p_token; raises LK001 if the session has released the lock or ended and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no session can take the lock over through pgxlock_advisory_batch(). Waits for no other function of pgxlock. Rolling back to a savepoint before the call ends the protection.';
+    'Call it first in the transaction that writes under an advisory lock, on another connection than the one that holds '
+    'it. Returns p_token; raises LK001 if the session has released the lock or ended and, above READ COMMITTED, LK002 if '
+    'the snapshot is older than the acquisition. Until this transaction ends no session can take the lock over through '
+    'pgxlock_advisory_batch(). Waits for no other function of pgxlock. Rolling back to a savepoint before the call ends '
+    'the protection.';
 
   -------------------------------------------------------------------- keys --
   -- Unlike the keys of leases these do not contain the table: all installations in a database share
@@ -271,7 +308,8 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_session_key(p_session bigint) RETURNS bigint
   LANGUAGE sql IMMUTABLE PARALLEL SAFE
   RETURN pgxlock_own_key(true, decode('0073657373696f6e00', 'hex') || int8send(p_session));         -- session, between zero bytes
-  COMMENT ON FUNCTION pgxlock_session_key(bigint) IS 'pgxlock, internal: the liveness key, which a session holds exclusively for as long as it lives.';
+  COMMENT ON FUNCTION pgxlock_session_key(bigint) IS
+    'pgxlock, internal: the liveness key, which a session holds exclusively for as long as it lives.';
 
   -- Where another key equals it, the lock is busy, or a fence of it fails, as of a lease: see
   -- pgxlock_key().
@@ -279,7 +317,8 @@ BEGIN
   LANGUAGE sql STABLE PARALLEL SAFE
   RETURN pgxlock_own_key(false, decode('00', 'hex') || convert_to('session pin', 'UTF8'::name) || decode('00', 'hex')
       || int4send(p_space) || int8send(p_id) || int8send(p_session));
-  COMMENT ON FUNCTION pgxlock_advisory_pin(integer, bigint, bigint) IS 'pgxlock, internal: the pin of a row, which fences of an advisory lock hold shared.';
+  COMMENT ON FUNCTION pgxlock_advisory_pin(integer, bigint, bigint) IS
+    'pgxlock, internal: the pin of a row, which fences of an advisory lock hold shared.';
 
   ------------------------------------------------------------------- names --
   -- The server knows only the number of an advisory key. A row says that a session held the key
@@ -290,7 +329,9 @@ BEGIN
     held_at timestamptz NOT NULL
   ) USING heap;
   CREATE INDEX IF NOT EXISTS pgxlock_names_held_at ON pgxlock_names (held_at);
-  COMMENT ON TABLE pgxlock_names IS 'pgxlock: names of advisory keys that were held for some seconds within the last hour. Write it only through the function.';
+  COMMENT ON TABLE pgxlock_names IS
+    'pgxlock: names of advisory keys that were held for some seconds within the last hour. Write it only through the '
+    'function. Rows: one for each key; the next names that are published remove older ones.';
   COMMENT ON COLUMN pgxlock_names.key_id IS 'advisory_lock_key(name).';
   COMMENT ON COLUMN pgxlock_names.held_at IS 'When a holder last published it.';
 
@@ -310,7 +351,10 @@ BEGIN
     IF pg_try_advisory_xact_lock(pgxlock_key('names', '')) THEN              -- one cleaner is enough
       WITH old AS MATERIALIZED (
         SELECT k.key_id FROM pgxlock_names k
-         WHERE k.key_id = ANY (ARRAY(SELECT o.key_id FROM pgxlock_names o WHERE o.held_at < clock_timestamp() - interval '1 hour' ORDER BY o.held_at LIMIT 2000))
+         WHERE k.key_id = ANY (ARRAY(SELECT o.key_id FROM pgxlock_names o
+                                      WHERE o.held_at < clock_timestamp() - interval '1 hour'
+                                      ORDER BY o.held_at
+                                      LIMIT 2000))
            AND k.held_at < clock_timestamp() - interval '1 hour'
          ORDER BY k.key_id
            FOR UPDATE OF k SKIP LOCKED

@@ -8,10 +8,13 @@ DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
-  IF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
+  IF NOT EXISTS (SELECT FROM pg_proc p
+                  WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
                                          AND pg_get_userbyid(p.proowner) = current_user) THEN
-    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role', coalesce(quote_ident(v_schema), 'none')
-      USING ERRCODE = 'insufficient_privilege', HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
+    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role',
+        coalesce(quote_ident(v_schema), 'none')
+      USING ERRCODE = 'insufficient_privilege',
+            HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
   END IF;
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('up'::text, 4, v_path);
@@ -44,23 +47,32 @@ BEGIN
   -- Few waiters hold locks, and only they can deadlock.
   CREATE INDEX IF NOT EXISTS pgxlock_waiters_holds ON pgxlock_waiters (ticket) WHERE holds OPERATOR(pg_catalog.<>) '{}'::text[];
   COMMENT ON TABLE pgxlock_waiters IS
-    'pgxlock: the queue, one ticket per process and lock. It orders waiters and wakes them to try; it never decides which one gets a lock. Write it only through the functions.';
-  COMMENT ON COLUMN pgxlock_waiters.kind IS '0 for a lease; for an advisory key as objsubid in pg_locks: 1 for one bigint, 2 for two integers.';
-  COMMENT ON COLUMN pgxlock_waiters.name IS 'The lease; or the key as a number, for two integers with the first one in the high half.';
+    'pgxlock: the queue, one ticket per process and lock. It orders waiters and wakes them to try; it never decides which '
+    'one gets a lock. Write it only through the functions. Rows: one for each ticket, until its process acquires the lock '
+    'or leaves; other waiters and pgxlock_reap_waiters() remove those of dead processes.';
+  COMMENT ON COLUMN pgxlock_waiters.kind IS
+    '0 for a lease; for an advisory key as objsubid in pg_locks: 1 for one bigint, 2 for two integers.';
+  COMMENT ON COLUMN pgxlock_waiters.name IS
+    'The lease; or the key as a number, for two integers with the first one in the high half.';
   COMMENT ON COLUMN pgxlock_waiters.ticket IS 'The position in the queue: the lowest is first.';
   COMMENT ON COLUMN pgxlock_waiters.client IS
-    'The number that the process drew for the session with which it listens on the channel pgxlock_<client>; NULL: it cannot listen.';
+    'The number that the process drew for the session with which it listens on the channel pgxlock_<client>; NULL: it '
+    'cannot listen.';
   COMMENT ON COLUMN pgxlock_waiters.owner IS 'The name that the waiting process gave itself.';
   COMMENT ON COLUMN pgxlock_waiters.waiters IS 'The number of waiters in the process.';
   COMMENT ON COLUMN pgxlock_waiters.since IS 'When the ticket was first published.';
   COMMENT ON COLUMN pgxlock_waiters.live_until IS 'The ticket is void from then on unless it is refreshed.';
-  COMMENT ON COLUMN pgxlock_waiters.woken IS 'When the process was woken; NULL: not since its last try. After the wake timeout, 250 ms, other waiters pass it.';
-  COMMENT ON COLUMN pgxlock_waiters.holds IS 'What its waiters hold while they wait: holder ids of leases, and advisory:pid:kind:key.';
-  COMMENT ON COLUMN pgxlock_waiters.role IS 'The role whose session published it: only sessions of that role refresh, withdraw or use it.';
+  COMMENT ON COLUMN pgxlock_waiters.woken IS
+    'When the process was woken; NULL: not since its last try. After the wake timeout, 250 ms, other waiters pass it.';
+  COMMENT ON COLUMN pgxlock_waiters.holds IS
+    'What its waiters hold while they wait: holder ids of leases, and advisory:pid:kind:key.';
+  COMMENT ON COLUMN pgxlock_waiters.role IS
+    'The role whose session published it: only sessions of that role refresh, withdraw or use it.';
   COMMENT ON SEQUENCE pgxlock_tickets IS 'pgxlock: numbers of tickets.';
 
   ----------------------------------------------------------------- publish --
-  CREATE OR REPLACE FUNCTION pgxlock_publish_batch(p_kinds integer[], p_names text[], p_tickets bigint[], p_waiters integer[], p_holds text[],
+  CREATE OR REPLACE FUNCTION pgxlock_publish_batch(p_kinds integer[], p_names text[], p_tickets bigint[],
+    p_waiters integer[], p_holds text[],
     p_client bigint, p_owner text, p_live_ms bigint)
   RETURNS TABLE (ticket bigint, ask boolean, deadlock text, behind bigint)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -78,45 +90,66 @@ BEGIN
     v_circles text[];
   BEGIN
     -- What one role publishes, every publisher compares and every Monitor reads, until it is void.
-    IF (v_count <= 1000 AND pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count AND pg_catalog.cardinality(p_waiters) = v_count
-        AND pg_catalog.cardinality(p_holds) = v_count AND char_length(p_owner) <= 255 AND p_live_ms BETWEEN 1::bigint AND 60000::bigint) IS NOT TRUE
+    IF (v_count <= 1000
+        AND pg_catalog.cardinality(p_kinds) = v_count
+        AND pg_catalog.cardinality(p_tickets) = v_count
+        AND pg_catalog.cardinality(p_waiters) = v_count
+        AND pg_catalog.cardinality(p_holds) = v_count
+        AND char_length(p_owner) <= 255
+        AND p_live_ms BETWEEN 1::bigint AND 60000::bigint) IS NOT TRUE
        OR EXISTS (SELECT FROM unnest(p_kinds, p_names, p_waiters, p_holds) AS w (kind, name, waiters, holds)
-                   WHERE (w.kind BETWEEN 0 AND 2 AND char_length(w.name) BETWEEN 1 AND 255 AND coalesce(w.waiters, 1) BETWEEN 0 AND 1000000
+                   WHERE (w.kind BETWEEN 0 AND 2
+                          AND char_length(w.name) BETWEEN 1 AND 255
+                          AND coalesce(w.waiters, 1) BETWEEN 0 AND 1000000
                           AND CASE WHEN w.holds IS NULL THEN true WHEN octet_length(w.holds) > 65536 THEN false
-                                   WHEN jsonb_typeof(w.holds::jsonb) = 'array' THEN jsonb_array_length(w.holds::jsonb) <= 1000 ELSE true END) IS NOT TRUE) THEN
-      RAISE EXCEPTION 'p_names must have at most 1000 elements, p_owner at most 255 characters, and p_live_ms must be 1 to 60000; every ticket needs a kind, 0 to 2, a name of 1 to 255 characters, at most 1000000 waiters, and at most 1000 holds in 65536 bytes of p_holds'
+                                   WHEN jsonb_typeof(w.holds::jsonb) = 'array'
+                                   THEN jsonb_array_length(w.holds::jsonb) <= 1000
+                                   ELSE true END) IS NOT TRUE) THEN
+      RAISE EXCEPTION 'p_names must have at most 1000 elements, p_owner at most 255 characters, and p_live_ms must be 1 '
+                      'to 60000; every ticket needs a kind, 0 to 2, a name of 1 to 255 characters, at most 1000000 '
+                      'waiters, and at most 1000 holds in 65536 bytes of p_holds'
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
-    PERFORM pgxlock_check_read_committed('tickets are published in READ COMMITTED: an older snapshot does not show other waiters');
+    PERFORM pgxlock_check_read_committed('tickets are published in READ COMMITTED: an older snapshot does not show other '
+                                         'waiters');
     v_live := p_live_ms::float8 * interval '1 millisecond';
 
     -- A number that the sequence has not given, or that is another role's in this queue, is replaced. A
     -- crash or a failover may have lost the last ones.
     v_last := pg_sequence_last_value('pgxlock_tickets'::regclass);
     v_tickets := (SELECT pg_catalog.array_agg(CASE WHEN w.ticket BETWEEN 1::bigint AND v_last
-                             AND NOT EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = w.kind AND q.name = w.name COLLATE "C" AND q.ticket = w.ticket
+                             AND NOT EXISTS (SELECT FROM pgxlock_waiters q
+                                              WHERE q.kind = w.kind
+                                                AND q.name = w.name COLLATE "C"
+                                                AND q.ticket = w.ticket
                                                                              AND q.role <> session_user::text OFFSET 0)
                            THEN w.ticket ELSE nextval('pgxlock_tickets'::regclass) END ORDER BY w.n)
                     FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n));
     -- A ticket that is up to date is not touched: locking it would be a write too.
     WITH want AS MATERIALIZED (
-      SELECT DISTINCT ON (w.kind, w.name COLLATE "C", w.ticket) w.kind, w.name COLLATE "C" AS name, w.ticket, coalesce(w.waiters, 1) AS waiters,
+      SELECT DISTINCT ON (w.kind, w.name COLLATE "C", w.ticket) w.kind, w.name COLLATE "C" AS name, w.ticket,
+             coalesce(w.waiters, 1) AS waiters,
              CASE WHEN jsonb_typeof(w.holds) = 'array'
-                  THEN ARRAY(SELECT h.hold FROM jsonb_array_elements_text(w.holds) AS h (hold) WHERE h.hold IS NOT NULL) ELSE '{}'::text[] END AS holds
+                  THEN ARRAY(SELECT h.hold FROM jsonb_array_elements_text(w.holds) AS h (hold) WHERE h.hold IS NOT NULL)
+                  ELSE '{}'::text[] END AS holds
         FROM (SELECT e.kind, e.name, e.ticket, e.waiters, e.holds::jsonb AS holds, e.n
-                FROM unnest(p_kinds, p_names, v_tickets, p_waiters, p_holds) WITH ORDINALITY AS e (kind, name, ticket, waiters, holds, n)) w
+                FROM unnest(p_kinds, p_names, v_tickets, p_waiters, p_holds)
+                     WITH ORDINALITY AS e (kind, name, ticket, waiters, holds, n)) w
        ORDER BY w.kind, w.name COLLATE "C", w.ticket, w.n DESC
     ), due AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket, w.waiters, w.holds
         FROM want w
        WHERE NOT EXISTS (SELECT FROM pgxlock_waiters q
                           WHERE q.kind = w.kind AND q.name = w.name AND q.ticket = w.ticket
-                            AND q.client IS NOT DISTINCT FROM p_client AND q.waiters = w.waiters AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) w.holds
+                            AND q.client IS NOT DISTINCT FROM p_client
+                            AND q.waiters = w.waiters
+                            AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) w.holds
                             AND q.live_until >= clock_timestamp() + v_live / 2::float8 OFFSET 0)
     )
     INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role)
-    SELECT d.kind, d.name, d.ticket, p_client, p_owner, d.waiters, clock_timestamp(), clock_timestamp() + v_live, d.holds, session_user::text
+    SELECT d.kind, d.name, d.ticket, p_client, p_owner, d.waiters, clock_timestamp(), clock_timestamp() + v_live, d.holds,
+           session_user::text
       FROM due d ORDER BY d.kind, d.name, d.ticket
     ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
     DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until, holds = excluded.holds
@@ -125,7 +158,8 @@ BEGIN
     WITH want AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket, w.n,
              w.kind <> 0 OR NOT EXISTS (SELECT FROM distributed_locks l
-                                         WHERE l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) AS free
+                                         WHERE l.lock_name::text = w.name COLLATE "C"
+                                           AND l.expires_at > clock_timestamp() OFFSET 0) AS free
         FROM unnest(p_kinds, p_names, v_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
     )
     SELECT pg_catalog.array_agg(w.free AND f.ticket IS NULL ORDER BY w.n),
@@ -143,11 +177,16 @@ BEGIN
                              WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND left(h.hold, 9) = 'advisory:');
       WITH RECURSIVE waiting AS MATERIALIZED (
         SELECT row_number() OVER (ORDER BY w.ticket, w.kind, w.name) AS id, w.kind, w.name, w.ticket, w.holds, w.role
-          FROM pgxlock_waiters w WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
+          FROM pgxlock_waiters w
+         WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
       ), granted AS MATERIALIZED (
-        SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid, a.usename::text AS role
+        SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid,
+               a.usename::text AS role
           FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-         WHERE v_advisory AND l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+         WHERE v_advisory
+           AND l.locktype = 'advisory'
+           AND l.granted
+           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
       ), held AS MATERIALIZED (             -- the holders of the lock that a ticket waits for
         SELECT w.id, l.holder, NULL::text AS role FROM waiting w, LATERAL (
             SELECT l.holder_id::text AS holder FROM distributed_locks l
@@ -183,14 +222,19 @@ BEGIN
      ORDER BY w.n;
   END $$;
   COMMENT ON FUNCTION pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint) IS
-    'pgxlock, internal: publishes or refreshes tickets; a NULL ticket gets a new number, and so does a number that the sequence has not given or another role has. Answers in order: the ticket; whether to try now; for the last ticket in a cycle of tickets that wait for each other, its hold that another one waits for; and the ticket ahead of it, unless the lease is held. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
+    'pgxlock, internal: publishes or refreshes tickets; a NULL ticket gets a new number, and so does a number that the '
+    'sequence has not given or another role has. Answers in order: the ticket; whether to try now; for the last ticket in '
+    'a cycle of tickets that wait for each other, its hold that another one waits for; and the ticket ahead of it, unless '
+    'the lease is held. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
 
   CREATE OR REPLACE FUNCTION pgxlock_withdraw_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
-      'p_names must have at most 1000 elements, and every ticket needs a kind and a name');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000
+                            AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names)
+                            AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
+                            'p_names must have at most 1000 elements, and every ticket needs a kind and a name');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     WITH locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
@@ -210,7 +254,8 @@ BEGIN
   -- starting a statement costs as much as some entries. They draw the tokens themselves, because a
   -- function that does so costs a batch of one a sixth of its time. The others go on in turn; and all
   -- of them where a token must not be drawn before that was recorded, or may not be drawn by the caller.
-  CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[],
+  CREATE OR REPLACE FUNCTION pgxlock_acquire_batch(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[],
+    p_tickets bigint[],
     OUT tokens bigint[], OUT held_by text[], OUT remaining_ms bigint[], OUT ahead boolean[])
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
@@ -223,17 +268,26 @@ BEGIN
     v_holds    text[];
     v_now      timestamptz;
   BEGIN
-    IF (v_count <= 1000 AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
-      PERFORM pgxlock_require(false, 'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata and a ticket');
+    IF (v_count <= 1000
+        AND pg_catalog.cardinality(p_holders) = v_count
+        AND pg_catalog.cardinality(p_ttls) = v_count
+        AND pg_catalog.cardinality(p_metadata) = v_count
+        AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false,
+                              'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata '
+                              'and a ticket');
     END IF;
     IF pg_is_in_recovery() THEN
       PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
     END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-      PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
+      PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not '
+                                           'show the waiters');
     END IF;
 
-    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
+    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT')
+       AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT')
+       AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
       v_timeline := pgxlock_timeline();
       -- Two inserters of one name meet on the guard, as in try_acquire_lock(). The next statement
       -- reads again, in a snapshot newer than the guard. OFFSET 0 keeps the planner from hashing
@@ -243,9 +297,13 @@ BEGIN
             FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
            WHERE CASE WHEN EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = w.name COLLATE "C" OFFSET 0)
                         OR EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C" OFFSET 0)
-                        OR (char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
-                            AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint         -- 100 years of 360 days, as intervals compare
-                            AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                        OR (char_length(w.name) BETWEEN 1 AND 255
+                            AND char_length(w.holder) BETWEEN 1 AND 255
+                            AND left(w.holder, 1) <> '*'
+                            -- 100 years of 360 days, as intervals compare
+                            AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint
+                            AND CASE WHEN w.metadata IS NULL THEN true
+                                     ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
                       THEN false
                       ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
         INTO v_base, v_new
@@ -264,16 +322,20 @@ BEGIN
       -- a loser that had it would fail the fences of the winner.
       WITH made AS (
         INSERT INTO distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
-        SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond', coalesce(p_metadata[d.n]::jsonb, jsonb '{}'),
+        SELECT p_names[d.n], p_holders[d.n], v_now, v_now + p_ttls[d.n]::float8 * interval '1 millisecond',
+               coalesce(p_metadata[d.n]::jsonb, jsonb '{}'),
                v_base + nextval('pgxlock_tokens'::regclass)
           FROM pg_catalog.unnest(v_new) AS d (n)
          WHERE CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_names[d.n] COLLATE "C" OFFSET 0)
                     THEN false
                     ELSE pg_try_advisory_xact_lock(pgxlock_key('pin', p_names[d.n])) END
         ON CONFLICT DO NOTHING              -- a name that comes twice, or was written without the guard
-        RETURNING distributed_locks.fencing_token, distributed_locks.lock_name::text AS name, distributed_locks.holder_id::text AS holder
+        RETURNING distributed_locks.fencing_token, distributed_locks.lock_name::text AS name,
+                  distributed_locks.holder_id::text AS holder
       )
-      SELECT pg_catalog.array_agg(m.fencing_token), pg_catalog.array_agg(m.name), pg_catalog.array_agg(m.holder) INTO tokens, v_names, v_holds FROM made m;
+      SELECT pg_catalog.array_agg(m.fencing_token), pg_catalog.array_agg(m.name), pg_catalog.array_agg(m.holder)
+        INTO tokens, v_names, v_holds
+        FROM made m;
       IF pg_catalog.cardinality(tokens) = v_count THEN
         RETURN;
       END IF;
@@ -283,12 +345,17 @@ BEGIN
     WITH made AS MATERIALIZED (
       SELECT min(d.n) AS n, m.token
         FROM unnest(v_names, v_holds, tokens) AS m (name, holder, token)
-        JOIN pg_catalog.unnest(v_new) AS d (n) ON p_names[d.n] = m.name COLLATE "C" AND p_holders[d.n] = m.holder COLLATE "C" GROUP BY m.token
+        JOIN pg_catalog.unnest(v_new) AS d (n)
+          ON p_names[d.n] = m.name COLLATE "C" AND p_holders[d.n] = m.holder COLLATE "C"
+       GROUP BY m.token
     ), rest AS MATERIALIZED (
       SELECT pg_catalog.array_agg(w.n ORDER BY w.n) AS entries, pg_catalog.array_agg(p_names[w.n] ORDER BY w.n) AS names,
              pg_catalog.array_agg(p_holders[w.n] ORDER BY w.n) AS holders, pg_catalog.array_agg(p_ttls[w.n] ORDER BY w.n) AS ttls,
-             pg_catalog.array_agg(p_metadata[w.n] ORDER BY w.n) AS metadata, pg_catalog.array_agg(p_tickets[w.n] ORDER BY w.n) AS tickets
-        FROM generate_series(1, v_count) AS w (n) WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n) HAVING count(*) > 0::bigint
+             pg_catalog.array_agg(p_metadata[w.n] ORDER BY w.n) AS metadata,
+             pg_catalog.array_agg(p_tickets[w.n] ORDER BY w.n) AS tickets
+        FROM generate_series(1, v_count) AS w (n)
+       WHERE NOT EXISTS (SELECT FROM made m WHERE m.n = w.n)
+      HAVING count(*) > 0::bigint
     )
     SELECT coalesce(pg_catalog.array_agg(a.token ORDER BY a.n), '{}'::bigint[]), pg_catalog.array_agg(a.held_by ORDER BY a.n),
            pg_catalog.array_agg(a.ms ORDER BY a.n), pg_catalog.array_agg(a.ahead ORDER BY a.n)
@@ -296,10 +363,14 @@ BEGIN
       FROM (SELECT m.n, m.token, p_holders[m.n] AS held_by, p_ttls[m.n] AS ms, false AS ahead FROM made m
             UNION ALL
             SELECT r.entries[t.i], CASE WHEN t.acquired THEN t.token END, t.held_by, t.ms, t.ahead
-              FROM rest r, pgxlock_acquire_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets, false) WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, i)) a;
+              FROM rest r,
+                   pgxlock_acquire_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets, false)
+                     WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, i)) a;
   END $$;
   COMMENT ON FUNCTION pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[]) IS
-    'pgxlock, internal: acquires leases in turn. A NULL ticket ignores the queue; 0 has no position yet. Returns for each entry, in order, its token, NULL if it was refused; and held_by, remaining_ms and ahead (refused because a waiter is ahead), which are NULL where all entries were simply free. Each call in a transaction of its own.';
+    'pgxlock, internal: acquires leases in turn. A NULL ticket ignores the queue; 0 has no position yet. Returns for each '
+    'entry, in order, its token, NULL if it was refused; and held_by, remaining_ms and ahead (refused because a waiter is '
+    'ahead), which are NULL where all entries were simply free. Each call in a transaction of its own.';
 
   -- The same for a lone caller, for whom arrays and sets would cost a quarter of the server's time, and for
   -- a lone waiter that is first in line, for whom they would cost five times as much. A loop of such
@@ -317,9 +388,12 @@ BEGIN
       PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
     END IF;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-      PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
+      PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not '
+                                           'show the waiters');
     END IF;
-    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT') AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT') AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
+    IF has_table_privilege('pgxlock_epoch'::regclass::oid, 'SELECT')
+       AND has_table_privilege('pgxlock_since_crash'::regclass::oid, 'SELECT')
+       AND has_sequence_privilege('pgxlock_tokens'::regclass::oid, 'USAGE') THEN
       v_timeline := pgxlock_timeline();
       SELECT e.epoch_base + v_timeline * 64 << 40 INTO v_base
         FROM pgxlock_epoch e JOIN pgxlock_since_crash c ON c.singleton
@@ -328,9 +402,12 @@ BEGIN
          AND CASE WHEN EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = p_name COLLATE "C" OFFSET 0)
                     OR EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_name COLLATE "C" OFFSET 0)
                        AND (p_ticket > 0::bigint AND pgxlock_first_ahead(0, p_name, p_ticket) IS NULL) IS NOT TRUE
-                    OR (char_length(p_name) BETWEEN 1 AND 255 AND char_length(p_holder) BETWEEN 1 AND 255 AND left(p_holder, 1) <> '*'
+                    OR (char_length(p_name) BETWEEN 1 AND 255
+                        AND char_length(p_holder) BETWEEN 1 AND 255
+                        AND left(p_holder, 1) <> '*'
                         AND p_ttl BETWEEN 1::bigint AND 3110400000000::bigint
-                        AND CASE WHEN p_metadata IS NULL THEN true ELSE octet_length(p_metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                        AND CASE WHEN p_metadata IS NULL THEN true
+                                 ELSE octet_length(p_metadata::jsonb::text) <= 65536 END) IS NOT TRUE
                   THEN false
                   ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', p_name)) END;
       IF v_base IS NOT NULL THEN
@@ -355,7 +432,8 @@ BEGIN
         END IF;
       END IF;
     END IF;
-    SELECT CASE WHEN t.acquired THEN t.fencing_token END, t.held_by, t.remaining_ms, t.ahead INTO token, held_by, remaining_ms, ahead
+    SELECT CASE WHEN t.acquired THEN t.fencing_token END, t.held_by, t.remaining_ms, t.ahead
+      INTO token, held_by, remaining_ms, ahead
       FROM pgxlock_acquire_in_turn(ARRAY[p_name], ARRAY[p_holder], ARRAY[p_ttl], ARRAY[p_metadata], ARRAY[p_ticket], false) AS t;
   END $$;
   COMMENT ON FUNCTION pgxlock_acquire_one(text, text, bigint, text, bigint) IS
@@ -369,7 +447,8 @@ BEGIN
   -- tickets before this one existed, or if the row has gone meanwhile. Then remaining_ms makes it
   -- try again soon, after half of its ticket's age, and so a few times while a release takes long.
   -- Any lock that showed this would hinder the release.
-  CREATE OR REPLACE FUNCTION pgxlock_acquire_in_turn(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[], p_shared boolean)
+  CREATE OR REPLACE FUNCTION pgxlock_acquire_in_turn(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[],
+    p_tickets bigint[], p_shared boolean)
   RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
@@ -385,11 +464,16 @@ BEGIN
     v_ms       bigint[];
     v_now      timestamptz;
   BEGIN
-    PERFORM pgxlock_require(v_count <= 1000 AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
-        AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
-      'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata and a ticket');
+    PERFORM pgxlock_require(v_count <= 1000
+                            AND pg_catalog.cardinality(p_holders) = v_count
+                            AND pg_catalog.cardinality(p_ttls) = v_count
+                            AND pg_catalog.cardinality(p_metadata) = v_count
+                            AND pg_catalog.cardinality(p_tickets) = v_count,
+                            'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata and '
+                            'a ticket');
     PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
-    PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters');
+    PERFORM pgxlock_check_read_committed('leases are acquired in turn in READ COMMITTED: an older snapshot does not show '
+                                         'the waiters');
     v_queued := EXISTS (SELECT FROM pg_catalog.unnest(p_names) AS e (name)
                          WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = 0 AND w.name = e.name COLLATE "C" OFFSET 0));
     IF v_queued THEN
@@ -400,36 +484,51 @@ BEGIN
                 FROM unnest(p_names, p_tickets) WITH ORDINALITY AS w (name, ticket, n)) b;
     END IF;
 
-    SELECT pg_catalog.array_agg(e.n ORDER BY e.n) INTO v_go FROM generate_series(1::bigint, v_count::bigint) e (n) WHERE v_firsts[e.n] IS NULL;
+    SELECT pg_catalog.array_agg(e.n ORDER BY e.n) INTO v_go
+      FROM generate_series(1::bigint, v_count::bigint) e (n)
+     WHERE v_firsts[e.n] IS NULL;
     IF v_go IS NOT NULL THEN
       SELECT pg_catalog.array_agg(t.acquired ORDER BY t.n), pg_catalog.array_agg(t.fencing_token ORDER BY t.n),
              pg_catalog.array_agg(t.held_by ORDER BY t.n), pg_catalog.array_agg(t.remaining_ms ORDER BY t.n)
         INTO v_acquired, v_tokens, v_held_by, v_ms
-        FROM (SELECT pg_catalog.array_agg(p_names[g.i] ORDER BY g.i) AS names, pg_catalog.array_agg(p_holders[g.i] ORDER BY g.i) AS holders,
-                     pg_catalog.array_agg(p_ttls[g.i] ORDER BY g.i) AS ttls, pg_catalog.array_agg(p_metadata[g.i] ORDER BY g.i) AS metadata
+        FROM (SELECT pg_catalog.array_agg(p_names[g.i] ORDER BY g.i) AS names,
+                     pg_catalog.array_agg(p_holders[g.i] ORDER BY g.i) AS holders,
+                     pg_catalog.array_agg(p_ttls[g.i] ORDER BY g.i) AS ttls,
+                     pg_catalog.array_agg(p_metadata[g.i] ORDER BY g.i) AS metadata
                 FROM pg_catalog.unnest(v_go) g (i)) g,
-             LATERAL (SELECT e.* FROM pgxlock_acquire_each(g.names, g.holders, g.ttls, g.metadata) WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
+             LATERAL (SELECT e.*
+                        FROM pgxlock_acquire_each(g.names, g.holders, g.ttls, g.metadata)
+                             WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
                        WHERE NOT p_shared
                       UNION ALL
-                      SELECT e.* FROM pgxlock_share_each(g.names, g.holders, g.ttls, g.metadata) WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
+                      SELECT e.*
+                        FROM pgxlock_share_each(g.names, g.holders, g.ttls, g.metadata)
+                             WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
                        WHERE p_shared) t;
     END IF;
     IF NOT v_queued THEN
-      RETURN QUERY SELECT w.acquired, w.token, w.held_by, w.ms, false FROM unnest(v_acquired, v_tokens, v_held_by, v_ms) AS w (acquired, token, held_by, ms);
+      RETURN QUERY SELECT w.acquired, w.token, w.held_by, w.ms, false
+                     FROM unnest(v_acquired, v_tokens, v_held_by, v_ms) AS w (acquired, token, held_by, ms);
       RETURN;
     END IF;
     PERFORM pgxlock_settle_tickets(p_names, p_tickets,
       (SELECT pg_catalog.array_agg(g.acquired ORDER BY e.n)
-         FROM generate_series(1::bigint, v_count::bigint) e (n) LEFT JOIN unnest(v_go, v_acquired) AS g (i, acquired) ON g.i = e.n),
-      (SELECT pg_catalog.array_agg(coalesce(b.first, b.below) ORDER BY b.n) FROM unnest(v_firsts, v_below) WITH ORDINALITY AS b (first, below, n)));
+         FROM generate_series(1::bigint, v_count::bigint) e (n)
+         LEFT JOIN unnest(v_go, v_acquired) AS g (i, acquired) ON g.i = e.n),
+      (SELECT pg_catalog.array_agg(coalesce(b.first, b.below) ORDER BY b.n)
+         FROM unnest(v_firsts, v_below) WITH ORDINALITY AS b (first, below, n)));
 
     v_now := clock_timestamp();
     RETURN QUERY
-    SELECT coalesce(g.acquired, false), g.token, coalesce(g.held_by, l.holder), least(s.ms, coalesce(CASE WHEN s.ms IS NULL OR g.ms > 0::bigint THEN g.ms END, l.ms)), v_firsts[w.n] IS NOT NULL
+    SELECT coalesce(g.acquired, false), g.token, coalesce(g.held_by, l.holder),
+           least(s.ms, coalesce(CASE WHEN s.ms IS NULL OR g.ms > 0::bigint THEN g.ms END, l.ms)),
+           v_firsts[w.n] IS NOT NULL
       FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)
       LEFT JOIN unnest(v_go, v_acquired, v_tokens, v_held_by, v_ms) AS g (i, acquired, token, held_by, ms) ON g.i = w.n
       LEFT JOIN LATERAL (
-        SELECT l.holder_id::text AS holder, CASE WHEN isfinite(l.expires_at) THEN (date_part('epoch'::text, l.expires_at - v_now) * 1000::float8)::bigint END AS ms
+        SELECT l.holder_id::text AS holder,
+               CASE WHEN isfinite(l.expires_at)
+                    THEN (date_part('epoch'::text, l.expires_at - v_now) * 1000::float8)::bigint END AS ms
           FROM distributed_locks l
          WHERE v_firsts[w.n] IS NOT NULL AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > v_now OFFSET 0) l ON true
       LEFT JOIN LATERAL (
@@ -437,20 +536,27 @@ BEGIN
           FROM pgxlock_waiters q
          WHERE NOT g.acquired AND q.kind = 0 AND q.name = w.name COLLATE "C" AND q.ticket = p_tickets[w.n]
            AND NOT EXISTS (SELECT FROM distributed_locks l
-                            WHERE l.lock_name::text = w.name COLLATE "C" AND l.expires_at > v_now AND NOT pgxlock_change_pending(l.xmax) OFFSET 0) OFFSET 0) s ON true
+                            WHERE l.lock_name::text = w.name COLLATE "C"
+                              AND l.expires_at > v_now
+                              AND NOT pgxlock_change_pending(l.xmax) OFFSET 0) OFFSET 0) s ON true
      ORDER BY w.n;
   END $$;
   COMMENT ON FUNCTION pgxlock_acquire_in_turn(text[], text[], bigint[], text[], bigint[], boolean) IS
-    'pgxlock, internal: acquires leases in turn, exclusively or shared. A NULL ticket ignores the queue; 0 has no position yet. ahead: refused because a waiter is ahead. A shared request refused with no waiter ahead, and held_by *shared or NULL: the group is being changed; try again. Each call in a transaction of its own.';
+    'pgxlock, internal: acquires leases in turn, exclusively or shared. A NULL ticket ignores the queue; 0 has no '
+    'position yet. ahead: refused because a waiter is ahead. A shared request refused with no waiter ahead, and held_by '
+    '*shared or NULL: the group is being changed; try again. Each call in a transaction of its own.';
 
   -- STABLE: a VOLATILE function would read a snapshot of its own.
   CREATE OR REPLACE FUNCTION pgxlock_change_pending(p_xmax xid) RETURNS boolean
   LANGUAGE sql STABLE
   RETURN p_xmax <> '0'::xid AND NOT pg_visible_in_snapshot(
     greatest(0::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2147483648::bigint
-             + (p_xmax::text::bigint - pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 2147483648::bigint & 4294967295::bigint))::text::xid8, pg_current_snapshot());
+             + (p_xmax::text::bigint - pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+                + 2147483648::bigint & 4294967295::bigint))::text::xid8,
+             pg_current_snapshot());
   COMMENT ON FUNCTION pgxlock_change_pending(xid) IS
-    'pgxlock, internal: whether the transaction that deleted, changed or locked a row (its xmax) is in progress in the snapshot that shows the row.';
+    'pgxlock, internal: whether the transaction that deleted, changed or locked a row (its xmax) is in progress in the '
+    'snapshot that shows the row.';
 
   -- One statement looks, pins, locks and deletes: a row that another transaction changes meanwhile
   -- is skipped, to be tried again, and so is one that moved since the snapshot: it is locked and not
@@ -470,8 +576,12 @@ BEGIN
     v_holds    text[];
     v_lives    boolean[];
   BEGIN
-    IF (v_count <= 1000 AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
-      PERFORM pgxlock_require(false, 'p_names must have at most 1000 elements, and every name needs a holder and a token, which may be NULL');
+    IF (v_count <= 1000
+        AND pg_catalog.cardinality(p_holders) = v_count
+        AND pg_catalog.cardinality(p_tokens) = v_count) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false,
+                              'p_names must have at most 1000 elements, and every name needs a holder and a token, which '
+                              'may be NULL');
     END IF;
     IF pg_is_in_recovery() THEN
       PERFORM pgxlock_check_primary('cannot release a lock on a standby server');
@@ -485,14 +595,17 @@ BEGIN
                         WHERE left(w.holder, 1) <> '*' ORDER BY w.name COLLATE "C" OFFSET 0) w,
                       LATERAL (SELECT l.ctid AS id FROM distributed_locks l
                                 WHERE l.lock_name::text = w.name COLLATE "C"
-                                  AND CASE WHEN l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
+                                  AND CASE WHEN l.lock_name::text = w.name COLLATE "C"
+                                                AND l.holder_id::text = w.holder COLLATE "C"
                                              AND l.fencing_token = coalesce(w.token, l.fencing_token)
                                            THEN pg_try_advisory_xact_lock(pgxlock_key('pin', w.name)) END
                                   FOR UPDATE OF l SKIP LOCKED) k))
-      RETURNING l.fencing_token AS token, l.lock_name::text AS name, l.holder_id::text AS holder, l.expires_at > clock_timestamp() AS live
+      RETURNING l.fencing_token AS token, l.lock_name::text AS name, l.holder_id::text AS holder,
+                l.expires_at > clock_timestamp() AS live
     )
     SELECT CASE WHEN count(*) FILTER (WHERE r.live) = v_count THEN repeat('r', v_count) END,
-           pg_catalog.array_agg(r.token), pg_catalog.array_agg(r.name), pg_catalog.array_agg(r.holder), pg_catalog.array_agg(r.live)
+           pg_catalog.array_agg(r.token), pg_catalog.array_agg(r.name), pg_catalog.array_agg(r.holder),
+           pg_catalog.array_agg(r.live)
       INTO v_outcomes, v_tokens, v_names, v_holds, v_lives FROM removed r;
     IF v_outcomes IS NULL THEN
       v_outcomes := (
@@ -500,7 +613,8 @@ BEGIN
                                WHEN r.token IS NOT NULL THEN 'e'
                                WHEN l.live IS NULL THEN 'g'
                                WHEN l.live THEN 's'
-                               WHEN pg_try_advisory_lock(pgxlock_key('pin', w.name)) THEN     -- and not kept: the lease may be another's by now
+                               -- and not kept: the lease may be another's by now
+                               WHEN pg_try_advisory_lock(pgxlock_key('pin', w.name)) THEN
                                  CASE WHEN pg_advisory_unlock(pgxlock_key('pin', w.name)) THEN 's' END
                                ELSE 'e' END, '' ORDER BY w.n)       -- the owner of the pin keeps or removes it
           FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)
@@ -508,7 +622,8 @@ BEGIN
             ON r.name = w.name COLLATE "C" AND r.holder = w.holder COLLATE "C" AND r.token = coalesce(w.token, r.token)
           LEFT JOIN LATERAL (SELECT l.expires_at > clock_timestamp() AS live FROM distributed_locks l
                               WHERE l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text = w.holder COLLATE "C"
-                                AND l.fencing_token = coalesce(w.token, l.fencing_token) AND left(w.holder, 1) <> '*' OFFSET 0) l ON true);
+                                AND l.fencing_token = coalesce(w.token, l.fencing_token)
+                                AND left(w.holder, 1) <> '*' OFFSET 0) l ON true);
     END IF;
 
     -- This later statement sees every ticket committed before the rows were touched; a process with
@@ -527,7 +642,11 @@ BEGIN
         FROM pg_catalog.unnest(p_names) WITH ORDINALITY AS w (name, n)), '');
   END $$;
   COMMENT ON FUNCTION pgxlock_release_batch(text[], text[], bigint[]) IS
-    'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns a letter for each entry, in order: r released (it was live), e expired (its row goes, unless another transaction has the pin), g gone (released before, or taken over), s skipped (asserted by an open transaction, or its row is locked: try again); in upper case if the lease has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its own.';
+    'pgxlock, internal: releases leases; a NULL token is any of the holder''s. Returns a letter for each entry, in order: '
+    'r released (it was live), e expired (its row goes, unless another transaction has the pin), g gone (released before, '
+    'or taken over), s skipped (asserted by an open transaction, or its row is locked: try again); in upper case if the '
+    'lease has waiters, which pgxlock_wake_batch() wakes after this has committed. Each call in a transaction of its '
+    'own.';
 
   -- The same for a lone caller.
   CREATE OR REPLACE FUNCTION pgxlock_release_one(p_name text, p_holder text, p_token bigint) RETURNS text
@@ -576,17 +695,22 @@ BEGIN
     v_clients bigint[];
     v_all     bigint := 9223372036854775807;
   BEGIN
-    PERFORM pgxlock_require(v_count <= 1000 AND pg_catalog.cardinality(p_kinds) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
-      'p_names must have at most 1000 elements, and every lock needs a kind, a name and a ticket, which may be NULL');
+    PERFORM pgxlock_require(v_count <= 1000
+                            AND pg_catalog.cardinality(p_kinds) = v_count
+                            AND pg_catalog.cardinality(p_tickets) = v_count,
+                            'p_names must have at most 1000 elements, and every lock needs a kind, a name and a ticket, '
+                            'which may be NULL');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     PERFORM pgxlock_check_read_committed('waiters are woken in READ COMMITTED: an older snapshot does not show them');
     IF NOT EXISTS (SELECT FROM unnest(p_kinds, p_names) AS e (kind, name)
-                    WHERE EXISTS (SELECT FROM pgxlock_waiters w WHERE w.kind = e.kind AND w.name = e.name COLLATE "C" OFFSET 0)) THEN
+                    WHERE EXISTS (SELECT FROM pgxlock_waiters w
+                                   WHERE w.kind = e.kind AND w.name = e.name COLLATE "C" OFFSET 0)) THEN
       RETURN;
     END IF;
 
     WITH want AS MATERIALIZED (
-      SELECT w.kind, w.name COLLATE "C" AS name, w.ticket, w.n FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
+      SELECT w.kind, w.name COLLATE "C" AS name, w.ticket, w.n
+        FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
     ), called AS MATERIALIZED (
       SELECT DISTINCT ON (w.kind, w.name) w.n, f.ticket, f.client
         FROM want w,
@@ -604,32 +728,44 @@ BEGIN
                       WHERE q.kind = w.kind AND q.name = w.name AND q.ticket = w.ticket
                         AND CASE WHEN q.woken IS NOT NULL THEN pgxlock_wake_timed_out(q.woken)
                                  WHEN w.kind = 0 THEN NOT EXISTS (
-                                   SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name AND l.expires_at > clock_timestamp() OFFSET 0)
+                                   SELECT FROM distributed_locks l
+                                    WHERE l.lock_name::text = w.name AND l.expires_at > clock_timestamp() OFFSET 0)
                                  ELSE NOT EXISTS (
                                    SELECT FROM pg_locks l
-                                    WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-                                      AND l.objsubid::integer = w.kind AND (l.classid::bigint << 32 | l.objid::bigint)::text = w.name OFFSET 0) END OFFSET 0)
+                                    WHERE l.locktype = 'advisory'
+                                      AND l.granted
+                                      AND l.database = (SELECT d.oid FROM pg_database d
+                                                         WHERE d.datname = current_database())
+                                      AND l.objsubid::integer = w.kind
+                                      AND (l.classid::bigint << 32 | l.objid::bigint)::text = w.name OFFSET 0) END OFFSET 0)
        ORDER BY w.kind, w.name, w.n
     ), locked AS MATERIALIZED (
       SELECT q.kind, q.name, q.ticket
-        FROM called c JOIN want w ON w.n = c.n JOIN pgxlock_waiters q ON q.kind = w.kind AND q.name = w.name AND q.ticket = c.ticket
+        FROM called c JOIN want w ON w.n = c.n
+        JOIN pgxlock_waiters q ON q.kind = w.kind AND q.name = w.name AND q.ticket = c.ticket
        WHERE q.woken IS NULL
          FOR NO KEY UPDATE OF q SKIP LOCKED
     ), stamped AS (
-      UPDATE pgxlock_waiters q SET woken = clock_timestamp() FROM locked k WHERE q.kind = k.kind AND q.name = k.name AND q.ticket = k.ticket
+      UPDATE pgxlock_waiters q
+         SET woken = clock_timestamp()
+        FROM locked k
+       WHERE q.kind = k.kind AND q.name = k.name AND q.ticket = k.ticket
     )
-    SELECT pg_catalog.array_agg(c.n ORDER BY c.n), pg_catalog.array_agg(c.ticket ORDER BY c.n), pg_catalog.array_agg(c.client ORDER BY c.n)
+    SELECT pg_catalog.array_agg(c.n ORDER BY c.n), pg_catalog.array_agg(c.ticket ORDER BY c.n),
+           pg_catalog.array_agg(c.client ORDER BY c.n)
       INTO v_entries, v_firsts, v_clients FROM called c;
 
     PERFORM pg_notify('pgxlock_' || w.client::text, p_kinds[w.n]::text || ':' || p_names[w.n])
        FROM unnest(v_entries, v_clients) AS w (n, client) WHERE w.client IS NOT NULL;
     PERFORM pgxlock_remove_dead(p_kinds, p_names, (
         SELECT pg_catalog.array_agg(coalesce(w.ticket, v_all) ORDER BY e.n)
-          FROM generate_series(1::bigint, v_count::bigint) e (n) LEFT JOIN unnest(v_entries, v_firsts) AS w (n, ticket) ON w.n = e.n));
+          FROM generate_series(1::bigint, v_count::bigint) e (n)
+          LEFT JOIN unnest(v_entries, v_firsts) AS w (n, ticket) ON w.n = e.n));
     RETURN QUERY SELECT w.n, w.ticket FROM unnest(v_entries, v_firsts) AS w (n, ticket);
   END $$;
   COMMENT ON FUNCTION pgxlock_wake_batch(integer[], text[], bigint[]) IS
-    'pgxlock, internal: wakes the first waiter of each lock and returns its ticket; with p_tickets, only if that ticket was woken and has not tried within the wake timeout. In a transaction of its own, after the release has committed.';
+    'pgxlock, internal: wakes the first waiter of each lock and returns its ticket; with p_tickets, only if that ticket '
+    'was woken and has not tried within the wake timeout. In a transaction of its own, after the release has committed.';
 
   CREATE OR REPLACE FUNCTION wake_lock_waiter(p_lock_name varchar) RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
@@ -639,7 +775,9 @@ BEGIN
     RETURN FOUND;
   END $$;
   COMMENT ON FUNCTION wake_lock_waiter(varchar) IS
-    'Wakes the first waiter of a lease; true if there is one. Call it in a transaction of its own after release_lock() has committed, which notifies no waiter: a NOTIFY in a transaction that writes makes commits wait for each other and PREPARE TRANSACTION fail. Without this call waiters notice the release later. READ COMMITTED only.';
+    'Wakes the first waiter of a lease; true if there is one. Call it in a transaction of its own after release_lock() '
+    'has committed, which notifies no waiter: a NOTIFY in a transaction that writes makes commits wait for each other and '
+    'PREPARE TRANSACTION fail. Without this call waiters notice the release later. READ COMMITTED only.';
 
   -- pgxlock_acquire_batch() does this for leases. A process that was woken, tried and was refused
   -- has shown that it lives: else other waiters would pass its ticket for good.
@@ -647,8 +785,10 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names) AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
-      'p_names must have at most 1000 elements, and every ticket needs a kind and a name');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000
+                            AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names)
+                            AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
+                            'p_names must have at most 1000 elements, and every ticket needs a kind and a name');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     WITH locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
@@ -661,46 +801,56 @@ BEGIN
     UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
   END $$;
   COMMENT ON FUNCTION pgxlock_refused_batch(integer[], text[], bigint[]) IS
-    'pgxlock, internal: clears the stamps of tickets whose try of an advisory lock was refused, so that they keep their precedence. In a transaction of its own, after the try. Never waits.';
+    'pgxlock, internal: clears the stamps of tickets whose try of an advisory lock was refused, so that they keep their '
+    'precedence. In a transaction of its own, after the try. Never waits.';
 
   -- The server grants a shared lock beside other readers, whatever writer waits.
   CREATE OR REPLACE FUNCTION pgxlock_waited_for(p_kinds integer[], p_names text[]) RETURNS boolean[]
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names),
-      'p_names must have at most 1000 elements, and every name needs a kind');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000
+                            AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names),
+                            'p_names must have at most 1000 elements, and every name needs a kind');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
     PERFORM pgxlock_check_read_committed('waiters are looked up in READ COMMITTED: an older snapshot does not show them');
     RETURN (
-      SELECT coalesce(pg_catalog.array_agg(pgxlock_first_ahead(w.kind, w.name, 9223372036854775807) IS NOT NULL ORDER BY w.n), '{}'::boolean[])
+      SELECT coalesce(pg_catalog.array_agg(
+                        pgxlock_first_ahead(w.kind, w.name, 9223372036854775807) IS NOT NULL ORDER BY w.n), '{}'::boolean[])
         FROM unnest(p_kinds, p_names) WITH ORDINALITY AS w (kind, name, n));
   END $$;
   COMMENT ON FUNCTION pgxlock_waited_for(integer[], text[]) IS
-    'pgxlock, internal: whether each lock has a live waiter that was not passed. A shared try of an advisory lock checks this first. Writes nothing and never waits.';
+    'pgxlock, internal: whether each lock has a live waiter that was not passed. A shared try of an advisory lock checks '
+    'this first. Writes nothing and never waits.';
 
   CREATE OR REPLACE FUNCTION pgxlock_notify_holders(p_kinds integer[], p_ids bigint[]) RETURNS integer[]
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
-    PERFORM pgxlock_require(pg_catalog.cardinality(p_ids) <= 1000 AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_ids),
-      'p_ids must have at most 1000 elements, and every key needs a kind');
+    PERFORM pgxlock_require(pg_catalog.cardinality(p_ids) <= 1000
+                            AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_ids),
+                            'p_ids must have at most 1000 elements, and every key needs a kind');
     PERFORM pgxlock_check_primary('a standby server cannot notify');
     RETURN (
       WITH granted AS MATERIALIZED (
         SELECT DISTINCT l.objsubid::integer AS kind, l.classid::bigint << 32 | l.objid::bigint AS id, l.pid
           FROM pg_locks l
-         WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+         WHERE l.locktype = 'advisory'
+           AND l.granted
+           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
       ), told AS MATERIALIZED (
         SELECT e.n, CASE WHEN g.pid IS NOT NULL       -- else it is a prepared transaction
-                         THEN pg_notify('pgxlock_holder_' || g.pid::text, e.kind::text || ':' || e.id::text) IS NULL ELSE false END AS done
+                         THEN pg_notify('pgxlock_holder_' || g.pid::text, e.kind::text || ':' || e.id::text) IS NULL
+                         ELSE false END AS done
           FROM unnest(p_kinds, p_ids) WITH ORDINALITY AS e (kind, id, n)
           JOIN granted g ON g.kind = e.kind AND g.id = e.id
       )
-      SELECT coalesce(pg_catalog.array_agg((SELECT count(*)::integer FROM told t WHERE t.n = e.n AND t.done IS NOT NULL) ORDER BY e.n), '{}'::integer[])
+      SELECT coalesce(pg_catalog.array_agg((SELECT count(*)::integer FROM told t
+                                             WHERE t.n = e.n AND t.done IS NOT NULL) ORDER BY e.n), '{}'::integer[])
         FROM generate_series(1::bigint, pg_catalog.cardinality(p_ids)::bigint) e (n));
   END $$;
   COMMENT ON FUNCTION pgxlock_notify_holders(integer[], bigint[]) IS
-    'pgxlock, internal: notifies the sessions that hold advisory keys, on the channel pgxlock_holder_<pid>, that a waiter exists; returns how many hold each.';
+    'pgxlock, internal: notifies the sessions that hold advisory keys, on the channel pgxlock_holder_<pid>, that a waiter '
+    'exists; returns how many hold each.';
 
   ------------------------------------------------------------ housekeeping --
   -- For queues that no caller reads any more.
@@ -711,7 +861,9 @@ BEGIN
   BEGIN
     PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
     WITH lost AS MATERIALIZED (
-      SELECT c.client FROM (SELECT DISTINCT w.client FROM pgxlock_waiters w WHERE w.client IS NOT NULL AND w.live_until > clock_timestamp()) c
+      SELECT c.client
+        FROM (SELECT DISTINCT w.client FROM pgxlock_waiters w
+               WHERE w.client IS NOT NULL AND w.live_until > clock_timestamp()) c
        WHERE pgxlock_waiter_dead(c.client, 'infinity')
     ), dead AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket FROM pgxlock_waiters w
@@ -735,20 +887,28 @@ BEGIN
     RETURN (
       SELECT q.ticket
         FROM (SELECT a.ticket, a.client, a.live_until, row_number() OVER (ORDER BY a.ticket) AS n FROM pgxlock_waiters a
-               WHERE a.kind = p_kind AND a.name = p_name COLLATE "C" AND a.ticket < p_below AND NOT pgxlock_wake_timed_out(a.woken)
+               WHERE a.kind = p_kind
+                 AND a.name = p_name COLLATE "C"
+                 AND a.ticket < p_below
+                 AND NOT pgxlock_wake_timed_out(a.woken)
                ORDER BY a.ticket LIMIT 10001) q
        WHERE q.n > 10000::bigint OR NOT pgxlock_waiter_dead(q.client, q.live_until) LIMIT 1);
   END $$;
   COMMENT ON FUNCTION pgxlock_first_ahead(integer, text, bigint) IS
-    'pgxlock, internal: the first live ticket below p_below in a queue, other than those that were passed; or the 10001st, if 10000 dead ones are ahead of it.';
+    'pgxlock, internal: the first live ticket below p_below in a queue, other than those that were passed; or the '
+    '10001st, if 10000 dead ones are ahead of it.';
 
-  CREATE OR REPLACE FUNCTION pgxlock_settle_tickets(p_names text[], p_tickets bigint[], p_acquired boolean[], p_walked bigint[]) RETURNS void
+  CREATE OR REPLACE FUNCTION pgxlock_settle_tickets(p_names text[], p_tickets bigint[], p_acquired boolean[],
+    p_walked bigint[])
+  RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   BEGIN
     -- The kind is a column here: for a constant one the planner may read the index of all leases.
     WITH mine AS MATERIALIZED (
-      SELECT 0 AS kind, m.name, m.ticket FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired) WHERE m.acquired
+      SELECT 0 AS kind, m.name, m.ticket
+        FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired)
+       WHERE m.acquired
     ), locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
         FROM mine m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
@@ -761,7 +921,9 @@ BEGIN
     -- From here on it waits for no row.
     PERFORM pgxlock_remove_dead(pg_catalog.array_fill(0, ARRAY[pg_catalog.cardinality(p_names)]), p_names, p_walked);
     WITH refused AS MATERIALIZED (
-      SELECT 0 AS kind, m.name, m.ticket FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired) WHERE m.acquired IS NOT TRUE
+      SELECT 0 AS kind, m.name, m.ticket
+        FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired)
+       WHERE m.acquired IS NOT TRUE
     ), locked AS MATERIALIZED (
       SELECT w.kind, w.name, w.ticket
         FROM refused m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
@@ -771,7 +933,8 @@ BEGIN
     UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
   END $$;
   COMMENT ON FUNCTION pgxlock_settle_tickets(text[], bigint[], boolean[], bigint[]) IS
-    'pgxlock, internal: after a try, removes the tickets that acquired their lock, dead tickets below p_walked, and the stamps of the others, which have shown that they live.';
+    'pgxlock, internal: after a try, removes the tickets that acquired their lock, dead tickets below p_walked, and the '
+    'stamps of the others, which have shown that they live.';
 
   -- Rows are locked in key order, as in a refresh: SKIP LOCKED can still wait, if the transaction
   -- that changed a row commits after the row is read and before its lock is tried, and another
@@ -790,7 +953,8 @@ BEGIN
     )
     DELETE FROM pgxlock_waiters w USING dead d WHERE w.kind = d.kind AND w.name = d.name AND w.ticket = d.ticket;
   END $$;
-  COMMENT ON FUNCTION pgxlock_remove_dead(integer[], text[], bigint[]) IS 'pgxlock, internal: removes dead tickets below p_before from each queue.';
+  COMMENT ON FUNCTION pgxlock_remove_dead(integer[], text[], bigint[]) IS
+    'pgxlock, internal: removes dead tickets below p_before from each queue.';
 
   -- IMMUTABLE, so that hardening leaves it as it is and the planner can inline it.
   --
@@ -801,14 +965,17 @@ BEGIN
   LANGUAGE sql IMMUTABLE PARALLEL SAFE
   RETURN pgxlock_own_key(true, decode('0077616974657200', 'hex') || int8send(p_client));          -- waiter, between zero bytes
   COMMENT ON FUNCTION pgxlock_waiter_key(bigint) IS
-    'pgxlock, internal: the liveness key, which the session with which a process listens holds exclusively for as long as it lives. Nothing else of the queue may run in that session.';
+    'pgxlock, internal: the liveness key, which the session with which a process listens holds exclusively for as long as '
+    'it lives. Nothing else of the queue may run in that session.';
 
   -- Tried shared: an exclusive lock would make a dead process look alive. Not kept: the server has
   -- room for few locks, and a queue may have any number of dead tickets.
   CREATE OR REPLACE FUNCTION pgxlock_waiter_dead(p_client bigint, p_live_until timestamptz) RETURNS boolean
   LANGUAGE sql VOLATILE
   RETURN p_live_until <= clock_timestamp() OR p_client IS NOT NULL
-    AND CASE WHEN pg_try_advisory_lock_shared(pgxlock_waiter_key(p_client)) THEN pg_advisory_unlock_shared(pgxlock_waiter_key(p_client)) ELSE false END;
+    AND CASE WHEN pg_try_advisory_lock_shared(pgxlock_waiter_key(p_client))
+             THEN pg_advisory_unlock_shared(pgxlock_waiter_key(p_client))
+             ELSE false END;
   COMMENT ON FUNCTION pgxlock_waiter_dead(bigint, timestamptz) IS 'pgxlock, internal: whether a ticket''s process is dead.';
 
   CREATE OR REPLACE FUNCTION pgxlock_wake_timed_out(p_woken timestamptz) RETURNS boolean

@@ -7,10 +7,13 @@ DECLARE
   v_new    pg_catalog.bool;
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
-  IF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
+  IF NOT EXISTS (SELECT FROM pg_proc p
+                  WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
                                          AND pg_get_userbyid(p.proowner) = current_user) THEN
-    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role', coalesce(quote_ident(v_schema), 'none')
-      USING ERRCODE = 'insufficient_privilege', HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
+    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role',
+        coalesce(quote_ident(v_schema), 'none')
+      USING ERRCODE = 'insufficient_privilege',
+            HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
   END IF;
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('up'::text, 5, v_path);
@@ -38,7 +41,9 @@ BEGIN
   ALTER TABLE distributed_lock_shares SET (fillfactor = 45, vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE distributed_lock_shares IS
-    'pgxlock: shares of leases. A share counts while it has not expired and distributed_locks has a row of its name with holder *shared and the same token. Write it only through the functions.';
+    'pgxlock: shares of leases. A share counts while it has not expired and distributed_locks has a row of its name with '
+    'holder *shared and the same token. Write it only through the functions. Rows: one for each share, from acquire to '
+    'release; pgxlock_reap_shares() removes those that expired.';
   COMMENT ON COLUMN distributed_lock_shares.fencing_token IS 'Of the group: all that hold the lock together have the same.';
   COMMENT ON COLUMN distributed_lock_shares.expires_at IS 'Not later than the group''s.';
 
@@ -56,10 +61,14 @@ BEGIN
            s.expires_at,
            s.metadata
       FROM distributed_lock_shares s
-      LEFT JOIN distributed_locks l ON l.lock_name::text = s.lock_name::text COLLATE "C" AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token,
+      LEFT JOIN distributed_locks l
+        ON l.lock_name::text = s.lock_name::text COLLATE "C"
+       AND l.holder_id::text = '*shared' COLLATE "C"
+       AND l.fencing_token = s.fencing_token,
            LATERAL (SELECT clock_timestamp() AS clock) c;
   COMMENT ON VIEW lock_shares IS
-    'pgxlock: shares of leases, for operators. State live; expired: blocks no caller; abandoned: expired for more than an hour. The group itself is in lock_leases, with holder *shared.';
+    'pgxlock: shares of leases, for operators. State live; expired: blocks no caller; abandoned: expired for more than an '
+    'hour. The group itself is in lock_leases, with holder *shared.';
 
   ----------------------------------------------------------------- acquire --
   CREATE OR REPLACE FUNCTION acquire_shared_lock(
@@ -67,10 +76,14 @@ BEGIN
   RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   BEGIN
     RETURN (SELECT CASE WHEN t.acquired THEN true WHEN t.held_by::text <> '*shared' COLLATE "C" THEN false END
-              FROM try_acquire_shared_lock(p_lock_name, p_holder_id, pg_catalog.make_interval(secs => p_ttl_seconds), p_metadata) t);
+              FROM try_acquire_shared_lock(p_lock_name, p_holder_id, pg_catalog.make_interval(secs => p_ttl_seconds),
+                                           p_metadata) t);
   END $$;
   COMMENT ON FUNCTION acquire_shared_lock(varchar, varchar, integer, jsonb) IS
-    'Shares the lease p_lock_name for p_ttl_seconds unless a holder has it exclusively. True if p_holder_id has a share now, false if the lease is held exclusively, NULL if another transaction is joining, renewing, leaving or acquiring it: call again. Never waits. A live share of the same holder is renewed. Takes effect when the calling transaction commits. Above READ COMMITTED it may raise 40001: call it in a transaction of its own.';
+    'Shares the lease p_lock_name for p_ttl_seconds unless a holder has it exclusively. True if p_holder_id has a share '
+    'now, false if the lease is held exclusively, NULL if another transaction is joining, renewing, leaving or acquiring '
+    'it: call again. Never waits. A live share of the same holder is renewed. Takes effect when the calling transaction '
+    'commits. Above READ COMMITTED it may raise 40001: call it in a transaction of its own.';
 
   CREATE OR REPLACE FUNCTION try_acquire_shared_lock(
     p_lock_name varchar, p_holder_id varchar, p_ttl interval DEFAULT '30 seconds', p_metadata jsonb DEFAULT '{}',
@@ -87,14 +100,7 @@ BEGIN
     v_until    timestamptz;
     r          record;
   BEGIN
-    PERFORM pgxlock_check('p_lock_name', v_name);
-    PERFORM pgxlock_check('p_holder_id', v_me);
-    v_ttl := pgxlock_ttl(p_ttl);
-    IF octet_length(v_metadata::text) > 65536 THEN
-      RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', octet_length(v_metadata::text)
-        USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');
+    v_ttl := pgxlock_check_try(v_name, v_me, p_ttl, v_metadata);
 
     acquired := false;
     FOR i IN 1..3 LOOP
@@ -141,7 +147,8 @@ BEGIN
               metadata = CASE WHEN s.expires_at > v_now AND v_metadata = jsonb '{}' THEN s.metadata ELSE v_metadata END;
         -- A share that is shortened may have been the longest.
         UPDATE distributed_locks l SET holder_id = '*shared', expires_at = CASE WHEN v_until >= l.expires_at THEN v_until ELSE (
-                 SELECT max(s.expires_at) FROM distributed_lock_shares s WHERE s.lock_name::text = v_name COLLATE "C" AND s.fencing_token = v_token) END
+                 SELECT max(s.expires_at) FROM distributed_lock_shares s
+                  WHERE s.lock_name::text = v_name COLLATE "C" AND s.fencing_token = v_token) END
          WHERE l.lock_name::text = v_name COLLATE "C";
         acquired := true; fencing_token := v_token; expires_at := v_until; remaining := v_ttl; held_by := v_me;
         RETURN;
@@ -149,11 +156,14 @@ BEGIN
     END LOOP;
   END $$;
   COMMENT ON FUNCTION try_acquire_shared_lock(varchar, varchar, interval, jsonb) IS
-    'Like acquire_shared_lock, and returns the fencing token, which is the group''s: greater than that of any earlier exclusive holder. If not acquired, held_by, expires_at and remaining describe the exclusive holder; if held_by is *shared or NULL, call again.';
+    'Like acquire_shared_lock, and returns the fencing token, which is the group''s: greater than that of any earlier '
+    'exclusive holder. If not acquired, held_by, expires_at and remaining describe the exclusive holder; if held_by is '
+    '*shared or NULL, call again.';
 
   ------------------------------------------------------------------ extend --
   CREATE OR REPLACE FUNCTION extend_shared_lock(p_lock_name varchar, p_holder_id varchar, p_ttl_seconds integer DEFAULT 30)
-  RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  RETURNS boolean LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off
+  SET jit = off AS $$
   DECLARE
     v_name  text := p_lock_name;
     v_me    text := p_holder_id;
@@ -165,7 +175,9 @@ BEGIN
     PERFORM pgxlock_check('p_holder_id', v_me);
     v_ttl := pgxlock_ttl(pg_catalog.make_interval(secs => p_ttl_seconds));
     PERFORM FROM distributed_lock_shares s, distributed_locks l
-      WHERE s.lock_name::text = v_name COLLATE "C" AND s.holder_id::text = v_me COLLATE "C" AND l.lock_name::text = v_name COLLATE "C"
+      WHERE s.lock_name::text = v_name COLLATE "C"
+        AND s.holder_id::text = v_me COLLATE "C"
+        AND l.lock_name::text = v_name COLLATE "C"
         AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token AND s.expires_at > clock_timestamp();
     IF NOT FOUND THEN
       RETURN false;
@@ -181,7 +193,8 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'LK900';
       END IF;
       UPDATE distributed_locks l SET expires_at = CASE WHEN v_until >= l.expires_at THEN v_until ELSE (
-               SELECT max(s.expires_at) FROM distributed_lock_shares s WHERE s.lock_name::text = v_name COLLATE "C" AND s.fencing_token = r.token) END
+               SELECT max(s.expires_at) FROM distributed_lock_shares s
+                WHERE s.lock_name::text = v_name COLLATE "C" AND s.fencing_token = r.token) END
        WHERE l.lock_name::text = v_name COLLATE "C";
     EXCEPTION WHEN SQLSTATE 'LK900' THEN
       RETURN false;
@@ -189,7 +202,8 @@ BEGIN
     RETURN true;
   END $$;
   COMMENT ON FUNCTION extend_shared_lock(varchar, varchar, integer) IS
-    'Sets the expiry of a share to now + p_ttl_seconds; false if the holder has lost it. Waits for a transaction that is joining, renewing or leaving: renew several in one order, by name.';
+    'Sets the expiry of a share to now + p_ttl_seconds; false if the holder has lost it. Waits for a transaction that is '
+    'joining, renewing or leaving: renew several in one order, by name.';
 
   ----------------------------------------------------------------- release --
   CREATE OR REPLACE FUNCTION release_shared_lock(p_lock_name varchar, p_holder_id varchar)
@@ -200,7 +214,8 @@ BEGIN
     RETURN pgxlock_release_share(p_lock_name::text, p_holder_id::text, NULL::bigint, true) IN ('released', 'left');
   END $$;
   COMMENT ON FUNCTION release_shared_lock(varchar, varchar) IS
-    'Releases a share. True if it was still live; false if it had expired or is not the holder''s. Raises 55P03 for a live share while a transaction that called assert_shared_lock_held is open, after half a second.';
+    'Releases a share. True if it was still live; false if it had expired or is not the holder''s. Raises 55P03 for a '
+    'live share while a transaction that called assert_shared_lock_held is open, after half a second.';
 
   CREATE OR REPLACE FUNCTION release_all_locks(p_holder_id varchar)
   RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
@@ -210,15 +225,28 @@ BEGIN
     v_count bigint := 0;
   BEGIN
     PERFORM pgxlock_check('p_holder_id', v_me);
-    FOR v_name IN SELECT l.lock_name::text FROM distributed_locks l WHERE l.holder_id::text = v_me COLLATE "C" ORDER BY l.lock_name::text COLLATE "C" LOOP
+    FOR v_name IN SELECT l.lock_name::text FROM distributed_locks l
+                   WHERE l.holder_id::text = v_me COLLATE "C"
+                   ORDER BY l.lock_name::text COLLATE "C" LOOP
       IF pgxlock_release(v_name, v_me, NULL::bigint) THEN
         v_count := v_count + 1::bigint;
       END IF;
     END LOOP;
-    RETURN v_count + pgxlock_release_shares(v_me);
+    IF NOT has_table_privilege('distributed_lock_shares'::regclass::oid, 'SELECT'::text) THEN
+      RETURN v_count;                       -- a role that may not read shares has none
+    END IF;
+    FOR v_name IN SELECT s.lock_name::text FROM distributed_lock_shares s
+                   WHERE s.holder_id::text = v_me COLLATE "C"
+                   ORDER BY s.lock_name::text COLLATE "C" LOOP
+      IF pgxlock_release_share(v_name, v_me, NULL::bigint, true) IN ('released', 'left') THEN
+        v_count := v_count + 1::bigint;
+      END IF;
+    END LOOP;
+    RETURN v_count;
   END $$;
   COMMENT ON FUNCTION release_all_locks(varchar) IS
-    'Releases every lease and share of the holder, or none (55P03) while an open transaction has asserted a live one. Returns how many were still live.';
+    'Releases every lease and share of the holder, or none (55P03) while an open transaction has asserted a live one. '
+    'Returns how many were still live.';
 
   -- p_token NULL: any token of the holder's share.
   --   released  it was live and the last one: the name is free
@@ -226,7 +254,8 @@ BEGIN
   --   expired   it had expired: it is removed if that needs no wait
   --   gone      it was released before, or the group has ended
   --   skipped   without waiting: an open transaction asserted it, or the group is being changed
-  CREATE OR REPLACE FUNCTION pgxlock_release_share(p_lock_name text, p_holder_id text, p_token bigint, p_wait boolean) RETURNS text
+  CREATE OR REPLACE FUNCTION pgxlock_release_share(p_lock_name text, p_holder_id text, p_token bigint, p_wait boolean)
+  RETURNS text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_outcome text := 'gone';
@@ -238,8 +267,12 @@ BEGIN
     r         record;
   BEGIN
     SELECT s.expires_at > clock_timestamp() INTO v_live FROM distributed_lock_shares s, distributed_locks l
-     WHERE s.lock_name::text = p_lock_name COLLATE "C" AND s.holder_id::text = p_holder_id COLLATE "C" AND l.lock_name::text = p_lock_name COLLATE "C"
-       AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token AND (p_token IS NULL OR s.fencing_token = p_token);
+     WHERE s.lock_name::text = p_lock_name COLLATE "C"
+       AND s.holder_id::text = p_holder_id COLLATE "C"
+       AND l.lock_name::text = p_lock_name COLLATE "C"
+       AND l.holder_id::text = '*shared' COLLATE "C"
+       AND l.fencing_token = s.fencing_token
+       AND (p_token IS NULL OR s.fencing_token = p_token);
     IF NOT FOUND THEN
       RETURN v_outcome;
     END IF;
@@ -259,12 +292,17 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'LK900';
       END IF;
       IF NOT pg_try_advisory_xact_lock(pgxlock_share_pin(p_lock_name, p_holder_id)) THEN
-        v_outcome := (SELECT CASE WHEN s.expires_at > clock_timestamp() THEN 'skipped' ELSE 'expired' END FROM distributed_lock_shares s
-                       WHERE s.lock_name::text = p_lock_name COLLATE "C" AND s.holder_id::text = p_holder_id COLLATE "C" AND s.fencing_token = r.token);
+        v_outcome := (SELECT CASE WHEN s.expires_at > clock_timestamp() THEN 'skipped' ELSE 'expired' END
+                        FROM distributed_lock_shares s
+                       WHERE s.lock_name::text = p_lock_name COLLATE "C"
+                         AND s.holder_id::text = p_holder_id COLLATE "C"
+                         AND s.fencing_token = r.token);
         v_outcome := coalesce(v_outcome, 'gone');
         IF p_wait AND v_outcome = 'skipped' THEN
-          RAISE EXCEPTION 'the share of lock "%" cannot be released now: a transaction that asserted it is still open', p_lock_name
-            USING ERRCODE = 'lock_not_available', HINT = 'Release after that transaction has ended, or inside it, or leave the share to its expiry.';
+          RAISE EXCEPTION 'the share of lock "%" cannot be released now: a transaction that asserted it is still open',
+              p_lock_name
+            USING ERRCODE = 'lock_not_available',
+                  HINT = 'Release after that transaction has ended, or inside it, or leave the share to its expiry.';
         END IF;
         RAISE EXCEPTION USING ERRCODE = 'LK900';
       END IF;
@@ -286,7 +324,9 @@ BEGIN
       ELSE
         -- Pinned: a holder that asserted its share and expired is writing under it. The next holder
         -- takes the expired lease over, as always, when that transaction has ended.
-        UPDATE distributed_locks l SET expires_at = coalesce(v_until, least(l.expires_at, v_now)) WHERE l.lock_name::text = p_lock_name COLLATE "C";
+        UPDATE distributed_locks l
+           SET expires_at = coalesce(v_until, least(l.expires_at, v_now))
+         WHERE l.lock_name::text = p_lock_name COLLATE "C";
       END IF;
     EXCEPTION WHEN SQLSTATE 'LK900' THEN
       RETURN v_outcome;
@@ -295,32 +335,14 @@ BEGIN
   END $$;
   COMMENT ON FUNCTION pgxlock_release_share(text, text, bigint, boolean) IS 'pgxlock, internal: releases a share.';
 
-  -- For release_all_locks(). A role that may not read shares has none.
-  CREATE OR REPLACE FUNCTION pgxlock_release_shares(p_holder_id text) RETURNS bigint
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
-  DECLARE
-    v_name  text;
-    v_count bigint := 0;
-  BEGIN
-    IF NOT has_table_privilege('distributed_lock_shares'::regclass::oid, 'SELECT'::text) THEN
-      RETURN v_count;
-    END IF;
-    FOR v_name IN SELECT s.lock_name::text FROM distributed_lock_shares s WHERE s.holder_id::text = p_holder_id COLLATE "C" ORDER BY s.lock_name::text COLLATE "C" LOOP
-      IF pgxlock_release_share(v_name, p_holder_id, NULL::bigint, true) IN ('released', 'left') THEN
-        v_count := v_count + 1::bigint;
-      END IF;
-    END LOOP;
-    RETURN v_count;
-  END $$;
-  COMMENT ON FUNCTION pgxlock_release_shares(text) IS 'pgxlock, internal: releases all shares of a holder.';
-
   ------------------------------------------------------------------- fence --
   -- The pins are acquired first and the rows read in a LATER statement, as in assert_lock_held().
   -- The pin of the name keeps the group from ending, that of the share keeps it from being
   -- released.
   CREATE OR REPLACE FUNCTION assert_shared_lock_held(
     p_lock_name varchar, p_holder_id varchar, p_fencing_token bigint DEFAULT NULL, p_allow_expired boolean DEFAULT false)
-  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off
+  SET jit = off AS $$
   DECLARE
     v_name text := p_lock_name;
     v_me   text := p_holder_id;
@@ -333,16 +355,22 @@ BEGIN
     PERFORM pgxlock_check('p_lock_name', v_name);
     PERFORM pgxlock_check('p_holder_id', v_me);
     IF current_setting('transaction_read_only') = 'on' THEN
-      RAISE EXCEPTION 'assert_shared_lock_held() protects writes, and this transaction is read-only' USING ERRCODE = 'read_only_sql_transaction',
-        HINT = 'Begin a READ WRITE transaction on the primary; or leave the call out, because nothing can be written here.';
+      RAISE EXCEPTION 'assert_shared_lock_held() protects writes, and this transaction is read-only'
+        USING ERRCODE = 'read_only_sql_transaction',
+              HINT = 'Begin a READ WRITE transaction on the primary; or leave the call out, because nothing can be written here.';
     END IF;
-    IF NOT pg_try_advisory_xact_lock_shared(pgxlock_key('pin', v_name)) OR NOT pg_try_advisory_xact_lock_shared(pgxlock_share_pin(v_name, v_me)) THEN
-      RAISE EXCEPTION 'lock "%" is not shared by "%" for this transaction: it is just being taken over or released', v_name, v_me USING ERRCODE = 'LK001';
+    IF NOT pg_try_advisory_xact_lock_shared(pgxlock_key('pin', v_name))
+       OR NOT pg_try_advisory_xact_lock_shared(pgxlock_share_pin(v_name, v_me)) THEN
+      RAISE EXCEPTION 'lock "%" is not shared by "%" for this transaction: it is just being taken over or released',
+          v_name, v_me
+        USING ERRCODE = 'LK001';
     END IF;
     IF v_read_committed THEN
       SELECT s.fencing_token AS token, s.expires_at AS expires INTO r
         FROM distributed_lock_shares s, distributed_locks l
-       WHERE s.lock_name::text = v_name COLLATE "C" AND s.holder_id::text = v_me COLLATE "C" AND l.lock_name::text = v_name COLLATE "C"
+       WHERE s.lock_name::text = v_name COLLATE "C"
+         AND s.holder_id::text = v_me COLLATE "C"
+         AND l.lock_name::text = v_name COLLATE "C"
          AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token;
       v_found := FOUND;
     ELSE
@@ -353,13 +381,17 @@ BEGIN
       PERFORM set_config('lock_timeout', '10ms', true);
       SELECT s.fencing_token AS token, s.expires_at AS expires INTO r
         FROM distributed_lock_shares s, distributed_locks l
-       WHERE s.lock_name::text = v_name COLLATE "C" AND s.holder_id::text = v_me COLLATE "C" AND l.lock_name::text = v_name COLLATE "C"
+       WHERE s.lock_name::text = v_name COLLATE "C"
+         AND s.holder_id::text = v_me COLLATE "C"
+         AND l.lock_name::text = v_name COLLATE "C"
          AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token FOR KEY SHARE SKIP LOCKED;
       v_found := FOUND;
       PERFORM set_config('lock_timeout', v_timeout, true);
       IF NOT v_found THEN
         PERFORM FROM distributed_lock_shares s, distributed_locks l
-          WHERE s.lock_name::text = v_name COLLATE "C" AND s.holder_id::text = v_me COLLATE "C" AND l.lock_name::text = v_name COLLATE "C";
+          WHERE s.lock_name::text = v_name COLLATE "C"
+            AND s.holder_id::text = v_me COLLATE "C"
+            AND l.lock_name::text = v_name COLLATE "C";
         IF NOT FOUND THEN
           RAISE EXCEPTION 'the share of lock "%" is not visible to this transaction''s snapshot', v_name USING ERRCODE = 'LK002',
             DETAIL = 'The snapshot is older than the acquisition, or the lock was released before it.',
@@ -373,16 +405,23 @@ BEGIN
       RETURN r.token;
     END IF;
     IF v_found AND NOT v_read_committed THEN
-      RAISE EXCEPTION 'the share of lock "%" had expired at %, as far as this transaction''s snapshot shows', v_name, r.expires USING ERRCODE = 'LK002',
-        HINT = 'Later renewals are not visible to it. With p_allow_expired => true an expired share of a lock that was not taken over is enough.';
+      RAISE EXCEPTION 'the share of lock "%" had expired at %, as far as this transaction''s snapshot shows',
+          v_name, r.expires
+        USING ERRCODE = 'LK002',
+              HINT = 'Later renewals are not visible to it. With p_allow_expired => true an expired share of a lock that was '
+                     'not taken over is enough.';
     END IF;
     RAISE EXCEPTION 'lock "%" is not shared by "%"', v_name, v_me USING ERRCODE = 'LK001',
       DETAIL = CASE WHEN v_found THEN 'It expired at ' || r.expires::text || '.'
-                    WHEN v_read_committed THEN 'It was released, or never acquired, or that has not committed; or the lock was taken over since.'
+                    WHEN v_read_committed THEN 'It was released, or never acquired, or that has not committed; or the '
+                                               'lock was taken over since.'
                     ELSE 'Its token is another one, or another transaction has a row of it locked.' END;
   END $$;
   COMMENT ON FUNCTION assert_shared_lock_held(varchar, varchar, bigint, boolean) IS
-    'assert_lock_held() for a share: raises LK001 if the holder has lost it and, above READ COMMITTED, LK002 if the snapshot is older than the acquisition. Until this transaction ends no holder can acquire the lease exclusively; others may join, renew and leave. Waits for no other function of pgxlock. Rolling back to a savepoint before the call ends the protection.';
+    'assert_lock_held() for a share: raises LK001 if the holder has lost it and, above READ COMMITTED, LK002 if the '
+    'snapshot is older than the acquisition. Until this transaction ends no holder can acquire the lease exclusively; '
+    'others may join, renew and leave. Waits for no other function of pgxlock. Rolling back to a savepoint before the '
+    'call ends the protection.';
 
   ----------------------------------------------------------------- batches --
   CREATE OR REPLACE FUNCTION pgxlock_share_each(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[])
@@ -392,26 +431,32 @@ BEGIN
     r record;
   BEGIN
     FOR r IN SELECT w.name, w.holder, w.ttl, w.metadata
-               FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n) ORDER BY w.n LOOP
+               FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
+              ORDER BY w.n LOOP
       SELECT t.acquired, t.fencing_token, t.held_by::text, (date_part('epoch'::text, t.remaining) * 1000::float8)::bigint
         INTO acquired, fencing_token, held_by, remaining_ms
-        FROM try_acquire_shared_lock(r.name::varchar, r.holder::varchar, r.ttl::float8 * interval '1 millisecond', r.metadata::jsonb) t;
+        FROM try_acquire_shared_lock(r.name::varchar, r.holder::varchar, r.ttl::float8 * interval '1 millisecond',
+                                     r.metadata::jsonb) t;
       RETURN NEXT;
     END LOOP;
   END $$;
-  COMMENT ON FUNCTION pgxlock_share_each(text[], text[], bigint[], text[]) IS 'pgxlock, internal: try_acquire_shared_lock() for each entry, answers in order.';
+  COMMENT ON FUNCTION pgxlock_share_each(text[], text[], bigint[], text[]) IS
+    'pgxlock, internal: try_acquire_shared_lock() for each entry, answers in order.';
 
   -- The groups are locked first, in one order and without waiting, and each is written once,
   -- however many of its shares are renewed.
-  CREATE OR REPLACE FUNCTION pgxlock_renew_shares_batch(p_names text[], p_holders text[], p_tokens bigint[], p_ttls bigint[]) RETURNS SETOF text
+  CREATE OR REPLACE FUNCTION pgxlock_renew_shares_batch(p_names text[], p_holders text[], p_tokens bigint[],
+    p_ttls bigint[])
+  RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
   DECLARE
     v_names   text[];
     v_tokens  bigint[];
     v_renewed bigint[];
   BEGIN
-    PERFORM pgxlock_require(greatest(pg_catalog.cardinality(p_names), pg_catalog.cardinality(p_holders), pg_catalog.cardinality(p_tokens), pg_catalog.cardinality(p_ttls)) <= 1000,
-      'p_names, p_holders, p_tokens and p_ttls must have at most 1000 elements');
+    PERFORM pgxlock_require(greatest(pg_catalog.cardinality(p_names), pg_catalog.cardinality(p_holders),
+                                     pg_catalog.cardinality(p_tokens), pg_catalog.cardinality(p_ttls)) <= 1000,
+                            'p_names, p_holders, p_tokens and p_ttls must have at most 1000 elements');
     PERFORM pgxlock_durable(true);
     WITH want AS MATERIALIZED (
       SELECT DISTINCT w.name COLLATE "C" AS name FROM pg_catalog.unnest(p_names) AS w (name)
@@ -446,21 +491,26 @@ BEGIN
     RETURN QUERY
     SELECT CASE WHEN w.n = ANY (v_renewed) THEN 'renewed'
                 WHEN EXISTS (SELECT FROM distributed_lock_shares s, distributed_locks l
-                              WHERE s.lock_name::text = w.name COLLATE "C" AND s.holder_id::text = w.holder COLLATE "C" AND l.lock_name::text = w.name COLLATE "C"
+                              WHERE s.lock_name::text = w.name COLLATE "C"
+                                AND s.holder_id::text = w.holder COLLATE "C"
+                                AND l.lock_name::text = w.name COLLATE "C"
                                 AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token
-                                AND s.fencing_token = coalesce(w.token, s.fencing_token) AND s.expires_at > clock_timestamp() OFFSET 0) THEN 'skipped'
+                                AND s.fencing_token = coalesce(w.token, s.fencing_token)
+                                AND s.expires_at > clock_timestamp() OFFSET 0) THEN 'skipped'
                 ELSE 'gone' END
       FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)
      ORDER BY w.n;
   END $$;
   COMMENT ON FUNCTION pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]) IS
-    'pgxlock, internal: renews shares. Returns for each entry, in order, renewed, gone (expired, released or taken over) or skipped (the group is being changed: try again).';
+    'pgxlock, internal: renews shares. Returns for each entry, in order, renewed, gone (expired, released or taken over) '
+    'or skipped (the group is being changed: try again).';
 
   CREATE OR REPLACE FUNCTION pgxlock_release_shares_batch(p_names text[], p_holders text[], p_tokens bigint[]) RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
-    PERFORM pgxlock_require(greatest(pg_catalog.cardinality(p_names), pg_catalog.cardinality(p_holders), pg_catalog.cardinality(p_tokens)) <= 1000,
-      'p_names, p_holders and p_tokens must have at most 1000 elements');
+    PERFORM pgxlock_require(greatest(pg_catalog.cardinality(p_names), pg_catalog.cardinality(p_holders),
+                                     pg_catalog.cardinality(p_tokens)) <= 1000,
+                            'p_names, p_holders and p_tokens must have at most 1000 elements');
     RETURN QUERY
     SELECT pgxlock_release_share(w.name, w.holder, w.token, false)
       FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)
@@ -470,7 +520,8 @@ BEGIN
     'pgxlock, internal: pgxlock_release_share() for each entry, in order, without waiting.';
 
   CREATE OR REPLACE FUNCTION pgxlock_share_holders(p_name text)
-  RETURNS TABLE (holder text, metadata text, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz, shared boolean)
+  RETURNS TABLE (holder text, metadata text, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz,
+                 shared boolean)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     r record;
@@ -499,12 +550,17 @@ BEGIN
   BEGIN
     PERFORM pgxlock_require(p_grace >= interval '0', 'p_grace must be 0 or more');
     PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
-    PERFORM pgxlock_check_read_committed('shares are removed in READ COMMITTED: an older snapshot does not show which groups there are');
-    FOR r IN SELECT s.lock_name::text AS name, s.holder_id::text AS holder FROM distributed_lock_shares s WHERE s.expires_at <= clock_timestamp() - p_grace LIMIT p_limit LOOP
+    PERFORM pgxlock_check_read_committed('shares are removed in READ COMMITTED: an older snapshot does not show which '
+                                         'groups there are');
+    FOR r IN SELECT s.lock_name::text AS name, s.holder_id::text AS holder
+               FROM distributed_lock_shares s
+              WHERE s.expires_at <= clock_timestamp() - p_grace
+              LIMIT p_limit LOOP
       BEGIN
         -- Leftovers of a lease that is held exclusively are removed another time.
         PERFORM FROM distributed_locks l
-          WHERE l.lock_name::text = r.name COLLATE "C" AND (l.holder_id::text = '*shared' COLLATE "C" OR l.expires_at <= clock_timestamp())
+          WHERE l.lock_name::text = r.name COLLATE "C"
+            AND (l.holder_id::text = '*shared' COLLATE "C" OR l.expires_at <= clock_timestamp())
             FOR NO KEY UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
           IF NOT pg_try_advisory_xact_lock(pgxlock_key('guard', r.name)) THEN
@@ -519,12 +575,15 @@ BEGIN
           RAISE EXCEPTION USING ERRCODE = 'LK900';
         END IF;
         PERFORM FROM distributed_lock_shares s
-          WHERE s.lock_name::text = r.name COLLATE "C" AND s.holder_id::text = r.holder COLLATE "C" AND s.expires_at <= clock_timestamp() - p_grace
+          WHERE s.lock_name::text = r.name COLLATE "C"
+            AND s.holder_id::text = r.holder COLLATE "C"
+            AND s.expires_at <= clock_timestamp() - p_grace
             FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
           RAISE EXCEPTION USING ERRCODE = 'LK900';
         END IF;
-        DELETE FROM distributed_lock_shares s WHERE s.lock_name::text = r.name COLLATE "C" AND s.holder_id::text = r.holder COLLATE "C";
+        DELETE FROM distributed_lock_shares s
+         WHERE s.lock_name::text = r.name COLLATE "C" AND s.holder_id::text = r.holder COLLATE "C";
         v_count := v_count + 1::bigint;
       EXCEPTION WHEN SQLSTATE 'LK900' THEN
         NULL;                               -- in use, or changed
@@ -533,7 +592,8 @@ BEGIN
     RETURN v_count;
   END $$;
   COMMENT ON FUNCTION pgxlock_reap_shares(interval, integer) IS
-    'Housekeeping only: removes up to p_limit shares that expired more than p_grace ago; returns how many. Acquiring never needs it. In a transaction of its own: no share of the same leases can be renewed meanwhile.';
+    'Housekeeping only: removes up to p_limit shares that expired more than p_grace ago; returns how many. Acquiring '
+    'never needs it. In a transaction of its own: no share of the same leases can be renewed meanwhile.';
 
   ----------------------------------------------------------------- helpers --
   -- Call it in a subtransaction that is rolled back if there is nothing to do.
@@ -549,7 +609,8 @@ BEGIN
     END IF;
   END $$;
   COMMENT ON FUNCTION pgxlock_lock_group(text, boolean) IS
-    'pgxlock, internal: locks the row of a group, which may have expired. NULL: there is none or, without waiting, another transaction has it locked.';
+    'pgxlock, internal: locks the row of a group, which may have expired. NULL: there is none or, without waiting, '
+    'another transaction has it locked.';
 
   -- The length shows where the name ends.
   CREATE OR REPLACE FUNCTION pgxlock_share_pin(p_name text, p_holder text) RETURNS bigint
@@ -557,7 +618,8 @@ BEGIN
   BEGIN
     RETURN pgxlock_key('share', char_length(p_name)::text || ':' || p_name || p_holder);
   END $$;
-  COMMENT ON FUNCTION pgxlock_share_pin(text, text) IS 'pgxlock, internal: the pin of one share, which its fences hold shared beside the pin of the name.';
+  COMMENT ON FUNCTION pgxlock_share_pin(text, text) IS
+    'pgxlock, internal: the pin of one share, which its fences hold shared beside the pin of the name.';
 
   ----------------------------------------------------------------- permits --
   -- A semaphore of n permits is n leases: jobs#1 to jobs#n for jobs. So what is true of leases is
@@ -574,25 +636,29 @@ BEGIN
     PRIMARY KEY (name, permits)
   ) USING heap;
   CREATE INDEX IF NOT EXISTS pgxlock_semaphores_used_at ON pgxlock_semaphores (used_at);
-  COMMENT ON TABLE pgxlock_semaphores IS 'pgxlock: with how many permits callers use a semaphore. It decides nothing.';
+  COMMENT ON TABLE pgxlock_semaphores IS
+    'pgxlock: with how many permits callers use a semaphore. It decides nothing. Rows: one for each semaphore and number '
+    'of permits; acquiring a permit removes those that were not used for a day.';
   COMMENT ON COLUMN pgxlock_semaphores.name IS 'The semaphore: its permits are the leases name#1, name#2 and so on.';
   COMMENT ON COLUMN pgxlock_semaphores.permits IS 'The number of permits that a caller gave.';
   COMMENT ON COLUMN pgxlock_semaphores.used_at IS 'When a caller last gave it, to within 20 seconds.';
   COMMENT ON COLUMN pgxlock_semaphores.used_by IS 'The holder id of that caller.';
 
   CREATE OR REPLACE FUNCTION acquire_permit(
-    p_lock_name varchar, p_holder_id varchar, p_permits integer, p_ttl_seconds integer DEFAULT 30, p_metadata jsonb DEFAULT '{}') RETURNS varchar
+    p_lock_name varchar, p_holder_id varchar, p_permits integer, p_ttl_seconds integer DEFAULT 30,
+    p_metadata jsonb DEFAULT '{}') RETURNS varchar
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     v_permit integer;
   BEGIN
     PERFORM pgxlock_require(p_permits BETWEEN 1 AND 10000, 'p_permits must be between 1 and 10000');
     IF (char_length(p_lock_name::text) BETWEEN 1 AND 254 - char_length(p_permits::text)) IS NOT TRUE THEN
-      RAISE EXCEPTION 'p_lock_name must have 1 to % characters, which leaves room for # and the number of a permit', 254 - char_length(p_permits::text)
+      RAISE EXCEPTION 'p_lock_name must have 1 to % characters, which leaves room for # and the number of a permit',
+          254 - char_length(p_permits::text)
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_require(char_length(p_holder_id::text) BETWEEN 1 AND 255 AND left(p_holder_id::text, 1) <> '*',
-      'p_holder_id must have 1 to 255 characters, and not begin with *');
+                            'p_holder_id must have 1 to 255 characters, and not begin with *');
     PERFORM pgxlock_require(p_ttl_seconds >= 1, 'p_ttl_seconds must be at least 1');
     PERFORM pgxlock_require(octet_length(p_metadata::text) <= 65536, 'p_metadata must not be NULL, nor have more than 64 KiB');
     v_permit := (SELECT t.permit FROM pgxlock_permit_batch(ARRAY[p_lock_name::text], ARRAY[p_permits], ARRAY[p_holder_id::text],
@@ -600,10 +666,14 @@ BEGIN
     RETURN p_lock_name::text || '#' || v_permit::text;
   END $$;
   COMMENT ON FUNCTION acquire_permit(varchar, varchar, integer, integer, jsonb) IS
-    'Acquires a permit of a semaphore, one of the leases p_lock_name#1 to p_lock_name#p_permits; returns the name of that lease, NULL if none is free. Extend it with extend_lock(), release it with release_lock(), protect writes with assert_lock_held(). Each call acquires another permit.';
+    'Acquires a permit of a semaphore, one of the leases p_lock_name#1 to p_lock_name#p_permits; returns the name of that '
+    'lease, NULL if none is free. Extend it with extend_lock(), release it with release_lock(), protect writes with '
+    'assert_lock_held(). Each call acquires another permit.';
 
-  CREATE OR REPLACE FUNCTION pgxlock_permit_batch(p_names text[], p_permits integer[], p_holders text[], p_ttls bigint[], p_metadata text[], p_tickets bigint[])
-  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean, permit integer, others integer)
+  CREATE OR REPLACE FUNCTION pgxlock_permit_batch(p_names text[], p_permits integer[], p_holders text[], p_ttls bigint[],
+    p_metadata text[], p_tickets bigint[])
+  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean, permit integer,
+                 others integer)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
@@ -616,18 +686,26 @@ BEGIN
     v_tried    integer[];
     v_now      timestamptz;
   BEGIN
-    PERFORM pgxlock_require(v_count <= 1000 AND pg_catalog.cardinality(p_permits) = v_count AND pg_catalog.cardinality(p_holders) = v_count AND pg_catalog.cardinality(p_ttls) = v_count
-        AND pg_catalog.cardinality(p_metadata) = v_count AND pg_catalog.cardinality(p_tickets) = v_count,
-      'p_names must have at most 1000 elements, and every name needs permits, a holder, a ttl, metadata and a ticket');
+    PERFORM pgxlock_require(v_count <= 1000
+                            AND pg_catalog.cardinality(p_permits) = v_count
+                            AND pg_catalog.cardinality(p_holders) = v_count
+                            AND pg_catalog.cardinality(p_ttls) = v_count
+                            AND pg_catalog.cardinality(p_metadata) = v_count
+                            AND pg_catalog.cardinality(p_tickets) = v_count,
+                            'p_names must have at most 1000 elements, and every name needs permits, a holder, a ttl, '
+                            'metadata and a ticket');
     IF EXISTS (SELECT FROM unnest(p_names, p_permits) AS w (name, permits)
-                WHERE (w.permits BETWEEN 1 AND 10000 AND char_length(w.name) BETWEEN 1 AND 254 - char_length(w.permits::text)) IS NOT TRUE) THEN
-      RAISE EXCEPTION 'a semaphore has 1 to 10000 permits, and a name that leaves room for # and the number of a permit in 255 characters'
+                WHERE (w.permits BETWEEN 1 AND 10000
+                       AND char_length(w.name) BETWEEN 1 AND 254 - char_length(w.permits::text)) IS NOT TRUE) THEN
+      RAISE EXCEPTION 'a semaphore has 1 to 10000 permits, and a name that leaves room for # and the number of a permit '
+                      'in 255 characters'
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_check_primary('cannot acquire a permit on a standby server');
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
        AND EXISTS (SELECT FROM pg_catalog.unnest(p_tickets) t (ticket) WHERE t.ticket IS NOT NULL) THEN
-      RAISE EXCEPTION 'permits are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters' USING ERRCODE = 'active_sql_transaction';
+      RAISE EXCEPTION 'permits are acquired in turn in READ COMMITTED: an older snapshot does not show the waiters'
+        USING ERRCODE = 'active_sql_transaction';
     END IF;
 
     FOR i IN 1..v_count LOOP
@@ -646,16 +724,20 @@ BEGIN
                           LATERAL generate_series(f.start, f.start + p_permits[i] - 1) s (at)
                     WHERE s.at % p_permits[i] + 1 <> ALL (v_tried)
                       AND NOT EXISTS (SELECT FROM distributed_locks l
-                                       WHERE l.lock_name::text = (v_queues[i] || (s.at % p_permits[i] + 1)::text) COLLATE "C" AND l.expires_at > v_now OFFSET 0)
+                                       WHERE l.lock_name::text = (v_queues[i] || (s.at % p_permits[i] + 1)::text) COLLATE "C"
+                                         AND l.expires_at > v_now OFFSET 0)
                     LIMIT 1);
         EXIT WHEN permit IS NULL;
         v_tried := pg_catalog.array_append(v_tried, permit);
         -- Under a unique holder id until the commit: another call for the same holder may have
         -- acquired this permit since it was read, and would be renewed.
         SELECT t.acquired, t.fencing_token INTO acquired, fencing_token
-          FROM pgxlock_acquire_each(ARRAY[v_queues[i] || permit::text], ARRAY['permit ' || gen_random_uuid()::text], ARRAY[p_ttls[i]], ARRAY[p_metadata[i]]) t;
+          FROM pgxlock_acquire_each(ARRAY[v_queues[i] || permit::text], ARRAY['permit ' || gen_random_uuid()::text],
+                                    ARRAY[p_ttls[i]], ARRAY[p_metadata[i]]) t;
         IF acquired THEN
-          UPDATE distributed_locks l SET holder_id = p_holders[i] WHERE l.lock_name::text = (v_queues[i] || permit::text) COLLATE "C";
+          UPDATE distributed_locks l
+             SET holder_id = p_holders[i]
+           WHERE l.lock_name::text = (v_queues[i] || permit::text) COLLATE "C";
         END IF;
       END LOOP;
       v_acquired := pg_catalog.array_append(v_acquired, acquired);
@@ -664,7 +746,8 @@ BEGIN
       IF NOT acquired THEN                  -- the holder whose lease ends first unless renewed
         permit := NULL;
         v_now := clock_timestamp();
-        SELECT l.holder, CASE WHEN isfinite(l.expires) THEN (date_part('epoch'::text, l.expires - v_now) * 1000::float8)::bigint END
+        SELECT l.holder,
+               CASE WHEN isfinite(l.expires) THEN (date_part('epoch'::text, l.expires - v_now) * 1000::float8)::bigint END
           INTO held_by, remaining_ms
           FROM generate_series(1, p_permits[i]) s (at),           -- one by one: a join could read the whole table
                LATERAL (SELECT l.holder_id::text AS holder, l.expires_at AS expires FROM distributed_locks l
@@ -672,18 +755,26 @@ BEGIN
          WHERE l.expires > v_now ORDER BY l.expires LIMIT 1;
       END IF;
       others := (SELECT max(s.permits) FROM pgxlock_semaphores s
-                  WHERE s.name = p_names[i] COLLATE "C" AND s.permits <> p_permits[i] AND s.used_at > clock_timestamp() - interval '1 minute');
+                  WHERE s.name = p_names[i] COLLATE "C"
+                    AND s.permits <> p_permits[i]
+                    AND s.used_at > clock_timestamp() - interval '1 minute');
       IF NOT EXISTS (SELECT FROM pgxlock_semaphores s
-                      WHERE s.name = p_names[i] COLLATE "C" AND s.permits = p_permits[i] AND s.used_at > clock_timestamp() - interval '20 seconds')
+                      WHERE s.name = p_names[i] COLLATE "C"
+                        AND s.permits = p_permits[i]
+                        AND s.used_at > clock_timestamp() - interval '20 seconds')
          AND pg_try_advisory_xact_lock(pgxlock_key('semaphore', p_names[i])) THEN        -- no writer waits for another
-        INSERT INTO pgxlock_semaphores AS s (name, permits, used_at, used_by) VALUES (p_names[i], p_permits[i], clock_timestamp(), coalesce(p_holders[i], ''))
+        INSERT INTO pgxlock_semaphores AS s (name, permits, used_at, used_by)
+        VALUES (p_names[i], p_permits[i], clock_timestamp(), coalesce(p_holders[i], ''))
         ON CONFLICT ON CONSTRAINT pgxlock_semaphores_pkey DO UPDATE SET used_at = excluded.used_at, used_by = excluded.used_by;
         IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
           -- Removes old rows of any semaphore, because a name may be used only once.
           v_now := clock_timestamp() - interval '1 day';
           DELETE FROM pgxlock_semaphores s
            USING (SELECT o.name, o.permits FROM pgxlock_semaphores o WHERE o.used_at < v_now ORDER BY o.used_at LIMIT 4) o
-           WHERE s.name = o.name AND s.permits = o.permits AND s.used_at < v_now AND pg_try_advisory_xact_lock(pgxlock_key('semaphore', s.name));
+           WHERE s.name = o.name
+             AND s.permits = o.permits
+             AND s.used_at < v_now
+             AND pg_try_advisory_xact_lock(pgxlock_key('semaphore', s.name));
         END IF;
       END IF;
       RETURN NEXT;
@@ -693,7 +784,8 @@ BEGIN
     END IF;
   END $$;
   COMMENT ON FUNCTION pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[]) IS
-    'pgxlock, internal: acquires a permit of each semaphore in turn; tickets as in pgxlock_acquire_batch(), in the queue name#. permit: its number. others: the highest other number of permits that callers gave within a minute.';
+    'pgxlock, internal: acquires a permit of each semaphore in turn; tickets as in pgxlock_acquire_batch(), in the queue '
+    'name#. permit: its number. others: the highest other number of permits that callers gave within a minute.';
 
   PERFORM pgxlock_migrate('made'::text, 5, v_path);
   IF v_new THEN

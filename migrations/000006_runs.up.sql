@@ -6,10 +6,13 @@ DECLARE
   v_schema pg_catalog.text := pg_catalog.current_schema();
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);       -- until the schema is known
-  IF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
+  IF NOT EXISTS (SELECT FROM pg_proc p
+                  WHERE p.oid = to_regprocedure(quote_ident(v_schema) || '.pgxlock_migrate(text, integer, text)')::oid
                                          AND pg_get_userbyid(p.proowner) = current_user) THEN
-    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role', coalesce(quote_ident(v_schema), 'none')
-      USING ERRCODE = 'insufficient_privilege', HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
+    RAISE EXCEPTION 'pgxlock: schema % does not have version 1, or it belongs to another role',
+        coalesce(quote_ident(v_schema), 'none')
+      USING ERRCODE = 'insufficient_privilege',
+            HINT = 'Name the schema first in search_path, SET ROLE to the owner, and run the files in order.';
   END IF;
   PERFORM set_config('search_path', format('%I, pg_temp', v_schema), true);
   PERFORM pgxlock_migrate('up'::text, 6, v_path);
@@ -36,7 +39,8 @@ BEGIN
   ALTER TABLE pgxlock_runs SET (vacuum_truncate = off);            -- truncating would block starts
   CREATE INDEX IF NOT EXISTS pgxlock_runs_keep_until ON pgxlock_runs (keep_until);
   COMMENT ON TABLE pgxlock_runs IS
-    'pgxlock: the runs started for each period or tick. A row keeps other callers from starting the run again; later starts remove it after keep_until. Write it only through the functions.';
+    'pgxlock: the runs started for each period or tick. A row keeps other callers from starting the run again. Write it '
+    'only through the functions. Rows: one for each run; later starts remove those after keep_until.';
   COMMENT ON COLUMN pgxlock_runs.slot IS 'The beginning of the period; or the tick that the caller gave.';
   COMMENT ON COLUMN pgxlock_runs.state IS
     'running, succeeded or failed; withdrawn: the start was undone, and any caller may start it; skipped: it was under way when '
@@ -44,7 +48,8 @@ BEGIN
   COMMENT ON COLUMN pgxlock_runs.attempt IS 'The number of starts.';
   COMMENT ON COLUMN pgxlock_runs.holder IS 'The name that the last caller to start it gave itself, with an id of the attempt.';
   COMMENT ON COLUMN pgxlock_runs.lease IS
-    'The lease in distributed_locks that the run holds; NULL: none, so that a crash cannot be detected, and the run is not started again.';
+    'The lease in distributed_locks that the run holds; NULL: none, so that a crash cannot be detected, and the run is '
+    'not started again.';
   COMMENT ON COLUMN pgxlock_runs.error IS 'The error that the run reported.';
   COMMENT ON COLUMN pgxlock_runs.period IS 'The period of the program that started the run; NULL: slot is a tick.';
   COMMENT ON COLUMN pgxlock_runs.period_offset IS 'How much later than at a multiple of the period it begins.';
@@ -77,21 +82,27 @@ BEGIN
   BEGIN
     RETURN (SELECT s.attempt IS NOT NULL
               FROM pgxlock_start_run(p_key, p_tick, NULL::interval, NULL::interval, NULL::text, interval '7 days',
-                                     pg_catalog.format('%s:%s:%s', left(session_user::text, 63), pg_backend_pid(), gen_random_uuid()), NULL::text) s);
+                                     pg_catalog.format('%s:%s:%s', left(session_user::text, 63), pg_backend_pid(),
+                                                       gen_random_uuid()), NULL::text) s);
   END $$;
   COMMENT ON FUNCTION start_run_at(text, timestamptz) IS
-    'start_run() for a tick of a schedule: true for exactly one caller for each tick. Raises 22023 for a tick more than 7 days old or ahead.';
+    'start_run() for a tick of a schedule: true for exactly one caller for each tick. Raises 22023 for a tick more than 7 '
+    'days old or ahead.';
 
   CREATE OR REPLACE FUNCTION finish_run(p_key text, p_slot timestamptz, p_error text DEFAULT NULL) RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
-    UPDATE pgxlock_runs o SET state = CASE WHEN p_error IS NULL THEN 'succeeded' ELSE 'failed' END, finished_at = clock_timestamp(), error = left(p_error, 2000)
+    UPDATE pgxlock_runs o
+       SET state = CASE WHEN p_error IS NULL THEN 'succeeded' ELSE 'failed' END, finished_at = clock_timestamp(),
+           error = left(p_error, 2000)
      WHERE o.run_key::text = p_key COLLATE "C" AND o.slot = p_slot AND o.state = 'running' AND o.lease IS NULL;
     RETURN FOUND;
   END $$;
   COMMENT ON FUNCTION finish_run(text, timestamptz, text) IS
-    'Records the end of a run that start_run() or start_run_at() started; p_error NULL: it succeeded. False if it was not running. For operators: start_run() never starts the run again, whatever is recorded; a program that retries failed runs may.';
+    'Records the end of a run that start_run() or start_run_at() started; p_error NULL: it succeeded. False if it was not '
+    'running. For operators: start_run() never starts the run again, whatever is recorded; a program that retries failed '
+    'runs may.';
 
   CREATE OR REPLACE FUNCTION forget_run(p_key text, p_slot timestamptz) RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
@@ -100,7 +111,8 @@ BEGIN
     DELETE FROM pgxlock_runs o WHERE o.run_key::text = p_key COLLATE "C" AND o.slot = p_slot;
     RETURN FOUND;
   END $$;
-  COMMENT ON FUNCTION forget_run(text, timestamptz) IS 'Removes the record of a run, so that it can be started again; false if there was none.';
+  COMMENT ON FUNCTION forget_run(text, timestamptz) IS
+    'Removes the record of a run, so that it can be started again; false if there was none.';
 
   CREATE OR REPLACE FUNCTION list_runs(p_key text DEFAULT NULL, p_limit integer DEFAULT 100)
   RETURNS TABLE (run_key text, slot timestamptz, state text, attempt integer, holder text, lease text, started_at timestamptz,
@@ -162,7 +174,8 @@ BEGIN
     v_near record;
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
-    PERFORM pgxlock_require(p_missed BETWEEN 0 AND 1000 AND p_retry IS NOT NULL, 'p_missed must be between 0 and 1000, and p_retry not NULL');
+    PERFORM pgxlock_require(p_missed BETWEEN 0 AND 1000 AND p_retry IS NOT NULL,
+                            'p_missed must be between 0 and 1000, and p_retry not NULL');
     PERFORM pgxlock_require(p_first IN ('now', 'next'), 'p_first must be now or next');
     PERFORM pgxlock_check_primary('runs are not started on a standby server');
     FOR i IN -p_missed..0 LOOP
@@ -179,7 +192,9 @@ BEGIN
       IF i = 0 THEN
         lasts := (extract(epoch FROM pgxlock_slot(v_now, p_period, p_offset, p_time_zone, 1) - v_now) * 1000000::numeric)::bigint;
         RETURN NEXT;
-      ELSIF due AND EXISTS (SELECT FROM pgxlock_runs r WHERE r.run_key::text = p_key COLLATE "C" AND r.slot <= pgxlock_due_runs.slot) THEN
+      ELSIF due
+         AND EXISTS (SELECT FROM pgxlock_runs r
+                      WHERE r.run_key::text = p_key COLLATE "C" AND r.slot <= pgxlock_due_runs.slot) THEN
         RETURN NEXT;
       END IF;
     END LOOP;
@@ -193,7 +208,8 @@ BEGIN
   -- one that was started under the same lease: its holder is dead.
   -- p_period is NULL for a tick.
   CREATE OR REPLACE FUNCTION pgxlock_start_run(
-    p_key text, p_slot timestamptz, p_period interval, p_offset interval, p_time_zone text, p_keep interval, p_holder text, p_lease text,
+    p_key text, p_slot timestamptz, p_period interval, p_offset interval, p_time_zone text, p_keep interval,
+    p_holder text, p_lease text,
     p_first text DEFAULT 'now',
     OUT slot timestamptz, OUT attempt integer, OUT other_period interval, OUT other_offset interval, OUT other_zone text)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
@@ -219,7 +235,8 @@ BEGIN
       slot := pgxlock_slot(coalesce(p_slot, v_now), p_period, p_offset, p_time_zone, 0);
     END IF;
     IF slot IS NULL OR NOT isfinite(slot) THEN
-      RAISE EXCEPTION 'p_slot must be a finite time, it is %', coalesce(slot::text, 'NULL') USING ERRCODE = 'invalid_parameter_value';
+      RAISE EXCEPTION 'p_slot must be a finite time, it is %', coalesce(slot::text, 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
     -- Plain reads: most calls find the run started, and write nothing.
@@ -292,12 +309,15 @@ BEGIN
     'it. A repeated call by the same holder gets the same answer. In a transaction of its own. other_period, other_offset and '
     'other_zone: as pgxlock_run_near() says.';
 
-  CREATE OR REPLACE FUNCTION pgxlock_finish_run(p_key text, p_slot timestamptz, p_holder text, p_state text, p_error text) RETURNS boolean
+  CREATE OR REPLACE FUNCTION pgxlock_finish_run(p_key text, p_slot timestamptz, p_holder text, p_state text, p_error text)
+  RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
     IF p_slot IS NULL OR (p_state IN ('succeeded', 'failed', 'withdrawn')) IS NOT TRUE THEN
-      RAISE EXCEPTION 'p_slot must not be NULL, and p_state succeeded, failed or withdrawn, it is %', coalesce(p_state, 'NULL') USING ERRCODE = 'invalid_parameter_value';
+      RAISE EXCEPTION 'p_slot must not be NULL, and p_state succeeded, failed or withdrawn, it is %',
+          coalesce(p_state, 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_durable(true);
     UPDATE pgxlock_runs o SET state = p_state, finished_at = clock_timestamp(), error = left(p_error, 2000)
@@ -314,7 +334,9 @@ BEGIN
   -- so last an hour less or more where these change. An offset that the clocks skip is read as
   -- before the change, one that they show twice means the second time: both as PostgreSQL reads
   -- them.
-  CREATE OR REPLACE FUNCTION pgxlock_slot(p_at timestamptz, p_period interval, p_offset interval, p_time_zone text, p_ahead integer) RETURNS timestamptz
+  CREATE OR REPLACE FUNCTION pgxlock_slot(p_at timestamptz, p_period interval, p_offset interval, p_time_zone text,
+    p_ahead integer)
+  RETURNS timestamptz
   LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
   DECLARE
     c_day    CONSTANT bigint := 86400000000;                       -- in microseconds, like everything here
@@ -328,11 +350,13 @@ BEGIN
     IF p_period IS NULL OR extract(month FROM p_period) <> 0::numeric OR extract(year FROM p_period) <> 0::numeric
        OR p_period < interval '1 millisecond' OR p_period > interval '36500 days' THEN
       RAISE EXCEPTION 'p_period must be between 1 ms and 36500 days, without months, it is %', coalesce(p_period::text, 'NULL')
-        USING ERRCODE = 'invalid_parameter_value', HINT = 'Months have no one length: compute their beginning yourself, and call start_run_at().';
+        USING ERRCODE = 'invalid_parameter_value',
+              HINT = 'Months have no one length: compute their beginning yourself, and call start_run_at().';
     END IF;
     IF p_offset IS NULL OR extract(month FROM p_offset) <> 0::numeric OR extract(year FROM p_offset) <> 0::numeric
        OR p_offset < interval '0' OR p_offset >= p_period THEN
-      RAISE EXCEPTION 'p_offset must be at least 0 and less than p_period, it is %', coalesce(p_offset::text, 'NULL') USING ERRCODE = 'invalid_parameter_value';
+      RAISE EXCEPTION 'p_offset must be at least 0 and less than p_period, it is %', coalesce(p_offset::text, 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_require(char_length(p_time_zone) <= 255, 'p_time_zone must not be NULL, nor have more than 255 characters');
     v_period := (extract(epoch FROM p_period) * 1000000::numeric)::bigint;
@@ -350,12 +374,16 @@ BEGIN
     v_local := timezone(p_time_zone, p_at);
     v_slot := ((extract(epoch FROM v_local) * 1000000::numeric)::bigint + c_epoch - v_offset) / v_period;
     -- Where the clocks change, the day may begin an hour later than they show.
-    v_begins := timezone(p_time_zone, timestamp '1970-01-01 00:00:00' + (v_slot * v_period + v_offset - c_epoch)::float8 * interval '1 microsecond');
+    v_begins := timezone(p_time_zone,
+                         timestamp '1970-01-01 00:00:00' + (v_slot * v_period + v_offset - c_epoch)::float8
+                         * interval '1 microsecond');
     IF v_begins > p_at THEN
       v_slot := v_slot - 1::bigint;
     END IF;
     v_slot := v_slot + p_ahead::bigint;
-    RETURN timezone(p_time_zone, timestamp '1970-01-01 00:00:00' + (v_slot * v_period + v_offset - c_epoch)::float8 * interval '1 microsecond');
+    RETURN timezone(p_time_zone,
+                    timestamp '1970-01-01 00:00:00' + (v_slot * v_period + v_offset - c_epoch)::float8
+                    * interval '1 microsecond');
   END $$;
   COMMENT ON FUNCTION pgxlock_slot(timestamptz, interval, interval, text, integer) IS
     'pgxlock, internal: the beginning of the period that contains p_at, or of the one p_ahead periods later.';

@@ -16,7 +16,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (1, 'sequence', 'pgxlock_tokens'),
          (1, 'function', 'acquire_lock/4 advisory_lock_key/1 assert_lock_held/4 extend_lock/3
                           pgxlock_acquire_each/4 pgxlock_check/2 pgxlock_check_code/1 pgxlock_check_primary/1
-                          pgxlock_check_read_committed/1 pgxlock_check_unused/0 pgxlock_durable/1
+                          pgxlock_check_read_committed/1 pgxlock_check_try/4 pgxlock_check_unused/0 pgxlock_durable/1
                           pgxlock_holders/1 pgxlock_is_own_key/2 pgxlock_key/2 pgxlock_migrate/3 pgxlock_next_tokens/1
                           pgxlock_own_key/2 pgxlock_release/3 pgxlock_rename/3 pgxlock_renew/4 pgxlock_renew_batch/4 pgxlock_require/2
                           pgxlock_system_identifier/0 pgxlock_timeline/0 pgxlock_ttl/1 pgxlock_version/0
@@ -41,7 +41,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (5, 'view', 'lock_shares'),
          (5, 'function', 'acquire_permit/5 acquire_shared_lock/4 assert_shared_lock_held/4 extend_shared_lock/3
                           pgxlock_lock_group/2 pgxlock_permit_batch/6 pgxlock_reap_shares/2
-                          pgxlock_release_share/4 pgxlock_release_shares/1 pgxlock_release_shares_batch/3
+                          pgxlock_release_share/4 pgxlock_release_shares_batch/3
                           pgxlock_renew_shares_batch/4 pgxlock_share_each/4 pgxlock_share_holders/1
                           pgxlock_share_pin/2 release_all_locks/1 release_shared_lock/2 try_acquire_shared_lock/4'),
          (6, 'table', 'pgxlock_runs'),

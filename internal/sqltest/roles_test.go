@@ -142,7 +142,7 @@ var everything = []struct {
 	{"pgxlock_reap_shares('0 s')", "1", "application administration", ""},
 	{"(pgxlock_lock_group('shared', true)).token > 0", "true", "", "application administration"},
 	{"pgxlock_release_share('shared', 'reader', null, true)", "released", "", "application administration"},
-	{"pgxlock_release_shares('reader') is null", "false", "", "application administration none"}, // who may not look has none
+	{"pgxlock_check_try('k', 'h', '1 s', '{}') is null", "false", "", "application monitoring administration none"},
 	{"pgxlock_share_pin('k', 'h') is null", "false", "", "application monitoring administration none"},
 	{"release_shared_lock('shared', 'reader')", "true", "application administration", ""},
 	{"release_all_locks('reader')", "1", "application administration", ""},

@@ -22,14 +22,16 @@ BEGIN
     RAISE EXCEPTION 'cannot tell which schema is meant: search_path is %, its first usable schema is %',
         quote_literal(v_path), coalesce(quote_ident(v_schema), 'none')
       USING ERRCODE = 'invalid_schema_name',
-            HINT = 'Set Config.Schema (--schema), or name an existing schema first in search_path. Schemas named pg_* are refused.';
+            HINT = 'Set Config.Schema (--schema), or name an existing schema first in search_path. Schemas named pg_* are '
+                   'refused.';
   END IF;
   SELECT r.rolname INTO v_owner
     FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner, pg_database d
    WHERE n.nspname = v_schema AND d.datname = current_database()
      AND NOT r.rolsuper AND r.rolname <> current_user AND r.oid <> d.datdba AND r.oid <> 6171;   -- pg_database_owner
   IF v_owner IS NOT NULL THEN
-    RAISE EXCEPTION 'schema %, which search_path names first, belongs to role %, which is neither this role, a superuser nor the owner of the database',
+    RAISE EXCEPTION 'schema %, which search_path names first, belongs to role %, which is neither this role, a superuser '
+                    'nor the owner of the database',
         quote_ident(v_schema), quote_ident(v_owner)
       USING ERRCODE = 'insufficient_privilege', HINT = 'Set Config.Schema (--schema) if you trust that role.';
   END IF;

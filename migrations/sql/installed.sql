@@ -10,13 +10,19 @@
 SELECT coalesce(max(substring(pg_get_function_sqlbody(p.oid), '[0-9]{1,9}')::bigint) FILTER (WHERE p.version), 0),
        coalesce(bool_and(p.proowner = u.oid), true),
        coalesce(bool_and(p.proowner = n.nspowner OR p.proowner = d.datdba OR o.rolsuper) FILTER (WHERE p.version), true),
-       EXISTS (SELECT FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace WHERE s.nspname = $1::text AND c.relname = 'pgxlock_epoch'
+       EXISTS (SELECT FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace
+                WHERE s.nspname = $1::text AND c.relname = 'pgxlock_epoch'
                  AND c.relowner = (SELECT me.oid FROM pg_roles me WHERE me.rolname = current_user)),
        EXISTS (SELECT FROM pg_namespace s WHERE s.nspname = $1::text),
        '/' || current_database(),
-       EXISTS (SELECT FROM pg_proc f JOIN pg_namespace s ON s.oid = f.pronamespace WHERE s.nspname = $1::text AND f.proname = 'pgxlock_schema_version'),
-       (SELECT count(*) = 2 FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace JOIN pg_roles o ON o.oid = c.relowner, pg_database b
-         WHERE s.nspname = $1::text AND c.relname IN ('pgxlock_epoch', 'pgxlock_migrations') AND c.relkind = 'r' AND b.datname = current_database()
+       EXISTS (SELECT FROM pg_proc f JOIN pg_namespace s ON s.oid = f.pronamespace
+                WHERE s.nspname = $1::text AND f.proname = 'pgxlock_schema_version'),
+       (SELECT count(*) = 2 FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace
+          JOIN pg_roles o ON o.oid = c.relowner, pg_database b
+         WHERE s.nspname = $1::text
+           AND c.relname IN ('pgxlock_epoch', 'pgxlock_migrations')
+           AND c.relkind = 'r'
+           AND b.datname = current_database()
            AND (o.rolname = current_user OR o.oid = s.nspowner OR o.oid = b.datdba OR o.rolsuper)
            AND has_schema_privilege(s.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') AND NOT row_security_active(c.oid))
   FROM (SELECT f.oid, f.proowner, f.pronamespace, f.proname = 'pgxlock_version' AS version

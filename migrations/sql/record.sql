@@ -27,12 +27,18 @@ BEGIN
           UNION ALL SELECT w.tableoid, w.oid FROM pg_rewrite w WHERE w.ev_class = v_table
           UNION ALL SELECT k.tableoid, k.oid FROM pg_constraint k WHERE k.confrelid = v_table AND k.contype = 'f') o;
   IF v_code IS NOT NULL THEN
-    RAISE EXCEPTION 'in schema % this would run in the session of role %, which migrates: %', quote_ident(v_schema), quote_ident(current_user), v_code
-      USING ERRCODE = 'invalid_object_definition', HINT = 'Drop it (DROP TRIGGER ... ON ...), REVOKE TRIGGER, REFERENCES on the table from other roles, and run this again.';
+    RAISE EXCEPTION 'in schema % this would run in the session of role %, which migrates: %',
+        quote_ident(v_schema), quote_ident(current_user), v_code
+      USING ERRCODE = 'invalid_object_definition',
+            HINT = 'Drop it (DROP TRIGGER ... ON ...), REVOKE TRIGGER, REFERENCES on the table from other roles, and run '
+                   'this again.';
   END IF;
-  SELECT max(m.version) INTO v_newer FROM pgxlock_migrations m WHERE NOT m.dirty AND m.version > current_setting('pgxlock.newest')::bigint;
+  SELECT max(m.version) INTO v_newer
+    FROM pgxlock_migrations m
+   WHERE NOT m.dirty AND m.version > current_setting('pgxlock.newest')::bigint;
   IF v_newer IS NOT NULL THEN
-    RAISE EXCEPTION 'the schema has version %, and this program knows up to %: use a newer one', v_newer, current_setting('pgxlock.newest')
+    RAISE EXCEPTION 'the schema has version %, and this program knows up to %: use a newer one',
+        v_newer, current_setting('pgxlock.newest')
       USING ERRCODE = 'object_not_in_prerequisite_state';
   END IF;
   IF current_setting('pgxlock.again') = 'on' THEN

@@ -32,7 +32,8 @@ SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', 
        CASE WHEN $1 OPERATOR(pg_catalog.>) 0 THEN pg_catalog.concat(
             pg_catalog.set_config('tcp_user_timeout', $1::pg_catalog.text, false),
             pg_catalog.set_config('tcp_keepalives_idle', LEAST(GREATEST(
-                 pg_catalog.int4div($1 OPERATOR(pg_catalog.-) 1, 1000) OPERATOR(pg_catalog.-) 1, 1), 32767)::pg_catalog.text, false),
+                 pg_catalog.int4div($1 OPERATOR(pg_catalog.-) 1, 1000) OPERATOR(pg_catalog.-) 1, 1),
+                 32767)::pg_catalog.text, false),
             pg_catalog.set_config('tcp_keepalives_interval', '1', false),
             pg_catalog.set_config('tcp_keepalives_count', '2', false)) END,
        -- From here on nothing is found but by its full name.

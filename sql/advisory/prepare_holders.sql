@@ -4,7 +4,8 @@
 PREPARE "pgxlock_holders /* session */" (bigint, int) AS
 SELECT l.pid,
        l.mode = 'ShareLock',
-       coalesce(pg_catalog.regexp_replace(a.application_name, '^pgxlock ', '') || ':' || l.pid, l.pid::text, 'prepared transaction')
+       coalesce(pg_catalog.regexp_replace(a.application_name, '^pgxlock ', '') || ':' || l.pid, l.pid::text,
+                'prepared transaction')
   FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'advisory' AND l.granted
    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())

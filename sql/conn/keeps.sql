@@ -4,6 +4,9 @@
 SELECT CASE WHEN pg_catalog.pg_try_advisory_xact_lock($1::pg_catalog.int8) THEN
          (SELECT pg_catalog.version()
            WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_locks l
-                              WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()
+                              WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory'
+                                AND l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()
                                 AND l.granted AND l.objsubid OPERATOR(pg_catalog.=) 1::pg_catalog.int2
-                                AND (l.classid::pg_catalog.int8 OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) l.objid::pg_catalog.int8 OPERATOR(pg_catalog.=) $1::pg_catalog.int8)) END
+                                AND (l.classid::pg_catalog.int8 OPERATOR(pg_catalog.<<) 32)
+                                    OPERATOR(pg_catalog.|) l.objid::pg_catalog.int8
+                                    OPERATOR(pg_catalog.=) $1::pg_catalog.int8)) END

@@ -4,8 +4,10 @@
 SELECT pg_catalog.set_config('default_transaction_isolation', 'read committed', $1),
        pg_catalog.set_config('default_transaction_read_only', 'off', $1),
        pg_catalog.set_config('default_transaction_deferrable', 'off', $1),
-       pg_catalog.set_config('synchronous_commit', CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) ANY ('{off,local}'::pg_catalog.text[]) THEN 'on'
-                                                        ELSE pg_catalog.current_setting('synchronous_commit') END, $1),
+       pg_catalog.set_config('synchronous_commit',
+                             CASE WHEN pg_catalog.current_setting('synchronous_commit')
+                                       OPERATOR(pg_catalog.=) ANY ('{off,local}'::pg_catalog.text[]) THEN 'on'
+                                  ELSE pg_catalog.current_setting('synchronous_commit') END, $1),
        pg_catalog.set_config('statement_timeout', '5s', $1),
        pg_catalog.set_config('lock_timeout', '1500ms', $1),      -- less than our own patience: its error says more
        pg_catalog.set_config('idle_session_timeout', '0', $1),

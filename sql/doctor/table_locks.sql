@@ -3,7 +3,8 @@
 -- calls wait behind a session that waits behind any transaction that names the table.
 -- Of a session that waits also the processes that it waits for; 0 would be a prepared transaction.
 -- $1 schema
-SELECT format('process %s (role %s%s)', l.pid, coalesce(a.usename::text, 'unknown'), coalesce(', ' || nullif(a.application_name, ''), '')),
+SELECT format('process %s (role %s%s)', l.pid, coalesce(a.usename::text, 'unknown'),
+              coalesce(', ' || nullif(a.application_name, ''), '')),
        l.mode, string_agg(c.relname::text, ', ' ORDER BY c.relname), l.granted,
        array_remove(l.pid || CASE WHEN l.granted THEN '{}'::integer[] ELSE pg_blocking_pids(l.pid) END, 0)
   FROM pg_locks l
@@ -12,7 +13,10 @@ SELECT format('process %s (role %s%s)', l.pid, coalesce(a.usename::text, 'unknow
   JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
    AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-   AND n.nspname = $1::text AND (starts_with(c.relname, 'pgxlock_') OR starts_with(c.relname, 'distributed_lock') OR starts_with(c.relname, 'lock_'))
+   AND n.nspname = $1::text
+   AND (starts_with(c.relname, 'pgxlock_')
+        OR starts_with(c.relname, 'distributed_lock')
+        OR starts_with(c.relname, 'lock_'))
    AND a.usesysid IS NOT NULL               -- not of autovacuum, which gives way
  GROUP BY l.pid, l.mode, l.granted, a.usename, a.application_name
  ORDER BY l.granted DESC, l.pid LIMIT 5

@@ -3,7 +3,9 @@
 -- $1 schema
 SELECT e.singleton IS NOT NULL,
        coalesce(e.system_identifier = /* schema */pgxlock_system_identifier() AND t.timeline >= e.timeline, false),
-       h.highest, coalesce(((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + t.timeline * 64) << 40) + s.last_value, 0), s.last_value,
+       h.highest,
+       coalesce(((e.epoch_base + CASE WHEN c.singleton THEN 0 ELSE 1 END + t.timeline * 64) << 40) + s.last_value, 0),
+       s.last_value,
        /* schema */pgxlock_system_identifier() <> 0
        AND (SELECT position('pg_walfile_name' IN pg_get_function_sqlbody(p.oid)) > 0
               FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace

@@ -8,20 +8,24 @@
 -- What a role may see of other roles' sessions depends on its being a member of
 -- pg_read_all_stats, as members of pg_monitor are.
 WITH entry AS MATERIALIZED (
-  SELECT l.locktype, l.database, l.classid, l.objid, l.objsubid, l.pid, l.mode, l.granted, l.fastpath, l.waitstart FROM pg_catalog.pg_locks l
+  SELECT l.locktype, l.database, l.classid, l.objid, l.objsubid, l.pid, l.mode, l.granted, l.fastpath, l.waitstart
+    FROM pg_catalog.pg_locks l
 ), pressure AS (
   SELECT count(*) FILTER (WHERE NOT e.fastpath) AS taken,
          current_setting('max_locks_per_transaction')::bigint
          * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint) AS room
     FROM entry e
 ), advisory AS (
-  SELECT e.objsubid::integer AS space, e.classid::bigint << 32 | e.objid::bigint AS key, e.mode = 'ShareLock' AS shared, e.granted, e.pid, e.waitstart
+  SELECT e.objsubid::integer AS space, e.classid::bigint << 32 | e.objid::bigint AS key, e.mode = 'ShareLock' AS shared,
+         e.granted, e.pid, e.waitstart
     FROM entry e
-   WHERE e.locktype = 'advisory' AND e.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
+   WHERE e.locktype = 'advisory'
+     AND e.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
 ), session AS MATERIALIZED (               -- or the planner looks its role up for each lock
   SELECT a.pid, a.application_name, a.usename, a.client_addr FROM pg_catalog.pg_stat_activity a
 )
-SELECT p.taken, p.room, pg_is_in_recovery() AS standby, e.space, e.key, coalesce(e.shared, false) AS shared, coalesce(e.granted, false) AS granted, coalesce(e.pid, 0) AS pid,
+SELECT p.taken, p.room, pg_is_in_recovery() AS standby, e.space, e.key, coalesce(e.shared, false) AS shared,
+       coalesce(e.granted, false) AS granted, coalesce(e.pid, 0) AS pid,
        coalesce(a.application_name, '') AS application,
        coalesce(a.usename::text, '') AS role,
        coalesce(host(a.client_addr), '') AS client,

@@ -8,13 +8,19 @@ SELECT b.kind, b.name, b.ticket, b.client, b.owner, b.waiters, b.since, b.woken,
        b.n > 200000 OR b.upto > 33554432 AS left_out
   FROM (SELECT t.*, count(*) OVER w AS n, sum(t.size) OVER w AS upto
           FROM (SELECT m.*, octet_length(m.name) + octet_length(m.owner) + octet_length(array_to_string(m.holds, '')) AS size
-                  FROM (SELECT w.kind, w.name, w.ticket, coalesce(w.client, 0) AS client, left(w.owner, 255) AS owner, w.waiters, w.woken IS NOT NULL AS woken,
-                               CASE WHEN w.since BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 00:00+00' THEN w.since ELSE clock_timestamp() END AS since,
-                               CASE WHEN w.holds = '{}' OR octet_length(array_to_string(w.holds, '')) > 65536 THEN '{}' ELSE array_remove(w.holds, NULL) END AS holds
+                  FROM (SELECT w.kind, w.name, w.ticket, coalesce(w.client, 0) AS client, left(w.owner, 255) AS owner,
+                               w.waiters, w.woken IS NOT NULL AS woken,
+                               CASE WHEN w.since BETWEEN '0001-01-01 00:00+00' AND '9999-12-31 00:00+00' THEN w.since
+                                    ELSE clock_timestamp() END AS since,
+                               CASE WHEN w.holds = '{}' OR octet_length(array_to_string(w.holds, '')) > 65536 THEN '{}'
+                                    ELSE array_remove(w.holds, NULL) END AS holds
                           FROM /* schema */pgxlock_waiters w,
-                               (SELECT coalesce(current_setting('pgxlock.key', true), '') AS key, coalesce(current_setting('pgxlock.prefix', true), '') AS prefix OFFSET 0) f
+                               (SELECT coalesce(current_setting('pgxlock.key', true), '') AS key,
+                                       coalesce(current_setting('pgxlock.prefix', true), '') AS prefix OFFSET 0) f
                          WHERE w.live_until > clock_timestamp() AND char_length(w.name) <= 255
-                           AND (w.kind <> 0 OR (f.key = '' OR w.name = f.key COLLATE "C") AND (f.prefix = '' OR starts_with(w.name, f.prefix)))
+                           AND (w.kind <> 0
+                                OR (f.key = '' OR w.name = f.key COLLATE "C")
+                                   AND (f.prefix = '' OR starts_with(w.name, f.prefix)))
                          LIMIT 200001) m OFFSET 0) t
         WINDOW w AS (ROWS UNBOUNDED PRECEDING)) b
  WHERE b.upto - b.size <= 33554432

@@ -6,5 +6,7 @@
 -- as JSON, $6 as whom their process listens, $7 its owner, $8 how long they count in
 -- milliseconds
 SELECT t.ticket, t.ask, t.deadlock, t.behind
-  FROM /* schema */pgxlock_publish_batch($1::integer[], $2::text[], $3::bigint[], $4::integer[], $5::text[], $6::bigint, $7::text, $8::bigint) WITH ORDINALITY AS t (ticket, ask, deadlock, behind, n)
+  FROM /* schema */pgxlock_publish_batch($1::integer[], $2::text[], $3::bigint[], $4::integer[], $5::text[], $6::bigint,
+                                         $7::text, $8::bigint)
+       WITH ORDINALITY AS t (ticket, ask, deadlock, behind, n)
  ORDER BY t.n

@@ -5,5 +5,7 @@
 -- delayed in nanoseconds, $6 NULL, or what that entry gives back, $7 how long
 SELECT d.granted, d.delay, d.tat
   FROM pg_catalog.set_config('lock_timeout', $7::text, true) AS s (was),
-       LATERAL /* schema */pgxlock_limit_batch(CASE WHEN s.was IS NOT NULL THEN $1::bigint END, $2::integer, $3::text[], $4::integer[], $5::bigint[], $6::bigint[]) WITH ORDINALITY AS d (granted, delay, tat, n)
+       LATERAL /* schema */pgxlock_limit_batch(CASE WHEN s.was IS NOT NULL THEN $1::bigint END, $2::integer, $3::text[],
+                                               $4::integer[], $5::bigint[], $6::bigint[])
+         WITH ORDINALITY AS d (granted, delay, tat, n)
  ORDER BY d.n

@@ -10,22 +10,27 @@ DECLARE
   v_whats        int[] := pg_catalog.current_setting('pgxlock.whats');
   v_wait         bigint := pg_catalog.current_setting('pgxlock.milliseconds');
   v_lock_timeout text := pg_catalog.current_setting('lock_timeout');
-  v_answer       text := CASE WHEN pg_catalog.starts_with(pg_catalog.current_setting('transaction_isolation'), 'read ') THEN '1' ELSE '2' END;
+  v_answer       text := CASE WHEN pg_catalog.starts_with(pg_catalog.current_setting('transaction_isolation'), 'read ')
+                              THEN '1'
+                              ELSE '2' END;
   v_deadline     timestamptz := LEAST(
     pg_catalog.statement_timestamp() + pg_catalog.make_interval(secs => v_wait::float8 / 1000::float8),
     pg_catalog.statement_timestamp() - interval '50 ms' + NULLIF(pg_catalog.current_setting('statement_timeout'), '0')::interval,
-    pg_catalog.transaction_timestamp() - interval '50 ms' + NULLIF(pg_catalog.current_setting('transaction_timeout', true), '0')::interval);
+    pg_catalog.transaction_timestamp() - interval '50 ms'
+    + NULLIF(pg_catalog.current_setting('transaction_timeout', true), '0')::interval);
   v_key          bigint;
   v_what         int;
 BEGIN
   IF pg_catalog.pg_is_in_recovery() THEN
     v_answer := '3';
   ELSE
-    FOR v_key, v_what IN SELECT k.key, k.what FROM ROWS FROM (pg_catalog.unnest(v_keys), pg_catalog.unnest(v_whats)) AS k (key, what) LOOP
-      CONTINUE WHEN CASE v_what WHEN 0 THEN pg_catalog.pg_try_advisory_xact_lock(v_key)
-                                WHEN 1 THEN pg_catalog.pg_try_advisory_xact_lock_shared(v_key)
-                                WHEN 4 THEN pg_catalog.pg_try_advisory_xact_lock((v_key >> 32)::int, (v_key << 32 >> 32)::int)
-                                WHEN 5 THEN pg_catalog.pg_try_advisory_xact_lock_shared((v_key >> 32)::int, (v_key << 32 >> 32)::int) END;
+    FOR v_key, v_what IN SELECT k.key, k.what
+                           FROM ROWS FROM (pg_catalog.unnest(v_keys), pg_catalog.unnest(v_whats)) AS k (key, what) LOOP
+      CONTINUE WHEN CASE v_what
+        WHEN 0 THEN pg_catalog.pg_try_advisory_xact_lock(v_key)
+        WHEN 1 THEN pg_catalog.pg_try_advisory_xact_lock_shared(v_key)
+        WHEN 4 THEN pg_catalog.pg_try_advisory_xact_lock((v_key >> 32)::int, (v_key << 32 >> 32)::int)
+        WHEN 5 THEN pg_catalog.pg_try_advisory_xact_lock_shared((v_key >> 32)::int, (v_key << 32 >> 32)::int) END;
       IF v_wait = 0::bigint THEN
         RAISE lock_not_available;
       END IF;
