@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pgxlock/pgxlock"
-	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -30,8 +29,7 @@ var errNotEvicted = errors.New("nothing was evicted")
 // eviction is what evict is asked to do.
 type eviction struct {
 	monitoring     monitoring
-	key, text      string // text: as people write it
-	raw            bool   // key is the number of an advisory lock
+	key            string // as people write it
 	kind           lockKind
 	holder, reason string
 	pid            int32
@@ -53,9 +51,9 @@ the session, and a Locker's session releases the lock. If it has not done so aft
 evict exits with 75: then --terminate ends the session without asking it, and releases
 all that it holds, which evict lists first.
 
-An advisory lock without a known name is #42 or #4,2, as watch shows it; with --kind
-lease such a KEY is a name. Permit 3 of the semaphore jobs is jobs#3; jobs is enough
-if only one permit is held and no other lock is called jobs.
+An advisory lock without a known name is #42 or #4,2, as watch shows it. If a lock of that
+name is held as well, evict asks for the one that is meant. Permit 3 of the semaphore jobs
+is jobs#3; jobs is enough if only one permit is held and no other lock is called jobs.
 
 evict exits with 0 if it took the lock away, with 1 if the holder no longer held it
 or the answer was no.`,
@@ -63,16 +61,11 @@ or the answer was no.`,
   pgxlock evict '#42' --reason 'INC-7' --pid 4711 --terminate --yes`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if e.key = args[0]; e.kind != kindLease {
-				e.key = typed(args[0])
-			}
-			e.text, e.raw = lockkey.Split(e.key)
+			e.key = args[0]
 			if err := e.check(cmd); err != nil {
 				return usageError{err}
 			}
-			if !e.raw { // else it is a number, which has no name
-				e.monitoring.names = append(e.monitoring.names, e.key)
-			}
+			e.monitoring.names = append(e.monitoring.names, e.key)
 			return e.monitoring.do(cmd.Context(), writing, func(locks *monitor.Monitor) error { return e.do(cmd, locks) })
 		},
 	}
@@ -143,7 +136,7 @@ func (e *eviction) do(cmd *cobra.Command, locks *monitor.Monitor) error {
 func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monitor.Monitor) (pgxlock.Holder, error) {
 	kinds := []pgxlock.Kind{pgxlock.KindAdvisory, pgxlock.KindLease}
 	switch {
-	case e.terminate, e.raw:
+	case e.terminate:
 		kinds = kinds[:1]
 	case e.kind != "":
 		kinds = []pgxlock.Kind{e.kind.kind()}
@@ -151,11 +144,17 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 	var found, chosen []pgxlock.Holder
 	choose := "--kind, --holder, --pid or --token"
 	for _, kind := range kinds { // each by itself: what cannot be seen is an error, also where the other one is held
-		holders, err := locks.Holders(ctx, monitor.Filter{Kind: kind, Key: e.key})
-		if err != nil {
-			return pgxlock.Holder{}, err
+		keys := []string{e.key}
+		if number := typed(e.key); number != e.key && kind == pgxlock.KindAdvisory { // it may be a name, too
+			keys = append(keys, number)
 		}
-		found = append(found, holders...)
+		for _, key := range keys {
+			holders, err := locks.Holders(ctx, monitor.Filter{Kind: kind, Key: key})
+			if err != nil {
+				return pgxlock.Holder{}, err
+			}
+			found = append(found, holders...)
+		}
 	}
 	if len(found) == 0 && slices.Contains(kinds, pgxlock.KindLease) {
 		choose = "its key, --holder or --token"
@@ -165,7 +164,7 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 		}
 	}
 	found = slices.CompactFunc(found, func(a, b pgxlock.Holder) bool { // a session may have it in both modes
-		return a.PID != 0 && a.PID == b.PID
+		return a.PID != 0 && a.PID == b.PID && a.Raw == b.Raw
 	})
 	for _, h := range found {
 		if (!flags.Changed("holder") || h.ID == e.holder) && (!flags.Changed("pid") || h.PID == e.pid) && (!flags.Changed("token") || h.Token == e.token) {
@@ -176,14 +175,14 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 	case len(chosen) == 1:
 		return chosen[0], nil
 	case len(chosen) > 1:
-		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders; choose one with %s: %s", shown(e.text), choose, some(chosen, 10, "; ", described))}
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders; choose one with %s: %s", shown(e.key), choose, some(chosen, 10, "; ", described))}
 	case len(found) > 0:
-		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(e.text), errNotEvicted, some(found, 10, "; ", described))
+		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(e.key), errNotEvicted, some(found, 10, "; ", described))
 	}
-	if e.terminate && !e.raw {
-		return pgxlock.Holder{}, fmt.Errorf("nobody holds %s as an advisory lock; %w; leave out --terminate to evict the holder of a lease", shown(e.text), errNotEvicted)
+	if e.terminate {
+		return pgxlock.Holder{}, fmt.Errorf("nobody holds %s as an advisory lock; %w; leave out --terminate to evict the holder of a lease", shown(e.key), errNotEvicted)
 	}
-	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(e.text), errNotEvicted)
+	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(e.key), errNotEvicted)
 }
 
 // permitsOf returns who holds permits of a semaphore.

@@ -98,6 +98,7 @@ func typed(text string) string {
 // holderView is a holder as JSON shows it.
 type holderView struct {
 	Key         string    `json:"key"`
+	Raw         bool      `json:"raw,omitempty"` // key is a number, no name
 	Kind        lockKind  `json:"kind"`
 	Mode        string    `json:"mode"`
 	State       string    `json:"state"`
@@ -119,7 +120,7 @@ type holderView struct {
 
 func viewHolder(h pgxlock.Holder) holderView {
 	return holderView{
-		h.Key, kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
+		h.Key, h.Raw, kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
 		h.Metadata, h.Application, h.Role, h.Client, h.Label, h.Internal, h.EvictedBy, h.EvictionReason,
 	}
 }
@@ -127,6 +128,7 @@ func viewHolder(h pgxlock.Holder) holderView {
 // waiterView is a waiter as JSON shows it.
 type waiterView struct {
 	Key       string    `json:"key"`
+	Raw       bool      `json:"raw,omitempty"`
 	Kind      lockKind  `json:"kind"`
 	Mode      string    `json:"mode,omitempty"` // of one who waits in the server for an advisory lock
 	Waiter    string    `json:"waiter"`
@@ -140,7 +142,7 @@ type waiterView struct {
 }
 
 func viewWaiter(w monitor.Waiter) waiterView {
-	view := waiterView{Key: w.Key, Kind: kindNamed(w.Kind), Waiter: w.Owner, Since: w.Since, Behind: w.Behind, Woken: w.Woken, PID: w.PID, BlockedBy: w.BlockedBy, Label: w.Label, Internal: w.Internal}
+	view := waiterView{Key: w.Key, Raw: w.Raw, Kind: kindNamed(w.Kind), Waiter: w.Owner, Since: w.Since, Behind: w.Behind, Woken: w.Woken, PID: w.PID, BlockedBy: w.BlockedBy, Label: w.Label, Internal: w.Internal}
 	if w.PID != 0 {
 		view.Mode = modeNamed(w.Mode)
 	}

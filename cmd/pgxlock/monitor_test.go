@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -233,7 +234,30 @@ func TestASessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 	if err := db.Pool.QueryRow(t.Context(), "select array_agg(distinct pid) from pg_locks where locktype = 'advisory' and pid in ($1, $2)", pid, other).Scan(&left); err != nil || !slices.Equal(left, []uint32{other}) {
 		t.Errorf("the sessions %d are left, want %d: %v", left, other, err)
 	}
-	execute(t, env, "evict", "#42", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", `nobody holds "#42"; nothing was evicted`)
+	execute(t, env, "evict", "#42", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", `nobody holds "#42" as an advisory lock; nothing was evicted`)
+}
+
+// A lock may be named as watch shows the number of another one.
+func TestEvictAsksWhichIsMeantWhereANumberIsAName(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := migrated(t)
+	env := []string{"DATABASE_URL=" + db.URL}
+	leases := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "lease"})
+	named := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "named"})
+	numbered := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "numbered"})
+	all := []*pgxlock.Lock{testkit.Acquire(t, leases, "#42"), testkit.Acquire(t, named, "#42"), testkit.Acquire(t, numbered, pgxlock.RawKey(42))}
+	execute(t, env, "evict", "#42", "--reason", "hangs", "--yes").want(t, exitUsage, "", "several holders")
+	execute(t, env, "evict", "#42", "--reason", "hangs", "--yes", "--kind", "advisory").want(t, exitUsage, "", "several holders")
+	for _, lock := range all {
+		if err := lock.Renew(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	testkit.Release(t, all[2])
+	execute(t, env, "evict", "#42", "--reason", "hangs", "--yes", "--kind", "advisory").want(t, exitOK, "named", "")
+	<-all[1].Lost()
+	execute(t, env, "evict", "#42", "--reason", "hangs", "--yes").want(t, exitOK, "lease", "")
 }
 
 func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {

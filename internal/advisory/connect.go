@@ -94,6 +94,7 @@ func (a *Locks) setUp(ctx context.Context, c *dbconn.Conn) (*session, error) {
 	if a.ttl > 0 {
 		s.patience = min(dbconn.Timeout, a.ttl/3)
 	}
+	dbconn.Hush(s.net)
 	if runtime.GOMAXPROCS(0) > 1 { // with one processor a leader that looks keeps it from the server or from the callers
 		s.readable = dbconn.Readable(s.net)
 	}

@@ -79,12 +79,16 @@ type roundTrip struct {
 // linger is how long after the last call the goroutine reads again, and how often it checks
 // the leader's context. While messages flow it checks less and less often, because each time wakes
 // a thread and the scheduler's watcher: so just after a busy spell the end of the session is
-// noticed mostLinger late, and the leader of a server that falls silent leaves as late. It is also
-// the timer that the quiet reads of the session need.
+// noticed mostLinger late and linger at most, and the leader of a server that falls silent leaves as
+// late. It is also the timer that the quiet reads of the session need.
 const (
 	linger     = 2 * time.Millisecond
-	mostLinger = 20 * time.Millisecond
+	mostLinger = 16 * time.Millisecond
 )
+
+// quietFor reports whether there were no calls for so long that the goroutine reads again: flows is
+// whether messages were sent in its last sleep, since how long ago the last one was.
+func quietFor(flows bool, since time.Duration) bool { return !flows || since >= linger }
 
 // nextLinger returns how long to sleep after a sleep, in which messages were sent or not.
 func nextLinger(slept time.Duration, flows bool) time.Duration {
@@ -300,9 +304,10 @@ func (m *mux) attend(conn *session) {
 			m.mu.Unlock()
 			return
 		}
-		sleep = nextLinger(sleep, m.sends != seen)
-		if m.led || m.sends != seen {
-			seen = m.sends
+		flows := m.sends != seen
+		seen = m.sends
+		sleep = nextLinger(sleep, flows)
+		if m.led || !quietFor(flows, m.clock()-m.sent) {
 			m.mu.Unlock()
 			m.dismiss()
 			continue
@@ -333,7 +338,7 @@ func (m *mux) attend(conn *session) {
 		case wanted:
 			m.pass()
 		default:
-			m.lead(nil)
+			go m.lead(nil) // not here: callers may join it, and then the look at leaders goes on
 		}
 	}
 }

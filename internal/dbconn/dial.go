@@ -43,9 +43,10 @@ type Dial struct {
 	Place *Installation        // looked for on the way; nil: none is needed
 	Heard func(*pgconn.Notice) // is called with each notice; nil: none is needed
 
-	// Quiet makes reads and writes that cost less and do not wake the thread that watches Go's
-	// scheduler. The caller has a timer after each of them, at which that thread wakes: without
-	// one nobody would interrupt a goroutine that computes, and see to the others.
+	// Quiet makes reads and writes, from [Hush] on, that cost less and do not wake the thread that
+	// watches Go's scheduler. That thread sleeps until the first timer that runs when all
+	// processors fall idle: the reader has one that is due soon, or nobody would interrupt a
+	// goroutine that computes after the answer, and see to the others.
 	Quiet bool
 }
 

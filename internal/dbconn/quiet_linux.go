@@ -10,10 +10,11 @@ import (
 	"unsafe"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sys/unix"
 )
 
-// quietly returns a dial function whose connections do not announce each read and write to Go's
-// scheduler. It could do nothing meanwhile, because a socket of Go never blocks in one. But the first
+// quietly returns a dial function whose connections, once [Hush] was called, do not announce each read
+// and write to Go's scheduler. It could do nothing meanwhile, because these do not block. But the first
 // call that is announced after all threads have slept wakes the thread that watches the scheduler
 // (sysmon), which then looks every 20 microseconds until all sleep again: in a fleet of small
 // processes that was a third of the processor time of a message. Without that thread nobody
@@ -29,10 +30,28 @@ func quietly(dial pgconn.DialFunc) pgconn.DialFunc {
 		default:
 			return conn, nil // what else a DialFunc returns may do more than read and write
 		}
-		if raw := socketOf(conn); raw != nil {
+		if raw := socketOf(conn); raw != nil && neverBlocks(raw) {
 			return newQuiet(conn, raw), nil
 		}
 		return conn, nil
+	}
+}
+
+// neverBlocks reports whether calls of the socket return at once, as Go makes its sockets: os.File.Fd,
+// which a DialFunc may have called, undoes that.
+func neverBlocks(raw syscall.RawConn) bool {
+	flags, failed := 0, error(nil)
+	err := raw.Control(func(fd uintptr) { flags, failed = unix.FcntlInt(fd, unix.F_GETFL, 0) })
+	return err == nil && failed == nil && flags&unix.O_NONBLOCK != 0
+}
+
+// Hush makes a connection of a quiet [Dial] quiet from now on. No other goroutine uses it meanwhile.
+func Hush(conn net.Conn) {
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // of TLS
+		conn = wrapped.NetConn()
+	}
+	if q, ok := conn.(*quiet); ok {
+		q.hushed = true
 	}
 }
 
@@ -41,6 +60,7 @@ func quietly(dial pgconn.DialFunc) pgconn.DialFunc {
 type quiet struct {
 	net.Conn
 	raw      syscall.RawConn
+	hushed   bool
 	in, out  transfer
 	from, to func(fd uintptr) bool // made once: each would be an allocation
 }
@@ -62,8 +82,8 @@ func newQuiet(conn net.Conn, raw syscall.RawConn) *quiet {
 func (q *quiet) SyscallConn() (syscall.RawConn, error) { return q.raw, nil }
 
 func (q *quiet) Read(b []byte) (int, error) {
-	if len(b) == 0 {
-		return 0, nil
+	if !q.hushed || len(b) == 0 {
+		return q.Conn.Read(b)
 	}
 	n, err := q.in.do(b, func() error { return q.raw.Read(q.from) })
 	if err == nil && n == 0 {
@@ -73,6 +93,9 @@ func (q *quiet) Read(b []byte) (int, error) {
 }
 
 func (q *quiet) Write(b []byte) (int, error) {
+	if !q.hushed {
+		return q.Conn.Write(b)
+	}
 	n, err := q.out.do(b, func() error { return q.raw.Write(q.to) })
 	return n, q.named("write", err)
 }

@@ -36,6 +36,7 @@ func pair(t *testing.T, network string) (ours, theirs net.Conn) {
 	if _, ok := ours.(*quiet); !ok {
 		t.Fatalf("the connection is a %T", ours)
 	}
+	Hush(ours)
 	if theirs, err = listener.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -205,12 +206,13 @@ func TestConnectionOfACallersOwnKindStaysAsItIs(t *testing.T) {
 func TestTimerInterruptsACallerThatComputesAfterAQuietRead(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	ours, theirs := pair(t, "unix")
+	ours.(*quiet).hushed = false // while the session is set up, and nothing looks at leaders
 	end, err := theirs.(*net.UnixConn).File()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer end.Close()
-	other := exec.CommandContext(t.Context(), "sh", "-c", "sleep 0.1; echo x >&3; sleep 0.1; echo")
+	other := exec.CommandContext(t.Context(), "sh", "-c", "sleep 0.2; echo x >&3; sleep 0.1; echo y >&3; sleep 0.1; echo")
 	other.ExtraFiles = []*os.File{end}
 	out, err := other.StdoutPipe()
 	if err != nil {
@@ -220,18 +222,22 @@ func TestTimerInterruptsACallerThatComputesAfterAQuietRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	var went atomic.Bool
-	go func() { // as advisory.mux.attend
-		for !went.Load() {
-			time.Sleep(20 * time.Millisecond)
-		}
-	}()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_, _ = io.ReadAll(out)
 		went.Store(true)
 	}()
-	if _, err := ours.Read(make([]byte, 2)); err != nil { // all threads sleep until then
+	if _, err := ours.Read(make([]byte, 2)); err != nil { // the last answer of the set-up; all threads sleep until then
+		t.Fatal(err)
+	}
+	Hush(ours)
+	go func() { // as advisory.mux.attend
+		for !went.Load() {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
+	if _, err := ours.Read(make([]byte, 2)); err != nil { // the first call
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); !went.Load() && time.Now().Before(deadline); { // computes
@@ -241,4 +247,33 @@ func TestTimerInterruptsACallerThatComputesAfterAQuietRead(t *testing.T) {
 	}
 	<-done
 	_ = other.Wait()
+}
+
+// Blocked in a call that the scheduler does not know of, one thread would stop them all.
+func TestSocketThatBlocksIsNotMadeQuiet(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	conn, err := quietly(func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		file, err := conn.(*net.TCPConn).File()
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		_ = file.Fd() // as programs do that set an option of the socket
+		return conn, nil
+	})(t.Context(), "tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, ok := conn.(*quiet); ok {
+		t.Error("it is quiet")
+	}
 }
