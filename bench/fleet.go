@@ -101,6 +101,7 @@ func takeFleet(ctx context.Context, s *stage, span time.Duration) ([]finding, []
 
 // The names of findings about a number of processes.
 func fleetOverBare(n int) string { return fmt.Sprintf("advisory/bare, %s", processes(n)) }
+
 func fleetOverOne(n int) string {
 	return fmt.Sprintf("processor time of a pair, %s over 1", processes(n))
 }

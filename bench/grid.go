@@ -21,7 +21,7 @@ func (g grid) print() {
 	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	for _, line := range append([][]string{g.head}, g.lines...) {
-		fmt.Fprintf(w, "  %s\n", strings.Join(line, "\t"))
+		_, _ = fmt.Fprintf(w, "  %s\n", strings.Join(line, "\t"))
 	}
 	_ = w.Flush() // as what fmt prints
 }

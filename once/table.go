@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgerrcode"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -92,7 +91,7 @@ func (t *runTable) start(wait context.Context, key string, w which, holder, leas
 	})
 	if err != nil {
 		unsure = asked && !lockerr.Refused(err)
-		if w.tick && lockerr.SQLState(err) == pgerrcode.InvalidParameterValue { // all else is checked before
+		if w.tick && lockerr.SQLState(err) == lockerr.StateInvalidParameter { // all else is checked before
 			err = &TickError{Tick: w.slot, Err: err}
 		}
 		return startedRun{}, unsure, err

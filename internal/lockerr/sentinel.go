@@ -73,4 +73,5 @@ const (
 	StateUndefinedObject   = "42704" // the row type of a table of ours, too
 	StateInvalidSchema     = "3F000"
 	StateNoStatement       = "26000" // of EXECUTE: there is no such prepared statement
+	StateInvalidParameter  = "22023" // of our functions: an argument is wrong
 )
