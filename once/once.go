@@ -175,7 +175,7 @@ func newRunner(period time.Duration, config *Config) (*Runner, error) {
 // any other reason the job may run again. Without Retry the Logger receives that reason.
 // Recording is tried for 5 s.
 func (r *Runner) Do(ctx context.Context, key string, fn func(ctx context.Context, run Run) error) (ran bool, err error) {
-	return r.do(ctx, key, which{first: cmp.Or(r.cfg.First, FirstNow)}, fn)
+	return r.do(ctx, key, which{}, fn)
 }
 
 // DoAt is [Runner.Do] for a scheduler that knows for which time it calls: it runs fn once
@@ -199,7 +199,7 @@ func (r *Runner) DoAt(ctx context.Context, key string, tick time.Time, fn func(c
 	if err := checkTick(tick); err != nil {
 		return false, fail("once", key, err)
 	}
-	return r.do(ctx, key, which{slot: tick.Truncate(time.Microsecond), tick: true, first: FirstNow}, fn)
+	return r.do(ctx, key, which{slot: tick.Truncate(time.Microsecond), tick: true}, fn)
 }
 
 // Close refuses new calls, ends the contexts of runs with cause [pgxlock.ErrClosed], waits
@@ -250,6 +250,9 @@ func (r *Runner) do(ctx context.Context, key string, w which, fn func(context.Co
 		return false, fail("once", key, err)
 	}
 	defer r.calls.End()
+	if w.first = FirstNow; !w.tick {
+		w.first = cmp.Or(r.cfg.First, FirstNow)
+	}
 	o := r.observeRun(ctx, key, w.slot)
 	if r.cfg.Retry && w.slot.IsZero() { // the name of the lease contains the slot
 		due, _, err := r.due(ctx, key, 0, w.first)
