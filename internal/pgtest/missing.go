@@ -28,7 +28,7 @@ func Missing(tb testing.TB, what string, reason any) {
 	tb.Skipf("%s is missing: %v", what, reason)
 }
 
-// Builds skips a test whose subject is a build or a release, but where make lint runs it:
+// Builds skips a test whose subject is a build, a release or a document, but where make lint runs it:
 // make test compiles nothing but tests.
 func Builds(tb testing.TB) {
 	tb.Helper()

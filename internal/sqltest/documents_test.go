@@ -173,6 +173,7 @@ func entries(t *testing.T) map[string]docEntry {
 
 // Functions for users are those whose comment does not call them internal.
 func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
+	pgtest.Builds(t)
 	t.Parallel()
 	d := installAsIs(t)
 	documented := entries(t)
@@ -214,6 +215,7 @@ func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
 }
 
 func TestDocumentColumnsAreThoseOfTheViews(t *testing.T) {
+	pgtest.Builds(t)
 	t.Parallel()
 	d := installAsIs(t)
 	documented := entries(t)

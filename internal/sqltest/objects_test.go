@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
@@ -132,6 +133,7 @@ func content(t *testing.T, in fs.FS, name string) string {
 const objectsPage = "sql-objects.md"
 
 func TestSQLObjectsHaveUsersAndAPage(t *testing.T) {
+	pgtest.Builds(t)
 	t.Parallel()
 	all := objects(t)
 	documented := entries(t)
