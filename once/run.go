@@ -13,8 +13,9 @@ import (
 
 // Run runs fn once in each period, over all processes that call Run for the key, until ctx
 // ends. A key of which no run is recorded begins with the next period, so that fn does not run
-// at the moment of its first deployment; see [Config].First for the other way. Run asks the server how long the period lasts, sleeps that long, and asks again. So fn
-// is never early by the server's clock, whatever the clock of this process says.
+// at the moment of its first deployment; see [Config].First for the other way. Run asks the
+// server how long the period lasts, sleeps that long, and asks again. So fn is never early by
+// the server's clock, whatever the clock of this process says.
 //
 // Run calls fn for one period after the other. It records and logs what fn returns, and goes
 // on; a panic ends it. With [Config].Retry it asks about every TTL, until the period is over,

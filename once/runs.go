@@ -14,8 +14,8 @@ type runs interface {
 	// current slot, then the current slot, and how long that lasts from now.
 	due(wait context.Context, key string, missed int, first First) (found []dueSlot, lasts time.Duration, err error)
 
-	// start starts a run. Attempt 0 means that the run may not be started. lease is the lease that the holder has; "" means
-	// that the run may not be started again. unsure means that the outcome is unknown:
+	// start starts a run. Attempt 0 means that the run may not be started. lease is the
+	// lease that the holder has; "" means that the run may not be started again. unsure means that the outcome is unknown:
 	// the run may have been started although err is not nil. The same holder finds out
 	// by starting it once more.
 	start(wait context.Context, key string, w which, holder, lease string) (started startedRun, unsure bool, err error)

@@ -117,8 +117,12 @@ is then done twice at once.`,
 					return usageError{fmt.Errorf("--run %q is no time; use one that pgxlock runs shows, such as 2026-03-29T00:00:00Z", slot)}
 				}
 			}
+			among := 1 // the latest
+			if !at.IsZero() {
+				among = maxRuns
+			}
 			return t.inDatabase(cmd.Context(), func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-				list, err := once.List(ctx, pool, &once.ListConfig{Key: args[0], Limit: maxRuns, Schema: schema})
+				list, err := once.List(ctx, pool, &once.ListConfig{Key: args[0], Limit: among, Schema: schema})
 				if err != nil {
 					return err
 				}
