@@ -91,13 +91,9 @@ seed-defects: build ## show what the widespread acquire_lock() gets wrong, besid
 image: ## make a PostgreSQL 15 image from Debian's packages, for an engine without a registry
 	scripts/image 15
 
-pictures: ## draw docs/pictures from the source; with TERMINAL=1 also what commands show in a terminal, from real runs
-	@$(GO) run -C tools ./pictures ..
-ifdef TERMINAL
-	@$(MAKE) --no-print-directory build
+pictures: build ## draw what commands show in a terminal into docs/pictures, from real runs
 	@$(GO) build -o bin/ ./examples/demo
-	@PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" bin/with --throw-away -- $(GO) run -C tools ./pictures -terminal ..
-endif
+	@PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" bin/with --throw-away -- $(GO) run -C tools ./pictures ..
 
 lint: build ## golangci-lint (with gofmt and go vet), actionlint, shellcheck, what holds the documents, and what is built and released
 	@for m in $(MODULES); do echo "$$m:"; (cd $$m && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done

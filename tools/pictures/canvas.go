@@ -11,7 +11,6 @@ import (
 type look struct {
 	name                               string
 	fill, stroke, darkFill, darkStroke string
-	dashed                             bool
 }
 
 // looks are all that a picture may use.
@@ -27,17 +26,6 @@ var looks = []look{
 	{name: "cyan", fill: "#1b7c83", darkFill: "#56d4dd"},
 	{name: "dot", fill: "#d0d7de", darkFill: "#3d444d"},
 	{name: "rule", stroke: "#d0d7de", darkStroke: "#3d444d"},
-	{name: "line", stroke: "#57606a", darkStroke: "#9198a1"},
-	{name: "head", fill: "#57606a", darkFill: "#9198a1"},
-	{name: "band", fill: "#f6f8fa", darkFill: "#151b23"},
-	{name: "box", fill: "#f6f8fa", stroke: "#afb8c1", darkFill: "#1c232c", darkStroke: "#59636e"},
-	{name: "ours", fill: "#e3eef7", stroke: "#336791", darkFill: "#14304a", darkStroke: "#6ea8d8"},
-	{name: "other", fill: "#e2f5e6", stroke: "#1a7f37", darkFill: "#10331b", darkStroke: "#3fb950"},
-	{name: "frozen", fill: "#eceef0", stroke: "#8c959f", darkFill: "#262c34", darkStroke: "#656c76", dashed: true},
-	{name: "waiting", fill: "#ffffff", stroke: "#8c959f", darkFill: "#0d1117", darkStroke: "#656c76", dashed: true},
-	{name: "ended", stroke: "#cf222e", darkStroke: "#f85149", dashed: true},
-	{name: "ok", stroke: "#1a7f37", darkStroke: "#3fb950"},
-	{name: "stop", stroke: "#cf222e", darkStroke: "#f85149"},
 }
 
 const (
@@ -76,40 +64,9 @@ func (c *canvas) as(name string) string {
 		if l.stroke != "" {
 			text += fmt.Sprintf(` stroke="%s" stroke-width="1.5"`, l.stroke)
 		}
-		if l.dashed {
-			text += ` stroke-dasharray="5 4"`
-		}
 		return text
 	}
 	panic("there is no look " + name)
-}
-
-// box draws a rectangle with round corners.
-func (c *canvas) box(as string, x, y, width, height int) {
-	c.draw(`<rect x="%d" y="%d" width="%d" height="%d" rx="6" %s/>`, x, y, width, height, c.as(as))
-}
-
-func (c *canvas) line(as string, x1, y1, x2, y2 int) {
-	c.draw(`<line x1="%d" y1="%d" x2="%d" y2="%d" %s/>`, x1, y1, x2, y2, c.as(as))
-}
-
-// path draws a line of SVG's path commands.
-func (c *canvas) path(as, commands string) { c.draw(`<path d="%s" %s/>`, commands, c.as(as)) }
-
-// arrow draws a straight arrow that goes up, down or to the right.
-func (c *canvas) arrow(as, head string, x1, y1, x2, y2 int) {
-	const long, wide = 8, 4
-	switch {
-	case x1 == x2 && y2 > y1:
-		c.line(as, x1, y1, x2, y2-long)
-		c.draw(`<path d="M%d %dl%d %dh%dz" %s/>`, x2, y2, -wide, -long, 2*wide, c.as(head))
-	case x1 == x2:
-		c.line(as, x1, y1, x2, y2+long)
-		c.draw(`<path d="M%d %dl%d %dh%dz" %s/>`, x2, y2, -wide, long, 2*wide, c.as(head))
-	default:
-		c.line(as, x1, y1, x2-long, y2)
-		c.draw(`<path d="M%d %dl%d %dv%dz" %s/>`, x2, y2, -long, -wide, 2*wide, c.as(head))
-	}
 }
 
 // A font is how large a text is, and of which kind.
@@ -144,19 +101,6 @@ func widthOf(f font, text string) int {
 		each = 0.66
 	}
 	return int(math.Ceil(each * f.size * float64(len([]rune(text)))))
-}
-
-// wrapped breaks a text between words.
-func wrapped(f font, width int, text string) []string {
-	var lines []string
-	for _, word := range strings.Fields(text) {
-		if last := len(lines) - 1; last >= 0 && widthOf(f, lines[last]+" "+word) <= width {
-			lines[last] += " " + word
-		} else {
-			lines = append(lines, word)
-		}
-	}
-	return lines
 }
 
 // String returns the picture as SVG.

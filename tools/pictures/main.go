@@ -1,13 +1,12 @@
-// Command pictures draws the pictures of the documents, and writes them to docs/pictures:
+// Command pictures draws what commands show in a terminal, from real runs of bin/pgxlock and
+// bin/demo in a terminal of tmux, and writes it to docs/pictures:
 //
-//	go run -C tools ./pictures ..              # those of what the source says, which a test compares
-//	go run -C tools ./pictures -terminal ..    # those of real runs of bin/pgxlock, in a terminal of tmux
+//	make pictures
 //
-// Its argument is the project's root directory.
+// Its argument is the project's root directory. The other pictures there are drawn by hand.
 package main
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,41 +16,19 @@ import (
 const folder = "docs/pictures"
 
 func main() {
-	terminal := flag.Bool("terminal", false, "draw what commands show in a terminal, on a throw-away server")
-	flag.Parse()
-	if flag.NArg() != 1 {
-		fmt.Fprintln(os.Stderr, "usage: pictures [-terminal] DIRECTORY")
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: pictures DIRECTORY")
 		os.Exit(2)
 	}
-	draw := drawn
-	if *terminal {
-		draw = captured
-	}
-	if err := write(flag.Arg(0), draw); err != nil {
+	if err := write(os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "pictures:", err)
 		os.Exit(1)
 	}
 }
 
-// drawn returns the pictures of what the source of the project says, by their file names.
-func drawn(root string) (map[string]*canvas, error) {
-	rooms, err := packages(root)
+func write(root string) error {
+	pictures, err := captured(root)
 	if err != nil {
-		return nil, err
-	}
-	return map[string]*canvas{
-		"timeline.svg":     timeline(),
-		"which-lock.svg":   whichLock(),
-		"architecture.svg": architecture(rooms),
-	}, nil
-}
-
-func write(root string, draw func(root string) (map[string]*canvas, error)) error {
-	pictures, err := draw(root)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Join(root, folder), 0o755); err != nil {
 		return err
 	}
 	for name, picture := range pictures {

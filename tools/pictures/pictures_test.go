@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,38 +16,11 @@ import (
 // root is the project's root directory, from here.
 const root = "../.."
 
-// lists skips the test, which runs go list, where make lint does not run it and -short is set.
-func lists(t *testing.T) {
-	t.Helper()
-	if testing.Short() && os.Getenv("PGXLOCK_TEST_BUILDS") != "1" {
-		t.Skip("make lint and make test-all run it")
-	}
-}
-
-func TestPicturesShowWhatTheSourceSays(t *testing.T) {
-	lists(t)
-	t.Parallel()
-	for range 2 { // drawn twice, it is the same
-		pictures, err := drawn(root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, picture := range pictures {
-			committed, err := os.ReadFile(filepath.Join(root, folder, name))
-			if err != nil {
-				t.Error(err)
-			}
-			if string(committed) != picture.String() {
-				t.Errorf("%s/%s is not what would be drawn now: run make pictures, and look at it", folder, name)
-			}
-		}
-	}
-}
-
 // A label is a text of a picture, and about where it is.
 type label struct {
 	text                     string
 	left, right, top, bottom float64
+	code                     bool // in a monospaced font
 }
 
 func (l label) overlaps(other label) bool {
@@ -113,7 +85,7 @@ func read(t *testing.T, path string) svg {
 				if wide == 0 {
 					wide = float64(widthOf(f, string(token)))
 				}
-				l := label{text: string(token), left: number("x"), top: number("y") - 0.75*f.size, bottom: number("y") + 0.2*f.size}
+				l := label{text: string(token), left: number("x"), top: number("y") - 0.75*f.size, bottom: number("y") + 0.2*f.size, code: f.mono}
 				switch attribute(inside, "text-anchor") {
 				case "middle":
 					l.left -= wide / 2
@@ -141,7 +113,7 @@ func attribute(e xml.StartElement, name string) string {
 func TestPicturesCanBeReadEverywhere(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join(root, folder, "*.svg"))
-	if err != nil || len(files) < 7 {
+	if err != nil || len(files) < 6 {
 		t.Fatalf("there are %d pictures: %v", len(files), err)
 	}
 	for _, file := range files {
@@ -180,7 +152,7 @@ func TestPicturesCanBeReadEverywhere(t *testing.T) {
 	}
 }
 
-// What the table of README.md offers, and when it needs the migrations.
+// The README's table and the tree of locks, drawn by hand, name the same calls.
 func TestTheTreeOfLocksSaysWhatTheReadmeSays(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
@@ -189,75 +161,32 @@ func TestTheTreeOfLocksSaysWhatTheReadmeSays(t *testing.T) {
 	}
 	_, table, _ := strings.Cut(string(text), "\n## Which lock for what\n")
 	table, _, _ = strings.Cut(table, "\n## ")
-	var inReadme, inTree []string
-	for _, row := range regexp.MustCompile(`(?m)^\| [^|]+ \| ([^|]*) \| *([^|]*?) *\|$`).FindAllStringSubmatch(table, -1) {
-		var names []string
+	inReadme := make(map[string]bool)
+	for _, row := range regexp.MustCompile(`(?m)^\| [^|]+ \| ([^|]*) \|`).FindAllStringSubmatch(table, -1) {
 		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
-			names = append(names, name[1])
-		}
-		switch {
-		case len(names) > 0 && names[0] == shared[0]: // a note below the tree
-		case len(names) > 0:
-			inReadme = append(inReadme, fmt.Sprint(names, " ", row[2]))
+			inReadme[name[1]] = true
 		}
 	}
-	var add func([]wish)
-	add = func(wishes []wish) {
-		for _, w := range wishes {
-			add(w.wishes)
-			if needs, known := map[string]string{"": "no", "migrations": "yes", "migrations, for leases": "for leases"}[w.needs]; len(w.use) > 0 && known {
-				inTree = append(inTree, fmt.Sprint(w.use, " ", needs))
+	inTree := make(map[string]bool)
+	for _, l := range read(t, filepath.Join(root, folder, "which-lock.svg")).labels {
+		if l.code {
+			for name := range strings.SplitSeq(strings.TrimPrefix(l.text, "package "), ", ") {
+				inTree[name] = true
 			}
 		}
 	}
-	add(choices)
-	slices.Sort(inReadme)
-	slices.Sort(inTree)
-	if len(inReadme) < 8 || !slices.Equal(inReadme, inTree) {
-		t.Errorf("the README says\n%s\nand the tree\n%s", strings.Join(inReadme, "\n"), strings.Join(inTree, "\n"))
-	}
-}
-
-func TestTheArchitectureNamesEachPackage(t *testing.T) {
-	lists(t)
-	t.Parallel()
-	rooms, err := packages(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range rooms {
-		if roles[name] == "" {
-			t.Errorf("architecture.go has no role of package %s", nameOf(name))
+	for name := range inReadme {
+		if !inTree[name] && name != "Shared" { // a note below the tree
+			t.Errorf("the README has %s, the tree does not", name)
 		}
 	}
-	for name := range roles {
-		if _, ok := rooms[name]; !ok {
-			t.Errorf("architecture.go has a role of package %s, which programs do not need", nameOf(name))
+	for name := range inTree {
+		if !inReadme[name] {
+			t.Errorf("the tree has %s, the README does not", name)
 		}
 	}
-	below := arrows(rooms)
-	layer := layered(rooms, below)
-	for name, r := range rooms {
-		for _, to := range r.imports {
-			if layer[name] >= layer[to] {
-				t.Errorf("%s in layer %d imports %s in layer %d", nameOf(name), layer[name], nameOf(to), layer[to])
-			}
-		}
-	}
-}
-
-func TestArrowsThatOthersImplyAreNotDrawn(t *testing.T) {
-	t.Parallel()
-	rooms := make(map[string]room)
-	for name, imports := range map[string][]string{"a": {"b", "c", "d"}, "b": {"c"}, "c": nil, "d": nil, "e": {"c"}} {
-		rooms[name] = room{name, imports}
-	}
-	below := arrows(rooms)
-	if got := fmt.Sprint(below); got != "map[a:[b d] b:[c] e:[c]]" {
-		t.Error(got)
-	}
-	if got := fmt.Sprint(layered(rooms, below)); got != "map[a:0 b:1 c:2 d:1 e:1]" {
-		t.Error(got)
+	if len(inReadme) < 15 {
+		t.Errorf("the table of README.md names %d calls", len(inReadme))
 	}
 }
 

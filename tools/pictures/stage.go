@@ -42,7 +42,7 @@ const patience = 30 * time.Second
 func captured(root string) (map[string]*canvas, error) {
 	s := &stage{url: os.Getenv(databaseEnv)}
 	if s.url == "" {
-		return nil, errors.New("there is no throw-away server: run it as make pictures TERMINAL=1 does")
+		return nil, errors.New("there is no throw-away server: run it as make pictures does")
 	}
 	s.server, _, _ = strings.Cut(os.Getenv(serverEnv), " from ")
 	var err error
