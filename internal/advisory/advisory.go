@@ -166,36 +166,6 @@ func (a *Locks) alive(sent time.Duration) {
 	}
 }
 
-// lost ends all locks of a session that has ended.
-func (a *Locks) lost(why error) {
-	locks := a.all()
-	a.mu.Lock()
-	for _, e := range a.held {
-		if e.granted {
-			a.removeLocked(e)
-			e.failed = lockerr.ErrSessionEnded
-		}
-	}
-	a.mu.Unlock()
-	for _, lock := range locks {
-		_ = lock.Lose(why)
-	}
-	if len(locks) > 0 {
-		a.host.Log.Warn("pgxlock: the session of advisory locks has ended", "locks", len(locks), "error", why)
-	}
-}
-
-// moved ends the lock session if it is on another cluster than the last connection. Where that is the
-// lock session's own, the one before has ended.
-func (a *Locks) moved(was, is int64) {
-	a.host.Log.Warn("pgxlock: all advisory locks are lost", "error", dbconn.ErrMoved(was, is))
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.end != nil {
-		a.end()
-	}
-}
-
 // all returns the holds of all entries.
 func (a *Locks) all() []*hold.Hold {
 	a.mu.Lock()

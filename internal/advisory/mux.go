@@ -3,7 +3,6 @@ package advisory
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -501,37 +500,6 @@ func (m *mux) undo() {
 	m.queue = slices.Insert(m.queue, 0, again...)
 	m.dismissLocked(m.queue)
 	m.mu.Unlock()
-}
-
-// end ends the session. A call without an answer is sent once more in the next session, unless
-// it is bound to this one.
-//
-// lost is called first: before the server learns that the locks are free, and so that every
-// call about a lock of this session is in the queue by then and fails with the session.
-func (m *mux) end(why error) {
-	m.lost(why)
-	m.mu.Lock()
-	conn := m.conn
-	m.conn = nil
-	waiting := m.queue
-	m.queue = nil
-	var failed []*call
-	for i, c := range slices.Concat(m.batch, waiting) {
-		if c.bound || c.retried {
-			failed = append(failed, c)
-			continue
-		}
-		c.retried = i < len(m.batch)
-		m.queue = append(m.queue, c)
-		m.timeLocked(c)
-	}
-	m.batch = nil
-	m.dismissLocked(m.queue)
-	m.mu.Unlock()
-	conn.close()
-	for _, c := range failed {
-		c.settle(fmt.Errorf("%w: %w", lockerr.ErrSessionEnded, why), m.now())
-	}
 }
 
 // timeLocked makes a brief call that is queued leave after a while, if there is no connection.
