@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -18,12 +17,6 @@ import (
 
 // askAgain is how soon to try again for an advisory lock that no session seemed to hold.
 const askAgain = 5 * time.Millisecond
-
-// handOverTime is for how long callers of one Locker hand an advisory lock over among
-// themselves before the Locker asks the server whether other processes wait. Usually their
-// notification comes within milliseconds; it may be lost, or not get through a pooler. One
-// statement in that time is too little to slow down a Locker whose lock nobody else wants.
-const handOverTime = 100 * time.Millisecond
 
 // A wokenTicket is a ticket that was woken; when it is due, a second wake-up checks whether it
 // let clock.WakeTimeout pass, which pgxlock_wake_batch() uses as well.
@@ -38,22 +31,6 @@ type wakeUp struct {
 	name   lockkey.Name
 	number int64
 	check  bool // the lock is held here: the answer only shows whether other processes wait for it
-}
-
-// handedOverLocked records a handover of an advisory lock from one caller here to the next.
-func (q *Queue) handedOverLocked(name lockkey.Name) {
-	if q.closed || !q.installed() {
-		return
-	}
-	q.handed[name] = struct{}{}
-	if time.Since(q.checked) < handOverTime {
-		return
-	}
-	q.checked = time.Now()
-	for name := range q.handed {
-		q.waking.Add(wakeUp{name: name, check: true})
-	}
-	clear(q.handed)
 }
 
 // Wake wakes, in the background, the first waiter of each of the locks, which were released.
@@ -217,40 +194,6 @@ func (q *Queue) enterIfWaiting(name lockkey.Name) {
 	if l := q.locals[name]; l != nil {
 		q.enterLocked(l)
 	}
-}
-
-// seeLocked records that other processes have a lock, or wait for it.
-func (q *Queue) seeLocked(name lockkey.Name) {
-	if name.Kind() == 0 {
-		return
-	}
-	if len(q.others) >= q.forget { // there may be thousands: checking all of them each time takes too long
-		for name := range q.others {
-			if !q.contendedLocked(name) {
-				delete(q.others, name)
-			}
-		}
-		q.forget = max(2*len(q.others), batcher.MaxRows)
-	}
-	q.others[name] = time.Now()
-}
-
-// contendedFor is how long a Locker goes on publishing tickets for an advisory lock after it
-// last saw that other processes have it or wait for it. Each waiter tries once a second.
-const contendedFor = 3 * clock.CheckInterval
-
-// contendedLocked reports whether other processes were seen within contendedFor to have an
-// advisory lock, or to wait for it. A Locker that is alone again needs no tickets. For a lease
-// it is always true, because the server itself knows the waiters.
-func (q *Queue) contendedLocked(name lockkey.Name) bool {
-	return name.Kind() == 0 || time.Since(q.others[name]) < contendedFor
-}
-
-// Contended implements [hold.Queue].
-func (q *Queue) Contended(name lockkey.Name) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.contendedLocked(name)
 }
 
 // refused records that a try of the first waiter was refused. It notifies the holder of an
