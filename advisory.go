@@ -40,9 +40,7 @@ import (
 // ([ErrReadOnly]) and a pooler in transaction or statement mode ([ErrPooler]); for a pooler
 // in session mode see [AdvisoryConfig.SessionPooler]. If a proxy passes a message to a
 // backend other than the session's, all locks are lost with ErrPooler at that message, and
-// the other backend takes none. Where the server reports addresses of the connection other
-// than this process sees, as behind a proxy or a published port of a container, an
-// uncontended acquisition costs the server somewhat more.
+// the other backend takes none.
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
@@ -106,18 +104,15 @@ type AdvisoryConfig struct {
 	// Default host:pid.
 	Owner string
 
-	// Backoff is how long to wait before the next try for a key whose holder does not
-	// notify waiters: a holder that is no Locker, or a Locker without the queue of waiters.
-	// attempt counts the tries of one wait from 0. Many goroutines may call it. Default:
-	// [ExponentialBackoff] from 10 ms to 500 ms.
+	// Backoff is as in [LeaseConfig]. It also serves for a key whose holder does not notify
+	// waiters: no Locker, or one without the queue of waiters.
 	Backoff func(attempt int) time.Duration
 
 	// Logger receives what no call can return. Default: nothing is logged.
 	Logger *slog.Logger
 
-	// Observe receives an [Event] for every step of calls and locks, to build metrics and
-	// traces from. See Event for when and in which goroutine it is called, and what it must
-	// not do. Default: nil, which costs nothing.
+	// Observe receives an [Event] for every step of calls and locks. Default: nil, which costs
+	// nothing.
 	Observe func(context.Context, Event)
 }
 

@@ -74,27 +74,7 @@
 // the deadline with the clock on every call, so they are right even on the first line after
 // the process was frozen.
 //
-// These are the cases:
-//
-//	a transaction ends in any way      its transaction locks are free; its claims last if it
-//	                                   has committed
-//	this process dies                  others get its leases after their TTL, and its advisory
-//	                                   locks when the server notices; a run of package once
-//	                                   starts again only with Retry, after the TTL
-//	this process is frozen             others get its locks after the TTL; it notices at its
-//	                                   next check
-//	the network is cut                 Lost is closed before the TTL is over; others get the
-//	                                   locks after it
-//	the server restarts or crashes     leases remain, and are renewed when the server is back;
-//	                                   advisory locks are lost
-//	a standby is promoted              leases remain if their commits were replicated; tokens
-//	                                   grow in any case; advisory locks are lost
-//	a call ends with its context       it holds nothing; a lock that is granted later is
-//	                                   released
-//	Release cannot reach the server    a lease expires after its TTL; an advisory lock ends with
-//	                                   its session
-//	Close                              contexts end; Close waits for running Do calls and
-//	                                   releases the locks
+// docs/guarantees.md has what becomes of a lock when a process, the network or the server fails.
 //
 // # Fencing
 //
@@ -146,15 +126,10 @@
 //
 // # Connections
 //
-// A Locker takes only the configuration from the pool that it was made with. It opens
-// connections of its own, at its first use, so a busy pool delays no renewal. A Locker of
-// leases has two, or one with [LeaseConfig.OneConnection], and one more that listens while calls
-// wait for other processes. A Locker of advisory locks holds all its locks on one connection,
-// and where the migrations are installed it has two more for waiting. One Locker serves a whole
-// program and any number of keys.
-//
-// [LockTx], [ClaimTx] and [Lock.Fence] use the caller's transaction, and package monitor uses
-// connections of the pool.
+// A Locker takes only the configuration from the pool that it was made with, and opens few
+// connections of its own: see [NewLeaseLocker] and [NewAdvisoryLocker]. So a busy pool delays no
+// renewal. One Locker serves a whole program and any number of keys. LockTx, ClaimTx and
+// [Lock.Fence] use the caller's transaction, and package monitor uses connections of the pool.
 //
 // # Testing without a server
 //

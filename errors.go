@@ -65,21 +65,13 @@ var (
 	// did it, and why.
 	ErrEvicted = lockerr.ErrEvicted
 
-	// ErrUnavailable: no server could be used. None answered in time; the server has no
-	// free connection, is starting or is stopping; none of several hosts is a primary; or
-	// the connection broke, or the server ended it; or another session keeps a table of a
-	// lease Locker or of package once locked (55P03), as maintenance does, until which
-	// Acquire waits. The same call may succeed later. The message says how often it was
-	// tried to connect, and for how long. Every call that asks the server may return it:
-	// those of Lockers, Limiters, Runners, claims and Monitors. The server may have done
-	// what the call asked for, except that an acquire that fails holds nothing. A lock that
-	// is held stays held until [ErrLost] says otherwise. A call whose context has ended
-	// returns the context's error instead.
-	//
-	// If the server refuses a user, password, database, right or setting, the error is not
-	// ErrUnavailable, because the same call fails again. It wraps the server's error, with
-	// its SQLSTATE (28P01, 28000, 3D000, 42501), and says what to change. It ends every
-	// wait.
+	// ErrUnavailable: no server could be used, or another session keeps a table locked
+	// (55P03). Every call that asks the server may return it, and the same call may succeed
+	// later. The message says how often it was tried to connect, and for how long. The server
+	// may have done what the call asked for, except that an acquire that fails holds nothing.
+	// A lock that is held stays held until [ErrLost] says otherwise. A call whose context has
+	// ended returns the context's error instead. If the server refuses a user, password,
+	// database, right or setting, the error wraps the server's instead, and ends every wait.
 	ErrUnavailable = lockerr.ErrUnavailable
 
 	// ErrSchema: the tables and functions are missing, out of date, in need of the repair

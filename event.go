@@ -113,25 +113,18 @@ const (
 //
 // # Calls of Observe
 //
-// Observe is called for EventBusy, EventWait and EventAcquired in the goroutine of the
-// call, before the call returns and with its context, so a span can be its child. For
-// EventReleased, and for a loss that only Release notices, it is called in the goroutine of
-// Release with the context of Release. Events about terms and those of other calls come in
-// the goroutine of the call with its context. Other events come from goroutines of the
-// Locker: EventRenewed and EventLost with the context of the call that acquired the Lock,
-// but without its cancellation, and locks that Close releases with the context of Close.
-// Events of one Lock come one after the other. Events of different Locks come at the same
-// time: Observe must be safe for concurrent use.
+// Observe runs in the goroutine of a call, with its context, for the events of that call: before
+// Acquire returns, in Release, in Lead. EventRenewed, EventLost and the releases of Close come
+// from goroutines of the Locker, with the context of Close, or that of the call that acquired
+// the Lock without its cancellation. Events of one Lock come one after the other, those of
+// different Locks at the same time: Observe must be safe for concurrent use.
 //
-// Observe must return quickly. It must not call methods of the Locker or its Locks, and
-// must not end its goroutine. A slow Observe delays only the call that the event is about.
-// Acquire returns later, with a lock that is held and renewed meanwhile. Release releases
-// the lock first, and returns after Observe has received all events of the Lock. Close
-// returns after Observe has received all events of the Locker, or when its context ends.
-// Observe delays no renewal, no notification of a loss and no other call. Several renewals
-// may be merged into one event if Observe is slow, or be left out if the Lock ends first.
-// If Observe panics, the Logger of its config receives the panic as an error, and nothing
-// else happens; where there is no Logger, the call panics.
+// Observe must return quickly. It must not call methods of the Locker or its Locks, and must
+// not end its goroutine. A slow Observe delays only the call that the event is about: no
+// renewal, no notification of a loss and no other call. Release and Close return after Observe
+// has received their events. Renewals may be merged into one event if Observe is slow, or be
+// left out if the Lock ends first. A panic of Observe is logged as an error; without a Logger
+// the call panics.
 //
 // Later versions may add fields and operations; existing ones keep their meaning.
 type Event struct {

@@ -20,12 +20,9 @@ import (
 // is called, or until it is lost. The Locker renews it automatically. It is safe for
 // concurrent use.
 //
-// Nobody else is granted the lock before its local deadline has passed, unless the server
-// ends the session of an advisory lock, an operator evicts the holder, or a failover loses
-// the grant. The local deadline is a margin earlier than the server's. Err, [Lock.Renew],
-// [Lock.Fence] and Err of the context from [Lock.Context] read the clock each time. The
-// process may freeze between such a check and its next step, so only [Lock.Fence] prevents
-// a late holder from writing.
+// Err, [Lock.Renew], [Lock.Fence] and Err of the context from [Lock.Context] read the clock each
+// time. The process may freeze between such a check and its next step, so only [Lock.Fence]
+// prevents a late holder from writing.
 type Lock struct {
 	locker *Locker
 	hold   hold.Hold

@@ -141,14 +141,9 @@ func (l *Locker) begin(ctx context.Context) error {
 // only the wait: the Locker renews the lock after ctx has ended, until Release. Use
 // [Lock.Context] for the work.
 //
-// Waiters are served first come, first served within this Locker, and fairly between
-// processes. A waiter does not occupy a connection, a transaction or a snapshot. A caller
-// that waits while it holds another lock must pass the context of that lock: then a cycle
-// of such waits, also between processes, ends with [ErrDeadlock] for one of the callers.
-//
 // On failure nothing is held, and the error is an [*Error] that wraps [ErrNotAcquired] if
 // somebody else has the lock, [ErrDeadlock] if ctx comes from a lock on the same key or the
-// wait is part of such a cycle, [ErrClosed], [ErrSchema], [ErrReadOnly], [ErrUnavailable]
+// wait is part of a cycle, [ErrClosed], [ErrSchema], [ErrReadOnly], [ErrUnavailable]
 // or the server's error. It never wraps [ErrLost]: if the lock is lost before Acquire can
 // return it, Acquire asks again, TryAcquire once more.
 //

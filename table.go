@@ -104,9 +104,8 @@ type LeaseConfig struct {
 	// the server. Default: nothing is logged.
 	Logger *slog.Logger
 
-	// Observe receives an [Event] for every step of calls and locks, to build metrics and
-	// traces from. See Event for when and in which goroutine it is called, and what it must
-	// not do. Default: nil, which costs nothing.
+	// Observe receives an [Event] for every step of calls and locks. Default: nil, which costs
+	// nothing.
 	Observe func(context.Context, Event)
 }
 
