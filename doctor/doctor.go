@@ -118,6 +118,7 @@ var checks = []check{
 	{name: "row_security", look: (*doctor).rowSecurity, installed: true},
 	{name: "collation", look: (*doctor).collation, installed: true},
 	{name: "expired", look: (*doctor).expired, needs: needsMonitoring, installed: true},
+	{name: "claims", look: (*doctor).claims, installed: true},
 	{name: "runs", look: (*doctor).runs, needs: needsMonitoring, installed: true},
 	{name: "clock", look: (*doctor).clock},
 	{name: "timeouts", look: (*doctor).timeouts},

@@ -337,6 +337,25 @@ func (d *doctor) expired(ctx context.Context) (Finding, error) {
 	return f, nil
 }
 
+// manyClaims is from which size on, in bytes, the table of claims is worth a word.
+const manyClaims = 1 << 30
+
+// claims looks at how many there are. No housekeeping removes them, because without its claim the
+// work may be done again.
+func (d *doctor) claims(ctx context.Context) (Finding, error) {
+	type size struct{ Rows, Bytes int64 }
+	table, err := one[size](ctx, d, statements.DoctorClaims, d.schema)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := ok("about %s", counted(table.Rows, "claim"))
+	if table.Bytes >= manyClaims {
+		f.add(StatusWarning, fmt.Sprintf("they take %d GB, and stay until they are purged", table.Bytes>>30),
+			"give claims a Retention, and call PurgeClaims or purge_claims() now and then")
+	}
+	return f, nil
+}
+
 // runs finds jobs of package once and of start_run() that stopped working, and that nobody will
 // start again in their period.
 func (d *doctor) runs(ctx context.Context) (Finding, error) {

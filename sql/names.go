@@ -34,6 +34,7 @@ const (
 // In doctor/.
 const (
 	DoctorCitus             Name = "doctor/citus"
+	DoctorClaims            Name = "doctor/claims"
 	DoctorClock             Name = "doctor/clock"
 	DoctorCollation         Name = "doctor/collation"
 	DoctorCollationDatabase Name = "doctor/collation_database"

@@ -289,6 +289,18 @@ func TestDoctorFindsLeasesThatNobodyRemoves(t *testing.T) {
 	wantFinding(t, examine(t, db, nil), "expired", statusOK, "0 leases")
 }
 
+func TestDoctorFindsManyClaims(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	wantFinding(t, examine(t, db, nil), "claims", statusOK, "about 0 claims")
+	grow := "set allow_system_table_mods = on; update pg_class set reltuples = 7000000, relpages = %d where oid = 'pgxlock_claims'::regclass; reset allow_system_table_mods"
+	db.Exec(t, fmt.Sprintf(grow, 1<<17-1))
+	wantFinding(t, examine(t, db, nil), "claims", statusOK, "about 7000000 claims")
+	db.Exec(t, fmt.Sprintf(grow, 1<<17))
+	wantFinding(t, examine(t, db, nil), "claims", statusWarning, "1 GB", "PurgeClaims")
+}
+
 func TestDoctorFindsRunsThatAreNotStartedAgain(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

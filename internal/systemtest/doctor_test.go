@@ -27,7 +27,7 @@ import (
 // it is not content.
 
 // doctorChecks are the names of all checks, in order.
-var doctorChecks = strings.Fields(`primary pooler advisory notify schema nodes rights escalation search_path table_locks tokens row_security collation expired runs
+var doctorChecks = strings.Fields(`primary pooler advisory notify schema nodes rights escalation search_path table_locks tokens row_security collation expired claims runs
 	clock timeouts connections durability lock_table prepared snapshots wraparound`)
 
 // examine returns the findings by their checks.
