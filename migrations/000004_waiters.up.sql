@@ -689,79 +689,73 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
   DECLARE
-    v_count   integer := pg_catalog.cardinality(p_names);
-    v_entries bigint[];
-    v_firsts  bigint[];
-    v_clients bigint[];
-    v_all     bigint := 9223372036854775807;
+    v_count integer := pg_catalog.cardinality(p_names);
+    e record;                               -- a lock
+    f record;                               -- its first ticket
   BEGIN
-    PERFORM pgxlock_require(v_count <= 1000
-                            AND pg_catalog.cardinality(p_kinds) = v_count
-                            AND pg_catalog.cardinality(p_tickets) = v_count,
-                            'p_names must have at most 1000 elements, and every lock needs a kind, a name and a ticket, '
-                            'which may be NULL');
-    PERFORM pgxlock_check_primary('there is no queue on a standby server');
-    PERFORM pgxlock_check_read_committed('waiters are woken in READ COMMITTED: an older snapshot does not show them');
-    IF NOT EXISTS (SELECT FROM unnest(p_kinds, p_names) AS e (kind, name)
-                    WHERE EXISTS (SELECT FROM pgxlock_waiters w
-                                   WHERE w.kind = e.kind AND w.name = e.name COLLATE "C" OFFSET 0)) THEN
-      RETURN;
+    IF (v_count <= 1000
+        AND pg_catalog.cardinality(p_kinds) = v_count
+        AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
+      PERFORM pgxlock_require(false, 'p_names must have at most 1000 elements, and every lock needs a kind, a name and a '
+                                     'ticket, which may be NULL');
+    END IF;
+    IF pg_is_in_recovery() THEN
+      PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM pgxlock_check_read_committed('waiters are woken in READ COMMITTED: an older snapshot does not show them');
     END IF;
 
-    WITH want AS MATERIALIZED (
-      SELECT w.kind, w.name COLLATE "C" AS name, w.ticket, w.n
-        FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
-    ), called AS MATERIALIZED (
-      SELECT DISTINCT ON (w.kind, w.name) w.n, f.ticket, f.client
-        FROM want w,
-             LATERAL (
-               SELECT q.ticket, q.client
-                 FROM (SELECT a.ticket, a.client, a.live_until, row_number() OVER (ORDER BY a.passed, a.ticket) AS n
-                         FROM (SELECT b.ticket, b.client, b.live_until, pgxlock_wake_timed_out(b.woken) AS passed
-                                 FROM pgxlock_waiters b WHERE b.kind = w.kind AND b.name = w.name OFFSET 0) a
-                        WHERE NOT a.passed OR w.ticket IS NULL OR a.ticket > w.ticket
-                        ORDER BY a.passed, a.ticket LIMIT 10001) q
-                WHERE q.n > 10000::bigint OR NOT pgxlock_waiter_dead(q.client, q.live_until)     -- as pgxlock_first_ahead() does
-                LIMIT 1) f
-       WHERE w.ticket IS NULL
-          OR EXISTS (SELECT FROM pgxlock_waiters q
-                      WHERE q.kind = w.kind AND q.name = w.name AND q.ticket = w.ticket
-                        AND CASE WHEN q.woken IS NOT NULL THEN pgxlock_wake_timed_out(q.woken)
-                                 WHEN w.kind = 0 THEN NOT EXISTS (
-                                   SELECT FROM distributed_locks l
-                                    WHERE l.lock_name::text = w.name AND l.expires_at > clock_timestamp() OFFSET 0)
-                                 ELSE NOT EXISTS (
-                                   SELECT FROM pg_locks l
-                                    WHERE l.locktype = 'advisory'
-                                      AND l.granted
-                                      AND l.database = (SELECT d.oid FROM pg_database d
-                                                         WHERE d.datname = current_database())
-                                      AND l.objsubid::integer = w.kind
-                                      AND (l.classid::bigint << 32 | l.objid::bigint)::text = w.name OFFSET 0) END OFFSET 0)
-       ORDER BY w.kind, w.name, w.n
-    ), locked AS MATERIALIZED (
-      SELECT q.kind, q.name, q.ticket
-        FROM called c JOIN want w ON w.n = c.n
-        JOIN pgxlock_waiters q ON q.kind = w.kind AND q.name = w.name AND q.ticket = c.ticket
-       WHERE q.woken IS NULL
-         FOR NO KEY UPDATE OF q SKIP LOCKED
-    ), stamped AS (
-      UPDATE pgxlock_waiters q
-         SET woken = clock_timestamp()
-        FROM locked k
-       WHERE q.kind = k.kind AND q.name = k.name AND q.ticket = k.ticket
-    )
-    SELECT pg_catalog.array_agg(c.n ORDER BY c.n), pg_catalog.array_agg(c.ticket ORDER BY c.n),
-           pg_catalog.array_agg(c.client ORDER BY c.n)
-      INTO v_entries, v_firsts, v_clients FROM called c;
-
-    PERFORM pg_notify('pgxlock_' || w.client::text, p_kinds[w.n]::text || ':' || p_names[w.n])
-       FROM unnest(v_entries, v_clients) AS w (n, client) WHERE w.client IS NOT NULL;
-    PERFORM pgxlock_remove_dead(p_kinds, p_names, (
-        SELECT pg_catalog.array_agg(coalesce(w.ticket, v_all) ORDER BY e.n)
-          FROM generate_series(1::bigint, v_count::bigint) e (n)
-          LEFT JOIN unnest(v_entries, v_firsts) AS w (n, ticket) ON w.n = e.n));
-    RETURN QUERY SELECT w.n, w.ticket FROM unnest(v_entries, v_firsts) AS w (n, ticket);
+    -- One statement for all locks would cost one lock, which nearly every call is for, three times as much.
+    FOR e IN SELECT DISTINCT ON (w.kind, w.name COLLATE "C") w.kind, w.name COLLATE "C" AS name, w.ticket, w.n
+               FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
+              WHERE w.ticket IS NULL
+                 OR EXISTS (SELECT FROM pgxlock_waiters q
+                             WHERE q.kind = w.kind AND q.name = w.name COLLATE "C" AND q.ticket = w.ticket
+                               AND CASE WHEN q.woken IS NOT NULL THEN pgxlock_wake_timed_out(q.woken)
+                                        WHEN w.kind = 0 THEN NOT EXISTS (
+                                          SELECT FROM distributed_locks l
+                                           WHERE l.lock_name::text = w.name COLLATE "C"
+                                             AND l.expires_at > clock_timestamp() OFFSET 0)
+                                        ELSE NOT EXISTS (
+                                          SELECT FROM pg_locks l
+                                           WHERE l.locktype = 'advisory'
+                                             AND l.granted
+                                             AND l.database = (SELECT d.oid FROM pg_database d
+                                                                WHERE d.datname = current_database())
+                                             AND l.objsubid::integer = w.kind
+                                             AND (l.classid::bigint << 32 | l.objid::bigint)::text = w.name COLLATE "C"
+                                           OFFSET 0) END OFFSET 0)
+              ORDER BY w.kind, w.name COLLATE "C", w.n LOOP
+      SELECT q.ticket, q.client, q.woken, q.n > 1::bigint OR q.any_passed AS after_others INTO f
+        FROM (SELECT a.ticket, a.client, a.live_until, a.woken, row_number() OVER (ORDER BY a.passed, a.ticket) AS n,
+                     bool_or(a.passed) OVER () AS any_passed
+                FROM (SELECT b.ticket, b.client, b.live_until, b.woken, pgxlock_wake_timed_out(b.woken) AS passed
+                        FROM pgxlock_waiters b WHERE b.kind = e.kind AND b.name = e.name OFFSET 0) a
+               WHERE NOT a.passed OR e.ticket IS NULL OR a.ticket > e.ticket
+               ORDER BY a.passed, a.ticket LIMIT 10001) q
+       WHERE q.n > 10000::bigint OR NOT pgxlock_waiter_dead(q.client, q.live_until)     -- as pgxlock_first_ahead() does
+       LIMIT 1;
+      IF FOUND AND f.woken IS NULL THEN
+        UPDATE pgxlock_waiters q
+           SET woken = clock_timestamp()
+         WHERE q.ctid = (SELECT w.ctid FROM pgxlock_waiters w
+                          WHERE w.kind = e.kind AND w.name = e.name AND w.ticket = f.ticket AND w.woken IS NULL
+                            FOR NO KEY UPDATE OF w SKIP LOCKED);
+      END IF;
+      IF f.client IS NOT NULL THEN
+        PERFORM pg_notify('pgxlock_' || f.client::text, e.kind::text || ':' || e.name);
+      END IF;
+      IF f.after_others
+         OR f.ticket IS NULL AND EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = e.kind AND q.name = e.name) THEN
+        PERFORM pgxlock_remove_dead(ARRAY[e.kind], ARRAY[e.name], ARRAY[coalesce(f.ticket, 9223372036854775807)]);
+      END IF;
+      IF f.ticket IS NOT NULL THEN
+        n := e.n;
+        woken_ticket := f.ticket;
+        RETURN NEXT;
+      END IF;
+    END LOOP;
   END $$;
   COMMENT ON FUNCTION pgxlock_wake_batch(integer[], text[], bigint[]) IS
     'pgxlock, internal: wakes the first waiter of each lock and returns its ticket; with p_tickets, only if that ticket '
@@ -824,7 +818,8 @@ BEGIN
     'this first. Writes nothing and never waits.';
 
   CREATE OR REPLACE FUNCTION pgxlock_notify_holders(p_kinds integer[], p_ids bigint[]) RETURNS integer[]
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  AS $$
   BEGIN
     PERFORM pgxlock_require(pg_catalog.cardinality(p_ids) <= 1000
                             AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_ids),

@@ -40,6 +40,14 @@ func (a *Locks) Wanted(name lockkey.Name) {
 	}
 }
 
+// WakesOnRelease reports whether this process has a lock exclusively that others wait for.
+func (a *Locks) WakesOnRelease(id lockkey.ID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.held[id]
+	return e != nil && e.granted && e.wanted && e.mode == hold.Exclusive
+}
+
 // waitedFor reports for which of the locks other processes have a ticket. A try for a shared
 // lock needs to know, because the server knows no tickets: it would let the caller join the
 // readers that a writer waits for.

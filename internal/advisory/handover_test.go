@@ -121,6 +121,33 @@ func TestWantedLockIsLeftToTheWaitersOfOtherProcesses(t *testing.T) {
 	}
 }
 
+func TestReleaseWakesWhereTheLockIsWantedAndHeldExclusively(t *testing.T) {
+	t.Parallel()
+	p, _ := queueing(t)
+	for _, c := range []struct {
+		mode          hold.Mode
+		wanted, wakes bool
+	}{
+		{hold.Exclusive, true, true},
+		{hold.Exclusive, false, false},
+		{hold.Shared, true, false}, // a waiter may share it at once
+	} {
+		lock := mustAcquire(t, p, "k", c.mode)
+		if c.wanted {
+			p.Wanted(lock.Queue)
+		}
+		if got := p.WakesOnRelease(lock.Queue.ID); got != c.wakes {
+			t.Errorf("%v, wanted %t: %t, want %t", c.mode, c.wanted, got, c.wakes)
+		}
+		if err := lock.release(); err != nil {
+			t.Fatal(err)
+		}
+		if p.WakesOnRelease(lock.Queue.ID) {
+			t.Errorf("%v, wanted %t: it wakes when it was released", c.mode, c.wanted)
+		}
+	}
+}
+
 // A caller that had to queue is seldom the last one.
 func TestLockOfACallerWithATicketIsWantedWhereOtherProcessesCompete(t *testing.T) {
 	pgtest.Long(t)

@@ -436,17 +436,17 @@ func TestThoseWhoWerePassedAreWokenWhereThereIsNobodyElse(t *testing.T) {
 	a.hears("")
 }
 
-func TestAWakeTellsOneAndInOrder(t *testing.T) {
+func TestWakeNotifiesTheFirstWaiterOfEachLock(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b, deaf := d.process(), d.process(), d.deaf()
 	ta, tb := a.queue(0, "k"), b.queue(0, "k")
 	other, key, two := b.queue(0, "o:1"), a.queue(1, "-7"), b.queue(2, "-7")
 	none := deaf.queue(0, "deaf")
-	d.want("(select string_agg(n || ' ' || woken_ticket, ',') from pgxlock_wake_batch('{2,0,0,1,0,0,0}', '{-7,k,o:1,-7,k,free,deaf}', '{null,null,null,null,null,null,null}'))",
+	d.want("(select string_agg(n || ' ' || woken_ticket, ',' order by n) from pgxlock_wake_batch('{2,0,0,1,0,0,0}', '{-7,k,o:1,-7,k,free,deaf}', '{null,null,null,null,null,null,null}'))",
 		fmt.Sprintf("1 %s,2 %s,3 %s,4 %s,7 %s", two, ta, other, key, none))
 	a.hears("0:k,1:-7")
-	b.hears("2:-7,0:o:1")
+	b.hears("0:o:1,2:-7")
 	d.want("select string_agg(ticket::text, ' ' order by ticket) from pgxlock_waiters where woken is null", tb)
 	a.want(take("k", "A", ta), granted("A"))
 	d.want("release_lock('k', 'A')", "true")

@@ -28,6 +28,8 @@ var lastWanted = lockkey.Name{ID: lockkey.ID{Number: -1 << 63}}
 func (s *heldSession) Had(id lockkey.ID) bool { return s.known.Has(id) }
 func (s *heldSession) Evicted()               { s.evictions.Add(1) }
 func (*heldSession) Unpublished() []string    { return nil }
+
+func (*heldSession) WakesOnRelease(lockkey.ID) bool { return false }
 func (s *heldSession) Wanted(name lockkey.Name) {
 	if name == lastWanted {
 		s.last <- struct{}{}

@@ -32,23 +32,24 @@ type Queue struct {
 
 	// mu guards what follows, the local queues with their positions, and the tickets. It is held
 	// for work in memory only: no statement is sent under it, and no caller is waited for.
-	mu      sync.Mutex
-	locals  map[lockkey.Name]*localQueue
-	waiting lockkey.Known[lockkey.Name] // those that have local queues
-	tickets map[*ticket]struct{}
-	handed  map[lockkey.Name]struct{} // advisory locks that callers here handed over since checked
-	checked time.Time
-	sending map[lockkey.Name]struct{}  // of tickets in flight, whose new numbers are not known yet
-	leaving map[int64]struct{}         // numbers of tickets that are to be removed from the table
-	void    map[lockkey.Name][]*ticket // tickets that are over, until their removal was tried
-	others  map[lockkey.Name]time.Time // when other processes were last seen to have an advisory lock, or to wait for it
-	forget  int                        // the size of others at which old entries are removed
-	queued  map[lockkey.Name]struct{}  // of tickets that are to be published, or refreshed
-	woken   map[lockkey.Name]wokenTicket
-	client  int64       // the number under which the listener listens; 0: it does not
-	timer   *time.Timer // refreshes all tickets
-	failing bool        // the last try to publish tickets failed
-	closed  bool
+	mu       sync.Mutex
+	locals   map[lockkey.Name]*localQueue
+	waiting  lockkey.Known[lockkey.Name] // those that have local queues
+	tickets  map[*ticket]struct{}
+	handed   map[lockkey.Name]struct{} // advisory locks that callers here handed over since checked
+	checked  time.Time
+	sending  map[lockkey.Name]struct{}  // of tickets in flight, whose new numbers are not known yet
+	leaving  map[int64]struct{}         // numbers of tickets that are to be removed from the table
+	removing map[lockkey.Name]int       // tickets that are about to be removed: a wake-up follows each removal
+	void     map[lockkey.Name][]*ticket // tickets that are over, until their removal was tried
+	others   map[lockkey.Name]time.Time // when other processes were last seen to have an advisory lock, or to wait for it
+	forget   int                        // the size of others at which old entries are removed
+	queued   map[lockkey.Name]struct{}  // of tickets that are to be published, or refreshed
+	woken    map[lockkey.Name]wokenTicket
+	client   int64       // the number under which the listener listens; 0: it does not
+	timer    *time.Timer // refreshes all tickets
+	failing  bool        // the last try to publish tickets failed
+	closed   bool
 }
 
 // A Config is what a Queue knows of its Locker.
@@ -86,6 +87,10 @@ type LockSession interface {
 	// Wanted is called when other processes wait for one of the locks.
 	Wanted(name lockkey.Name)
 
+	// WakesOnRelease reports whether the session has the lock exclusively, and the release will wake
+	// the first waiter.
+	WakesOnRelease(id lockkey.ID) bool
+
 	// Evicted is called when an operator may have evicted the holder of one of them.
 	Evicted()
 
@@ -110,7 +115,7 @@ func New(c Config) *Queue { return &Queue{config: c} }
 func (q *Queue) Connect(s Server) {
 	q.server = s
 	q.tickets, q.queued, q.sending = make(map[*ticket]struct{}), make(map[lockkey.Name]struct{}), make(map[lockkey.Name]struct{})
-	q.leaving, q.void = make(map[int64]struct{}), make(map[lockkey.Name][]*ticket)
+	q.leaving, q.removing, q.void = make(map[int64]struct{}), make(map[lockkey.Name]int), make(map[lockkey.Name][]*ticket)
 	q.handed, q.others, q.woken = make(map[lockkey.Name]struct{}), make(map[lockkey.Name]time.Time), make(map[lockkey.Name]wokenTicket)
 	q.listener = newListener(s.Dialer, q)
 	q.publishing = batcher.Batcher[lockkey.Name]{Limit: batcher.MaxRows, Run: q.publish, Fail: q.unsent}

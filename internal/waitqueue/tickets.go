@@ -150,7 +150,26 @@ func (q *Queue) leaveLocked(t *ticket) {
 	if void := q.void[t.local.name]; !slices.Contains(void, t) {
 		q.void[t.local.name] = append(void, t)
 	}
-	q.withdrawing.Add(t)
+	q.removeLocked(t)
+}
+
+// removeLocked has the table's row of a ticket removed, and then the next waiter woken.
+func (q *Queue) removeLocked(tickets ...*ticket) {
+	for _, t := range tickets {
+		q.removing[t.local.name]++
+	}
+	q.withdrawing.Add(tickets...)
+}
+
+// removedLocked records that the removal of tickets was tried.
+func (q *Queue) removedLocked(tickets []*ticket) {
+	for _, t := range tickets {
+		name := t.local.name
+		if q.removing[name]--; q.removing[name] == 0 {
+			delete(q.removing, name)
+		}
+		q.leftLocked(t)
+	}
 }
 
 // leftLocked records that the removal of a ticket was tried.
@@ -380,25 +399,25 @@ func ticketsOfLocked(batch []*ticket) (kinds []int32, names []string, numbers []
 }
 
 // withdraw removes tickets, and wakes the waiters behind them. It does so even if the local
-// queue got its lock: the local queue may have released the lock before the ticket was
-// inserted, and that release could not wake a waiter behind it.
+// queue got its lock and has released it: that may have been before the ticket was inserted, and
+// then that release could not wake a waiter behind it.
 func (q *Queue) withdraw(batch []*ticket) error {
-	var wakeUps []wakeUp
 	q.mu.Lock()
 	kinds, names, numbers := ticketsOfLocked(batch)
-	for _, t := range batch {
-		wakeUps = append(wakeUps, wakeUp{name: t.local.name})
-	}
 	q.mu.Unlock()
 	err := q.send(statements.QueueWithdraw, kinds, names, numbers)
 	if err == nil {
 		q.mu.Lock()
 		for _, t := range batch {
 			delete(q.leaving, t.number)
-			q.leftLocked(t)
 		}
+		q.removedLocked(batch)
 		q.mu.Unlock()
-		q.waking.Add(wakeUps...)
+		for _, t := range batch {
+			if name := t.local.name; name.Kind() == 0 || q.server.Session == nil || !q.server.Session.WakesOnRelease(name.ID) {
+				q.waking.Add(wakeUp{name: name})
+			}
+		}
 		return nil
 	}
 	q.withdrawLater(batch)
@@ -411,15 +430,16 @@ func (q *Queue) withdraw(batch []*ticket) error {
 // withdrawLater tries again later. Tickets that are never removed expire.
 func (q *Queue) withdrawLater(batch []*ticket) {
 	q.mu.Lock()
-	for _, t := range batch {
-		q.leftLocked(t)
-	}
+	q.removedLocked(batch)
 	q.mu.Unlock()
+	for _, t := range batch { // a release may have left that to the removal
+		q.waking.Add(wakeUp{name: t.local.name})
+	}
 	time.AfterFunc(clock.Jitter(clock.CheckInterval), func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if !q.closed {
-			q.withdrawing.Add(batch...)
+			q.removeLocked(batch...)
 		}
 	})
 }

@@ -275,10 +275,71 @@ func TestCheckForTicketsEndsWhenItsLockerIsClosed(t *testing.T) {
 // A wantedSession is a LockSession that records which locks others want.
 type wantedSession chan lockkey.Name
 
-func (wantedSession) Had(lockkey.ID) bool        { return true }
-func (s wantedSession) Wanted(name lockkey.Name) { s <- name }
-func (wantedSession) Evicted()                   {}
-func (wantedSession) Unpublished() []string      { return nil }
+func (wantedSession) Had(lockkey.ID) bool            { return true }
+func (s wantedSession) Wanted(name lockkey.Name)     { s <- name }
+func (wantedSession) WakesOnRelease(lockkey.ID) bool { return false }
+func (wantedSession) Evicted()                       {}
+func (wantedSession) Unpublished() []string          { return nil }
+
+// A holdingSession is a LockSession that has all locks, and wakes the next waiter when it releases one.
+type holdingSession struct{ wantedSession }
+
+func (holdingSession) WakesOnRelease(lockkey.ID) bool { return true }
+
+func TestRemovalOfATicketWakesTheNextWaiterOnce(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		what     string
+		session  LockSession
+		released bool  // while the ticket is being removed
+		fails    error // of the removal
+		wakeUps  int
+	}{
+		{what: "the lock is free", session: wantedSession(nil), wakeUps: 1},
+		{what: "the lock is released meanwhile", session: wantedSession(nil), released: true, wakeUps: 1},
+		{what: "the lock is held, and its release wakes", session: holdingSession{}, wakeUps: 0},
+		{what: "the lock is released and held again", session: holdingSession{}, released: true, wakeUps: 0},
+		{what: "the removal fails", session: wantedSession(nil), released: true, fails: errors.New("refused"), wakeUps: 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			answered, wakeUps := make(chan struct{}), 0
+			q := newQueue(runs(func(dbconn.Exchange) error {
+				<-answered
+				return c.fails
+			}))
+			q.server.Session = c.session
+			q.waking.Run = func(batch []wakeUp) error {
+				wakeUps += len(batch)
+				return nil
+			}
+			name := lockkey.Name{ID: lockkey.Identify("k")}
+			q.mu.Lock()
+			q.leaveLocked(&ticket{queue: q, local: &localQueue{name: name}, number: 7, over: true})
+			q.mu.Unlock()
+			synctest.Wait()
+			if c.released {
+				q.Wake([]lockkey.Name{name})
+				synctest.Wait()
+			}
+			if wakeUps != 0 {
+				t.Errorf("%s: %d wake-ups before the ticket was removed", c.what, wakeUps)
+			}
+			close(answered)
+			synctest.Wait()
+			if wakeUps != c.wakeUps {
+				t.Errorf("%s: %d wake-ups, want %d", c.what, wakeUps, c.wakeUps)
+			}
+			q.Wake([]lockkey.Name{name})
+			synctest.Wait()
+			if wakeUps != c.wakeUps+1 {
+				t.Errorf("%s: a later release is left to a removal that is over", c.what)
+			}
+			q.mu.Lock()
+			q.closed = true // a failed removal is not repeated
+			q.mu.Unlock()
+		})
+	}
+}
 
 // The notification of a waiter elsewhere may be lost. Callers here pass the lock on among
 // themselves then, and only this check shows that others wait.

@@ -33,10 +33,19 @@ type wakeUp struct {
 	check  bool // the lock is held here: the answer only shows whether other processes wait for it
 }
 
-// Wake wakes, in the background, the first waiter of each of the locks, which were released.
+// Wake wakes, in the background, the first waiter of each of the locks, which were released. Where
+// a ticket of this process is just being removed, the wake-up that follows the removal does it: an
+// earlier one would be for that ticket.
 func (q *Queue) Wake(names []lockkey.Name) {
-	if q.installed() {
-		q.waking.Add(forFirst(names)...)
+	if !q.installed() {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, name := range names {
+		if q.removing[name] == 0 {
+			q.waking.Add(wakeUp{name: name})
+		}
 	}
 }
 
