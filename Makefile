@@ -34,7 +34,7 @@ MODULES = . $(NESTED)
 MOST = servers=9,connections=2500,databases=150
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth seed-defects image pictures lint build with clean
+.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth model seed-defects image pictures lint build with clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,7 @@ test-all: build testrun test-tools ## run all tests, on each version of PostgreS
 	@bin/testrun -build $(RACE) bin/tests-all $(MODULES)
 	@$(BESIDE) bin/with -- bin/testrun bin/tests-all
 	@scripts/fuzz bin/tests-all 20000x
+	@scripts/model --short
 
 testrun: # builds all test programs before it runs them
 	@$(GO) build -o bin/ ./internal/testrun
@@ -75,6 +76,9 @@ test-versions: build testrun ## run what depends on the server on PostgreSQL 15,
 soak: build testrun test-tools ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
 	@bin/testrun -build -race bin/tests-soak $(CORE)
 	@$(BESIDE) PGXLOCK_SOAK='$(SOAK)' bin/with -- bin/testrun bin/tests-soak -test.run '^TestSoak'
+
+model: ## check the models of the protocol in docs/model with spin (about 5 minutes)
+	@scripts/model
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 8 minutes; on a busy machine up to 5 times)
 	@$(GO) run -C bench . -runs 5 -write ../docs
