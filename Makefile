@@ -77,7 +77,7 @@ soak: build testrun test-tools ## run the long tests: many rounds under faults (
 	@bin/testrun -build -race bin/tests-soak $(CORE)
 	@$(BESIDE) PGXLOCK_SOAK='$(SOAK)' bin/with -- bin/testrun bin/tests-soak -test.run '^TestSoak'
 
-model: ## check the models of the protocol in docs/model with spin (about 5 minutes)
+model: ## check the models of the protocol in docs/model with spin (about 2 minutes)
 	@scripts/model
 
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 8 minutes; on a busy machine up to 5 times)
@@ -86,7 +86,7 @@ bench: ## measure what locks cost, as ratios in one run, and write docs/figures.
 bench-quick: ## measure the same against floor, copied SQL and Redis only (under a minute)
 	@$(GO) run -C bench . -time 750ms -run '^(advisory|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
 
-bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 5 minutes)
+bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 2 minutes)
 	@$(GO) run -C bench . -growth -write ../docs
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
