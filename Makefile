@@ -86,7 +86,7 @@ bench: ## measure what locks cost, as ratios in one run, and write docs/figures.
 bench-quick: ## measure the same against floor, copied SQL and Redis only (under a minute)
 	@$(GO) run -C bench . -time 750ms -run '^(advisory|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
 
-bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 2 minutes)
+bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 5 minutes)
 	@$(GO) run -C bench . -growth -write ../docs
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
