@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
@@ -55,7 +56,7 @@ type stretch struct {
 
 // contendInTurn makes so many SQL callers, and so many Lockers, acquire the key until they had so many
 // turns together. The SQL callers are the first ones.
-func contendInTurn(t *testing.T, db *pgtest.DB, pool *pgxpool.Pool, key string, callers, lockers, turns int, work time.Duration) stretch {
+func contendInTurn(t *testing.T, db *pgtest.DB, key string, callers, lockers, turns int, work time.Duration) stretch {
 	t.Helper()
 	result := stretch{turns: make([]int, callers+lockers)}
 	var inside, left atomic.Int32
@@ -90,10 +91,10 @@ func contendInTurn(t *testing.T, db *pgtest.DB, pool *pgxpool.Pool, key string, 
 		all.Go(func() {
 			for n, more := 0, true; more; n++ {
 				holder, began := fmt.Sprint("sql:", who, ":", n), time.Now()
-				asked, err := acquireInTurn(t.Context(), pool, key, holder)
+				asked, err := acquireInTurn(t.Context(), db.Pool, key, holder)
 				if err == nil {
 					more = served(who, since(began), asked)
-					err = releaseInTurn(t.Context(), pool, key, holder)
+					err = releaseInTurn(t.Context(), db.Pool, key, holder)
 				}
 				if err != nil {
 					t.Error(err)
@@ -150,7 +151,7 @@ func TestSQLCallersInTurnHaveTheirShareBesideLockers(t *testing.T) {
 			db := testkit.Roomy(t, testkit.Migrated(t), 30)
 			const callers, lockers, turns = 4, 4, 240
 			for try := 1; ; try++ { // a busy machine may let one stand still for most of the time
-				got := contendInTurn(t, db, db.Pool, "k", callers, lockers, turns, work)
+				got := contendInTurn(t, db, "k", callers, lockers, turns, work)
 				if slices.Min(got.turns) >= turns/(callers+lockers)/2 {
 					return
 				}
@@ -160,4 +161,68 @@ func TestSQLCallersInTurnHaveTheirShareBesideLockers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Its ticket would be ahead of the others for ever. No SQL caller is there that could have it woken.
+func TestSQLCallerThatDiedDelaysLockersByItsTurn(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.Listening(t, db, "patient")
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
+	if testkit.Query[bool](t, db, "select acquired from acquire_in_turn('k', 'dead')") {
+		t.Fatal("granted")
+	}
+	db.Exec(t, "update pgxlock_waiters set live_until = 'infinity'")
+	granted := testkit.Waits(t, locks, "k")
+	testkit.UntilQueued(t, db, "k", 1)
+	testkit.Release(t, lock)
+	testkit.Release(t, <-granted)
+	db.Exec(t, "select leave_queue('k', 'dead')")
+	testkit.NoTickets(t, db)
+}
+
+// The client is cut off after the server has done what it asked for: what it was given is its own when it
+// comes back, and nothing else is left behind.
+func TestSQLCallerFindsWhatItWasGivenBeforeItWasCutOff(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	proxy, cut := testkit.Proxied(t, db)
+	lose := func() {
+		t.Helper()
+		lost := proxy.Arm(t, testkit.LoseReply, "from acquire_in_turn")
+		if asked, err := acquireInTurn(t.Context(), cut.Pool, "k", "sql"); err == nil {
+			t.Fatalf("an answer after %d questions", asked)
+		}
+		lost.Happened(t)
+	}
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
+	lose()
+	ticket := testkit.Query[int64](t, db, "select ticket from pgxlock_waiters")
+	if again := testkit.Query[int64](t, db, "select ticket from acquire_in_turn('k', 'sql')"); again != ticket {
+		t.Errorf("ticket %d, then %d", ticket, again)
+	}
+	testkit.Release(t, lock)
+	lose()
+	token := testkit.Query[int64](t, db, "select fencing_token from distributed_locks where holder_id = 'sql'")
+	if again := testkit.Query[int64](t, db, "select fencing_token from acquire_in_turn('k', 'sql', 30, $1)", ticket); again != token {
+		t.Errorf("token %d, then %d", token, again)
+	}
+	testkit.NoTickets(t, db)
+}
+
+func TestSQLCallersWaitInTurnThroughAPooler(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	behindPoolers(t, nil, func(t *testing.T, mode string, pooler *pgserver.Pooler) {
+		if mode == "session" {
+			return // each of them has a connection of its own
+		}
+		db := &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres")+"&default_query_exec_mode=exec"), URL: pooler.URL("postgres"), Name: "postgres"}
+		got := contendInTurn(t, db, "k", 6, 0, 60, time.Millisecond)
+		if slices.Min(got.turns) == 0 {
+			t.Errorf("turns: %v", got.turns)
+		}
+	})
 }
