@@ -47,9 +47,9 @@ BEGIN
   -- Few waiters hold locks, and only they can deadlock.
   CREATE INDEX IF NOT EXISTS pgxlock_waiters_holds ON pgxlock_waiters (ticket) WHERE holds OPERATOR(pg_catalog.<>) '{}'::text[];
   COMMENT ON TABLE pgxlock_waiters IS
-    'pgxlock: the queue, one ticket per process and lock. It orders waiters and wakes them to try; it never decides which '
-    'one gets a lock. Write it only through the functions. Rows: one for each ticket, until its process acquires the lock '
-    'or leaves; other waiters and pgxlock_reap_waiters() remove those of dead processes.';
+    'pgxlock: the queue, a ticket for each lock of each process or SQL caller. It orders and wakes waiters, and grants '
+    'nothing. Write it only through the functions. Rows: one for each ticket, until it acquires the lock or leaves; others, '
+    'and pgxlock_reap_waiters(), remove dead ones.';
   COMMENT ON COLUMN pgxlock_waiters.kind IS
     '0 for a lease; for an advisory key as objsubid in pg_locks: 1 for one bigint, 2 for two integers.';
   COMMENT ON COLUMN pgxlock_waiters.name IS
@@ -85,7 +85,6 @@ BEGIN
     v_asks    boolean[];
     v_firsts  bigint[];                     -- the ticket ahead of each, where the lock may be free
     v_walked  bigint[];                     -- up to which number each queue was read
-    v_advisory boolean;
     v_victims bigint[];
     v_circles text[];
   BEGIN
@@ -170,49 +169,10 @@ BEGIN
       LEFT JOIN LATERAL (SELECT pgxlock_first_ahead(w.kind, w.name, w.ticket) AS ticket WHERE w.free OFFSET 0) f ON true;
     PERFORM pgxlock_remove_dead(p_kinds, p_names, v_walked);
 
-    -- A ticket waits for another one if a waiter of that ticket holds its lock. In each cycle the
-    -- ticket that came last must leave; it learns so when it is published or refreshed.
+    -- It learns so when it is published or refreshed.
     IF EXISTS (SELECT FROM pg_catalog.unnest(p_holds) h (hold) WHERE h.hold IS NOT NULL) THEN
-      v_advisory := EXISTS (SELECT FROM pgxlock_waiters w, pg_catalog.unnest(w.holds) h (hold)
-                             WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND left(h.hold, 9) = 'advisory:');
-      WITH RECURSIVE waiting AS MATERIALIZED (
-        SELECT row_number() OVER (ORDER BY w.ticket, w.kind, w.name) AS id, w.kind, w.name, w.ticket, w.holds, w.role
-          FROM pgxlock_waiters w
-         WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
-      ), granted AS MATERIALIZED (
-        SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid,
-               a.usename::text AS role
-          FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
-         WHERE v_advisory
-           AND l.locktype = 'advisory'
-           AND l.granted
-           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-      ), held AS MATERIALIZED (             -- the holders of the lock that a ticket waits for
-        SELECT w.id, l.holder, NULL::text AS role FROM waiting w, LATERAL (
-            SELECT l.holder_id::text AS holder FROM distributed_locks l
-             WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
-        UNION ALL
-        SELECT w.id, s.holder, NULL::text FROM waiting w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
-        UNION ALL
-        SELECT w.id, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name, g.role
-          FROM waiting w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
-      ), edge AS MATERIALIZED (             -- what a session has counts only with tickets of its role
-        SELECT h.id, w.id AS waits_for, h.holder
-          FROM held h JOIN (SELECT w.id, w.role, x.hold FROM waiting w, pg_catalog.unnest(w.holds) x (hold)) w
-            ON w.hold = h.holder COLLATE "C" AND w.role = coalesce(h.role, w.role) COLLATE "C"
-      ), reached (root, id) AS (
-        SELECT w.id, w.id
-          FROM unnest(p_kinds, p_names, v_tickets) AS e (kind, name, ticket)
-          JOIN waiting w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
-        UNION
-        SELECT r.root, e.waits_for FROM reached r JOIN edge e ON e.id = r.id WHERE e.waits_for < r.root
-      ), circle AS (
-        SELECT r.root, min(e.holder) AS holder FROM reached r JOIN edge e ON e.id = r.id AND e.waits_for = r.root GROUP BY r.root
-      )
-      SELECT pg_catalog.array_agg(e.n), pg_catalog.array_agg(c.holder) INTO v_victims, v_circles
-        FROM circle c JOIN waiting w ON w.id = c.root
-        JOIN unnest(p_kinds, p_names, v_tickets) WITH ORDINALITY AS e (kind, name, ticket, n)
-          ON e.kind = w.kind AND e.name = w.name COLLATE "C" AND e.ticket = w.ticket;
+      SELECT pg_catalog.array_agg(d.n), pg_catalog.array_agg(d.hold) INTO v_victims, v_circles
+        FROM pgxlock_deadlocks(p_kinds, p_names, v_tickets) d;
     END IF;
 
     RETURN QUERY
@@ -226,6 +186,60 @@ BEGIN
     'sequence has not given or another role has. Answers in order: the ticket; whether to try now; for the last ticket in '
     'a cycle of tickets that wait for each other, its hold that another one waits for; and the ticket ahead of it, unless '
     'the lease is held. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
+
+  -- A ticket waits for another one if a waiter of that ticket holds its lock.
+  CREATE OR REPLACE FUNCTION pgxlock_deadlocks(p_kinds integer[], p_names text[], p_tickets bigint[])
+  RETURNS TABLE (n bigint, hold text)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
+  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  DECLARE
+    v_advisory boolean;
+  BEGIN
+    v_advisory := EXISTS (SELECT FROM pgxlock_waiters w, pg_catalog.unnest(w.holds) h (hold)
+                           WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND left(h.hold, 9) = 'advisory:');
+    RETURN QUERY
+    WITH RECURSIVE waiting AS MATERIALIZED (
+      SELECT row_number() OVER (ORDER BY w.ticket, w.kind, w.name) AS id, w.kind, w.name, w.ticket, w.holds, w.role
+        FROM pgxlock_waiters w
+       WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[] AND NOT pgxlock_waiter_dead(w.client, w.live_until)
+    ), granted AS MATERIALIZED (
+      SELECT DISTINCT l.objsubid::integer AS kind, (l.classid::bigint << 32 | l.objid::bigint)::text AS name, l.pid,
+             a.usename::text AS role
+        FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+       WHERE v_advisory
+         AND l.locktype = 'advisory'
+         AND l.granted
+         AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    ), held AS MATERIALIZED (             -- the holders of the lock that a ticket waits for
+      SELECT w.id, l.holder, NULL::text AS role FROM waiting w, LATERAL (
+          SELECT l.holder_id::text AS holder FROM distributed_locks l
+           WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
+      UNION ALL
+      SELECT w.id, s.holder, NULL::text FROM waiting w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
+      UNION ALL
+      SELECT w.id, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name, g.role
+        FROM waiting w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
+    ), edge AS MATERIALIZED (             -- what a session has counts only with tickets of its role
+      SELECT h.id, w.id AS waits_for, h.holder
+        FROM held h JOIN (SELECT w.id, w.role, x.hold FROM waiting w, pg_catalog.unnest(w.holds) x (hold)) w
+          ON w.hold = h.holder COLLATE "C" AND w.role = coalesce(h.role, w.role) COLLATE "C"
+    ), reached (root, id) AS (
+      SELECT w.id, w.id
+        FROM unnest(p_kinds, p_names, p_tickets) AS e (kind, name, ticket)
+        JOIN waiting w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
+      UNION
+      SELECT r.root, e.waits_for FROM reached r JOIN edge e ON e.id = r.id WHERE e.waits_for < r.root
+    ), circle AS (
+      SELECT r.root, min(e.holder) AS holder FROM reached r JOIN edge e ON e.id = r.id AND e.waits_for = r.root GROUP BY r.root
+    )
+    SELECT e.n, c.holder
+      FROM circle c JOIN waiting w ON w.id = c.root
+      JOIN unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS e (kind, name, ticket, n)
+        ON e.kind = w.kind AND e.name = w.name COLLATE "C" AND e.ticket = w.ticket;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_deadlocks(integer[], text[], bigint[]) IS
+    'pgxlock, internal: which of these tickets are the last in a cycle of tickets that wait for each other, and the hold of '
+    'each that another one waits for.';
 
   CREATE OR REPLACE FUNCTION pgxlock_withdraw_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -364,7 +378,7 @@ BEGIN
             UNION ALL
             SELECT r.entries[t.i], CASE WHEN t.acquired THEN t.token END, t.held_by, t.ms, t.ahead
               FROM rest r,
-                   pgxlock_acquire_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets, false)
+                   pgxlock_try_in_turn(r.names, r.holders, r.ttls, r.metadata, r.tickets, false)
                      WITH ORDINALITY AS t (acquired, token, held_by, ms, ahead, i)) a;
   END $$;
   COMMENT ON FUNCTION pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[]) IS
@@ -434,7 +448,7 @@ BEGIN
     END IF;
     SELECT CASE WHEN t.acquired THEN t.fencing_token END, t.held_by, t.remaining_ms, t.ahead
       INTO token, held_by, remaining_ms, ahead
-      FROM pgxlock_acquire_in_turn(ARRAY[p_name], ARRAY[p_holder], ARRAY[p_ttl], ARRAY[p_metadata], ARRAY[p_ticket], false) AS t;
+      FROM pgxlock_try_in_turn(ARRAY[p_name], ARRAY[p_holder], ARRAY[p_ttl], ARRAY[p_metadata], ARRAY[p_ticket], false) AS t;
   END $$;
   COMMENT ON FUNCTION pgxlock_acquire_one(text, text, bigint, text, bigint) IS
     'pgxlock, internal: as pgxlock_acquire_batch(), for one lease.';
@@ -447,7 +461,7 @@ BEGIN
   -- tickets before this one existed, or if the row has gone meanwhile. Then remaining_ms makes it
   -- try again soon, after half of its ticket's age, and so a few times while a release takes long.
   -- Any lock that showed this would hinder the release.
-  CREATE OR REPLACE FUNCTION pgxlock_acquire_in_turn(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[],
+  CREATE OR REPLACE FUNCTION pgxlock_try_in_turn(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[],
     p_tickets bigint[], p_shared boolean)
   RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -541,19 +555,23 @@ BEGIN
                               AND NOT pgxlock_change_pending(l.xmax) OFFSET 0) OFFSET 0) s ON true
      ORDER BY w.n;
   END $$;
-  COMMENT ON FUNCTION pgxlock_acquire_in_turn(text[], text[], bigint[], text[], bigint[], boolean) IS
+  COMMENT ON FUNCTION pgxlock_try_in_turn(text[], text[], bigint[], text[], bigint[], boolean) IS
     'pgxlock, internal: acquires leases in turn, exclusively or shared. A NULL ticket ignores the queue; 0 has no '
     'position yet. ahead: refused because a waiter is ahead. A shared request refused with no waiter ahead, and held_by '
     '*shared or NULL: the group is being changed; try again. Each call in a transaction of its own.';
 
   -- STABLE: a VOLATILE function would read a snapshot of its own.
+  CREATE OR REPLACE FUNCTION pgxlock_full_xid(p_xid xid) RETURNS xid8
+  LANGUAGE sql STABLE
+  RETURN greatest(0::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2147483648::bigint
+                  + (p_xid::text::bigint - pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+                     + 2147483648::bigint & 4294967295::bigint))::text::xid8;
+  COMMENT ON FUNCTION pgxlock_full_xid(xid) IS
+    'pgxlock, internal: the transaction id of a row that the snapshot shows, with its epoch.';
+
   CREATE OR REPLACE FUNCTION pgxlock_change_pending(p_xmax xid) RETURNS boolean
   LANGUAGE sql STABLE
-  RETURN p_xmax <> '0'::xid AND NOT pg_visible_in_snapshot(
-    greatest(0::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2147483648::bigint
-             + (p_xmax::text::bigint - pg_snapshot_xmax(pg_current_snapshot())::text::bigint
-                + 2147483648::bigint & 4294967295::bigint))::text::xid8,
-             pg_current_snapshot());
+  RETURN p_xmax <> '0'::xid AND NOT pg_visible_in_snapshot(pgxlock_full_xid(p_xmax), pg_current_snapshot());
   COMMENT ON FUNCTION pgxlock_change_pending(xid) IS
     'pgxlock, internal: whether the transaction that deleted, changed or locked a row (its xmax) is in progress in the '
     'snapshot that shows the row.';
@@ -627,7 +645,7 @@ BEGIN
     END IF;
 
     -- This later statement sees every ticket committed before the rows were touched; a process with
-    -- a later ticket finds its row touched, see pgxlock_acquire_in_turn(). Above READ COMMITTED it
+    -- a later ticket finds its row touched, see pgxlock_try_in_turn(). Above READ COMMITTED it
     -- could see too little, so it says that a waiter may exist.
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
       RETURN upper(v_outcomes);
@@ -846,6 +864,165 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_notify_holders(integer[], bigint[]) IS
     'pgxlock, internal: notifies the sessions that hold advisory keys, on the channel pgxlock_holder_<pid>, that a waiter '
     'exists; returns how many hold each.';
+
+  ------------------------------------------------------------- SQL callers --
+  -- The caller sleeps, because a function that slept would keep its snapshot, and a procedure that commits
+  -- cannot be SECURITY DEFINER, nor run in a driver's transaction; and both would grant the lease to a client
+  -- that died meanwhile. So a ticket of a SQL caller has no listener: what wakes it is its next call. That
+  -- comes within ask_again_ms, which stays below the wake timeout.
+  --
+  -- A quarter of the time for which the lease has been held keeps both bounded: the time that a free lease
+  -- waits for its first waiter, to a quarter of a hold; and the calls for one grant, to a few and the
+  -- logarithm of the hold. A waiter further back sleeps as often longer as there are tickets ahead.
+  CREATE OR REPLACE FUNCTION acquire_in_turn(
+    p_lock_name varchar, p_holder_id varchar, p_ttl_seconds integer DEFAULT 30, p_ticket bigint DEFAULT NULL,
+    p_metadata jsonb DEFAULT '{}',
+    OUT acquired boolean, OUT fencing_token bigint, OUT ticket bigint, OUT ask_again_ms integer)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  DECLARE
+    v_name    text := p_lock_name;
+    v_me      text := p_holder_id;
+    v_ttl     interval;
+    v_held_by text;                         -- the holder of the live lease, and since when; NULL: it is free
+    v_since   timestamptz;
+    v_mine    record;                       -- the caller's ticket
+    v_tries   boolean;
+    v_first   bigint;                       -- the ticket ahead of it
+    v_ahead   bigint;
+    v_hold    text;
+    v_now     timestamptz;
+    v_life    interval := '3 seconds';      -- as long as a ticket of a Locker that cannot listen
+  BEGIN
+    v_ttl := pgxlock_check_try(v_name, v_me, pg_catalog.make_interval(secs => p_ttl_seconds), p_metadata);
+    PERFORM pgxlock_require(p_ticket IS NULL OR p_ticket > 0::bigint,
+                            'p_ticket must be the ticket of the last answer, or NULL in the first call');
+    SELECT l.holder_id::text, CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END INTO v_held_by, v_since
+      FROM distributed_locks l WHERE l.lock_name::text = v_name COLLATE "C" AND l.expires_at > clock_timestamp();
+    SELECT w.ticket, w.woken, w.live_until, w.xmin AS changed INTO v_mine
+      FROM pgxlock_waiters w
+     WHERE w.kind = 0 AND w.name = v_name COLLATE "C"
+       AND w.ticket BETWEEN coalesce(p_ticket, 1::bigint) AND coalesce(p_ticket, 9223372036854775807)
+       AND w.owner = v_me COLLATE "C" AND w.role = session_user::text AND w.client IS NULL
+       AND w.live_until > clock_timestamp()
+     ORDER BY w.ticket LIMIT 1;
+
+    -- The lease may be the caller's by a call whose answer was lost. A ticket that cannot be removed is being
+    -- stamped by a waker: with it left behind, the caller would stand ahead of others without waiting.
+    v_tries := v_held_by = v_me COLLATE "C";
+    IF v_held_by IS NULL THEN
+      v_first := pgxlock_first_ahead(0, v_name, coalesce(v_mine.ticket, 9223372036854775807));
+      v_tries := v_first IS NULL;
+      IF v_tries AND v_mine.ticket IS NOT NULL THEN
+        PERFORM FROM pgxlock_waiters w
+          WHERE w.kind = 0 AND w.name = v_name COLLATE "C" AND w.ticket = v_mine.ticket FOR UPDATE SKIP LOCKED;
+        v_tries := FOUND;
+      END IF;
+    END IF;
+    IF v_tries THEN
+      SELECT t.acquired, t.fencing_token INTO acquired, fencing_token
+        FROM try_acquire_lock(p_lock_name, p_holder_id, v_ttl, p_metadata) t;
+      IF acquired THEN
+        DELETE FROM pgxlock_waiters w
+         WHERE w.kind = 0 AND w.name = v_name COLLATE "C"
+           AND w.ticket = (SELECT q.ticket FROM pgxlock_waiters q
+                            WHERE q.kind = 0 AND q.name = v_name COLLATE "C" AND q.ticket = v_mine.ticket
+                              FOR UPDATE SKIP LOCKED);
+        RETURN;
+      END IF;
+    END IF;
+
+    acquired := false;
+    v_now := clock_timestamp();
+    ticket := v_mine.ticket;
+    IF ticket IS NULL THEN
+      IF EXISTS (SELECT FROM pgxlock_waiters w
+                  WHERE w.ticket = p_ticket AND w.live_until > v_now
+                    AND NOT (w.kind = 0 AND w.name = v_name COLLATE "C" AND w.owner = v_me COLLATE "C"
+                             AND w.role = session_user::text AND w.client IS NULL)) THEN
+        RAISE EXCEPTION 'p_ticket % is not a ticket of holder "%" for lock "%"', p_ticket, p_holder_id, p_lock_name
+          USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'Pass the ticket that the last call with this name and this holder returned, or NULL.';
+      END IF;
+      INSERT INTO pgxlock_waiters AS w (kind, name, ticket, owner, waiters, since, live_until, holds, role)
+      VALUES (0, v_name, nextval('pgxlock_tickets'::regclass), v_me, 1, v_now, v_now + v_life, ARRAY[v_me], session_user::text)
+      ON CONFLICT DO NOTHING                -- a number that was written without the sequence: the next call draws another
+      RETURNING w.ticket INTO ticket;
+    ELSIF pg_current_xact_id_if_assigned() IS NOT NULL AND pg_xact_status(pgxlock_full_xid(v_mine.changed)) = 'in progress' THEN
+      RAISE EXCEPTION 'ticket % for lock "%" is not committed, and has no position in the queue before', ticket, p_lock_name
+        USING ERRCODE = 'active_sql_transaction',
+              HINT = 'Call acquire_in_turn in a transaction of its own (autocommit), and sleep after it has committed.';
+    ELSIF v_mine.woken IS NOT NULL OR v_mine.live_until < v_now + v_life / 2::float8 THEN
+      UPDATE pgxlock_waiters w
+         SET woken = NULL, live_until = v_now + v_life
+       WHERE w.kind = 0 AND w.name = v_name COLLATE "C"
+         AND w.ticket = (SELECT q.ticket FROM pgxlock_waiters q
+                          WHERE q.kind = 0 AND q.name = v_name COLLATE "C" AND q.ticket = v_mine.ticket
+                            FOR NO KEY UPDATE SKIP LOCKED);
+    END IF;
+
+    -- When it joins, and from then on every second and a half.
+    IF (v_mine.live_until >= v_now + v_life / 2::float8) IS NOT TRUE THEN
+      PERFORM pgxlock_remove_dead('{0}'::integer[], ARRAY[v_name], ARRAY[ticket]);
+      IF v_held_by = '*shared' OR EXISTS (SELECT FROM pgxlock_waiters w
+                                           WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[]
+                                             AND w.ticket < acquire_in_turn.ticket
+                                             AND v_held_by COLLATE "C" = ANY (w.holds)) THEN
+        v_hold := (SELECT d.hold FROM pgxlock_deadlocks('{0}'::integer[], ARRAY[v_name], ARRAY[ticket]) d);
+        IF v_hold IS NOT NULL THEN
+          RAISE EXCEPTION 'deadlock: lock "%" is held by a holder that waits, directly or through others, for what "%" holds',
+              p_lock_name, v_hold
+            USING ERRCODE = 'deadlock_detected',
+                  HINT = 'Release what this holder holds, then try again. Acquire locks in one order everywhere.';
+        END IF;
+      END IF;
+    END IF;
+
+    -- A release that woke no waiter is noticed here, so that a ticket of a dead caller is passed.
+    IF v_first IS NOT NULL AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+       AND EXISTS (SELECT FROM pgxlock_waiters w
+                    WHERE w.kind = 0 AND w.name = v_name COLLATE "C" AND w.ticket = v_first AND w.woken IS NULL) THEN
+      PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[v_name], ARRAY[NULL]::bigint[]);
+    END IF;
+
+    v_ahead := (SELECT count(*)
+                  FROM (SELECT FROM pgxlock_waiters w
+                         WHERE w.kind = 0 AND w.name = v_name COLLATE "C" AND w.ticket < acquire_in_turn.ticket
+                           AND w.live_until > v_now AND NOT pgxlock_wake_timed_out(w.woken)
+                         LIMIT 30) a);
+    ask_again_ms := least(150::float8, (v_ahead + 1::bigint)::float8
+                          * greatest(5::float8, coalesce(date_part('epoch'::text, v_now - v_since) * 250::float8,
+                                                         10::float8)))::integer;
+  END $$;
+  COMMENT ON FUNCTION acquire_in_turn(varchar, varchar, integer, bigint, jsonb) IS
+    'Acquires the lease in turn with all that wait for it. acquired: as acquire_lock(), with the token. Else the holder '
+    'has a ticket in the queue: sleep ask_again_ms milliseconds, and call again with that ticket. A ticket that is not used '
+    'for 3 seconds is void, and the next call joins at the end. Never waits itself. Each call in a transaction of its own.';
+
+  CREATE OR REPLACE FUNCTION leave_queue(p_lock_name varchar, p_holder_id varchar) RETURNS boolean
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  DECLARE
+    v_name text := p_lock_name;
+    v_me   text := p_holder_id;
+  BEGIN
+    PERFORM pgxlock_check('p_lock_name', v_name);
+    PERFORM pgxlock_check('p_holder_id', v_me);
+    PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    PERFORM pgxlock_check_read_committed('the queue is left in READ COMMITTED: an older snapshot does not show other waiters');
+    DELETE FROM pgxlock_waiters w
+     WHERE w.kind = 0 AND w.name = v_name COLLATE "C"
+       AND w.ticket = ANY (ARRAY(SELECT q.ticket FROM pgxlock_waiters q
+                                  WHERE q.kind = 0 AND q.name = v_name COLLATE "C"
+                                    AND q.owner = v_me COLLATE "C" AND q.role = session_user::text AND q.client IS NULL
+                                  ORDER BY q.ticket FOR UPDATE SKIP LOCKED));
+    IF NOT FOUND THEN
+      RETURN false;
+    END IF;
+    PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[v_name], ARRAY[NULL]::bigint[]);
+    RETURN true;
+  END $$;
+  COMMENT ON FUNCTION leave_queue(varchar, varchar) IS
+    'Removes the ticket of acquire_in_turn(), and wakes the next waiter; true if p_holder_id had one. It releases no '
+    'lease. In a transaction of its own. READ COMMITTED only.';
 
   ------------------------------------------------------------ housekeeping --
   -- For queues that no caller reads any more.

@@ -38,9 +38,9 @@ BEGIN
   ALTER TABLE pgxlock_limits SET (fillfactor = 50, vacuum_truncate = off,
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
   COMMENT ON TABLE pgxlock_limits IS
-    'pgxlock: how much of its limit each key has used; a key without a row has used nothing. Unlogged: a crash or a '
-    'failover empties it. Deleting a row gives the key a full burst; otherwise write it only through the functions. Rows: '
-    'one for each key; pgxlock_reap_limits() removes those with nothing used.';
+    'pgxlock: how much of its limit each key has used; without a row, nothing. A crash or a failover empties '
+    'it. Deleting a row gives a full burst; otherwise write it only through the functions. Rows: one for each key; '
+    'pgxlock_reap_limits() removes those with nothing used.';
   COMMENT ON COLUMN pgxlock_limits.limit_key IS 'The key that is limited.';
   COMMENT ON COLUMN pgxlock_limits.tat IS
     'When the bucket is full again, in nanoseconds since 1970 by the server''s clock: SELECT to_timestamp(tat / 1e9).';

@@ -191,9 +191,9 @@ BEGIN
         OR w.key_id IS NOT NULL             -- else the name is no key
            AND (n.key_id IS NOT NULL OR NOT pgxlock_is_own_key(w.key_space, w.key_id));
   COMMENT ON VIEW lock_waiters IS
-    'pgxlock: waiters, for how long and for which holders: live processes with a ticket in pgxlock_waiters, and sessions '
-    'that wait in the server for an advisory lock of this database. A standby has no tickets. It reads the whole lock '
-    'table: query it no more often than every few seconds.';
+    'pgxlock: waiters, for how long and for which holders: live tickets of pgxlock_waiters, and sessions that wait in the '
+    'server for an advisory lock. A standby has no tickets. It reads the whole lock table: query it no more often than '
+    'every few seconds.';
   COMMENT ON COLUMN lock_waiters.kind IS 'lease or advisory.';
   COMMENT ON COLUMN lock_waiters.lock_name IS 'As in lock_holders. Waiters for a permit of jobs wait for jobs#.';
   COMMENT ON COLUMN lock_waiters.mode IS 'exclusive or shared; NULL for a ticket, which does not record it.';
@@ -758,6 +758,7 @@ BEGIN
     SELECT true, 'EXECUTE', 'FUNCTION ' || f.signature, k.kinds
       FROM (VALUES
         ('{application}'::text[], '{"acquire_lock(varchar, varchar, integer, jsonb)",
+          "acquire_in_turn(varchar, varchar, integer, bigint, jsonb)", "leave_queue(varchar, varchar)",
           "try_acquire_lock(varchar, varchar, interval, jsonb)", "renew_lock(varchar, varchar, bigint, interval)",
           "extend_lock(varchar, varchar, integer)", "assert_lock_held(varchar, varchar, bigint, boolean)",
           "lock_tx(text, interval, boolean, boolean)", "claim_once(text, interval, interval)",
@@ -784,7 +785,7 @@ BEGIN
           "pgxlock_limit_batch(bigint, integer, text[], integer[], bigint[], bigint[])",
           "pgxlock_evicted(integer[], text[], text[], bigint[])", "pgxlock_publish_names(text[])",
           "pgxlock_refused_batch(integer[], text[], bigint[])", "pgxlock_waited_for(integer[], text[])",
-          "pgxlock_acquire_in_turn(text[], text[], bigint[], text[], bigint[], boolean)"}'::text[]),
+          "pgxlock_try_in_turn(text[], text[], bigint[], text[], bigint[], boolean)"}'::text[]),
         ('{application,administration}'::text[], '{"release_lock(varchar, varchar)",
           "release_lock_fenced(varchar, varchar, bigint)", "release_all_locks(varchar)",
           "reap_expired_locks(interval, integer)", "pgxlock_reap_advisory(integer, bigint)", "wake_lock_waiter(varchar)",

@@ -200,6 +200,9 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 	takeOne := func(holder string) string {
 		return "(select concat_ws(':'::text, b.token is not null, b.held_by) from pgxlock_acquire_one('one " + name + "'::text, '" + holder + "'::text, 60000::bigint, '{}'::text, 0::bigint) b)"
 	}
+	inTurn := func(holder, ticket string) string {
+		return "(select b.acquired from acquire_in_turn('" + name + "'::varchar, '" + holder + "'::varchar, 60, " + ticket + "::bigint) b)"
+	}
 	wake := func(kind int, name, ticket string) string {
 		return fmt.Sprintf("(select count(*) from pgxlock_wake_batch('{%d}'::integer[], '{%s}'::text[], '{%s}'::bigint[]))", kind, name, ticket)
 	}
@@ -215,6 +218,12 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 		{wake(1, "7", "1000001"), "1"}, // not stamped, and free
 		{"wake_lock_waiter('" + name + "'::varchar)", "true"},
 		{"wake_lock_waiter(null::varchar)", pgerrcode.InvalidParameterValue},
+		{inTurn("s", "null"), "f"},
+		{inTurn("s", "null"), "f"},
+		{inTurn("s", "1000003"), "f"},
+		{inTurn("s", "-1"), pgerrcode.InvalidParameterValue},
+		{"leave_queue('" + name + "'::varchar, 's'::varchar)", "true"},
+		{"leave_queue('" + name + "'::varchar, 's'::varchar)", "false"},
 		{"release_lock('" + name + "'::varchar, 'h'::varchar)", "true"},
 		{takeOne("y"), "t"},
 		{takeOne("x"), "f:y"},
@@ -399,7 +408,7 @@ func callsOfShares(t *testing.T, conn *pgx.Conn) {
 		return "(select string_agg(concat_ws(':'::text, b), ','::text) from pgxlock_" + function + "_batch('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " + rest + ") b)"
 	}
 	const nulls, ttls = "'{null,null}'", "'{60000,60000}'::bigint[]"
-	shared := "(select string_agg(concat_ws(':'::text, b.acquired, b.ahead, b.held_by), ','::text) from pgxlock_acquire_in_turn('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " +
+	shared := "(select string_agg(concat_ws(':'::text, b.acquired, b.ahead, b.held_by), ','::text) from pgxlock_try_in_turn('{" + name + "," + name + "}'::text[], '{a,c}'::text[], " +
 		ttls + ", " + nulls + "::text[], '{0,null}'::bigint[], true) b)"
 	check(t, conn, []trial{
 		{"acquire_shared_lock" + of("a") + ")", "true"},

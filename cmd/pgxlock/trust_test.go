@@ -77,7 +77,7 @@ func attackCommands(t *testing.T, db *pgtest.DB) {
 				t.Fatalf("%s ran what was planted in %s: %v\n%s%s", command, schema, err, r.stdout, r.stderr)
 			}
 			if schema == "theirs" && command == "acquire k --holder h" {
-				r.want(t, exitInternal, "", `pgxlock: schema "theirs" is not trusted: role "`+evil+`" owns the function "acquire_lock" in it`)
+				r.want(t, exitInternal, "", `pgxlock: schema "theirs" is not trusted: role "`+evil+`" owns the function "acquire_in_turn" in it`)
 				r.want(t, exitInternal, "", "--schema names a schema")
 			}
 		}

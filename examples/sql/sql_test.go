@@ -25,12 +25,38 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 const jdbcJar = "/usr/share/java/postgresql.jar"
 
-// programs run where their interpreter and driver are installed, which check
-// finds out. The file is the last argument of run.
-var programs = map[string]struct {
+// A program runs where its interpreter and driver are installed.
+type program struct {
 	packages   string // of Debian
 	check, run []string
-}{
+}
+
+// prepare compiles the program if it has to be, and returns what makes its command.
+func (p program) prepare(t *testing.T, file string) func(*testing.T, *pgtest.DB) *exec.Cmd {
+	t.Helper()
+	if err := exec.CommandContext(t.Context(), p.check[0], p.check[1:]...).Run(); err != nil {
+		pgtest.Missing(t, "languages", fmt.Errorf("it needs Debian's %s: %w", p.packages, err))
+	}
+	dir := "."
+	if class, java := strings.CutSuffix(file, ".java"); java { // once: the compiler takes a second
+		dir = t.TempDir()
+		if out, err := exec.CommandContext(t.Context(), "javac", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", "-d", dir, file).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		file = class
+	}
+	return func(t *testing.T, db *pgtest.DB) *exec.Cmd {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), p.run[0], append(p.run[1:], file)...)
+		cmd.Dir = dir
+		cmd.Env = environment(t, db)
+		return cmd
+	}
+}
+
+// programs run where their interpreter and driver are installed, which check
+// finds out. The file is the last argument of run.
+var programs = map[string]program{
 	"psql.sh":              {"postgresql-client", []string{"psql", "--version"}, []string{"sh"}},
 	"ruby-activerecord.rb": {"ruby-pg ruby-activerecord", []string{"ruby", "-rlogger", "-ractive_record", "-rpg", "-e", ""}, []string{"ruby"}},
 	"ruby-pg.rb":           {"ruby-pg", []string{"ruby", "-rpg", "-e", ""}, []string{"ruby"}},
@@ -64,17 +90,7 @@ func TestProgramSettlesTheInvoiceOnlyUnderTheLease(t *testing.T) {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			falseIs := rows[file].falseIs
-			if err := exec.CommandContext(t.Context(), program.check[0], program.check[1:]...).Run(); err != nil {
-				pgtest.Missing(t, "languages", fmt.Errorf("it needs Debian's %s: %w", program.packages, err))
-			}
-			dir := "."
-			if class, java := strings.CutSuffix(file, ".java"); java { // once: the compiler takes a second
-				dir = t.TempDir()
-				if out, err := exec.CommandContext(t.Context(), "javac", "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", "-d", dir, file).CombinedOutput(); err != nil {
-					t.Fatalf("%v\n%s", err, out)
-				}
-				file = class
-			}
+			start := program.prepare(t, file)
 			for name, test := range map[string]struct{ before, says, holder, total string }{
 				"the lease is free": {
 					says: "settled", total: "100",
@@ -96,10 +112,7 @@ func TestProgramSettlesTheInvoiceOnlyUnderTheLease(t *testing.T) {
 					t.Parallel()
 					db := settled.New(t)
 					db.Exec(t, test.before)
-					cmd := exec.CommandContext(t.Context(), program.run[0], append(program.run[1:], file)...)
-					cmd.Dir = dir
-					cmd.Env = environment(t, db)
-					out, err := cmd.CombinedOutput()
+					out, err := start(t, db).CombinedOutput()
 					if said := strings.TrimSpace(string(out)); err != nil || said != test.says {
 						t.Errorf("it says %q (%v), want %q", said, err, test.says)
 					}
@@ -113,6 +126,53 @@ func TestProgramSettlesTheInvoiceOnlyUnderTheLease(t *testing.T) {
 						t.Errorf("the holder is %q and the total %s, want %q and %s", holder, total, test.holder, test.total)
 					}
 				})
+			}
+		})
+	}
+}
+
+// waiting are the programs that wait in turn, with the program above that needs the same.
+var waiting = map[string]string{
+	"in_turn.py": "python-psycopg.py", "in_turn.rb": "ruby-pg.rb", "in_turn_activerecord.rb": "ruby-activerecord.rb",
+	"in_turn.js": "node-pg.js", "in_turn.php": "php-pdo.php", "InTurn.java": "Jdbc.java",
+}
+
+func TestProgramWaitsInTurn(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	for file, like := range waiting {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			start := programs[like].prepare(t, file)
+			db := settled.New(t)
+			db.Exec(t, "SELECT acquire_lock('invoice:42', 'first')")
+			cmd := start(t, db)
+			var out strings.Builder
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			pgtest.Until(t, "it waits, and asks again", func() bool {
+				var refreshed bool
+				if err := db.Pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pgxlock_waiters WHERE name = 'invoice:42' AND live_until > since + interval '3.5 s')").Scan(&refreshed); err != nil {
+					t.Fatal(err)
+				}
+				return refreshed || len(ended) > 0
+			})
+			var behind string
+			if err := db.Pool.QueryRow(t.Context(), "SELECT concat(acquired, ticket > (SELECT min(ticket) FROM pgxlock_waiters)) FROM acquire_in_turn('invoice:42', 'other:1')").Scan(&behind); err != nil {
+				t.Fatal(err)
+			}
+			db.Exec(t, "SELECT release_lock('invoice:42', 'first')")
+			err := <-ended
+			if said := strings.TrimSpace(out.String()); err != nil || behind != "ft" || !regexp.MustCompile(`^acquired with token \d+$`).MatchString(said) {
+				t.Errorf("it says %q (%v); the caller behind it: %s", said, err, behind)
+			}
+			var left int
+			if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM distributed_locks").Scan(&left); err != nil || left != 0 {
+				t.Errorf("%d leases are left (%v)", left, err)
 			}
 		})
 	}

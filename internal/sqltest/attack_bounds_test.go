@@ -28,6 +28,14 @@ var oversized = map[string][]struct{ argument, call string }{
 	"acquire_lock": {
 		{"p_lock_name", "acquire_lock(" + tooLong + ", 'A')"}, {"p_holder_id", "acquire_lock('k', " + tooLong + ")"}, {"p_metadata", "acquire_lock('k', 'A', 30, " + tooBig + ")"},
 	},
+	"acquire_in_turn": {
+		{"p_lock_name", "(acquire_in_turn(" + tooLong + ", 'A')).acquired"},
+		{"p_holder_id", "(acquire_in_turn('k', " + tooLong + ")).acquired"},
+		{"p_ttl", "(acquire_in_turn('k', 'A', 0)).acquired"},
+		{"p_ticket", "(acquire_in_turn('k', 'A', 30, -1)).acquired"},
+		{"p_metadata", "(acquire_in_turn('k', 'A', 30, null, " + tooBig + ")).acquired"},
+	},
+	"leave_queue": {{"p_lock_name", "leave_queue(" + tooLong + ", 'A')"}, {"p_holder_id", "leave_queue('k', " + tooLong + ")"}},
 	"try_acquire_lock": {
 		{"p_lock_name", "(try_acquire_lock(" + tooLong + ", 'A')).acquired"},
 		{"p_holder_id", "(try_acquire_lock('k', " + tooLong + ")).acquired"},
@@ -72,9 +80,9 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"p_names", "(pgxlock_acquire_batch(" + names + ", " + names + ", " + bigs + ", " + names + ", " + bigs + ")).tokens"},
 		{"p_holder_id", "(pgxlock_acquire_batch('{k}', array[" + tooLong + "], '{1000}', '{null}', '{null}')).tokens"},
 	},
-	"pgxlock_acquire_in_turn": {
-		{"p_names", "(select count(*) from pgxlock_acquire_in_turn(" + names + ", " + names + ", " + bigs + ", " + names + ", " + bigs + ", true))"},
-		{"p_holder_id", "(select count(*) from pgxlock_acquire_in_turn('{k}', array[" + tooLong + "], '{1000}', '{null}', '{null}', true))"},
+	"pgxlock_try_in_turn": {
+		{"p_names", "(select count(*) from pgxlock_try_in_turn(" + names + ", " + names + ", " + bigs + ", " + names + ", " + bigs + ", true))"},
+		{"p_holder_id", "(select count(*) from pgxlock_try_in_turn('{k}', array[" + tooLong + "], '{1000}', '{null}', '{null}', true))"},
 	},
 	"pgxlock_permit_batch": {
 		{"p_names", "(select count(*) from pgxlock_permit_batch(" + names + ", " + numbers + ", " + names + ", " + bigs + ", " + names + ", " + bigs + "))"},

@@ -239,7 +239,7 @@ func plantedWithoutPgxlock(t *testing.T, p *planted) {
 
 	p.do("create schema theirs authorization " + evil)
 	p.plant(s, "theirs")
-	want := place.UntrustedError{Schema: "theirs", Owner: place.Owner{Role: evil, Object: "function acquire_lock"}}
+	want := place.UntrustedError{Schema: "theirs", Owner: place.Owner{Role: evil, Object: "function acquire_in_turn"}}
 	for _, pool := range []*pgxpool.Pool{p.pool, p.on("theirs, public")} {
 		p.wantUntrusted(pool, "", want)
 		_, _, _ = migrations.Version(t.Context(), pool, nil)
@@ -326,7 +326,7 @@ func plantedByTheOwnerOfTheSchema(t *testing.T, p *planted) {
 		t.Fatal(err)
 	}
 	p.do("drop schema locks cascade")
-	want = place.UntrustedError{Schema: "own", Owner: place.Owner{Role: app, Object: "function acquire_lock"}}
+	want = place.UntrustedError{Schema: "own", Owner: place.Owner{Role: app, Object: "function acquire_in_turn"}}
 	for _, pool := range []*pgxpool.Pool{p.pool, p.on("own"), theirs} {
 		p.wantUntrusted(pool, "", want, "limit", "monitor")
 		p.wantFound(pool, "own", "limit", "monitor")

@@ -63,7 +63,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 	db.Exec(t, "vacuum analyze distributed_lock_shares")
 	db.Exec(t, "select acquire_shared_lock('k' || i, 'A') from generate_series(1, 300) i")
 	for _, call := range []string{
-		"pgxlock_acquire_in_turn('{k1,k2,new}', '{B,B,A}', '{60000,60000,60000}', '{null,null,null}', '{0,null,0}', true)",
+		"pgxlock_try_in_turn('{k1,k2,new}', '{B,B,A}', '{60000,60000,60000}', '{null,null,null}', '{0,null,0}', true)",
 		"pgxlock_renew_shares_batch('{k1,k2}', '{A,B}', '{null,null}', '{60000,60000}')",
 		"pgxlock_release_shares_batch('{k1,k2,new}', '{A,A,A}', '{null,null,null}')",
 		"pgxlock_share_holders('k3')",
@@ -181,6 +181,8 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"pgxlock_waited_for('{0,0,0}', '{k1,k2,hot}')",
 		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"wake_lock_waiter('hot')",
+		"acquire_in_turn('hot', 'A')",
+		"leave_queue('hot', 'A')",
 	} {
 		conn := pgtest.Connect(t, url)
 		if _, err := conn.Exec(t.Context(), statements.ConnSession.Text(), false); err != nil {

@@ -47,6 +47,11 @@ var everything = []struct {
 	{"acquire_lock('new', 'me')", "true", "application", ""},
 	{"acquire_lock('held', 'me')", "false", "application", "monitoring administration"}, // a look at the table is all it takes
 	{"(try_acquire_lock('new', 'me')).acquired", "true", "application", ""},
+	{"(acquire_in_turn('new', 'me')).acquired", "true", "application", ""},
+	{"(acquire_in_turn('held', 'me')).acquired", "false", "application", ""},
+	{"leave_queue('queue', 'me')", "false", "application", "administration"},
+	{"pgxlock_full_xid('1') is null", "false", "", "application monitoring administration none"},
+	{"(select count(*) from pgxlock_deadlocks('{0}', '{queue}', '{-5}'))", "0", "", "application monitoring administration"},
 	{"renew_lock('held', 'other', 1) is null", "true", "application", "monitoring administration"},
 	{"renew_lock('held', 'other', (try_acquire_lock('held', 'other')).fencing_token) is null", "false", "application", "administration"},
 	{"extend_lock('held', 'other')", "true", "application", "administration"},
@@ -134,7 +139,7 @@ var everything = []struct {
 	{"(try_acquire_shared_lock('shared', 'me')).acquired", "true", "application", ""},
 	{"extend_shared_lock('shared', 'reader')", "true", "application", "administration"},
 	{"assert_shared_lock_held('shared', 'reader') > 0", "true", "application", "monitoring administration"},
-	{"(select acquired from pgxlock_acquire_in_turn('{shared}', '{me}', '{1000}', '{null}', '{0}', true))", "true", "application", ""},
+	{"(select acquired from pgxlock_try_in_turn('{shared}', '{me}', '{1000}', '{null}', '{0}', true))", "true", "application", ""},
 	{"(select acquired from pgxlock_share_each('{shared}', '{me}', '{1000}', '{null}'))", "true", "", "application"},
 	{"pgxlock_renew_shares_batch('{shared}', '{reader}', '{null}', '{1000}')", "renewed", "application", "administration"},
 	{"pgxlock_release_shares_batch('{shared}', '{reader}', '{null}')", "released", "application", "administration"},
@@ -442,7 +447,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	s := d.as(seed)
 	s.do("set search_path = locks")
 	calls := []string{
-		"acquire_lock('held', 'me')", "acquire_lock('new', 'me')", "(try_acquire_lock('held', 'me')).acquired", "extend_lock('held', 'other')",
+		"acquire_lock('held', 'me')", "acquire_lock('new', 'me')", "(acquire_in_turn('held', 'me')).acquired", "leave_queue('k', 'me')", "(try_acquire_lock('held', 'me')).acquired", "extend_lock('held', 'other')",
 		"renew_lock('held', 'other', 1)", "release_lock('held', 'other')", "release_lock_fenced('held', 'other', 1)", "release_all_locks('other')",
 		"assert_lock_held('held', 'other')", "reap_expired_locks()", "(select count(*) from pgxlock_holders('held'))",
 		"pgxlock_acquire_batch('{held}', '{me}', '{1}', '{null}', '{null}')", "pgxlock_acquire_batch('{new}', '{me}', '{1}', '{null}', '{null}')",
@@ -458,7 +463,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		"evict_lock('held', 'other', 1, 'why')", "pgxlock_publish_names('{k}')", "(select count(*) from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))",
 		"acquire_shared_lock('new', 'me')", "acquire_shared_lock('held', 'me')", "acquire_shared_lock('shared', 'me')", "extend_shared_lock('shared', 'me')", "release_shared_lock('shared', 'me')",
 		"assert_shared_lock_held('shared', 'me')", "pgxlock_reap_shares()", "(select count(*) from pgxlock_share_holders('shared'))",
-		"(select count(*) from pgxlock_acquire_in_turn('{new}', '{me}', '{1000}', '{null}', '{0}', true))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
+		"(select count(*) from pgxlock_try_in_turn('{new}', '{me}', '{1000}', '{null}', '{0}', true))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
 	}
 	all := func(who *session, want string) {
 		t.Helper()

@@ -181,7 +181,7 @@ func TestPinsOfSharesAreNotMixedUp(t *testing.T) {
 // shareBatch takes shares for one holder, and says of each what became of it.
 func shareBatch(holder, tickets string, names ...string) string {
 	each := func(value string) string { return strings.TrimSuffix(strings.Repeat(value+",", len(names)), ",") }
-	return fmt.Sprintf("(select string_agg(concat_ws(' ', b.acquired, b.ahead, b.held_by), ',' order by n) from pgxlock_acquire_in_turn('{%s}', '{%s}', '{%s}', '{%s}', '{%s}', true) with ordinality as b (acquired, token, held_by, ms, ahead, n))",
+	return fmt.Sprintf("(select string_agg(concat_ws(' ', b.acquired, b.ahead, b.held_by), ',' order by n) from pgxlock_try_in_turn('{%s}', '{%s}', '{%s}', '{%s}', '{%s}', true) with ordinality as b (acquired, token, held_by, ms, ahead, n))",
 		strings.Join(names, ","), each(holder), each("60000"), each("null"), tickets)
 }
 

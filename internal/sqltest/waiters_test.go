@@ -750,7 +750,7 @@ func TestACallThatMakesNoSenseDoesNothing(t *testing.T) {
 		"pgxlock_publish_batch('{0}', '{null}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_publish_batch('{0}', array[repeat('x', 256)], '{null}', '{1}', '{null}', 1, 'o', 1000)",
 		"pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null}', '{}')", "pgxlock_acquire_batch(null, null, null, null, null)", "pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null,null}', '{0}')",
 		"pgxlock_wake_batch('{0}', '{k}', '{}')", "pgxlock_wake_batch(null, '{k}', '{null}')", "pgxlock_withdraw_batch('{0}', '{k,l}', '{1,1}')",
-		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "pgxlock_waited_for('{1}', '{}')", "pgxlock_waited_for(null, null)", "wake_lock_waiter(null)", "pgxlock_notify_holders('{1}', '{}')", "pgxlock_notify_holders(null, null)", "pgxlock_reap_waiters(0)",
+		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "pgxlock_waited_for('{1}', '{}')", "pgxlock_waited_for(null, null)", "wake_lock_waiter(null)", "acquire_in_turn(null, 'A')", "acquire_in_turn('k', null)", "acquire_in_turn('k', 'A', null)", "acquire_in_turn('k', 'A', 30, 0)", "leave_queue(null, 'A')", "leave_queue('k', null)", "pgxlock_notify_holders('{1}', '{}')", "pgxlock_notify_holders(null, null)", "pgxlock_reap_waiters(0)",
 	} {
 		d.want("(select count(*) from "+call+")", "22023")
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	shareSQL         = "pgxlock_acquire_in_turn"
+	shareSQL         = "pgxlock_try_in_turn"
 	releaseSharesSQL = "pgxlock_release_shares_batch"
 )
 

@@ -1,0 +1,260 @@
+package sqltest_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/pgxlock/pgxlock/internal/pgtest"
+)
+
+// inTurn is the call by which a SQL caller waits in turn: true, or false and its ticket.
+func inTurn(name, holder, ticket string) string {
+	return fmt.Sprintf("(select concat_ws(' ', acquired, ticket) from acquire_in_turn(%s, %s, 3600, %s))", quote(name), quote(holder), ticket)
+}
+
+// joins lets a SQL caller join the queue, and returns its ticket.
+func (s *session) joins(name, holder string) (ticket string) {
+	s.t.Helper()
+	ticket, joined := strings.CutPrefix(s.get(inTurn(name, holder, "null")), "f ")
+	if !joined {
+		s.t.Fatalf("%s has %s at once", holder, name)
+	}
+	return ticket
+}
+
+// refused wants that a SQL caller keeps its ticket and does not have the lease.
+func (s *session) refused(name, holder, ticket string) {
+	s.t.Helper()
+	s.want(inTurn(name, holder, ticket), "f "+ticket)
+}
+
+// message is the error of a call.
+func (s *session) message(call string) string {
+	s.t.Helper()
+	_, err := s.query(call)
+	return fmt.Sprint(err)
+}
+
+func TestAcquireInTurn(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	shared := install(t)
+	for name, test := range map[string]func(d *database){
+		"callers and processes are served in the order of their tickets": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want("acquire_lock('k', 'first')", "true")
+			ta := a.joins("k", "A")
+			tp := p.queue(0, "k")
+			tb := b.joins("k", "B")
+			a.refused("k", "A", ta)
+			d.want("release_lock('k', 'first')", "true")
+			d.want(wake(0, "k", "NULL"), "1 "+ta)
+			b.refused("k", "B", tb)
+			p.want(take("k", "P", tp), stepBack)
+			p.want(take("k", "Q", "0"), stepBack) // a process that comes now
+			a.want(inTurn("k", "A", ta), "t")
+			a.want("assert_lock_held('k', 'A') = (select fencing_token from distributed_locks)", "true")
+			a.want("release_lock('k', 'A')", "true")
+			b.refused("k", "B", tb)
+			p.want(take("k", "P", tp), granted("P"))
+			b.refused("k", "B", tb)
+			p.want("pgxlock_release_one('k', 'P', null)", "R") // B waits
+			b.want(inTurn("k", "B", tb), "t")
+		},
+		"an answer that was lost is found again": func(d *database) {
+			a, b := d.sessions()
+			d.want("acquire_lock('k', 'first')", "true")
+			ta := a.joins("k", "A")
+			tb := b.joins("k", "B")
+			a.want(inTurn("k", "A", "null"), "f "+ta)
+			d.want("release_lock('k', 'first')", "true")
+			a.want(inTurn("k", "A", ta), "t")
+			token := d.get("select fencing_token from distributed_locks")
+			for _, ticket := range []string{ta, "null"} {
+				a.want(inTurn("k", "A", ticket), "t")
+				a.want("(acquire_in_turn('k', 'A', 3600, "+ticket+")).fencing_token", token)
+			}
+			b.refused("k", "B", tb)
+			d.want("select string_agg(owner, ' ') from pgxlock_waiters", "B")
+		},
+		"a caller that died is passed after the wake timeout, or when its ticket is void": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want("acquire_lock('k', 'first')", "true")
+			ta := a.joins("k", "A")
+			tp := p.queue(0, "k")
+			tb := b.joins("k", "B")
+			d.want("select live_until <= clock_timestamp() + interval '3 s' from pgxlock_waiters where ticket = "+ta, "true")
+			d.want("release_lock('k', 'first')", "true")
+			d.do("update pgxlock_waiters set live_until = 'infinity' where ticket = " + ta)
+			b.refused("k", "B", tb) // it has A woken, because no release did
+			d.want("select woken is not null from pgxlock_waiters where ticket = "+ta, "true")
+			p.want(take("k", "P", tp), stepBack)
+			d.pass(ta)
+			b.refused("k", "B", tb)
+			p.hears("0:k")
+			p.want(take("k", "P", tp), granted("P"))
+
+			d.do("update pgxlock_waiters set live_until = clock_timestamp() where ticket = " + ta)
+			a.want("(select acquired or ticket <= "+tb+" from acquire_in_turn('k', 'A', 3600, "+ta+"))", "false") // at the end
+		},
+		"a ticket is the caller's own": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want("acquire_lock('k', 'first') and acquire_lock('l', 'first')", "true")
+			ta, tp := a.joins("k", "A"), p.queue(0, "k")
+			other := d.as(d.role())
+			d.do("select grant_locks('" + other.get("select session_user") + "', 'application')")
+			for call, who := range map[string]*session{inTurn("k", "B", ta): b, inTurn("l", "A", ta): a, inTurn("k", "A", tp): a, inTurn("k", "A", ta): other} {
+				if got := who.message(call); !strings.Contains(got, "22023") || !strings.Contains(got, "p_ticket") {
+					t.Errorf("%s: %s", call, got)
+				}
+			}
+			other.want("leave_queue('k', 'A')", "false")
+			a.refused("k", "A", ta)
+			a.want(inTurn("k", "A", "1000000")+" like 'f %'", "true") // as one that is void and removed
+			d.do("delete from distributed_locks")
+		},
+		"leaving wakes the next one": func(d *database) {
+			a, p := d.connect(), d.process()
+			d.want("acquire_lock('k', 'first')", "true")
+			ta, tp := a.joins("k", "A"), p.queue(0, "k")
+			d.want("release_lock('k', 'first')", "true")
+			d.want(wake(0, "k", "NULL"), "1 "+ta)
+			a.want("leave_queue('k', 'A')", "true")
+			p.hears("0:k")
+			p.want(take("k", "P", tp), granted("P"))
+			a.want("leave_queue('k', 'A')", "false")
+			d.want("select count(*) from pgxlock_waiters", "0")
+		},
+		"in a transaction that stays open": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want("acquire_lock('k', 'first')", "true")
+			a.begin(readCommitted)
+			ta := a.joins("k", "A")
+			tp := p.queue(0, "k")
+			d.want("release_lock('k', 'first')", "true")
+			p.want(take("k", "P", tp), granted("P")) // which sees no ticket, and waits for none
+			if got := a.message(inTurn("k", "A", ta)); !strings.Contains(got, "25001") || !strings.Contains(got, "is not committed") {
+				t.Errorf("the second call says %s", got)
+			}
+			a.rollback()
+			d.want("select count(*) from pgxlock_waiters", "0")
+			p.want("pgxlock_release_one('k', 'P', null)", "r")
+
+			// A ticket that was not committed yet, at the end of a subtransaction.
+			d.want("acquire_lock('k', 'first')", "true")
+			a.begin(readCommitted)
+			a.do("savepoint s")
+			ta = a.joins("k", "A")
+			a.do("release s; savepoint s")
+			a.want(inTurn("k", "A", ta), "25001")
+			a.rollback()
+			d.want("release_lock('k', 'first')", "true")
+
+			a.begin(readCommitted)
+			a.want(inTurn("k", "A", "null"), "t")
+			tb := b.joins("k", "B") // refused without waiting
+			a.commit()
+			b.refused("k", "B", tb)
+		},
+		"a ticket that another transaction has locked": func(d *database) {
+			a, b := d.sessions()
+			d.want("acquire_lock('k', 'first')", "true")
+			ta := a.joins("k", "A")
+			d.want("release_lock('k', 'first')", "true")
+			b.begin(readCommitted)
+			b.want("wake_lock_waiter('k')", "true")
+			a.refused("k", "A", ta)
+			b.commit()
+			a.want(inTurn("k", "A", ta), "t")
+			d.want("select count(*) from pgxlock_waiters", "0")
+		},
+		"above READ COMMITTED": func(d *database) {
+			for _, level := range levels[1:] {
+				a, b := d.sessions()
+				a.do("set default_transaction_isolation = " + quote(level))
+				d.want("acquire_lock('k', 'first')", "true")
+				ta := a.joins("k", "A")
+				tb := b.joins("k", "B")
+				b.refused("k", "B", tb)
+				d.want("release_lock('k', 'first')", "true")
+				b.refused("k", "B", tb)
+				a.want(inTurn("k", "A", ta), "t")
+				b.want("leave_queue('k', 'B')", "true")
+				a.begin(level)
+				d.do("delete from distributed_locks")
+				d.want("acquire_lock('k', 'first')", "true")
+				a.want(inTurn("k", "A", "null"), "40001")
+				a.rollback()
+				a.want("leave_queue('k', 'A')", "25001")
+				d.want("release_lock('k', 'first')", "true")
+				a.do("reset default_transaction_isolation")
+				a.done()
+				b.done()
+			}
+		},
+		"of a circle the last ticket fails": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want("acquire_lock('a', 'A') and acquire_lock('b', 'B') and acquire_lock('p', 'P')", "true")
+			ta := a.joins("b", "A")
+			b.want(inTurn("a", "B", "null"), "40P01")
+			a.refused("b", "A", ta)
+			d.want("select count(*) from pgxlock_waiters", "1")
+
+			p.want("select deadlock from "+p.publishes(0, "a", "NULL", asJSON("P")), "NULL")
+			d.want("release_lock('b', 'B') and acquire_lock('b', 'P')", "true")
+			p.want("select deadlock from "+p.publishes(0, "a", "NULL", asJSON("P")), "P") // which now waits for A
+			d.do("delete from pgxlock_waiters")
+			p.queueHolding(0, "a", "P")
+			a.want(inTurn("p", "A", "null"), "40P01")
+
+			// One that a ticket joins only later is found when it is refreshed.
+			d.do("delete from pgxlock_waiters")
+			d.want("release_lock('p', 'P') and acquire_lock('p', 'another')", "true")
+			p.queueHolding(0, "a", "P")
+			ta = a.joins("p", "A")
+			d.want("release_lock('p', 'another') and acquire_lock('p', 'P')", "true")
+			a.refused("p", "A", ta)
+			d.do("update pgxlock_waiters set live_until = clock_timestamp() + interval '1 s' where ticket = " + ta)
+			a.want(inTurn("p", "A", ta), "40P01")
+
+			d.want("acquire_shared_lock('s', 'A')", "true")
+			a.want(inTurn("s", "A", "null"), "40P01") // no share becomes an exclusive lease
+		},
+		"readers that come later do not pass": func(d *database) {
+			a := d.connect()
+			d.want("acquire_shared_lock('k', 'R')", "true")
+			ta := a.joins("k", "A")
+			d.want("(select acquired or not ahead from pgxlock_try_in_turn('{k}', '{S}', '{1000}', '{null}', '{0}', true))", "false")
+			a.refused("k", "A", ta)
+			d.want("release_shared_lock('k', 'R')", "true")
+			a.want(inTurn("k", "A", ta), "t")
+		},
+		"the pause is a quarter of the hold for each in the queue": func(d *database) {
+			d.want("acquire_lock('k', 'first')", "true")
+			pause := func(holder, since string) string {
+				d.do("update distributed_locks set acquired_at = clock_timestamp() - interval '" + since + "'")
+				return d.get("(select ask_again_ms from acquire_in_turn('k', '" + holder + "', 3600))")
+			}
+			d.do("update distributed_locks set acquired_at = clock_timestamp() + interval '1 h'")
+			d.want("(select ask_again_ms from acquire_in_turn('k', 'A', 3600))", "5")
+			d.want("(select ask_again_ms from acquire_in_turn('k', 'B', 3600))", "10")
+			d.do("update distributed_locks set acquired_at = 'infinity'")
+			d.want("(select ask_again_ms from acquire_in_turn('k', 'A', 3600))", "10")
+			if got := pause("A", "1 h"); got != "150" {
+				t.Errorf("after an hour: %s", got)
+			}
+			var first, second int
+			_, _ = fmt.Sscan(pause("A", "0.1 s"), &first)
+			if _, _ = fmt.Sscan(pause("B", "0.1 s"), &second); first < 25 || second < 50 {
+				t.Errorf("after a tenth of a second: %d and %d ms", first, second)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := shared.reopen(t)
+			d.do("delete from pgxlock_waiters; delete from distributed_lock_shares")
+			test(d)
+		})
+	}
+}
