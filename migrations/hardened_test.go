@@ -63,7 +63,7 @@ func TestDownThatFailsSoftensNothing(t *testing.T) {
 		must(t, err)
 		refuse(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}), pgerrcode.LockNotAvailable)
 		if sameCatalog(t, catalog(t, db), hardened); t.Failed() {
-			t.Fatalf("after a Down that waited for %s in vain", table)
+			t.Fatalf("after a Down that did not get %s", table)
 		}
 		must(t, user.Rollback(t.Context()))
 	}

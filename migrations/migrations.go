@@ -242,7 +242,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 			return nil
 		}
 		// In one transaction: the first file gives roles the rights that they have without hardening, and a
-		// later one may have to wait for a table in vain.
+		// later one may fail, because a table is locked.
 		files := steps(readFiles("down")[:found.version])
 		slices.Reverse(files)
 		return m.write(ctx, found, files...)
