@@ -646,6 +646,12 @@ func TestATokenIsDemanded(t *testing.T) {
 	if r := other.get("/"); r.code != http.StatusSeeOther {
 		t.Errorf("a cookie is good for another server: %d", r.code)
 	}
+	behind := other.request(http.MethodPost, "/login", url.Values{"token": {token}}) // a proxy with TLS
+	behind.Header.Set("X-Forwarded-Proto", "https")
+	other.cookie = nil
+	if c := other.do(behind).header.Get("Set-Cookie"); !strings.HasPrefix(c, "__Host-pgxlock_serve_") || !strings.Contains(c, "; Path=/;") || !strings.HasSuffix(c, "; HttpOnly; Secure; SameSite=Strict") {
+		t.Errorf("behind TLS: %s", c)
+	}
 	b.cookie.Value = good
 	if r := b.post("/logout", nil); r.code != http.StatusSeeOther || !strings.Contains(r.header.Get("Set-Cookie"), "Max-Age=0") {
 		t.Errorf("%+v", r)
