@@ -1361,7 +1361,7 @@ BEGIN
     IF v_bytes > 65536 THEN
       RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', v_bytes USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- 1e65000 is stored in 12 bytes: whoever reads many leases would make gigabytes of text of them.
+    -- 1e65000 is stored in 22 bytes: a Monitor would make gigabytes of text of many leases.
     IF v_bytes > 2000 AND v_bytes > 8 * pg_catalog.pg_column_size(p_metadata::text::jsonb) THEN
       RAISE EXCEPTION 'p_metadata must not have numbers of thousands of zeros' USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -183,8 +183,10 @@ func TestApplicationCannotPassMoreThanTheBounds(t *testing.T) {
 			}
 		}
 	}
-	for _, batch := range []string{"pgxlock_acquire_batch('{a,k}', '{A,A}', '{1000,1000}', '{null,1e65000}', '{null,null}')",
-		"pgxlock_permit_batch('{a,k}', '{1,1}', '{A,A}', '{1000,1000}', '{null,1e65000}', '{null,null}')"} {
+	for _, batch := range []string{
+		"pgxlock_acquire_batch('{a,k}', '{A,A}', '{1000,1000}', '{null,1e65000}', '{null,null}')",
+		"pgxlock_permit_batch('{a,k}', '{1,1}', '{A,A}', '{1000,1000}', '{null,1e65000}', '{null,null}')",
+	} {
 		app.want("(select count(*) from "+batch+")", "22023")
 	}
 	app.do("create temp table compressed as select to_jsonb(repeat('x', 65000)) as metadata")
