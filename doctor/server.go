@@ -277,7 +277,7 @@ func (d *doctor) prepared(ctx context.Context) (Finding, error) {
 	return f, nil
 }
 
-// tableLocks looks for sessions that keep callers out of our tables.
+// tableLocks looks for sessions that keep callers out of our tables, or vacuum.
 func (d *doctor) tableLocks(ctx context.Context) (Finding, error) {
 	type session struct {
 		Who, Mode, Tables string
@@ -300,7 +300,11 @@ func (d *doctor) tableLocks(ctx context.Context) (Finding, error) {
 		for i, pid := range s.Ends {
 			ends[i] = fmt.Sprintf("pg_terminate_backend(%d)", pid)
 		}
-		f.add(StatusWarning, fmt.Sprintf("%s %s %s on %s: calls wait behind it", s.Who, does, s.Mode, s.Tables),
+		effect := "calls wait behind it"
+		if s.Mode == "ShareUpdateExclusiveLock" {
+			effect = "vacuum waits for it, and renewals leave more and more dead rows"
+		}
+		f.add(StatusWarning, fmt.Sprintf("%s %s %s on %s: %s", s.Who, does, s.Mode, s.Tables, effect),
 			"unless it is a migration or maintenance that will end: SELECT "+strings.Join(ends, ", "))
 	}
 	return f, nil

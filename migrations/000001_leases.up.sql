@@ -912,7 +912,7 @@ BEGIN
        WHERE current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
          AND char_length(w.name) BETWEEN 1 AND 255 AND char_length(w.holder) BETWEEN 1 AND 255 AND left(w.holder, 1) <> '*'
          AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint              -- 100 years of 360 days, as intervals compare
-         AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 65536 END
+         AND CASE WHEN w.metadata IS NULL THEN true ELSE octet_length(w.metadata::jsonb::text) <= 2000 END
          AND NOT EXISTS (SELECT FROM distributed_locks l WHERE l.lock_name::text = w.name COLLATE "C")
     )
     SELECT pg_catalog.array_agg(a.n ORDER BY a.n) INTO v_new
@@ -1348,7 +1348,8 @@ BEGIN
   RETURNS interval
   LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
   DECLARE
-    v_ttl interval;
+    v_ttl   interval;
+    v_bytes integer := octet_length(p_metadata::text);
   BEGIN
     IF (char_length(p_lock_name) BETWEEN 1 AND 255
         AND char_length(p_holder_id) BETWEEN 1 AND 255
@@ -1357,9 +1358,12 @@ BEGIN
       PERFORM pgxlock_check('p_holder_id', p_holder_id);
     END IF;
     v_ttl := pgxlock_ttl(p_ttl);
-    IF octet_length(p_metadata::text) > 65536 THEN
-      RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', octet_length(p_metadata::text)
-        USING ERRCODE = 'invalid_parameter_value';
+    IF v_bytes > 65536 THEN
+      RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', v_bytes USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- 1e65000 is stored in 22 bytes: a Monitor would make gigabytes of text of many leases.
+    IF v_bytes > 2000 AND v_bytes > 8 * pg_catalog.pg_column_size(p_metadata::text::jsonb) THEN
+      RAISE EXCEPTION 'p_metadata must not have numbers of thousands of zeros' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF pg_is_in_recovery() THEN
       PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');

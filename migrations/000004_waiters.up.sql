@@ -317,7 +317,7 @@ BEGIN
                             -- 100 years of 360 days, as intervals compare
                             AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint
                             AND CASE WHEN w.metadata IS NULL THEN true
-                                     ELSE octet_length(w.metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                                     ELSE octet_length(w.metadata::jsonb::text) <= 2000 END) IS NOT TRUE
                       THEN false
                       ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', w.name)) END)
         INTO v_base, v_new
@@ -421,7 +421,7 @@ BEGIN
                         AND left(p_holder, 1) <> '*'
                         AND p_ttl BETWEEN 1::bigint AND 3110400000000::bigint
                         AND CASE WHEN p_metadata IS NULL THEN true
-                                 ELSE octet_length(p_metadata::jsonb::text) <= 65536 END) IS NOT TRUE
+                                 ELSE octet_length(p_metadata::jsonb::text) <= 2000 END) IS NOT TRUE
                   THEN false
                   ELSE pg_try_advisory_xact_lock(pgxlock_key('guard', p_name)) END;
       IF v_base IS NOT NULL THEN

@@ -132,6 +132,8 @@ BEGIN
            o.attempt, o.holder, o.lease, o.started_at, o.finished_at, o.error, o.period, o.period_offset, o.time_zone
       FROM pgxlock_runs o
      WHERE (p_key IS NULL OR o.run_key::text = p_key COLLATE "C") AND o.state <> 'withdrawn'
+       -- as programs can read it: a role that may write the table could hide all others behind infinity
+       AND o.slot BETWEEN '0001-01-01 00:00+00'::timestamptz AND '9999-12-31 00:00+00'::timestamptz
      ORDER BY o.slot DESC, o.run_key
      LIMIT p_limit;
   END $$;

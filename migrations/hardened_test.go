@@ -47,6 +47,29 @@ func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
 	}
 }
 
+// Whatever table is locked, nobody has more rights afterwards than before.
+func TestDownThatFailsSoftensNothing(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := atVersion(t, newest)
+	role := newRole(t, db)
+	db.Exec(t, "select harden_locks(), grant_locks('"+role+"', 'application')")
+	expect(t, db.Pool, true, "select acquire_lock('k', 'a', 600)")
+	hardened := catalog(t, db)
+	for _, table := range []string{"distributed_locks", "pgxlock_waiters", "pgxlock_evictions"} { // of the last file, of one between, of the first
+		user, err := db.Connect(t).Begin(t.Context())
+		must(t, err)
+		_, err = user.Exec(t.Context(), "select from "+table)
+		must(t, err)
+		refuse(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}), pgerrcode.LockNotAvailable)
+		if sameCatalog(t, catalog(t, db), hardened); t.Failed() {
+			t.Fatalf("after a Down that did not get %s", table)
+		}
+		must(t, user.Rollback(t.Context()))
+	}
+	must(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}))
+}
+
 // The table's rights stand in the catalog; what harden_locks() changed of it goes
 // back with soften_locks(), and with the migration.
 func TestHardeningIsUndoneCompletely(t *testing.T) {

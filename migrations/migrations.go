@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -215,8 +216,8 @@ func (e newerError) Error() string {
 	return fmt.Sprintf("the schema has version %d, and this program knows up to %d: use a newer one", e.version, newestVersion())
 }
 
-// Down removes pgxlock's tables and functions, the newest version first. The schema and an
-// empty version table remain. If Up adopted a table and functions, Down restores them as
+// Down removes pgxlock's tables and functions, all of them or, after an error, none: it waits for locks
+// on the tables as Up does. The schema and an empty version table remain. If Up adopted a table and functions, Down restores them as
 // they were, with their rows. Unless cfg.Force is set, Down removes nothing while leases or
 // shares are live, sessions hold advisory locks with tokens, claims exist or runs are
 // remembered (SQLSTATE 55006). It also removes nothing if a newer program has installed a
@@ -237,13 +238,14 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 		case found.version > newestVersion():
 			return newerError{found.version}
 		}
-		files := readFiles("down") // each of them refuses while anything of ours is in use
-		for v := found.version; v > 0; v-- {
-			if err := m.write(ctx, found, step{sql: files[v-1]}); err != nil {
-				return err
-			}
+		if found.version == 0 {
+			return nil
 		}
-		return nil
+		// In one transaction: the first file gives roles the rights that they have without hardening, and a
+		// later one may fail, because a table is locked.
+		files := steps(readFiles("down")[:found.version])
+		slices.Reverse(files)
+		return m.write(ctx, found, files...)
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,9 +29,11 @@ type inspection struct {
 	monitor *Monitor
 	conn    *pgx.Conn
 	filter  Filter
-	states  string // of the leases to read, separated by commas; "": all
-	schema  string // "": there is no usable installation
-	absent  error  // why there is none
+	states  string   // of the leases to read, separated by commas; "": all
+	keys    []string // of the leases to read; nil: all
+	most    int      // how many leases to read
+	schema  string   // "": there is no usable installation
+	absent  error    // why there is none
 	missing []string
 	unread  Unread
 }
@@ -45,7 +48,12 @@ func (m *Monitor) inspect(ctx context.Context, f Filter, states string, fn func(
 		return err
 	}
 	defer conn.Release()
-	in := &inspection{monitor: m, conn: conn.Conn(), filter: f, states: states}
+	in := &inspection{monitor: m, conn: conn.Conn(), filter: f, states: states, most: m.cfg.MostLeases}
+	if _, raw := lockkey.ParseRaw(f.Key); raw {
+		in.keys = []string{} // it names no lease
+	} else if f.Key != "" {
+		in.keys = []string{f.Key}
+	}
 	if err := in.find(ctx); err != nil {
 		return lockerr.Locked(err)
 	}
@@ -95,7 +103,7 @@ func (in *inspection) ask(ctx context.Context, access, name statements.Name, arg
 	}
 	return dbconn.Querier{Conn: in.conn}.Together(ctx, []int16{pgx.BinaryFormatCode},
 		dbconn.Step{SQL: statements.MonitorIsolation.Text()}, dbconn.Step{SQL: access.Text()},
-		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{key, in.filter.Prefix, in.states}},
+		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{key, in.filter.Prefix, in.states, in.keys, in.most}},
 		dbconn.Step{SQL: name.In(in.schema), Args: args})
 }
 
@@ -108,8 +116,10 @@ func (in *inspection) read(ctx context.Context, name statements.Name, to []any, 
 	return err
 }
 
-// errTooMany says why rows are left out: the statements in sql/monitor read so many at most.
-var errTooMany = errors.New("there are more than 200,000 or more than 32 MiB of them, and the others are left out; ask for one key or a prefix")
+// tooMany says why rows are left out: the statements in sql/monitor read so many at most.
+func tooMany(most int) error {
+	return fmt.Errorf("%w than %d, or than 32 MiB, and the others are left out; ask for one key or a prefix", ErrTooMany, most)
+}
 
 // leases returns the leases, permits and shares that pass the filter.
 func (in *inspection) leases(ctx context.Context) ([]*pgxlock.Holder, error) {
@@ -123,11 +133,10 @@ func (in *inspection) leases(ctx context.Context) ([]*pgxlock.Holder, error) {
 	var since, expires pgtype.Timestamptz // the zero time for NULL
 	var leftOut bool
 	err := in.read(ctx, statements.MonitorLeases, []any{&h.Key, &shared, &h.ID, &h.Token, &h.Metadata, &state, &since, &expires, &h.Suspect, &leftOut}, func() {
-		if leftOut {
-			in.miss("leases", errTooMany, &in.unread.Leases)
-			return
+		if leftOut && in.unread.Leases == nil {
+			in.miss("leases", tooMany(in.most), &in.unread.Leases)
 		}
-		if !in.filter.admits(pgxlock.KindLease, h.Key) {
+		if leftOut || !in.filter.admits(pgxlock.KindLease, h.Key) {
 			return
 		}
 		lease := h
@@ -139,6 +148,37 @@ func (in *inspection) leases(ctx context.Context) ([]*pgxlock.Holder, error) {
 		return nil, nil
 	}
 	return leases, err
+}
+
+// mostPermits is of how many permits of a semaphore the leases are read because a caller waits for one.
+const mostPermits = 100
+
+// waitedFor returns the leases that callers wait for, of those that were left out.
+func (in *inspection) waitedFor(ctx context.Context, leases []*pgxlock.Holder, waiters []Waiter) ([]*pgxlock.Holder, error) {
+	if !errors.Is(in.unread.Leases, ErrTooMany) {
+		return nil, nil
+	}
+	known := make(map[string]bool, len(leases))
+	for _, lease := range leases {
+		known[lease.Key] = true
+	}
+	in.keys = []string{}
+	add := func(key string) {
+		if !known[key] && len(in.keys) < in.most {
+			known[key], in.keys = true, append(in.keys, key)
+		}
+	}
+	for _, w := range waiters {
+		if w.Kind != pgxlock.KindLease {
+			continue
+		}
+		if add(w.Key); strings.HasSuffix(w.Key, "#") {
+			for n := range mostPermits {
+				add(w.Key + strconv.Itoa(n+1))
+			}
+		}
+	}
+	return in.leases(ctx)
 }
 
 func modeOf(shared bool) pgxlock.Mode {
@@ -297,7 +337,7 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 	var leftOut bool
 	err := in.read(ctx, statements.MonitorTickets, []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds, &leftOut}, func() {
 		if leftOut {
-			in.miss("the queues of those who wait", errTooMany, &in.unread.Queues)
+			in.miss("the queues of those who wait", tooMany(mostRows), &in.unread.Queues)
 			return
 		}
 		w, key := w, w.Key

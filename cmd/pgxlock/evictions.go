@@ -91,7 +91,7 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 	}
 	defer conn.Release()
 	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx,
-		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", ""}}, // row-level security hides nothing, it fails
+		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", "", nil, 0}}, // row-level security hides nothing, it fails
 		dbconn.Step{SQL: statement("evictions", schema), Args: []any{most, age}})
 	all := []serve.Eviction{}
 	var kind int32

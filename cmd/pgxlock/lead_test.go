@@ -225,6 +225,20 @@ func TestAHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, path := range []string{l.file, stale} { // users that can read a file can lock it in these ways
+		read, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer read.Close()
+		if err := syscall.Flock(int(read.Fd()), syscall.LOCK_EX); err != nil {
+			t.Error(err)
+		}
+		if err := syscall.FcntlFlock(read.Fd(), syscall.F_SETLK, &syscall.Flock_t{Type: syscall.F_RDLCK}); (err == nil) != (path == stale) {
+			t.Errorf("%s: a lock against reading: %v", path, err)
+		}
+	}
+	refuses(l.file, "is that of another leader; give each its own")
 	execute(t, nil, "lead", "--database-url", db.URL, "other", "--health-file", stale, "--", "cat", stale).want(t, exitOK, `{"key":"other","holder":"`, "")
 	if _, err := os.Stat(stale); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it is left: %v", err)

@@ -43,13 +43,21 @@ func (m *monitoring) open(ctx context.Context, u use) (*pgxpool.Pool, *monitor.M
 	if err != nil {
 		return nil, nil, err
 	}
-	names := views(m.names, typed)
-	locks, err := monitor.New(pool, &monitor.Config{Schema: m.target.schema, Names: names, Internal: m.internal})
+	locks, err := m.of(pool, 0)
 	if err != nil {
 		pool.Close()
-		return nil, nil, usageError{err}
+		return nil, nil, err
 	}
 	return pool, locks, nil
+}
+
+// of returns a Monitor that reads so many leases; 0: as many as any.
+func (m *monitoring) of(pool *pgxpool.Pool, most int) (*monitor.Monitor, error) {
+	locks, err := monitor.New(pool, &monitor.Config{Schema: m.target.schema, Names: views(m.names, typed), Internal: m.internal, MostLeases: most})
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return locks, nil
 }
 
 // do calls fn with the Monitor.

@@ -99,17 +99,22 @@ func (s *serving) run(cmd *cobra.Command) error {
 	if s.allowEvict {
 		u = writing
 	}
-	pool, locks, err := s.monitoring.open(ctx, u)
+	pool, all, err := s.monitoring.open(ctx, u)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
+	some, err := s.monitoring.of(pool, serve.MostLeases)
+	if err != nil {
+		return err
+	}
 	scraped, err := metrics(pool, s.monitoring.target.schema)
 	if err != nil {
 		return err
 	}
 	page, err := serve.New(serve.Config{
-		Locks: locks,
+		Locks: some,
+		All:   all,
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
 			return evictions(ctx, pool, &s.monitoring, mostEvictions, 0)
 		},

@@ -223,3 +223,37 @@ func TestTablesAreKeptLockedByARoleWithUSAGEAlone(t *testing.T) {
 	acquire.want("true")
 	wait.outcome()
 }
+
+// Likewise for a lock that keeps only vacuum away: of several parents PostgreSQL locks each before it looks whether
+// the role owns one. The last is a table for which another session of the role waits, behind a third.
+func TestVacuumIsKeptAwayByARoleWithUSAGEAlone(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	role := d.role()
+	d.do("create schema other; create table other.t (); grant usage on schema public, other to " + role)
+	parses, waits, inherits := d.as(role), d.as(role), d.as(role)
+	parses.do("begin; prepare q as select from other.t")
+	for s, clause := range map[*session]string{waits: "partition of other.t for values in ('k')", inherits: "() inherits (public.distributed_locks, other.t)"} {
+		s.do("create function pg_temp.wait() returns void language plpgsql as $$ begin create temp table part " + clause + "; end $$")
+	}
+	partition := waits.start("pg_temp.wait()")
+	partition.waitsFor(parses)
+	inherited := inherits.start("pg_temp.wait()")
+	inherited.waitsFor(waits)
+	d.want("acquire_lock('k', 'V')", "true")
+
+	findings, err := doctor.Check(t.Context(), pgtest.Pool(t, d.url), nil)
+	i := slices.IndexFunc(findings, func(f doctor.Finding) bool { return f.Check == "table_locks" })
+	if err != nil || i < 0 || findings[i].Status != doctor.StatusWarning || !strings.Contains(findings[i].Detail, "ShareUpdateExclusiveLock on distributed_locks: vacuum waits") ||
+		!strings.Contains(findings[i].Advice, fmt.Sprintf("pg_terminate_backend(%d)", inherits.pid)) {
+		t.Fatalf("the doctor: %v, %v", findings, err)
+	}
+	d.do("set lock_timeout = '10ms'")
+	if _, err := d.conn.Exec(t.Context(), "vacuum distributed_locks"); err == nil {
+		t.Error("vacuum has the table")
+	}
+	parses.rollback()
+	partition.outcome()
+	inherited.outcome()
+}

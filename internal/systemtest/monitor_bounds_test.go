@@ -13,6 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/monitor"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // A countingConn counts the bytes that arrive.
@@ -165,4 +166,14 @@ func TestOneOddRowHidesNothingFromAMonitor(t *testing.T) {
 		t.Errorf("%d waiters in the view have a time, want 3", n)
 	}
 	testkit.Release(t, lock)
+
+	db.Exec(t, `insert into pgxlock_runs (run_key, slot, state, attempt, holder, started_at, finished_at, error, keep_until, period)
+			select 'k', t, 'running', i, 'me', t, t, repeat('x', 100000), 'infinity', '178000000 years'
+			from unnest(array['infinity', '-infinity', '12000-01-01', '4000-01-01 BC']::timestamptz[]) with ordinality x (t, i);
+		insert into pgxlock_runs (run_key, slot, state, attempt, holder, started_at, finished_at, error, keep_until)
+			values ('k', now(), 'running', 1, repeat('x', 100000), 'infinity', '-infinity', repeat('x', 100000), 'infinity')`)
+	runs, err := once.List(t.Context(), db.Pool, &once.ListConfig{Limit: 1})
+	if err != nil || len(runs) != 1 || len(runs[0].Holder) > 1000 || len(runs[0].Error) > 10000 || runs[0].Started.IsZero() || !runs[0].Finished.IsZero() {
+		t.Errorf("runs: %v, %v", len(runs), err)
+	}
 }

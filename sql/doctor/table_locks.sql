@@ -1,6 +1,7 @@
 -- Sessions that keep callers out of our tables: each has, or waits for, a lock that conflicts with writing them.
 -- PostgreSQL grants locks in order, and some before it checks whether the role may do what it asks for, so that all
--- calls wait behind a session that waits behind any transaction that names the table.
+-- calls wait behind a session that waits behind any transaction that names the table. A session that idles, or waits
+-- for something else, with a lock that conflicts only with vacuum keeps that away, and is here, too.
 -- Of a session that waits also the processes that it waits for; 0 would be a prepared transaction.
 -- $1 schema
 SELECT format('process %s (role %s%s)', l.pid, coalesce(a.usename::text, 'unknown'),
@@ -12,7 +13,9 @@ SELECT format('process %s (role %s%s)', l.pid, coalesce(a.usename::text, 'unknow
   JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-   AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+        OR l.mode = 'ShareUpdateExclusiveLock' AND l.granted
+           AND (a.state LIKE 'idle%' OR EXISTS (SELECT FROM pg_locks w WHERE w.pid = l.pid AND NOT w.granted)))
    AND n.nspname = $1::text
    AND (starts_with(c.relname, 'pgxlock_')
         OR starts_with(c.relname, 'distributed_lock')

@@ -31,15 +31,24 @@ func (s *Server) knows(host string) bool {
 
 const cookieLife = 12 * time.Hour
 
+// secure reports whether the browser reaches the page by TLS.
+func secure(r *http.Request) bool {
+	return r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https"
+}
+
 // cookieName has the port in it: browsers send cookies to all ports of a host, and tunnels to
-// several servers end at localhost.
+// several servers end at localhost. With TLS it is one that only this host can set, and by TLS.
 func cookieName(r *http.Request) string {
+	name := "pgxlock_serve"
+	if secure(r) {
+		name = "__Host-" + name
+	}
 	if _, port, err := net.SplitHostPort(r.Host); err == nil {
 		if _, err := strconv.ParseUint(port, 10, 16); err == nil {
-			return "pgxlock_serve_" + port
+			name += "_" + port
 		}
 	}
-	return "pgxlock_serve"
+	return name
 }
 
 // right reports whether a token is the one of this server, in a time that says nothing of it.
@@ -152,6 +161,6 @@ func (s *Server) leave(w http.ResponseWriter, r *http.Request) {
 func (s *Server) cookie(r *http.Request, value string, age int) *http.Cookie {
 	return &http.Cookie{
 		Name: cookieName(r), Value: value, Path: "/", MaxAge: age, HttpOnly: true, SameSite: http.SameSiteStrictMode,
-		Secure: r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https",
+		Secure: secure(r),
 	}
 }

@@ -15,8 +15,8 @@ const (
 	// server's lock table for a moment.
 	minAge = time.Second
 
-	// A snapshot that took long is kept for restFactor times that, at most maxAge: reading 100,000
-	// leases takes the command and the server a third of a second of processor time.
+	// A snapshot that took long is kept for restFactor times that, at most maxAge: for programs reading
+	// 100,000 leases takes the command and the server a third of a second of processor time.
 	restFactor = 20
 	maxAge     = 10 * time.Second
 
@@ -37,6 +37,9 @@ type state struct {
 	live      *sync.Map // of queries, as links: the part of the page that changes, func() []byte
 }
 
+// partly reports whether there are more leases than were read.
+func (now *state) partly() bool { return errors.Is(now.shot.Unread.Leases, monitor.ErrTooMany) }
+
 // A feed reads one snapshot for all viewers.
 type feed struct {
 	read  func(ctx context.Context, before *state) *state
@@ -51,6 +54,14 @@ type feed struct {
 	changed chan struct{} // closed with each new state
 	viewers int
 	stop    context.CancelFunc // of the goroutine that reads while there are viewers
+}
+
+// newFeed returns a feed of what a Monitor sees.
+func (s *Server) newFeed(locks *monitor.Monitor) *feed {
+	return &feed{
+		read:  func(ctx context.Context, before *state) *state { return s.read(ctx, locks, before) },
+		every: s.cfg.Every, changed: make(chan struct{}),
+	}
 }
 
 // get returns a state that is at most a second old, or older if it took long to read, and shows what
@@ -172,10 +183,10 @@ func (f *feed) next() (last *state, changed <-chan struct{}) {
 }
 
 // read reads a state. What cannot be read is said, beside the last shot that could be.
-func (s *Server) read(ctx context.Context, before *state) *state {
+func (s *Server) read(ctx context.Context, locks *monitor.Monitor, before *state) *state {
 	now := new(state)
 	var err error
-	now.shot, err = s.cfg.Locks.Snapshot(ctx)
+	now.shot, err = locks.Snapshot(ctx)
 	if err == nil && s.cfg.Evictions != nil {
 		var failed error
 		if now.evictions, failed = s.cfg.Evictions(ctx); failed != nil {

@@ -156,6 +156,7 @@ type page struct {
 	Session           bool
 	Evict             bool
 	Nobody            bool // there is nothing at all
+	Partly            bool // there are more leases than were read
 }
 
 // A table is a part of the rows that pass the query.
@@ -266,7 +267,7 @@ func mode(m pgxlock.Mode) string {
 func (s *Server) view(now *state, q query) page {
 	p := page{
 		Query: q, Cannot: now.cannot, Plots: now.plots(), Every: s.cfg.Every.String(),
-		Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil,
+		Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil, Partly: now.partly(),
 		Nobody: now.cannot == "" && now.shot.Unread == (monitor.Unread{}) && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
 	}
 	if now.cannot != "" && !now.shot.At.IsZero() {

@@ -37,12 +37,15 @@ func migrated(t *testing.T) *pgtest.DB {
 // served serves a database, as configured.
 func served(t *testing.T, pool *pgxpool.Pool, configure func(*serve.Config)) *httptest.Server {
 	t.Helper()
-	locks, err := monitor.New(pool, nil)
-	if err != nil {
-		t.Fatal(err)
+	monitored := func(most int) *monitor.Monitor {
+		locks, err := monitor.New(pool, &monitor.Config{MostLeases: most})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return locks
 	}
 	cfg := serve.Config{
-		Locks: locks, Ready: pool.Ping, Describe: func(err error) string { return err.Error() },
+		Locks: monitored(serve.MostLeases), All: monitored(0), Ready: pool.Ping, Describe: func(err error) string { return err.Error() },
 		JSON: func(shot monitor.Snapshot, _ []serve.Eviction, _ []serve.Loss) any { return shot },
 	}
 	if configure != nil {
@@ -266,23 +269,40 @@ func TestHostileNamesAreText(t *testing.T) {
 	r.lacks(t, "\u009b", "\x7f", "\u202e")
 }
 
-func TestTenThousandLeasesAreShownInPages(t *testing.T) {
+func TestLeasesAreShownInPagesUpToABound(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
-	db.Exec(t, `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
-		select 'order:' || to_char(i, 'FM00000'), 'pod-' || i, now(), now() + interval '1 hour', '{}', i from generate_series(1, 10000) i`)
+	insert := func(from, to int) {
+		db.Exec(t, `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
+			select 'order:' || to_char(i, 'FM00000'), 'pod-' || i, now(), now() + interval '1 hour', '{}', i from generate_series($1::int, $2::int) i`, from, to)
+	}
+	insert(1, serve.MostLeases)
 	b := &browser{t: t, server: served(t, db.Pool, nil)}
 	r := b.get("/")
-	r.want(t, http.StatusOK, "1 to 100 shown, 9 900 not", "order:00001", "order:00100")
-	r.lacks(t, "order:00101")
+	r.want(t, http.StatusOK, "1 to 100 shown, 1 900 not", "order:00001", "order:00100")
+	r.lacks(t, "order:00101", "there are more")
 	if len(r.body) > 200_000 {
 		t.Errorf("the page has %d bytes", len(r.body))
 	}
 	r = b.get(strings.ReplaceAll(r.after(t, `id="holders-next" href="`), "&amp;", "&"))
 	r.want(t, http.StatusOK, "101 to 200 shown", "order:00101", ">previous<", ">next<")
-	b.get("/?holders=5000").want(t, http.StatusOK, "9901 to 10000 shown")
-	b.get("/?q=order:09999").want(t, http.StatusOK, "order:09999")
+	b.get("/?holders=5000").want(t, http.StatusOK, "1901 to 2000 shown")
+	b.get("/?q=order:01999").want(t, http.StatusOK, "order:01999")
+	b.get("/?q=nowhere").want(t, http.StatusOK, "Nothing matches.")
+
+	insert(serve.MostLeases+1, 10_000)
+	db.Exec(t, `insert into pgxlock_waiters (kind, name, ticket, owner, waiters, since, live_until)
+		values (0, 'order:09998', 1, 'me', 1, now(), now() + interval '1 hour'), (0, 'work#', 2, 'me', 1, now(), now() + interval '1 hour');
+		select acquire_permit('work', 'w1', 2, 3600), acquire_permit('work', 'w2', 2, 3600), acquire_lock('zzz', 'h', 3600)`)
+	b = &browser{t: t, server: served(t, db.Pool, nil)}
+	r = b.get("/")
+	r.want(t, http.StatusOK, "cannot see:", "leases: there are more than 2000", ">order:09998<", ">work#2<", ">pod-9998<")
+	r.lacks(t, "order:09997", "zzz")
+	b.get("/?q=nowhere").want(t, http.StatusOK, "Nothing matches in the leases that were read")
+	r = b.get("/api/snapshot")
+	r.want(t, http.StatusOK, "order:10000", "zzz")
+	r.lacks(t, "there are more")
 }
 
 // wait makes a session wait in the server, until the connection is closed.
@@ -625,6 +645,12 @@ func TestATokenIsDemanded(t *testing.T) {
 	other.cookie.Value = good
 	if r := other.get("/"); r.code != http.StatusSeeOther {
 		t.Errorf("a cookie is good for another server: %d", r.code)
+	}
+	behind := other.request(http.MethodPost, "/login", url.Values{"token": {token}}) // a proxy with TLS
+	behind.Header.Set("X-Forwarded-Proto", "https")
+	other.cookie = nil
+	if c := other.do(behind).header.Get("Set-Cookie"); !strings.HasPrefix(c, "__Host-pgxlock_serve_") || !strings.Contains(c, "; Path=/;") || !strings.HasSuffix(c, "; HttpOnly; Secure; SameSite=Strict") {
+		t.Errorf("behind TLS: %s", c)
 	}
 	b.cookie.Value = good
 	if r := b.post("/logout", nil); r.code != http.StatusSeeOther || !strings.Contains(r.header.Get("Set-Cookie"), "Max-Age=0") {
