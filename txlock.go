@@ -3,7 +3,6 @@ package pgxlock
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -67,10 +66,8 @@ func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...LockTxOption) er
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
 }
 
-// LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq, or another
-// that sends several statements in one request. If ctx ends during the wait, pgx and lib/pq
-// close the connection.
-func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...LockTxOption) error {
+// LockSQLTx is [LockTx] for database/sql.
+func LockSQLTx(ctx context.Context, tx SQLTx, key string, opts ...LockTxOption) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.SQL(tx), []string{key}, opts))
 }
 
@@ -82,6 +79,11 @@ func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...LockTxOption
 // more than a few hundred things, lock one key that stands for all of them.
 func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...LockTxOption) error {
 	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.Pgx(tx), keys, opts))
+}
+
+// LockAllSQLTx is [LockAllTx] for database/sql.
+func LockAllSQLTx(ctx context.Context, tx SQLTx, keys []string, opts ...LockTxOption) error {
+	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.SQL(tx), keys, opts))
 }
 
 func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []LockTxOption) error {
@@ -149,16 +151,16 @@ func lockIDs(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) er
 func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (usertx.Reply, error) {
 	shared, waits := Mode(o.Mode) == Shared, !o.bounded
 	if waits && len(ids) == 1 && !shared && !ids[0].Pair && !o.staleSnapshot {
-		if got, err := tx.Run(ctx, statements.TxLock, ids[0].Number); err != nil || got == usertx.Granted {
+		if got, err := tx.Run(ctx, statements.TxLock.Text(), ids[0].Number); err != nil || got == usertx.Granted {
 			return got, err
 		}
 	}
 	numbers, whats := usertx.Columns(ids, shared)
 	switch {
 	case waits:
-		return tx.Run(ctx, statements.TxLockAll, numbers, whats)
+		return tx.Run(ctx, statements.TxLockAll.Text(), numbers, whats)
 	case len(ids) == 1: // most keys are free, and the block costs the server several times as much
-		if got, err := tx.Run(ctx, statements.TxTryLock, numbers[0], whats[0]); err != nil || got != usertx.Refused || o.noWait() {
+		if got, err := tx.Run(ctx, statements.TxTryLock.Text(), numbers[0], whats[0]); err != nil || got != usertx.Refused || o.noWait() {
 			return got, err
 		}
 	}
