@@ -45,14 +45,12 @@ import (
 // A wait that ends with ctx ends tx, as in [LockTx].
 //
 // Claims do not conflict with locks on the same key. They are rows of the table
-// pgxlock_claims, and no automatic housekeeping removes them: call [PurgeClaims] now and
-// then, or give a Retention. Rolling back to a savepoint undoes the claims made after it. A
-// call with MaxWait begins a subtransaction, and one more for each round of its wait;
-// PostgreSQL handles a few dozen per transaction well.
+// pgxlock_claims: call [PurgeClaims] now and then, or give a Retention. Rolling back to a
+// savepoint undoes the claims made after it. A call with MaxWait begins subtransactions, of
+// which PostgreSQL handles a few dozen per transaction well.
 //
-// In other languages, call SELECT claim_once('key'). Without the option [Schema], the
-// search_path of the transaction decides which function is called, as for other SQL of that
-// transaction: name the schema where others may create functions in one on the search_path.
+// Without the option [Schema], the search_path of the transaction decides which function is
+// called: name the schema where others may create functions in one on the search_path.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.Pgx(tx), key, opts)
 	return first, failClaim("claim", key, err)

@@ -25,12 +25,11 @@ import (
 // the commit, the outcome is unknown, as with every commit. fn's context ends when the lock
 // is lost and when ctx ends.
 //
-// fn must write only through tx: what it does elsewhere, for example through the pool, is
-// neither fenced nor rolled back. fn must return the error of a failed statement, because
-// that statement has aborted tx; after an error inside a savepoint (tx.Begin) fn can go on.
-// fn must not commit or roll back tx, release the lock, or use tx after it has returned.
-// The transaction is open while fn runs: do slow work before it, in [Locker.Do] with
-// [Lock.Fence].
+// fn must write only through tx: what it does elsewhere is neither fenced nor rolled back.
+// fn must return the error of a failed statement, because that has aborted tx, unless it
+// rolled back to a savepoint. fn must not commit or roll back tx, release the lock, or use
+// tx after it has returned. The transaction is open while fn runs: do slow work before it,
+// in [Locker.Do] with [Lock.Fence].
 //
 // With Retries(n) DoTx begins the transaction again, under the same lock, up to n times if
 // it fails with SQLSTATE 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call

@@ -2,6 +2,7 @@ package stacks_test
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	_ "embed"
 	"errors"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/examples/stacks"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // plainID is the event, and the order, in plain.sql.
@@ -412,6 +414,45 @@ func TestASettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
 		}
 		if n := get[int](t, db, "SELECT count(*) FROM settlements WHERE day = $1", day); n != 0 {
 			t.Error("it is written")
+		}
+	})
+}
+
+func TestMigrationsComeThroughDatabaseSQL(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, schema := d.open(t), "up_"+strings.ToLower(rand.Text())
+		t.Cleanup(func() { exec(t, db, "DROP SCHEMA "+schema+" CASCADE") })
+		for _, standard := range []string{"off", "on"} { // the second time there is nothing to do
+			connString, err := with(database.url, "standard_conforming_strings", standard)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := migrations.UpSQL(t.Context(), d.openURL(t, connString), &migrations.Config{Schema: schema}); err != nil {
+				t.Fatal(err)
+			}
+			installed, newest, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema})
+			if err != nil || installed != newest {
+				t.Errorf("version %d of %d: %v", installed, newest, err)
+			}
+		}
+		if err := migrations.UpSQL(t.Context(), db, nil); err != nil { // finds what the search_path names
+			t.Error(err)
+		}
+		tx := readCommitted(t, db)
+		if first, err := pgxlock.ClaimSQLTx(t.Context(), tx, "k", pgxlock.Schema(schema)); err != nil || !first {
+			t.Errorf("a claim in what was installed: %t, %v", first, err)
+		}
+		goesOn(t, tx)
+		exec(t, db, "DELETE FROM "+schema+".pgxlock_claims; DROP VIEW "+schema+".lock_holders CASCADE")
+		var damage *migrations.DamageError
+		if _, _, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema}); !errors.As(err, &damage) {
+			t.Errorf("%v, want a DamageError", err)
+		}
+		if err := migrations.UpSQL(t.Context(), db, &migrations.Config{Schema: schema}); err != nil {
+			t.Errorf("what was dropped: %v", err)
+		}
+		if err := migrations.UpSQL(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), "db is nil") {
+			t.Errorf("nil: %v", err)
 		}
 	})
 }
