@@ -57,7 +57,7 @@ func (s sqlSender) send(ctx context.Context, all ...step) (rows [][][]byte, err 
 	if err != nil {
 		return nil, err
 	}
-	defer tx.Rollback() //nolint:errcheck // does nothing after a commit
+	defer tx.Rollback()
 	for i, s := range all {
 		if len(s.args) > 0 {
 			args := make([]any, len(s.args))
@@ -83,7 +83,7 @@ func read(rows *sql.Rows, err error) (all [][][]byte, _ error) {
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	columns, err := rows.Columns()
 	if err != nil {
 		return nil, err

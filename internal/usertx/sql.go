@@ -102,7 +102,7 @@ func (tx sqlTx) Row(ctx context.Context, text string, dest any, args ...any) err
 	if err != nil {
 		return tx.explain(ctx, err)
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	for rows.Next() {
 		if err := rows.Scan(dest); err != nil {
 			return err
