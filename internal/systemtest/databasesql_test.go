@@ -291,7 +291,8 @@ func hiddenUpgradeIsRefused(t *testing.T, db *pgtest.DB) {
 			t.Errorf("an upgrade with %v: %v, want ErrDeadlock", opts, err)
 		}
 	}
-	if err := errors.Join(pgxlock.LockSQLTx(t.Context(), hidden, "another"), hidden.Commit()); err != nil {
+	err := errors.Join(pgxlock.LockSQLTx(t.Context(), hidden, "another"), pgxlock.LockSQLTx(t.Context(), hidden, "another", pgxlock.Shared), hidden.Commit())
+	if err != nil {
 		t.Error(err)
 	}
 }
