@@ -3,7 +3,6 @@ package pgxlock
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"time"
@@ -46,23 +45,19 @@ import (
 // A wait that ends with ctx ends tx, as in [LockTx].
 //
 // Claims do not conflict with locks on the same key. They are rows of the table
-// pgxlock_claims, and no automatic housekeeping removes them: call [PurgeClaims] now and
-// then, or give a Retention. Rolling back to a savepoint undoes the claims made after it. A
-// call with MaxWait begins a subtransaction, and one more for each round of its wait;
-// PostgreSQL handles a few dozen per transaction well.
+// pgxlock_claims: call [PurgeClaims] now and then, or give a Retention. Rolling back to a
+// savepoint undoes the claims made after it. A call with MaxWait begins subtransactions, of
+// which PostgreSQL handles a few dozen per transaction well.
 //
-// In other languages, call SELECT claim_once('key'). Without the option [Schema], the
-// search_path of the transaction decides which function is called, as for other SQL of that
-// transaction: name the schema where others may create functions in one on the search_path.
+// Without the option [Schema], the search_path of the transaction decides which function is
+// called: name the schema where others may create functions in one on the search_path.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.Pgx(tx), key, opts)
 	return first, failClaim("claim", key, err)
 }
 
-// ClaimSQLTx is [ClaimTx] for database/sql, with any driver for PostgreSQL. It can tell
-// errors apart if they have a method SQLState, as those of pgx and lib/pq do. If ctx ends
-// during the wait, both of these drivers close the connection.
-func ClaimSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
+// ClaimSQLTx is [ClaimTx] for database/sql.
+func ClaimSQLTx(ctx context.Context, tx SQLTx, key string, opts ...ClaimTxOption) (first bool, err error) {
 	first, err = claimTx(ctx, usertx.SQL(tx), key, opts)
 	return first, failClaim("claim", key, err)
 }
@@ -85,15 +80,11 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []ClaimTxOption
 }
 
 func askClaim(ctx context.Context, tx usertx.Tx, key string, o *options) (bool, error) {
-	var claimed *bool
-	err := tx.Row(ctx, statements.TxClaim.In(o.schema), &claimed, key, seconds(o.bound()), seconds(o.retention))
-	switch {
-	case err != nil:
-		return false, err
-	case claimed == nil:
-		return false, fmt.Errorf("%w: another open transaction has claimed it, or has the table locked", ErrNotAcquired)
+	got, err := tx.Run(ctx, statements.TxClaim.In(o.schema), key, seconds(o.bound()), seconds(o.retention))
+	if err == nil && got == usertx.Refused {
+		err = fmt.Errorf("%w: another open transaction has claimed it, or has the table locked", ErrNotAcquired)
 	}
-	return *claimed, nil
+	return err == nil && got == usertx.Granted, err
 }
 
 // purgeBatch is how many claims one transaction ends.
@@ -109,6 +100,35 @@ func PurgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 	return ended, failClaim("purge claims", "", err)
 }
 
+// PurgeClaimsSQLTx removes, as PurgeClaims does, up to 10,000 claims in tx, and returns how
+// many. If that is 10,000, call it again in another transaction.
+func PurgeClaimsSQLTx(ctx context.Context, tx SQLTx, olderThan time.Duration, opts ...Schema) (int64, error) {
+	ended, err := purgeClaimsTx(ctx, usertx.SQL(tx), olderThan, opts)
+	return ended, failClaim("purge claims", "", err)
+}
+
+func purgeClaimsTx(ctx context.Context, tx usertx.Tx, olderThan time.Duration, opts []Schema) (ended int64, err error) {
+	if err := lockerr.MissingContext(ctx); err != nil {
+		return 0, err
+	}
+	if tx == nil {
+		return 0, errNilTx
+	}
+	var o options
+	if err := cmp.Or(checkAge(olderThan), collect(&o, opts)); err != nil {
+		return 0, err
+	}
+	err = tx.Row(ctx, statements.TxPurgeClaims.In(o.schema), &ended, olderThan.Seconds(), purgeBatch)
+	return ended, lockerr.OnStandby(err)
+}
+
+func checkAge(olderThan time.Duration) error {
+	if olderThan < 0 {
+		return fmt.Errorf("olderThan is %s, it must be 0 or more", olderThan)
+	}
+	return nil
+}
+
 func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts []Schema) (ended int64, err error) {
 	if err := lockerr.MissingContext(ctx); err != nil {
 		return 0, err
@@ -116,11 +136,8 @@ func purgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duratio
 	if pool == nil {
 		return 0, errors.New("the pool is nil; make one with pgxpool.New")
 	}
-	if olderThan < 0 {
-		return 0, fmt.Errorf("olderThan is %s, it must be 0 or more", olderThan)
-	}
 	var o options
-	if err := collect(&o, opts); err != nil {
+	if err := cmp.Or(checkAge(olderThan), collect(&o, opts)); err != nil {
 		return 0, err
 	}
 	conn, err := pool.Acquire(ctx)

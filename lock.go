@@ -3,7 +3,6 @@ package pgxlock
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
@@ -141,10 +140,9 @@ func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	return l.fence(ctx, usertx.Pgx(tx))
 }
 
-// FenceSQL is [Lock.Fence] for database/sql, with any driver for PostgreSQL. It can tell
-// errors apart if they have a method SQLState, as those of pgx and lib/pq do. It cannot
-// detect a savepoint: call it before the first one.
-func (l *Lock) FenceSQL(ctx context.Context, tx *sql.Tx) error {
+// FenceSQL is [Lock.Fence] for database/sql. It cannot detect a savepoint: call it before
+// the first one.
+func (l *Lock) FenceSQL(ctx context.Context, tx SQLTx) error {
 	return l.fence(ctx, usertx.SQL(tx))
 }
 

@@ -3,7 +3,6 @@ package pgxlock
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"slices"
 	"sync"
@@ -232,7 +231,7 @@ func (ls Locks) Fence(ctx context.Context, tx pgx.Tx) error {
 }
 
 // FenceSQL is [Lock.FenceSQL] for all of them. It stops at the first error.
-func (ls Locks) FenceSQL(ctx context.Context, tx *sql.Tx) error {
+func (ls Locks) FenceSQL(ctx context.Context, tx SQLTx) error {
 	for _, l := range ls {
 		if err := l.FenceSQL(ctx, tx); err != nil {
 			return err

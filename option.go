@@ -27,7 +27,7 @@ type option interface{ apply(*options) error }
 // Options are values, and can be kept in variables. Of several of one type the last one
 // counts.
 type AcquireOption interface {
-	DoTxOption
+	DoSQLTxOption
 	forAcquire()
 }
 
@@ -44,8 +44,14 @@ type DoTxOption interface {
 	forDoTx()
 }
 
-// A LockTxOption is an option of [LockTx], [LockSQLTx] and [LockAllTx]: [MaxWait], [Mode],
-// [AllowStaleSnapshot] or [Observe].
+// A DoSQLTxOption is an option of [DoSQLTx]: an [AcquireOption] or [Retries].
+type DoSQLTxOption interface {
+	DoTxOption
+	forDoSQLTx()
+}
+
+// A LockTxOption is an option of [LockTx], [LockAllTx], [LockSQLTx] and [LockAllSQLTx]:
+// [MaxWait], [Mode], [AllowStaleSnapshot] or [Observe].
 type LockTxOption interface {
 	option
 	forLockTx()
@@ -61,19 +67,24 @@ type ClaimTxOption interface {
 // Which calls take which option.
 func (MaxWait) forAcquire()           {}
 func (MaxWait) forPermit()            {}
+func (MaxWait) forDoSQLTx()           {}
 func (MaxWait) forDoTx()              {}
 func (MaxWait) forLockTx()            {}
 func (MaxWait) forClaimTx()           {}
 func (TTL) forAcquire()               {}
 func (TTL) forPermit()                {}
+func (TTL) forDoSQLTx()               {}
 func (TTL) forDoTx()                  {}
 func (Metadata) forAcquire()          {}
 func (Metadata) forPermit()           {}
+func (Metadata) forDoSQLTx()          {}
 func (Metadata) forDoTx()             {}
 func (Mode) forAcquire()              {}
+func (Mode) forDoSQLTx()              {}
 func (Mode) forDoTx()                 {}
 func (Mode) forLockTx()               {}
 func (TxOptions) forDoTx()            {}
+func (Retries) forDoSQLTx()           {}
 func (Retries) forDoTx()              {}
 func (AllowStaleSnapshot) forLockTx() {}
 func (Observe) forLockTx()            {}

@@ -35,6 +35,7 @@ func (p permits) apply(o *options) error {
 }
 
 func (permits) forAcquire() {}
+func (permits) forDoSQLTx() {}
 func (permits) forDoTx()    {}
 
 // Semaphore returns a semaphore with n permits, 1 to 10,000. The Locker must be from

@@ -27,11 +27,9 @@ import (
 // listens. That one is closed when no call has needed it for the pool's MaxConnIdleTime.
 // [Locker.Close] closes the connections.
 //
-// A program on database/sql makes the pool beside its *sql.DB, with pgxpool.New and the
-// same connection string. This is cheap: a pool connects only when it is used, and the
-// Locker never takes a connection from it. The driver of the *sql.DB may be lib/pq. Remove
-// settings that only lib/pq knows, such as binary_parameters, from the pool's connection
-// string: the server refuses them.
+// A program on database/sql makes the pool beside its *sql.DB, from the same connection
+// string without settings that only lib/pq knows, such as binary_parameters. The pool has no
+// connections until it is used.
 func NewLeaseLocker(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
 	return newLease(pool, cfg, clock.System)
 }

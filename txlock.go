@@ -3,7 +3,6 @@ package pgxlock
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,11 +26,10 @@ import (
 // numbers of [RawKey] and [RawKey2] are used unchanged.
 //
 // LockTx waits in the server's queue. [MaxWait] bounds the wait, [NoWait] tries once, and
-// [Shared] allows other shared holders. MaxWait needs the right to use the language plpgsql,
-// which every role has unless it was revoked. Locking a key again in the same transaction
-// succeeds at once. The exception is an exclusive lock on a key that the transaction holds
-// shared ([ErrDeadlock]): two such upgrades would wait for each other. Rolling back to a
-// savepoint frees the locks taken after it.
+// [Shared] allows other shared holders. MaxWait needs the right to use the language plpgsql.
+// Locking a key again in the same transaction succeeds at once, but for an exclusive lock on
+// a key that the transaction holds shared ([ErrDeadlock]): two such upgrades would wait for
+// each other. Rolling back to a savepoint frees the locks taken after it.
 //
 // A failed statement aborts the transaction, and its locks are free at once, before the
 // rollback: after an error they protect nothing that happens outside tx.
@@ -44,44 +42,41 @@ import (
 // 55P03 (the session's own lock_timeout, which applies if there is no MaxWait). A key that
 // is not granted in time writes nothing to the server's log.
 //
-// If ctx ends during the wait, the driver decides what happens to the transaction: pgx
-// closes the connection, which ends the transaction. Use MaxWait if the transaction must
-// survive the wait.
+// If ctx ends during the wait, pgx closes the connection, which ends the transaction. Use
+// MaxWait if the transaction must survive the wait.
 //
 // A REPEATABLE READ or SERIALIZABLE transaction takes its snapshot with its first
 // statement: at the latest with this call, before it waits. If any transaction commits
-// between the snapshot and the grant, tx may not see what the previous holder wrote, and
-// LockTx returns ErrStaleSnapshot: begin the transaction again. The check needs one or two
-// more round trips, and any commit on the server before the last of them counts, even from
-// a transaction that never had the lock. So on a busy server many calls fail.
-// [AllowStaleSnapshot] skips the check. READ COMMITTED, the default, does not have this
-// problem: each statement sees everything that was committed before it.
+// between the snapshot and the grant, even one that never had the lock, tx may not see what
+// the previous holder wrote, and LockTx returns ErrStaleSnapshot: begin the transaction
+// again. The check needs one or two more round trips, and on a busy server many calls fail;
+// [AllowStaleSnapshot] skips it. READ COMMITTED, the default, does not have this problem.
 //
-// Some engines that speak PostgreSQL's protocol grant every lock and keep none. So the first
-// lock of a process in each database is looked for in pg_locks, in one more round trip; if it is
-// not there, the call returns [errors.ErrUnsupported] and names the engine. A worker of Citus,
-// where a lock excludes no caller on another node, is refused with ErrReadOnly.
-//
-// See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
+// The first lock of a process in each database is looked for in pg_locks, in one more round
+// trip: an engine that speaks PostgreSQL's protocol and keeps no locks is refused with
+// [errors.ErrUnsupported], and a worker of Citus, which excludes only its own callers, with
+// ErrReadOnly.
 func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...LockTxOption) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
 }
 
-// LockSQLTx is [LockTx] for database/sql, with the drivers of pgx and lib/pq, or another
-// that sends several statements in one request. If ctx ends during the wait, pgx and lib/pq
-// close the connection.
-func LockSQLTx(ctx context.Context, tx *sql.Tx, key string, opts ...LockTxOption) error {
+// LockSQLTx is [LockTx] for database/sql.
+func LockSQLTx(ctx context.Context, tx SQLTx, key string, opts ...LockTxOption) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.SQL(tx), []string{key}, opts))
 }
 
 // LockAllTx is [LockTx] for many keys: it locks all of them or, with ErrNotAcquired, none.
 // It locks them in the order of their numbers, so callers that list the same keys in
-// different orders do not deadlock. Callers that call LockTx for one key after the other
-// still can. MaxWait bounds the wait for all keys together. Each key takes an entry in the
-// server's lock table, which has at least 6,400 entries with default settings: to protect
-// more than a few hundred things, lock one key that stands for all of them.
+// different orders do not deadlock; two calls of LockTx still can. MaxWait bounds the wait
+// for all keys together. Each key takes an entry in the server's lock table: to protect more
+// than a few hundred things, lock one key that stands for all of them.
 func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...LockTxOption) error {
 	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.Pgx(tx), keys, opts))
+}
+
+// LockAllSQLTx is [LockAllTx] for database/sql.
+func LockAllSQLTx(ctx context.Context, tx SQLTx, keys []string, opts ...LockTxOption) error {
+	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.SQL(tx), keys, opts))
 }
 
 func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []LockTxOption) error {
@@ -149,16 +144,16 @@ func lockIDs(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) er
 func askTx(ctx context.Context, tx usertx.Tx, ids []lockkey.ID, o *options) (usertx.Reply, error) {
 	shared, waits := Mode(o.Mode) == Shared, !o.bounded
 	if waits && len(ids) == 1 && !shared && !ids[0].Pair && !o.staleSnapshot {
-		if got, err := tx.Run(ctx, statements.TxLock, ids[0].Number); err != nil || got == usertx.Granted {
+		if got, err := tx.Run(ctx, statements.TxLock.Text(), ids[0].Number); err != nil || got == usertx.Granted {
 			return got, err
 		}
 	}
 	numbers, whats := usertx.Columns(ids, shared)
 	switch {
 	case waits:
-		return tx.Run(ctx, statements.TxLockAll, numbers, whats)
+		return tx.Run(ctx, statements.TxLockAll.Text(), numbers, whats)
 	case len(ids) == 1: // most keys are free, and the block costs the server several times as much
-		if got, err := tx.Run(ctx, statements.TxTryLock, numbers[0], whats[0]); err != nil || got != usertx.Refused || o.noWait() {
+		if got, err := tx.Run(ctx, statements.TxTryLock.Text(), numbers[0], whats[0]); err != nil || got != usertx.Refused || o.noWait() {
 			return got, err
 		}
 	}

@@ -16,7 +16,9 @@ package migrations
 
 import (
 	"context"
+	"database/sql"
 	"embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,7 +31,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
@@ -106,8 +108,18 @@ func (e *DamageError) Error() string {
 // tables (SQLSTATE 55P03): run it again when the blocking transaction has ended. If ctx
 // ends, Up still finishes a file that has begun.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
+	return retried(func() error { return connect(ctx, "up", pool, cfg, up) })
+}
+
+// UpSQL is [Up] for database/sql, with the driver of pgx or lib/pq: it takes connections of db. Name
+// Config.Schema if they do not all have the search_path of the role.
+func UpSQL(ctx context.Context, db *sql.DB, cfg *Config) error {
+	return retried(func() error { return begin(ctx, "up", db, cfg, up) })
+}
+
+func retried(up func() error) error {
 	for attempt := 1; ; attempt++ {
-		if err := up(ctx, pool, cfg); attempt == 5 || !overtaken(err) {
+		if err := up(); attempt == 5 || !overtaken(err) {
 			return err
 		}
 	}
@@ -116,41 +128,38 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 // overtaken reports whether somebody else came between the look at the version and the
 // file: then what is to be done is another thing now, if anything.
 func overtaken(err error) bool {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pgErr.Code == pgerrcode.ObjectNotInPrerequisiteState
+	return lockerr.SQLState(err) == pgerrcode.ObjectNotInPrerequisiteState
 }
 
-func up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
-	return connect(ctx, "up", pool, cfg, func(m *migrator) error {
-		found, err := m.look(ctx)
-		if err != nil {
+func up(ctx context.Context, m *migrator) error {
+	found, err := m.look(ctx)
+	if err != nil {
+		return err
+	}
+	files := readFiles("up")
+	newest := uint(len(files))
+	switch {
+	case found.owner == trusted && found.damage != nil:
+		return fmt.Errorf("%w; %w", found.damage, m.notOurs(ctx))
+	case found.owner == trusted && found.version >= newest:
+		return nil // nothing to do, and not ours to do: a program that may only lock calls Up at its start, too
+	case found.owner == trusted:
+		return m.notOurs(ctx)
+	case found.owner == ours && found.version > newest:
+		return m.write(ctx, found, step{sql: statement("repair")}) // an older program starts again while newer ones are rolled out
+	case found.damage != nil && !found.onlyRows:
+		// As after a move: a file makes what is not there, and leaves the rest. All of
+		// them in one transaction: the rights are right again only after the last.
+		m.again = true
+		return m.write(ctx, found, append(steps(files), step{sql: statement("repair")})...)
+	}
+	// A stranger's is refused by the file, which names what is his.
+	for _, file := range files[min(found.version, newest):] {
+		if err := m.write(ctx, found, step{sql: file}); err != nil {
 			return err
 		}
-		files := readFiles("up")
-		newest := uint(len(files))
-		switch {
-		case found.owner == trusted && found.damage != nil:
-			return fmt.Errorf("%w; %w", found.damage, m.notOurs(ctx))
-		case found.owner == trusted && found.version >= newest:
-			return nil // nothing to do, and not ours to do: a program that may only lock calls Up at its start, too
-		case found.owner == trusted:
-			return m.notOurs(ctx)
-		case found.owner == ours && found.version > newest:
-			return m.write(ctx, found, step{sql: statement("repair")}) // an older program starts again while newer ones are rolled out
-		case found.damage != nil && !found.onlyRows:
-			// As after a move: a file makes what is not there, and leaves the rest. All of
-			// them in one transaction: the rights are right again only after the last.
-			m.again = true
-			return m.write(ctx, found, append(steps(files), step{sql: statement("repair")})...)
-		}
-		// A stranger's is refused by the file, which names what is his.
-		for _, file := range files[min(found.version, newest):] {
-			if err := m.write(ctx, found, step{sql: file}); err != nil {
-				return err
-			}
-		}
-		return m.write(ctx, found, step{sql: statement("repair")})
-	})
+	}
+	return m.write(ctx, found, step{sql: statement("repair")})
 }
 
 // notOurs is the error that keeps us from running, with our rights, what another role wrote.
@@ -191,8 +200,7 @@ func (e *refusedError) Remedy() string { return e.remedy }
 
 // refused adds to an error which right this role lacks, where that is why.
 func (m *migrator) refused(ctx context.Context, err error) error {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok || pgErr.Code != pgerrcode.InsufficientPrivilege || pgErr.Hint != "" { // a hint says it
+	if lockerr.SQLState(err) != pgerrcode.InsufficientPrivilege || hint(err) != "" { // a hint says it
 		return err
 	}
 	r, failed := m.rights(ctx)
@@ -224,7 +232,7 @@ func (e newerError) Error() string {
 // later version. If nothing is installed it does nothing, but a schema that cfg names must
 // exist.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
-	return connect(ctx, "down", pool, cfg, func(m *migrator) error {
+	return connect(ctx, "down", pool, cfg, func(ctx context.Context, m *migrator) error {
 		found, err := m.look(ctx)
 		switch {
 		case err != nil:
@@ -253,7 +261,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 // package. Both are also set with a [*DamageError], which means that parts of the installed
 // version are missing.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, newest uint, err error) {
-	err = connect(ctx, "version", pool, cfg, func(m *migrator) error {
+	err = connect(ctx, "version", pool, cfg, func(ctx context.Context, m *migrator) error {
 		found, err := m.look(ctx)
 		if err != nil {
 			return err
@@ -270,7 +278,7 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, n
 // itself left nothing behind), restores the rows that a dump without rows lacks, and raises
 // the fencing tokens if the database was moved or restored. Up does all of this as well.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
-	return connect(ctx, "repair", pool, cfg, func(m *migrator) error {
+	return connect(ctx, "repair", pool, cfg, func(ctx context.Context, m *migrator) error {
 		found, err := m.look(ctx)
 		switch {
 		case err != nil:
@@ -289,26 +297,13 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 }
 
 // connect calls fn with a connection of its own, made from the pool's configuration.
-func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn func(*migrator) error) (err error) {
-	defer func() {
-		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == pgerrcode.FeatureNotSupported {
-			err = fmt.Errorf("%w (%s): %w", err, pgErr.Hint, errors.ErrUnsupported)
-		}
-		if err != nil {
-			err = fmt.Errorf("pgxlock: migrations: %s: %w", op, err)
-		}
-	}()
-	switch {
-	case ctx == nil:
-		return errors.New("the context is nil; pass context.Background() if nothing cancels the call")
-	case pool == nil:
+func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn func(context.Context, *migrator) error) (err error) {
+	defer func() { err = explain(op, err) }()
+	if err := lockerr.MissingContext(ctx); err != nil {
+		return err
+	}
+	if pool == nil {
 		return errors.New("the pool is nil; make one with pgxpool.New")
-	}
-	if cfg == nil {
-		cfg = &Config{}
-	}
-	if err := place.CheckName(cfg.Schema); err != nil {
-		return fmt.Errorf("Config.Schema %.80q %w", cfg.Schema, err)
 	}
 	config := pool.Config()
 	if config.BeforeConnect != nil {
@@ -326,20 +321,60 @@ func connect(ctx context.Context, op string, pool *pgxpool.Pool, cfg *Config, fn
 			return err
 		}
 	}
-	m := &migrator{conn: conn, schema: cfg.Schema, force: cfg.Force}
+	return migrate(ctx, op, pgxSender{conn.PgConn()}, cfg, fn)
+}
+
+// begin calls fn with the transactions of a *sql.DB.
+func begin(ctx context.Context, op string, db *sql.DB, cfg *Config, fn func(context.Context, *migrator) error) (err error) {
+	defer func() { err = explain(op, err) }()
+	if err := lockerr.MissingContext(ctx); err != nil {
+		return err
+	}
+	if db == nil {
+		return errors.New("db is nil; open one with sql.Open")
+	}
+	return migrate(ctx, op, sqlSender{db}, cfg, fn)
+}
+
+// migrate calls fn with the schema that is meant.
+func migrate(ctx context.Context, op string, to sender, cfg *Config, fn func(context.Context, *migrator) error) error {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	if err := place.CheckName(cfg.Schema); err != nil {
+		return fmt.Errorf("Config.Schema %.80q %w", cfg.Schema, err)
+	}
+	m := &migrator{sender: to, schema: cfg.Schema, force: cfg.Force}
 	if m.schema == "" {
 		if err := m.choose(ctx, op != "version"); err != nil {
 			return err
 		}
 	}
-	return fn(m)
+	return fn(ctx, m)
+}
+
+func explain(op string, err error) error {
+	if lockerr.SQLState(err) == pgerrcode.FeatureNotSupported {
+		err = fmt.Errorf("%w (%s): %w", err, hint(err), errors.ErrUnsupported)
+	}
+	if err != nil {
+		err = fmt.Errorf("pgxlock: migrations: %s: %w", op, err)
+	}
+	return err
+}
+
+// hint is what the server advises; only pgx passes it on.
+func hint(err error) string {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return pgErr.Hint
+	}
+	return ""
 }
 
 // A migrator works on one schema. All that it sends works through a pooler, which may
-// give each transaction to another session of the server, or be in statement mode: a
-// transaction is one write to the server, without BEGIN and COMMIT.
+// give each transaction to another session of the server.
 type migrator struct {
-	conn   *pgx.Conn
+	sender
 	schema string
 	force  bool // what is in use may be removed
 	again  bool // all files run, over what is there
@@ -348,8 +383,14 @@ type migrator struct {
 // choose finds the schema that is meant where none was named. One that would get the
 // objects must be beyond doubt.
 func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
-	q := dbconn.Querier{Conn: m.conn}
-	found, err := q.Look(ctx, "")
+	rows, err := m.send(ctx, step{sql: statement("isolation")}, step{place.LookSQL, []string{""}})
+	if err != nil {
+		return err
+	}
+	found, err := place.Read(func(into ...any) error {
+		*into[0].(*bool) = string(rows[0][0]) == "t"
+		return json.Unmarshal(rows[0][1], into[1])
+	})
 	if err != nil {
 		return err
 	}
@@ -359,45 +400,16 @@ func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
 	if m.schema != "" {
 		return nil
 	}
-	var path string
-	rows := q.Reading(ctx, dbconn.Step{SQL: statement("path")})
-	if _, err = pgx.ForEachRow(rows, []any{&path, &m.schema}, func() error { return nil }); err != nil || !beyondDoubt {
+	rows, err = m.send(ctx, step{sql: statement("isolation")}, step{sql: statement("path")})
+	if err != nil {
 		return err
+	}
+	path := string(rows[0][0])
+	if m.schema = string(rows[0][1]); !beyondDoubt {
+		return nil
 	}
 	_, err = m.send(ctx, step{sql: statement("isolation")}, step{statement("named"), []string{path, m.schema}}, step{sql: statement("check_schema")})
 	return err
-}
-
-// A step is a statement with what it is given.
-type step struct {
-	sql  string
-	args []string
-}
-
-// steps returns a step for each text.
-func steps(texts []string) (all []step) {
-	for _, text := range texts {
-		all = append(all, step{sql: text})
-	}
-	return all
-}
-
-// send runs the steps in one transaction, and returns the rows of the last one as text.
-func (m *migrator) send(ctx context.Context, all ...step) ([][][]byte, error) {
-	batch := &pgconn.Batch{}
-	for _, s := range all {
-		args := make([][]byte, len(s.args))
-		for i, arg := range s.args {
-			args[i] = []byte(arg)
-		}
-		batch.ExecParams(s.sql, args, nil, nil, nil)
-	}
-	results, err := m.conn.PgConn().ExecBatch(ctx, batch).ReadAll()
-	if err != nil {
-		return nil, err
-	}
-	last := results[len(results)-1]
-	return last.Rows, last.Err
 }
 
 // settings is the step that makes a transaction fit for migrating.

@@ -1,14 +1,18 @@
-// Package stacks shows locks in the transactions of database/sql, GORM and sqlx,
-// with the drivers of pgx and lib/pq. Each function stands for itself, to be
+// Package stacks shows locks in the transactions of database/sql and of the libraries on top of
+// it, with the drivers of pgx and lib/pq. Each function stands for itself, to be
 // copied:
 //
 //	LockerBeside       a Locker, from the connection string of the *sql.DB
 //	BookWithSQL        database/sql: LockSQLTx
-//	BookWithSQLX       sqlx: the same, for it has a *sql.Tx
-//	BookWithGORM       GORM: the same, once one has found its *sql.Tx
+//	BookWithSQLX       sqlx: the same
+//	BookWithSQLC       sqlc: the same
+//	BookWithBun        bun: the same
+//	BookWithEnt        ent, with its feature sql/execquery: the same
+//	BookWithGORM       GORM: the same, in the ConnPool of its transaction
 //	BookWithSQLAlone   without this package: SELECT lock_tx(...)
 //	ShipOnce           database/sql: ClaimSQLTx
 //	SettleFenced       database/sql: a lease, and FenceSQL
+//	SettleWithBun      bun: a lease, a fenced transaction and its commit in one call
 //
 // They book one of the seats of an event: count, then insert. There is no row to
 // lock, for it is about rows that are not there yet. plain.sql does it in SQL.

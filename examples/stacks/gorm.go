@@ -2,7 +2,6 @@ package stacks
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"time"
 
@@ -11,9 +10,9 @@ import (
 	"github.com/pgxlock/pgxlock"
 )
 
-// Booking is a row of bookings.
+// Booking is a row of bookings, to GORM and to bun.
 type Booking struct {
-	ID    int64
+	ID    int64 `bun:",pk,autoincrement"`
 	Event int64
 	Guest string
 }
@@ -21,9 +20,9 @@ type Booking struct {
 // BookWithGORM books a seat with GORM.
 func BookWithGORM(ctx context.Context, db *gorm.DB, event int64, guest string) error {
 	return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
-		sqlTx, err := SQLTx(tx)
-		if err != nil {
-			return err
+		sqlTx, ok := tx.Statement.ConnPool.(pgxlock.SQLTx)
+		if !ok {
+			return gorm.ErrInvalidTransaction // never in Transaction
 		}
 		if err := pgxlock.LockSQLTx(ctx, sqlTx, fmt.Sprintf("event:%d", event), pgxlock.MaxWait(2*time.Second)); err != nil {
 			return err
@@ -37,19 +36,6 @@ func BookWithGORM(ctx context.Context, db *gorm.DB, event int64, guest string) e
 		}
 		return tx.Create(&Booking{Event: event, Guest: guest}).Error
 	})
-}
-
-// SQLTx returns the transaction that tx, which GORM passed to a function of
-// yours, runs in.
-func SQLTx(tx *gorm.DB) (*sql.Tx, error) {
-	pool := tx.Statement.ConnPool
-	if prepared, ok := pool.(*gorm.PreparedStmtTX); ok { // with gorm.Config.PrepareStmt
-		pool = prepared.Tx
-	}
-	if sqlTx, ok := pool.(*sql.Tx); ok {
-		return sqlTx, nil
-	}
-	return nil, fmt.Errorf("no transaction: %T", pool)
 }
 
 // BookWithGORMAlone books a seat with GORM, and locks by SQL.

@@ -2,6 +2,7 @@ package stacks_test
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	_ "embed"
 	"errors"
@@ -12,16 +13,21 @@ import (
 	"testing"
 	"time"
 
+	"entgo.io/ent/dialect"
+	entsql "entgo.io/ent/dialect/sql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jmoiron/sqlx"
 	"github.com/lib/pq"
+	"github.com/uptrace/bun"
+	"github.com/uptrace/bun/dialect/pgdialect"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/examples/stacks"
+	"github.com/pgxlock/pgxlock/migrations"
 )
 
 // plainID is the event, and the order, in plain.sql.
@@ -43,6 +49,7 @@ func bookers(t *testing.T) map[string]booker {
 		dbx := sqlx.NewDb(db, d.name)
 		orm := openGORM(t, db, &gorm.Config{})
 		prepared := openGORM(t, db, &gorm.Config{PrepareStmt: true})
+		dbBun, dbEnt := bun.NewDB(db, pgdialect.New()), entsql.OpenDB(dialect.Postgres, db)
 		for name, book := range map[string]booker{
 			"database/sql": func(ctx context.Context, event int64, guest string) error {
 				return stacks.BookWithSQL(ctx, db, event, guest)
@@ -52,6 +59,15 @@ func bookers(t *testing.T) map[string]booker {
 			},
 			"sqlx": func(ctx context.Context, event int64, guest string) error {
 				return stacks.BookWithSQLX(ctx, dbx, event, guest)
+			},
+			"sqlc": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithSQLC(ctx, db, event, guest)
+			},
+			"bun": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithBun(ctx, dbBun, event, guest)
+			},
+			"ent": func(ctx context.Context, event int64, guest string) error {
+				return stacks.BookWithEnt(ctx, dbEnt, event, guest)
 			},
 			"GORM": func(ctx context.Context, event int64, guest string) error {
 				return stacks.BookWithGORM(ctx, orm, event, guest)
@@ -210,27 +226,81 @@ func TestEachStackSaysThatAnEventIsBusy(t *testing.T) {
 	}
 }
 
-func TestSQLTxNeedsATransaction(t *testing.T) {
-	t.Parallel()
-	for _, config := range []*gorm.Config{{}, {PrepareStmt: true}} {
-		orm := openGORM(t, drivers[0].open(t), config)
-		if _, err := stacks.SQLTx(orm); err == nil {
-			t.Error("got a transaction where there is none")
-		}
-		err := orm.Transaction(func(tx *gorm.DB) error {
-			return tx.Transaction(func(nested *gorm.DB) error { // a savepoint
-				outer, err := stacks.SQLTx(tx)
-				inner, err2 := stacks.SQLTx(nested)
-				if outer != inner {
-					t.Error("a nested transaction runs in another one")
+// A library's transaction takes what a *sql.Tx takes, and gives the same answers: texts that the
+// library rewrites arrive as they are.
+func TestEachLibrarysTransactionLocksClaimsAndFences(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, locks := d.openBoth(t)
+		for name, begin := range map[string]func() (pgxlock.SQLTx, error){
+			"sqlx": func() (pgxlock.SQLTx, error) { return sqlx.NewDb(db, d.name).BeginTxx(t.Context(), nil) },
+			"bun": func() (pgxlock.SQLTx, error) {
+				return bun.NewDB(db, pgdialect.New()).WithNamedArg("tenant", "x'").BeginTx(t.Context(), nil)
+			},
+			"bun, hidden": func() (pgxlock.SQLTx, error) {
+				tx, err := bun.NewDB(db, pgdialect.New()).WithNamedArg("tenant", "x'").BeginTx(t.Context(), nil)
+				return struct{ pgxlock.SQLTx }{tx}, err
+			},
+			"ent": func() (pgxlock.SQLTx, error) {
+				return stacks.BeginEnt(t.Context(), entsql.OpenDB(dialect.Postgres, db))
+			},
+			"ent's own": func() (pgxlock.SQLTx, error) {
+				tx, err := entsql.OpenDB(dialect.Postgres, db).Tx(t.Context())
+				return tx.(*entsql.Tx), err
+			},
+			"GORM": func() (pgxlock.SQLTx, error) {
+				return openGORM(t, db, &gorm.Config{}).Begin().Statement.ConnPool.(pgxlock.SQLTx), nil
+			},
+			"GORM that prepares": func() (pgxlock.SQLTx, error) {
+				return openGORM(t, db, &gorm.Config{PrepareStmt: true}).Begin().Statement.ConnPool.(pgxlock.SQLTx), nil
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				key := fmt.Sprintf("%s %d o'key ?tenant ? \\?0 $1 $$ %%s :name @name \\' 世界 \n-- ", name, newID())
+				start := func() pgxlock.SQLTx {
+					tx, err := begin()
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { _ = tx.Rollback() })
+					return tx
 				}
-				return errors.Join(err, err2)
+				lock, err := locks.Acquire(t.Context(), key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				holder, other := start(), start()
+				first, err := pgxlock.ClaimSQLTx(t.Context(), holder, key, pgxlock.Retention(time.Hour))
+				if err != nil || !first {
+					t.Fatal(first, err)
+				}
+				err = errors.Join(pgxlock.LockSQLTx(t.Context(), holder, key, aMoment), lock.FenceSQL(t.Context(), holder), pgxlock.LockAllSQLTx(t.Context(), holder, []string{key, key + "?"}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, wait := range []pgxlock.MaxWait{pgxlock.NoWait, aMoment} {
+					if err := pgxlock.LockSQLTx(t.Context(), other, key, wait); !errors.Is(err, pgxlock.ErrNotAcquired) {
+						t.Errorf("another one: %v, want ErrNotAcquired", err)
+					}
+				}
+				var claimed bool
+				if err := holder.Commit(); err != nil {
+					t.Fatal(err)
+				}
+				if err := database.pool.QueryRow(t.Context(), "SELECT count(*) = 1 FROM pgxlock_claims WHERE claim_key = $1", key).Scan(&claimed); err != nil || !claimed {
+					t.Errorf("the key is claimed: %t, %v", claimed, err)
+				}
+				if first, err := pgxlock.ClaimSQLTx(t.Context(), other, key); err != nil || first {
+					t.Errorf("a second claim: %t, %v", first, err)
+				}
+				if err := errors.Join(other.Rollback(), lock.Release(t.Context())); err != nil {
+					t.Fatal(err)
+				}
+				if err := pgxlock.LockSQLTx(t.Context(), other, key); !errors.Is(err, sql.ErrTxDone) {
+					t.Errorf("after its end: %v, want sql.ErrTxDone", err)
+				}
 			})
-		})
-		if err != nil {
-			t.Error(err)
 		}
-	}
+	})
 }
 
 func TestAnOrderIsShippedOnce(t *testing.T) {
@@ -313,6 +383,19 @@ func TestASettlementUnderALeaseIsWritten(t *testing.T) {
 	})
 }
 
+func TestASettlementInOneCallIsWritten(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, locks := d.openBoth(t)
+		day := newDay()
+		if err := stacks.SettleWithBun(t.Context(), bun.NewDB(db, pgdialect.New()), locks, day, 100); err != nil {
+			t.Fatal(err)
+		}
+		if total := get[int](t, db, "SELECT sum(total) FROM settlements WHERE day = $1", day); total != 100 {
+			t.Errorf("%d is written", total)
+		}
+	})
+}
+
 func TestASettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, locks := d.openBoth(t)
@@ -331,6 +414,45 @@ func TestASettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
 		}
 		if n := get[int](t, db, "SELECT count(*) FROM settlements WHERE day = $1", day); n != 0 {
 			t.Error("it is written")
+		}
+	})
+}
+
+func TestMigrationsComeThroughDatabaseSQL(t *testing.T) {
+	withEachDriver(t, func(t *testing.T, d driver) {
+		db, schema := d.open(t), "up_"+strings.ToLower(rand.Text())
+		t.Cleanup(func() { exec(t, db, "DROP SCHEMA "+schema+" CASCADE") })
+		for _, standard := range []string{"off", "on"} { // the second time there is nothing to do
+			connString, err := with(database.url, "standard_conforming_strings", standard)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := migrations.UpSQL(t.Context(), d.openURL(t, connString), &migrations.Config{Schema: schema}); err != nil {
+				t.Fatal(err)
+			}
+			installed, newest, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema})
+			if err != nil || installed != newest {
+				t.Errorf("version %d of %d: %v", installed, newest, err)
+			}
+		}
+		if err := migrations.UpSQL(t.Context(), db, nil); err != nil { // finds what the search_path names
+			t.Error(err)
+		}
+		tx := readCommitted(t, db)
+		if first, err := pgxlock.ClaimSQLTx(t.Context(), tx, "k", pgxlock.Schema(schema)); err != nil || !first {
+			t.Errorf("a claim in what was installed: %t, %v", first, err)
+		}
+		goesOn(t, tx)
+		exec(t, db, "DELETE FROM "+schema+".pgxlock_claims; DROP VIEW "+schema+".lock_holders CASCADE")
+		var damage *migrations.DamageError
+		if _, _, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema}); !errors.As(err, &damage) {
+			t.Errorf("%v, want a DamageError", err)
+		}
+		if err := migrations.UpSQL(t.Context(), db, &migrations.Config{Schema: schema}); err != nil {
+			t.Errorf("what was dropped: %v", err)
+		}
+		if err := migrations.UpSQL(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), "db is nil") {
+			t.Errorf("nil: %v", err)
 		}
 	})
 }

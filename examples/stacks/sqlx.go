@@ -18,7 +18,7 @@ func BookWithSQLX(ctx context.Context, db *sqlx.DB, event int64, guest string) e
 	}
 	defer tx.Rollback()
 
-	if err := pgxlock.LockSQLTx(ctx, tx.Tx, fmt.Sprintf("event:%d", event), pgxlock.MaxWait(2*time.Second)); err != nil {
+	if err := pgxlock.LockSQLTx(ctx, tx, fmt.Sprintf("event:%d", event), pgxlock.MaxWait(2*time.Second)); err != nil {
 		return err
 	}
 	var taken int

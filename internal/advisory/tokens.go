@@ -28,9 +28,8 @@ func (a *Locks) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
 	if entry == nil {
 		return fmt.Errorf("%w: %w", lockerr.ErrLost, lockerr.ErrSessionEnded)
 	}
-	var token int64
-	err := lockerr.Typed(tx.Row(ctx, a.place.Statement(statements.AdvisoryFence), &token, id.Space(), id.Number, session, lock.Token))
-	return usertx.Elsewhere(err, tx, &a.attempts.Config.ConnConfig.Config)
+	_, err := tx.Run(ctx, a.place.Statement(statements.AdvisoryFence), id.Space(), id.Number, session, lock.Token)
+	return usertx.Elsewhere(lockerr.Typed(err), tx, &a.attempts.Config.ConnConfig.Config)
 }
 
 // reap removes rows of sessions that have ended.

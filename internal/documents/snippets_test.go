@@ -111,10 +111,7 @@ var (
 	t      *testing.T
 	worker func(context.Context, *pgxlock.Lock) error
 
-	// of programs on database/sql, GORM and sqlx
-	db     *sql.DB
-	gormTx struct{ Statement *struct{ ConnPool any } }
-	sqlxTx struct{ *sql.Tx }
+	db *sql.DB // of programs on database/sql
 
 	// of github.com/bsm/redislock, which is nothing to depend on
 	redisLocks interface {

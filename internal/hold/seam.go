@@ -49,9 +49,8 @@ type Attempt struct {
 
 // A Tx is the caller's transaction that Fence protects.
 type Tx interface {
-	// Row runs a statement, given as its text, that yields one value, and scans that into
-	// dest.
-	Row(ctx context.Context, text string, dest any, args ...any) error
+	// Run runs a statement, given as its text, and returns how many rows it yields.
+	Run(ctx context.Context, text string, args ...any) (rows int64, err error)
 
 	// Database names the database; empty: it is not known.
 	Database() string

@@ -204,9 +204,8 @@ func (t *Table) Do(fn dbconn.Exchange) error {
 
 // Fence implements [hold.Backend].
 func (t *Table) Fence(ctx context.Context, tx hold.Tx, lock *hold.Hold) error {
-	var token int64
-	err := lockerr.Typed(tx.Row(ctx, t.place.Statement(byMode(lock.Mode, statements.LeaseFence, statements.LeaseFenceShared)), &token, lock.Key, lock.Holder, lock.Token))
-	if errors.Is(err, lockerr.ErrLost) {
+	_, err := tx.Run(ctx, t.place.Statement(byMode(lock.Mode, statements.LeaseFence, statements.LeaseFenceShared)), lock.Key, lock.Holder, lock.Token)
+	if err = lockerr.Typed(err); errors.Is(err, lockerr.ErrLost) {
 		t.renewer.soon(lock) // finds out whether the lease is lost, or only this transaction cannot see it
 	}
 	return usertx.Elsewhere(err, tx, &t.requests.Config.ConnConfig.Config)

@@ -12,8 +12,11 @@ func NoLocks(engine string) error {
 }
 
 // NotPostgres adds to err that the server is no PostgreSQL, if the server refused, because it does not
-// know, what every PostgreSQL has. engine is as in NoLocks.
+// know, what every PostgreSQL has, unless err says more. engine is as in NoLocks.
 func NotPostgres(engine string, err error) error {
+	if errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
 	switch SQLState(err) {
 	case StateUndefinedTable, StateUndefinedFunction, StateUndefinedObject, StateInvalidSchema, StateUnsupported, StateSyntax:
 		return fmt.Errorf("%w: the server%s lacks a part of PostgreSQL that locks need; use PostgreSQL: %s: %w", errors.ErrUnsupported, named(engine), ManualEngines, err)

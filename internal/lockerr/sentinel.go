@@ -65,6 +65,7 @@ const (
 	StateSerialization     = "40001"
 	StateDeadlock          = "40P01"
 	StateLockNotAvailable  = "55P03" // lock_timeout
+	StateNoTransaction     = "25P01"
 	StateAborted           = "25P02"
 	StateCanceled          = "57014" // statement_timeout
 	StateOutOfMemory       = "53200" // of the lock table, too

@@ -1,19 +1,23 @@
 package systemtest_test
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"pgregory.net/rapid"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
 // These tests are about leases, fences and claims of programs on database/sql. Those
@@ -190,10 +194,155 @@ func TestOneCommittedSQLTxIsTheFirst(t *testing.T) {
 	if n := testkit.Query[int](t, db, "select count(*) from pgxlock_claims where expires_at is not null"); n != 1 {
 		t.Errorf("%d claims with a retention, want 1", n)
 	}
+	if n, err := pgxlock.PurgeClaimsSQLTx(t.Context(), late, 0, pgxlock.Schema("public")); err != nil || n != 0 {
+		t.Errorf("purged %d, %v, want none: the claim has a retention", n, err)
+	}
+	db.Exec(t, "update pgxlock_claims set expires_at = null")
+	if n, err := pgxlock.PurgeClaimsSQLTx(t.Context(), late, 0); err != nil || n != 1 {
+		t.Errorf("purged %d, %v, want 1", n, err)
+	}
+	claim(late, true)
 	_, err := pgxlock.ClaimSQLTx(t.Context(), nil, "k")
 	wantClaimRefused(t, err, "claim", "tx is nil")
+	_, err = pgxlock.PurgeClaimsSQLTx(t.Context(), nil, 0)
+	wantClaimRefused(t, err, "purge claims", "tx is nil")
+	_, err = pgxlock.PurgeClaimsSQLTx(t.Context(), late, -1)
+	wantClaimRefused(t, err, "purge claims", "olderThan")
+	if err := late.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("refused", func(t *testing.T) { sqlTxIsRefused(t, db) })
+	t.Run("hidden", func(t *testing.T) { hiddenUpgradeIsRefused(t, db) })
+	t.Run("literals", func(t *testing.T) { literalsReachTheServer(t, db) })
 	_, err = pgxlock.ClaimSQLTx(t.Context(), beginSQLTx(t, pgtest.New(t), ""), "k")
 	if !errors.Is(err, pgxlock.ErrSchema) {
 		t.Errorf("without the migrations: %v, want ErrSchema", err)
+	}
+}
+
+// sqlTxIsRefused uses transactions in which nothing would be protected.
+func sqlTxIsRefused(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "refused")
+	over, ended := beginSQLTx(t, db, ""), beginSQLTx(t, db, "")
+	if _, err := ended.ExecContext(t.Context(), "commit"); err != nil {
+		t.Fatal(err)
+	}
+	if err := over.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]func(pgxlock.SQLTx) error{
+		"LockSQLTx":    func(tx pgxlock.SQLTx) error { return pgxlock.LockSQLTx(t.Context(), tx, "k") },
+		"LockAllSQLTx": func(tx pgxlock.SQLTx) error { return pgxlock.LockAllSQLTx(t.Context(), tx, []string{"a", "b"}) },
+		"MaxWait": func(tx pgxlock.SQLTx) error {
+			return pgxlock.LockAllSQLTx(t.Context(), tx, []string{"a", "b"}, testkit.LongWait)
+		},
+		"FenceSQL": func(tx pgxlock.SQLTx) error { return lock.FenceSQL(t.Context(), tx) },
+		"ClaimSQLTx": func(tx pgxlock.SQLTx) error {
+			_, err := pgxlock.ClaimSQLTx(t.Context(), tx, "refused")
+			return err
+		},
+	}
+	for name, call := range calls {
+		for says, test := range map[string]struct {
+			tx   pgxlock.SQLTx
+			want error
+		}{
+			"tx was committed or rolled back; pass a transaction that is open":             {over, sql.ErrTxDone},
+			"tx is in no transaction: a statement sent through it has ended it, or none w": {ended, nil},
+			"tx is of systemtest_test.otherTx; locks need PostgreSQL, and the driver of":   {otherTx{over}, errors.ErrUnsupported},
+		} {
+			err := call(test.tx)
+			if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Op == "" || test.want != nil && !errors.Is(err, test.want) {
+				t.Errorf("%s: %v, want %v", name, err, test.want)
+			}
+			wantOneLine(t, err, says)
+		}
+	}
+	if n := testkit.Query[int](t, db, "select count(*) from pgxlock_claims where claim_key = 'refused'"); n != 0 {
+		t.Error("a claim was made outside a transaction")
+	}
+	_ = ended.Rollback()
+	both := []string{"a", "b"}
+	tx, other := beginSQLTx(t, db, ""), beginSQLTx(t, db, "")
+	if err := pgxlock.LockSQLTx(t.Context(), other, "b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := pgxlock.LockAllSQLTx(t.Context(), tx, both, pgxlock.NoWait); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("one of both is locked: %v, want ErrNotAcquired", err)
+	}
+	if n := testkit.AdvisoryCount(t, db); n != 1 {
+		t.Errorf("%d locks, want that of b alone", n)
+	}
+	if err := errors.Join(other.Rollback(), pgxlock.LockAllSQLTx(t.Context(), tx, both, pgxlock.NoWait), lock.FenceSQL(t.Context(), tx), tx.Rollback()); err != nil {
+		t.Error(err)
+	}
+}
+
+// hiddenUpgradeIsRefused locks in a transaction that is not known again.
+func hiddenUpgradeIsRefused(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	hidden := struct{ pgxlock.SQLTx }{beginSQLTx(t, db, "")}
+	if err := pgxlock.LockSQLTx(t.Context(), hidden, "shared", pgxlock.Shared); err != nil {
+		t.Fatal(err)
+	}
+	for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {testkit.LongWait}} {
+		if err := pgxlock.LockSQLTx(t.Context(), hidden, "shared", opts...); !errors.Is(err, pgxlock.ErrDeadlock) {
+			t.Errorf("an upgrade with %v: %v, want ErrDeadlock", opts, err)
+		}
+	}
+	err := errors.Join(pgxlock.LockSQLTx(t.Context(), hidden, "another"), pgxlock.LockSQLTx(t.Context(), hidden, "another", pgxlock.Shared), hidden.Commit())
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// An otherTx is a transaction of another driver, which knows nothing of PostgreSQL.
+type otherTx struct{ pgxlock.SQLTx }
+
+func (otherTx) ExecContext(context.Context, string, ...any) (sql.Result, error) {
+	return nil, errors.New(`near "SAVEPOINT": not understood`)
+}
+
+// literalsReachTheServer sends texts under settings that change how the server reads them.
+func literalsReachTheServer(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	conn := db.Connect(t).PgConn()
+	ask := func(query string) (string, error) {
+		results, err := conn.Exec(t.Context(), query).ReadAll()
+		if err != nil {
+			return "", err
+		}
+		return string(results[len(results)-1].Rows[0][0]), nil
+	}
+	texts := []string{
+		"order:42", "o'key", `back\slash\`, `\'; drop table pgxlock_claims; --`, "a?b", `a\?b`, "$1", "$$", "$tag$", "a\nb; select 1", "%s",
+		":name", "é", "世界", "🔒", "表'", "'\u0080", "' or ''='", "",
+	}
+	random := rapid.String()
+	for i := range 40 {
+		texts = append(texts, random.Example(i))
+	}
+	const hex = "select encode(convert_to($1::text, 'UTF8'), 'hex')"
+	for _, setting := range []string{"standard_conforming_strings = off", "backslash_quote = on", "escape_string_warning = off"} {
+		for _, encoding := range []string{"UTF8", "LATIN1", "SJIS", "GBK", "BIG5", "UHC", "GB18030", "JOHAB", "SQL_ASCII"} {
+			if _, err := ask("set " + setting + "; set client_encoding = " + encoding + "; select 1"); err != nil {
+				t.Fatal(err)
+			}
+			for _, text := range texts {
+				got, err := ask(usertx.Written("-- $1\n"+hex, text))
+				if refused := strings.ContainsRune(text, 0); refused != (err != nil) || !refused && got != fmt.Sprintf("%x", text) {
+					t.Errorf("%s, %s: %q arrives as %s: %v", setting, encoding, text, got, err)
+				}
+			}
+			for _, text := range []string{"\xff", "a\x80'", "\xbf\\'", "\xed\xa0\x80", "a\x00b", "\x00"} { // no UTF-8; a zero byte
+				if got, err := ask(usertx.Written(hex, text)); err == nil {
+					t.Errorf("%s, %s: %q arrives as %s, want an error", setting, encoding, text, got)
+				}
+			}
+		}
+		if _, err := ask("reset all; select 1"); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -2,6 +2,7 @@ package systemtest_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"runtime"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgserver"
@@ -107,6 +109,88 @@ func TestDoTxRollsBackWhatFails(t *testing.T) {
 	}
 	wantOneLine(t, err, "commit", `"k"`)
 	wantWritten(t, db, 0)
+	t.Run("DoSQLTx", func(t *testing.T) { doSQLTxRollsBackWhatFails(t, db, locks) })
+}
+
+func doSQLTxRollsBackWhatFails(t *testing.T, db *pgtest.DB, locks *pgxlock.Locker) {
+	t.Helper()
+	handle := stdlib.OpenDBFromPool(db.Pool)
+	defer handle.Close()
+	begin := func(ctx context.Context) (*sql.Tx, error) { return handle.BeginTx(ctx, nil) }
+	write := func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "insert into ledger default values")
+		return err
+	}
+	oops := errors.New("oops")
+	for what, test := range map[string]struct {
+		then func(ctx context.Context, tx *sql.Tx, lock *pgxlock.Lock) error
+		want error
+	}{
+		"an error":       {func(context.Context, *sql.Tx, *pgxlock.Lock) error { return oops }, oops},
+		"its own commit": {func(_ context.Context, tx *sql.Tx, _ *pgxlock.Lock) error { return tx.Rollback() }, sql.ErrTxDone},
+		"an aborted tx": {func(ctx context.Context, tx *sql.Tx, _ *pgxlock.Lock) error {
+			_, _ = tx.ExecContext(ctx, "select 1/0")
+			return nil
+		}, pgx.ErrTxCommitRollback},
+	} {
+		err := pgxlock.DoSQLTx(t.Context(), locks, "k", begin, func(ctx context.Context, tx *sql.Tx, lock *pgxlock.Lock) error {
+			return errors.Join(write(ctx, tx), test.then(ctx, tx, lock))
+		})
+		if !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", what, err, test.want)
+		}
+		wantWritten(t, db, 0)
+	}
+	for says, err := range map[string]error{
+		"begin is nil": pgxlock.DoSQLTx(t.Context(), locks, "k", nil, func(context.Context, *sql.Tx, *pgxlock.Lock) error { return nil }),
+		"fn is nil":    pgxlock.DoSQLTx(t.Context(), locks, "k", begin, nil),
+		"begin returned neither": pgxlock.DoSQLTx(t.Context(), locks, "k", func(context.Context) (*sql.Tx, error) { return nil, nil }, //nolint:nilnil // what is refused
+			func(context.Context, *sql.Tx, *pgxlock.Lock) error { return nil }),
+		"oops": pgxlock.DoSQLTx(t.Context(), locks, "k", func(context.Context) (*sql.Tx, error) { return nil, oops },
+			func(context.Context, *sql.Tx, *pgxlock.Lock) error { return nil }),
+	} {
+		wantOneLine(t, err, says)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_ = pgxlock.DoSQLTx(t.Context(), locks, "k", begin, func(ctx context.Context, tx *sql.Tx, _ *pgxlock.Lock) error {
+			_ = write(ctx, tx)
+			panic("oops")
+		})
+	}()
+	wantWritten(t, db, 0)
+
+	err := pgxlock.DoSQLTx(t.Context(), locks, "k", func(ctx context.Context) (*sql.Tx, error) {
+		db.Exec(t, "delete from distributed_locks")
+		return begin(ctx)
+	}, func(ctx context.Context, tx *sql.Tx, _ *pgxlock.Lock) error { return write(ctx, tx) })
+	if !errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("without the lease: %v, want ErrLost", err)
+	}
+	wantWritten(t, db, 0)
+
+	// A lock that is lost while begin waits for a connection ends the wait.
+	err = pgxlock.DoSQLTx(t.Context(), locks, "k", func(ctx context.Context) (*sql.Tx, error) {
+		db.Exec(t, "delete from distributed_locks") // the next renewal notices
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, func(context.Context, *sql.Tx, *pgxlock.Lock) error { return nil }, pgxlock.TTL(time.Second))
+	if !errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("%v, want ErrLost", err)
+	}
+
+	tries := 0
+	err = pgxlock.DoSQLTx(t.Context(), locks, "k", begin, func(ctx context.Context, tx *sql.Tx, _ *pgxlock.Lock) error {
+		if tries++; tries == 1 {
+			_, err := tx.ExecContext(ctx, "do $$ begin raise serialization_failure; end $$")
+			return err
+		}
+		return write(ctx, tx)
+	}, pgxlock.Retries(1), pgxlock.MaxWait(pgtest.Patience))
+	if err != nil || tries != 2 {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
+	wantWritten(t, db, 1)
 }
 
 func TestFenceSaysOnceWhatToDo(t *testing.T) {

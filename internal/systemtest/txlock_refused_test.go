@@ -183,9 +183,10 @@ func TestBadArgumentsOfLocksInTransactionsAreNamed(t *testing.T) {
 	t.Parallel()
 	var noTx *sql.Tx
 	for name, err := range map[string]error{
-		"LockTx":    pgxlock.LockTx(t.Context(), nil, "k"),
-		"LockAllTx": pgxlock.LockAllTx(t.Context(), nil, []string{"k"}),
-		"LockSQLTx": pgxlock.LockSQLTx(t.Context(), noTx, "k"),
+		"LockTx":       pgxlock.LockTx(t.Context(), nil, "k"),
+		"LockAllTx":    pgxlock.LockAllTx(t.Context(), nil, []string{"k"}),
+		"LockSQLTx":    pgxlock.LockSQLTx(t.Context(), noTx, "k"),
+		"LockAllSQLTx": pgxlock.LockAllSQLTx(t.Context(), nil, []string{"k"}),
 	} {
 		if err == nil {
 			t.Errorf("%s: a nil transaction was locked", name)

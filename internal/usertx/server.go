@@ -74,7 +74,7 @@ func CheckKept(ctx context.Context, tx Tx, id lockkey.ID, shared bool) error {
 		return nil
 	}
 	numbers, whats := Columns([]lockkey.ID{id}, shared)
-	kept, err := tx.Run(ctx, statements.TxKept, numbers[0], whats[0])
+	kept, err := tx.Run(ctx, statements.TxKept.Text(), numbers[0], whats[0])
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func CheckKept(ctx context.Context, tx Tx, id lockkey.ID, shared bool) error {
 		return lockerr.NoLocks(engine)
 	}
 	if kept > 1 {
-		workers, err := tx.Run(ctx, statements.ConnWorker)
+		workers, err := tx.Run(ctx, statements.ConnWorker.Text())
 		if err == nil && workers > 0 {
 			err = lockerr.ErrWorker
 		}

@@ -18,7 +18,7 @@ import (
 // lock; what is remembered only says where it is worth to ask: a savepoint that was rolled
 // back, or a transaction that has ended, may have released the locks.
 type Shares struct {
-	owner   any    // a weak pointer; nil: not known
+	owner   any    // a weak pointer; nil: not known, and then the server is asked each time
 	cleanUp func() // arranges that they are forgotten with their owner
 }
 
@@ -47,10 +47,10 @@ func sharesOf[T any](owner *T) Shares {
 
 // Add remembers keys that the transaction has locked shared.
 func (s Shares) Add(ids []lockkey.ID) {
+	sharesKnown.Store(true)
 	if s.owner == nil {
 		return
 	}
-	sharesKnown.Store(true)
 	found, known := sharesByOwner.LoadOrStore(s.owner, &sharedKeys{ids: make(map[lockkey.ID]struct{})})
 	if !known {
 		s.cleanUp()
@@ -80,7 +80,7 @@ func (s Shares) remove(ids []lockkey.ID) {
 // suspects returns those of the ids that may be locked shared.
 func (s Shares) suspects(ids []lockkey.ID) []lockkey.ID {
 	if s.owner == nil {
-		return nil
+		return ids
 	}
 	found, known := sharesByOwner.Load(s.owner)
 	if !known {
@@ -106,7 +106,7 @@ func HoldsShared(ctx context.Context, tx Tx, ids []lockkey.ID) (bool, error) {
 		return false, nil
 	}
 	numbers, whats := Columns(suspects, false)
-	held, err := tx.Run(ctx, statements.TxShared, numbers, whats)
+	held, err := tx.Run(ctx, statements.TxShared.Text(), numbers, whats)
 	if err == nil && held == 0 {
 		tx.Shares().remove(suspects)
 	}
