@@ -15,6 +15,7 @@ type Event struct {
 	What    What      `json:"what"`
 
 	Caller int   `json:"caller,omitempty"` // which goroutine of the process
+	Locker int   `json:"locker,omitempty"` // which Locker of the process, if it has several of a kind: callers of one are served in the order in which they came
 	Op     int64 `json:"op,omitempty"`     // unique in a process: an Ask and all that follows from it have one
 
 	// Of an Ask and all answers to it.
@@ -22,7 +23,8 @@ type Event struct {
 	Key    string `json:"key,omitempty"` // for a permit, the semaphore's
 	Shared bool   `json:"shared,omitempty"`
 	Try    bool   `json:"try,omitempty"`    // the call does not wait for other holders
-	Period string `json:"period,omitempty"` // of a Once: which run it is, if that is known
+	Period string `json:"period,omitempty"` // of a Once without Retry: which run it is, if that is known
+	Permit int    `json:"permit,omitempty"` // of Granted: the number of the permit, 3 for jobs#3
 
 	Limit int     `json:"limit,omitempty"` // of an Ask: the permits of the semaphore or the burst of the limit; of Connections: the most that the process may have
 	Rate  float64 `json:"rate,omitempty"`  // of an Ask for a Limit: events in a second

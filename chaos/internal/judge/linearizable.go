@@ -1,0 +1,229 @@
+package judge
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/pgxlock/pgxlock/chaos/internal/history"
+)
+
+const (
+	patience = 30 * time.Second // for one part of a history, after which it is unknown
+	longest  = 2000             // operations of a part: porcupine's memory grows with their square
+)
+
+// A part is a history for porcupine: of one lock, claim or run, and of a long one from a moment on
+// at which its state is known.
+type part struct {
+	name       string
+	model      porcupine.Model
+	operations []porcupine.Operation
+}
+
+// linearizable has porcupine judge whether acquires and ends of each lock, and each claim and run,
+// can have happened one after the other, each between its call and its return.
+//
+// A call that failed did nothing, and one without an answer may have done nothing: then the others
+// have to be possible alone, and they are whenever they are possible with it. So locks leave out
+// both. A claim that found another needs that one, which may be one without an answer.
+func linearizable(r *run, v *Verdict) {
+	client := clients{}
+	for _, l := range r.locks {
+		for _, p := range l.parts(client, longest) {
+			check(r, v, p)
+		}
+	}
+	for _, p := range firsts(r, client) {
+		check(r, v, p)
+	}
+}
+
+// check has porcupine judge a part, and keeps its picture if that is not possible.
+func check(r *run, v *Verdict, p part) {
+	v.Checked += len(p.operations)
+	result, info := porcupine.CheckOperationsVerbose(p.model, p.operations, patience)
+	switch result {
+	case porcupine.Ok:
+		return
+	case porcupine.Unknown:
+		v.Unknown = append(v.Unknown, fmt.Sprintf("%s: no answer in %v", p.name, patience))
+		return
+	}
+	picture := ""
+	if r.pictures != "" {
+		for _, f := range r.faults {
+			info.AddAnnotations([]porcupine.Annotation{{Tag: "faults", Start: f.Mono, End: min(f.ended, lastReturn(p)), Description: string(f.Fault), Details: f.Target}})
+		}
+		name := strings.Map(func(c rune) rune {
+			if strings.ContainsRune(` "/\:`, c) {
+				return '-'
+			}
+			return c
+		}, p.name)
+		picture = filepath.Join(r.pictures, name+".html")
+		if err := porcupine.VisualizePath(p.model, info, picture); err != nil {
+			picture = err.Error()
+		}
+	}
+	v.violated("%s is not linearizable; picture: %s", p.name, cmp.Or(picture, "none"))
+}
+
+func lastReturn(p part) int64 {
+	last := int64(0)
+	for _, o := range p.operations {
+		if o.Return != never {
+			last = max(last, o.Return)
+		}
+	}
+	return last
+}
+
+// clients numbers callers, for the lines of a picture.
+type clients map[[2]any]int
+
+func (c clients) of(q *request) int {
+	id := [2]any{q.ask.Process, q.ask.Caller}
+	if _, ok := c[id]; !ok {
+		c[id] = len(c)
+	}
+	return c[id]
+}
+
+// parts returns what a lock's history is judged by: an acquire and an end for each grant.
+//
+// A long history is cut after a grant at which the state of the lock is known: no later acquire is
+// open, or the known holders leave no room. In the second case a later acquire that is open returns
+// with a lock that is held then, and so was not acquired before the cut, where there was no room.
+// A holder that is not known to hold the lock at the cut may have ended before, and does.
+func (l *lock) parts(client clients, most int) []part {
+	granted := l.granted()
+	asked, touched := make([]int64, len(granted)), make([]int64, len(granted)) // when the first of the later ones was asked
+	firstAsked, firstTouched := int64(never), int64(never)
+	for i, q := range slices.Backward(granted) {
+		asked[i], touched[i] = firstAsked, firstTouched
+		firstAsked = min(firstAsked, q.ask.Mono)
+		if !q.held() {
+			firstTouched = min(firstTouched, q.ask.Mono)
+		}
+	}
+
+	var all []part
+	var operations []porcupine.Operation
+	var holders []*request // that are known to hold the lock at the last grant
+	state, first := lockState{}, lockState{}
+	add := func(q *request, does action, call, end int64) {
+		in := step{does: does, who: q.String(), shared: q.ask.Shared, token: q.token}
+		if l.kind == history.Permit {
+			in.limit, in.token = q.ask.Limit, 0 // each permit has tokens of its own
+		}
+		operations = append(operations, porcupine.Operation{ClientId: client.of(q), Input: in, Call: call, Return: end})
+	}
+	end := func(q *request) { add(q, ends, q.heldUntil, max(q.heldUntil, q.ended)) }
+	cut := func() {
+		all = append(all, part{fmt.Sprintf("%s part %d", l, len(all)+1), model(first, stepLock), operations})
+		operations = nil
+	}
+	for i, q := range granted {
+		holders = slices.DeleteFunc(holders, func(o *request) bool {
+			if o.heldUntil <= q.answered {
+				end(o)
+				return true
+			}
+			return false
+		})
+		if q.held() {
+			holders = append(holders, q)
+			add(q, acquires, q.ask.Mono, q.answered)
+		} else {
+			add(q, touches, q.ask.Mono, q.answered)
+		}
+		if l.kind != history.Permit {
+			state.token = max(state.token, q.token)
+			if !q.ask.Shared {
+				state.writerToken = max(state.writerToken, q.token)
+			}
+		}
+		noRoom := slices.ContainsFunc(holders, func(o *request) bool { return !o.ask.Shared && o.ask.Limit <= len(holders) })
+		last := i == len(granted)-1 || granted[i+1].answered > q.answered
+		if len(operations) >= most && last && touched[i] > q.answered && (noRoom || asked[i] > q.answered) {
+			cut()
+			first = state
+			for _, o := range holders {
+				if o.ask.Shared || o.ask.Limit > 0 {
+					first.readers++
+				} else {
+					first.writers++
+				}
+			}
+		}
+	}
+	for _, q := range holders {
+		end(q)
+	}
+	if len(operations) > 0 {
+		cut()
+	}
+	return all
+}
+
+// firsts returns the claims of each key, and the runs of each period.
+func firsts(r *run, client clients) []part {
+	type taken struct {
+		kind        history.Kind
+		key, period string
+	}
+	found := map[taken][]porcupine.Operation{}
+	first := map[taken]bool{} // whether one is known to be the first
+	open := map[taken][]porcupine.Operation{}
+	var order []taken
+	for _, q := range r.requests {
+		if q.ask.Kind != history.Claim && q.ask.Kind != history.Once {
+			continue
+		}
+		t := taken{q.ask.Kind, q.ask.Key, q.period}
+		o := porcupine.Operation{ClientId: client.of(q), Call: q.ask.Mono, Return: q.answered}
+		does := may
+		switch {
+		case q.answer == history.Refused && q.ask.Kind == history.Once && q.period == "":
+			continue
+		case q.answer == history.Refused:
+			does = finds
+		case q.answer == history.Withdrawn || q.end == history.RolledBack:
+			continue
+		case q.ask.Kind == history.Once && q.granted():
+			does = takes
+		case q.end == history.Committed:
+			does, o.Return = takes, q.ended
+		default:
+			o.Return = never
+		}
+		o.Input = step{does: does, who: q.String()}
+		if does == may {
+			open[t] = append(open[t], o)
+			continue
+		}
+		if found[t] == nil {
+			order = append(order, t)
+		}
+		found[t] = append(found[t], o)
+		first[t] = first[t] || does == takes
+	}
+	var all []part
+	for _, t := range order {
+		operations := found[t]
+		if !first[t] { // where one is, those without an answer came after it, or did nothing
+			operations = append(operations, open[t]...)
+			if t.period != "" {
+				operations = append(operations, open[taken{t.kind, t.key, ""}]...) // of a run that may be any
+			}
+		}
+		all = append(all, part{strings.TrimSpace(fmt.Sprintf("%s %q %s", t.kind, t.key, t.period)), model(false, stepFirst), operations})
+	}
+	return all
+}
