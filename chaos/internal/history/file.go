@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -62,15 +63,19 @@ func (w *Writer) Write(e Event) {
 // Close closes the file. No Write may follow.
 func (w *Writer) Close() error { return w.file.Close() }
 
+// ErrNone says that a folder has no history.
+var ErrNone = errors.New("history: no file *" + suffix)
+
 // Read returns the events of all files in the folder of a run, in the order of Mono. A last line
-// without its end is left out: its writer was killed. A missing line is an error.
+// without its end is left out: its writer was killed. A missing line is an error, and so is a
+// folder without files: ErrNone.
 func Read(dir string) ([]Event, error) {
 	names, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
 		return nil, fmt.Errorf("history: %w", err)
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("history: no file *%s in %s", suffix, dir)
+		return nil, fmt.Errorf("%w in %s", ErrNone, dir)
 	}
 	var all []Event
 	for _, name := range names {

@@ -37,10 +37,10 @@ var Rules = []Rule{
 	{"once", "a run begins once in its period", runs, false},
 }
 
-// A Verdict is what a rule says of a history.
+// A Verdict is what a rule says of a history, or of several.
 type Verdict struct {
 	Rule       Rule
-	Excused    bool     // the rule is not judged, because of a fault
+	Excused    int      // in how many histories the rule is not judged, because of a fault
 	Checked    int      // how many events or operations were judged
 	Violations []string // what was not as promised
 	Unknown    []string // what could not be decided: neither right nor wrong
@@ -62,8 +62,10 @@ func Judge(events []history.Event, pictures string) (*Report, error) {
 	excused := r.faulty(0, never, "", history.ClockJump, history.PromoteAsync)
 	report := newReport(events, r)
 	for _, rule := range Rules {
-		v := Verdict{Rule: rule, Excused: excused && !rule.always}
-		if !v.Excused {
+		v := Verdict{Rule: rule}
+		if excused && !rule.always {
+			v.Excused++
+		} else {
 			rule.check(r, &v)
 		}
 		report.Verdicts = append(report.Verdicts, v)

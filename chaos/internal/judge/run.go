@@ -235,19 +235,26 @@ func (q *request) follow(e history.Event) error {
 
 // heldUntil returns the last moment at which a lock is known to have been held.
 //
-// A Release that succeeded says that the lock was held until it was called. Otherwise a lease was
-// held until its last known deadline at least, and at each moment at which a check found it held.
-// What the holder of another lock believes proves nothing while a fault may have ended its session.
+// A Release that succeeded says that the lock was held until it was called. Otherwise it was held
+// at each moment at which a check found it held, and a lease until its last known deadline at
+// least. Where belief proves nothing, the lock may have ended before its holder had it.
 func (r *run) heldUntil(q *request) int64 {
+	async := q.ask.Kind == history.LeaseAsync // of which a crash may take back even what is released
+	if q.end == history.Released && !async {
+		return q.endAsked
+	}
+	if !q.granted() || !r.believed(q) {
+		return q.ask.Mono
+	}
 	if q.end == history.Released {
 		return q.endAsked
 	}
 	until := q.ask.Mono
-	if q.granted() && r.believed(q) {
-		until = max(until, q.deadline)
-		for _, began := range q.checks {
-			until = max(until, began)
-		}
+	if excludes(q.ask.Kind) == history.Lease || q.ask.Kind == history.Permit {
+		until = q.deadline
+	}
+	for _, began := range q.checks {
+		until = max(until, began)
 	}
 	return min(until, q.endAsked, q.lost)
 }
@@ -255,21 +262,27 @@ func (r *run) heldUntil(q *request) int64 {
 // lingering is how long after its end a fault may still end a session or a grant.
 const lingering = 10 * time.Second
 
-// believed reports whether a lock is held for as long as its holder believes it.
+// believed reports whether a lock is held whenever its holder finds it held.
 func (r *run) believed(q *request) bool {
 	from, to := q.ask.Mono-int64(lingering), min(q.endAsked, q.lost)
 	switch q.ask.Kind {
-	case history.Lease, history.Permit:
-		return true
 	case history.LeaseAsync: // a crash may take the grant back
 		return !r.faulty(from, to, q.ask.Process, history.Crash, history.Promote)
-	default: // the session may end before its holder knows
-		return !r.faulty(from, to, q.ask.Process)
+	case history.Advisory: // the session may end before its holder knows
+		return !r.faulty(from, to, q.ask.Process, endSessions...)
+	default: // a lease outlives belief, and a transaction's lock is checked by asking the server
+		return true
 	}
 }
 
-// faulty reports whether a fault of one of these names, or of any if there is none, concerned a
-// process at any time from begin to end. An empty process is every one.
+// endSessions are the faults that may end a session whose process lives.
+var endSessions = []history.Fault{
+	history.Cut, history.Delay, history.Swallow, history.LoseAnswer, history.Terminate, history.Crash, history.Restart,
+	history.FreezeServer, history.Promote, history.Exhaust, history.LockTable, history.Timeouts, history.Pause,
+}
+
+// faulty reports whether a fault of one of these names, or of any if none is named, concerned a
+// process at any time from begin to end. An empty process means all.
 func (r *run) faulty(begin, end int64, process string, names ...history.Fault) bool {
 	return slices.ContainsFunc(r.faults, func(f *fault) bool {
 		return f.Mono <= end && f.ended >= begin && (process == "" || f.Target == "" || f.Target == process) &&

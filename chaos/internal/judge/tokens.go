@@ -1,6 +1,10 @@
 package judge
 
-import "sort"
+import (
+	"sort"
+
+	"github.com/pgxlock/pgxlock/chaos/internal/history"
+)
 
 // tokens (I3): a lock's token is greater than that of each grant that had returned before it was
 // asked for. Readers have no order among themselves.
@@ -30,12 +34,12 @@ func tokens(r *run, v *Verdict) {
 	}
 }
 
-// byToken returns the requests that were granted with a token. The permits of a semaphore have
-// tokens of their own.
+// byToken returns the requests that were granted with a token, by the number of the permit: each
+// permit of a semaphore has tokens of its own. A permit whose number is not known is left out.
 func (l *lock) byToken() map[int][]*request {
 	by := map[int][]*request{}
 	for _, q := range l.granted() {
-		if q.token != 0 {
+		if q.token != 0 && (l.kind != history.Permit || q.permit != 0) {
 			by[q.permit] = append(by[q.permit], q)
 		}
 	}

@@ -49,8 +49,11 @@ func zombies(r *run, v *Verdict) {
 	slices.SortStableFunc(r.rows, func(a, b row) int { return cmp.Compare(a.Position, b.Position) })
 	last := map[permit]row{}
 	for _, row := range r.rows {
+		lock, known := locks[row.of.under]
+		if !known {
+			continue
+		}
 		v.Checked++
-		lock := locks[row.of.under]
 		if before, ok := last[lock]; ok && row.Token < before.Token {
 			v.violated("%s: row %d of %s has token %d, and row %d of %s before it had %d",
 				lock.of, row.Position, row.of, row.Token, before.Position, before.of, before.Token)
