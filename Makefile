@@ -27,7 +27,7 @@ SOAK ?= 1
 # Modules of their own, for what a program that only locks must not depend on. Users and each commit need the first ones.
 CORE   = . cmd/pgxlock adapters/prometheus
 NESTED = cmd/pgxlock adapters/prometheus adapters/golangmigrate adapters/gocron adapters/otel internal/containers \
-	examples/stacks migrations/othertools cmd/pgxlock/browsertest bench tools
+	examples/stacks migrations/othertools cmd/pgxlock/browsertest bench chaos tools
 MODULES = . $(NESTED)
 
 # What make test may use of servers: see "What tests may cost" in CONTRIBUTING.md.

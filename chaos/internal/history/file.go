@@ -16,7 +16,7 @@ import (
 // suffix ends the names of a history's files.
 const suffix = ".jsonl"
 
-// At returns what Now will be at t, or a moment before it: a deadline may be believed until then.
+// At returns what Now will be at t, or a moment before it: of a deadline it is a safe bound.
 func At(t time.Time) int64 {
 	now := Now()
 	return now + int64(time.Until(t))
