@@ -15,11 +15,12 @@ func zombies(r *run, v *Verdict) {
 		number int
 	}
 	locks := map[*request]permit{}
-	all := map[permit]grants{}
+	all, writers := map[permit]grants{}, map[permit]grants{} // readers have no order among themselves
 	for _, l := range r.locks {
 		for number, granted := range l.byToken() {
 			p := permit{l, number}
 			all[p] = newGrants(granted, func(*request) bool { return true })
+			writers[p] = newGrants(granted, func(q *request) bool { return !q.ask.Shared })
 			for _, q := range granted {
 				locks[q] = p
 			}
@@ -40,24 +41,37 @@ func zombies(r *run, v *Verdict) {
 		if began == never { // killed before it wrote that
 			began = w.ask.Mono
 		}
-		if q := all[locks[w.under]].before(began); q != nil && q.token > w.under.token {
+		later := all
+		if w.under.ask.Shared {
+			later = writers
+		}
+		if q := later[locks[w.under]].before(began); q != nil && q.token > w.under.token {
 			v.violated("%s: %s with token %d began its commit at %s, and %s had token %d at %s",
 				locks[w.under].of, w, w.under.token, at(began), q, q.token, at(q.answered))
 		}
 	}
 	// A fence keeps the lock for its transaction, so that rows are inserted in the order of tokens.
 	slices.SortStableFunc(r.rows, func(a, b row) int { return cmp.Compare(a.Position, b.Position) })
-	last := map[permit]row{}
+	last, lastWriter := map[permit]row{}, map[permit]row{}
 	for _, row := range r.rows {
 		lock, known := locks[row.of.under]
 		if !known {
 			continue
 		}
 		v.Checked++
-		if before, ok := last[lock]; ok && row.Token < before.Token {
+		conflicting := last
+		if row.of.under.ask.Shared {
+			conflicting = lastWriter
+		}
+		if before, ok := conflicting[lock]; ok && row.Token < before.Token {
 			v.violated("%s: row %d of %s has token %d, and row %d of %s before it had %d",
 				lock.of, row.Position, row.of, row.Token, before.Position, before.of, before.Token)
 		}
-		last[lock] = row
+		if before, ok := last[lock]; !ok || row.Token > before.Token {
+			last[lock] = row
+		}
+		if !row.of.under.ask.Shared {
+			lastWriter[lock] = row
+		}
 	}
 }
