@@ -86,6 +86,32 @@ const readersAndAWriter = `
 	12 p3#1 released
 `
 
+// Readers in two processes have tokens of their own, in any order.
+const fencedReaders = `
+	1 p1#1 ask advisory a shared
+	2 p1#1 granted token=4
+	3 p2#1 ask advisory a shared
+	4 p2#1 granted token=3
+	5 p1#1 write-ask write=1
+	6 p2#1 write-ask write=1
+	7 p2#1 commit-ask write=1
+	8 p1#1 commit-ask write=1
+	9 p1#1 wrote write=1
+	9 p2#1 wrote write=1
+	10 p1#1 release-ask
+	10 p1#1 released
+	11 p2#1 release-ask
+	12 p2#1 released
+	13 p3#1 ask advisory a
+	14 p3#1 granted token=5
+	15 p3#1 write-ask write=1
+	16 p3#1 commit-ask write=1
+	17 p3#1 wrote write=1
+	30 p1#1 row write=1 token=4 position=1
+	30 p2#1 row write=1 token=3 position=2
+	30 p3#1 row write=1 token=5 position=3
+`
+
 const claims = `
 	1 p1#1 ask claim c
 	2 p2#1 ask claim c
@@ -197,6 +223,9 @@ var forged = []struct {
 	{name: "the token of another", rule: "I3", kept: inTurn, old: "7 p2#1 granted token=2", with: "7 p2#1 granted token=1"},
 	{name: "a commit that began too late", rule: "I4", kept: takenOver, old: "3 p1#1 commit-ask write=1\n\t4 p1#1 wrote write=1\n", with: "12.3 p1#1 commit-ask write=1\n"},
 	{name: "rows in another order", rule: "I4", kept: takenOver, old: "token=1 position=1", with: "token=1 position=3"},
+	{name: "a reader's row behind a writer's", rule: "I4", kept: fencedReaders, old: "token=4 position=1", with: "token=4 position=4"},
+	{name: "a reader's commit after a writer's grant", rule: "I4", kept: fencedReaders, old: "8 p1#1 commit-ask write=1\n\t9 p1#1 wrote", with: "14.5 p1#1 commit-ask write=1\n14.6 p1#1 wrote"},
+	{name: "a writer with a token below a reader's", rule: "I3", kept: fencedReaders, old: "14 p3#1 granted token=5", with: "14 p3#1 granted token=2"},
 	{name: "a refused write that is there", rule: "I4", kept: takenOver, old: "30 p2#1 row", with: "30 p1#1 row write=2 token=1 position=1\n30 p2#1 row"},
 	{name: "a committed write that is not there", rule: "I4", kept: takenOver, old: "30 p1#1 row write=1 token=1 position=1\n", with: ""},
 	{name: "a try that waits", rule: "I5", kept: around, old: "2 p1#1 refused", with: "12 p1#1 refused"},
@@ -258,6 +287,8 @@ func TestFaultsExcuseWhatTheyMayDo(t *testing.T) {
 		{"an async lease in a crash", "3.4 c#1 fault fault=crash\n" + async, nil},
 		{"an async lease beside a cut", "3.4 c#1 fault fault=cut\n" + async, []string{"linearizable", "I1", "I2"}},
 		{"a try beside a fault", "0.5 c#1 fault fault=freeze-server\n" + strings.Replace(around, "2 p1#1 refused", "12 p1#1 refused", 1), nil},
+		{"a frozen process has no turns", "2 c#1 fault fault=freeze target=p2\n" + shared(50), nil},
+		{"a frozen process takes no turns from others", "2 c#1 fault fault=freeze target=p3\n" + shared(50), []string{"I7"}},
 		{"a limit over a crash", "1.15 c#1 fault fault=crash\n1.16 c#1 fault-ended\n" + strings.Replace(limited, "refused", "granted", 1), nil},
 		{"a limit beside a restart", "1.15 c#1 fault fault=restart\n1.16 c#1 fault-ended\n" + strings.Replace(limited, "refused", "granted", 1), []string{"limits"}},
 	} {

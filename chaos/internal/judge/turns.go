@@ -74,15 +74,13 @@ func share(r *run, v *Verdict) {
 		}
 		last := granted[len(granted)-1].answered
 		for begin := granted[0].answered; begin+int64(window) <= last; begin += int64(window) {
-			if end := begin + int64(window); !r.faulty(begin, end, "") {
-				shareIn(l, begin, end, v)
-			}
+			r.shareIn(l, begin, begin+int64(window), v)
 		}
 	}
 }
 
-// shareIn judges one window.
-func shareIn(l *lock, begin, end int64, v *Verdict) {
+// shareIn judges one window. A process is not judged while a fault concerns it.
+func (r *run) shareIn(l *lock, begin, end int64, v *Verdict) {
 	got, until := map[string]int{}, map[string]int64{} // until when each process has waited all the time
 	all := 0
 	for _, q := range l.requests {
@@ -105,7 +103,7 @@ func shareIn(l *lock, begin, end int64, v *Verdict) {
 		return
 	}
 	for p, waited := range until {
-		if waited < end {
+		if waited < end || r.faulty(begin, end, p) {
 			continue
 		}
 		v.Checked++
