@@ -1,7 +1,6 @@
 package judge
 
 import (
-	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -15,7 +14,7 @@ import (
 
 const (
 	patience = 30 * time.Second // for one part of a history, after which it is unknown
-	longest  = 2000             // operations of a part: porcupine's memory grows with their square
+	longest  = 500              // operations of a part: porcupine needs memory by their square, and a picture should show them
 )
 
 // A part is a history for porcupine: of one lock, claim or run, and of a long one from a moment on
@@ -33,20 +32,27 @@ type part struct {
 // have to be possible alone, and they are whenever they are possible with it. So locks leave out
 // both. A claim that found another needs that one, which may be one without an answer.
 func linearizable(r *run, v *Verdict) {
-	client := clients{}
 	for _, l := range r.locks {
-		for _, p := range l.parts(client, longest) {
+		for _, p := range l.parts(longest) {
 			check(r, v, p)
 		}
 	}
-	for _, p := range firsts(r, client) {
+	for _, p := range firsts(r) {
 		check(r, v, p)
 	}
 }
 
-// check has porcupine judge a part, and keeps its picture if that is not possible.
+// check has porcupine judge a part.
 func check(r *run, v *Verdict, p part) {
 	v.Checked += len(p.operations)
+	callers := map[string]int{} // each has a line of the picture
+	for i, o := range p.operations {
+		caller := o.Input.(step).caller
+		if _, ok := callers[caller]; !ok {
+			callers[caller] = len(callers)
+		}
+		p.operations[i].ClientId = callers[caller]
+	}
 	result, info := porcupine.CheckOperationsVerbose(p.model, p.operations, patience)
 	switch result {
 	case porcupine.Ok:
@@ -55,44 +61,28 @@ func check(r *run, v *Verdict, p part) {
 		v.Unknown = append(v.Unknown, fmt.Sprintf("%s: no answer in %v", p.name, patience))
 		return
 	}
-	picture := ""
-	if r.pictures != "" {
-		for _, f := range r.faults {
-			info.AddAnnotations([]porcupine.Annotation{{Tag: "faults", Start: f.Mono, End: min(f.ended, lastReturn(p)), Description: string(f.Fault), Details: f.Target}})
-		}
-		name := strings.Map(func(c rune) rune {
-			if strings.ContainsRune(` "/\:`, c) {
-				return '-'
-			}
-			return c
-		}, p.name)
-		picture = filepath.Join(r.pictures, name+".html")
-		if err := porcupine.VisualizePath(p.model, info, picture); err != nil {
-			picture = err.Error()
-		}
-	}
-	v.violated("%s is not linearizable; picture: %s", p.name, cmp.Or(picture, "none"))
+	v.violated("%s is not linearizable; picture: %s", p.name, r.draw(p, info))
 }
 
-func lastReturn(p part) int64 {
-	last := int64(0)
-	for _, o := range p.operations {
-		if o.Return != never {
-			last = max(last, o.Return)
+// draw leaves the picture of a part, with all faults, and returns its name, or why there is none.
+func (r *run) draw(p part, info porcupine.LinearizationInfo) string {
+	if r.pictures == "" {
+		return "none"
+	}
+	for _, f := range r.faults {
+		info.AddAnnotations([]porcupine.Annotation{{Tag: "faults", Start: f.Mono, End: f.ended, Description: string(f.Fault), Details: f.Target}})
+	}
+	name := strings.Map(func(c rune) rune {
+		if strings.ContainsRune(` "/\:`, c) {
+			return '-'
 		}
+		return c
+	}, p.name)
+	picture := filepath.Join(r.pictures, name+".html")
+	if err := porcupine.VisualizePath(p.model, info, picture); err != nil {
+		return err.Error()
 	}
-	return last
-}
-
-// clients numbers callers, for the lines of a picture.
-type clients map[[2]any]int
-
-func (c clients) of(q *request) int {
-	id := [2]any{q.ask.Process, q.ask.Caller}
-	if _, ok := c[id]; !ok {
-		c[id] = len(c)
-	}
-	return c[id]
+	return picture
 }
 
 // parts returns what a lock's history is judged by: an acquire and an end for each grant.
@@ -101,7 +91,7 @@ func (c clients) of(q *request) int {
 // open, or the known holders leave no room. In the second case a later acquire that is open returns
 // with a lock that is held then, and so was not acquired before the cut, where there was no room.
 // A holder that is not known to hold the lock at the cut may have ended before, and does.
-func (l *lock) parts(client clients, most int) []part {
+func (l *lock) parts(most int) []part {
 	granted := l.granted()
 	asked, touched := make([]int64, len(granted)), make([]int64, len(granted)) // when the first of the later ones was asked
 	firstAsked, firstTouched := int64(never), int64(never)
@@ -118,11 +108,11 @@ func (l *lock) parts(client clients, most int) []part {
 	var holders []*request // that are known to hold the lock at the last grant
 	state, first := lockState{}, lockState{}
 	add := func(q *request, does action, call, end int64) {
-		in := step{does: does, who: q.String(), shared: q.ask.Shared, token: q.token}
+		in := step{does: does, who: q.String(), caller: q.caller(), shared: q.ask.Shared, token: q.token}
 		if l.kind == history.Permit {
 			in.limit, in.token = q.ask.Limit, 0 // each permit has tokens of its own
 		}
-		operations = append(operations, porcupine.Operation{ClientId: client.of(q), Input: in, Call: call, Return: end})
+		operations = append(operations, porcupine.Operation{Input: in, Call: call, Return: end})
 	}
 	end := func(q *request) { add(q, ends, q.heldUntil, max(q.heldUntil, q.ended)) }
 	cut := func() {
@@ -173,7 +163,7 @@ func (l *lock) parts(client clients, most int) []part {
 }
 
 // firsts returns the claims of each key, and the runs of each period.
-func firsts(r *run, client clients) []part {
+func firsts(r *run) []part {
 	type taken struct {
 		kind        history.Kind
 		key, period string
@@ -187,7 +177,7 @@ func firsts(r *run, client clients) []part {
 			continue
 		}
 		t := taken{q.ask.Kind, q.ask.Key, q.period}
-		o := porcupine.Operation{ClientId: client.of(q), Call: q.ask.Mono, Return: q.answered}
+		o := porcupine.Operation{Call: q.ask.Mono, Return: q.answered}
 		does := may
 		switch {
 		case q.answer == history.Refused && q.ask.Kind == history.Once && q.period == "":
@@ -203,7 +193,7 @@ func firsts(r *run, client clients) []part {
 		default:
 			o.Return = never
 		}
-		o.Input = step{does: does, who: q.String()}
+		o.Input = step{does: does, who: q.String(), caller: q.caller()}
 		if does == may {
 			open[t] = append(open[t], o)
 			continue

@@ -9,7 +9,8 @@ import (
 // A step is an operation of a model, with its result.
 type step struct {
 	does   action
-	who    string
+	who    string // the request
+	caller string
 	shared bool
 	limit  int   // of a permit: how many there are
 	token  int64 // 0: none

@@ -128,7 +128,7 @@ func TestCutsChangeNoVerdict(t *testing.T) {
 			}
 			return true
 		}
-		whole, cut := r.locks[0].parts(clients{}, never), r.locks[0].parts(clients{}, 1)
+		whole, cut := r.locks[0].parts(never), r.locks[0].parts(1)
 		cuts += len(cut) - len(whole)
 		ok := verdict(whole)
 		if !ok {
@@ -175,7 +175,7 @@ func TestLongHistoriesAreJudgedInParts(t *testing.T) {
 	}
 	var v Verdict
 	linearizable(r, &v)
-	if parts := len(r.locks[0].parts(clients{}, longest)); v.Checked != 2*grants || len(v.Unknown) > 0 || len(v.Violations) > 0 || parts != 2*grants/longest {
+	if parts := len(r.locks[0].parts(longest)); v.Checked != 2*grants || len(v.Unknown) > 0 || len(v.Violations) > 0 || parts != 2*grants/longest {
 		t.Errorf("%d operations in %d parts: violations %v, unknown %v", v.Checked, parts, v.Violations, v.Unknown)
 	}
 }

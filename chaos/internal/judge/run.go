@@ -65,6 +65,8 @@ type request struct {
 
 func (q *request) String() string { return fmt.Sprintf("%s#%d", q.ask.Process, q.ask.Op) }
 
+func (q *request) caller() string { return fmt.Sprintf("%s/%d", q.ask.Process, q.ask.Caller) }
+
 func (q *request) granted() bool { return q.answer == history.Granted }
 
 // held reports whether the lock is known to have been held at some time after the call returned:
