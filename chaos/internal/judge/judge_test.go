@@ -226,7 +226,7 @@ var forged = []struct {
 	{name: "a reader's row behind a writer's", rule: "I4", kept: fencedReaders, old: "token=4 position=1", with: "token=4 position=4"},
 	{name: "a reader's commit after a writer's grant", rule: "I4", kept: fencedReaders, old: "8 p1#1 commit-ask write=1\n\t9 p1#1 wrote", with: "14.5 p1#1 commit-ask write=1\n14.6 p1#1 wrote"},
 	{name: "a writer with a token below a reader's", rule: "I3", kept: fencedReaders, old: "14 p3#1 granted token=5", with: "14 p3#1 granted token=2"},
-	{name: "a refused write that is there", rule: "I4", kept: takenOver, old: "30 p2#1 row", with: "30 p1#1 row write=2 token=1 position=1\n30 p2#1 row"},
+	{name: "a refused write that is there", rule: "I4", kept: fencedReaders, old: "9 p1#1 wrote write=1", with: "9 p1#1 write-refused write=1"},
 	{name: "a committed write that is not there", rule: "I4", kept: takenOver, old: "30 p1#1 row write=1 token=1 position=1\n", with: ""},
 	{name: "a try that waits", rule: "I5", kept: around, old: "2 p1#1 refused", with: "12 p1#1 refused"},
 	{name: "a lease that stays", rule: "I6", kept: around, old: "left n=0", with: "left n=1"},

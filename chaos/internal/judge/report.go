@@ -64,6 +64,7 @@ func (r *Report) Add(o *Report) {
 // together. It names the folders of what is violated, and leaves pictures there.
 func Folder(dir string, w io.Writer) (*Report, error) {
 	all := &Report{}
+	var named strings.Builder
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return err
@@ -80,13 +81,16 @@ func Folder(dir string, w io.Writer) (*Report, error) {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		if report.Violations()+report.Unknown() > 0 {
-			fmt.Fprintf(w, "%s: %d violations, %d unknown\n", path, report.Violations(), report.Unknown())
+			fmt.Fprintf(&named, "%s: %d violations, %d unknown\n", path, report.Violations(), report.Unknown())
 		}
 		all.Add(report)
 		return nil
 	})
 	if err == nil && all.Runs == 0 {
 		err = fmt.Errorf("no history in %s or below it", dir)
+	}
+	if err == nil {
+		_, err = io.WriteString(w, named.String())
 	}
 	if err != nil {
 		return nil, err
