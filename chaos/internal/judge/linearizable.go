@@ -34,16 +34,16 @@ type part struct {
 func linearizable(r *run, v *Verdict) {
 	for _, l := range r.locks {
 		for _, p := range l.parts(longest) {
-			check(r, v, p)
+			check(r, v, p, patience)
 		}
 	}
 	for _, p := range firsts(r) {
-		check(r, v, p)
+		check(r, v, p, patience)
 	}
 }
 
 // check has porcupine judge a part.
-func check(r *run, v *Verdict, p part) {
+func check(r *run, v *Verdict, p part, patience time.Duration) {
 	v.Checked += len(p.operations)
 	callers := map[string]int{} // each has a line of the picture
 	for i, o := range p.operations {

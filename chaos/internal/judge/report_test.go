@@ -1,10 +1,14 @@
 package judge
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
 
 	"github.com/pgxlock/pgxlock/chaos/internal/history"
 )
@@ -54,5 +58,24 @@ func TestFolderOfRunsIsJudgedAsOne(t *testing.T) {
 	}
 	if _, err := Folder(t.TempDir(), &text); err == nil {
 		t.Error("a folder without a history was judged")
+	}
+}
+
+func TestPartThatPorcupineCannotDecideIsUnknown(t *testing.T) {
+	hard := part{"a hard one", porcupine.Model{
+		Init: func() any { return 0 },
+		StepContext: func(ctx context.Context, _, _, _ any) (bool, any) {
+			<-ctx.Done()
+			return true, 0
+		},
+	}, []porcupine.Operation{{Input: step{}, Call: 1, Return: 2}}}
+	report := judge(t, inTurn, "")
+	check(&run{}, &report.Verdicts[0], hard, time.Millisecond)
+	var text strings.Builder
+	if err := report.Print(&text); err != nil {
+		t.Fatal(err)
+	}
+	if report.Unknown() != 1 || report.Violations() != 0 || !strings.Contains(text.String(), "by porcupine: UNKNOWN\n    a hard one: no answer in 1ms\n") {
+		t.Errorf("it is not said that one part is unknown:\n%s", text.String())
 	}
 }
