@@ -283,6 +283,8 @@ func TestFaultsExcuseWhatTheyMayDo(t *testing.T) {
 		{"a clock that jumps does not excuse tokens", "0 c#1 fault fault=clock-jump\n" + strings.Replace(overlap, "token=2", "token=1", 1), []string{"I3"}},
 		{"an advisory lock without a fault", advisory, []string{"linearizable", "I1"}},
 		{"an advisory lock whose session ended", "0 c#1 fault fault=terminate\n0.1 c#1 fault-ended\n" + advisory, nil},
+		{"a grant that arrives when its session has ended", "0 c#1 fault fault=terminate\n0.1 c#1 fault-ended\n" + strings.NewReplacer(
+			"ask lease", "ask advisory", "2 p1#1 granted", "7.5 p1#1 granted", "4 p1#1 held began=3.5", "", "5 p1#1 release-ask", "", "6 p1#1 released", "").Replace(inTurn), nil},
 		{"an advisory lock beside a fault of another process", "0 c#1 fault fault=freeze target=p7\n" + advisory, []string{"linearizable", "I1"}},
 		{"an async lease in a crash", "3.4 c#1 fault fault=crash\n" + async, nil},
 		{"an async lease beside a cut", "3.4 c#1 fault fault=cut\n" + async, []string{"linearizable", "I1", "I2"}},

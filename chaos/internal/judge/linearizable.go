@@ -87,26 +87,26 @@ func (r *run) draw(p part, info porcupine.LinearizationInfo) string {
 
 // parts returns what a lock's history is judged by: an acquire and an end for each grant.
 //
-// A long history is cut after a grant at which the state of the lock is known: no later acquire is
-// open, or the known holders leave no room. In the second case a later acquire that is open returns
-// with a lock that is held then, and so was not acquired before the cut, where there was no room.
-// A holder that is not known to hold the lock at the cut may have ended before, and does.
+// A long history is cut after a grant, where the known holders are the state of the lock. A later
+// acquire that is open there returns with a lock that is held then: if it was before the cut, nothing
+// that conflicts with it was between, and it may as well be at the cut. That is not so of one that
+// only touches the lock, and no cut is made while one is open. A holder that is not known to hold
+// the lock at the cut may have ended before, and does.
 func (l *lock) parts(most int) []part {
 	granted := l.granted()
-	asked, touched := make([]int64, len(granted)), make([]int64, len(granted)) // when the first of the later ones was asked
-	firstAsked, firstTouched := int64(never), int64(never)
+	touched := make([]int64, len(granted)) // when the first touch of the later ones was asked for
+	first := int64(never)
 	for i, q := range slices.Backward(granted) {
-		asked[i], touched[i] = firstAsked, firstTouched
-		firstAsked = min(firstAsked, q.ask.Mono)
+		touched[i] = first
 		if !q.held() {
-			firstTouched = min(firstTouched, q.ask.Mono)
+			first = min(first, q.ask.Mono)
 		}
 	}
 
 	var all []part
 	var operations []porcupine.Operation
 	var holders []*request // that are known to hold the lock at the last grant
-	state, first := lockState{}, lockState{}
+	state, begin := lockState{}, lockState{}
 	add := func(q *request, does action, call, end int64) {
 		in := step{does: does, who: q.String(), caller: q.caller(), shared: q.ask.Shared, token: q.token}
 		if l.kind == history.Permit {
@@ -116,7 +116,7 @@ func (l *lock) parts(most int) []part {
 	}
 	end := func(q *request) { add(q, ends, q.heldUntil, max(q.heldUntil, q.ended)) }
 	cut := func() {
-		all = append(all, part{fmt.Sprintf("%s part %d", l, len(all)+1), model(first, stepLock), operations})
+		all = append(all, part{fmt.Sprintf("%s part %d", l, len(all)+1), model(begin, stepLock), operations})
 		operations = nil
 	}
 	for i, q := range granted {
@@ -139,16 +139,15 @@ func (l *lock) parts(most int) []part {
 				state.writerToken = max(state.writerToken, q.token)
 			}
 		}
-		noRoom := slices.ContainsFunc(holders, func(o *request) bool { return !o.ask.Shared && o.ask.Limit <= len(holders) })
 		last := i == len(granted)-1 || granted[i+1].answered > q.answered
-		if len(operations) >= most && last && touched[i] > q.answered && (noRoom || asked[i] > q.answered) {
+		if len(operations) >= most && last && touched[i] > q.answered {
 			cut()
-			first = state
+			begin = state
 			for _, o := range holders {
 				if o.ask.Shared || o.ask.Limit > 0 {
-					first.readers++
+					begin.readers++
 				} else {
-					first.writers++
+					begin.writers++
 				}
 			}
 		}
