@@ -232,6 +232,7 @@ var forged = []struct {
 	{name: "a lease that stays", rule: "I6", kept: around, old: "left n=0", with: "left n=1"},
 	{name: "a waiter that is passed", rule: "I7", kept: overtaken(room), broken: overtaken(room + 1)},
 	{name: "a process without turns", rule: "I7", kept: shared(2), broken: shared(50)},
+	{name: "a process without turns beside a dead one", rule: "I7", kept: "0.4 p3#1 ask lease a\n" + shared(2), broken: "0.4 p3#1 ask lease a\n" + shared(50)},
 	{name: "four connections", rule: "I8", kept: around, old: "n=3", with: "n=4"},
 	{name: "more connections than the options give", rule: "I8", kept: around, old: "n=4", with: "n=5"},
 	{name: "three of two permits", rule: "permits", kept: twoPermits, old: "8 p3#1 granted", with: "5.5 p3#1 granted"},

@@ -17,6 +17,7 @@ const never = math.MaxInt64
 type run struct {
 	requests    []*request // in the order in which they were asked
 	locks       []*lock
+	seen        map[string]int64 // when each process wrote its last event
 	writes      []*write
 	rows        []row
 	faults      []*fault
@@ -121,7 +122,7 @@ func isLock(kind history.Kind) bool {
 // read sorts events, which are in the order of their clock. An answer to nothing is an error: a
 // writer that is killed may lose its last event only.
 func read(events []history.Event) (*run, error) {
-	r := &run{}
+	r := &run{seen: map[string]int64{}}
 	requests, writes, faults := map[operation]*request{}, map[operation]*write{}, map[operation]*fault{}
 	locks := map[[2]string]*lock{}
 	for _, e := range events {
@@ -129,6 +130,9 @@ func read(events []history.Event) (*run, error) {
 		q := requests[op]
 		w := writes[operation{e.Process, e.Write}]
 		missing := fmt.Errorf("history: %s of %s#%d, write %d, answers nothing", e.What, e.Process, e.Op, e.Write)
+		if e.What != history.Row { // which another process has read
+			r.seen[e.Process] = e.Mono
+		}
 		switch e.What {
 		case history.Ask:
 			if q != nil {

@@ -84,15 +84,16 @@ func (r *run) shareIn(l *lock, begin, end int64, v *Verdict) {
 	got, until := map[string]int{}, map[string]int64{} // until when each process has waited all the time
 	all := 0
 	for _, q := range l.requests {
-		if q.ask.Try || q.ask.Mono > end || q.answered < begin {
+		p := q.ask.Process
+		answered := min(q.answered, r.seen[p]) // a dead process waits no longer
+		if q.ask.Try || q.ask.Mono > end || answered < begin {
 			continue
 		}
-		p := q.ask.Process
 		if _, ok := until[p]; !ok {
 			until[p] = begin
 		}
 		if q.ask.Mono <= until[p] {
-			until[p] = max(until[p], q.answered)
+			until[p] = max(until[p], answered)
 		}
 		if q.granted() && q.answered <= end {
 			got[p]++
