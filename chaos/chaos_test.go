@@ -1,16 +1,16 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
+	"fmt"
 	"io"
 	"log"
 	"os"
 	"os/exec"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -99,7 +99,7 @@ func TestKilledProgramLeavesNoProcess(t *testing.T) {
 		t.Skip("this system does not show which processes run")
 	}
 	program := exec.CommandContext(t.Context(), os.Args[0])
-	program.Env = append(os.Environ(), programEnv+"=-kind lease -fault freeze -seed 27 -lasts 1h -dir "+t.TempDir())
+	program.Env = append(os.Environ(), programEnv+"=-kind lease -fault delay -seed 27 -lasts 1h -dir "+t.TempDir())
 	out, err := program.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -110,18 +110,23 @@ func TestKilledProgramLeavesNoProcess(t *testing.T) {
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		_, _ = io.Copy(io.Discard, bufio.NewReader(out))
+		_, _ = io.Copy(io.Discard, out)
 	}()
 	running := func() map[int]time.Duration { return descendants(program.Process.Pid) }
-	workers := func() (n int) {
+	workers := func() (pids []int) {
 		for pid := range running() {
-			if env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ"); bytes.Contains(env, []byte(workerEnv+"=")) {
-				n++
+			if env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); bytes.Contains(env, []byte(workerEnv+"=")) {
+				pids = append(pids, pid)
 			}
 		}
-		return n
+		return pids
 	}
-	pgtest.Until(t, "workers and a server run", func() bool { return workers() >= 2 })
+	pgtest.Until(t, "workers and a server run", func() bool { return len(workers()) >= 2 })
+	for _, pid := range workers() { // which then read no end of their input
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
 	left := running()
 	if err := program.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -130,7 +135,7 @@ func TestKilledProgramLeavesNoProcess(t *testing.T) {
 	<-drained
 	pgtest.Until(t, "all that it had started has ended", func() bool {
 		for pid := range left {
-			if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err == nil {
+			if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
 				return false
 			}
 		}

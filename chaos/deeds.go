@@ -60,12 +60,8 @@ func (claims) do(ctx context.Context, c *caller) {
 	key := fmt.Sprint("claim-", history.Now()/int64(lasts)-int64(c.rng.IntN(3)), "-", c.rng.IntN(c.Keys))
 	bound, try := c.maxWait()
 	r := c.ask(history.Event{Kind: history.Claim, Key: key, Try: try})
-	var opts []pgxlock.ClaimTxOption
-	for _, o := range bound {
-		opts = append(opts, o)
-	}
 	r.inTx(ctx, func(ctx context.Context, tx pgx.Tx) {
-		first, err := pgxlock.ClaimTx(ctx, tx, key, opts...)
+		first, err := pgxlock.ClaimTx(ctx, tx, key, options[pgxlock.ClaimTxOption](bound)...)
 		switch {
 		case err != nil:
 			r.tell(history.Withdrawn, err) // its transaction is rolled back
@@ -87,10 +83,7 @@ func (txLocks) do(ctx context.Context, c *caller) {
 	key := c.key()
 	bound, try := c.maxWait()
 	e := history.Event{Kind: history.Tx, Key: key, Try: try, Shared: c.rng.IntN(3) == 0}
-	var opts []pgxlock.LockTxOption
-	for _, o := range bound {
-		opts = append(opts, o)
-	}
+	opts := options[pgxlock.LockTxOption](bound)
 	if e.Shared {
 		opts = append(opts, pgxlock.Shared)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"math/rand/v2"
 	"syscall"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/chaos/internal/history"
+	"github.com/pgxlock/pgxlock/internal/cutnet"
 )
 
 //go:embed sql/terminate.sql
@@ -114,44 +116,27 @@ func (in *injector) freeze(ctx context.Context, lasts time.Duration, w *worker, 
 
 // cut cuts the network; what it held back arrives late, or never.
 func (in *injector) cut(ctx context.Context, lasts time.Duration, _ *worker, rng *rand.Rand) error {
-	lost := rng.IntN(2) == 0
+	return in.breakNetwork(ctx, lasts, (*cutnet.Relay).Cut, rng.IntN(2) == 0)
+}
+
+// swallow is cut for one direction. Nothing that was held back arrives.
+func (in *injector) swallow(ctx context.Context, lasts time.Duration, _ *worker, rng *rand.Rand) error {
+	return in.breakNetwork(ctx, lasts, pick(rng, (*cutnet.Relay).CutRequests, (*cutnet.Relay).CutAnswers), true)
+}
+
+func (in *injector) breakNetwork(ctx context.Context, lasts time.Duration, cut func(*cutnet.Relay) error, lost bool) error {
+	var errs []error
 	for _, relay := range in.relays {
-		if err := relay.Cut(); err != nil {
-			return err
-		}
+		errs = append(errs, cut(relay))
 	}
 	sleep(ctx, lasts)
 	for _, relay := range in.relays {
 		if lost {
 			relay.Reset()
 		}
-		if err := relay.Heal(); err != nil {
-			return err
-		}
+		errs = append(errs, relay.Heal())
 	}
-	return nil
-}
-
-// swallow is cut for one direction. Nothing that was held back arrives.
-func (in *injector) swallow(ctx context.Context, lasts time.Duration, _ *worker, rng *rand.Rand) error {
-	requests := rng.IntN(2) == 0
-	for _, relay := range in.relays {
-		cut := relay.CutAnswers
-		if requests {
-			cut = relay.CutRequests
-		}
-		if err := cut(); err != nil {
-			return err
-		}
-	}
-	sleep(ctx, lasts)
-	for _, relay := range in.relays {
-		relay.Reset()
-		if err := relay.Heal(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (in *injector) delay(ctx context.Context, lasts time.Duration, _ *worker, rng *rand.Rand) error {

@@ -212,16 +212,9 @@ func (h *holds) do(ctx context.Context, c *caller) {
 
 func (h *holds) acquire(ctx context.Context, g *generation, e history.Event, bound []pgxlock.MaxWait) (*pgxlock.Lock, error) {
 	if h.Kind == "permit" {
-		var opts []pgxlock.PermitOption
-		for _, o := range bound {
-			opts = append(opts, o)
-		}
-		return g.permits.Acquire(ctx, e.Key, opts...)
+		return g.permits.Acquire(ctx, e.Key, options[pgxlock.PermitOption](bound)...)
 	}
-	var opts []pgxlock.AcquireOption
-	for _, o := range bound {
-		opts = append(opts, o)
-	}
+	opts := options[pgxlock.AcquireOption](bound)
 	if e.Shared {
 		opts = append(opts, pgxlock.Shared)
 	}
@@ -244,7 +237,7 @@ func (r *request) hold(ctx context.Context, g *generation, lock *pgxlock.Lock, k
 		}
 		if writes > 0 && r.rng.IntN(2) == 0 {
 			writes--
-			r.lateWrite(ctx, key, lock.Token(), func(ctx context.Context, tx pgx.Tx) error {
+			r.writeUnder(ctx, key, lock.Token(), func(ctx context.Context, tx pgx.Tx) error {
 				if r.Broken == "unfenced" {
 					return nil
 				}

@@ -159,6 +159,14 @@ func (c *caller) maxWait() (bound []pgxlock.MaxWait, try bool) {
 	return nil, false
 }
 
+// options returns options of one type as those of another.
+func options[O any](bound []pgxlock.MaxWait) (opts []O) {
+	for _, o := range bound {
+		opts = append(opts, any(o).(O))
+	}
+	return opts
+}
+
 // A request is a call whose events have its number.
 type request struct {
 	*caller
@@ -180,8 +188,11 @@ func (r *request) write(e history.Event) {
 }
 
 // tell writes an event that has no more than an error, perhaps nil.
-func (r *request) tell(what history.What, err error) {
-	e := history.Event{What: what}
+func (r *request) tell(what history.What, err error) { r.tellOf(0, what, err) }
+
+// tellOf is tell for an event of a write.
+func (r *request) tellOf(write int64, what history.What, err error) {
+	e := history.Event{What: what, Write: write}
 	if err != nil {
 		e.Err = err.Error()
 	}
@@ -193,16 +204,10 @@ func withdrawn(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || errors.Is(err, pgxlock.ErrClosed)
 }
 
-// lateWrite writes a row under a lock in a transaction of its own, which fence begins. The transaction may last.
-func (r *request) lateWrite(ctx context.Context, key string, token int64, fence func(context.Context, pgx.Tx) error) {
+// writeUnder writes a row under a lock in a transaction of its own, which fence begins. The transaction may last.
+func (r *request) writeUnder(ctx context.Context, key string, token int64, fence func(context.Context, pgx.Tx) error) {
 	write := r.writes.Add(1)
-	tell := func(what history.What, err error) {
-		e := history.Event{What: what, Write: write}
-		if err != nil {
-			e.Err = err.Error()
-		}
-		r.write(e)
-	}
+	tell := func(what history.What, err error) { r.tellOf(write, what, err) }
 	ctx, cancel := context.WithTimeout(ctx, txTimeout)
 	defer cancel()
 	tell(history.WriteAsk, nil)
