@@ -57,7 +57,10 @@ var faults = map[string]fault{
 
 // inject injects a fault again and again until ctx ends. rng alone says how often, how long and where.
 func (in *injector) inject(ctx context.Context, named string, rng *rand.Rand) error {
-	f := faults[named]
+	f, ok := faults[named]
+	if !ok { // none
+		return nil
+	}
 	if f.name == history.Promote && in.plan.Async {
 		f.name = history.PromoteAsync
 	}

@@ -9,10 +9,10 @@ import (
 // The kinds of locks, each of which has rounds of its own.
 var allKinds = []string{"lease", "lease-async", "advisory", "shared", "permit", "limit", "claim", "once", "tx"}
 
-// The faults.
+// The faults; with none, which is alone in its rounds, order and shares can be judged.
 var allFaults = []string{
 	"kill", "freeze", "cut", "swallow", "delay", "lost-commit", "terminate", "crash", "promote",
-	"pooler", "exhaust", "locktable", "timeouts", "clock",
+	"pooler", "exhaust", "locktable", "timeouts", "clock", "none",
 }
 
 // What workers do if they are broken on purpose: they write without a fence, believe in their locks
@@ -81,7 +81,7 @@ func newPlan(cfg runConfig, round int) plan {
 		Role:  pick(rng, roleOwner, roleApp, roleHardened),
 		Async: rng.IntN(2) == 0,
 	}
-	if second := pick(rng, cfg.Faults...); rng.IntN(2) == 0 && second != p.Faults[0] {
+	if second := pick(rng, cfg.Faults...); rng.IntN(2) == 0 && second != p.Faults[0] && second != "none" && !p.has("none") {
 		p.Faults = append(p.Faults, second)
 	}
 	if p.has("pooler") {
