@@ -35,7 +35,7 @@ MODULES = . $(NESTED)
 MOST = servers=9,connections=2500,databases=150
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak chaos bench bench-quick bench-growth seed-defects image pictures lint build with clean
+.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak chaos bench bench-quick bench-growth model seed-defects image pictures lint build with clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,7 @@ test-all: build testrun test-tools ## run all tests, on each version of PostgreS
 	@bin/testrun -build $(RACE) bin/tests-all $(MODULES)
 	@$(BESIDE) bin/with -- bin/testrun bin/tests-all
 	@scripts/fuzz bin/tests-all 20000x
+	@scripts/model --short
 
 testrun: # builds all test programs before it runs them
 	@$(GO) build -o bin/ ./internal/testrun
@@ -83,13 +84,16 @@ chaos: ## try to break all kinds of locks, and judge their histories (10 minutes
 	PGXLOCK_TEST_FAKETIME="$${PGXLOCK_TEST_FAKETIME-$$(scripts/faketime-tree)}" \
 	bin/chaos $(CHAOS)
 
+model: ## check the models of the protocol in docs/model with spin (about 2 minutes)
+	@scripts/model
+
 bench: ## measure what locks cost, as ratios in one run, and write docs/figures.md (about 8 minutes; on a busy machine up to 5 times)
 	@$(GO) run -C bench . -runs 5 -write ../docs
 
 bench-quick: ## measure the same against floor, copied SQL and Redis only (under a minute)
 	@$(GO) run -C bench . -time 750ms -run '^(advisory|lease)/(floor|seed|redislock|rueidis) (1|32|256)$$'
 
-bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 5 minutes)
+bench-growth: ## measure how costs grow with callers, processes, rows and waiters, and write docs/sizing.md (about 2 minutes)
 	@$(GO) run -C bench . -growth -write ../docs
 
 seed-defects: build ## show what the widespread acquire_lock() gets wrong, beside pgxlock's
