@@ -107,7 +107,7 @@ func invented(random *rand.Rand, requests, wrong int) []history.Event {
 	return events
 }
 
-// A history is judged alike whole, and cut wherever it can be.
+// A history is judged alike whole, cut wherever it can be, and narrowed.
 func TestCutsChangeNoVerdict(t *testing.T) {
 	cuts, refused, swept := 0, 0, 0
 	for seed := range uint64(1000) {
@@ -128,6 +128,12 @@ func TestCutsChangeNoVerdict(t *testing.T) {
 			}
 			return true
 		}
+		narrowed := func(parts []part) bool {
+			for i := range parts {
+				parts[i].operations = narrow(parts[i].operations)
+			}
+			return verdict(parts)
+		}
 		whole, cut := r.locks[0].parts(never), r.locks[0].parts(1)
 		cuts += len(cut) - len(whole)
 		ok := verdict(whole)
@@ -136,6 +142,9 @@ func TestCutsChangeNoVerdict(t *testing.T) {
 		}
 		if got := verdict(cut); got != ok {
 			t.Fatalf("seed %d: whole %v, cut %v", seed, ok, got)
+		}
+		if got := narrowed(whole); got != ok {
+			t.Fatalf("seed %d: whole %v, narrowed %v", seed, ok, got)
 		}
 		if !ok && wrong == 0 {
 			t.Fatalf("seed %d: a history of a lock that does as it should is refused", seed)
