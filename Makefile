@@ -3,9 +3,10 @@
 GO   ?= go
 LINT  = $(GO) tool -modfile=tools/go.mod
 
-# What tests use beside PostgreSQL: poolers to run behind, a terminal, a browser, extensions and other tools of migrations.
+# What tests use beside PostgreSQL: poolers to run behind, a clock to set, a terminal, a browser, extensions and other tools of migrations.
 # Where Debian's packages cannot be had these are the installed ones, if any.
 BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
+	PGXLOCK_TEST_FAKETIME="$${PGXLOCK_TEST_FAKETIME-$$(scripts/faketime-tree)}" \
 	PGXLOCK_TEST_PGPOOL="$${PGXLOCK_TEST_PGPOOL-$$(scripts/pgpool-tree)}" \
 	PGXLOCK_TEST_TMUX="$${PGXLOCK_TEST_TMUX-$$(scripts/tmux-tree)}" \
 	PGXLOCK_TEST_PROMTOOL="$${PGXLOCK_TEST_PROMTOOL-$$(scripts/promtool-tree)}" \
@@ -27,14 +28,14 @@ SOAK ?= 1
 # Modules of their own, for what a program that only locks must not depend on. Users and each commit need the first ones.
 CORE   = . cmd/pgxlock adapters/prometheus
 NESTED = cmd/pgxlock adapters/prometheus adapters/golangmigrate adapters/gocron adapters/otel internal/containers \
-	examples/stacks migrations/othertools cmd/pgxlock/browsertest bench tools
+	examples/stacks migrations/othertools cmd/pgxlock/browsertest bench chaos tools
 MODULES = . $(NESTED)
 
 # What make test may use of servers: see "What tests may cost" in CONTRIBUTING.md.
 MOST = servers=9,connections=2500,databases=150
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak bench bench-quick bench-growth model seed-defects image pictures lint build with clean
+.PHONY: help demo test test-all testrun test-tools test-integration test-versions soak chaos bench bench-quick bench-growth model seed-defects image pictures lint build with clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +77,12 @@ test-versions: build testrun ## run what depends on the server on PostgreSQL 15,
 soak: build testrun test-tools ## run the long tests: many rounds under faults (about 25 minutes); a part of the rounds with SOAK=0.3
 	@bin/testrun -build -race bin/tests-soak $(CORE)
 	@$(BESIDE) PGXLOCK_SOAK='$(SOAK)' bin/with -- bin/testrun bin/tests-soak -test.run '^TestSoak'
+
+chaos: ## try to break all kinds of locks, and judge their histories (10 minutes); see CHAOS=-help, as CHAOS='-for 30m -seed 7'
+	@$(GO) build -C chaos -o ../bin/ .
+	@PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
+	PGXLOCK_TEST_FAKETIME="$${PGXLOCK_TEST_FAKETIME-$$(scripts/faketime-tree)}" \
+	bin/chaos $(CHAOS)
 
 model: ## check the models of the protocol in docs/model with spin (about 2 minutes)
 	@scripts/model

@@ -5,6 +5,8 @@ package cutnet
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -24,6 +26,10 @@ type RelayConfig struct {
 	// Request, if set, is called with each message of PostgreSQL's protocol that a client sends after
 	// the first, which has no type.
 	Request func(message []byte)
+
+	// Answer, if set, is called with each message of the server. If it returns false, the connection
+	// ends instead of passing the message on.
+	Answer func(message []byte) bool
 }
 
 // A Relay passes connections on to a server. While it is cut it passes nothing
@@ -33,29 +39,53 @@ type Relay struct {
 	RelayConfig
 	listener net.Listener
 	ctx      context.Context // ends with the relay
+	end      context.CancelFunc
 	serving  sync.WaitGroup
 
 	mu    sync.Mutex
-	open  chan struct{} // closed while all passes
+	to    map[direction]gate
 	conns map[net.Conn]struct{}
 }
+
+// A direction is what a message goes to.
+type direction string
+
+const (
+	server direction = "server"
+	client direction = "client"
+)
+
+// A gate is closed while all passes.
+type gate chan struct{}
 
 // NewRelay makes a relay that ends with the test.
 func NewRelay(tb testing.TB, cfg RelayConfig) *Relay {
 	tb.Helper()
+	r, err := OpenRelay(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(r.Close)
+	return r
+}
+
+// OpenRelay makes a relay that ends with Close.
+func OpenRelay(cfg RelayConfig) (*Relay, error) {
 	if cfg.Listen == "" {
 		cfg.Listen = "127.0.0.1:0"
 	}
 	listener, err := net.Listen(network(cfg.Listen), cfg.Listen)
 	if err != nil {
-		tb.Fatalf("cutnet: relay: %v", err)
+		return nil, fmt.Errorf("cutnet: relay: %w", err)
 	}
 	ctx, end := context.WithCancel(context.Background())
-	r := &Relay{RelayConfig: cfg, listener: listener, ctx: ctx, open: make(chan struct{}), conns: make(map[net.Conn]struct{})}
-	close(r.open)
+	r := &Relay{RelayConfig: cfg, listener: listener, ctx: ctx, end: end, to: make(map[direction]gate), conns: make(map[net.Conn]struct{})}
+	for _, to := range []direction{server, client} {
+		r.to[to] = make(gate)
+		close(r.to[to])
+	}
 	r.serving.Go(r.serve)
-	tb.Cleanup(func() { r.close(end) })
-	return r
+	return r, nil
 }
 
 // network returns the network of an address.
@@ -70,11 +100,21 @@ func network(address string) string {
 func (r *Relay) Address() string { return r.listener.Addr().String() }
 
 // Cut stops what is sent from now on, in both directions.
-func (r *Relay) Cut() error {
+func (r *Relay) Cut() error { return r.cut(server, client) }
+
+// CutRequests stops what clients send from now on. What the server sends arrives.
+func (r *Relay) CutRequests() error { return r.cut(server) }
+
+// CutAnswers stops what the server sends from now on. What clients send arrives.
+func (r *Relay) CutAnswers() error { return r.cut(client) }
+
+func (r *Relay) cut(directions ...direction) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.cut() {
-		r.open = make(chan struct{})
+	for _, to := range directions {
+		if r.to[to].opened() {
+			r.to[to] = make(gate)
+		}
 	}
 	return nil
 }
@@ -83,71 +123,78 @@ func (r *Relay) Cut() error {
 func (r *Relay) Heal() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.cut() {
-		close(r.open)
+	for _, g := range r.to {
+		if !g.opened() {
+			close(g)
+		}
 	}
 	return nil
 }
 
-// cut says whether the relay is cut. mu is held.
-func (r *Relay) cut() bool {
+func (g gate) opened() bool {
 	select {
-	case <-r.open:
-		return false
-	default:
+	case <-g:
 		return true
+	default:
+		return false
 	}
 }
 
-// close ends all connections.
-func (r *Relay) close(end context.CancelFunc) {
-	_ = r.listener.Close()
+// Reset ends the connections there are. What was held back on them is lost.
+func (r *Relay) Reset() {
 	r.mu.Lock()
-	end()
+	defer r.mu.Unlock()
 	for conn := range r.conns {
 		_ = conn.Close()
 	}
-	r.mu.Unlock()
+}
+
+// Close ends all connections and waits until nothing of the relay runs.
+func (r *Relay) Close() {
+	_ = r.listener.Close()
+	r.end()
+	r.Reset()
 	_ = r.Heal() // never fails
 	r.serving.Wait()
 }
 
 // pass waits until the relay is not cut.
-func (r *Relay) pass() {
+func (r *Relay) pass(to direction) {
 	r.mu.Lock()
-	open := r.open
+	g := r.to[to]
 	r.mu.Unlock()
-	<-open
+	<-g
 }
 
 func (r *Relay) serve() {
 	for nth := 1; ; nth++ {
-		client, err := r.listener.Accept()
+		downstream, err := r.listener.Accept()
 		if err != nil {
 			return
 		}
-		r.serving.Go(func() { r.connect(nth, client) })
+		r.serving.Go(func() { r.connect(nth, downstream) })
 	}
 }
 
-func (r *Relay) connect(nth int, client net.Conn) {
-	r.pass()
+func (r *Relay) connect(nth int, downstream net.Conn) {
+	r.pass(server)
 	if r.Enter != nil {
 		r.Enter(r.ctx, nth)
 	}
-	server, err := net.Dial(network(r.Server), r.Server)
+	upstream, err := net.Dial(network(r.Server), r.Server)
 	if err != nil {
-		_ = client.Close()
+		_ = downstream.Close()
 		return
 	}
-	if !r.add(client, server) {
+	if !r.add(downstream, upstream) {
 		return
 	}
-	r.serving.Go(func() { r.carry(server, client, r.requests(client)) })
-	r.carry(client, server, stream(server))
+	r.serving.Go(func() { r.carry(server, upstream, downstream, r.requests(downstream)) })
+	r.carry(client, downstream, upstream, r.answers(upstream))
+	r.forget(downstream, upstream)
 }
 
-// add makes close close the connections, at once if it has been called.
+// add makes Close close the connections, at once if it has been called.
 func (r *Relay) add(conns ...net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -161,11 +208,20 @@ func (r *Relay) add(conns ...net.Conn) bool {
 	return r.ctx.Err() == nil
 }
 
+// forget ends what add added.
+func (r *Relay) forget(conns ...net.Conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, conn := range conns {
+		delete(r.conns, conn)
+	}
+}
+
 // carry takes what comes from one end to the other, the news of its end too.
-func (r *Relay) carry(to, from net.Conn, next func() ([]byte, error)) {
+func (r *Relay) carry(toward direction, to, from net.Conn, next func() ([]byte, error)) {
 	for {
 		sent, err := next()
-		r.pass()
+		r.pass(toward)
 		if len(sent) > 0 {
 			if _, failed := to.Write(sent); failed != nil {
 				err = failed
@@ -204,6 +260,23 @@ func (r *Relay) requests(from io.Reader) (next func() ([]byte, error)) {
 		}
 		typeLen = 1
 		return m, nil
+	}
+}
+
+// errLost ends a connection instead of a message that Answer refuses.
+var errLost = errors.New("the message is lost")
+
+// answers is stream for what Answer has to see.
+func (r *Relay) answers(from io.Reader) (next func() ([]byte, error)) {
+	if r.Answer == nil {
+		return stream(from)
+	}
+	return func() ([]byte, error) {
+		m, err := ReadMessage(from, 1)
+		if err == nil && !r.Answer(m) {
+			return nil, errLost
+		}
+		return m, err
 	}
 }
 

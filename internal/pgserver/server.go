@@ -34,6 +34,7 @@ const pollInterval = 10 * time.Millisecond
 type Config struct {
 	Binaries   Binaries          // which PostgreSQL; the zero value asks Find
 	Settings   map[string]string // server settings
+	Env        []string          // more environment variables, as NAME=value
 	OnDisk     bool              // keep the data on a disk, where memory has room for them too
 	InitdbArgs []string          // more arguments for initdb
 	Clusters   *Clusters         // copies the cluster; if nil initdb makes one, where ClustersEnv names none to copy
@@ -350,6 +351,7 @@ func (s *Server) launch(ctx context.Context) error {
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	cmd.ExtraFiles = []*os.File{s.dir.lock} // see removeStale
 	prepare(cmd, s.dir.data(), s.as, syscall.SIGQUIT)
+	cmd.Env = append(cmd.Env, s.cfg.Env...)
 	p, err := startProcess(cmd, s.cfg.Network)
 	if err != nil {
 		return err

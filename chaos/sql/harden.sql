@@ -1,0 +1,2 @@
+SELECT harden_locks();
+SELECT grant_locks('chaos_app', 'application');

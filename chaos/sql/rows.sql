@@ -1,0 +1,1 @@
+SELECT position, process, op, write, key, token FROM writes ORDER BY position
