@@ -108,6 +108,7 @@ type holderView struct {
 	Acquired    time.Time `json:"acquired_at,omitzero"`
 	Expires     time.Time `json:"expires_at,omitzero"`
 	Suspect     bool      `json:"suspect,omitempty"`
+	Late        bool      `json:"late,omitempty"`
 	Metadata    string    `json:"metadata,omitempty"`
 	Application string    `json:"application,omitempty"`
 	Role        string    `json:"role,omitempty"`
@@ -120,7 +121,7 @@ type holderView struct {
 
 func viewHolder(h pgxlock.Holder) holderView {
 	return holderView{
-		h.Key, h.Raw, kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
+		h.Key, h.Raw, kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect, h.Late,
 		h.Metadata, h.Application, h.Role, h.Client, h.Label, h.Internal, h.EvictedBy, h.EvictionReason,
 	}
 }
@@ -186,6 +187,9 @@ func note(h pgxlock.Holder) string {
 		return evictedBy(h.EvictedBy, h.EvictionReason)
 	}
 	var notes []string
+	if h.Late {
+		notes = append(notes, "renewal late")
+	}
 	if h.Suspect {
 		notes = append(notes, "began later than the server's clock shows")
 	}

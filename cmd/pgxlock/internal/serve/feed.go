@@ -34,7 +34,7 @@ type state struct {
 	at        time.Time
 	history   []sample
 	losses    []Loss // of the last hour
-	terms     map[holdID]term
+	renewals  *monitor.Renewals
 	graph     func() *forest
 	live      *sync.Map // of queries, as links: the part of the page that changes, func() []byte
 }

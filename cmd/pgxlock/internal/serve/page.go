@@ -379,7 +379,7 @@ func (s *Server) holder(now *state, forest *forest, h *pgxlock.Holder) holderRow
 			ttl := now.ttl(h)
 			row.Full = readable.Duration(ttl)
 			row.Bar = int(max(0, min(100, 100*remaining/ttl)))
-			row.Late = now.late(h)
+			row.Late = h.Late
 			row.Low = row.Late || row.Bar < 34
 		} else {
 			until = h.Expires
