@@ -109,7 +109,7 @@ pictures: build ## draw what commands show in a terminal into docs/pictures, fro
 lint: build ## golangci-lint (with gofmt and go vet), actionlint, shellcheck, what holds the documents, and what is built and released
 	@for m in $(MODULES); do echo "$$m:"; (cd $$m && $(GO) tool -modfile=$(CURDIR)/tools/go.mod golangci-lint run ./...) || exit 1; done
 	@PGXLOCK_TEST_BUILDS=1 bin/with -- scripts/test-builds
-	$(LINT) actionlint .github/workflows/ci.yml
+	$(LINT) actionlint .github/workflows/*.yml
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/* .ci/run; \
 	else echo "shellcheck is not installed: scripts not checked"; fi
 

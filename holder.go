@@ -34,9 +34,11 @@ type Holder struct {
 
 	// Only package monitor sets State, Suspect and the fields below. Suspect means that the
 	// lease began later than the server's clock shows now: the clock was set back, so the
-	// lease lasts too long.
+	// lease lasts too long. Late means that earlier snapshots saw the lease renewed, and that
+	// it is not any more: its holder hangs, crashed, or cannot reach the server.
 	State   LeaseState
 	Suspect bool
+	Late    bool
 
 	// Application, Role and Client describe the session that holds an advisory lock: its
 	// application_name, its role, and the client's address. Label names the lock if it is

@@ -360,9 +360,12 @@ func (d *doctor) claims(ctx context.Context) (Finding, error) {
 // start again in their period.
 func (d *doctor) runs(ctx context.Context) (Finding, error) {
 	type stopped struct {
-		Key   string
-		Slot  time.Time
-		State string
+		Key     string
+		Slot    time.Time
+		State   string
+		Holder  string
+		Started time.Time
+		Error   string
 	}
 	all, err := all[stopped](ctx, d, statements.DoctorRuns)
 	if err != nil {

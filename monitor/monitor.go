@@ -349,7 +349,8 @@ func sortWaiters(waiters []Waiter) {
 
 // Watch yields a Snapshot now, and another after each interval every, which is at least 1
 // s. While the server cannot be asked it yields the error once and keeps trying. An error
-// that is not transient ends it, and so does ctx.
+// that is not transient ends it, and so does ctx. From snapshot to snapshot it sees which
+// leases are not renewed any more: [pgxlock.Holder].Late.
 func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snapshot, error] {
 	return func(yield func(Snapshot, error) bool) {
 		if err := missing(ctx, m); err != nil {
@@ -360,8 +361,12 @@ func (m *Monitor) Watch(ctx context.Context, every time.Duration) iter.Seq2[Snap
 			yield(Snapshot{}, fail("watch", "", 0, fmt.Errorf("every is %s, it must be at least 1 s, because each snapshot blocks the server's lock table for a moment", every)))
 			return
 		}
+		var renewals *Renewals
 		for failing := false; ctx.Err() == nil; clock.Sleep(ctx, every) {
 			shot, err := m.Snapshot(ctx)
+			if err == nil {
+				renewals = renewals.With(&shot)
+			}
 			switch {
 			case ctx.Err() != nil:
 				return

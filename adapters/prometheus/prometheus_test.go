@@ -274,15 +274,26 @@ func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 }
 
 // Old figures would look like new ones.
-func TestCollectorOfAServerThatIsGoneShowsOnlyThat(t *testing.T) {
+func TestCollectorShowsLateLeasesAndOfAServerThatIsGoneOnlyThat(t *testing.T) {
 	t.Parallel()
-	pool, registry := testkit.Migrated(t).Pool, prometheus.NewPedanticRegistry()
+	db, registry := testkit.Migrated(t), prometheus.NewPedanticRegistry()
+	pool := db.Pool
+	expires := func(in string) {
+		t.Helper()
+		db.Exec(t, "update distributed_locks set expires_at = clock_timestamp() + interval '"+in+"'")
+	}
+	db.Exec(t, "select acquire_lock('k', 'h', 3600)")
 	collector, err := pgxlockprom.NewCollector(pool, &pgxlockprom.CollectorConfig{Every: time.Nanosecond, Timeout: pgtest.Patience})
 	check(t, err)
 	check(t, registry.Register(collector))
-	read(t, registry).wants(t, 1, "pgxlock_collector_up")
-	pool.Close()
 	got := read(t, registry)
+	got.wants(t, 1, "pgxlock_collector_up")
+	expires("2 hours")
+	read(t, registry).wants(t, 0, "pgxlock_late_leases") // it was renewed
+	expires("50 minutes")
+	read(t, registry).wants(t, 1, "pgxlock_late_leases")
+	pool.Close()
+	got = read(t, registry)
 	got.wants(t, 0, "pgxlock_collector_up")
 	got.wants(t, -1, "pgxlock_holders")
 }

@@ -38,6 +38,7 @@ var (
 	oldestHold    = describe("oldest_hold_seconds", "For how long the lease that is held longest has been held.")
 	expired       = describe("expired_leases", "Leases that expired and were not released, by state: abandoned after an hour, evicted if an operator ended them.", "state")
 	suspect       = describe("suspect_leases", "Leases that began later than the server's clock shows now: the clock was set back.")
+	late          = describe("late_leases", "Leases that were renewed before and are not any more: the holder hangs, crashed, or cannot reach the server.")
 	waiters       = describe("waiters", "Callers that wait for a lock, in all processes.", "kind")
 	oldestWait    = describe("oldest_wait_seconds", "For how long the caller that waits longest has waited.", "kind")
 	tableEntries  = describe("lock_table_entries", "Entries of the server's lock table that all sessions of all databases use.")
@@ -57,6 +58,7 @@ type collector struct {
 	mu      sync.Mutex // held while the database is read: scrapes at one time share a reading
 	read    time.Time  // when the state was read; zero: never
 	state   state
+	seen    *monitor.Renewals
 	checked time.Time
 	status  map[string]string
 }
@@ -71,7 +73,7 @@ type state struct {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		up, duration, unreadable, holders, oldestHold, expired, suspect, waiters, oldestWait,
+		up, duration, unreadable, holders, oldestHold, expired, suspect, late, waiters, oldestWait,
 		tableEntries, tableCapacity, notifications, oldestTx, tokens, checks,
 	} {
 		to <- d
@@ -121,7 +123,9 @@ func (c *collector) readLocked() {
 	var s state
 	var err error
 	s.shot, err = c.locks.Snapshot(ctx)
-	s.ok = err == nil
+	if s.ok = err == nil; s.ok {
+		c.seen = c.seen.With(&s.shot)
+	}
 	if due := c.checked.IsZero() || time.Since(c.checked) >= checkEvery; s.ok && due && c.cfg.Doctor {
 		if status, err := c.checks(ctx); err == nil {
 			c.status, c.checked = status, time.Now()
@@ -162,7 +166,7 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 	}
 	held := make(map[of]int)
 	var oldest, drawn float64
-	var clockBack int
+	var clockBack, renewedNoMore int
 	for _, h := range s.shot.Holders {
 		held[of{h.Kind, h.Mode}]++
 		if h.Kind == pgxlock.KindLease {
@@ -170,6 +174,9 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 		}
 		if h.Suspect {
 			clockBack++
+		}
+		if h.Late {
+			renewedNoMore++
 		}
 	}
 	states := map[string]int{"expired": 0, "abandoned": 0, "evicted": 0}
@@ -200,6 +207,7 @@ func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
 	}
 	tell(oldestHold, oldest)
 	tell(suspect, float64(clockBack))
+	tell(late, float64(renewedNoMore))
 	for is, n := range states {
 		tell(expired, float64(n), is)
 	}

@@ -116,6 +116,7 @@ type holderView struct {
 	Acquired    time.Time `json:"acquired_at,omitzero"`
 	Expires     time.Time `json:"expires_at,omitzero"`
 	Suspect     bool      `json:"suspect,omitempty"`
+	Late        bool      `json:"late,omitempty"`
 	Metadata    string    `json:"metadata,omitempty"`
 	Application string    `json:"application,omitempty"`
 	Role        string    `json:"role,omitempty"`
@@ -128,7 +129,7 @@ type holderView struct {
 
 func viewHolder(h pgxlock.Holder) holderView {
 	return holderView{
-		h.Key, h.Raw, kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect,
+		h.Key, h.Raw, kindNamed(h.Kind), modeNamed(h.Mode), string(h.State), h.ID, h.Token, h.PID, h.Since, h.Expires, h.Suspect, h.Late,
 		h.Metadata, h.Application, h.Role, h.Client, h.Label, h.Internal, h.EvictedBy, h.EvictionReason,
 	}
 }
@@ -194,6 +195,9 @@ func note(h pgxlock.Holder) string {
 		return evictedBy(h.EvictedBy, h.EvictionReason)
 	}
 	var notes []string
+	if h.Late {
+		notes = append(notes, "renewal late")
+	}
 	if h.Suspect {
 		notes = append(notes, "began later than the server's clock shows")
 	}

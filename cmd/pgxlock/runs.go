@@ -9,10 +9,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/once"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // The command runs lists the runs that are recorded, and forgets one.
@@ -164,6 +168,24 @@ is then done twice at once.`,
 	cmd.Flags().StringVar(&slot, "run", "", "the run of this `time`, the beginning of its period (default: the latest)")
 	cmd.Flags().BoolVar(&force, "force", false, "also a run that has not ended")
 	return cmd
+}
+
+// stoppedRuns returns the runs that the doctor warns of.
+func stoppedRuns(ctx context.Context, pool *pgxpool.Pool, named string) ([]serve.Run, error) {
+	schema, err := locate(ctx, pool, named)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Release()
+	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx,
+		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", ""}},
+		dbconn.Step{SQL: statements.DoctorRuns.In(schema)})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[serve.Run])
+	return all, ofSchema(schema, err)
 }
 
 // slotOf writes which run of its key it is, as --run reads it.

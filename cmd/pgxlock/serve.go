@@ -21,6 +21,7 @@ import (
 
 	pgxlockprom "github.com/pgxlock/pgxlock/adapters/prometheus"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -56,7 +57,8 @@ func newServe() *cobra.Command {
 		Use:   "serve",
 		Short: "Show who holds locks and who waits in a browser",
 		Long: `Serve a page that shows who holds locks and who waits, who is in whose way, leases that
-were left behind, recent evictions, and the last hour. It is read-only, follows the
+were left behind, runs that stopped, recent evictions, errors that pgxlock doctor finds,
+and the last hour. It is read-only, follows the
 database by itself, and works without JavaScript. Open it at http://` + defaultListen + `/.
 
 All viewers share one snapshot each --every; while nobody looks there is one each 30s, for
@@ -118,11 +120,17 @@ func (s *serving) run(cmd *cobra.Command) error {
 		Evictions: func(ctx context.Context) ([]serve.Eviction, error) {
 			return evictions(ctx, pool, &s.monitoring, mostEvictions, 0)
 		},
+		Runs: func(ctx context.Context) ([]serve.Run, error) {
+			return stoppedRuns(ctx, pool, s.monitoring.target.schema)
+		},
+		Check: func(ctx context.Context) ([]doctor.Finding, error) {
+			return doctor.Check(ctx, pool, &doctor.Config{Schema: s.monitoring.target.schema})
+		},
 		Ready:    pool.Ping,
 		Metrics:  scraped,
 		Describe: func(err error) string { return describe(cmd.Flags(), err) },
-		JSON: func(shot monitor.Snapshot, evicted []serve.Eviction, lost []serve.Loss) any {
-			return viewServed(shot, evicted, lost)
+		JSON: func(shot monitor.Snapshot, evicted []serve.Eviction, stopped []serve.Run, lost []serve.Loss) any {
+			return viewServed(shot, evicted, stopped, lost)
 		},
 		Token:      token,
 		Log:        func(text string) { cmd.PrintErrln("pgxlock:", text) },
@@ -267,8 +275,19 @@ func metrics(pool *pgxpool.Pool, schema string) (http.Handler, error) {
 // servedView is what /api/snapshot answers; docs/serve.md lists its fields.
 type servedView struct {
 	snapshotView
-	Evictions []evictionView `json:"evictions"`
-	Lost      []lossView     `json:"lost"`
+	Evictions []evictionView   `json:"evictions"`
+	Runs      []stoppedRunView `json:"runs"`
+	Lost      []lossView       `json:"lost"`
+}
+
+// stoppedRunView is what the page knows of a run: the fields of runs that tell of its end.
+type stoppedRunView struct {
+	Key     string    `json:"key"`
+	Slot    time.Time `json:"slot"`
+	State   string    `json:"state"`
+	Holder  string    `json:"holder"`
+	Started time.Time `json:"started_at"`
+	Error   string    `json:"error,omitempty"`
 }
 
 type lossView struct {
@@ -276,14 +295,20 @@ type lossView struct {
 	Next string `json:"taken_over_by,omitempty"`
 }
 
-func viewServed(shot monitor.Snapshot, evicted []serve.Eviction, lost []serve.Loss) servedView {
+func viewServed(shot monitor.Snapshot, evicted []serve.Eviction, stopped []serve.Run, lost []serve.Loss) servedView {
 	view := viewSnapshot(shot)
 	if evicted == nil {
 		view.Unread = append(view.Unread, "evictions")
 	}
+	if stopped == nil {
+		view.Unread = append(view.Unread, "runs")
+	}
 	return servedView{
 		view,
 		views(evicted, viewEviction),
+		views(stopped, func(r serve.Run) stoppedRunView {
+			return stoppedRunView{r.Key, r.Slot, string(r.State), r.Holder, r.Started, r.Error}
+		}),
 		views(lost, func(l serve.Loss) lossView { return lossView{viewHolder(l.Holder), l.Next} }),
 	}
 }

@@ -45,13 +45,20 @@ func servedBy(t *testing.T, cmd *exec.Cmd) string {
 func TestServeShowsThePageAndTheMetricsOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
-	db.Exec(t, "select acquire_lock('the key', 'the holder', 3600)")
+	db.Exec(t, `select acquire_lock('the key', 'the holder', 3600), acquire_lock('the import', 'the dead', 3600);
+		update distributed_locks set acquired_at = now() - interval '3 days', expires_at = now() - interval '2 days' where holder_id = 'the dead'`)
+	db.Exec(t, `select start_run('the job', interval '1 day'); update pgxlock_runs set state = 'failed', error = 'the reason', finished_at = now()`)
+	db.Exec(t, `alter table pgxlock_since_crash set logged`)
 	address := started(t, db.URL)
 	for path, want := range map[string][]string{
-		"":        {"the key", "the holder"},
-		"metrics": {"pgxlock_collector_up 1\n", `pgxlock_holders{kind="lease",mode="exclusive"} 1` + "\n", `pgxlock_check_status{check="tokens"} 0` + "\n", "go_goroutines "},
-		"readyz":  {""},
-		"livez":   {""},
+		"": {
+			"the key", "the holder", "<strong>abandoned leases: 1</strong>", "<strong>stopped runs: 1</strong>", ">the job<", ">failed<", ">the reason<",
+			"<strong>doctor: schema</strong>", "pgxlock_since_crash", "→ ALTER TABLE",
+		},
+		"api/snapshot": {`"runs":[{"key":"the job"`},
+		"metrics":      {"pgxlock_collector_up 1\n", `pgxlock_holders{kind="lease",mode="exclusive"} 1` + "\n", `pgxlock_check_status{check="tokens"} 0` + "\n", "go_goroutines "},
+		"readyz":       {""},
+		"livez":        {""},
 	} {
 		for _, text := range want {
 			var code int
@@ -73,7 +80,7 @@ func TestServeNamesWhatItsRoleCannotRead(t *testing.T) {
 	t.Parallel()
 	url, _ := strings.CutPrefix(as("pg_monitor", withLeases(t))[0], "DATABASE_URL=")
 	address := started(t, url)
-	for path, want := range map[string]string{"api/snapshot": `"unread":["leases","queues","evictions"]`, "metrics": `pgxlock_holders{kind="advisory"`} {
+	for path, want := range map[string]string{"api/snapshot": `"unread":["leases","queues","evictions","runs"]`, "metrics": `pgxlock_holders{kind="advisory"`} {
 		var body string
 		pgtest.Until(t, fmt.Sprintf("/%s has %q", path, want), func() bool { // a reading has 5 s, which a busy machine may exceed
 			_, body = fetch(t, address+path)

@@ -1,6 +1,7 @@
 package systemtest_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -115,9 +116,17 @@ func explain(t *testing.T, db *pgtest.DB, file string) planNode {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return planOn(t, db.Pool, string(text))
+}
+
+// planOn runs a statement, and returns how.
+func planOn(t *testing.T, on interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, text string) planNode {
+	t.Helper()
 	var plans []struct{ Plan planNode }
 	var answer []byte
-	if err := db.Pool.QueryRow(t.Context(), "explain (analyze, buffers, timing off, format json) "+string(text), pgx.QueryExecModeExec).Scan(&answer); err != nil {
+	if err := on.QueryRow(t.Context(), "explain (analyze, buffers, timing off, format json) "+text, pgx.QueryExecModeExec).Scan(&answer); err != nil {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(answer, &plans); err != nil {

@@ -1,7 +1,7 @@
 -- Keys whose last run will not be started again, or may not have ended because its process has
 -- died: a failed one without a lease, and one that has no lease or no live one and whose period is
 -- over. Of a tick there is no period: a day.
-SELECT r.run_key::text AS key, r.slot, r.state
+SELECT r.run_key::text AS key, r.slot, r.state, r.holder, r.started_at, coalesce(r.error, '') AS error
   FROM /* schema */pgxlock_runs r
  WHERE r.state IN ('running', 'failed')
    AND (r.state = 'failed' AND r.lease IS NULL OR r.slot + coalesce(r.period, interval '1 day') < clock_timestamp())

@@ -40,6 +40,11 @@ func dark(b *tab) {
 	b.do(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}))
 }
 
+func light(b *tab) {
+	b.t.Helper()
+	b.do(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}))
+}
+
 func TestAnEmptyDatabase(t *testing.T) {
 	chromium(t)
 	_, db := migrated(t)
@@ -162,6 +167,10 @@ func TestABusyDatabase(t *testing.T) {
 		update distributed_locks set expires_at = now() - interval '2 days', acquired_at = now() - interval '3 days' where lock_name = 'import:us'`)
 	db.Exec(t, `select acquire_lock('export:eu', 'etl-4', 300)`)
 	db.Exec(t, `select evict_lock('export:eu', 'etl-4', (select fencing_token from distributed_locks where lock_name = 'export:eu'), 'hangs since the deploy, INC-4711')`)
+	db.Exec(t, `select start_run('ledger:nightly', interval '1 day'), start_run('report:weekly', interval '7 days');
+		update pgxlock_runs set state = 'failed', error = 'exit status 3: the disk of the archive is full', finished_at = now() where run_key = 'ledger:nightly';
+		update pgxlock_runs set slot = slot - interval '7 days', started_at = started_at - interval '7 days' where run_key = 'report:weekly'`)
+	db.Exec(t, `alter table pgxlock_since_crash set logged`)
 	for n := 0; n < 200; {
 		if err := db.Pool.QueryRow(t.Context(), "select count(*) from pgxlock_waiters").Scan(&n); err != nil {
 			t.Fatal(err)
@@ -174,6 +183,9 @@ func TestABusyDatabase(t *testing.T) {
 	p.follows()
 	p.shows("deadlock:")
 	p.shows("archive:")
+	p.shows("doctor: schema")
+	p.shows("abandoned leases: 1")
+	p.shows("stopped runs: 2")
 	p.picture("busy")
 	p.legible()
 	if n := value[int](p, `document.querySelectorAll("#canvas rect").length`); n < 50 {
@@ -188,6 +200,21 @@ func TestABusyDatabase(t *testing.T) {
 	dark(p)
 	p.picture("busy-dark")
 	p.legible()
+
+	for _, width := range []int64{400, 800, 1600} {
+		p.do(emulation.SetDeviceMetricsOverride(width, 900, 1, false))
+		p.until(fmt.Sprintf(`window.innerWidth === %[1]d && document.documentElement.scrollWidth <= %[1]d`, width))
+		p.picture(fmt.Sprintf("%d-dark", width))
+		light(p)
+		p.do(chromedp.Click(`a[href="#runs"]`))
+		p.until(`document.querySelector("#runs h2").getBoundingClientRect().top >= document.querySelector("header").getBoundingClientRect().bottom`)
+		p.picture(fmt.Sprintf("%d-runs", width))
+		if high := value[float64](p, `Math.max(...[...document.querySelectorAll("tbody tr")].map(row => row.getBoundingClientRect().height))`); high > 60 {
+			t.Errorf("at %d pixels a row is %v high", width, high)
+		}
+		p.do(chromedp.Evaluate(`scrollTo(0, 0)`, nil))
+		dark(p)
+	}
 
 	// In a small window a table scrolls by itself, and stays where it was scrolled to.
 	p.do(emulation.SetDeviceMetricsOverride(380, 700, 1, false))

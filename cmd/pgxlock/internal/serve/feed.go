@@ -28,11 +28,13 @@ const (
 type state struct {
 	shot      monitor.Snapshot // the last that could be read
 	evictions []Eviction
-	cannot    string // why this one could not be read, and the shot is an earlier one
+	runs      []Run
+	found     *diagnosis // nil: the doctor has not run yet
+	cannot    string     // why this one could not be read, and the shot is an earlier one
 	at        time.Time
 	history   []sample
 	losses    []Loss // of the last hour
-	terms     map[holdID]term
+	renewals  *monitor.Renewals
 	graph     func() *forest
 	live      *sync.Map // of queries, as links: the part of the page that changes, func() []byte
 }
@@ -159,8 +161,11 @@ func (f *feed) follow(ctx context.Context) {
 }
 
 // Record reads a state twice a minute until ctx ends, so that the plots show the last hour
-// also if nobody looked.
+// also if nobody looked, and asks the doctor every 5 minutes.
 func (s *Server) Record(ctx context.Context) {
+	if s.cfg.Check != nil {
+		go s.examine(ctx)
+	}
 	ticks := time.NewTicker(beat)
 	defer ticks.Stop()
 	for {
@@ -187,12 +192,9 @@ func (s *Server) read(ctx context.Context, locks *monitor.Monitor, before *state
 	now := new(state)
 	var err error
 	now.shot, err = locks.Snapshot(ctx)
-	if err == nil && s.cfg.Evictions != nil {
-		var failed error
-		if now.evictions, failed = s.cfg.Evictions(ctx); failed != nil {
-			now.evictions = nil
-			now.shot.Missing = append(now.shot.Missing, "evictions: "+s.cfg.Describe(failed))
-		}
+	if err == nil {
+		now.evictions = beside(ctx, s, now, "evictions", s.cfg.Evictions)
+		now.runs = beside(ctx, s, now, "runs", s.cfg.Runs)
 	}
 	if err != nil {
 		if before != nil {
@@ -203,9 +205,22 @@ func (s *Server) read(ctx context.Context, locks *monitor.Monitor, before *state
 		}
 		now.cannot = s.cfg.Describe(err)
 	}
-	now.at = time.Now()
+	now.at, now.found = time.Now(), s.found.Load()
 	now.remember(before)
 	now.graph = sync.OnceValue(func() *forest { return plant(now.shot) })
 	now.live = new(sync.Map)
 	return now
+}
+
+// beside reads what is shown beside a shot, unless read is nil; what cannot be read is said.
+func beside[Row any](ctx context.Context, s *Server, now *state, what string, read func(context.Context) ([]Row, error)) []Row {
+	if read == nil {
+		return nil
+	}
+	rows, err := read(ctx)
+	if err != nil {
+		now.shot.Missing = append(now.shot.Missing, what+": "+s.cfg.Describe(err))
+		return nil
+	}
+	return rows
 }

@@ -110,20 +110,22 @@ func TestRenewalIsLateWhereTheHolderRenewedBefore(t *testing.T) {
 		var h pgxlock.Holder
 		for second, expires := range test.expires {
 			before := now
-			h = pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: "pod-1", Token: 1, State: pgxlock.StateLive, Since: began, Expires: at(expires)}
-			now = &state{at: at(float64(second)), shot: monitor.Snapshot{At: at(float64(second)), Holders: []pgxlock.Holder{h}}}
+			hold := pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: "pod-1", Token: 1, State: pgxlock.StateLive, Since: began, Expires: at(expires)}
+			now = &state{at: at(float64(second)), shot: monitor.Snapshot{At: at(float64(second)), Holders: []pgxlock.Holder{hold}}}
 			now.remember(before)
+			h = now.shot.Holders[0]
 		}
-		if late := now.late(&h); late != test.late {
-			t.Errorf("%s: late %t", name, late)
+		if h.Late != test.late {
+			t.Errorf("%s: late %t", name, h.Late)
 		}
 		forest := plant(now.shot)
 		row := new(Server).holder(now, forest, &h)
 		if shown := strings.Contains(rendered(t, page{Holders: table[holderRow]{Rows: []holderRow{row}, All: 1}}), "renewal late"); shown != test.late {
 			t.Errorf("%s: shown %t", name, shown)
 		}
-		h.Token = 2 // another hold
-		if now.late(&h) {
+		next := monitor.Snapshot{At: now.shot.At, Holders: []pgxlock.Holder{h}}
+		next.Holders[0].Token = 2 // another hold
+		if now.renewals.With(&next); next.Holders[0].Late {
 			t.Errorf("%s: the next hold is late", name)
 		}
 	}

@@ -17,9 +17,6 @@ const (
 	// beat is how often a state is read for the plots while nobody looks: as often as they
 	// have a step.
 	beat = span / plotSteps
-
-	// mostTerms is of how many leases it is remembered how long they lasted.
-	mostTerms = 10_000
 )
 
 // A sample is what one state adds to the history.
@@ -29,27 +26,10 @@ type sample struct {
 	longest                time.Duration // of the waits that last
 }
 
-// A holdID identifies a hold from one snapshot to the next.
-type holdID struct {
-	kind    pgxlock.Kind
-	key, id string
-	token   int64
-}
-
-func idOf(h *pgxlock.Holder) holdID { return holdID{h.Kind, h.Key, h.ID, h.Token} }
-
-// A term is what was seen of a lease: how much of it remained at most, when it was to expire
-// last, and whether that moved, as its holder renewed it.
-type term struct {
-	longest time.Duration
-	expires time.Time
-	renewed bool
-}
-
 // remember adds what this state knows to what the one before it knew.
 func (now *state) remember(before *state) {
 	if before != nil {
-		now.history, now.terms = before.history, before.terms
+		now.history, now.renewals = before.history, before.renewals
 	}
 	old := slices.IndexFunc(now.history, func(s sample) bool { return now.at.Sub(s.at) < span })
 	if old < 0 {
@@ -77,25 +57,7 @@ func (now *state) remember(before *state) {
 	// A state that is shown has the beginning of the same array, and never looks behind its end.
 	now.history = append(now.history, s)
 
-	terms := make(map[holdID]term)
-	for i := range now.shot.Holders {
-		if len(terms) == mostTerms {
-			break
-		}
-		if h := &now.shot.Holders[i]; !h.Expires.IsZero() {
-			id := idOf(h)
-			last, known := now.terms[id]
-			terms[id] = term{max(last.longest, h.Expires.Sub(now.shot.At)), h.Expires, last.renewed || known && h.Expires.After(last.expires)}
-		}
-	}
-	now.terms = terms
-}
-
-// late reports whether a holder that renews its lease does so no more: Lockers do after a third of
-// the TTL. Of a lease that was never renewed it is not known whether it should be.
-func (now *state) late(h *pgxlock.Holder) bool {
-	seen := now.terms[idOf(h)]
-	return seen.renewed && h.State == pgxlock.StateLive && h.Expires.Sub(now.shot.At) < seen.longest/2
+	now.renewals = now.renewals.With(&now.shot)
 }
 
 // usual are times to live that people choose.
@@ -108,7 +70,7 @@ var usual = []time.Duration{
 // ttl returns about how long a lease lasts after a renewal, which the server does not record:
 // the least usual time that is no less than what was seen to remain.
 func (now *state) ttl(h *pgxlock.Holder) time.Duration {
-	longest := max(now.terms[idOf(h)].longest, h.Expires.Sub(now.shot.At))
+	longest := now.renewals.Longest(h)
 	for _, d := range usual {
 		if longest <= d {
 			return d

@@ -15,6 +15,15 @@ type Loss struct {
 	Next   string         // who took it over; "": nobody has
 }
 
+// A holdID identifies a hold from one snapshot to the next.
+type holdID struct {
+	kind    pgxlock.Kind
+	key, id string
+	token   int64
+}
+
+func idOf(h *pgxlock.Holder) holdID { return holdID{h.Kind, h.Key, h.ID, h.Token} }
+
 const (
 	// mostLosses is how many losses are remembered, of the last hour.
 	mostLosses = 100

@@ -16,6 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/monitor"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 const (
@@ -143,13 +144,14 @@ func search[Row any](q query, all []*Row, kind func(*Row) pgxlock.Kind, matches 
 type page struct {
 	At, Cannot, Stale string
 	Query             query
+	Alarms            []alarm
 	Plots             []plot
 	Graph             *drawing
 	Waiters           table[waiterRow]
 	Holders, Expired  table[holderRow]
+	Runs              []runRow
 	Evictions         []evictionRow
 	Losses            []lossRow
-	NoEvictions       bool // they are not recorded, or cannot be read
 	Server            string
 	Missing           []string
 	Every             string
@@ -225,6 +227,8 @@ type waiterRow struct {
 	Woken, Deadlock                        bool
 }
 
+type runRow struct{ Key, Slot, State, Holder, Ago, At, Error string }
+
 type evictionRow struct{ Key, Kind, Holder, Ago, At, By, Reason string }
 
 type lossRow struct{ Key, Holder, Token, Held, Ago, At, Next, Metadata string }
@@ -266,8 +270,8 @@ func mode(m pgxlock.Mode) string {
 // view is what a viewer sees of a state.
 func (s *Server) view(now *state, q query) page {
 	p := page{
-		Query: q, Cannot: now.cannot, Plots: now.plots(), Every: s.cfg.Every.String(),
-		Evict: s.cfg.AllowEvict, NoEvictions: s.cfg.Evictions == nil, Partly: now.partly(),
+		Query: q, Cannot: now.cannot, Alarms: now.alarms(), Plots: now.plots(), Every: s.cfg.Every.String(),
+		Evict: s.cfg.AllowEvict, Partly: now.partly(),
 		Nobody: now.cannot == "" && now.shot.Unread == (monitor.Unread{}) && len(now.shot.Holders)+len(now.shot.Waiters)+len(now.shot.Expired) == 0,
 	}
 	if now.cannot != "" && !now.shot.At.IsZero() {
@@ -308,7 +312,16 @@ func (s *Server) view(now *state, q query) page {
 	}
 	p.Holders, p.Expired = holders("holders", forest.held), holders("expired", forest.expired)
 
-	found := &searcher{query: q} // there are at most 1,000 evictions, and 100 losses
+	found := &searcher{query: q} // there are at most 1,000 evictions, 100 losses and 100 runs
+	for _, r := range now.runs {
+		state := string(r.State)
+		if r.State == once.StateRunning {
+			state = "not ended"
+		}
+		if q.Kind == "" && found.matches(r.Key, r.Holder, state, r.Error) { // a run is no lock of any kind
+			p.Runs = append(p.Runs, runRow{text(r.Key), stamp(r.Slot), state, text(r.Holder), ago(at, r.Started), stamp(r.Started), text(r.Error)})
+		}
+	}
 	ofKind := func(kind pgxlock.Kind) bool { return q.Kind == "" || q.Kind == kind.String() }
 	for _, e := range now.evictions {
 		if len(p.Evictions) < evictionsShown && ofKind(e.Kind) && found.matches(e.Key, e.Holder, e.By, e.Reason) {
@@ -367,7 +380,7 @@ func (s *Server) holder(now *state, forest *forest, h *pgxlock.Holder) holderRow
 			ttl := now.ttl(h)
 			row.Full = readable.Duration(ttl)
 			row.Bar = int(max(0, min(100, 100*remaining/ttl)))
-			row.Late = now.late(h)
+			row.Late = h.Late
 			row.Low = row.Late || row.Bar < 34
 		} else {
 			until = h.Expires

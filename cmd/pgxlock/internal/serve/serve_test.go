@@ -22,6 +22,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/monitor"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -46,7 +47,7 @@ func served(t *testing.T, pool *pgxpool.Pool, configure func(*serve.Config)) *ht
 	}
 	cfg := serve.Config{
 		Locks: monitored(serve.MostLeases), All: monitored(0), Ready: pool.Ping, Describe: func(err error) string { return err.Error() },
-		JSON: func(shot monitor.Snapshot, _ []serve.Eviction, _ []serve.Loss) any { return shot },
+		JSON: func(shot monitor.Snapshot, _ []serve.Eviction, _ []serve.Run, _ []serve.Loss) any { return shot },
 	}
 	if configure != nil {
 		configure(&cfg)
@@ -250,6 +251,12 @@ func TestHostileNamesAreText(t *testing.T) {
 		cfg.Evictions = func(context.Context) (all []serve.Eviction, err error) {
 			for _, name := range hostile {
 				all = append(all, serve.Eviction{Key: name, Kind: pgxlock.KindLease, Holder: name, By: name, Reason: name})
+			}
+			return all, nil
+		}
+		cfg.Runs = func(context.Context) (all []serve.Run, err error) {
+			for _, name := range hostile {
+				all = append(all, serve.Run{Key: name, State: once.StateFailed, Holder: name, Error: name})
 			}
 			return all, nil
 		}

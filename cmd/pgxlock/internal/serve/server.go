@@ -10,6 +10,7 @@
 //	graph.go    who is in whose way, as a drawing in layers
 //	history.go  the last hour, as plots
 //	losses.go   leases that expired while they were held
+//	alarms.go   what the doctor found, abandoned leases, and stopped runs
 //	events.go   the page as it changes
 //	evict.go    an operator takes a lock away
 //
@@ -26,11 +27,14 @@ import (
 	"io/fs"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/doctor"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/monitor"
+	"github.com/pgxlock/pgxlock/once"
 )
 
 // A Config says what to serve, and to whom.
@@ -44,14 +48,21 @@ type Config struct {
 	// Evictions returns recent evictions, the latest first. Nil: the page does not show them.
 	Evictions func(context.Context) ([]Eviction, error)
 
+	// Runs returns the runs that stopped, the latest first. Nil: the page does not show them.
+	Runs func(context.Context) ([]Run, error)
+
+	// Check returns what pgxlock doctor finds. Nil: the page does not show it.
+	Check func(context.Context) ([]doctor.Finding, error)
+
 	// Ready returns an error unless the database can be asked.
 	Ready func(context.Context) error
 
 	// Describe makes one line of an error, with what to do about it.
 	Describe func(error) string
 
-	// JSON is what /api/snapshot answers. The evictions are nil if they could not be read.
-	JSON func(monitor.Snapshot, []Eviction, []Loss) any
+	// JSON is what /api/snapshot answers. The evictions and the runs are nil if they could not
+	// be read.
+	JSON func(monitor.Snapshot, []Eviction, []Run, []Loss) any
 
 	// Metrics answers /metrics. Nil: there is none.
 	Metrics http.Handler
@@ -90,6 +101,17 @@ type Eviction struct {
 	Reason string
 }
 
+// A Run is one of package once that failed or did not end, and is not started again before
+// the next period.
+type Run struct {
+	Key     string
+	Slot    time.Time // the beginning of its period, or its tick
+	State   once.State
+	Holder  string
+	Started time.Time
+	Error   string // of one that failed
+}
+
 // The assets are compiled into the program.
 //
 //go:embed assets
@@ -104,7 +126,8 @@ type Server struct {
 	left    sync.Map // sessions that were ended before their time
 	guesses guesses
 	feed    *feed
-	all     *feed // reads all leases, when a program asks and the page does not have them
+	all     *feed                     // reads all leases, when a program asks and the page does not have them
+	found   atomic.Pointer[diagnosis] // by the doctor, last
 	handler http.Handler
 
 	readiness readiness
@@ -231,7 +254,7 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) {
 	}
 	code, body := http.StatusOK, any(nil)
 	if now.cannot == "" {
-		body = s.cfg.JSON(now.shot, now.evictions, now.losses)
+		body = s.cfg.JSON(now.shot, now.evictions, now.runs, now.losses)
 	} else {
 		code, body = http.StatusServiceUnavailable, map[string]string{"error": now.cannot}
 	}
