@@ -52,8 +52,9 @@ func (l *Lock) Key() string {
 
 // Token returns the fencing token, or 0 if the Locker is from [NewAdvisoryLocker] without
 // [AdvisoryConfig.Tokens]. It is greater than the token of every earlier acquisition of this
-// key, also after a crash or a failover. Shared holders have no order among themselves, and
-// those of one lease have the same token. A late holder cannot write to a resource that
+// key, also after a crash or a failover. Shared holders have no order among themselves:
+// those of one lease have the same token, but for those that join it after a failover or a crash,
+// whose tokens are greater. A late holder cannot write to a resource that
 // remembers the greatest token it has seen and refuses smaller ones. For writes to the same
 // database use [Lock.Fence], which needs no help from the resource.
 func (l *Lock) Token() int64 {

@@ -604,11 +604,16 @@ BEGIN
           END IF;
           IF v_live THEN
             -- The default metadata does not erase what an earlier call stored.
+            -- A failover or a crash may have taken back a release, and grants behind it with greater tokens.
+            fencing_token := (pgxlock_next_tokens(1::bigint))[1];
+            IF fencing_token >> 40 <= r.token >> 40 THEN
+              fencing_token := r.token;
+            END IF;
             v_now := clock_timestamp();
             UPDATE distributed_locks l
-               SET expires_at = v_now + v_ttl, metadata = CASE WHEN v_metadata = jsonb '{}' THEN l.metadata ELSE v_metadata END
+               SET expires_at = v_now + v_ttl, metadata = CASE WHEN v_metadata = jsonb '{}' THEN l.metadata ELSE v_metadata END,
+                   fencing_token = try_acquire_lock.fencing_token
              WHERE l.lock_name::text = v_name COLLATE "C";
-            fencing_token := r.token;
           ELSE
             fencing_token := (pgxlock_next_tokens(1::bigint))[1];
             IF fencing_token <= r.token THEN

@@ -96,7 +96,7 @@ BEGIN
     v_ttl      interval;
     v_now      timestamptz;
     v_live     boolean;
-    v_token    bigint;
+    v_token    bigint;                      -- of the group
     v_until    timestamptz;
     r          record;
   BEGIN
@@ -122,6 +122,11 @@ BEGIN
           IF v_token IS NULL OR v_until <= clock_timestamp() THEN
             RAISE EXCEPTION USING ERRCODE = 'LK900';
           END IF;
+          -- A failover or a crash may have taken back the group's end, and grants behind it with greater tokens.
+          fencing_token := (pgxlock_next_tokens(1::bigint))[1];
+          IF fencing_token >> 40 <= v_token >> 40 THEN
+            fencing_token := v_token;
+          END IF;
         EXCEPTION WHEN SQLSTATE 'LK900' THEN
           v_token := NULL;
         END;
@@ -129,6 +134,7 @@ BEGIN
         -- Acquired like any lease, under a unique holder id, and made a group before the commit.
         SELECT t.fencing_token INTO v_token
           FROM try_acquire_lock(v_name::varchar, ('shared ' || gen_random_uuid()::text)::varchar, v_ttl, jsonb '{}') t;
+        fencing_token := v_token;
         IF v_token IS NOT NULL THEN         -- leftovers of earlier groups
           DELETE FROM distributed_lock_shares s WHERE s.lock_name::text = v_name COLLATE "C";
         END IF;
@@ -150,15 +156,15 @@ BEGIN
                  SELECT max(s.expires_at) FROM distributed_lock_shares s
                   WHERE s.lock_name::text = v_name COLLATE "C" AND s.fencing_token = v_token) END
          WHERE l.lock_name::text = v_name COLLATE "C";
-        acquired := true; fencing_token := v_token; expires_at := v_until; remaining := v_ttl; held_by := v_me;
+        acquired := true; expires_at := v_until; remaining := v_ttl; held_by := v_me;
         RETURN;
       END IF;
     END LOOP;
   END $$;
   COMMENT ON FUNCTION try_acquire_shared_lock(varchar, varchar, interval, jsonb) IS
-    'Like acquire_shared_lock, and returns the fencing token, which is the group''s: greater than that of any earlier '
-    'exclusive holder. If not acquired, held_by, expires_at and remaining describe the exclusive holder; if held_by is '
-    '*shared or NULL, call again.';
+    'Like acquire_shared_lock, and returns the fencing token, greater than that of any earlier exclusive holder: the group''s '
+    'or, if that is from before a failover or a crash, one of its own. If not acquired, held_by, expires_at and remaining '
+    'describe the exclusive holder; if held_by is *shared or NULL, call again.';
 
   ------------------------------------------------------------------ extend --
   CREATE OR REPLACE FUNCTION extend_shared_lock(p_lock_name varchar, p_holder_id varchar, p_ttl_seconds integer DEFAULT 30)
@@ -248,7 +254,8 @@ BEGIN
     'Releases every lease and share of the holder, or none (55P03) while an open transaction has asserted a live one. '
     'Returns how many were still live.';
 
-  -- p_token NULL: any token of the holder's share.
+  -- p_token NULL: any token of the holder's share. A holder that joined after a failover has a token of a
+  -- later epoch than its group.
   --   released  it was live and the last one: the name is free
   --   left      it was live, and others stay
   --   expired   it had expired: it is removed if that needs no wait
@@ -272,7 +279,7 @@ BEGIN
        AND l.lock_name::text = p_lock_name COLLATE "C"
        AND l.holder_id::text = '*shared' COLLATE "C"
        AND l.fencing_token = s.fencing_token
-       AND (p_token IS NULL OR s.fencing_token = p_token);
+       AND (p_token IS NULL OR s.fencing_token = p_token OR p_token >> 40 > s.fencing_token >> 40);
     IF NOT FOUND THEN
       RETURN v_outcome;
     END IF;
@@ -309,7 +316,7 @@ BEGIN
       v_now := clock_timestamp();
       DELETE FROM distributed_lock_shares s
        WHERE s.lock_name::text = p_lock_name COLLATE "C" AND s.holder_id::text = p_holder_id COLLATE "C"
-         AND s.fencing_token = r.token AND (p_token IS NULL OR r.token = p_token)
+         AND s.fencing_token = r.token AND (p_token IS NULL OR r.token = p_token OR p_token >> 40 > r.token >> 40)
       RETURNING s.expires_at > v_now INTO v_live;
       IF NOT FOUND THEN
         v_outcome := 'gone';
@@ -399,10 +406,10 @@ BEGIN
         END IF;
       END IF;
     END IF;
-    v_found := v_found AND (p_fencing_token IS NULL OR r.token = p_fencing_token);
+    v_found := v_found AND (p_fencing_token IS NULL OR r.token = p_fencing_token OR p_fencing_token >> 40 > r.token >> 40);
     v_live := v_found AND r.expires > clock_timestamp();
     IF v_live OR v_found AND p_allow_expired THEN
-      RETURN r.token;
+      RETURN greatest(r.token, p_fencing_token);
     END IF;
     IF v_found AND NOT v_read_committed THEN
       RAISE EXCEPTION 'the share of lock "%" had expired at %, as far as this transaction''s snapshot shows',
@@ -475,7 +482,8 @@ BEGIN
         FROM unnest(p_names, p_holders, p_tokens, p_ttls) WITH ORDINALITY AS w (name, holder, token, ttl, n)
         JOIN unnest(v_names, v_tokens) AS g (name, token) ON g.name = w.name COLLATE "C"
         JOIN distributed_lock_shares s ON s.lock_name::text = w.name COLLATE "C" AND s.holder_id::text = w.holder COLLATE "C"
-       WHERE s.fencing_token = g.token AND g.token = coalesce(w.token, g.token) AND s.expires_at > clock_timestamp()
+       WHERE s.fencing_token = g.token AND s.expires_at > clock_timestamp()
+         AND (g.token = coalesce(w.token, g.token) OR w.token >> 40 > g.token >> 40)
          AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint
     ), renewed AS (
       UPDATE distributed_lock_shares s SET expires_at = clock_timestamp() + d.ttl
@@ -495,7 +503,8 @@ BEGIN
                                 AND s.holder_id::text = w.holder COLLATE "C"
                                 AND l.lock_name::text = w.name COLLATE "C"
                                 AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token
-                                AND s.fencing_token = coalesce(w.token, s.fencing_token)
+                                AND (s.fencing_token = coalesce(w.token, s.fencing_token)
+                                     OR w.token >> 40 > s.fencing_token >> 40)
                                 AND s.expires_at > clock_timestamp() OFFSET 0) THEN 'skipped'
                 ELSE 'gone' END
       FROM unnest(p_names, p_holders, p_tokens) WITH ORDINALITY AS w (name, holder, token, n)

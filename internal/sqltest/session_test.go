@@ -286,7 +286,8 @@ func (c *call) want(want string) {
 // waitsFor returns when the call waits for the other session.
 func (c *call) waitsFor(other *session) {
 	c.s.t.Helper()
-	if !c.waits(fmt.Sprintf("%d = any (pg_blocking_pids(%d))", other.pid, c.s.pid)) {
+	// The server notes when the wait began a moment after it shows the wait.
+	if !c.waits(fmt.Sprintf("%d = any (pg_blocking_pids(%d)) and exists (select from pg_locks where pid = %[2]d and waitstart is not null)", other.pid, c.s.pid)) {
 		c.s.t.Fatalf("it waits for nobody, but returned %s", c.got)
 	}
 }
