@@ -215,7 +215,7 @@ func TestAcquireEndsAsUnavailableWhenItsGrantsAreLostAgainAndAgain(t *testing.T)
 	}
 }
 
-func TestAContextThatHoldsTheKeyIsNotLetToWaitForItself(t *testing.T) {
+func TestContextThatHoldsTheKeyIsNotLetToWaitForItself(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		lock := acquired(t, l, "k")
 		work, cancel := lock.Context(t.Context())
@@ -320,7 +320,7 @@ func TestMaxWaitWithoutAnyAnswerIsNotBusy(t *testing.T) {
 	})
 }
 
-func TestNoWaitAsksOnce(t *testing.T) {
+func TestTryWithoutAWaitAsksOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		server.answer(busyFor(time.Minute), busyFor(time.Minute), busyFor(time.Minute))
 		_, err := l.TryAcquire(t.Context(), "k")
@@ -346,7 +346,7 @@ func TestTryAcquireWithMaxWaitWaits(t *testing.T) {
 	})
 }
 
-func TestAWaitThatItsContextEndsIsBusyOnlyIfTheServerSaidSo(t *testing.T) {
+func TestWaitThatItsContextEndsIsBusyOnlyIfTheServerSaidSo(t *testing.T) {
 	mine := errors.New("mine")
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Second, mine)
@@ -381,7 +381,7 @@ func TestAWaitThatItsContextEndsIsBusyOnlyIfTheServerSaidSo(t *testing.T) {
 	})
 }
 
-func TestAResourceErrorIsNeverReportedAsBusy(t *testing.T) {
+func TestResourceErrorIsNeverReportedAsBusy(t *testing.T) {
 	full := &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "53300"}
 	restart := &pgconn.PgError{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01"}
 	forbidden := &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "42501"}
@@ -481,7 +481,7 @@ func (c *lateClock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.T
 
 func (c *lateClock) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-func TestAGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
+func TestGrantThatArrivesAfterItsDeadlineIsNotHandedOut(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
@@ -642,7 +642,7 @@ func TestWaitSeesByTheClockThatTheLockOfItsContextIsLost(t *testing.T) {
 				ctx, cancel := acquired(t, l, "held").Context(t.Context())
 				defer cancel()
 				call := l.newAcquisition(ctx)
-				if err := l.collect(&call.wishes, opts); err != nil {
+				if err := l.collect(&call.options, opts); err != nil {
 					t.Fatal(err)
 				}
 				call.begin("k")
@@ -654,7 +654,7 @@ func TestWaitSeesByTheClockThatTheLockOfItsContextIsLost(t *testing.T) {
 	}
 }
 
-func TestTheDefaultBackoffGoesFromTenMillisecondsToHalfASecond(t *testing.T) {
+func TestDefaultBackoffGoesFromTenMillisecondsToHalfASecond(t *testing.T) {
 	t.Parallel()
 	backoff, _ := orDefaults(nil, nil)
 	for attempt, most := range map[int]time.Duration{0: 10 * time.Millisecond, 1: 20 * time.Millisecond, 6: 500 * time.Millisecond, 1000: 500 * time.Millisecond} {
@@ -749,7 +749,7 @@ func TestLaterCallerQueuesBehindWaiters(t *testing.T) {
 	})
 }
 
-func TestATryDoesNotStandInLine(t *testing.T) {
+func TestTryDoesNotStandInLine(t *testing.T) {
 	inMemory(t, func(t *testing.T, l *Locker) {
 		lock := acquired(t, l, "k")
 		var s served
@@ -765,13 +765,13 @@ func TestATryDoesNotStandInLine(t *testing.T) {
 func TestWaiterThatGivesUpDelaysNoOther(t *testing.T) {
 	inMemory(t, func(t *testing.T, l *Locker) {
 		lock := acquired(t, l, "k")
-		var gaveUp sync.WaitGroup
+		var endError sync.WaitGroup
 		leave := make([]context.CancelFunc, 4)
 		var s served
 		for i := range leave { // they stand at 0, 2, 4 and 6 of eight
 			ctx, cancel := context.WithCancel(t.Context())
 			leave[i] = cancel
-			gaveUp.Go(func() {
+			endError.Go(func() {
 				_, err := l.Acquire(ctx, "k")
 				mustBe(t, "who gave up", err, ErrNotAcquired, context.Canceled)
 				if e, ok := errors.AsType[*Error](err); !ok || e.Holder != lock.Holder() {
@@ -784,14 +784,14 @@ func TestWaiterThatGivesUpDelaysNoOther(t *testing.T) {
 		for _, i := range []int{2, 0, 3, 1} {
 			leave[i]()
 		}
-		gaveUp.Wait()
+		endError.Wait()
 		_ = lock.Release(t.Context())
 		s.mustBe(t, 0, 1, 2, 3)
 	})
 }
 
 // The first waiter gives up just when the lock is released.
-func TestAReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
+func TestReleaseIsNotLostOnOneWhoGivesUp(t *testing.T) {
 	inMemory(t, func(t *testing.T, l *Locker) {
 		for range 200 {
 			lock := acquired(t, l, "k")
@@ -868,7 +868,7 @@ func TestWaiterThatHasNotTriedKnowsTheServersRefusal(t *testing.T) {
 
 // The server is away when the first in line asks: it goes on asking, and the others
 // go on waiting.
-func TestAServerThatIsAwayForAWhileEndsNoWait(t *testing.T) {
+func TestServerThatIsAwayForAWhileEndsNoWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		server.answer(busyFor(time.Hour), answer{err: lockerr.ErrNoAnswer}, answer{err: lockerr.ErrNoAnswer})
 		var all sync.WaitGroup
@@ -1025,7 +1025,7 @@ func TestMemoryOfACallIsUsedAgainOnlyIfNothingElseMayReferToIt(t *testing.T) {
 			inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 				server.answer(c.answers...)
 				call := l.newAcquisition(t.Context())
-				if err := l.collect(&call.wishes, c.opts); err != nil {
+				if err := l.collect(&call.options, c.opts); err != nil {
 					t.Fatal(err)
 				}
 				call.begin("k")

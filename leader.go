@@ -66,7 +66,7 @@ func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, 
 			return err
 		case stepDown != nil:
 			l.log.Info("pgxlock: stepped down", "key", key, "reason", stepDown, "error", err)
-			l.standAside(ctx)
+			l.letOthersLead(ctx)
 		case errors.Is(lock.Err(), ErrLost):
 			l.log.Warn("pgxlock: leadership lost", "key", key, "error", err)
 		default:
@@ -118,9 +118,9 @@ func mayPass(err error) bool {
 	return transient(err) && !errors.Is(err, ErrNotAcquired) && !errors.Is(err, ErrDeadlock)
 }
 
-// standAside leaves the lock to others who wait for it. Those who stand in the queue
+// letOthersLead leaves the lock to others who wait for it. Those who stand in the queue
 // come first by themselves; where there is none, they ask now and then.
-func (l *Locker) standAside(ctx context.Context) {
+func (l *Locker) letOthersLead(ctx context.Context) {
 	if l.leading.server.Place != nil && !l.leading.installed() {
 		clock.Sleep(ctx, clock.Jitter(clock.CheckInterval))
 	}

@@ -69,7 +69,7 @@ func TestLeadersLookForRequestsAndSeldomIfTheyAreToldOfThem(t *testing.T) {
 	})
 }
 
-func TestALeaderWithoutASchemaLooksForNothing(t *testing.T) {
+func TestLeaderWithoutASchemaLooksForNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		asksNobody(l, "", func() error { t.Error("it looks"); return nil })
 		l.leading.begin(t.Context(), l.newLock("k"), func(error) {})
@@ -78,7 +78,7 @@ func TestALeaderWithoutASchemaLooksForNothing(t *testing.T) {
 }
 
 // A check that has already read the table may not see a request that arrives during it.
-func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
+func TestRequestDuringALookIsLookedForOnceMore(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, _ *fakeServer) {
 		const never = time.Duration(1<<63 - 1)
 		looks, goesOn := 0, make(chan error)
@@ -125,7 +125,7 @@ func TestARequestDuringALookIsLookedForOnceMore(t *testing.T) {
 }
 
 // The look now and then is put off, so that only the notification can tell.
-func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
+func TestLeaderIsToldOfARequestByANotification(t *testing.T) {
 	t.Parallel()
 	db := migrated.New(t)
 	locks, err := NewLeaseLocker(db.Pool, nil)
@@ -159,7 +159,7 @@ func TestALeaderIsToldOfARequestByANotification(t *testing.T) {
 
 // A look has asked for a term that ends meanwhile. The next one is of the same session, and
 // the answer says what was asked of that.
-func TestARequestReachesATermThatBeganDuringALook(t *testing.T) {
+func TestRequestReachesATermThatBeganDuringALook(t *testing.T) {
 	t.Parallel()
 	db := migrated.New(t)
 	newAdvisory := func() *Locker {
@@ -260,7 +260,7 @@ func TestFormerLeaderWithoutAQueueLetsOthersTryFirst(t *testing.T) {
 }
 
 // The fake server's Locker waits a second after the first failure, two after the second.
-func TestACandidateAsksLessAndLessOftenWhileNoServerIsThere(t *testing.T) {
+func TestCandidateAsksLessAndLessOftenWhileNoServerIsThere(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		away := answer{err: errors.New("away")}
 		server.answer(away, away, away, answer{}, away, away, answer{})
@@ -352,7 +352,7 @@ func TestWatchTellsEachChangeAndEachFailureOnce(t *testing.T) {
 	})
 }
 
-func TestAHoldIsAnotherOneByItsOwnerTokenModeOrSession(t *testing.T) {
+func TestHoldIsAnotherOneByItsOwnerTokenModeOrSession(t *testing.T) {
 	t.Parallel()
 	one := Holder{Key: "k", Kind: KindAdvisory, Mode: Exclusive, ID: "a", Token: 1, PID: 7}
 	renewed := one
@@ -375,7 +375,7 @@ func TestAHoldIsAnotherOneByItsOwnerTokenModeOrSession(t *testing.T) {
 }
 
 // The request is there for an hour: the next term of the session is not its.
-func TestARequestEndsOneTerm(t *testing.T) {
+func TestRequestEndsOneTerm(t *testing.T) {
 	t.Parallel()
 	db := migrated.New(t)
 	for _, kind := range []Kind{KindAdvisory, KindLease} {

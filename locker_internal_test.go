@@ -400,7 +400,7 @@ func TestDoTellsItsOwnErrorsFromThoseOfTheWork(t *testing.T) {
 	})
 }
 
-func TestAPanicAndGoexitInTheWorkRelease(t *testing.T) {
+func TestPanicAndGoexitInTheWorkRelease(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		var work context.Context
 		func() {
@@ -435,7 +435,7 @@ func TestAPanicAndGoexitInTheWorkRelease(t *testing.T) {
 	})
 }
 
-func TestTheWorksContextOutlivesTheWait(t *testing.T) {
+func TestWorksContextOutlivesTheWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		server.answer(busyFor(time.Minute))
 		err := l.Do(t.Context(), "k", func(ctx context.Context, _ *Lock) error {
@@ -483,7 +483,7 @@ func TestEachCallFromTheDeadlineOnReturnsTheLossAndSendsNothing(t *testing.T) {
 	})
 }
 
-func TestTheContextOfALostLockHasTheCauseAndTheLocksKey(t *testing.T) {
+func TestContextOfALostLockHasTheCauseAndTheLocksKey(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		lock := acquired(t, l, "order:42")
 		work, cancel := lock.Context(t.Context())
@@ -497,7 +497,7 @@ func TestTheContextOfALostLockHasTheCauseAndTheLocksKey(t *testing.T) {
 	})
 }
 
-func TestALossIsForGood(t *testing.T) {
+func TestLossIsForGood(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		lock := acquired(t, l, "k")
 		mustBe(t, "what the server says", lock.hold.Lose(errors.New("taken over")), ErrLost)
@@ -516,7 +516,7 @@ func TestALossIsForGood(t *testing.T) {
 	})
 }
 
-func TestASecondReleaseReturnsWhatTheFirstReturned(t *testing.T) {
+func TestSecondReleaseReturnsWhatTheFirstReturned(t *testing.T) {
 	inBubble(t, func(t *testing.T, l *Locker, server *fakeServer) {
 		good, bad := acquired(t, l, "good"), acquired(t, l, "bad")
 		work, cancel := good.Context(t.Context())

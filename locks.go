@@ -37,7 +37,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	}
 	defer l.calls.End()
 	a := l.newAcquisition(ctx)
-	if err := l.collect(&a.wishes, opts); err != nil {
+	if err := l.collect(&a.options, opts); err != nil {
 		return nil, l.fail("acquire", "", err)
 	}
 	compare := func(a, b string) int { return l.name(a).Compare(l.name(b)) }
@@ -111,7 +111,7 @@ func (a *acquisition) gather(keys []string) (locks Locks, failed string, err err
 		ask = len(keys)
 		if refused != nil {
 			a.Holding(locks.holds())
-			if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 && !a.wishes.noWait() {
+			if busy, ok := errors.AsType[*hold.Busy](refused); ok && len(early) > 0 && !a.options.noWait() {
 				a.observed.busy(failed, busy.Holder)
 				a.Enqueue(a.locker.name(failed), busy) // before the release below wakes others, which could then come first
 			}
@@ -138,7 +138,7 @@ func (a *acquisition) gather(keys []string) (locks Locks, failed string, err err
 			cancel()
 			switch {
 			case over != nil && !errors.Is(err, ErrLost):
-				return locks, lock.Key(), a.GiveUp(over)
+				return locks, lock.Key(), a.EndError(over)
 			case err != nil:
 				return locks, lock.Key(), err
 			}

@@ -110,7 +110,7 @@ func TestEventsTellHowLongWasWaitedAndHeld(t *testing.T) {
 	})
 }
 
-func TestALossIsToldOnceHoweverLateItIsNoticed(t *testing.T) {
+func TestLossIsToldOnceHoweverLateItIsNoticed(t *testing.T) {
 	observing(t, nil, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		lock := acquired(t, l, "k")
 		server.freeze(time.Hour)
@@ -125,7 +125,7 @@ func TestALossIsToldOnceHoweverLateItIsNoticed(t *testing.T) {
 	})
 }
 
-func TestAReleaseThatFailsIsARelease(t *testing.T) {
+func TestReleaseThatFailsIsARelease(t *testing.T) {
 	down := errors.New("no route to host")
 	for what, test := range map[string]struct {
 		refusal error
@@ -176,7 +176,7 @@ func TestLossBeforeTheCallReturnsIsObservedAfterTheGrant(t *testing.T) {
 	}
 }
 
-func TestAnObserverThatBlocksHoldsUpItsOwnCallOnly(t *testing.T) {
+func TestObserverThatBlocksHoldsUpItsOwnCallOnly(t *testing.T) {
 	block := make(map[EventOp]func())
 	observing(t, block, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		first, other := acquired(t, l, "k"), acquired(t, l, "other")
@@ -250,7 +250,7 @@ func TestRenewalsThatObserveIsTooSlowForAreToldAsOne(t *testing.T) {
 }
 
 // An observer that blocks in the middle of a grant leaves a lock that is kept alive.
-func TestALockWhoseGrantIsStillBeingToldIsRenewedAndLost(t *testing.T) {
+func TestLockWhoseGrantIsStillBeingToldIsRenewedAndLost(t *testing.T) {
 	block := make(map[EventOp]func())
 	observing(t, block, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		gate := make(chan struct{})
@@ -306,7 +306,7 @@ func TestCloseReturnsWhenEveryLossIsTold(t *testing.T) {
 	})
 }
 
-func TestAPanicOfObserveIsLoggedAndHarmsNothing(t *testing.T) {
+func TestPanicOfObserveIsLoggedAndHarmsNothing(t *testing.T) {
 	always := func() { panic("of the observer") }
 	on := map[EventOp]func(){EventBusy: always, EventWait: always, EventAcquired: always, EventRenewed: always, EventLost: always, EventReleased: always}
 	observing(t, on, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
@@ -332,7 +332,7 @@ func TestAPanicOfObserveIsLoggedAndHarmsNothing(t *testing.T) {
 	})
 }
 
-func TestACallThatGetsNothingHasOneWaitThatSaysWhy(t *testing.T) {
+func TestCallThatGetsNothingHasOneWaitThatSaysWhy(t *testing.T) {
 	observing(t, nil, func(t *testing.T, l *Locker, server *fakeServer, o *told) {
 		down := errors.New("no route to host")
 		server.answer(busyFor(time.Hour), answer{err: down}, busyFor(time.Hour), busyFor(time.Minute))
@@ -410,7 +410,7 @@ func TestManyLocksAreToldWhenAllAreThere(t *testing.T) {
 }
 
 // Not parallel: it counts allocations.
-func TestNothingIsMadeWhereNobodyObserves(t *testing.T) {
+func TestEventsAreNotMadeWithoutAnObserver(t *testing.T) {
 	l := newFake(&fakeServer{})
 	lock := l.newLock("k")
 	err := l.fail("acquire", "k", ErrNotAcquired)

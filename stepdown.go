@@ -67,7 +67,7 @@ func (l *leading) begin(work context.Context, lock *Lock, stepDown func(why erro
 	l.terms[lock] = term{work, stepDown, l.locker.now()}
 	if l.installed() {
 		l.listener.StartListener()
-		l.lookSoonLocked()
+		l.checkSoonLocked()
 	}
 }
 
@@ -103,8 +103,8 @@ func (l *leading) leads(name lockkey.Name) bool {
 	return slices.ContainsFunc(all, func(work context.Context) bool { return work.Err() == nil }) // which may find the loss, and tell Observe
 }
 
-// lookSoonLocked arranges the next check.
-func (l *leading) lookSoonLocked() {
+// checkSoonLocked arranges the next check.
+func (l *leading) checkSoonLocked() {
 	every := clock.CheckInterval
 	if l.listener.Listening() {
 		every = stepDownEvery
@@ -128,11 +128,11 @@ func (l *leading) Look() {
 		l.again = true
 	default:
 		l.looking = true
-		l.looks.Run(l.lookAtAll)
+		l.looks.Run(l.checkAll)
 	}
 }
 
-func (l *leading) lookAtAll() {
+func (l *leading) checkAll() {
 	for {
 		asked, err := l.asked(l.all())
 		l.mu.Lock()
@@ -150,7 +150,7 @@ func (l *leading) lookAtAll() {
 		}
 		l.looking, l.again = false, false
 		if len(l.terms) > 0 {
-			l.lookSoonLocked()
+			l.checkSoonLocked()
 		}
 		l.mu.Unlock()
 		return

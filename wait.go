@@ -21,7 +21,7 @@ type acquisition struct {
 	waitqueue.Waiter
 	locker   *Locker
 	caller   context.Context
-	wishes   options
+	options  options
 	lost     int // how many grants were lost before they could be returned
 	observed *observedCall
 	reusable bool // nobody else refers to it
@@ -36,7 +36,7 @@ var acquisitions = sync.Pool{New: func() any { return new(acquisition) }}
 // newAcquisition returns an acquisition under ctx, with the defaults of the Locker. end follows.
 func (l *Locker) newAcquisition(ctx context.Context) *acquisition {
 	a := acquisitions.Get().(*acquisition)
-	a.locker, a.caller, a.wishes = l, ctx, l.options()
+	a.locker, a.caller, a.options = l, ctx, l.options()
 	return a
 }
 
@@ -56,15 +56,15 @@ func (a *acquisition) end() {
 
 // begin begins the acquisition of the key; an empty key means several keys.
 func (a *acquisition) begin(key string) {
-	a.observed = a.locker.observeCall(a.caller, key, &a.wishes)
-	a.locker.queue.Begin(a.caller, &a.Waiter, a.wishes.Request, a.wishes.bound())
+	a.observed = a.locker.observeCall(a.caller, key, &a.options)
+	a.locker.queue.Begin(a.caller, &a.Waiter, a.options.Request, a.options.bound())
 }
 
 // acquire implements Acquire, TryAcquire and the first half of Do. The caller's opts override
 // defaults.
 func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []AcquireOption) (*Lock, error) {
 	a := l.newAcquisition(ctx)
-	if err := cmp.Or(l.collect(&a.wishes, defaults, opts), l.check(key)); err != nil {
+	if err := cmp.Or(l.collect(&a.options, defaults, opts), l.check(key)); err != nil {
 		return nil, l.fail("acquire", key, err)
 	}
 	a.begin(key)
@@ -134,10 +134,10 @@ func (a *acquisition) try(keys []string, inDo bool) []tried {
 	}
 	for _, key := range keys {
 		lock := a.locker.newLock(key)
-		lock.hold.Mode = a.wishes.Mode
+		lock.hold.Mode = a.options.Mode
 		attempts, all = append(attempts, hold.Attempt{Hold: &lock.hold}), append(all, tried{lock: lock})
 	}
-	request := a.wishes.Request
+	request := a.options.Request
 	request.Turn = a.Turn()
 	a.locker.backend.Try(a.Context(), request, attempts)
 	for i := range all {
@@ -198,7 +198,7 @@ func (a *acquisition) bounded() (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(a.Context())
 	stop := context.AfterFunc(a.locker.calls.Closing(), func() { end(ErrClosed) })
 	cancel := func() {}
-	if a.wishes.noWait() {
+	if a.options.noWait() {
 		ctx, cancel = context.WithTimeoutCause(ctx, dbconn.Timeout, lockerr.ErrNoAnswer)
 	}
 	return ctx, func() {

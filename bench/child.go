@@ -15,9 +15,9 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// An errand is the first line that a child process reads. The child connects, answers
+// An task is the first line that a child process reads. The child connects, answers
 // with an empty tally, and then answers each order with a tally until its input ends.
-type errand struct {
+type task struct {
 	At      string // a URL of PostgreSQL, or the directory of a daemon
 	Name    string // what its own keys begin with
 	Key     string // the key that all processes want
@@ -56,7 +56,7 @@ type releaser func(context.Context) error
 
 // A member carries out orders. It is what a child process has of one way.
 type member struct {
-	errand
+	task
 	pair    op       // for doPairs
 	acquire acquirer // for the others
 	held    releaser // after doAcquire
@@ -69,7 +69,7 @@ func runChild(ctx context.Context, name string, in io.Reader, out io.Writer) (er
 	}
 	orders, answers := json.NewDecoder(in), json.NewEncoder(out)
 	var m member
-	if err := orders.Decode(&m.errand); err != nil {
+	if err := orders.Decode(&m.task); err != nil {
 		return err
 	}
 	s := newStage(nil, m.Callers)
@@ -191,7 +191,7 @@ type childProcess struct {
 	answers *json.Decoder
 }
 
-func startChild(ctx context.Context, program, kind string, e errand) (c childProcess, err error) {
+func startChild(ctx context.Context, program, kind string, e task) (c childProcess, err error) {
 	c.cmd = exec.CommandContext(ctx, program, "-child", kind)
 	c.cmd.Stderr = os.Stderr
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
@@ -267,7 +267,7 @@ func startCrewAt(ctx context.Context, s *stage, way, at string, server, n, calle
 	})
 	s.cleanup(func() error { return c.end() })
 	for i := range n {
-		child, err := startChild(ctx, program, way, errand{at, fmt.Sprintf("process:%d", i), "hot:" + way, callers})
+		child, err := startChild(ctx, program, way, task{at, fmt.Sprintf("process:%d", i), "hot:" + way, callers})
 		if child.cmd.Process == nil {
 			return nil, err
 		}

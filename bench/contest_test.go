@@ -29,7 +29,7 @@ func held(t *testing.T, span time.Duration, times map[string]time.Duration) outc
 	return o
 }
 
-func TestARatioIsTheCostOfTheFirstOverThatOfTheSecond(t *testing.T) {
+func TestRatioIsTheCostOfTheFirstOverThatOfTheSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := held(t, time.Second, map[string]time.Duration{"slow": 30 * time.Millisecond, "fast": 10 * time.Millisecond, "other": time.Millisecond})
 		ratios := o.ratios("slow", "fast")
@@ -55,7 +55,7 @@ func TestSlowContestsHaveFewerRoundsAndAllWaysEquallyMany(t *testing.T) {
 	})
 }
 
-func TestAnErrorOfOneWayEndsTheContestAndLeavesNoRatio(t *testing.T) {
+func TestErrorOfOneWayEndsTheContestAndLeavesNoRatio(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
 		var done int
@@ -79,7 +79,7 @@ func TestAnErrorOfOneWayEndsTheContestAndLeavesNoRatio(t *testing.T) {
 	})
 }
 
-func TestNoWayIsFavouredByItsPlace(t *testing.T) {
+func TestWaysAreNotFavouredByTheirPlace(t *testing.T) {
 	for n := 2; n <= 8; n++ {
 		ways := make([]way, n)
 		for i := range ways {

@@ -33,7 +33,7 @@ func shell(t *testing.T, script string) (pid int, lines *bufio.Scanner, stdin io
 	return cmd.Process.Pid, bufio.NewScanner(stdout), stdin
 }
 
-func TestAChildThatHasEndedCounts(t *testing.T) {
+func TestChildThatHasEndedCounts(t *testing.T) {
 	pid, lines, _ := shell(t, "(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done); echo done; read x")
 	if !lines.Scan() {
 		t.Fatal("the shell ended")
@@ -48,7 +48,7 @@ func TestAChildThatHasEndedCounts(t *testing.T) {
 	}
 }
 
-func TestAChildThatRunsCounts(t *testing.T) {
+func TestChildThatRunsCounts(t *testing.T) {
 	pid, lines, stdin := shell(t, "(while read x; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; done); exit")
 	before, err := familyTime(pid)
 	if err != nil {
@@ -83,7 +83,7 @@ func TestThisProcessCounts(t *testing.T) {
 }
 
 // It looks through all processes of the machine.
-func TestWhatCountingTakesIsNotCounted(t *testing.T) {
+func TestCountingIsNotCounted(t *testing.T) {
 	var counted, all time.Duration
 	for range 10 {
 		before, err := ownTime()
@@ -109,7 +109,7 @@ func TestWhatCountingTakesIsNotCounted(t *testing.T) {
 	}
 }
 
-func TestAProcessThatIsGoneIsAnError(t *testing.T) {
+func TestProcessThatIsGoneIsAnError(t *testing.T) {
 	cmd := exec.Command("true")
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestAProcessThatIsGoneIsAnError(t *testing.T) {
 	}
 }
 
-func TestAProcessHasANameThatMayHoldAnything(t *testing.T) {
+func TestProcessHasANameThatMayHoldAnything(t *testing.T) {
 	line := "4711 (a) b (c 9 9) S 17 4711 4711 0 -1 4194560 1 2 3 4 100 200 7 8 20 0 1 0\n"
 	pid, p, err := parseStat([]byte(line))
 	if err != nil || pid != 4711 || p.parent != 17 || p.reaped != 15*tick {

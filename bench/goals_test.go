@@ -17,7 +17,7 @@ func TestEachGoalIsOfARowThatIsMeasured(t *testing.T) {
 	}
 }
 
-func TestAGoalIsReachedAtMostAtItsValue(t *testing.T) {
+func TestGoalIsReachedAtMostAtItsValue(t *testing.T) {
 	r := aReport()
 	set := func(name string, workers int, ratio, allocs float64) {
 		for i, m := range r.rows {

@@ -114,7 +114,7 @@ func TestProcessesThatDoNotConnectAreCounted(t *testing.T) {
 
 // 10,000 renewals every 10 s that take the server 0.2 s: one processor carries 50 times
 // as many.
-func TestWhatADatabaseCarriesFollowsFromTheServersTime(t *testing.T) {
+func TestCapacityOfADatabaseFollowsFromTheServersTime(t *testing.T) {
 	r := renewing{leases: 10_000, window: 20 * time.Second, statements: 20, used: usage{server: 400 * time.Millisecond}}
 	const ttl = 30 * time.Second
 	if each, carried := r.each(ttl), r.carried(ttl); each != 20*time.Microsecond || carried != 500_000 {

@@ -41,7 +41,7 @@ func TestSeveralOperationsInARowCountEach(t *testing.T) {
 	}
 }
 
-func TestAWayHasThePercentilesOfItsOwnOperations(t *testing.T) {
+func TestWayHasThePercentilesOfItsOwnOperations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := contest{stage: newStage(nil, 3), span: time.Second, ways: []way{
 			{name: "slow", op: sleeping(30 * time.Millisecond)}, {name: "fast", op: sleeping(10 * time.Millisecond)},

@@ -16,7 +16,7 @@ func spreadBy(percent time.Duration) calm {
 	return calmOf(floor)
 }
 
-func TestARunIsQuietIfTheFloorsQuartilesDifferByLessThanFivePercent(t *testing.T) {
+func TestRunIsQuietIfTheFloorsQuartilesDifferByLessThanFivePercent(t *testing.T) {
 	for percent, want := range map[time.Duration]bool{0: true, 2: true, 4: true, 6: false, 50: false} {
 		c := spreadBy(percent)
 		if c.quiet() != want {

@@ -51,7 +51,7 @@ func aReport() report {
 	return r
 }
 
-func TestAReportHasAllThatWasMeasured(t *testing.T) {
+func TestReportHasAllThatWasMeasured(t *testing.T) {
 	r := aReport()
 	folder := t.TempDir()
 	if err := r.write(folder); err != nil {
@@ -153,7 +153,7 @@ func TestPagesAreShortWhereAllGoalsAreMissed(t *testing.T) {
 	}
 }
 
-func TestTheChartIsXMLThatNamesEachWay(t *testing.T) {
+func TestChartIsXMLThatNamesEachWay(t *testing.T) {
 	r := aReport()
 	text := chart(r.ofTables(true))
 	words := make(map[string]int)
@@ -181,7 +181,7 @@ func TestTheChartIsXMLThatNamesEachWay(t *testing.T) {
 	}
 }
 
-func TestAReportNeedsAllPeers(t *testing.T) {
+func TestReportNeedsAllPeers(t *testing.T) {
 	there, absent := &daemon{called: "one", path: "/a/path", version: "1.0", keeps: "nothing"}, &daemon{called: "such server", missing: errors.New("no package")}
 	lines, err := describe("15.1", []*daemon{there}, time.Millisecond)
 	if err != nil || strings.Contains(strings.Join(lines, "\n"), "/a/path") {

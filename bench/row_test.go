@@ -11,7 +11,7 @@ import (
 // matchAll matches each row.
 var matchAll = regexp.MustCompile("")
 
-func TestARowIsHeldForTheRatiosThatAreChosen(t *testing.T) {
+func TestRowIsHeldForTheRatiosThatAreChosen(t *testing.T) {
 	rows := rowsMatching(regexp.MustCompile(`^lease/(etcd|redsync) 32$`))
 	if len(rows) != 1 {
 		t.Fatalf("there are %d rows, not 1", len(rows))

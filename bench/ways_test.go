@@ -184,7 +184,7 @@ func TestEachWayKeepsItsOwnServerBusy(t *testing.T) {
 	}
 }
 
-func TestTheDurableRedisSyncsEachWrite(t *testing.T) {
+func TestDurableRedisSyncsEachWrite(t *testing.T) {
 	if err := durableRedis.find(t.Context()); err != nil {
 		t.Fatal(err)
 	}

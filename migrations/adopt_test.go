@@ -29,7 +29,7 @@ func newSeed(t *testing.T) *pgtest.DB {
 	return db
 }
 
-func TestTheSeedIsAdoptedAndGivenBackByEveryWay(t *testing.T) {
+func TestSeedIsAdoptedAndGivenBackByEveryWay(t *testing.T) {
 	t.Parallel()
 	fresh := atVersion(t, newest)
 	want := catalog(t, fresh)
@@ -117,7 +117,7 @@ func TestOldCallersGoOnWithinOneSession(t *testing.T) {
 	calls()
 }
 
-func TestTheSeedsGrantsAreEnough(t *testing.T) {
+func TestSeedsGrantsAreEnough(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
@@ -138,7 +138,7 @@ func TestTheSeedsGrantsAreEnough(t *testing.T) {
 	callsInTransactions(t, conn)
 }
 
-func TestAViewKeepsTheCollationAndASecondIndexGuardsTheNames(t *testing.T) {
+func TestViewKeepsTheCollationAndASecondIndexGuardsTheNames(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
@@ -160,7 +160,7 @@ func TestAViewKeepsTheCollationAndASecondIndexGuardsTheNames(t *testing.T) {
 	sameCatalog(t, catalog(t, db), before)
 }
 
-func TestAForeignTableIsRefusedAndNamed(t *testing.T) {
+func TestForeignTableIsRefusedAndNamed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	for table, has := range map[string]string{
@@ -368,7 +368,7 @@ func TestLeasesAndSessionsOutliveTheNewestVersion(t *testing.T) {
 }
 
 // An upgrade that queued for the table would stop every caller behind it.
-func TestAReaderOfTheTableStopsTheUpgradeNotTheCallers(t *testing.T) {
+func TestReaderOfTheTableStopsTheUpgradeNotTheCallers(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
@@ -386,7 +386,7 @@ func TestAReaderOfTheTableStopsTheUpgradeNotTheCallers(t *testing.T) {
 	expect(t, db.Pool, false, "select acquire_lock('k', 'b')")
 }
 
-func TestTheUpgradeUnderTrafficFailsNoCallAndGrantsNothingTwice(t *testing.T) {
+func TestUpgradeUnderTrafficFailsNoCallAndGrantsNothingTwice(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for round := range 3 {

@@ -212,7 +212,7 @@ func TestLeasesOutliveTheLossOfWhatIsAroundThem(t *testing.T) {
 
 // A tool runs the last file first, and stops where one fails: what is in use must be known
 // to the first one.
-func TestARefusedDownLeavesEverythingThatLocksNeed(t *testing.T) {
+func TestRefusedDownLeavesEverythingThatLocksNeed(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for _, way := range ways {

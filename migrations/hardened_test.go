@@ -12,7 +12,7 @@ import (
 )
 
 // Who has the seed's rights goes on, through every version and back.
-func TestTheSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
+func TestSeedsGrantsAreEnoughInEveryVersion(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for _, from := range []uint{0, 1, newest - 1} {
@@ -142,7 +142,7 @@ func TestRolesKeepTheirRightsWhenUpMakesAnewWhatWasDropped(t *testing.T) {
 }
 
 // The owner of a function may change its comment, too.
-func TestAnInternalFunctionOfAnotherRoleIsNotHardened(t *testing.T) {
+func TestInternalFunctionOfAnotherRoleIsNotHardened(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest)
@@ -179,7 +179,7 @@ func TestUpDoesNothingForAHardenedApplication(t *testing.T) {
 }
 
 // A stranger's functions must not run on the way down.
-func TestTheDownFileCallsNothingOfAStranger(t *testing.T) {
+func TestDownFileCallsNothingOfAStranger(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest-1)

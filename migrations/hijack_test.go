@@ -541,7 +541,7 @@ BEGIN
   END LOOP;
 END $do$`
 
-func TestSoakNothingOfWhoMayCreateInTheSchemaRuns(t *testing.T) {
+func TestSoakObjectsOfARoleThatMayCreateInTheSchemaDoNotRun(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)

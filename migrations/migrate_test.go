@@ -100,7 +100,7 @@ var obstacles = []struct{ create, drop, says string }{
 	},
 }
 
-func TestSoakAnErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
+func TestSoakErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	if len(obstacles) != len(upFiles) {
@@ -165,7 +165,7 @@ func TestSoakAnErrorLeavesNothingBehindWhateverRanTheFile(t *testing.T) {
 }
 
 // A file that fails on the way down leaves its version, and those before it; Down leaves everything.
-func TestSoakAnErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
+func TestSoakErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const dependent = "create view in_the_way as select %s as one"
@@ -199,7 +199,7 @@ func TestSoakAnErrorOnTheWayDownLeavesThatVersion(t *testing.T) {
 	}
 }
 
-func TestAFailedUpMarksNothingDirty(t *testing.T) {
+func TestFailedUpMarksNothingDirty(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -239,7 +239,7 @@ func TestRepairClearsADirtyMark(t *testing.T) {
 
 // golang-migrate marks a version dirty while it runs the file, so that another
 // run of the file sees what is installed as not installed.
-func TestAnInstallationIsNotAdoptedAsAForeignTable(t *testing.T) {
+func TestInstallationIsNotAdoptedAsAForeignTable(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -367,7 +367,7 @@ func version(t *testing.T, pool *pgxpool.Pool, want uint) {
 	}
 }
 
-func TestAFileRefusesToRunOverALaterVersion(t *testing.T) {
+func TestFileRefusesToRunOverALaterVersion(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest)
@@ -396,7 +396,7 @@ func TestAFileRefusesToRunOverALaterVersion(t *testing.T) {
 
 // golang-migrate records a version before it runs the file, which another tool may have
 // run meanwhile, and later ones too.
-func TestAnOlderFileThatRunsAgainTakesNothingBack(t *testing.T) {
+func TestOlderFileThatRunsAgainTakesNothingBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := atVersion(t, newest)
@@ -411,7 +411,7 @@ func TestAnOlderFileThatRunsAgainTakesNothingBack(t *testing.T) {
 	version(t, db.Pool, newest)
 }
 
-func TestAFileRefusesToRunWithoutTheVersionBeforeIt(t *testing.T) {
+func TestFileRefusesToRunWithoutTheVersionBeforeIt(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)

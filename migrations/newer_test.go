@@ -57,7 +57,7 @@ func TestUpRepairsTokensOnANewerSchema(t *testing.T) {
 	version(t, db.Pool, newest+1)
 }
 
-func TestAnOlderProgramTakesNothingOfANewerSchemaBack(t *testing.T) {
+func TestOlderProgramTakesNothingOfANewerSchemaBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := newNewer(t)

@@ -166,7 +166,7 @@ func TestSoakObjectsThatAnotherRoleMadeBeforeAreRefusedByName(t *testing.T) {
 
 // Who may create in the schema can say in it that pgxlock is installed. That must
 // not be believed: who locks would run the other role's functions.
-func TestAnInstallationThatAnotherRoleFeignsIsRefused(t *testing.T) {
+func TestInstallationThatAnotherRoleFeignsIsRefused(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -263,7 +263,7 @@ func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
 }
 
 // The new objects have to belong to the one whose table is adopted.
-func TestATableOfAnotherRoleIsAdoptedByThatRole(t *testing.T) {
+func TestTableOfAnotherRoleIsAdoptedByThatRole(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
@@ -293,7 +293,7 @@ func TestATableOfAnotherRoleIsAdoptedByThatRole(t *testing.T) {
 
 // What comes by a column of our name has not the meaning of ours, and without
 // the key on lock_name two could hold one lock.
-func TestATableThatOnlyLooksLikeTheOneToAdoptIsRefused(t *testing.T) {
+func TestTableThatOnlyLooksLikeTheOneToAdoptIsRefused(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const classic = "lock_name varchar(255), holder_id varchar(255), acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
@@ -324,7 +324,7 @@ func TestATableThatOnlyLooksLikeTheOneToAdoptIsRefused(t *testing.T) {
 }
 
 // The functions rely on it: a comparison with NULL is neither live nor expired.
-func TestAnAdoptedTableGetsItsNotNulls(t *testing.T) {
+func TestAdoptedTableGetsItsNotNulls(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := newSeed(t)
@@ -350,7 +350,7 @@ func TestAnAdoptedTableGetsItsNotNulls(t *testing.T) {
 	expect(t, db.Pool, true, "select acquire_lock('k', 'b')")
 }
 
-func TestATemporaryTableIsNotTheOneToAdopt(t *testing.T) {
+func TestTemporaryTableIsNotTheOneToAdopt(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	fresh := atVersion(t, newest)
@@ -397,7 +397,7 @@ func TestATemporaryTableIsNotTheOneToAdopt(t *testing.T) {
 }
 
 // PostgreSQL then quotes what the file compares and writes down.
-func TestTheSeedIsAdoptedAndGivenBackWhereAllIdentifiersAreQuoted(t *testing.T) {
+func TestSeedIsAdoptedAndGivenBackWhereAllIdentifiersAreQuoted(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	fresh := atVersion(t, newest)

@@ -17,7 +17,7 @@ import (
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
-func TestASearchPathThatLeadsElsewhereIsRefused(t *testing.T) {
+func TestSearchPathThatLeadsElsewhereIsRefused(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	db.Exec(t, `create schema "Missing"; create schema here`)
@@ -65,7 +65,7 @@ func TestFilesRefuseASchemaInFrontOfThatOfAnOlderTable(t *testing.T) {
 // A second table would be a second lock, so it is never made by accident: what the
 // search_path finds is what is meant, as for a Locker, and what it does not find
 // must be named.
-func TestASecondInstallationMustBeAskedFor(t *testing.T) {
+func TestSecondInstallationMustBeAskedFor(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	cfg := &migrations.Config{Schema: "locks"}
@@ -141,7 +141,7 @@ func TestEachOfTwoInstallationsIsUpgradedAndRemovedAlone(t *testing.T) {
 	sameCatalog(t, of("locks_1"), first)
 }
 
-func TestSoakTheSchemaNamedFirstGetsTheObjects(t *testing.T) {
+func TestSoakSchemaNamedFirstGetsTheObjects(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	tried := 0
@@ -208,7 +208,7 @@ func TestAnotherRolesOwnSchemaIsNotUsedForOurs(t *testing.T) {
 	expect(t, pgtest.Pool(t, otherURL), true, "select acquire_lock('k', 'c')") // another installation
 }
 
-func TestASchemaIsCreatedAndClosed(t *testing.T) {
+func TestSchemaIsCreatedAndClosed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	cfg := &migrations.Config{Schema: `Locks, "of" ours`}
@@ -235,7 +235,7 @@ func TestASchemaIsCreatedAndClosed(t *testing.T) {
 
 // The functions keep the name of their schema. docs/install.md says how to
 // tell them the new one: all files once more, in one transaction.
-func TestARenamedSchemaIsPutRightByRunningTheFilesAgain(t *testing.T) {
+func TestRenamedSchemaIsPutRightByRunningTheFilesAgain(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	fresh := pgtest.New(t)
@@ -263,7 +263,7 @@ func TestARenamedSchemaIsPutRightByRunningTheFilesAgain(t *testing.T) {
 	must(t, migrations.Down(t.Context(), db.Pool, &migrations.Config{Schema: "new", Force: true}))
 }
 
-func TestAnExistingSchemaNeedsNoRightToCreateSchemas(t *testing.T) {
+func TestExistingSchemaNeedsNoRightToCreateSchemas(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -276,7 +276,7 @@ func TestAnExistingSchemaNeedsNoRightToCreateSchemas(t *testing.T) {
 }
 
 // golang-migrate forgets a connection where it may not make its table.
-func TestNoSessionIsLeft(t *testing.T) {
+func TestSessionsAreAllClosed(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -367,7 +367,7 @@ func TestUpWorksWhereTheRoleMayNotWriteOrWait(t *testing.T) {
 }
 
 // Some engines refuse what tells a cluster and its timeline.
-func TestAnEngineThatHidesItsClusterIsInstalledOnWithAWarning(t *testing.T) {
+func TestEngineThatHidesItsClusterIsInstalledOnWithAWarning(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -396,7 +396,7 @@ func TestAnEngineThatHidesItsClusterIsInstalledOnWithAWarning(t *testing.T) {
 	expect(t, pool, true, "select fencing_token > $1 from try_acquire_lock('k', 'a', '1 minute')", last)
 }
 
-func TestACancelledUpIsAnErrorAndCanBeRepeated(t *testing.T) {
+func TestCancelledUpIsAnErrorAndCanBeRepeated(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)

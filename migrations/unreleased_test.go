@@ -10,7 +10,7 @@ import (
 
 // The set of files before the first release had a function of this name, and recorded a
 // later version than there is now.
-func TestADatabaseFromBeforeTheFirstReleaseIsRefusedAndLeftAlone(t *testing.T) {
+func TestDatabaseFromBeforeTheFirstReleaseIsRefusedAndLeftAlone(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	db.Exec(t, `

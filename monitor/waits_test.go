@@ -9,7 +9,7 @@ import (
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
-func TestTheTreeOfACircleAndOfWhatSeveralHold(t *testing.T) {
+func TestTreeOfACircleAndOfWhatSeveralHold(t *testing.T) {
 	t.Parallel()
 	hold := func(key string, pid int32) pgxlock.Holder {
 		return pgxlock.Holder{Kind: pgxlock.KindAdvisory, Key: key, PID: pid}

@@ -171,7 +171,7 @@ func TestRunGoesOnWhenALeaseWasLostBeforeTheStart(t *testing.T) {
 	})
 }
 
-func TestTheEndOfARunIsRecordedWithinAFewSecondsOrNot(t *testing.T) {
+func TestEndOfARunIsRecordedWithinAFewSecondsOrNot(t *testing.T) {
 	away := errors.New("away")
 	for _, retry := range []bool{false, true} {
 		for what, test := range map[string]struct {
@@ -200,7 +200,7 @@ func TestTheEndOfARunIsRecordedWithinAFewSecondsOrNot(t *testing.T) {
 	}
 }
 
-func TestAMemoryRemembersATickForKeepAndThenForgetsIt(t *testing.T) {
+func TestMemoryRemembersATickForKeepAndThenForgetsIt(t *testing.T) {
 	const keep = 2 * time.Hour
 	watch(t, time.Minute, &Config{Keep: keep}, func(t *testing.T, r *Runner, w *watchedRuns) {
 		ran := 0

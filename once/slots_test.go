@@ -32,7 +32,7 @@ func location(t *testing.T, name string) *time.Location {
 	return l
 }
 
-func TestADayBeginsByTheClocksOfItsTimeZone(t *testing.T) {
+func TestDayBeginsByTheClocksOfItsTimeZone(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const midnight, halfPastTwo, noon = 0, 2*time.Hour + 30*time.Minute, 12 * time.Hour

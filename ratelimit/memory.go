@@ -29,7 +29,7 @@ func (m *memory) ask(requests ...*request) {
 		now := clock.Sub(m.began).Nanoseconds()
 		tat := m.tats[r.key]
 		if r.unused != nil {
-			tat = m.rule.giveBack(tat, now, r.n, *r.unused)
+			tat = m.rule.refund(tat, now, r.n, *r.unused)
 		} else {
 			var after int64
 			if r.got.Delay, after = m.rule.take(tat, now, r.n); r.got.Delay <= r.maxDelay(clock) {

@@ -49,9 +49,9 @@ func (b *bookings) take(key string, n, burst, most int) (wait int, granted *book
 	return wait, granted
 }
 
-// giveBack gives back what will not happen, if it was the last of the key. What may have
+// refund gives back what will not happen, if it was the last of the key. What may have
 // happened it does not.
-func (b *bookings) giveBack(x *booking) {
+func (b *bookings) refund(x *booking) {
 	if x.at <= b.now {
 		return
 	}
@@ -151,7 +151,7 @@ func (m *modelled) actions() map[string]func(*rapid.T) {
 			i := rapid.IntRange(0, len(m.reserved)-1).Draw(r, "reservation")
 			x := m.reserved[i]
 			m.reserved = slices.Delete(m.reserved, i, i+1)
-			m.giveBack(x.booking)
+			m.refund(x.booking)
 			if err := x.Cancel(ctx); err != nil {
 				r.Fatal(err)
 			}

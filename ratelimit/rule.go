@@ -61,11 +61,11 @@ func (r rule) take(tat, now int64, n int) (delay time.Duration, after int64) {
 	return max(ahead-(time.Duration(r.burst)*r.step-cost), 0), tat + int64(cost)
 }
 
-// giveBack returns the key's time without n events that moved it to was, if they are
+// refund returns the key's time without n events that moved it to was, if they are
 // the last: it is then where it would be without them. Those behind them, if any, keep
 // the promised times, and what may happen at the same time as they cannot be told from
 // the key's time alone: nothing is given back then. A bucket that is full gets nothing.
-func (r rule) giveBack(tat, now int64, n int, was int64) int64 {
+func (r rule) refund(tat, now int64, n int, was int64) int64 {
 	if tat != was || was <= now {
 		return tat
 	}

@@ -129,7 +129,7 @@ func TestKeysThatHaveUsedNothingLatelyLeaveTheMemory(t *testing.T) {
 }
 
 // Keys that are in use are not looked at again each time.
-func TestTheMemoryIsSweptWhenItHasDoubled(t *testing.T) {
+func TestMemoryIsSweptWhenItHasDoubled(t *testing.T) {
 	t.Parallel()
 	l, err := NewMemory(Every(time.Hour), 1)
 	if err != nil {
@@ -161,7 +161,7 @@ func asked(l *Limiter, keys ...string) (requests []*request) {
 }
 
 // What the server cannot take, here by a trigger, is the error of its key alone.
-func TestAKeyThatTheServerRefusesSpoilsNoOther(t *testing.T) {
+func TestKeyThatTheServerRefusesSpoilsNoOther(t *testing.T) {
 	t.Parallel()
 	l, _, db := slowLimiter(t, 2)
 	db.Exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no' using errcode = '22021'; end $$;
@@ -224,7 +224,7 @@ func TestRequestOfACallerThatLeftIsNotSent(t *testing.T) {
 }
 
 // The housekeeping of a Limiter begins with its first use, and ends with it.
-func TestTheHousekeepingOfALimiterEndsWithIt(t *testing.T) {
+func TestHousekeepingOfALimiterEndsWithIt(t *testing.T) {
 	t.Parallel()
 	l, table, _ := slowLimiter(t, 1)
 	runs := table.reaping.Running

@@ -48,7 +48,7 @@ func schedule(t *testing.T, name string, phase time.Duration, ran func(), option
 
 // What gocron #841 is about: the clocks are up to 200 ms early and late, and the job is
 // over long before the others begin.
-func TestOneSchedulerRunsAJobEachSecondWhateverTheirClocksSay(t *testing.T) {
+func TestSchedulersRunAJobOnceASecondWhateverTheirClocksSay(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Migrated(t).Pool
 	phases := []struct {
@@ -107,7 +107,7 @@ func TestOneSchedulerRunsAJobEachSecondWhateverTheirClocksSay(t *testing.T) {
 	}
 }
 
-func TestALockedJobIsRecordedAndNotRunAgain(t *testing.T) {
+func TestLockedJobIsRecordedAndNotRunAgain(t *testing.T) {
 	t.Parallel()
 	ctx, pool := t.Context(), testkit.Migrated(t).Pool
 	l, err := gocronlock.NewLocker(pool, 3000*time.Hour, nil)
@@ -157,7 +157,7 @@ func TestALockedJobIsRecordedAndNotRunAgain(t *testing.T) {
 	_ = other.Unlock(ctx) // which could not be recorded any more
 }
 
-func TestTheLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
+func TestLeaderRunsAllJobsUntilItIsClosed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Migrated(t).Pool
 	type node struct {

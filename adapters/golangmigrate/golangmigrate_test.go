@@ -148,7 +148,7 @@ func driver(t *testing.T, db *pgtest.DB, table string) database.Driver {
 }
 
 // The monitor knows what golang-migrate locks, no matter who runs it.
-func TestTheMonitorKnowsTheLockOfGolangMigrate(t *testing.T) {
+func TestMonitorKnowsTheLockOfGolangMigrate(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	must(t, migrations.Up(t.Context(), db.Pool, nil))

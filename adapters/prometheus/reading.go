@@ -95,7 +95,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	}
 	tell(up, 1)
 	tell(unreadable, float64(len(s.shot.Missing)))
-	s.tellHolders(tell)
+	s.emitHolders(tell)
 	s.tellWaiters(tell)
 	tell(tableEntries, float64(s.shot.Load.Locks))
 	tell(tableCapacity, float64(s.shot.Load.Room))
@@ -159,7 +159,7 @@ var (
 	modes = map[pgxlock.Mode]string{pgxlock.Exclusive: "exclusive", pgxlock.Shared: "shared"}
 )
 
-func (s *state) tellHolders(tell func(*prometheus.Desc, float64, ...string)) {
+func (s *state) emitHolders(tell func(*prometheus.Desc, float64, ...string)) {
 	type of struct {
 		kind pgxlock.Kind
 		mode pgxlock.Mode

@@ -31,7 +31,7 @@ func TestPartThatCouldNotBeReadIsLeftOut(t *testing.T) {
 		told := make(map[*prometheus.Desc]int)
 		tell := func(d *prometheus.Desc, _ float64, _ ...string) { told[d]++ }
 		s := &state{shot: test.shot}
-		s.tellHolders(tell)
+		s.emitHolders(tell)
 		s.tellWaiters(tell)
 		for _, d := range []*prometheus.Desc{holders, oldestHold, waiters} {
 			if told[d] != test.want[d] {

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func TestTheFlagComesBeforeTheVariablesAndOursBeforeTheGeneralOne(t *testing.T) {
+func TestFlagComesBeforeTheVariablesAndOursBeforeTheGeneralOne(t *testing.T) {
 	t.Parallel()
 	env := map[string]string{"PGXLOCK_DATABASE_URL": "ours", "DATABASE_URL": "general"}
 	for _, test := range []struct{ flag, unset, source, value string }{
@@ -93,7 +93,7 @@ const closed = "127.0.0.1:1"
 // nowhere is a database that is not there.
 const nowhere = "postgres://me@" + closed + "/db"
 
-func TestAServerThatCannotBeReachedExits69(t *testing.T) {
+func TestServerThatCannotBeReachedExits69(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{"ls", "migrate up", "migrate down", "migrate status", "migrate repair", "tree", "doctor", "acquire k"} {
 		t.Run(args, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestAServerThatCannotBeReachedExits69(t *testing.T) {
 	}
 }
 
-func TestNoPasswordIsEverPrinted(t *testing.T) {
+func TestPasswordsAreNeverPrinted(t *testing.T) {
 	t.Parallel()
 	for _, connString := range []string{
 		"postgres://me:geheim@" + closed + "/db",

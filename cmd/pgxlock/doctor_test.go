@@ -115,7 +115,7 @@ func TestDoctorWithoutADatabaseOrWithWrongUsageIsOneLine(t *testing.T) {
 	}
 }
 
-func TestAFindingIsPaintedByItsStatusAndObeyedByNoTerminal(t *testing.T) {
+func TestFindingIsPaintedByItsStatusAndObeyedByNoTerminal(t *testing.T) {
 	t.Parallel()
 	for status, color := range map[doctor.Status]string{doctor.StatusOK: green, doctor.StatusWarning: yellow, doctor.StatusError: red} {
 		var b bytes.Buffer

@@ -14,7 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-func TestAScriptAcquiresExtendsAndReleases(t *testing.T) {
+func TestScriptAcquiresExtendsAndReleases(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	on := func(args ...string) result { return execute(t, nil, append(args, "--database-url", db.URL)...) }
@@ -58,7 +58,7 @@ func TestAcquireWaitsForTheHolder(t *testing.T) {
 	pgtest.Receive(t, "it has the lease", ended).want(t, exitOK, ":", "")
 }
 
-func TestASignalLeavesNoLeaseThatNobodyKnows(t *testing.T) {
+func TestSignalLeavesNoLeaseThatNobodyKnows(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	for _, test := range []struct {

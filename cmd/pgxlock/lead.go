@@ -21,23 +21,23 @@ import (
 
 // The command lead runs a command while this process is the leader, as run does under a lock.
 
-// leadership is what lead is asked to do.
-type leadership struct {
-	errand
+// leadTask is what lead is asked to do.
+type leadTask struct {
+	task
 	file, addr string // of the health file and of the handler; empty: none
 }
 
 const exampleHealthAddr = "127.0.0.1:8474"
 
 func newLead() *cobra.Command {
-	var l leadership
+	var l leadTask
 	cmd := &cobra.Command{
 		Use:   "lead KEY [flags] -- COMMAND [ARG...]",
 		Short: "Run a command while this process is the leader",
 		Long: `Be a candidate for leader, and run a command as long as this process leads: of all
 machines that run pgxlock lead with the same key, one has the command running.
 
-If leadership is lost, or pgxlock step-down asks for it, the command and its process
+If leadTask is lost, or pgxlock step-down asks for it, the command and its process
 group get SIGTERM, and SIGKILL before anyone else can lead: after --grace, or in time
 before the lock expires. Then lead is a candidate again. If the lock is evicted, or its
 session ends, the next leader may already run: only fencing keeps the two apart. If the
@@ -57,7 +57,7 @@ the command has ended; while it is a candidate, at once.
 		ValidArgsFunction: completeCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l.read(cmd, args)
-			l.logger = slog.New(&complaints{&l.errand})
+			l.logger = slog.New(&complaints{&l.task})
 			return l.do(cmd.Context(), cmd.Flags())
 		},
 	}
@@ -74,7 +74,7 @@ the command has ended; while it is a candidate, at once.
 }
 
 // check says what is wrong with the flags.
-func (l *leadership) check(flags *pflag.FlagSet) error {
+func (l *leadTask) check(flags *pflag.FlagSet) error {
 	if err := refuseEmpty(flags, "none", "health-file", "health-addr"); err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (l *leadership) check(flags *pflag.FlagSet) error {
 }
 
 // do is a candidate, and a leader, until the command or a signal ends it.
-func (l *leadership) do(ctx context.Context, flags *pflag.FlagSet) error {
+func (l *leadTask) do(ctx context.Context, flags *pflag.FlagSet) error {
 	if err := l.check(flags); err != nil {
 		return usageError{err}
 	}
@@ -116,7 +116,7 @@ func (l *leadership) do(ctx context.Context, flags *pflag.FlagSet) error {
 }
 
 // campaign leads again and again, until the command has ended by itself or a signal came.
-func (l *leadership) campaign(ctx context.Context, from *opened, file *healthFile, under func(tenure) error) error {
+func (l *leadTask) campaign(ctx context.Context, from *opened, file *healthFile, under func(tenure) error) error {
 	ctx, resign := context.WithCancel(ctx)
 	defer resign()
 	var result error
@@ -149,7 +149,7 @@ func (l *leadership) campaign(ctx context.Context, from *opened, file *healthFil
 }
 
 // listen answers requests.
-func (l *leadership) listen(ctx context.Context, handler http.Handler) (*http.Server, error) {
+func (l *leadTask) listen(ctx context.Context, handler http.Handler) (*http.Server, error) {
 	host, port, err := net.SplitHostPort(l.addr)
 	if err != nil {
 		return nil, fmt.Errorf("--health-addr %q is no address; use host:port, such as %s", l.addr, exampleHealthAddr)
@@ -170,7 +170,7 @@ func (l *leadership) listen(ctx context.Context, handler http.Handler) (*http.Se
 
 // complaints is a slog.Handler that says warnings and errors as a command does, if they have a
 // cause: others were said.
-type complaints struct{ *errand }
+type complaints struct{ *task }
 
 func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
 	return level >= slog.LevelWarn

@@ -10,7 +10,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-func TestTheWatcherRemovesTheHealthFileOfALeaderThatIsKilled(t *testing.T) {
+func TestWatcherRemovesTheHealthFileOfALeaderThatIsKilled(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -25,7 +25,7 @@ func TestTheWatcherRemovesTheHealthFileOfALeaderThatIsKilled(t *testing.T) {
 }
 
 // Without a lock there is no hurry, and nothing but SIGTERM.
-func TestTheCommandOfAKilledOnceIsToldToEnd(t *testing.T) {
+func TestCommandOfAKilledOnceIsToldToEnd(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)

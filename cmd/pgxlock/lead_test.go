@@ -163,7 +163,7 @@ func TestLeadIsNoCandidateAgainAfterASignal(t *testing.T) {
 	l.ends(t, exitSignal+int(syscall.SIGTERM))
 }
 
-func TestASignalEndsACandidate(t *testing.T) {
+func TestSignalEndsACandidate(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -190,7 +190,7 @@ func TestLeadGoesOnTryingWhileThereIsNoServer(t *testing.T) {
 	}
 }
 
-func TestAHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T) {
+func TestHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)

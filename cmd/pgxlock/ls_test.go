@@ -396,7 +396,7 @@ func TestLsSaysWhatItCannotShow(t *testing.T) {
 }
 
 // A list that lacks a part tells a script so by the exit code, and so does the JSON that is an object.
-func TestAnIncompleteAnswerIsNoSuccess(t *testing.T) {
+func TestIncompleteAnswerIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	db := withLeases(t)
 	session(t, db, "select pg_advisory_lock(7)")

@@ -222,7 +222,7 @@ func TestMessageSaysWhatToRunOnce(t *testing.T) {
 	}
 }
 
-func TestAMessageNamesTheProgramOnce(t *testing.T) {
+func TestMessageNamesTheProgramOnce(t *testing.T) {
 	t.Parallel()
 	err := fmt.Errorf("pgxlock: hold \"k\": %w: %w by ops: why", pgxlock.ErrLost, pgxlock.ErrEvicted)
 	if text := describe(newRun().Flags(), err); text != `hold "k": lock lost: evicted by ops: why` {

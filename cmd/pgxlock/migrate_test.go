@@ -58,7 +58,7 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 }
 
 // A misspelt schema is an error, and not a success.
-func TestASchemaThatIsNotThereIsNamed(t *testing.T) {
+func TestSchemaThatIsNotThereIsNamed(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := empty(t)
@@ -71,7 +71,7 @@ func TestASchemaThatIsNotThereIsNamed(t *testing.T) {
 	execute(t, env, "migrate", "down", "--schema", "nothing").want(t, exitOK, "", "nothing to remove")
 }
 
-func TestADamagedSchemaIsReportedAndMended(t *testing.T) {
+func TestDamagedSchemaIsReportedAndMended(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -223,7 +223,7 @@ func TestMigrateSQLOutputRunsThroughPsql(t *testing.T) {
 	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "not installed", "")
 }
 
-func TestAnOlderVersionIsOutdatedAndUpgraded(t *testing.T) {
+func TestOlderVersionIsOutdatedAndUpgraded(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := empty(t)
@@ -245,7 +245,7 @@ func TestAnOlderVersionIsOutdatedAndUpgraded(t *testing.T) {
 }
 
 // While a newer program is rolled out.
-func TestANewerVersionIsWorkedOnAndLeftAsItIs(t *testing.T) {
+func TestNewerVersionIsWorkedOnAndLeftAsItIs(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	future, err := os.ReadFile("../../testdata/future.sql")
@@ -286,7 +286,7 @@ func TestEveryRelationOfTwoVersionsHasAState(t *testing.T) {
 	}
 }
 
-func TestAFailureThatIsNobodysTurnExits70(t *testing.T) {
+func TestFailureThatIsNobodysTurnExits70(t *testing.T) {
 	t.Parallel()
 	if code := exitCode(errors.New("anything else")); code != exitInternal {
 		t.Errorf("exit code %d", code)

@@ -30,7 +30,7 @@ func session(t *testing.T, db *pgtest.DB, sql string) (*pgx.Conn, uint32) {
 }
 
 // One session has k; another one waits for it with 8 in hand, for which a third waits.
-func TestTheTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
+func TestTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
@@ -215,7 +215,7 @@ func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
 	}
 }
 
-func TestASessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
+func TestSessionThatDoesNotGiveALockBackIsEndedByTerminate(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	env := []string{"DATABASE_URL=" + db.URL}
@@ -292,7 +292,7 @@ func TestEvictTakesNothingFromSomebodyElse(t *testing.T) {
 	execute(t, env, "ls", "--state", "live", "--holder", "pod-1", "--exit-code").want(t, exitOK, "order:1", "")
 }
 
-func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
+func TestMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	nothing := []string{"DATABASE_URL=" + empty(t).URL}
@@ -312,7 +312,7 @@ func TestTheMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	execute(t, nil, "__complete", "watch", "-o", "").want(t, exitOK, "json", "Completion ended")
 }
 
-func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
+func TestRoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
 	env := as("pg_monitor", withLeases(t))
 	commands := []string{"ls --exit-code", "tree", "acquire k", "reap", "evict order:1 --reason why --yes", "ls --kind lease", "run k -- true"}
@@ -325,7 +325,7 @@ func TestARoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	}
 }
 
-func TestAScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
+func TestScreenIsWrittenOverAndNotOverflowed(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		rows, top    int
@@ -395,7 +395,7 @@ func TestExpiredLeaseWasHeldUntilItsExpiry(t *testing.T) {
 }
 
 // A Monitor says metadata as it was given.
-func TestANoteSaysMetadataAsItWasGiven(t *testing.T) {
+func TestNoteSaysMetadataAsItWasGiven(t *testing.T) {
 	t.Parallel()
 	for metadata, want := range map[string]string{"pod-7": "pod-7", `"pod-7"`: `"pod-7"`, "{}": "{}", `{"a": 1}`: `{"a": 1}`, "a\nb": `a\nb`, "": ""} {
 		if got := note(pgxlock.Holder{Metadata: metadata}); got != want {
@@ -459,7 +459,7 @@ func TestWatchSaysWhyAHolderWasEvicted(t *testing.T) {
 }
 
 // A number of a user may carry the mark of pgxlock's own by chance: --name says whose it is.
-func TestANumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
+func TestNumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -471,7 +471,7 @@ func TestANumberWithTheMarkIsAUsersIfItIsNamed(t *testing.T) {
 	execute(t, env, append(evict, "--name", number)...).want(t, exitOK, fmt.Sprintf("process %d", pid), `holds "`+number+`"`)
 }
 
-func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
+func TestTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	t.Parallel()
 	queue := func(key string, waiters ...monitor.Blocked) monitor.Queue {
 		return monitor.Queue{LockID: monitor.LockID{Kind: pgxlock.KindLease, Key: key}, Waiters: waiters}
@@ -492,7 +492,7 @@ func TestTheTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
 	}
 }
 
-func TestTheTreeNamesNobodyWhereHoldersCannotBeRead(t *testing.T) {
+func TestTreeNamesNobodyWhereHoldersCannotBeRead(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	shot := monitor.Snapshot{

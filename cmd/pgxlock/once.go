@@ -23,9 +23,9 @@ import (
 
 // The command once runs a command once in each period, as run does under a lock.
 
-// occasion is what once is asked to do.
-type occasion struct {
-	errand
+// onceTask is what once is asked to do.
+type onceTask struct {
+	task
 	every, offset time.Duration
 	zone          string
 	first         first
@@ -50,7 +50,7 @@ func (f *first) Set(s string) error {
 }
 
 func newOnce() *cobra.Command {
-	o := occasion{first: first(once.FirstNow)}
+	o := onceTask{first: first(once.FirstNow)}
 	cmd := &cobra.Command{
 		Use:   "once KEY --every DURATION [flags] -- COMMAND [ARG...]",
 		Short: "Run a command once in each period",
@@ -86,7 +86,7 @@ with --retry only; PGXLOCK_KEY is the name of the lease then.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.read(cmd, args)
 			o.stdout = cmd.OutOrStdout()
-			o.logger = slog.New(&complaints{&o.errand})
+			o.logger = slog.New(&complaints{&o.task})
 			return o.do(cmd.Context(), cmd.Flags())
 		},
 	}
@@ -142,7 +142,7 @@ func inDays(d time.Duration) string {
 }
 
 // check says what is wrong with the flags, and returns what a Runner is made with.
-func (o *occasion) check(flags *pflag.FlagSet) (*once.Config, error) {
+func (o *onceTask) check(flags *pflag.FlagSet) (*once.Config, error) {
 	if err := refuseEmpty(flags, "UTC", "zone"); err != nil {
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (o *occasion) check(flags *pflag.FlagSet) (*once.Config, error) {
 }
 
 // do runs the command, if it is due.
-func (o *occasion) do(ctx context.Context, flags *pflag.FlagSet) error {
+func (o *onceTask) do(ctx context.Context, flags *pflag.FlagSet) error {
 	cfg, err := o.check(flags)
 	if err != nil {
 		return usageError{err}
@@ -228,7 +228,7 @@ func recorded(result error) error {
 }
 
 // result returns with which error once ends: err is that of Do, and result how the command ended.
-func (o *occasion) result(ctx context.Context, pool *pgxpool.Pool, ran bool, result, err error) error {
+func (o *onceTask) result(ctx context.Context, pool *pgxpool.Pool, ran bool, result, err error) error {
 	notRecorded, _ := errors.AsType[*pgxlock.Error](err) // what else there is in err is what was recorded
 	switch {
 	case ran && result != nil && notRecorded != nil:
@@ -245,7 +245,7 @@ func (o *occasion) result(ctx context.Context, pool *pgxpool.Pool, ran bool, res
 }
 
 // already says how the run stands that was started before, and returns with which error once ends.
-func (o *occasion) already(ctx context.Context, pool *pgxpool.Pool) error {
+func (o *onceTask) already(ctx context.Context, pool *pgxpool.Pool) error {
 	list, err := once.List(ctx, pool, &once.ListConfig{Key: o.key, Limit: 1, Schema: o.target.schema})
 	if err != nil {
 		return err
@@ -272,7 +272,7 @@ func (o *occasion) already(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 // standing is what is known of a run, for people.
-func (o *occasion) standing(run once.Record) string {
+func (o *onceTask) standing(run once.Record) string {
 	if run.State == once.StateSkipped {
 		return fmt.Sprintf("begins with the next period of %s, by --first next", inDays(o.every))
 	}

@@ -95,7 +95,7 @@ func TestOnceTellsItsCommandWhichRunItIs(t *testing.T) {
 		want(t, exitOK, "T03:00:00+05:45/1//", "")
 }
 
-func TestAFailedRunIsStartedAgainOnlyWithRetry(t *testing.T) {
+func TestFailedRunIsStartedAgainOnlyWithRetry(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -116,7 +116,7 @@ func TestAFailedRunIsStartedAgainOnlyWithRetry(t *testing.T) {
 	}
 }
 
-func TestARunOfAKilledProcessIsStartedAgainWithRetry(t *testing.T) {
+func TestRunOfAKilledProcessIsStartedAgainWithRetry(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)

@@ -12,7 +12,7 @@ import (
 
 // The sessions of the server are shared with others, whose statements run in what a
 // command left there.
-func TestSoakNoCommandLeavesAnythingInThePoolersSessions(t *testing.T) {
+func TestSoakCommandsLeaveNothingInThePoolersSessions(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{})

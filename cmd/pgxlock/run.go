@@ -27,8 +27,8 @@ import (
 // idleTime is after how long connections are closed that only the wait for the lock needed.
 const idleTime = 5 * time.Second
 
-// errand is what run, lead or once is asked to do.
-type errand struct {
+// task is what run, lead or once is asked to do.
+type task struct {
 	target            target
 	kind              lockKind
 	waiting           waiting
@@ -47,7 +47,7 @@ type errand struct {
 }
 
 func newRun() *cobra.Command {
-	var e errand
+	var e task
 	cmd := &cobra.Command{
 		Use:   "run KEY [flags] -- COMMAND [ARG...]",
 		Short: "Run a command while holding a lock",
@@ -113,7 +113,7 @@ func completeCommand(_ *cobra.Command, args []string, _ string) ([]string, cobra
 }
 
 // addFlags adds the flags that run, lead and once share.
-func (e *errand) addFlags(cmd *cobra.Command) {
+func (e *task) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	e.target.addFlags(cmd)
 	e.kind = kindLease
@@ -122,7 +122,7 @@ func (e *errand) addFlags(cmd *cobra.Command) {
 }
 
 // read reads the arguments.
-func (e *errand) read(cmd *cobra.Command, args []string) {
+func (e *task) read(cmd *cobra.Command, args []string) {
 	e.key, e.command = args[0], args[1:]
 	e.renewals, e.stderr = newRenewalReport(), cmd.ErrOrStderr()
 	if file, ok := e.stderr.(*os.File); ok {
@@ -161,7 +161,7 @@ func (k *lockKind) addFlag(cmd *cobra.Command, usage string) {
 const maxAdvisoryTTL = 24 * 24 * time.Hour
 
 // check says what is wrong with the flags, and fills in their defaults.
-func (e *errand) check(flags *pflag.FlagSet) error {
+func (e *task) check(flags *pflag.FlagSet) error {
 	if err := cmp.Or(e.waiting.check(flags), e.conflict.check(), e.checkTimes(flags)); err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (e *errand) check(flags *pflag.FlagSet) error {
 }
 
 // checkTimes says what is wrong with --ttl and --grace, and fills in the default.
-func (e *errand) checkTimes(flags *pflag.FlagSet) error {
+func (e *task) checkTimes(flags *pflag.FlagSet) error {
 	if e.grace == 0 && !flags.Changed("grace") {
 		e.grace = e.ttl / 6
 	}
@@ -196,14 +196,14 @@ func (e *errand) checkTimes(flags *pflag.FlagSet) error {
 
 // checkLock says what is wrong with the name and the options of the lock: they are wrong in
 // memory, too.
-func (e *errand) checkLock() error {
+func (e *task) checkLock() error {
 	memory := pgxlock.NewMemoryLocker()
 	_, err := e.locking(memory)(context.Background(), e.key, append(e.options(), pgxlock.NoWait)...)
 	return err
 }
 
 // options are those of the acquisition, but for its mode.
-func (e *errand) options() []pgxlock.PermitOption {
+func (e *task) options() []pgxlock.PermitOption {
 	if e.metadata == "" {
 		return nil
 	}
@@ -214,7 +214,7 @@ func (e *errand) options() []pgxlock.PermitOption {
 type acquiring func(ctx context.Context, key string, opts ...pgxlock.PermitOption) (*pgxlock.Lock, error)
 
 // locking acquires locks in the mode that was asked for.
-func (e *errand) locking(l *pgxlock.Locker) acquiring {
+func (e *task) locking(l *pgxlock.Locker) acquiring {
 	return func(ctx context.Context, key string, opts ...pgxlock.PermitOption) (*pgxlock.Lock, error) {
 		all := []pgxlock.AcquireOption{pgxlock.Exclusive}
 		if e.shared {
@@ -228,7 +228,7 @@ func (e *errand) locking(l *pgxlock.Locker) acquiring {
 }
 
 // do takes the lock, runs the command and gives the lock back.
-func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
+func (e *task) do(ctx context.Context, flags *pflag.FlagSet) error {
 	if err := e.check(flags); err != nil {
 		return usageError{err}
 	}
@@ -247,7 +247,7 @@ func (e *errand) do(ctx context.Context, flags *pflag.FlagSet) error {
 
 // withPool finds the command, and calls fn with what is needed to connect and with the signals
 // that are passed on.
-func (e *errand) withPool(ctx context.Context, fn func(*pgxpool.Pool, chan os.Signal) error) (err error) {
+func (e *task) withPool(ctx context.Context, fn func(*pgxpool.Pool, chan os.Signal) error) (err error) {
 	if e.program, err = exec.LookPath(e.command[0]); errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return outcome{exitNotFound, err}
 	} else if err != nil {
@@ -278,7 +278,7 @@ type opened struct {
 }
 
 // withLocker calls fn with a Locker.
-func (e *errand) withLocker(pool *pgxpool.Pool, fn func(*opened) error) error {
+func (e *task) withLocker(pool *pgxpool.Pool, fn func(*opened) error) error {
 	from, err := e.open(pool)
 	if err != nil {
 		return usageError{err}
@@ -295,7 +295,7 @@ func closeInTime(c interface{ Close(context.Context) error }) {
 	_ = c.Close(ctx)
 }
 
-func (e *errand) open(pool *pgxpool.Pool) (*opened, error) {
+func (e *task) open(pool *pgxpool.Pool) (*opened, error) {
 	if e.kind == kindAdvisory {
 		l, err := pgxlock.NewAdvisoryLocker(pool, &pgxlock.AdvisoryConfig{TTL: e.ttl, Schema: e.target.schema, Logger: e.logger})
 		if err != nil {
@@ -340,7 +340,7 @@ func (endedCommand) Error() string { return "" }
 
 // acquire waits for the lock. With --wait it also waits for a server that cannot be reached, which
 // may just be starting: the attempts to connect pace themselves.
-func (e *errand) acquire(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
+func (e *task) acquire(ctx context.Context, from *opened) (*pgxlock.Lock, error) {
 	defer e.announcing(ctx, from)()
 	opts := e.options()
 	if e.waiting.noWait {
@@ -361,7 +361,7 @@ func (e *errand) acquire(ctx context.Context, from *opened) (*pgxlock.Lock, erro
 
 // release releases the lock of a command that has ended with err, and returns with which error
 // run ends.
-func (e *errand) release(lock *pgxlock.Lock, err error) error {
+func (e *task) release(lock *pgxlock.Lock, err error) error {
 	released := lock.Release(context.Background())
 	_, told := errors.AsType[endedCommand](err)
 	switch {
@@ -375,7 +375,7 @@ func (e *errand) release(lock *pgxlock.Lock, err error) error {
 }
 
 // announcing announces until stop is called, if somebody looks at a terminal.
-func (e *errand) announcing(ctx context.Context, from *opened) (stop func()) {
+func (e *task) announcing(ctx context.Context, from *opened) (stop func()) {
 	if !e.stderrIsATerminal || e.conflict.quiet {
 		return func() {}
 	}
@@ -392,7 +392,7 @@ func (e *errand) announcing(ctx context.Context, from *opened) (stop func()) {
 }
 
 // announce says for whom we wait, after a second and whenever that changes.
-func (e *errand) announce(ctx context.Context, from *opened) {
+func (e *task) announce(ctx context.Context, from *opened) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for said := ""; ; {
@@ -436,7 +436,7 @@ func some[H any](holders []H, most int, separator string, name func(H) string) s
 }
 
 // say writes a message.
-func (e *errand) say(format string, args ...any) {
+func (e *task) say(format string, args ...any) {
 	_, _ = fmt.Fprintf(e.stderr, "pgxlock: "+format+"\n", args...) // where that fails nobody listens
 }
 

@@ -50,7 +50,7 @@ func handOver(t *testing.T, url, file string, flags ...string) {
 // hasty is a TTL that tests can wait for, with as much time to kill as may be.
 var hasty = []string{"--ttl", "6s", "--grace", "2s"}
 
-func TestSoakACommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
+func TestSoakCommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	needsFlock(t)
@@ -100,7 +100,7 @@ func TestSoakACommandIsDeadBeforeTheNextOneStarts(t *testing.T) {
 
 // An advisory lock is free when the process is gone, so that its command is killed at
 // once; that of a lease is told first.
-func TestTheCommandOfAKilledRunIsEnded(t *testing.T) {
+func TestCommandOfAKilledRunIsEnded(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	lease := startRun(t, db.URL, trapping("trap 'echo told; exit' TERM"), "--ttl", "1h", "k")
@@ -135,7 +135,7 @@ func (r *running) watcher(t *testing.T) int {
 }
 
 // Without it the run alone has to end its command.
-func TestALostWatcherIsTold(t *testing.T) {
+func TestLostWatcherIsTold(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)

@@ -23,7 +23,7 @@ func passedOn() (chan os.Signal, error) {
 	return nil, fmt.Errorf("this does not work on %s, which has no process groups; use acquire, extend and release: %w", runtime.GOOS, errors.ErrUnsupported)
 }
 
-func (*errand) conduct(context.Context, chan os.Signal, func(context.Context, func(tenure) error) error) error {
+func (*task) conduct(context.Context, chan os.Signal, func(context.Context, func(tenure) error) error) error {
 	return errors.ErrUnsupported
 }
 

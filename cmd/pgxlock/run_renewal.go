@@ -38,7 +38,7 @@ func (r *renewalReport) observe(_ context.Context, e pgxlock.Event) {
 }
 
 // run reports of the lock until ctx ends.
-func (r *renewalReport) run(ctx context.Context, e *errand, lock *pgxlock.Lock) {
+func (r *renewalReport) run(ctx context.Context, e *task, lock *pgxlock.Lock) {
 	r = &renewalReport{r.events, make(map[string]bool)} // that of an earlier lock may still be saying something
 	for {
 		select {
@@ -58,7 +58,7 @@ func (r *renewalReport) run(ctx context.Context, e *errand, lock *pgxlock.Lock) 
 
 // text is what there is to say of a renewal that failed, or did not, if anything is. left is how
 // long the lock is held without another one.
-func (r *renewalReport) text(e *errand, failed error, left time.Duration) string {
+func (r *renewalReport) text(e *task, failed error, left time.Duration) string {
 	switch {
 	case failed == nil && len(r.failed) > 0:
 		clear(r.failed)

@@ -94,7 +94,7 @@ func refusedBy(t *testing.T, port int, why error) error {
 
 func TestEachCauseOfFailedRenewalsIsReportedOnceUntilOneSucceeds(t *testing.T) {
 	t.Parallel()
-	e := &errand{key: "k", ttl: 30 * time.Second, grace: 5 * time.Second}
+	e := &task{key: "k", ttl: 30 * time.Second, grace: 5 * time.Second}
 	e.target.flags = newRun().Flags()
 	r := newRenewalReport()
 	ended := &pgconn.PgError{Severity: "FATAL", Code: "57P01", Message: "terminating connection due to administrator command"}
@@ -125,7 +125,7 @@ func TestEachCauseOfFailedRenewalsIsReportedOnceUntilOneSucceeds(t *testing.T) {
 	}
 }
 
-func TestAReportThatIsBehindTellsTheNewestRenewal(t *testing.T) {
+func TestReportThatIsBehindTellsTheNewestRenewal(t *testing.T) {
 	t.Parallel()
 	r := newRenewalReport()
 	r.observe(t.Context(), pgxlock.Event{Op: pgxlock.EventAcquired})

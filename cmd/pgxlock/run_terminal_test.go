@@ -86,7 +86,7 @@ func TestCtrlZStopsTheJobAndItGoesOn(t *testing.T) {
 	}
 }
 
-func TestAClosedTerminalEndsTheCommand(t *testing.T) {
+func TestClosedTerminalEndsTheCommand(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for _, stopped := range []bool{false, true} {

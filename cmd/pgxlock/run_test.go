@@ -420,7 +420,7 @@ func TestFilesAreInherited(t *testing.T) {
 	finish(t, cmd).want(t, exitOK, "inherited\ninherited\n", "")
 }
 
-func TestTheEnvironmentIsThatOfTheInnermostLock(t *testing.T) {
+func TestEnvironmentIsThatOfTheInnermostLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -428,7 +428,7 @@ func TestTheEnvironmentIsThatOfTheInnermostLock(t *testing.T) {
 	answered(t, append([]string{"run", "--database-url", db.URL, "outer", "--"}, inner.Args...)...).want(t, exitOK, "inner\n", "")
 }
 
-func TestASignalEndsTheWait(t *testing.T) {
+func TestSignalEndsTheWait(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
@@ -491,7 +491,7 @@ func TestProcessesThatACommandLeavesAreKilledBeforeTheLockIsFree(t *testing.T) {
 	first.ends(t, 5)
 }
 
-func TestACommandIsEndedWhenItsLockIsLost(t *testing.T) {
+func TestCommandIsEndedWhenItsLockIsLost(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	losses := []struct {

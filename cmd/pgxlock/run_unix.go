@@ -18,7 +18,7 @@ import (
 // conduct calls fn, which waits for what a command needs and passes it to under, once or again
 // and again; under runs the command and returns when all of it has ended. While no command
 // runs, a signal that would end one ends fn's context.
-func (e *errand) conduct(ctx context.Context, signals chan os.Signal, fn func(ctx context.Context, under func(tenure) error) error) error {
+func (e *task) conduct(ctx context.Context, signals chan os.Signal, fn func(ctx context.Context, under func(tenure) error) error) error {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // all signals are ours
 	defer cancel(nil)
 	type request struct {
@@ -63,7 +63,7 @@ func (e *errand) conduct(ctx context.Context, signals chan os.Signal, fn func(ct
 // while to die. The watcher does the same if we do not, with SIGTERM after a quarter of
 // the grace, so that we are the first if we are there.
 type supervision struct {
-	*errand
+	*task
 	tenure
 	group     processGroup
 	tty       *terminal
@@ -84,8 +84,8 @@ type supervision struct {
 const never = time.Duration(math.MaxInt64)
 
 // supervise runs the command, and returns when all of it has ended.
-func (e *errand) supervise(t tenure, signals chan os.Signal, processes *reaper) error {
-	s := &supervision{errand: e, tenure: t, processes: processes, pause: time.Millisecond}
+func (e *task) supervise(t tenure, signals chan os.Signal, processes *reaper) error {
+	s := &supervision{task: e, tenure: t, processes: processes, pause: time.Millisecond}
 	reporting, stop := context.WithCancel(context.Background())
 	defer stop()
 	s.report = stop

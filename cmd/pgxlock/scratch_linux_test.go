@@ -13,7 +13,7 @@ import (
 )
 
 // An image from scratch has no users, no C library and no settings.
-func TestTheProgramOfTheDockerfileRunsInAnEmptyRootDirectory(t *testing.T) {
+func TestProgramOfTheDockerfileRunsInAnEmptyRootDirectory(t *testing.T) {
 	t.Parallel()
 	pgtest.Builds(t)
 	if os.Geteuid() != 0 {

@@ -130,7 +130,7 @@ func fields(of reflect.Type, found map[string]bool) {
 	}
 }
 
-func TestTheJSONOfTheSnapshotIsDocumented(t *testing.T) {
+func TestJSONOfTheSnapshotIsDocumented(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/serve.md")
 	if err != nil {
@@ -191,7 +191,7 @@ func TestServeRefusesAShortToken(t *testing.T) {
 	execute(t, nil, "serve", nowhere, "--token-file", file).want(t, exitUsage, "", "pgxlock: the token of --token-file "+file+" has 31 characters, it must have at least 32"+remedy)
 }
 
-func TestTheSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
+func TestSystemdUnitStartsServeWithFlagsThatItHas(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	unit, err := os.ReadFile("../../deploy/pgxlock-serve.service")

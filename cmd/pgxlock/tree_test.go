@@ -15,7 +15,7 @@ import (
 
 // A holds l1; B waits for it with l2 in hand; C waits for that with an advisory lock; and
 // a session waits for that in the server, which has one that another session wants.
-func TestTheTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
+func TestTreeShowsWhatAWaiterKeepsFromOthers(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

@@ -88,7 +88,7 @@ func TestEveryUntrueClaimIsFoundUntrue(t *testing.T) {
 	}
 }
 
-func TestAnUntrueClaimFailsAndIsNotCounted(t *testing.T) {
+func TestUntrueClaimFailsAndIsNotCounted(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
 	d := &demo{out: &b}

@@ -71,7 +71,7 @@ func TestEachOrderIsShippedOnceThoughDeliveredOftenAndWorkersCrash(t *testing.T)
 	t.Logf("%+v", done)
 }
 
-func TestTheExampleRuns(t *testing.T) {
+func TestExampleRuns(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	if err := run(t.Context(), pgtest.New(t).URL, load{orders: 20, copies: 3, workers: 4}, t.Logf); err != nil {
@@ -79,7 +79,7 @@ func TestTheExampleRuns(t *testing.T) {
 	}
 }
 
-func TestAnOrderThatAnotherWorkerIsOnIsSkipped(t *testing.T) {
+func TestOrderThatAnotherWorkerIsOnIsSkipped(t *testing.T) {
 	t.Parallel()
 	pool := installed(t, 2)
 	var shippedMeanwhile error
@@ -104,7 +104,7 @@ func TestAnOrderThatAnotherWorkerIsOnIsSkipped(t *testing.T) {
 	}
 }
 
-func TestAnOrderIsShippedAgainOnceItsClaimIsPurged(t *testing.T) {
+func TestOrderIsShippedAgainOnceItsClaimIsPurged(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	pool := installed(t, 2)
@@ -161,7 +161,7 @@ func TestEachShipmentIsSettledOnceThoughSeveralNodesSettle(t *testing.T) {
 	}
 }
 
-func TestANodeDoesNotSettleWhileAnotherIsOnIt(t *testing.T) {
+func TestNodeDoesNotSettleWhileAnotherIsOnIt(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	pool := installed(t, 2)

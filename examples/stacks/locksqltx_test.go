@@ -48,7 +48,7 @@ func refused(t *testing.T, tx *sql.Tx, opts ...pgxlock.LockTxOption) {
 	}
 }
 
-func TestALockExcludesOthersUntilItsTransactionEnds(t *testing.T) {
+func TestLockExcludesOthersUntilItsTransactionEnds(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, end := range []func(*sql.Tx) error{(*sql.Tx).Commit, (*sql.Tx).Rollback} {
@@ -68,7 +68,7 @@ func TestALockExcludesOthersUntilItsTransactionEnds(t *testing.T) {
 	})
 }
 
-func TestASharedLockExcludesExclusiveOnesOnly(t *testing.T) {
+func TestSharedLockExcludesExclusiveOnesOnly(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		reader, another, writer := readCommitted(t, db), readCommitted(t, db), readCommitted(t, db)
@@ -86,7 +86,7 @@ func TestASharedLockExcludesExclusiveOnesOnly(t *testing.T) {
 }
 
 // The lock is the server's: all callers that use its number use the same lock.
-func TestTheLockIsTheSameByEveryWay(t *testing.T) {
+func TestLockIsTheSameByEveryWay(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		holder := readCommitted(t, d.open(t))
 		lock(t, holder)
@@ -103,7 +103,7 @@ func TestTheLockIsTheSameByEveryWay(t *testing.T) {
 	})
 }
 
-func TestAWaitEndsWithTheGrant(t *testing.T) {
+func TestWaitEndsWithTheGrant(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.MaxWait(patience)}, {pgxlock.Shared}} {
@@ -124,7 +124,7 @@ func TestAWaitEndsWithTheGrant(t *testing.T) {
 	})
 }
 
-func TestAnUpgradeIsRefusedAndTheTransactionGoesOn(t *testing.T) {
+func TestUpgradeIsRefusedAndTheTransactionGoesOn(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		tx := readCommitted(t, db)
@@ -139,7 +139,7 @@ func TestAnUpgradeIsRefusedAndTheTransactionGoesOn(t *testing.T) {
 	})
 }
 
-func TestALockOfASavepointEndsWithIt(t *testing.T) {
+func TestLockOfASavepointEndsWithIt(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		tx, other := readCommitted(t, db), readCommitted(t, db)
@@ -247,7 +247,7 @@ func TestTimeoutsAreAfterAWaitWhatTheyWereBefore(t *testing.T) {
 }
 
 // The wait is shorter than a timeout that would abort the transaction.
-func TestAShortStatementTimeoutEndsTheWaitAndNotTheTransaction(t *testing.T) {
+func TestShortStatementTimeoutEndsTheWaitAndNotTheTransaction(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		lock(t, readCommitted(t, db))
@@ -269,7 +269,7 @@ func TestAShortStatementTimeoutEndsTheWaitAndNotTheTransaction(t *testing.T) {
 
 // Without MaxWait the session's own timeout counts, and aborts the transaction as
 // it does in every statement.
-func TestTheSessionsLockTimeoutIsAnErrorOfTheServer(t *testing.T) {
+func TestSessionsLockTimeoutIsAnErrorOfTheServer(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		holder, tx := readCommitted(t, db), readCommitted(t, db)
@@ -298,7 +298,7 @@ func aborted(t *testing.T, tx *sql.Tx) {
 	}
 }
 
-func TestAnAbortedTransactionLocksNothing(t *testing.T) {
+func TestAbortedTransactionLocksNothing(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		tx := readCommitted(t, d.open(t))
 		if _, err := tx.ExecContext(t.Context(), "SELECT 1/0"); err == nil {
@@ -308,7 +308,7 @@ func TestAnAbortedTransactionLocksNothing(t *testing.T) {
 	})
 }
 
-func TestATransactionThatIsOverLocksNothing(t *testing.T) {
+func TestTransactionThatIsOverLocksNothing(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, end := range []func(*sql.Tx) error{(*sql.Tx).Commit, (*sql.Tx).Rollback} {
@@ -325,7 +325,7 @@ func TestATransactionThatIsOverLocksNothing(t *testing.T) {
 	})
 }
 
-func TestANilTransactionIsAnError(t *testing.T) {
+func TestNilTransactionIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.NoWait}, {aMoment}, {pgxlock.Shared}} {
 		err := pgxlock.LockSQLTx(t.Context(), nil, t.Name(), opts...)
@@ -335,7 +335,7 @@ func TestANilTransactionIsAnError(t *testing.T) {
 	}
 }
 
-func TestAnInvalidKeyIsRefusedAndTheTransactionGoesOn(t *testing.T) {
+func TestInvalidKeyIsRefusedAndTheTransactionGoesOn(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		tx := readCommitted(t, d.open(t))
 		if err := pgxlock.LockSQLTx(t.Context(), tx, ""); err == nil {
@@ -345,7 +345,7 @@ func TestAnInvalidKeyIsRefusedAndTheTransactionGoesOn(t *testing.T) {
 	})
 }
 
-func TestADeadlockIsTyped(t *testing.T) {
+func TestDeadlockIsTyped(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, opts := range [][]pgxlock.LockTxOption{nil, {pgxlock.MaxWait(patience)}} {
@@ -396,7 +396,7 @@ func commit(t *testing.T, db *sql.DB) {
 	exec(t, db, "INSERT INTO bookings (event, guest) VALUES ($1, 'somebody')", newID())
 }
 
-func TestALockThatIsYoungerThanTheSnapshotIsStaleAndTheTransactionGoesOn(t *testing.T) {
+func TestLockThatIsYoungerThanTheSnapshotIsStaleAndTheTransactionGoesOn(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, level := range snapshots {
@@ -414,7 +414,7 @@ func TestALockThatIsYoungerThanTheSnapshotIsStaleAndTheTransactionGoesOn(t *test
 	})
 }
 
-func TestAStaleSnapshotThatIsAllowedIsNoError(t *testing.T) {
+func TestStaleSnapshotThatIsAllowedIsNoError(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, level := range snapshots {
@@ -429,7 +429,7 @@ func TestAStaleSnapshotThatIsAllowedIsNoError(t *testing.T) {
 	})
 }
 
-func TestALockThatTheSnapshotWaitedForIsStale(t *testing.T) {
+func TestLockThatTheSnapshotWaitedForIsStale(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db := d.open(t)
 		for _, level := range snapshots {
@@ -458,7 +458,7 @@ func TestALockThatTheSnapshotWaitedForIsStale(t *testing.T) {
 // lib/pq cancels the statement and closes the connection, pgx closes it and
 // cancels. Nothing is left behind in the server. A wait that the transaction must
 // survive is one with MaxWait.
-func TestAContextThatEndsDuringTheWaitEndsTheTransaction(t *testing.T) {
+func TestContextThatEndsDuringTheWaitEndsTheTransaction(t *testing.T) {
 	for name, contextOfTx := range map[string]func(ctx context.Context) context.Context{
 		"the call's":            context.WithoutCancel,
 		"the transaction's too": func(ctx context.Context) context.Context { return ctx },
@@ -506,7 +506,7 @@ func TestAContextThatEndsDuringTheWaitEndsTheTransaction(t *testing.T) {
 	}
 }
 
-func TestAContextThatHasEndedLocksNothing(t *testing.T) {
+func TestContextThatHasEndedLocksNothing(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		tx := readCommitted(t, d.open(t))
 		ctx, cancel := context.WithCancel(t.Context())

@@ -16,7 +16,7 @@ func asked(t *testing.T, db *sql.DB) {
 	goesOn(t, tx)
 }
 
-func TestALockIsOneRoundTripAndARefusalAfterAWaitIsTwo(t *testing.T) {
+func TestLockIsOneRoundTripAndARefusalAfterAWaitIsTwo(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		p, connString := newProxy(t)
 		db, direct := d.openURL(t, connString), d.open(t)
@@ -60,7 +60,7 @@ func TestALockIsOneRoundTripAndARefusalAfterAWaitIsTwo(t *testing.T) {
 
 // Above READ COMMITTED another round trip asks whether the snapshot is stale, and brings the
 // transaction back if it is.
-func TestAStaleSnapshotIsFoundInAFewRoundTrips(t *testing.T) {
+func TestStaleSnapshotIsFoundInAFewRoundTrips(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		p, connString := newProxy(t)
 		db, direct := d.openURL(t, connString), d.open(t)

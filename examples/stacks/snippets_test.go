@@ -131,14 +131,14 @@ func bookings(t *testing.T, event int64) (n int) {
 	return n
 }
 
-func TestNoStackOverbooks(t *testing.T) {
+func TestStacksDoNotOverbook(t *testing.T) {
 	t.Parallel()
 	for name, book := range bookers(t) {
 		t.Run(name, func(t *testing.T) { rush(t, map[string]booker{name: book}) })
 	}
 }
 
-func TestTheStacksExcludeEachOther(t *testing.T) {
+func TestStacksExcludeEachOther(t *testing.T) {
 	t.Parallel()
 	rush(t, bookers(t))
 }
@@ -303,7 +303,7 @@ func TestEachLibrarysTransactionLocksClaimsAndFences(t *testing.T) {
 	})
 }
 
-func TestAnOrderIsShippedOnce(t *testing.T) {
+func TestOrderIsShippedOnce(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, order := d.open(t), newID()
 		var shipped atomic.Int32
@@ -325,7 +325,7 @@ func TestAnOrderIsShippedOnce(t *testing.T) {
 	})
 }
 
-func TestAClaimThatIsNotDecidedIsNullWithoutAWait(t *testing.T) {
+func TestClaimThatIsNotDecidedIsNullWithoutAWait(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		const claim = "SELECT claim_once($1, '0')"
 		db, key := d.open(t), fmt.Sprint("claim:", newID())
@@ -369,7 +369,7 @@ func (d driver) openBoth(t *testing.T) (*sql.DB, *pgxlock.Locker) {
 	return d.openURL(t, connString), locks
 }
 
-func TestASettlementUnderALeaseIsWritten(t *testing.T) {
+func TestSettlementUnderALeaseIsWritten(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, locks := d.openBoth(t)
 		day := newDay()
@@ -383,7 +383,7 @@ func TestASettlementUnderALeaseIsWritten(t *testing.T) {
 	})
 }
 
-func TestASettlementInOneCallIsWritten(t *testing.T) {
+func TestSettlementInOneCallIsWritten(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, locks := d.openBoth(t)
 		day := newDay()
@@ -396,7 +396,7 @@ func TestASettlementInOneCallIsWritten(t *testing.T) {
 	})
 }
 
-func TestASettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
+func TestSettlementThatLostItsLeaseIsNotWritten(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, locks := d.openBoth(t)
 		day := newDay()
@@ -496,7 +496,7 @@ func TestWordsThatOnlyLibPQKnowsAreRefusedByTheServer(t *testing.T) {
 }
 
 // A claim that is not decided is an error in Go, not a NULL.
-func TestAClaimThatIsNotDecidedIsRefused(t *testing.T) {
+func TestClaimThatIsNotDecidedIsRefused(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, key := d.open(t), fmt.Sprint("claim:", newID())
 		first, second := readCommitted(t, db), readCommitted(t, db)
@@ -532,7 +532,7 @@ func TestAClaimThatIsNotDecidedIsRefused(t *testing.T) {
 	})
 }
 
-func TestAContextThatEndsAClaimIsTold(t *testing.T) {
+func TestContextThatEndsAClaimIsTold(t *testing.T) {
 	withEachDriver(t, func(t *testing.T, d driver) {
 		db, key := d.open(t), fmt.Sprint("claim:", newID())
 		first, second := readCommitted(t, db), readCommitted(t, db)

@@ -51,7 +51,7 @@ func begin(t *testing.T, pool *pgxpool.Pool) pgx.Tx {
 	return tx
 }
 
-func TestTheBooksAreRightAfterManyTransfersAtATime(t *testing.T) {
+func TestBooksAreRightAfterManyTransfersAtATime(t *testing.T) {
 	t.Parallel()
 	l := load{accounts: 3, opening: 100, workers: 8, transfers: 50, patience: 2 * time.Millisecond}
 	if err := run(t.Context(), pgtest.New(t).URL, l, t.Logf); err != nil {
@@ -139,7 +139,7 @@ func TestTransfersInOppositeDirectionsDoNotDeadlock(t *testing.T) {
 	}
 }
 
-func TestATransferFromABusyAccountIsPostponedInTheSameTransaction(t *testing.T) {
+func TestTransferFromABusyAccountIsPostponedInTheSameTransaction(t *testing.T) {
 	t.Parallel()
 	pool := opened(t, 3, 2)
 	busy := begin(t, pool)
@@ -161,7 +161,7 @@ func TestATransferFromABusyAccountIsPostponedInTheSameTransaction(t *testing.T) 
 	wantBooks(t, pool, books{total: 300, lowest: 90, made: 1, postponed: 1})
 }
 
-func TestATransactionGoesOnAfterABusyAccount(t *testing.T) {
+func TestTransactionGoesOnAfterABusyAccount(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	pool := opened(t, 2, 2)

@@ -98,16 +98,16 @@ type Locks struct {
 	session int64                     // the random number of that session
 	end     func()                    // ends it, as a broken connection does; nil: there was none
 
-	// yields are locks that other processes waited for when this one released them: callers
-	// here that have not queued leave the locks to them. vain are locks that others waited for
+	// yielded are locks that other processes waited for when this one released them: callers
+	// here that have not queued leave the locks to them. wakes are locks that others waited for
 	// when this process did not have them any more: one wake-up is enough.
-	yields, vain turns
+	yielded, wakes turns
 }
 
 // New returns Locks whose connections are made as the configuration says. Call Use before the
 // first try.
 func New(connections *pgxpool.Config, cfg Config) *Locks {
-	a := &Locks{cfg: cfg, room: cmp.Or(cfg.MaxLocks, defaultMaxLocks), held: make(map[lockkey.ID]*entry), yields: make(turns), vain: make(turns)}
+	a := &Locks{cfg: cfg, room: cmp.Or(cfg.MaxLocks, defaultMaxLocks), held: make(map[lockkey.ID]*entry), yielded: make(turns), wakes: make(turns)}
 	if cfg.TTL > 0 {
 		a.ttl, a.margin = cfg.TTL, max(cfg.TTL/10, 100*time.Millisecond)
 	}

@@ -28,11 +28,11 @@ func (a *Locks) Wanted(name lockkey.Name) {
 	// acquire it again before the waiter that is woken. Or the server has not noticed the end of
 	// a session yet; then that waiter has us notified again, at once.
 	if !held {
-		a.yields.begin(name.ID)
+		a.yielded.begin(name.ID)
 	}
-	wake := !held && !a.vain.last(name.ID)
+	wake := !held && !a.wakes.last(name.ID)
 	if wake {
-		a.vain.begin(name.ID)
+		a.wakes.begin(name.ID)
 	}
 	a.mu.Unlock()
 	if wake {
@@ -81,7 +81,7 @@ func (a *Locks) ID(lock *hold.Hold) string {
 // yieldLocked leaves a lock that is being released to other processes, which are woken after
 // the release.
 func (a *Locks) yieldLocked(e *entry) {
-	a.yields.begin(e.id)
+	a.yielded.begin(e.id)
 	e.back.asker = wakesNext{a.host.Queue, lockkey.Name{ID: e.id}}
 }
 

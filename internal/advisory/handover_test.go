@@ -102,10 +102,10 @@ func TestWantedLockIsLeftToTheWaitersOfOtherProcesses(t *testing.T) {
 	}
 	q.wantWoken(t, "after the release", 1)
 	p.mu.Lock()
-	if p.yields[lock.Queue.ID].IsZero() {
+	if p.yielded[lock.Queue.ID].IsZero() {
 		t.Error("no turn of other processes began")
 	}
-	p.yields[lock.Queue.ID] = time.Now().Add(time.Hour) // however slow the test is
+	p.yielded[lock.Queue.ID] = time.Now().Add(time.Hour) // however slow the test is
 	p.mu.Unlock()
 	if _, busy := p.tryTurn(t, "k", hold.Turn{}); busy == nil || !busy.Left {
 		t.Errorf("a try of a caller that has not queued: %+v", busy)
@@ -201,10 +201,10 @@ func TestWantedLockThatIsGoneWakesTheNextWaiterOnce(t *testing.T) {
 	p.Wanted(name)
 	q.wantWoken(t, "the first time", 1)
 	p.mu.Lock()
-	if p.vain[name.ID].IsZero() || p.yields[name.ID].IsZero() {
+	if p.wakes[name.ID].IsZero() || p.yielded[name.ID].IsZero() {
 		t.Error("no turn of other processes began")
 	}
-	p.vain[name.ID] = time.Now().Add(time.Hour) // however slow the test is
+	p.wakes[name.ID] = time.Now().Add(time.Hour) // however slow the test is
 	p.mu.Unlock()
 	p.Wanted(name)
 	q.wantWoken(t, "again in that turn", 1)

@@ -120,7 +120,7 @@ func (a *Locks) request(ctx context.Context, attempts []hold.Attempt, behind []b
 func (a *Locks) reserveLocked(r *request, id lockkey.ID, o hold.Request) (*entry, error) {
 	e := a.held[id]
 	switch {
-	case e == nil && !o.Turn.SkipQueue && !o.Turn.First && a.yields.last(id):
+	case e == nil && !o.Turn.SkipQueue && !o.Turn.First && a.yielded.last(id):
 		return nil, &hold.Busy{Left: true}
 	case e == nil:
 		if len(a.held) >= a.room {

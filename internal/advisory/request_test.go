@@ -77,7 +77,7 @@ func failing(t *testing.T, m *mux, n int, state string) {
 	m.pass()
 }
 
-func TestACallThatIsLeftBeforeItWasSentTakesNothing(t *testing.T) {
+func TestCallThatIsLeftBeforeItWasSentTakesNothing(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -108,7 +108,7 @@ func eachMode(t *testing.T, test func(t *testing.T, mode hold.Mode)) {
 	}
 }
 
-func TestARequestThatIsLeftIsNoBusyKey(t *testing.T) {
+func TestRequestThatIsLeftIsNoBusyKey(t *testing.T) {
 	t.Parallel()
 	for name, modes := range rows(map[string]struct{ left, joins hold.Mode }{
 		"exclusive": {hold.Exclusive, hold.Exclusive}, "shared": {hold.Shared, hold.Shared}, "exclusive, then shared": {hold.Exclusive, hold.Shared},
@@ -134,7 +134,7 @@ func TestARequestThatIsLeftIsNoBusyKey(t *testing.T) {
 	}
 }
 
-func TestARequestThatFailsIsNoBusyKey(t *testing.T) { eachMode(t, requestFails) }
+func TestRequestThatFailsIsNoBusyKey(t *testing.T) { eachMode(t, requestFails) }
 
 func requestFails(t *testing.T, mode hold.Mode) {
 	db := pgtest.New(t)
@@ -214,7 +214,7 @@ func TestTwoRequestsThatFailAreNoBusyKeyForTheCallerThatJoinedThem(t *testing.T)
 	wantFree(t, p, "k")
 }
 
-func TestAStatementThatFailsOnceCostsNobodyItsLock(t *testing.T) { eachMode(t, statementFailsOnce) }
+func TestStatementThatFailsOnceCostsNobodyItsLock(t *testing.T) { eachMode(t, statementFailsOnce) }
 
 func statementFailsOnce(t *testing.T, mode hold.Mode) {
 	db := pgtest.New(t)
@@ -236,7 +236,7 @@ func statementFailsOnce(t *testing.T, mode hold.Mode) {
 	}
 }
 
-func TestARefusalIsNotOlderThanTheCall(t *testing.T) {
+func TestRefusalIsNotOlderThanTheCall(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -293,7 +293,7 @@ func TestRequestThatWasGrantedALockIsNotMadeAgainForAnother(t *testing.T) {
 	}
 }
 
-func TestAStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
+func TestStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -313,7 +313,7 @@ func TestAStatementThatFailsOnceCostsNobodyWhoJoinedItsLock(t *testing.T) {
 }
 
 // What the answer may still bring to a caller that left is not returned to it.
-func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
+func TestCallThatIsLeftReturnsNoLock(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -337,7 +337,7 @@ func TestACallThatIsLeftReturnsNoLock(t *testing.T) {
 	p.mux.pass()
 }
 
-func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
+func TestLockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -362,7 +362,7 @@ func TestALockThatOnlyThoseAreGrantedWhoHaveLeftIsNoBusyKey(t *testing.T) {
 	}
 }
 
-func TestAStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T) {
+func TestStatementThatFailsOnceCostsNobodyWhoJoinedALockThatIsHeld(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for name, keys := range map[string][]string{"alone": {"k"}, "with others": {"k", "other"}} {

@@ -22,7 +22,7 @@ import (
 
 // The next message is not sent to a session that the server may have ended meanwhile:
 // its answer would never come.
-func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *testing.T) {
+func TestSessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	var later atomic.Int64
@@ -61,7 +61,7 @@ func TestASessionThatWasSilentTooLongBeforeTheNextMessageIsGivenUpAtOnce(t *test
 }
 
 // A leader that hands the lead on leaves the answer in flight to one of the callers that it is for.
-func TestTheAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
+func TestAnswerUnderWayIsReadByOneOfThoseItIsFor(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -194,7 +194,7 @@ func TestFormerLeaderWaitsForTheWholeAnswer(t *testing.T) {
 	}
 }
 
-func TestALossIsToldBeforeTheServerHearsOfIt(t *testing.T) {
+func TestLossIsToldBeforeTheServerHearsOfIt(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -275,7 +275,7 @@ func TestRequestThatJoinsALockBeingLostIsMadeWhollyInTheNextSession(t *testing.T
 }
 
 // The next message is sent before callers receive the answers to the one before.
-func TestAGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T) {
+func TestGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -310,7 +310,7 @@ func TestAGrantWhoseSessionEndsBeforeItIsToldIsLostOrAskedForAgain(t *testing.T)
 
 // The release of one of several shared holds releases nothing on the server, so that only the
 // session shows the loss.
-func TestAReleaseWhileTheLossIsBeingToldSaysSo(t *testing.T) {
+func TestReleaseWhileTheLossIsBeingToldSaysSo(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	p := connected(t, db.Pool, Config{})
@@ -358,7 +358,7 @@ func TestCloseThatGivesUpEndsTheSessionAndItsHoldsAreLost(t *testing.T) {
 }
 
 // The server counts from the last statement that set the session up.
-func TestASessionThatTookLongToMakeIsNotSilent(t *testing.T) {
+func TestSessionThatTookLongToMakeIsNotSilent(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	var slow atomic.Int64
@@ -378,7 +378,7 @@ func TestASessionThatTookLongToMakeIsNotSilent(t *testing.T) {
 }
 
 // A server that stops immediately says why in a warning, and sends nothing after it.
-func TestTheLastWarningOfAServerIsWhyTheSessionEnded(t *testing.T) {
+func TestLastWarningOfAServerIsWhyTheSessionEnded(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{"57P01", "57P02", "57P04", "57P05", "25P03", "25P04"} {
 		for name, read := range map[string]func(*session) error{
@@ -418,7 +418,7 @@ func pipe(t *testing.T, messages ...pgproto3.BackendMessage) *session {
 	return &session{net: client, frontend: pgproto3.NewFrontend(client, client)}
 }
 
-func TestTheLastErrorOfAServerIsWhyTheSessionEnded(t *testing.T) {
+func TestLastErrorOfAServerIsWhyTheSessionEnded(t *testing.T) {
 	t.Parallel()
 	ended := &pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01"}
 	for name, read := range map[string]func(*session) error{
@@ -431,7 +431,7 @@ func TestTheLastErrorOfAServerIsWhyTheSessionEnded(t *testing.T) {
 	}
 }
 
-func TestTheFirstErrorOfSeveralCallsIsWhyTheirMessageFailed(t *testing.T) {
+func TestFirstErrorOfSeveralCallsIsWhyTheirMessageFailed(t *testing.T) {
 	t.Parallel()
 	ready := &pgproto3.ReadyForQuery{TxStatus: 'I'}
 	failure := func(code string) pgproto3.BackendMessage {

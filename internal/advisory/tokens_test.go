@@ -185,7 +185,7 @@ func TestAdvisoryTryPassesALeftoverOfAnotherMode(t *testing.T) {
 	}
 }
 
-func TestALockerReapsWhatDeadSessionsLeftAndNothingOfItsOwn(t *testing.T) {
+func TestLockerReapsWhatDeadSessionsLeftAndNothingOfItsOwn(t *testing.T) {
 	t.Parallel()
 	db := migrated.New(t)
 	p := connected(t, db.Pool, Config{Tokens: true})

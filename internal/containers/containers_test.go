@@ -13,7 +13,7 @@ import (
 // forgetAfter is a time in which any server ends and any connection fails.
 const forgetAfter = time.Minute
 
-func TestAContainerIsAServerUntilItIsStopped(t *testing.T) {
+func TestContainerIsAServerUntilItIsStopped(t *testing.T) {
 	s, err := Start(t.Context(), Config{Settings: map[string]string{"fsync": "off", "max_connections": "33"}})
 	if errors.Is(err, ErrNoEngine) || errors.Is(err, ErrNoImage) {
 		t.Skipf("%v (scripts/image makes an image without a registry)", err)
@@ -62,7 +62,7 @@ func TestAContainerIsAServerUntilItIsStopped(t *testing.T) {
 	}
 }
 
-func TestAnImageThatIsNowhereIsSaidInOneLine(t *testing.T) {
+func TestImageThatIsNowhereIsSaidInOneLine(t *testing.T) {
 	_, err := Start(t.Context(), Config{Image: "pgxlock.invalid/no-such-image:1"})
 	if errors.Is(err, ErrNoEngine) {
 		t.Skip(err)
@@ -75,7 +75,7 @@ func TestAnImageThatIsNowhereIsSaidInOneLine(t *testing.T) {
 	}
 }
 
-func TestTheImageIsTheConfiguredElseTheEnvironmentsElseTheDefault(t *testing.T) {
+func TestImageIsTheConfiguredElseTheEnvironmentsElseTheDefault(t *testing.T) {
 	t.Setenv(ImageEnv, "")
 	if got := (Config{}).image(); got != DefaultImage {
 		t.Errorf("got %s, want %s", got, DefaultImage)

@@ -45,7 +45,7 @@ func namespace(t *testing.T) *Namespace {
 	return n
 }
 
-func TestNothingIsLeftOfAKilledRun(t *testing.T) {
+func TestKilledRunLeavesNothing(t *testing.T) {
 	t.Parallel()
 	living := namespace(t)
 	self, err := os.Executable()

@@ -103,7 +103,7 @@ func TestArraysArriveAsTheyWereSent(t *testing.T) {
 	}
 }
 
-func TestTheArgumentsOfASingleEntryAreItsElements(t *testing.T) {
+func TestArgumentsOfASingleEntryAreItsElements(t *testing.T) {
 	t.Parallel()
 	conn := pgtest.New(t).Connect(t)
 	for _, direct := range []bool{true, false} {
@@ -137,7 +137,7 @@ func TestTheArgumentsOfASingleEntryAreItsElements(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsOneRowThatIsCommitted(t *testing.T) {
+func TestAnswerIsOneRowThatIsCommitted(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	db.Exec(t, `create table parent (id int primary key);
@@ -174,7 +174,7 @@ func TestAnAnswerIsOneRowThatIsCommitted(t *testing.T) {
 
 // A function that a migration makes anew may return other columns. The statement that was
 // prepared before fails then, once.
-func TestAnAnswerIsReadAgainAfterItsFunctionHasChanged(t *testing.T) {
+func TestAnswerIsReadAgainAfterItsFunctionHasChanged(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	conn := db.Connect(t)

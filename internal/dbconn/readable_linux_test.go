@@ -91,7 +91,7 @@ func TestConnectionIsReadableWhenAReadWouldNotWait(t *testing.T) {
 	}
 }
 
-func TestNobodyCanTellWhetherAConnectionWithoutASocketIsReadable(t *testing.T) {
+func TestConnectionWithoutASocketIsOfUnknownReadability(t *testing.T) {
 	t.Parallel()
 	here, there := net.Pipe()
 	defer here.Close()

@@ -67,7 +67,7 @@ func TestShedLocksCallsAreThoseOfALease(t *testing.T) {
 
 // A program that takes both locks excludes those that take one of them, so a fleet
 // can change over in two steps, and not in one.
-func TestAFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
+func TestFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -125,7 +125,7 @@ func TestAFleetChangesOverFromShedLockInTwoSteps(t *testing.T) {
 
 // What docs/coming-from.md says that callers of the copied functions may notice.
 // What takes two transactions to see is in internal/sqltest.
-func TestTheUpgradeChangesWhatTheDocumentSays(t *testing.T) {
+func TestUpgradeChangesWhatTheDocumentSays(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	seed, err := os.ReadFile("testdata/seed.sql")

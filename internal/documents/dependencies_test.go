@@ -35,7 +35,7 @@ func dependencies(t *testing.T, dir string, standard bool) []string {
 	return all
 }
 
-func TestAProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
+func TestProgramThatOnlyLocksLinksPgxAndNothingElse(t *testing.T) {
 	pgtest.Builds(t)
 	t.Parallel()
 	for _, dep := range dependencies(t, ".", false) {
@@ -72,7 +72,7 @@ func TestRootModuleRequiresPgxAndWhatItsTestsNeed(t *testing.T) {
 	}
 }
 
-func TestTheCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
+func TestCommandLinksNoDockerClientAndNoTestFramework(t *testing.T) {
 	pgtest.Builds(t)
 	t.Parallel()
 	for _, dep := range append(dependencies(t, "./cmd/pgxlock", false), dependencies(t, "./cmd/pgxlock", true)...) {

@@ -36,6 +36,16 @@ func declaredTests(t *testing.T) map[string]bool {
 	return declared
 }
 
+func TestNamesOfTestsBeginWithTheirSubject(t *testing.T) {
+	t.Parallel()
+	other := regexp.MustCompile(`^Test(Soak)?(A|An|The|One|No|Nobody|Nothing|What|Who)[A-Z]`)
+	for name := range declaredTests(t) {
+		if other.MatchString(name) {
+			t.Errorf("%s begins with an article or a pronoun, better: with what it tests", name)
+		}
+	}
+}
+
 var testName = regexp.MustCompile(`\bTest[A-Z]\w+`)
 
 // The documents must not name a test that was renamed or removed.

@@ -20,7 +20,7 @@ func pages(t *testing.T) []string {
 	return append([]string{"README.md"}, found...)
 }
 
-func TestTheReadmeIsShort(t *testing.T) {
+func TestReadmeIsShort(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("README.md")
 	if err != nil {

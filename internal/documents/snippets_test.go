@@ -124,7 +124,7 @@ type redisLock interface{ Release(context.Context) error }
 
 // The snippets are compiled as they stand, each as a block of a function, so that it may
 // declare what others are given, in a package that exists only for the compiler.
-func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
+func TestGoOfTheDocumentsCompiles(t *testing.T) {
 	pgtest.Builds(t)
 	t.Parallel()
 	var source bytes.Buffer
@@ -133,7 +133,7 @@ func TestTheGoOfTheDocumentsCompiles(t *testing.T) {
 	for _, document := range pages(t) {
 		for _, snippet := range snippets(t, document, "go") {
 			if strings.HasPrefix(snippet, "package ") {
-				continue // TestTheReadmesProgramRuns builds it
+				continue // TestReadmesProgramRuns builds it
 			}
 			count++
 			fmt.Fprintf(&source, "\nfunc snippet%d(ctx context.Context, pool *pgxpool.Pool, locks *pgxlock.Locker) error {\n{\n%s%s}\n\treturn nil\n}\n",
@@ -172,7 +172,7 @@ func build(t *testing.T, source []byte, output string) {
 }
 
 // The README's program is whole: it installs the schema, and its write is committed.
-func TestTheReadmesProgramRuns(t *testing.T) {
+func TestReadmesProgramRuns(t *testing.T) {
 	pgtest.Builds(t)
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
@@ -217,7 +217,7 @@ var sqlElsewhere = regexp.MustCompile(`^docs/(sql|sql-(leases|transactions|runs|
 	`database-sql|operations|install|rights|connections|failover|doctor|monitor|coming-from)\.md$`)
 
 // The SQL of each page runs as it stands, in its order, in a database of its own.
-func TestTheSQLOfTheDocumentsRuns(t *testing.T) {
+func TestSQLOfTheDocumentsRuns(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	ran := 0

@@ -186,7 +186,7 @@ func TestFormatsRefuseOptionsThatTheyCannotHonour(t *testing.T) {
 	}
 }
 
-func TestNoFileIsChangedAndNothingIsWrittenWhereOneIsInTheWay(t *testing.T) {
+func TestFilesAreLeftAsTheyAreWhereOneIsInTheWay(t *testing.T) {
 	t.Parallel()
 	all := files(t, formats.Goose, formats.Options{})
 	for name, inTheWay := range map[string]formats.File{

@@ -13,7 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-func TestARequestLeavesTimeForARenewalOnTheSameConnection(t *testing.T) {
+func TestRequestLeavesTimeForARenewalOnTheSameConnection(t *testing.T) {
 	t.Parallel()
 	db := newBatchDB(t)
 	const ttl = 8 * time.Second
@@ -41,7 +41,7 @@ func TestARequestLeavesTimeForARenewalOnTheSameConnection(t *testing.T) {
 	}
 }
 
-func TestARenewalGoesBeforeRequestsThatWaitForTheSameConnection(t *testing.T) {
+func TestRenewalGoesBeforeRequestsThatWaitForTheSameConnection(t *testing.T) {
 	t.Parallel()
 	table := newTable(t, newBatchDB(t).Pool, Config{TTL: 30 * time.Second, OneConnection: true})
 	var exchanges sync.WaitGroup

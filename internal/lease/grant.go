@@ -74,7 +74,7 @@ func (t *Table) settle(r *request, g grant, sent time.Duration) {
 	switch {
 	case !g.acquired:
 		busy := t.busy(r, g)
-		if busy.Soon && !g.ahead && t.askSoon(r) || t.standBehindLeftover(r, busy.Holder) {
+		if busy.Soon && !g.ahead && t.askSoon(r) || t.retryBehindLeftover(r, busy.Holder) {
 			return
 		}
 		if r.unknown {

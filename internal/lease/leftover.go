@@ -69,10 +69,10 @@ func (t *Table) forgetReturned() {
 	t.returned = nil
 }
 
-// standBehindLeftover sends a refused request again if a leftover with that holder refused it,
+// retryBehindLeftover sends a refused request again if a leftover with that holder refused it,
 // and reports whether it does. For shared leases and permits the holder in the way is not
 // known: then it sends the request again a bounded number of times.
-func (t *Table) standBehindLeftover(r *request, holder string) bool {
+func (t *Table) retryBehindLeftover(r *request, holder string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known := r.permits == 0 && holder != sharedHolder

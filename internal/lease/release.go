@@ -148,8 +148,8 @@ func (t *Table) releaseAs(mode hold.Mode, returns []*release) error {
 // timers keeps the memory of timers that have stopped.
 var timers = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 
-// sendBack sends one release and waits for the answer, for so long.
-func (t *Table) sendBack(lock *hold.Hold, token *int64, patience time.Duration) *release {
+// sendRelease sends one release and waits for the answer, for so long.
+func (t *Table) sendRelease(lock *hold.Hold, token *int64, patience time.Duration) *release {
 	r := &release{lock: lock, token: token, done: make(chan struct{})}
 	t.flow.release(r)
 	select {
@@ -174,11 +174,11 @@ func (t *Table) sendBack(lock *hold.Hold, token *int64, patience time.Duration) 
 const releasePatience = 5 * time.Second
 
 // Release implements [hold.Backend].
-func (t *Table) Release(lock *hold.Hold) error { return t.handBack(lock, &lock.Token, nil) }
+func (t *Table) Release(lock *hold.Hold) error { return t.releaseWithRetries(lock, &lock.Token, nil) }
 
-// handBack releases, and retries while that may help. left, unless nil, is over with the first
+// releaseWithRetries releases, and retries while that may help. left, unless nil, is over with the first
 // answer.
-func (t *Table) handBack(lock *hold.Hold, token *int64, left *leftover) error {
+func (t *Table) releaseWithRetries(lock *hold.Hold, token *int64, left *leftover) error {
 	var r *release
 	defer func() {
 		// The lock may have been released before the waiters here had a ticket.
@@ -189,7 +189,7 @@ func (t *Table) handBack(lock *hold.Hold, token *int64, left *leftover) error {
 	giveUp := time.Now().Add(releasePatience)
 	unknown := false // an attempt may have gone through
 	for attempt := 0; ; attempt++ {
-		r = t.sendBack(lock, token, time.Until(giveUp)+dbconn.Timeout)
+		r = t.sendRelease(lock, token, time.Until(giveUp)+dbconn.Timeout)
 		outcome, err := r.outcome, r.err
 		if err == nil {
 			t.endLeftover(left)
@@ -218,12 +218,12 @@ func (t *Table) handBack(lock *hold.Hold, token *int64, left *leftover) error {
 func (t *Table) Discard(lock *hold.Hold) {
 	left := t.addLeftover(lock)
 	t.cleaning.Run(func() {
-		err := t.handBack(lock, nil, left)
+		err := t.releaseWithRetries(lock, nil, left)
 		t.endLeftover(left)
 		if err == nil || errors.Is(err, lockerr.ErrLost) { // lost: there is nothing
 			return
 		}
 		t.host.Log.Warn("pgxlock: the outcome for a lease is unknown; it will expire", "key", lock.Key, "holder", lock.Holder, "error", err)
-		time.AfterFunc(lock.TTL, func() { t.sendBack(lock, nil, 0) })
+		time.AfterFunc(lock.TTL, func() { t.sendRelease(lock, nil, 0) })
 	})
 }

@@ -311,7 +311,7 @@ func (c *wireConn) message() ([]byte, error) {
 	return m, err
 }
 
-func TestASpoiltRequestCostsTheOthersOfItsBatchNothing(t *testing.T) {
+func TestSpoiltRequestCostsTheOthersOfItsBatchNothing(t *testing.T) {
 	t.Parallel()
 	noJSON := "{"
 	for name, spoil := range map[string]struct {
@@ -341,7 +341,7 @@ func TestASpoiltRequestCostsTheOthersOfItsBatchNothing(t *testing.T) {
 	}
 }
 
-func TestALostAnswerOfABatchLeavesNoLeaseThatNobodyOwns(t *testing.T) {
+func TestLostAnswerOfABatchLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 	t.Parallel()
 	const takes, noConnection = "pgxlock_acquire_one", "no connection"
 	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
@@ -391,7 +391,7 @@ func TestALostAnswerOfABatchLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 	})
 }
 
-func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItIsRefusedAlone(t *testing.T) {
+func TestRequestThatMayHaveBeenGrantedIsGivenBackThoughItIsRefusedAlone(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, db batchDB, w *wires, table *Table) {
 		requests := []*request{requested(table, "first"), requested(table, "second")}
@@ -413,7 +413,7 @@ func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItIsRefusedAlone(t *test
 	})
 }
 
-func TestARequestThatMayHaveBeenGrantedIsGivenBackThoughItWasNotSentAgain(t *testing.T) {
+func TestRequestThatMayHaveBeenGrantedIsGivenBackThoughItWasNotSentAgain(t *testing.T) {
 	t.Parallel()
 	db := newBatchDB(t)
 	table := db.table(t, db.Pool)

@@ -24,7 +24,7 @@ func companionDirs(t *testing.T, s *Server) []string {
 	return dirs
 }
 
-func TestACompanionThatIsStoppedLeavesNothing(t *testing.T) {
+func TestCompanionThatIsStoppedLeavesNothing(t *testing.T) {
 	long(t)
 	t.Parallel()
 	s := start(t, Config{})
@@ -46,7 +46,7 @@ func TestACompanionThatIsStoppedLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestACompanionThatNeverGetsReadyLeavesNothing(t *testing.T) {
+func TestCompanionThatNeverGetsReadyLeavesNothing(t *testing.T) {
 	long(t)
 	t.Parallel()
 	s := start(t, Config{})

@@ -27,7 +27,7 @@ func fakeBinaries(t *testing.T, dir, version string) string {
 	return bin
 }
 
-func TestTheHighestInstalledVersionIsFound(t *testing.T) {
+func TestHighestInstalledVersionIsFound(t *testing.T) {
 	dir := t.TempDir()
 	for _, version := range []string{"9.6.24", "17.11", "17.2", "16.4"} {
 		fakeBinaries(t, filepath.Join(dir, version), version)
@@ -38,7 +38,7 @@ func TestTheHighestInstalledVersionIsFound(t *testing.T) {
 	}
 }
 
-func TestTheDirectoryThatIsNamedIsUsedAndNotReplaced(t *testing.T) {
+func TestDirectoryThatIsNamedIsUsedAndNotReplaced(t *testing.T) {
 	named, other := fakeBinaries(t, t.TempDir(), "14.2"), fakeBinaries(t, t.TempDir(), "19.1")
 	t.Setenv("PATH", other+":"+os.Getenv("PATH"))
 	t.Setenv(BinDirEnv, named)

@@ -141,7 +141,7 @@ func TestServerDiesWithItsParent(t *testing.T) {
 	eventually(t, "what ran beside it is gone", func() bool { return !alive(o.companion) })
 }
 
-func TestTheDirectoryOfAKilledRunIsRemovedByTheNext(t *testing.T) {
+func TestDirectoryOfAKilledRunIsRemovedByTheNext(t *testing.T) {
 	long(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux tells an orphan that it is one")
@@ -166,7 +166,7 @@ func TestTheDirectoryOfAKilledRunIsRemovedByTheNext(t *testing.T) {
 	}
 }
 
-func TestADirectoryIsKeptWhileItsPostmasterLives(t *testing.T) {
+func TestDirectoryIsKeptWhileItsPostmasterLives(t *testing.T) {
 	long(t)
 	t.Parallel()
 	s := start(t, Config{})

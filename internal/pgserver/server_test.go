@@ -200,7 +200,7 @@ func TestTCPWantsThePassword(t *testing.T) {
 	}
 }
 
-func TestAPortThatIsTakenIsNoticed(t *testing.T) {
+func TestPortThatIsTakenIsNoticed(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -283,7 +283,7 @@ func TestCrashAndKillLeaveNoProcess(t *testing.T) {
 	}
 }
 
-func TestAFrozenServerAnswersAfterItsThaw(t *testing.T) {
+func TestFrozenServerAnswersAfterItsThaw(t *testing.T) {
 	long(t)
 	t.Parallel()
 	s := start(t, Config{})
@@ -309,7 +309,7 @@ func TestAFrozenServerAnswersAfterItsThaw(t *testing.T) {
 	}
 }
 
-func TestAStandbyStreamsAndIsPromoted(t *testing.T) {
+func TestStandbyStreamsAndIsPromoted(t *testing.T) {
 	long(t)
 	t.Parallel()
 	primary := start(t, Config{Settings: map[string]string{"fsync": "off", "max_connections": "120"}})
@@ -338,7 +338,7 @@ func TestAStandbyStreamsAndIsPromoted(t *testing.T) {
 	}
 }
 
-func TestADetachedStandbyGetsNothingMore(t *testing.T) {
+func TestDetachedStandbyGetsNothingMore(t *testing.T) {
 	long(t)
 	t.Parallel()
 	primary := start(t, Config{})
@@ -363,7 +363,7 @@ func TestADetachedStandbyGetsNothingMore(t *testing.T) {
 	}
 }
 
-func TestADemotedServerReadsUntilItIsPromoted(t *testing.T) {
+func TestDemotedServerReadsUntilItIsPromoted(t *testing.T) {
 	long(t)
 	t.Parallel()
 	s := start(t, Config{})
@@ -380,7 +380,7 @@ func TestADemotedServerReadsUntilItIsPromoted(t *testing.T) {
 	runSQL(t, s, "insert into t values (2)")
 }
 
-func TestAServerThatDoesNotComeUpSaysWhy(t *testing.T) {
+func TestServerThatDoesNotComeUpSaysWhy(t *testing.T) {
 	long(t)
 	t.Parallel()
 	_, err := Start(t.Context(), Config{Settings: map[string]string{"max_connections": "many"}})
@@ -393,7 +393,7 @@ func TestAServerThatDoesNotComeUpSaysWhy(t *testing.T) {
 	}
 }
 
-func TestAStartIsGivenUpWithItsContext(t *testing.T) {
+func TestStartIsGivenUpWithItsContext(t *testing.T) {
 	long(t)
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -432,7 +432,7 @@ func TestDataAreKeptInMemoryUnlessADiskIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestADirectoryOutOfReachIsNotUsed(t *testing.T) {
+func TestDirectoryOutOfReachIsNotUsed(t *testing.T) {
 	long(t)
 	closed := filepath.Join(t.TempDir(), "closed")
 	long := filepath.Join(t.TempDir(), strings.Repeat("long", maxSocketPath/4))

@@ -48,7 +48,7 @@ func TestDatabasesAreMadeConcurrently(t *testing.T) {
 	}
 }
 
-func TestAPrivateServerMayBeBroken(t *testing.T) {
+func TestPrivateServerMayBeBroken(t *testing.T) {
 	Long(t)
 	t.Parallel()
 	server := Private(t, pgserver.Config{Settings: map[string]string{"max_connections": "23"}})
@@ -66,7 +66,7 @@ func TestAPrivateServerMayBeBroken(t *testing.T) {
 	}
 }
 
-func TestTheDatabaseOfAConnectionStringIsReplaced(t *testing.T) {
+func TestDatabaseOfAConnectionStringIsReplaced(t *testing.T) {
 	t.Parallel()
 	for _, connString := range []string{
 		"postgres://u:p%2F@h:6/old?sslmode=disable&application_name=x",

@@ -116,7 +116,7 @@ func TestOnlyATimeoutFreesALockBehindACutNetwork(t *testing.T) {
 	})
 }
 
-func TestACutNetworkRefusesNothing(t *testing.T) {
+func TestCutNetworkRefusesNothing(t *testing.T) {
 	Long(t)
 	eachRemote(t, func(t *testing.T, server *RemoteServer) {
 		conn := Connect(t, server.TCPURL("postgres"))

@@ -53,7 +53,7 @@ func (t *Template) New(tb testing.TB) *DB {
 		db.URL = withDatabase(tb, url, db.Name)
 		db.Pool = newPool(tb, db.URL)
 	}
-	tb.Cleanup(func() { t.giveBack(tb, db) })
+	tb.Cleanup(func() { t.recycle(tb, db) })
 	lent := *db // a test may change what it has
 	return &lent
 }
@@ -71,9 +71,9 @@ func (t *Template) take() *DB {
 	return db
 }
 
-// giveBack cleans the database for the next test. It is dropped if that is not possible, or if
+// recycle cleans the database for the next test. It is dropped if that is not possible, or if
 // the test failed.
-func (t *Template) giveBack(tb testing.TB, db *DB) {
+func (t *Template) recycle(tb testing.TB, db *DB) {
 	tb.Helper()
 	if err := awaitReturned(db.Pool); err != nil {
 		tb.Errorf("pgtest: %v", err)

@@ -21,7 +21,7 @@ func missing(level string) string {
 
 // Whatever ends the session or the hold: who comes next is refused until the
 // fenced transaction has ended.
-func TestAFenceHoldsUpTheNextHolderUntilItsTransactionEnds(t *testing.T) {
+func TestFenceHoldsUpTheNextHolderUntilItsTransactionEnds(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, level := range tried() {
@@ -65,7 +65,7 @@ func TestAFenceHoldsUpTheNextHolderUntilItsTransactionEnds(t *testing.T) {
 }
 
 // Of several readers each one holds up the writer by its own fences only.
-func TestAWriterWaitsForTheFencesOfAllReaders(t *testing.T) {
+func TestWriterWaitsForTheFencesOfAllReaders(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b, writer := d.holder(), d.holder(), d.holder()
@@ -85,7 +85,7 @@ func TestAWriterWaitsForTheFencesOfAllReaders(t *testing.T) {
 	d.want(rows, "1") // what the readers left went with it
 }
 
-func TestAFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
+func TestFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, level := range tried() {
@@ -133,7 +133,7 @@ func TestAFenceOfASessionLockSaysWhatIsWrong(t *testing.T) {
 }
 
 // An old snapshot is compared with the present.
-func TestAFenceAboveReadCommittedSeesThePresent(t *testing.T) {
+func TestFenceAboveReadCommittedSeesThePresent(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -168,7 +168,7 @@ func TestAFenceAboveReadCommittedSeesThePresent(t *testing.T) {
 }
 
 // Open transactions of all who take, give back, reap or lock rows.
-func TestAFenceOfASessionLockNeverWaits(t *testing.T) {
+func TestFenceOfASessionLockNeverWaits(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -241,7 +241,7 @@ func TestAFenceOfASessionLockNeverWaits(t *testing.T) {
 }
 
 // What a savepoint protected ends with it; and who catches the loss keeps nothing.
-func TestAFenceOfASessionLockEndsWithItsSavepoint(t *testing.T) {
+func TestFenceOfASessionLockEndsWithItsSavepoint(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -262,7 +262,7 @@ func TestAFenceOfASessionLockEndsWithItsSavepoint(t *testing.T) {
 
 // Whatever comes between the pin and the look at the row is seen: in one statement
 // it would not be.
-func TestAFenceSeesWhoTakesASessionLockJustBeforeThePin(t *testing.T) {
+func TestFenceSeesWhoTakesASessionLockJustBeforeThePin(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

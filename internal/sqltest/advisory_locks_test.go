@@ -118,7 +118,7 @@ func (h *holder) end() {
 // rows counts what the table says of advisory locks.
 const rows = "select count(*) from pgxlock_advisory_locks"
 
-func TestASessionLockIsGrantedToOneAtATimeWithGrowingTokens(t *testing.T) {
+func TestSessionLockIsGrantedToOneAtATimeWithGrowingTokens(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b := d.holder(), d.holder()
@@ -181,7 +181,7 @@ func TestReadersDoNotRefuseOneAnother(t *testing.T) {
 	a.commit()
 }
 
-func TestTheKeySpacesArePostgreSQLsOwn(t *testing.T) {
+func TestKeySpacesArePostgreSQLsOwn(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	h := d.holder()
@@ -206,7 +206,7 @@ func TestTheKeySpacesArePostgreSQLsOwn(t *testing.T) {
 	}
 }
 
-func TestABatchAnswersInOrder(t *testing.T) {
+func TestBatchAnswersInOrder(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b := d.holder(), d.holder()
@@ -232,7 +232,7 @@ func TestABatchAnswersInOrder(t *testing.T) {
 	a.want(a.batch(), "{}")
 }
 
-func TestABatchThatMakesNoSenseLocksNothing(t *testing.T) {
+func TestBatchThatMakesNoSenseLocksNothing(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	h := d.holder()
@@ -260,7 +260,7 @@ func TestABatchThatMakesNoSenseLocksNothing(t *testing.T) {
 }
 
 // A lock that is held twice by the server's count would need two unlocks.
-func TestAKeyCannotBeLockedTwiceInOneBatch(t *testing.T) {
+func TestKeyCannotBeLockedTwiceInOneBatch(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -284,7 +284,7 @@ func (h *holder) undo(entries ...entry) {
 }
 
 // The server's lock table is full half-way through.
-func TestABatchThatFailsHalfWayIsUndone(t *testing.T) {
+func TestBatchThatFailsHalfWayIsUndone(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	_, d := private(t, map[string]string{"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "20"})
@@ -312,7 +312,7 @@ func TestABatchThatFailsHalfWayIsUndone(t *testing.T) {
 
 // What the server does to advisory locks no rollback takes back: the rows are as
 // before, the locks are not.
-func TestABatchThatIsRolledBackIsUndone(t *testing.T) {
+func TestBatchThatIsRolledBackIsUndone(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, overtaken := range []bool{false, true} {
@@ -347,7 +347,7 @@ func TestABatchThatIsRolledBackIsUndone(t *testing.T) {
 
 // An unlock that has not committed is not an unlock yet; who tries is refused at
 // once.
-func TestATryNeverWaitsForAnotherBatch(t *testing.T) {
+func TestTryNeverWaitsForAnotherBatch(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -24,7 +24,7 @@ const (
 // after that; and heirs take the locks as soon as they can be had and write, too.
 // A session that commits must still be the holder at that moment, and no write may
 // follow one with a higher token.
-func TestSoakNoZombieOfADyingSessionCommits(t *testing.T) {
+func TestSoakZombiesOfADyingSessionDoNotCommit(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	rounds := pgtest.Soak(t, 4, 200)

@@ -43,7 +43,7 @@ func batch(function, holder string, names ...string) string {
 // What an open transaction does with one of the leases delays none of the others,
 // nor the answer of that one; above READ COMMITTED with a snapshot from before
 // the lease, too.
-func TestABatchNeverWaitsForUncommittedWork(t *testing.T) {
+func TestBatchNeverWaitsForUncommittedWork(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	holder, contender := d.sessions()
@@ -79,7 +79,7 @@ func TestABatchNeverWaitsForUncommittedWork(t *testing.T) {
 // A batch finds no row and is about to take the guards; others' acquires commit
 // now, and one of them has come and gone. It has to judge by what is there under
 // the guard, and lets the holder that it finds release.
-func TestABatchGoesByWhatIsThereUnderTheGuard(t *testing.T) {
+func TestBatchGoesByWhatIsThereUnderTheGuard(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for _, function := range batches {
@@ -100,7 +100,7 @@ func TestABatchGoesByWhatIsThereUnderTheGuard(t *testing.T) {
 }
 
 // Somebody else is just inserting the name, and holds its guard or its pin.
-func TestABatchLeavesANameThatIsBeingTaken(t *testing.T) {
+func TestBatchLeavesANameThatIsBeingTaken(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -116,7 +116,7 @@ func TestABatchLeavesANameThatIsBeingTaken(t *testing.T) {
 }
 
 // Each entry is answered as a call of try_acquire_lock() would be.
-func TestABatchAnswersAsSingleCallsDo(t *testing.T) {
+func TestBatchAnswersAsSingleCallsDo(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, function := range batches {
@@ -256,7 +256,7 @@ func TestSoakBatchesAndSingleCallsExcludeEachOther(t *testing.T) {
 // A batch finds no row; before it has the guard somebody takes the lease. That one runs
 // out, the next takes it over, which needs no guard, and gives it back. The token of the
 // batch must be greater than that one's: it is drawn after the guard was obtained.
-func TestABatchThatIsOvertakenByATakeOverGetsTheGreaterToken(t *testing.T) {
+func TestBatchThatIsOvertakenByATakeOverGetsTheGreaterToken(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := installGated(t)
@@ -278,7 +278,7 @@ func TestABatchThatIsOvertakenByATakeOverGetsTheGreaterToken(t *testing.T) {
 }
 
 // Not when its transaction began.
-func TestALeaseOfABatchBeginsWhenItIsTaken(t *testing.T) {
+func TestLeaseOfABatchBeginsWhenItIsTaken(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -291,7 +291,7 @@ func TestALeaseOfABatchBeginsWhenItIsTaken(t *testing.T) {
 	}
 }
 
-func TestABatchOfWhatOthersHaveLeavesNothingBehind(t *testing.T) {
+func TestBatchOfWhatOthersHaveLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.want("acquire_lock('k', 'H', 60) and acquire_lock('l', 'H', 60)", "true")

@@ -13,7 +13,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 )
 
-func TestAClaimIsTrueForOneCommittedTransaction(t *testing.T) {
+func TestClaimIsTrueForOneCommittedTransaction(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, wait := range waits {
@@ -38,7 +38,7 @@ func TestAClaimIsTrueForOneCommittedTransaction(t *testing.T) {
 
 // The first claimant's transaction is open. The answer is never false then, for
 // that may yet be rolled back. The key is new, or was claimed and has ended.
-func TestAClaimThatIsUndecidedIsNotFalse(t *testing.T) {
+func TestClaimThatIsUndecidedIsNotFalse(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, expired := range []bool{false, true} {
@@ -80,7 +80,7 @@ func TestAClaimThatIsUndecidedIsNotFalse(t *testing.T) {
 }
 
 // A claim that was not decided in time must not be in the others' way.
-func TestAWaitForAClaimLeavesNothingLocked(t *testing.T) {
+func TestWaitForAClaimLeavesNothingLocked(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -103,7 +103,7 @@ func TestAWaitForAClaimLeavesNothingLocked(t *testing.T) {
 
 // Many wait for a key that one after the other claims, fails to use and gives
 // back. One INSERT waits for all of them, each time for less than lock_timeout.
-func TestAWaitForManyClaimantsThatAreRolledBackLastsAsLongAsItMay(t *testing.T) {
+func TestWaitForManyClaimantsThatAreRolledBackLastsAsLongAsItMay(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -212,7 +212,7 @@ func TestClaimsInOppositeOrdersDoNotWaitForEver(t *testing.T) {
 }
 
 // What is known needs no write.
-func TestAClaimThatStandsIsSeenByAReadOnlyTransaction(t *testing.T) {
+func TestClaimThatStandsIsSeenByAReadOnlyTransaction(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select claim_once('k')")
@@ -225,7 +225,7 @@ func TestAClaimThatStandsIsSeenByAReadOnlyTransaction(t *testing.T) {
 	})
 }
 
-func TestAClaimIsItsOwnTransactionsWhenItAsksAgain(t *testing.T) {
+func TestClaimIsItsOwnTransactionsWhenItAsksAgain(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, wait := range waits {
@@ -267,7 +267,7 @@ func TestAClaimIsItsOwnTransactionsWhenItAsksAgain(t *testing.T) {
 
 // A claim in a savepoint that is kept is decided with the transaction, and one
 // after an error that was caught stands.
-func TestAClaimInASavepointIsDecidedByTheTransaction(t *testing.T) {
+func TestClaimInASavepointIsDecidedByTheTransaction(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -283,7 +283,7 @@ func TestAClaimInASavepointIsDecidedByTheTransaction(t *testing.T) {
 	})
 }
 
-func TestAClaimEndsWithItsRetention(t *testing.T) {
+func TestClaimEndsWithItsRetention(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, wait := range waits {
@@ -313,7 +313,7 @@ func TestAClaimEndsWithItsRetention(t *testing.T) {
 
 // The claimant before gives the key back after a while: that is no time of ours,
 // but for the few milliseconds that are not worth a second version of the row.
-func TestARetentionBeginsWhenTheWaitForTheClaimIsOver(t *testing.T) {
+func TestRetentionBeginsWhenTheWaitForTheClaimIsOver(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -343,7 +343,7 @@ func TestARetentionBeginsWhenTheWaitForTheClaimIsOver(t *testing.T) {
 }
 
 // Somebody switched it on without a policy that lets claimants see the rows.
-func TestAClaimThatRowLevelSecurityHidesIsAnError(t *testing.T) {
+func TestClaimThatRowLevelSecurityHidesIsAnError(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -368,7 +368,7 @@ func (d *database) endClaim(key string) {
 }
 
 // Its own transaction may outlast a claim's retention.
-func TestAClaimThatEndsWithinItsTransactionStaysItsOwn(t *testing.T) {
+func TestClaimThatEndsWithinItsTransactionStaysItsOwn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -381,7 +381,7 @@ func TestAClaimThatEndsWithinItsTransactionStaysItsOwn(t *testing.T) {
 }
 
 // A retention is a number of seconds, as a ttl is.
-func TestARetentionLastsTheSameInEveryTimeZone(t *testing.T) {
+func TestRetentionLastsTheSameInEveryTimeZone(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -397,7 +397,7 @@ func TestARetentionLastsTheSameInEveryTimeZone(t *testing.T) {
 
 // The row says of its transaction what a row of this one would say, and came
 // from a backup, or from another cluster.
-func TestAClaimThatWasRestoredIsNobodysOwn(t *testing.T) {
+func TestClaimThatWasRestoredIsNobodysOwn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -556,7 +556,7 @@ func TestClaimsWithoutABoundNeedNoSubtransactions(t *testing.T) {
 }
 
 // Waiting must not use up transaction ids, however often it looks.
-func TestAWaitForAClaimDrawsOneTransactionIDAtMost(t *testing.T) {
+func TestWaitForAClaimDrawsOneTransactionIDAtMost(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := quiet(t)
@@ -570,7 +570,7 @@ func TestAWaitForAClaimDrawsOneTransactionIDAtMost(t *testing.T) {
 	}
 }
 
-func TestAClaimIsDurableAsItsTransactionIs(t *testing.T) {
+func TestClaimIsDurableAsItsTransactionIs(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
@@ -585,7 +585,7 @@ func TestAClaimIsDurableAsItsTransactionIs(t *testing.T) {
 }
 
 // A prepared transaction's claim is as undecided as an open one's.
-func TestAPreparedClaimIsUndecided(t *testing.T) {
+func TestPreparedClaimIsUndecided(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := quiet(t)

@@ -102,7 +102,7 @@ func TestTokensOfCommitsThatACrashTakesBackAreNotRepeated(t *testing.T) {
 }
 
 // Numbers begin again in the epoch that a repair begins.
-func TestACrashTakesBackNoRepairOfTokens(t *testing.T) {
+func TestCrashTakesBackNoRepairOfTokens(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
@@ -117,7 +117,7 @@ func TestACrashTakesBackNoRepairOfTokens(t *testing.T) {
 }
 
 // Sessions of both kinds acquire the same leases, and the server crashes in between.
-func TestSoakNothingDurableIsLostAndNoTokenRepeatedWhateverACrashTakesBack(t *testing.T) {
+func TestSoakDurableGrantsAndTokensSurviveWhateverACrashTakesBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, nil)
@@ -390,7 +390,7 @@ func refusesToWrite(t *testing.T, d *database) {
 
 // The first acquire after a failover remembers the timeline. Its transaction is
 // prepared, and stays so over a restart.
-func TestAPreparedFirstAcquireIsInNobodysWay(t *testing.T) {
+func TestPreparedFirstAcquireIsInNobodysWay(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, d := private(t, map[string]string{"max_prepared_transactions": "2"})
@@ -416,7 +416,7 @@ func TestAPreparedFirstAcquireIsInNobodysWay(t *testing.T) {
 
 // A try of a lock that is held writes no log. Reading may: it prunes old rows.
 // So the page is clean, and nothing else runs on the server.
-func TestAFailedTryWritesNoLog(t *testing.T) {
+func TestFailedTryWritesNoLog(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	_, d := private(t, map[string]string{"fsync": "off", "wal_level": "minimal", "max_wal_senders": "0"})

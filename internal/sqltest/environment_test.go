@@ -10,7 +10,7 @@ import (
 // The functions mean the table beside them, whatever the caller's search_path
 // is, and even if it is the schema of the role that installed them: "$user" is
 // another schema for another role.
-func TestTheFunctionsMeanTheTableBesideThem(t *testing.T) {
+func TestFunctionsMeanTheTableBesideThem(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	d := open(t, db.URL)

@@ -19,7 +19,7 @@ func evict(lock, holder string, token int64) string {
 // evictions are those that are recorded.
 const evictions = "select coalesce(string_agg(concat_ws(' ', kind, name, holder, token, reason), ', ' order by name, holder), '') from pgxlock_evictions"
 
-func TestAnEvictionEndsThatHoldingAndNoOther(t *testing.T) {
+func TestEvictionEndsThatHoldingAndNoOther(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	token := d.token("k", "A")
@@ -65,7 +65,7 @@ func TestEvictedHolderFindsTheLeaseGone(t *testing.T) {
 	}
 }
 
-func TestAPermitIsEvictedAsTheLeaseThatItIs(t *testing.T) {
+func TestPermitIsEvictedAsTheLeaseThatItIs(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -77,7 +77,7 @@ func TestAPermitIsEvictedAsTheLeaseThatItIs(t *testing.T) {
 	d.want(fmt.Sprintf("(select permit from pgxlock_permit_batch('{jobs}', '{1}', '{B}', '{60000}', '{null}', '{%s}'))", ticket), "1")
 }
 
-func TestTheFirstWhoWaitsIsWokenByAnEviction(t *testing.T) {
+func TestFirstWhoWaitsIsWokenByAnEviction(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -94,7 +94,7 @@ func TestTheFirstWhoWaitsIsWokenByAnEviction(t *testing.T) {
 
 // A holder that writes in fenced transactions all the time is evicted all the same.
 // What it has begun it may end, and until then nobody else has the lock.
-func TestAnEvictionDoesNotWaitForFencedTransactionsAndNobodyPassesThem(t *testing.T) {
+func TestEvictionDoesNotWaitForFencedTransactionsAndNobodyPassesThem(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -122,7 +122,7 @@ func TestAnEvictionDoesNotWaitForFencedTransactionsAndNobodyPassesThem(t *testin
 
 // The eviction of one share leaves the others as they are: the group lasts as long as
 // they do, and an evicted one does not prolong it.
-func TestOneOfThoseWhoShareIsEvicted(t *testing.T) {
+func TestEvictionEndsOneOfThoseThatShare(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.want("acquire_shared_lock('k', 'A', 600) and acquire_shared_lock('k', 'B', 60)", "true")
@@ -146,7 +146,7 @@ func TestOneOfThoseWhoShareIsEvicted(t *testing.T) {
 	d.want("acquire_lock('k', 'W')", "true")
 }
 
-func TestAnEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
+func TestEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	token := d.token("k", "A")
@@ -178,7 +178,7 @@ func TestAnEvictionSaysWhyAndIsRefusedOtherwise(t *testing.T) {
 	other.rollback()
 }
 
-func TestTheLastThousandEvictionsAreRemembered(t *testing.T) {
+func TestLastThousandEvictionsAreRemembered(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -188,7 +188,7 @@ func TestTheLastThousandEvictionsAreRemembered(t *testing.T) {
 }
 
 // The session is asked: the one that has the key, in that space, in this database.
-func TestTheSessionThatHasAnAdvisoryLockIsAskedForIt(t *testing.T) {
+func TestSessionThatHasAnAdvisoryLockIsAskedForIt(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	holder := d.connect()
@@ -244,7 +244,7 @@ func TestNamesArePublishedUnderTheirKeysAndForgottenAfterAnHour(t *testing.T) {
 }
 
 // As TestHousekeepingOfLimitsLocksRowsInTheOrderOfTheirKeys.
-func TestTheDeadInQueuesAreRemovedInTheOrderOfTheirKeys(t *testing.T) {
+func TestDeadInQueuesAreRemovedInTheOrderOfTheirKeys(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

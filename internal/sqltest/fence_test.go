@@ -11,7 +11,7 @@ import (
 // A asserts the lease and leaves its transaction open. Nobody can end the lease
 // or take it over until then, though it expires; nobody waits; and who was
 // refused has left nothing behind.
-func TestAFencePinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
+func TestFencePinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, end := range []string{"commit", "rollback"} {
@@ -43,7 +43,7 @@ func TestAFencePinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
 
 // An operator deletes the row. What the fence promised its transaction holds:
 // the next holder is granted when that has ended.
-func TestAFenceProtectsThoughTheRowIsDeletedByHand(t *testing.T) {
+func TestFenceProtectsThoughTheRowIsDeletedByHand(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -58,7 +58,7 @@ func TestAFenceProtectsThoughTheRowIsDeletedByHand(t *testing.T) {
 	thief.want("acquire_lock('k', 'B')", "true")
 }
 
-func TestAFenceLetsTheHolderRenew(t *testing.T) {
+func TestFenceLetsTheHolderRenew(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		token := d.token("k", "A")
@@ -88,7 +88,7 @@ func TestFencesOfOneLeaseDoNotDisturbEachOther(t *testing.T) {
 	}
 }
 
-func TestTheFencedTransactionItselfMayRelease(t *testing.T) {
+func TestFencedTransactionItselfMayRelease(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -104,7 +104,7 @@ func TestTheFencedTransactionItselfMayRelease(t *testing.T) {
 
 // The pin belongs to the savepoint in which it was taken. That is documented:
 // fence at the top level, or begin again.
-func TestAFenceInASavepointThatIsRolledBackProtectsNoMore(t *testing.T) {
+func TestFenceInASavepointThatIsRolledBackProtectsNoMore(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -125,7 +125,7 @@ func TestAFenceInASavepointThatIsRolledBackProtectsNoMore(t *testing.T) {
 	})
 }
 
-func TestAFenceInASavepointThatIsKeptProtects(t *testing.T) {
+func TestFenceInASavepointThatIsKeptProtects(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -139,7 +139,7 @@ func TestAFenceInASavepointThatIsKeptProtects(t *testing.T) {
 // Somebody is about to end A's lease or share, or to take the lease over, and has not committed.
 // The fence does not wait for the outcome. In the older snapshot a renewal came
 // between, which PostgreSQL's row locks alone would wait behind.
-func TestAFenceNeverWaits(t *testing.T) {
+func TestFenceNeverWaits(t *testing.T) {
 	t.Parallel()
 	const expired, live = true, false
 	for kind, c := range map[string]struct {
@@ -185,7 +185,7 @@ func TestAFenceNeverWaits(t *testing.T) {
 // A is about to pin its lease; B takes it over and commits. What A reads after
 // that must be what B left: a read with the snapshot from before would let A
 // write after B.
-func TestAFenceSeesATakeOverThatCommitsJustBeforeThePin(t *testing.T) {
+func TestFenceSeesATakeOverThatCommitsJustBeforeThePin(t *testing.T) {
 	t.Parallel()
 	atEveryLevelGated(t, func(t *testing.T, d *database, level string) {
 		gate := d.turnstile()
@@ -203,7 +203,7 @@ func TestAFenceSeesATakeOverThatCommitsJustBeforeThePin(t *testing.T) {
 	})
 }
 
-func TestAFenceSaysWhyItFails(t *testing.T) {
+func TestFenceSaysWhyItFails(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('held', 'A'), acquire_lock('expired', 'A'), acquire_lock('renewed', 'A')")
@@ -234,7 +234,7 @@ func TestAFenceSaysWhyItFails(t *testing.T) {
 
 // Reading under a lease is not what a fence protects: a session that only reads gets
 // told instead of a false feeling of safety.
-func TestAFenceRefusesAReadOnlyTransaction(t *testing.T) {
+func TestFenceRefusesAReadOnlyTransaction(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('k', 'A')")
@@ -243,7 +243,7 @@ func TestAFenceRefusesAReadOnlyTransaction(t *testing.T) {
 }
 
 // A healthy lease that is younger than the snapshot is not a lost one.
-func TestAFenceTellsAStaleSnapshotFromALostLease(t *testing.T) {
+func TestFenceTellsAStaleSnapshotFromALostLease(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, level := range levels[1:] {
@@ -300,7 +300,7 @@ func TestSerializableTransactionsThatOnlyFenceDoNotAbortEachOther(t *testing.T) 
 }
 
 // NULL is not "yes": a comparison with it must not let an expired lease pass.
-func TestAFenceThatIsNotToldWhetherAnExpiredLeaseWillDoRefusesIt(t *testing.T) {
+func TestFenceThatIsNotToldWhetherAnExpiredLeaseWillDoRefusesIt(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -323,7 +323,7 @@ func TestAFenceThatIsNotToldWhetherAnExpiredLeaseWillDoRefusesIt(t *testing.T) {
 
 // The snapshot shows a lease that has expired, but it was renewed since. That is
 // no lost lease, and cannot be told from one without asking again.
-func TestAFenceWhoseSnapshotHidesTheRenewalSaysSo(t *testing.T) {
+func TestFenceWhoseSnapshotHidesTheRenewalSaysSo(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -350,7 +350,7 @@ func TestAFenceWhoseSnapshotHidesTheRenewalSaysSo(t *testing.T) {
 
 // After a renewal that the snapshot does not show, SKIP LOCKED waits all the
 // same. (There is nothing to wait for in READ COMMITTED.)
-func TestAFenceDoesNotWaitForARowThatIsLockedByHand(t *testing.T) {
+func TestFenceDoesNotWaitForARowThatIsLockedByHand(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {

@@ -96,7 +96,7 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 	d.want("select count(*) from pgxlock_claims", "0")
 }
 
-func TestTheLargestInputIsStoredWhole(t *testing.T) {
+func TestLargestInputIsStoredWhole(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -130,7 +130,7 @@ func TestNamesDifferByTheirBytes(t *testing.T) {
 
 // Callers pass columns of their own, with collations of their own: two that
 // PostgreSQL cannot reconcile, and one for which A equals a.
-func TestTheCallersCollationsDoNotMatter(t *testing.T) {
+func TestCallersCollationsDoNotMatter(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -190,7 +190,7 @@ func TestMetadataBelongsToTheAcquisition(t *testing.T) {
 
 // The clock of a transaction stands still at its begin. A lease that is taken,
 // renewed or judged late in a long one goes by the time that it is then.
-func TestALongTransactionGoesByTheTimeOfEachCall(t *testing.T) {
+func TestLongTransactionGoesByTheTimeOfEachCall(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {

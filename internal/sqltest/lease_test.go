@@ -22,7 +22,7 @@ var rowLocks = []struct{ name, lock, end string }{
 
 // An UPDATE that waited, and finds the row unchanged, goes by the time before
 // the wait: both for whether the lease is live and for its new expiry.
-func TestARenewalThatWaitedPastTheExpiryIsRefused(t *testing.T) {
+func TestRenewalThatWaitedPastTheExpiryIsRefused(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -70,7 +70,7 @@ func TestARenewalThatWaitedPastTheExpiryIsRefused(t *testing.T) {
 	})
 }
 
-func TestARenewalThatWaitedHasItsWholeTTL(t *testing.T) {
+func TestRenewalThatWaitedHasItsWholeTTL(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -99,7 +99,7 @@ func TestARenewalThatWaitedHasItsWholeTTL(t *testing.T) {
 }
 
 // A token that no acquisition gave out, as a hand or a faulty restore writes it.
-func TestATokenAtTheEndOfTheRangeStopsItsOwnLockOnly(t *testing.T) {
+func TestTokenAtTheEndOfTheRangeStopsItsOwnLockOnly(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -130,7 +130,7 @@ func TestATokenAtTheEndOfTheRangeStopsItsOwnLockOnly(t *testing.T) {
 
 // Where there is room above a token, a repair makes use of it, up to the last
 // epoch; no token is ever negative.
-func TestARepairLiftsTokensWhileThereIsRoom(t *testing.T) {
+func TestRepairLiftsTokensWhileThereIsRoom(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -189,7 +189,7 @@ func TestInfiniteTimesAreReadable(t *testing.T) {
 
 // A ttl is a number of seconds: what PostgreSQL calls a day has 23 or 25 hours
 // when the clocks change.
-func TestATTLLastsTheSameInEveryTimeZone(t *testing.T) {
+func TestTTLLastsTheSameInEveryTimeZone(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -236,7 +236,7 @@ func TestATTLLastsTheSameInEveryTimeZone(t *testing.T) {
 }
 
 // No comparison with what a row says may be NULL.
-func TestALeaseHasAHolderAnExpiryAndAToken(t *testing.T) {
+func TestLeaseHasAHolderAnExpiryAndAToken(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('k', 'A')")
@@ -247,7 +247,7 @@ func TestALeaseHasAHolderAnExpiryAndAToken(t *testing.T) {
 	}
 }
 
-func TestNoCallChangesTheSessionsLockTimeout(t *testing.T) {
+func TestCallsLeaveTheSessionsLockTimeout(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -311,7 +311,7 @@ func TestNoCallChangesTheSessionsLockTimeout(t *testing.T) {
 // The planner likes to read the whole of an empty table, and a session keeps its
 // plans when the table has grown. A scan that is switched off costs so much that
 // PostgreSQL compiles the query each time: nor may there be one on the epoch.
-func TestASessionThatWarmedUpOnAnEmptyTableDoesNotScanIt(t *testing.T) {
+func TestSessionThatWarmedUpOnAnEmptyTableDoesNotScanIt(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -104,7 +104,7 @@ func TestRefusedRequestsWriteAndLockNothing(t *testing.T) {
 }
 
 // Both saw that there was enough for one; the second finds out with the row locked.
-func TestARefusalThatWaitedKeepsNoRowLock(t *testing.T) {
+func TestRefusalThatWaitedKeepsNoRowLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -123,7 +123,7 @@ func TestARefusalThatWaitedKeepsNoRowLock(t *testing.T) {
 
 // What passes while a row is waited for counts, for both sides: a burst is not allowed
 // on top of what had come together when the wait began.
-func TestAWaitForTheRowIsNotDecidedByAnOldClock(t *testing.T) {
+func TestWaitForTheRowIsNotDecidedByAnOldClock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -152,7 +152,7 @@ func TestAWaitForTheRowIsNotDecidedByAnOldClock(t *testing.T) {
 
 // A caller's transaction keeps what it was granted locked, and gives it back with a
 // rollback, also to a savepoint.
-func TestARollbackGivesBack(t *testing.T) {
+func TestRollbackGivesBack(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b := d.sessions()

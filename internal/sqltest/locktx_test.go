@@ -29,7 +29,7 @@ const (
 // waits are all kinds that end with the lock if it is free.
 var waits = []string{forever, long, brief, none}
 
-func TestALockInATransactionExcludesOthersUntilItsEnd(t *testing.T) {
+func TestLockInATransactionExcludesOthersUntilItsEnd(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, c := range []struct{ held, asked, together bool }{
@@ -57,7 +57,7 @@ func TestALockInATransactionExcludesOthersUntilItsEnd(t *testing.T) {
 }
 
 // It may want to read several things of one time.
-func TestAReadOnlyTransactionMayLock(t *testing.T) {
+func TestReadOnlyTransactionMayLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -70,7 +70,7 @@ func TestAReadOnlyTransactionMayLock(t *testing.T) {
 	})
 }
 
-func TestAWaitEndsWithTheHoldersTransaction(t *testing.T) {
+func TestWaitEndsWithTheHoldersTransaction(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, end := range []string{"commit", "rollback", "savepoint"} {
@@ -96,7 +96,7 @@ func TestAWaitEndsWithTheHoldersTransaction(t *testing.T) {
 	})
 }
 
-func TestALockBelongsToTheSavepointInWhichItWasTaken(t *testing.T) {
+func TestLockBelongsToTheSavepointInWhichItWasTaken(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, wait := range waits {
@@ -124,7 +124,7 @@ func TestALockBelongsToTheSavepointInWhichItWasTaken(t *testing.T) {
 }
 
 // Programs that know nothing of pgxlock's functions lock the same key.
-func TestALockIsPostgreSQLsAdvisoryLockOfThatKey(t *testing.T) {
+func TestLockIsPostgreSQLsAdvisoryLockOfThatKey(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	const key = "(advisory_lock_key('k'))"
@@ -168,7 +168,7 @@ func TestALockIsPostgreSQLsAdvisoryLockOfThatKey(t *testing.T) {
 
 // A wait that is over is no error: what the transaction did before, and may do
 // afterwards, is not touched, and neither are its locks.
-func TestATransactionGoesOnAfterAWaitThatIsOver(t *testing.T) {
+func TestTransactionGoesOnAfterAWaitThatIsOver(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("create table if not exists work (id int primary key)")
@@ -190,7 +190,7 @@ func TestATransactionGoesOnAfterAWaitThatIsOver(t *testing.T) {
 	})
 }
 
-func TestAWaitLastsAsLongAsItMay(t *testing.T) {
+func TestWaitLastsAsLongAsItMay(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -268,7 +268,7 @@ var (
 	}
 )
 
-func TestNoWaitChangesATimeout(t *testing.T) {
+func TestWaitsLeaveTimeouts(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -344,7 +344,7 @@ func TestNoWaitChangesATimeout(t *testing.T) {
 }
 
 // The lock was granted after a wait, and the claim decided.
-func TestAWaitThatWasWorthItChangesNoTimeout(t *testing.T) {
+func TestWaitThatWasWorthItChangesNoTimeout(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -374,7 +374,7 @@ func TestAWaitThatWasWorthItChangesNoTimeout(t *testing.T) {
 
 // What is set in the savepoint in which the wait takes place, and in the middle
 // of the transaction for the session.
-func TestAWaitInASavepointKeepsWhatWasSetThere(t *testing.T) {
+func TestWaitInASavepointKeepsWhatWasSetThere(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -409,7 +409,7 @@ func TestAWaitInASavepointKeepsWhatWasSetThere(t *testing.T) {
 
 // A statement_timeout would abort the transaction, a transaction_timeout even
 // end the session.
-func TestAWaitEndsBeforeATimeoutThatWouldAbort(t *testing.T) {
+func TestWaitEndsBeforeATimeoutThatWouldAbort(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -443,7 +443,7 @@ func TestAWaitEndsBeforeATimeoutThatWouldAbort(t *testing.T) {
 }
 
 // Each of two holds what the other one wants.
-func TestADeadlockIsNoWaitThatIsOver(t *testing.T) {
+func TestDeadlockIsNoWaitThatIsOver(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -462,7 +462,7 @@ func TestADeadlockIsNoWaitThatIsOver(t *testing.T) {
 
 // Two holders of the shared lock that both want it exclusively would wait for
 // each other.
-func TestAnUpgradeThatWouldWaitIsRefused(t *testing.T) {
+func TestUpgradeThatWouldWaitIsRefused(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for name, hold := range map[string]string{
@@ -498,7 +498,7 @@ func TestAnUpgradeThatWouldWaitIsRefused(t *testing.T) {
 
 // A shared lock that another session holds is waited for: there is nothing to
 // upgrade.
-func TestAHolderOfOtherLocksMayWait(t *testing.T) {
+func TestHolderOfOtherLocksMayWait(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -20,7 +20,7 @@ func takePermit(name, holder string, n int, ticket string) string {
 // grantedPermit is what takePermit answers then.
 func grantedPermit(n int) string { return fmt.Sprintf("t f %d", n) }
 
-func TestTheFreePermitOfManyIsFound(t *testing.T) {
+func TestFreePermitOfManyIsFound(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	const n = 60
@@ -251,7 +251,7 @@ func TestTwoCallsForOneHolderNeverGetTheSamePermit(t *testing.T) {
 	}
 }
 
-func TestThePermitsOfOneHolderAreDifferentOnes(t *testing.T) {
+func TestPermitsOfOneHolderAreDifferentOnes(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

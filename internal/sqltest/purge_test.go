@@ -42,7 +42,7 @@ func TestPurgingEndsOldClaimsAndThoseWhoseRetentionIsOver(t *testing.T) {
 	})
 }
 
-func TestAPurgedKeyCanBeClaimedAgain(t *testing.T) {
+func TestPurgedKeyCanBeClaimedAgain(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.want("claim_once('k')", "true")
@@ -117,7 +117,7 @@ func TestPurgingJudgesTheClaimAsItIsWhenLocked(t *testing.T) {
 }
 
 // A claimant waits for a purge that has not committed, and then for its end.
-func TestAClaimantThatFindsAnEndedClaimBeingPurgedGetsIt(t *testing.T) {
+func TestClaimantThatFindsAnEndedClaimBeingPurgedGetsIt(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {

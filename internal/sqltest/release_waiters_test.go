@@ -103,7 +103,7 @@ const (
 // Wherever the one who gives back is when somebody publishes a ticket, and wherever it
 // is when that asks: it knows that somebody waits, or who waits has the lease, or asks
 // again.
-func TestNoReleaseIsMissedWhereverATicketComesInBetween(t *testing.T) {
+func TestReleaseIsNotMissedWhereverATicketComesInBetween(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -56,7 +56,7 @@ func TestHardeningWaitsForATriggerInTheMaking(t *testing.T) {
 
 // A right on a column that a role passed on because it had it on the table does
 // not go with that.
-func TestNoColumnRightOutlastsWhoeverGaveIt(t *testing.T) {
+func TestColumnRightsDoNotOutlastTheirGrantor(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -140,7 +140,7 @@ func TestHardeningAgainGivesNobodyMore(t *testing.T) {
 	d.as(role).want("(select count(*) from lock_leases)", "0")
 }
 
-func TestABatchTakesWhatSingleCallsTake(t *testing.T) {
+func TestBatchTakesWhatSingleCallsTake(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -371,7 +371,7 @@ func TestHardeningRefusesWhereOthersCouldGetTheOwnersRights(t *testing.T) {
 
 // A role that runs the functions with the owner's rights tries to have its own
 // code run, and to have them look at its own tables.
-func TestAnApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
+func TestApplicationGetsNothingOfTheOwnersRights(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -498,7 +498,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 
 // A role that has nothing of ours can still lock numbers: it holds others up, and
 // gets nothing.
-func TestAStrangersAdvisoryLocksBlockAndGrantNothing(t *testing.T) {
+func TestStrangersAdvisoryLocksBlockAndGrantNothing(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

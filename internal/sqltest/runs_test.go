@@ -14,7 +14,7 @@ import (
 // A period that no test sees the end of.
 const age = "'36500 days'"
 
-func TestARunIsStartedByOneCommittedTransaction(t *testing.T) {
+func TestRunIsStartedByOneCommittedTransaction(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("delete from pgxlock_runs")
@@ -81,7 +81,7 @@ func TestFinishRunSaysWhetherItRan(t *testing.T) {
 }
 
 // The work begins when the start is acknowledged.
-func TestAStartIsOnDisk(t *testing.T) {
+func TestStartIsOnDisk(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -108,7 +108,7 @@ func TestAStartIsOnDisk(t *testing.T) {
 	}
 }
 
-func TestAnAttemptEndsOnceAndOnlyItsOwn(t *testing.T) {
+func TestAttemptEndsOnceAndOnlyItsOwn(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do("insert into pgxlock_runs values ('k', current_date, 'running', 2, 'me', 'l', now(), null, null, 'infinity')")
@@ -257,7 +257,7 @@ func listedRuns(t *testing.T, d *database) {
 
 // A few at a time; and above READ COMMITTED not at all, where what another one has removed
 // meanwhile would be an error.
-func TestAStartRemovesAFewOldRuns(t *testing.T) {
+func TestStartRemovesAFewOldRuns(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -277,7 +277,7 @@ func TestAStartRemovesAFewOldRuns(t *testing.T) {
 
 // A row that was removed while a start waited for it says nothing about whether it was
 // run.
-func TestATickIsJudgedWhenItsRowIsLocked(t *testing.T) {
+func TestTickIsJudgedWhenItsRowIsLocked(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

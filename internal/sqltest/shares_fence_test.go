@@ -12,7 +12,7 @@ import (
 
 // A reader asserts its share and leaves its transaction open. Though all shares run
 // out, no writer comes until it ends; other readers do as they like.
-func TestAFenceOfAShareKeepsWritersOutUntilItsTransactionEnds(t *testing.T) {
+func TestFenceOfAShareKeepsWritersOutUntilItsTransactionEnds(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		for _, end := range []string{"commit", "rollback"} {
@@ -66,7 +66,7 @@ func TestLeavingReaderLetsNoCallerPassTheFenceOfAnExpiredOne(t *testing.T) {
 	})
 }
 
-func TestTheFencedTransactionItselfMayGiveItsShareBack(t *testing.T) {
+func TestFencedTransactionItselfMayGiveItsShareBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -82,7 +82,7 @@ func TestTheFencedTransactionItselfMayGiveItsShareBack(t *testing.T) {
 
 // A reader is about to take the pin of the name, or that of its share. Meanwhile the
 // lock goes to a writer, or its share is given back.
-func TestAFenceOfAShareSeesWhatCommitsJustBeforeItsPins(t *testing.T) {
+func TestFenceOfAShareSeesWhatCommitsJustBeforeItsPins(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevelGated(t, func(t *testing.T, d *database, level string) {
@@ -117,7 +117,7 @@ func TestAFenceOfAShareSeesWhatCommitsJustBeforeItsPins(t *testing.T) {
 	})
 }
 
-func TestAFenceOfAShareLetsOthersJoinAndExtend(t *testing.T) {
+func TestFenceOfAShareLetsOthersJoinAndExtend(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -134,7 +134,7 @@ func TestAFenceOfAShareLetsOthersJoinAndExtend(t *testing.T) {
 	})
 }
 
-func TestAFenceOfAShareSaysWhyItFails(t *testing.T) {
+func TestFenceOfAShareSaysWhyItFails(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("delete from distributed_lock_shares; select acquire_shared_lock('k', 'A'), acquire_shared_lock('k', 'old'), acquire_lock('alone', 'A')")
@@ -186,7 +186,7 @@ func shareBatch(holder, tickets string, names ...string) string {
 }
 
 // One that is held, or that somebody is just working on, costs the others nothing.
-func TestABatchOfSharesAnswersForEach(t *testing.T) {
+func TestBatchOfSharesAnswersForEach(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.do("select acquire_lock('alone', 'W'), acquire_shared_lock('shared', 'A'), acquire_shared_lock('joined', 'A'), acquire_shared_lock('fenced', 'A'), acquire_shared_lock('mine', 'B')")
@@ -208,7 +208,7 @@ func TestABatchOfSharesAnswersForEach(t *testing.T) {
 }
 
 // Many shares of one name in a batch raise their group once, to the latest of them.
-func TestABatchOfRenewalsRaisesEachGroupToItsLatest(t *testing.T) {
+func TestBatchOfRenewalsRaisesEachGroupToItsLatest(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -254,7 +254,7 @@ func TestSharesAreTakenInTurn(t *testing.T) {
 }
 
 // A waits for what B shares, and B for what A has: the last one leaves.
-func TestACircleOfWaitsThroughAGroupIsFound(t *testing.T) {
+func TestCircleOfWaitsThroughAGroupIsFound(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -74,7 +74,7 @@ func TestSharedLeaseExcludesExclusiveCallers(t *testing.T) {
 
 // All that was there before the shares: it neither grants, nor changes, nor removes
 // what is shared.
-func TestTheOlderFunctionsLeaveALiveGroupAlone(t *testing.T) {
+func TestOlderFunctionsLeaveALiveGroupAlone(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -152,7 +152,7 @@ func TestAllOfAGroupHaveOneTokenAndTheNextAGreaterOne(t *testing.T) {
 }
 
 // A share of a group that is over counts for nothing, not even when there is a new one.
-func TestASharePassesIntoNoOtherGroup(t *testing.T) {
+func TestSharePassesIntoNoOtherGroup(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -175,7 +175,7 @@ func TestASharePassesIntoNoOtherGroup(t *testing.T) {
 
 // However long a caller that left wanted it, and even if a holder no longer renews: a writer
 // waits for the last of those who are there, and not longer.
-func TestAWriterWaitsForTheLastOfThoseWhoAreThere(t *testing.T) {
+func TestWriterWaitsForTheLastOfThoseWhoAreThere(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	const until = "select round(extract(epoch from expires_at - clock_timestamp()) / 20) * 20 from distributed_locks"
@@ -215,7 +215,7 @@ var openShares = []struct{ name, before, work, want string }{
 
 // As for exclusive ones: a try has the answer while the other transaction is
 // open, and if it is not granted nothing is kept.
-func TestATryToShareNeverWaitsForUncommittedWork(t *testing.T) {
+func TestTryToShareNeverWaitsForUncommittedWork(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -261,7 +261,7 @@ func TestATryToShareNeverWaitsForUncommittedWork(t *testing.T) {
 
 // B reads a live group, and is about to lock its row. Meanwhile the group runs out,
 // and somebody else takes the lock, or nobody does; or its last share is given back.
-func TestAShareGoesByWhatIsThereOnceTheGroupIsLocked(t *testing.T) {
+func TestShareGoesByWhatIsThereOnceTheGroupIsLocked(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -310,7 +310,7 @@ func TestAShareGoesByWhatIsThereOnceTheGroupIsLocked(t *testing.T) {
 
 // The group runs out between the look and the lock, and a fence keeps it from being
 // taken: what was locked to join it is let go, though the transaction stays open.
-func TestAShareThatComesTooLateToJoinKeepsNoRowLock(t *testing.T) {
+func TestShareThatComesTooLateToJoinKeepsNoRowLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -333,7 +333,7 @@ func TestAShareThatComesTooLateToJoinKeepsNoRowLock(t *testing.T) {
 }
 
 // A renewal waits for the session that has the group locked, and then checks.
-func TestARenewalOfAShareLooksOnceTheGroupIsLocked(t *testing.T) {
+func TestRenewalOfAShareLooksOnceTheGroupIsLocked(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -364,7 +364,7 @@ func TestARenewalOfAShareLooksOnceTheGroupIsLocked(t *testing.T) {
 
 // The group has run out as far as others see, but who renews its share, or joins, has
 // not committed: nobody takes it over meanwhile.
-func TestATakeOverDoesNotOvertakeWhoRenewsOrJoins(t *testing.T) {
+func TestTakeOverDoesNotOvertakeWhoRenewsOrJoins(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -394,7 +394,7 @@ func TestATakeOverDoesNotOvertakeWhoRenewsOrJoins(t *testing.T) {
 }
 
 // A snapshot that does not show who joined, or renewed, since decides about nothing.
-func TestAnOldSnapshotEndsNoGroupThatOthersShare(t *testing.T) {
+func TestOldSnapshotEndsNoGroupThatOthersShare(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -417,7 +417,7 @@ func TestAnOldSnapshotEndsNoGroupThatOthersShare(t *testing.T) {
 
 // One gives its share back while another one joins: the second sees what the
 // first has left.
-func TestALastReleaseAndAJoinSeeEachOther(t *testing.T) {
+func TestLastReleaseAndAJoinSeeEachOther(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

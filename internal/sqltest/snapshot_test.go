@@ -64,7 +64,7 @@ var between = []struct {
 	{"more savepoints than a snapshot has room for", []string{strings.Repeat(writeInXX+";", 80)}, nil, false},
 }
 
-func TestALockIsRefusedExactlyIfSomethingWasCommittedSinceTheSnapshot(t *testing.T) {
+func TestLockIsRefusedExactlyIfSomethingWasCommittedSinceTheSnapshot(t *testing.T) {
 	t.Parallel()
 	d := (*database)(nil)
 	if testing.Short() { // on a server on which others commit
@@ -126,7 +126,7 @@ func TestALockIsRefusedExactlyIfSomethingWasCommittedSinceTheSnapshot(t *testing
 }
 
 // The holder itself is what was committed, and the lock was waited for.
-func TestALockThatWasWaitedForIsRefusedIfItsHolderCommittedWork(t *testing.T) {
+func TestLockThatWasWaitedForIsRefusedIfItsHolderCommittedWork(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := quiet(t)
@@ -164,7 +164,7 @@ func TestALockThatWasWaitedForIsRefusedIfItsHolderCommittedWork(t *testing.T) {
 
 // A snapshot of a standby does not list what was open on the primary. It goes on
 // when the standby is promoted, and lock_tx() works there from then on.
-func TestASnapshotFromBeforeAPromotionIsNotVouchedFor(t *testing.T) {
+func TestSnapshotFromBeforeAPromotionIsNotVouchedFor(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	primary, d := private(t, map[string]string{"fsync": "off"})
@@ -199,7 +199,7 @@ func TestASnapshotFromBeforeAPromotionIsNotVouchedFor(t *testing.T) {
 
 // The snapshot of a READ COMMITTED transaction is that of its next statement,
 // whatever happened since it began.
-func TestTheStatementAfterTheLockSeesWhatTheHolderDid(t *testing.T) {
+func TestStatementAfterTheLockSeesWhatTheHolderDid(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := quiet(t)
@@ -222,7 +222,7 @@ func TestTheStatementAfterTheLockSeesWhatTheHolderDid(t *testing.T) {
 // A counter that nothing but the lock protects: read the highest number, write
 // the next one into a table without a key. With snapshots that are older than
 // the lock, numbers come twice; a refusal is what prevents that.
-func TestSoakNoNumberIsCountedTwice(t *testing.T) {
+func TestSoakNumbersAreNotCountedTwice(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	t.Run("refused", func(t *testing.T) {

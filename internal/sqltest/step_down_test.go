@@ -24,7 +24,7 @@ func stepDowns(kind int, name, holder string) string {
 // requests are all that there are.
 const requests = "select coalesce(string_agg(concat_ws(' ', kind, name, holder, reason), ', ' order by kind, name, holder), '') from pgxlock_step_down"
 
-func TestARequestIsForWhoHasTheLock(t *testing.T) {
+func TestRequestIsForWhoHasTheLock(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.want(askToStepDown(0, "k", "why"), "0")
@@ -53,7 +53,7 @@ func TestARequestIsForWhoHasTheLock(t *testing.T) {
 }
 
 // The key of an advisory lock is that of its database and kind.
-func TestARequestIsForTheSessionThatHasTheAdvisoryLock(t *testing.T) {
+func TestRequestIsForTheSessionThatHasTheAdvisoryLock(t *testing.T) {
 	t.Parallel()
 	d, elsewhere := install(t), install(t)
 	elsewhere.do("select pg_advisory_lock(7)")
@@ -75,7 +75,7 @@ func TestARequestIsForTheSessionThatHasTheAdvisoryLock(t *testing.T) {
 	waits.want("")
 }
 
-func TestARequestThatNobodyHearsIsForgotten(t *testing.T) {
+func TestRequestThatNobodyHearsIsForgotten(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

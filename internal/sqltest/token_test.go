@@ -76,7 +76,7 @@ func TestTokensGrowOverRollbacks(t *testing.T) {
 	})
 }
 
-func TestARenewalKeepsTheToken(t *testing.T) {
+func TestRenewalKeepsTheToken(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	token := d.token("k", "A")
@@ -97,7 +97,7 @@ func TestTokensAreUnique(t *testing.T) {
 	d.want("select count(distinct (try_acquire_lock('k' || i, 'A')).fencing_token) from generate_series(1, 50) i", "50")
 }
 
-func TestAChangeThatTokensWouldNotSurviveStopsAcquiresUntilRepaired(t *testing.T) {
+func TestChangeThatTokensWouldNotSurviveStopsAcquiresUntilRepaired(t *testing.T) {
 	t.Parallel()
 	shared := install(t)
 	for _, change := range []struct{ name, sql string }{
@@ -164,7 +164,7 @@ func TestTokensGrowOverTheLossOfTheirEpoch(t *testing.T) {
 
 // A transaction with a snapshot from before the repair must not draw tokens of
 // the old epoch.
-func TestARepairStopsOldSnapshots(t *testing.T) {
+func TestRepairStopsOldSnapshots(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -176,7 +176,7 @@ func TestARepairStopsOldSnapshots(t *testing.T) {
 
 // The first acquire after a failover remembers the timeline. It may be in a
 // transaction that stays open or is prepared: others do it later.
-func TestAnOpenFirstAcquireAfterAFailoverIsInNobodysWay(t *testing.T) {
+func TestOpenFirstAcquireAfterAFailoverIsInNobodysWay(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
@@ -196,7 +196,7 @@ func TestAnOpenFirstAcquireAfterAFailoverIsInNobodysWay(t *testing.T) {
 
 const useUpHalf = "select setval('pgxlock_tokens', greatest(1::bigint << 39, (select last_value from pgxlock_tokens)))"
 
-func TestAnEpochBeginsWhenHalfTheNumbersAreUsedUp(t *testing.T) {
+func TestEpochBeginsWhenHalfTheNumbersAreUsedUp(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -243,7 +243,7 @@ func TestTokensGoOnAfterTheEndOfTheirNumbers(t *testing.T) {
 
 // A transaction that has read the old epoch may have yet to draw: its number would be one
 // of the new epoch's, and its token an old one's. It keeps new epochs out until it ends.
-func TestAnEpochBeginsAfterTransactionsThatReadTheOldOne(t *testing.T) {
+func TestEpochBeginsAfterTransactionsThatReadTheOldOne(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {

@@ -83,7 +83,7 @@ func TestTryOfAHeldLockTellsOfTheHolder(t *testing.T) {
 
 // The holder must not notice that others tried, even if their transactions are
 // open for long.
-func TestAFailedTryLeavesNothingBehind(t *testing.T) {
+func TestFailedTryLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	atEveryLevel(t, func(t *testing.T, d *database, level string) {
 		d.do("select acquire_lock('k', 'A')")
@@ -104,7 +104,7 @@ func TestAFailedTryLeavesNothingBehind(t *testing.T) {
 // that was late commits now. B locks the row as the renewal left it, sees that
 // the lease is live, and must let go of the row, though its transaction stays
 // open: the holder has to be able to renew and release.
-func TestATakeOverThatALateRenewalOvertakesKeepsNoRowLock(t *testing.T) {
+func TestTakeOverThatALateRenewalOvertakesKeepsNoRowLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -130,7 +130,7 @@ func TestATakeOverThatALateRenewalOvertakesKeepsNoRowLock(t *testing.T) {
 // B finds no row and is about to take the guard of the name; A's acquire
 // commits now. B takes the guard, finds A's row and must give the guard back,
 // though its transaction stays open: after A's release the lock is free.
-func TestATryThatAnotherInsertOvertakesKeepsNoGuard(t *testing.T) {
+func TestTryThatAnotherInsertOvertakesKeepsNoGuard(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := installGated(t)
@@ -148,7 +148,7 @@ func TestATryThatAnotherInsertOvertakesKeepsNoGuard(t *testing.T) {
 
 // As before, but A's lease has come and gone when B gets the guard: B has to
 // judge by what is there then.
-func TestATryGoesByWhatIsThereUnderTheGuard(t *testing.T) {
+func TestTryGoesByWhatIsThereUnderTheGuard(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := installGated(t)
@@ -187,7 +187,7 @@ func TestOnlyOneTakesOver(t *testing.T) {
 
 // A renewal finds its lease live and waits for the row, which is locked by
 // the session that takes the lease over. It must not keep the next holder's row locked.
-func TestARenewalThatComesTooLateKeepsNoRowLock(t *testing.T) {
+func TestRenewalThatComesTooLateKeepsNoRowLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -21,7 +21,7 @@ func waiters(name string) string {
 		order by ticket, pid), '') from lock_waiters where lock_name = %s`, quote(name))
 }
 
-func TestTheViewOfHoldersShowsLeasesSharesAndPermitsThatAreLive(t *testing.T) {
+func TestViewOfHoldersShowsLeasesSharesAndPermitsThatAreLive(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	token := d.token("k", "A")
@@ -45,7 +45,7 @@ func TestTheViewOfHoldersShowsLeasesSharesAndPermitsThatAreLive(t *testing.T) {
 	d.want("select concat_ws(' ', mode, held_for, remaining, expires_at) from lock_holders where lock_name = 'for good'", "exclusive infinity")
 }
 
-func TestTheViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
+func TestViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	s, locker := d.connect(), d.connect()
@@ -76,7 +76,7 @@ func TestTheViewOfHoldersShowsAdvisoryLocksWhoeverHasThem(t *testing.T) {
 	d.want("select concat_ws(' ', pid, fencing_token, mode) from lock_holders where key_id = 98", fmt.Sprintf("%d shared", h.pid))
 }
 
-func TestTheViewOfWaitersShowsForWhomTheyWait(t *testing.T) {
+func TestViewOfWaitersShowsForWhomTheyWait(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, deaf, dead := d.process(), d.deaf(), d.process()
@@ -131,7 +131,7 @@ func TestTheViewOfWaitersShowsForWhomTheyWait(t *testing.T) {
 }
 
 // What pgxlock locks for itself is no user's hold: guards, pins, and what shows that sessions live.
-func TestTheViewsShowNoneOfPgxlocksOwnKeys(t *testing.T) {
+func TestViewsShowNoneOfPgxlocksOwnKeys(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -38,7 +38,7 @@ func (d *database) ringOf(processes []*process, closed bool) (tickets []string) 
 	return tickets
 }
 
-func TestTheLastTicketOfACircleIsItsVictim(t *testing.T) {
+func TestLastTicketOfACircleIsItsVictim(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	processes, _ := d.ring(4, false)
@@ -61,7 +61,7 @@ func TestTheLastTicketOfACircleIsItsVictim(t *testing.T) {
 }
 
 // The one that closes the circle is told with its first answer.
-func TestTheTicketThatClosesACircleIsToldAtOnce(t *testing.T) {
+func TestTicketThatClosesACircleIsToldAtOnce(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	a, b := d.process(), d.process()
@@ -138,7 +138,7 @@ func TestEndedHoldsAndWaitsArePartOfNoDeadlock(t *testing.T) {
 }
 
 // Leases and advisory keys of both kinds in one circle.
-func TestACircleGoesThroughAdvisoryKeys(t *testing.T) {
+func TestCircleGoesThroughAdvisoryKeys(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -167,7 +167,7 @@ func TestACircleGoesThroughAdvisoryKeys(t *testing.T) {
 }
 
 // One batch is asked for several tickets; each gets its own answer.
-func TestABatchTellsEachOfItsTickets(t *testing.T) {
+func TestBatchTellsEachOfItsTickets(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)

@@ -134,7 +134,7 @@ func (d *database) pass(ticket string) {
 }
 
 // keep lets the turn of a ticket that was woken last until pass, however slow this
-// machine is. See TestATurnLastsAQuarterOfASecond.
+// machine is. See TestTurnLastsAQuarterOfASecond.
 func (d *database) keep(ticket string) {
 	d.t.Helper()
 	d.do("update pgxlock_waiters set woken = woken + interval '1 h' where ticket = " + ticket)
@@ -207,7 +207,7 @@ func TestCallersWithoutATicketMaySkipTheQueueAlsoInSQL(t *testing.T) {
 
 // One batch: granted, busy and refused entries, those with a ticket and those
 // without, in order.
-func TestABatchTakesWhatItMayAndAnswersInOrder(t *testing.T) {
+func TestBatchTakesWhatItMayAndAnswersInOrder(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	p, q := d.process(), d.process()
@@ -225,7 +225,7 @@ func TestABatchTakesWhatItMayAndAnswersInOrder(t *testing.T) {
 	d.want("pgxlock_notify_holders('{}', '{}')", "{}")
 }
 
-func TestTheDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
+func TestDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, walk := range []string{"take", "take in a batch", "publish", "wake"} {
@@ -278,7 +278,7 @@ func TestTheDeadAreSkippedAndBuriedAtOnce(t *testing.T) {
 }
 
 // A dead ticket that somebody has locked is left to the next one.
-func TestNobodyWaitsForTheRowOfADeadTicket(t *testing.T) {
+func TestRowOfADeadTicketIsNotWaitedFor(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -298,7 +298,7 @@ func TestNobodyWaitsForTheRowOfADeadTicket(t *testing.T) {
 }
 
 // Its process was slow, not dead: it comes back to its old place.
-func TestATicketThatWasBuriedGetsItsPlaceBack(t *testing.T) {
+func TestTicketThatWasBuriedGetsItsPlaceBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -382,7 +382,7 @@ func TestWaiterThatWasRefusedAnAdvisoryLockIsNotPassed(t *testing.T) {
 }
 
 // The other tests do not wait for it, and do not hurry.
-func TestATurnLastsAQuarterOfASecond(t *testing.T) {
+func TestTurnLastsAQuarterOfASecond(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	d.want("pgxlock_wake_timed_out(clock_timestamp())", "false")
@@ -457,7 +457,7 @@ func TestWakeNotifiesTheFirstWaiterOfEachLock(t *testing.T) {
 }
 
 // Who cannot be stamped is told all the same: a wake-up must not get lost.
-func TestAWakeDoesNotWaitForTheRowAndTells(t *testing.T) {
+func TestWakeDoesNotWaitForTheRowAndTells(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -474,7 +474,7 @@ func TestAWakeDoesNotWaitForTheRowAndTells(t *testing.T) {
 }
 
 // Both sides commit, then look. Step by step, each order of the two.
-func TestNoWakeUpIsLostBetweenPublishAndRelease(t *testing.T) {
+func TestWakeUpIsNotLostBetweenPublishAndRelease(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	p, holder := d.process(), d.connect()
@@ -517,7 +517,7 @@ func TestNoWakeUpIsLostBetweenPublishAndRelease(t *testing.T) {
 // A try under way found the lock busy, and takes away the stamp: the older one,
 // or the one of the release that came just then. If the process freezes now, its
 // ticket looks like one that nobody woke.
-func TestATryThatTakesAStampAwayLosesNoTurn(t *testing.T) {
+func TestTryThatTakesAStampAwayLosesNoTurn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -550,7 +550,7 @@ func TestATryThatTakesAStampAwayLosesNoTurn(t *testing.T) {
 	}
 }
 
-func TestATryThatFailsShowsLife(t *testing.T) {
+func TestTryThatFailsShowsLife(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	p, q := d.process(), d.process()
@@ -573,7 +573,7 @@ func TestATryThatFailsShowsLife(t *testing.T) {
 }
 
 // Uncontended, a wake reads; and a refresh writes once in half of a ticket's time.
-func TestNothingIsWrittenWithoutNeed(t *testing.T) {
+func TestFilesAreWrittenOnlyWhereNeeded(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -655,7 +655,7 @@ func TestWakingFlushesNothing(t *testing.T) {
 
 // Whatever the order of a batch: while it waits for the first of its rows, it has
 // none of the others.
-func TestABatchLocksItsTicketsInOneOrder(t *testing.T) {
+func TestBatchLocksItsTicketsInOneOrder(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
@@ -740,7 +740,7 @@ func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 	}
 }
 
-func TestACallThatMakesNoSenseDoesNothing(t *testing.T) {
+func TestCallThatMakesNoSenseDoesNothing(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, call := range []string{

@@ -19,7 +19,7 @@ import (
 // some rolled back, some begun before the acquire. Others renew, release and
 // reap meanwhile. A session that commits must still be the holder at that moment, and
 // no write may follow one with a higher token.
-func TestSoakNoZombieCommits(t *testing.T) {
+func TestSoakZombiesDoNotCommit(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	workers, rounds := pgtest.Soak(t, 8, 16), pgtest.Soak(t, 200, 10_000)

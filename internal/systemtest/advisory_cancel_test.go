@@ -340,7 +340,7 @@ func advisoryRows(t *testing.T, db *pgtest.DB) int {
 }
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
-func TestSoakNothingLeaksWhateverEndsAWaitAroundItsGrant(t *testing.T) {
+func TestSoakWaitLeaksNothingWhateverEndsItAroundItsGrant(t *testing.T) {
 	pgtest.Long(t)
 	workers, calls := 32, pgtest.Soak(t, 2_400, 100_000)
 	few := calls / 400

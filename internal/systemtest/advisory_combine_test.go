@@ -84,7 +84,7 @@ func waitingCalls(test string) (n int) {
 	return n
 }
 
-func TestOneCallerAloneSendsAndReadsItself(t *testing.T) {
+func TestCallerAloneSendsAndReadsItself(t *testing.T) {
 	t.Parallel()
 	tap, locks := quiet(t, pgtest.New(t))
 	sent, read := tap.count(), tap.answers()
@@ -159,7 +159,7 @@ func TestEachCallerInABatchHearsItsOwnAnswer(t *testing.T) {
 	}
 }
 
-func TestAThousandKeysAreOneMessageOfTheirOwn(t *testing.T) {
+func TestThousandKeysAreOneMessageOfTheirOwn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	tap, locks := quiet(t, pgtest.New(t))
@@ -189,7 +189,7 @@ func TestAThousandKeysAreOneMessageOfTheirOwn(t *testing.T) {
 
 // A lock that its holder has begun to give back is taken by the next one in the
 // same message: the order in which callers ask is the order of the server's doing.
-func TestAReleaseComesBeforeTheNextAcquire(t *testing.T) {
+func TestReleaseComesBeforeTheNextAcquire(t *testing.T) {
 	t.Parallel()
 	tap, locks := quiet(t, pgtest.New(t))
 	lock := testkit.Acquire(t, locks, "k")
@@ -240,7 +240,7 @@ func TestAReleaseComesBeforeTheNextAcquire(t *testing.T) {
 
 // A caller that shares a request that was made before does not depend on whether the one
 // who made it still waits.
-func TestASharedRequestOutlivesWhoMadeIt(t *testing.T) {
+func TestSharedRequestOutlivesWhoMadeIt(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	tap, locks := quiet(t, db)
@@ -277,7 +277,7 @@ func TestASharedRequestOutlivesWhoMadeIt(t *testing.T) {
 
 type callersKey struct{}
 
-func TestNoContextOfACallerReachesTheConnection(t *testing.T) {
+func TestContextsOfCallersDoNotReachTheConnection(t *testing.T) {
 	t.Parallel()
 	tap, pool := tappedPool(t, pgtest.New(t))
 	locks := testkit.Advisory(t, pool, &pgxlock.AdvisoryConfig{TTL: -1})
@@ -349,7 +349,7 @@ func TestNoContextOfACallerReachesTheConnection(t *testing.T) {
 }
 
 // Not parallel: it counts what the whole process allocates.
-func TestALockAllocatesLittle(t *testing.T) {
+func TestLockAllocatesLittle(t *testing.T) {
 	pgtest.Long(t)
 	db := pgtest.New(t)
 	locks := testkit.Advisory(t, db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), nil)

@@ -69,7 +69,7 @@ func holdAdvisoryUntilLost(ttl time.Duration) func(ctx context.Context, url, key
 
 // The server ends the session of a process that is stopped, and the process had
 // stopped believing in its locks before.
-func TestTheServerFreesTheAdvisoryLocksOfAFrozenProcess(t *testing.T) {
+func TestServerFreesTheAdvisoryLocksOfAFrozenProcess(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)

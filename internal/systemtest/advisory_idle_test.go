@@ -13,7 +13,7 @@ import (
 
 // Advisory Lockers are left alone here with what they hold.
 
-func TestTheEndOfAnIdleSessionIsNoticedWithoutACall(t *testing.T) {
+func TestEndOfAnIdleSessionIsNoticedWithoutACall(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	locks := testkit.Advisory(t, db.NewPool(t), &pgxlock.AdvisoryConfig{Owner: "idle", TTL: -1}) // no ping finds it out

@@ -59,7 +59,7 @@ func extended(sql string) string {
 	return wireMessage('P', "\x00"+sql+"\x00\x00\x00") + wireMessage('B', strings.Repeat("\x00", 8)) + wireMessage('E', "\x00\x00\x00\x00\x00")
 }
 
-func TestTheServerEndsALockSessionThatFellSilentWhateverItWasDoing(t *testing.T) {
+func TestServerEndsALockSessionThatFellSilentWhateverItWasDoing(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const (
@@ -138,7 +138,7 @@ func TestTheServerEndsALockSessionThatFellSilentWhateverItWasDoing(t *testing.T)
 	}
 }
 
-func TestALockSessionIsSetUpInAHostileSearchPath(t *testing.T) {
+func TestLockSessionIsSetUpInAHostileSearchPath(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)

@@ -186,7 +186,7 @@ func loseAll(t *testing.T, locks *pgxlock.Locker, after *pgtest.DB, states []str
 	}
 }
 
-func TestAFailoverLosesAllAdvisoryLocks(t *testing.T) {
+func TestFailoverLosesAllAdvisoryLocks(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for name, end := range map[string]func(*pgserver.Server) error{"crash": (*pgserver.Server).Crash, "kill": (*pgserver.Server).Kill} {
@@ -208,7 +208,7 @@ func TestAFailoverLosesAllAdvisoryLocks(t *testing.T) {
 
 // Where the network swallows everything, the holder knows before the server frees
 // the locks, and so before anybody else has them.
-func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testing.T) {
+func TestBlackHoleIsReportedBeforeAnybodyElseIsGrantedTheAdvisoryLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for name, what := range map[string]testkit.FaultKind{"between messages": -1, "half a message": testkit.HalfRequest, "all but the last byte": testkit.AlmostRequest} {

@@ -32,7 +32,7 @@ func TestAdvisoryLocksNeedNothingInstalled(t *testing.T) {
 	}
 }
 
-func TestABadAdvisoryConfigurationIsRefusedByName(t *testing.T) {
+func TestBadAdvisoryConfigurationIsRefusedByName(t *testing.T) {
 	t.Parallel()
 	const s = time.Second
 	for name, test := range map[string]struct {
@@ -63,7 +63,7 @@ func TestABadAdvisoryConfigurationIsRefusedByName(t *testing.T) {
 }
 
 // The bounds themselves are allowed, and the server takes them.
-func TestTheLargestSettingsOfAdvisoryLocksWork(t *testing.T) {
+func TestLargestSettingsOfAdvisoryLocksWork(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -87,7 +87,7 @@ func TestTheLargestSettingsOfAdvisoryLocksWork(t *testing.T) {
 	}
 }
 
-func TestABadArgumentForAnAdvisoryLockIsRefusedBeforeAnythingIsSent(t *testing.T) {
+func TestBadArgumentForAnAdvisoryLockIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
 	locks := testkit.Advisory(t, unconnected(t), nil)
 	defer locks.Close(t.Context())
@@ -126,7 +126,7 @@ func TestABadArgumentForAnAdvisoryLockIsRefusedBeforeAnythingIsSent(t *testing.T
 	}
 }
 
-func TestAnAdvisoryLockFencesNothing(t *testing.T) {
+func TestAdvisoryLockFencesNothing(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	lock := testkit.Acquire(t, testkit.NewAdvisory(t, db, nil), "k")
@@ -139,7 +139,7 @@ func TestAnAdvisoryLockFencesNothing(t *testing.T) {
 	usable(t, tx)
 }
 
-func TestAFullLockerRefusesOneMoreLock(t *testing.T) {
+func TestFullLockerRefusesOneMoreLock(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	const most = 5
@@ -182,7 +182,7 @@ func TestAFullLockerRefusesOneMoreLock(t *testing.T) {
 	}
 }
 
-func TestALockerLeavesRoomInASmallServersLockTable(t *testing.T) {
+func TestLockerLeavesRoomInASmallServersLockTable(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.On(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "20", "max_prepared_transactions": "4"}}))
@@ -195,7 +195,7 @@ func TestALockerLeavesRoomInASmallServersLockTable(t *testing.T) {
 	wantOneLine(t, err, ": 24;")
 }
 
-func TestAFullLockTableIsNoBusyAdvisoryLock(t *testing.T) {
+func TestFullLockTableIsNoBusyAdvisoryLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.On(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "10"}}))
@@ -309,7 +309,7 @@ func TestStubsOfAdvisoryLocksAreRefused(t *testing.T) {
 	}
 }
 
-func TestNoAdvisoryLockIsTakenOnAStandby(t *testing.T) {
+func TestStandbyGrantsNoAdvisoryLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, primary := privateServer(t, nil)
@@ -346,7 +346,7 @@ func TestNoAdvisoryLockIsTakenOnAStandby(t *testing.T) {
 	}
 }
 
-func TestAPoolerThatSharesItsConnectionsIsRefused(t *testing.T) {
+func TestPoolerThatSharesItsConnectionsIsRefused(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
@@ -393,7 +393,7 @@ func TestAPoolerThatSharesItsConnectionsIsRefused(t *testing.T) {
 	})
 }
 
-func TestTheEndOfASessionPoolerLosesAllLocks(t *testing.T) {
+func TestEndOfASessionPoolerLosesAllLocks(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
@@ -454,7 +454,7 @@ func (c watchedConn) Write(message []byte) (int, error) {
 
 // A pooler that looked as if it was in session mode is found out by the first
 // message that reaches another backend.
-func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
+func TestPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
@@ -504,7 +504,7 @@ func TestAPoolerThatTurnsOutToShareItsConnectionsLosesAllLocks(t *testing.T) {
 
 // A pooler may lead to a standby from one message to the next; a server that was
 // demoted ends its sessions.
-func TestADemotedPrimaryLosesAllAdvisoryLocks(t *testing.T) {
+func TestDemotedPrimaryLosesAllAdvisoryLocks(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)

@@ -50,7 +50,7 @@ func TestAdvisoryLocksTakeNothingFromTheCallersPool(t *testing.T) {
 
 // CREATE INDEX CONCURRENTLY waits for every transaction with an older snapshot,
 // whatever that does.
-func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
+func TestIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
@@ -74,7 +74,7 @@ func TestAnIndexIsBuiltConcurrentlyWhileOthersWaitForALock(t *testing.T) {
 	waiting.Wait()
 }
 
-func TestThePoolsAfterConnectIsHonouredByAdvisoryLocks(t *testing.T) {
+func TestPoolsAfterConnectIsHonouredByAdvisoryLocks(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -141,7 +141,7 @@ func TestRoleSettingsCostNoAdvisoryLock(t *testing.T) {
 }
 
 // A role may search a schema before pg_catalog that others can write.
-func TestNothingOfASchemaBeforePgCatalogRunsForAdvisoryLocks(t *testing.T) {
+func TestSchemaBeforePgCatalogRunsNothingForAdvisoryLocks(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, pgtest.New(t))

@@ -175,7 +175,7 @@ func useAtRandom(ctx context.Context, dice *rand.Rand, lockers []*pgxlock.Locker
 }
 
 // A statement fails when some of what it asks for was granted.
-func TestAFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
+func TestFullLockTableIsNoBusyKeyAndNothingOfTheRequestStays(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, map[string]string{"max_locks_per_transaction": "10", "max_connections": "10", "max_wal_senders": "0"})

@@ -139,7 +139,7 @@ func TestEveryHolderOfAnAdvisoryLockExcludesAllOthers(t *testing.T) {
 	}
 }
 
-func TestTheNumbersOfLocksAreNotMixedUp(t *testing.T) {
+func TestNumbersOfLocksAreNotMixedUp(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "numbers"})
@@ -201,7 +201,7 @@ func TestTheNumbersOfLocksAreNotMixedUp(t *testing.T) {
 }
 
 // An upgrade is refused in both spaces, and only of the lock that is held shared.
-func TestAnUpgradeIsRefusedInItsOwnSpaceOnly(t *testing.T) {
+func TestUpgradeIsRefusedInItsOwnSpaceOnly(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	eachWay(t, func(t *testing.T, w way) {
@@ -217,7 +217,7 @@ func TestAnUpgradeIsRefusedInItsOwnSpaceOnly(t *testing.T) {
 	})
 }
 
-func TestAWaitForAnAdvisoryLockOfSQLEndsWhenThatIsFree(t *testing.T) {
+func TestWaitForAnAdvisoryLockOfSQLEndsWhenThatIsFree(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	locks := testkit.NewAdvisory(t, db, nil)
@@ -270,7 +270,7 @@ func TestAWaitForAnAdvisoryLockOfSQLEndsWhenThatIsFree(t *testing.T) {
 
 // Programs in other languages compute the number by this expression, where pgxlock
 // is not installed.
-func TestANameHasTheSameNumberInEveryEncoding(t *testing.T) {
+func TestNameHasTheSameNumberInEveryEncoding(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.New(t)

@@ -23,7 +23,7 @@ func withTokens(t *testing.T, db *pgtest.DB, owner string) *pgxlock.Locker {
 	return testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Tokens: true, Owner: owner})
 }
 
-func TestAFenceOnASessionLockKeepsTheNextHolderOutUntilItsTransactionEnds(t *testing.T) {
+func TestFenceOnASessionLockKeepsTheNextHolderOutUntilItsTransactionEnds(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks, others := withTokens(t, db, "first"), withTokens(t, db, "second")
@@ -74,7 +74,7 @@ func TestAFenceOnASessionLockKeepsTheNextHolderOutUntilItsTransactionEnds(t *tes
 }
 
 // A zombie does not know yet: the server must tell it.
-func TestTheServerRefusesTheFenceOfASessionLockThatIsAnothers(t *testing.T) {
+func TestServerRefusesTheFenceOfASessionLockThatIsAnothers(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks, others := withTokens(t, db, "first"), withTokens(t, db, "second")
@@ -98,7 +98,7 @@ func TestTheServerRefusesTheFenceOfASessionLockThatIsAnothers(t *testing.T) {
 	}
 }
 
-func TestTheWorkOfDoTxIsFencedUnderASessionLock(t *testing.T) {
+func TestWorkOfDoTxIsFencedUnderASessionLock(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "create table written (token bigint)")

@@ -23,7 +23,7 @@ func doubled(first, most time.Duration, attempt int) time.Duration {
 	return first
 }
 
-func TestABackoffDoublesUpToItsMost(t *testing.T) {
+func TestBackoffDoublesUpToItsMost(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		first, most := time.Duration(rapid.Int64().Draw(t, "first")), time.Duration(rapid.Int64().Draw(t, "most"))

@@ -15,7 +15,7 @@ import (
 
 // A renewal whose caller has left and whose lock has ended stands in a batch that
 // then gets no answer from the server.
-func TestARenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
+func TestRenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	p, db := testkit.Proxied(t, testkit.Migrated(t))
@@ -58,7 +58,7 @@ func TestARenewalThatNobodyWaitsForDoesNotStopTheOthers(t *testing.T) {
 
 // A batch is spoilt by one entry, and the server goes away while each is asked
 // alone.
-func TestAServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.T) {
+func TestServerThatGoesWhileASpoiltBatchIsTakenApartIsReportedToAll(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	direct := testkit.Migrated(t)

@@ -67,7 +67,7 @@ func nested(t *testing.T, tx pgx.Tx) pgx.Tx {
 	return inner
 }
 
-func TestAClaimIsTrueOnlyOnceCommitted(t *testing.T) {
+func TestClaimIsTrueOnlyOnceCommitted(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, opts := range [][]pgxlock.ClaimTxOption{nil, {pgxlock.NoWait}, {testkit.LongWait}, {pgxlock.Retention(time.Hour)}} {
@@ -93,7 +93,7 @@ func TestAClaimIsTrueOnlyOnceCommitted(t *testing.T) {
 	}
 }
 
-func TestAClaimInASavepointIsUndoneWithIt(t *testing.T) {
+func TestClaimInASavepointIsUndoneWithIt(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -133,7 +133,7 @@ func TestClaimsAndLocksHaveNamesOfTheirOwn(t *testing.T) {
 	}
 }
 
-func TestAnUndecidedClaimIsWaitedFor(t *testing.T) {
+func TestUndecidedClaimIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 10)
 	for _, claimFirst := range []bool{true, false} { // or what has expired is claimed again
@@ -172,7 +172,7 @@ func TestAnUndecidedClaimIsWaitedFor(t *testing.T) {
 }
 
 // A claim that is refused leaves the caller's transaction as it was.
-func TestARefusedClaimChangesNothing(t *testing.T) {
+func TestRefusedClaimChangesNothing(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -205,7 +205,7 @@ func TestARefusedClaimChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAClaimsWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
+func TestClaimsWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -336,7 +336,7 @@ func TestErrorsOfAClaimAreNotTakenForAnUndecidedOne(t *testing.T) {
 	}
 }
 
-func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
+func TestContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 10)
 	holder, tx := testkit.Begin(t, db, pgx.TxOptions{}), testkit.Begin(t, db, pgx.TxOptions{})
@@ -371,7 +371,7 @@ func TestAContextThatEndsAClaimLeavesNoClaim(t *testing.T) {
 
 // Workers claim the same keys, at all levels and in savepoints, and change their
 // minds. The first one writes, and only one of those is ever seen.
-func TestSoakOneCommittedTransactionIsTheFirst(t *testing.T) {
+func TestSoakClaimIsFirstInOneCommittedTransaction(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const workers = 8
@@ -479,7 +479,7 @@ func claimAndWrite(t *testing.T, dice *rand.Rand, db *pgtest.DB, key string, wor
 	return true, outer.Commit(ctx)
 }
 
-func TestARetentionEndsAClaim(t *testing.T) {
+func TestRetentionEndsAClaim(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	claim := func(want bool, opts ...pgxlock.ClaimTxOption) {
@@ -561,7 +561,7 @@ func TestClaimsNeedTheMigrations(t *testing.T) {
 	wantClaimed(t, db, true, "k")
 }
 
-func TestAReadOnlyTransactionClaimsNothing(t *testing.T) {
+func TestReadOnlyTransactionClaimsNothing(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	for _, opts := range [][]pgxlock.ClaimTxOption{nil, {pgxlock.NoWait}} {

@@ -35,7 +35,7 @@ func connections(t *testing.T, db *pgtest.DB, owner string, want int) {
 	})
 }
 
-func TestALockerKeepsEveryPromiseOnOneConnection(t *testing.T) {
+func TestLockerKeepsEveryPromiseOnOneConnection(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	locktest.Run(t, func(t *testing.T) *pgxlock.Locker {
@@ -43,7 +43,7 @@ func TestALockerKeepsEveryPromiseOnOneConnection(t *testing.T) {
 	})
 }
 
-func TestOneConnectionIsOneForAHolderAndTwoForAWaiter(t *testing.T) {
+func TestOptionOneConnectionIsOneForAHolderAndTwoForAWaiter(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	quick := idleAfter(t, db, 0)
@@ -74,7 +74,7 @@ func TestOneConnectionIsOneForAHolderAndTwoForAWaiter(t *testing.T) {
 	testkit.Release(t, lock)
 }
 
-func TestTheConnectionOfTheQueueOfAdvisoryLocksIsClosedWhenItIsIdle(t *testing.T) {
+func TestConnectionOfTheQueueOfAdvisoryLocksIsClosedWhenItIsIdle(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -91,7 +91,7 @@ func TestTheConnectionOfTheQueueOfAdvisoryLocksIsClosedWhenItIsIdle(t *testing.T
 	}
 }
 
-func TestACallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) {
+func TestCallThatWaitsKeepsTheConnectionOfTheQueueWhateverIsIdle(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -144,7 +144,7 @@ func keepBusy(t *testing.T, locks *pgxlock.Locker) (stop func()) {
 	}
 }
 
-func TestALeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
+func TestLeaseIsKeptWhileItsConnectionIsBusyWithRequests(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

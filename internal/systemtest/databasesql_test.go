@@ -29,7 +29,7 @@ func beginSQLTx(t *testing.T, db *pgtest.DB, level pgx.TxIsoLevel) *sql.Tx {
 	return byLockSQLTx.beginTx(t, db, level).sql
 }
 
-func TestAFenceInASQLTxPinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
+func TestFenceInASQLTxPinsTheLeaseUntilItsTransactionEnds(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const key = `o'key "$1" \` // no part of a text
@@ -90,7 +90,7 @@ func TestLeaseBesideASQLDBTakesNoConnectionOfThePool(t *testing.T) {
 	}
 }
 
-func TestAFenceInASQLTxTellsItsErrorsApart(t *testing.T) {
+func TestFenceInASQLTxTellsItsErrorsApart(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -163,7 +163,7 @@ func TestManyLocksAreFencedInASQLTx(t *testing.T) {
 	}
 }
 
-func TestOneCommittedSQLTxIsTheFirst(t *testing.T) {
+func TestClaimIsFirstInOneCommittedSQLTx(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	claim := func(tx *sql.Tx, want bool, opts ...pgxlock.ClaimTxOption) {

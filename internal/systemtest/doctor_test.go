@@ -86,7 +86,7 @@ const statusOK, statusWarning, statusError = doctor.StatusOK, doctor.StatusWarni
 // safe are settings of a server that keeps what it was told.
 var safe = map[string]string{"fsync": "on", "max_prepared_transactions": "5"}
 
-func TestASoundServerHasEveryCheckAndNothingToDo(t *testing.T) {
+func TestSoundServerHasEveryCheckAndNothingToDo(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	url := pgtest.Private(t, pgserver.Config{Settings: safe}).URL("postgres")

@@ -251,7 +251,7 @@ func TestDoTxCleansUpAfterAPanic(t *testing.T) {
 
 const beginSQL = "begin" // what pgx sends
 
-func TestALockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
+func TestLockThatIsLostBeforeTheFenceWritesNothing(t *testing.T) {
 	t.Parallel()
 	const expires = "it was not renewed, and taken over"
 	for name, lose := range map[string]func(t *testing.T, db *pgtest.DB, p *testkit.Proxy){
@@ -325,7 +325,7 @@ func fencedInTime(t *testing.T, locks *pgxlock.Locker, db *pgtest.DB, fn func(co
 	return err
 }
 
-func TestALockThatIsLostAfterTheFenceStillCommits(t *testing.T) {
+func TestLockThatIsLostAfterTheFenceStillCommits(t *testing.T) {
 	t.Parallel()
 	db := testkit.WithLedger(t)
 	p, through := testkit.Proxied(t, db)
@@ -611,7 +611,7 @@ func TestBadArgumentsOfDoTxAreNamed(t *testing.T) {
 	}
 }
 
-func TestAFenceOnAnotherDatabaseNamesBoth(t *testing.T) {
+func TestFenceOnAnotherDatabaseNamesBoth(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db, empty, other := testkit.Migrated(t), pgtest.New(t), testkit.Migrated(t)
@@ -645,7 +645,7 @@ func TestAFenceOnAnotherDatabaseNamesBoth(t *testing.T) {
 	}
 }
 
-func TestAFenceInTheRightDatabaseBlamesNoOther(t *testing.T) {
+func TestFenceInTheRightDatabaseBlamesNoOther(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

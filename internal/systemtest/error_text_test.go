@@ -32,7 +32,7 @@ func wantOneLine(t *testing.T, err error, words ...string) {
 	}
 }
 
-func TestTheTextOfAnErrorIsOneLine(t *testing.T) {
+func TestTextOfAnErrorIsOneLine(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const breaks = "one\ntwo\r\nthree\vfour\ffive\u0085six\u2028seven\u2029eight"

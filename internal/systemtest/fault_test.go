@@ -44,7 +44,7 @@ func untilOnlyHeld(t *testing.T, db *pgtest.DB, locks ...*pgxlock.Lock) {
 	})
 }
 
-func TestALostReplyOfAnAcquireLeavesNoLeaseThatNobodyOwns(t *testing.T) {
+func TestLostReplyOfAnAcquireLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -79,7 +79,7 @@ func TestALostReplyOfAnAcquireLeavesNoLeaseThatNobodyOwns(t *testing.T) {
 	untilOnlyHeld(t, db, first)
 }
 
-func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
+func TestLeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -98,7 +98,7 @@ func TestALeaseOfUnknownOutcomeIsGivenBackOnceTheServerIsBack(t *testing.T) {
 	untilOnlyHeld(t, db, first)
 }
 
-func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
+func TestRenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -119,7 +119,7 @@ func TestARenewalThatFailedIsMadeUpForOnceTheServerIsBack(t *testing.T) {
 	}
 }
 
-func TestARequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
+func TestRequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
 	t.Parallel()
 	for name, outage := range map[string]bool{"reconnected at once": false, "reconnected after a failure": true} {
 		if outage && testing.Short() {
@@ -159,7 +159,7 @@ func TestARequestThatArrivesAfterItsCallerGaveUpGrantsNothing(t *testing.T) {
 	}
 }
 
-func TestALostReplyOfAReleaseIsNoLoss(t *testing.T) {
+func TestLostReplyOfAReleaseIsNoLoss(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -173,7 +173,7 @@ func TestALostReplyOfAReleaseIsNoLoss(t *testing.T) {
 	untilOnlyHeld(t, db)
 }
 
-func TestALostReplyOfARenewalIsNoLoss(t *testing.T) {
+func TestLostReplyOfARenewalIsNoLoss(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -254,7 +254,7 @@ func watch(lock *pgxlock.Lock) <-chan time.Time {
 	return result
 }
 
-func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
+func TestBlackHoleIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 	t.Parallel()
 	for name, slow := range map[string]bool{"after a grant": false, "after a grant whose reply was slow": true} {
 		if slow && testing.Short() {
@@ -303,7 +303,7 @@ func TestABlackHoleIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 	}
 }
 
-func TestACutNetworkIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
+func TestCutNetworkIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Remote(t, pgserver.Config{})
@@ -330,7 +330,7 @@ func TestACutNetworkIsReportedBeforeAnybodyElseIsGrantedTheLock(t *testing.T) {
 	untilOnlyHeld(t, db, next, again)
 }
 
-func TestALockLostToABlackHoleStaysLostWhenTheNetworkIsBack(t *testing.T) {
+func TestLockLostToABlackHoleStaysLostWhenTheNetworkIsBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -383,7 +383,7 @@ func goroutines() []string {
 }
 
 // Not parallel: it counts goroutines, and others must have none meanwhile.
-func TestSoakNothingLeaksWhateverEndsAnAcquire(t *testing.T) {
+func TestSoakAcquireLeaksNothingWhateverEndsIt(t *testing.T) {
 	pgtest.Long(t)
 	const workers = 16
 	calls := pgtest.Soak(t, 20, 20_000/workers)
@@ -644,7 +644,7 @@ func TestLeasesOutliveTheServersRestartAndCrash(t *testing.T) {
 	}
 }
 
-func TestAServerWithoutFreeConnectionsIsNotBusy(t *testing.T) {
+func TestServerWithoutFreeConnectionsIsNotBusy(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	_, db := privateServer(t, map[string]string{"max_connections": "12"})
@@ -685,7 +685,7 @@ func fill(t *testing.T, db *pgtest.DB) error {
 	return err
 }
 
-func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
+func TestTableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -729,7 +729,7 @@ func TestATableThatIsLockedFailsAllThatWaitForItTogether(t *testing.T) {
 	useLock(t, locks, db.Pool, "afterwards")
 }
 
-func TestAWarningOfAUsersTriggerFailsNoCall(t *testing.T) {
+func TestWarningOfAUsersTriggerFailsNoCall(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

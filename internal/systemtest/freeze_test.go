@@ -92,7 +92,7 @@ func lookUntilLost(work context.Context) (last time.Time) {
 	}
 }
 
-func TestSoakAFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
+func TestSoakFrozenHoldersFirstLookSeesTheLoss(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

@@ -60,7 +60,7 @@ func wantRefusedBy(t *testing.T, kind pgxlock.Kind, err error, op string, words 
 	}
 }
 
-func TestABadConfigurationIsRefusedByName(t *testing.T) {
+func TestBadConfigurationIsRefusedByName(t *testing.T) {
 	t.Parallel()
 	const s = time.Second
 	for name, test := range map[string]struct {
@@ -99,7 +99,7 @@ func TestABadConfigurationIsRefusedByName(t *testing.T) {
 	wantRefused(t, err, "new", "the pool is nil", "pgxpool.New")
 }
 
-func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
+func TestBadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	t.Parallel()
 	locks, err := pgxlock.NewLeaseLocker(unconnected(t), nil)
 	if err != nil {
@@ -155,7 +155,7 @@ func TestABadArgumentIsRefusedBeforeAnythingIsSent(t *testing.T) {
 }
 
 // The bounds themselves are allowed.
-func TestTheLargestInputsWorkEndToEnd(t *testing.T) {
+func TestLargestInputsWorkEndToEnd(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -204,7 +204,7 @@ func TestMetadataIsStoredAsAJSONString(t *testing.T) {
 	}
 }
 
-func TestAnEntryThatTheServerRefusesFailsNoOtherOfItsBatch(t *testing.T) {
+func TestEntryThatTheServerRefusesFailsNoOtherOfItsBatch(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

@@ -80,7 +80,7 @@ func TestLocksInMemoryWorkInABubble(t *testing.T) {
 	})
 }
 
-func TestALockInMemoryFencesNothing(t *testing.T) {
+func TestLockInMemoryFencesNothing(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

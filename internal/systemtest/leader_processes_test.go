@@ -127,7 +127,7 @@ func (ts *terms) until(t *testing.T, done func() bool) {
 }
 
 // However a leader ends, nobody else leads while it believes that it does.
-func TestSoakOneLeadsAtATimeWhateverHappensToIt(t *testing.T) {
+func TestSoakLeadersAreOneAtATimeWhateverHappensToThem(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for what := range candidates {

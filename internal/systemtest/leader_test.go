@@ -37,7 +37,7 @@ func TestFormerLeaderCampaignsAgain(t *testing.T) {
 	}
 }
 
-func TestALeaderHearsWhoAskedItToStepDownAndWhy(t *testing.T) {
+func TestLeaderHearsWhoAskedItToStepDownAndWhy(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, nil)
@@ -76,7 +76,7 @@ func TestALeaderHearsWhoAskedItToStepDownAndWhy(t *testing.T) {
 }
 
 // A request is for the holder at that time, not for the next one.
-func TestARequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
+func TestRequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	first, second := testkit.NewLocker(t, db, nil), testkit.NewLocker(t, db, nil)
@@ -111,7 +111,7 @@ func TestARequestToStepDownDoesNotMeetTheNextLeader(t *testing.T) {
 
 // All advisory locks of a process have one session, so that a request of long ago looks like
 // one of the current leader there.
-func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
+func TestRequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -149,7 +149,7 @@ func TestARequestToStepDownDoesNotMeetALaterTermOfItsSession(t *testing.T) {
 }
 
 // It is made all the same.
-func TestARequestIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+func TestRequestIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

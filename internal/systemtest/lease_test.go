@@ -36,7 +36,7 @@ func TestHolderOfALeaseWithoutExpiryHasNoTimes(t *testing.T) {
 	}
 }
 
-func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
+func TestLeaseIsHeldFencedAndReleased(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks, others := testkit.NewLocker(t, db, nil), testkit.NewLocker(t, db, nil)
@@ -73,7 +73,7 @@ func TestALeaseIsHeldFencedAndReleased(t *testing.T) {
 	}
 }
 
-func TestTheServerTakesTheLongestTTL(t *testing.T) {
+func TestServerTakesTheLongestTTL(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

@@ -114,7 +114,7 @@ func TestEventsAllowedToACallerThatLeftAreReturned(t *testing.T) {
 }
 
 // Twice, when the connection breaks; but what is given back is given back once.
-func TestALostReplyNeverAllowsMore(t *testing.T) {
+func TestLostReplyNeverAllowsMore(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -136,7 +136,7 @@ func TestALostReplyNeverAllowsMore(t *testing.T) {
 
 // A key that somebody keeps locked is neither allowed nor refused, and is in nobody
 // else's way for long.
-func TestAKeyThatIsLockedIsAnError(t *testing.T) {
+func TestKeyThatIsLockedIsAnError(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -173,7 +173,7 @@ func TestAKeyThatIsLockedIsAnError(t *testing.T) {
 	allows(t, l, "made by it", 10, true, false)
 }
 
-func TestAServerThatIsAwayNeitherAllowsNorRefuses(t *testing.T) {
+func TestServerThatIsAwayNeitherAllowsNorRefuses(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -203,7 +203,7 @@ func TestAServerThatIsAwayNeitherAllowsNorRefuses(t *testing.T) {
 }
 
 // What is not answered within MaxWait is not waited for.
-func TestAnAnswerIsNotWaitedForLongerThanMaxWait(t *testing.T) {
+func TestAnswerIsNotWaitedForLongerThanMaxWait(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -222,7 +222,7 @@ func TestAnAnswerIsNotWaitedForLongerThanMaxWait(t *testing.T) {
 	})
 }
 
-func TestACancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+func TestCancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -259,7 +259,7 @@ func TestACancelIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 	reserves(t, l, "other", 2, 2*time.Hour)
 }
 
-func TestACloseOfALimiterIsNotWaitedForWhenItsContextEnds(t *testing.T) {
+func TestCloseOfALimiterIsNotWaitedForWhenItsContextEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

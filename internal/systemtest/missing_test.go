@@ -2,6 +2,7 @@ package systemtest_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"go/ast"
 	"go/parser"
@@ -62,14 +63,19 @@ func receivers(t *testing.T) []any {
 
 // takeContexts are the functions that take a context.
 var takeContexts = map[string]any{
-	"ClaimSQLTx":  pgxlock.ClaimSQLTx,
-	"ClaimTx":     pgxlock.ClaimTx,
-	"Check":       doctor.Check,
-	"List":        once.List,
-	"LockAllTx":   pgxlock.LockAllTx,
-	"LockSQLTx":   pgxlock.LockSQLTx,
-	"LockTx":      pgxlock.LockTx,
-	"PurgeClaims": pgxlock.PurgeClaims,
+	"ClaimSQLTx": pgxlock.ClaimSQLTx,
+	"ClaimTx":    pgxlock.ClaimTx,
+	"Check":      doctor.Check,
+	"DoSQLTx": func(ctx context.Context, key string) error {
+		return pgxlock.DoSQLTx(ctx, pgxlock.NewMemoryLocker(), key, func(context.Context) (*sql.Tx, error) { return nil, nil }, nil)
+	},
+	"List":             once.List,
+	"LockAllSQLTx":     pgxlock.LockAllSQLTx,
+	"LockAllTx":        pgxlock.LockAllTx,
+	"LockSQLTx":        pgxlock.LockSQLTx,
+	"LockTx":           pgxlock.LockTx,
+	"PurgeClaims":      pgxlock.PurgeClaims,
+	"PurgeClaimsSQLTx": pgxlock.PurgeClaimsSQLTx,
 }
 
 func TestMethodsOfNilReceiversReturnAnErrorOrNothing(t *testing.T) {

@@ -142,7 +142,7 @@ func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
 }
 
 // A role that may write the tables can also write what no function would.
-func TestOneOddRowHidesNothingFromAMonitor(t *testing.T) {
+func TestOddRowHidesNothingFromAMonitor(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

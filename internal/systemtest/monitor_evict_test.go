@@ -82,7 +82,7 @@ func TestReleaseAfterAnEvictionSaysWhoAndWhy(t *testing.T) {
 	}
 }
 
-func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
+func TestEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	mon := testkit.NewMonitor(t, db, nil)
@@ -125,7 +125,7 @@ func TestAnEvictedHolderOfALeaseIsToldAndFenced(t *testing.T) {
 }
 
 // Until somebody acquires the lock again.
-func TestTheMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
+func TestMonitorSaysWhyAHolderWasEvicted(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -199,7 +199,7 @@ func TestWaiterGetsTheLockOfAnEvictedHolder(t *testing.T) {
 }
 
 // An advisory lock is lost before it is given back, with all that share it.
-func TestASessionGivesBackWhatItIsAskedFor(t *testing.T) {
+func TestSessionGivesBackWhatItIsAskedFor(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	mon := testkit.NewMonitor(t, db, nil)
@@ -235,7 +235,7 @@ func TestASessionGivesBackWhatItIsAskedFor(t *testing.T) {
 
 // What is no Locker's is not given back. Its session can be ended, when all that dies
 // with it was seen.
-func TestASessionThatDoesNotAnswerIsEndedByASecondStep(t *testing.T) {
+func TestSessionThatDoesNotAnswerIsEndedByASecondStep(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	mon := testkit.NewMonitor(t, db, &monitor.Config{Names: []string{"k"}})
@@ -333,7 +333,7 @@ func TestReapRemovesWhatExpiredLongAgo(t *testing.T) {
 }
 
 // The function is the database's: what it says of locks that were not asked about is nothing.
-func TestAnAnswerAboutLocksThatWereNotAskedForIsIgnored(t *testing.T) {
+func TestAnswerAboutLocksThatWereNotAskedForIsIgnored(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

@@ -17,7 +17,7 @@ import (
 )
 
 // A monitor needs no session of its own: behind a pooler it sees and does the same.
-func TestTheMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
+func TestMonitorWorksThroughAPoolerInEveryMode(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)

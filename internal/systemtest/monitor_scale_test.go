@@ -16,7 +16,7 @@ import (
 )
 
 // What a look costs where there is much to see: nothing is read twice.
-func TestSoakALookReadsEachTableOnce(t *testing.T) {
+func TestSoakLookReadsEachTableOnce(t *testing.T) {
 	t.Parallel()
 	leases := pgtest.Soak(t, 20_000, 100_000)
 	const shares, advisory, waiters = 2000, 5000, 200

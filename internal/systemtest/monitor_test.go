@@ -24,7 +24,7 @@ import (
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
-func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
+func TestMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "worker"})
@@ -93,7 +93,7 @@ func TestTheMonitorShowsLeasesSharesAndPermits(t *testing.T) {
 	}
 }
 
-func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
+func TestMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	t.Parallel()
 	db, elsewhere := pgtest.New(t), pgtest.New(t) // nothing needs to be installed
 	locks := testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Owner: "worker"})
@@ -161,7 +161,7 @@ func TestTheMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 }
 
 // A prepared transaction has no session, and keeps its locks.
-func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
+func TestMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "2"}})
@@ -193,7 +193,7 @@ func TestTheMonitorShowsLocksOfPreparedTransactions(t *testing.T) {
 	}
 }
 
-func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T) {
+func TestMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	version := newest(t)
@@ -226,7 +226,7 @@ func TestTheMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T
 	wantSchemaError(t, err, want)
 }
 
-func TestTheMonitorWorksOnTheNextSchema(t *testing.T) {
+func TestMonitorWorksOnTheNextSchema(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t)+1)
@@ -247,7 +247,7 @@ func TestTheMonitorWorksOnTheNextSchema(t *testing.T) {
 	}
 }
 
-func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
+func TestRoleIsToldWhatItMayNotSee(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	db.Exec(t, "select acquire_lock('k', 'A')")
@@ -266,7 +266,7 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 			t.Errorf("%+v", shot.Holders)
 		}
 	}
-	wantMissing(testkit.Snapshot(t, mon), "leases: ", "names behind", "why holders were evicted", "the queues", "addresses and transactions")
+	wantMissing(testkit.Snapshot(t, mon), "leases: ", "names behind", "the queues", "why holders were evicted", "addresses and transactions")
 	for _, filter := range []monitor.Filter{{}, {Key: "k"}, {Kind: pgxlock.KindLease}} {
 		_, err := mon.Holders(t.Context(), filter)
 		denied(t, err)
@@ -310,7 +310,7 @@ func TestARoleIsToldWhatItMayNotSee(t *testing.T) {
 
 // What pgxlock locks for itself is no hold: nobody is listed with it, and nobody can be
 // evicted from it.
-func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
+func TestMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -422,7 +422,7 @@ func TestTheMonitorShowsPgxlocksOwnLocksOnlyIfAsked(t *testing.T) {
 }
 
 // A lock of a user may carry the mark of pgxlock's own by chance.
-func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
+func TestLockWithTheMarkAndANameIsAUsers(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -462,7 +462,7 @@ func TestALockWithTheMarkAndANameIsAUsers(t *testing.T) {
 }
 
 // A time that nobody knows is not shown as one.
-func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
+func TestUnknownTimeIsNotWrittenDown(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 23, 8, 15, 0, 0, time.UTC)
 	unknown := pgxlock.Holder{Key: "#7", Raw: true, Kind: pgxlock.KindAdvisory, ID: "psql:42", PID: 42}
@@ -506,7 +506,7 @@ func TestAnUnknownTimeIsNotWrittenDown(t *testing.T) {
 	}
 }
 
-func TestTheOldestSnapshotIsShown(t *testing.T) {
+func TestOldestSnapshotIsShown(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := quietServer(t)
@@ -589,7 +589,7 @@ func TestWatchYieldsSnapshotsAndGoesOnAfterAnError(t *testing.T) {
 }
 
 // Its statements are files that psql runs as they are.
-func TestTheStatementsOfTheMonitorRunByThemselves(t *testing.T) {
+func TestStatementsOfTheMonitorRunByThemselves(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

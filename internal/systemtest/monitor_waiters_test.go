@@ -12,7 +12,7 @@ import (
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
-func TestTheMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
+func TestMonitorShowsWhoWaitsForHowLongAndForWhom(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	holder, others := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "holder"}), testkit.NewLocker(t, db, &pgxlock.LeaseConfig{Owner: "others"})

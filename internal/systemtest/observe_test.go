@@ -136,7 +136,7 @@ func TestEventsComeInTheGoroutineOfTheCallWithItsContext(t *testing.T) {
 	})
 }
 
-func TestAPanicAndGoexitInTheWorkAreAReleaseLikeAnyOther(t *testing.T) {
+func TestPanicAndGoexitInTheWorkAreAReleaseLikeAnyOther(t *testing.T) {
 	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		var working sync.WaitGroup
@@ -155,7 +155,7 @@ func TestAPanicAndGoexitInTheWorkAreAReleaseLikeAnyOther(t *testing.T) {
 	})
 }
 
-func TestAGrantThatNobodyHeardOfIsNoEvent(t *testing.T) {
+func TestGrantThatNobodyHeardOfIsNoEvent(t *testing.T) {
 	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, db *pgtest.DB, p *testkit.Proxy) {
 		if err := testkit.Acquire(t, o.Locker, "warm").Release(t.Context()); err != nil {
@@ -224,7 +224,7 @@ func TestLostConnectionIsObservedOncePerLock(t *testing.T) {
 
 // A network that swallows everything: renewals fail, and then the lock is lost, which is
 // told though nobody looks at it.
-func TestALeaseThatRunsOutIsToldToBeLost(t *testing.T) {
+func TestLeaseThatRunsOutIsToldToBeLost(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -249,7 +249,7 @@ func TestALeaseThatRunsOutIsToldToBeLost(t *testing.T) {
 	}
 }
 
-func TestAFailedRenewalIsToldWithItsError(t *testing.T) {
+func TestFailedRenewalIsToldWithItsError(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	p, through := testkit.Proxied(t, db)
@@ -361,7 +361,7 @@ func TestWaiterIsObservedAsBusyOnce(t *testing.T) {
 }
 
 // Who is told that the key is busy stands in no line yet.
-func TestACallThatObserveHoldsUpHoldsUpNobodyBehindIt(t *testing.T) {
+func TestCallThatObserveHoldsUpHoldsUpNobodyBehindIt(t *testing.T) {
 	pgtest.Long(t)
 	onEachKind(t, func(t *testing.T, o *observedLocker, _ *pgtest.DB, _ *testkit.Proxy) {
 		slow, blocked := newGate(), newGate()
@@ -406,7 +406,7 @@ func TestACallThatObserveHoldsUpHoldsUpNobodyBehindIt(t *testing.T) {
 	})
 }
 
-func TestAPermitIsToldByItsSemaphoreAndItsNumber(t *testing.T) {
+func TestPermitIsToldByItsSemaphoreAndItsNumber(t *testing.T) {
 	t.Parallel()
 	o := &observedLocker{}
 	o.Locker = testkit.NewLocker(t, testkit.Migrated(t), &pgxlock.LeaseConfig{Observe: o.observe})
@@ -449,7 +449,7 @@ func TestAPermitIsToldByItsSemaphoreAndItsNumber(t *testing.T) {
 	}
 }
 
-func TestSoakWhatIsAcquiredIsLostOrReleasedOnceWhateverHappens(t *testing.T) {
+func TestSoakLocksAreLostOrReleasedOnceWhateverHappens(t *testing.T) {
 	calls := pgtest.Soak(t, 40, 4000)
 	onEachKind(t, func(t *testing.T, o *observedLocker, db *pgtest.DB, p *testkit.Proxy) {
 		const workers = 8

@@ -22,7 +22,7 @@ const (
 	finishSQL = "pgxlock_finish_run"
 )
 
-func TestALostReplyCostsNoRun(t *testing.T) {
+func TestLostReplyCostsNoRun(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -45,7 +45,7 @@ func TestALostReplyCostsNoRun(t *testing.T) {
 
 // The server started it, and cannot be asked again. The next call here finds out, and
 // nobody else runs it.
-func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
+func TestStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -80,7 +80,7 @@ func TestAStartOfWhichNoAnswerCameIsRunByTheNextCall(t *testing.T) {
 }
 
 // The process that crashed may have called the tick by other clocks.
-func TestATickThatCrashedIsRunAgainInWhateverTimeZone(t *testing.T) {
+func TestTickThatCrashedIsRunAgainInWhateverTimeZone(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -101,7 +101,7 @@ func TestATickThatCrashedIsRunAgainInWhateverTimeZone(t *testing.T) {
 }
 
 // The answer comes when nobody waits for it any more.
-func TestAStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
+func TestStartThatNobodyWaitsForIsTakenBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -207,7 +207,7 @@ func TestRunIsStartedUnderAnotherLeaseWhenItsFirstIsLostBeforeTheStart(t *testin
 }
 
 // Who holds the lease no more must not start what another one runs now.
-func TestAStartNeedsItsLease(t *testing.T) {
+func TestStartNeedsItsLease(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	others := runnerOn(t, db, age, &once.Config{Retry: true})
@@ -236,7 +236,7 @@ func TestAStartNeedsItsLease(t *testing.T) {
 	<-running
 }
 
-func TestNothingIsRunOnAStandby(t *testing.T) {
+func TestStandbyRunsNothing(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, map[string]string{"fsync": "off"})

@@ -117,7 +117,7 @@ func runEachSecond(ctx context.Context, url, argument string, report func(any) e
 
 // Their clocks are up to 4 s ahead and behind, and tick at different times; they start
 // one after the other.
-func TestSoakOneOfEightProcessesRunsEachSecond(t *testing.T) {
+func TestSoakSecondsAreRunByOneOfEightProcesses(t *testing.T) {
 	t.Parallel()
 	const processes = 8
 	seconds := pgtest.Soak(t, 5, 75)
@@ -241,7 +241,7 @@ func runForever(retry bool) func(context.Context, string, string, func(any) erro
 	}
 }
 
-func TestARunWhoseProcessIsKilledRunsAgainOnlyWithRetry(t *testing.T) {
+func TestRunWhoseProcessIsKilledRunsAgainOnlyWithRetry(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for _, retry := range []bool{false, true} {

@@ -168,7 +168,7 @@ func TestRunTriesAgainWhatFailedOnlyWithRetry(t *testing.T) {
 	}
 }
 
-func TestAPanicEndsRun(t *testing.T) {
+func TestPanicEndsRun(t *testing.T) {
 	t.Parallel()
 	inBubble(t, time.Hour, &once.Config{First: once.FirstNow}, func(t *testing.T, ctx context.Context, o *once.Runner) {
 		defer func() {

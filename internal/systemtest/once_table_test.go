@@ -17,7 +17,7 @@ import (
 
 // Tests of what is recorded of runs, and for how long.
 
-func TestARunIsRecorded(t *testing.T) {
+func TestRunIsRecorded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	plain, retried := runnerOn(t, db, age, &once.Config{Owner: "me"}), runnerOn(t, db, age, &once.Config{Owner: "me", Retry: true})
@@ -86,7 +86,7 @@ func TestRunnerHasOneConnectionAndWithRetryTwo(t *testing.T) {
 	}
 }
 
-func TestAPanicIsRecorded(t *testing.T) {
+func TestPanicIsRecorded(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -126,7 +126,7 @@ func TestStartsRemoveOldRuns(t *testing.T) {
 
 // A Runner with another Keep may remove a row; but where all have one, the row of a tick
 // that is young enough is there, however long a call takes.
-func TestARunIsKeptFromItsTickOn(t *testing.T) {
+func TestRunIsKeptFromItsTickOn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

@@ -93,7 +93,7 @@ func wantDo(t *testing.T, o *once.Runner, key string, j *job, want bool) {
 	}
 }
 
-func TestOneOfManyCallsRunsInAPeriod(t *testing.T) {
+func TestPeriodIsRunByOneOfManyCalls(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
@@ -127,7 +127,7 @@ func TestOneOfManyCallsRunsInAPeriod(t *testing.T) {
 	})
 }
 
-func TestATickIsRunOnce(t *testing.T) {
+func TestTickIsRunOnce(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
@@ -153,7 +153,7 @@ func TestATickIsRunOnce(t *testing.T) {
 	})
 }
 
-func TestATickThatNobodyRemembersIsRefused(t *testing.T) {
+func TestTickThatNobodyRemembersIsRefused(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		o := newRunner(time.Hour, &once.Config{Keep: 2 * time.Hour})
@@ -194,7 +194,7 @@ func TestFailedRunsRepeatOnlyWithRetry(t *testing.T) {
 }
 
 // With Retry the lease says that it runs; without, its row.
-func TestNobodyRunsWhatIsRunning(t *testing.T) {
+func TestRunThatIsRunningIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
@@ -212,7 +212,7 @@ func TestNobodyRunsWhatIsRunning(t *testing.T) {
 	})
 }
 
-func TestAPanicAndGoexitAreFailures(t *testing.T) {
+func TestPanicAndGoexitAreFailures(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {
@@ -239,7 +239,7 @@ func TestAPanicAndGoexitAreFailures(t *testing.T) {
 	})
 }
 
-func TestACallWhoseContextHasEndedStartsNothing(t *testing.T) {
+func TestCallWhoseContextHasEndedStartsNothing(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		o := newRunner(age, nil)
@@ -257,7 +257,7 @@ func TestACallWhoseContextHasEndedStartsNothing(t *testing.T) {
 	})
 }
 
-func TestARunEndsWithItsCallersContext(t *testing.T) {
+func TestRunEndsWithItsCallersContext(t *testing.T) {
 	t.Parallel()
 	runners(t, func(t *testing.T, newRunner func(time.Duration, *once.Config) *once.Runner) {
 		for _, retry := range []bool{false, true} {

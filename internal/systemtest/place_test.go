@@ -68,7 +68,7 @@ func useLock(t *testing.T, locks *pgxlock.Locker, pool *pgxpool.Pool, key string
 	}
 }
 
-func TestAMissingInstallationIsReportedAndFoundOnceItIsThere(t *testing.T) {
+func TestMissingInstallationIsReportedAndFoundOnceItIsThere(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		before string // file or statement
@@ -149,7 +149,7 @@ func TestOfTwoInstallationsTheOneOnTheSearchPathIsUsed(t *testing.T) {
 	}
 }
 
-func TestASingleInstallationIsFoundOffTheSearchPath(t *testing.T) {
+func TestSingleInstallationIsFoundOffTheSearchPath(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -162,7 +162,7 @@ func TestASingleInstallationIsFoundOffTheSearchPath(t *testing.T) {
 
 // SQL callers lock by what is on the path: locks in another schema would not
 // exclude them.
-func TestAnOlderInstallationOnTheSearchPathIsNotPassedOver(t *testing.T) {
+func TestOlderInstallationOnTheSearchPathIsNotPassedOver(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -194,7 +194,7 @@ func TestSchemasMayHaveAnyName(t *testing.T) {
 	}
 }
 
-func TestASilentHostLeavesTimeForTheNext(t *testing.T) {
+func TestSilentHostLeavesTimeForTheNext(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

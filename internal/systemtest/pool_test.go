@@ -100,7 +100,7 @@ func TestLockerConnectsAsItsPoolDoes(t *testing.T) {
 	}
 }
 
-func TestTheCallersPoolMayBeUsedUpByItsOwnTransaction(t *testing.T) {
+func TestCallersPoolMayBeUsedUpByItsOwnTransaction(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	pool := db.NewPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
@@ -126,7 +126,7 @@ func TestTheCallersPoolMayBeUsedUpByItsOwnTransaction(t *testing.T) {
 	untilOnlyHeld(t, db)
 }
 
-func TestALockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
+func TestLockerHasTwoConnectionsOfItsOwnAndNoneAfterClose(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	pool := db.NewPool(t)
@@ -187,7 +187,7 @@ func TestRoleSettingsCostNoLock(t *testing.T) {
 	})
 }
 
-func TestTheTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
+func TestTimeoutsOfARoleEndNoStatementAndNoConnection(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Controlled(t, testkit.Migrated(t))
@@ -303,7 +303,7 @@ func TestEveryQueryModeOfThePoolIsGoodEnough(t *testing.T) {
 	})
 }
 
-func TestThePoolsHooksAreHonoured(t *testing.T) {
+func TestPoolsHooksAreHonoured(t *testing.T) {
 	eachPooled(t, func(t *testing.T, p pooled) {
 		through := func(configure func(*pgxpool.Config)) *pgtest.DB {
 			return &pgtest.DB{Pool: p.db.NewPool(t, configure), URL: p.db.URL, Name: p.db.Name}
@@ -376,7 +376,7 @@ func TestThePoolsHooksAreHonoured(t *testing.T) {
 	})
 }
 
-func TestThePoolsAfterConnectIsHonouredByLeases(t *testing.T) {
+func TestPoolsAfterConnectIsHonouredByLeases(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

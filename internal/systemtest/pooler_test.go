@@ -159,7 +159,7 @@ func TestLeasesWorkThroughAPoolerInEveryMode(t *testing.T) {
 }
 
 // Where the pooler sees a transaction left open, in statement mode it hangs up.
-func TestAnErrorLeavesNoTransactionOpenBehindAPooler(t *testing.T) {
+func TestErrorLeavesNoTransactionOpenBehindAPooler(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	behindPoolers(t, nil, func(t *testing.T, _ string, pooler *pgserver.Pooler) {
@@ -277,7 +277,7 @@ func TestLocksInTransactionsWorkThroughAPoolerThatKeepsTransactions(t *testing.T
 }
 
 // The connection to the pooler outlives the server behind it.
-func TestAPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
+func TestPoolerThatLeadsToAStandbyIsLeft(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)

@@ -114,7 +114,7 @@ func TestReleaseGivesUpOnAFenceThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-func TestALeaseThatExpiresWhileReleaseWaitsWasNotLost(t *testing.T) {
+func TestLeaseThatExpiresWhileReleaseWaitsWasNotLost(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -197,7 +197,7 @@ func TestReleaseLeavesALaterAcquisitionOfItsHolderAlone(t *testing.T) {
 	untilOnlyHeld(t, db, lock)
 }
 
-func TestANestedTransactionIsNotFenced(t *testing.T) {
+func TestNestedTransactionIsNotFenced(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
@@ -322,7 +322,7 @@ func TestFenceOfALockThatIsNotHeldSendsNothing(t *testing.T) {
 	}
 }
 
-func TestAFenceThatFindsTheLockTakenSaysSo(t *testing.T) {
+func TestFenceThatFindsTheLockTakenSaysSo(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")
@@ -336,7 +336,7 @@ func TestAFenceThatFindsTheLockTakenSaysSo(t *testing.T) {
 	}
 }
 
-func TestAReleaseBySQLIsReportedByTheNextRenewal(t *testing.T) {
+func TestReleaseBySQLIsReportedByTheNextRenewal(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	lock := testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k")

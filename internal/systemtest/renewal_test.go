@@ -98,7 +98,7 @@ func TestRenewalsGoOnWhileRequestsAreBlocked(t *testing.T) {
 	}
 }
 
-func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
+func TestLockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	const unlucky, ttl = 10, 3 * time.Second // in the middle of the statement's order; it alone is to be lost
@@ -135,7 +135,7 @@ func TestALockedRowCostsNoOtherLeaseItsRenewal(t *testing.T) {
 	}
 }
 
-func TestAnEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
+func TestEvictedLeaseIsReportedLostByTheNextRenewal(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour, Renew: 100 * time.Millisecond})

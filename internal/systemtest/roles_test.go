@@ -85,7 +85,7 @@ func works(t *testing.T, db *pgtest.DB) {
 	allows(t, newLimiter(t, db, hourly, 2), rand.Text(), 1, true, true, false)
 }
 
-func TestALockerWorksForAHardenedApplicationAndCannotForge(t *testing.T) {
+func TestLockerWorksForAHardenedApplicationAndCannotForge(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	role, app := login(t, db)
@@ -142,7 +142,7 @@ func adoptSeed(t *testing.T, db *pgtest.DB, role string) {
 	install(t, db, "")
 }
 
-func TestTheSeedsRightsAndThoseThatAreGrantedAreEnoughWithoutHardening(t *testing.T) {
+func TestSeedsRightsAndThoseThatAreGrantedAreEnoughWithoutHardening(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
@@ -224,7 +224,7 @@ func TestRowLevelSecurityIsAnErrorThatNamesTheRemedy(t *testing.T) {
 }
 
 // The SQL of docs/rights.md is run as it stands, with roles of other names.
-func TestTheRightsInTheDocumentationAreEnough(t *testing.T) {
+func TestRightsInTheDocumentationAreEnough(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/rights.md")

@@ -81,7 +81,7 @@ func newest(t *testing.T) int {
 	return len(schemas(t)) - 1
 }
 
-func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
+func TestOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	version := newest(t)
@@ -124,7 +124,7 @@ func TestAnOlderSchemaIsRefusedUntilItIsUpgraded(t *testing.T) {
 	}
 }
 
-func TestAnAdvisoryLockerWaitsWithoutTheNewestSchema(t *testing.T) {
+func TestAdvisoryLockerWaitsWithoutTheNewestSchema(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := onVersion(t, newest(t)-1)

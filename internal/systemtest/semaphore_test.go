@@ -77,7 +77,7 @@ func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 }
 
 // The release wakes, not the periodic check: the woken ticket is stamped.
-func TestAReleaseWakesWhoWaitsForAPermit(t *testing.T) {
+func TestReleaseWakesWhoWaitsForAPermit(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
@@ -142,7 +142,7 @@ func TestGrantOfAPermitWakesTheNext(t *testing.T) {
 }
 
 // Callers that want the lease of a permit wait for it, too, and are woken as well.
-func TestAReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
+func TestReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
@@ -167,7 +167,7 @@ func TestAReleaseOfAPermitWakesWhoWaitsForItsLease(t *testing.T) {
 const permitSQL = "pgxlock_permit_batch"
 
 // Who asks again may get another permit than the one that it got before.
-func TestALostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
+func TestLostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	p, through := testkit.Proxied(t, db)
@@ -224,7 +224,7 @@ func TestTwoPermitsThatAreGivenBackLetInTwoAtOnce(t *testing.T) {
 
 // The options of a call are the caller's, who may use them for another semaphore at the
 // same time.
-func TestASemaphoreLeavesItsCallersOptionsAlone(t *testing.T) {
+func TestSemaphoreLeavesItsCallersOptionsAlone(t *testing.T) {
 	t.Parallel()
 	s := testkit.Semaphore(t, pgxlock.NewMemoryLocker(), 2)
 	opts := make([]pgxlock.PermitOption, 1, 2)
@@ -235,7 +235,7 @@ func TestASemaphoreLeavesItsCallersOptionsAlone(t *testing.T) {
 	}
 }
 
-func TestThePermitsOfWhoDiedAreFreeAfterTheirTTL(t *testing.T) {
+func TestPermitsOfWhoDiedAreFreeAfterTheirTTL(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	s := testkit.Semaphore(t, testkit.Listening(t, db, "survivor"), 2)
@@ -254,7 +254,7 @@ func TestThePermitsOfWhoDiedAreFreeAfterTheirTTL(t *testing.T) {
 }
 
 // A permit is a lease: SQL can release it, and a caller that uses one up leaves fewer.
-func TestAPermitIsALeaseForCallersInSQL(t *testing.T) {
+func TestPermitIsALeaseForCallersInSQL(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	s := testkit.Semaphore(t, testkit.Listening(t, db, "go"), 2)

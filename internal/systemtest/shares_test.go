@@ -113,7 +113,7 @@ func TestReadersDoNotPassAWriterThatWaitsForALease(t *testing.T) {
 }
 
 // Readers of two processes overlap all the time; a writer of each process is served.
-func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
+func TestStreamOfReadersStarvesNoWriter(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
@@ -230,7 +230,7 @@ func TestReadersWhoCrashKeepAWriterOutUntilTheyHaveRunOut(t *testing.T) {
 
 // The ticket of a process that died is before a reader's; nobody releases anything, so that
 // nobody wakes the reader.
-func TestAReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
+func TestReaderComesInWhenWhoStandsBeforeItHasDied(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -323,7 +323,7 @@ func TestSharesAreRenewed(t *testing.T) {
 }
 
 // The group of readers has ended, or somebody else released the share.
-func TestAShareThatIsGoneIsLost(t *testing.T) {
+func TestShareThatIsGoneIsLost(t *testing.T) {
 	t.Parallel()
 	db := testkit.WithLedger(t)
 	locks := testkit.NewLocker(t, db, nil)
@@ -357,7 +357,7 @@ func TestAShareThatIsGoneIsLost(t *testing.T) {
 
 // A fenced transaction of one reader is open: its release waits for the transaction, and other
 // readers acquire and release.
-func TestAFencedShareIsGivenBackWhenItsTransactionHasEnded(t *testing.T) {
+func TestFencedShareIsGivenBackWhenItsTransactionHasEnded(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	asked, db := testkit.Counted(t, testkit.Migrated(t), releaseSharesSQL)
@@ -381,7 +381,7 @@ func TestAFencedShareIsGivenBackWhenItsTransactionHasEnded(t *testing.T) {
 	}
 }
 
-func TestALostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
+func TestLostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

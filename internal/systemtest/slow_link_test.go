@@ -78,7 +78,7 @@ func carry(to io.WriteCloser, from io.ReadCloser, delay time.Duration) {
 	_ = to.Close()
 }
 
-func TestALeaseIsAcquiredOverASlowLink(t *testing.T) {
+func TestLeaseIsAcquiredOverASlowLink(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)
@@ -110,7 +110,7 @@ func untilRenewed(t *testing.T, db *pgtest.DB, lock *pgxlock.Lock, times int) {
 	}
 }
 
-func TestAShortLeaseIsKeptOverASlowLink(t *testing.T) {
+func TestShortLeaseIsKeptOverASlowLink(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Migrated(t)

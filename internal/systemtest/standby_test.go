@@ -117,7 +117,7 @@ func untilLost(t *testing.T, lock *pgxlock.Lock) {
 	})
 }
 
-func TestNothingIsLockedOnAStandby(t *testing.T) {
+func TestStandbyLocksNothing(t *testing.T) {
 	t.Parallel()
 	server, primary := privateServer(t, nil)
 	held := testkit.Acquire(t, testkit.NewLocker(t, primary, nil), "held")
@@ -247,7 +247,7 @@ func seenOnAStandby(t *testing.T, standby *pgtest.DB, held *pgxlock.Lock) {
 
 // Names, tokens and tickets are in unlogged tables, which a standby cannot read. The views show
 // what is known without them.
-func TestAStandbyShowsHoldersAndWaiters(t *testing.T) {
+func TestStandbyShowsHoldersAndWaiters(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, primary := privateServer(t, nil)
@@ -321,7 +321,7 @@ func TestOfSeveralHostsTheLockerTakesThePrimary(t *testing.T) {
 
 // The server is a standby for a while, as in a switch-over. Nobody is told that
 // the lease is lost, and who waits or releases goes on afterwards.
-func TestADemotedPrimaryCostsNoLease(t *testing.T) {
+func TestDemotedPrimaryCostsNoLease(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)
@@ -391,7 +391,7 @@ func TestADemotedPrimaryCostsNoLease(t *testing.T) {
 	}
 }
 
-func TestALeaseSurvivesAFailoverToASynchronousStandby(t *testing.T) {
+func TestLeaseSurvivesAFailoverToASynchronousStandby(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for name, end := range map[string]func(*pgserver.Server) error{
@@ -549,7 +549,7 @@ func (s *stalled) nobodyElse(t *testing.T, key string) {
 // A commit that was not waited for is there on this server, and perhaps not on the
 // one that is promoted next: the outcome of what it did is unknown. The three ways
 // in which the wait ends early are an operator's, a restart's and the caller's.
-func TestACommitThatTheStandbyDidNotConfirmIsOfUnknownOutcome(t *testing.T) {
+func TestCommitThatTheStandbyDidNotConfirmIsOfUnknownOutcome(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	_, standby, db := synchronous(t)
@@ -713,7 +713,7 @@ func TestACommitThatTheStandbyDidNotConfirmIsOfUnknownOutcome(t *testing.T) {
 // The standby has not received what the primary did last when it becomes the
 // primary; and once more. What is lost can be granted again, and then nothing of
 // the old holder's counts.
-func TestAFailoverThatLosesCommitsRepeatsNoTokenAndTellsTheHolders(t *testing.T) {
+func TestFailoverThatLosesCommitsRepeatsNoTokenAndTellsTheHolders(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	primary, db := privateServer(t, nil)
@@ -790,7 +790,7 @@ func TestAFailoverThatLosesCommitsRepeatsNoTokenAndTellsTheHolders(t *testing.T)
 
 // There are two primaries then, and nothing in the old one can know. What the
 // tokens and the fence promise holds all the same.
-func TestAnOldPrimaryThatIsStartedAgainHandsOutOlderTokens(t *testing.T) {
+func TestOldPrimaryThatIsStartedAgainHandsOutOlderTokens(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	old, db := privateServer(t, nil)

@@ -423,7 +423,7 @@ func TestSoakAdvisoryLocksAreNeverBelievedInAnotherBackend(t *testing.T) {
 }
 
 // What pgx reads then has no end that it knows, and it no longer looks at the context.
-func TestAnAttemptToConnectEndsWhereAProxyAnswersOutOfOrder(t *testing.T) {
+func TestAttemptToConnectEndsWhereAProxyAnswersOutOfOrder(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{TCP: true})

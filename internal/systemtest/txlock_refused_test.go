@@ -14,7 +14,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-func TestASnapshotIsFoundStaleByEveryFunction(t *testing.T) {
+func TestSnapshotIsFoundStaleByEveryFunction(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	sent, db := metered(t, quietServer(t))
@@ -74,7 +74,7 @@ func TestASnapshotIsFoundStaleByEveryFunction(t *testing.T) {
 	}
 }
 
-func TestASnapshotThatIsOlderThanTheLockIsReported(t *testing.T) {
+func TestSnapshotThatIsOlderThanTheLockIsReported(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := quietServer(t)
@@ -132,7 +132,7 @@ func withoutRelations(state string) string {
 	}), "\n")
 }
 
-func TestAnUpgradeIsRefusedByEveryFunction(t *testing.T) {
+func TestUpgradeIsRefusedByEveryFunction(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 1) // one transaction after the other on the same connection
 	eachWay(t, func(t *testing.T, w way) {

@@ -23,7 +23,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-func TestAnExclusiveLockInATransactionExcludesEverybody(t *testing.T) {
+func TestExclusiveLockInATransactionExcludesEverybody(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
@@ -70,7 +70,7 @@ func TestSharedLocksInTransactionsShareAndExcludeExclusiveOnes(t *testing.T) {
 	})
 }
 
-func TestAQueuedExclusiveLockGoesBeforeLaterSharedOnes(t *testing.T) {
+func TestQueuedExclusiveLockGoesBeforeLaterSharedOnes(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
@@ -97,7 +97,7 @@ func TestAQueuedExclusiveLockGoesBeforeLaterSharedOnes(t *testing.T) {
 	})
 }
 
-func TestALockEndsWithTheOutermostSavepointThatIsRolledBack(t *testing.T) {
+func TestLockEndsWithTheOutermostSavepointThatIsRolledBack(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	for name, opts := range map[string][]pgxlock.LockTxOption{"no bound": nil, "NoWait": {pgxlock.NoWait}, "MaxWait": {testkit.LongWait}} {
@@ -174,7 +174,7 @@ func TestLocksInTransactionsAndThoseOfSQLExcludeEachOther(t *testing.T) {
 	})
 }
 
-func TestAWaitIsGrantedWhenTheHolderHasEnded(t *testing.T) {
+func TestWaitIsGrantedWhenTheHolderHasEnded(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
@@ -208,7 +208,7 @@ func TestAWaitIsGrantedWhenTheHolderHasEnded(t *testing.T) {
 	})
 }
 
-func TestARefusedLockLeavesTheTransactionsWrites(t *testing.T) {
+func TestRefusedLockLeavesTheTransactionsWrites(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	db.Exec(t, "create table t (n text)")
@@ -384,7 +384,7 @@ func TestSoakLockAllTxDoesNotDeadlock(t *testing.T) {
 	}
 }
 
-func TestAFullLockTableIsNotABusyKey(t *testing.T) {
+func TestFullLockTableIsNotABusyKey(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_locks_per_transaction": "10", "max_connections": "10"}})
@@ -407,7 +407,7 @@ func TestAFullLockTableIsNotABusyKey(t *testing.T) {
 	}
 }
 
-func TestADeadlockIsReportedToOneOfTheTwo(t *testing.T) {
+func TestDeadlockIsReportedToOneOfTheTwo(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
@@ -429,7 +429,7 @@ func TestADeadlockIsReportedToOneOfTheTwo(t *testing.T) {
 	})
 }
 
-func TestACancelledWaitIsNotBusy(t *testing.T) {
+func TestCancelledWaitIsNotBusy(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
 	eachWay(t, func(t *testing.T, w way) {
@@ -451,7 +451,7 @@ func TestACancelledWaitIsNotBusy(t *testing.T) {
 	})
 }
 
-func TestTheSessionsOwnLockTimeoutIsNotBusy(t *testing.T) {
+func TestSessionsOwnLockTimeoutIsNotBusy(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)
@@ -475,7 +475,7 @@ func TestTheSessionsOwnLockTimeoutIsNotBusy(t *testing.T) {
 	})
 }
 
-func TestAWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
+func TestWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 20)
@@ -517,7 +517,7 @@ func TestAWaitIsCutToWhatOtherTimeoutsLeave(t *testing.T) {
 	})
 }
 
-func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
+func TestContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 	t.Parallel()
 	base := pgtest.New(t)
 	base.Exec(t, "create table t (n int)")
@@ -571,7 +571,7 @@ func TestAContextThatEndsInTheWaitLeavesNothingLocked(t *testing.T) {
 	})
 }
 
-func TestAContextThatHasEndedSendsNothing(t *testing.T) {
+func TestContextThatHasEndedSendsNothing(t *testing.T) {
 	t.Parallel()
 	sent, db := metered(t, pgtest.New(t))
 	eachWay(t, func(t *testing.T, w way) {
@@ -658,7 +658,7 @@ func TestEveryQueryExecModeLocks(t *testing.T) {
 }
 
 // Nothing may be left of thousands of waits that end around the grant.
-func TestSoakNothingStaysLockedWhateverEndsAWait(t *testing.T) {
+func TestSoakWaitLeavesNothingLockedWhateverEndsIt(t *testing.T) {
 	t.Parallel()
 	const workers = 8
 	perWorker := pgtest.Soak(t, 200, 100_000/workers)

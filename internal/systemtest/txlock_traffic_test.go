@@ -19,7 +19,7 @@ import (
 // These tests cover what a lock in a transaction sends, and what it leaves unchanged there.
 
 // A wait sets lock_timeout. Afterwards it is what it was, no matter who set it where.
-func TestAWaitLeavesSettingsAndOtherLocksAlone(t *testing.T) {
+func TestWaitLeavesSettingsAndOtherLocksAlone(t *testing.T) {
 	t.Parallel()
 	values, depths := []string{"30s", "1d", "0", "500ms"}, []int{2, 0}
 	if testing.Short() {
@@ -116,7 +116,7 @@ func waitUnchanged(t *testing.T, db *pgtest.DB, w way, by, value string, depth i
 	x.exec("reset lock_timeout")
 }
 
-func TestALockTakesAsFewRoundTripsAsItCan(t *testing.T) {
+func TestLockTakesAsFewRoundTripsAsItCan(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	base := quietServer(t)
@@ -219,7 +219,7 @@ func prepare(x *txn, opts ...pgxlock.LockTxOption) {
 
 // Whether an exclusive lock is an upgrade has to be asked once on a connection
 // that has had the key shared, and not for ever.
-func TestASharedLockOfThePastCostsOneQuestion(t *testing.T) {
+func TestSharedLockOfThePastCostsOneQuestion(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	sent, db := metered(t, testkit.Roomy(t, pgtest.New(t), 1))

@@ -19,7 +19,7 @@ import (
 )
 
 // Whatever is asked of a server that is not there, the error says so, and nothing else.
-func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
+func TestServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, "postgres://me@127.0.0.1:1/db")
 	db := &pgtest.DB{Pool: pool}
@@ -67,7 +67,7 @@ func TestAServerThatIsNotThereIsUnavailableToEveryCall(t *testing.T) {
 	}
 }
 
-func TestAServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
+func TestServerThatCrashedIsUnavailableUntilItIsBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	server, db := privateServer(t, nil)

@@ -17,7 +17,7 @@ import (
 )
 
 // No ticket can be published: a waiter asks by Backoff, and now and then tries to publish.
-func TestAQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
+func TestQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -47,7 +47,7 @@ func TestAQueueThatFailsIsNotTriedAllTheTime(t *testing.T) {
 }
 
 // A prepared transaction holds an advisory lock: nobody can notify it.
-func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
+func TestPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.On(t, "", pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_prepared_transactions": "4"}}))
@@ -70,7 +70,7 @@ func TestAPreparedTransactionThatHasALockIsAHolderThatIsNotTold(t *testing.T) {
 
 // A session with Tokens has ended while a transaction that fenced its lock is open: waiters are
 // refused though nobody has the lock.
-func TestAFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
+func TestFencedTransactionIsNotAskedForAllTheTime(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -159,7 +159,7 @@ func TestThousandsWaitOnThreeConnectionsAndHoldNothingOpen(t *testing.T) {
 
 const wakeSQL = "-- Wakes, for each lock"
 
-func TestAReleaseLooksForWhoWaitsOnlyWhereSomebodyDoes(t *testing.T) {
+func TestReleaseLooksForWhoWaitsOnlyWhereSomebodyDoes(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)

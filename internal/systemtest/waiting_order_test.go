@@ -49,7 +49,7 @@ func TestReadersDoNotPassAWriterOfAnotherProcess(t *testing.T) {
 
 // A woken waiter whose try failed did not miss its chance: it keeps its position before later
 // waiters, however long the next chance takes.
-func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
+func TestWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -86,7 +86,7 @@ func TestAWriterThatWasWokenInVainIsNotPassed(t *testing.T) {
 
 // The server still has the session that holds the lock, and its process still listens, but the
 // process no longer knows of the lock: its connection broke without a word.
-func TestAHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
+func TestHolderThatCannotKnowIsNotToldAllTheTime(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -177,7 +177,7 @@ func TestSharedTryDoesNotPassAWriterOfItsOwnLocker(t *testing.T) {
 
 // The release saw no ticket, because the waiter's, of the same process, was still being
 // published. That waiter does not ask once its ticket is there: its own process has the lock.
-func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
+func TestReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -227,7 +227,7 @@ func TestAReleaseWakesThoseHereWhoseTicketItCouldNotSee(t *testing.T) {
 }
 
 // The notification by which the holder hears that others wait does not always arrive.
-func TestALockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.T) {
+func TestLockerThatDoesNotHearThatOthersWaitHandsOverForAMomentOnly(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -265,7 +265,7 @@ func countBusy(n *atomic.Int64) func(context.Context, pgxlock.Event) {
 	}
 }
 
-func TestOneSessionServesAllHoldersAndWaiters(t *testing.T) {
+func TestSessionServesAllHoldersAndWaiters(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, pgtest.New(t), 10)

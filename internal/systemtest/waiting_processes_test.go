@@ -285,7 +285,7 @@ func inBackground(do func(ended func() bool)) (stop func()) {
 
 // Who is killed while it waits, before or after it was woken, or frozen, delays the
 // others by its turn at most, and not by a TTL.
-func TestAWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
+func TestWaiterThatIsKilledOrFrozenDelaysTheOthersByItsTurn(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for name, frozen := range map[string]bool{"killed": false, "frozen": true} {

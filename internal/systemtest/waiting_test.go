@@ -19,7 +19,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-func TestAReleaseWakesAWaiterOfAnotherProcess(t *testing.T) {
+func TestReleaseWakesAWaiterOfAnotherProcess(t *testing.T) {
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		first := newLocker("holder")
 		second := newLocker("second")
@@ -133,7 +133,7 @@ func TestWaiterPassesATicketThatNoProcessUses(t *testing.T) {
 	}
 }
 
-func TestATryPassesWhoWaits(t *testing.T) {
+func TestTryPassesWhoWaits(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	db.Exec(t, `create or replace function pgxlock_wake_timed_out(p_woken timestamptz) returns boolean language sql volatile
@@ -151,7 +151,7 @@ func TestATryPassesWhoWaits(t *testing.T) {
 }
 
 // A release in SQL wakes nobody unless the caller asks for that.
-func TestAReleaseInSQLIsNoticedAndWakesWithWakeLockWaiter(t *testing.T) {
+func TestReleaseInSQLIsNoticedAndWakesWithWakeLockWaiter(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	locks := testkit.Listening(t, db, "waiter")
@@ -177,7 +177,7 @@ func TestAReleaseInSQLIsNoticedAndWakesWithWakeLockWaiter(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
-func TestALeaseThatRunsOutIsGrantedToWhoWaits(t *testing.T) {
+func TestLeaseThatRunsOutIsGrantedToWhoWaits(t *testing.T) {
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
 	locks := testkit.Listening(t, db, "waiter")
@@ -189,7 +189,7 @@ func TestALeaseThatRunsOutIsGrantedToWhoWaits(t *testing.T) {
 }
 
 // The ticket of a wait is removed however the wait ends.
-func TestAWaitThatEndsLeavesNoTicket(t *testing.T) {
+func TestWaitThatEndsLeavesNoTicket(t *testing.T) {
 	testkit.EachWaitingKind(t, func(t *testing.T, db *pgtest.DB, newLocker func(owner string) *pgxlock.Locker) {
 		lock := testkit.Acquire(t, newLocker("holder"), "k")
 		locks := newLocker("waiter")
@@ -257,7 +257,7 @@ func TestWaiterThatGivesUpWhenWokenWakesTheNext(t *testing.T) {
 	})
 }
 
-func TestAKilledListenerIsReplacedAndItsTicketsGoOnCounting(t *testing.T) {
+func TestKilledListenerIsReplacedAndItsTicketsGoOnCounting(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -329,7 +329,7 @@ func TestNestedWaitsOfTwoProcessesThatWouldNeverEndFailOneOfThem(t *testing.T) {
 }
 
 // A waiter that holds another lock has a ticket, though its own process has the lock it wants.
-func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
+func TestWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -360,7 +360,7 @@ func TestAWaitForALockOfTheSameProcessEndsWithItsRelease(t *testing.T) {
 }
 
 // The pool of the caller has a callback for notifications of its own.
-func TestAPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
+func TestPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := testkit.Roomy(t, testkit.Migrated(t), 20)
@@ -395,7 +395,7 @@ func TestAPoolsOwnCallbackDoesNotTakeOurNotifications(t *testing.T) {
 }
 
 // The queue fails for good after a ticket was published.
-func TestAQueueThatFailsLaterKeepsNobodyFromAFreeLock(t *testing.T) {
+func TestQueueThatFailsLaterKeepsNobodyFromAFreeLock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for kind, newLocker := range map[string]func(t *testing.T, db *pgtest.DB) *pgxlock.Locker{

@@ -35,7 +35,7 @@ func newListening(config *pgxpool.Config) *Queue {
 	return q
 }
 
-func TestAListenerThatFailsIsNotTriedByEachOfManyShortWaits(t *testing.T) {
+func TestListenerThatFailsIsNotTriedByEachOfManyShortWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, shortWaits)
 }
@@ -71,7 +71,7 @@ func shortWaits(t *testing.T) {
 	q.listener.stop()
 }
 
-func TestAListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
+func TestListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
 	t.Parallel()
 	config, err := pgxpool.ParseConfig("")
 	if err != nil {
@@ -90,7 +90,7 @@ func TestAListenerThatWasNeededBetweenItsLooksIsNotIdle(t *testing.T) {
 	}
 }
 
-func TestAListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *testing.T) {
+func TestListenerLooksWhetherLeadersWereAskedToStepDownWhileItDidNotListen(t *testing.T) {
 	t.Parallel()
 	leader := &someone{looked: make(chan struct{}, 10)}
 	leader.leads.Store(true)
@@ -108,7 +108,7 @@ type someone struct {
 func (s *someone) Look()     { s.looked <- struct{}{} }
 func (s *someone) Any() bool { return s.leads.Load() }
 
-func TestAListenerEndsOnlyIfNothingNeedsItAndNothingAskedMeanwhile(t *testing.T) {
+func TestListenerEndsOnlyIfNothingNeedsItAndNothingAskedMeanwhile(t *testing.T) {
 	t.Parallel()
 	config, err := pgxpool.ParseConfig("")
 	if err != nil {

@@ -28,7 +28,7 @@ func TestWaiterThatLeavesWithASignalPassesItOn(t *testing.T) {
 	}
 }
 
-func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
+func TestLockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
 	t.Parallel()
 	var q Queue
 	name := lockkey.Name{Key: "k"}
@@ -48,7 +48,7 @@ func TestALockIsHereFromItsGrantUntilItIsFreed(t *testing.T) {
 	second.granted(0, false)
 }
 
-func TestATicketSaysOfNoMoreHoldsThanThereIsRoomFor(t *testing.T) {
+func TestTicketSaysOfNoMoreHoldsThanThereIsRoomFor(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("é<", 120)
 	for id, most := range map[string]int{"A": 1000, "advisory:1:1:": 1000, long: 60} {

@@ -121,8 +121,8 @@ func (q *Queue) Connect(s Server) {
 	q.publishing = batcher.Batcher[lockkey.Name]{Limit: batcher.MaxRows, Run: q.publish, Fail: q.unsent}
 	q.withdrawing = batcher.Batcher[*ticket]{Limit: batcher.MaxRows, Run: q.withdraw, Fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}
 	q.waking = batcher.Batcher[wakeUp]{Limit: batcher.MaxRows, Run: q.wake, Fail: func([]wakeUp, error) {}}
-	q.asking = batcher.Batcher[lockkey.Name]{Limit: batcher.MaxRows, Run: q.tellHolders, Fail: func([]lockkey.Name, error) {}}
-	q.trying = batcher.Batcher[*ticket]{Limit: batcher.MaxRows, Run: q.tried, Fail: q.untold}
+	q.asking = batcher.Batcher[lockkey.Name]{Limit: batcher.MaxRows, Run: q.notifyHolders, Fail: func([]lockkey.Name, error) {}}
+	q.trying = batcher.Batcher[*ticket]{Limit: batcher.MaxRows, Run: q.tried, Fail: q.unrecorded}
 	q.checking = batcher.Batcher[*ticketCheck]{Limit: batcher.MaxRows, Run: q.check, Fail: func(batch []*ticketCheck, _ error) { settleChecks(batch, nil) }}
 }
 

@@ -186,7 +186,7 @@ func (w *Waiter) Wait(name lockkey.Name, err error) error {
 		w.busy = busy
 	}
 	if known := w.known(name, err); known != nil {
-		return w.gaveUp(known, err)
+		return w.endError(known, err)
 	}
 	if w.busy == nil && !w.noWait && lockerr.IsLocked(err) && w.Ended() == nil {
 		w.locked = err
@@ -201,7 +201,7 @@ func (w *Waiter) Wait(name lockkey.Name, err error) error {
 		return nil
 	}
 	if !w.Waits() || !isBusy && !lockerr.Transient(err) {
-		return w.gaveUp(nil, err)
+		return w.endError(nil, err)
 	}
 	if w.position == nil {
 		w.join(name, w.busy)
@@ -265,7 +265,7 @@ func (w *Waiter) await(due time.Time) error {
 		first, here, refusal, fate := w.position.look()
 		w.busy = refusal
 		if ended := w.Ended(); ended != nil {
-			return w.gaveUp(refusal, ended)
+			return w.endError(refusal, ended)
 		}
 		if fate != nil {
 			return fate
@@ -321,11 +321,11 @@ func (w *Waiter) known(name lockkey.Name, err error) *hold.Busy {
 	return w.queue.refusalFor(name)
 }
 
-// GiveUp returns the error of a call that ends without the lock, because of last.
-func (w *Waiter) GiveUp(last error) error { return w.gaveUp(w.busy, last) }
+// EndError returns the error of a call that ends without the lock, because of last.
+func (w *Waiter) EndError(last error) error { return w.endError(w.busy, last) }
 
-// gaveUp is GiveUp with the server's refusal; nil if the error must not report one.
-func (w *Waiter) gaveUp(busy *hold.Busy, last error) error {
+// endError is EndError with the server's refusal; nil if the error must not report one.
+func (w *Waiter) endError(busy *hold.Busy, last error) error {
 	switch {
 	case w.caller.Err() != nil && busy != nil:
 		return &hold.Busy{Holder: busy.Holder, Remaining: busy.Remaining, Ended: lockerr.ContextError(w.caller)}

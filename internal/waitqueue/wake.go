@@ -99,7 +99,7 @@ func (q *Queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 	defer func() {
 		q.mu.Unlock()
 		for _, name := range wanted {
-			q.tellHolder(name)
+			q.notifyHolder(name)
 		}
 	}()
 	for _, w := range woken {
@@ -169,13 +169,13 @@ func (q *Queue) heard(payload string, holder bool) {
 		}
 	case name.Kind() != 0 && q.server.Session != nil && q.server.Session.Had(name.ID):
 		q.enterIfWaiting(name)
-		q.tellHolder(name)
+		q.notifyHolder(name)
 	}
 }
 
-// tellHolder notifies the lock session of this process that other processes wait for one of
+// notifyHolder notifies the lock session of this process that other processes wait for one of
 // its locks.
-func (q *Queue) tellHolder(name lockkey.Name) {
+func (q *Queue) notifyHolder(name lockkey.Name) {
 	if q.server.Session != nil {
 		q.server.Session.Wanted(name)
 	}
@@ -243,16 +243,16 @@ func (q *Queue) tried(batch []*ticket) error {
 	if err == nil {
 		return nil
 	}
-	q.untold(batch, err)
+	q.unrecorded(batch, err)
 	if q.server.Runner.Reached() {
 		return nil
 	}
 	return err
 }
 
-// untold handles tickets whose tries could not be recorded: their next try is recorded
+// unrecorded handles tickets whose tries could not be recorded: their next try is recorded
 // instead.
-func (q *Queue) untold(batch []*ticket, _ error) {
+func (q *Queue) unrecorded(batch []*ticket, _ error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, t := range batch {
@@ -260,10 +260,10 @@ func (q *Queue) untold(batch []*ticket, _ error) {
 	}
 }
 
-// tellHolders notifies the holders of advisory locks that other processes wait. A lock without
+// notifyHolders notifies the holders of advisory locks that other processes wait. A lock without
 // a holder was released just now, perhaps without waking a waiter: then the waiter tries again
 // soon.
-func (q *Queue) tellHolders(names []lockkey.Name) error {
+func (q *Queue) notifyHolders(names []lockkey.Name) error {
 	kinds, ids := make([]int32, len(names)), make([]int64, len(names))
 	for i, name := range names {
 		kinds[i], ids[i] = int32(name.Kind()), name.ID.Number

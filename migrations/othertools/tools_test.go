@@ -246,7 +246,7 @@ func TestEveryToolInstallsWhatUpInstallsAndRemovesItAgain(t *testing.T) {
 
 // What the files set must be over when they are, though the tool's transaction
 // may go on.
-func TestTheFilesStandAmongThoseOfAProject(t *testing.T) {
+func TestFilesStandAmongThoseOfAProject(t *testing.T) {
 	long(t)
 	t.Parallel()
 	for _, tool := range tools {
@@ -356,7 +356,7 @@ func TestNewerVersionsAreAddedUnderLaterNumbers(t *testing.T) {
 	}
 }
 
-func TestAFailureLeavesNothingBehindWhateverToolRanTheFile(t *testing.T) {
+func TestFailureLeavesNothingBehindWhateverToolRanTheFile(t *testing.T) {
 	long(t)
 	t.Parallel()
 	p := place{path: "app", schema: "locks"}
@@ -378,7 +378,7 @@ func TestAFailureLeavesNothingBehindWhateverToolRanTheFile(t *testing.T) {
 }
 
 // A tool runs the file of the newest version first: that one must know of all that is in use.
-func TestADownThatIsRefusedLeavesEverythingWhateverToolRanTheFile(t *testing.T) {
+func TestDownThatIsRefusedLeavesEverythingWhateverToolRanTheFile(t *testing.T) {
 	long(t)
 	t.Parallel()
 	for _, tool := range tools {

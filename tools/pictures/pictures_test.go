@@ -153,7 +153,7 @@ func TestPicturesCanBeReadEverywhere(t *testing.T) {
 }
 
 // The README's table and the tree of locks, drawn by hand, name the same calls.
-func TestTheTreeOfLocksSaysWhatTheReadmeSays(t *testing.T) {
+func TestTreeOfLocksSaysWhatTheReadmeSays(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
@@ -190,7 +190,7 @@ func TestTheTreeOfLocksSaysWhatTheReadmeSays(t *testing.T) {
 	}
 }
 
-func TestATerminalsStylesBecomeThoseOfAPicture(t *testing.T) {
+func TestTerminalsStylesBecomeThoseOfAPicture(t *testing.T) {
 	t.Parallel()
 	lines, err := stretches("\x1b[1mKEY\x1b[0m\x1b[39m\x1b[49m   \x1b[33ma  b\x1b[39m\n\n  plain\x1b[2m\nfaint \n \n")
 	if err != nil {

@@ -45,7 +45,7 @@ func light(b *tab) {
 	b.do(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "light"}}))
 }
 
-func TestAnEmptyDatabase(t *testing.T) {
+func TestEmptyDatabase(t *testing.T) {
 	chromium(t)
 	_, db := migrated(t)
 	address := serve(t, db.URL, nil)
@@ -116,7 +116,7 @@ func (b *background) session(db *pgtest.DB, name string, has int) (wait func(wan
 	return func(key int) { wants <- key }
 }
 
-func TestABusyDatabase(t *testing.T) {
+func TestBusyDatabase(t *testing.T) {
 	chromium(t)
 	_, db := migrated(t)
 	b := inBackground(t)
@@ -274,7 +274,7 @@ func TestHostileNames(t *testing.T) {
 	p.shows("Nothing matches.")
 }
 
-func TestNoServer(t *testing.T) {
+func TestPageWithoutAServer(t *testing.T) {
 	chromium(t)
 	address := serve(t, "postgres://alice@127.0.0.1:1/shop", nil)
 	p := open(t)
@@ -284,7 +284,7 @@ func TestNoServer(t *testing.T) {
 	p.picture("no-server")
 }
 
-func TestARoleWithoutRights(t *testing.T) {
+func TestRoleWithoutRights(t *testing.T) {
 	chromium(t)
 	server, db := migrated(t)
 	db.Exec(t, `select harden_locks()`)
@@ -304,7 +304,7 @@ func TestARoleWithoutRights(t *testing.T) {
 	}
 }
 
-func TestThePageFollowsAServerThatDiesAndComesBack(t *testing.T) {
+func TestPageFollowsAServerThatDiesAndComesBack(t *testing.T) {
 	chromium(t)
 	server, db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 3600), acquire_lock('order:2', 'pod-2', 3600)`)
@@ -349,7 +349,7 @@ func TestThePageFollowsAServerThatDiesAndComesBack(t *testing.T) {
 	}
 }
 
-func TestThePageWorksWithoutJavaScript(t *testing.T) {
+func TestPageWorksWithoutJavaScript(t *testing.T) {
 	chromium(t)
 	_, db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 3600), acquire_lock('order:2', 'pod-2', 3600)`)
@@ -383,7 +383,7 @@ func TestThePageWorksWithoutJavaScript(t *testing.T) {
 	text("why not")
 }
 
-func TestAPageWhoseSessionHasEndedAsksForTheToken(t *testing.T) {
+func TestPageWhoseSessionHasEndedAsksForTheToken(t *testing.T) {
 	chromium(t)
 	_, db := migrated(t)
 	address := serve(t, db.URL, []string{"PGXLOCK_SERVE_TOKEN=" + token})
@@ -396,7 +396,7 @@ func TestAPageWhoseSessionHasEndedAsksForTheToken(t *testing.T) {
 	p.legible()
 }
 
-func TestAHiddenPageDoesNotFollow(t *testing.T) {
+func TestHiddenPageDoesNotFollow(t *testing.T) {
 	chromium(t)
 	_, db := migrated(t)
 	address := serve(t, db.URL, nil)

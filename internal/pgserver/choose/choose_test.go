@@ -27,7 +27,7 @@ func fails(name string) Way {
 	}
 }
 
-func TestTheFirstWayThatWorksIsTaken(t *testing.T) {
+func TestFirstWayThatWorksIsTaken(t *testing.T) {
 	t.Parallel()
 	server, err := first(t.Context(), works("one"), fails("two"))
 	if err != nil {
@@ -38,7 +38,7 @@ func TestTheFirstWayThatWorksIsTaken(t *testing.T) {
 	}
 }
 
-func TestAWayThatIsPassedOverIsSaidToThoseWhoAsk(t *testing.T) {
+func TestWayThatIsPassedOverIsSaidToThoseWhoAsk(t *testing.T) {
 	t.Setenv(VerboseEnv, "")
 	server, err := first(t.Context(), fails("one"), works("two"), fails("three"))
 	if err != nil {
@@ -82,7 +82,7 @@ func TestRequiredWayIsPassedOverOnlyWhereTheMachineLacksIt(t *testing.T) {
 	}
 }
 
-func TestANamedServerIsUsedAndNotStopped(t *testing.T) {
+func TestNamedServerIsUsedAndNotStopped(t *testing.T) {
 	url := os.Getenv(DatabaseEnv) // of a run of make test
 	if url == "" {
 		running, err := pgserver.Start(t.Context(), pgserver.Config{Settings: Settings()})
@@ -121,7 +121,7 @@ func TestANamedServerIsUsedAndNotStopped(t *testing.T) {
 	}
 }
 
-func TestANamedServerThatDoesNotAnswerIsNotReplaced(t *testing.T) {
+func TestNamedServerThatDoesNotAnswerIsNotReplaced(t *testing.T) {
 	t.Setenv(DatabaseEnv, "postgres:///postgres?host="+t.TempDir())
 	server, err := Start(t.Context())
 	if !errors.Is(err, ErrNoServer) {
@@ -166,7 +166,7 @@ func TestWayOfTheCallerComesBeforeTheBinariesOfThisMachine(t *testing.T) {
 	}
 }
 
-func TestAServerOfNamedBinariesComesBeforeAContainer(t *testing.T) {
+func TestServerOfNamedBinariesComesBeforeAContainer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("make test-all runs it")
 	}

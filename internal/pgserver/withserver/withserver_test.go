@@ -40,7 +40,7 @@ func haveServer(t *testing.T) (url string) {
 	return url
 }
 
-func TestTheCommandLearnsOfTheServer(t *testing.T) {
+func TestCommandLearnsOfTheServer(t *testing.T) {
 	url := haveServer(t)
 	out := filepath.Join(t.TempDir(), "out")
 	script := `printf '%s\n' "$PGXLOCK_TEST_DATABASE" "$PGXLOCK_TEST_SERVER" > "$1"`
@@ -56,7 +56,7 @@ func TestTheCommandLearnsOfTheServer(t *testing.T) {
 	}
 }
 
-func TestTheCommandCopiesClustersThatAreRemovedAfterIt(t *testing.T) {
+func TestCommandCopiesClustersThatAreRemovedAfterIt(t *testing.T) {
 	haveServer(t)
 	t.Setenv(pgserver.ClustersEnv, "") // no program around this one shares any
 	out := filepath.Join(t.TempDir(), "out")
@@ -72,7 +72,7 @@ func TestTheCommandCopiesClustersThatAreRemovedAfterIt(t *testing.T) {
 	}
 }
 
-func TestTheCodeIsTheCommands(t *testing.T) {
+func TestCodeIsTheCommands(t *testing.T) {
 	haveServer(t)
 	for command, want := range map[string]int{
 		"sh -c true":                 0,

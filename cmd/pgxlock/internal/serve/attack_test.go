@@ -16,7 +16,7 @@ import (
 )
 
 // The page may be older than the holder that an operator sees there.
-func TestAStalePageDoesNotEvictTheNextHolder(t *testing.T) {
+func TestStalePageDoesNotEvictTheNextHolder(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300)`)
@@ -34,7 +34,7 @@ func TestAStalePageDoesNotEvictTheNextHolder(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoRequestOfThePageIsRefused(t *testing.T) {
+func TestRequestsThatAreNotThePagesAreRefused(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300)`)

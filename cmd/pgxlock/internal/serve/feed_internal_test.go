@@ -17,7 +17,7 @@ import (
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
-func TestTheHistoryIsOfTheLastHourAlsoIfNobodyLooked(t *testing.T) {
+func TestHistoryIsOfTheLastHourAlsoIfNobodyLooked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		reads := 0
@@ -47,7 +47,7 @@ func TestTheHistoryIsOfTheLastHourAlsoIfNobodyLooked(t *testing.T) {
 
 // Between two snapshots a lease may end and be taken over. It was lost if no renewal came,
 // and not if it was released.
-func TestALeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
+func TestLeaseIsLostIfItsWaiterGotItWhenItEnded(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
 	at := func(seconds float64) time.Time { return began.Add(time.Duration(seconds * float64(time.Second))) }
@@ -144,7 +144,7 @@ func hoarded(locks, waiters int) (shot monitor.Snapshot) {
 	return shot
 }
 
-func TestALeaseThatCannotBeSeenIsNotLost(t *testing.T) {
+func TestLeaseThatCannotBeSeenIsNotLost(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	before := &state{at: at, shot: monitor.Snapshot{At: at, Expired: []pgxlock.Holder{{Key: "k", Kind: pgxlock.KindLease, ID: "A", Expires: at.Add(-time.Minute)}}}}
@@ -158,7 +158,7 @@ func TestALeaseThatCannotBeSeenIsNotLost(t *testing.T) {
 	}
 }
 
-func TestADrawingHasThreeHundredNodesAtMost(t *testing.T) {
+func TestDrawingHasThreeHundredNodesAtMost(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ locks, waiters, nodes, hidden int }{
 		{1, 1, 3, 0},
@@ -198,7 +198,7 @@ func TestADrawingHasThreeHundredNodesAtMost(t *testing.T) {
 	}
 }
 
-func TestOneEventIsMadeForAllViewersWithTheSameSearch(t *testing.T) {
+func TestViewersWithTheSameSearchShareAnEvent(t *testing.T) {
 	t.Parallel()
 	s := &Server{}
 	shot := hoarded(3, 1)
@@ -212,7 +212,7 @@ func TestOneEventIsMadeForAllViewersWithTheSameSearch(t *testing.T) {
 	}
 }
 
-func TestAnEvictionShowsAtOnceAlsoIfTheLastStateIsNew(t *testing.T) {
+func TestEvictionShowsAtOnceAlsoIfTheLastStateIsNew(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		reads := 0
@@ -256,7 +256,7 @@ func TestAnEvictionShowsAtOnceAlsoIfTheLastStateIsNew(t *testing.T) {
 	})
 }
 
-func TestAStateThatTookLongToReadIsShownForLonger(t *testing.T) {
+func TestStateThatTookLongToReadIsShownForLonger(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		reads, cannot := 0, ""
@@ -292,7 +292,7 @@ func leases(n int) (shot monitor.Snapshot) {
 	return shot
 }
 
-func TestASearchSaysWhatItDidNotLookAt(t *testing.T) {
+func TestSearchSaysWhatItDidNotLookAt(t *testing.T) {
 	t.Parallel()
 	s := &Server{}
 	const rows = mostLooks + 10

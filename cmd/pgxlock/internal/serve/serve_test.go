@@ -171,7 +171,7 @@ func (r reply) after(t *testing.T, text string) string {
 	return found[1]
 }
 
-func TestThePageShowsHoldersWithTheirTokenMetadataAndTTL(t *testing.T) {
+func TestPageShowsHoldersWithTheirTokenMetadataAndTTL(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	b := &browser{t: t, server: served(t, db.Pool, nil)}
@@ -212,7 +212,7 @@ func TestSearchShowsWhatHasEachWord(t *testing.T) {
 	b.get("/?holders=-1&kind=nonsense&holders=99999999999999999999").want(t, http.StatusOK, ">order:1<")
 }
 
-func TestALeaseThatWasTakenOverIsShownAsLost(t *testing.T) {
+func TestLeaseThatWasTakenOverIsShownAsLost(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	db.Exec(t, `select acquire_lock('order:1', 'pod-1', 300), acquire_lock('order:2', 'pod-1', 300), acquire_lock('order:3', 'pod-1', 300);
@@ -333,7 +333,7 @@ func wait(t *testing.T, db *pgtest.DB, conn *pgx.Conn, sql string) {
 	})
 }
 
-func TestADeadlockIsDrawnAndNamed(t *testing.T) {
+func TestDeadlockIsDrawnAndNamed(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	var conns []*pgx.Conn
@@ -366,7 +366,7 @@ func TestADeadlockIsDrawnAndNamed(t *testing.T) {
 	}
 }
 
-func TestThePageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
+func TestPageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -396,7 +396,7 @@ func TestThePageSaysWhatItCannotSeeAndRecovers(t *testing.T) {
 	b.until("/", "cannot see").want(t, http.StatusOK, "What is below was read", "order:1", `<div id="tables" class="stale">`)
 }
 
-func TestARoleWithoutRightsSeesWhatItCannotSee(t *testing.T) {
+func TestRoleWithoutRightsSeesWhatItCannotSee(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
@@ -486,7 +486,7 @@ func TestEventsDeliverAChange(t *testing.T) {
 	}
 }
 
-func TestOneSnapshotServesAllViewersAndNoneWithoutThem(t *testing.T) {
+func TestSnapshotServesAllViewersAndIsNotTakenWithoutThem(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	pool := db.NewPool(t)
@@ -595,7 +595,7 @@ func TestOnlyKnownHostNamesAreAnswered(t *testing.T) {
 	}
 }
 
-func TestATokenIsDemanded(t *testing.T) {
+func TestTokenIsDemanded(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []serve.Config{{Remote: true}, {AllowEvict: true}} {
 		if _, err := serve.New(cfg); err == nil {
@@ -737,7 +737,7 @@ func TestEvictNeedsAFormOfTheSession(t *testing.T) {
 	}
 }
 
-func TestASessionThatDoesNotListenIsNotEvicted(t *testing.T) {
+func TestSessionThatDoesNotListenIsNotEvicted(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := migrated(t)
