@@ -44,7 +44,7 @@ func BookWithEnt(ctx context.Context, driver *entsql.Driver, event int64, guest 
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }()
 
 	if err := pgxlock.LockSQLTx(ctx, tx, fmt.Sprintf("event:%d", event), pgxlock.MaxWait(2*time.Second)); err != nil {
 		return err
@@ -53,7 +53,7 @@ func BookWithEnt(ctx context.Context, driver *entsql.Driver, event int64, guest 
 	if err != nil {
 		return err
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	if taken, err := entsql.ScanInt(rows); err != nil {
 		return err
 	} else if taken >= Seats {

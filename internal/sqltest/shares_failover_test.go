@@ -15,11 +15,15 @@ func TestAcquisitionOfALiveLeaseAfterAFailoverHasAGreaterToken(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for name, call := range map[string][]string{
-		"a group": {"(try_acquire_shared_lock('k', 'A', '1 hour')).fencing_token", "release_shared_lock('k', 'A')", "(try_acquire_shared_lock('k', 'C')).fencing_token",
+		"a group": {
+			"(try_acquire_shared_lock('k', 'A', '1 hour')).fencing_token", "release_shared_lock('k', 'A')", "(try_acquire_shared_lock('k', 'C')).fencing_token",
 			"assert_shared_lock_held('k', 'C', TOKEN) = TOKEN", "pgxlock_renew_shares_batch('{k}', '{C}', '{TOKEN}', '{60000}') = 'renewed'",
-			"(try_acquire_shared_lock('k', 'A')).acquired", "pgxlock_release_share('k', 'C', TOKEN, false) = 'left'"},
-		"its own lease": {"(try_acquire_lock('k', 'A', '1 hour')).fencing_token", "release_lock('k', 'A')", "(try_acquire_lock('k', 'A')).fencing_token",
-			"assert_lock_held('k', 'A', TOKEN) = TOKEN", "release_lock_fenced('k', 'A', TOKEN)"},
+			"(try_acquire_shared_lock('k', 'A')).acquired", "pgxlock_release_share('k', 'C', TOKEN, false) = 'left'",
+		},
+		"its own lease": {
+			"(try_acquire_lock('k', 'A', '1 hour')).fencing_token", "release_lock('k', 'A')", "(try_acquire_lock('k', 'A')).fencing_token",
+			"assert_lock_held('k', 'A', TOKEN) = TOKEN", "release_lock_fenced('k', 'A', TOKEN)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -119,10 +119,13 @@ func explain(t *testing.T, db *pgtest.DB, file string) planNode {
 	return planOn(t, db.Pool, string(text))
 }
 
-// planOn runs a statement, and returns how.
-func planOn(t *testing.T, on interface {
+// A rowQuerier is a pool or a transaction.
+type rowQuerier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}, text string) planNode {
+}
+
+// planOn runs a statement, and returns how.
+func planOn(t *testing.T, on rowQuerier, text string) planNode {
 	t.Helper()
 	var plans []struct{ Plan planNode }
 	var answer []byte
