@@ -162,9 +162,9 @@ BEGIN
     END LOOP;
   END $$;
   COMMENT ON FUNCTION try_acquire_shared_lock(varchar, varchar, interval, jsonb) IS
-    'Like acquire_shared_lock, and returns the fencing token, greater than that of any earlier exclusive holder: the group''s '
-    'or, if that is from before a failover or a crash, one of its own. If not acquired, held_by, expires_at and remaining '
-    'describe the exclusive holder; if held_by is *shared or NULL, call again.';
+    'Like acquire_shared_lock, and returns the fencing token, greater than that of any earlier exclusive holder. It is the '
+    'group''s or, if that is from before a failover or a crash, one of its own. If not acquired, held_by, expires_at and '
+    'remaining describe the exclusive holder; if held_by is *shared or NULL, call again.';
 
   ------------------------------------------------------------------ extend --
   CREATE OR REPLACE FUNCTION extend_shared_lock(p_lock_name varchar, p_holder_id varchar, p_ttl_seconds integer DEFAULT 30)
