@@ -22,6 +22,10 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
+// unfiltered makes a transaction fit for the statements of the monitor, and filters nothing:
+// row-level security hides nothing either, it fails.
+var unfiltered = dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", "", nil, 0}}
+
 // The command evictions lists who took locks away from whom, and why.
 
 func newEvictions() *cobra.Command {
@@ -90,9 +94,7 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 		return nil, err
 	}
 	defer conn.Release()
-	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx,
-		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", "", nil, 0}}, // row-level security hides nothing, it fails
-		dbconn.Step{SQL: statement("evictions", schema), Args: []any{most, age}})
+	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx, unfiltered, dbconn.Step{SQL: statement("evictions", schema), Args: []any{most, age}})
 	all := []serve.Eviction{}
 	var kind int32
 	var name string

@@ -181,9 +181,7 @@ func stoppedRuns(ctx context.Context, pool *pgxpool.Pool, named string) ([]serve
 		return nil, err
 	}
 	defer conn.Release()
-	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx,
-		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", ""}},
-		dbconn.Step{SQL: statements.DoctorRuns.In(schema)})
+	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx, unfiltered, dbconn.Step{SQL: statements.DoctorRuns.In(schema)})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[serve.Run])
 	return all, ofSchema(schema, err)
 }
