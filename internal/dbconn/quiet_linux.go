@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -45,13 +46,14 @@ func neverBlocks(raw syscall.RawConn) bool {
 	return err == nil && failed == nil && flags&unix.O_NONBLOCK != 0
 }
 
-// Hush makes a connection of a quiet [Dial] quiet from now on. No other goroutine uses it meanwhile.
+// Hush makes a connection of a quiet [Dial] quiet from now on. pgx may be reading meanwhile: a write
+// that takes it long starts a reader in the background, which ends with its next answer.
 func Hush(conn net.Conn) {
 	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok { // of TLS
 		conn = wrapped.NetConn()
 	}
 	if q, ok := conn.(*quiet); ok {
-		q.hushed = true
+		q.hushed.Store(true)
 	}
 }
 
@@ -60,7 +62,7 @@ func Hush(conn net.Conn) {
 type quiet struct {
 	net.Conn
 	raw      syscall.RawConn
-	hushed   bool
+	hushed   atomic.Bool
 	in, out  transfer
 	from, to func(fd uintptr) bool // made once: each would be an allocation
 }
@@ -82,7 +84,7 @@ func newQuiet(conn net.Conn, raw syscall.RawConn) *quiet {
 func (q *quiet) SyscallConn() (syscall.RawConn, error) { return q.raw, nil }
 
 func (q *quiet) Read(b []byte) (int, error) {
-	if !q.hushed || len(b) == 0 {
+	if !q.hushed.Load() || len(b) == 0 {
 		return q.Conn.Read(b)
 	}
 	n, err := q.in.do(b, func() error { return q.raw.Read(q.from) })
@@ -93,7 +95,7 @@ func (q *quiet) Read(b []byte) (int, error) {
 }
 
 func (q *quiet) Write(b []byte) (int, error) {
-	if !q.hushed {
+	if !q.hushed.Load() {
 		return q.Conn.Write(b)
 	}
 	n, err := q.out.do(b, func() error { return q.raw.Write(q.to) })

@@ -123,6 +123,29 @@ func TestQuietReadWaits(t *testing.T) {
 	})
 }
 
+// pgx reads in the background when a write takes it long. The race detector judges this.
+func TestHushDoesNotDisturbAReadThatIsUnderWay(t *testing.T) {
+	eachSocket(t, func(t *testing.T, ours, theirs net.Conn) {
+		ours.(*quiet).hushed.Store(false)
+		read := make(chan string)
+		begun := make(chan struct{})
+		go func() {
+			b := make([]byte, 8)
+			close(begun)
+			n, _ := ours.Read(b)
+			read <- string(b[:n])
+		}()
+		<-begun
+		Hush(ours)
+		if _, err := theirs.Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-read; got != "hello" {
+			t.Errorf("it read %q", got)
+		}
+	})
+}
+
 // What went wrong is said as by the socket itself: callers see it in ErrUnavailable.
 func TestQuietErrorsAreThoseOfTheSocket(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -206,7 +229,7 @@ func TestConnectionOfACallersOwnKindStaysAsItIs(t *testing.T) {
 func TestTimerInterruptsACallerThatComputesAfterAQuietRead(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	ours, theirs := pair(t, "unix")
-	ours.(*quiet).hushed = false // while the session is set up, and nothing looks at leaders
+	ours.(*quiet).hushed.Store(false) // while the session is set up, and nothing looks at leaders
 	end, err := theirs.(*net.UnixConn).File()
 	if err != nil {
 		t.Fatal(err)

@@ -585,7 +585,7 @@ func TestDoctorFindsFunctionsThatNotEverybodyMayCall(t *testing.T) {
 	theirs.Exec(t, "select locks.grant_locks($1, 'application')", role)
 	theirs.Exec(t, "revoke execute on all functions in schema locks from public")
 	findings := examine(t, app, &doctor.Config{Schema: "locks"})
-	wantFinding(t, findings, "rights", statusError, "EXECUTE on acquire_lock, ", "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA locks TO "+role)
+	wantFinding(t, findings, "rights", statusError, "EXECUTE on acquire_in_turn, acquire_lock, ", "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA locks TO "+role)
 	wantMended(t, findings["rights"].Advice, owner, theirs)
 	wantFinding(t, examine(t, app, &doctor.Config{Schema: "locks"}), "rights", statusOK, "has all rights of application")
 	useLock(t, testkit.NewLocker(t, app, &pgxlock.LeaseConfig{Schema: "locks"}), app.Pool, "k")
