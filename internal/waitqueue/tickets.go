@@ -161,15 +161,18 @@ func (q *Queue) removeLocked(tickets ...*ticket) {
 	q.withdrawing.Add(tickets...)
 }
 
-// removedLocked records that the removal of tickets was tried.
-func (q *Queue) removedLocked(tickets []*ticket) {
+// removedLocked records that the removal of tickets was tried, and returns the names of their locks,
+// whose next waiters are to be woken.
+func (q *Queue) removedLocked(tickets []*ticket) (names []lockkey.Name) {
 	for _, t := range tickets {
 		name := t.local.name
+		names = append(names, name)
 		if q.removing[name]--; q.removing[name] == 0 {
 			delete(q.removing, name)
 		}
 		q.leftLocked(t)
 	}
+	return names
 }
 
 // leftLocked records that the removal of a ticket was tried.
@@ -411,13 +414,11 @@ func (q *Queue) withdraw(batch []*ticket) error {
 		for _, t := range batch {
 			delete(q.leaving, t.number)
 		}
-		q.removedLocked(batch)
+		freed := q.removedLocked(batch)
 		q.mu.Unlock()
-		for _, t := range batch {
-			if name := t.local.name; name.Kind() == 0 || q.server.Session == nil || !q.server.Session.WakesOnRelease(name.ID) {
-				q.waking.Add(wakeUp{name: name})
-			}
-		}
+		q.waking.Add(forFirst(slices.DeleteFunc(freed, func(name lockkey.Name) bool {
+			return name.Kind() != 0 && q.server.Session != nil && q.server.Session.WakesOnRelease(name.ID)
+		}))...)
 		return nil
 	}
 	q.withdrawLater(batch)
@@ -430,11 +431,9 @@ func (q *Queue) withdraw(batch []*ticket) error {
 // withdrawLater tries again later. Tickets that are never removed expire.
 func (q *Queue) withdrawLater(batch []*ticket) {
 	q.mu.Lock()
-	q.removedLocked(batch)
+	names := q.removedLocked(batch)
 	q.mu.Unlock()
-	for _, t := range batch { // a release may have left that to the removal
-		q.waking.Add(wakeUp{name: t.local.name})
-	}
+	q.waking.Add(forFirst(names)...) // a release may have left that to the removal
 	time.AfterFunc(clock.Jitter(clock.CheckInterval), func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()

@@ -2,6 +2,7 @@ package waitqueue
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,12 +42,9 @@ func (q *Queue) Wake(names []lockkey.Name) {
 		return
 	}
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, name := range names {
-		if q.removing[name] == 0 {
-			q.waking.Add(wakeUp{name: name})
-		}
-	}
+	left := slices.DeleteFunc(slices.Clone(names), func(name lockkey.Name) bool { return q.removing[name] > 0 })
+	q.mu.Unlock()
+	q.waking.Add(forFirst(left)...)
 }
 
 // WakeOn is Wake for locks that other processes are known to wait for: it wakes them on the
