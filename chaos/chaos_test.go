@@ -41,7 +41,7 @@ func TestAllKindsSurviveChaos(t *testing.T) {
 	t.Log(out.String())
 }
 
-// What is broken on purpose, and the rules of which at least one must find it.
+// brokenRules names each way to break the workers on purpose, with rules of which at least one must find it.
 var brokenRules = map[string][]string{
 	"unfenced": {"I4"},
 	"deaf":     {"I1", "I2"},

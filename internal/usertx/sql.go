@@ -1,6 +1,7 @@
 package usertx
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/hex"
@@ -16,25 +17,22 @@ import (
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// SQLTx is the root package's interface of that name. Commit and Rollback are not called here: they
-// keep out a *sql.DB and a *sql.Conn.
-type SQLTx interface {
+// A sqlRunner is what is called of the root package's SQLTx.
+type sqlRunner interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	Commit() error
-	Rollback() error
 }
 
 // sqlTx is a transaction of database/sql, or of a library on top of it. The arguments are written
 // into the text: no driver can send more than one statement with parameters, and the transactions of
 // bun drop them. The only result is the last statement's row count.
 type sqlTx struct {
-	SQLTx
+	sqlRunner
 	tx *sql.Tx // beneath it; nil: not known
 }
 
 // SQL returns a transaction of database/sql; nil for nil.
-func SQL(tx SQLTx) Tx {
+func SQL(tx sqlRunner) Tx {
 	v := reflect.ValueOf(tx)
 	if !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil
@@ -42,7 +40,7 @@ func SQL(tx SQLTx) Tx {
 	known, ok := beneath(v)
 	switch {
 	case !ok:
-		return sqlTx{SQLTx: tx}
+		return sqlTx{sqlRunner: tx}
 	case known == nil:
 		return nil
 	}
@@ -103,12 +101,13 @@ func (tx sqlTx) Row(ctx context.Context, text string, dest any, args ...any) err
 		return tx.explain(ctx, err)
 	}
 	defer func() { _ = rows.Close() }()
-	for rows.Next() {
-		if err := rows.Scan(dest); err != nil {
-			return err
-		}
+	if !rows.Next() {
+		return cmp.Or(tx.explain(ctx, rows.Err()), sql.ErrNoRows)
 	}
-	return tx.explain(ctx, rows.Err())
+	if err := rows.Scan(dest); err != nil {
+		return err
+	}
+	return tx.explain(ctx, rows.Close())
 }
 
 // explain says what is wrong with tx, if that is why a statement failed.
@@ -133,7 +132,7 @@ func (tx sqlTx) driver() string {
 	if db := tx.Server().db; db != nil {
 		return fmt.Sprintf("%T", db.Driver())
 	}
-	return fmt.Sprintf("%T", tx.SQLTx)
+	return fmt.Sprintf("%T", tx.sqlRunner)
 }
 
 // Database returns "": database/sql does not say.

@@ -91,11 +91,11 @@ type (
 	embeds   struct{ *sql.Tx }
 	prepares struct {
 		embeds
-		Tx SQLTx
+		Tx sqlRunner
 	}
-	hides  struct{ SQLTx }
+	hides  struct{ sqlRunner }
 	around struct {
-		SQLTx
+		sqlRunner
 		Tx any
 	}
 )
@@ -106,7 +106,7 @@ func TestTransactionBeneathIsFound(t *testing.T) {
 	circle := &around{}
 	circle.Tx = circle
 	for name, test := range map[string]struct {
-		of    SQLTx
+		of    sqlRunner
 		known bool
 	}{
 		"database/sql":         {tx, true},
@@ -128,7 +128,7 @@ func TestTransactionBeneathIsFound(t *testing.T) {
 			t.Errorf("%s: known %t, want %t", name, known, test.known)
 		}
 	}
-	for i, none := range []SQLTx{nil, (*sql.Tx)(nil), (*embeds)(nil), embeds{}, &embeds{}, &prepares{Tx: (*sql.Tx)(nil)}} {
+	for i, none := range []sqlRunner{nil, (*sql.Tx)(nil), (*embeds)(nil), embeds{}, &embeds{}, &prepares{Tx: (*sql.Tx)(nil)}} {
 		if SQL(none) != nil {
 			t.Errorf("%d: not nil", i)
 		}

@@ -121,7 +121,7 @@ func (tx pgxTx) Shares() Shares {
 	return sharesOf(conn) // a nested transaction has the connection in common with its parent
 }
 
-// What is wrong with a transaction in which nothing can be locked.
+// The errors of a transaction in which nothing can be locked.
 var (
 	errEnded = errors.New("tx was committed or rolled back; pass a transaction that is open")
 	errNone  = errors.New("tx is in no transaction: a statement sent through it has ended it, or none was begun, and what is locked would be free at once; begin one with BeginTx, and end it with Commit or Rollback alone")
