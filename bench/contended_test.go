@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,9 +195,10 @@ func TestWaitsAreWholeAndGrantsAreThoseOfTheSpan(t *testing.T) {
 func TestAcquireThatFailsEndsContention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
-		good, turns, begun := passing(), 0, time.Now()
+		var turns atomic.Int32
+		good, begun := passing(), time.Now()
 		m := member{acquire: func(ctx context.Context, caller int, key string) (releaser, error) {
-			if turns++; turns == 6 {
+			if turns.Add(1) == 6 {
 				return nil, broken
 			}
 			return good(ctx, caller, key)

@@ -891,7 +891,7 @@ BEGIN
     v_ahead   bigint;
     v_hold    text;
     v_now     timestamptz;
-    v_life    interval := '3 seconds';      -- as long as a ticket of a Locker that cannot listen
+    v_life    interval := interval '3 seconds';      -- as long as a ticket of a Locker that cannot listen
   BEGIN
     v_ttl := pgxlock_check_try(v_name, v_me, pg_catalog.make_interval(secs => p_ttl_seconds), p_metadata);
     PERFORM pgxlock_require(p_ticket IS NULL OR p_ticket > 0::bigint,

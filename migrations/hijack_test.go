@@ -218,9 +218,9 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 		{wake(1, "7", "1000001"), "1"}, // not stamped, and free
 		{"wake_lock_waiter('" + name + "'::varchar)", "true"},
 		{"wake_lock_waiter(null::varchar)", pgerrcode.InvalidParameterValue},
-		{inTurn("s", "null"), "f"},
-		{inTurn("s", "null"), "f"},
-		{inTurn("s", "1000003"), "f"},
+		{inTurn("s", "null"), "false"},
+		{inTurn("s", "null"), "false"},
+		{inTurn("s", "1000003"), "false"},
 		{inTurn("s", "-1"), pgerrcode.InvalidParameterValue},
 		{"leave_queue('" + name + "'::varchar, 's'::varchar)", "true"},
 		{"leave_queue('" + name + "'::varchar, 's'::varchar)", "false"},

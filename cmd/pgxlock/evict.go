@@ -65,7 +65,9 @@ or the answer was no.`,
 			if err := e.check(cmd); err != nil {
 				return usageError{err}
 			}
-			e.monitoring.names = append(e.monitoring.names, e.key)
+			if typed(e.key) == e.key { // a number would become one of another program's, also where it is pgxlock's own
+				e.monitoring.names = append(e.monitoring.names, e.key)
+			}
 			return e.monitoring.do(cmd.Context(), writing, func(locks *monitor.Monitor) error { return e.do(cmd, locks) })
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -65,7 +66,10 @@ func TestPageCostsAtMostFiveTimesAnEmptyOne(t *testing.T) {
 		slices.Sort(all)
 		return all[len(all)/2]
 	}
-	empty := cost("/")
+	most := 5 * cost("/")
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		most *= 2 // the race detector makes the command's part several times as expensive, and the server's not
+	}
 	for _, n := range []int{1_000, 100_000} {
 		if _, err := pool.Exec(t.Context(), `insert into distributed_locks (lock_name, holder_id, acquired_at, expires_at, metadata, fencing_token)
 			select 'order:' || i, 'pod-' || i % 50, now(), now() + interval '10 hours', '"a step of the order"', i from generate_series(1, $1::int) i
@@ -77,9 +81,9 @@ func TestPageCostsAtMostFiveTimesAnEmptyOne(t *testing.T) {
 		}
 		for _, path := range paths {
 			took := cost(path)
-			t.Logf("%d leases, %.20s: %s, %.1f times an empty page's %s", n, path, took, float64(took)/float64(empty), empty)
-			if took > 5*empty {
-				t.Errorf("%d leases, %.20s: a look takes %s of processor time, an empty page %s", n, path, took, empty)
+			t.Logf("%d leases, %.20s: %s of processor time; at most %s", n, path, took, most)
+			if took > most {
+				t.Errorf("%d leases, %.20s: a look takes %s of processor time; want at most %s", n, path, took, most)
 			}
 		}
 	}
