@@ -3,6 +3,7 @@ package pgxlock
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"time"
@@ -18,7 +19,7 @@ import (
 )
 
 // A claim is a key that exactly one committed transaction has, together with all else that the
-// transaction wrote: for work that must be done once.
+// transaction wrote: for work that must be done once. It may keep the answer to a request.
 
 // ClaimTx lets exactly one transaction commit the claim of a key, for work that must be
 // done once, such as an order that may be delivered twice. It returns true if tx has the
@@ -52,39 +53,106 @@ import (
 // Without the option [Schema], the search_path of the transaction decides which function is
 // called: name the schema where others may create functions in one on the search_path.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
-	first, err = claimTx(ctx, usertx.Pgx(tx), key, opts)
-	return first, failClaim("claim", key, err)
+	return claimTx(ctx, usertx.Pgx(tx), key, opts)
 }
 
 // ClaimSQLTx is [ClaimTx] for database/sql.
 func ClaimSQLTx(ctx context.Context, tx SQLTx, key string, opts ...ClaimTxOption) (first bool, err error) {
-	first, err = claimTx(ctx, usertx.SQL(tx), key, opts)
-	return first, failClaim("claim", key, err)
+	return claimTx(ctx, usertx.SQL(tx), key, opts)
 }
 
-func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []ClaimTxOption) (bool, error) {
-	if err := lockerr.MissingContext(ctx); err != nil {
-		return false, err
+func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []ClaimTxOption) (first bool, err error) {
+	return claim(ctx, tx, "claim", key, opts, func(o *options) (usertx.Reply, error) {
+		return tx.Run(ctx, statements.TxClaim.In(o.schema), key, seconds(o.bound()), seconds(o.retention))
+	})
+}
+
+// AnswerTx answers a request once, such as a POST that clients repeat when they got no
+// response. It claims the key as [ClaimTx] does, with the same waits and errors. If tx has
+// the claim, AnswerTx calls fn, which does the work in tx, stores what fn returns, and
+// returns it: commit, or roll back after an error, and nothing is left. Otherwise it returns
+// the stored answer, of a transaction that has committed or of tx itself.
+//
+// If the key was claimed for another request, which AnswerTx knows by its SHA-256, or by
+// ClaimTx, the error is [ErrOtherRequest], and tx can go on. An error of fn is returned
+// unchanged. fn must not end tx. An answer has at most 1 MiB, and lasts until its Retention
+// is over, however old: [PurgeClaims] does not remove one that has none.
+func AnswerTx(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() ([]byte, error), opts ...ClaimTxOption) ([]byte, error) {
+	return answerTx(ctx, usertx.Pgx(tx), key, request, fn, opts)
+}
+
+// AnswerSQLTx is [AnswerTx] for database/sql.
+func AnswerSQLTx(ctx context.Context, tx SQLTx, key string, request []byte, fn func() ([]byte, error), opts ...ClaimTxOption) ([]byte, error) {
+	return answerTx(ctx, usertx.SQL(tx), key, request, fn, opts)
+}
+
+const maxAnswer = 1 << 20
+
+func answerTx(ctx context.Context, tx usertx.Tx, key string, request []byte, fn func() ([]byte, error), opts []ClaimTxOption) (answer []byte, err error) {
+	if fn == nil {
+		return nil, failClaim("answer", key, errNilFn)
 	}
-	if tx == nil {
-		return false, errNilTx
+	fingerprint := fmt.Sprintf("%x", sha256.Sum256(request))
+	var schema string
+	first, err := claim(ctx, tx, "answer", key, opts, func(o *options) (usertx.Reply, error) {
+		schema = o.schema
+		args := []any{key, fingerprint, seconds(o.bound()), seconds(o.retention)}
+		for {
+			got, err := tx.Run(ctx, statements.TxClaimRequest.In(schema), args...)
+			if err != nil || got != answered {
+				return got, err
+			}
+			err = tx.Row(ctx, statements.TxReadAnswer.In(schema), &answer, args...)
+			if err != nil || answer != nil { // nil: the claim has ended in between
+				return got, err
+			}
+		}
+	})
+	if err != nil || !first {
+		return answer, err
+	}
+	if answer, err = fn(); err != nil {
+		return nil, err
+	}
+	if len(answer) > maxAnswer {
+		err = fmt.Errorf("the answer has %d bytes, %d are allowed; store it elsewhere, and answer with where it is", len(answer), maxAnswer)
+	} else {
+		_, err = tx.Run(ctx, statements.TxAnswerRequest.In(schema), key, fingerprint, answer)
+	}
+	if err != nil {
+		return nil, failClaim("answer", key, err)
+	}
+	return answer, nil
+}
+
+// The replies about claims beside usertx.Refused and usertx.Granted.
+const (
+	answered usertx.Reply = iota + 2 // or only claimed, by another transaction
+	otherRequest
+)
+
+// claim checks the arguments, asks, and returns whether tx has the claim.
+func claim(ctx context.Context, tx usertx.Tx, op, key string, opts []ClaimTxOption, ask func(*options) (usertx.Reply, error)) (first bool, err error) {
+	if err = lockerr.MissingContext(ctx); err == nil && tx == nil {
+		err = errNilTx
 	}
 	var o options
-	if err := cmp.Or(collect(&o, opts), lockkey.Check(key)); err != nil {
-		return false, err
+	if err = cmp.Or(err, collect(&o, opts), lockkey.Check(key)); err != nil {
+		return false, failClaim(op, key, err)
 	}
 	began := time.Now()
-	claimed, err := askClaim(ctx, tx, key, &o)
-	o.observeTx(ctx, Event{Op: EventClaim, Key: key, Granted: claimed, Err: failClaim("claim", key, err)}, began)
-	return claimed, err
-}
-
-func askClaim(ctx context.Context, tx usertx.Tx, key string, o *options) (bool, error) {
-	got, err := tx.Run(ctx, statements.TxClaim.In(o.schema), key, seconds(o.bound()), seconds(o.retention))
-	if err == nil && got == usertx.Refused {
+	got, err := ask(&o)
+	switch {
+	case err != nil:
+	case got == usertx.Refused:
 		err = fmt.Errorf("%w: another open transaction has claimed it, or has the table locked", ErrNotAcquired)
+	case got == otherRequest:
+		err = fmt.Errorf("%w, or by a transaction that stored no answer", ErrOtherRequest)
 	}
-	return err == nil && got == usertx.Granted, err
+	err = failClaim(op, key, err)
+	first = err == nil && got == usertx.Granted
+	o.observeTx(ctx, Event{Op: EventClaim, Key: key, Granted: first, Err: err}, began)
+	return first, err
 }
 
 // purgeBatch is how many claims one transaction ends.

@@ -37,6 +37,7 @@
 //
 //	lock what one transaction writes           LockTx, LockAllTx, LockSQLTx
 //	do a thing only once                       ClaimTx, ClaimSQLTx
+//	answer a request that may be repeated      AnswerTx, AnswerSQLTx
 //	do a job once a day, or once per tick      package once: Do, Run, DoAt
 //	skip the work if another process does it   Locker.TryDo
 //	wait, then work                            Locker.Do

@@ -43,6 +43,9 @@ var (
 	// back, and try again.
 	ErrDeadlock = lockerr.ErrDeadlock
 
+	// ErrOtherRequest: [AnswerTx] was called with this key for another request.
+	ErrOtherRequest = lockerr.ErrOtherRequest
+
 	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin the
 	// transaction again. Acquire the lock before you begin a transaction that you fence.
 	ErrStaleSnapshot = lockerr.ErrStaleSnapshot

@@ -54,8 +54,8 @@ const (
 	// transaction has the locks. Their end is no event: only the server knows it.
 	EventTxLock EventOp = "tx_lock"
 
-	// EventClaim: a call of [ClaimTx] or [ClaimSQLTx] is over. Granted: the transaction has
-	// the claim, and may still roll back.
+	// EventClaim: a call of [ClaimTx] or [ClaimSQLTx] is over, or [AnswerTx] or [AnswerSQLTx]
+	// knows whether to call fn. Granted: the transaction has the claim, and may still roll back.
 	EventClaim EventOp = "claim"
 
 	// EventLimit: a call of a ratelimit.Limiter is over: Allow, Reserve or Wait. Granted: N
@@ -226,7 +226,7 @@ func (e Event) LogValue() slog.Value {
 func (e Event) Result() string {
 	asked := e.Op == EventClaim || e.Op == EventRun || e.Op == EventEvicted
 	switch is := func(target error) bool { return errors.Is(e.Err, target) }; {
-	case e.Err == nil && asked && !e.Granted:
+	case e.Err == nil && asked && !e.Granted, is(ErrOtherRequest):
 		return "skipped"
 	case e.Err == nil && e.TTL > 0 && e.SinceRenewal > e.TTL/2:
 		return "late"

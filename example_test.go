@@ -253,6 +253,31 @@ func ExampleClaimTx() {
 	}
 }
 
+// A client repeats a request with the same key until it has the answer. Whichever call is the first
+// makes the order, and all return its answer.
+func ExampleAnswerTx() {
+	user, key, request := "alice", "8e03978e-40d5-43e8-bc93-6894a57f9324", []byte(`{"item": "book"}`)
+	var answer []byte
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		answer, err = pgxlock.AnswerTx(ctx, tx, "order:"+user+":"+key, request, func() ([]byte, error) {
+			var id int64
+			err := tx.QueryRow(ctx, "INSERT INTO orders (request) VALUES ($1) RETURNING id", request).Scan(&id)
+			return fmt.Append(nil, id), err
+		}, pgxlock.NoWait, pgxlock.Retention(24*time.Hour))
+		return err
+	})
+	switch {
+	case errors.Is(err, pgxlock.ErrNotAcquired):
+		log.Print("the first request is in progress") // HTTP status 409
+	case errors.Is(err, pgxlock.ErrOtherRequest):
+		log.Print("the key was used for another request") // HTTP status 422
+	case err != nil:
+		log.Print(err)
+	default:
+		log.Printf("order %s", answer)
+	}
+}
+
 func ExampleNewLeaseLocker() {
 	locks, err := pgxlock.NewLeaseLocker(pool, &pgxlock.LeaseConfig{TTL: 15 * time.Second, Owner: "billing-7f9c"})
 	if err != nil {

@@ -57,8 +57,8 @@ type LockTxOption interface {
 	forLockTx()
 }
 
-// A ClaimTxOption is an option of [ClaimTx] and [ClaimSQLTx]: [MaxWait], [Retention],
-// [Schema] or [Observe].
+// A ClaimTxOption is an option of [ClaimTx], [ClaimSQLTx], [AnswerTx] and [AnswerSQLTx]:
+// [MaxWait], [Retention], [Schema] or [Observe].
 type ClaimTxOption interface {
 	option
 	forClaimTx()
@@ -142,9 +142,9 @@ type Schema string
 // would fail with SQLSTATE 40001 where the snapshot matters.
 type AllowStaleSnapshot bool
 
-// Retention is how long a claim of [ClaimTx] lasts; after it the key can be claimed again.
-// It counts from the call, and so must be longer than the transaction. At least 1 ms.
-// Default: until [PurgeClaims] removes the claim.
+// Retention is how long a claim of [ClaimTx] or [AnswerTx] lasts; after it the key can be
+// claimed again. It counts from the call, and so must be longer than the transaction. At
+// least 1 ms. Default: until [PurgeClaims] removes the claim; 100 years for an answer.
 type Retention time.Duration
 
 // TxOptions are the options with which [Locker.DoTx] begins its transaction. Default: the

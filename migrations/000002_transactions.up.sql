@@ -1,6 +1,7 @@
 -- Locks inside the caller's transaction, for callers in any language: lock_tx() acquires an
 -- advisory lock with a bounded wait, claim_once() grants a key to exactly one committed
--- transaction, purge_claims() removes old claims.
+-- transaction, claim_request() and answer_request() keep an answer with it, purge_claims()
+-- removes old claims.
 DO $migration$
 DECLARE
   v_path   pg_catalog.text := pg_catalog.current_setting('search_path');
@@ -130,9 +131,11 @@ BEGIN
     claim_key  varchar(255) COLLATE "C" PRIMARY KEY,
     claimed_at timestamptz  NOT NULL,
     expires_at timestamptz,                 -- NULL: lasts until it is purged
-    claimed_by xid8         NOT NULL        -- the transaction
+    claimed_by xid8         NOT NULL,       -- the transaction
+    fingerprint varchar(255) COLLATE "C",   -- of the request that was answered; NULL: no answer
+    answer      bytea
   ) USING heap;
-  ALTER TABLE pgxlock_claims SET (vacuum_truncate = off);          -- truncating would block claims
+  ALTER TABLE pgxlock_claims SET (vacuum_truncate = off, toast.vacuum_truncate = off);       -- truncating would block claims
   -- Each row is in one of these two indexes.
   CREATE INDEX IF NOT EXISTS pgxlock_claims_claimed_at ON pgxlock_claims (claimed_at) WHERE expires_at IS NULL;
   CREATE INDEX IF NOT EXISTS pgxlock_claims_expires_at ON pgxlock_claims (expires_at) WHERE expires_at IS NOT NULL;
@@ -191,7 +194,9 @@ BEGIN
         INSERT INTO pgxlock_claims (claim_key, claimed_at, expires_at, claimed_by)
         VALUES (p_key, v_now, v_now + v_keep, pg_current_xact_id()) ON CONFLICT DO NOTHING;
       ELSIF r.expires_at <= v_now THEN
-        UPDATE pgxlock_claims c SET claimed_at = v_now, expires_at = v_now + v_keep, claimed_by = pg_current_xact_id()
+        UPDATE pgxlock_claims c
+           SET claimed_at = v_now, expires_at = v_now + v_keep, claimed_by = pg_current_xact_id(),
+               fingerprint = NULL, answer = NULL
          WHERE c.claim_key::text = p_key COLLATE "C" AND c.expires_at <= v_now;
       ELSE
         -- True if this transaction calls again. Rows that were restored from another cluster may
@@ -211,11 +216,65 @@ BEGIN
       HINT = 'Does row-level security on pgxlock_claims hide it?';
   END $$;
   COMMENT ON FUNCTION claim_once(text, interval, interval) IS
-    'True for exactly one committed transaction per key, together with its other writes; false if another transaction''s '
+    'True for one committed transaction per key, together with its other writes; false if another transaction''s '
     'claim has committed. Waits for at most p_max_wait (NULL: until it is decided, 0: 1 ms) for an open transaction that '
     'has claimed the key; NULL if that is still open then. The claim lasts until purge_claims(), or for p_retention from '
     'the call. Above READ COMMITTED raises 40001 if the key was claimed since the snapshot, in SERIALIZABLE also because '
     'of other keys.';
+
+  -- The fingerprint is stored with the answer and not with the claim: before the commit no other
+  -- transaction sees either, and so each request writes two versions of its row, not three.
+  CREATE OR REPLACE FUNCTION claim_request(
+    p_key text, p_fingerprint text, p_max_wait interval DEFAULT NULL, p_retention interval DEFAULT NULL,
+    OUT outcome text, OUT answer bytea)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  DECLARE
+    v_first boolean;
+    r       record;
+  BEGIN
+    PERFORM pgxlock_check('p_fingerprint', p_fingerprint);
+    LOOP
+      v_first := claim_once(p_key, p_max_wait, coalesce(p_retention, interval '100 years'));
+      IF v_first IS NULL THEN
+        outcome := 'pending';
+        RETURN;
+      END IF;
+      SELECT c.fingerprint IS NULL AS unanswered,
+             CASE WHEN c.fingerprint::text = p_fingerprint COLLATE "C" THEN coalesce(c.answer, '') END AS answer
+        INTO r FROM pgxlock_claims c WHERE c.claim_key::text = p_key COLLATE "C";
+      IF FOUND THEN                         -- else it was purged since it was read
+        outcome := CASE WHEN r.answer IS NOT NULL THEN 'answered'
+                        WHEN v_first AND r.unanswered THEN 'first'
+                        ELSE 'other' END;
+        answer := r.answer;
+        RETURN;
+      END IF;
+    END LOOP;
+  END $$;
+  COMMENT ON FUNCTION claim_request(text, text, interval, interval) IS
+    'Claims a request, or returns its answer. Waits and lasts as a claim of claim_once(). outcome is ''first'': do the '
+    'work, call answer_request() and commit; ''answered'', by this transaction or one that has committed; ''other'': the '
+    'key was claimed with another p_fingerprint or without an answer; ''pending'': not decided within p_max_wait. '
+    'p_retention: NULL is 100 years, so that no purge removes an answer that nobody said would end.';
+
+  CREATE OR REPLACE FUNCTION answer_request(p_key text, p_fingerprint text, p_answer bytea) RETURNS void
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  BEGIN
+    PERFORM pgxlock_check('p_key', p_key);
+    PERFORM pgxlock_check('p_fingerprint', p_fingerprint);
+    PERFORM pgxlock_require(octet_length(p_answer) <= 1048576, 'p_answer must not be NULL, nor have more than 1 MiB');
+    UPDATE pgxlock_claims c SET fingerprint = p_fingerprint, answer = p_answer
+     WHERE c.claim_key::text = p_key COLLATE "C" AND c.fingerprint IS NULL
+       AND c.claimed_at >= transaction_timestamp() AND c.claimed_by = pg_current_xact_id_if_assigned();
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'this transaction has not claimed "%", or has answered it', p_key
+        USING ERRCODE = 'object_not_in_prerequisite_state',
+              HINT = 'Call claim_request() before, in the same transaction: with autocommit each statement is one.';
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION answer_request(text, text, bytea) IS
+    'Stores the answer to a request that this transaction has claimed. Callers of claim_request() with the same key and '
+    'fingerprint receive it. At most 1 MiB. Raises 55000 if the transaction has not claimed it, or has answered it.';
 
   CREATE OR REPLACE FUNCTION purge_claims(p_age interval, p_limit integer DEFAULT 10000)
   RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off
@@ -239,8 +298,8 @@ BEGIN
     RETURN v_count + v_more;
   END $$;
   COMMENT ON FUNCTION purge_claims(interval, integer) IS
-    'Removes up to p_limit claims: those without a retention that are older than p_age, and those whose retention is '
-    'over. Returns how many. Their keys can be claimed again.';
+    'Removes up to p_limit claims whose retention is over, or that have none and are older than p_age. Returns how many. '
+    'Their keys can be claimed again.';
 
   PERFORM pgxlock_migrate('made'::text, 2, v_path);
 END $migration$;

@@ -762,6 +762,7 @@ BEGIN
           "try_acquire_lock(varchar, varchar, interval, jsonb)", "renew_lock(varchar, varchar, bigint, interval)",
           "extend_lock(varchar, varchar, integer)", "assert_lock_held(varchar, varchar, bigint, boolean)",
           "lock_tx(text, interval, boolean, boolean)", "claim_once(text, interval, interval)",
+          "claim_request(text, text, interval, interval)", "answer_request(text, text, bytea)",
           "pgxlock_renew_batch(text[], text[], bigint[], bigint[])", "pgxlock_release_batch(text[], text[], bigint[])",
           "pgxlock_acquire_one(text, text, bigint, text, bigint)", "pgxlock_release_one(text, text, bigint)",
           "pgxlock_advisory_batch(integer[], bigint[], bigint)",

@@ -118,6 +118,10 @@ func callsInTransactions(t *testing.T, conn *pgx.Conn) {
 		{"claim_once(('bounded ' || " + key + ")::text, '1 minute'::interval, '1 microsecond'::interval)", "true"}, // a take-over
 		{"claim_once(''::text, null::interval, null::interval)", pgerrcode.InvalidParameterValue},
 		{"claim_once('k'::text, null::interval, '0'::interval)", pgerrcode.InvalidParameterValue},
+		{"(claim_request(" + key + "::text, 'f'::text, '1 minute'::interval, null::interval)).outcome", "other"},
+		{"(claim_request(('asked ' || " + key + ")::text, ''::text, null::interval, null::interval)).outcome", pgerrcode.InvalidParameterValue},
+		{"answer_request(" + key + "::text, 'f'::text, 'a'::bytea) is null", pgerrcode.ObjectNotInPrerequisiteState},
+		{"answer_request(" + key + "::text, 'f'::text, null::bytea) is null", pgerrcode.InvalidParameterValue},
 		{"purge_claims('0'::interval, 10000) >= 2", "true"},
 		{"purge_claims('-1 s'::interval, 1)", pgerrcode.InvalidParameterValue},
 		{"purge_claims('1 s'::interval, 0)", pgerrcode.InvalidParameterValue},
@@ -136,7 +140,6 @@ func callsInTransactions(t *testing.T, conn *pgx.Conn) {
 		{"lock_tx('k'::text, '20 ms'::interval, true, true)", "true"},
 		{"claim_once('k'::text, '20 ms'::interval, null::interval) is null", "true"},
 	})
-	// A snapshot that is older than a commit, of what had begun before it or not.
 	do := func(conn *pgx.Conn, queries ...string) {
 		t.Helper()
 		for _, query := range queries {
@@ -144,6 +147,15 @@ func callsInTransactions(t *testing.T, conn *pgx.Conn) {
 			must(t, err)
 		}
 	}
+	asked := "'" + rand.Text() + "'::text, 'f'::text"
+	do(conn, "begin")
+	check(t, conn, []trial{
+		{"(claim_request(" + asked + ", '1 minute'::interval, null::interval)).outcome", "first"},
+		{"answer_request(" + asked + ", 'a'::bytea) is null", "false"}, // void is not NULL
+		{"(claim_request(" + asked + ", '0'::interval, null::interval)).outcome", "answered"},
+	})
+	do(conn, "rollback")
+	// A snapshot that is older than a commit, of what had begun before it or not.
 	for _, begun := range []bool{false, true} {
 		do(other, "rollback", "begin")
 		if begun {

@@ -25,7 +25,7 @@ const (
 	versionColumns   = "version bigint not null primary key, dirty boolean not null"
 	epochColumns     = "singleton boolean primary key default true, system_identifier bigint, epoch_base bigint, timeline bigint"
 	leaseColumns     = "lock_name varchar(255) primary key, holder_id varchar, acquired_at timestamptz, expires_at timestamptz, metadata jsonb"
-	claimColumns     = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8"
+	claimColumns     = "claim_key varchar(255) primary key, claimed_at timestamptz, expires_at timestamptz, claimed_by xid8, fingerprint varchar(255), answer bytea"
 	sessionColumns   = "key_space integer, key_id bigint, session bigint, shared boolean, token bigint, primary key (key_space, key_id, session)"
 	limitColumns     = "limit_key text primary key, tat bigint"
 	waiterColumns    = "kind integer, name text, ticket bigint, client bigint, owner text, waiters integer, since timestamptz, live_until timestamptz, woken timestamptz, holds text[], role text, primary key (kind, name, ticket)"

@@ -141,14 +141,17 @@ const (
 // In tx/.
 const (
 	TxAnswer        Name = "tx/answer"
+	TxAnswerRequest Name = "tx/answer_request"
 	TxAsk           Name = "tx/ask"
 	TxClaim         Name = "tx/claim"
+	TxClaimRequest  Name = "tx/claim_request"
 	TxInTransaction Name = "tx/in_transaction"
 	TxKept          Name = "tx/kept"
 	TxLock          Name = "tx/lock"
 	TxLockAll       Name = "tx/lock_all"
 	TxLockWithin    Name = "tx/lock_within"
 	TxPurgeClaims   Name = "tx/purge_claims"
+	TxReadAnswer    Name = "tx/read_answer"
 	TxShared        Name = "tx/shared"
 	TxTryLock       Name = "tx/try_lock"
 	TxVersion       Name = "tx/version"

@@ -187,7 +187,7 @@ func (t *Telemetry) span(ctx context.Context, name string, e pgxlock.Event, took
 		attributes = append(attributes, attribute.String("pgxlock.key", e.Key), attribute.String("pgxlock.holder", e.Holder))
 	}
 	_, span := t.tracer.Start(ctx, name, trace.WithTimestamp(e.Time.Add(-took)), trace.WithAttributes(attributes...))
-	if e.Err != nil && result != "busy" && result != "limited" { // which callers expect
+	if e.Err != nil && result != "busy" && result != "limited" && result != "skipped" { // which callers expect
 		says := result
 		if t.keys {
 			says = e.Err.Error()

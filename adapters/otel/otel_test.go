@@ -202,6 +202,19 @@ func TestSpansAreChildrenOfTheCallers(t *testing.T) {
 	}
 }
 
+func TestSpanOfARefusalThatCallersExpectIsNoError(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]codes.Code{
+		pgxlock.ErrNotAcquired: codes.Unset, pgxlock.ErrOtherRequest: codes.Unset, pgxlock.ErrReadOnly: codes.Error,
+	} {
+		seen := newTelemetry(t, pgxlockotel.Config{})
+		seen.Observe(t.Context(), pgxlock.Event{Op: pgxlock.EventClaim, Key: "k", Err: err})
+		if spans := seen.spans.GetSpans(); len(spans) != 1 || spans[0].Status.Code != want {
+			t.Errorf("%v: %+v, want one span with status %v", err, spans, want)
+		}
+	}
+}
+
 func TestAttributesAreBounded(t *testing.T) {
 	t.Parallel()
 	seen := newTelemetry(t, pgxlockotel.Config{Group: func(key string) string { return key }, MaxGroups: 3})

@@ -11,6 +11,9 @@
 //	BookWithGORM       GORM: the same, in the ConnPool of its transaction
 //	BookWithSQLAlone   without this package: SELECT lock_tx(...)
 //	ShipOnce           database/sql: ClaimSQLTx
+//	Idempotent         net/http: a POST that clients repeat
+//	PayWithPgx         pgx: AnswerTx, for that
+//	PayWithSQL         database/sql: AnswerSQLTx, for that
 //	SettleFenced       database/sql: a lease, and FenceSQL
 //	SettleWithBun      bun: a lease, a fenced transaction and its commit in one call
 //

@@ -273,6 +273,18 @@ func TestEachLibrarysTransactionLocksClaimsAndFences(t *testing.T) {
 				if err != nil || !first {
 					t.Fatal(first, err)
 				}
+				answers := func(tx pgxlock.SQLTx, calls bool) {
+					t.Helper()
+					called := false
+					answer, err := pgxlock.AnswerSQLTx(t.Context(), tx, key+"asked", []byte(key), func() ([]byte, error) {
+						called = true
+						return []byte(key + "\x00\xff"), nil
+					})
+					if err != nil || string(answer) != key+"\x00\xff" || called != calls {
+						t.Errorf("%q, %v; fn was called: %t, want %t", answer, err, called, calls)
+					}
+				}
+				answers(holder, true)
 				err = errors.Join(pgxlock.LockSQLTx(t.Context(), holder, key, aMoment), lock.FenceSQL(t.Context(), holder), pgxlock.LockAllSQLTx(t.Context(), holder, []string{key, key + "?"}))
 				if err != nil {
 					t.Fatal(err)
@@ -292,6 +304,7 @@ func TestEachLibrarysTransactionLocksClaimsAndFences(t *testing.T) {
 				if first, err := pgxlock.ClaimSQLTx(t.Context(), other, key); err != nil || first {
 					t.Errorf("a second claim: %t, %v", first, err)
 				}
+				answers(other, false)
 				if err := errors.Join(other.Rollback(), lock.Release(t.Context())); err != nil {
 					t.Fatal(err)
 				}

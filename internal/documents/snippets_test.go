@@ -100,12 +100,17 @@ var (
 	warm            func(context.Context, int64) error
 	transfer        func(ctx context.Context, tx pgx.Tx, from, to, amount int) error
 	process         func(context.Context, pgx.Tx) error
+	pay             func(ctx context.Context, tx pgx.Tx, request []byte) ([]byte, error)
+	respond         func(answer []byte, err error) error
 	report          func(context.Context, pgx.Tx) error
 	bill            func(context.Context) error
 	schedule        func(ctx context.Context, term int64) error
 	send            func(context.Context) error
 
 	limiter *ratelimit.Limiter
+
+	user, idempotencyKey string // of an HTTP request
+	body                 []byte
 
 	// of a program's test
 	t      *testing.T

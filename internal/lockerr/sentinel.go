@@ -17,6 +17,7 @@ var (
 	ErrReadOnly      = errors.New("pgxlock: read-only: a standby, or a read-only transaction; connect to the primary, in read-write mode")
 	ErrPooler        = errors.New("pgxlock: advisory locks do not work through a pooler in transaction or statement mode")
 	ErrLimited       = errors.New("pgxlock: rate limit exceeded")
+	ErrOtherRequest  = errors.New("pgxlock: the key was claimed for another request")
 	ErrEvicted       = errors.New("pgxlock: evicted")
 	ErrMaxLocks      = errors.New("pgxlock: lock limit reached")
 	ErrUnavailable   = errors.New("pgxlock: the database cannot be reached")

@@ -26,9 +26,9 @@ WITH candidate AS MATERIALIZED (
     FROM pg_catalog.pg_proc p
    WHERE p.proname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND p.proname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
       OR p.proname OPERATOR(pg_catalog.=) ANY ('{
-           acquire_in_turn, acquire_lock, acquire_permit, acquire_shared_lock, advisory_lock_key, allow_rate, ask_to_step_down,
+           acquire_in_turn, acquire_lock, acquire_permit, acquire_shared_lock, advisory_lock_key, allow_rate, answer_request, ask_to_step_down,
            assert_advisory_lock_held,
-           assert_lock_held, assert_shared_lock_held, claim_once, evict_advisory_lock, evict_lock, extend_lock, extend_shared_lock, finish_run,
+           assert_lock_held, assert_shared_lock_held, claim_once, claim_request, evict_advisory_lock, evict_lock, extend_lock, extend_shared_lock, finish_run,
            forget_run, grant_locks, harden_locks, leave_queue,
            list_runs, lock_tx, purge_claims, reap_expired_locks, release_all_locks, release_lock,
            release_lock_fenced, release_shared_lock, renew_lock, repair_lock_tokens, reserve_rate, reset_lock_state, revoke_locks, soften_locks, start_run,

@@ -23,7 +23,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
                           reap_expired_locks/2 release_lock/2 release_lock_fenced/3 renew_lock/4
                           repair_lock_tokens/0 try_acquire_lock/4'),
          (2, 'table', 'pgxlock_claims'),
-         (2, 'function', 'claim_once/3 lock_tx/4 pgxlock_check_snapshot/0 pgxlock_deadline/1
+         (2, 'function', 'answer_request/3 claim_once/3 claim_request/4 lock_tx/4 pgxlock_check_snapshot/0 pgxlock_deadline/1
                           pgxlock_lock_timeout/1 purge_claims/2'),
          (3, 'table', 'pgxlock_advisory_locks pgxlock_names'),
          (3, 'function', 'assert_advisory_lock_held/4 pgxlock_advisory_batch/3 pgxlock_advisory_call/2

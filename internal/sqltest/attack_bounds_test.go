@@ -64,6 +64,16 @@ var oversized = map[string][]struct{ argument, call string }{
 	"assert_shared_lock_held": {{"p_lock_name", "assert_shared_lock_held(" + tooLong + ", 'A')"}, {"p_holder_id", "assert_shared_lock_held('k', " + tooLong + ")"}},
 	"lock_tx":                 {{"p_name", "lock_tx(" + tooLong + ")"}},
 	"claim_once":              {{"p_key", "claim_once(" + tooLong + ")"}, {"p_retention", "claim_once('k', null, '101 years')"}},
+	"claim_request": {
+		{"p_key", "(claim_request(" + tooLong + ", 'f')).outcome"},
+		{"p_fingerprint", "(claim_request('k', " + tooLong + ")).outcome"},
+		{"p_retention", "(claim_request('k', 'f', null, '101 years')).outcome"},
+	},
+	"answer_request": {
+		{"p_key", "answer_request(" + tooLong + ", 'f', '') is null"},
+		{"p_fingerprint", "answer_request('k', " + tooLong + ", '') is null"},
+		{"p_answer", "answer_request('k', 'f', decode(repeat('00', 1048577), 'hex')) is null"},
+	},
 	"acquire_permit": {
 		{"p_lock_name", "acquire_permit(" + tooLong + ", 'A', 1)"},
 		{"p_holder_id", "acquire_permit('k', " + tooLong + ", 1)"},

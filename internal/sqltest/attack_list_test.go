@@ -105,6 +105,18 @@ var possible = map[string]func(d *database, evil, victim *process, ops *session)
 		ops.want("reset_lock_state('claim', 'claim')", "1")
 		victim.want("claim_once('claim')", "true")
 	},
+	"Read answers": func(_ *database, evil, victim *process, ops *session) {
+		const read = "(select concat_ws(' ', outcome, convert_from(answer, 'UTF8')) from claim_request(%s))"
+		victim.do("begin; select claim_request('post', 'f'), answer_request('post', 'f', 'secret'); commit")
+		evil.want(fmt.Sprintf(read, "'post', 'a guess'"), "other")
+		evil.want(fmt.Sprintf(read, "'post', 'f'"), "answered secret")
+		evil.want("answer_request('post', 'f', 'forged')", "55000")
+		evil.want("(select count(*) from pgxlock_claims)", "42501")
+		evil.do("begin; select claim_request('next', 'f'), answer_request('next', 'f', 'forged'); commit")
+		victim.want(fmt.Sprintf(read, "'next', 'f'"), "answered forged")
+		ops.want("reset_lock_state('claim', 'next')", "1")
+		victim.want(fmt.Sprintf(read, "'next', 'f'"), "first")
+	},
 	"Use up rate limits, or give back": func(_ *database, evil, victim *process, ops *session) {
 		evil.want("allow_rate('limit', 1e-9, 3, 3)", "true")
 		victim.want("allow_rate('limit', 100, 10)", "false")

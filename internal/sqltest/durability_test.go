@@ -374,7 +374,7 @@ func refusesToWrite(t *testing.T, d *database) {
 		"acquire_lock('free', 'B')", "acquire_lock('k', 'A')", "acquire_lock('k', 'B')", "(try_acquire_lock('free', 'B')).acquired",
 		"extend_lock('k', 'A')", "release_lock('k', 'A')", "release_all_locks('A')", "assert_lock_held('k', 'A')",
 		"lock_tx('k')", "lock_tx('k', '0')", "lock_tx('k', '1 s', true)", "lock_tx('k', p_allow_stale_snapshot => true)",
-		"claim_once('k')", "claim_once('k', '1 s')", "purge_claims('0')",
+		"claim_once('k')", "claim_once('k', '1 s')", "(claim_request('k', 'f')).outcome", "purge_claims('0')",
 		"pgxlock_advisory_batch('{0}', '{1}', 1)", "pgxlock_advisory_batch('{}', '{}', 1)", "assert_advisory_lock_held(1, 1, 1, 1)",
 		"start_run('k', '1 day')", "start_run('started', '36500 days')", "start_run_at('k', now())", "finish_run('k', now())", "forget_run('k', now())",
 		"(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))",

@@ -63,7 +63,11 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 	for _, name := range []string{"NULL", "''", tooLong, blanks} {
 		for argument, calls := range map[string][]string{
 			"p_name": {"lock_tx(%s)", "lock_tx(%s, '1 s')", "lock_tx(%s, '0')", "lock_tx(%s, p_shared => true)"},
-			"p_key":  {"claim_once(%s)", "claim_once(%s, '1 s')", "claim_once(%s, '0')", "claim_once(%s, NULL, '1 s')"},
+			"p_key": {
+				"claim_once(%s)", "claim_once(%s, '1 s')", "claim_once(%s, '0')", "claim_once(%s, NULL, '1 s')",
+				"(claim_request(%s, 'f')).outcome", "answer_request(%s, 'f', '') is null",
+			},
+			"p_fingerprint": {"(claim_request('k', %s)).outcome", "(claim_request('k', %s, '0')).outcome", "answer_request('k', %s, '') is null"},
 		} {
 			for _, call := range calls {
 				refused(argument, call, name)
@@ -79,6 +83,7 @@ func TestBadInputIsRefusedByName(t *testing.T) {
 	for _, retention := range []string{"interval '0'", "'-1 s'", "'1 month -31 days'", "'101 years'", "'178000000 years'"} {
 		refused("p_retention", "claim_once('k', NULL, %s)", retention)
 		refused("p_retention", "claim_once('k', '1 s', %s)", retention)
+		refused("p_retention", "(claim_request('k', 'f', '0', %s)).outcome", retention)
 	}
 	for _, age := range []string{"NULL", "'-1 s'"} {
 		refused("p_age", "purge_claims(%s)", age)
@@ -158,6 +163,7 @@ func TestCallersCollationsDoNotMatter(t *testing.T) {
 		"claim_once(upper(lock))":                          "true", // another key
 		"claim_once('K' collate no_case)":                  "true",
 		"claim_once(folded || lock, '1 s')":                "true",
+		"(claim_request(lock, folded)).outcome":            "other",
 	} {
 		d.do("delete from distributed_locks; select acquire_lock('k', 'A'); delete from pgxlock_claims; select claim_once('k')")
 		d.want("select "+call+" from jobs", want)

@@ -289,6 +289,7 @@ func TestWaitsLeaveTimeouts(t *testing.T) {
 		{"claim_once('done', '10 ms')", "false"},
 		{"claim_once('busy', '0')", "NULL"},
 		{"claim_once('busy', '10 ms')", "NULL"},
+		{"(claim_request('busy', 'f', '10 ms')).outcome", "pending"},
 		// Errors.
 		{"lock_tx('shared', '1 minute', false, true)", "55000"},
 		{"lock_tx('')", "22023"},

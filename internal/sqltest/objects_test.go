@@ -176,14 +176,14 @@ What the migrations make in your schema, beside indexes: no extension, no trigge
 - [Tables and sequences](#tables-and-sequences), [views](#views), [functions for callers](#functions-for-callers),
   [internal functions](#internal-functions)
 
-A test writes this page from the catalog of an installed schema: the comments that ` + "`\\d+`" + ` and ` + "`\\df+`" + ` show, the
-definitions, and the rights that [grant_locks](sql-administration.md#grant_locks) gives. A = application, M =
-monitoring, D = administration: the [kinds of roles](rights.md#three-kinds-of-roles); what is for none of them is the
-owner's alone. Housekeeping, the functions with ` + "`reap`" + ` in their names, runs in Lockers and Limiters in Go.
+A test writes this page from an installed schema: comments, definitions, and the rights that
+[grant_locks](sql-administration.md#grant_locks) gives. A = application, M = monitoring, D = administration: the [kinds
+of roles](rights.md#three-kinds-of-roles); the rest is the owner's alone. Housekeeping, functions named ` + "`reap`" + `, runs
+in Go's Lockers and Limiters.
 
-As installed, any role may call any function, which runs with its caller's rights; only ` + "`pgxlock_next_tokens`" + `, which
-draws fencing tokens, is SECURITY DEFINER. [Hardened](rights.md#hardened), a function is for the kinds that its row
-names, and SECURITY DEFINER if there are any.
+As installed, any role may call any function, which runs with its caller's rights; only ` + "`pgxlock_next_tokens`" + ` is
+SECURITY DEFINER. [Hardened](rights.md#hardened), a function is for the kinds that its row names, and SECURITY DEFINER
+if there are any.
 `
 
 // pageOfObjects returns docs/sql-objects.md.
@@ -230,7 +230,7 @@ As installed: s = SELECT, i = INSERT, u = UPDATE, d = DELETE, U = USAGE. Hardene
 	text += `
 ## Functions for callers
 
-"tokens" are ` + "`pgxlock_tokens`, `pgxlock_epoch` and `pgxlock_since_crash`" + `; "rights" are those of roles on objects of pgxlock.
+"tokens" are ` + "`pgxlock_tokens`, `pgxlock_epoch` and `pgxlock_since_crash`" + `; "rights" are those of roles.
 
 | function | does | hardened: may call | writes |
 |---|---|---|---|

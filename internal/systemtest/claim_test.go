@@ -91,6 +91,7 @@ func TestClaimIsTrueOnlyOnceCommitted(t *testing.T) {
 			testkit.Commit(t, late)
 		}
 	}
+	t.Run("answers", func(t *testing.T) { requestsAreAnsweredOnce(t, db) })
 }
 
 func TestClaimInASavepointIsUndoneWithIt(t *testing.T) {
@@ -526,6 +527,16 @@ func TestClaimsAreFoundInTheSchemaThatIsNamedOrOnThePath(t *testing.T) {
 	wantClaim(t, tx, true, "k", pgxlock.Schema(odd))
 	wantClaim(t, tx, true, "k", testkit.LongWait, pgxlock.Schema(odd), pgxlock.Retention(time.Hour))
 	testkit.Commit(t, tx)
+	for range 2 { // it is answered, and read
+		tx = testkit.Begin(t, db, pgx.TxOptions{})
+		answer, err := pgxlock.AnswerTx(t.Context(), tx, "asked", nil, func() ([]byte, error) { return []byte("there"), nil }, pgxlock.Schema(odd))
+		if err != nil || string(answer) != "there" {
+			t.Errorf("%q, %v", answer, err)
+		}
+		testkit.Commit(t, tx)
+	}
+	_, err = pgxlock.AnswerTx(t.Context(), testkit.Begin(t, db, pgx.TxOptions{}), "asked", nil, func() ([]byte, error) { return nil, nil })
+	wantSchemaError(t, err, "claim_request")
 	onPath := withPath(t, db, `"we""ird schema"`)
 	tx = testkit.Begin(t, onPath, pgx.TxOptions{})
 	wantClaim(t, tx, false, "k")

@@ -243,6 +243,10 @@ func sqlTxIsRefused(t *testing.T, db *pgtest.DB) {
 			_, err := pgxlock.ClaimSQLTx(t.Context(), tx, "refused")
 			return err
 		},
+		"AnswerSQLTx": func(tx pgxlock.SQLTx) error {
+			_, err := pgxlock.AnswerSQLTx(t.Context(), tx, "refused", nil, func() ([]byte, error) { return nil, nil })
+			return err
+		},
 	}
 	for name, call := range calls {
 		for says, test := range map[string]struct {

@@ -294,11 +294,17 @@ func TestDoctorFindsManyClaims(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	wantFinding(t, examine(t, db, nil), "claims", statusOK, "about 0 claims")
-	grow := "set allow_system_table_mods = on; update pg_class set reltuples = 7000000, relpages = %d where oid = 'pgxlock_claims'::regclass; reset allow_system_table_mods"
-	db.Exec(t, fmt.Sprintf(grow, 1<<17-1))
+	grow := func(table string, pages int) {
+		t.Helper()
+		db.Exec(t, fmt.Sprintf("set allow_system_table_mods = on; update pg_class set reltuples = 7000000, relpages = %d where oid = %s; reset allow_system_table_mods", pages, table))
+	}
+	grow("'pgxlock_claims'::regclass", 1<<17-1)
 	wantFinding(t, examine(t, db, nil), "claims", statusOK, "about 7000000 claims")
-	db.Exec(t, fmt.Sprintf(grow, 1<<17))
+	grow("'pgxlock_claims'::regclass", 1<<17)
 	wantFinding(t, examine(t, db, nil), "claims", statusWarning, "1 GB", "PurgeClaims")
+	grow("'pgxlock_claims'::regclass", 1)
+	grow("(select reltoastrelid from pg_class where oid = 'pgxlock_claims'::regclass)", 1<<18-1) // of the answers
+	wantFinding(t, examine(t, db, nil), "claims", statusWarning, "about 7000000 claims", "2 GB")
 }
 
 func TestDoctorFindsRunsThatAreNotStartedAgain(t *testing.T) {

@@ -63,6 +63,12 @@ func receivers(t *testing.T) []any {
 
 // takeContexts are the functions that take a context.
 var takeContexts = map[string]any{
+	"AnswerSQLTx": func(ctx context.Context, key string) ([]byte, error) {
+		return pgxlock.AnswerSQLTx(ctx, nil, key, nil, func() ([]byte, error) { return nil, nil })
+	},
+	"AnswerTx": func(ctx context.Context, key string) ([]byte, error) {
+		return pgxlock.AnswerTx(ctx, nil, key, nil, func() ([]byte, error) { return nil, nil })
+	},
 	"ClaimSQLTx": pgxlock.ClaimSQLTx,
 	"ClaimTx":    pgxlock.ClaimTx,
 	"Check":      doctor.Check,

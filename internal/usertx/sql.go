@@ -176,9 +176,12 @@ func Written(text string, args ...any) string {
 
 // literal writes an argument in characters that are the same in every encoding and mean nothing
 // between quotes, to the server under any setting, nor to what rewrites ?, $1, @name, % or \ on the way
-// there, nor in a comment, which they cannot end. A text that has others is sent as the hexadecimal
-// digits of its UTF-8, which the server checks and converts to the encoding of the database.
+// there, nor in a comment, which they cannot end. Bytes are sent as hexadecimal digits; so is the UTF-8
+// of a text that has other characters, which the server checks and converts to the encoding of the database.
 func literal(arg any) string {
+	if bytes, ok := arg.([]byte); ok {
+		return "pg_catalog.decode('" + hex.EncodeToString(bytes) + "', 'hex')"
+	}
 	written := fmt.Sprint(arg)
 	switch v := arg.(type) {
 	case *float64:
@@ -190,7 +193,7 @@ func literal(arg any) string {
 		written = "{" + strings.Join(strings.Fields(strings.Trim(written, "[]")), ",") + "}"
 	}
 	if !plain.MatchString(written) {
-		return "pg_catalog.convert_from(pg_catalog.decode('" + hex.EncodeToString([]byte(written)) + "', 'hex'), 'UTF8')"
+		return "pg_catalog.convert_from(" + literal([]byte(written)) + ", 'UTF8')"
 	}
 	return "'" + written + "'" // a number too: the least one has a minus
 }

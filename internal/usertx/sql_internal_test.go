@@ -49,7 +49,7 @@ func FuzzWritten(f *testing.F) {
 	})
 }
 
-func TestWrittenNumbersAreLiterals(t *testing.T) {
+func TestWrittenNumbersAndBytesAreLiterals(t *testing.T) {
 	t.Parallel()
 	half, none := 0.5, (*float64)(nil)
 	for want, arg := range map[string]any{
@@ -61,6 +61,9 @@ func TestWrittenNumbersAreLiterals(t *testing.T) {
 		"'2.592e+06'":               2592000.0,
 		"'1.7976931348623157e+308'": math.MaxFloat64,
 		"NULL":                      none,
+
+		"pg_catalog.decode('', 'hex')":         []byte(nil),
+		"pg_catalog.decode('006fff27', 'hex')": []byte("\x00o\xff'"),
 	} {
 		if got := Written("$1", arg); got != want {
 			t.Errorf("%v is written as %s, want %s", arg, got, want)
@@ -75,8 +78,9 @@ func TestWrittenNumbersAreLiterals(t *testing.T) {
 func TestStatementsInTransactionsHaveNothingToRewrite(t *testing.T) {
 	t.Parallel()
 	for _, name := range []statements.Name{
-		statements.TxAnswer, statements.TxAsk, statements.TxClaim, statements.TxInTransaction, statements.TxKept, statements.TxLock,
-		statements.TxLockAll, statements.TxLockWithin, statements.TxPurgeClaims, statements.TxShared, statements.TxTryLock,
+		statements.TxAnswer, statements.TxAnswerRequest, statements.TxAsk, statements.TxClaim, statements.TxClaimRequest,
+		statements.TxInTransaction, statements.TxKept, statements.TxLock, statements.TxLockAll, statements.TxLockWithin,
+		statements.TxPurgeClaims, statements.TxReadAnswer, statements.TxShared, statements.TxTryLock,
 		statements.TxVersion, statements.TxVouch, statements.ConnWorker, statements.AdvisoryFence, statements.LeaseFence, statements.LeaseFenceShared,
 	} {
 		text := name.Text()
