@@ -114,6 +114,33 @@ func (l *Lock) Renew(ctx context.Context) error {
 	return l.fail("renew", l.locker.backend.Renew(ctx, &l.hold))
 }
 
+// SetTTL renews the lock, and makes each renewal from now on last for ttl, as the option [TTL]
+// would have. It returns nil if the lock is held for ttl from now, and ErrLost if it was too
+// late. After any other error the lock is held for its TTL as before; a request that got no
+// answer may have made the lease shorter until the next renewal, so that [Lock.Deadline] is
+// that of the shorter TTL until then. An advisory lock has the TTL of its session: the error
+// matches [errors.ErrUnsupported].
+func (l *Lock) SetTTL(ctx context.Context, ttl time.Duration) error { return l.change(ctx, TTL(ttl)) }
+
+// SetMetadata renews the lock, and replaces its [Metadata]. The errors are those of
+// [Lock.SetTTL]; without an answer, the metadata is the new or the old one.
+func (l *Lock) SetMetadata(ctx context.Context, metadata string) error {
+	return l.change(ctx, Metadata(metadata))
+}
+
+// change makes a held lock as if it had been acquired with the option.
+func (l *Lock) change(ctx context.Context, opt AcquireOption) error {
+	err := missing(ctx, l)
+	var o options
+	if err == nil {
+		err = cmp.Or(l.locker.collect(&o, []AcquireOption{opt}), l.Err())
+	}
+	if err != nil {
+		return l.fail("change", err)
+	}
+	return l.fail("change", l.locker.backend.Change(ctx, &l.hold, o.TTL, o.Metadata))
+}
+
 // Fence protects tx from a late holder. Call it first, at the top level of the transaction
 // that writes under the lock. If it returns nil, nobody can take over the lock until the
 // transaction has ended, however long this process is frozen and whatever expires
@@ -249,7 +276,7 @@ func (o *lockOwner) Ended(why error, until time.Duration) error {
 // Renewed implements [hold.Owner].
 func (o *lockOwner) Renewed(err error) {
 	l := (*Lock)(o)
-	l.observed.Load().renewed(l.fail("renew", err))
+	l.observed.Load().renewed(l.hold.TTL, l.fail("renew", err))
 }
 
 func (l *Lock) fail(op string, err error) error {

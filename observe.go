@@ -151,11 +151,14 @@ func (o *observedLock) now(op EventOp) Event {
 	return e
 }
 
-// renewed tells that a renewal succeeded, or not.
-func (o *observedLock) renewed(err error) {
+// renewed tells that a renewal succeeded, or not. ttl is what the lock had until then.
+func (o *observedLock) renewed(ttl time.Duration, err error) {
 	if o != nil {
 		e := o.now(EventRenewed)
 		e.Err = err
+		if e.TTL > 0 {
+			e.TTL = ttl
+		}
 		o.later(e)
 	}
 }

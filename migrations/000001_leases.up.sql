@@ -985,6 +985,8 @@ BEGIN
   -- costs no other lease its renewal. Planning for the entries at hand would take longer than all
   -- the rest. The session decides what else a plan depends on: a Locker's session forbids scans of
   -- the whole table, because a setting for each call would cost time too.
+  --
+  -- A renewal makes no lease shorter: it may have been sent with a shorter ttl, and arrive late.
   CREATE OR REPLACE FUNCTION pgxlock_renew_batch(p_names text[], p_holders text[], p_tokens bigint[], p_ttls bigint[])
   RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
@@ -1010,7 +1012,7 @@ BEGIN
          FOR NO KEY UPDATE OF l SKIP LOCKED
     ), renewed AS (
       UPDATE distributed_locks l
-         SET expires_at = clock_timestamp() + k.ttl
+         SET expires_at = greatest(l.expires_at, clock_timestamp() + k.ttl)
         FROM locked k
        WHERE l.lock_name::text = k.name COLLATE "C"
       RETURNING k.n

@@ -486,7 +486,7 @@ BEGIN
          AND (g.token = coalesce(w.token, g.token) OR w.token >> 40 > g.token >> 40)
          AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint
     ), renewed AS (
-      UPDATE distributed_lock_shares s SET expires_at = clock_timestamp() + d.ttl
+      UPDATE distributed_lock_shares s SET expires_at = greatest(s.expires_at, clock_timestamp() + d.ttl)
         FROM due d WHERE s.lock_name::text = d.name COLLATE "C" AND s.holder_id::text = d.holder COLLATE "C"
       RETURNING d.name, s.expires_at
     ), latest AS MATERIALIZED (
@@ -513,6 +513,69 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]) IS
     'pgxlock, internal: renews shares. Returns for each entry, in order, renewed, gone (expired, released or taken over) '
     'or skipped (the group is being changed: try again).';
+
+  -- A Locker changes a lease, or a share, by two calls: the first one returns the version of the row, and
+  -- the second one names it. Each renewal makes a new version. So a change that arrives late, after one
+  -- that its holder has got an answer to, changes nothing: it could make the lease shorter.
+  CREATE OR REPLACE FUNCTION pgxlock_change_lease(p_name text, p_holder text, p_token bigint, p_shared boolean, p_version text,
+    p_ttl bigint, p_metadata text, OUT outcome text, OUT version text)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  DECLARE
+    v_metadata jsonb := p_metadata::jsonb;
+    v_ttl      interval := pgxlock_check_try(p_name, p_holder, p_ttl::float8 * interval '1 millisecond',
+                                             coalesce(v_metadata, jsonb '{}'));
+    v_group    bigint;
+    v_until    timestamptz;
+  BEGIN
+    outcome := 'gone';
+    IF p_shared THEN
+      SELECT s.xmin::text, l.fencing_token INTO version, v_group FROM distributed_lock_shares s, distributed_locks l
+       WHERE s.lock_name::text = p_name COLLATE "C"
+         AND s.holder_id::text = p_holder COLLATE "C"
+         AND l.lock_name::text = p_name COLLATE "C"
+         AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token
+         AND (s.fencing_token = p_token OR p_token >> 40 > s.fencing_token >> 40) AND s.expires_at > clock_timestamp();
+    ELSE
+      version := (SELECT l.xmin::text FROM distributed_locks l
+                   WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C"
+                     AND l.fencing_token = p_token AND l.expires_at > clock_timestamp());
+    END IF;
+    IF version IS NULL THEN
+      RETURN;
+    END IF;
+    outcome := 'skipped';
+    IF version IS DISTINCT FROM p_version COLLATE "C" THEN
+      RETURN;
+    END IF;
+    PERFORM pgxlock_durable(true);
+    PERFORM FROM distributed_locks l                    -- so that no writer of a share is there either
+      WHERE l.lock_name::text = p_name COLLATE "C" AND l.fencing_token = CASE WHEN p_shared THEN v_group ELSE p_token END
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+      RETURN;
+    END IF;
+    IF p_shared THEN
+      UPDATE distributed_lock_shares s SET expires_at = clock_timestamp() + v_ttl, metadata = coalesce(v_metadata, s.metadata)
+       WHERE s.lock_name::text = p_name COLLATE "C" AND s.holder_id::text = p_holder COLLATE "C"
+         AND s.xmin::text = p_version COLLATE "C" AND s.fencing_token = v_group AND s.expires_at > clock_timestamp()
+      RETURNING s.expires_at INTO v_until;
+      UPDATE distributed_locks l SET expires_at = CASE WHEN v_until >= l.expires_at THEN v_until ELSE (
+               SELECT max(s.expires_at) FROM distributed_lock_shares s
+                WHERE s.lock_name::text = p_name COLLATE "C" AND s.fencing_token = v_group) END
+       WHERE l.lock_name::text = p_name COLLATE "C" AND v_until IS NOT NULL;
+    ELSE
+      UPDATE distributed_locks l SET expires_at = clock_timestamp() + v_ttl, metadata = coalesce(v_metadata, l.metadata)
+       WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C"
+         AND l.xmin::text = p_version COLLATE "C" AND l.fencing_token = p_token AND l.expires_at > clock_timestamp();
+    END IF;
+    IF FOUND THEN
+      outcome := 'renewed';
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text) IS
+    'pgxlock, internal: renews a lease or a share with another ttl, in milliseconds, and other metadata unless that is NULL, '
+    'if its row still has p_version. Returns renewed, gone (expired, released or taken over) or skipped (the row has another '
+    'version, which is returned, or is locked), and never waits. In a transaction of its own.';
 
   CREATE OR REPLACE FUNCTION pgxlock_release_shares_batch(p_names text[], p_holders text[], p_tokens bigint[]) RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$

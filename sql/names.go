@@ -79,6 +79,7 @@ const (
 	LeaseAcquireOne      Name = "lease/acquire_one"
 	LeaseAcquirePermit   Name = "lease/acquire_permit"
 	LeaseAcquireShared   Name = "lease/acquire_shared"
+	LeaseChange          Name = "lease/change"
 	LeaseFence           Name = "lease/fence"
 	LeaseFenceShared     Name = "lease/fence_shared"
 	LeaseHolders         Name = "lease/holders"

@@ -41,6 +41,8 @@ package advisory
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -157,6 +159,11 @@ func (a *Locks) Renew(ctx context.Context, lock *hold.Hold) error {
 		return cmp.Or(lock.Err(), c.err)
 	}
 	return lock.Renewed(c.sent)
+}
+
+// Change implements [hold.Backend].
+func (a *Locks) Change(context.Context, *hold.Hold, time.Duration, *string) error {
+	return fmt.Errorf("an advisory lock has neither a TTL nor metadata of its own: %w", errors.ErrUnsupported)
 }
 
 // alive moves the deadlines of all locks. The session was alive at sent.

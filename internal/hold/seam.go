@@ -71,6 +71,10 @@ type Backend interface {
 	Drop(h *Hold, lost bool)
 	Renew(ctx context.Context, h *Hold) error
 
+	// Change renews the hold now, with another TTL unless ttl is 0, and other metadata unless
+	// that is nil.
+	Change(ctx context.Context, h *Hold, ttl time.Duration, metadata *string) error
+
 	// Release releases the lock. It returns ErrLost if it was taken away.
 	Release(h *Hold) error
 

@@ -29,11 +29,10 @@ type request struct {
 
 // Try implements [hold.Backend].
 func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
-	margin := time.Duration(float64(t.cfg.Margin) * float64(o.TTL) / float64(t.cfg.TTL))
 	requests := make([]*request, len(attempts))
 	for i := range attempts {
 		lock := attempts[i].Hold
-		lock.Holder, lock.TTL, lock.Margin = t.cfg.Owner+":"+rand.Text(), o.TTL, max(margin, 100*time.Millisecond)
+		lock.Holder, lock.TTL, lock.Margin = t.cfg.Owner+":"+rand.Text(), o.TTL, t.margin(o.TTL)
 		requests[i] = &request{lock: lock, permits: o.Permits, metadata: o.Metadata, Future: batcher.NewFuture()}
 		if !o.Turn.SkipQueue || o.Mode == hold.Shared { // a try for a shared lock must not pass waiters
 			requests[i].ticket = new(int64)

@@ -426,6 +426,60 @@ func holders(t *testing.T, locks *pgxlock.Locker) {
 	if none, err := locks.Holders(t.Context(), "k"); len(none) != 0 || err != nil {
 		t.Errorf("a released key: %v, %v", none, err)
 	}
+	changes(t, locks)
+}
+
+// What a lock was acquired with can change, and does not change that of others.
+func changes(t *testing.T, locks *pgxlock.Locker) {
+	supported := takes(t, locks, pgxlock.TTL(time.Hour)) && takes(t, locks, pgxlock.Metadata("any"))
+	for _, mode := range []pgxlock.Mode{pgxlock.Exclusive, pgxlock.Shared} {
+		key := mode.String()
+		lock := acquire(t, locks, key, mode)
+		other := lock
+		if mode == pgxlock.Shared {
+			other = acquire(t, locks, key, mode)
+		}
+		before, bounded := lock.Deadline()
+		if !supported {
+			is(t, "SetTTL", lock.SetTTL(t.Context(), time.Hour), errors.ErrUnsupported)
+			is(t, "SetMetadata", lock.SetMetadata(t.Context(), "any"), errors.ErrUnsupported)
+			is(t, "the lock", lock.Err(), nil)
+			continue
+		}
+		for _, ttl := range []time.Duration{2 * time.Hour, 30 * time.Minute} {
+			began := time.Now()
+			is(t, "SetMetadata", lock.SetMetadata(t.Context(), ttl.String()), nil)
+			is(t, "SetTTL", lock.SetTTL(t.Context(), ttl), nil)
+			if until, ok := lock.Deadline(); ok != bounded || bounded && (until.Sub(began) < ttl/2 || until.After(time.Now().Add(ttl))) {
+				t.Errorf("%s: the deadline is %s away with a TTL of %s", key, time.Until(until), ttl)
+			}
+			found, err := locks.Holders(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, h := range found {
+				if mine := h.ID == lock.Holder(); mine && h.Metadata != ttl.String() || !mine && h.Metadata != "" {
+					t.Errorf("%s: %+v", key, h)
+				}
+				if until, ok := lock.Deadline(); ok && h.ID == lock.Holder() && (h.Expires.Before(until) || h.Expires.After(time.Now().Add(ttl+time.Minute))) {
+					t.Errorf("%s: it expires at %s, with a TTL of %s and the deadline %s", key, h.Expires, ttl, until)
+				}
+			}
+		}
+		if until, _ := other.Deadline(); other != lock && until.Before(before) {
+			t.Errorf("another holder's deadline was %s, and is %s", before, until)
+		}
+		for _, wrong := range []time.Duration{0, -time.Hour, time.Millisecond} {
+			if err := lock.SetTTL(t.Context(), wrong); err == nil || lock.Err() != nil {
+				t.Errorf("a TTL of %s: %v, %v", wrong, err, lock.Err())
+			}
+		}
+		if err := lock.SetMetadata(t.Context(), "\xff"); err == nil || lock.Err() != nil {
+			t.Errorf("bad metadata: %v, %v", err, lock.Err())
+		}
+		is(t, "Release", lock.Release(t.Context()), nil)
+		is(t, "SetTTL of a released lock", lock.SetTTL(t.Context(), time.Hour), pgxlock.ErrReleased)
+	}
 }
 
 func badInput(t *testing.T, locks *pgxlock.Locker) {

@@ -41,6 +41,13 @@ type member struct {
 	since    time.Time
 }
 
+// describe sets the metadata, unless it is nil.
+func (m *member) describe(metadata *string) {
+	if metadata != nil {
+		_ = json.Unmarshal([]byte(*metadata), &m.metadata) // package pgxlock encoded it
+	}
+}
+
 // New returns Locks, of which queue hears when one is free.
 func New(clock clock.Clock, queue hold.LocalQueue) *Locks {
 	return &Locks{clock: clock, queue: queue, held: make(map[string]*entry)}
@@ -95,9 +102,7 @@ func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 		now := m.clock()
 		lock.Granted(h.token, now, now)
 		held := member{lock: lock, since: time.Now()}
-		if o.Metadata != nil {
-			_ = json.Unmarshal([]byte(*o.Metadata), &held.metadata) // this package encoded it
-		}
+		held.describe(o.Metadata)
 		h.locks = append(h.locks, held)
 	}
 }
@@ -144,6 +149,20 @@ func (m *Locks) Drop(*hold.Hold, bool) {}
 
 // Renew implements [hold.Backend].
 func (m *Locks) Renew(context.Context, *hold.Hold) error { return nil }
+
+// Change implements [hold.Backend].
+func (m *Locks) Change(_ context.Context, l *hold.Hold, _ time.Duration, metadata *string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.held[l.Key]; h != nil {
+		for i := range h.locks {
+			if h.locks[i].lock == l {
+				h.locks[i].describe(metadata)
+			}
+		}
+	}
+	return nil
+}
 
 // ID implements [hold.Backend].
 func (m *Locks) ID(*hold.Hold) string { return "" }

@@ -143,6 +143,12 @@ var oversized = map[string][]struct{ argument, call string }{
 	"pgxlock_reap_shares":      {{"p_limit", "pgxlock_reap_shares('1 h', 10001)"}},
 	"pgxlock_reap_limits":      {{"p_pages", "(pgxlock_reap_limits(0, 10001)).removed"}},
 
+	"pgxlock_change_lease": {
+		{"p_lock_name", "(pgxlock_change_lease(" + tooLong + ", 'A', 1, false, null, 1000, null)).outcome"},
+		{"p_holder_id", "(pgxlock_change_lease('k', " + tooLong + ", 1, false, null, 1000, null)).outcome"},
+		{"p_metadata", "(pgxlock_change_lease('k', 'A', 1, false, null, 1000, to_jsonb(repeat('m', 65537))::text)).outcome"},
+	},
+
 	"pgxlock_release_one":       nil, // looks the row up
 	"wake_lock_waiter":          nil, // looks the row up
 	"pgxlock_holders":           nil, // looks the row up
