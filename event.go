@@ -142,7 +142,7 @@ type Event struct {
 	Mode Mode
 
 	// Call numbers the calls of this process. All events of a call, and of the Locks that
-	// it returned, have its number: together with Key it identifies one Lock.
+	// it returned, have its number: together with Key and Permit it identifies one Lock.
 	Call uint64
 
 	// Token and Holder are [Lock.Token] and [Lock.Holder]. With EventBusy, and with

@@ -157,7 +157,8 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 		return nil, l.fail("acquire", key, err)
 	}
 	defer l.calls.End()
-	return l.acquire(ctx, key, false, nil, opts)
+	lock, _, err := l.acquire(ctx, key, false, nil, opts)
+	return lock, err
 }
 
 // TryAcquire is Acquire with [NoWait]: it tries once, and returns an error with
@@ -171,7 +172,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 		return nil, l.fail("acquire", key, err)
 	}
 	defer l.calls.End()
-	return l.acquire(ctx, key, false, []AcquireOption{NoWait}, opts)
+	lock, _, err := l.acquire(ctx, key, false, []AcquireOption{NoWait}, opts)
+	return lock, err
 }
 
 // Do acquires the lock, calls fn and releases the lock, also when fn panics. Most callers
@@ -204,7 +206,7 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 	if fn == nil {
 		return false, l.fail("acquire", key, errors.New("fn is nil"))
 	}
-	lock, err := l.acquire(ctx, key, true, defaults, opts)
+	lock, _, err := l.acquire(ctx, key, true, defaults, opts)
 	if err != nil {
 		return false, err
 	}

@@ -82,12 +82,15 @@ func (c *observedCall) failed(err error) {
 }
 
 // succeeded tells that the call returns locks.
-func (c *observedCall) succeeded(locks ...*Lock) {
+func (c *observedCall) succeeded(first *Lock, others ...*Lock) {
 	if c == nil {
 		return
 	}
 	c.locker.tell(c.ctx, c.now(EventWait))
-	for _, lock := range locks {
+	if first != nil {
+		c.acquired(first)
+	}
+	for _, lock := range others {
 		c.acquired(lock)
 	}
 }

@@ -101,34 +101,46 @@ func (s *server) Try(ctx context.Context, r hold.Request, attempts []hold.Attemp
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range attempts {
-		s.tryLocked(r, attempts[i:i+1], sent)
+	group := 1
+	if r.Permits > 0 {
+		group = len(attempts)
+	}
+	for each := range slices.Chunk(attempts, group) {
+		s.tryLocked(r, each, sent)
 	}
 }
 
-// tryLocked answers one attempt, in a slice. It does not pass on the caller's context, which may be
-// that of another lock with a mutex of its own.
-func (s *server) tryLocked(r hold.Request, attempt []hold.Attempt, sent time.Duration) {
-	h := attempt[0].Hold
-	if refusals := s.refusals[h.Key]; len(refusals) > 0 {
-		attempt[0].Err, s.refusals[h.Key] = refusals[0], refusals[1:]
+// tryLocked answers one attempt, or those for permits that are wanted together. It does not pass on the
+// caller's context, which may be that of another lock with a mutex of its own.
+func (s *server) tryLocked(r hold.Request, attempts []hold.Attempt, sent time.Duration) {
+	key, holder := attempts[0].Hold.Key, s.config.Owner+":"+rand.Text()
+	if refusals := s.refusals[key]; len(refusals) > 0 {
+		for i := range attempts {
+			attempts[i].Err = refusals[0]
+		}
+		s.refusals[key] = refusals[1:]
 		return
 	}
-	h.Holder, h.TTL, h.Margin = s.config.Owner+":"+rand.Text(), r.TTL, s.margin(r.TTL)
-	s.Locks.Try(context.Background(), r, attempt)
-	if busy, ok := errors.AsType[*hold.Busy](attempt[0].Err); ok {
+	for i := range attempts {
+		h := attempts[i].Hold
+		h.Holder, h.TTL, h.Margin = holder, r.TTL, s.margin(r.TTL)
+	}
+	s.Locks.Try(context.Background(), r, attempts)
+	if busy, ok := errors.AsType[*hold.Busy](attempts[0].Err); ok {
 		busy.Remaining = s.remainingLocked(busy.Holder)
 		return
 	}
-	now := s.host.Clock()
-	if !h.Granted(h.Token, sent, now) {
-		_ = s.Locks.Release(h)
-		attempt[0].Err = hold.ErrLateGrant
-		return
+	for i := range attempts {
+		h, now := attempts[i].Hold, s.host.Clock()
+		if !h.Granted(h.Token, sent, now) {
+			_ = s.Locks.Release(h)
+			attempts[i].Err = hold.ErrLateGrant
+			continue
+		}
+		l := &lease{until: now + h.TTL}
+		l.expiry = time.AfterFunc(h.TTL, func() { s.expired(h, l) })
+		s.leases[h] = l
 	}
-	l := &lease{until: now + h.TTL}
-	l.expiry = time.AfterFunc(h.TTL, func() { s.expired(h, l) })
-	s.leases[h] = l
 }
 
 // margin returns by how much the deadline of a hold is earlier than the end of its lease.

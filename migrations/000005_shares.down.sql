@@ -27,7 +27,7 @@ BEGIN
     pgxlock_release_shares_batch(text[], text[], bigint[]), pgxlock_share_holders(text),
     pgxlock_reap_shares(interval, integer), pgxlock_lock_group(text, boolean), pgxlock_share_pin(text, text),
     acquire_permit(varchar, varchar, integer, integer, jsonb),
-    pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[]);
+    pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[]);
   DROP TABLE distributed_lock_shares, pgxlock_semaphores;
 
   PERFORM pgxlock_migrate('removed'::text, 4, v_path);

@@ -743,7 +743,7 @@ BEGIN
     'assert_lock_held(). Each call acquires another permit.';
 
   CREATE OR REPLACE FUNCTION pgxlock_permit_batch(p_names text[], p_permits integer[], p_holders text[], p_ttls bigint[],
-    p_metadata text[], p_tickets bigint[])
+    p_metadata text[], p_tickets bigint[], p_wanted integer[] DEFAULT NULL)
   RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean, permit integer,
                  others integer)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -755,7 +755,12 @@ BEGIN
     v_walked   bigint[] := '{}'::bigint[];
     v_below    bigint;
     v_first    bigint;
-    v_tried    integer[];
+    v_wanted   integer;
+    v_tried    integer[];                   -- permits that other callers were acquiring
+    v_found    integer[];
+    v_names    text[];                      -- of the leases of these
+    v_holder   text;
+    v_tokens   bigint[];
     v_now      timestamptz;
   BEGIN
     PERFORM pgxlock_require(v_count <= 1000
@@ -766,6 +771,11 @@ BEGIN
                             AND pg_catalog.cardinality(p_tickets) = v_count,
                             'p_names must have at most 1000 elements, and every name needs permits, a holder, a ttl, '
                             'metadata and a ticket');
+    PERFORM pgxlock_require(p_wanted IS NULL
+                            OR pg_catalog.cardinality(p_wanted) = v_count
+                               AND (SELECT bool_and(w.wanted BETWEEN 1 AND w.permits) AND sum(w.wanted) <= 1000::bigint
+                                      FROM unnest(p_wanted, p_permits) w (wanted, permits)),
+                            'p_wanted must be 1 to the number of permits for every name, and at most 1000 in all');
     IF EXISTS (SELECT FROM unnest(p_names, p_permits) AS w (name, permits)
                 WHERE (w.permits BETWEEN 1 AND 10000
                        AND char_length(w.name) BETWEEN 1 AND 254 - char_length(w.permits::text)) IS NOT TRUE) THEN
@@ -787,36 +797,48 @@ BEGIN
       v_first := CASE WHEN v_below IS NOT NULL THEN pgxlock_first_ahead(0, v_queues[i], v_below) END;
       acquired := false; fencing_token := NULL; held_by := NULL; remaining_ms := NULL; permit := NULL;
       ahead := v_first IS NOT NULL;
-      v_tried := '{}';
-      WHILE NOT ahead AND NOT acquired AND pg_catalog.cardinality(v_tried) < 4 LOOP      -- after a lost race it tries another one
+      v_wanted := coalesce(p_wanted[i], 1);
+      v_tried := '{}'; v_found := NULL; v_tokens := NULL;
+      FOR attempt IN 1..4 LOOP                -- after a lost race it tries others
+        EXIT WHEN ahead;
         v_now := clock_timestamp();
-        -- From a random start, so that simultaneous callers do not all try the same one.
-        permit := (SELECT s.at % p_permits[i] + 1
+        -- From a random start, so that simultaneous callers do not all try the same ones.
+        v_found := ARRAY(SELECT s.at % p_permits[i] + 1
                      FROM (SELECT pg_catalog.floor(pg_catalog.random() * p_permits[i]::float8)::integer AS start OFFSET 0) f,
                           LATERAL generate_series(f.start, f.start + p_permits[i] - 1) s (at)
                     WHERE s.at % p_permits[i] + 1 <> ALL (v_tried)
                       AND NOT EXISTS (SELECT FROM distributed_locks l
                                        WHERE l.lock_name::text = (v_queues[i] || (s.at % p_permits[i] + 1)::text) COLLATE "C"
                                          AND l.expires_at > v_now OFFSET 0)
-                    LIMIT 1);
-        EXIT WHEN permit IS NULL;
-        v_tried := pg_catalog.array_append(v_tried, permit);
+                    LIMIT v_wanted);
+        EXIT WHEN pg_catalog.cardinality(v_found) < v_wanted;
+        v_names := ARRAY(SELECT v_queues[i] || f.permit::text
+                           FROM pg_catalog.unnest(v_found) WITH ORDINALITY f (permit, n) ORDER BY f.n);
         -- Under a unique holder id until the commit: another call for the same holder may have
         -- acquired this permit since it was read, and would be renewed.
-        SELECT t.acquired, t.fencing_token INTO acquired, fencing_token
-          FROM pgxlock_acquire_each(ARRAY[v_queues[i] || permit::text], ARRAY['permit ' || gen_random_uuid()::text],
-                                    ARRAY[p_ttls[i]], ARRAY[p_metadata[i]]) t;
-        IF acquired THEN
-          UPDATE distributed_locks l
-             SET holder_id = p_holders[i]
-           WHERE l.lock_name::text = (v_queues[i] || permit::text) COLLATE "C";
-        END IF;
+        v_holder := 'permit ' || gen_random_uuid()::text;
+        SELECT bool_and(t.acquired), pg_catalog.array_agg(t.fencing_token ORDER BY t.n),
+               pg_catalog.array_cat(v_tried, pg_catalog.array_agg(v_found[t.n] ORDER BY t.n) FILTER (WHERE NOT t.acquired))
+          INTO acquired, v_tokens, v_tried
+          FROM pgxlock_acquire_each(v_names, pg_catalog.array_fill(v_holder, ARRAY[v_wanted]),
+                                    pg_catalog.array_fill(p_ttls[i], ARRAY[v_wanted]),
+                                    pg_catalog.array_fill(p_metadata[i], ARRAY[v_wanted]))
+                 WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, n);
+        FOR j IN 1..v_wanted LOOP           -- one by one: a join could read the whole table
+          IF acquired THEN
+            UPDATE distributed_locks l SET holder_id = p_holders[i] WHERE l.lock_name::text = v_names[j] COLLATE "C";
+          ELSIF v_tokens[j] IS NOT NULL THEN
+            DELETE FROM distributed_locks l
+             WHERE l.lock_name::text = v_names[j] COLLATE "C" AND l.holder_id::text = v_holder COLLATE "C";
+          END IF;
+        END LOOP;
+        EXIT WHEN acquired;
       END LOOP;
       v_acquired := pg_catalog.array_append(v_acquired, acquired);
       v_walked := pg_catalog.array_append(v_walked, coalesce(v_first, v_below, 0::bigint));
 
       IF NOT acquired THEN                  -- the holder whose lease ends first unless renewed
-        permit := NULL;
+        v_found := NULL; v_tokens := NULL;
         v_now := clock_timestamp();
         SELECT l.holder,
                CASE WHEN isfinite(l.expires) THEN (date_part('epoch'::text, l.expires - v_now) * 1000::float8)::bigint END
@@ -849,15 +871,19 @@ BEGIN
              AND pg_try_advisory_xact_lock(pgxlock_key('semaphore', s.name));
         END IF;
       END IF;
-      RETURN NEXT;
+      FOR j IN 1..v_wanted LOOP
+        fencing_token := v_tokens[j]; permit := v_found[j];
+        RETURN NEXT;
+      END LOOP;
     END LOOP;
     IF EXISTS (SELECT FROM pg_catalog.unnest(p_tickets) t (ticket) WHERE t.ticket IS NOT NULL) THEN
       PERFORM pgxlock_settle_tickets(v_queues, p_tickets, v_acquired, v_walked);
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[]) IS
-    'pgxlock, internal: acquires a permit of each semaphore in turn; tickets as in pgxlock_acquire_batch(), in the queue '
-    'name#. permit: its number. others: the highest other number of permits that callers gave within a minute.';
+  COMMENT ON FUNCTION pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[]) IS
+    'pgxlock, internal: acquires a permit of each semaphore in turn, or p_wanted permits together or none, a row for each; '
+    'tickets as in pgxlock_acquire_batch(), in the queue name#. permit: its number. others: the '
+    'highest other number of permits that callers gave within a minute.';
 
   PERFORM pgxlock_migrate('made'::text, 5, v_path);
   IF v_new THEN

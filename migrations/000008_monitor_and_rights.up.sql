@@ -776,7 +776,7 @@ BEGIN
           "pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text)",
           "pgxlock_release_shares_batch(text[], text[], bigint[])", "pgxlock_step_downs(integer[], text[], text[])",
           "acquire_permit(varchar, varchar, integer, integer, jsonb)",
-          "pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[])",
+          "pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[])",
           "pgxlock_due_runs(text, interval, interval, text, integer, boolean, text)",
           "pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text, text)",
           "pgxlock_finish_run(text, timestamptz, text, text, text)", "start_run(text, interval, interval, text, text)",

@@ -38,6 +38,7 @@ type Request struct {
 	TTL      time.Duration
 	Metadata *string // JSON
 	Permits  int     // how many the semaphore has; 0: the request is for the lock itself
+	Together int     // how many of them are wanted, all or none
 	Turn     Turn
 }
 
@@ -62,7 +63,8 @@ type Tx interface {
 type Backend interface {
 	// Try asks once for each of the holds, in one go where all are free. The error of one is
 	// a *Busy if another caller has the lock, and the cause of ctx if the answer did not
-	// arrive before ctx ended; a grant that it still brings is released then.
+	// arrive before ctx ended; a grant that it still brings is released then. Permits are
+	// granted to all of the holds, or to none.
 	Try(ctx context.Context, r Request, attempts []Attempt)
 
 	// Keep renews the hold automatically until Drop, which is called with h.mu locked. Renew

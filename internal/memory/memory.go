@@ -41,6 +41,20 @@ type member struct {
 	since    time.Time
 }
 
+// permitsLocked returns the keys of a free permit for each of the attempts, if they are for permits, or
+// why there are too few.
+func (m *Locks) permitsLocked(o hold.Request, attempts []hold.Attempt) (free []string, busy error) {
+	for n := range o.Permits {
+		key := lockkey.Permit(attempts[0].Hold.Key, n+1)
+		if h := m.held[key]; h != nil {
+			busy = &hold.Busy{Holder: h.locks[0].lock.Holder, Here: true}
+		} else if free = append(free, key); len(free) == len(attempts) {
+			return free, nil
+		}
+	}
+	return nil, busy
+}
+
 // describe sets the metadata, unless it is nil.
 func (m *member) describe(metadata *string) {
 	if metadata != nil {
@@ -72,18 +86,19 @@ func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	free, busy := m.permitsLocked(o, attempts)
 	for i := range attempts {
 		lock := attempts[i].Hold
 		key := lock.Key
-		if ended != nil {
+		switch {
+		case ended != nil:
 			attempts[i].Err = ended
 			continue
-		}
-		queue := key
-		for n := range o.Permits {
-			if key = lockkey.Permit(queue, n+1); m.held[key] == nil {
-				break
-			}
+		case busy != nil:
+			attempts[i].Err = busy
+			continue
+		case free != nil:
+			key = free[i]
 		}
 		h := m.held[key]
 		if h != nil && (h.mode == hold.Exclusive || o.Mode == hold.Exclusive) {
