@@ -51,6 +51,7 @@ func (k Kind) String() string {
 type Locker struct {
 	kind    Kind
 	ttl     time.Duration // of a lease, unless a call asks for another
+	space   string        // the namespace of its keys; "": none
 	backend hold.Backend
 	holds   hold.Group
 	backoff func(attempt int) time.Duration
@@ -96,7 +97,7 @@ func (l *Locker) use(b hold.Backend) { l.backend, l.holds.Backend = b, b }
 // name returns which lock a key names.
 func (l *Locker) name(key string) lockkey.Name {
 	if l.kind == KindAdvisory {
-		return lockkey.Name{ID: lockkey.Identify(key)}
+		return lockkey.Name{ID: lockkey.IdentifyIn(l.space, key)}
 	}
 	return lockkey.Name{Key: key}
 }
@@ -104,7 +105,7 @@ func (l *Locker) name(key string) lockkey.Name {
 // check returns what is wrong with a key.
 func (l *Locker) check(key string) error {
 	if l.kind == KindAdvisory {
-		return lockkey.CheckAdvisory(key)
+		return lockkey.CheckAdvisory(lockkey.In(l.space, key))
 	}
 	return lockkey.Check(key)
 }

@@ -1291,6 +1291,14 @@ BEGIN
     'The bigint key of a name for PostgreSQL''s advisory lock functions. The first 8 bytes, big endian, of the SHA-256 of '
     'its UTF-8 form. The same in every database encoding and in Go (AdvisoryID).';
 
+  CREATE OR REPLACE FUNCTION advisory_lock_key_in(p_namespace text, p_name text) RETURNS bigint
+  LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+  RETURN ('x' || encode(substr(sha256(convert_to(p_namespace, 'UTF8'::name) || decode('00', 'hex')
+                                      || convert_to(p_name, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint;
+  COMMENT ON FUNCTION advisory_lock_key_in(text, text) IS
+    'As advisory_lock_key(), in a namespace. It hashes the namespace, a zero byte and the name: so it is '
+    'that of no name in another namespace or in none. The same in Go (Namespace).';
+
   -- The highest 24 bits of pgxlock's own advisory keys are a mark, so that the views and the Monitor
   -- recognise them. Its last bit is set in the keys that a session holds for as long as it lives, and
   -- clear in the keys of a moment: guards, pins, cleaners and the lock of migrations, held until a

@@ -60,6 +60,7 @@ import (
 // filled in.
 type Config struct {
 	Owner, Schema string
+	Namespace     string        // of the keys; "": none
 	TTL           time.Duration // not positive: there is no bound
 	MaxLocks      int           // 0: a part of the server's lock table, at most defaultMaxLocks
 	Tokens        bool

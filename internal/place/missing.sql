@@ -14,7 +14,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (1, 'table', 'distributed_locks pgxlock_epoch pgxlock_migrations pgxlock_since_crash'),
          (1, 'view', 'lock_leases'),
          (1, 'sequence', 'pgxlock_tokens'),
-         (1, 'function', 'acquire_lock/4 advisory_lock_key/1 assert_lock_held/4 extend_lock/3
+         (1, 'function', 'acquire_lock/4 advisory_lock_key/1 advisory_lock_key_in/2 assert_lock_held/4 extend_lock/3
                           pgxlock_acquire_each/4 pgxlock_check/2 pgxlock_check_code/1 pgxlock_check_primary/1
                           pgxlock_check_read_committed/1 pgxlock_check_try/4 pgxlock_check_unused/0 pgxlock_durable/1
                           pgxlock_holders/1 pgxlock_is_own_key/2 pgxlock_key/2 pgxlock_migrate/3 pgxlock_next_tokens/1
@@ -27,7 +27,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
                           pgxlock_lock_timeout/1 purge_claims/2'),
          (3, 'table', 'pgxlock_advisory_locks pgxlock_names'),
          (3, 'function', 'assert_advisory_lock_held/4 pgxlock_advisory_batch/3 pgxlock_advisory_call/2
-                          pgxlock_advisory_pin/3 pgxlock_clear_advisory/1 pgxlock_publish_names/1
+                          pgxlock_advisory_pin/3 pgxlock_clear_advisory/1 pgxlock_publish_names/2
                           pgxlock_reap_advisory/2 pgxlock_session_key/1'),
          (4, 'table', 'pgxlock_waiters'),
          (4, 'sequence', 'pgxlock_tickets'),

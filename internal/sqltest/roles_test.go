@@ -59,6 +59,7 @@ var everything = []struct {
 	{"lock_tx('k')", "true", "application", "monitoring administration none"},
 	{"claim_once('k')", "true", "application", ""},
 	{"advisory_lock_key('invoice:42')", "6688477336110245193", "application monitoring administration", "none"},
+	{"advisory_lock_key_in('billing', 'invoice:42')", "1572001551135567388", "application monitoring administration", "none"},
 	{"pgxlock_version() >= 6", "true", "application monitoring administration", "none"},
 	{"(select count(*) from pgxlock_acquire_batch('{batch}', '{me}', '{1000}', '{null}', '{null}'))", "1", "application", ""},
 	{"(select token is not null from pgxlock_acquire_one('batch', 'me', 1000, null, null))", "true", "application", ""},
