@@ -167,6 +167,8 @@ func (s *fakeServer) Change(_ context.Context, h *hold.Hold, ttl time.Duration, 
 	return h.Changed(ttl, testMargin, s.clock())
 }
 
+func (s *fakeServer) Share(_, _ *hold.Hold) error { return errors.ErrUnsupported }
+
 func (s *fakeServer) Release(*hold.Hold) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

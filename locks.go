@@ -56,7 +56,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	a.begin(only)
 	defer a.end()
 	for _, key := range keys {
-		if err := l.mayWait(ctx, key); err != nil {
+		if err := l.mayWait(ctx, key, a.options.Mode); err != nil {
 			return nil, a.failed(key, err)
 		}
 	}

@@ -120,7 +120,7 @@ type Metadata string
 // Mode says which other locks on the key a lock excludes: [Exclusive], the default, all of
 // them; [Shared], the exclusive ones. A shared request waits behind an exclusive request
 // that came before it, so that writers are not starved; a shared request that does not wait
-// is refused. No lock changes its mode.
+// is refused. [Lock.Downgrade] makes an exclusive lock a shared one.
 //
 // Callers that share a lease have one fencing token together, which is greater than the
 // token of the exclusive holder before. A caller that is refused the exclusive lease finds

@@ -85,7 +85,7 @@ func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, o
 
 // one acquires one lock, or the permits that the call wants together, and waits for them if need be.
 func (a *acquisition) one(key string, inDo bool) ([]tried, error) {
-	if err := a.locker.mayWait(a.caller, key); err != nil {
+	if err := a.locker.mayWait(a.caller, key, a.options.Mode); err != nil {
 		return nil, err
 	}
 	if err := a.join(key); err != nil {
@@ -262,23 +262,20 @@ func (l *Locker) collect(o *options, opts ...[]AcquireOption) error {
 	return nil
 }
 
-// mayWait returns an error if a wait under ctx cannot succeed.
-func (l *Locker) mayWait(ctx context.Context, key string) error {
+// mayWait returns an error if a wait for the key, in that mode, under ctx cannot succeed: ctx may come
+// from a lock on the key that is still held.
+func (l *Locker) mayWait(ctx context.Context, key string, mode hold.Mode) error {
 	if ctx.Err() != nil {
 		return lockerr.ContextError(ctx)
 	}
-	if l.holdsKey(ctx, key) {
-		return fmt.Errorf("%w: this context already holds the key", ErrDeadlock)
-	}
-	return nil
-}
-
-// holdsKey reports whether ctx comes from a lock on this key that is still held.
-func (l *Locker) holdsKey(ctx context.Context, key string) bool {
 	for h := range hold.HeldBy(ctx) {
-		if h.Group() == &l.holds && h.Queue == l.name(key) && h.Err() == nil {
-			return true
+		switch {
+		case h.Group() != &l.holds || h.Queue != l.name(key) || h.Err() != nil:
+		case h.Mode == hold.Shared && mode == hold.Exclusive:
+			return fmt.Errorf("%w: this context holds the key shared, and two upgrades would wait for each other for ever; acquire it exclusively from the start, or release it first", ErrDeadlock)
+		default:
+			return fmt.Errorf("%w: this context already holds the key", ErrDeadlock)
 		}
 	}
-	return false
+	return nil
 }

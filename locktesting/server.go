@@ -131,16 +131,23 @@ func (s *server) tryLocked(r hold.Request, attempts []hold.Attempt, sent time.Du
 		return
 	}
 	for i := range attempts {
-		h, now := attempts[i].Hold, s.host.Clock()
-		if !h.Granted(h.Token, sent, now) {
+		if h := attempts[i].Hold; !s.grantedLocked(h, sent) {
 			_ = s.Locks.Release(h)
 			attempts[i].Err = hold.ErrLateGrant
-			continue
 		}
-		l := &lease{until: now + h.TTL}
-		l.expiry = time.AfterFunc(h.TTL, func() { s.expired(h, l) })
-		s.leases[h] = l
 	}
+}
+
+// grantedLocked makes the lease of a hold that has its key, unless the answer is late.
+func (s *server) grantedLocked(h *hold.Hold, sent time.Duration) bool {
+	now := s.host.Clock()
+	if !h.Granted(h.Token, sent, now) {
+		return false
+	}
+	l := &lease{until: now + h.TTL}
+	l.expiry = time.AfterFunc(h.TTL, func() { s.expired(h, l) })
+	s.leases[h] = l
+	return true
 }
 
 // margin returns by how much the deadline of a hold is earlier than the end of its lease.
@@ -297,6 +304,31 @@ func (s *server) Release(h *hold.Hold) error {
 		return fmt.Errorf("the lease was not released and will expire: %w", err)
 	}
 	s.Discard(h)
+	return nil
+}
+
+// Share implements [hold.Backend].
+func (s *server) Share(from, to *hold.Hold) error {
+	sent := s.host.Clock()
+	if err := s.answer(context.Background(), dbconn.Timeout, nil); err != nil {
+		return fmt.Errorf("the lease was not released and will expire: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.leases[from]
+	if old == nil {
+		return &hold.LostError{Why: hold.ErrTakenAway}
+	}
+	to.Holder, to.TTL, to.Margin = s.config.Owner+":"+rand.Text(), from.TTL, from.Margin
+	delete(s.leases, from)
+	old.stopLocked()
+	if err := s.Locks.Share(from, to); err != nil {
+		return err
+	}
+	if !s.grantedLocked(to, sent) {
+		_ = s.Locks.Release(to)
+		return hold.ErrLateGrant
+	}
 	return nil
 }
 

@@ -22,6 +22,7 @@ BEGIN
     release_shared_lock(varchar, varchar), release_all_locks(varchar), pgxlock_release_share(text, text, bigint, boolean),
     assert_shared_lock_held(varchar, varchar, bigint, boolean),
     pgxlock_share_each(text[], text[], bigint[], text[]),
+    pgxlock_share_held(text, text, bigint, text, bigint),
     pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text),
     pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]),
     pgxlock_release_shares_batch(text[], text[], bigint[]), pgxlock_share_holders(text),

@@ -514,6 +514,55 @@ BEGIN
     'pgxlock, internal: renews shares. Returns for each entry, in order, renewed, gone (expired, released or taken over) '
     'or skipped (the group is being changed: try again).';
 
+  -- The lease becomes a group with one share, in one transaction. It needs the pin: a transaction that
+  -- asserted the lease may write as if it were alone.
+  CREATE OR REPLACE FUNCTION pgxlock_share_held(p_name text, p_holder text, p_token bigint, p_sharer text, p_ttl bigint)
+  RETURNS text
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  DECLARE
+    v_ttl   interval := pgxlock_check_try(p_name, p_sharer, p_ttl::float8 * interval '1 millisecond', jsonb '{}');
+    v_until timestamptz;
+  BEGIN
+    PERFORM pgxlock_check('p_holder_id', p_holder);
+    PERFORM FROM distributed_lock_shares s, distributed_locks l
+      WHERE s.lock_name::text = p_name COLLATE "C" AND s.holder_id::text = p_sharer COLLATE "C" AND s.fencing_token = p_token
+        AND l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = p_token
+        AND s.expires_at > clock_timestamp();
+    IF FOUND THEN
+      RETURN 'shared';                      -- by an attempt whose answer was lost
+    END IF;
+    PERFORM FROM distributed_locks l
+      WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C" AND l.fencing_token = p_token
+        AND l.expires_at > clock_timestamp();
+    IF NOT FOUND THEN
+      RETURN 'gone';
+    END IF;
+    PERFORM pgxlock_durable(false);
+    IF NOT pg_try_advisory_xact_lock(pgxlock_key('pin', p_name)) THEN
+      RETURN 'skipped';
+    END IF;
+    PERFORM FROM distributed_locks l
+      WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C" AND l.fencing_token = p_token
+        AND l.expires_at > clock_timestamp()
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+      RETURN 'skipped';
+    END IF;
+    DELETE FROM distributed_lock_shares s WHERE s.lock_name::text = p_name COLLATE "C";      -- leftovers of earlier groups
+    v_until := clock_timestamp() + v_ttl;
+    INSERT INTO distributed_lock_shares (lock_name, holder_id, fencing_token, acquired_at, expires_at, metadata)
+    SELECT p_name, p_sharer, p_token, v_until - v_ttl, v_until, l.metadata
+      FROM distributed_locks l
+     WHERE l.lock_name::text = p_name COLLATE "C";
+    UPDATE distributed_locks l SET holder_id = '*shared', expires_at = v_until, metadata = jsonb '{}'
+     WHERE l.lock_name::text = p_name COLLATE "C";
+    RETURN 'shared';
+  END $$;
+  COMMENT ON FUNCTION pgxlock_share_held(text, text, bigint, text, bigint) IS
+    'pgxlock, internal: makes a lease that p_holder holds exclusively a share of p_sharer, with the same token. Returns shared, '
+    'gone (expired, released or taken over) or skipped (a transaction asserted it, or its row is locked: try again). In a '
+    'transaction of its own.';
+
   -- A Locker changes a lease, or a share, by two calls: the first one returns the version of the row, and
   -- the second one names it. Each renewal makes a new version. So a change that arrives late, after one
   -- that its holder has got an answer to, changes nothing: it could make the lease shorter.

@@ -774,6 +774,7 @@ BEGIN
           "acquire_shared_lock(varchar, varchar, integer, jsonb)", "extend_shared_lock(varchar, varchar, integer)",
           "assert_shared_lock_held(varchar, varchar, bigint, boolean)",
           "pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[])",
+          "pgxlock_share_held(text, text, bigint, text, bigint)",
           "pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text)",
           "pgxlock_release_shares_batch(text[], text[], bigint[])", "pgxlock_step_downs(integer[], text[], text[])",
           "acquire_permit(varchar, varchar, integer, integer, jsonb)",

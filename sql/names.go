@@ -92,6 +92,7 @@ const (
 	LeaseReleaseShared   Name = "lease/release_shared"
 	LeaseRenew           Name = "lease/renew"
 	LeaseRenewShared     Name = "lease/renew_shared"
+	LeaseShareHeld       Name = "lease/share_held"
 )
 
 // In monitor/.

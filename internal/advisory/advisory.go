@@ -167,6 +167,11 @@ func (a *Locks) Change(context.Context, *hold.Hold, time.Duration, *string) erro
 	return fmt.Errorf("an advisory lock has neither a TTL nor metadata of its own: %w", errors.ErrUnsupported)
 }
 
+// Share implements [hold.Backend].
+func (a *Locks) Share(_, _ *hold.Hold) error {
+	return fmt.Errorf("an advisory lock cannot become shared: %w", errors.ErrUnsupported)
+}
+
 // alive moves the deadlines of all locks. The session was alive at sent.
 func (a *Locks) alive(sent time.Duration) {
 	for _, lock := range a.all() {

@@ -80,6 +80,11 @@ type Backend interface {
 	// Release releases the lock. It returns ErrLost if it was taken away.
 	Release(h *Hold) error
 
+	// Share makes another hold, which shares the lock, of one that has ended and had it exclusively:
+	// there is no moment in which a third could acquire it exclusively. If it fails, nothing of
+	// both is left.
+	Share(from, to *Hold) error
+
 	// Discard removes, in the background, what may be left of the hold.
 	Discard(h *Hold)
 

@@ -154,6 +154,21 @@ func (m *Locks) Release(l *hold.Hold) error {
 	return nil
 }
 
+// Share implements [hold.Backend].
+func (m *Locks) Share(from, to *hold.Hold) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := m.held[from.Key]
+	if to.Holder == "" {
+		to.Holder = "memory:" + rand.Text()
+	}
+	now := m.clock()
+	to.Granted(h.token, now, now)
+	h.mode, h.locks = hold.Shared, []member{{lock: to, metadata: h.locks[0].metadata, since: time.Now()}}
+	m.queue.Freed(from.Queue)
+	return nil
+}
+
 // A lock in memory is never lost, so that nothing renews it.
 
 // Keep implements [hold.Backend].

@@ -42,7 +42,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (5, 'function', 'acquire_permit/5 acquire_shared_lock/4 assert_shared_lock_held/4 extend_shared_lock/3
                           pgxlock_change_lease/7 pgxlock_lock_group/2 pgxlock_permit_batch/7 pgxlock_reap_shares/2
                           pgxlock_release_share/4 pgxlock_release_shares_batch/3
-                          pgxlock_renew_shares_batch/4 pgxlock_share_each/4 pgxlock_share_holders/1
+                          pgxlock_renew_shares_batch/4 pgxlock_share_each/4 pgxlock_share_held/5 pgxlock_share_holders/1
                           pgxlock_share_pin/2 release_all_locks/1 release_shared_lock/2 try_acquire_shared_lock/4'),
          (6, 'table', 'pgxlock_runs'),
          (6, 'function', 'finish_run/3 forget_run/2 list_runs/2 pgxlock_due_runs/7 pgxlock_finish_run/5 pgxlock_run_near/7 pgxlock_slot/5

@@ -148,6 +148,11 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"p_holder_id", "(pgxlock_change_lease('k', " + tooLong + ", 1, false, null, 1000, null)).outcome"},
 		{"p_metadata", "(pgxlock_change_lease('k', 'A', 1, false, null, 1000, to_jsonb(repeat('m', 65537))::text)).outcome"},
 	},
+	"pgxlock_share_held": {
+		{"p_lock_name", "pgxlock_share_held(" + tooLong + ", 'A', 1, 'B', 1000)"},
+		{"p_holder_id", "pgxlock_share_held('k', " + tooLong + ", 1, 'B', 1000)"},
+		{"p_holder_id", "pgxlock_share_held('k', 'A', 1, " + tooLong + ", 1000)"},
+	},
 
 	"pgxlock_release_one":       nil, // looks the row up
 	"wake_lock_waiter":          nil, // looks the row up

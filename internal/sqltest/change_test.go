@@ -94,3 +94,44 @@ func TestChangeOfAShareKeepsTheOthersOfItsGroup(t *testing.T) {
 	d.begin(readCommitted).want("assert_shared_lock_held('k', 'A') > 0", "true") // a fence is in no change's way
 	d.want(change, "renewed")
 }
+
+func TestLeaseBecomesAShareWithoutAGap(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	share := func(token int64) string { return fmt.Sprintf("pgxlock_share_held('k', 'A', %d, 'B', 60000)", token) }
+	d.want("acquire_lock('k', 'A', 600, '{\"why\": 1}')", "true")
+	token := d.number("select fencing_token from distributed_locks")
+
+	// A transaction that asserted the lease may write as if it were alone.
+	writer := d.begin(readCommitted)
+	writer.want("assert_lock_held('k', 'A') > 0", "true")
+	d.want(share(token), "skipped")
+	writer.commit()
+	d.want(share(token+1), "gone")
+	renewing := d.begin(readCommitted)
+	renewing.want("extend_lock('k', 'A')", "true")
+	d.want(share(token), "skipped")
+	renewing.rollback()
+
+	// Until it commits, others see the exclusive lease, and from then on the group.
+	other := d.begin(readCommitted)
+	other.want(share(token), "shared")
+	d.want("acquire_lock('k', 'C')", "false")
+	d.want("acquire_shared_lock('k', 'C')", "false")
+	other.commit()
+	d.want("acquire_lock('k', 'C')", "false")
+	d.want("acquire_shared_lock('k', 'C')", "true")
+	d.want("select string_agg(concat_ws(' ', holder_id, fencing_token = (select fencing_token from distributed_locks), metadata), ',' order by holder_id) from distributed_lock_shares", `B t {"why": 1},C t {}`)
+	d.want(share(token), "shared") // once more, because the answer was lost
+	d.want("assert_shared_lock_held('k', 'B') = "+fmt.Sprint(token), "true")
+	writer.begin(readCommitted)
+	writer.want("assert_lock_held('k', 'A')", "LK001")
+	writer.rollback()
+	d.want("release_shared_lock('k', 'B')", "true")
+	d.want(share(token), "gone")
+	d.want("release_shared_lock('k', 'C')", "true")
+	d.want("acquire_lock('k', 'D')", "true")
+	d.want(fmt.Sprintf("pgxlock_share_held('k', 'D', %d, '*shared', 60000)", token), "22023")
+	d.want(fmt.Sprintf("pgxlock_share_held('k', 'D', %d, 'B', 0)", token), "22023")
+}
