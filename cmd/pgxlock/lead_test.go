@@ -209,6 +209,16 @@ func TestHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T)
 	}
 	refuses(l.file, "is that of another leader; give each its own")
 	dir := t.TempDir()
+	made, err := (&healthFile{path: filepath.Join(dir, "new")}).make()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := made.Stat(); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("before it is locked, others can open it: %v, %v", info, err)
+	}
+	if err := errors.Join(made.Close(), os.Remove(made.Name())); err != nil {
+		t.Error(err)
+	}
 	mine := filepath.Join(dir, "mine")
 	if err := os.WriteFile(mine, []byte(`{"key": "my own"}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -231,8 +241,8 @@ func TestHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T)
 			t.Fatal(err)
 		}
 		defer read.Close()
-		if err := syscall.Flock(int(read.Fd()), syscall.LOCK_EX); err != nil {
-			t.Error(err)
+		if err := syscall.Flock(int(read.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			t.Fatalf("%s is locked with flock: %v", path, err)
 		}
 		if err := syscall.FcntlFlock(read.Fd(), syscall.F_SETLK, &syscall.Flock_t{Type: syscall.F_RDLCK}); (err == nil) != (path == stale) {
 			t.Errorf("%s: a lock against reading: %v", path, err)

@@ -14,7 +14,7 @@ import (
 )
 
 // reference holds, by name, the pages that describe the functions for users: docs/sql.md, which
-// lists them, and docs/sql-*.md, which have an entry for each.
+// has the rules, and docs/sql-*.md, which have an entry for each, and list them.
 func reference(t *testing.T) map[string]string {
 	t.Helper()
 	paths, err := filepath.Glob("../../docs/sql*.md")
@@ -177,7 +177,7 @@ func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
 	t.Parallel()
 	d := installAsIs(t)
 	documented := entries(t)
-	index := page(t, "sql.md")
+	index := page(t, objectsPage)
 	results, err := d.conn.PgConn().Exec(t.Context(), `
 		select p.proname, regexp_replace(pg_get_function_arguments(p.oid), '::[a-z]+', '', 'g'), pg_get_function_result(p.oid)
 		  from pg_proc p where p.pronamespace = current_schema()::regnamespace
@@ -204,7 +204,7 @@ func TestDocumentSignaturesAreThoseOfTheFunctions(t *testing.T) {
 			t.Errorf("%s has no example that calls %s", e.page, name)
 		}
 		if link := fmt.Sprintf("[%s](%s#%[1]s)", name, e.page); !strings.Contains(index, link) {
-			t.Errorf("docs/sql.md has no link %s", link)
+			t.Errorf("docs/%s has no link %s", objectsPage, link)
 		}
 	}
 	for name, e := range documented {
@@ -229,8 +229,8 @@ func TestDocumentColumnsAreThoseOfTheViews(t *testing.T) {
 			t.Errorf("no page has an entry for %s", view)
 			continue
 		}
-		if !strings.Contains(page(t, "sql.md"), "["+view+"]("+e.page+"#"+view+")") {
-			t.Errorf("docs/sql.md has no link to %s", view)
+		if !strings.Contains(page(t, objectsPage), "["+view+"]("+e.page+"#"+view+")") {
+			t.Errorf("docs/%s has no link to %s", objectsPage, view)
 		}
 		if view == "lock_leases" || view == "lock_shares" { // whose columns are those of the tables
 			continue
