@@ -52,8 +52,8 @@ func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error)
 		return nil, &Error{Op: "new", Kind: KindAdvisory, Err: err}
 	}
 	l := newLocker(KindAdvisory, clock.System, c.Backoff, c.Logger)
-	l.observe = c.Observe
-	a := advisory.New(pool.Config(), advisory.Config{Owner: c.Owner, Schema: c.Schema, TTL: c.TTL, MaxLocks: c.MaxLocks, Tokens: c.Tokens, SessionPooler: c.SessionPooler})
+	l.observe, l.space = c.Observe, string(c.Namespace)
+	a := advisory.New(pool.Config(), advisory.Config{Owner: c.Owner, Schema: c.Schema, Namespace: l.space, TTL: c.TTL, MaxLocks: c.MaxLocks, Tokens: c.Tokens, SessionPooler: c.SessionPooler})
 	l.connect(waitqueue.Server{Owner: c.Owner, Place: a.Installation(), Runner: a, Dialer: a.Dialer(), Session: a})
 	l.use(a)
 	a.Use(l.host())
@@ -93,6 +93,10 @@ type AdvisoryConfig struct {
 	// processes wait. Without the migrations, waiters poll. To name it is to trust its
 	// owner, see [LeaseConfig]. Default: as there, if there is such a schema.
 	Schema string
+
+	// Namespace keeps the locks apart from those of other applications and tenants. Default:
+	// none. A Locker with one refuses a [RawKey].
+	Namespace Namespace
 
 	// SessionPooler declares that the pooler between the program and the server is in
 	// session mode, which the Locker cannot detect for certain. If the pooler turns out to
@@ -137,6 +141,11 @@ func (c *AdvisoryConfig) withDefaults() (AdvisoryConfig, error) {
 	if err := place.CheckName(cfg.Schema); err != nil {
 		return cfg, fmt.Errorf("AdvisoryConfig.Schema %.80q %w", cfg.Schema, err)
 	}
+	if cfg.Namespace != "" {
+		if err := lockkey.CheckNamespace(string(cfg.Namespace)); err != nil {
+			return cfg, fmt.Errorf("AdvisoryConfig.Namespace is %.80q: %w", cfg.Namespace, err)
+		}
+	}
 	var err error
 	if cfg.Owner, err = lockkey.Owner("AdvisoryConfig", cfg.Owner); err != nil {
 		return cfg, err
@@ -154,9 +163,21 @@ func (c *AdvisoryConfig) withDefaults() (AdvisoryConfig, error) {
 //
 // See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 //
-// For a [RawKey] it returns the number itself, for a [RawKey2] a<<32 | b, where b is taken
+// For a key of a [Namespace] it returns the number of the lock in it; for a [RawKey] it returns the number itself, for a [RawKey2] a<<32 | b, where b is taken
 // as unsigned.
 func AdvisoryID(key string) int64 { return lockkey.Identify(key).Number }
+
+// Namespace keeps the advisory locks of one application or tenant apart from those of others
+// in the database: as [AdvisoryConfig.Namespace], and as an option of [LockTx]. A key in
+// another namespace, or in none, is another lock. A namespace has 1 to 63 characters, none of
+// them "/". In SQL, advisory_lock_key_in(namespace, key) returns the number of a lock. It keeps
+// apart programs that use it, and is no protection from a role that locks numbers.
+type Namespace string
+
+// Key returns the key that names the lock of key in the namespace to calls without one:
+// [AdvisoryID], a filter of package monitor, a Locker without a namespace. Operators see it as
+// @billing/invoice:42.
+func (n Namespace) Key(key string) string { return lockkey.In(string(n), key) }
 
 // RawKey names the advisory lock with this number, for programs that already have
 // numbers for their locks. Lockers of [NewAdvisoryLocker] and [LockTx] accept it, because

@@ -82,7 +82,7 @@ const (
 //
 // Each call for a lock emits at most one EventBusy, then one EventWait, and then, if it
 // succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll,
-// Do, TryDo and DoTx, those of a [Semaphore], and each campaign of Lead. A call that is
+// Do, TryDo and DoTx, those of a [Semaphore], Downgrade, and each campaign of Lead. A call that is
 // refused for its arguments or because the Locker is closed emits nothing. After
 // EventAcquired a Lock emits any number of EventRenewed, and finally one EventLost or
 // EventReleased, whatever ends it. So the number of EventBusy, minus the number of
@@ -142,7 +142,7 @@ type Event struct {
 	Mode Mode
 
 	// Call numbers the calls of this process. All events of a call, and of the Locks that
-	// it returned, have its number: together with Key it identifies one Lock.
+	// it returned, have its number: together with Key and Permit it identifies one Lock.
 	Call uint64
 
 	// Token and Holder are [Lock.Token] and [Lock.Holder]. With EventBusy, and with

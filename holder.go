@@ -15,7 +15,8 @@ import (
 // [Locker.Holders] returns those of one key, and package monitor those of a database.
 type Holder struct {
 	// Key is the key as people write it. Raw: it is the number of an advisory lock, #42 or
-	// #4,2, which a [RawKey] names; [Holder.LockKey] returns that RawKey.
+	// #4,2, which a [RawKey] names, or a name in a [Namespace], @billing/invoice:42;
+	// [Holder.LockKey] returns the key for calls.
 	Key string
 	Raw bool `json:",omitzero"`
 
@@ -56,7 +57,8 @@ type Holder struct {
 	EvictedBy, EvictionReason string
 }
 
-// LockKey returns the key with which calls name the lock: Key, or the [RawKey] of its number.
+// LockKey returns the key with which calls name the lock: Key, the [RawKey] of its number, or
+// the key of its [Namespace].
 func (h Holder) LockKey() string { return lockkey.Join(h.Key, h.Raw) }
 
 // String says who holds which lock, and as much of the rest as is known.

@@ -114,6 +114,33 @@ func (l *Lock) Renew(ctx context.Context) error {
 	return l.fail("renew", l.locker.backend.Renew(ctx, &l.hold))
 }
 
+// SetTTL renews the lock, and makes each renewal from now on last for ttl, as the option [TTL]
+// would have. It returns nil if the lock is held for ttl from now, and ErrLost if it was too
+// late. After any other error the lock is held for its TTL as before; a request that got no
+// answer may have made the lease shorter until the next renewal, so that [Lock.Deadline] is
+// that of the shorter TTL until then. An advisory lock has the TTL of its session: the error
+// matches [errors.ErrUnsupported].
+func (l *Lock) SetTTL(ctx context.Context, ttl time.Duration) error { return l.change(ctx, TTL(ttl)) }
+
+// SetMetadata renews the lock, and replaces its [Metadata]. The errors are those of
+// [Lock.SetTTL]; without an answer, the metadata is the new or the old one.
+func (l *Lock) SetMetadata(ctx context.Context, metadata string) error {
+	return l.change(ctx, Metadata(metadata))
+}
+
+// change makes a held lock as if it had been acquired with the option.
+func (l *Lock) change(ctx context.Context, opt AcquireOption) error {
+	err := missing(ctx, l)
+	var o options
+	if err == nil {
+		err = cmp.Or(l.locker.collect(&o, []AcquireOption{opt}), l.Err())
+	}
+	if err != nil {
+		return l.fail("change", err)
+	}
+	return l.fail("change", l.locker.backend.Change(ctx, &l.hold, o.TTL, o.Metadata))
+}
+
 // Fence protects tx from a late holder. Call it first, at the top level of the transaction
 // that writes under the lock. If it returns nil, nobody can take over the lock until the
 // transaction has ended, however long this process is frozen and whatever expires
@@ -178,12 +205,59 @@ func (l *Lock) Release(ctx context.Context) error {
 	case l == nil:
 		return l.fail("release", err)
 	case err != nil: // callers of a deferred Release seldom check its error
-		return cmp.Or(l.end(context.Background(), ErrReleased), l.fail("release", err))
+		return cmp.Or(l.end(context.Background(), ErrReleased, l.sendRelease), l.fail("release", err))
 	}
-	return l.end(ctx, ErrReleased)
+	return l.end(ctx, ErrReleased, l.sendRelease)
 }
 
-func (l *Lock) end(ctx context.Context, why error) error {
+func (l *Lock) sendRelease() error { return l.locker.backend.Release(&l.hold) }
+
+// Downgrade releases an exclusive lease, as [Lock.Release] does, and returns a Lock that shares
+// it, with the same token. Nobody can acquire it exclusively in between, while callers that share
+// it may join. After an error nothing is held. A shared lock is not upgraded, because two that
+// wait for each other to leave would wait for ever: Acquire of an exclusive lock under its
+// context fails with [ErrDeadlock]. For an advisory lock, and for a permit, the error matches
+// [errors.ErrUnsupported], and the lock is as before.
+func (l *Lock) Downgrade(ctx context.Context) (*Lock, error) {
+	if err := cmp.Or(missing(ctx, l), l.Err()); err != nil {
+		return nil, l.fail("downgrade", err)
+	}
+	if err := l.locker.begin(ctx); err != nil {
+		return nil, l.fail("downgrade", err)
+	}
+	defer l.locker.calls.End()
+	switch {
+	case l.hold.Mode == hold.Shared:
+		return nil, l.fail("downgrade", errors.New("the lock is shared already"))
+	case l.locker.kind == KindAdvisory || l.hold.Key != l.hold.Queue.Key:
+		return nil, l.fail("downgrade", fmt.Errorf("only a lease that is no permit can be shared: %w", errors.ErrUnsupported))
+	}
+	o := l.locker.options()
+	o.Mode = hold.Shared
+	observed := l.locker.observeCall(ctx, l.hold.Key, &o)
+	shared := l.locker.newLock(l.hold.Key)
+	shared.hold.Mode = hold.Shared
+	downgraded := false
+	err := l.end(ctx, ErrReleased, func() error {
+		downgraded = true
+		return l.locker.backend.Share(&l.hold, &shared.hold)
+	})
+	switch {
+	case err == nil && !downgraded:
+		err = l.fail("downgrade", ErrReleased)
+	case err == nil:
+		err = l.fail("downgrade", shared.admit(false))
+	}
+	if err != nil {
+		observed.failed(err)
+		return nil, err
+	}
+	observed.succeeded(shared)
+	return shared, nil
+}
+
+// end ends the hold, and releases the lock.
+func (l *Lock) end(ctx context.Context, why error, release func() error) error {
 	l.release.Do(func() {
 		lost := l.hold.End(why)
 		observed := l.observed.Load() // not before the end: a call that returns the Lock looks for the end behind this
@@ -192,7 +266,7 @@ func (l *Lock) end(ctx context.Context, why error) error {
 			l.locker.backend.Discard(&l.hold) // its row may still exist
 			l.released = l.fail("release", lost)
 		} else {
-			l.released = l.fail("release", l.locker.backend.Release(&l.hold))
+			l.released = l.fail("release", release())
 		}
 		observed.released(ctx, event, l.released)
 	})
@@ -219,7 +293,7 @@ func (l *Lock) admit(inDo bool) error {
 		err = ErrClosed
 	}
 	if err != nil {
-		_ = l.end(context.Background(), ErrClosed)
+		_ = l.end(context.Background(), ErrClosed, l.sendRelease)
 	}
 	return err
 }
@@ -233,7 +307,7 @@ func (o *lockOwner) Close(ctx context.Context) error {
 	if l.inDo { // still in use: no other caller may have it before it expires
 		return nil
 	}
-	return l.end(ctx, ErrClosed)
+	return l.end(ctx, ErrClosed, l.sendRelease)
 }
 
 // Ended implements [hold.Owner].
@@ -249,7 +323,7 @@ func (o *lockOwner) Ended(why error, until time.Duration) error {
 // Renewed implements [hold.Owner].
 func (o *lockOwner) Renewed(err error) {
 	l := (*Lock)(o)
-	l.observed.Load().renewed(l.fail("renew", err))
+	l.observed.Load().renewed(l.hold.TTL, l.fail("renew", err))
 }
 
 func (l *Lock) fail(op string, err error) error {

@@ -51,6 +51,7 @@ func (k Kind) String() string {
 type Locker struct {
 	kind    Kind
 	ttl     time.Duration // of a lease, unless a call asks for another
+	space   string        // the namespace of its keys; "": none
 	backend hold.Backend
 	holds   hold.Group
 	backoff func(attempt int) time.Duration
@@ -96,7 +97,7 @@ func (l *Locker) use(b hold.Backend) { l.backend, l.holds.Backend = b, b }
 // name returns which lock a key names.
 func (l *Locker) name(key string) lockkey.Name {
 	if l.kind == KindAdvisory {
-		return lockkey.Name{ID: lockkey.Identify(key)}
+		return lockkey.Name{ID: lockkey.IdentifyIn(l.space, key)}
 	}
 	return lockkey.Name{Key: key}
 }
@@ -104,7 +105,7 @@ func (l *Locker) name(key string) lockkey.Name {
 // check returns what is wrong with a key.
 func (l *Locker) check(key string) error {
 	if l.kind == KindAdvisory {
-		return lockkey.CheckAdvisory(key)
+		return lockkey.CheckAdvisory(lockkey.In(l.space, key))
 	}
 	return lockkey.Check(key)
 }
@@ -157,7 +158,8 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 		return nil, l.fail("acquire", key, err)
 	}
 	defer l.calls.End()
-	return l.acquire(ctx, key, false, nil, opts)
+	lock, _, err := l.acquire(ctx, key, false, nil, opts)
+	return lock, err
 }
 
 // TryAcquire is Acquire with [NoWait]: it tries once, and returns an error with
@@ -171,7 +173,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 		return nil, l.fail("acquire", key, err)
 	}
 	defer l.calls.End()
-	return l.acquire(ctx, key, false, []AcquireOption{NoWait}, opts)
+	lock, _, err := l.acquire(ctx, key, false, []AcquireOption{NoWait}, opts)
+	return lock, err
 }
 
 // Do acquires the lock, calls fn and releases the lock, also when fn panics. Most callers
@@ -204,7 +207,7 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 	if fn == nil {
 		return false, l.fail("acquire", key, errors.New("fn is nil"))
 	}
-	lock, err := l.acquire(ctx, key, true, defaults, opts)
+	lock, _, err := l.acquire(ctx, key, true, defaults, opts)
 	if err != nil {
 		return false, err
 	}

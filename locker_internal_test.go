@@ -163,6 +163,12 @@ func (s *fakeServer) Renew(_ context.Context, h *hold.Hold) error {
 	return h.Renewed(s.clock())
 }
 
+func (s *fakeServer) Change(_ context.Context, h *hold.Hold, ttl time.Duration, _ *string) error {
+	return h.Changed(ttl, testMargin, s.clock())
+}
+
+func (s *fakeServer) Share(_, _ *hold.Hold) error { return errors.ErrUnsupported }
+
 func (s *fakeServer) Release(*hold.Hold) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,8 @@ import (
 )
 
 // Locks are acquired together, all or none, and are used and released together. They are in
-// the order in which every call takes them: sorted by key, or by number for advisory locks.
+// the order in which every call takes them: sorted by key, or by number for advisory locks;
+// permits of [Semaphore.AcquireN] in any order.
 type Locks []*Lock
 
 // AcquireAll acquires a lock on each of the keys, or none. It returns when it holds all of
@@ -55,14 +56,14 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	a.begin(only)
 	defer a.end()
 	for _, key := range keys {
-		if err := l.mayWait(ctx, key); err != nil {
+		if err := l.mayWait(ctx, key, a.options.Mode); err != nil {
 			return nil, a.failed(key, err)
 		}
 	}
 	for {
 		locks, key, err := a.gather(keys)
 		if err == nil {
-			a.observed.succeeded(locks...)
+			a.observed.succeeded(nil, locks...)
 			return locks, nil
 		}
 		a.Leave()

@@ -82,12 +82,15 @@ func (c *observedCall) failed(err error) {
 }
 
 // succeeded tells that the call returns locks.
-func (c *observedCall) succeeded(locks ...*Lock) {
+func (c *observedCall) succeeded(first *Lock, others ...*Lock) {
 	if c == nil {
 		return
 	}
 	c.locker.tell(c.ctx, c.now(EventWait))
-	for _, lock := range locks {
+	if first != nil {
+		c.acquired(first)
+	}
+	for _, lock := range others {
 		c.acquired(lock)
 	}
 }
@@ -151,11 +154,14 @@ func (o *observedLock) now(op EventOp) Event {
 	return e
 }
 
-// renewed tells that a renewal succeeded, or not.
-func (o *observedLock) renewed(err error) {
+// renewed tells that a renewal succeeded, or not. ttl is what the lock had until then.
+func (o *observedLock) renewed(ttl time.Duration, err error) {
 	if o != nil {
 		e := o.now(EventRenewed)
 		e.Err = err
+		if e.TTL > 0 {
+			e.TTL = ttl
+		}
 		o.later(e)
 	}
 }

@@ -422,7 +422,7 @@ func TestEventsAreNotMadeWithoutAnObserver(t *testing.T) {
 		c.succeeded(lock)
 		observed := lock.observed.Load()
 		event := observed.now(EventReleased)
-		observed.renewed(err)
+		observed.renewed(0, err)
 		observed.lost(err, time.Hour)
 		observed.released(ctx, event, err)
 	})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/hold"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
 )
 
@@ -51,7 +52,7 @@ type DoSQLTxOption interface {
 }
 
 // A LockTxOption is an option of [LockTx], [LockAllTx], [LockSQLTx] and [LockAllSQLTx]:
-// [MaxWait], [Mode], [AllowStaleSnapshot] or [Observe].
+// [MaxWait], [Mode], [Namespace], [AllowStaleSnapshot] or [Observe].
 type LockTxOption interface {
 	option
 	forLockTx()
@@ -86,6 +87,7 @@ func (Mode) forLockTx()               {}
 func (TxOptions) forDoTx()            {}
 func (Retries) forDoSQLTx()           {}
 func (Retries) forDoTx()              {}
+func (Namespace) forLockTx()          {}
 func (AllowStaleSnapshot) forLockTx() {}
 func (Observe) forLockTx()            {}
 func (Observe) forClaimTx()           {}
@@ -118,7 +120,7 @@ type Metadata string
 // Mode says which other locks on the key a lock excludes: [Exclusive], the default, all of
 // them; [Shared], the exclusive ones. A shared request waits behind an exclusive request
 // that came before it, so that writers are not starved; a shared request that does not wait
-// is refused. No lock changes its mode.
+// is refused. [Lock.Downgrade] makes an exclusive lock a shared one.
 //
 // Callers that share a lease have one fencing token together, which is greater than the
 // token of the exclusive holder before. A caller that is refused the exclusive lease finds
@@ -160,6 +162,7 @@ type options struct {
 	bounded       bool // the wait, by maxWait
 	maxWait       time.Duration
 	schema        string
+	namespace     string
 	staleSnapshot bool
 	retention     *time.Duration // nil: unlimited
 	retries       int
@@ -204,6 +207,11 @@ func (s Schema) apply(o *options) error {
 		return fmt.Errorf("Schema %.80q %w", o.schema, err)
 	}
 	return nil
+}
+
+func (n Namespace) apply(o *options) error {
+	o.namespace = string(n)
+	return lockkey.CheckNamespace(o.namespace)
 }
 
 func (r Retention) apply(o *options) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 )
 
@@ -19,18 +20,22 @@ import (
 // concurrent use and ends with its Locker. The zero value is not usable.
 type Semaphore struct {
 	locker  *Locker
-	permits permits
+	permits int
 }
 
 // maxPermits is how many permits a semaphore may have: who asks for one may have to look
 // at each.
 const maxPermits = 10_000
 
-// permits is the option that asks for one of so many locks.
-type permits int
+// maxTogether is how many permits a call may acquire: each takes advisory locks of the server until
+// the commit.
+const maxTogether = batcher.MaxRequests
+
+// permits is the option that asks for some of so many locks together.
+type permits struct{ of, together int }
 
 func (p permits) apply(o *options) error {
-	o.Permits = int(p)
+	o.Permits, o.Together = p.of, p.together
 	return nil
 }
 
@@ -60,10 +65,10 @@ func (l *Locker) Semaphore(n int) (*Semaphore, error) {
 	switch {
 	case n < 1 || n > maxPermits:
 		return nil, l.fail("new", "", fmt.Errorf("a semaphore has 1 to %d permits, and not %d", maxPermits, n))
-	case !l.takes(permits(n)):
+	case !l.takes(permits{}):
 		return nil, l.fail("new", "", fmt.Errorf("this kind of Locker has no semaphores; use NewLeaseLocker: %w", errors.ErrUnsupported))
 	}
-	return &Semaphore{l, permits(n)}, nil
+	return &Semaphore{l, n}, nil
 }
 
 // Permits returns the number of permits.
@@ -71,25 +76,56 @@ func (s *Semaphore) Permits() int {
 	if s == nil {
 		return 0
 	}
-	return int(s.permits)
+	return s.permits
 }
 
 // Acquire is [Locker.Acquire] for one of the permits. Waiters are served first come, first
 // served, as with Locker.Acquire.
 func (s *Semaphore) Acquire(ctx context.Context, key string, opts ...PermitOption) (*Lock, error) {
-	return s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (*Lock, error) { return s.locker.Acquire(ctx, queue, opts...) })
+	return ofPermits(ctx, s, key, 1, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
+		return s.locker.Acquire(ctx, queue, opts...)
+	})
 }
 
-// TryAcquire is [Locker.TryAcquire] for one of the permits.
+// TryAcquire is [Locker.TryAcquire] for one of the permits, but does not pass waiters.
 func (s *Semaphore) TryAcquire(ctx context.Context, key string, opts ...PermitOption) (*Lock, error) {
-	return s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
+	return ofPermits(ctx, s, key, 1, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
 		return s.locker.TryAcquire(ctx, queue, opts...)
+	})
+}
+
+// AcquireN acquires n permits together, or none: 1 to [Semaphore.Permits], at most 256. It waits
+// in the queue of Acquire until n are free at once. Waiters behind it wait as well, even if
+// there are permits enough for them, so that smaller requests do not starve a larger one. Use
+// it where work needs several permits: callers that acquire them one by one can end up waiting
+// for each other for ever.
+func (s *Semaphore) AcquireN(ctx context.Context, key string, n int, opts ...PermitOption) (Locks, error) {
+	return s.acquireN(ctx, key, n, nil, opts)
+}
+
+// TryAcquireN is [Semaphore.TryAcquire] for n permits together, as of [Semaphore.AcquireN].
+func (s *Semaphore) TryAcquireN(ctx context.Context, key string, n int, opts ...PermitOption) (Locks, error) {
+	return s.acquireN(ctx, key, n, []AcquireOption{NoWait}, opts)
+}
+
+func (s *Semaphore) acquireN(ctx context.Context, key string, n int, defaults []AcquireOption, opts []PermitOption) (Locks, error) {
+	return ofPermits(ctx, s, key, n, opts, func(queue string, opts []AcquireOption) (Locks, error) {
+		l := s.locker
+		if err := l.begin(ctx); err != nil {
+			return nil, l.fail("acquire", queue, err)
+		}
+		defer l.calls.End()
+		lock, rest, err := l.acquire(ctx, queue, false, defaults, opts)
+		if err != nil {
+			return nil, err
+		}
+		return append(Locks{lock}, rest...), nil
 	})
 }
 
 // Do is [Locker.Do] with one of the permits.
 func (s *Semaphore) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...PermitOption) error {
-	_, err := s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
+	_, err := ofPermits(ctx, s, key, 1, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
 		return nil, s.locker.Do(ctx, queue, fn, opts...)
 	})
 	return err
@@ -97,26 +133,27 @@ func (s *Semaphore) Do(ctx context.Context, key string, fn func(context.Context,
 
 // TryDo is [Locker.TryDo] with one of the permits.
 func (s *Semaphore) TryDo(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...PermitOption) (ran bool, err error) {
-	_, err = s.one(ctx, key, opts, func(queue string, opts []AcquireOption) (_ *Lock, err error) {
-		ran, err = s.locker.TryDo(ctx, queue, fn, opts...)
-		return nil, err
+	return ofPermits(ctx, s, key, 1, opts, func(queue string, opts []AcquireOption) (bool, error) {
+		return s.locker.TryDo(ctx, queue, fn, opts...)
 	})
-	return ran, err
 }
 
-// one makes a call for one of the permits.
-func (s *Semaphore) one(ctx context.Context, key string, opts []PermitOption, call func(queue string, opts []AcquireOption) (*Lock, error)) (*Lock, error) {
+// ofPermits makes a call for some of the permits.
+func ofPermits[T any](ctx context.Context, s *Semaphore, key string, together int, opts []PermitOption, call func(queue string, opts []AcquireOption) (T, error)) (got T, err error) {
 	if err := missing(ctx, s); err != nil {
-		return nil, fail("acquire", key, 0, err)
+		return got, fail("acquire", key, 0, err)
 	}
 	if err := s.check(key); err != nil {
-		return nil, s.locker.fail("acquire", key, err)
+		return got, s.locker.fail("acquire", key, err)
 	}
-	lock, err := call(key+lockkey.PermitMark, acquireOptions(opts, s.permits))
+	if most := min(s.permits, maxTogether); together < 1 || together > most {
+		return got, s.locker.fail("acquire", key, fmt.Errorf("a call acquires 1 to %d of the %d permits, and not %d", most, s.permits, together))
+	}
+	got, err = call(key+lockkey.PermitMark, acquireOptions(opts, permits{s.permits, together}))
 	if e, ok := err.(*Error); ok && e.Key == key+lockkey.PermitMark { //nolint:errorlint // what fn returned stays what it is
 		e.Key = key
 	}
-	return lock, err
+	return got, err
 }
 
 // acquireOptions returns the options of an acquire that are opts and those that follow.
@@ -144,7 +181,7 @@ func (s *Semaphore) Holders(ctx context.Context, key string) ([]Holder, error) {
 }
 
 func (s *Semaphore) check(key string) error {
-	most := lockkey.Permit(key+lockkey.PermitMark, int(s.permits))
+	most := lockkey.Permit(key+lockkey.PermitMark, s.permits)
 	if err := s.locker.check(key); err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package pgxlock
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -88,8 +87,11 @@ func lockTx(ctx context.Context, tx usertx.Tx, keys []string, opts []LockTxOptio
 		return errNilTx
 	}
 	var o options
-	ids, err := advisoryIDs(keys)
-	if err := cmp.Or(collect(&o, opts), err); err != nil || len(ids) == 0 {
+	if err := collect(&o, opts); err != nil {
+		return err
+	}
+	ids, err := advisoryIDs(o.namespace, keys)
+	if err != nil || len(ids) == 0 {
 		return err
 	}
 	e := Event{Op: EventTxLock, Kind: KindAdvisory, N: len(ids)}
@@ -171,16 +173,16 @@ func milliseconds(wait time.Duration) int64 {
 
 // advisoryIDs returns the locks that the keys name, in order and without
 // repetition.
-func advisoryIDs(keys []string) ([]lockkey.ID, error) {
+func advisoryIDs(namespace string, keys []string) ([]lockkey.ID, error) {
 	var ids []lockkey.ID
 	for _, key := range keys {
-		if err := lockkey.CheckAdvisory(key); err != nil {
+		if err := lockkey.CheckAdvisory(lockkey.In(namespace, key)); err != nil {
 			if len(keys) > 1 {
 				err = fmt.Errorf("key %s: %w", lockkey.Shown(key), err)
 			}
 			return nil, err
 		}
-		ids = append(ids, lockkey.Identify(key))
+		ids = append(ids, lockkey.IdentifyIn(namespace, key))
 	}
 	slices.SortFunc(ids, lockkey.ID.Compare)
 	return slices.Compact(ids), nil

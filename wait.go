@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
@@ -61,40 +62,47 @@ func (a *acquisition) begin(key string) {
 }
 
 // acquire implements Acquire, TryAcquire and the first half of Do. The caller's opts override
-// defaults.
-func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []AcquireOption) (*Lock, error) {
+// defaults. Of permits that are acquired together it returns the first and the others.
+func (l *Locker) acquire(ctx context.Context, key string, inDo bool, defaults, opts []AcquireOption) (lock *Lock, others Locks, err error) {
 	a := l.newAcquisition(ctx)
 	if err := cmp.Or(l.collect(&a.options, defaults, opts), l.check(key)); err != nil {
-		return nil, l.fail("acquire", key, err)
+		return nil, nil, l.fail("acquire", key, err)
 	}
 	a.begin(key)
 	defer a.end()
-	lock, err := a.one(key, inDo)
+	got, err := a.one(key, inDo)
 	if err != nil {
-		return nil, a.failed(key, err)
+		return nil, nil, a.failed(key, err)
 	}
-	a.observed.succeeded(lock)
+	lock = got[0].lock
+	for _, other := range got[1:] {
+		others = append(others, other.lock)
+	}
+	a.observed.succeeded(lock, others...)
 	a.reusable = a.unshared()
-	return lock, nil
+	return lock, others, nil
 }
 
-// one acquires one lock, and waits for it if need be.
-func (a *acquisition) one(key string, inDo bool) (*Lock, error) {
-	if err := a.locker.mayWait(a.caller, key); err != nil {
+// one acquires one lock, or the permits that the call wants together, and waits for them if need be.
+func (a *acquisition) one(key string, inDo bool) ([]tried, error) {
+	if err := a.locker.mayWait(a.caller, key, a.options.Mode); err != nil {
 		return nil, err
 	}
 	if err := a.join(key); err != nil {
 		return nil, err
 	}
+	keys := []string{key}
+	if n := a.options.Together; n > 1 {
+		keys = slices.Repeat(keys, n)
+	}
 	for {
-		_, err := a.behindWriter([]string{key})
+		_, err := a.behindWriter(keys[:1])
 		if err == nil {
-			got := a.try([]string{key}, inDo)[0]
-			if got.err == nil {
+			got := a.try(keys, inDo)
+			if err = a.allOrNone(got); err == nil {
 				a.Granted()
-				return got.lock, nil
+				return got, nil
 			}
-			err = got.err
 		}
 		if err := a.wait(key, err); err != nil {
 			return nil, err
@@ -154,6 +162,24 @@ func (a *acquisition) try(keys []string, inDo bool) []tried {
 		}
 	}
 	return all
+}
+
+// allOrNone returns the first error of a try, and releases what it got besides: a lock may be lost
+// before the try has returned.
+func (a *acquisition) allOrNone(got []tried) error {
+	i := slices.IndexFunc(got, func(one tried) bool { return one.err != nil })
+	if i < 0 {
+		return nil
+	}
+	err := got[i].err
+	var held Locks
+	for _, one := range got {
+		if one.err == nil {
+			held = append(held, one.lock)
+		}
+	}
+	a.giveUp(held)
+	return err
 }
 
 // grantLost returns why the lock was lost before the call could return it.
@@ -236,23 +262,20 @@ func (l *Locker) collect(o *options, opts ...[]AcquireOption) error {
 	return nil
 }
 
-// mayWait returns an error if a wait under ctx cannot succeed.
-func (l *Locker) mayWait(ctx context.Context, key string) error {
+// mayWait returns an error if a wait for the key, in that mode, under ctx cannot succeed: ctx may come
+// from a lock on the key that is still held.
+func (l *Locker) mayWait(ctx context.Context, key string, mode hold.Mode) error {
 	if ctx.Err() != nil {
 		return lockerr.ContextError(ctx)
 	}
-	if l.holdsKey(ctx, key) {
-		return fmt.Errorf("%w: this context already holds the key", ErrDeadlock)
-	}
-	return nil
-}
-
-// holdsKey reports whether ctx comes from a lock on this key that is still held.
-func (l *Locker) holdsKey(ctx context.Context, key string) bool {
 	for h := range hold.HeldBy(ctx) {
-		if h.Group() == &l.holds && h.Queue == l.name(key) && h.Err() == nil {
-			return true
+		switch {
+		case h.Group() != &l.holds || h.Queue != l.name(key) || h.Err() != nil:
+		case h.Mode == hold.Shared && mode == hold.Exclusive:
+			return fmt.Errorf("%w: this context holds the key shared, and two upgrades would wait for each other for ever; acquire it exclusively from the start, or release it first", ErrDeadlock)
+		default:
+			return fmt.Errorf("%w: this context already holds the key", ErrDeadlock)
 		}
 	}
-	return false
+	return nil
 }

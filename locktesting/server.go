@@ -26,12 +26,14 @@ import (
 // of a Locker that renews them. The locks in memory say which requests are granted; the server
 // adds that leases expire, and does what a Control says.
 //
-// Lock order: Hold.mu, then server.mu, then those of the locks in memory. A hold that its caller
+// Lock order: server.renewal, Hold.mu, then server.mu, then those of the locks in memory. A hold that its caller
 // does not have yet is locked under server.mu, as package memory does.
 type server struct {
 	*memory.Locks
 	host   hold.Host
 	config memory.Lease
+
+	renewal sync.Mutex // held from a renewal until its hold knows of it; before all others
 
 	living   context.Context // ends with Close: then nothing is renewed
 	end      context.CancelFunc
@@ -99,35 +101,58 @@ func (s *server) Try(ctx context.Context, r hold.Request, attempts []hold.Attemp
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range attempts {
-		s.tryLocked(r, attempts[i:i+1], sent)
+	group := 1
+	if r.Permits > 0 {
+		group = len(attempts)
+	}
+	for each := range slices.Chunk(attempts, group) {
+		s.tryLocked(r, each, sent)
 	}
 }
 
-// tryLocked answers one attempt, in a slice. It does not pass on the caller's context, which may be
-// that of another lock with a mutex of its own.
-func (s *server) tryLocked(r hold.Request, attempt []hold.Attempt, sent time.Duration) {
-	h := attempt[0].Hold
-	if refusals := s.refusals[h.Key]; len(refusals) > 0 {
-		attempt[0].Err, s.refusals[h.Key] = refusals[0], refusals[1:]
+// tryLocked answers one attempt, or those for permits that are wanted together. It does not pass on the
+// caller's context, which may be that of another lock with a mutex of its own.
+func (s *server) tryLocked(r hold.Request, attempts []hold.Attempt, sent time.Duration) {
+	key, holder := attempts[0].Hold.Key, s.config.Owner+":"+rand.Text()
+	if refusals := s.refusals[key]; len(refusals) > 0 {
+		for i := range attempts {
+			attempts[i].Err = refusals[0]
+		}
+		s.refusals[key] = refusals[1:]
 		return
 	}
-	margin := time.Duration(float64(s.config.Margin) * float64(r.TTL) / float64(s.config.TTL))
-	h.Holder, h.TTL, h.Margin = s.config.Owner+":"+rand.Text(), r.TTL, max(margin, 100*time.Millisecond)
-	s.Locks.Try(context.Background(), r, attempt)
-	if busy, ok := errors.AsType[*hold.Busy](attempt[0].Err); ok {
+	for i := range attempts {
+		h := attempts[i].Hold
+		h.Holder, h.TTL, h.Margin = holder, r.TTL, s.margin(r.TTL)
+	}
+	s.Locks.Try(context.Background(), r, attempts)
+	if busy, ok := errors.AsType[*hold.Busy](attempts[0].Err); ok {
 		busy.Remaining = s.remainingLocked(busy.Holder)
 		return
 	}
+	for i := range attempts {
+		if h := attempts[i].Hold; !s.grantedLocked(h, sent) {
+			_ = s.Locks.Release(h)
+			attempts[i].Err = hold.ErrLateGrant
+		}
+	}
+}
+
+// grantedLocked makes the lease of a hold that has its key, unless the answer is late.
+func (s *server) grantedLocked(h *hold.Hold, sent time.Duration) bool {
 	now := s.host.Clock()
 	if !h.Granted(h.Token, sent, now) {
-		_ = s.Locks.Release(h)
-		attempt[0].Err = hold.ErrLateGrant
-		return
+		return false
 	}
 	l := &lease{until: now + h.TTL}
 	l.expiry = time.AfterFunc(h.TTL, func() { s.expired(h, l) })
 	s.leases[h] = l
+	return true
+}
+
+// margin returns by how much the deadline of a hold is earlier than the end of its lease.
+func (s *server) margin(ttl time.Duration) time.Duration {
+	return max(time.Duration(float64(s.config.Margin)*float64(ttl)/float64(s.config.TTL)), 100*time.Millisecond)
 }
 
 // remainingLocked returns how long the lease of a holder lasts; 0: it is another process.
@@ -189,23 +214,24 @@ func (s *server) Keep(h *hold.Hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l := s.leases[h]; l != nil && s.living.Err() == nil {
-		l.renewal = time.AfterFunc(s.interval(h), func() { s.renewing.Run(func() { s.keepAlive(h, l) }) })
+		l.renewal = time.AfterFunc(s.interval(h.TTL), func() { s.renewing.Run(func() { s.keepAlive(h, l) }) })
 	}
 }
 
-// interval returns how often a hold is renewed.
-func (s *server) interval(h *hold.Hold) time.Duration {
-	if h.TTL == s.config.TTL {
+// interval returns how often a hold with that TTL is renewed.
+func (s *server) interval(ttl time.Duration) time.Duration {
+	if ttl == s.config.TTL {
 		return s.config.Renew
 	}
-	return h.TTL / 3
+	return ttl / 3
 }
 
 // keepAlive renews a hold, and again after the interval, or sooner if it was not renewed.
 func (s *server) keepAlive(h *hold.Hold, l *lease) {
-	next := s.interval(h)
-	if err := s.renew(s.living, h); err != nil {
-		next = min(h.TTL/20, time.Second) // leaves time for several attempts before the deadline
+	err := s.renew(s.living, h, 0, nil)
+	next := s.interval(h.Lasts())
+	if err != nil {
+		next = min(h.Lasts()/20, time.Second) // leaves time for several attempts before the deadline
 		if h.Err() == nil && s.living.Err() == nil {
 			s.host.Log.Warn("pgxlock: renewal failed", "leases", 1, "error", err)
 		}
@@ -230,30 +256,44 @@ func (s *server) Drop(h *hold.Hold, _ bool) {
 }
 
 // Renew implements [hold.Backend].
-func (s *server) Renew(ctx context.Context, h *hold.Hold) error { return s.renew(ctx, h) }
+func (s *server) Renew(ctx context.Context, h *hold.Hold) error { return s.renew(ctx, h, 0, nil) }
+
+// Change implements [hold.Backend].
+func (s *server) Change(ctx context.Context, h *hold.Hold, ttl time.Duration, metadata *string) error {
+	return s.renew(ctx, h, ttl, metadata)
+}
 
 // errExpire is why renewals fail after Control.Expire.
 var errExpire = fmt.Errorf("%w: Control.Expire makes renewals fail", pgxlock.ErrUnavailable)
 
-func (s *server) renew(ctx context.Context, h *hold.Hold) error {
+// renew renews a hold, with another TTL unless ttl is 0, and other metadata unless that is nil.
+func (s *server) renew(ctx context.Context, h *hold.Hold, ttl time.Duration, metadata *string) error {
 	sent := s.host.Clock()
-	err := s.answer(ctx, min(dbconn.Timeout, h.TTL/2), nil)
+	err := s.answer(ctx, min(dbconn.Timeout, h.Lasts()/2), nil)
 	if ctx.Err() != nil {
 		return lockerr.ContextError(ctx)
 	}
+	s.renewal.Lock()
+	defer s.renewal.Unlock()
+	before := h.Lasts()
+	ttl = cmp.Or(ttl, before)
 	s.mu.Lock()
 	if l := s.leases[h]; err == nil && l != nil {
 		if l.failing {
 			err = errExpire
 		} else {
-			l.until = s.host.Clock() + h.TTL
-			l.expiry.Reset(h.TTL)
+			l.until = s.host.Clock() + ttl
+			l.expiry.Reset(ttl)
+			_ = s.Locks.Change(ctx, h, ttl, metadata)
 		}
 	}
 	s.mu.Unlock()
-	if err != nil {
+	switch {
+	case err != nil:
 		h.NotRenewed(err)
 		return err
+	case ttl != before:
+		return h.Changed(ttl, s.margin(ttl), sent)
 	}
 	return h.Renewed(sent) // or why it has ended: a lease that is gone has no hold
 }
@@ -264,6 +304,31 @@ func (s *server) Release(h *hold.Hold) error {
 		return fmt.Errorf("the lease was not released and will expire: %w", err)
 	}
 	s.Discard(h)
+	return nil
+}
+
+// Share implements [hold.Backend].
+func (s *server) Share(from, to *hold.Hold) error {
+	sent := s.host.Clock()
+	if err := s.answer(context.Background(), dbconn.Timeout, nil); err != nil {
+		return fmt.Errorf("the lease was not released and will expire: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.leases[from]
+	if old == nil {
+		return &hold.LostError{Why: hold.ErrTakenAway}
+	}
+	to.Holder, to.TTL, to.Margin = s.config.Owner+":"+rand.Text(), from.TTL, from.Margin
+	delete(s.leases, from)
+	old.stopLocked()
+	if err := s.Locks.Share(from, to); err != nil {
+		return err
+	}
+	if !s.grantedLocked(to, sent) {
+		_ = s.Locks.Release(to)
+		return hold.ErrLateGrant
+	}
 	return nil
 }
 

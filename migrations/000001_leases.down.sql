@@ -35,6 +35,7 @@ BEGIN
     pgxlock_acquire_each(text[], text[], bigint[], text[]), pgxlock_renew_batch(text[], text[], bigint[], bigint[]),
     pgxlock_holders(text), reap_expired_locks(interval, integer), pgxlock_check_unused(), repair_lock_tokens(),
     pgxlock_next_tokens(bigint), pgxlock_timeline(), pgxlock_system_identifier(), advisory_lock_key(text),
+    advisory_lock_key_in(text, text),
     pgxlock_key(text, text), pgxlock_is_own_key(integer, bigint), pgxlock_own_key(boolean, bytea),
     pgxlock_check(text, text), pgxlock_require(boolean, text), pgxlock_check_primary(text),
     pgxlock_check_read_committed(text), pgxlock_check_try(text, text, interval, jsonb),

@@ -985,6 +985,8 @@ BEGIN
   -- costs no other lease its renewal. Planning for the entries at hand would take longer than all
   -- the rest. The session decides what else a plan depends on: a Locker's session forbids scans of
   -- the whole table, because a setting for each call would cost time too.
+  --
+  -- A renewal makes no lease shorter: it may have been sent with a shorter ttl, and arrive late.
   CREATE OR REPLACE FUNCTION pgxlock_renew_batch(p_names text[], p_holders text[], p_tokens bigint[], p_ttls bigint[])
   RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
@@ -1010,7 +1012,7 @@ BEGIN
          FOR NO KEY UPDATE OF l SKIP LOCKED
     ), renewed AS (
       UPDATE distributed_locks l
-         SET expires_at = clock_timestamp() + k.ttl
+         SET expires_at = greatest(l.expires_at, clock_timestamp() + k.ttl)
         FROM locked k
        WHERE l.lock_name::text = k.name COLLATE "C"
       RETURNING k.n
@@ -1288,6 +1290,14 @@ BEGIN
   COMMENT ON FUNCTION advisory_lock_key(text) IS
     'The bigint key of a name for PostgreSQL''s advisory lock functions. The first 8 bytes, big endian, of the SHA-256 of '
     'its UTF-8 form. The same in every database encoding and in Go (AdvisoryID).';
+
+  CREATE OR REPLACE FUNCTION advisory_lock_key_in(p_namespace text, p_name text) RETURNS bigint
+  LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+  RETURN ('x' || encode(substr(sha256(convert_to(p_namespace, 'UTF8'::name) || decode('00', 'hex')
+                                      || convert_to(p_name, 'UTF8'::name)), 1, 8), 'hex'))::bit(64)::bigint;
+  COMMENT ON FUNCTION advisory_lock_key_in(text, text) IS
+    'As advisory_lock_key(), in a namespace. It hashes the namespace, a zero byte and the name: so it is '
+    'that of no name in another namespace or in none. The same in Go (Namespace).';
 
   -- The highest 24 bits of pgxlock's own advisory keys are a mark, so that the views and the Monitor
   -- recognise them. Its last bit is set in the keys that a session holds for as long as it lives, and

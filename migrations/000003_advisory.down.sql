@@ -19,7 +19,7 @@ BEGIN
   DROP FUNCTION pgxlock_clear_advisory(pgxlock_advisory_locks[]), pgxlock_advisory_batch(integer[], bigint[], bigint),
     pgxlock_advisory_call(integer, bigint), pgxlock_reap_advisory(integer, bigint),
     assert_advisory_lock_held(integer, bigint, bigint, bigint), pgxlock_session_key(bigint),
-    pgxlock_advisory_pin(integer, bigint, bigint), pgxlock_publish_names(text[]);
+    pgxlock_advisory_pin(integer, bigint, bigint), pgxlock_publish_names(text[], text[]);
   DROP TABLE pgxlock_advisory_locks, pgxlock_names;
 
   PERFORM pgxlock_migrate('removed'::text, 2, v_path);

@@ -290,7 +290,7 @@ BEGIN
     RETURN p_token;
   END $$;
   COMMENT ON FUNCTION assert_advisory_lock_held(integer, bigint, bigint, bigint) IS
-    'Call it first in the transaction that writes under an advisory lock, on another connection than the one that holds '
+    'Call it first in the transaction that writes under an advisory lock. Use another connection than the one that holds '
     'it. Returns p_token; raises LK001 if the session has released the lock or ended and, above READ COMMITTED, LK002 if '
     'the snapshot is older than the acquisition. Until this transaction ends no session can take the lock over through '
     'pgxlock_advisory_batch(). Waits for no other function of pgxlock. Rolling back to a savepoint before the call ends '
@@ -332,21 +332,29 @@ BEGIN
   COMMENT ON TABLE pgxlock_names IS
     'pgxlock: names of advisory keys that were held for some seconds within the last hour. Write it only through the '
     'function. Rows: one for each key; the next names that are published remove older ones.';
-  COMMENT ON COLUMN pgxlock_names.key_id IS 'advisory_lock_key(name).';
+  COMMENT ON COLUMN pgxlock_names.key_id IS
+    'advisory_lock_key(name); for a name of the form @namespace/name it may be advisory_lock_key_in(namespace, name).';
   COMMENT ON COLUMN pgxlock_names.held_at IS 'When a holder last published it.';
 
   -- Names not published for an hour are removed: the table has only keys that are held long.
-  CREATE OR REPLACE FUNCTION pgxlock_publish_names(p_names text[]) RETURNS void
+  CREATE OR REPLACE FUNCTION pgxlock_publish_names(p_names text[], p_namespaces text[] DEFAULT NULL) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '100ms' AS $$
   BEGIN
     IF (pg_catalog.cardinality(p_names) <= 1000) IS NOT TRUE
-       OR EXISTS (SELECT FROM pg_catalog.unnest(p_names) w (name) WHERE (char_length(w.name) BETWEEN 1 AND 255) IS NOT TRUE) THEN
-      RAISE EXCEPTION 'p_names must have up to 1000 names of 1 to 255 characters' USING ERRCODE = 'invalid_parameter_value';
+       OR p_namespaces IS NOT NULL AND pg_catalog.cardinality(p_namespaces) <> pg_catalog.cardinality(p_names)
+       OR EXISTS (SELECT FROM unnest(p_names, p_namespaces) w (name, namespace)
+                   WHERE (char_length(w.name) BETWEEN 1 AND 255
+                          AND char_length(w.name) + coalesce(char_length(w.namespace) + 2, 0) <= 255) IS NOT TRUE) THEN
+      RAISE EXCEPTION 'p_names must have up to 1000 names of 1 to 255 characters, @, the namespace and / included'
+        USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_check_primary('nothing is published on a standby server');
     INSERT INTO pgxlock_names AS k (key_id, name, held_at)
     SELECT DISTINCT ON (w.id) w.id, w.name, clock_timestamp()
-      FROM (SELECT advisory_lock_key(u.name) AS id, u.name FROM pg_catalog.unnest(p_names) u (name)) w ORDER BY w.id
+      FROM (SELECT coalesce(advisory_lock_key_in(u.namespace, u.name), advisory_lock_key(u.name)) AS id,
+                   coalesce('@' || u.namespace || '/', '') || u.name AS name
+              FROM unnest(p_names, p_namespaces) u (name, namespace)) w
+     ORDER BY w.id
     ON CONFLICT ON CONSTRAINT pgxlock_names_pkey DO UPDATE SET name = excluded.name, held_at = excluded.held_at;
     IF pg_try_advisory_xact_lock(pgxlock_key('names', '')) THEN              -- one cleaner is enough
       WITH old AS MATERIALIZED (
@@ -362,7 +370,8 @@ BEGIN
       DELETE FROM pgxlock_names k USING old o WHERE k.key_id = o.key_id;
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_publish_names(text[]) IS 'pgxlock, internal: publishes the names of advisory keys that are held.';
+  COMMENT ON FUNCTION pgxlock_publish_names(text[], text[]) IS
+    'pgxlock, internal: publishes the names of advisory keys that are held, those in a namespace as @namespace/name.';
 
   PERFORM pgxlock_migrate('made'::text, 3, v_path);
 END $migration$;

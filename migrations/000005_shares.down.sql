@@ -21,11 +21,14 @@ BEGIN
     try_acquire_shared_lock(varchar, varchar, interval, jsonb), extend_shared_lock(varchar, varchar, integer),
     release_shared_lock(varchar, varchar), release_all_locks(varchar), pgxlock_release_share(text, text, bigint, boolean),
     assert_shared_lock_held(varchar, varchar, bigint, boolean),
-    pgxlock_share_each(text[], text[], bigint[], text[]), pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]),
+    pgxlock_share_each(text[], text[], bigint[], text[]),
+    pgxlock_share_held(text, text, bigint, text, bigint),
+    pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text),
+    pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]),
     pgxlock_release_shares_batch(text[], text[], bigint[]), pgxlock_share_holders(text),
     pgxlock_reap_shares(interval, integer), pgxlock_lock_group(text, boolean), pgxlock_share_pin(text, text),
     acquire_permit(varchar, varchar, integer, integer, jsonb),
-    pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[]);
+    pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[]);
   DROP TABLE distributed_lock_shares, pgxlock_semaphores;
 
   PERFORM pgxlock_migrate('removed'::text, 4, v_path);

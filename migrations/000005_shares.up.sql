@@ -486,7 +486,7 @@ BEGIN
          AND (g.token = coalesce(w.token, g.token) OR w.token >> 40 > g.token >> 40)
          AND w.ttl BETWEEN 1::bigint AND 3110400000000::bigint
     ), renewed AS (
-      UPDATE distributed_lock_shares s SET expires_at = clock_timestamp() + d.ttl
+      UPDATE distributed_lock_shares s SET expires_at = greatest(s.expires_at, clock_timestamp() + d.ttl)
         FROM due d WHERE s.lock_name::text = d.name COLLATE "C" AND s.holder_id::text = d.holder COLLATE "C"
       RETURNING d.name, s.expires_at
     ), latest AS MATERIALIZED (
@@ -513,6 +513,118 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]) IS
     'pgxlock, internal: renews shares. Returns for each entry, in order, renewed, gone (expired, released or taken over) '
     'or skipped (the group is being changed: try again).';
+
+  -- The lease becomes a group with one share, in one transaction. It needs the pin: a transaction that
+  -- asserted the lease may write as if it were alone.
+  CREATE OR REPLACE FUNCTION pgxlock_share_held(p_name text, p_holder text, p_token bigint, p_sharer text, p_ttl bigint)
+  RETURNS text
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  DECLARE
+    v_ttl   interval := pgxlock_check_try(p_name, p_sharer, p_ttl::float8 * interval '1 millisecond', jsonb '{}');
+    v_until timestamptz;
+  BEGIN
+    PERFORM pgxlock_check('p_holder_id', p_holder);
+    PERFORM FROM distributed_lock_shares s, distributed_locks l
+      WHERE s.lock_name::text = p_name COLLATE "C" AND s.holder_id::text = p_sharer COLLATE "C" AND s.fencing_token = p_token
+        AND l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = p_token
+        AND s.expires_at > clock_timestamp();
+    IF FOUND THEN
+      RETURN 'shared';                      -- by an attempt whose answer was lost
+    END IF;
+    PERFORM FROM distributed_locks l
+      WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C" AND l.fencing_token = p_token
+        AND l.expires_at > clock_timestamp();
+    IF NOT FOUND THEN
+      RETURN 'gone';
+    END IF;
+    PERFORM pgxlock_durable(false);
+    IF NOT pg_try_advisory_xact_lock(pgxlock_key('pin', p_name)) THEN
+      RETURN 'skipped';
+    END IF;
+    PERFORM FROM distributed_locks l
+      WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C" AND l.fencing_token = p_token
+        AND l.expires_at > clock_timestamp()
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+      RETURN 'skipped';
+    END IF;
+    DELETE FROM distributed_lock_shares s WHERE s.lock_name::text = p_name COLLATE "C";      -- leftovers of earlier groups
+    v_until := clock_timestamp() + v_ttl;
+    INSERT INTO distributed_lock_shares (lock_name, holder_id, fencing_token, acquired_at, expires_at, metadata)
+    SELECT p_name, p_sharer, p_token, v_until - v_ttl, v_until, l.metadata
+      FROM distributed_locks l
+     WHERE l.lock_name::text = p_name COLLATE "C";
+    UPDATE distributed_locks l SET holder_id = '*shared', expires_at = v_until, metadata = jsonb '{}'
+     WHERE l.lock_name::text = p_name COLLATE "C";
+    RETURN 'shared';
+  END $$;
+  COMMENT ON FUNCTION pgxlock_share_held(text, text, bigint, text, bigint) IS
+    'pgxlock, internal: makes a lease that p_holder holds exclusively a share of p_sharer, with the same token. Returns shared, '
+    'gone (expired, released or taken over) or skipped (a transaction asserted it, or its row is locked: try again). In a '
+    'transaction of its own.';
+
+  -- A Locker changes a lease, or a share, by two calls: the first one returns the version of the row, and
+  -- the second one names it. Each renewal makes a new version. So a change that arrives late, after one
+  -- that its holder has got an answer to, changes nothing: it could make the lease shorter.
+  CREATE OR REPLACE FUNCTION pgxlock_change_lease(p_name text, p_holder text, p_token bigint, p_shared boolean, p_version text,
+    p_ttl bigint, p_metadata text, OUT outcome text, OUT version text)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
+  DECLARE
+    v_metadata jsonb := p_metadata::jsonb;
+    v_ttl      interval := pgxlock_check_try(p_name, p_holder, p_ttl::float8 * interval '1 millisecond',
+                                             coalesce(v_metadata, jsonb '{}'));
+    v_group    bigint;
+    v_until    timestamptz;
+  BEGIN
+    outcome := 'gone';
+    IF p_shared THEN
+      SELECT s.xmin::text, l.fencing_token INTO version, v_group FROM distributed_lock_shares s, distributed_locks l
+       WHERE s.lock_name::text = p_name COLLATE "C"
+         AND s.holder_id::text = p_holder COLLATE "C"
+         AND l.lock_name::text = p_name COLLATE "C"
+         AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token
+         AND (s.fencing_token = p_token OR p_token >> 40 > s.fencing_token >> 40) AND s.expires_at > clock_timestamp();
+    ELSE
+      version := (SELECT l.xmin::text FROM distributed_locks l
+                   WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C"
+                     AND l.fencing_token = p_token AND l.expires_at > clock_timestamp());
+    END IF;
+    IF version IS NULL THEN
+      RETURN;
+    END IF;
+    outcome := 'skipped';
+    IF version IS DISTINCT FROM p_version COLLATE "C" THEN
+      RETURN;
+    END IF;
+    PERFORM pgxlock_durable(true);
+    PERFORM FROM distributed_locks l                    -- so that no writer of a share is there either
+      WHERE l.lock_name::text = p_name COLLATE "C" AND l.fencing_token = CASE WHEN p_shared THEN v_group ELSE p_token END
+        FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+      RETURN;
+    END IF;
+    IF p_shared THEN
+      UPDATE distributed_lock_shares s SET expires_at = clock_timestamp() + v_ttl, metadata = coalesce(v_metadata, s.metadata)
+       WHERE s.lock_name::text = p_name COLLATE "C" AND s.holder_id::text = p_holder COLLATE "C"
+         AND s.xmin::text = p_version COLLATE "C" AND s.fencing_token = v_group AND s.expires_at > clock_timestamp()
+      RETURNING s.expires_at INTO v_until;
+      UPDATE distributed_locks l SET expires_at = CASE WHEN v_until >= l.expires_at THEN v_until ELSE (
+               SELECT max(s.expires_at) FROM distributed_lock_shares s
+                WHERE s.lock_name::text = p_name COLLATE "C" AND s.fencing_token = v_group) END
+       WHERE l.lock_name::text = p_name COLLATE "C" AND v_until IS NOT NULL;
+    ELSE
+      UPDATE distributed_locks l SET expires_at = clock_timestamp() + v_ttl, metadata = coalesce(v_metadata, l.metadata)
+       WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C"
+         AND l.xmin::text = p_version COLLATE "C" AND l.fencing_token = p_token AND l.expires_at > clock_timestamp();
+    END IF;
+    IF FOUND THEN
+      outcome := 'renewed';
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text) IS
+    'pgxlock, internal: renews a lease or a share with another ttl, in milliseconds, and other metadata unless that is NULL, '
+    'if its row still has p_version. Returns renewed, gone (expired, released or taken over) or skipped (the row has another '
+    'version, which is returned, or is locked), and never waits. In a transaction of its own.';
 
   CREATE OR REPLACE FUNCTION pgxlock_release_shares_batch(p_names text[], p_holders text[], p_tokens bigint[]) RETURNS SETOF text
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
@@ -680,7 +792,7 @@ BEGIN
     'assert_lock_held(). Each call acquires another permit.';
 
   CREATE OR REPLACE FUNCTION pgxlock_permit_batch(p_names text[], p_permits integer[], p_holders text[], p_ttls bigint[],
-    p_metadata text[], p_tickets bigint[])
+    p_metadata text[], p_tickets bigint[], p_wanted integer[] DEFAULT NULL)
   RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint, ahead boolean, permit integer,
                  others integer)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
@@ -692,7 +804,12 @@ BEGIN
     v_walked   bigint[] := '{}'::bigint[];
     v_below    bigint;
     v_first    bigint;
-    v_tried    integer[];
+    v_wanted   integer;
+    v_tried    integer[];                   -- permits that other callers were acquiring
+    v_found    integer[];
+    v_names    text[];                      -- of the leases of these
+    v_holder   text;
+    v_tokens   bigint[];
     v_now      timestamptz;
   BEGIN
     PERFORM pgxlock_require(v_count <= 1000
@@ -703,6 +820,11 @@ BEGIN
                             AND pg_catalog.cardinality(p_tickets) = v_count,
                             'p_names must have at most 1000 elements, and every name needs permits, a holder, a ttl, '
                             'metadata and a ticket');
+    PERFORM pgxlock_require(p_wanted IS NULL
+                            OR pg_catalog.cardinality(p_wanted) = v_count
+                               AND (SELECT bool_and(w.wanted BETWEEN 1 AND w.permits) AND sum(w.wanted) <= 1000::bigint
+                                      FROM unnest(p_wanted, p_permits) w (wanted, permits)),
+                            'p_wanted must be 1 to the number of permits for every name, and at most 1000 in all');
     IF EXISTS (SELECT FROM unnest(p_names, p_permits) AS w (name, permits)
                 WHERE (w.permits BETWEEN 1 AND 10000
                        AND char_length(w.name) BETWEEN 1 AND 254 - char_length(w.permits::text)) IS NOT TRUE) THEN
@@ -724,36 +846,48 @@ BEGIN
       v_first := CASE WHEN v_below IS NOT NULL THEN pgxlock_first_ahead(0, v_queues[i], v_below) END;
       acquired := false; fencing_token := NULL; held_by := NULL; remaining_ms := NULL; permit := NULL;
       ahead := v_first IS NOT NULL;
-      v_tried := '{}';
-      WHILE NOT ahead AND NOT acquired AND pg_catalog.cardinality(v_tried) < 4 LOOP      -- after a lost race it tries another one
+      v_wanted := coalesce(p_wanted[i], 1);
+      v_tried := '{}'; v_found := NULL; v_tokens := NULL;
+      FOR attempt IN 1..4 LOOP                -- after a lost race it tries others
+        EXIT WHEN ahead;
         v_now := clock_timestamp();
-        -- From a random start, so that simultaneous callers do not all try the same one.
-        permit := (SELECT s.at % p_permits[i] + 1
+        -- From a random start, so that simultaneous callers do not all try the same ones.
+        v_found := ARRAY(SELECT s.at % p_permits[i] + 1
                      FROM (SELECT pg_catalog.floor(pg_catalog.random() * p_permits[i]::float8)::integer AS start OFFSET 0) f,
                           LATERAL generate_series(f.start, f.start + p_permits[i] - 1) s (at)
                     WHERE s.at % p_permits[i] + 1 <> ALL (v_tried)
                       AND NOT EXISTS (SELECT FROM distributed_locks l
                                        WHERE l.lock_name::text = (v_queues[i] || (s.at % p_permits[i] + 1)::text) COLLATE "C"
                                          AND l.expires_at > v_now OFFSET 0)
-                    LIMIT 1);
-        EXIT WHEN permit IS NULL;
-        v_tried := pg_catalog.array_append(v_tried, permit);
+                    LIMIT v_wanted);
+        EXIT WHEN pg_catalog.cardinality(v_found) < v_wanted;
+        v_names := ARRAY(SELECT v_queues[i] || f.permit::text
+                           FROM pg_catalog.unnest(v_found) WITH ORDINALITY f (permit, n) ORDER BY f.n);
         -- Under a unique holder id until the commit: another call for the same holder may have
         -- acquired this permit since it was read, and would be renewed.
-        SELECT t.acquired, t.fencing_token INTO acquired, fencing_token
-          FROM pgxlock_acquire_each(ARRAY[v_queues[i] || permit::text], ARRAY['permit ' || gen_random_uuid()::text],
-                                    ARRAY[p_ttls[i]], ARRAY[p_metadata[i]]) t;
-        IF acquired THEN
-          UPDATE distributed_locks l
-             SET holder_id = p_holders[i]
-           WHERE l.lock_name::text = (v_queues[i] || permit::text) COLLATE "C";
-        END IF;
+        v_holder := 'permit ' || gen_random_uuid()::text;
+        SELECT bool_and(t.acquired), pg_catalog.array_agg(t.fencing_token ORDER BY t.n),
+               pg_catalog.array_cat(v_tried, pg_catalog.array_agg(v_found[t.n] ORDER BY t.n) FILTER (WHERE NOT t.acquired))
+          INTO acquired, v_tokens, v_tried
+          FROM pgxlock_acquire_each(v_names, pg_catalog.array_fill(v_holder, ARRAY[v_wanted]),
+                                    pg_catalog.array_fill(p_ttls[i], ARRAY[v_wanted]),
+                                    pg_catalog.array_fill(p_metadata[i], ARRAY[v_wanted]))
+                 WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, n);
+        FOR j IN 1..v_wanted LOOP           -- one by one: a join could read the whole table
+          IF acquired THEN
+            UPDATE distributed_locks l SET holder_id = p_holders[i] WHERE l.lock_name::text = v_names[j] COLLATE "C";
+          ELSIF v_tokens[j] IS NOT NULL THEN
+            DELETE FROM distributed_locks l
+             WHERE l.lock_name::text = v_names[j] COLLATE "C" AND l.holder_id::text = v_holder COLLATE "C";
+          END IF;
+        END LOOP;
+        EXIT WHEN acquired;
       END LOOP;
       v_acquired := pg_catalog.array_append(v_acquired, acquired);
       v_walked := pg_catalog.array_append(v_walked, coalesce(v_first, v_below, 0::bigint));
 
       IF NOT acquired THEN                  -- the holder whose lease ends first unless renewed
-        permit := NULL;
+        v_found := NULL; v_tokens := NULL;
         v_now := clock_timestamp();
         SELECT l.holder,
                CASE WHEN isfinite(l.expires) THEN (date_part('epoch'::text, l.expires - v_now) * 1000::float8)::bigint END
@@ -786,15 +920,19 @@ BEGIN
              AND pg_try_advisory_xact_lock(pgxlock_key('semaphore', s.name));
         END IF;
       END IF;
-      RETURN NEXT;
+      FOR j IN 1..v_wanted LOOP
+        fencing_token := v_tokens[j]; permit := v_found[j];
+        RETURN NEXT;
+      END LOOP;
     END LOOP;
     IF EXISTS (SELECT FROM pg_catalog.unnest(p_tickets) t (ticket) WHERE t.ticket IS NOT NULL) THEN
       PERFORM pgxlock_settle_tickets(v_queues, p_tickets, v_acquired, v_walked);
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[]) IS
-    'pgxlock, internal: acquires a permit of each semaphore in turn; tickets as in pgxlock_acquire_batch(), in the queue '
-    'name#. permit: its number. others: the highest other number of permits that callers gave within a minute.';
+  COMMENT ON FUNCTION pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[]) IS
+    'pgxlock, internal: acquires a permit of each semaphore in turn, or p_wanted permits together or none, a row for each; '
+    'tickets as in pgxlock_acquire_batch(), in the queue name#. permit: its number. others: the '
+    'highest other number of permits that callers gave within a minute.';
 
   PERFORM pgxlock_migrate('made'::text, 5, v_path);
   IF v_new THEN

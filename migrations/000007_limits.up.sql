@@ -53,7 +53,7 @@ BEGIN
     RETURN (SELECT d.granted FROM reserve_rate(p_key, p_rate, p_burst, p_n, interval '0') d);
   END $$;
   COMMENT ON FUNCTION allow_rate(varchar, double precision, integer, integer) IS
-    'True if p_n events may happen now, which are then counted: p_rate per second on average, at most p_burst at once, '
+    'True if p_n events may happen now, which are counted: p_rate per second on average, at most p_burst at once, '
     'over all callers of the key. Each call is judged by its own rate and burst. False writes and locks nothing; true '
     'keeps the key''s row locked until the transaction ends, and other callers of the key wait for it: call it in a '
     'transaction of its own. A rollback returns the events. READ COMMITTED only.';

@@ -108,7 +108,8 @@ BEGIN
     'every few seconds.';
   COMMENT ON COLUMN lock_holders.kind IS 'lease or advisory. A permit is the lease name#number.';
   COMMENT ON COLUMN lock_holders.lock_name IS
-    'For an advisory lock, the name that its holder published within the last hour, else # and the key, or the two keys.';
+    'For an advisory lock, the name that its holder published within the last hour, @namespace/name in a namespace, else # '
+    'and the key, or the two keys.';
   COMMENT ON COLUMN lock_holders.mode IS 'exclusive or shared.';
   COMMENT ON COLUMN lock_holders.holder_id IS
     'For a lease, as in lock_leases; for an advisory lock, the application and the process id, as Lock.Holder returns it.';
@@ -774,9 +775,11 @@ BEGIN
           "acquire_shared_lock(varchar, varchar, integer, jsonb)", "extend_shared_lock(varchar, varchar, integer)",
           "assert_shared_lock_held(varchar, varchar, bigint, boolean)",
           "pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[])",
+          "pgxlock_share_held(text, text, bigint, text, bigint)",
+          "pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text)",
           "pgxlock_release_shares_batch(text[], text[], bigint[])", "pgxlock_step_downs(integer[], text[], text[])",
           "acquire_permit(varchar, varchar, integer, integer, jsonb)",
-          "pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[])",
+          "pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[])",
           "pgxlock_due_runs(text, interval, interval, text, integer, boolean, text)",
           "pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text, text)",
           "pgxlock_finish_run(text, timestamptz, text, text, text)", "start_run(text, interval, interval, text, text)",
@@ -784,7 +787,7 @@ BEGIN
           "allow_rate(varchar, double precision, integer, integer)",
           "reserve_rate(varchar, double precision, integer, integer, interval)",
           "pgxlock_limit_batch(bigint, integer, text[], integer[], bigint[], bigint[])",
-          "pgxlock_evicted(integer[], text[], text[], bigint[])", "pgxlock_publish_names(text[])",
+          "pgxlock_evicted(integer[], text[], text[], bigint[])", "pgxlock_publish_names(text[], text[])",
           "pgxlock_refused_batch(integer[], text[], bigint[])", "pgxlock_waited_for(integer[], text[])",
           "pgxlock_try_in_turn(text[], text[], bigint[], text[], bigint[], boolean)"}'::text[]),
         ('{application,administration}'::text[], '{"release_lock(varchar, varchar)",
@@ -793,7 +796,8 @@ BEGIN
           "pgxlock_reap_waiters(integer)", "release_shared_lock(varchar, varchar)",
           "pgxlock_reap_shares(interval, integer)", "ask_to_step_down(varchar, text)",
           "pgxlock_ask_to_step_down(integer, text, text, text)", "pgxlock_reap_limits(integer, integer)"}'::text[]),
-        ('{application,monitoring,administration}'::text[], '{"advisory_lock_key(text)", "pgxlock_version()",
+        ('{application,monitoring,administration}'::text[], '{"advisory_lock_key(text)", "advisory_lock_key_in(text, text)",
+          "pgxlock_version()",
           "pgxlock_holders(text)", "pgxlock_share_holders(text)", "pgxlock_own_key(boolean, bytea)",
           "pgxlock_waiter_key(bigint)", "list_runs(text, integer)"}'::text[]),
         ('{monitoring,administration}'::text[], '{"pgxlock_is_own_key(integer, bigint)", "pgxlock_session_key(bigint)",

@@ -126,8 +126,7 @@ func (m *Monitor) evictAdvisory(ctx context.Context, key string, shared bool, pi
 
 // internal reports whether a key is one of pgxlock's own. One that has a name is a user's.
 func (m *Monitor) internal(key string) bool {
-	_, raw := lockkey.ParseRaw(key)
-	return raw && lockkey.Identify(key).IsOwn() && !slices.Contains(m.cfg.Names, key)
+	return lockkey.IsNumber(key) && lockkey.Identify(key).IsOwn() && !slices.Contains(m.cfg.Names, key)
 }
 
 // evictSession asks until the session no longer holds the lock.

@@ -414,8 +414,12 @@ func (in *inspection) keyNames(ctx context.Context) (keyNames, error) {
 		err := in.read(ctx, statements.MonitorNames, []any{&number, &name, &leftOut}, func() {
 			if leftOut {
 				in.miss("names behind the numbers of advisory locks", errors.New("there are more than 20,000, and the older ones are left out"))
-			} else if id := lockkey.Identify(name); id.Number == number { // anything else is wrong, no matter who wrote it
-				k.names[id] = name
+				return
+			}
+			for _, key := range []string{name, lockkey.Join(name, true)} { // the second is that of a namespace
+				if id := lockkey.Identify(key); id.Number == number && !lockkey.IsNumber(key) { // anything else is wrong, no matter who wrote it
+					k.names[id] = key
+				}
 			}
 		})
 		if err != nil && hidden(err) {
@@ -424,7 +428,7 @@ func (in *inspection) keyNames(ctx context.Context) (keyNames, error) {
 			return k, err
 		}
 	}
-	if _, raw := lockkey.ParseRaw(in.filter.Key); !raw && in.filter.Key != "" {
+	if in.filter.Key != "" && !lockkey.IsNumber(in.filter.Key) {
 		k.names[lockkey.Identify(in.filter.Key)] = in.filter.Key
 	}
 	for _, name := range in.monitor.cfg.Names {

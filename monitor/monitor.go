@@ -116,7 +116,7 @@ func missing(ctx context.Context, m *Monitor) error {
 // Filter selects locks. The zero value selects all but pgxlock's own advisory locks.
 type Filter struct {
 	Kind     pgxlock.Kind // 0: every kind
-	Key      string       // "": every key; an advisory lock is found by its name or its [pgxlock.RawKey]
+	Key      string       // "": every key; an advisory lock is found by its name, its [pgxlock.RawKey] or that of its Namespace
 	Prefix   string       // of the key; only "" matches an advisory lock whose name is unknown
 	Internal bool         // also select pgxlock's own advisory locks, see [Config].Internal; a lock whose RawKey is Key is always selected
 }
@@ -138,7 +138,13 @@ func (f Filter) check() error {
 
 // admits reports whether a lock passes.
 func (f Filter) admits(kind pgxlock.Kind, key string) bool {
-	return (f.Kind == 0 || f.Kind == kind) && (f.Key == "" || f.Key == key) && strings.HasPrefix(key, f.Prefix)
+	if (f.Kind != 0 && f.Kind != kind) || (f.Key != "" && f.Key != key) {
+		return false
+	}
+	if f.Prefix != "" && !lockkey.IsNumber(key) {
+		key, _ = lockkey.Split(key)
+	}
+	return strings.HasPrefix(key, f.Prefix)
 }
 
 // A Snapshot is the state of all locks at one moment, except for the time that it took to

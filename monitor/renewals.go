@@ -47,6 +47,9 @@ func (r *Renewals) With(shot *Snapshot) *Renewals {
 		if h := &shot.Holders[i]; !h.Expires.IsZero() {
 			id := idOf(h)
 			last, known := r.terms[id]
+			if h.Expires.Before(last.expires) {
+				last.longest = 0 // its TTL has become shorter: a renewal never makes it expire sooner
+			}
 			seen := term{max(last.longest, h.Expires.Sub(shot.At)), h.Expires, last.renewed || known && h.Expires.After(last.expires)}
 			next.terms[id] = seen
 			// Lockers renew after a third of the TTL. Of a lease that was never renewed it is not

@@ -79,6 +79,7 @@ const (
 	LeaseAcquireOne      Name = "lease/acquire_one"
 	LeaseAcquirePermit   Name = "lease/acquire_permit"
 	LeaseAcquireShared   Name = "lease/acquire_shared"
+	LeaseChange          Name = "lease/change"
 	LeaseFence           Name = "lease/fence"
 	LeaseFenceShared     Name = "lease/fence_shared"
 	LeaseHolders         Name = "lease/holders"
@@ -91,6 +92,7 @@ const (
 	LeaseReleaseShared   Name = "lease/release_shared"
 	LeaseRenew           Name = "lease/renew"
 	LeaseRenewShared     Name = "lease/renew_shared"
+	LeaseShareHeld       Name = "lease/share_held"
 )
 
 // In monitor/.

@@ -94,7 +94,8 @@ func titled(key, label string, internal bool) string {
 	return printable(key)
 }
 
-// typed is the key that a Holder shows like this: #42 and #4,2 are numbers of advisory locks.
+// typed is the key that a Holder shows like this: #42 and #4,2 are numbers of advisory locks, and
+// @billing/invoice:42 is a name in a namespace.
 func typed(text string) string {
 	key := lockkey.Join(text, true)
 	if _, raw := lockkey.ParseRaw(key); raw {
@@ -106,7 +107,7 @@ func typed(text string) string {
 // holderView is a holder as JSON shows it.
 type holderView struct {
 	Key         string    `json:"key"`
-	Raw         bool      `json:"raw,omitempty"` // key is a number, no name
+	Raw         bool      `json:"raw,omitempty"` // key is a number, or a name in a namespace
 	Kind        lockKind  `json:"kind"`
 	Mode        string    `json:"mode"`
 	State       string    `json:"state"`

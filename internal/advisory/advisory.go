@@ -41,6 +41,8 @@ package advisory
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -58,6 +60,7 @@ import (
 // filled in.
 type Config struct {
 	Owner, Schema string
+	Namespace     string        // of the keys; "": none
 	TTL           time.Duration // not positive: there is no bound
 	MaxLocks      int           // 0: a part of the server's lock table, at most defaultMaxLocks
 	Tokens        bool
@@ -157,6 +160,16 @@ func (a *Locks) Renew(ctx context.Context, lock *hold.Hold) error {
 		return cmp.Or(lock.Err(), c.err)
 	}
 	return lock.Renewed(c.sent)
+}
+
+// Change implements [hold.Backend].
+func (a *Locks) Change(context.Context, *hold.Hold, time.Duration, *string) error {
+	return fmt.Errorf("an advisory lock has neither a TTL nor metadata of its own: %w", errors.ErrUnsupported)
+}
+
+// Share implements [hold.Backend].
+func (a *Locks) Share(_, _ *hold.Hold) error {
+	return fmt.Errorf("an advisory lock cannot become shared: %w", errors.ErrUnsupported)
 }
 
 // alive moves the deadlines of all locks. The session was alive at sent.

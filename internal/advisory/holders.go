@@ -25,7 +25,7 @@ func (a *Locks) Holders(ctx context.Context, keys []string) ([]hold.Holder, erro
 }
 
 func (a *Locks) holdersOf(ctx context.Context, key string) ([]hold.Holder, error) {
-	id := lockkey.Identify(key)
+	id := lockkey.IdentifyIn(a.cfg.Namespace, key)
 	text := strings.NewReplacer("/* key */", strconv.FormatInt(id.Number, 10), "/* space */", strconv.Itoa(id.Space())).Replace(statements.AdvisoryHolders.Text())
 	c := &call{query: &query{text: text}, alone: true}
 	if !a.mux.await(c, a.mux.submit(ctx, c)) {

@@ -20,7 +20,7 @@ const (
 	maxNames = 100
 )
 
-// Unpublished returns the names of locks that were held for nameAfter, and whose names were
+// Unpublished returns the keys of locks that were held for nameAfter, and whose names were
 // not published within nameAgain.
 func (a *Locks) Unpublished() []string {
 	now, clock := time.Now(), a.host.Clock()
@@ -35,7 +35,7 @@ func (a *Locks) Unpublished() []string {
 			continue
 		}
 		e.named = clock
-		if key := e.holds[0].Key; lockkey.Check(key) == nil { // a name, not a number
+		if key := lockkey.In(a.cfg.Namespace, e.holds[0].Key); !lockkey.IsNumber(key) {
 			names = append(names, key)
 		}
 	}

@@ -3,7 +3,7 @@
 //
 // A Hold is one acquisition, from the try to its end:
 //
-//	          Granted, then Admit             Renewed moves the deadline
+//	          Granted, then Admit             Renewed and Changed move the deadline
 //	tried ───────────────────────▶ held ◀──────────────────────────┐
 //	  │                             │  └────────────────────────────┘
 //	  ├── refused: nothing is left  ├── deadline passed, or Lose ──▶ ended: lost

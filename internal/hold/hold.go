@@ -15,7 +15,7 @@ import (
 // A Hold is one acquisition of a lock, with its local deadline and its end. Its owner
 // contains it by value, and calls Group.Begin before anything else.
 type Hold struct {
-	// These are constant from the grant on, and the backend's until then.
+	// These are constant from the grant on, except for Changed, and the backend's until then.
 	Key    string
 	Queue  lockkey.Name // wait name: the semaphore's for a permit, otherwise the key's
 	Holder string       // unique to this acquisition, or to the session of advisory locks
@@ -62,6 +62,13 @@ func (h *Hold) Lost() <-chan struct{} {
 		}
 	}
 	return h.lost
+}
+
+// Lasts returns the TTL, which Changed may change.
+func (h *Hold) Lasts() time.Duration {
+	h.mu.Lock()
+	defer h.unlock()
+	return h.TTL
 }
 
 // Deadline returns the local deadline as a local time; ok is false without a TTL. It reads the
@@ -126,6 +133,41 @@ func (h *Hold) Renewed(sent time.Duration) error {
 		h.deadline = until
 		h.owner.Renewed(nil)
 	}
+	return nil
+}
+
+// Changing is called before each request that changes the TTL, for a renewal at sent. From then on
+// the server may know the new one: the deadline is that of the shorter one until a request is
+// answered, this one or a later renewal.
+func (h *Hold) Changing(ttl, margin, sent time.Duration) error {
+	h.mu.Lock()
+	defer h.unlock()
+	now := h.group.Clock()
+	if err := h.checkLocked(now); err != nil {
+		return err
+	}
+	h.deadline = min(h.deadline, sent+ttl-margin)
+	h.group.add(h, h.patienceLocked(now), now)
+	return nil
+}
+
+// Changed records that the request at sent has changed the TTL, and so renewed the lock. No
+// renewal that was sent before may be recorded after it.
+func (h *Hold) Changed(ttl, margin, sent time.Duration) error {
+	h.mu.Lock()
+	defer h.unlock()
+	now := h.group.Clock()
+	if err := h.checkLocked(now); err != nil {
+		return err
+	}
+	h.owner.Renewed(nil) // whether it is late goes by the TTL until now
+	h.group.Backend.Drop(h, false)
+	h.TTL, h.Margin, h.deadline = ttl, margin, sent+ttl-margin
+	if err := h.checkLocked(now); err != nil {
+		return err
+	}
+	h.group.add(h, h.patienceLocked(now), now)
+	h.group.Backend.Keep(h)
 	return nil
 }
 

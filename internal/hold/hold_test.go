@@ -235,6 +235,48 @@ func TestRenewalMovesTheDeadlineForwardsToThatOfItsRequest(t *testing.T) {
 	})
 }
 
+func TestDeadlineIsThatOfTheShorterTTLUntilTheServerHasAnswered(t *testing.T) {
+	held(t, func(t *testing.T, g *Group, h *Hold, r *recorder) {
+		want := func(what string, until time.Duration) {
+			t.Helper()
+			if got, err := h.Ended(); got != until || err != nil {
+				t.Errorf("%s: the deadline is %s, %v, want %s", what, got, err, until)
+			}
+		}
+		is := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		const grown, shrunk = 10 * time.Minute, 10 * time.Second
+		is(h.Changing(grown, time.Second, 0))
+		want("before the answer to a longer TTL", untilLost)
+		is(h.Changed(grown, time.Minute, time.Second))
+		want("after it", time.Second+grown-time.Minute)
+		if h.Lasts() != grown || r.keeps != 2 || r.drops != 1 {
+			t.Errorf("its TTL is %s, it was kept %d times and dropped %d times", h.Lasts(), r.keeps, r.drops)
+		}
+		is(h.Changing(shrunk, time.Second, 2*time.Second))
+		want("before the answer to a shorter TTL", 2*time.Second+shrunk-time.Second)
+		is(h.Renewed(3 * time.Second)) // it got no answer, and the renewal behind it got one
+		want("after a renewal with the old TTL", 3*time.Second+grown-time.Minute)
+
+		lost := h.Lost()
+		time.Sleep(4 * time.Second) // from now on the timer is set for half a minute
+		is(h.Changing(shrunk, time.Second, 4*time.Second))
+		if <-lost; g.Clock() != 4*time.Second+shrunk-time.Second {
+			t.Errorf("it was lost at %s", g.Clock())
+		}
+		if err := h.Changed(shrunk, time.Second, 4*time.Second); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("an answer at the deadline: %v", err)
+		}
+		if err := h.Changing(grown, time.Second, 5*time.Second); !errors.Is(err, lockerr.ErrLost) {
+			t.Errorf("a change of a lost lock: %v", err)
+		}
+	})
+}
+
 func TestLateRenewalRevivesNothing(t *testing.T) {
 	held(t, func(t *testing.T, g *Group, h *Hold, r *recorder) {
 		r.freeze(untilLost - time.Second)

@@ -38,6 +38,7 @@ type Request struct {
 	TTL      time.Duration
 	Metadata *string // JSON
 	Permits  int     // how many the semaphore has; 0: the request is for the lock itself
+	Together int     // how many of them are wanted, all or none
 	Turn     Turn
 }
 
@@ -62,7 +63,8 @@ type Tx interface {
 type Backend interface {
 	// Try asks once for each of the holds, in one go where all are free. The error of one is
 	// a *Busy if another caller has the lock, and the cause of ctx if the answer did not
-	// arrive before ctx ended; a grant that it still brings is released then.
+	// arrive before ctx ended; a grant that it still brings is released then. Permits are
+	// granted to all of the holds, or to none.
 	Try(ctx context.Context, r Request, attempts []Attempt)
 
 	// Keep renews the hold automatically until Drop, which is called with h.mu locked. Renew
@@ -71,8 +73,17 @@ type Backend interface {
 	Drop(h *Hold, lost bool)
 	Renew(ctx context.Context, h *Hold) error
 
+	// Change renews the hold now, with another TTL unless ttl is 0, and other metadata unless
+	// that is nil.
+	Change(ctx context.Context, h *Hold, ttl time.Duration, metadata *string) error
+
 	// Release releases the lock. It returns ErrLost if it was taken away.
 	Release(h *Hold) error
+
+	// Share makes another hold, which shares the lock, of one that has ended and had it exclusively:
+	// there is no moment in which a third could acquire it exclusively. If it fails, nothing of
+	// both is left.
+	Share(from, to *Hold) error
 
 	// Discard removes, in the background, what may be left of the hold.
 	Discard(h *Hold)

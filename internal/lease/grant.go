@@ -2,6 +2,7 @@ package lease
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -60,15 +61,19 @@ func readGrants(values [][]byte, n int, single bool) ([]grant, error) {
 	return grants, nil
 }
 
-// settle answers the request, or sends it again.
-func (t *Table) settle(r *request, g grant, sent time.Duration) {
+// settle answers the request, or sends it again. There is a grant for each of its holds: all of them
+// are acquired, or none.
+func (t *Table) settle(r *request, grants []grant, sent time.Duration) {
+	g := grants[0]
 	if g.others != 0 {
 		t.notAsMany(r, g.others)
 	}
 	if g.permit != 0 {
-		r.lock.Key = lockkey.Permit(r.lock.Queue.Key, g.permit)
+		for i, lock := range r.holds() {
+			lock.Key = lockkey.Permit(lock.Queue.Key, grants[i].permit)
+		}
 		if r.unknown {
-			t.discardPermits(r, g.permit) // an earlier attempt may have been granted another one
+			t.discardPermits(r, grants) // an earlier attempt may have been granted others
 		}
 	}
 	switch {
@@ -81,11 +86,27 @@ func (t *Table) settle(r *request, g grant, sent time.Duration) {
 			t.discardRequest(r) // an earlier grant to this request may block it
 		}
 		r.Answer(busy)
-	case !r.lock.Granted(g.token, sent, t.host.Clock()):
-		t.Discard(r.lock)
+	case !t.granted(r, grants, sent):
+		t.discardGranted(r)
 		r.Answer(hold.ErrLateGrant)
 	case !r.Answer(nil):
-		t.Discard(r.lock)
+		t.discardGranted(r)
+	}
+}
+
+// granted records the grants, and returns false if one of them came too late.
+func (t *Table) granted(r *request, grants []grant, sent time.Duration) bool {
+	now, all := t.host.Clock(), true
+	for i, lock := range r.holds() {
+		all = lock.Granted(grants[i].token, sent, now) && all
+	}
+	return all
+}
+
+// discardGranted releases what was granted to a request.
+func (t *Table) discardGranted(r *request) {
+	for _, lock := range r.holds() {
+		t.Discard(lock)
 	}
 }
 
@@ -110,14 +131,14 @@ func (t *Table) discardRequest(r *request) {
 	if r.permits == 0 {
 		t.Discard(r.lock)
 	}
-	t.discardPermits(r, 0)
+	t.discardPermits(r, nil)
 }
 
-// discardPermits releases the permits that may have been granted to a request, except one. It
-// is not known which of them was.
-func (t *Table) discardPermits(r *request, but int) {
+// discardPermits releases the permits that may have been granted to a request, except some. It
+// is not known which of them were.
+func (t *Table) discardPermits(r *request, but []grant) {
 	for n := 1; n <= r.permits; n++ {
-		if n == but {
+		if slices.ContainsFunc(but, func(g grant) bool { return g.permit == n }) {
 			continue
 		}
 		t.Discard(&hold.Hold{Key: lockkey.Permit(r.lock.Queue.Key, n), Queue: r.lock.Queue, Holder: r.lock.Holder, TTL: r.lock.TTL})

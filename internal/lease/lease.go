@@ -218,7 +218,17 @@ func (t *Table) Reached() bool {
 
 // Renew implements [hold.Backend].
 func (t *Table) Renew(ctx context.Context, lock *hold.Hold) error {
-	return t.renewer.renew(ctx, lock)
+	return t.renewer.renew(ctx, lock, nil)
+}
+
+// Change implements [hold.Backend].
+func (t *Table) Change(ctx context.Context, lock *hold.Hold, ttl time.Duration, metadata *string) error {
+	return t.renewer.renew(ctx, lock, &change{ttl: ttl, metadata: metadata})
+}
+
+// margin returns by how much the local deadline of a lease with that TTL is earlier than the server's.
+func (t *Table) margin(ttl time.Duration) time.Duration {
+	return max(time.Duration(float64(t.cfg.Margin)*float64(ttl)/float64(t.cfg.TTL)), 100*time.Millisecond)
 }
 
 // Drop implements [hold.Backend]. A lease that is being released counts as held until the

@@ -3,11 +3,14 @@ package lease
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
@@ -210,6 +213,54 @@ func (t *Table) releaseWithRetries(lock *hold.Hold, token *int64, left *leftover
 		time.Sleep(clock.DefaultBackoff(attempt))
 	}
 }
+
+// Share implements [hold.Backend]. As a release, it is retried while a transaction that fenced the lock
+// is open.
+func (t *Table) Share(from, to *hold.Hold) error {
+	to.Holder, to.TTL, to.Margin, to.Waited = t.cfg.Owner+":"+rand.Text(), from.TTL, from.Margin, from.Waited
+	giveUp := time.Now().Add(releasePatience)
+	for attempt := 0; ; attempt++ {
+		var outcome string
+		var sent time.Duration
+		var wait clock.Deadline // for a connection
+		wait.Start(t.lingering, dbconn.Timeout, lockerr.ErrNoAnswer)
+		err := t.request(&wait, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+			sent = t.host.Clock()
+			outcome, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.LeaseShareHeld),
+				from.Key, from.Holder, from.Token, to.Holder, to.TTL.Milliseconds()), pgx.RowTo[string])
+			return err
+		})
+		wait.Stop()
+		late := time.Now().After(giveUp)
+		switch {
+		case err != nil && !late && lockerr.Transient(err):
+		case err == nil && outcome == shareDone && to.Granted(from.Token, sent, t.host.Clock()):
+			t.over(from, outcomeReleased)
+			t.host.Queue.Wake([]lockkey.Name{from.Queue}) // readers
+			return nil
+		case err == nil && outcome == shareSkipped && !late:
+		default:
+			t.Discard(from)
+			t.Discard(to)
+			switch {
+			case outcome == renewalGone:
+				err = &hold.LostError{Why: hold.ErrTakenAway}
+			case err == nil && outcome == shareDone:
+				err = hold.ErrLateGrant
+			case err == nil:
+				err = fmt.Errorf("a transaction that fenced the lock or locked its row is still open after %s; it is being released", releasePatience)
+			}
+			return err
+		}
+		time.Sleep(clock.DefaultBackoff(attempt))
+	}
+}
+
+// The outcomes of share_held.sql, which may also be renewalGone.
+const (
+	shareDone    = "shared"
+	shareSkipped = "skipped"
+)
 
 // Discard releases, in the background, a grant that no caller received or that was lost. It
 // releases at once, which cannot overtake the grant: dbconn.Session.Do ends a backend that may

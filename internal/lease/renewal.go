@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,9 +61,17 @@ type renewalClass struct {
 type renewal struct {
 	lock   *hold.Hold
 	answer chan<- error // has room for the answer; nil: no caller waits for it
+	change *change      // nil: it only renews
 }
 
-// The outcomes of an entry of renew.sql or renew_shared.sql, which can also be skipped.
+// change is what a renewal changes besides.
+type change struct {
+	ttl      time.Duration // 0: it stays
+	metadata *string       // JSON; nil: it stays
+	left     atomic.Bool   // the caller has left: nothing is sent any more
+}
+
+// The outcomes of renew.sql, renew_shared.sql and change.sql, which can also be that it was skipped.
 const (
 	renewalGone = "gone"
 	renewalDone = "renewed"
@@ -161,11 +170,14 @@ func (r *renewer) all() {
 // soon renews a lock in the background.
 func (r *renewer) soon(lock *hold.Hold) { r.sending.Add(renewal{lock: lock}) }
 
-// renew renews a lock for a caller, who waits for the answer.
-func (r *renewer) renew(ctx context.Context, lock *hold.Hold) error {
+// renew renews a lock for a caller, who waits for the answer, and changes it unless c is nil.
+func (r *renewer) renew(ctx context.Context, lock *hold.Hold, c *change) error {
+	if c != nil {
+		defer c.left.Store(true)
+	}
 	for {
 		answer := make(chan error, 1)
-		r.sending.Add(renewal{lock, answer})
+		r.sending.Add(renewal{lock, answer, c})
 		select {
 		case err := <-answer:
 			if !errors.Is(err, errRowLocked) {
@@ -174,7 +186,7 @@ func (r *renewer) renew(ctx context.Context, lock *hold.Hold) error {
 		case <-ctx.Done():
 			return lockerr.ContextError(ctx)
 		}
-		if !clock.Sleep(ctx, retryDelay(lock)) {
+		if !clock.Sleep(ctx, retryDelay(lock.Lasts())) {
 			return lockerr.ContextError(ctx)
 		}
 	}
@@ -207,10 +219,26 @@ func (r *renewer) mostToConnect() time.Duration {
 	return most
 }
 
-// send renews a batch, with one statement per mode.
+// send renews a batch, with one statement per mode, and makes the first of its changes. The others
+// are left to the next batch, so that renewals wait for one change at most.
 func (r *renewer) send(batch []renewal) error {
-	return inModes(batch, func(entry renewal) hold.Mode { return entry.lock.Mode }, r.sendAs, r.fail)
+	i := slices.IndexFunc(batch, isChange)
+	if i < 0 {
+		return inModes(batch, func(entry renewal) hold.Mode { return entry.lock.Mode }, r.sendAs, r.fail)
+	}
+	first, rest := batch[i], slices.Clone(batch[i+1:])
+	batch = append(slices.Clone(batch[:i]), slices.DeleteFunc(slices.Clone(rest), isChange)...)
+	r.sending.Add(slices.DeleteFunc(rest, func(entry renewal) bool { return !isChange(entry) })...)
+	if len(batch) > 0 {
+		if err := r.send(batch); err != nil {
+			r.fail([]renewal{first}, err)
+			return err
+		}
+	}
+	return r.sendChange(first)
 }
+
+func isChange(entry renewal) bool { return entry.change != nil }
 
 func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 	var locks []*hold.Hold
@@ -233,7 +261,7 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 	names, holders, tokens := identify(locks)
 	ttls := make([]int64, len(locks))
 	for i, lock := range locks {
-		ttls[i] = lock.TTL.Milliseconds()
+		ttls[i] = lock.Lasts().Milliseconds()
 	}
 	var outcomes []string
 	var evicted map[*hold.Hold]error
@@ -262,19 +290,77 @@ func (r *renewer) sendAs(mode hold.Mode, batch []renewal) error {
 		return err
 	}
 	for i, lock := range locks {
-		var err error
-		switch outcomes[i] {
-		case renewalDone:
-			err = lock.Renewed(sent)
-		case renewalGone:
-			err = lock.Lose(cmp.Or(evicted[lock], hold.ErrTakenAway))
-		default:
-			err = errRowLocked
-			lock.NotRenewed(err)
-			r.again(lock) // alone, so that it delays no other renewal
-		}
-		tell(waiting[lock], err)
+		tell(waiting[lock], r.settle(lock, outcomes[i], evicted[lock], func() error { return lock.Renewed(sent) }))
 	}
+	return nil
+}
+
+// settle records the outcome for a lock, by renewed if it was renewed.
+func (r *renewer) settle(lock *hold.Hold, outcome string, evicted error, renewed func() error) error {
+	switch outcome {
+	case renewalDone:
+		return renewed()
+	case renewalGone:
+		return lock.Lose(cmp.Or(evicted, hold.ErrTakenAway))
+	}
+	lock.NotRenewed(errRowLocked)
+	r.again(lock) // alone, so that it delays no other renewal
+	return errRowLocked
+}
+
+// sendChange changes a lease. It first asks for the version of the row, which every renewal changes:
+// a change that arrives late, because it was sent before the connection broke, would make the lease
+// shorter than a later renewal has made it, and so finds another version. A change without an
+// answer is not sent again. A renewal is, because the deadline may be that of a shorter TTL until then.
+func (r *renewer) sendChange(entry renewal) error {
+	lock, c := entry.lock, entry.change
+	if err := lock.Err(); err != nil || c.left.Load() {
+		tell([]chan<- error{entry.answer}, err)
+		return nil
+	}
+	t := r.table
+	ttl := cmp.Or(c.ttl, lock.Lasts())
+	var row struct {
+		Outcome string
+		Version *string
+	}
+	var ended, evicted error
+	var sent time.Duration
+	err := t.renewal(func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
+		row.Version = nil
+		for range 2 {
+			sent = t.host.Clock()
+			if row.Version != nil {
+				if ended = lock.Changing(ttl, t.margin(ttl), sent); ended != nil {
+					return nil
+				}
+			}
+			row, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.LeaseChange), lock.Key, lock.Holder, lock.Token,
+				lock.Mode == hold.Shared, row.Version, ttl.Milliseconds(), c.metadata), pgx.RowToStructByPos[struct {
+				Outcome string
+				Version *string
+			}])
+			if err != nil {
+				return err
+			}
+			if row.Outcome == renewalGone {
+				evicted = t.whyGone(ctx, q, []*hold.Hold{lock})[lock]
+				return nil
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		r.fail([]renewal{entry}, err)
+		if t.Reached() {
+			return nil
+		}
+		return err
+	}
+	if ended == nil {
+		ended = r.settle(lock, row.Outcome, evicted, func() error { return lock.Changed(ttl, t.margin(ttl), sent) })
+	}
+	tell([]chan<- error{entry.answer}, ended)
 	return nil
 }
 
@@ -307,6 +393,10 @@ func tell(answers []chan<- error, err error) {
 
 // again renews, a little later, those of the locks that are still held then.
 func (r *renewer) again(locks ...*hold.Hold) {
+	delay := time.Second
+	for _, lock := range locks {
+		delay = min(delay, retryDelay(lock.Lasts()))
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopped {
@@ -320,24 +410,25 @@ func (r *renewer) again(locks ...*hold.Hold) {
 	if len(locks) == 0 {
 		return
 	}
-	first := slices.MinFunc(locks, func(a, b *hold.Hold) int { return cmp.Compare(a.TTL, b.TTL) })
-	time.AfterFunc(clock.Jitter(retryDelay(first)), func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+	time.AfterFunc(clock.Jitter(delay), func() {
 		var due []renewal
 		for _, lock := range locks {
-			delete(r.retrying, lock)
-			if class := r.classes[lock.TTL]; class != nil {
-				if _, held := class.locks[lock]; held {
-					due = append(due, renewal{lock: lock})
-				}
+			if _, ended := lock.Ended(); ended == nil {
+				due = append(due, renewal{lock: lock})
 			}
 		}
-		r.sending.Add(due...)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, lock := range locks {
+			delete(r.retrying, lock)
+		}
+		if !r.stopped {
+			r.sending.Add(due...)
+		}
 	})
 }
 
 // retryDelay leaves time for several attempts before the deadline.
-func retryDelay(lock *hold.Hold) time.Duration {
-	return min(max(lock.TTL/20, 25*time.Millisecond), time.Second)
+func retryDelay(ttl time.Duration) time.Duration {
+	return min(max(ttl/20, 25*time.Millisecond), time.Second)
 }

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"crypto/rand"
+	"iter"
 	"time"
 
 	"github.com/pgxlock/pgxlock/internal/batcher"
@@ -17,7 +18,8 @@ import (
 // request is one acquisition in flight.
 type request struct {
 	lock     *hold.Hold
-	permits  int // how many the semaphore has; 0: the request is for the lease itself
+	others   []*hold.Hold // permits that are wanted together with it, all or none
+	permits  int          // how many the semaphore has; 0: the request is for the lease itself
 	metadata *string
 	ticket   *int64 // nil: it passes callers that wait
 
@@ -27,21 +29,47 @@ type request struct {
 	batcher.Future
 }
 
+// size returns how many leases are requested.
+func (r *request) size() int { return 1 + len(r.others) }
+
+// holds yields the holds, the lock first.
+func (r *request) holds() iter.Seq2[int, *hold.Hold] {
+	return func(yield func(int, *hold.Hold) bool) {
+		if !yield(0, r.lock) {
+			return
+		}
+		for i, other := range r.others {
+			if !yield(i+1, other) {
+				return
+			}
+		}
+	}
+}
+
 // Try implements [hold.Backend].
 func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt) {
-	margin := time.Duration(float64(t.cfg.Margin) * float64(o.TTL) / float64(t.cfg.TTL))
-	requests := make([]*request, len(attempts))
-	for i := range attempts {
-		lock := attempts[i].Hold
-		lock.Holder, lock.TTL, lock.Margin = t.cfg.Owner+":"+rand.Text(), o.TTL, max(margin, 100*time.Millisecond)
-		requests[i] = &request{lock: lock, permits: o.Permits, metadata: o.Metadata, Future: batcher.NewFuture()}
-		if !o.Turn.SkipQueue || o.Mode == hold.Shared { // a try for a shared lock must not pass waiters
-			requests[i].ticket = new(int64)
+	group := 1
+	if o.Permits > 0 {
+		group = len(attempts)
+	}
+	requests := make([]*request, len(attempts)/group)
+	for i := range requests {
+		r := &request{lock: attempts[i*group].Hold, permits: o.Permits, metadata: o.Metadata, Future: batcher.NewFuture()}
+		for _, other := range attempts[i*group+1 : (i+1)*group] {
+			r.others = append(r.others, other.Hold)
 		}
+		holder, margin := t.cfg.Owner+":"+rand.Text(), t.margin(o.TTL)
+		for _, lock := range r.holds() {
+			lock.Holder, lock.TTL, lock.Margin = holder, o.TTL, margin
+			lock.Waited = i == 0 && !o.Turn.SkipQueue && o.Turn.Ticket > 0
+		}
+		if !o.Turn.SkipQueue || o.Mode == hold.Shared || o.Permits > 0 { // a try for a shared lock or a permit must not pass waiters
+			r.ticket = new(int64)
+		}
+		requests[i] = r
 	}
 	if !o.Turn.SkipQueue {
 		requests[0].ticket = &o.Turn.Ticket
-		requests[0].lock.Waited = o.Turn.Ticket > 0
 	}
 	began := time.Now()
 	t.flow.ask(ctx.Done() == nil, requests...)
@@ -51,7 +79,10 @@ func (t *Table) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 		ctx = bounded
 	}
 	for i, r := range requests {
-		attempts[i].Err = t.requests.Explain(r.Await(ctx, t.host.Closing.Done()))
+		err := t.requests.Explain(r.Await(ctx, t.host.Closing.Done()))
+		for j := range group {
+			attempts[i*group+j].Err = err
+		}
 	}
 }
 
@@ -89,7 +120,19 @@ func (t *Table) acquireAs(mode hold.Mode, requests []*request) error {
 		t.failRequests(permits, err)
 		return err
 	}
-	return t.ask(mode, permits)
+	for len(permits) > 0 {
+		n, leases := 0, 0
+		for n < len(permits) && (n == 0 || leases+permits[n].size() <= batcher.MaxRequests) {
+			leases += permits[n].size()
+			n++
+		}
+		if err := t.ask(mode, permits[:n]); err != nil {
+			t.failRequests(permits[n:], err)
+			return err
+		}
+		permits = permits[n:]
+	}
+	return nil
 }
 
 // ask sends requests that are all for leases of one mode, or all for permits.
@@ -109,9 +152,15 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return r.lock.TTL.Milliseconds(), true })
 	dbconn.AddTexts(args, batch, func(r *request) *string { return r.metadata })
 	dbconn.AddBigints(args, batch, func(r *request) (int64, bool) { return dbconn.OrNull(r.ticket) })
+	leases := len(batch)
 	if mode == hold.Exclusive && batch[0].permits > 0 {
 		statement = statements.LeaseAcquirePermit
 		dbconn.AddIntegers(args, batch, func(r *request) int32 { return int32(r.permits) })
+		dbconn.AddIntegers(args, batch, func(r *request) int32 { return int32(r.size()) })
+		leases = 0
+		for _, r := range batch {
+			leases += r.size()
+		}
 	}
 
 	var grants []grant
@@ -120,7 +169,7 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	err := t.request(t.flow.waits(t.host.Closing), func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
 		asked, sent = true, t.host.Clock()
 		err = q.Answer(ctx, t.place.Statement(statement), args, func(values [][]byte) (err error) {
-			grants, err = readGrants(values, len(batch), single)
+			grants, err = readGrants(values, leases, single)
 			return err
 		})
 		if err != nil && !lockerr.Refused(err) { // this holds even if a later attempt is refused
@@ -159,10 +208,12 @@ func (t *Table) ask(mode hold.Mode, batch []*request) error {
 	}
 	t.flow.answered(len(batch))
 	for _, acquired := range []bool{true, false} { // a refusal may be because of a grant to a caller that has left
-		for i, g := range grants {
-			if g.acquired == acquired {
-				t.settle(batch[i], g, sent)
+		rest := grants
+		for _, r := range batch {
+			if rest[0].acquired == acquired {
+				t.settle(r, rest[:r.size()], sent)
 			}
+			rest = rest[r.size():]
 		}
 	}
 	t.reaping.Start()

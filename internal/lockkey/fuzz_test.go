@@ -12,7 +12,7 @@ import (
 
 // FuzzKeys checks what a key names, whatever its text is.
 func FuzzKeys(f *testing.F) {
-	for _, key := range []string{"", "order:42", lockkey.ID{Number: -1}.Key(), lockkey.ID{Number: 2<<32 - 2, Pair: true}.Key(), "\x00#+1", "\x00#1,+2", "\xff", "a\u009b\x00", strings.Repeat("世", 300), "0:k", "*shared"} {
+	for _, key := range []string{"", "order:42", lockkey.ID{Number: -1}.Key(), lockkey.ID{Number: 2<<32 - 2, Pair: true}.Key(), "\x00#+1", "\x00#1,+2", lockkey.In("billing", "k"), lockkey.In("a", "\x00#1"), lockkey.In("a/b", "c"), "\xff", "a\u009b\x00", strings.Repeat("世", 300), "0:k", "*shared"} {
 		f.Add(key)
 	}
 	f.Fuzz(func(t *testing.T, key string) {
@@ -22,6 +22,9 @@ func FuzzKeys(f *testing.F) {
 		}
 		if id, raw := lockkey.ParseRaw(key); raw {
 			same := id.Key()
+			if namespace, name := lockkey.Within(key); namespace != nil {
+				same = lockkey.In(*namespace, name)
+			}
 			if same != key || lockkey.Identify(key) != id || lockkey.CheckAdvisory(key) != nil || lockkey.Check(key) == nil {
 				t.Errorf("%q and %q name the lock %v", key, same, id)
 			}

@@ -109,8 +109,73 @@ func Identify(key string) ID {
 	if id, raw := ParseRaw(key); raw {
 		return id
 	}
-	sum := sha256.Sum256([]byte(key))
+	return hashed([]byte(key))
+}
+
+func hashed(text []byte) ID {
+	sum := sha256.Sum256(text)
 	return ID{Number: int64(binary.BigEndian.Uint64(sum[:8]))}
+}
+
+// IdentifyIn is Identify for a key in a namespace: a zero byte, which no name contains, stands between
+// the two in what is hashed. An empty namespace is none.
+func IdentifyIn(namespace, key string) ID {
+	if namespace == "" {
+		return Identify(key)
+	}
+	text := make([]byte, 0, 256)
+	return hashed(append(append(append(text, namespace...), 0), key...))
+}
+
+// The key of a lock in a namespace stands for its name, as a raw key stands for a number. People write it
+// as @namespace/name.
+const (
+	inPrefix     = "\x00@"
+	inSeparator  = "/"
+	maxNamespace = 63
+)
+
+// In returns the key that stands for a key in a namespace. CheckAdvisory refuses it if one of the
+// two is wrong.
+func In(namespace, key string) string {
+	switch {
+	case namespace == "":
+		return key
+	case strings.Contains(namespace, inSeparator):
+		return inPrefix
+	}
+	return inPrefix + namespace + inSeparator + key
+}
+
+// Within returns the namespace of a key, nil for none, and the name in it.
+func Within(key string) (namespace *string, name string) {
+	if text, in := strings.CutPrefix(key, inPrefix); in {
+		space, name, _ := strings.Cut(text, inSeparator)
+		return &space, name
+	}
+	return nil, key
+}
+
+// CheckIn returns what is wrong with a namespace, or with a key in it.
+func CheckIn(namespace, key string) error {
+	if err := CheckNamespace(namespace); err != nil {
+		return err
+	}
+	if _, raw := ParseRaw(key); raw {
+		return errors.New("the key has a namespace already, or is a number, which is the same in every namespace; use it without one")
+	}
+	if n := utf8.RuneCountInString(namespace) + utf8.RuneCountInString(key) + len("@/"); n > MaxText {
+		return fmt.Errorf("the key has %d characters with its namespace, %d are allowed; shorten it, for example by a hash", n, MaxText)
+	}
+	return Check(key)
+}
+
+// CheckNamespace returns what is wrong with a namespace.
+func CheckNamespace(namespace string) error {
+	if n := utf8.RuneCountInString(namespace); n < 1 || n > maxNamespace || !utf8.ValidString(namespace) || strings.ContainsAny(namespace, "\x00"+inSeparator) {
+		return fmt.Errorf("a namespace is valid UTF-8 of 1 to %d characters without / and zero bytes", maxNamespace)
+	}
+	return nil
 }
 
 // A raw key begins with a zero byte, which no name contains.
@@ -124,8 +189,17 @@ func (id ID) Key() string {
 	return rawPrefix + strconv.FormatInt(id.Number, 10)
 }
 
-// ParseRaw returns the lock of a raw key.
+// IsNumber reports whether a key is that of a number, or of two.
+func IsNumber(key string) bool {
+	id, raw := ParseRaw(key)
+	return raw && key == id.Key()
+}
+
+// ParseRaw returns the lock of a key that is no name: a number, or a name in a namespace.
 func ParseRaw(key string) (id ID, raw bool) {
+	if namespace, name := Within(key); namespace != nil {
+		return IdentifyIn(*namespace, name), CheckIn(*namespace, name) == nil
+	}
 	text, raw := strings.CutPrefix(key, rawPrefix)
 	if !raw {
 		return id, false
@@ -141,7 +215,7 @@ func ParseRaw(key string) (id ID, raw bool) {
 	return id, err == nil && key == id.Key()
 }
 
-// Split returns a key as people write it, a raw key as #42, and whether it is raw.
+// Split returns a key as people write it, a raw key as #42 or @namespace/name, and whether it is raw.
 func Split(key string) (text string, raw bool) {
 	if _, raw := ParseRaw(key); raw {
 		return key[1:], true
@@ -160,14 +234,18 @@ func Join(text string, raw bool) string {
 // Shown returns the key as messages show it: quoted and at most so long as a key may be, or a
 // raw key as #42.
 func Shown(key string) string {
-	if text, raw := Split(key); raw {
+	text, _ := Split(key)
+	if IsNumber(key) {
 		return text
 	}
-	return strconv.Quote(oneline.Cut(key, MaxText, "…"))
+	return strconv.Quote(oneline.Cut(text, MaxText, "…"))
 }
 
 // CheckAdvisory is Check for locks that raw keys name as well.
 func CheckAdvisory(key string) error {
+	if namespace, name := Within(key); namespace != nil {
+		return CheckIn(*namespace, name)
+	}
 	if _, raw := ParseRaw(key); raw {
 		return nil
 	}
@@ -181,7 +259,7 @@ const MaxText = 255
 // Check returns what is wrong with a key, before anything is sent.
 func Check(key string) error {
 	if _, raw := ParseRaw(key); raw {
-		return fmt.Errorf("a RawKey names an advisory lock; use it with NewAdvisoryLocker or LockTx: %w", errors.ErrUnsupported)
+		return fmt.Errorf("a RawKey names an advisory lock, and so does a key of a Namespace; use it with NewAdvisoryLocker or LockTx: %w", errors.ErrUnsupported)
 	}
 	switch {
 	case key == "":

@@ -30,8 +30,9 @@ type observedCall struct {
 
 // observedKey is what tells the locks of a process apart.
 type observedKey struct {
-	call uint64
-	key  string
+	call   uint64
+	key    string
+	permit int
 }
 
 type observedLock struct {
@@ -94,7 +95,7 @@ func (l *Ledger) enterCall(e pgxlock.Event) {
 }
 
 func (l *Ledger) enterLock(e pgxlock.Event) *observedLock {
-	key := observedKey{e.Call, e.Key}
+	key := observedKey{e.Call, e.Key, e.Permit}
 	lock := l.locks[key]
 	if e.Op == pgxlock.EventAcquired {
 		c := l.calls[e.Call]
@@ -120,7 +121,7 @@ func (l *Ledger) enterLock(e pgxlock.Event) *observedLock {
 
 // enterTerm accepts a loss before or within a term, but no release.
 func (l *Ledger) enterTerm(e pgxlock.Event) *observedLock {
-	lock := l.locks[observedKey{e.Call, e.Key}]
+	lock := l.locks[observedKey{e.Call, e.Key, e.Permit}]
 	if l.must(e, lock != nil, "is of a lock that was acquired"); lock == nil {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -426,6 +427,60 @@ func holders(t *testing.T, locks *pgxlock.Locker) {
 	if none, err := locks.Holders(t.Context(), "k"); len(none) != 0 || err != nil {
 		t.Errorf("a released key: %v, %v", none, err)
 	}
+	changes(t, locks)
+}
+
+// What a lock was acquired with can change, and does not change that of others.
+func changes(t *testing.T, locks *pgxlock.Locker) {
+	supported := takes(t, locks, pgxlock.TTL(time.Hour)) && takes(t, locks, pgxlock.Metadata("any"))
+	for _, mode := range []pgxlock.Mode{pgxlock.Exclusive, pgxlock.Shared} {
+		key := mode.String()
+		lock := acquire(t, locks, key, mode)
+		other := lock
+		if mode == pgxlock.Shared {
+			other = acquire(t, locks, key, mode)
+		}
+		before, bounded := lock.Deadline()
+		if !supported {
+			is(t, "SetTTL", lock.SetTTL(t.Context(), time.Hour), errors.ErrUnsupported)
+			is(t, "SetMetadata", lock.SetMetadata(t.Context(), "any"), errors.ErrUnsupported)
+			is(t, "the lock", lock.Err(), nil)
+			continue
+		}
+		for _, ttl := range []time.Duration{2 * time.Hour, 30 * time.Minute} {
+			began := time.Now()
+			is(t, "SetMetadata", lock.SetMetadata(t.Context(), ttl.String()), nil)
+			is(t, "SetTTL", lock.SetTTL(t.Context(), ttl), nil)
+			if until, ok := lock.Deadline(); ok != bounded || bounded && (until.Sub(began) < ttl/2 || until.After(time.Now().Add(ttl))) {
+				t.Errorf("%s: the deadline is %s away with a TTL of %s", key, time.Until(until), ttl)
+			}
+			found, err := locks.Holders(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, h := range found {
+				if mine := h.ID == lock.Holder(); mine && h.Metadata != ttl.String() || !mine && h.Metadata != "" {
+					t.Errorf("%s: %+v", key, h)
+				}
+				if until, ok := lock.Deadline(); ok && h.ID == lock.Holder() && (h.Expires.Before(until) || h.Expires.After(time.Now().Add(ttl+time.Minute))) {
+					t.Errorf("%s: it expires at %s, with a TTL of %s and the deadline %s", key, h.Expires, ttl, until)
+				}
+			}
+		}
+		if until, _ := other.Deadline(); other != lock && until.Before(before) {
+			t.Errorf("another holder's deadline was %s, and is %s", before, until)
+		}
+		for _, wrong := range []time.Duration{0, -time.Hour, time.Millisecond} {
+			if err := lock.SetTTL(t.Context(), wrong); err == nil || lock.Err() != nil {
+				t.Errorf("a TTL of %s: %v, %v", wrong, err, lock.Err())
+			}
+		}
+		if err := lock.SetMetadata(t.Context(), "\xff"); err == nil || lock.Err() != nil {
+			t.Errorf("bad metadata: %v, %v", err, lock.Err())
+		}
+		is(t, "Release", lock.Release(t.Context()), nil)
+		is(t, "SetTTL of a released lock", lock.SetTTL(t.Context(), time.Hour), pgxlock.ErrReleased)
+	}
 }
 
 func badInput(t *testing.T, locks *pgxlock.Locker) {
@@ -490,10 +545,16 @@ func shared(t *testing.T, locks *pgxlock.Locker) {
 	if found, err := locks.Holders(t.Context(), "k"); err != nil || len(found) != 2 || found[0].Mode != pgxlock.Shared {
 		t.Errorf("%+v, %v", found, err)
 	}
+	inside, cancel := second.Context(t.Context())
+	defer cancel()
+	_, err := locks.Acquire(inside, "k")
+	if is(t, "an upgrade", err, pgxlock.ErrDeadlock); err == nil || !strings.Contains(err.Error(), "shared, and two upgrades would wait") {
+		t.Errorf("%v does not say why", err)
+	}
 	if err := first.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
-	_, err := locks.TryAcquire(t.Context(), "k")
+	_, err = locks.TryAcquire(t.Context(), "k")
 	is(t, "an exclusive lock beside a shared one", err, pgxlock.ErrNotAcquired)
 	if err := second.Renew(t.Context()); err != nil {
 		t.Error(err)
@@ -507,6 +568,7 @@ func shared(t *testing.T, locks *pgxlock.Locker) {
 	}
 	_, err = locks.TryAcquire(t.Context(), "k", pgxlock.Shared)
 	is(t, "a shared lock beside an exclusive one", err, pgxlock.ErrNotAcquired)
+	downgrades(t, locks, alone)
 
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -518,6 +580,58 @@ func shared(t *testing.T, locks *pgxlock.Locker) {
 	}
 	close(start)
 	wg.Wait()
+}
+
+// An exclusive lock becomes a shared one, which readers join and no writer.
+func downgrades(t *testing.T, locks *pgxlock.Locker, alone *pgxlock.Lock) {
+	ctx, cancel := alone.Context(t.Context())
+	defer cancel()
+	shared, err := alone.Downgrade(ctx)
+	if locks.Kind() == pgxlock.KindAdvisory {
+		is(t, "Downgrade", err, errors.ErrUnsupported)
+		is(t, "the lock", errors.Join(alone.Err(), alone.Release(t.Context())), nil)
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, "the exclusive lock", alone.Err(), pgxlock.ErrReleased)
+	is(t, "its context", context.Cause(ctx), pgxlock.ErrReleased)
+	is(t, "its Release", alone.Release(t.Context()), nil)
+	_, err = alone.Downgrade(t.Context())
+	is(t, "a second Downgrade", err, pgxlock.ErrReleased)
+	if _, err := shared.Downgrade(t.Context()); err == nil || shared.Err() != nil {
+		t.Errorf("a shared lock was shared: %v, %v", err, shared.Err())
+	}
+	if shared.Key() != "k" || shared.Token() != alone.Token() || shared.Holder() == alone.Holder() {
+		t.Errorf("%s of %s, token %d, was %d of %s", shared.Key(), shared.Holder(), shared.Token(), alone.Token(), alone.Holder())
+	}
+	_, err = locks.TryAcquire(t.Context(), "k")
+	is(t, "an exclusive lock beside it", err, pgxlock.ErrNotAcquired)
+	reader := acquire(t, locks, "k", pgxlock.Shared, pgxlock.NoWait)
+	is(t, "Renew", errors.Join(shared.Renew(t.Context()), reader.Renew(t.Context())), nil)
+	is(t, "Release", errors.Join(shared.Release(t.Context()), reader.Release(t.Context())), nil)
+
+	// A reader that waits joins as soon as it may.
+	alone = acquire(t, locks, "k", pgxlock.NoWait)
+	joined := make(chan error, 1)
+	go func() {
+		_, err := locks.Acquire(t.Context(), "k", pgxlock.Shared, pgxlock.MaxWait(pgtest.Patience))
+		joined <- err
+	}()
+	if shared, err = alone.Downgrade(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	is(t, "a reader", errors.Join(<-joined, shared.Err()), nil)
+	if s := semaphore(t, locks, 1); s != nil {
+		permit, err := s.Acquire(t.Context(), "jobs")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = permit.Downgrade(t.Context())
+		is(t, "a permit", err, errors.ErrUnsupported)
+		is(t, "a permit", permit.Err(), nil)
+	}
 }
 
 func readersDoNotPass(t *testing.T, locks *pgxlock.Locker) {

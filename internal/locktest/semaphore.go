@@ -110,6 +110,85 @@ func permits(t *testing.T, locks *pgxlock.Locker) {
 		}
 	}
 	is(t, "Release", other.Release(t.Context()), nil)
+	together(t, locks)
+}
+
+// Four jobs that need three of eight permits: one by one, each could have two and wait for the third for
+// ever.
+func together(t *testing.T, locks *pgxlock.Locker) {
+	const n, jobs, each, rounds = 8, 4, 3, 6
+	s := semaphore(t, locks, n)
+	var inside atomic.Int32
+	var wg sync.WaitGroup
+	for range jobs {
+		wg.Go(func() {
+			for range rounds {
+				all, err := s.AcquireN(t.Context(), "many", each)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				keys := make(map[string]bool)
+				for _, permit := range all {
+					keys[permit.Key()] = true
+					is(t, "a permit", permit.Renew(t.Context()), nil)
+				}
+				if now := inside.Add(each); len(all) != each || len(keys) != each || now > n {
+					t.Errorf("%d permits, %d different ones, %d in all", len(all), len(keys), now)
+				}
+				inside.Add(-each)
+				is(t, "Release", all.Release(t.Context()), nil)
+			}
+		})
+	}
+	wg.Wait()
+
+	// A larger request lets none pass that came later.
+	held, err := s.TryAcquireN(t.Context(), "many", 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.TryAcquireN(t.Context(), "many", 3)
+	is(t, "three of two", err, pgxlock.ErrNotAcquired)
+	large := make(chan pgxlock.Locks, 1)
+	go func() {
+		all, err := s.AcquireN(t.Context(), "many", 5)
+		is(t, "a larger request", err, nil)
+		large <- all
+	}()
+	for { // until it waits
+		permit, err := s.TryAcquire(t.Context(), "many")
+		if errors.Is(err, pgxlock.ErrNotAcquired) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		is(t, "Release", permit.Release(t.Context()), nil)
+	}
+	small := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(t.Context(), "many")
+		small <- err
+	}()
+	_, err = s.TryAcquireN(t.Context(), "many", 1)
+	is(t, "a try while others wait", err, pgxlock.ErrNotAcquired)
+	is(t, "Release", held.Release(t.Context()), nil)
+	all := <-large
+	is(t, "a smaller request behind it", <-small, nil)
+	inside1, cancel := all.Context(t.Context())
+	defer cancel()
+	_, err = s.AcquireN(inside1, "many", 2)
+	is(t, "more for a holder of some", err, pgxlock.ErrDeadlock)
+	is(t, "Release", all.Release(t.Context()), nil)
+	for _, wrong := range []int{-1, 0, n + 1} {
+		if _, err := s.AcquireN(t.Context(), "many", wrong); err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%d of %d: %v", wrong, n, err)
+		}
+		if _, err := s.TryAcquireN(t.Context(), "many", wrong); err == nil || errors.Is(err, pgxlock.ErrNotAcquired) {
+			t.Errorf("%d of %d: %v", wrong, n, err)
+		}
+	}
 }
 
 func differentPermits(t *testing.T, locks *pgxlock.Locker) {

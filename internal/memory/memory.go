@@ -41,6 +41,27 @@ type member struct {
 	since    time.Time
 }
 
+// permitsLocked returns the keys of a free permit for each of the attempts, if they are for permits, or
+// why there are too few.
+func (m *Locks) permitsLocked(o hold.Request, attempts []hold.Attempt) (free []string, busy error) {
+	for n := range o.Permits {
+		key := lockkey.Permit(attempts[0].Hold.Key, n+1)
+		if h := m.held[key]; h != nil {
+			busy = &hold.Busy{Holder: h.locks[0].lock.Holder, Here: true}
+		} else if free = append(free, key); len(free) == len(attempts) {
+			return free, nil
+		}
+	}
+	return nil, busy
+}
+
+// describe sets the metadata, unless it is nil.
+func (m *member) describe(metadata *string) {
+	if metadata != nil {
+		_ = json.Unmarshal([]byte(*metadata), &m.metadata) // package pgxlock encoded it
+	}
+}
+
 // New returns Locks, of which queue hears when one is free.
 func New(clock clock.Clock, queue hold.LocalQueue) *Locks {
 	return &Locks{clock: clock, queue: queue, held: make(map[string]*entry)}
@@ -65,18 +86,19 @@ func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	free, busy := m.permitsLocked(o, attempts)
 	for i := range attempts {
 		lock := attempts[i].Hold
 		key := lock.Key
-		if ended != nil {
+		switch {
+		case ended != nil:
 			attempts[i].Err = ended
 			continue
-		}
-		queue := key
-		for n := range o.Permits {
-			if key = lockkey.Permit(queue, n+1); m.held[key] == nil {
-				break
-			}
+		case busy != nil:
+			attempts[i].Err = busy
+			continue
+		case free != nil:
+			key = free[i]
 		}
 		h := m.held[key]
 		if h != nil && (h.mode == hold.Exclusive || o.Mode == hold.Exclusive) {
@@ -95,9 +117,7 @@ func (m *Locks) Try(ctx context.Context, o hold.Request, attempts []hold.Attempt
 		now := m.clock()
 		lock.Granted(h.token, now, now)
 		held := member{lock: lock, since: time.Now()}
-		if o.Metadata != nil {
-			_ = json.Unmarshal([]byte(*o.Metadata), &held.metadata) // this package encoded it
-		}
+		held.describe(o.Metadata)
 		h.locks = append(h.locks, held)
 	}
 }
@@ -134,6 +154,21 @@ func (m *Locks) Release(l *hold.Hold) error {
 	return nil
 }
 
+// Share implements [hold.Backend].
+func (m *Locks) Share(from, to *hold.Hold) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h := m.held[from.Key]
+	if to.Holder == "" {
+		to.Holder = "memory:" + rand.Text()
+	}
+	now := m.clock()
+	to.Granted(h.token, now, now)
+	h.mode, h.locks = hold.Shared, []member{{lock: to, metadata: h.locks[0].metadata, since: time.Now()}}
+	m.queue.Freed(from.Queue)
+	return nil
+}
+
 // A lock in memory is never lost, so that nothing renews it.
 
 // Keep implements [hold.Backend].
@@ -144,6 +179,20 @@ func (m *Locks) Drop(*hold.Hold, bool) {}
 
 // Renew implements [hold.Backend].
 func (m *Locks) Renew(context.Context, *hold.Hold) error { return nil }
+
+// Change implements [hold.Backend].
+func (m *Locks) Change(_ context.Context, l *hold.Hold, _ time.Duration, metadata *string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h := m.held[l.Key]; h != nil {
+		for i := range h.locks {
+			if h.locks[i].lock == l {
+				h.locks[i].describe(metadata)
+			}
+		}
+	}
+	return nil
+}
 
 // ID implements [hold.Backend].
 func (m *Locks) ID(*hold.Hold) string { return "" }

@@ -124,7 +124,7 @@ var oversized = map[string][]struct{ argument, call string }{
 	"pgxlock_notify_holders": {{"p_ids", "pgxlock_notify_holders(" + numbers + ", " + bigs + ")"}},
 	"pgxlock_step_downs":     {{"p_names", "(select count(*) from pgxlock_step_downs(" + numbers + ", " + names + ", " + names + "))"}},
 	"pgxlock_evicted":        {{"p_names", "(select count(*) from pgxlock_evicted(" + numbers + ", " + names + ", " + names + ", " + bigs + "))"}},
-	"pgxlock_publish_names":  {{"p_names", "pgxlock_publish_names(" + names + ") is null"}, {"p_names", "pgxlock_publish_names(array[" + tooLong + "]) is null"}},
+	"pgxlock_publish_names":  {{"p_names", "pgxlock_publish_names(" + names + ") is null"}, {"p_names", "pgxlock_publish_names(array[" + tooLong + "]) is null"}, {"p_names", "pgxlock_publish_names('{k}', array[" + tooLong + "]) is null"}},
 	"start_run":              {{"p_key", "start_run(" + tooLong + ", '1 day')"}, {"p_period", "start_run('k', '36501 days')"}, {"p_time_zone", "start_run('k', '1 day', '0', " + tooLong + ")"}, {"p_first", "start_run('k', '1 day', '0', 'UTC', 'later')"}},
 	"list_runs":              {{"p_key", "(select count(*) from list_runs(" + tooLong + "))"}, {"p_limit", "(select count(*) from list_runs(null, 10001))"}},
 	"start_run_at":           {{"p_key", "start_run_at(" + tooLong + ", now())"}, {"slot", "start_run_at('k', now() + interval '8 days')"}},
@@ -153,12 +153,24 @@ var oversized = map[string][]struct{ argument, call string }{
 	"pgxlock_reap_shares":      {{"p_limit", "pgxlock_reap_shares('1 h', 10001)"}},
 	"pgxlock_reap_limits":      {{"p_pages", "(pgxlock_reap_limits(0, 10001)).removed"}},
 
+	"pgxlock_change_lease": {
+		{"p_lock_name", "(pgxlock_change_lease(" + tooLong + ", 'A', 1, false, null, 1000, null)).outcome"},
+		{"p_holder_id", "(pgxlock_change_lease('k', " + tooLong + ", 1, false, null, 1000, null)).outcome"},
+		{"p_metadata", "(pgxlock_change_lease('k', 'A', 1, false, null, 1000, to_jsonb(repeat('m', 65537))::text)).outcome"},
+	},
+	"pgxlock_share_held": {
+		{"p_lock_name", "pgxlock_share_held(" + tooLong + ", 'A', 1, 'B', 1000)"},
+		{"p_holder_id", "pgxlock_share_held('k', " + tooLong + ", 1, 'B', 1000)"},
+		{"p_holder_id", "pgxlock_share_held('k', 'A', 1, " + tooLong + ", 1000)"},
+	},
+
 	"pgxlock_release_one":       nil, // looks the row up
 	"wake_lock_waiter":          nil, // looks the row up
 	"pgxlock_holders":           nil, // looks the row up
 	"pgxlock_share_holders":     nil, // looks the row up
 	"assert_advisory_lock_held": nil, // numbers
 	"advisory_lock_key":         nil, // a hash
+	"advisory_lock_key_in":      nil, // a hash
 	"pgxlock_own_key":           nil, // a hash
 	"pgxlock_waiter_key":        nil, // a hash
 	"pgxlock_version":           nil,

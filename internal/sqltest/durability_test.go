@@ -259,7 +259,8 @@ func TestRenewalsAndClaimsAreDurableWhateverALockerAsksFor(t *testing.T) {
 		fmt.Sprintf("renew_lock('k', 'A', %d)", token):               "on",
 		"pgxlock_renew_batch('{k}', '{A}', '{1}', '{60000}')":        "on",
 		"pgxlock_renew_shares_batch('{k}', '{A}', '{1}', '{60000}')": "on",
-		"pgxlock_advisory_batch('{0}', '{1}', 1)":                    "on",
+		fmt.Sprintf("pgxlock_change_lease('k', 'A', %d, false, (select xmin::text from distributed_locks where lock_name = 'k'), 60000, null)", token): "on",
+		"pgxlock_advisory_batch('{0}', '{1}', 1)": "on",
 	} {
 		s.do("begin; select " + call)
 		if got := s.get("current_setting('synchronous_commit')"); got != want {

@@ -27,6 +27,9 @@ func TestAdvisoryLockKeysNeverChange(t *testing.T) {
 			d.want("advisory_lock_key('invoice:42')", "6688477336110245193")
 			d.want("advisory_lock_key("+eAcute+")", "5375421630974772051")
 			d.want("advisory_lock_key(NULL)", "NULL")
+			d.want("advisory_lock_key_in('billing', 'invoice:42')", "1572001551135567388")
+			d.want("advisory_lock_key_in("+eAcute+", "+eAcute+") = advisory_lock_key_in('x', "+eAcute+")", "false")
+			d.want("advisory_lock_key_in(NULL, 'invoice:42')", "NULL")
 			// Leases, too, work in every encoding.
 			d.want("acquire_lock("+eAcute+", 'A')", "true")
 			d.want("acquire_lock("+eAcute+", 'B')", "false")

@@ -96,6 +96,46 @@ func TestFirstWaiterTakesTheNextPermit(t *testing.T) {
 	d.queueIs(0, "mails#")
 }
 
+// takePermits is takePermit for several together.
+func takePermits(name, holder string, n, wanted int) string {
+	return fmt.Sprintf("select count(distinct permit) || ' ' || bool_or(acquired) from pgxlock_permit_batch(array[%s], '{%d}', array[%s], '{60000}', '{NULL}', '{0}', '{%d}')",
+		quote(name), n, quote(holder), wanted)
+}
+
+func TestPermitsThatAreWantedTogetherAreAcquiredAllOrNone(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	d.want(takePermits("jobs", "A", 8, 3), "3 true")
+	d.want(takePermits("jobs", "A", 8, 3), "3 true")
+	d.want("select count(*) from distributed_locks where holder_id = 'A' and lock_name like 'jobs#%'", "6")
+	d.want(takePermits("jobs", "B", 8, 3), "0 false")
+	d.want("select count(*) from distributed_locks", "6")
+
+	// Two look free, and are being acquired by a transaction that is still open.
+	other := d.begin(readCommitted)
+	free := d.get("select string_agg(format('acquire_lock(%L, %L)', 'jobs#' || n, 'other'), ' and ') from generate_series(1, 8) n where not exists (select from distributed_locks where lock_name = 'jobs#' || n)")
+	other.want(free, "true")
+	d.want(takePermits("jobs", "B", 9, 3), "0 false")
+	d.want("select count(*) from distributed_locks", "6")
+	d.want(takePermits("jobs", "B", 10, 2), "2 true")
+	other.rollback()
+	d.want(takePermits("jobs", "C", 10, 2), "2 true")
+	d.want(takePermits("jobs", "D", 10, 1), "0 false")
+
+	// An expired one is free, and those behind a larger request are not served before it.
+	d.do("update distributed_locks set expires_at = clock_timestamp() - interval '1 s' where holder_id = 'C'")
+	process := d.process()
+	process.queue(0, "jobs#")
+	d.want(takePermits("jobs", "D", 10, 2), "0 false")
+	d.do("delete from pgxlock_waiters")
+	d.want(takePermits("jobs", "D", 10, 2), "2 true")
+	for _, wanted := range []string{"{0}", "{11}", "{null}", "{1,1}", "{}"} {
+		d.want("(select count(*) from pgxlock_permit_batch('{jobs}', '{10}', '{A}', '{60000}', '{NULL}', '{0}', '"+wanted+"'))", "22023")
+	}
+	d.want("(select count(*) from pgxlock_permit_batch('{a,b}', '{600,600}', '{A,A}', '{60000,60000}', '{NULL,NULL}', '{0,0}', '{500,501}'))", "22023")
+}
+
 func TestDeadOrSleepingWaiterKeepsNoOtherFromAPermit(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

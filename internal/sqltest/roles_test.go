@@ -59,6 +59,7 @@ var everything = []struct {
 	{"lock_tx('k')", "true", "application", "monitoring administration none"},
 	{"claim_once('k')", "true", "application", ""},
 	{"advisory_lock_key('invoice:42')", "6688477336110245193", "application monitoring administration", "none"},
+	{"advisory_lock_key_in('billing', 'invoice:42')", "1572001551135567388", "application monitoring administration", "none"},
 	{"pgxlock_version() >= 6", "true", "application monitoring administration", "none"},
 	{"(select count(*) from pgxlock_acquire_batch('{batch}', '{me}', '{1000}', '{null}', '{null}'))", "1", "application", ""},
 	{"(select token is not null from pgxlock_acquire_one('batch', 'me', 1000, null, null))", "true", "application", ""},
@@ -142,6 +143,8 @@ var everything = []struct {
 	{"(select acquired from pgxlock_try_in_turn('{shared}', '{me}', '{1000}', '{null}', '{0}', true))", "true", "application", ""},
 	{"(select acquired from pgxlock_share_each('{shared}', '{me}', '{1000}', '{null}'))", "true", "", "application"},
 	{"pgxlock_renew_shares_batch('{shared}', '{reader}', '{null}', '{1000}')", "renewed", "application", "administration"},
+	{"pgxlock_share_held('shared', 'other', 1, 'me', 1000)", "gone", "application", "monitoring administration"},
+	{"(pgxlock_change_lease('shared', 'reader', 1, true, null, 1000, null)).outcome", "gone", "application", "monitoring administration"},
 	{"pgxlock_release_shares_batch('{shared}', '{reader}', '{null}')", "released", "application", "administration"},
 	{"(select holder from pgxlock_share_holders('shared'))", "reader", "application monitoring administration", ""},
 	{"pgxlock_reap_shares('0 s')", "1", "application administration", ""},
@@ -463,7 +466,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		"evict_lock('held', 'other', 1, 'why')", "pgxlock_publish_names('{k}')", "(select count(*) from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))",
 		"acquire_shared_lock('new', 'me')", "acquire_shared_lock('held', 'me')", "acquire_shared_lock('shared', 'me')", "extend_shared_lock('shared', 'me')", "release_shared_lock('shared', 'me')",
 		"assert_shared_lock_held('shared', 'me')", "pgxlock_reap_shares()", "(select count(*) from pgxlock_share_holders('shared'))",
-		"(select count(*) from pgxlock_try_in_turn('{new}', '{me}', '{1000}', '{null}', '{0}', true))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
+		"(select count(*) from pgxlock_try_in_turn('{new}', '{me}', '{1000}', '{null}', '{0}', true))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "(pgxlock_change_lease('shared', 'me', 1, true, null, 1, null)).outcome", "pgxlock_share_held('held', 'other', 1, 'me', 1000)", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
 	}
 	all := func(who *session, want string) {
 		t.Helper()

@@ -188,6 +188,76 @@ func TestRenewRenewsNowAndReportsAnEviction(t *testing.T) {
 	}
 }
 
+func TestSetTTLIsThatOfLaterRenewals(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: testkit.TTL, Renew: time.Second})
+	for _, mode := range []pgxlock.Mode{pgxlock.Exclusive, pgxlock.Shared} {
+		lock := testkit.Acquire(t, locks, "k", mode, pgxlock.TTL(time.Hour))
+		lasts := func(ttl time.Duration) {
+			t.Helper()
+			if !testkit.Query[bool](t, db, "select expires_at between clock_timestamp() + $1::interval / 2 and clock_timestamp() + $1 from distributed_locks", ttl) {
+				t.Errorf("it does not last for %s", ttl)
+			}
+			until, _ := lock.Deadline()
+			if left := time.Until(until); left > ttl || left < ttl/2 {
+				t.Errorf("the deadline is %s away, with a TTL of %s", left, ttl)
+			}
+		}
+		lasts(time.Hour)
+		for _, ttl := range []time.Duration{2 * time.Hour, testkit.TTL, time.Hour, testkit.TTL} {
+			if err := lock.SetTTL(t.Context(), ttl); err != nil {
+				t.Fatal(err)
+			}
+			lasts(ttl)
+		}
+		if err := lock.SetMetadata(t.Context(), "later"); err != nil {
+			t.Fatal(err)
+		}
+		untilRenewed(t, db, lock, 2) // by the interval of its new TTL
+		lasts(testkit.TTL)
+		if found, err := locks.Holders(t.Context(), "k"); err != nil || len(found) != 1 || found[0].Metadata != "later" {
+			t.Errorf("%v, %v", found, err)
+		}
+		db.Exec(t, "delete from distributed_locks")
+		if err := lock.SetTTL(t.Context(), time.Hour); !errors.Is(err, pgxlock.ErrLost) || !errors.Is(lock.Err(), pgxlock.ErrLost) {
+			t.Errorf("SetTTL of a lease that is gone: %v; Err: %v", err, lock.Err())
+		}
+	}
+}
+
+// The row is locked, so that no request is answered before the caller has left.
+func TestChangeWhoseCallerHasLeftIsNotMadeLater(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
+	before, _ := lock.Deadline()
+	blocker := db.Connect(t)
+	if _, err := blocker.Exec(t.Context(), "begin; select from distributed_locks for update"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := errors.Join(lock.SetTTL(ctx, testkit.TTL), lock.Err()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("SetTTL: %v", err)
+	}
+	if until, _ := lock.Deadline(); before.Sub(until) < time.Hour/2 {
+		t.Errorf("the deadline was %s, and is %s, though the server may know the shorter TTL", before, until)
+	}
+	if _, err := blocker.Exec(t.Context(), "rollback"); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.Until(t, "a renewal says for how long the lock is held", func() bool {
+		until, _ := lock.Deadline()
+		return before.Sub(until) < time.Minute
+	})
+	if err := lock.Renew(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRenewOfALockedRowEndsWithItsContext(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

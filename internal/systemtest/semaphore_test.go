@@ -76,6 +76,42 @@ func TestEachPermitThatIsGivenBackLetsInWhoWaitsLongest(t *testing.T) {
 	testkit.NoTickets(t, db)
 }
 
+func TestLargerRequestForPermitsIsServedBeforeSmallerOnesOfOtherProcesses(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 40)
+	testkit.KeepTurns(t, db)
+	const n = 4
+	holder := testkit.Semaphore(t, testkit.NewLocker(t, db, nil), n)
+	large, small := testkit.Semaphore(t, testkit.Listening(t, db, "large"), n), testkit.Semaphore(t, testkit.Listening(t, db, "small"), n)
+	first, second := testkit.Permit(t, holder, "jobs"), testkit.Permit(t, holder, "jobs")
+	together := make(chan pgxlock.Locks, 1)
+	go func() {
+		all, err := large.AcquireN(t.Context(), "jobs", 3)
+		if err != nil {
+			t.Error(err)
+		}
+		together <- all
+	}()
+	testkit.UntilQueued(t, db, "jobs#", 1)
+	if _, err := small.TryAcquire(t.Context(), "jobs"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("a try passes the larger request: %v", err)
+	}
+	alone := testkit.WaitsForPermit(t, small, "jobs")
+	testkit.UntilQueued(t, db, "jobs#", 2)
+	testkit.Release(t, first)
+	all := <-together
+	if len(all) != 3 || len(alone) > 0 {
+		t.Fatalf("%d permits, and %d for the smaller request", len(all), len(alone))
+	}
+	if err := all.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	testkit.Release(t, <-alone)
+	testkit.Release(t, second)
+	testkit.NoTickets(t, db)
+}
+
 // The release wakes, not the periodic check: the woken ticket is stamped.
 func TestReleaseWakesWhoWaitsForAPermit(t *testing.T) {
 	pgtest.Long(t)
@@ -179,20 +215,25 @@ func TestLostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
 	lost.Happened(t)
 	untilOnlyHeld(t, db, first, second)
 
-	// All are taken by then, one of them by the attempt before. Who waits hears that it is
-	// given back.
+	// All are taken by then, one of them by the attempt before. Who has come to wait since hears that
+	// it is given back.
 	woken, n := testkit.CountNotifications(t, db), 0
 	for round := 0; round < 20 && n == 0; round++ { // now and then the look comes first
-		db.Exec(t, "select acquire_permit('jobs', 'third', 3, 600)")
+		held := p.Arm(t, testkit.HoldReply, permitSQL)
+		tried := make(chan error, 1)
+		go func() {
+			_, err := s.TryAcquire(t.Context(), "jobs")
+			tried <- err
+		}()
+		held.Happened(t)
 		granted := testkit.WaitsForPermit(t, waiter, "jobs")
 		testkit.UntilQueued(t, db, "jobs#", 1)
 		before := woken()
-		lost = p.Arm(t, testkit.LoseReply, permitSQL)
-		db.Exec(t, "select release_all_locks('third')")
-		if _, err := s.TryAcquire(t.Context(), "jobs"); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		p.Cut()
+		held.Resume()
+		if err := <-tried; !errors.Is(err, pgxlock.ErrNotAcquired) {
 			t.Errorf("one was left, and its reply was lost: %v", err)
 		}
-		lost.Happened(t)
 		last := <-granted
 		n += woken() - before
 		untilOnlyHeld(t, db, first, second, last)
@@ -200,6 +241,26 @@ func TestLostReplyOfAPermitLeavesNoneThatNobodyOwns(t *testing.T) {
 	}
 	if n == 0 {
 		t.Error("what was given back twenty times woke nobody")
+	}
+}
+
+func TestPermitsThatAreWantedTogetherAreReleasedWhenTheReplyIsLost(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	p, through := testkit.Proxied(t, db)
+	locks := testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour}) // long before they would expire
+	for _, n := range []int{8, 4} {                                              // the second attempt finds enough, or too few
+		lost := p.Arm(t, testkit.LoseReply, permitSQL)
+		all, err := testkit.Semaphore(t, locks, n).AcquireN(t.Context(), "jobs", 3)
+		if err != nil || len(all) != 3 {
+			t.Fatalf("%d permits, %v", len(all), err)
+		}
+		lost.Happened(t)
+		untilOnlyHeld(t, db, all...)
+		if err := all.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -405,6 +405,53 @@ func TestLostReplyLeavesNoShareThatNobodyOwns(t *testing.T) {
 	}
 }
 
+func TestDowngradeSurvivesALostReply(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	p, through := testkit.Proxied(t, db)
+	locks := testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour})
+	lock := testkit.Acquire(t, locks, "k", pgxlock.Metadata("mine"))
+	lost := p.Arm(t, testkit.LoseReply, "pgxlock_share_held")
+	shared, err := lock.Downgrade(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost.Happened(t)
+	if found, err := locks.Holders(t.Context(), "k"); err != nil || len(found) != 1 || found[0].ID != shared.Holder() || found[0].Mode != pgxlock.Shared || found[0].Metadata != "mine" {
+		t.Errorf("%v, %v", found, err)
+	}
+	testkit.Release(t, testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k", pgxlock.Shared))
+	testkit.Release(t, shared)
+	testkit.Release(t, testkit.Acquire(t, locks, "k", pgxlock.NoWait))
+}
+
+// Until the transaction that fenced the lock has ended, it may write as if nobody read.
+func TestDowngradeDuringAFencedTransactionFailsAndReleases(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Roomy(t, testkit.Migrated(t), 30)
+	locks := testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour})
+	lock := testkit.Acquire(t, locks, "k")
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Fence(t.Context(), tx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Downgrade(t.Context()); err == nil || errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("Downgrade: %v", err)
+	}
+	if _, err := locks.TryAcquire(t.Context(), "k", pgxlock.Shared); !errors.Is(err, pgxlock.ErrNotAcquired) {
+		t.Errorf("a reader beside the transaction: %v", err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Release(t, testkit.Acquire(t, locks, "k"))
+}
+
 func TestReadersInMemoryDoNotPassAWriter(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/clock"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
+	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
@@ -323,15 +324,19 @@ func (l *listener) publishNames(conn *pgx.Conn) error {
 		return nil
 	}
 	l.named = time.Now()
-	names := l.queue.server.Session.Unpublished()
-	if len(names) == 0 {
+	keys := l.queue.server.Session.Unpublished()
+	if len(keys) == 0 {
 		return nil
 	}
+	names, namespaces := make([]string, len(keys)), make([]*string, len(keys))
+	for i, key := range keys {
+		namespaces[i], names[i] = lockkey.Within(key)
+	}
 	err := l.briefly(func(ctx context.Context) error {
-		return dbconn.Querier{Conn: conn, Direct: true}.Exec(ctx, l.queue.server.Place.Statement(statements.AdvisoryPublishNames), names)
+		return dbconn.Querier{Conn: conn, Direct: true}.Exec(ctx, l.queue.server.Place.Statement(statements.AdvisoryPublishNames), names, namespaces)
 	})
 	if lockerr.SQLState(err) != "" && !conn.IsClosed() {
-		l.queue.config.Log.Debug("pgxlock: the names of locks are not published", "locks", len(names), "error", err)
+		l.queue.config.Log.Debug("pgxlock: the names of locks are not published", "locks", len(keys), "error", err)
 		return nil
 	}
 	return err

@@ -94,7 +94,7 @@ type LockSession interface {
 	// Evicted is called when an operator may have evicted the holder of one of them.
 	Evicted()
 
-	// Unpublished returns names of locks that operators should see and cannot yet.
+	// Unpublished returns keys, of names, of locks that operators should see and cannot yet.
 	Unpublished() []string
 }
 

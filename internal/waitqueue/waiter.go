@@ -22,6 +22,7 @@ type Waiter struct {
 	noWait   bool
 	mode     hold.Mode
 	permits  int
+	together int          // how many of the permits are wanted
 	waited   bool         // it was in a local queue, or a try failed
 	attempt  int          // counts the pauses of Backoff
 	tooSlow  int          // counts the tries for which the server was too slow
@@ -41,7 +42,7 @@ const mostTooSlow = 4
 // only ctx does, and 0: the call does not wait. End follows.
 func (q *Queue) Begin(ctx context.Context, w *Waiter, r hold.Request, maxWait *time.Duration) {
 	w.queue, w.caller, w.ctx = q, ctx, ctx
-	w.noWait, w.mode, w.permits = maxWait != nil && *maxWait == 0, r.Mode, r.Permits
+	w.noWait, w.mode, w.permits, w.together = maxWait != nil && *maxWait == 0, r.Mode, r.Permits, r.Together
 	if maxWait != nil && !w.noWait {
 		w.deadline.Start(ctx, *maxWait, lockerr.ErrNoAnswer)
 		w.ctx = &w.deadline
@@ -162,10 +163,12 @@ func (w *Waiter) Granted() {
 }
 
 // ChecksWriters reports whether BehindWriter has to be called before a try.
-func (w *Waiter) ChecksWriters() bool { return w.noWait && w.mode == hold.Shared }
+func (w *Waiter) ChecksWriters() bool {
+	return w.noWait && (w.mode == hold.Shared || w.permits > 0)
+}
 
-// BehindWriter returns the first of the locks that a try may not share because a writer of
-// this Locker waits for it, as an index and as the try's error; no error: there is none. The
+// BehindWriter returns the first of the locks that a try may not share, or of which it may not have
+// a permit, because an exclusive caller of this Locker waits for it, as an index and as the try's error; no error: there is none. The
 // backends check for the writers of other Lockers.
 func (w *Waiter) BehindWriter(names []lockkey.Name) (int, error) {
 	for i, name := range names {
@@ -310,7 +313,7 @@ func (w *Waiter) known(name lockkey.Name, err error) *hold.Busy {
 	if ended := w.Ended(); w.busy != nil || w.noWait || ended == nil || !errors.Is(err, ended) {
 		return nil
 	}
-	others := max(w.permits, 1) // this many held locks leave none for the caller
+	others := max(w.permits-w.together+1, 1) // this many held locks leave none for the caller, or too few
 	for _, h := range w.queue.config.Holds.Holds() {
 		if (w.mode == hold.Exclusive || h.Mode == hold.Exclusive) && h.Queue == name && h.Err() == nil {
 			if others--; others == 0 {
