@@ -176,7 +176,7 @@ What the migrations make in your schema, beside indexes: no extension, no trigge
 - [Tables and sequences](#tables-and-sequences), [views](#views), [functions for callers](#functions-for-callers),
   [internal functions](#internal-functions)
 
-A test writes this page from an installed schema and from what
+A test writes this from an installed schema and what
 [grant_locks](sql-administration.md#grant_locks) gives. A = application, M = monitoring, D = administration: the [kinds
 of roles](rights.md#three-kinds-of-roles); the rest is the owner's alone. Housekeeping, functions named ` + "`reap`" + `, runs
 in Go's Lockers and Limiters.
