@@ -39,7 +39,7 @@ BEGIN
     pgxlock_key(text, text), pgxlock_is_own_key(integer, bigint), pgxlock_own_key(boolean, bytea),
     pgxlock_check(text, text), pgxlock_require(boolean, text), pgxlock_check_primary(text),
     pgxlock_check_read_committed(text), pgxlock_check_try(text, text, interval, jsonb),
-    pgxlock_ttl(interval), pgxlock_durable(boolean), pgxlock_version();
+    pgxlock_ttl(text, interval), pgxlock_before(text, interval), pgxlock_durable(boolean), pgxlock_version();
   IF NOT v_restores THEN
     DROP FUNCTION acquire_lock(varchar, varchar, integer, jsonb), release_lock(varchar, varchar);
     DROP TABLE distributed_locks;

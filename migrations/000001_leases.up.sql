@@ -715,7 +715,7 @@ BEGIN
   BEGIN
     PERFORM pgxlock_check('p_lock_name', p_lock_name);
     PERFORM pgxlock_check('p_holder_id', p_holder_id);
-    v_ttl := pgxlock_ttl(p_ttl);
+    v_ttl := pgxlock_ttl('p_ttl (or p_ttl_seconds)', p_ttl);
     PERFORM FROM distributed_locks l
       WHERE l.lock_name::text = p_lock_name COLLATE "C" AND l.holder_id::text = p_holder_id COLLATE "C"
         AND (p_token IS NULL OR l.fencing_token = p_token) AND l.expires_at > clock_timestamp();
@@ -1047,20 +1047,21 @@ BEGIN
   CREATE OR REPLACE FUNCTION reap_expired_locks(p_grace interval DEFAULT '1 hour', p_limit integer DEFAULT 1000)
   RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   DECLARE
-    v_name  text;
-    v_count bigint := 0;
+    v_before timestamptz;
+    v_name   text;
+    v_count  bigint := 0;
   BEGIN
-    PERFORM pgxlock_require(p_grace >= interval '0', 'p_grace must be 0 or more');
+    v_before := pgxlock_before('p_grace', p_grace);
     PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
     FOR v_name IN SELECT l.lock_name::text FROM distributed_locks l
-                   WHERE l.expires_at <= clock_timestamp() - p_grace
+                   WHERE l.expires_at <= v_before
                    LIMIT p_limit LOOP
       BEGIN
         IF NOT pg_try_advisory_xact_lock(pgxlock_key('pin', v_name)) THEN
           RAISE EXCEPTION USING ERRCODE = 'LK900';
         END IF;
         PERFORM FROM distributed_locks l
-          WHERE l.lock_name::text = v_name COLLATE "C" AND l.expires_at <= clock_timestamp() - p_grace FOR UPDATE SKIP LOCKED;
+          WHERE l.lock_name::text = v_name COLLATE "C" AND l.expires_at <= v_before FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
           RAISE EXCEPTION USING ERRCODE = 'LK900';
         END IF;
@@ -1372,7 +1373,7 @@ BEGIN
       PERFORM pgxlock_check('p_lock_name', p_lock_name);
       PERFORM pgxlock_check('p_holder_id', p_holder_id);
     END IF;
-    v_ttl := pgxlock_ttl(p_ttl);
+    v_ttl := pgxlock_ttl('p_ttl (or p_ttl_seconds)', p_ttl);
     IF v_bytes > 65536 THEN
       RAISE EXCEPTION 'p_metadata must not exceed 65536 bytes, it has %', v_bytes USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -1420,16 +1421,40 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_check_read_committed(text) IS 'pgxlock, internal: raises 25001 above READ COMMITTED.';
 
   -- A ttl is elapsed time: days and months do not depend on the session's time zone.
-  CREATE OR REPLACE FUNCTION pgxlock_ttl(p_ttl interval) RETURNS interval
+  -- Intervals compare as if months had 30 days, so what they are in seconds is compared as well: months and days of
+  -- opposite signs may come to years.
+  CREATE OR REPLACE FUNCTION pgxlock_ttl(p_argument text, p_ttl interval) RETURNS interval
   LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path FROM CURRENT AS $$
+  DECLARE
+    v_ttl interval;
   BEGIN
-    IF p_ttl IS NULL OR p_ttl <= interval '0' OR p_ttl > interval '100 years' THEN
-      RAISE EXCEPTION 'p_ttl (or p_ttl_seconds) must be more than 0 and at most 100 years, it is %', coalesce(p_ttl::text, 'NULL')
+    IF p_ttl > interval '0' AND p_ttl <= interval '100 years' THEN
+      v_ttl := pg_catalog.make_interval(secs => pg_catalog.date_part('epoch'::text, p_ttl));
+    END IF;
+    IF (v_ttl > interval '0' AND v_ttl <= interval '876600 hours') IS NOT TRUE THEN
+      RAISE EXCEPTION '% must be more than 0 and at most 100 years, it is %', p_argument, coalesce(p_ttl::text, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    RETURN pg_catalog.make_interval(secs => pg_catalog.date_part('epoch'::text, p_ttl));
+    RETURN v_ttl;
   END $$;
-  COMMENT ON FUNCTION pgxlock_ttl(interval) IS 'pgxlock, internal: the ttl in seconds; raises 22023 for a bad one.';
+  COMMENT ON FUNCTION pgxlock_ttl(text, interval) IS 'pgxlock, internal: a ttl in seconds; raises 22023 for a bad one.';
+
+  -- The time before which something is old enough to be removed. Compared as times, because months and days of opposite
+  -- signs compare otherwise than they are subtracted.
+  CREATE OR REPLACE FUNCTION pgxlock_before(p_argument text, p_age interval) RETURNS timestamptz
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  DECLARE
+    v_now    timestamptz := clock_timestamp();
+    v_before timestamptz;
+  BEGIN
+    IF p_age >= interval '0' THEN
+      v_before := v_now - least(p_age, interval '1000 years');
+    END IF;
+    PERFORM pgxlock_require(v_before <= v_now, p_argument || ' must be 0 or more'::text);
+    RETURN v_before;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_before(text, interval) IS
+    'pgxlock, internal: what is older than that is removed; raises 22023 for a bad age.';
 
   -- An acknowledged lease must survive a crash, whatever the role's setting, unless a Locker said
   -- on its connection that those that it acquires and releases need not. The setting is only

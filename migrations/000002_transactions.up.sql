@@ -159,12 +159,9 @@ BEGIN
     r          record;
   BEGIN
     PERFORM pgxlock_check('p_key', p_key);
-    IF p_retention <= interval '0' OR p_retention > interval '100 years' THEN
-      RAISE EXCEPTION 'p_retention must be more than 0 and at most 100 years, it is %', p_retention
-        USING ERRCODE = 'invalid_parameter_value',
-              HINT = 'Leave it out for a claim that lasts until it is purged.';
+    IF p_retention IS NOT NULL THEN         -- else the claim lasts until it is purged
+      v_keep := pgxlock_ttl('p_retention', p_retention);
     END IF;
-    v_keep := pg_catalog.make_interval(secs => pg_catalog.date_part('epoch'::text, p_retention));      -- as pgxlock_ttl() does
     IF p_max_wait IS NOT NULL THEN
       -- Many short waits: lock_timeout bounds each wait, but one INSERT waits once for every
       -- earlier claimant that rolls back. Eight such waits fit into the remaining time.
@@ -280,15 +277,16 @@ BEGIN
   RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off
   SET jit = off AS $$
   DECLARE
-    v_now   timestamptz := clock_timestamp();
-    v_count bigint;
-    v_more  bigint;
+    v_now    timestamptz := clock_timestamp();
+    v_before timestamptz;
+    v_count  bigint;
+    v_more   bigint;
   BEGIN
-    PERFORM pgxlock_require(p_age >= interval '0', 'p_age must be 0 or more');
+    v_before := pgxlock_before('p_age', p_age);
     PERFORM pgxlock_require(p_limit >= 1, 'p_limit must be 1 or more');
     DELETE FROM pgxlock_claims c WHERE c.ctid = ANY (ARRAY(
       SELECT o.ctid FROM pgxlock_claims o
-       WHERE o.expires_at IS NULL AND o.claimed_at <= v_now - LEAST(p_age, interval '1000 years')
+       WHERE o.expires_at IS NULL AND o.claimed_at <= v_before
        LIMIT p_limit
          FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS v_count = ROW_COUNT;

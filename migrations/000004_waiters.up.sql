@@ -38,7 +38,7 @@ BEGIN
     since      timestamptz NOT NULL,
     live_until timestamptz NOT NULL,
     woken      timestamptz,                 -- NULL: not since its last try
-    holds      text[] NOT NULL DEFAULT '{}',
+    holds      text[] NOT NULL DEFAULT '{}' CHECK (array_ndims(holds) = 1),       -- readers unnest it
     role       text COLLATE "C" NOT NULL DEFAULT session_user,
     PRIMARY KEY (kind, name, ticket)
   ) USING heap;
@@ -275,6 +275,7 @@ BEGIN
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
     v_count    integer := pg_catalog.cardinality(p_names);
+    v_upper    integer := nullif(v_count, 0);       -- the last subscript, if they begin with 1
     v_timeline bigint;
     v_base     bigint;                      -- of all tokens: the bits above the sequence; NULL: see pgxlock_next_tokens()
     v_new      bigint[];                    -- entries without a row
@@ -282,11 +283,13 @@ BEGIN
     v_holds    text[];
     v_now      timestamptz;
   BEGIN
+    -- Entry n is checked by unnest, and read by its subscript: they agree where subscripts begin with 1.
     IF (v_count <= 1000
-        AND pg_catalog.cardinality(p_holders) = v_count
-        AND pg_catalog.cardinality(p_ttls) = v_count
-        AND pg_catalog.cardinality(p_metadata) = v_count
-        AND pg_catalog.cardinality(p_tickets) = v_count) IS NOT TRUE THEN
+        AND array_upper(p_names, 1) IS NOT DISTINCT FROM v_upper
+        AND array_upper(p_holders, 1) IS NOT DISTINCT FROM v_upper
+        AND array_upper(p_ttls, 1) IS NOT DISTINCT FROM v_upper
+        AND array_upper(p_metadata, 1) IS NOT DISTINCT FROM v_upper
+        AND array_upper(p_tickets, 1) IS NOT DISTINCT FROM v_upper) IS NOT TRUE THEN
       PERFORM pgxlock_require(false,
                               'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata '
                               'and a ticket');
@@ -468,6 +471,7 @@ BEGIN
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
     v_count    integer := pg_catalog.cardinality(p_names);
+    v_upper    integer := nullif(v_count, 0);       -- the last subscript, if they begin with 1
     v_queued   boolean;                     -- one of them has waiters
     v_below    bigint[];                    -- up to which number each queue is read
     v_firsts   bigint[];                    -- the ticket ahead of each entry, if any
@@ -479,10 +483,11 @@ BEGIN
     v_now      timestamptz;
   BEGIN
     PERFORM pgxlock_require(v_count <= 1000
-                            AND pg_catalog.cardinality(p_holders) = v_count
-                            AND pg_catalog.cardinality(p_ttls) = v_count
-                            AND pg_catalog.cardinality(p_metadata) = v_count
-                            AND pg_catalog.cardinality(p_tickets) = v_count,
+                            AND array_upper(p_names, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_holders, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_ttls, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_metadata, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_tickets, 1) IS NOT DISTINCT FROM v_upper,
                             'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata and '
                             'a ticket');
     PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');

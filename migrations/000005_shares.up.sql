@@ -179,7 +179,7 @@ BEGIN
   BEGIN
     PERFORM pgxlock_check('p_lock_name', v_name);
     PERFORM pgxlock_check('p_holder_id', v_me);
-    v_ttl := pgxlock_ttl(pg_catalog.make_interval(secs => p_ttl_seconds));
+    v_ttl := pgxlock_ttl('p_ttl_seconds', pg_catalog.make_interval(secs => p_ttl_seconds));
     PERFORM FROM distributed_lock_shares s, distributed_locks l
       WHERE s.lock_name::text = v_name COLLATE "C"
         AND s.holder_id::text = v_me COLLATE "C"
@@ -666,16 +666,17 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_reap_shares(p_grace interval DEFAULT '1 hour', p_limit integer DEFAULT 1000) RETURNS bigint
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   DECLARE
-    v_count bigint := 0;
-    r       record;
+    v_before timestamptz;
+    v_count  bigint := 0;
+    r        record;
   BEGIN
-    PERFORM pgxlock_require(p_grace >= interval '0', 'p_grace must be 0 or more');
+    v_before := pgxlock_before('p_grace', p_grace);
     PERFORM pgxlock_require(p_limit BETWEEN 1 AND 10000, 'p_limit must be between 1 and 10000');
     PERFORM pgxlock_check_read_committed('shares are removed in READ COMMITTED: an older snapshot does not show which '
                                          'groups there are');
     FOR r IN SELECT s.lock_name::text AS name, s.holder_id::text AS holder
                FROM distributed_lock_shares s
-              WHERE s.expires_at <= clock_timestamp() - p_grace
+              WHERE s.expires_at <= v_before
               LIMIT p_limit LOOP
       BEGIN
         -- Leftovers of a lease that is held exclusively are removed another time.
@@ -698,7 +699,7 @@ BEGIN
         PERFORM FROM distributed_lock_shares s
           WHERE s.lock_name::text = r.name COLLATE "C"
             AND s.holder_id::text = r.holder COLLATE "C"
-            AND s.expires_at <= clock_timestamp() - p_grace
+            AND s.expires_at <= v_before
             FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
           RAISE EXCEPTION USING ERRCODE = 'LK900';
@@ -799,6 +800,7 @@ BEGIN
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
     v_count    integer := pg_catalog.cardinality(p_names);
+    v_upper    integer := nullif(v_count, 0);       -- the last subscript, if they begin with 1
     v_queues   text[] := '{}'::text[];
     v_acquired boolean[] := '{}'::boolean[];
     v_walked   bigint[] := '{}'::bigint[];
@@ -813,15 +815,16 @@ BEGIN
     v_now      timestamptz;
   BEGIN
     PERFORM pgxlock_require(v_count <= 1000
-                            AND pg_catalog.cardinality(p_permits) = v_count
-                            AND pg_catalog.cardinality(p_holders) = v_count
-                            AND pg_catalog.cardinality(p_ttls) = v_count
-                            AND pg_catalog.cardinality(p_metadata) = v_count
-                            AND pg_catalog.cardinality(p_tickets) = v_count,
+                            AND array_upper(p_names, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_permits, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_holders, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_ttls, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_metadata, 1) IS NOT DISTINCT FROM v_upper
+                            AND array_upper(p_tickets, 1) IS NOT DISTINCT FROM v_upper,
                             'p_names must have at most 1000 elements, and every name needs permits, a holder, a ttl, '
                             'metadata and a ticket');
     PERFORM pgxlock_require(p_wanted IS NULL
-                            OR pg_catalog.cardinality(p_wanted) = v_count
+                            OR array_upper(p_wanted, 1) IS NOT DISTINCT FROM v_upper
                                AND (SELECT bool_and(w.wanted BETWEEN 1 AND w.permits) AND sum(w.wanted) <= 1000::bigint
                                       FROM unnest(p_wanted, p_permits) w (wanted, permits)),
                             'p_wanted must be 1 to the number of permits for every name, and at most 1000 in all');

@@ -83,7 +83,7 @@ BEGIN
     RETURN (SELECT s.attempt IS NOT NULL
               FROM pgxlock_start_run(p_key, p_tick, NULL::interval, NULL::interval, NULL::text, interval '7 days',
                                      pg_catalog.format('%s:%s:%s', left(session_user::text, 63), pg_backend_pid(),
-                                                       gen_random_uuid()), NULL::text) s);
+                                                       gen_random_uuid()), NULL::text, 'now') s);
   END $$;
   COMMENT ON FUNCTION start_run_at(text, timestamptz) IS
     'start_run() for a tick of a schedule: true for exactly one caller for each tick. Raises 22023 for a tick more than 7 '
@@ -225,11 +225,7 @@ BEGIN
     PERFORM pgxlock_check('p_key', p_key);
     PERFORM pgxlock_check('p_holder', p_holder);
     PERFORM pgxlock_require(p_first IN ('now', 'next'), 'p_first must be now or next');
-    IF p_keep IS NULL OR p_keep <= interval '0' OR p_keep > interval '100 years' THEN
-      RAISE EXCEPTION 'p_keep must be more than 0 and at most 100 years, it is %', coalesce(p_keep::text, 'NULL')
-        USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    v_keep := pg_catalog.make_interval(secs => pg_catalog.date_part('epoch'::text, p_keep));      -- as pgxlock_ttl() does
+    v_keep := pgxlock_ttl('p_keep', p_keep);
     PERFORM pgxlock_check_primary('cannot start a run on a standby server');
     v_now := clock_timestamp();
     slot := p_slot;
@@ -239,6 +235,10 @@ BEGIN
     IF slot IS NULL OR NOT isfinite(slot) THEN
       RAISE EXCEPTION 'p_slot must be a finite time, it is %', coalesce(slot::text, 'NULL')
         USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF slot > v_now + v_keep THEN
+      RAISE EXCEPTION 'the slot % is further ahead than runs are kept, %', slot, p_keep
+        USING ERRCODE = 'invalid_parameter_value', HINT = 'Give the tick of a run that is due now; is it in the right unit?';
     END IF;
 
     -- Plain reads: most calls find the run started, and write nothing.
@@ -297,9 +297,6 @@ BEGIN
     IF slot < v_now - v_keep THEN
       RAISE EXCEPTION 'the slot % is older than what is kept, %: whether it was run is not known any more', slot, p_keep
         USING ERRCODE = 'invalid_parameter_value', HINT = 'Give the tick of a run that is due now, or keep runs for longer.';
-    ELSIF slot > v_now + v_keep THEN
-      RAISE EXCEPTION 'the slot % is further ahead than runs are kept, %', slot, p_keep
-        USING ERRCODE = 'invalid_parameter_value', HINT = 'Give the tick of a run that is due now; is it in the right unit?';
     END IF;
     IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
       DELETE FROM pgxlock_runs o WHERE o.ctid = ANY (ARRAY(

@@ -15,11 +15,11 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (1, 'view', 'lock_leases'),
          (1, 'sequence', 'pgxlock_tokens'),
          (1, 'function', 'acquire_lock/4 advisory_lock_key/1 advisory_lock_key_in/2 assert_lock_held/4 extend_lock/3
-                          pgxlock_acquire_each/4 pgxlock_check/2 pgxlock_check_code/1 pgxlock_check_primary/1
+                          pgxlock_acquire_each/4 pgxlock_before/2 pgxlock_check/2 pgxlock_check_code/1 pgxlock_check_primary/1
                           pgxlock_check_read_committed/1 pgxlock_check_try/4 pgxlock_check_unused/0 pgxlock_durable/1
                           pgxlock_holders/1 pgxlock_is_own_key/2 pgxlock_key/2 pgxlock_migrate/3 pgxlock_next_tokens/1
                           pgxlock_own_key/2 pgxlock_release/3 pgxlock_rename/3 pgxlock_renew/4 pgxlock_renew_batch/4 pgxlock_require/2
-                          pgxlock_system_identifier/0 pgxlock_timeline/0 pgxlock_ttl/1 pgxlock_version/0
+                          pgxlock_system_identifier/0 pgxlock_timeline/0 pgxlock_ttl/2 pgxlock_version/0
                           reap_expired_locks/2 release_lock/2 release_lock_fenced/3 renew_lock/4
                           repair_lock_tokens/0 try_acquire_lock/4'),
          (2, 'table', 'pgxlock_claims'),

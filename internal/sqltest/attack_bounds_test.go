@@ -22,6 +22,13 @@ const (
 	bigs    = "array_fill(1::bigint, '{10001}')"
 )
 
+// Intervals whose months and days have opposite signs: as they compare, with months of 30 days, they
+// are one day and 97 years, and as they are added 1,200 years ago and 1,300 years ahead.
+const (
+	longAgo  = "interval '-1000000 mons 30000001 days'"
+	farAhead = "interval '1000000 mons -29965000 days'"
+)
+
 // oversized are calls of what an application may call, each with one argument that is too large, and
 // what the error names. A function without such a call keeps nothing of its arguments, or says why.
 var oversized = map[string][]struct{ argument, call string }{
@@ -37,6 +44,7 @@ var oversized = map[string][]struct{ argument, call string }{
 	},
 	"leave_queue": {{"p_lock_name", "leave_queue(" + tooLong + ", 'A')"}, {"p_holder_id", "leave_queue('k', " + tooLong + ")"}},
 	"try_acquire_lock": {
+		{"p_ttl", "(try_acquire_lock('k', 'A', " + longAgo + ")).acquired"}, {"p_ttl", "(try_acquire_lock('k', 'A', " + farAhead + ")).acquired"},
 		{"p_lock_name", "(try_acquire_lock(" + tooLong + ", 'A')).acquired"},
 		{"p_holder_id", "(try_acquire_lock('k', " + tooLong + ")).acquired"},
 		{"p_ttl", "(try_acquire_lock('k', 'A', '101 years')).acquired"},
@@ -48,12 +56,13 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"p_metadata", "acquire_shared_lock('k', 'A', 30, " + tooBig + ")"},
 	},
 	"try_acquire_shared_lock": {
+		{"p_ttl", "(try_acquire_shared_lock('k', 'A', " + longAgo + ")).acquired"}, {"p_ttl", "(try_acquire_shared_lock('k', 'A', " + farAhead + ")).acquired"},
 		{"p_lock_name", "(try_acquire_shared_lock(" + tooLong + ", 'A')).acquired"},
 		{"p_holder_id", "(try_acquire_shared_lock('k', " + tooLong + ")).acquired"},
 		{"p_ttl", "(try_acquire_shared_lock('k', 'A', '101 years')).acquired"},
 		{"p_metadata", "(try_acquire_shared_lock('k', 'A', '1 s', " + tooBig + ")).acquired"},
 	},
-	"renew_lock":              {{"p_lock_name", "renew_lock(" + tooLong + ", 'A', 1)"}, {"p_holder_id", "renew_lock('k', " + tooLong + ", 1)"}, {"p_ttl", "renew_lock('k', 'A', 1, '101 years')"}},
+	"renew_lock":              {{"p_ttl", "renew_lock('k', 'A', 1, " + farAhead + ")"}, {"p_lock_name", "renew_lock(" + tooLong + ", 'A', 1)"}, {"p_holder_id", "renew_lock('k', " + tooLong + ", 1)"}, {"p_ttl", "renew_lock('k', 'A', 1, '101 years')"}},
 	"extend_lock":             {{"p_lock_name", "extend_lock(" + tooLong + ", 'A')"}, {"p_holder_id", "extend_lock('k', " + tooLong + ")"}},
 	"extend_shared_lock":      {{"p_lock_name", "extend_shared_lock(" + tooLong + ", 'A')"}, {"p_holder_id", "extend_shared_lock('k', " + tooLong + ")"}},
 	"release_lock":            {{"p_lock_name", "release_lock(" + tooLong + ", 'A')"}, {"p_holder_id", "release_lock('k', " + tooLong + ")"}},
@@ -63,8 +72,9 @@ var oversized = map[string][]struct{ argument, call string }{
 	"assert_lock_held":        {{"p_lock_name", "assert_lock_held(" + tooLong + ", 'A')"}, {"p_holder_id", "assert_lock_held('k', " + tooLong + ")"}},
 	"assert_shared_lock_held": {{"p_lock_name", "assert_shared_lock_held(" + tooLong + ", 'A')"}, {"p_holder_id", "assert_shared_lock_held('k', " + tooLong + ")"}},
 	"lock_tx":                 {{"p_name", "lock_tx(" + tooLong + ")"}},
-	"claim_once":              {{"p_key", "claim_once(" + tooLong + ")"}, {"p_retention", "claim_once('k', null, '101 years')"}},
+	"claim_once":              {{"p_retention", "claim_once('k', null, " + longAgo + ")"}, {"p_retention", "claim_once('k', null, " + farAhead + ")"}, {"p_key", "claim_once(" + tooLong + ")"}, {"p_retention", "claim_once('k', null, '101 years')"}},
 	"claim_request": {
+		{"p_retention", "(claim_request('k', 'f', null, " + farAhead + ")).outcome"},
 		{"p_key", "(claim_request(" + tooLong + ", 'f')).outcome"},
 		{"p_fingerprint", "(claim_request('k', " + tooLong + ")).outcome"},
 		{"p_retention", "(claim_request('k', 'f', null, '101 years')).outcome"},
@@ -87,14 +97,30 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"p_metadata", "(pgxlock_acquire_one('k', 'A', 1000, (" + tooBig + ")::text, null)).token"},
 	},
 	"pgxlock_acquire_batch": {
+		{"p_names", "(pgxlock_acquire_batch('[0:1]={k,l}', '{A,*shared}', '{1000,1000}', '{null,null}', '{null,null}')).tokens"},
+		{"p_names", "(pgxlock_acquire_batch('{k,l}', '[0:1]={A,*shared}', '{1000,1000}', '{null,null}', '{null,null}')).tokens"},
+		{"p_names", "(pgxlock_acquire_batch('{k,l}', '{A,*shared}', '[0:1]={1000,1000}', '{null,null}', '{null,null}')).tokens"},
+		{"p_names", "(pgxlock_acquire_batch('{k,l}', '{A,*shared}', '{1000,1000}', '[0:1]={null,null}', '{null,null}')).tokens"},
+		{"p_names", "(pgxlock_acquire_batch('{k,l}', '{A,*shared}', '{1000,1000}', '{null,null}', '[0:1]={null,null}')).tokens"},
 		{"p_names", "(pgxlock_acquire_batch(" + names + ", " + names + ", " + bigs + ", " + names + ", " + bigs + ")).tokens"},
 		{"p_holder_id", "(pgxlock_acquire_batch('{k}', array[" + tooLong + "], '{1000}', '{null}', '{null}')).tokens"},
 	},
 	"pgxlock_try_in_turn": {
+		{"p_names", "(select count(*) from pgxlock_try_in_turn('[0:1]={k,l}', '{A,*shared}', '{1000,1000}', '{null,null}', '{null,null}', false))"},
+		{"p_names", "(select count(*) from pgxlock_try_in_turn('{k,l}', '[0:1]={A,*shared}', '{1000,1000}', '{null,null}', '{null,null}', false))"},
+		{"p_names", "(select count(*) from pgxlock_try_in_turn('{k,l}', '{A,*shared}', '[0:1]={1000,1000}', '{null,null}', '{null,null}', false))"},
+		{"p_names", "(select count(*) from pgxlock_try_in_turn('{k,l}', '{A,*shared}', '{1000,1000}', '[0:1]={null,null}', '{null,null}', false))"},
+		{"p_names", "(select count(*) from pgxlock_try_in_turn('{k,l}', '{A,*shared}', '{1000,1000}', '{null,null}', '[0:1]={null,null}', false))"},
 		{"p_names", "(select count(*) from pgxlock_try_in_turn(" + names + ", " + names + ", " + bigs + ", " + names + ", " + bigs + ", true))"},
 		{"p_holder_id", "(select count(*) from pgxlock_try_in_turn('{k}', array[" + tooLong + "], '{1000}', '{null}', '{null}', true))"},
 	},
 	"pgxlock_permit_batch": {
+		{"p_names", "(select count(*) from pgxlock_permit_batch('[0:1]={k,l}', '{1,1}', '{A,B}', '{1000,1000}', '{null,null}', '{null,null}'))"},
+		{"p_names", "(select count(*) from pgxlock_permit_batch('{k,l}', '[0:1]={1,1}', '{A,B}', '{1000,1000}', '{null,null}', '{null,null}'))"},
+		{"p_names", "(select count(*) from pgxlock_permit_batch('{k,l}', '{1,1}', '[0:1]={A,B}', '{1000,1000}', '{null,null}', '{null,null}'))"},
+		{"p_names", "(select count(*) from pgxlock_permit_batch('{k,l}', '{1,1}', '{A,B}', '[0:1]={1000,1000}', '{null,null}', '{null,null}'))"},
+		{"p_names", "(select count(*) from pgxlock_permit_batch('{k,l}', '{1,1}', '{A,B}', '{1000,1000}', '[0:1]={null,null}', '{null,null}'))"},
+		{"p_names", "(select count(*) from pgxlock_permit_batch('{k,l}', '{1,1}', '{A,B}', '{1000,1000}', '{null,null}', '[0:1]={null,null}'))"},
 		{"p_names", "(select count(*) from pgxlock_permit_batch(" + names + ", " + numbers + ", " + names + ", " + bigs + ", " + names + ", " + bigs + "))"},
 		{"p_holder_id", "(select count(*) from pgxlock_permit_batch('{k}', '{1}', array[" + tooLong + "], '{1000}', '{null}', '{null}'))"},
 	},
@@ -131,6 +157,8 @@ var oversized = map[string][]struct{ argument, call string }{
 	"finish_run":             {{"p_key", "finish_run(" + tooLong + ", now())"}},
 	"pgxlock_due_runs":       {{"p_key", "(select count(*) from pgxlock_due_runs(" + tooLong + ", '1 h', '0', 'UTC', 0, false))"}, {"p_missed", "(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 1001, false))"}, {"p_first", "(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false, 'later'))"}},
 	"pgxlock_start_run": {
+		{"p_keep", "(pgxlock_start_run('k', now(), null, null, null, " + farAhead + ", 'A', null)).attempt"},
+		{"slot", "(pgxlock_start_run('k', now() + interval '2 days', '1 day', '0', 'UTC', '1 day', 'A', null, 'next')).attempt"},
 		{"p_time_zone", "(pgxlock_start_run('k', now(), '1 day', '0', " + tooLong + ", '1 day', 'A', null)).attempt"},
 		{"p_first", "(pgxlock_start_run('k', now(), null, null, null, '1 day', 'A', null, 'later')).attempt"},
 		{"p_key", "(pgxlock_start_run(" + tooLong + ", now(), null, null, null, '1 day', 'A', null)).attempt"},
@@ -147,10 +175,10 @@ var oversized = map[string][]struct{ argument, call string }{
 	},
 	"ask_to_step_down":         {{"p_lock_name", "ask_to_step_down(" + tooLong + ")"}, {"p_reason", "ask_to_step_down('k', repeat('x', 1001))"}},
 	"pgxlock_ask_to_step_down": {{"a name of 1 to 255", "pgxlock_ask_to_step_down(0, " + tooLong + ", '', '')"}, {"1000 bytes", "pgxlock_ask_to_step_down(0, 'k', repeat('x', 1001), '')"}},
-	"reap_expired_locks":       {{"p_limit", "reap_expired_locks('1 h', 10001)"}},
+	"reap_expired_locks":       {{"p_grace", "reap_expired_locks(" + longAgo + ")"}, {"p_limit", "reap_expired_locks('1 h', 10001)"}},
 	"pgxlock_reap_advisory":    {{"p_limit", "pgxlock_reap_advisory(10001)"}},
 	"pgxlock_reap_waiters":     {{"p_limit", "pgxlock_reap_waiters(10001)"}},
-	"pgxlock_reap_shares":      {{"p_limit", "pgxlock_reap_shares('1 h', 10001)"}},
+	"pgxlock_reap_shares":      {{"p_grace", "pgxlock_reap_shares(" + longAgo + ")"}, {"p_limit", "pgxlock_reap_shares('1 h', 10001)"}},
 	"pgxlock_reap_limits":      {{"p_pages", "(pgxlock_reap_limits(0, 10001)).removed"}},
 
 	"pgxlock_change_lease": {
