@@ -44,7 +44,8 @@ var oversized = map[string][]struct{ argument, call string }{
 	},
 	"leave_queue": {{"p_lock_name", "leave_queue(" + tooLong + ", 'A')"}, {"p_holder_id", "leave_queue('k', " + tooLong + ")"}},
 	"try_acquire_lock": {
-		{"p_ttl", "(try_acquire_lock('k', 'A', " + longAgo + ")).acquired"}, {"p_ttl", "(try_acquire_lock('k', 'A', " + farAhead + ")).acquired"},
+		{"p_ttl", "(try_acquire_lock('k', 'A', " + longAgo + ")).acquired"},
+		{"p_ttl", "(try_acquire_lock('k', 'A', " + farAhead + ")).acquired"},
 		{"p_lock_name", "(try_acquire_lock(" + tooLong + ", 'A')).acquired"},
 		{"p_holder_id", "(try_acquire_lock('k', " + tooLong + ")).acquired"},
 		{"p_ttl", "(try_acquire_lock('k', 'A', '101 years')).acquired"},
@@ -56,7 +57,8 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"p_metadata", "acquire_shared_lock('k', 'A', 30, " + tooBig + ")"},
 	},
 	"try_acquire_shared_lock": {
-		{"p_ttl", "(try_acquire_shared_lock('k', 'A', " + longAgo + ")).acquired"}, {"p_ttl", "(try_acquire_shared_lock('k', 'A', " + farAhead + ")).acquired"},
+		{"p_ttl", "(try_acquire_shared_lock('k', 'A', " + longAgo + ")).acquired"},
+		{"p_ttl", "(try_acquire_shared_lock('k', 'A', " + farAhead + ")).acquired"},
 		{"p_lock_name", "(try_acquire_shared_lock(" + tooLong + ", 'A')).acquired"},
 		{"p_holder_id", "(try_acquire_shared_lock('k', " + tooLong + ")).acquired"},
 		{"p_ttl", "(try_acquire_shared_lock('k', 'A', '101 years')).acquired"},
