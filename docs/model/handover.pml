@@ -1,612 +1,657 @@
-/* A lease is handed over by its release: a design, beside today's protocol in lease.pml and
- * waiting.pml. lease.pml says how to read Promela; README.md names the assumptions.
+/* A lease is handed over by its release: a design that is not built, beside today's protocol in lease.pml
+ * and waiting.pml. lease.pml says how to read Promela, and has the steps of a fence and of an acquire by
+ * which nobody hands over; README.md names the assumptions.
  *
  *   - A release grants the lease to the first ticket in its own transaction: it marks the ticket with
  *     the new token, and writes the row of the lease for the ticket's holder.
  *   - The waiter is woken as today. Its try finds its ticket marked, and takes: it deletes the ticket.
  *   - A mark whose waiter does not come is taken back: the row of the lease goes, and the mark.
  *
- * Process 1 holds the lease at the beginning. Process 2 waits, and may have a second caller, who goes
- * on with the ticket when the first one leaves. Process 3 waits, or tries without a ticket.
+ * Two processes. Process 1 holds the lease at the beginning, and comes back after its release, with a
+ * ticket or without. Process 2 waits. Its caller may leave at any time, and a second one goes on with the
+ * ticket. FAULTS is how many of these happen, in any order: a process dies, or freezes for good; a process
+ * that was woken does not try within the wake timeout; its sessions are cut, and with them an answer is
+ * lost; a notification is lost; a listener is away, and others take its process for dead; a refresh is sent
+ * at a bad time; the server crashes, which empties the tickets; a standby is promoted.
  *
- * Nobody waits for a TTL: a lease expires only if its holder died with it, so that spin reports a
- * waiter that only an expiry would wake as an invalid end state. With -DEXPIRY any lease that nobody
- * believes in may expire.
+ * Nobody waits for a TTL: a lease expires only if its holder died or froze with it, or a failover brought
+ * it back, or the server crashed when it was granted to a caller that had left. So a waiter that only an
+ * expiry would wake is an invalid end state, with -DPATIENT: else it may leave. With -DEXPIRY any lease in
+ * which nobody believes may expire.
  *
  * scripts/model takes away, one by one, what mends the design, and expects that spin finds out:
  *   -DTAKE_UNLOCKED   a try takes a lease that is its own without locking its ticket
  *   -DBACK_UNLOCKED   a take-back does not lock the ticket
  *   -DPIN_FIRST       a take-back takes the pin before it locks the ticket
  *   -DTAKE_NO_PIN     a take does not try the pin
+ *   -DMARK_ALONE      a take believes its mark, and does not compare it with the lease's token
+ *   -DTAKE_KEEPS      a take does not withdraw the ticket that a refresh on its way may have made again
  *   -DLEAVE_DROPS     a withdrawal deletes a marked ticket, and leaves the lease as it is
- *   -DDEAD_DROPS      the same of a dead process's ticket
+ *   -DJUDGE_FIRST     a withdrawal reads the lease before it has locked the ticket
+ *   -DDEAD_DROPS      the ticket of a dead process is deleted, marked or not
  *   -DNO_LOOK_AGAIN   nobody takes back what a dead or frozen process does not take
+ *   -DSETTLE_MARKS    a try that is refused clears the stamp of a marked ticket
  *   -DNO_REFRESH      no refresh says that the ticket is marked, or makes a lost ticket again
+ *   -DMARKS_ONLY      a refresh says so of marked tickets only, not of a lease whose ticket a crash has emptied
  *   -DSAME_HOLDER     all callers of a process have one holder id
  *   -DNO_EXCHANGE     a try that finds its ticket marked for an earlier caller does not take that back
- *   -DCRASH_LEAVES    a caller that leaves after a crash of the server only withdraws its ticket
+ *   -DCRASH_LEAVES    a caller that leaves only withdraws its ticket, and releases nothing
  *   -DASYNC_GRANT     a release that did not wait for the disk grants to a waiter that would
- *   -DNO_TIMELINE     tokens do not carry the timeline
+ *   -DNO_ERA          tokens do not carry the timeline and the epoch
  */
 
-#ifndef LOST
-#define LOST 0          /* answers and notifications that are lost */
+#ifndef FAULTS
+#define FAULTS 0
 #endif
-#ifndef DEATHS
-#define DEATHS 0        /* processes that die */
-#endif
-#ifndef CRASHES
-#define CRASHES 0       /* of the server */
-#endif
-#ifndef FAILOVERS
-#define FAILOVERS 0
-#endif
-#ifndef LEAVES
-#define LEAVES 0        /* callers that leave */
-#endif
-#ifndef REFRESHES
-#define REFRESHES 0     /* refreshes at a bad time, beside those that change something */
-#endif
-#ifndef SLOW
-#define SLOW 0          /* how often a process that was woken does not try within the wake timeout */
-#endif
-#define SLOTS 4
+#define N     2
+#define SLOTS 3         /* arrays begin at 0, processes at 1 */
 
 /* ---- the server ---- */
 
-byte holder, token;     /* the committed row of the lease; holder ids: process p, p + 3 its second caller */
+byte holder = 1, token = 1; /* the committed row of the lease; holder ids: process p, p + N its second caller */
 bool expired;
-byte pin, rowLock;      /* transactions: process p, p + 3 its background, 7 another process's look-again */
+byte pin, rowLock;      /* transactions: p a request of process p, p + N its background, LOOK a look-again */
 byte pins;
-byte seq = 1, timeline, boot;
+byte seq = 1, era;
 byte last = 1;          /* ghost */
 
 bool ticket[SLOTS];     /* pgxlock_waiters: a ticket for each process */
-byte number[SLOTS];     /* its place; 0: none drawn yet */
+byte number[SLOTS];     /* its place, 1 or 2 */
 byte forHolder[SLOTS];  /* its column holder */
 byte mark[SLOTS];       /* its column granted; 0: NULL */
 byte woken[SLOTS];      /* NO, YES, or PASSED: longer ago than the wake timeout */
 byte ticketLock[SLOTS];
-byte drawnNumbers;
 
-byte sHolder = 1, sToken = 1, sSeq = 1, sLast = 1; /* what a crash (-DASYNC_...) or a failover leaves */
+bool behind;            /* the standby has stopped to replay, or (-DASYNC_...) the disk lacks commits; what it has: */
+byte sHolder, sToken, sSeq, sLast;
 bool sExpired;
 
 /* ---- the processes ---- */
 
-bool held[SLOTS], due[SLOTS], dead[SLOTS];
+byte tx[6];             /* NONE, OPEN until the answer has come, or CUT */
+bool held[SLOTS], due[SLOTS], dead[SLOTS], frozen[SLOTS];
 byte mine[SLOTS];       /* the token of the hold */
 byte caller[SLOTS];     /* the holder id of the first waiter, or of the holder */
 bool waits[SLOTS];      /* its local queue has a waiter: refreshes go on */
 bool asleep[SLOTS];
 bool notified[SLOTS];
 bool refreshing[SLOTS]; /* a refresh is under way */
-bool again[SLOTS];      /* it was sent after the last try, or was under way then */
+bool anew[SLOTS];       /* it was sent after the last try, or was under way then */
 bool withdrawn[SLOTS];  /* the ticket is to be withdrawn */
 byte release[SLOTS];    /* the holder id whose lease is to be released; 0: none */
 byte releaseToken[SLOTS]; /* 0: any */
 bool looks[SLOTS];      /* it woke a waiter, and looks again after the wake timeout */
-
-byte lost = LOST, deaths = DEATHS, crashes = CRASHES, failovers = FAILOVERS, leaves = LEAVES, refreshes = REFRESHES, slow = SLOW;
+byte faults = FAULTS;
 
 /* ---- ghosts ---- */
 byte highest = 1;
-bool rewound;
-bool orphan;            /* the holder died with the lease: it ends by its TTL */
+bool old[SLOTS];        /* as in lease.pml */
+bool orphan;            /* the lease has no owner, by a fault for which the protocol says: it ends by its TTL */
 
 #define NO     0
 #define YES    1
 #define PASSED 2
+#define NONE   0
+#define OPEN   1
+#define CUT    2
+#define LOOK   5
 
+#define open(t)  (tx[t] == OPEN)
+#define stopped(p) (dead[p] || frozen[p])
 #define believes(p) (held[p] && !due[p])
 #define bit(p)   (1 << (p))
-#define ended    (boot != at)
+#define other(p) (3 - (p))
 #define pinFree  (pin == 0 && pins == 0)
-#define process(h) ((h) > 3 -> (h) - 3 : (h))
+#define process(h) ((h) > N -> (h) - N : (h))
 #define live     (holder != 0 && !expired)
 #define marked(p) (ticket[p] && mark[p] != 0)
 #define inForce(p) (marked(p) && live && token == mark[p])
-#ifdef NO_EXCHANGE
-#define forMe(p)   (inForce(p) && holder == caller[p])
-#else
-#define forMe(p)   inForce(p)
-#endif
-#define alone    (rewound || !(me != 1 && believes(1) || me != 2 && believes(2) || me != 3 && believes(3)))
+#define isOurs   (live && holder == caller[me])
+#define quiet(p) (!believes(p) || old[p])
+#define alone    quiet(other(me))
 
-/* pgxlock_first_ahead(): a ticket that counts, below number n. */
+/* What a refresh says: try now. */
+#ifdef MARKS_ONLY
+#define granted(p) inForce(p)
+#elif defined(NO_EXCHANGE)
+#define granted(p) (live && holder == caller[p])
+#else
+#define granted(p) (inForce(p) || live && holder == caller[p])
+#endif
+
+/* pgxlock_first_ahead() */
 #define counts(p) (ticket[p] && woken[p] != PASSED && !dead[p])
-#define ahead(p)  (counts(1) && number[1] < number[p] || counts(2) && number[2] < number[p] || counts(3) && number[3] < number[p])
-#define anyCounts (counts(1) || counts(2) || counts(3))
+#define ahead(p)  (counts(other(p)) && number[other(p)] < number[p])
+#define anyCounts (counts(1) || counts(2))
 #define isFirst(p) (counts(p) && !ahead(p))
 
-#ifdef NO_TIMELINE
+#ifdef NO_ERA
 #define NEXT     seq
 #else
-#define NEXT     (timeline * 16 + seq)
+#define NEXT     (era * 16 + seq)
 #endif
 
 #define unlock(x) \
 	pin = (pin == (x) -> 0 : pin); rowLock = (rowLock == (x) -> 0 : rowLock); \
 	ticketLock[1] = (ticketLock[1] == (x) -> 0 : ticketLock[1]); \
-	ticketLock[2] = (ticketLock[2] == (x) -> 0 : ticketLock[2]); \
-	ticketLock[3] = (ticketLock[3] == (x) -> 0 : ticketLock[3])
+	ticketLock[2] = (ticketLock[2] == (x) -> 0 : ticketLock[2])
+#define ends(x)  unlock(x); tx[x] = NONE
 
-#define drop(p)  ticket[p] = false; mark[p] = 0; woken[p] = NO
+#define drop(p)  ticket[p] = false; mark[p] = 0; woken[p] = NO; forHolder[p] = 0
 #define no_row   holder = 0; token = 0; expired = false; orphan = false
-#define granted_to(h, t) \
+#define grant(h, t) \
 	holder = h; token = t; expired = false; orphan = false; \
+	assert(quiet(1) && quiet(2));   /* I2 */ \
 	assert(t > highest); highest = t; last = t      /* I3 */
-#define replay   sHolder = holder; sToken = token; sExpired = expired; sSeq = seq; sLast = last
-#define back     holder = sHolder; token = sToken; expired = sExpired; last = sLast
-#if FAILOVERS
-#define flush    skip       /* the standby replays when it likes */
+
+#define keep     behind = true; sHolder = holder; sToken = token; sExpired = expired; sSeq = seq; sLast = last
+#define forget   behind = false; sHolder = 0; sToken = 0; sExpired = false; sSeq = 0; sLast = 0
+
+/* A commit may be the first that the standby lacks, or the disk. */
+inline commits(async)
+{
+#ifdef ASYNC_RELEASES
+	if
+	:: async && !behind -> keep
+	:: async && behind
+	:: !async -> forget         /* the disk has this commit, and all before */
+	fi
 #else
-#define flush    replay
+	if
+	:: true
+	:: faults > 0 && !behind -> faults--; keep
+	fi
 #endif
+}
+
+/* Refused by a lock, or cut: it tries again at once; the old session has ended (A4). */
+#ifdef SETTLE_MARKS
+#define settle   woken[me] = (ticket[me] && ticketLock[me] == 0 -> NO : woken[me])
+#else
+#define settle   woken[me] = (ticket[me] && ticketLock[me] == 0 && mark[me] == 0 -> NO : woken[me])
+#endif
+#define again    ends(me); pins = pins & ~bit(me); old[me] = false; due[me] = false; found = 0; settle; goto try
 
 /* pgxlock_wake_batch(): the first ticket that was not passed, or else the first. NOTIFY may be lost. */
+#define wakes(p) (isFirst(p) || !anyCounts && ticket[p] && !dead[p] && !(ticket[other(p)] && !dead[other(p)] && number[other(p)] < number[p]))
+#define notify(p) \
+	woken[p] = (woken[p] == NO -> YES : woken[p]); \
+	if :: notified[p] = waits[p] && !stopped(p) :: faults > 0 -> faults-- fi
 inline wake()
 {
 	if
-	:: isFirst(1) -> w = 1
-	:: isFirst(2) -> w = 2
-	:: isFirst(3) -> w = 3
-	:: !anyCounts && ticket[2] && !dead[2] -> w = 2
-	:: !anyCounts && ticket[3] && !dead[3] -> w = 3
-	:: !anyCounts && (!ticket[2] || dead[2]) && (!ticket[3] || dead[3]) -> w = 0
-	fi;
-	if
-	:: w != 0 ->
-		woken[w] = (woken[w] == NO -> YES : woken[w]);
-		if
-		:: notified[w] = true
-		:: lost > 0 -> lost--
-		fi
+	:: wakes(1) -> notify(1)
+	:: wakes(2) -> notify(2)
 	:: else
-	fi;
-	w = 0
+	fi
+}
+
+/* Who may leave is not stuck, so with -DPATIENT only first callers leave. */
+#ifdef PATIENT
+#define mayLeave !second
+#else
+#define mayLeave true
+#endif
+
+/* A caller leaves; a second one goes on with the ticket. */
+inline leaves()
+{
+	asleep[me] = false; found = 0; old[me] = false; due[me] = false; releaseToken[me] = 0;
+	if
+	:: !second -> second = true;
+#ifndef SAME_HOLDER
+		caller[me] = me + N;
+#endif
+		goto try
+	:: waits[me] = false; notified[me] = false; withdrawn[me] = true; goto over
+	fi
 }
 
 proctype Process(byte me)
 {
-	byte at;
 	byte found;         /* the token of the lease that a take found */
 	bool stranger;      /* it has no ticket, and asks again and again */
-	bool second;        /* the second caller has the ticket */
+	bool second;        /* the second caller */
 
 	{ skip;
 	if
 	:: me == 1 -> goto work
-	:: me == 2 && !dead[me] -> goto enter
-#ifdef STRANGER
-	:: me == 3 -> stranger = true; goto try
-#else
-	:: me == 3 -> goto enter
-#endif
+	:: me != 1
 	fi;
 
 enter:  atomic {        /* it publishes a ticket, commits, and tries */
-		drawnNumbers++; number[me] = drawnNumbers; ticket[me] = true; forHolder[me] = caller[me]; waits[me] = true;
-		goto try
+		number[me] = 1; waits[me] = true; ticket[me] = true; forHolder[me] = caller[me];
+		if
+		:: number[other(me)] != 0 -> number[other(me)] = 1; number[me] = 2
+		:: else
+		fi
 	}
 
 try:    atomic {        /* ---- the marked ticket is locked (SKIP LOCKED) before anything is read ---- */
-		at = boot; notified[me] = false; asleep[me] = false; again[me] = refreshing[me];
+		notified[me] = false; asleep[me] = false; anew[me] = refreshing[me]; tx[me] = OPEN;
 		if
 #ifndef TAKE_UNLOCKED
 		:: marked(me) && ticketLock[me] == 0 -> ticketLock[me] = me
-		:: !(marked(me) && ticketLock[me] == 0) -> goto ordinary
-#else
-		:: goto ordinary
 #endif
+		:: else -> goto ordinary
 		fi
 	}
 	atomic {            /* a later statement: the lease */
 		if
-		:: ended -> goto unknown
-		:: !ended && live && holder == caller[me] && token == mark[me] -> found = token
-		:: !ended && live && holder != caller[me] && token == mark[me] -> goto exchange
-		:: !ended && !(live && token == mark[me]) ->        /* a stale mark: the lease has expired, and may be another's */
-			mark[me] = 0; woken[me] = NO; unlock(me); goto try
+		:: !open(me) -> again
+#ifdef MARK_ALONE
+		:: open(me) -> found = mark[me]
+#else
+		:: open(me) && isOurs && token == mark[me] -> found = token
+		:: open(me) && live && holder != caller[me] && token == mark[me] -> goto exchange
+		:: open(me) && !(live && token == mark[me]) ->      /* stale: the lease has expired, and may be another's */
+			mark[me] = 0; woken[me] = NO; again
+#endif
 		fi
 	}
 	atomic {            /* the pin, shared: the releaser's may not be gone yet. Then DELETE of the ticket */
 		if
-		:: ended -> goto unknown
+		:: !open(me) -> again
 #ifdef TAKE_NO_PIN
-		:: !ended
+		:: open(me)
 #else
-		:: !ended && pin == 0 -> pins = pins | bit(me)
-		:: !ended && pin != 0 -> unlock(me); goto soon
+		:: open(me) && pin == 0 -> pins = pins | bit(me)
+		:: open(me) && pin != 0 -> again
 #endif
 		fi
 	}
 	atomic {            /* the commit, in an unlogged table */
 		if
-		:: ended -> goto unknown
-		:: !ended -> drop(me)
+		:: !open(me) -> again
+		:: open(me) -> drop(me)
 		fi;
 		unlock(me); pins = pins & ~bit(me);
-		if
-		:: goto answer
-		:: lost > 0 -> lost--; goto unknown
-		fi
+		goto answer
 	}
 
-exchange: atomic {      /* the lease was granted to an earlier caller of this process */
+exchange: atomic {      /* the lease was granted to an earlier caller of this process: it is taken back */
 #ifdef NO_EXCHANGE
-		unlock(me); goto refused;
+		goto refused;
 #endif
 		if
-		:: ended -> goto unknown
-		:: !ended && pinFree && rowLock == 0 -> pin = me; rowLock = me
-		:: !ended && !(pinFree && rowLock == 0) -> unlock(me); goto soon
+		:: !open(me) -> again
+		:: open(me) && token == mark[me] && pinFree && rowLock == 0 -> pin = me; rowLock = me
+		:: open(me) && !(token == mark[me] && pinFree && rowLock == 0) -> again
 		fi
 	}
 	atomic {
 		if
-		:: ended -> goto unknown
-		:: !ended -> no_row; flush; mark[me] = 0; woken[me] = NO; forHolder[me] = caller[me]; unlock(me); goto try
+		:: !open(me) -> again
+		:: open(me) -> commits(false); no_row; mark[me] = 0; woken[me] = NO; forHolder[me] = caller[me]; again
 		fi
 	}
 
 ordinary: atomic {      /* one statement reads the lease and the mark */
 		if
-		:: ended -> goto unknown
+		:: !open(me) -> again
 #ifdef TAKE_UNLOCKED
-		:: !ended && live && holder == caller[me] -> found = token
+		:: open(me) && isOurs -> found = token
 #else
-		:: !ended && live && holder == caller[me] && marked(me) -> goto soon   /* locked by a take-back */
-		:: !ended && live && holder == caller[me] && !marked(me) -> found = token   /* taken before, or tickets were lost */
+		:: open(me) && isOurs && marked(me) -> again    /* locked by a take-back */
+		:: open(me) && isOurs && !marked(me) -> found = token   /* taken before, or the tickets were lost */
 #endif
-		:: !ended && live && holder != caller[me] -> goto refused
-		:: !ended && !live && !stranger && ahead(me) -> goto refused
-		:: !ended && !live && (stranger && !anyCounts || !stranger && !ahead(me)) -> /* lease.pml has the steps of this */
+		:: open(me) && live && holder != caller[me] -> goto refused
+		:: open(me) && !live && (stranger && anyCounts || !stranger && ahead(me)) -> goto refused
+		:: open(me) && !live && !(stranger && anyCounts || !stranger && ahead(me)) ->
 			if
 			:: pinFree && rowLock == 0 -> pin = me; rowLock = me; goto acquire
-			:: !(pinFree && rowLock == 0) -> goto soon
+			:: else -> again
 			fi
-		:: !ended && !live && stranger && anyCounts -> goto refused
 		fi
 	}
-	atomic {            /* in any case the ticket goes */
+	atomic {            /* the row is locked and renewed, and in any case the ticket goes */
 		if
-		:: ended -> goto unknown
-		:: !ended && (!ticket[me] || ticketLock[me] == 0) -> drop(me)
+		:: !open(me) -> again
 #ifdef TAKE_UNLOCKED
-		:: !ended && ticket[me] && ticketLock[me] != 0
+		:: open(me)
 #else
-		:: !ended && ticket[me] && ticketLock[me] != 0 -> goto soon
+		:: open(me) && isOurs && token == found && rowLock == 0 && ticketLock[me] == 0 -> commits(false)
+		:: open(me) && !(isOurs && token == found && rowLock == 0 && ticketLock[me] == 0) -> again
 #endif
 		fi;
-		if
-		:: goto answer
-		:: lost > 0 -> lost--; goto unknown
-		fi
+		drop(me);
+		goto answer
 	}
 
 acquire: atomic {
 		if
-		:: ended -> goto unknown
-		:: !ended && (!ticket[me] || ticketLock[me] == 0) ->
-			assert(alone);              /* I2 */
-			seq++; found = NEXT;
-			granted_to(caller[me], found); flush; drop(me); unlock(me)
-		:: !ended && ticket[me] && ticketLock[me] != 0 -> unlock(me); goto soon
-		fi;
-		if
-		:: goto answer
-		:: lost > 0 -> lost--; goto unknown
+		:: !open(me) -> again
+		:: open(me) && ticketLock[me] == 0 ->
+			commits(false); seq++; found = NEXT;
+			grant(caller[me], found); drop(me); unlock(me)
+		:: open(me) && ticketLock[me] != 0 -> again
 		fi
 	}
 
 answer: atomic {        /* it counts if the deadline has not passed, so neither has the server's (A1) */
 		if
-		:: (live && holder == caller[me] && token == found) || rewound ->
-			assert(alone);              /* I1 */
-			held[me] = true; due[me] = false; mine[me] = found; waits[me] = false;
-			/* a refresh that was under way may have made the ticket again */
-			withdrawn[me] = again[me];
+		:: !due[me] ->
+			assert(alone && isOurs && token == found || old[me]);   /* I1 */
+			tx[me] = NONE; held[me] = true; mine[me] = found; waits[me] = false;
+#ifndef TAKE_KEEPS
+			withdrawn[me] = anew[me];   /* a refresh that was under way may have made the ticket again */
+#endif
+			anew[me] = false; found = 0;
 			goto work
-		:: release[me] == 0 -> release[me] = caller[me]; releaseToken[me] = 0; goto leave
+		:: !open(me) -> again           /* lost: it asks again */
+		:: release[me] == 0 -> tx[me] = NONE; release[me] = caller[me]; leaves()   /* too late; or the caller has left */
 		fi
 	}
 
-soon:   goto try;
+refused: atomic { settle; ends(me); old[me] = false; due[me] = false; asleep[me] = true }  /* the stamp goes, but not a mark's */
 
-unknown: atomic {       /* no answer, and the old backend has ended (A4): ask again; or leave, and release what there may be */
-		unlock(me); pins = pins & ~bit(me);
-		if
-		:: goto try
-		:: leaves > 0 && release[me] == 0 -> leaves--; release[me] = caller[me]; releaseToken[me] = 0; goto leave
-		fi
-	}
-
-refused: atomic {       /* settle: the stamp goes, but not a mark's */
-		if
-		:: ticket[me] && ticketLock[me] == 0 && mark[me] == 0 -> woken[me] = NO
-		:: !(ticket[me] && ticketLock[me] == 0 && mark[me] == 0)
-		fi;
-		unlock(me); asleep[me] = true; found = 0; at = 0
-	}
 sleep:  atomic {
 		if
 		:: notified[me] -> goto try
 		:: expired -> goto try          /* the refusal said when */
 		:: stranger && !live && !anyCounts -> goto try
-		:: leaves > 0 && !stranger && release[me] == 0 -> leaves--;
+		:: !stranger && release[me] == 0 && mayLeave ->
 #ifndef CRASH_LEAVES
-			release[me] = caller[me]; releaseToken[me] = 0;
+			release[me] = caller[me];
 #endif
-			goto leave
+			leaves()
 		fi
 	}
-leave:  atomic {        /* the first caller of process 2 leaves the ticket to the second one */
-		asleep[me] = false; found = 0; at = 0;
+work:   atomic {        /* the work: fenced transactions; lease.pml has the steps of a fence */
 		if
-		:: me == 2 && !second -> second = true;
-#ifndef SAME_HOLDER
-			caller[me] = 5;
-#endif
-			goto try
-		:: waits[me] = false; withdrawn[me] = true; second = false; goto over
-		fi
-	}
-
-work:   atomic {        /* the work: fenced transactions of processes 2 and 3 */
-		if
-		:: me != 1 && !due[me] -> at = boot
-		:: release[me] == 0 -> held[me] = false; release[me] = caller[me]; releaseToken[me] = mine[me]; goto over
-		fi
-	}
-	atomic {            /* lease.pml has the steps of a fence */
-		if
-		:: ended -> goto work
-		:: !ended && pin == 0 && holder == caller[me] && token == mine[me] -> pins = pins | bit(me)
-		:: !ended && (pin != 0 || !(holder == caller[me] && token == mine[me])) -> goto no_fence
+		:: !due[me] -> tx[me] = OPEN
+		:: release[me] == 0 -> held[me] = false; due[me] = false; old[me] = false;
+			release[me] = caller[me]; releaseToken[me] = mine[me]; mine[me] = 0; goto back
 		fi
 	}
 	atomic {
 		if
-		:: ended
-		:: !ended -> assert(last == mine[me]); pins = pins & ~bit(me)   /* I4 */
-		fi;
-		goto work
-	}
-no_fence: atomic {
+		:: !open(me) -> tx[me] = NONE; goto work
+		:: open(me) && pin == 0 && holder == caller[me] && token == mine[me] -> pins = pins | bit(me)
+		:: open(me) && !(pin == 0 && holder == caller[me] && token == mine[me]) ->
 #if !defined(TAKE_UNLOCKED) && !defined(BACK_UNLOCKED)
-		assert(due[me] || rewound);     /* a fence fails only if the lease is lost */
+			assert(due[me] || old[me]); /* a fence fails only if the lease is lost */
 #endif
-		due[me] = true; goto work
+			tx[me] = NONE; due[me] = true; goto work
+		fi
+	}
+	atomic {
+		if
+		:: !open(me)
+		:: open(me) -> assert(last == mine[me])     /* I4 */
+		fi;
+		pins = pins & ~bit(me); tx[me] = NONE; goto work
 	}
 
-over:   atomic { found = 0; at = 0; again[me] = false }
+back:   atomic {        /* process 1 comes back once */
+		if
+		:: me == 1 && !second -> second = true; caller[me] = me + N; goto enter
+		:: me == 1 && !second -> second = true; caller[me] = me + N; stranger = true; goto try
+		:: else
+		fi
+	}
+over:   atomic { found = 0; anew[me] = false; stranger = false; second = false }
 
-	} unless { dead[me] }
+	} unless { stopped(me) }
 }
 
-/* What a Locker does beside its callers: refreshes, releases, withdrawals. */
+#ifdef NO_REFRESH
+#define useful(p) false
+#else
+#define useful(p) (!notified[p] && asleep[p] \
+	&& (!ticket[p] || forHolder[p] != caller[p] && ticketLock[p] == 0 && mark[p] == 0 || granted(p) || !live && !ahead(p)))
+#endif
+/* A crash has emptied the tickets; a refresh may have made this one again, without the mark. The lease is there. */
+#ifdef CRASH_LEAVES
+#define leftover skip
+#else
+#define leftover release[me] = (!held[me] && holder == caller[me] -> caller[me] : 0)
+#endif
+#define isReleased(p) (holder == release[p] && (releaseToken[p] == 0 || token == releaseToken[p]))
+
+/* What a Locker does beside its callers: refreshes, withdrawals, releases. */
 proctype Background(byte me)
 {
-	byte at, w, g, h, drawn;
+	byte g, h;
 
 	{ skip;
 end:	do
-	:: atomic {         /* ---- a refresh: sent when it changes something, and a few times more ---- */
-		waits[me] && (
-#ifndef NO_REFRESH
-		!notified[me] && asleep[me] && (!ticket[me] || forHolder[me] != caller[me] || forMe(me) || !live && !ahead(me)) ||
-#endif
-		refreshes > 0) ->
-		refreshes = (refreshes > 0 -> refreshes - 1 : 0);
-		refreshing[me] = true; again[me] = true; h = caller[me]
+	:: atomic {         /* ---- a refresh: sent when it changes something, and at a bad time ---- */
+		waits[me] && number[me] != 0 && (useful(me) || faults > 0) ->
+		faults = (useful(me) -> faults : faults - 1);
+		refreshing[me] = true; anew[me] = true; h = caller[me]
 	   }
-	   atomic {         /* it arrives; the row is skipped if it is locked */
+	   atomic {         /* it arrives; the row is skipped if it is locked, and a mark stays as it is */
 		if
 		:: !ticket[me] -> ticket[me] = true; mark[me] = 0; woken[me] = NO; forHolder[me] = h
-		:: ticket[me] && ticketLock[me] == 0 -> forHolder[me] = h
-		:: ticket[me] && ticketLock[me] != 0
+		:: ticket[me] && ticketLock[me] == 0 && mark[me] == 0 -> forHolder[me] = h
+		:: else
 		fi;
-		notified[me] = notified[me] || waits[me] && (forMe(me) || !live && !ahead(me));
+		notified[me] = notified[me] || waits[me] && (granted(me) || !live && !ahead(me));
 		refreshing[me] = false; h = 0;
 		withdrawn[me] = withdrawn[me] || !waits[me]
 	   }
 
 	:: atomic {         /* ---- a withdrawal; of a marked ticket also a take-back ---- */
-		withdrawn[me] && !refreshing[me] -> withdrawn[me] = false; at = boot;
-		if
-		:: ticket[me] && ticketLock[me] == 0 -> ticketLock[me] = me + 3
-		:: ticket[me] && ticketLock[me] != 0 -> withdrawn[me] = true; goto done      /* again later */
-		:: !ticket[me] -> goto done
-		fi
+		withdrawn[me] && !refreshing[me] && release[me] == 0 && (!ticket[me] || ticketLock[me] == 0) -> withdrawn[me] = false;
+#ifdef JUDGE_FIRST
+		h = inForce(me);
 	   }
 	   atomic {
+#endif
 		if
-		:: ended -> withdrawn[me] = true; goto done
+		:: ticket[me] && ticketLock[me] == 0 -> ticketLock[me] = me + N; tx[me + N] = OPEN
+		:: !ticket[me] -> leftover; goto done
+#ifdef JUDGE_FIRST
+		:: ticket[me] && ticketLock[me] != 0 -> withdrawn[me] = true; goto done
+#endif
+		fi
+	   }
+	   atomic {         /* a later statement: the lease */
+		if
+		:: !open(me + N) -> withdrawn[me] = true; goto done
 #ifdef LEAVE_DROPS
-		:: !ended -> drop(me); goto wakes
+		:: open(me + N) -> drop(me); goto wakes
+#elif defined(JUDGE_FIRST)
+		:: open(me + N) && !h -> drop(me); goto wakes
+		:: open(me + N) && h && pinFree && rowLock == 0 -> pin = me + N; rowLock = me + N
+		:: open(me + N) && h && !(pinFree && rowLock == 0) -> withdrawn[me] = true; goto done
 #else
-		:: !ended && !inForce(me) -> drop(me); goto wakes
-		:: !ended && inForce(me) && pinFree && rowLock == 0 -> pin = me + 3; rowLock = me + 3
-		:: !ended && inForce(me) && !(pinFree && rowLock == 0) -> withdrawn[me] = true; unlock(me + 3); goto done
+		:: open(me + N) && !inForce(me) -> drop(me); leftover; goto wakes
+		:: open(me + N) && inForce(me) && pinFree && rowLock == 0 -> pin = me + N; rowLock = me + N
+		:: open(me + N) && inForce(me) && !(pinFree && rowLock == 0) -> withdrawn[me] = true; goto done
 #endif
 		fi
 	   }
 	   atomic {
 		if
-		:: ended -> withdrawn[me] = true; goto done
-		:: !ended -> no_row; flush; drop(me)
+		:: !open(me + N) -> withdrawn[me] = true; goto done
+		:: open(me + N) -> commits(false); no_row; drop(me)
 		fi
 	   }
-wakes:     atomic { unlock(me + 3); wake() }
-done:      atomic { unlock(me + 3); at = 0 }
+wakes:     atomic { ends(me + N); wake() }
+done:      atomic { ends(me + N); h = 0 }
 
 	:: atomic {         /* ---- a release, or the discard of what a caller may have been granted ---- */
-		release[me] != 0 -> at = boot;
+		release[me] != 0 && !(isReleased(me) && !(pinFree && rowLock == 0)) ->
 		if
-		:: !(holder == release[me] && (releaseToken[me] == 0 || token == releaseToken[me])) -> goto released    /* gone */
-		:: holder == release[me] && (releaseToken[me] == 0 || token == releaseToken[me]) && pinFree && rowLock == 0 ->
-			pin = me + 3; rowLock = me + 3
-		:: holder == release[me] && (releaseToken[me] == 0 || token == releaseToken[me]) && !(pinFree && rowLock == 0) ->
-			goto retry
+		:: !isReleased(me) -> goto released         /* gone */
+		:: else -> pin = me + N; rowLock = me + N; tx[me + N] = OPEN
 		fi
 	   }
 	   atomic {         /* a later statement: the first ticket that counts; any doubt: no grant */
 		if
-		:: ended -> goto retry
-		:: !ended && isFirst(1) && ticketLock[1] == 0 -> g = 1
-		:: !ended && isFirst(2) && ticketLock[2] == 0 -> g = 2
-		:: !ended && isFirst(3) && ticketLock[3] == 0 -> g = 3
-		:: !ended && !(isFirst(1) && ticketLock[1] == 0 || isFirst(2) && ticketLock[2] == 0 || isFirst(3) && ticketLock[3] == 0)
-		fi;
-		if
-		:: g != 0 -> ticketLock[g] = me + 3; seq++; drawn = NEXT
-		:: else
+		:: !open(me + N) -> goto retry
+		:: open(me + N) && isFirst(1) && ticketLock[1] == 0 -> g = 1; ticketLock[1] = me + N
+		:: open(me + N) && isFirst(2) && ticketLock[2] == 0 -> g = 2; ticketLock[2] = me + N
+		:: open(me + N) && !(isFirst(1) && ticketLock[1] == 0 || isFirst(2) && ticketLock[2] == 0)
 		fi
 	   }
 	   atomic {         /* the commit: visible, and without row locks; the pin goes later */
 		if
-		:: ended -> g = 0; drawn = 0; goto retry
-		:: !ended && g == 0 -> no_row
-		:: !ended && g != 0 ->
-			assert(rewound || !(holder != 0 && believes(process(holder)) && release[me] != holder));
-			granted_to(forHolder[g], drawn); mark[g] = drawn; woken[g] = YES
-		fi;
-#ifdef ASYNC_RELEASES
-#ifndef ASYNC_GRANT
-		if :: g != 0 -> flush :: else fi;
-#endif
+		:: !open(me + N) -> g = 0; goto retry
+		:: open(me + N) && g == 0 -> commits(true); no_row
+		:: open(me + N) && g != 0 ->
+#ifdef ASYNC_GRANT
+			commits(true);
 #else
-		flush;
+			commits(false);
 #endif
-		if :: !ended && g != 0 -> ticketLock[g] = 0 :: else fi; rowLock = (rowLock == me + 3 -> 0 : rowLock);
-		g = 0; drawn = 0
+			seq++; grant(forHolder[g], NEXT); mark[g] = highest; woken[g] = YES; ticketLock[g] = 0
+		fi;
+		rowLock = 0; g = 0
 	   }
-	   atomic { if :: !ended -> unlock(me + 3) :: ended fi;
+	   atomic {         /* the answer */
+		pin = (pin == me + N -> 0 : pin);
 		if
-		:: true
-		:: lost > 0 -> lost--; goto retry
+		:: open(me + N) -> goto released
+		:: else -> goto retry           /* lost: it asks again, and finds nothing */
 		fi
 	   }
-released:  atomic {         /* the wake is a transaction of its own */
-		if :: !ended -> unlock(me + 3) :: ended fi;
-		release[me] = 0; releaseToken[me] = 0; at = 0; looks[me] = true;
-		wake()
-	   }
+released:  atomic { ends(me + N); release[me] = 0; releaseToken[me] = 0; looks[me] = true }
+	   atomic { wake() }        /* a transaction of its own */
 	   goto end;
-retry:     atomic { if :: !ended -> unlock(me + 3) :: ended fi; at = 0 }
+retry:     atomic { ends(me + N) }
 	od
-	} unless { dead[me] }
+	} unless { stopped(me) }
 }
 
-/* The look-again of a process that woke another one, and the tries of those that wait: a mark that was
- * passed, or whose process is dead, is taken back. */
-#define other(p) (p != 1 && !dead[1] && looks[1] || p != 2 && !dead[2] && (looks[2] || waits[2]) || p != 3 && !dead[3] && (looks[3] || waits[3]))
-#define tooLong(p) (marked(p) && (woken[p] == PASSED || dead[p]) && other(p))
+/* The look-again of a process that woke another one, and the tries of one that waits: a mark that was passed,
+ * or whose process is dead, is taken back. */
+#define cares(p) (!stopped(p) && (looks[p] || waits[p]))
+#define tooLong(p) (marked(p) && (woken[p] == PASSED || dead[p]) && (cares(1) || cares(2)))
 
-active proctype LookAgain()
+proctype LookAgain()
 {
-	byte at, w, p, m;
+	byte p, m;
 end:	do
 #ifndef NO_LOOK_AGAIN
 	:: atomic {
-		tooLong(2) && ticketLock[2] == 0 -> p = 2; at = boot; m = mark[2];
-#ifdef PIN_FIRST
-		goto pinFirst
-#elif !defined(BACK_UNLOCKED)
-		ticketLock[2] = 7
-#endif
-	   }
-#ifndef PIN_FIRST
-	   goto theLease;
-#endif
-	:: atomic {
-		tooLong(3) && ticketLock[3] == 0 -> p = 3; at = boot; m = mark[3];
-#ifdef PIN_FIRST
-		goto pinFirst
-#elif !defined(BACK_UNLOCKED)
-		ticketLock[3] = 7
-#endif
-	   }
-theLease:  atomic {
-#ifdef DEAD_DROPS
-		if :: !ended && dead[p] -> drop(p); goto backed :: else fi;
-#endif
 		if
-		:: ended -> goto backed
-		:: !ended && !(live && token == m) -> mark[p] = (mark[p] == m -> 0 : mark[p]); goto backed    /* stale */
-		:: !ended && live && token == m && pinFree && rowLock == 0 -> pin = 7; rowLock = 7
-		:: !ended && live && token == m && !(pinFree && rowLock == 0) -> goto backed
+		:: tooLong(1) && ticketLock[1] == 0 -> p = 1
+		:: tooLong(2) && ticketLock[2] == 0 -> p = 2
+		fi;
+		m = mark[p]; tx[LOOK] = OPEN;
+#if !defined(PIN_FIRST) && !defined(BACK_UNLOCKED)
+		ticketLock[p] = LOOK
+#endif
+	   }
+	   atomic {         /* a later statement: the lease */
+		if
+		:: !open(LOOK) -> goto backed
+#ifdef DEAD_DROPS
+		:: open(LOOK) && dead[p] -> drop(p); goto backed
+#endif
+		:: open(LOOK) && !(live && token == m) -> mark[p] = (mark[p] == m -> 0 : mark[p]); goto backed  /* stale */
+		:: open(LOOK) && live && token == m && pinFree && rowLock == 0 -> pin = LOOK; rowLock = LOOK
+		:: open(LOOK) && live && token == m && !(pinFree && rowLock == 0) -> goto backed
 		fi
 	   }
 	   atomic {
 		if
-		:: ended
-		:: !ended -> no_row; flush; mark[p] = 0
+		:: !open(LOOK)
+#ifdef PIN_FIRST
+		:: open(LOOK) && !(mark[p] == m && ticketLock[p] == 0)
+		:: open(LOOK) && mark[p] == m && ticketLock[p] == 0 ->
+#else
+		:: open(LOOK) ->
+#endif
+			commits(false); no_row; mark[p] = (mark[p] == m -> 0 : mark[p])
 		fi
 	   }
-backed:    atomic { if :: !ended -> unlock(7) :: ended fi; wake(); at = 0; p = 0; m = 0 }
-#ifdef PIN_FIRST
-	   goto end;
-pinFirst:  atomic { if :: pinFree -> pin = 7 :: !pinFree -> goto backed fi };
-	   atomic { if :: !ended && marked(p) && mark[p] == m && ticketLock[p] == 0 && rowLock == 0 -> ticketLock[p] = 7; rowLock = 7; no_row; flush; mark[p] = 0 :: else fi; goto backed }
+backed:    atomic { ends(LOOK); p = 0; m = 0; wake() }
 #endif
-#endif
-	/* A wake that was lost with the releaser, or with a process that was passed: the lease is free. */
-	:: atomic { !live && !anyCounts && ticket[2] && !dead[2] && asleep[2] && !notified[2] && woken[2] == PASSED -> notified[2] = true }
-	:: atomic { !live && !anyCounts && ticket[3] && !dead[3] && asleep[3] && !notified[3] && woken[3] == PASSED -> notified[3] = true }
+	/* A wake that was lost with the releaser, or went to a process that was passed: the refresh of one that
+	 * sleeps, and was passed itself. */
+	:: atomic { !live && !anyCounts && ticket[1] && asleep[1] && !notified[1] && !stopped(1) -> notified[1] = true }
+	:: atomic { !live && !anyCounts && ticket[2] && asleep[2] && !notified[2] && !stopped(2) -> notified[2] = true }
 	od
 }
 
-active proctype Clock()
+#ifdef EXPIRY
+#define mayExpire true
+#else
+#define mayExpire orphan
+#endif
+proctype Clock()
 {
 end:	do
+	:: atomic { believes(1) -> due[1] = true }
 	:: atomic { believes(2) -> due[2] = true }
-	:: atomic { believes(3) -> due[3] = true }
-	:: atomic { slow > 0 && ticket[2] && woken[2] == YES -> slow--; woken[2] = PASSED }
-	:: atomic { slow > 0 && ticket[3] && woken[3] == YES -> slow--; woken[3] = PASSED }
-#ifdef EXPIRY
-	:: atomic { live && !believes(process(holder)) -> expired = true }
-#else
-	:: atomic { live && orphan && !believes(process(holder)) -> expired = true }
-#endif
-	/* The listener of a process is away: others take it for dead, and remove its ticket if it is not marked. */
-	:: atomic { lost > 0 && ticket[2] && mark[2] == 0 && ticketLock[2] == 0 -> lost--; drop(2) }
-	:: atomic { lost > 0 && ticket[3] && mark[3] == 0 && ticketLock[3] == 0 -> lost--; drop(3) }
+	:: atomic { faults > 0 && ticket[1] && woken[1] == YES -> faults--; woken[1] = PASSED }
+	:: atomic { faults > 0 && ticket[2] && woken[2] == YES -> faults--; woken[2] = PASSED }
+	/* A frozen process is passed in any case, once it was woken; without a mark its ticket is void at last. */
+	:: atomic { frozen[1] && ticket[1] && woken[1] == YES -> woken[1] = PASSED }
+	:: atomic { frozen[2] && ticket[2] && woken[2] == YES -> woken[2] = PASSED }
+	:: atomic { frozen[1] && ticket[1] && mark[1] == 0 && ticketLock[1] == 0 -> drop(1) }
+	:: atomic { frozen[2] && ticket[2] && mark[2] == 0 && ticketLock[2] == 0 -> drop(2) }
+	/* An answer that has not come by then is too late. */
+	:: atomic { live && mayExpire && quiet(process(holder)) ->
+		expired = true; due[process(holder)] = due[process(holder)] || tx[process(holder)] != NONE }
 	od
 }
 
-#define server_ends boot++; pin = 0; rowLock = 0; pins = 0; ticketLock[1] = 0; ticketLock[2] = 0; ticketLock[3] = 0
-#define no_tickets  drop(1); drop(2); drop(3)
+#define cut(t)   tx[t] = (tx[t] == OPEN -> CUT : tx[t])
+#define server_ends \
+	era++; pin = 0; rowLock = 0; pins = 0; ticketLock[1] = 0; ticketLock[2] = 0; cut(1); cut(2); cut(3); cut(4); cut(LOOK)
+#define holderStopped(h) ((h) != 0 && stopped(process(h)))
+/* A mark that is lost with its ticket, for a caller that had left, is given up: the lease ends by its TTL. */
+#define no_tickets  drop(1); drop(2); orphan = orphan || live && (holderStopped(holder) || caller[process(holder)] != holder)
+#define lost(p)  old[p] = held[p] || tx[p] != NONE
+#define hasTaken(p) (live && process(holder) == p && !inForce(p))
 
-active proctype Faults()
+proctype Faults()
 {
 	byte p = 1;
 end:	do
-	:: atomic { deaths > 0 -> deaths--;
-		do
-		:: p < 3 -> p++
-		:: orphan = orphan || process(holder) == p && live && !(marked(p) && mark[p] == token);
-		   dead[p] = true; held[p] = false; due[p] = false; waits[p] = false; asleep[p] = false; looks[p] = false;
-		   pins = pins & ~bit(p); unlock(p); unlock(p + 3); break
-		od;
+	:: atomic { faults > 0 -> faults--;         /* of one process */
+		do :: p < N -> p++ :: break od;
+		if
+		/* it dies; or freezes, when its transactions have ended: each is one statement */
+		:: !stopped(p) -> dead[p] = true
+		:: !stopped(p) && tx[p] == NONE && tx[p + N] == NONE -> frozen[p] = true
+		/* its sessions are cut */
+		:: !stopped(p)
+		/* its listener is away: others remove its ticket if it is not marked */
+		:: !stopped(p) && ticket[p] && mark[p] == 0 && ticketLock[p] == 0 -> drop(p); p = 1; goto end
+		:: stopped(p) -> p = 1; goto end
+		fi;
+		cut(p); cut(p + N); pins = pins & ~bit(p); unlock(p); unlock(p + N);
+		if
+		:: stopped(p) ->
+			orphan = orphan || hasTaken(p); tx[p] = NONE; tx[p + N] = NONE;
+			held[p] = false; due[p] = false; old[p] = false; mine[p] = 0; waits[p] = false; asleep[p] = false;
+			notified[p] = false; refreshing[p] = false; anew[p] = false; withdrawn[p] = false;
+			release[p] = 0; releaseToken[p] = 0; looks[p] = false
+		:: else
+		fi;
 		p = 1 }
-	:: atomic { crashes > 0 -> crashes--;       /* unlogged tables are empty */
+	:: atomic { faults > 0 -> faults--;         /* the server crashes: unlogged tables are empty */
 #ifdef ASYNC_RELEASES
-		back;
+		if
+		:: behind ->
+			holder = sHolder; token = sToken; expired = sExpired; last = sLast; orphan = true; forget
+		:: else
+		fi;
 #endif
 		server_ends; no_tickets }
-	:: atomic { failovers > 0 && (sHolder != holder || sToken != token || sExpired != expired || sSeq != seq) -> replay }
-	:: atomic { failovers > 0 -> failovers--;   /* a standby is promoted, which has no unlogged tables */
-		rewound = sHolder != holder || sToken != token || sExpired != expired;
-		back; seq = sSeq; orphan = rewound || orphan; timeline++;
+#ifndef ASYNC_RELEASES
+	:: atomic {                                 /* a standby is promoted, which has no unlogged tables */
+		if
+		:: !behind && faults > 0 -> faults--
+		:: behind ->
+			lost(1); lost(2);
+			holder = sHolder; token = sToken; expired = sExpired; seq = sSeq; last = sLast; orphan = true; forget
+		fi;
 		server_ends; no_tickets }
+#endif
 	od
 }
 
 init { atomic {
-	holder = 1; token = 1; held[1] = true; mine[1] = 1; caller[1] = 1; caller[2] = 2; caller[3] = 3;
-	run Process(1); run Background(1); run Process(2); run Background(2); run Process(3); run Background(3)
+	held[1] = true; mine[1] = 1; caller[1] = 1; caller[2] = 2;
+	run LookAgain(); run Clock(); run Faults();
+	run Process(1); run Background(1); run Process(2); run Background(2)
 };
-end:	timeout -> assert(holder == 0 || orphan || expired || dead[process(holder)])   /* nothing is left without an owner */
+end:	timeout -> assert(holder == 0 || orphan || expired || holderStopped(holder))   /* nothing is left without an owner */
 }

@@ -17,18 +17,21 @@
  *   -DNO_RECHECK      a take-over does not judge the row again once it is locked
  *   -DNO_MARGIN       the server may end a lease before its holder's deadline
  *   -DANY_ANSWER      an answer counts whenever it comes
- *   -DNO_TIMELINE     tokens do not carry the timeline
+ *   -DNO_ERA          tokens do not carry the timeline and the epoch
  *   -DEARLY_TOKEN     a token is drawn before the guard
+ *
+ * What keeps the number of states small, and why no order is lost (README.md, "What is left out of the states"):
+ *   - A try or a release that finds a lock taken has no effect, and is the same as one that was not made.
+ *   - A process that dies is one whose session ends, and which then does nothing more.
+ *   - What a standby lacks begins with a commit. So it stops to replay just before one, once.
+ *   - A transaction does not remember in which run of the server it began: the end of the server marks it.
  */
 
 #ifndef N
 #define N 3             /* processes, numbered from 1 */
 #endif
-#ifndef LOST
-#define LOST 0          /* how many messages or connections are lost */
-#endif
 #ifndef CRASHES
-#define CRASHES 0       /* of the server, or of one process */
+#define CRASHES 0       /* of the server, or the end of the sessions of one process: it died, or they were cut */
 #endif
 #ifndef FAILOVERS
 #define FAILOVERS 0
@@ -44,144 +47,167 @@ bool expired;           /* its clock has passed expires_at */
 byte guard, pin, rowLock; /* the transaction that has each: of a request, its process; of a renewal, its process + N */
 byte pins;              /* the shared pins: a bit for each process whose fenced transaction is open */
 byte seq;               /* the sequence pgxlock_tokens */
-byte timeline;
-byte boot;              /* counts crashes and failovers: sessions of earlier ones have ended */
+byte era;               /* timeline and epoch: grows with each promotion and crash */
 byte last;              /* ghost: the token of the last grant, as this database remembers it */
 
-byte sHolder, sToken, sSeq, sLast; /* what the standby has replayed */
+bool behind;            /* the standby has stopped to replay; from then on it has: */
+byte sHolder, sToken, sSeq, sLast;
 bool sExpired;
 
 /* ---- the processes ---- */
 
+byte tx[SLOTS];         /* the transaction of its request: NONE, OPEN until the answer has come, or CUT */
 bool held[SLOTS];       /* from the answer to the call of Release */
 bool due[SLOTS];        /* its clock has passed the deadline of that hold, or it knows that it has lost it */
-byte mine[SLOTS];       /* the token */
-bool dead[SLOTS];
-byte lost = LOST, crashes = CRASHES, failovers = FAILOVERS;
+byte mine[SLOTS];       /* the token; a release without one releases whatever its holder has */
+byte crashes = CRASHES, failovers = FAILOVERS;
+
+#define NONE 0
+#define OPEN 1
+#define CUT  2
 
 /* ---- ghosts ---- */
 
 byte highest;           /* the greatest token ever granted */
-bool rewound;           /* a failover has lost commits: I1 and I2 are not promised from then on */
+bool old[SLOTS];        /* its grant is older than a failover that has lost commits: I1 and I2 are not promised to it */
 
+#define me      (_pid + 1)
+
+/* Between two steps of a transaction; with -DFEWER what takes all its locks by try is one step. */
+#ifdef FEWER
+#define THEN    ;
+#else
+#define THEN    } atomic {
+#endif
+
+#define open    (tx[me] == OPEN)
 #define believes(p) (held[p] && !due[p])
 #define bit(p)  (1 << (p))
-#define ended   (boot != at)    /* the session of this transaction */
 #define pinFree (pin == 0 && pins == 0)
 #define isMine  (holder == me && token == mine[me])
 
-#ifdef NO_TIMELINE
-#define draw    seq++; mine[me] = seq
+#ifdef NO_ERA
+#define number  seq
 #else
-#define draw    seq++; mine[me] = timeline * 16 + seq
+#define number  (era * 16 + seq)
+#endif
+#ifdef EARLY_TOKEN
+#define early   seq++; mine[me] = number
+#define draw    skip
+#else
+#define early   skip
+#define draw    seq++; mine[me] = number
+#endif
+#ifdef NO_ERA
+#define isOfThisEra true
+#else
+#define isOfThisEra (token / 16 == era)
 #endif
 
 /* The transaction ends, and its locks with it. */
 #define unlock(x) \
 	guard = (guard == (x) -> 0 : guard); pin = (pin == (x) -> 0 : pin); rowLock = (rowLock == (x) -> 0 : rowLock)
 
+/* It was refused, or its session has ended and with it what it did: it tries again, or never. */
+#define again   unlock(me); tx[me] = NONE; old[me] = false; mine[me] = 0; goto endtry
+
 /* No other process believes that it has the lock. */
-#define alone   (rewound || !(me != 1 && believes(1) || me != 2 && believes(2) || me != 3 && believes(3)))
+#define rival(p) (me != p && believes(p) && !old[p])
+#define alone   !(rival(1) || rival(2) || rival(3))
 
-proctype Process(byte me)
+/* A commit may be the first that the standby lacks when it is promoted (A3). */
+inline commits()
 {
-	byte at;            /* the boot in which its transaction began */
-	bool discards;      /* it releases whatever it has */
+	if
+	:: true
+	:: failovers > 0 && !behind ->
+		failovers--; behind = true; sHolder = holder; sToken = token; sExpired = expired; sSeq = seq; sLast = last
+	fi
+}
+
+/* The commit of an acquire. */
+inline grants()
+{
+	if
+	:: !open -> again
+	:: open && isMine ->
+		assert(token >= highest);   /* I3 */
+		commits(); expired = false
+	:: open && !isMine ->
+		assert(alone);              /* I2: the former holder knows before anybody else has the lock */
+		assert(mine[me] > highest); /* I3 */
+		commits(); highest = mine[me]; last = mine[me];
+		holder = me; token = mine[me]; expired = false
+	fi;
+	unlock(me)
+}
+
+active [N] proctype Process()
+{
+#ifdef FENCE_AT_ONCE
 	bool saw;
-
-	{ skip;
-
-try:    atomic {        /* ---- acquire: try_acquire_lock() begins with a plain read ---- */
-		at = boot; mine[me] = 0;
-#ifdef EARLY_TOKEN
-		draw;
 #endif
-		if
-		:: holder == 0 -> goto insert
-		:: holder != 0 && expired -> goto take_over
-		:: holder == me && !expired -> goto own         /* it asks again after a lost answer */
-		:: holder != 0 && holder != me && !expired -> goto refused
-		fi
-	}
 
-insert: atomic {        /* no row: the guard, by try */
+endtry: if              /* ---- acquire: try_acquire_lock() begins with a plain read ---- */
+	/* No row. */
+	:: atomic { holder == 0 -> tx[me] = OPEN; early
+	   THEN             /* the guard, by try */
 		if
-		:: ended -> goto unknown
-		:: !ended && guard == 0 -> guard = me
-		:: !ended && guard != 0 -> goto refused
+		:: open && guard == 0 -> guard = me
+		:: else -> again
 		fi
-	}
-	atomic {            /* a later statement: the row again, the pin by try, the token, INSERT */
+	   THEN             /* a later statement: the row again, the pin by try, the token, INSERT */
 		if
-		:: ended -> goto unknown
-		:: !ended && holder == 0 && pinFree -> pin = me
-		:: !ended && (holder != 0 || !pinFree) -> goto refused
+		:: open && holder == 0 && pinFree -> pin = me
+		:: else -> again
 		fi;
-#ifndef EARLY_TOKEN
-		draw;
-#endif
-		goto commit
-	}
+		draw
+	   THEN grants() }
 
-take_over: atomic {     /* an expired row: the pin, by try */
+	/* An expired row. */
+	:: atomic { holder != 0 && expired -> tx[me] = OPEN; early
+	   THEN             /* the pin, by try */
 		if
-		:: ended -> goto unknown
 #ifdef NO_PIN
-		:: !ended
+		:: open
 #elif defined(ROW_FIRST)
-		:: !ended && rowLock == 0 && holder != 0 && expired -> rowLock = me
-		:: !ended && (rowLock != 0 || holder == 0 || !expired) -> goto refused
+		:: open && rowLock == 0 && holder != 0 && expired -> rowLock = me
 #else
-		:: !ended && pinFree -> pin = me
-		:: !ended && !pinFree -> goto refused
+		:: open && pinFree -> pin = me
 #endif
+		:: else -> again
 		fi
-	}
-	atomic {            /* FOR UPDATE SKIP LOCKED, and then the clock is read again; the token, UPDATE */
+	   THEN             /* FOR UPDATE SKIP LOCKED, and then the clock is read again; the token, UPDATE */
 		if
-		:: ended -> goto unknown
 #ifdef ROW_FIRST
-		:: !ended && pinFree -> pin = me
-		:: !ended && !pinFree -> goto refused
+		:: open && pinFree -> pin = me
 #elif defined(NO_RECHECK)
-		:: !ended && rowLock == 0 && holder != 0 -> rowLock = me
-		:: !ended && (rowLock != 0 || holder == 0) -> goto refused
+		:: open && rowLock == 0 && holder != 0 -> rowLock = me
 #else
-		:: !ended && rowLock == 0 && holder != 0 && expired -> rowLock = me
-		:: !ended && (rowLock != 0 || holder == 0 || !expired) -> goto refused
+		:: open && rowLock == 0 && holder != 0 && expired -> rowLock = me
 #endif
+		:: else -> again
 		fi;
-#ifndef EARLY_TOKEN
-		draw;
-#endif
-		goto commit
-	}
+		draw
+	   THEN grants() }
 
-own:    atomic {        /* its own live row: it is renewed, and keeps its token */
+	/* Its own live row, after a lost answer: it is renewed, and keeps its token; after a crash or a failover not. */
+	:: atomic { holder == me && !expired -> tx[me] = OPEN; early
+	   THEN
 		if
-		:: ended -> goto unknown
-		:: !ended && rowLock == 0 && holder == me && !expired -> rowLock = me; mine[me] = token
-		:: !ended && (rowLock != 0 || holder != me || expired) -> goto refused
-		fi
-	}
-
-commit: atomic {
-		if
-		:: ended -> goto unknown
-		:: !ended && isMine -> expired = false
-		:: !ended && !isMine ->
-			assert(alone);              /* I2: the former holder knows before anybody else has the lock */
-			assert(mine[me] > highest); /* I3 */
-			highest = mine[me]; last = mine[me];
-			holder = me; token = mine[me]; expired = false
-		:: !ended && lost > 0 -> lost--; unlock(me); goto unknown   /* rolled back */
+		:: open && rowLock == 0 && holder == me && !expired -> rowLock = me
+		:: else -> again
 		fi;
-		unlock(me);
 		if
-		:: lost > 0 -> lost--; goto unknown
-		:: true
+		:: isOfThisEra -> mine[me] = token
+		:: else -> draw
 		fi
-	}
+	   THEN grants() }
+
+	/* The same, and the caller has left: it releases whatever it may have got. */
+	:: atomic { holder == me -> mine[me] = 0; goto release }
+	fi;
+
 	/* The answer. It counts if the deadline, which runs from before the request was sent, has not
 	 * passed. The server's has not either then (A1), so the row is still there and live. */
 	atomic {
@@ -189,134 +215,93 @@ commit: atomic {
 #ifdef ANY_ANSWER
 		:: true ->
 #else
-		:: isMine && !expired || rewound ->
+		:: isMine && !expired || old[me] ->
 #endif
-			assert(alone);              /* I1 */
-			held[me] = true
-		:: discards = true; goto release /* too late; or the caller has left */
+			assert(alone || old[me]);   /* I1 */
+			tx[me] = NONE; held[me] = true
+		:: !open -> again               /* lost: it asks again, when the old session has ended (A4) */
+		:: tx[me] = NONE; mine[me] = 0; goto release    /* too late; or the caller has left */
 		fi
 	}
 
 hold:   atomic {        /* ---- the work: any number of transactions that write ---- */
 		if
-		:: !due[me] -> at = boot        /* Fence reads the clock first */
-		:: held[me] = false; goto release
+		:: !due[me] -> tx[me] = OPEN    /* Fence reads the clock first */
+		:: held[me] = false; due[me] = false; goto release
 		fi
 	}
-fence:                  /* assert_lock_held() */
+	/* assert_lock_held() */
 #ifdef FENCE_AT_ONCE
 	atomic { saw = isMine };
 #endif
 #ifndef NO_FENCE
 	atomic {            /* the pin, shared, by try */
 		if
-		:: ended -> goto hold
-		:: !ended && pin == 0 -> pins = pins | bit(me)
-		:: !ended && pin != 0 -> goto no_fence
+		:: !open -> tx[me] = NONE; goto hold
+		:: open && pin == 0 -> pins = pins | bit(me)
+		:: open && pin != 0 -> goto no_fence
 		fi
-	}
-	atomic {            /* a later statement: the row, expired or not */
-#ifndef FENCE_AT_ONCE
-		saw = isMine;
-#endif
+	   THEN             /* a later statement: the row, expired or not */
 		if
-		:: ended -> saw = false; goto hold
-		:: !ended && saw -> saw = false
-		:: !ended && !saw -> pins = pins & ~bit(me); goto no_fence
+		:: !open -> tx[me] = NONE; goto hold
+#ifdef FENCE_AT_ONCE
+		:: open && saw -> saw = false
+		:: open && !saw -> goto no_fence
+#else
+		:: open && isMine
+		:: open && !isMine -> goto no_fence
+#endif
 		fi
 	}
 #endif
 	atomic {            /* the commit of the work */
 		if
-		:: ended
-		:: !ended ->
-			assert(last == mine[me]);   /* I4 */
-			pins = pins & ~bit(me)
+		:: !open
+		:: open -> assert(last == mine[me])     /* I4 */
 		fi;
-		goto hold
+		pins = pins & ~bit(me); tx[me] = NONE; goto hold
 	}
 no_fence: atomic {
 #ifdef TRUE_LOSS
-		assert(due[me] || rewound);     /* a fence fails only if the lease is lost */
+		assert(due[me] || old[me]);     /* a fence fails only if the lease is lost */
 #endif
-		due[me] = true; goto hold
-	}
-
-unknown: atomic {       /* no answer: ask again, or release whatever it has; the old backend has ended (A4) */
-		unlock(me);
-		if
-		:: goto try
-		:: discards = true; goto release
-		fi
-	}
-
-refused: atomic {       /* try again, or leave */
-		unlock(me);
-		if
-		:: goto try
-		:: goto over
-		fi
+		pins = pins & ~bit(me); tx[me] = NONE; due[me] = true; goto hold
 	}
 
 release: atomic {       /* ---- release_batch(): one statement reads, pins, locks and deletes ---- */
-		at = boot;
 		if
-		:: !(holder == me && (discards || token == mine[me])) -> goto over      /* gone */
-		:: holder == me && (discards || token == mine[me]) && pinFree && rowLock == 0 -> pin = me; rowLock = me
-		:: holder == me && (discards || token == mine[me]) && !(pinFree && rowLock == 0) -> goto skipped
+		:: holder == me && (mine[me] == 0 || token == mine[me]) && pinFree && rowLock == 0 ->
+			pin = me; rowLock = me; tx[me] = OPEN
+		:: goto over    /* it is gone; or fenced or locked for 5 s, and left to its expiry */
 		fi
-	}
-	atomic {
+	   THEN             /* the commit. Whether the answer is lost or not, it may ask again */
 		if
-		:: ended -> goto release
-		:: !ended -> holder = 0; token = 0; expired = false; unlock(me);
-			if
-			:: lost > 0 -> lost--; goto release     /* it asks again, and finds nothing */
-			:: goto over
-			fi
-		:: !ended && lost > 0 -> lost--; unlock(me); goto release               /* rolled back */
-		fi
-	}
-skipped: atomic {       /* fenced or locked by another transaction: again, or after 5 s leave it to its expiry */
-		if
-		:: goto release
-		:: goto over
-		fi
-	}
-
-over:   atomic { discards = false; mine[me] = 0; due[me] = false; at = 0 }
-
-	} unless { dead[me] }
-}
-
-/* renew_batch(), on a connection of its own, at any time. What comes of a late answer is in deadline.pml. */
-proctype Renewal(byte me)
-{
-	byte at, renewed;
-
-	{ skip;
-end:	do
-	:: atomic { believes(me) ->
-		at = boot; renewed = mine[me];
-		if              /* FOR NO KEY UPDATE SKIP LOCKED of a live row */
-		:: isMine && !expired && rowLock == 0 -> rowLock = me + N
-		:: isMine && !expired && rowLock != 0 -> renewed = 0
-		:: !(isMine && !expired) -> due[me] = true; renewed = 0     /* gone: the hold is lost */
-		fi
-	   }
-	   atomic {         /* the commit */
-		if
-		:: renewed != 0 && !ended -> expired = false
-		:: renewed != 0 && !ended && lost > 0 -> lost--             /* rolled back */
-		:: renewed == 0 || ended
+		:: !open
+		:: open -> commits(); holder = 0; token = 0; expired = false
 		fi;
-		unlock(me + N); renewed = 0; at = 0
-	   }
-	od
-	} unless { dead[me] }
+		unlock(me); tx[me] = NONE; goto release
+	}
+
+over:   atomic { mine[me] = 0; old[me] = false }
 }
 
-/* Time. A deadline passes when it likes; the server ends a lease at any time after that (A1). */
+/* renew_batch(), on a connection of its own, at any time: FOR NO KEY UPDATE SKIP LOCKED of a live row, and
+ * the commit. One that finds its lease gone makes the hold lost, as the clock may at any time. What comes of
+ * a late answer is in deadline.pml. */
+active proctype Renewal()
+{
+end:	do
+	:: atomic { holder != 0 && !expired && believes(holder) && token == mine[holder] && rowLock == 0 -> rowLock = holder + N
+	   THEN
+		if
+		:: rowLock > N -> commits(); expired = false; rowLock = 0
+		:: rowLock <= N         /* its session has ended */
+		fi }
+	od
+}
+
+/* Time. A deadline passes when it likes; the server ends a lease at any time after that (A1). It does not wait
+ * for a deadline if a failover lost the renewal. */
 active proctype Clock()
 {
 end:	do
@@ -326,49 +311,41 @@ end:	do
 #ifdef NO_MARGIN
 	:: atomic { holder != 0 && !expired -> expired = true }
 #else
-	:: atomic { holder != 0 && !expired && !believes(holder) -> expired = true }
+	:: atomic { holder != 0 && !expired && (!believes(holder) || old[holder]) -> expired = true }
 #endif
 	od
 }
 
-#define server_ends boot++; guard = 0; pin = 0; rowLock = 0; pins = 0
+#define cut(p)  tx[p] = (tx[p] == OPEN -> CUT : tx[p])
+#define server_ends era++; guard = 0; pin = 0; rowLock = 0; pins = 0; cut(1); cut(2); cut(3)
 
-/* The server crashes, or a process dies. A process that dies frozen, its session still there, needs no line. */
+/* The server crashes; or the sessions of one process end. A process whose session lives while it is frozen
+ * needs no line, and one that died does nothing more. */
 active proctype Crash()
 {
 	byte p = 1;
-end:	atomic { crashes > 0 -> crashes--;
-		if
-		:: server_ends
-		:: do
-		   :: p < N -> p++
-		   :: dead[p] = true; held[p] = false; due[p] = false; pins = pins & ~bit(p);
-			unlock(p); unlock(p + N); break
-		   od
-		fi
-	}
-}
-
-/* A standby replays commits when it likes, and may be promoted (A3). */
-active proctype Standby()
-{
 end:	do
-	:: atomic { failovers > 0 && (sHolder != holder || sToken != token || sExpired != expired || sSeq != seq) ->
-		sHolder = holder; sToken = token; sExpired = expired; sSeq = seq; sLast = last }
-	:: atomic { failovers > 0 -> failovers--;
-		rewound = sHolder != holder || sToken != token || sExpired != expired;
-		holder = sHolder; token = sToken; expired = sExpired; seq = sSeq; last = sLast;
-		sHolder = 0; sToken = 0; sExpired = false; sSeq = 0; sLast = 0;
-		timeline++; server_ends }
+	:: atomic { crashes > 0 -> crashes--; server_ends }
+	:: atomic { crashes > 0 -> crashes--;
+		do :: p < N -> p++ :: break od;
+		cut(p); pins = pins & ~bit(p); unlock(p); unlock(p + N); p = 1 }
 	od
 }
 
-init { atomic {
-	run Process(1); run Renewal(1);
-#if N > 1
-	run Process(2); run Renewal(2);
-#endif
-#if N > 2
-	run Process(3); run Renewal(3)
-#endif
-} }
+/* The standby is promoted (A3). */
+#define lost(p) old[p] = held[p] || tx[p] != NONE
+
+active proctype Standby()
+{
+end:	do
+	:: atomic {
+		if
+		:: !behind && failovers > 0 -> failovers--
+		:: behind ->
+			lost(1); lost(2); lost(3);
+			holder = sHolder; token = sToken; expired = sExpired; seq = sSeq; last = sLast;
+			behind = false; sHolder = 0; sToken = 0; sExpired = false; sSeq = 0; sLast = 0
+		fi;
+		server_ends }
+	od
+}
