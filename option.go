@@ -123,7 +123,7 @@ type Metadata string
 // is refused. [Lock.Downgrade] makes an exclusive lock a shared one.
 //
 // Callers that share a lease have one fencing token together, which is greater than the
-// token of the exclusive holder before. A caller that is refused the exclusive lease finds
+// token of the exclusive holder before, or after a Downgrade equal to it. A caller that is refused the exclusive lease finds
 // "*shared" as the [Error].Holder; [Locker.Holders] returns each of the sharing holders.
 // Shared leases need the migrations ([ErrSchema]).
 type Mode uint8

@@ -38,7 +38,7 @@ BEGIN
     since      timestamptz NOT NULL,
     live_until timestamptz NOT NULL,
     woken      timestamptz,                 -- NULL: not since its last try
-    holds      text[] NOT NULL DEFAULT '{}' CHECK (array_ndims(holds) = 1),       -- readers unnest it
+    holds      text[] NOT NULL DEFAULT '{}' CHECK (pg_catalog.array_ndims(holds) = 1),    -- readers unnest it
     role       text COLLATE "C" NOT NULL DEFAULT session_user,
     PRIMARY KEY (kind, name, ticket)
   ) USING heap;
@@ -101,6 +101,7 @@ BEGIN
                           AND char_length(w.name) BETWEEN 1 AND 255
                           AND coalesce(w.waiters, 1) BETWEEN 0 AND 1000000
                           AND CASE WHEN w.holds IS NULL THEN true WHEN octet_length(w.holds) > 65536 THEN false
+                                   WHEN octet_length(w.holds::jsonb::text) > 66560 THEN false      -- 1e65000; a blank an element
                                    WHEN jsonb_typeof(w.holds::jsonb) = 'array'
                                    THEN jsonb_array_length(w.holds::jsonb) <= 1000
                                    ELSE true END) IS NOT TRUE) THEN
@@ -275,7 +276,7 @@ BEGIN
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
     v_count    integer := pg_catalog.cardinality(p_names);
-    v_upper    integer := nullif(v_count, 0);       -- the last subscript, if they begin with 1
+    v_dims     text := CASE WHEN v_count > 0 THEN pg_catalog.format('[1:%s]', v_count) END;
     v_timeline bigint;
     v_base     bigint;                      -- of all tokens: the bits above the sequence; NULL: see pgxlock_next_tokens()
     v_new      bigint[];                    -- entries without a row
@@ -285,11 +286,11 @@ BEGIN
   BEGIN
     -- Entry n is checked by unnest, and read by its subscript: they agree where subscripts begin with 1.
     IF (v_count <= 1000
-        AND array_upper(p_names, 1) IS NOT DISTINCT FROM v_upper
-        AND array_upper(p_holders, 1) IS NOT DISTINCT FROM v_upper
-        AND array_upper(p_ttls, 1) IS NOT DISTINCT FROM v_upper
-        AND array_upper(p_metadata, 1) IS NOT DISTINCT FROM v_upper
-        AND array_upper(p_tickets, 1) IS NOT DISTINCT FROM v_upper) IS NOT TRUE THEN
+        AND pg_catalog.array_dims(p_names) IS NOT DISTINCT FROM v_dims
+        AND pg_catalog.array_dims(p_holders) IS NOT DISTINCT FROM v_dims
+        AND pg_catalog.array_dims(p_ttls) IS NOT DISTINCT FROM v_dims
+        AND pg_catalog.array_dims(p_metadata) IS NOT DISTINCT FROM v_dims
+        AND pg_catalog.array_dims(p_tickets) IS NOT DISTINCT FROM v_dims) IS NOT TRUE THEN
       PERFORM pgxlock_require(false,
                               'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata '
                               'and a ticket');
@@ -471,7 +472,7 @@ BEGIN
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
     v_count    integer := pg_catalog.cardinality(p_names);
-    v_upper    integer := nullif(v_count, 0);       -- the last subscript, if they begin with 1
+    v_dims     text := CASE WHEN v_count > 0 THEN pg_catalog.format('[1:%s]', v_count) END;
     v_queued   boolean;                     -- one of them has waiters
     v_below    bigint[];                    -- up to which number each queue is read
     v_firsts   bigint[];                    -- the ticket ahead of each entry, if any
@@ -483,11 +484,11 @@ BEGIN
     v_now      timestamptz;
   BEGIN
     PERFORM pgxlock_require(v_count <= 1000
-                            AND array_upper(p_names, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_holders, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_ttls, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_metadata, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_tickets, 1) IS NOT DISTINCT FROM v_upper,
+                            AND pg_catalog.array_dims(p_names) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_holders) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_ttls) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_metadata) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_tickets) IS NOT DISTINCT FROM v_dims,
                             'p_names must have at most 1000 elements, and every name needs a holder, a ttl, metadata and '
                             'a ticket');
     PERFORM pgxlock_check_primary('cannot acquire a lock on a standby server');

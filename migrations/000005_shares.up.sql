@@ -544,7 +544,7 @@ BEGIN
     PERFORM FROM distributed_locks l
       WHERE l.lock_name::text = p_name COLLATE "C" AND l.holder_id::text = p_holder COLLATE "C" AND l.fencing_token = p_token
         AND l.expires_at > clock_timestamp()
-        FOR NO KEY UPDATE SKIP LOCKED;
+        FOR UPDATE SKIP LOCKED;             -- so that a fence with an older snapshot fails, as after a take-over
     IF NOT FOUND THEN
       RETURN 'skipped';
     END IF;
@@ -800,7 +800,7 @@ BEGIN
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
   DECLARE
     v_count    integer := pg_catalog.cardinality(p_names);
-    v_upper    integer := nullif(v_count, 0);       -- the last subscript, if they begin with 1
+    v_dims     text := CASE WHEN v_count > 0 THEN pg_catalog.format('[1:%s]', v_count) END;
     v_queues   text[] := '{}'::text[];
     v_acquired boolean[] := '{}'::boolean[];
     v_walked   bigint[] := '{}'::bigint[];
@@ -815,16 +815,16 @@ BEGIN
     v_now      timestamptz;
   BEGIN
     PERFORM pgxlock_require(v_count <= 1000
-                            AND array_upper(p_names, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_permits, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_holders, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_ttls, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_metadata, 1) IS NOT DISTINCT FROM v_upper
-                            AND array_upper(p_tickets, 1) IS NOT DISTINCT FROM v_upper,
+                            AND pg_catalog.array_dims(p_names) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_permits) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_holders) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_ttls) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_metadata) IS NOT DISTINCT FROM v_dims
+                            AND pg_catalog.array_dims(p_tickets) IS NOT DISTINCT FROM v_dims,
                             'p_names must have at most 1000 elements, and every name needs permits, a holder, a ttl, '
                             'metadata and a ticket');
     PERFORM pgxlock_require(p_wanted IS NULL
-                            OR array_upper(p_wanted, 1) IS NOT DISTINCT FROM v_upper
+                            OR pg_catalog.array_dims(p_wanted) IS NOT DISTINCT FROM v_dims
                                AND (SELECT bool_and(w.wanted BETWEEN 1 AND w.permits) AND sum(w.wanted) <= 1000::bigint
                                       FROM unnest(p_wanted, p_permits) w (wanted, permits)),
                             'p_wanted must be 1 to the number of permits for every name, and at most 1000 in all');

@@ -219,15 +219,22 @@ func (t *Table) releaseWithRetries(lock *hold.Hold, token *int64, left *leftover
 func (t *Table) Share(from, to *hold.Hold) error {
 	to.Holder, to.TTL, to.Margin, to.Waited = t.cfg.Owner+":"+rand.Text(), from.TTL, from.Margin, from.Waited
 	giveUp := time.Now().Add(releasePatience)
+	var sent time.Duration // of the first request that may have made the share: no later one renews it
+	unknown := false
 	for attempt := 0; ; attempt++ {
 		var outcome string
-		var sent time.Duration
+		var evicted error
 		var wait clock.Deadline // for a connection
 		wait.Start(t.lingering, dbconn.Timeout, lockerr.ErrNoAnswer)
 		err := t.request(&wait, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
-			sent = t.host.Clock()
+			if !unknown {
+				sent, unknown = t.host.Clock(), true
+			}
 			outcome, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.LeaseShareHeld),
 				from.Key, from.Holder, from.Token, to.Holder, to.TTL.Milliseconds()), pgx.RowTo[string])
+			if outcome == renewalGone {
+				evicted = t.whyGone(ctx, q, []*hold.Hold{from})[from]
+			}
 			return err
 		})
 		wait.Stop()
@@ -239,12 +246,13 @@ func (t *Table) Share(from, to *hold.Hold) error {
 			t.host.Queue.Wake([]lockkey.Name{from.Queue}) // readers
 			return nil
 		case err == nil && outcome == shareSkipped && !late:
+			unknown = false
 		default:
 			t.Discard(from)
 			t.Discard(to)
 			switch {
 			case outcome == renewalGone:
-				err = &hold.LostError{Why: hold.ErrTakenAway}
+				err = &hold.LostError{Why: cmp.Or(evicted, hold.ErrTakenAway)}
 			case err == nil && outcome == shareDone:
 				err = hold.ErrLateGrant
 			case err == nil:

@@ -331,6 +331,9 @@ func (r *renewer) sendChange(entry renewal) error {
 		for range 2 {
 			sent = t.host.Clock()
 			if row.Version != nil {
+				if c.left.Load() {
+					return nil
+				}
 				if ended = lock.Changing(ttl, t.margin(ttl), sent); ended != nil {
 					return nil
 				}
@@ -358,7 +361,13 @@ func (r *renewer) sendChange(entry renewal) error {
 		return err
 	}
 	if ended == nil {
-		ended = r.settle(lock, row.Outcome, evicted, func() error { return lock.Changed(ttl, t.margin(ttl), sent) })
+		ended = r.settle(lock, row.Outcome, evicted, func() error {
+			if c.left.Load() { // it was told that the TTL is as before
+				r.again(lock)
+				return nil
+			}
+			return lock.Changed(ttl, t.margin(ttl), sent)
+		})
 	}
 	tell([]chan<- error{entry.answer}, ended)
 	return nil
@@ -396,6 +405,9 @@ func (r *renewer) again(locks ...*hold.Hold) {
 	delay := time.Second
 	for _, lock := range locks {
 		delay = min(delay, retryDelay(lock.Lasts()))
+		if at, ok := lock.Deadline(); ok { // that of a shorter TTL, while it is changed
+			delay = min(delay, max(time.Until(at)/4, 25*time.Millisecond))
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

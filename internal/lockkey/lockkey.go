@@ -161,7 +161,7 @@ func CheckIn(namespace, key string) error {
 	if err := CheckNamespace(namespace); err != nil {
 		return err
 	}
-	if _, raw := ParseRaw(key); raw {
+	if strings.HasPrefix(key, "\x00") { // not parsed: that would call this for each namespace in it, and twice
 		return errors.New("the key has a namespace already, or is a number, which is the same in every namespace; use it without one")
 	}
 	if n := utf8.RuneCountInString(namespace) + utf8.RuneCountInString(key) + len("@/"); n > MaxText {

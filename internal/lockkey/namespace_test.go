@@ -28,6 +28,7 @@ func TestNamespaceMakesAnotherLockOfTheSameName(t *testing.T) {
 	for _, wrong := range []string{
 		In("a/b", "c"), In("a", ""), In("a\x00", "b"), In("\xff", "b"), In("a", "b\x00c"), In(strings.Repeat("n", 64), "k"), In("a", strings.Repeat("k", 253)),
 		In("a", In("b", "c")), In("a", ID{Number: 42}.Key()), "\x00@", "\x00@/a", "\x00@a",
+		strings.Repeat("\x00@a/", 60) + "k", // in a moment, though each level could be looked at twice
 	} {
 		if _, raw := ParseRaw(wrong); raw || CheckAdvisory(wrong) == nil {
 			t.Errorf("%q was taken", wrong)

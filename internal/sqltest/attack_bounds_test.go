@@ -99,6 +99,9 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"p_metadata", "(pgxlock_acquire_one('k', 'A', 1000, (" + tooBig + ")::text, null)).token"},
 	},
 	"pgxlock_acquire_batch": {
+		{"p_names", "(pgxlock_acquire_batch('{new}', '[0:1]={A,*shared}', '{1000}', '{null}', '{null}')).tokens"},
+		{"p_names", "(pgxlock_acquire_batch('{new}', '{A}', '[0:1]={1000,200000000000000}', '{null}', '{null}')).tokens"},
+		{"p_names", "(pgxlock_acquire_batch('{new}', '{{A}}', '{1000}', '{null}', '{null}')).tokens"},
 		{"p_names", "(pgxlock_acquire_batch('[0:1]={k,l}', '{A,*shared}', '{1000,1000}', '{null,null}', '{null,null}')).tokens"},
 		{"p_names", "(pgxlock_acquire_batch('{k,l}', '[0:1]={A,*shared}', '{1000,1000}', '{null,null}', '{null,null}')).tokens"},
 		{"p_names", "(pgxlock_acquire_batch('{k,l}', '{A,*shared}', '[0:1]={1000,1000}', '{null,null}', '{null,null}')).tokens"},
@@ -144,6 +147,7 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"waiters", publishing(map[string]string{"waiters": "'{1000001}'"})},
 		{"p_holds", publishing(map[string]string{"holds": "array[to_json(array_fill('h'::text, '{1001}'))::text]"})},
 		{"p_holds", publishing(map[string]string{"holds": "array[to_json(array[repeat('h', 65536)])::text]"})},
+		{"p_holds", publishing(map[string]string{"holds": "'{[1e131000]}'"})}, // eight bytes
 	},
 	"pgxlock_withdraw_batch": {{"p_names", "pgxlock_withdraw_batch(" + numbers + ", " + names + ", " + bigs + ") is null"}},
 	"pgxlock_refused_batch":  {{"p_names", "pgxlock_refused_batch(" + numbers + ", " + names + ", " + bigs + ") is null"}},

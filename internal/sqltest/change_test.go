@@ -114,6 +114,9 @@ func TestLeaseBecomesAShareWithoutAGap(t *testing.T) {
 	d.want(share(token), "skipped")
 	renewing.rollback()
 
+	old := d.begin("repeatable read") // a snapshot in which A is alone
+	old.want("(select count(*) from distributed_locks)", "1")
+
 	// Until it commits, others see the exclusive lease, and from then on the group.
 	other := d.begin(readCommitted)
 	other.want(share(token), "shared")
@@ -128,6 +131,8 @@ func TestLeaseBecomesAShareWithoutAGap(t *testing.T) {
 	writer.begin(readCommitted)
 	writer.want("assert_lock_held('k', 'A')", "LK001")
 	writer.rollback()
+	old.want("assert_lock_held('k', 'A')", "40001")
+	old.rollback()
 	d.want("release_shared_lock('k', 'B')", "true")
 	d.want(share(token), "gone")
 	d.want("release_shared_lock('k', 'C')", "true")

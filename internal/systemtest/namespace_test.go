@@ -18,7 +18,7 @@ func TestNamespacesKeepAdvisoryLocksApart(t *testing.T) {
 	t.Parallel()
 	db := testkit.Migrated(t)
 	of := func(namespace pgxlock.Namespace) *pgxlock.Locker {
-		return testkit.Advisory(t, db.Pool, &pgxlock.AdvisoryConfig{Namespace: namespace})
+		return testkit.NewAdvisory(t, db, &pgxlock.AdvisoryConfig{Namespace: namespace})
 	}
 	billing, other := of("billing"), of("billing")
 	lock := testkit.Acquire(t, billing, "k")

@@ -421,6 +421,11 @@ func TestDowngradeSurvivesALostReply(t *testing.T) {
 	if found, err := locks.Holders(t.Context(), "k"); err != nil || len(found) != 1 || found[0].ID != shared.Holder() || found[0].Mode != pgxlock.Shared || found[0].Metadata != "mine" {
 		t.Errorf("%v, %v", found, err)
 	}
+	// The first request made the share, and the second one only found it.
+	expires := testkit.Query[time.Time](t, db, "select expires_at from distributed_lock_shares")
+	if deadline, _ := shared.Deadline(); deadline.Add(6 * time.Minute).After(expires) {
+		t.Errorf("the deadline is %s, and with a margin of a tenth later than the expiry %s", deadline, expires)
+	}
 	testkit.Release(t, testkit.Acquire(t, testkit.NewLocker(t, db, nil), "k", pgxlock.Shared))
 	testkit.Release(t, shared)
 	testkit.Release(t, testkit.Acquire(t, locks, "k", pgxlock.NoWait))
