@@ -75,11 +75,14 @@ func TestNamespacesKeepAdvisoryLocksApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	var shot monitor.Snapshot
-	pgtest.Until(t, "the name was published, and the wait is seen", func() bool {
+	pgtest.Until(t, "the names were published, and the wait is seen", func() bool {
 		if shot, err = m.Snapshot(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return slices.ContainsFunc(shot.Holders, func(h pgxlock.Holder) bool { return h.Key == "@shop/k" }) &&
+		holds := func(key string) bool {
+			return slices.ContainsFunc(shot.Holders, func(h pgxlock.Holder) bool { return h.Key == key })
+		}
+		return holds("k") && holds("@shop/k") && holds("@billing/k") &&
 			slices.ContainsFunc(shot.Waiters, func(w monitor.Waiter) bool { return w.Key == "@billing/k" })
 	})
 	found, err := m.Holders(t.Context(), monitor.Filter{Prefix: "@billing/"})
