@@ -227,11 +227,15 @@ func (t *Table) Share(from, to *hold.Hold) error {
 		var wait clock.Deadline // for a connection
 		wait.Start(t.lingering, dbconn.Timeout, lockerr.ErrNoAnswer)
 		err := t.request(&wait, func(ctx context.Context, q dbconn.Querier, _ bool) (err error) {
-			if !unknown {
+			earlier := unknown
+			if !earlier {
 				sent, unknown = t.host.Clock(), true
 			}
 			outcome, err = pgx.CollectExactlyOneRow(q.Query(ctx, t.place.Statement(statements.LeaseShareHeld),
 				from.Key, from.Holder, from.Token, to.Holder, to.TTL.Milliseconds()), pgx.RowTo[string])
+			if err == nil && outcome == shareSkipped {
+				unknown = earlier
+			}
 			if outcome == renewalGone {
 				evicted = t.whyGone(ctx, q, []*hold.Hold{from})[from]
 			}
@@ -246,7 +250,6 @@ func (t *Table) Share(from, to *hold.Hold) error {
 			t.host.Queue.Wake([]lockkey.Name{from.Queue}) // readers
 			return nil
 		case err == nil && outcome == shareSkipped && !late:
-			unknown = false
 		default:
 			t.Discard(from)
 			t.Discard(to)

@@ -227,6 +227,31 @@ func TestSetTTLIsThatOfLaterRenewals(t *testing.T) {
 	}
 }
 
+func TestChangeIsNotSentAfterItsCallerHasLeft(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	p, through := testkit.Proxied(t, db)
+	lock := testkit.Acquire(t, testkit.NewLocker(t, through, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
+	first := p.Arm(t, testkit.HoldReply, "pgxlock_change_lease") // which only reads the version
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- lock.SetTTL(ctx, testkit.TTL) }()
+	first.Happened(t)
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("SetTTL: %v", err)
+	}
+	first.Resume()
+	if err := lock.SetMetadata(t.Context(), "later"); err != nil { // behind it, with the TTL that it left
+		t.Fatal(err)
+	}
+	if !testkit.Query[bool](t, db, "select expires_at > clock_timestamp() + interval '50 minutes' from distributed_locks") {
+		t.Error("the TTL has changed")
+	}
+}
+
 // The row is locked, so that no request is answered before the caller has left.
 func TestChangeWhoseCallerHasLeftIsNotMadeLater(t *testing.T) {
 	pgtest.Long(t)

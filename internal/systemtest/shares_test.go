@@ -431,6 +431,17 @@ func TestDowngradeSurvivesALostReply(t *testing.T) {
 	testkit.Release(t, testkit.Acquire(t, locks, "k", pgxlock.NoWait))
 }
 
+func TestDowngradeOfAnEvictedLeaseSaysSo(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := testkit.Migrated(t)
+	lock := testkit.Acquire(t, testkit.NewLocker(t, db, &pgxlock.LeaseConfig{TTL: time.Hour}), "k")
+	db.Exec(t, fmt.Sprintf("select evict_lock('k', '%s', %d, 'this node is drained')", lock.Holder(), lock.Token()))
+	if _, err := lock.Downgrade(t.Context()); !errors.Is(err, pgxlock.ErrEvicted) || !errors.Is(err, pgxlock.ErrLost) {
+		t.Errorf("Downgrade: %v", err)
+	}
+}
+
 // Until the transaction that fenced the lock has ended, it may write as if nobody read.
 func TestDowngradeDuringAFencedTransactionFailsAndReleases(t *testing.T) {
 	pgtest.Long(t)
