@@ -415,7 +415,7 @@ func (g *growth) expectation() string {
 	say("%s µs of the program's processors with %s, and %s µs with %s.\n\n",
 		inMicros(one.ways[0].used.client), processes(one.processes), inMicros(most.ways[0].used.client), processes(most.processes))
 	say("A key that all callers want has one holder at a time: more callers wait longer, and get no more grants together.\n")
-	say("With %s of %d\ncallers that keep it for no time:\n\n", processes(g.hot.processes), g.hot.callers)
+	say("With %s of %d callers that keep it for no time:\n\n", processes(g.hot.processes), g.hot.callers)
 	for _, w := range g.hot.ways {
 		say("- %s: %s grants/s; a caller waits %s (median), and %s (99 of 100).\n", w.name, rate(w.perSecond()), brief(w.p50), brief(w.p99))
 	}
