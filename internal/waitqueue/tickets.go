@@ -22,8 +22,10 @@ import (
 //
 // Both sides commit first and check then: a local queue publishes its ticket before its first
 // waiter tries once more, and a release commits before it checks the tickets. So one of the
-// two sees the other. Some releases wake no ticket: a holder died, its lease expired, or it
-// called release_lock() itself. A check of all tickets about every second notices these.
+// two sees the other. The waiter of an advisory lock tries only if its ticket is the first, which
+// it learns in the statement that publishes it: [Queue.foundNobodyLocked] is for that. Some releases
+// wake no ticket: a holder died, its lease expired, or it called release_lock() itself. A check of
+// all tickets about every second notices these.
 type ticket struct {
 	queue    *Queue
 	local    *localQueue

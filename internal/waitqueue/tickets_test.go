@@ -341,6 +341,89 @@ func TestRemovalOfATicketWakesTheNextWaiterOnce(t *testing.T) {
 	}
 }
 
+func TestWakeUpThatFoundNobodyLooksAgainWhereOthersWantTheLock(t *testing.T) {
+	t.Parallel()
+	lock, lease := lockkey.Name{ID: lockkey.Identify("k")}, lockkey.Name{Key: "k"}
+	for _, c := range []struct {
+		what      string
+		session   LockSession
+		sent      wakeUp
+		contended bool
+		more      int
+	}{
+		{"others want the lock", wantedSession(nil), wakeUp{name: lock}, true, len(looks)},
+		{"nobody else does", wantedSession(nil), wakeUp{name: lock}, false, 0},
+		{"it is held again, and its release wakes", holdingSession{}, wakeUp{name: lock}, true, 0},
+		{"a new ticket for a lease tries by itself", wantedSession(nil), wakeUp{name: lease}, true, 0},
+		{"a check of a ticket that was woken", wantedSession(nil), wakeUp{name: lock, number: 1}, true, 0},
+		{"a check while the lock is held here", wantedSession(nil), wakeUp{name: lock, check: true}, true, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sent := 0
+			q := newQueue(runs(func(dbconn.Exchange) error { sent++; return nil })) // finds nobody
+			q.server.Session = c.session
+			if c.contended {
+				q.mu.Lock()
+				q.seeLocked(c.sent.name)
+				q.mu.Unlock()
+			}
+			for range 2 { // one after the other: two at once look again once
+				q.waking.Add(c.sent)
+				synctest.Wait()
+			}
+			time.Sleep(clock.CheckInterval)
+			synctest.Wait()
+			if want := 2 + c.more; sent != want {
+				t.Errorf("%s: %d looks, want %d", c.what, sent, want)
+			}
+		})
+	}
+}
+
+// A publisher looks for tickets ahead of its own before it commits, and a wake-up may look in
+// between: neither sees what the other one did.
+func TestTicketThatIsPublishedWhileItsLockIsReleasedIsWoken(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db, name := newDB(t), lockkey.Name{ID: lockkey.Identify("k")}
+	q := connected(t, db, nobody{})
+	other, publisher := db.Connect(t), db.Connect(t)
+	for _, statement := range []string{"listen pgxlock_77", "select pg_advisory_lock(pgxlock_waiter_key(77))"} {
+		if _, err := other.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tx, err := publisher.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "select pgxlock_publish_batch(array[$1::integer], array[$2::text], array[null]::bigint[], "+
+		"array[1], array[null]::text[], 77, 'other', 60000)", name.Kind(), name.Text()); err != nil {
+		t.Fatal(err)
+	}
+
+	looksAgain, committed, run := make(chan struct{}, len(looks)), make(chan struct{}), q.waking.Run
+	q.waking.Run = func(batch []wakeUp) error {
+		if batch[0].looks > 0 {
+			looksAgain <- struct{}{}
+			<-committed
+		}
+		return run(batch)
+	}
+	q.mu.Lock()
+	q.seeLocked(name)
+	q.mu.Unlock()
+	q.Wake([]lockkey.Name{name})
+	pgtest.Receive(t, "the wake-up has found nobody, and looks again", looksAgain)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	close(committed)
+	if _, err := other.WaitForNotification(t.Context()); err != nil {
+		t.Errorf("nobody wakes a ticket that was being published: %v", err)
+	}
+}
+
 // The notification of a waiter elsewhere may be lost. Callers here pass the lock on among
 // themselves then, and only this check shows that others wait.
 func TestHandoverOfAnAdvisoryLockChecksWhetherOthersWait(t *testing.T) {

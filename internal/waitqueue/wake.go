@@ -32,6 +32,7 @@ type wakeUp struct {
 	name   lockkey.Name
 	number int64
 	check  bool // the lock is held here: the answer only shows whether other processes wait for it
+	looks  int  // how often it found nobody before
 }
 
 // Wake wakes, in the background, the first waiter of each of the locks, which were released. Where
@@ -93,6 +94,7 @@ func (q *Queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 	if err != nil {
 		return err
 	}
+	found := make(map[lockkey.Name]bool, len(woken))
 	q.mu.Lock()
 	defer func() {
 		q.mu.Unlock()
@@ -104,6 +106,7 @@ func (q *Queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 		if w.N < 1 || w.N > int64(len(batch)) {
 			continue
 		}
+		found[batch[w.N-1].name] = true
 		l := q.locals[batch[w.N-1].name]
 		_, leaving := q.leaving[w.Ticket]
 		_, sending := q.sending[batch[w.N-1].name]
@@ -118,7 +121,36 @@ func (q *Queue) wakeOn(run func(dbconn.Exchange) error, batch []wakeUp) error {
 			q.lookAgainLocked(sent.name, w.Ticket)
 		}
 	}
+	for _, w := range batch {
+		if w.number == 0 && !w.check && !found[w.name] {
+			q.foundNobodyLocked(w)
+		}
+	}
 	return nil
+}
+
+// looks are the pauses after which a wake-up that found nobody looks again.
+var looks = [...]time.Duration{2 * time.Millisecond, 16 * time.Millisecond, 128 * time.Millisecond}
+
+// foundNobodyLocked has a wake-up look again soon, for an advisory lock that other processes were
+// seen to want. One of them may be publishing its ticket: it looked for tickets ahead of it before
+// ours was removed, and commits after the wake-up has looked. Then nobody would wake it until its
+// next refresh. Leases need none of this: a new ticket for a lease tries after its commit.
+func (q *Queue) foundNobodyLocked(w wakeUp) {
+	name := w.name
+	if name.Kind() == 0 || w.looks == len(looks) || q.closed || q.looking[name] || !q.contendedLocked(name) {
+		return
+	}
+	q.looking[name] = true
+	time.AfterFunc(looks[w.looks], func() {
+		wakes := q.server.Session != nil && q.server.Session.WakesOnRelease(name.ID)
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		delete(q.looking, name)
+		if !wakes && !q.closed {
+			q.waking.Add(wakeUp{name: name, looks: w.looks + 1})
+		}
+	})
 }
 
 // lookAgainLocked arranges a check whether a ticket let its wake timeout pass. If the lock is
