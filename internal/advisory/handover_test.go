@@ -148,26 +148,29 @@ func TestReleaseWakesWhereTheLockIsWantedAndHeldExclusively(t *testing.T) {
 	}
 }
 
-// A caller that had to queue is seldom the last one.
-func TestLockOfACallerWithATicketIsWantedWhereOtherProcessesCompete(t *testing.T) {
+func TestLockIsWantedFromItsGrantWhereOtherProcessesCompete(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	p, q := queueing(t)
 	for _, c := range []struct {
 		name             string
+		mode             hold.Mode
 		turn             hold.Turn
 		competed, wanted bool
 	}{
-		{"with a ticket", hold.Turn{Ticket: 1, First: true}, true, true},
-		{"without a ticket", hold.Turn{}, true, false},
-		{"no other process competes", hold.Turn{Ticket: 1, First: true}, false, false},
+		{"with a ticket", hold.Exclusive, hold.Turn{Ticket: 1, First: true}, true, true},
+		{"without a ticket", hold.Exclusive, hold.Turn{}, true, true},
+		{"shared, with a ticket", hold.Shared, hold.Turn{Ticket: 1, First: true}, true, true},
+		{"shared, without a ticket", hold.Shared, hold.Turn{}, true, false},
+		{"no other process competes", hold.Exclusive, hold.Turn{Ticket: 1, First: true}, false, false},
 	} {
 		q.contended = c.competed
-		lock, busy := p.tryTurn(t, c.name, c.turn)
-		if busy != nil {
-			t.Fatalf("%s: %+v", c.name, busy)
+		attempts := []hold.Attempt{{Hold: p.newHold(c.name, c.mode)}}
+		if p.Try(t.Context(), hold.Request{Mode: c.mode, Turn: c.turn}, attempts); attempts[0].Err != nil {
+			t.Fatalf("%s: %v", c.name, attempts[0].Err)
 		}
-		if _, busy = p.tryTurn(t, c.name, hold.Turn{}); busy == nil || busy.Wanted != c.wanted {
+		lock := attempts[0].Hold
+		if _, busy := p.tryTurn(t, c.name, hold.Turn{}); busy == nil || busy.Wanted != c.wanted {
 			t.Errorf("%s: a try while the lock is held: %+v", c.name, busy)
 		}
 		if err := p.Release(lock); err != nil {

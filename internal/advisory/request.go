@@ -191,7 +191,9 @@ func (r *request) answered(left bool, now instant) {
 			got.Hold.Token, got.Hold.Holder, got.Hold.Since = e.token, a.holder, now.day
 			e.holds = append(e.holds, got.Hold)
 			final = true
-			e.wanted = e.wanted || r.turn > 0 && a.host.Queue.Contended(lockkey.Name{ID: e.id}) // a caller that had to queue is seldom the last one
+			// Others compete for it. Until their notification arrives, callers here would acquire it again
+			// and again: so it is wanted from the start. Readers without a ticket come with others.
+			e.wanted = e.wanted || (r.turn > 0 || e.mode == hold.Exclusive) && a.host.Queue.Contended(lockkey.Name{ID: e.id})
 		}
 		if e.granted && e.unused() {
 			a.mux.do(a.removeLocked(e))

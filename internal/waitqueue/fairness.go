@@ -55,6 +55,7 @@ func (q *Queue) seeLocked(name lockkey.Name) {
 		q.forget = max(2*len(q.others), batcher.MaxRows)
 	}
 	q.others[name] = time.Now()
+	q.seen.Store(true)
 }
 
 // contendedLocked reports whether other processes were seen within contendedFor to have an
@@ -64,9 +65,18 @@ func (q *Queue) contendedLocked(name lockkey.Name) bool {
 	return name.Kind() == 0 || time.Since(q.others[name]) < contendedFor
 }
 
-// Contended implements [hold.Queue].
+// Contended implements [hold.Queue]. Each grant of an advisory lock asks: where no other process was
+// seen, that takes no mutex.
 func (q *Queue) Contended(name lockkey.Name) bool {
+	if name.Kind() != 0 && !q.seen.Load() {
+		return false
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.contendedLocked(name)
+	if q.contendedLocked(name) {
+		return true
+	}
+	delete(q.others, name)
+	q.seen.Store(len(q.others) > 0)
+	return false
 }

@@ -29,6 +29,7 @@ type Queue struct {
 	checking    batcher.Batcher[*ticketCheck] // for tries that want to share
 
 	count atomic.Int32 // of local queues; most calls read 0 here and skip the mutex
+	seen  atomic.Bool  // others has entries
 
 	// mu guards what follows, the local queues with their positions, and the tickets. It is held
 	// for work in memory only: no statement is sent under it, and no caller is waited for.

@@ -177,7 +177,7 @@ func TestAdvisoryLockIsContendedForAWhileAndALeaseAlways(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQueue(nil)
-		q.server.Session = make(wantedSession, 1)
+		q.server.Session = make(wantedSession, 2)
 		name := lockkey.Name{ID: lockkey.Identify("k")}
 		contended := func(when string, want bool) {
 			t.Helper()
@@ -194,6 +194,11 @@ func TestAdvisoryLockIsContendedForAWhileAndALeaseAlways(t *testing.T) {
 		contended("nearly three seconds later", true)
 		time.Sleep(time.Nanosecond)
 		contended("three seconds later", false)
+		if q.seen.Load() {
+			t.Error("each grant takes the mutex though nobody was seen lately")
+		}
+		q.heard("1:"+name.Text(), true)
+		contended("when others were seen again", true)
 		if !q.Contended(lockkey.Name{Key: "k"}) {
 			t.Error("a lease is not contended")
 		}
