@@ -276,9 +276,9 @@ func (in *injector) jumpClock(ctx context.Context, lasts time.Duration, _ *worke
 	return in.setClock(0)
 }
 
-// evict has an administrator evict holders, whichever there are.
+// evict has an administrator evict holders, chosen at random.
 func (in *injector) evict(ctx context.Context, lasts time.Duration, _ *worker, rng *rand.Rand) error {
-	dice := rand.New(rand.NewPCG(rng.Uint64(), 0)) // how often they are thrown is not the seed's
+	dice := rand.New(rand.NewPCG(rng.Uint64(), 0)) // of their own: the number of throws depends on the time
 	var keys []string
 	for n := range in.plan.Keys {
 		keys = append(keys, keyOf(n))

@@ -166,7 +166,7 @@ func (of grant) granted() history.Event {
 	return e
 }
 
-// A waitingKey is what a call's context has a function under that observe calls when the call has to wait.
+// A waitingKey is the key of a context's function that observe calls when the call has to wait.
 type waitingKey struct{}
 
 func withWaiting(ctx context.Context, waiting func()) context.Context {
@@ -291,7 +291,7 @@ func (h *holds) acquire(ctx context.Context, c *caller, g *generation, e history
 	return pgxlock.Locks{lock}, err
 }
 
-// acquireOneByOne is AcquireAll for callers that deadlock and, if a part contents them, for some that get no more.
+// acquireOneByOne is AcquireAll broken on purpose: callers deadlock and, with part, keep what they have when a key fails.
 func acquireOneByOne(ctx context.Context, g *generation, keys []string, part bool, opts []pgxlock.AcquireOption) (locks pgxlock.Locks, err error) {
 	for _, key := range keys {
 		lock, err := g.locks.Acquire(ctx, key, opts...)
@@ -307,13 +307,13 @@ func acquireOneByOne(ctx context.Context, g *generation, keys []string, part boo
 	return locks, nil
 }
 
-// mark is what the holders of a set are known by.
+// mark is the metadata of a set's holders.
 func (h *holds) mark(e history.Event) pgxlock.Metadata {
 	return pgxlock.Metadata(fmt.Sprint(h.Name, "/", e.Set))
 }
 
-// leftOf writes how many locks of a set are held though the call for it has failed. There is a while in which a release
-// may be under way.
+// leftOf writes how many locks of a set are held after the call for it has failed. It asks for a while: a release may
+// still be in flight.
 func (h *holds) leftOf(ctx context.Context, g *generation, e history.Event, requests []*request) {
 	for until := time.Now().Add(txTimeout); ; sleep(ctx, 100*time.Millisecond) {
 		left := 0
@@ -335,7 +335,7 @@ func (h *holds) leftOf(ctx context.Context, g *generation, e history.Event, requ
 	}
 }
 
-// hold works under locks until work ends: it looks whether it still has them, and writes.
+// hold works under locks until lasts has passed or work ends: it checks whether they are held, and writes.
 func (c *caller) hold(ctx, work context.Context, g *generation, lasts time.Duration, grants ...grant) {
 	const look = 50 * time.Millisecond
 	var locks pgxlock.Locks
