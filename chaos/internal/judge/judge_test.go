@@ -355,6 +355,7 @@ func TestFaultsExcuseWhatTheyMayDo(t *testing.T) {
 	overlap := strings.Replace(inTurn, "7 p2#1 granted", "4.5 p2#1 granted", 1)
 	advisory := strings.NewReplacer("ask lease", "ask advisory", "5 p1#1 release-ask", "5 p1#1 lost", "6 p1#1 released", "", "7 p2#1", "3.2 p2#1").Replace(inTurn)
 	async := strings.ReplaceAll(advisory, "ask advisory", "ask lease-async")
+	again := strings.NewReplacer("refused", "granted", "2.3 p2#2", "2.5 p2#2").Replace(limited) + "1.4 p2#3 ask limit l limit=2 rate=1 n=2\n1.5 p2#3 granted"
 	for _, c := range []struct {
 		name, text string
 		violated   []string
@@ -380,6 +381,8 @@ func TestFaultsExcuseWhatTheyMayDo(t *testing.T) {
 		{"a frozen process has no turns", "2 c#1 fault fault=freeze target=p2\n" + shared(50), nil},
 		{"a frozen process takes no turns from others", "2 c#1 fault fault=freeze target=p3\n" + shared(50), []string{"I7"}},
 		{"a limit over a crash", "1.15 c#1 fault fault=crash\n1.16 c#1 fault-ended\n" + strings.Replace(limited, "refused", "granted", 1), nil},
+		{"a limit beyond the burst of a crash", "1.35 c#1 fault fault=crash\n1.36 c#1 fault-ended\n" + again, []string{"limits"}},
+		{"a wait for a limit over a crash", "1.35 c#1 fault fault=crash\n1.36 c#1 fault-ended\n" + strings.Replace(again, "1.3 p2#1", "1.38 p2#1", 1), nil},
 		{"a limit beside a restart", "1.15 c#1 fault fault=restart\n1.16 c#1 fault-ended\n" + strings.Replace(limited, "refused", "granted", 1), []string{"limits"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
