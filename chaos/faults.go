@@ -5,13 +5,17 @@ import (
 	_ "embed"
 	"errors"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/chaos/internal/history"
 	"github.com/pgxlock/pgxlock/internal/cutnet"
+	"github.com/pgxlock/pgxlock/monitor"
 )
 
 //go:embed sql/terminate.sql
@@ -35,6 +39,7 @@ type fault struct {
 	once   bool
 	lasts  time.Duration // at most
 	target bool          // it concerns one worker
+	each   bool          // do writes its events, one after the other
 	do     func(in *injector, ctx context.Context, lasts time.Duration, w *worker, rng *rand.Rand) error
 }
 
@@ -53,6 +58,7 @@ var faults = map[string]fault{
 	"locktable":   {name: history.LockTable, lasts: 3 * time.Second, do: (*injector).fillLockTable},
 	"timeouts":    {name: history.Timeouts, once: true, do: func(*injector, context.Context, time.Duration, *worker, *rand.Rand) error { return nil }},
 	"clock":       {name: history.ClockJump, lasts: 3 * time.Second, do: (*injector).jumpClock},
+	"evict":       {name: history.Evict, lasts: 2 * time.Second, each: true, do: (*injector).evict},
 }
 
 // inject injects a fault again and again until ctx ends. rng alone says how often, how long and where.
@@ -75,6 +81,12 @@ func (in *injector) inject(ctx context.Context, named string, rng *rand.Rand) er
 		}
 		if !sleep(ctx, pause) {
 			return nil
+		}
+		if f.each {
+			if err := f.do(in, ctx, lasts, nil, rng); err != nil && ctx.Err() == nil {
+				return err
+			}
+			continue
 		}
 		var w *worker
 		e := history.Event{What: history.FaultBegun, Fault: f.name, Op: in.op()}
@@ -262,6 +274,44 @@ func (in *injector) jumpClock(ctx context.Context, lasts time.Duration, _ *worke
 	}
 	sleep(ctx, lasts)
 	return in.setClock(0)
+}
+
+// evict has an administrator evict holders, chosen at random.
+func (in *injector) evict(ctx context.Context, lasts time.Duration, _ *worker, rng *rand.Rand) error {
+	dice := rand.New(rand.NewPCG(rng.Uint64(), 0)) // of their own: the number of throws depends on the time
+	var keys []string
+	for n := range in.plan.Keys {
+		keys = append(keys, keyOf(n))
+	}
+	for until := time.Now().Add(lasts); ; {
+		m, err := monitor.New(in.admin(), &monitor.Config{Names: keys})
+		if err != nil {
+			return err
+		}
+		holders, _ := m.Holders(ctx, monitor.Filter{}) // the other fault may be that there is no server
+		holders = slices.DeleteFunc(holders, func(h pgxlock.Holder) bool { return !strings.HasPrefix(h.ID, "worker-") })
+		if len(holders) > 0 {
+			in.evictOne(ctx, m, pick(dice, holders...))
+		}
+		if time.Now().After(until) || !sleep(ctx, 200*time.Millisecond) {
+			return nil
+		}
+	}
+}
+
+func (in *injector) evictOne(ctx context.Context, m *monitor.Monitor, h pgxlock.Holder) {
+	e := history.Event{What: history.FaultBegun, Fault: history.Evict, Op: in.op(), Holder: h.ID}
+	e.Target, _, _ = strings.Cut(h.ID, ".")
+	e.Key, _, _ = strings.Cut(h.Key, "#") // of a semaphore
+	in.history.Write(e)
+	evicted, err := m.Evict(ctx, h, "chaos")
+	if err == nil && !evicted {
+		err = errors.New("it was not the holder any more")
+	}
+	if e.What = history.FaultEnded; err != nil {
+		e.Err = err.Error()
+	}
+	in.history.Write(e)
 }
 
 // sleep returns false if ctx ends first.

@@ -14,7 +14,8 @@
 //	workers.go   starting, killing, freezing and ending worker processes
 //	remains.go   what the server shows while a round runs and when it is over
 //	worker.go    a worker process and its callers
-//	holds.go     callers of leases, advisory locks and permits
+//	holds.go     callers of leases, advisory locks, permits and sets
+//	calls.go     callers of DoTx and Lead
 //	deeds.go     callers of claims, runs, limits and transaction locks
 package main
 
@@ -32,6 +33,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock/chaos/internal/judge"
+	"github.com/pgxlock/pgxlock/internal/pgserver"
 )
 
 // A runConfig is what the command line says.
@@ -134,5 +136,9 @@ func (c *runConfig) repeat(round int) string {
 	if c.Broken != "" {
 		args += " -broken " + c.Broken
 	}
-	return fmt.Sprintf("make chaos CHAOS='%s'", args)
+	command := fmt.Sprintf("make chaos CHAOS='%s'", args)
+	if dir := os.Getenv(pgserver.BinDirEnv); dir != "" {
+		return pgserver.BinDirEnv + "=" + dir + " " + command
+	}
+	return command
 }

@@ -7,17 +7,18 @@ import (
 )
 
 // The kinds of locks, each of which has rounds of its own.
-var allKinds = []string{"lease", "lease-async", "advisory", "shared", "permit", "limit", "claim", "once", "tx"}
+var allKinds = []string{"lease", "lease-async", "advisory", "shared", "permit", "limit", "claim", "once", "tx", "set", "dotx", "lead"}
 
 // The faults; with none, which is alone in its rounds, order and shares can be judged.
 var allFaults = []string{
 	"kill", "freeze", "cut", "swallow", "delay", "lost-commit", "terminate", "crash", "promote",
-	"pooler", "exhaust", "locktable", "timeouts", "clock", "none",
+	"pooler", "exhaust", "locktable", "timeouts", "clock", "evict", "none",
 }
 
 // What workers do if they are broken on purpose: they write without a fence, believe in their locks
-// whatever pgxlock says, or take locks without asking.
-var allBroken = []string{"unfenced", "deaf", "granting"}
+// whatever pgxlock says, take locks without asking, acquire the locks of a set one after the other in
+// any order, are content with a part of them, or write outside of the transaction of DoTx.
+var allBroken = []string{"unfenced", "deaf", "granting", "unordered", "partial", "outside"}
 
 // A plan is what a round does. It is what the seed says, and all that a worker needs to know.
 type plan struct {
@@ -93,8 +94,14 @@ func newPlan(cfg runConfig, round int) plan {
 	if p.has("kill") || p.has("freeze") {
 		p.Workers = max(p.Workers, 2) // nobody else would notice
 	}
-	if p.Workers*p.Callers < 4 {
+	if p.Workers*p.Callers < 4 || p.Kind == "lead" && p.Callers < 3 { // one of which asks leaders to step down
 		p.Callers = 4
+	}
+	switch p.Kind {
+	case "set":
+		p.Keys = max(p.Keys, 3)
+	case "dotx":
+		p.Keys = min(p.Keys, 3) // or holders wait for a connection of their pool
 	}
 	if p.has("timeouts") && p.Role == roleOwner {
 		p.Role = roleApp // which has them

@@ -41,9 +41,13 @@ func run(ctx context.Context, cfg runConfig, out *log.Logger) (violations int, e
 			return 0, err
 		}
 	}
+	binaries, err := pgserver.Find()
+	if err != nil {
+		return 0, err
+	}
 	clusters := new(pgserver.Clusters)
 	defer func() { err = errors.Join(err, clusters.Remove()) }()
-	out.Printf("seed %d, histories in %s", cfg.Seed, dir)
+	out.Printf("seed %d, %s, histories in %s", cfg.Seed, binaries, dir)
 	var total judge.Report
 	began := time.Now()
 	for round := max(cfg.Round, 0); ctx.Err() == nil; round++ {

@@ -138,7 +138,17 @@ func (c *caller) held() time.Duration {
 	return c.upTo(c.Hold)
 }
 
-func (c *caller) key() string { return fmt.Sprint("key-", c.rng.IntN(c.Keys)) }
+func (c *caller) key() string { return keyOf(c.rng.IntN(c.Keys)) }
+
+func keyOf(n int) string { return fmt.Sprint("key-", n) }
+
+// keys returns two or three keys in any order.
+func (c *caller) keys() (keys []string) {
+	for _, n := range c.rng.Perm(c.Keys)[:2+c.rng.IntN(2)] {
+		keys = append(keys, keyOf(n))
+	}
+	return keys
+}
 
 // callContext returns a context for a call, which may end during it.
 func (c *caller) callContext(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -171,12 +181,13 @@ func options[O any](bound []pgxlock.MaxWait) (opts []O) {
 type request struct {
 	*caller
 
-	op int64
+	op  int64
+	key string
 }
 
 // ask begins a request.
 func (c *caller) ask(e history.Event) *request {
-	r := &request{c, c.ops.Add(1)}
+	r := &request{c, c.ops.Add(1), e.Key}
 	e.What = history.Ask
 	r.write(e)
 	return r
@@ -205,7 +216,7 @@ func withdrawn(ctx context.Context, err error) bool {
 }
 
 // writeUnder writes a row under a lock in a transaction of its own, which fence begins. The transaction may last.
-func (r *request) writeUnder(ctx context.Context, key string, token int64, fence func(context.Context, pgx.Tx) error) {
+func (r *request) writeUnder(ctx context.Context, token int64, fence func(context.Context, pgx.Tx) error) {
 	write := r.writes.Add(1)
 	tell := func(what history.What, err error) { r.tellOf(write, what, err) }
 	ctx, cancel := context.WithTimeout(ctx, txTimeout)
@@ -218,7 +229,7 @@ func (r *request) writeUnder(ctx context.Context, key string, token int64, fence
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // nothing after a commit
 	if err = fence(ctx, tx); err == nil {
-		_, err = tx.Exec(ctx, writeSQL, r.Name, r.op, write, key, token)
+		_, err = tx.Exec(ctx, writeSQL, r.Name, r.op, write, r.key, token)
 	}
 	if err != nil {
 		tell(history.WriteRefused, err)

@@ -23,6 +23,7 @@ type Event struct {
 	Key    string `json:"key,omitempty"` // for a permit, the semaphore's
 	Shared bool   `json:"shared,omitempty"`
 	Try    bool   `json:"try,omitempty"`    // the call does not wait for other holders
+	Set    int64  `json:"set,omitempty"`    // of an Ask for a Set: the Asks for all keys of a call have one, which is unique in a process
 	Period string `json:"period,omitempty"` // of a Once without Retry: which run it is, if that is known
 	Permit int    `json:"permit,omitempty"` // of Granted: the number of the permit, 3 for jobs#3
 
@@ -30,6 +31,7 @@ type Event struct {
 	Rate  float64 `json:"rate,omitempty"`  // of an Ask for a Limit: events in a second
 	N     int     `json:"n,omitempty"`     // of an Ask for a Limit: how many events; of Connections and Left: how many were counted
 
+	Holder   string        `json:"holder,omitempty"`   // of Granted, and of an Evict that is about its Key: the holder id
 	Token    int64         `json:"token,omitempty"`    // of the lock; 0: it has none
 	TTL      time.Duration `json:"ttl,omitempty"`      // of the lock; 0: it has none
 	Deadline int64         `json:"deadline,omitempty"` // of Granted and Renewed: the local deadline on the clock of Now, or a time before it; 0: none. At converts
@@ -64,6 +66,7 @@ const (
 	Lost       What = "lost"        // the holder noticed the loss; a Release or a Fence may be what returned it
 	ReleaseAsk What = "release-ask" // a Release or Close begins; for locks of transactions, the commit or rollback
 	Released   What = "released"    // that succeeded. Of a Once: its function has returned
+	StepsDown  What = "steps-down"  // a leader noticed that it was asked to step down
 )
 
 // What happens to a transaction that writes under a lock, and to one that claims.
@@ -83,7 +86,7 @@ const (
 	FaultBegun  What = "fault"       // before a fault begins
 	FaultEnded  What = "fault-ended" // after its last effect has ended; a fault without an end lasts until the end of the run
 	Connections What = "connections" // N connections of the process Target were counted at the server; Limit may be
-	Left        What = "left"        // at the end of a run, one TTL after the last process ended: N of what Err names are left; 0: it was looked for
+	Left        What = "left"        // N of what Err names are left, 0: it was looked for. Of a request: after it had failed; else at the end of a run, one TTL after the last process ended
 )
 
 // Kind says which kind of lock, claim, run or limit is asked for.
@@ -98,7 +101,11 @@ const (
 	Limit      Kind = "limit"
 	Claim      Kind = "claim"
 	Once       Kind = "once"
-	Tx         Kind = "tx" // LockTx
+	Tx         Kind = "tx"        // LockTx
+	Set        Kind = "set"       // AcquireAll: an Ask for each of the keys
+	DoTx       Kind = "dotx"      // granted when its function is called
+	Lead       Kind = "lead"      // an Ask for each term
+	StepDown   Kind = "step-down" // that the leader steps down; Granted: the request is delivered
 )
 
 // Fault names what was done to a process, a connection or the server.
@@ -124,4 +131,5 @@ const (
 	Timeouts     Fault = "timeouts"      // statement and lock timeouts end statements
 	Pause        Fault = "pause"         // a pooler is paused or restarted
 	Close        Fault = "close"         // a Locker is closed while its callers wait
+	Evict        Fault = "evict"         // an administrator evicts a holder; FaultEnded without Err: it has the lock no longer
 )

@@ -160,6 +160,77 @@ const around = `
 	60 c#0 left n=0
 `
 
+// A set of two, and one that fails; then nothing of it is left.
+const inSets = `
+	1 p1#1 ask set a set=9
+	1 p1#2 ask set b set=9
+	2 p1#1 granted token=1 deadline=20
+	2 p1#2 granted token=1 deadline=20
+	3 p2#1 ask set b set=8
+	3 p2#2 ask set c set=8
+	4 p2#1 refused
+	4 p2#2 refused
+	5 p2#1 left n=0
+	6 p1#1 release-ask
+	6 p1#2 release-ask
+	7 p1#1 released
+	7 p1#2 released
+`
+
+// A holder is evicted, believes for a while, and another is granted the lease meanwhile.
+const evictedLease = `
+	1 p1#1 ask lease a
+	2 p1#1 granted token=1 holder=h1 ttl=3 deadline=5
+	3 c#1 fault fault=evict target=p1 key=a holder=h1
+	3.5 c#1 fault-ended
+	4 p2#1 ask lease a
+	4.5 p2#1 granted token=2 holder=h2 ttl=3 deadline=8
+	5 p1#1 held began=4.9
+	5.1 p1#1 write-ask write=1
+	5.2 p1#1 write-refused write=1
+	6 p1#1 lost
+	7 p2#1 release-ask
+	7.1 p2#1 released
+`
+
+const evictedAdvisory = `
+	1 p1#1 ask advisory a
+	2 p1#1 granted holder=s1
+	2.9 p1#1 held began=2.8
+	3 c#1 fault fault=evict target=p1 key=a holder=s1
+	3.2 p1#1 lost
+	3.5 c#1 fault-ended
+	4 p1#2 ask advisory a
+	4.5 p1#2 granted holder=s1
+	5 p1#2 held began=4.9
+`
+
+// A leader steps down, the next one resigns.
+const inTerms = `
+	1 p1#1 ask lead a
+	2 p1#1 granted token=1 deadline=30
+	3 p2#1 ask step-down a
+	3.1 p2#1 granted
+	4 p1#1 held began=3.9
+	5 p1#1 steps-down
+	5 p1#1 release-ask
+	6 p2#2 ask lead a
+	7 p2#2 granted token=2 deadline=30
+	15 p2#2 held began=14.9
+	15 p2#2 release-ask
+`
+
+// A caller waits for a lock whose holder has it for long.
+const longHeld = `
+	1 p1#1 ask lease a
+	2 p1#1 granted token=1 deadline=4
+	3 p2#1 ask lease a
+	19 p1#1 held began=18.9
+	19 p1#1 release-ask
+	19.1 p1#1 released
+	20 p2#1 granted token=2 deadline=25
+`
+
 // A caller waits while later ones come before it, and is served behind the last of them.
 func overtaken(by int) string {
 	var text strings.Builder
@@ -228,13 +299,23 @@ var forged = []struct {
 	{name: "a writer with a token below a reader's", rule: "I3", kept: fencedReaders, old: "14 p3#1 granted token=5", with: "14 p3#1 granted token=2"},
 	{name: "a refused write that is there", rule: "I4", kept: fencedReaders, old: "9 p1#1 wrote write=1", with: "9 p1#1 write-refused write=1"},
 	{name: "a committed write that is not there", rule: "I4", kept: takenOver, old: "30 p1#1 row write=1 token=1 position=1\n", with: ""},
+	{name: "a write that is there twice", rule: "I4", kept: takenOver, old: "30 p1#1 row write=1 token=1 position=1\n", with: "30 p1#1 row write=1 token=1 position=1\n30 p1#1 row write=1 token=1 position=1\n"},
 	{name: "a try that waits", rule: "I5", kept: around, old: "2 p1#1 refused", with: "12 p1#1 refused"},
 	{name: "a lease that stays", rule: "I6", kept: around, old: "left n=0", with: "left n=1"},
+	{name: "a call that failed and left a lock", rule: "I6", kept: inSets, old: "left n=0", with: "left n=1"},
 	{name: "a waiter that is passed", rule: "I7", kept: overtaken(room), broken: overtaken(room + 1)},
 	{name: "a process without turns", rule: "I7", kept: shared(2), broken: shared(50)},
 	{name: "a process without turns beside a dead one", rule: "I7", kept: "0.4 p3#1 ask lease a\n" + shared(2), broken: "0.4 p3#1 ask lease a\n" + shared(50)},
+	{name: "a waiter that sleeps", rule: "I7", kept: longHeld, old: "19 p1#1 held began=18.9\n\t19 p1#1 release-ask\n\t19.1 p1#1 released\n", with: "4 p1#1 release-ask\n4.1 p1#1 released\n"},
+	{name: "sets that wait for each other", rule: "I7", kept: longHeld, broken: "1 p1#1 ask set a set=9\n1 p1#2 ask set b set=9\n1 p2#1 ask set a set=8\n1 p2#2 ask set b set=8\n9 p1#1 withdrawn\n9 p2#1 withdrawn\n9 p1#2 withdrawn\n9 p2#2 withdrawn"},
 	{name: "four connections", rule: "I8", kept: around, old: "n=3", with: "n=4"},
 	{name: "more connections than the options give", rule: "I8", kept: around, old: "n=4", with: "n=5"},
+	{name: "a half of a set", rule: "sets", kept: inSets, old: "2 p1#2 granted token=1 deadline=20", with: "2 p1#2 refused"},
+	{name: "a write after an eviction", rule: "evicted", kept: evictedLease, old: "5.2 p1#1 write-refused", with: "5.2 p1#1 wrote"},
+	{name: "a lease that an evicted holder renews", rule: "evicted", kept: evictedLease, old: "6 p1#1 lost", with: "6.8 p1#1 held began=6.6"},
+	{name: "an advisory lock that is held after an eviction", rule: "evicted", kept: evictedAdvisory, old: "3.2 p1#1 lost", with: "3.8 p1#1 held began=3.7"},
+	{name: "a leader that nobody asked to step down", rule: "step-down", kept: inTerms, old: "3 p2#1 ask step-down a", with: "3 p2#1 ask step-down b"},
+	{name: "a leader that does not step down", rule: "step-down", kept: inTerms, old: "5 p1#1 steps-down\n\t5 p1#1 release-ask\n\t6 p2#2 ask lead a\n\t7 p2#2 granted token=2 deadline=30\n", with: "10 p1#1 held began=9\n6 p2#2 ask lead a\n"},
 	{name: "three of two permits", rule: "permits", kept: twoPermits, old: "8 p3#1 granted", with: "5.5 p3#1 granted"},
 	{name: "more than burst and rate", rule: "limits", kept: limited, old: "1.3 p2#1 refused", with: "1.3 p2#1 granted"},
 	{name: "a period with two runs", rule: "once", kept: periods, old: "period=evening", with: "period=noon"},
@@ -274,6 +355,7 @@ func TestFaultsExcuseWhatTheyMayDo(t *testing.T) {
 	overlap := strings.Replace(inTurn, "7 p2#1 granted", "4.5 p2#1 granted", 1)
 	advisory := strings.NewReplacer("ask lease", "ask advisory", "5 p1#1 release-ask", "5 p1#1 lost", "6 p1#1 released", "", "7 p2#1", "3.2 p2#1").Replace(inTurn)
 	async := strings.ReplaceAll(advisory, "ask advisory", "ask lease-async")
+	again := strings.NewReplacer("refused", "granted", "2.3 p2#2", "2.5 p2#2").Replace(limited) + "1.4 p2#3 ask limit l limit=2 rate=1 n=2\n1.5 p2#3 granted"
 	for _, c := range []struct {
 		name, text string
 		violated   []string
@@ -289,10 +371,18 @@ func TestFaultsExcuseWhatTheyMayDo(t *testing.T) {
 		{"an advisory lock beside a fault of another process", "0 c#1 fault fault=freeze target=p7\n" + advisory, []string{"linearizable", "I1"}},
 		{"an async lease in a crash", "3.4 c#1 fault fault=crash\n" + async, nil},
 		{"an async lease beside a cut", "3.4 c#1 fault fault=cut\n" + async, []string{"linearizable", "I1", "I2"}},
+		{"an eviction beside an eviction of another", "0 c#9 fault fault=evict target=p1 key=a holder=h7\n0.1 c#9 fault-ended\n" + overlap, []string{"linearizable", "I1", "I2"}},
+		{"an eviction", "3 c#9 fault fault=evict target=p1 key=a holder=h1\n3.1 c#9 fault-ended\n" + strings.NewReplacer(
+			"token=1", "token=1 holder=h1 ttl=3", "5 p1#1 release-ask", "5 p1#1 lost", "6 p1#1 released", "").Replace(overlap), nil},
+		{"an eviction that may have failed", strings.Replace(strings.Replace(evictedLease, "3.5 c#1 fault-ended", "3.5 c#1 fault-ended err=gone", 1), "5.2 p1#1 write-refused", "5.2 p1#1 wrote", 1), []string{"I4"}},
+		{"a call that left a lock beside a fault", "0 c#9 fault fault=cut\n" + strings.Replace(inSets, "left n=0", "left n=1", 1), nil},
+		{"a waiter that sleeps beside a fault", "0 c#9 fault fault=cut\n" + strings.NewReplacer("19 p1#1 held began=18.9", "", "19 p1#1 release-ask", "4 p1#1 release-ask", "19.1 p1#1 released", "4.1 p1#1 released").Replace(longHeld), nil},
 		{"a try beside a fault", "0.5 c#1 fault fault=freeze-server\n" + strings.Replace(around, "2 p1#1 refused", "12 p1#1 refused", 1), nil},
 		{"a frozen process has no turns", "2 c#1 fault fault=freeze target=p2\n" + shared(50), nil},
 		{"a frozen process takes no turns from others", "2 c#1 fault fault=freeze target=p3\n" + shared(50), []string{"I7"}},
 		{"a limit over a crash", "1.15 c#1 fault fault=crash\n1.16 c#1 fault-ended\n" + strings.Replace(limited, "refused", "granted", 1), nil},
+		{"a limit beyond the burst of a crash", "1.35 c#1 fault fault=crash\n1.36 c#1 fault-ended\n" + again, []string{"limits"}},
+		{"a wait for a limit over a crash", "1.35 c#1 fault fault=crash\n1.36 c#1 fault-ended\n" + strings.Replace(again, "1.3 p2#1", "1.38 p2#1", 1), nil},
 		{"a limit beside a restart", "1.15 c#1 fault fault=restart\n1.16 c#1 fault-ended\n" + strings.Replace(limited, "refused", "granted", 1), []string{"limits"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

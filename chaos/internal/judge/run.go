@@ -49,11 +49,14 @@ type request struct {
 	answered int64        // never: no answer came
 	waiting  int64        // since when it is known to wait; never: it did not
 	period   string
+	holder   string
 	token    int64
 	permit   int
+	ttl      time.Duration
 	deadline int64   // the last local deadline that is known; 0: none
 	checks   []int64 // the beginnings of checks that found the lock held
 	lost     int64   // when the holder noticed the loss
+	steps    int64   // when the leader noticed that it was asked to step down
 
 	endAsked int64        // when a release or commit began
 	end      history.What // Released, Committed, RolledBack or Unknown; empty: no answer came
@@ -97,7 +100,14 @@ type row struct {
 // A fault lasts from its begin to its end, or to the end of the history.
 type fault struct {
 	history.Event
-	ended int64
+	ended  int64
+	failed bool
+}
+
+// evicts reports whether an administrator evicted the holder of a request, or tried to. The holder of an advisory lock
+// is a session, which may acquire it again.
+func (f *fault) evicts(q *request) bool {
+	return f.Fault == history.Evict && f.Holder == q.holder && f.Key == q.ask.Key && (q.ask.Kind != history.Advisory || q.answered < f.Mono)
 }
 
 // operation names a request, a write or a fault.
@@ -108,7 +118,8 @@ type operation struct {
 
 // excludes is the kind of lock that a kind of request is for.
 func excludes(kind history.Kind) history.Kind {
-	if kind == history.LeaseAsync {
+	switch kind {
+	case history.LeaseAsync, history.Set, history.DoTx, history.Lead:
 		return history.Lease
 	}
 	return kind
@@ -116,7 +127,7 @@ func excludes(kind history.Kind) history.Kind {
 
 // isLock reports whether a kind of request is for a lock.
 func isLock(kind history.Kind) bool {
-	return !slices.Contains([]history.Kind{history.Limit, history.Claim, history.Once}, kind)
+	return !slices.Contains([]history.Kind{history.Limit, history.Claim, history.Once, history.StepDown}, kind)
 }
 
 // read sorts events, which are in the order of their clock. An answer to nothing is an error: a
@@ -138,7 +149,7 @@ func read(events []history.Event) (*run, error) {
 			if q != nil {
 				return nil, fmt.Errorf("history: %s#%d is asked twice", e.Process, e.Op)
 			}
-			q = &request{ask: e, answered: never, waiting: never, lost: never, endAsked: never, ended: never, period: e.Period}
+			q = &request{ask: e, answered: never, waiting: never, lost: never, steps: never, endAsked: never, ended: never, period: e.Period}
 			requests[op] = q
 			r.requests = append(r.requests, q)
 			id := [2]string{string(excludes(e.Kind)), e.Key}
@@ -168,13 +179,13 @@ func read(events []history.Event) (*run, error) {
 			w.rows++
 			r.rows = append(r.rows, row{e, w})
 		case history.FaultBegun:
-			faults[op] = &fault{e, never}
+			faults[op] = &fault{Event: e, ended: never}
 			r.faults = append(r.faults, faults[op])
 		case history.FaultEnded:
 			if faults[op] == nil {
 				return nil, missing
 			}
-			faults[op].ended = e.Mono
+			faults[op].ended, faults[op].failed = e.Mono, e.Err != ""
 		case history.Connections:
 			r.connections = append(r.connections, e)
 		case history.Left:
@@ -219,7 +230,7 @@ func (q *request) follow(e history.Event) error {
 			return fmt.Errorf("history: %s is answered twice", q)
 		}
 		q.answer, q.answered = e.What, e.Mono
-		q.token, q.permit, q.deadline = e.Token, e.Permit, e.Deadline
+		q.holder, q.token, q.permit, q.ttl, q.deadline = e.Holder, e.Token, e.Permit, e.TTL, e.Deadline
 		if e.Period != "" {
 			q.period = e.Period
 		}
@@ -229,6 +240,8 @@ func (q *request) follow(e history.Event) error {
 		q.checks = append(q.checks, e.Began)
 	case history.Lost:
 		q.lost = min(q.lost, e.Mono)
+	case history.StepsDown:
+		q.steps = e.Mono
 	case history.ReleaseAsk:
 		q.endAsked = min(q.endAsked, e.Mono)
 	case history.Released, history.Committed, history.RolledBack:
@@ -268,8 +281,12 @@ func (r *run) heldUntil(q *request) int64 {
 // lingering is how long after its end a fault may still end a session or a grant.
 const lingering = 10 * time.Second
 
-// believed reports whether a lock is held whenever its holder finds it held.
+// believed reports whether a lock is held whenever its holder finds it held. A lease that is evicted is not; the
+// holder of an advisory lock loses it before the session does.
 func (r *run) believed(q *request) bool {
+	if q.ask.Kind != history.Advisory && slices.ContainsFunc(r.faults, func(f *fault) bool { return f.evicts(q) }) {
+		return false
+	}
 	from, to := q.ask.Mono-int64(lingering), min(q.endAsked, q.lost)
 	switch q.ask.Kind {
 	case history.LeaseAsync: // a crash may take the grant back

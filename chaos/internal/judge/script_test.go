@@ -58,6 +58,14 @@ func event(words []string) (e history.Event, err error) {
 			e.Try = true
 		case "token":
 			e.Token = n
+		case "holder":
+			e.Holder = value
+		case "key":
+			e.Key = value
+		case "set":
+			e.Set = n
+		case "ttl":
+			e.TTL = time.Duration(n) * time.Second
 		case "write":
 			e.Write = n
 		case "position":
@@ -72,6 +80,8 @@ func event(words []string) (e history.Event, err error) {
 			e.Deadline, err = seconds(value)
 		case "began":
 			e.Began, err = seconds(value)
+		case "err":
+			e.Err = value
 		case "fault":
 			e.Fault = history.Fault(value)
 		case "target":

@@ -12,6 +12,7 @@ import (
 func turns(r *run, v *Verdict) {
 	overtaking(r, v)
 	share(r, v)
+	idle(r, v)
 }
 
 // room is how many later callers may overtake a waiter: a call is known to wait a moment before it
@@ -69,7 +70,7 @@ const (
 func share(r *run, v *Verdict) {
 	for _, l := range r.locks {
 		granted := l.granted()
-		if l.kind == history.Tx || len(granted) == 0 || slices.ContainsFunc(l.requests, func(q *request) bool { return q.ask.Shared }) {
+		if l.kind == history.Tx || len(granted) == 0 || slices.ContainsFunc(l.requests, func(q *request) bool { return q.ask.Shared || q.ask.Set != 0 }) {
 			continue
 		}
 		last := granted[len(granted)-1].answered
@@ -110,6 +111,54 @@ func (r *run) shareIn(l *lock, begin, end int64, v *Verdict) {
 		v.Checked++
 		if least := all / len(until) / partOfIt; got[p] < least {
 			v.violated("%s: %s waited all the time from %s to %s, and had %d of %d turns of %d processes", l, p, at(begin), at(end), got[p], all, len(until))
+		}
+	}
+}
+
+// idleAtMost is how long a lock may be free while a caller waits for it. A lost wake-up delays a waiter by
+// about a second.
+const idleAtMost = 5 * time.Second
+
+// idle: a lock is not free while callers wait for it. A set may wait for a lock whose holder waits for another:
+// one of all locks of sets is not free.
+func idle(r *run, v *Verdict) {
+	var sets lock
+	for _, l := range r.locks {
+		if l.requests[0].ask.Set != 0 {
+			sets.kind, sets.key = history.Set, "all"
+			sets.requests = append(sets.requests, l.requests...)
+		} else if l.kind != history.Tx { // whose callers may wait for a connection of their pool
+			r.idle(l, v)
+		}
+	}
+	r.idle(&sets, v)
+}
+
+func (r *run) idle(l *lock, v *Verdict) {
+	type gap struct{ begin, end int64 }
+	var gaps []gap
+	free := int64(0) // from when on, as far as is known
+	for _, q := range l.granted() {
+		if q.answered-free > int64(idleAtMost) {
+			gaps = append(gaps, gap{free, q.answered})
+		}
+		free = max(free, q.answered, q.heldUntil)
+		if q.end != "" {
+			free = max(free, q.ended)
+		}
+	}
+	gaps = append(gaps, gap{free, never})
+	for _, q := range l.requests {
+		waited := min(q.answered, r.seen[q.ask.Process]) // a dead process waits no longer
+		if q.ask.Try || waited-q.ask.Mono <= int64(idleAtMost) {
+			continue
+		}
+		v.Checked++
+		for _, g := range gaps {
+			begin, end := max(q.ask.Mono, g.begin), min(waited, g.end)
+			if end-begin > int64(idleAtMost) && !r.faulty(begin-int64(lingering), end, "") {
+				v.violated("%s: %s waited from %s to %s, and it was free", l, q, at(begin), at(end))
+			}
 		}
 	}
 }

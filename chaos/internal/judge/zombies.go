@@ -7,8 +7,8 @@ import (
 	"github.com/pgxlock/pgxlock/chaos/internal/history"
 )
 
-// zombies (I4): no fenced write commits once another has been granted the lock. What is committed
-// is what the server's table has at the end of the run, and what a commit returned.
+// zombies (I4): no fenced write commits once another has been granted the lock, and none twice. What is
+// committed is what the server's table has at the end of the run, and what a commit returned.
 func zombies(r *run, v *Verdict) {
 	type permit struct {
 		of     *lock
@@ -31,6 +31,8 @@ func zombies(r *run, v *Verdict) {
 		switch {
 		case w.answer == history.WriteRefused && w.rows > 0:
 			v.violated("%s was refused, and is there", w)
+		case w.rows > 1:
+			v.violated("%s is there %d times", w, w.rows)
 		case w.answer == history.Wrote && w.rows == 0 && len(r.rows) > 0 && !r.faulty(0, never, "", history.PromoteAsync):
 			v.violated("%s was committed, and is not there", w)
 		}

@@ -1,0 +1,1 @@
+DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'serialization_failure'; END $$
