@@ -211,27 +211,38 @@ BEGIN
          AND l.locktype = 'advisory'
          AND l.granted
          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-    ), held AS MATERIALIZED (             -- the holders of the lock that a ticket waits for
-      SELECT w.id, l.holder, NULL::text AS role FROM waiting w, LATERAL (
+    ), wanted AS MATERIALIZED (
+      SELECT row_number() OVER () AS lock, l.kind, l.name FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
+    ), holder AS MATERIALIZED (           -- of each lock that a ticket waits for
+      SELECT w.lock, l.holder AS name, NULL::text AS role FROM wanted w, LATERAL (
           SELECT l.holder_id::text AS holder FROM distributed_locks l
            WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
       UNION ALL
-      SELECT w.id, s.holder, NULL::text FROM waiting w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
+      SELECT w.lock, s.holder, NULL::text FROM wanted w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
       UNION ALL
-      SELECT w.id, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name, g.role
-        FROM waiting w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
-    ), edge AS MATERIALIZED (             -- what a session has counts only with tickets of its role
-      SELECT h.id, w.id AS waits_for, h.holder
-        FROM held h JOIN (SELECT w.id, w.role, x.hold FROM waiting w, pg_catalog.unnest(w.holds) x (hold)) w
-          ON w.hold = h.holder COLLATE "C" AND w.role = coalesce(h.role, w.role) COLLATE "C"
-    ), reached (root, id) AS (
-      SELECT w.id, w.id
+      SELECT w.lock, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name, g.role
+        FROM wanted w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
+    ), held AS MATERIALIZED (
+      SELECT h.lock, h.name, h.role, dense_rank() OVER (ORDER BY h.name COLLATE "C", h.role COLLATE "C") AS holder FROM holder h
+    ), hold AS MATERIALIZED (             -- what a session has counts only with tickets of its role
+      SELECT w.id, l.lock, h.holder
+        FROM (SELECT w.id, w.kind, w.name, w.role, x.hold FROM waiting w, pg_catalog.unnest(w.holds) x (hold)) w
+        JOIN (SELECT DISTINCT h.name, h.role, h.holder FROM held h) h
+          ON h.name = w.hold COLLATE "C" AND w.role = coalesce(h.role, w.role) COLLATE "C"
+        JOIN wanted l ON l.kind = w.kind AND l.name = w.name
+    -- From lock to holder to lock, because there can be as many pairs of tickets as the square of their number.
+    ), reached (root, lock) AS (
+      SELECT w.id, l.lock
         FROM unnest(p_kinds, p_names, p_tickets) AS e (kind, name, ticket)
         JOIN waiting w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
+        JOIN wanted l ON l.kind = w.kind AND l.name = w.name
       UNION
-      SELECT r.root, e.waits_for FROM reached r JOIN edge e ON e.id = r.id WHERE e.waits_for < r.root
+      SELECT h.root, w.lock
+        FROM (SELECT DISTINCT r.root, h.holder FROM reached r JOIN held h ON h.lock = r.lock) h
+        JOIN hold w ON w.holder = h.holder AND w.id < h.root
     ), circle AS (
-      SELECT r.root, min(e.holder) AS holder FROM reached r JOIN edge e ON e.id = r.id AND e.waits_for = r.root GROUP BY r.root
+      SELECT r.root, min(h.name) AS holder
+        FROM reached r JOIN held h ON h.lock = r.lock JOIN hold w ON w.holder = h.holder AND w.id = r.root GROUP BY r.root
     )
     SELECT e.n, c.holder
       FROM circle c JOIN waiting w ON w.id = c.root

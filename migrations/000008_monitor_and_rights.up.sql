@@ -182,7 +182,7 @@ BEGIN
            w.pid, a.application_name, a.client_addr, w.waiters,
            CASE WHEN isfinite(w.since) THEN clock_timestamp() - w.since END AS waiting_for,
            CASE WHEN w.ticket IS NULL THEN pg_blocking_pids(w.pid) ELSE coalesce(h.pids, '{}'::integer[]) END AS blocked_by,
-           coalesce(h.ids, '{}'::text[]) AS held_by,
+           coalesce(h.ids[1:100], '{}'::text[]) AS held_by,       -- or a role could make it holders times waiters
            w.since, w.ticket, nullif(w.key_space, 0) AS key_space, w.key_id
       FROM waiting w
       LEFT JOIN session a ON a.pid = w.pid
@@ -206,7 +206,8 @@ BEGIN
   COMMENT ON COLUMN lock_waiters.waiters IS 'The number of waiters in the process.';
   COMMENT ON COLUMN lock_waiters.blocked_by IS
     'The processes that block a session, 0 for a prepared transaction; for a ticket, the sessions that hold the advisory lock.';
-  COMMENT ON COLUMN lock_waiters.held_by IS 'The holders of the lock, as holder_id in lock_holders.';
+  COMMENT ON COLUMN lock_waiters.held_by IS
+    'The holders of the lock, as holder_id in lock_holders: of more than 100, the first ones.';
   COMMENT ON COLUMN lock_waiters.since IS 'When the ticket was published, or the session began to wait.';
   COMMENT ON COLUMN lock_waiters.ticket IS 'The position in the queue: the lowest is first. NULL: it waits in the server.';
   COMMENT ON COLUMN lock_waiters.key_space IS 'As in lock_holders.';

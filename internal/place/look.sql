@@ -10,19 +10,15 @@
 -- Schemas named pg_* are the server's: no role can make one or rename one so, and in the temporary
 -- ones nobody installs anything.
 -- $1 the schema that the caller names; '' if it names none
-WITH candidate AS MATERIALIZED (
-  SELECT n.oid, n.nspname, n.nspowner, v.oid AS version,
-         pg_catalog.array_position(pg_catalog.current_schemas(false), n.nspname) AS rank
-    FROM pg_catalog.pg_namespace n
-    LEFT JOIN pg_catalog.pg_proc v ON v.pronamespace OPERATOR(pg_catalog.=) n.oid AND v.pronargs OPERATOR(pg_catalog.=) 0::pg_catalog.int2
-                                  AND v.proname OPERATOR(pg_catalog.=) 'pgxlock_version'::pg_catalog.name
-    LEFT JOIN pg_catalog.pg_proc a ON a.pronamespace OPERATOR(pg_catalog.=) n.oid AND a.proname OPERATOR(pg_catalog.=) 'acquire_lock'::pg_catalog.name
-                                  AND a.proargtypes OPERATOR(pg_catalog.=) '1043 1043 23 3802'::pg_catalog.oidvector  -- varchar, varchar, integer, jsonb
-   WHERE NOT pg_catalog.starts_with(n.nspname::pg_catalog.text, 'pg_')
-     AND CASE WHEN $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' THEN n.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.text::pg_catalog.name AND v.oid IS NOT NULL
-              ELSE a.oid IS NOT NULL AND (v.oid IS NOT NULL OR n.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))) END
-), object AS MATERIALIZED (                -- once, however many schemas there are
-  SELECT p.pronamespace AS schema, p.proowner AS owner, pg_catalog.concat('function ', p.proname) AS name
+-- A role may make any number of schemas, of which the planner knows nothing yet: so objects are grouped by their
+-- schemas, and joined to nothing that the role can make more of.
+WITH object AS (
+  SELECT p.pronamespace AS schema, p.proowner AS owner, pg_catalog.concat('function ', p.proname) AS name,
+         CASE WHEN p.pronargs OPERATOR(pg_catalog.=) 0::pg_catalog.int2
+               AND p.proname OPERATOR(pg_catalog.=) 'pgxlock_version'::pg_catalog.name THEN p.oid END AS version,
+         p.proname OPERATOR(pg_catalog.=) 'acquire_lock'::pg_catalog.name
+           AND p.proargtypes OPERATOR(pg_catalog.=) '1043 1043 23 3802'::pg_catalog.oidvector AS acquires,         -- varchar, varchar, integer, jsonb
+         NULL::pg_catalog.text AS nspname
     FROM pg_catalog.pg_proc p
    WHERE p.proname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND p.proname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
       OR p.proname OPERATOR(pg_catalog.=) ANY ('{
@@ -37,35 +33,44 @@ WITH candidate AS MATERIALIZED (
   UNION ALL                                 -- a view calls what its owner says, as the role that reads it
   SELECT c.relnamespace, c.relowner,
          pg_catalog.concat(CASE WHEN c.relkind OPERATOR(pg_catalog.=) 'v'::pg_catalog."char" THEN 'view '
-                                WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'sequence ' ELSE 'table ' END, c.relname)
+                                WHEN c.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'sequence ' ELSE 'table ' END, c.relname),
+         NULL, NULL, NULL
     FROM pg_catalog.pg_class c
    WHERE (c.relname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND c.relname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
           OR c.relname OPERATOR(pg_catalog.=) ANY ('{distributed_lock_shares, distributed_locks, lock_holders, lock_leases, lock_shares, lock_waiters}'::pg_catalog.name[]))
      AND c.relkind OPERATOR(pg_catalog.=) ANY ('{r,p,f,v,m,S}'::pg_catalog."char"[])
-), part AS (
-  SELECT c.oid AS schema, c.nspowner, o.owner, o.name FROM candidate c JOIN object o ON o.schema OPERATOR(pg_catalog.=) c.oid
   UNION ALL                                 -- it can drop what is in it, and make it anew
-  SELECT c.oid, c.nspowner, c.nspowner, 'schema ' FROM candidate c
+  SELECT n.oid, n.nspowner, 'schema ', NULL, NULL, n.nspname::pg_catalog.text
+    FROM pg_catalog.pg_namespace n
+   WHERE NOT pg_catalog.starts_with(n.nspname::pg_catalog.text, 'pg_')
 ), share AS MATERIALIZED (                 -- before roles are looked up, of which a server may have many
-  SELECT p.schema, p.nspowner, d.datdba, pg_catalog.min(p.name) AS object,
-         CASE WHEN p.owner OPERATOR(pg_catalog.=) 6171::pg_catalog.oid THEN d.datdba ELSE p.owner END AS owner
-    FROM part p
+  SELECT o.schema, d.datdba, CASE WHEN o.owner OPERATOR(pg_catalog.=) 6171::pg_catalog.oid THEN d.datdba ELSE o.owner END AS owner,
+         pg_catalog.min(o.name) AS object, pg_catalog.max(o.version) AS version, pg_catalog.bool_or(o.acquires) AS acquires,
+         pg_catalog.max(o.nspname)::pg_catalog.name AS nspname
+    FROM object o
     JOIN pg_catalog.pg_database d ON d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
-   GROUP BY 1, 2, 3, 5
-), owner AS MATERIALIZED (
-  SELECT s.schema, r.rolname AS role, s.object,
-         s.owner OPERATOR(pg_catalog.=) s.datdba OR $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' AND s.owner OPERATOR(pg_catalog.=) s.nspowner AS trusted
+   GROUP BY 1, 2, 3
+), owner AS (
+  SELECT s.schema, s.version, s.acquires, s.nspname, r.rolname AS role, s.object, r.rolsuper AS super,
+         r.rolsuper OR s.owner OPERATOR(pg_catalog.=) s.datdba OR $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' AND s.nspname IS NOT NULL AS trusted
     FROM share s JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) s.owner
-   WHERE NOT r.rolsuper
+), candidate AS (
+  SELECT o.schema AS oid, pg_catalog.max(o.version) AS version, pg_catalog.max(o.nspname::pg_catalog.text)::pg_catalog.name AS nspname,
+         pg_catalog.bool_or(o.acquires) AS acquires, pg_catalog.bool_and(o.trusted) AS trusted,
+         pg_catalog.json_agg(pg_catalog.json_build_object('role', o.role, 'object', o.object, 'trusted', o.trusted) ORDER BY o.trusted, o.role)
+           FILTER (WHERE NOT o.super) AS owners
+    FROM owner o GROUP BY 1
 ), place AS (
-  SELECT c.nspname AS name, c.rank, c.version IS NULL AS older,
+  SELECT c.nspname AS name, pg_catalog.array_position(pg_catalog.current_schemas(false), c.nspname) AS rank, c.version IS NULL AS older,
          coalesce(pg_catalog.has_schema_privilege(c.oid, 'USAGE') AND pg_catalog.has_function_privilege(c.version, 'EXECUTE'), false) AS usable,
-         CASE WHEN NOT EXISTS (SELECT FROM owner o WHERE o.schema OPERATOR(pg_catalog.=) c.oid AND NOT o.trusted)  -- only then
+         CASE WHEN c.trusted               -- only then
               THEN coalesce(pg_catalog.substring(pg_catalog.pg_get_function_sqlbody(c.version), '[0-9]{1,9}')::pg_catalog.int4, 0)
               ELSE 0 END AS version,
-         (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('role', o.role, 'object', o.object, 'trusted', o.trusted) ORDER BY o.trusted, o.role), '[]')
-            FROM owner o WHERE o.schema OPERATOR(pg_catalog.=) c.oid) AS owners
+         coalesce(c.owners, '[]') AS owners
     FROM candidate c
+   WHERE c.nspname IS NOT NULL
+     AND CASE WHEN $1::pg_catalog.text OPERATOR(pg_catalog.<>) '' THEN c.nspname OPERATOR(pg_catalog.=) $1::pg_catalog.text::pg_catalog.name AND c.version IS NOT NULL
+              ELSE c.acquires AND (c.version IS NOT NULL OR c.nspname OPERATOR(pg_catalog.=) ANY (pg_catalog.current_schemas(false))) END
 )
 SELECT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolsuper AND (r.rolname OPERATOR(pg_catalog.=) current_user OR r.rolname OPERATOR(pg_catalog.=) session_user)),
        (SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object('name', p.name, 'rank', coalesce(p.rank, 0), 'older', p.older,

@@ -317,3 +317,14 @@ func TestAdministrationReapsWhatManyDeadSessionsLeft(t *testing.T) {
 		}
 	}
 }
+
+// The holders of a lock are shown to each of its waiters, and an application says how many there are of both.
+func TestWaitersShowAHundredHolders(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	app := d.as(d.harden("application")[0])
+	app.want("(select count(*) from generate_series(1, 101) i where acquire_shared_lock('k', 'A' || i))", "101")
+	app.want(publishing(nil), "1")
+	d.want("(select cardinality(held_by) from lock_waiters)", "100")
+}

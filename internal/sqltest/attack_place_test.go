@@ -210,6 +210,7 @@ func TestAttackWhatStrangersPlantIsNotCalled(t *testing.T) {
 		{"between two connections", plantedBetweenTwoConnections},
 		{"after the look", plantedAfterTheLook},
 		{"operators", plantedOperators},
+		{"in many schemas", plantedInManySchemas},
 	} {
 		t.Run(attack.name, func(t *testing.T) { attack.run(t, newPlanted(t, db)) })
 	}
@@ -487,5 +488,37 @@ func plantedOperators(t *testing.T, p *planted) {
 			}
 			p.wantNotRun(name)
 		}
+	}
+}
+
+// A role that may create schemas makes many, and a look reads each a few times, and not as often as there are others.
+func plantedInManySchemas(t *testing.T, p *planted) {
+	const schemas = 300
+	evil := p.role()
+	p.do("grant create on database " + p.get("quote_ident(current_database())") + " to " + evil)
+	p.as(evil).do(fmt.Sprintf(`do $$ begin for i in 1..%d loop
+		execute format('create schema %%I', 'many ' || i);
+		execute format('create function %%I.pgxlock_version() returns bigint language sql return 8', 'many ' || i);
+		execute format('create function %%I.acquire_lock(varchar, varchar, integer, jsonb) returns boolean language sql return true', 'many ' || i);
+	end loop; end $$`, schemas))
+	type node struct {
+		Rows    float64 `json:"Actual Rows"`
+		Removed float64 `json:"Rows Removed by Filter"`
+		Loops   float64 `json:"Actual Loops"`
+		Plans   []node
+	}
+	var plan []struct{ Plan node }
+	if err := p.pool.QueryRow(t.Context(), "explain (analyze, timing off, format json) "+place.LookSQL, pgx.QueryExecModeSimpleProtocol, "").Scan(&plan); err != nil {
+		t.Fatal(err)
+	}
+	var read func(nodes []node) float64
+	read = func(nodes []node) (rows float64) {
+		for _, n := range nodes {
+			rows += (n.Rows+n.Removed)*n.Loops + read(n.Plans)
+		}
+		return rows
+	}
+	if rows := read([]node{plan[0].Plan}); rows > schemas*schemas {
+		t.Errorf("a look reads %.0f rows among %d schemas", rows, schemas)
 	}
 }

@@ -151,3 +151,20 @@ func TestQueueOfManyDeadTicketsHeals(t *testing.T) {
 	}
 	d.want("select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and not exists (select from pgxlock_waiters)", "2") // of the two listeners
 }
+
+// A thousand tickets wait for a lock of a holder that each of them claims: the pairs of them, a million, would
+// be written down by each caller that waits while it holds a lock.
+func TestForgedHoldsCostOtherWaitersNoPairs(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	evil := d.as(d.harden("application")[0])
+	evil.want(publishing(map[string]string{
+		"kinds": "array_fill(0, '{1000}')", "names": "array_fill('k'::text, '{1000}')", "tickets": "array_fill(null::bigint, '{1000}')",
+		"waiters": "array_fill(1, '{1000}')", "holds": "array_fill('[\"E\"]'::text, '{1000}')", "live": "60000",
+	}), "1000")
+	evil.want("acquire_lock('k', 'E')", "true")
+	victim := d.connectAnew()
+	victim.do("set temp_file_limit = '8MB'")
+	victim.want(publishing(map[string]string{"names": "'{other}'", "holds": `array['["V"]']`}), "1")
+}
