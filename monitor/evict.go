@@ -227,7 +227,7 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 		}
 		// The statement waits for up to a second.
 		for range 5 {
-			ended, err := pgx.CollectExactlyOneRow(in.ask(ctx, statements.MonitorReadWrite, statements.EvictTerminate, session.PID, session.started), pgx.RowTo[bool])
+			ended, err := pgx.CollectExactlyOneRow(in.ask(ctx, statements.ConnReadWrite, statements.EvictTerminate, session.PID, session.started), pgx.RowTo[bool])
 			switch {
 			case errors.Is(err, pgx.ErrNoRows): // by now, or before
 				return nil
@@ -282,5 +282,5 @@ func call[T any](ctx context.Context, in *inspection, name statements.Name, args
 	if in.absent != nil {
 		return result, in.absent
 	}
-	return pgx.CollectExactlyOneRow(in.ask(ctx, statements.MonitorReadWrite, name, args...), pgx.RowTo[T])
+	return pgx.CollectExactlyOneRow(in.ask(ctx, statements.ConnReadWrite, name, args...), pgx.RowTo[T])
 }

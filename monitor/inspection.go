@@ -101,15 +101,14 @@ func (in *inspection) ask(ctx context.Context, access, name statements.Name, arg
 	if _, raw := lockkey.ParseRaw(key); raw {
 		key = "" // the server's text cannot hold its zero byte; it names no lease
 	}
-	return dbconn.Querier{Conn: in.conn}.Together(ctx, []int16{pgx.BinaryFormatCode},
-		dbconn.Step{SQL: statements.MonitorIsolation.Text()}, dbconn.Step{SQL: access.Text()},
+	return dbconn.Querier{Conn: in.conn}.Together(ctx, []int16{pgx.BinaryFormatCode}, dbconn.InTransaction(access,
 		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{key, in.filter.Prefix, in.states, in.keys, in.most}},
-		dbconn.Step{SQL: name.In(in.schema), Args: args})
+		dbconn.Step{SQL: name.In(in.schema), Args: args})...)
 }
 
 // read runs a statement that only reads, scans each row into to, and then calls each.
 func (in *inspection) read(ctx context.Context, name statements.Name, to []any, each func(), args ...any) error {
-	_, err := pgx.ForEachRow(in.ask(ctx, statements.MonitorReadOnly, name, args...), to, func() error {
+	_, err := pgx.ForEachRow(in.ask(ctx, statements.ConnReadOnly, name, args...), to, func() error {
 		each()
 		return nil
 	})

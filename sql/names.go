@@ -20,15 +20,17 @@ const (
 
 // In conn/.
 const (
-	ConnAsync          Name = "conn/async"
-	ConnBackend        Name = "conn/backend"
-	ConnCluster        Name = "conn/cluster"
-	ConnGuard          Name = "conn/guard"
-	ConnKeeps          Name = "conn/keeps"
-	ConnSearchPath     Name = "conn/search_path"
-	ConnSession        Name = "conn/session"
-	ConnSetTransaction Name = "conn/set_transaction"
-	ConnWorker         Name = "conn/worker"
+	ConnAsync         Name = "conn/async"
+	ConnBackend       Name = "conn/backend"
+	ConnCluster       Name = "conn/cluster"
+	ConnGuard         Name = "conn/guard"
+	ConnKeeps         Name = "conn/keeps"
+	ConnReadCommitted Name = "conn/read_committed"
+	ConnReadOnly      Name = "conn/read_only"
+	ConnReadWrite     Name = "conn/read_write"
+	ConnSearchPath    Name = "conn/search_path"
+	ConnSession       Name = "conn/session"
+	ConnWorker        Name = "conn/worker"
 )
 
 // In doctor/.
@@ -99,12 +101,9 @@ const (
 const (
 	MonitorAdvisory  Name = "monitor/advisory"
 	MonitorEvictions Name = "monitor/evictions"
-	MonitorIsolation Name = "monitor/isolation"
 	MonitorLeases    Name = "monitor/leases"
 	MonitorMigrators Name = "monitor/migrators"
 	MonitorNames     Name = "monitor/names"
-	MonitorReadOnly  Name = "monitor/read_only"
-	MonitorReadWrite Name = "monitor/read_write"
 	MonitorServer    Name = "monitor/server"
 	MonitorSession   Name = "monitor/session"
 	MonitorSettings  Name = "monitor/settings"
