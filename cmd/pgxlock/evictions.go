@@ -24,7 +24,7 @@ import (
 
 // unfiltered makes a transaction fit for the statements of the monitor, and filters nothing:
 // row-level security hides nothing either, it fails.
-var unfiltered = dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", "", nil, 0}}
+var unfiltered = dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", nil, 0}}
 
 // The command evictions lists who took locks away from whom, and why.
 
