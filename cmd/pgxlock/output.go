@@ -6,12 +6,10 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
@@ -83,9 +81,6 @@ func colors(cmd *cobra.Command) palette {
 // printable quotes control characters, which a terminal would obey: any caller may choose a
 // name.
 func printable(s string) string { return oneline.Text(s) }
-
-// brief writes a duration as precisely as people want to know it.
-func brief(d time.Duration) string { return readable.Duration(d) }
 
 // shellQuote makes a word for a shell of a text that is shown as part of a
 // command.

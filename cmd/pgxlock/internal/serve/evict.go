@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -79,7 +80,7 @@ type evictPage struct {
 
 func (s *Server) evictPage(r *http.Request, h pgxlock.Holder) evictPage {
 	return evictPage{
-		Key: title(h.Key, "", false), Kind: h.Kind.String(), Holder: text(h.ID), Token: number(h.Token), PID: number(h.PID),
+		Key: title(h.Key, "", false), Kind: h.Kind.String(), Holder: text(h.ID), Token: readable.Number(h.Token), PID: readable.Number(h.PID),
 		Hold: holding(h), CSRF: s.sign("csrf", s.session(r)), Longest: longestReason,
 		From: from(r),
 	}
