@@ -33,10 +33,8 @@ import (
 //
 // With Retries(n) DoTx begins the transaction again, under the same lock, up to n times if
 // it fails with SQLSTATE 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call
-// again: what it did outside tx is not undone.
-//
-// DoTx returns fn's error unchanged, joined with [ErrLost] if the lock was lost. Other
-// errors are an [*Error]. If fn panics, DoTx rolls back and releases the lock.
+// again: what it did outside tx is not undone. If fn panics, DoTx rolls back and releases
+// the lock.
 func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn func(context.Context, pgx.Tx, *Lock) error, opts ...DoTxOption) error {
 	var o options
 	forTx, forLock := splitTxOptions(opts)
