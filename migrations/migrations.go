@@ -234,20 +234,13 @@ func (e newerError) Error() string {
 // exist.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "down", pool, cfg, func(ctx context.Context, m *migrator) error {
-		found, err := m.look(ctx)
+		found, err := m.mine(ctx)
 		switch {
 		case err != nil:
 			return err
 		case !found.exists:
 			return fmt.Errorf("there is no schema %q (Config.Schema)", m.schema)
-		case found.owner != ours:
-			return m.notOurs(ctx)
-		case found.damage != nil && !found.onlyRows:
-			return found.damage
-		case found.version > newestVersion():
-			return newerError{found.version}
-		}
-		if found.version == 0 {
+		case found.version == 0:
 			return nil
 		}
 		// In one transaction: the first file gives roles the rights that they have without hardening, and a
@@ -280,18 +273,12 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, n
 // the fencing tokens if the database was moved or restored. Up does all of this as well.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "repair", pool, cfg, func(ctx context.Context, m *migrator) error {
-		found, err := m.look(ctx)
+		found, err := m.mine(ctx)
 		switch {
 		case err != nil:
 			return err
-		case found.damage == nil && found.version == 0:
+		case found.version == 0:
 			return fmt.Errorf("nothing is installed in schema %q; run Up (pgxlock migrate up)", m.schema)
-		case found.owner != ours:
-			return m.notOurs(ctx)
-		case found.damage != nil && !found.onlyRows:
-			return found.damage
-		case found.version > newestVersion():
-			return newerError{found.version}
 		}
 		return m.write(ctx, found, step{sql: statement("repair")})
 	})
@@ -462,6 +449,21 @@ type installed struct {
 	onlyRows bool         // the damage is that rows are missing, which every write restores
 	exists   bool         // the schema
 	database string       // as golang-migrate's command calls it
+}
+
+// mine is look, and fails if what is there is not for this role or this program to change.
+func (m *migrator) mine(ctx context.Context) (found installed, err error) {
+	found, err = m.look(ctx)
+	switch {
+	case err != nil:
+	case found.owner != ours:
+		err = m.notOurs(ctx)
+	case found.damage != nil && !found.onlyRows:
+		err = found.damage
+	case found.version > newestVersion():
+		err = newerError{found.version}
+	}
+	return found, err
 }
 
 // look looks at what is there, and not at what was recorded.
