@@ -16,33 +16,28 @@ import (
 	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
-// NewAdvisoryLocker returns a Locker whose locks are PostgreSQL's session-level advisory
-// locks. They are the fastest kind, and the server frees them at once when the session that
-// holds them ends. Nothing needs to be installed. The lock for a key is the advisory lock
-// with the number [AdvisoryID](key), so a Locker excludes callers of pg_advisory_lock in
-// any language, and of [LockTx] and pg_advisory_xact_lock. Use [RawKey] and [RawKey2] for
-// locks that already have numbers.
+// NewAdvisoryLocker returns a Locker whose locks are PostgreSQL's session-level advisory locks,
+// for which nothing needs to be installed. The lock for a key has the number [AdvisoryID](key),
+// and excludes callers of pg_advisory_lock in any language, and of [LockTx] and
+// pg_advisory_xact_lock.
 //
 // Where the migrations are installed and the role may use the queue of waiters, processes
 // wake each other. This takes two more connections: one that listens, and one for the
 // queue, which is closed when it has been idle for the pool's MaxConnIdleTime, but for at
 // least 2 s. Otherwise a caller that waits for another process polls.
 //
-// The Locker uses only the pool's configuration. It opens one connection of its own, at its
-// first use, and holds all its locks on it. The connection ends at Close, when the process
-// or the server ends, at a failover, or when the server has received nothing for the TTL of
-// [AdvisoryConfig], which the server measures. Then all locks are lost together.
-// [Lock.Lost] is closed within milliseconds of the server's message, or when that message
-// can no longer be expected in time. The Locker connects again for the next locks. When the
-// server ends a session, it frees the locks before the client can know.
+// The Locker opens one connection, and holds all its locks on it. The connection ends at Close,
+// when the process or the server ends, at a failover, or when the server has received nothing
+// for the TTL of [AdvisoryConfig], which the server measures. Then all locks are lost together.
+// [Lock.Lost] is closed within milliseconds of the server's message, or when that message can no
+// longer be expected in time. The Locker connects again for the next locks. When the server ends
+// a session, it frees the locks before the client can know.
 //
 // The connection must lead to the server itself. The Locker refuses a standby
 // ([ErrReadOnly]) and a pooler in transaction or statement mode ([ErrPooler]); for a pooler
 // in session mode see [AdvisoryConfig.SessionPooler]. If a proxy passes a message to a
 // backend other than the session's, all locks are lost with ErrPooler at that message, and
 // the other backend takes none.
-//
-// See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
 	c, err := cfg.withDefaults()
 	if err == nil && pool == nil {
@@ -89,9 +84,8 @@ type AdvisoryConfig struct {
 	// but do not wait for fenced transactions.
 	Tokens bool
 
-	// Schema is where the migrations were run, for Tokens and for the queue in which
-	// processes wait. Without the migrations, waiters poll. To name it is to trust its
-	// owner, see [LeaseConfig]. Default: as there, if there is such a schema.
+	// Schema is as in [LeaseConfig], if there is such a schema: for Tokens and for the queue in
+	// which processes wait. Without the migrations, waiters poll.
 	Schema string
 
 	// Namespace keeps the locks apart from those of other applications and tenants. Default:
@@ -103,20 +97,12 @@ type AdvisoryConfig struct {
 	// share its server connections, it is refused with [ErrPooler], and all locks are lost.
 	SessionPooler bool
 
-	// Owner is shown to operators in application_name, unless the pool's configuration sets
-	// one, and begins each [Lock.Holder]. Up to 200 characters, not beginning with "*".
-	// Default host:pid.
-	Owner string
-
-	// Backoff is as in [LeaseConfig]. It also serves for a key whose holder does not notify
-	// waiters: no Locker, or one without the queue of waiters.
+	// Owner, Backoff, Logger and Observe are as in [LeaseConfig]. Operators see the Owner also
+	// in application_name, unless the pool's configuration sets one. Backoff also serves for a
+	// key whose holder does not notify waiters: no Locker, or one without the queue of waiters.
+	Owner   string
 	Backoff func(attempt int) time.Duration
-
-	// Logger receives what no call can return. Default: nothing is logged.
-	Logger *slog.Logger
-
-	// Observe receives an [Event] for every step of calls and locks. Default: nil, which costs
-	// nothing.
+	Logger  *slog.Logger
 	Observe func(context.Context, Event)
 }
 
@@ -160,8 +146,6 @@ func (c *AdvisoryConfig) withDefaults() (AdvisoryConfig, error) {
 // the same thing:
 //
 //	SELECT pg_advisory_xact_lock(advisory_lock_key('invoice:42'))
-//
-// See https://www.postgresql.org/docs/current/explicit-locking.html#ADVISORY-LOCKS.
 //
 // For a key of a [Namespace] it returns the number of the lock in it; for a [RawKey] it returns the number itself, for a [RawKey2] a<<32 | b, where b is taken
 // as unsigned.

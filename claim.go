@@ -40,18 +40,13 @@ import (
 //     SERIALIZABLE also because of other keys
 //   - SQLSTATE 40P01, which matches [ErrDeadlock], if transactions claim the same keys in
 //     different orders without MaxWait
-//   - [ErrReadOnly]
-//   - [ErrSchema], without the migrations
-//
-// A wait that ends with ctx ends tx, as in [LockTx].
+//   - [ErrReadOnly], and [ErrSchema] without the migrations
+//   - the end of ctx during a wait, as in [LockTx]
 //
 // Claims do not conflict with locks on the same key. They are rows of the table
 // pgxlock_claims: call [PurgeClaims] now and then, or give a Retention. Rolling back to a
 // savepoint undoes the claims made after it. A call with MaxWait begins subtransactions, of
 // which PostgreSQL handles a few dozen per transaction well.
-//
-// Without the option [Schema], the search_path of the transaction decides which function is
-// called: name the schema where others may create functions in one on the search_path.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
 	return claimTx(ctx, usertx.Pgx(tx), key, opts)
 }
@@ -74,9 +69,9 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []ClaimTxOption
 // the stored answer, of a transaction that has committed or of tx itself.
 //
 // If the key was claimed for another request, which AnswerTx knows by its SHA-256, or by
-// ClaimTx, the error is [ErrOtherRequest], and tx can go on. An error of fn is returned
-// unchanged. fn must not end tx. An answer has at most 1 MiB, and lasts until its Retention
-// is over, however old: [PurgeClaims] does not remove one that has none.
+// ClaimTx, the error is [ErrOtherRequest], and tx can go on. fn must not end tx. An answer has
+// at most 1 MiB, and lasts until its Retention is over, however old: [PurgeClaims] does not
+// remove one that has none.
 func AnswerTx(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() ([]byte, error), opts ...ClaimTxOption) ([]byte, error) {
 	return answerTx(ctx, usertx.Pgx(tx), key, request, fn, opts)
 }

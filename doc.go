@@ -20,13 +20,13 @@
 //
 // A lease is a row in the table distributed_locks that expires unless it is renewed.
 // [NewLeaseLocker] returns a [Locker] for leases, which renews them. Use a lease for work that
-// takes longer than a transaction. It survives a restart of the server. When the holder's
-// process dies, others get the lease after its TTL.
+// takes longer than a transaction. It survives a crash of the server. When the holder's process
+// dies, others get the lease after its TTL.
 //
-// An advisory lock belongs to a session of the server. [NewAdvisoryLocker] returns a Locker
-// for advisory locks. They are faster than leases, and the server frees them as soon as it
-// notices that the process has died. They are lost when their session ends, for example when
-// the server restarts.
+// An advisory lock belongs to a session of the server. [NewAdvisoryLocker] returns a Locker for
+// advisory locks. They are the fastest kind, and the server frees them as soon as it notices
+// that the process has died. They are lost when their session ends, for example when the server
+// restarts.
 //
 // A lease and an advisory lock of the same key do not exclude each other: programs that
 // protect one thing must use the same kind. Permits of a [Semaphore] and shared leases are
@@ -71,11 +71,10 @@
 // an eviction (package monitor), and a failover that loses the grant.
 //
 // When a lock is lost, the context from [Lock.Context] ends, [Lock.Lost] is closed, and
-// [Lock.Err] returns an error that matches [ErrLost]. Lock.Err and Err of the context compare
-// the deadline with the clock on every call, so they are right even on the first line after
-// the process was frozen.
-//
-// docs/guarantees.md has what becomes of a lock when a process, the network or the server fails.
+// [Lock.Err] returns an error that matches [ErrLost]. Lock.Err, [Lock.Renew], [Lock.Fence] and
+// Err of the context compare the deadline with the clock on every call, so they are right even
+// on the first line after the process was frozen. docs/guarantees.md has what becomes of a lock
+// when a process, the network or the server fails.
 //
 // # Fencing
 //
@@ -99,9 +98,6 @@
 // are served first come, first served within a Locker, and fairly between processes. A waiter
 // does not occupy a connection or a transaction. The holder's release wakes the next waiter.
 // Where notifications do not arrive, waiters poll at the pace of Backoff.
-//
-// [Locker.TryAcquire] and [Locker.TryDo], without MaxWait, do not queue, and may get a lock
-// before waiters do.
 //
 // If a caller waits while it holds another lock, it must pass the context of that lock. Then a
 // cycle of waits, also between processes, ends with [ErrDeadlock] for one of the callers.
@@ -128,9 +124,10 @@
 // # Connections
 //
 // A Locker takes only the configuration from the pool that it was made with, and opens few
-// connections of its own: see [NewLeaseLocker] and [NewAdvisoryLocker]. So a busy pool delays no
-// renewal. One Locker serves a whole program and any number of keys. LockTx, ClaimTx and
-// [Lock.Fence] use the caller's transaction, and package monitor uses connections of the pool.
+// connections of its own, at its first use: see [NewLeaseLocker] and [NewAdvisoryLocker]. So a
+// busy pool delays no renewal. One Locker serves a whole program and any number of keys. LockTx,
+// ClaimTx and [Lock.Fence] use the caller's transaction, and package monitor uses connections of
+// the pool.
 //
 // # Testing without a server
 //

@@ -33,26 +33,18 @@ import (
 //
 // With Retries(n) DoTx begins the transaction again, under the same lock, up to n times if
 // it fails with SQLSTATE 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call
-// again: what it did outside tx is not undone.
-//
-// DoTx returns fn's error unchanged, joined with [ErrLost] if the lock was lost. Other
-// errors are an [*Error]. If fn panics, DoTx rolls back and releases the lock.
+// again: what it did outside tx is not undone. If fn panics, DoTx rolls back and releases
+// the lock.
 func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn func(context.Context, pgx.Tx, *Lock) error, opts ...DoTxOption) error {
-	var o options
-	forTx, forLock := splitTxOptions(opts)
-	err := cmp.Or(missing(ctx, l), collect(&o, forTx))
+	var wrong error
 	switch {
-	case err != nil:
 	case pool == nil:
-		err = errors.New("the pool is nil; pass the pool of the database that fn writes to")
+		wrong = errors.New("the pool is nil; pass the pool of the database that fn writes to")
 	case fn == nil:
-		err = errNilFn
+		wrong = errNilFn
 	}
-	if err != nil {
-		return l.fail("do", key, err)
-	}
-	return l.doTx(ctx, key, o.retries, forLock, func(work context.Context, lock *Lock) error {
-		return lock.commitFenced(ctx, work, pool, o.tx, fn)
+	return doTx(ctx, l, key, wrong, opts, func(work context.Context, lock *Lock, o pgx.TxOptions) error {
+		return lock.commitFenced(ctx, work, pool, o, fn)
 	})
 }
 
@@ -62,40 +54,40 @@ func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn fu
 //
 //	func(ctx context.Context) (*sql.Tx, error) { return db.BeginTx(ctx, nil) }
 func DoSQLTx[T SQLTx](ctx context.Context, l *Locker, key string, begin func(context.Context) (T, error), fn func(context.Context, T, *Lock) error, opts ...DoSQLTxOption) error {
-	var o options
-	forTx, forLock := splitTxOptions(opts)
-	err := cmp.Or(missing(ctx, l), collect(&o, forTx))
+	var wrong error
 	switch {
-	case err != nil:
 	case begin == nil:
-		err = errors.New("begin is nil; pass a function that begins a transaction")
+		wrong = errors.New("begin is nil; pass a function that begins a transaction")
 	case fn == nil:
-		err = errNilFn
+		wrong = errNilFn
 	}
-	if err != nil {
-		return l.fail("do", key, err)
-	}
-	return l.doTx(ctx, key, o.retries, forLock, func(work context.Context, lock *Lock) error {
+	return doTx(ctx, l, key, wrong, opts, func(work context.Context, lock *Lock, _ pgx.TxOptions) error {
 		return commitFencedSQL(ctx, work, lock, begin, fn)
 	})
 }
 
 var errNilFn = errors.New("fn is nil")
 
-// doTx calls commit under the lock, and again as long as it may have been the moment that failed.
-func (l *Locker) doTx(ctx context.Context, key string, retries int, opts []AcquireOption, commit func(work context.Context, lock *Lock) error) error {
+// doTx calls commit under the lock, and again as long as it may have been the moment that failed,
+// unless an argument is wrong.
+func doTx[O DoTxOption](ctx context.Context, l *Locker, key string, wrong error, opts []O, commit func(work context.Context, lock *Lock, o pgx.TxOptions) error) error {
+	var o options
+	forTx, forLock := splitTxOptions(opts)
+	if err := cmp.Or(missing(ctx, l), collect(&o, forTx), wrong); err != nil {
+		return l.fail("do", key, err)
+	}
 	committed := false
 	err := l.Do(ctx, key, func(work context.Context, lock *Lock) error {
 		var err error
 		for attempt := 0; ; attempt++ {
-			err = commit(work, lock)
-			if attempt == retries || !serializationFailure(err) || !clock.Sleep(work, l.backoff(attempt)) {
+			err = commit(work, lock, o.tx)
+			if attempt == o.retries || !serializationFailure(err) || !clock.Sleep(work, l.backoff(attempt)) {
 				break
 			}
 		}
 		committed = err == nil
 		return err
-	}, opts...)
+	}, forLock...)
 	if committed {
 		return nil // should the lock have lapsed since, the fence made sure that it did not matter
 	}

@@ -14,13 +14,11 @@ import (
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
-// Errors for errors.Is. An error of this package is an [*Error] that wraps one of these,
-// wraps the error of the server or the network, or says which argument is wrong. The
-// package comment has after which errors to try again.
+// Errors for errors.Is. The package comment says what they come with, and after which to try
+// again.
 var (
-	// ErrNotAcquired: somebody else holds the key. After a wait that ended with
-	// its context the error matches the context's error as well. A server that
-	// cannot be reached is never reported as busy.
+	// ErrNotAcquired: somebody else holds the key. After a wait that ended with its context the
+	// error matches the context's error as well.
 	ErrNotAcquired = lockerr.ErrNotAcquired
 
 	// ErrLost: the lock is no longer held by this process, or may not be. A call that
@@ -30,8 +28,7 @@ var (
 	// ErrReleased: the lock was released by Release.
 	ErrReleased = lockerr.ErrReleased
 
-	// ErrClosed: the Locker, Limiter (package ratelimit) or Runner (package once) was
-	// closed.
+	// ErrClosed: the Locker, Limiter (package ratelimit) or Runner (package once) was closed.
 	ErrClosed = lockerr.ErrClosed
 
 	// ErrDeadlock: the wait would never end, for one of four reasons. The context comes
@@ -59,8 +56,7 @@ var (
 	// with the locks that it holds, on to other clients.
 	ErrPooler = lockerr.ErrPooler
 
-	// ErrMaxLocks: the Locker already holds as many locks as [AdvisoryConfig.MaxLocks]
-	// allows.
+	// ErrMaxLocks: the Locker holds as many locks as [AdvisoryConfig.MaxLocks] allows.
 	ErrMaxLocks = lockerr.ErrMaxLocks
 
 	// ErrEvicted: somebody took the lock away, by Evict of package monitor or the SQL functions
@@ -83,9 +79,8 @@ var (
 	ErrSchema = lockerr.ErrSchema
 )
 
-// An Error says what was attempted, on which key, and why it failed. Every call that can
-// fail returns one, except that it returns an error of a callback unchanged. errors.Is and
-// errors.As find Err and all errors that Err wraps.
+// An Error says what was attempted, on which key, and why it failed. errors.Is and errors.As
+// find Err and all errors that Err wraps.
 type Error struct {
 	Op   string // "acquire", "renew", "fence", ...
 	Key  string // empty if the error is not about a single key

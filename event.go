@@ -19,16 +19,14 @@ const (
 	// EventBusy: a call found that somebody else holds the key or waits for it.
 	EventBusy EventOp = "busy"
 
-	// EventWait: a call for locks is over, even if it did not wait. Err says why it got
-	// none.
+	// EventWait: a call for locks is over, even if it did not wait. Err says why it got none.
 	EventWait EventOp = "wait"
 
 	// EventAcquired: a call returns a Lock, or a Do calls its function.
 	EventAcquired EventOp = "acquired"
 
-	// EventRenewed: the deadline of a Lock has moved, automatically or by [Lock.Renew].
-	// With Err set: the renewal of a lease failed, and the Locker tries again while there
-	// is time.
+	// EventRenewed: the deadline of a Lock has moved, automatically or by [Lock.Renew]. With Err
+	// set: the renewal of a lease failed, and is tried again while there is time.
 	EventRenewed EventOp = "renewed"
 
 	// EventLost: a Lock was lost. Err matches [ErrLost] and says how; it also matches
@@ -43,8 +41,7 @@ const (
 	EventTerm EventOp = "term"
 
 	// EventTermEnded: the function of [Locker.Lead] has returned or panicked. Err matches
-	// [ErrLost] or [ErrStepDown] if that ended the term; otherwise it is what the function
-	// returned.
+	// [ErrLost] or [ErrStepDown] if that ended the term, or is what it returned.
 	EventTermEnded EventOp = "term_ended"
 )
 
@@ -59,8 +56,7 @@ const (
 	EventClaim EventOp = "claim"
 
 	// EventLimit: a call of a ratelimit.Limiter is over: Allow, Reserve or Wait. Granted: N
-	// events were counted. Otherwise Err matches
-	// ratelimit.ErrLimited, or says why nobody knows.
+	// events were counted. Otherwise Err matches ratelimit.ErrLimited, or says why nobody knows.
 	EventLimit EventOp = "limit"
 
 	// EventRun: a once.Runner has asked for a run. Granted: it calls the function.
@@ -81,16 +77,14 @@ const (
 // # The locks of a Locker
 //
 // Each call for a lock emits at most one EventBusy, then one EventWait, and then, if it
-// succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll,
-// Do, TryDo and DoTx, those of a [Semaphore], Downgrade, and each campaign of Lead. A call that is
-// refused for its arguments or because the Locker is closed emits nothing. After
+// succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll, Do,
+// TryDo and DoTx, those of a [Semaphore], Downgrade, and each campaign of Lead. After
 // EventAcquired a Lock emits any number of EventRenewed, and finally one EventLost or
-// EventReleased, whatever ends it. So the number of EventBusy, minus the number of
-// EventWait with Busy set, is the number of waiting calls; the number of EventAcquired,
-// minus those of EventLost and EventReleased, is the number of held locks. A grant that no
-// call returned, because its caller had left or AcquireAll failed in the end, emits no
-// event. A program that dies emits nothing more, and a loss is emitted when it is noticed:
-// see [Lock.Lost].
+// EventReleased, whatever ends it. So the number of EventBusy, minus the number of EventWait
+// with Busy set, is the number of waiting calls; the number of EventAcquired, minus those of
+// EventLost and EventReleased, is the number of held locks. A grant that no call returned,
+// because its caller had left or AcquireAll failed in the end, emits no event. A program that
+// dies emits nothing more, and a loss is emitted when it is noticed: see [Lock.Lost].
 //
 // EventReleased comes after the server has answered the release: if Err is nil, the lock is
 // really free, and somebody else may have it already. EventLost comes when the Locker no
@@ -105,11 +99,11 @@ const (
 // # Other calls
 //
 // Calls of LockTx and ClaimTx, of a Limiter, and Evict of package monitor emit one event each,
-// when they are over. EventRun comes before the function of a run is called, and
-// EventRunEnded after its end is recorded; a run that is not granted emits only EventRun.
-// The lease that a run holds with Retry emits no events of its own. A call that is refused
-// for its arguments, or because the Limiter or Runner is closed, emits nothing, but a
-// refused eviction does: an audit of evictions wants to see it.
+// when they are over. EventRun comes before the function of a run is called, and EventRunEnded
+// after its end is recorded; a run that is not granted emits only EventRun. The lease that a run
+// holds with Retry emits no events of its own. A call of any kind that is refused for its
+// arguments, or because the Locker, Limiter or Runner is closed, emits nothing, but a refused
+// eviction does: an audit of evictions wants to see it.
 //
 // # Calls of Observe
 //

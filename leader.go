@@ -28,10 +28,10 @@ var ErrStepDown = errors.New("pgxlock: asked to step down")
 // once if the leader resigned or its program ended in order, otherwise when its TTL is
 // over, or for an advisory lock when the server notices that the process has died.
 //
-// fn's context ends when the leader loses the lock (cause [ErrLost]), when it is asked to
-// step down ([ErrStepDown]), and when ctx ends; fn should then return. Nobody else leads
-// before the lock's deadline has passed or fn has returned. As with every lock, only
-// [Lock.Fence] protects fn's writes from a late leader. [Lock.Token] counts the terms.
+// fn's context ends when the leader loses the lock (cause [ErrLost]), when it is asked to step
+// down ([ErrStepDown]), and when ctx ends; fn should then return. Nobody else leads before the
+// lock's deadline has passed or fn has returned. Only [Lock.Fence] protects fn's writes from a
+// late leader. [Lock.Token] counts the terms.
 //
 // To resign, return from fn: Lead returns fn's result. After a loss, and after a request to
 // step down, Lead ignores that result and becomes a candidate again; after such a request,
@@ -105,10 +105,9 @@ func (l *Locker) term(ctx context.Context, key string, fn func(context.Context, 
 	return lock, stepDown, err
 }
 
-// Leads reports whether this process leads for the key now: a function that [Locker.Lead]
-// called is running, and its context has not ended. So it is false from the moment in which
-// leadership is lost or the leader is asked to step down. It reads the clock, as [Lock.Err]
-// does, and asks no server. Package adapters/health answers requests by it.
+// Leads reports whether this process leads for the key now: a function that [Locker.Lead] called
+// is running, and its context has not ended. It reads the clock, as [Lock.Err] does, and asks no
+// server. Package adapters/health answers requests by it.
 func (l *Locker) Leads(key string) bool {
 	return l != nil && l.leading.leads(l.name(key))
 }
@@ -126,11 +125,10 @@ func (l *Locker) letOthersLead(ctx context.Context) {
 	}
 }
 
-// AskToStepDown asks the leader for the key, in any process, to step down. The context that
-// [Locker.Lead] passed to its fn ends with cause [ErrStepDown]; after fn has returned,
-// other waiters come first. AskToStepDown returns when the request is delivered, not when
-// the leader has stepped down; use [Locker.Watch] to see that. A holder that did not get
-// the lock from Lead is not notified. If there is no leader, the error is nil.
+// AskToStepDown asks the leader for the key, in any process, to step down: see [Locker.Lead]. It
+// returns when the request is delivered, not when the leader has stepped down; use
+// [Locker.Watch] to see that. A holder that did not get the lock from Lead is not notified. If
+// there is no leader, the error is nil.
 //
 // Requests need the migrations ([ErrSchema]), but for a Locker in memory. A leader that
 // listens is notified at once, one behind a pooler within seconds.

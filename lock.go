@@ -15,13 +15,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/usertx"
 )
 
-// A Lock is one acquisition. It is held from the grant until Release or Close of its Locker
-// is called, or until it is lost. The Locker renews it automatically. It is safe for
-// concurrent use.
-//
-// Err, [Lock.Renew], [Lock.Fence] and Err of the context from [Lock.Context] read the clock each
-// time. The process may freeze between such a check and its next step, so only [Lock.Fence]
-// prevents a late holder from writing.
+// A Lock is one acquisition; the package comment tells its life. It is safe for concurrent use.
 type Lock struct {
 	locker *Locker
 	hold   hold.Hold
@@ -41,8 +35,7 @@ func (l *Locker) newLock(key string) *Lock {
 	return lock
 }
 
-// Key returns the name that was locked. For a permit of a [Semaphore] it is the semaphore's
-// name followed by # and the number of the permit.
+// Key returns the name that was locked; [Locker.Semaphore] has that of a permit.
 func (l *Lock) Key() string {
 	if l == nil {
 		return ""
@@ -52,11 +45,9 @@ func (l *Lock) Key() string {
 
 // Token returns the fencing token, or 0 if the Locker is from [NewAdvisoryLocker] without
 // [AdvisoryConfig.Tokens]. It is greater than the token of every earlier acquisition of this
-// key, also after a crash or a failover. Shared holders have no order among themselves:
-// those of one lease have the same token, but for those that join it after a failover or a crash,
-// whose tokens are greater. A late holder cannot write to a resource that
-// remembers the greatest token it has seen and refuses smaller ones. For writes to the same
-// database use [Lock.Fence], which needs no help from the resource.
+// key, also after a crash or a failover. Shared holders have no order among themselves: those of
+// one lease have one token together, after a [Lock.Downgrade] that of the exclusive lock, but
+// those that join it after a failover or a crash have greater ones.
 func (l *Lock) Token() int64 {
 	if l == nil {
 		return 0
@@ -114,12 +105,10 @@ func (l *Lock) Renew(ctx context.Context) error {
 	return l.fail("renew", l.locker.backend.Renew(ctx, &l.hold))
 }
 
-// SetTTL renews the lock, and makes each renewal from now on last for ttl, as the option [TTL]
-// would have. It returns nil if the lock is held for ttl from now, and ErrLost if it was too
-// late. After any other error the lock is held for its TTL as before; a request that got no
-// answer may have made the lease shorter until the next renewal, so that [Lock.Deadline] is
-// that of the shorter TTL until then. An advisory lock has the TTL of its session: the error
-// matches [errors.ErrUnsupported].
+// SetTTL renews the lock as [Lock.Renew] does, but for ttl, and so does each renewal from now
+// on, as with the option [TTL]. A request that got no answer may have made the lease shorter
+// until the next renewal, so that [Lock.Deadline] is that of the shorter TTL until then. An
+// advisory lock has the TTL of its session: the error matches [errors.ErrUnsupported].
 func (l *Lock) SetTTL(ctx context.Context, ttl time.Duration) error { return l.change(ctx, TTL(ttl)) }
 
 // SetMetadata renews the lock, and replaces its [Metadata]. The errors are those of
@@ -150,9 +139,8 @@ func (l *Lock) change(ctx context.Context, opt AcquireOption) error {
 // transaction, if somebody is about to take over an expired lease. Other errors:
 //
 //   - [ErrStaleSnapshot]: the transaction is REPEATABLE READ or SERIALIZABLE and older than
-//     the lock
-//   - SQLSTATE 40001: such a transaction, and the lock has changed hands since its snapshot
-//   - SQLSTATE 55P03: such a transaction, and somebody has locked the row by hand
+//     the lock; SQLSTATE 40001, if the lock has changed hands since its snapshot, and 55P03,
+//     if somebody has locked the row by hand
 //   - [ErrReadOnly]: the transaction cannot write, so there is nothing to protect
 //
 // Each of these errors aborts the transaction, unless the local deadline had passed and
@@ -274,9 +262,8 @@ func (l *Lock) end(ctx context.Context, why error, release func() error) error {
 }
 
 // Context returns a context for the work under the lock: a child of parent that ends when the
-// lock does, with a cause that matches [ErrLost], [ErrReleased] or [ErrClosed]. Its Err reads
-// the clock, so that it is right even on the first line after the process was frozen. A
-// timer closes its Done and ends contexts derived from it. Call cancel when the work is
+// lock does, with a cause that matches [ErrLost], [ErrReleased] or [ErrClosed]. A timer closes
+// its Done and ends contexts derived from it, which may be late. Call cancel when the work is
 // over.
 func (l *Lock) Context(parent context.Context) (context.Context, context.CancelFunc) {
 	if err := missing(parent, l); err != nil {

@@ -17,19 +17,14 @@ import (
 	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
-// Kind is the kind of a Locker's locks. Locks of different kinds do not exclude each other,
-// even on the same key. The kind is chosen once, with the Locker.
+// Kind is the kind of a Locker's locks, which is chosen once, with the Locker.
 type Kind uint8
 
+// The kinds of locks.
 const (
-	// KindAdvisory is one of PostgreSQL's advisory locks. LockTx takes the same kind.
-	KindAdvisory Kind = iota + 1
-
-	// KindLease is a row in the table distributed_locks that expires unless renewed.
+	KindAdvisory Kind = iota + 1 // also that of the locks that LockTx takes
 	KindLease
-
-	// KindMemory is a lock in this process.
-	KindMemory
+	KindMemory // a lock in this process
 )
 
 func (k Kind) String() string {
@@ -44,10 +39,10 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// A Locker hands out Locks of one Kind. All its locks share its connections: they are
-// renewed and closed together, and advisory locks are lost together. It is safe for
-// concurrent use. Most programs need one. Make it with [NewLeaseLocker],
-// [NewAdvisoryLocker] or [NewMemoryLocker]; the zero value is not usable.
+// A Locker hands out Locks of one Kind. All its locks share its connections: they are renewed
+// and closed together, and advisory locks are lost together. It is safe for concurrent use. Make
+// it with [NewLeaseLocker], [NewAdvisoryLocker] or [NewMemoryLocker]; the zero value is not
+// usable.
 type Locker struct {
 	kind    Kind
 	ttl     time.Duration // of a lease, unless a call asks for another
@@ -177,9 +172,8 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 	return lock, err
 }
 
-// Do acquires the lock, calls fn and releases the lock, also when fn panics. Most callers
-// should use it. fn's context ends when the lock is lost, with cause [ErrLost], and when
-// ctx ends.
+// Do acquires the lock, calls fn and releases the lock, also when fn panics. fn's context ends
+// when the lock is lost, with cause [ErrLost], and when ctx ends.
 //
 // If Acquire fails, Do returns its error and does not call fn. Otherwise Do returns fn's
 // error, joined with ErrLost if the lock was lost before fn returned.

@@ -23,10 +23,8 @@ type option interface{ apply(*options) error }
 // An AcquireOption is an option of [Locker.Acquire], [Locker.TryAcquire],
 // [Locker.AcquireAll], [Locker.Do] and [Locker.TryDo]: [MaxWait], [TTL], [Metadata] or
 // [Mode]. A Locker for advisory locks refuses TTL and Metadata with
-// [errors.ErrUnsupported].
-//
-// Options are values, and can be kept in variables. Of several of one type the last one
-// counts.
+// [errors.ErrUnsupported]. Options are values, and can be kept in variables. Of several of one
+// type the last one counts.
 type AcquireOption interface {
 	DoSQLTxOption
 	forAcquire()
@@ -108,9 +106,7 @@ type MaxWait time.Duration
 // leave.
 const NoWait = MaxWait(0)
 
-// TTL is how long a lease lasts from its grant and from each renewal, if no further renewal
-// arrives: the time after which others can acquire the key when this process has died. At
-// least 1 s. Default: the Locker's.
+// TTL is that of [LeaseConfig] for one lock: at least 1 s. Default: the Locker's.
 type TTL time.Duration
 
 // Metadata is shown to operators with the lock. It is valid UTF-8 without zero bytes, and is
@@ -122,10 +118,9 @@ type Metadata string
 // that came before it, so that writers are not starved; a shared request that does not wait
 // is refused. [Lock.Downgrade] makes an exclusive lock a shared one.
 //
-// Callers that share a lease have one fencing token together, which is greater than the
-// token of the exclusive holder before, or after a Downgrade equal to it. A caller that is refused the exclusive lease finds
-// "*shared" as the [Error].Holder; [Locker.Holders] returns each of the sharing holders.
-// Shared leases need the migrations ([ErrSchema]).
+// A caller that is refused the exclusive lease finds "*shared" as the [Error].Holder;
+// [Locker.Holders] returns each of the sharing holders. Shared leases need the migrations
+// ([ErrSchema]).
 type Mode uint8
 
 // The modes of a lock.
@@ -135,8 +130,9 @@ const (
 )
 
 // Schema is the schema in which the migrations installed pgxlock. To name it is to trust its
-// owner. Default for calls in the caller's transaction: the schema in which its search_path
-// finds the function; for [PurgeClaims] that of [LeaseConfig].
+// owner. Default for [PurgeClaims]: that of [LeaseConfig]; for calls in the caller's
+// transaction: the schema in which its search_path finds the function, so name it where others
+// may create functions in one on the search_path.
 type Schema string
 
 // AllowStaleSnapshot makes [LockTx] accept a transaction whose snapshot is older than the

@@ -43,9 +43,8 @@ func (permits) forAcquire() {}
 func (permits) forDoSQLTx() {}
 func (permits) forDoTx()    {}
 
-// Semaphore returns a semaphore with n permits, 1 to 10,000. The Locker must be from
-// [NewLeaseLocker] or [NewMemoryLocker]; with one from [NewAdvisoryLocker] the error
-// matches [errors.ErrUnsupported].
+// Semaphore returns a semaphore with n permits, 1 to 10,000. With a Locker from
+// [NewAdvisoryLocker] the error matches [errors.ErrUnsupported].
 //
 // Permit 3 of the semaphore "jobs" is the lock "jobs#3". [Lock.Key] returns this name, and
 // other programs see it: [Locker.Acquire] of "jobs#3" uses up a permit, and release_lock()
@@ -79,8 +78,7 @@ func (s *Semaphore) Permits() int {
 	return s.permits
 }
 
-// Acquire is [Locker.Acquire] for one of the permits. Waiters are served first come, first
-// served, as with Locker.Acquire.
+// Acquire is [Locker.Acquire] for one of the permits.
 func (s *Semaphore) Acquire(ctx context.Context, key string, opts ...PermitOption) (*Lock, error) {
 	return ofPermits(ctx, s, key, 1, opts, func(queue string, opts []AcquireOption) (*Lock, error) {
 		return s.locker.Acquire(ctx, queue, opts...)

@@ -227,7 +227,7 @@ func (l *leading) ask(ctx context.Context, name lockkey.Name) error {
 	asked := make(chan error, 1)
 	l.looks.Run(func() { // a caller's context must not reach the Locker's connections
 		asked <- l.server.Runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) error {
-			rows := c.Query(ctx, l.server.Place.Statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), l.server.Owner)
+			rows := c.Query(ctx, l.server.Place.Statement(statements.LeaderAskToStepDown), name.Kind(), name.Text(), l.server.Owner, "")
 			rows.Close()
 			return rows.Err()
 		})

@@ -16,16 +16,13 @@ import (
 	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
-// NewLeaseLocker returns a Locker whose locks are leases: rows in the table
-// distributed_locks that expire unless they are renewed. The Locker renews them. Leases
-// survive a crash of the server, work with SQL callers of acquire_lock, and need the
-// migrations ([ErrSchema]).
+// NewLeaseLocker returns a Locker whose locks are leases. They need the migrations
+// ([ErrSchema]), and work with SQL callers of acquire_lock.
 //
-// The Locker uses only the pool's configuration. It opens two connections of its own, at
-// its first use: one for requests and one for renewals; with [LeaseConfig.OneConnection]
-// one for both. While a call waits for another process, or leads, it has one more, which
-// listens. That one is closed when no call has needed it for the pool's MaxConnIdleTime.
-// [Locker.Close] closes the connections.
+// The Locker opens two connections: one for requests and one for renewals; with
+// [LeaseConfig.OneConnection] one for both. While a call waits for another process, or leads, it
+// has one more, which listens. That one is closed when no call has needed it for the pool's
+// MaxConnIdleTime. [Locker.Close] closes the connections.
 //
 // A program on database/sql makes the pool beside its *sql.DB, from the same connection
 // string without settings that only lib/pq knows, such as binary_parameters. The pool has no
@@ -102,8 +99,7 @@ type LeaseConfig struct {
 	// the server. Default: nothing is logged.
 	Logger *slog.Logger
 
-	// Observe receives an [Event] for every step of calls and locks. Default: nil, which costs
-	// nothing.
+	// Observe receives an [Event] for every step of calls and locks. Default: nil, at no cost.
 	Observe func(context.Context, Event)
 }
 
@@ -115,14 +111,12 @@ const (
 	Durable Durability = iota
 
 	// Async acquires and releases return before the server's disk has them, with
-	// synchronous_commit = off. Renewals wait for the disk.
-	//
-	// A crash of the server, or a failover, may then take back what it wrote in the last
-	// moments (up to three times wal_writer_delay, as a rule 0.6 s). A lease that was not
-	// renewed yet may be gone, and another caller may get it while its holder still believes
-	// that it holds it: until the Locker has connected again and renewed all its leases,
-	// which it does at once, or at the latest until the lease expires. A released lease may
-	// be held again until it expires.
+	// synchronous_commit = off. Renewals wait for the disk. A crash of the server, or a
+	// failover, may then take back what it wrote in the last moments (up to three times
+	// wal_writer_delay, as a rule 0.6 s). A lease that was not renewed yet may be gone, and
+	// another caller may get it while its holder still believes that it holds it: until the
+	// Locker has connected again and renewed all its leases, which it does at once, or at the
+	// latest until the lease expires. A released lease may be held again until it expires.
 	//
 	// Everything else holds. Fencing tokens grow, and none is given out twice. [Lock.Fence]
 	// and a resource that compares tokens refuse a holder whose lease is gone. Lockers with

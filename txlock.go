@@ -19,11 +19,10 @@ import (
 // Locks inside the caller's transaction are PostgreSQL's transaction-level advisory locks.
 // Nothing needs to be installed.
 
-// LockTx locks the key until tx ends. The server frees the lock when it commits or rolls
-// back tx, however tx ends: there is nothing to release, to renew or to lose. The lock is
-// PostgreSQL's advisory lock with the number [AdvisoryID](key), so callers in other
-// languages lock the same thing with pg_advisory_xact_lock(advisory_lock_key('...')). The
-// numbers of [RawKey] and [RawKey2] are used unchanged.
+// LockTx locks the key until tx ends. The server frees the lock when it commits or rolls back
+// tx, however tx ends: there is nothing to release, to renew or to lose. The lock is
+// PostgreSQL's advisory lock with the number [AdvisoryID](key), by which callers in other
+// languages lock the same thing.
 //
 // LockTx waits in the server's queue. [MaxWait] bounds the wait, [NoWait] tries once, and
 // [Shared] allows other shared holders. MaxWait needs the right to use the language plpgsql.
@@ -32,15 +31,14 @@ import (
 // each other. Rolling back to a savepoint frees the locks taken after it.
 //
 // A failed statement aborts the transaction, and its locks are free at once, before the
-// rollback: after an error they protect nothing that happens outside tx.
-//
-// After [ErrNotAcquired], [ErrStaleSnapshot], [ErrReadOnly], a refused upgrade or an
-// invalid argument the transaction can go on, with its settings unchanged; after
-// ErrStaleSnapshot the key is locked. Any other error aborts the transaction: roll it back,
-// at once if others wait for its locks. Such errors are SQLSTATE 40P01 (a deadlock, which
-// also matches ErrDeadlock), 57014 (cancelled), 53200 (the server's lock table is full) and
-// 55P03 (the session's own lock_timeout, which applies if there is no MaxWait). A key that
-// is not granted in time writes nothing to the server's log.
+// rollback: after an error they protect nothing that happens outside tx. But after
+// [ErrNotAcquired], [ErrStaleSnapshot], [ErrReadOnly], a refused upgrade or an invalid argument
+// the transaction can go on, with its settings unchanged; after ErrStaleSnapshot the key is
+// locked. Any other error aborts the transaction: roll it back, at once if others wait for its
+// locks. Such errors are SQLSTATE 40P01 (a deadlock, which also matches ErrDeadlock), 57014
+// (cancelled), 53200 (the server's lock table is full) and 55P03 (the session's own
+// lock_timeout, which applies if there is no MaxWait). A key that is not granted in time writes
+// nothing to the server's log.
 //
 // If ctx ends during the wait, pgx closes the connection, which ends the transaction. Use
 // MaxWait if the transaction must survive the wait.

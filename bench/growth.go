@@ -127,11 +127,7 @@ func grow(ctx context.Context, server *pgserver.Server, of sizes) (g growth, err
 	if err != nil {
 		return g, err
 	}
-	defer func() {
-		var errEnd error
-		g.calm, errEnd = watch.end()
-		err = errors.Join(err, errEnd)
-	}()
+	defer watch.end(&g.calm, &err)
 	for _, part := range []struct {
 		sizes []int
 		grow  func(context.Context, *stage, int) error

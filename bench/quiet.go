@@ -74,8 +74,10 @@ func (w *watch) look(ctx context.Context) error {
 	return nil
 }
 
-// end returns what the watch saw.
-func (w *watch) end() (calm, error) { return calmOf(w.floor), w.stage.clear() }
+// end says what the watch saw, and adds what went wrong to err.
+func (w *watch) end(c *calm, err *error) {
+	*c, *err = calmOf(w.floor), errors.Join(*err, w.stage.clear())
+}
 
 // quietest repeats a run until one is quiet, at most so often, and returns the quietest.
 func quietest[R interface{ calmness() calm }](most int, run func() (R, error)) (best R, runs int, err error) {

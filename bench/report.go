@@ -70,11 +70,7 @@ func measureAll(ctx context.Context, server *pgserver.Server, rows []row, counts
 	if err != nil {
 		return r, err
 	}
-	defer func() {
-		var errEnd error
-		r.calm, errEnd = watch.end()
-		err = errors.Join(err, errEnd)
-	}()
+	defer watch.end(&r.calm, &err)
 	title := ""
 	for _, row := range rows {
 		if row.title != title {

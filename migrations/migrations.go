@@ -34,6 +34,7 @@ import (
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // FS holds the migrations, NNNNNN_name.up.sql and NNNNNN_name.down.sql, in its root. A released
@@ -180,7 +181,7 @@ type rights struct {
 }
 
 func (m *migrator) rights(ctx context.Context) (r rights, err error) {
-	rows, err := m.send(ctx, step{sql: statement("isolation")}, m.settings(), step{statement("rights"), []string{m.schema}})
+	rows, err := m.send(ctx, m.settings(), step{statement("rights"), []string{m.schema}})
 	if err != nil {
 		return r, err
 	}
@@ -233,20 +234,13 @@ func (e newerError) Error() string {
 // exist.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "down", pool, cfg, func(ctx context.Context, m *migrator) error {
-		found, err := m.look(ctx)
+		found, err := m.mine(ctx)
 		switch {
 		case err != nil:
 			return err
 		case !found.exists:
 			return fmt.Errorf("there is no schema %q (Config.Schema)", m.schema)
-		case found.owner != ours:
-			return m.notOurs(ctx)
-		case found.damage != nil && !found.onlyRows:
-			return found.damage
-		case found.version > newestVersion():
-			return newerError{found.version}
-		}
-		if found.version == 0 {
+		case found.version == 0:
 			return nil
 		}
 		// In one transaction: the first file gives roles the rights that they have without hardening, and a
@@ -279,18 +273,12 @@ func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, n
 // the fencing tokens if the database was moved or restored. Up does all of this as well.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	return connect(ctx, "repair", pool, cfg, func(ctx context.Context, m *migrator) error {
-		found, err := m.look(ctx)
+		found, err := m.mine(ctx)
 		switch {
 		case err != nil:
 			return err
-		case found.damage == nil && found.version == 0:
+		case found.version == 0:
 			return fmt.Errorf("nothing is installed in schema %q; run Up (pgxlock migrate up)", m.schema)
-		case found.owner != ours:
-			return m.notOurs(ctx)
-		case found.damage != nil && !found.onlyRows:
-			return found.damage
-		case found.version > newestVersion():
-			return newerError{found.version}
 		}
 		return m.write(ctx, found, step{sql: statement("repair")})
 	})
@@ -380,10 +368,15 @@ type migrator struct {
 	again  bool // all files run, over what is there
 }
 
+// send runs the steps in one READ COMMITTED transaction, whatever the role's default is.
+func (m *migrator) send(ctx context.Context, all ...step) ([][][]byte, error) {
+	return m.sender.send(ctx, append([]step{{sql: statements.ConnReadCommitted.Text()}}, all...)...)
+}
+
 // choose finds the schema that is meant where none was named. One that would get the
 // objects must be beyond doubt.
 func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
-	rows, err := m.send(ctx, step{sql: statement("isolation")}, step{place.LookSQL, []string{""}})
+	rows, err := m.send(ctx, step{place.LookSQL, []string{""}})
 	if err != nil {
 		return err
 	}
@@ -400,7 +393,7 @@ func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
 	if m.schema != "" {
 		return nil
 	}
-	rows, err = m.send(ctx, step{sql: statement("isolation")}, step{sql: statement("path")})
+	rows, err = m.send(ctx, step{sql: statement("path")})
 	if err != nil {
 		return err
 	}
@@ -408,7 +401,7 @@ func (m *migrator) choose(ctx context.Context, beyondDoubt bool) error {
 	if m.schema = string(rows[0][1]); !beyondDoubt {
 		return nil
 	}
-	_, err = m.send(ctx, step{sql: statement("isolation")}, step{statement("named"), []string{path, m.schema}}, step{sql: statement("check_schema")})
+	_, err = m.send(ctx, step{statement("named"), []string{path, m.schema}}, step{sql: statement("check_schema")})
 	return err
 }
 
@@ -425,7 +418,7 @@ func (m *migrator) write(ctx context.Context, found installed, what ...step) err
 		return err
 	}
 	key := strconv.FormatInt(lockkey.OfMigrators(found.database, m.schema, Table), 10)
-	all := []step{{sql: statement("isolation")}, {sql: statement("read_write")}, m.settings(), {statement("locks"), []string{key}}}
+	all := []step{{sql: statements.ConnReadWrite.Text()}, m.settings(), {statement("locks"), []string{key}}}
 	if !found.exists {
 		all = append(all, step{sql: statement("create_schema")})
 	}
@@ -458,10 +451,25 @@ type installed struct {
 	database string       // as golang-migrate's command calls it
 }
 
+// mine is look, and fails if what is there is not for this role or this program to change.
+func (m *migrator) mine(ctx context.Context) (found installed, err error) {
+	found, err = m.look(ctx)
+	switch {
+	case err != nil:
+	case found.owner != ours:
+		err = m.notOurs(ctx)
+	case found.damage != nil && !found.onlyRows:
+		err = found.damage
+	case found.version > newestVersion():
+		err = newerError{found.version}
+	}
+	return found, err
+}
+
 // look looks at what is there, and not at what was recorded.
 func (m *migrator) look(ctx context.Context) (found installed, err error) {
 	read := func(s step) ([][][]byte, error) {
-		return m.send(ctx, step{sql: statement("isolation")}, m.settings(), s)
+		return m.send(ctx, m.settings(), s)
 	}
 	rows, err := read(step{statement("installed"), []string{m.schema}})
 	if err != nil {

@@ -35,7 +35,7 @@ const (
 	// askEvery is how often it asks the session, and checks whether it has.
 	askEvery = 250 * time.Millisecond
 
-	// reapStep is how many rows one transaction removes.
+	// reapStep is how many leases, and how many shares, one transaction removes at most.
 	reapStep = 1000
 )
 
@@ -227,7 +227,7 @@ func (m *Monitor) terminate(ctx context.Context, session Session, reason string)
 		}
 		// The statement waits for up to a second.
 		for range 5 {
-			ended, err := pgx.CollectExactlyOneRow(in.ask(ctx, statements.MonitorReadWrite, statements.EvictTerminate, session.PID, session.started), pgx.RowTo[bool])
+			ended, err := pgx.CollectExactlyOneRow(in.ask(ctx, statements.ConnReadWrite, statements.EvictTerminate, session.PID, session.started), pgx.RowTo[bool])
 			switch {
 			case errors.Is(err, pgx.ErrNoRows): // by now, or before
 				return nil
@@ -263,12 +263,10 @@ func (m *Monitor) Reap(ctx context.Context, age time.Duration) (removed int64, e
 		if age < 0 {
 			return fmt.Errorf("age is %s, it must be 0 or more", age)
 		}
-		for _, what := range []statements.Name{statements.LeaseReapOlder, statements.LeaseReapOlderShared} {
-			for n := int64(reapStep); n == reapStep; removed += n {
-				var err error
-				if n, err = call[int64](ctx, in, what, age.Seconds(), reapStep); err != nil {
-					return err
-				}
+		for n := int64(reapStep); n >= reapStep; removed += n {
+			var err error
+			if n, err = call[int64](ctx, in, statements.LeaseReap, age.Seconds(), reapStep); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -282,5 +280,5 @@ func call[T any](ctx context.Context, in *inspection, name statements.Name, args
 	if in.absent != nil {
 		return result, in.absent
 	}
-	return pgx.CollectExactlyOneRow(in.ask(ctx, statements.MonitorReadWrite, name, args...), pgx.RowTo[T])
+	return pgx.CollectExactlyOneRow(in.ask(ctx, statements.ConnReadWrite, name, args...), pgx.RowTo[T])
 }

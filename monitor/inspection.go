@@ -30,7 +30,7 @@ type inspection struct {
 	conn    *pgx.Conn
 	filter  Filter
 	states  string   // of the leases to read, separated by commas; "": all
-	keys    []string // of the leases to read; nil: all
+	keys    []string // of the leases and their tickets to read; nil: all
 	most    int      // how many leases to read
 	schema  string   // "": there is no usable installation
 	absent  error    // why there is none
@@ -50,7 +50,7 @@ func (m *Monitor) inspect(ctx context.Context, f Filter, states string, fn func(
 	defer conn.Release()
 	in := &inspection{monitor: m, conn: conn.Conn(), filter: f, states: states, most: m.cfg.MostLeases}
 	if _, raw := lockkey.ParseRaw(f.Key); raw {
-		in.keys = []string{} // it names no lease
+		in.keys = []string{} // it names no lease, and the server's text cannot hold its zero byte
 	} else if f.Key != "" {
 		in.keys = []string{f.Key}
 	}
@@ -97,19 +97,14 @@ func (in *inspection) miss(what string, why error, parts ...*error) {
 // the transaction, so that a pooler passes none of them on. The transaction commits when
 // the rows have been read without an error.
 func (in *inspection) ask(ctx context.Context, access, name statements.Name, args ...any) pgx.Rows {
-	key := in.filter.Key
-	if _, raw := lockkey.ParseRaw(key); raw {
-		key = "" // the server's text cannot hold its zero byte; it names no lease
-	}
-	return dbconn.Querier{Conn: in.conn}.Together(ctx, []int16{pgx.BinaryFormatCode},
-		dbconn.Step{SQL: statements.MonitorIsolation.Text()}, dbconn.Step{SQL: access.Text()},
-		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{key, in.filter.Prefix, in.states, in.keys, in.most}},
-		dbconn.Step{SQL: name.In(in.schema), Args: args})
+	return dbconn.Querier{Conn: in.conn}.Together(ctx, []int16{pgx.BinaryFormatCode}, dbconn.InTransaction(access,
+		dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{in.filter.Prefix, in.states, in.keys, in.most}},
+		dbconn.Step{SQL: name.In(in.schema), Args: args})...)
 }
 
 // read runs a statement that only reads, scans each row into to, and then calls each.
 func (in *inspection) read(ctx context.Context, name statements.Name, to []any, each func(), args ...any) error {
-	_, err := pgx.ForEachRow(in.ask(ctx, statements.MonitorReadOnly, name, args...), to, func() error {
+	_, err := pgx.ForEachRow(in.ask(ctx, statements.ConnReadOnly, name, args...), to, func() error {
 		each()
 		return nil
 	})

@@ -14,16 +14,8 @@ const mostTerms = 10_000
 // It never changes, so that goroutines may share it. Nil knows nothing yet.
 type Renewals struct {
 	at    time.Time
-	terms map[holdID]term
+	terms map[HoldID]term
 }
-
-type holdID struct {
-	lock  LockID
-	id    string
-	token int64
-}
-
-func idOf(h *pgxlock.Holder) holdID { return holdID{LockOf(h), h.ID, h.Token} }
 
 // A term is what was seen of a lease: how much of it remained at most, when it was to expire
 // last, and whether that moved, as its holder renewed it.
@@ -39,13 +31,13 @@ func (r *Renewals) With(shot *Snapshot) *Renewals {
 	if r == nil {
 		r = new(Renewals)
 	}
-	next := &Renewals{shot.At, make(map[holdID]term)}
+	next := &Renewals{shot.At, make(map[HoldID]term)}
 	for i := range shot.Holders {
 		if len(next.terms) == mostTerms {
 			break
 		}
 		if h := &shot.Holders[i]; !h.Expires.IsZero() {
-			id := idOf(h)
+			id := HoldOf(h)
 			last, known := r.terms[id]
 			if h.Expires.Before(last.expires) {
 				last.longest = 0 // its TTL has become shorter: a renewal never makes it expire sooner
@@ -65,5 +57,5 @@ func (r *Renewals) Longest(h *pgxlock.Holder) time.Duration {
 	if r == nil {
 		return 0
 	}
-	return max(r.terms[idOf(h)].longest, h.Expires.Sub(r.at))
+	return max(r.terms[HoldOf(h)].longest, h.Expires.Sub(r.at))
 }

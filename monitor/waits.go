@@ -31,6 +31,16 @@ type LockID struct {
 // LockOf identifies the lock of a holder.
 func LockOf(h *pgxlock.Holder) LockID { return LockID{h.Kind, h.Key, h.Raw} }
 
+// A HoldID identifies an acquisition in successive snapshots.
+type HoldID struct {
+	LockID
+	ID    string // as in [pgxlock.Holder]
+	Token int64
+}
+
+// HoldOf identifies the acquisition of a holder.
+func HoldOf(h *pgxlock.Holder) HoldID { return HoldID{LockOf(h), h.ID, h.Token} }
+
 // Lock identifies the lock that the waiter waits for.
 func (w *Waiter) Lock() LockID { return LockID{w.Kind, w.Key, w.Raw} }
 

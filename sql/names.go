@@ -20,15 +20,17 @@ const (
 
 // In conn/.
 const (
-	ConnAsync          Name = "conn/async"
-	ConnBackend        Name = "conn/backend"
-	ConnCluster        Name = "conn/cluster"
-	ConnGuard          Name = "conn/guard"
-	ConnKeeps          Name = "conn/keeps"
-	ConnSearchPath     Name = "conn/search_path"
-	ConnSession        Name = "conn/session"
-	ConnSetTransaction Name = "conn/set_transaction"
-	ConnWorker         Name = "conn/worker"
+	ConnAsync         Name = "conn/async"
+	ConnBackend       Name = "conn/backend"
+	ConnCluster       Name = "conn/cluster"
+	ConnGuard         Name = "conn/guard"
+	ConnKeeps         Name = "conn/keeps"
+	ConnReadCommitted Name = "conn/read_committed"
+	ConnReadOnly      Name = "conn/read_only"
+	ConnReadWrite     Name = "conn/read_write"
+	ConnSearchPath    Name = "conn/search_path"
+	ConnSession       Name = "conn/session"
+	ConnWorker        Name = "conn/worker"
 )
 
 // In doctor/.
@@ -75,36 +77,30 @@ const (
 
 // In lease/.
 const (
-	LeaseAcquire         Name = "lease/acquire"
-	LeaseAcquireOne      Name = "lease/acquire_one"
-	LeaseAcquirePermit   Name = "lease/acquire_permit"
-	LeaseAcquireShared   Name = "lease/acquire_shared"
-	LeaseChange          Name = "lease/change"
-	LeaseFence           Name = "lease/fence"
-	LeaseFenceShared     Name = "lease/fence_shared"
-	LeaseHolders         Name = "lease/holders"
-	LeaseReap            Name = "lease/reap"
-	LeaseReapOlder       Name = "lease/reap_older"
-	LeaseReapOlderShared Name = "lease/reap_older_shared"
-	LeaseReapShared      Name = "lease/reap_shared"
-	LeaseRelease         Name = "lease/release"
-	LeaseReleaseOne      Name = "lease/release_one"
-	LeaseReleaseShared   Name = "lease/release_shared"
-	LeaseRenew           Name = "lease/renew"
-	LeaseRenewShared     Name = "lease/renew_shared"
-	LeaseShareHeld       Name = "lease/share_held"
+	LeaseAcquire       Name = "lease/acquire"
+	LeaseAcquireOne    Name = "lease/acquire_one"
+	LeaseAcquirePermit Name = "lease/acquire_permit"
+	LeaseAcquireShared Name = "lease/acquire_shared"
+	LeaseChange        Name = "lease/change"
+	LeaseFence         Name = "lease/fence"
+	LeaseFenceShared   Name = "lease/fence_shared"
+	LeaseHolders       Name = "lease/holders"
+	LeaseReap          Name = "lease/reap"
+	LeaseRelease       Name = "lease/release"
+	LeaseReleaseOne    Name = "lease/release_one"
+	LeaseReleaseShared Name = "lease/release_shared"
+	LeaseRenew         Name = "lease/renew"
+	LeaseRenewShared   Name = "lease/renew_shared"
+	LeaseShareHeld     Name = "lease/share_held"
 )
 
 // In monitor/.
 const (
 	MonitorAdvisory  Name = "monitor/advisory"
 	MonitorEvictions Name = "monitor/evictions"
-	MonitorIsolation Name = "monitor/isolation"
 	MonitorLeases    Name = "monitor/leases"
 	MonitorMigrators Name = "monitor/migrators"
 	MonitorNames     Name = "monitor/names"
-	MonitorReadOnly  Name = "monitor/read_only"
-	MonitorReadWrite Name = "monitor/read_write"
 	MonitorServer    Name = "monitor/server"
 	MonitorSession   Name = "monitor/session"
 	MonitorSettings  Name = "monitor/settings"

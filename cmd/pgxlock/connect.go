@@ -129,7 +129,7 @@ func readAgain(c, first *pgx.ConnConfig, source, connString string) {
 // here goes wrong again, and is reported, when the command looks for pgxlock.
 func (t *target) warn(ctx context.Context, conn *pgconn.PgConn) {
 	batch := &pgconn.Batch{}
-	batch.ExecParams(statements.MonitorIsolation.Text(), nil, nil, nil, nil)
+	batch.ExecParams(statements.ConnReadCommitted.Text(), nil, nil, nil, nil)
 	batch.ExecParams(place.LookSQL, [][]byte{[]byte(t.schema)}, nil, nil, nil)
 	results, err := conn.ExecBatch(ctx, batch).ReadAll()
 	if err != nil || len(results) != 2 {

@@ -16,15 +16,8 @@ import (
 
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
-	"github.com/pgxlock/pgxlock/internal/dbconn"
-	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
-	"github.com/pgxlock/pgxlock/sql"
 )
-
-// unfiltered makes a transaction fit for the statements of the monitor, and filters nothing:
-// row-level security hides nothing either, it fails.
-var unfiltered = dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", "", nil, 0}}
 
 // The command evictions lists who took locks away from whom, and why.
 
@@ -77,10 +70,6 @@ asked, or ended; whether it released the lock says evict.`,
 // evictions returns the last evictions, the newest first: at most so many, unless it is 0, and
 // only those since so long ago, unless it is 0.
 func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int, within time.Duration) ([]serve.Eviction, error) {
-	schema, err := locate(ctx, pool, m.target.schema)
-	if err != nil {
-		return nil, err
-	}
 	var most *int
 	if limit > 0 {
 		most = &limit
@@ -89,20 +78,13 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 	if within > 0 {
 		age = new(within.Seconds())
 	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Release()
-	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx, unfiltered, dbconn.Step{SQL: statement("evictions", schema), Args: []any{most, age}})
-	all := []serve.Eviction{}
-	var kind int32
-	var name string
-	var named bool
-	var e serve.Eviction
-	var at pgtype.Timestamptz
-	_, err = pgx.ForEachRow(rows, []any{&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason}, func() error {
-		e := e
+	text := func(schema string) string { return statement("evictions", schema) }
+	return rowsOf(ctx, pool, m.target.schema, text, []any{most, age}, func(row pgx.CollectableRow) (e serve.Eviction, err error) {
+		var kind int32
+		var name string
+		var named bool
+		var at pgtype.Timestamptz
+		err = row.Scan(&kind, &name, &named, &e.Holder, &at, &e.By, &e.Reason)
 		e.Key, e.Kind, e.At = name, pgxlock.KindLease, at.Time
 		if kind != 0 {
 			e.Kind = pgxlock.KindAdvisory
@@ -115,10 +97,8 @@ func evictions(ctx context.Context, pool *pgxpool.Pool, m *monitoring, limit int
 				e.Key, _ = lockkey.Split(typed(m.names[i]))
 			}
 		}
-		all = append(all, e)
-		return nil
+		return e, err
 	})
-	return all, ofSchema(schema, lockerr.OnStandby(err)) // the names are in an unlogged table
 }
 
 // ofSession names the session that an eviction records as advisory:pid:kind:key.

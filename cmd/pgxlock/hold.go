@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 )
 
@@ -37,7 +38,7 @@ func (e *busyError) Error() string {
 	if e.holder == "" {
 		return fmt.Sprintf("acquire %q: somebody else is just acquiring it", e.key)
 	}
-	return fmt.Sprintf("acquire %q: held by %s for another %s", e.key, e.holder, brief(e.remaining))
+	return fmt.Sprintf("acquire %q: held by %s for another %s", e.key, e.holder, readable.Duration(e.remaining))
 }
 
 // holding is a lease as a script needs it.

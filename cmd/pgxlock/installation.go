@@ -14,7 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/internal/place"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // An installation of pgxlock in a database: where it is, and the statements for it.
@@ -74,6 +76,22 @@ func write(ctx context.Context, pool *pgxpool.Pool, sql string, args []any, into
 	return pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
 		return dbconn.Querier{Conn: c.Conn()}.Write(ctx, sql, args, into...)
 	})
+}
+
+// rowsOf returns the rows of a statement for the schema that is named, or that a Locker would find.
+// Nothing is filtered: row-level security hides nothing either, it fails.
+func rowsOf[Row any](ctx context.Context, pool *pgxpool.Pool, named string, statement func(schema string) string, args []any, row pgx.RowToFunc[Row]) ([]Row, error) {
+	schema, err := locate(ctx, pool, named)
+	if err != nil {
+		return nil, err
+	}
+	settings := dbconn.Step{SQL: statements.MonitorSettings.Text(), Args: []any{"", "", nil, 0}}
+	var all []Row
+	err = pool.AcquireFunc(ctx, func(c *pgxpool.Conn) (err error) {
+		all, err = pgx.CollectRows(dbconn.Querier{Conn: c.Conn()}.Reading(ctx, settings, dbconn.Step{SQL: statement(schema), Args: args}), row)
+		return err
+	})
+	return all, ofSchema(schema, lockerr.OnStandby(err)) // some tables are unlogged
 }
 
 // ofSchema says of an error which is due to a schema without our objects what to do about it.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
 	"github.com/pgxlock/pgxlock/migrations"
@@ -431,7 +432,7 @@ func TestDurationsAreBrief(t *testing.T) {
 		"0s": 0, "12ms": 12 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "28s": 28 * time.Second, "-2.2s": -2200 * time.Millisecond,
 		"12m5s": 12*time.Minute + 5*time.Second, "3h4m": 3*time.Hour + 4*time.Minute, "2d1h": 49 * time.Hour,
 	} {
-		if got := brief(d); got != want {
+		if got := readable.Duration(d); got != want {
 			t.Errorf("%d: %s, want %s", d, got, want)
 		}
 	}

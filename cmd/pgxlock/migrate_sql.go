@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -14,7 +13,7 @@ import (
 func newMigrateSQL() *cobra.Command {
 	var o formats.Options
 	var dir string
-	format := sqlFormat(formats.Plain)
+	format := formats.Plain
 	cmd := &cobra.Command{
 		Use:   "sql",
 		Short: "Print the migrations, or write them for another migration tool",
@@ -38,19 +37,19 @@ prints the paths of the files that it wrote.`,
 				return err
 			}
 			switch {
-			case format == sqlFormat(formats.Plain) && cmd.Flags().Changed("number"):
+			case format == formats.Plain && cmd.Flags().Changed("number"):
 				return usageError{errors.New("--number is for files, and --format plain makes none; leave it out, or choose another --format")}
-			case format != sqlFormat(formats.Plain) && o.Down:
+			case format != formats.Plain && o.Down:
 				return usageError{fmt.Errorf("--down is for --format plain; the files of %s have both ways, up and down; leave it out", format)}
 			}
-			files, err := formats.Files(formats.Format(format), o)
+			files, err := formats.Files(format, o)
 			if err != nil {
 				return usageError{err}
 			}
 			if dir != "" {
 				return writeFiles(cmd, dir, files)
 			}
-			if format != sqlFormat(formats.Plain) {
+			if format != formats.Plain {
 				return usageError{fmt.Errorf("--format %s makes files; name their directory with --dir", format)}
 			}
 			_, err = fmt.Fprint(cmd.OutOrStdout(), files[0].Text)
@@ -58,18 +57,14 @@ prints the paths of the files that it wrote.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.Var(&format, "format", format.list())
+	choiceVar(cmd, &format, "format", "", "format", anyOf(formats.All), formats.All...)
 	flags.StringVar(&dir, "dir", "", "`directory` to write files into; it must exist")
 	flags.StringVar(&o.Schema, "schema", "", "`schema` to install into (default: the first of the search_path)")
 	flags.UintVar(&o.From, "from", 0, "begin with this `version` of pgxlock's migrations (default: all)")
 	flags.Uint64Var(&o.Number, "number", 0, "`number` of the first file (default: its version)")
 	flags.BoolVar(&o.Down, "down", false, "print the SQL that removes pgxlock (only --format plain)")
-	err := errors.Join(
-		cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(format.names(), cobra.ShellCompDirectiveNoFileComp)),
-		cmd.MarkFlagDirname("dir"),
-	)
-	if err != nil {
-		panic("pgxlock: " + err.Error()) // the flags were added above
+	if err := cmd.MarkFlagDirname("dir"); err != nil {
+		panic("pgxlock: " + err.Error()) // the flag was added above
 	}
 	return cmd
 }
@@ -94,34 +89,4 @@ func writeFiles(cmd *cobra.Command, dir string, files []formats.File) error {
 		cmd.PrintErrln("pgxlock: all files are there already")
 	}
 	return nil
-}
-
-// sqlFormat is the value of --format.
-type sqlFormat formats.Format
-
-func (f *sqlFormat) String() string { return string(*f) }
-func (f *sqlFormat) Type() string   { return "format" }
-
-func (f *sqlFormat) Set(s string) error {
-	for _, known := range formats.All {
-		if s == string(known) {
-			*f = sqlFormat(s)
-			return nil
-		}
-	}
-	return errors.New("use " + f.list())
-}
-
-func (f *sqlFormat) names() (names []string) {
-	for _, format := range formats.All {
-		names = append(names, string(format))
-	}
-	return names
-}
-
-// list is "a, b or c".
-func (f *sqlFormat) list() string {
-	names := f.names()
-	last := len(names) - 1
-	return strings.Join(names[:last], ", ") + " or " + names[last]
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
 	"github.com/pgxlock/pgxlock/monitor"
 )
@@ -168,22 +168,6 @@ func views[From, To any](all []From, view func(From) To) []To {
 	return list
 }
 
-// age is how long something lasts at a moment; "" if its begin is not known.
-func age(at, since time.Time) string {
-	if since.IsZero() {
-		return ""
-	}
-	return brief(max(0, at.Sub(since)))
-}
-
-// known is a number as a table shows it.
-func known[N int32 | int64](n N) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.FormatInt(int64(n), 10)
-}
-
 // maxMetadata is how much of the metadata a table shows.
 const maxMetadata = 40
 
@@ -242,7 +226,7 @@ func printHolders(w io.Writer, p palette, s sheet, at time.Time, holders []pgxlo
 		color := map[pgxlock.LeaseState]string{pgxlock.StateLive: green, pgxlock.StateExpired: yellow}[h.State]
 		remaining, mode := "", ""
 		if !h.Expires.IsZero() {
-			remaining = brief(h.Expires.Sub(at))
+			remaining = readable.Duration(h.Expires.Sub(at))
 		}
 		if color == "" {
 			color = red
@@ -254,12 +238,12 @@ func printHolders(w io.Writer, p palette, s sheet, at time.Time, holders []pgxlo
 			{text: titled(h.Key, h.Label, h.Internal)},
 			{text: string(kindNamed(h.Kind))},
 			{string(h.State), color},
-			{text: age(heldUntil(at, h), h.Since)},
+			{text: readable.Age(heldUntil(at, h), h.Since)},
 			{text: remaining},
 			{text: mode},
 			{text: printable(h.ID)},
-			{text: known(h.Token)},
-			{text: known(h.PID)},
+			{text: readable.Number(h.Token)},
+			{text: readable.Number(h.PID)},
 			{note(h), faint},
 		}
 	}

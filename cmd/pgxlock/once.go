@@ -28,29 +28,14 @@ type onceTask struct {
 	task
 	every, offset time.Duration
 	zone          string
-	first         first
+	first         once.First
 	retry         bool
 	output        format
 	stdout        io.Writer
 }
 
-// first is the value of --first.
-type first once.First
-
-func (f *first) String() string { return string(*f) }
-func (f *first) Type() string   { return "period" }
-
-func (f *first) Set(s string) error {
-	switch once.First(s) {
-	case once.FirstNow, once.FirstNext:
-		*f = first(s)
-		return nil
-	}
-	return errors.New("use now or next")
-}
-
 func newOnce() *cobra.Command {
-	o := onceTask{first: first(once.FirstNow)}
+	o := onceTask{first: once.FirstNow}
 	cmd := &cobra.Command{
 		Use:   "once KEY --every DURATION [flags] -- COMMAND [ARG...]",
 		Short: "Run a command once in each period",
@@ -98,8 +83,7 @@ with --retry only; PGXLOCK_KEY is the name of the lease then.`,
 	flags.VarPF((*span)(&o.every), "every", "", "the period, such as 1d, 1w, 12h or 15m").DefValue = "0" // which the help leaves out
 	flags.VarPF((*span)(&o.offset), "offset", "", "how much later than at a multiple of --every a period begins").DefValue = "0"
 	flags.StringVar(&o.zone, "zone", "", "time `zone` in which days begin, such as Europe/Berlin (default UTC)")
-	flags.Var(&o.first, "first", "what a key begins with of which no run is recorded: the `period` that is under way (now), or the next one")
-	complete(cmd, "first", []string{string(once.FirstNow), string(once.FirstNext)})
+	choiceVar(cmd, &o.first, "first", "", "period", "what a key begins with of which no run is recorded: the period that is under way (now), or the next one", once.FirstNow, once.FirstNext)
 	flags.BoolVar(&o.retry, "retry", false, "start the command again in the same period if it failed or its machine died")
 	flags.Lookup("ttl").Usage = "with --retry: how long after a crash another machine can start the command again"
 	return cmd
@@ -162,7 +146,7 @@ func (o *onceTask) check(flags *pflag.FlagSet) (*once.Config, error) {
 	case !o.retry && (flags.Changed("ttl") || flags.Changed("grace")):
 		return nil, errors.New("--ttl and --grace are for the lease of --retry; leave them out, or add --retry")
 	}
-	cfg := &once.Config{Offset: o.offset, First: once.First(o.first), Schema: o.target.schema, Retry: o.retry, Logger: o.logger}
+	cfg := &once.Config{Offset: o.offset, First: o.first, Schema: o.target.schema, Retry: o.retry, Logger: o.logger}
 	if o.retry {
 		if err := o.checkTimes(flags); err != nil {
 			return nil, err

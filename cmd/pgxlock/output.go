@@ -5,13 +5,12 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 )
 
@@ -23,24 +22,43 @@ const (
 	formatJSON  format = "json"
 )
 
-func (f *format) String() string { return string(*f) }
-func (f *format) Type() string   { return "format" }
-
-func (f *format) Set(s string) error {
-	switch format(s) {
-	case formatTable, formatJSON:
-		*f = format(s)
-		return nil
-	}
-	return errors.New("use table or json")
-}
-
 func (f *format) addFlag(cmd *cobra.Command) {
 	*f = formatTable
-	cmd.Flags().VarP(f, "output", "o", "table or json")
-	if err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic("pgxlock: " + err.Error()) // the flag was added a line above
+	choiceVar(cmd, f, "output", "o", "format", "table or json", formatTable, formatJSON)
+}
+
+// choice is the value of a flag that takes one of some words.
+type choice[T ~string] struct {
+	value *T
+	what  string // they are, for the help
+	words []T
+}
+
+func (c choice[T]) String() string { return string(*c.value) }
+func (c choice[T]) Type() string   { return c.what }
+
+func (c choice[T]) Set(word string) error {
+	if !slices.Contains(c.words, T(word)) {
+		return errors.New("use " + anyOf(c.words))
 	}
+	*c.value = T(word)
+	return nil
+}
+
+// anyOf is "a, b or c".
+func anyOf[T ~string](words []T) string {
+	texts, last := texts(words), len(words)-1
+	return strings.Join(texts[:last], ", ") + " or " + texts[last]
+}
+
+func texts[T ~string](words []T) []string {
+	return views(words, func(word T) string { return string(word) })
+}
+
+// choiceVar adds a flag that takes one of some words. short is its letter, "" for none.
+func choiceVar[T ~string](cmd *cobra.Command, value *T, name, short, what, usage string, words ...T) {
+	cmd.Flags().VarP(choice[T]{value, what, words}, name, short, usage)
+	complete(cmd, name, texts(words))
 }
 
 func printJSON(w io.Writer, v any) error {
@@ -83,9 +101,6 @@ func colors(cmd *cobra.Command) palette {
 // printable quotes control characters, which a terminal would obey: any caller may choose a
 // name.
 func printable(s string) string { return oneline.Text(s) }
-
-// brief writes a duration as precisely as people want to know it.
-func brief(d time.Duration) string { return readable.Duration(d) }
 
 // shellQuote makes a word for a shell of a text that is shown as part of a
 // command.

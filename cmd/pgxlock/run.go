@@ -138,23 +138,8 @@ const (
 	kindAdvisory lockKind = "advisory"
 )
 
-func (k *lockKind) String() string { return string(*k) }
-func (k *lockKind) Type() string   { return "kind" }
-
-func (k *lockKind) Set(s string) error {
-	switch lockKind(s) {
-	case kindLease, kindAdvisory:
-		*k = lockKind(s)
-		return nil
-	}
-	return errors.New("use lease or advisory")
-}
-
 func (k *lockKind) addFlag(cmd *cobra.Command, usage string) {
-	cmd.Flags().Var(k, "kind", usage)
-	if err := cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{string(kindLease), string(kindAdvisory)}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic("pgxlock: " + err.Error()) // the flag was added a line above
-	}
+	choiceVar(cmd, k, "kind", "", "kind", usage, kindLease, kindAdvisory)
 }
 
 // maxAdvisoryTTL is the most that AdvisoryConfig.TTL may be.

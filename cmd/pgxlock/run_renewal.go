@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 )
 
 // A renewalReport says why the lock of a run is not renewed, once for each cause, and when it is
@@ -68,7 +69,7 @@ func (r *renewalReport) text(e *task, failed error, left time.Duration) string {
 	}
 	r.failed[causeOf(failed)] = true
 	return fmt.Sprintf("%s; trying again: the lock is held for another %s, and the command is ended %s before that",
-		explain(e.target.flags, failed), brief(max(0, left)), brief(e.grace))
+		explain(e.target.flags, failed), readable.Duration(max(0, left)), readable.Duration(e.grace))
 }
 
 // causeOf returns what errors of one cause have in common: not the ports and processes that

@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/serve"
-	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/once"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -172,18 +171,7 @@ is then done twice at once.`,
 
 // stoppedRuns returns the runs that the doctor warns of.
 func stoppedRuns(ctx context.Context, pool *pgxpool.Pool, named string) ([]serve.Run, error) {
-	schema, err := locate(ctx, pool, named)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Release()
-	rows := dbconn.Querier{Conn: conn.Conn()}.Reading(ctx, unfiltered, dbconn.Step{SQL: statements.DoctorRuns.In(schema)})
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[serve.Run])
-	return all, ofSchema(schema, err)
+	return rowsOf(ctx, pool, named, statements.DoctorRuns.In, nil, pgx.RowToStructByPos[serve.Run])
 }
 
 // slotOf writes which run of its key it is, as --run reads it.

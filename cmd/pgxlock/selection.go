@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -127,23 +128,12 @@ func sortBy[T any](s selection, list []T, of func(T) sortable) {
 		first := 0
 		switch s.order {
 		case orderAge:
-			first = earlier(a.since, b.since)
+			first = readable.Earlier(a.since, b.since)
 		case orderExpiry:
-			first = earlier(a.expires, b.expires)
+			first = readable.Earlier(a.expires, b.expires)
 		case orderHolder:
 			first = strings.Compare(a.who, b.who)
 		}
 		return cmp.Or(first, strings.Compare(a.key, b.key), -cmp.Compare(a.kind, b.kind))
 	})
-}
-
-// earlier compares two times, of which one that is not known comes last.
-func earlier(a, b time.Time) int {
-	if a.IsZero() != b.IsZero() {
-		if a.IsZero() {
-			return 1
-		}
-		return -1
-	}
-	return a.Compare(b)
 }

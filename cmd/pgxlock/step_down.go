@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock/internal/lockkey"
+	"github.com/pgxlock/pgxlock/sql"
 )
 
 // The command step-down asks a leader to hand over.
@@ -42,7 +43,7 @@ If nobody holds the lock, step-down exits with 1.`,
 				asked := false
 				for _, name := range names {
 					var n int64
-					if err := write(ctx, pool, statement("step_down", schema), []any{name.Kind(), name.Text(), by, reason}, &n); err != nil {
+					if err := write(ctx, pool, statements.LeaderAskToStepDown.In(schema), []any{name.Kind(), name.Text(), by, reason}, &n); err != nil {
 						return err
 					}
 					asked = asked || n > 0

@@ -10,6 +10,7 @@ import (
 	"github.com/mattn/go-runewidth"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -118,7 +119,7 @@ func TestWideTableBreaksNoWord(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, h := range shot.Holders {
-		for _, word := range []string{h.Key, h.ID, known(h.Token), known(h.PID), note(h)} {
+		for _, word := range []string{h.Key, h.ID, readable.Number(h.Token), readable.Number(h.PID), note(h)} {
 			if !strings.Contains(text.String(), word) {
 				t.Errorf("%q is not shown whole:\n%s", word, text.String())
 			}

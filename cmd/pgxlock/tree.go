@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -107,7 +108,7 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 			holders = "holders that cannot be shown"
 		}
 		if len(q.Holders) > 0 {
-			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) + after(" for ", age(at, h.Since)) })
+			holders = some(q.Holders, 10, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) + after(" for ", readable.Age(at, h.Since)) })
 		}
 		line := fmt.Sprintf("%s (%s) held by %s", p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {
@@ -115,7 +116,7 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 		}
 		b.WriteString(indented(indent, line, columns))
 		for _, waiter := range q.Waiters {
-			line := fmt.Sprintf("%s waits%s", p.paint(yellow, printable(waiter.Owner)), after(" for ", age(at, waiter.Since)))
+			line := fmt.Sprintf("%s waits%s", p.paint(yellow, printable(waiter.Owner)), after(" for ", readable.Age(at, waiter.Since)))
 			if waiter.Behind > 0 {
 				line += fmt.Sprintf(", and %d more in its process", waiter.Behind)
 			}

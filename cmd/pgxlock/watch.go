@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/internal/oneline"
 	"github.com/pgxlock/pgxlock/monitor"
 )
@@ -214,7 +215,7 @@ func frame(p palette, shot monitor.Snapshot, missing bool, s sheet) (string, err
 		count(len(shot.Waiters), cmp.Or(u.Queues, u.Advisory)), count(len(shot.Expired), u.Leases))
 	pressure := fmt.Sprintf("lock table %d of %d, notifications %.0f%%", shot.Load.Locks, shot.Load.Room, 100*shot.Load.Notifications)
 	if shot.Load.OldestPID != 0 {
-		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", age(shot.At, shot.Load.OldestSince), shot.Load.OldestPID)
+		pressure += fmt.Sprintf(", oldest snapshot %s of process %d", readable.Age(shot.At, shot.Load.OldestSince), shot.Load.OldestPID)
 	}
 	b.WriteString(strings.Replace(wrap(counts, s.columns), stamp, p.paint(bold, stamp), 1) + "\n" + wrap(pressure, s.columns) + "\n")
 	if len(shot.Waiters) > 0 {
@@ -255,9 +256,9 @@ func printWaiters(w io.Writer, p palette, s sheet, shot monitor.Snapshot) error 
 			{text: titled(waiter.Key, waiter.Label, waiter.Internal)},
 			{text: string(kindNamed(waiter.Kind))},
 			{printable(waiter.Owner), yellow},
-			{text: known(int64(waiter.Behind))},
-			{text: known(waiter.PID)},
-			{text: age(shot.At, waiter.Since)},
+			{text: readable.Number(waiter.Behind)},
+			{text: readable.Number(waiter.PID)},
+			{text: readable.Age(shot.At, waiter.Since)},
 			{text: some(holders[waiter.Lock()], 3, ", ", func(h *pgxlock.Holder) string { return printable(h.ID) })},
 		}
 	}

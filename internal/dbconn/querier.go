@@ -71,22 +71,28 @@ func (q Querier) withSettings(step Step) []Step {
 		all = slices.Insert(all, 1, Step{SQL: statements.ConnAsync.Text(), Args: []any{local}})
 	}
 	if q.OtherDefaults {
-		all = append([]Step{{SQL: statements.ConnSetTransaction.Text()}}, all...)
+		return InTransaction(statements.ConnReadWrite, all...)
 	}
 	return all
+}
+
+// InTransaction returns the statements of a batch that is one transaction with this access mode,
+// ConnReadOnly or ConnReadWrite, and READ COMMITTED, whatever the role's defaults.
+func InTransaction(access statements.Name, all ...Step) []Step {
+	return append([]Step{{SQL: statements.ConnReadCommitted.Text()}, {SQL: access.Text()}}, all...)
 }
 
 // Reading runs statements that only read, in one transaction whose isolation and access mode
 // are the same whatever the role's defaults, and returns the rows of the last one: on a standby
 // the server refuses every statement of a role whose default is SERIALIZABLE.
 func (q Querier) Reading(ctx context.Context, all ...Step) pgx.Rows {
-	return q.Together(ctx, binaryFormat, append([]Step{{SQL: statements.MonitorIsolation.Text()}, {SQL: statements.MonitorReadOnly.Text()}}, all...)...)
+	return q.Together(ctx, binaryFormat, InTransaction(statements.ConnReadOnly, all...)...)
 }
 
 // Write runs a statement that writes and yields one row, which it scans into into, in a
 // transaction that may write whatever the role's defaults.
 func (q Querier) Write(ctx context.Context, sql string, args []any, into ...any) error {
-	rows := q.Together(ctx, binaryFormat, Step{SQL: statements.MonitorIsolation.Text()}, Step{SQL: statements.MonitorReadWrite.Text()}, Step{SQL: sql, Args: args})
+	rows := q.Together(ctx, binaryFormat, InTransaction(statements.ConnReadWrite, Step{SQL: sql, Args: args})...)
 	_, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (struct{}, error) { return struct{}{}, row.Scan(into...) })
 	return lockerr.OnStandby(err)
 }

@@ -54,7 +54,7 @@ func (c *Conn) identify(ctx context.Context, conn *pgconn.PgConn, in *Installati
 	}
 	err := askAll(ctx, conn, types, all)
 	if lockerr.SQLState(err) == lockerr.StateUnsupported { // a standby, and the role's transactions are SERIALIZABLE
-		isolation := question{step: Step{SQL: statements.MonitorIsolation.Text()}, read: func(*pgconn.Result) error { return nil }}
+		isolation := question{step: Step{SQL: statements.ConnReadCommitted.Text()}, read: func(*pgconn.Result) error { return nil }}
 		err = askAll(ctx, conn, types, slices.Insert(all, 0, isolation))
 	}
 	if err != nil {

@@ -3,26 +3,23 @@ package lease
 import (
 	"cmp"
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgxlock/pgxlock/internal/batcher"
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
 
-// reap removes leases that expired long ago.
+// reap removes leases and shares that expired more than an hour ago.
 func (t *Table) reap() error {
 	return cmp.Or(t.request(t.host.Closing, func(ctx context.Context, q dbconn.Querier, _ bool) error {
-		for _, statement := range []statements.Name{statements.LeaseReap, statements.LeaseReapShared} {
-			rows := q.Query(ctx, t.place.Statement(statement))
-			rows.Close()
-			if rows.Err() != nil {
-				return rows.Err()
-			}
-		}
-		return nil
+		rows := q.Query(ctx, t.place.Statement(statements.LeaseReap), time.Hour.Seconds(), batcher.MaxRequests)
+		rows.Close()
+		return rows.Err()
 	}), t.host.Queue.Reap())
 }
 

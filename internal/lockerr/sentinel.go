@@ -60,7 +60,7 @@ const (
 	StateTokensNeedRepair  = "LK003"
 	StateTokensUsedUp      = "2200H" // the numbers of an epoch of tokens
 	StateReadOnly          = "25006"
-	StateUnsupported       = "0A000" // of conn/set_transaction.sql: the server is a standby
+	StateUnsupported       = "0A000" // of conn/read_write.sql: the server is a standby
 	StateSyntax            = "42601" // of ours: the server is no PostgreSQL
 	StateNoRights          = "42501"
 	StateSerialization     = "40001"

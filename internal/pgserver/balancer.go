@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,7 +49,7 @@ func (s *Server) Balancer(ctx context.Context, program string, standby *Server, 
 	}
 	c.quit = syscall.SIGINT // SIGTERM waits for its clients
 	b := &Balancer{c}
-	if err := b.write(standby, settings); err != nil {
+	if err := b.configure(standby, settings); err != nil {
 		return nil, fmt.Errorf("pgserver: balancer: %w", errors.Join(err, b.Stop(ctx)))
 	}
 	if err := b.start(ctx, b.answers, program, "-n", "-f", b.file("pgpool.conf"), "-F", b.file("pcp.conf")); err != nil {
@@ -59,10 +58,8 @@ func (s *Server) Balancer(ctx context.Context, program string, standby *Server, 
 	return b, nil
 }
 
-func (b *Balancer) file(name string) string { return filepath.Join(b.dir, name) }
-
-// write writes the files that Pgpool-II reads.
-func (b *Balancer) write(standby *Server, settings map[string]string) error {
+// configure writes the files that Pgpool-II reads.
+func (b *Balancer) configure(standby *Server, settings map[string]string) error {
 	all := map[string]string{
 		"backend_clustering_mode": "streaming_replication", "load_balance_mode": "on",
 		"socket_dir": b.dir, "pcp_socket_dir": b.dir, "work_dir": b.dir, "logdir": b.dir, "pid_file_name": b.file("pid"),
@@ -80,10 +77,7 @@ func (b *Balancer) write(standby *Server, settings map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		fmt.Fprintf(&text, "%s = '%s'\n", name, all[name])
 	}
-	return errors.Join(
-		os.WriteFile(b.file("pgpool.conf"), []byte(text.String()), 0o600), b.server.as.own(b.file("pgpool.conf")),
-		os.WriteFile(b.file("pcp.conf"), nil, 0o600), b.server.as.own(b.file("pcp.conf")),
-	)
+	return errors.Join(b.write("pgpool.conf", text.String()), b.write("pcp.conf", ""))
 }
 
 // answers says whether it leads to both servers: without the standby it would balance nothing.

@@ -38,6 +38,13 @@ func (s *Server) Companion(ctx context.Context, program string, args func(dir st
 	return c, nil
 }
 
+// write writes a file that the program reads.
+func (c *Companion) write(name, text string) error {
+	return errors.Join(os.WriteFile(c.file(name), []byte(text), 0o600), c.server.as.own(c.file(name)))
+}
+
+func (c *Companion) file(name string) string { return filepath.Join(c.dir, name) }
+
 // newCompanion makes the directory.
 func (s *Server) newCompanion() (*Companion, error) {
 	dir, err := os.MkdirTemp(s.dir.path, "p")

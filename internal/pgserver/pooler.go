@@ -58,51 +58,41 @@ func (s *Server) Pooler(ctx context.Context, program string, settings map[string
 	if output, err := exec.CommandContext(ctx, program, "--version").Output(); err == nil {
 		_, _ = fmt.Sscanf(string(output), "PgBouncer %s", &p.Version)
 	}
-	if err := p.write(settings); err != nil {
+	if err := p.configure(settings); err != nil {
 		return nil, fmt.Errorf("pgserver: pooler: %w", errors.Join(err, p.Stop(ctx)))
 	}
-	if err := p.start(ctx, p.answers, program, p.config()); err != nil {
+	if err := p.start(ctx, p.answers, program, p.file("pgbouncer.ini")); err != nil {
 		return nil, fmt.Errorf("pgserver: pooler: %w", err)
 	}
 	return p, nil
 }
 
-// write writes the files that the pooler reads.
-func (p *Pooler) write(settings map[string]string) error {
+// configure writes the files that the pooler reads.
+func (p *Pooler) configure(settings map[string]string) error {
 	p.settings = map[string]string{
 		"unix_socket_dir": p.dir, "listen_port": strconv.Itoa(defaultPort), "listen_addr": "",
-		"auth_type": "trust", "auth_file": filepath.Join(p.dir, "users"),
+		"auth_type": "trust", "auth_file": p.file("users"),
 		"default_pool_size": "2", "max_client_conn": "500", "admin_users": Superuser,
 		"ignore_startup_parameters": "extra_float_digits",
 	}
 	maps.Copy(p.settings, settings)
-	users := p.settings["auth_file"]
-	return errors.Join(
-		p.configure(p.server),
-		os.WriteFile(users, []byte(fmt.Sprintf("%q \"\"\n", Superuser)), 0o600),
-		p.server.as.own(users),
-	)
+	return errors.Join(p.lead(p.server), p.write("users", fmt.Sprintf("%q \"\"\n", Superuser)))
 }
 
-func (p *Pooler) config() string { return filepath.Join(p.dir, "pgbouncer.ini") }
-
-// configure writes the configuration, which leads to the server.
-func (p *Pooler) configure(server *Server) error {
+// lead writes the configuration, which leads to the server.
+func (p *Pooler) lead(server *Server) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "[databases]\n* = host=%s port=%d\n\n[pgbouncer]\n", server.dir.socket(), server.port)
 	for _, name := range slices.Sorted(maps.Keys(p.settings)) {
 		fmt.Fprintf(&text, "%s = %s\n", name, p.settings[name])
 	}
-	if err := os.WriteFile(p.config(), []byte(text.String()), 0o600); err != nil {
-		return err
-	}
-	return p.server.as.own(p.config())
+	return p.write("pgbouncer.ini", text.String())
 }
 
 // Redirect makes the pooler lead to another server, as after a failover. Clients
 // keep their connections; it is done when the pooler comes to it.
 func (p *Pooler) Redirect(server *Server) error {
-	if err := p.configure(server); err != nil {
+	if err := p.lead(server); err != nil {
 		return fmt.Errorf("pgserver: redirect the pooler: %w", err)
 	}
 	return p.process.signal(syscall.SIGHUP)

@@ -134,16 +134,7 @@ func EachPooler(t *testing.T, server *pgserver.Server, test func(t *testing.T, m
 				if err != nil {
 					t.Fatalf("pgtest: %v", err)
 				}
-				t.Cleanup(func() {
-					ctx, cancel := context.WithTimeout(context.Background(), Patience)
-					defer cancel()
-					if err := pooler.Stop(ctx); err != nil {
-						t.Errorf("pgtest: %v", err)
-					}
-					if t.Failed() {
-						t.Logf("the end of the pooler's log:\n%s", pooler.LogTail())
-					}
-				})
+				stopAfter(t, "pooler", pooler)
 				test(t, mode, pooler)
 			})
 		}
@@ -164,16 +155,7 @@ func Balancer(t *testing.T, server, standby *pgserver.Server, settings map[strin
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), Patience)
-		defer cancel()
-		if err := balancer.Stop(ctx); err != nil {
-			t.Errorf("pgtest: %v", err)
-		}
-		if t.Failed() {
-			t.Logf("the end of the balancer's log:\n%s", balancer.LogTail())
-		}
-	})
+	stopAfter(t, "balancer", balancer)
 	return balancer
 }
 
@@ -259,15 +241,23 @@ func own(tb testing.TB, server *pgserver.Server, err error) *pgserver.Server {
 	if err != nil {
 		tb.Fatalf("pgtest: %v", err)
 	}
+	stopAfter(tb, "server", server)
+	return server
+}
+
+// stopAfter stops a program when the test is over, and shows the end of its log if the test failed.
+func stopAfter(tb testing.TB, what string, program interface {
+	Stop(context.Context) error
+	LogTail() string
+}) {
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
-		if err := server.Stop(ctx); err != nil {
+		if err := program.Stop(ctx); err != nil {
 			tb.Errorf("pgtest: %v", err)
 		}
 		if tb.Failed() {
-			tb.Logf("the end of the server's log:\n%s", server.LogTail())
+			tb.Logf("the end of the %s's log:\n%s", what, program.LogTail())
 		}
 	})
-	return server
 }

@@ -124,7 +124,7 @@ func TestHousekeepingRunsForAHardenedApplication(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	app.Exec(t, string(reap))
+	app.Exec(t, string(reap), 3600, 256)
 	if left := testkit.Query[string](t, db, "select string_agg(lock_name, ' ') from distributed_locks"); left != "live" {
 		t.Errorf("left: %s", left)
 	}

@@ -31,23 +31,18 @@ func Seldom(int) time.Duration { return time.Hour }
 
 // Waits acquires in the background.
 func Waits(t *testing.T, locks *pgxlock.Locker, key string, opts ...pgxlock.AcquireOption) <-chan *pgxlock.Lock {
-	t.Helper()
-	granted := make(chan *pgxlock.Lock, 1)
-	go func() {
-		lock, err := locks.Acquire(t.Context(), key, opts...)
-		if err != nil {
-			t.Error(err)
-		}
-		granted <- lock
-	}()
-	return granted
+	return granted(t, func() (*pgxlock.Lock, error) { return locks.Acquire(t.Context(), key, opts...) })
 }
 
 // WaitsForPermit waits in the background; the lock is sent when it is granted.
 func WaitsForPermit(t *testing.T, s *pgxlock.Semaphore, key string) <-chan *pgxlock.Lock {
+	return granted(t, func() (*pgxlock.Lock, error) { return s.Acquire(t.Context(), key) })
+}
+
+func granted(t *testing.T, acquire func() (*pgxlock.Lock, error)) <-chan *pgxlock.Lock {
 	granted := make(chan *pgxlock.Lock, 1)
 	go func() {
-		lock, err := s.Acquire(t.Context(), key)
+		lock, err := acquire()
 		if err != nil {
 			t.Error(err)
 		}

@@ -1,8 +1,9 @@
-// Package readable writes durations for people: in a terminal and in a page.
+// Package readable is how a terminal and a page alike show times and numbers to people.
 package readable
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -24,4 +25,31 @@ func Duration(d time.Duration) string {
 		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
 	}
 	return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
+}
+
+// Age writes how long something lasts at a moment; "" if its begin is not known.
+func Age(at, since time.Time) string {
+	if since.IsZero() {
+		return ""
+	}
+	return Duration(max(0, at.Sub(since)))
+}
+
+// Number writes a number; "" for 0, which is one that is not known.
+func Number[N int | int32 | int64](n N) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(int64(n), 10)
+}
+
+// Earlier compares two times, of which one that is not known comes last.
+func Earlier(a, b time.Time) int {
+	switch {
+	case a.IsZero() == b.IsZero():
+		return a.Compare(b)
+	case a.IsZero():
+		return 1
+	}
+	return -1
 }

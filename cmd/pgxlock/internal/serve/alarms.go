@@ -20,20 +20,10 @@ type diagnosis struct {
 	errors []doctor.Finding
 }
 
-// examine asks the doctor again and again until ctx ends. A diagnosis that fails leaves the one
-// before it.
+// examine asks the doctor. A diagnosis that fails leaves the one before it.
 func (s *Server) examine(ctx context.Context) {
-	ticks := time.NewTicker(examineEvery)
-	defer ticks.Stop()
-	for {
-		if findings, err := s.cfg.Check(ctx); err == nil {
-			s.found.Store(&diagnosis{time.Now(), slices.DeleteFunc(findings, func(f doctor.Finding) bool { return f.Status != doctor.StatusError })})
-		}
-		select {
-		case <-ticks.C:
-		case <-ctx.Done():
-			return
-		}
+	if findings, err := s.cfg.Check(ctx); err == nil {
+		s.found.Store(&diagnosis{time.Now(), slices.DeleteFunc(findings, func(f doctor.Finding) bool { return f.Status != doctor.StatusError })})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -29,19 +30,15 @@ const (
 
 // A hold is as much of a holder as Monitor.Evict compares.
 type hold struct {
-	Key    string
-	Raw    bool
-	Kind   pgxlock.Kind
-	Shared bool
-	ID     string
-	Token  int64
-	PID    int32
+	monitor.HoldID
+	Mode pgxlock.Mode
+	PID  int32
 }
 
 // holding names a hold in an address or a form. A browser would change the line breaks and
 // the zero bytes of a key there.
 func holding(h pgxlock.Holder) string {
-	text, err := json.Marshal(hold{h.Key, h.Raw, h.Kind, h.Mode == pgxlock.Shared, h.ID, h.Token, h.PID})
+	text, err := json.Marshal(hold{monitor.HoldOf(&h), h.Mode, h.PID})
 	if err != nil {
 		panic("pgxlock: " + err.Error()) // texts and numbers
 	}
@@ -61,11 +58,7 @@ func holder(form string) (pgxlock.Holder, error) {
 	if err != nil || h.Key == "" {
 		return pgxlock.Holder{}, errForm
 	}
-	found := pgxlock.Holder{Key: h.Key, Raw: h.Raw, Kind: h.Kind, ID: h.ID, Token: h.Token, PID: h.PID}
-	if h.Shared {
-		found.Mode = pgxlock.Shared
-	}
-	return found, nil
+	return pgxlock.Holder{Key: h.Key, Raw: h.Raw, Kind: h.Kind, Mode: h.Mode, ID: h.ID, Token: h.Token, PID: h.PID}, nil
 }
 
 // An evictPage asks for a reason, or says what came of it.
@@ -79,7 +72,7 @@ type evictPage struct {
 
 func (s *Server) evictPage(r *http.Request, h pgxlock.Holder) evictPage {
 	return evictPage{
-		Key: title(h.Key, "", false), Kind: h.Kind.String(), Holder: text(h.ID), Token: number(h.Token), PID: number(h.PID),
+		Key: title(h.Key, "", false), Kind: h.Kind.String(), Holder: text(h.ID), Token: readable.Number(h.Token), PID: readable.Number(h.PID),
 		Hold: holding(h), CSRF: s.sign("csrf", s.session(r)), Longest: longestReason,
 		From: from(r),
 	}

@@ -131,7 +131,7 @@ func (f *feed) join() (leave func(), err error) {
 	if f.viewers++; f.viewers == 1 {
 		ctx, cancel := context.WithCancel(context.Background())
 		f.stop = cancel
-		go f.follow(ctx)
+		go f.follow(ctx, f.every)
 	}
 	return f.leave, nil
 }
@@ -144,18 +144,18 @@ func (f *feed) leave() {
 	}
 }
 
-// follow reads again and again.
-func (f *feed) follow(ctx context.Context) {
-	ticks := time.NewTicker(f.every)
-	defer ticks.Stop()
-	for {
-		if _, err := f.get(ctx); err != nil {
-			return
-		}
+// follow reads a state at each interval, until ctx ends.
+func (f *feed) follow(ctx context.Context, interval time.Duration) {
+	repeat(ctx, interval, func() { _, _ = f.get(ctx) }) // which fails only if ctx has ended
+}
+
+// repeat calls do at once and then at each interval, until ctx ends.
+func repeat(ctx context.Context, interval time.Duration, do func()) {
+	for ticks := time.Tick(interval); ctx.Err() == nil; {
+		do()
 		select {
-		case <-ticks.C:
+		case <-ticks:
 		case <-ctx.Done():
-			return
 		}
 	}
 }
@@ -164,20 +164,9 @@ func (f *feed) follow(ctx context.Context) {
 // also if nobody looked, and asks the doctor every 5 minutes.
 func (s *Server) Record(ctx context.Context) {
 	if s.cfg.Check != nil {
-		go s.examine(ctx)
+		go repeat(ctx, examineEvery, func() { s.examine(ctx) })
 	}
-	ticks := time.NewTicker(beat)
-	defer ticks.Stop()
-	for {
-		if _, err := s.feed.get(ctx); err != nil {
-			return
-		}
-		select {
-		case <-ticks.C:
-		case <-ctx.Done():
-			return
-		}
-	}
+	s.feed.follow(ctx, beat)
 }
 
 // next returns what is closed when the state after the last one is there.

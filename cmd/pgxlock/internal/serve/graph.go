@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgxlock/pgxlock"
+	"github.com/pgxlock/pgxlock/cmd/pgxlock/internal/readable"
 	"github.com/pgxlock/pgxlock/monitor"
 )
 
@@ -97,7 +98,7 @@ func plant(shot monitor.Snapshot) *forest {
 	for i := range shot.Waiters {
 		f.queue = append(f.queue, &shot.Waiters[i])
 	}
-	slices.SortStableFunc(f.queue, func(a, b *monitor.Waiter) int { return earlier(a.Since, b.Since) })
+	slices.SortStableFunc(f.queue, func(a, b *monitor.Waiter) int { return readable.Earlier(a.Since, b.Since) })
 	return f
 }
 
@@ -415,7 +416,7 @@ func collapse(tree []*node) []*node {
 			if len(alike) <= mostAlike {
 				continue
 			}
-			slices.SortStableFunc(alike, func(a, b *node) int { return earlier(a.since, b.since) })
+			slices.SortStableFunc(alike, func(a, b *node) int { return readable.Earlier(a.since, b.since) })
 			rest := alike[mostAlike-1:]
 			sign := &node{collapsed: len(rest), waits: side.waits, since: rest[0].since}
 			for _, n := range rest {
@@ -588,7 +589,7 @@ func (d *drawing) add(tree []*node, back map[[2]*node]bool, at time.Time) {
 		default:
 			b.Class, b.More = "who", "holds"
 		}
-		if age := ago(at, n.since); age != "" && b.More != "" {
+		if age := readable.Age(at, n.since); age != "" && b.More != "" {
 			b.More += " for " + age
 			if n.collapsed > 0 {
 				b.More += " at most"
@@ -644,4 +645,11 @@ func shortenedTo(s string, n int) string {
 // Summary says what is drawn, for readers who cannot see it.
 func (d *drawing) Summary() string {
 	return fmt.Sprintf("who is in whose way: %d boxes, %d arrows", len(d.Nodes), len(d.Lines))
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -15,15 +15,6 @@ type Loss struct {
 	Next   string         // who took it over; "": nobody has
 }
 
-// A holdID identifies a hold from one snapshot to the next.
-type holdID struct {
-	kind    pgxlock.Kind
-	key, id string
-	token   int64
-}
-
-func idOf(h *pgxlock.Holder) holdID { return holdID{h.Kind, h.Key, h.ID, h.Token} }
-
 const (
 	// mostLosses is how many losses are remembered, of the last hour.
 	mostLosses = 100
@@ -47,11 +38,11 @@ func (now *state) lost(before *state) (found []Loss) {
 	late := func(h *pgxlock.Holder) bool {
 		return len(waited) > 0 && waited[monitor.LockOf(h)] && !h.Expires.IsZero() && h.Expires.Sub(before.shot.At) < before.ttl(h)/3
 	}
-	missed := make(map[holdID]*pgxlock.Holder) // what may be lost, unless it is found below
+	missed := make(map[monitor.HoldID]*pgxlock.Holder) // what may be lost, unless it is found below
 	locks := make(map[monitor.LockID]bool)
 	var candidates []*pgxlock.Holder
 	add := func(h *pgxlock.Holder) {
-		candidates, missed[idOf(h)], locks[monitor.LockOf(h)] = append(candidates, h), h, true
+		candidates, missed[monitor.HoldOf(h)], locks[monitor.LockOf(h)] = append(candidates, h), h, true
 	}
 	for i := range before.shot.Expired {
 		if h := &before.shot.Expired[i]; h.EvictedBy == "" {
@@ -74,7 +65,7 @@ func (now *state) lost(before *state) (found []Loss) {
 		for i := range list {
 			h := &list[i]
 			if id := monitor.LockOf(h); locks[id] {
-				delete(missed, idOf(h))
+				delete(missed, monitor.HoldOf(h))
 				if h.State == pgxlock.StateLive {
 					holders[id] = append(holders[id], h)
 				}
@@ -82,7 +73,7 @@ func (now *state) lost(before *state) (found []Loss) {
 		}
 	}
 	for i, h := range candidates {
-		if missed[idOf(h)] == nil {
+		if missed[monitor.HoldOf(h)] == nil {
 			continue
 		}
 		loss, taken := Loss{Holder: *h}, i < expired // one that was seen expired need not have been taken over

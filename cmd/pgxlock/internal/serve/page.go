@@ -2,7 +2,6 @@ package serve
 
 import (
 	"bytes"
-	"cmp"
 	"net/http"
 	"net/url"
 	"reflect"
@@ -246,20 +245,6 @@ func title(key, label string, internal bool) string {
 	return text(key)
 }
 
-func ago(at, since time.Time) string {
-	if since.IsZero() {
-		return ""
-	}
-	return readable.Duration(max(0, at.Sub(since)))
-}
-
-func number[N int32 | int64 | int](n N) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.FormatInt(int64(n), 10)
-}
-
 func mode(m pgxlock.Mode) string {
 	if m == pgxlock.Shared {
 		return "shared"
@@ -286,11 +271,11 @@ func (s *Server) view(now *state, q query) page {
 
 	waiters, left := search(q, forest.queue, func(w *monitor.Waiter) pgxlock.Kind { return w.Kind }, func(s *searcher, w *monitor.Waiter) bool {
 		holders := forest.inTheWay(w)
-		return s.matches(append([]string{w.Key, w.Owner, w.Label, number(w.PID)}, holders[:min(rowsShown, len(holders))]...)...)
+		return s.matches(append([]string{w.Key, w.Owner, w.Label, readable.Number(w.PID)}, holders[:min(rowsShown, len(holders))]...)...)
 	})
 	p.Waiters = cut(q, "waiters", waiters, left, func(w *monitor.Waiter) waiterRow {
 		row := waiterRow{
-			Key: title(w.Key, w.Label, w.Internal), Kind: w.Kind.String(), Waiter: text(w.Owner), PID: number(w.PID), Age: ago(at, w.Since),
+			Key: title(w.Key, w.Label, w.Internal), Kind: w.Kind.String(), Waiter: text(w.Owner), PID: readable.Number(w.PID), Age: readable.Age(at, w.Since),
 			Behind: w.Behind, Woken: w.Woken, Deadlock: forest.deadlocked(w),
 		}
 		if w.PID != 0 {
@@ -306,7 +291,7 @@ func (s *Server) view(now *state, q query) page {
 
 	holders := func(name string, all []*pgxlock.Holder) table[holderRow] {
 		some, left := search(q, all, func(h *pgxlock.Holder) pgxlock.Kind { return h.Kind }, func(s *searcher, h *pgxlock.Holder) bool {
-			return s.matches(h.Key, h.ID, h.Metadata, h.Application, h.Role, h.Client, h.Label, string(h.State), number(h.Token), number(h.PID), h.EvictedBy)
+			return s.matches(h.Key, h.ID, h.Metadata, h.Application, h.Role, h.Client, h.Label, string(h.State), readable.Number(h.Token), readable.Number(h.PID), h.EvictedBy)
 		})
 		return cut(q, name, some, left, func(h *pgxlock.Holder) holderRow { return s.holder(now, forest, h) })
 	}
@@ -319,18 +304,18 @@ func (s *Server) view(now *state, q query) page {
 			state = "not ended"
 		}
 		if q.Kind == "" && found.matches(r.Key, r.Holder, state, r.Error) { // a run is no lock of any kind
-			p.Runs = append(p.Runs, runRow{text(r.Key), stamp(r.Slot), state, text(r.Holder), ago(at, r.Started), stamp(r.Started), text(r.Error)})
+			p.Runs = append(p.Runs, runRow{text(r.Key), stamp(r.Slot), state, text(r.Holder), readable.Age(at, r.Started), stamp(r.Started), text(r.Error)})
 		}
 	}
 	ofKind := func(kind pgxlock.Kind) bool { return q.Kind == "" || q.Kind == kind.String() }
 	for _, e := range now.evictions {
 		if len(p.Evictions) < evictionsShown && ofKind(e.Kind) && found.matches(e.Key, e.Holder, e.By, e.Reason) {
-			p.Evictions = append(p.Evictions, evictionRow{title(e.Key, "", false), e.Kind.String(), text(e.Holder), ago(at, e.At), stamp(e.At), text(e.By), text(e.Reason)})
+			p.Evictions = append(p.Evictions, evictionRow{title(e.Key, "", false), e.Kind.String(), text(e.Holder), readable.Age(at, e.At), stamp(e.At), text(e.By), text(e.Reason)})
 		}
 	}
 	for _, l := range now.losses {
-		if h := l.Holder; len(p.Losses) < evictionsShown && ofKind(h.Kind) && found.matches(h.Key, h.ID, h.Metadata, number(h.Token), l.Next) {
-			p.Losses = append(p.Losses, lossRow{title(h.Key, h.Label, h.Internal), text(h.ID), number(h.Token), ago(h.Expires, h.Since), ago(at, h.Expires), stamp(h.Expires), text(l.Next), text(h.Metadata)})
+		if h := l.Holder; len(p.Losses) < evictionsShown && ofKind(h.Kind) && found.matches(h.Key, h.ID, h.Metadata, readable.Number(h.Token), l.Next) {
+			p.Losses = append(p.Losses, lossRow{title(h.Key, h.Label, h.Internal), text(h.ID), readable.Number(h.Token), readable.Age(h.Expires, h.Since), readable.Age(at, h.Expires), stamp(h.Expires), text(l.Next), text(h.Metadata)})
 		}
 	}
 	for _, missing := range now.shot.Missing {
@@ -350,27 +335,12 @@ func (now *state) readAt() time.Time {
 	return now.history[len(now.history)-1].at
 }
 
-// earlier puts what began first first, and what began nobody knows when last.
-func earlier(a, b time.Time) int {
-	if a.IsZero() != b.IsZero() {
-		return cmp.Compare(btoi(a.IsZero()), btoi(b.IsZero()))
-	}
-	return a.Compare(b)
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 func (s *Server) holder(now *state, forest *forest, h *pgxlock.Holder) holderRow {
 	at := now.shot.At
 	until := at
 	row := holderRow{
 		Key: title(h.Key, h.Label, h.Internal), Kind: h.Kind.String(), Mode: mode(h.Mode), State: string(h.State), Holder: text(h.ID),
-		Metadata: text(h.Metadata), Token: number(h.Token), PID: number(h.PID), Waiting: number(forest.waits.Count(h)),
+		Metadata: text(h.Metadata), Token: readable.Number(h.Token), PID: readable.Number(h.PID), Waiting: readable.Number(forest.waits.Count(h)),
 	}
 	row.Client = text(strings.Join(slices.DeleteFunc([]string{h.Role, h.Client}, func(s string) bool { return s == "" }), " at "))
 	if !h.Expires.IsZero() {
@@ -387,7 +357,7 @@ func (s *Server) holder(now *state, forest *forest, h *pgxlock.Holder) holderRow
 			row.Remaining = readable.Duration(-remaining.Round(time.Second))
 		}
 	}
-	row.Age = ago(until, h.Since)
+	row.Age = readable.Age(until, h.Since)
 	switch {
 	case h.EvictedBy != "" && h.State == pgxlock.StateLive:
 		row.Note = "being evicted by " + text(h.EvictedBy) + ": " + text(h.EvictionReason)
@@ -411,7 +381,7 @@ func load(at time.Time, l monitor.Load) string {
 	}
 	text := "lock table " + grouped(int(l.Locks)) + " of " + grouped(int(l.Room)) + ", notifications " + strconv.Itoa(int(100*l.Notifications)) + "%"
 	if l.OldestPID != 0 {
-		text += ", oldest snapshot " + ago(at, l.OldestSince) + " (process " + number(l.OldestPID) + ")"
+		text += ", oldest snapshot " + readable.Age(at, l.OldestSince) + " (process " + readable.Number(l.OldestPID) + ")"
 	}
 	return text
 }

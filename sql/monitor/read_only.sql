@@ -1,2 +1,0 @@
--- As monitor/isolation.sql: what follows only reads.
-SET transaction_read_only = on

@@ -1,2 +1,0 @@
--- As monitor/isolation.sql: what follows writes.
-SET transaction_read_only = off
