@@ -58,9 +58,9 @@ func TestCommandsConnectAgainWhereTransactionsAreReadOnlyByDefault(t *testing.T)
 		all = append(all, r)
 	}
 	testkit.Query[int](t, db, "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database() and application_name like 'pgxlock%'")
-	db.Exec(t, "update distributed_locks set expires_at = now() + interval '10 minutes'") // no renewal sets so much
+	db.Exec(t, "update distributed_locks set expires_at = now() + interval '45 seconds'") // each renewal sets a minute
 	pgtest.Until(t, "both leases are renewed", func() bool {
-		return testkit.Query[int](t, db, "select count(*) from distributed_locks where expires_at < now() + interval '2 minutes'") == 2
+		return testkit.Query[int](t, db, "select count(*) from distributed_locks where expires_at > now() + interval '50 seconds'") == 2
 	})
 	pgtest.Until(t, "the page shows both", func() bool {
 		_, body := fetch(t, address)
