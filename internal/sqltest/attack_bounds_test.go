@@ -276,7 +276,7 @@ func TestAdministrationResetsWhatApplicationsLeft(t *testing.T) {
 	roles := d.harden("application", "administration")
 	app, ops := d.as(roles[0]), d.as(roles[1])
 	app.do("select " + publishing(nil) + ", " + publishing(map[string]string{"kinds": "'{1}'", "names": "array[advisory_lock_key('k')::text]"}) + "," + publishing(map[string]string{"names": "'{other}'"}))
-	app.do("select allow_rate('k', 1e-9, 3, 3), claim_once('k'), start_run('k', '1 day'), start_run('k', '2 days'), acquire_lock('k', 'A'), ask_to_step_down('k')")
+	app.do("select allow_rate('k', 1e-9, 3, 3), claim_once('k'), start_run('k', '1 day'), start_run_at('k', now()), acquire_lock('k', 'A'), ask_to_step_down('k')")
 	app.want("allow_rate('k', 100, 10)", "false")
 	for _, what := range []struct{ name, removed string }{{"waiters", "2"}, {"limit", "1"}, {"claim", "1"}, {"runs", "2"}, {"step_down", "1"}} {
 		if got := app.outcome("reset_lock_state('" + what.name + "', 'k')"); got != "42501" {
