@@ -3,10 +3,12 @@
 package systemtest_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -19,6 +21,7 @@ import (
 	"github.com/pgxlock/pgxlock"
 	"github.com/pgxlock/pgxlock/internal/pgtest"
 	"github.com/pgxlock/pgxlock/internal/testkit"
+	"github.com/pgxlock/pgxlock/internal/waitqueue"
 )
 
 // hotKeys are the keys that useHotKeys locks, each in its own way. The semaphore's permits are jobs#1
@@ -113,10 +116,32 @@ func useHotKeys(ctx context.Context, url, number string, report func(any) error)
 	return errors.Join(<-failed, leases.Close(ctx), advisory.Close(ctx))
 }
 
-func TestProcessesShareLocksOfAllKindsAndSurviveTheDeathOfOthers(t *testing.T) {
+// protocolsEnv names the directory into which scripts/protocols builds this program as it was: for each
+// protocol a file whose name begins with its number.
+const protocolsEnv = "PGXLOCK_TEST_PROTOCOLS"
+
+func TestLockersOfEachProtocolShareLocksWithThoseOfToday(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	programs := []string{os.Args[0], os.Args[0], os.Args[0], os.Args[0]}
+	for number := range waitqueue.Protocol {
+		t.Run(fmt.Sprint(number+1), func(t *testing.T) {
+			dir := cmp.Or(os.Getenv(protocolsEnv), os.DevNull)
+			programs, err := filepath.Glob(filepath.Join(dir, fmt.Sprint(number+1, "-*")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(programs) != 1 {
+				pgtest.Missing(t, "history", fmt.Sprintf("%s names no directory with a Locker of this protocol, which make test-all builds from the history of git", protocolsEnv))
+			}
+			shareHotKeys(t, programs[0], os.Args[0])
+		})
+	}
+}
+
+// shareHotKeys has two processes of each program use the hot keys, and kills one of each.
+func shareHotKeys(t *testing.T, old, today string) {
+	t.Helper()
+	programs := []string{old, old, today, today}
 	db := testkit.Migrated(t)
 	db.Exec(t, `create table counters (key text primary key, n integer not null default 0);
 		insert into counters (key) values ('lease'), ('shared'), ('jobs#1'), ('jobs#2'), ('advisory');
