@@ -3,7 +3,8 @@
 GO   ?= go
 LINT  = $(GO) tool -modfile=tools/go.mod
 
-# What tests use beside PostgreSQL: poolers to run behind, a clock to set, a terminal, a browser, extensions and other tools of migrations.
+# What tests use beside PostgreSQL: poolers to run behind, a clock to set, a terminal, a browser, extensions, other tools of migrations and
+# earlier versions of Lockers.
 # Where Debian's packages cannot be had these are the installed ones, if any.
 BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgbouncer-tree)}" \
 	PGXLOCK_TEST_FAKETIME="$${PGXLOCK_TEST_FAKETIME-$$(scripts/faketime-tree)}" \
@@ -12,7 +13,8 @@ BESIDE = export PGXLOCK_TEST_PGBOUNCER="$${PGXLOCK_TEST_PGBOUNCER-$$(scripts/pgb
 	PGXLOCK_TEST_PROMTOOL="$${PGXLOCK_TEST_PROMTOOL-$$(scripts/promtool-tree)}" \
 	PGXLOCK_TEST_CHROMIUM="$${PGXLOCK_TEST_CHROMIUM-$$(scripts/chromium-tree)}" \
 	PGXLOCK_TEST_PLPGSQL_CHECK="$${PGXLOCK_TEST_PLPGSQL_CHECK-$$(scripts/plpgsql-check-tree)}" \
-	PGXLOCK_TEST_GOLANGMIGRATE="$(CURDIR)/bin/migrators";
+	PGXLOCK_TEST_GOLANGMIGRATE="$(CURDIR)/bin/migrators" \
+	PGXLOCK_TEST_PROTOCOLS="$(CURDIR)/bin/protocols";
 
 # The command that the browser's tests serve with, built before them.
 export PGXLOCK_TEST_COMMAND ?= $(CURDIR)/bin/pgxlock
@@ -63,7 +65,8 @@ test-all: build testrun test-tools ## run all tests, on each version of PostgreS
 testrun: # builds all test programs before it runs them
 	@$(GO) build -o bin/ ./internal/testrun
 
-test-tools: # golang-migrate's command, and a program that calls its library, for the tests of migrations
+test-tools: # golang-migrate's command, and a program that calls its library, for the tests of migrations; Lockers of earlier protocols
+	@scripts/protocols
 	@$(GO) build -C adapters/golangmigrate -tags pgx5 -o ../../bin/migrators/ ./internal/golangmigrate github.com/golang-migrate/migrate/v4/cmd/migrate
 
 test-integration: build testrun ## run the main job in a container, through testcontainers-go

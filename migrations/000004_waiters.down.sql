@@ -17,7 +17,7 @@ BEGIN
   PERFORM pgxlock_migrate('down'::text, 4, v_path);
 
   DROP FUNCTION pgxlock_waiter_dead(bigint, timestamptz),
-    pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint),
+    pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint, integer),
     pgxlock_withdraw_batch(integer[], text[], bigint[]),
     pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[]),
     pgxlock_acquire_one(text, text, bigint, text, bigint), pgxlock_release_one(text, text, bigint),

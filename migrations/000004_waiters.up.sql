@@ -40,6 +40,7 @@ BEGIN
     woken      timestamptz,                 -- NULL: not since its last try
     holds      text[] NOT NULL DEFAULT '{}' CHECK (pg_catalog.array_ndims(holds) = 1),    -- readers unnest it
     role       text COLLATE "C" NOT NULL DEFAULT session_user,
+    protocol   integer NOT NULL DEFAULT 1,  -- a claim: any role may write any number
     PRIMARY KEY (kind, name, ticket)
   ) USING heap;
   ALTER TABLE pgxlock_waiters SET (fillfactor = 50, vacuum_truncate = off,
@@ -68,12 +69,14 @@ BEGIN
     'What its waiters hold while they wait: holder ids of leases, and advisory:pid:kind:key.';
   COMMENT ON COLUMN pgxlock_waiters.role IS
     'The role whose session published it: only sessions of that role refresh, withdraw or use it.';
+  COMMENT ON COLUMN pgxlock_waiters.protocol IS
+    'The protocol that its process says it speaks. Whatever the number, it waits and is woken as a ticket of 1.';
   COMMENT ON SEQUENCE pgxlock_tickets IS 'pgxlock: numbers of tickets.';
 
   ----------------------------------------------------------------- publish --
   CREATE OR REPLACE FUNCTION pgxlock_publish_batch(p_kinds integer[], p_names text[], p_tickets bigint[],
     p_waiters integer[], p_holds text[],
-    p_client bigint, p_owner text, p_live_ms bigint)
+    p_client bigint, p_owner text, p_live_ms bigint, p_protocol integer)
   RETURNS TABLE (ticket bigint, ask boolean, deadlock text, behind bigint)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
@@ -95,7 +98,8 @@ BEGIN
         AND pg_catalog.cardinality(p_waiters) = v_count
         AND pg_catalog.cardinality(p_holds) = v_count
         AND char_length(p_owner) <= 255
-        AND p_live_ms BETWEEN 1::bigint AND 60000::bigint) IS NOT TRUE
+        AND p_live_ms BETWEEN 1::bigint AND 60000::bigint
+        AND p_protocol > 0) IS NOT TRUE
        OR EXISTS (SELECT FROM unnest(p_kinds, p_names, p_waiters, p_holds) AS w (kind, name, waiters, holds)
                    WHERE (w.kind BETWEEN 0 AND 2
                           AND char_length(w.name) BETWEEN 1 AND 255
@@ -105,9 +109,9 @@ BEGIN
                                    WHEN jsonb_typeof(w.holds::jsonb) = 'array'
                                    THEN jsonb_array_length(w.holds::jsonb) <= 1000
                                    ELSE true END) IS NOT TRUE) THEN
-      RAISE EXCEPTION 'p_names must have at most 1000 elements, p_owner at most 255 characters, and p_live_ms must be 1 '
-                      'to 60000; every ticket needs a kind, 0 to 2, a name of 1 to 255 characters, at most 1000000 '
-                      'waiters, and at most 1000 holds in 65536 bytes of p_holds'
+      RAISE EXCEPTION 'p_names must have at most 1000 elements, p_owner at most 255 characters, p_live_ms must be 1 to '
+                      '60000, and p_protocol positive; every ticket needs a kind, 0 to 2, a name of 1 to 255 characters, '
+                      'at most 1000000 waiters, and at most 1000 holds in 65536 bytes of p_holds'
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
@@ -147,9 +151,9 @@ BEGIN
                             AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) w.holds
                             AND q.live_until >= clock_timestamp() + v_live / 2::float8 OFFSET 0)
     )
-    INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role)
+    INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role, protocol)
     SELECT d.kind, d.name, d.ticket, p_client, p_owner, d.waiters, clock_timestamp(), clock_timestamp() + v_live, d.holds,
-           session_user::text
+           session_user::text, p_protocol
       FROM due d ORDER BY d.kind, d.name, d.ticket
     ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
     DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until, holds = excluded.holds
@@ -182,7 +186,7 @@ BEGIN
       LEFT JOIN unnest(v_victims, v_circles) AS v (n, hold) ON v.n = w.n
      ORDER BY w.n;
   END $$;
-  COMMENT ON FUNCTION pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint) IS
+  COMMENT ON FUNCTION pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint, integer) IS
     'pgxlock, internal: publishes or refreshes tickets; a NULL ticket gets a new number, and so does a number that the '
     'sequence has not given or another role has. Answers in order: the ticket; whether to try now; for the last ticket in '
     'a cycle of tickets that wait for each other, its hold that another one waits for; and the ticket ahead of it, unless '
@@ -779,7 +783,7 @@ BEGIN
                             FOR NO KEY UPDATE OF w SKIP LOCKED);
       END IF;
       IF f.client IS NOT NULL THEN
-        PERFORM pg_notify('pgxlock_' || f.client::text, e.kind::text || ':' || e.name);
+        PERFORM pg_notify('pgxlock_' || f.client::text, '1:' || e.kind::text || ':' || e.name);
       END IF;
       IF f.after_others
          OR f.ticket IS NULL AND EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = e.kind AND q.name = e.name) THEN
@@ -869,7 +873,7 @@ BEGIN
            AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
       ), told AS MATERIALIZED (
         SELECT e.n, CASE WHEN g.pid IS NOT NULL       -- else it is a prepared transaction
-                         THEN pg_notify('pgxlock_holder_' || g.pid::text, e.kind::text || ':' || e.id::text) IS NULL
+                         THEN pg_notify('pgxlock_holder_' || g.pid::text, '1:' || e.kind::text || ':' || e.id::text) IS NULL
                          ELSE false END AS done
           FROM unnest(p_kinds, p_ids) WITH ORDINALITY AS e (kind, id, n)
           JOIN granted g ON g.kind = e.kind AND g.id = e.id

@@ -324,7 +324,7 @@ BEGIN
     PERFORM pgxlock_record_eviction(p_key_space, p_key::text,
                                     'advisory:' || p_pid::text || ':' || p_key_space::text || ':' || p_key::text,
                                     0::bigint, p_reason);
-    PERFORM pg_notify('pgxlock_holder_' || p_pid::text, 'evict'::text);
+    PERFORM pg_notify('pgxlock_holder_' || p_pid::text, '1:evict'::text);
     RETURN true;
   END $$;
   COMMENT ON FUNCTION evict_advisory_lock(integer, bigint, text, integer) IS
@@ -435,7 +435,7 @@ BEGIN
     DO UPDATE SET asked_at = excluded.asked_at, asked_by = excluded.asked_by, reason = excluded.reason;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count > 0::bigint THEN
-      PERFORM pg_notify('pgxlock_step_down', '');
+      PERFORM pg_notify('pgxlock_step_down', '1:');
     END IF;
     -- Last, so that this transaction waits for no other one while it has rows of others locked.
     WITH old AS MATERIALIZED (
@@ -769,7 +769,7 @@ BEGIN
           "pgxlock_acquire_one(text, text, bigint, text, bigint)", "pgxlock_release_one(text, text, bigint)",
           "pgxlock_advisory_batch(integer[], bigint[], bigint)",
           "assert_advisory_lock_held(integer, bigint, bigint, bigint)",
-          "pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint)",
+          "pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint, integer)",
           "pgxlock_acquire_batch(text[], text[], bigint[], text[], bigint[])",
           "pgxlock_wake_batch(integer[], text[], bigint[])", "pgxlock_withdraw_batch(integer[], text[], bigint[])",
           "pgxlock_notify_holders(integer[], bigint[])", "try_acquire_shared_lock(varchar, varchar, interval, jsonb)",

@@ -202,7 +202,7 @@ func callsOfWaiters(t *testing.T, conn *pgx.Conn) {
 	name := rand.Text()
 	publish := func(names, tickets, holds string) string {
 		return "(select string_agg(concat_ws(':'::text, b.ask, b.deadlock), ','::text) from pgxlock_publish_batch('{0,1}'::integer[], '" + names + "'::text[], '" + tickets +
-			"'::bigint[], '{1,1}'::integer[], " + holds + "::text[], null::bigint, 'o'::text, 60000::bigint) b)"
+			"'::bigint[], '{1,1}'::integer[], " + holds + "::text[], null::bigint, 'o'::text, 60000::bigint, 1) b)"
 	}
 	const none = "'{null,null}'"
 	take := func(holder, ticket string) string {
@@ -330,7 +330,7 @@ func readsOfViews(t *testing.T, conn *pgx.Conn) {
 	name := rand.Text()
 	check(t, conn, []trial{
 		{"acquire_lock('" + name + "'::varchar, 'h'::varchar, 60, '{}'::jsonb)", "true"},
-		{"(select b.ask from pgxlock_publish_batch('{0}'::integer[], '{" + name + "}'::text[], '{1000003}'::bigint[], '{1}'::integer[], '{null}'::text[], null::bigint, 'o'::text, 60000::bigint) b)", "false"},
+		{"(select b.ask from pgxlock_publish_batch('{0}'::integer[], '{" + name + "}'::text[], '{1000003}'::bigint[], '{1}'::integer[], '{null}'::text[], null::bigint, 'o'::text, 60000::bigint, 1) b)", "false"},
 		{"(select pg_catalog.count(h::text) >= 1::bigint from lock_holders h)", "true"},
 		{"(select pg_catalog.count(w::text) >= 1::bigint from lock_waiters w)", "true"},
 		{"pgxlock_withdraw_batch('{0}'::integer[], '{" + name + "}'::text[], '{1000003}'::bigint[])::text is null", "false"},

@@ -32,7 +32,7 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (4, 'table', 'pgxlock_waiters'),
          (4, 'sequence', 'pgxlock_tickets'),
          (4, 'function', 'acquire_in_turn/5 leave_queue/2 pgxlock_acquire_batch/5 pgxlock_acquire_one/5 pgxlock_change_pending/1
-                          pgxlock_deadlocks/3 pgxlock_first_ahead/3 pgxlock_full_xid/1 pgxlock_notify_holders/2 pgxlock_publish_batch/8
+                          pgxlock_deadlocks/3 pgxlock_first_ahead/3 pgxlock_full_xid/1 pgxlock_notify_holders/2 pgxlock_publish_batch/9
                           pgxlock_reap_waiters/1 pgxlock_refused_batch/3 pgxlock_release_batch/3 pgxlock_release_one/3
                           pgxlock_remove_dead/3 pgxlock_settle_tickets/4 pgxlock_try_in_turn/6 pgxlock_waited_for/2
                           pgxlock_waiter_dead/2 pgxlock_waiter_key/1 pgxlock_wake_batch/3 pgxlock_wake_timed_out/1

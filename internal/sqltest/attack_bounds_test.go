@@ -143,6 +143,7 @@ var oversized = map[string][]struct{ argument, call string }{
 		{"p_names", publishing(map[string]string{"kinds": numbers, "names": names, "tickets": bigs, "waiters": numbers, "holds": names})},
 		{"p_owner", publishing(map[string]string{"owner": tooLong})},
 		{"p_live_ms", publishing(map[string]string{"live": "60001"})},
+		{"p_protocol", publishing(map[string]string{"protocol": "0"})},
 		{"a name of 1 to 255", publishing(map[string]string{"names": "array[" + tooLong + "]"})},
 		{"waiters", publishing(map[string]string{"waiters": "'{1000001}'"})},
 		{"p_holds", publishing(map[string]string{"holds": "array[to_json(array_fill('h'::text, '{1001}'))::text]"})},
@@ -212,12 +213,12 @@ var oversized = map[string][]struct{ argument, call string }{
 
 // publishing is a call of pgxlock_publish_batch() that is fine but for these arguments.
 func publishing(other map[string]string) string {
-	arguments := map[string]string{"kinds": "'{0}'", "names": "'{k}'", "tickets": "'{null}'", "waiters": "'{1}'", "holds": "'{null}'", "client": "null", "owner": "'me'", "live": "1000"}
+	arguments := map[string]string{"kinds": "'{0}'", "names": "'{k}'", "tickets": "'{null}'", "waiters": "'{1}'", "holds": "'{null}'", "client": "null", "owner": "'me'", "live": "1000", "protocol": "1"}
 	for name, value := range other {
 		arguments[name] = value
 	}
-	return fmt.Sprintf("(select count(*) from pgxlock_publish_batch(%[1]s, %[2]s, %[3]s::bigint[], %[4]s, %[5]s::text[], %[6]s, %[7]s, %[8]s))",
-		arguments["kinds"], arguments["names"], arguments["tickets"], arguments["waiters"], arguments["holds"], arguments["client"], arguments["owner"], arguments["live"])
+	return fmt.Sprintf("(select count(*) from pgxlock_publish_batch(%[1]s, %[2]s, %[3]s::bigint[], %[4]s, %[5]s::text[], %[6]s, %[7]s, %[8]s, %[9]s))",
+		arguments["kinds"], arguments["names"], arguments["tickets"], arguments["waiters"], arguments["holds"], arguments["client"], arguments["owner"], arguments["live"], arguments["protocol"])
 }
 
 func TestApplicationCannotPassMoreThanTheBounds(t *testing.T) {
@@ -276,7 +277,7 @@ func TestAdministrationResetsWhatApplicationsLeft(t *testing.T) {
 	roles := d.harden("application", "administration")
 	app, ops := d.as(roles[0]), d.as(roles[1])
 	app.do("select " + publishing(nil) + ", " + publishing(map[string]string{"kinds": "'{1}'", "names": "array[advisory_lock_key('k')::text]"}) + "," + publishing(map[string]string{"names": "'{other}'"}))
-	app.do("select allow_rate('k', 1e-9, 3, 3), claim_once('k'), start_run('k', '1 day'), start_run('k', '2 days'), acquire_lock('k', 'A'), ask_to_step_down('k')")
+	app.do("select allow_rate('k', 1e-9, 3, 3), claim_once('k'), start_run('k', '1 day'), start_run_at('k', now()), acquire_lock('k', 'A'), ask_to_step_down('k')")
 	app.want("allow_rate('k', 100, 10)", "false")
 	for _, what := range []struct{ name, removed string }{{"waiters", "2"}, {"limit", "1"}, {"claim", "1"}, {"runs", "2"}, {"step_down", "1"}} {
 		if got := app.outcome("reset_lock_state('" + what.name + "', 'k')"); got != "42501" {

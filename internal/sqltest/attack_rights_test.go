@@ -381,7 +381,7 @@ func TestFunctionsRunNoOperatorOrOverloadOfAnotherRole(t *testing.T) {
 		"create operator public.<> (leftarg = text[], rightarg = text[], function = " + a.role + ".noted)")
 	d.do("revoke create on schema public from " + a.role)
 	for range 2 { // also a ticket that is there
-		d.do(`select pgxlock_publish_batch('{0}', '{k}', '{1}', '{1}', '{"[\"holder\"]"}', null, 'owner', 60000)`)
+		d.do(`select pgxlock_publish_batch('{0}', '{k}', '{1}', '{1}', '{"[\"holder\"]"}', null, 'owner', 60000, 1)`)
 	}
 	a.ranNothing("publishing a ticket")
 	a.refused("hardening", d.run("select harden_locks()"), "operator =(text[],text[])", "operator <>(text[],text[])")

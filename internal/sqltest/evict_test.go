@@ -218,7 +218,7 @@ func TestSessionThatHasAnAdvisoryLockIsAskedForIt(t *testing.T) {
 	d.want(fmt.Sprintf("evict_advisory_lock(%d, 7, 'why else')", holder.pid), "true") // the last word counts
 	d.want(fmt.Sprintf("evict_advisory_lock(%d, 8, 'why', 2)", holder.pid), "true")
 	d.want(evictions, fmt.Sprintf("1 7 advisory:%d:1:7 0 why else, 2 8 advisory:%[1]d:2:8 0 why", holder.pid))
-	if got := told(); got != "evict evict evict" {
+	if got := told(); got != "1:evict 1:evict 1:evict" {
 		t.Errorf("it was told %q", got)
 	}
 	holder.do("select pg_advisory_unlock(7)")

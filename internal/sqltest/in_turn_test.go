@@ -118,6 +118,7 @@ func TestAcquireInTurn(t *testing.T) {
 			a, p := d.connect(), d.process()
 			d.want("acquire_lock('k', 'first')", "true")
 			ta, tp := a.joins("k", "A"), p.queue(0, "k")
+			d.want("select protocol from pgxlock_waiters where ticket = "+ta, "1")
 			d.want("release_lock('k', 'first')", "true")
 			d.want(wake(0, "k", "NULL"), "1 "+ta)
 			a.want("leave_queue('k', 'A')", "true")

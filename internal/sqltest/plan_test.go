@@ -37,7 +37,7 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 		"pgxlock_acquire_one('k6', 'B', 1, null, 0)",
 		"pgxlock_acquire_each('{k1,k2,k3,new}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}')",
 		"pgxlock_acquire_batch('{k1,k2,k3,new too}', '{A,A,B,A}', '{1,1,1,1}', '{null,null,null,null}', '{0,0,null,0}')",
-		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,k3}', '{null,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
+		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,k3}', '{null,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000, 1)",
 		"pgxlock_acquire_batch('{k1,k2,k3}', '{A,A,B}', '{1,1,1}', '{null,null,null}', '{0,0,null}')",
 		"pgxlock_permit_batch('{p,p}', '{1,1}', '{A,B}', '{60000,60000}', '{null,null}', '{0,0}')",
 	} {
@@ -164,16 +164,16 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 60000)
+	exec(`select pgxlock_publish_batch(array_agg(0), array_agg('k' || i), array_agg(null::bigint), array_agg(1), array_agg(null::text), null, 'A', 60000, 1)
 		from generate_series(1, 300) i`)
 	for _, call := range alone {
 		looksUp(t, early, "pgxlock_waiters", call)
 	}
 	for range 300 {
-		exec(`select pgxlock_withdraw_batch('{0}', '{hot}', array[(select ticket from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000))])`)
+		exec(`select pgxlock_withdraw_batch('{0}', '{hot}', array[(select ticket from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000, 1))])`)
 	}
 	for _, call := range []string{
-		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,hot}', '{1,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000)",
+		"pgxlock_publish_batch('{0,0,0}', '{k1,k2,hot}', '{1,null,null}', '{1,1,1}', '{null,null,null}', null, 'A', 60000, 1)",
 		"pgxlock_acquire_batch('{k1,k2,hot}', '{A,A,A}', '{1,1,1}', '{null,null,null}', '{0,0,0}')",
 		"pgxlock_wake_batch('{0,0,0}', '{k1,k2,hot}', '{null,null,1}')",
 		"pgxlock_release_batch('{k1,k2,hot}', '{A,A,A}', '{null,null,null}')",

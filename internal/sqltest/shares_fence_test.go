@@ -234,7 +234,7 @@ func TestSharesAreTakenInTurn(t *testing.T) {
 	d := install(t)
 	publish := func(ticket int) {
 		t.Helper()
-		d.do(fmt.Sprintf("select pgxlock_publish_batch('{0}', '{k}', '{%d}', '{1}', '{null}', null, 'o', 60000)", ticket))
+		d.do(fmt.Sprintf("select pgxlock_publish_batch('{0}', '{k}', '{%d}', '{1}', '{null}', null, 'o', 60000, 1)", ticket))
 	}
 	d.do("select acquire_shared_lock('k', 'A'), setval('pgxlock_tickets', 2000)")
 	publish(1000) // a writer
@@ -260,7 +260,7 @@ func TestCircleOfWaitsThroughAGroupIsFound(t *testing.T) {
 	d := install(t)
 	d.do("select acquire_shared_lock('k', 'A'), acquire_shared_lock('k', 'B'), acquire_lock('l', 'C')")
 	publish := func(name, ticket, holds string) string {
-		return "(select coalesce(deadlock, 'none') from pgxlock_publish_batch('{0}', '{" + name + "}', '{" + ticket + `}', '{1}', array['["` + holds + `"]'], null, 'o', 60000))`
+		return "(select coalesce(deadlock, 'none') from pgxlock_publish_batch('{0}', '{" + name + "}', '{" + ticket + `}', '{1}', array['["` + holds + `"]'], null, 'o', 60000, 1))`
 	}
 	d.want(publish("l", "1", "B"), "none")
 	d.want(publish("k", "2", "X"), "none")

@@ -103,10 +103,13 @@ func TestLeadersAreToldThatThereAreRequests(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel() // what is there is returned all the same
 		for {
-			if _, err := listener.conn.WaitForNotification(ctx); err != nil {
+			told, err := listener.conn.WaitForNotification(ctx)
+			if err != nil {
 				return n
 			}
-			n++
+			if n++; told.Payload != "1:" {
+				t.Errorf("they are told %q", told.Payload)
+			}
 		}
 	}
 	d.want(askToStepDown(0, "k", "why"), "0")

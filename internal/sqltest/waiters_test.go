@@ -6,6 +6,7 @@ package sqltest_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -23,12 +24,13 @@ type process struct {
 	listener *session
 	d        *database
 	client   string // NULL: it cannot listen
+	protocol int    // of a process that listens, one that nobody knows: it waits like any other
 }
 
 // process starts one that listens.
 func (d *database) process() *process {
 	d.t.Helper()
-	p := &process{d.connect(), d.connect(), d, fmt.Sprint(rand.Int64())}
+	p := &process{d.connect(), d.connect(), d, fmt.Sprint(rand.Int64()), math.MaxInt32}
 	p.listener.want("pg_try_advisory_lock(pgxlock_waiter_key("+p.client+"))", "true")
 	p.listener.do("listen pgxlock_" + p.client)
 	return p
@@ -37,7 +39,7 @@ func (d *database) process() *process {
 // deaf starts one that does not.
 func (d *database) deaf() *process {
 	d.t.Helper()
-	return &process{d.connect(), d.connect(), d, "NULL"}
+	return &process{d.connect(), d.connect(), d, "NULL", 1}
 }
 
 // die ends the session that listens, and returns when its locks are free.
@@ -50,8 +52,8 @@ func (p *process) die() {
 // publishes is the call that publishes or refreshes one ticket; ticket and holds
 // may be NULL.
 func (p *process) publishes(kind int, name, ticket, holds string) string {
-	return fmt.Sprintf("pgxlock_publish_batch('{%d}', array[%s], array[%s]::bigint[], '{1}', array[%s]::text[], %s, 'me', 60000)",
-		kind, quote(name), ticket, holds, p.client)
+	return fmt.Sprintf("pgxlock_publish_batch('{%d}', array[%s], array[%s]::bigint[], '{1}', array[%s]::text[], %s, 'me', 60000, %d)",
+		kind, quote(name), ticket, holds, p.client, p.protocol)
 }
 
 // queue publishes a new ticket.
@@ -115,7 +117,11 @@ func (p *process) heard() string {
 		if err != nil {
 			return strings.Join(payloads, ",")
 		}
-		payloads = append(payloads, n.Payload)
+		text, ok := strings.CutPrefix(n.Payload, "1:")
+		if !ok {
+			p.t.Errorf("the payload %q has not the form of protocol 1", n.Payload)
+		}
+		payloads = append(payloads, text)
 	}
 }
 
@@ -220,7 +226,7 @@ func TestBatchTakesWhatItMayAndAnswersInOrder(t *testing.T) {
 	d.want("select string_agg(lock_name || holder_id, ' ' order by lock_name) from distributed_locks", "bargedF behindH busyH freeA mineD")
 	d.want("select string_agg(ticket::text, ' ' order by ticket) from pgxlock_waiters", first+" "+refused)
 	d.want("(select cardinality(tokens) from pgxlock_acquire_batch('{}', '{}', '{}', '{}', '{}'))", "0")
-	d.want("(select count(*) from pgxlock_publish_batch('{}', '{}', '{}', '{}', '{}', null, 'o', 1))", "0")
+	d.want("(select count(*) from pgxlock_publish_batch('{}', '{}', '{}', '{}', '{}', null, 'o', 1, 1))", "0")
 	d.want("(select count(*) from pgxlock_wake_batch('{}', '{}', '{}'))", "0")
 	d.want("pgxlock_notify_holders('{}', '{}')", "{}")
 }
@@ -443,6 +449,7 @@ func TestWakeNotifiesTheFirstWaiterOfEachLock(t *testing.T) {
 	ta, tb := a.queue(0, "k"), b.queue(0, "k")
 	other, key, two := b.queue(0, "o:1"), a.queue(1, "-7"), b.queue(2, "-7")
 	none := deaf.queue(0, "deaf")
+	d.want("select string_agg(protocol::text, ' ' order by ticket) from pgxlock_waiters", fmt.Sprint(strings.Repeat(fmt.Sprint(a.protocol, " "), 5), deaf.protocol))
 	d.want("(select string_agg(n || ' ' || woken_ticket, ',' order by n) from pgxlock_wake_batch('{2,0,0,1,0,0,0}', '{-7,k,o:1,-7,k,free,deaf}', '{null,null,null,null,null,null,null}'))",
 		fmt.Sprintf("1 %s,2 %s,3 %s,4 %s,7 %s", two, ta, other, key, none))
 	a.hears("0:k,1:-7")
@@ -665,8 +672,8 @@ func TestBatchLocksItsTicketsInOneOrder(t *testing.T) {
 	then := p.get("select ticket from " + p.publishes(0, "b", first, "NULL")) // of one number
 	second, other := p.queue(0, "a"), d.connect()
 	for _, call := range []string{
-		"(select count(*) from pgxlock_publish_batch('{0,0}', '{b,a}', '{%[1]s,%[1]s}', '{2,2}', '{null,null}', %[3]s, 'me', 60000))",
-		"(select count(*) from pgxlock_publish_batch('{0,0}', '{a,a}', '{%[2]s,%[1]s}', '{3,3}', '{null,null}', %[3]s, 'me', 60000))",
+		"(select count(*) from pgxlock_publish_batch('{0,0}', '{b,a}', '{%[1]s,%[1]s}', '{2,2}', '{null,null}', %[3]s, 'me', 60000, 1))",
+		"(select count(*) from pgxlock_publish_batch('{0,0}', '{a,a}', '{%[2]s,%[1]s}', '{3,3}', '{null,null}', %[3]s, 'me', 60000, 1))",
 		"(select count(*) from pgxlock_acquire_batch('{b,a}', '{X,Y}', '{60000,60000}', '{null,null}', '{%[1]s,%[1]s}'))",
 		"pgxlock_withdraw_batch('{0,0}', '{b,a}', '{%[1]s,%[1]s}')",
 	} {
@@ -719,7 +726,7 @@ func TestSoakBatchesInAnyOrderNeverDeadlock(t *testing.T) {
 				list := func(what []string) string { return "'{" + strings.Join(what, ",") + "}'" }
 				live := []string{"1", "60000"}[random.IntN(2)]
 				call := []string{
-					fmt.Sprintf("(select count(*) from pgxlock_publish_batch(%s, %s, %s, %s, %s, %s, 'o', %s))", list(kinds), list(names), list(tickets), list(ones), list(nulls), p.client, live),
+					fmt.Sprintf("(select count(*) from pgxlock_publish_batch(%s, %s, %s, %s, %s, %s, 'o', %s, 1))", list(kinds), list(names), list(tickets), list(ones), list(nulls), p.client, live),
 					fmt.Sprintf("pgxlock_withdraw_batch(%s, %s, %s)", list(kinds), list(names), list(tickets)),
 					fmt.Sprintf("pgxlock_refused_batch(%s, %s, %s)", list(kinds), list(names), list(tickets)),
 					fmt.Sprintf("(select count(*) from pgxlock_wake_batch(%s, %s, %s))", list(kinds), list(names), list(nulls)),
@@ -744,10 +751,10 @@ func TestCallThatMakesNoSenseDoesNothing(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	for _, call := range []string{
-		"pgxlock_publish_batch('{0,0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_publish_batch('{0}', '{k}', null, '{1}', '{null}', 1, 'o', 1000)",
-		"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, null, 1000)", "pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 0)",
-		"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', null)", "pgxlock_publish_batch('{3}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000)",
-		"pgxlock_publish_batch('{0}', '{null}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_publish_batch('{0}', array[repeat('x', 256)], '{null}', '{1}', '{null}', 1, 'o', 1000)",
+		"pgxlock_publish_batch('{0,0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000, 1)", "pgxlock_publish_batch('{0}', '{k}', null, '{1}', '{null}', 1, 'o', 1000, 1)",
+		"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, null, 1000, 1)", "pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 0, 1)",
+		"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', null, 1)", "pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000, null)", "pgxlock_publish_batch('{3}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000, 1)",
+		"pgxlock_publish_batch('{0}', '{null}', '{null}', '{1}', '{null}', 1, 'o', 1000, 1)", "pgxlock_publish_batch('{0}', array[repeat('x', 256)], '{null}', '{1}', '{null}', 1, 'o', 1000, 1)",
 		"pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null}', '{}')", "pgxlock_acquire_batch(null, null, null, null, null)", "pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null,null}', '{0}')",
 		"pgxlock_wake_batch('{0}', '{k}', '{}')", "pgxlock_wake_batch(null, '{k}', '{null}')", "pgxlock_withdraw_batch('{0}', '{k,l}', '{1,1}')",
 		"pgxlock_withdraw_batch(null, null, null)", "pgxlock_refused_batch('{1}', '{7,8}', '{1,1}')", "pgxlock_refused_batch(null, null, null)", "pgxlock_waited_for('{1}', '{}')", "pgxlock_waited_for(null, null)", "wake_lock_waiter(null)", "acquire_in_turn(null, 'A')", "acquire_in_turn('k', null)", "acquire_in_turn('k', 'A', null)", "acquire_in_turn('k', 'A', 30, 0)", "leave_queue(null, 'A')", "leave_queue('k', null)", "pgxlock_notify_holders('{1}', '{}')", "pgxlock_notify_holders(null, null)", "pgxlock_reap_waiters(0)",
@@ -757,7 +764,7 @@ func TestCallThatMakesNoSenseDoesNothing(t *testing.T) {
 	for _, level := range levels[1:] {
 		s := d.begin(level)
 		for _, call := range []string{
-			"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000)", "pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null}', '{0}')",
+			"pgxlock_publish_batch('{0}', '{k}', '{null}', '{1}', '{null}', 1, 'o', 1000, 1)", "pgxlock_acquire_batch('{k}', '{A}', '{1}', '{null}', '{0}')",
 			"pgxlock_wake_batch('{0}', '{k}', '{null}')", "wake_lock_waiter('k')",
 		} {
 			s.do("savepoint s")
@@ -775,7 +782,7 @@ func TestCallThatMakesNoSenseDoesNothing(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	d.want("(select count(*) from pgxlock_wake_batch('{1,9,9,null}', '{seven,\"\",null,null}', '{null,null,-1,null}'))", "1")
-	d.want("(select string_agg(ask::text, ' ') from pgxlock_publish_batch('{0,0}', '{x,x}', array[(select last_value from pgxlock_tickets), (select last_value from pgxlock_tickets)], '{1,2}', '{null,\"7\"}', null, 'o', 1000))", "true true") // twice the same
+	d.want("(select string_agg(ask::text, ' ') from pgxlock_publish_batch('{0,0}', '{x,x}', array[(select last_value from pgxlock_tickets), (select last_value from pgxlock_tickets)], '{1,2}', '{null,\"7\"}', null, 'o', 1000, 1))", "true true") // twice the same
 }
 
 func TestHoldersOfKeysAreTold(t *testing.T) {

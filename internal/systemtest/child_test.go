@@ -45,6 +45,7 @@ var children = map[string]func(ctx context.Context, url, key string, report func
 	"run each second":                 runEachSecond,
 	"run what never ends":             runForever(false),
 	"run what never ends, with retry": runForever(true),
+	"use hot keys":                    useHotKeys,
 }
 
 func init() {
@@ -73,7 +74,13 @@ type child struct {
 // startChild starts one of children. It is killed when the test is over.
 func startChild(t *testing.T, what, url, key string) *child {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	return startProgram(t, os.Args[0], what, url, key)
+}
+
+// startProgram is startChild for the program of these tests in another version.
+func startProgram(t *testing.T, program, what, url, key string) *child {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program)
 	cmd.Env = append(os.Environ(), childEnv+"="+what, childURLEnv+"="+url, childKeyEnv+"="+key)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()

@@ -54,7 +54,7 @@ func TestFloodOfNotificationsMakesALockerSendNothing(t *testing.T) {
 	}
 	holder := wanted[0].Holder()
 	channel := "pgxlock_holder_" + holder[strings.LastIndex(holder, ":")+1:]
-	evict := func() { db.Exec(t, "select pg_notify($1, 'evict')", channel) }
+	evict := func() { db.Exec(t, "select pg_notify($1, '1:evict')", channel) }
 	pgtest.Until(t, "the victim listens", func() bool {
 		evict()
 		select {
@@ -79,7 +79,7 @@ func TestFloodOfNotificationsMakesALockerSendNothing(t *testing.T) {
 	flood := func(also string, args ...any) {
 		t.Helper()
 		tx := testkit.Begin(t, db, pgx.TxOptions{})
-		const half = "select count(pg_notify($1, (1 + i % 2) || ':' || i)) from generate_series($2::bigint, $2 + 100000) as i"
+		const half = "select count(pg_notify($1, concat_ws(':', 1 + i % 9, 1 + i % 2, i))) from generate_series($2::bigint, $2 + 100000) as i"
 		if _, err := tx.Exec(t.Context(), half, channel, 0); err != nil {
 			t.Fatal(err)
 		}

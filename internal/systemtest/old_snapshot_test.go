@@ -22,7 +22,7 @@ func TestOldSnapshotCostsAHotKeyABufferForEachAcquire(t *testing.T) {
 		acquire = "select * from pgxlock_acquire_one('hot', 'h', 30000::bigint, null, null)"
 		cold    = "select * from pgxlock_acquire_one('cold', 'h', 30000::bigint, null, null)"
 		renew   = "select * from pgxlock_renew_batch('{kept}', '{h}', array[(select fencing_token from lock_leases where lock_name = 'kept')], '{30000}'::bigint[])"
-		publish = "select * from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000)"
+		publish = "select * from pgxlock_publish_batch('{0}', '{hot}', '{null}', '{1}', '{null}', null, 'A', 60000, 1)"
 	)
 	undo := map[string]string{
 		acquire: "select release_lock('hot', 'h')", cold: "select release_lock('cold', 'h')", renew: "select 1",

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pgxlock/pgxlock/internal/dbconn"
 	"github.com/pgxlock/pgxlock/internal/hold"
 	"github.com/pgxlock/pgxlock/internal/lockkey"
@@ -44,9 +46,13 @@ func TestForgedNotificationTakesNoMutexAndIsNotRemembered(t *testing.T) {
 	t.Parallel()
 	q := newQueue(runs(func(dbconn.Exchange) error { return errors.New("a statement was sent") }))
 	held, waited := lockkey.Name{ID: lockkey.ID{Number: 1}}, lockkey.Name{Key: "k"}
-	session := &heldSession{}
+	session, leader := &heldSession{}, &someone{looked: make(chan struct{}, 10)}
 	session.known.Add(held.ID)
-	q.server.Session = session
+	q.server.Session, q.server.Leaders = session, leader
+	handle := func(channel, payload string) {
+		q.listener.handle(&pgconn.Notification{Channel: channel, Payload: payload})
+	}
+	const here, holder, leaders = "pgxlock_7", "pgxlock_holder_7", "pgxlock_step_down"
 	w := q.join(waited, &hold.Busy{}, nil, hold.Exclusive)
 	defer w.leave()
 	handled := make(chan struct{})
@@ -54,25 +60,39 @@ func TestForgedNotificationTakesNoMutexAndIsNotRemembered(t *testing.T) {
 	go func() {
 		defer close(handled)
 		for i := range 10_000 {
-			for _, holder := range []bool{false, true} {
-				for _, form := range []string{"0:forged %d", "1:%d00", "2:%d", "1:x%d", "%d"} {
-					q.heard(fmt.Sprintf(form, i+1), holder)
-				}
+			for _, form := range []string{"1:0:forged %d", "9:1:%d00", "1:2:%d", "1:1:x%d", "%d", "1%d:0:k", "%d0:1:1", "1,%d:1:1", "1:evict%d", "1:0:k:%d"} {
+				handle(here, fmt.Sprintf(form, i+1))
+				handle(holder, fmt.Sprintf(form, i+1))
+				handle(leaders, fmt.Sprintf(form, i+1))
 			}
-			q.heard("0:k", true)  // a lease has no session that holds it
-			q.heard("1:1", false) // no caller waits for it
+			for _, payload := range []string{"", ":", "1", "0:", "0:k", "1:1", "0:0:k", "0:1:1", ":0:k", "-1:1:1", " 1:1:1", "a:1:1", "01:1:1", "evict", ":evict", "0:evict"} {
+				handle(here, payload)
+				handle(holder, payload)
+				handle(leaders, payload)
+			}
+			handle(holder, "1:0:k") // a lease has no session that holds it
+			handle(here, "1:1:1")   // no caller waits for it
 		}
 	}()
 	pgtest.Receive(t, "the forged notifications are handled while the mutex is held", handled)
 	n := len(q.others) + len(q.tickets) + len(q.queued) + len(q.woken) + len(q.handed) + len(w.woken)
 	q.mu.Unlock()
-	if n != 0 || len(session.wanted) != 0 {
-		t.Errorf("%d things are remembered, and %v is wanted", n, session.wanted)
+	if n != 0 || len(session.wanted) != 0 || session.evictions.Load() != 0 || len(leader.looked) != 0 {
+		t.Errorf("%d things are remembered, %v is wanted, %d evictions and %d leaders are looked for", n, session.wanted, session.evictions.Load(), len(leader.looked))
 	}
-	q.heard("1:1", true)
-	q.heard("0:k", false)
-	if !slices.Equal(session.wanted, []lockkey.Name{held}) || len(w.woken) != 1 {
-		t.Errorf("of true notifications: %v is wanted, and %d signals for the waiter", session.wanted, len(w.woken))
+	for i, protocol := range []string{"1", "2", "9"} {
+		session.wanted = nil
+		handle(holder, protocol+":1:1")
+		handle(here, protocol+":0:k")
+		handle(holder, protocol+":evict")
+		handle(leaders, protocol+":")
+		if !slices.Equal(session.wanted, []lockkey.Name{held}) || len(w.woken) != 1 || int(session.evictions.Load()) != i+1 || len(leader.looked) != i+1 {
+			t.Errorf("of true notifications of protocol %s: %v is wanted, %d signals for the waiter, %d evictions and %d leaders are looked for",
+				protocol, session.wanted, len(w.woken), session.evictions.Load(), len(leader.looked))
+		}
+		for len(w.woken) > 0 {
+			<-w.woken
+		}
 	}
 }
 
@@ -92,7 +112,7 @@ func TestFloodOfNotificationsCostsTheirReceiptAndHidesNoTrueOne(t *testing.T) {
 	q.server.Session = session
 	q.Listen(pid)
 	pgtest.Until(t, "the Queue listens for the holder", func() bool {
-		db.Exec(t, "select pg_notify($1, $2)", fmt.Sprintf("pgxlock_holder_%d", pid), evictNotice)
+		db.Exec(t, "select pg_notify($1, $2)", fmt.Sprintf("pgxlock_holder_%d", pid), "1:"+evictNotice)
 		return session.evictions.Load() > 0
 	})
 	var waiters []*position
@@ -102,11 +122,11 @@ func TestFloodOfNotificationsCostsTheirReceiptAndHidesNoTrueOne(t *testing.T) {
 	q.mu.Lock()
 	client := q.client
 	q.mu.Unlock()
-	last := fmt.Sprintf("1:%d", lastWanted.ID.Number)
+	last := fmt.Sprintf("1:1:%d", lastWanted.ID.Number)
 	send := func(holder, client string) {
 		t.Helper()
-		db.Exec(t, `select count(case when i % 2000 = 0 then concat(pg_notify($1, '1:-' || i / 2000), pg_notify($2, '0:k' || i / 2000))
-		                              else concat(pg_notify(case i % 3 when 0 then $2 else $1 end, (1 + i % 2) || ':' || i)) end)
+		db.Exec(t, `select count(case when i % 2000 = 0 then concat(pg_notify($1, '1:1:-' || i / 2000), pg_notify($2, '1:0:k' || i / 2000))
+		                              else concat(pg_notify(case i % 3 when 0 then $2 else $1 end, concat_ws(':', 1 + i % 9, 1 + i % 2, i))) end)
 		              from generate_series(0, $3 - 1) as i`, holder, client, flood)
 		db.Exec(t, "select pg_notify($1, $2)", holder, last)
 	}

@@ -197,18 +197,31 @@ func (l *listener) listen() error {
 
 // handle handles a notification, which any role may have sent.
 func (l *listener) handle(n *pgconn.Notification) {
+	text, ok := readPayload(n.Payload)
 	switch holder := strings.HasPrefix(n.Channel, "pgxlock_holder_"); {
+	case !ok:
 	case n.Channel == "pgxlock_step_down":
-		if n.Payload == "" {
+		if text == "" {
 			l.queue.server.Leaders.Look()
 		}
-	case holder && n.Payload == evictNotice:
+	case holder && text == evictNotice:
 		if l.queue.server.Session != nil {
 			l.queue.server.Session.Evicted()
 		}
 	default:
-		l.queue.heard(n.Payload, holder)
+		l.queue.heard(text, holder)
 	}
+}
+
+// readPayload returns what follows the protocol in a payload: a digit from 1 on, and a colon.
+// Later protocols are read as this one. They have one digit, because the server sends the equal
+// payloads of a transaction once: with more room a role could have one lock looked at for each
+// of many numbers.
+func readPayload(payload string) (text string, ok bool) {
+	if len(payload) < 2 || payload[0] < '1' || payload[0] > '9' || payload[1] != ':' {
+		return "", false
+	}
+	return payload[2:], true
 }
 
 // listenFor makes it also receive the notifications for the holder with this backend.
@@ -228,7 +241,7 @@ func (l *listener) holds() int32 {
 	return l.holder
 }
 
-// evictNotice is the payload of the notification after which a Locker checks whether its
+// evictNotice is the text of the notification after which a Locker checks whether its
 // advisory locks were evicted.
 const evictNotice = "evict"
 

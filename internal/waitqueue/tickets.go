@@ -42,6 +42,10 @@ type ticket struct {
 	since    int           // how many further answers said so
 }
 
+// Protocol is the number of what Lockers and the functions of the queue expect of each other, in
+// tickets and in payloads. docs/design.md says what a later one may change.
+const Protocol = 1
+
 // How long a ticket counts without being refreshed. The longer time is for a process that
 // listens: the advisory lock of its listener's session shows whether it is alive.
 const (
@@ -302,7 +306,7 @@ func (q *Queue) publish(names []lockkey.Name) error {
 	}
 	err := q.server.Runner.Do(func(ctx context.Context, c dbconn.Querier, _ bool) (err error) {
 		rows, err = pgx.CollectRows(c.Query(ctx, q.server.Place.Statement(statements.QueuePublish),
-			p.kinds, p.names, p.numbers, p.waiters, p.holds, p.client, q.server.Owner, p.life.Milliseconds()), pgx.RowToStructByPos[row])
+			p.kinds, p.names, p.numbers, p.waiters, p.holds, p.client, q.server.Owner, p.life.Milliseconds(), Protocol), pgx.RowToStructByPos[row])
 		return err
 	})
 	if err == nil && len(rows) != len(batch) {

@@ -398,7 +398,7 @@ func TestTicketThatIsPublishedWhileItsLockIsReleasedIsWoken(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := tx.Exec(t.Context(), "select pgxlock_publish_batch(array[$1::integer], array[$2::text], array[null]::bigint[], "+
-		"array[1], array[null]::text[], 77, 'other', 60000)", name.Kind(), name.Text()); err != nil {
+		"array[1], array[null]::text[], 77, 'other', 60000, 1)", name.Kind(), name.Text()); err != nil {
 		t.Fatal(err)
 	}
 

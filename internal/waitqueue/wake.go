@@ -185,12 +185,12 @@ func (q *Queue) lookLater(d time.Duration) {
 	})
 }
 
-// heard handles a notification, which has the kind and name of a lock. The local queue of the
+// heard handles the text of a notification, the kind and name of a lock. The local queue of the
 // lock should try, or, if the notification is for the holder, other processes wait for the
 // lock. Any role may send one: whether it is about a lock of this process is found out without
 // a mutex.
-func (q *Queue) heard(payload string, holder bool) {
-	name, ok := lockkey.ParseName(payload)
+func (q *Queue) heard(text string, holder bool) {
+	name, ok := lockkey.ParseName(text)
 	switch {
 	case !ok:
 	case !holder:

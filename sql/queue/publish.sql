@@ -4,9 +4,9 @@
 -- the ticket ahead of it, unless the lease is held.
 -- $1 kinds, $2 names, $3 numbers (NULL: a new one), $4 how many wait, $5 what they hold
 -- as JSON, $6 as whom their process listens, $7 its owner, $8 how long they count in
--- milliseconds
+-- milliseconds, $9 the protocol
 SELECT t.ticket, t.ask, t.deadlock, t.behind
   FROM /* schema */pgxlock_publish_batch($1::integer[], $2::text[], $3::bigint[], $4::integer[], $5::text[], $6::bigint,
-                                         $7::text, $8::bigint)
+                                         $7::text, $8::bigint, $9::integer)
        WITH ORDINALITY AS t (ticket, ask, deadlock, behind, n)
  ORDER BY t.n
