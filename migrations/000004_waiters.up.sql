@@ -188,11 +188,14 @@ BEGIN
     'a cycle of tickets that wait for each other, its hold that another one waits for; and the ticket ahead of it, unless '
     'the lease is held. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
 
-  -- A ticket waits for another one if a waiter of that ticket holds its lock.
+  -- A ticket waits for another one if a waiter of that ticket holds its lock. A ticket for permits waits for
+  -- the semaphore, and that for any of its holders: it is stuck only if none of them can go on, and while no
+  -- permit is free, because it is not known how many a ticket is for. Of all that are stuck with a semaphore the
+  -- last ticket gives up.
   CREATE OR REPLACE FUNCTION pgxlock_deadlocks(p_kinds integer[], p_names text[], p_tickets bigint[])
   RETURNS TABLE (n bigint, hold text)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
-  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  SET enable_indexscan = on SET enable_bitmapscan = off SET jit = off AS $$
   DECLARE
     v_advisory boolean;
   BEGIN
@@ -211,14 +214,29 @@ BEGIN
          AND l.locktype = 'advisory'
          AND l.granted
          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-    ), wanted AS MATERIALIZED (
-      SELECT row_number() OVER () AS lock, l.kind, l.name FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
+    ), wanted AS MATERIALIZED (           -- what tickets wait for; permits: of a semaphore, how many it has
+      SELECT row_number() OVER () AS lock, l.kind, l.name,
+             CASE WHEN l.kind = 0 AND right(l.name, 1) = '#'
+                  THEN (SELECT max(s.permits) FROM pgxlock_semaphores s WHERE s.name = left(l.name, -1) COLLATE "C") END AS permits
+        FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
     ), holder AS MATERIALIZED (           -- of each lock that a ticket waits for
       SELECT w.lock, l.holder AS name, NULL::text AS role FROM wanted w, LATERAL (
           SELECT l.holder_id::text AS holder FROM distributed_locks l
-           WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
+           WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text <> '*shared' COLLATE "C"
+             AND l.expires_at > clock_timestamp() OFFSET 0) l
       UNION ALL
       SELECT w.lock, s.holder, NULL::text FROM wanted w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
+      UNION ALL
+      SELECT f.lock, l.holder, NULL::text
+        FROM (SELECT w.lock, w.name, w.permits FROM wanted w
+               WHERE w.permits IS NOT NULL  -- and none is free
+                 AND NOT EXISTS (SELECT FROM (SELECT generate_series(1, w.permits) AS at OFFSET 0) p
+                                  WHERE NOT EXISTS (SELECT FROM distributed_locks l
+                                                     WHERE l.lock_name::text = (w.name || p.at::text) COLLATE "C"
+                                                       AND l.expires_at > clock_timestamp() OFFSET 0) OFFSET 0)) f,
+             LATERAL generate_series(1, f.permits) p (at), LATERAL (
+          SELECT l.holder_id::text AS holder FROM distributed_locks l
+           WHERE l.lock_name::text = (f.name || p.at::text) COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
       UNION ALL
       SELECT w.lock, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name, g.role
         FROM wanted w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
@@ -230,6 +248,16 @@ BEGIN
         JOIN (SELECT DISTINCT h.name, h.role, h.holder FROM held h) h
           ON h.name = w.hold COLLATE "C" AND w.role = coalesce(h.role, w.role) COLLATE "C"
         JOIN wanted l ON l.kind = w.kind AND l.name = w.name
+    ), moving (lock) AS (                 -- what a holder that does not wait can let go on, perhaps through others
+      SELECT w.lock FROM wanted w LEFT JOIN held h ON h.lock = w.lock
+       WHERE EXISTS (SELECT FROM wanted s WHERE s.permits IS NOT NULL)
+         AND NOT EXISTS (SELECT FROM hold d WHERE d.holder = h.holder)
+      UNION
+      SELECT h.lock FROM moving m JOIN hold d ON d.lock = m.lock JOIN held h ON h.holder = d.holder
+    ), stuck AS MATERIALIZED (
+      SELECT h.lock, h.name, h.holder, w.permits IS NOT NULL AS any_of
+        FROM held h JOIN wanted w ON w.lock = h.lock
+       WHERE NOT EXISTS (SELECT FROM moving m WHERE m.lock = h.lock AND w.permits IS NOT NULL)
     -- From lock to holder to lock, because there can be as many pairs of tickets as the square of their number.
     ), reached (root, lock) AS (
       SELECT w.id, l.lock
@@ -238,11 +266,14 @@ BEGIN
         JOIN wanted l ON l.kind = w.kind AND l.name = w.name
       UNION
       SELECT h.root, w.lock
-        FROM (SELECT DISTINCT r.root, h.holder FROM reached r JOIN held h ON h.lock = r.lock) h
+        FROM (SELECT DISTINCT r.root, h.holder FROM reached r JOIN stuck h ON h.lock = r.lock) h
         JOIN hold w ON w.holder = h.holder AND w.id < h.root
     ), circle AS (
       SELECT r.root, min(h.name) AS holder
-        FROM reached r JOIN held h ON h.lock = r.lock JOIN hold w ON w.holder = h.holder AND w.id = r.root GROUP BY r.root
+        FROM reached r JOIN stuck h ON h.lock = r.lock JOIN hold w ON w.holder = h.holder AND w.id = r.root
+       WHERE NOT EXISTS (SELECT FROM reached x JOIN stuck y ON y.lock = x.lock AND y.any_of
+                           JOIN hold z ON z.holder = y.holder WHERE x.root = r.root AND z.id > r.root)
+       GROUP BY r.root
     )
     SELECT e.n, c.holder
       FROM circle c JOIN waiting w ON w.id = c.root
