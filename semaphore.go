@@ -101,7 +101,8 @@ func (s *Semaphore) AcquireN(ctx context.Context, key string, n int, opts ...Per
 	return s.acquireN(ctx, key, n, nil, opts)
 }
 
-// TryAcquireN is [Semaphore.TryAcquire] for n permits together, as of [Semaphore.AcquireN].
+// TryAcquireN is [Semaphore.TryAcquire] for n permits together, as of [Semaphore.AcquireN]. Two
+// calls at once may both fail, because each has found some of the permits and not enough.
 func (s *Semaphore) TryAcquireN(ctx context.Context, key string, n int, opts ...PermitOption) (Locks, error) {
 	return s.acquireN(ctx, key, n, []AcquireOption{NoWait}, opts)
 }

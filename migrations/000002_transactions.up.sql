@@ -141,7 +141,7 @@ BEGIN
   CREATE INDEX IF NOT EXISTS pgxlock_claims_expires_at ON pgxlock_claims (expires_at) WHERE expires_at IS NOT NULL;
   COMMENT ON TABLE pgxlock_claims IS
     'pgxlock: keys that committed transactions have claimed, for good or until expires_at. Rows: one for each claim; only '
-    'purge_claims() removes them, not housekeeping.';
+    'purge_claims() removes them.';
   COMMENT ON COLUMN pgxlock_claims.claimed_by IS 'The transaction, on the cluster where it ran.';
 
   -- It waits, as every INSERT of a unique key does, for an open transaction that has claimed the

@@ -24,6 +24,7 @@ BEGIN
     pgxlock_try_in_turn(text[], text[], bigint[], text[], bigint[], boolean), pgxlock_change_pending(xid),
     pgxlock_release_batch(text[], text[], bigint[]), pgxlock_wake_batch(integer[], text[], bigint[]),
     pgxlock_deadlocks(integer[], text[], bigint[]), acquire_in_turn(varchar, varchar, integer, bigint, jsonb),
+    pgxlock_wait_in_turn(text, text, integer, bigint, jsonb, boolean, integer, integer),
     leave_queue(varchar, varchar), pgxlock_full_xid(xid),
     wake_lock_waiter(varchar), pgxlock_refused_batch(integer[], text[], bigint[]), pgxlock_waited_for(integer[], text[]),
     pgxlock_notify_holders(integer[], bigint[]), pgxlock_reap_waiters(integer),

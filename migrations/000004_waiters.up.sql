@@ -192,11 +192,14 @@ BEGIN
     'a cycle of tickets that wait for each other, its hold that another one waits for; and the ticket ahead of it, unless '
     'the lease is held. In a transaction of its own; after a new ticket has committed, try whatever the answer.';
 
-  -- A ticket waits for another one if a waiter of that ticket holds its lock.
+  -- A ticket waits for another one if a waiter of that ticket holds its lock. A ticket for permits waits for
+  -- the semaphore, and that for any of its holders: it is stuck only if none of them can go on, and while no
+  -- permit is free, because it is not known how many a ticket is for. Of all that are stuck with a semaphore the
+  -- last ticket gives up.
   CREATE OR REPLACE FUNCTION pgxlock_deadlocks(p_kinds integer[], p_names text[], p_tickets bigint[])
   RETURNS TABLE (n bigint, hold text)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
-  SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  SET enable_indexscan = on SET enable_bitmapscan = off SET jit = off AS $$
   DECLARE
     v_advisory boolean;
   BEGIN
@@ -215,14 +218,29 @@ BEGIN
          AND l.locktype = 'advisory'
          AND l.granted
          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-    ), wanted AS MATERIALIZED (
-      SELECT row_number() OVER () AS lock, l.kind, l.name FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
+    ), wanted AS MATERIALIZED (           -- what tickets wait for; permits: of a semaphore, how many it has
+      SELECT row_number() OVER () AS lock, l.kind, l.name,
+             CASE WHEN l.kind = 0 AND right(l.name, 1) = '#'
+                  THEN (SELECT max(s.permits) FROM pgxlock_semaphores s WHERE s.name = left(l.name, -1) COLLATE "C") END AS permits
+        FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
     ), holder AS MATERIALIZED (           -- of each lock that a ticket waits for
       SELECT w.lock, l.holder AS name, NULL::text AS role FROM wanted w, LATERAL (
           SELECT l.holder_id::text AS holder FROM distributed_locks l
-           WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
+           WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text <> '*shared' COLLATE "C"
+             AND l.expires_at > clock_timestamp() OFFSET 0) l
       UNION ALL
       SELECT w.lock, s.holder, NULL::text FROM wanted w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
+      UNION ALL
+      SELECT f.lock, l.holder, NULL::text
+        FROM (SELECT w.lock, w.name, w.permits FROM wanted w
+               WHERE w.permits IS NOT NULL  -- and none is free
+                 AND NOT EXISTS (SELECT FROM (SELECT generate_series(1, w.permits) AS at OFFSET 0) p
+                                  WHERE NOT EXISTS (SELECT FROM distributed_locks l
+                                                     WHERE l.lock_name::text = (w.name || p.at::text) COLLATE "C"
+                                                       AND l.expires_at > clock_timestamp() OFFSET 0) OFFSET 0)) f,
+             LATERAL generate_series(1, f.permits) p (at), LATERAL (
+          SELECT l.holder_id::text AS holder FROM distributed_locks l
+           WHERE l.lock_name::text = (f.name || p.at::text) COLLATE "C" AND l.expires_at > clock_timestamp() OFFSET 0) l
       UNION ALL
       SELECT w.lock, 'advisory:' || g.pid::text || ':' || g.kind::text || ':' || g.name, g.role
         FROM wanted w JOIN granted g ON g.kind = w.kind AND g.name = w.name COLLATE "C"
@@ -234,6 +252,16 @@ BEGIN
         JOIN (SELECT DISTINCT h.name, h.role, h.holder FROM held h) h
           ON h.name = w.hold COLLATE "C" AND w.role = coalesce(h.role, w.role) COLLATE "C"
         JOIN wanted l ON l.kind = w.kind AND l.name = w.name
+    ), moving (lock) AS (                 -- what a holder that does not wait can let go on, perhaps through others
+      SELECT w.lock FROM wanted w LEFT JOIN held h ON h.lock = w.lock
+       WHERE EXISTS (SELECT FROM wanted s WHERE s.permits IS NOT NULL)
+         AND NOT EXISTS (SELECT FROM hold d WHERE d.holder = h.holder)
+      UNION
+      SELECT h.lock FROM moving m JOIN hold d ON d.lock = m.lock JOIN held h ON h.holder = d.holder
+    ), stuck AS MATERIALIZED (
+      SELECT h.lock, h.name, h.holder, w.permits IS NOT NULL AS any_of
+        FROM held h JOIN wanted w ON w.lock = h.lock
+       WHERE NOT EXISTS (SELECT FROM moving m WHERE m.lock = h.lock AND w.permits IS NOT NULL)
     -- From lock to holder to lock, because there can be as many pairs of tickets as the square of their number.
     ), reached (root, lock) AS (
       SELECT w.id, l.lock
@@ -242,11 +270,14 @@ BEGIN
         JOIN wanted l ON l.kind = w.kind AND l.name = w.name
       UNION
       SELECT h.root, w.lock
-        FROM (SELECT DISTINCT r.root, h.holder FROM reached r JOIN held h ON h.lock = r.lock) h
+        FROM (SELECT DISTINCT r.root, h.holder FROM reached r JOIN stuck h ON h.lock = r.lock) h
         JOIN hold w ON w.holder = h.holder AND w.id < h.root
     ), circle AS (
       SELECT r.root, min(h.name) AS holder
-        FROM reached r JOIN held h ON h.lock = r.lock JOIN hold w ON w.holder = h.holder AND w.id = r.root GROUP BY r.root
+        FROM reached r JOIN stuck h ON h.lock = r.lock JOIN hold w ON w.holder = h.holder AND w.id = r.root
+       WHERE NOT EXISTS (SELECT FROM reached x JOIN stuck y ON y.lock = x.lock AND y.any_of
+                           JOIN hold z ON z.holder = y.holder WHERE x.root = r.root AND z.id > r.root)
+       GROUP BY r.root
     )
     SELECT e.n, c.holder
       FROM circle c JOIN waiting w ON w.id = c.root
@@ -899,125 +930,207 @@ BEGIN
     p_lock_name varchar, p_holder_id varchar, p_ttl_seconds integer DEFAULT 30, p_ticket bigint DEFAULT NULL,
     p_metadata jsonb DEFAULT '{}',
     OUT acquired boolean, OUT fencing_token bigint, OUT ticket bigint, OUT ask_again_ms integer)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  BEGIN
+    SELECT t.tokens IS NOT NULL, t.tokens[1], t.ticket, t.ask_again_ms INTO acquired, fencing_token, ticket, ask_again_ms
+      FROM pgxlock_wait_in_turn(p_lock_name::text, p_holder_id::text, p_ttl_seconds, p_ticket, p_metadata, false,
+                                NULL::integer, NULL::integer) t;
+  END $$;
+  COMMENT ON FUNCTION acquire_in_turn(varchar, varchar, integer, bigint, jsonb) IS
+    'Acquires the lease in turn with all that wait for it. acquired: as acquire_lock(), with the token. Else the holder '
+    'has a ticket in the queue: sleep ask_again_ms milliseconds, and call again with that ticket. A ticket that is not used '
+    'for 3 seconds is void, and the next call joins at the end. Never waits itself. Each call in a transaction of its own.';
+
+  -- p_wanted: how many permits of a semaphore with p_permits are wanted together; NULL for a lease.
+  CREATE OR REPLACE FUNCTION pgxlock_wait_in_turn(p_name text, p_holder text, p_ttl_seconds integer, p_ticket bigint,
+    p_metadata jsonb, p_shared boolean, p_permits integer, p_wanted integer,
+    OUT tokens bigint[], OUT permits varchar[], OUT ticket bigint, OUT ask_again_ms integer)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
-    v_name    text := p_lock_name;
-    v_me      text := p_holder_id;
+    v_queue   text := p_name || CASE WHEN p_wanted IS NULL THEN '' ELSE '#' END;
     v_ttl     interval;
-    v_held_by text;                         -- the holder of the live lease, and since when; NULL: it is free
-    v_since   timestamptz;
+    v_ttl_ms  bigint := p_ttl_seconds::bigint * 1000::bigint;
+    v_held_by text[];                       -- who has the live lease, or permits; NULL: it is free
+    v_since   timestamptz;                  -- when the last of them acquired it
+    v_has     boolean;                      -- the caller is one of them
+    v_free    boolean;                      -- nothing but the queue may keep the caller out
     v_mine    record;                       -- the caller's ticket
+    v_due     boolean;                      -- it is new, or to be refreshed
     v_tries   boolean;
     v_first   bigint;                       -- the ticket ahead of it
     v_ahead   bigint;
     v_hold    text;
     v_now     timestamptz;
     v_life    interval := interval '3 seconds';      -- as long as a ticket of a Locker that cannot listen
+    v_sees    boolean := current_setting('transaction_isolation') IN ('read committed', 'read uncommitted');
   BEGIN
-    v_ttl := pgxlock_check_try(v_name, v_me, pg_catalog.make_interval(secs => p_ttl_seconds), p_metadata);
+    v_ttl := pgxlock_check_try(p_name, p_holder, pg_catalog.make_interval(secs => p_ttl_seconds), p_metadata);
     PERFORM pgxlock_require(p_ticket IS NULL OR p_ticket > 0::bigint,
                             'p_ticket must be the ticket of the last answer, or NULL in the first call');
-    SELECT l.holder_id::text, CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END INTO v_held_by, v_since
-      FROM distributed_locks l WHERE l.lock_name::text = v_name COLLATE "C" AND l.expires_at > clock_timestamp();
+    IF p_wanted IS NULL THEN
+      SELECT ARRAY[l.holder_id::text], CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END INTO v_held_by, v_since
+        FROM distributed_locks l WHERE l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp();
+      v_free := v_held_by IS NULL;
+      IF NOT p_shared THEN
+        v_has := v_held_by[1] = p_holder COLLATE "C";
+      ELSIF v_held_by[1] = '*shared' THEN
+        v_free := true;
+        v_has := EXISTS (SELECT FROM distributed_lock_shares s, distributed_locks l
+                          WHERE s.lock_name::text = p_name COLLATE "C"
+                            AND s.holder_id::text = p_holder COLLATE "C"
+                            AND s.expires_at > clock_timestamp()
+                            AND l.lock_name::text = p_name COLLATE "C"
+                            AND l.holder_id::text = '*shared' COLLATE "C" AND l.fencing_token = s.fencing_token);
+      END IF;
+    ELSE
+      PERFORM pgxlock_check_read_committed('permits are acquired in turn in READ COMMITTED: an older snapshot does not show '
+                                           'what an unanswered call has acquired');
+      -- With the pin, and read after it: an unanswered call may still be running.
+      v_free := pg_try_advisory_xact_lock(pgxlock_share_pin(v_queue, p_holder));
+      SELECT pg_catalog.array_agg(l.holder), max(l.since),
+             pg_catalog.array_agg(l.name ORDER BY s.at) FILTER (WHERE l.holder = p_holder COLLATE "C")
+        INTO v_held_by, v_since, permits
+        FROM generate_series(1, p_permits) s (at),          -- one by one: a join could read the whole table
+             LATERAL (SELECT l.holder_id::text AS holder, l.lock_name AS name,
+                             CASE WHEN isfinite(l.acquired_at) THEN l.acquired_at END AS since
+                        FROM distributed_locks l
+                       WHERE l.lock_name::text = (v_queue || s.at::text) COLLATE "C"
+                         AND l.expires_at > clock_timestamp() OFFSET 0) l;
+      v_has := permits IS NOT NULL;
+      IF pg_catalog.cardinality(permits) <> p_wanted THEN
+        RAISE EXCEPTION 'p_holder_id "%" has % permits of "%", and p_wanted is %', p_holder, pg_catalog.cardinality(permits),
+            p_name, p_wanted
+          USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'Use another holder for another acquisition, or release these first.';
+      END IF;
+      v_free := v_free AND p_permits - coalesce(pg_catalog.cardinality(v_held_by), 0) >= p_wanted;
+    END IF;
     SELECT w.ticket, w.woken, w.live_until, w.xmin AS changed INTO v_mine
       FROM pgxlock_waiters w
-     WHERE w.kind = 0 AND w.name = v_name COLLATE "C"
+     WHERE w.kind = 0 AND w.name = v_queue COLLATE "C"
        AND w.ticket BETWEEN coalesce(p_ticket, 1::bigint) AND coalesce(p_ticket, 9223372036854775807)
-       AND w.owner = v_me COLLATE "C" AND w.role = session_user::text AND w.client IS NULL
+       AND w.owner = p_holder COLLATE "C" AND w.role = session_user::text AND w.client IS NULL
        AND w.live_until > clock_timestamp()
      ORDER BY w.ticket LIMIT 1;
 
-    -- The lease may be the caller's by a call whose answer was lost. A ticket that cannot be removed is being
+    -- It may be the caller's by a call whose answer was lost. A ticket that cannot be removed is being
     -- stamped by a waker: with it left behind, the caller would stand ahead of others without waiting.
-    v_tries := v_held_by = v_me COLLATE "C";
-    IF v_held_by IS NULL THEN
-      v_first := pgxlock_first_ahead(0, v_name, coalesce(v_mine.ticket, 9223372036854775807));
+    v_tries := v_has;
+    IF v_has IS NOT TRUE AND v_free THEN
+      v_first := pgxlock_first_ahead(0, v_queue, coalesce(v_mine.ticket, 9223372036854775807));
       v_tries := v_first IS NULL;
       IF v_tries AND v_mine.ticket IS NOT NULL THEN
         PERFORM FROM pgxlock_waiters w
-          WHERE w.kind = 0 AND w.name = v_name COLLATE "C" AND w.ticket = v_mine.ticket FOR UPDATE SKIP LOCKED;
+          WHERE w.kind = 0 AND w.name = v_queue COLLATE "C" AND w.ticket = v_mine.ticket FOR UPDATE SKIP LOCKED;
         v_tries := FOUND;
       END IF;
     END IF;
     IF v_tries THEN
-      SELECT t.acquired, t.fencing_token INTO acquired, fencing_token
-        FROM try_acquire_lock(p_lock_name, p_holder_id, v_ttl, p_metadata) t;
-      IF acquired THEN
+      IF p_wanted IS NULL AND p_shared THEN
+        tokens := (SELECT ARRAY[t.fencing_token]
+                     FROM try_acquire_shared_lock(p_name::varchar, p_holder::varchar, v_ttl, p_metadata) t WHERE t.acquired);
+      ELSIF p_wanted IS NULL THEN
+        tokens := (SELECT ARRAY[t.fencing_token]
+                     FROM try_acquire_lock(p_name::varchar, p_holder::varchar, v_ttl, p_metadata) t WHERE t.acquired);
+      ELSIF v_has THEN
+        tokens := (SELECT pg_catalog.array_agg(t.fencing_token ORDER BY t.n)
+                     FROM pgxlock_acquire_each(permits::text[], pg_catalog.array_fill(p_holder, ARRAY[p_wanted]),
+                                               pg_catalog.array_fill(v_ttl_ms, ARRAY[p_wanted]),
+                                               pg_catalog.array_fill(p_metadata::text, ARRAY[p_wanted]))
+                            WITH ORDINALITY AS t (acquired, fencing_token, held_by, remaining_ms, n)
+                   HAVING bool_and(t.acquired));
+      ELSE
+        SELECT pg_catalog.array_agg(t.fencing_token ORDER BY t.permit),
+               pg_catalog.array_agg((v_queue || t.permit::text)::varchar ORDER BY t.permit)
+          INTO tokens, permits
+          FROM pgxlock_permit_batch(ARRAY[p_name], ARRAY[p_permits], ARRAY[p_holder], ARRAY[v_ttl_ms], ARRAY[p_metadata::text],
+                                    ARRAY[NULL]::bigint[], ARRAY[p_wanted]) t
+        HAVING bool_and(t.acquired);
+      END IF;
+      IF tokens IS NOT NULL THEN
         DELETE FROM pgxlock_waiters w
-         WHERE w.kind = 0 AND w.name = v_name COLLATE "C"
+         WHERE w.kind = 0 AND w.name = v_queue COLLATE "C"
            AND w.ticket = (SELECT q.ticket FROM pgxlock_waiters q
-                            WHERE q.kind = 0 AND q.name = v_name COLLATE "C" AND q.ticket = v_mine.ticket
+                            WHERE q.kind = 0 AND q.name = v_queue COLLATE "C" AND q.ticket = v_mine.ticket
                               FOR UPDATE SKIP LOCKED);
+        -- The next one may share it as well, or find permits enough.
+        IF FOUND AND v_sees AND (p_shared OR p_permits - coalesce(pg_catalog.cardinality(v_held_by), 0) > p_wanted) THEN
+          PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[v_queue], ARRAY[NULL]::bigint[]);
+        END IF;
         RETURN;
       END IF;
+      v_since := NULL;                      -- another transaction was faster, or is about to end
     END IF;
 
-    acquired := false;
+    permits := NULL;
     v_now := clock_timestamp();
+    v_due := (v_mine.live_until >= v_now + v_life / 2::float8) IS NOT TRUE;          -- every second and a half
     ticket := v_mine.ticket;
     IF ticket IS NULL THEN
       IF EXISTS (SELECT FROM pgxlock_waiters w
                   WHERE w.ticket = p_ticket AND w.live_until > v_now
-                    AND NOT (w.kind = 0 AND w.name = v_name COLLATE "C" AND w.owner = v_me COLLATE "C"
+                    AND NOT (w.kind = 0 AND w.name = v_queue COLLATE "C" AND w.owner = p_holder COLLATE "C"
                              AND w.role = session_user::text AND w.client IS NULL)) THEN
-        RAISE EXCEPTION 'p_ticket % is not a ticket of holder "%" for lock "%"', p_ticket, p_holder_id, p_lock_name
+        RAISE EXCEPTION 'p_ticket % is not a ticket of holder "%" for lock "%"', p_ticket, p_holder, p_name
           USING ERRCODE = 'invalid_parameter_value',
                 HINT = 'Pass the ticket that the last call with this name and this holder returned, or NULL.';
       END IF;
       INSERT INTO pgxlock_waiters AS w (kind, name, ticket, owner, waiters, since, live_until, holds, role)
-      VALUES (0, v_name, nextval('pgxlock_tickets'::regclass), v_me, 1, v_now, v_now + v_life, ARRAY[v_me], session_user::text)
+      VALUES (0, v_queue, nextval('pgxlock_tickets'::regclass), p_holder, 1, v_now, v_now + v_life, ARRAY[p_holder],
+              session_user::text)
       ON CONFLICT DO NOTHING                -- a number that was written without the sequence: the next call draws another
       RETURNING w.ticket INTO ticket;
     ELSIF pg_current_xact_id_if_assigned() IS NOT NULL AND pg_xact_status(pgxlock_full_xid(v_mine.changed)) = 'in progress' THEN
-      RAISE EXCEPTION 'ticket % for lock "%" is not committed, and has no position in the queue before', ticket, p_lock_name
+      RAISE EXCEPTION 'ticket % for lock "%" is not committed, and has no position in the queue before', ticket, p_name
         USING ERRCODE = 'active_sql_transaction',
-              HINT = 'Call acquire_in_turn in a transaction of its own (autocommit), and sleep after it has committed.';
-    ELSIF v_mine.woken IS NOT NULL OR v_mine.live_until < v_now + v_life / 2::float8 THEN
+              HINT = 'Make each call in a transaction of its own (autocommit), and sleep after it has committed.';
+    ELSIF v_mine.woken IS NOT NULL OR v_due THEN
       UPDATE pgxlock_waiters w
          SET woken = NULL, live_until = v_now + v_life
-       WHERE w.kind = 0 AND w.name = v_name COLLATE "C"
+       WHERE w.kind = 0 AND w.name = v_queue COLLATE "C"
          AND w.ticket = (SELECT q.ticket FROM pgxlock_waiters q
-                          WHERE q.kind = 0 AND q.name = v_name COLLATE "C" AND q.ticket = v_mine.ticket
+                          WHERE q.kind = 0 AND q.name = v_queue COLLATE "C" AND q.ticket = v_mine.ticket
                             FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
 
-    -- When it joins, and from then on every second and a half.
-    IF (v_mine.live_until >= v_now + v_life / 2::float8) IS NOT TRUE THEN
-      PERFORM pgxlock_remove_dead('{0}'::integer[], ARRAY[v_name], ARRAY[ticket]);
-      IF v_held_by = '*shared' OR EXISTS (SELECT FROM pgxlock_waiters w
-                                           WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[]
-                                             AND w.ticket < acquire_in_turn.ticket
-                                             AND v_held_by COLLATE "C" = ANY (w.holds)) THEN
-        v_hold := (SELECT d.hold FROM pgxlock_deadlocks('{0}'::integer[], ARRAY[v_name], ARRAY[ticket]) d);
+    IF v_due THEN
+      PERFORM pgxlock_remove_dead('{0}'::integer[], ARRAY[v_queue], ARRAY[ticket]);
+      IF v_has IS NOT TRUE
+         AND (v_held_by[1] IN ('*shared', p_holder)
+              OR EXISTS (SELECT FROM pgxlock_waiters w
+                          WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[]
+                            AND w.ticket < pgxlock_wait_in_turn.ticket
+                            AND w.holds COLLATE "C" OPERATOR(pg_catalog.&&) v_held_by)) THEN
+        v_hold := (SELECT d.hold FROM pgxlock_deadlocks('{0}'::integer[], ARRAY[v_queue], ARRAY[ticket]) d);
         IF v_hold IS NOT NULL THEN
           RAISE EXCEPTION 'deadlock: lock "%" is held by a holder that waits, directly or through others, for what "%" holds',
-              p_lock_name, v_hold
+              p_name, v_hold
             USING ERRCODE = 'deadlock_detected',
                   HINT = 'Release what this holder holds, then try again. Acquire locks in one order everywhere.';
         END IF;
       END IF;
     END IF;
 
-    -- A release that woke no waiter is noticed here, so that a ticket of a dead caller is passed.
-    IF v_first IS NOT NULL AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')
+    -- A release that woke no waiter is noticed here, so that a ticket of a dead caller is passed. The first one
+    -- may also wait for readers, or for more permits than are free: then it is not woken at every call.
+    IF v_first IS NOT NULL AND v_sees AND (v_due OR v_held_by IS NULL AND p_wanted IS NULL)
        AND EXISTS (SELECT FROM pgxlock_waiters w
-                    WHERE w.kind = 0 AND w.name = v_name COLLATE "C" AND w.ticket = v_first AND w.woken IS NULL) THEN
-      PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[v_name], ARRAY[NULL]::bigint[]);
+                    WHERE w.kind = 0 AND w.name = v_queue COLLATE "C" AND w.ticket = v_first AND w.woken IS NULL) THEN
+      PERFORM FROM pgxlock_wake_batch('{0}'::integer[], ARRAY[v_queue], ARRAY[NULL]::bigint[]);
     END IF;
 
     v_ahead := (SELECT count(*)
                   FROM (SELECT FROM pgxlock_waiters w
-                         WHERE w.kind = 0 AND w.name = v_name COLLATE "C" AND w.ticket < acquire_in_turn.ticket
+                         WHERE w.kind = 0 AND w.name = v_queue COLLATE "C" AND w.ticket < pgxlock_wait_in_turn.ticket
                            AND w.live_until > v_now AND NOT pgxlock_wake_timed_out(w.woken)
                          LIMIT 30) a);
     ask_again_ms := least(150::float8, (v_ahead + 1::bigint)::float8
                           * greatest(5::float8, coalesce(date_part('epoch'::text, v_now - v_since) * 250::float8,
                                                          10::float8)))::integer;
   END $$;
-  COMMENT ON FUNCTION acquire_in_turn(varchar, varchar, integer, bigint, jsonb) IS
-    'Acquires the lease in turn with all that wait for it. acquired: as acquire_lock(), with the token. Else the holder '
-    'has a ticket in the queue: sleep ask_again_ms milliseconds, and call again with that ticket. A ticket that is not used '
-    'for 3 seconds is void, and the next call joins at the end. Never waits itself. Each call in a transaction of its own.';
+  COMMENT ON FUNCTION pgxlock_wait_in_turn(text, text, integer, bigint, jsonb, boolean, integer, integer) IS
+    'pgxlock, internal: acquire_in_turn() for a lease, a share of it, or p_wanted of p_permits permits. tokens: NULL if it was '
+    'refused; permits: their names.';
 
   CREATE OR REPLACE FUNCTION leave_queue(p_lock_name varchar, p_holder_id varchar) RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$

@@ -27,6 +27,8 @@ BEGIN
     pgxlock_renew_shares_batch(text[], text[], bigint[], bigint[]),
     pgxlock_release_shares_batch(text[], text[], bigint[]), pgxlock_share_holders(text),
     pgxlock_reap_shares(interval, integer), pgxlock_lock_group(text, boolean), pgxlock_share_pin(text, text),
+    acquire_shared_in_turn(varchar, varchar, integer, bigint, jsonb),
+    acquire_permits_in_turn(varchar, varchar, integer, integer, integer, bigint, jsonb), pgxlock_check_semaphore(text, integer),
     acquire_permit(varchar, varchar, integer, integer, jsonb),
     pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[]);
   DROP TABLE distributed_lock_shares, pgxlock_semaphores;

@@ -162,9 +162,22 @@ BEGIN
     END LOOP;
   END $$;
   COMMENT ON FUNCTION try_acquire_shared_lock(varchar, varchar, interval, jsonb) IS
-    'Like acquire_shared_lock, and returns the fencing token, greater than that of any earlier exclusive holder. It is the '
+    'Like acquire_shared_lock, and returns the fencing token. It is greater than that of any earlier exclusive holder: the '
     'group''s or, if that is from before a failover or a crash, one of its own. If not acquired, held_by, expires_at and '
     'remaining describe the exclusive holder; if held_by is *shared or NULL, call again.';
+
+  CREATE OR REPLACE FUNCTION acquire_shared_in_turn(
+    p_lock_name varchar, p_holder_id varchar, p_ttl_seconds integer DEFAULT 30, p_ticket bigint DEFAULT NULL,
+    p_metadata jsonb DEFAULT '{}',
+    OUT acquired boolean, OUT fencing_token bigint, OUT ticket bigint, OUT ask_again_ms integer)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  BEGIN
+    SELECT t.tokens IS NOT NULL, t.tokens[1], t.ticket, t.ask_again_ms INTO acquired, fencing_token, ticket, ask_again_ms
+      FROM pgxlock_wait_in_turn(p_lock_name::text, p_holder_id::text, p_ttl_seconds, p_ticket, p_metadata, true,
+                                NULL::integer, NULL::integer) t;
+  END $$;
+  COMMENT ON FUNCTION acquire_shared_in_turn(varchar, varchar, integer, bigint, jsonb) IS
+    'acquire_in_turn() for a share of the lease. Readers in a row are served together.';
 
   ------------------------------------------------------------------ extend --
   CREATE OR REPLACE FUNCTION extend_shared_lock(p_lock_name varchar, p_holder_id varchar, p_ttl_seconds integer DEFAULT 30)
@@ -425,7 +438,7 @@ BEGIN
                     ELSE 'Its token is another one, or another transaction has a row of it locked.' END;
   END $$;
   COMMENT ON FUNCTION assert_shared_lock_held(varchar, varchar, bigint, boolean) IS
-    'assert_lock_held() for a share: raises LK001 if the holder has lost it and, above READ COMMITTED, LK002 if the '
+    'assert_lock_held() for a share. Raises LK001 if the holder has lost it and, above READ COMMITTED, LK002 if the '
     'snapshot is older than the acquisition. Until this transaction ends no holder can acquire the lease exclusively; '
     'others may join, renew and leave. Waits for no other function of pgxlock. Rolling back to a savepoint before the '
     'call ends the protection.';
@@ -749,7 +762,7 @@ BEGIN
   -- that waiters for any of them share one queue, jobs#.
   --
   -- From this table callers that use a semaphore with different numbers of permits learn of each
-  -- other.
+  -- other, and pgxlock_deadlocks() whether one is free.
   CREATE UNLOGGED TABLE IF NOT EXISTS pgxlock_semaphores (
     name    text COLLATE "C" NOT NULL,
     permits integer NOT NULL,
@@ -759,7 +772,7 @@ BEGIN
   ) USING heap;
   CREATE INDEX IF NOT EXISTS pgxlock_semaphores_used_at ON pgxlock_semaphores (used_at);
   COMMENT ON TABLE pgxlock_semaphores IS
-    'pgxlock: with how many permits callers use a semaphore. It decides nothing. Rows: one for each semaphore and number '
+    'pgxlock: with how many permits callers use a semaphore. It grants nothing. Rows: one for each semaphore and number '
     'of permits; acquiring a permit removes those that were not used for a day.';
   COMMENT ON COLUMN pgxlock_semaphores.name IS 'The semaphore: its permits are the leases name#1, name#2 and so on.';
   COMMENT ON COLUMN pgxlock_semaphores.permits IS 'The number of permits that a caller gave.';
@@ -773,12 +786,7 @@ BEGIN
   DECLARE
     v_permit integer;
   BEGIN
-    PERFORM pgxlock_require(p_permits BETWEEN 1 AND 10000, 'p_permits must be between 1 and 10000');
-    IF (char_length(p_lock_name::text) BETWEEN 1 AND 254 - char_length(p_permits::text)) IS NOT TRUE THEN
-      RAISE EXCEPTION 'p_lock_name must have 1 to % characters, which leaves room for # and the number of a permit',
-          254 - char_length(p_permits::text)
-        USING ERRCODE = 'invalid_parameter_value';
-    END IF;
+    PERFORM pgxlock_check_semaphore(p_lock_name::text, p_permits);
     PERFORM pgxlock_require(char_length(p_holder_id::text) BETWEEN 1 AND 255 AND left(p_holder_id::text, 1) <> '*',
                             'p_holder_id must have 1 to 255 characters, and not begin with *');
     PERFORM pgxlock_require(p_ttl_seconds >= 1, 'p_ttl_seconds must be at least 1');
@@ -791,6 +799,37 @@ BEGIN
     'Acquires a permit of a semaphore, one of the leases p_lock_name#1 to p_lock_name#p_permits; returns the name of that '
     'lease, NULL if none is free. Extend it with extend_lock(), release it with release_lock(), protect writes with '
     'assert_lock_held(). Each call acquires another permit.';
+
+  CREATE OR REPLACE FUNCTION acquire_permits_in_turn(
+    p_lock_name varchar, p_holder_id varchar, p_permits integer, p_wanted integer DEFAULT 1,
+    p_ttl_seconds integer DEFAULT 30, p_ticket bigint DEFAULT NULL, p_metadata jsonb DEFAULT '{}',
+    OUT acquired boolean, OUT permits varchar[], OUT fencing_tokens bigint[], OUT ticket bigint, OUT ask_again_ms integer)
+  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+  BEGIN
+    PERFORM pgxlock_check_semaphore(p_lock_name::text, p_permits);
+    PERFORM pgxlock_require(p_wanted BETWEEN 1 AND p_permits AND p_wanted <= 256,
+                            'p_wanted must be between 1 and p_permits, and at most 256');
+    SELECT t.tokens IS NOT NULL, t.permits, t.tokens, t.ticket, t.ask_again_ms
+      INTO acquired, permits, fencing_tokens, ticket, ask_again_ms
+      FROM pgxlock_wait_in_turn(p_lock_name::text, p_holder_id::text, p_ttl_seconds, p_ticket, p_metadata, false,
+                                p_permits, p_wanted) t;
+  END $$;
+  COMMENT ON FUNCTION acquire_permits_in_turn(varchar, varchar, integer, integer, integer, bigint, jsonb) IS
+    'acquire_in_turn() for permits of a semaphore, all or none. Returns the names of their leases. A holder that has permits '
+    'finds them again, and must want as many. READ COMMITTED only.';
+
+  CREATE OR REPLACE FUNCTION pgxlock_check_semaphore(p_name text, p_permits integer) RETURNS void
+  LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
+  BEGIN
+    PERFORM pgxlock_require(p_permits BETWEEN 1 AND 10000, 'p_permits must be between 1 and 10000');
+    IF (char_length(p_name) BETWEEN 1 AND 254 - char_length(p_permits::text)) IS NOT TRUE THEN
+      RAISE EXCEPTION 'p_lock_name must have 1 to % characters, which leaves room for # and the number of a permit',
+          254 - char_length(p_permits::text)
+        USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+  END $$;
+  COMMENT ON FUNCTION pgxlock_check_semaphore(text, integer) IS
+    'pgxlock, internal: checks the name and the permits of a semaphore.';
 
   CREATE OR REPLACE FUNCTION pgxlock_permit_batch(p_names text[], p_permits integer[], p_holders text[], p_ttls bigint[],
     p_metadata text[], p_tickets bigint[], p_wanted integer[] DEFAULT NULL)

@@ -390,7 +390,7 @@ BEGIN
     PRIMARY KEY (kind, name, holder)
   ) USING heap;
   COMMENT ON TABLE pgxlock_step_down IS
-    'pgxlock: requests to step down of the last hour. Leaders read them, and remove none. Write it only through the '
+    'pgxlock: requests to step down of the last hour. Write it only through the '
     'functions. Rows: one for each holder that was asked; the next request removes older ones.';
   COMMENT ON COLUMN pgxlock_step_down.kind IS 'As in pgxlock_waiters.';
   COMMENT ON COLUMN pgxlock_step_down.name IS 'As in pgxlock_waiters.';
@@ -780,6 +780,8 @@ BEGIN
           "pgxlock_change_lease(text, text, bigint, boolean, text, bigint, text)",
           "pgxlock_release_shares_batch(text[], text[], bigint[])", "pgxlock_step_downs(integer[], text[], text[])",
           "acquire_permit(varchar, varchar, integer, integer, jsonb)",
+          "acquire_shared_in_turn(varchar, varchar, integer, bigint, jsonb)",
+          "acquire_permits_in_turn(varchar, varchar, integer, integer, integer, bigint, jsonb)",
           "pgxlock_permit_batch(text[], integer[], text[], bigint[], text[], bigint[], integer[])",
           "pgxlock_due_runs(text, interval, interval, text, integer, boolean, text)",
           "pgxlock_start_run(text, timestamptz, interval, interval, text, interval, text, text, text)",

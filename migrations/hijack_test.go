@@ -261,6 +261,9 @@ func callsOfPrimitives(t *testing.T, conn *pgx.Conn) {
 		return "(select concat_ws(':'::text, b.acquired, b.permit, b.ahead, b.held_by, b.others) from pgxlock_permit_batch('{" + name + "}'::text[], '{1}'::integer[], '{" + holder +
 			"}'::text[], '{60000}'::bigint[], '{null}'::text[], '{" + ticket + "}'::bigint[]) b)"
 	}
+	inTurn := func(holder string) string {
+		return "(select concat_ws(':'::text, b.acquired, b.permits[1]) from acquire_permits_in_turn('" + name + "'::varchar, '" + holder + "'::varchar, 2, 1, 60, null::bigint, '{}'::jsonb) b)"
+	}
 	asked := func(holder string) string {
 		return "(select concat_ws(':'::text, d.n, d.reason) from pgxlock_step_downs('{0}'::integer[], '{" + name + "#1}'::text[], '{" + holder + "}'::text[]) d)"
 	}
@@ -271,6 +274,13 @@ func callsOfPrimitives(t *testing.T, conn *pgx.Conn) {
 		{"acquire_permit('" + name + "'::varchar, 'h'::varchar, 1)::text is null", "true"},
 		{"acquire_permit('" + name + "'::varchar, 'h'::varchar, 2)::text", name + "#2"},
 		{"acquire_permit('" + name + "'::varchar, 'h'::varchar, 0)", pgerrcode.InvalidParameterValue},
+		{inTurn("w"), "f"},
+		{inTurn("w"), "f"},
+		{"release_lock('" + name + "#1'::varchar, 'h'::varchar)", "true"},
+		{inTurn("w"), "t:" + name + "#1"},
+		{inTurn("w"), "t:" + name + "#1"},
+		{"release_lock('" + name + "#1'::varchar, 'w'::varchar)", "true"},
+		{"acquire_permit('" + name + "'::varchar, 'h'::varchar, 2)::text", name + "#1"},
 		{"ask_to_step_down('" + name + "#1'::varchar, 'why'::text)", "true"},
 		{"ask_to_step_down('" + name + "'::varchar)", "false"},
 		{"ask_to_step_down(null::varchar)", pgerrcode.InvalidParameterValue},
@@ -441,7 +451,10 @@ func callsOfShares(t *testing.T, conn *pgx.Conn) {
 		{"release_all_locks('d'::varchar)", "1"},
 		{"acquire_lock" + of("a") + ")", "true"},
 		{"acquire_shared_lock" + of("b") + ")", "false"},
+		{"(select b.acquired from acquire_shared_in_turn" + of("b") + ", 60) b)", "false"},
 		{"release_lock" + of("a") + ")", "true"},
+		{"(select b.acquired from acquire_shared_in_turn" + of("b") + ", 60, null::bigint, '{}'::jsonb) b)", "true"},
+		{"release_shared_lock" + of("b") + ")", "true"},
 		{"acquire_shared_lock" + of("*") + ")", pgerrcode.InvalidParameterValue},
 		{"pgxlock_reap_shares('1 hour'::interval, 10) >= 0::bigint", "true"},
 		{"pgxlock_reap_shares('1 hour'::interval, 0)", pgerrcode.InvalidParameterValue},

@@ -22,7 +22,7 @@ WITH object AS (
     FROM pg_catalog.pg_proc p
    WHERE p.proname OPERATOR(pg_catalog.>=) 'pgxlock_'::pg_catalog.name AND p.proname OPERATOR(pg_catalog.<) 'pgxlock`'::pg_catalog.name
       OR p.proname OPERATOR(pg_catalog.=) ANY ('{
-           acquire_in_turn, acquire_lock, acquire_permit, acquire_shared_lock, advisory_lock_key, advisory_lock_key_in, allow_rate,
+           acquire_in_turn, acquire_lock, acquire_permit, acquire_permits_in_turn, acquire_shared_in_turn, acquire_shared_lock, advisory_lock_key, advisory_lock_key_in, allow_rate,
            answer_request, ask_to_step_down,
            assert_advisory_lock_held,
            assert_lock_held, assert_shared_lock_held, claim_once, claim_request, evict_advisory_lock, evict_lock, extend_lock, extend_shared_lock, finish_run,

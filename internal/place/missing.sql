@@ -35,12 +35,12 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
                           pgxlock_deadlocks/3 pgxlock_first_ahead/3 pgxlock_full_xid/1 pgxlock_notify_holders/2 pgxlock_publish_batch/9
                           pgxlock_reap_waiters/1 pgxlock_refused_batch/3 pgxlock_release_batch/3 pgxlock_release_one/3
                           pgxlock_remove_dead/3 pgxlock_settle_tickets/4 pgxlock_try_in_turn/6 pgxlock_waited_for/2
-                          pgxlock_waiter_dead/2 pgxlock_waiter_key/1 pgxlock_wake_batch/3 pgxlock_wake_timed_out/1
+                          pgxlock_wait_in_turn/8 pgxlock_waiter_dead/2 pgxlock_waiter_key/1 pgxlock_wake_batch/3 pgxlock_wake_timed_out/1
                           pgxlock_withdraw_batch/3 wake_lock_waiter/1'),
          (5, 'table', 'distributed_lock_shares pgxlock_semaphores'),
          (5, 'view', 'lock_shares'),
-         (5, 'function', 'acquire_permit/5 acquire_shared_lock/4 assert_shared_lock_held/4 extend_shared_lock/3
-                          pgxlock_change_lease/7 pgxlock_lock_group/2 pgxlock_permit_batch/7 pgxlock_reap_shares/2
+         (5, 'function', 'acquire_permit/5 acquire_permits_in_turn/7 acquire_shared_in_turn/5 acquire_shared_lock/4 assert_shared_lock_held/4 extend_shared_lock/3
+                          pgxlock_change_lease/7 pgxlock_check_semaphore/2 pgxlock_lock_group/2 pgxlock_permit_batch/7 pgxlock_reap_shares/2
                           pgxlock_release_share/4 pgxlock_release_shares_batch/3
                           pgxlock_renew_shares_batch/4 pgxlock_share_each/4 pgxlock_share_held/5 pgxlock_share_holders/1
                           pgxlock_share_pin/2 release_all_locks/1 release_shared_lock/2 try_acquire_shared_lock/4'),

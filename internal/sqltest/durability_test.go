@@ -379,7 +379,7 @@ func refusesToWrite(t *testing.T, d *database) {
 		"pgxlock_advisory_batch('{0}', '{1}', 1)", "pgxlock_advisory_batch('{}', '{}', 1)", "assert_advisory_lock_held(1, 1, 1, 1)",
 		"start_run('k', '1 day')", "start_run('started', '36500 days')", "start_run_at('k', now())", "finish_run('k', now())", "forget_run('k', now())",
 		"(select count(*) from pgxlock_due_runs('k', '1 h', '0', 'UTC', 0, false))",
-		"acquire_permit('free', 'B', 1)", "(select count(*) from pgxlock_permit_batch('{}', '{}', '{}', '{}', '{}', '{}'))", "ask_to_step_down('k')", "allow_rate('k', 1, 1)",
+		"acquire_permit('free', 'B', 1)", "(acquire_permits_in_turn('free', 'B', 1)).acquired", "(acquire_shared_in_turn('free', 'B')).acquired", "(select count(*) from pgxlock_permit_batch('{}', '{}', '{}', '{}', '{}', '{}'))", "ask_to_step_down('k')", "allow_rate('k', 1, 1)",
 	} {
 		d.want(call, "25006")
 		if held := d.locks(d.session); held != "NULL" {

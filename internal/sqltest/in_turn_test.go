@@ -13,12 +13,28 @@ func inTurn(name, holder, ticket string) string {
 	return fmt.Sprintf("(select concat_ws(' ', acquired, ticket) from acquire_in_turn(%s, %s, 3600, %s))", quote(name), quote(holder), ticket)
 }
 
+// shareInTurn is inTurn for a share.
+func shareInTurn(name, holder, ticket string) string {
+	return strings.Replace(inTurn(name, holder, ticket), "acquire_in_turn", "acquire_shared_in_turn", 1)
+}
+
+// permitsInTurn is inTurn for so many of n permits: true and their names, or false and the ticket.
+func permitsInTurn(name, holder string, n, wanted int, ticket string) string {
+	return fmt.Sprintf("(select concat_ws(' ', acquired, array_to_string(permits, ','), ticket) from acquire_permits_in_turn(%s, %s, %d, %d, 3600, %s))", quote(name), quote(holder), n, wanted, ticket)
+}
+
 // joins lets a SQL caller join the queue, and returns its ticket.
 func (s *session) joins(name, holder string) (ticket string) {
 	s.t.Helper()
-	ticket, joined := strings.CutPrefix(s.get(inTurn(name, holder, "null")), "f ")
+	return s.joinsBy(inTurn(name, holder, "null"))
+}
+
+// joinsBy is joins by that call.
+func (s *session) joinsBy(call string) (ticket string) {
+	s.t.Helper()
+	ticket, joined := strings.CutPrefix(s.get(call), "f ")
 	if !joined {
-		s.t.Fatalf("%s has %s at once", holder, name)
+		s.t.Fatalf("granted at once: %s", call)
 	}
 	return ticket
 }
@@ -27,6 +43,12 @@ func (s *session) joins(name, holder string) (ticket string) {
 func (s *session) refused(name, holder, ticket string) {
 	s.t.Helper()
 	s.want(inTurn(name, holder, ticket), "f "+ticket)
+}
+
+// woken wants that a ticket was woken and has not tried since, or not.
+func (d *database) woken(ticket string, want bool) {
+	d.t.Helper()
+	d.want("select woken is not null from pgxlock_waiters where ticket = "+ticket, fmt.Sprint(want))
 }
 
 // message is the error of a call.
@@ -221,6 +243,151 @@ func TestAcquireInTurn(t *testing.T) {
 
 			d.want("acquire_shared_lock('s', 'A')", "true")
 			a.want(inTurn("s", "A", "null"), "40P01") // no share becomes an exclusive lease
+		},
+		"readers in a row are served together, and no writer is passed": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want("acquire_lock('k', 'first')", "true")
+			ta := a.joinsBy(shareInTurn("k", "A", "null"))
+			tw := p.queue(0, "k")
+			tb := b.joinsBy(shareInTurn("k", "B", "null"))
+			d.want("release_lock('k', 'first')", "true")
+			b.want(shareInTurn("k", "B", tb), "f "+tb)
+			d.woken(ta, true) // because no release did
+			a.want(shareInTurn("k", "A", ta), "t")
+			p.hears("0:k") // it may be another reader
+			p.want(take("k", "W", tw), busy("*shared"))
+			b.want(shareInTurn("k", "B", tb), "f "+tb)
+			d.woken(tw, false)                         // it was refused, and waits
+			a.want(shareInTurn("k", "A", "null"), "t") // it has one
+			tc := d.joinsBy(shareInTurn("k", "C", "null"))
+			d.want("release_shared_lock('k', 'B')", "false")
+			d.want("release_shared_lock('k', 'A')", "true")
+			b.want(shareInTurn("k", "B", tb), "f "+tb)
+			p.hears("0:k")
+			p.want(take("k", "W", tw), granted("W"))
+			p.want("pgxlock_release_one('k', 'W', null)", "R")
+			d.want(shareInTurn("k", "C", tc), "f "+tc)
+			b.want(shareInTurn("k", "B", tb), "t")
+			d.woken(tc, true)
+			d.want(shareInTurn("k", "C", tc), "t")
+			d.wantShares("k", "B", "C")
+			for _, ticket := range []string{tb, "null"} { // an answer that was lost
+				b.want(shareInTurn("k", "B", ticket), "t")
+			}
+			b.want("(select fencing_token from acquire_shared_in_turn('k', 'B')) = (select fencing_token from distributed_locks)", "true")
+			d.want("select count(*) from pgxlock_waiters", "0")
+		},
+		"a reader that died is passed": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want("acquire_lock('k', 'first')", "true")
+			ta := a.joinsBy(shareInTurn("k", "A", "null"))
+			tb := b.joinsBy(shareInTurn("k", "B", "null"))
+			tp := p.queue(0, "k")
+			d.want("release_lock('k', 'first')", "true")
+			d.want("acquire_shared_lock('k', 'R')", "true") // as long as it is shared nobody has reason to wake A
+			d.do("update pgxlock_waiters set live_until = 'infinity' where ticket = " + ta)
+			b.want(shareInTurn("k", "B", tb), "f "+tb)
+			d.woken(ta, false)
+			d.do("update pgxlock_waiters set live_until = clock_timestamp() + interval '1 s' where ticket = " + tb)
+			b.want(shareInTurn("k", "B", tb), "f "+tb) // but that it refreshes its ticket
+			d.woken(ta, true)
+			d.pass(ta)
+			b.want(shareInTurn("k", "B", tb), "t")
+			p.want(take("k", "W", tp), busy("*shared"))
+		},
+		"permits are acquired all or none, and a larger request is not passed": func(d *database) {
+			a, b, p := d.connect(), d.connect(), d.process()
+			d.want(permitsInTurn("jobs", "first", 3, 3, "null"), "t jobs#1,jobs#2,jobs#3")
+			ta := a.joinsBy(permitsInTurn("jobs", "A", 3, 2, "null"))
+			tb := b.joinsBy(permitsInTurn("jobs", "B", 3, 1, "null"))
+			tp := p.queue(0, "jobs#")
+			d.want("release_lock('jobs#2', 'B')", "false")
+			d.want("release_lock('jobs#2', 'first')", "true")
+			a.want(permitsInTurn("jobs", "A", 3, 2, ta), "f "+ta)
+			b.want(permitsInTurn("jobs", "B", 3, 1, tb), "f "+tb)
+			d.woken(ta, false) // it waits for another one
+			p.want(takePermit("jobs", "P", 3, tp), "f t first")
+			d.want("select count(*) from distributed_locks where holder_id <> 'first'", "0")
+			d.want("(select bool_and(release_lock(n, 'first')) from unnest('{jobs#1,jobs#3}'::text[]) n)", "true")
+			b.want(permitsInTurn("jobs", "B", 3, 1, tb), "f "+tb)
+			a.want(permitsInTurn("jobs", "A", 3, 2, ta)+" ~ '^t jobs#[1-3],jobs#[1-3]$'", "true")
+			d.woken(tb, true) // there is one more
+			b.want(permitsInTurn("jobs", "B", 3, 1, tb)+" ~ '^t jobs#[1-3]$'", "true")
+			p.hears("") // and there is none
+			d.want("select string_agg(lock_name, ' ' order by lock_name) from distributed_locks", "jobs#1 jobs#2 jobs#3")
+			p.want("("+takePermit("jobs", "P", 3, tp)+") ~ '^f f [AB]$'", "true")
+			d.want("(select count(*) from distributed_locks l where release_lock(l.lock_name, 'A'))", "2")
+			d.want("wake_lock_waiter('jobs#')", "true")
+			p.hears("0:jobs#")
+			p.want("("+takePermit("jobs", "P", 3, tp)+") ~ '^t f [1-3]$'", "true")
+		},
+		"permits that an unanswered call has acquired are found again": func(d *database) {
+			a, b := d.sessions()
+			d.want("acquire_lock('jobs#1', 'first')", "true")
+			a.begin(readCommitted)
+			first := a.get(permitsInTurn("jobs", "A", 4, 1, "null"))
+			ticket := b.joinsBy(permitsInTurn("jobs", "A", 4, 1, "null")) // while it is still running
+			a.commit()
+			tokens := d.get("select array_agg(fencing_token)::text from distributed_locks where holder_id = 'A'")
+			for _, ticket := range []string{ticket, "null"} {
+				b.want(permitsInTurn("jobs", "A", 4, 1, ticket), first)
+				b.want("(acquire_permits_in_turn('jobs', 'A', 4, 1, 3600, "+ticket+")).fencing_tokens::text", tokens)
+			}
+			if got := b.message(permitsInTurn("jobs", "A", 4, 2, "null")); !strings.Contains(got, "22023") || !strings.Contains(got, "has 1 permits") {
+				t.Errorf("for another number it says %s", got)
+			}
+			d.want("select count(*) from distributed_locks", "2")
+			d.want("select count(*) from pgxlock_waiters", "0")
+			d.expire(strings.TrimPrefix(first, "t "))
+			b.want(permitsInTurn("jobs", "A", 4, 2, "null")+" ~ '^t jobs#[2-4],jobs#[2-4]$'", "true")
+			for _, level := range levels[1:] {
+				a.begin(level)
+				a.want(permitsInTurn("jobs", "B", 4, 1, "null"), "25001")
+				a.rollback()
+			}
+		},
+		"a caller for permits that died is passed": func(d *database) {
+			a, b := d.sessions()
+			d.want(permitsInTurn("jobs", "first", 2, 2, "null"), "t jobs#1,jobs#2")
+			ta := a.joinsBy(permitsInTurn("jobs", "A", 2, 1, "null"))
+			tb := b.joinsBy(permitsInTurn("jobs", "B", 2, 1, "null"))
+			d.want("release_lock('jobs#2', 'first')", "true")
+			d.do("update pgxlock_waiters set live_until = 'infinity' where ticket = " + ta)
+			b.want(permitsInTurn("jobs", "B", 2, 1, tb), "f "+tb)
+			d.do("update pgxlock_waiters set live_until = clock_timestamp() + interval '1 s' where ticket = " + tb)
+			b.want(permitsInTurn("jobs", "B", 2, 1, tb), "f "+tb)
+			d.woken(ta, true)
+			d.pass(ta)
+			b.want(permitsInTurn("jobs", "B", 2, 1, tb), "t jobs#2")
+			a.want(permitsInTurn("jobs", "A", 2, 1, ta), "f "+ta)
+			a.want("leave_queue('jobs#', 'A')", "true")
+		},
+		"shares and permits in a circle": func(d *database) {
+			a, b := d.sessions()
+			d.want("acquire_lock('k', 'A')", "true")
+			a.want(shareInTurn("k", "A", "null"), "40P01") // its own
+			d.want("acquire_shared_lock('s', 'B')", "true")
+			ta := a.joins("s", "A")
+			b.want(shareInTurn("k", "B", "null"), "40P01")
+			a.refused("s", "A", ta)
+			d.do("delete from pgxlock_waiters")
+
+			d.want(permitsInTurn("mails", "B", 2, 1, "null")+" like 't %'", "true")
+			d.want(permitsInTurn("mails", "C", 2, 1, "null")+" like 't %'", "true")
+			ta = a.joinsBy(permitsInTurn("mails", "A", 2, 1, "null"))
+			tb := b.joinsBy(shareInTurn("k", "B", "null")) // C may release its own
+			d.want(shareInTurn("k", "C", "null"), "40P01")
+			b.want(shareInTurn("k", "B", tb), "f "+tb)
+			a.want(permitsInTurn("mails", "A", 2, 1, ta), "f "+ta)
+			d.do("delete from pgxlock_waiters")
+			b.joins("k", "B")
+			d.joins("k", "C")
+			a.want(permitsInTurn("mails", "A", 2, 1, "null"), "40P01")
+			d.do("delete from pgxlock_waiters")
+
+			d.want(permitsInTurn("order", "C", 1, 1, "null"), "t order#1")
+			d.joins("s", "C")
+			b.want(permitsInTurn("order", "B", 1, 1, "null"), "40P01")
 		},
 		"readers that come later do not pass": func(d *database) {
 			a := d.connect()

@@ -178,8 +178,7 @@ What the migrations make in your schema, beside indexes: no extension, no trigge
 
 A test writes this from an installed schema and what
 [grant_locks](sql-administration.md#grant_locks) gives. A = application, M = monitoring, D = administration: the [kinds
-of roles](rights.md#three-kinds-of-roles); the rest is the owner's alone. Housekeeping, functions named ` + "`reap`" + `, runs
-in Go's Lockers and Limiters.
+of roles](rights.md#three-kinds-of-roles); the rest is the owner's alone.
 
 As installed, any role may call any function, which runs with its caller's rights; only ` + "`pgxlock_next_tokens`" + ` is
 SECURITY DEFINER. [Hardened](rights.md#hardened), a function is for the kinds that its row names, and SECURITY DEFINER

@@ -50,7 +50,9 @@ func TestBatchesLookUpEachLeaseByItsName(t *testing.T) {
 		}
 		looksUp(t, conn, "distributed_locks", call)
 	}
-	looksUp(t, db.Connect(t), "distributed_locks", "acquire_permit('p', 'A', 3)") // in a session of any settings
+	for _, call := range []string{"acquire_permit('p', 'A', 3)", "acquire_permits_in_turn('p', 'B', 3)", "acquire_in_turn('k7', 'B')"} { // in a session of any settings
+		looksUp(t, db.Connect(t), "distributed_locks", call)
+	}
 }
 
 // The same for shares, of names that many share.
@@ -68,6 +70,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 		"pgxlock_release_shares_batch('{k1,k2,new}', '{A,A,A}', '{null,null,null}')",
 		"pgxlock_share_holders('k3')",
 		"assert_shared_lock_held('k3', 'A')",
+		"acquire_shared_in_turn('k4', 'B')",
 	} {
 		for _, table := range []string{"distributed_locks", "distributed_lock_shares"} {
 			conn := db.Connect(t)
@@ -182,6 +185,7 @@ func TestTicketsAreLookedUpByTheirLock(t *testing.T) {
 		"pgxlock_withdraw_batch('{0,0,0}', '{k1,k2,hot}', '{1,2,3}')",
 		"wake_lock_waiter('hot')",
 		"acquire_in_turn('hot', 'A')",
+		"acquire_shared_in_turn('hot', 'B')",
 		"leave_queue('hot', 'A')",
 	} {
 		conn := pgtest.Connect(t, url)

@@ -50,6 +50,11 @@ var everything = []struct {
 	{"(acquire_in_turn('new', 'me')).acquired", "true", "application", ""},
 	{"(acquire_in_turn('held', 'me')).acquired", "false", "application", ""},
 	{"leave_queue('queue', 'me')", "false", "application", "administration"},
+	{"(acquire_shared_in_turn('shared', 'me')).acquired", "true", "application", ""},
+	{"(acquire_shared_in_turn('held', 'me')).acquired", "false", "application", ""},
+	{"(acquire_permits_in_turn('jobs', 'me', 2, 2)).permits::text", "{jobs#1,jobs#2}", "application", ""},
+	{"(pgxlock_wait_in_turn('jobs', 'me', 30, null, '{}', false, 1, 1)).permits::text", "{jobs#1}", "", "application"},
+	{"pgxlock_check_semaphore('jobs', 1) is null", "false", "", "application monitoring administration none"},
 	{"pgxlock_full_xid('1') is null", "false", "", "application monitoring administration none"},
 	{"(select count(*) from pgxlock_deadlocks('{0}', '{queue}', '{-5}'))", "0", "", "application monitoring administration"},
 	{"renew_lock('held', 'other', 1) is null", "true", "application", "monitoring administration"},
@@ -450,7 +455,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 	s := d.as(seed)
 	s.do("set search_path = locks")
 	calls := []string{
-		"acquire_lock('held', 'me')", "acquire_lock('new', 'me')", "(acquire_in_turn('held', 'me')).acquired", "leave_queue('k', 'me')", "(try_acquire_lock('held', 'me')).acquired", "extend_lock('held', 'other')",
+		"acquire_lock('held', 'me')", "acquire_lock('new', 'me')", "(acquire_in_turn('held', 'me')).acquired", "(acquire_shared_in_turn('shared', 'me')).acquired", "(acquire_permits_in_turn('jobs', 'me', 1)).acquired", "leave_queue('k', 'me')", "(try_acquire_lock('held', 'me')).acquired", "extend_lock('held', 'other')",
 		"renew_lock('held', 'other', 1)", "release_lock('held', 'other')", "release_lock_fenced('held', 'other', 1)", "release_all_locks('other')",
 		"assert_lock_held('held', 'other')", "reap_expired_locks()", "(select count(*) from pgxlock_holders('held'))",
 		"pgxlock_acquire_batch('{held}', '{me}', '{1}', '{null}', '{null}')", "pgxlock_acquire_batch('{new}', '{me}', '{1}', '{null}', '{null}')",

@@ -137,6 +137,67 @@ func TestEndedHoldsAndWaitsArePartOfNoDeadlock(t *testing.T) {
 	}
 }
 
+// A waiter for permits needs one of their holders to go on, and not all.
+func TestKnotOfPermitsEndsWithItsLastTicket(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	const n = 3
+	type waiter struct {
+		*process
+		name, ticket, holder string
+	}
+	var waiters []*waiter
+	victim := func(want *waiter) { // nil: none
+		t.Helper()
+		for _, w := range waiters {
+			deadlock := "NULL"
+			if w == want {
+				deadlock = w.holder
+			}
+			w.want("select deadlock from "+w.publishes(0, w.name, w.ticket, asJSON("x", w.holder, "y")), deadlock)
+		}
+	}
+	for i := range n {
+		w := &waiter{d.process(), "jobs#", "", fmt.Sprint("h", i)}
+		d.want(fmt.Sprintf("acquire_permit('jobs', '%s', %d) is null", w.holder, n), "false")
+		w.ticket = w.queueHolding(0, w.name, "x", w.holder, "y")
+		victim(nil) // those that hold the others can release them
+		waiters = append(waiters, w)
+	}
+	first, last := waiters[0], waiters[n-1]
+	victim(last)
+	d.process().queueHolding(0, "jobs#", "nothing", "that", "counts")
+	victim(last)
+
+	// A permit is free, or there is one more.
+	free := d.get("select lock_name from distributed_locks where holder_id = 'h0'")
+	d.expire(free)
+	victim(nil)
+	d.want("acquire_lock("+quote(free)+", 'h0')", "true")
+	victim(last)
+	d.want(fmt.Sprintf("acquire_permit('jobs', 'more', %d)", n+1), fmt.Sprint("jobs#", n+1))
+	victim(nil)
+	d.do(fmt.Sprintf("delete from pgxlock_semaphores where permits > %d", n))
+	victim(last)
+
+	// One of them waits for something else: for a holder that does not wait, or does.
+	d.want("acquire_lock('lease', 'other')", "true")
+	d.do("update pgxlock_waiters set name = 'lease' where ticket = " + first.ticket)
+	first.name = "lease"
+	victim(nil)
+	d.do("update distributed_locks set holder_id = 'h1' where lock_name = 'lease'")
+	victim(last)
+	first.do("select pgxlock_withdraw_batch('{0}', '{lease}', '{" + first.ticket + "}')")
+	first.ticket = first.queueHolding(0, "lease", "x", first.holder, "y")
+	victim(first)
+	// Not in the circle, though it waits for it.
+	late := &waiter{d.process(), "lease", "", "late"}
+	late.ticket = late.queueHolding(0, "lease", "x", "late", "y")
+	waiters = append(waiters, late)
+	victim(first)
+}
+
 // Leases and advisory keys of both kinds in one circle.
 func TestCircleGoesThroughAdvisoryKeys(t *testing.T) {
 	pgtest.Long(t)

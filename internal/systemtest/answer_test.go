@@ -56,6 +56,10 @@ func answerers(t *testing.T, db *pgtest.DB) map[string]func(level pgx.TxIsoLevel
 				},
 				func(key string) (bool, error) { return pgxlock.ClaimSQLTx(t.Context(), tx, key) },
 				func(commit bool) {
+					var prepared int // with the key in its text, and so one for each
+					if err := tx.QueryRowContext(t.Context(), "select count(*) from pg_prepared_statements where statement ~ 'claim_reques[t]' and statement !~ '[$]1'").Scan(&prepared); err != nil || prepared > 0 {
+						t.Errorf("%d statements are prepared: %v", prepared, err)
+					}
 					end := tx.Rollback
 					if commit {
 						end = tx.Commit

@@ -17,34 +17,53 @@ import (
 	"github.com/pgxlock/pgxlock/internal/testkit"
 )
 
-// askInTurn is what a SQL caller sends while it waits, as docs/sql-languages.md shows it.
-const askInTurn = "select acquired, ticket, ask_again_ms from acquire_in_turn($1, $2, 30, $3)"
+// A sqlCaller sends these statements, as docs/sql-leases.md shows them: $1 the key, $2 the holder, $3 the ticket.
+type sqlCaller struct {
+	ask, release string
+	queue        string // what it adds to the key
+	takes        int
+}
 
-// acquireInTurn waits for the lease as a SQL caller does, and returns how often it asked.
-func acquireInTurn(ctx context.Context, pool *pgxpool.Pool, key, holder string) (asked int, err error) {
+var exclusively = sqlCaller{"select acquired, ticket, ask_again_ms from acquire_in_turn($1, $2, 30, $3)", "select release_lock($1, $2)", "", 1}
+
+// acquire waits as a SQL caller does, and returns how often it asked.
+func (s sqlCaller) acquire(ctx context.Context, pool *pgxpool.Pool, key, holder string) (asked int, err error) {
 	var acquired bool
 	var ticket *int64
 	var again *int
 	for {
 		asked++
-		if err := pool.QueryRow(ctx, askInTurn, key, holder, ticket).Scan(&acquired, &ticket, &again); err != nil || acquired {
+		if err := pool.QueryRow(ctx, s.ask, key, holder, ticket).Scan(&acquired, &ticket, &again); err != nil || acquired {
 			return asked, err
 		}
 		time.Sleep(time.Duration(*again) * time.Millisecond)
 	}
 }
 
-// releaseInTurn releases it, and wakes the next waiter.
-func releaseInTurn(ctx context.Context, pool *pgxpool.Pool, key, holder string) error {
-	var released bool
-	err := pool.QueryRow(ctx, "select release_lock($1, $2)", key, holder).Scan(&released)
-	if err == nil && !released {
-		err = fmt.Errorf("%s had lost %s", holder, key)
+// contender is a caller that waits so.
+func (s sqlCaller) contender(t *testing.T, db *pgtest.DB, key, name string) contender {
+	turn := func(n int, inside func()) (asked int, err error) {
+		holder := fmt.Sprint(name, ":", n)
+		if asked, err = s.acquire(t.Context(), db.Pool, key, holder); err != nil {
+			return asked, err
+		}
+		inside()
+		var released bool
+		if err = db.Pool.QueryRow(t.Context(), s.release, key, holder).Scan(&released); err == nil && !released {
+			err = fmt.Errorf("%s had lost %s", holder, key)
+		}
+		if err == nil {
+			_, err = db.Pool.Exec(t.Context(), "select wake_lock_waiter($1)", key+s.queue)
+		}
+		return asked, err
 	}
-	if err == nil {
-		_, err = pool.Exec(ctx, "select wake_lock_waiter($1)", key)
-	}
-	return err
+	return contender{s.takes, turn}
+}
+
+// A contender acquires, calls a function, and releases, once a turn. It says how often it asked, if it does.
+type contender struct {
+	takes int // of what there is of the key
+	turn  func(n int, inside func()) (asked int, err error)
 }
 
 // A stretch is what waiters of one key had while all of them waited for it all the time.
@@ -54,112 +73,182 @@ type stretch struct {
 	asked int             // by SQL callers
 }
 
-// contendInTurn makes so many SQL callers, and so many Lockers, acquire the key until they had so many
-// turns together. The SQL callers are the first ones.
-func contendInTurn(t *testing.T, db *pgtest.DB, key string, callers, lockers, turns int, work time.Duration) stretch {
+// contendInTurn makes all contenders acquire the key until they had so many turns together. The first one holds all
+// that there is until the others are in its queue.
+func contendInTurn(t *testing.T, db *pgtest.DB, queue string, first contender, all []contender, turns int, work time.Duration) stretch {
 	t.Helper()
-	result := stretch{turns: make([]int, callers+lockers)}
+	result := stretch{turns: make([]int, len(all))}
 	var inside, left atomic.Int32
 	left.Store(int32(turns))
 	var mu sync.Mutex
-	served := func(who int, wait time.Duration, asked int) (more bool) {
-		if inside.Add(1) != 1 {
-			t.Errorf("%s is held twice", key)
+	served := func(who int, wait time.Duration) (more bool) {
+		if took := inside.Add(int32(all[who].takes)); took > int32(first.takes) {
+			t.Errorf("%d of %d are held", took, first.takes)
 		}
 		time.Sleep(work)
-		inside.Add(-1)
+		inside.Add(-int32(all[who].takes))
 		more = left.Add(-1) > 0
 		mu.Lock()
 		defer mu.Unlock()
 		if more {
 			result.turns[who]++
 			result.waits = append(result.waits, wait)
-			result.asked += asked
 		}
 		return more
 	}
-	first := testkit.Acquire(t, testkit.NewLocker(t, db, nil), key)
-	var free atomic.Pointer[time.Time] // waits count from then on
-	since := func(began time.Time) time.Duration {
-		if freed := *free.Load(); began.Before(freed) {
-			began = freed
-		}
-		return time.Since(began)
+	began, free := make(chan error, 2), make(chan struct{})
+	var freed time.Time // waits count from then on
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		_, err := first.turn(0, func() {
+			began <- nil
+			<-free
+		})
+		began <- err
+	})
+	if err := <-began; err != nil {
+		t.Fatal(err)
 	}
-	var all sync.WaitGroup
-	for who := range callers {
-		all.Go(func() {
-			for n, more := 0, true; more; n++ {
-				holder, began := fmt.Sprint("sql:", who, ":", n), time.Now()
-				asked, err := acquireInTurn(t.Context(), db.Pool, key, holder)
-				if err == nil {
-					more = served(who, since(began), asked)
-					err = releaseInTurn(t.Context(), db.Pool, key, holder)
-				}
+	for who, c := range all {
+		waiting.Go(func() {
+			for n, more := 1, true; more; n++ {
+				began := time.Now()
+				asked, err := c.turn(n, func() {
+					if began.Before(freed) {
+						began = freed
+					}
+					more = served(who, time.Since(began))
+				})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-			}
-		})
-	}
-	for who := callers; who < callers+lockers; who++ {
-		locks := testkit.Listening(t, db, fmt.Sprint("go ", who))
-		all.Go(func() {
-			for more := true; more; {
-				began := time.Now()
-				if err := locks.Do(t.Context(), key, func(context.Context, *pgxlock.Lock) error {
-					more = served(who, since(began), 0)
-					return nil
-				}); err != nil {
-					t.Error(err)
-					return
+				if more {
+					mu.Lock()
+					result.asked += asked
+					mu.Unlock()
 				}
 			}
 		})
 	}
 	pgtest.Until(t, "all of them wait", func() bool {
-		return testkit.Query[int](t, db, "select count(*) from pgxlock_waiters where name = $1", key) == callers+lockers
+		return testkit.Query[int](t, db, "select count(*) from pgxlock_waiters where name = $1", queue) == len(all)
 	})
-	now := time.Now()
-	free.Store(&now)
-	testkit.Release(t, first)
-	all.Wait()
+	freed = time.Now()
+	close(free)
+	waiting.Wait()
+	if err := <-began; err != nil {
+		t.Error(err)
+	}
 	testkit.NoTickets(t, db)
 	slices.Sort(result.waits)
 	var sum time.Duration
 	for _, wait := range result.waits {
 		sum += wait
 	}
-	n, grants := len(result.waits), 0
-	for _, had := range result.turns[:callers] {
-		grants += had
-	}
+	n := len(result.waits)
 	mean := sum / time.Duration(n)
-	t.Logf("%d SQL callers and %d Lockers, work of %s: turns %v; wait: mean %s, 99 of 100 within %.1f times that, longest %.1f times; %.1f questions for a grant to a SQL caller",
-		callers, lockers, work, result.turns, mean, float64(result.waits[n*99/100])/float64(mean), float64(result.waits[n-1])/float64(mean), float64(result.asked)/float64(max(grants, 1)))
+	t.Logf("work of %s: turns %v; wait: mean %s, 99 of 100 within %.1f times that, longest %.1f times; %d questions of SQL callers",
+		work, result.turns, mean, float64(result.waits[n*99/100])/float64(mean), float64(result.waits[n-1])/float64(mean), result.asked)
 	return result
+}
+
+// lockers are contenders that are Lockers, each with a way to hold the key while a function runs.
+func lockers(t *testing.T, db *pgtest.DB, n, takes int, do func(locks *pgxlock.Locker, fn func()) error) (all []contender) {
+	for range n {
+		locks := testkit.Listening(t, db, fmt.Sprint("go ", takes))
+		all = append(all, contender{takes, func(_ int, inside func()) (int, error) { return 0, do(locks, inside) }})
+	}
+	return all
+}
+
+// doing is [pgxlock.Locker.Do] for lockers.
+func doing(t *testing.T, key string, opts ...pgxlock.AcquireOption) func(*pgxlock.Locker, func()) error {
+	return func(locks *pgxlock.Locker, fn func()) error {
+		return locks.Do(t.Context(), key, func(context.Context, *pgxlock.Lock) error {
+			fn()
+			return nil
+		}, opts...)
+	}
 }
 
 // What SQL callers that wait in turn get beside Lockers: half an equal share at least.
 func TestSQLCallersInTurnHaveTheirShareBesideLockers(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	for _, work := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond} {
-		t.Run(fmt.Sprint("work of ", work), func(t *testing.T) {
-			t.Parallel()
-			db := testkit.Roomy(t, testkit.Migrated(t), 30)
-			const callers, lockers, turns = 4, 4, 240
-			for try := 1; ; try++ { // a busy machine may let one stand still for most of the time
-				got := contendInTurn(t, db, "k", callers, lockers, turns, work)
-				if slices.Min(got.turns) >= turns/(callers+lockers)/2 {
-					return
-				}
-				if try == 3 {
-					t.Fatalf("one had %d of %d turns", slices.Min(got.turns), turns)
-				}
+	const permits = 3
+	permitsInTurn := func(n int) sqlCaller {
+		return sqlCaller{
+			fmt.Sprintf("select acquired, ticket, ask_again_ms from acquire_permits_in_turn($1, $2, %d, %d, 30, $3)", permits, n),
+			fmt.Sprintf("select release_all_locks($2) = %d and $1::text is not null", n), "#", n,
+		}
+	}
+	acquiringN := func(n int) func(*pgxlock.Locker, func()) error {
+		return func(locks *pgxlock.Locker, fn func()) error {
+			s, err := locks.Semaphore(permits)
+			if err != nil {
+				return err
 			}
-		})
+			held, err := s.AcquireN(t.Context(), "k", n)
+			if err != nil {
+				return err
+			}
+			fn()
+			return held.Release(t.Context())
+		}
+	}
+	const each = 2
+	shared := sqlCaller{"select acquired, ticket, ask_again_ms from acquire_shared_in_turn($1, $2, 30, $3)", "select release_shared_lock($1, $2)", "", 1}
+	writer := exclusively
+	writer.takes = 2 * each // readers
+	for name, test := range map[string]struct {
+		callers []sqlCaller
+		lockers func(t *testing.T, db *pgtest.DB) []contender
+		all     sqlCaller
+	}{
+		"leases": {
+			[]sqlCaller{exclusively, exclusively},
+			func(t *testing.T, db *pgtest.DB) []contender { return lockers(t, db, 2*each, 1, doing(t, "k")) },
+			exclusively,
+		},
+		"shares": {
+			[]sqlCaller{writer, shared},
+			func(t *testing.T, db *pgtest.DB) []contender {
+				return append(lockers(t, db, each, writer.takes, doing(t, "k")), lockers(t, db, each, 1, doing(t, "k", pgxlock.Shared))...)
+			},
+			writer,
+		},
+		"permits": {
+			[]sqlCaller{permitsInTurn(1), permitsInTurn(2)},
+			func(t *testing.T, db *pgtest.DB) []contender {
+				return append(lockers(t, db, each, 1, acquiringN(1)), lockers(t, db, each, 2, acquiringN(2))...)
+			},
+			permitsInTurn(permits),
+		},
+	} {
+		for _, work := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond} {
+			t.Run(fmt.Sprint(name, ", work of ", work), func(t *testing.T) {
+				t.Parallel()
+				db := testkit.Roomy(t, testkit.Migrated(t), 30)
+				var all []contender
+				for i, caller := range test.callers {
+					for j := range each {
+						all = append(all, caller.contender(t, db, "k", fmt.Sprint("sql:", i, ":", j)))
+					}
+				}
+				all = append(all, test.lockers(t, db)...)
+				const turns = 240
+				for try := 1; ; try++ { // a busy machine may let one stand still for most of the time
+					got := contendInTurn(t, db, "k"+test.all.queue, test.all.contender(t, db, "k", "first"), all, turns, work)
+					if slices.Min(got.turns) >= turns/len(all)/2 {
+						return
+					}
+					if try == 3 {
+						t.Fatalf("one had %d of %d turns", slices.Min(got.turns), turns)
+					}
+				}
+			})
+		}
 	}
 }
 
@@ -192,7 +281,7 @@ func TestSQLCallerFindsWhatItWasGivenBeforeItWasCutOff(t *testing.T) {
 	lose := func() {
 		t.Helper()
 		lost := proxy.Arm(t, testkit.LoseReply, "from acquire_in_turn")
-		if asked, err := acquireInTurn(t.Context(), cut.Pool, "k", "sql"); err == nil {
+		if asked, err := exclusively.acquire(t.Context(), cut.Pool, "k", "sql"); err == nil {
 			t.Fatalf("an answer after %d questions", asked)
 		}
 		lost.Happened(t)
@@ -220,7 +309,11 @@ func TestSQLCallersWaitInTurnThroughAPooler(t *testing.T) {
 			return // each of them has a connection of its own
 		}
 		db := &pgtest.DB{Pool: pgtest.Pool(t, pooler.URL("postgres")+"&default_query_exec_mode=exec"), URL: pooler.URL("postgres"), Name: "postgres"}
-		got := contendInTurn(t, db, "k", 6, 0, 60, time.Millisecond)
+		var all []contender
+		for i := range 6 {
+			all = append(all, exclusively.contender(t, db, "k", fmt.Sprint("sql:", i)))
+		}
+		got := contendInTurn(t, db, "k", exclusively.contender(t, db, "k", "first"), all, 60, time.Millisecond)
 		if slices.Min(got.turns) == 0 {
 			t.Errorf("turns: %v", got.turns)
 		}

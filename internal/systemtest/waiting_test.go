@@ -289,26 +289,40 @@ func TestNestedWaitsOfTwoProcessesThatWouldNeverEndFailOneOfThem(t *testing.T) {
 	db := testkit.Roomy(t, testkit.Migrated(t), 30)
 	one := testkit.Listening(t, db, "one")
 	two := testkit.Listening(t, db, "two")
-	for name, pair := range map[string][2]*pgxlock.Locker{"two processes": {one, two}, "one process": {one, one}} {
+	type do = func(context.Context, *pgxlock.Locker, string, func(context.Context, *pgxlock.Lock) error) error
+	lease := func(ctx context.Context, locks *pgxlock.Locker, key string, fn func(context.Context, *pgxlock.Lock) error) error {
+		return locks.Do(ctx, key, fn)
+	}
+	permit := func(ctx context.Context, locks *pgxlock.Locker, key string, fn func(context.Context, *pgxlock.Lock) error) error {
+		s, err := locks.Semaphore(1)
+		if err != nil {
+			return err
+		}
+		return s.Do(ctx, key, fn)
+	}
+	for name, test := range map[string]struct {
+		pair [2]*pgxlock.Locker
+		do   [2]do // of the keys a and b
+	}{
+		"two processes":               {[2]*pgxlock.Locker{one, two}, [2]do{lease, lease}},
+		"one process":                 {[2]*pgxlock.Locker{one, one}, [2]do{lease, lease}},
+		"two processes, and a permit": {[2]*pgxlock.Locker{one, two}, [2]do{lease, permit}},
+		"one process, and a permit":   {[2]*pgxlock.Locker{one, one}, [2]do{lease, permit}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			var inside sync.WaitGroup
 			inside.Add(2)
 			var deadlocks atomic.Int32
-			nested := func(locks *pgxlock.Locker, outer, inner string) error {
-				return locks.Do(t.Context(), outer, func(ctx context.Context, _ *pgxlock.Lock) error {
-					inside.Done()
-					inside.Wait()
-					return locks.Do(ctx, inner, func(context.Context, *pgxlock.Lock) error { return nil })
-				})
-			}
 			var both sync.WaitGroup
-			for i, locks := range pair {
+			for i, locks := range test.pair {
 				both.Go(func() {
-					outer, inner := "a", "b"
-					if i == 1 {
-						outer, inner = inner, outer
-					}
-					err := nested(locks, outer, inner)
+					keys := [2]string{"a", "b"}
+					inner := keys[1-i]
+					err := test.do[i](t.Context(), locks, keys[i], func(ctx context.Context, _ *pgxlock.Lock) error {
+						inside.Done()
+						inside.Wait()
+						return test.do[1-i](ctx, locks, inner, func(context.Context, *pgxlock.Lock) error { return nil })
+					})
 					if errors.Is(err, pgxlock.ErrDeadlock) {
 						deadlocks.Add(1)
 						if e, ok := errors.AsType[*pgxlock.Error](err); !ok || e.Key != inner {

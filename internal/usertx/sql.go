@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgxlock/pgxlock/internal/lockerr"
 	"github.com/pgxlock/pgxlock/sql"
 )
@@ -96,7 +98,11 @@ func (tx sqlTx) send(ctx context.Context, texts ...string) (Reply, error) {
 }
 
 func (tx sqlTx) Row(ctx context.Context, text string, dest any, args ...any) error {
-	rows, err := tx.QueryContext(ctx, Written(text, args...))
+	var protocol []any
+	if tx.driver() == pgxDriver { // it would prepare each text, and each key makes another one
+		protocol = []any{pgx.QueryExecModeSimpleProtocol}
+	}
+	rows, err := tx.QueryContext(ctx, Written(text, args...), protocol...)
 	if err != nil {
 		return tx.explain(ctx, err)
 	}
@@ -121,11 +127,13 @@ func (tx sqlTx) explain(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", errEnded, err)
 	case state == lockerr.StateNoTransaction:
 		return fmt.Errorf("%w: %w", errNone, err)
-	case of != "*stdlib.Driver" && of != "*pq.Driver" && (state == lockerr.StateSyntax || state == "" && !lockerr.Unreachable(err)):
+	case of != pgxDriver && of != "*pq.Driver" && (state == lockerr.StateSyntax || state == "" && !lockerr.Unreachable(err)):
 		return fmt.Errorf("tx is of %s; locks need PostgreSQL, and the driver of pgx, lib/pq or another one that sends several statements in one request and prepares none: %w: %w", of, errors.ErrUnsupported, err)
 	}
 	return err
 }
+
+const pgxDriver = "*stdlib.Driver"
 
 // driver names the driver, or, where that is not known, the library.
 func (tx sqlTx) driver() string {
