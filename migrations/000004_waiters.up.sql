@@ -221,7 +221,8 @@ BEGIN
     ), wanted AS MATERIALIZED (           -- what tickets wait for; permits: of a semaphore, how many it has
       SELECT row_number() OVER () AS lock, l.kind, l.name,
              CASE WHEN l.kind = 0 AND right(l.name, 1) = '#'
-                  THEN (SELECT max(s.permits) FROM pgxlock_semaphores s WHERE s.name = left(l.name, -1) COLLATE "C") END AS permits
+                  THEN (SELECT max(s.permits) FROM pgxlock_semaphores s
+                         WHERE s.name = left(l.name, -1) COLLATE "C") END AS permits
         FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
     ), holder AS MATERIALIZED (           -- of each lock that a ticket waits for
       SELECT w.lock, l.holder AS name, NULL::text AS role FROM wanted w, LATERAL (
