@@ -151,7 +151,8 @@ BEGIN
              CASE WHEN g.pid IS NULL THEN 'prepared transaction' ELSE coalesce(a.owner, g.pid::text) END, g.pid
         FROM entry g LEFT JOIN session a ON a.pid = g.pid WHERE g.granted
     ), holder AS MATERIALIZED (
-      SELECT u.key_space, u.name, pg_catalog.array_agg(DISTINCT u.holder_id) AS ids,
+      SELECT u.key_space, u.name,         -- some, or a role could have each of many waiters show each of many holders
+             (pg_catalog.array_agg(DISTINCT u.holder_id))[1:100] AS ids,
              pg_catalog.array_agg(DISTINCT u.pid) FILTER (WHERE u.pid IS NOT NULL) AS pids
         FROM (SELECT h.key_space, h.name, h.holder_id, h.pid FROM held h
               UNION ALL
@@ -182,7 +183,7 @@ BEGIN
            w.pid, a.application_name, a.client_addr, w.waiters,
            CASE WHEN isfinite(w.since) THEN clock_timestamp() - w.since END AS waiting_for,
            CASE WHEN w.ticket IS NULL THEN pg_blocking_pids(w.pid) ELSE coalesce(h.pids, '{}'::integer[]) END AS blocked_by,
-           coalesce(h.ids[1:100], '{}'::text[]) AS held_by,       -- or a role could make it holders times waiters
+           coalesce(h.ids, '{}'::text[]) AS held_by,
            w.since, w.ticket, nullif(w.key_space, 0) AS key_space, w.key_id
       FROM waiting w
       LEFT JOIN session a ON a.pid = w.pid

@@ -192,7 +192,10 @@ func (w *Waits) Count(h *pgxlock.Holder) (n int) {
 	return n
 }
 
-const mostBlocks = 100
+const (
+	mostBlocks = 100
+	mostLevels = 10
+)
 
 // blockedBy returns the queues of the locks that a waiter holds, at most mostBlocks.
 func (w *Waits) blockedBy(waiter *Waiter) []int {
@@ -208,7 +211,8 @@ func (w *Waits) blockedBy(waiter *Waiter) []int {
 // Tree returns the queues as trees. Locks whose holders wait for nothing are the roots; below a
 // waiter are the locks that it holds and others wait for. A lock appears with its waiters once:
 // where several of its holders wait, and in a circle, its other appearances have no waiters.
-// Below a waiter are at most 100 locks: what it holds is what its process says.
+// Below a waiter are at most 100 locks, and below a lock at most 10 levels: what a waiter holds is what its
+// process says. A lock below them has its waiters in a tree of its own.
 func (w *Waits) Tree() []Queue {
 	held := make([]bool, len(w.Queues)) // by a waiter for another lock, at the same place as in Queues
 	for at, q := range w.Queues {
@@ -222,21 +226,21 @@ func (w *Waits) Tree() []Queue {
 	seen := make([]bool, len(w.Queues)) // its waiters are in the tree
 	for at := range w.Queues {
 		if !held[at] {
-			roots = append(roots, w.tree(at, seen))
+			roots = append(roots, w.tree(at, seen, 0))
 		}
 	}
-	for at := range w.Queues { // circles have no root
+	for at := range w.Queues { // circles have no root, and what is too deep has one of its own
 		if !seen[at] {
-			roots = append(roots, w.tree(at, seen))
+			roots = append(roots, w.tree(at, seen, 0))
 		}
 	}
 	return roots
 }
 
 // tree builds the tree below a lock.
-func (w *Waits) tree(at int, seen []bool) Queue {
+func (w *Waits) tree(at int, seen []bool, level int) Queue {
 	q := w.Queues[at]
-	if seen[at] {
+	if seen[at] || level > mostLevels {
 		q.Waiters = nil
 		return q
 	}
@@ -244,7 +248,7 @@ func (w *Waits) tree(at int, seen []bool) Queue {
 	q.Waiters = slices.Clone(q.Waiters)
 	for i, b := range q.Waiters {
 		for _, blocks := range w.blockedBy(b.Waiter) {
-			q.Waiters[i].Blocks = append(q.Waiters[i].Blocks, w.tree(blocks, seen))
+			q.Waiters[i].Blocks = append(q.Waiters[i].Blocks, w.tree(blocks, seen, level+1))
 		}
 	}
 	return q

@@ -142,3 +142,33 @@ func TestBelowAWaiterAreNoMoreThanAHundredLocks(t *testing.T) {
 		t.Errorf("%d locks are shown, want %d", len(shown), locks)
 	}
 }
+
+// Each of many waiters may say that it holds what the one before it waits for.
+func TestTreeHasNoMoreThanTenLevels(t *testing.T) {
+	t.Parallel()
+	const locks = 300
+	var shot monitor.Snapshot
+	for i := range locks {
+		shot.Holders = append(shot.Holders, pgxlock.Holder{Kind: pgxlock.KindLease, Key: fmt.Sprint("k", i), ID: fmt.Sprint("h", i)})
+		shot.Waiters = append(shot.Waiters, monitor.Waiter{Kind: pgxlock.KindLease, Key: fmt.Sprint("k", i), Holds: []string{fmt.Sprint("h", i+1)}})
+	}
+	shown := make(map[string]int)
+	var walk func(queues []monitor.Queue, level int)
+	walk = func(queues []monitor.Queue, level int) {
+		for _, q := range queues {
+			shown[q.Key] += len(q.Waiters)
+			if len(q.Waiters) > 0 && level > 10 {
+				t.Errorf("%s and its waiters are on level %d", q.Key, level)
+			}
+			for _, w := range q.Waiters {
+				walk(w.Blocks, level+1)
+			}
+		}
+	}
+	walk(shot.Waits().Tree(), 0)
+	for i := range locks {
+		if key := fmt.Sprint("k", i); shown[key] != 1 {
+			t.Errorf("the waiter for %s is shown %d times", key, shown[key])
+		}
+	}
+}

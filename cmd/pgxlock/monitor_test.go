@@ -485,7 +485,7 @@ func TestTreeSaysWhatHasNoHolderAndWhatStandsAbove(t *testing.T) {
   one waits
     b (lease) held by nobody (the next waiter is about to acquire it)
       two waits
-        a (lease) held by nobody (the next waiter is about to acquire it): see above
+        a (lease) held by nobody (the next waiter is about to acquire it): see elsewhere
 `
 	if tree.String() != want {
 		t.Errorf("%s", tree.String())

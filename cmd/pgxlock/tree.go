@@ -112,7 +112,7 @@ func writeQueues(b *strings.Builder, p palette, columns int, at time.Time, inden
 		}
 		line := fmt.Sprintf("%s (%s) held by %s", p.paint(bold, queueTitle(q)), kindNamed(q.Kind), holders)
 		if len(q.Waiters) == 0 {
-			line += p.paint(faint, ": see above")
+			line += p.paint(faint, ": see elsewhere")
 		}
 		b.WriteString(indented(indent, line, columns))
 		for _, waiter := range q.Waiters {

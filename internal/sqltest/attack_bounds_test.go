@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgxlock/pgxlock/internal/pgtest"
+	statements "github.com/pgxlock/pgxlock/sql"
 )
 
 // Arrays that are longer than a batch of any Locker.
@@ -346,4 +347,18 @@ func TestWaitersShowAHundredHolders(t *testing.T) {
 	app.want("(select count(*) from generate_series(1, 101) i where acquire_shared_lock('k', 'A' || i))", "101")
 	app.want(publishing(nil), "1")
 	d.want("(select cardinality(held_by) from lock_waiters)", "100")
+}
+
+// The doctor looks for the last run of each key, and an application says how many there are, and in which order.
+func TestRunsOfAKeyAreNotComparedPairByPair(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	d := install(t)
+	app := d.as(d.harden("application")[0])
+	const runs = 1000
+	app.want(fmt.Sprintf("(select count(*) from generate_series(1, %d) i where start_run_at('k', now() - interval '2 days' - i * interval '1 us'))", runs), fmt.Sprint(runs))
+	d.do("analyze pgxlock_runs")
+	if rows := d.reads(statements.DoctorRuns.Text()); rows > 20*runs {
+		t.Errorf("the doctor reads %.0f rows of %d", rows, runs)
+	}
 }
