@@ -162,6 +162,8 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	if !strings.Contains(several.stderr, fmt.Sprintf(`; lease "k" from %s, token %d, since 20`, lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 1 {
 		t.Errorf("%s", several.stderr)
 	}
+	evicted(t, env, "report", "--yes").want(t, exitUsage, "", `"report" has several holders; choose one with --holder: shared lease "report" from`) // shares have one token
+	evicted(t, env, "report", "--yes", "--kind", "advisory").want(t, exitNotEvicted, "", `nobody holds "report" as an advisory lock; nothing was evicted`)
 	for _, test := range []struct {
 		lock *pgxlock.Lock
 		args []string
@@ -298,7 +300,9 @@ func TestMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	nothing := []string{"DATABASE_URL=" + empty(t).URL}
 	execute(t, nothing, "tree").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
 	execute(t, nothing, "reap").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
-	execute(t, nothing, "reap").want(t, exitInternal, "", "; --schema names a schema)") // and no field of a struct
+	for _, command := range []string{"reap", "once k --every 1d -- true"} { // and no field of a struct
+		execute(t, nothing, strings.Fields(command)...).want(t, exitInternal, "", "; --schema names a schema)")
+	}
 	execute(t, nothing, "evict", "k", "--reason", "why", "--yes").want(t, exitInternal, "", "pgxlock migrate up")
 	execute(t, nothing, "evict", "k", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", "nobody holds") // which needs no tables
 	for _, command := range []string{"tree", "watch", "reap", "evict k --reason why --yes"} {
