@@ -211,7 +211,7 @@ func telling(holders []pgxlock.Holder) string {
 	if len(by) == 0 { // one session has the key's number by a name, and as a number
 		return ""
 	}
-	return "; choose one with " + orList(by)
+	return "; choose one with " + strings.Join(by, " or ")
 }
 
 // permitsOf returns who holds permits of a semaphore.

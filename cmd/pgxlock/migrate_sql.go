@@ -58,7 +58,7 @@ prints the paths of the files that it wrote.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.Var(&format, "format", orList(format.names()))
+	flags.Var(&format, "format", format.list())
 	flags.StringVar(&dir, "dir", "", "`directory` to write files into; it must exist")
 	flags.StringVar(&o.Schema, "schema", "", "`schema` to install into (default: the first of the search_path)")
 	flags.UintVar(&o.From, "from", 0, "begin with this `version` of pgxlock's migrations (default: all)")
@@ -109,7 +109,7 @@ func (f *sqlFormat) Set(s string) error {
 			return nil
 		}
 	}
-	return errors.New("use " + orList(f.names()))
+	return errors.New("use " + f.list())
 }
 
 func (f *sqlFormat) names() (names []string) {
@@ -119,11 +119,9 @@ func (f *sqlFormat) names() (names []string) {
 	return names
 }
 
-// orList is "a, b or c".
-func orList(names []string) string {
+// list is "a, b or c".
+func (f *sqlFormat) list() string {
+	names := f.names()
 	last := len(names) - 1
-	if last == 0 {
-		return names[0]
-	}
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }

@@ -158,7 +158,7 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	named, numbered := acquired(sessions.Acquire(t.Context(), "k")), acquired(sessions.Acquire(t.Context(), pgxlock.RawKey2(4, -2)))
 
 	several := evicted(t, env, "k", "--yes")
-	several.want(t, exitUsage, "", `"k" has several holders; choose one with --kind, --holder, --pid or --token: advisory lock "k" from`)
+	several.want(t, exitUsage, "", `"k" has several holders; choose one with --kind or --holder or --pid or --token: advisory lock "k" from`)
 	if !strings.Contains(several.stderr, fmt.Sprintf(`; lease "k" from %s, token %d, since 20`, lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 1 {
 		t.Errorf("%s", several.stderr)
 	}
@@ -204,7 +204,7 @@ func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
 		stdout, says string
 	}{
 		{[]string{"jobs"}, exitOK, `evicted: lease "jobs" from pod-0`, ""}, // whose name it is comes first
-		{[]string{"jobs"}, exitUsage, "", `"jobs" has several holders; choose one with its key, --holder or --token: lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs"}, exitUsage, "", `"jobs" has several holders; choose one with its key or --holder or --token: lease "jobs#1" from pod-1, token`},
 		{[]string{"jobs", "--kind", "advisory"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--terminate"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", `that holder does not hold "jobs"; nothing was evicted; held: lease "jobs#1" from pod-1, token`},
