@@ -68,7 +68,7 @@ func (in *inspection) find(ctx context.Context) error {
 		in.schema = place.Schema
 	case errors.Is(err, lockerr.ErrSchema), errors.Is(err, lockerr.ErrWorker), hidden(err):
 		in.absent = err
-		in.miss("leases, and the queues of those who wait", err, &in.unread.Leases, &in.unread.Queues)
+		in.miss("leases, and the queues of waiters", err, &in.unread.Leases, &in.unread.Queues)
 		return nil
 	default:
 		return err
@@ -332,7 +332,7 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 	var leftOut bool
 	err := in.read(ctx, statements.MonitorTickets, []any{&kind, &w.Key, &w.Ticket, &client, &w.Owner, &behind, &since, &w.Woken, &w.Holds, &leftOut}, func() {
 		if leftOut {
-			in.miss("the queues of those who wait", tooMany(mostRows), &in.unread.Queues)
+			in.miss("the queues of waiters", tooMany(mostRows), &in.unread.Queues)
 			return
 		}
 		w, key := w, w.Key
@@ -358,7 +358,7 @@ func (in *inspection) tickets(ctx context.Context, locks *lockTable) ([]Waiter, 
 		if locks.standby { // their table is unlogged
 			err = fmt.Errorf("%w (%w)", lockerr.ErrReadOnly, err)
 		}
-		in.miss("the queues of those who wait", err, &in.unread.Queues)
+		in.miss("the queues of waiters", err, &in.unread.Queues)
 		return nil, nil
 	}
 	return waiters, err

@@ -55,8 +55,8 @@ An advisory lock without a known name is #42 or #4,2, as watch shows it. If a lo
 name is held as well, evict asks for the one that is meant. Permit 3 of the semaphore jobs
 is jobs#3; jobs is enough if only one permit is held and no other lock is called jobs.
 
-evict exits with 0 if it took the lock away, with 1 if the holder no longer held it
-or the answer was no.`,
+evict exits with 0 if it took the lock away; with 1 if nobody holds it any more, as a
+lease that expired, or if the answer was no.`,
 		Example: `  pgxlock evict invoice:42 --reason 'hangs since the deploy'
   pgxlock evict '#42' --reason 'INC-7' --pid 4711 --terminate --yes`,
 		Args: oneKey,
@@ -144,7 +144,6 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 		kinds = []pgxlock.Kind{e.kind.kind()}
 	}
 	var found, chosen []pgxlock.Holder
-	choose := "--kind, --holder, --pid or --token"
 	for _, kind := range kinds { // each by itself: what cannot be seen is an error, also where the other one is held
 		keys := []string{e.key}
 		if number := typed(e.key); number != e.key && kind == pgxlock.KindAdvisory { // it may be a name, too
@@ -159,7 +158,6 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 		}
 	}
 	if len(found) == 0 && slices.Contains(kinds, pgxlock.KindLease) {
-		choose = "its key, --holder or --token"
 		var err error
 		if found, err = permitsOf(ctx, locks, e.key); err != nil {
 			return pgxlock.Holder{}, err
@@ -177,14 +175,43 @@ func (e *eviction) find(ctx context.Context, flags *pflag.FlagSet, locks *monito
 	case len(chosen) == 1:
 		return chosen[0], nil
 	case len(chosen) > 1:
-		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders; choose one with %s: %s", shown(e.key), choose, some(chosen, 10, "; ", described))}
+		return pgxlock.Holder{}, usageError{fmt.Errorf("%s has several holders%s: %s", shown(e.key), telling(chosen), some(chosen, 10, "; ", described))}
 	case len(found) > 0:
 		return pgxlock.Holder{}, fmt.Errorf("that holder does not hold %s; %w; held: %s", shown(e.key), errNotEvicted, some(found, 10, "; ", described))
 	}
-	if e.terminate {
-		return pgxlock.Holder{}, fmt.Errorf("nobody holds %s as an advisory lock; %w; leave out --terminate to evict the holder of a lease", shown(e.key), errNotEvicted)
+	as, remedy := "", "pgxlock watch shows who holds what"
+	switch {
+	case e.terminate:
+		as, remedy = " as an advisory lock", "leave out --terminate to evict the holder of a lease"
+	case e.kind == kindAdvisory:
+		as = " as an advisory lock"
+	case e.kind == kindLease:
+		as = " as a lease"
 	}
-	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s; %w; pgxlock watch shows who holds what", shown(e.key), errNotEvicted)
+	return pgxlock.Holder{}, fmt.Errorf("nobody holds %s%s; %w; %s", shown(e.key), as, errNotEvicted, remedy)
+}
+
+// telling says by what to choose one of several holders.
+func telling(holders []pgxlock.Holder) string {
+	var by []string
+	for _, property := range []struct {
+		name string
+		of   func(pgxlock.Holder) any
+	}{
+		{"its key", func(h pgxlock.Holder) any { return h.Key }},
+		{"--kind", func(h pgxlock.Holder) any { return h.Kind }},
+		{"--holder", func(h pgxlock.Holder) any { return h.ID }},
+		{"--pid", func(h pgxlock.Holder) any { return h.PID }},
+		{"--token", func(h pgxlock.Holder) any { return h.Token }},
+	} {
+		if slices.ContainsFunc(holders, func(h pgxlock.Holder) bool { return property.of(h) != property.of(holders[0]) }) {
+			by = append(by, property.name)
+		}
+	}
+	if len(by) == 0 { // one session has the key's number by a name, and as a number
+		return ""
+	}
+	return "; choose one with " + strings.Join(by, " or ")
 }
 
 // permitsOf returns who holds permits of a semaphore.
@@ -266,7 +293,7 @@ func described(h pgxlock.Holder) string {
 		text += fmt.Sprintf(", process %d", h.PID)
 	}
 	if !h.Since.IsZero() {
-		text += ", since " + h.Since.Local().Format(time.DateTime)
+		text += ", since " + h.Since.Local().Format(time.RFC3339)
 	}
 	return text
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // listed returns the commands of this program that the help lists and that do something: those
@@ -39,6 +40,19 @@ func TestCommandsHaveHelpAndAnExample(t *testing.T) {
 			if line = strings.TrimSuffix(line, "\n"); len(line) > 100 && !strings.Contains(line, "https://") {
 				t.Errorf("%s: a line has %d columns: %q", cmd.CommandPath(), len(line), line)
 			}
+		}
+	}
+}
+
+// An identifier in a help text is one that a renaming put there.
+func TestHelpHasNoIdentifiers(t *testing.T) {
+	t.Parallel()
+	identifier := regexp.MustCompile(`\b[a-z]+[A-Z]\w*`)
+	for _, cmd := range all(newRoot()) {
+		texts := []string{cmd.Short, cmd.Long}
+		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) { texts = append(texts, flag.Usage) })
+		if found := identifier.FindString(strings.Join(texts, "\n")); found != "" {
+			t.Errorf("%s: the help has %q", cmd.CommandPath(), found)
 		}
 	}
 }

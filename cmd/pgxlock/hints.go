@@ -25,6 +25,7 @@ var advices = []hint{
 	{"LeaseConfig.Schema", "--schema"},
 	{"AdvisoryConfig.Schema", "--schema"},
 	{"monitor.Config.Schema", "--schema"},
+	{"once.Config.Schema", "--schema"},
 	{"monitor.Config.Names", "--name"},
 	{"SET ROLE in the pool's AfterConnect", "name it in the connection string (?role=...)"},
 	{"LeaseConfig.TTL", "--ttl"},

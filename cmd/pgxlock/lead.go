@@ -37,7 +37,7 @@ func newLead() *cobra.Command {
 		Long: `Be a candidate for leader, and run a command as long as this process leads: of all
 machines that run pgxlock lead with the same key, one has the command running.
 
-If leadTask is lost, or pgxlock step-down asks for it, the command and its process
+If the lock is lost, or pgxlock step-down asks for it, the command and its process
 group get SIGTERM, and SIGKILL before anyone else can lead: after --grace, or in time
 before the lock expires. Then lead is a candidate again. If the lock is evicted, or its
 session ends, the next leader may already run: only fencing keeps the two apart. If the

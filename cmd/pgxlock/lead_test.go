@@ -89,7 +89,7 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 
 			untilWaits(t, db, "k")
 			execute(t, nil, "step-down", "--database-url", db.URL, "--reason", "the deploy", "k").
-				want(t, exitOK, `asked to step down: the leader for "k"`, "")
+				want(t, exitOK, `asked the holder of "k" to step down`, "")
 			b.says(t, "told")
 			b.leads(t, "after it was asked to step down", false)
 			a.says(t, "ready")
@@ -270,7 +270,7 @@ func TestStepDownExitsWith1IfNobodyLeads(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), "select pg_advisory_lock(42), acquire_lock('k', 'somebody', 3600)"); err != nil {
 		t.Fatal(err)
 	}
-	on("#42").want(t, exitOK, `asked to step down: the leader for "#42"`, "")
+	on("#42").want(t, exitOK, `asked the holder of "#42" to step down`, "")
 	on("#42", "--kind", "lease").want(t, exitNoLeader, "", "nobody leads")
 	on("k", "--kind", "advisory").want(t, exitNoLeader, "", "nobody leads")
 	on("k", "--kind", "lease").want(t, exitOK, "asked", "")

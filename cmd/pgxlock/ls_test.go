@@ -378,7 +378,7 @@ func TestLsSaysWhatItCannotShow(t *testing.T) {
 	db := empty(t)
 	env := []string{"DATABASE_URL=" + db.URL}
 	session(t, db, "select pg_advisory_lock(7)")
-	execute(t, env, "ls").want(t, exitInternal, "#7", "pgxlock: not shown: leases, and the queues of those who wait: ")
+	execute(t, env, "ls").want(t, exitInternal, "#7", "pgxlock: not shown: leases, and the queues of waiters: ")
 	execute(t, env, "ls", "--exit-code", "--state", "live").want(t, exitInternal, "#7", "pgxlock migrate up")
 	execute(t, env, "ls", "--key", "no such").want(t, exitInternal, "", "run pgxlock migrate up")
 	execute(t, env, "ls", "--kind", "advisory", "-o", "json").want(t, exitOK, `"key": "#7"`, "not shown: leases")

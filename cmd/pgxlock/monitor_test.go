@@ -158,10 +158,12 @@ func TestEvictTakesALockOfEachKindAway(t *testing.T) {
 	named, numbered := acquired(sessions.Acquire(t.Context(), "k")), acquired(sessions.Acquire(t.Context(), pgxlock.RawKey2(4, -2)))
 
 	several := evicted(t, env, "k", "--yes")
-	several.want(t, exitUsage, "", `"k" has several holders; choose one with --kind, --holder, --pid or --token: advisory lock "k" from`)
+	several.want(t, exitUsage, "", `"k" has several holders; choose one with --kind or --holder or --pid or --token: advisory lock "k" from`)
 	if !strings.Contains(several.stderr, fmt.Sprintf(`; lease "k" from %s, token %d, since 20`, lease.Holder(), lease.Token())) || strings.Count(several.stderr, "\n") != 1 {
 		t.Errorf("%s", several.stderr)
 	}
+	evicted(t, env, "report", "--yes").want(t, exitUsage, "", `"report" has several holders; choose one with --holder: shared lease "report" from`) // shares have one token
+	evicted(t, env, "report", "--yes", "--kind", "advisory").want(t, exitNotEvicted, "", `nobody holds "report" as an advisory lock; nothing was evicted`)
 	for _, test := range []struct {
 		lock *pgxlock.Lock
 		args []string
@@ -202,7 +204,7 @@ func TestEvictFindsThePermitsOfASemaphoreByItsName(t *testing.T) {
 		stdout, says string
 	}{
 		{[]string{"jobs"}, exitOK, `evicted: lease "jobs" from pod-0`, ""}, // whose name it is comes first
-		{[]string{"jobs"}, exitUsage, "", `"jobs" has several holders; choose one with its key, --holder or --token: lease "jobs#1" from pod-1, token`},
+		{[]string{"jobs"}, exitUsage, "", `"jobs" has several holders; choose one with its key or --holder or --token: lease "jobs#1" from pod-1, token`},
 		{[]string{"jobs", "--kind", "advisory"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--terminate"}, exitNotEvicted, "", `nobody holds "jobs"`},
 		{[]string{"jobs", "--holder", "pod-2"}, exitNotEvicted, "", `that holder does not hold "jobs"; nothing was evicted; held: lease "jobs#1" from pod-1, token`},
@@ -298,7 +300,9 @@ func TestMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 	nothing := []string{"DATABASE_URL=" + empty(t).URL}
 	execute(t, nothing, "tree").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
 	execute(t, nothing, "reap").want(t, exitInternal, "", "run pgxlock migrate up: this database has no pgxlock")
-	execute(t, nothing, "reap").want(t, exitInternal, "", "; --schema names a schema)") // and no field of a struct
+	for _, command := range []string{"reap", "once k --every 1d -- true"} { // and no field of a struct
+		execute(t, nothing, strings.Fields(command)...).want(t, exitInternal, "", "; --schema names a schema)")
+	}
 	execute(t, nothing, "evict", "k", "--reason", "why", "--yes").want(t, exitInternal, "", "pgxlock migrate up")
 	execute(t, nothing, "evict", "k", "--reason", "why", "--yes", "--terminate").want(t, exitNotEvicted, "", "nobody holds") // which needs no tables
 	for _, command := range []string{"tree", "watch", "reap", "evict k --reason why --yes"} {

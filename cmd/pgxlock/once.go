@@ -266,7 +266,7 @@ func (o *onceTask) standing(run once.Record) string {
 	case run.State == once.StateSucceeded:
 		return text + ", and has succeeded"
 	case run.State == once.StateFailed && !run.Retry:
-		return text + ", and has failed: " + printable(run.Error) + "; it is not started again, but after " + forget
+		return text + ", and has failed: " + printable(run.Error) + "; it starts again only after " + forget
 	case run.State == once.StateFailed:
 		return text + ", and has failed: " + printable(run.Error)
 	case run.State == once.StateAbandoned:

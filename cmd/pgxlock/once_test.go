@@ -100,7 +100,7 @@ func TestFailedRunIsStartedAgainOnlyWithRetry(t *testing.T) {
 	t.Parallel()
 	db := migrated(t)
 	onceOn(t, db, "exit 7").want(t, 7, "", "")
-	onceOn(t, db, "echo ran").want(t, exitRunFailed, "", "already started in this period of 3640d, and has failed: the command exited with 7; it is not started again, but after pgxlock runs forget k")
+	onceOn(t, db, "echo ran").want(t, exitRunFailed, "", "already started in this period of 3640d, and has failed: the command exited with 7; it starts again only after pgxlock runs forget k")
 	onceOn(t, db, "echo ran", "-E", "75").want(t, exitRunFailed, "", "has failed")
 	onceOn(t, db, "echo ran", "-q").want(t, exitRunFailed, "", "")
 	if got, want := runsOf(t, db), "k failed 1 the command exited with 7"; got != want {

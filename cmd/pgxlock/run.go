@@ -402,7 +402,7 @@ func heldBy(holders []pgxlock.Holder) string {
 	return some(holders, 3, ", ", func(h pgxlock.Holder) string {
 		name := printable(h.ID)
 		if !h.Since.IsZero() {
-			name += " since " + h.Since.Local().Format(time.DateTime)
+			name += " since " + h.Since.Local().Format(time.RFC3339)
 		}
 		return name
 	})

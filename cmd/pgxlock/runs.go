@@ -35,7 +35,7 @@ first. RUN is the beginning of the period, or the tick of a schedule.
 STATE is running, succeeded, failed, abandoned (its process has died, and the next call
 in the period starts it again) or skipped (pgxlock once --first next). A run that is not
 retried stays running when its process has died: it holds no lease by which to tell. It is
-not started again, and neither is a failed one: pgxlock runs forget lets it be.`,
+not started again, and neither is a failed one, unless you run pgxlock runs forget.`,
 		Example: `  pgxlock runs --key nightly
   pgxlock runs --state failed,abandoned -o json | jq -r '.[].error'`,
 		Args: func(cmd *cobra.Command, args []string) error {

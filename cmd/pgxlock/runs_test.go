@@ -42,7 +42,7 @@ func TestOnceSaysHowTheRunStands(t *testing.T) {
 	onceOn(t, db, "echo ran", "-E", "75").want(t, exitBusy, "", "and has succeeded")
 	onceOn(t, db, "echo ran", "-o", "json").want(t, exitOK, `"state": "succeeded"`, "")
 	db.Exec(t, "update pgxlock_runs set state = 'failed', error = E'why\n'")
-	onceOn(t, db, "echo ran").want(t, exitRunFailed, "", `and has failed: why\n; it is not started again, but after pgxlock runs forget k`)
+	onceOn(t, db, "echo ran").want(t, exitRunFailed, "", `and has failed: why\n; it starts again only after pgxlock runs forget k`)
 	onceOn(t, db, "echo ran", "-o", "json").want(t, exitRunFailed, `"state": "failed"`, "")
 	db.Exec(t, "delete from pgxlock_runs")
 	onceOn(t, db, "echo ran", "--first", "next").want(t, exitOK, "", `"k" begins with the next period of 3640d, by --first next`)

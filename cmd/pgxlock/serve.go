@@ -58,11 +58,11 @@ func newServe() *cobra.Command {
 		Short: "Show who holds locks and who waits in a browser",
 		Long: `Serve a page that shows who holds locks and who waits, who is in whose way, leases that
 were left behind, runs that stopped, recent evictions, errors that pgxlock doctor finds,
-and the last hour. It is read-only, follows the
-database by itself, and works without JavaScript. Open it at http://` + defaultListen + `/.
+and the last hour. It is read-only, follows the database, and works without JavaScript.
+Open it at http://` + defaultListen + `/.
 
 All viewers share one snapshot each --every; while nobody looks there is one each 30s, for
-the history. If the server goes away, the page says what it cannot see, and recovers by itself.
+the history. If the server goes away, the page says what it cannot see, until it is back.
 
 With --allow-evict the page takes locks away from holders, with a reason. That, and any
 --listen but a loopback address or a socket, needs a token of at least 32 characters, from

@@ -51,7 +51,7 @@ If nobody holds the lock, step-down exits with 1.`,
 				if !asked {
 					return outcome{exitNoLeader, fmt.Errorf("nobody leads for %s; pgxlock watch shows who holds what", shown(args[0]))}
 				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "asked to step down: the leader for %s\n", shown(args[0]))
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "asked the holder of %s to step down\n", shown(args[0]))
 				return err
 			})
 		},

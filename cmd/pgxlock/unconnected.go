@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,7 @@ func unconnected(failed *pgconn.ConnectError) string {
 	for i, host := range hosts {
 		hosts[i] = "at " + host + ": " + causes[host].text
 	}
-	return fmt.Sprintf("cannot connect as user %q to database %q %s", failed.Config.User, failed.Config.Database, strings.Join(hosts, ", "))
+	return fmt.Sprintf("cannot connect as user %q to database %q %s", failed.Config.User, cmp.Or(failed.Config.Database, failed.Config.User), strings.Join(hosts, ", "))
 }
 
 // attempts returns the error of each attempt to connect.

@@ -142,6 +142,7 @@ func TestRefusedPortIsNamedAsTheCause(t *testing.T) {
 	t.Parallel()
 	wantUnconnected(t, "postgres://me:geheim@"+closed+"/db", exitUnavailable,
 		`cannot connect as user "me" to database "db" at `+closed+`: connection refused; start the server, or correct the host and the port`)
+	wantUnconnected(t, "postgres://me@"+closed, exitUnavailable, `cannot connect as user "me" to database "me" at `+closed+`: connection refused; start the server, or correct the host and the port`) // its default
 }
 
 func TestMissingSocketIsNamedAsTheCause(t *testing.T) {

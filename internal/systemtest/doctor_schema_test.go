@@ -382,7 +382,7 @@ func TestDoctorFindsHowOtherRolesCouldRunCodeAsTheOwner(t *testing.T) {
 	accomplice, _ := login(t, db)
 	in := &doctor.Config{Schema: "locks"}
 	wantFinding(t, examine(t, theirs, in), "escalation", statusOK, `schema "locks"`)
-	wantFinding(t, examine(t, db, nil), "escalation", statusWarning, "it belongs to the superuser", "a role that may do nothing else")
+	wantFinding(t, examine(t, db, nil), "escalation", statusWarning, "pgxlock belongs to the superuser", "a role that may do nothing else")
 	db.Exec(t, "grant usage on schema locks to public; create schema "+other+" authorization "+other+
 		"; create function "+other+".run() returns trigger language plpgsql as 'begin return new; end'; alter function "+other+".run() owner to "+other+
 		"; create function locks.ours() returns trigger language plpgsql as 'begin return new; end'; alter function locks.ours() owner to "+owner)

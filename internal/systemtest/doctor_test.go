@@ -78,7 +78,7 @@ func ownedBySuperuser(t *testing.T, findings map[string]doctor.Finding) string {
 	t.Helper()
 	_, says, _ := strings.Cut(findings["escalation"].Detail, "superuser ")
 	name, _, _ := strings.Cut(says, ":")
-	return "it belongs to the superuser " + name + ": code that got the owner's rights would be a superuser's"
+	return "pgxlock belongs to the superuser " + name + ": code that got the owner's rights would be a superuser's"
 }
 
 const statusOK, statusWarning, statusError = doctor.StatusOK, doctor.StatusWarning, doctor.StatusError

@@ -133,7 +133,7 @@ func TestSnapshotSaysWhatItLeavesOut(t *testing.T) {
 	check("leases of 46 MB", "leases: ")
 	db.Exec(t, "truncate distributed_locks")
 	db.Exec(t, "insert into pgxlock_waiters select 0, 'k' || i, i, null, repeat('x', 255), 1, now(), 'infinity' from generate_series(1, 180000) i")
-	check("tickets of 46 MB", "the queues of those who wait: ")
+	check("tickets of 46 MB", "the queues of waiters: ")
 	if waiters, err := mon.Waiters(t.Context(), monitor.Filter{Key: "k180000"}); err != nil || len(waiters) != 1 {
 		t.Errorf("by key: %d waiters, %v", len(waiters), err)
 	}

@@ -130,7 +130,7 @@ func TestMonitorShowsAdvisoryLocksWithTheirNames(t *testing.T) {
 	if load := shot.Load; load.Locks < 5 || load.Room < load.Locks || load.Notifications < 0 || load.Notifications > 1 {
 		t.Errorf("%+v", load)
 	}
-	if len(shot.Missing) != 1 || !strings.Contains(shot.Missing[0], "leases, and the queues of those who wait: schema missing or out of date") {
+	if len(shot.Missing) != 1 || !strings.Contains(shot.Missing[0], "leases, and the queues of waiters: schema missing or out of date") {
 		t.Errorf("missing: %q", shot.Missing)
 	}
 	if own, err := locks.Holders(t.Context(), pgxlock.RawKey2(-1, 7)); err != nil || len(own) != 1 || own[0].Key != "#-1,7" || !own[0].Raw || own[0].LockKey() != raw.Key() {
@@ -207,7 +207,7 @@ func TestMonitorShowsOnAnOlderSchemaTheAdvisoryLocksAndWhatToRun(t *testing.T) {
 		t.Fatalf("%+v", shot.Holders)
 	}
 	want := fmt.Sprintf(`schema "public" has version %d, version %d is needed`, version-1, version)
-	if missing := strings.Join(shot.Missing, "\n"); !strings.Contains(missing, "leases, and the queues of those who wait") || !strings.Contains(missing, want) || !strings.Contains(missing, "pgxlock migrate up") {
+	if missing := strings.Join(shot.Missing, "\n"); !strings.Contains(missing, "leases, and the queues of waiters") || !strings.Contains(missing, want) || !strings.Contains(missing, "pgxlock migrate up") {
 		t.Errorf("missing: %q", missing)
 	}
 	for _, kind := range []pgxlock.Kind{0, pgxlock.KindLease} {

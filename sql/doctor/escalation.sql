@@ -126,7 +126,7 @@ SELECT false, 'unknown: there is no pgxlock_rights() to compare the rights of ot
        'run migrations.Up or pgxlock migrate up'
  WHERE NOT EXISTS (SELECT FROM installed)
 UNION ALL
-SELECT false, format('it belongs to the superuser %I: code that got the owner''s rights would be a superuser''s', u.rolname),
+SELECT false, format('pgxlock belongs to the superuser %I: code that got the owner''s rights would be a superuser''s', u.rolname),
        'have it owned by a role that may do nothing else'
   FROM installed i JOIN pg_roles u ON u.oid = i.owner WHERE u.rolsuper
  ORDER BY 1 DESC, 2

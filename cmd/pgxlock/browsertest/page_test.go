@@ -26,7 +26,7 @@ const token = "a token of 32 characters that nobody guesses"
 // migrated returns a private server's database with pgxlock in it: pictures show what is on the server.
 func migrated(t *testing.T) (*pgserver.Server, *pgtest.DB) {
 	t.Helper()
-	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_connections": "200"}})
+	server := pgtest.Private(t, pgserver.Config{Settings: map[string]string{"max_connections": "200", "fsync": "on"}})
 	db := &pgtest.DB{URL: server.URL("postgres"), Name: "postgres"}
 	db.Pool = pgtest.Pool(t, db.URL)
 	if err := migrations.Up(t.Context(), db.Pool, nil); err != nil {
@@ -298,6 +298,7 @@ func TestRoleWithoutRights(t *testing.T) {
 	p.follows()
 	p.shows("cannot see: ")
 	p.shows("#71")
+	p.shows("doctor: rights")
 	p.picture("no-rights")
 	if value[bool](p, `document.body.innerText.includes("order:1")`) {
 		t.Error("a guest sees a lease")

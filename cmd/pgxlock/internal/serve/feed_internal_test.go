@@ -158,6 +158,46 @@ func TestLeaseThatCannotBeSeenIsNotLost(t *testing.T) {
 	}
 }
 
+func TestArrowThatClosesACircleCrossesNoBox(t *testing.T) {
+	t.Parallel()
+	var shot monitor.Snapshot
+	for _, session := range []struct {
+		pid           int32
+		name          string
+		holds, awaits int32
+	}{{4, "nightly", 74, 71}, {1, "ledger", 71, 72}, {2, "archive", 72, 73}, {3, "reports", 73, 71}} {
+		shot.Holders = append(shot.Holders, pgxlock.Holder{Key: fmt.Sprint("#", session.holds), Raw: true, Kind: pgxlock.KindAdvisory, ID: session.name, PID: session.pid})
+		shot.Waiters = append(shot.Waiters, monitor.Waiter{Key: fmt.Sprint("#", session.awaits), Raw: true, Kind: pgxlock.KindAdvisory, Owner: session.name, PID: session.pid})
+	}
+	d := plant(shot).draw(time.Now(), query{})
+	closing := 0
+	for _, l := range d.Lines {
+		var x1, y1, x2, y2, x3, y3, x4, y4 float64
+		if _, err := fmt.Sscanf(l.Path, "M%f %fC%f %f %f %f %f %f", &x1, &y1, &x2, &y2, &x3, &y3, &x4, &y4); err != nil {
+			t.Fatalf("%q: %v", l.Path, err)
+		}
+		if x4 < x1 {
+			continue
+		}
+		closing++
+		for at := 0.05; at < 0.95; at += 0.01 {
+			curve := func(a, b, c, d float64) float64 {
+				rest := 1 - at
+				return rest*rest*rest*a + 3*rest*rest*at*b + 3*rest*at*at*c + at*at*at*d
+			}
+			x, y := curve(x1, x2, x3, x4), curve(y1, y2, y3, y4)
+			for _, b := range d.Nodes {
+				if x > float64(b.X) && x < float64(b.X+b.Width) && y > float64(b.Y) && y < float64(b.Y+b.Height) {
+					t.Fatalf("the arrow %q crosses %q: %+v", l.Path, b.Name, b)
+				}
+			}
+		}
+	}
+	if closing != 1 || len(d.Deadlocks) != 1 {
+		t.Errorf("%d arrows close circles: %q", closing, d.Deadlocks)
+	}
+}
+
 func TestDrawingHasThreeHundredNodesAtMost(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ locks, waiters, nodes, hidden int }{

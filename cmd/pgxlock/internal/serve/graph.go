@@ -574,6 +574,7 @@ func place(tree []*node, left, from float64) (bottom float64) {
 
 // add draws a tree.
 func (d *drawing) add(tree []*node, back map[[2]*node]bool, at time.Time) {
+	top := slices.MinFunc(tree, func(a, b *node) int { return cmp.Compare(a.y, b.y) }).y
 	for _, n := range tree {
 		b := box{X: int(n.x), Y: int(n.y), Width: nodeWidth, Height: int(n.height), Full: name(n), Class: "who"}
 		b.Name = shortened(b.Full)
@@ -604,13 +605,13 @@ func (d *drawing) add(tree []*node, back map[[2]*node]bool, at time.Time) {
 		}
 		d.Nodes = append(d.Nodes, b)
 		for _, m := range n.behind {
-			d.Lines = append(d.Lines, line(n, m, back[[2]*node{n, m}]))
+			d.Lines = append(d.Lines, line(n, m, back[[2]*node{n, m}], top))
 		}
 	}
 }
 
-// line is an arrow from what is behind to what is in its way.
-func line(before, behind *node, back bool) arrow {
+// line is an arrow from what is behind to what is in its way, in a tree that begins at top.
+func line(before, behind *node, back bool, top float64) arrow {
 	width := func(n *node) float64 {
 		if n.lock {
 			return lockWidth
@@ -624,7 +625,7 @@ func line(before, behind *node, back bool) arrow {
 	if back {
 		x1, y1 := behind.x+width(behind)/2, behind.y
 		x2, y2 := before.x+width(before)/2, before.y
-		y := min(y1, y2) - backRoom*4/3 // the curve rises to three quarters of that
+		y := top - backRoom*4/3 // the curve rises to three quarters of that
 		return arrow{fmt.Sprintf("M%.0f %.0fC%.0f %.0f %.0f %.0f %.0f %.0f", x1, y1, x1, y, x2, y, x2, y2-3), class}
 	}
 	x1, y1 := behind.x, behind.y+behind.height/2
