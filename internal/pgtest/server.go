@@ -249,7 +249,8 @@ func own(tb testing.TB, server *pgserver.Server, err error) *pgserver.Server {
 func stopAfter(tb testing.TB, what string, program interface {
 	Stop(context.Context) error
 	LogTail() string
-}) {
+},
+) {
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), Patience)
 		defer cancel()
