@@ -1096,7 +1096,7 @@ BEGIN
 
     IF v_due THEN
       PERFORM pgxlock_remove_dead('{0}'::integer[], ARRAY[v_queue], ARRAY[ticket]);
-      IF v_has IS NOT TRUE
+      IF (v_has OR v_free AND v_first IS NULL) IS NOT TRUE           -- else another transaction keeps it out
          AND (v_held_by[1] IN ('*shared', p_holder)
               OR EXISTS (SELECT FROM pgxlock_waiters w
                           WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[]
