@@ -258,7 +258,8 @@ BEGIN
        WHERE EXISTS (SELECT FROM wanted s WHERE s.permits IS NOT NULL)
          AND NOT EXISTS (SELECT FROM hold d WHERE d.holder = h.holder)
       UNION
-      SELECT h.lock FROM moving m JOIN hold d ON d.lock = m.lock JOIN held h ON h.holder = d.holder
+      SELECT h.lock
+        FROM (SELECT DISTINCT d.holder FROM moving m JOIN hold d ON d.lock = m.lock) d JOIN held h ON h.holder = d.holder
     ), stuck AS MATERIALIZED (
       SELECT h.lock, h.name, h.holder, w.permits IS NOT NULL AS any_of
         FROM held h JOIN wanted w ON w.lock = h.lock
@@ -274,10 +275,12 @@ BEGIN
         FROM (SELECT DISTINCT r.root, h.holder FROM reached r JOIN stuck h ON h.lock = r.lock) h
         JOIN hold w ON w.holder = h.holder AND w.id < h.root
     ), circle AS (
-      SELECT r.root, min(h.name) AS holder
-        FROM reached r JOIN stuck h ON h.lock = r.lock JOIN hold w ON w.holder = h.holder AND w.id = r.root
+      SELECT r.root, min(r.name) AS holder
+        FROM (SELECT r.root, h.name, h.holder FROM reached r JOIN stuck h ON h.lock = r.lock OFFSET 0) r
+        JOIN hold w ON w.holder = r.holder AND w.id = r.root
        WHERE NOT EXISTS (SELECT FROM reached x JOIN stuck y ON y.lock = x.lock AND y.any_of
-                           JOIN hold z ON z.holder = y.holder WHERE x.root = r.root AND z.id > r.root)
+                           JOIN (SELECT w.holder, max(w.id) AS last FROM hold w GROUP BY w.holder) z ON z.holder = y.holder
+                          WHERE x.root = r.root AND z.last > r.root)
        GROUP BY r.root
     )
     SELECT e.n, c.holder
