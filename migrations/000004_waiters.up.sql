@@ -1101,10 +1101,11 @@ BEGIN
       PERFORM pgxlock_remove_dead('{0}'::integer[], ARRAY[v_queue], ARRAY[ticket]);
       IF (v_has OR v_free AND v_first IS NULL) IS NOT TRUE           -- else another transaction keeps it out
          AND (v_held_by[1] IN ('*shared', p_holder)
-              OR EXISTS (SELECT FROM pgxlock_waiters w
+              OR EXISTS (SELECT FROM pgxlock_waiters w, pg_catalog.unnest(w.holds) h (hold)
                           WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[]
                             AND w.ticket < pgxlock_wait_in_turn.ticket
-                            AND w.holds COLLATE "C" OPERATOR(pg_catalog.&&) v_held_by)) THEN
+                            AND (h.hold COLLATE "C" IN (SELECT b.holder FROM pg_catalog.unnest(v_held_by) b (holder)))
+                                IS TRUE)) THEN           -- IS TRUE, so that it is hashed: there may be 10000 permits
         v_hold := (SELECT d.hold FROM pgxlock_deadlocks('{0}'::integer[], ARRAY[v_queue], ARRAY[ticket]) d);
         IF v_hold IS NOT NULL THEN
           RAISE EXCEPTION 'deadlock: lock "%" is held by a holder that waits, directly or through others, for what "%" holds',
