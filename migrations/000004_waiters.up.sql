@@ -222,7 +222,9 @@ BEGIN
       SELECT row_number() OVER () AS lock, l.kind, l.name,
              CASE WHEN l.kind = 0 AND right(l.name, 1) = '#'
                   THEN (SELECT max(s.permits) FROM pgxlock_semaphores s
-                         WHERE s.name = left(l.name, -1) COLLATE "C") END AS permits
+                         WHERE s.name = left(l.name, -1) COLLATE "C"
+                           AND s.used_at > (SELECT max(u.used_at) FROM pgxlock_semaphores u WHERE u.name = s.name)
+                                             - interval '1 minute') END AS permits    -- it may have had more before
         FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
     ), holder AS MATERIALIZED (           -- of each lock that a ticket waits for
       SELECT w.lock, l.holder AS name, NULL::text AS role FROM wanted w, LATERAL (
