@@ -222,7 +222,9 @@ BEGIN
       SELECT row_number() OVER () AS lock, l.kind, l.name,
              CASE WHEN l.kind = 0 AND right(l.name, 1) = '#'
                   THEN (SELECT max(s.permits) FROM pgxlock_semaphores s
-                         WHERE s.name = left(l.name, -1) COLLATE "C") END AS permits
+                         WHERE s.name = left(l.name, -1) COLLATE "C"
+                           AND s.used_at > (SELECT max(u.used_at) FROM pgxlock_semaphores u WHERE u.name = s.name)
+                                             - interval '1 minute') END AS permits    -- it may have had more before
         FROM (SELECT DISTINCT w.kind, w.name FROM waiting w) l
     ), holder AS MATERIALIZED (           -- of each lock that a ticket waits for
       SELECT w.lock, l.holder AS name, NULL::text AS role FROM wanted w, LATERAL (
@@ -258,7 +260,8 @@ BEGIN
        WHERE EXISTS (SELECT FROM wanted s WHERE s.permits IS NOT NULL)
          AND NOT EXISTS (SELECT FROM hold d WHERE d.holder = h.holder)
       UNION
-      SELECT h.lock FROM moving m JOIN hold d ON d.lock = m.lock JOIN held h ON h.holder = d.holder
+      SELECT h.lock
+        FROM (SELECT DISTINCT d.holder FROM moving m JOIN hold d ON d.lock = m.lock) d JOIN held h ON h.holder = d.holder
     ), stuck AS MATERIALIZED (
       SELECT h.lock, h.name, h.holder, w.permits IS NOT NULL AS any_of
         FROM held h JOIN wanted w ON w.lock = h.lock
@@ -274,10 +277,12 @@ BEGIN
         FROM (SELECT DISTINCT r.root, h.holder FROM reached r JOIN stuck h ON h.lock = r.lock) h
         JOIN hold w ON w.holder = h.holder AND w.id < h.root
     ), circle AS (
-      SELECT r.root, min(h.name) AS holder
-        FROM reached r JOIN stuck h ON h.lock = r.lock JOIN hold w ON w.holder = h.holder AND w.id = r.root
+      SELECT r.root, min(r.name) AS holder
+        FROM (SELECT r.root, h.name, h.holder FROM reached r JOIN stuck h ON h.lock = r.lock OFFSET 0) r
+        JOIN hold w ON w.holder = r.holder AND w.id = r.root
        WHERE NOT EXISTS (SELECT FROM reached x JOIN stuck y ON y.lock = x.lock AND y.any_of
-                           JOIN hold z ON z.holder = y.holder WHERE x.root = r.root AND z.id > r.root)
+                           JOIN (SELECT w.holder, max(w.id) AS last FROM hold w GROUP BY w.holder) z ON z.holder = y.holder
+                          WHERE x.root = r.root AND z.last > r.root)
        GROUP BY r.root
     )
     SELECT e.n, c.holder
@@ -1096,12 +1101,13 @@ BEGIN
 
     IF v_due THEN
       PERFORM pgxlock_remove_dead('{0}'::integer[], ARRAY[v_queue], ARRAY[ticket]);
-      IF v_has IS NOT TRUE
+      IF (v_has OR v_free AND v_first IS NULL) IS NOT TRUE           -- else another transaction keeps it out
          AND (v_held_by[1] IN ('*shared', p_holder)
-              OR EXISTS (SELECT FROM pgxlock_waiters w
+              OR EXISTS (SELECT FROM pgxlock_waiters w, pg_catalog.unnest(w.holds) h (hold)
                           WHERE w.holds OPERATOR(pg_catalog.<>) '{}'::text[]
                             AND w.ticket < pgxlock_wait_in_turn.ticket
-                            AND w.holds COLLATE "C" OPERATOR(pg_catalog.&&) v_held_by)) THEN
+                            AND (h.hold COLLATE "C" IN (SELECT b.holder FROM pg_catalog.unnest(v_held_by) b (holder)))
+                                IS TRUE)) THEN           -- IS TRUE, so that it is hashed: there may be 10000 permits
         v_hold := (SELECT d.hold FROM pgxlock_deadlocks('{0}'::integer[], ARRAY[v_queue], ARRAY[ticket]) d);
         IF v_hold IS NOT NULL THEN
           RAISE EXCEPTION 'deadlock: lock "%" is held by a holder that waits, directly or through others, for what "%" holds',

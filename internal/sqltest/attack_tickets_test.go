@@ -152,19 +152,41 @@ func TestQueueOfManyDeadTicketsHeals(t *testing.T) {
 	d.want("select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database()) and not exists (select from pgxlock_waiters)", "2") // of the two listeners
 }
 
-// A thousand tickets wait for a lock of a holder that each of them claims: the pairs of them, a million, would
-// be written down by each caller that waits while it holds a lock.
+// A thousand tickets wait for a lock of a holder that each of them claims, and a thousand for others of its locks:
+// each caller that waits while it holds a lock would look at the pairs of them, a million.
 func TestForgedHoldsCostOtherWaitersNoPairs(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	d := install(t)
 	evil := d.as(d.harden("application")[0])
-	evil.want(publishing(map[string]string{
-		"kinds": "array_fill(0, '{1000}')", "names": "array_fill('k'::text, '{1000}')", "tickets": "array_fill(null::bigint, '{1000}')",
-		"waiters": "array_fill(1, '{1000}')", "holds": "array_fill('[\"E\"]'::text, '{1000}')", "live": "60000",
-	}), "1000")
+	publish := func(names, hold string) {
+		t.Helper()
+		evil.want(publishing(map[string]string{
+			"kinds": "array_fill(0, '{1000}')", "names": names, "tickets": "array_fill(null::bigint, '{1000}')",
+			"waiters": "array_fill(1, '{1000}')", "holds": "array_fill('[\"" + hold + "\"]'::text, '{1000}')", "live": "60000",
+		}), "1000")
+	}
+	publish("array_fill('k'::text, '{1000}')", "E")
 	evil.want("acquire_lock('k', 'E')", "true")
 	victim := d.connectAnew()
 	victim.do("set temp_file_limit = '8MB'")
 	victim.want(publishing(map[string]string{"names": "'{other}'", "holds": `array['["V"]']`}), "1")
+
+	// The plan of the search itself, also with a semaphore, and with a lock that lets all of them go on.
+	publish("array(select 'k' || i from generate_series(1, 1000) i)", "X")
+	evil.want("(select count(*) from generate_series(1, 1000) i where acquire_lock('k' || i, 'E'))", "1000")
+	d.do(`do $$ begin execute (select 'prepare search(integer[], text[], bigint[], boolean) as ' || replace(replace(replace(replace(
+		substring(prosrc from 'RETURN QUERY(.*);[[:space:]]+END'), 'p_kinds', '$1'), 'p_names', '$2'), 'p_tickets', '$3'), 'v_advisory', '$4')
+		from pg_proc where proname = 'pgxlock_deadlocks'); end $$`)
+	d.do("set plan_cache_mode = force_generic_plan; set enable_bitmapscan = off; set jit = off")
+	evil.want("acquire_permit('jobs', 'z', 1)", "jobs#1")
+	for _, release := range []string{"false", "release_lock('k', 'E')"} {
+		evil.get(release)
+		for _, name := range []string{"other", "jobs#"} {
+			ticket := d.process().queueHolding(0, name, "V")
+			if rows := d.reads(fmt.Sprintf("execute search('{0}', '{%s}', '{%s}', false)", name, ticket)); rows > 200_000 {
+				t.Errorf("%s, %s: the search reads %.0f rows of 2000 tickets", release, name, rows)
+			}
+		}
+	}
 }

@@ -372,6 +372,17 @@ func TestAcquireInTurn(t *testing.T) {
 			a.refused("s", "A", ta)
 			d.do("delete from pgxlock_waiters")
 
+			// A reader whose try met a change of the group waits for that change, and for none of the readers.
+			d.want("acquire_lock('x', 'C')", "true")
+			d.joins("x", "B")
+			a.begin(readCommitted)
+			a.want("extend_shared_lock('s', 'B')", "true")
+			tc := b.joinsBy(shareInTurn("s", "C", "null"))
+			a.commit()
+			b.want(shareInTurn("s", "C", tc), "t")
+			b.want("release_shared_lock('s', 'C')", "true")
+			d.do("delete from pgxlock_waiters")
+
 			d.want(permitsInTurn("mails", "B", 2, 1, "null")+" like 't %'", "true")
 			d.want(permitsInTurn("mails", "C", 2, 1, "null")+" like 't %'", "true")
 			ta = a.joinsBy(permitsInTurn("mails", "A", 2, 1, "null"))

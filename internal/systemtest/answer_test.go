@@ -50,6 +50,9 @@ func answerers(t *testing.T, db *pgtest.DB) map[string]func(level pgx.TxIsoLevel
 		},
 		"database/sql": func(level pgx.TxIsoLevel) answerer {
 			tx := beginSQLTx(t, db, level)
+			if _, err := tx.ExecContext(t.Context(), "set local standard_conforming_strings = off; set local client_encoding = LATIN1"); err != nil {
+				t.Fatal(err)
+			}
 			return answerer{
 				func(key, request string, fn func() ([]byte, error), opts ...pgxlock.ClaimTxOption) ([]byte, error) {
 					return pgxlock.AnswerSQLTx(t.Context(), tx, key, []byte(request), fn, opts...)

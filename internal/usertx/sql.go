@@ -100,7 +100,7 @@ func (tx sqlTx) send(ctx context.Context, texts ...string) (Reply, error) {
 func (tx sqlTx) Row(ctx context.Context, text string, dest any, args ...any) error {
 	var protocol []any
 	if tx.driver() == pgxDriver { // it would prepare each text, and each key makes another one
-		protocol = []any{pgx.QueryExecModeSimpleProtocol}
+		protocol = []any{pgx.QueryExecModeExec} // the simple protocol wants settings that the program may have changed
 	}
 	rows, err := tx.QueryContext(ctx, Written(text, args...), protocol...)
 	if err != nil {

@@ -380,6 +380,29 @@ func TestWakeUpThatFoundNobodyLooksAgainWhereOthersWantTheLock(t *testing.T) {
 	}
 }
 
+// The last looks of an earlier release may come too soon after a later one.
+func TestReleaseWhileAWakeUpIsToLookAgainHasAllLooksOfItsOwn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		sent := 0
+		q := newQueue(runs(func(dbconn.Exchange) error { sent++; return nil })) // finds nobody
+		q.server.Session = wantedSession(nil)
+		name := lockkey.Name{ID: lockkey.Identify("k")}
+		q.mu.Lock()
+		q.seeLocked(name)
+		q.mu.Unlock()
+		q.Wake([]lockkey.Name{name})
+		time.Sleep(looks[0] + looks[1] + looks[2]/2) // the last look is left
+		before := sent
+		q.Wake([]lockkey.Name{name})
+		time.Sleep(clock.CheckInterval)
+		synctest.Wait()
+		if got, want := sent-before, 1+len(looks); got != want {
+			t.Errorf("%d looks after the later release, want %d", got, want)
+		}
+	})
+}
+
 // A publisher looks for tickets ahead of its own before it commits, and a wake-up may look in
 // between: neither sees what the other one did.
 func TestTicketThatIsPublishedWhileItsLockIsReleasedIsWoken(t *testing.T) {

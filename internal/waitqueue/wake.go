@@ -138,17 +138,22 @@ var looks = [...]time.Duration{2 * time.Millisecond, 16 * time.Millisecond, 128 
 // next refresh. Leases need none of this: a new ticket for a lease tries after its commit.
 func (q *Queue) foundNobodyLocked(w wakeUp) {
 	name := w.name
-	if name.Kind() == 0 || w.looks == len(looks) || q.closed || q.looking[name] || !q.contendedLocked(name) {
+	if name.Kind() == 0 || w.looks == len(looks) || q.closed || !q.contendedLocked(name) {
 		return
 	}
-	q.looking[name] = true
+	if before, pending := q.looking[name]; pending { // of an earlier release
+		q.looking[name] = min(before, w.looks)
+		return
+	}
+	q.looking[name] = w.looks
 	time.AfterFunc(looks[w.looks], func() {
 		wakes := q.server.Session != nil && q.server.Session.WakesOnRelease(name.ID)
 		q.mu.Lock()
 		defer q.mu.Unlock()
+		before := q.looking[name]
 		delete(q.looking, name)
 		if !wakes && !q.closed {
-			q.waking.Add(wakeUp{name: name, looks: w.looks + 1})
+			q.waking.Add(wakeUp{name: name, looks: before + 1})
 		}
 	})
 }
