@@ -47,10 +47,10 @@ type Queue struct {
 	forget   int                        // the size of others at which old entries are removed
 	queued   map[lockkey.Name]struct{}  // of tickets that are to be published, or refreshed
 	woken    map[lockkey.Name]wokenTicket
-	looking  map[lockkey.Name]int // locks whose wake-ups found nobody, and look again: how often they did before
-	client   int64                // the number under which the listener listens; 0: it does not
-	timer    *time.Timer          // refreshes all tickets
-	failing  bool                 // the last try to publish tickets failed
+	looking  map[lockkey.Name]*dueLook // of locks whose wake-ups found nobody
+	client   int64                     // the number under which the listener listens; 0: it does not
+	timer    *time.Timer               // refreshes all tickets
+	failing  bool                      // the last try to publish tickets failed
 	closed   bool
 }
 
@@ -119,7 +119,7 @@ func (q *Queue) Connect(s Server) {
 	q.tickets, q.queued, q.sending = make(map[*ticket]struct{}), make(map[lockkey.Name]struct{}), make(map[lockkey.Name]struct{})
 	q.leaving, q.removing, q.void = make(map[int64]struct{}), make(map[lockkey.Name]int), make(map[lockkey.Name][]*ticket)
 	q.handed, q.others, q.woken = make(map[lockkey.Name]struct{}), make(map[lockkey.Name]time.Time), make(map[lockkey.Name]wokenTicket)
-	q.looking = make(map[lockkey.Name]int)
+	q.looking = make(map[lockkey.Name]*dueLook)
 	q.listener = newListener(s.Dialer, q)
 	q.publishing = batcher.Batcher[lockkey.Name]{Limit: batcher.MaxRows, Run: q.publish, Fail: q.unsent}
 	q.withdrawing = batcher.Batcher[*ticket]{Limit: batcher.MaxRows, Run: q.withdraw, Fail: func(batch []*ticket, _ error) { q.withdrawLater(batch) }}

@@ -141,21 +141,32 @@ func (q *Queue) foundNobodyLocked(w wakeUp) {
 	if name.Kind() == 0 || w.looks == len(looks) || q.closed || !q.contendedLocked(name) {
 		return
 	}
-	if before, pending := q.looking[name]; pending { // of an earlier release
-		q.looking[name] = min(before, w.looks)
-		return
+	if due := q.looking[name]; due != nil { // a later release has all looks of its own
+		if due.looks <= w.looks {
+			return
+		}
+		due.timer.Stop()
 	}
-	q.looking[name] = w.looks
-	time.AfterFunc(looks[w.looks], func() {
+	due := &dueLook{looks: w.looks}
+	q.looking[name] = due
+	due.timer = time.AfterFunc(looks[w.looks], func() {
 		wakes := q.server.Session != nil && q.server.Session.WakesOnRelease(name.ID)
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		before := q.looking[name]
+		if q.looking[name] != due {
+			return
+		}
 		delete(q.looking, name)
 		if !wakes && !q.closed {
-			q.waking.Add(wakeUp{name: name, looks: before + 1})
+			q.waking.Add(wakeUp{name: name, looks: due.looks + 1})
 		}
 	})
+}
+
+// A dueLook is the next look of a wake-up that found nobody.
+type dueLook struct {
+	looks int // how often it has looked again already
+	timer *time.Timer
 }
 
 // lookAgainLocked arranges a check whether a ticket let its wake timeout pass. If the lock is
