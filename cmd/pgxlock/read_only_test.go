@@ -25,7 +25,7 @@ func TestCommandsWriteWhereTransactionsAreReadOnlyByDefault(t *testing.T) {
 	token, _, _ := strings.Cut(acquired.stdout, " ")
 	on("extend", "k", "--holder", "me", "--token", token, "--ttl", "1h").want(t, exitOK, "T", "")
 	on("ls").want(t, exitOK, "me", "")
-	on("step-down", "k").want(t, exitOK, "asked to step down", "")
+	on("step-down", "k").want(t, exitOK, "asked the holder of", "")
 	on("release", "k", "--holder", "me", "--token", token).want(t, exitOK, "", "")
 	on("acquire", "k", "--holder", "you").want(t, exitOK, " you\n", "")
 	on("evict", "k", "--yes", "--reason", "why").want(t, exitOK, `evicted: lease "k" from you`, "")

@@ -393,6 +393,7 @@ func TestReleaseWhileAWakeUpIsToLookAgainHasAllLooksOfItsOwn(t *testing.T) {
 		q.mu.Unlock()
 		q.Wake([]lockkey.Name{name})
 		time.Sleep(looks[0] + looks[1] + looks[2]/2) // the last look is left
+		synctest.Wait()
 		before := sent
 		q.Wake([]lockkey.Name{name})
 		time.Sleep(clock.CheckInterval)
