@@ -129,6 +129,20 @@ func untilTold() error {
 	return err
 }
 
+// workUntilTold reports, in the child, that it is ready, and waits until it is told to begin. The context
+// that it returns ends when the child is told again.
+func workUntilTold(ctx context.Context, report func(any) error) (context.Context, context.CancelFunc, error) {
+	if err := errors.Join(report("ready"), untilTold()); err != nil {
+		return nil, nil, err
+	}
+	working, stop := context.WithCancel(ctx)
+	go func() {
+		_ = untilTold()
+		stop()
+	}()
+	return working, stop, nil
+}
+
 // freeze stops the child in its tracks; its connections stay. A signal that was sent
 // has stopped nobody yet: on a busy machine the child's threads go on for a while.
 func (c *child) freeze(t *testing.T) {

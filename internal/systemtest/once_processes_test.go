@@ -51,18 +51,11 @@ func runEachSecond(ctx context.Context, url, argument string, report func(any) e
 	if err != nil {
 		return err
 	}
-	if err := report("ready"); err != nil {
+	ctx, stop, err := workUntilTold(ctx, report)
+	if err != nil {
 		return err
 	}
-	if err := untilTold(); err != nil {
-		return err
-	}
-	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	go func() {
-		_ = untilTold()
-		stop()
-	}()
 
 	var reporting sync.Mutex
 	work := func(how string) func(context.Context, once.Run) error {

@@ -86,17 +86,11 @@ func useHotKeys(ctx context.Context, url, number string, report func(any) error)
 	if err := errors.Join(testkit.HearOf(ctx, pool, leases), testkit.HearOf(ctx, pool, advisory)); err != nil {
 		return err
 	}
-	if err := report("ready"); err != nil {
+	using, end, err := workUntilTold(ctx, report)
+	if err != nil {
 		return err
 	}
-	if err := untilTold(); err != nil {
-		return err
-	}
-	using, end := context.WithCancel(ctx)
-	go func() {
-		_ = untilTold()
-		end()
-	}()
+	defer end()
 	var all sync.WaitGroup
 	failed := make(chan error, 2*len(calls))
 	for what, call := range calls {

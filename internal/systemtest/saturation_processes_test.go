@@ -42,17 +42,11 @@ func saturateUntilTold(newLocker func(*pgxpool.Pool) (*pgxlock.Locker, error)) f
 		if err := testkit.HearOf(ctx, pool, locks); err != nil {
 			return err
 		}
-		if err := report("ready"); err != nil {
+		saturated, stop, err := workUntilTold(ctx, report)
+		if err != nil {
 			return err
 		}
-		if err := untilTold(); err != nil {
-			return err
-		}
-		saturated, cancel := context.WithCancel(ctx)
-		go func() {
-			_ = untilTold()
-			cancel()
-		}()
+		defer stop()
 		err = testkit.Saturate(saturated, locks, filepath.Base(path), 8, func() error {
 			_, err := file.Write([]byte{number})
 			return err
