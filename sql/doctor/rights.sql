@@ -1,5 +1,5 @@
 -- For each kind of role: what it needs and the current role lacks, the statements that grant that,
--- and whether the current role was granted a right that no kind after it needs. The kinds stand in
+-- whether the current role was granted a right that no kind after it needs, and the owner of the functions. The kinds stand in
 -- this order because a right that several need shows the most modest of them. The text of
 -- pgxlock_rights() is read, because a role without rights may not call it.
 -- $1 schema
@@ -64,6 +64,7 @@ SELECT k.name,
        coalesce((SELECT string_agg(format('as role %I: %s', m.owner, m.mend), '; ' ORDER BY m.mend COLLATE "C")
           FROM (SELECT DISTINCT l.owner, l.mend FROM lacked l WHERE l.kind = k.name) m), ''),
        EXISTS (SELECT FROM needed d
-                WHERE d.held AND NOT d.everybodys AND k.n = (SELECT max(o.n) FROM kind o WHERE o.name = ANY (d.kinds)))
+                WHERE d.held AND NOT d.everybodys AND k.n = (SELECT max(o.n) FROM kind o WHERE o.name = ANY (d.kinds))),
+       pg_get_userbyid(i.proowner)::text
   FROM installed i, kind k WHERE EXISTS (SELECT FROM function) AND EXISTS (SELECT FROM relation)
  ORDER BY k.n
