@@ -52,7 +52,7 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 		err = context.Cause(ctx)
 	}
 	if text := describe(cmd.Flags(), err); text != "" {
-		cmd.PrintErrln("pgxlock:", text)
+		cmd.PrintErrln("pgxlock:", withGrant(cmd, text))
 	}
 	return exitCode(err)
 }
