@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"strings"
 	"time"
 
@@ -30,11 +31,11 @@ func withGrant(cmd *cobra.Command, text string) string {
 }
 
 // answerTime bounds questions to the database beside those of the command.
-const answerTime = 2 * time.Second
+const answerTime = 3 * time.Second
 
-// targetOf is the target of the flags of a command.
+// targetOf is the target of the flags of a command, to ask something else there.
 func targetOf(cmd *cobra.Command) *target {
-	t := &target{flags: cmd.Flags(), stderr: cmd.ErrOrStderr}
+	t := &target{flags: cmd.Flags(), stderr: func() io.Writer { return io.Discard }}
 	t.url, _ = t.flags.GetString("database-url")
 	t.schema, _ = t.flags.GetString("schema")
 	return t
