@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +32,7 @@ type Status string
 // The results of a check, least serious first.
 const (
 	StatusOK      Status = "ok"
+	StatusSkipped Status = "skipped" // the check, or a part of it, takes a right that a program with this role need not have
 	StatusWarning Status = "warning" // locks work, but not every kind, or with a risk; or the check failed
 	StatusError   Status = "error"   // locks are refused here, or protect less than they should
 )
@@ -59,8 +61,7 @@ type Config struct {
 // nothing, and takes no lock that anybody waits for.
 //
 // It opens connections of its own, up to two at a time, with the pool's configuration and
-// hooks, as a Locker does. A check that fails, for example because the role lacks a right,
-// is a finding with StatusWarning that says so. On a standby or a worker of Citus there is only
+// hooks, as a Locker does. A check that fails is a finding with StatusWarning that says so. On a standby or a worker of Citus there is only
 // one finding, because nothing is locked there. Without the migrations there are no findings about them.
 //
 // If ctx ends, or the server cannot be reached any more, Check returns the findings so far
@@ -79,6 +80,7 @@ type doctor struct {
 	cfg      Config
 	conn     *dbconn.Conn
 	q        dbconn.Querier // on conn
+	owner    string         // of the functions; "": not known
 	mode     poolMode
 	settings map[string]setting
 	role     roleInfo
@@ -90,6 +92,7 @@ type check struct {
 	name  string
 	look  func(*doctor, context.Context) (Finding, error)
 	needs string // the right that it takes, as advice to a role that lacks it
+	skips bool   // roles that only lock need not have that right
 	dials bool   // it makes a connection
 	// installed says that without the migrations there is nothing to look at.
 	installed bool
@@ -97,8 +100,8 @@ type check struct {
 
 const (
 	needsStats      = "GRANT pg_read_all_stats TO this role, or run it as one that has pg_monitor"
-	needsMonitoring = "SELECT grant_locks('this role', 'monitoring') as the owner of the functions, or run it as their owner"
-	needsOwner      = "run it as the role that owns the functions"
+	needsOwner      = "run it as this owner"
+	needsMonitoring = needsOwner + ", or there SELECT this schema.grant_locks('this role', 'monitoring')"
 )
 
 // In the order in which they are made: a later one may rest on what an earlier one
@@ -114,19 +117,19 @@ var checks = []check{
 	{name: "escalation", look: (*doctor).escalation, installed: true},
 	{name: "search_path", look: (*doctor).searchPath, installed: true},
 	{name: "table_locks", look: (*doctor).tableLocks, installed: true},
-	{name: "tokens", look: (*doctor).tokens, needs: needsOwner, installed: true},
+	{name: "tokens", look: (*doctor).tokens, needs: needsOwner, skips: true, installed: true},
 	{name: "row_security", look: (*doctor).rowSecurity, installed: true},
 	{name: "collation", look: (*doctor).collation, installed: true},
-	{name: "expired", look: (*doctor).expired, needs: needsMonitoring, installed: true},
+	{name: "expired", look: (*doctor).expired, needs: needsMonitoring, skips: true, installed: true},
 	{name: "claims", look: (*doctor).claims, installed: true},
-	{name: "runs", look: (*doctor).runs, needs: needsMonitoring, installed: true},
+	{name: "runs", look: (*doctor).runs, needs: needsMonitoring, skips: true, installed: true},
 	{name: "clock", look: (*doctor).clock},
 	{name: "timeouts", look: (*doctor).timeouts},
 	{name: "connections", look: (*doctor).connections},
-	{name: "durability", look: (*doctor).durability, needs: needsStats},
+	{name: "durability", look: (*doctor).durability, needs: needsStats, skips: true},
 	{name: "lock_table", look: (*doctor).lockTable},
 	{name: "prepared", look: (*doctor).prepared},
-	{name: "snapshots", look: (*doctor).snapshots, needs: needsStats},
+	{name: "snapshots", look: (*doctor).snapshots, needs: needsStats, skips: true},
 	{name: "wraparound", look: (*doctor).wraparound},
 }
 
@@ -188,9 +191,9 @@ func examine(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Finding, e
 			return findings, err
 		}
 		if err != nil {
-			f = c.blind(err)
+			f = c.blind(err, d.role.Name)
 		}
-		f.Check, f.Detail, f.Advice = c.name, oneline.Text(f.Detail), oneline.Text(d.role.named(f.Advice))
+		f.Check, f.Detail, f.Advice = c.name, oneline.Text(f.Detail), oneline.Text(d.named(f.Advice))
 		findings = append(findings, f)
 	}
 	return findings, nil
@@ -263,10 +266,15 @@ type roleInfo struct {
 	Version        int  // of the server, as server_version_num
 }
 
-// named is an advice with the name of the role for "this role", so that it can be copied.
-func (r roleInfo) named(advice string) string {
-	literal := "'" + strings.ReplaceAll(r.Name, "'", "''") + "'"
-	return strings.NewReplacer("'this role'", literal, "this role", pgx.Identifier{r.Name}.Sanitize()).Replace(advice)
+// named is an advice with the names of the roles and the schema, so that it can be copied.
+func (d *doctor) named(advice string) string {
+	quoted := func(name string) string { return pgx.Identifier{name}.Sanitize() }
+	owner := "the role that owns the functions"
+	if d.owner != "" {
+		owner = "role " + quoted(d.owner)
+	}
+	return strings.NewReplacer("'this role'", quoteLiteral(d.role.Name), "this role", quoted(d.role.Name),
+		"this owner", owner, "this schema", quoted(d.schema)).Replace(advice)
 }
 
 // one returns the row that a statement yields.
@@ -280,14 +288,15 @@ func all[T any](ctx context.Context, d *doctor, name statements.Name, args ...an
 }
 
 // blind is the finding of a check that could not be made.
-func (c *check) blind(err error) Finding {
-	f := Finding{Status: StatusWarning, Detail: "could not be checked: " + oneline.Join(err.Error())}
-	if lockerr.SQLState(err) == lockerr.StateNoRights && c.needs != "" {
-		f.Advice = c.needs
-	} else {
-		f.Advice = "run the check again; if it still fails, read the server's log"
+func (c *check) blind(err error, role string) Finding {
+	why := oneline.Join(err.Error())
+	switch lacks := lockerr.SQLState(err) == lockerr.StateNoRights && c.needs != ""; {
+	case lacks && c.skips:
+		return Finding{Status: StatusSkipped, Detail: fmt.Sprintf("role %q may not check it: %s", role, why), Advice: c.needs}
+	case lacks:
+		return Finding{Status: StatusWarning, Detail: "could not be checked: " + why, Advice: c.needs}
 	}
-	return f
+	return Finding{Status: StatusWarning, Detail: "could not be checked: " + why, Advice: "run the check again; if it still fails, read the server's log"}
 }
 
 // counted returns a number of things: "1 standby", "2 standbys".
@@ -305,7 +314,8 @@ func ok(detail string, args ...any) Finding {
 
 // add says more. The worst status counts, and what is ok is kept before what is not.
 func (f *Finding) add(status Status, detail, advice string) {
-	if f.Status != StatusError && status != StatusOK {
+	order := []Status{StatusOK, StatusSkipped, StatusWarning, StatusError}
+	if slices.Index(order, status) > slices.Index(order, f.Status) {
 		f.Status = status
 	}
 	join := func(all *string, more string) {

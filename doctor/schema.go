@@ -132,6 +132,7 @@ type roleKind struct {
 	Lacks   string // the rights of it that this role does not have
 	Mend    string // the statements that grant those
 	Granted bool   // this role has a right that no more modest kind needs
+	Owner   string // of the functions
 }
 
 // rights compares the role's rights with what each kind of role needs. The greatest kind that it
@@ -144,6 +145,7 @@ func (d *doctor) rights(ctx context.Context) (Finding, error) {
 	if len(kinds) == 0 {
 		return Finding{Status: StatusWarning, Detail: fmt.Sprintf("the rights that role %q needs are unknown: there is no pgxlock_rights() to list them", d.role.Name), Advice: migrateAdvice}, nil
 	}
+	d.owner = kinds[0].Owner
 	var has []string
 	for _, k := range kinds {
 		if k.Lacks == "" {

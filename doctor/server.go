@@ -210,7 +210,7 @@ func (d *doctor) durability(ctx context.Context) (Finding, error) {
 	case names.Value != "" && s.All == 0, names.Value != "" && s.Synchronous == 0 && d.role.SeesAll:
 		f.add(StatusError, "no synchronous standby is connected: commits wait for one, acquires among them", "bring one back, or empty synchronous_standby_names")
 	case names.Value != "" && s.Synchronous == 0:
-		f.add(StatusWarning, fmt.Sprintf("role %q may not see whether a synchronous standby is connected", d.role.Name), needsStats)
+		f.add(StatusSkipped, fmt.Sprintf("role %q may not see whether a synchronous standby is connected", d.role.Name), needsStats)
 	}
 	return f, nil
 }
@@ -342,7 +342,7 @@ func (d *doctor) snapshots(ctx context.Context) (Finding, error) {
 		f.Advice = "end the transaction (pg_terminate_backend), or drop the slot that nobody reads"
 	}
 	if !d.role.SeesAll {
-		f.add(StatusWarning, fmt.Sprintf("role %q may not see the sessions of other roles", d.role.Name), needsStats)
+		f.add(StatusSkipped, fmt.Sprintf("role %q may not see the sessions of other roles", d.role.Name), needsStats)
 	}
 	return f, nil
 }

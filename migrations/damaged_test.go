@@ -90,7 +90,7 @@ func TestUpMakesAnewWhatWasDropped(t *testing.T) {
 				expect(t, db.Pool, true, "select release_lock('k', 'a')")
 
 				test.damage(t, db)
-				_, _, err := migrations.Version(t.Context(), db.Pool, nil)
+				_, err := migrations.Version(t.Context(), db.Pool, nil)
 				damage, ok := errors.AsType[*migrations.DamageError](err)
 				if !ok || damage.Schema != "public" || !slices.Contains(damage.Missing, test.missing) || !strings.Contains(err.Error(), "pgxlock migrate up") {
 					t.Fatalf("Version: %v", err)
@@ -156,14 +156,14 @@ func TestMissingRowsAreNamedAndRestored(t *testing.T) {
 				want := catalog(t, db)
 				db.Exec(t, "truncate pgxlock_epoch, pgxlock_migrations, pgxlock_since_crash, distributed_locks; alter sequence pgxlock_tokens restart")
 
-				_, _, err := migrations.Version(t.Context(), db.Pool, nil)
+				_, err := migrations.Version(t.Context(), db.Pool, nil)
 				damage, ok := errors.AsType[*migrations.DamageError](err)
 				if !ok || damage.Version != newest || !slices.Equal(damage.Missing, []string{"row of pgxlock_epoch", "row of pgxlock_migrations"}) {
 					t.Fatalf("Version: %v", err)
 				}
 				reader := newRole(t, db) // may not know, and may not mend
-				if installed, _, err := migrations.Version(t.Context(), pgtest.Pool(t, as(t, db, "role", reader)), nil); err != nil || installed != newest {
-					t.Errorf("Version as a role that may not read the tables: %d, %v", installed, err)
+				if status, err := migrations.Version(t.Context(), pgtest.Pool(t, as(t, db, "role", reader)), nil); err != nil || status.Installed != newest {
+					t.Errorf("Version as a role that may not read the tables: %d, %v", status.Installed, err)
 				}
 				db.Exec(t, "grant select on pgxlock_epoch, pgxlock_migrations to "+reader)
 				if err := up(t, as(t, db, "role", reader)); err == nil || !strings.Contains(err.Error(), "row of pgxlock_epoch") || !strings.Contains(err.Error(), "another role") {

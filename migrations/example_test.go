@@ -23,11 +23,11 @@ func ExampleUp() {
 	if err := migrations.Up(ctx, pool, nil); err != nil {
 		log.Fatal(err)
 	}
-	installed, newest, err := migrations.Version(ctx, pool, nil)
+	status, err := migrations.Version(ctx, pool, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
-	log.Printf("version %d of %d is installed", installed, newest)
+	log.Printf("version %d of %d is installed in schema %q", status.Installed, status.Newest, status.Schema)
 }
 
 // FS holds the files for golang-migrate and other tools.

@@ -340,10 +340,10 @@ func TestVersionSaysWhatIsInstalledAndWhatThereIs(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	before := catalog(t, db)
-	installed, last, err := migrations.Version(t.Context(), db.Pool, nil)
+	status, err := migrations.Version(t.Context(), db.Pool, nil)
 	must(t, err)
-	if installed != 0 || last != newest {
-		t.Errorf("installed %d, newest %d; want 0, %d", installed, last, newest)
+	if want := (migrations.Status{Database: db.Name, Schema: "public", Newest: newest}); status != want {
+		t.Errorf("%+v, want %+v", status, want)
 	}
 	expect(t, db.Pool, true, "select to_regclass('pgxlock_migrations') is null") // asking makes nothing
 	sameCatalog(t, catalog(t, db), before)
@@ -360,10 +360,10 @@ func TestVersionSaysWhatIsInstalledAndWhatThereIs(t *testing.T) {
 // version fails the test unless that version is installed.
 func version(t *testing.T, pool *pgxpool.Pool, want uint) {
 	t.Helper()
-	installed, _, err := migrations.Version(t.Context(), pool, nil)
+	status, err := migrations.Version(t.Context(), pool, nil)
 	must(t, err)
-	if installed != want {
-		t.Errorf("version %d is installed, want %d", installed, want)
+	if status.Installed != want {
+		t.Errorf("version %d is installed, want %d", status.Installed, want)
 	}
 }
 
@@ -527,7 +527,7 @@ func TestMisuseIsAClearError(t *testing.T) {
 		"down":   func(ctx context.Context, p *pgxpool.Pool) error { return migrations.Down(ctx, p, nil) },
 		"repair": func(ctx context.Context, p *pgxpool.Pool) error { return migrations.Repair(ctx, p, nil) },
 		"version": func(ctx context.Context, p *pgxpool.Pool) error {
-			_, _, err := migrations.Version(ctx, p, nil)
+			_, err := migrations.Version(ctx, p, nil)
 			return err
 		},
 	} {

@@ -63,12 +63,12 @@ func statement(name string) string {
 
 // Config configures the functions of this package. A nil *Config means the zero value.
 type Config struct {
-	// Schema is created if it does not exist, and is then closed to PUBLIC. Default: the
-	// first schema of the search_path of a new connection that has a pgxlock which belongs
-	// to superusers or to the owner of the database, otherwise the first schema that the
-	// search_path names, if it belongs to one of these or to this role. If pgxlock is in a
-	// schema that is not on the search_path, that is an error, because a second table would
-	// be a second lock. Programs must name the schema if another role runs the migrations.
+	// Schema is created if it does not exist, and is then closed to PUBLIC. Locks in one
+	// schema know nothing of those in another. Default: the schema that a Locker would use,
+	// the first of the search_path of a new connection that has a pgxlock which belongs to
+	// superusers or to the owner of the database, otherwise the only one in the database. If
+	// there is none, it is the first schema that the search_path names, if that belongs to one
+	// of these or to this role. Programs must name the schema if another role runs the migrations.
 	Schema string
 
 	// Force lets Down remove what is in use: live leases and shares, advisory locks with
@@ -251,21 +251,29 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) error {
 	})
 }
 
-// Version returns the installed version, 0 for none, and the newest version of this
-// package. Both are also set with a [*DamageError], which means that parts of the installed
-// version are missing.
-func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (installed, newest uint, err error) {
-	err = connect(ctx, "version", pool, cfg, func(ctx context.Context, m *migrator) error {
+// A Status says what is installed.
+type Status struct {
+	Database, Schema string
+	Installed        uint // the version; 0: none
+	Newest           uint // of this package
+}
+
+// Version returns the installed version, and where it is. With a [*DamageError], which means that
+// parts of that version are missing, the Status is set as well.
+func Version(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (Status, error) {
+	status := Status{Newest: newestVersion()}
+	err := connect(ctx, "version", pool, cfg, func(ctx context.Context, m *migrator) error {
 		found, err := m.look(ctx)
 		if err != nil {
 			return err
 		}
-		if installed = found.version; found.damage != nil {
+		status.Database, status.Schema, status.Installed = strings.TrimPrefix(found.database, "/"), m.schema, found.version
+		if found.damage != nil {
 			return found.damage
 		}
 		return nil
 	})
-	return installed, newestVersion(), err
+	return status, err
 }
 
 // Repair clears the dirty mark that golang-migrate leaves when a file failed (the file

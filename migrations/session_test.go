@@ -63,21 +63,16 @@ func TestFilesRefuseASchemaInFrontOfThatOfAnOlderTable(t *testing.T) {
 }
 
 // A second table would be a second lock, so it is never made by accident: what the
-// search_path finds is what is meant, as for a Locker, and what it does not find
-// must be named.
+// search_path finds is what is meant, as for a Locker, or else the only one that there is.
 func TestSecondInstallationMustBeAskedFor(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	cfg := &migrations.Config{Schema: "locks"}
 	must(t, migrations.Up(t.Context(), db.Pool, cfg))
 	before := catalog(t, db)
-	for name, do := range map[string]func(context.Context, *pgxpool.Pool, *migrations.Config) error{
-		"up": migrations.Up, "down": migrations.Down, "repair": migrations.Repair,
-	} {
-		if err := do(t.Context(), db.Pool, nil); err == nil || !strings.Contains(err.Error(), `installed in schema "locks"`) {
-			t.Errorf("%s without a schema: %v", name, err)
-		}
-	}
+	must(t, migrations.Up(t.Context(), db.Pool, nil)) // the only one
+	must(t, migrations.Repair(t.Context(), db.Pool, nil))
+	version(t, db.Pool, newest)
 	sameCatalog(t, catalog(t, db), before)
 
 	further := pgtest.Pool(t, as(t, db, "search_path", "public, locks")) // found, though not first
@@ -87,6 +82,14 @@ func TestSecondInstallationMustBeAskedFor(t *testing.T) {
 
 	must(t, migrations.Up(t.Context(), db.Pool, &migrations.Config{Schema: "public"}))
 	expect(t, db.Pool, true, "select acquire_lock('k', 'a') and locks.acquire_lock('k', 'b')") // two locks, as was asked for
+	beyond := pgtest.Pool(t, as(t, db, "search_path", "elsewhere"))
+	for name, do := range map[string]func(context.Context, *pgxpool.Pool, *migrations.Config) error{
+		"up": migrations.Up, "down": migrations.Down, "repair": migrations.Repair,
+	} {
+		if err := do(t.Context(), beyond, nil); err == nil || !strings.Contains(err.Error(), `installed in schema "locks", "public", and none`) {
+			t.Errorf("%s of one of two: %v", name, err)
+		}
+	}
 }
 
 // Two tables are two locks, and nothing that is done to one touches the other.
@@ -114,9 +117,9 @@ func TestEachOfTwoInstallationsIsUpgradedAndRemovedAlone(t *testing.T) {
 	sameCatalog(t, of("locks_2"), second)
 	first = of("locks_1")
 	for _, schema := range []string{"locks_1", "locks_2"} {
-		v, _, err := migrations.Version(t.Context(), db.Pool, cfg(schema))
-		if err != nil || v != newest {
-			t.Errorf("%s: version %d, %v", schema, v, err)
+		status, err := migrations.Version(t.Context(), db.Pool, cfg(schema))
+		if err != nil || status.Installed != newest || status.Schema != schema {
+			t.Errorf("%s: %+v, %v", schema, status, err)
 		}
 	}
 
@@ -212,10 +215,10 @@ func TestSchemaIsCreatedAndClosed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	cfg := &migrations.Config{Schema: `Locks, "of" ours`}
-	installed, _, err := migrations.Version(t.Context(), db.Pool, cfg)
+	status, err := migrations.Version(t.Context(), db.Pool, cfg)
 	must(t, err)
-	if installed != 0 {
-		t.Errorf("version %d before there is a schema", installed)
+	if status.Installed != 0 {
+		t.Errorf("version %d before there is a schema", status.Installed)
 	}
 	for name, do := range map[string]func(context.Context, *pgxpool.Pool, *migrations.Config) error{"down": migrations.Down, "repair": migrations.Repair} {
 		if err := do(t.Context(), db.Pool, cfg); err == nil || !strings.Contains(err.Error(), `schema "Locks, \"of\" ours"`) {

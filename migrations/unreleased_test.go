@@ -21,7 +21,7 @@ func TestDatabaseFromBeforeTheFirstReleaseIsRefusedAndLeftAlone(t *testing.T) {
 		create function pgxlock_schema_version() returns bigint language sql immutable return 9::bigint;
 		insert into distributed_locks values ('k', 'A', now(), now() + interval '1 hour'); insert into pgxlock_migrations values (9, false)`)
 	before := catalog(t, db)
-	_, _, versionErr := migrations.Version(t.Context(), db.Pool, nil)
+	_, versionErr := migrations.Version(t.Context(), db.Pool, nil)
 	errs := map[string]error{
 		"Up":      migrations.Up(t.Context(), db.Pool, nil),
 		"Down":    migrations.Down(t.Context(), db.Pool, &migrations.Config{Force: true}),

@@ -208,7 +208,7 @@ func (m *Monitor) Terminate(ctx context.Context, session Session, reason string)
 func (m *Monitor) terminate(ctx context.Context, session Session, reason string) (terminated bool, err error) {
 	err = m.inspect(ctx, Filter{}, "", func(in *inspection) error {
 		if session.started == 0 {
-			return fmt.Errorf("role %q may not see when the session of process %d began, which tells it from a later session with that process id; GRANT pg_monitor TO the role", in.conn.Config().User, session.PID)
+			return fmt.Errorf("role %q may not see when the session of process %d began, which tells it from a later session with that process id; GRANT pg_monitor TO %s", in.conn.Config().User, session.PID, pgx.Identifier{in.conn.Config().User}.Sanitize())
 		}
 		if err := checkReason(reason); err != nil {
 			return err

@@ -86,7 +86,11 @@ func hidden(err error) bool {
 // fields of Unread: lists of holders or waiters are incomplete without it.
 func (in *inspection) miss(what string, why error, parts ...*error) {
 	why = lockerr.Typed(why)
-	in.missing = append(in.missing, what+": "+strings.TrimPrefix(oneline.Join(why.Error()), "pgxlock: "))
+	text, remedy := what+": "+strings.TrimPrefix(oneline.Join(why.Error()), "pgxlock: "), "; "+lockerr.Remedy(why)
+	if slices.ContainsFunc(in.missing, func(said string) bool { return strings.HasSuffix(said, remedy) }) {
+		text = strings.TrimSuffix(text, remedy) // once is enough
+	}
+	in.missing = append(in.missing, text)
 	for _, part := range parts {
 		*part = cmp.Or(*part, why)
 	}
@@ -373,7 +377,7 @@ func (in *inspection) server(ctx context.Context, load *Load) (at time.Time, err
 		load.OldestPID, load.OldestSince = pid.Int32, since.Time
 	})
 	if err == nil && !seesAll {
-		in.miss("addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO the role", in.conn.Config().User))
+		in.miss("addresses and transactions of other roles' sessions", fmt.Errorf("role %q may not see them; GRANT pg_monitor TO %s", in.conn.Config().User, pgx.Identifier{in.conn.Config().User}.Sanitize()))
 	}
 	return at, err
 }

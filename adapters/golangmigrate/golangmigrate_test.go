@@ -34,7 +34,7 @@ func must(t *testing.T, err error) {
 // installed fails the test unless that version is, and nothing of it is marked dirty.
 func installed(t *testing.T, pool *pgxpool.Pool, want uint) {
 	t.Helper()
-	got, _, err := migrations.Version(t.Context(), pool, nil)
+	status, err := migrations.Version(t.Context(), pool, nil)
 	must(t, err)
 	var marks string
 	must(t, pool.QueryRow(t.Context(), "select coalesce(string_agg(version || ' ' || dirty, ', '), '') from pgxlock_migrations").Scan(&marks))
@@ -42,17 +42,17 @@ func installed(t *testing.T, pool *pgxpool.Pool, want uint) {
 	if want == 0 {
 		wanted = ""
 	}
-	if got != want || marks != wanted {
-		t.Errorf("version %d is installed, and marked %q; want %d", got, marks, want)
+	if status.Installed != want || marks != wanted {
+		t.Errorf("version %d is installed, and marked %q; want %d", status.Installed, marks, want)
 	}
 }
 
 // newest is the newest version.
 func newest(t *testing.T, pool *pgxpool.Pool) uint {
 	t.Helper()
-	_, last, err := migrations.Version(t.Context(), pool, nil)
+	status, err := migrations.Version(t.Context(), pool, nil)
 	must(t, err)
-	return last
+	return status.Newest
 }
 
 func TestUpAndMigrationsUpSeeWhatTheOtherInstalled(t *testing.T) {

@@ -230,7 +230,8 @@ func TestCountsAreThoseOfWhatHappened(t *testing.T) {
 
 func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 	t.Parallel()
-	pool, registry := testkit.Migrated(t).Pool, prometheus.NewPedanticRegistry()
+	db := testkit.Migrated(t)
+	pool, registry := db.Pool, prometheus.NewPedanticRegistry()
 	m, err := pgxlockprom.New(prometheus.NewRegistry(), nil)
 	check(t, err)
 	operate(t, pool, m)
@@ -271,6 +272,14 @@ func TestCollectorShowsTheLocksOfTheDatabase(t *testing.T) {
 	if strings.Contains(got.text, "secret") {
 		t.Errorf("a key or an owner is shown:\n%s", got.text)
 	}
+
+	reader := prometheus.NewPedanticRegistry()
+	collector, err = pgxlockprom.NewCollector(pgtest.Pool(t, db.URL+"&options=-c%20role%3Dpg_monitor"), &pgxlockprom.CollectorConfig{Doctor: true, Timeout: pgtest.Patience})
+	check(t, err)
+	check(t, reader.Register(collector))
+	got = read(t, reader)
+	got.wants(t, 2, "pgxlock_check_status", "check", "rights")
+	got.wants(t, -1, "pgxlock_check_status", "check", "tokens") // it may not know
 }
 
 // Old figures would look like new ones.

@@ -46,7 +46,7 @@ var (
 	notifications = describe("notification_queue_ratio", "How full the server's notification queue is, from 0 to 1.")
 	oldestTx      = describe("oldest_transaction_seconds", "For how long the transaction with the oldest snapshot has been open: it holds back vacuum.")
 	tokens        = describe("tokens_used_ratio", "Which part of the tokens of the server's timeline was drawn, seen from the leases that exist, from 0 to 1.")
-	checks        = describe("check_status", "The finding of each check of pgxlock doctor: 0 ok, 1 warning, 2 error.", "check")
+	checks        = describe("check_status", "The finding of each check of pgxlock doctor that this role may make: 0 ok, 1 warning, 2 error.", "check")
 )
 
 // A collector shows the state of a database. It reads when it is scraped.
@@ -102,7 +102,9 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	tell(notifications, s.shot.Load.Notifications)
 	tell(oldestTx, s.since(s.shot.Load.OldestSince))
 	for check, is := range status {
-		tell(checks, map[string]float64{"ok": 0, "warning": 1, "error": 2}[is], check)
+		if level, looked := map[string]float64{"ok": 0, "warning": 1, "error": 2}[is]; looked {
+			tell(checks, level, check)
+		}
 	}
 }
 
@@ -136,7 +138,7 @@ func (c *collector) readLocked() {
 	c.state = s
 }
 
-// checks returns how serious the finding of each check of the doctor is: ok, warning or error.
+// checks returns how serious the finding of each check of the doctor is.
 func (c *collector) checks(ctx context.Context) (map[string]string, error) {
 	findings, err := doctor.Check(ctx, c.pool, &doctor.Config{Schema: c.cfg.Schema})
 	status := make(map[string]string)

@@ -44,7 +44,7 @@ func (t *target) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	t.flags = flags
 	flags.StringVar(&t.url, "database-url", "", "connection `string` (default $PGXLOCK_DATABASE_URL, $DATABASE_URL or PG*)")
-	flags.StringVar(&t.schema, "schema", "", "`schema` of pgxlock, whose owner is then trusted (default: the first of the search_path that has it, else the only one)")
+	flags.StringVar(&t.schema, "schema", "", "`schema` of pgxlock, its owner is trusted (default: the first of the search_path that has it, else the only one)")
 }
 
 // use is what a connection is made for.

@@ -24,7 +24,8 @@ func newDoctor() *cobra.Command {
 settings of this role, and what the migrations made. doctor changes nothing. Use the
 connection string of the program that locks: the result depends on the role.
 
-doctor exits with 1 if it finds an error, with --strict also if it finds a warning.
+doctor exits with 1 if it finds an error, with --strict also if it finds a warning. It
+skips what takes rights that a role which only locks need not have.
 What each check means is in
 ` + lockerr.ManualDoctor + "#checks.",
 		Example: `  pgxlock doctor
@@ -54,7 +55,7 @@ What each check means is in
 				return failed
 			}
 			if slices.ContainsFunc(findings, func(f doctor.Finding) bool {
-				return f.Status == doctor.StatusError || strict && f.Status != doctor.StatusOK
+				return f.Status == doctor.StatusError || strict && f.Status == doctor.StatusWarning
 			}) {
 				return errUnsound
 			}
@@ -84,9 +85,12 @@ func printFindings(cmd *cobra.Command, output format, findings []doctor.Finding)
 	return err
 }
 
-// summary returns how many findings have each status, as "16 ok, 1 warning, 2 errors".
+// summary returns how many findings have each status, as "16 ok, 3 skipped, 1 warning, 2 errors".
 func summary(count map[doctor.Status]int) string {
 	text := fmt.Sprintf("%d ok", count[doctor.StatusOK])
+	if n := count[doctor.StatusSkipped]; n > 0 {
+		text += fmt.Sprintf(", %d skipped", n)
+	}
 	for _, status := range []doctor.Status{doctor.StatusWarning, doctor.StatusError} {
 		switch n := count[status]; n {
 		case 0:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -29,6 +30,14 @@ func TestDoctorTellsAScriptHowItIs(t *testing.T) {
 	r.want(t, exitOK, "ok      primary      the primary, PostgreSQL", "")
 	if lines := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n"); len(lines) != 25 || lines[24] != "24 ok" || strings.Contains(r.stdout, "\x1b") || strings.Contains(r.stdout, "->") {
 		t.Errorf("want 24 findings and their summary, without colors and advice:\n%s", r.stdout)
+	}
+
+	db.Exec(t, "create role app login; create role mon login; grant pg_monitor to mon; select grant_locks('app', 'application'), grant_locks('mon', 'monitoring')")
+	for role, skipped := range map[string]int{"app": 4, "mon": 1} { // who may do just what they are for
+		r := execute(t, []string{"DATABASE_URL=" + strings.Replace(url, "postgres@", role+"@", 1)}, "doctor", "--strict")
+		r.want(t, exitOK, fmt.Sprintf("\n%d ok, %d skipped\n", 24-skipped, skipped), "")
+		r.want(t, exitOK, "skipped tokens       role \""+role+"\" may not check it: ERROR: permission denied for ", "")
+		r.want(t, exitOK, "                     -> run it as role \"owner\"\n", "")
 	}
 
 	db.Exec(t, "alter database postgres set lock_timeout = '50ms'")
@@ -77,12 +86,15 @@ func TestDoctorNamesTheRightsThatARoleLacks(t *testing.T) {
 	r := execute(t, as(role, db), "doctor")
 	r.want(t, exitUnsound, "error   rights       role \""+role+"\" lacks rights of application: DELETE, INSERT, ", "")
 	r.want(t, exitUnsound, "public.grant_locks('"+role+"', 'application')\n", "")
+	db.Exec(t, "select grant_locks('"+role+"', 'application')")
+	execute(t, as(role, db), "doctor").want(t, exitUnsound, "skipped runs         role \""+role+"\" may not check it: ", "")
 }
 
 func TestSummaryCountsEachStatus(t *testing.T) {
 	t.Parallel()
 	for want, count := range map[string]map[doctor.Status]int{
 		"18 ok":                       {doctor.StatusOK: 18},
+		"17 ok, 4 skipped":            {doctor.StatusOK: 17, doctor.StatusSkipped: 4},
 		"16 ok, 1 warning, 1 error":   {doctor.StatusOK: 16, doctor.StatusWarning: 1, doctor.StatusError: 1},
 		"14 ok, 2 warnings, 3 errors": {doctor.StatusOK: 14, doctor.StatusWarning: 2, doctor.StatusError: 3},
 		"0 ok, 1 error":               {doctor.StatusError: 1},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -161,6 +162,9 @@ func describe(flags *pflag.FlagSet, err error) string {
 	return text
 }
 
+// call is how the package names the call that a command makes, which is no news to its user.
+var call = regexp.MustCompile(`^(pgxlock: )?((new|snapshot|migrations: [a-z]+): )?`)
+
 // explain is describe where it is known which connection it is.
 func explain(flags *pflag.FlagSet, err error) string {
 	text := err.Error()
@@ -172,7 +176,7 @@ func explain(flags *pflag.FlagSet, err error) string {
 	if unconnected {
 		text = shorten(text, failed)
 	}
-	text = inFlags(flags, advices, strings.ReplaceAll(strings.TrimPrefix(strings.TrimPrefix(printable(text), "pgxlock: "), "new: "), ": pgxlock: ", ": "))
+	text = inFlags(flags, advices, strings.ReplaceAll(call.ReplaceAllString(printable(text), ""), ": pgxlock: ", ": "))
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Hint != "" && !errors.Is(err, pgxlock.ErrSchema) { // which says what to run
 		text += "; " + inFlags(flags, advices, printable(oneline.Join(pgErr.Hint)))
 	}

@@ -32,6 +32,7 @@ var advices = []hint{
 	{"connect to the server itself, set AdvisoryConfig.SessionPooler if the pooler is in session mode, or use NewLeaseLocker", "connect to the server itself, or leave out --kind advisory"},
 	{"a setting that AdvisoryConfig.TTL needs; a negative TTL does without", "a setting that --ttl needs; leave out --kind advisory"},
 	{"a negative AdvisoryConfig.TTL asks for none", "leave out --kind advisory"},
+	{"pgxlock migrate down --force, or SET pgxlock.force = on before the file", "add --force"},
 	{"; use NewLeaseLocker:", "; leave out --kind advisory:"},
 }
 
@@ -52,8 +53,17 @@ func inFlags(flags *pflag.FlagSet, hints []hint, text string) string {
 			text = strings.ReplaceAll(text, h.program, h.command)
 		}
 	}
+	if schema := flags.Lookup("schema"); schema != nil && schema.Changed { // else it would be another one that is mended
+		text = mending.ReplaceAllStringFunc(text, func(command string) string {
+			bare, _, _ := strings.Cut(command, " --schema ")
+			return bare + " --schema " + shellQuote(schema.Value.String())
+		})
+	}
 	return text
 }
+
+// mending is a command for the schema that an error is about.
+var mending = regexp.MustCompile(`\bpgxlock migrate (up|repair)\b( --schema \S+)?`)
 
 // A remediedError says what to do about it, on a command that has the flags of the remedy.
 type remediedError struct {

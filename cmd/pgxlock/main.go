@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,12 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 		begun = true
 		return refuseBinary(cmd.Flags())
 	}
+	root.InitDefaultCompletionCmd(args...)
+	if completion, _, err := root.Find([]string{"completion"}); err == nil {
+		holdsCommands(completion)
+		completion.DisableSuggestions = true // tcsh is not a misspelt bash
+	}
+	completeHeld(root)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
@@ -52,7 +59,7 @@ func run(ctx context.Context, root *cobra.Command, args []string) int {
 		err = context.Cause(ctx)
 	}
 	if text := describe(cmd.Flags(), err); text != "" {
-		cmd.PrintErrln("pgxlock:", text)
+		cmd.PrintErrln("pgxlock:", withGrant(cmd, text))
 	}
 	return exitCode(err)
 }
@@ -123,7 +130,7 @@ func noCommand(cmd *cobra.Command, args []string) error {
 func meant(cmd *cobra.Command, name string) string {
 	cmd.SuggestionsMinimumDistance = 2 // or less
 	like := cmd.SuggestionsFor(name)
-	if len(like) == 0 {
+	if len(like) == 0 || cmd.DisableSuggestions {
 		return ""
 	}
 	return "; did you mean " + strings.Join(like, " or ") + "?"
@@ -140,16 +147,20 @@ func commandNames(cmd *cobra.Command) string {
 
 // group makes a command that only holds others.
 func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: use, Short: short, Long: long,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return noCommand(cmd, args)
-			}
-			return fmt.Errorf("%q needs a command: %s", cmd.CommandPath(), commandNames(cmd))
-		},
-		RunE: func(*cobra.Command, []string) error { return nil }, // without it cobra would not look at Args
-	}
+	cmd := &cobra.Command{Use: use, Short: short, Long: long}
+	holdsCommands(cmd)
 	cmd.AddCommand(commands...)
 	return cmd
+}
+
+// holdsCommands makes a command one that needs one of those below it.
+func holdsCommands(cmd *cobra.Command) {
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			like := cmp.Or(meant(cmd, args[0]), "; use "+commandNames(cmd))
+			return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), like)
+		}
+		return fmt.Errorf("%q needs a command: %s", cmd.CommandPath(), commandNames(cmd))
+	}
+	cmd.RunE = func(*cobra.Command, []string) error { return nil } // without it cobra would not look at Args
 }

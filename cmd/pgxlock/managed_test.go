@@ -100,12 +100,12 @@ func TestRolesOfManagedServicesInstallLockAndServe(t *testing.T) {
 				case f.Check == "durability": // tests switch fsync off
 				case f.Status == doctor.StatusError:
 					t.Errorf("doctor: %+v", f)
-				case f.Status == doctor.StatusWarning:
+				case f.Status != doctor.StatusOK:
 					blind = append(blind, f.Check)
 				}
 			}
 			if fmt.Sprint(blind) != fmt.Sprint(test.blind) {
-				t.Errorf("the doctor warns of %v, want %v", blind, test.blind)
+				t.Errorf("the doctor skips or warns of %v, want %v", blind, test.blind)
 			}
 
 			if done := executeHere(t, url(owner), append([]string{"acquire", "the job"}, flags...)...); done.code != exitOK {

@@ -1,31 +1,36 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/pgxlock/pgxlock/internal/dbconn"
+	"github.com/pgxlock/pgxlock/internal/place"
 	"github.com/pgxlock/pgxlock/migrations"
 )
 
 func newMigrate() *cobra.Command {
 	return group("migrate", "Install, upgrade or remove pgxlock's tables and functions", `Install, upgrade or remove pgxlock's tables and functions.
 
-They go into --schema; without it, into the schema where the search_path finds
-acquire_lock; else into the first schema of the search_path. Several programs may
-migrate at the same time: this one, golang-migrate, psql. A pooler in any mode is fine.`,
+They are in --schema; without it, in the schema that all commands use; "up" installs
+into the first schema of the search_path if there is none. Several programs may migrate
+at the same time: this one, golang-migrate, psql. A pooler in any mode is fine.`,
 		newMigrateUp(), newMigrateDown(), newMigrateStatus(), newMigrateSQL(), newMigrateRepair())
 }
 
 func newMigrateUp() *cobra.Command {
 	var t target
+	var another bool
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Install pgxlock, or upgrade to the newest version",
 		Long: `Install pgxlock, or upgrade to the newest version that this program has. Where that
 version or a later one is installed, up only recreates what somebody dropped of it.
+Beside another schema that has pgxlock, up installs only with --another.
 
 up adopts a table distributed_locks with functions acquire_lock and release_lock of
 the widespread form, with its rows. It exits with 75 if somebody kept a table locked:
@@ -35,28 +40,76 @@ run it again then.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
-				before, newest, err := migrations.Version(cmd.Context(), pool, cfg)
-				current := err == nil && before == newest // if it cannot be told, Up says why
+				before, damage, err := versionOf(cmd, pool, cfg)
+				if err != nil {
+					return err
+				}
+				if before.Installed == 0 && damage == nil && !another {
+					if err := refuseAnother(cmd.Context(), pool, before); err != nil {
+						return err
+					}
+				}
 				if err := migrations.Up(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
-				installed, newest, err := migrations.Version(cmd.Context(), pool, cfg)
-				switch {
-				case err != nil:
+				now, err := migrations.Version(cmd.Context(), pool, cfg)
+				if err != nil {
 					return err
-				case installed > newest:
-					cmd.PrintErrf("pgxlock: nothing to do: version %d is installed, this program has %d\n", installed, newest)
-				case current:
-					cmd.PrintErrf("pgxlock: already current, version %d\n", installed)
-				default:
-					cmd.PrintErrf("pgxlock: installed, version %d\n", installed)
 				}
+				did, newer := "upgraded", ""
+				switch {
+				case now.Installed > now.Newest:
+					did, newer = "nothing to do", fmt.Sprintf("; this program has version %d", now.Newest)
+				case damage != nil:
+					did = "restored"
+				case before.Installed == 0:
+					did = "installed"
+				case before.Installed == now.Installed:
+					did = "already current"
+				}
+				cmd.PrintErrf("pgxlock: %s, version %d in %s%s\n", did, now.Installed, where(now), newer)
 				return nil
 			})
 		},
 	}
 	t.addFlags(cmd)
+	cmd.Flags().BoolVar(&another, "another", false, "install although another schema of the database has pgxlock: locks in one know nothing of those in the other")
 	return cmd
+}
+
+// versionOf is [migrations.Version], but that damage is no error.
+func versionOf(cmd *cobra.Command, pool *pgxpool.Pool, cfg *migrations.Config) (migrations.Status, *migrations.DamageError, error) {
+	status, err := migrations.Version(cmd.Context(), pool, cfg)
+	damage, damaged := errors.AsType[*migrations.DamageError](err)
+	if damaged {
+		err = nil
+	}
+	return status, damage, err
+}
+
+// where names a schema, and its database.
+func where(s migrations.Status) string {
+	return fmt.Sprintf("schema %q of database %q", s.Schema, s.Database)
+}
+
+// refuseAnother refuses to install where another schema has pgxlock, even if this role trusts its owner only by name:
+// two halves of a fleet could lock past each other.
+func refuseAnother(ctx context.Context, pool *pgxpool.Pool, to migrations.Status) error {
+	var found place.Found
+	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) (err error) {
+		found, err = dbconn.Querier{Conn: c.Conn()}.Look(ctx, "")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if others := found.Beside(to.Schema); others != "" {
+		return &remediedError{
+			usageError{fmt.Errorf("nothing was installed in %s: pgxlock is in %s already, and locks in one schema know nothing of those in another", where(to), others)},
+			"name that one with --schema, or add --another for a second",
+		}
+	}
+	return nil
 }
 
 func newMigrateDown() *cobra.Command {
@@ -74,17 +127,17 @@ exits with 75 and removes nothing, unless --force is given.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, writing, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
 				cfg.Force = force
-				installed, _, err := migrations.Version(cmd.Context(), pool, cfg)
-				if _, damaged := errors.AsType[*migrations.DamageError](err); err != nil && !damaged {
+				before, _, err := versionOf(cmd, pool, cfg)
+				if err != nil {
 					return err
 				}
 				if err := migrations.Down(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
-				if installed == 0 {
-					cmd.PrintErrln("pgxlock: nothing to remove")
+				if before.Installed == 0 {
+					cmd.PrintErrf("pgxlock: nothing to remove in %s\n", where(before))
 				} else {
-					cmd.PrintErrln("pgxlock: removed")
+					cmd.PrintErrf("pgxlock: removed, version %d from %s\n", before.Installed, where(before))
 				}
 				return nil
 			})
@@ -111,8 +164,11 @@ golang-migrate leaves when a file failed. "up" does all of this.`,
 				if err := migrations.Repair(cmd.Context(), pool, cfg); err != nil {
 					return err
 				}
-				cmd.PrintErrln("pgxlock: repaired, or nothing to repair")
-				return nil
+				status, err := migrations.Version(cmd.Context(), pool, cfg)
+				if err == nil {
+					cmd.PrintErrf("pgxlock: repaired, or nothing to repair, version %d in %s\n", status.Installed, where(status))
+				}
+				return err
 			})
 		},
 	}
@@ -122,22 +178,24 @@ golang-migrate leaves when a file failed. "up" does all of this.`,
 
 // schemaStatus is what migrate status prints.
 type schemaStatus struct {
+	Database  string   `json:"database"`
+	Schema    string   `json:"schema"`
 	Installed uint     `json:"installed"` // 0: none
 	Newest    uint     `json:"newest"`    // that this program knows
 	State     string   `json:"state"`
 	Missing   []string `json:"missing,omitempty"` // what the installed version lacks
 }
 
-func newSchemaStatus(installed, newest uint, missing []string) schemaStatus {
-	s := schemaStatus{Installed: installed, Newest: newest, Missing: missing}
+func newSchemaStatus(found migrations.Status, missing []string) schemaStatus {
+	s := schemaStatus{Database: found.Database, Schema: found.Schema, Installed: found.Installed, Newest: found.Newest, Missing: missing}
 	switch {
 	case len(missing) > 0:
 		s.State = "damaged"
-	case installed == 0:
+	case s.Installed == 0:
 		s.State = "not installed"
-	case installed < newest:
+	case s.Installed < s.Newest:
 		s.State = "outdated"
-	case installed == newest:
+	case s.Installed == s.Newest:
 		s.State = stateCurrent
 	default:
 		s.State = "newer than this program"
@@ -160,20 +218,19 @@ func newMigrateStatus() *cobra.Command {
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return t.migrate(cmd, reading, func(pool *pgxpool.Pool, cfg *migrations.Config) error {
-				installed, newest, err := migrations.Version(cmd.Context(), pool, cfg)
-				damage, damaged := errors.AsType[*migrations.DamageError](err)
-				if err != nil && !damaged {
+				found, damage, err := versionOf(cmd, pool, cfg)
+				if err != nil {
 					return err
 				}
 				var missing []string
-				if damaged {
+				if damage != nil {
 					missing = damage.Missing
 				}
-				status := newSchemaStatus(installed, newest, missing)
+				status := newSchemaStatus(found, missing)
 				if err := printStatus(cmd, output, status); err != nil {
 					return err
 				}
-				if damaged {
+				if damage != nil {
 					cmd.PrintErrln("pgxlock: " + describe(cmd.Flags(), damage))
 				}
 				if status.State != stateCurrent {
@@ -196,8 +253,8 @@ func printStatus(cmd *cobra.Command, output format, s schemaStatus) error {
 	if s.State == stateCurrent {
 		color = green
 	}
-	return table{titles: []string{"INSTALLED", "NEWEST", "STATE"}}.print(cmd.OutOrStdout(), colors(cmd), sheet{},
-		[][]cell{{{text: fmt.Sprint(s.Installed)}, {text: fmt.Sprint(s.Newest)}, {s.State, color}}})
+	return table{titles: []string{"DATABASE", "SCHEMA", "INSTALLED", "NEWEST", "STATE"}}.print(cmd.OutOrStdout(), colors(cmd), sheet{},
+		[][]cell{{{text: printable(s.Database)}, {text: printable(s.Schema)}, {text: fmt.Sprint(s.Installed)}, {text: fmt.Sprint(s.Newest)}, {s.State, color}}})
 }
 
 // migrate calls fn with what the functions of package migrations take.

@@ -24,18 +24,25 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 		return execute(t, []string{"DATABASE_URL=" + db.URL}, append([]string{"migrate"}, args...)...)
 	}
 	migrate("status").want(t, exitNotCurrent, "not installed", "")
-	migrate("down").want(t, exitOK, "", "nothing to remove")
+	at := fmt.Sprintf(` schema "public" of database %q`, db.Name)
+	migrate("down").want(t, exitOK, "", "nothing to remove in"+at)
 	migrate("repair").want(t, exitInternal, "", "pgxlock migrate up")
-	migrate("up").want(t, exitOK, "", "installed, version ")
-	migrate("up").want(t, exitOK, "", "already current, version ")
-	migrate("status").want(t, exitOK, "current", "")
-	migrate("repair").want(t, exitOK, "", "repaired")
+	migrate("up").want(t, exitOK, "", "installed, version 8 in"+at)
+	migrate("up").want(t, exitOK, "", "already current, version 8 in"+at)
+	migrate("status").want(t, exitOK, db.Name+"  public  8          8       current", "")
+	migrate("repair").want(t, exitOK, "", "version 8 in"+at)
+	migrate("up", "--schema", "nosuch").want(t, exitUsage, "", `pgxlock is in schema "public" already`)
+	migrate("status", "--schema", "nosuch").want(t, exitNotCurrent, "not installed", "")
+	execute(t, []string{"DATABASE_URL=" + db.URL}, "ls", "--schema", "nosuch").want(t, exitInternal, "", "pgxlock: schema missing or out of date; run pgxlock migrate up --schema nosuch: ")
+	migrate("up", "--schema", "nosuch", "--another").want(t, exitOK, "", `installed, version 8 in schema "nosuch"`)
+	migrate("up", "--schema", "nosuch").want(t, exitOK, "", `already current, version 8 in schema "nosuch"`)
+	migrate("down", "--schema", "nosuch").want(t, exitOK, "", `removed, version 8 from schema "nosuch"`)
 
 	var status schemaStatus
 	if err := json.Unmarshal([]byte(migrate("status", "-o", "json").stdout), &status); err != nil {
 		t.Fatal(err)
 	}
-	if status.Installed == 0 || status.Installed != status.Newest || status.State != stateCurrent {
+	if status.Installed == 0 || status.Installed != status.Newest || status.State != stateCurrent || status.Database != db.Name || status.Schema != "public" {
 		t.Errorf("status %+v", status)
 	}
 
@@ -50,7 +57,7 @@ func TestMigrateInstallsShowsAndRemoves(t *testing.T) {
 	migrate("down", "--force").want(t, exitOK, "", "removed")
 	migrate("up").want(t, exitOK, "", "installed, version ")
 	db.Exec(t, "select acquire_lock('k', 'somebody', 300)")
-	migrate("down").want(t, exitBusy, "", "live lease")
+	migrate("down").want(t, exitBusy, "", "remove the leases under them: add --force.")
 	db.Exec(t, "select extend_lock('k', 'somebody', 300)") // is still held
 	migrate("down", "--force").want(t, exitOK, "", "removed")
 	migrate("down").want(t, exitOK, "", "nothing to remove")
@@ -88,7 +95,7 @@ func TestDamagedSchemaIsReportedAndMended(t *testing.T) {
 		if r := execute(t, env, "doctor"); r.code != exitUnsound || !strings.Contains(r.stdout, "pgxlock migrate up") {
 			t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 		}
-		execute(t, env, "migrate", "up").want(t, exitOK, "", "installed, version ")
+		execute(t, env, "migrate", "up").want(t, exitOK, "", "restored, version ")
 		execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
 		execute(t, env, "acquire", "k", "--holder", "me", "--ttl", "1s").want(t, exitOK, "me", "")
 	}
@@ -182,9 +189,10 @@ func TestMigrateWorksInASchemaOfItsOwn(t *testing.T) {
 	env := []string{"DATABASE_URL=" + db.URL}
 	execute(t, env, "migrate", "up", "--schema", "Locks").want(t, exitOK, "", "installed")
 	execute(t, env, "migrate", "status", "--schema", "Locks").want(t, exitOK, "current", "")
-	execute(t, env, "migrate", "status").want(t, exitInternal, "", `installed in schema "Locks"`)
+	execute(t, env, "migrate", "status").want(t, exitOK, "Locks", "") // the only one there is
+	execute(t, env, "migrate", "up").want(t, exitOK, "", `already current, version 8 in schema "Locks"`)
 	db.Exec(t, `select "Locks".acquire_lock('k', 'somebody', 300)`)
-	execute(t, env, "ls").want(t, exitOK, "somebody", "") // the only one there is
+	execute(t, env, "ls").want(t, exitOK, "somebody", "")
 	execute(t, env, "ls", "--schema", "Locks").want(t, exitOK, "somebody", "")
 	execute(t, env, "migrate", "down", "--schema", "Locks", "--force").want(t, exitOK, "", "removed")
 }
@@ -235,11 +243,11 @@ func TestOlderVersionIsOutdatedAndUpgraded(t *testing.T) {
 	db.Exec(t, string(oldest))
 	db.Exec(t, "select acquire_lock('k', 'somebody', 300)")
 	execute(t, env, "migrate", "status").want(t, exitNotCurrent, "outdated", "")
-	_, newest, err := migrations.Version(t.Context(), db.Pool, nil)
+	status, err := migrations.Version(t.Context(), db.Pool, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	execute(t, env, "migrate", "up").want(t, exitOK, "", fmt.Sprint("installed, version ", newest))
+	execute(t, env, "migrate", "up").want(t, exitOK, "", fmt.Sprintf("upgraded, version %d in ", status.Newest))
 	execute(t, env, "migrate", "status").want(t, exitOK, "current", "")
 	execute(t, env, "ls").want(t, exitOK, "somebody", "")
 }
@@ -280,7 +288,7 @@ func TestEveryRelationOfTwoVersionsHasAState(t *testing.T) {
 		installed, newest uint
 		want              string
 	}{{0, 2, "not installed"}, {1, 2, "outdated"}, {2, 2, "current"}, {3, 2, "newer than this program"}} {
-		if got := newSchemaStatus(test.installed, test.newest, nil).State; got != test.want {
+		if got := newSchemaStatus(migrations.Status{Installed: test.installed, Newest: test.newest}, nil).State; got != test.want {
 			t.Errorf("%d of %d: %s, want %s", test.installed, test.newest, got, test.want)
 		}
 	}

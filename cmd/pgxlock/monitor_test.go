@@ -318,14 +318,25 @@ func TestMonitorsCommandsSayWhatIsMissing(t *testing.T) {
 
 func TestRoleWithoutRightsIsToldWhatItMayNot(t *testing.T) {
 	t.Parallel()
-	env := as("pg_monitor", withLeases(t))
-	commands := []string{"ls --exit-code", "tree", "acquire k", "reap", "evict order:1 --reason why --yes", "ls --kind lease", "run k -- true"}
+	db := withLeases(t)
+	env := as("pg_monitor", db)
+	commands := []string{"ls --exit-code", "acquire k", "reap", "tree", "evict order:1 --reason why --yes", "ls --kind lease", "run k -- true", "runs forget k"}
+	kinds := []string{"monitoring", "application", "administration", "monitoring", "administration", "monitoring", "application", "administration"}
 	if testing.Short() {
 		commands = commands[:3]
 	}
-	for _, command := range commands {
+	owner := "as role " + db.Pool.Config().ConnConfig.User
+	for i, command := range commands {
 		r := execute(t, env, strings.Fields(command)...)
-		r.want(t, exitDenied, "", "(SQLSTATE 42501); as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see https://github.com/pgxlock/pgxlock/blob/main/docs/rights.md\n")
+		r.want(t, exitDenied, "", "(SQLSTATE 42501); "+owner+": SELECT public.grant_locks('pg_monitor', '"+kinds[i]+"')\n")
+	}
+	lock := db.Connect(t)
+	if _, err := lock.Exec(t.Context(), "select pg_advisory_lock_shared(42)"); err != nil {
+		t.Fatal(err)
+	}
+	r := execute(t, env, "ls")
+	if r.want(t, exitDenied, "#42", owner); strings.Count(r.stderr, "grant_locks(") != 1 || strings.Count(r.stderr, "42501") < 2 {
+		t.Errorf("the right is not named once:\n%s", r.stderr)
 	}
 }
 

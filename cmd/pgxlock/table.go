@@ -98,6 +98,9 @@ func (t table) print(w io.Writer, p palette, s sheet, rows [][]cell) error {
 	var b strings.Builder
 	for _, row := range rows {
 		for n, columns := range lines {
+			if n > 0 && !slices.ContainsFunc(columns, func(i int) bool { return row[i].text != "" }) {
+				continue
+			}
 			t.write(&b, p, s, row, columns, widths, strings.Repeat(" ", indentation*min(n, 1)))
 		}
 	}

@@ -40,10 +40,10 @@ func TestNarrowTableLeavesOutColumnsAndKeepsTheEndOfNames(t *testing.T) {
 		shows     []string
 		shortened bool
 	}{
-		{30, []string{"KEY", "STATE", "HOLDER"}, true},
-		{60, []string{"KEY", "STATE", "HELD FOR", "HOLDER"}, true},
-		{80, []string{"KEY", "STATE", "HELD FOR", "REMAINING", "HOLDER"}, true},
-		{100, []string{"KEY", "STATE", "HELD FOR", "REMAINING", "HOLDER"}, true},
+		{30, []string{"KEY", "STATE", "MODE", "HOLDER"}, true},
+		{60, []string{"KEY", "KIND", "STATE", "MODE", "HOLDER"}, true},
+		{80, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER"}, true},
+		{100, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER"}, true},
 		{160, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER"}, false},
 		{200, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "NOTE"}, false},
 		{220, []string{"KEY", "KIND", "STATE", "HELD FOR", "REMAINING", "MODE", "HOLDER", "TOKEN", "PID", "NOTE"}, false},
@@ -87,7 +87,7 @@ func fits(t *testing.T, text string, columns int) {
 
 func TestWatchFitsTheScreen(t *testing.T) {
 	t.Parallel()
-	for _, columns := range []int{12, 40, 80, 99, 200} {
+	for _, columns := range []int{14, 40, 80, 99, 200} {
 		for _, more := range []string{"w", ""} {
 			text, err := frame(false, crowded(), true, sheet{columns: columns, more: more, clips: true})
 			if err != nil {
@@ -114,6 +114,7 @@ func TestWatchFitsTheScreen(t *testing.T) {
 func TestWideTableBreaksNoWord(t *testing.T) {
 	t.Parallel()
 	shot := crowded()
+	shot.Holders = append(shot.Holders, pgxlock.Holder{Key: "k", Kind: pgxlock.KindLease, ID: "h", State: pgxlock.StateLive})
 	var text, rows strings.Builder
 	if err := printHolders(&text, false, sheet{columns: 80}, shot.At, shot.Holders); err != nil {
 		t.Fatal(err)
@@ -125,10 +126,13 @@ func TestWideTableBreaksNoWord(t *testing.T) {
 			}
 		}
 	}
+	if strings.Contains(text.String(), "\n\n") {
+		t.Errorf("a line is empty:\n%s", text.String())
+	}
 	if err := printHolders(&rows, false, sheet{}, shot.At, shot.Holders); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Count(rows.String(), "\n"); got != 3 || strings.Contains(rows.String(), "…") {
+	if got := strings.Count(rows.String(), "\n"); got != 4 || strings.Contains(rows.String(), "…") {
 		t.Errorf("a pipe gets %d lines:\n%s", got, rows.String())
 	}
 }

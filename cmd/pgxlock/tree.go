@@ -70,7 +70,7 @@ func incomplete(unread error) error {
 
 func printMissing(cmd *cobra.Command, missing []string) {
 	for _, text := range missing {
-		cmd.PrintErrln("pgxlock: not shown:", printable(inFlags(cmd.Flags(), advices, text)))
+		cmd.PrintErrln("pgxlock: not shown:", withGrant(cmd, printable(inFlags(cmd.Flags(), advices, text))))
 	}
 }
 

@@ -37,7 +37,7 @@ var tried = regexp.MustCompile(` \(tried [^)]+\)`)
 // migrations and of a Locker. Before the line stands the name of the call, where it has one.
 func wantUnconnected(t *testing.T, connString string, code int, want string) {
 	t.Helper()
-	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "migrations: up: ", "run k -- true": `acquire "k": `, "run --kind advisory k -- true": `acquire "k": `} {
+	for args, call := range map[string]string{"acquire k": "", "reap": "reap: ", "migrate up": "", "run k -- true": `acquire "k": `, "run --kind advisory k -- true": `acquire "k": `} {
 		r := execute(t, []string{"DATABASE_URL=" + connString}, strings.Fields(args)...)
 		r.stderr = strings.Replace(r.stderr, tried.FindString(r.stderr), "", 1) // said where it took long, once
 		if line := "pgxlock: " + call + want + ofSource(args); r.code != code || r.stdout != "" || r.stderr != line {

@@ -112,7 +112,7 @@ func TestWatchSaysOnceThatTheServerIsAwayAndGoesOn(t *testing.T) {
 	if err := server.Crash(); err != nil {
 		t.Fatal(err)
 	}
-	if said := line(w.stderr); !strings.HasPrefix(said, "pgxlock: snapshot: ") {
+	if said := line(w.stderr); !strings.HasPrefix(said, "pgxlock: cannot connect ") {
 		t.Errorf("%q", said)
 	}
 	if err := server.Restart(t.Context()); err != nil {

@@ -443,9 +443,9 @@ func TestMigrationsComeThroughDatabaseSQL(t *testing.T) {
 			if err := migrations.UpSQL(t.Context(), d.openURL(t, connString), &migrations.Config{Schema: schema}); err != nil {
 				t.Fatal(err)
 			}
-			installed, newest, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema})
-			if err != nil || installed != newest {
-				t.Errorf("version %d of %d: %v", installed, newest, err)
+			status, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema})
+			if err != nil || status.Installed != status.Newest {
+				t.Errorf("%+v: %v", status, err)
 			}
 		}
 		if err := migrations.UpSQL(t.Context(), db, nil); err != nil { // finds what the search_path names
@@ -458,7 +458,7 @@ func TestMigrationsComeThroughDatabaseSQL(t *testing.T) {
 		goesOn(t, tx)
 		exec(t, db, "DELETE FROM "+schema+".pgxlock_claims; DROP VIEW "+schema+".lock_holders CASCADE")
 		var damage *migrations.DamageError
-		if _, _, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema}); !errors.As(err, &damage) {
+		if _, err := migrations.Version(t.Context(), database.pool, &migrations.Config{Schema: schema}); !errors.As(err, &damage) {
 			t.Errorf("%v, want a DamageError", err)
 		}
 		if err := migrations.UpSQL(t.Context(), db, &migrations.Config{Schema: schema}); err != nil {

@@ -132,6 +132,9 @@ func silent(err error) bool {
 // are several, too.
 func Denied(err error) bool { return Remedy(err) != "" }
 
+// Grant is the Remedy of a right that the role lacks on something of pgxlock's.
+const Grant = "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + ManualRights
+
 // Remedy says what to do about an error that is Denied; "" of any other.
 func Remedy(err error) string {
 	if known, ok := errors.AsType[interface {
@@ -153,7 +156,7 @@ func Remedy(err error) string {
 		case state == "42501" && rowSecurity(err):
 			return "it could hide who holds a lock: DISABLE ROW LEVEL SECURITY on that table, or see " + ManualRights + "#row-level-security"
 		case state == "42501":
-			return "as the owner, SELECT grant_locks('<role>', 'application'), or 'monitoring' or 'administration', gives a role its rights: see " + ManualRights
+			return Grant
 		case (strings.HasPrefix(state, "22") || strings.HasPrefix(state, "42") || state == "55P02") && connecting(err) && !errors.Is(err, errors.ErrUnsupported):
 			return "the server refuses a setting of the connection string; correct it, or leave it out"
 		}

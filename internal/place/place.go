@@ -122,7 +122,11 @@ func (f Found) Choose(named string) (Schema, error) {
 	case all[0].Rank > 0 || len(all) == 1:
 		return all[0], nil
 	}
-	return Schema{}, fmt.Errorf("pgxlock is installed in %s, and none of them is on the search_path: name one", list(all))
+	return Schema{}, several(all)
+}
+
+func several(all []Schema) error {
+	return fmt.Errorf("pgxlock is installed in %s, and none of them is on the search_path: name one", list(all))
 }
 
 // Again is Choose for a caller who named no schema and was given this one before.
@@ -131,20 +135,30 @@ func (f Found) Again(schema string) (Schema, error) {
 	return f.Choose("")
 }
 
-// Target returns the schema to migrate for a caller who names none, "" for the
-// one that search_path names first. It is never a second one by accident: two
+// Target returns the schema to migrate for a caller who names none: the one of Choose, also if it is
+// older, "" for the one that search_path names first. It is never a second one by accident: two
 // tables would be two locks.
 func (f Found) Target() (string, error) {
 	all, untrusted := f.count()
 	switch {
-	case len(all) > 0 && all[0].Rank > 0:
+	case len(all) == 1 || len(all) > 0 && all[0].Rank > 0:
 		return all[0].Name, nil
 	case len(all) > 0:
-		return "", fmt.Errorf("pgxlock is installed in %s, which is not on the search_path: name that schema, or another one for a second lock table that knows nothing of the first", list(all))
+		return "", several(all)
 	case untrusted != nil && !slices.ContainsFunc(f.Schemas, func(s Schema) bool { return s.Rank == 1 }):
 		return "", fmt.Errorf("%w, or another schema for a second lock table that knows nothing of the first", untrusted)
 	}
 	return "", nil
+}
+
+// Beside returns the schemas that have pgxlock but for this one, quoted, also those that do not count; "" for
+// none.
+func (f Found) Beside(schema string) string {
+	others := slices.DeleteFunc(slices.Clone(f.Schemas), func(s Schema) bool { return s.Older || s.Name == schema })
+	if len(others) == 0 {
+		return ""
+	}
+	return list(others)
 }
 
 // count returns the schemas that count for a caller who names none, and why the first of the others

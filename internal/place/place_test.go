@@ -29,16 +29,16 @@ func TestSchemaIsChosenAmongThoseThatCount(t *testing.T) {
 	}{
 		"none":                               {nil, refused, ""},
 		"the first of the path":              {[]Schema{first, second, off}, "first", "first"},
-		"the only one off the path":          {[]Schema{off}, "off", refused},
+		"the only one off the path":          {[]Schema{off}, "off", "off"},
 		"two off the path":                   {[]Schema{off, off2}, refused, refused},
 		"an older one on the path":           {[]Schema{old, off}, refused, "old"},
 		"a stranger's before it on the path": {[]Schema{planted, second}, "second", "second"},
-		"a stranger's beside it":             {[]Schema{off, planted2}, "off", refused},
+		"a stranger's beside it":             {[]Schema{off, planted2}, "off", "off"},
 		"a stranger's first on the path":     {[]Schema{planted}, refused, ""}, // the migrations look whose it is
 		"a stranger's alone":                 {[]Schema{planted2}, refused, refused},
-		"a stranger's older one":             {[]Schema{oldPlant, off}, "off", refused},
+		"a stranger's older one":             {[]Schema{oldPlant, off}, "off", "off"},
 		"a stranger's older one alone":       {[]Schema{oldPlant}, refused, ""},
-		"the owner's of the database":        {[]Schema{owned, planted2}, "owned", refused},
+		"the owner's of the database":        {[]Schema{owned, planted2}, "owned", "owned"},
 	} {
 		found := Found{Schemas: test.all}
 		choice, err := found.Choose("")

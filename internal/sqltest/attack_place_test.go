@@ -233,8 +233,8 @@ func plantedWithoutPgxlock(t *testing.T, p *planted) {
 		t.Error(err)
 	}
 	p.wantNotRun("the doctor")
-	if installed, _, err := migrations.Version(t.Context(), p.pool, nil); installed != 0 || err != nil {
-		t.Errorf("version %d: %v", installed, err)
+	if status, err := migrations.Version(t.Context(), p.pool, nil); status.Installed != 0 || err != nil {
+		t.Errorf("version %d: %v", status.Installed, err)
 	}
 	p.wantNotRun("Version")
 
@@ -243,7 +243,7 @@ func plantedWithoutPgxlock(t *testing.T, p *planted) {
 	want := place.UntrustedError{Schema: "theirs", Owner: place.Owner{Role: evil, Object: "function acquire_in_turn"}}
 	for _, pool := range []*pgxpool.Pool{p.pool, p.on("theirs, public")} {
 		p.wantUntrusted(pool, "", want)
-		_, _, _ = migrations.Version(t.Context(), pool, nil)
+		_, _ = migrations.Version(t.Context(), pool, nil)
 		p.wantNotRun("Version")
 		if err := migrations.Up(t.Context(), pool, nil); err == nil || !strings.Contains(err.Error(), "theirs") || !strings.Contains(err.Error(), evil) {
 			t.Errorf("Up: %v, want it to name the schema and its owner", err)
@@ -479,7 +479,7 @@ func plantedOperators(t *testing.T, p *planted) {
 		p.wantFound(p.on(path), "")
 		p.wantFound(p.on(path), "locks", "limit", "monitor")
 		for name, ask := range map[string]func() error{
-			"Version":     func() error { _, _, err := migrations.Version(t.Context(), p.on(path), nil); return err },
+			"Version":     func() error { _, err := migrations.Version(t.Context(), p.on(path), nil); return err },
 			"the doctor":  func() error { _, err := doctor.Check(t.Context(), p.on(path), nil); return err },
 			"PurgeClaims": func() error { _, err := pgxlock.PurgeClaims(t.Context(), p.on(path), time.Hour); return err },
 		} {

@@ -240,7 +240,7 @@ func seenOnAStandby(t *testing.T, standby *pgtest.DB, held *pgxlock.Lock) {
 	if _, err := mon.Session(ctx, 0); !errors.Is(err, pgx.ErrNoRows) {
 		t.Errorf("a session: %v", err)
 	}
-	if _, _, err := migrations.Version(ctx, standby.Pool, nil); err != nil {
+	if _, err := migrations.Version(ctx, standby.Pool, nil); err != nil {
 		t.Errorf("the version: %v", err)
 	}
 }

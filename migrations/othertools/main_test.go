@@ -114,10 +114,10 @@ func same(t *testing.T, got, want string) {
 // installed fails the test unless that version is installed in the schema.
 func (db database) installed(t *testing.T, schema string, want uint) {
 	t.Helper()
-	got, _, err := migrations.Version(t.Context(), db.pool, &migrations.Config{Schema: schema})
+	status, err := migrations.Version(t.Context(), db.pool, &migrations.Config{Schema: schema})
 	must(t, err)
-	if got != want {
-		t.Errorf("version %d is installed, want %d", got, want)
+	if status.Installed != want {
+		t.Errorf("version %d is installed, want %d", status.Installed, want)
 	}
 }
 

@@ -1,10 +1,11 @@
 -- For each kind of role: what it needs and the current role lacks, the statements that grant that,
--- and whether the current role was granted a right that no kind after it needs. The kinds stand in
+-- whether the current role was granted a right that no kind after it needs, and the owner of the functions. The kinds stand in
 -- this order because a right that several need shows the most modest of them. The text of
 -- pgxlock_rights() is read, because a role without rights may not call it.
 -- $1 schema
 WITH installed AS (
-  SELECT n.oid, n.nspname, n.nspowner, r.proowner, r.prosrc, f.prosecdef AS hardened
+  SELECT n.oid, n.nspname, n.nspowner, r.proowner, r.prosrc, f.prosecdef AS hardened,
+         pg_has_role(r.proowner, n.nspowner, 'USAGE') AS grants_usage              -- by grant_locks()
     FROM pg_namespace n JOIN pg_proc r ON r.pronamespace = n.oid AND r.proname = 'pgxlock_rights' AND r.pronargs = 0
          JOIN pg_proc f ON f.pronamespace = n.oid AND f.proowner = r.proowner AND f.proname = 'pgxlock_renew_batch'
    WHERE n.nspname = $1::text
@@ -46,7 +47,8 @@ WITH installed AS (
   UNION ALL                                 -- of a schema that has other objects, too, it shows nothing
   SELECT (SELECT array_agg(k.name) FROM kind k), 'USAGE', format('schema %I', i.nspname),
          has_schema_privilege(i.oid, 'USAGE'), true,
-         format('GRANT USAGE ON SCHEMA %I TO %I', i.nspname, current_user), i.nspowner
+         CASE WHEN NOT i.grants_usage THEN format('GRANT USAGE ON SCHEMA %I TO %I', i.nspname, current_user) END,
+         CASE WHEN i.grants_usage THEN i.proowner ELSE i.nspowner END
     FROM installed i
 ), lacked AS (
   SELECT k.name AS kind, d.privilege, d.object, pg_get_userbyid(d.owner) AS owner,
@@ -64,6 +66,7 @@ SELECT k.name,
        coalesce((SELECT string_agg(format('as role %I: %s', m.owner, m.mend), '; ' ORDER BY m.mend COLLATE "C")
           FROM (SELECT DISTINCT l.owner, l.mend FROM lacked l WHERE l.kind = k.name) m), ''),
        EXISTS (SELECT FROM needed d
-                WHERE d.held AND NOT d.everybodys AND k.n = (SELECT max(o.n) FROM kind o WHERE o.name = ANY (d.kinds)))
+                WHERE d.held AND NOT d.everybodys AND k.n = (SELECT max(o.n) FROM kind o WHERE o.name = ANY (d.kinds))),
+       pg_get_userbyid(i.proowner)::text
   FROM installed i, kind k WHERE EXISTS (SELECT FROM function) AND EXISTS (SELECT FROM relation)
  ORDER BY k.n

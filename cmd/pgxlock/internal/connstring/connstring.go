@@ -39,7 +39,11 @@ var foreign = regexp.MustCompile(`^(?i:jdbc:(?:[a-z]+:)?(?://)?|[a-z][a-z0-9+.-]
 // An error is a predicate, to be put behind what the string is called, and wraps
 // nothing that holds the string.
 func Parse(connString string) (*pgxpool.Config, error) {
-	if begin := foreign.FindString(connString); begin != "" && begin != "postgres://" && begin != "postgresql://" {
+	switch begin := foreign.FindString(connString); {
+	case begin == "" || begin == "postgres://" || begin == "postgresql://":
+	case !strings.Contains(begin, "postgres"):
+		return nil, fmt.Errorf("is not a PostgreSQL connection string (it begins with %s: pgxlock needs PostgreSQL)", begin)
+	default:
 		return nil, fmt.Errorf("is not a PostgreSQL connection string (it begins with %s: begin it with postgres://, and leave out what only another driver knows)", begin)
 	}
 	config, err := pgxpool.ParseConfig(connString)

@@ -70,7 +70,7 @@ func TestRefusedConnectionStringIsNotRepeated(t *testing.T) {
 	for connString, says := range map[string]string{
 		"postgres://me:ge:heim%zz@h/db":                                      "percent-encoded",
 		"postgres://me:geheim@h:port/db":                                     "percent-encoded",
-		"mysql://me:geheim@h/db":                                             "is not a PostgreSQL connection string (it begins with mysql://: begin it with postgres://",
+		"mysql://me:geheim@h/db":                                             "is not a PostgreSQL connection string (it begins with mysql://: pgxlock needs PostgreSQL)",
 		"jdbc:postgresql://h/db?user=me&password=geheim":                     "it begins with jdbc:postgresql://: begin it with postgres://, and leave out",
 		"jdbc:postgresql:geheim":                                             "it begins with jdbc:postgresql:: begin it",
 		"postgresql+asyncpg://me:geheim@h/db":                                "it begins with postgresql+asyncpg://",

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestKeysAndHoldersAreCompletedByWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	db := withLeases(t)
+	db.Exec(t, `select acquire_shared_lock('read', 'pod-5'), acquire_shared_lock('read', 'pod-6'), acquire_lock(E'order:\n3', 'pod-7')`)
+	const none = ":4\n"
+	for line, want := range map[string]string{
+		"evict|ord":                      "order:1\tpod-1\norder:2\tpod-2\n" + none,
+		"evict|re":                       "read\tpod-5\n" + none,
+		"step-down|im":                   "import\tpod-3\n" + none,
+		"run|order:1|":                   none,
+		"evict|order:2|--holder|":        "pod-2\torder:2\n" + none,
+		"release|--holder|pod-4":         "pod-4\told\n" + none,
+		"ls|--prefix|order:2":            "order:2\tpod-2\n" + none,
+		"evict|--schema|elsewhere|order": none,
+		"ls|":                            none,
+	} {
+		words := strings.Split(line, "|")
+		r := execute(t, nil, append([]string{"__complete", words[0], "--database-url", db.URL}, words[1:]...)...)
+		if r.code != exitOK || r.stdout != want {
+			t.Errorf("%s: exit code %d, %q, want %q", line, r.code, r.stdout, want)
+		}
+	}
+	r := execute(t, nil, "__complete", "evict", "--database-url", "postgres://nobody@127.0.0.1:1/nowhere", "")
+	if r.code != exitOK || r.stdout != none || strings.Count(r.stderr, "\n") != 1 { // that of cobra
+		t.Errorf("without a server: %+v", r)
+	}
+}
+
+func TestUnknownShellIsRefusedWithThoseThatAreKnown(t *testing.T) {
+	t.Parallel()
+	execute(t, nil, "completion", "tcsh").want(t, exitUsage, "", `unknown command "tcsh" for "pgxlock completion"; use bash, fish, powershell, zsh`)
+	execute(t, nil, "completion").want(t, exitUsage, "", `"pgxlock completion" needs a command: bash, fish, powershell, zsh`)
+	execute(t, nil, "completion", "bash").want(t, exitOK, "__start_pgxlock", "")
+}
