@@ -91,6 +91,8 @@ BEGIN
     v_victims bigint[];
     v_circles text[];
     v_holds   text[];
+    v_other   boolean;                      -- another role has a ticket of this number
+    v_fresh   boolean;
     v_free    boolean;
     e record;                               -- a ticket
   BEGIN
@@ -135,29 +137,35 @@ BEGIN
               ORDER BY w.kind, w.name COLLATE "C", w.ticket, w.n LOOP
       -- A number that the sequence has not given, or that is another role's in this queue, is replaced. A
       -- crash or a failover may have lost the last ones.
-      IF (e.ticket BETWEEN 1::bigint AND v_last) IS NOT TRUE THEN
-        e.ticket := nextval('pgxlock_tickets'::regclass);
-      ELSIF EXISTS (SELECT FROM pgxlock_waiters q
-                     WHERE q.kind = e.kind AND q.name = e.name AND q.ticket = e.ticket AND q.role <> session_user::text) THEN
-        e.ticket := nextval('pgxlock_tickets'::regclass);
-      END IF;
       v_holds := '{}'::text[];
       IF jsonb_typeof(e.holds::jsonb) = 'array' THEN
         v_holds := ARRAY(SELECT h.hold FROM jsonb_array_elements_text(e.holds::jsonb) AS h (hold) WHERE h.hold IS NOT NULL);
       END IF;
-      -- A ticket that is up to date is not touched: locking it would be a write too.
-      INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role, protocol)
-      SELECT e.kind, e.name, e.ticket, p_client, p_owner, e.waiters, clock_timestamp(), clock_timestamp() + v_live, v_holds,
-             session_user::text, p_protocol
-       WHERE NOT EXISTS (SELECT FROM pgxlock_waiters q
-                          WHERE q.kind = e.kind AND q.name = e.name AND q.ticket = e.ticket
-                            AND q.client IS NOT DISTINCT FROM p_client
-                            AND q.waiters = e.waiters
-                            AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) v_holds
-                            AND q.live_until >= clock_timestamp() + v_live / 2::float8)
-      ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
-      DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until, holds = excluded.holds
-       WHERE q.role = excluded.role;
+      v_fresh := false;
+      IF (e.ticket BETWEEN 1::bigint AND v_last) IS NOT TRUE THEN
+        e.ticket := nextval('pgxlock_tickets'::regclass);
+      ELSE
+        SELECT q.role <> session_user::text,
+               q.client IS NOT DISTINCT FROM p_client
+               AND q.waiters = e.waiters
+               AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) v_holds
+               AND q.live_until >= clock_timestamp() + v_live / 2::float8
+          INTO v_other, v_fresh
+          FROM pgxlock_waiters q WHERE q.kind = e.kind AND q.name = e.name AND q.ticket = e.ticket;
+        IF v_other THEN
+          e.ticket := nextval('pgxlock_tickets'::regclass);
+          v_fresh := false;
+        END IF;
+      END IF;
+      IF v_fresh IS NOT TRUE THEN           -- a ticket that is up to date is not touched: locking it would be a write too
+        INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role, protocol)
+        VALUES (e.kind, e.name, e.ticket, p_client, p_owner, e.waiters, clock_timestamp(), clock_timestamp() + v_live, v_holds,
+                session_user::text, p_protocol)
+        ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
+        DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until,
+                      holds = excluded.holds
+         WHERE q.role = excluded.role;
+      END IF;
       v_tickets[e.n] := e.ticket;
 
       v_free := e.kind <> 0;
