@@ -416,8 +416,9 @@ func (g *growth) expectation() string {
 		say("- %s: %s grants/s; a caller waits %s (median), and %s (99 of 100).\n", w.name, rate(w.perSecond()), brief(w.p50), brief(w.p99))
 	}
 	say("\nWork under the lock adds to each turn: with W of it, a key is granted at most once in W plus the time of a grant above.\n")
-	say("A caller waits as long as the callers before it take together. If that is too long, split the key. [Figures](figures.md)\n")
-	say("has other locks, longer holds, and the time from a release to a grant.\n")
+	say("A caller waits as long as the callers before it take together. If that is too long, split the key, or lock it in the\n")
+	say("transaction that does the work: `LockTx` waits in the server's own queue. [Figures](figures.md) has other locks, longer\n")
+	say("holds, and the time from a release to a grant.\n")
 	return text.String()
 }
 

@@ -87,9 +87,14 @@ BEGIN
     v_tickets bigint[];
     v_asks    boolean[];
     v_firsts  bigint[];                     -- the ticket ahead of each, where the lock may be free
-    v_walked  bigint[];                     -- up to which number each queue was read
+    v_walked  bigint;                       -- up to which number a queue was read
     v_victims bigint[];
     v_circles text[];
+    v_holds   text[];
+    v_other   boolean;                      -- another role has a ticket of this number
+    v_fresh   boolean;
+    v_free    boolean;
+    e record;                               -- a ticket
   BEGIN
     -- What one role publishes, every publisher compares and every Monitor reads, until it is void.
     IF (v_count <= 1000
@@ -114,65 +119,68 @@ BEGIN
                       'at most 1000000 waiters, and at most 1000 holds in 65536 bytes of p_holds'
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM pgxlock_check_primary('there is no queue on a standby server');
-    PERFORM pgxlock_check_read_committed('tickets are published in READ COMMITTED: an older snapshot does not show other '
-                                         'waiters');
+    IF pg_is_in_recovery() THEN
+      PERFORM pgxlock_check_primary('there is no queue on a standby server');
+    END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+      PERFORM pgxlock_check_read_committed('tickets are published in READ COMMITTED: an older snapshot does not show other '
+                                           'waiters');
+    END IF;
     v_live := p_live_ms::float8 * interval '1 millisecond';
-
-    -- A number that the sequence has not given, or that is another role's in this queue, is replaced. A
-    -- crash or a failover may have lost the last ones.
     v_last := pg_sequence_last_value('pgxlock_tickets'::regclass);
-    v_tickets := (SELECT pg_catalog.array_agg(CASE WHEN w.ticket BETWEEN 1::bigint AND v_last
-                             AND NOT EXISTS (SELECT FROM pgxlock_waiters q
-                                              WHERE q.kind = w.kind
-                                                AND q.name = w.name COLLATE "C"
-                                                AND q.ticket = w.ticket
-                                                                             AND q.role <> session_user::text OFFSET 0)
-                           THEN w.ticket ELSE nextval('pgxlock_tickets'::regclass) END ORDER BY w.n)
-                    FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n));
-    -- A ticket that is up to date is not touched: locking it would be a write too.
-    WITH want AS MATERIALIZED (
-      SELECT DISTINCT ON (w.kind, w.name COLLATE "C", w.ticket) w.kind, w.name COLLATE "C" AS name, w.ticket,
-             coalesce(w.waiters, 1) AS waiters,
-             CASE WHEN jsonb_typeof(w.holds) = 'array'
-                  THEN ARRAY(SELECT h.hold FROM jsonb_array_elements_text(w.holds) AS h (hold) WHERE h.hold IS NOT NULL)
-                  ELSE '{}'::text[] END AS holds
-        FROM (SELECT e.kind, e.name, e.ticket, e.waiters, e.holds::jsonb AS holds, e.n
-                FROM unnest(p_kinds, p_names, v_tickets, p_waiters, p_holds)
-                     WITH ORDINALITY AS e (kind, name, ticket, waiters, holds, n)) w
-       ORDER BY w.kind, w.name COLLATE "C", w.ticket, w.n DESC
-    ), due AS MATERIALIZED (
-      SELECT w.kind, w.name, w.ticket, w.waiters, w.holds
-        FROM want w
-       WHERE NOT EXISTS (SELECT FROM pgxlock_waiters q
-                          WHERE q.kind = w.kind AND q.name = w.name AND q.ticket = w.ticket
-                            AND q.client IS NOT DISTINCT FROM p_client
-                            AND q.waiters = w.waiters
-                            AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) w.holds
-                            AND q.live_until >= clock_timestamp() + v_live / 2::float8 OFFSET 0)
-    )
-    INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role, protocol)
-    SELECT d.kind, d.name, d.ticket, p_client, p_owner, d.waiters, clock_timestamp(), clock_timestamp() + v_live, d.holds,
-           session_user::text, p_protocol
-      FROM due d ORDER BY d.kind, d.name, d.ticket
-    ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
-    DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until, holds = excluded.holds
-     WHERE q.role = excluded.role;
 
-    WITH want AS MATERIALIZED (
-      SELECT w.kind, w.name, w.ticket, w.n,
-             w.kind <> 0 OR NOT EXISTS (SELECT FROM distributed_locks l
-                                         WHERE l.lock_name::text = w.name COLLATE "C"
-                                           AND l.expires_at > clock_timestamp() OFFSET 0) AS free
-        FROM unnest(p_kinds, p_names, v_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
-    )
-    SELECT pg_catalog.array_agg(w.free AND f.ticket IS NULL ORDER BY w.n),
-           pg_catalog.array_agg(CASE WHEN w.free THEN coalesce(f.ticket, w.ticket) ELSE 0::bigint END ORDER BY w.n),
-           pg_catalog.array_agg(f.ticket ORDER BY w.n)
-      INTO v_asks, v_walked, v_firsts
-      FROM want w
-      LEFT JOIN LATERAL (SELECT pgxlock_first_ahead(w.kind, w.name, w.ticket) AS ticket WHERE w.free OFFSET 0) f ON true;
-    PERFORM pgxlock_remove_dead(p_kinds, p_names, v_walked);
+    -- As in pgxlock_wake_batch(), one statement for all would cost one ticket, for which nearly every call is, three
+    -- times as much.
+    FOR e IN SELECT w.kind, w.name COLLATE "C" AS name, w.ticket, coalesce(w.waiters, 1) AS waiters, w.holds, w.n
+               FROM unnest(p_kinds, p_names, p_tickets, p_waiters, p_holds)
+                    WITH ORDINALITY AS w (kind, name, ticket, waiters, holds, n)
+              ORDER BY w.kind, w.name COLLATE "C", w.ticket, w.n LOOP
+      -- A number that the sequence has not given, or that is another role's in this queue, is replaced. A
+      -- crash or a failover may have lost the last ones.
+      v_holds := '{}'::text[];
+      IF jsonb_typeof(e.holds::jsonb) = 'array' THEN
+        v_holds := ARRAY(SELECT h.hold FROM jsonb_array_elements_text(e.holds::jsonb) AS h (hold) WHERE h.hold IS NOT NULL);
+      END IF;
+      v_fresh := false;
+      IF (e.ticket BETWEEN 1::bigint AND v_last) IS NOT TRUE THEN
+        e.ticket := nextval('pgxlock_tickets'::regclass);
+      ELSE
+        SELECT q.role <> session_user::text,
+               q.client IS NOT DISTINCT FROM p_client
+               AND q.waiters = e.waiters
+               AND q.holds COLLATE "C" OPERATOR(pg_catalog.=) v_holds
+               AND q.live_until >= clock_timestamp() + v_live / 2::float8
+          INTO v_other, v_fresh
+          FROM pgxlock_waiters q WHERE q.kind = e.kind AND q.name = e.name AND q.ticket = e.ticket;
+        IF v_other THEN
+          e.ticket := nextval('pgxlock_tickets'::regclass);
+          v_fresh := false;
+        END IF;
+      END IF;
+      IF v_fresh IS NOT TRUE THEN           -- a ticket that is up to date is not touched: locking it would be a write too
+        INSERT INTO pgxlock_waiters AS q (kind, name, ticket, client, owner, waiters, since, live_until, holds, role, protocol)
+        VALUES (e.kind, e.name, e.ticket, p_client, p_owner, e.waiters, clock_timestamp(), clock_timestamp() + v_live, v_holds,
+                session_user::text, p_protocol)
+        ON CONFLICT ON CONSTRAINT pgxlock_waiters_pkey
+        DO UPDATE SET client = excluded.client, waiters = excluded.waiters, live_until = excluded.live_until,
+                      holds = excluded.holds
+         WHERE q.role = excluded.role;
+      END IF;
+      v_tickets[e.n] := e.ticket;
+
+      v_free := e.kind <> 0;
+      IF NOT v_free THEN
+        v_free := NOT EXISTS (SELECT FROM distributed_locks l
+                               WHERE l.lock_name::text = e.name COLLATE "C" AND l.expires_at > clock_timestamp());
+      END IF;
+      v_firsts[e.n] := CASE WHEN v_free THEN pgxlock_first_ahead(e.kind, e.name, e.ticket) END;
+      v_asks[e.n] := v_free AND v_firsts[e.n] IS NULL;
+      v_walked := CASE WHEN v_free THEN coalesce(v_firsts[e.n], e.ticket) END;
+      IF v_walked > (SELECT q.ticket FROM pgxlock_waiters q
+                      WHERE q.kind = e.kind AND q.name = e.name ORDER BY q.ticket LIMIT 1) THEN
+        PERFORM pgxlock_remove_dead(ARRAY[e.kind], ARRAY[e.name], ARRAY[v_walked]);
+      END IF;
+    END LOOP;
 
     -- It learns so when it is published or refreshed.
     IF EXISTS (SELECT FROM pg_catalog.unnest(p_holds) h (hold) WHERE h.hold IS NOT NULL) THEN
@@ -180,11 +188,13 @@ BEGIN
         FROM pgxlock_deadlocks(p_kinds, p_names, v_tickets) d;
     END IF;
 
-    RETURN QUERY
-    SELECT w.ticket, w.ask, v.hold, w.first
-      FROM unnest(v_tickets, v_asks, v_firsts) WITH ORDINALITY AS w (ticket, ask, first, n)
-      LEFT JOIN unnest(v_victims, v_circles) AS v (n, hold) ON v.n = w.n
-     ORDER BY w.n;
+    FOR n IN 1 .. v_count LOOP
+      ticket := v_tickets[n];
+      ask := v_asks[n];
+      deadlock := v_circles[pg_catalog.array_position(v_victims, n::bigint)];
+      behind := v_firsts[n];
+      RETURN NEXT;
+    END LOOP;
   END $$;
   COMMENT ON FUNCTION pgxlock_publish_batch(integer[], text[], bigint[], integer[], text[], bigint, text, bigint, integer) IS
     'pgxlock, internal: publishes or refreshes tickets; a NULL ticket gets a new number, and so does a number that the '
@@ -297,21 +307,20 @@ BEGIN
   CREATE OR REPLACE FUNCTION pgxlock_withdraw_batch(p_kinds integer[], p_names text[], p_tickets bigint[]) RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
+  DECLARE
+    e record;                               -- a ticket
   BEGIN
     PERFORM pgxlock_require(pg_catalog.cardinality(p_names) <= 1000
                             AND pg_catalog.cardinality(p_kinds) = pg_catalog.cardinality(p_names)
                             AND pg_catalog.cardinality(p_tickets) = pg_catalog.cardinality(p_names),
                             'p_names must have at most 1000 elements, and every ticket needs a kind and a name');
     PERFORM pgxlock_check_primary('there is no queue on a standby server');
-    WITH locked AS MATERIALIZED (
-      SELECT w.kind, w.name, w.ticket
-        FROM unnest(p_kinds, p_names, p_tickets) AS e (kind, name, ticket)
-        JOIN pgxlock_waiters w ON w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
-       WHERE w.role = session_user::text
-       ORDER BY w.kind, w.name, w.ticket
-         FOR UPDATE OF w
-    )
-    DELETE FROM pgxlock_waiters w USING locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
+    FOR e IN SELECT w.kind, w.name COLLATE "C" AS name, w.ticket
+               FROM unnest(p_kinds, p_names, p_tickets) AS w (kind, name, ticket)
+              ORDER BY w.kind, w.name COLLATE "C", w.ticket LOOP
+      DELETE FROM pgxlock_waiters w
+       WHERE w.kind = e.kind AND w.name = e.name AND w.ticket = e.ticket AND w.role = session_user::text;
+    END LOOP;
   END $$;
   COMMENT ON FUNCTION pgxlock_withdraw_batch(integer[], text[], bigint[]) IS
     'pgxlock, internal: removes tickets of the session''s role. The caller then wakes the next waiter, in another transaction.';
@@ -452,6 +461,7 @@ BEGIN
   DECLARE
     v_timeline bigint;
     v_base     bigint;
+    v_refused  boolean;
     v_now      timestamptz;
   BEGIN
     IF pg_is_in_recovery() THEN
@@ -501,6 +511,25 @@ BEGIN
           RETURN;
         END IF;
       END IF;
+    END IF;
+    -- Most tries that come this far are refused. One that read a lease which is just being released is repeated, see
+    -- pgxlock_try_in_turn().
+    v_now := clock_timestamp();
+    SELECT l.holder_id::text, CASE WHEN isfinite(l.expires_at)
+                                   THEN (date_part('epoch'::text, l.expires_at - v_now) * 1000::float8)::bigint END,
+           l.holder_id::text <> p_holder COLLATE "C" AND NOT pgxlock_change_pending(l.xmax)
+      INTO held_by, remaining_ms, v_refused
+      FROM distributed_locks l WHERE l.lock_name::text = p_name COLLATE "C" AND l.expires_at > v_now;
+    ahead := false;
+    IF EXISTS (SELECT FROM pgxlock_waiters q WHERE q.kind = 0 AND q.name = p_name COLLATE "C" AND p_ticket IS NOT NULL) THEN
+      ahead := pgxlock_first_ahead(0, p_name, CASE WHEN p_ticket > 0::bigint THEN p_ticket
+                                                   ELSE 9223372036854775807 END) IS NOT NULL;
+      IF ahead OR v_refused THEN
+        PERFORM pgxlock_settle_tickets(ARRAY[p_name], ARRAY[p_ticket], ARRAY[false], ARRAY[NULL::bigint]);
+      END IF;
+    END IF;
+    IF ahead OR v_refused THEN
+      RETURN;
     END IF;
     SELECT CASE WHEN t.acquired THEN t.fencing_token END, t.held_by, t.remaining_ms, t.ahead
       INTO token, held_by, remaining_ms, ahead
@@ -766,6 +795,8 @@ BEGIN
   SET enable_indexscan = on SET enable_bitmapscan = off SET lock_timeout = '100ms' AS $$
   DECLARE
     v_count integer := pg_catalog.cardinality(p_names);
+    v_kind  integer;                        -- of the last lock whose first ticket was woken
+    v_name  text;
     e record;                               -- a lock
     f record;                               -- its first ticket
   BEGIN
@@ -783,26 +814,30 @@ BEGIN
     END IF;
 
     -- One statement for all locks would cost one lock, which nearly every call is for, three times as much.
-    FOR e IN SELECT DISTINCT ON (w.kind, w.name COLLATE "C") w.kind, w.name COLLATE "C" AS name, w.ticket, w.n
+    FOR e IN SELECT w.kind, w.name COLLATE "C" AS name, w.ticket, w.n
                FROM unnest(p_kinds, p_names, p_tickets) WITH ORDINALITY AS w (kind, name, ticket, n)
-              WHERE w.ticket IS NULL
-                 OR EXISTS (SELECT FROM pgxlock_waiters q
-                             WHERE q.kind = w.kind AND q.name = w.name COLLATE "C" AND q.ticket = w.ticket
-                               AND CASE WHEN q.woken IS NOT NULL THEN pgxlock_wake_timed_out(q.woken)
-                                        WHEN w.kind = 0 THEN NOT EXISTS (
-                                          SELECT FROM distributed_locks l
-                                           WHERE l.lock_name::text = w.name COLLATE "C"
-                                             AND l.expires_at > clock_timestamp() OFFSET 0)
-                                        ELSE NOT EXISTS (
-                                          SELECT FROM pg_locks l
-                                           WHERE l.locktype = 'advisory'
-                                             AND l.granted
-                                             AND l.database = (SELECT d.oid FROM pg_database d
-                                                                WHERE d.datname = current_database())
-                                             AND l.objsubid::integer = w.kind
-                                             AND (l.classid::bigint << 32 | l.objid::bigint)::text = w.name COLLATE "C"
-                                           OFFSET 0) END OFFSET 0)
               ORDER BY w.kind, w.name COLLATE "C", w.n LOOP
+      CONTINUE WHEN e.kind = v_kind AND e.name = v_name COLLATE "C";
+      IF e.ticket IS NOT NULL THEN
+        CONTINUE WHEN NOT EXISTS (SELECT FROM pgxlock_waiters q
+                                   WHERE q.kind = e.kind AND q.name = e.name AND q.ticket = e.ticket
+                                     AND CASE WHEN q.woken IS NOT NULL THEN pgxlock_wake_timed_out(q.woken)
+                                              WHEN e.kind = 0 THEN NOT EXISTS (
+                                                SELECT FROM distributed_locks l
+                                                 WHERE l.lock_name::text = e.name COLLATE "C"
+                                                   AND l.expires_at > clock_timestamp())
+                                              ELSE NOT EXISTS (
+                                                SELECT FROM pg_locks l
+                                                 WHERE l.locktype = 'advisory'
+                                                   AND l.granted
+                                                   AND l.database = (SELECT d.oid FROM pg_database d
+                                                                      WHERE d.datname = current_database())
+                                                   AND l.objsubid::integer = e.kind
+                                                   AND (l.classid::bigint << 32 | l.objid::bigint)::text = e.name COLLATE "C")
+                                              END);
+      END IF;
+      v_kind := e.kind;
+      v_name := e.name;
       SELECT q.ticket, q.client, q.woken, q.n > 1::bigint OR q.any_passed AS after_others INTO f
         FROM (SELECT a.ticket, a.client, a.live_until, a.woken, row_number() OVER (ORDER BY a.passed, a.ticket) AS n,
                      bool_or(a.passed) OVER () AS any_passed
@@ -1216,34 +1251,35 @@ BEGIN
   RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET plan_cache_mode = force_generic_plan
   SET enable_indexscan = on SET enable_bitmapscan = off AS $$
+  DECLARE
+    e record;                               -- a ticket
   BEGIN
     -- The kind is a column here: for a constant one the planner may read the index of all leases.
-    WITH mine AS MATERIALIZED (
-      SELECT 0 AS kind, m.name, m.ticket
-        FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired)
-       WHERE m.acquired
-    ), locked AS MATERIALIZED (
-      SELECT w.kind, w.name, w.ticket
-        FROM mine m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
-       WHERE w.role = session_user::text
-       ORDER BY w.kind, w.name, w.ticket
-         FOR UPDATE OF w
-    )
-    DELETE FROM pgxlock_waiters w USING locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
+    FOR e IN SELECT 0 AS kind, m.name, m.ticket
+               FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired)
+              WHERE m.acquired
+              ORDER BY m.name COLLATE "C", m.ticket LOOP
+      DELETE FROM pgxlock_waiters w
+       WHERE w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket AND w.role = session_user::text;
+    END LOOP;
 
     -- From here on it waits for no row.
-    PERFORM pgxlock_remove_dead(pg_catalog.array_fill(0, ARRAY[pg_catalog.cardinality(p_names)]), p_names, p_walked);
-    WITH refused AS MATERIALIZED (
-      SELECT 0 AS kind, m.name, m.ticket
-        FROM unnest(p_names, p_tickets, p_acquired) AS m (name, ticket, acquired)
-       WHERE m.acquired IS NOT TRUE
-    ), locked AS MATERIALIZED (
-      SELECT w.kind, w.name, w.ticket
-        FROM refused m JOIN pgxlock_waiters w ON w.kind = m.kind AND w.name = m.name COLLATE "C" AND w.ticket = m.ticket
-       WHERE w.woken IS NOT NULL AND w.role = session_user::text
-         FOR NO KEY UPDATE OF w SKIP LOCKED
-    )
-    UPDATE pgxlock_waiters w SET woken = NULL FROM locked k WHERE w.kind = k.kind AND w.name = k.name AND w.ticket = k.ticket;
+    FOR e IN SELECT 0 AS kind, m.name, m.ticket, m.walked, m.acquired
+               FROM unnest(p_names, p_tickets, p_acquired, p_walked) AS m (name, ticket, acquired, walked)
+              ORDER BY m.name COLLATE "C", m.ticket LOOP
+      IF e.walked > (SELECT w.ticket FROM pgxlock_waiters w
+                      WHERE w.kind = e.kind AND w.name = e.name COLLATE "C" ORDER BY w.ticket LIMIT 1) THEN
+        PERFORM pgxlock_remove_dead(ARRAY[e.kind], ARRAY[e.name], ARRAY[e.walked]);
+      END IF;
+      IF e.acquired IS NOT TRUE THEN
+        UPDATE pgxlock_waiters q
+           SET woken = NULL
+         WHERE q.ctid = (SELECT w.ctid FROM pgxlock_waiters w
+                          WHERE w.kind = e.kind AND w.name = e.name COLLATE "C" AND w.ticket = e.ticket
+                            AND w.woken IS NOT NULL AND w.role = session_user::text
+                            FOR NO KEY UPDATE OF w SKIP LOCKED);
+      END IF;
+    END LOOP;
   END $$;
   COMMENT ON FUNCTION pgxlock_settle_tickets(text[], bigint[], boolean[], bigint[]) IS
     'pgxlock, internal: after a try, removes the tickets that acquired their lock, dead tickets below p_walked, and the '

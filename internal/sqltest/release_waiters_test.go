@@ -25,7 +25,8 @@ func givesBack(holder string, names ...string) string {
 var releases = []struct {
 	names []string
 	rest  string
-}{{[]string{"k"}, ""}, {[]string{"k", "l"}, "r"}}
+	asks  func(name, holder, ticket string) string // how who waits tries
+}{{[]string{"k"}, "", asksForOne}, {[]string{"k", "l"}, "r", asks}}
 
 // stops are places at which sessions are made to wait, in the order of their numbers.
 type stops struct {
@@ -61,11 +62,11 @@ func (d *database) stops() stops {
 		  if p_space = 'pin' then perform public.stop_at(1); end if;
 		  return pgxlock_key_itself(p_space, p_name);
 		end $$;
-		alter function pgxlock_remove_dead(integer[], text[], bigint[]) rename to remove_dead_itself;
-		create function pgxlock_remove_dead(integer[], text[], bigint[]) returns void language plpgsql as $$
+		alter function pgxlock_settle_tickets(text[], bigint[], boolean[], bigint[]) rename to settle_tickets_itself;
+		create function pgxlock_settle_tickets(text[], bigint[], boolean[], bigint[]) returns void language plpgsql as $$
 		begin
 		  perform public.stop_at(6);
-		  perform remove_dead_itself($1, $2, $3);
+		  perform settle_tickets_itself($1, $2, $3, $4);
 		end $$`)
 	return stops{d.connect(), d}
 }
@@ -91,6 +92,12 @@ func (s stops) arrives(who *session, place int) {
 // asks is take, and says of who is refused whether it is told to ask again soon.
 func asks(name, holder, ticket string) string {
 	return fmt.Sprintf("select concat_ws(' ', tokens[1] is not null, coalesce(held_by[1], case when tokens[1] is not null then %[2]s end), coalesce(remaining_ms[1], 60000) < 20000) from pgxlock_acquire_batch(array[%[1]s], array[%[2]s], '{60000}', '{NULL}', array[%[3]s]::bigint[])",
+		quote(name), quote(holder), ticket)
+}
+
+// asksForOne is the same without a batch.
+func asksForOne(name, holder, ticket string) string {
+	return fmt.Sprintf("select concat_ws(' ', token is not null, coalesce(held_by, case when token is not null then %[2]s end), coalesce(remaining_ms, 60000) < 20000) from pgxlock_acquire_one(%[1]s, %[2]s, 60000, NULL, %[3]s)",
 		quote(name), quote(holder), ticket)
 }
 
@@ -135,7 +142,7 @@ func TestReleaseIsNotMissedWhereverATicketComesInBetween(t *testing.T) {
 						ticket = p.queue(0, "k")
 					}
 					if place == asked {
-						answer = p.get(asks("k", "P", ticket))
+						answer = p.get(release.asks("k", "P", ticket))
 					}
 				}
 				wanted := giving.outcome() == "R"+release.rest
@@ -143,7 +150,7 @@ func TestReleaseIsNotMissedWhereverATicketComesInBetween(t *testing.T) {
 					t.Errorf("%s, published at %d, asked at %d: it says %q, and who waits heard %q", release.names, published, asked, giving.outcome(), answer)
 				}
 				if answer == asksSoon {
-					p.want(asks("k", "P", ticket), "t P f")
+					p.want(release.asks("k", "P", ticket), "t P f")
 				}
 				d.do("delete from distributed_locks; delete from pgxlock_waiters")
 			}
@@ -158,21 +165,23 @@ func TestTryRefusedByALeaseThatGoesMeanwhileIsRepeated(t *testing.T) {
 	t.Parallel()
 	d := install(t)
 	s := d.stops()
-	d.want("acquire_lock('k', 'H', 60)", "true")
-	p, r := d.process(), d.connect()
-	r.do("begin")
-	r.want(givesBack("H", "k"), "r")
-	ticket := p.queue(0, "k")
-	s.closeAll(p.session)
-	for place := beforePins; place < whenRefused; place++ {
-		s.open(place)
+	for lease, asks := range map[string]func(name, holder, ticket string) string{"k": asks, "l": asksForOne} {
+		d.want("acquire_lock("+quote(lease)+", 'H', 60)", "true")
+		p, r := d.process(), d.connect()
+		r.do("begin")
+		r.want(givesBack("H", lease), "r")
+		ticket := p.queue(0, lease)
+		s.closeAll(p.session)
+		for place := beforePins; place < whenRefused; place++ {
+			s.open(place)
+		}
+		asking := p.start(asks(lease, "P", ticket))
+		s.arrives(p.session, whenRefused)
+		r.commit()
+		s.open(whenRefused)
+		asking.want(asksSoon)
+		p.want(asks(lease, "P", ticket), "t P f")
 	}
-	asking := p.start(asks("k", "P", ticket))
-	s.arrives(p.session, whenRefused)
-	r.commit()
-	s.open(whenRefused)
-	asking.want(asksSoon)
-	p.want(asks("k", "P", ticket), "t P f")
 }
 
 // Others than who deletes leave their number in a row, too.
@@ -184,6 +193,7 @@ func TestOnlyARowThatIsJustBeingChangedIsAskedForSoon(t *testing.T) {
 	d.want("acquire_lock('k', 'H', 60)", "true")
 	ticket := p.queue(0, "k")
 	p.want(asks("k", "P", ticket), sleeps)
+	p.want(asksForOne("k", "P", ticket), sleeps)
 	for _, change := range []string{
 		"select pgxlock_renew_batch('{k}', '{H}', array_agg(fencing_token), '{60000}') from distributed_locks", // which locks the row first
 		"select from distributed_locks for key share",
@@ -197,8 +207,10 @@ func TestOnlyARowThatIsJustBeingChangedIsAskedForSoon(t *testing.T) {
 			other.do("begin")
 			other.do(change)
 			p.want(asks("k", "P", ticket), asksSoon)
+			p.want(asksForOne("k", "P", ticket), asksSoon)
 			other.do(end)
 			p.want(asks("k", "P", ticket), sleeps)
+			p.want(asksForOne("k", "P", ticket), sleeps)
 		}
 	}
 
@@ -211,7 +223,9 @@ func TestOnlyARowThatIsJustBeingChangedIsAskedForSoon(t *testing.T) {
 	d.want("(select remaining_ms[1] between 20000 and 60000 from pgxlock_acquire_batch('{k}', '{P}', '{1}', '{null}', '{"+ticket+"}'))", "true")
 	d.want(asks("k", "P", "NULL"), sleeps)
 	behind := d.process()
-	behind.want(asks("k", "Q", behind.queue(0, "k")), sleeps)
+	queued := behind.queue(0, "k")
+	behind.want(asks("k", "Q", queued), sleeps)
+	behind.want(asksForOne("k", "Q", queued), sleeps)
 	other.rollback()
 }
 
