@@ -14,7 +14,7 @@ import (
 // EventOp says what happened: it is the Op of an [Event].
 type EventOp string
 
-// The operations of an [Event] about the locks of a [Locker].
+// The operations of an [Event]: first those about the locks of a [Locker].
 const (
 	// EventBusy: a call found that somebody else holds the key or waits for it.
 	EventBusy EventOp = "busy"
@@ -43,10 +43,7 @@ const (
 	// EventTermEnded: the function of [Locker.Lead] has returned or panicked. Err matches
 	// [ErrLost] or [ErrStepDown] if that ended the term, or is what it returned.
 	EventTermEnded EventOp = "term_ended"
-)
 
-// The other operations of an [Event].
-const (
 	// EventTxLock: a call of [LockTx], [LockSQLTx] or [LockAllTx] is over. If Err is nil the
 	// transaction has the locks. Their end is no event: only the server knows it.
 	EventTxLock EventOp = "tx_lock"
@@ -71,8 +68,8 @@ const (
 	EventEvicted EventOp = "evicted"
 )
 
-// An Event says what happened to a call or a lock. The function Observe of a config
-// receives it, and that of the option [Observe].
+// An Event says what happened to a call or a lock. The function Observe of a config receives
+// it, and that of the option [Observe].
 //
 // # The locks of a Locker
 //
@@ -80,45 +77,43 @@ const (
 // succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll, Do,
 // TryDo and DoTx, those of a [Semaphore], Downgrade, and each campaign of Lead. After
 // EventAcquired a Lock emits any number of EventRenewed, and finally one EventLost or
-// EventReleased, whatever ends it. So the number of EventBusy, minus the number of EventWait
-// with Busy set, is the number of waiting calls; the number of EventAcquired, minus those of
-// EventLost and EventReleased, is the number of held locks. A grant that no call returned,
-// because its caller had left or AcquireAll failed in the end, emits no event. A program that
-// dies emits nothing more, and a loss is emitted when it is noticed: see [Lock.Lost].
+// EventReleased. So the number of EventBusy, minus the number of EventWait with Busy set, is
+// the number of waiting calls; the number of EventAcquired, minus those of EventLost and
+// EventReleased, is the number of held locks. A grant that no call returned, because its caller
+// had left or AcquireAll failed in the end, emits no event, and a program that dies emits
+// nothing more.
 //
 // EventReleased comes after the server has answered the release: if Err is nil, the lock is
-// really free, and somebody else may have it already. EventLost comes when the Locker no
-// longer believes that it holds the lock: somebody else may have a lost lease already, but
-// not before its deadline.
+// really free, and somebody else may have it already. EventLost comes when the loss is noticed,
+// see [Lock.Lost]: somebody else may have the lock already, but a lease not before its
+// deadline, unless it was evicted or lost by a failover.
 //
-// A leader's Lock also emits one EventTerm, after EventAcquired, and one EventTermEnded,
-// before EventReleased unless the function itself releases the lock. EventLost may come
-// before either: a function may go on after the loss of its lock, and its term ends when it
-// returns.
+// A leader's Lock also emits one EventTerm, after EventAcquired, and one EventTermEnded, before
+// EventReleased unless the function itself releases the lock. A function may go on after
+// EventLost: its term ends when it returns.
 //
 // # Other calls
 //
 // Calls of LockTx and ClaimTx, of a Limiter, and Evict of package monitor emit one event each,
 // when they are over. EventRun comes before the function of a run is called, and EventRunEnded
-// after its end is recorded; a run that is not granted emits only EventRun. The lease that a run
-// holds with Retry emits no events of its own. A call of any kind that is refused for its
-// arguments, or because the Locker, Limiter or Runner is closed, emits nothing, but a refused
-// eviction does: an audit of evictions wants to see it.
+// after its end is recorded; a run that is not granted emits only EventRun. The lease of a run
+// with Retry emits no events of its own. A call that is refused for its arguments, or because
+// the Locker, Limiter or Runner is closed, emits nothing, but a refused eviction does: an audit
+// wants to see it.
 //
 // # Calls of Observe
 //
-// Observe runs in the goroutine of a call, with its context, for the events of that call: before
-// Acquire returns, in Release, in Lead. EventRenewed, EventLost and the releases of Close come
-// from goroutines of the Locker, with the context of Close, or that of the call that acquired
-// the Lock without its cancellation. Events of one Lock come one after the other, those of
-// different Locks at the same time: Observe must be safe for concurrent use.
+// Observe runs in the goroutine of a call, with its context, for the events of that call:
+// before Acquire returns, in Release, in Lead. EventRenewed, EventLost and the releases of
+// Close come from goroutines of the Locker, with the context of Close, or that of the call that
+// acquired the Lock without its cancellation. Events of one Lock come one after the other,
+// those of different Locks at the same time: Observe must be safe for concurrent use.
 //
-// Observe must return quickly. It must not call methods of the Locker or its Locks, and must
-// not end its goroutine. A slow Observe delays only the call that the event is about: no
-// renewal, no notification of a loss and no other call. Release and Close return after Observe
-// has received their events. Renewals may be merged into one event if Observe is slow, or be
-// left out if the Lock ends first. A panic of Observe is logged as an error; without a Logger
-// the call panics.
+// Observe must return quickly, must not call methods of the Locker or its Locks, and must not
+// end its goroutine. If it is slow, it delays the call that the event is about, but no renewal,
+// no notification of a loss and no other call. Release and Close return after Observe has
+// received their events. Renewals may be merged into one event, or be left out if the Lock ends
+// first. A panic of Observe is logged as an error; without a Logger the call panics.
 //
 // Later versions may add fields and operations; existing ones keep their meaning.
 type Event struct {
