@@ -137,15 +137,15 @@ func (c *AdvisoryConfig) withDefaults() (AdvisoryConfig, error) {
 	return cfg, nil
 }
 
-// AdvisoryID returns the number of the advisory lock for a key: the first 8 bytes, big
-// endian, of the SHA-256 of the key in UTF-8. The SQL function advisory_lock_key returns
-// the same number in every database encoding, so programs in any language and psql can lock
-// the same thing:
+// AdvisoryID returns the number of the advisory lock for a key: the first 8 bytes, big endian,
+// of the SHA-256 of the key in UTF-8. The SQL function advisory_lock_key returns the same
+// number in every database encoding, so programs in any language and psql can lock the same
+// thing:
 //
 //	SELECT pg_advisory_xact_lock(advisory_lock_key('invoice:42'))
 //
-// For a key of a [Namespace] it returns the number of the lock in it; for a [RawKey] it returns the number itself, for a [RawKey2] a<<32 | b, where b is taken
-// as unsigned.
+// For a key of a [Namespace] it returns the number of the lock in it; for a [RawKey] the number
+// itself, for a [RawKey2] a<<32 | b, where b is taken as unsigned.
 func AdvisoryID(key string) int64 { return lockkey.Identify(key).Number }
 
 // Namespace keeps the advisory locks of one application or tenant apart from those of others
@@ -160,10 +160,9 @@ type Namespace string
 // @billing/invoice:42.
 func (n Namespace) Key(key string) string { return lockkey.In(string(n), key) }
 
-// RawKey names the advisory lock with this number, for programs that already have
-// numbers for their locks. Lockers of [NewAdvisoryLocker] and [LockTx] accept it, because
-// their locks are advisory locks. Messages show it as #42. It begins with a zero byte,
-// so that no name equals it.
+// RawKey names the advisory lock with this number, for programs that have numbers for their
+// locks already: [LockTx] and Lockers of [NewAdvisoryLocker] accept it. Messages show it as
+// #42. It begins with a zero byte, so that no name equals it.
 func RawKey(id int64) string { return lockkey.ID{Number: id}.Key() }
 
 // RawKey2 is [RawKey] for locks that have two numbers, which PostgreSQL keeps apart from

@@ -130,12 +130,12 @@ const (
 // Schema is the schema in which the migrations installed pgxlock. To name it is to trust its
 // owner. Default for [PurgeClaims]: that of [LeaseConfig]; for calls in the caller's
 // transaction: the schema in which its search_path finds the function, so name it where others
-// may create functions in one on the search_path.
+// may create functions in such a schema.
 type Schema string
 
-// AllowStaleSnapshot makes [LockTx] accept a transaction whose snapshot is older than the
-// lock. It is for transactions that read nothing that the lock protects, or whose writes
-// would fail with SQLSTATE 40001 where the snapshot matters.
+// AllowStaleSnapshot makes [LockTx] accept a snapshot that is older than the lock, for
+// transactions that read nothing that the lock protects, or whose writes would then fail with
+// SQLSTATE 40001.
 type AllowStaleSnapshot bool
 
 // Retention is how long a claim of [ClaimTx] or [AnswerTx] lasts; after it the key can be

@@ -59,10 +59,9 @@ type LeaseConfig struct {
 	// default, a third of it. A lease with its own TTL is renewed after a third of that.
 	Renew time.Duration
 
-	// Margin is how much earlier than on the server a lease expires locally: how far the
-	// two clocks may drift apart within one TTL. At least, and by default, a tenth of TTL,
-	// but not less than 100 ms; at most a third of TTL. A lock with its own TTL has a
-	// margin in proportion.
+	// Margin is how much earlier than on the server a lease expires locally: how far the two
+	// clocks may drift apart within one TTL. At least, and by default, a tenth of TTL, but not
+	// less than 100 ms; at most a third. With the option TTL in proportion.
 	Margin time.Duration
 
 	// OneConnection sends requests and renewals over one connection instead of two, for

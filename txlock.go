@@ -32,11 +32,10 @@ import (
 //
 // After [ErrNotAcquired], [ErrStaleSnapshot], [ErrReadOnly], a refused upgrade or an invalid
 // argument the transaction can go on, with its settings unchanged; after ErrStaleSnapshot the
-// key is locked. Any other error aborts the transaction, as a failed statement does, and its
-// locks are free at once, before the rollback: they protect nothing more. Such errors are
-// SQLSTATE 40P01 (a deadlock, which also matches ErrDeadlock), 57014 (cancelled), 53200 (the
-// server's lock table is full) and 55P03 (the session's own lock_timeout, which applies without
-// MaxWait).
+// key is locked. Any other error, such as SQLSTATE 40P01 (which also matches ErrDeadlock),
+// 57014, 53200 (the server's lock table is full) or 55P03 (the session's own lock_timeout,
+// without MaxWait), aborts the transaction, and its locks are free at once, before the
+// rollback: they protect nothing more.
 //
 // A REPEATABLE READ or SERIALIZABLE transaction takes its snapshot before the wait. If any
 // transaction commits between the snapshot and the grant, even one that never had the lock, tx
