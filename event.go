@@ -101,9 +101,8 @@ const (
 // end its goroutine. If it is slow, it delays the call that the event is about, but no renewal,
 // no notification of a loss and no other call. Release and Close return after Observe has
 // received their events. Renewals may be merged into one event, or be left out if the Lock ends
-// first. A panic of Observe is logged as an error; without a Logger the call panics.
-//
-// Later versions may add fields and operations; existing ones keep their meaning.
+// first. A panic of Observe is logged as an error; without a Logger the call panics. Later versions may add
+// fields and operations; existing ones keep their meaning.
 type Event struct {
 	Op   EventOp
 	Time time.Time // when it happened, by the clock of this machine
