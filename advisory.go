@@ -21,23 +21,23 @@ import (
 // and excludes callers of pg_advisory_lock in any language, and of [LockTx] and
 // pg_advisory_xact_lock.
 //
-// Where the migrations are installed and the role may use the queue of waiters, processes
-// wake each other. This takes two more connections: one that listens, and one for the
-// queue, which is closed when it has been idle for the pool's MaxConnIdleTime, but for at
-// least 2 s. Otherwise a caller that waits for another process polls.
+// The Locker holds all its locks on one connection. That ends at Close, when the process or the
+// server ends, at a failover, or when the server has received nothing for [AdvisoryConfig].TTL.
+// Then all locks are lost together, and the Locker connects again for the next ones.
+// [Lock.Lost] is closed within milliseconds of the server's message, or when that can no longer
+// be expected in time. When the server ends a session, it frees the locks before the client can
+// know.
 //
-// The Locker opens one connection, and holds all its locks on it. The connection ends at Close,
-// when the process or the server ends, at a failover, or when the server has received nothing
-// for the TTL of [AdvisoryConfig], which the server measures. Then all locks are lost together.
-// [Lock.Lost] is closed within milliseconds of the server's message, or when that message can no
-// longer be expected in time. The Locker connects again for the next locks. When the server ends
-// a session, it frees the locks before the client can know.
+// Where the migrations are installed and the role may use the queue of waiters, processes wake
+// each other, by two more connections: one that listens, and one for the queue, which is closed
+// when it has been idle for the pool's MaxConnIdleTime, but for at least 2 s. Otherwise a
+// caller that waits for another process polls.
 //
-// The connection must lead to the server itself. The Locker refuses a standby
-// ([ErrReadOnly]) and a pooler in transaction or statement mode ([ErrPooler]); for a pooler
-// in session mode see [AdvisoryConfig.SessionPooler]. If a proxy passes a message to a
-// backend other than the session's, all locks are lost with ErrPooler at that message, and
-// the other backend takes none.
+// The connection must lead to the server itself. The Locker refuses a standby ([ErrReadOnly])
+// and a pooler in transaction or statement mode ([ErrPooler]); for one in session mode see
+// [AdvisoryConfig.SessionPooler]. If a proxy passes a message to a backend other than the
+// session's, all locks are lost with ErrPooler at that message, and the other backend takes
+// none.
 func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error) {
 	c, err := cfg.withDefaults()
 	if err == nil && pool == nil {
@@ -58,30 +58,27 @@ func NewAdvisoryLocker(pool *pgxpool.Pool, cfg *AdvisoryConfig) (*Locker, error)
 // AdvisoryConfig configures a Locker of [NewAdvisoryLocker]. A nil *AdvisoryConfig means
 // the defaults.
 type AdvisoryConfig struct {
-	// TTL bounds how long the server keeps the locks of a process that it receives nothing
-	// from, because the network is gone or the process is frozen. The server ends the
-	// session when TTL is over (idle_session_timeout). The Locker counts its locks as lost
-	// a tenth of TTL earlier, but at least 100 ms. It pings after each third of TTL in
-	// which it sent nothing else. At least 1 s, at most 24 days; default 30 s. Negative: no
-	// bound, so the server keeps the locks until TCP gives up the connection, which can
-	// take hours.
+	// TTL bounds how long the server keeps the locks of a process from which it receives
+	// nothing, because the network is gone or the process is frozen: then the server ends the
+	// session (idle_session_timeout). The Locker counts its locks as lost a tenth of TTL
+	// earlier, but at least 100 ms, and pings after a third of TTL in which it sent nothing
+	// else. At least 1 s, at most 24 days; default 30 s. Negative: no bound, so the server
+	// keeps the locks until TCP gives up the connection, which can take hours.
 	TTL time.Duration
 
 	// MaxLocks is how many keys this Locker may hold at once; the next one fails with
-	// [ErrMaxLocks]. Each key takes an entry in the lock table that all sessions of the
-	// server share and that no session can work without. Default: a tenth of the entries
-	// that the lock table is sure to have, at most 2048.
+	// [ErrMaxLocks]. Each key takes an entry in the server's lock table, which all sessions
+	// share and need. Default: a tenth of the entries that the lock table is sure to have, at
+	// most 2048.
 	MaxLocks int
 
-	// Tokens gives each lock a fencing token, [Lock.Token], from the same sequence as
-	// leases, and lets transactions fence with [Lock.Fence]. Each acquisition then waits
-	// for a commit, which concurrent acquisitions share, and needs the migrations
-	// ([ErrSchema]). Callers of one Locker that share a lock share its token. Readers in
-	// several processes have different tokens, each greater than those of the writers
-	// before them and less than those of the writers after them: a resource compares a
-	// reader's token only with writers' tokens. Only locks taken with Tokens are fenced
-	// against each other: pg_advisory_lock, LockTx and Lockers without Tokens exclude them,
-	// but do not wait for fenced transactions.
+	// Tokens gives each lock a fencing token, [Lock.Token], from the same sequence as leases,
+	// and lets transactions fence with [Lock.Fence]. It needs the migrations ([ErrSchema]), and
+	// each acquisition waits for a commit, which concurrent ones share. Callers of one Locker
+	// that share a lock share its token. Readers in several processes have different tokens,
+	// between those of the writers before and after them: compare a reader's token only with
+	// writers'. Only locks taken with Tokens are fenced against each other: pg_advisory_lock,
+	// LockTx and Lockers without Tokens exclude them, but do not wait for fenced transactions.
 	Tokens bool
 
 	// Schema is as in [LeaseConfig], if there is such a schema: for Tokens and for the queue in
@@ -140,15 +137,15 @@ func (c *AdvisoryConfig) withDefaults() (AdvisoryConfig, error) {
 	return cfg, nil
 }
 
-// AdvisoryID returns the number of the advisory lock for a key: the first 8 bytes, big
-// endian, of the SHA-256 of the key in UTF-8. The SQL function advisory_lock_key returns
-// the same number in every database encoding, so programs in any language and psql can lock
-// the same thing:
+// AdvisoryID returns the number of the advisory lock for a key: the first 8 bytes, big endian,
+// of the SHA-256 of the key in UTF-8. The SQL function advisory_lock_key returns the same
+// number in every database encoding, so programs in any language and psql can lock the same
+// thing:
 //
 //	SELECT pg_advisory_xact_lock(advisory_lock_key('invoice:42'))
 //
-// For a key of a [Namespace] it returns the number of the lock in it; for a [RawKey] it returns the number itself, for a [RawKey2] a<<32 | b, where b is taken
-// as unsigned.
+// For a key of a [Namespace] it returns the number of the lock in it; for a [RawKey] the number
+// itself, for a [RawKey2] a<<32 | b, where b is taken as unsigned.
 func AdvisoryID(key string) int64 { return lockkey.Identify(key).Number }
 
 // Namespace keeps the advisory locks of one application or tenant apart from those of others
@@ -163,10 +160,9 @@ type Namespace string
 // @billing/invoice:42.
 func (n Namespace) Key(key string) string { return lockkey.In(string(n), key) }
 
-// RawKey names the advisory lock with this number, for programs that already have
-// numbers for their locks. Lockers of [NewAdvisoryLocker] and [LockTx] accept it, because
-// their locks are advisory locks. Messages show it as #42. It begins with a zero byte,
-// so that no name equals it.
+// RawKey names the advisory lock with this number, for programs that have numbers for their
+// locks already: [LockTx] and Lockers of [NewAdvisoryLocker] accept it. Messages show it as
+// #42. It begins with a zero byte, so that no name equals it.
 func RawKey(id int64) string { return lockkey.ID{Number: id}.Key() }
 
 // RawKey2 is [RawKey] for locks that have two numbers, which PostgreSQL keeps apart from

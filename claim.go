@@ -21,20 +21,19 @@ import (
 // A claim is a key that exactly one committed transaction has, together with all else that the
 // transaction wrote: for work that must be done once. It may keep the answer to a request.
 
-// ClaimTx lets exactly one transaction commit the claim of a key, for work that must be
-// done once, such as an order that may be delivered twice. It returns true if tx has the
-// claim: do the work in tx and commit. The claim and what tx writes become visible
-// together, or not at all. It returns false if another transaction has committed its claim:
-// the work is done. The claim lasts until its [Retention] is over or [PurgeClaims] removes
-// it. A second call in the same transaction returns true again.
+// ClaimTx lets exactly one transaction commit the claim of a key, for work that must be done
+// once, such as an order that may be delivered twice. It returns true if tx has the claim: do
+// the work in tx and commit. The claim and what tx writes become visible together, or not at
+// all. It returns false if another transaction has committed its claim: the work is done. A
+// second call in the same transaction returns true again. The claim is a row that lasts until
+// its [Retention] is over or [PurgeClaims] removes it: call that now and then, or give a
+// Retention. It does not conflict with locks on the key.
 //
-// While another transaction has claimed the key and has not ended, ClaimTx waits for its
-// end. [MaxWait] bounds this wait, and with [NoWait] the call hardly waits. If the wait
-// ends first, or if somebody has the table locked for that long, the error is
-// [ErrNotAcquired], and tx can go on. Nobody knows yet whether the work will be done: try
-// again later.
-//
-// Any other error aborts tx:
+// While another transaction has claimed the key and has not ended, ClaimTx waits for its end.
+// [MaxWait] bounds this wait, and with [NoWait] the call hardly waits. If the wait ends first,
+// or if somebody has the table locked for that long, the error is [ErrNotAcquired], and tx can
+// go on: whether the work will be done is not known yet, try again later. Any other error
+// aborts tx:
 //
 //   - SQLSTATE 40001 above READ COMMITTED, if the key was claimed since the snapshot; in
 //     SERIALIZABLE also because of other keys
@@ -43,10 +42,8 @@ import (
 //   - [ErrReadOnly], and [ErrSchema] without the migrations
 //   - the end of ctx during a wait, as in [LockTx]
 //
-// Claims do not conflict with locks on the same key. They are rows of the table
-// pgxlock_claims: call [PurgeClaims] now and then, or give a Retention. Rolling back to a
-// savepoint undoes the claims made after it. A call with MaxWait begins subtransactions, of
-// which PostgreSQL handles a few dozen per transaction well.
+// Rolling back to a savepoint undoes the claims made after it. A call with MaxWait begins
+// subtransactions, of which PostgreSQL handles a few dozen per transaction well.
 func ClaimTx(ctx context.Context, tx pgx.Tx, key string, opts ...ClaimTxOption) (first bool, err error) {
 	return claimTx(ctx, usertx.Pgx(tx), key, opts)
 }
@@ -63,15 +60,15 @@ func claimTx(ctx context.Context, tx usertx.Tx, key string, opts []ClaimTxOption
 }
 
 // AnswerTx answers a request once, such as a POST that clients repeat when they got no
-// response. It claims the key as [ClaimTx] does, with the same waits and errors. If tx has
-// the claim, AnswerTx calls fn, which does the work in tx, stores what fn returns, and
-// returns it: commit, or roll back after an error, and nothing is left. Otherwise it returns
-// the stored answer, of a transaction that has committed or of tx itself.
+// response. It claims the key as [ClaimTx] does, with the same waits and errors. If tx has the
+// claim, AnswerTx calls fn, which does the work in tx and must not end it, stores what fn
+// returns, and returns it: commit, or roll back after an error, and nothing is left. Otherwise
+// it returns the stored answer, of a transaction that has committed or of tx itself.
 //
-// If the key was claimed for another request, which AnswerTx knows by its SHA-256, or by
-// ClaimTx, the error is [ErrOtherRequest], and tx can go on. fn must not end tx. An answer has
-// at most 1 MiB, and lasts until its Retention is over, however old: [PurgeClaims] does not
-// remove one that has none.
+// If the key was claimed by ClaimTx, or for another request, which AnswerTx knows by its
+// SHA-256, the error is [ErrOtherRequest], and tx can go on. An answer has at most 1 MiB, and
+// lasts until its Retention is over, however old: [PurgeClaims] does not remove one that has
+// none.
 func AnswerTx(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() ([]byte, error), opts ...ClaimTxOption) ([]byte, error) {
 	return answerTx(ctx, usertx.Pgx(tx), key, request, fn, opts)
 }
@@ -153,11 +150,11 @@ func claim(ctx context.Context, tx usertx.Tx, op, key string, opts []ClaimTxOpti
 // purgeBatch is how many claims one transaction ends.
 const purgeBatch = 10_000
 
-// PurgeClaims removes claims without a [Retention] that were made more than olderThan ago,
-// and claims whose Retention is over. Their keys can then be claimed again, so the work can
-// be done again: choose olderThan longer than the latest possible repetition of a request.
-// PurgeClaims works in transactions of 10,000 claims and skips claims that another purge
-// has locked. It returns the number of removed claims, also with an error.
+// PurgeClaims removes claims without a [Retention] that were made more than olderThan ago, and
+// claims whose Retention is over. Then the work can be done again: choose olderThan longer than
+// the latest possible repetition of a request. PurgeClaims works in transactions of 10,000
+// claims, skips claims that another purge has locked, and returns the number of removed claims,
+// also with an error.
 func PurgeClaims(ctx context.Context, pool *pgxpool.Pool, olderThan time.Duration, opts ...Schema) (int64, error) {
 	ended, err := purgeClaims(ctx, pool, olderThan, opts)
 	return ended, failClaim("purge claims", "", err)

@@ -14,9 +14,9 @@
 //
 // # Kinds of locks
 //
-// A transaction lock ends with the caller's transaction. [LockTx] takes one: use it when one
-// transaction does all the work. There is nothing to release and nothing to lose. [ClaimTx] is
-// for work that must be done only once: exactly one transaction commits the claim of a key.
+// A transaction lock ends with the caller's transaction: there is nothing to release and nothing
+// to lose. [LockTx] takes one: use it when one transaction does all the work. [ClaimTx] is for
+// work that must be done once: exactly one transaction commits the claim of a key.
 //
 // A lease is a row in the table distributed_locks that expires unless it is renewed.
 // [NewLeaseLocker] returns a [Locker] for leases, which renews them. Use a lease for work that
@@ -24,9 +24,8 @@
 // dies, others get the lease after its TTL.
 //
 // An advisory lock belongs to a session of the server. [NewAdvisoryLocker] returns a Locker for
-// advisory locks. They are the fastest kind, and the server frees them as soon as it notices
-// that the process has died. They are lost when their session ends, for example when the server
-// restarts.
+// advisory locks, the fastest kind. They end with their session: when the server notices that
+// the process has died, but also when the server restarts.
 //
 // A lease and an advisory lock of the same key do not exclude each other: programs that
 // protect one thing must use the same kind. Permits of a [Semaphore] and shared leases are
@@ -55,7 +54,7 @@
 //	check that a database is safe for locks    package doctor
 //	show locks, and take them away             package monitor
 //	build metrics and traces                   Event, and Observe in each config
-//	test a program that locks                  NewMemoryLocker, once.NewMemory, ratelimit.NewMemory
+//	test a program that locks                  NewMemoryLocker, package locktesting; once.NewMemory, ratelimit.NewMemory
 //
 // # The life of a lock
 //
@@ -63,24 +62,23 @@
 // Locker is closed, or until it is lost. [Locker.Do] acquires, calls a function and releases;
 // most callers should use it.
 //
-// The Locker renews its locks automatically. Each renewal moves the lock's local deadline,
-// [Lock.Deadline]. If the deadline passes without a renewal, the lock is lost. The local
-// deadline is a margin earlier than the server's: before it nobody else is granted the lock,
-// as long as the server's clock gains no more than the margin on the local clock within one
-// TTL. Three things end a lock before its deadline: the end of an advisory lock's session,
-// an eviction (package monitor), and a failover that loses the grant.
+// The Locker renews its locks, and each renewal moves the lock's local deadline,
+// [Lock.Deadline]. If it passes, the lock is lost. The deadline is a margin earlier than the server's:
+// before it nobody else is granted the lock, as long as the server's clock gains no more than
+// the margin on the local clock within one TTL. Three things end a lock before its deadline:
+// the end of an advisory lock's session, an eviction (package monitor), and a failover that
+// loses the grant.
 //
 // When a lock is lost, the context from [Lock.Context] ends, [Lock.Lost] is closed, and
 // [Lock.Err] returns an error that matches [ErrLost]. Lock.Err, [Lock.Renew], [Lock.Fence] and
-// Err of the context compare the deadline with the clock on every call, so they are right even
-// on the first line after the process was frozen. docs/guarantees.md has what becomes of a lock
-// when a process, the network or the server fails.
+// Err of the context read the clock, so they are right even on the first line after the process
+// was frozen. docs/guarantees.md has what becomes of a lock when a process, the network or the
+// server fails.
 //
 // # Fencing
 //
-// A process can freeze at any time, for example after it has checked its lock and before it
-// writes. When it goes on, another process may hold the lock. No timeout prevents this. Fencing
-// does: it refuses the late write.
+// A process can freeze after it has checked its lock and before it writes. When it goes on,
+// another process may hold the lock. No timeout prevents this. Fencing refuses the late write.
 //
 // For writes to the same database, call [Lock.Fence] at the beginning of the transaction that
 // writes, or use [Locker.DoTx], which does it. Either Fence fails, or nobody is granted the
@@ -117,21 +115,14 @@
 //	change something first             any other
 //
 // A nil context and a nil receiver are wrong arguments: the call does nothing and returns an
-// error, except that [Lock.Release] releases the lock without a context, too. A nil [Lock] is
-// not held: its Err says so, its Lost is closed, and the context from its Context has ended.
-// Other methods without an error return zero values.
+// error, but [Lock.Release] needs no context. A nil [Lock] is not held: its Err says so, its
+// Lost is closed, and the context from its Context has ended. Other methods without an error
+// return zero values.
 //
 // # Connections
 //
-// A Locker takes only the configuration from the pool that it was made with, and opens few
-// connections of its own, at its first use: see [NewLeaseLocker] and [NewAdvisoryLocker]. So a
-// busy pool delays no renewal. One Locker serves a whole program and any number of keys. LockTx,
-// ClaimTx and [Lock.Fence] use the caller's transaction, and package monitor uses connections of
-// the pool.
-//
-// # Testing without a server
-//
-// [NewMemoryLocker] returns a Locker in the memory of the process, with the same queues,
-// options and errors; that of package locktesting can lose locks. once and ratelimit have
-// NewMemory. All work in testing/synctest bubbles.
+// A Locker takes only the configuration from its pool, and opens few connections of its own, at
+// its first use, so that a busy pool delays no renewal. One Locker serves a whole program and
+// any number of keys. LockTx, ClaimTx and [Lock.Fence] use the caller's transaction, and
+// package monitor uses connections of the pool.
 package pgxlock

@@ -18,23 +18,21 @@ import (
 
 // DoTx is the common case: one fenced transaction under a lock.
 
-// DoTx acquires the lock as [Locker.Do] does, begins a transaction on the pool, fences it
-// with [Lock.Fence], calls fn, commits and releases. If it returns nil, what fn wrote in tx
-// is committed, and nobody else was granted the lock before the commit. If it returns an
-// error, nothing in tx is committed, with one exception: if the connection breaks during
-// the commit, the outcome is unknown, as with every commit. fn's context ends when the lock
-// is lost and when ctx ends.
+// DoTx acquires the lock as [Locker.Do] does, begins a transaction on the pool, fences it with
+// [Lock.Fence], calls fn, commits and releases. If it returns nil, what fn wrote in tx is
+// committed, and nobody else was granted the lock before the commit. If it returns an error,
+// nothing in tx is committed, unless the connection broke during the commit: then the outcome
+// is unknown, as with every commit. fn's context ends when the lock is lost and when ctx ends.
 //
-// fn must write only through tx: what it does elsewhere is neither fenced nor rolled back.
-// fn must return the error of a failed statement, because that has aborted tx, unless it
-// rolled back to a savepoint. fn must not commit or roll back tx, release the lock, or use
-// tx after it has returned. The transaction is open while fn runs: do slow work before it,
-// in [Locker.Do] with [Lock.Fence].
+// fn must write only through tx: what it does elsewhere is neither fenced nor rolled back. It
+// must return the error of a failed statement, because that has aborted tx, unless it rolled
+// back to a savepoint. It must not commit or roll back tx, release the lock, or use tx after it
+// has returned. The transaction is open while fn runs: do slow work before it, in [Locker.Do]
+// with [Lock.Fence]. If fn panics, DoTx rolls back and releases the lock.
 //
-// With Retries(n) DoTx begins the transaction again, under the same lock, up to n times if
-// it fails with SQLSTATE 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call
-// again: what it did outside tx is not undone. If fn panics, DoTx rolls back and releases
-// the lock.
+// With Retries(n) DoTx begins the transaction again, under the same lock, up to n times if it
+// fails with SQLSTATE 40001, 40P01 or [ErrStaleSnapshot]. fn must then be safe to call again:
+// what it did outside tx is not undone.
 func (l *Locker) DoTx(ctx context.Context, pool *pgxpool.Pool, key string, fn func(context.Context, pgx.Tx, *Lock) error, opts ...DoTxOption) error {
 	var wrong error
 	switch {

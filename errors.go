@@ -17,6 +17,11 @@ import (
 // Errors for errors.Is. The package comment says what they come with, and after which to try
 // again.
 var (
+	ErrReleased     = lockerr.ErrReleased     // the lock was released by Release
+	ErrClosed       = lockerr.ErrClosed       // the Locker, ratelimit.Limiter or once.Runner was closed
+	ErrOtherRequest = lockerr.ErrOtherRequest // AnswerTx was called with this key for another request
+	ErrMaxLocks     = lockerr.ErrMaxLocks     // the Locker holds as many locks as AdvisoryConfig.MaxLocks allows
+
 	// ErrNotAcquired: somebody else holds the key. After a wait that ended with its context the
 	// error matches the context's error as well.
 	ErrNotAcquired = lockerr.ErrNotAcquired
@@ -25,23 +30,13 @@ var (
 	// returns no lock never fails with it.
 	ErrLost = lockerr.ErrLost
 
-	// ErrReleased: the lock was released by Release.
-	ErrReleased = lockerr.ErrReleased
-
-	// ErrClosed: the Locker, Limiter (package ratelimit) or Runner (package once) was closed.
-	ErrClosed = lockerr.ErrClosed
-
-	// ErrDeadlock: the wait would never end, for one of four reasons. The context comes
-	// from a lock on the same key, so the caller would wait for itself (a context from
-	// context.WithoutCancel also comes from the lock). The context comes from a lock that
-	// the holder of the key waits for, directly or through others. The transaction already
-	// holds the key shared. Or the server found a cycle of transactions that wait for each
-	// other (SQLSTATE 40P01). After the second and the last, release the locks or roll
-	// back, and try again.
+	// ErrDeadlock: the wait would never end. The context comes from a lock on the same key,
+	// also through context.WithoutCancel, so the caller would wait for itself. Or the context
+	// comes from a lock that the holder of the key waits for, directly or through others. Or
+	// the transaction already holds the key shared. Or the server found a cycle of transactions
+	// (SQLSTATE 40P01). After the second and the last, release the locks or roll back, and try
+	// again.
 	ErrDeadlock = lockerr.ErrDeadlock
-
-	// ErrOtherRequest: [AnswerTx] was called with this key for another request.
-	ErrOtherRequest = lockerr.ErrOtherRequest
 
 	// ErrStaleSnapshot: the transaction's snapshot is older than the lock. Begin the
 	// transaction again. Acquire the lock before you begin a transaction that you fence.
@@ -52,30 +47,27 @@ var (
 	// matches ErrUnavailable.
 	ErrReadOnly = lockerr.ErrReadOnly
 
-	// ErrPooler: a pooler between the program and the server passes the server's session,
-	// with the locks that it holds, on to other clients.
+	// ErrPooler: a pooler passes the server's session, with the locks that it holds, on to
+	// other clients.
 	ErrPooler = lockerr.ErrPooler
 
-	// ErrMaxLocks: the Locker holds as many locks as [AdvisoryConfig.MaxLocks] allows.
-	ErrMaxLocks = lockerr.ErrMaxLocks
-
-	// ErrEvicted: somebody took the lock away, by Evict of package monitor or the SQL functions
-	// evict_lock and evict_advisory_lock. It comes with [ErrLost], and the message says who
-	// did it, and why.
+	// ErrEvicted: somebody took the lock away, by Evict of package monitor or in SQL by
+	// evict_lock or evict_advisory_lock. It comes with [ErrLost], and the message says who did
+	// it, and why.
 	ErrEvicted = lockerr.ErrEvicted
 
-	// ErrUnavailable: no server could be used, or another session keeps a table locked
-	// (55P03). Every call that asks the server may return it, and the same call may succeed
-	// later. The message says how often it was tried to connect, and for how long. The server
-	// may have done what the call asked for, except that an acquire that fails holds nothing.
-	// A lock that is held stays held until [ErrLost] says otherwise. A call whose context has
-	// ended returns the context's error instead. If the server refuses a user, password,
-	// database, right or setting, the error wraps the server's instead, and ends every wait.
+	// ErrUnavailable: no server could be used, or another session keeps a table locked (55P03).
+	// Every call that asks the server may return it; the same call may succeed later. The
+	// message says how often and for how long it was tried to connect. The server may have done
+	// what the call asked for, except that an acquire that fails holds nothing. A lock that is
+	// held stays held until [ErrLost] says otherwise. A call whose context has ended returns
+	// the context's error instead; if the server refuses a user, password, database, right or
+	// setting, the error wraps the server's instead, and ends every wait.
 	ErrUnavailable = lockerr.ErrUnavailable
 
-	// ErrSchema: the tables and functions are missing, out of date, in need of the repair
-	// that migrations.Up does, or belong to a role that the program does not trust, see
-	// LeaseConfig.Schema.
+	// ErrSchema: the tables and functions are missing, out of date, in need of migrations.Up,
+	// which repairs, or belong to a role that the program does not trust, see
+	// [LeaseConfig.Schema].
 	ErrSchema = lockerr.ErrSchema
 )
 

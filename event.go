@@ -14,16 +14,11 @@ import (
 // EventOp says what happened: it is the Op of an [Event].
 type EventOp string
 
-// The operations of an [Event] about the locks of a [Locker].
+// The operations of an [Event]: first those about the locks of a [Locker].
 const (
-	// EventBusy: a call found that somebody else holds the key or waits for it.
-	EventBusy EventOp = "busy"
-
-	// EventWait: a call for locks is over, even if it did not wait. Err says why it got none.
-	EventWait EventOp = "wait"
-
-	// EventAcquired: a call returns a Lock, or a Do calls its function.
-	EventAcquired EventOp = "acquired"
+	EventBusy     EventOp = "busy"     // a call found that somebody else holds the key or waits for it
+	EventWait     EventOp = "wait"     // a call for locks is over, even if it did not wait; Err says why it got none
+	EventAcquired EventOp = "acquired" // a call returns a Lock, or a Do calls its function
 
 	// EventRenewed: the deadline of a Lock has moved, automatically or by [Lock.Renew]. With Err
 	// set: the renewal of a lease failed, and is tried again while there is time.
@@ -37,16 +32,11 @@ const (
 	// set, others may have to wait until its TTL is over.
 	EventReleased EventOp = "released"
 
-	// EventTerm: [Locker.Lead] calls its function; this process is the leader.
-	EventTerm EventOp = "term"
-
-	// EventTermEnded: the function of [Locker.Lead] has returned or panicked. Err matches
-	// [ErrLost] or [ErrStepDown] if that ended the term, or is what it returned.
+	// EventTerm: [Locker.Lead] calls its function. EventTermEnded: that has returned or panicked.
+	// Err matches [ErrLost] or [ErrStepDown] if that ended the term, or is what it returned.
+	EventTerm      EventOp = "term"
 	EventTermEnded EventOp = "term_ended"
-)
 
-// The other operations of an [Event].
-const (
 	// EventTxLock: a call of [LockTx], [LockSQLTx] or [LockAllTx] is over. If Err is nil the
 	// transaction has the locks. Their end is no event: only the server knows it.
 	EventTxLock EventOp = "tx_lock"
@@ -59,11 +49,10 @@ const (
 	// events were counted. Otherwise Err matches ratelimit.ErrLimited, or says why nobody knows.
 	EventLimit EventOp = "limit"
 
-	// EventRun: a once.Runner has asked for a run. Granted: it calls the function.
-	EventRun EventOp = "run"
-
-	// EventRunEnded: the function of a run has returned or panicked, and its end is
-	// recorded. Err is what the call returns, or says what it panicked with.
+	// EventRun: a once.Runner has asked for a run. Granted: it calls the function. EventRunEnded:
+	// that has returned or panicked, and its end is recorded. Err is what the call returns, or
+	// says what it panicked with.
+	EventRun      EventOp = "run"
 	EventRunEnded EventOp = "run_ended"
 
 	// EventEvicted: a call of Evict or Terminate of a monitor.Monitor is over, for each lock
@@ -71,63 +60,55 @@ const (
 	EventEvicted EventOp = "evicted"
 )
 
-// An Event says what happened to a call or a lock. The function Observe of a config
-// receives it, and that of the option [Observe].
-//
-// # The locks of a Locker
+// An Event says what happened to a call or a lock. The function Observe of a config receives
+// it, and that of the option [Observe].
 //
 // Each call for a lock emits at most one EventBusy, then one EventWait, and then, if it
 // succeeded, one EventAcquired for each Lock. Calls are Acquire, TryAcquire, AcquireAll, Do,
 // TryDo and DoTx, those of a [Semaphore], Downgrade, and each campaign of Lead. After
 // EventAcquired a Lock emits any number of EventRenewed, and finally one EventLost or
-// EventReleased, whatever ends it. So the number of EventBusy, minus the number of EventWait
-// with Busy set, is the number of waiting calls; the number of EventAcquired, minus those of
-// EventLost and EventReleased, is the number of held locks. A grant that no call returned,
-// because its caller had left or AcquireAll failed in the end, emits no event. A program that
-// dies emits nothing more, and a loss is emitted when it is noticed: see [Lock.Lost].
+// EventReleased. So the number of EventBusy, minus the number of EventWait with Busy set, is
+// the number of waiting calls; the number of EventAcquired, minus those of EventLost and
+// EventReleased, is the number of held locks. A grant that no call returned, because its caller
+// had left or AcquireAll failed in the end, emits no event, and a program that dies emits
+// nothing more.
 //
 // EventReleased comes after the server has answered the release: if Err is nil, the lock is
-// really free, and somebody else may have it already. EventLost comes when the Locker no
-// longer believes that it holds the lock: somebody else may have a lost lease already, but
-// not before its deadline.
+// really free, and somebody else may have it already. EventLost comes when the loss is noticed,
+// see [Lock.Lost]: somebody else may have the lock already, but a lease not before its
+// deadline, unless it was evicted or lost by a failover.
 //
-// A leader's Lock also emits one EventTerm, after EventAcquired, and one EventTermEnded,
-// before EventReleased unless the function itself releases the lock. EventLost may come
-// before either: a function may go on after the loss of its lock, and its term ends when it
-// returns.
-//
-// # Other calls
+// A leader's Lock also emits one EventTerm, after EventAcquired, and one EventTermEnded, before
+// EventReleased unless the function itself releases the lock. A function may go on after
+// EventLost: its term ends when it returns.
 //
 // Calls of LockTx and ClaimTx, of a Limiter, and Evict of package monitor emit one event each,
 // when they are over. EventRun comes before the function of a run is called, and EventRunEnded
-// after its end is recorded; a run that is not granted emits only EventRun. The lease that a run
-// holds with Retry emits no events of its own. A call of any kind that is refused for its
-// arguments, or because the Locker, Limiter or Runner is closed, emits nothing, but a refused
-// eviction does: an audit of evictions wants to see it.
+// after its end is recorded; a run that is not granted emits only EventRun. The lease of a run
+// with Retry emits no events of its own. A call that is refused for its arguments, or because
+// the Locker, Limiter or Runner is closed, emits nothing, but a refused eviction does: an audit
+// wants to see it.
 //
 // # Calls of Observe
 //
-// Observe runs in the goroutine of a call, with its context, for the events of that call: before
-// Acquire returns, in Release, in Lead. EventRenewed, EventLost and the releases of Close come
-// from goroutines of the Locker, with the context of Close, or that of the call that acquired
-// the Lock without its cancellation. Events of one Lock come one after the other, those of
-// different Locks at the same time: Observe must be safe for concurrent use.
+// Observe runs in the goroutine of a call, with its context, for the events of that call:
+// before Acquire returns, in Release, in Lead. EventRenewed, EventLost and the releases of
+// Close come from goroutines of the Locker, with the context of Close, or that of the call that
+// acquired the Lock without its cancellation. Events of one Lock come one after the other,
+// those of different Locks at the same time: Observe must be safe for concurrent use.
 //
-// Observe must return quickly. It must not call methods of the Locker or its Locks, and must
-// not end its goroutine. A slow Observe delays only the call that the event is about: no
-// renewal, no notification of a loss and no other call. Release and Close return after Observe
-// has received their events. Renewals may be merged into one event if Observe is slow, or be
-// left out if the Lock ends first. A panic of Observe is logged as an error; without a Logger
-// the call panics.
-//
-// Later versions may add fields and operations; existing ones keep their meaning.
+// Observe must return quickly, must not call methods of the Locker or its Locks, and must not
+// end its goroutine. If it is slow, it delays the call that the event is about, but no renewal,
+// no notification of a loss and no other call. Release and Close return after Observe has
+// received their events. Renewals may be merged into one event, or be left out if the Lock ends
+// first. A panic of Observe is logged as an error; without a Logger the call panics. Later versions may add
+// fields and operations; existing ones keep their meaning.
 type Event struct {
 	Op   EventOp
 	Time time.Time // when it happened, by the clock of this machine
 
-	// Key is the key of the call; for a permit, the key of its semaphore. For AcquireAll,
-	// EventBusy and EventWait have the first busy key, or none. For LockAllTx it is the key
-	// if there is only one.
+	// Key is the key of the call, for a permit that of its semaphore; of AcquireAll in EventBusy
+	// and EventWait the first busy key, or none; of LockAllTx the key if there is only one.
 	Key     string
 	Permits int // of the semaphore; 0: the call is for a lock
 	Permit  int // the number of the Lock's permit, 3 for jobs#3; 0: none, or not known yet
@@ -139,9 +120,8 @@ type Event struct {
 	// it returned, have its number: together with Key and Permit it identifies one Lock.
 	Call uint64
 
-	// Token and Holder are [Lock.Token] and [Lock.Holder]. With EventBusy, and with
-	// EventWait and Err, Holder is the current holder, if that is known. With EventEvicted
-	// they are those of the evicted holder.
+	// Token and Holder are [Lock.Token] and [Lock.Holder], in EventEvicted of the evicted holder. In
+	// EventBusy, and in EventWait with Err, Holder is the current holder, if that is known.
 	Token  int64
 	Holder string
 
@@ -149,27 +129,21 @@ type Event struct {
 	Wait time.Duration // time since the call was made; not in events of a Lock after EventAcquired, nor in EventRunEnded
 	Held time.Duration // in events of a Lock after EventAcquired: how long it has been held, or was held; in EventRunEnded: how long the function ran
 
-	// SinceRenewal is how long before EventRenewed the lock was last renewed, or acquired,
-	// and TTL for how long each renewal keeps it; 0: it is not a lease. A renewal that
-	// comes after more than half of the TTL is late.
+	// SinceRenewal is how long before EventRenewed the lock was last renewed, or acquired:
+	// late, if more than half of TTL, which is for how long each renewal keeps it; 0: it is not
+	// a lease.
 	SinceRenewal, TTL time.Duration
-
-	// Granted: in EventClaim, EventLimit, EventRun and EventEvicted, the call got what it
-	// asked for.
-	Granted bool
 
 	N              int       // in EventLimit: how many events the call asked for; in EventTxLock: how many locks
 	Slot           time.Time // in EventRun and EventRunEnded: which run it is, if that is known
 	Attempt        int       // in EventRun and EventRunEnded: how often the run was started; 0: not known
 	EvictionReason string    // in EventEvicted
-
-	// Err is the error that the call returns, or that Release returns (EventReleased), the
-	// reason why the Lock is lost, or the reason why a renewal failed.
-	Err error
+	Granted        bool      // in EventClaim, EventLimit, EventRun and EventEvicted: the call got what it asked for
+	Err            error     // what the call returns, or Release (EventReleased); why the Lock is lost, or a renewal failed
 }
 
-// LogValue returns what is known of the event, for slog. The names of its attributes are
-// those of [Holder], of monitor.Waiter and of the records that Loggers receive.
+// LogValue returns what is known of the event, for slog, with attributes named as those of
+// [Holder] and monitor.Waiter.
 func (e Event) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("op", string(e.Op))}
 	switch {
@@ -214,9 +188,10 @@ func (e Event) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// Result says in one word how what the event is about went, for the label of a metric: ok,
-// late (a renewal after more than half of the TTL), skipped (somebody else has the claim or
-// the run, or the evicted holder was gone), busy, limited, canceled, lost, evicted, step_down, unavailable, or error for everything else.
+// Result says in one word how it went, for the label of a metric: ok, late (a renewal after
+// more than half of the TTL), skipped (somebody else has the claim or the run, or the evicted
+// holder was gone), busy, limited, canceled, lost, evicted, step_down, unavailable, or error
+// for everything else.
 func (e Event) Result() string {
 	asked := e.Op == EventClaim || e.Op == EventRun || e.Op == EventEvicted
 	switch is := func(target error) bool { return errors.Is(e.Err, target) }; {

@@ -27,27 +27,27 @@ type Holder struct {
 	Token    int64
 	PID      int32 // of the server process that holds an advisory lock
 
-	// Since is when the lock was acquired. Expires is when it ends unless it is renewed; it
-	// is zero for a lock without a TTL. Both are by the server's clock. For an advisory
-	// lock, [Locker.Holders] knows them if the Locker itself holds it, by the Locker's
-	// clock; otherwise they are zero, and JSON omits them.
+	// Since is when the lock was acquired, Expires when it ends unless it is renewed, zero for
+	// a lock without a TTL; both by the server's clock. For an advisory lock [Locker.Holders]
+	// knows them, by the Locker's clock, if the Locker itself holds it; otherwise they are
+	// zero, and JSON omits them.
 	Since, Expires time.Time `json:",omitzero"`
 
-	// Only package monitor sets State, Suspect and the fields below. Suspect means that the
-	// lease began later than the server's clock shows now: the clock was set back, so the
-	// lease lasts too long. Late means that earlier snapshots saw the lease renewed, and that
-	// it is not any more: its holder hangs, crashed, or cannot reach the server.
+	// Only package monitor sets State, Suspect and the fields below. Suspect: the lease begins
+	// in the future, because the server's clock was set back, so it lasts too long. Late:
+	// earlier snapshots saw the lease renewed, and it is not any more: its holder hangs,
+	// crashed, or cannot reach the server.
 	State   LeaseState
 	Suspect bool
 	Late    bool
 
 	// Application, Role and Client describe the session that holds an advisory lock: its
-	// application_name, its role, and the client's address. Label names the lock if it is
-	// known to belong to another program or is Internal.
+	// application_name, role and address. Label names the lock if it is known to belong to
+	// another program or is Internal.
 	Application, Role, Client, Label string
 
-	// Internal: the lock is one of pgxlock's own: the liveness of a session, or the guard
-	// of a statement or a fenced transaction. It cannot be evicted.
+	// Internal: the lock is one of pgxlock's own, which cannot be evicted: the liveness of a
+	// session, or the guard of a statement or a fenced transaction.
 	Internal bool
 
 	// EvictedBy evicted the holder, and EvictionReason says why. A lease shows them until

@@ -23,22 +23,21 @@ import (
 var ErrStepDown = errors.New("pgxlock: asked to step down")
 
 // Lead makes this process a candidate for leader. It waits for the lock, calls fn while it
-// holds the lock, and waits again after it has lost the lock. So among all processes that
-// call Lead with the same key, one runs fn. When that one is gone, another one does: at
-// once if the leader resigned or its program ended in order, otherwise when its TTL is
-// over, or for an advisory lock when the server notices that the process has died.
+// holds the lock, and waits again after it has lost the lock. So among all processes that call
+// Lead with the same key, one runs fn. When that one is gone, another one does: at once if the
+// leader resigned or its program ended in order, otherwise when its TTL is over, or for an
+// advisory lock when the server notices that the process has died.
 //
 // fn's context ends when the leader loses the lock (cause [ErrLost]), when it is asked to step
 // down ([ErrStepDown]), and when ctx ends; fn should then return. Nobody else leads before the
 // lock's deadline has passed or fn has returned. Only [Lock.Fence] protects fn's writes from a
 // late leader. [Lock.Token] counts the terms.
 //
-// To resign, return from fn: Lead returns fn's result. After a loss, and after a request to
-// step down, Lead ignores that result and becomes a candidate again; after such a request,
-// other waiters come first. Lead keeps trying while no primary can be reached. It returns
-// ctx's error if ctx ends while it is a candidate, [ErrNotAcquired] if it has waited longer
-// than MaxWait, and [ErrDeadlock], [ErrSchema], [ErrClosed] and other errors that are not
-// temporary, as [Locker.Acquire] does.
+// To resign, return from fn: Lead returns fn's result. After a loss or a request to step down
+// Lead ignores that result and becomes a candidate again, after a request behind other waiters.
+// Lead keeps trying while no primary can be reached. It returns ctx's error if ctx ends while
+// it is a candidate, [ErrNotAcquired] if it has waited longer than MaxWait, and [ErrDeadlock],
+// [ErrSchema], [ErrClosed] and other errors that are not temporary, as [Locker.Acquire] does.
 func (l *Locker) Lead(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...PermitOption) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("lead", key, err)
@@ -125,13 +124,11 @@ func (l *Locker) letOthersLead(ctx context.Context) {
 	}
 }
 
-// AskToStepDown asks the leader for the key, in any process, to step down: see [Locker.Lead]. It
-// returns when the request is delivered, not when the leader has stepped down; use
-// [Locker.Watch] to see that. A holder that did not get the lock from Lead is not notified. If
-// there is no leader, the error is nil.
-//
-// Requests need the migrations ([ErrSchema]), but for a Locker in memory. A leader that
-// listens is notified at once, one behind a pooler within seconds.
+// AskToStepDown asks the leader for the key, in any process, to step down: see [Locker.Lead].
+// It returns when the request is delivered, not when the leader has stepped down; use
+// [Locker.Watch] to see that. A leader that listens is notified at once, one behind a pooler
+// within seconds; a holder that did not get the lock from Lead is not. If there is no leader,
+// the error is nil. Requests need the migrations ([ErrSchema]), but for a Locker in memory.
 func (l *Locker) AskToStepDown(ctx context.Context, key string) error {
 	if err := l.begin(ctx); err != nil {
 		return l.fail("ask", key, err)
@@ -146,11 +143,10 @@ func (l *Locker) AskToStepDown(ctx context.Context, key string) error {
 	return nil
 }
 
-// Watch yields the holders of the key now, and again whenever they change: no holder,
-// another holder, or the same holder with another token. It asks about once a second, so it
-// can miss a holder that has the lock for less. While the server cannot be reached it
-// yields the error once and keeps trying. An error that is not temporary ends it, and so
-// does ctx.
+// Watch yields the holders of the key now, and again whenever they change: no holder, another
+// holder, or the same holder with another token. It asks about once a second, so it can miss a
+// holder that has the lock for less. While the server cannot be reached it yields the error
+// once and keeps trying. ctx ends it, and so does an error that is not temporary.
 func (l *Locker) Watch(ctx context.Context, key string) iter.Seq2[[]Holder, error] {
 	return func(yield func([]Holder, error) bool) {
 		err := missing(ctx, l)

@@ -45,9 +45,9 @@ func (l *Lock) Key() string {
 
 // Token returns the fencing token, or 0 if the Locker is from [NewAdvisoryLocker] without
 // [AdvisoryConfig.Tokens]. It is greater than the token of every earlier acquisition of this
-// key, also after a crash or a failover. Shared holders have no order among themselves: those of
-// one lease have one token together, after a [Lock.Downgrade] that of the exclusive lock, but
-// those that join it after a failover or a crash have greater ones.
+// key, also after a crash or a failover. Shared holders have no order among themselves: those
+// of one lease have one token together, after a [Lock.Downgrade] that of the exclusive lock,
+// but greater ones if they join it after a failover or a crash.
 func (l *Lock) Token() int64 {
 	if l == nil {
 		return 0
@@ -55,9 +55,9 @@ func (l *Lock) Token() int64 {
 	return l.hold.Token
 }
 
-// Holder returns the holder id, under which others see who holds the lock. It begins with
-// the Locker's owner. For a lease it identifies the acquisition. For an advisory lock it
-// identifies the session, and ends in the pid of the server's process.
+// Holder returns the holder id, under which others see who holds the lock. It begins with the
+// Locker's owner. For a lease it identifies the acquisition; for an advisory lock the session,
+// with the pid of the server's process at the end.
 func (l *Lock) Holder() string {
 	if l == nil {
 		return ""
@@ -130,25 +130,22 @@ func (l *Lock) change(ctx context.Context, opt AcquireOption) error {
 	return l.fail("change", l.locker.backend.Change(ctx, &l.hold, o.TTL, o.Metadata))
 }
 
-// Fence protects tx from a late holder. Call it first, at the top level of the transaction
-// that writes under the lock. If it returns nil, nobody can take over the lock until the
-// transaction has ended, however long this process is frozen and whatever expires
-// meanwhile. Fence does not wait for other holders or waiters, and renewals continue.
+// Fence protects tx from a late holder. Call it first, at the top level of the transaction that
+// writes under the lock. If it returns nil, nobody can take over the lock until the transaction
+// has ended, however long this process is frozen and whatever expires meanwhile. Fence does not
+// wait for other holders or waiters, and renewals continue.
 //
 // After [ErrLost] roll back: the transaction must not write. The loss may concern only this
-// transaction, if somebody is about to take over an expired lease. Other errors:
+// transaction, if somebody is about to take over an expired lease. Other errors are
+// [ErrStaleSnapshot], if the transaction is REPEATABLE READ or SERIALIZABLE and older than the
+// lock, there also SQLSTATE 40001, if the lock has changed hands since its snapshot, and 55P03,
+// if somebody has locked the row by hand; and [ErrReadOnly], if the transaction cannot write,
+// so that there is nothing to protect. Each of them aborts the transaction, unless the local
+// deadline had passed and nothing was sent.
 //
-//   - [ErrStaleSnapshot]: the transaction is REPEATABLE READ or SERIALIZABLE and older than
-//     the lock; SQLSTATE 40001, if the lock has changed hands since its snapshot, and 55P03,
-//     if somebody has locked the row by hand
-//   - [ErrReadOnly]: the transaction cannot write, so there is nothing to protect
-//
-// Each of these errors aborts the transaction, unless the local deadline had passed and
-// nothing was sent.
-//
-// The protection ends with the transaction, and with a rollback to an earlier savepoint:
-// Fence refuses a nested transaction of pgx with [errors.ErrUnsupported]. tx must be on the
-// Locker's database.
+// The protection ends with the transaction, and with a rollback to an earlier savepoint: Fence
+// refuses a nested transaction of pgx with [errors.ErrUnsupported]. tx must be on the Locker's
+// database.
 func (l *Lock) Fence(ctx context.Context, tx pgx.Tx) error {
 	if isSavepoint(tx) {
 		return l.fail("fence", fmt.Errorf("tx is nested, and rolling it back would end the protection; fence the outermost transaction: %w", errors.ErrUnsupported))
@@ -179,14 +176,13 @@ func (l *Lock) fence(ctx context.Context, tx usertx.Tx) error {
 // export that type; a test compares its name with what Begin returns.
 func isSavepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimulatedNestedTx" }
 
-// Release releases the lock. It takes as long as a statement, and continues if ctx ends.
-// While a fenced transaction is open, or the server cannot be reached, it retries for 5 s
-// (up to 15 s on a dead network). After that a lease is no longer renewed and expires, and
-// the error says so; an advisory lock ends with its session, and the error is ErrLost. The
-// contexts of the lock end when Release is called. Release returns nil if the lock was held
-// until then, even if the release reaches the server after a lease has expired, and ErrLost
-// if the lock was lost before; after an eviction the error matches [ErrEvicted] too. A second
-// Release returns what the first returned.
+// Release releases the lock. It takes as long as a statement, and continues if ctx ends. While
+// a fenced transaction is open, or the server cannot be reached, it retries for 5 s (up to 15 s
+// on a dead network). After that a lease is no longer renewed and expires, and the error says
+// so; an advisory lock ends with its session, and the error is ErrLost. The contexts of the
+// lock end when Release is called. Release returns nil if the lock was held until then, even if
+// the lease expires before the release arrives, and ErrLost if it was lost before, with
+// [ErrEvicted] after an eviction. A second Release returns what the first returned.
 func (l *Lock) Release(ctx context.Context) error {
 	err := missing(ctx, l)
 	switch {
@@ -201,10 +197,10 @@ func (l *Lock) Release(ctx context.Context) error {
 func (l *Lock) sendRelease() error { return l.locker.backend.Release(&l.hold) }
 
 // Downgrade releases an exclusive lease, as [Lock.Release] does, and returns a Lock that shares
-// it, with the same token. Nobody can acquire it exclusively in between, while callers that share
-// it may join. After an error nothing is held. A shared lock is not upgraded, because two that
-// wait for each other to leave would wait for ever: Acquire of an exclusive lock under its
-// context fails with [ErrDeadlock]. For an advisory lock, and for a permit, the error matches
+// it, with the same token. Nobody can acquire it exclusively in between, while callers that
+// share it may join. After an error nothing is held. There is no upgrade, because two would
+// wait for each other for ever: Acquire of an exclusive lock under the context of a shared one
+// fails with [ErrDeadlock]. For an advisory lock, and for a permit, the error matches
 // [errors.ErrUnsupported], and the lock is as before.
 func (l *Lock) Downgrade(ctx context.Context) (*Lock, error) {
 	if err := cmp.Or(missing(ctx, l), l.Err()); err != nil {

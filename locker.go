@@ -39,9 +39,9 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// A Locker hands out Locks of one Kind. All its locks share its connections: they are renewed
-// and closed together, and advisory locks are lost together. It is safe for concurrent use. Make
-// it with [NewLeaseLocker], [NewAdvisoryLocker] or [NewMemoryLocker]; the zero value is not
+// A Locker hands out Locks of one Kind. Its locks share its connections: they are renewed and
+// closed together, and advisory locks are lost together. It is safe for concurrent use. Make it
+// with [NewLeaseLocker], [NewAdvisoryLocker] or [NewMemoryLocker]; the zero value is not
 // usable.
 type Locker struct {
 	kind    Kind
@@ -133,21 +133,21 @@ func (l *Locker) begin(ctx context.Context) error {
 	return l.calls.Begin()
 }
 
-// Acquire waits until the lock is granted, ctx ends or MaxWait is over. The context bounds
-// only the wait: the Locker renews the lock after ctx has ended, until Release. Use
-// [Lock.Context] for the work.
+// Acquire waits until the lock is granted, ctx ends or MaxWait is over. The context bounds only
+// the wait: the Locker renews the lock after ctx has ended, until Release. Use [Lock.Context]
+// for the work.
 //
 // On failure nothing is held, and the error is an [*Error] that wraps [ErrNotAcquired] if
 // somebody else has the lock, [ErrDeadlock] if ctx comes from a lock on the same key or the
-// wait is part of a cycle, [ErrClosed], [ErrSchema], [ErrReadOnly], [ErrUnavailable]
-// or the server's error. It never wraps [ErrLost]: if the lock is lost before Acquire can
-// return it, Acquire asks again, TryAcquire once more.
+// wait is part of a cycle, [ErrClosed], [ErrSchema], [ErrReadOnly], [ErrUnavailable] or the
+// server's error. It never wraps [ErrLost]: if the lock is lost before Acquire can return it,
+// Acquire asks again, TryAcquire once more.
 //
 // Acquire waits for a connection that is slow to be made as long as for the lock: see
-// docs/connections.md. If the attempt to connect fails, Acquire returns the error at once. A
-// server that is too slow for the 5 s of a statement is asked ten times in all. After a server
-// has said that the key is busy, Acquire keeps trying through such failures until ctx ends or
-// MaxWait is over. An error that the server repeats, such as a wrong password, ends the wait.
+// docs/connections.md. If the attempt to connect fails, it returns the error at once, and it
+// asks a server that is too slow for the 5 s of a statement ten times in all. After a server
+// has said that the key is busy, Acquire keeps trying through such failures. An error that the
+// server repeats, such as a wrong password, ends the wait.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lock, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", key, err)
@@ -173,10 +173,9 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 }
 
 // Do acquires the lock, calls fn and releases the lock, also when fn panics. fn's context ends
-// when the lock is lost, with cause [ErrLost], and when ctx ends.
-//
-// If Acquire fails, Do returns its error and does not call fn. Otherwise Do returns fn's
-// error, joined with ErrLost if the lock was lost before fn returned.
+// when the lock is lost, with cause [ErrLost], and when ctx ends. If Acquire fails, Do returns
+// its error and does not call fn. Otherwise Do returns fn's error, joined with ErrLost if the
+// lock was lost before fn returned.
 func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context, *Lock) error, opts ...AcquireOption) error {
 	_, err := l.do(ctx, key, fn, nil, opts)
 	return err
@@ -220,15 +219,14 @@ func (l *Locker) do(ctx context.Context, key string, fn func(context.Context, *L
 	return true, fn(work, lock)
 }
 
-// Close refuses new calls, ends every [Lock.Context] with cause [ErrClosed], waits for
-// running Do calls until ctx ends, and then releases the other locks. If a Do is still
-// running then, its lease is no longer renewed, and nobody gets it before it expires; its
-// advisory lock ends with the session and is lost. In that case, and if ctx ended before
-// everything was released, Close returns ctx's error. Do not call Close inside Do, which
-// would wait for itself. A second Close waits for the first, until its own ctx ends. Calls that
-// wait return [ErrClosed] at once; an Acquire of a lease whose context cannot end may first wait
-// for the server's answer, 5 seconds, or longer on a server that took longer for its last answer,
-// 30 seconds at most.
+// Close refuses new calls, ends every [Lock.Context] with cause [ErrClosed], waits for running
+// Do calls until ctx ends, and then releases the other locks. If a Do is still running then,
+// its lease is no longer renewed, and nobody gets it before it expires; its advisory lock ends
+// with the session and is lost. In that case, and if ctx ended before everything was released,
+// Close returns ctx's error. Do not call Close inside Do, which would wait for itself. A second
+// Close waits for the first, until its own ctx ends. Calls that wait return [ErrClosed] at
+// once; an Acquire of a lease whose context cannot end may first wait for the server's answer,
+// 5 s, or on a slow server up to 30 s.
 func (l *Locker) Close(ctx context.Context) error {
 	if err := missing(ctx, l); err != nil {
 		return l.fail("close", "", err)

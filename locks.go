@@ -20,18 +20,16 @@ import (
 type Locks []*Lock
 
 // AcquireAll acquires a lock on each of the keys, or none. It returns when it holds all of
-// them, each with at least half of its TTL left. Keys that name the same lock are locked
-// once. Without keys it returns no locks and no error.
+// them, each with at least half of its TTL left. Keys that name the same lock are locked once.
+// Without keys it returns no locks and no error.
 //
-// If all keys are free, AcquireAll takes one statement. Otherwise it holds the keys before
-// the first busy one, in the order of [Locks], and waits for that one: callers that list
-// the same keys in different orders do not deadlock. It renews what it holds meanwhile; if
-// it loses some of it, it releases the rest and starts over. MaxWait bounds the whole call,
-// and with [NoWait] one busy key fails it.
-//
-// The errors are those of [Locker.Acquire]; [Error].Key is the busy key. On failure nothing
-// is held: AcquireAll releases what it had before it returns or, if the server does not answer
-// within a second, in the background.
+// If all keys are free, AcquireAll takes one statement. Otherwise it holds the keys before the
+// first busy one, in the order of [Locks], and waits for that one: callers that list the same
+// keys in different orders do not deadlock. It renews what it holds meanwhile; if it loses some
+// of it, it releases the rest and starts over. MaxWait bounds the whole call, and with [NoWait]
+// one busy key fails it. The errors are those of [Locker.Acquire]; [Error].Key is the busy key.
+// On failure nothing is held: AcquireAll releases what it had before it returns or, if the
+// server does not answer within a second, in the background.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (Locks, error) {
 	if err := l.begin(ctx); err != nil {
 		return nil, l.fail("acquire", "", err)

@@ -9,11 +9,12 @@ import (
 	"github.com/pgxlock/pgxlock/internal/memory"
 )
 
-// NewMemoryLocker returns a Locker that keeps its locks in the memory of this process. They
-// exclude only other calls of the same Locker. Use it in tests, and in programs that run alone.
-// It behaves as the other kinds do, with three differences: its locks are never lost and have no
-// deadline, so TTL changes nothing; it cannot fence a transaction ([errors.ErrUnsupported]); and
-// of the waits that would never end it finds only those of a caller for itself.
+// NewMemoryLocker returns a Locker that keeps its locks in the memory of this process, for
+// tests, also in testing/synctest bubbles, and for programs that run alone. They exclude only
+// other calls of the same Locker. It behaves as the other kinds do, with three differences: its
+// locks are never lost and have no deadline, so TTL changes nothing; it cannot fence a
+// transaction ([errors.ErrUnsupported]); and of the waits that would never end it finds only
+// those of a caller for itself. Package locktesting has a Locker whose locks a test can lose.
 func NewMemoryLocker() *Locker {
 	l := newMemory(clock.DefaultBackoff, slog.New(slog.DiscardHandler))
 	l.use(memory.New(l.holds.Clock, l.queue))

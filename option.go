@@ -20,11 +20,10 @@ import (
 // option that it cannot honour.
 type option interface{ apply(*options) error }
 
-// An AcquireOption is an option of [Locker.Acquire], [Locker.TryAcquire],
-// [Locker.AcquireAll], [Locker.Do] and [Locker.TryDo]: [MaxWait], [TTL], [Metadata] or
-// [Mode]. A Locker for advisory locks refuses TTL and Metadata with
-// [errors.ErrUnsupported]. Options are values, and can be kept in variables. Of several of one
-// type the last one counts.
+// An AcquireOption is an option of [Locker.Acquire], [Locker.TryAcquire], [Locker.AcquireAll],
+// [Locker.Do] and [Locker.TryDo]: [MaxWait], [TTL], [Metadata] or [Mode]. A Locker for advisory
+// locks refuses TTL and Metadata with [errors.ErrUnsupported]. Options are values; of several
+// of one type the last one counts.
 type AcquireOption interface {
 	DoSQLTxOption
 	forAcquire()
@@ -99,11 +98,10 @@ func (Schema) forClaimTx()            {}
 // less means [NoWait]. Default: only the context bounds the wait.
 type MaxWait time.Duration
 
-// NoWait tries once and does not wait for the holder. Reaching the server may still take
-// time: at most 5 s for a lease; at most 12 s for an advisory lock if it must replace its
-// connection; and 5 s more with [Shared], which first checks whether a writer waits. A
-// shared request for a lease keeps trying for half a second while other holders join or
-// leave.
+// NoWait tries once and does not wait for the holder. Reaching the server may still take time:
+// at most 5 s for a lease; at most 12 s for an advisory lock if it must replace its connection;
+// and 5 s more with [Shared], which first checks whether a writer waits. A shared request for a
+// lease keeps trying for half a second while other holders join or leave.
 const NoWait = MaxWait(0)
 
 // TTL is that of [LeaseConfig] for one lock: at least 1 s. Default: the Locker's.
@@ -114,9 +112,9 @@ type TTL time.Duration
 type Metadata string
 
 // Mode says which other locks on the key a lock excludes: [Exclusive], the default, all of
-// them; [Shared], the exclusive ones. A shared request waits behind an exclusive request
-// that came before it, so that writers are not starved; a shared request that does not wait
-// is refused. [Lock.Downgrade] makes an exclusive lock a shared one.
+// them; [Shared], the exclusive ones. A shared request waits behind an exclusive request that
+// came before it, so that writers are not starved, or is refused if it does not wait.
+// [Lock.Downgrade] makes an exclusive lock a shared one.
 //
 // A caller that is refused the exclusive lease finds "*shared" as the [Error].Holder;
 // [Locker.Holders] returns each of the sharing holders. Shared leases need the migrations
@@ -132,12 +130,12 @@ const (
 // Schema is the schema in which the migrations installed pgxlock. To name it is to trust its
 // owner. Default for [PurgeClaims]: that of [LeaseConfig]; for calls in the caller's
 // transaction: the schema in which its search_path finds the function, so name it where others
-// may create functions in one on the search_path.
+// may create functions in such a schema.
 type Schema string
 
-// AllowStaleSnapshot makes [LockTx] accept a transaction whose snapshot is older than the
-// lock. It is for transactions that read nothing that the lock protects, or whose writes
-// would fail with SQLSTATE 40001 where the snapshot matters.
+// AllowStaleSnapshot makes [LockTx] accept a snapshot that is older than the lock, for
+// transactions that read nothing that the lock protects, or whose writes would then fail with
+// SQLSTATE 40001.
 type AllowStaleSnapshot bool
 
 // Retention is how long a claim of [ClaimTx] or [AnswerTx] lasts; after it the key can be
@@ -295,15 +293,12 @@ func collect[O option](o *options, opts []O) error {
 	return nil
 }
 
-// ExponentialBackoff returns a function that says how long to pause before the next try,
-// for [LeaseConfig.Backoff], [AdvisoryConfig.Backoff] or a program's own retries. After
-// attempt 0 the pause is first; each further attempt doubles it, up to most. Random jitter
-// shortens each pause by up to half, so that callers that failed together do not try again
-// together.
-//
-// The function keeps no state: one function serves all waits, in any number of goroutines.
-// Negative attempts count as 0. first is raised to at least 1 ms, and most to at least
-// first.
+// ExponentialBackoff returns a function that says how long to pause before the next try, for
+// [LeaseConfig.Backoff], [AdvisoryConfig.Backoff] or a program's own retries. After attempt 0,
+// or a negative one, the pause is first; each further attempt doubles it, up to most. Random
+// jitter shortens each pause by up to half, so that callers that failed together do not try
+// again together. The function keeps no state, and serves any number of goroutines. first is
+// raised to at least 1 ms, and most to at least first.
 func ExponentialBackoff(first, most time.Duration) func(attempt int) time.Duration {
 	return clock.Backoff(first, most)
 }

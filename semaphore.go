@@ -46,17 +46,16 @@ func (permits) forDoTx()    {}
 // Semaphore returns a semaphore with n permits, 1 to 10,000. With a Locker from
 // [NewAdvisoryLocker] the error matches [errors.ErrUnsupported].
 //
-// Permit 3 of the semaphore "jobs" is the lock "jobs#3". [Lock.Key] returns this name, and
-// other programs see it: [Locker.Acquire] of "jobs#3" uses up a permit, and release_lock()
-// in SQL can release it. A lock on the key "jobs" is independent of the semaphore. Waiters
-// for a permit queue under the key "jobs#". Do not use that key for a lock: its waiters
-// would be served before them.
+// Permit 3 of the semaphore "jobs" is the lock "jobs#3", which [Lock.Key] returns and other
+// programs see: [Locker.Acquire] of "jobs#3" uses up a permit, and release_lock() in SQL can
+// release it. A lock on the key "jobs" is independent of the semaphore. Waiters for a permit
+// queue under the key "jobs#". Do not use that key for a lock: its waiters would be served
+// before them.
 //
-// Processes may give one semaphore different numbers of permits; each process uses permits
-// 1 to n of its own n. So while the number is being raised or lowered, there are at most as
-// many holders as the greater number, and at most as many as the new number once the last
-// holder beyond it has left. The Locker logs a warning when it sees that the numbers
-// differ.
+// Processes may give one semaphore different numbers of permits; each uses permits 1 to n of
+// its own n. So while the number is being raised or lowered, there are at most as many holders
+// as the greater number, and at most as many as the new number once the last holder beyond it
+// has left. The Locker logs a warning when it sees that the numbers differ.
 func (l *Locker) Semaphore(n int) (*Semaphore, error) {
 	if err := missingReceiver(l); err != nil {
 		return nil, l.fail("new", "", err)
@@ -92,11 +91,10 @@ func (s *Semaphore) TryAcquire(ctx context.Context, key string, opts ...PermitOp
 	})
 }
 
-// AcquireN acquires n permits together, or none: 1 to [Semaphore.Permits], at most 256. It waits
-// in the queue of Acquire until n are free at once. Waiters behind it wait as well, even if
-// there are permits enough for them, so that smaller requests do not starve a larger one. Use
-// it where work needs several permits: callers that acquire them one by one can end up waiting
-// for each other for ever.
+// AcquireN acquires n permits together, or none: 1 to [Semaphore.Permits], at most 256. It
+// waits in the queue of Acquire until n are free at once. Waiters behind it wait as well, even
+// if there are permits enough for them, so that smaller requests do not starve a larger one.
+// Callers that acquire permits one by one can wait for each other for ever.
 func (s *Semaphore) AcquireN(ctx context.Context, key string, n int, opts ...PermitOption) (Locks, error) {
 	return s.acquireN(ctx, key, n, nil, opts)
 }

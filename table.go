@@ -20,13 +20,12 @@ import (
 // ([ErrSchema]), and work with SQL callers of acquire_lock.
 //
 // The Locker opens two connections: one for requests and one for renewals; with
-// [LeaseConfig.OneConnection] one for both. While a call waits for another process, or leads, it
-// has one more, which listens. That one is closed when no call has needed it for the pool's
-// MaxConnIdleTime. [Locker.Close] closes the connections.
+// [LeaseConfig.OneConnection] one for both. While a call waits for another process, or leads,
+// it has one more, which listens, and is closed when no call has needed it for the pool's
+// MaxConnIdleTime.
 //
-// A program on database/sql makes the pool beside its *sql.DB, from the same connection
-// string without settings that only lib/pq knows, such as binary_parameters. The pool has no
-// connections until it is used.
+// A program on database/sql makes the pool beside its *sql.DB, from the same connection string
+// without settings that only lib/pq knows, such as binary_parameters.
 func NewLeaseLocker(pool *pgxpool.Pool, cfg *LeaseConfig) (*Locker, error) {
 	return newLease(pool, cfg, clock.System)
 }
@@ -60,17 +59,15 @@ type LeaseConfig struct {
 	// default, a third of it. A lease with its own TTL is renewed after a third of that.
 	Renew time.Duration
 
-	// Margin is how much earlier than on the server a lease expires locally: how far the
-	// two clocks may drift apart within one TTL. At least, and by default, a tenth of TTL,
-	// but not less than 100 ms; at most a third of TTL. A lock with its own TTL has a
-	// margin in proportion.
+	// Margin is how much earlier than on the server a lease expires locally: how far the two
+	// clocks may drift apart within one TTL. At least, and by default, a tenth of TTL, but not
+	// less than 100 ms; at most a third. With the option TTL in proportion.
 	Margin time.Duration
 
-	// OneConnection sends requests and renewals over one connection instead of two. It is
-	// for programs that hold one lock at a time and run in many copies, such as a command.
-	// While the server works on a request of this Locker, no renewal is sent; a request
-	// gives up after 5 s, or after half of the shortest TTL that is held if that is less, so
-	// that the renewal still has time. Default: renewals have a connection of their own.
+	// OneConnection sends requests and renewals over one connection instead of two, for
+	// programs that hold one lock at a time and run in many copies, such as a command. While
+	// the server works on a request, no renewal is sent; so a request gives up after 5 s, or
+	// after half of the shortest TTL that is held if that is less.
 	OneConnection bool
 
 	// Durability says whether acquires and releases wait until the server's disk has them.
@@ -82,17 +79,15 @@ type LeaseConfig struct {
 	Owner string
 
 	// Schema is where the migrations were run. To name it is to trust its owner, whose
-	// functions then run with the rights of this program. Default: the first schema of the
-	// search_path of a new connection that has pgxlock, otherwise the only one in the
-	// database; there all of pgxlock must belong to superusers or to the owner of the
-	// database.
+	// functions then run with the rights of this program. Default: the first schema of a new
+	// connection's search_path that has pgxlock, otherwise the only one in the database; there
+	// all of pgxlock must belong to superusers or to the owner of the database.
 	Schema string
 
 	// Backoff is how long to wait before the next try if no notification says when to try:
-	// while the server cannot be reached, or where notifications do not arrive, as behind a
-	// pooler. attempt counts the tries of one wait from 0. Many goroutines may call it. The
-	// pause is never longer than the rest of the holder's lease. Default:
-	// [ExponentialBackoff] from 10 ms to 500 ms.
+	// while the server cannot be reached, or behind a pooler. attempt counts the tries of one
+	// wait from 0. Many goroutines may call it. The pause is never longer than the rest of the
+	// holder's lease. Default: [ExponentialBackoff] from 10 ms to 500 ms.
 	Backoff func(attempt int) time.Duration
 
 	// Logger receives what no call can return: failed renewals, releases that did not reach
@@ -118,9 +113,9 @@ const (
 	// Locker has connected again and renewed all its leases, which it does at once, or at the
 	// latest until the lease expires. A released lease may be held again until it expires.
 	//
-	// Everything else holds. Fencing tokens grow, and none is given out twice. [Lock.Fence]
-	// and a resource that compares tokens refuse a holder whose lease is gone. Lockers with
-	// either durability, and SQL callers, use the same leases.
+	// Everything else holds: tokens grow, and none is given out twice; [Lock.Fence], and a
+	// resource that compares tokens, refuse a holder whose lease is gone. Lockers with either
+	// durability, and SQL callers, use the same leases.
 	Async
 )
 

@@ -19,41 +19,33 @@ import (
 // Locks inside the caller's transaction are PostgreSQL's transaction-level advisory locks.
 // Nothing needs to be installed.
 
-// LockTx locks the key until tx ends. The server frees the lock when it commits or rolls back
-// tx, however tx ends: there is nothing to release, to renew or to lose. The lock is
-// PostgreSQL's advisory lock with the number [AdvisoryID](key), by which callers in other
-// languages lock the same thing.
+// LockTx locks the key until tx ends, however it ends: there is nothing to release, to renew or
+// to lose. The lock is PostgreSQL's advisory lock with the number [AdvisoryID](key), by which
+// callers in other languages lock the same thing.
 //
 // LockTx waits in the server's queue. [MaxWait] bounds the wait, [NoWait] tries once, and
 // [Shared] allows other shared holders. MaxWait needs the right to use the language plpgsql.
-// Locking a key again in the same transaction succeeds at once, but for an exclusive lock on
-// a key that the transaction holds shared ([ErrDeadlock]): two such upgrades would wait for
-// each other. Rolling back to a savepoint frees the locks taken after it.
+// Locking a key again in the same transaction succeeds at once, but for an exclusive lock on a
+// key that the transaction holds shared ([ErrDeadlock]). Rolling back to a savepoint frees the
+// locks taken after it. If ctx ends during the wait, pgx closes the connection, which ends the
+// transaction: use MaxWait if it must survive the wait.
 //
-// A failed statement aborts the transaction, and its locks are free at once, before the
-// rollback: after an error they protect nothing that happens outside tx. But after
-// [ErrNotAcquired], [ErrStaleSnapshot], [ErrReadOnly], a refused upgrade or an invalid argument
-// the transaction can go on, with its settings unchanged; after ErrStaleSnapshot the key is
-// locked. Any other error aborts the transaction: roll it back, at once if others wait for its
-// locks. Such errors are SQLSTATE 40P01 (a deadlock, which also matches ErrDeadlock), 57014
-// (cancelled), 53200 (the server's lock table is full) and 55P03 (the session's own
-// lock_timeout, which applies if there is no MaxWait). A key that is not granted in time writes
-// nothing to the server's log.
+// After [ErrNotAcquired], [ErrStaleSnapshot], [ErrReadOnly], a refused upgrade or an invalid
+// argument the transaction can go on, with its settings unchanged; after ErrStaleSnapshot the
+// key is locked. Any other error, such as SQLSTATE 40P01 (which also matches ErrDeadlock),
+// 57014, 53200 (the server's lock table is full) or 55P03 (the session's own lock_timeout,
+// without MaxWait), aborts the transaction, and its locks are free at once, before the
+// rollback: they protect nothing more.
 //
-// If ctx ends during the wait, pgx closes the connection, which ends the transaction. Use
-// MaxWait if the transaction must survive the wait.
+// A REPEATABLE READ or SERIALIZABLE transaction takes its snapshot before the wait. If any
+// transaction commits between the snapshot and the grant, even one that never had the lock, tx
+// may not see what the previous holder wrote, and LockTx returns ErrStaleSnapshot: begin the
+// transaction again. The check needs one or two more round trips, and on a busy server many
+// calls fail; [AllowStaleSnapshot] skips it.
 //
-// A REPEATABLE READ or SERIALIZABLE transaction takes its snapshot with its first
-// statement: at the latest with this call, before it waits. If any transaction commits
-// between the snapshot and the grant, even one that never had the lock, tx may not see what
-// the previous holder wrote, and LockTx returns ErrStaleSnapshot: begin the transaction
-// again. The check needs one or two more round trips, and on a busy server many calls fail;
-// [AllowStaleSnapshot] skips it. READ COMMITTED, the default, does not have this problem.
-//
-// The first lock of a process in each database is looked for in pg_locks, in one more round
-// trip: an engine that speaks PostgreSQL's protocol and keeps no locks is refused with
-// [errors.ErrUnsupported], and a worker of Citus, which excludes only its own callers, with
-// ErrReadOnly.
+// In each database the first lock of a process takes one more round trip, by which an engine
+// that keeps no locks ([errors.ErrUnsupported]) and a worker of Citus (ErrReadOnly) are
+// refused.
 func LockTx(ctx context.Context, tx pgx.Tx, key string, opts ...LockTxOption) error {
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.Pgx(tx), []string{key}, opts))
 }
@@ -63,11 +55,11 @@ func LockSQLTx(ctx context.Context, tx SQLTx, key string, opts ...LockTxOption) 
 	return fail("lock", key, KindAdvisory, lockTx(ctx, usertx.SQL(tx), []string{key}, opts))
 }
 
-// LockAllTx is [LockTx] for many keys: it locks all of them or, with ErrNotAcquired, none.
-// It locks them in the order of their numbers, so callers that list the same keys in
-// different orders do not deadlock; two calls of LockTx still can. MaxWait bounds the wait
-// for all keys together. Each key takes an entry in the server's lock table: to protect more
-// than a few hundred things, lock one key that stands for all of them.
+// LockAllTx is [LockTx] for many keys: it locks all of them or, with ErrNotAcquired, none. It
+// locks them in the order of their numbers, so that calls of LockAllTx do not deadlock; two
+// calls of LockTx still can. MaxWait bounds the wait for all keys together. Each key takes an
+// entry in the server's lock table: instead of many hundreds lock one key that stands for all
+// of them.
 func LockAllTx(ctx context.Context, tx pgx.Tx, keys []string, opts ...LockTxOption) error {
 	return fail("lock", "", KindAdvisory, lockTx(ctx, usertx.Pgx(tx), keys, opts))
 }
@@ -189,8 +181,9 @@ func advisoryIDs(namespace string, keys []string) ([]lockkey.ID, error) {
 var errNilTx = errors.New("tx is nil; pass the transaction that needs the lock")
 
 // SQLTx is a transaction of database/sql: a [*sql.Tx], or what a library makes of one, such as
-// bun.Tx, *sqlx.Tx, the Tx that ent generates with its feature sql/execquery, and GORM's ConnPool
-// in a transaction. A *sql.DB or *sql.Conn is none: what is locked there would be free at once.
+// bun.Tx, *sqlx.Tx, the Tx that ent generates with its feature sql/execquery, and GORM's
+// ConnPool in a transaction. A *sql.DB or *sql.Conn is none: what is locked there would be free
+// at once.
 //
 // The driver is that of pgx or lib/pq, or another one for PostgreSQL that sends several
 // statements in one request and has errors with a method SQLState. Statements go to the *sql.Tx

@@ -33,7 +33,7 @@ BEGIN
     pgxlock_renew(text, text, bigint, interval), release_lock_fenced(varchar, varchar, bigint),
     pgxlock_release(text, text, bigint), assert_lock_held(varchar, varchar, bigint, boolean),
     pgxlock_acquire_each(text[], text[], bigint[], text[]), pgxlock_renew_batch(text[], text[], bigint[], bigint[]),
-    pgxlock_holders(text), reap_expired_locks(interval, integer), pgxlock_check_unused(), repair_lock_tokens(),
+    reap_expired_locks(interval, integer), pgxlock_check_unused(), repair_lock_tokens(),
     pgxlock_next_tokens(bigint), pgxlock_timeline(), pgxlock_system_identifier(), advisory_lock_key(text),
     advisory_lock_key_in(text, text),
     pgxlock_key(text, text), pgxlock_is_own_key(integer, bigint), pgxlock_own_key(boolean, bytea),

@@ -1029,20 +1029,6 @@ BEGIN
     'pgxlock, internal: renews leases. Returns for each entry, in order, renewed, gone (expired, released or taken over) '
     'or skipped (another transaction has the row locked: try again alone).';
 
-  CREATE OR REPLACE FUNCTION pgxlock_holders(p_name text)
-  RETURNS TABLE (holder text, metadata text, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz)
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
-  BEGIN
-    RETURN QUERY
-    SELECT l.holder_id::text, coalesce(CASE WHEN jsonb_typeof(l.metadata) = 'string' THEN l.metadata #>> '{}'::text[]
-                                            WHEN l.metadata <> jsonb '{}' THEN l.metadata::text END, ''),
-           l.fencing_token, l.acquired_at, l.expires_at
-      FROM distributed_locks l
-     WHERE l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp();
-  END $$;
-  COMMENT ON FUNCTION pgxlock_holders(text) IS
-    'pgxlock, internal: the holder of a live lease; metadata that is a JSON string as its text.';
-
   ------------------------------------------------------------ housekeeping --
   CREATE OR REPLACE FUNCTION reap_expired_locks(p_grace interval DEFAULT '1 hour', p_limit integer DEFAULT 1000)
   RETURNS bigint LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
@@ -1195,9 +1181,9 @@ BEGIN
     RETURN true;
   END $$;
   COMMENT ON FUNCTION repair_lock_tokens() IS
-    'After pg_upgrade, a restore into another cluster or from a dump without rows, or when half of the 2^40 numbers of an '
-    'epoch are used up: raises the fencing tokens above every one seen. After the first three acquires raise LK003 until '
-    'then. Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if '
+    'Raises the fencing tokens above every one seen. For after pg_upgrade, a restore into another cluster or from a dump '
+    'without rows, when acquires raise LK003 until then, and for when half of the 2^40 numbers of an epoch are used up. '
+    'Safe while locks are in use; raises 55P03 if a transaction that acquired one stays open for a second. True if '
     'a repair was needed. For the owner of the functions; hardened also for roles of the kind administration.';
 
   -- One statement draws all tokens of a batch: reading the epoch takes longer than drawing.

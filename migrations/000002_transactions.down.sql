@@ -17,7 +17,7 @@ BEGIN
   PERFORM pgxlock_migrate('down'::text, 2, v_path);
 
   DROP FUNCTION lock_tx(text, interval, boolean, boolean), pgxlock_deadline(interval), pgxlock_lock_timeout(timestamptz),
-    pgxlock_check_snapshot(), claim_once(text, interval, interval), claim_request(text, text, interval, interval),
+    claim_once(text, interval, interval), claim_request(text, text, interval, interval),
     answer_request(text, text, bytea), purge_claims(interval, integer);
   DROP TABLE pgxlock_claims;
 

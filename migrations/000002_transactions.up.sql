@@ -68,10 +68,31 @@ BEGIN
         RETURN false;                       -- the rollback also restores lock_timeout
       END;
     END IF;
-    IF NOT p_allow_stale_snapshot THEN
-      PERFORM pgxlock_check_snapshot();
+    IF p_allow_stale_snapshot OR current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
+      RETURN true;                          -- the next statement takes a new snapshot
     END IF;
-    RETURN true;
+    -- The snapshot may hide what the previous holder did. PostgreSQL marks a commit before it releases
+    -- the transaction's locks, so no commit of an earlier holder is missed; a transaction that still
+    -- runs has released nothing.
+    DECLARE
+      v_snapshot pg_snapshot := pg_current_snapshot();
+      v_next     bigint := pg_snapshot_xmax(v_snapshot)::text::bigint;
+    BEGIN
+      -- A snapshot from before the promotion of a standby does not show which transactions ran.
+      IF NOT (pg_snapshot_xmin(v_snapshot)::text::bigint < v_next AND pg_current_xact_id_if_assigned() IS NULL
+              AND NOT EXISTS (SELECT FROM pg_snapshot_xip(v_snapshot)))
+         AND NOT EXISTS (SELECT FROM pg_snapshot_xip(v_snapshot) x WHERE pg_xact_status(x) = 'committed') THEN
+        LOOP                                -- transactions that began after the snapshot
+          EXIT WHEN pg_xact_status(v_next::text::xid8) = 'committed';
+          v_next := v_next + 1::bigint;
+        END LOOP;
+      END IF;
+      RAISE EXCEPTION 'the snapshot of this transaction is older than the lock, and something was committed in between'
+        USING ERRCODE = 'LK002',
+              HINT = 'Roll back and begin again, lock in a READ COMMITTED transaction, or pass p_allow_stale_snapshot => true.';
+    EXCEPTION WHEN invalid_parameter_value THEN
+      RETURN true;                          -- that id is not assigned yet
+    END;
   END $$;
   COMMENT ON FUNCTION lock_tx(text, interval, boolean, boolean) IS
     'Acquires the advisory lock advisory_lock_key(p_name), the same as LockTx in Go, until this transaction ends. Waits '
@@ -94,35 +115,6 @@ BEGIN
   RETURN GREATEST(1::numeric, LEAST(2147483647::numeric,
            ceil(1000::numeric * extract(epoch FROM p_deadline - clock_timestamp()))))::text;
   COMMENT ON FUNCTION pgxlock_lock_timeout(timestamptz) IS 'pgxlock, internal: the lock_timeout for a wait until p_deadline.';
-
-  -- PostgreSQL marks a commit before it releases the transaction's locks, so no commit of an
-  -- earlier holder is missed; a transaction that still runs has released nothing.
-  CREATE OR REPLACE FUNCTION pgxlock_check_snapshot() RETURNS void
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-  DECLARE
-    v_snapshot pg_snapshot := pg_current_snapshot();
-    v_next     bigint := pg_snapshot_xmax(v_snapshot)::text::bigint;
-  BEGIN
-    IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN
-      RETURN;                               -- the next statement takes a new snapshot
-    END IF;
-    -- A snapshot from before the promotion of a standby does not show which transactions ran.
-    IF NOT (pg_snapshot_xmin(v_snapshot)::text::bigint < v_next AND pg_current_xact_id_if_assigned() IS NULL
-            AND NOT EXISTS (SELECT FROM pg_snapshot_xip(v_snapshot)))
-       AND NOT EXISTS (SELECT FROM pg_snapshot_xip(v_snapshot) x WHERE pg_xact_status(x) = 'committed') THEN
-      LOOP                                  -- transactions that began after the snapshot
-        EXIT WHEN pg_xact_status(v_next::text::xid8) = 'committed';
-        v_next := v_next + 1::bigint;
-      END LOOP;
-    END IF;
-    RAISE EXCEPTION 'the snapshot of this transaction is older than the lock, and something was committed in between'
-      USING ERRCODE = 'LK002',
-            HINT = 'Roll back and begin again, lock in a READ COMMITTED transaction, or pass p_allow_stale_snapshot => true.';
-  EXCEPTION WHEN invalid_parameter_value THEN
-    NULL;                                   -- that id is not assigned yet
-  END $$;
-  COMMENT ON FUNCTION pgxlock_check_snapshot() IS
-    'pgxlock, internal: raises LK002 if the snapshot may hide what the previous holder of a lock that was just granted did.';
 
   ------------------------------------------------------------------ claims --
   -- A row exists from the commit of the claiming transaction until the claim is purged, or expires

@@ -225,8 +225,8 @@ BEGIN
     RETURN pgxlock_clear_advisory(v_rows);
   END $$;
   COMMENT ON FUNCTION pgxlock_reap_advisory(integer, bigint) IS
-    'Housekeeping only: removes up to p_limit rows of advisory locks that dead sessions left or that were released under '
-    'a fence, of 1000 sessions at most; returns how many. Locking never needs it.';
+    'Housekeeping only: removes rows of advisory locks that dead sessions left or that were released under a fence. At most '
+    'p_limit, and of 1000 sessions; returns how many. Locking never needs it.';
 
   ------------------------------------------------------------------- fence --
   -- The pin is acquired first and the row read in a later statement, as in assert_lock_held(). The

@@ -242,7 +242,7 @@ BEGIN
            WHERE w.kind = 0 AND l.lock_name::text = w.name COLLATE "C" AND l.holder_id::text <> '*shared' COLLATE "C"
              AND l.expires_at > clock_timestamp() OFFSET 0) l
       UNION ALL
-      SELECT w.lock, s.holder, NULL::text FROM wanted w, LATERAL pgxlock_share_holders(w.name) s WHERE w.kind = 0 AND s.shared
+      SELECT w.lock, s.holder, NULL::text FROM wanted w, LATERAL pgxlock_holders(w.name) s WHERE w.kind = 0 AND s.shared
       UNION ALL
       SELECT f.lock, l.holder, NULL::text
         FROM (SELECT w.lock, w.name, w.permits FROM wanted w
@@ -602,9 +602,12 @@ BEGIN
                              WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
                        WHERE NOT p_shared
                       UNION ALL
-                      SELECT e.*
-                        FROM pgxlock_share_each(g.names, g.holders, g.ttls, g.metadata)
-                             WITH ORDINALITY AS e (acquired, fencing_token, held_by, remaining_ms, n)
+                      SELECT s.acquired, s.fencing_token, s.held_by::text,
+                             (date_part('epoch'::text, s.remaining) * 1000::float8)::bigint, e.n
+                        FROM unnest(g.names, g.holders, g.ttls, g.metadata)
+                             WITH ORDINALITY AS e (name, holder, ttl, metadata, n),
+                             try_acquire_shared_lock(e.name::varchar, e.holder::varchar, e.ttl::float8 * interval '1 millisecond',
+                                                     e.metadata::jsonb) s
                        WHERE p_shared) t;
     END IF;
     IF NOT v_queued THEN

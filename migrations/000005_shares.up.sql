@@ -444,25 +444,6 @@ BEGIN
     'call ends the protection.';
 
   ----------------------------------------------------------------- batches --
-  CREATE OR REPLACE FUNCTION pgxlock_share_each(p_names text[], p_holders text[], p_ttls bigint[], p_metadata text[])
-  RETURNS TABLE (acquired boolean, fencing_token bigint, held_by text, remaining_ms bigint)
-  LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
-  DECLARE
-    r record;
-  BEGIN
-    FOR r IN SELECT w.name, w.holder, w.ttl, w.metadata
-               FROM unnest(p_names, p_holders, p_ttls, p_metadata) WITH ORDINALITY AS w (name, holder, ttl, metadata, n)
-              ORDER BY w.n LOOP
-      SELECT t.acquired, t.fencing_token, t.held_by::text, (date_part('epoch'::text, t.remaining) * 1000::float8)::bigint
-        INTO acquired, fencing_token, held_by, remaining_ms
-        FROM try_acquire_shared_lock(r.name::varchar, r.holder::varchar, r.ttl::float8 * interval '1 millisecond',
-                                     r.metadata::jsonb) t;
-      RETURN NEXT;
-    END LOOP;
-  END $$;
-  COMMENT ON FUNCTION pgxlock_share_each(text[], text[], bigint[], text[]) IS
-    'pgxlock, internal: try_acquire_shared_lock() for each entry, answers in order.';
-
   -- The groups are locked first, in one order and without waiting, and each is written once,
   -- however many of its shares are renewed.
   CREATE OR REPLACE FUNCTION pgxlock_renew_shares_batch(p_names text[], p_holders text[], p_tokens bigint[],
@@ -653,16 +634,21 @@ BEGIN
   COMMENT ON FUNCTION pgxlock_release_shares_batch(text[], text[], bigint[]) IS
     'pgxlock, internal: pgxlock_release_share() for each entry, in order, without waiting.';
 
-  CREATE OR REPLACE FUNCTION pgxlock_share_holders(p_name text)
+  CREATE OR REPLACE FUNCTION pgxlock_holders(p_name text)
   RETURNS TABLE (holder text, metadata text, fencing_token bigint, acquired_at timestamptz, expires_at timestamptz,
                  shared boolean)
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET enable_seqscan = off SET jit = off AS $$
   DECLARE
     r record;
   BEGIN
-    FOR r IN SELECT h.holder, h.metadata, h.fencing_token, h.acquired_at, h.expires_at FROM pgxlock_holders(p_name) h LOOP
+    FOR r IN SELECT l.holder_id::text AS holder, l.metadata, l.fencing_token, l.acquired_at, l.expires_at
+               FROM distributed_locks l
+              WHERE l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp() LOOP
       IF r.holder <> '*shared' COLLATE "C" THEN         -- which needs no right on shares
-        RETURN QUERY SELECT r.holder, r.metadata, r.fencing_token, r.acquired_at, r.expires_at, false;
+        RETURN QUERY
+        SELECT r.holder, coalesce(CASE WHEN jsonb_typeof(r.metadata) = 'string' THEN r.metadata #>> '{}'::text[]
+                                       WHEN r.metadata <> jsonb '{}' THEN r.metadata::text END, ''),
+               r.fencing_token, r.acquired_at, r.expires_at, false;
       ELSE
         RETURN QUERY
         SELECT s.holder_id::text, coalesce(CASE WHEN jsonb_typeof(s.metadata) = 'string' THEN s.metadata #>> '{}'::text[]
@@ -673,7 +659,8 @@ BEGIN
       END IF;
     END LOOP;
   END $$;
-  COMMENT ON FUNCTION pgxlock_share_holders(text) IS 'pgxlock, internal: the holders of a live lease, exclusive or shared.';
+  COMMENT ON FUNCTION pgxlock_holders(text) IS
+    'pgxlock, internal: the holders of a live lease, exclusive or shared; metadata that is a JSON string as its text.';
 
   ------------------------------------------------------------ housekeeping --
   CREATE OR REPLACE FUNCTION pgxlock_reap_shares(p_grace interval DEFAULT '1 hour', p_limit integer DEFAULT 1000) RETURNS bigint

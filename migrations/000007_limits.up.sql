@@ -53,7 +53,7 @@ BEGIN
     RETURN (SELECT d.granted FROM reserve_rate(p_key, p_rate, p_burst, p_n, interval '0') d);
   END $$;
   COMMENT ON FUNCTION allow_rate(varchar, double precision, integer, integer) IS
-    'True if p_n events may happen now, which are counted: p_rate per second on average, at most p_burst at once, '
+    'True if p_n events may happen now, which are counted; p_rate per second on average, at most p_burst at once, '
     'over all callers of the key. Each call is judged by its own rate and burst. False writes and locks nothing; true '
     'keeps the key''s row locked until the transaction ends, and other callers of the key wait for it: call it in a '
     'transaction of its own. A rollback returns the events. READ COMMITTED only.';
@@ -260,7 +260,7 @@ BEGIN
                          * current_setting('block_size')::bigint < pg_relation_size('pgxlock_limits'::regclass));
   END $$;
   COMMENT ON FUNCTION pgxlock_reap_limits(integer, integer) IS
-    'Housekeeping only: removes the rows of keys with nothing used from p_pages pages of pgxlock_limits, beginning with '
+    'Housekeeping only: removes the rows of keys with nothing used. From p_pages pages of pgxlock_limits, beginning with '
     'p_page; returns how many, and the page to go on with, NULL after the last. Counting never needs it.';
 
   PERFORM pgxlock_migrate('made'::text, 7, v_path);

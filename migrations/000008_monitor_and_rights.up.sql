@@ -530,7 +530,7 @@ BEGIN
     END LOOP;
   END $$;
   COMMENT ON FUNCTION grant_locks(text, text) IS
-    'Grants a role the rights that it needs, hardened or not, as ''application'' (locks, fences, claims, runs, rate '
+    'Grants a role the rights that it needs as ''application'' (locks, fences, claims, runs, rate '
     'limits), ''monitoring'' (reads the four views, claims, runs, limits, queues and evictions) or ''administration'' '
     '(reads the same, releases and evicts locks of any holder, reaps, purges claims, forgets runs, resets what callers '
     'recorded; hardened also repairs tokens), and USAGE on the schema. A role may be several. For the owner of the '
@@ -802,7 +802,7 @@ BEGIN
           "pgxlock_ask_to_step_down(integer, text, text, text)", "pgxlock_reap_limits(integer, integer)"}'::text[]),
         ('{application,monitoring,administration}'::text[], '{"advisory_lock_key(text)", "advisory_lock_key_in(text, text)",
           "pgxlock_version()",
-          "pgxlock_holders(text)", "pgxlock_share_holders(text)", "pgxlock_own_key(boolean, bytea)",
+          "pgxlock_holders(text)", "pgxlock_own_key(boolean, bytea)",
           "pgxlock_waiter_key(bigint)", "list_runs(text, integer)"}'::text[]),
         ('{monitoring,administration}'::text[], '{"pgxlock_is_own_key(integer, bigint)", "pgxlock_session_key(bigint)",
           "pgxlock_list_names()", "pgxlock_list_tokens()", "pgxlock_list_tickets()"}'::text[]),

@@ -441,7 +441,7 @@ func callsOfShares(t *testing.T, conn *pgx.Conn) {
 		{"extend_shared_lock" + of("x") + ")", "false"},
 		{"assert_shared_lock_held" + of("a") + ") is null", "false"},
 		{"assert_shared_lock_held" + of("x") + ")", "LK001"},
-		{"(select count(*) from pgxlock_share_holders('" + name + "'::text) h where h.shared)", "2"},
+		{"(select count(*) from pgxlock_holders('" + name + "'::text) h where h.shared)", "2"},
 		{shared, "t:f:a,t:f:c"},
 		{batch("renew_shares", nulls+"::bigint[], "+ttls), "renewed,renewed"},
 		{"release_shared_lock" + of("b") + ")", "true"},

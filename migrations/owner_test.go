@@ -247,7 +247,7 @@ func TestOverloadsOfAnotherRoleAreNotInTheWay(t *testing.T) {
 		"pgxlock_next_tokens(integer)", "pgxlock_check(varchar, varchar)", "repair_lock_tokens(boolean)", "pgxlock_version(integer)",
 		"lock_tx(varchar, interval, boolean, boolean)", "lock_tx(bigint)", "claim_once(varchar, interval, interval)", "claim_once(bigint)",
 		"claim_request(varchar, text, interval, interval)", "answer_request(text, text, text)",
-		"purge_claims(interval, bigint)", "pgxlock_check_snapshot(integer)", "pgxlock_deadline(text)", "pgxlock_lock_timeout(timestamp)",
+		"purge_claims(interval, bigint)", "pgxlock_deadline(text)", "pgxlock_lock_timeout(timestamp)",
 		"pgxlock_migrate(text, integer)", "harden_locks(bigint)", "soften_locks(text)", "grant_locks(name, text)", "revoke_locks(varchar)", "pgxlock_renew_batch(varchar[], varchar[], bigint[], bigint[])",
 		"pgxlock_holders(varchar)", "pgxlock_apply_rights(integer)", "pgxlock_check_owner(text)", "wake_lock_waiter(text)", "pgxlock_waiter_key(integer)",
 		"allow_rate(text, double precision, integer, integer)", "reserve_rate(varchar, numeric, integer, integer, interval)", "pgxlock_limit_clock(integer)",

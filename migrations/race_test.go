@@ -146,7 +146,7 @@ func TestObjectsMadeWhileTheFileWaitsForAnotherAreRefused(t *testing.T) {
 		},
 		{ // beside the one that the file makes: it is another function, and not in the way
 			1, "create table pgxlock_claims (" + claimColumns + ")",
-			"create function pgxlock_check_snapshot(integer) returns bigint language sql as $$ select nextval('public.ran') $$", "pgxlock_check_snapshot(integer)",
+			"create function pgxlock_deadline(integer) returns bigint language sql as $$ select nextval('public.ran') $$", "pgxlock_deadline(integer)",
 		},
 	} {
 		t.Run(upFiles[test.from]+" "+test.object, func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestObjectsMadeWhileTheFileWaitsForAnotherAreRefused(t *testing.T) {
 				_, err = second.Exec(t.Context(), "drop "+strings.Fields(test.make)[1]+" "+test.object)
 				must(t, err)
 			}
-			if strings.HasPrefix(test.object, "pgxlock_check_snapshot(") {
+			if strings.HasPrefix(test.object, "pgxlock_deadline(") {
 				must(t, err)
 				expect(t, db.Pool, true, "select claim_once('k')")
 				version(t, db.Pool, test.from+1)

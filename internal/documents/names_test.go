@@ -88,7 +88,7 @@ func TestEachInvariantHasARowWithItsTests(t *testing.T) {
 	}
 	design, table := read("docs/design.md"), read("docs/invariants.md")
 	rows := make(map[string][][]string)
-	for _, row := range regexp.MustCompile(`(?m)^\| \*\*(I\d+)\*\* ([^|]*) \| ([^|]*) \| ([^|]*) \|$`).FindAllStringSubmatch(table, -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| \*\*(I\d+)\*\* ([^|]*) \| ([^|]*) \|$`).FindAllStringSubmatch(table, -1) {
 		rows[row[1]] = append(rows[row[1]], row[2:])
 	}
 	for i := range 12 {
@@ -100,10 +100,7 @@ func TestEachInvariantHasARowWithItsTests(t *testing.T) {
 			t.Errorf("docs/invariants.md has %d rows of %s", len(rows[invariant]), invariant)
 			continue
 		}
-		title, kept, tests := rows[invariant][0][0], rows[invariant][0][1], testName.FindAllString(rows[invariant][0][2], -1)
-		if title == "" || kept == "" {
-			t.Errorf("docs/invariants.md does not say how %s is kept", invariant)
-		}
+		tests := testName.FindAllString(rows[invariant][0][1], -1)
 		if !slices.ContainsFunc(tests, func(name string) bool { return declared[name] }) {
 			t.Errorf("docs/invariants.md names no test of %s that there is", invariant)
 		}

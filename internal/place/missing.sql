@@ -17,13 +17,13 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (1, 'function', 'acquire_lock/4 advisory_lock_key/1 advisory_lock_key_in/2 assert_lock_held/4 extend_lock/3
                           pgxlock_acquire_each/4 pgxlock_before/2 pgxlock_check/2 pgxlock_check_code/1 pgxlock_check_primary/1
                           pgxlock_check_read_committed/1 pgxlock_check_try/4 pgxlock_check_unused/0 pgxlock_durable/1
-                          pgxlock_holders/1 pgxlock_is_own_key/2 pgxlock_key/2 pgxlock_migrate/3 pgxlock_next_tokens/1
+                          pgxlock_is_own_key/2 pgxlock_key/2 pgxlock_migrate/3 pgxlock_next_tokens/1
                           pgxlock_own_key/2 pgxlock_release/3 pgxlock_rename/3 pgxlock_renew/4 pgxlock_renew_batch/4 pgxlock_require/2
                           pgxlock_system_identifier/0 pgxlock_timeline/0 pgxlock_ttl/2 pgxlock_version/0
                           reap_expired_locks/2 release_lock/2 release_lock_fenced/3 renew_lock/4
                           repair_lock_tokens/0 try_acquire_lock/4'),
          (2, 'table', 'pgxlock_claims'),
-         (2, 'function', 'answer_request/3 claim_once/3 claim_request/4 lock_tx/4 pgxlock_check_snapshot/0 pgxlock_deadline/1
+         (2, 'function', 'answer_request/3 claim_once/3 claim_request/4 lock_tx/4 pgxlock_deadline/1
                           pgxlock_lock_timeout/1 purge_claims/2'),
          (3, 'table', 'pgxlock_advisory_locks pgxlock_names'),
          (3, 'function', 'assert_advisory_lock_held/4 pgxlock_advisory_batch/3 pgxlock_advisory_call/2
@@ -40,9 +40,9 @@ SELECT w.kind || ' ' || split_part(o.name, '/', 1)
          (5, 'table', 'distributed_lock_shares pgxlock_semaphores'),
          (5, 'view', 'lock_shares'),
          (5, 'function', 'acquire_permit/5 acquire_permits_in_turn/7 acquire_shared_in_turn/5 acquire_shared_lock/4 assert_shared_lock_held/4 extend_shared_lock/3
-                          pgxlock_change_lease/7 pgxlock_check_semaphore/2 pgxlock_lock_group/2 pgxlock_permit_batch/7 pgxlock_reap_shares/2
+                          pgxlock_change_lease/7 pgxlock_check_semaphore/2 pgxlock_holders/1 pgxlock_lock_group/2 pgxlock_permit_batch/7 pgxlock_reap_shares/2
                           pgxlock_release_share/4 pgxlock_release_shares_batch/3
-                          pgxlock_renew_shares_batch/4 pgxlock_share_each/4 pgxlock_share_held/5 pgxlock_share_holders/1
+                          pgxlock_renew_shares_batch/4 pgxlock_share_held/5
                           pgxlock_share_pin/2 release_all_locks/1 release_shared_lock/2 try_acquire_shared_lock/4'),
          (6, 'table', 'pgxlock_runs'),
          (6, 'function', 'finish_run/3 forget_run/2 list_runs/2 pgxlock_due_runs/7 pgxlock_finish_run/5 pgxlock_run_near/7 pgxlock_slot/5

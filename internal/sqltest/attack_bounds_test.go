@@ -221,7 +221,6 @@ var oversized = map[string][]struct{ argument, call string }{
 	"pgxlock_release_one":       nil, // looks the row up
 	"wake_lock_waiter":          nil, // looks the row up
 	"pgxlock_holders":           nil, // looks the row up
-	"pgxlock_share_holders":     nil, // looks the row up
 	"assert_advisory_lock_held": nil, // numbers
 	"advisory_lock_key":         nil, // a hash
 	"advisory_lock_key_in":      nil, // a hash

@@ -86,7 +86,7 @@ func (m *modelledLeases) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
 		"": func(r *rapid.T) {
 			rows, err := m.conn.Query(context.Background(), `
-				select k.name, h.holder, h.shared from unnest($1::text[]) as k (name), lateral pgxlock_share_holders(k.name) as h`, names)
+				select k.name, h.holder, h.shared from unnest($1::text[]) as k (name), lateral pgxlock_holders(k.name) as h`, names)
 			if err != nil {
 				r.Fatal(err)
 			}

@@ -229,10 +229,8 @@ As installed: s = SELECT, i = INSERT, u = UPDATE, d = DELETE, U = USAGE. Hardene
 	text += `
 ## Functions for callers
 
-"tokens" are ` + "`pgxlock_tokens`, `pgxlock_epoch` and `pgxlock_since_crash`" + `; "rights" are those of roles.
-
-| function | does | hardened: may call | writes |
-|---|---|---|---|
+| function | does | hardened: may call |
+|---|---|---|
 `
 	internal := make(map[string][]string)
 	var exceptions []string // of the rule that the introduction states
@@ -249,10 +247,11 @@ As installed: s = SELECT, i = INSERT, u = UPDATE, d = DELETE, U = USAGE. Hardene
 			continue
 		}
 		does := described(firstPart.FindString(aside.ReplaceAllString(o.Comment, "")))
-		text += fmt.Sprintf("| [%[1]s](%[2]s#%[1]s) | %[3]s | %[4]s | %[5]s |\n", o.Name, documented[o.Name].page, does, may, strings.Join(written(all, o.Name, map[string]bool{}), ", "))
+		text += fmt.Sprintf("| [%[1]s](%[2]s#%[1]s) | %[3]s | %[4]s |\n", o.Name, documented[o.Name].page, does, may)
 	}
-	text += "\n## Internal functions\n\nThe functions above, the views and the Go packages call these. Do not call them.\n\n" +
-		"| hardened: may call | functions |\n|---|---|\n"
+	text += "\n## Internal functions\n\nThe views and the Go packages call these. Do not call them. Only other functions call the rest of " +
+		"`pgxlock_...`.\n\n| hardened: may call | functions |\n|---|---|\n"
+	delete(internal, letters(nil))
 	for _, group := range slices.Sorted(maps.Keys(internal)) {
 		text += "| " + group + " | " + strings.Join(internal[group], ", ") + " |\n"
 	}
@@ -309,41 +308,4 @@ func privileges(of []string) string {
 		}
 	}
 	return strings.Join(found, ", ")
-}
-
-var (
-	writes   = regexp.MustCompile(`(?:INSERT INTO|UPDATE|DELETE FROM|nextval\(') ?(distributed_locks|distributed_lock_shares|pgxlock_[a-z_]+)`)
-	literals = regexp.MustCompile(`'[^']*'`)
-	grants   = regexp.MustCompile(`EXECUTE 'GRANT |EXECUTE 'REVOKE `)
-)
-
-// written returns what a function writes, with those that it calls.
-func written(all []object, name string, seen map[string]bool) []string {
-	found := make(map[string]bool)
-	seen[name] = true
-	for _, o := range all {
-		if o.Name != name || o.Kind != "function" {
-			continue
-		}
-		for _, m := range writes.FindAllStringSubmatch(o.Definition, -1) {
-			switch m[1] {
-			case "pgxlock_tokens", "pgxlock_epoch", "pgxlock_since_crash":
-				found["tokens"] = true
-			default:
-				found["`"+m[1]+"`"] = true
-			}
-		}
-		code := literals.ReplaceAllString(o.Definition, "''")
-		if grants.MatchString(o.Definition) {
-			found["rights"] = true
-		}
-		for _, other := range all {
-			if other.Kind == "function" && other.Name != "pgxlock_rights" && !seen[other.Name] && mentioned(code, other.Name) {
-				for _, what := range written(all, other.Name, seen) {
-					found[what] = true
-				}
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(found))
 }

@@ -68,7 +68,7 @@ func TestBatchesLookUpEachShareByItsName(t *testing.T) {
 		"pgxlock_try_in_turn('{k1,k2,new}', '{B,B,A}', '{60000,60000,60000}', '{null,null,null}', '{0,null,0}', true)",
 		"pgxlock_renew_shares_batch('{k1,k2}', '{A,B}', '{null,null}', '{60000,60000}')",
 		"pgxlock_release_shares_batch('{k1,k2,new}', '{A,A,A}', '{null,null,null}')",
-		"pgxlock_share_holders('k3')",
+		"pgxlock_holders('k3')",
 		"assert_shared_lock_held('k3', 'A')",
 		"acquire_shared_in_turn('k4', 'B')",
 	} {

@@ -146,12 +146,11 @@ var everything = []struct {
 	{"extend_shared_lock('shared', 'reader')", "true", "application", "administration"},
 	{"assert_shared_lock_held('shared', 'reader') > 0", "true", "application", "monitoring administration"},
 	{"(select acquired from pgxlock_try_in_turn('{shared}', '{me}', '{1000}', '{null}', '{0}', true))", "true", "application", ""},
-	{"(select acquired from pgxlock_share_each('{shared}', '{me}', '{1000}', '{null}'))", "true", "", "application"},
 	{"pgxlock_renew_shares_batch('{shared}', '{reader}', '{null}', '{1000}')", "renewed", "application", "administration"},
 	{"pgxlock_share_held('shared', 'other', 1, 'me', 1000)", "gone", "application", "monitoring administration"},
 	{"(pgxlock_change_lease('shared', 'reader', 1, true, null, 1000, null)).outcome", "gone", "application", "monitoring administration"},
 	{"pgxlock_release_shares_batch('{shared}', '{reader}', '{null}')", "released", "application", "administration"},
-	{"(select holder from pgxlock_share_holders('shared'))", "reader", "application monitoring administration", ""},
+	{"(select holder from pgxlock_holders('shared'))", "reader", "application monitoring administration", ""},
 	{"pgxlock_reap_shares('0 s')", "1", "application administration", ""},
 	{"(pgxlock_lock_group('shared', true)).token > 0", "true", "", "application administration"},
 	{"pgxlock_release_share('shared', 'reader', null, true)", "released", "", "application administration"},
@@ -470,7 +469,7 @@ func TestRowLevelSecurityIsNoticed(t *testing.T) {
 		"(select count(*) from pgxlock_start_run('k', now(), null, null, null, '1 day', 'me', null))", "pgxlock_finish_run('k', now(), 'me', 'succeeded', null)",
 		"evict_lock('held', 'other', 1, 'why')", "pgxlock_publish_names('{k}')", "(select count(*) from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))",
 		"acquire_shared_lock('new', 'me')", "acquire_shared_lock('held', 'me')", "acquire_shared_lock('shared', 'me')", "extend_shared_lock('shared', 'me')", "release_shared_lock('shared', 'me')",
-		"assert_shared_lock_held('shared', 'me')", "pgxlock_reap_shares()", "(select count(*) from pgxlock_share_holders('shared'))",
+		"assert_shared_lock_held('shared', 'me')", "pgxlock_reap_shares()", "(select count(*) from pgxlock_holders('shared'))",
 		"(select count(*) from pgxlock_try_in_turn('{new}', '{me}', '{1000}', '{null}', '{0}', true))", "pgxlock_renew_shares_batch('{shared}', '{me}', '{1}', '{1}')", "(pgxlock_change_lease('shared', 'me', 1, true, null, 1, null)).outcome", "pgxlock_share_held('held', 'other', 1, 'me', 1000)", "pgxlock_release_shares_batch('{shared}', '{me}', '{1}')",
 	}
 	all := func(who *session, want string) {

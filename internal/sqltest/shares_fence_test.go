@@ -331,7 +331,7 @@ func TestHoldersAreEachOfThoseWhoShare(t *testing.T) {
 	d := install(t)
 	d.do(`select acquire_shared_lock('k', 'A', 60, '"pod"'), acquire_shared_lock('k', 'B', 60, '{"n": 1}'), acquire_shared_lock('k', 'C'), acquire_lock('l', 'W', 60, '"me"')`)
 	d.expireShare("k", "C")
-	const of = "select string_agg(concat_ws(' ', h.holder, nullif(h.metadata, ''), h.shared), ',' order by h.holder) from pgxlock_share_holders('%s') h"
+	const of = "select string_agg(concat_ws(' ', h.holder, nullif(h.metadata, ''), h.shared), ',' order by h.holder) from pgxlock_holders('%s') h"
 	d.want(fmt.Sprintf(of, "k"), `A pod t,B {"n": 1} t`)
 	d.want(fmt.Sprintf(of, "l"), "W me f")
 	d.want(fmt.Sprintf(of, "free"), "NULL")
