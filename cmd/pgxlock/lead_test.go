@@ -80,6 +80,7 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 			b := startLead(t, db, trapping(obedient), flags...)
 			untilWaits(t, db, "k")
 			b.leads(t, "a candidate", false)
+			b.reports(t, `waiting for "k", held by `)
 
 			db.Exec(t, lose)
 			a.says(t, "told")
@@ -100,10 +101,15 @@ func TestLeadHandsOverWhenItsLockIsLostAndWhenItIsAskedTo(t *testing.T) {
 
 			_ = a.stdin.Close() // its command ends by itself
 			a.ends(t, exitOK)
+			a.reports(t, `no longer leads for "k"; a candidate again`)
+			a.reports(t, `no longer leads for "k": the command exited with 0`)
 			b.says(t, "ready")
 			b.signal(t, syscall.SIGTERM)
 			b.says(t, "told")
 			b.ends(t, exitOK)
+			if text := b.stderr.String(); strings.Count(text, `pgxlock: leads for "k" with token `) != 2 || strings.Count(text, `pgxlock: no longer leads for "k"`) != 2 {
+				t.Errorf("of two terms it said %q", text)
+			}
 			for _, c := range []*candidate{a, b} {
 				if _, err := os.Stat(c.file); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("a health file is left: %v", err)
@@ -249,7 +255,7 @@ func TestHealthFileThatAKilledLeaderLeftIsRemovedAndAnyOtherIsKept(t *testing.T)
 		}
 	}
 	refuses(l.file, "is that of another leader; give each its own")
-	execute(t, nil, "lead", "--database-url", db.URL, "other", "--health-file", stale, "--", "cat", stale).want(t, exitOK, `{"key":"other","holder":"`, "")
+	execute(t, nil, "lead", "--database-url", db.URL, "other", "--health-file", stale, "--", "cat", stale).want(t, exitOK, `{"key":"other","holder":"`, `leads for "other"`)
 	if _, err := os.Stat(stale); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it is left: %v", err)
 	}
