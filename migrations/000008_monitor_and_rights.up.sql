@@ -404,38 +404,41 @@ BEGIN
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
   BEGIN
     PERFORM pgxlock_require(char_length(p_lock_name::text) BETWEEN 1 AND 255, 'p_lock_name must have 1 to 255 characters');
-    RETURN pgxlock_ask_to_step_down(0, p_lock_name::text, session_user::text, p_reason) > 0::bigint;
+    RETURN pg_catalog.cardinality(pgxlock_ask_to_step_down(0, p_lock_name::text, session_user::text, p_reason)) > 0;
   END $$;
   COMMENT ON FUNCTION ask_to_step_down(varchar, text) IS
-    'Asks the leader that holds this lease to step down, if its program uses Locker.Lead; true if the lease is held. A '
-    'leader that listens is notified at once, others notice within seconds. In a transaction of its own: it notifies.';
+    'Asks the leader that holds this lease to step down, if its program uses Locker.Lead; true if the lease is held, and '
+    'not shared. A leader that listens is notified at once, others notice within seconds. In a transaction of its own: it notifies.';
 
-  CREATE OR REPLACE FUNCTION pgxlock_ask_to_step_down(p_kind integer, p_name text, p_by text, p_reason text) RETURNS bigint
+  CREATE OR REPLACE FUNCTION pgxlock_ask_to_step_down(p_kind integer, p_name text, p_by text, p_reason text) RETURNS text[]
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '100ms' AS $$
   DECLARE
-    v_count bigint;
+    v_asked text[];
   BEGIN
     PERFORM pgxlock_require(p_kind BETWEEN 0 AND 2 AND char_length(p_name) BETWEEN 1 AND 255,
                             'a lock has a kind, 0 to 2, and a name of 1 to 255 characters');
     PERFORM pgxlock_require(octet_length(p_by) <= 1000 AND octet_length(p_reason) <= 1000,
                             'p_reason must not be NULL, nor have more than 1000 bytes');
     PERFORM pgxlock_check_primary('cannot ask a leader on a standby server');
+    v_asked := ARRAY(
+      SELECT h.holder
+        FROM (SELECT l.holder_id::text AS holder FROM distributed_locks l
+               WHERE p_kind = 0 AND l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp()
+                 AND l.holder_id::text <> '*shared' COLLATE "C"            -- leaders share nothing
+              UNION
+              SELECT 'advisory:' || l.pid::text || ':' || p_kind::text || ':' || p_name
+                FROM pg_locks l
+               WHERE p_kind <> 0 AND l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL
+                 AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                 AND l.objsubid::integer = p_kind AND (l.classid::bigint << 32 | l.objid::bigint)::text = p_name COLLATE "C") h
+       ORDER BY h.holder);
     INSERT INTO pgxlock_step_down AS s (kind, name, holder, asked_at, asked_by, reason)
-    SELECT p_kind, p_name, h.holder, clock_timestamp(),
+    SELECT p_kind, p_name, a.holder, clock_timestamp(),
            session_user::text || CASE WHEN p_by = session_user::text THEN '' ELSE ' (' || p_by || ')' END, p_reason
-      FROM (SELECT l.holder_id::text AS holder FROM distributed_locks l
-             WHERE p_kind = 0 AND l.lock_name::text = p_name COLLATE "C" AND l.expires_at > clock_timestamp()
-            UNION
-            SELECT 'advisory:' || l.pid::text || ':' || p_kind::text || ':' || p_name
-              FROM pg_locks l
-             WHERE p_kind <> 0 AND l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL
-               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-               AND l.objsubid::integer = p_kind AND (l.classid::bigint << 32 | l.objid::bigint)::text = p_name COLLATE "C") h
-     ORDER BY h.holder
+      FROM unnest(v_asked) a (holder)
     ON CONFLICT ON CONSTRAINT pgxlock_step_down_pkey
     DO UPDATE SET asked_at = excluded.asked_at, asked_by = excluded.asked_by, reason = excluded.reason;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
-    IF v_count > 0::bigint THEN
+    IF pg_catalog.cardinality(v_asked) > 0 THEN
       PERFORM pg_notify('pgxlock_step_down', '1:');
     END IF;
     -- Last, so that this transaction waits for no other one while it has rows of others locked.
@@ -445,10 +448,10 @@ BEGIN
          FOR UPDATE SKIP LOCKED
     )
     DELETE FROM pgxlock_step_down s USING old o WHERE s.kind = o.kind AND s.name = o.name AND s.holder = o.holder;
-    RETURN v_count;
+    RETURN v_asked;
   END $$;
   COMMENT ON FUNCTION pgxlock_ask_to_step_down(integer, text, text, text) IS
-    'pgxlock, internal: asks all holders of a lock to step down; returns how many. Kind 0 is a lease; an advisory key is '
+    'pgxlock, internal: asks all holders of a lock to step down; returns them. Kind 0 is a lease; an advisory key is '
     'as in pgxlock_waiters.';
 
   CREATE OR REPLACE FUNCTION pgxlock_step_downs(p_kinds integer[], p_names text[], p_holders text[])

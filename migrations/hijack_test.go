@@ -284,7 +284,7 @@ func callsOfPrimitives(t *testing.T, conn *pgx.Conn) {
 		{"ask_to_step_down('" + name + "#1'::varchar, 'why'::text)", "true"},
 		{"ask_to_step_down('" + name + "'::varchar)", "false"},
 		{"ask_to_step_down(null::varchar)", pgerrcode.InvalidParameterValue},
-		{"pgxlock_ask_to_step_down(1, '7'::text, 'me'::text, ''::text)", "0"},
+		{"pgxlock_ask_to_step_down(1, '7'::text, 'me'::text, ''::text)", "{}"},
 		{asked("x") + " is null", "true"},
 		{asked("h"), "1:why"},
 		{"release_lock('" + name + "#1'::varchar, 'h'::varchar)", "true"},

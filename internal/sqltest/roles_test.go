@@ -107,7 +107,7 @@ var everything = []struct {
 	{"(select count(*) from pgxlock_runs)", "2", "monitoring administration", "application"},
 	{"nextval('pgxlock_tickets') is null", "false", "", "application"},
 	{"ask_to_step_down('held')", "true", "application administration", ""},
-	{"pgxlock_ask_to_step_down(0, 'held', 'me', '')", "1", "application administration", ""},
+	{"pgxlock_ask_to_step_down(0, 'held', 'me', '')", "{other}", "application administration", ""},
 	{"(select count(*) from pgxlock_step_downs('{0}', '{held}', '{other}'))", "1", "application", "monitoring administration"},
 	{"acquire_permit('jobs', 'me', 1)", "jobs#1", "application", ""},
 	{"(select permit from pgxlock_permit_batch('{jobs}', '{1}', '{me}', '{1000}', '{null}', '{0}'))", "1", "application", ""},
