@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -236,7 +235,7 @@ func (e *eviction) list(cmd *cobra.Command, holders []pgxlock.Holder) (by []stri
 		if len(by) == 0 { // one session has the key's number by a name, and as a number
 			lines[i] = described(h)
 		} else {
-			lines[i] += after(" since ", sinceOf(h))
+			lines[i] += after(" since ", timestamp(h.Since))
 		}
 		cmd.PrintErrln("  " + strings.TrimSpace(lines[i]))
 	}
@@ -324,13 +323,5 @@ func described(h pgxlock.Holder) string {
 	if h.Kind == pgxlock.KindAdvisory {
 		text += fmt.Sprintf(", process %d", h.PID)
 	}
-	return text + after(", since ", sinceOf(h))
-}
-
-// sinceOf writes since when a holder has its lock; "" if that is not known.
-func sinceOf(h pgxlock.Holder) string {
-	if h.Since.IsZero() {
-		return ""
-	}
-	return h.Since.Local().Format(time.RFC3339)
+	return text + after(", since ", timestamp(h.Since))
 }

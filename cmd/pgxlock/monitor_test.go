@@ -37,7 +37,7 @@ func TestTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 	execute(t, env, "tree").want(t, exitOK, "nobody waits\n", "")
 	execute(t, env, "tree", "-o", "json").want(t, exitOK, "[]\n", "")
 
-	first, holder := session(t, db, "set application_name = 'first'; select pg_advisory_lock(advisory_lock_key('k'))")
+	first, holder := session(t, db, "set application_name = 'first'; select pg_advisory_lock_shared(advisory_lock_key('k'))")
 	second, waiter := session(t, db, "set application_name = 'second'; select pg_advisory_lock(8)")
 	third, last := session(t, db, "set application_name = E'th\\x1bird'")
 	var waiting sync.WaitGroup
@@ -64,7 +64,7 @@ func TestTreeShowsWhatAWaitingSessionKeepsFromOthers(t *testing.T) {
 		t.Fatalf("want four lines:\n%s", r.stdout)
 	}
 	for i, want := range []string{
-		fmt.Sprintf("k (advisory) held by first:%d", holder),
+		fmt.Sprintf("k (advisory) held by first:%d (shared)", holder),
 		fmt.Sprintf("  second:%d waits for ", waiter),
 		fmt.Sprintf("    #8 (advisory) held by second:%d", waiter),
 		fmt.Sprintf(`      th?ird:%d waits for `, last), // the server keeps ASCII that is printed

@@ -436,7 +436,7 @@ func (e *task) announce(ctx context.Context, from *opened) bool {
 // heldBy names holders, and says since when they hold, as far as that is known.
 func heldBy(holders []pgxlock.Holder) string {
 	return some(holders, 3, ", ", func(h pgxlock.Holder) string {
-		return printable(h.ID) + after(" since ", sinceOf(h))
+		return printable(h.ID) + after(" since ", timestamp(h.Since))
 	})
 }
 
