@@ -46,8 +46,9 @@ evicted it and why. On a terminal evict asks first; elsewhere it needs --yes.
 The holder of a lease, a permit or a share notices at its next renewal; what it fences
 is refused at once. An advisory lock can be released by its session alone: evict asks
 the session, and a Locker's session releases the lock. If it has not done so after 5 s,
-evict exits with 75: then --terminate ends the session without asking it, and releases
-all that it holds, which evict lists first.
+evict exits with 75: then --terminate ends the session, and releases all that it holds,
+which evict lists first. A holder in a Locker that does not answer within a second then
+learns only that its session has ended; pgxlock evictions says why.
 
 An advisory lock without a known name is #42 or #4,2, as watch shows it. If a lock of that
 name is held as well, evict asks for the one that is meant. Permit 3 of the semaphore jobs
