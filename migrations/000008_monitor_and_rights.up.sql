@@ -224,6 +224,7 @@ BEGIN
     evicted_at timestamptz NOT NULL,
     evicted_by text NOT NULL,
     reason     text NOT NULL,
+    key_name   text,
     PRIMARY KEY (kind, name, holder, token)
   ) USING heap;
   COMMENT ON TABLE pgxlock_evictions IS
@@ -237,6 +238,7 @@ BEGIN
   COMMENT ON COLUMN pgxlock_evictions.evicted_at IS 'When; for an advisory lock, when the release was last asked for.';
   COMMENT ON COLUMN pgxlock_evictions.evicted_by IS 'The role that logged in, and its application_name.';
   COMMENT ON COLUMN pgxlock_evictions.reason IS 'Why, as that role said.';
+  COMMENT ON COLUMN pgxlock_evictions.key_name IS 'The name of an advisory key, if that role knew it.';
 
   -- An evicted hold ends as if it had expired, with a holder or, for a share, a token that no
   -- caller can have: a renewal finds it gone, and a fence fails. It is not deleted, because no open
@@ -292,7 +294,7 @@ BEGIN
     EXCEPTION WHEN SQLSTATE 'LK900' THEN
       RETURN false;
     END;
-    PERFORM pgxlock_record_eviction(0, v_name, v_holder, p_fencing_token, p_reason);
+    PERFORM pgxlock_record_eviction(0, v_name, v_holder, p_fencing_token, p_reason, NULL);
     -- Wakes waiters for this lease, or for any permit of its semaphore. In this transaction,
     -- because evictions are rare; a waiter whose ticket is not visible yet tries again anyway.
     PERFORM FROM pgxlock_wake_batch('{0,0}'::integer[],
@@ -308,12 +310,13 @@ BEGIN
 
   -- Only its own session can release an advisory lock, so its Locker is notified.
   CREATE OR REPLACE FUNCTION evict_advisory_lock(p_pid integer, p_key bigint, p_reason text,
-    p_key_space integer DEFAULT 1)
+    p_key_space integer DEFAULT 1, p_key_name text DEFAULT NULL)
   RETURNS boolean
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off SET lock_timeout = '2s' AS $$
   BEGIN
     PERFORM pgxlock_require(p_pid IS NOT NULL AND p_key IS NOT NULL AND p_key_space BETWEEN 1 AND 2,
                             'p_pid and p_key must not be NULL, and p_key_space must be 1, or 2 for a key of two integers');
+    PERFORM pgxlock_require(char_length(p_key_name) <= 255 OR p_key_name IS NULL, 'p_key_name must have up to 255 characters');
     PERFORM pgxlock_check_primary('cannot evict on a standby server');
     PERFORM FROM pg_locks l
       WHERE l.locktype = 'advisory' AND l.granted AND l.pid = p_pid
@@ -324,15 +327,15 @@ BEGIN
     END IF;
     PERFORM pgxlock_record_eviction(p_key_space, p_key::text,
                                     'advisory:' || p_pid::text || ':' || p_key_space::text || ':' || p_key::text,
-                                    0::bigint, p_reason);
+                                    0::bigint, p_reason, p_key_name);
     PERFORM pg_notify('pgxlock_holder_' || p_pid::text, '1:evict'::text);
     RETURN true;
   END $$;
-  COMMENT ON FUNCTION evict_advisory_lock(integer, bigint, text, integer) IS
+  COMMENT ON FUNCTION evict_advisory_lock(integer, bigint, text, integer, text) IS
     'Asks session p_pid to release an advisory lock, and records p_reason in pgxlock_evictions; true if it holds the lock '
     'now. A Locker that listens releases it at once, and its caller''s lock is lost; other sessions ignore it. '
-    'p_key_space: 2 for a key of two integers, with the first in the high half of p_key. In a transaction of its own: it '
-    'notifies.';
+    'p_key_space: 2 for a key of two integers, with the first in the high half of p_key. p_key_name: for the '
+    'record. In a transaction of its own: it notifies.';
 
   CREATE OR REPLACE FUNCTION pgxlock_evicted(p_kinds integer[], p_names text[], p_holders text[], p_tokens bigint[])
   RETURNS TABLE (n bigint, evicted_by text, reason text, ms bigint)
@@ -354,17 +357,18 @@ BEGIN
     'pgxlock, internal: which of these holds were evicted, by whom, why and how many milliseconds ago.';
 
   CREATE OR REPLACE FUNCTION pgxlock_record_eviction(p_kind integer, p_name text, p_holder text, p_token bigint,
-    p_reason text)
+    p_reason text, p_key_name text)
   RETURNS void
   LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET row_security = off AS $$
   BEGIN
     PERFORM pgxlock_require(octet_length(p_reason) BETWEEN 1 AND 1000,
                             'p_reason must have 1 to 1000 bytes: the holder and later readers want to know why');
-    INSERT INTO pgxlock_evictions AS e (kind, name, holder, token, evicted_at, evicted_by, reason)
+    INSERT INTO pgxlock_evictions AS e (kind, name, holder, token, evicted_at, evicted_by, reason, key_name)
     VALUES (p_kind, p_name, p_holder, p_token, clock_timestamp(),
-            session_user::text || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''), p_reason)
+            session_user::text || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', ''), p_reason, p_key_name)
     ON CONFLICT ON CONSTRAINT pgxlock_evictions_pkey
-    DO UPDATE SET evicted_at = excluded.evicted_at, evicted_by = excluded.evicted_by, reason = excluded.reason;
+    DO UPDATE SET evicted_at = excluded.evicted_at, evicted_by = excluded.evicted_by, reason = excluded.reason,
+                  key_name = excluded.key_name;
     IF pg_try_advisory_xact_lock(pgxlock_key('evictions', '')) THEN          -- one cleaner is enough
       WITH old AS MATERIALIZED (
         SELECT e.kind, e.name, e.holder, e.token FROM pgxlock_evictions e
@@ -375,7 +379,7 @@ BEGIN
        WHERE e.kind = o.kind AND e.name = o.name AND e.holder = o.holder AND e.token = o.token;
     END IF;
   END $$;
-  COMMENT ON FUNCTION pgxlock_record_eviction(integer, text, text, bigint, text) IS 'pgxlock, internal: records an eviction.';
+  COMMENT ON FUNCTION pgxlock_record_eviction(integer, text, text, bigint, text, text) IS 'pgxlock, internal: records an eviction.';
 
   --------------------------------------------------------------- step down --
   -- Requests to leaders to step down. They are stored, because a notification reaches only sessions
@@ -811,7 +815,7 @@ BEGIN
           "pgxlock_list_names()", "pgxlock_list_tokens()", "pgxlock_list_tickets()"}'::text[]),
         ('{administration}'::text[], '{"purge_claims(interval, integer)", "repair_lock_tokens()",
           "forget_run(text, timestamptz)", "evict_lock(varchar, varchar, bigint, text)",
-          "evict_advisory_lock(integer, bigint, text, integer)", "reset_lock_state(text, text)"}'::text[]),
+          "evict_advisory_lock(integer, bigint, text, integer, text)", "reset_lock_state(text, text)"}'::text[]),
         ('{}'::text[], '{"harden_locks()", "soften_locks()", "grant_locks(text, text)", "revoke_locks(text)"}'::text[]))
           k (kinds, signatures),
         pg_catalog.unnest(k.signatures) f (signature)

@@ -136,10 +136,15 @@ func (m *Monitor) internal(key string) bool {
 // evictSession asks until the session no longer holds the lock, at least once.
 func (in *inspection) evictSession(ctx context.Context, key string, pid int32, reason string, patience time.Duration) (asked bool, err error) {
 	id := lockkey.Identify(key)
+	var name *string // for the record, where Lockers forget it
+	if !lockkey.IsNumber(key) {
+		text, _ := lockkey.Split(key)
+		name = &text
+	}
 	patient, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
-		holds, err := call[bool](ctx, in, statements.EvictAdvisory, pid, id.Number, reason, id.Space())
+		holds, err := call[bool](ctx, in, statements.EvictAdvisory, pid, id.Number, reason, id.Space(), name)
 		switch {
 		case err != nil:
 			return false, err

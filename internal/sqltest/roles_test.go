@@ -125,7 +125,7 @@ var everything = []struct {
 	{"reset_lock_state('runs', 'ended')", "1", "administration", "application"},
 	{"reset_lock_state('claim', 'used')", "0", "administration", ""},
 	{"reset_lock_state('step_down', 'held')", "1", "administration", "application"},
-	{"pgxlock_record_eviction(0, 'k', 'h', 1, 'why') is null", "false", "", "administration"},
+	{"pgxlock_record_eviction(0, 'k', 'h', 1, 'why', null) is null", "false", "", "administration"},
 	{"(select reason from pgxlock_evicted('{0}', '{k}', '{h}', '{1}'))", "why", "application", "monitoring administration"},
 	{"pgxlock_publish_names('{k}') is null", "false", "application", ""},
 	{"(select count(*) from pgxlock_evictions)", "1", "monitoring administration", "application"},
